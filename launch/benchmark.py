@@ -7,21 +7,13 @@ r"""Runs the benchmark of a config.
   python -m launch.benchmark --config=configs/benchmark/peers.py
   python -m launch.benchmark --config=configs/benchmark/decoding.py
   python -m launch.benchmark --config=configs/benchmark/serving.py
-  python -m launch.benchmark --config=configs/benchmark/engine.py
   python -m launch.benchmark --config=configs/benchmark/server.py
-  python -m launch.benchmark --config=configs/benchmark/experts.py
-  python -m launch.benchmark --config=configs/benchmark/nanobatches.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/planner.py
-  python -m launch.benchmark --config=configs/benchmark/planner_memory.py
-  python -m launch.benchmark --config=configs/benchmark/placements.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py
-  python -m launch.benchmark --config=configs/benchmark/host_optimizer.py
   python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
-  python -m launch.benchmark --config=configs/benchmark/federated.py
-  python -m launch.benchmark --config=configs/benchmark/flower.py
   python -m launch.benchmark --config=benchmark/calibration --cpu_devices=4
 """
 
@@ -36,15 +28,11 @@ FLAGS = flags.FLAGS
 # config.benchmark.name -> folder in caatnet/benchmarks/ of the file with `run`.
 BODIES = {
   name: folder for folder, names in {
-    "elastic": ("calibrated_links", "churn", "elastic_bits", "membership",
-                "moments", "ring", "ring_orders"),
-    "federated": ("federated_cell", "federated_rounds"),
-    "foreign": ("flower", "foreign_programs"), "graphs": ("graphs",),
-    "memory": ("host_optimizer", "placements"), "peers": ("peers",),
-    "planner": ("planner", "planner_memory"),
+    "elastic": ("churn", "membership", "ring"),
+    "foreign": ("foreign_programs",), "graphs": ("graphs",),
+    "peers": ("peers",), "planner": ("planner",),
     "programs": ("calibration", "kernels", "programs"),
-    "serving": ("decoding", "engine", "experts", "experts_simulated",
-                "nanobatches", "server", "serving"),
+    "serving": ("decoding", "server", "serving"),
     "training": ("schedules", "train_step"),
   }.items() for name in names
 }

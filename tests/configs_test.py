@@ -63,10 +63,8 @@ def test_config_builds(name):
   # A benchmark of one device has one rank, as have a worker of a swarm, a long
   # sequence on one device, and a small expert.
   one = name in (
-    "configs.benchmark.decoding", "configs.benchmark.engine",
-    "configs.benchmark.federated_cell", "configs.benchmark.flower",
-    "configs.benchmark.graphs", "configs.benchmark.peers",
-    "configs.benchmark.placements", "configs.benchmark.server",
+    "configs.benchmark.decoding", "configs.benchmark.graphs",
+    "configs.benchmark.peers", "configs.benchmark.server",
     "configs.elastic.diloco", "configs.experts.kinds",
     "configs.federated.cell", "configs.federated.tiny",
     "configs.memory.7b_long",

@@ -18,7 +18,6 @@ from etils import epath
 import numpy as np
 import pytest
 
-from caatnet.benchmarks.planner import planner_memory
 from caatnet.config import memory
 from caatnet.config.override import override
 from caatnet.config.schema import tree
@@ -31,6 +30,7 @@ from caatnet.inference import prompts
 from caatnet.interop.source import open_source
 from caatnet.serving import router, traces
 from caatnet.serving.experts import Library
+from caatnet.show import results
 from caatnet.studies.datacentre import study as datacentre
 from caatnet.studies.flows import study as flows
 from caatnet.studies.partitions import study as partitions
@@ -420,7 +420,7 @@ FORMATS = {
     texts(module_0001__jit_step__cpu_after_optimizations__txt=HLO),
     reading.read_all),
   "result": one("a.json", '{"rows": [{"number": 1, "total": 2.5}]}',
-                planner_memory.kept),
+                results.rows),
   "federated state": Format(
     "server.npz", make_federated,
     lambda folder: snapshot.read(folder / "server.npz", numeric.rules()),

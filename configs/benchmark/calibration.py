@@ -19,14 +19,6 @@ should run; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` reduces the spread.
 Virtual devices share the processor, so that times of collectives are not those
 of a network.
 
-  python -m launch.benchmark --config=configs/benchmark/calibration.py:links \
-    --output=results/calibrated_links.json
-
-`:links` does the same for sums between processes over shaped links, of outer
-loops with elastic workers: rates of this machine are fitted to three sums over
-one set of links, and predict sums over other sets: 2 to 4 peers, direct or
-ring, bytes, blocks. It takes about two minutes on a quiet machine, and root.
-
 `:test` takes about a minute with three small configurations; its intervals are
 infinite.
 """
@@ -38,16 +30,9 @@ from configs.caatnet import base
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns the benchmark: `all`, `links`, or `test`."""
-  if size not in ("all", "links", "test"):
-    raise ValueError(
-      f"calibration.py:{size}: the sizes are all, links and test"
-    )
-  if size == "links":
-    config = ml_collections.ConfigDict()
-    config.name = "calibrated_links"
-    config.benchmark = defaults("benchmark", "calibrated_links")
-    return config
+  """Returns the benchmark: `all` or `test`."""
+  if size not in ("all", "test"):
+    raise ValueError(f"calibration.py:{size}: the sizes are all and test")
   config = base.get_config()
   config.name = "calibration"
   config.model.width = 256

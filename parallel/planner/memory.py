@@ -92,8 +92,7 @@ FITS = {
       },
       1.49,
       "fitted to 82 training steps compiled for v5p:2x2x2 "
-      "(configs/benchmark/planner_memory.py, "
-      "results/planner_memory_v5p.json)",
+      "(results/planner_memory_v5p.json)",
     ),
     Fit(
       {
@@ -104,8 +103,7 @@ FITS = {
       },
       1.18,
       "fitted to 54 pipelines compiled for v5p:2x2x2 "
-      "(configs/benchmark/planner_memory.py, "
-      "results/planner_memory_v5p.json, "
+      "(results/planner_memory_v5p.json, "
       "results/planner_memory_answers_v5p.json)",
     ),
   ),
@@ -119,8 +117,7 @@ FITS = {
       },
       1.28,
       "fitted to 100 training steps compiled for gpu:h200:1x8 "
-      "(configs/benchmark/planner_memory.py, "
-      "results/planner_memory_h200.json)",
+      "(results/planner_memory_h200.json)",
     ),
     Fit(
       {
@@ -131,8 +128,7 @@ FITS = {
       },
       1.09,
       "fitted to 109 pipelines compiled for gpu:h200:1x8 "
-      "(configs/benchmark/planner_memory.py, "
-      "results/planner_memory_h200.json, "
+      "(results/planner_memory_h200.json, "
       "results/planner_memory_answers_h200.json)",
     ),
   ),

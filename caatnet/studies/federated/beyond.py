@@ -1,7 +1,6 @@
 """Less communication in a 5G cell: coded, sparse, late and streamed updates.
 
-Times and bytes of a round. Accuracy is compared by
-`caatnet.benchmarks.federated.federated_cell`.
+Times and bytes of a round; log/2026-11-27-federated-cell.md compares accuracy.
 """
 
 from collections.abc import Mapping

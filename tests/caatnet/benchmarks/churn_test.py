@@ -1,33 +1,15 @@
-"""Benchmarks of workers that leave: tables, copied checkpoints, moments."""
+"""Benchmarks of workers that leave: tables and copied checkpoints."""
 
-import dataclasses
 import functools
 import math
 import types
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 import pytest
 
-from caatnet.benchmarks.elastic import (
-  churn,
-  churn_training,
-  elastic_bits,
-  moments,
-)
+from caatnet.benchmarks.elastic import churn, churn_training
 from caatnet.config.schema import tree
-from caatnet.train import loop
-from configs.elastic import bits as bits_config
 from configs.elastic import churn as config_of
-from parallel.axes import Axis
-from parallel.outer.diloco import DiLoCo
-from parallel.outer.exchange import Exchange
-from parallel.outer.optimizers import Nesterov
-from parallel.wire import Wire
 from tests.caatnet.benchmarks.printed import rows_of
-from tests.caatnet.train import linear_model
 
 
 def row_of(printed, start):
@@ -75,90 +57,6 @@ def test_newest_checkpoint_is_copied_completely_or_not_at_all(tmp_path):
   (donor / "checkpoints/12").rmdir()
   churn_training._copy(donor, tmp_path / "other")
   assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize("way", moments._WAYS)
-def test_replaced_workers_have_the_moments_of_their_way(way):
-  """Workers 2 and 0 are replaced; their donors are 3 and 1."""
-  optimizer = optax.adam(0.1)
-  params = {"x": jnp.arange(12.0).reshape(4, 3)}
-  state = jax.vmap(optimizer.init)(params)
-  state = jax.tree.map(
-    lambda x: x + 1 + jnp.arange(4, dtype=x.dtype).reshape(
-      4, *[1] * (x.ndim - 1)
-    ), state,
-  )
-  experiment = dataclasses.replace(linear_model.make(), optimizer=optimizer)
-  found = moments._replaced(
-    experiment, way, state, params, np.array([2, 0]), np.array([3, 1])
-  )
-  expected = {
-    "no newcomer": [1, 2, 3, 4], "zero": [0, 2, 0, 4], "donor": [2, 2, 4, 4],
-  }[way]
-  for moment in (found[0].mu["x"], found[0].nu["x"]):
-    np.testing.assert_array_equal(
-      moment, np.repeat(np.array(expected)[:, None], 3, axis=1)
-    )
-
-
-def test_only_other_moments_change_a_training(tmp_path):
-  """One of three workers is replaced after each of three rounds."""
-  worker = Axis("worker", 3)
-  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0})
-  experiment = linear_model.make(
-    3, outer=DiLoCo(worker, 2, Nesterov(0.7, 0.5), exchange), batch_size=12,
-    learning_rate=0.05,
-  )
-  losses = {way: moments._trained(experiment, way, 1) for way in moments._WAYS}
-  trained = loop.train(experiment, tmp_path, quiet=True)
-  assert losses["no newcomer"] == pytest.approx(
-    trained.evaluation.loss, rel=1e-6
-  )
-  assert len({f"{loss:.4g}" for loss in losses.values()}) == 3
-  # Without momentum there are no moments.
-  experiment = dataclasses.replace(experiment, optimizer=optax.sgd(0.05))
-  plain = {moments._trained(experiment, way, 1) for way in moments._WAYS}
-  assert len(plain) == 1
-
-
-def test_losses_of_newcomers_are_compared_with_each_other(capsys):
-  moments._show(
-    [{"seed": 3, "no newcomer": 2.0, "zero": 2.5, "donor": 2.25}], 8, 1
-  )
-  printed = capsys.readouterr().out
-  assert "of 8 workers 1 is replaced" in printed
-  assert rows_of(printed) == [
-    ["3", "2.0000", "2.5000", "2.2500", "+25.00%", "-10.00%"]
-  ]
-
-
-def test_table_of_bits_counts_elements_of_other_bits(capsys):
-  elastic_bits._show([{
-    "case": "DiLoCo", "workers": 3, "elements": 12_345, "unequal": 6_789,
-    "largest": 0.00123, "seconds": 4.4,
-  }], 9)
-  printed = capsys.readouterr().out
-  assert "on a mesh axis, 9 steps" in printed
-  assert rows_of(printed) == [
-    ["DiLoCo", "3", "12,345", "6,789", "1.2e-03", "4"]
-  ]
-
-
-def test_compared_workers_have_equal_batches():
-  config = bits_config.get_config("test")
-  for workers in (1, 3):
-    experiment = elastic_bits._built(
-      config, "outer.algorithm=data_parallel", workers
-    )
-    assert experiment.program.layout.worker.size == workers
-    assert experiment.data.batch_size == workers * config.data.batch_size
-    assert (experiment.config.get("elastic") is None) == (workers > 1)
-
-
-def test_signed_zeros_have_different_bits():
-  zero = np.zeros(2, np.float32)
-  assert elastic_bits._bits(zero).tolist() == [0, 0]
-  assert (elastic_bits._bits(zero) != elastic_bits._bits(-zero)).all()
 
 
 @pytest.mark.parametrize(("size", "network", "kind"), [

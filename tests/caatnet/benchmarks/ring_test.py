@@ -4,16 +4,11 @@ import os
 import sys
 import types
 
-import numpy as np
 import pytest
 
-from caatnet.benchmarks.elastic import ring, ring_orders
-from caatnet.config.schema.benchmarks.swarms import RingOrders
+from caatnet.benchmarks.elastic import ring
 from configs.benchmark import ring as config_of
-from configs.benchmark import ring_orders as ring_orders_config
 from parallel.elastic.ring import link_collectives
-from parallel.elastic.ring.times import Matrix
-from tests.caatnet.benchmarks import unavailable
 from tests.caatnet.benchmarks.printed import rows_of
 
 SIZE, BLOCK = 1200, 256
@@ -99,67 +94,6 @@ def test_links_that_are_not_shaped_have_no_rows(monkeypatch, capsys):
   assert "by root only" in capsys.readouterr().out
 
 
-def test_chosen_algorithm_is_compared_with_all_others():
-  """A direct exchange and the 12 rings of five peers; one pair is slow."""
-  subjects = ring_orders.algorithms(5)
-  assert len(subjects) == 13
-  assert subjects["ring 02134"] == ("ring", (0, 2, 1, 3, 4))
-  links = Matrix(np.full((5, 5), 1e6), np.zeros((5, 5)))
-  done = {name: [3.0, 9.0, 4.0] for name in subjects}
-  done |= {"ring 02143": [1.0, 1.5, 2.0], "direct": [2.0, 3.0, 1.0]}
-  found = ring_orders.compared(links, 10**6, done)
-  assert (found["chosen"], found["chosen_s"]) == ("direct", 2.0)
-  assert (found["fastest"], found["fastest_s"]) == ("ring 02143", 1.5)
-  assert (found["slowest_s"], found["ranks_s"]) == (4.0, 4.0)
-  assert found["fastest_ring_s"] == 1.5
-  # Equal rings take 8 / 5 of the array's time on one link.
-  assert ring_orders._of_model(links, 10**6, done) == pytest.approx(4 / 1.6)
-  assert found["modelled_s"] == pytest.approx(0.4)
-  links.rates[0, 1] = links.rates[1, 0] = 1e4
-  found = ring_orders.compared(links, 10**6, done)
-  assert found["chosen"] not in ("direct", "ring 01234")
-  assert found["direct_s"] == 2.0
-
-
-def test_run_times_all_algorithms_on_the_links_of_a_seed(capsys):
-  """A direct exchange and the only ring of three peers."""
-  config = ring_orders_config.get_config("test")
-  options = config.benchmark
-  options.update({
-    "mbit": (100.0, 101.0), "delays_ms": (0.5,), "megabytes": 2, "seeds": (5,),
-  })
-  try:
-    (row,) = ring_orders.run(config)["rows"]
-  except ValueError as error:
-    unavailable.skip(error)
-  links, done = ring_orders.drawn(5, options), row["seconds"]
-  assert row["links"] == [x.tolist() for x in links]
-  assert set(done) == {"direct", "ring 012"}
-  measured = Matrix(*map(np.array, row["measured"]))
-  assert measured.delays[0, 1] > 0.0004
-  expected = ring_orders.compared(measured, 2_000_000, done)
-  assert row == row | expected | {
-    "seed": 5, "of_model": ring_orders._of_model(links, 2_000_000, done),
-  }
-  # Two thirds of the array pass a link of the ring twice, and a third of it
-  # each of the links of a direct exchange.
-  third_s = 2e6 / 3 / links.rates.max()
-  assert done["ring 012"][0] > 0.95 * 4 * third_s
-  assert done["direct"][0] > 0.95 * 2 * third_s
-  assert "2 MB of float32 summed among 3 peers" in capsys.readouterr().out
-
-
-def test_drawn_links_have_delays_of_pairs_and_rates_of_directions():
-  links = ring_orders.drawn(3, RingOrders())
-  off = ~np.eye(5, dtype=bool)
-  assert ((links.rates >= 1.25e6) & (links.rates <= 25e6)).all()
-  assert (links.rates != links.rates.T)[off].all()
-  assert np.array_equal(links.delays, links.delays.T)
-  assert set(links.delays[off]) <= {0.001, 0.02, 0.1}
-  again = ring_orders.drawn(3, RingOrders())
-  assert np.array_equal(links.rates, again.rates)
-
-
 def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(
   capsys, tmp_path
 ):
@@ -224,18 +158,3 @@ def test_table_of_sums_has_shares_of_raw_streams(capsys):
     ["4", "ring", "0.500", "75%", "50%", "25%", "1,234 + 56"],
     ["4", "gloo", "1.000", "38%", "-", "-", "-"],
   ]
-
-
-def test_table_of_rings_compares_the_chosen_algorithm(capsys):
-  ring_orders._show([{
-    "seed": 3, "chosen": "direct", "chosen_s": 1.5, "modelled_s": 1.25,
-    "fastest": "ring", "fastest_s": 1.2, "direct_s": 1.5, "ring_s": 1.4,
-    "fastest_ring_s": 1.1, "bandwidth_s": 2.0, "ranks_s": 2.5,
-    "slowest_s": 3.0, "of_model": 1.05,
-  }], types.SimpleNamespace(megabytes=8, peers=5, rounds=3))
-  printed = capsys.readouterr().out
-  assert "8 MB of float32 summed among 5 peers" in printed.replace("\n", " ")
-  assert rows_of(printed) == [[
-    "3", "direct", "1.50", "1.25", "ring", "1.20", "1.25", "1.50", "1.40",
-    "1.10", "2.00", "2.50", "3.00", "1.05",
-  ]]

@@ -5,7 +5,6 @@ A stand-in has what a script uses of a package, and records how it is used.
 
 import contextlib
 import itertools
-import json
 import sys
 import time
 import types
@@ -15,9 +14,7 @@ import numpy as np
 import pytest
 
 from caatnet.benchmarks.elastic import ring_torch
-from caatnet.benchmarks.foreign import flower_client
 from caatnet.benchmarks.graphs import graphs_dgl
-from caatnet.benchmarks.memory import placements_rivals
 from caatnet.benchmarks.peers import nanodo_step, torch_step
 from caatnet.benchmarks.planner import planner_cp_sat
 from caatnet.benchmarks.serving import hugging_face
@@ -279,77 +276,6 @@ def test_sums_of_gloo_in_torch_are_timed_after_the_first(
   assert STEP_S <= min(found["seconds"]) <= max(found["seconds"]) < 20 * STEP_S
 
 
-@pytest.fixture
-def digits(monkeypatch, tmp_path):
-  """Sets the options of a run with two clients."""
-  draw = np.random.default_rng(0)
-  np.savez(
-    tmp_path / "digits.npz", labels=draw.integers(10, size=40),
-    images=np.float32(draw.uniform(size=(40, 64))),
-  )
-  monkeypatch.setenv(flower_client.OPTIONS, json.dumps({
-    "data": str(tmp_path / "digits.npz"), "width": 7, "steps": 1, "seed": 3,
-    "folder": str(tmp_path), "config": "", "clients": 2, "rounds": 5,
-    "evaluate": True, "address": "host:1",
-  }))
-
-
-def test_server_of_flower_waits_for_all_clients(install, digits, monkeypatch):
-  started = []
-  install(
-    flower_client=vars(flower_client), flwr={},
-    flwr__common={"ndarrays_to_parameters": lambda x: x},
-    flwr__server={
-      "ServerConfig": lambda **values: values,
-      "start_server": lambda **values: started.append(values),
-    },
-    flwr__server__strategy={"FedAvg": lambda **values: values},
-  )
-  name = "caatnet.benchmarks.foreign.flower_server"
-  monkeypatch.delitem(sys.modules, name, raising=False)
-  from caatnet.benchmarks.foreign import flower_server
-  monkeypatch.delitem(sys.modules, name)
-  flower_server.main()
-  (found,) = started
-  strategy = found.pop("strategy")
-  assert found == {"server_address": "host:1", "config": {"num_rounds": 5}}
-  for key in ("on_fit_config_fn", "on_evaluate_config_fn"):
-    assert strategy.pop(key)(4) == {"server_round": 4}
-  initial = strategy.pop("initial_parameters")
-  assert [x.shape for x in initial] == [(64, 7), (7,), (7, 10), (10,)]
-  assert strategy == {
-    "fraction_evaluate": 1.0, "min_fit_clients": 2, "min_evaluate_clients": 2,
-    "min_available_clients": 2,
-  }
-
-
-def test_client_of_flower_has_the_methods_of_ours(install, digits, monkeypatch):
-  started = []
-
-  class NumPyClient:
-    def to_client(self):
-      return self
-
-  install(flwr={}, flwr__client={
-    "NumPyClient": NumPyClient,
-    "start_client": lambda **values: started.append(values),
-  })
-  sys.modules["flwr"].client = sys.modules["flwr.client"]
-  monkeypatch.setattr(
-    sys, "argv", ["flower_client.py", "flower", "--client=1"]
-  )
-  flower_client.main()
-  (found,) = started
-  client = found.pop("client")
-  assert found == {"server_address": "host:1"}
-  assert isinstance(client, NumPyClient)
-  assert client.get_properties({}) == {"num_examples": 16}
-  parameters = client.get_parameters({})
-  trained, examples, _ = client.fit(parameters, {"server_round": 1})
-  assert examples == 16
-  assert client.evaluate(trained, {"server_round": 1})[1] == 4
-
-
 class Sum:
   """Sum of variables of a model; a variable is the sum of itself."""
 
@@ -454,69 +380,3 @@ def test_order_of_cp_sat_has_the_least_cost(install, answers):
   # Six costs are rounded down.
   assert 0 <= cost(found["order"]) - found["bound"] < 6e-4 * cost(range(4))
   assert (found["proven"], found["seconds"]) == (True, 2.5)
-
-
-def test_rivals_place_whole_layers_and_estimate_each_offload(install, answers):
-  class Module:
-    def __init__(self):
-      self.sizes = []
-
-    def register_parameter(self, name, parameter):
-      assert name == f"x{len(self.sizes)}"
-      self.sizes.append(parameter)
-
-  def fill(modules, max_memory, no_split_module_classes, clean_result):
-    """Fills devices in their order, then a disk."""
-    assert (no_split_module_classes, clean_result) == (["Layer"], False)
-    left, found = dict(max_memory), {}
-    for i, module in enumerate(modules):
-      assert type(module).__name__ == "Layer"
-      size = sum(module.sizes)
-      fitting = [tier for tier, room in left.items() if room >= size]
-      found[i] = fitting[0] if fitting else "disk"
-      if fitting:
-        left[fitting[0]] -= size
-    return found
-
-  def parameter(x, gradient):
-    assert gradient is False  # there is none of integers
-    return x
-
-  def empty(size, dtype, device):
-    assert (dtype, device) == ("int8", "meta")
-    return size
-
-  install(
-    accelerate={"__version__": "1"},
-    accelerate__utils={"infer_auto_device_map": fill},
-    deepspeed={"__version__": "2"}, deepspeed__runtime={},
-    deepspeed__runtime__zero={}, deepspeed__runtime__zero__stage3={
-      "estimate_zero3_model_states_mem_needs":
-      lambda total, largest, cpu_offload, cpu_offload_params,
-      additional_buffer_factor: (
-        total * additional_buffer_factor, largest, "more"
-      ),
-    },
-    torch={
-      "__version__": "3", "int8": "int8", "empty": empty,
-      "nn": types.SimpleNamespace(
-        Module=Module, ModuleList=list, Parameter=parameter
-      ),
-    },
-  )
-  (found,) = answers(placements_rivals.main, {
-    "problems": [
-      {"sizes": [3, 2], "layers": 4, "tiers": [11, 5, 20]},
-      {"sizes": [3, 2], "layers": 4, "tiers": [11, 5]},
-    ], "parameters": [100, 7],
-  })
-  assert found["versions"] == {
-    "accelerate": "1", "deepspeed": "2", "torch": "3"
-  }
-  assert found["layers"] == [[2, 1, 1], None]
-  assert found["estimates"] == [
-    {"optimizer": optimizer, "weights": weights, "buffers": factor,
-     "host": 100 * factor, "device": 7}
-    for factor in (1.0, 1.5)
-    for optimizer, weights in ((True, True), (True, False), (False, False))
-  ]

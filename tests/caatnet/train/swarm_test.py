@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from caatnet.benchmarks.elastic import elastic_bits
 from caatnet.config.schema.train import Elastic
 from caatnet.train import loop
 from caatnet.train.elastic import swarm_loop
@@ -31,6 +30,7 @@ from parallel.elastic.membership.messages import Waiting
 from parallel.elastic.settings import Settings
 from parallel.elastic.timeouts import AdmissionTimeout
 from parallel.outer.apart import Alone
+from tests.caatnet.train import swarm_bits
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
 from tests.parallel.elastic.worlds import PATIENCE_S, SECURITY, together
 
@@ -64,12 +64,18 @@ def make(algorithm, overrides, workers):
 @pytest.mark.parametrize("case", CASES)
 def test_swarm_without_churn_has_the_bits_of_a_mesh(case, same_bits):
   algorithm, overrides, workers, steps = CASES[case]
-  found = elastic_bits.compare(
+  found = swarm_bits.compare(
     Programs(make(algorithm, overrides, 1), same_bits),
     make(algorithm, overrides, workers), steps,
   )
   assert found.elements > 100
   assert found.unequal == 0, found
+
+
+def test_signed_zeros_have_different_bits():
+  zero = np.zeros(2, np.float32)
+  assert swarm_bits.bits(zero).tolist() == [0, 0]
+  assert (swarm_bits.bits(zero) != swarm_bits.bits(-zero)).all()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.benchmarks.planner import planner_memory
 from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.caatnet import base
@@ -22,6 +21,7 @@ from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
 from parallel.xla.memory import bytes_per_device
 from tests import pairwise
+from tests.parallel.planner import compiled_programs
 
 RESULTS = pathlib.Path(__file__).parents[3] / "results"
 
@@ -33,7 +33,7 @@ def drawn(count, seed):
   """Draws configurations as the benchmark does, as terms of the formulas."""
   rng = np.random.default_rng(seed)
   for i in range(count):
-    step, configuration = planner_memory.draw(rng, i % 2 > 0, CAPACITY)
+    step, configuration = compiled_programs.draw(rng, i % 2 > 0, CAPACITY)
     yield memory.terms(configuration, step)
 
 
@@ -45,7 +45,7 @@ def drawn(count, seed):
 def test_stored_bytes_are_exact(configuration):
   c = configuration
   mesh = {"data": c.data, "stage": c.stages, "tensor": c.tensor}
-  text = planner_memory.overrides(STEP, c)
+  text = compiled_programs.overrides(STEP, c)
   state = experiments.build(
     override(base.get_config(), text), {k: n for k, n in mesh.items() if n > 1}
   ).abstract_state()
@@ -215,7 +215,7 @@ def test_pipeline_saves_the_arrays_that_the_formulas_count(scheme, arrays):
   step = TrainingStep(model, 16, 32)
   c = Configuration(2, 2, 1, 4, scheme=scheme, keep="residuals")
   program = experiments.build(
-    override(base.get_config(), planner_memory.overrides(step, c)),
+    override(base.get_config(), compiled_programs.overrides(step, c)),
     {"data": 2, "stage": 2},
   )
   text = program.lower_step(program.outer.plan(0)).as_text()
@@ -313,12 +313,12 @@ def test_planner_uses_the_fit_of_compiled_programs(device, error):
   path = RESULTS / f"planner_memory_{device.name}.json"
   rows, capacity = json.loads(path.read_text())["rows"], device.memory_bytes
   rng = np.random.default_rng([0, rows[3]["number"]])
-  drawn = planner_memory.draw(rng, True, capacity)
-  kept = planner_memory.kept_keys(*drawn)
+  drawn = compiled_programs.draw(rng, True, capacity)
+  kept = compiled_programs.kept_keys(*drawn)
   assert kept["model"] == rows[3]["model"]
   answers = RESULTS / f"planner_memory_answers_{device.name}.json"
-  others = [*planner_memory.kept(answers).values()]
-  found = planner_memory.judge(rows, capacity, others)
+  others = [*compiled_programs.kept(answers).values()]
+  found = compiled_programs.judge(rows, capacity, others)
   for name, fit in found["fit"].items():
     used = getattr(memory.FITS[device.platform], name)
     assert fit["factors"] == pytest.approx(used.factors, abs=0.006)
@@ -339,10 +339,10 @@ def test_planner_uses_the_fit_of_compiled_programs(device, error):
 def held_out(device):
   """Yields configuration, compiled bytes and bound of held-out answers."""
   path = RESULTS / f"planner_memory_held_out_{device.name}.json"
-  for row in planner_memory.kept(path).values():
+  for row in compiled_programs.kept(path).values():
     c = Configuration(**row["configuration"])
     bound = memory.FITS[device.platform].of(c).bound
-    yield c, row["total"], bound(planner_memory.formulas(row))
+    yield c, row["total"], bound(compiled_programs.formulas(row))
 
 
 def test_bounds_of_held_out_answers_are_at_most_30_percent_too_high():
@@ -359,3 +359,81 @@ def test_bounds_of_held_out_pipelines_on_a_tpu():
   for _, total, bound in found:
     assert bound + memory.MARGIN_BYTES > total
     assert bound <= 1.3 * total
+
+
+def test_fit_is_judged_on_the_held_out_half():
+  """The simulated compiler deviates for half of the held-out programs."""
+  rng, rows = np.random.default_rng(5), []
+  for number in range(24):
+    drawn = compiled_programs.draw(rng, False, CAPACITY)
+    found = memory.terms(drawn[1], drawn[0])
+    total = Fit({}, 1.0).estimate(found)
+    total *= 2 if number % 4 == 3 else 1
+    rows.append({
+      "number": number, "total": total, "fits": total <= CAPACITY,
+    } | compiled_programs.kept_keys(*drawn))
+  found = compiled_programs.judge(rows, CAPACITY)
+  assert found["fitted"]["worst"] < 1e-3
+  assert found["fitted"]["exceeded"] == 0
+  assert found["held out"]["exceeded"] == sum(
+    r["number"] % 4 == 3 for r in rows
+  )
+  assert found["held out"]["bound_most"] == pytest.approx(1.02, abs=1e-3)
+  assert not found["fitted"]["wrong"]
+  assert found["held out"]["worst"] == pytest.approx(0.5, abs=1e-2)
+  wrong = [
+    r for r in rows if r["number"] % 4 == 3 and not r["fits"]
+    and r["total"] / 2 * 1.02 <= CAPACITY
+  ]
+  assert found["held out"]["wrong"] == len(wrong) > 0
+
+
+def test_fits_of_pipelines_are_separate():
+  """The simulated compiler keeps four times as many residuals in pipelines.
+  """
+  rng, rows = np.random.default_rng(6), []
+  for number in range(60):
+    step, c = compiled_programs.draw(rng, False, CAPACITY)
+    terms = memory.terms(c, step)
+    compiler = Fit({"layers": 2.0 if c.stages > 1 else 0.5}, 1.0)
+    rows.append({
+      "number": number, "total": compiler.estimate(terms)
+    } | compiled_programs.kept_keys(step, c))
+  found = compiled_programs.fits(rows)
+  assert found.stages.upper < 1.05
+  assert found.alone.upper > 1.3
+  assert found.of(Configuration(2, 1, 1, 2)) is found.stages
+  assert found.of(Configuration(1, 2, 1, 2)) is found.alone
+
+
+def test_programs_that_exceed_twice_the_capacity_have_no_effect():
+  rng, rows = np.random.default_rng(7), []
+  for number in range(20):
+    step, c = compiled_programs.draw(rng, False, CAPACITY)
+    rows.append({
+      "number": number, "fits": True,
+      "total": memory.PLAIN.estimate(memory.terms(c, step)),
+    } | compiled_programs.kept_keys(step, c))
+  found = compiled_programs.judge(rows, CAPACITY)
+  huge = [row | {"number": 20, "total": 2.01 * CAPACITY} for row in rows]
+  assert compiled_programs.judge([*rows, huge[0]], CAPACITY) == found
+  assert compiled_programs.judge(rows, CAPACITY, huge) == found
+
+
+def test_draws_are_those_of_the_recorded_programs():
+  """Every second pair of numbers is near the capacity."""
+  rows = compiled_programs.kept(RESULTS / "planner_memory_h200.json")
+  numbers = sorted(rows)[:8]
+  assert numbers == list(range(8))
+  for number in numbers:
+    drawn = compiled_programs.draw(
+      np.random.default_rng([0, number]), number % 4 > 1,
+      devices.H200.memory_bytes,
+    )
+    found = compiled_programs.kept_keys(*drawn)
+    for key in ("model", "batch"):
+      assert found[key] == rows[number][key], number
+    # Keys that are newer than the file have their defaults.
+    assert rows[number]["configuration"].items() <= (
+      found["configuration"].items()
+    ), number

@@ -7,7 +7,6 @@ from caatnet.config.schema.fields import (
   POSITIVE,
   SEED,
   TWO_OR_MORE,
-  Range,
   field,
   section,
 )
@@ -80,45 +79,6 @@ class ForeignPrograms:
   )
   python: str = field(
     "", 'Python that makes the environments; "" for the one that runs this.'
-  )
-
-
-@section
-class Flower:
-  """Federated rounds compared with Flower, in an environment of its own."""
-
-  results: str = field("runs/flower.json", RESULTS)
-  clients: tuple[int, ...] = field(
-    (4, 8, 16, 64), "Numbers of clients on loopback.", TWO_OR_MORE
-  )
-  idle: tuple[int, ...] = field(
-    (4,), "Numbers of clients of runs without training and evaluation.",
-    TWO_OR_MORE, empty=True,
-  )
-  links: tuple[str, ...] = field(
-    ("ethernet", "wifi", "5g-40mhz"), "Links with the first number of clients, "
-    "names of caatnet/federated/links.py; emulated in namespaces, for root.",
-    empty=True,
-  )
-  with_model: tuple[int, ...] = field(
-    (4,), "Numbers of clients that train the model of the config, on loopback.",
-    TWO_OR_MORE, empty=True,
-  )
-  seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
-  rounds: int = field(
-    12, "Rounds of a run; the first two are not measured.",
-    Range(5, 10_000, whole=True),
-  )
-  steps: int = field(5, "Steps of a client in a round.", COUNT)
-  width: int = field(
-    9873, "Hidden channels of the network; it has 75 x width + 10 parameters.",
-    COUNT,
-  )
-  folder: str = field(
-    ".cache/foreign", "Folder of the environment, which is made once."
-  )
-  python: str = field(
-    "", 'Python that makes it; "" for the one that runs this.'
   )
 
 

@@ -6,16 +6,12 @@ from caatnet.config.schema.benchmarks.shared import (
   ROUNDS,
   TOKENS,
 )
-from caatnet.config.schema.experts import BURST, EVICTIONS, EXPONENT, ORDERS
 from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   FRACTION,
-  NOT_NEGATIVE,
   POSITIVE,
   POSITIVE_FRACTION,
-  SEED,
-  TWO_OR_MORE,
   field,
   section,
 )
@@ -34,56 +30,6 @@ class Decoding:
   tokens: int = field(128, TOKENS, COUNT)
   rival: str = field("", 'A Python with torch and transformers; "" for none.')
   threads: int = field(2, "Threads of that Python.", COUNT)
-
-
-@section
-class Engine:
-  """Throughput of the engine, compared with its simulator."""
-
-  rounds: int = field(5, ROUNDS, COUNT)
-  batches: tuple[int, ...] = field((16, 64), "Concurrent sequences.", COUNT)
-  prompt: int = field(64, PROMPT, COUNT)
-  tokens: int = field(64, "Tokens of a response.", COUNT)
-  requests: int = field(60, "Requests with random arrival times.", COUNT)
-  slots: int = field(16, "Largest number of running requests.", COUNT)
-  load: float = field(
-    0.6, "Arrival rate as a share of the engine's rate with all requests "
-    "present.", POSITIVE,
-  )
-  steps: int = field(
-    8, "Smallest number of measured steps of each size between two runs.",
-    COUNT,
-  )
-
-
-@section
-class Nanobatches:
-  """Steps in nano-batches: on the engine, and with sums between processes."""
-
-  rounds: int = field(5, ROUNDS, COUNT)
-  pieces: tuple[str, ...] = field(
-    ("1", "2", "4", "plan"),
-    "Values of config.inference.nanobatches on the engine; () for none.",
-    empty=True,
-  )
-  batch: int = field(64, "Concurrent sequences on the engine.", COUNT)
-  prompt: int = field(64, PROMPT, COUNT)
-  tokens: int = field(64, TOKENS, COUNT)
-  mbit: tuple[int, ...] = field(
-    (150, 1000), "Links between two processes in Mbit/s; () for none.", COUNT,
-    empty=True,
-  )
-  decodes: int = field(256, "Decodes of a step of these processes.", COUNT)
-  context: int = field(128, "Positions that each of them attends to.", COUNT)
-  cuts: tuple[int, ...] = field(
-    (1, 2), "Pieces of such a step; () for no such steps.", COUNT, empty=True,
-  )
-  parts: tuple[int, ...] = field(
-    (0, 65536), "KiB of the parts of a copy of pages to the host, on the "
-    "engine; 0 for one layer each; () for no copies.", COUNT_OR_NONE,
-    empty=True,
-  )
-  copied: int = field(512, "Positions of the copied pages.", COUNT)
 
 
 @section
@@ -127,55 +73,6 @@ class Serving:
     FRACTION,
   )
   clients: int = field(27, "Clients.", COUNT)
-
-
-@section
-class Experts:
-  """Server of experts, compared with one server process per expert."""
-
-  number: int = field(150, "Number of experts.", TWO_OR_MORE)
-  streams: tuple[str, ...] = field(
-    ORDERS, "Orders of the requested experts.", ORDERS
-  )
-  evictions: tuple[str, ...] = field(
-    EVICTIONS, "Values of config.experts.eviction.", EVICTIONS
-  )
-  seconds: float = field(
-    300.0, "Seconds in which the requests of a stream arrive.", POSITIVE
-  )
-  rate: float = field(2.0, "Mean number of requests per second.", POSITIVE)
-  prompt: int = field(32, PROMPT, COUNT)
-  tokens: int = field(20, TOKENS, COUNT)
-  exponent: float = field(1.0, EXPONENT, NOT_NEGATIVE)
-  burst: int = field(8, BURST, COUNT)
-  seed: int = field(0, "Seed of experts, arrivals and prompts.", SEED)
-  memory: int = field(
-    40, "Memory limit of a server process in experts, for root with cgroups of "
-    "version 1; 0 for no limit.", COUNT_OR_NONE,
-  )
-  processes: int = field(
-    16, "Requests of each stream that are also sent to one server process per "
-    "expert, which are stopped and started; 0 for none.", COUNT_OR_NONE,
-  )
-
-
-@section
-class ExpertsSimulated:
-  """Switching between experts, compared with the simulator."""
-
-  rounds: int = field(10, "Measured runs of each row, which are pooled.", COUNT)
-  evictions: tuple[str, ...] = field(
-    ("lru", "lookahead"), "Values of config.experts.eviction.", EVICTIONS
-  )
-  requests: int = field(100, "Requests of a run.", COUNT)
-  load: float = field(
-    0.5, "Arrival rate as a share of the rate of requests one at a time.",
-    POSITIVE,
-  )
-  prompt: int = field(16, PROMPT, COUNT)
-  tokens: int = field(8, TOKENS, COUNT)
-  exponent: float = field(1.0, EXPONENT, NOT_NEGATIVE)
-  seed: int = field(0, "Seed of experts, arrivals and prompts.", SEED)
 
 
 @section

@@ -1,10 +1,8 @@
 """Benchmarks of plans, placements, collective and pipeline schedules."""
 
-from caatnet.config.schema.benchmarks.shared import LIMIT, RESULTS
 from caatnet.config.schema.fields import (
   COUNT,
   POSITIVE,
-  SEED,
   Range,
   field,
   section,
@@ -59,34 +57,6 @@ class Planner:
     60.0, "Time limit of CP-SAT per problem, in seconds.", POSITIVE
   )
   steps: int = field(3000, "Steps of Pipette's simulated annealing.", COUNT)
-
-
-@section
-class PlannerMemory:
-  """Predicted memory compared with compiled programs."""
-
-  target: str = field("tpu:v5p:2x2x2", "Target, as in launch.compile.")
-  results: str = field("results/planner_memory_v5p.json", RESULTS)
-  answers: bool = field(
-    False, "Whether programs are the planner's answers to random problems."
-  )
-  also: str = field(
-    "", 'File of other programs, whose pipelines join the fit of pipelines; "" '
-    "for none.",
-  )
-  num_programs: int = field(200, "Number of compiled programs.", COUNT)
-  limit_s: float = field(3600.0, LIMIT, POSITIVE)
-  seed: int = field(0, "Seed of the programs.", SEED)
-
-
-@section
-class Placements:
-  """Placement policies on random models and tiers."""
-
-  problems: int = field(500, "Number of random problems.", COUNT)
-  python: str = field(
-    "", 'A Python with accelerate and DeepSpeed; "" to leave both out.'
-  )
 
 
 @section

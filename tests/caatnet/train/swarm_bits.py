@@ -1,21 +1,15 @@
-"""Bitwise comparison of workers in a swarm with the same on a mesh axis."""
+"""Bits of workers in a swarm, compared with the same workers on a mesh axis."""
 
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
-import os
 import pathlib
 import tempfile
 import threading
-import time
 from typing import Any
 
 import jax
 import numpy as np
 
-from caatnet.benchmarks.harness import setup
-from caatnet.config import experiments
-from caatnet.config.override import override
-from caatnet.show import tables
 from caatnet.train.elastic.single_process import Programs
 from caatnet.train.elastic.swarm_loop import (
   Endpoint,
@@ -48,58 +42,6 @@ class Difference:
   largest: float
 
 
-def run(config: Any) -> dict[str, Any]:
-  """Compares all cases, prints a table, and returns it as plain data.
-
-  Args:
-    config: Config like configs/elastic/bits.py.
-  """
-  rows = []
-  for name, changes in config.benchmark.cases:
-    # One worker's programs, compiled once and shared by all threads.
-    programs = Programs(_built(config, changes, 1))
-    for workers in config.benchmark.workers:
-      began = time.perf_counter()
-      found = compare(
-        programs, _built(config, changes, workers), config.benchmark.steps
-      )
-      print(f"{name}, {workers} workers: {found}", flush=True)
-      rows.append({
-        "case": name, "workers": workers, **dataclasses.asdict(found),
-        "seconds": time.perf_counter() - began,
-      })
-  _show(rows, config.benchmark.steps)
-  return {"benchmark": "elastic_bits", "rows": rows}
-
-
-def _show(rows: list[dict[str, Any]], steps: int) -> None:
-  tables.table(
-    f"workers in a swarm and on a mesh axis, {steps} steps, "
-    f"XLA_FLAGS={os.environ.get('XLA_FLAGS', '')}",
-    ["case", "workers", "numbers", "of other bits", "largest difference",
-     "seconds"],
-    [
-      [r["case"], str(r["workers"]), f"{r['elements']:,}", f"{r['unequal']:,}",
-       f"{r['largest']:.1e}", f"{r['seconds']:.0f}"]
-      for r in rows
-    ],
-  )
-
-
-def _built(config: Any, changes: str, workers: int) -> Experiment:
-  """Builds a case for a number of workers, each with the same batch."""
-  run_config = setup.without_benchmark(config)
-  if workers > 1:  # on a mesh, as it runs without a swarm
-    with run_config.unlocked():
-      del run_config["elastic"]
-  built = override(
-    run_config,
-    f"{changes} parallel.worker={workers} "
-    f"data.batch_size={workers * config.data.batch_size}",
-  )
-  return experiments.build(built, {"worker": workers})
-
-
 def compare(
   programs: Programs, experiment: Experiment, steps: int
 ) -> Difference:
@@ -123,7 +65,7 @@ def compare(
   ]
   return Difference(
     sum(x.size for x, _ in pairs),
-    sum(int(np.sum(_bits(x) != _bits(y))) for x, y in pairs),
+    sum(int(np.sum(bits(x) != bits(y))) for x, y in pairs),
     max(
       float(np.max(np.abs(x - y), initial=0))
       / max(float(np.max(np.abs(y), initial=0)), 1e-30)
@@ -132,8 +74,8 @@ def compare(
   )
 
 
-def _bits(x: np.ndarray) -> np.ndarray:
-  # Unsigned integers, so that NaNs and signed zeros are compared by bits.
+def bits(x: np.ndarray) -> np.ndarray:
+  """Returns unsigned integers: NaNs and signed zeros are compared by bits."""
   return x.view(f"u{x.dtype.itemsize}")
 
 
