@@ -340,6 +340,7 @@ RULES = {
       "caatnet.config.schema",
       "caatnet.federated",
       "caatnet.inference",
+      "caatnet.interop.families",
       "caatnet.models.nanobatches",
       "caatnet.models.paged",
       "caatnet.program",

@@ -93,8 +93,10 @@ weights and cache have 16 bits
     if reason and found is not None and found not in values:
       only = " or ".join(map(json.dumps, values)) or "null"
       raise ValueError(f"{shown} is not simulated, only {only}: {reason}")
-    if key in ("nodes", "instances") and len(found) != 1:
-      raise ValueError(f"{place} has not one element: {REPLICAS}")
+    if key in ("nodes", "instances") and (
+      not isinstance(found, list) or len(found) != 1
+    ):
+      raise ValueError(f"{place} must be a list of one: {REPLICAS}")
     known = reason or key in _NO_EFFECT or place.split(".")[0] in _SNAPSHOTS
     if read is not None and found and not known and key not in read:
       raise ValueError(
@@ -119,7 +121,7 @@ def _fields(value: Any, place: str = "") -> Iterator[tuple[str, str, Any]]:
       yield from _fields(item, f"{place}[{index}]")
   elif isinstance(value, dict):
     for key, item in value.items():
-      path = f"{place}.{key}" if place else key
+      path = f"{place}.{key}" if place else str(key)
       yield path, key, item
       if key not in _UNUSED:
         yield from _fields(item, path)
