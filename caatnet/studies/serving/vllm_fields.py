@@ -10,10 +10,9 @@ from collections.abc import Collection, Iterator, Mapping
 import json
 from typing import Any
 
-_BITS = ("auto", *(
-  f"{prefix}{name}" for name in ("bfloat16", "float16", "half")
-  for prefix in ("", "torch.")
-))
+_BITS = (
+  "auto", "bfloat16", "float16", "half", "torch.bfloat16", "torch.float16"
+)
 REPLICAS = (
   "one engine is simulated, and a log does not tell which engine served a "
   "request; give a log of one engine"
@@ -88,21 +87,23 @@ def check(value: Any, read: Collection[str] | None = None) -> None:
 weights and cache have 16 bits
   """
   for place, key, found in _fields(value):
-    shown = f"{place}={json.dumps(found, default=str)[:60]}"
-    values, reason = _BY_NAME.get(key, ((), ""))
-    if reason and found is not None and found not in values:
-      only = " or ".join(map(json.dumps, values)) or "null"
-      raise ValueError(f"{shown} is not simulated, only {only}: {reason}")
     if key in ("nodes", "instances") and (
       not isinstance(found, list) or len(found) != 1
     ):
       raise ValueError(f"{place} must be a list of one: {REPLICAS}")
+    values, reason = _BY_NAME.get(key, ((), ""))
     known = reason or key in _NO_EFFECT or place.split(".")[0] in _SNAPSHOTS
-    if read is not None and found and not known and key not in read:
-      raise ValueError(
-        f"{shown} is not known to the simulation; remove the field if it "
-        "changes neither steps nor their times"
+    if reason and found is not None and found not in values:
+      only = " or ".join(map(json.dumps, values)) or "null"
+      wrong = f"is not simulated, only {only}: {reason}"
+    elif read is not None and found and not known and key not in read:
+      wrong = (
+        "is not known to the simulation; remove the field if it changes "
+        "neither steps nor their times"
       )
+    else:
+      continue
+    raise ValueError(f"{place}={json.dumps(found, default=str)[:60]} {wrong}")
 
 
 def first(value: Any, names: Collection[str]) -> dict[str, Any]:

@@ -226,6 +226,8 @@ def _server(folder: pathlib.Path) -> Server:
             "config.json belongs to another log: tensor_parallel_size="
             f"{server.tensor_parallel_size}, there tp_size={server.tp_size}"
           )
+        if not server.model_name and not server.model:
+          raise ValueError("has no name of a model (model_name or model)")
   return server
 
 
@@ -268,7 +270,7 @@ def profile(
     ValueError: A file is missing or damaged, or the profile is one of other
       sizes or ranks; the message names it.
   """
-  fit = _fit(folder, model, ranks)
+  skew = _skew(folder, model, ranks, skew)
   tables = {}
   for file, row in ("dense", _Dense), ("per_sequence", _PerSequence):
     with _reading(folder, f"{file}.csv") as text:
@@ -297,7 +299,7 @@ def profile(
     [heads[name] for name in _PER_SEQUENCE],
     attention,
     scale,
-    fit if skew is None else skew,
+    skew,
     all_reduces,
   )
 
@@ -418,7 +420,9 @@ def _published(path: pathlib.Path) -> Transformer:
     schema.parse(OpenSchema, text)
     section, wrong = families.parse(json.loads(text))
     if wrong:
-      raise ValueError(f"{'; '.join(wrong)}; set the sizes in config.model")
+      raise ValueError(
+        f"{'; '.join(wrong)}; set all sizes in config.model if it is dense"
+      )
     vllm_fields.check(section)
   sizes = {field.name for field in dataclasses.fields(Transformer)}
   return Transformer(**{k: v for k, v in section.items() if k in sizes})
@@ -506,8 +510,10 @@ def _times(
   }
 
 
-def _fit(folder: pathlib.Path, model: Transformer, ranks: int) -> float:
-  """Returns the fit of skew in ``meta.yaml``; 0 if there is none."""
+def _skew(
+  folder: pathlib.Path, model: Transformer, ranks: int, skew: float | None
+) -> float:
+  """Returns skew, or the fit in ``meta.yaml``, which is checked, too; or 0."""
   for place in (folder, folder.parent):
     if _find(place, "meta.yaml"):
       with _reading(place, "meta.yaml") as text:
@@ -516,12 +522,18 @@ def _fit(folder: pathlib.Path, model: Transformer, ranks: int) -> float:
         fit = meta.skew_fit
         vllm_fields.check(content)
         if ranks not in (meta.tp_degrees or [ranks]):
-          raise ValueError(f"tp_degrees={meta.tp_degrees}, but {ranks} ranks")
+          raise ValueError(
+            f"tp_degrees={meta.tp_degrees}, but {ranks} ranks; set "
+            "config.profile to a profile of as many"
+          )
         profiled = MODELS.get(meta.model, model)
         if profiled.matrices != model.matrices:
-          raise ValueError(f"model={meta.model!r} has not the log's sizes")
-        if fit is None or not fit.enabled:
-          return 0.0
+          raise ValueError(
+            f"model={meta.model!r} has other sizes than the log's; set "
+            "config.profile to a profile of the log's model"
+          )
+        if skew is not None or fit is None or not fit.enabled:
+          return skew or 0.0
         one_of("tensor ranks", str(ranks), [*map(str, fit.per_tp)])
         return fit.per_tp[ranks].alpha_default
-  return 0.0
+  return skew or 0.0

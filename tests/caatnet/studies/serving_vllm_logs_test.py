@@ -66,13 +66,10 @@ def test_file_of_prompts_must_be_readable(tmp_path):
 def test_values_that_are_not_simulated_are_refused_at_any_depth(name):
   values, reason = vllm_fields._BY_NAME[name]
   for value in (None, *values):
-    vllm_fields.check({"resolved_config": {"a": [{name: value}]}})
+    vllm_fields.check({"a": [{name: value}]})
   for other in (7, {"kv": 1}):
-    content = {"resolved_config": {"a": [{name: other}]}}
-    with pytest.raises(ValueError, match=rf"^resolved_config\.a\[0\]\.{name}="):
-      vllm_fields.check(content)
-    with pytest.raises(ValueError, match=reason):
-      vllm_fields.check(content)
+    with pytest.raises(ValueError, match=rf"^a\[0\]\.{name}=.*{reason}"):
+      vllm_fields.check({"a": [{name: other}]})
 
 
 def _log(folder):
@@ -95,13 +92,10 @@ def _log(folder):
    "ep_size=2 is not simulated, only 1: experts"),
   ("config.json", '"pd_type": null', '"spare_size": 2',
    "spare_size=2 is not known to the simulation"),
-  ("config.json", '"pd_type": null', '"spare_size": 0', None),
   ("config.json", '"tp_size": 1', '"tp_size": 2',
    "belongs to another log: tensor_parallel_size=1, there tp_size=2"),
   ("vllm/meta.json", '"data_parallel_size": 1', '"data_parallel_size": 2',
    "engine_kwargs.data_parallel_size=2 is not simulated, only 1: one engine"),
-  ("vllm/meta.json", '"seed": 42', '"cpu_offloading": "x"',
-   'engine_kwargs.cpu_offloading="x" is not known'),
   ("vllm/meta.json", '"tick_seconds"', '"kv_cache": {"x": 3}, "y"', "^.*y=1.0"),
   ("vllm/requests.jsonl", '"bench-1"', '"bench-0"', "a request_id is listed"),
   ("vllm/requests.jsonl", '"bench-1"', '"bench-1", "data_parallel_rank": 1',
@@ -111,13 +105,9 @@ def test_log_of_a_server_that_is_not_modelled_is_refused(
   tmp_path, file, old, new, message
 ):
   _log(tmp_path)
-  vllm_logs.load(str(tmp_path))
   text = (tmp_path / file).read_text()
   assert text.count(old) == 1
   (tmp_path / file).write_text(text.replace(old, new))
-  if message is None:
-    vllm_logs.load(str(tmp_path))
-    return
   with pytest.raises(ValueError, match=message) as error:
     vllm_logs.load(str(tmp_path))
   assert "\n" not in str(error.value)
@@ -138,8 +128,7 @@ def test_a_folder_of_the_published_repository_needs_one_key(tmp_path):
   sizes.write_text(json.dumps(LLAMA))
   config = CONFIG | {"num_requests": 60, "change": 0.0}
   without = vllm_log.run(config | {"log": str(folder)})
-  workload = tmp_path / json.loads(
-    (folder / "vllm/meta.json").read_text())["dataset_path"]
+  workload = tmp_path / "workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl"
   workload.parent.mkdir()
   workload.write_text("".join(
     json.dumps({"input_tok_ids": tokens.tolist()}) + "\n"
@@ -156,7 +145,7 @@ def test_a_folder_of_the_published_repository_needs_one_key(tmp_path):
   with pytest.raises(ValueError, match=r"tp_degrees=\[1, 2\], but 4 ranks"):
     vllm_log.run(config | {"log": str(folder), "ranks": 4})
   sizes.write_text(json.dumps(LLAMA | {"hidden_size": 2048}))
-  with pytest.raises(ValueError, match="has not the log's sizes"):
+  with pytest.raises(ValueError, match="has other sizes than the log"):
     vllm_log.run(config | {"log": str(folder)})
 
 
@@ -168,9 +157,9 @@ def test_settings_of_vllm_are_preferred_and_suffice(tmp_path):
                       "enable_prefix_caching": False}
   (tmp_path / "vllm/meta.json").write_text(json.dumps(meta))
   config = CONFIG | {"profile": str(log.folder / "profile")}
-  for name in ("with", "without"):
+  for _ in "with", "without":
     base = vllm_log.setting(config | {"log": str(tmp_path)})
-    assert base.model == vllm_logs.MODELS[log.model], name
+    assert base.model == vllm_logs.MODELS[log.model]
     assert base.server["pages"] * base.server["page_size"] == 16000
     assert (base.server["slots"], base.server["reuse"]) == (128, False)
     (tmp_path / "config.json").unlink(missing_ok=True)
