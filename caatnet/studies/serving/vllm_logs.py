@@ -2,8 +2,8 @@
 
 casys-kaist/LLMServingSim defines the format. The folder of a log has, there or
 in its folder ``vllm``, ``requests.jsonl``, ``timeseries.csv`` and at least one
-of ``config.json`` (of its simulator) and ``meta.json`` (of vLLM, which is
-preferred). The folder of a profile has ``attention.csv``,
+of ``config.json`` (of its simulator, or of the model) and ``meta.json`` (of
+vLLM, which is preferred). The folder of a profile has ``attention.csv``,
 ``dense.csv``, ``per_sequence.csv`` and, there or in its parent, ``meta.yaml``.
 Each may be gzipped. A log does not contain the tokens of prompts. In a copy of
 the LLMServingSim repository, profile, workload and sizes of the model are found
@@ -217,6 +217,8 @@ def _server(folder: pathlib.Path) -> Server:
       with _reading(folder, file) as text:
         schema.parse(OpenSchema, text)
         fields = json.loads(text)
+        if "model_type" in fields:
+          continue  # of the model
         vllm_fields.check(fields, Server.model_fields)
         found |= vllm_fields.first(fields, Server.model_fields)
         server = schema.check(Server, found)
@@ -409,6 +411,9 @@ def _model_file(log: Log, path: str) -> pathlib.Path | None:
   given = pathlib.Path(path or log.model)  # the model may be a local folder
   if path or given.is_dir():
     return given / "config.json" if given.is_dir() else given
+  own = _find(log.folder, "config.json")
+  if own is not None and not log.server.model_name:
+    return own  # no config of the simulator
   return _upwards(log.folder, f"configs/model/{log.model}.json")
 
 

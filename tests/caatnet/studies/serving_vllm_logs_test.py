@@ -157,12 +157,15 @@ def test_settings_of_vllm_are_preferred_and_suffice(tmp_path):
                       "enable_prefix_caching": False}
   (tmp_path / "vllm/meta.json").write_text(json.dumps(meta))
   config = CONFIG | {"profile": str(log.folder / "profile")}
-  for _ in "with", "without":
+  for _ in "simulator", "model":  # whose config.json
     base = vllm_log.setting(config | {"log": str(tmp_path)})
     assert base.model == vllm_logs.MODELS[log.model]
     assert base.server["pages"] * base.server["page_size"] == 16000
     assert (base.server["slots"], base.server["reuse"]) == (128, False)
-    (tmp_path / "config.json").unlink(missing_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "vllm/meta.json").write_text(
+      json.dumps(meta).replace(log.model, "other/model")
+    )
   with pytest.raises(ValueError, match="has no link between its 2 ranks"):
     vllm_log.setting(config | {"log": str(tmp_path), "ranks": 2, "server": (
       CONFIG["server"] | {"pages": 500})})
