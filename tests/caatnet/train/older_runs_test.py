@@ -1,4 +1,4 @@
-"""Runs that older commits wrote (`tests/fixtures/runs`), with today's readers."""
+"""Runs of older commits (`tests/fixtures/runs`), with the readers of today."""
 
 import pathlib
 import tarfile
