@@ -1,4 +1,4 @@
-"""Runs of older commits (`tests/fixtures/runs`), with the readers of today."""
+"""Runs of older commits (`tests/fixtures/older_runs`), with the readers of today."""
 
 import pathlib
 import tarfile
@@ -15,7 +15,7 @@ from caatnet.train.evaluate import make_evaluate
 from configs.caatnet import tiny
 from configs.diloco import base
 
-RUNS = pathlib.Path(__file__).parents[2] / "fixtures" / "runs"
+RUNS = pathlib.Path(__file__).parents[2] / "fixtures" / "older_runs"
 SIZES = (
   "data.path=text data.validation_percent=30.0 data.batch_size=4 "
   "data.seq_len=16 data.validation_windows=8 model.width=2 model.num_layers=2 "
