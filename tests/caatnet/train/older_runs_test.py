@@ -1,4 +1,4 @@
-"""Runs of older commits (`tests/fixtures/older_runs`), with the readers of today."""
+"""Runs of older commits (`tests/fixtures/older_runs`), read by today's code."""
 
 import pathlib
 import tarfile
