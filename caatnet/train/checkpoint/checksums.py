@@ -7,7 +7,7 @@ process adds up the shards that it holds, so no process reads an array twice.
 Rows are workers, so workers that leave or join do not change the others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import concurrent.futures
 import itertools
 import json
@@ -125,17 +125,25 @@ def verify_json(item: str, stored: Mapping[str, Any], data: Any) -> None:
     raise ValueError(_DIFFERS.format(item))
 
 
-def check(path: epath.Path) -> None:
-  """Checks that all files of a checkpoint are there, and reads its arrays.
+def check(
+  path: epath.Path, items: Sequence[str] = ("params", "outer", "rest")
+) -> None:
+  """Checks that all files of items are there, and verifies their arrays.
 
-  Not collective. Without checksums, arrays are not read.
+  One storage chunk at a time is in memory. Not collective.
+
+  Args:
+    path: The checkpoint. Without checksums, no array is read.
+    items: Names of items; those that the checkpoint lacks are ignored.
 
   Raises:
     Exception: Of any type, at the first fault.
   """
   stored = read(path) or {}
-  for item in ("params", "outer", "rest"):
-    if not (path / item).exists() and item not in stored:
+  for item in items:
+    if not (path / item).exists():
+      if item in stored:
+        raise ValueError(f"{item} is missing")
       continue
     url = str(path / item) + "/"
     base = url if "://" in url else f"file://{url}"
@@ -143,7 +151,10 @@ def check(path: epath.Path) -> None:
       if not (path / item / file).exists():
         raise ValueError(f"the file {item}/{file} is missing")
     sums = stored.get(item, {})
-    tree = ocp.StandardCheckpointHandler().metadata(path / item)
+    try:
+      tree = ocp.StandardCheckpointHandler().metadata(path / item)
+    except Exception as error:  # of any type, assertions included
+      raise ValueError(f"{item}/_METADATA cannot be read") from error
     if sums and ocp.utils.to_flat_dict(tree, sep=".").keys() != sums.keys():
       raise ValueError(f"{item}/_METADATA names other arrays than {ITEM}")
     for name, (_, rows) in sums.items():

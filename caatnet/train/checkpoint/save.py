@@ -10,7 +10,6 @@ arrays have checksums, which every reader verifies (`checksums`).
 import asyncio
 from collections.abc import Iterable, Iterator
 import contextlib
-import functools
 import os
 import sys
 from typing import Any
@@ -24,9 +23,6 @@ from caatnet.train import files
 from caatnet.train.checkpoint import checksums, slices
 from caatnet.train.checkpoint.reshard import to_stored, to_whole
 from caatnet.train.state import TrainState
-
-# Errors of Orbax and TensorStore for damaged files.
-_DAMAGED = (KeyError, OSError, TypeError, ValueError)
 
 
 class Checkpointer:
@@ -176,7 +172,9 @@ class Checkpointer:
     return *to_stored(self._program, found, shardings), step, workers
 
   def open_params(self, step: int | None = None) -> tuple[Any, int]:
-    """Opens the workers' parameters for reading in slices.
+    """Verifies the workers' parameters, and opens them for reading in slices.
+
+    The parameters are read once more to be verified, one chunk at a time.
 
     Args:
       step: The step of the checkpoint; None for the newest one.
@@ -189,12 +187,11 @@ class Checkpointer:
       ValueError: If it is damaged, or does not match the program.
     """
     step = self._existing(step)
-    with self._readable(step, ["params"]):
+    with self._readable(step, ["params"]) as path:
+      if self._sums(step) is not None:
+        checksums.check(path, ["params"])
       names = self._program.stored_shapes
-      return slices.open_params(
-        self.directory, step, names, self._sums(step),
-        functools.partial(self._error, step),
-      ), step
+      return slices.open_params(self.directory, step, names), step
 
   def close(self) -> None:
     """Waits for a checkpoint that is being written, and closes the files."""
@@ -268,8 +265,8 @@ class Checkpointer:
     path = self.directory / str(step)
     missing = [name for name in items if not (path / name).exists()]
     if missing:
-      raise ValueError(
-        f"{path} has no {', '.join(missing)}: it is damaged, or of another "
+      raise self._error(
+        step, f"it has no {', '.join(missing)}; it is damaged, or of another "
         "version or outer loop"
       )
     try:
@@ -277,9 +274,10 @@ class Checkpointer:
         yield path
     except Exception as error:
       # For damaged array data, Orbax raises a plain Exception with the metadata
-      # of the array; the reason is the exception's cause.
+      # of the array; the reason is the exception's cause. For other damaged
+      # files, it raises any type, assertions included.
       cause = error.__cause__ if type(error) is Exception else error
-      if not isinstance(cause, _DAMAGED):
+      if isinstance(cause, jax.errors.JaxRuntimeError):
         raise
       raise self._error(step, _first_line(cause)) from error
 

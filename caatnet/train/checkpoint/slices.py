@@ -5,9 +5,8 @@ type of array with a registered handler; the handler here never holds more than
 one slice of an array.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
-import functools
 import math
 import os
 import threading
@@ -46,14 +45,10 @@ class Sliced:
 
 
 class Stored:
-  """Array of a checkpoint that is read slice by slice.
-
-  A row, of one worker, is verified when all of it has been read at once.
-  """
+  """Array of a checkpoint that is read slice by slice."""
 
   def __init__(self, store: tensorstore.TensorStore) -> None:
     self._store = store
-    self.verify: Callable[[int, np.ndarray], None] = lambda row, sums: None
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -71,21 +66,13 @@ class Stored:
     """
     dim = len(first)
     step = self._store.chunk_layout.read_chunk.shape[dim]
-    sums = np.zeros(num_rows(self.shape), np.uint64)
     for start in range(0, self.shape[dim], step):
       stop = min(start + step, self.shape[dim])
-      part = self._store[first][start:stop].read().result()
-      sums += _sums(part, (*first, start), self.shape)
-      yield from part
-    if dim == 1:
-      self.verify(first[0], sums)
+      yield from self._store[first][start:stop].read().result()
 
   def at(self, place: Place) -> np.ndarray:
     """Reads the slice at a position."""
-    found = self._store[place].read().result()
-    if len(place) == 1:
-      self.verify(place[0], _sums(found, place, self.shape))
-    return found
+    return self._store[place].read().result()
 
 
 class InMemory:
@@ -107,58 +94,31 @@ class InMemory:
     return self._values[place]
 
 
-def _sums(part: np.ndarray, place: Place, shape: Sequence[int]) -> np.ndarray:
-  """Returns what a slice, or slices from a position on, add to checksums."""
-  lead = len(shape) - part.ndim
-  start = (*place, *[0] * (len(shape) - len(place)))
-  return of_part(part.reshape((1,) * lead + part.shape), start, shape)
-
-
 def write_params(
   directory: str | os.PathLike[str], step: int, params: Any
 ) -> None:
-  """Writes a checkpoint with parameters only.
+  """Writes a checkpoint with parameters only, and their checksums.
 
   Args:
     directory: The folder of all checkpoints, which exists.
     step: The step of the checkpoint, which is its name.
     params: Tree of `Sliced`, ``[workers, ...]``.
   """
-  handler, sums = _Handler(), {}
-
-  def summed(name: str, value: Sliced) -> Sliced:
-    found = np.zeros(num_rows(value.shape), np.uint64)
-    sums[name] = str(value.dtype), found
-
-    def made() -> Iterator[tuple[Place, np.ndarray]]:
-      for place, part in value.slices():
-        found[:] += _sums(part, place, value.shape)
-        yield place, part
-
-    return dataclasses.replace(value, slices=made)
-
-  params = jax.tree.map_with_path(
-    lambda path, x: summed(jax.tree_util.keystr(
-      path, simple=True, separator="."), x), params
-  )
+  handler = _Handler()
   path = epath.Path(os.path.abspath(os.path.join(directory, str(step))))
   try:
     with _checkpointer(handler) as checkpointer:
       checkpointer.save(
-        path, args=ocp.args.Composite(params=ocp.args.PyTreeSave(params)),
+        path, args=ocp.args.Composite(params=ocp.args.PyTreeSave(params))
       )
-    checksums.write(path, {"params": {
-      name: (dtype, checksums.hexes(x)) for name, (dtype, x) in sums.items()
-    }})
+    checksums.write(path, {"params": handler.sums})
   except BaseException:
     handler.stop()  # Ctrl-C interrupts this thread, not the writing thread
     raise
 
 
 def open_params(
-  directory: str | os.PathLike[str], step: int, names: Any,
-  sums: Mapping[str, Any] | None = None,
-  error: Callable[[str], ValueError] = ValueError,
+  directory: str | os.PathLike[str], step: int, names: Any
 ) -> Any:
   """Opens the parameters of a checkpoint.
 
@@ -166,40 +126,18 @@ def open_params(
     directory: The folder of all checkpoints.
     step: The step of the checkpoint.
     names: Any tree with the structure of the parameters.
-    sums: Checksums of the checkpoint; None to verify nothing.
-    error: Returns the error of an array that differs, from the reason.
 
   Returns:
     The same tree with `Stored` leaves, ``[workers, ...]``.
   """
   args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=Sliced), names)
   with _checkpointer(_Handler()) as checkpointer:
-    params = checkpointer.restore(
+    return checkpointer.restore(
       os.path.abspath(os.path.join(directory, str(step))),
       args=ocp.args.Composite(
         params=ocp.args.PyTreeRestore(item=names, restore_args=args)
       ),
     ).params
-  for name, array in ocp.utils.to_flat_dict(params, sep=".").items():
-    if sums is not None and num_rows(array.shape) == array.shape[0]:
-      array.verify = functools.partial(
-        _verify, name, sums["params"][name][1], error
-      )
-  return params
-
-
-def _verify(
-  name: str, stored: list[str], error: Callable[[str], ValueError],
-  row: int, found: np.ndarray,
-) -> None:
-  """Verifies a row that was read completely."""
-  try:
-    checksums.compare(
-      f"params.{name}", stored[row : row + 1],
-      checksums.hexes(found)[row : row + 1],
-    )
-  except ValueError as reason:
-    raise error(str(reason)) from reason
 
 
 def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
@@ -213,9 +151,14 @@ def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
 
 
 class _Handler(type_handlers.TypeHandler):
-  """Orbax handler that writes `Sliced` arrays and opens `Stored` ones."""
+  """Orbax handler that writes `Sliced` arrays and opens `Stored` ones.
+
+  Attributes:
+    sums: Checksums of the arrays that were written.
+  """
 
   def __init__(self) -> None:
+    self.sums: dict[str, Any] = {}
     self._stopping, self._idle = threading.Event(), threading.Event()
     self._idle.set()
 
@@ -260,13 +203,18 @@ class _Handler(type_handlers.TypeHandler):
         store = await tensorstore.open(
           tensorstore.Spec(spec), create=True, context=info.ts_context
         )
-        written = 0
+        written, sums = 0, np.zeros(num_rows(value.shape), np.uint64)
         for place, part in value.slices():
           if self._stopping.is_set():
             return
           await store[place].write(part)
           written += part.size
+          sums += of_part(
+            part.reshape((1,) * len(place) + part.shape),
+            (*place, *[0] * part.ndim), value.shape,
+          )
         assert written == math.prod(value.shape), info.name
+        self.sums[info.name] = str(value.dtype), checksums.hexes(sums)
     finally:
       self._idle.set()
 
