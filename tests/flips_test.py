@@ -147,14 +147,14 @@ def test_changed_bytes_are_detected_or_not_read(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["federated state", "swarm state"])
 def test_an_npz_file_whose_list_of_arrays_is_shorter_is_refused(tmp_path, name):
-  """The length of a name may cover the entries of other arrays."""
+  """The comment of an entry may cover the entries of other arrays."""
   place, make, read = STORED[name]
   make(tmp_path)
   expected, found = pickle.dumps(read(tmp_path)), []
   (path,) = (tmp_path / place).glob("*.npz")
   data = path.read_bytes()
   for entry in re.finditer(b"PK\1\2", data):
-    at = entry.start() + 28  # length of the name
+    at = entry.start() + 32  # length of its comment
     for value in range(1, 256):
       path.write_bytes(data[:at] + bytes([data[at] ^ value]) + data[at + 1 :])
       if not malformed_test.failure(lambda: found.append(read(tmp_path))):
