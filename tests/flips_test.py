@@ -79,14 +79,6 @@ def read_slices(folder):
     return [[*params["w"].rows((0,))], params["b"].at((0,))]
 
 
-def make_export(folder):
-  malformed_test.make_model(folder)
-  found, _ = tensors.find(folder)
-  tensors.write_checksums(folder, {
-    name: tensors._crc(tensors.read(x, name)) for name, x in found.items()
-  })
-
-
 def read_export(folder):
   source = open_source(folder, 1)
   return source.fields, source.section, source.tokenizer.identity, [
@@ -110,7 +102,7 @@ def make_router(folder):
 STORED = {
   "checkpoint": ("checkpoints/2", make_checkpoint, read_checkpoint),
   "checkpoint in slices": ("checkpoints/2", make_slices, read_slices),
-  "export": ("", make_export, read_export),
+  "export": ("", malformed_test.make_export, read_export),
   "federated state": ("", make_federated, lambda folder: dataclasses.asdict(
     snapshot.read(folder / "server.npz", numeric.rules()))),
   "swarm state": ("swarm", lambda folder: swarm_loop._write(

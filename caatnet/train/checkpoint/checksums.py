@@ -2,9 +2,14 @@
 
 A checkpoint has the item ``checksums``: for each array its dtype and the
 checksums of its rows (`parallel.checksums`), and a CRC-32 of the position of
-the data. A folder becomes a checkpoint when all items are written. Each
-process adds up the shards that it holds, so no process reads an array twice.
-Rows are workers, so workers that leave or join do not change the others.
+the data. Orbax renames the folder to its step when all items are written. Each
+process adds up the shards that it holds, and one small gather adds processes.
+The rows of most arrays are workers, so that a run with another number of
+workers verifies those that it reads.
+
+Cost, for 2.8 GB on two cores: a save of 22 s keeps training waiting for 1.5 s,
+and 21 s instead of 19 s to restore. Devices other than CPUs also copy the
+arrays to the host once more.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -237,14 +237,17 @@ class Checkpointer:
     return found
 
   def _error(self, step: int, reason: str) -> ValueError:
-    """Returns the error of a checkpoint that cannot be read."""
+    """Returns the error of a checkpoint that cannot be read.
+
+    The checkpoint, and others until one is intact, are read completely.
+    """
     path = self.directory / str(step)
     if not (found := _fault(path)):  # it does not match the reader
       return ValueError(f"{path} cannot be read: {reason}")
     text = f"{path} is damaged: {found}"
     for other in reversed(self.steps()):
       there = self.directory / str(other)
-      # Others can be intact without checksums, but nobody knows.
+      # A checkpoint without checksums is not known to be intact.
       if other != step and (there / checksums.ITEM).exists() and (
         not _fault(there)
       ):

@@ -102,7 +102,7 @@ def large_file(folder):
 
 
 def test_a_damaged_checkpoint_is_named_with_an_intact_one(tmp_path):
-  """Every reader says so, and the command of the message works."""
+  """All readers raise the same error, and the command in it works."""
   reader, _, abstract = write(tmp_path, 1, 2, 3)
   path = tmp_path / "checkpoints"
   # The sums of a value: as if the value had changed since.
