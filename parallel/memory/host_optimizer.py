@@ -154,8 +154,8 @@ class HostOptimizer:
       setattr(self, name, part.view(np.float32))
     self._scalars: tuple[np.float32 | bool, ...] | None = None
     self._left: list[tuple[int, int]] = []
-    # Checksums of `_VERIFIED` after the last step, uint64 [3], and of values that
-    # this step has read and written so far, uint64 [2, 3].
+    # Checksums of `_VERIFIED` after the last step, uint64 [3], and of the bits
+    # that this step has read and written so far, uint64 [2, 3].
     self._sums: np.ndarray | None = None
     self._seen = np.zeros((2, len(_VERIFIED)), np.uint64)
 

@@ -335,7 +335,7 @@ def test_moments_and_weights_in_files_are_verified(tmp_path):
   """Each changed byte is an error of `verify`, and of the next step."""
   names = ("weights", "first", "second")
   optimizer = HostOptimizer(
-    SIZE, AdamW(), dict.fromkeys(names, {str(tmp_path): 1.0})
+    SIZE, AdamW(), {x: {str(tmp_path): 1.0} for x in names}
   )
   (file,) = optimizer.buffer._files.values()
   draw = random.Random(0)
