@@ -1,7 +1,7 @@
 """Checksums of a checkpoint's arrays, which are stored in the checkpoint.
 
 A checkpoint has the item ``checksums``: for each array its dtype and the
-checksums of its rows (`parallel.checksums`), and a CRC-32 of the position of
+checksums of its rows (`row_sums`), and a CRC-32 of the position of
 the data. Orbax renames the folder to its step when all items are written. Each
 process adds up the shards that it holds, and one small gather adds processes.
 The rows of most arrays are workers, so that a run with another number of
@@ -28,7 +28,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from parallel import checksums
+from caatnet.train.checkpoint import row_sums
 
 ITEM = "checksums"
 _DIFFERS = "{} has another checksum than when it was written"
@@ -48,12 +48,12 @@ def of_tree(tree: Any, dtypes: Mapping[str, str] | None = None) -> Sums:
 
   def added(name: str) -> np.ndarray:
     x, dtype = arrays[name], jnp.dtype(stored[name])
-    found = np.zeros(checksums.num_rows(x.shape), np.uint64)
+    found = np.zeros(row_sums.num_rows(x.shape), np.uint64)
     for shard in x.addressable_shards:
       if shard.replica_id == 0:
         start = [part.start or 0 for part in shard.index]
         part = np.asarray(shard.data).astype(dtype, copy=False)
-        found += checksums.of_part(part, start, x.shape)
+        found += row_sums.of_part(part, start, x.shape)
     return found
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -175,12 +175,12 @@ def check(
 
 def _of_store(store: tensorstore.TensorStore) -> np.ndarray:
   """Returns the checksums of a stored array, read by storage chunk."""
-  found = np.zeros(checksums.num_rows(store.shape), np.uint64)
+  found = np.zeros(row_sums.num_rows(store.shape), np.uint64)
   steps = store.chunk_layout.read_chunk.shape or ()
   starts = map(range, (0,) * store.ndim, store.shape, steps)
   for start in itertools.product(*starts):
     place = tuple(slice(i, i + n) for i, n in zip(start, steps, strict=True))
-    found += checksums.of_part(store[place].read().result(), start, store.shape)
+    found += row_sums.of_part(store[place].read().result(), start, store.shape)
   return found
 
 

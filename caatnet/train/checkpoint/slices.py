@@ -20,7 +20,7 @@ from orbax.checkpoint import type_handlers
 import tensorstore
 
 from caatnet.train.checkpoint import checksums
-from parallel.checksums import num_rows, of_part
+from caatnet.train.checkpoint.row_sums import num_rows, of_part
 
 # Position of a slice: its indices in the leading dims.
 Place = tuple[int, ...]
