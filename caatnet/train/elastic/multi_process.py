@@ -14,6 +14,7 @@ import pickle
 import queue
 import threading
 from typing import Any, NamedTuple
+import zlib
 
 import jax
 from jax.experimental import multihost_utils
@@ -204,14 +205,24 @@ class _Exchange:
 
 
 def _broadcast(value: Any) -> Any:
-  """Returns process 0's value on all processes (a broadcast of pickles)."""
+  """Returns process 0's value on all processes (a broadcast of pickles).
+
+  Raises:
+    ValueError: It arrived with another checksum.
+  """
   data = np.frombuffer(pickle.dumps(value), np.uint8)
-  size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
+  facts = np.array([data.size, zlib.crc32(data)], np.uint32)
+  size, crc = map(int, multihost_utils.broadcast_one_to_all(facts))
   # Sizes are rounded to powers of two, since each shape is a new program.
   room = np.zeros(1 << (size - 1).bit_length(), np.uint8)
   if jax.process_index() == 0:
     room[:size] = data
   room = np.asarray(multihost_utils.broadcast_one_to_all(room))
+  if zlib.crc32(room[:size]) != crc:
+    raise ValueError(
+      f"{size:,} bytes of process 0 arrived with another checksum: the network "
+      "or memory is damaged; the same command resumes"
+    )
   return pickle.loads(room[:size].tobytes())
 
 

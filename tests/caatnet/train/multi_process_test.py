@@ -102,3 +102,13 @@ def test_lost_peer_of_an_exchange_is_lost_on_all_processes():
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 70_000])
 def test_values_of_any_size_are_broadcast(size):
   assert multi_process._broadcast(b"x" * size) == b"x" * size
+
+
+def test_a_byte_that_changes_on_the_way_is_an_error(monkeypatch):
+  def changed(x):
+    return x if x.dtype != np.uint8 else x ^ (np.arange(x.size) == 9)
+
+  monkeypatch.setattr(multi_process.multihost_utils, "broadcast_one_to_all",
+                      changed)
+  with pytest.raises(ValueError, match="bytes of process 0 arrived with anoth"):
+    multi_process._broadcast(b"x" * 100)
