@@ -176,6 +176,13 @@ class Assembler:
     self._most_bytes = most_bytes
     self._message: Any = None
     self._data = bytearray()
+    self._since = 0.0  # time of the last message or part with vectors
+
+  def is_stalled(self, limit_s: float) -> bool:
+    """Returns whether parts are missing, and none has come for a time."""
+    return (
+      self._message is not None and time.monotonic() - self._since > limit_s
+    )
 
   def take(self, message: Any) -> Iterator[Received]:
     """Returns the message that has become complete, if any.
@@ -183,6 +190,8 @@ class Assembler:
     Raises:
       FrameError: Vectors are too long, or parts do not match their message.
     """
+    if isinstance(message, Part) or hasattr(message, "sizes"):
+      self._since = time.monotonic()
     if isinstance(message, Part):
       if self._message is None:
         raise FrameError("a part without a message")

@@ -13,13 +13,16 @@ from tests.caatnet.federated import numeric
 SEEDS = range(100)
 
 
-def faults(seed):
+KINDS = ("kill", "stop", "cut", "server")
+
+
+def faults(seed, kinds=KINDS):
   """Returns one to four faults in the first rounds."""
   draw = random.Random(seed)
   return [
     Fault(
-      draw.uniform(0.0, 10.0), draw.choice(("kill", "stop", "cut", "server")),
-      draw.randrange(4), draw.choice((0.2, 1.0, 2.5, 6.0)),
+      draw.uniform(0.0, 10.0), draw.choice(kinds), draw.randrange(4),
+      draw.choice((0.2, 1.0, 2.5, 6.0)),
     )
     for _ in range(draw.randint(1, 4))
   ]
@@ -30,12 +33,12 @@ def faults(seed):
 def test_every_round_ends_as_the_policy_specifies(policy, at_once):
   rules = numeric.rules(
     stragglers=policy, per_round=3, deadline_s=2.0, downlinks_at_once=at_once,
-    uplinks_at_once=at_once,
+    uplinks_at_once=at_once, hang_s=5.0,
   )
   samples = [e.sampled for e in numeric.ended(numeric.run(rules))]
   hit = collections.Counter()
   for seed in SEEDS:
-    drawn = faults(seed)
+    drawn = faults(seed, (*KINDS, "hang", "count"))
     found = numeric.run(rules, drawn)
     hit.update(found.hit)
     # Clients that may be without a connection for reconnect_s; a client tries
@@ -56,19 +59,19 @@ def test_every_round_ends_as_the_policy_specifies(policy, at_once):
       on_time = [k for k, r, _ in end.merged if r == end.round]
       assert set(on_time) | set(end.missing) <= set(end.sampled)
       if policy == "wait":
-        # Only a client that was away for reconnect_s is missing.
-        assert not end.late
+        # Only a client that was away for reconnect_s, or hangs, is missing.
+        assert not end.late or "hang" in {f.kind for f in drawn}
       if not end.late:
         assert set(end.missing) <= away, (seed, end)
-      if policy != "wait":
-        assert end.duration_s <= rules.deadline_s + 1e-6, (seed, end)
+      assert end.duration_s <= rules.limit_s + 1e-6, (seed, end)
       if policy != "late":
         assert len(on_time) == len(end.merged)
     merged = [(k, r) for e in rounds for k, r, _ in e.merged]
     assert len(merged) == len(set(merged)), seed  # no update counts twice
   phases = {"idle", "downlink", "training", "uplink"}
   phases |= {"waiting"} if at_once else set()
-  assert set(hit) == {(k, p) for k in ("kill", "stop", "cut") for p in phases}
+  kinds = ("kill", "stop", "cut", "hang", "count")
+  assert set(hit) == {(k, p) for k in kinds for p in phases}
 
 
 class Counting(simulate.Constant):
