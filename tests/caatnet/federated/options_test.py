@@ -24,7 +24,8 @@ from tests.caatnet.federated import numeric
 
 # Keys of config.federated.
 KEYS = {
-  "sampling": ("uniform", "weighted", "ratio"), "weights": ("examples", "equal"),
+  "sampling": ("uniform", "weighted", "ratio"),
+  "weights": ("examples", "equal"),
   "stragglers": ("late", "drop", "wait"), "per_round": (2, 4),
   "compensation": (0.5, 0.0),
   "downlinks_at_once": (0, 1), "uplinks_at_once": (1, 0),

@@ -1,6 +1,7 @@
 """Faults in every phase of a round, on a simulated clock."""
 
 import collections
+import dataclasses
 import random
 
 import numpy as np
@@ -31,14 +32,16 @@ def faults(seed, kinds=KINDS):
 @pytest.mark.parametrize("policy", ["wait", "drop", "late"])
 @pytest.mark.parametrize("at_once", [0, 1])
 def test_every_round_ends_as_the_policy_specifies(policy, at_once):
-  rules = numeric.rules(
+  plain = numeric.rules(
     stragglers=policy, per_round=3, deadline_s=2.0, downlinks_at_once=at_once,
-    uplinks_at_once=at_once, hang_s=5.0,
+    uplinks_at_once=at_once,
   )
-  samples = [e.sampled for e in numeric.ended(numeric.run(rules))]
+  limited = dataclasses.replace(plain, hang_s=5.0)
+  samples = [e.sampled for e in numeric.ended(numeric.run(plain))]
   hit = collections.Counter()
   for seed in SEEDS:
     drawn = faults(seed, (*KINDS, "hang", "count"))
+    rules = limited if any(f.kind == "hang" for f in drawn) else plain
     found = numeric.run(rules, drawn)
     hit.update(found.hit)
     # Clients that may be without a connection for reconnect_s; a client tries
@@ -49,6 +52,7 @@ def test_every_round_ends_as_the_policy_specifies(policy, at_once):
         f.lasts_s for f in drawn if f.client == k and f.kind != "server"
       ) >= rules.reconnect_s
     }
+    wrong = {f.client for f in drawn if f.kind == "count"}
     # Nothing hangs, and the clients of each round are those of a run without
     # faults. The round after a restart is executed again.
     assert found.state.finished == "6 rounds have ended", seed
@@ -58,9 +62,12 @@ def test_every_round_ends_as_the_policy_specifies(policy, at_once):
     for end in rounds:
       on_time = [k for k, r, _ in end.merged if r == end.round]
       assert set(on_time) | set(end.missing) <= set(end.sampled)
+      # No client that counts correctly is refused, but for its time.
+      for client, reason in end.refused:
+        assert client in wrong or reason in ("late", "between rounds"), end
       if policy == "wait":
         # Only a client that was away for reconnect_s, or hangs, is missing.
-        assert not end.late or "hang" in {f.kind for f in drawn}
+        assert not end.late or rules is limited
       if not end.late:
         assert set(end.missing) <= away, (seed, end)
       assert end.duration_s <= rules.limit_s + 1e-6, (seed, end)
