@@ -39,8 +39,8 @@ class Federated:
     ("examples", "equal"),
   )
   stragglers: str = field(
-    "wait", 'Policy for clients that miss the deadline: "wait" (no deadline), '
-    '"drop" their updates, or merge them "late", with a weight by age.',
+    "wait", 'Policy for clients that miss the deadline: "wait" (the deadline is '
+    'hang_s), "drop" their updates, or merge them "late", with a weight by age.',
     ("wait", "drop", "late"),
   )
   compensation: float = field(

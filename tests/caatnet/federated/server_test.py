@@ -152,7 +152,7 @@ def test_coefficients_far_above_one_are_warned_of(kind, warned):
 def test_client_with_most_of_the_examples_is_named(examples, warned):
   rules = numeric.rules(clients=len(examples), per_round=1)
   state, found = server.initial(PARAMS, Plain()), []
-  for client, num in enumerate(examples):
+  for client, num in [*enumerate(examples), (0, examples[0])]:
     state, effects = step(state, events.Hello(client, num), rules=rules)
     found += of(events.Warned, effects)
   assert [f"client {len(examples) - 1} reports" in e.reason for e in found] == (
@@ -221,6 +221,7 @@ def test_no_client_blocks_a_round_for_ever(found, at_once):
     assert server.wake_s(state, rules) == 60.0
     assert "the deadline is 60 s" in server.waits(state, rules)
     state, effects = step(state, events.Tick(), time, rules)
+    assert of(events.Abandon, effects) == [events.Abandon(1, 1)]
   (end,) = of(events.Ended, effects)
   assert end.refused == (((1, reason),) if reason else ())
   assert end.missing == (() if reason else (1,))

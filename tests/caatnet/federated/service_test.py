@@ -243,6 +243,36 @@ class Gated(process.Trainer):
     return super().train(params, round, stops)
 
 
+class Deaf(Gated):
+  """Does not look at messages while it trains."""
+
+  def train(self, params, round, stops):
+    return super().train(params, round, lambda: False)
+
+
+def test_update_is_sent_once_by_a_connection(tmp_path, steps):
+  """The server sends the work again while the update is on its way."""
+  gate, cut = threading.Event(), []
+  rules = process.rules(clients=1, per_round=1, rounds=2)
+  with process.service(0, tmp_path, rules, say=print) as service:
+    client = process.client(
+      0, service.address, trainer=Deaf(0, gate), say=print
+    )
+    threading.Thread(target=client.run, daemon=True).start()
+
+    def check():
+      delivered = sum(isinstance(e, events.Delivered) for e in steps)
+      if delivered and not cut:
+        cut.append(client._channel.close("cut by the test"))
+      if delivered == 2:
+        gate.set()
+
+    service.serve(check)
+  updates = [e.round for e in steps if isinstance(e, events.Update)]
+  assert updates == [0, 1]
+  assert service.state.counts == {}
+
+
 class Down(Exception):
   """The server ends."""
 
@@ -344,7 +374,10 @@ class Poison(process.Trainer):
 
 def test_poisoned_updates_are_refused_and_named(tmp_path):
   rules = process.rules(per_round=3, rounds=5)
-  service, lines = in_threads(tmp_path, rules, client_1=Poison(1))
+  client = Poison(1)
+  client.examples = 99
+  service, lines = in_threads(tmp_path, rules, client_1=client)
+  assert any("client 1 reports 99 examples, 96.1% of" in x for x in lines)
   assert dict(service.state.counts) == {"not finite": 1, "an outlier": 1}
   assert "update of client 1 in round 1 refused: not finite" in lines
   assert np.isfinite(service.state.params).all()
@@ -548,6 +581,7 @@ def test_faults_of_transport_end_with_the_round(
     service.serve()
   assert service.state.finished == "1 rounds have ended"
   assert service.state.revision == 1
+  assert len(service._assemblers) <= 3  # those of ended connections are freed
   reason = fault if fault == "of the future" else "interrupted too often"
   assert dict(service.state.counts) == {reason: 1}
   assert sum(f"refused: {reason}" in line for line in lines) == 1
