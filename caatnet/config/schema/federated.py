@@ -39,8 +39,9 @@ class Federated:
     ("examples", "equal"),
   )
   stragglers: str = field(
-    "wait", 'Policy for clients that miss the deadline: "wait" (the deadline is '
-    'hang_s), "drop" their updates, or merge them "late", with a weight by age.',
+    "wait", 'Policy for clients that miss the deadline: "wait" (with the '
+    'deadline hang_s), "drop" their updates, or merge them "late", with a '
+    "weight by age.",
     ("wait", "drop", "late"),
   )
   compensation: float = field(
