@@ -176,12 +176,17 @@ class Assembler:
     self._most_bytes = most_bytes
     self._message: Any = None
     self._data = bytearray()
-    self._since = 0.0  # time of the last message or part with vectors
+    self._expected = False  # a message with vectors
+    self._since = 0.0  # time of `expect`, or of the last part
+
+  def expect(self) -> None:
+    """Declares that a message with vectors has been asked for."""
+    self._since, self._expected = time.monotonic(), True
 
   def is_stalled(self, limit_s: float) -> bool:
-    """Returns whether parts are missing, and none has come for a time."""
-    return (
-      self._message is not None and time.monotonic() - self._since > limit_s
+    """Returns whether vectors are missing, and no part has come for a time."""
+    return (self._expected or self._message is not None) and (
+      time.monotonic() - self._since > limit_s
     )
 
   def take(self, message: Any) -> Iterator[Received]:
@@ -191,7 +196,7 @@ class Assembler:
       FrameError: Vectors are too long, or parts do not match their message.
     """
     if isinstance(message, Part) or hasattr(message, "sizes"):
-      self._since = time.monotonic()
+      self._since, self._expected = time.monotonic(), False
     if isinstance(message, Part):
       if self._message is None:
         raise FrameError("a part without a message")

@@ -155,7 +155,7 @@ class Service:
         self._take(*self._events.get(timeout=_TICK_S))
       for channel, assembler in list(self._assemblers.items()):
         if assembler.is_stalled(self._silence_s):
-          channel.close("sends keep-alives, but not the rest of its update")
+          channel.close("sends keep-alives, but not its update")
       self._report()
       check()
     for channel in list(self._channels.values()):
@@ -311,7 +311,12 @@ class Service:
         case events.Train():
           self._send_work(effect)
         case events.Resend():
-          self._channels[effect.client].send(messages.Resend(effect.round))
+          channel = self._channels[effect.client]
+          channel.send(messages.Resend(effect.round))
+          assembler = self._assemblers.get(channel)
+          # A client with a late update may train first.
+          if assembler is not None and self._rules.stragglers != "late":
+            assembler.expect()
         case events.Abandon():
           self._channels[effect.client].send(messages.Abandon(effect.round))
         case events.Refuse():

@@ -539,7 +539,11 @@ FAULTS = {
   "of the future": lambda channel, result, data: messages.send(
     channel, result._replace(round=result.round + 1), (data,)
   ),
+  "silent when asked": lambda channel, result, data: None,
 }
+
+
+SILENT = ("stalls", "truncated frame", "silent when asked")
 
 
 class Reader(messages.Assembler):
@@ -571,7 +575,7 @@ def test_faults_of_transport_end_with_the_round(
   lines = []
   with process.service(
     0, tmp_path, rules, say=lines.append,
-    silence_s=0.5 if fault in ("stalls", "truncated frame") else 10.0,
+    silence_s=0.5 if fault in SILENT else 10.0,
   ) as service:
     clients = [process.client(k, service.address, say=str) for k in (0, 2)]
     monkeypatch.setattr(process, "Client", Faulty)
