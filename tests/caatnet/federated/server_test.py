@@ -244,7 +244,7 @@ def test_client_that_loses_few_connections_has_an_update():
 
 
 def test_round_that_ended_without_a_client_is_no_error_of_it():
-  """It sends the update of round 0 before it has received that of round 1."""
+  """An update of round 0 may arrive in round 1, before that of round 1."""
   state, rules = start()
   state, _ = step(state, events.Gone(1), rules=rules)
   for client in (0, 2, 3):
