@@ -280,6 +280,8 @@ def _ready(
   state: Server, ready: Ready, rules: Rules, effects: list[Any]
 ) -> Server:
   """Requests a client's update, now or when others have sent theirs."""
+  if state.started is None:
+    return state  # the client is asked for it in the round
   if _cannot_work_on(state, ready, rules):
     return _miscounted(state, ready, rules, effects)
   if ready.client in state.uplinks or (

@@ -22,8 +22,9 @@ class Rules:
     seed: Seed of the samples.
     sampling: "weighted", "uniform" or "ratio"; see `sampling.py`.
     weights: Weights of clients: their "examples", or "equal".
-    stragglers: Policy for updates that miss their round's deadline: "wait" (with
-      the deadline hang_s), "drop", or "late" (merged with a weight by age).
+    stragglers: Policy for updates that miss their round's deadline: "wait"
+      (with the deadline hang_s), "drop", or "late" (merged with a weight by
+      age).
     deadline_s: Time limit of a round; with "wait" it has no effect.
     hang_s: Time limit of a round with "wait".
     reconnect_s: Seconds without a connection until a client is lost.
