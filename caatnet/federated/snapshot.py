@@ -17,7 +17,8 @@ from caatnet.data.arrays import read_npz
 from caatnet.federated.server import Member, Rules, Server
 
 _SCALARS = ("round", "revision", "started", "best", "stale", "finished")
-_FREE = ("rounds", "reconnect_s")  # rules that a resumed run may change
+# Rules that a resumed run may change.
+_FREE = ("rounds", "reconnect_s", "hang_s", "most_examples")
 
 
 def write(path: pathlib.Path, state: Server, rules: Rules) -> None:

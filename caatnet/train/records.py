@@ -34,8 +34,9 @@ _FREE = {
 } | {("name",)} | {
   ("parallel", key) for key in ("stage", "device_order", "xla_options")
 } | {
-  ("federated", key)  # limits of times, and more rounds
-  for key in ("rounds", "reconnect_s", "silence_s", "alone_s")
+  ("federated", key)  # limits, and more rounds
+  for key in ("rounds", "reconnect_s", "silence_s", "alone_s", "hang_s",
+              "most_examples")
 } | {
   ("data", key)  # transfer of feature rows to the devices
   for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")
