@@ -36,7 +36,7 @@ _received = 0  # first signal of `_on_signal`, or 0
 
 
 def install() -> None:
-  """Handles both signals, except those that this process was told to ignore."""
+  """Handles both signals, except those that this process ignores."""
   for number in _LINES:
     if signal.getsignal(number) != signal.SIG_IGN:
       signal.signal(number, _on_signal)
