@@ -5,7 +5,7 @@ r"""Runs the coordinator of a swarm, whose peers may join and leave.
 The coordinator tracks members and committed rounds, and holds no tensors; on a
 terminal it shows both. Each decision is in its journal before peers receive it:
 restarted with the same journal, it continues, and no peer has to restart.
-SIGTERM and Ctrl-C end it with exit code 0. Peers wait for it for
+SIGTERM ends it with exit code 0, Ctrl-C with 130. Peers wait for it for
 config.elastic.alone_s seconds, and then save and end. --log has messages and
 decisions as lines of JSON. Peers of the same user on this machine find the
 token; others need it. Tokens, ports, certificates and services are in
@@ -51,8 +51,7 @@ def main() -> None:
   from parallel.elastic.membership.coordinator import Rules
 
   path = FLAGS.journal or f"runs/coordinator-{FLAGS.port}/journal"
-  for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: sys.exit(0))
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
   with journal.Journal(path) as kept, shown.Screen() as screen:
     timing = service.Timing(
       FLAGS.silence_s, FLAGS.reconnect_s, FLAGS.grace_s, FLAGS.recover_s
