@@ -585,7 +585,7 @@ def test_peer_that_calls_another_operation_ends_and_others_say_so(
       assert str(state) == str(found[0])
       continue
     assert (state["x"] == 1).all()
-    assert any(f"at {ids_[0]}; a sum of 12 bytes at" in x for x in lines)
+    assert any(f" at {ids_[0]}; a" in x for x in lines)
   assert there.state.record.epoch < 8
 
 
