@@ -102,6 +102,7 @@ def test_error_of_an_exchange_is_raised_on_all_processes(error, raised):
     with pytest.raises(raised, match="it is gone") as caught:
       call(np.ones(2, np.float32))
     assert type(caught.value) is raised
+    assert caught.value is not error  # it is made from the broadcast
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 70_000])
