@@ -39,6 +39,7 @@ from parallel.elastic.transport.handshake import (
   Scope,
   Security,
   dial,
+  format_address,
   reached,
 )
 from parallel.elastic.transport.links import Links, Options
@@ -153,9 +154,9 @@ class Agent:
         if left_s <= _SAID_S:  # the dial used up the rest of t_c
           self._events.put((m.Alone(), invalid or error))
           return
-        LOG.warning(
-          "coordinator %s:%s: %s; %s halts in %.0f s", *self._coordinator,
-          error, self.peer.id, left_s,
+        self._say(
+          f"coordinator {format_address(self._coordinator)}: {error}; "
+          f"{self.peer.id} halts in {left_s:.0f} s"
         )
         self._scope.closed.wait(1.0)  # a refusal may be immediate
         continue
@@ -167,7 +168,7 @@ class Agent:
         channel.run(lambda message, c=channel: self._receive(c, message))
       except ValueError as error:
         invalid = f"it sent an invalid message: {error}"
-        self._say(f"coordinator {self._coordinator}: {invalid}")
+        self._say(f"coordinator {format_address(self._coordinator)}: {invalid}")
       except OSError as error:
         LOG.info("the coordinator's connection has ended: %s", error)
       # Only now close the socket: no thread uses it any longer.
