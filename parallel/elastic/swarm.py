@@ -78,7 +78,8 @@ class Swarm:
       revision: Revision of the state, for a swarm that resumes from a
         checkpoint.
       settings: Settings of the peer.
-      say: Callback that receives status lines; called from any thread.
+      say: Callback that receives status lines; called from any thread. They
+        are logged as warnings by default.
 
     Raises:
       ValueError: A value cannot be shared, or an address is invalid.

@@ -58,7 +58,7 @@ from parallel.elastic.transport.transfers import (
 _CONTROL = 0  # number of the control connection; data connections follow
 # Limit on operations that other peers have opened and this one has not.
 _MOST_UNOPENED = 4096
-_ODD_FIRST_S = 0.5
+_ODD_FIRST_S = 0.5  # delay of the end at peers that continue
 _OPTIONS = Options()
 
 
@@ -444,7 +444,9 @@ class Links:
         # Untrusted: a short payload counts as length 0.
         (length,) = struct.unpack_from("!H", payload.ljust(2, b"\0"))
         culprit = payload[2 : 2 + length].decode(errors="replace")
-        reason = payload[2 + length :].decode(errors="replace")
+        reason = frames.printable(
+          payload[2 + length :].decode(errors="replace")
+        )
         # This peer is not lost: the connection between both is the problem.
         if culprit not in self.members or culprit == self.me:
           culprit, reason = peer, f"reports {culprit}: {reason}"

@@ -603,7 +603,7 @@ def test_fetch_without_holders_reports_each_error_once():
 
 
 def test_coordinator_of_another_version_is_no_coordinator():
-  """It accepts the connection, and sends an unknown message each time."""
+  """An unknown message after each connection is not tried again for ever."""
   def speak(sock, request):
     frames.send(sock, Header(Kind.MESSAGE), b"nothing", checked=True)
 

@@ -374,6 +374,15 @@ def test_peers_may_open_different_numbers_of_connections():
     np.testing.assert_array_equal(total, xs[0] + xs[1])
 
 
+def test_reason_of_another_peer_is_printable():
+  with world(2) as links:
+    operation = link_collectives.all_reduce(links[1], 0, arrays(1, 9)[0])
+    links[0].close("\x1b[2J\u00e9")
+    with pytest.raises(Lost) as caught:
+      operation.result(PATIENCE_S)
+  assert (caught.value.peer, caught.value.reason) == ("p0", "?[2J?")
+
+
 def test_memory_of_a_sum_is_reused():
   with world(1) as links:
     first = links[0].borrow(64)
