@@ -328,11 +328,11 @@ class Links:
           # Control frames are short, so a send that blocks means a lost peer.
           sock.settimeout(self.options.silence_s)
           self._control[peer] = sock
+          if self._scope.closed.is_set():  # `_keep_alive` may have ended
+            self._scope.end(sock)
           self._say(
             peer, Header(Kind.KEEP_ALIVE, slot=self.options.num_connections)
           )
-          if self._scope.closed.is_set():  # `_keep_alive` may have ended
-            self._scope.end(sock)
         else:
           # Blocks may take long, so only unacknowledged data ends a connection.
           prepared(sock, self.options.silence_s, self.options.send_buffer)

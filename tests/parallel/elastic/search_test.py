@@ -161,7 +161,7 @@ def test_no_state_is_chosen_while_as_many_peers_have_another():
   (m.Vote(5, 6, None), 0),
 ])
 def test_empty_journal_recovers_the_epochs_of_peers(vote, epoch):
-  """Of the newest revision, and the newest one; a peer may claim any."""
+  """Epochs of the newest revision and of all peers, one of which claims any."""
   state, rules = coordinator.Coordinator(), coordinator.Rules(least=3)
   for who, hello in (
     ("a", m.Hello(5, 7, "0a", None)), ("b", m.Hello(9, 6, "00", vote)),
