@@ -28,7 +28,7 @@ from parallel.elastic.timeouts import Finished, Halted, Stopped
 from parallel.elastic.transport.transfers import Lost
 
 _EVENT_S = 1.0  # interval of broadcasts while nothing happens, in seconds
-_ENDS = {x.__name__: x for x in (Halted, Finished, Stopped)}
+_ENDS = {x.__name__: x for x in (Halted, Finished, Stopped, ValueError)}
 
 
 class SwarmView(NamedTuple):
@@ -137,8 +137,7 @@ class ReplicatedSwarm:
         self._view = _broadcast(what)
         return
       elif word == "error":
-        kind, text = _broadcast(what)
-        raise _ENDS.get(kind, RuntimeError)(text)
+        raise _made(*_broadcast(what))
 
   def _call(self, call: Callable[[], Any]) -> None:
     try:
@@ -191,17 +190,24 @@ class _Exchange:
     return self._run(lambda: [bytes(x) for x in self._real.gather(data)])
 
   def _run(self, call: Callable[[], Any]) -> Any:
-    """Broadcasts the result of process 0's call, or raises `Lost` on all."""
-    value, failed = None, False
+    """Broadcasts the result of process 0's call, or raises its error on all."""
+    value, failed = None, None
     if self._real is not None:
       try:
         value = call()
-      except OSError as error:
-        value, failed = str(error), True
+      except Exception as error:
+        failed = type(error).__name__, str(error)
     value, failed = _broadcast((value, failed))
-    if failed:
-      raise Lost(None, value)
+    if failed is not None:
+      raise _made(*failed)
     return value
+
+
+def _made(kind: str, text: str) -> Exception:
+  """Returns an error of process 0 by the name of its class and its text."""
+  if kind == Lost.__name__:
+    return Lost(None, text)
+  return _ENDS.get(kind, RuntimeError)(text)
 
 
 def _broadcast(value: Any) -> Any:

@@ -84,9 +84,13 @@ def test_end_of_a_swarm_ends_the_membership(there):
     assert together.revision == 1
 
 
-def test_lost_peer_of_an_exchange_is_lost_on_all_processes():
+@pytest.mark.parametrize(("error", "raised"), [
+  (Lost("p1", "it is gone"), Lost), (ValueError("it is gone"), ValueError),
+  (FileNotFoundError("it is gone"), RuntimeError),
+])
+def test_error_of_an_exchange_is_raised_on_all_processes(error, raised):
   def failing(*_):
-    raise ConnectionResetError("p1 is gone")
+    raise error
 
   exchange = multi_process._Exchange(types.SimpleNamespace(
     round=3, contributors=("p0", "p1"), rank=1, weights=(1.0, 2.0),
@@ -95,8 +99,10 @@ def test_lost_peer_of_an_exchange_is_lost_on_all_processes():
   assert (exchange.round, exchange.contributors) == (3, ("p0", "p1"))
   assert (exchange.rank, exchange.weights) == (1, (1.0, 2.0))
   for call in (exchange.sum, exchange.gather):
-    with pytest.raises(Lost, match="p1 is gone"):
+    with pytest.raises(raised, match="it is gone") as caught:
       call(np.ones(2, np.float32))
+    assert type(caught.value) is raised
+    assert caught.value is not error  # it is made from the broadcast
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 70_000])
