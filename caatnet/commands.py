@@ -16,6 +16,8 @@ import runpy
 import subprocess
 import sys
 
+from caatnet import interrupts
+
 _BUNDLE = pathlib.Path(__file__).with_name("_bundle")
 _USAGE = "usage: caatnet COMMAND [--FLAG=VALUE ...]"
 
@@ -109,6 +111,7 @@ def main() -> None:
   Raises:
     SystemExit: The script's exit code; 2 for an unknown command.
   """
+  interrupts.install()
   known = scripts()
   name, *arguments = sys.argv[1:] or [""]  # "" prints the usage
   if name in ("--help", "-h", "-help", "help"):

@@ -5,6 +5,7 @@
 """
 
 import pathlib
+import sys
 
 from absl import flags
 
@@ -33,7 +34,7 @@ def main() -> None:
     print(f"\n{label}: {p:.0%} of the channels synchronised", flush=True)
     result = loop.train(experiment, folders[label], label=label)
     if not result.finished:
-      return
+      sys.exit(result.exit_code)
     speed = result.units_per_second  # None if the run was finished before
     rows.append(
       [

@@ -12,7 +12,6 @@ metrics.jsonl. Tokens and certificates are those of docs/elastic.md, the
 protocol is described in docs/federated.md.
 """
 
-import signal
 import sys
 
 from absl import flags
@@ -40,7 +39,6 @@ def main() -> None:
     (FLAGS.role == "client") != (FLAGS.client is not None)
   ):
     raise ValueError("--role=client needs --server=HOST:PORT and --client=K")
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends its clients
   federation = federated.build(FLAGS.config, FLAGS.client or 0)
   security = swarms.security()
   if FLAGS.role == "server":

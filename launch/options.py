@@ -21,7 +21,7 @@ from absl import flags, logging
 import ml_collections
 from ml_collections import config_flags
 
-from caatnet import atomic, commands
+from caatnet import atomic, commands, interrupts
 from caatnet.config.schema import tree
 from launch import full_disks, overriding, processes
 from parallel import lazy
@@ -186,6 +186,7 @@ def run(
     writes: Flags of other files that the script writes, and NAME/ for folders.
       All paths are checked before the script begins.
   """
+  interrupts.watch()
   code = _run(main, _Accepted(
     uses, required, defaults or {}, changeable, devices, positional, writes
   ))
@@ -343,15 +344,15 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
       gc.disable()
     if devices:
       _set_up_devices(keep_programs="programs" in uses and not _reads(uses))
-    code = main() or 0
+    with interrupts.working():
+      code = main() or 0
     assert gc.isenabled(), "the script has not called resume_gc"
     sys.stdout.flush()  # fails here if it is a file on a full disk
     return code
   except KeyboardInterrupt:
     if debug:
-      raise
-    print("interrupted", file=sys.stderr)
-    return 130
+      traceback.print_exc()
+    interrupts.end()
   except BrokenPipeError:  # the reader of stdout has closed the pipe
     _discard_stdout()
     return 141

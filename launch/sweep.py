@@ -63,8 +63,6 @@ def main() -> None:
 
     experiment = experiments.build(run_config, options.mesh())
     row = sweep.run_point(experiment, point, workdir, count_bytes)
-    if row is None:
-      return
     rows.append(row)
     sweep.write_csv(rows, workdir / "sweep.csv")
   tables.print_sweep(rows)

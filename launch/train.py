@@ -8,6 +8,7 @@ r"""Trains a model; the same command resumes a stopped run.
 """
 
 import functools
+import sys
 
 from absl import flags
 
@@ -49,7 +50,7 @@ def main() -> None:
       result.profiled, experiment.program.layout.mesh, workdir / "profile"
     ))
   if not result.finished:
-    return
+    sys.exit(result.exit_code)  # all processes of the run leave together
   data = experiment.data
   measures = ", ".join(
     f"{data.labels[key]} {value:.4f}" for key, value in result.measures.items()

@@ -1,5 +1,7 @@
 """Seeded corruption of files: one fault in a valid example."""
 
+import os
+import pathlib
 import random
 import re
 
@@ -17,6 +19,8 @@ _VALUES = {
 }
 TEXT = (*_VALUES, "empty", "truncated", "not_utf8", "nul", "repeated_key",
         "brackets", "list", "object")
+# Changed bytes per row of tests; set it for more.
+FLIPS = int(os.environ.get("FLIPS", "12"))
 BINARY = ("empty", "truncated", "changed", "longer", "brackets")
 
 
@@ -52,6 +56,24 @@ def corrupted(data: bytes, kind: str, seed: int = 0) -> bytes:
     + data[place % 128 + 1 :] if data else b"",
     "longer": data + b"x",
   }[kind]
+
+
+def flip(folder: pathlib.Path, seed: int) -> tuple[pathlib.Path, int, int]:
+  """Changes one byte of a file; returns the file, the place and the old byte.
+
+  Every second seed draws among all bytes of a folder, others among its files.
+  """
+  rng = random.Random(f"flip {seed}")
+  found = sorted(x for x in folder.rglob("*") if x.is_file())
+  found = [x for x in found if x.stat().st_size]
+  sizes = [x.stat().st_size for x in found]
+  (path,) = rng.choices(found, sizes if seed % 2 else None)
+  data = bytearray(path.read_bytes())
+  place = rng.randrange(len(data))
+  old = data[place]
+  data[place] ^= rng.randrange(1, 256)
+  path.write_bytes(data)
+  return path, place, old
 
 
 def _replaced(

@@ -144,7 +144,8 @@ RULES = {
   "caatnet.atomic": ((), NUMPY_ONLY),
   "caatnet.checks": ((), NUMPY_ONLY),
   # The command line starts without jax.
-  "caatnet.commands": ((), NUMPY_ONLY),
+  "caatnet.commands": (("caatnet.interrupts",), NUMPY_ONLY),
+  "caatnet.interrupts": ((), NUMPY_ONLY),
   "caatnet.__main__": (("caatnet.commands",), NUMPY_ONLY),
   "caatnet.models": (
     (
@@ -176,6 +177,7 @@ RULES = {
       "caatnet.commands",
       "caatnet.config.schema",
       "caatnet.data",
+      "caatnet.interrupts",
       "caatnet.models.access",
       "caatnet.models.protocol",
       "caatnet.program",
@@ -340,6 +342,7 @@ RULES = {
       "caatnet.config.schema",
       "caatnet.federated",
       "caatnet.inference",
+      "caatnet.interop.families",
       "caatnet.models.nanobatches",
       "caatnet.models.paged",
       "caatnet.program",
@@ -371,7 +374,8 @@ RULES = {
   "launch.options": (
     (
       "caatnet.atomic", "caatnet.commands", "caatnet.config.schema",
-      "launch.full_disks", "launch.overriding", "launch.processes",
+      "caatnet.interrupts", "launch.full_disks", "launch.overriding",
+      "launch.processes",
       "parallel.memory.heap", "parallel.xla.persistent",
     ),
     ("flax", "orbax"),
@@ -451,8 +455,9 @@ def test_parallel_names_no_config_keys():
 
 def test_packages_import_nothing():
   """Except for lazily imported names; tests/exports_test.py resolves them."""
-  for top in ("configs", "launch"):
-    assert not (ROOT / top / "__init__.py").read_text().strip()
+  assert not (ROOT / "configs" / "__init__.py").read_text().strip()
+  scripts = (ROOT / "launch" / "__init__.py").read_text()
+  assert _imports(scripts) == ["sys", "caatnet.interrupts"]  # before all others
   for top in ("parallel", "caatnet"):
     for path in (ROOT / top).rglob("*.py"):
       if path.name == "__init__.py":
@@ -489,7 +494,7 @@ def test_roots_contain_only_listed_files():
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
     "__init__.py", "__main__.py", "atomic.py", "checks.py", "commands.py",
-    "program.py", "stages.py",
+    "interrupts.py", "program.py", "stages.py",
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "checks.py", "collectives.py", "lazy.py",

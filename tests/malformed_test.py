@@ -27,6 +27,7 @@ from caatnet.data.graphs import csr, loaders
 from caatnet.federated import links as federated_links
 from caatnet.federated import server, snapshot
 from caatnet.inference import prompts
+from caatnet.interop import tensors
 from caatnet.interop.source import open_source
 from caatnet.serving import router, traces
 from caatnet.serving.experts import Library
@@ -200,6 +201,14 @@ def make_model(folder: pathlib.Path) -> None:
     (folder / name).write_text(text)
 
 
+def make_export(folder: pathlib.Path) -> None:
+  make_model(folder)
+  found, _ = tensors.find(folder)
+  tensors.write_checksums(folder, {
+    name: tensors._crc(tensors.read(x, name)) for name, x in found.items()
+  })
+
+
 def make_tokenizer(folder: pathlib.Path) -> None:
   for name, text in llama_files().items():
     (folder / name).write_text(text)
@@ -367,6 +376,8 @@ FORMATS = {
                  "model-00001-of-00002.safetensors",
                  "model.safetensors.index.json")
   },
+  "export": Format(
+    tensors.CHECKSUMS, make_export, lambda folder: open_source(folder, 1)),
   **{
     f"tokenizer/{name}": Format(
       name, make_tokenizer, lambda folder: tokenizers.load(str(folder))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import json
 import math
+import sys
 from typing import Any
 
 from etils import epath
@@ -57,7 +58,7 @@ def run(
   mesh: Mapping[str, int] | None = None,
   seeds: Sequence[int] = (),
   texts: Mapping[str, kinds.Kind] | None = None,
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
   """Trains and evaluates a composition, and writes its library.
 
   Args:
@@ -68,9 +69,10 @@ def run(
     texts: Kinds of text by name; None for those of `kinds.KINDS`.
 
   Returns:
-    The result, plain data as in `RESULT`; None if a signal stopped a run.
+    The result, plain data as in `RESULT`.
 
   Raises:
+    SystemExit: A signal has stopped a run, which has been saved.
     ValueError: A value is not allowed, there are fewer than two kinds with
       enough text, another process uses the folder, or a file is damaged.
   """
@@ -101,8 +103,7 @@ def run(
       router = evaluation.router_of(workdir, options, found, seed)
       for index, one in enumerate(of_seed):
         print(f"seed {seed}, run {index + 1} of {len(of_seed)}: {one.name}")
-        if not _train(one, mesh):
-          return None
+        _train(one, mesh)
       rows.append(evaluation.of_seed(
         {one.name: one.folder for one in of_seed}, router, options, found,
         workdir / f"seed{seed}.json",
@@ -240,8 +241,8 @@ def _experts(
       yield f"{one.name}-seed{one.seed}-step{step}", one, step, "checkpoint"
 
 
-def _train(one: Planned, mesh: Mapping[str, int] | None) -> bool:
-  """Trains a run unless it is finished; returns whether it is finished."""
+def _train(one: Planned, mesh: Mapping[str, int] | None) -> None:
+  """Trains a run unless it is finished."""
   done, steps = one.folder / "finished", f"{one.config.train.num_steps}\n"
   if done.exists():
     if done.read_text() != steps:  # later runs began with its parameters
@@ -250,14 +251,14 @@ def _train(one: Planned, mesh: Mapping[str, int] | None) -> bool:
         f"{steps.strip()}; use another --workdir"
       )
     records.write_config(one.folder, json.loads(one.config.to_json()))
-    return True
+    return
   experiment = experiments.build(one.config, mesh)
   result = loop.train(
     experiment, one.folder, label=f"{one.name} seed={one.seed}"
   )
-  if result.finished:
-    files.replace(done, steps)
-  return result.finished
+  if not result.finished:
+    sys.exit(result.exit_code)
+  files.replace(done, steps)
 
 
 def _collect(

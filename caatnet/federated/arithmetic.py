@@ -17,6 +17,8 @@ from caatnet.federated.vector_codec import Plain, VectorCodec
 from parallel.outer import health
 
 OPTIMIZERS = ("fedavg", "fedavgm", "fedadam")
+# Of two norms, either may be the wrong one.
+_LEAST_JUDGED = 3
 
 
 def optimizer(
@@ -50,7 +52,7 @@ class VectorArithmetic:
       downlink: Codec of the differences between revisions, whose rounding must
         be deterministic.
       outlier_factor: Largest norm of a valid update, as a multiple of the
-        median; 0 allows any finite norm.
+        median of at least three; 0 allows any finite norm.
     """
     self._downlink, self._factor = downlink, outlier_factor
     self._transformation = transformation
@@ -60,7 +62,7 @@ class VectorArithmetic:
     """Compiles the programs, so that rounds measure no compilation."""
     zeros = np.zeros_like(params)
     self.update(zeros, self.init(params), params)
-    self.healthy([1.0])
+    self.healthy([1.0] * _LEAST_JUDGED)
     self.publish(zeros)
 
   def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -92,8 +94,10 @@ class VectorArithmetic:
     padded[: len(norms)] = norms
     # Norms above float32's range become infinite, and unhealthy.
     with np.errstate(over="ignore"):
-      found = jnp.asarray(padded.astype(np.float32))
-    return health.healthy(found, self._factor).tolist()[: len(norms)]
+      found = padded.astype(np.float32)
+    judged = np.isfinite(found).sum() >= _LEAST_JUDGED
+    factor = self._factor if judged else 0.0
+    return health.healthy(found, factor).tolist()[: len(norms)]
 
   def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
     if isinstance(self._downlink, Plain):

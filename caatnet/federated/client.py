@@ -142,6 +142,8 @@ class Client:
     self._ended = threading.Event()
     self._clock = ""  # that of the server
     self._retained: tuple[messages.Result, bytes] | None = None
+    # Connection and round of the update that was sent last.
+    self._sent: tuple[Channel | None, int] = None, -1
     self._params = np.zeros(trainer.num_params, np.float32)
     self.revision: int | None = None
 
@@ -167,7 +169,11 @@ class Client:
         case _Failed():
           raise ValueError(event.reason)
         case Received(message=messages.Work()):
-          self._work(event)
+          try:
+            self._work(event)
+          except Exception as error:
+            self._fail(str(error) or type(error).__name__)
+            raise
         case Received(message=messages.Resend() as resend):
           kept = self._retained
           if kept is not None and kept[0].round == resend.round:
@@ -199,6 +205,11 @@ class Client:
         if str(error) != printed:
           printed = str(error)
           self._say(f"{where}, tries again: {error}")
+      except Exception as error:  # else the main thread waits for ever
+        self._events.put(_Failed(
+          f"the connection ended by {type(error).__name__}: {error}"
+        ))
+        return
       self._ended.wait(_AGAIN_S)
 
   def _converse(self) -> None:
@@ -247,18 +258,16 @@ class Client:
     work = event.message
     kept = self._retained
     if kept is not None and kept[0].round == work.round:
-      # The server lost its state after it had received this update.
-      self._deliver(work)
+      # The server lost its state after it had received this update, or sent the
+      # work before an update that is on its way: a second one would be wrong.
+      if self._sent != (self._channel, work.round):
+        self._deliver(work)
       return
     if not self._apply(work, event.vectors):
       return
-    try:
-      trained = self._trainer.train(
-        self._params, work.round, lambda: self._stops(work.round)
-      )
-    except Exception as error:
-      self._fail(str(error) or type(error).__name__)
-      raise
+    trained = self._trainer.train(
+      self._params, work.round, lambda: self._stops(work.round)
+    )
     if trained is None:
       return
     delta = trained.params - self._params
@@ -286,13 +295,15 @@ class Client:
   def _send_retained(self) -> None:
     assert self._retained is not None
     result, data = self._retained
+    self._sent = self._channel, result.round
     self._send(result._replace(sent_s=time.monotonic()), data)
 
   def _fail(self, reason: str) -> None:
     """Sends the reason for which this client ends."""
     self._ended.set()  # no new connection
     assert self._channel is not None
-    self._channel.send(messages.Failed(" ".join(reason.split())[:400]))
+    line = " ".join(reason.split()).encode("ascii", "backslashreplace")
+    self._channel.send(messages.Failed(line.decode()[:400]))
     self._channel.finish(_FAIL_S)
 
   def _apply(self, work: messages.Work, vectors: tuple[bytes, ...]) -> bool:

@@ -154,3 +154,9 @@ class Refused(NamedTuple):
 
   client: int
   reason: str
+
+
+class Warned(NamedTuple):
+  """The run continues, but its results may be wrong for a reason."""
+
+  reason: str

@@ -176,6 +176,18 @@ class Assembler:
     self._most_bytes = most_bytes
     self._message: Any = None
     self._data = bytearray()
+    self._expected = False  # a message with vectors
+    self._since = 0.0  # time of `expect`, or of the last part
+
+  def expect(self) -> None:
+    """Declares that a message with vectors has been asked for."""
+    self._since, self._expected = time.monotonic(), True
+
+  def is_stalled(self, limit_s: float) -> bool:
+    """Returns whether vectors are missing, and no part has come for a time."""
+    return (self._expected or self._message is not None) and (
+      time.monotonic() - self._since > limit_s
+    )
 
   def take(self, message: Any) -> Iterator[Received]:
     """Returns the message that has become complete, if any.
@@ -183,6 +195,8 @@ class Assembler:
     Raises:
       FrameError: Vectors are too long, or parts do not match their message.
     """
+    if isinstance(message, Part) or hasattr(message, "sizes"):
+      self._since, self._expected = time.monotonic(), False
     if isinstance(message, Part):
       if self._message is None:
         raise FrameError("a part without a message")

@@ -13,10 +13,11 @@ parameters and the published vector of revision r - 1, so that rounding errors
 do not accumulate, and a client that has revision q receives the differences q +
 1 to r.
 
-A round ends when each sampled client has returned an update or is lost, that
-is, without a connection for `Rules.reconnect_s` seconds, or at the deadline. An
-update that arrives later is dropped or merged into the round in progress, by
-`Rules.stragglers`.
+A round ends when each sampled client has returned an update or is lost, or at
+the time limit, `Rules.limit_s`. A client is lost if it has no connection for
+`Rules.reconnect_s` seconds, has lost its connection five times in the round, or
+reports a round that it cannot work on. An update that arrives later is dropped
+or merged into the round in progress, by `Rules.stragglers`.
 
 With `Rules.downlinks_at_once` or `Rules.uplinks_at_once`, few clients receive
 or send at a time, and others wait in a queue: which model is sent next and
@@ -47,6 +48,7 @@ from caatnet.federated.events import (
   Save,
   Stop,
   Update,
+  Warned,
 )
 from caatnet.federated.state import (
   Contribution,
@@ -56,6 +58,9 @@ from caatnet.federated.state import (
   put,
   replaced,
 )
+
+_MOST_LOST = 5  # connections of a client in a round
+_MOST_SUM = 1.5  # of a round's coefficients, without a warning
 
 
 class Arithmetic(Protocol):
@@ -135,11 +140,7 @@ def step(
     case Update():
       state = _update(state, message, rules, effects)
     case Gone() if message.client in state.members:
-      state = replaced(
-        state, message.client, connected=False, since=time, working=-1
-      )
-      for up in (False, True):
-        state = transfers.dequeue(state, message.client, rules, effects, up)
+      state = _gone(state, message.client, time, rules, effects)
   if state.finished:
     return state, effects
   if state.started is None:
@@ -179,9 +180,8 @@ def wake_s(state: Server, rules: Rules) -> float | None:
     if not state.members[k].connected
   ]
   times = [max(lost)] if len(lost) == len(_unanswered(state)) > 0 else []
-  if rules.stragglers != "wait":
-    times.append(state.started + rules.deadline_s)
-  return min(times, default=None)
+  times.append(state.started + rules.limit_s)
+  return min(times) if math.isfinite(min(times)) else None
 
 
 def waits(state: Server, rules: Rules) -> str:
@@ -203,8 +203,8 @@ def waits(state: Server, rules: Rules) -> str:
   )
   if away:
     text += f"; without a connection: {_list(away)}"
-  if rules.stragglers != "wait":
-    text += f"; the deadline is {rules.deadline_s:g} s"
+  if math.isfinite(rules.limit_s):
+    text += f"; the deadline is {rules.limit_s:g} s"
   return text
 
 
@@ -225,6 +225,11 @@ def _hello(
       f"client {hello.client} has revision {hello.revision}, but the newest "
       f"one is {state.revision}: it belongs to another run"
     )
+  elif hello.examples > rules.most_examples:
+    reason = (
+      f"client {hello.client} reports {hello.examples:,} examples: must be at "
+      f"most most_examples={rules.most_examples:,}"
+    )
   if reason:
     effects.append(Refuse(hello.client, reason))
     return state
@@ -236,10 +241,13 @@ def _hello(
       f"{before.examples}",
     ))
     return state
+  is_new = hello.client not in state.members
   state = put(state, hello.client, dataclasses.replace(
     before, connected=True, since=time, revision=hello.revision,
     retained=hello.retained, working=-1,
   ))
+  if is_new and len(state.members) == rules.clients:
+    _warn_of_majority(_weights(state, rules), effects)
   if state.finished:
     effects.append(Refuse(hello.client, state.finished))
     return state
@@ -272,6 +280,10 @@ def _ready(
   state: Server, ready: Ready, rules: Rules, effects: list[Any]
 ) -> Server:
   """Requests a client's update, now or when others have sent theirs."""
+  if state.started is None:
+    return state  # the client is asked for it in the round
+  if _cannot_work_on(state, ready, rules):
+    return _miscounted(state, ready, rules, effects)
   if ready.client in state.uplinks or (
     ready.round != state.members[ready.client].working
   ):
@@ -289,9 +301,10 @@ def _update(
   if member is None:
     return _refuse(state, update, "not registered", effects)
   if state.started is None:
+    state = replaced(state, update.client, retained=update.round)
     return _refuse(state, update, "between rounds", effects)
-  if update.round > state.round or update.revision > state.revision:
-    return _refuse(state, update, "of the future", effects)
+  if update.revision > state.revision or _cannot_work_on(state, update, rules):
+    return _miscounted(state, update, rules, effects)
   if member.done >= update.round:
     return _refuse(state, update, "a duplicate", effects)
   if member.working == update.round:
@@ -310,6 +323,8 @@ def _update(
     state = _refuse(state, update, "not sampled", effects)
   elif update.delta.shape != state.params.shape:
     state = _refuse(state, update, "of another size", effects)
+  elif update.validated > rules.most_examples:
+    state = _refuse(state, update, "of too many examples", effects)
   elif not math.isfinite(norm):
     state = _refuse(state, update, "not finite", effects)
   else:
@@ -317,6 +332,65 @@ def _update(
     state = dataclasses.replace(state, received=(*state.received, found))
   # A straggler starts the round in progress after its late update.
   return _offer(state, update.client, rules, effects)
+
+
+def _gone(
+  state: Server, client: int, time: float, rules: Rules, effects: list[Any]
+) -> Server:
+  """Counts a lost connection; after the last one, its client is lost."""
+  member = state.members[client]
+  missed = state.started is not None and client in _unanswered(state)
+  state = replaced(
+    state, client, connected=False, since=time, lost=member.lost + missed
+  )
+  if missed and member.lost + 1 >= _MOST_LOST:
+    state = _refuse(
+      state, Ready(client, state.round), "interrupted too often", effects
+    )
+    return _without_update(state, client, rules, effects)
+  return _idle(state, client, rules, effects)
+
+
+def _idle(
+  state: Server, client: int, rules: Rules, effects: list[Any]
+) -> Server:
+  """Ends a client's transfers, and its work."""
+  for up in (False, True):
+    state = transfers.dequeue(state, client, rules, effects, up)
+  return replaced(state, client, working=-1)
+
+
+def _without_update(
+  state: Server, client: int, rules: Rules, effects: list[Any]
+) -> Server:
+  """Ends a client's part of the round, which no longer waits for it."""
+  state = _idle(state, client, rules, effects)
+  return replaced(state, client, done=state.round, left=state.round)
+
+
+def _cannot_work_on(
+  state: Server, answer: Update | Ready, rules: Rules
+) -> bool:
+  """Returns whether a client reports a round that it cannot work on.
+
+  With "wait", it can work on the round in progress, and on the newest round
+  that has ended without its update.
+  """
+  left = state.members[answer.client].left
+  return answer.round > state.round or (
+    rules.stragglers == "wait" and answer.round not in (state.round, left)
+  )
+
+
+def _miscounted(
+  state: Server, answer: Update | Ready, rules: Rules, effects: list[Any]
+) -> Server:
+  """Refuses the update of a client that counts rounds in another way."""
+  reason = "of the past" if answer.round < state.round else "of the future"
+  state = _refuse(state, answer, reason, effects)
+  if answer.client in _unanswered(state):
+    state = _without_update(state, answer.client, rules, effects)
+  return state
 
 
 def _begin(
@@ -347,10 +421,11 @@ def _begin(
   order = sorted(drawn, key=lambda k: -state.members[k].busy_s)
   # Clients that are not drawn may have a late update.
   for client in dict.fromkeys((*order, *state.members)):
-    if rules.stragglers != "late":  # an older round needs no update any more
-      working = state.members[client].working
-      if working >= 0:
-        state = replaced(state, client, working=-1)
+    member = state.members[client]
+    # Without late updates, an older round needs no update any more.
+    working = member.working if rules.stragglers == "late" else -1
+    if (member.working, member.lost) != (working, 0):
+      state = replaced(state, client, working=working, lost=0)
     state = _offer(state, client, rules, effects)
   return state
 
@@ -386,7 +461,7 @@ def _complete(state: Server, time: float, rules: Rules) -> bool:
     m.connected for m in state.members.values()
   ):
     return False
-  if rules.stragglers != "wait" and time >= state.started + rules.deadline_s:
+  if time >= state.started + rules.limit_s:
     return True
   return all(
     not state.members[k].connected
@@ -412,7 +487,7 @@ def _end(
       state = _refuse(state, contribution.update, "an outlier", effects)
   kept = [c for c, valid in zip(received, healthy, strict=True) if valid]
   factors = sampling.coefficients(
-    _weights(state, rules), rules.sampling,
+    _weights(state, rules), rules.per_round, rules.sampling,
     [
       (c.update.client, c.draws, state.revision - c.update.revision)
       for c in kept
@@ -421,6 +496,12 @@ def _end(
   loss = _mean_loss([c.update for c in received])
   if kept:
     state = _merge(state, kept, factors, rules, arithmetic)
+  if sum(factors) > _MOST_SUM:
+    effects.append(Warned(
+      f"coefficients of round {state.round} sum to {sum(factors):.2f} instead "
+      f"of 1: with sampling={rules.sampling!r} and unequal weights, training "
+      'may diverge; choose "weighted" or "ratio"'
+    ))
   effects.append(Ended(
     state.round, state.revision, state.sampled,
     tuple(
@@ -428,14 +509,15 @@ def _end(
       for c, f in zip(kept, factors, strict=True)
     ),
     tuple(missing), state.refused, loss, time - (state.started or 0.0),
-    bool(missing) and rules.stragglers != "wait"
-    and time >= (state.started or 0.0) + rules.deadline_s,
+    bool(missing) and time >= (state.started or 0.0) + rules.limit_s,
   ))
-  if rules.stragglers == "drop":
-    for client in missing:
-      if state.members[client].working == state.round:
-        effects.append(Abandon(client, state.round))
-        state = replaced(state, client, working=-1)
+  for client in missing:
+    state = replaced(state, client, left=state.round)
+    if rules.stragglers != "late" and (
+      state.members[client].working == state.round
+    ):
+      effects.append(Abandon(client, state.round))
+      state = replaced(state, client, working=-1)
   if not math.isnan(loss):
     better = loss < state.best - rules.least_gain
     state = dataclasses.replace(
@@ -524,8 +606,20 @@ def _finish(state: Server, reason: str, effects: list[Any]) -> Server:
   return state
 
 
+def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
+  """Warns if a client of several has most of the weights."""
+  most = max(weights, key=lambda k: weights[k], default=0)
+  share = weights.get(most, 0.0) / (sum(weights.values()) or 1.0)
+  if len(weights) > 1 and share > (0.9 if len(weights) == 2 else 0.5):
+    effects.append(Warned(
+      f"client {most} reports {weights[most]:,.0f} examples, {share:.1%} of "
+      "all: the model is mostly its own; most_examples limits the number, and "
+      "weights='equal' does not use it"
+    ))
+
+
 def _refuse(
-  state: Server, update: Update, reason: str, effects: list[Any]
+  state: Server, update: Update | Ready, reason: str, effects: list[Any]
 ) -> Server:
   """Counts and names an update that is not merged."""
   effects.append(Refused(

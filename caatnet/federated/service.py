@@ -100,6 +100,7 @@ class Service:
     self._events: queue.Queue[tuple[Channel, Id, Any]] = queue.Queue(
       _MOST_EVENTS
     )
+    self._assemblers: dict[Channel, messages.Assembler] = {}
     self._channels: dict[int, Channel] = {}
     self._senders: dict[int, Id] = {}  # ids of the clients' processes
     self._clocks: dict[int, str] = {}
@@ -152,6 +153,9 @@ class Service:
       self._step(events.Tick())  # first, for a run that is complete
       with contextlib.suppress(queue.Empty):
         self._take(*self._events.get(timeout=_TICK_S))
+      for channel, assembler in list(self._assemblers.items()):
+        if assembler.is_stalled(self._silence_s):
+          channel.close("sends keep-alives, but not its update")
       self._report()
       check()
     for channel in list(self._channels.values()):
@@ -178,6 +182,7 @@ class Service:
     )
     # A code may be longer than float32, by scales of a padded block.
     assembler = messages.Assembler(size + 4096)
+    self._assemblers[channel] = assembler
     channel.send(messages.Welcome(float(self._silence_s), messages.clock()))
 
     def take(message: Any) -> None:
@@ -186,9 +191,11 @@ class Service:
 
     try:
       channel.run(take)
-    except (OSError, ValueError) as error:
-      reason = channel.reason or str(error)
+    except Exception as error:  # of any kind: the round waits for the event
+      reason = channel.reason or str(error) or type(error).__name__
       self._events.put((channel, request.sender, _Ended(reason)))
+    finally:
+      del self._assemblers[channel]
 
   def _take(self, channel: Channel, sender: Id, event: Any) -> None:
     """Processes one event of a connection."""
@@ -198,7 +205,7 @@ class Service:
       if client is not None:
         self._say(f"client {client} has no connection: {event.reason}")
         self._lose(client)
-    elif isinstance(event.message, messages.Connected):
+    elif isinstance(event.message, messages.Connected) and client is None:
       self._connect(channel, sender, event.message)
     elif isinstance(event.message, messages.Failed):
       # Untrusted text, printed with escapes; `_Ended` follows.
@@ -209,6 +216,8 @@ class Service:
           self._step(events.Delivered(client, round))
         case messages.Ready(round=round):
           self._step(events.Ready(client, round))
+        case messages.Connected():
+          channel.close("has connected twice by one connection")
         case _:
           self._receive(client, event)
 
@@ -302,12 +311,17 @@ class Service:
         case events.Train():
           self._send_work(effect)
         case events.Resend():
-          self._channels[effect.client].send(messages.Resend(effect.round))
+          channel = self._channels[effect.client]
+          channel.send(messages.Resend(effect.round))
+          assembler = self._assemblers.get(channel)
+          # A client with a late update may train first.
+          if assembler is not None and self._rules.stragglers != "late":
+            assembler.expect()
         case events.Abandon():
           self._channels[effect.client].send(messages.Abandon(effect.round))
         case events.Refuse():
           self._refuse(self._channels.pop(effect.client), effect.reason)
-        case events.Refused():
+        case events.Refused() | events.Warned():
           self._say(effect.reason)
         case events.Ended():
           self._record(effect)

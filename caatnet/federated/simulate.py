@@ -10,7 +10,9 @@ A fault concerns one client, or the server:
 
   kill   the process ends, loses its model and its updates, and starts again
   stop   the process pauses; the server closes its silent connection
+  hang   the process pauses, and its connection continues
   cut    the connection ends; the process continues, and connects again
+  count  the client reports its updates as those of the next round
   server the server ends, and starts again from its last saved state
 """
 
@@ -130,9 +132,10 @@ class Fault(NamedTuple):
 
   Attributes:
     time: Time in seconds.
-    kind: "kill", "stop", "cut" or "server"; see the head of this module.
+    kind: One of the kinds at the head of this module.
     client: Id of the client; ignored by "server".
-    lasts_s: Time until the process runs, or the connection is there, again.
+    lasts_s: Time until the process runs, the connection is there, or rounds are
+      counted correctly, again.
   """
 
   time: float
@@ -150,20 +153,24 @@ class _Client:
       connection are lost.
     process: Number of its process. Events of an earlier process are void.
     wakes: Time until which it is stopped.
+    miscounts: Time until which it reports the next round.
     phase: Current activity, for statistics of faults.
     revision: Revision that it holds; -1 for none.
     retained: Newest update; None for none.
     working: Round in progress; -1 for none.
+    sent: Connection and round of the newest upload.
     row: Times and bytes of the newest round.
   """
 
   connection: int = 0
   process: int = 0
   wakes: float = 0.0
+  miscounts: float = 0.0
   phase: str = "idle"
   revision: int = -1
   retained: events.Update | None = None
   working: int = -1
+  sent: tuple[int, int] = (0, -1)
   row: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -360,15 +367,17 @@ class Simulation:
       if it.wakes > self.time:
         self._after(it.wakes - self.time, received)
       elif connection and it.connection == connection:
+        self._to_server(
+          train.client, events.Delivered(train.client, train.round)
+        )
+        if it.sent == (connection, train.round):
+          return  # the update was on its way when the server sent the model
         it.working, it.revision = train.round, train.revision
         it.phase = "training"
         it.row = {
           "round": train.round, "client": train.client,
           "t_d": self.time - sent_s, **phases, "bytes_down": size,
         }
-        self._to_server(
-          train.client, events.Delivered(train.client, train.round)
-        )
         self._after(sum(phases.values()), computed)
 
     def computed() -> None:
@@ -404,6 +413,9 @@ class Simulation:
     it = self._clients[client]
     it.phase = "uplink"
     if it.connection:  # else the server asks for it after a new one
+      it.sent = it.connection, update.round
+      if it.miscounts > self.time:
+        update = update._replace(round=update.round + 1)
       self._transfer(
         client, True, self._uplink_bytes, self._arrival(client, update)
       )
@@ -416,9 +428,12 @@ class Simulation:
     it = self._clients[fault.client]
     self.hit.append((fault.kind, it.phase))
     again = functools.partial(self._connect, fault.client)
-    if fault.kind == "stop":
+    if fault.kind == "count":
+      it.miscounts = self.time + fault.lasts_s
+      return
+    if fault.kind in ("stop", "hang"):
       it.wakes = max(it.wakes, self.time + fault.lasts_s)
-      if fault.lasts_s > self._silence_s:
+      if fault.kind == "stop" and fault.lasts_s > self._silence_s:
         self._after(
           self._silence_s, functools.partial(self._lose, fault.client)
         )

@@ -17,7 +17,8 @@ from caatnet.data.arrays import read_npz
 from caatnet.federated.server import Member, Rules, Server
 
 _SCALARS = ("round", "revision", "started", "best", "stale", "finished")
-_FREE = ("rounds", "reconnect_s")  # rules that a resumed run may change
+# Rules that a resumed run may change.
+_FREE = ("rounds", "reconnect_s", "hang_s", "most_examples")
 
 
 def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
@@ -37,7 +38,6 @@ def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
     "counts": dict(state.counts),
   }
   arrays = {
-    "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8),
     "params": state.params,
     # Without a coded downlink, clients have the parameters themselves.
     **(
@@ -52,6 +52,9 @@ def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
       for i, data in enumerate(state.differences)
     },
   }
+  # The format has a CRC-32 of each array, but not of the list of arrays.
+  text = json.dumps(meta | {"arrays": [*arrays]})
+  arrays["meta"] = np.frombuffer(text.encode(), np.uint8)
   with atomic.whole(path) as temporary:
     np.savez(temporary, **arrays)
 
@@ -66,7 +69,9 @@ def read(path: pathlib.Path, rules: Rules) -> Server | None:
     return None
   try:
     found = read_npz(path)
-    meta = json.loads(found["meta"].tobytes())
+    meta = json.loads(found.pop("meta").tobytes())
+    if {*meta.get("arrays", found)} != {*found}:  # old files have no list
+      raise ValueError(f"arrays are missing, it has {', '.join(found)}")
     params, old = found["params"], dict(meta["rules"])
     state = Server(
       params=params,

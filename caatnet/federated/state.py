@@ -20,15 +20,18 @@ class Rules:
     rounds: Number of rounds.
     digest: Digest of the model's parameters; clients must have the same one.
     seed: Seed of the samples.
-    sampling: "uniform" or "weighted"; see `sampling.py`.
+    sampling: "weighted", "uniform" or "ratio"; see `sampling.py`.
     weights: Weights of clients: their "examples", or "equal".
-    stragglers: Policy for updates that miss their round's deadline: "wait" (no
-      deadline), "drop", or "late" (merged with a weight by age).
+    stragglers: Policy for updates that miss their round's deadline: "wait"
+      (with the deadline hang_s), "drop", or "late" (merged with a weight by
+      age).
     deadline_s: Time limit of a round; with "wait" it has no effect.
+    hang_s: Time limit of a round with "wait".
     reconnect_s: Seconds without a connection until a client is lost.
     patience: Rounds without a lower validation loss until the run stops; 0 for
       no early stopping.
     least_gain: Smallest decrease of the loss that counts, in nats.
+    most_examples: Largest number of examples that a client may have.
     downlinks_at_once: Number of clients that receive models at once; 0 for all.
     uplinks_at_once: Number of clients that send updates at once; 0 for all.
     compensation: Norm of the correction of a late update for its delay,
@@ -50,6 +53,13 @@ class Rules:
   downlinks_at_once: int = 0
   uplinks_at_once: int = 0
   compensation: float = 0.0
+  hang_s: float = math.inf
+  most_examples: int = 10**9
+
+  @property
+  def limit_s(self) -> float:
+    """Time limit of a round in seconds."""
+    return self.hang_s if self.stragglers == "wait" else self.deadline_s
 
   def __post_init__(self) -> None:
     if not 1 <= self.per_round <= self.clients:
@@ -70,7 +80,11 @@ class Member:
     retained: Round of the newest update that it has; -1 for none.
     working: Round that it works on, from the time when the server decides to
       send it the model until its update has arrived; -1 for none.
-    done: Newest round whose update has been received, valid or not.
+    done: Newest round whose update has been received, valid or not, or is not
+      waited for any more.
+    left: Newest round that has ended without its update.
+    lost: Connections that it has lost while the round in progress waited for
+      its update.
     busy_s: Time in which it computed its newest update, in seconds.
   """
 
@@ -81,6 +95,8 @@ class Member:
   retained: int = -1
   working: int = -1
   done: int = -1
+  left: int = -1
+  lost: int = 0
   busy_s: float = 0.0
 
 

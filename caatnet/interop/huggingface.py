@@ -253,6 +253,7 @@ def write_published(
           writer.write(HEAD, values.astype(announced[HEAD][0]))
     records.write_json(partial / "config.json", fields)
     _copy(workdir / tokenizer.FOLDER, partial)
+    tensors.write_checksums(partial, writer.checksums)
   written = {
     name: tensors.Tensor(folder, *tensor) for name, tensor in announced.items()
   }

@@ -3,7 +3,9 @@
 Reading uses the library, which checks a file's header against its size. It
 reads one tensor at a time, and the file is closed in between, since the pages
 of a mapped file count as memory of this process. Writing is implemented here,
-since the library takes all tensors of a file at once.
+since the library takes all tensors of a file at once. A folder that this module
+wrote has a file `CHECKSUMS` with the CRC-32 of each tensor and of each other
+file; other programs ignore it.
 
 Source of the format: huggingface.co/docs/safetensors.
 """
@@ -18,6 +20,7 @@ import os
 import pathlib
 import struct
 from typing import IO, Any
+import zlib
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +28,7 @@ import safetensors
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CHECKSUMS = "checksums.json"
 # Maximum size of a file, as in published models.
 SHARD_BYTES = 5 * 10**9
 
@@ -41,11 +45,13 @@ class Tensor:
     path: The file.
     dtype: Dtype by jax's name; an unsupported one by the format's name.
     shape: Shape.
+    checksum: CRC-32 of its bytes in hex digits; None if it is not known.
   """
 
   path: pathlib.Path
   dtype: str
   shape: tuple[int, ...]
+  checksum: str | None = None
 
   @property
   def size_bytes(self) -> int:
@@ -54,6 +60,32 @@ class Tensor:
 
 
 def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
+  """Returns a folder's tensors, and compares other files with their checksums.
+
+  Args, returns and errors are those of `_find`.
+  """
+  if not (folder / CHECKSUMS).exists():
+    return _find(folder)
+  stored = read_json(folder / CHECKSUMS)
+  try:
+    (sums := stored["tensors"]).keys()
+    wrong = [
+      f"{name} has another checksum than in {CHECKSUMS}; if the change is "
+      f"intended, delete {CHECKSUMS}"
+      for name, sum_ in stored["files"].items()
+      if not (folder / name).is_file()
+      or _crc((folder / name).read_bytes()) != sum_
+    ]
+  except (AttributeError, KeyError, TypeError) as error:
+    raise ValueError(f"{folder / CHECKSUMS} is damaged: {error}") from error
+  found, problems = _find(folder)
+  return {
+    name: dataclasses.replace(x, checksum=sums.get(name, "none"))
+    for name, x in found.items()
+  }, wrong + problems
+
+
+def _find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
   """Returns a folder's tensors, from one file or from an index and its shards.
 
   Args:
@@ -105,14 +137,46 @@ def read(tensor: Tensor, name: str) -> np.ndarray:
   """Returns the values of a tensor.
 
   Raises:
-    ValueError: The file has been damaged since it was listed.
+    ValueError: The file is damaged.
   """
   with _opened(tensor.path) as file:
-    return file.get_tensor(name)
+    values = file.get_tensor(name)
+  if tensor.checksum not in (None, _crc(values)):
+    raise ValueError(
+      f"{tensor.path} is damaged: {name} has another checksum than in "
+      f"{CHECKSUMS}"
+    )
+  return values
+
+
+def write_checksums(folder: pathlib.Path, sums: Mapping[str, str]) -> None:
+  """Writes `CHECKSUMS`, after all other files.
+
+  Args:
+    folder: The folder.
+    sums: Checksums of the tensors, from `Writer.checksums`.
+  """
+  others = {
+    path.name: _crc(path.read_bytes()) for path in sorted(folder.iterdir())
+    if path.suffix != ".safetensors"
+  }
+  text = json.dumps({"tensors": sums, "files": others}, indent=2)
+  (folder / CHECKSUMS).write_text(text + "\n")
+
+
+def _crc(data: bytes | np.ndarray) -> str:
+  """Returns the CRC-32 of bytes, or of an array, in hex digits."""
+  if isinstance(data, np.ndarray):
+    data = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+  return f"{zlib.crc32(data):08x}"
 
 
 class Writer:
-  """Writes tensors to the files of a folder, in any order, one at a time."""
+  """Writes tensors to the files of a folder, in any order, one at a time.
+
+  Attributes:
+    checksums: Checksums of the tensors that were written, by name.
+  """
 
   def __init__(
     self,
@@ -134,6 +198,7 @@ class Writer:
     }
     self._place: dict[str, tuple[IO[bytes], int]] = {}
     self._tensors, self._left = tensors, set(tensors)
+    self.checksums: dict[str, str] = {}
     with contextlib.ExitStack() as opened:
       shards = list(_shards(sizes, shard_bytes))
       place_of: dict[str, str] = {}
@@ -176,6 +241,7 @@ class Writer:
     file, start = self._place[name]
     file.seek(start)
     file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    self.checksums[name] = _crc(values)
     self._left.remove(name)
 
   def __enter__(self) -> "Writer":

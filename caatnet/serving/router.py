@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import zlib
 
 import numpy as np
 
@@ -83,8 +84,13 @@ class Router:
     with atomic.whole(pathlib.Path(folder) / FILE) as temporary:
       weights_file.write(
         temporary, {"weights": self.weights, "bias": self.bias},
-        {"kinds": json.dumps(self.kinds)},
+        {"kinds": json.dumps(self.kinds), "crc32": self._crc()},
       )
+
+  def _crc(self) -> str:
+    """Returns the CRC-32 of everything that is stored."""
+    arrays = self.weights.tobytes() + self.bias.tobytes()
+    return f"{zlib.crc32(arrays + json.dumps(self.kinds).encode()):08x}"
 
   @classmethod
   def read(cls, folder: str | os.PathLike[str]) -> "Router":
@@ -101,9 +107,12 @@ class Router:
       weights, bias = tensors["weights"], tensors["bias"]
       if weights.shape[1:] != bias.shape or bias.shape != (len(kinds),):
         raise ValueError(f"shapes {weights.shape}, {bias.shape}, {len(kinds)}")
+      found = cls(kinds, weights, bias)
+      if header.metadata.get("crc32", found._crc()) != found._crc():
+        raise ValueError("another checksum than when it was written")
     except (KeyError, TypeError, ValueError) as error:
       raise ValueError(f"{file.path} is damaged: {error}") from error
-    return cls(kinds, weights, bias)
+    return found
 
 
 def features(prompt: bytes, num_buckets: int) -> np.ndarray:

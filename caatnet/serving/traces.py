@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from parallel import checks, schema
-from parallel.schema import Field, OpenSchema, Seconds
+from parallel.schema import Field, OpenSchema, Schema, Seconds
 
 # Size of Mooncake's blocks, in tokens.
 MOONCAKE_BLOCK = 512
@@ -125,7 +125,8 @@ def load(
 
   Raises:
     ValueError: The file cannot be read or has an unknown format, or a line is
-      invalid; the message names file and line.
+      invalid or has a field that the format does not, since it may change the
+      meaning of the others; the message names file and line.
   """
   try:
     text = schema.read_bytes(pathlib.Path(path)).decode()
@@ -161,19 +162,19 @@ _Tokens = Annotated[int, Field(ge=1, le=_MOST_PLACES)]
 _TokensOrNone = Annotated[int, Field(ge=0, le=_MOST_PLACES)]
 
 
-class _Azure(OpenSchema):
+class _Azure(Schema):
   TIMESTAMP: str
   ContextTokens: _Tokens
   GeneratedTokens: _Tokens
 
 
-class _Burst(OpenSchema):
+class _Burst(OpenSchema):  # with models and sessions, which are not told apart
   time_s: Seconds = Field(alias="Timestamp")
   request: _TokensOrNone = Field(alias="Request tokens")
   response: _TokensOrNone = Field(alias="Response tokens")
 
 
-class _Mooncake(OpenSchema):
+class _Mooncake(Schema):
   timestamp: Annotated[float, Field(ge=0, le=1e15)]  # ms
   input_length: _Tokens
   output_length: _Tokens
@@ -222,7 +223,7 @@ class _Format(NamedTuple):
     is_table: Whether it is a CSV table, not lines of JSON.
   """
 
-  row: type[OpenSchema]
+  row: type[Schema]
   arrival: Callable[[Any, int], Arrival | None]
   is_table: bool = True
 

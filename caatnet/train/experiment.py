@@ -1,6 +1,6 @@
 """Training run as an object; `caatnet.config` builds it from a config."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 import dataclasses
 import functools
 from typing import Any
@@ -15,6 +15,10 @@ from caatnet.train.state import TrainState, init_state, state_shardings
 from caatnet.train.step import make_export
 from caatnet.train.update import DeviceUpdate, HostUpdate
 from parallel.outer.base import OuterLoop, Plan
+
+# Most steps whose plans are counted, in a few seconds; the means of a longer
+# run are those of these steps.
+_MOST_STEPS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +113,20 @@ class Experiment:
     global ones or the workers' mean.
     """
     return make_export(self.program, self.outer)
+
+  @functools.cached_property
+  def plans(self) -> dict[Hashable, tuple[Plan, int]]:
+    """First plan of each variant in the run, and its number of steps.
+
+    All steps of the run are counted. A period of the outer loop would include
+    exchanges for which a run is too short, and rounds may be unequal.
+    """
+    found: dict[Hashable, tuple[Plan, int]] = {}
+    for step in range(min(self.train.num_steps, _MOST_STEPS)):
+      plan = self.outer.plan(step)
+      first, count = found.get(plan.variant, (plan, 0))
+      found[plan.variant] = first, count + 1
+    return found
 
   def lower_step(self, plan: Plan | None = None) -> jax.stages.Lowered:
     """Lowers the training step of a run, without any data.

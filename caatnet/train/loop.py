@@ -11,6 +11,7 @@ import dataclasses
 import math
 import os
 import re
+import signal
 import time
 from typing import Any
 
@@ -73,6 +74,8 @@ class TrainResult:
       two; None if it made no other steps.
     communication: Communication per step by axis and phase, rows of
       `caatnet.train.traffic.communication_per_step`.
+    exit_code: 128 + signal if a signal has stopped the run, else 0; 143 if
+      another process has received it.
     profiled: Programs of the steps in the profiler's trace, by the variant of
       the outer loop's plan.
   """
@@ -83,6 +86,7 @@ class TrainResult:
   measures: dict[str, float]
   units_per_second: float | None
   communication: list[dict[str, Any]]
+  exit_code: int = 0
   profiled: dict[Any, jax.stages.Compiled] = dataclasses.field(
     default_factory=dict
   )
@@ -319,6 +323,7 @@ class Run:
       measures=self.dataset.measures(evaluation.means) if finished else {},
       units_per_second=self._units_per_second(),
       communication=self.communication,
+      exit_code=0 if finished else stop.exit_code or 128 + signal.SIGTERM,
       profiled=self.profiled,
     )
 

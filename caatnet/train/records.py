@@ -34,8 +34,9 @@ _FREE = {
 } | {("name",)} | {
   ("parallel", key) for key in ("stage", "device_order", "xla_options")
 } | {
-  ("federated", key)  # limits of times, and more rounds
-  for key in ("rounds", "reconnect_s", "silence_s", "alone_s")
+  ("federated", key)  # limits, and more rounds
+  for key in ("rounds", "reconnect_s", "silence_s", "alone_s", "hang_s",
+              "most_examples")
 } | {
   ("data", key)  # transfer of feature rows to the devices
   for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")
@@ -125,7 +126,8 @@ def check_data(workdir: epath.Path, sha256: str) -> None:
 def read_config(workdir: epath.Path) -> dict[str, Any]:
   """Reads the config of a run's folder as plain data.
 
-  Keys that were introduced after the run have the value that reproduces it.
+  The config of an older run has the names that its keys have now, and values
+  that reproduce the run for keys that were introduced later.
 
   Raises:
     FileNotFoundError: If the folder holds no run.
@@ -148,15 +150,7 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
-  """Returns a config with defaults for keys that were declared after its run.
-
-  These defaults reproduce the behaviour before the key was introduced.
-  """
-  if "zero" in config and "memory" not in config:
-    # An older run, whose key zero.offload placed the moments.
-    zero = dict(config["zero"])
-    moments = "pinned_host" if zero.pop("offload", False) else "device"
-    config = config | {"zero": zero, "memory": {"moments": moments}}
+  """Returns a stored config as `tree.completed` does, as plain JSON data."""
   return json.loads(json.dumps(tree.completed(config)))
 
 

@@ -8,6 +8,8 @@ import signal
 import jax
 from jax.experimental import multihost_utils
 
+from caatnet import interrupts
+
 
 class Stop:
   """Stop request of any process of the run.
@@ -45,7 +47,9 @@ def stop_signals() -> Iterator[Stop]:
   stop = Stop()
 
   def on_signal(number, frame):
-    # The default handler is restored, so that a second signal kills.
+    # The default handler is restored, so that a second signal kills. This
+    # leaves no time to restore the terminal.
+    interrupts.show_cursor()
     stop.signalled, stop.exit_code = True, 128 + number
     signal.signal(number, signal.SIG_DFL)
     if several:

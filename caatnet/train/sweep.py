@@ -9,6 +9,7 @@ import csv
 import hashlib
 import io
 import json
+import sys
 from typing import Any
 
 from etils import epath
@@ -51,7 +52,7 @@ def run_point(
   point: str,
   workdir: epath.Path,
   count_bytes: Callable[[], Sequence[Mapping[str, Any]]],
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
   """Trains one run of a sweep, or reads its result if it is finished.
 
   Args:
@@ -63,7 +64,10 @@ def run_point(
       whose lanes do not communicate.
 
   Returns:
-    A CSV row; None if a signal stopped the run.
+    A CSV row.
+
+  Raises:
+    SystemExit: A signal has stopped the run, which has been saved.
   """
   seed = experiment.seed
   # Names are cut to 80 characters, so a digest makes them unique.
@@ -76,7 +80,7 @@ def run_point(
     return files.read_json(stored)
   result = loop.train(experiment, folder, label=f"{point} seed={seed}")
   if not result.finished:
-    return None
+    sys.exit(result.exit_code)
   config, data = experiment.config, experiment.data
   rows = count_bytes()
 

@@ -1,6 +1,5 @@
 """Communication per training step, counted in the lowered programs."""
 
-import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,17 +13,17 @@ from parallel.xla import ledger
 
 
 def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
-  """Lowers the programs of one period of the outer loop, by `Plan.variant`."""
-  # Steps with equal variants share one program.
-  outer = experiment.outer
-  programs = {(plan := outer.plan(s)).variant: plan for s in outer.steady_round}
-  return {p: experiment.lower_step(plan) for p, plan in programs.items()}
+  """Lowers the programs of all steps of a run, by `Plan.variant`."""
+  return {
+    variant: experiment.lower_step(plan)
+    for variant, (plan, _) in experiment.plans.items()
+  }
 
 
 def communication_per_step(
   experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
 ) -> list[dict[str, Any]]:
-  """Returns bytes per step, averaged over one period of the outer loop.
+  """Returns bytes per step, averaged over all steps of the run.
 
   Args:
     experiment: The run.
@@ -33,16 +32,14 @@ def communication_per_step(
   Returns:
     Rows like those of `summary`, with bytes as means per step.
   """
-  outer, mesh = experiment.outer, experiment.program.layout.mesh
-  counts = collections.Counter(
-    outer.plan(step).variant for step in outer.steady_round
-  )
+  mesh = experiment.program.layout.mesh
+  counts = {key: count for key, (_, count) in experiment.plans.items()}
   totals: dict[tuple[str, str, str], np.ndarray] = {}
   for program, count in counts.items():
     for row in summary(ledger.collectives(lowered[program], mesh), mesh):
       key = (row["axis"], row["phase"], row["dtype"])
-      sizes = np.array([row["bytes"], row["wire_bytes"]]) * count / outer.period
-      totals[key] = totals.get(key, 0.0) + sizes
+      sizes = np.array([row["bytes"], row["wire_bytes"]]) * count
+      totals[key] = totals.get(key, 0.0) + sizes / sum(counts.values())
   return [
     {"axis": axis, "phase": phase, "dtype": dtype, "bytes": float(sizes[0]),
      "wire_bytes": float(sizes[1])}

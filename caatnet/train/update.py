@@ -166,6 +166,7 @@ class HostSteps:
       for x, leaf in zip(jax.tree.leaves(there), self._leaves, strict=True):
         for view, shard in leaf.views(here, x):
           view[:] = shard
+    host.written()
     self._others = optax.tree_utils.tree_set(
       state.opt_state, mu=None, nu=None
     )
@@ -198,8 +199,13 @@ class HostSteps:
     ), metrics
 
   def whole(self, state: TrainState) -> TrainState:
-    """Returns the state with copies of the moments, for a checkpoint."""
+    """Returns the state with copies of the moments, for a checkpoint.
+
+    Raises:
+      ValueError: Moments in files have changed since the last step.
+    """
     host = self.optimizer
+    host.verify()
     mu, nu = (
       self._structure.unflatten(
         leaf.array(moments, self._kind) for leaf in self._leaves

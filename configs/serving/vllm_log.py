@@ -9,13 +9,19 @@ r"""Simulation of a vLLM run of 300 requests, compared with its log.
     --config.prefixes=none
 
 The default is the log of an RTX 4090 with Llama-3.1-8B in bfloat16. Two others
-are included, of RTX PRO 6000; another log and profile in the format of
-casys-kaist/LLMServingSim is given by its folders:
+are included, of RTX PRO 6000. A folder in a copy of casys-kaist/LLMServingSim
+needs no other flag, since profile, workload and sizes of the model are found
+there; elsewhere config.profile and config.model.path give them:
 
   python -m launch.simulate --config=configs/serving/vllm_log.py \
     --config.log=rtxpro6000_llama31_8b
   python -m launch.simulate --config=configs/serving/vllm_log.py \
     --config.log=rtxpro6000_qwen3_32b
+  python -m launch.simulate --config=configs/serving/vllm_log.py \
+    --config.log=LLMServingSim/bench/examples/RTX4090/Llama-3.1-8B
+
+One engine is simulated. Logs of several engines, and other fields that change
+what a server does and are not modelled, are refused by name.
 
 Times come from operations that were measured on the same GPU; nothing is fitted
 to the log. A log has no prompts; the prompts with common prefixes, which share

@@ -39,6 +39,7 @@ from parallel.elastic.transport.handshake import (
   Scope,
   Security,
   dial,
+  format_address,
   reached,
 )
 from parallel.elastic.transport.links import Links, Options
@@ -109,7 +110,7 @@ class Agent:
     # A connection that ends at once: it shows that this peer can be reached.
     listener.serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
     self._threads = [
-      threading.Thread(target=target, daemon=True)
+      threading.Thread(target=self._task, args=(target,), daemon=True)
       for target in (self._run, self._converse)
     ]
     for thread in self._threads:
@@ -136,7 +137,7 @@ class Agent:
 
   def _converse(self) -> None:
     """Maintains a connection to the coordinator; runs in its own thread."""
-    pause_s, seen = 0.05, time.monotonic()
+    pause_s, seen, invalid = 0.05, time.monotonic(), ""
     request = Request(Purpose.CONTROL, 0, 0, self.peer.id, service.NAME)
     while self.error is None:
       try:
@@ -151,29 +152,31 @@ class Agent:
         return
       except OSError as error:
         if left_s <= _SAID_S:  # the dial used up the rest of t_c
-          self._events.put((m.Alone(), error))
+          self._events.put((m.Alone(), invalid or error))
           return
-        LOG.warning(
-          "coordinator %s:%s: %s; %s halts in %.0f s", *self._coordinator,
-          error, self.peer.id, left_s,
+        self._say(
+          f"coordinator {format_address(self._coordinator)}: {error}; "
+          f"{self.peer.id} halts in {left_s:.0f} s"
         )
         self._scope.closed.wait(1.0)  # a refusal may be immediate
         continue
       channel = Channel(
         sock, frames.FROM_COORDINATOR, self._silence_s, ends_silent=True
       )
-      began = time.monotonic()
+      began, invalid = time.monotonic(), ""
       try:
         channel.run(lambda message, c=channel: self._receive(c, message))
       except ValueError as error:
-        LOG.warning("the coordinator sent an invalid message: %s", error)
+        invalid = f"it sent an invalid message: {error}"
+        self._say(f"coordinator {format_address(self._coordinator)}: {invalid}")
       except OSError as error:
         LOG.info("the coordinator's connection has ended: %s", error)
       # Only now close the socket: no thread uses it any longer.
       self._scope.end(sock)
-      seen = time.monotonic()
       # Exponential backoff for connections that end shortly after they start.
       lasted = time.monotonic() - began > self._silence_s
+      if lasted or not invalid:
+        seen = time.monotonic()
       pause_s = 0.05 if lasted else min(2 * pause_s, 2.0)
       self._scope.closed.wait(pause_s)
 
@@ -201,15 +204,11 @@ class Agent:
 
   def _run(self) -> None:
     """Processes events in order; runs in its own thread."""
-    try:
-      while self.error is None:
-        # (None, None) from `_end` wakes the loop.
-        message, payload = self._events.get()
-        if message is not None:
-          self._take(message, payload)
-    except BaseException as error:
-      self._end(error)
-      raise
+    while self.error is None:
+      # (None, None) from `_end` wakes the loop.
+      message, payload = self._events.get()
+      if message is not None:
+        self._take(message, payload)
 
   def _take(self, message: Any, payload: Any) -> None:
     """Processes an event and the payload of a finished task."""
@@ -378,7 +377,15 @@ class Agent:
   # Tasks, each in its own thread.
 
   def _start(self, target: Any, *args: Any) -> None:
-    threading.Thread(target=target, args=args, daemon=True).start()
+    threading.Thread(target=self._task, args=(target, *args), daemon=True
+                     ).start()
+
+  def _task(self, target: Any, *args: Any) -> None:
+    """Runs a task; an error that it does not handle ends the peer."""
+    try:
+      target(*args)
+    except Exception as error:
+      self._end(error)
 
   def _close_links(self, reason: str) -> None:
     """Closes the links, which fails a running exchange."""
@@ -425,12 +432,12 @@ class Agent:
     try:
       links.connect(self._listener, _CONNECT * self._silence_s)
     except Unreachable as error:
-      LOG.info("epoch %d: %s", links.epoch, error)
+      self._say(f"epoch {links.epoch}: {error}")
       unreachable, absent = tuple(error.peers), error.absent
     except Lost as error:
       if error.peer is None:
         return  # closed here for a newer epoch
-      LOG.info("epoch %d: %s", links.epoch, error)
+      self._say(f"epoch {links.epoch}: {error}")
       # A peer that was connected was lost again.
       unreachable = (error.peer,)
     self._events.put((m.Connected(links.epoch, unreachable, absent), None))
@@ -486,14 +493,16 @@ class Agent:
     self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
   ) -> None:
     """Fetches a revision; retries until another one replaces the request."""
-    pause_s = _FAILED_S
+    pause_s, text = _FAILED_S, ""
     while self.error is None:
       try:
         found = job.result()
       except Cancelled:
         return
       except ConnectionError as error:
-        LOG.info("revision %d: %s", task.revision, error)
+        if str(error) != text:  # report each error once
+          text = str(error)
+          self._say(f"revision {task.revision} is fetched again: {text}")
         self._scope.closed.wait(pause_s)
         pause_s = min(2 * pause_s, _MOST_FAILED_S)
         # A new attempt starts from the chunks received so far.
@@ -525,14 +534,18 @@ class Agent:
         ))
       # Hashing costs about 0.7 s per GB and core.
       found = revisions.make(task.round + 1, made)
-    except OSError as error:  # a lost connection: vote for a new attempt
-      LOG.info("round %d, epoch %d: %s", task.round, task.epoch, error)
+    except Lost as error:  # vote for a new attempt
+      cause = links.error or error
+      if cause.peer == self.peer.id:  # this peer would fail again
+        self._end(ValueError(cause.reason))
+        return
+      if cause.peer is not None:  # not closed for a newer epoch
+        self._say(f"round {task.round} is attempted again: {cause}")
       self._scope.closed.wait(
         min(_FAILED_S * 2**min(self._failed, 10), _MOST_FAILED_S)
       )
-    except Exception as error:  # from the user's function: would fail again
-      self._end(error)
-      return
+    # Other errors, which the user's function raises, would occur again:
+    # `_start` ends the peer.
     # The vote: equal digests on all contributors commit the round.
     name = found.digest if found else None
     self._events.put((m.Reduced(task.epoch, task.round, name), found))

@@ -20,6 +20,7 @@ from parallel.elastic.ring import link_collectives
 from parallel.elastic.ring.bandwidth import Algorithm, Rings
 from parallel.elastic.ring.link_collectives import Order
 from parallel.elastic.transport.links import Links
+from parallel.elastic.transport.transfers import disagreement
 
 _MOST_OPERATIONS = 1 << 20  # per round: a round's tags start at a multiple
 _TIMED_BYTES = 1 << 16  # smaller sums measure latency, not bandwidth
@@ -50,8 +51,7 @@ class Exchange:
       rings: Measured links; None uses rank order.
 
     Raises:
-      Lost: A peer was lost.
-      ValueError: `Settings.measured` differs between peers.
+      Lost: A peer was lost, or `Settings.measured` differs between peers.
     """
     self.round, self.epoch = task.round, task.epoch
     self.contributors: tuple[Id, ...] = task.contributors
@@ -70,9 +70,15 @@ class Exchange:
       for peer, (_, spans, _) in zip(self.contributors, said, strict=True)
     }
     self._rings = rings
-    for peer, (_, _, other) in zip(self.contributors, said, strict=True):
-      if (other is None) != (wish is None):
-        raise ValueError(f"Settings.measured differs on {peer}")
+    measured = {
+      peer: f"measured={other is not None}"
+      for peer, (_, _, other) in zip(self.contributors, said, strict=True)
+    }
+    if len(set(measured.values())) > 1:
+      links.disagree(disagreement(
+        links.me, measured, "must have the same Settings.measured"
+      ))
+      raise links.error
     # All contributors read the same requests, so all decide alike.
     if rings is not None and any(wish for _, _, wish in said):
       self._tag += 2  # `measure` uses two tags

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 import dataclasses
 
+# Data connections to a peer; each costs two threads per pair of peers.
+MOST_CONNECTIONS = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -10,7 +13,8 @@ class Settings:
 
   Attributes:
     alone_s: t_c: seconds without a coordinator after which the peer halts.
-    num_connections: Number of data connections between each pair of peers.
+    num_connections: Number of data connections to each other peer; may differ
+      between peers.
     checked: Whether exchanged blocks carry checksums.
     samples: Number of samples per contribution, or a function from the round's
       number to it, equal on all peers; 0 disables leases.
@@ -59,7 +63,7 @@ class Options:
   """Options of an epoch's links.
 
   Attributes:
-    num_connections: Number of data connections between each pair of peers.
+    num_connections: Number of data connections to each other peer.
     silence_s: Seconds without received data after which a peer is lost.
     checked: Whether each block carries a checksum.
     send_buffer: Bytes of the kernel's send buffer per connection; 0 selects the
@@ -76,11 +80,10 @@ class Options:
   send_buffer: int = 0
 
   def __post_init__(self) -> None:
-    # Each connection costs two threads per pair of peers.
-    if not 1 <= self.num_connections <= 64:
+    if not 1 <= self.num_connections <= MOST_CONNECTIONS:
       raise ValueError(
         f"num_connections={self.num_connections} must be an integer from 1 to "
-        "64"
+        f"{MOST_CONNECTIONS}"
       )
     if not self.silence_s > 0:
       raise ValueError(f"silence_s={self.silence_s:g} must be positive")

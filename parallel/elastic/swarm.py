@@ -64,7 +64,7 @@ class Swarm:
   def __init__(
     self, coordinator: Address, security: Security, state: State, *,
     revision: int = 0, settings: Settings = _SETTINGS,
-    say: Callable[[str], None] = LOG.info,
+    say: Callable[[str], None] = LOG.warning,
   ) -> None:
     """Connects to a coordinator.
 
@@ -78,7 +78,8 @@ class Swarm:
       revision: Revision of the state, for a swarm that resumes from a
         checkpoint.
       settings: Settings of the peer.
-      say: Callback that receives status lines; called from any thread.
+      say: Callback that receives status lines; called from any thread. They
+        are logged as warnings by default.
 
     Raises:
       ValueError: A value cannot be shared, or an address is invalid.
@@ -176,8 +177,8 @@ class Swarm:
       part: Contribution, passed to `combine`; the caller must not modify it
         before this returns.
       combine: Function that computes the next state, see `exchange.Combine`.
-        Its exceptions end the peer and are raised here, except for connection
-        errors, after which the round is attempted again.
+        Its exceptions end the peer and are raised here, except for `Lost`,
+        after which the round is attempted again.
       weight: Weight of the contribution, e.g. its number of tokens. If all
         weights are 0, contributions are weighted equally.
       loss: Loss of the contribution, which the coordinator displays; None or
@@ -187,7 +188,9 @@ class Swarm:
       The newest committed state.
 
     Raises:
-      ValueError: The weight is negative or not finite.
+      ValueError: The weight is negative or not finite; or most peers, or as
+        many as call what this peer calls, pass arrays of another size or call
+        other operations of the exchange.
       Halted: The coordinator cannot be reached. The peer's state is kept.
     """
     if not 0 <= weight < math.inf:

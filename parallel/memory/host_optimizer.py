@@ -12,6 +12,12 @@ rounded reciprocal, and subnormal operands and results are zeros. Processors
 other than x86-64 keep subnormal numbers here. Jitted optax has other bits,
 since XLA fuses products with sums.
 
+If a part of the buffer is in files, checksums of weights and moments are
+computed in each step: of the values that it reads, and of those that it writes.
+A value that changes between two steps is an error. A checksum is the sum of the
+elements' bits times ``2 i + 1``, modulo 2^64; it detects every change of one
+element, and of the signs of two.
+
 Source: Decoupled Weight Decay Regularization (arXiv 1711.05101); a CPU
 optimizer that begins before the backward ends, ZeRO-Offload (arXiv 2101.06840).
 
@@ -46,6 +52,7 @@ from parallel.memory import host_memory, placed_buffer, rates
 from parallel.memory.placed_buffer import Tier
 
 ARRAYS = ("weights", "gradients", "first", "second")
+_VERIFIED = ("weights", "first", "second")  # if they are in files
 _FLOAT = 4  # bytes
 # Bytes of all arrays that an element's update reads and writes.
 READ_BYTES, WRITTEN_BYTES = _FLOAT * 4, _FLOAT * 3
@@ -147,6 +154,10 @@ class HostOptimizer:
       setattr(self, name, part.view(np.float32))
     self._scalars: tuple[np.float32 | bool, ...] | None = None
     self._left: list[tuple[int, int]] = []
+    # Checksums of `_VERIFIED` after the last step, uint64 [3], and of the bits
+    # that this step has read and written so far, uint64 [2, 3].
+    self._sums: np.ndarray | None = None
+    self._seen = np.zeros((2, len(_VERIFIED)), np.uint64)
 
   def _pieces(
     self, size: int, placement: Mapping[str, Mapping[Tier, float]]
@@ -175,6 +186,35 @@ class HostOptimizer:
     self.buffer.move(self._pieces(len(self.weights), placement))
     self.buffer.check()
 
+  def written(self) -> None:
+    """Accepts values that were written to the arrays between two steps."""
+    self._sums = None
+
+  def verify(self) -> None:
+    """Verifies weights and moments in files; `end` does so in each step.
+
+    Raises:
+      ValueError: Values have changed since the last step.
+    """
+    if self._sums is not None:
+      self._compare(self._folded())
+
+  def _bits(self) -> list[np.ndarray]:
+    """Returns views uint32 ``[N]`` of `_VERIFIED`."""
+    return [getattr(self, name).view(np.uint32) for name in _VERIFIED]
+
+  def _folded(self) -> np.ndarray:
+    return np.array([self._loops.fold(x, 0) for x in self._bits()], np.uint64)
+
+  def _compare(self, found: np.ndarray) -> None:
+    """Raises ValueError unless checksums are those of the last step."""
+    for name, mine, last in zip(_VERIFIED, found, self._sums, strict=True):
+      if mine != last:
+        raise ValueError(
+          f"{name} of the optimizer have changed in memory or in a file since "
+          f"step {self.count}: resume from the last checkpoint"
+        )
+
   def begin(self, learning_rate: float, norm: float | None = None) -> None:
     """Begins a step.
 
@@ -201,6 +241,11 @@ class HostOptimizer:
         f(s.eps), f(s.weight_decay), -f(learning_rate),
       )
     self._left = [(0, len(self.weights))]
+    if not self.buffer.has_files:
+      self._sums = None
+    elif self._sums is None:
+      self._sums = self._folded()
+    self._seen[:] = 0
 
   def update(self, start: int, gradient: np.ndarray) -> None:
     """Updates the elements from ``start`` on with their gradient.
@@ -234,11 +279,19 @@ class HostOptimizer:
       for first in range(start, stop, ahead):
         last = min(stop, first + ahead)
         self._prefetch(last, min(stop, last + ahead))
-        self._loops.update(
-          _blocks(first, last, self._decayed),
-          self.weights[first:last], gradient[first - start : last - start],
-          self.first[first:last], self.second[first:last], self._scalars,
+        blocks = _blocks(first, last, self._decayed)
+        # Without files there are no checksums.
+        sums = np.zeros(
+          (0 if self._sums is None else len(blocks), *self._seen.shape),
+          np.uint64,
         )
+        self._loops.update(
+          blocks, self.weights[first:last],
+          gradient[first - start : last - start], self.first[first:last],
+          self.second[first:last], self._scalars, first,
+          tuple(x[first:last] for x in self._bits()), sums,
+        )
+        self._seen += sums.sum(axis=0)
     finally:
       numba.set_num_threads(before)
 
@@ -254,13 +307,17 @@ class HostOptimizer:
     """Ends the step.
 
     Raises:
-      ValueError: Elements were not updated, or no step has begun.
+      ValueError: Elements were not updated, no step has begun, or weights or
+        moments in files have changed since the last step.
     """
     if self._scalars is None:
       raise ValueError("no step has begun")
     if self._left:
       raise ValueError(f"step {self.count} cannot end: {self._missing()}")
     self._scalars = None
+    if self._sums is not None:
+      self._compare(self._seen[0])
+      self._sums = self._seen[1].copy()
     self.count += 1
 
   def _missing(self) -> str:
@@ -353,10 +410,24 @@ def _loops() -> SimpleNamespace:
       v[i] = square
       w[i] = w[i] + rate * step
 
+  @numba.njit
+  def fold(bits, start):
+    total = np.uint64(0)
+    for i in range(len(bits)):
+      total += np.uint64(bits[i]) * np.uint64(2 * (start + i) + 1)
+    return total
+
+  @numba.njit
+  def fold_all(bits, first, start, stop, sums):
+    for j in range(len(bits)):
+      sums[j] = fold(bits[j][start:stop], first + start)
+
   @numba.njit(parallel=True)
-  def update(blocks, w, g, m, v, scalars):
+  def update(blocks, w, g, m, v, scalars, first, bits, sums):
     for i in numba.prange(len(blocks)):
       start, stop, decays = blocks[i]
+      if len(sums):  # while the block is in a cache
+        fold_all(bits, first, start, stop, sums[i, 0])
       flags = get_flags()
       set_flags(flags | _FLUSH)  # flags belong to a thread
       block(
@@ -364,8 +435,10 @@ def _loops() -> SimpleNamespace:
         decays == 1, scalars,
       )
       set_flags(flags)
+      if len(sums):
+        fold_all(bits, first, start, stop, sums[i, 1])
 
-  return SimpleNamespace(update=update, numba=numba)
+  return SimpleNamespace(update=update, fold=fold, numba=numba)
 
 
 def _flags() -> tuple:

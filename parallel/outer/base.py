@@ -41,6 +41,10 @@ from parallel.collectives import all_reduce, ranks_here, varying
 Params = Any
 State = Any
 
+# Least number of steps whose plans must repeat, to find rounds that get longer
+# and periods that are shorter than a round.
+_CHECKED_STEPS = 10_000
+
 
 class Plan(NamedTuple):
   """Communication of an outer loop in one step.
@@ -131,15 +135,34 @@ class OuterLoop:
 
   @property
   def period(self) -> int:
-    """Steps after which the plans' variants repeat, in the steady state."""
+    """Steps after which the plans' variants repeat, in the steady state.
+
+    `steady_round` refuses loops whose variants do not repeat.
+    """
     return 1
 
   @property
   def steady_round(self) -> range:
-    """Steps of one period in the steady state."""
+    """Steps of one period, whose plans represent all later ones.
+
+    A loop whose plans never repeat can override it with the steps of any round
+    if that round represents all others (`parallel.outer.noloco`).
+
+    Raises:
+      ValueError: The variants of later plans do not repeat with the period.
+    """
     # A period is at least one round. The first sends occur after one round, and
     # each arrives less than one round later: both occur by the third period.
-    return range(2 * self.period, 3 * self.period)
+    found = range(2 * self.period, 3 * self.period)
+    for step in range(found.start, max(4 * self.period, _CHECKED_STEPS)):
+      later = step + self.period
+      if self.plan(later).variant != self.plan(step).variant:
+        raise ValueError(
+          f"{type(self).__name__}: the plans of steps {step} and {later} must "
+          f"have equal variants, since period={self.period}; override `period` "
+          "of the outer loop"
+        )
+    return found
 
   def init(self, params: Params) -> State:
     """Returns the initial state of the loop.

@@ -96,6 +96,11 @@ class NoLoCo(OwnRounds):
     # process must compile the same pairs.
     return Plan(random.Random(f"{self.seed} {number}").randrange(rounds))
 
+  @property
+  def steady_round(self) -> range:
+    # Rounds differ in their pairs, which are drawn and do not repeat.
+    return range(2 * self.period, 3 * self.period)
+
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -308,7 +309,9 @@ def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:
   """Returns a pool of fresh processes, for functions of importable modules."""
   # Spawned, not forked: jax's threads do not survive a fork.
   return concurrent.futures.ProcessPoolExecutor(
-    count, multiprocessing.get_context("spawn")
+    count, multiprocessing.get_context("spawn"),
+    # Ctrl-C reaches all processes of a terminal; this one ends the others.
+    signal.signal, (signal.SIGINT, signal.SIG_IGN),
   )
 
 

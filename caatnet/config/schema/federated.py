@@ -27,17 +27,21 @@ class Federated:
   rounds: int = field(10, "Number of rounds.", COUNT)
   local_steps: int = field(10, "Steps of a client in a round.", COUNT)
   sampling: str = field(
-    "uniform", 'Sampling of clients, unbiased in both cases: "uniform" (K '
-    'different ones) or "weighted" (K draws with the probabilities of the '
-    "weights, with replacement).", ("uniform", "weighted"),
+    "weighted", 'Sampling of clients: "weighted" (K draws with the '
+    "probabilities of the weights, with replacement; the mean of the updates), "
+    '"uniform" (K different ones; unbiased, but its coefficients do not sum to '
+    '1, so that unequal clients may diverge) or "ratio" (K different ones; '
+    "their weighted mean, biased towards small weights).",
+    ("weighted", "uniform", "ratio"),
   )
   weights: str = field(
     "examples", 'Weights of clients: their numbers of "examples", or "equal".',
     ("examples", "equal"),
   )
   stragglers: str = field(
-    "wait", 'Policy for clients that miss the deadline: "wait" (no deadline), '
-    '"drop" their updates, or merge them "late", with a weight by age.',
+    "wait", 'Policy for clients that miss the deadline: "wait" (with the '
+    'deadline hang_s), "drop" their updates, or merge them "late", with a '
+    "weight by age.",
     ("wait", "drop", "late"),
   )
   compensation: float = field(
@@ -47,8 +51,12 @@ class Federated:
     NOT_NEGATIVE,
   )
   deadline_s: float = field(
-    60.0, 'Time limit of a round in seconds; none with stragglers="wait".',
+    60.0, 'Time limit of a round in seconds, without stragglers="wait".',
     POSITIVE,
+  )
+  hang_s: float = field(
+    3600.0, 'Time limit of a round in seconds with stragglers="wait", for '
+    "clients that are connected and never send an update.", POSITIVE,
   )
   reconnect_s: float = field(
     10.0, "Seconds without a connection until a round does not wait for a "
@@ -80,7 +88,12 @@ class Federated:
   )
   outlier_factor: float = field(
     10.0, "Norm of an update, as a multiple of the median norm of a round, "
-    "above which it is refused; 0 allows any finite norm.", NOT_NEGATIVE,
+    "above which it is refused, of at least three; 0 allows any finite norm.",
+    NOT_NEGATIVE,
+  )
+  most_examples: int = field(
+    10**9, "Largest number of training, or validation, examples that a client "
+    "may report.", COUNT,
   )
   optimizer: str = field(
     "fedavg", 'Optimizer of the server: "fedavg" (the mean of the updates), '

@@ -50,14 +50,15 @@ from caatnet.config.schema.sync import Sync
 from caatnet.config.schema.train import Elastic, Sweep, Train
 from caatnet.config.schema.zero import Zero
 
-# Former names of keys -> their names now, for errors; old names are rejected.
+# Former names of keys -> their names now. Configs of older runs are translated
+# (`completed`); in overrides and config files, old names are errors.
 RENAMED = {
   "every": "sync_every",
   "lanes": "num_connections",
   "timetable": "schedule",
   "timetables": "schedules",
 }
-# Keys that are now in another section.
+# Keys that are now in another section, for errors.
 MOVED = {"zero.offload": "memory.moments"}
 
 
@@ -179,20 +180,45 @@ def section_of(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a training config with defaults for all missing keys.
+  """Returns a stored training config with today's keys, all of them.
+
+  Every reader of ``config.json`` calls this (`caatnet.train.records`). Keys
+  that were renamed or moved since the run have their new names; missing keys
+  have their defaults, which reproduce the behaviour before their introduction.
 
   Args:
     config: The config of a run as plain data, which may be older than some
       keys.
+
+  Example:
+    >>> old = {"outer": {"algorithm": "local_sgd", "every": 7}}
+    >>> completed(old)["outer"]["sync_every"]
+    7
   """
   made = dict(config)
-  for name, values in config.items():
+  if "zero" in made and "memory" not in made:
+    zero = dict(made["zero"])
+    moments = "pinned_host" if zero.pop("offload", False) else "device"
+    made |= {"zero": zero, "memory": {"moments": moments}}
+  for name, values in made.items():
     kind = _OF_RUNS.get(name)
     if isinstance(kind, Choice) and isinstance(values, Mapping):
       kind = kind.sections.get(values.get(kind.selector))
     if kind is not None and isinstance(values, Mapping):
-      made[name] = {**_defaults(kind), **values}
+      known = _defaults(kind)
+      made[name] = known | {
+        _name_now(key, known, values): value for key, value in values.items()
+      }
   return made
+
+
+def _name_now(
+  key: str, known: Mapping[str, Any], values: Mapping[str, Any]
+) -> str:
+  """Returns the name that a key of a stored section has today."""
+  new = RENAMED.get(key)
+  is_old = key not in known and new in known and new not in values
+  return new if is_old else key
 
 
 def declared(config: Mapping[str, Any]) -> dict[str, tuple[Key, Any]]:

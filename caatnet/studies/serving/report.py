@@ -64,6 +64,11 @@ def _log_assumptions(given: Row) -> str:
     f"{given['slots']} slots, {given['tokens']:,} tokens of a step; attention "
     f"of unequal contexts at {given['skew']:g} between mean and largest"
   )
+  source = given["prefixes"]
+  text += "\ncommon prefixes of prompts: " + {
+    "none": "none; a log has no prompts (config.prefixes)",
+    "published": "the log's prefixes.csv",
+  }.get(source, source)
   sums = given["all_reduces"]
   if sums:
     text += (

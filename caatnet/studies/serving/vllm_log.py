@@ -95,31 +95,37 @@ def setting(config: Mapping[str, Any]) -> Setting:
   model = vllm_logs.model_of(log, config["model"])
   ranks = config["ranks"] or log.ranks
   server = dict(config["server"])
-  server["slots"] = server["slots"] or log.slots
-  server["tokens"] = server["tokens"] or log.tokens
+  server["slots"] = server["slots"] or log.server.max_num_seqs
+  server["tokens"] = server["tokens"] or log.server.max_num_batched_tokens
+  server["page_size"] = server["page_size"] or log.server.block_size
+  server["reuse"] = server["reuse"] and log.server.enable_prefix_caching
   server["pages"] = server["pages"] or vllm_logs.num_pages(
     log, model, ranks, server["page_size"]
   )
   if server["pages"] <= _NULL_PAGES:
     raise ValueError(
       f"config.log={log.name!r}: the weights of {log.model} leave no memory "
-      "for pages; set config.server.pages"
+      f"for pages of {log.server.mem_size:g} GiB; set config.server.pages"
     )
-  profile = pathlib.Path(config["profile"] or log.folder / "profile")
-  if not profile.is_dir():
-    raise ValueError(f"config.profile={str(profile)!r} is not a folder")
-  link = config["collectives"]
+  link, latency_ns = config["collectives"], log.server.link_latency
+  bandwidth = link["bandwidth"] or log.server.link_bw * 1e9
   latency_s = link["latency_s"]
+  if latency_s is None and latency_ns is not None:
+    latency_s = latency_ns * 1e-9
+  if ranks > 1 and (not bandwidth or latency_s is None):
+    raise ValueError(
+      f"config.log={log.name!r} has no link between its {ranks} ranks; set "
+      "config.collectives.bandwidth and config.collectives.latency_s"
+    )
   return Setting(
     log, config["num_requests"] or None, model, ranks,
-    profile,
+    vllm_logs.profile_folder(log, config["profile"], ranks),
     None if ranks == 1 else AllReduces(
-      ranks, model.width * model.item_bytes,
-      link["bandwidth"] or log.link_bandwidth,
-      log.link_latency_s if latency_s is None else latency_s,
+      ranks, model.width * model.item_bytes, bandwidth, latency_s,
       link["per_layer"],
     ),
-    config["skew"], server, 1.0, config["prefixes"],
+    config["skew"], server, 1.0,
+    vllm_logs.prefixes_of(log, config["prefixes"]),
   )
 
 
@@ -140,7 +146,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   found, profile = simulate(base)
   theirs = _of_log(log.requests[: base.num_requests], percentiles)
   ours = of_requests(found.requests, percentiles)
-  suspected = _SHARED if config["prefixes"] == "none" else "not known"
+  suspected = _SHARED if base.prefixes == "none" else "not known"
   if config["num_requests"]:
     suspected = "requests that come later are left out (config.num_requests)"
   sums = base.all_reduces
@@ -154,6 +160,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "pages": base.server["pages"], "slots": base.server["slots"],
       "tokens": base.server["tokens"],
       "all_reduces": sums and dataclasses.asdict(sums),
+      "prefixes": base.prefixes,
     },
     "rows": [
       _row(name, ours[name], theirs[name], config["tolerance"], suspected)

@@ -1,26 +1,31 @@
 """Logs of vLLM and profiles of its operations, in LLMServingSim's format.
 
-casys-kaist/LLMServingSim defines the format. The folder of a log has
-``requests.jsonl``, ``timeseries.csv``, ``config.json`` and, in newer logs,
-``meta.json``; the folder of a profile has ``attention.csv``, ``dense.csv``,
-``per_sequence.csv`` and, there or in its parent, ``meta.yaml``. Each may be
-gzipped. ``logs/README.md`` describes the logs in this package. A log does not
-contain the tokens of prompts.
+casys-kaist/LLMServingSim defines the format. The folder of a log has, there or
+in its folder ``vllm``, ``requests.jsonl``, ``timeseries.csv`` and at least one
+of ``config.json`` (of its simulator, or of the model) and ``meta.json`` (of
+vLLM, which is preferred). The folder of a profile has ``attention.csv``,
+``dense.csv``, ``per_sequence.csv`` and, there or in its parent, ``meta.yaml``.
+Each may be gzipped. A log does not contain the tokens of prompts. In a copy of
+the LLMServingSim repository, profile, workload and sizes of the model are found
+from the folder of the log. ``logs/README.md`` describes the logs in this
+package, and `caatnet.studies.serving.vllm_fields` fields that are not modelled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import pathlib
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
 
 from caatnet.checks import one_of
 from caatnet.serving.engine.times import AllReduces, Attention, Profile
+from caatnet.studies.serving import vllm_fields
 from parallel import schema
 from parallel.schema import (
   Count,
@@ -29,7 +34,6 @@ from parallel.schema import (
   OpenSchema,
   Positive,
   Seconds,
-  parse,
   parse_lines,
   parse_table,
 )
@@ -53,44 +57,35 @@ _PER_LAYER = (
 _OPTIONAL = ("qk_norm",)  # of a layer, in some models
 _ONCE = ("embedding", "final_layernorm")
 _PER_SEQUENCE = ("lm_head", "sampler")
-# vLLM's defaults, for logs without ``meta.json``.
-_SLOTS, _TOKENS = 256, 2048
 # Largest number of tokens of a request.
 _MOST_TOKENS = 2**24
 _TokenCount = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
 
 
-class _Memory(OpenSchema):
-  mem_size: Positive  # GiB
-  mem_util: Positive
+class Server(OpenSchema):
+  """Settings in ``config.json`` and ``meta.json``, by the names there."""
 
-
-class _Instance(OpenSchema):
-  model_name: str
-  tp_size: Count
-  npu_mem: _Memory
-
-
-class _Node(OpenSchema):
-  instances: Annotated[list[_Instance], Field(min_length=1)]
-
-
-class _Cluster(OpenSchema):
-  link_bw: Positive  # GB/s
-  link_latency: NotNegative  # ns
-  nodes: Annotated[list[_Node], Field(min_length=1)]
-
-
-class _Engine(OpenSchema):
-  max_num_seqs: Count
-  max_num_batched_tokens: Count
-
-
-class _Meta(OpenSchema):
-  engine_kwargs: _Engine
+  model_name: str = ""  # in config.json
+  model: str = ""  # in meta.json
+  hardware: str = ""
+  num_npus: Count = 1
+  tp_size: Count | None = None  # in config.json
+  tensor_parallel_size: Count | None = None  # in meta.json
+  mem_size: NotNegative = 0.0  # GiB; 0 if unknown
+  mem_util: Positive = 0.9
+  link_bw: NotNegative = 0.0  # GB/s; 0 if unknown
+  link_latency: NotNegative | None = None  # ns
+  # vLLM's defaults, for logs without them.
+  max_num_seqs: Count = 256
+  max_num_batched_tokens: Count = 2048
+  block_size: Count = 16
+  num_gpu_blocks: _TokenCount = 0  # 0 if unknown
+  enable_prefix_caching: bool = True
+  dataset_path: str = ""
 
 
 class _Request(OpenSchema):
+  request_id: str | None = None
   input_toks: Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
   # The time per output token needs two.
   output_toks: Annotated[int, Field(ge=2, le=_MOST_TOKENS)]
@@ -147,6 +142,8 @@ class _SkewFit(OpenSchema):
 
 
 class _Profile(OpenSchema):  # meta.yaml
+  model: str = ""
+  tp_degrees: list[Count] | None = None
   skew_fit: _SkewFit | None = None
 
 
@@ -162,11 +159,7 @@ class Log:
     series: The server's state at each second, by column name.
     model: Name of the model.
     ranks: Number of tensor ranks.
-    slots: Largest number of running requests.
-    tokens: Largest number of tokens of a step.
-    memory_bytes: Memory for weights and cache of each rank.
-    link_bandwidth: Bytes per second between ranks in each direction.
-    link_latency_s: Latency between ranks.
+    server: Further settings.
   """
 
   name: str
@@ -175,11 +168,7 @@ class Log:
   series: Mapping[str, np.ndarray]
   model: str
   ranks: int
-  slots: int
-  tokens: int
-  memory_bytes: float
-  link_bandwidth: float
-  link_latency_s: float
+  server: Server
 
 
 def load(name: str) -> Log:
@@ -189,7 +178,8 @@ def load(name: str) -> Log:
     name: One of `INCLUDED`, or a folder.
 
   Raises:
-    ValueError: A file is missing or damaged; the message names it.
+    ValueError: A file is missing or damaged, or tells of a server that is not
+      simulated; the message names it.
 
   Example:
     >>> log = load("rtxpro6000_qwen3_32b")
@@ -212,20 +202,54 @@ def load(name: str) -> Log:
       key: np.array([getattr(row, key) for row in rows])
       for key in _Second.model_fields
     }
-  with _reading(folder, "config.json") as text:
-    cluster = parse(_Cluster, text)
-  instance = cluster.nodes[0].instances[0]
-  memory = instance.npu_mem
-  slots, tokens = _SLOTS, _TOKENS
-  if _exists(folder, "meta.json"):
-    with _reading(folder, "meta.json") as text:
-      limits = parse(_Meta, text).engine_kwargs
-    slots, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+  server = _server(folder)
   return Log(
-    name, folder, requests, series, instance.model_name, instance.tp_size,
-    slots, tokens, memory.mem_size * memory.mem_util * 2**30,
-    cluster.link_bw * 1e9, cluster.link_latency * 1e-9,
+    name, folder, requests, series, server.model_name or server.model,
+    server.tp_size or server.tensor_parallel_size or server.num_npus, server,
   )
+
+
+def _server(folder: pathlib.Path) -> Server:
+  """Reads the settings of a server; values in ``meta.json`` are preferred."""
+  found: dict[str, Any] = {}
+  for file in ("config.json", "meta.json"):
+    if _find(folder, file) or (file == "meta.json" and not found):
+      with _reading(folder, file) as text:
+        schema.parse(OpenSchema, text)
+        fields = json.loads(text)
+        if "model_type" in fields:
+          continue  # of the model
+        vllm_fields.check(fields, Server.model_fields)
+        found |= vllm_fields.first(fields, Server.model_fields)
+        server = schema.check(Server, found)
+        ranks = {server.tp_size, server.tensor_parallel_size} - {None}
+        if len(ranks) > 1:
+          raise ValueError(
+            "config.json belongs to another log: tensor_parallel_size="
+            f"{server.tensor_parallel_size}, there tp_size={server.tp_size}"
+          )
+        if not server.model_name and not server.model:
+          raise ValueError("has no name of a model (model_name or model)")
+  return server
+
+
+def profile_folder(log: Log, given: str, ranks: int) -> pathlib.Path:
+  """Returns the folder of a device's measured times.
+
+  It is ``config.profile`` (``given``) or its ``tpN`` for N ranks, by default
+  ``profile`` in the log, or else that of LLMServingSim's repository.
+  """
+  folder = pathlib.Path(given or log.folder / "profile")
+  if not given and not folder.is_dir():
+    perf = f"profiler/perf/{log.server.hardware}/{log.model}/bf16"
+    folder = _upwards(log.folder, perf) or folder
+  if not folder.is_dir():
+    raise ValueError(
+      f"config.profile={str(folder)!r} is not a folder; set it to the measured "
+      "times of the device, as profiler/perf/DEVICE/MODEL/bf16 of LLMServingSim"
+    )
+  of_ranks = folder / f"tp{ranks}"
+  return of_ranks if of_ranks.is_dir() else folder
 
 
 def profile(
@@ -245,8 +269,10 @@ def profile(
     scale: Factor on all times.
 
   Raises:
-    ValueError: A file is missing or damaged; the message names it.
+    ValueError: A file is missing or damaged, or the profile is one of other
+      sizes or ranks; the message names it.
   """
+  skew = _skew(folder, model, ranks, skew)
   tables = {}
   for file, row in ("dense", _Dense), ("per_sequence", _PerSequence):
     with _reading(folder, f"{file}.csv") as text:
@@ -275,9 +301,23 @@ def profile(
     [heads[name] for name in _PER_SEQUENCE],
     attention,
     scale,
-    _skew(folder, ranks) if skew is None else skew,
+    skew,
     all_reduces,
   )
+
+
+def prefixes_of(log: Log, prefixes: str) -> str:
+  """Returns the source of common prefixes that "auto" stands for.
+
+  It is "published" if the log has ``prefixes.csv``, the workload's file if the
+  log is in a copy of its repository, or "none". Others are returned as given.
+  """
+  if prefixes != "auto":
+    return prefixes
+  if _find(log.folder, "prefixes.csv"):
+    return "published"
+  path = log.server.dataset_path
+  return str((path and _upwards(log.folder, path)) or "none")
 
 
 def prompts(
@@ -287,9 +327,9 @@ def prompts(
 
   Args:
     log: The log.
-    prefixes: Source of common prefixes: "published" for those of the published
-      workload, in the log's ``prefixes.csv``; "none"; or the path of that
-      workload's file, whose tokens are read.
+    prefixes: Source of common prefixes (`prefixes_of`): "published" for those
+      in the log's ``prefixes.csv``; "none"; or the path of the workload's file,
+      whose tokens are read.
     num_requests: Number of requests, from the first; None for all.
 
   Raises:
@@ -325,8 +365,8 @@ def prompts(
     ]
   except (OSError, ValueError) as error:
     raise ValueError(
-      f"config.prefixes={prefixes!r} is neither published nor none nor the "
-      f"published workload's file: {error}"
+      f"config.prefixes={prefixes!r} is neither auto, published nor none nor "
+      f"the workload's file: {error}"
     ) from error
   lengths = [len(tokens) for tokens in found]
   if lengths != [int(row["input_tokens"]) for row in rows]:
@@ -337,48 +377,84 @@ def prompts(
   return found
 
 
-def model_of(log: Log, sizes: Mapping[str, int]) -> Transformer:
+def model_of(log: Log, sizes: Mapping[str, Any]) -> Transformer:
   """Returns the sizes of a log's model.
 
   Args:
     log: The log.
-    sizes: Section ``config.model``; 0 for the value of a known model.
+    sizes: Section ``config.model``; 0 for the value of the model's published
+      ``config.json``, or of a known model.
 
   Raises:
-    ValueError: The model is not known, and a size is 0.
+    ValueError: The model is not known, and a size is 0; or its ``config.json``
+      is damaged or not supported.
   """
   given = {key: value for key, value in sizes.items() if value}
-  if log.model in MODELS:
+  path = given.pop("path", "")
+  if not path and log.model in MODELS:
     return dataclasses.replace(MODELS[log.model], **given)
-  missing = [f"config.model.{key}" for key in sizes if key not in given]
-  if missing:
+  missing = [f"config.model.{k}" for k in sizes if not sizes[k] and k != "path"]
+  if not missing:
+    return Transformer(**given)
+  file = _model_file(log, path)
+  if file is None:
     raise ValueError(
       f"config.log={log.name!r}: the sizes of {log.model} are not known; set "
+      "config.model.path to the model's published config.json, or "
       f"{', '.join(missing)}"
     )
-  return Transformer(**given)
+  return dataclasses.replace(_published(file), **given)
+
+
+def _model_file(log: Log, path: str) -> pathlib.Path | None:
+  """Returns a model's published ``config.json``; None if there is none."""
+  given = pathlib.Path(path or log.model)  # the model may be a local folder
+  if path or given.is_dir():
+    return given / "config.json" if given.is_dir() else given
+  own = _find(log.folder, "config.json")
+  if own is not None and not log.server.model_name:
+    return own  # no config of the simulator
+  return _upwards(log.folder, f"configs/model/{log.model}.json")
+
+
+def _published(path: pathlib.Path) -> Transformer:
+  """Reads the sizes of a published model."""
+  from caatnet.interop import families  # imports jax
+
+  with _reading(path.parent, path.name) as text:
+    schema.parse(OpenSchema, text)
+    section, wrong = families.parse(json.loads(text))
+    if wrong:
+      raise ValueError(
+        f"{'; '.join(wrong)}; set all sizes in config.model if it is dense"
+      )
+    vllm_fields.check(section)
+  sizes = {field.name for field in dataclasses.fields(Transformer)}
+  return Transformer(**{k: v for k, v in section.items() if k in sizes})
 
 
 def num_pages(log: Log, model: Transformer, ranks: int, page_size: int) -> int:
   """Returns the number of pages that fit in memory together with the weights.
 
-  LLMServingSim sets the memory of a log so that this is the number of vLLM.
+  Newer logs have vLLM's number; LLMServingSim sets the memory of others so that
+  this is the number of vLLM.
   """
+  server = log.server
+  if server.num_gpu_blocks and ranks == log.ranks:
+    return server.num_gpu_blocks * server.block_size // page_size
   weights = model.num_params * model.item_bytes / ranks
   heads = math.ceil(model.num_kv_heads / ranks)
   page_bytes = page_size * (
     2 * model.num_layers * heads * model.head_width * model.item_bytes
   )
-  return int((log.memory_bytes - weights) / page_bytes)
+  memory_bytes = server.mem_size * server.mem_util * 2**30
+  return int((memory_bytes - weights) / page_bytes)
 
 
 @contextlib.contextmanager
 def _reading(folder: pathlib.Path, name: str) -> Iterator[str]:
   """Reads a file, gzipped or not; errors of reading and parsing name it."""
-  path = folder / name
-  packed = folder / f"{name}.gz"
-  if not path.is_file() and packed.is_file():
-    path = packed
+  path = _find(folder, name) or folder / name
   try:
     yield schema.read_bytes(path).decode()
   except FileNotFoundError as error:
@@ -388,8 +464,18 @@ def _reading(folder: pathlib.Path, name: str) -> Iterator[str]:
     raise ValueError(f"{path}: {reason}") from error
 
 
-def _exists(folder: pathlib.Path, name: str) -> bool:
-  return any((folder / n).is_file() for n in (name, f"{name}.gz"))
+def _find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
+  """Returns the path of a file of a log, gzipped or not; None without it."""
+  paths = (folder / name, folder / f"{name}.gz")
+  paths += (folder / "vllm" / name, folder / "vllm" / f"{name}.gz")
+  return next((path for path in paths if path.is_file()), None)
+
+
+def _upwards(folder: pathlib.Path, path: str) -> pathlib.Path | None:
+  """Returns a path relative to a folder or one that contains it, if any."""
+  folder = folder.resolve()
+  places = (place / path for place in (folder, *folder.parents))
+  return next((place for place in places if place.exists()), None)
 
 
 def _requests(text: str) -> list[dict[str, float]]:
@@ -397,6 +483,10 @@ def _requests(text: str) -> list[dict[str, float]]:
   found = [row for _, row in parse_lines(_Request, text)]
   if not found:
     raise ValueError("no requests")
+  vllm_fields.check([json.loads(line) for line in text.splitlines()])
+  ids = [row.request_id for row in found if row.request_id is not None]
+  if len({*ids}) < len(ids):
+    raise ValueError(f"a request_id is listed twice: {vllm_fields.REPLICAS}")
   found.sort(key=lambda row: row.queued_ts)
   first = found[0].queued_ts
   return [
@@ -425,14 +515,30 @@ def _times(
   }
 
 
-def _skew(folder: pathlib.Path, ranks: int) -> float:
-  """Returns the fit in ``meta.yaml``; 0 if there is none."""
+def _skew(
+  folder: pathlib.Path, model: Transformer, ranks: int, skew: float | None
+) -> float:
+  """Returns skew, or the fit in ``meta.yaml``, which is checked, too; or 0."""
   for place in (folder, folder.parent):
-    if _exists(place, "meta.yaml"):
+    if _find(place, "meta.yaml"):
       with _reading(place, "meta.yaml") as text:
-        fit = schema.check(_Profile, yaml.safe_load(text)).skew_fit
-        if fit is None or not fit.enabled:
-          return 0.0
+        content = yaml.safe_load(text)
+        meta = schema.check(_Profile, content)
+        fit = meta.skew_fit
+        vllm_fields.check(content)
+        if ranks not in (meta.tp_degrees or [ranks]):
+          raise ValueError(
+            f"tp_degrees={meta.tp_degrees}, but {ranks} ranks; set "
+            "config.profile to a profile of as many"
+          )
+        profiled = MODELS.get(meta.model, model)
+        if profiled.matrices != model.matrices:
+          raise ValueError(
+            f"model={meta.model!r} has other sizes than the log's; set "
+            "config.profile to a profile of the log's model"
+          )
+        if skew is not None or fit is None or not fit.enabled:
+          return skew or 0.0
         one_of("tensor ranks", str(ranks), [*map(str, fit.per_tp)])
         return fit.per_tp[ranks].alpha_default
-  return 0.0
+  return skew or 0.0

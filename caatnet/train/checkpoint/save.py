@@ -3,14 +3,15 @@
 A parameter's array contains all workers and tensor ranks and is whole,
 independent of the mesh and partition that wrote it. So a run can resume on
 other meshes and with other partitions. Parameters and the outer loop's state
-are separate items, which an evaluation reads without the optimizer's state.
+are separate items, which an evaluation reads without the optimizer's state. All
+arrays have checksums, which every reader verifies (`checksums`).
 """
 
 import asyncio
 from collections.abc import Iterable, Iterator
 import contextlib
-import functools
 import os
+import sys
 from typing import Any
 
 from etils import epath
@@ -19,12 +20,9 @@ import orbax.checkpoint as ocp
 
 from caatnet.program import Program
 from caatnet.train import files
-from caatnet.train.checkpoint import slices
+from caatnet.train.checkpoint import checksums, slices
 from caatnet.train.checkpoint.reshard import to_stored, to_whole
 from caatnet.train.state import TrainState
-
-# Errors of Orbax and TensorStore for damaged files.
-_DAMAGED = (KeyError, OSError, TypeError, ValueError)
 
 
 class Checkpointer:
@@ -90,13 +88,15 @@ class Checkpointer:
     if step in self._manager.all_steps():  # a run that stops after saving
       return
     state = to_whole(self._program, state)
-    rest = {"opt_state": state.opt_state, "key": state.key}
+    trees = _items(state.params, state.outer) | {"rest": _rest(state)}
+    sums: dict[str, Any] = {k: checksums.of_tree(x) for k, x in trees.items()}
+    sums["position"] = checksums.of_json(position)
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        **_items(ocp.args.StandardSave, state.params, state.outer),
-        rest=ocp.args.StandardSave(rest | {"step": state.step}),
+        **{name: ocp.args.StandardSave(x) for name, x in trees.items()},
         position=ocp.args.JsonSave(position),
+        **{checksums.ITEM: ocp.args.JsonSave(sums)},
       ),
     )
 
@@ -123,14 +123,8 @@ class Checkpointer:
     # Whole arrays are read, sharded over devices, and then cut into shards.
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     abstract = to_whole(self._program, abstract)
-    rest = {"opt_state": abstract.opt_state, "key": abstract.key}
-    read_args = self._read_args(self.num_workers(step))
-    read = self._read(
-      step,
-      **_items(read_args, abstract.params, abstract.outer),
-      rest=read_args(rest | {"step": abstract.step}),
-      position=ocp.args.JsonRestore(),
-    )
+    trees = _items(abstract.params, abstract.outer) | {"rest": _rest(abstract)}
+    read = self._read(step, trees, position=ocp.args.JsonRestore())
     state = TrainState(
       step=read.rest["step"],
       params=read.params,
@@ -167,7 +161,7 @@ class Checkpointer:
     while True:
       try:
         workers = self.num_workers(step)
-        read = self._read(step, **_items(self._read_args(workers), *whole))
+        read = self._read(step, _items(*whole))
         break
       except ValueError:
         newest = self._existing(None)
@@ -178,7 +172,9 @@ class Checkpointer:
     return *to_stored(self._program, found, shardings), step, workers
 
   def open_params(self, step: int | None = None) -> tuple[Any, int]:
-    """Opens the workers' parameters for reading in slices.
+    """Verifies the workers' parameters, and opens them for reading in slices.
+
+    The parameters are read once more to be verified, one chunk at a time.
 
     Args:
       step: The step of the checkpoint; None for the newest one.
@@ -191,21 +187,11 @@ class Checkpointer:
       ValueError: If it is damaged, or does not match the program.
     """
     step = self._existing(step)
-    with self._readable(step, ["params"]):
+    with self._readable(step, ["params"]) as path:
+      if self._sums(step) is not None:
+        checksums.check(path, ["params"])
       names = self._program.stored_shapes
       return slices.open_params(self.directory, step, names), step
-
-  def _read_args(self, workers: int) -> Any:
-    """Returns the constructor of an item's restore arguments.
-
-    If the checkpoint has another number of workers, surplus ones are dropped
-    and missing ones are filled with zeros (``strict=False``).
-
-    Args:
-      workers: The number of workers of the checkpoint.
-    """
-    equal = workers == self._program.layout.worker.size
-    return functools.partial(ocp.args.StandardRestore, strict=equal)
 
   def close(self) -> None:
     """Waits for a checkpoint that is being written, and closes the files."""
@@ -217,10 +203,60 @@ class Checkpointer:
     """Waits until the last checkpoint is written."""
     self._manager.wait_until_finished()
 
-  def _read(self, step: int, **items: Any) -> ocp.args.Composite:
-    """Reads items of a checkpoint."""
+  def _read(
+    self, step: int, trees: dict[str, Any], **items: Any
+  ) -> ocp.args.Composite:
+    """Reads items of a checkpoint, and verifies them.
+
+    If the checkpoint has another number of workers, surplus ones are dropped
+    and missing ones are filled with zeros (``strict=False``).
+    """
+    equal = self.num_workers(step) == self._program.layout.worker.size
+    items |= {
+      name: ocp.args.StandardRestore(x, strict=equal)
+      for name, x in trees.items()
+    }
     with self._readable(step, items) as path:
-      return self._reader.restore(path, args=ocp.args.Composite(**items))
+      read = self._reader.restore(path, args=ocp.args.Composite(**items))
+      if (sums := self._sums(step)) is not None:
+        for name in trees:
+          checksums.verify(name, sums, read[name])
+        if "position" in items:
+          checksums.verify_json("position", sums, read.position)
+      return read
+
+  def _sums(self, step: int) -> dict[str, Any] | None:
+    """Returns the checksums of a checkpoint; prints a line if it has none."""
+    path = self.directory / str(step)
+    found = checksums.read(path)
+    if found is None and jax.process_index() == 0:
+      print(
+        f"{path} has no checksums: its arrays are not verified",
+        file=sys.stderr,
+      )
+    return found
+
+  def _error(self, step: int, reason: str) -> ValueError:
+    """Returns the error of a checkpoint that cannot be read.
+
+    The checkpoint, and others until one is intact, are read completely.
+    """
+    path = self.directory / str(step)
+    if not (found := _fault(path)):  # it does not match the reader
+      return ValueError(f"{path} cannot be read: {reason}")
+    text = f"{path} is damaged: {found}"
+    for other in reversed(self.steps()):
+      there = self.directory / str(other)
+      # A checkpoint without checksums is not known to be intact.
+      if other != step and (there / checksums.ITEM).exists() and (
+        not _fault(there)
+      ):
+        return ValueError(
+          f"{text}. Step {other} is intact: commands with the flag --step read "
+          f"it by --step={other}; train continues from it after `mv {path} "
+          f"{self.directory.parent}/damaged_{step}`"
+        )
+    return ValueError(text)
 
   @contextlib.contextmanager
   def _readable(self, step: int, items: Iterable[str]) -> Iterator[epath.Path]:
@@ -232,8 +268,8 @@ class Checkpointer:
     path = self.directory / str(step)
     missing = [name for name in items if not (path / name).exists()]
     if missing:
-      raise ValueError(
-        f"{path} has no {', '.join(missing)}: it is damaged, or of another "
+      raise self._error(
+        step, f"it has no {', '.join(missing)}; it is damaged, or of another "
         "version or outer loop"
       )
     try:
@@ -241,12 +277,12 @@ class Checkpointer:
         yield path
     except Exception as error:
       # For damaged array data, Orbax raises a plain Exception with the metadata
-      # of the array; the reason is the exception's cause.
+      # of the array; the reason is the exception's cause. For other damaged
+      # files, it raises any type, assertions included.
       cause = error.__cause__ if type(error) is Exception else error
-      if not isinstance(cause, _DAMAGED):
+      if isinstance(cause, jax.errors.JaxRuntimeError):
         raise
-      line = next(iter(str(cause).splitlines()), type(cause).__name__)
-      raise ValueError(f"{path} cannot be read: {line[:300]}") from error
+      raise self._error(step, _first_line(cause)) from error
 
   def _existing(self, step: int | None) -> int:
     """Returns ``step``, or for None the newest one, if the checkpoint exists.
@@ -309,9 +345,30 @@ class _Loop(asyncio.SelectorEventLoop):
     super().close()
 
 
-def _items(make: Any, params: Any, outer: Any) -> dict[str, Any]:
+def _items(params: Any, outer: Any) -> dict[str, Any]:
   """Returns the items of parameters and of the outer loop's state.
 
   An empty state has no item, since Orbax does not write empty trees.
   """
-  return {"params": make(params)} | ({"outer": make(outer)} if outer else {})
+  return {"params": params} | ({"outer": outer} if outer else {})
+
+
+def _rest(state: TrainState) -> dict[str, Any]:
+  """Returns the item of all other arrays of a state."""
+  return {
+    "opt_state": state.opt_state, "key": state.key, "step": state.step
+  }
+
+
+def _fault(path: epath.Path) -> str:
+  """Returns the first fault of a checkpoint's files, "" for none."""
+  try:
+    checksums.check(path)
+  except Exception as error:  # of any type, for damaged files
+    return _first_line(error)
+  return ""
+
+
+def _first_line(error: BaseException) -> str:
+  """Returns the first line of an error's text, or its type."""
+  return next(iter(str(error).splitlines()), type(error).__name__)[:300]

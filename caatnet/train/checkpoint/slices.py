@@ -12,11 +12,15 @@ import os
 import threading
 from typing import Any
 
+from etils import epath
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 import tensorstore
+
+from caatnet.train.checkpoint import checksums
+from caatnet.train.checkpoint.row_sums import num_rows, of_part
 
 # Position of a slice: its indices in the leading dims.
 Place = tuple[int, ...]
@@ -93,7 +97,7 @@ class InMemory:
 def write_params(
   directory: str | os.PathLike[str], step: int, params: Any
 ) -> None:
-  """Writes a checkpoint with parameters only.
+  """Writes a checkpoint with parameters only, and their checksums.
 
   Args:
     directory: The folder of all checkpoints, which exists.
@@ -101,12 +105,13 @@ def write_params(
     params: Tree of `Sliced`, ``[workers, ...]``.
   """
   handler = _Handler()
+  path = epath.Path(os.path.abspath(os.path.join(directory, str(step))))
   try:
     with _checkpointer(handler) as checkpointer:
       checkpointer.save(
-        os.path.abspath(os.path.join(directory, str(step))),
-        args=ocp.args.Composite(params=ocp.args.PyTreeSave(params)),
+        path, args=ocp.args.Composite(params=ocp.args.PyTreeSave(params))
       )
+    checksums.write(path, {"params": handler.sums})
   except BaseException:
     handler.stop()  # Ctrl-C interrupts this thread, not the writing thread
     raise
@@ -146,9 +151,14 @@ def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
 
 
 class _Handler(type_handlers.TypeHandler):
-  """Orbax handler that writes `Sliced` arrays and opens `Stored` ones."""
+  """Orbax handler that writes `Sliced` arrays and opens `Stored` ones.
+
+  Attributes:
+    sums: Checksums of the arrays that were written.
+  """
 
   def __init__(self) -> None:
+    self.sums: dict[str, Any] = {}
     self._stopping, self._idle = threading.Event(), threading.Event()
     self._idle.set()
 
@@ -193,13 +203,18 @@ class _Handler(type_handlers.TypeHandler):
         store = await tensorstore.open(
           tensorstore.Spec(spec), create=True, context=info.ts_context
         )
-        written = 0
+        written, sums = 0, np.zeros(num_rows(value.shape), np.uint64)
         for place, part in value.slices():
           if self._stopping.is_set():
             return
           await store[place].write(part)
           written += part.size
+          sums += of_part(
+            part.reshape((1,) * len(place) + part.shape),
+            (*place, *[0] * part.ndim), value.shape,
+          )
         assert written == math.prod(value.shape), info.name
+        self.sums[info.name] = str(value.dtype), checksums.hexes(sums)
     finally:
       self._idle.set()
 

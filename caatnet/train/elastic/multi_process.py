@@ -14,6 +14,7 @@ import pickle
 import queue
 import threading
 from typing import Any, NamedTuple
+import zlib
 
 import jax
 from jax.experimental import multihost_utils
@@ -27,7 +28,7 @@ from parallel.elastic.timeouts import Finished, Halted, Stopped
 from parallel.elastic.transport.transfers import Lost
 
 _EVENT_S = 1.0  # interval of broadcasts while nothing happens, in seconds
-_ENDS = {x.__name__: x for x in (Halted, Finished, Stopped)}
+_ENDS = {x.__name__: x for x in (Halted, Finished, Stopped, ValueError)}
 
 
 class SwarmView(NamedTuple):
@@ -136,8 +137,7 @@ class ReplicatedSwarm:
         self._view = _broadcast(what)
         return
       elif word == "error":
-        kind, text = _broadcast(what)
-        raise _ENDS.get(kind, RuntimeError)(text)
+        raise _made(*_broadcast(what))
 
   def _call(self, call: Callable[[], Any]) -> None:
     try:
@@ -190,28 +190,45 @@ class _Exchange:
     return self._run(lambda: [bytes(x) for x in self._real.gather(data)])
 
   def _run(self, call: Callable[[], Any]) -> Any:
-    """Broadcasts the result of process 0's call, or raises `Lost` on all."""
-    value, failed = None, False
+    """Broadcasts the result of process 0's call, or raises its error on all."""
+    value, failed = None, None
     if self._real is not None:
       try:
         value = call()
-      except OSError as error:
-        value, failed = str(error), True
+      except Exception as error:
+        failed = type(error).__name__, str(error)
     value, failed = _broadcast((value, failed))
-    if failed:
-      raise Lost(None, value)
+    if failed is not None:
+      raise _made(*failed)
     return value
 
 
+def _made(kind: str, text: str) -> Exception:
+  """Returns an error of process 0 by the name of its class and its text."""
+  if kind == Lost.__name__:
+    return Lost(None, text)
+  return _ENDS.get(kind, RuntimeError)(text)
+
+
 def _broadcast(value: Any) -> Any:
-  """Returns process 0's value on all processes (a broadcast of pickles)."""
+  """Returns process 0's value on all processes (a broadcast of pickles).
+
+  Raises:
+    ValueError: It arrived with another checksum.
+  """
   data = np.frombuffer(pickle.dumps(value), np.uint8)
-  size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
+  facts = np.array([data.size, zlib.crc32(data)], np.uint32)
+  size, crc = map(int, multihost_utils.broadcast_one_to_all(facts))
   # Sizes are rounded to powers of two, since each shape is a new program.
   room = np.zeros(1 << (size - 1).bit_length(), np.uint8)
   if jax.process_index() == 0:
     room[:size] = data
   room = np.asarray(multihost_utils.broadcast_one_to_all(room))
+  if zlib.crc32(room[:size]) != crc:
+    raise ValueError(
+      f"{size:,} bytes of process 0 arrived with another checksum: the network "
+      "or memory is damaged; the same command resumes"
+    )
   return pickle.loads(room[:size].tobytes())
 
 

@@ -328,7 +328,8 @@ def _write(
     for k, v in shared.items()
   }
   with files.whole(_path(workdir, step)) as path, open(path, "wb") as file:
-    np.savez(file, **{_REVISION: np.int64(revision)}, **arrays)
+    # The format has a CRC-32 of each array, but not of the list of arrays.
+    np.savez(file, **{_REVISION: np.array([revision, len(arrays)])}, **arrays)
 
 
 def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
@@ -338,7 +339,9 @@ def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
     return None
   try:
     arrays = read_npz(path)
-    revision = int(arrays.pop(_REVISION))
+    revision, *num = np.atleast_1d(arrays.pop(_REVISION)).tolist()
+    if num not in ([], [len(arrays)]):  # older files have no number
+      raise ValueError(f"{len(arrays)} arrays of {num[0]}")
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   return revision, {

@@ -6,6 +6,8 @@ is in its journal before a peer is notified of it: the number and members of
 each proposed epoch, and each committed round. A restarted coordinator waits for
 the members of its last epoch to reconnect, and forms a new epoch from those
 that do. A round that was voted on but is not in the journal is not committed.
+With an empty journal it starts from the newest revision of the connected peers,
+and with an epoch above all of theirs.
 
 The protocol is the pure function `step`, without clock, socket or disk.
 
@@ -36,6 +38,9 @@ from parallel.elastic.membership.messages import Digest, Id, Record, Send
 from parallel.elastic.membership.reachability import Pair
 
 Effects = list[Any]
+# Largest epoch of a `Hello` that counts: a peer may claim any, and numbers of
+# samples (`leases.draw`) must remain below 2^63.
+_MOST_EPOCH = 1 << 40
 
 
 class Phase(enum.IntEnum):
@@ -208,17 +213,20 @@ def _assemble(
     elected = _elected([hello for _, hello in state.pending])
     if elected is None:
       return state, []  # another peer, or one peer less, may decide
-    revision, digest = elected
-    state = state._replace(
-      record=record._replace(revision=revision, digest=digest)
-    )
+    revision, digest, committed = elected
+    state = state._replace(record=record._replace(
+      revision=revision, digest=digest, committed=committed
+    ))
   elif not any(_holds(hello, record) for _, hello in state.pending):
     return state, []  # wait for a peer that holds the newest revision
   return _form(state._replace(holders=frozenset()), there)
 
 
-def _elected(hellos: list[m.Hello]) -> tuple[int, Digest] | None:
-  """Returns the newest revision and its most frequent digest.
+def _elected(hellos: list[m.Hello]) -> tuple[int, Digest, int] | None:
+  """Returns (newest revision, its most frequent digest, its epoch or 0).
+
+  The epoch is known from a peer that voted for the revision and has not
+  received the outcome of the vote.
 
   The result is None if several digests are equally frequent. In revision 0 the
   smallest of them is chosen, since no committed round depends on it.
@@ -227,7 +235,14 @@ def _elected(hellos: list[m.Hello]) -> tuple[int, Digest] | None:
   found = _most_frequent(
     [hello.digest for hello in hellos if hello.revision == newest]
   )
-  return None if len(found) > 1 and newest else (newest, min(found))
+  if len(found) > 1 and newest:
+    return None
+  digest = min(found)
+  votes = [hello.voted for hello in hellos if hello.voted is not None]
+  return newest, digest, max([0, *(
+    vote.epoch for vote in votes
+    if (vote.round + 1, vote.digest) == (newest, digest)
+  )])
 
 
 def _most_frequent(digests: Iterable[Digest]) -> list[Digest]:
@@ -255,7 +270,11 @@ def _form(
 ) -> tuple[Coordinator, Effects]:
   """Proposes an epoch; a round running in the last one is not committed."""
   record, before = state.record, state.record.members
-  record = record._replace(epoch=record.epoch + 1, members=(*sorted(members),))
+  # Peers ignore epochs up to their own, which is above that of this journal if
+  # the journal has been lost or replaced by an older copy.
+  received = (min(hello.epoch, _MOST_EPOCH) for _, hello in state.pending)
+  newest = max(record.epoch, *received, 0)
+  record = record._replace(epoch=newest + 1, members=(*sorted(members),))
   # Peers that hold the newest revision can serve it to the others.
   came = {peer for peer, hello in state.pending if _holds(hello, record)}
   state = Coordinator(

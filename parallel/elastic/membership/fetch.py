@@ -249,7 +249,7 @@ class Fetch:
         while len(asked) < _DEPTH and self._more(sock, asked):
           pass
         self._take(sock, asked)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MemoryError) as error:
       with self._lock:
         self.dropped[peer] = str(error) or type(error).__name__
       if isinstance(error, FrameError):

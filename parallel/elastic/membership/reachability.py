@@ -65,13 +65,14 @@ def reason(peer: Id, failed: Iterable[Pair]) -> str:
   inward = sorted(dialer for dialer, target in failed if target == peer)
   outward = sorted(target for dialer, target in failed if dialer == peer)
   if inward:
-    texts.append(f"{_names(inward)} cannot reach it")
+    texts.append(f"{names(inward)} cannot reach it")
   if outward:
-    texts.append(f"it cannot reach {_names(outward)}")
+    texts.append(f"it cannot reach {names(outward)}")
   return "; ".join(texts)
 
 
-def _names(peers: list[Id]) -> str:
+def names(peers: list[Id]) -> str:
+  """Returns the first ids, and the number of the others."""
   more = len(peers) - _MOST_NAMED
   return ", ".join(map(str, peers[:_MOST_NAMED])) + (
     f" and {more} more" if more > 0 else ""

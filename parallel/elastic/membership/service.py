@@ -250,7 +250,15 @@ class Service:
         current.close("has connected again")
       elif len(self._channels) >= self._most_peers:
         self._line(f"{peer} refused: {self._most_peers} peers are there")
-        channel.close("too many peers")
+        channel.reason = "too many peers"
+        channel.send(m.Waiting(
+          self.state.record.revision, False, "has no room: most_peers="
+          f"{self._most_peers} peers are connected; this peer connects again"
+        ))
+        # Closes it, after time to send the message.
+        threading.Thread(
+          target=channel.finish, args=(1.0,), daemon=True
+        ).start()
         return
       self._channels[peer] = current = channel
     if channel is not current:

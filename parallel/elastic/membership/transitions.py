@@ -90,6 +90,8 @@ class Model:
   def violation(self, before: World, world: World) -> str:
     """Returns the safety property that a step violates; "" for none."""
     record, old = world.journal, before.journal
+    if not record.epoch:  # nothing is decided, or the journal has been lost
+      return ""
     # Epochs and revisions grow, and an epoch's members are fixed.
     if record.epoch < old.epoch or record.revision < old.revision:
       return "an epoch or a revision decreases"
@@ -252,6 +254,11 @@ class Model:
     left, up = world.left, world.coordinator is not None
     if left.restarts and up:
       yield "the coordinator is killed", True, lambda: self._kill(world)
+    if left.losses and not up:
+      lost = self._spend(world, "losses")._replace(
+        journal=m.Record(digest=_START)
+      )
+      yield "the journal is lost", True, lambda: lost
     for i, peer in enumerate(world.peers):
       if not self._lives(peer):
         continue

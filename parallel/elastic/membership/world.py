@@ -27,6 +27,7 @@ class Budget(NamedTuple):
   Attributes:
     crashes: A peer is killed.
     restarts: The coordinator is killed; it restarts at any later moment.
+    losses: The journal is lost while the coordinator is down.
     cuts: A peer's connection to the coordinator breaks.
     suspicions: A live peer is reported silent for t_h seconds.
     failures: A peer's exchange fails although all contributors are alive, or a
@@ -39,6 +40,7 @@ class Budget(NamedTuple):
 
   crashes: int = 0
   restarts: int = 0
+  losses: int = 0
   cuts: int = 0
   suspicions: int = 0
   failures: int = 0

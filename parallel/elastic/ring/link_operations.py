@@ -20,7 +20,12 @@ from parallel.elastic.transport.frames import (
   Kind,
 )
 from parallel.elastic.transport.links import Links
-from parallel.elastic.transport.transfers import Agreement, Bytes, Lost
+from parallel.elastic.transport.transfers import (
+  Agreement,
+  Bytes,
+  Lost,
+  disagreement,
+)
 
 
 class Operation(abc.ABC):
@@ -34,7 +39,8 @@ class Operation(abc.ABC):
     tag: Number of the operation, equal on all peers.
     ranks: Participating peers, in the order of their ranks.
     ready: Peers that have opened the operation and can receive blocks.
-    opened_by: Peers whose OPEN frame has arrived; guarded by the links' lock.
+    opened_by: Peers whose OPEN frame has arrived, with its content, and this
+      one after it has sent its own; guarded by the links' lock.
   """
 
   def __init__(
@@ -52,8 +58,9 @@ class Operation(abc.ABC):
       )
     # A peer is ready once it has opened the operation.
     self.tag, self.ranks, self.ready = tag, tuple(ranks), set[Id]()
-    self.opened_by = set[Id]()
+    self.opened_by: dict[Id, Agreement] = {}
     self._links, self._rank = links, tuple(ranks).index(links.me)
+    self._kind = what.split()[0]
     # A multiple of 4, so that blocks contain whole float32 values.
     self._block = block_bytes
     # Peers compare this digest, so that mismatched calls fail early.
@@ -119,22 +126,48 @@ class Operation(abc.ABC):
   def opened(self, peer: Id, agreement: Agreement) -> None:
     """Processes a peer's OPEN: sends the blocks held for it.
 
+    A peer whose operation with this tag is a different one receives no blocks.
+    Once all peers have opened it, the links end.
+
     Raises:
-      FrameError: The peer's operation with this tag is a different one.
+      FrameError: The peer is not among the ranks.
     """
-    if peer not in self.ranks or not self._agrees(agreement):
-      raise FrameError(
-        f"operation {self.tag} differs from that of {peer}: size "
-        f"{agreement.size:,} there, {self._agreement.size:,} here"
-      )
+    if peer not in self.ranks:
+      raise FrameError(f"{peer} is not among the ranks of operation {self.tag}")
     with self._changed:
-      self.ready.add(peer)
-      self._welcome(peer, agreement)
-      for item in self._held.pop(peer, ()):
-        # Blocks computed before the peer was ready.
-        self._links.send(self, peer, *item)
+      if self._agrees(agreement) and peer != self._links.me:
+        self.ready.add(peer)
+        self._welcome(peer, agreement)
+        for item in self._held.pop(peer, ()):
+          # Blocks computed before the peer was ready.
+          self._links.send(self, peer, *item)
       self._changed.notify_all()
+    # Not before the others know of this operation, so that they agree on it.
+    error = self.disagreement() if self._links.me in self.opened_by else None
+    if error is not None:
+      self._links.disagree(error)
     self._check_done()
+
+  def disagreement(self) -> Lost | None:
+    """Returns the error of peers that have all opened, but not the same."""
+    said = {**self.opened_by, self._links.me: self._agreement}
+    if not {*self.ranks} <= said.keys():
+      return None
+    calls = {}
+    for peer in self.ranks:
+      digest, size = said[peer]
+      if digest != self._agreement.digest:
+        calls[peer] = "another operation"
+        continue
+      if self._agrees(said[peer]):
+        size = self._agreement.size  # those of a gather may differ
+      calls[peer] = f"a {self._kind} of {size:,} bytes"
+    if len(set(calls.values())) < 2:
+      return None
+    return disagreement(
+      self._links.me, calls, "must call the same operations in the same order, "
+      "with arrays of equal size"
+    )
 
   def _agrees(self, agreement: Agreement) -> bool:
     return agreement == self._agreement

@@ -49,6 +49,11 @@ _SHORT = struct.Struct("!H")
 _LENGTH = struct.Struct("!I")  # of bytes
 
 
+def printable(text: str) -> str:
+  """Returns a text of another process for terminals and messages."""
+  return re.sub(r"[^ -~]", "?", text)
+
+
 class FrameError(ValueError):
   """Received bytes are not a valid frame or message, or exceed a limit."""
 

@@ -38,7 +38,7 @@ import time
 from typing import NamedTuple
 
 from parallel.elastic.membership.messages import MOST_CHARS, Id
-from parallel.elastic.transport.frames import read_into
+from parallel.elastic.transport.frames import printable, read_into
 from parallel.elastic.transport.identity import (
   PUBLIC_BYTES,
   Identity,
@@ -517,9 +517,8 @@ def reached(
     request = Request(Purpose.CHECK, 0, 0, me, peer)
     scope.end(dial(address, request, security, scope, limit_s))
   except OSError as error:
-    # Printable ASCII, as in a message to the coordinator.
-    text = str(error) or type(error).__name__
-    return re.sub(r"[^ -~]", "?", text)[:MOST_CHARS]
+    # As in a message to the coordinator.
+    return printable(str(error) or type(error).__name__)[:MOST_CHARS]
   return ""
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from parallel.elastic.membership.messages import Id
-from parallel.elastic.settings import Options
+from parallel.elastic.settings import MOST_CONNECTIONS, Options
 from parallel.elastic.transport import frames
 from parallel.elastic.transport.frames import FrameError, Header, Kind
 from parallel.elastic.transport.handshake import (
@@ -58,6 +58,7 @@ from parallel.elastic.transport.transfers import (
 _CONTROL = 0  # number of the control connection; data connections follow
 # Limit on operations that other peers have opened and this one has not.
 _MOST_UNOPENED = 4096
+_ODD_FIRST_S = 0.5  # delay of the end at peers that continue
 _OPTIONS = Options()
 
 
@@ -98,6 +99,8 @@ class Links:
     self._operations: dict[int, Operation] = {}
     # OPENs of operations that this peer has not started: (tag, peer) -> it.
     self._unopened: dict[tuple[int, Id], Agreement] = {}
+    # Data connections that each peer opens; as many as this one if unknown.
+    self._announced = dict.fromkeys(self._addresses, options.num_connections)
     self._error: Lost | None = None
     self._free: dict[int, list[np.ndarray]] = {}  # bytes -> reusable memory
 
@@ -125,25 +128,26 @@ class Links:
       thread.start()
     for thread in dialling:
       thread.join()
-    # Dialing covers outgoing connections; incoming ones arrive by themselves.
-    wanted = {
-      (p, k) for p in self._addresses
-      for k in range(self.options.num_connections + 1)
-    }
     with self._changed:
       self._changed.wait_for(
-        lambda: self._error or missing or wanted <= self._inward.keys(),
-        limit_s,
+        lambda: self._error or missing or not self._absent(), limit_s
       )
       error = self._error
       # A dial that failed may have ended the wait before its time.
-      absent = () if missing else {p for p, _ in wanted - self._inward.keys()}
+      absent = () if missing else self._absent()
     if error is not None:
       raise error
     if missing or absent:
       self.close("could not connect to all members")
       raise Unreachable(missing, absent)
     return self
+
+  def _absent(self) -> set[Id]:
+    """Returns peers of which an incoming connection is missing."""
+    return {
+      peer for peer, count in self._announced.items()
+      if any((peer, k) not in self._inward for k in range(count + 1))
+    }
 
   def __enter__(self) -> "Links":
     return self
@@ -155,11 +159,24 @@ class Links:
     """Ends all links; operations in progress fail on all peers."""
     self.fail(Lost(None, reason))
 
+  def disagree(self, error: Lost) -> None:
+    """Ends all links with the error of `transfers.disagreement`.
+
+    A peer that has to end does so first: an ABORT of another peer would prevent
+    it from reading the operations of the others.
+    """
+    if error.peer != self.me:
+      self._scope.closed.wait(_ODD_FIRST_S)
+    self.fail(error)
+
   def fail(self, error: Lost) -> None:
     """Ends all links with an error; only the first call has an effect."""
     with self._changed:
       if self._error is not None:
         return
+      for operation in self._operations.values():
+        # The cause, of which other errors may be consequences.
+        error = operation.disagreement() or error
       self._error = error
       # Fail them below, without the lock: `failed` calls `end`.
       operations = list(self._operations.values())
@@ -185,6 +202,11 @@ class Links:
         waiting.put(None)  # ends one sending thread
     for operation in operations:
       operation.failed(Lost(error.peer, error.reason, operation.tag))
+
+  @property
+  def error(self) -> Lost | None:
+    """Reason for which the links have ended; None while they have not."""
+    return self._error
 
   def begin(self, operation: Operation, agreement: Agreement,
             ranks: tuple[Id, ...]) -> None:
@@ -214,7 +236,7 @@ class Links:
         peer: self._unopened.pop((operation.tag, peer))
         for peer in others if (operation.tag, peer) in self._unopened
       }
-      operation.opened_by.update(early)
+      operation.opened_by |= early
     for peer in others:
       # The offset field of an OPEN carries the size of this peer's input.
       header = Header(Kind.OPEN, tag=operation.tag, offset=agreement.size)
@@ -223,6 +245,8 @@ class Links:
       except OSError as error:
         self._broke(peer, error)
         raise Lost(peer, str(error), operation.tag) from error
+    with self._lock:
+      operation.opened_by[self.me] = early[self.me] = agreement
     for peer, word in early.items():
       try:
         operation.opened(peer, word)
@@ -306,6 +330,9 @@ class Links:
           self._control[peer] = sock
           if self._scope.closed.is_set():  # `_keep_alive` may have ended
             self._scope.end(sock)
+          self._say(
+            peer, Header(Kind.KEEP_ALIVE, slot=self.options.num_connections)
+          )
         else:
           # Blocks may take long, so only unacknowledged data ends a connection.
           prepared(sock, self.options.silence_s, self.options.send_buffer)
@@ -372,7 +399,7 @@ class Links:
       if (
         # Reject connections to ended links, with invalid numbers, or
         # duplicates.
-        self._error is not None or connection > self.options.num_connections
+        self._error is not None or connection > MOST_CONNECTIONS
         or (peer, connection) in self._inward
       ):
         return
@@ -417,12 +444,18 @@ class Links:
         # Untrusted: a short payload counts as length 0.
         (length,) = struct.unpack_from("!H", payload.ljust(2, b"\0"))
         culprit = payload[2 : 2 + length].decode(errors="replace")
-        reason = payload[2 + length :].decode(errors="replace")
+        reason = frames.printable(
+          payload[2 + length :].decode(errors="replace")
+        )
         # This peer is not lost: the connection between both is the problem.
         if culprit not in self.members or culprit == self.me:
           culprit, reason = peer, f"reports {culprit}: {reason}"
         self.fail(Lost(culprit, reason))
         return
+      if header.kind is Kind.KEEP_ALIVE and header.slot:
+        with self._changed:
+          self._announced[peer] = min(header.slot, MOST_CONNECTIONS)
+          self._changed.notify_all()
       if header.kind is Kind.OPEN:
         self._opened(peer, header.tag, Agreement(bytes(payload), header.offset))
 
@@ -438,7 +471,7 @@ class Links:
           raise FrameError(f"{_MOST_UNOPENED} opened operations not started")
         self._unopened[tag, peer] = agreement
         return
-      operation.opened_by.add(peer)
+      operation.opened_by[peer] = agreement
     operation.opened(peer, agreement)
 
   def _take_blocks(self, peer: Id, sock: socket.socket) -> None:

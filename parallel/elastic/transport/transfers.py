@@ -5,6 +5,7 @@ import dataclasses
 from typing import NamedTuple, Protocol
 
 from parallel.elastic.membership.messages import Id
+from parallel.elastic.membership.reachability import names
 from parallel.elastic.transport.frames import Header
 
 
@@ -12,7 +13,8 @@ class Lost(ConnectionError):
   """The links of an epoch have ended.
 
   Attributes:
-    peer: Peer that was lost; None if this peer closed the links.
+    peer: Peer that was lost; None if this peer closed the links. This peer
+      itself if it has to end, since it would fail in each attempt.
     reason: Observed error.
     tag: Operation that failed; None for none.
   """
@@ -24,6 +26,29 @@ class Lost(ConnectionError):
     # "operation 3: peer p2: the connection was closed".
     where = "" if tag is None else f"operation {tag}: "
     super().__init__(where + (f"peer {peer}: " if peer else "") + reason)
+
+
+def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> Lost:
+  """Returns the error at one of several peers that do not agree.
+
+  The most frequent call is right, as in votes on a round. The error names
+  another peer where it is this peer's call, and this peer elsewhere; also if
+  several calls are equally frequent.
+
+  Args:
+    me: This peer.
+    calls: peer -> description of what it does, of which at least two differ.
+    wanted: What all peers must do.
+  """
+  peers: dict[str, list[Id]] = {}
+  for peer in sorted(calls):
+    peers.setdefault(calls[peer], []).append(peer)
+  *others, most = sorted(peers, key=lambda call: len(peers[call]))
+  decided = len(peers[others[-1]]) < len(peers[most])
+  odd = peers[others[0]][0] if decided and calls[me] == most else me
+  # Rare calls first, since long texts are truncated.
+  said = "; ".join(f"{x} at {names(peers[x])}" for x in (*others, most))
+  return Lost(odd, f"{said}, but all peers {wanted}")
 
 
 class Unreachable(ConnectionError):
@@ -110,10 +135,15 @@ class Operation(Protocol):
   Attributes:
     tag: Number of the operation, equal on all peers.
     ready: Peers that have opened the operation.
+    opened_by: OPEN of each such peer, and of this one.
   """
 
   tag: int
   ready: set[Id]
+  opened_by: dict[Id, Agreement]
+
+  def disagreement(self) -> Lost | None:
+    """Returns the error of peers that have all opened, but not the same."""
 
   def opened(self, peer: Id, agreement: Agreement) -> None:
     """Processes the OPEN of a peer, which can now receive blocks."""

@@ -315,6 +315,26 @@ def test_missing_keys_have_their_defaults():
   }
 
 
+def test_older_names_of_keys_are_translated_in_every_section():
+  found = set()
+  sections = [(name, {}, cls) for name, cls in tree._PLAIN.items()]
+  for name, among in tree._CHOICES.items():
+    sections += [
+      (name, {among.selector: choice}, cls)
+      for choice, cls in among.sections.items()
+    ]
+  for name, selected, cls in sections:
+    for old, new in tree.RENAMED.items():
+      if new in fields.keys(cls):
+        made = tree.completed({name: selected | {old: 12345}})[name]
+        assert made[new] == 12345
+        assert old not in made
+        found.add(f"{name}.{old}")
+        both = tree.completed({name: selected | {old: 1, new: 2}})[name]
+        assert both[old] == 1  # which `check` refuses
+  assert {"outer.every", "pipeline.timetable", "elastic.lanes"} <= found
+
+
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_help_lists_each_key_once(name):
   text = tree.help_text(CONFIGS[name])

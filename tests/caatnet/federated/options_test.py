@@ -24,7 +24,8 @@ from tests.caatnet.federated import numeric
 
 # Keys of config.federated.
 KEYS = {
-  "sampling": ("uniform", "weighted"), "weights": ("examples", "equal"),
+  "sampling": ("uniform", "weighted", "ratio"),
+  "weights": ("examples", "equal"),
   "stragglers": ("late", "drop", "wait"), "per_round": (2, 4),
   "compensation": (0.5, 0.0),
   "downlinks_at_once": (0, 1), "uplinks_at_once": (1, 0),
@@ -154,10 +155,13 @@ def test_options_together_follow_their_equations(row):
     revisions.append(len(models) - 1)
     drawn = [ends[round].sampled.count(k) for k, round, _ in end.merged]
     mean = np.zeros(n)
+    chosen = np.array(drawn) * weights[[k for k, *_ in end.merged]]
     for (client, round, factor), number in zip(end.merged, drawn, strict=True):
       share = number / sum(drawn)
       if row["sampling"] == "uniform":
         share *= N * weights[client] / weights.sum()
+      elif row["sampling"] == "ratio" or row["per_round"] == N:
+        share = number * weights[client] / chosen.sum()
       # One over the root of the revisions since its own, and one.
       share /= (1 + revisions[-1] - revisions[round]) ** 0.5
       assert factor == pytest.approx(share)
@@ -199,7 +203,7 @@ def test_options_together_follow_their_equations(row):
 def _check_clients(row, end):
   """Checks which clients were drawn, were late and were missing."""
   assert len(end.sampled) == row["per_round"]
-  if row["sampling"] == "uniform":
+  if row["sampling"] != "weighted" or row["per_round"] == N:
     assert len(set(end.sampled)) == row["per_round"]
   on_time = {k for k, round, _ in end.merged if round == end.round}
   assert on_time | set(end.missing) == set(end.sampled)

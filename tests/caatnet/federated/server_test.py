@@ -1,7 +1,6 @@
 """Decisions of the server's core, message by message."""
 
 import dataclasses
-import itertools
 import json
 import math
 
@@ -86,32 +85,79 @@ def test_round_is_late_if_its_deadline_has_passed(origin, gone, late):
   assert end.duration_s == time - origin
 
 
-@pytest.mark.parametrize("kind", ["uniform", "weighted"])
-def test_mean_over_samples_is_the_step_of_all_clients(kind):
-  weights = dict(enumerate((1.0, 2.0, 3.0, 4.0, 10.0)))
-  deltas = np.array([5.0, -3.0, 2.0, 1.0, 0.5])
-  expected = np.average(deltas, weights=list(weights.values()))
+WEIGHTS = dict(enumerate((1.0, 2.0, 3.0, 4.0, 10.0) * 10))
 
-  def of_sample(drawn):
-    merged = [(k, drawn.count(k), 0) for k in dict.fromkeys(drawn)]
-    factors = sampling.coefficients(weights, kind, merged)
-    return sum(
-      f * deltas[k] for (k, *_), f in zip(merged, factors, strict=True)
-    )
 
-  if kind == "uniform":  # exactly: all samples are equally likely
-    samples = list(itertools.permutations(weights, 2))
-    mean = np.mean([of_sample(s) for s in samples])
-    assert mean == pytest.approx(expected, abs=1e-12)
-    drawn = [sampling.sample(weights, 2, kind, 0, r) for r in range(4000)]
-    counts = [sum(s == d for d in drawn) for s in samples]
-    # Each of 20 samples 200 times, standard deviation 14.
-    assert max(abs(c - 200) for c in counts) < 5 * 14
+def of_sample(drawn, num, kind):
+  """Returns the coefficients of a sample, ``[N]``."""
+  merged = [(k, drawn.count(k), 0) for k in dict.fromkeys(drawn)]
+  found = np.zeros(len(WEIGHTS))
+  found[list(dict.fromkeys(drawn))] = sampling.coefficients(
+    WEIGHTS, num, kind, merged
+  )
+  return found
+
+
+@pytest.mark.parametrize("kind", ["uniform", "weighted", "ratio"])
+def test_samples_have_the_documented_bias_and_variance(kind):
+  n, k, rounds = len(WEIGHTS), 20, 3000
+  deltas = 15 - np.array(list(WEIGHTS.values()))
+  shares = np.array(list(WEIGHTS.values())) / sum(WEIGHTS.values())
+  full = shares @ deltas
+  drawn = np.array([
+    of_sample(sampling.sample(WEIGHTS, k, kind, 0, r), k, kind)
+    for r in range(rounds)
+  ])
+  sums, steps = drawn.sum(axis=1), drawn @ deltas
+  rest = (1 - k / n) / k / (n - 1)
+  moved = n * shares * (deltas - full)
+  bias = -rest * (n * shares @ moved) if kind == "ratio" else 0.0
+  variance = {
+    "weighted": shares @ (deltas - full) ** 2 / k,
+    "uniform": rest * ((n * shares * deltas - full) ** 2).sum(),
+    "ratio": rest * (moved**2).sum(),
+  }[kind]
+  error = (variance / rounds) ** 0.5
+  assert steps.mean() == pytest.approx(full + bias, abs=4 * error)
+  assert abs(bias) > 4 * error or kind != "ratio"
+  assert steps.var() == pytest.approx(variance, rel=0.15)
+  if kind == "uniform":
+    assert sums.max() > 1.3
   else:
-    means = np.array([
-      of_sample(sampling.sample(weights, 3, kind, 0, r)) for r in range(4000)
-    ])
-    assert abs(means.mean() - expected) < 4 * means.std() / 4000**0.5
+    np.testing.assert_allclose(sums, 1.0)
+  # All clients take part once.
+  found = of_sample(sampling.sample(WEIGHTS, n, kind, 0, 1), n, kind)
+  np.testing.assert_allclose(found, shares)
+
+
+@pytest.mark.parametrize(
+  ("kind", "warned"), [("uniform", True), ("weighted", False), ("ratio", False)]
+)
+def test_coefficients_far_above_one_are_warned_of(kind, warned):
+  state, rules = start((92, *[1] * 8), per_round=2, sampling=kind, rounds=40)
+  texts = []
+  while not state.finished:
+    for client in dict.fromkeys(state.sampled):
+      state, effects = step(
+        state, update(client, state.round, state.revision), rules=rules
+      )
+      texts += [e.reason for e in of(events.Warned, effects)]
+  assert ("sum to 4.18 instead of 1" in "".join(texts)) == warned
+
+
+@pytest.mark.parametrize(("examples", "warned"), [
+  ((1, 1, 10**9), True), ((1, 1, 1, 3), False), ((1, 1, 1, 4), True),
+  ((1, 3), False), ((1, 99), True), ((7,), False), ((0, 0, 0), False),
+])
+def test_client_with_most_of_the_examples_is_named(examples, warned):
+  rules = numeric.rules(clients=len(examples), per_round=1)
+  state, found = server.initial(PARAMS, Plain()), []
+  for client, num in [*enumerate(examples), (0, examples[0])]:
+    state, effects = step(state, events.Hello(client, num), rules=rules)
+    found += of(events.Warned, effects)
+  assert [f"client {len(examples) - 1} reports" in e.reason for e in found] == (
+    [True] * warned
+  )
 
 
 @pytest.mark.parametrize(
@@ -122,6 +168,7 @@ def test_mean_over_samples_is_the_step_of_all_clients(kind):
     (update(1, value=math.nan), "not finite"),
     (update(1, value=math.inf), "not finite"),
     (events.Update(1, 0, 0, np.zeros(2, np.float32)), "of another size"),
+    (update(1, validated=2**40), "of too many examples"),
     (update(7), "not registered"),
   ],
 )
@@ -133,6 +180,80 @@ def test_invalid_update_is_refused_counted_and_named(message, reason):
   assert refused.reason.endswith(reason)
   assert after.counts == {reason: 1}
   assert not after.received
+
+
+def losses(num):
+  return [events.Gone(1), events.Hello(1, 2)] * num
+
+
+@pytest.mark.parametrize("at_once", [0, 1])
+@pytest.mark.parametrize("found", [
+  # Messages of a client in round 1, with "wait", and the reason.
+  ([update(1, 7)], "of the future"),
+  ([update(1, 1, 7)], "of the future"),
+  ([events.Ready(1, 7)], "of the future"),
+  ([update(1, 0)], "of the past"),
+  ([events.Ready(1, 0)], "of the past"),
+  (losses(5), "interrupted too often"),
+  ([events.Tick()], ""),  # it is connected, and does not answer
+], ids=str)
+def test_no_client_blocks_a_round_for_ever(found, at_once):
+  state, rules = start(
+    hang_s=60.0, downlinks_at_once=at_once, uplinks_at_once=at_once
+  )
+
+  def others(state):
+    for client in (0, 2, 3):
+      state, effects = step(
+        state, update(client, state.round, state.revision), rules=rules
+      )
+    return state, effects
+
+  state, _ = step(state, update(1), rules=rules)
+  state, _ = others(state)
+  assert state.round == 1
+  messages, reason = found
+  for message in messages:
+    state, _ = step(state, message, rules=rules)
+  state, effects = others(state)
+  time = 0.0 if reason else 60.0
+  if not reason:
+    assert server.wake_s(state, rules) == 60.0
+    assert "the deadline is 60 s" in server.waits(state, rules)
+    state, effects = step(state, events.Tick(), time, rules)
+    assert of(events.Abandon, effects) == [events.Abandon(1, 1)]
+  (end,) = of(events.Ended, effects)
+  assert end.refused == (((1, reason),) if reason else ())
+  assert end.missing == (() if reason else (1,))
+  assert [k for k, *_ in end.merged] == [k for k in end.sampled if k != 1]
+  # The next round has its update.
+  assert any(e.client == 1 for e in of(events.Train, effects)) or at_once
+  state, _ = step(state, update(1, 2, 2), time, rules)
+  assert len(state.received) == 1
+
+
+def test_client_that_loses_few_connections_has_an_update():
+  state, rules = start()
+  for round in range(3):
+    for message in (*losses(4), update(1, round, round)):
+      state, _ = step(state, message, rules=rules)
+    assert len(state.received) == 1
+    for client in (0, 2, 3):
+      state, _ = step(state, update(client, round, round), rules=rules)
+  assert (state.round, state.counts) == (3, {})
+
+
+def test_round_that_ended_without_a_client_is_no_error_of_it():
+  """An update of round 0 may arrive in round 1, before that of round 1."""
+  state, rules = start()
+  state, _ = step(state, events.Gone(1), rules=rules)
+  for client in (0, 2, 3):
+    state, _ = step(state, update(client), rules=rules)
+  state, _ = step(state, events.Tick(), 3.0, rules)
+  for message in (events.Hello(1, 2), update(1, 0), update(1, 1, 1)):
+    state, _ = step(state, message, 3.0, rules)
+  assert state.counts == {"late": 1}
+  assert [c.update.client for c in state.received] == [1]
 
 
 def test_outlier_is_excluded_when_the_round_ends():
@@ -177,6 +298,7 @@ def test_no_valid_update_leaves_the_model_unchanged():
     (events.Hello(1, 2, digest="ab"), "another model"),
     (events.Hello(1, 2, revision=3), "another run"),
     (events.Hello(1, 9), "before it had 2"),
+    (events.Hello(1, 10**18), "at most most_examples=1,000,000,000"),
   ],
 )
 def test_client_that_does_not_fit_is_refused(hello, reason):

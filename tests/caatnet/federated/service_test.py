@@ -15,7 +15,9 @@ import types
 import numpy as np
 import pytest
 
+from caatnet.federated import client as client_module
 from caatnet.federated import events, messages, server, service, snapshot
+from parallel.elastic.transport import frames
 from parallel.elastic.transport.handshake import Security
 from tests.caatnet.federated import process
 
@@ -241,6 +243,36 @@ class Gated(process.Trainer):
     return super().train(params, round, stops)
 
 
+class Deaf(Gated):
+  """Does not look at messages while it trains."""
+
+  def train(self, params, round, stops):
+    return super().train(params, round, lambda: False)
+
+
+def test_update_is_sent_once_by_a_connection(tmp_path, steps):
+  """The server sends the work again while the update is on its way."""
+  gate, cut = threading.Event(), []
+  rules = process.rules(clients=1, per_round=1, rounds=2)
+  with process.service(0, tmp_path, rules, say=print) as service:
+    client = process.client(
+      0, service.address, trainer=Deaf(0, gate), say=print
+    )
+    threading.Thread(target=client.run, daemon=True).start()
+
+    def check():
+      delivered = sum(isinstance(e, events.Delivered) for e in steps)
+      if delivered and not cut:
+        cut.append(client._channel.close("cut by the test"))
+      if delivered == 2:
+        gate.set()
+
+    service.serve(check)
+  updates = [e.round for e in steps if isinstance(e, events.Update)]
+  assert updates == [0, 1]
+  assert service.state.counts == {}
+
+
 class Down(Exception):
   """The server ends."""
 
@@ -342,7 +374,10 @@ class Poison(process.Trainer):
 
 def test_poisoned_updates_are_refused_and_named(tmp_path):
   rules = process.rules(per_round=3, rounds=5)
-  service, lines = in_threads(tmp_path, rules, client_1=Poison(1))
+  client = Poison(1)
+  client.examples = 99
+  service, lines = in_threads(tmp_path, rules, client_1=client)
+  assert any("client 1 reports 99 examples, 96.1% of" in x for x in lines)
   assert dict(service.state.counts) == {"not finite": 1, "an outlier": 1}
   assert "update of client 1 in round 1 refused: not finite" in lines
   assert np.isfinite(service.state.params).all()
@@ -461,6 +496,137 @@ def test_update_without_its_vector_is_refused(tmp_path, monkeypatch):
   service, _ = in_threads(tmp_path, process.rules(rounds=2))
   assert dict(service.state.counts) == {"of another size": 2}
   assert service.state.revision == 1
+
+
+def raw(data, closes):
+  """Returns a way of sending an update: bytes, and the end of the connection.
+  """
+  def send(channel, result, update):
+    channel._sock.sendall(data)
+    if closes:
+      channel.close("broken off")
+
+  return send
+
+
+def stalls(channel, result, data):
+  """Sends the first part of an update, and keep-alives."""
+  messages.send(channel, result, (data[:9],))
+
+
+def begins_again(channel, result, data):
+  stalls(channel, result, data)
+  messages.send(channel, result, (data,))
+
+
+def connects_as_another(channel, result, data):
+  channel.send(messages.Connected(0, 1, None, "0a", None, messages.clock()))
+
+
+FRAME = frames.Header(frames.Kind.MESSAGE, 1000).pack() + b"truncated"
+FAULTS = {
+  "announces too much": lambda channel, result, data: channel.send(
+    result._replace(sizes=(10**12,))
+  ),
+  "no frame": raw(b"GET / HTTP/1.1" * 9, False),
+  "truncated frame": raw(FRAME, False),
+  "broken off": raw(FRAME, True),
+  "stalls": stalls, "begins again": begins_again,
+  "connects as another": connects_as_another,
+  "error of the reader": lambda channel, result, data: messages.send(
+    channel, result._replace(round=Reader.FAILS), (data,)
+  ),
+  "of the future": lambda channel, result, data: messages.send(
+    channel, result._replace(round=result.round + 1), (data,)
+  ),
+  "silent when asked": lambda channel, result, data: None,
+}
+
+
+SILENT = ("stalls", "truncated frame", "silent when asked")
+
+
+class Reader(messages.Assembler):
+  """Has an unexpected error at an update of a round."""
+
+  FAILS = 987
+
+  def take(self, message):
+    if isinstance(message, messages.Result) and message.round == self.FAILS:
+      raise KeyError(message.round)
+    return super().take(message)
+
+
+@pytest.mark.parametrize(
+  ("at_once", "fault"), [(i % 2, fault) for i, fault in enumerate(FAULTS)]
+)
+def test_faults_of_transport_end_with_the_round(
+  tmp_path, monkeypatch, at_once, fault
+):
+  monkeypatch.setattr(client_module, "_AGAIN_S", 0.01)
+  monkeypatch.setattr(server, "_MOST_LOST", 2)
+  monkeypatch.setattr(messages, "Assembler", Reader)
+
+  class Faulty(process.Client):
+    def _send(self, result, data):
+      FAULTS[fault](self._channel, result, data)
+
+  rules = process.rules(per_round=3, rounds=1, uplinks_at_once=at_once)
+  lines = []
+  with process.service(
+    0, tmp_path, rules, say=lines.append,
+    silence_s=0.5 if fault in SILENT else 10.0,
+  ) as service:
+    clients = [process.client(k, service.address, say=str) for k in (0, 2)]
+    monkeypatch.setattr(process, "Client", Faulty)
+    clients.append(process.client(1, service.address, say=str))
+    for client in clients:
+      threading.Thread(target=client.run, daemon=True).start()
+    service.serve()
+  assert service.state.finished == "1 rounds have ended"
+  assert service.state.revision == 1
+  assert len(service._assemblers) <= 3  # those of ended connections are freed
+  reason = fault if fault == "of the future" else "interrupted too often"
+  assert dict(service.state.counts) == {reason: 1}
+  assert sum(f"refused: {reason}" in line for line in lines) == 1
+
+
+class Broken(process.Client):
+  """Has an unexpected error in the thread of its connection."""
+
+  def _converse(self):
+    raise KeyError("a name")
+
+
+def test_client_ends_after_an_unexpected_error_of_a_thread(monkeypatch):
+  monkeypatch.setattr(process, "Client", Broken)
+  with pytest.raises(ValueError, match="the connection ended by KeyError: 'a"):
+    process.client(0, ("127.0.0.1", 1)).run()
+
+
+class Failing(process.Trainer):
+  def train(self, params, round, stops):
+    raise OverflowError("größer")
+
+
+def test_any_error_of_a_client_is_printed_by_the_server(tmp_path):
+  rules = process.rules(clients=1, per_round=1, rounds=1, reconnect_s=0.1)
+  lines = []
+  with process.service(0, tmp_path, rules, say=lines.append) as service:
+    client = process.client(0, service.address, trainer=Failing(0))
+
+    def check():
+      if any("it has failed" in line for line in lines):
+        raise Down
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+      ended = pool.submit(client.run)
+      with pytest.raises(Down):
+        service.serve(check)
+      service.close()
+      with pytest.raises(OverflowError, match="größer"):
+        ended.result(30)
+  assert r"gr\\xf6\\xdfer" in lines[-1]
 
 
 def test_stranger_is_refused(tmp_path):

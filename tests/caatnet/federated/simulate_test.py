@@ -1,6 +1,7 @@
 """Faults in every phase of a round, on a simulated clock."""
 
 import collections
+import dataclasses
 import random
 
 import numpy as np
@@ -13,13 +14,16 @@ from tests.caatnet.federated import numeric
 SEEDS = range(100)
 
 
-def faults(seed):
+KINDS = ("kill", "stop", "cut", "server")
+
+
+def faults(seed, kinds=KINDS):
   """Returns one to four faults in the first rounds."""
   draw = random.Random(seed)
   return [
     Fault(
-      draw.uniform(0.0, 10.0), draw.choice(("kill", "stop", "cut", "server")),
-      draw.randrange(4), draw.choice((0.2, 1.0, 2.5, 6.0)),
+      draw.uniform(0.0, 10.0), draw.choice(kinds), draw.randrange(4),
+      draw.choice((0.2, 1.0, 2.5, 6.0)),
     )
     for _ in range(draw.randint(1, 4))
   ]
@@ -28,14 +32,16 @@ def faults(seed):
 @pytest.mark.parametrize("policy", ["wait", "drop", "late"])
 @pytest.mark.parametrize("at_once", [0, 1])
 def test_every_round_ends_as_the_policy_specifies(policy, at_once):
-  rules = numeric.rules(
+  plain = numeric.rules(
     stragglers=policy, per_round=3, deadline_s=2.0, downlinks_at_once=at_once,
     uplinks_at_once=at_once,
   )
-  samples = [e.sampled for e in numeric.ended(numeric.run(rules))]
+  limited = dataclasses.replace(plain, hang_s=5.0)
+  samples = [e.sampled for e in numeric.ended(numeric.run(plain))]
   hit = collections.Counter()
   for seed in SEEDS:
-    drawn = faults(seed)
+    drawn = faults(seed, (*KINDS, "hang", "count"))
+    rules = limited if any(f.kind == "hang" for f in drawn) else plain
     found = numeric.run(rules, drawn)
     hit.update(found.hit)
     # Clients that may be without a connection for reconnect_s; a client tries
@@ -46,6 +52,7 @@ def test_every_round_ends_as_the_policy_specifies(policy, at_once):
         f.lasts_s for f in drawn if f.client == k and f.kind != "server"
       ) >= rules.reconnect_s
     }
+    wrong = {f.client for f in drawn if f.kind == "count"}
     # Nothing hangs, and the clients of each round are those of a run without
     # faults. The round after a restart is executed again.
     assert found.state.finished == "6 rounds have ended", seed
@@ -55,20 +62,23 @@ def test_every_round_ends_as_the_policy_specifies(policy, at_once):
     for end in rounds:
       on_time = [k for k, r, _ in end.merged if r == end.round]
       assert set(on_time) | set(end.missing) <= set(end.sampled)
+      # No client that counts correctly is refused, but for its time.
+      for client, reason in end.refused:
+        assert client in wrong or reason in ("late", "between rounds"), end
       if policy == "wait":
-        # Only a client that was away for reconnect_s is missing.
-        assert not end.late
+        # Only a client that was away for reconnect_s, or hangs, is missing.
+        assert not end.late or rules is limited
       if not end.late:
         assert set(end.missing) <= away, (seed, end)
-      if policy != "wait":
-        assert end.duration_s <= rules.deadline_s + 1e-6, (seed, end)
+      assert end.duration_s <= rules.limit_s + 1e-6, (seed, end)
       if policy != "late":
         assert len(on_time) == len(end.merged)
     merged = [(k, r) for e in rounds for k, r, _ in e.merged]
     assert len(merged) == len(set(merged)), seed  # no update counts twice
   phases = {"idle", "downlink", "training", "uplink"}
   phases |= {"waiting"} if at_once else set()
-  assert set(hit) == {(k, p) for k in ("kill", "stop", "cut") for p in phases}
+  kinds = ("kill", "stop", "cut", "hang", "count")
+  assert set(hit) == {(k, p) for k in kinds for p in phases}
 
 
 class Counting(simulate.Constant):

@@ -48,6 +48,20 @@ def test_each_trace_format_is_read_gzipped_or_not(tmp_path):
         assert (arrival.prompt, arrival.output) == (prompt, output)
 
 
+@pytest.mark.parametrize(("text", "key"), [
+  (AZURE.replace("TIMESTAMP,", "TIMESTAMP,NumImages,").replace("00,", "00,2,"),
+   "NumImages"),
+  (MOONCAKE.replace("{", '{"session_id": "a", '), "session_id"),
+  # Bailian: times in seconds and blocks of 16 tokens, by the same names.
+  ('{"chat_id": 1, "timestamp": 61.1, "input_length": 13, "output_length": 5,'
+   ' "hash_ids": [1]}', "chat_id"),
+])
+def test_trace_of_another_format_is_refused_by_its_field(tmp_path, text, key):
+  (tmp_path / "trace").write_text(text)
+  with pytest.raises(ValueError, match=rf"line [12]: key '{key}' must be one"):
+    traces.load(tmp_path / "trace")
+
+
 def test_times_of_azure_are_utc_in_any_time_zone(tmp_path, monkeypatch):
   """Clocks of the local time zone go back between both requests."""
   path = tmp_path / "trace"

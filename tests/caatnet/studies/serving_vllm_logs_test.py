@@ -1,14 +1,25 @@
-"""Published logs: prompts with their lengths and common prefixes."""
+"""Published logs: prompts, and fields that are modelled or refused by name."""
 
 import csv
 import dataclasses
 import gzip
 import json
+import pathlib
+import shutil
 
 import numpy as np
 import pytest
 
-from caatnet.studies.serving import vllm_logs
+from caatnet.config.schema.tree import defaults
+from caatnet.studies.serving import vllm_fields, vllm_log, vllm_logs
+from parallel import schema
+
+CONFIG = defaults("study", "serving.vllm_log").to_dict()
+LLAMA = {  # published
+  "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+  "intermediate_size": 14336, "num_hidden_layers": 32,
+  "num_attention_heads": 32, "num_key_value_heads": 8,
+}
 
 
 @pytest.mark.parametrize("name", vllm_logs.INCLUDED)
@@ -47,5 +58,131 @@ def test_file_of_prompts_must_be_readable(tmp_path):
   assert [x.tolist() for x in found] == [[5, 6], [7]]
   for text in ("{", '{"tokens": [1]}', '{"input_tok_ids": 5}'):
     path.write_text(text)
-    with pytest.raises(ValueError, match="is neither published nor none"):
+    with pytest.raises(ValueError, match="is neither auto, published"):
       vllm_logs.prompts(log, str(path))
+
+
+@pytest.mark.parametrize("name", vllm_fields._BY_NAME)
+def test_values_that_are_not_simulated_are_refused_at_any_depth(name):
+  values, reason = vllm_fields._BY_NAME[name]
+  for value in (None, *values):
+    vllm_fields.check({"a": [{name: value}]})
+  for other in (7, {"kv": 1}):
+    with pytest.raises(ValueError, match=rf"^a\[0\]\.{name}=.*{reason}"):
+      vllm_fields.check({"a": [{name: other}]})
+
+
+def _log(folder):
+  """Copies an included log, uncompressed, to where LLMServingSim has it."""
+  log = vllm_logs.load("rtxpro6000_llama31_8b")
+  (folder / "vllm").mkdir(parents=True)
+  for name in ("../config.json", "meta.json", "requests.jsonl",
+               "timeseries.csv"):
+    path = vllm_logs._find(log.folder, pathlib.Path(name).name)
+    (folder / "vllm" / name).write_bytes(schema.read_bytes(path))
+  return log
+
+
+@pytest.mark.parametrize(("file", "old", "new", "message"), [
+  ("config.json", '"num_instances": 1', '"num_instances": 2',
+   r"nodes\[0\].num_instances=2 is not simulated, only 1: one engine"),
+  ("config.json", '"pd_type": null\n                }', '"a": 0}, {}',
+   r"nodes\[0\].instances must be a list of one: one engine"),
+  ("config.json", '"pd_type": null', '"ep_size": 2, "dp_group": "A"',
+   "ep_size=2 is not simulated, only 1: experts"),
+  ("config.json", '"pd_type": null', '"spare_size": 2',
+   "spare_size=2 is not known to the simulation"),
+  ("config.json", '"tp_size": 1', '"tp_size": 2',
+   "belongs to another log: tensor_parallel_size=1, there tp_size=2"),
+  ("vllm/meta.json", '"data_parallel_size": 1', '"data_parallel_size": 2',
+   "engine_kwargs.data_parallel_size=2 is not simulated, only 1: one engine"),
+  ("vllm/meta.json", '"tick_seconds"', '"kv_cache": {"x": 3}, "y"', "^.*y=1.0"),
+  ("vllm/requests.jsonl", '"bench-1"', '"bench-0"', "a request_id is listed"),
+  ("vllm/requests.jsonl", '"bench-1"', '"bench-1", "data_parallel_rank": 1',
+   r"\[1\].data_parallel_rank=1 is not simulated"),
+])
+def test_log_of_a_server_that_is_not_modelled_is_refused(
+  tmp_path, file, old, new, message
+):
+  _log(tmp_path)
+  text = (tmp_path / file).read_text()
+  assert text.count(old) == 1
+  (tmp_path / file).write_text(text.replace(old, new))
+  with pytest.raises(ValueError, match=message) as error:
+    vllm_logs.load(str(tmp_path))
+  assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_the_published_repository_needs_one_key(tmp_path):
+  """Profile, workload and sizes of a model that is not known are found."""
+  folder = tmp_path / "bench/examples/DEVICE/model"
+  log = _log(folder)
+  for file in (folder / "config.json", folder / "vllm" / "meta.json"):
+    text = file.read_text().replace(log.model, "other/model")
+    file.write_text(text.replace("RTXPRO6000", "DEVICE"))
+  profile = tmp_path / "profiler/perf/DEVICE/other/model/bf16"
+  shutil.copytree(log.folder / "profile", profile / "tp1")
+  (profile / "tp1/meta.yaml").rename(profile / "meta.yaml")
+  sizes = tmp_path / "configs/model/other/model.json"
+  sizes.parent.mkdir(parents=True)
+  sizes.write_text(json.dumps(LLAMA))
+  config = CONFIG | {"num_requests": 60, "change": 0.0}
+  without = vllm_log.run(config | {"log": str(folder)})
+  workload = tmp_path / "workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl"
+  workload.parent.mkdir()
+  workload.write_text("".join(
+    json.dumps({"input_tok_ids": tokens.tolist()}) + "\n"
+    for tokens in vllm_logs.prompts(log, "published")
+  ))
+  found = vllm_log.run(config | {"log": str(folder)})
+  expected = vllm_log.run(config | {"log": "rtxpro6000_llama31_8b"})
+  assert without["assumptions"]["prefixes"] == "none"
+  assert found["assumptions"]["prefixes"] == str(workload)
+  assert expected["assumptions"]["prefixes"] == "published"
+  assert found["rows"] == expected["rows"]
+  assert found["counts"] == expected["counts"] != without["counts"]
+  config["profile"] = str(profile / "tp1")
+  with pytest.raises(ValueError, match=r"tp_degrees=\[1, 2\], but 4 ranks"):
+    vllm_log.run(config | {"log": str(folder), "ranks": 4})
+  sizes.write_text(json.dumps(LLAMA | {"hidden_size": 2048}))
+  with pytest.raises(ValueError, match="has other sizes than the log"):
+    vllm_log.run(config | {"log": str(folder)})
+
+
+def test_settings_of_vllm_are_preferred_and_suffice(tmp_path):
+  """Pages, their size, limits and reuse; a link only of several ranks."""
+  log = _log(tmp_path)
+  meta = json.loads((tmp_path / "vllm/meta.json").read_text())
+  meta["kv_cache"] = {"num_gpu_blocks": 500, "block_size": 32,
+                      "enable_prefix_caching": False}
+  (tmp_path / "vllm/meta.json").write_text(json.dumps(meta))
+  config = CONFIG | {"profile": str(log.folder / "profile")}
+  for _ in "simulator", "model":  # whose config.json
+    base = vllm_log.setting(config | {"log": str(tmp_path)})
+    assert base.model == vllm_logs.MODELS[log.model]
+    assert base.server["pages"] * base.server["page_size"] == 16000
+    assert (base.server["slots"], base.server["reuse"]) == (128, False)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "vllm/meta.json").write_text(
+      json.dumps(meta).replace(log.model, "other/model")
+    )
+  with pytest.raises(ValueError, match="has no link between its 2 ranks"):
+    vllm_log.setting(config | {"log": str(tmp_path), "ranks": 2, "server": (
+      CONFIG["server"] | {"pages": 500})})
+
+
+@pytest.mark.parametrize(("change", "message"), [
+  ({}, None), ({"model_type": "mixtral"}, "model_type='mixtral' must be one"),
+  ({"model_type": "mistral", "sliding_window": 64}, "sliding_window=64 is not"),
+  ({"quantization_config": {"bits": 4}}, "quantization_config="),
+])
+def test_sizes_are_those_of_the_published_file(tmp_path, change, message):
+  log = vllm_logs.load("rtxpro6000_llama31_8b")
+  (tmp_path / "config.json").write_text(json.dumps(LLAMA | change))
+  sizes = CONFIG["model"] | {"path": str(tmp_path)}
+  if message is None:
+    assert vllm_logs.model_of(log, sizes) == vllm_logs.MODELS[log.model]
+    assert vllm_logs.model_of(log, sizes | {"num_layers": 3}).num_layers == 3
+    return
+  with pytest.raises(ValueError, match=message):
+    vllm_logs.model_of(log, sizes)

@@ -78,8 +78,91 @@ def test_evaluation_reads_another_checkpoint_only_if_its_own_is_deleted(
   params, _, step, workers = reader.restore_params(*wanted)
   assert (step, workers) == (1, 1)
   assert (params["w"] == state.params["w"]).all()
-  with pytest.raises(ValueError, match="checkpoints/2 has no params"):
+  with pytest.raises(ValueError, match=r"checkpoints/2 .* has no params"):
     _Deleted(tmp_path / "copy", experiment.program).restore_params(*wanted, 2)
   shutil.rmtree(tmp_path / "checkpoints" / "1" / "params")  # damaged, not gone
-  with pytest.raises(ValueError, match="checkpoints/1 has no params"):
+  with pytest.raises(ValueError, match="1 is damaged: params is missing"):
     reader.restore_params(*wanted)
+
+
+def write(folder, *steps, workers=1):
+  """Writes checkpoints; returns the experiment and its initial state."""
+  experiment = toy.make(workers=workers)
+  state, abstract = experiment.init_state(), experiment.abstract_state()
+  writer = Checkpointer(folder, experiment.program, keep=9)
+  for step in steps:
+    writer.save(state._replace(step=state.step + step), {"next": step})
+    writer.wait()
+  writer.close()
+  return Checkpointer(folder, experiment.program), state, abstract
+
+
+def large_file(folder):
+  return max(folder.rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def test_a_damaged_checkpoint_is_named_with_an_intact_one(tmp_path):
+  """All readers raise the same error, and the command in it works."""
+  reader, _, abstract = write(tmp_path, 1, 2, 3)
+  path = tmp_path / "checkpoints"
+  # The sums of a value: as if the value had changed since.
+  for step, name in ((3, "params"), (2, "rest")):
+    sums = path / str(step) / "checksums" / "metadata"
+    before, text, after = sums.read_text().partition(f'"{name}": {{')
+    sums.write_text(before + text + after.replace(', ["', ', ["f', 1))
+  for read in (
+    lambda: reader.restore(abstract), reader.open_params,
+    lambda: reader.restore_params(abstract.params, {}),
+  ):
+    with pytest.raises(ValueError, match=(
+      f"{path}/3 is damaged: params.b has another checksum .* Step 1 is intact"
+      f".* --step=1; .* `mv {path}/3 {tmp_path}/damaged_3`"
+    )):
+      read()
+  (path / "3").rename(tmp_path / "damaged_3")
+  with pytest.raises(ValueError, match=r"rest.key has .* `mv"):
+    reader.restore(abstract)
+  (path / "2").rename(tmp_path / "damaged_2")
+  assert int(reader.restore(abstract)[0].step) == 1
+  position = path / "1" / "position" / "metadata"
+  position.write_text(position.read_text().replace("1", "2"))
+  with pytest.raises(ValueError, match="damaged: position has another check"):
+    reader.restore(abstract)
+
+
+def test_a_missing_file_is_named(tmp_path):
+  reader, _, abstract = write(tmp_path, 1)
+  path = large_file(tmp_path / "checkpoints" / "1" / "params")
+  path.unlink()
+  with pytest.raises(ValueError, match=f"the file params/.*{path.name} is mis"):
+    reader.restore(abstract)
+
+
+def test_checkpoints_without_checksums_are_restored_with_a_line(
+  tmp_path, capsys
+):
+  reader, state, abstract = write(tmp_path, 1)
+  shutil.rmtree(tmp_path / "checkpoints" / "1" / "checksums")
+  assert (reader.restore(abstract)[0].params["w"] == state.params["w"]).all()
+  reader.open_params()
+  assert capsys.readouterr().err.count("its arrays are not verified\n") == 2
+
+
+@pytest.mark.parametrize(("there", "here"), [(1, 3), (3, 1), (2, 3)])
+def test_checksums_are_of_each_worker(tmp_path, there, here):
+  """Workers that leave or join do not change the checksums of the others."""
+  write(tmp_path, 1, workers=there)
+  experiment = toy.make(workers=here)
+  abstract = experiment.abstract_state()
+  reader = Checkpointer(tmp_path, experiment.program)
+  assert int(reader.restore(abstract)[0].step) == 1
+  sums = tmp_path / "checkpoints" / "1" / "checksums" / "metadata"
+  text = sums.read_text()
+  last = text.rindex('"', 0, text.index(']', text.index('"w"')))
+  digit = "0" if text[last - 1] != "0" else "1"
+  sums.write_text(text[: last - 1] + digit + text[last:])
+  if there > here:  # the last worker is not read
+    reader.restore_params(abstract.params, {})
+  else:
+    with pytest.raises(ValueError, match=r"params\.w has another"):
+      reader.restore_params(abstract.params, {})

@@ -214,12 +214,12 @@ def test_full_disk_is_a_one_line_error(finished, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("damage", "message"),
   [
-    (lambda p: shutil.rmtree(p / "position"), r"checkpoints/6 has no position"),
-    (lambda p: shutil.rmtree(p / "params"), r"checkpoints/6 has no params"),
+    (lambda p: shutil.rmtree(p / "position"), r"/6 is damaged: .*position"),
+    (lambda p: shutil.rmtree(p / "params"), r"/6 is damaged: params is mis"),
     (lambda p: (p / "rest/manifest.ocdbt").write_bytes(b"x" * 9),
-     r"checkpoints/6 cannot be read: .+$"),
+     r"checkpoints/6 is damaged: .+$"),
     (lambda p: [f.unlink() for f in (p / "params").rglob("d/*")],
-     r"checkpoints/6 cannot be read: .+$"),
+     r"checkpoints/6 is damaged: the file params/.* is missing"),
     (lambda p: (p / "../../config.json").write_text('{"name": '),
      r"config.json is damaged: "),
     (lambda p: (p / "../../metrics.jsonl").write_text('{"st\n{"step": 1}\n'),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 
 import jax
 import numpy as np
@@ -74,8 +75,10 @@ def test_step_is_sgd_on_the_mean_of_each_worker(scheme, clip_norm):
       )
 
 
-class _StopAt:
-  """Signal that is set once a given step is done."""
+class StopAt:
+  """Signal that another process receives once a given step is done."""
+
+  exit_code = 0
 
   def __init__(self, run, step):
     self.run, self.step = run, step
@@ -174,10 +177,11 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(
   for last in (3, 5, 6):  # between checkpoints: a stop saves as well
     run = loop.Run(experiment, tmp_path / "run", "", None, True)
     try:
-      result = run.loop(_StopAt(run, last))
+      result = run.loop(StopAt(run, last))
     finally:
       run.close()
     assert (result.step, result.finished) == (last, last == 6)
+    assert result.exit_code == (0 if last == 6 else 128 + signal.SIGTERM)
     assert (result.evaluation is not None) == (last == 6)
     assert (tmp_path / "run" / "checkpoints" / str(last)).is_dir()
   assert facts(tmp_path / "run") == facts(workdir)
@@ -336,12 +340,12 @@ def test_diverged_worker_is_excluded_and_named(tmp_path, capsys):
   )
   workdir = tmp_path / "run"
   run = loop.Run(experiment, workdir, "toy", None, False)
-  run.loop(_StopAt(run, 4))
+  run.loop(StopAt(run, 4))
   run.first_step = 4
   run.state = run.state._replace(
     params={k: v.at[1].set(np.nan) for k, v in run.state.params.items()}
   )
-  run.loop(_StopAt(run, 6))
+  run.loop(StopAt(run, 6))
   momentum, schedule = jax.device_get(run.state.opt_state)
   assert all((x[1] == 0).all() for x in momentum.trace.values())
   assert all(x[0].all() for x in momentum.trace.values())
@@ -407,7 +411,7 @@ def test_workers_join_and_leave_between_rounds(tmp_path, capsys):
       assert all(x[1].any() for x in momentum.trace.values())
       rest = state.outer["workers"]["residual"]
       assert all((x[2] == 0).all() and x[1].any() for x in rest.values())
-    run.loop(_StopAt(run, last))
+    run.loop(StopAt(run, last))
     run.close()
     outer = jax.device_get(run.state.outer)
   said = capsys.readouterr().out

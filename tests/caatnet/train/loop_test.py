@@ -94,7 +94,7 @@ def test_killed_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
   assert killed.returncode == -signal.SIGKILL
   stopped = launch(*again)
   output = send_at_random_step(stopped, again[0], signal.SIGTERM, 30, 45)
-  assert stopped.returncode == 0, output
+  assert stopped.returncode == 128 + signal.SIGTERM, output
   assert "the same command resumes" in output
   for run in (whole, launch(*again)):
     output = run.communicate(timeout=120)[0]

@@ -84,9 +84,13 @@ def test_end_of_a_swarm_ends_the_membership(there):
     assert together.revision == 1
 
 
-def test_lost_peer_of_an_exchange_is_lost_on_all_processes():
+@pytest.mark.parametrize(("error", "raised"), [
+  (Lost("p1", "it is gone"), Lost), (ValueError("it is gone"), ValueError),
+  (FileNotFoundError("it is gone"), RuntimeError),
+])
+def test_error_of_an_exchange_is_raised_on_all_processes(error, raised):
   def failing(*_):
-    raise ConnectionResetError("p1 is gone")
+    raise error
 
   exchange = multi_process._Exchange(types.SimpleNamespace(
     round=3, contributors=("p0", "p1"), rank=1, weights=(1.0, 2.0),
@@ -95,10 +99,22 @@ def test_lost_peer_of_an_exchange_is_lost_on_all_processes():
   assert (exchange.round, exchange.contributors) == (3, ("p0", "p1"))
   assert (exchange.rank, exchange.weights) == (1, (1.0, 2.0))
   for call in (exchange.sum, exchange.gather):
-    with pytest.raises(Lost, match="p1 is gone"):
+    with pytest.raises(raised, match="it is gone") as caught:
       call(np.ones(2, np.float32))
+    assert type(caught.value) is raised
+    assert caught.value is not error  # it is made from the broadcast
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 70_000])
 def test_values_of_any_size_are_broadcast(size):
   assert multi_process._broadcast(b"x" * size) == b"x" * size
+
+
+def test_a_byte_that_changes_on_the_way_is_an_error(monkeypatch):
+  def changed(x):
+    return x if x.dtype != np.uint8 else x ^ (np.arange(x.size) == 9)
+
+  monkeypatch.setattr(multi_process.multihost_utils, "broadcast_one_to_all",
+                      changed)
+  with pytest.raises(ValueError, match="bytes of process 0 arrived with anoth"):
+    multi_process._broadcast(b"x" * 100)

@@ -19,13 +19,14 @@ from caatnet.config.outer import OUTER
 from caatnet.config.override import override
 from caatnet.config.schema import tree
 from caatnet.config.sections import choose
-from caatnet.train import loop
+from caatnet.train import loop, traffic
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start, outer_specs
 from configs.caatnet import tiny
 from parallel.outer import noloco
+from parallel.outer.diloco import DiLoCo
 from parallel.xla import ledger
 from tests.caatnet.train import linear_model as toy
 
@@ -572,6 +573,43 @@ def test_workers_that_start_with_different_parameters_are_an_error():
 
 
 @pytest.mark.rotated
+@dataclasses.dataclass(frozen=True)
+class Longer(DiLoCo):
+  """Ends rounds after 2, 4, 8, ... steps."""
+
+  def plan(self, step):
+    ends = step > 0 and (step + 1).bit_count() == 1
+    return super().plan(step)._replace(variant=ends)
+
+
+@pytest.mark.parametrize(
+  ("name", "sync_every", "kind", "num_steps", "exchanges"),
+  [
+    ("diloco", 30, None, 12, 0), ("diloco", 5, None, 12, 2),
+    ("diloco", 2, Longer, 12, 3), ("eager", 5, None, 12, 2),
+    ("eager", 5, None, 9, 1), ("data_parallel", 1, None, 12, 12),
+  ],
+)
+def test_bytes_of_a_run_are_those_of_its_own_exchanges(
+  name, sync_every, kind, num_steps, exchanges
+):
+  experiment = make_linear(
+    name, f"outer.sync_every={sync_every}", 2, num_steps=num_steps
+  )
+  outer = experiment.outer
+  if kind:
+    outer = kind(**{f.name: getattr(outer, f.name)
+                    for f in dataclasses.fields(outer)})
+    experiment = dataclasses.replace(experiment, outer=outer)
+  rows = traffic.communication_per_step(
+    experiment, traffic.lower_steps(experiment)
+  )
+  sent = sum(row["bytes"] for row in rows if row["axis"] == "worker")
+  once = sum(outer.sent_bytes(experiment.program.local_params).values())
+  assert once
+  assert sent * num_steps == pytest.approx(exchanges * once)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_sent_bytes_equal_the_formula(name):
   """Covers every program of a round, on a device per worker and per rank.

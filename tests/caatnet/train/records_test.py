@@ -11,7 +11,6 @@ import pytest
 
 from caatnet.train import records, traffic
 from caatnet.train.records import MetricsWriter, read_metrics
-from parallel.outer.base import Plan
 from parallel.xla.ledger import Collective
 from tests.caatnet.train import linear_model as toy
 
@@ -123,33 +122,6 @@ def test_summary_adds_up_collectives_over_the_same_axes():
     {"axis": "tensor", "phase": "backward", "dtype": "float32",
      "bytes": 1400, "wire_bytes": 2 * 3 / 4 * 1400},
   ]
-
-
-def test_traffic_of_a_step_is_the_mean_over_a_period(monkeypatch):
-  """One of six steps sends 400 bytes over worker; all send 40 over data."""
-  class Outer:
-    period = 6
-    steady_round = range(12, 18)
-
-    def plan(self, step):
-      return Plan(step % 6 == 5)
-
-  sent = {
-    True: [entry(("worker",), 2), entry(("data",), 2, shape=(10,))],
-    False: [entry(("data",), 2, shape=(10,))],
-  }
-  monkeypatch.setattr(
-    traffic.ledger, "collectives", lambda lowered, mesh: lowered
-  )
-  program = types.SimpleNamespace(layout=types.SimpleNamespace(
-    mesh=types.SimpleNamespace(axis_names=("worker", "data"))
-  ))
-  experiment = types.SimpleNamespace(outer=Outer(), program=program)
-  found = {
-    row["axis"]: row["bytes"]
-    for row in traffic.communication_per_step(experiment, sent)
-  }
-  assert found == {"worker": pytest.approx(400 / 6), "data": 40}
 
 
 def test_saving_of_an_outer_loop_is_reported():

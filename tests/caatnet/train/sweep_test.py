@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 
 import pytest
 
@@ -65,6 +66,18 @@ def test_sweep_trains_each_point_once(tmp_path):
   other = dataclasses.replace(experiment, config=config | {"seed": 4})
   with pytest.raises(ValueError, match=r"holds a run with config\.seed=None"):
     sweep.run_point(other, point, tmp_path, count)
+
+
+def test_stopped_run_ends_the_sweep_with_the_code_of_the_signal(tmp_path):
+  def learning_rate(step):
+    if isinstance(step, int) and step == 0:  # the first record's, no tracer
+      signal.raise_signal(signal.SIGINT)
+    return 0.01
+
+  experiment = toy.make(num_steps=9, learning_rate=learning_rate)
+  with pytest.raises(SystemExit) as ended:
+    sweep.run_point(experiment, "a=1", tmp_path, list)
+  assert ended.value.code == 128 + signal.SIGINT
 
 
 def test_sweep_rows_round_trip_through_csv(tmp_path):

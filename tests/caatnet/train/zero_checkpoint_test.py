@@ -9,17 +9,8 @@ from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_stored, to_whole
 from caatnet.train.records import read_metrics
 from tests.caatnet.train import linear_model as toy
+from tests.caatnet.train.linear_model_test import StopAt
 from tests.caatnet.train.zero_test import LEVELS, linear_levels, make
-
-
-class _StopAt:
-  """Signal that is set once a given step is done."""
-
-  def __init__(self, run, step):
-    self.run, self.step = run, step
-
-  def requested(self):
-    return int(self.run.state.step) >= self.step
 
 
 def test_run_moves_between_schemes_and_meshes(tmp_path):
@@ -41,7 +32,7 @@ def test_run_moves_between_schemes_and_meshes(tmp_path):
     experiment = of_scheme(*move)
     run = loop.Run(experiment, tmp_path / "moves", "", None, True)
     try:
-      run.loop(_StopAt(run, last))
+      run.loop(StopAt(run, last))
     finally:
       run.close()
   stays, moved = (

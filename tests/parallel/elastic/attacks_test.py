@@ -152,7 +152,8 @@ def test_member_that_sends_invalid_data_is_named(connection, attack, seen):
       members["p2"] = third.address
       links = [Links(n, 1, members, SECURITY) for n in there]
       third.serve(Purpose.DATA, Offer(
-        1, frozenset(there), lambda sock, _: sock.recv(1)
+        1, frozenset(there),
+        lambda sock, _: [*iter(lambda: sock.recv(4096), b"")],  # reads all
       ))
 
       def third_peer():

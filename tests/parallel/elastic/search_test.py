@@ -20,6 +20,7 @@ _WORLDS = {
   "killed": Bounds(2, 2, Budget(crashes=1, leaves=1), Rules(2)),
   "cut": Bounds(2, 2, Budget(cuts=1, copies=1), Rules(2)),
   "coordinator": Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)),
+  "journal lost": Bounds(2, 1, Budget(restarts=1, losses=1), Rules(2)),
   "suspected": Bounds(2, 1, Budget(suspicions=1), Rules(2)),
   "failed": Bounds(2, 1, Budget(failures=1, crashes=1), Rules(2)),
   "unheard": Bounds(2, 1, Budget(cuts=1, failures=1), Rules(2)),
@@ -37,7 +38,7 @@ def test_every_reachable_state_keeps_the_invariants_and_can_progress(name):
 
 
 # Fault: module, original text, replacement, world, and violated invariant.
-_CUT, _DOWN = Budget(cuts=1), Budget(restarts=1)
+_CUT, _LOST = Budget(cuts=1), Budget(restarts=1, losses=1)
 _FAULTS = {
   "a round is committed before all votes": (
     coordinator, "if len(votes) < len(state.contributors):", "if not votes:",
@@ -47,15 +48,13 @@ _FAULTS = {
     coordinator, "return state, [record, *effects]", "return state, effects",
     Bounds(2, 1, Budget(), Rules(2)), "a peer applies an uncommitted round",
   ),
-  "an epoch is not written": (
-    coordinator,
-    "return state, [record, *(Send(peer, prepare) for peer in record.members)]",
-    "return state, [*(Send(peer, prepare) for peer in record.members)]",
-    Bounds(2, 1, _DOWN, Rules(2)), "no run can complete",
+  "an empty journal starts with the first epoch": (
+    coordinator, "max(record.epoch, *received, 0)", "record.epoch",
+    Bounds(2, 1, _LOST, Rules(2)), "no run can complete",
   ),
   "a failed round keeps the epoch": (
-    coordinator, "epoch=record.epoch + 1",
-    "epoch=record.epoch + (record.members != (*sorted(members),))",
+    coordinator, "epoch=newest + 1",
+    "epoch=newest + (record.members != (*sorted(members),))",
     Bounds(2, 1, Budget(failures=1), Rules(2)), "no run can complete",
   ),
   "a contribution that may be counted is kept": (
@@ -155,6 +154,24 @@ def test_no_state_is_chosen_while_as_many_peers_have_another():
     epochs.append(state.record.epoch)
   assert epochs == [0, 0, 1]
   assert (state.record.revision, state.record.digest) == (7, "0b")
+
+
+@pytest.mark.parametrize(("vote", "epoch"), [
+  (m.Vote(5, 6, "0a"), 5), (m.Vote(5, 5, "0a"), 0), (m.Vote(5, 6, "0b"), 0),
+  (m.Vote(5, 6, None), 0),
+])
+def test_empty_journal_recovers_the_epochs_of_peers(vote, epoch):
+  """Epochs of the newest revision and of all peers, one of which claims any."""
+  state, rules = coordinator.Coordinator(), coordinator.Rules(least=3)
+  for who, hello in (
+    ("a", m.Hello(5, 7, "0a", None)), ("b", m.Hello(9, 6, "00", vote)),
+    ("c", m.Hello(2**62, 6, "00", None)),
+  ):
+    state, _ = coordinator.step(state, who, hello, rules)
+  record = state.record
+  assert (record.revision, record.digest) == (7, "0a")
+  assert (record.committed, record.epoch) == (epoch, 2**40 + 1)
+  assert state.holders == ({"a", "b"} if epoch else {"a"})
 
 
 @pytest.mark.parametrize("digests", [("0a", "0b"), ("0b", "0a", "0c")])

@@ -39,6 +39,7 @@ from tests.parallel.elastic.worlds import (
   arrays,
   listeners,
   together,
+  until,
   world,
 )
 
@@ -351,6 +352,35 @@ def test_block_outside_an_operation_is_refused():
         place(slot, 0, 16)
     for _ in range(4):
       total.missed()
+
+
+def test_peers_may_open_different_numbers_of_connections():
+  xs = arrays(2, 1000)
+  with listeners(2) as there:
+    members = {name: x.address for name, x in there.items()}
+    links = [
+      Links(name, 1, members, SECURITY, Options(num_connections=count))
+      for name, count in zip(there, (1, 3), strict=True)
+    ]
+    together([lambda x=x: x.connect(there[x.me], PATIENCE_S) for x in links])
+    until(lambda: [len(x._inward) for x in links] == [4, 2])
+    found = together([
+      lambda x=x, y=y: link_collectives.all_reduce(x, 0, y).result(PATIENCE_S)
+      for x, y in zip(links, xs, strict=True)
+    ])
+    for x in links:
+      x.close()
+  for total in found:
+    np.testing.assert_array_equal(total, xs[0] + xs[1])
+
+
+def test_reason_of_another_peer_is_printable():
+  with world(2) as links:
+    operation = link_collectives.all_reduce(links[1], 0, arrays(1, 9)[0])
+    links[0].close("\x1b[2J\u00e9")
+    with pytest.raises(Lost) as caught:
+      operation.result(PATIENCE_S)
+  assert (caught.value.peer, caught.value.reason) == ("p0", "?[2J?")
 
 
 def test_memory_of_a_sum_is_reused():

@@ -2,6 +2,8 @@
 
 import functools
 import itertools
+import os
+import random
 import subprocess
 import sys
 
@@ -16,6 +18,7 @@ import pytest
 from parallel.memory import host_memory
 from parallel.memory.host_optimizer import ARRAYS, AdamW, HostOptimizer
 from tests import users
+from tests.corruption import FLIPS
 
 # Operands of optax' clipping and schedules differ in dtype.
 pytestmark = pytest.mark.mixed_dtypes
@@ -326,3 +329,36 @@ def test_a_gradient_is_float32_with_one_dim(gradient):
   optimizer.begin(0.1)
   with pytest.raises(ValueError, match="float32 with one dim"):
     optimizer.update(0, gradient)
+
+
+def test_moments_and_weights_in_files_are_verified(tmp_path):
+  """Each changed byte is an error of `verify`, and of the next step."""
+  names = ("weights", "first", "second")
+  optimizer = HostOptimizer(
+    SIZE, AdamW(), {x: {str(tmp_path): 1.0} for x in names}
+  )
+  (file,) = optimizer.buffer._files.values()
+  draw = random.Random(0)
+
+  def step(number):
+    optimizer.begin(0.01)
+    for first, last in ((2000, SIZE), (0, 2000)):
+      optimizer.update(first, gradients(number)[first:last])
+    optimizer.end()
+
+  for number in range(FLIPS):
+    optimizer.weights[:] = start()
+    optimizer.first[:] = optimizer.second[:] = 0
+    optimizer.written()
+    for _ in range(2):
+      step(2 * number + 1)
+      optimizer.verify()
+    name = draw.choice(names)
+    begin = getattr(optimizer, name).ctypes.data
+    at = begin - optimizer.buffer.array.ctypes.data + draw.randrange(4 * SIZE)
+    (old,) = os.pread(file.fileno(), 1, at)
+    os.pwrite(file.fileno(), bytes([old ^ draw.randrange(1, 256)]), at)
+    with pytest.raises(ValueError, match=f"{name} of the optimizer"):
+      optimizer.verify()
+    with pytest.raises(ValueError, match=f"{name} .* last checkpoint"):
+      step(0)

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from parallel.axes import Axis, make_mesh
-from parallel.outer.base import OuterLoop
+from parallel.outer.base import OuterLoop, Plan
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
@@ -82,6 +82,28 @@ def test_variants_repeat_with_the_period_and_not_before(name):
   if every > 1:  # nothing is exchanged in the first round, except at its end
     first = {loop.plan(step).variant for step in range(every - 1)}
     assert len(first) == 1
+
+
+@pytest.mark.parametrize(
+  ("ends", "period", "message"),
+  [
+    # Rounds of 3, 6, 9, ... steps, and of 3 steps with one exception.
+    (lambda s: s in (2, 8, 17, 29, 44), 3, "steps 8 and 11"),
+    (lambda s: s % 3 == 2 and s != 9002, 3, "steps 8999 and 9002"),
+    (lambda s: s % 30 == 29, 1, "steps 28 and 29"),
+    (lambda s: s % 6 == 5, 9, "steps 20 and 29"),
+  ],
+)
+def test_plans_that_do_not_repeat_with_the_period_are_refused(
+  ends, period, message
+):
+  class Other(OuterLoop):
+    def plan(self, step):
+      return Plan(ends(step))
+
+  Other.period = period
+  with pytest.raises(ValueError, match=f"Other.*{message}.*period={period};"):
+    _ = Other(WORKER).steady_round
 
 
 def test_state_is_free_until_an_exchange_is_applied():

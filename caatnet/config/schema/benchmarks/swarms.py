@@ -66,6 +66,8 @@ class Membership:
     (
       {"peers": 2, "rounds": 2, "least": 2, "crashes": 1, "restarts": 1},
       {"peers": 2, "rounds": 1, "least": 1, "cuts": 1, "restarts": 1},
+      {"peers": 2, "rounds": 1, "least": 2, "crashes": 1, "restarts": 1,
+       "losses": 1},
       {"peers": 2, "rounds": 1, "least": 2, "suspicions": 1, "failures": 1},
       {"peers": 2, "rounds": 1, "least": 2, "cuts": 1, "failures": 1,
        "crashes": 1},

@@ -281,12 +281,17 @@ class VLLMLog(Study):
     tokens: int = field(
       0, "Tokens of a step; 0 for that of the log.", COUNT_OR_NONE
     )
-    page_size: int = field(16, "Positions of a page of the cache.", COUNT)
-    pages: int = field(
-      0, "Pages of the cache; 0 for those that fit after the weights.",
+    page_size: int = field(
+      0, "Positions of a page of the cache; 0 for those of the log.",
       COUNT_OR_NONE,
     )
-    reuse: bool = field(True, "Whether requests share pages of prefixes.")
+    pages: int = field(
+      0, "Pages of the cache; 0 for those of the log, or that fit after the "
+      "weights.", COUNT_OR_NONE,
+    )
+    reuse: bool = field(
+      True, "Whether requests share pages of prefixes, unless the log's do not."
+    )
     whole_prompt: bool = field(
       True, "Whether admission of a request requires free pages for its whole "
       "prompt.",
@@ -297,6 +302,10 @@ class VLLMLog(Study):
   class Sizes:
     """Sizes of the model; 0 for those of the model that the log names."""
 
+    path: str = field(
+      "", "The model's published config.json, or its folder; unset for a known "
+      "model, or the file in configs/model of LLMServingSim.",
+    )
     vocab_size: int = field(0, "Size of the vocabulary.", COUNT_OR_NONE)
     width: int = field(0, "Channels of the residual stream.", COUNT_OR_NONE)
     num_layers: int = field(0, "Layers.", COUNT_OR_NONE)
@@ -323,12 +332,12 @@ class VLLMLog(Study):
   study: str = study_key("serving")
   subject: str = field("vllm_log", "Subject of the study.", ("vllm_log",))
   log: str = field(
-    "rtx4090_llama31_8b", "Log of vLLM: a folder in the format of "
+    "rtx4090_llama31_8b", "Log of one vLLM engine: a folder in the format of "
     "LLMServingSim, or a name in caatnet/studies/serving/logs.",
   )
   profile: str = field(
     "", "Folder with the measured times of operations; unset for the folder "
-    '"profile" of the log.',
+    '"profile" of the log, or that of LLMServingSim\'s repository.',
   )
   model: Sizes = field(Sizes, "Sizes of the model.")
   ranks: int = field(
@@ -346,8 +355,9 @@ class VLLMLog(Study):
     0, "Number of requests of the log; 0 for all.", COUNT_OR_NONE
   )
   prefixes: str = field(
-    "published", 'Common prefixes of prompts: "published", as in the published '
-    'workload, "none", or the path of that workload\'s file.',
+    "auto", 'Common prefixes of prompts: "published" for those in the log\'s '
+    'prefixes.csv, "none", the path of the workload\'s file, or "auto" for the '
+    "first of prefixes.csv, the workload's file and none that there is.",
   )
   server: Server = field(Server, "Options of vLLM in that run.")
   percentiles: tuple[int, ...] = field(

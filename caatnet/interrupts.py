@@ -1,0 +1,150 @@
+"""End of a command by SIGINT (Ctrl-C) or SIGTERM: one line, and 128 + signal.
+
+Python raises ``KeyboardInterrupt`` wherever the main thread is. Callbacks, such
+as that of jax at each garbage collection, discard it, programs of XLA delay it
+until they are compiled, and after it the interpreter's exit may crash in XLA.
+Here a signal ends the process directly. Only while a command works it raises
+``KeyboardInterrupt``, so that child processes and temporary files are removed;
+a second signal, or `GRACE_S` seconds, end this too. A run that saves its state
+(`caatnet.train.stop`) and a server have handlers of their own instead.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any, NoReturn
+
+# Seconds from a signal to the end of the process, if contexts take longer.
+GRACE_S = 3.0
+# Seconds that a handler has to end the process at a second signal.
+_SECOND_S = 0.2
+# Seconds until an exception that a callback has discarded is raised again.
+_AGAIN_S = 0.01
+# Seconds for the last output to be written.
+_FLUSH_S = 1.0
+
+_LINES = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b"terminated\n"}
+
+_works = False  # whether a signal raises KeyboardInterrupt
+_received = 0  # first signal of `_on_signal`, or 0
+
+
+def install() -> None:
+  """Handles both signals, except those that this process ignores."""
+  for number in _LINES:
+    if signal.getsignal(number) != signal.SIG_IGN:
+      signal.signal(number, _on_signal)
+
+
+def watch() -> None:
+  """Installs the handlers, and starts a thread for an unresponsive main thread.
+
+  The main thread does not execute handlers while it is in a library.
+  """
+  install()
+  outlet, inlet = os.pipe()
+  os.set_blocking(inlet, False)
+  signal.set_wakeup_fd(inlet, warn_on_full_buffer=False)
+  # A forked process has no such thread, and must not write to this one's.
+  os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+  signal.signal(signal.SIGALRM, _raise_again)
+  sys.unraisablehook = _on_discarded
+  threading.Thread(target=_watch, args=(outlet,), daemon=True).start()
+
+
+@contextlib.contextmanager
+def working() -> Iterator[None]:
+  """Context manager in which the first signal raises ``KeyboardInterrupt``.
+
+  It does not end normally, or by an error, after a signal.
+  """
+  global _works
+  _works = True
+  try:
+    yield
+  except BaseException as error:
+    # Libraries replace KeyboardInterrupt by errors of their own.
+    if _received and not isinstance(error, KeyboardInterrupt):
+      raise KeyboardInterrupt from error
+    raise
+  finally:
+    _works = False
+  if _received:
+    raise KeyboardInterrupt
+
+
+def end(number: int = 0) -> NoReturn:
+  """Ends the process with one line on stderr, and without cleaning up.
+
+  Args:
+    number: The signal; 0 for the one that was received.
+  """
+  number = number or _received or signal.SIGINT
+  try:
+    show_cursor()
+    os.write(2, _LINES[number])
+    # The module may be in the middle of its import.
+    modules = sys.modules.get("multiprocessing")
+    for child in getattr(modules, "active_children", list)():
+      child.terminate()
+    # In a thread, since nobody may read a pipe that is full.
+    flush = threading.Thread(target=_flush, daemon=True)
+    flush.start()
+    flush.join(_FLUSH_S)
+  finally:
+    os._exit(128 + number)
+
+
+def show_cursor() -> None:
+  """Shows the terminal's cursor, which progress bars hide."""
+  for stream in (1, 2):
+    if os.isatty(stream):
+      os.write(stream, b"\x1b[?25h")
+
+
+def _flush() -> None:
+  with contextlib.suppress(OSError, ValueError):
+    sys.stdout.flush()
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+  global _received
+  if _received or not _works:
+    end(number)
+  _received = number
+  raise KeyboardInterrupt
+
+
+def _raise_again(number: int, frame: FrameType | None) -> None:
+  if _works:
+    raise KeyboardInterrupt
+
+
+def _on_discarded(discarded: Any) -> None:
+  """Replaces the traceback of a discarded exception after a signal."""
+  if not _received:
+    sys.__unraisablehook__(discarded)
+  elif discarded.exc_type is KeyboardInterrupt:
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+
+
+def _watch(outlet: int) -> None:
+  """Ends the process some time after a signal that the main thread ignores."""
+  number, count, limit = 0, 0, None
+  while True:
+    left = None if limit is None else max(0.0, limit - time.monotonic())
+    if not select.select([outlet], [], [], left)[0]:
+      end(number)
+    arrived = os.read(outlet, 1)[0]
+    if arrived in _LINES:
+      number, count = arrived, count + 1
+      if count > 1:  # of any handler
+        limit = time.monotonic() + _SECOND_S
+      elif signal.getsignal(number) == _on_signal:
+        limit = time.monotonic() + GRACE_S

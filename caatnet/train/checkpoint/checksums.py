@@ -1,0 +1,199 @@
+"""Checksums of a checkpoint's arrays, which are stored in the checkpoint.
+
+A checkpoint has the item ``checksums``: for each array its dtype and the
+checksums of its rows (`row_sums`), and a CRC-32 of the position of
+the data. Orbax renames the folder to its step when all items are written. Each
+process adds up the shards that it holds, and one small gather adds processes.
+The rows of most arrays are workers, so that a run with another number of
+workers verifies those that it reads.
+
+Cost, for 2.8 GB on two cores: a save of 22 s keeps training waiting for 1.5 s,
+and 21 s instead of 19 s to restore. Devices other than CPUs also copy the
+arrays to the host once more.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import concurrent.futures
+import itertools
+import json
+import os
+from typing import Any
+import zlib
+
+from etils import epath
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore
+
+from caatnet.train.checkpoint import row_sums
+
+ITEM = "checksums"
+_DIFFERS = "{} has another checksum than when it was written"
+# Dtype of an array, and checksums of its rows in hex digits.
+Sums = Mapping[str, tuple[str, list[str]]]
+
+
+def of_tree(tree: Any, dtypes: Mapping[str, str] | None = None) -> Sums:
+  """Returns the checksums of whole arrays; collective over processes.
+
+  Args:
+    tree: Tree of `jax.Array`.
+    dtypes: Dtype by name in which an array was stored; None for its own.
+  """
+  arrays = ocp.utils.to_flat_dict(tree, sep=".")
+  stored = {k: (dtypes or {}).get(k, str(x.dtype)) for k, x in arrays.items()}
+
+  def added(name: str) -> np.ndarray:
+    x, dtype = arrays[name], jnp.dtype(stored[name])
+    found = np.zeros(row_sums.num_rows(x.shape), np.uint64)
+    for shard in x.addressable_shards:
+      if shard.replica_id == 0:
+        start = [part.start or 0 for part in shard.index]
+        part = np.asarray(shard.data).astype(dtype, copy=False)
+        found += row_sums.of_part(part, start, x.shape)
+    return found
+
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    found = dict(zip(arrays, pool.map(added, arrays), strict=True))
+  if jax.process_count() > 1 and found:
+    # In uint32, since jax has no uint64.
+    words = np.concatenate([*found.values()]).view(np.uint32)
+    every = np.ascontiguousarray(multihost_utils.process_allgather(words))
+    total = every.view(np.uint64).sum(axis=0)
+    ends = np.cumsum([len(x) for x in found.values()])[:-1]
+    found = dict(zip(found, np.split(total, ends), strict=True))
+  return {name: (stored[name], hexes(x)) for name, x in found.items()}
+
+
+def of_json(data: Any) -> str:
+  """Returns the CRC-32 of plain data."""
+  return f"{zlib.crc32(json.dumps(data, sort_keys=True).encode()):08x}"
+
+
+def read(path: epath.Path) -> dict[str, Any] | None:
+  """Returns the checksums of a checkpoint; None if it has none.
+
+  Raises:
+    ValueError: They are damaged.
+    OSError: They cannot be read.
+  """
+  if not (path / ITEM).exists():
+    return None
+  found = json.loads((path / ITEM / "metadata").read_text())
+  if not isinstance(found, dict):
+    raise ValueError(f"{ITEM} is not an object")
+  return found
+
+
+def write(path: epath.Path, stored: Mapping[str, Any]) -> None:
+  """Adds checksums to a checkpoint, in the format of Orbax."""
+  (path / ITEM).mkdir()
+  (path / ITEM / "metadata").write_text(json.dumps(stored))
+
+
+def verify(item: str, stored: Mapping[str, Any], tree: Any) -> None:
+  """Verifies arrays that were read; collective over processes.
+
+  Args:
+    item: Name of the checkpoint's item.
+    stored: Checksums of the checkpoint, from `read`.
+    tree: Tree of `jax.Array`. Workers that it has and the checkpoint has not
+      are not verified.
+
+  Raises:
+    ValueError: An array differs; the message names it.
+    KeyError, TypeError: The stored checksums are damaged.
+  """
+  dtypes = {name: dtype for name, (dtype, _) in stored[item].items()}
+  for name, (_, rows) in of_tree(tree, dtypes).items():
+    compare(f"{item}.{name}", stored[item][name][1], rows)
+
+
+def hexes(rows: np.ndarray) -> list[str]:
+  """Returns checksums of rows as stored."""
+  return [f"{x:016x}" for x in rows.tolist()]
+
+
+def compare(name: str, stored: list[str], found: list[str]) -> None:
+  """Raises ValueError if rows that both lists have are not equal."""
+  num = min(len(stored), len(found))
+  if not num or stored[:num] != found[:num]:
+    raise ValueError(_DIFFERS.format(name))
+
+
+def verify_json(item: str, stored: Mapping[str, Any], data: Any) -> None:
+  """Raises ValueError if plain data differ; KeyError without a checksum."""
+  if of_json(data) != stored[item]:
+    raise ValueError(_DIFFERS.format(item))
+
+
+def check(
+  path: epath.Path, items: Sequence[str] = ("params", "outer", "rest")
+) -> None:
+  """Checks that all files of items are there, and verifies their arrays.
+
+  One storage chunk at a time is in memory. Not collective.
+
+  Args:
+    path: The checkpoint. Without checksums, no array is read.
+    items: Names of items; those that the checkpoint lacks are ignored.
+
+  Raises:
+    Exception: Of any type, at the first fault.
+  """
+  stored = read(path) or {}
+  for item in items:
+    if not (path / item).exists():
+      if item in stored:
+        raise ValueError(f"{item} is missing")
+      continue
+    url = str(path / item) + "/"
+    base = url if "://" in url else f"file://{url}"
+    for file in _files(base):
+      if not (path / item / file).exists():
+        raise ValueError(f"the file {item}/{file} is missing")
+    sums = stored.get(item, {})
+    try:
+      tree = ocp.StandardCheckpointHandler().metadata(path / item)
+    except Exception as error:  # of any type, assertions included
+      raise ValueError(f"{item}/_METADATA cannot be read") from error
+    if sums and ocp.utils.to_flat_dict(tree, sep=".").keys() != sums.keys():
+      raise ValueError(f"{item}/_METADATA names other arrays than {ITEM}")
+    for name, (_, rows) in sums.items():
+      store = tensorstore.open({
+        "driver": "zarr",
+        "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"},
+      }, open=True, read=True).result()
+      compare(f"{item}.{name}", rows, hexes(_of_store(store)))
+  if "position" in stored:
+    text = (path / "position" / "metadata").read_text()
+    verify_json("position", stored, json.loads(text))
+
+
+def _of_store(store: tensorstore.TensorStore) -> np.ndarray:
+  """Returns the checksums of a stored array, read by storage chunk."""
+  found = np.zeros(row_sums.num_rows(store.shape), np.uint64)
+  steps = store.chunk_layout.read_chunk.shape or ()
+  starts = map(range, (0,) * store.ndim, store.shape, steps)
+  for start in itertools.product(*starts):
+    place = tuple(slice(i, i + n) for i, n in zip(start, steps, strict=True))
+    found += row_sums.of_part(store[place].read().result(), start, store.shape)
+  return found
+
+
+def _files(base: str) -> Iterator[str]:
+  """Yields the files to which an OCDBT database refers, by their paths."""
+  store = tensorstore.KvStore.open(base).result()
+  newest = tensorstore.ocdbt.dump(store).result()["versions"][-1]
+  left = [newest["root"]["location"]]
+  while left:
+    # For example "value:ocdbt.process_0/:d/name:offset:length".
+    kind, folder, file, *_ = (place := left.pop()).split(":")
+    yield folder + file
+    if kind == "btreenode":
+      node = tensorstore.ocdbt.dump(store, place).result()
+      for entry in node["entries"]:
+        left += [entry[x] for x in ("location", "indirect_value") if x in entry]
