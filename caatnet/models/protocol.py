@@ -35,7 +35,8 @@ class Parameter:
       partition flattens and cuts.
     dtype: The dtype in which the model's functions read it; a partition gathers
       it in this dtype. The stored parameter is float32.
-    decays: Whether weight decay applies: to matrices, not to gains and biases.
+    decays: Whether weight decay applies: to matrices, except those such as the
+      decay rates of a state; not to gains and biases.
     uses: Number of functions of the model that read it in a forward pass; a
       partition gathers it once for each.
     regathered: Number of these functions that read it again in the backward

@@ -25,7 +25,7 @@ class Sharded(nnx.Param):
 
 
 class Bias(Sharded):
-  """`Sharded` parameter without weight decay, such as a bias."""
+  """`Sharded` parameter without weight decay: a bias, or a matrix of rates."""
 
 
 class Wide(Bias):

@@ -38,6 +38,8 @@ class Row:
     flops: Smallest and largest ratio of compiled to declared operations. A
       model whose first layer reads data differentiates no input there.
     parts: Reason why the model has no parts for pipeline stages; "" if it has.
+    undecayed: Names of matrices that the model declares without weight decay
+      (`Parameter.decays`), such as the decay rates of a state.
   """
 
   config: tuple[str, str]
@@ -46,6 +48,7 @@ class Row:
   wide: str = ""
   flops: tuple[float, float] = (0.95, 1.15)
   parts: str = ""
+  undecayed: tuple[str, ...] = ()
 
 
 VALIDATION = "validation_"
@@ -208,14 +211,19 @@ def test_reductions_are_those_of_the_lowered_program(name, accumulation):
 def test_parameters_are_counted_and_matrices_decay(name):
   """Uses sizes without padding."""
   program = make(name).program
-  leaves = jax.tree.leaves(
+  leaves = jax.tree.leaves_with_path(
     program.leaves, is_leaf=lambda x: isinstance(x, Leaf)
   )
-  assert program.model.num_params == sum(math.prod(x.shape) for x in leaves)
-  for leaf in leaves:
-    is_matrix = len(leaf.tensor.shape) > 1
-    assert leaf.parameter.decays == is_matrix, leaf
-  assert {leaf.parameter.decays for leaf in leaves} == {True, False}
+  assert program.model.num_params == sum(math.prod(x.shape) for _, x in leaves)
+  matrices = {p[-1].key: x.parameter.decays for p, x in leaves
+              if len(x.tensor.shape) > 1}
+  assert {n for n, decays in matrices.items() if not decays} == {
+    *MODELS[name].undecayed
+  }
+  vectors = [x for _, x in leaves if len(x.tensor.shape) <= 1]
+  assert not any(x.parameter.decays for x in vectors)
+  assert any(matrices.values())
+  assert vectors
 
 
 @pytest.mark.rotated
