@@ -7,6 +7,8 @@ import math
 import platform
 import types
 
+import jax
+import numpy as np
 import pytest
 
 from caatnet.train import records, traffic
@@ -150,6 +152,18 @@ def test_traffic_of_a_step_is_the_mean_over_a_period(monkeypatch):
     for row in traffic.communication_per_step(experiment, sent)
   }
   assert found == {"worker": pytest.approx(400 / 6), "data": 40}
+
+
+def test_custom_call_that_may_communicate_is_named():
+  """It stops a sweep, which compares bytes, and no run."""
+  experiment = toy.make()
+  call = jax.ffi.ffi_call("mystery", jax.ShapeDtypeStruct((4,), np.float32))
+  lowered = jax.jit(call).lower(np.ones(4, np.float32))
+  programs = {plan: lowered for plan in traffic.lower_steps(experiment)}
+  assert traffic.unknown(experiment, programs) == ["custom call of 'mystery'"]
+  assert traffic.communication_per_step(experiment, programs, False) == []
+  with pytest.raises(NotImplementedError, match="custom call of 'mystery'"):
+    traffic.communication_per_step(experiment, programs)
 
 
 def test_saving_of_an_outer_loop_is_reported():
