@@ -217,7 +217,7 @@ class Run:
     self.lowered = traffic.lower_steps(experiment)
     self.programs: dict[Any, jax.stages.Compiled] = {}
     self.communication = traffic.communication_per_step(
-      experiment, self.lowered
+      experiment, self.lowered, strict=False
     )
     self._write_environment()
     if notice:
@@ -256,6 +256,8 @@ class Run:
       "matmul_flops_per_second": self.rate,
       "communication_per_step": self.communication,
     }
+    if unknown := traffic.unknown(self.experiment, self.lowered):
+      facts["communication_unknown"] = unknown
     if self.started_from:
       facts["started_from"] = self.started_from
     if jax.process_index() == 0:

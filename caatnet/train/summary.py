@@ -47,3 +47,5 @@ def summary(
       f"{row['bytes'] / scale:.3f} {unit} per device and step "
       f"({row['dtype']})"
     )
+  for what in facts.get("communication_unknown", ()):
+    yield f"sends     unknown: {what} may communicate and is not counted"

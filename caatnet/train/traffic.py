@@ -21,22 +21,29 @@ def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
 
 
 def communication_per_step(
-  experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
+  experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered],
+  strict: bool = True,
 ) -> list[dict[str, Any]]:
   """Returns bytes per step, averaged over all steps of the run.
 
   Args:
     experiment: The run.
     lowered: Programs of the run, from `lower_steps`.
+    strict: Whether an operation that `unknown` lists is an error; otherwise it
+      is left out.
 
   Returns:
     Rows like those of `summary`, with bytes as means per step.
+
+  Raises:
+    NotImplementedError: ``strict``, and there is such an operation.
   """
   mesh = experiment.program.layout.mesh
   counts = {key: count for key, (_, count) in experiment.plans.items()}
   totals: dict[tuple[str, str, str], np.ndarray] = {}
   for program, count in counts.items():
-    for row in summary(ledger.collectives(lowered[program], mesh), mesh):
+    read = ledger.collectives if strict else lambda *x: ledger.read(*x)[0]
+    for row in summary(read(lowered[program], mesh), mesh):
       key = (row["axis"], row["phase"], row["dtype"])
       sizes = np.array([row["bytes"], row["wire_bytes"]]) * count
       totals[key] = totals.get(key, 0.0) + sizes / sum(counts.values())
@@ -45,6 +52,15 @@ def communication_per_step(
      "wire_bytes": float(sizes[1])}
     for (axis, phase, dtype), sizes in totals.items()
   ]
+
+
+def unknown(
+  experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
+) -> list[str]:
+  """Returns operations that may communicate and are in no row, each once."""
+  mesh = experiment.program.layout.mesh
+  found = [u.what for x in lowered.values() for u in ledger.read(x, mesh)[1]]
+  return sorted(set(found))
 
 
 def summary(

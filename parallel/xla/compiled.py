@@ -12,6 +12,10 @@ before compilation. In other programs XLA changes them:
 - It wraps a collective to run concurrently with compute, or spreads it over a
   chain of fusions that contain compute. Each fusion of a chain holds a copy of
   the collective; only the first one sends.
+- XLA:TPU compiles one program per slice, which sends to other slices by
+  transfers to the host's runtime (megascale); they are entries over the axis
+  `SLICES`.
+- XLA:GPU writes pipelined permutes as sends and receives.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,10 +27,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from parallel.xla import hlo, operations
-from parallel.xla.entries import alike
-from parallel.xla.groups import MeshAxes, replica_groups
+from parallel.xla import hlo, operations, silent
+from parallel.xla.entries import SLICES, Unknown, alike
+from parallel.xla.groups import Group, MeshAxes, replica_groups
 from parallel.xla.ledger import Collective, place
+from parallel.xla.sources import Lines
 
 # HLO opcode, without "-start" -> kind of a ledger entry.
 _KINDS = {
@@ -34,10 +39,22 @@ _KINDS = {
   "all-gather": "all_gather",
   "reduce-scatter": "reduce_scatter",
   "all-to-all": "all_to_all",
-  "ragged-all-to-all": "all_to_all",
+  "ragged-all-to-all": "ragged_all_to_all",
   "collective-permute": "permute",
   "collective-broadcast": "broadcast",
+  "send": "permute",
 }
+# Transfer type of a send to other slices -> kind.
+_SLICE_KINDS = {
+  "ALL_REDUCE": "all_reduce", "ALL_GATHER": "all_gather",
+  "REDUCE_SCATTER": "reduce_scatter", "ALL_TO_ALL": "all_to_all",
+  "ONE_TO_ONE": "permute",
+}
+_MEGASCALE = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
+# Pairs of a permute, of a send or of a receive.
+PAIRS = re.compile(r'source_target_pairs="?(\{[\d,{}\s]*\})')
+# Suffix of the opcodes of an asynchronous pair.
+_SUFFIX = re.compile(r"-(start|update|done)$")
 # XLA:TPU assigns one chain_id to all copies of a collective in a chain of
 # fusions.
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
@@ -60,7 +77,8 @@ def collectives(
 
   Raises:
     ValueError: The program was compiled for another mesh.
-    NotImplementedError: A collective has an unsupported form.
+    NotImplementedError: An instruction may communicate in a form that is not
+      read (`Reader.unknown`).
   """
   return Reader(module, mesh).collectives()
 
@@ -69,19 +87,21 @@ class Reader:
   """Reader of the instructions of a module as ledger entries of count one."""
 
   def __init__(
-    self, module: hlo.Module, mesh: jax.sharding.Mesh, strict: bool = True
+    self, module: hlo.Module, mesh: jax.sharding.Mesh, strict: bool = True,
+    counted: bool = True,
   ) -> None:
     """Initializes a reader.
 
     Args:
       module: The compiled program.
       mesh: Mesh that the program was compiled for.
-      strict: Whether `unreadable` instructions are errors; otherwise they are
-        left out.
+      strict: Whether `unknown` instructions are errors; otherwise they are left
+        out.
+      counted: Whether the number of devices is known.
     """
     self.module, self.strict = module, strict
     self.sizes = dict(mesh.shape)
-    self.mesh_axes = MeshAxes(self.sizes)
+    self.mesh_axes = MeshAxes(self.sizes, counted)
     # As in the ledger of lowered programs: without differentiation, the phase
     # of all entries is "forward".
     self.differentiates = any(
@@ -150,7 +170,7 @@ class Reader:
       # Indices of the fusions of the chain.
       links = [i for i, x in enumerate(order) if self.chain(x) == chain]
       return links[-1]
-    if not order[start].opcode.endswith("-start"):
+    if not order[start].opcode.endswith(("-start", "send")):
       return start  # synchronous: done where it starts
     # start -> update -> ... -> done, each the operand of the next. An update
     # does not wait; the done is the first other user.
@@ -197,13 +217,9 @@ class Reader:
     Yields:
       Pairs (computation, collective or sending kernel in that computation).
     """
-    if self.strict and unreadable(instruction):
+    if self.strict and self.unknown(computation, instruction):
       raise NotImplementedError(f"the ledger cannot read {instruction.opcode}")
-    sends = instruction.opcode.removesuffix("-start") in _KINDS
-    # Most custom calls send nothing; sending kernels declare it in metadata.
-    if instruction.opcode == "custom-call":
-      sends = operations.kernel_sends(instruction.attributes) is not None
-    if sends:
+    if self._sends(instruction):
       yield computation, instruction
     elif instruction.opcode == "fusion" or (
       instruction.opcode.endswith("-start")
@@ -221,6 +237,80 @@ class Reader:
           if not wrapped.opcode.endswith("-done"):  # its start is counted
             yield from self.find(inner, wrapped)
 
+  def _sends(self, instruction: hlo.Instruction) -> bool:
+    """Returns whether an instruction is a collective that `entry` reads."""
+    opcode = instruction.opcode.removesuffix("-start")
+    # Most custom calls send nothing; sending kernels declare it in metadata.
+    if opcode == "custom-call":
+      return operations.kernel_sends(instruction.attributes) is not None
+    if opcode == "send":
+      return _of_slices(instruction) or len(self.pairs(instruction)) > 0
+    return opcode in _KINDS
+
+  def unknown(
+    self, computation: hlo.Computation, instruction: hlo.Instruction
+  ) -> str:
+    """Returns how an instruction may communicate without being counted.
+
+    The result is "" for an instruction that is counted or known to be silent.
+    """
+    opcode = _SUFFIX.sub("", instruction.opcode)
+    if opcode != instruction.opcode and opcode in ("send", "recv"):
+      return ""  # the transfer is that of the send
+    if self._sends(instruction):
+      operands = self._operands(computation, instruction)
+      if opcode == "custom-call" or all(o.shapes for o in operands):
+        return ""
+      return f"{opcode} of operands of an unknown type"
+    # A wrapped call is read in the computation of its wrapper.
+    if instruction.opcode == "custom-call" or (
+      instruction.opcode == "custom-call-start" and not instruction.calls()
+    ):
+      target = instruction.attribute("custom_call_target")
+      effect = instruction.attribute("custom_call_has_side_effect") == "true"
+      if silent.call(target, effect, instruction.attributes):
+        return ""
+      return f"custom call of {target!r}" + ", with a side effect" * effect
+    if opcode in ("send", "recv"):
+      handler = instruction.attribute("_xla_host_transfer_handler_name")
+      received = _of_slices(instruction) or len(self.pairs(instruction))
+      silently = received or handler in silent.HOST_HANDLERS
+      return "" if silently else f"{opcode} to an unknown place"
+    if opcode in _KINDS or silent.opcode(opcode) or opcode == "custom-call":
+      return ""  # of an asynchronous pair, the start is counted
+    return f"unknown operation {opcode!r}"
+
+  def all_unknown(self, lines: Lines | None = None) -> Iterator[Unknown]:
+    """Yields all instructions that may communicate without being counted.
+
+    Args:
+      lines: Source lines of the instructions; None if they are not known.
+    """
+    for computation in self.module.computations.values():
+      for instruction in computation.instructions:
+        what = self.unknown(computation, instruction) or (
+          self._hidden(instruction)
+        )
+        if what:
+          yield Unknown(
+            instruction.name, what, lines.of(instruction) if lines else "",
+            instruction.attribute("custom_call_target"),
+          )
+    for line in self.module.unread:
+      yield Unknown("", f"unknown syntax {line.strip()[:60]!r}")
+
+  def _hidden(self, instruction: hlo.Instruction) -> str:
+    """Describes a collective in a wrapped loop or call; "" if there is none."""
+    if instruction.opcode not in ("fusion", "call-start", "async-start"):
+      return ""
+    nested = (
+      inner for name in instruction.calls()
+      for computation, _ in itertools.islice(self.module.runs(name), 1, None)
+      for inner in computation.instructions if self._sends(inner)
+    )
+    found = next(nested, None)
+    return f"{found.opcode} in a wrapped loop or call" if found else ""
+
   def entry(
     self, computation: hlo.Computation, found: hlo.Instruction, outer: str
   ) -> Iterator[Collective]:
@@ -229,62 +319,85 @@ class Reader:
     phase, rematted, where = place(found.op_name or outer)
     if not self.differentiates:
       phase = "forward"
-    if found.opcode == "custom-call":
+    opcode = found.opcode.removesuffix("-start")
+    if opcode == "custom-call":
       sent = operations.kernel_sends(found.attributes)
       yield Collective(
-        "permute", (sent.axis,), self.sizes[sent.axis], sent.dtype, sent.shape,
-        1, phase, rematted, None, where,
+        "permute", (sent.axis,), self.sizes.get(sent.axis), sent.dtype,
+        sent.shape, 1, phase, rematted, None, where,
       )
       return
-    kind = _KINDS[found.opcode.removesuffix("-start")]
+    kind = _KINDS[opcode]
+    if _of_slices(found):
+      transfer = found.attribute("_xla_megascale_transfer_type")
+      kind = _SLICE_KINDS.get(transfer, "permute")
     if computation.name.startswith("all-reduce-scatter"):
       # XLA:TPU's fusion of an all-reduce and a slice, a reduce-scatter in
       # effect: only the slice is written.
       kind = "reduce_scatter"
-    axes, group_size = self._axes(found)
+    axes, group_size, smallest = self._axes(found)
     reduction = None
-    if kind in ("all_reduce", "reduce_scatter"):
+    if _of_slices(found):
+      name = found.attribute("_xla_megascale_reduce_operation").lower()
+      reduction = name.replace("sum", "add") or None
+    elif kind in ("all_reduce", "reduce_scatter"):
       combine = self.module.computations[found.calls("to_apply")[0]].root
       reduction = _REDUCTIONS.get(combine.opcode, combine.opcode)
     # Operands, not results, as in the ledger of lowered programs.
-    operands = computation.operands(found)
-    if found.opcode.startswith("ragged"):
-      # The others are the buffer of the result, and offsets and sizes of rows.
-      operands = operands[:1]
+    operands = self._operands(computation, found)
     for shape in itertools.chain.from_iterable(o.shapes for o in operands):
       yield Collective(
         kind, axes, group_size, shape.dtype, shape.dims, 1, phase, rematted,
-        reduction, where,
+        reduction, where, smallest,
       )
 
-  def _axes(self, found: hlo.Instruction) -> tuple[tuple[str, ...], int]:
-    """Returns the axes of a collective and the number of devices of a group."""
-    pairs = self.pairs(found)
-    if len(pairs):
-      return self.mesh_axes.of_pairs(pairs)
+  def _operands(
+    self, computation: hlo.Computation, found: hlo.Instruction
+  ) -> list[hlo.Instruction]:
+    """Returns the instructions that compute what a collective sends."""
+    operands = computation.operands(found)
+    # The others of a ragged exchange are the buffer of the result, and offsets
+    # and sizes of rows; that of a send is a token.
+    first = found.opcode.startswith(("ragged", "send"))
+    return operands[:1] if first else operands
+
+  def _axes(self, found: hlo.Instruction) -> Group:
+    """Returns the axes of a collective and the sizes of its groups."""
+    if _of_slices(found):
+      # "{1,2}x{0:3}" are slices x devices, {{100000,200000},...} groups.
+      target = found.attribute("_xla_megascale_target")
+      sizes = {n.count(",") + 1 for n in re.findall(r"\{([\d,]+)\}", target)}
+      return Group((SLICES,), sizes.pop() if len(sizes) == 1 else None)
+    if PAIRS.search(found.attributes):
+      return self.mesh_axes.of_pairs(self.pairs(found))
+    if found.attribute("replica_groups") in ("", "{}"):
+      return self.mesh_axes.of_groups([])
     return self.mesh_axes.of_groups(self.groups(found))
 
   def pairs(self, found: hlo.Instruction) -> np.ndarray:
     """Returns sources and targets of a permute, int ``[n, 2]``, else n = 0."""
-    text = found.attribute("source_target_pairs")  # {{0,1},{1,0}}
-    return np.array(re.findall(r"\d+", text), int).reshape(-1, 2)
+    text = PAIRS.search(found.attributes)  # {{0,1},{1,0}}
+    numbers = re.findall(r"\d+", text[1]) if text else []
+    return np.array(numbers, int).reshape(-1, 2)
 
   def groups(self, found: hlo.Instruction) -> list[list[int]]:
     """Returns the device numbers of each group of a collective."""
     return replica_groups(
-      found.attribute("replica_groups"), self.mesh_axes.num_devices
+      found.attribute("replica_groups") or "{}", self.mesh_axes.num_devices
     )
 
 
-def unreadable(instruction: hlo.Instruction) -> bool:
-  """Returns whether an instruction communicates in a form that is not read."""
-  # Transfers between device and host are not collectives.
-  return (instruction.opcode in ("send", "recv") and (
-    "is_host_transfer=true" not in instruction.attributes
-  )) or (instruction.opcode == "custom-call" and (
-    operations.OPAQUE.search(instruction.attribute("custom_call_target"))
-    is not None
-  ))
+def _of_slices(instruction: hlo.Instruction) -> bool:
+  """Returns whether an instruction is a transfer between TPU slices."""
+  return _MEGASCALE in instruction.attributes
+
+
+def read(
+  module: hlo.Module, mesh: jax.sharding.Mesh
+) -> tuple[list[Collective], list[Unknown]]:
+  """Returns what `collectives` does, and the instructions that it refuses."""
+  reader = Reader(module, mesh, strict=False)
+  return reader.collectives(), [*reader.all_unknown()]
 
 
 class Sent(NamedTuple):
@@ -310,8 +423,8 @@ class Difference:
   Attributes:
     axes: Mesh axes; empty for groups that no set of axes describes.
     phase: "forward", "backward" or "update", as ``Collective`` defines them.
-    lowered: (kind, dtype) -> sums of the lowered program.
-    compiled: (kind, dtype) -> sums of the compiled program.
+    lowered: (label, dtype) -> sums of the lowered program.
+    compiled: (label, dtype) -> sums of the compiled program.
   """
 
   axes: tuple[str, ...]
@@ -363,15 +476,15 @@ def compare(
     for entry in entries:
       if not entry.bytes:
         continue
-      # (axes, phase) -> (kind, dtype) -> Sent
+      # (axes, phase) -> (label, dtype) -> Sent
       sums = side.setdefault((entry.axes, entry.phase), {})
-      count, known, unknown = sums.get((entry.kind, entry.dtype), Sent())
+      count, known, unknown = sums.get((entry.label, entry.dtype), Sent())
       if entry.count is None:
         sent = Sent(count, known, unknown + entry.bytes)
       else:
         more = entry.count * entry.bytes
         sent = Sent(count + entry.count, known + more, unknown)
-      sums[entry.kind, entry.dtype] = sent
+      sums[entry.label, entry.dtype] = sent
     sides.append(side)
   keys = list(dict.fromkeys([*sides[0], *sides[1]]))
   return [

@@ -1,4 +1,7 @@
-"""Ledger entries, one per collective operand: selection, sums, merging."""
+"""Ledger entries, one per collective operand: selection, sums, merging.
+
+What a ledger cannot count is an `Unknown`; it is never left out.
+"""
 
 import collections
 from collections.abc import Iterable
@@ -11,6 +14,8 @@ from typing import Any, Literal
 import numpy as np
 
 Phase = Literal["forward", "backward", "update"]
+# Axis of the traffic between TPU slices, each of which has a program.
+SLICES = "slices"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,12 +23,13 @@ class Collective:
   """One operand of a collective operation.
 
   Attributes:
-    kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"
-      or "broadcast".
+    kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
+      "ragged_all_to_all", "permute" or "broadcast".
     axes: Mesh axes over which it communicates, in mesh order, without axes of
       size 1. If it is empty and `group_size` > 1, no set of mesh axes describes
-      the groups of devices.
-    group_size: Number of devices in one replica group.
+      the groups of devices. `SLICES` is the network between TPU slices.
+    group_size: Number of devices in one replica group, in the largest one if
+      groups differ in size; None if unknown.
     dtype: NumPy name of the element type, such as "bfloat16".
     shape: Shape of the operand on one device.
     count: Executions per run of the program; None if unknown.
@@ -34,6 +40,8 @@ class Collective:
     rematted: Whether it repeats a forward collective in the backward pass.
     reduction: "add", "max", ...; None if nothing is reduced.
     where: `jax.named_scope` names from the outermost in, joined by "/".
+    smallest_group: Number of devices in the smallest replica group; None if all
+      groups have `group_size` devices.
 
   Example:
     >>> gradients = Collective(
@@ -48,7 +56,7 @@ class Collective:
 
   kind: str
   axes: tuple[str, ...]
-  group_size: int
+  group_size: int | None
   dtype: str
   shape: tuple[int, ...]
   count: int | None
@@ -56,11 +64,31 @@ class Collective:
   rematted: bool
   reduction: str | None
   where: str
+  smallest_group: int | None = None
 
   @property
   def over(self) -> str:
     """Axes joined by ","; the number of devices if no axes describe them."""
-    return ",".join(self.axes) or f"{self.group_size} devices"
+    if self.axes:
+      return ",".join(self.axes)
+    if self.group_size is None:
+      return "all devices, number unknown"
+    least = "" if self.smallest_group is None else f"{self.smallest_group} to "
+    return f"{least}{self.group_size} devices"
+
+  @property
+  def at_most(self) -> bool:
+    """Whether its bytes are an upper bound.
+
+    The number of rows of a ragged exchange is data, and a device in a smaller
+    group sends less than one in the largest group.
+    """
+    return self.kind == "ragged_all_to_all" or self.smallest_group is not None
+
+  @property
+  def label(self) -> str:
+    """Kind, and whether its bytes are an upper bound."""
+    return f"{self.kind}, at most" if self.at_most else self.kind
 
   @property
   def elements(self) -> int:
@@ -78,12 +106,13 @@ class Collective:
     return self.elements * np.dtype(self.dtype).itemsize
 
   @property
-  def wire_bytes_ring(self) -> float:
+  def wire_bytes_ring(self) -> float | None:
     """Bytes that a device sends per execution with the ring algorithm.
 
     For n devices in a group and b operand bytes: all-reduce 2(n-1)/n b,
     all-gather (n-1) b, reduce-scatter and all-to-all (n-1)/n b, permute and
-    broadcast (a pipeline along the ring) b.
+    broadcast (a pipeline along the ring) b. A ragged all-to-all sends at most
+    b, since all rows may be those of other devices. None if n is unknown.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective
     Communication Operations in MPICH", 2005, section 4.
@@ -91,13 +120,15 @@ class Collective:
     # The operand of an all-gather is one slice of the result; the operands of
     # the other kinds have the size of the whole array.
     n = self.group_size
+    if self.kind in ("permute", "broadcast", "ragged_all_to_all"):
+      return float(self.bytes)
+    if n is None:
+      return None
     if self.kind == "all_reduce":
       return 2 * (n - 1) * self.bytes / n
     if self.kind == "all_gather":
       return float((n - 1) * self.bytes)
-    if self.kind in ("reduce_scatter", "all_to_all"):
-      return (n - 1) * self.bytes / n
-    return float(self.bytes)
+    return (n - 1) * self.bytes / n
 
   @property
   def ring_hops(self) -> int:
@@ -109,6 +140,27 @@ class Collective:
     if self.kind == "permute":
       return 1
     return (2 if self.kind == "all_reduce" else 1) * (n - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+  """Instruction that may communicate, and whose bytes are not counted.
+
+  Attributes:
+    name: Name of the instruction; of StableHLO, its name stack; "" if it has
+      none.
+    what: Operation, such as "custom call of 'pfft3d'".
+    source: FILE:LINE that made it; "" if it is not known.
+    target: Target of a custom call; "" for other instructions.
+  """
+
+  name: str
+  what: str
+  source: str = ""
+  target: str = ""
+
+  def __str__(self) -> str:
+    return f"{self.name}: {self.what}" if self.name else self.what
 
 
 def select(

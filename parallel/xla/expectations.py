@@ -5,24 +5,29 @@ what a test expects: more bytes, another dtype, another kind or an axis too
 many. `parallel.xla.pytest_plugin` offers it as a fixture of that name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import decimal
 import re
 from typing import Any
 
+from parallel.xla.entries import SLICES
 from parallel.xla.reading import Executed, Reading, read
 
 # Decimal units of a size.
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+# Names that are not those of mesh axes.
+_NO_AXES = rf"{SLICES}|(\d+ to )?\d+ devices|all devices, number unknown"
 # Bytes ("3.2 GB", 4096), or kind and executions.
 Expected = str | int | tuple[str, int]
 
 
 def assert_sends(
   program: Any, *args: Any, expect: Mapping[str, Expected], mesh: Any = None,
-  dtype: str | None = None, **kwargs: Any,
+  dtype: str | None = None, silent: Collection[str] = (), **kwargs: Any,
 ) -> Reading:
   """Asserts what a program sends over each axis in one run.
+
+  A program with an instruction that may communicate and is not counted fails.
 
   Args:
     program: Program as `parallel.xla.reading.read` accepts it, such as a jitted
@@ -31,11 +36,15 @@ def assert_sends(
     expect: Axis, or axes joined by ",", or "4 devices" for groups that no axes
       describe -> operand bytes per device, or (kind, executions), such as
       ``("all_reduce", 1)``. A size with a unit, "3.2 GB", is decimal and
-      compared at the digits shown; an integer is exact. All axes over which the
-      program communicates must be named.
+      compared at the digits shown; an integer is exact. An upper bound, as of a
+      ragged exchange, must be expected as one: "at most 3.2 GB". All axes over
+      which the program communicates must be named; between TPU slices,
+      "slices".
     mesh: Mesh that names the axes; None to find them in the program.
     dtype: NumPy name of the dtype of all operands: as requested where that is
       known, as compiled otherwise; None for any.
+    silent: Targets of custom calls that are known not to communicate, in
+      addition to those of `parallel.xla.silent`.
     **kwargs: Keyword arguments of a function.
 
   Returns:
@@ -56,7 +65,10 @@ def assert_sends(
   sent: dict[str, list[Executed]] = {over: [] for over in expect}
   for found in reading.executed:
     sent.setdefault(found.entry.over, []).append(found)
-  faults = []
+  faults = [
+    f"{u.source or 'unknown line'}: {u} may communicate and is not counted"
+    for u in reading.unknown if not u.target or u.target not in silent
+  ]
   for axes, executed in sent.items():
     if axes not in expect:
       faults.append(_fault(f"{axes}: nothing is expected", executed))
@@ -76,7 +88,7 @@ def assert_sends(
 def _in_order(key: str, reading: Reading) -> str:
   """Returns the axes of an expectation in the order of the mesh."""
   names = key.split(",")
-  if re.fullmatch(r"\d+ devices", key):
+  if re.fullmatch(_NO_AXES, key):
     return key
   if not set(names) <= set(reading.axes):
     raise ValueError(
@@ -97,6 +109,17 @@ def _differs(expected: Expected, executed: list[Executed]) -> str:
   if any(e.entry.count is None for e in executed):
     return "an unknown number of executions"
   size = sum(e.entry.bytes * e.entry.count for e in executed)
+  bound = any(e.entry.at_most for e in executed)
+  if bound != str(expected).startswith("at most "):
+    return "at most " * bound + f"{size:,} B, expected {expected}"
+  if bound:
+    fault = _of_size(size, expected.removeprefix("at most "))
+    return fault and f"at most {fault}"
+  return _of_size(size, expected)
+
+
+def _of_size(size: int, expected: str | int) -> str:
+  """Returns how bytes differ from an expected size; "" if they do not."""
   if isinstance(expected, int):
     return "" if size == expected else f"{size:,} B, expected {expected:,} B"
   match = re.fullmatch(r"(\d+(?:\.(\d+))?) ?([kMGT]?B)", str(expected))
@@ -121,7 +144,8 @@ def _line(found: Executed) -> str:
   if found.requested not in (None, dtype):
     dtype += f" (requested {found.requested})"
   again = ", again" if entry.rematted else ""
+  most = "at most " * entry.at_most
   return (
-    f"{found.source or 'unknown line'}: {count} x {entry.kind} of "
+    f"{found.source or 'unknown line'}: {count} x {entry.kind} of {most}"
     f"{entry.bytes:,} B {dtype}, {entry.phase}{again}"
   )

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import itertools
 import math
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,32 +37,43 @@ _MESH = re.compile(
 )
 
 
+class Group(NamedTuple):
+  """Groups of devices of a collective.
+
+  Attributes:
+    axes: Mesh axes along which they extend, in mesh order, without axes of size
+      1; empty if no set of axes forms them.
+    size: Number of devices of the largest group; None if unknown.
+    smallest: Number of devices of the smallest one; None if all have ``size``.
+  """
+
+  axes: tuple[str, ...]
+  size: int | None
+  smallest: int | None = None
+
+
 class MeshAxes:
   """Lookup from device groups to the mesh axes along which they communicate."""
 
-  def __init__(self, sizes: Mapping[str, int]) -> None:
+  def __init__(self, sizes: Mapping[str, int], counted: bool = True) -> None:
     """Builds the lookup table of a mesh.
 
     Args:
       sizes: Size of each axis, outermost axis first.
+      counted: Whether the number of devices is known. Otherwise a collective
+        over all devices has an unknown number of them.
     """
-    self._sizes = dict(sizes)
+    self._sizes, self._counted = dict(sizes), counted
     self.num_devices = math.prod(sizes.values())
     # Set of device groups -> the axes along which these groups extend.
     self._axes = dict(_groups_of_axes(self._sizes))
 
-  def of_groups(
-    self, groups: Iterable[Iterable[int]]
-  ) -> tuple[tuple[str, ...], int]:
-    """Returns the axes of groups of devices, and the size of a group.
+  def of_groups(self, groups: Iterable[Iterable[int]]) -> Group:
+    """Returns the axes and the sizes of groups of devices.
 
     Args:
-      groups: Device numbers of each group. If groups differ in size, StableHLO
-        pads the shorter ones with -1.
-
-    Returns:
-      The axes in mesh order, without axes of size 1, empty if no set of axes
-      forms these groups; and the number of devices of the largest group.
+      groups: Device numbers of each group; empty for one group of all devices.
+        If groups differ in size, StableHLO pads the shorter ones with -1.
 
     Raises:
       ValueError: The groups do not consist of the devices of the mesh.
@@ -69,15 +81,23 @@ class MeshAxes:
     Example:
       >>> axes = MeshAxes({"data": 2, "tensor": 2})
       >>> axes.of_groups([[0, 2], [1, 3]])
-      (('data',), 2)
+      Group(axes=('data',), size=2, smallest=None)
     """
     sets = frozenset(frozenset(int(i) for i in g if i >= 0) for g in groups)
+    if not sets:
+      if not self._counted:
+        return Group((), None)
+      sets = frozenset([frozenset(range(self.num_devices))])
     numbers = set().union(*sets)
-    if sets and numbers != set(range(self.num_devices)):
+    if numbers != set(range(self.num_devices)):
       raise self._another_mesh(numbers)
-    return self._axes.get(sets, ()), max(map(len, sets), default=1)
+    lengths = [*map(len, sets)]
+    size, smallest = max(lengths), min(lengths)
+    return Group(
+      self._axes.get(sets, ()), size, smallest if smallest < size else None
+    )
 
-  def of_pairs(self, pairs: np.ndarray) -> tuple[tuple[str, ...], int]:
+  def of_pairs(self, pairs: np.ndarray) -> Group:
     """Returns the axes of a permute, and the number of devices along them.
 
     A permute has no groups. Its axes are the ones along which the coordinates
@@ -97,7 +117,7 @@ class MeshAxes:
     # Axes along which any pair moves, bool [axes].
     moves = (places[..., 0] != places[..., 1]).any(axis=-1)
     axes = tuple(itertools.compress(self._sizes, moves))
-    return axes, math.prod(self._sizes[name] for name in axes)
+    return Group(axes, math.prod(self._sizes[name] for name in axes))
 
   def _another_mesh(self, numbers: set[int]) -> ValueError:
     return ValueError(

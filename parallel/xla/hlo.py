@@ -35,13 +35,17 @@ _DTYPES = {
 }
 
 # Dtype, dims ("<=8": a dynamic dim of at most 8) and layout of an array.
-_SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+_SHAPE = re.compile(r"([a-z]\w*)\[([\d,<= ]*)\](\{[^}]*\})?")
 # Root mark, name, and the rest of an instruction's line.
-_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (.*)")
-# First line of a computation: %name (parameters) -> result {
-_HEADER = re.compile(r"(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
-# Metadata of a kernel, JSON on several lines; anything else is on one line.
-_METADATA = re.compile(r'=\{\n("[^{}]*)\}')
+_INSTRUCTION = re.compile(r"\s*(ROOT )?%?([^\s=]+) = (.*)")
+# Opcode of an instruction without a shape.
+_OPCODE = re.compile(r"[a-z][\w\-]*\(")
+# First line of a computation: %name (parameters) -> result {; the short form of
+# texts written by hand has no parameters and result.
+_HEADER = re.compile(r"\s*(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{$")
+# Ends of lines that an instruction continues after, as in metadata of kernels.
+_CONTINUES = tuple(",({")
+_TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LINE = re.compile(r"[^\r\n]+")
 _BRACKET = re.compile(r"[(){}\[\]]")
 # Attributes that name computations, with one name or a list in braces.
@@ -110,7 +114,7 @@ class Instruction:
   root: bool
 
   def attribute(self, name: str) -> str:
-    """Returns the value after ``name=``: a word or a bracket; "" if absent."""
+    """Returns the value after ``name=``, without quotes; "" if absent."""
     match = re.search(rf"\b{name}=", self.attributes)
     return _value(self.attributes[match.end():]) if match else ""
 
@@ -143,7 +147,7 @@ class Computation:
   @property
   def root(self) -> Instruction:
     """Instruction whose result is the result of the computation."""
-    return next(i for i in self.instructions if i.root)
+    return next((i for i in self.instructions if i.root), self.instructions[-1])
 
   def operands(self, instruction: Instruction) -> list[Instruction]:
     """Returns the instructions that compute an instruction's operands."""
@@ -160,6 +164,7 @@ class Module:
     scheduled: Whether instructions are in the order of execution.
     aliased: Numbers of the donated parameters, whose memory holds results.
     name: Name of the program, such as "jit_step".
+    unread: Lines of its computations that are no instructions.
   """
 
   computations: dict[str, Computation]
@@ -167,6 +172,7 @@ class Module:
   scheduled: bool
   aliased: frozenset[int] = frozenset()
   name: str = ""
+  unread: tuple[str, ...] = ()
 
   def runs(
     self,
@@ -311,17 +317,19 @@ def parse(text: str) -> Module:
     >>> module.computations[module.entry].root.shapes[0].bytes
     16
   """
-  computations, entry = {}, None
+  computations, entry, unread = {}, None, []
   name, lines = "", []
   for line in text_lines(text):
     header = _HEADER.match(line)
     if header:
       name, lines = header[2], []
       entry = name if header[1] else entry
-    elif line.startswith("}"):
-      computations[name] = Computation(name, tuple(lines))
+    elif line.lstrip().startswith("}"):
+      computations[name], name = Computation(name, tuple(lines)), ""
     elif match := _INSTRUCTION.match(line):
       lines.append(_instruction(match))
+    elif name and not line.lstrip().startswith("//"):
+      unread.append(line)
   if entry is None:
     raise ValueError("no ENTRY computation: not the text of a compiled program")
   if entry not in computations:
@@ -335,7 +343,7 @@ def parse(text: str) -> Module:
   named = re.match(r"HloModule ([^\s,]+)", head)
   return Module(
     computations, entry, "is_scheduled=true" in head, aliased,
-    named[1] if named else "",
+    named[1] if named else "", tuple(unread),
   )
 
 
@@ -347,18 +355,34 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 
 def text_lines(text: str) -> Iterator[str]:
-  """Returns the lines of a module's text, one per instruction."""
-  if "={\n" in text:  # joins the lines of metadata
-    text = _METADATA.sub(lambda m: m[0].replace("\n", " "), text)
+  """Yields the lines of a module's text, one per instruction."""
   # Not all at once: a text may have a million lines.
-  return (match[0] for match in _LINE.finditer(text))
+  lines = (match[0] for match in _LINE.finditer(text))
+  for line in lines:
+    if line.endswith(_CONTINUES) and _INSTRUCTION.match(line):
+      while _open(line) and (more := next(lines, "")):
+        line += " " + more.strip()
+    yield line
+
+
+def _open(line: str) -> bool:
+  """Returns whether an instruction continues on the next line."""
+  shown = _TEXTS.sub("", line).rstrip()
+  brackets = sum(map(shown.count, "({[")) - sum(map(shown.count, ")}]"))
+  return shown.endswith(",") or brackets > 0
 
 
 def _instruction(match: re.Match) -> Instruction:
   """Parses ``name = shapes opcode(operands), attributes``."""
   root, name, rest = bool(match[1]), match[2], match[3]
-  # A tuple of shapes contains spaces, a single shape does not.
-  end = _balanced(rest) if rest.startswith("(") else rest.index(" ")
+  # A tuple of shapes contains spaces, as do dims in the short form, which may
+  # also omit the shape.
+  if _OPCODE.match(rest):
+    end = 0
+  elif rest.startswith("("):
+    end = _balanced(rest)
+  else:
+    end = rest.index(" ", rest.find("]") + 1)
   start = rest.index("(", end)
   stop = _balanced(rest, start)
   result, opcode = rest[:end], rest[end:start].lstrip()
@@ -397,7 +421,9 @@ def _balanced(text: str, start: int = 0) -> int:
 
 
 def _value(text: str) -> str:
-  """Returns the value at the start of ``text``: a bracket or a word."""
+  """Returns the value at the start of ``text``: a bracket, text or a word."""
+  if quoted := _TEXTS.match(text):
+    return quoted[0][1:-1]
   # Replica groups as axes of a mesh: mesh['a'=2], device_ids=([2]) {'a'}.
   if mesh := re.match(r"mesh\[[^{]*\{[^}]*\}", text):
     return mesh[0]
@@ -417,7 +443,7 @@ def _shapes(result: str) -> tuple[Shape, ...]:
     if name not in _DTYPES:  # part of a layout, not an array
       continue
     dtype, bits = _DTYPES[name]
-    numbers = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
+    numbers = tuple(int(d.strip(" <=")) for d in dims.split(",") if d)
     # S(1) in a layout of XLA:TPU is the memory space of vector memory, and S(5)
     # is host memory on all platforms.
     minor = re.match(r"\{([\d,]+)", layout)  # "{1,0:T(8,128)}": 1 is innermost

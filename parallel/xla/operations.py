@@ -11,11 +11,10 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 import numpy as np
 
-# Names of custom calls that communicate.
-OPAQUE = re.compile(
-  r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|"
-  r"collective[-_](permute|broadcast)"
-)
+from parallel.xla import silent
+
+# Sharding of an array in the text of an attribute: <@mesh, [{"a"}, {}]>.
+_SHARDING = re.compile(r"<@[^>]*>")
 # Reducers whose names differ from those of StableHLO operations.
 _REDUCTIONS = {
   "stablehlo.maximum": "max",
@@ -33,6 +32,64 @@ def mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
     return {axis["name"].value: axis["size"].value for axis in axes}
   axes = [stablehlo.MeshAxisAttr(a) for a in stablehlo.MeshAttr(mesh).axes]
   return {axis.name: axis.size for axis in axes}
+
+
+def device_counts(module: ir.Module) -> list[int]:
+  """Returns the numbers of replicas and partitions; [] if neither is given."""
+  names = "mhlo.num_replicas", "mhlo.num_partitions"
+  given = module.operation.attributes
+  if not any(name in given for name in names):
+    return []
+  return [given[name].value if name in given else 1 for name in names]
+
+
+def all_groups(module: ir.Module) -> list[list[list[int]]]:
+  """Returns the device numbers of each group, for each collective.
+
+  Groups written as mesh axes, and empty ones, are left out.
+  """
+  found = []
+
+  def visit(op: ir.Operation) -> ir.WalkResult:
+    if "replica_groups" in op.attributes:
+      groups = op.attributes["replica_groups"]
+      if isinstance(groups, ir.DenseIntElementsAttr) and len(groups):
+        rows = np.array(groups).tolist()  # shorter groups are padded with -1
+        found.append([[i for i in row if i >= 0] for row in rows])
+    return ir.WalkResult.ADVANCE
+
+  module.operation.walk(visit)
+  return found
+
+
+def manual_axes(op: ir.Operation) -> set[str]:
+  """Returns the manual axes of an ``sdy.manual_computation``."""
+  return set(re.findall(r'"([^"]+)"', str(op.attributes["manual_axes"])))
+
+
+def reshards(op: ir.Operation, main: ir.Operation) -> bool:
+  """Returns whether an operand of a manual computation may change its sharding.
+
+  Args:
+    op: The ``sdy.manual_computation``.
+    main: Function of the program, whose arguments may have shardings.
+  """
+  given = {}  # argument of main -> its shardings, none or one
+  if "arg_attrs" in main.attributes:
+    given = {
+      argument: _SHARDING.findall(str(attributes))
+      for argument, attributes in zip(
+        main.regions[0].blocks[0].arguments, main.attributes["arg_attrs"],
+        strict=True,
+      )
+    }
+  inside = _SHARDING.findall(str(op.attributes["in_shardings"]))
+  return any(
+    given.get(value, [expected]) not in ([], [expected])
+    if isinstance(value, ir.BlockArgument)
+    else value.owner.name != "stablehlo.constant"
+    for value, expected in zip(op.operands, inside, strict=True)
+  )
 
 
 class _Loop:
@@ -189,6 +246,23 @@ def kernel_metadata(op: ir.Operation) -> str:
   if "kernel_metadata" not in attributes:
     return ""
   return attributes["kernel_metadata"].value
+
+
+def to_host(op: ir.Operation) -> bool:
+  """Returns whether a send or receive is part of a callback to the host."""
+  name = "mhlo.frontend_attributes"
+  return name in op.attributes and any(
+    f'"{handler}"' in str(op.attributes[name])
+    for handler in silent.HOST_HANDLERS
+  )
+
+
+def config(op: ir.Operation) -> str:
+  """Returns the backend config of a custom call, as text."""
+  if "backend_config" not in op.attributes:
+    return ""
+  given = op.attributes["backend_config"]
+  return given.value if isinstance(given, ir.StringAttr) else str(given)
 
 
 def called(op: ir.Operation) -> list[str]:

@@ -12,6 +12,7 @@ Copies between device and host memory are asynchronous in the same way. They use
 another link, so a collective and a copy may be hidden under the same compute.
 
 All times are lower bounds, computed from peak rates of a device and its links.
+Instructions that may communicate (`Reader.all_unknown`) have no transfer.
 """
 
 from collections.abc import Callable, Mapping
@@ -130,7 +131,7 @@ class ScheduledProgram:
     if not module.scheduled:
       raise ValueError("the program is not scheduled: no order of execution")
     self.module, self.device = module, device
-    self.reader = Reader(module, mesh)
+    self.reader = Reader(module, mesh, strict=False)
     self.wire_seconds, self.reads, self.hides = wire_seconds, reads, hides
     # Results of `_schedule` by the name of the computation.
     self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}

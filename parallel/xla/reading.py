@@ -28,16 +28,21 @@ from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
+import numpy as np
 
 from parallel.xla import hlo, ledger
-from parallel.xla.compiled import Reader, unreadable
+from parallel.xla.compiled import PAIRS, Reader
 from parallel.xla.dumps import Dump, dumps
-from parallel.xla.entries import Collective
+from parallel.xla.entries import Collective, Unknown
 from parallel.xla.groups import inferred_axes, replica_groups
 from parallel.xla.sources import Lines, Requested, mesh_named_in
 
 # The groups of all sets of axes are listed, which takes memory.
 _MOST_DEVICES = 1 << 17
+_INFERRED = (
+  "The program does not name its mesh: axes are SIZE@STRIDE, inferred from the "
+  "groups of devices."
+)
 # Instructions that take no time.
 _FREE = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota",
@@ -107,9 +112,12 @@ class Reading:
   """Result of `read`.
 
   Attributes:
-    axes: Mesh axis -> size, outermost first.
+    axes: Mesh axis -> size, outermost first; of a program of one TPU slice,
+      sizes within the slice.
     executed: Operands of collectives in the order of execution, without those
       of zero bytes.
+    unknown: Instructions that may communicate and are not in ``executed``.
+      Only if there are none, a program without ``executed`` sends nothing.
     host: Copies between device and host in the order of execution.
     memory: Name -> bytes on one device; {} if the form has no sizes.
     notes: Sentences about information that the form lacks.
@@ -118,6 +126,7 @@ class Reading:
 
   axes: Mapping[str, int]
   executed: tuple[Executed, ...]
+  unknown: tuple[Unknown, ...] = ()
   host: tuple[HostTransfer, ...] = ()
   memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
   notes: tuple[str, ...] = ()
@@ -132,6 +141,16 @@ class Reading:
   def entries(self) -> list[Collective]:
     """Entries for `parallel.xla.ledger.total` and `select`."""
     return [e.entry for e in self.executed]
+
+  def check_timed(self, flag: str) -> None:
+    """Raises ValueError if collectives of the program have no times."""
+    if self.module is None:
+      raise ValueError(f"{flag} needs a compiled program; this is none")
+    if any(e.wire_bytes_ring is None for e in self.entries):
+      raise ValueError(
+        f"{flag} needs the number of devices, which the program's first line "
+        "lacks: num_partitions=N or replica_count=N"
+      )
 
 
 def read(
@@ -171,7 +190,13 @@ def read(
       f"{type(program).__name__} is not a jitted function, a stage of its "
       "compilation, a text or a path"
     )
-  return _of_compiled(_compile(program), mesh, _unoptimized(program))
+  try:
+    compiled = _compile(program)
+  except jax.errors.JaxRuntimeError as error:
+    found = _of_text(program.as_text(debug_info=True), "the program", mesh)
+    why = f"XLA cannot compile it here: {str(error).splitlines()[0]}"
+    return dataclasses.replace(found, notes=(*found.notes, why))
+  return _of_compiled(compiled, mesh, _unoptimized(program))
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
@@ -218,16 +243,16 @@ def _read_text(program: str | pathlib.Path, mesh: Any) -> Reading:
 def _of_text(text: str, name: str, mesh: Any) -> Reading:
   if not re.search(r"^module\b", text, re.MULTILINE):
     return _of_dump(Dump(name, text, None), mesh)
-  axes = dict(mesh.shape) if mesh else mesh_named_in([text])
+  named = dict(mesh.shape) if mesh else mesh_named_in([text])
   try:
-    found = ledger.of_text(text, axes)
-  except (ValueError, NotImplementedError) as error:
-    why = error if axes else f"it names no mesh, so pass mesh= ({error})"
-    raise ValueError(f"{name}: {why}") from error
+    found, unknown, axes = ledger.of_text(text, named)
+  except ValueError as error:
+    raise ValueError(f"{name}: {error}") from error
   return Reading(
     axes, tuple(Executed(e, e.dtype, e.where) for e in found if e.bytes),
-    notes=(
+    tuple(unknown), notes=(
       "Not compiled: collectives of automatic partitioning are not included.",
+      *[_INFERRED] * (not named),
     ),
   )
 
@@ -282,21 +307,14 @@ def _of_module(
     unoptimized: Text before XLA's optimizations; None if it is not known.
     mesh: Mesh that names the axes; None to find them.
   """
-  axes, notes = _axes(module, text, unoptimized, mesh)
-  reader, lines = Reader(module, _mesh(axes), strict=False), Lines(text)
+  axes, counted, notes = _axes(module, text, unoptimized, mesh)
+  reader, lines = Reader(module, _mesh(axes), False, counted), Lines(text)
   requested = None if unoptimized is None else Requested(unoptimized)
   if requested is None:
     notes.append(
       "Requested dtypes are not known: they need the program before XLA's "
       "optimizations."
     )
-  unread = [
-    f"{instruction.name} ({instruction.opcode})"
-    for computation in module.computations.values()
-    for instruction in computation.instructions if unreadable(instruction)
-  ]
-  if unread:
-    notes.append(f"Not understood, and not counted: {', '.join(unread)}.")
   if not module.scheduled:
     notes.append("The program is not scheduled: nothing is known of overlap.")
   executed, host = [], []
@@ -317,26 +335,38 @@ def _of_module(
   if any(e.dtype_differs for e in executed):
     notes.append("The compiler sends other dtypes than the program requests.")
   return Reading(
-    axes, tuple(executed), tuple(host), notes=tuple(notes), module=module
+    axes, tuple(executed), tuple(reader.all_unknown(lines)), tuple(host),
+    notes=tuple(notes), module=module,
   )
 
 
 def _axes(
   module: hlo.Module, text: str, unoptimized: str | None, mesh: Any
-) -> tuple[dict[str, int], list[str]]:
-  """Returns the mesh axes of a program, and a note if they are inferred."""
-  if mesh is not None:
-    return dict(mesh.shape), []
+) -> tuple[dict[str, int], bool, list[str]]:
+  """Returns the axes, whether the number of devices is known, and notes."""
   head = text.split("\n", 1)[0]
-  named = mesh_named_in([unoptimized or "", head])
-  if named:
-    return named, []
+  counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)
+  # The text omits a number of 1, and parts of a module may have no first line.
+  num_devices = math.prod(map(int, counts))
+  named = mesh_named_in([unoptimized or "", head]) if mesh is None else {}
+  if isinstance(mesh, jax.sharding.Mesh):
+    named = _within_slice(mesh, num_devices)
+  elif mesh is not None:
+    named = dict(mesh.shape)
+  # The text before optimizations names the mesh of all slices.
+  if named and (
+    mesh is not None or not counts
+    or math.prod(named.values()) == num_devices
+  ):
+    whole = mesh is None or named == dict(mesh.shape)
+    return named, True, [] if whole else [
+      "The program is that of one TPU slice: axes have their sizes in it."
+    ]
   listed = [
     instruction.attribute("replica_groups")
     for computation in module.computations.values()
     for instruction in computation.instructions
   ]
-  counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)
   if "1" not in counts and len(counts) > 1 and (
     "use_global_device_ids=true" not in text
   ):
@@ -344,18 +374,31 @@ def _axes(
       f"groups of {' and '.join(counts)} partitions and replicas are not "
       "supported"
     )
-  # The text omits a number of 1, and parts of a module may have no first line.
-  num_devices = math.prod(map(int, counts))
-  groups = [replica_groups(x, num_devices) for x in listed if x]
-  pairs = re.findall(r"source_target_pairs=\{([\d,{}]*)\}", text)
+  groups = [replica_groups(x, num_devices) for x in listed if x and x != "{}"]
   numbers = [n for each in groups for group in each for n in group]
-  numbers += [int(n) for each in pairs for n in re.findall(r"\d+", each)]
+  counted = bool(counts or numbers)
+  numbers += [
+    int(n) for each in PAIRS.findall(text) for n in re.findall(r"\d+", each)
+  ]
   num_devices = max(num_devices, 1 + max(numbers, default=0))
   axes = inferred_axes(groups, num_devices)
-  return axes, [
-    "The program does not name its mesh: axes are SIZE@STRIDE, inferred from "
-    "the groups of devices."
-  ]
+  return axes, counted, [_INFERRED]
+
+
+def _within_slice(mesh: jax.sharding.Mesh, num_devices: int) -> dict[str, int]:
+  """Returns the sizes of a mesh's axes in the part that has a program.
+
+  Args:
+    mesh: The mesh.
+    num_devices: Number of devices of the program: all, or those of one TPU
+      slice, since XLA:TPU compiles a program per slice.
+  """
+  slices = np.array([getattr(d, "slice_index", 0) for d in mesh.devices.flat])
+  places = np.argwhere(slices.reshape(mesh.devices.shape) == slices[0])
+  sizes = [len(set(column)) for column in places.T.tolist()]
+  if num_devices == len(places) == math.prod(sizes):
+    return dict(zip(mesh.axis_names, sizes, strict=True))
+  return dict(mesh.shape)
 
 
 def _executed(

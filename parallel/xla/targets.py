@@ -26,8 +26,8 @@ from parallel.hardware.slices import SLICES
 
 # Syntax of a target's name, for help texts and errors.
 SYNTAX = (
-  "tpu:GENERATION:TOPOLOGY as in tpu:v5p:4x4x4, gpu:NAME:NODESxGPUS as in "
-  "gpu:h200:1x8, or cpu:N"
+  "tpu:GENERATION:TOPOLOGY[:SLICES] as in tpu:v5p:4x4x4, gpu:NAME:NODESxGPUS "
+  "as in gpu:h200:1x8, or cpu:N"
 )
 
 # Generation -> (accelerator type, chip configuration), in libtpu's names. The
@@ -54,7 +54,7 @@ class Target:
     hardware: Rates and sizes of one device; None for CPUs, which have no
       record.
     levels: Groups of devices and the links in each, innermost first. A TPU
-      slice is one level.
+      slice is one level. Links between slices are not included.
     links: Measured links, which replace the levels; None for the published
       ones.
   """
@@ -70,6 +70,12 @@ class Target:
     """Whether a device that waits leaves its processors to other devices."""
     return self.name.startswith("cpu:")
 
+  @property
+  def num_slices(self) -> int:
+    """Number of TPU slices, for each of which XLA compiles a program."""
+    return len({getattr(d, "slice_index", 0) for d in self.devices}) if (
+      self.name.startswith("tpu:")
+    ) else 1
 
 
 def resolve(name: str) -> Target:
@@ -92,7 +98,7 @@ def resolve(name: str) -> Target:
     (1, None)
   """
   kind, *rest = name.split(":")
-  if kind == "tpu" and len(rest) == 2:
+  if kind == "tpu" and len(rest) in (2, 3):
     return _tpu(name, *rest)
   if kind == "gpu" and len(rest) == 2:
     return _gpu(name, *rest)
@@ -145,8 +151,10 @@ def described(devices: Sequence[jax.Device]) -> Iterator[None]:
     jax.devices, jax.device_count, jax.make_mesh = before
 
 
-def _tpu(name: str, generation: str, topology: str) -> Target:
-  """Returns a slice of TPUs, described by libtpu."""
+def _tpu(
+  name: str, generation: str, topology: str, slices: str = "1"
+) -> Target:
+  """Returns equal slices of TPUs, described by libtpu."""
   if generation not in _TPUS:
     raise ValueError(
       f"--target={name}: no TPU generation {generation!r}; known: "
@@ -155,6 +163,10 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
   if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", topology):
     raise ValueError(
       f"--target={name}: {topology!r} is no topology; 4x4x4 is one"
+    )
+  if not re.fullmatch(r"[1-9]\d{0,3}", slices):
+    raise ValueError(
+      f"--target={name}: {slices!r} is no number of slices, 1 to 9999"
     )
   refusal = SLICES[generation].refusal([int(n) for n in topology.split("x")])
   if refusal:
@@ -180,6 +192,7 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
       platform="tpu",
       topology_name=f"{generation}:{topology}",
       chip_config_name=chip,
+      num_slices=int(slices),
     )
   except jax.errors.JaxRuntimeError as error:
     raise ValueError(
@@ -192,7 +205,7 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
     devices,
     hardware,
     # One level: the links of a slice form a single torus.
-    (Level("slice", len(devices), hardware.link),),
+    (Level("slice", len(devices) // int(slices), hardware.link),),
   )
 
 

@@ -22,7 +22,9 @@ def analyse(target, overrides, mesh, options=None):
   target = targets.resolve(target)
   config = override(tiny.get_config("demo"), f"{SMALL} {overrides}")
   experiment = experiments.build(config, mesh, list(target.devices))
-  return experiment, study.analyse(experiment, target, options)
+  result = study.analyse(experiment, target, options)
+  assert result["unknown"] == []  # every instruction is understood
+  return experiment, result
 
 
 def total(result, side, phase, axis="tensor"):

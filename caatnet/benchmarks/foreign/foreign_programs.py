@@ -200,9 +200,9 @@ def compared(found: Reading, expected: Sends) -> dict[str, Any]:
   """Compares a reading with a closed form.
 
   Returns:
-    ``read`` and ``expected``: "axes kind" -> bytes; ``unknown``: sentences of
-    the reading; ``equal``: whether all collectives are those of the closed
-    form.
+    ``read`` and ``expected``: "axes kind" -> bytes; ``unknown``: what may
+    communicate and is not counted; ``equal``: whether all collectives are those
+    of the closed form.
   """
   sent = sums(found)
   return {
@@ -210,7 +210,7 @@ def compared(found: Reading, expected: Sends) -> dict[str, Any]:
     "read": {" ".join(key): size for key, size in sent.items()},
     "expected": {" ".join(key): size for key, size in expected.items()},
     "equal": sent == expected,
-    "unknown": [n for n in found.notes if n.startswith("Not understood")],
+    "unknown": [*map(str, found.unknown)],
   }
 
 

@@ -120,15 +120,23 @@ def compile_for(
     mesh: Mesh of the target's devices.
     lower: Function that lowers the program.
     compiler_options: XLA options.
+
+  Raises:
+    ValueError: The target has several TPU slices.
   """
+  if target.num_slices > 1:
+    raise ValueError(
+      f"--target={target.name}: times between slices are not modelled; use one "
+      "slice, or launch.sends for bytes"
+    )
   start = time.perf_counter()
   # Source locations would change the fingerprint with every edit of a file.
   lowered = fingerprints.lowered_without_locations(lower)
   compiled = lowered.compile(dict(compiler_options))
   seconds = time.perf_counter() - start
   module = hlo.parse(compiled.as_text())
-  asked = ledger.collectives(lowered, mesh)
-  made = compiled_ledger.collectives(module, mesh)
+  asked, _ = ledger.read(lowered, mesh)
+  made, unknown = compiled_ledger.read(module, mesh)
   facts = {
     "target": target.name,
     "device": target.devices[0].device_kind,
@@ -163,6 +171,7 @@ def compile_for(
       for c in ledger.merge(made)
       if c.bytes
     ],
+    "unknown": [dataclasses.asdict(u) for u in unknown],
   }
   return CompiledProgram(target, mesh, module, asked, made, facts, compiled)
 

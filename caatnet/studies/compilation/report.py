@@ -55,6 +55,11 @@ def _parts(results: Results) -> Iterator[Table | str]:
   yield _memory(results)
   for label, result in results.items():
     yield from ledger_tables(label, result)
+    for unknown in result.get("unknown", ()):  # older results lack it
+      yield (
+        f"{label}: {unknown['name']}, {unknown['what']}, may communicate and "
+        "is not counted."
+      )
     if "partition" in result:
       yield from partition_tables(label, result["partition"])
     if "inference" in result:
@@ -180,6 +185,7 @@ def ledger_tables(label: str, result: Result) -> list[Table]:
       [
         c | {
           "again": ", again" if c["rematted"] else "",
+          "kind": c["kind"] + ", at most" * c["kind"].startswith("ragged"),
           "wire": None if c["count"] is None
           else c["wire_bytes_ring"] * c["count"],
         }

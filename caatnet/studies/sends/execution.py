@@ -14,6 +14,7 @@ import dataclasses
 from typing import NamedTuple
 
 from parallel.network.chakra import Node
+from parallel.xla.entries import SLICES
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.roofline import Cost
 from parallel.xla.timeline import Computed, Started, actions
@@ -50,7 +51,8 @@ def traces(program: ScheduledProgram) -> Iterator[list[Node]]:
       used.
 
   Raises:
-    ValueError: A kernel sends by itself, so that its messages are not known.
+    ValueError: Messages are not known: a kernel sends by itself, an exchange is
+      ragged, or the program sends to other TPU slices.
   """
   steps = [*_steps(program)]
   for rank in range(program.reader.mesh_axes.num_devices):
@@ -86,6 +88,11 @@ def _parts(program: ScheduledProgram, started: Started) -> Iterator[_Part]:
       raise ValueError(
         f"{found.name} is a kernel that sends by itself: a trace cannot have "
         "its messages"
+      )
+    if SLICES in entries[0].axes or entries[0].kind == "ragged_all_to_all":
+      raise ValueError(
+        f"{found.name}: a trace cannot have messages of ragged exchanges and "
+        "between TPU slices"
       )
     groups = reader.pairs(found).tolist() or reader.groups(found)
     # Merged collectives have several operands.

@@ -117,8 +117,7 @@ def _events(
   """Returns the events of each program that ran during a trace."""
   found, events = {}, profiles.events(pathlib.Path(folder))
   for name, program in readings.items():
-    if program.module is None:
-      raise ValueError(f"--profile needs a compiled program; {name} is none")
+    program.check_timed(f"{name}: --profile")
     try:
       same = profiles.of_program(program, events.get(program.module.name, ()))
     except ValueError as error:

@@ -40,7 +40,15 @@ def write(
     )
   return (
     f"{path}: {seconds * 1e3:,.3f} ms with the peak rates of {rates} and one "
-    "of its links; open it at https://ui.perfetto.dev"
+    f"of its links{_without(readings)}; open it at https://ui.perfetto.dev"
+  )
+
+
+def _without(readings: Mapping[str, Reading]) -> str:
+  """Returns how many instructions of a program have no transfer."""
+  missing = sum(len(reading.unknown) for reading in readings.values())
+  return f", without {missing} instructions that may communicate" * (
+    missing > 0
   )
 
 
@@ -85,7 +93,7 @@ def write_chakra(
     f"{folder}: {len(traces)} traces of {len(traces[0]):,} nodes; replayed on "
     f"rings of links of {rates}: {found.finish_s * 1e3:,.6f} ms, communication "
     f"during {communicating * 1e3:,.6f} ms (timeline: relative difference "
-    f"{difference:.1e})"
+    f"{difference:.1e}){_without(readings)}"
   )
 
 
@@ -96,8 +104,7 @@ def _program(
   if len(readings) != 1:
     raise ValueError(f"{flag} needs one program, not {', '.join(readings)}")
   ((name, reading),) = readings.items()
-  if reading.module is None:
-    raise ValueError(f"{flag} needs a compiled program; {name} is none")
+  reading.check_timed(f"{name}: {flag}")
   device = DEVICES[rates]
   return name, ScheduledProgram(
     reading.module, reading.mesh, device,

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -44,6 +45,13 @@ def test_partition_formula_is_listed_with_the_program(capsys):
   render.show(*report.partition_tables("it", found))
   printed = capsys.readouterr().out
   assert "reduce_scatter" in printed
+
+
+def test_several_slices_are_refused():
+  chips = tuple(types.SimpleNamespace(slice_index=n) for n in (0, 0, 1, 1))
+  target = targets.Target("tpu:v5e:1x2:2", chips, None, ())
+  with pytest.raises(ValueError, match="use one slice, or launch"):
+    programs.compile_for(target, None, None, {})
 
 
 def test_tables_show_collectives_of_unknown_count(capsys):

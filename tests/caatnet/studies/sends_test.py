@@ -12,6 +12,7 @@ from caatnet.show import render
 from caatnet.studies.sends import foreign, report, trace
 from parallel.hardware import cluster_files
 from parallel.hardware.devices import DEVICES
+from parallel.xla import reading
 from parallel.xla.timeline import COMPUTE, timeline
 from tests import traces
 
@@ -114,6 +115,57 @@ def test_difference_of_two_programs(file, capsys):
   same = {"one": readings[f"{file}:whole"], "two": readings[f"{file}:whole"]}
   render.show(report.report(same))
   assert "differs" not in capsys.readouterr().out
+
+
+MIXED = """HloModule m, is_scheduled=true, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[1000]) -> f32[1000] {
+  %x = f32[1000]{0} parameter(0)
+  %r = f32[1000]{0} all-reduce(%x), replica_groups={}, to_apply=%add
+  %u = f32[1000]{0} all-reduce(%x), replica_groups={{0,1,2},{3}}, to_apply=%add
+  ROOT %k = f32[1000]{0} custom-call(%r), custom_call_target="mystery"
+}
+"""
+
+
+def test_known_bounded_and_unknown_traffic_have_totals(tmp_path):
+  """In JSON, in tables, in the difference of two programs and in a trace."""
+  readings = {"it": reading.read(MIXED)}
+  (row,) = report.result(readings).values()
+  assert row["totals"] == {
+    "counted": {"number": 1, "bytes": 4000, "wire_bytes": 6000.0},
+    "at_most": {"number": 1, "bytes": 4000, "wire_bytes": 2 * 2 / 3 * 4000},
+    "unknown": {"number": 1, "bytes": None, "wire_bytes": None},
+  }
+  assert row["unknown"] == [{
+    "name": "k", "what": "custom call of 'mystery'", "source": "",
+    "target": "mystery",
+  }]
+  cells = [
+    cell for part in report.report(readings).parts if not isinstance(part, str)
+    for line in part.cells() for cell in line
+  ]
+  assert {"1 to 3 devices", "at most 0.004", "unknown", "?"} <= set(cells)
+  same = report.report({**readings, "again": readings["it"]}).parts[-1]
+  assert same.cells()[-1] == [
+    "unknown", "", *["k: custom call of 'mystery'"] * 2, "may differ",
+  ]
+  # Of an unknown number of devices.
+  alone = MIXED.replace(", num_partitions=4", "").replace("{{0,1,2},{3}}", "{}")
+  (row,) = report.result({"it": reading.read(alone)}).values()
+  assert row["totals"]["counted"]["number"] == 0
+  assert row["totals"]["unknown"]["number"] == 2
+  assert [r["wire_bytes"] for r in row["collectives"]] == [None]
+  path = tmp_path / "step.perfetto-trace"
+  assert "without 1 instructions that may communicate" in trace.write(
+    readings, path, "h100"
+  )
 
 
 def test_trace_has_a_row_per_resource(tmp_path):

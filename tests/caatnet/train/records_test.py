@@ -7,6 +7,8 @@ import math
 import platform
 import types
 
+import jax
+import numpy as np
 import pytest
 
 from caatnet.train import records, traffic
@@ -122,6 +124,18 @@ def test_summary_adds_up_collectives_over_the_same_axes():
     {"axis": "tensor", "phase": "backward", "dtype": "float32",
      "bytes": 1400, "wire_bytes": 2 * 3 / 4 * 1400},
   ]
+
+
+def test_custom_call_that_may_communicate_is_named():
+  """It stops a sweep, which compares bytes, and no run."""
+  experiment = toy.make()
+  call = jax.ffi.ffi_call("mystery", jax.ShapeDtypeStruct((4,), np.float32))
+  lowered = jax.jit(call).lower(np.ones(4, np.float32))
+  programs = {plan: lowered for plan in traffic.lower_steps(experiment)}
+  assert traffic.unknown(experiment, programs) == ["custom call of 'mystery'"]
+  assert traffic.communication_per_step(experiment, programs, False) == []
+  with pytest.raises(NotImplementedError, match="custom call of 'mystery'"):
+    traffic.communication_per_step(experiment, programs)
 
 
 def test_saving_of_an_outer_loop_is_reported():

@@ -17,6 +17,7 @@ def test_summary_has_units_of_its_sizes():
       {"axis": "data", "phase": "update", "bytes": size, "dtype": "float32"}
       for size in (99_999.0, 1e5, 2_500_000.0)
     ],
+    "communication_unknown": ["custom call of 'x'"],
   }
   lines = list(summary.summary(experiment, dataset, facts))
   assert lines[0] == f"data      toy  sha256 {'a' * 16}"
@@ -26,6 +27,7 @@ def test_summary_has_units_of_its_sizes():
     "model     0.00M parameters, float32;  matrix rate 25 GFLOP/s",
     *(f"sends     data axis, update: {text} per device and step (float32)"
       for text in ("99.999 kB", "0.100 MB", "2.500 MB")),
+    "sends     unknown: custom call of 'x' may communicate and is not counted",
   ]
   dataset.tokenizer = types.SimpleNamespace(
     files={"tokenizer.json": ""}, name="bpe", identity="b" * 64

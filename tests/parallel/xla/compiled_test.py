@@ -208,13 +208,15 @@ def test_devices_of_another_mesh_are_an_error(devices):
     axes.of_pairs(np.array([[0, devices]]))
 
 
-def test_groups_of_no_devices_communicate_along_no_axis():
+def test_groups_of_all_devices_and_of_different_sizes():
   axes = groups_of.MeshAxes({"a": 2, "one": 1, "b": 3})
-  assert axes.of_groups([]) == ((), 1)
-  assert axes.of_groups([range(6)]) == (("a", "b"), 6)
+  assert axes.of_groups([]) == (("a", "b"), 6, None)
+  assert axes.of_groups([range(6)]) == (("a", "b"), 6, None)
   # StableHLO pads shorter groups with -1.
-  assert axes.of_groups([[0, 1, 2, 3], [4, 5, -1, -1]]) == ((), 4)
-  assert axes.of_groups([[i] for i in range(6)]) == ((), 1)
+  assert axes.of_groups([[0, 1, 2, 3], [4, 5, -1, -1]]) == ((), 4, 2)
+  assert axes.of_groups([[i] for i in range(6)]) == ((), 1, None)
+  alone = groups_of.MeshAxes({}, counted=False)
+  assert alone.of_groups([]) == ((), None, None)
 
 
 @pytest.mark.quick

@@ -133,6 +133,33 @@ def test_size_is_compared_at_the_digits_shown(expected, passes):
       assert_sends(f, x, expect={"tensor": expected})
 
 
+RAGGED = """module @m attributes {mhlo.num_replicas = 4 : i32} {
+  func.func public @main(%arg0: tensor<8xf32>, %n: tensor<4xi32>)
+      -> tensor<8xf32> {
+    %0 = stablehlo.custom_call @ragged_all_to_all(
+      %arg0, %arg0, %n, %n, %n, %n) {api_version = 4 : i32, backend_config = {
+        replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>
+    }} : (tensor<8xf32>, tensor<8xf32>, tensor<4xi32>, tensor<4xi32>,
+          tensor<4xi32>, tensor<4xi32>) -> tensor<8xf32>
+    return %0 : tensor<8xf32>
+  }
+}
+"""
+
+
+def test_upper_bound_must_be_expected_as_one():
+  for expected in ("at most 32 B", "at most 0.03 kB", ("ragged_all_to_all", 1)):
+    assert_sends(RAGGED, expect={"4@1": expected})
+  for expected in (32, "32 B"):
+    with pytest.raises(AssertionError, match="4@1: at most 32 B, expected 32"):
+      assert_sends(RAGGED, expect={"4@1": expected})
+  with pytest.raises(AssertionError, match=r"at most 32 B .*, expected 33 B"):
+    assert_sends(RAGGED, expect={"4@1": "at most 33 B"})
+  f, x = sharded(lambda x: lax.psum(x, "tensor"))
+  with pytest.raises(AssertionError, match="4,096 B, expected at most 4096 B"):
+    assert_sends(f, x, expect={"tensor": "at most 4096 B"})
+
+
 @pytest.mark.parametrize(("expect", "message"), [
   ({"tensor": "4 KiB"}, "is not a size, as in '3.2 GB'"),
   ({"tensor": 4.5}, "is not a size, as in '3.2 GB'"),

@@ -184,7 +184,10 @@ def test_unreadable_transfers_are_an_error():
     module = hlo.parse(SCHEDULED.replace(start, line))
     with pytest.raises(error):
       compiled_ledger.collectives(module, make_mesh(a=8))
-  to_host = "  %start = f32[1000]{0} send(%g), is_host_transfer=true"
+  to_host = (
+    "  %start = f32[1000]{0} send(%g), is_host_transfer=true, "
+    'frontend_attributes={_xla_host_transfer_handler_name="pjrt_rendezvous"}'
+  )
   module = hlo.parse(SCHEDULED.replace(start, to_host))
   assert len(compiled_ledger.collectives(module, make_mesh(a=8))) == 1
 

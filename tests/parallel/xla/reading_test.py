@@ -291,8 +291,9 @@ def test_ragged_exchange_counts_its_operand():
   x = jax.ShapeDtypeStruct((64, 8), jnp.bfloat16)
   text = f.trace(x).lower(lowering_platforms=("tpu",)).as_text(debug_info=True)
   (found,) = read(text).executed  # StableHLO
-  assert (found.entry.kind, found.entry.axes) == ("all_to_all", ("a",))
-  assert found.entry.bytes == 64 // 4 * 8 * 2
+  assert (found.entry.kind, found.entry.axes) == ("ragged_all_to_all", ("a",))
+  assert found.entry.at_most
+  assert found.entry.bytes == found.entry.wire_bytes_ring == 64 // 4 * 8 * 2
   sizes = ", ".join(f"%s.{i}" for i in range(4))
   compiled = (
     "HloModule m, is_scheduled=true, num_partitions=4\n\n"
@@ -303,22 +304,194 @@ def test_ragged_exchange_counts_its_operand():
     "replica_groups={{0,1,2,3}}\n}\n"
   )
   (found,) = read(compiled).executed
-  assert (found.entry.kind, found.entry.bytes) == ("all_to_all", 16 * 8 * 2)
-
-
-@pytest.mark.parametrize("line", [
-  "%y = (f32[4], u32[], token[]) send(%x, %t), channel_id=1",
-  '%y = f32[4] custom-call(%x), custom_call_target="my_all_reduce"',
-])
-def test_transfer_that_is_not_understood_is_named(line):
-  text = (
-    "HloModule m, num_partitions=2\n\nENTRY %main (x: f32[4]) -> f32[4] {\n"
-    "  %x = f32[4] parameter(0)\n  %t = token[] after-all()\n"
-    f"  {line}\n  ROOT %z = f32[4] negate(%x)\n}}\n"
+  assert found.entry.kind == "ragged_all_to_all"
+  assert found.entry.bytes == 16 * 8 * 2
+  # XLA:CPU does not compile it.
+  on_cpu = jax.make_mesh(
+    (4,), ("a",), (AxisType.Auto,), devices=jax.devices()[:4]
   )
+  f = jax.jit(jax.shard_map(
+    lambda x: lax.ragged_all_to_all(x, x, *zeros, axis_name="a"), mesh=on_cpu,
+    in_specs=P("a"), out_specs=P("a"), check_vma=False,
+  ))
+  lowered = read(f, x)
+  assert [e.kind for e in lowered.entries] == ["ragged_all_to_all"]
+  assert lowered.unknown == ()
+  assert "XLA cannot compile it here: UNIMPLEMENTED" in lowered.notes[-1]
+
+
+def entry(*lines, head="HloModule m", root="ROOT %z = f32[4] negate(%x)"):
+  """Returns the text of a program with these instructions."""
+  return "\n".join([
+    head, "", "%add (a: f32[], b: f32[]) -> f32[] {",
+    "  %a = f32[] parameter(0)", "  %b = f32[] parameter(1)",
+    "  ROOT %c = f32[] add(%a, %b)", "}", "",
+    "ENTRY %main (x: f32[4]) -> f32[4] {", "  %x = f32[4] parameter(0)",
+    "  %t = token[] after-all()", *lines, f"  {root}", "}", "",
+  ])
+
+
+@pytest.mark.parametrize("quote", ['"', ""])
+def test_sends_between_devices_are_permutes(quote):
+  """A receive and the ends of a pair send nothing."""
+  pairs = f"{quote}{{{{0,1}},{{1,2}}}}{quote}"
+  attributes = f"{{_xla_send_recv_source_target_pairs={pairs}}}"
+  more = f"channel_id=1, frontend_attributes={attributes}"
+  found = read(entry(
+    f"  %r = (f32[4], u32[], token[]) recv(%t), {more}",
+    f"  %s = (f32[4], u32[], token[]) send(%x, %t), {more}",
+    "  %n = f32[4] negate(%x)",
+    "  %sd = token[] send-done(%s), channel_id=1",
+    "  %rd = (f32[4], token[]) recv-done(%r), channel_id=1",
+  ))
+  (sent,) = found.executed
+  assert (sent.entry.kind, sent.entry.over, sent.entry.bytes) == (
+    "permute", "3@1", 16
+  )
+  assert (sent.done, sent.between, found.unknown) == ("sd", ("n",), ())
+
+
+@pytest.mark.parametrize(("kind", "target", "expected"), [
+  ("ALL_REDUCE", '"{1,2}x{0:3}"', ("all_reduce", 2, 16.0)),
+  ("ALL_GATHER", "{{1,2,3},{4,5,6}}", ("all_gather", 3, 32.0)),
+  ("REDUCE_SCATTER", '"{1,2,3,4}x{0:3}"', ("reduce_scatter", 4, 12.0)),
+  ("ONE_TO_ONE", "{{100->200},{200->100}}", ("permute", None, 16.0)),
+  ("ALL_TO_ALL", "{{1,2},{3,4,5}}", ("all_to_all", None, None)),
+])
+def test_traffic_between_slices_is_counted(kind, target, expected):
+  """Each slice has a program, which sends by the host's runtime."""
+  more = (
+    "is_host_transfer=true, frontend_attributes={"
+    '_xla_host_transfer_handler_name="xla_megascale_runtime",'
+    f'_xla_megascale_target={target},_xla_megascale_transfer_type="{kind}"}}'
+  )
+  found = read(entry(
+    f"  %s = (f32[4], u32[], token[]) send(%x, %t), {more}",
+    f"  %r = (f32[4], u32[], token[]) recv(%t), {more}",
+    f"  %sd = token[] send-done(%s), {more}",
+    head="HloModule m, num_partitions=4",
+  ))
+  (sent,) = found.entries
+  assert (sent.kind, sent.group_size, sent.wire_bytes_ring) == expected
+  assert (sent.over, sent.bytes, found.unknown) == ("slices", 16, ())
+
+
+def test_axes_of_a_slice_have_their_sizes_in_it():
+  class Device:
+    def __init__(self, number):
+      self.slice_index = number
+
+  def mesh(slices):
+    devices = np.vectorize(Device, otypes=[object])(np.array(slices))
+    names = tuple("abc"[: devices.ndim])
+    return type("Mesh", (), {
+      "devices": devices, "axis_names": names,
+      "shape": dict(zip(names, devices.shape, strict=True)),
+    })
+
+  whole = [[[0, 0], [1, 1]], [[0, 0], [1, 1]]]
+  assert reading._within_slice(mesh(whole), 4) == {"a": 2, "b": 1, "c": 2}
+  assert reading._within_slice(mesh(whole), 8) == {"a": 2, "b": 2, "c": 2}
+  assert reading._within_slice(mesh([0, 0, 1, 1]), 2) == {"a": 2}
+  # The devices of a slice are no part of the axes.
+  assert reading._within_slice(mesh([[0, 0], [0, 1]]), 3) == {"a": 2, "b": 2}
+  # A dump names the mesh of all slices.
+  text = entry(head="HloModule m, num_partitions=4")
+  for names, axes in (('"a"=2, "b"=4', {"4@1": 4}), ('"b"=4', {"b": 4})):
+    module = hlo.parse(text)
+    assert reading._of_module(module, text, f"<[{names}]>", None).axes == axes
+
+
+@pytest.mark.parametrize(("head", "groups", "over", "wire"), [
+  ("", "{}", "all devices, number unknown", None),
+  ("", "", "all devices, number unknown", None),
+  (", num_partitions=4", "{}", "4@1", 24.0),
+  (", replica_count=2", "{}", "2@1", 16.0),
+  ("", "{{0,1},{2,3}}", "2@1", 16.0),
+  ("", "{{0,1,2,3},{4,5}}", "2 to 4 devices", 24.0),
+  ("", "{{0,1},{2}}", "1 to 2 devices", 16.0),
+])
+def test_groups_of_an_unknown_number_and_of_different_sizes(
+  head, groups, over, wire
+):
+  groups = f"replica_groups={groups}, " * bool(groups)
+  found = read(entry(
+    f"  %r = f32[4] all-reduce(%x), {groups}to_apply=%add",
+    head=f"HloModule m{head}",
+  ))
+  (sent,) = found.entries
+  assert (sent.over, sent.bytes, sent.wire_bytes_ring) == (over, 16, wire)
+  assert sent.at_most == (" to " in over)
+  if wire is None:
+    with pytest.raises(ValueError, match="needs the number of devices"):
+      found.check_timed("--trace")
+  else:
+    found.check_timed("--trace")
+
+
+PMAP = """module @f attributes {mhlo.num_partitions = PARTS : i32,
+                                 mhlo.num_replicas = REPLICAS : i32} {
+  func.func public @main(%arg0: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = "stablehlo.all_reduce"(%arg0) ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %1 = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %1 : tensor<f32>
+    }) {replica_groups = dense<GROUPS>} : (tensor<4xf32>) -> tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(("replicas", "groups", "over"), [
+  (8, "[[0, 1, 2, 3, 4, 5, 6, 7]]> : tensor<1x8xi64", "8@1"),
+  (8, "[[0, 2], [1, 3], [4, 6], [5, 7]]> : tensor<4x2xi64", "2@2"),
+  (8, "> : tensor<0x0xi64", "8@1"),
+  (8, "[[0, 1, 2, 3, 4, 5], [6, 7, -1, -1, -1, -1]]> : tensor<2x6xi64",
+   "2 to 6 devices"),
+  (None, "> : tensor<0x0xi64", "all devices, number unknown"),
+])
+def test_stablehlo_without_a_mesh(replicas, groups, over):
+  text = PMAP.replace("GROUPS", groups).replace("PARTS", "1")
+  text = text.replace("REPLICAS", str(replicas))
+  if replicas is None:
+    text = re.sub(r"attributes \{.*?\} ", "", text, count=1, flags=re.DOTALL)
   found = read(text)
-  assert found.executed == ()
-  assert any("not counted: y (" in note for note in found.notes)
+  assert [(e.over, e.bytes) for e in found.entries] == [(over, 16)]
+  assert found.unknown == ()
+  with pytest.raises(ValueError, match="2 replicas and 4 partitions are not"):
+    read(PMAP.replace("REPLICAS", "2").replace("PARTS", "4").replace(
+      "GROUPS", groups
+    ))
+
+
+def test_short_form_is_read():
+  """No signatures, some shapes or marks, and instructions on several lines."""
+  found = read("""HloModule test
+  add {
+    a = f32[] parameter(0)
+    b = f32[] parameter(1)
+    ROOT c = f32[] add(a, b)
+  }
+
+  ENTRY main {
+    // a comment
+    p = f32[4]{0} parameter(0)
+    r = f32[4]{0} all-reduce(p), replica_groups={{0,1}}, to_apply=add,
+      frontend_attributes={
+        sync_collective="true"
+      }
+    q = f32[2, 2] reshape(p)
+    g = f32[8, 2] all-gather(
+      q), dimensions={0},
+      replica_groups={{0,1}}
+    ROOT t = tuple(r, g)
+  }
+""")
+  assert [(e.kind, e.over, e.bytes) for e in found.entries] == [
+    ("all_reduce", "2@1", 16), ("all_gather", "2@1", 16),
+  ]
+  assert found.unknown == ()
 
 
 def test_instructions_between_start_and_done():
@@ -404,7 +577,7 @@ def test_inferred_axes_describe_all_groups(mesh):
   assert np.prod(list(axes.values())) == count
   lookup = MeshAxes(axes)
   for each, dims in zip(groups, collectives, strict=True):
-    found, size = lookup.of_groups(each)
+    found, size, _ = lookup.of_groups(each)
     assert size == np.prod([sizes[d] for d in dims], dtype=int)
     assert np.prod([axes[a] for a in found], dtype=int) == size
 

@@ -80,10 +80,12 @@ def test_cpu_target_has_the_first_devices_of_this_process():
 @pytest.mark.parametrize(("name", "message"), [
   *((name, "is not tpu:GENERATION:TOPOLOGY") for name in (
     "", "cpu", "cpu:0", "cpu:x", "cpu:1:1", "CPU:1", "x:1", "tpu:v5p",
-    "tpu:v5p:2x2:1", "gpu:h100", "gpu:h100:1x8:1", "x:h100:1x8",
+    "tpu:v5p:2x2x1:1:1", "gpu:h100", "gpu:h100:1x8:1", "x:h100:1x8",
   )),
   ("cpu:999", "this process has .* CPU devices; pass --cpu_devices=999"),
   ("tpu:v9:2x2", "known: v4, v5e, v5p, v6e, tpu7x"),
+  ("tpu:v5p:2x2x1:x", "'x' is no number of slices"),
+  ("tpu:v5p:2x2x1:0", "'0' is no number of slices"),
   ("tpu:v5p:4", "'4' is no topology"), ("tpu:v5p:0x4", "is no topology"),
   ("tpu:v5p:4x4", "there is no v5p slice 4x4: its slices have 3 dims"),
   ("gpu:x100:1x8", "no GPU 'x100'; known: a100, a100-pcie, h100, h200, b200"),
@@ -176,7 +178,7 @@ def test_tpu_target_is_one_level_of_chips(
   found = targets.resolve(f"tpu:{generation}:{topology}")
   assert asked == [{
     "platform": "tpu", "topology_name": f"{generation}:{topology}",
-    "chip_config_name": chip,
+    "chip_config_name": chip, "num_slices": 1,
   }]
   # Without these variables libtpu queries a metadata server.
   assert os.environ["TPU_ACCELERATOR_TYPE"] == accelerator

@@ -55,9 +55,12 @@ def test_lowered_text(version, partitioner):
     named = read(path)
     assert dict(named.axes) == program.SIZES
     assert named.entries == found.entries
-  else:
-    with pytest.raises(ValueError, match="names no mesh, so pass mesh="):
-      read(path)
+  else:  # axes are inferred
+    unnamed = read(path)
+    assert [(e.kind, e.count, e.bytes) for e in unnamed.entries] == [
+      (e.kind, e.count, e.bytes) for e in found.entries
+    ]
+    assert any("SIZE@STRIDE" in note for note in unnamed.notes)
 
 
 @pytest.mark.quick
