@@ -14,7 +14,7 @@ QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: help demo test test-quick test-tpu test-gpu test-eval test-browser \
-  mutants lint clean
+  test-foreign mutants lint clean
 
 help:  ## Shows this.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ test-eval:  ## Runs lm-evaluation-harness on local tasks (1.4 GB).
 	@$(MAKE) --no-print-directory VENV=.venv-eval EXTRAS=eval,test \
 	  .venv-eval/installed
 	.venv-eval/bin/python -m pytest -q -W default tests/eval
+
+test-foreign: $(VENV)/installed  ## Reads programs of other projects (6 GB).
+	FOREIGN=.cache/foreign FOREIGN_PYTHON=$(PYTHON) $(BIN)/python -m pytest -q -W default tests/foreign
 
 test-browser:  ## Looks at pages in Chromium, if it is on PATH.
 	@$(MAKE) --no-print-directory VENV=.venv-browser EXTRAS=browser,test \

@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Console
 
-from caatnet.benchmarks.foreign import planted
 from caatnet.show.documents import Table
 from caatnet.show.render import grid, markdown_table
 from docs import claims, log, papers
@@ -36,6 +35,9 @@ DOCUMENTS = (
   "parallel/kernels/evidence.py",
   *log.with_tables(),
 )
+
+# Kinds of faults that are planted in programs of other projects, in tests.
+FAULTS = ("dtype", "gather", "remat", "all_reduce", "axis")
 
 # Documents that are generated as a whole, except for their tables.
 GENERATED: dict[str, Callable[[], str]] = {"CLAIMS.md": claims.page}
@@ -549,9 +551,9 @@ def foreign_faults(_: str) -> str:
       *(f"not {x}" for x in expected if x not in named),
     ])
   return markdown_table(
-    ["project", "program", *planted.KINDS],
+    ["project", "program", *FAULTS],
     [
-      [*program, *(lines.get(kind, "-") for kind in planted.KINDS)]
+      [*program, *(lines.get(kind, "-") for kind in FAULTS)]
       for program, lines in programs.items()
     ],
   )

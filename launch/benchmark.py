@@ -13,7 +13,6 @@ r"""Runs the benchmark of a config.
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py
-  python -m launch.benchmark --config=configs/benchmark/foreign_programs.py
   python -m launch.benchmark --config=benchmark/calibration --cpu_devices=4
 """
 
@@ -28,8 +27,7 @@ FLAGS = flags.FLAGS
 # config.benchmark.name -> folder in caatnet/benchmarks/ of the file with `run`.
 BODIES = {
   name: folder for folder, names in {
-    "elastic": ("churn", "membership", "ring"),
-    "foreign": ("foreign_programs",), "graphs": ("graphs",),
+    "elastic": ("churn", "membership", "ring"), "graphs": ("graphs",),
     "peers": ("peers",), "planner": ("planner",),
     "programs": ("calibration", "kernels", "programs"),
     "serving": ("decoding", "server", "serving"),

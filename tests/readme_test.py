@@ -52,7 +52,7 @@ def test_documents_are_short():
 
 def paths(text: str) -> set[str]:
   """Returns the paths of this repository that a text names."""
-  found = re.findall(rf"\b(?:{'|'.join(FOLDERS)})/[\w./]*", text)
+  found = re.findall(rf"\b(?:{'|'.join(FOLDERS)})/[\w./-]*", text)
   return {
     path.rstrip(".") for path in found if not re.search(PLACEHOLDERS, path)
   }

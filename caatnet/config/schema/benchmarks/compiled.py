@@ -63,26 +63,6 @@ class Calibration:
 
 
 @section
-class ForeignPrograms:
-  """Programs of other projects, compiled in environments of their own."""
-
-  projects: tuple[str, ...] = field(
-    (), "Keys of `caatnet.benchmarks.foreign.closed_forms.PROGRAMS`; () for "
-    "all."
-  )
-  folder: str = field(
-    ".cache/foreign", "Folder of the environments, which are made once."
-  )
-  targets: tuple[str, ...] = field(
-    ("cpu:8",), "Targets as of --target. Programs whose arguments are arrays "
-    "have cpu:8 only, and faults are planted there."
-  )
-  python: str = field(
-    "", 'Python that makes the environments; "" for the one that runs this.'
-  )
-
-
-@section
 class Kernels:
   """Pallas kernels compared with XLA programs of their references."""
 

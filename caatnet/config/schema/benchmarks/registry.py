@@ -11,7 +11,6 @@ BENCHMARKS = {
   "calibration": compiled.Calibration,
   "churn": swarms.Churn,
   "decoding": models.Decoding,
-  "foreign_programs": compiled.ForeignPrograms,
   "graphs": models.Graphs,
   "kernels": compiled.Kernels,
   "membership": swarms.Membership,

@@ -10,11 +10,11 @@ import types
 import jax
 import pytest
 
-from caatnet.benchmarks.foreign import foreign_programs, planted
-from caatnet.benchmarks.foreign.closed_forms import PROGRAMS
 from parallel.xla import reading
+from tests.foreign import planted, programs
+from tests.foreign.closed_forms import PROGRAMS
 
-RESULTS = pathlib.Path(__file__).parents[3] / "results"
+RESULTS = pathlib.Path(__file__).parents[2] / "results"
 
 
 def _recorded(key):
@@ -29,12 +29,12 @@ def test_closed_forms_are_those_of_the_recorded_programs():
   rows = _recorded("rows")
   recorded = {(row["project"], row["program"]): row["read"] for row in rows}
   assert recorded == {
-    (project, name): {" ".join(key): size for key, size in sends.items()}
-    for project, programs in PROGRAMS.items()
-    for name, sends in programs.items()
+    (project, name): {" ".join(key): size for key, size in sent.items()}
+    for project, sends in PROGRAMS.items()
+    for name, sent in sends.items()
   }
   for row in rows:  # with the versions that are required
-    packages = foreign_programs._module(row["project"]).PACKAGES
+    packages = programs._module(row["project"]).PACKAGES
     required = dict(p.split("==") for p in packages if "==" in p)
     assert required.items() <= row["versions"].items()
     assert required.keys() | {"jax"} == row["versions"].keys() or not required
@@ -60,8 +60,8 @@ def test_faults_were_named_but_for_these():
     for program, faults in planted.FAULTS.items() for kind in faults
   }
   assert planted.FAULTS.keys() == {
-    (project, name) for project, programs in PROGRAMS.items()
-    for name in programs
+    (project, name) for project, sends in PROGRAMS.items()
+    for name in sends
   }
 
 
@@ -75,13 +75,13 @@ def _shapes(function):
 
 @pytest.mark.filterwarnings("default")  # of other projects
 @pytest.mark.parametrize(("project", "name"), [
-  (project, name) for project, programs in PROGRAMS.items()
-  for name in programs if (project, name) != ("flax", "sharded")
+  (project, name) for project, sends in PROGRAMS.items()
+  for name in sends if (project, name) != ("flax", "sharded")
 ])
 def test_programs_send_what_the_closed_form_says(project, name, monkeypatch):
   """Projects whose packages are missing are skipped; Flax is installed."""
-  module = foreign_programs._module(project)
-  if foreign_programs._pinned(module.PACKAGES):
+  module = programs._module(project)
+  if programs._pinned(module.PACKAGES):
     pytest.skip("needs other versions")
   for package in module.PACKAGES:
     if not importlib.util.find_spec(package):
@@ -100,7 +100,7 @@ def test_programs_send_what_the_closed_form_says(project, name, monkeypatch):
   # Some have fields that the program does not read.
   unused = {"statistics": 1, "sharded_edges": 3}.get(name, 0)
   assert len(re.findall(r"%arg\d+:", used)) == len(arrays) - unused
-  row = foreign_programs.compared(found, PROGRAMS[project][name])
+  row = programs.compared(found, PROGRAMS[project][name])
   assert row["equal"], row
   assert not row["unknown"]
   if project == "keras":  # as `fit` donates the state
@@ -124,7 +124,7 @@ def test_ring_attention_gets_a_part_of_the_sequence(monkeypatch):
   stand_in = types.ModuleType("ringattention")
   stand_in.ringattention = attend
   monkeypatch.setitem(sys.modules, "ringattention", stand_in)
-  p = foreign_programs._module("ringattention")
+  p = programs._module("ringattention")
   jitted, arguments = p.causal()
   whole = p.BATCH, 8 * p.LENGTH, p.HEADS, p.WIDTH
   assert [x.shape for x in jax.tree.leaves(arguments)] == [

@@ -1,7 +1,6 @@
 """Federated averaging with DrJAX: clients train, the server averages."""
 
 PACKAGES = ("drjax",)
-ANY_TARGET = True
 INPUTS, OUTPUTS, BATCH, STEPS = 96, 32, 16, 4
 
 

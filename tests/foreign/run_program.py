@@ -1,13 +1,11 @@
 r"""Compiles a program in an environment of its own, as `--xla_dump_to` would.
 
-  PYTHON caatnet/benchmarks/foreign/run_program.py FOLDER PROJECT FUNCTION \
-    TARGET [KIND]
+  PYTHON tests/foreign/run_program.py FOLDER PROJECT FUNCTION DEVICES [KIND]
 
 It needs jax and the project only. FUNCTION of with_PROJECT.py returns (jitted
 function, arguments). Nothing is executed.
 """
 
-import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -18,7 +16,7 @@ import jax
 
 
 def main(
-  folder: str, project: str, function: str, target: str, kind: str = ""
+  folder: str, project: str, function: str, devices: str, kind: str = ""
 ) -> None:
   """Writes the lowered and compiled texts, and ``facts.json``, to a folder.
 
@@ -29,7 +27,7 @@ def main(
     folder: Existing folder to write to.
     project: Project of `with_PROJECT.py`.
     function: Name of the function that returns (jitted function, arguments).
-    target: Target of `parallel.xla.targets`.
+    devices: Number of virtual CPU devices.
     kind: Kind of the fault of `planted.py` to plant; "" for none.
   """
   import planted  # the file next to this one
@@ -38,12 +36,12 @@ def main(
   fault = planted.FAULTS[project, function][kind] if kind else None
   if fault:
     planted.plant(fault)
-  with _devices(target):
-    module = importlib.import_module(f"with_{project}")
-    jitted, arguments = getattr(module, function)()
-    lowered = jitted.lower(*arguments)
-    lowered = getattr(lowered, "lowered", lowered)  # equinox wraps it
-    compiled = lowered.compile()
+  jax.config.update("jax_num_cpu_devices", int(devices))
+  module = importlib.import_module(f"with_{project}")
+  jitted, arguments = getattr(module, function)()
+  lowered = jitted.lower(*arguments)
+  lowered = getattr(lowered, "lowered", lowered)  # equinox wraps it
+  compiled = lowered.compile()
   # Names of dumped files, which `parallel.xla.read` pairs.
   stem = f"module_0000.{project}"
   for part, text in (
@@ -58,18 +56,6 @@ def main(
     },
     "lines": planted.lines(fault) if fault else [],
   }))
-
-
-def _devices(target: str) -> contextlib.AbstractContextManager[None]:
-  """Returns a context in which jax has the devices of a target."""
-  kind, _, rest = target.partition(":")
-  if kind == "cpu":
-    jax.config.update("jax_num_cpu_devices", int(rest))
-    return contextlib.nullcontext()
-  sys.path.append(str(pathlib.Path(__file__).parents[3]))
-  from parallel.xla import targets  # needs no more than jax
-
-  return targets.described(targets.resolve(target).devices)
 
 
 if __name__ == "__main__":

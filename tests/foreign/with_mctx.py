@@ -1,7 +1,6 @@
 """Monte Carlo tree search of mctx with a batch over all devices."""
 
 PACKAGES = ("mctx",)
-ANY_TARGET = True
 BATCH, ACTIONS, WIDTH, SIMULATIONS = 4, 6, 8, 16
 
 

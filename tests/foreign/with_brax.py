@@ -1,7 +1,6 @@
 """Parts of Brax' training: statistics of observations, and a gradient step."""
 
 PACKAGES = ("brax",)
-ANY_TARGET = True
 OBSERVATION, BATCH, HIDDEN = 40, 64, 128
 
 

@@ -18,8 +18,6 @@ import pathlib
 import sys
 from typing import NamedTuple
 
-KINDS = ("dtype", "gather", "remat", "all_reduce", "axis")
-
 
 class Fault(NamedTuple):
   """Change of a module, and the lines that a reading must name.

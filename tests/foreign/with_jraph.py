@@ -1,7 +1,6 @@
 """A message-passing step of jraph, with the edges of a graph on all devices."""
 
 PACKAGES = ("jraph",)
-ANY_TARGET = True
 NODES, EDGES, GRAPHS, WIDTH = 128, 512, 4, 24  # EDGES on one device
 LOCAL = (
   "device_edges", "device_receivers", "device_senders", "device_n_edge",

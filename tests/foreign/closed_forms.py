@@ -3,7 +3,7 @@
 The sizes are those of the programs (`with_NAME.py`), which other Pythons run.
 """
 
-from caatnet.benchmarks.foreign import (
+from tests.foreign import (
   sharded_step,
   with_brax,
   with_drjax,

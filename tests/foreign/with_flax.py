@@ -1,7 +1,6 @@
 """Layers of Flax: synchronised statistics, attention over heads, an NNX MLP."""
 
 PACKAGES = ("flax", "optax")
-ANY_TARGET = True
 # BATCH on eight devices; it grows with them.
 BATCH, LENGTH, WIDTH, HIDDEN, HEADS = 16, 32, 64, 256, 8
 
