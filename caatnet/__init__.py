@@ -1,6 +1,6 @@
 """Models, data, training, inference, serving and studies."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "program": ["Layout", "Program"],

@@ -37,8 +37,8 @@ BODIES = {
 
 
 def main() -> None:
-  from caatnet import atomic
   from caatnet.show import results
+  from parallel.base import atomic
 
   config = FLAGS.config
   name = config.benchmark.name if "benchmark" in config else None

@@ -27,12 +27,12 @@ flags.DEFINE_string(
 def main() -> None:
   from rich import console, progress
 
-  from caatnet.checks import one_of
   from caatnet.config import experiments
   from caatnet.interop import huggingface
   from caatnet.interop import source as sources
   from caatnet.show import tables
-  from caatnet.train import files
+  from parallel.base import files
+  from parallel.base.naming import one_of
 
   source, to = (
     pathlib.Path(files.folder(FLAGS[name].value, local=True, flag=f"--{name}"))

@@ -10,6 +10,7 @@ import sys
 from absl import flags
 
 from launch import options
+from parallel.base import files
 from parallel.memory import heap
 
 FLAGS = flags.FLAGS
@@ -21,7 +22,7 @@ def main() -> None:
   from caatnet.config import experiments
   from caatnet.config.override import override
   from caatnet.show import pictures, results, tables
-  from caatnet.train import files, loop
+  from caatnet.train import loop
 
   workdir = files.folder(FLAGS.workdir or "runs/demo", local=True)
   folders, rows = {}, []
@@ -36,15 +37,13 @@ def main() -> None:
     if not result.finished:
       sys.exit(result.exit_code)
     speed = result.units_per_second  # None if the run was finished before
-    rows.append(
-      [
-        f"{label}, {experiment.program.layout.tensor.size} tensor ranks",
-        *(f"{result.measures[key]:.4f}" for key in ("loss", "bits_per_byte")),
-        tables.communication_text(result.communication, "forward"),
-        tables.communication_text(result.communication, "backward"),
-        "-" if speed is None else f"{speed:,.0f}",
-      ]
-    )
+    rows.append([
+      f"{label}, {experiment.program.layout.tensor.size} tensor ranks",
+      *(f"{result.measures[key]:.4f}" for key in ("loss", "bits_per_byte")),
+      tables.communication_text(result.communication, "forward"),
+      tables.communication_text(result.communication, "backward"),
+      "-" if speed is None else f"{speed:,.0f}",
+    ])
   data = experiment.data
   baselines = data.load(experiment.seed).baselines()
   measures = [label.replace(" per ", "/") for label in data.labels.values()]

@@ -13,6 +13,7 @@ import pathlib
 from absl import flags
 
 from launch import options
+from parallel.base import files
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("tasks", [], "Tasks of lm-eval, names or .yaml files.")
@@ -29,7 +30,7 @@ def main() -> None:
       raise ValueError(f"--{name} has no effect on evaluate without --tasks")
   from caatnet.config import experiments
   from caatnet.show import pictures, tables
-  from caatnet.train import evaluate, files
+  from caatnet.train import evaluate
   from caatnet.train.checkpoint import export
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
   params, step = export.read_stored(experiment, FLAGS.workdir, FLAGS.step)
@@ -56,7 +57,6 @@ def on_tasks() -> None:
   from caatnet.config import responses
   from caatnet.interop import harness
   from caatnet.show import tables
-  from caatnet.train import files
 
   if FLAGS.plot:
     raise ValueError(f"--plot={FLAGS.plot} has no effect with --tasks")

@@ -32,12 +32,12 @@ flags.DEFINE_bool("chat", False, "Apply the chat template to prompts.")
 
 def main() -> int:
   os.environ.setdefault("CAATNET_INTERPRET_SCHEDULER", "1")  # starts faster
-  from caatnet.checks import naming
   from caatnet.config import inference
   from caatnet.inference import prompts, requests, stops
   from caatnet.serving import generate
   from caatnet.show import completions
   from caatnet.train import stop, tokenizer
+  from parallel.base.naming import naming
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)

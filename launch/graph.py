@@ -28,7 +28,7 @@ def main() -> None:
   from caatnet.config.data import SOURCES
   from caatnet.data.graphs.csr import open_graph
   from caatnet.show import tables
-  from caatnet.train import files
+  from parallel.base import files
 
   config = FLAGS.config
   if "graph" not in config:

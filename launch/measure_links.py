@@ -38,8 +38,8 @@ flags.DEFINE_string("pcie", "pcie_4", "Kind of link without NVLink.")
 
 
 def main() -> None:
-  from caatnet.train import files
-  from parallel.checks import known
+  from parallel.base import files
+  from parallel.base.checks import known
   from parallel.hardware import cluster_files, cluster_imports
   from parallel.hardware.devices import DEVICES
   from parallel.hardware.links import KINDS

@@ -32,8 +32,8 @@ flags.DEFINE_string(
 
 def main() -> None:
   # jax is imported when all arguments are valid.
-  from caatnet import atomic
   from caatnet.benchmarks.memory import measured_tiers
+  from parallel.base import atomic
   from parallel.hardware import tiers
 
   host = measured_tiers.measure(

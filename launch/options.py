@@ -21,10 +21,10 @@ from absl import flags, logging
 import ml_collections
 from ml_collections import config_flags
 
-from caatnet import atomic, commands, interrupts
+from caatnet import commands, interrupts
 from caatnet.config.schema import tree
 from launch import full_disks, overriding, processes
-from parallel import lazy
+from parallel.base import atomic, lazy
 
 FLAGS = flags.FLAGS
 

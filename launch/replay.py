@@ -34,7 +34,7 @@ def main() -> int:
 
   from caatnet.serving import traces
   from caatnet.show import results, servers
-  from caatnet.train import files
+  from parallel.base import files
 
   try:
     from caatnet.serving.server import client, start

@@ -40,7 +40,7 @@ def main() -> None:
 
   from caatnet.show import render
   from caatnet.studies.sends import foreign, report, trace
-  from parallel.checks import known
+  from parallel.base.checks import known
   from parallel.hardware.devices import DEVICES
   from parallel.xla import targets
 

@@ -62,5 +62,5 @@ def main() -> None:
 if __name__ == "__main__":
   options.run(
     main, uses=("config", "json", "plot", "export", "output", "report"),
-    writes=("html",),
+    writes=("html",), devices=False,
   )

@@ -25,7 +25,8 @@ def main() -> None:
   from caatnet.config import experiments
   from caatnet.config.override import override, take_sweep
   from caatnet.show import pictures, tables
-  from caatnet.train import files, sweep, traffic
+  from caatnet.train import sweep, traffic
+  from parallel.base import files
 
   config = FLAGS.config.copy_and_resolve_references()
   seeds = [int(s) for s in FLAGS.seeds or ()]

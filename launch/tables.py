@@ -19,7 +19,7 @@ def main() -> None:
 
   commands.require_checkout("tables")
   from caatnet.show import documents
-  from caatnet.train import files
+  from parallel.base import files
 
   try:
     from docs import tables

@@ -22,12 +22,12 @@ flags.DEFINE_integer(
 def main() -> None:
   from etils import epath
 
-  from caatnet.checks import naming, one_of
   from caatnet.config import sections
   from caatnet.config.data import DATA
   from caatnet.data import bpe, encoding, sources, tokenizers
   from caatnet.show import tables
   from caatnet.train import tokenizer
+  from parallel.base.naming import naming, one_of
 
   config = FLAGS.config
   if "data" not in config or "model" not in config:

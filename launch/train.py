@@ -21,8 +21,9 @@ FLAGS = flags.FLAGS
 def main() -> None:
   from caatnet import commands
   from caatnet.config import experiments
-  from caatnet.train import files, loop
+  from caatnet.train import loop
   from caatnet.train.elastic import swarm_loop
+  from parallel.base import files
 
   config = FLAGS.config
   experiment = experiments.build(config, options.mesh())

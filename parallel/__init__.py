@@ -1,6 +1,6 @@
 """Mechanisms of parallel programs: partitioning, communication and timing."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "axes": ["Axis", "make_mesh"],

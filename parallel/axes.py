@@ -19,7 +19,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 import numpy as np
 
-from parallel.checks import divisors
+from parallel.base.checks import divisors
 
 # Axis that receives devices first if several assignments use equally many
 # devices: tensor ranks exchange activations in every layer.

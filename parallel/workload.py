@@ -8,7 +8,7 @@ planner, the inference bounds and the studies use the same counts.
 import dataclasses
 import math
 
-from parallel import checks
+from parallel.base import checks
 from parallel.hardware.devices import Device
 
 # Source of the assumed fraction of a device's peak that matrix products reach.

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from parallel import lazy
+from parallel.base import lazy
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = sorted(

@@ -24,15 +24,13 @@ COSTS = (
   "parallel.outer.cost",
   "parallel.outer.fragment_plan",
 )
-LAZY = "parallel.lazy"
-# Permitted in every package: lists of public names, and checks of arguments.
-ANYWHERE = (LAZY, "parallel.checks")
+LAZY = "parallel.base.lazy"
+# Permitted in every package: lists of public names, checks, schemas, files.
+ANYWHERE = ("parallel.base",)
 RULES = {
-  LAZY: ((), NUMPY_ONLY),
-  "parallel.checks": ((), NUMPY_ONLY),
-  "parallel.schema": ((), NUMPY_ONLY),
-  "parallel.hardware": (("parallel.schema",), NUMPY_ONLY),
-  "parallel.topology": (("parallel.hardware", "parallel.schema"), NUMPY_ONLY),
+  "parallel.base": ((), NUMPY_ONLY),
+  "parallel.hardware": ((), NUMPY_ONLY),
+  "parallel.topology": (("parallel.hardware",), NUMPY_ONLY),
   "parallel.schedules": (("parallel.topology",), NUMPY_ONLY),
   "parallel.schedules.run": (
     ("parallel.axes", "parallel.collectives", "parallel.schedules"),
@@ -141,8 +139,6 @@ RULES = {
   "parallel.elastic": ((), NUMPY_ONLY),
   "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
   "parallel.xla.conformal": ((), NUMPY_ONLY),
-  "caatnet.atomic": ((), NUMPY_ONLY),
-  "caatnet.checks": ((), NUMPY_ONLY),
   # The command line starts without jax.
   "caatnet.commands": (("caatnet.interrupts",), NUMPY_ONLY),
   "caatnet.interrupts": ((), NUMPY_ONLY),
@@ -160,8 +156,7 @@ RULES = {
   ),
   "caatnet.data": (
     (
-      "caatnet.checks", "caatnet.config.schema", "parallel.memory",
-      "parallel.schema",
+      "caatnet.config.schema", "parallel.memory",
     ),
     ("flax", "orbax", "ml_collections", "absl", "optax"),
   ),
@@ -172,8 +167,6 @@ RULES = {
   ),
   "caatnet.train": (
     (
-      "caatnet.atomic",
-      "caatnet.checks",
       "caatnet.commands",
       "caatnet.config.schema",
       "caatnet.data",
@@ -188,8 +181,6 @@ RULES = {
   ),
   "caatnet.federated": (
     (
-      "caatnet.atomic",
-      "caatnet.checks",
       "caatnet.config.schema",
       "caatnet.data",
       "caatnet.models",
@@ -209,7 +200,7 @@ RULES = {
      "caatnet.federated.server", "caatnet.federated.simulate",
      "caatnet.federated.snapshot", "caatnet.federated.state",
      "caatnet.federated.transfers"),
-    (("caatnet.atomic", "caatnet.data.arrays", "caatnet.federated",
+    (("caatnet.federated",
       "parallel.elastic"), NUMPY_ONLY),
   ),
   **dict.fromkeys(
@@ -218,7 +209,7 @@ RULES = {
       "parallel.network"), NUMPY_ONLY),
   ),
   "caatnet.federated.uplinks": (("parallel.network",), NUMPY_ONLY),
-  "caatnet.federated.links": (("parallel.schema",), NUMPY_ONLY),
+  "caatnet.federated.links": ((), NUMPY_ONLY),
   "caatnet.inference": (
     (
       "caatnet.data",
@@ -231,13 +222,10 @@ RULES = {
   # Schedules and simulations load no jax.
   "caatnet.serving": (
     (
-      "caatnet.atomic",
-      "caatnet.checks",
       "caatnet.config.schema",
       "parallel.hardware",
       "parallel.memory.slots",
       "parallel.network",
-      "parallel.schema",
       "parallel.workload",
     ),
     (*NUMPY_ONLY, "pydantic"),
@@ -279,7 +267,6 @@ RULES = {
   ),
   "caatnet.interop": (
     (
-      "caatnet.checks",
       "caatnet.data.tokenizers",
       "caatnet.inference",
       "caatnet.models",
@@ -308,10 +295,9 @@ RULES = {
   # A coordinator starts without jax.
   "caatnet.show.swarms": (("parallel.elastic",), NUMPY_ONLY),
   # Declarations of config keys, also used by configs: no jax.
-  "caatnet.config.schema": (("caatnet.checks",), SCHEMA),
+  "caatnet.config.schema": ((), SCHEMA),
   "caatnet.config": (
     (
-      "caatnet.checks",
       "caatnet.data",
       "caatnet.federated",
       "caatnet.inference",
@@ -338,7 +324,6 @@ RULES = {
   ),
   "caatnet.studies": (
     (
-      "caatnet.checks",
       "caatnet.config.schema",
       "caatnet.federated",
       "caatnet.inference",
@@ -356,7 +341,7 @@ RULES = {
   # Closed forms and searches of one study: no jax.
   **{
     f"caatnet.studies.{name}": (
-      ("caatnet.checks", "caatnet.studies", "parallel"), NUMPY_ONLY,
+      ("caatnet.studies", "parallel"), NUMPY_ONLY,
     )
     for name in (
       "alignment.predictor", "collectives.chosen", "datacentre.closed_forms",
@@ -373,7 +358,7 @@ RULES = {
   ),
   "launch.options": (
     (
-      "caatnet.atomic", "caatnet.commands", "caatnet.config.schema",
+      "caatnet.commands", "caatnet.config.schema",
       "caatnet.interrupts", "launch.full_disks", "launch.overriding",
       "launch.processes",
       "parallel.memory.heap", "parallel.xla.persistent",
@@ -493,12 +478,12 @@ def test_roots_contain_only_listed_files():
   """Other files belong in a package."""
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
-    "__init__.py", "__main__.py", "atomic.py", "checks.py", "commands.py",
-    "interrupts.py", "program.py", "stages.py",
+    "__init__.py", "__main__.py", "commands.py", "interrupts.py", "program.py",
+    "stages.py",
   }
   assert roots["parallel"] == {
-    "__init__.py", "axes.py", "checks.py", "collectives.py", "lazy.py",
-    "quantize.py", "routes.py", "schema.py", "wire.py", "workload.py",
+    "__init__.py", "axes.py", "collectives.py", "quantize.py", "routes.py",
+    "wire.py", "workload.py",
   }
 
 

@@ -15,7 +15,7 @@ import zipfile
 from packaging.requirements import Requirement
 import pytest
 
-from parallel import lazy
+from parallel.base import lazy
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Folders whose place in the wheel differs from that in the repository.

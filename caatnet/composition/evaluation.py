@@ -22,8 +22,9 @@ from caatnet.data.kinds import Text
 from caatnet.data.sources import SEPARATOR
 from caatnet.serving import differences
 from caatnet.serving.router import FILE, Router
-from caatnet.train import evaluate, files, records
+from caatnet.train import evaluate, records
 from caatnet.train.experiment import Experiment
+from parallel.base import files
 
 _CODES = ("whole", "int8", "int4")
 

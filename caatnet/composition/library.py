@@ -12,9 +12,10 @@ from caatnet.config import experiments
 from caatnet.serving import differences
 from caatnet.serving.experts import WHOLE, Library
 from caatnet.serving.weights_file import WeightsFile
-from caatnet.train import files, records, tokenizer
+from caatnet.train import records, tokenizer
 from caatnet.train.checkpoint import export, start
 from caatnet.train.experiment import Experiment
+from parallel.base import files
 
 _BASE = "base"
 

@@ -27,7 +27,8 @@ from caatnet.config.schema.kinds import Kinds
 from caatnet.data import kinds
 from caatnet.data.kinds import Text
 from caatnet.show import render
-from caatnet.train import files, loop, records
+from caatnet.train import loop, records
+from parallel.base import files
 from parallel.xla import persistent
 
 BASE, UNION, SAME = "base", "union", "same"

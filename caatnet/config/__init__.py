@@ -1,6 +1,6 @@
 """Builders of experiments and their parts from configs."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "experiments": ["build", "from_folder"],

@@ -14,7 +14,6 @@ import jax
 from jax.sharding import Mesh
 import ml_collections
 
-from caatnet.checks import naming
 from caatnet.config import sections
 from caatnet.config.context import Context
 from caatnet.config.data import DATA
@@ -38,9 +37,11 @@ from caatnet.data.text import TextData
 from caatnet.models.protocol import Model
 from caatnet.program import Layout, Program
 from caatnet.stages import Stages
-from caatnet.train import files, records, tokenizer
+from caatnet.train import records, tokenizer
 from caatnet.train.experiment import Experiment
 from parallel.axes import Axis, assign_devices, make_mesh
+from parallel.base import files
+from parallel.base.naming import naming
 from parallel.kernels import selection
 from parallel.memory.offload import ON_DEVICE
 from parallel.pipeline import builders

@@ -10,7 +10,6 @@ import jax
 import ml_collections
 import numpy as np
 
-from caatnet.checks import one_of
 from caatnet.config import experiments, inference, sections, serving
 from caatnet.config.schema import tree
 from caatnet.config.schema.experts import Experts as Options
@@ -23,6 +22,7 @@ from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.server.catalog import Catalog, Change, unchangeable
 from caatnet.serving.server.served import Served
 from caatnet.train import records, tokenizer
+from parallel.base.naming import one_of
 from parallel.memory.slots import Slots
 
 # Largest share of a device's free memory for slots; the rest is for the cache.

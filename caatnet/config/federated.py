@@ -8,7 +8,6 @@ import jax
 import ml_collections
 import numpy as np
 
-from caatnet.checks import naming
 from caatnet.config import experiments
 from caatnet.config.schema import fields, tree
 from caatnet.config.schema.federated import Federated
@@ -23,6 +22,7 @@ from caatnet.federated.client import Codecs, Trainer
 from caatnet.federated.local import LocalTrainer, Vectors
 from caatnet.federated.server import Rules
 from caatnet.train.experiment import Experiment
+from parallel.base.naming import naming
 
 
 @dataclasses.dataclass(frozen=True)

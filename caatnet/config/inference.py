@@ -22,8 +22,8 @@ from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import CacheShape, CacheSizes
 from caatnet.models.protocol import continues_text
 from caatnet.program import Program
-from caatnet.train import files
 from caatnet.train.checkpoint import export
+from parallel.base import files
 from parallel.kernels.paged_attention import api
 from parallel.zero.partition import Level, Partition
 

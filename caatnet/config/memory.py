@@ -16,7 +16,7 @@ from caatnet.config.schema import optimizer as schema
 from caatnet.config.schema import tree
 from caatnet.config.schema.memory import PLACEMENT, Memory
 from caatnet.train.update import STATE, DeviceUpdate, HostUpdate
-from parallel import schema as files
+from parallel.base import schema as files
 from parallel.memory.host_optimizer import AdamW
 from parallel.memory.offload import ON_DEVICE, ON_HOST, Activations
 from parallel.memory.placed_buffer import Tier

@@ -1,6 +1,5 @@
 """Builders of ``config.model`` by selector."""
 
-from caatnet.checks import one_of
 from caatnet.config import sections
 from caatnet.config.context import Context
 from caatnet.config.schema import model as schema
@@ -15,6 +14,7 @@ from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.models.transformer.positions import parse_scaling
+from parallel.base.naming import one_of
 
 
 def transformer(

@@ -6,7 +6,8 @@ import os
 from caatnet.config import inference
 from caatnet.interop.responses import Responder
 from caatnet.serving.generate import Generation
-from caatnet.train import files, records, tokenizer
+from caatnet.train import records, tokenizer
+from parallel.base import files
 
 
 def from_folder(

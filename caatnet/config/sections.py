@@ -7,8 +7,8 @@ the functions here replace these by the config keys that a user can change.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from caatnet.checks import naming
 from caatnet.config.schema import fields, tree
+from parallel.base.naming import naming
 
 
 def call(

@@ -30,7 +30,8 @@ from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.server.catalog import OneModel
 from caatnet.serving.server.served import Served
-from caatnet.train import files, tokenizer
+from caatnet.train import tokenizer
+from parallel.base import files
 from parallel.memory import available
 
 # Ratio of consecutive batch sizes of decodes. Each batch size needs a compiled

@@ -8,9 +8,9 @@ import functools
 from etils import epy
 import jax
 
-from caatnet.checks import one_of
 from caatnet.config.context import Context
 from caatnet.config.schema import sync as schema
+from parallel.base.naming import one_of
 from parallel.collectives import Reduction
 from parallel.kernels import evidence
 from parallel.tensor.partial_sync import (

@@ -1,6 +1,6 @@
 """Datasets and tokenizers."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "images": ["ImageData"],

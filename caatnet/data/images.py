@@ -18,10 +18,10 @@ import numpy as np
 
 from caatnet.config.schema.data import Images
 from caatnet.data import pipeline
-from caatnet.data.arrays import read_npz
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.protocol import Dataset
 from caatnet.data.sources import split_place
+from parallel.base.arrays import read_npz
 
 Examples = dict[str, np.ndarray]
 

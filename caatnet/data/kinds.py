@@ -23,7 +23,7 @@ import zlib
 from etils import epath
 
 from caatnet.data import sources
-from parallel import schema
+from parallel.base import schema
 
 # Limits of a document in bytes: longer ones are cut at the end of a line.
 SHORTEST, LONGEST = 200, 16 * 1024

@@ -14,7 +14,7 @@ from etils import epy
 import numpy as np
 
 from caatnet.data import sources
-from parallel.checks import at_least
+from parallel.base.checks import at_least
 
 with epy.lazy_imports():  # inference needs no batches
   import grain

@@ -20,7 +20,7 @@ import pathlib
 import statistics
 from types import MappingProxyType
 
-from parallel import checks, schema
+from parallel.base import checks, schema
 
 _LEAST = 0.1  # smallest factor of `spread_factors`
 

@@ -10,8 +10,9 @@ import numpy as np
 from caatnet.federated.client import Client
 from caatnet.federated.local import LocalTrainer
 from caatnet.federated.service import STATE, Service
-from caatnet.train import files, records
+from caatnet.train import records
 from caatnet.train.evaluate import make_evaluate
+from parallel.base import files
 from parallel.elastic.transport.handshake import Security, parse_address
 
 

@@ -24,12 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caatnet import atomic
 from caatnet.federated import events, messages, server, snapshot
 from caatnet.federated.messages import Received
 from caatnet.federated.server import Arithmetic, Rules, Server
-from caatnet.train import files
-from parallel import schema
+from parallel.base import atomic, files, schema
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.transport.channel import Channel
 from parallel.elastic.transport.handshake import (

@@ -1,7 +1,8 @@
 """State of a federated server on disk.
 
-A snapshot is one file, replaced as a whole (`caatnet.atomic`). `service.py`
-writes one at the start of each round, before a client receives its work.
+A snapshot is one file, replaced as a whole (`parallel.base.atomic`).
+`service.py` writes one at the start of each round, before a client receives its
+work.
 """
 
 from collections.abc import Mapping
@@ -12,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from caatnet import atomic
-from caatnet.data.arrays import read_npz
 from caatnet.federated.server import Member, Rules, Server
+from parallel.base import atomic
+from parallel.base.arrays import read_npz
 
 _SCALARS = ("round", "revision", "started", "best", "stale", "finished")
 # Rules that a resumed run may change.

@@ -1,6 +1,6 @@
 """Inference: decoding with a paged cache, sampling, and scoring."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "decoder": ["Capacity", "Decoder"],

@@ -5,7 +5,7 @@ import pathlib
 import sys
 from typing import Annotated
 
-from parallel import schema
+from parallel.base import schema
 
 # Path that denotes standard input.
 STDIN = "-"

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Literal
 
 from caatnet.data.token_streams import Stream
-from parallel.checks import at_least
+from parallel.base.checks import at_least
 
 # Reason of a sequence's end: a token of `Stops.ids` was drawn, a string of
 # `Stops.strings` was completed, `Stops.max_tokens` were drawn, the context is

@@ -1,6 +1,6 @@
 """Interoperability with Hugging Face checkpoints and lm-evaluation-harness."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "harness": ["evaluate"],

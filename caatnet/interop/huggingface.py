@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.checks import DTYPES, one_of
 from caatnet.data.tokenizers import FILES
 from caatnet.interop import families, layout, tensors
 from caatnet.interop.source import (
@@ -33,10 +32,12 @@ from caatnet.interop.source import (
   make_config,
 )
 from caatnet.models.transformer.model import TransformerModel
-from caatnet.train import files, records, tokenizer
+from caatnet.train import records, tokenizer
 from caatnet.train.checkpoint import export, slices
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
+from parallel.base import files
+from parallel.base.naming import DTYPES, one_of
 
 ORIGIN = "huggingface.json"
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from caatnet.models.lm.parameters import cut_size, fits
 from caatnet.models.transformer.config import TransformerConfig
-from parallel.checks import divisors
+from parallel.base.checks import divisors
 
 
 @dataclasses.dataclass(frozen=True)

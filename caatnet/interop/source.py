@@ -6,11 +6,11 @@ import pathlib
 import re
 from typing import Any
 
-from caatnet.checks import DTYPES, one_of
 from caatnet.data.tokenizers import FILES, Tokenizer, load
 from caatnet.interop import families, layout, tensors
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.positions import parse_scaling
+from parallel.base.naming import DTYPES, one_of
 from parallel.tensor.partial_sync import PartialSync
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"

@@ -1,6 +1,6 @@
 """Models and the protocol by which training and inference use them."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "access": ["Access"],

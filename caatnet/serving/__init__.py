@@ -1,6 +1,6 @@
 """Serving: scheduling, paged cache, execution and HTTP server."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "requests": ["Request", "State"],

@@ -25,11 +25,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from caatnet import atomic
-from caatnet.checks import one_of
 from caatnet.serving import weights_file
 from caatnet.serving.weights_file import Header, WeightsFile
-from parallel import schema
+from parallel.base import atomic, schema
+from parallel.base.naming import one_of
 
 INDEX = "experts.json"
 WHOLE = "whole"

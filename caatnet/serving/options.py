@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from caatnet.checks import one_of
 from caatnet.config.schema.inference import Serving
 from caatnet.serving.scheduler.policies.registry import POLICIES
+from parallel.base.naming import one_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from caatnet.serving.cache import prefixes
-from parallel.checks import at_least
+from parallel.base.checks import at_least
 
 
 class State(enum.Enum):

@@ -14,9 +14,9 @@ import zlib
 
 import numpy as np
 
-from caatnet import atomic
 from caatnet.serving import weights_file
 from caatnet.serving.experts import Entry
+from parallel.base import atomic
 
 FILE = "router.safetensors"
 # Lengths of n-grams in bytes.

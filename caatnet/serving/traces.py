@@ -20,8 +20,8 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from parallel import checks, schema
-from parallel.schema import Field, OpenSchema, Schema, Seconds
+from parallel.base import checks, schema
+from parallel.base.schema import Field, OpenSchema, Schema, Seconds
 
 # Size of Mooncake's blocks, in tokens.
 MOONCAKE_BLOCK = 512

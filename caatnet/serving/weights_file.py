@@ -21,7 +21,7 @@ import weakref
 import ml_dtypes
 import numpy as np
 
-from caatnet import atomic
+from parallel.base import atomic
 
 _DTYPES = {
   "F32": np.dtype(np.float32), "F16": np.dtype(np.float16),

@@ -1,6 +1,6 @@
 """Tables, pictures and files of results."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "documents": ["rewritten"],

@@ -18,7 +18,7 @@ from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.requests import Completion
 from caatnet.serving.generate import Speed
 from caatnet.show.tables import table
-from caatnet.train import files
+from parallel.base import files
 
 # Control characters in generated text, such as escape sequences, would be
 # executed by a terminal.

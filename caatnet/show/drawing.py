@@ -10,7 +10,7 @@ import numpy as np
 
 from caatnet.show import plot
 from caatnet.show.plot import Axis, Figure, Panel
-from caatnet.train import files
+from parallel.base import files
 
 _DPI = 150
 # Minimum font size of texts inside bars, in points; smaller ones are omitted.

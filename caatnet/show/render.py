@@ -14,7 +14,7 @@ from rich.text import Text
 
 from caatnet.show import drawing, results
 from caatnet.show.report import Report, Table
-from caatnet.train import files
+from parallel.base import files
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; padding: 0 1em;

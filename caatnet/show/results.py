@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from caatnet import commands
-from caatnet.train import files
+from parallel.base import files
 
 # Packages whose versions are recorded, if they are installed.
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "scipy")

@@ -1,6 +1,6 @@
 """Predictions, one package per study."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "registry": ["SUBJECTS", "Study", "find"],

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from caatnet.checks import naming
-from parallel import checks
+from parallel.base import checks
+from parallel.base.naming import naming
 from parallel.schedules import builders
 from parallel.schedules.schedule import Schedule
 from parallel.topology import text as topologies

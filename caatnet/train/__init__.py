@@ -1,6 +1,6 @@
 """Training: experiment, training step, loop, checkpoints and metrics."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "evaluate": ["make_evaluate", "put_batch"],

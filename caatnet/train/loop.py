@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.train import files, tokenizer, traffic
+from caatnet.train import tokenizer, traffic
 from caatnet.train.checkpoint import start
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.elastic import membership
@@ -45,6 +45,7 @@ from caatnet.train.stop import Stop, stop_signals
 from caatnet.train.summary import summary
 from caatnet.train.throughput import matmul_rate
 from caatnet.train.workers import WorkerMetrics
+from parallel.base import files
 
 # Number of last steps whose median time gives the throughput.
 _WINDOW = 50
@@ -178,7 +179,7 @@ class Run:
     # Created after all checks: a run that cannot start leaves no folder.
     self.workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
-      opened.enter_context(files.lock(self.workdir))
+      opened.enter_context(files.lock(self.workdir, jax.process_index()))
       self._open(label, quiet or jax.process_index() > 0, opened)
       self.opened = opened.pop_all()
 

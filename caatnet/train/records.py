@@ -18,7 +18,7 @@ from tensorboardX.record_writer import directory_check
 
 from caatnet import commands
 from caatnet.config.schema import tree
-from caatnet.train import files
+from parallel.base import files
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from caatnet.checks import naming
 from caatnet.data.protocol import Dataset
 from caatnet.train import tokenizer
 from caatnet.train.experiment import Experiment
+from parallel.base.naming import naming
 
 
 def summary(

@@ -14,8 +14,9 @@ from typing import Any
 
 from etils import epath
 
-from caatnet.train import files, loop, records
+from caatnet.train import loop, records
 from caatnet.train.experiment import Experiment
+from parallel.base import files
 
 
 def expand(grid: str) -> list[str]:

@@ -14,7 +14,8 @@ from etils import epath
 import jax
 
 from caatnet.data.tokenizers import FILES, Bytes, LibraryTokenizer, Tokenizer
-from caatnet.train import files, records
+from caatnet.train import records
+from parallel.base import files
 
 FOLDER = "tokenizer"
 _IDENTITY = "identity.json"

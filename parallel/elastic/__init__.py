@@ -1,6 +1,6 @@
 """Elastic training: peers join and leave a swarm during a run."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "timeouts": ["Finished", "Halted"],

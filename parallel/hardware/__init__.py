@@ -1,6 +1,6 @@
 """Hardware data: devices, links, slices, clusters and sites, with sources."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "cluster_files": ["cluster", "from_json", "to_json"],

@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from parallel import checks, schema
+from parallel.base import checks, schema
 from parallel.hardware import link_matrix
 from parallel.hardware.clusters import CLUSTERS
 from parallel.hardware.devices import DEVICES, Device, measured

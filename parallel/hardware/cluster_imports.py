@@ -28,7 +28,7 @@ import re
 
 import numpy as np
 
-from parallel import checks
+from parallel.base import checks
 from parallel.hardware import link_matrix
 from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix

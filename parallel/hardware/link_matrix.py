@@ -29,7 +29,7 @@ import math
 import numpy as np
 from scipy import optimize
 
-from parallel import checks
+from parallel.base import checks
 from parallel.hardware.clusters import Cluster, Level
 from parallel.hardware.devices import Device
 

@@ -17,7 +17,7 @@ Example:
 
 import math
 
-from parallel import schema
+from parallel.base import schema
 from parallel.hardware import devices
 from parallel.hardware.devices import Device
 from parallel.hardware.tiers import HOSTS, Quantity

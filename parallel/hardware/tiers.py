@@ -22,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from parallel import checks, schema
+from parallel.base import checks, schema
 from parallel.hardware import links
 from parallel.hardware.links import LinkKind
 

@@ -1,6 +1,6 @@
 """Fused kernels, one package per operation: Pallas, and numba for CPUs."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "selection": ["Choice", "Implementation", "choose"],

@@ -1,6 +1,6 @@
 """Memory outside the device, placements, and slots for weights on it."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "caches": ["belady", "lru", "most_frequent"],

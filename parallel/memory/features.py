@@ -40,7 +40,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from parallel.checks import known
+from parallel.base.checks import known
 from parallel.kernels.gather_rows import api, order
 from parallel.kernels.selection import Implementation, preference
 from parallel.memory.ways import AXIS, WAYS, on_devices, rounded_up

@@ -47,7 +47,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from parallel import checks
+from parallel.base import checks
 from parallel.memory import host_memory, placed_buffer, rates
 from parallel.memory.placed_buffer import Tier
 

@@ -30,7 +30,7 @@ import weakref
 
 import numpy as np
 
-from parallel import checks
+from parallel.base import checks
 from parallel.memory import host_memory
 from parallel.memory.host_memory import PAGE
 

@@ -32,7 +32,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Literal
 
-from parallel import checks
+from parallel.base import checks
 from parallel.hardware.devices import Device
 from parallel.hardware.tiers import Host
 from parallel.workload import Transformer

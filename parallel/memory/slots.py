@@ -29,7 +29,7 @@ from collections.abc import Collection, Iterable, Sequence
 import dataclasses
 import enum
 
-from parallel.checks import at_least, known
+from parallel.base.checks import at_least, known
 from parallel.memory.evictions import EVICTIONS, Resident
 
 

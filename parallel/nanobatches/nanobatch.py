@@ -55,7 +55,7 @@ import math
 
 import numpy as np
 
-from parallel.checks import at_least, fraction
+from parallel.base.checks import at_least, fraction
 
 # 7.7 million plans of at most six pieces take 10 s and 2.7 GB on two cores.
 _MOST_PLANS = 10**7

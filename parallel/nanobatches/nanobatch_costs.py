@@ -23,7 +23,7 @@ import pathlib
 
 import numpy as np
 
-from parallel.checks import at_least, fraction, known
+from parallel.base.checks import at_least, fraction, known
 from parallel.hardware.devices import Device
 from parallel.nanobatches.nanobatch import Costs, Reduction
 from parallel.network import inference

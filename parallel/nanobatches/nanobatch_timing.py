@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import dataclasses
 import math
 
-from parallel.checks import at_least, fraction, known
+from parallel.base.checks import at_least, fraction, known
 
 RESOURCES = ("compute", "memory", "network")
 

@@ -1,6 +1,6 @@
 """Simulators of collective schedules on a topology, and inference bounds."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "routed": ["RoutedSchedule", "on_links"],

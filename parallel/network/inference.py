@@ -29,7 +29,7 @@ import math
 import re
 from typing import NamedTuple
 
-from parallel.checks import at_least, fraction, known
+from parallel.base.checks import at_least, fraction, known
 from parallel.hardware import collective_times
 from parallel.hardware.clusters import CLUSTERS
 from parallel.hardware.collective_times import Span, Times

@@ -1,6 +1,6 @@
 """Outer loops: synchronisation of training workers, one algorithm per file."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "base": ["OuterLoop", "Plan"],

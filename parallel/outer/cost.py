@@ -24,7 +24,7 @@ import dataclasses
 import math
 from typing import Literal, NamedTuple
 
-from parallel import checks
+from parallel.base import checks
 from parallel.outer.fragment_plan import FragmentTimes
 
 _NAMES = {"diloco": "DiLoCo", "streaming": "Streaming DiLoCo"}

@@ -41,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from parallel.checks import fraction
+from parallel.base.checks import fraction
 from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import (

@@ -1,6 +1,6 @@
 """Pipeline schedules as data: builders, checks, cost, simulation, execution."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "builders": ["BUILDERS", "Size", "build"],

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallel import checks
+from parallel.base import checks
 from parallel.pipeline.pipeline_schedule import (
   Action,
   Kind,

@@ -13,7 +13,7 @@ import dataclasses
 
 import numpy as np
 
-from parallel import checks
+from parallel.base import checks
 from parallel.pipeline.builders import Size
 from parallel.pipeline.cost import sends
 from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule, loop

@@ -1,6 +1,6 @@
 """Search for 3D-parallel configurations."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "plan": ["Candidate"],

@@ -29,7 +29,7 @@ import functools
 
 import numpy as np
 
-from parallel import checks
+from parallel.base import checks
 from parallel.hardware import tiers
 from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix

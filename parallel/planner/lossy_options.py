@@ -24,7 +24,7 @@ of several changes add up if their causes differ.
 from collections.abc import Iterator, Sequence
 import dataclasses
 
-from parallel import checks
+from parallel.base import checks
 from parallel.outer import cost as outer_cost
 from parallel.outer.cost import Loop
 from parallel.planner import outer, space

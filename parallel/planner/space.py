@@ -14,7 +14,7 @@ import itertools
 
 import numpy as np
 
-from parallel import checks
+from parallel.base import checks
 from parallel.outer.cost import Loop
 from parallel.pipeline import builders
 from parallel.planner.message_costs import Grid

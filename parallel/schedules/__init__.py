@@ -1,6 +1,6 @@
 """Collective schedules as data: construction, proof and execution."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "builders": ["BUILDERS", "build", "named"],

@@ -6,7 +6,7 @@ import inspect
 import typing
 from typing import Any
 
-from parallel import checks
+from parallel.base import checks
 from parallel.schedules import (
   direct,
   double_tree,

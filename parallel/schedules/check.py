@@ -11,7 +11,7 @@ nothing and takes no time, so it indicates a fault of its builder.
 import collections
 import itertools
 
-from parallel.checks import known
+from parallel.base.checks import known
 from parallel.schedules.schedule import (
   COLLECTIVES,
   Schedule,

@@ -9,7 +9,7 @@ import collections
 from collections.abc import Iterable, Mapping, Sequence
 import itertools
 
-from parallel.checks import at_least
+from parallel.base.checks import at_least
 from parallel.schedules.schedule import Round, Schedule, Transfer, link_loads
 from parallel.topology.graph import Topology
 

@@ -17,7 +17,7 @@ import math
 import random
 from typing import NamedTuple
 
-from parallel.checks import not_negative
+from parallel.base.checks import not_negative
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology.graph import Link, Topology
 

@@ -10,7 +10,7 @@ import math
 from jax import lax
 
 from parallel.axes import Axis
-from parallel.checks import fraction, known
+from parallel.base.checks import fraction, known
 from parallel.collectives import Reduction
 from parallel.routes import ROUTES
 

@@ -1,6 +1,6 @@
 """Network topologies: graphs of ranks, switches and directed links."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "builders": [

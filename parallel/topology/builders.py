@@ -18,7 +18,7 @@ import itertools
 import math
 from typing import Any
 
-from parallel import checks
+from parallel.base import checks
 from parallel.hardware import links as hardware
 from parallel.topology.files import from_file
 from parallel.topology.graph import (

@@ -7,8 +7,8 @@ import warnings
 
 import networkx
 
-from parallel import schema
-from parallel.checks import known
+from parallel.base import schema
+from parallel.base.checks import known
 from parallel.topology.graph import BANDWIDTH, LATENCY_S, Link, Topology
 
 

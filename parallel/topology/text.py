@@ -10,7 +10,7 @@ Example:
 import inspect
 import re
 
-from parallel import checks
+from parallel.base import checks
 from parallel.hardware import links as hardware
 from parallel.topology.builders import BUILDERS, SHAPED, build
 from parallel.topology.files import from_file

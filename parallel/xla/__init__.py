@@ -3,7 +3,7 @@
 `read` and `assert_sends` take any jax program.
 """
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "compiled": ["compare"],

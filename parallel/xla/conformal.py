@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallel import checks
+from parallel.base import checks
 
 COVERAGE = 0.9
 

@@ -1,7 +1,7 @@
 """ZeRO partitions of the training state: sharding, collectives and their cost.
 """
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "cost": ["Memory", "Parameter", "level_collectives", "memory"],

@@ -39,7 +39,7 @@ import dataclasses
 import itertools
 import math
 
-from parallel.checks import known, not_negative
+from parallel.base.checks import known, not_negative
 
 # Codecs of `parallel.kernels.codec` that are allowed for weights and gradients.
 CODECS = ("none", "int8", "int4")

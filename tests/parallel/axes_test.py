@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from parallel.axes import Axis, assign_devices, make_mesh
-from parallel.checks import divisors
+from parallel.base.checks import divisors
 
 SIZES = st.integers(1, 24)
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from parallel import schema
+from parallel.base import schema
 from parallel.hardware import cluster_files, cluster_imports, link_matrix
 from parallel.hardware.clusters import CLUSTERS, Cluster, Level
 from parallel.hardware.devices import A10, A100, H100, V100, Device

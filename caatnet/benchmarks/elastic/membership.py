@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from caatnet.show import tables
-from parallel.checks import known
+from parallel.base.checks import known
 from parallel.elastic.membership.coordinator import Rules
 from parallel.elastic.membership.search import search
 from parallel.elastic.membership.world import Bounds, Budget

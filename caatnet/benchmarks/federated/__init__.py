@@ -1,6 +1,6 @@
 """Federated runs over emulated links, and their predicted times."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "emulation": ["Emulation", "emulated"],

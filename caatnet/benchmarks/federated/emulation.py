@@ -10,16 +10,15 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from caatnet import atomic
 from caatnet.benchmarks.federated import link_probe
 from caatnet.benchmarks.harness import cpu_limits, namespaces, relay
-from caatnet.checks import naming
 from caatnet.config.federated import Federation
 from caatnet.federated import processes as client_processes
 from caatnet.federated.links import Link
 from caatnet.federated.service import Service
 from caatnet.show.report import Table
-from caatnet.train import files
+from parallel.base import atomic, files
+from parallel.base.naming import naming
 from parallel.elastic.transport.handshake import format_address
 
 RECORD = "links.json"

@@ -18,7 +18,7 @@ once; each device has a separate link.
 
 import dataclasses
 
-from parallel.checks import at_least, positive
+from parallel.base.checks import at_least, positive
 
 CPU_PASSES = 3
 

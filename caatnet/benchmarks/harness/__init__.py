@@ -9,7 +9,7 @@ projects. `setup` prepares a benchmark's config.
 `caatnet.show.results` writes result files.
 """
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "processes": ["Peers", "Process"],

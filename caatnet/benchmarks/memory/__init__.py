@@ -1,6 +1,6 @@
 """Measurements of memory tiers."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "measured_tiers": ["measure"],

@@ -1,5 +1,5 @@
 """Training and decoding, compared with other projects on one machine."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {})

@@ -25,9 +25,9 @@ from caatnet.config.override import override
 from caatnet.show import tables
 from caatnet.studies.compilation import programs, study
 from caatnet.studies.compilation.programs import CompiledProgram
-from caatnet.train import files
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
+from parallel.base import files
 from parallel.hardware import cluster_files
 from parallel.memory import available
 from parallel.xla import calibration, conformal, profiles, reading, targets

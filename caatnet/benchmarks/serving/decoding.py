@@ -30,7 +30,6 @@ import numpy as np
 
 from caatnet.benchmarks.harness import processes, setup, timing
 from caatnet.benchmarks.serving import decoders
-from caatnet.checks import one_of
 from caatnet.config.inference import Inference
 from caatnet.data.tokenizers import Bytes
 from caatnet.inference.decoder import Capacity, Decoder
@@ -40,6 +39,7 @@ from caatnet.inference.stops import Stops
 from caatnet.models.paged import Batch, Cache
 from caatnet.serving.generate import Generation
 from caatnet.show import tables
+from parallel.base.naming import one_of
 
 _PARTS = ("products", "attention", "gathering", "sampling", "inputs")
 

@@ -20,7 +20,7 @@ from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.show import tables
-from parallel.checks import at_least, known
+from parallel.base.checks import at_least, known
 
 _PAGE_SIZE = 16
 # Tokens of prompts in a step, its time, and pages of an 8B model.

@@ -19,7 +19,7 @@ from caatnet.show import drawing, tables
 from caatnet.show.plot import Axis, Figure, Line, Panel
 from caatnet.show.report import size_text
 from caatnet.studies.collectives import chosen
-from parallel.checks import known
+from parallel.base.checks import known
 from parallel.network import simulate
 from parallel.network.routed import on_links
 from parallel.schedules import multitree

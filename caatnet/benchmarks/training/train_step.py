@@ -18,7 +18,6 @@ import numpy as np
 import optax
 
 from caatnet.benchmarks.harness import setup, timing
-from caatnet.checks import one_of
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.show import tables
@@ -26,6 +25,7 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.records import environment
 from caatnet.train.throughput import matmul_rate
+from parallel.base.naming import one_of
 
 
 def run(config: Any) -> dict[str, Any]:

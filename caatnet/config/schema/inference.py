@@ -1,6 +1,5 @@
 """``config.inference`` and ``config.serving``."""
 
-from caatnet.checks import DTYPES
 from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
@@ -9,6 +8,7 @@ from caatnet.config.schema.fields import (
   field,
   section,
 )
+from parallel.base.naming import DTYPES
 
 _STORED = ("float", "int8")
 

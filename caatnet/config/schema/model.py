@@ -1,6 +1,5 @@
 """``config.model``: one section per kind of model."""
 
-from caatnet.checks import DTYPES
 from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
@@ -10,6 +9,7 @@ from caatnet.config.schema.fields import (
   field,
   section,
 )
+from parallel.base.naming import DTYPES
 
 _DTYPE = "Dtype of activations; parameters are float32."
 

@@ -1,7 +1,7 @@
 """``config.sync``: synchronisation of tensor ranks."""
 
-from caatnet.checks import DTYPES
 from caatnet.config.schema.fields import FRACTION, field, section
+from parallel.base.naming import DTYPES
 
 _SWITCH = ("auto", "on", "off")
 

@@ -1,6 +1,6 @@
 """Graphs on disk, their generators, loaders and samplers."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "builders": ["communities", "rmat"],

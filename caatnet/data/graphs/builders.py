@@ -29,7 +29,7 @@ from caatnet.data.graphs.csr import (
   chunks,
   write_graph,
 )
-from parallel.checks import at_least, fraction, not_negative
+from parallel.base.checks import at_least, fraction, not_negative
 
 # The shares of nodes that are trained on, validated on, and tested on.
 SHARES = (0.6, 0.2, 0.2)

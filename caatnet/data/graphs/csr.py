@@ -29,8 +29,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from caatnet.data.arrays import expect_no_order, map_npy
-from parallel import schema
+from parallel.base import schema
+from parallel.base.arrays import expect_no_order, map_npy
 from parallel.memory import available
 
 SPLITS = ("train", "validation", "test", "none")

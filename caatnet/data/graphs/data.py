@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.checks import naming, one_of
 from caatnet.config.schema.data import Graphs
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.graphs import bayes, builders
@@ -23,6 +22,7 @@ from caatnet.data.graphs.sampling import (
   num_places,
 )
 from caatnet.data.protocol import Dataset
+from parallel.base.naming import naming, one_of
 from parallel.memory import caches
 from parallel.memory.features import ACCESSES, Lookup, Table
 

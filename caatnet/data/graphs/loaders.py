@@ -16,7 +16,6 @@ import zlib
 
 import numpy as np
 
-from caatnet.data.arrays import map_npy, read_npz
 from caatnet.data.graphs.csr import (
   CHUNK,
   SPLITS,
@@ -26,6 +25,7 @@ from caatnet.data.graphs.csr import (
   in_range,
   write_graph,
 )
+from parallel.base.arrays import map_npy, read_npz
 
 
 def _naming_path(load: Callable[..., Graph]) -> Callable[..., Graph]:

@@ -1,6 +1,6 @@
 """Components shared by language models with partially synchronised layers."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "config": ["StackConfig"],

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from caatnet.models.lm.layers import ACTIVATION
-from parallel.checks import divisors, known
+from parallel.base.checks import divisors, known
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
 

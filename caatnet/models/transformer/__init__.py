@@ -1,6 +1,6 @@
 """Transformer with partially synchronised tensor ranks."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "config": ["TransformerConfig"],

@@ -1,6 +1,6 @@
 """Continuous batching: admission, preemption and swapping of requests."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "scheduler": ["Limits", "Scheduler"],

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from caatnet.checks import one_of
+from parallel.base.naming import one_of
 
 PREEMPT = ("recompute", "swap", "cost")
 

@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 
 from caatnet.serving.requests import Request
-from parallel.checks import known
+from parallel.base.checks import known
 
 KINDS = ("none", "random", "markov")
 

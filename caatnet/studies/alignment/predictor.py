@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallel.checks import at_least
+from parallel.base.checks import at_least
 
 LINE_BYTES, SECTOR_BYTES = 128, 32
 

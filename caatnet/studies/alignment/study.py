@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.checks import naming
 from caatnet.studies.alignment import predictor
 from caatnet.studies.alignment.predictor import LINE_BYTES, SECTOR_BYTES
+from parallel.base.naming import naming
 from parallel.kernels.gather_rows import order
 
 # (statement, row size that it refers to, source).

@@ -12,13 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from caatnet.checks import naming
 from caatnet.studies.collectives import chosen
 from caatnet.studies.inputs import (
   build_schedule,
   check_lists,
   parse_topology,
 )
+from parallel.base.naming import naming
 from parallel.network import simulate
 from parallel.network.routed import on_links
 from parallel.schedules import builders

@@ -44,7 +44,7 @@ from caatnet.studies.datacentre.expressions import (
   sqrt,
 )
 from caatnet.studies.datacentre.knobs import KNOBS
-from parallel import checks
+from parallel.base import checks
 from parallel.hardware import sites
 
 GIVEN = ("budget", "accelerators", "model")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 import math
 
-from parallel.checks import known
+from parallel.base.checks import known
 from parallel.hardware import sites
 
 # Evidence for a number: read in the "paper" itself or its abstract, in a

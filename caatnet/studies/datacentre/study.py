@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.checks import naming
 from caatnet.studies.datacentre import (
   closed_forms,
   knobs,
@@ -19,8 +18,8 @@ from caatnet.studies.datacentre.knobs import KNOBS
 from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.planner import study as planner
 from caatnet.studies.utilisation import predictor
-from caatnet.train import files
-from parallel import checks
+from parallel.base import checks, files
+from parallel.base.naming import naming
 from parallel.hardware import devices, sites
 from parallel.topology import text as topologies
 

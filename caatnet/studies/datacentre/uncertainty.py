@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caatnet.studies.datacentre import closed_forms, knobs
-from parallel import checks
+from parallel.base import checks
 
 
 class Bar(NamedTuple):

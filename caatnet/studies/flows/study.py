@@ -24,8 +24,8 @@ from caatnet.studies.inputs import (
   check_lists,
   parse_topology,
 )
-from parallel import schema
-from parallel.checks import known
+from parallel.base import schema
+from parallel.base.checks import known
 from parallel.schedules.check import check
 from parallel.topology.files import read_json
 from parallel.xla.groups import along

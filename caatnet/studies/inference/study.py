@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any
 
 from caatnet.studies.inference import measured
-from parallel import checks
+from parallel.base import checks
 from parallel.network import inference
 from parallel.network.inference import Bounds, Machine, Step
 from parallel.workload import Transformer

@@ -1,6 +1,6 @@
 """Memory and communication of ZeRO partitions."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "study": ["run"],

@@ -39,7 +39,7 @@ import dataclasses
 import itertools
 import math
 
-from parallel.checks import positive
+from parallel.base.checks import positive
 from parallel.hardware.clusters import Cluster
 from parallel.zero import cost
 from parallel.zero.partition import CODECS, Level, Partition, triples

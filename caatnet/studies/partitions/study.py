@@ -12,10 +12,10 @@ import dataclasses
 import math
 from typing import Any
 
-from caatnet.checks import naming
 from caatnet.studies.partitions import predictor
 from caatnet.studies.partitions.predictor import Machine, Prediction, Workload
-from parallel import checks
+from parallel.base import checks
+from parallel.base.naming import naming
 from parallel.hardware import clusters
 from parallel.zero import partition
 from parallel.zero.partition import CODECS, Partition

@@ -5,9 +5,8 @@ import contextlib
 import pathlib
 from typing import Any
 
-from caatnet.checks import naming
-from caatnet.train import files
-from parallel import checks
+from parallel.base import checks, files
+from parallel.base.naming import naming
 from parallel.network import perfetto_trace, trace
 from parallel.pipeline import cost, simulate
 from parallel.pipeline.builders import BUILDERS, Size, build, chunks_of

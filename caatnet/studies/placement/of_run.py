@@ -19,8 +19,8 @@ of a device with one rank.
 from collections.abc import Mapping
 from typing import Any
 
-from caatnet.checks import one_of
-from parallel import checks
+from parallel.base import checks
+from parallel.base.naming import one_of
 from parallel.hardware.devices import Device
 from parallel.hardware.tiers import Host
 from parallel.memory import periods

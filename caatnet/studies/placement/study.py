@@ -9,10 +9,10 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from caatnet.checks import naming
 from caatnet.studies.placement import of_run, ranges
 from caatnet.studies.planner.study import training_step
-from parallel import checks
+from parallel.base import checks
+from parallel.base.naming import naming
 from parallel.hardware import tiers
 from parallel.hardware.devices import DEVICES, Device
 from parallel.hardware.tiers import Host

@@ -5,10 +5,10 @@ import dataclasses
 import re
 from typing import Any
 
-from caatnet.checks import naming, one_of
 from caatnet.studies.published import models
 from parallel import workload
-from parallel.checks import known
+from parallel.base.checks import known
+from parallel.base.naming import naming, one_of
 from parallel.hardware import cluster_files, tiers
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import builders

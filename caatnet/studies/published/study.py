@@ -9,9 +9,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from caatnet.checks import one_of
 from caatnet.studies.published import choosers
 from caatnet.studies.published.choosers import Case
+from parallel.base.naming import one_of
 from parallel.hardware import cluster_files
 from parallel.planner.latency import Timing
 from parallel.planner.problem import Problem

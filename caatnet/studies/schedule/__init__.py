@@ -1,6 +1,6 @@
 """Analysis of one collective schedule, round by round."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "study": ["run"],

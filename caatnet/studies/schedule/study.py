@@ -4,10 +4,10 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
-from caatnet.checks import naming
 from caatnet.studies.collectives import chosen
 from caatnet.studies.inputs import parse_topology
-from caatnet.train import files
+from parallel.base import files
+from parallel.base.naming import naming
 from parallel.network import perfetto_trace, simulate, trace
 from parallel.network.routed import RoutedSchedule, on_links
 from parallel.schedules import builders

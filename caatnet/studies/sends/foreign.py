@@ -12,7 +12,7 @@ import jax
 
 from caatnet.show.report import Report
 from caatnet.studies.sends.report import report
-from caatnet.train import files
+from parallel.base import files
 from parallel.hardware import cluster_files
 from parallel.memory import available
 from parallel.xla import calibration, profiles, reading, targets

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pathlib
 
 from caatnet.studies.sends import execution
-from caatnet.train import files
+from parallel.base import files
 from parallel.hardware.devices import DEVICES
 from parallel.network import chakra, perfetto_trace, replay
 from parallel.xla.overlap import ScheduledProgram

@@ -22,8 +22,7 @@ from caatnet.serving import traces
 from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
 from caatnet.studies.serving.server import Machine, Outcome
-from caatnet.train import files
-from parallel import schema
+from parallel.base import files, schema
 
 # Files that determine the course of a run; a change invalidates stored cells.
 _CODE = (

@@ -19,7 +19,7 @@ from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.policies.registry import POLICIES
 from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
-from parallel.checks import known
+from parallel.base.checks import known
 
 INPUT_COST, OUTPUT_COST = 1.0, 2.0
 # Points of the curves of service over time.

@@ -14,13 +14,13 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from caatnet.checks import one_of
 from caatnet.serving import traces
 from caatnet.serving.traces import Arrival, Sessions
 from caatnet.studies.serving import cells, server, tails
 from caatnet.studies.serving.cells import Cell
 from caatnet.studies.serving.server import Machine
-from parallel.checks import known
+from parallel.base.checks import known
+from parallel.base.naming import one_of
 
 _FOLDER = pathlib.Path(__file__).parent / "traces"
 SAMPLES = {

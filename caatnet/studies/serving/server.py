@@ -6,7 +6,6 @@ import heapq
 import math
 from typing import Any
 
-from caatnet.checks import naming
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine
@@ -18,7 +17,8 @@ from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.traces import Arrival, tokens
-from parallel.checks import known
+from parallel.base.checks import known
+from parallel.base.naming import naming
 from parallel.hardware.devices import DEVICES, Device
 from parallel.network import inference
 from parallel.workload import Transformer

@@ -12,7 +12,6 @@ of allocating a request's pages (`caatnet.studies.serving.fastswitch`),
 from collections.abc import Mapping
 from typing import Any
 
-from caatnet.checks import one_of
 from caatnet.studies.serving import (
   composition,
   fairness,
@@ -20,6 +19,7 @@ from caatnet.studies.serving import (
   nanobatches,
   vllm_log,
 )
+from parallel.base.naming import one_of
 
 SUBJECTS = {
   "composition": composition.run,

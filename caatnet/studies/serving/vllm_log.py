@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.checks import naming
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
@@ -31,6 +30,7 @@ from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.studies.serving import vllm_logs
 from caatnet.studies.serving.vllm_logs import Log
+from parallel.base.naming import naming
 from parallel.workload import Transformer
 
 # vLLM's null block, a placeholder that holds no tokens.

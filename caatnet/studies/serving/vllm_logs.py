@@ -23,11 +23,11 @@ from typing import Annotated, Any
 import numpy as np
 import yaml
 
-from caatnet.checks import one_of
 from caatnet.serving.engine.times import AllReduces, Attention, Profile
 from caatnet.studies.serving import vllm_fields
-from parallel import schema
-from parallel.schema import (
+from parallel.base import schema
+from parallel.base.naming import one_of
+from parallel.base.schema import (
   Count,
   Field,
   NotNegative,

@@ -24,7 +24,7 @@ import dataclasses
 
 import numpy as np
 
-from parallel.checks import at_least, not_negative, positive
+from parallel.base.checks import at_least, not_negative, positive
 from parallel.outer.fragment_plan import FragmentTimes
 
 FORWARD = "forward"

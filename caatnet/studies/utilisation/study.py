@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.checks import naming
 from caatnet.studies.utilisation import predictor, published, recommend
 from caatnet.studies.utilisation.predictor import Model
-from parallel.checks import known
+from parallel.base.checks import known
+from parallel.base.naming import naming
 from parallel.hardware import links as hardware_links
 
 

@@ -19,10 +19,10 @@ import jax
 import orbax.checkpoint as ocp
 
 from caatnet.program import Program
-from caatnet.train import files
 from caatnet.train.checkpoint import checksums, slices
 from caatnet.train.checkpoint.reshard import to_stored, to_whole
 from caatnet.train.state import TrainState
+from parallel.base import files
 
 
 class Checkpointer:

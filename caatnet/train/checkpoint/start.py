@@ -11,10 +11,11 @@ from typing import Any
 from etils import epath
 
 from caatnet.data.tokenizers import Tokenizer
-from caatnet.train import files, records, tokenizer
+from caatnet.train import records, tokenizer
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
+from parallel.base import files
 
 # Keys of ``config.model`` on which its function does not depend.
 _FREE = ("dtype", "remat", "unroll", "attention", "init_std")

@@ -24,15 +24,16 @@ import jax
 import numpy as np
 
 from caatnet.config.schema.train import Elastic
-from caatnet.data.arrays import read_npz
 from caatnet.data.protocol import Dataset
-from caatnet.train import files, loop
+from caatnet.train import loop
 from caatnet.train.elastic.multi_process import joined
 from caatnet.train.elastic.single_process import Programs
 from caatnet.train.elastic.worker import PREFIX, Moved, Peer
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
+from parallel.base import files
+from parallel.base.arrays import read_npz
 from parallel.elastic.membership.shared_state import State
 from parallel.elastic.settings import Settings
 from parallel.elastic.swarm import Swarm

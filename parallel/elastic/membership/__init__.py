@@ -1,6 +1,6 @@
 """Coordinator, state machine and journal of a swarm."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "coordinator": ["Rules"],

@@ -1,6 +1,6 @@
 """Reductions over links between peers, and bandwidth measurement."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "bandwidth": ["Rings", "rounds"],

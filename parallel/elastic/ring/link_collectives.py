@@ -37,7 +37,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from parallel.checks import known
+from parallel.base.checks import known
 from parallel.elastic.membership.messages import Id
 from parallel.elastic.ring.link_operations import Operation
 from parallel.elastic.transport.frames import HEADER_BYTES, FrameError, Header

@@ -1,6 +1,6 @@
 """Transport between peers: frames, TLS, message channels and data links."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "channel": ["Channel"],

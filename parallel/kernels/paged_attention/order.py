@@ -37,7 +37,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from parallel.checks import known
+from parallel.base.checks import known
 from parallel.kernels import calls
 from parallel.kernels.codec import reference as codec
 from parallel.kernels.codec.reference import Codec

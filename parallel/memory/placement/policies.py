@@ -7,7 +7,7 @@ if they fit next to it, and the inputs of layers are saved on the host.
 
 from collections.abc import Callable
 
-from parallel import checks
+from parallel.base import checks
 from parallel.memory.placement import (
   dram_only,
   interleave,

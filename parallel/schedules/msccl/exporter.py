@@ -20,7 +20,7 @@ import collections
 import dataclasses
 from xml.etree import ElementTree
 
-from parallel import checks
+from parallel.base import checks
 from parallel.schedules import colouring
 from parallel.schedules.check import check
 from parallel.schedules.schedule import Schedule, Transfer

@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from parallel.checks import at_least, known
+from parallel.base.checks import at_least, known
 from parallel.schedules import growth
 from parallel.schedules.optimal.cut_bound import (
   CutBound,

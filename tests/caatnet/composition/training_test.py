@@ -18,8 +18,9 @@ from caatnet.data.kinds import Kind
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
 from caatnet.show import render
-from caatnet.train import files, records
+from caatnet.train import records
 from configs.experts import kinds as config_file
+from parallel.base import files
 
 LETTERS = {"python": "abcd", "c": "wxyz"}
 

@@ -24,7 +24,7 @@ from caatnet.program import Layout, Program
 from caatnet.train.state import init_state
 from caatnet.train.step import make_train_step
 from parallel.axes import Axis, make_mesh
-from parallel.checks import divisors
+from parallel.base.checks import divisors
 from parallel.outer.data_parallel import DataParallel
 from parallel.tensor.partial_sync import PartialSync
 from parallel.xla import ledger

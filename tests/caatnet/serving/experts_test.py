@@ -187,7 +187,7 @@ def test_concurrent_replacements_are_read_whole(library):
 _KILLED = """
 import os, signal, sys
 import numpy as np
-from caatnet import atomic
+from parallel.base import atomic
 from caatnet.serving import experts, weights_file
 path = sys.argv[1]
 changing = {f.__code__ for f in (

@@ -12,7 +12,7 @@ import pytest
 
 from caatnet.config.schema.tree import defaults
 from caatnet.studies.serving import vllm_fields, vllm_log, vllm_logs
-from parallel import schema
+from parallel.base import schema
 
 CONFIG = defaults("study", "serving.vllm_log").to_dict()
 LLAMA = {  # published

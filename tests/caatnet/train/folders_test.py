@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from caatnet.train import files
+from parallel.base import files
 
 
 def test_folder_appears_with_all_of_its_files(tmp_path):

@@ -21,7 +21,7 @@ from tests.caatnet.data.small_tokenizers import (
   subject,
   write,
 )
-from tests.caatnet.train.files_test import Killed, watched
+from tests.parallel.base.files_test import Killed, watched
 
 CONFIG = {"data": {"name": "text", "tokenizer": "x"}}
 

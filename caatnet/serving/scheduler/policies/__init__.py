@@ -1,6 +1,6 @@
 """Scheduling policies: admission order and preemption order of requests."""
 
-from parallel.lazy import attach
+from parallel.base.lazy import attach
 
 __all__, __getattr__, __dir__ = attach(__name__, {
   "base": ["Policy"],

@@ -13,7 +13,7 @@ from caatnet.serving.scheduler.policies.first_come import FirstCome
 from caatnet.serving.scheduler.policies.shortest_first import ShortestFirst
 from caatnet.serving.scheduler.policies.strict_priority import StrictPriority
 from caatnet.serving.scheduler.policies.vtc import VirtualTokenCounter
-from parallel.checks import known
+from parallel.base.checks import known
 
 POLICIES: dict[str, Callable[[Pages], Policy]] = {
   "first_come": lambda pages: FirstCome(),

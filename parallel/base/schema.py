@@ -27,7 +27,7 @@ import zlib
 
 import pydantic
 
-from parallel import checks
+from parallel.base import checks
 
 # Bytes of a file: more than any matrix of 4,096 devices.
 MOST_BYTES = 2**30

@@ -2,7 +2,7 @@
 
 import pytest
 
-from caatnet import checks
+from parallel.base import naming as checks
 
 
 def renamed(message, *arguments):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from parallel import checks, lazy
+from parallel.base import checks, lazy
 from parallel.wire import CODECS, Wire
 
 pytestmark = pytest.mark.quick

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from parallel import schema
-from parallel.schema import (
+from parallel.base import schema
+from parallel.base.schema import (
   Count,
   Field,
   NotNegative,

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from caatnet.data.arrays import expect_no_order
+from parallel.base.arrays import expect_no_order
 
 
 @pytest.mark.skipif(

@@ -20,9 +20,8 @@ import sys
 from typing import IO, Any
 
 from etils import epath
-import jax
 
-from caatnet.atomic import check_writable, naming, whole
+from parallel.base.atomic import check_writable, naming, whole
 
 # Modules and packages that read and write files and TensorBoard events, by the
 # scheme of the address. Arrays need none: TensorStore supports both schemes.
@@ -190,7 +189,9 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
       raise
 
 
-def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
+def lock(
+  workdir: epath.Path, process: int = 0
+) -> contextlib.AbstractContextManager[Any]:
   """Locks a folder, so that this process is its only trainer.
 
   The operating system releases the lock when the process ends for any reason.
@@ -200,6 +201,7 @@ def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
 
   Args:
     workdir: The folder, which exists.
+    process: Number of this process.
 
   Returns:
     A context manager that holds the lock until it is closed.
@@ -207,7 +209,7 @@ def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
   Raises:
     ValueError: If another process holds the lock; the message names it.
   """
-  if is_cloud(workdir) or jax.process_index():
+  if is_cloud(workdir) or process:
     return contextlib.nullcontext()
   file: IO[str] = open(workdir / "lock", "a+", encoding="utf-8")  # noqa: SIM115
   try:

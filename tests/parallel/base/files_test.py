@@ -23,9 +23,10 @@ import pytest
 from tensorboardX import record_writer
 
 from caatnet.config import experiments
-from caatnet.train import files, loop, records
+from caatnet.train import loop, records
 from caatnet.train.checkpoint.save import Checkpointer, waiting_for_arrays
 from configs.caatnet import tiny
+from parallel.base import files
 from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.linear_model_test import facts
 

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from caatnet import atomic
+from parallel.base import atomic
 
 
 @pytest.mark.quick

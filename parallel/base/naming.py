@@ -38,8 +38,8 @@ def naming(
 ) -> Iterator[None]:
   """Prepends a section's name to the keys in the message of a ``ValueError``.
 
-  With the prefix "config.outer", ``pieces=3 must be ...`` becomes
-  ``config.outer.pieces=3 must be ...``.
+  With the prefix "section", ``pieces=3 must be ...`` becomes
+  ``section.pieces=3 must be ...``.
 
   Args:
     prefix: Name of the section.
