@@ -217,7 +217,7 @@ def _server(folder: pathlib.Path) -> Server:
       with _reading(folder, file) as text:
         schema.parse(OpenSchema, text)
         fields = json.loads(text)
-        if "model_type" in fields:
+        if file == "config.json" and "model_type" in fields:
           continue  # of the model
         vllm_fields.check(fields, Server.model_fields)
         found |= vllm_fields.first(fields, Server.model_fields)

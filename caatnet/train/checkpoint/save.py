@@ -279,7 +279,7 @@ class Checkpointer:
       # For damaged array data, Orbax raises a plain Exception with the metadata
       # of the array; the reason is the exception's cause. For other damaged
       # files, it raises any type, assertions included.
-      cause = error.__cause__ if type(error) is Exception else error
+      cause = (error.__cause__ or error) if type(error) is Exception else error
       if isinstance(cause, jax.errors.JaxRuntimeError):
         raise
       raise self._error(step, _first_line(cause)) from error
