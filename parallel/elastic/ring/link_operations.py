@@ -157,7 +157,8 @@ class Operation(abc.ABC):
     for peer in self.ranks:
       digest, size = said[peer]
       if digest != self._agreement.digest:
-        calls[peer] = "another operation"
+        # With its digest, since there may be several other operations.
+        calls[peer] = f"another operation ({digest[:3].hex()})"
         continue
       if self._agrees(said[peer]):
         size = self._agreement.size  # those of a gather may differ
