@@ -239,10 +239,11 @@ class Checkpointer:
   def _error(self, step: int, reason: str) -> ValueError:
     """Returns the error of a checkpoint that cannot be read.
 
-    The checkpoint, and others until one is intact, are read completely.
+    Reads the checkpoint completely to find its fault, and then others, the
+    newest first, until one is intact.
     """
     path = self.directory / str(step)
-    if not (found := _fault(path)):  # it does not match the reader
+    if not (found := _fault(path)):  # as far as checksums tell
       return ValueError(f"{path} cannot be read: {reason}")
     text = f"{path} is damaged: {found}"
     for other in reversed(self.steps()):
