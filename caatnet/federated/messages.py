@@ -195,6 +195,7 @@ class Assembler:
     Raises:
       FrameError: Vectors are too long, or parts do not match their message.
     """
+    # First, since another thread calls `is_stalled`.
     if isinstance(message, Part) or hasattr(message, "sizes"):
       self._since, self._expected = time.monotonic(), False
     if isinstance(message, Part):
