@@ -385,7 +385,7 @@ class Agent:
     """Runs a task; an error that it does not handle ends the peer."""
     try:
       target(*args)
-    except Exception as error:
+    except BaseException as error:  # SystemExit included
       self._end(error)
 
   def _close_links(self, reason: str) -> None:

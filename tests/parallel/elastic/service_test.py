@@ -534,7 +534,7 @@ def test_peer_without_a_coordinator_halts_with_its_whole_state(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "kind", [KeyError, FileNotFoundError, ConnectionRefusedError]
+  "kind", [KeyError, FileNotFoundError, ConnectionRefusedError, SystemExit]
 )
 def test_exception_of_the_user_function_is_raised(tmp_path, kind):
   def failing(exchange, state, part):
