@@ -35,7 +35,7 @@ def get_config(model: str = "convolutional") -> ml_collections.ConfigDict:
   some = config.federated
   some.links = ("5g-20mhz" if model == "squeezenet" else "5g-bad",)
   some.split, some.alpha = "dirichlet", 1.0
-  some.sampling = "uniform"  # of the measured runs; differs if updates are late
+  some.sampling = "uniform"  # as measured; "weighted" differs for late updates
   # With stragglers=late: above a round of the other clients with 4 bits.
   some.deadline_s = 14.0 if model == "squeezenet" else 15.5
   if model == "squeezenet":
