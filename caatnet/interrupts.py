@@ -1,12 +1,13 @@
 """End of a command by SIGINT (Ctrl-C) or SIGTERM: one line, and 128 + signal.
 
-Python raises ``KeyboardInterrupt`` wherever the main thread is. Callbacks, such
-as that of jax at each garbage collection, discard it, programs of XLA delay it
-until they are compiled, and after it the interpreter's exit may crash in XLA.
-Here a signal ends the process directly. Only while a command works it raises
-``KeyboardInterrupt``, so that child processes and temporary files are removed;
-a second signal, or `GRACE_S` seconds, end this too. A run that saves its state
-(`caatnet.train.stop`) and a server have handlers of their own instead.
+Python raises ``KeyboardInterrupt`` wherever the main thread is. A callback,
+such as jax's at each garbage collection, discards it. The compilation of a
+program delays it, and the interpreter's exit after it may crash in XLA. Here a
+signal ends the process directly. Only within `working` it raises
+``KeyboardInterrupt``, so that contexts end child processes and remove temporary
+files; at a second signal, or after `GRACE_S` seconds, the process ends without
+them. A run that saves its state (`caatnet.train.stop`) and a server install
+their own handlers.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-# Seconds from a signal to the end of the process, if contexts take longer.
+# Most seconds from a signal to the end of the process, while contexts end.
 GRACE_S = 3.0
 # Seconds that a handler has to end the process at a second signal.
 _SECOND_S = 0.2
@@ -43,9 +44,9 @@ def install() -> None:
 
 
 def watch() -> None:
-  """Installs the handlers, and starts a thread for an unresponsive main thread.
+  """Installs the handlers, and a thread for signals that they do not see.
 
-  The main thread does not execute handlers while it is in a library.
+  The main thread executes no handler while it is in a call of a library.
   """
   install()
   outlet, inlet = os.pipe()
@@ -62,7 +63,8 @@ def watch() -> None:
 def working() -> Iterator[None]:
   """Context manager in which the first signal raises ``KeyboardInterrupt``.
 
-  It does not end normally, or by an error, after a signal.
+  After a signal it ends by ``KeyboardInterrupt`` in any case, also if its body
+  ends normally or raises another error.
   """
   global _works
   _works = True
@@ -90,8 +92,8 @@ def end(number: int = 0) -> NoReturn:
     show_cursor()
     os.write(2, _LINES[number])
     # The module may be in the middle of its import.
-    modules = sys.modules.get("multiprocessing")
-    for child in getattr(modules, "active_children", list)():
+    module = sys.modules.get("multiprocessing")
+    for child in getattr(module, "active_children", list)():
       child.terminate()
     # In a thread, since nobody may read a pipe that is full.
     flush = threading.Thread(target=_flush, daemon=True)

@@ -5,7 +5,7 @@ r"""Runs the coordinator of a swarm, whose peers may join and leave.
 The coordinator tracks members and committed rounds, and holds no tensors; on a
 terminal it shows both. Each decision is in its journal before peers receive it:
 restarted with the same journal, it continues, and no peer has to restart.
-SIGTERM ends it with exit code 0, Ctrl-C with 130. Peers wait for it for
+SIGTERM ends it with exit code 0, Ctrl-C with 130. Peers wait for it for at most
 config.elastic.alone_s seconds, and then save and end. --log has messages and
 decisions as lines of JSON. Peers of the same user on this machine find the
 token; others need it. Tokens, ports, certificates and services are in

@@ -17,7 +17,7 @@ from caatnet.federated.vector_codec import Plain, VectorCodec
 from parallel.outer import health
 
 OPTIMIZERS = ("fedavg", "fedavgm", "fedadam")
-# Of two norms, either may be the wrong one.
+# Least number of norms with outliers: of two, either may be the wrong one.
 _LEAST_JUDGED = 3
 
 

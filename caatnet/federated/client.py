@@ -258,8 +258,9 @@ class Client:
     work = event.message
     kept = self._retained
     if kept is not None and kept[0].round == work.round:
-      # The server lost its state after it had received this update, or sent the
-      # work before an update that is on its way: a second one would be wrong.
+      # Either the server lost its state after it had received this update, or
+      # it sent the work while the update was on its way on this connection.
+      # Only in the first case it needs the update again.
       if self._sent != (self._channel, work.round):
         self._deliver(work)
       return

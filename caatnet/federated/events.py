@@ -157,6 +157,6 @@ class Refused(NamedTuple):
 
 
 class Warned(NamedTuple):
-  """The run continues, but its results may be wrong for a reason."""
+  """Print a warning: the run continues, but its results may be wrong."""
 
   reason: str

@@ -176,7 +176,7 @@ class Assembler:
     self._most_bytes = most_bytes
     self._message: Any = None
     self._data = bytearray()
-    self._expected = False  # a message with vectors
+    self._expected = False  # whether a message with vectors was asked for
     self._since = 0.0  # time of `expect`, or of the last part
 
   def expect(self) -> None:
@@ -184,7 +184,7 @@ class Assembler:
     self._since, self._expected = time.monotonic(), True
 
   def is_stalled(self, limit_s: float) -> bool:
-    """Returns whether vectors are missing, and no part has come for a time."""
+    """Returns whether vectors are due, and none came for `limit_s` seconds."""
     return (self._expected or self._message is not None) and (
       time.monotonic() - self._since > limit_s
     )
@@ -195,6 +195,7 @@ class Assembler:
     Raises:
       FrameError: Vectors are too long, or parts do not match their message.
     """
+    # First, since another thread calls `is_stalled`.
     if isinstance(message, Part) or hasattr(message, "sizes"):
       self._since, self._expected = time.monotonic(), False
     if isinstance(message, Part):

@@ -59,8 +59,8 @@ from caatnet.federated.state import (
   replaced,
 )
 
-_MOST_LOST = 5  # connections of a client in a round
-_MOST_SUM = 1.5  # of a round's coefficients, without a warning
+_MOST_LOST = 5  # lost connections in a round, after which a client is lost
+_MOST_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
 
 
 class Arithmetic(Protocol):
@@ -227,8 +227,9 @@ def _hello(
     )
   elif hello.examples > rules.most_examples:
     reason = (
-      f"client {hello.client} reports {hello.examples:,} examples: must be at "
-      f"most most_examples={rules.most_examples:,}"
+      f"client {hello.client} reports {hello.examples:,} examples, but may "
+      f"have at most most_examples={rules.most_examples:,}: raise this key if "
+      "the number is right"
     )
   if reason:
     effects.append(Refuse(hello.client, reason))
@@ -281,7 +282,7 @@ def _ready(
 ) -> Server:
   """Requests a client's update, now or when others have sent theirs."""
   if state.started is None:
-    return state  # the client is asked for it in the round
+    return state  # the next round asks for it
   if _cannot_work_on(state, ready, rules):
     return _miscounted(state, ready, rules, effects)
   if ready.client in state.uplinks or (
@@ -337,7 +338,7 @@ def _update(
 def _gone(
   state: Server, client: int, time: float, rules: Rules, effects: list[Any]
 ) -> Server:
-  """Counts a lost connection; after the last one, its client is lost."""
+  """Counts a lost connection; after `_MOST_LOST`, the client is lost."""
   member = state.members[client]
   missed = state.started is not None and client in _unanswered(state)
   state = replaced(
@@ -363,7 +364,7 @@ def _idle(
 def _without_update(
   state: Server, client: int, rules: Rules, effects: list[Any]
 ) -> Server:
-  """Ends a client's part of the round, which no longer waits for it."""
+  """Ends a client's work; the round no longer waits for its update."""
   state = _idle(state, client, rules, effects)
   return replaced(state, client, done=state.round, left=state.round)
 
@@ -385,7 +386,7 @@ def _cannot_work_on(
 def _miscounted(
   state: Server, answer: Update | Ready, rules: Rules, effects: list[Any]
 ) -> Server:
-  """Refuses the update of a client that counts rounds in another way."""
+  """Refuses an answer with a wrong round; its client is lost for this one."""
   reason = "of the past" if answer.round < state.round else "of the future"
   state = _refuse(state, answer, reason, effects)
   if answer.client in _unanswered(state):
@@ -613,8 +614,8 @@ def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
   if len(weights) > 1 and share > (0.9 if len(weights) == 2 else 0.5):
     effects.append(Warned(
       f"client {most} reports {weights[most]:,.0f} examples, {share:.1%} of "
-      "all: the model is mostly its own; most_examples limits the number, and "
-      "weights='equal' does not use it"
+      "all, so its updates determine the model: lower most_examples to refuse "
+      "such numbers, or set weights='equal' to ignore them"
     ))
 
 

@@ -215,7 +215,7 @@ class Service:
         case messages.Ready(round=round):
           self._step(events.Ready(client, round))
         case messages.Connected():
-          channel.close("has connected twice by one connection")
+          channel.close("has sent a second Connected on one connection")
         case _:
           self._receive(client, event)
 
@@ -312,7 +312,7 @@ class Service:
           channel = self._channels[effect.client]
           channel.send(messages.Resend(effect.round))
           assembler = self._assemblers.get(channel)
-          # A client with a late update may train first.
+          # With late updates, the client may be training, and answer later.
           if assembler is not None and self._rules.stragglers != "late":
             assembler.expect()
         case events.Abandon():

@@ -134,8 +134,7 @@ class Fault(NamedTuple):
     time: Time in seconds.
     kind: One of the kinds at the head of this module.
     client: Id of the client; ignored by "server".
-    lasts_s: Time until the process runs, the connection is there, or rounds are
-      counted correctly, again.
+    lasts_s: Duration of the fault in seconds.
   """
 
   time: float

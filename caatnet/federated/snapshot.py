@@ -53,7 +53,7 @@ def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
       for i, data in enumerate(state.differences)
     },
   }
-  # The format has a CRC-32 of each array, but not of the list of arrays.
+  # The format has a CRC-32 of each array, but none of their list.
   text = json.dumps(meta | {"arrays": [*arrays]})
   arrays["meta"] = np.frombuffer(text.encode(), np.uint8)
   with atomic.whole(path) as temporary:
@@ -72,7 +72,10 @@ def read(path: pathlib.Path, rules: Rules) -> Server | None:
     found = read_npz(path)
     meta = json.loads(found.pop("meta").tobytes())
     if {*meta.get("arrays", found)} != {*found}:  # old files have no list
-      raise ValueError(f"arrays are missing, it has {', '.join(found)}")
+      raise ValueError(
+        f"it has the arrays {', '.join(found)}, expected "
+        f"{', '.join(meta['arrays'])}"
+      )
     params, old = found["params"], dict(meta["rules"])
     state = Server(
       params=params,

@@ -80,8 +80,8 @@ class Member:
     retained: Round of the newest update that it has; -1 for none.
     working: Round that it works on, from the time when the server decides to
       send it the model until its update has arrived; -1 for none.
-    done: Newest round whose update has been received, valid or not, or is not
-      waited for any more.
+    done: Newest round whose update has been received, valid or not, or which
+      no longer waits for it.
     left: Newest round that has ended without its update.
     lost: Connections that it has lost while the round in progress waited for
       its update.

@@ -60,9 +60,20 @@ class Tensor:
 
 
 def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
-  """Returns a folder's tensors, and compares other files with their checksums.
+  """Returns a folder's tensors, from one file or from an index and its shards.
 
-  Args, returns and errors are those of `_find`.
+  With `CHECKSUMS`, the other files are compared with it, and `read` compares
+  the tensors.
+
+  Args:
+    folder: The folder.
+
+  Returns:
+    The tensors by name, and messages on problems with the files.
+
+  Raises:
+    FileNotFoundError: The folder has no such files.
+    ValueError: The index, or `CHECKSUMS`, is damaged.
   """
   if not (folder / CHECKSUMS).exists():
     return _find(folder)
@@ -86,18 +97,7 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
-  """Returns a folder's tensors, from one file or from an index and its shards.
-
-  Args:
-    folder: The folder.
-
-  Returns:
-    The tensors by name, and messages on problems with the files.
-
-  Raises:
-    FileNotFoundError: The folder has no such files.
-    ValueError: The index is damaged.
-  """
+  """Returns what `find` does, without checksums."""
   if (folder / SINGLE).exists():
     return _of_file(folder / SINGLE)
   if not (folder / INDEX).exists():

@@ -124,9 +124,9 @@ def load(
     The requests in the order of arrival; the first one arrives at 0.
 
   Raises:
-    ValueError: The file cannot be read or has an unknown format, or a line is
-      invalid or has a field that the format does not, since it may change the
-      meaning of the others; the message names file and line.
+    ValueError: The file cannot be read or has an unknown format, a line is
+      invalid, or it has a field that is not part of the format and may change
+      the meaning of the others; the message names file and line.
   """
   try:
     text = schema.read_bytes(pathlib.Path(path)).decode()
@@ -168,7 +168,7 @@ class _Azure(Schema):
   GeneratedTokens: _Tokens
 
 
-class _Burst(OpenSchema):  # with models and sessions, which are not told apart
+class _Burst(OpenSchema):  # its models and sessions are ignored
   time_s: Seconds = Field(alias="Timestamp")
   request: _TokensOrNone = Field(alias="Request tokens")
   response: _TokensOrNone = Field(alias="Response tokens")

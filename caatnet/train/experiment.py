@@ -16,8 +16,8 @@ from caatnet.train.step import make_export
 from caatnet.train.update import DeviceUpdate, HostUpdate
 from parallel.outer.base import OuterLoop, Plan
 
-# Most steps whose plans are counted, in a few seconds; the means of a longer
-# run are those of these steps.
+# Most steps whose plans are counted, about 10 s for Streaming DiLoCo; a longer
+# run has the means of its first steps.
 _MOST_STEPS = 1_000_000
 
 
@@ -118,8 +118,8 @@ class Experiment:
   def plans(self) -> dict[Hashable, tuple[Plan, int]]:
     """First plan of each variant in the run, and its number of steps.
 
-    All steps of the run are counted. A period of the outer loop would include
-    exchanges for which a run is too short, and rounds may be unequal.
+    A period of the outer loop does not represent the run: the run may end
+    before an exchange, and rounds may be unequal.
     """
     found: dict[Hashable, tuple[Plan, int]] = {}
     for step in range(min(self.train.num_steps, _MOST_STEPS)):

@@ -202,7 +202,7 @@ class HostSteps:
     """Returns the state with copies of the moments, for a checkpoint.
 
     Raises:
-      ValueError: Moments in files have changed since the last step.
+      ValueError: Weights or moments in files have changed since the last step.
     """
     host = self.optimizer
     host.verify()

@@ -377,14 +377,15 @@ class Agent:
   # Tasks, each in its own thread.
 
   def _start(self, target: Any, *args: Any) -> None:
-    threading.Thread(target=self._task, args=(target, *args), daemon=True
-                     ).start()
+    threading.Thread(
+      target=self._task, args=(target, *args), daemon=True
+    ).start()
 
   def _task(self, target: Any, *args: Any) -> None:
     """Runs a task; an error that it does not handle ends the peer."""
     try:
       target(*args)
-    except Exception as error:
+    except BaseException as error:  # SystemExit included
       self._end(error)
 
   def _close_links(self, reason: str) -> None:
@@ -544,8 +545,8 @@ class Agent:
       self._scope.closed.wait(
         min(_FAILED_S * 2**min(self._failed, 10), _MOST_FAILED_S)
       )
-    # Other errors, which the user's function raises, would occur again:
-    # `_start` ends the peer.
+    # Other errors, which the user's function raises, would occur again: `_task`
+    # ends the peer.
     # The vote: equal digests on all contributors commit the round.
     name = found.digest if found else None
     self._events.put((m.Reduced(task.epoch, task.round, name), found))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 
-# Data connections to a peer; each costs two threads per pair of peers.
+# Most data connections to a peer; each costs two threads per pair of peers.
 MOST_CONNECTIONS = 64
 
 

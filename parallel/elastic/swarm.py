@@ -188,9 +188,9 @@ class Swarm:
       The newest committed state.
 
     Raises:
-      ValueError: The weight is negative or not finite; or most peers, or as
-        many as call what this peer calls, pass arrays of another size or call
-        other operations of the exchange.
+      ValueError: The weight is negative or not finite; or peers call different
+        operations of the exchange, or pass arrays of different sizes, and this
+        peer does not do what most peers do.
       Halted: The coordinator cannot be reached. The peer's state is kept.
     """
     if not 0 <= weight < math.inf:

@@ -52,7 +52,7 @@ from parallel.memory import host_memory, placed_buffer, rates
 from parallel.memory.placed_buffer import Tier
 
 ARRAYS = ("weights", "gradients", "first", "second")
-_VERIFIED = ("weights", "first", "second")  # if they are in files
+_VERIFIED = ("weights", "first", "second")  # if any array is in a file
 _FLOAT = 4  # bytes
 # Bytes of all arrays that an element's update reads and writes.
 READ_BYTES, WRITTEN_BYTES = _FLOAT * 4, _FLOAT * 3
@@ -191,7 +191,9 @@ class HostOptimizer:
     self._sums = None
 
   def verify(self) -> None:
-    """Verifies weights and moments in files; `end` does so in each step.
+    """Verifies weights and moments, if a part of the buffer is in files.
+
+    `end` does so in each step.
 
     Raises:
       ValueError: Values have changed since the last step.

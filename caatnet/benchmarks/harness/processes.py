@@ -310,7 +310,8 @@ def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:
   # Spawned, not forked: jax's threads do not survive a fork.
   return concurrent.futures.ProcessPoolExecutor(
     count, multiprocessing.get_context("spawn"),
-    # Ctrl-C reaches all processes of a terminal; this one ends the others.
+    # Ctrl-C reaches every process of the terminal. Only this one handles it,
+    # and ends the pool.
     signal.signal, (signal.SIGINT, signal.SIG_IGN),
   )
 

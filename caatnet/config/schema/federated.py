@@ -51,7 +51,7 @@ class Federated:
     NOT_NEGATIVE,
   )
   deadline_s: float = field(
-    60.0, 'Time limit of a round in seconds, without stragglers="wait".',
+    60.0, 'Time limit of a round in seconds with stragglers="drop" or "late".',
     POSITIVE,
   )
   hang_s: float = field(
@@ -87,13 +87,13 @@ class Federated:
     0.0, "Smallest decrease of the loss that counts, in nats.", NOT_NEGATIVE
   )
   outlier_factor: float = field(
-    10.0, "Norm of an update, as a multiple of the median norm of a round, "
-    "above which it is refused, of at least three; 0 allows any finite norm.",
+    10.0, "Largest norm of an update, as a multiple of the median norm of a "
+    "round with at least three updates; 0 allows any finite norm.",
     NOT_NEGATIVE,
   )
   most_examples: int = field(
-    10**9, "Largest number of training, or validation, examples that a client "
-    "may report.", COUNT,
+    10**9, "Largest number of training examples, and of validation examples, "
+    "that a client may report.", COUNT,
   )
   optimizer: str = field(
     "fedavg", 'Optimizer of the server: "fedavg" (the mean of the updates), '

@@ -180,7 +180,7 @@ def section_of(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a stored training config with today's keys, all of them.
+  """Returns a stored training config with all of today's keys.
 
   Every reader of ``config.json`` calls this (`caatnet.train.records`). Keys
   that were renamed or moved since the run have their new names; missing keys

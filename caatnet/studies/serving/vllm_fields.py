@@ -1,9 +1,10 @@
 """Fields of a vLLM log that change its meaning, and their simulated values.
 
-A field is read (`caatnet.studies.serving.vllm_logs`), or has no effect on the
-schedule, or is listed here with the values that the simulation models. Names
-are those of LLMServingSim's cluster and profile, and of vLLM's arguments and
-resolved config. A name has the same meaning at any depth.
+`caatnet.studies.serving.vllm_logs` reads some fields. Of the others, this
+module lists those without effect on the schedule, and for those with an effect
+the values that the simulation models. Names are those of LLMServingSim's
+cluster and profile, and of vLLM's arguments and resolved config. A name has the
+same meaning at any depth.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +18,7 @@ REPLICAS = (
   "one engine is simulated, and a log does not tell which engine served a "
   "request; give a log of one engine"
 )
-# Values that are simulated, next to null, by the reason for no others.
+# Reason -> field -> values that are simulated; null always is.
 _SIMULATED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
   REPLICAS: {
     "num_nodes": (1,), "num_instances": (1,), "data_parallel_size": (1,),
@@ -40,7 +41,7 @@ _SIMULATED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "long_prefill_token_threshold": (0,), "max_num_scheduled_tokens": (),
     "prefill_schedule_interval": (1,),
   },
-  "weights and cache have 16 bits": {
+  "weights and cache are simulated with 16 bits": {
     "dtype": _BITS, "kv_cache_dtype": _BITS, "cache_dtype": _BITS,
     "quantization": (), "variant": ("bf16", "fp16"),
   },
@@ -76,15 +77,15 @@ def check(value: Any, read: Collection[str] | None = None) -> None:
 
   Args:
     value: Content of the file.
-    read: Names of the fields that are read. Others that are not known are
-      refused if they have a value; null, false, 0 and empty values switch a
-      feature off. None to accept all that are not known.
+    read: Names of the fields that are read. Unknown fields are refused, except
+      for the values null, false, 0 and empty ones, which switch a feature off.
+      None accepts all unknown fields.
 
   Example:
     >>> check({"engine_kwargs": {"seed": 1, "quantization": "fp8"}})
     Traceback (most recent call last):
     ValueError: engine_kwargs.quantization="fp8" is not simulated, only null: \
-weights and cache have 16 bits
+weights and cache are simulated with 16 bits
   """
   for place, key, found in _fields(value):
     if key in ("nodes", "instances") and (

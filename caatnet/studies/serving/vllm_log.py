@@ -104,8 +104,9 @@ def setting(config: Mapping[str, Any]) -> Setting:
   )
   if server["pages"] <= _NULL_PAGES:
     raise ValueError(
-      f"config.log={log.name!r}: the weights of {log.model} leave no memory "
-      f"for pages of {log.server.mem_size:g} GiB; set config.server.pages"
+      f"config.log={log.name!r}: of mem_size={log.server.mem_size:g} GiB, the "
+      f"weights of {log.model} leave no memory for pages; set "
+      "config.server.pages"
     )
   link, latency_ns = config["collectives"], log.server.link_latency
   bandwidth = link["bandwidth"] or log.server.link_bw * 1e9

@@ -8,7 +8,8 @@ vLLM, which is preferred). The folder of a profile has ``attention.csv``,
 Each may be gzipped. A log does not contain the tokens of prompts. In a copy of
 the LLMServingSim repository, profile, workload and sizes of the model are found
 from the folder of the log. ``logs/README.md`` describes the logs in this
-package, and `caatnet.studies.serving.vllm_fields` fields that are not modelled.
+package; `caatnet.studies.serving.vllm_fields` refuses fields that are not
+modelled.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -178,8 +179,8 @@ def load(name: str) -> Log:
     name: One of `INCLUDED`, or a folder.
 
   Raises:
-    ValueError: A file is missing or damaged, or tells of a server that is not
-      simulated; the message names it.
+    ValueError: A file is missing or damaged, or has a field of a server that is
+      not simulated; the message names file and field.
 
   Example:
     >>> log = load("rtxpro6000_qwen3_32b")
@@ -217,7 +218,7 @@ def _server(folder: pathlib.Path) -> Server:
       with _reading(folder, file) as text:
         schema.parse(OpenSchema, text)
         fields = json.loads(text)
-        if "model_type" in fields:
+        if file == "config.json" and "model_type" in fields:
           continue  # of the model
         vllm_fields.check(fields, Server.model_fields)
         found |= vllm_fields.first(fields, Server.model_fields)
@@ -236,8 +237,9 @@ def _server(folder: pathlib.Path) -> Server:
 def profile_folder(log: Log, given: str, ranks: int) -> pathlib.Path:
   """Returns the folder of a device's measured times.
 
-  It is ``config.profile`` (``given``) or its ``tpN`` for N ranks, by default
-  ``profile`` in the log, or else that of LLMServingSim's repository.
+  It is ``given`` (``config.profile``) or, by default, ``profile`` in the log's
+  folder or else the one in LLMServingSim's repository; and in any of them the
+  folder ``tpN`` for N ranks, if it exists.
   """
   folder = pathlib.Path(given or log.folder / "profile")
   if not given and not folder.is_dir():
@@ -269,8 +271,8 @@ def profile(
     scale: Factor on all times.
 
   Raises:
-    ValueError: A file is missing or damaged, or the profile is one of other
-      sizes or ranks; the message names it.
+    ValueError: A file is missing or damaged, or the profile is of another model
+      or number of ranks; the message names the file.
   """
   skew = _skew(folder, model, ranks, skew)
   tables = {}
@@ -307,10 +309,10 @@ def profile(
 
 
 def prefixes_of(log: Log, prefixes: str) -> str:
-  """Returns the source of common prefixes that "auto" stands for.
+  """Returns ``prefixes``, or the source for which "auto" stands.
 
-  It is "published" if the log has ``prefixes.csv``, the workload's file if the
-  log is in a copy of its repository, or "none". Others are returned as given.
+  This is "published" if the log has ``prefixes.csv``, else the path of the
+  workload's file if the log is in a copy of its repository, else "none".
   """
   if prefixes != "auto":
     return prefixes
@@ -365,8 +367,8 @@ def prompts(
     ]
   except (OSError, ValueError) as error:
     raise ValueError(
-      f"config.prefixes={prefixes!r} is neither auto, published nor none nor "
-      f"the workload's file: {error}"
+      f"config.prefixes={prefixes!r} is neither auto, published, none nor the "
+      f"path of the workload's file: {error}"
     ) from error
   lengths = [len(tokens) for tokens in found]
   if lengths != [int(row["input_tokens"]) for row in rows]:
@@ -436,8 +438,8 @@ def _published(path: pathlib.Path) -> Transformer:
 def num_pages(log: Log, model: Transformer, ranks: int, page_size: int) -> int:
   """Returns the number of pages that fit in memory together with the weights.
 
-  Newer logs have vLLM's number; LLMServingSim sets the memory of others so that
-  this is the number of vLLM.
+  Newer logs have the number of vLLM. In others, LLMServingSim has set the
+  memory so that the result is this number.
   """
   server = log.server
   if server.num_gpu_blocks and ranks == log.ranks:
@@ -518,7 +520,7 @@ def _times(
 def _skew(
   folder: pathlib.Path, model: Transformer, ranks: int, skew: float | None
 ) -> float:
-  """Returns skew, or the fit in ``meta.yaml``, which is checked, too; or 0."""
+  """Checks ``meta.yaml``; returns ``skew``, for None the fit there, or 0."""
   for place in (folder, folder.parent):
     if _find(place, "meta.yaml"):
       with _reading(place, "meta.yaml") as text:
@@ -528,8 +530,8 @@ def _skew(
         vllm_fields.check(content)
         if ranks not in (meta.tp_degrees or [ranks]):
           raise ValueError(
-            f"tp_degrees={meta.tp_degrees}, but {ranks} ranks; set "
-            "config.profile to a profile of as many"
+            f"tp_degrees={meta.tp_degrees}, but {ranks} ranks are simulated; "
+            f"set config.profile to a profile of {ranks}"
           )
         profiled = MODELS.get(meta.model, model)
         if profiled.matrices != model.matrices:

@@ -2,14 +2,14 @@
 
 The checksum of a row ``x[i]`` is the sum of the bits of its elements, as
 unsigned integers, times odd pseudo-random weights of their positions, modulo
-2^64. So each process adds what its shards contribute, and an array that was
-written from one mesh is verified on any other one. A CRC depends on the order
-of bytes, which shards of another mesh do not have.
+2^64. So each process sums over its shards, and an array that was written from
+one mesh is verified on any other one. A CRC needs the bytes in one order, in
+which no process of another mesh has them.
 
-A change within one element is always detected, since the product of an odd
-number and a non-zero one below 2^64 is not zero; any other change with a
-probability of 1 - 2^-32 or more. Source: multilinear hashing, Carter and Wegman
-(1979); Lemire and Kaser (arXiv 1202.4961).
+A change within one element is always detected, since an odd number times one
+that is not 0 is not 0 modulo 2^64; any other change is detected with a
+probability of at least 1 - 2^-32. Source: multilinear hashing, Carter and
+Wegman (1979); Lemire and Kaser (arXiv 1202.4961).
 
 Measured with float32 on one core: 2.7 GB/s; `zlib.crc32` 2.2, SHA-256 1.2,
 BLAKE2b 0.5 GB/s.

@@ -88,7 +88,7 @@ class Checkpointer:
     if step in self._manager.all_steps():  # a run that stops after saving
       return
     state = to_whole(self._program, state)
-    trees = _items(state.params, state.outer) | {"rest": _rest(state)}
+    trees = _all_items(state)
     sums: dict[str, Any] = {k: checksums.of_tree(x) for k, x in trees.items()}
     sums["position"] = checksums.of_json(position)
     self._manager.save(
@@ -123,8 +123,9 @@ class Checkpointer:
     # Whole arrays are read, sharded over devices, and then cut into shards.
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     abstract = to_whole(self._program, abstract)
-    trees = _items(abstract.params, abstract.outer) | {"rest": _rest(abstract)}
-    read = self._read(step, trees, position=ocp.args.JsonRestore())
+    read = self._read(
+      step, _all_items(abstract), position=ocp.args.JsonRestore()
+    )
     state = TrainState(
       step=read.rest["step"],
       params=read.params,
@@ -239,10 +240,11 @@ class Checkpointer:
   def _error(self, step: int, reason: str) -> ValueError:
     """Returns the error of a checkpoint that cannot be read.
 
-    The checkpoint, and others until one is intact, are read completely.
+    Reads the checkpoint completely to find its fault, and then others, the
+    newest first, until one is intact.
     """
     path = self.directory / str(step)
-    if not (found := _fault(path)):  # it does not match the reader
+    if not (found := _fault(path)):  # as far as checksums tell
       return ValueError(f"{path} cannot be read: {reason}")
     text = f"{path} is damaged: {found}"
     for other in reversed(self.steps()):
@@ -279,7 +281,7 @@ class Checkpointer:
       # For damaged array data, Orbax raises a plain Exception with the metadata
       # of the array; the reason is the exception's cause. For other damaged
       # files, it raises any type, assertions included.
-      cause = error.__cause__ if type(error) is Exception else error
+      cause = (error.__cause__ or error) if type(error) is Exception else error
       if isinstance(cause, jax.errors.JaxRuntimeError):
         raise
       raise self._error(step, _first_line(cause)) from error
@@ -353,11 +355,10 @@ def _items(params: Any, outer: Any) -> dict[str, Any]:
   return {"params": params} | ({"outer": outer} if outer else {})
 
 
-def _rest(state: TrainState) -> dict[str, Any]:
-  """Returns the item of all other arrays of a state."""
-  return {
-    "opt_state": state.opt_state, "key": state.key, "step": state.step
-  }
+def _all_items(state: TrainState) -> dict[str, Any]:
+  """Returns the items of all arrays of a state."""
+  rest = {"opt_state": state.opt_state, "key": state.key, "step": state.step}
+  return _items(state.params, state.outer) | {"rest": rest}
 
 
 def _fault(path: epath.Path) -> str:

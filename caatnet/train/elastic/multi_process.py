@@ -204,7 +204,7 @@ class _Exchange:
 
 
 def _made(kind: str, text: str) -> Exception:
-  """Returns an error of process 0 by the name of its class and its text."""
+  """Returns the error of process 0, from the name of its class and its text."""
   if kind == Lost.__name__:
     return Lost(None, text)
   return _ENDS.get(kind, RuntimeError)(text)

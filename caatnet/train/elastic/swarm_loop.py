@@ -329,7 +329,7 @@ def _write(
     for k, v in shared.items()
   }
   with files.whole(_path(workdir, step)) as path, open(path, "wb") as file:
-    # The format has a CRC-32 of each array, but not of the list of arrays.
+    # The format has a CRC-32 of each array, but none of their list.
     np.savez(file, **{_REVISION: np.array([revision, len(arrays)])}, **arrays)
 
 
@@ -342,7 +342,7 @@ def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
     arrays = read_npz(path)
     revision, *num = np.atleast_1d(arrays.pop(_REVISION)).tolist()
     if num not in ([], [len(arrays)]):  # older files have no number
-      raise ValueError(f"{len(arrays)} arrays of {num[0]}")
+      raise ValueError(f"it has {len(arrays)} arrays, expected {num[0]}")
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   return revision, {

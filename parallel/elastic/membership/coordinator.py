@@ -38,8 +38,8 @@ from parallel.elastic.membership.messages import Digest, Id, Record, Send
 from parallel.elastic.membership.reachability import Pair
 
 Effects = list[Any]
-# Largest epoch of a `Hello` that counts: a peer may claim any, and numbers of
-# samples (`leases.draw`) must remain below 2^63.
+# Larger epochs of a `Hello` count as this one: a peer may claim any number, and
+# numbers of samples, computed from epochs (`leases.draw`), must be below 2^63.
 _MOST_EPOCH = 1 << 40
 
 

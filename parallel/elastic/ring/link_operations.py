@@ -126,8 +126,8 @@ class Operation(abc.ABC):
   def opened(self, peer: Id, agreement: Agreement) -> None:
     """Processes a peer's OPEN: sends the blocks held for it.
 
-    A peer whose operation with this tag is a different one receives no blocks.
-    Once all peers have opened it, the links end.
+    A peer whose operation with this tag is a different one receives no blocks;
+    when all peers have opened theirs, the links end.
 
     Raises:
       FrameError: The peer is not among the ranks.
@@ -142,14 +142,14 @@ class Operation(abc.ABC):
           # Blocks computed before the peer was ready.
           self._links.send(self, peer, *item)
       self._changed.notify_all()
-    # Not before the others know of this operation, so that they agree on it.
+    # Only after this peer's own OPEN: all peers must know all operations.
     error = self.disagreement() if self._links.me in self.opened_by else None
     if error is not None:
       self._links.disagree(error)
     self._check_done()
 
   def disagreement(self) -> Lost | None:
-    """Returns the error of peers that have all opened, but not the same."""
+    """Returns the error if all peers have opened, but different operations."""
     said = {**self.opened_by, self._links.me: self._agreement}
     if not {*self.ranks} <= said.keys():
       return None
@@ -157,7 +157,8 @@ class Operation(abc.ABC):
     for peer in self.ranks:
       digest, size = said[peer]
       if digest != self._agreement.digest:
-        calls[peer] = "another operation"
+        # With its digest, since there may be several other operations.
+        calls[peer] = f"another operation ({digest[:3].hex()})"
         continue
       if self._agrees(said[peer]):
         size = self._agreement.size  # those of a gather may differ

@@ -58,7 +58,7 @@ from parallel.elastic.transport.transfers import (
 _CONTROL = 0  # number of the control connection; data connections follow
 # Limit on operations that other peers have opened and this one has not.
 _MOST_UNOPENED = 4096
-_ODD_FIRST_S = 0.5  # delay of the end at peers that continue
+_ODD_FIRST_S = 0.5  # delay with which peers that continue end the links
 _OPTIONS = Options()
 
 

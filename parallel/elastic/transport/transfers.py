@@ -29,16 +29,16 @@ class Lost(ConnectionError):
 
 
 def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> Lost:
-  """Returns the error at one of several peers that do not agree.
+  """Returns the error of this peer if the calls of peers differ.
 
-  The most frequent call is right, as in votes on a round. The error names
-  another peer where it is this peer's call, and this peer elsewhere; also if
-  several calls are equally frequent.
+  The most frequent call is right, as in votes on a round. A peer that makes it
+  receives an error that names a peer with another call. All other peers, and if
+  several calls are the most frequent all peers, receive one that names them.
 
   Args:
     me: This peer.
-    calls: peer -> description of what it does, of which at least two differ.
-    wanted: What all peers must do.
+    calls: peer -> description of its call; at least two descriptions differ.
+    wanted: What all peers must do, after "all peers".
   """
   peers: dict[str, list[Id]] = {}
   for peer in sorted(calls):
@@ -143,7 +143,7 @@ class Operation(Protocol):
   opened_by: dict[Id, Agreement]
 
   def disagreement(self) -> Lost | None:
-    """Returns the error of peers that have all opened, but not the same."""
+    """Returns the error if all peers have opened, but different operations."""
 
   def opened(self, peer: Id, agreement: Agreement) -> None:
     """Processes the OPEN of a peer, which can now receive blocks."""

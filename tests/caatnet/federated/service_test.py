@@ -499,8 +499,7 @@ def test_update_without_its_vector_is_refused(tmp_path, monkeypatch):
 
 
 def raw(data, closes):
-  """Returns a way of sending an update: bytes, and the end of the connection.
-  """
+  """Returns a function that sends bytes instead of an update."""
   def send(channel, result, update):
     channel._sock.sendall(data)
     if closes:
@@ -541,8 +540,6 @@ FAULTS = {
   ),
   "silent when asked": lambda channel, result, data: None,
 }
-
-
 SILENT = ("stalls", "truncated frame", "silent when asked")
 
 

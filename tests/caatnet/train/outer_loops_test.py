@@ -572,7 +572,6 @@ def test_workers_that_start_with_different_parameters_are_an_error():
     check_equal_start(program, params)
 
 
-@pytest.mark.rotated
 @dataclasses.dataclass(frozen=True)
 class Longer(DiLoCo):
   """Ends rounds after 2, 4, 8, ... steps."""
@@ -610,6 +609,7 @@ def test_bytes_of_a_run_are_those_of_its_own_exchanges(
   assert sent * num_steps == pytest.approx(exchanges * once)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_sent_bytes_equal_the_formula(name):
   """Covers every program of a round, on a device per worker and per rank.

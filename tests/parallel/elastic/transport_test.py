@@ -374,6 +374,28 @@ def test_peers_may_open_different_numbers_of_connections():
     np.testing.assert_array_equal(total, xs[0] + xs[1])
 
 
+def test_two_different_other_operations_are_not_counted_together():
+  """Two of four peers call the same sum: no other call is as frequent."""
+  xs = arrays(4, 9)
+  calls = [
+    lambda i: link_collectives.all_reduce(links[i], 0, xs[i]),
+    lambda i: link_collectives.all_reduce(links[i], 0, xs[i]),
+    lambda i: link_collectives.all_reduce(links[i], 0, xs[i], block_bytes=64),
+    lambda i: link_collectives.gather(links[i], 0, xs[i]),
+  ]
+
+  def ended(i):
+    with pytest.raises(Lost):
+      calls[i](i).result(PATIENCE_S)
+    return links[i].error.peer
+
+  with world(4) as links:
+    peers = [x.me for x in links]
+    found = together([lambda i=i: ended(i) for i in range(4)])
+  assert found[2:] == peers[2:]  # each ends itself
+  assert not {*found[:2]} & {*peers[:2]}
+
+
 def test_reason_of_another_peer_is_printable():
   with world(2) as links:
     operation = link_collectives.all_reduce(links[1], 0, arrays(1, 9)[0])

@@ -286,11 +286,12 @@ class VLLMLog(Study):
       COUNT_OR_NONE,
     )
     pages: int = field(
-      0, "Pages of the cache; 0 for those of the log, or that fit after the "
-      "weights.", COUNT_OR_NONE,
+      0, "Pages of the cache; 0 for the number in the log or, without one, for "
+      "those that fit in memory next to the weights.", COUNT_OR_NONE,
     )
     reuse: bool = field(
-      True, "Whether requests share pages of prefixes, unless the log's do not."
+      True, "Whether requests share pages of prefixes; never if the log's do "
+      "not."
     )
     whole_prompt: bool = field(
       True, "Whether admission of a request requires free pages for its whole "
@@ -356,8 +357,8 @@ class VLLMLog(Study):
   )
   prefixes: str = field(
     "auto", 'Common prefixes of prompts: "published" for those in the log\'s '
-    'prefixes.csv, "none", the path of the workload\'s file, or "auto" for the '
-    "first of prefixes.csv, the workload's file and none that there is.",
+    'prefixes.csv, "none", or the path of the workload\'s file; "auto" uses '
+    "prefixes.csv or else the workload's file, if it is found.",
   )
   server: Server = field(Server, "Options of vLLM in that run.")
   percentiles: tuple[int, ...] = field(
