@@ -40,7 +40,7 @@ from parallel.elastic.membership.reachability import Pair
 Effects = list[Any]
 # Larger epochs of a `Hello` count as this one: a peer may claim any number, and
 # numbers of samples, computed from epochs (`leases.draw`), must be below 2^63.
-_MOST_EPOCH = 1 << 40
+_MOST_EPOCH = 1 << 32
 
 
 class Phase(enum.IntEnum):
