@@ -53,6 +53,10 @@ _SLICE_KINDS = {
 _MEGASCALE = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 # Pairs of a permute, of a send or of a receive.
 PAIRS = re.compile(r'source_target_pairs="?(\{[\d,{}\s]*\})')
+# Instructions whose computation is read where they are.
+_WRAPPERS = ("fusion",) + tuple(
+  f"{name}-start" for name in ("async", "call", "custom-call", "fusion")
+)
 # Suffix of the opcodes of an asynchronous pair.
 _SUFFIX = re.compile(r"-(start|update|done)$")
 # XLA:TPU assigns one chain_id to all copies of a collective in a chain of
@@ -81,6 +85,19 @@ def collectives(
       read (`Reader.unknown`).
   """
   return Reader(module, mesh).collectives()
+
+
+def across_partitions(found: hlo.Instruction) -> bool:
+  """Returns whether the groups of a collective are of replicas.
+
+  Each then has all partitions of its replicas, whose number is not in the
+  groups. Source: ``GetCollectiveOpGroupMode`` of XLA.
+  """
+  return found.opcode.removesuffix("-start") in (
+    "all-reduce", "all-gather", "reduce-scatter"
+  ) and found.attribute("channel_id") != "" and (
+    found.attribute("use_global_device_ids") != "true"
+  )
 
 
 class Reader:
@@ -221,9 +238,7 @@ class Reader:
       raise NotImplementedError(f"the ledger cannot read {instruction.opcode}")
     if self._sends(instruction):
       yield computation, instruction
-    elif instruction.opcode == "fusion" or (
-      instruction.opcode.endswith("-start")
-    ):
+    elif instruction.opcode in _WRAPPERS:
       # Fusions and generic async-start instructions wrap a computation, which
       # may contain the collective.
       for name in instruction.calls():
@@ -255,7 +270,7 @@ class Reader:
     The result is "" for an instruction that is counted or known to be silent.
     """
     opcode = _SUFFIX.sub("", instruction.opcode)
-    if opcode != instruction.opcode and opcode in ("send", "recv"):
+    if instruction.opcode in ("send-done", "recv-done"):
       return ""  # the transfer is that of the send
     if self._sends(instruction):
       operands = self._operands(computation, instruction)
@@ -286,11 +301,20 @@ class Reader:
     Args:
       lines: Source lines of the instructions; None if they are not known.
     """
-    for computation in self.module.computations.values():
+    reached, chains = self._counted()
+    called, left = set(), [self.module.entry]
+    while left:
+      if (name := left.pop()) in called:
+        continue
+      called.add(name)
+      computation = self.module.computations[name]
       for instruction in computation.instructions:
-        what = self.unknown(computation, instruction) or (
-          self._hidden(instruction)
-        )
+        left += instruction.calls()
+        what = self.unknown(computation, instruction)
+        if not what and self._sends(instruction) and (
+          instruction.name not in reached and computation.name not in chains
+        ):
+          what = f"{instruction.opcode} in a computation that is not followed"
         if what:
           yield Unknown(
             instruction.name, what, lines.of(instruction) if lines else "",
@@ -299,17 +323,22 @@ class Reader:
     for line in self.module.unread:
       yield Unknown("", f"unknown syntax {line.strip()[:60]!r}")
 
-  def _hidden(self, instruction: hlo.Instruction) -> str:
-    """Describes a collective in a wrapped loop or call; "" if there is none."""
-    if instruction.opcode not in ("fusion", "call-start", "async-start"):
-      return ""
-    nested = (
-      inner for name in instruction.calls()
-      for computation, _ in itertools.islice(self.module.runs(name), 1, None)
-      for inner in computation.instructions if self._sends(inner)
-    )
-    found = next(nested, None)
-    return f"{found.opcode} in a wrapped loop or call" if found else ""
+  def _counted(self) -> tuple[set[str], set[str]]:
+    """Returns the collectives that are counted, by name.
+
+    Returns:
+      Names of those collectives; and names of the computations of fusions that
+      hold further copies of them.
+    """
+    reached, counted, links = set(), set(), {}
+    for computation, _ in self.module.runs():
+      for instruction in computation.instructions:
+        found = [x.name for _, x in self.find(computation, instruction)]
+        reached.update(found)
+        if chain := self.chain(instruction):
+          links.update(dict.fromkeys(instruction.calls(), chain))
+          counted |= {chain} if found else set()
+    return reached, {name for name, x in links.items() if x in counted}
 
   def entry(
     self, computation: hlo.Computation, found: hlo.Instruction, outer: str
@@ -370,6 +399,8 @@ class Reader:
       return Group((SLICES,), sizes.pop() if len(sizes) == 1 else None)
     if PAIRS.search(found.attributes):
       return self.mesh_axes.of_pairs(self.pairs(found))
+    if across_partitions(found):
+      return Group((), None)
     if found.attribute("replica_groups") in ("", "{}"):
       return self.mesh_axes.of_groups([])
     return self.mesh_axes.of_groups(self.groups(found))

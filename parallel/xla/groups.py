@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 # One group in a list of groups, such as {0,1}.
-_NUMBERS = re.compile(r"\{([\d,]+)\}")
+_NUMBERS = re.compile(r"\{([\d, ]+)\}")
 # Shape of the groups, and the order of the devices: [4,2]<=[2,4]T(1,0).
 _IOTA = re.compile(r"\[([\d,]+)\]<=(\[.*)")
 # A shape, and the order of its dims if it is transposed.

@@ -323,6 +323,11 @@ def parse(text: str) -> Module:
     header = _HEADER.match(line)
     if header:
       name, lines = header[2], []
+      if header[1] and entry is not None:
+        raise ValueError(
+          f"several programs in one text (ENTRY {entry} and {name}): save each "
+          "in a file of its own"
+        )
       entry = name if header[1] else entry
     elif line.lstrip().startswith("}"):
       computations[name], name = Computation(name, tuple(lines)), ""

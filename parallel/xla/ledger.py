@@ -170,6 +170,12 @@ def of_text(
     counts = operations.device_counts(module)
     groups = operations.all_groups(module)
     counted = bool(sizes or counts or groups)
+    # A program that was lowered for an abstract mesh has one partition.
+    if sizes and math.prod(counts) not in (1, math.prod(sizes.values())):
+      raise ValueError(
+        f"the program is for {math.prod(counts)} devices: {dict(sizes)} is not "
+        "the program's mesh"
+      )
     if not sizes:
       if counts.count(1) < len(counts) - 1:
         raise ValueError(
@@ -182,7 +188,8 @@ def of_text(
       )
     reader = _Reader(module, sizes, counted)
     entries = reader.read()
-    if counts[1:] != [1] and reader.automatic and reader.num_devices > 1:
+    several = reader.num_devices > 1 or "mhlo.sharding" in text
+    if counts[1:] != [1] and reader.automatic and several:
       reader.unknown.append(Unknown("", "automatic partitioning by XLA"))
     return entries, reader.unknown, dict(sizes)
 
@@ -218,8 +225,7 @@ class _Reader:
         self.functions[op.attributes["sym_name"].value] = op
       elif op.name == "sdy.mesh":
         name = op.attributes["sym_name"].value
-        sizes = operations.mesh_sizes(op.attributes["stablehlo.mesh"])
-        self.meshes[name] = sizes
+        self.meshes[name] = operations.mesh_sizes(op)
     # The order of axes must agree too, since it numbers the devices.
     ours = list(self.sizes.items())
     theirs = [list(m.items()) for m in self.meshes.values()]
@@ -235,7 +241,9 @@ class _Reader:
     """Returns the collectives of one run of the module."""
     if "main" not in self.functions:
       raise ValueError("it has no function main")
+    self.shardings = operations.Shardings(self.functions)
     entries = self._region(self.functions["main"].regions[0], ())
+    self.automatic |= self.shardings.change_results()
     entries = [
       c if c.count is None else dataclasses.replace(c, count=_whole(c.count))
       for c in entries
@@ -275,7 +283,7 @@ class _Reader:
       return self._region(callee.regions[0], (*stacks, stack))
     if op.name == "sdy.manual_computation":
       before, axes = self.manual, operations.manual_axes(op)
-      self.automatic |= operations.reshards(op, self.functions["main"])
+      self.automatic |= not self.manual and self.shardings.changes(op)
       self.manual |= all(n in axes for n, s in self.sizes.items() if s > 1)
       entries = self._region(op.regions[0], (*stacks, stack))
       self.manual = before
@@ -371,6 +379,9 @@ class _Reader:
   ) -> list[Collective]:
     """Returns one entry per operand of a collective operation."""
     phase, rematted, where = place("/".join(stacks))
+    if any(n < 0 for operand in op.operands for n in operand.type.shape):
+      self._unknown(f"{kind} of a dynamic size", stacks)
+      return []
     return [
       Collective(
         kind=kind,
@@ -395,6 +406,8 @@ class _Reader:
     of the program's mesh, or factors of them.
     """
     groups = op.attributes["replica_groups"]
+    if operations.across_partitions(op):
+      return Group((), None)
     if isinstance(groups, ir.DenseIntElementsAttr):
       # An empty array cannot be converted.
       return self.mesh_axes.of_groups(np.array(groups) if len(groups) else [])

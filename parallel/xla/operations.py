@@ -3,6 +3,7 @@
 Differences between jax versions are handled in this file and in the ledger.
 """
 
+from collections.abc import Mapping
 import json
 import re
 from typing import Any, NamedTuple
@@ -22,11 +23,16 @@ _REDUCTIONS = {
 }
 
 
-def mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
-  """Returns the axis sizes of a mesh.
+def mesh_sizes(op: ir.Operation) -> dict[str, int]:
+  """Returns the axis sizes of an ``sdy.mesh``.
 
-  The mesh is a typed attribute from jax 0.12 on, a dictionary before.
+  The mesh is a typed attribute from jax 0.12 on, a dictionary before, and an
+  attribute of sdy in older versions.
   """
+  if "stablehlo.mesh" not in op.attributes:
+    found = re.findall(r'"([^"]+)"\s*=\s*(\d+)', str(op.attributes["mesh"]))
+    return {name: int(size) for name, size in found}
+  mesh = op.attributes["stablehlo.mesh"]
   if isinstance(mesh, ir.DictAttr):
     axes = [ir.DictAttr(axis) for axis in ir.ArrayAttr(mesh["axes"])]
     return {axis["name"].value: axis["size"].value for axis in axes}
@@ -51,7 +57,7 @@ def all_groups(module: ir.Module) -> list[list[list[int]]]:
   found = []
 
   def visit(op: ir.Operation) -> ir.WalkResult:
-    if "replica_groups" in op.attributes:
+    if "replica_groups" in op.attributes and not across_partitions(op):
       groups = op.attributes["replica_groups"]
       if isinstance(groups, ir.DenseIntElementsAttr) and len(groups):
         rows = np.array(groups).tolist()  # shorter groups are padded with -1
@@ -62,34 +68,95 @@ def all_groups(module: ir.Module) -> list[list[list[int]]]:
   return found
 
 
+def across_partitions(op: ir.Operation) -> bool:
+  """Returns whether the groups of a collective are of replicas.
+
+  Each then has all partitions of its replicas, whose number is not in the
+  groups. Source: the StableHLO specification, process groups.
+  """
+  return op.name in (
+    "stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter"
+  ) and "channel_handle" in op.attributes and (
+    "use_global_device_ids" not in op.attributes
+  )
+
+
 def manual_axes(op: ir.Operation) -> set[str]:
   """Returns the manual axes of an ``sdy.manual_computation``."""
   return set(re.findall(r'"([^"]+)"', str(op.attributes["manual_axes"])))
 
 
-def reshards(op: ir.Operation, main: ir.Operation) -> bool:
-  """Returns whether an operand of a manual computation may change its sharding.
+class Shardings:
+  """Shardings of arrays between manual computations and at the program's ends.
 
-  Args:
-    op: The ``sdy.manual_computation``.
-    main: Function of the program, whose arguments may have shardings.
+  XLA changes the sharding of an array where two of them differ, which may
+  communicate.
   """
-  given = {}  # argument of main -> its shardings, none or one
-  if "arg_attrs" in main.attributes:
-    given = {
-      argument: _SHARDING.findall(str(attributes))
-      for argument, attributes in zip(
-        main.regions[0].blocks[0].arguments, main.attributes["arg_attrs"],
-        strict=True,
-      )
-    }
-  inside = _SHARDING.findall(str(op.attributes["in_shardings"]))
-  return any(
-    given.get(value, [expected]) not in ([], [expected])
-    if isinstance(value, ir.BlockArgument)
-    else value.owner.name != "stablehlo.constant"
-    for value, expected in zip(op.operands, inside, strict=True)
-  )
+
+  def __init__(self, functions: Mapping[str, ir.Operation]) -> None:
+    """Initializes it with the functions of a program, "main" among them."""
+    self._functions = functions
+    self._calls: dict[str, list[ir.Operation]] = {}
+    for function in functions.values():
+      function.walk(self._visit)
+    self._given = _listed(functions["main"], "arg_attrs")
+    # Argument of main without a sharding -> that of its first use.
+    self._chosen: dict[int, str] = {}
+
+  def _visit(self, op: ir.Operation) -> ir.WalkResult:
+    if op.name == "func.call":
+      self._calls.setdefault(op.attributes["callee"].value, []).append(op)
+    return ir.WalkResult.ADVANCE
+
+  def changes(self, op: ir.Operation) -> bool:
+    """Returns whether an operand of a manual computation may be resharded."""
+    inside = _SHARDING.findall(str(op.attributes["in_shardings"]))
+    return any(
+      not self._has(value, sharding)
+      for value, sharding in zip(op.operands, inside, strict=True)
+    )
+
+  def change_results(self) -> bool:
+    """Returns whether a result of the program may be resharded."""
+    main = self._functions["main"]
+    wanted = _listed(main, "res_attrs")
+    returned = list(main.regions[0].blocks[0].operations)[-1].operands
+    return any(
+      not self._has(value, sharding)
+      for value, sharding in zip(returned, wanted, strict=False) if sharding
+    )
+
+  def _has(self, value: ir.Value, sharding: str) -> bool:
+    """Returns whether a value is known to have a sharding."""
+    if not isinstance(value, ir.BlockArgument):
+      made = value.owner
+      if made.name == "sdy.manual_computation":
+        outside = _SHARDING.findall(str(made.attributes["out_shardings"]))
+        return outside[ir.OpResult(value).result_number] == sharding
+      if made.name == "func.call":
+        body = self._functions[made.attributes["callee"].value].regions[0]
+        returned = list(body.blocks[0].operations)[-1].operands
+        return self._has(returned[ir.OpResult(value).result_number], sharding)
+      return made.name == "stablehlo.constant"
+    function = value.owner.owner.operation
+    if function.name != "func.func":
+      return False
+    name, number = function.attributes["sym_name"].value, value.arg_number
+    if name != "main":
+      calls = self._calls.get(name, ())
+      return all(self._has(call.operands[number], sharding) for call in calls)
+    given = self._given[number] if self._given else ""
+    if not given:
+      given = self._chosen.setdefault(number, sharding)
+    return given == sharding
+
+
+def _listed(function: ir.Operation, name: str) -> list[str]:
+  """Returns the shardings in a function's attributes, "" for none."""
+  if name not in function.attributes:
+    return []
+  texts = map(str, function.attributes[name])
+  return ["".join(_SHARDING.findall(text)[:1]) for text in texts]
 
 
 class _Loop:

@@ -31,7 +31,7 @@ from jax.sharding import AbstractMesh
 import numpy as np
 
 from parallel.xla import hlo, ledger
-from parallel.xla.compiled import PAIRS, Reader
+from parallel.xla.compiled import PAIRS, Reader, across_partitions
 from parallel.xla.dumps import Dump, dumps
 from parallel.xla.entries import Collective, Unknown
 from parallel.xla.groups import inferred_axes, replica_groups
@@ -42,6 +42,10 @@ _MOST_DEVICES = 1 << 17
 _INFERRED = (
   "The program does not name its mesh: axes are SIZE@STRIDE, inferred from the "
   "groups of devices."
+)
+# Marks of HLO that the partitioner has not read yet.
+_TO_PARTITION = re.compile(
+  r'xla\.sdy\.|custom_call_target="(Sharding|SPMD\w+)"|sharding=\{devices='
 )
 # Instructions that take no time.
 _FREE = {
@@ -334,9 +338,12 @@ def _of_module(
         ))
   if any(e.dtype_differs for e in executed):
     notes.append("The compiler sends other dtypes than the program requests.")
+  unknown = [*reader.all_unknown(lines)]
+  if not module.scheduled and _TO_PARTITION.search(text):
+    unknown.append(Unknown("", "automatic partitioning by XLA"))
   return Reading(
-    axes, tuple(executed), tuple(reader.all_unknown(lines)), tuple(host),
-    notes=tuple(notes), module=module,
+    axes, tuple(executed), tuple(unknown), tuple(host), notes=tuple(notes),
+    module=module,
   )
 
 
@@ -358,6 +365,11 @@ def _axes(
     mesh is not None or not counts
     or math.prod(named.values()) == num_devices
   ):
+    if counts and math.prod(named.values()) != num_devices:
+      raise ValueError(
+        f"the program is for {num_devices} devices, and the mesh {named} has "
+        f"{math.prod(named.values())}: it is not the program's mesh"
+      )
     whole = mesh is None or named == dict(mesh.shape)
     return named, True, [] if whole else [
       "The program is that of one TPU slice: axes have their sizes in it."
@@ -366,6 +378,7 @@ def _axes(
     instruction.attribute("replica_groups")
     for computation in module.computations.values()
     for instruction in computation.instructions
+    if not across_partitions(instruction)
   ]
   if "1" not in counts and len(counts) > 1 and (
     "use_global_device_ids=true" not in text

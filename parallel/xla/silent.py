@@ -61,7 +61,7 @@ _TARGETS = re.compile("|".join((
   # XLA's own operations.
   r"TopK", r"mhlo\.topk", r"ApproxTopK", r"PartialReduce", r"PadToStatic",
   r"stablehlo\.dynamic_(approx_top_k|reduce_window|rng_bit_generator|top_k)",
-  r"SliceToDynamic", r"Resize\w+", r"X64\w+", r"ConcatBitcast",
+  r"SliceToDynamic", r"SliceId", r"Resize\w+", r"X64\w+", r"ConcatBitcast",
   r"LayoutConstraint", r"AssumeGatherIndicesInBound",
   r"GatherScatterIndicesBitpacked", r"AsyncCollective(Start|Done)",
   r"PrepareAsyncCall(Start|Done)",  # the call is an instruction of its own

@@ -143,12 +143,23 @@ def test_unknown_instruction_is_never_zero(name, kind):
     assert_sends("\n".join(lines), expect={}, silent=[unknown.target])
 
 
+_LOST = "all-reduce in a computation that is not followed"
+
+
 @pytest.mark.parametrize(("inner", "outer", "what"), [
-  ("  ROOT %r = f32[4] negate(%p)", "negate(%x)", None),
-  ("  ROOT %r = f32[4] call(%p), to_apply=%sent", "async-start(%x), calls=%one",
-   "all-reduce in a wrapped loop or call"),
+  *((f"  ROOT %r = f32[4] {inner}", outer, _LOST) for inner, outer in (
+    ("call(%p), to_apply=%sent", "async-start(%x), calls=%one"),
+    ("call(%p), to_apply=%sent", "fusion-start(%x), calls=%one"),
+    ("fusion(%p), kind=kCustom, calls=%sent", "while-start(%x), body=%one"),
+    ("negate(%p)", 'custom-call(%x), custom_call_target="TopK", '
+     "called_computations={%sent}"),
+    ("negate(%p)", "map(%x), dimensions={0}, to_apply=%sent"),
+    ("negate(%p)", "fusion(%x), calls=%link"),
+  )),
+  ("  ROOT %r = f32[4] negate(%p)", "send-start(%x), channel_id=1",
+   "send to an unknown place"),
   ("  %q = q7[4] parameter(1)\n  ROOT %r = q7[4] all-gather(%q)",
-   "negate(%x)", "all-gather of operands of an unknown type"),
+   "fusion(%x), calls=%one", "all-gather of operands of an unknown type"),
 ])
 def test_collective_that_is_not_counted_is_unknown(inner, outer, what):
   found = read(f"""HloModule m, num_partitions=2
@@ -164,6 +175,12 @@ def test_collective_that_is_not_counted_is_unknown(inner, outer, what):
   ROOT %ar = f32[4] all-reduce(%s), replica_groups={{}}, to_apply=%add
 }}
 
+%link (l: f32[4]) -> f32[4] {{
+  %l = f32[4] parameter(0)
+  ROOT %al = f32[4] all-reduce(%l), replica_groups={{}}, to_apply=%add,
+    frontend_attributes={{chain_id="3"}}
+}}
+
 %one (p: f32[4]) -> f32[4] {{
   %p = f32[4] parameter(0)
 {inner}
@@ -175,7 +192,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {{
 }}
 """)
   assert not found.executed
-  assert [u.what for u in found.unknown] == [what] * (what is not None)
+  assert [u.what for u in found.unknown] == [what]
 
 
 @pytest.mark.parametrize("operation", [
@@ -208,23 +225,87 @@ def test_automatic_partitioning_is_unknown():
   (unknown,) = read(f.lower(*args).as_text()).unknown
   assert unknown.what == "automatic partitioning by XLA"
   mesh = jax.make_mesh((2, 4), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2)
-  whole = jax.sharding.PartitionSpec("a", "b")
-  mapped = jax.shard_map(jnp.sin, mesh=mesh, in_specs=whole, out_specs=whole)
+  mapped, other = (
+    jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    for spec in map(jax.sharding.PartitionSpec, "ab", "ba")
+  )
 
-  def text(f, *spec):
-    sharding = jax.sharding.NamedSharding(
-      mesh, jax.sharding.PartitionSpec(*spec)
+  def lowered(f, spec, **options):
+    shardings = [
+      jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+      for axes in (spec, options.get("out_shardings", ""))
+    ]
+    if options:
+      options["out_shardings"] = shardings[1]
+    x = jax.ShapeDtypeStruct(
+      (8, 8), "float32", sharding=shardings[0] if spec else None
     )
-    x = jax.ShapeDtypeStruct((8, 8), "float32", sharding=sharding)
-    return jax.jit(f).lower(x).as_text()
+    return jax.jit(f, **options).lower(x)
 
-  assert "sends nothing." in shown(read(text(mapped, "a", "b")))[0]
-  for f, spec in (
-    (mapped, "ba"), (lambda x: mapped(mapped(x)), "ab"),
-    (lambda x: mapped(x.T), "ab"),
-    (lambda x: jnp.cos(mapped(x)), "ab"),
+  for f, spec, options in (
+    (mapped, "ab", {}), (mapped, "", {}),
+    (mapped, "ab", {"out_shardings": "ab"}),
+    (lambda x: mapped(jax.jit(mapped)(x)), "ab", {}),
   ):
-    assert len(read(text(f, *spec)).unknown) == 1
+    text = lowered(f, spec, **options).as_text()
+    assert "sends nothing." in shown(read(text))[0]
+  for f, spec, options in (
+    (mapped, "ba", {}), (lambda x: mapped(x.T), "ab", {}),
+    (lambda x: jnp.cos(mapped(x)), "ab", {}),
+    (mapped, "ab", {"out_shardings": ""}),
+    (lambda x: jax.jit(other)(jax.jit(mapped)(x)), "ab", {}),
+    (lambda x: jax.jit(other)(x), "ab", {}),
+    (lambda x: (mapped(x), other(x)), "", {}),
+  ):
+    program = lowered(f, spec, **options)
+    # Before the partitioner, in both forms.
+    for text in (program.as_text(), program.as_text("hlo")):
+      (unknown,) = read(text).unknown
+      assert unknown.what == "automatic partitioning by XLA"
+
+
+@pytest.mark.parametrize(("attributes", "header"), [
+  ("channel_id=1, replica_groups={{0}}", ""),
+  ("channel_id=1, replica_groups={{0}}", ", num_partitions=2"),
+  ("replica_groups={{0},{1, 2}}", ""),
+])
+def test_groups_of_replicas_are_not_of_one_device(attributes, header):
+  """Each has all partitions, whose number may be unknown."""
+  text = f"""HloModule m{header}
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}}
+
+ENTRY %main (x: f32[4]) -> f32[4] {{
+  %x = f32[4] parameter(0)
+  ROOT %y = f32[4] all-reduce(%x), {attributes}, to_apply=%add
+}}
+"""
+  (entry,) = read(text).entries
+  assert entry.bytes == 16
+  with pytest.raises(ValueError, match="several programs in one text"):
+    read(text + text)
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_mesh_of_another_size_is_refused(size):
+  mesh = jax.sharding.AbstractMesh((size,), ("x",))
+  f, args = reading_test.step()
+  lowered = f.lower(*args)
+  for text in (lowered.as_text(), users.compiled(lowered).as_text()):
+    with pytest.raises(ValueError, match=r"not the program's mesh|was lowered"):
+      read(text, mesh=mesh)
+  text = """module @m attributes {mhlo.num_partitions = 8 : i32} {
+  func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+    return %a : tensor<4xf32>
+  }
+}
+"""
+  with pytest.raises(ValueError, match="not the program's mesh"):
+    read(text, mesh=mesh)
 
 
 def test_targets_of_libraries_are_silent():
