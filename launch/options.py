@@ -348,12 +348,18 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
       code = main() or 0
     assert gc.isenabled(), "the script has not called resume_gc"
     sys.stdout.flush()  # fails here if it is a file on a full disk
+    interrupts.ignore()
     return code
   except KeyboardInterrupt:
     if debug:
       traceback.print_exc()
     interrupts.end()
-  except BrokenPipeError:  # the reader of stdout has closed the pipe
+  except (BrokenPipeError, SystemExit) as error:  # stdout's reader has ended
+    # rich replaces BrokenPipeError by SystemExit(1).
+    if isinstance(error, SystemExit) and not isinstance(
+      error.__context__, BrokenPipeError
+    ):
+      raise
     _discard_stdout()
     return 141
   except Exception as error:
