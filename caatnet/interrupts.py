@@ -44,7 +44,7 @@ def install() -> None:
 
 
 def ignore() -> None:
-  """Ignores both signals, also while the interpreter exits after its work."""
+  """Ignores both signals; after the work, while the interpreter exits."""
   for number in _LINES:
     signal.signal(number, signal.SIG_IGN)
 

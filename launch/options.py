@@ -191,6 +191,8 @@ def run(
     uses, required, defaults or {}, changeable, devices, positional, writes
   ))
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
+  if not several:  # which wait for each other at their exit
+    interrupts.ignore()
   processes.leave(code, several)
 
 
@@ -348,7 +350,6 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
       code = main() or 0
     assert gc.isenabled(), "the script has not called resume_gc"
     sys.stdout.flush()  # fails here if it is a file on a full disk
-    interrupts.ignore()
     return code
   except KeyboardInterrupt:
     if debug:

@@ -90,7 +90,7 @@ def _object(path: epath.Path, file: str) -> dict[str, Any]:
     found = json.loads((path / file).read_text())
     for entry in found.get("array_metadatas", ()):  # as Orbax reads them
       for key in "param_name", "write_shape", "chunk_shape":
-        entry["array_metadata"][key]  # noqa: B018
+        entry["array_metadata"][key]
   except Exception as error:  # of any type, for damaged content
     raise ValueError(f"the file {file} cannot be read: {error}") from error
   return found
