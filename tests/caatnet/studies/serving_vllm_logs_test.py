@@ -119,7 +119,6 @@ def _log(folder):
    r"\[1\].instance_id=1 is not known"),
   ("vllm/timeseries.csv", "gen_throughput", "engine",
    'engine="166.0" is not known'),
-  ("vllm/timeseries.csv", "prompt_throughput", "preempted", None),
   ("vllm/timeseries.csv", "\n2.0,", "\n1.0,", "a time t is listed twice"),
 ])
 def test_log_of_a_server_that_is_not_modelled_is_refused(
