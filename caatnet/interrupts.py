@@ -43,6 +43,12 @@ def install() -> None:
       signal.signal(number, _on_signal)
 
 
+def ignore() -> None:
+  """Ignores both signals; after the work, while the interpreter exits."""
+  for number in _LINES:
+    signal.signal(number, signal.SIG_IGN)
+
+
 def watch() -> None:
   """Installs the handlers, and a thread for signals that they do not see.
 

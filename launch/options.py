@@ -191,6 +191,8 @@ def run(
     uses, required, defaults or {}, changeable, devices, positional, writes
   ))
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
+  if not several:  # which wait for each other at their exit
+    interrupts.ignore()
   processes.leave(code, several)
 
 
@@ -353,7 +355,12 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     if debug:
       traceback.print_exc()
     interrupts.end()
-  except BrokenPipeError:  # the reader of stdout has closed the pipe
+  except (BrokenPipeError, SystemExit) as error:  # stdout's reader has ended
+    # rich replaces BrokenPipeError by SystemExit(1).
+    if isinstance(error, SystemExit) and not isinstance(
+      error.__context__, BrokenPipeError
+    ):
+      raise
     _discard_stdout()
     return 141
   except Exception as error:

@@ -17,9 +17,11 @@ from tests.claims_test import run_arguments
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
 import os
+import atexit
 import signal
 
 import numpy
+from rich.console import Console
 
 from caatnet.config.override import override
 from caatnet.config.schema import tree
@@ -35,6 +37,12 @@ def main():
     numpy.empty(1 << options.FLAGS.config.seed)
   while options.FLAGS.config.seed == 141:
     print("more than anybody reads")
+  while options.FLAGS.config.seed == 1410:
+    Console().print("a table of rich")
+  if options.FLAGS.config.seed == 0:
+    for number in (signal.SIGINT, signal.SIGTERM):
+      atexit.register(signal.raise_signal, number)
+    return
   raise KeyError("a mistake of ours")
 
 if __name__ == "__main__":
@@ -229,16 +237,19 @@ def test_invalid_value_with_help_config_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("code", "stderr"), [(130, "interrupted\n"), (141, "")]
+  ("seed", "code", "stderr"), [
+    (130, 130, "interrupted\n"), (141, 141, ""), (1410, 141, ""),
+    (0, 0, ""),  # signals after the work
+  ]
 )
 def test_interrupt_and_closed_pipe_have_their_exit_codes(
-  tmp_path, code, stderr
+  tmp_path, seed, code, stderr
 ):
   outlet, inlet = os.pipe()
   os.close(outlet)
   with open(inlet, "w") as stdout:
     result = run_script(
-      tmp_path, GOOD.replace("1", str(code)), stdout=stdout
+      tmp_path, GOOD.replace("1", str(seed)), stdout=stdout
     )
   assert (result.returncode, result.stderr) == (code, stderr)
 

@@ -75,10 +75,12 @@ class Process:
       on_line: Callback, called in a thread with each line of JSON that it
         prints. By default lines are read by `answer`.
     """
+    # In a session of its own, so that an interrupt from the terminal does not
+    # reach it. This process handles the interrupt, and ends it.
     self.popen = subprocess.Popen(
       command, env=os.environ | dict(environment), text=True,
       stdin=subprocess.PIPE, stdout=output or subprocess.PIPE,
-      stderr=subprocess.DEVNULL if quiet else output,
+      stderr=subprocess.DEVNULL if quiet else output, start_new_session=True,
     )
     self.killed = False
     self._reader: threading.Thread | None = None

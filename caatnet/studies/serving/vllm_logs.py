@@ -14,6 +14,7 @@ modelled.
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
+import csv
 import dataclasses
 import itertools
 import json
@@ -69,9 +70,10 @@ class Server(OpenSchema):
   model_name: str = ""  # in config.json
   model: str = ""  # in meta.json
   hardware: str = ""
-  num_npus: Count = 1
+  num_npus: Count | None = None
   tp_size: Count | None = None  # in config.json
   tensor_parallel_size: Count | None = None  # in meta.json
+  world_size_across_dp: Count | None = None
   mem_size: NotNegative = 0.0  # GiB; 0 if unknown
   mem_util: Positive = 0.9
   link_bw: NotNegative = 0.0  # GB/s; 0 if unknown
@@ -101,6 +103,14 @@ class _Second(OpenSchema):  # of a log
   running: NotNegative
   waiting: NotNegative
   kv_cache_pct: NotNegative
+
+
+# Of a log's files, also the fields and columns without effect.
+_REQUEST = {*_Request.model_fields, "arrival_time"}
+_SERIES = {
+  *_Second.model_fields, "prompt_throughput", "prompt_compute_throughput",
+  "prompt_cached_throughput", "gen_throughput", "preempted",
+}
 
 
 class _Prefix(OpenSchema):
@@ -199,6 +209,9 @@ def load(name: str) -> Log:
     rows = [row for _, row in parse_table(_Second, text)]
     if not rows:
       raise ValueError("no rows")
+    vllm_fields.check([*csv.DictReader(text.splitlines())], _SERIES)
+    if len({row.t for row in rows}) < len(rows):
+      raise ValueError(f"a time t is listed twice: {vllm_fields.REPLICAS}")
     series = {
       key: np.array([getattr(row, key) for row in rows])
       for key in _Second.model_fields
@@ -206,8 +219,16 @@ def load(name: str) -> Log:
   server = _server(folder)
   return Log(
     name, folder, requests, series, server.model_name or server.model,
-    server.tp_size or server.tensor_parallel_size or server.num_npus, server,
+    next(iter(_ranks(server).values()), 1), server,
   )
+
+
+def _ranks(server: Server) -> dict[str, int]:
+  """Returns the number of tensor ranks, by each name that it has in a log."""
+  names = (
+    "tp_size", "tensor_parallel_size", "num_npus", "world_size_across_dp"
+  )
+  return {name: n for name in names if (n := getattr(server, name))}
 
 
 def _server(folder: pathlib.Path) -> Server:
@@ -223,11 +244,12 @@ def _server(folder: pathlib.Path) -> Server:
         vllm_fields.check(fields, Server.model_fields)
         found |= vllm_fields.first(fields, Server.model_fields)
         server = schema.check(Server, found)
-        ranks = {server.tp_size, server.tensor_parallel_size} - {None}
-        if len(ranks) > 1:
+        ranks = _ranks(server)
+        if len({*ranks.values()}) > 1:
           raise ValueError(
-            "config.json belongs to another log: tensor_parallel_size="
-            f"{server.tensor_parallel_size}, there tp_size={server.tp_size}"
+            f"{', '.join(f'{k}={n}' for k, n in ranks.items())} in config.json "
+            "and meta.json must be equal: of one log, and of one engine whose "
+            "ranks are tensor ranks"
           )
         if not server.model_name and not server.model:
           raise ValueError("has no name of a model (model_name or model)")
@@ -485,7 +507,7 @@ def _requests(text: str) -> list[dict[str, float]]:
   found = [row for _, row in parse_lines(_Request, text)]
   if not found:
     raise ValueError("no requests")
-  vllm_fields.check([json.loads(line) for line in text.splitlines()])
+  vllm_fields.check([json.loads(line) for line in text.splitlines()], _REQUEST)
   ids = [row.request_id for row in found if row.request_id is not None]
   if len({*ids}) < len(ids):
     raise ValueError(f"a request_id is listed twice: {vllm_fields.REPLICAS}")

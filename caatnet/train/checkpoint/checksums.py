@@ -77,14 +77,22 @@ def read(path: epath.Path) -> dict[str, Any] | None:
   """Returns the checksums of a checkpoint; None if it has none.
 
   Raises:
-    ValueError: They are damaged.
-    OSError: They cannot be read.
+    ValueError: They are damaged, or cannot be read.
   """
   if not (path / ITEM).exists():
     return None
-  found = json.loads((path / ITEM / "metadata").read_text())
-  if not isinstance(found, dict):
-    raise ValueError(f"{ITEM} is not an object")
+  return _object(path, f"{ITEM}/metadata")
+
+
+def _object(path: epath.Path, file: str) -> dict[str, Any]:
+  """Returns a checkpoint's JSON file; ValueError with its name if damaged."""
+  try:
+    found = json.loads((path / file).read_text())
+    for entry in found.get("array_metadatas", ()):  # as Orbax reads them
+      for key in "param_name", "write_shape", "chunk_shape":
+        entry["array_metadata"][key]
+  except Exception as error:  # of any type, for damaged content
+    raise ValueError(f"the file {file} cannot be read: {error}") from error
   return found
 
 
@@ -156,10 +164,19 @@ def check(
       if not (path / item / file).exists():
         raise ValueError(f"the file {item}/{file} is missing")
     sums = stored.get(item, {})
+    arrays = (path / item).glob("array_metadatas/*")
+    for file in (
+      f"{item}/_METADATA", f"{item}/_sharding",
+      *(f"{item}/array_metadatas/{place.name}" for place in arrays),
+    ):
+      if (path / file).exists():
+        _object(path, file)
     try:
       tree = ocp.StandardCheckpointHandler().metadata(path / item)
     except Exception as error:  # of any type, assertions included
-      raise ValueError(f"{item}/_METADATA cannot be read") from error
+      raise ValueError(
+        f"{item}/_METADATA or {item}/_sharding cannot be read"
+      ) from error
     if sums and ocp.utils.to_flat_dict(tree, sep=".").keys() != sums.keys():
       raise ValueError(f"{item}/_METADATA names other arrays than {ITEM}")
     for name, (_, rows) in sums.items():
@@ -169,8 +186,7 @@ def check(
       }, open=True, read=True).result()
       compare(f"{item}.{name}", rows, hexes(_of_store(store)))
   if "position" in stored:
-    text = (path / "position" / "metadata").read_text()
-    verify_json("position", stored, json.loads(text))
+    verify_json("position", stored, _object(path, "position/metadata"))
 
 
 def _of_store(store: tensorstore.TensorStore) -> np.ndarray:

@@ -144,8 +144,11 @@ def test_no_peer_is_left_when_another_cannot_start(monkeypatch):
   assert not _alive(started[0])
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_peers_end_with_an_interrupted_or_killed_parent(how):
+@pytest.mark.parametrize(("how", "send"), [
+  (signal.SIGINT, os.kill), (signal.SIGINT, os.killpg),  # as a terminal
+  (signal.SIGKILL, os.kill),
+])
+def test_peers_end_with_an_interrupted_or_killed_parent(how, send):
   script = (
     "import signal\n"
     "from caatnet.benchmarks.harness import processes\n"
@@ -157,13 +160,16 @@ def test_peers_end_with_an_interrupted_or_killed_parent(how):
   )
   with subprocess.Popen(
     [sys.executable, "-c", script], cwd=ROOT, text=True,
-    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
   ) as parent:
     pids = parent.stdout.readline().split()
     assert len(pids) == 2
     assert all(map(_alive, pids))
-    parent.send_signal(how)
+    send(parent.pid, how)
+    errors = parent.stderr.read()
   assert _gone(pids)
+  # Of the parent, but not of the peers.
+  assert errors.count("Traceback") == (how == signal.SIGINT), errors
 
 
 @pytest.mark.filterwarnings("error")  # from threads
@@ -236,12 +242,13 @@ def _meet_and_fail(make):
   with make() as (hosts, prefixes):
     assert len(_own()) >= len(hosts)
     with processes.Peers(
-      "caatnet.benchmarks.planner.planner_truth_peer:Peer",
+      "caatnet.benchmarks.planner.link_peer:Peer",
       list(enumerate(hosts)), prefixes,
     ) as peers:
       addresses = peers.do("address").found
       assert [host for host, _ in addresses] == list(hosts)
-      peers.do("connect", lambda _: {"addresses": addresses})
+      members = {str(i): address for i, address in enumerate(addresses)}
+      peers.do("measure", lambda _: {"members": members, "sizes": [1, 2]})
     raise ZeroDivisionError
 
 

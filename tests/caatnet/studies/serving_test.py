@@ -202,7 +202,7 @@ def test_log_of_a_folder_equals_the_included_one(tmp_path):
   ("requests.jsonl", '"input_toks": 2358', '"input_toks": NaN',
    "line 1: input_toks=NaN must be a"),
   ("timeseries.csv", "running", "runing", "line 1: column running is missing"),
-  ("timeseries.csv", "prompt_throughput", "prompts", ""),
+  ("timeseries.csv", "prompt_throughput", "preempted", ""),
   ("config.json", '"tp_size": 1', '"tp_size": 1.5',
    "config.json: tp_size=1.5 must be a valid integer"),
   ("config.json", "meta-llama/Llama-3.1-8B", "other/model",

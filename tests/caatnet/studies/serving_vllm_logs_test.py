@@ -92,8 +92,21 @@ def _log(folder):
    "ep_size=2 is not simulated, only 1: experts"),
   ("config.json", '"pd_type": null', '"spare_size": 2',
    "spare_size=2 is not known to the simulation"),
-  ("config.json", '"tp_size": 1', '"tp_size": 2',
-   "belongs to another log: tensor_parallel_size=1, there tp_size=2"),
+  ("config.json", '"num_npus": 1', '"num_npus": 4',
+   "tp_size=1, num_npus=4 in .* must be equal"),
+  ("config.json", '"num_npus": 1,', "", None),
+  ("vllm/meta.json", '"tensor_parallel_size": 1', '"tensor_parallel_size": 2',
+   "tp_size=1, tensor_parallel_size=2, num_npus=1 in .* must be equal"),
+  ("vllm/meta.json", '"num_requests"', '"world_size_across_dp": 2, "seed"',
+   "num_npus=1, world_size_across_dp=2 in .* must be equal"),
+  ("vllm/meta.json", '"tick_seconds": 1.0', '"resolved_config": '
+   '{"a_config": {"b": "B(c=2)"}, "instance_id": "a1"}', None),
+  ("vllm/meta.json", '"tick_seconds": 1.0', '"resolved_config": '
+   '{"a_config": "ParallelConfig(data_parallel_size=2)"}',
+   "resolved_config.a_config=.* is an object as text"),
+  ("vllm/meta.json", '"tick_seconds": 1.0', '"resolved_config": '
+   '{"parallel_config": {"data_parallel_size_local": 2}}',
+   "data_parallel_size_local=2 is not simulated, only 1: one engine"),
   ("vllm/meta.json", '"data_parallel_size": 1', '"data_parallel_size": 2',
    "engine_kwargs.data_parallel_size=2 is not simulated, only 1: one engine"),
   ("vllm/meta.json", '"tick_seconds"', '"kv_cache": {"x": 3}, "y"', "^.*y=1.0"),
@@ -102,6 +115,11 @@ def _log(folder):
   ("vllm/requests.jsonl", '"bench-1"', '"bench-0"', "a request_id is listed"),
   ("vllm/requests.jsonl", '"bench-1"', '"bench-1", "data_parallel_rank": 1',
    r"\[1\].data_parallel_rank=1 is not simulated"),
+  ("vllm/requests.jsonl", '"bench-1"', '"bench-1", "instance_id": 1',
+   r"\[1\].instance_id=1 is not known"),
+  ("vllm/timeseries.csv", "gen_throughput", "engine",
+   'engine="166.0" is not known'),
+  ("vllm/timeseries.csv", "\n2.0,", "\n1.0,", "a time t is listed twice"),
 ])
 def test_log_of_a_server_that_is_not_modelled_is_refused(
   tmp_path, file, old, new, message
@@ -110,6 +128,9 @@ def test_log_of_a_server_that_is_not_modelled_is_refused(
   text = (tmp_path / file).read_text()
   assert text.count(old) == 1
   (tmp_path / file).write_text(text.replace(old, new))
+  if message is None:
+    vllm_logs.load(str(tmp_path))
+    return
   with pytest.raises(ValueError, match=message) as error:
     vllm_logs.load(str(tmp_path))
   assert "\n" not in str(error.value)

@@ -138,6 +138,24 @@ def test_a_missing_file_is_named(tmp_path):
     reader.restore(abstract)
 
 
+def test_damaged_metadata_are_named_with_an_intact_checkpoint(tmp_path):
+  reader, _, abstract = write(tmp_path, 1, 2)
+  for name, old in (
+    ("params/array_metadatas/process_0", b"]}"),
+    ("rest/array_metadatas/process_0", b"param_name"),
+    ("params/_sharding", b'"}'), ("rest/_METADATA", b"}}"),
+    ("checksums/metadata", b"}"), ("position/metadata", b"}"),
+  ):
+    path = tmp_path / "checkpoints" / "2" / name
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(old, b"x"))
+    with pytest.raises(ValueError, match=(
+      f"2 is damaged: the file {name} cannot be read: .* Step 1 is intact"
+    )):
+      reader.restore(abstract)
+    path.write_bytes(whole)
+
+
 def test_checkpoints_without_checksums_are_restored_with_a_line(
   tmp_path, capsys
 ):
