@@ -150,7 +150,7 @@ class Ended(NamedTuple):
 
 
 class Refused(NamedTuple):
-  """An update does not count; the reason names its fault."""
+  """An update, or its loss, does not count; the reason names its fault."""
 
   client: int
   reason: str

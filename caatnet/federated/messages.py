@@ -178,6 +178,9 @@ class Assembler:
     self._data = bytearray()
     self._expected = False  # whether a message with vectors was asked for
     self._since = 0.0  # time of `expect`, or of the last part
+    # Round of a sent model without its `Delivered`, and when it had left.
+    self._model: int | None = None
+    self._left_s: float | None = None
 
   def expect(self) -> None:
     """Declares that a message with vectors has been asked for."""
@@ -189,15 +192,34 @@ class Assembler:
       time.monotonic() - self._since > limit_s
     )
 
+  def expect_delivered(self, round: int) -> None:
+    """Declares that the model of a round is being sent."""
+    self._left_s, self._model = None, round
+
+  def is_unconfirmed(self, sends: bool, limit_s: float) -> bool:
+    """Returns whether a model left `limit_s` seconds ago without `Delivered`.
+
+    Args:
+      sends: Whether the channel still sends; the time begins when it does not.
+      limit_s: Time limit in seconds.
+    """
+    if self._left_s is None and not sends:
+      self._left_s = time.monotonic()
+    return self._model is not None and self._left_s is not None and (
+      time.monotonic() - self._left_s > limit_s
+    )
+
   def take(self, message: Any) -> Iterator[Received]:
     """Returns the message that has become complete, if any.
 
     Raises:
       FrameError: Vectors are too long, or parts do not match their message.
     """
-    # First, since another thread calls `is_stalled`.
+    # First, since another thread calls `is_stalled` and `is_unconfirmed`.
     if isinstance(message, Part) or hasattr(message, "sizes"):
       self._since, self._expected = time.monotonic(), False
+    if isinstance(message, Delivered) and message.round == self._model:
+      self._model = None
     if isinstance(message, Part):
       if self._message is None:
         raise FrameError("a part without a message")

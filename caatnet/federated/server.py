@@ -60,6 +60,7 @@ from caatnet.federated.state import (
 )
 
 _MOST_LOST = 5  # lost connections in a round, after which a client is lost
+_LEAST_LOSS = -1e-3  # zero, with the rounding of a cross-entropy
 _MOST_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
 
 
@@ -77,7 +78,7 @@ class Arithmetic(Protocol):
     ...
 
   def healthy(self, norms: list[float]) -> list[bool]:
-    """Returns which updates are no outliers, by their norms."""
+    """Returns which norms of updates, or losses, are no outliers."""
     ...
 
   def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
@@ -494,7 +495,7 @@ def _end(
       for c in kept
     ],
   )
-  loss = _mean_loss([c.update for c in received])
+  loss = _mean_loss([c.update for c in received], arithmetic, effects)
   if kept:
     state = _merge(state, kept, factors, rules, arithmetic)
   if sum(factors) > _MOST_SUM:
@@ -643,9 +644,24 @@ def _weights(state: Server, rules: Rules) -> dict[int, float]:
   }
 
 
-def _mean_loss(updates: list[Update]) -> float:
-  """Returns the mean validation loss over examples; NaN for none."""
-  said = [u for u in updates if u.validated and math.isfinite(u.loss)]
+def _mean_loss(
+  updates: list[Update], arithmetic: Arithmetic, effects: list[Any]
+) -> float:
+  """Returns the mean validation loss over examples; NaN for none.
+
+  Cross-entropies are not negative. A negative loss and an outlier do not count.
+  """
+  said = [u for u in updates if u.validated > 0 and math.isfinite(u.loss)]
+  healthy = arithmetic.healthy([
+    u.loss if u.loss >= _LEAST_LOSS else math.nan for u in said
+  ])
+  effects += [
+    Refused(
+      u.client, f"loss of client {u.client} in round {u.round} refused: "
+      f"{u.loss:g} is negative or an outlier",
+    ) for u, valid in zip(said, healthy, strict=True) if not valid
+  ]
+  said = [u for u, valid in zip(said, healthy, strict=True) if valid]
   total = sum(u.validated for u in said)
   return sum(u.loss * u.validated for u in said) / total if said else math.nan
 

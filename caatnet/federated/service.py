@@ -104,6 +104,7 @@ class Service:
     self._clocks: dict[int, str] = {}
     self._sent: dict[int, float] = {}  # time of each client's last `Work`
     self._counted: dict[int, tuple[int, int]] = {}  # bytes of ended channels
+    self._refused: dict[int, str] = {}  # reasons, until the client connects
     self._results: dict[int, dict[str, Any]] = {}  # of the round in progress
     self._aggregation_s = 0.0
     # Last description of a wait, its start, and whether it was printed.
@@ -154,6 +155,8 @@ class Service:
       for channel, assembler in list(self._assemblers.items()):
         if assembler.is_stalled(self._silence_s):
           channel.close("sends keep-alives, but not its update")
+        elif assembler.is_unconfirmed(channel.sends, self._silence_s):
+          channel.close("sends keep-alives, but does not confirm its model")
       self._report()
       check()
     for channel in list(self._channels.values()):
@@ -239,6 +242,7 @@ class Service:
       self._lose(client)
     self._channels[client], self._senders[client] = channel, sender
     self._clocks[client] = str(hello.clock)
+    self._refused.pop(client, None)
     self._step(events.Hello(
       client, hello.examples,
       -1 if hello.revision is None else hello.revision, str(hello.digest),
@@ -319,6 +323,8 @@ class Service:
           self._channels[effect.client].send(messages.Abandon(effect.round))
         case events.Refuse():
           self._refuse(self._channels.pop(effect.client), effect.reason)
+          if 0 <= effect.client < self._rules.clients:
+            self._refused[effect.client] = effect.reason
         case events.Refused() | events.Warned():
           self._say(effect.reason)
         case events.Ended():
@@ -332,7 +338,12 @@ class Service:
     coded, vectors = server.downlink(self.state, train.base)
     now = time.monotonic()
     self._sent[train.client] = now
-    messages.send(self._channels[train.client], messages.Work(
+    channel = self._channels[train.client]
+    assembler = self._assemblers.get(channel)
+    # Only with a queue does an unconfirmed model delay other clients.
+    if assembler is not None and self._rules.downlinks_at_once:
+      assembler.expect_delivered(train.round)
+    messages.send(channel, messages.Work(
       train.round, train.revision, train.base if coded else None,
       tuple(map(len, vectors)), now, self._rules.uplinks_at_once > 0,
     ), vectors)
@@ -398,6 +409,8 @@ class Service:
   def _report(self) -> None:
     """Prints what the server waits for, once it has waited for a while."""
     now, text = time.monotonic(), server.waits(self.state, self._rules)
+    if self._refused:
+      text += f"; refused: {'; '.join(self._refused.values())}"
     if text != self._wait:
       self._wait, self._since, self._said = text, now, False
     elif not self._said and now - self._since > _REPORT_AFTER_S:

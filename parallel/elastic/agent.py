@@ -527,6 +527,7 @@ class Agent:
       # The first message of a round: weights, samples, measurement requests.
       exchange = Exchange(links, task, part.weight, part.samples, rings)
       made = dict(part.combine(exchange, newest.visible, part.value))
+      exchange.end()  # a peer that calls a further operation is named
       if self._settings.samples:
         # All contributors compute the same leases from the same samples.
         made[LEASES] = leases.encode(leases.committed(

@@ -167,6 +167,14 @@ class Exchange:
       total += np.float32(weight)
     return self.sum(x, order) / total
 
+  def end(self) -> None:
+    """Ends the operations of this attempt; waits for the other peers.
+
+    Raises:
+      Lost: A peer was lost, or has called more or fewer operations.
+    """
+    link_collectives.end(self._links, self._next(), self.contributors)
+
   def _next(self) -> int:
     self._tag += 1
     return self._tag

@@ -87,8 +87,8 @@ class Federated:
     0.0, "Smallest decrease of the loss that counts, in nats.", NOT_NEGATIVE
   )
   outlier_factor: float = field(
-    10.0, "Largest norm of an update, as a multiple of the median norm of a "
-    "round with at least three updates; 0 allows any finite norm.",
+    10.0, "Largest norm of an update and largest validation loss, as multiples "
+    "of the medians of a round with at least three; 0 allows any finite one.",
     NOT_NEGATIVE,
   )
   most_examples: int = field(

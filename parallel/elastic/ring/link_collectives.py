@@ -39,7 +39,7 @@ import numpy as np
 
 from parallel.base.checks import known
 from parallel.elastic.membership.messages import Id
-from parallel.elastic.ring.link_operations import Operation
+from parallel.elastic.ring.link_operations import END, Operation
 from parallel.elastic.transport.frames import HEADER_BYTES, FrameError, Header
 from parallel.elastic.transport.links import Links
 from parallel.elastic.transport.transfers import Agreement
@@ -290,7 +290,7 @@ class Gather(Operation):
 
   def __init__(
     self, links: Links, tag: int, data: Any, ranks: Sequence[Id],
-    most_bytes: int, block_bytes: int,
+    most_bytes: int, block_bytes: int, what: str,
   ) -> None:
     self._data = memoryview(data).cast("B").toreadonly()
     if len(self._data) > most_bytes:
@@ -298,7 +298,7 @@ class Gather(Operation):
         f"{len(self._data):,} bytes are more than most_bytes={most_bytes:,}"
       )
     super().__init__(
-      links, tag, ranks, f"gather {most_bytes}", len(self._data), block_bytes
+      links, tag, ranks, what, len(self._data), block_bytes
     )
     self._most, self._pieces = most_bytes, {links.me: self._data}
     with self._lock:
@@ -408,8 +408,23 @@ def gather(
     Lost: The links have ended.
   """
   return Gather(
-    links, tag, data, ranks or links.members, most_bytes, block_bytes
+    links, tag, data, ranks or links.members, most_bytes, block_bytes,
+    f"gather {most_bytes}",
   )
+
+
+def end(links: Links, tag: int, ranks: Sequence[Id]) -> None:
+  """Returns when all ranks call it, in place of an operation with this tag.
+
+  Args:
+    links: Links of the epoch.
+    tag: Number that a further operation would have.
+    ranks: Participating peers.
+
+  Raises:
+    Lost: The links have ended, as they do if a peer calls a further operation.
+  """
+  Gather(links, tag, b"", ranks, 0, BLOCK_BYTES, END).wait()
 
 
 def sum_bytes(

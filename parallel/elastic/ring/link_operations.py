@@ -27,6 +27,8 @@ from parallel.elastic.transport.transfers import (
   disagreement,
 )
 
+END = "end"  # in place of an operation of a peer that calls no more
+
 
 class Operation(abc.ABC):
   """Base class of sums and gathers over links.
@@ -64,8 +66,7 @@ class Operation(abc.ABC):
     # A multiple of 4, so that blocks contain whole float32 values.
     self._block = block_bytes
     # Peers compare this digest, so that mismatched calls fail early.
-    text = f"{what} {block_bytes} {' '.join(ranks)}"
-    self._agreement = Agreement(hashlib.sha256(text.encode()).digest(), size)
+    self._agreement = Agreement(self._digest(what), size)
     self._lock = threading.Lock()
     self._changed = threading.Condition(self._lock)
     # Blocks for peers that are not ready: (slot, offset, block).
@@ -76,6 +77,10 @@ class Operation(abc.ABC):
     self._sent, self._received = Bytes(), Bytes()
     self._error: Lost | None = None
     self._booked = False  # success or failure has been recorded
+
+  def _digest(self, what: str) -> bytes:
+    text = f"{what} {self._block} {' '.join(self.ranks)}"
+    return hashlib.sha256(text.encode()).digest()
 
   def _begin(self) -> None:
     # Blocks may arrive before this returns.
@@ -156,6 +161,9 @@ class Operation(abc.ABC):
     calls = {}
     for peer in self.ranks:
       digest, size = said[peer]
+      if digest == self._digest(END):
+        calls[peer] = "no further operation"
+        continue
       if digest != self._agreement.digest:
         # With its digest, since there may be several other operations.
         calls[peer] = f"another operation ({digest[:3].hex()})"

@@ -9,10 +9,12 @@ delay other receivers.
 import collections
 from collections.abc import Callable, Sequence
 import contextlib
+import fcntl
 import os
 import selectors
 import socket
 import ssl
+import termios
 import threading
 import time
 from typing import Any
@@ -83,6 +85,15 @@ class Channel:
       self._ring()
     if full:
       self.close("does not read its messages")
+
+  @property
+  def sends(self) -> bool:
+    """Whether messages are queued, or sent bytes are not acknowledged."""
+    try:
+      left = fcntl.ioctl(self._sock, termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # closed
+      return False
+    return bool(self._waiting) or any(left)
 
   def close(self, reason: str) -> None:
     """Ends the connection immediately; thread-safe."""

@@ -45,6 +45,18 @@ def test_invalid_sequence_is_an_error(sent, error):
     list(assembler.take(last))
 
 
+def test_only_a_model_that_has_left_is_overdue():
+  assembler = messages.Assembler(10)
+  assembler.expect_delivered(1)
+  assert not assembler.is_unconfirmed(True, -1.0)
+  for round in (0, 2):  # of other rounds
+    assert assembler.is_unconfirmed(False, -1.0)
+    list(assembler.take(messages.Delivered(round)))
+  assert assembler.is_unconfirmed(True, -1.0)  # keep-alives are sent
+  list(assembler.take(messages.Delivered(1)))
+  assert not assembler.is_unconfirmed(False, -1.0)
+
+
 def test_bytes_are_encoded():
   part = messages.Part(bytes(range(256)))
   data = frames.encode(part)

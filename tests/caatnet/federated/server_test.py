@@ -267,6 +267,22 @@ def test_outlier_is_excluded_when_the_round_ends():
   assert np.abs(state.params - PARAMS).max() < 10
 
 
+@pytest.mark.parametrize("wrong", [
+  {"loss": -1e300}, {"loss": 1e300}, {"validated": -9},
+], ids=str)
+def test_implausible_loss_does_not_count(wrong):
+  state, rules = start()
+  for client in range(4):
+    said = {"loss": 2.0, "validated": 3} | (wrong if client == 2 else {})
+    state, effects = step(state, update(client, **said), rules=rules)
+  (end,) = of(events.Ended, effects)
+  assert end.loss == 2
+  assert len(end.merged) == 4
+  refused = [e.reason for e in of(events.Refused, effects)]
+  assert len(refused) == ("loss" in wrong)
+  assert all("loss of client 2 in round 0 refused" in x for x in refused)
+
+
 def test_duplicated_update_counts_once():
   state, rules = start()
   once, _ = step(state, update(1), rules=rules)

@@ -391,13 +391,24 @@ def test_poisoned_updates_are_refused_and_named(tmp_path):
     (lambda at: process.client(0, ("127.0.0.1", 1), alone_s=0.1), "no server"),
   ],
 )
-def test_refused_client_ends_with_one_line(tmp_path, client, message):
-  with process.service(0, tmp_path, process.rules(), say=print) as service:
-    thread = threading.Thread(target=service.serve, daemon=True)
+def test_refused_client_ends_with_one_line(
+  tmp_path, monkeypatch, client, message
+):
+  monkeypatch.setattr(service, "_REPORT_AFTER_S", 0.0)
+  lines = []
+  with process.service(0, tmp_path, process.rules(), say=lines.append) as made:
+    thread = threading.Thread(target=made.serve, daemon=True)
     thread.start()
     with pytest.raises(ValueError, match=message) as caught:
-      client(service.address).run()
+      client(made.address).run()
     assert "\n" not in str(caught.value)
+    end = time.monotonic() + 10
+    # Before the first round, the server waits for it, and says why.
+    while message == "another model" and not any(
+      x.endswith(f": 0 of 3 there; refused: {caught.value}") for x in lines
+    ):
+      assert time.monotonic() < end, lines
+      time.sleep(0.01)
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -539,18 +550,25 @@ FAULTS = {
     channel, result._replace(round=result.round + 1), (data,)
   ),
   "silent when asked": lambda channel, result, data: None,
+  "confirms no model": None,  # see `Reader`
 }
-SILENT = ("stalls", "truncated frame", "silent when asked")
+SILENT = (
+  "stalls", "truncated frame", "silent when asked", "confirms no model"
+)
 
 
 class Reader(messages.Assembler):
-  """Has an unexpected error at an update of a round."""
+  """Has an unexpected error at an update, or takes no model."""
 
   FAILS = 987
 
   def take(self, message):
     if isinstance(message, messages.Result) and message.round == self.FAILS:
       raise KeyError(message.round)
+    if threading.current_thread().name == "confirms no model" and isinstance(
+      message, (messages.Work, messages.Part)
+    ):
+      return ()
     return super().take(message)
 
 
@@ -565,10 +583,17 @@ def test_faults_of_transport_end_with_the_round(
   monkeypatch.setattr(messages, "Assembler", Reader)
 
   class Faulty(process.Client):
+    def _converse(self):
+      threading.current_thread().name = fault
+      super()._converse()
+
     def _send(self, result, data):
       FAULTS[fault](self._channel, result, data)
 
-  rules = process.rules(per_round=3, rounds=1, uplinks_at_once=at_once)
+  rules = process.rules(
+    per_round=3, rounds=1, uplinks_at_once=at_once,
+    downlinks_at_once=1 - at_once,
+  )
   lines = []
   with process.service(
     0, tmp_path, rules, say=lines.append,
