@@ -16,8 +16,6 @@ import runpy
 import subprocess
 import sys
 
-from caatnet import interrupts
-
 _BUNDLE = pathlib.Path(__file__).with_name("_bundle")
 _USAGE = "usage: caatnet COMMAND [--FLAG=VALUE ...]"
 
@@ -111,6 +109,8 @@ def main() -> None:
   Raises:
     SystemExit: The script's exit code; 2 for an unknown command.
   """
+  from caatnet import interrupts  # notebooks copy this file alone
+
   interrupts.install()
   known = scripts()
   name, *arguments = sys.argv[1:] or [""]  # "" prints the usage

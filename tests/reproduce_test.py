@@ -1,6 +1,8 @@
 """Claims are run: five on each day, and made-up ones."""
 
 import datetime
+import itertools
+import math
 import os
 import pathlib
 import re
@@ -26,14 +28,15 @@ COUNT, SECONDS = 5, 30.0
 def of_the_day(candidates, day):
   """Returns the claims that are run on a day, of those that fit in its time.
 
-  The choice rotates: each day starts where the last one ended, and one further
-  after each turn, so that every claim comes first some day.
+  The choice rotates by a number of claims without a common divisor with theirs,
+  so that every claim comes first some day.
   """
   fitting = [p for p in candidates if not p.skipped and p.budget_s <= SECONDS]
   if not fitting:
     return []
-  step = day.toordinal() * COUNT
-  start = (step + step // len(fitting)) % len(fitting)
+  num = len(fitting)
+  stride = next(s for s in itertools.count(COUNT) if math.gcd(s, num) == 1)
+  start = day.toordinal() * stride % num
   chosen, rest = [], fitting[start:] + fitting[:start]
   while rest and len(chosen) < COUNT:
     plan = rest.pop(0)

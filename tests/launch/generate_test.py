@@ -77,17 +77,14 @@ def test_interrupted_text_is_kept_and_marked(
 
 
 @pytest.mark.parametrize(
-  ("files", "message"),
-  [("d/*", 'Error opening "zarr"'), ("*/d/*", "Requested byte range")],
+  "files", ["d/*", "*/d/*"]  # of the database, and of its arrays
 )
-def test_damaged_checkpoint_is_a_one_line_error(
-  files, message, workdir, tmp_path
-):
+def test_damaged_checkpoint_is_a_one_line_error(files, workdir, tmp_path):
   shutil.copytree(workdir, tmp_path / "run")
   for path in (tmp_path / "run/checkpoints/0/params").glob(files):
     os.truncate(path, 20)
   experiment = experiments.from_folder(workdir, {"tensor": 1})
-  with pytest.raises(ValueError, match="checkpoints/0 cannot be rea") as error:
+  with pytest.raises(ValueError, match="checkpoints/0 is damaged: ") as error:
     export.read(experiment, tmp_path / "run")
-  assert message in str(error.value)
+  assert "Requested byte range" in str(error.value)
   assert "\n" not in str(error.value)
