@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -134,10 +135,16 @@ def bundle(tmp_path, monkeypatch):
 def run(monkeypatch, *arguments):
   """Runs the command in this process and returns its exit code."""
   monkeypatch.setattr(sys, "argv", ["caatnet", *arguments])
+  handlers = {
+    n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)
+  }
   try:
     commands.main()
   except SystemExit as ended:
     return ended.code
+  finally:  # of the tests
+    for number, handler in handlers.items():
+      signal.signal(number, handler)
   return 0
 
 
