@@ -6,6 +6,6 @@ __all__, __getattr__, __dir__ = attach(__name__, {
   "config": ["StackConfig"],
   "model": ["StackedLanguageModel"],
   "module": ["LanguageModule"],
-  "stateful": ["Stateful", "StatefulLanguageModel", "StatefulModule"],
+  "stateful": ["StatefulConfig", "StatefulLanguageModel"],
   "vocabulary": ["Vocabulary"],
 })
