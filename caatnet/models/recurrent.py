@@ -133,10 +133,6 @@ class RecurrentConfig(StatefulConfig):
   def columns(self) -> tuple[int, ...]:
     return self.rnn_width, self.rnn_width
 
-  @property
-  def channels(self) -> int:
-    return self.rnn_width
-
   def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
     """Returns one rank's states: last inputs of the convolution, and h."""
     channels = self.rnn_width // ranks

@@ -62,8 +62,8 @@ class StatefulConfig(StackConfig):
 
   @property
   def channels(self) -> int:
-    """Channels that the unit returns, a multiple of ``num_heads``."""
-    raise NotImplementedError
+    """Channels that the unit returns: those of the first matrix of W_in."""
+    return self.columns[0]
 
   def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
     """Returns the states of one layer, sequence and rank."""
