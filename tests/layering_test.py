@@ -185,8 +185,8 @@ RULES = {
       "caatnet.data",
       "caatnet.models",
       "caatnet.program",
-      "caatnet.show.plot",
-      "caatnet.show.report",
+      "parallel.base.plot",
+      "parallel.base.report",
       "caatnet.train",
       "parallel",
     ),
@@ -288,9 +288,9 @@ RULES = {
     ("flax", "ml_collections", "absl"),
   ),
   # Reports as data.
-  "caatnet.show.plot": ((), (*NUMPY_ONLY, "matplotlib", "rich")),
-  "caatnet.show.report": (
-    ("caatnet.show.plot",), (*NUMPY_ONLY, "matplotlib", "rich"),
+  "parallel.base.plot": ((), (*NUMPY_ONLY, "matplotlib", "rich")),
+  "parallel.base.report": (
+    ("parallel.base.plot",), (*NUMPY_ONLY, "matplotlib", "rich"),
   ),
   # A coordinator starts without jax.
   "caatnet.show.swarms": (("parallel.elastic",), NUMPY_ONLY),
