@@ -24,8 +24,10 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from caatnet.train.experiment import Experiment
+from caatnet.train.gradients import worker_gradients
+from caatnet.train.inner import make_update
 from caatnet.train.state import TrainState, restarted, specs_like_outer
-from caatnet.train.step import make_update, told_of, worker_gradients
+from caatnet.train.step import told_of
 from parallel.collectives import (
   after,
   all_gather,
