@@ -27,6 +27,12 @@ COSTS = (
 LAZY = "parallel.base.lazy"
 # Permitted in every package: lists of public names, checks, schemas, files.
 ANYWHERE = ("parallel.base",)
+# Declarations of the config keys of studies and benchmarks.
+KEYS = tuple(
+  ".".join(path.relative_to(ROOT).with_suffix("").parts)
+  for folder in ("benchmarks", "studies")
+  for path in sorted((ROOT / "caatnet" / folder).rglob("*keys.py"))
+)
 RULES = {
   "parallel.base": ((), NUMPY_ONLY),
   "parallel.hardware": ((), NUMPY_ONLY),
@@ -351,7 +357,13 @@ RULES = {
       "utilisation.predictor", "utilisation.recommend",
     )
   },
-  "configs": (("caatnet.config.schema",), ("jax", "numpy", "flax", "absl")),
+  **{
+    name: (("caatnet.config.schema", *KEYS), SCHEMA)
+    for name in (*KEYS, "caatnet.benchmarks.registry")
+  },
+  "configs": (
+    ("caatnet.config.schema", *KEYS), ("jax", "numpy", "flax", "absl")
+  ),
   "launch": (
     ("caatnet", "parallel", "launch.options", "launch.swarms"),
     ("flax", "orbax"),
@@ -542,6 +554,9 @@ def test_each_flag_is_defined_once():
     ("parallel.outer.cost", "from parallel.outer import exchange"),
     ("configs.caatnet.tiny", "import jax"),
     ("configs.caatnet.tiny", "from caatnet import build"),
+    ("configs.zero.frontier", "from caatnet.studies.partitions import study"),
+    ("caatnet.config.schema.tree", "from caatnet.studies import keys"),
+    ("caatnet.studies.flows.keys", "from caatnet.studies.flows import study"),
     ("launch.demo", "from launch import train"),
     ("parallel.nowhere", ""),
   ],

@@ -294,7 +294,7 @@ def test_bounds_of_keys_are_inclusive_as_declared(name, inside, outside):
      "config.outer.algorithm='x' must be one of"),
     ({"study": "x"}, "config.study='x' must be one of alignment, coll"),
     ({"study": "serving", "subject": "x"},
-     "config.subject='x' must be one of 'composition', 'fastswitch', 'fair"),
+     "config.subject='x' must be one of 'composition', 'fairness', 'fast"),
   ],
 )
 def test_undeclared_key_or_section_is_an_error(changes, message):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from caatnet.config.schema import tree
-from caatnet.config.schema.studies.shared import RATE
 from caatnet.studies.serving import (
   composition,
   composition_figures,
@@ -14,6 +13,7 @@ from caatnet.studies.serving import (
   study,
 )
 from caatnet.studies.serving import report as reports
+from caatnet.studies.serving.keys import RATE
 from configs.serving import composition as config_file
 from parallel.hardware.nodes import NODES
 from tests.caatnet.show.report_test import check

@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
-from launch import benchmark
+from caatnet.benchmarks import registry
 
-FOLDER = pathlib.Path(__file__).parents[2] / "configs/benchmark"
+FOLDER = pathlib.Path(__file__).parents[3] / "configs/benchmark"
 NAMES = sorted(
   path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__"
 )
@@ -16,7 +16,9 @@ NAMES = sorted(
 @pytest.mark.parametrize("name", NAMES)
 def test_config_names_the_module_that_documents_it(name):
   config = importlib.import_module(f"configs.benchmark.{name}").get_config()
-  of = config.benchmark.name
-  body = f"caatnet.benchmarks.{benchmark.BODIES[of]}.{of}"
-  run = importlib.import_module(body).run
-  assert f"configs/benchmark/{name}.py" in run.__doc__
+  assert f"configs/benchmark/{name}.py" in registry.find(config).__doc__
+
+
+def test_all_files_of_keys_are_imported():
+  root = pathlib.Path(registry.__file__).parent
+  assert {*registry.FOLDERS} == {p.parent.name for p in root.glob("*/keys.py")}

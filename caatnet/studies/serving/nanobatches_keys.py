@@ -1,5 +1,6 @@
 """Config of the study of nano-batches."""
 
+from caatnet.config.schema import register
 from caatnet.config.schema.fields import (
   COUNT,
   FRACTION,
@@ -8,15 +9,12 @@ from caatnet.config.schema.fields import (
   field,
   section,
 )
-from caatnet.config.schema.studies.shared import (
-  UTILISATION,
-  Study,
-  study_key,
-)
+from caatnet.studies.keys import UTILISATION, study_key
 
 
+@register.study
 @section
-class NanoBatches(Study):
+class NanoBatches:
   """Steps cut into nano-batches, whose reductions overlap products."""
 
   name: str = field("nanobatches", "Name of the config.")

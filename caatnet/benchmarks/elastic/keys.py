@@ -1,6 +1,7 @@
-"""Benchmarks of processes that communicate."""
+"""Keys of benchmarks of processes that communicate."""
 
-from caatnet.config.schema.benchmarks.shared import ROUNDS
+from caatnet.benchmarks.keys import ROUNDS
+from caatnet.config.schema import register
 from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
@@ -13,6 +14,7 @@ from caatnet.config.schema.fields import (
 )
 
 
+@register.benchmark("churn")
 @section
 class Churn:
   """Workers that join, leave and fail at random.
@@ -58,6 +60,7 @@ class Churn:
   )
 
 
+@register.benchmark("membership")
 @section
 class Membership:
   """Exhaustive search of the membership protocol of `parallel.elastic`."""
@@ -85,6 +88,7 @@ class Membership:
   )
 
 
+@register.benchmark("ring")
 @section
 class Ring:
   """All-reduces between processes on one machine and over throttled links."""

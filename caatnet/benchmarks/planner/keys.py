@@ -1,16 +1,12 @@
-"""Benchmarks of plans, placements, collective and pipeline schedules."""
+"""Keys of the planner's benchmark."""
 
-from caatnet.config.schema.fields import (
-  COUNT,
-  POSITIVE,
-  Range,
-  field,
-  section,
-)
+from caatnet.config.schema import register
+from caatnet.config.schema.fields import COUNT, POSITIVE, Range, field, section
 
 _ALL_SCHEDULES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
 
 
+@register.benchmark("planner")
 @section
 class Planner:
   """Device orders of the planner, compared with bounds and other searches."""
@@ -57,40 +53,3 @@ class Planner:
     60.0, "Time limit of CP-SAT per problem, in seconds.", POSITIVE
   )
   steps: int = field(3000, "Steps of Pipette's simulated annealing.", COUNT)
-
-
-@section
-class Schedules:
-  """Collective schedules: proofs, optimal trees and times."""
-
-  tori: tuple[int, ...] = field(
-    (4, 8, 16, 32, 64), "Sides of square tori.", COUNT, empty=True,
-  )
-  meshes: tuple[int, ...] = field(
-    (4, 8, 16, 32), "Sides of square meshes.", COUNT, empty=True,
-  )
-  optimal: tuple[str, ...] = field(
-    ("torus 4x4", "torus 8x8", "mesh 8x8", "torus 8x8, 2 links failed",
-     "fat tree 4", "leaf-spine 4x4x4", "dgx 2x8"),
-    "Topologies of optimal trees.", empty=True,
-  )
-  simulated: tuple[str, ...] = field(
-    ("ring, ring 1024", "bucket, torus 32x32", "multitree, torus 32x32"),
-    "All-gathers, by algorithm and topology.", empty=True,
-  )
-  size_bytes: tuple[int, ...] = field(
-    (2**15, 2**20, 2**26), "Sizes of all-gathers in bytes; the last one is "
-    "used for random graphs.", Range(1, 2**53, whole=True),
-  )
-  models: tuple[str, ...] = field(
-    ("events", "lockstep"),
-    "Time models; a schedule is selected for each one.",
-  )
-  num_random: int = field(200, "Number of random graphs.", COUNT)
-  max_nodes: int = field(
-    24, "Largest number of nodes of a random graph.", COUNT
-  )
-  processes: int = field(2, "Processes that share the graphs.", COUNT)
-  plot: str = field(
-    "", 'PNG of the times against the number of nodes; "" for none.'
-  )

@@ -1,6 +1,7 @@
-"""Benchmarks of kernels and compiled programs."""
+"""Keys of benchmarks of kernels and compiled programs."""
 
-from caatnet.config.schema.benchmarks.shared import RESULTS, ROUNDS
+from caatnet.benchmarks.keys import RESULTS, ROUNDS
+from caatnet.config.schema import register
 from caatnet.config.schema.fields import (
   COUNT,
   FRACTION,
@@ -12,6 +13,7 @@ from caatnet.config.schema.fields import (
 )
 
 
+@register.benchmark("calibration")
 @section
 class Calibration:
   """Step times by rates of a profile, compared with measured ones."""
@@ -62,6 +64,7 @@ class Calibration:
   seed: int = field(0, "Seed of the configurations.", SEED)
 
 
+@register.benchmark("kernels")
 @section
 class Kernels:
   """Pallas kernels compared with XLA programs of their references."""
@@ -81,6 +84,7 @@ class Kernels:
   )
 
 
+@register.benchmark("programs")
 @section
 class Programs:
   """Compiled steps with and without kernels."""

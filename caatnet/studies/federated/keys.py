@@ -1,5 +1,6 @@
 """Config of the study of federated rounds over links."""
 
+from caatnet.config.schema import register
 from caatnet.config.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
@@ -12,7 +13,7 @@ from caatnet.config.schema.fields import (
   field,
   section,
 )
-from caatnet.config.schema.studies.shared import Study, study_key
+from caatnet.studies.keys import study_key
 
 _MOST_S = 1e6  # float64 still resolves the duration of a transfer then
 _SECONDS = Range(0, _MOST_S)
@@ -20,8 +21,9 @@ _SECONDS = Range(0, _MOST_S)
 _APART, _LIMIT = Range(0, 1e3), Range(1e-3, 1)
 
 
+@register.study
 @section
-class FederatedLinks(Study):
+class FederatedLinks:
   """Predicted federated rounds over links, and figures of a 5G testbed."""
 
   name: str = field("federated_links", "Name of the config.")

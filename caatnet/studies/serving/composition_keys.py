@@ -1,5 +1,6 @@
 """Config of the study of compositions of experts."""
 
+from caatnet.config.schema import register
 from caatnet.config.schema.experts import (
   BURST,
   DEADLINE,
@@ -17,12 +18,13 @@ from caatnet.config.schema.fields import (
   field,
   section,
 )
-from caatnet.config.schema.studies.served import Hardware, Limits, Workload
-from caatnet.config.schema.studies.shared import RATE, Study, study_key
+from caatnet.studies.keys import study_key
+from caatnet.studies.serving.keys import RATE, Hardware, Limits, Workload
 
 
+@register.study
 @section
-class Composition(Study):
+class Composition:
   """Experts switched by one server, on a simulated clock."""
 
   @section
