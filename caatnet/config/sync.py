@@ -120,8 +120,9 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
   """Returns a route; for "schedule:NAME" the function that runs it."""
   kind, _, name = route.partition(":")
   if kind != "schedule":
-    schedules = (f"schedule:{name}" for name in builders.BUILDERS)
-    one_of("route", route, (*PROJECTION_ROUTES, *schedules))
+    if route not in PROJECTION_ROUTES:
+      schedules = (f"schedule:{name}" for name in builders.BUILDERS)
+      one_of("route", route, (*PROJECTION_ROUTES, *schedules))
     if topology:
       raise ValueError(
         f"topology={topology!r} has no effect with route={route!r}, which is "
