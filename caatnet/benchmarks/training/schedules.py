@@ -16,10 +16,10 @@ import numpy as np
 
 from caatnet.benchmarks.harness import processes, timing
 from caatnet.show import drawing, tables
-from caatnet.show.plot import Axis, Figure, Line, Panel
-from caatnet.show.report import size_text
 from caatnet.studies.collectives import chosen
 from parallel.base.checks import known
+from parallel.base.plot import Axis, Figure, Line, Panel
+from parallel.base.report import size_text
 from parallel.network import simulate
 from parallel.network.routed import on_links
 from parallel.schedules import multitree

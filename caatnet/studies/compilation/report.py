@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import itertools
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, keyed, span
 from caatnet.studies.compilation import partition
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, keyed, span
 from parallel.xla import conformal
 
 Result = Mapping[str, Any]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, size_text
 from caatnet.studies.pipeline.study import built, timed
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, size_text
 from parallel.pipeline.pipeline_schedule import Kind
 from parallel.pipeline.simulate import Timeline
 from parallel.topology.text import quantity

@@ -6,9 +6,9 @@ from typing import Any
 import networkx
 import numpy as np
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, size_text
 from caatnet.studies.schedule.study import of_config
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, size_text
 from parallel.network import simulate
 from parallel.network.simulate import Timeline
 from parallel.schedules.schedule import Schedule

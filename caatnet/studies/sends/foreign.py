@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from caatnet.show.report import Report
 from caatnet.studies.sends.report import report
 from parallel.base import files
+from parallel.base.report import Report
 from parallel.hardware import cluster_files
 from parallel.memory import available
 from parallel.xla import calibration, profiles, reading, targets

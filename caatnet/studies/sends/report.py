@@ -6,7 +6,7 @@ import os
 from types import MappingProxyType
 from typing import Any
 
-from caatnet.show.report import Column, Report, Table
+from parallel.base.report import Column, Report, Table
 from parallel.xla.compiled import Sent, compare
 from parallel.xla.profiles import Measured
 from parallel.xla.reading import Executed, Reading

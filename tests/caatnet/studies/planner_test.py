@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from caatnet.config.schema import tree
-from caatnet.show import plot
 from caatnet.studies.placement import study as placement
 from caatnet.studies.planner import report, study
 from configs.planner import gpt_11b
+from parallel.base import plot
 from parallel.hardware import cluster_files
 from parallel.planner.space import Configuration
 

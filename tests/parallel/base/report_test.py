@@ -12,8 +12,9 @@ from markdown_it import MarkdownIt
 import pytest
 from rich.console import Console
 
-from caatnet.show import drawing, plot, render, report, results
-from caatnet.show.report import Column, Report, Table
+from caatnet.show import drawing, render, results
+from parallel.base import plot, report
+from parallel.base.report import Column, Report, Table
 from tests.caatnet.show import terminal
 
 # Markup of the three formats, and letters.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from caatnet.show.plot import Figure
+from parallel.base.plot import Figure
 
 Row = Mapping[str, Any]
 
