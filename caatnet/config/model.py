@@ -13,7 +13,7 @@ from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.models.transformer.positions import parse_scaling
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 
 
 def transformer(
@@ -29,7 +29,7 @@ def transformer(
   Raises:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
-  one_of("attention", section.attention, attentions.IMPLEMENTATIONS)
+  known("attention=", section.attention, attentions.IMPLEMENTATIONS)
   context.check_language("transformer")
   check_positions("data.seq_len", context.data.seq_len, section.max_positions)
   sync: Sync = sections.call(
@@ -143,7 +143,7 @@ def graph(section: schema.Graph, context: Context) -> Model:
   from caatnet.models.graph import LAYERS, GraphModel
 
   context.check_unshared("graph", "graphs", GraphData)
-  one_of("layer", section.layer, tuple(LAYERS))
+  known("layer=", section.layer, tuple(LAYERS))
   return GraphModel(
     **vars(section),
     num_features=context.data.num_features,

@@ -11,6 +11,8 @@ from caatnet.config.schema.fields import (
 )
 from caatnet.config.schema.graph import SCALE
 
+_PARTS = ("sampler", "caches", "waits", "large", "predicted")
+
 
 @section
 class LargeGraph:
@@ -54,9 +56,7 @@ class PredictedSteps:
 class Graphs:
   """Graph networks: sampler, caches, feature access, a large graph."""
 
-  parts: tuple[str, ...] = field(
-    ("sampler", "caches", "waits", "large", "predicted"), "Parts to run."
-  )
+  parts: tuple[str, ...] = field(_PARTS, "Parts to run.", _PARTS)
   scale: int = field(
     20, "Binary logarithm of the number of nodes of an R-MAT graph.", SCALE
   )

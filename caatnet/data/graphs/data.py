@@ -22,7 +22,8 @@ from caatnet.data.graphs.sampling import (
   num_places,
 )
 from caatnet.data.protocol import Dataset
-from parallel.base.naming import naming, one_of
+from parallel.base.checks import known
+from parallel.base.naming import naming
 from parallel.memory import caches
 from parallel.memory.features import ACCESSES, Lookup, Table
 
@@ -58,9 +59,9 @@ class GraphData(Graphs):
   kernels: tuple[str, ...] = ("reference",)
 
   def __post_init__(self) -> None:
-    one_of("cache", self.cache, CACHES)
-    one_of("access", self.access, ACCESSES)
-    one_of("sampler", self.sampler, SAMPLERS)
+    known("cache=", self.cache, CACHES)
+    known("access=", self.access, ACCESSES)
+    known("sampler=", self.sampler, SAMPLERS)
     check_fanouts(self.fanouts)
     places = num_places(self.fanouts) * self.batch_size
     if places > _MOST_PLACES:

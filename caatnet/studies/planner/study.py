@@ -8,7 +8,7 @@ from typing import Any
 from caatnet.studies.published import models
 from parallel import workload
 from parallel.base.checks import known
-from parallel.base.naming import naming, one_of
+from parallel.base.naming import naming
 from parallel.hardware import cluster_files, tiers
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import builders
@@ -144,8 +144,8 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
   Raises:
     ValueError: The model is not a transformer, or the data is not text.
   """
-  one_of("config.model.name", config["model"]["name"], ("transformer",))
-  one_of("config.data.name", config["data"]["name"], ("text",))
+  known("config.model.name=", config["model"]["name"], ("transformer",))
+  known("config.data.name=", config["data"]["name"], ("text",))
   sizes, backward = config["model"], config["sync"]["backward_dtype"]
   model = Transformer(**{
     field.name: sizes[field.name] for field in dataclasses.fields(Transformer)

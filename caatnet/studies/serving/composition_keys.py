@@ -1,14 +1,7 @@
 """Config of the study of compositions of experts."""
 
 from caatnet.config.schema import register
-from caatnet.config.schema.experts import (
-  BURST,
-  DEADLINE,
-  EVICTIONS,
-  EXPONENT,
-  ORDERS,
-  PATIENCE,
-)
+from caatnet.config.schema.experts import DEADLINE, EVICTIONS, PATIENCE
 from caatnet.config.schema.fields import (
   COUNT,
   NOT_NEGATIVE,
@@ -20,6 +13,9 @@ from caatnet.config.schema.fields import (
 )
 from caatnet.studies.keys import study_key
 from caatnet.studies.serving.keys import RATE, Hardware, Limits, Workload
+
+# Names of `caatnet.studies.serving.composition.ORDERS`.
+_ORDERS = "zipf", "uniform", "bursty", "cyclic"
 
 
 @register.study
@@ -58,8 +54,12 @@ class Composition:
     output: int = field(20, "Tokens of a response.", COUNT)
     rate: float = field(4.0, "Requests per second.", RATE)
     batch: int = field(1, "Requests that arrive together.", COUNT)
-    exponent: float = field(1.0, EXPONENT, NOT_NEGATIVE)
-    burst: int = field(8, BURST, COUNT)
+    exponent: float = field(
+      1.0, "Exponent of Zipf's distribution over experts.", NOT_NEGATIVE
+    )
+    burst: int = field(
+      8, "Mean number of consecutive requests of an expert in a burst.", COUNT
+    )
     seed: int = field(0, "Seed of experts, arrivals and tokens.", SEED)
 
   @section
@@ -104,7 +104,7 @@ class Composition:
   experts: Experts = field(Experts, "Experts and their tiers.")
   stream: Stream = field(Stream, "Requests.")
   streams: tuple[str, ...] = field(
-    ORDERS, "Orders of experts to simulate.", ORDERS, empty=True,
+    _ORDERS, "Orders of experts to simulate.", _ORDERS, empty=True,
   )
   evictions: tuple[str, ...] = field(
     EVICTIONS, "Eviction policies to compare.", EVICTIONS
