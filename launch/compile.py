@@ -44,7 +44,7 @@ def main() -> None:
   from caatnet.config.override import override
   from caatnet.show import render
   from caatnet.studies.compilation import decoding, report, study
-  from parallel.hardware import cluster_files
+  from parallel.plans.hardware import cluster_files
   from parallel.xla import targets
 
   target, results, programs = targets.resolve(FLAGS.target), {}, {}

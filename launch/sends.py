@@ -41,7 +41,7 @@ def main() -> None:
   from caatnet.show import render
   from caatnet.studies.sends import foreign, report, trace
   from parallel.base.checks import known
-  from parallel.hardware.devices import DEVICES
+  from parallel.plans.hardware.devices import DEVICES
   from parallel.xla import targets
 
   jax.config.update("jax_platforms", "cpu")  # local accelerators are not used

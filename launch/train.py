@@ -13,7 +13,7 @@ import sys
 from absl import flags
 
 from launch import options, swarms
-from parallel.memory import heap
+from parallel.base import heap
 
 FLAGS = flags.FLAGS
 

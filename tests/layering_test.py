@@ -19,10 +19,10 @@ SCHEMA = ("jax", "flax", "optax", "orbax", "absl")
 LIBRARY = ("flax", "orbax", "ml_collections", "absl")
 # Files of packages with jax that packages without it may import.
 COSTS = (
-  "parallel.zero.partition",
-  "parallel.zero.cost",
-  "parallel.outer.cost",
-  "parallel.outer.fragment_plan",
+  "parallel.plans.zero.partition",
+  "parallel.plans.zero.cost",
+  "parallel.plans.outer.cost",
+  "parallel.plans.outer.fragment_plan",
 )
 LAZY = "parallel.base.lazy"
 # Permitted in every package: lists of public names, checks, schemas, files.
@@ -35,11 +35,11 @@ KEYS = tuple(
 )
 RULES = {
   "parallel.base": ((), NUMPY_ONLY),
-  "parallel.hardware": ((), NUMPY_ONLY),
-  "parallel.topology": (("parallel.hardware",), NUMPY_ONLY),
-  "parallel.schedules": (("parallel.topology",), NUMPY_ONLY),
+  "parallel.plans.hardware": ((), NUMPY_ONLY),
+  "parallel.plans.topology": (("parallel.plans.hardware",), NUMPY_ONLY),
+  "parallel.plans.schedules": (("parallel.plans.topology",), NUMPY_ONLY),
   "parallel.schedules.run": (
-    ("parallel.axes", "parallel.collectives", "parallel.schedules"),
+    ("parallel.axes", "parallel.collectives", "parallel.plans.schedules"),
     LIBRARY,
   ),
   "parallel.pipeline": ((), NUMPY_ONLY),
@@ -49,33 +49,33 @@ RULES = {
   ),
   "parallel.pipeline.actions": (("parallel.pipeline",), LIBRARY),
   "parallel.pipeline.residuals": ((), LIBRARY),
-  "parallel.network": (
+  "parallel.plans.network": (
     (
       "parallel.pipeline",
-      "parallel.schedules",
-      "parallel.topology",
-      "parallel.hardware",
-      "parallel.workload",
+      "parallel.plans.schedules",
+      "parallel.plans.topology",
+      "parallel.plans.hardware",
+      "parallel.plans.workload",
       *COSTS,
     ),
     NUMPY_ONLY,
   ),
-  "parallel.planner": (
+  "parallel.plans.planner": (
     (
-      "parallel.network",
+      "parallel.plans.network",
       "parallel.pipeline",
-      "parallel.schedules",
-      "parallel.topology",
-      "parallel.hardware",
-      "parallel.workload",
+      "parallel.plans.schedules",
+      "parallel.plans.topology",
+      "parallel.plans.hardware",
+      "parallel.plans.workload",
       *COSTS,
     ),
     NUMPY_ONLY,
   ),
-  "parallel.nanobatches": (
-    ("parallel.network", "parallel.hardware", "parallel.workload"), NUMPY_ONLY
+  "parallel.plans.nanobatches": (
+    ("parallel.plans.network", "parallel.plans.hardware", "parallel.plans.workload"), NUMPY_ONLY
   ),
-  "parallel.workload": (("parallel.hardware",), NUMPY_ONLY),
+  "parallel.plans.workload": (("parallel.plans.hardware",), NUMPY_ONLY),
   "parallel.axes": ((), LIBRARY),
   "parallel.kernels": ((), LIBRARY),
   "parallel.collectives": (("parallel.axes", "parallel.kernels"), LIBRARY),
@@ -111,11 +111,11 @@ RULES = {
     LIBRARY,
   ),
   # Read by packages without jax, so these load none.
-  "parallel.zero.partition": (("parallel.zero.cost",), NUMPY_ONLY),
-  "parallel.zero.cost": (("parallel.zero.partition",), NUMPY_ONLY),
-  "parallel.memory": (("parallel.hardware", "parallel.workload"), NUMPY_ONLY),
-  "parallel.memory.periods": ((), NUMPY_ONLY),
-  "parallel.memory.offload": (("parallel.memory.periods",), LIBRARY),
+  "parallel.plans.zero.partition": (("parallel.plans.zero.cost",), NUMPY_ONLY),
+  "parallel.plans.zero.cost": (("parallel.plans.zero.partition",), NUMPY_ONLY),
+  "parallel.memory": (("parallel.plans.hardware", "parallel.plans.workload"), NUMPY_ONLY),
+  "parallel.plans.placement.periods": ((), NUMPY_ONLY),
+  "parallel.memory.offload": (("parallel.plans.placement.periods",), LIBRARY),
   **dict.fromkeys(
     ("parallel.memory.features", "parallel.memory.ways"),
     (
@@ -138,12 +138,12 @@ RULES = {
     ),
     LIBRARY,
   ),
-  "parallel.outer.cost": (("parallel.outer.fragment_plan",), NUMPY_ONLY),
-  "parallel.outer.fragment_plan": ((), NUMPY_ONLY),
+  "parallel.plans.outer.cost": (("parallel.plans.outer.fragment_plan",), NUMPY_ONLY),
+  "parallel.plans.outer.fragment_plan": ((), NUMPY_ONLY),
   # Bytes and float32 on sockets: callers pass codecs and choose the order of
   # rings.
   "parallel.elastic": ((), NUMPY_ONLY),
-  "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
+  "parallel.xla": (("parallel.plans.hardware", "parallel.axes"), LIBRARY),
   "parallel.xla.conformal": ((), NUMPY_ONLY),
   # The command line starts without jax.
   "caatnet.commands": (("caatnet.interrupts",), NUMPY_ONLY),
@@ -156,7 +156,7 @@ RULES = {
       "parallel.memory.offload",
       "parallel.tensor",
       "parallel.kernels",
-      "parallel.workload",
+      "parallel.plans.workload",
     ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
@@ -212,9 +212,9 @@ RULES = {
   **dict.fromkeys(
     ("caatnet.federated.predict", "caatnet.federated.streamed"),
     (("caatnet.federated", "parallel.elastic.transport.frames",
-      "parallel.network"), NUMPY_ONLY),
+      "parallel.plans.network"), NUMPY_ONLY),
   ),
-  "caatnet.federated.uplinks": (("parallel.network",), NUMPY_ONLY),
+  "caatnet.federated.uplinks": (("parallel.plans.network",), NUMPY_ONLY),
   "caatnet.federated.links": ((), NUMPY_ONLY),
   "caatnet.inference": (
     (
@@ -229,10 +229,10 @@ RULES = {
   "caatnet.serving": (
     (
       "caatnet.config.schema",
-      "parallel.hardware",
-      "parallel.memory.slots",
-      "parallel.network",
-      "parallel.workload",
+      "parallel.plans.hardware",
+      "parallel.plans.placement.slots",
+      "parallel.plans.network",
+      "parallel.plans.workload",
     ),
     (*NUMPY_ONLY, "pydantic"),
   ),
@@ -267,7 +267,7 @@ RULES = {
   "caatnet.serving.server": (
     (
       "caatnet.data", "caatnet.inference", "caatnet.serving",
-      "parallel.memory.slots",
+      "parallel.plans.placement.slots",
     ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
@@ -373,7 +373,7 @@ RULES = {
       "caatnet.commands", "caatnet.config.schema",
       "caatnet.interrupts", "launch.full_disks", "launch.overriding",
       "launch.processes",
-      "parallel.memory.heap", "parallel.xla.persistent",
+      "parallel.base.heap", "parallel.xla.persistent",
     ),
     ("flax", "orbax"),
   ),
@@ -532,11 +532,11 @@ def test_each_flag_is_defined_once():
     ("parallel.collectives", "from .zero import gather"),
     ("parallel.collectives", "from . import zero"),
     ("parallel.tensor.projections", "from flax import nnx"),
-    ("parallel.network.simulate", "import jax.numpy as jnp"),
-    ("parallel.pipeline.cost", "import jax"),
-    ("parallel.pipeline.simulate", "from parallel.network import trace"),
-    ("parallel.zero.cost", "import jax"),
-    ("parallel.zero.cost", "from parallel.zero import gather"),
+    ("parallel.plans.network.simulate", "import jax.numpy as jnp"),
+    ("parallel.plans.pipeline.cost", "import jax"),
+    ("parallel.plans.pipeline.simulate", "from parallel.plans.network import trace"),
+    ("parallel.plans.zero.cost", "import jax"),
+    ("parallel.plans.zero.cost", "from parallel.zero import gather"),
     ("parallel.outer.diloco", "from parallel.zero import partition"),
     ("parallel.xla.ledger", "from parallel.outer import diloco"),
     ("parallel.elastic.ring.link_collectives", "from parallel import wire"),
@@ -551,9 +551,9 @@ def test_each_flag_is_defined_once():
     ("caatnet.train.evaluate", "from launch import options"),
     ("caatnet.train.loop", "from caatnet.config import experiments"),
     ("caatnet.config.outer", "from caatnet.studies import registry"),
-    ("parallel.planner.outer", "from parallel.outer import streaming"),
-    ("parallel.outer.fragment_plan", "import jax"),
-    ("parallel.outer.cost", "from parallel.outer import exchange"),
+    ("parallel.plans.planner.outer", "from parallel.outer import streaming"),
+    ("parallel.plans.outer.fragment_plan", "import jax"),
+    ("parallel.plans.outer.cost", "from parallel.outer import exchange"),
     ("configs.caatnet.tiny", "import jax"),
     ("configs.caatnet.tiny", "from caatnet import build"),
     ("configs.zero.frontier", "from caatnet.studies.partitions import study"),

@@ -44,7 +44,7 @@ from parallel.base import files
 from parallel.base.naming import naming
 from parallel.kernels import selection
 from parallel.memory.offload import ON_DEVICE
-from parallel.pipeline import builders
+from parallel.plans.pipeline import builders
 from parallel.xla import compiler_options
 
 _SECTIONS = (

@@ -1,1 +1,1 @@
-"""Collective schedules as data: construction, proof and execution."""
+"""Execution of collective schedules by jax programs."""

@@ -1,7 +1,7 @@
 """Rates of devices and links, fitted to profiles of compiled programs.
 
-The result is a cluster (`parallel.hardware.link_matrix`), which `launch.plan`
-and `launch.compile` read, with the rates of the roofline
+The result is a cluster (`parallel.plans.hardware.link_matrix`), which
+`launch.plan` and `launch.compile` read, with the rates of the roofline
 (`parallel.xla.roofline`):
 
 - Matrix rate, memory bandwidth and overhead of an instruction have the least
@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize
 
-from parallel.hardware import cluster_files, devices, link_matrix
-from parallel.hardware.devices import DEVICES
-from parallel.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware import cluster_files, devices, link_matrix
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.xla import link_times, profiles, roofline
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.profiles import Events

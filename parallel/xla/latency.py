@@ -1,10 +1,10 @@
 """Time of a compiled program's collectives including latency, as an interval.
 
 `overlap.wire_seconds` is the time of the bytes on the links, without latency.
-`parallel.hardware.collective_times` has the times of all-reduces with latency.
-Other collectives do a part of the work of an all-reduce; an all-gather or a
-reduce-scatter is one half. Their times are assumed to lie between half the time
-of the all-reduce of the whole array and its full time.
+`parallel.plans.hardware.collective_times` has the times of all-reduces with
+latency. Other collectives do a part of the work of an all-reduce; an all-gather
+or a reduce-scatter is one half. Their times are assumed to lie between half the
+time of the all-reduce of the whole array and its full time.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ import functools
 import jax
 import numpy as np
 
-from parallel.hardware import collective_times
-from parallel.hardware.collective_times import Span, Times
+from parallel.plans.hardware import collective_times
+from parallel.plans.hardware.collective_times import Span, Times
 from parallel.xla import overlap
 from parallel.xla.ledger import Collective
 from parallel.xla.targets import Target

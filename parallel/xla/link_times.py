@@ -11,7 +11,7 @@ import jax
 from jax.sharding import AbstractMesh
 import numpy as np
 
-from parallel.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.xla.ledger import Collective
 
 

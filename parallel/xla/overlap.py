@@ -25,9 +25,9 @@ from types import MappingProxyType
 import jax
 import numpy as np
 
-from parallel.hardware.clusters import Level
-from parallel.hardware.devices import Device
-from parallel.hardware.slices import SLICES
+from parallel.plans.hardware.clusters import Level
+from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.slices import SLICES
 from parallel.xla import hlo, link_times, roofline
 from parallel.xla.compiled import Reader
 from parallel.xla.ledger import Collective, place

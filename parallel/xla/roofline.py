@@ -22,7 +22,7 @@ import math
 import re
 from types import MappingProxyType
 
-from parallel.hardware.devices import Device
+from parallel.plans.hardware.devices import Device
 from parallel.xla import hlo
 
 # Opcodes that update their first operand in place -> index of the operand with

@@ -19,10 +19,10 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from parallel.hardware.clusters import CLUSTERS, Level
-from parallel.hardware.devices import DEVICES, Device
-from parallel.hardware.link_matrix import LinkMatrix
-from parallel.hardware.slices import SLICES
+from parallel.plans.hardware.clusters import CLUSTERS, Level
+from parallel.plans.hardware.devices import DEVICES, Device
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware.slices import SLICES
 
 # Syntax of a target's name, for help texts and errors.
 SYNTAX = (

@@ -15,10 +15,11 @@ print(*sys.modules)
 # What only other commands, runs in a swarm, and runs on graphs or with routes
 # of schedules use.
 ABSENT = (
-  "parallel.elastic", "parallel.planner", "parallel.topology",
-  "parallel.schedules", "parallel.network", "caatnet.data.graphs",
-  "caatnet.models.graph", "caatnet.studies", "caatnet.benchmarks",
-  "caatnet.federated", "caatnet.serving", "caatnet.inference", "networkx",
+  "parallel.elastic", "parallel.schedules", "parallel.plans.planner",
+  "parallel.plans.topology", "parallel.plans.schedules",
+  "parallel.plans.network", "caatnet.data.graphs", "caatnet.models.graph",
+  "caatnet.studies", "caatnet.benchmarks", "caatnet.federated",
+  "caatnet.serving", "caatnet.inference", "networkx",
 )
 
 

@@ -27,9 +27,8 @@ from caatnet.studies.compilation import programs, study
 from caatnet.studies.compilation.programs import CompiledProgram
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
-from parallel.base import files
-from parallel.hardware import cluster_files
-from parallel.memory import available
+from parallel.base import available, files
+from parallel.plans.hardware import cluster_files
 from parallel.xla import calibration, conformal, profiles, reading, targets
 from parallel.xla.calibration import Observed
 from parallel.xla.targets import Target

@@ -68,7 +68,7 @@ class Step(NamedTuple):
     epochs: Epochs of the slots in `drawing` when the step was made, int64
       ``[n]``; read by the scheduler only.
     weights: Slot of the weights that the step reads
-      (`parallel.memory.slots.Slots`); 0 with one model.
+      (`parallel.plans.placement.slots.Slots`); 0 with one model.
   """
 
   number: int
@@ -141,7 +141,7 @@ class Load:
 
   Attributes:
     expert: Key of the expert.
-    slot: Slot of weights (`parallel.memory.slots.Slots`).
+    slot: Slot of weights (`parallel.plans.placement.slots.Slots`).
   """
 
   expert: str

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from parallel.hardware.devices import Device
-from parallel.network import inference
-from parallel.network.inference import Machine
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import Device
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Machine
+from parallel.plans.workload import Transformer
 
 Point = tuple[int, int, int, int]
 Chunks = Sequence[tuple[int, int]]

@@ -3,7 +3,7 @@
 Small messages need few rounds and shallow trees; large ones need all links
 busy, and so many small pieces. The optimum in between depends on links,
 latencies and switches. Builders also depend on the numbers of ranks
-(`parallel.schedules.renumber`). So candidates are built and timed by the
+(`parallel.plans.schedules.renumber`). So candidates are built and timed by the
 simulator.
 """
 
@@ -13,13 +13,13 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-from parallel.network import simulate
-from parallel.network.routed import RoutedSchedule, on_links
-from parallel.schedules import builders, renumber
-from parallel.schedules.check import check
-from parallel.schedules.pipeline import pipelined
-from parallel.schedules.schedule import Collective, Schedule
-from parallel.topology.graph import Topology
+from parallel.plans.network import simulate
+from parallel.plans.network.routed import RoutedSchedule, on_links
+from parallel.plans.schedules import builders, renumber
+from parallel.plans.schedules.check import check
+from parallel.plans.schedules.pipeline import pipelined
+from parallel.plans.schedules.schedule import Collective, Schedule
+from parallel.plans.topology.graph import Topology
 
 Model = Literal["events", "barrier", "lockstep"]
 
@@ -67,7 +67,7 @@ def fastest(
   grown trees and those of "multitree".
 
   Example:
-    >>> from parallel.topology.builders import ring
+    >>> from parallel.plans.topology.builders import ring
     >>> choice = fastest("ring", ring(4), "all_reduce", 2**20)
     >>> choice.builder, choice.pieces, f"{choice.seconds:.3g} s"
     ('ring', 64, '2.7e-05 s')

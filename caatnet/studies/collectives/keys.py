@@ -25,8 +25,8 @@ class Collectives:
   algorithms: tuple[str, ...] = field(
     ("ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
      "hdrm", "double_tree", "swing", "direct", "multitree", "optimal"),
-    "Builders of parallel/schedules/builders.py. Optimal trees of 256 ranks "
-    "take too long to find.",
+    "Builders of parallel/plans/schedules/builders.py. Optimal trees of 256 "
+    "ranks take too long to find.",
   )
   pieces: int = field(
     0, "Pieces of each chunk, which are pipelined; 0 for the fastest number of "

@@ -30,7 +30,7 @@ from caatnet.models.paged import Batch, CacheShape
 from caatnet.program import Program
 from caatnet.studies.compilation import programs
 from caatnet.studies.compilation.programs import CompiledProgram
-from parallel.network import inference
+from parallel.plans.network import inference
 from parallel.xla import hlo, in_place, latency, ledger
 from parallel.xla.ledger import Collective
 from parallel.xla.targets import Target

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from caatnet.program import Program
+from parallel.plans.zero import cost
 from parallel.xla.ledger import Collective
-from parallel.zero import cost
 
 SIDES = ("formula", "lowered", "compiled")
 
@@ -16,7 +16,7 @@ def analyse(
   lowered: Iterable[Collective],
   compiled: Iterable[Collective],
 ) -> dict[str, Any]:
-  """Compares memory and bytes of `parallel.zero.cost` with those of a program.
+  """Compares memory and bytes of `parallel.plans.zero.cost` and of a program.
 
   Args:
     program: Model on a mesh, with a partition.

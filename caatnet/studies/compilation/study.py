@@ -15,8 +15,8 @@ from caatnet.studies.compilation import partition, programs
 from caatnet.studies.compilation.programs import CompiledProgram
 from caatnet.train.experiment import Experiment
 from parallel.outer.base import OuterLoop
-from parallel.pipeline import simulate
-from parallel.pipeline.pipeline_schedule import PipelineSchedule
+from parallel.plans.pipeline import simulate
+from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.xla import conformal, overlap
 from parallel.xla import fingerprint as fingerprints
 from parallel.xla.targets import Target

@@ -36,15 +36,18 @@ class Datacentre:
     'Quantity from which the size follows: "budget", "accelerators" or '
     '"model", the last one with days_allowed.',
   )
-  rack: str = field("gb200", "Key of RACKS in parallel/hardware/sites.py.")
+  rack: str = field(
+    "gb200", "Key of RACKS in parallel/plans/hardware/sites.py."
+  )
   precision: str = field("bf16", "One of the rack's number formats.")
   cooling: str = field(
     "liquid",
-    "Key of COOLING in parallel/hardware/sites.py: total power over IT power.",
+    "Key of COOLING in parallel/plans/hardware/sites.py: total power over IT "
+    "power.",
   )
   sites: tuple[str, ...] = field(
     ("east", "west"), "NAME:WATTS, or names of SITES in "
-    "parallel/hardware/sites.py.",
+    "parallel/plans/hardware/sites.py.",
   )
   knobs: dict[str, float | None] = field(
     lambda: dict.fromkeys(_KNOBS), "Values of knobs; units and meanings are in "

@@ -38,7 +38,7 @@ class Flows:
   )
   algorithms: tuple[str, ...] = field(
     ("ring", "halving_doubling", "all_to_all"),
-    "Builders of parallel/schedules/builders.py, and all_to_all.",
+    "Builders of parallel/plans/schedules/builders.py, and all_to_all.",
   )
   size_bytes: tuple[int, ...] = field(
     tuple(m * 2**20 for m in (1, 16, 128)), "Sizes of messages in bytes.", BYTES

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import random
 
 from caatnet.studies.flows.link_loads import Fabric, Flow
-from parallel.schedules.schedule import Schedule
+from parallel.plans.schedules.schedule import Schedule
 
 Pattern = Callable[[Fabric, int], list[Flow]]
 

@@ -10,9 +10,9 @@ import csv
 import pathlib
 from typing import Any
 
-from parallel.hardware.devices import DEVICES
-from parallel.network.inference import Step, operations
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.network.inference import Step, operations
+from parallel.plans.workload import Transformer
 
 SOURCE = (
   "microsoft/vidur (MIT licence), data/profiling/compute/*/meta-llama/"
@@ -20,7 +20,7 @@ SOURCE = (
 )
 _SAMPLE = pathlib.Path(__file__).with_name("layers.csv")
 # Columns of the sample: matrix products, named as in
-# `parallel.network.inference`, and operations that the roofline ignores.
+# `parallel.plans.network.inference`, and operations that the roofline ignores.
 PRODUCTS = {
   "qkv": "attn_pre_proj", "out": "attn_post_proj",
   "gate and up": "mlp_up_proj", "down": "mlp_down_proj",

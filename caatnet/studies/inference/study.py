@@ -13,9 +13,9 @@ from typing import Any
 
 from caatnet.studies.inference import measured
 from parallel.base import checks
-from parallel.network import inference
-from parallel.network.inference import Bounds, Machine, Step
-from parallel.workload import Transformer
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Bounds, Machine, Step
+from parallel.plans.workload import Transformer
 
 # Sizes of Llama 2, Touvron et al., arXiv 2307.09288, with their tokenizer's
 # vocabulary; the first is also configs/caatnet/7b.py.

@@ -36,7 +36,7 @@ class Partitions:
   name: str = field("zero_frontier", "Name of the config.")
   study: str = study_key("partitions")
   cluster: str = field(
-    "frontier", "A cluster of parallel/hardware/clusters.py."
+    "frontier", "A cluster of parallel/plans/hardware/clusters.py."
   )
   parallel: Ranks = field(Ranks, "Ranks, as in a training run.")
   zero: Levels = field(Levels, "Levels, as in a training run.")

@@ -48,10 +48,10 @@ class Pipeline:
 
     bandwidth: str = field(
       "infiniband_ndr", "Bytes per second, or a kind of link of "
-      "parallel/hardware/links.py.",
+      "parallel/plans/hardware/links.py.",
     )
     latency_s: str = field(
-      "5e-6", "Seconds, or a kind of link of parallel/hardware/links.py."
+      "5e-6", "Seconds, or a kind of link of parallel/plans/hardware/links.py."
     )
     overlap: bool = field(
       True, "Whether sends overlap with the stage's compute."
@@ -62,7 +62,7 @@ class Pipeline:
   schedules: tuple[str, ...] = field(
     ("gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped", "zb_h1",
      "zb_h2", "zb_v", "dualpipe_v"),
-    "Names of builders in parallel/pipeline/builders.py.",
+    "Names of builders in parallel/plans/pipeline/builders.py.",
   )
   pipeline: Stages = field(Stages, "Sizes of the pipeline.")
   work: Work = field(Work, "Times of a microbatch.")

@@ -21,10 +21,12 @@ class PlacementOptions:
   baseline: str = field(
     "large-dram", f"{TIERS}, on which dram_only is the baseline.",
   )
-  device: str = field("h200", "Key of DEVICES in parallel/hardware/devices.py.")
+  device: str = field(
+    "h200", "Key of DEVICES in parallel/plans/hardware/devices.py."
+  )
   policies: tuple[str, ...] = field(
     ("dram_only", "interleave", "largest_first", "latency_first", "optimum"),
-    "Keys of POLICIES in parallel/memory/placement/policies.py.",
+    "Keys of POLICIES in parallel/plans/placement/policies.py.",
   )
   state: str = field(
     "mixed", 'State of the step: "mixed" for weights and gradients in the '

@@ -1,15 +1,16 @@
 """Placement problem of a training step as `launch.train` executes it.
 
-`parallel.memory.problem.training_step` counts the bytes of published offloading
-systems. A run differs from them in three ways. Its weights and gradients are
-float32. Weights stay on the device. The gradients of a step are arrays on the
-device until its program ends, so XLA has activations and gradients in memory at
-the same time.
+`parallel.plans.placement.problem.training_step` counts the bytes of published
+offloading systems. A run differs from them in three ways. Its weights and
+gradients are float32. Weights stay on the device. The gradients of a step are
+arrays on the device until its program ends, so XLA has activations and
+gradients in memory at the same time.
 
 Moments, the host's arrays and saved activations are exact
-(`parallel.zero.cost`, and the names that ``config.model.remat`` saves). The
-rest of the device's memory is not placed. It is the planner's estimate
-(`parallel.planner.memory`), whose factors are fitted to compiled programs.
+(`parallel.plans.zero.cost`, and the names that ``config.model.remat`` saves).
+The rest of the device's memory is not placed. It is the planner's estimate
+(`parallel.plans.planner.memory`), whose factors are fitted to compiled
+programs.
 
 Each device has one rank of each axis and all tiers of the host. The time of
 collectives is not included. ``config.sync.p`` changes neither bytes nor FLOPs
@@ -20,10 +21,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from parallel.base import checks
-from parallel.hardware.devices import Device
-from parallel.hardware.tiers import Host
-from parallel.memory import periods
-from parallel.memory.problem import (
+from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.tiers import Host
+from parallel.plans.placement import periods
+from parallel.plans.placement.problem import (
   INSTANTS,
   Part,
   Problem,
@@ -31,9 +32,9 @@ from parallel.memory.problem import (
   Use,
   Way,
 )
-from parallel.planner import memory
-from parallel.planner.space import SCHEMES, Configuration
-from parallel.workload import TrainingStep
+from parallel.plans.planner import memory
+from parallel.plans.planner.space import SCHEMES, Configuration
+from parallel.plans.workload import TrainingStep
 
 _REMATS = ("full", "reduced", "named")
 _FLOAT = 4  # bytes

@@ -5,7 +5,7 @@ from typing import Any
 
 from parallel.base import plot
 from parallel.base.report import Column, Report, Table
-from parallel.memory.problem import INSTANTS
+from parallel.plans.placement.problem import INSTANTS
 
 Row = Mapping[str, Any]
 # Tensor -> its memory in a run that executes the placement (`config.memory`).

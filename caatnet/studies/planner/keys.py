@@ -50,8 +50,8 @@ class PlannerOptions:
 
   cluster: str = field(
     "pipette-a100:16",
-    "File of a cluster, or NAME:GROUPS of parallel/hardware/clusters.py, with "
-    '",uneven=SEED" for links between nodes with reduced bandwidth.',
+    "File of a cluster, or NAME:GROUPS of parallel/plans/hardware/clusters.py, "
+    'with ",uneven=SEED" for links between nodes with reduced bandwidth.',
   )
   execution: str = field(
     "lockstep",
@@ -61,7 +61,7 @@ class PlannerOptions:
     EXECUTIONS,
   )
   utilisation: float = field(
-    0.5, f"{UTILISATION} (parallel/planner/workload.py)", POSITIVE_FRACTION
+    0.5, f"{UTILISATION} (parallel/plans/workload.py)", POSITIVE_FRACTION
   )
   schedules: tuple[str, ...] = field(
     ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"),

@@ -24,9 +24,14 @@ import dataclasses
 import numpy as np
 
 from caatnet.studies.published import models
-from parallel.planner import plan
-from parallel.planner.problem import Problem
-from parallel.planner.space import Choices, Configuration, everything, refusal
+from parallel.plans.planner import plan
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import (
+  Choices,
+  Configuration,
+  everything,
+  refusal,
+)
 
 
 @dataclasses.dataclass(frozen=True)

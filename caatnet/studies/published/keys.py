@@ -20,7 +20,7 @@ class Published:
   study: str = study_key("published")
   clusters: tuple[str, ...] = field(
     ("pipette-v100:16", "pipette-a100:16"),
-    "Names of parallel/hardware/clusters.py, with a number of nodes.",
+    "Names of parallel/plans/hardware/clusters.py, with a number of nodes.",
   )
   even: bool = field(True, "Whether to include links with published bandwidth.")
   seeds: tuple[int, ...] = field(

@@ -41,17 +41,18 @@ class Schedule:
   topology: str = field(
     "torus:4x4",
     "file:PATH, or NAME:SIZExSIZE with the name of a builder in "
-    "parallel/topology/builders.py. Options of the builder may follow, as in "
-    '"dgx:2x8,network_bandwidth=infiniband_hdr", and links that have failed, '
-    'as in "torus:4x4,failed=0-1".',
+    "parallel/plans/topology/builders.py. Options of the builder may follow, "
+    'as in "dgx:2x8,network_bandwidth=infiniband_hdr", and links that have '
+    'failed, as in "torus:4x4,failed=0-1".',
   )
   picture_round: int = field(
     5, "Round that --plot draws, from 0; the default is the first round of the "
     "all-gather.", COUNT_OR_NONE,
   )
   algorithm: str = field(
-    "multitree", "Name of a builder in parallel/schedules/builders.py; options "
-    'may follow, as in "multitree,farthest_first=True" or "optimal,weight=2".',
+    "multitree", "Name of a builder in parallel/plans/schedules/builders.py; "
+    'options may follow, as in "multitree,farthest_first=True" or '
+    '"optimal,weight=2".',
   )
   collective: str = field("all_reduce", "Collective to build.")
   random_numberings: int = random_numberings_key()

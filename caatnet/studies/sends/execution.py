@@ -6,14 +6,14 @@ for the compute before it and for the previous one over the same axes; the
 compute after its done waits for it. A permute is a send and a receive. Loops
 are unrolled.
 
-`parallel.network.chakra` writes traces to files.
+`parallel.plans.network.chakra` writes traces to files.
 """
 
 from collections.abc import Iterator
 import dataclasses
 from typing import NamedTuple
 
-from parallel.network.chakra import Node
+from parallel.plans.network.chakra import Node
 from parallel.xla.entries import SLICES
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.roofline import Cost

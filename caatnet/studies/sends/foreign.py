@@ -11,10 +11,9 @@ from typing import Any
 import jax
 
 from caatnet.studies.sends.report import report
-from parallel.base import files
+from parallel.base import available, files
 from parallel.base.report import Report
-from parallel.hardware import cluster_files
-from parallel.memory import available
+from parallel.plans.hardware import cluster_files
 from parallel.xla import calibration, profiles, reading, targets
 from parallel.xla.profiles import Events, Measured
 from parallel.xla.reading import Reading

@@ -9,8 +9,8 @@ import pathlib
 
 from caatnet.studies.sends import execution
 from parallel.base import files
-from parallel.hardware.devices import DEVICES
-from parallel.network import chakra, perfetto_trace, replay
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.network import chakra, perfetto_trace, replay
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.reading import Reading
 from parallel.xla.timeline import COMPUTE, Bar, timeline
@@ -24,7 +24,7 @@ def write(
   Args:
     readings: One program.
     path: File to write.
-    rates: A key of `parallel.hardware.devices.DEVICES`.
+    rates: A key of `parallel.plans.hardware.devices.DEVICES`.
 
   Returns:
     A sentence about the timeline.
@@ -70,7 +70,7 @@ def write_chakra(
   Args:
     readings: One program.
     folder: Folder to write.
-    rates: A key of `parallel.hardware.devices.DEVICES`.
+    rates: A key of `parallel.plans.hardware.devices.DEVICES`.
 
   Returns:
     A sentence about the traces.

@@ -29,9 +29,9 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.studies.serving import composition_figures, server, tails
-from parallel.memory.slots import Slots, misses
-from parallel.network import inference
-from parallel.workload import Transformer
+from parallel.plans.network import inference
+from parallel.plans.placement.slots import Slots, misses
+from parallel.plans.workload import Transformer
 
 # Ways to begin loads: largest number of loads ahead of need, and whether a step
 # begins when the layers that it reads first have arrived.

@@ -17,11 +17,15 @@ from typing import Any, NamedTuple
 
 from caatnet.studies.serving import nanobatch_pipelines as pipelines
 from caatnet.studies.serving.nanobatch_pipelines import Pipeline
-from parallel.hardware.devices import A100
-from parallel.nanobatches import nanobatch, nanobatch_costs, nanobatch_timing
-from parallel.nanobatches.nanobatch_costs import Mix, Optimum
-from parallel.network import inference
-from parallel.network.inference import Step
+from parallel.plans.hardware.devices import A100
+from parallel.plans.nanobatches import (
+  nanobatch,
+  nanobatch_costs,
+  nanobatch_timing,
+)
+from parallel.plans.nanobatches.nanobatch_costs import Mix, Optimum
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Step
 
 PARAMETERS = 70e9  # the paper's round number
 PUBLISHED_OPTIMUM = 1857.0

@@ -19,9 +19,9 @@ from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.traces import Arrival, tokens
 from parallel.base.checks import known
 from parallel.base.naming import naming
-from parallel.hardware.devices import DEVICES, Device
-from parallel.network import inference
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import DEVICES, Device
+from parallel.plans.network import inference
+from parallel.plans.workload import Transformer
 
 # Keys and values: the arrays of the cache. Both are [layers, pages, page_size,
 # heads, head_width], so a run of pages is one range in each layer of each.

@@ -22,8 +22,8 @@ class Utilisation:
     """Model that is trained across sites, and candidate outer loops."""
 
     link: str = field(
-      "wide_area_10g", "Name of a link in parallel/hardware/links.py, in lower "
-      "case.",
+      "wide_area_10g", "Name of a link in parallel/plans/hardware/links.py, in "
+      "lower case.",
     )
     parameters: float = field(10e9, "Parameters of the model.", POSITIVE)
     num_layers: int = field(48, "Layers of the model.", COUNT)

@@ -11,8 +11,8 @@ peers sends 2 (M - 1) / M of the array:
 - ``ring``: chunk c travels from rank c - 1 downwards to rank c; each rank adds
   its own contribution. The sum then travels upwards from rank c. Chunks (of
   ceil(n / M) elements) and order equal those of the ring in
-  `parallel.schedules`, so the bits equal those of its executor on a mesh. The
-  result depends on the order of the ranks.
+  `parallel.plans.schedules`, so the bits equal those of its executor on a mesh.
+  The result depends on the order of the ranks.
 
 Each operation has a tag. Several may be in flight, in any order on each peer.
 The threads of the connections do all the work: the thread that receives a block

@@ -49,8 +49,8 @@ def schedule_all_reduce(
   """Sums over a mesh axis by executing the table of a schedule.
 
   Must be called inside ``jax.shard_map``. The caller must have proven that the
-  schedule computes an all-reduce (`parallel.schedules`); the kernel does not
-  check that.
+  schedule computes an all-reduce (`parallel.plans.schedules`); the kernel does
+  not check that.
 
   Args:
     x: This device's summand, ``[..., K]``; its rows are split into chunks.

@@ -17,9 +17,9 @@ from caatnet.serving.engine.simulator import (
 from caatnet.serving.engine.times import Attention, Profile, Roofline
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
-from parallel.hardware.devices import H100
-from parallel.network import inference
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import H100
+from parallel.plans.network import inference
+from parallel.plans.workload import Transformer
 
 
 def multilinear(length, before, decodes, context):

@@ -5,12 +5,12 @@ import pytest
 from caatnet.benchmarks.training.schedules import random_graph
 from caatnet.studies.collectives import chosen
 from caatnet.studies.collectives.chosen import LEAST_CHUNK_BYTES, fastest
-from parallel.network import simulate
-from parallel.network.routed import on_links
-from parallel.schedules.builders import build
-from parallel.schedules.check import check
-from parallel.schedules.optimal.cut_bound import cut_bound
-from parallel.topology import builders as t
+from parallel.plans.network import simulate
+from parallel.plans.network.routed import on_links
+from parallel.plans.schedules.builders import build
+from parallel.plans.schedules.check import check
+from parallel.plans.schedules.optimal.cut_bound import cut_bound
+from parallel.plans.topology import builders as t
 
 MIB = 2**20
 

@@ -12,8 +12,8 @@ from caatnet.config.override import override
 from caatnet.show import render
 from caatnet.studies.compilation import partition, programs, report, study
 from configs.caatnet import tiny
-from parallel.hardware import devices
-from parallel.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware import devices
+from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.xla import compiled, ledger, overlap, targets
 from parallel.xla.roofline import Cost
 from tests.caatnet.train import linear_model

@@ -14,7 +14,7 @@ from caatnet.show import render
 from caatnet.studies.compilation import decoding, report
 from caatnet.studies.compilation.programs import CompiledProgram
 from configs.caatnet import tiny
-from parallel.hardware.clusters import CLUSTERS
+from parallel.plans.hardware.clusters import CLUSTERS
 from parallel.xla import hlo, ledger, targets
 from parallel.xla.ledger import Collective
 from parallel.xla.targets import Target

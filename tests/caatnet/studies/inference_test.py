@@ -9,8 +9,8 @@ from caatnet.models.transformer.config import TransformerConfig
 from caatnet.show import render
 from caatnet.studies.inference import measured, report, study
 from configs.inference import decode
-from parallel.network import inference
-from parallel.network.inference import Step
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Step
 from parallel.tensor.partial_sync import PartialSync
 
 CONFIG = decode.get_config().to_dict() | {"every": (2, 4)}

@@ -10,8 +10,8 @@ from caatnet.studies.placement import study as placement
 from caatnet.studies.planner import report, study
 from configs.planner import gpt_11b
 from parallel.base import plot
-from parallel.hardware import cluster_files
-from parallel.planner.space import Configuration
+from parallel.plans.hardware import cluster_files
+from parallel.plans.planner.space import Configuration
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ from caatnet.studies import registry
 from caatnet.studies.published import models
 from caatnet.studies.published.choosers import CHOOSERS, Case, choose
 from configs.planner import published as config_of
-from parallel.hardware import cluster_files
-from parallel.planner.latency import Timing
-from parallel.planner.problem import Problem
-from parallel.planner.space import Choices, refusal
-from parallel.workload import TrainingStep, Transformer
+from parallel.plans.hardware import cluster_files
+from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import Choices, refusal
+from parallel.plans.workload import TrainingStep, Transformer
 
 MODEL = Transformer(8192, 2048, 8, 16, 16, 5632)
 

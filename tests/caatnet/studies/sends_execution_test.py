@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 import pytest
 
 from caatnet.studies.sends import execution
-from parallel.network import replay
+from parallel.plans.network import replay
 from parallel.xla import hlo, reading
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.timeline import COMPUTE, timeline

@@ -10,8 +10,8 @@ import pytest
 
 from caatnet.show import render
 from caatnet.studies.sends import foreign, report, trace
-from parallel.hardware import cluster_files
-from parallel.hardware.devices import DEVICES
+from parallel.plans.hardware import cluster_files
+from parallel.plans.hardware.devices import DEVICES
 from parallel.xla import reading
 from parallel.xla.timeline import COMPUTE, timeline
 from tests import traces

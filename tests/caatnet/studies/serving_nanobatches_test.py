@@ -14,9 +14,13 @@ from caatnet.studies.serving import (
 )
 from caatnet.studies.serving import report as reports
 from configs.serving import nanobatches as config_file
-from parallel.hardware.devices import A100
-from parallel.nanobatches import nanobatch, nanobatch_costs, nanobatch_timing
-from parallel.nanobatches.nanobatch_costs import Mix
+from parallel.plans.hardware.devices import A100
+from parallel.plans.nanobatches import (
+  nanobatch,
+  nanobatch_costs,
+  nanobatch_timing,
+)
+from parallel.plans.nanobatches.nanobatch_costs import Mix
 from tests.parallel.base.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()

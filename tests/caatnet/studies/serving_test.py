@@ -17,10 +17,10 @@ from caatnet.show import render
 from caatnet.studies.serving import report, study, vllm_logs
 from caatnet.studies.serving import vllm_log as of_log
 from configs.serving import vllm_log
-from parallel.hardware.devices import H100
-from parallel.network import inference
-from parallel.network.inference import Step
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import H100
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Step
+from parallel.plans.workload import Transformer
 
 CONFIG = vllm_log.get_config().to_dict() | {"change": 0.0}
 

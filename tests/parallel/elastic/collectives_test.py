@@ -16,9 +16,9 @@ from parallel.axes import Axis, make_mesh
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.transport.links import Options
 from parallel.elastic.transport.transfers import Lost
+from parallel.plans.schedules.builders import build
+from parallel.plans.topology import builders as topologies
 from parallel.schedules import run
-from parallel.schedules.builders import build
-from parallel.topology import builders as topologies
 from tests.parallel.elastic import worlds
 from tests.parallel.elastic.worlds import (
   ORDERS,

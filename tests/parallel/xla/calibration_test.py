@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from parallel.hardware import devices
-from parallel.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware import devices
+from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.xla import calibration, link_times, profiles, reading
 from parallel.xla.calibration import Message, Work
 from parallel.xla.overlap import ScheduledProgram

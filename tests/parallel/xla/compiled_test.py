@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from parallel.hardware.devices import DEVICES
+from parallel.plans.hardware.devices import DEVICES
 from parallel.xla import compiled as compiled_ledger
 from parallel.xla import groups as groups_of
 from parallel.xla import hlo, ledger, memory, overlap, roofline

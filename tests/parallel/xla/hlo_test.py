@@ -8,7 +8,7 @@ import jax
 from jax.sharding import AxisType
 import pytest
 
-from parallel.hardware.devices import DEVICES
+from parallel.plans.hardware.devices import DEVICES
 from parallel.xla import compiled, hlo, in_place, overlap, roofline
 
 SCHEDULED = (pathlib.Path(__file__).parent / "scheduled.hlo.txt").read_text()

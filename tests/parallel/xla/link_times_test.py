@@ -6,8 +6,8 @@ from jax.sharding import AbstractMesh
 import numpy as np
 import pytest
 
-from parallel.hardware import devices
-from parallel.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware import devices
+from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.xla import link_times
 from parallel.xla.ledger import Collective
 

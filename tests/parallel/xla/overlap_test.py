@@ -13,10 +13,10 @@ from jax.sharding import AxisType
 import numpy as np
 import pytest
 
-from parallel.hardware import collective_times
-from parallel.hardware.clusters import CLUSTERS, Level
-from parallel.hardware.devices import DEVICES
-from parallel.hardware.links import NVLINK_4
+from parallel.plans.hardware import collective_times
+from parallel.plans.hardware.clusters import CLUSTERS, Level
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.hardware.links import NVLINK_4
 from parallel.xla import compiled as compiled_ledger
 from parallel.xla import hlo, latency, ledger, overlap, roofline
 from parallel.xla.targets import Target

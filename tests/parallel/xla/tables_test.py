@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import pytest
 
-from parallel.hardware.clusters import CLUSTERS
-from parallel.hardware.devices import DEVICES
+from parallel.plans.hardware.clusters import CLUSTERS
+from parallel.plans.hardware.devices import DEVICES
 from parallel.xla import hlo, targets
 
 

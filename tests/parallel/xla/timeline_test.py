@@ -7,7 +7,7 @@ import jax
 from jax.sharding import AbstractMesh
 import pytest
 
-from parallel.hardware.devices import DEVICES
+from parallel.plans.hardware.devices import DEVICES
 from parallel.xla import hlo, reading
 from parallel.xla.overlap import ScheduledProgram
 from parallel.xla.timeline import COMPUTE, timeline
