@@ -10,12 +10,10 @@ from caatnet.config.schema.fields import (
   SEED,
   TWO_OR_MORE,
   field,
-  section,
 )
 
 
 @register.benchmark("churn")
-@section
 class Churn:
   """Workers that join, leave and fail at random.
 
@@ -61,7 +59,6 @@ class Churn:
 
 
 @register.benchmark("membership")
-@section
 class Membership:
   """Exhaustive search of the membership protocol of `parallel.elastic`."""
 
@@ -89,7 +86,6 @@ class Membership:
 
 
 @register.benchmark("ring")
-@section
 class Ring:
   """All-reduces between processes on one machine and over throttled links."""
 

@@ -52,7 +52,6 @@ class PredictedSteps:
 
 
 @register.benchmark("graphs")
-@section
 class Graphs:
   """Graph networks: sampler, caches, feature access, a large graph."""
 

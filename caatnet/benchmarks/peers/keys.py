@@ -2,11 +2,10 @@
 
 from caatnet.benchmarks.keys import PROMPT, RESULTS, ROUNDS, TOKENS
 from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, field, section
+from caatnet.config.schema.fields import COUNT, field
 
 
 @register.benchmark("peers")
-@section
 class Peers:
   """Training steps and decoding compared with other projects' ones."""
 

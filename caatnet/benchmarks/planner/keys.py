@@ -1,13 +1,12 @@
 """Keys of the planner's benchmark."""
 
 from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, POSITIVE, Range, field, section
+from caatnet.config.schema.fields import COUNT, POSITIVE, Range, field
 
 _ALL_SCHEDULES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
 
 
 @register.benchmark("planner")
-@section
 class Planner:
   """Device orders of the planner, compared with bounds and other searches."""
 

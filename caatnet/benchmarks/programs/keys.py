@@ -9,12 +9,10 @@ from caatnet.config.schema.fields import (
   SEED,
   TWO_OR_MORE,
   field,
-  section,
 )
 
 
 @register.benchmark("calibration")
-@section
 class Calibration:
   """Step times by rates of a profile, compared with measured ones."""
 
@@ -65,7 +63,6 @@ class Calibration:
 
 
 @register.benchmark("kernels")
-@section
 class Kernels:
   """Pallas kernels compared with XLA programs of their references."""
 
@@ -85,7 +82,6 @@ class Kernels:
 
 
 @register.benchmark("programs")
-@section
 class Programs:
   """Compiled steps with and without kernels."""
 

@@ -2,17 +2,10 @@
 
 from caatnet.benchmarks.keys import PROMPT, ROUNDS, TOKENS
 from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
-  COUNT,
-  COUNT_OR_NONE,
-  FRACTION,
-  field,
-  section,
-)
+from caatnet.config.schema.fields import COUNT, COUNT_OR_NONE, FRACTION, field
 
 
 @register.benchmark("decoding")
-@section
 class Decoding:
   """Decoding compared with Hugging Face's generate."""
 
@@ -27,7 +20,6 @@ class Decoding:
 
 
 @register.benchmark("server")
-@section
 class Server:
   """Server over HTTP, compared with its engine."""
 
@@ -41,7 +33,6 @@ class Server:
 
 
 @register.benchmark("serving")
-@section
 class Serving:
   """Scheduling time per step."""
 

@@ -2,11 +2,10 @@
 
 from caatnet.benchmarks.keys import ROUNDS
 from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, Range, field, section
+from caatnet.config.schema.fields import COUNT, Range, field
 
 
 @register.benchmark("train_step")
-@section
 class TrainStep:
   """Training step compared with plain JAX."""
 
@@ -28,7 +27,6 @@ class TrainStep:
 
 
 @register.benchmark("schedules")
-@section
 class Schedules:
   """Collective schedules: proofs, optimal trees and times."""
 

@@ -6,11 +6,9 @@ and benchmarks import all.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+import typing
 
-from caatnet.config.schema.fields import default_of, keys
-
-_Section = TypeVar("_Section", bound=type)
+from caatnet.config.schema.fields import default_of, field, keys, section
 
 # Configs of studies by config.study and, for serving, config.subject.
 STUDIES: dict[str, type] = {}
@@ -18,25 +16,32 @@ STUDIES: dict[str, type] = {}
 BENCHMARKS: dict[str, type] = {}
 
 
-def study(cls: _Section) -> _Section:
-  """Registers a section as the whole config of a study.
+@typing.dataclass_transform(
+  frozen_default=True, kw_only_default=True, field_specifiers=(field,)
+)
+def study(cls: type) -> type:
+  """Returns a class as a section, registered as the config of a study.
 
   The defaults of its keys ``study`` and ``subject`` are its name.
   """
-  names = [default_of(cls, k) for k in ("study", "subject") if k in keys(cls)]
-  return _add(STUDIES, ".".join(names), cls)
+  made = section(cls)
+  names = [default_of(made, k) for k in ("study", "subject") if k in keys(made)]
+  return _add(STUDIES, ".".join(names), made)
 
 
-def benchmark(name: str) -> Callable[[_Section], _Section]:
-  """Registers a section as ``config.benchmark`` of a benchmark.
+@typing.dataclass_transform(
+  frozen_default=True, kw_only_default=True, field_specifiers=(field,)
+)
+def benchmark(name: str) -> Callable[[type], type]:
+  """Returns a decorator: `section`, registered as ``config.benchmark``.
 
   Args:
     name: The benchmark, ``config.benchmark.name``.
   """
-  return lambda cls: _add(BENCHMARKS, name, cls)
+  return lambda cls: _add(BENCHMARKS, name, section(cls))
 
 
-def _add(table: dict[str, type], name: str, cls: _Section) -> _Section:
+def _add(table: dict[str, type], name: str, cls: type) -> type:
   """Adds a row to a table, whose order does not depend on imports."""
   table[name] = cls
   for other in sorted(table):

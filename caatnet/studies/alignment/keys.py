@@ -1,18 +1,11 @@
 """Config of the study of rows and memory sectors."""
 
 from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
-  COUNT,
-  COUNT_OR_NONE,
-  SEED,
-  field,
-  section,
-)
+from caatnet.config.schema.fields import COUNT, COUNT_OR_NONE, SEED, field
 from caatnet.studies.keys import study_key
 
 
 @register.study
-@section
 class Alignment:
   """Alignment of feature rows that do not fill whole memory sectors."""
 

@@ -1,7 +1,7 @@
 """Config of the study of collective schedules."""
 
 from caatnet.config.schema import register
-from caatnet.config.schema.fields import BYTES, COUNT_OR_NONE, field, section
+from caatnet.config.schema.fields import BYTES, COUNT_OR_NONE, field
 from caatnet.studies.keys import (
   BANDWIDTH,
   LATENCY,
@@ -11,7 +11,6 @@ from caatnet.studies.keys import (
 
 
 @register.study
-@section
 class Collectives:
   """Collective schedules on several topologies."""
 

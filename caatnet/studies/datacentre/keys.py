@@ -9,7 +9,6 @@ from caatnet.config.schema.fields import (
   Config,
   Range,
   field,
-  section,
 )
 from caatnet.studies.keys import study_key
 
@@ -25,7 +24,6 @@ _KNOBS = (
 
 
 @register.study
-@section
 class Datacentre:
   """Datacentre for training."""
 

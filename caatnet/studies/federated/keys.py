@@ -11,7 +11,6 @@ from caatnet.config.schema.fields import (
   SEED,
   Range,
   field,
-  section,
 )
 from caatnet.studies.keys import study_key
 
@@ -22,7 +21,6 @@ _APART, _LIMIT = Range(0, 1e3), Range(1e-3, 1)
 
 
 @register.study
-@section
 class FederatedLinks:
   """Predicted federated rounds over links, and figures of a 5G testbed."""
 

@@ -1,18 +1,11 @@
 """Config of the study of flows."""
 
 from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
-  BYTES,
-  COUNT_OR_NONE,
-  SEED,
-  field,
-  section,
-)
+from caatnet.config.schema.fields import BYTES, COUNT_OR_NONE, SEED, field
 from caatnet.studies.keys import BANDWIDTH, LATENCY, study_key
 
 
 @register.study
-@section
 class Flows:
   """Routes of flows in leaf-spine networks."""
 

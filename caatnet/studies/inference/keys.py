@@ -7,13 +7,11 @@ from caatnet.config.schema.fields import (
   FRACTION,
   POSITIVE,
   field,
-  section,
 )
 from caatnet.studies.keys import study_key
 
 
 @register.study
-@section
 class Inference:
   """Bounds of prefill and decoding, and the saving of partial sync."""
 

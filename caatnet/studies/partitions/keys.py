@@ -13,7 +13,6 @@ from caatnet.studies.keys import study_key
 
 
 @register.study
-@section
 class Partitions:
   """Partitions of the training state, with memory, bytes and time."""
 

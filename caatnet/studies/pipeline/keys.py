@@ -6,7 +6,6 @@ from caatnet.studies.keys import study_key
 
 
 @register.study
-@section
 class Pipeline:
   """Pipeline schedules: bubble, memory, bytes and time."""
 

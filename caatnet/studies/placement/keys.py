@@ -53,7 +53,6 @@ class PlacementOptions:
 
 
 @register.study
-@section
 class Placement:
   """Placement of the training step in the other sections of the config."""
 

@@ -110,7 +110,6 @@ class PlannerOptions:
 
 
 @register.study
-@section
 class Planner:
   """Plan for the training run in the other sections of the config."""
 

@@ -1,18 +1,11 @@
 """Config of the study of published configurators."""
 
 from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
-  COUNT,
-  POSITIVE_FRACTION,
-  SEED,
-  field,
-  section,
-)
+from caatnet.config.schema.fields import COUNT, POSITIVE_FRACTION, SEED, field
 from caatnet.studies.keys import EXECUTIONS, UTILISATION, study_key
 
 
 @register.study
-@section
 class Published:
   """Step times of configurations chosen by published configurators."""
 

@@ -17,7 +17,6 @@ from caatnet.studies.keys import (
 
 
 @register.study
-@section
 class Schedule:
   """One collective schedule on one topology."""
 

@@ -19,7 +19,6 @@ _ORDERS = "zipf", "uniform", "bursty", "cyclic"
 
 
 @register.study
-@section
 class Composition:
   """Experts switched by one server, on a simulated clock."""
 

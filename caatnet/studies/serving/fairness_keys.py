@@ -44,7 +44,6 @@ class Client:
 
 
 @register.study
-@section
 class Fairness:
   """Cost of fairness between clients that exceed a server's capacity."""
 

@@ -30,7 +30,6 @@ def _arms() -> dict[str, Arm]:
 
 
 @register.study
-@section
 class FastSwitch:
   """Costs of switching between requests."""
 

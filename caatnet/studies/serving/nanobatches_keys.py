@@ -7,13 +7,11 @@ from caatnet.config.schema.fields import (
   NOT_NEGATIVE,
   POSITIVE_FRACTION,
   field,
-  section,
 )
 from caatnet.studies.keys import UTILISATION, study_key
 
 
 @register.study
-@section
 class NanoBatches:
   """Steps cut into nano-batches, whose reductions overlap products."""
 

@@ -15,7 +15,6 @@ from caatnet.studies.keys import study_key
 
 
 @register.study
-@section
 class VLLMLog:
   """Simulation of a vLLM run of 300 requests, compared with its log."""
 

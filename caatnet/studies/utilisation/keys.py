@@ -13,7 +13,6 @@ from caatnet.studies.keys import study_key
 
 
 @register.study
-@section
 class Utilisation:
   """Compute utilisation between sites, and a recommended outer loop."""
 
