@@ -22,10 +22,10 @@ from caatnet.models.checks import check, check_scores, is_parameter
 from caatnet.models.protocol import Model, Parameter
 from caatnet.stages import Stages
 from parallel.axes import Axis
+from parallel.ledger.compiler_options import of_device
 from parallel.memory.offload import ON_DEVICE, Activations
 from parallel.plans.zero import cost
 from parallel.plans.zero.partition import Partition
-from parallel.xla.compiler_options import of_device
 from parallel.zero.gathered import Gathered
 from parallel.zero.shards import Shards, Tensor
 

@@ -46,7 +46,7 @@ def main() -> None:
   )
   if result.profiled:
     from caatnet.show import render
-    from caatnet.studies.sends import foreign
+    from parallel.ledger.sends import foreign
 
     render.show(foreign.of_trace(
       result.profiled, experiment.program.layout.mesh, workdir / "profile"

@@ -17,9 +17,12 @@ PACKAGES = sorted(
   for path in (ROOT / top).rglob("__init__.py")
 )
 # Packages that list public names.
-WITH_NAMES = ("parallel", "parallel.outer", "parallel.tensor", "parallel.xla")
+WITH_NAMES = (
+  "parallel", "parallel.ledger", "parallel.outer", "parallel.plans.placement",
+  "parallel.tensor",
+)
 # Packages of which no module loads jax.
-WITHOUT_JAX = ("parallel.base", "parallel.elastic", "parallel.plans")
+WITHOUT_JAX = ("parallel.base", "parallel.peers", "parallel.plans")
 
 
 def test_every_package_has_a_docstring():
@@ -74,6 +77,19 @@ def test_packages_without_jax_do_not_load_it():
   assert "numpy" in loaded
   assert not loaded & {"jax", "flax"}
   assert "jax" in modules_after("from parallel.axes import Axis")
+
+
+def test_former_name_of_the_ledger_is_the_same_module():
+  program = (
+    "from parallel.xla.reading import read; import parallel.xla\n"
+    "from parallel.ledger import reading\n"
+    "assert read is reading.read is parallel.xla.read"
+  )
+  ended = subprocess.run(
+    [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+    check=True,
+  )
+  assert ended.stderr.count("parallel.xla is now parallel.ledger") == 1
 
 
 def test_generation_does_not_load_slow_packages_that_it_does_not_use():

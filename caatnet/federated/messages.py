@@ -12,8 +12,8 @@ import pathlib
 import time
 from typing import Any, NamedTuple
 
-from parallel.elastic.transport.channel import Channel
-from parallel.elastic.transport.frames import FrameError
+from parallel.peers.transport.channel import Channel
+from parallel.peers.transport.frames import FrameError
 
 PART_BYTES = 1 << 16
 NAME = "federated"  # the server's id in handshakes

@@ -36,7 +36,7 @@ from caatnet.federated import messages, server, simulate
 from caatnet.federated.links import Link
 from caatnet.federated.server import Rules, Server
 from caatnet.federated.simulate import Transfer
-from parallel.elastic.transport.frames import HEADER_BYTES, encode
+from parallel.peers.transport.frames import HEADER_BYTES, encode
 from parallel.plans.network import fluid
 
 # Data in the bytes of Ethernet frames, which shaped rates count: 1,448 of

@@ -1,1 +1,1 @@
-"""Memory outside the device, placements, and slots for weights on it."""
+"""Memory outside the device: host arrays, offloaded state, rows of features."""

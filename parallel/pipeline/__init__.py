@@ -1,1 +1,1 @@
-"""Pipeline schedules as data: builders, checks, cost, simulation, execution."""
+"""Execution of pipeline schedules by jax programs."""

@@ -15,7 +15,7 @@ print(*sys.modules)
 # What only other commands, runs in a swarm, and runs on graphs or with routes
 # of schedules use.
 ABSENT = (
-  "parallel.elastic", "parallel.schedules", "parallel.plans.planner",
+  "parallel.peers", "parallel.schedules", "parallel.plans.planner",
   "parallel.plans.topology", "parallel.plans.schedules",
   "parallel.plans.network", "caatnet.data.graphs", "caatnet.models.graph",
   "caatnet.studies", "caatnet.benchmarks", "caatnet.federated",

@@ -19,7 +19,7 @@ from caatnet.federated.service import Service
 from parallel.base import atomic, files
 from parallel.base.naming import naming
 from parallel.base.report import Table
-from parallel.elastic.transport.handshake import format_address
+from parallel.peers.transport.handshake import format_address
 
 RECORD = "links.json"
 _LOOPBACK = "127.0.0.1"

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from caatnet.benchmarks.harness.wire import Delays
 from caatnet.federated.links import Link
-from parallel.elastic.transport.handshake import Address
+from parallel.peers.transport.handshake import Address
 from parallel.plans.network import fluid
 
 _BURST_S = 0.005  # seconds of a rate that may pass at once, for late wake-ups

@@ -26,7 +26,7 @@ class Parallel:
   xla_options: str = field(
     "", 'XLA options of steps of training and inference, "NAME=VALUE '
     'NAME=VALUE", which are added to those of the devices '
-    "(parallel/xla/compiler_options.py) or replace their values; no value "
+    "(parallel/ledger/compiler_options.py) or replace their values; no value "
     "removes an option.",
   )
 

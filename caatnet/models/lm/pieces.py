@@ -11,7 +11,7 @@ reductions.
 The end of a reduction is ordered before the row-parallel product, so that
 attention or the MLP's first product can run during it. XLA:TPU starts a
 reduction only as early as its assumed time requires, and assumes too short a
-time; an option of `parallel.xla.compiler_options` lengthens it
+time; an option of `parallel.ledger.compiler_options` lengthens it
 (log/2026-11-27-nanobatches-gpus.md).
 """
 

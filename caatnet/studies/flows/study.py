@@ -26,9 +26,9 @@ from caatnet.studies.inputs import (
 )
 from parallel.base import schema
 from parallel.base.checks import known
+from parallel.ledger.groups import along
 from parallel.plans.schedules.check import check
 from parallel.plans.topology.files import read_json
-from parallel.xla.groups import along
 
 
 class _Collective(schema.OpenSchema):

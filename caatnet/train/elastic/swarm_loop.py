@@ -34,12 +34,12 @@ from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
 from parallel.base import files
 from parallel.base.arrays import read_npz
-from parallel.elastic.membership.shared_state import State
-from parallel.elastic.settings import Settings
-from parallel.elastic.swarm import Swarm
-from parallel.elastic.timeouts import Finished, Halted, Stopped
-from parallel.elastic.transport.handshake import Address, Security
 from parallel.memory.features import stacked
+from parallel.peers.membership.shared_state import State
+from parallel.peers.settings import Settings
+from parallel.peers.swarm import Swarm
+from parallel.peers.timeouts import Finished, Halted, Stopped
+from parallel.peers.transport.handshake import Address, Security
 
 LOG = logging.getLogger(__name__)
 # Options for configs without a section config.elastic.

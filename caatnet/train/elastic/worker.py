@@ -2,7 +2,7 @@
 
 A round (`caatnet.train.elastic.single_process.Event`) computes the next
 revision of the shared part of the outer loop's state. The computation is the
-loop's `begin` or `finish`, executed on all contributors by `parallel.elastic`;
+loop's `begin` or `finish`, executed on all contributors by `parallel.peers`;
 for workers that stay equal (averaged gradients) it is the update by the mean
 gradient. The number of a revision determines the next round, and so the step of
 a worker. Between two rounds each worker updates the shared state by itself,
@@ -34,11 +34,11 @@ import optax
 
 from caatnet.train.elastic.single_process import ALONE, Event, Programs
 from caatnet.train.state import TrainState
-from parallel.elastic.membership.leases import Spans
+from parallel.peers.membership.leases import Spans
 
 
 class Swarm(Protocol):
-  """Interface of `parallel.elastic.swarm.Swarm` that a worker uses."""
+  """Interface of `parallel.peers.swarm.Swarm` that a worker uses."""
 
   revision: int
   state: Mapping[str, Any]
@@ -328,7 +328,7 @@ class Peer:
   def _combine(
     self, exchange: Any, shared: Mapping[str, Any], part: Part
   ) -> dict[str, Any]:
-    """Computes the next revision; see `parallel.elastic.exchange.Combine`."""
+    """Computes the next revision; see `parallel.peers.exchange.Combine`."""
     number = exchange.round
     event, args = self._programs.event(number), part.args
     late: dict[str, Any] = {}

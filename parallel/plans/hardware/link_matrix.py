@@ -56,7 +56,7 @@ class LinkMatrix:
     source: Source of the numbers.
     mark: One of ``MARKS``.
     residuals: log(measured / predicted) of step times of compiled programs that
-      the rates were not fitted to (`parallel.xla.conformal`); () if there
+      the rates were not fitted to (`parallel.ledger.conformal`); () if there
       are none.
 
   Raises:

@@ -1,6 +1,6 @@
 """Execution traces in the format of Chakra, one file per rank.
 
-Simulators such as ASTRA-sim replay them. `caatnet.studies.sends.execution`
+Simulators such as ASTRA-sim replay them. `parallel.ledger.sends.execution`
 makes them from a compiled program, and `parallel.plans.network.replay` times
 them.
 

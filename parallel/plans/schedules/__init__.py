@@ -1,1 +1,1 @@
-"""Collective schedules as data: construction, proof and execution."""
+"""Collective schedules as data: construction, proof and conversion."""

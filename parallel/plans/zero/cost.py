@@ -70,7 +70,7 @@ class LevelCollective:
     when: "step" (once), "forward" or "backward" (per microbatch).
     dtype: Dtype on the wire.
     operand_bytes: Operand bytes of all operations, per step and device, as
-      `parallel.xla.ledger` counts them.
+      `parallel.ledger.ledger` counts them.
     received_bytes: Bytes per step that one rank on a separate device receives
       in a bandwidth-optimal algorithm.
   """

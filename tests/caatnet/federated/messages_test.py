@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from caatnet.federated import messages
-from parallel.elastic.transport import frames
-from parallel.elastic.transport.channel import Channel
+from parallel.peers.transport import frames
+from parallel.peers.transport.channel import Channel
 
 WORK = messages.Work(1, 2, None, (3, 2), 0.5, False)
 

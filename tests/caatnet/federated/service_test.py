@@ -18,8 +18,8 @@ import pytest
 
 from caatnet.federated import client as client_module
 from caatnet.federated import events, messages, server, service, snapshot
-from parallel.elastic.transport import frames
-from parallel.elastic.transport.handshake import Security
+from parallel.peers.transport import frames
+from parallel.peers.transport.handshake import Security
 from tests.caatnet.federated import process
 
 IDS = range(3)

@@ -10,14 +10,14 @@ import pytest
 
 from caatnet.config import inference
 from caatnet.config.override import override
+from caatnet.inspection import decoding, report
+from caatnet.inspection.programs import CompiledProgram
 from caatnet.show import render
-from caatnet.studies.compilation import decoding, report
-from caatnet.studies.compilation.programs import CompiledProgram
 from configs.caatnet import tiny
+from parallel.ledger import hlo, ledger, targets
+from parallel.ledger.ledger import Collective
+from parallel.ledger.targets import Target
 from parallel.plans.hardware.clusters import CLUSTERS
-from parallel.xla import hlo, ledger, targets
-from parallel.xla.ledger import Collective
-from parallel.xla.targets import Target
 from tests import users
 
 SMALL = (

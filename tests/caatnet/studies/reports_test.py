@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
+from caatnet.inspection import report as compilation
 from caatnet.show import drawing, render
 from caatnet.studies import registry
-from caatnet.studies.compilation import report as compilation
 from parallel.base import plot
 from tests.parallel.base.report_test import check
 

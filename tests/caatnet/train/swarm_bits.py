@@ -19,9 +19,9 @@ from caatnet.train.elastic.swarm_loop import (
 )
 from caatnet.train.elastic.worker import Peer
 from caatnet.train.experiment import Experiment
-from parallel.elastic.membership import history, journal, service
-from parallel.elastic.membership.coordinator import Rules
-from parallel.elastic.transport import handshake
+from parallel.peers.membership import history, journal, service
+from parallel.peers.membership.coordinator import Rules
+from parallel.peers.transport import handshake
 
 _SECURITY = handshake.Security(b"all threads of this process")
 

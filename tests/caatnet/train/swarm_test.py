@@ -24,15 +24,15 @@ from caatnet.train.elastic.single_process import Programs
 from caatnet.train.elastic.worker import Moved, Part, Peer
 from caatnet.train.records import read_metrics
 from parallel.axes import Axis
-from parallel.elastic.membership import journal, service
-from parallel.elastic.membership.coordinator import Rules
-from parallel.elastic.membership.messages import Waiting
-from parallel.elastic.settings import Settings
-from parallel.elastic.timeouts import AdmissionTimeout
 from parallel.outer.apart import Alone
+from parallel.peers.membership import journal, service
+from parallel.peers.membership.coordinator import Rules
+from parallel.peers.membership.messages import Waiting
+from parallel.peers.settings import Settings
+from parallel.peers.timeouts import AdmissionTimeout
 from tests.caatnet.train import swarm_bits
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
-from tests.parallel.elastic.worlds import PATIENCE_S, SECURITY, together
+from tests.parallel.peers.worlds import PATIENCE_S, SECURITY, together
 
 CASES = {
   "diloco": ("diloco", PLAIN, 2, 8),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.ledger import ledger
 from parallel.outer.base import OuterLoop
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
@@ -22,7 +23,6 @@ from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
 from parallel.plans.outer.cost import BLOCK, Loop, Rows, fewest_layers
 from parallel.wire import Wire
-from parallel.xla import ledger
 from tests.parallel.outer.small_run import (
   BLOCK_DIMS,
   LAYERS,

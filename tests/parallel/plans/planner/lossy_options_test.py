@@ -14,6 +14,7 @@ from caatnet.models.lm.communication import tensor_reductions
 from caatnet.studies.utilisation import predictor
 from configs.planner import gpt_11b
 from parallel.kernels.codec.reference import Codec
+from parallel.ledger.memory import bytes_per_device
 from parallel.plans.hardware import cluster_files
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.outer import cost
@@ -30,7 +31,6 @@ from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
 from parallel.plans.workload import TrainingStep, Transformer
 from parallel.plans.zero import cost as zero_cost
-from parallel.xla.memory import bytes_per_device
 
 # Of gpt_11b.py:test_train; its width is no multiple of a codec's block.
 MODEL = Transformer(256, 128, 4, 8, 8, 352, dtype="float32")

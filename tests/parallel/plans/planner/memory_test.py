@@ -13,13 +13,13 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.caatnet import base
+from parallel.ledger.memory import bytes_per_device
 from parallel.plans.hardware import devices
 from parallel.plans.pipeline import builders, cost
 from parallel.plans.planner import memory, space
 from parallel.plans.planner.memory import Fit
 from parallel.plans.planner.space import Configuration
 from parallel.plans.workload import TrainingStep, Transformer
-from parallel.xla.memory import bytes_per_device
 from tests import pairwise
 from tests.parallel.plans.planner import compiled_programs
 
