@@ -177,7 +177,7 @@ CORPORA = json.dumps({
   "files": {"c.train.jsonl": "0" * 64},
 })
 HLO = (
-  pathlib.Path(__file__).parent / "parallel" / "xla" / "scheduled.hlo.txt"
+  pathlib.Path(__file__).parent / "parallel" / "ledger" / "scheduled.hlo.txt"
 ).read_text()
 METRICS = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25}\n'
 

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from parallel.peers.exchange import Exchange, Part
+from parallel.peers.exchange import Exchange, PeerContribution
 from parallel.peers.membership import ids, leases, service
 from parallel.peers.membership import messages as m
 from parallel.peers.membership import peer as peers
@@ -96,7 +96,7 @@ class Agent:
     self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
     # Kept until its round is committed, or until the protocol discards it.
-    self._part: Part | None = None
+    self._part: PeerContribution | None = None
     self._result: Revision | None = None  # of the round voted on
     self._failed = 0
     self.changed = threading.Condition()
@@ -106,7 +106,7 @@ class Agent:
     self.error: BaseException | None = None
     # Hashes the state, so a large one delays the first connection.
     self._install(revisions.make(revision, state))
-    self.peer = peers.Peer(listener.me, revision, self.newest.digest)
+    self.peer = peers.PeerState(listener.me, revision, self.newest.digest)
     # A connection that ends at once: it shows that this peer can be reached.
     listener.serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
     self._threads = [
@@ -116,7 +116,7 @@ class Agent:
     for thread in self._threads:
       thread.start()
 
-  def give(self, part: Part) -> None:
+  def give(self, part: PeerContribution) -> None:
     """Accepts the contribution that the user's program has computed."""
     with self.changed:
       self.working = False
@@ -518,8 +518,8 @@ class Agent:
         return
 
   def _exchange(
-    self, task: m.Reduce, links: Links, part: Part, newest: Revision,
-    rings: Rings | None,
+    self, task: m.Reduce, links: Links, part: PeerContribution,
+    newest: Revision, rings: Rings | None,
   ) -> None:
     """Attempts a round and reports its result."""
     found: Revision | None = None

@@ -185,7 +185,7 @@ class Exchange:
 Combine = Callable[[Exchange, State, Any], State]
 
 
-class Part(NamedTuple):
+class PeerContribution(NamedTuple):
   """Contribution of a peer to a round.
 
   Attributes:

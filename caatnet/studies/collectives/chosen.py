@@ -31,7 +31,7 @@ LEAST_CHUNK_BYTES = 2**12
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ChosenSchedule:
   """Schedule with its builder, options and time.
 
   Attributes:
@@ -59,7 +59,7 @@ def fastest(
   pieces: int | None = None,
   random_numberings: int = 0,
   **options: Any,
-) -> Choice:
+) -> ChosenSchedule:
   """Returns a builder's fastest schedule for a message.
 
   Every builder is tried with several numbers of pieces, and on all
@@ -98,7 +98,7 @@ def fastest(
   """
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
-  ) -> Choice:
+  ) -> ChosenSchedule:
     schedule, routed = _routed(
       topology, collective, builder, tuple(options.items()), pieces, capacity
     )
@@ -108,7 +108,7 @@ def fastest(
       barrier = model == "barrier"
       timeline = simulate.events(routed, size_bytes, barrier=barrier)
       seconds = timeline.finish_ns / 1e9
-    return Choice(schedule, builder, options, pieces, seconds)
+    return ChosenSchedule(schedule, builder, options, pieces, seconds)
 
   kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
   if pieces is None and (
@@ -157,8 +157,8 @@ def _numbered(
   builder: str,
   options: dict[str, Any],
   pieces: int,
-  timed: Callable[..., Choice],
-) -> Iterator[Choice]:
+  timed: Callable[..., ChosenSchedule],
+) -> Iterator[ChosenSchedule]:
   """Yields a builder's schedules for several numberings of the topology."""
   plain = timed(builder, options, pieces, None)
   if "numbering" in options or plain.schedule.num_transfers > MOST_TRANSFERS:
@@ -173,18 +173,18 @@ def _numbered(
       yield timed(builder, options | {"numbering": number}, pieces, None)
 
 
-def _soonest(choices: Iterable[Choice]) -> Choice:
+def _soonest(choices: Iterable[ChosenSchedule]) -> ChosenSchedule:
   """Returns the first choice with the smallest time."""
   return min(choices, key=lambda choice: choice.seconds)
 
 
 def _cut(
-  whole: Choice,
+  whole: ChosenSchedule,
   topology: Topology,
   size_bytes: int,
   model: Model,
-  timed: Callable[..., Choice],
-) -> Iterator[Choice]:
+  timed: Callable[..., ChosenSchedule],
+) -> Iterator[ChosenSchedule]:
   """Yields a schedule in increasing numbers of pieces while this helps."""
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):

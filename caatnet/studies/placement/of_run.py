@@ -26,8 +26,8 @@ from parallel.plans.hardware.tiers import Host
 from parallel.plans.placement import periods
 from parallel.plans.placement.problem import (
   INSTANTS,
-  Part,
   Problem,
+  StatePart,
   Tensor,
   Use,
   Way,
@@ -116,7 +116,7 @@ def _configuration(
   return c
 
 
-def _parameters(stored: float, by: str, step: TrainingStep) -> Part:
+def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
   """Returns the state that is placed.
 
   Args:
@@ -149,12 +149,12 @@ def _parameters(stored: float, by: str, step: TrainingStep) -> Part:
     way = Way(
       "updated by the cpu, weights on the device", (gradients, *state, staged)
     )
-  return Part("parameters", (way,), step.model.num_layers)
+  return StatePart("parameters", (way,), step.model.num_layers)
 
 
 def _activations(
   remat: str, c: Configuration, step: TrainingStep, layers_s: float
-) -> Part:
+) -> StatePart:
   """Returns the activations of all layers, as a run saves or recomputes them.
 
   Args:
@@ -196,4 +196,4 @@ def _activations(
     "reduced": (way("saved", "activations", 2 * stream, qkv, first),),
     "named": (way("saved", "activations", named),),
   }[remat]
-  return Part("activations", (*saved, recomputed), count)
+  return StatePart("activations", (*saved, recomputed), count)

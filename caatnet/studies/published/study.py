@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.studies.published import choosers
-from caatnet.studies.published.choosers import Case
+from caatnet.studies.published.choosers import PublishedSetting
 from parallel.base.checks import known
 from parallel.plans.hardware import cluster_files
 from parallel.plans.planner.latency import Timing
@@ -101,7 +101,7 @@ def _rows(
     Problem(step, cluster_files.cluster(text), timing)
     for text in (cluster, drawn)
   )
-  case = Case(
+  case = PublishedSetting(
     problem, nominal, Choices(), config["annealed"], config["steps"]
   )
   rows = []

@@ -18,10 +18,10 @@ Example:
   >>> from parallel.peers.ring import times
   >>> links = times.Matrix(np.full((4, 4), 1e6), np.zeros((4, 4)))
   >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
-  Choice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0)
+  RingChoice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0)
   >>> links.rates[0, 1] = links.rates[1, 0] = 1e5  # one slow pair
   >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
-  Choice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0)
+  RingChoice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0)
 """
 
 import itertools
@@ -50,7 +50,7 @@ class Matrix(NamedTuple):
   delays: np.ndarray
 
 
-class Choice(NamedTuple):
+class RingChoice(NamedTuple):
   """Algorithm of a sum.
 
   Attributes:
@@ -195,7 +195,7 @@ def fastest_ring(
 def fastest(
   links: Matrix, nbytes: float, block_bytes: int,
   start: tuple[int, ...] | None = None,
-) -> Choice:
+) -> RingChoice:
   """Returns the algorithm of a sum with the smallest modelled time.
 
   Args:
@@ -209,5 +209,5 @@ def fastest(
   order, seconds = fastest_ring(links, nbytes, block_bytes, start or plain)
   direct = direct_seconds(links, nbytes, block_bytes)
   if direct < seconds:
-    return Choice("direct", plain, direct)
-  return Choice("ring", order, seconds)
+    return RingChoice("direct", plain, direct)
+  return RingChoice("ring", order, seconds)

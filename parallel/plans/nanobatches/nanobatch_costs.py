@@ -27,7 +27,7 @@ from parallel.base.checks import at_least, fraction, known
 from parallel.plans.hardware.devices import Device
 from parallel.plans.nanobatches.nanobatch import Costs, Reduction
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Machine, Step
+from parallel.plans.network.inference import Machine, ModelStep
 from parallel.plans.workload import Transformer
 
 SOURCE = (
@@ -164,7 +164,7 @@ def _one_token(
   model: Transformer, num_ranks: int
 ) -> dict[str, inference.Operation]:
   """Returns the operations of one token that attends to one position."""
-  made = inference.operations(model, Step(1, 1, 1), num_ranks)
+  made = inference.operations(model, ModelStep(1, 1, 1), num_ranks)
   return {o.name: o for o in made}
 
 

@@ -136,8 +136,10 @@ def test_pieces_are_doubled_until_two_steps_without_gain(seconds, tried):
   after = dict(zip((2, 4, 8, 16, 32, 64), seconds, strict=True))
 
   def timed(builder, options, pieces, capacity):
-    return chosen.Choice(schedule, builder, options, pieces, after[pieces])
+    return chosen.ChosenSchedule(
+      schedule, builder, options, pieces, after[pieces]
+    )
 
-  whole = chosen.Choice(schedule, "ring", {}, 1, 10.0)
+  whole = chosen.ChosenSchedule(schedule, "ring", {}, 1, 10.0)
   found = chosen._cut(whole, net, 2**30, "events", timed)
   assert [choice.pieces for choice in found] == tried
