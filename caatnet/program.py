@@ -22,11 +22,11 @@ from caatnet.models.checks import check, check_scores, is_parameter
 from caatnet.models.protocol import Model, Parameter
 from caatnet.stages import Stages
 from parallel.axes import Axis
+from parallel.ledger.compiler_options import of_device
 from parallel.memory.offload import ON_DEVICE, Activations
-from parallel.xla.compiler_options import of_device
-from parallel.zero import cost
+from parallel.plans.zero import cost
+from parallel.plans.zero.partition import Partition
 from parallel.zero.gathered import Gathered
-from parallel.zero.partition import Partition
 from parallel.zero.shards import Shards, Tensor
 
 
@@ -287,7 +287,7 @@ class Program:
 
   @property
   def cost_parameters(self) -> list[cost.Parameter]:
-    """Parameters on one device, in the form of `parallel.zero.cost`."""
+    """Parameters on one device, in the form of `parallel.plans.zero.cost`."""
 
     def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
       # Copies of the tensor on one device: layers and lanes.

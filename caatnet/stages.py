@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parallel.axes import Axis
-from parallel.pipeline.pipeline_schedule import PipelineSchedule
+from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,10 +42,10 @@ def main() -> None:
 
   from caatnet.config import experiments, inference
   from caatnet.config.override import override
+  from caatnet.inspection import decoding, report, study
   from caatnet.show import render
-  from caatnet.studies.compilation import decoding, report, study
-  from parallel.hardware import cluster_files
-  from parallel.xla import targets
+  from parallel.ledger import targets
+  from parallel.plans.hardware import cluster_files
 
   target, results, programs = targets.resolve(FLAGS.target), {}, {}
   if FLAGS.cluster:

@@ -47,8 +47,8 @@ flags.DEFINE_float(
 
 def main() -> None:
   from caatnet.show import swarms as shown
-  from parallel.elastic.membership import history, journal, service
-  from parallel.elastic.membership.coordinator import Rules
+  from parallel.peers.membership import history, journal, service
+  from parallel.peers.membership.coordinator import Rules
 
   path = FLAGS.journal or f"runs/coordinator-{FLAGS.port}/journal"
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

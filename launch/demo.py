@@ -10,8 +10,7 @@ import sys
 from absl import flags
 
 from launch import options
-from parallel.base import files
-from parallel.memory import heap
+from parallel.base import files, heap
 
 FLAGS = flags.FLAGS
 FRACTIONS = (1.0, 0.5)

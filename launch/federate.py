@@ -33,7 +33,7 @@ def main() -> None:
   from caatnet.config import federated
   from caatnet.federated import report, run
   from caatnet.show import render
-  from parallel.elastic.transport.handshake import format_address
+  from parallel.peers.transport.handshake import format_address
 
   if (FLAGS.role == "client") != bool(FLAGS.server) or (
     (FLAGS.role == "client") != (FLAGS.client is not None)

@@ -40,9 +40,9 @@ flags.DEFINE_string("pcie", "pcie_4", "Kind of link without NVLink.")
 def main() -> None:
   from parallel.base import files
   from parallel.base.checks import known
-  from parallel.hardware import cluster_files, cluster_imports
-  from parallel.hardware.devices import DEVICES
-  from parallel.hardware.links import KINDS
+  from parallel.plans.hardware import cluster_files, cluster_imports
+  from parallel.plans.hardware.devices import DEVICES
+  from parallel.plans.hardware.links import KINDS
 
   ways = bool(FLAGS.topo) + bool(FLAGS.nccl) + (FLAGS.num_processes is not None)
   if ways != 1:

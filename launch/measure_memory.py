@@ -34,7 +34,7 @@ def main() -> None:
   # jax is imported when all arguments are valid.
   from caatnet.benchmarks.memory import measured_tiers
   from parallel.base import atomic
-  from parallel.hardware import tiers
+  from parallel.plans.hardware import tiers
 
   host = measured_tiers.measure(
     [_size(text) for text in FLAGS.sizes],

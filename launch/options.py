@@ -591,7 +591,7 @@ def _set_up_devices(keep_programs: bool = False) -> None:
   import jax
 
   if keep_programs:
-    from parallel.xla import persistent
+    from parallel.ledger import persistent
 
     persistent.keep_programs(FLAGS.programs)
   if FLAGS.cpu_devices:

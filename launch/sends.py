@@ -39,10 +39,10 @@ def main() -> None:
   import jax
 
   from caatnet.show import render
-  from caatnet.studies.sends import foreign, report, trace
   from parallel.base.checks import known
-  from parallel.hardware.devices import DEVICES
-  from parallel.xla import targets
+  from parallel.ledger import targets
+  from parallel.ledger.sends import foreign, report, trace
+  from parallel.plans.hardware.devices import DEVICES
 
   jax.config.update("jax_platforms", "cpu")  # local accelerators are not used
   jax.config.update("jax_num_cpu_devices", FLAGS.devices)

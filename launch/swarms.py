@@ -1,4 +1,4 @@
-"""Flags of scripts that join a swarm (`parallel.elastic`)."""
+"""Flags of scripts that join a swarm (`parallel.peers`)."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ flags.DEFINE_string("authority", "", "TLS certificate file of the authority.")
 
 def security() -> Any:
   """Returns the `handshake.Security` of the flags."""
-  from parallel.elastic.transport import handshake
+  from parallel.peers.transport import handshake
 
   return handshake.from_files(
     FLAGS.token_file, FLAGS.certificate, FLAGS.key, FLAGS.authority
@@ -43,8 +43,8 @@ def endpoint() -> Any:
     ValueError: If a flag is invalid, or no coordinator accepts the connection.
   """
   from caatnet.train.elastic.swarm_loop import Endpoint
-  from parallel.elastic.membership import ids, service
-  from parallel.elastic.transport import handshake
+  from parallel.peers.membership import ids, service
+  from parallel.peers.transport import handshake
 
   coordinator = _address("elastic", 1)
   if FLAGS.coordinator and not FLAGS.workdir:
@@ -69,7 +69,7 @@ def endpoint() -> Any:
 
 def _address(name: str, least: int = 0) -> Any:
   """Returns a flag HOST:PORT, or None if it is not set; port 0 is any."""
-  from parallel.elastic.transport import handshake
+  from parallel.peers.transport import handshake
 
   text = FLAGS[name].value
   return handshake.parse_address(f"--{name}=", text, least) if text else None

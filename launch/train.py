@@ -13,7 +13,7 @@ import sys
 from absl import flags
 
 from launch import options, swarms
-from parallel.memory import heap
+from parallel.base import heap
 
 FLAGS = flags.FLAGS
 
@@ -45,7 +45,7 @@ def main() -> None:
   )
   if result.profiled:
     from caatnet.show import render
-    from caatnet.studies.sends import foreign
+    from parallel.ledger.sends import foreign
 
     render.show(foreign.of_trace(
       result.profiled, experiment.program.layout.mesh, workdir / "profile"

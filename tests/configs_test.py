@@ -10,7 +10,7 @@ from caatnet.config.override import override, take_sweep
 from caatnet.config.schema import tree
 from caatnet.models.lm.communication import tensor_reductions
 from caatnet.studies import registry
-from parallel.xla import ledger
+from parallel.ledger import ledger
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = sorted(

@@ -71,7 +71,7 @@ LONGEST = (
   "configs_test.py",
   "caatnet/train/zero_workers_test.py",
   "caatnet/models/convolutional_test.py",
-  "parallel/schedules/run_test.py",
+  "parallel/plans/schedules/run_test.py",
   "parallel/tensor/projections_test.py",
   "caatnet/train/zero_layers_test.py",
   "caatnet/train/linear_model_test.py",

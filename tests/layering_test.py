@@ -1,6 +1,7 @@
-"""Import rules: the table of ARCHITECTURE.md, enforced."""
+"""Import rules of ARCHITECTURE.md, one per package."""
 
 import ast
+import collections
 import pathlib
 import re
 
@@ -10,366 +11,38 @@ from caatnet.inference.filters import FILTERS
 
 ROOT = pathlib.Path(__file__).parents[1]
 OURS = ("parallel", "caatnet", "configs", "launch")
-
-# The longest matching prefix applies: prefix -> (permitted modules of this
-# project, forbidden packages). A prefix may always import itself.
-NUMPY_ONLY = ("jax", "flax", "optax", "orbax", "ml_collections", "absl")
-# Like NUMPY_ONLY, but with ml_collections.
-SCHEMA = ("jax", "flax", "optax", "orbax", "absl")
-LIBRARY = ("flax", "orbax", "ml_collections", "absl")
-# Files of packages with jax that packages without it may import.
-COSTS = (
-  "parallel.zero.partition",
-  "parallel.zero.cost",
-  "parallel.outer.cost",
-  "parallel.outer.fragment_plan",
-)
 LAZY = "parallel.base.lazy"
-# Permitted in every package: lists of public names, checks, schemas, files.
-ANYWHERE = ("parallel.base",)
-RULES = {
-  "parallel.base": ((), NUMPY_ONLY),
-  "parallel.hardware": ((), NUMPY_ONLY),
-  "parallel.topology": (("parallel.hardware",), NUMPY_ONLY),
-  "parallel.schedules": (("parallel.topology",), NUMPY_ONLY),
-  "parallel.schedules.run": (
-    ("parallel.axes", "parallel.collectives", "parallel.schedules"),
-    LIBRARY,
+FRAMEWORKS = ("flax", "orbax", "ml_collections", "absl")
+
+# Package -> (permitted packages of this project, forbidden packages of others).
+# The longest prefix applies. A package may import itself.
+PARALLEL = {
+  "parallel.base": ((), ("jax", "optax", *FRAMEWORKS)),
+  "parallel.plans": (("parallel.base",), ("jax", "optax", *FRAMEWORKS)),
+  "parallel.peers": (
+    ("parallel.base", "parallel.plans"), ("jax", "optax", *FRAMEWORKS)
   ),
-  "parallel.pipeline": ((), NUMPY_ONLY),
-  "parallel.pipeline.run": (
-    ("parallel.axes", "parallel.collectives", "parallel.pipeline"),
-    LIBRARY,
-  ),
-  "parallel.pipeline.actions": (("parallel.pipeline",), LIBRARY),
-  "parallel.pipeline.residuals": ((), LIBRARY),
-  "parallel.network": (
-    (
-      "parallel.pipeline",
-      "parallel.schedules",
-      "parallel.topology",
-      "parallel.hardware",
-      "parallel.workload",
-      *COSTS,
-    ),
-    NUMPY_ONLY,
-  ),
-  "parallel.planner": (
-    (
-      "parallel.network",
-      "parallel.pipeline",
-      "parallel.schedules",
-      "parallel.topology",
-      "parallel.hardware",
-      "parallel.workload",
-      *COSTS,
-    ),
-    NUMPY_ONLY,
-  ),
-  "parallel.nanobatches": (
-    ("parallel.network", "parallel.hardware", "parallel.workload"), NUMPY_ONLY
-  ),
-  "parallel.workload": (("parallel.hardware",), NUMPY_ONLY),
-  "parallel.axes": ((), LIBRARY),
-  "parallel.kernels": ((), LIBRARY),
-  "parallel.collectives": (("parallel.axes", "parallel.kernels"), LIBRARY),
-  "parallel.routes": (("parallel.collectives",), LIBRARY),
-  "parallel.tensor": (
-    (
-      "parallel.axes",
-      "parallel.collectives",
-      "parallel.kernels",
-      "parallel.routes",
-    ),
-    LIBRARY,
-  ),
-  "parallel.wire": (("parallel.kernels",), LIBRARY),
-  "parallel.quantize": (
-    (
-      "parallel.axes",
-      "parallel.collectives",
-      "parallel.kernels",
-      "parallel.wire",
-    ),
-    LIBRARY,
-  ),
-  "parallel.zero": (
-    (
-      "parallel.axes",
-      "parallel.collectives",
-      "parallel.memory.offload",
-      "parallel.quantize",
-      "parallel.wire",
-      "parallel.kernels",
-    ),
-    LIBRARY,
-  ),
-  # Read by packages without jax, so these load none.
-  "parallel.zero.partition": (("parallel.zero.cost",), NUMPY_ONLY),
-  "parallel.zero.cost": (("parallel.zero.partition",), NUMPY_ONLY),
-  "parallel.memory": (("parallel.hardware", "parallel.workload"), NUMPY_ONLY),
-  "parallel.memory.periods": ((), NUMPY_ONLY),
-  "parallel.memory.offload": (("parallel.memory.periods",), LIBRARY),
-  **dict.fromkeys(
-    ("parallel.memory.features", "parallel.memory.ways"),
-    (
-      (
-        "parallel.axes",
-        "parallel.collectives",
-        "parallel.kernels",
-        "parallel.memory",
-      ),
-      LIBRARY,
-    ),
-  ),
-  "parallel.outer": (
-    (
-      "parallel.axes",
-      "parallel.collectives",
-      "parallel.quantize",
-      "parallel.wire",
-      "parallel.kernels",
-    ),
-    LIBRARY,
-  ),
-  "parallel.outer.cost": (("parallel.outer.fragment_plan",), NUMPY_ONLY),
-  "parallel.outer.fragment_plan": ((), NUMPY_ONLY),
-  # Bytes and float32 on sockets: callers pass codecs and choose the order of
-  # rings.
-  "parallel.elastic": ((), NUMPY_ONLY),
-  "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
-  "parallel.xla.conformal": ((), NUMPY_ONLY),
-  # The command line starts without jax.
-  "caatnet.commands": (("caatnet.interrupts",), NUMPY_ONLY),
-  "caatnet.interrupts": ((), NUMPY_ONLY),
-  "caatnet.__main__": (("caatnet.commands",), NUMPY_ONLY),
-  "caatnet.models": (
-    (
-      "parallel.axes",
-      "parallel.collectives",
-      "parallel.memory.offload",
-      "parallel.tensor",
-      "parallel.kernels",
-      "parallel.workload",
-    ),
-    ("ml_collections", "absl", "optax", "orbax"),
-  ),
-  "caatnet.data": (
-    (
-      "caatnet.config.schema", "parallel.memory",
-    ),
-    ("flax", "orbax", "ml_collections", "absl", "optax"),
-  ),
-  "caatnet.stages": (("parallel.axes", "parallel.pipeline"), LIBRARY),
-  "caatnet.program": (
-    ("caatnet.models", "caatnet.stages", "parallel"),
-    ("flax", "ml_collections", "absl"),
-  ),
-  "caatnet.train": (
-    (
-      "caatnet.commands",
-      "caatnet.config.schema",
-      "caatnet.data",
-      "caatnet.interrupts",
-      "caatnet.models.access",
-      "caatnet.models.protocol",
-      "caatnet.program",
-      "caatnet.stages",
-      "parallel",
-    ),
-    ("flax", "ml_collections", "absl"),
-  ),
-  "caatnet.federated": (
-    (
-      "caatnet.config.schema",
-      "caatnet.data",
-      "caatnet.models",
-      "caatnet.program",
-      "caatnet.show.plot",
-      "caatnet.show.report",
-      "caatnet.train",
-      "parallel",
-    ),
-    ("flax", "ml_collections", "absl"),
-  ),
-  # The server's core and its simulation, and clients in numpy: no jax.
-  **dict.fromkeys(
-    ("caatnet.federated.client", "caatnet.federated.events",
-     "caatnet.federated.flower", "caatnet.federated.messages",
-     "caatnet.federated.sampling",
-     "caatnet.federated.server", "caatnet.federated.simulate",
-     "caatnet.federated.snapshot", "caatnet.federated.state",
-     "caatnet.federated.transfers"),
-    (("caatnet.federated",
-      "parallel.elastic"), NUMPY_ONLY),
-  ),
-  **dict.fromkeys(
-    ("caatnet.federated.predict", "caatnet.federated.streamed"),
-    (("caatnet.federated", "parallel.elastic.transport.frames",
-      "parallel.network"), NUMPY_ONLY),
-  ),
-  "caatnet.federated.uplinks": (("parallel.network",), NUMPY_ONLY),
-  "caatnet.federated.links": ((), NUMPY_ONLY),
-  "caatnet.inference": (
-    (
-      "caatnet.data",
-      "caatnet.models",
-      "caatnet.program",
-      "parallel",
-    ),
-    ("ml_collections", "absl", "optax", "orbax"),
-  ),
-  # Schedules and simulations load no jax.
-  "caatnet.serving": (
-    (
-      "caatnet.config.schema",
-      "parallel.hardware",
-      "parallel.memory.slots",
-      "parallel.network",
-      "parallel.workload",
-    ),
-    (*NUMPY_ONLY, "pydantic"),
-  ),
-  "caatnet.serving.engine.calibration": (
-    ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
-    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
-  ),
-  "caatnet.serving.engine.device": (
-    ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
-    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
-  ),
-  "caatnet.serving.engine.device_weights": (
-    ("caatnet.inference", "caatnet.program", "caatnet.serving"),
-    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
-  ),
-  "caatnet.serving.engine.expert_weights": (
-    ("caatnet.serving",),
-    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
-  ),
-  "caatnet.serving.engine.warm_up": (
-    ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
-    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
-  ),
-  "caatnet.serving.differences": (
-    ("caatnet.serving.experts", "parallel.kernels"),
-    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
-  ),
-  "caatnet.serving.generate": (
-    ("caatnet.data", "caatnet.inference", "caatnet.serving"),
-    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
-  ),
-  "caatnet.serving.server": (
-    (
-      "caatnet.data", "caatnet.inference", "caatnet.serving",
-      "parallel.memory.slots",
-    ),
-    ("ml_collections", "absl", "optax", "orbax"),
-  ),
-  "caatnet.interop": (
-    (
-      "caatnet.data.tokenizers",
-      "caatnet.inference",
-      "caatnet.models",
-      "caatnet.train",
-      "parallel.axes",
-      "parallel.tensor",
-    ),
-    ("flax", "ml_collections", "absl", "torch", "transformers"),
-  ),
-  "caatnet.show": (
-    (
-      "caatnet.commands",
-      "caatnet.data.protocol",
-      "caatnet.data.tokenizers",
-      "caatnet.inference",
-      "caatnet.serving.generate",
-      "caatnet.train",
-    ),
-    ("flax", "ml_collections", "absl"),
-  ),
-  # Reports as data.
-  "caatnet.show.plot": ((), (*NUMPY_ONLY, "matplotlib", "rich")),
-  "caatnet.show.report": (
-    ("caatnet.show.plot",), (*NUMPY_ONLY, "matplotlib", "rich"),
-  ),
-  # A coordinator starts without jax.
-  "caatnet.show.swarms": (("parallel.elastic",), NUMPY_ONLY),
-  # Declarations of config keys, also used by configs: no jax.
-  "caatnet.config.schema": ((), SCHEMA),
-  "caatnet.config": (
-    (
-      "caatnet.data",
-      "caatnet.federated",
-      "caatnet.inference",
-      "caatnet.interop",
-      "caatnet.models",
-      "caatnet.program",
-      "caatnet.stages",
-      "caatnet.serving",
-      "caatnet.train",
-      "parallel",
-    ),
-    ("absl",),
-  ),
-  "caatnet.composition": (
-    (
-      "caatnet.config",
-      "caatnet.data",
-      "caatnet.serving",
-      "caatnet.show",
-      "caatnet.train",
-      "parallel.xla.persistent",
-    ),
-    ("flax", "absl", "pydantic"),
-  ),
-  "caatnet.studies": (
-    (
-      "caatnet.config.schema",
-      "caatnet.federated",
-      "caatnet.inference",
-      "caatnet.interop.families",
-      "caatnet.models.nanobatches",
-      "caatnet.models.paged",
-      "caatnet.program",
-      "caatnet.serving",
-      "caatnet.show",
-      "caatnet.train",
-      "parallel",
-    ),
-    ("flax", "ml_collections", "absl"),
-  ),
-  # Closed forms and searches of one study: no jax.
-  **{
-    f"caatnet.studies.{name}": (
-      ("caatnet.studies", "parallel"), NUMPY_ONLY,
-    )
-    for name in (
-      "alignment.predictor", "collectives.chosen", "datacentre.closed_forms",
-      "datacentre.expressions", "datacentre.knobs", "datacentre.uncertainty",
-      "flows.link_loads", "flows.patterns",
-      "partitions.predictor", "published.choosers", "published.models",
-      "utilisation.predictor", "utilisation.recommend",
-    )
-  },
-  "configs": (("caatnet.config.schema",), ("jax", "numpy", "flax", "absl")),
-  "launch": (
-    ("caatnet", "parallel", "launch.options", "launch.swarms"),
-    ("flax", "orbax"),
-  ),
-  "launch.options": (
-    (
-      "caatnet.commands", "caatnet.config.schema",
-      "caatnet.interrupts", "launch.full_disks", "launch.overriding",
-      "launch.processes",
-      "parallel.memory.heap", "parallel.xla.persistent",
-    ),
-    ("flax", "orbax"),
-  ),
-  "launch.full_disks": ((), NUMPY_ONLY),
-  "launch.overriding": (("caatnet.config.schema",), ("flax", "orbax")),
-  "launch.processes": ((), ("flax", "orbax")),
-  "caatnet.benchmarks": (("caatnet", "parallel"), ()),
+  "parallel.ledger": (("parallel.base", "parallel.plans"), FRAMEWORKS),
+  "parallel.xla": (("parallel.ledger",), FRAMEWORKS),
+  # Programs: all other modules.
+  "parallel": ((), FRAMEWORKS),
 }
+NO_PROGRAMS = ("parallel.ledger", "parallel.peers")
+# Each imports all of `parallel`, and only what stands before it.
+ORDER = (
+  "caatnet.interrupts", "caatnet.commands", "caatnet.__main__",
+  "caatnet.config.schema", "caatnet.models", "caatnet.data", "caatnet.stages",
+  "caatnet.program", "caatnet.train", "caatnet.inference", "caatnet.interop",
+  "caatnet.serving", "caatnet.show", "caatnet.federated", "caatnet.config",
+  "caatnet.inspection", "caatnet.composition", "caatnet.studies",
+  "caatnet.benchmarks", "launch",
+)
+CONFIGS = ("configs", "caatnet.config.schema")
+# Only these import `ml_collections`.
+TREES = (
+  "caatnet.config", "caatnet.composition", "caatnet.benchmarks", "configs",
+  "launch",
+)
 
 
 def _within(name: str, room: str) -> bool:
@@ -387,22 +60,46 @@ def _imports(source: str) -> list[str]:
   return names
 
 
+def _room(module: str, rooms: object) -> str | None:
+  """Returns the longest of the packages that contain a module."""
+  return max((r for r in rooms if _within(module, r)), key=len, default=None)
+
+
+def _permitted(module: str, name: str) -> bool:
+  """Returns whether a module may import a name of this project."""
+  top = module.partition(".")[0]
+  if top == "configs":
+    return any(_within(name, room) for room in CONFIGS)
+  if top == "parallel":
+    room = _room(module, PARALLEL)
+    if room == "parallel":
+      return _within(name, room) and _room(name, NO_PROGRAMS) is None
+    return any(_within(name, r) for r in (room, *PARALLEL[room][0]))
+  own, other = _room(module, ORDER), _room(name, ORDER)
+  return _within(name, "parallel") or (
+    other is not None and ORDER.index(other) <= ORDER.index(own)
+  )
+
+
 def violations(module: str, source: str) -> list[str]:
   """Returns the imports of a module that its rule forbids."""
-  rooms = [room for room in RULES if _within(module, room)]
-  if not rooms:
-    return [f"{module}: no rule for this room"]
-  room = max(rooms, key=len)
-  allowed, forbidden = RULES[room]
+  top = module.partition(".")[0]
+  if top == "caatnet" and _room(module, ORDER) is None:
+    return [f"{module}: no place in ORDER"]
+  forbidden = {
+    "parallel": PARALLEL[_room(module, PARALLEL) or "parallel"][1],
+    "configs": ("jax", "numpy", "flax", "absl"),
+  }.get(top, ())
+  if _room(module, TREES) is None:
+    forbidden = (*forbidden, "ml_collections")
   found = []
   for name in _imports(source):
     if name.startswith("."):  # relative imports would hide the package
       found.append(f"{module} imports {name}: write the absolute name")
-    ours = name.split(".")[0] in OURS
-    own = room if room != "launch" else module
-    if ours and not any(_within(name, a) for a in (*allowed, own, *ANYWHERE)):
-      found.append(f"{module} imports {name}")
-    if not ours and any(_within(name, f) for f in forbidden):
+    elif name.partition(".")[0] in OURS:
+      if not _permitted(module, name):
+        found.append(f"{module} imports {name}")
+    elif any(_within(name, f) for f in forbidden):
       found.append(f"{module} imports {name}")
   return found
 
@@ -426,6 +123,29 @@ def test_imports_follow_the_layers():
   assert not found, "\n".join(found)
 
 
+def test_directories_form_no_cycle():
+  """No arrow leads back up in a drawing of the directories."""
+  modules = _modules()
+  arrows = collections.defaultdict(set)
+  for name, path in modules.items():
+    for imported in _imports(path.read_text()):
+      ends = [
+        ".".join(n.split(".")[:3 if n.startswith(
+          ("parallel.plans.", "caatnet.config.schema")) else 2])
+        for n in (name, imported)
+      ]
+      if imported.partition(".")[0] in OURS and ends[0] != ends[1]:
+        arrows[ends[0]].add(ends[1])
+  # Directories without arrows out are at the bottom; remove them in turn.
+  while arrows:
+    bottom = {
+      name for name, to in arrows.items() if not to & arrows.keys()
+    }
+    assert bottom, dict(arrows)
+    for name in bottom:
+      del arrows[name]
+
+
 def test_parallel_names_no_config_keys():
   """Callers that know the config add its sections to messages."""
   found = [
@@ -446,8 +166,10 @@ def test_packages_import_nothing():
   for top in ("parallel", "caatnet"):
     for path in (ROOT / top).rglob("*.py"):
       if path.name == "__init__.py":
-        # The docstring, the import of `attach`, and its call.
         tree = ast.parse(path.read_text()).body
+        if len(tree) == 1:  # the docstring
+          continue
+        # The docstring, the import of `attach`, and its call.
         assert _imports(path.read_text()) == [f"{LAZY}.attach"], path
         assert len(tree) == 3, path
         assert ast.unparse(tree[2]).startswith(
@@ -483,7 +205,7 @@ def test_roots_contain_only_listed_files():
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "collectives.py", "quantize.py", "routes.py",
-    "wire.py", "workload.py",
+    "wire.py", "xla.py",
   }
 
 
@@ -513,37 +235,28 @@ def test_each_flag_is_defined_once():
 @pytest.mark.parametrize(
   ("module", "source"),
   [
-    ("parallel.axes", "from parallel import collectives"),
+    ("parallel.base.files", "from parallel.plans.hardware import links"),
+    ("parallel.base.files", "import jax"),
+    ("parallel.plans.network.simulate", "import jax.numpy as jnp"),
+    ("parallel.plans.zero.cost", "from parallel.zero import shards"),
     ("parallel.collectives", "import caatnet.config.experiments"),
     ("parallel.collectives", "from .zero import gather"),
     ("parallel.collectives", "from . import zero"),
+    ("parallel.collectives", "from parallel.ledger import reading"),
+    ("parallel.outer.diloco", "from parallel.peers import swarm"),
     ("parallel.tensor.projections", "from flax import nnx"),
-    ("parallel.network.simulate", "import jax.numpy as jnp"),
-    ("parallel.pipeline.cost", "import jax"),
-    ("parallel.pipeline.simulate", "from parallel.network import trace"),
-    ("parallel.zero.cost", "import jax"),
-    ("parallel.zero.cost", "from parallel.zero import gather"),
-    ("parallel.outer.diloco", "from parallel.zero import partition"),
-    ("parallel.xla.ledger", "from parallel.outer import diloco"),
-    ("parallel.elastic.ring.link_collectives", "from parallel import wire"),
-    ("parallel.elastic.membership.peer", "import jax"),
-    ("caatnet.studies.alignment.predictor", "import jax"),
-    ("parallel.memory.features", "from parallel.zero import cost"),
+    ("parallel.ledger.ledger", "from parallel.outer import diloco"),
+    ("parallel.peers.ring.link_collectives", "from parallel import wire"),
+    ("parallel.peers.membership.peer", "import jax"),
     ("caatnet.models.layers", "from caatnet.train import step"),
-    ("caatnet.serving.scheduler.scheduler", "import jax"),
-    ("caatnet.serving.cache.pages", "from caatnet.inference import decoder"),
-    ("caatnet.serving.generate", "import pydantic"),
+    ("caatnet.serving.cache.pages", "from caatnet.config import serving"),
     ("caatnet.train.loop", "import ml_collections"),
     ("caatnet.train.evaluate", "from launch import options"),
     ("caatnet.train.loop", "from caatnet.config import experiments"),
     ("caatnet.config.outer", "from caatnet.studies import registry"),
-    ("parallel.planner.outer", "from parallel.outer import streaming"),
-    ("parallel.outer.fragment_plan", "import jax"),
-    ("parallel.outer.cost", "from parallel.outer import exchange"),
     ("configs.caatnet.tiny", "import jax"),
     ("configs.caatnet.tiny", "from caatnet import build"),
-    ("launch.demo", "from launch import train"),
-    ("parallel.nowhere", ""),
+    ("caatnet.nowhere", ""),
   ],
 )
 def test_violation_is_reported(module, source):

@@ -43,20 +43,20 @@ from caatnet.train import tokenizer as run_tokenizer
 from caatnet.train.elastic import swarm_loop
 from configs.caatnet import tiny
 from launch import options
-from parallel.elastic.membership.journal import Journal
-from parallel.elastic.transport import handshake
-from parallel.hardware import cluster_files, cluster_imports, tiers
-from parallel.hardware.devices import DEVICES
-from parallel.hardware.links import PCIE_4
-from parallel.network import inference
-from parallel.planner.space import Configuration
-from parallel.schedules import builders
-from parallel.schedules.msccl import exporter
-from parallel.topology import builders as topologies
-from parallel.topology import files as topology_files
-from parallel.topology import text as topology_text
-from parallel.xla import compiler_options, reading
-from parallel.zero.partition import parse_levels
+from parallel.ledger import compiler_options, reading
+from parallel.peers.membership.journal import Journal
+from parallel.peers.transport import handshake
+from parallel.plans.hardware import cluster_files, cluster_imports, tiers
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.hardware.links import PCIE_4
+from parallel.plans.network import inference
+from parallel.plans.planner.space import Configuration
+from parallel.plans.schedules import builders
+from parallel.plans.schedules.msccl import exporter
+from parallel.plans.topology import builders as topologies
+from parallel.plans.topology import files as topology_files
+from parallel.plans.topology import text as topology_text
+from parallel.plans.zero.partition import parse_levels
 from tests import claims_test
 from tests.caatnet.data.small_tokenizers import bpe_files, llama_files
 from tests.caatnet.federated import numeric

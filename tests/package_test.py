@@ -339,10 +339,10 @@ def test_extra_training_has_the_packages_that_errors_name():
 def test_ledger_imports_no_package_for_training():
   program = f"""
 import sys
-import launch.sends, parallel.xla
-for name in parallel.xla.__all__:
-  getattr(parallel.xla, name)
-from caatnet.studies.sends import foreign, report, trace
+import launch.sends, parallel.ledger
+for name in parallel.ledger.__all__:
+  getattr(parallel.ledger, name)
+from parallel.ledger.sends import foreign, report, trace
 print(*(name for name in sys.modules if name in {lazy.TRAINING}))
 """
   ended = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 
 from caatnet.benchmarks.programs import kernels
 from configs.benchmark import kernels as kernels_config
-from parallel.xla import fingerprint
+from parallel.ledger import fingerprint
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
 

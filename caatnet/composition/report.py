@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.show.report import Column, Report, Table
+from parallel.base.report import Column, Report, Table
 
 # Rows of the table of losses, by the names in the result.
 _MODELS = {

@@ -29,7 +29,7 @@ from caatnet.data.kinds import Text
 from caatnet.show import render
 from caatnet.train import loop, records
 from parallel.base import files
-from parallel.xla import persistent
+from parallel.ledger import persistent
 
 BASE, UNION, SAME = "base", "union", "same"
 RESULT, LIBRARY = "composition.json", "library"

@@ -43,9 +43,9 @@ from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.base import files
 from parallel.base.naming import naming
 from parallel.kernels import selection
+from parallel.ledger import compiler_options
 from parallel.memory.offload import ON_DEVICE
-from parallel.pipeline import builders
-from parallel.xla import compiler_options
+from parallel.plans.pipeline import builders
 
 _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",

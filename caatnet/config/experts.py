@@ -23,7 +23,7 @@ from caatnet.serving.server.catalog import Catalog, Change, unchangeable
 from caatnet.serving.server.served import Served
 from caatnet.train import records, tokenizer
 from parallel.base.naming import one_of
-from parallel.memory.slots import Slots
+from parallel.plans.placement.slots import Slots
 
 # Largest share of a device's free memory for slots; the rest is for the cache.
 _SLOTS_SHARE = 0.8

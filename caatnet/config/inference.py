@@ -25,7 +25,7 @@ from caatnet.program import Program
 from caatnet.train.checkpoint import export
 from parallel.base import files
 from parallel.kernels.paged_attention import api
-from parallel.zero.partition import Level, Partition
+from parallel.plans.zero.partition import Level, Partition
 
 # Smallest cache whose attention numba compiles on CPUs: with a smaller one, the
 # overhead of the calls exceeds their gain.

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from caatnet.models.nanobatches import Nanobatches, even
 from caatnet.models.paged import Batch, CacheShape
 from caatnet.program import Program
-from parallel.nanobatches import nanobatch, nanobatch_costs
-from parallel.network import inference
+from parallel.plans.nanobatches import nanobatch, nanobatch_costs
+from parallel.plans.network import inference
 
 
 def build(

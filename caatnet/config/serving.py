@@ -31,8 +31,7 @@ from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.server.catalog import OneModel
 from caatnet.serving.server.served import Served
 from caatnet.train import tokenizer
-from parallel.base import files
-from parallel.memory import available
+from parallel.base import available, files
 
 # Ratio of consecutive batch sizes of decodes. Each batch size needs a compiled
 # program per chunk size; a smaller ratio would make the start too slow.

@@ -23,8 +23,9 @@ from parallel.tensor.partial_sync import (
 # need.
 with epy.lazy_imports():
   from parallel.kernels.schedule_all_reduce import api as schedule_kernels
-  from parallel.schedules import builders, run, table
-  from parallel.topology import builders as topologies
+  from parallel.plans.schedules import builders, table
+  from parallel.plans.topology import builders as topologies
+  from parallel.schedules import run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,8 @@ import dataclasses
 from typing import Any
 
 from caatnet.config.schema import zero as schema
-from parallel.zero import partition
-from parallel.zero.partition import Partition
+from parallel.plans.zero import partition
+from parallel.plans.zero.partition import Partition
 
 DEFAULT_BLOCK = 256
 

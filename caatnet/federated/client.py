@@ -18,9 +18,9 @@ import numpy as np
 
 from caatnet.federated import messages
 from caatnet.federated.messages import Received
-from parallel.elastic.membership import ids
-from parallel.elastic.transport.channel import Channel
-from parallel.elastic.transport.handshake import (
+from parallel.peers.membership import ids
+from parallel.peers.transport.channel import Channel
+from parallel.peers.transport.handshake import (
   Address,
   Purpose,
   Refused,

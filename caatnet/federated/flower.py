@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from caatnet.federated.client import Client, Codecs, Trained, digest
-from parallel.elastic.transport.handshake import Security, parse_address
+from parallel.peers.transport.handshake import Security, parse_address
 
 Arrays = list[np.ndarray]
 _KEY = "config.federated.numpy_client"
@@ -336,7 +336,7 @@ def start_client(
     client: The client.
     number: Id of the client.
     security: Token and TLS settings, of
-      `parallel.elastic.transport.handshake.from_files`.
+      `parallel.peers.transport.handshake.from_files`.
     config: See `NumPyTrainer`.
     validate: See `NumPyTrainer`.
     alone_s: Time without a server after which the client ends.

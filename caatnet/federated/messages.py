@@ -12,8 +12,8 @@ import pathlib
 import time
 from typing import Any, NamedTuple
 
-from parallel.elastic.transport.channel import Channel
-from parallel.elastic.transport.frames import FrameError
+from parallel.peers.transport.channel import Channel
+from parallel.peers.transport.frames import FrameError
 
 PART_BYTES = 1 << 16
 NAME = "federated"  # the server's id in handshakes
@@ -146,14 +146,14 @@ class Failed(NamedTuple):
   reason: str
 
 
-class Part(NamedTuple):
+class Payload(NamedTuple):
   """Bytes of the vectors of the last message with ``sizes``."""
 
   data: bytes
 
 
-FROM_CLIENT = (Connected, Delivered, Ready, Result, Failed, Part)
-FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Part)
+FROM_CLIENT = (Connected, Delivered, Ready, Result, Failed, Payload)
+FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Payload)
 
 
 class Received(NamedTuple):
@@ -216,11 +216,11 @@ class Assembler:
       FrameError: Vectors are too long, or parts do not match their message.
     """
     # First, since another thread calls `is_stalled` and `is_unconfirmed`.
-    if isinstance(message, Part) or hasattr(message, "sizes"):
+    if isinstance(message, Payload) or hasattr(message, "sizes"):
       self._since, self._expected = time.monotonic(), False
     if isinstance(message, Delivered) and message.round == self._model:
       self._model = None
-    if isinstance(message, Part):
+    if isinstance(message, Payload):
       if self._message is None:
         raise FrameError("a part without a message")
       self._data += message.data
@@ -252,7 +252,7 @@ def send(channel: Channel, message: Any, vectors: tuple[bytes, ...]) -> None:
   channel.send(message)
   data = b"".join(vectors)
   for place in range(0, len(data), PART_BYTES):
-    channel.send(Part(data[place:place + PART_BYTES]))
+    channel.send(Payload(data[place:place + PART_BYTES]))
 
 
 def most_waiting(num_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """Prediction of a federated run's rounds over given links.
 
 The simulation (`simulate.py`) runs the server's core; models and updates are
-TCP flows (`parallel.network.fluid`). A message takes a fixed time on its
+TCP flows (`parallel.plans.network.fluid`). A message takes a fixed time on its
 sender, for queues, copies and codes. Then its flow starts, with the initial
 window, since TCP forgets a window while a client trains. Clients of a shared
 link have the max-min fair parts of its rates. Losses bound the rate of a flow
@@ -36,14 +36,14 @@ from caatnet.federated import messages, server, simulate
 from caatnet.federated.links import Link
 from caatnet.federated.server import Rules, Server
 from caatnet.federated.simulate import Transfer
-from parallel.elastic.transport.frames import HEADER_BYTES, encode
-from parallel.network import fluid
+from parallel.peers.transport.frames import HEADER_BYTES, encode
+from parallel.plans.network import fluid
 
 # Data in the bytes of Ethernet frames, which shaped rates count: 1,448 of
 # 1,514. Measured with tbf and htb: 0.958 and 0.965.
 DATA_SHARE = fluid.SEGMENT / 1514
 # Frame of a part, and of a `Work` or `Result` with its numbers.
-_PART_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
+_PART_BYTES = HEADER_BYTES + len(encode(messages.Payload(b"")))
 _HEAD_BYTES = HEADER_BYTES + 120
 _ELEMENTS = 1024  # of the vector that stands for the model
 

@@ -5,8 +5,8 @@ import statistics
 from typing import Any
 
 from caatnet.federated.links import Link
-from caatnet.show.plot import Axis, Figure, Panel, stacked
-from caatnet.show.report import Column, Report, Table
+from parallel.base.plot import Axis, Figure, Panel, stacked
+from parallel.base.report import Column, Report, Table
 
 _MOST_ROWS = 48
 _TIMES = ("t_a", "t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")

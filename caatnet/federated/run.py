@@ -13,7 +13,7 @@ from caatnet.federated.service import STATE, Service
 from caatnet.train import records
 from caatnet.train.evaluate import make_evaluate
 from parallel.base import files
-from parallel.elastic.transport.handshake import Security, parse_address
+from parallel.peers.transport.handshake import Security, parse_address
 
 
 @contextlib.contextmanager

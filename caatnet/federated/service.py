@@ -28,16 +28,16 @@ from caatnet.federated import events, messages, server, snapshot
 from caatnet.federated.messages import Received
 from caatnet.federated.server import Arithmetic, Rules, Server
 from parallel.base import atomic, files, schema
-from parallel.elastic.membership.messages import Id
-from parallel.elastic.transport.channel import Channel
-from parallel.elastic.transport.handshake import (
+from parallel.peers.membership.messages import Id
+from parallel.peers.transport.channel import Channel
+from parallel.peers.transport.handshake import (
   Address,
   Purpose,
   Request,
   Security,
   format_address,
 )
-from parallel.elastic.transport.listener import Listener, Offer
+from parallel.peers.transport.listener import Listener, Offer
 
 STATE, METRICS = "server.npz", "metrics.jsonl"
 _TICK_S = 0.05

@@ -40,7 +40,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize
 
-from parallel.network import fluid
+from parallel.plans.network import fluid
 
 _CELL = "cell"
 

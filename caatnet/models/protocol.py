@@ -68,7 +68,7 @@ class Reduction(NamedTuple):
     phase: "forward", "backward" or "update".
     dtype: The dtype of the transferred elements.
     shape: Shape of the operand on one device.
-    kind: The kind of collective, with the names of `parallel.xla.ledger`.
+    kind: The kind of collective, with the names of `parallel.ledger.ledger`.
   """
 
   phase: str

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.show import plot
-from caatnet.show.plot import Axis, Figure, Panel
-from parallel.base import files
+from parallel.base import files, plot
+from parallel.base.plot import Axis, Figure, Panel
 
 _DPI = 150
 # Minimum font size of texts inside bars, in points; smaller ones are omitted.

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.show import drawing, plot
+from caatnet.show import drawing
 from caatnet.train.records import read_metrics
+from parallel.base import plot
 
 _NATS = "nats per byte"
 

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from caatnet.show import drawing, results
-from caatnet.show.report import Report, Table
 from parallel.base import files
+from parallel.base.report import Report, Table
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; padding: 0 1em;

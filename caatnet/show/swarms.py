@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from parallel.elastic.membership import service
+from parallel.peers.membership import service
 
 _MINUTE_S = 60.0
 

@@ -7,8 +7,8 @@ from typing import Any
 from caatnet.data.protocol import Data, Dataset
 from caatnet.show import render
 from caatnet.show.render import table
-from caatnet.show.report import Column, Table
 from caatnet.train.evaluate import Evaluation
+from parallel.base.report import Column, Table
 
 
 def measure_rows(

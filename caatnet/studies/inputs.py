@@ -5,10 +5,10 @@ from typing import Any
 
 from parallel.base import checks
 from parallel.base.naming import naming
-from parallel.schedules import builders
-from parallel.schedules.schedule import Schedule
-from parallel.topology import text as topologies
-from parallel.topology.graph import Topology
+from parallel.plans.schedules import builders
+from parallel.plans.schedules.schedule import Schedule
+from parallel.plans.topology import text as topologies
+from parallel.plans.topology.graph import Topology
 
 # A ring all-reduce on this many ranks has two million transfers.
 MAX_RANKS = 1024
@@ -21,7 +21,7 @@ def parse_topology(config: Mapping[str, Any], key: str, text: str) -> Topology:
     config: Config with the keys "bandwidth" (bytes/s) and "latency_s"; "" keeps
       the values of the builder or file.
     key: Config key of the text, for messages.
-    text: Topology in the syntax of `parallel.topology.text.parse`.
+    text: Topology in the syntax of `parallel.plans.topology.text.parse`.
 
   Raises:
     ValueError: A number is out of its range, the text is malformed, or the

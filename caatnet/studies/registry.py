@@ -3,7 +3,7 @@
 A study is a directory. Its ``study.py`` has ``run``, which takes a config as
 nested dicts and returns plain data, and may have ``export`` and ``write_page``.
 Its ``report.py`` has ``report``, which returns a result's tables and figure
-(`caatnet.show.report`). A new study is a directory and a name in ``SUBJECTS``.
+(`parallel.base.report`). A new study is a directory and a name in ``SUBJECTS``.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from typing import Any
 
 from caatnet.config.schema import tree
 from caatnet.show import drawing, render
-from caatnet.show.report import Report
+from parallel.base.report import Report
 
 # Valid values of config.study: names of the subdirectories.
 SUBJECTS = (

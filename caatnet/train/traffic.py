@@ -8,8 +8,8 @@ import numpy as np
 
 from caatnet.program import Program
 from caatnet.train.experiment import Experiment
+from parallel.ledger import ledger
 from parallel.outer.base import float32_bytes
-from parallel.xla import ledger
 
 
 def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:

@@ -3,7 +3,7 @@ r"""Time of an all-reduce of 256 MB among peers, compared with TCP and gloo.
   python -m launch.benchmark --config=configs/benchmark/ring.py \
     --output=results/ring.json
 
-Peers are processes on this machine. For each all-reduce by `parallel.elastic`,
+Peers are processes on this machine. For each all-reduce by `parallel.peers`,
 the same bytes are also sent over raw streams between the same processes,
 concurrently and without additions, which gives the rate of this machine's
 sockets. With a Python in config.benchmark.python, which has torch, its

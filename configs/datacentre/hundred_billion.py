@@ -17,8 +17,8 @@ and confidence marks; nothing is measured. Defaults are those of arXiv
 self-contained page with sliders. It takes ten seconds.
 
 With ":planner" the achieved share of peak FLOP/s is not a constant, but the
-prediction of `parallel/planner` for a model of 11B parameters on a pod of 64
-GPUs. It is used for the whole datacentre, even with other accelerators.
+prediction of `parallel/plans/planner` for a model of 11B parameters on a pod of
+64 GPUs. It is used for the whole datacentre, even with other accelerators.
 """
 
 import ml_collections

@@ -7,11 +7,11 @@ r"""Nano-batches: when does cutting a step into pieces pay?
     --config.interference="(0.1,)" --config.most_pieces=2
 
 Decode steps of Llama 2 70B on tensor ranks. The planner of
-`parallel/nanobatches/nanobatch.py` chooses number and sizes of the pieces,
-whose order is fixed; below the break-even it returns one batch. Times of A100
-and H100 are profiles of Vidur, those of other devices follow from rooflines.
-The figures of NanoFlow (arXiv 2408.12757) are predicted with its published
-pipelines.
+`parallel/plans/nanobatches/nanobatch.py` chooses number and sizes of the
+pieces, whose order is fixed; below the break-even it returns one batch. Times
+of A100 and H100 are profiles of Vidur, those of other devices follow from
+rooflines. The figures of NanoFlow (arXiv 2408.12757) are predicted with its
+published pipelines.
 
 Not compared: kernels that overlap a product with its own reduction, as in Flux
 (arXiv 2406.06858), and a reduction that is fused with the norm and runs during

@@ -10,10 +10,10 @@ and 8 nodes. Vocabulary and batch are ours.
     --target=tpu:v5p:4x4x4 --config.zero.scheme=frontier3
 
 Expected result (log/2026-11-21-zero-20b-program.md): the bytes of the
-program over each level equal those of `parallel/zero/cost.py`, and it fits into
-the memory of a chip. `--config.zero.scheme=zeropp_by_level` needs a third of
-the memory and half of the time on the links. Each compilation takes a minute or
-two.
+program over each level equal those of `parallel/plans/zero/cost.py`, and it
+fits into the memory of a chip. `--config.zero.scheme=zeropp_by_level` needs a
+third of the memory and half of the time on the links. Each compilation takes a
+minute or two.
 """
 
 import ml_collections

@@ -43,7 +43,7 @@ class Sends(NamedTuple):
   def metadata(self) -> dict[str, str]:
     """Metadata of the custom call, by which ledgers count the messages.
 
-    In a program, a kernel is an opaque custom call. `parallel.xla` reads its
+    In a program, a kernel is an opaque custom call. `parallel.ledger` reads its
     metadata and counts the messages as permutes.
     """
     return {

@@ -48,8 +48,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from parallel.base import checks
-from parallel.memory import host_memory, placed_buffer, rates
+from parallel.memory import host_memory, placed_buffer
 from parallel.memory.placed_buffer import Tier
+from parallel.plans.placement import rates
 
 ARRAYS = ("weights", "gradients", "first", "second")
 _VERIFIED = ("weights", "first", "second")  # if any array is in a file

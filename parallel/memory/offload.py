@@ -24,7 +24,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
-from parallel.memory import periods
+from parallel.plans.placement import periods
 
 # Name of a layer's input for checkpoint policies.
 LAYER_INPUT = "layer_input"
@@ -67,7 +67,7 @@ class Activations:
   saved_on_host: float = 0.0
 
   def ways(self, num_layers: int) -> tuple[Way, ...]:
-    """Returns the ways of a period of layers (`parallel.memory.periods`).
+    """Returns the ways of a period of layers (see `placement.periods`).
 
     Shares are rounded down to whole layers of a period, in the order of the
     attributes, so that device memory never has more than its share.

@@ -2,7 +2,7 @@
 
 The addresses of a buffer are contiguous, so that one array covers all tiers.
 `stripes` divides a buffer among tiers by fractions, as a placement
-(`parallel.memory.placement`) gives them.
+(`parallel.plans.placement`) gives them.
 
 Example:
   >>> from parallel.memory import host_memory, placed_buffer

@@ -10,9 +10,10 @@ import platform
 import resource
 import shutil
 
-from parallel.hardware.tiers import Host
-from parallel.memory import available, host_memory
-from parallel.memory.problem import Instant
+from parallel.base import available
+from parallel.memory import host_memory
+from parallel.plans.hardware.tiers import Host
+from parallel.plans.placement.problem import Instant
 
 _CAP_IPC_LOCK = 14  # number of the capability in linux/capability.h
 

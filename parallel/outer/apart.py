@@ -2,7 +2,7 @@
 
 An outer loop communicates over its worker axis by that axis' collectives. If
 each worker is a process outside jax' process group, such as a peer of
-`parallel.elastic`, no program can contain these collectives. A function that
+`parallel.peers`, no program can contain these collectives. A function that
 has some is therefore run in stages. Stage n is the whole function with the
 results of its first n collectives as arguments; it ends at the next collective
 and returns that collective's operand. The host runs the collective and then the
@@ -37,7 +37,7 @@ Make = Callable[[Axis, Weights], Callable[..., Any]]
 
 
 class Exchange(Protocol):
-  """Transport of the collectives, such as `parallel.elastic.exchange`.
+  """Transport of the collectives, such as `parallel.peers.exchange`.
 
   Attributes:
     contributors: Participants, in the order of their ranks.

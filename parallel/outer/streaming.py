@@ -2,7 +2,8 @@
 
 A fragment is a few whole layers; the last one holds all parameters outside the
 layers. Fragment f of F is sent every H steps, starting at t_f = f (H // F), at
-least H steps after the start (`parallel.outer.fragment_plan` has the schedule):
+least H steps after the start (`parallel.plans.outer.fragment_plan` has the
+schedule):
 
     send    after update t where (t - t_f) mod H = 0 and t - t_f >= H:
               delta <- mean over m of (phi_f - theta_m,f)     in few bits
@@ -53,7 +54,10 @@ from parallel.outer.base import (
   to_workers,
 )
 from parallel.outer.exchange import Exchange
-from parallel.outer.fragment_plan import (
+from parallel.outer.fragments import Fragments
+from parallel.outer.optimizers import OuterOptimizer
+from parallel.outer.pieces import Pieces
+from parallel.plans.outer.fragment_plan import (
   FragmentTimes,
   Numbers,
   ReceiveNumbers,
@@ -62,9 +66,6 @@ from parallel.outer.fragment_plan import (
   SendVariant,
   Variant,
 )
-from parallel.outer.fragments import Fragments
-from parallel.outer.optimizers import OuterOptimizer
-from parallel.outer.pieces import Pieces
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,8 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
-from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
 from parallel.pipeline.residuals import Backward, Kept, Recomputed, Tree
+from parallel.plans.pipeline.pipeline_schedule import Kind, PipelineSchedule
 
 
 class Row(NamedTuple):

@@ -10,8 +10,8 @@ may use the axis of stages. Inside a branch they must not, since stages take
 different branches.
 
 A stage stores the inputs of its parts, in as many slots as the schedule needs
-(`parallel.pipeline.table`), and either recomputes the rest of a part in its
-backward or stores that, too (`parallel.pipeline.residuals`). Gradients are
+(`parallel.plans.pipeline.table`), and either recomputes the rest of a part in
+its backward or stores that, too (`parallel.pipeline.residuals`). Gradients are
 summed in the scan's carry, in float32, so no memory grows with the number of
 microbatches.
 
@@ -41,8 +41,8 @@ from parallel.collectives import (
   varying,
 )
 from parallel.pipeline.actions import Actions, Buffers, Row, runs, scoped, write
-from parallel.pipeline.pipeline_schedule import Kind, PipelineSchedule
-from parallel.pipeline.table import Table, table
+from parallel.plans.pipeline.pipeline_schedule import Kind, PipelineSchedule
+from parallel.plans.pipeline.table import Table, table
 
 
 class Functions(NamedTuple):

@@ -21,9 +21,9 @@ import numpy as np
 
 from parallel import collectives
 from parallel.axes import Axis
-from parallel.schedules.check import check
-from parallel.schedules.colouring import partial_permutations
-from parallel.schedules.schedule import Round, Schedule
+from parallel.plans.schedules.check import check
+from parallel.plans.schedules.colouring import partial_permutations
+from parallel.plans.schedules.schedule import Round, Schedule
 
 Executor = Callable[[jax.Array, str], jax.Array]  # (array, mesh axis name)
 

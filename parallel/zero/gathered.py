@@ -92,7 +92,7 @@ class Gathered:
 
     >>> from jax.sharding import PartitionSpec as P
     >>> from parallel.axes import Axis, make_mesh
-    >>> from parallel.zero.partition import Level, named
+    >>> from parallel.plans.zero.partition import Level, named
     >>> axis = Axis("data", 2)
     >>> shards = Shards(named("zero3", [Level("data", 2)]), (axis,))
     >>> def loss(stored, batch):

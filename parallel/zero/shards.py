@@ -36,7 +36,7 @@ from parallel.collectives import after, varying
 from parallel.kernels.codec import api
 from parallel.kernels.codec.reference import Codec, Encoded
 from parallel.kernels.selection import Implementation
-from parallel.zero.partition import Partition
+from parallel.plans.zero.partition import Partition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Shards:
     ZeRO-3 over one level of 2 ranks stores two shards of 3 elements, the last
     one padded.
 
-    >>> from parallel.zero.partition import Level, named
+    >>> from parallel.plans.zero.partition import Level, named
     >>> partition = named("zero3", [Level("data", 2)])
     >>> shards = Shards(partition, (Axis("data", 2),))
     >>> tensor = Tensor((5,), "float32")

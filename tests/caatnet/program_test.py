@@ -18,7 +18,7 @@ from configs.images import tiny as images
 from configs.pipeline import tiny as pipeline
 from parallel.axes import Axis, make_mesh
 from parallel.memory.offload import ON_DEVICE
-from parallel.zero.partition import Level, Partition
+from parallel.plans.zero.partition import Level, Partition
 from tests.caatnet.models.transformer_test import make_config, make_program
 from tests.caatnet.train.linear_model import Toy
 

@@ -7,7 +7,7 @@ import pytest
 
 from caatnet.stages import Stages
 from parallel.axes import Axis
-from parallel.pipeline import builders
+from parallel.plans.pipeline import builders
 
 
 def make(stages, chunks=1, name="looped"):

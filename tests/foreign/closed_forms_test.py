@@ -10,7 +10,7 @@ import types
 import jax
 import pytest
 
-from parallel.xla import reading
+from parallel.ledger import reading
 from tests.foreign import planted, programs
 from tests.foreign.closed_forms import PROGRAMS
 

@@ -16,8 +16,8 @@ from jax.sharding import AbstractMesh
 import numpy as np
 
 from caatnet.benchmarks.harness import environments
-from parallel.xla import reading
-from parallel.xla.reading import Executed, Reading
+from parallel.ledger import reading
+from parallel.ledger.reading import Executed, Reading
 from tests.foreign.closed_forms import PROGRAMS, Sends
 
 _HERE = pathlib.Path(__file__).parent

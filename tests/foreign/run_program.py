@@ -42,7 +42,7 @@ def main(
   lowered = jitted.lower(*arguments)
   lowered = getattr(lowered, "lowered", lowered)  # equinox wraps it
   compiled = lowered.compile()
-  # Names of dumped files, which `parallel.xla.read` pairs.
+  # Names of dumped files, which `parallel.ledger.read` pairs.
   stem = f"module_0000.{project}"
   for part, text in (
     ("before", lowered.compiler_ir("hlo").as_hlo_module().to_string()),

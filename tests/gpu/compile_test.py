@@ -8,9 +8,9 @@ pytest.importorskip(
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.studies.compilation import study
+from caatnet.inspection import study
 from configs.caatnet import tiny
-from parallel.xla import targets
+from parallel.ledger import targets
 
 # Large enough that compute can hide a reduction.
 SIZES = (

@@ -17,7 +17,7 @@ from configs.caatnet import tiny
 from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.gather_rows import cases as gather_cases
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
-from parallel.xla import targets
+from parallel.ledger import targets
 from tests.parallel.kernels.ahead_of_time import (
   codec_calls,
   lowered_add_norm,

@@ -8,9 +8,9 @@ pytest.importorskip(
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.studies.compilation import study
+from caatnet.inspection import study
 from configs.caatnet import tiny
-from parallel.xla import targets
+from parallel.ledger import targets
 
 LAYERS, TOKENS, WIDTH = 4, 8192, 1024
 
@@ -30,8 +30,7 @@ def analyse(where):
 
 
 def test_activations_are_temporaries_in_host_memory():
-  """Moments are counted as device memory ahead of time; `parallel.xla.memory`.
-  """
+  """Ahead of time, moments count as device memory: see `ledger.memory`."""
   before, after = analyse("device"), analyse("pinned_host")
   activations = LAYERS * TOKENS * WIDTH * 2
   assert after["temporaries on the host"] == activations

@@ -24,8 +24,8 @@ TEXTS = {
 PEER = r"""
 import os
 import numpy as np
-from parallel.elastic.transport import handshake
-from parallel.elastic.swarm import Swarm
+from parallel.peers.transport import handshake
+from parallel.peers.swarm import Swarm
 host, port = os.environ["COORDINATOR"].split(":")
 x = {"x": np.zeros(3, np.float32)}
 with Swarm((host, int(port)), handshake.from_files(), x) as swarm:

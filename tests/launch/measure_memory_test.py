@@ -8,8 +8,8 @@ import tempfile
 import pytest
 
 from caatnet.benchmarks.memory import measured_tiers
-from parallel.hardware import tiers
 from parallel.memory import host_memory
+from parallel.plans.hardware import tiers
 
 SIZE = int(2 * measured_tiers.cache_bytes() + 4e6)
 SMALL = f"--sizes={SIZE}"

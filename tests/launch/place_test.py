@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from parallel.hardware import tiers
+from parallel.plans.hardware import tiers
 
 PLACE = "--config=configs/memory/12b_32k.py"
 

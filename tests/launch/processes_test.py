@@ -49,7 +49,7 @@ import jax
 from caatnet.train.elastic import swarm_loop
 from parallel.axes import Axis
 from tests.caatnet.train.outer_loops_test import make_linear
-from tests.parallel.elastic.worlds import SECURITY
+from tests.parallel.peers.worlds import SECURITY
 said = {}
 result = swarm_loop.train(
   make_linear("streaming", sys.argv[5], 1, levels=(Axis("data", 2, 2),),

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from parallel.hardware import tiers
 from parallel.memory import host_memory
+from parallel.plans.hardware import tiers
 
 ROOT = pathlib.Path(__file__).parents[2]
 PLACE = "--config=configs/memory/12b_32k.py:7b"

@@ -11,8 +11,8 @@ import pytest
 from parallel import quantize
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.codec import reference
+from parallel.ledger import ledger
 from parallel.wire import NesterovStep, Wire
-from parallel.xla import ledger
 
 SHAPE, BLOCK = (7, 30), 16  # 210 elements: not a multiple of a block or slice
 SIZE = 210

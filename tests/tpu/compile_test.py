@@ -10,10 +10,10 @@ pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.inspection import study
 from caatnet.models.lm.communication import tensor_reductions
-from caatnet.studies.compilation import study
 from configs.caatnet import tiny
-from parallel.xla import targets
+from parallel.ledger import targets
 
 SMALL = "model.width=256 model.num_heads=8 model.ffn_width=512"
 

@@ -6,9 +6,9 @@ pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
 from caatnet.config import inference
 from caatnet.config.override import override
-from caatnet.studies.compilation import decoding
+from caatnet.inspection import decoding
 from configs.caatnet import tiny
-from parallel.xla import targets
+from parallel.ledger import targets
 
 SIZES = (
   "model.width=1024 model.num_heads=8 model.num_kv_heads=8 model.num_layers=2 "

@@ -4,8 +4,8 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from parallel.xla import targets
-from tests.parallel.xla.sharded_programs import PROGRAMS, sent
+from parallel.ledger import targets
+from tests.parallel.ledger.sharded_programs import PROGRAMS, sent
 
 BOTH = {"data": 2, "tensor": 4}
 # On meshes of one axis XLA generates the axis names.

@@ -14,7 +14,7 @@ pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 from caatnet.benchmarks.programs import kernels
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.studies.compilation.study import analyse
+from caatnet.inspection.study import analyse
 from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
 from parallel import quantize
@@ -29,8 +29,8 @@ from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.ring_all_reduce import cases as ring_cases
 from parallel.kernels.schedule_all_reduce import api as schedule
 from parallel.kernels.schedule_all_reduce import cases as schedule_cases
+from parallel.ledger import ledger, targets
 from parallel.wire import NesterovStep, Wire
-from parallel.xla import ledger, targets
 from tests.parallel.kernels.ahead_of_time import (
   codec_calls,
   lowered,

@@ -6,9 +6,9 @@ pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.studies.compilation import study
+from caatnet.inspection import study
 from configs.caatnet import tiny
-from parallel.xla import targets
+from parallel.ledger import targets
 
 # In small programs XLA's other temporaries change by more than the activations.
 LAYERS, TOKENS, WIDTH = 4, 8192, 1024

@@ -16,9 +16,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from parallel.xla import targets
-from parallel.xla.expectations import assert_sends
-from parallel.xla.reading import read
+from parallel.ledger import targets
+from parallel.ledger.expectations import assert_sends
+from parallel.ledger.reading import read
 
 X = (256, 256), jnp.float32
 SIZE = 256 * 256 * 4

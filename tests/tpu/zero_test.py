@@ -9,11 +9,11 @@ pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.studies.compilation import study
+from caatnet.inspection import study
 from configs.caatnet import tiny
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import reduce_scatter
-from parallel.xla import compiled, hlo, targets
+from parallel.ledger import compiled, hlo, targets
 
 THREE_LEVELS = (
   "model.width=256 model.num_heads=8 model.ffn_width=512 model.remat=full "

@@ -12,8 +12,8 @@ from typing import Any
 
 from caatnet import commands
 from caatnet.benchmarks.harness import processes
-from parallel.elastic.membership import history
-from parallel.elastic.membership.coordinator import Phase
+from parallel.peers.membership import history
+from parallel.peers.membership.coordinator import Phase
 
 
 class Coordinator:

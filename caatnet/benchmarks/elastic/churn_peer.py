@@ -32,12 +32,12 @@ import time
 
 import numpy as np
 
-from parallel.elastic.agent import Settings
-from parallel.elastic.membership.leases import Spans
-from parallel.elastic.membership.shared_state import State
-from parallel.elastic.swarm import Swarm
-from parallel.elastic.timeouts import Stopped
-from parallel.elastic.transport import handshake
+from parallel.peers.agent import Settings
+from parallel.peers.membership.leases import Spans
+from parallel.peers.membership.shared_state import State
+from parallel.peers.swarm import Swarm
+from parallel.peers.timeouts import Stopped
+from parallel.peers.transport import handshake
 
 RATE = np.float32(0.05)
 TARGET = np.float32(1.0)

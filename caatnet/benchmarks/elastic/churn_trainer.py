@@ -21,8 +21,8 @@ import ml_collections
 from caatnet.benchmarks.elastic import churn_peer
 from caatnet.config import experiments
 from caatnet.train.elastic import swarm_loop
-from parallel.elastic.membership import leases
-from parallel.elastic.transport import handshake
+from parallel.peers.membership import leases
+from parallel.peers.transport import handshake
 
 
 class _Reporter:

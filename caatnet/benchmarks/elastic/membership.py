@@ -7,9 +7,9 @@ from rich.console import Console
 
 from caatnet.show import tables
 from parallel.base.checks import known
-from parallel.elastic.membership.coordinator import Rules
-from parallel.elastic.membership.search import search
-from parallel.elastic.membership.world import Bounds, Budget
+from parallel.peers.membership.coordinator import Rules
+from parallel.peers.membership.search import search
+from parallel.peers.membership.world import Bounds, Budget
 
 
 def run(config: Any) -> dict[str, Any]:

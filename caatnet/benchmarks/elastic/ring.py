@@ -1,4 +1,4 @@
-"""Sums over `parallel.elastic`'s links, compared with raw streams and gloo."""
+"""Sums over `parallel.peers`'s links, compared with raw streams and gloo."""
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
@@ -9,7 +9,7 @@ from typing import Any
 
 from caatnet.benchmarks.harness import namespaces, processes, timing
 from caatnet.show import tables
-from parallel.elastic.ring import link_collectives
+from parallel.peers.ring import link_collectives
 
 # Limit of all sums by torch; a process that fails leaves the others waiting.
 _TORCH_S = 600.0
@@ -75,7 +75,7 @@ class Peers(processes.Peers):
 
   def __init__(
     self, hosts: Sequence[str], prefixes: Sequence[Sequence[str]] = (),
-    kind: str = "caatnet.benchmarks.elastic.ring_peer:Peer",
+    kind: str = "caatnet.benchmarks.elastic.ring_peer:RingPeer",
   ) -> None:
     names = [f"p{i}" for i in range(len(hosts))]
     super().__init__(

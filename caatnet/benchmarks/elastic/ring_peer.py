@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from caatnet.benchmarks.harness.sockets import LIMIT_S, connect_all
-from parallel.elastic.ring import bandwidth, link_collectives
-from parallel.elastic.transport.frames import read_into
-from parallel.elastic.transport.handshake import Security
-from parallel.elastic.transport.links import Links, Options
-from parallel.elastic.transport.listener import Listener
+from parallel.peers.ring import bandwidth, link_collectives
+from parallel.peers.transport.frames import read_into
+from parallel.peers.transport.handshake import Security
+from parallel.peers.transport.links import Links, Options
+from parallel.peers.transport.listener import Listener
 
 # No other process uses these links, but the transport requires a token.
 SECURITY = Security(b"a token of a benchmark")
 
 
-class Peer:
+class RingPeer:
   """One peer's arrays, links and raw connections."""
 
   def __init__(self, me: str, host: str) -> None:

@@ -16,10 +16,10 @@ from caatnet.config.federated import Federation
 from caatnet.federated import processes as client_processes
 from caatnet.federated.links import Link
 from caatnet.federated.service import Service
-from caatnet.show.report import Table
 from parallel.base import atomic, files
 from parallel.base.naming import naming
-from parallel.elastic.transport.handshake import format_address
+from parallel.base.report import Table
+from parallel.peers.transport.handshake import format_address
 
 RECORD = "links.json"
 _LOOPBACK = "127.0.0.1"

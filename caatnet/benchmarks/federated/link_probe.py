@@ -13,7 +13,7 @@ import time
 
 from caatnet.benchmarks.harness import processes, relay
 from caatnet.federated.links import Link
-from parallel.elastic.transport.frames import read_into
+from parallel.peers.transport.frames import read_into
 
 _PINGS = 9
 _PIECE = 1 << 16

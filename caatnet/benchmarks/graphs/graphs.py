@@ -20,9 +20,9 @@ from caatnet.data.graphs.sampling import Sampler, num_places
 from caatnet.show import tables
 from caatnet.studies.alignment import predictor
 from caatnet.train.prefetch import PrefetchIterator
-from parallel.hardware.devices import DEVICES
-from parallel.hardware.links import PCIE_4, PCIE_5
-from parallel.memory import caches
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.hardware.links import PCIE_4, PCIE_5
+from parallel.plans.placement import caches
 
 # Options of all R-MAT graphs.
 _RMAT = {

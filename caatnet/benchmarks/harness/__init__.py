@@ -8,9 +8,3 @@ limit processes by `cgroups`. `environments` makes environments of other
 projects. `setup` prepares a benchmark's config.
 `caatnet.show.results` writes result files.
 """
-
-from parallel.base.lazy import attach
-
-__all__, __getattr__, __dir__ = attach(__name__, {
-  "processes": ["Peers", "Process"],
-})

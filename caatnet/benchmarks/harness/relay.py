@@ -4,7 +4,7 @@ Each client connects to a port of its own, whose connections continue to one
 address. Bytes pass a token bucket, which the clients of a radio cell share, and
 wait in a queue until they are due. Unlike with `namespaces.star`, TCP ends at
 the relay: its slow start sees the round trip of this machine, and losses become
-the rate that they would allow (`parallel.network.fluid.loss_limit`).
+the rate that they would allow (`parallel.plans.network.fluid.loss_limit`).
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from caatnet.benchmarks.harness.wire import Delays
 from caatnet.federated.links import Link
-from parallel.elastic.transport.handshake import Address
-from parallel.network import fluid
+from parallel.peers.transport.handshake import Address
+from parallel.plans.network import fluid
 
 _BURST_S = 0.005  # seconds of a rate that may pass at once, for late wake-ups
 _PIECE_S, _LEAST_PIECE, _MOST_PIECE = 0.002, 256, 1 << 16

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 import socket
 
-from parallel.elastic.transport.frames import read_into
+from parallel.peers.transport.frames import read_into
 
 LIMIT_S = 300.0  # of a peer that does not answer
 _NAME_BYTES = 16

@@ -19,9 +19,7 @@ import time
 import numpy as np
 
 from caatnet.benchmarks.harness import timing
-from parallel.hardware import tiers
-from parallel.hardware.tiers import Host, Pass, Quantity, SharedLink, Tier
-from parallel.memory import host_memory, rates
+from parallel.memory import host_memory
 from parallel.memory.host_optimizer import (
   ARRAYS,
   MOVED_BYTES,
@@ -30,6 +28,9 @@ from parallel.memory.host_optimizer import (
   AdamW,
   HostOptimizer,
 )
+from parallel.plans.hardware import tiers
+from parallel.plans.hardware.tiers import Host, Pass, Quantity, SharedLink, Tier
+from parallel.plans.placement import rates
 
 _CPUS = pathlib.Path("/sys/devices/system/cpu")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}

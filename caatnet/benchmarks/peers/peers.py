@@ -24,7 +24,7 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.show import tables
 from caatnet.train.throughput import matmul_rate
-from parallel.memory import rates
+from parallel.plans.placement import rates
 
 _HERE = pathlib.Path(__file__).parent
 # Elements of the array whose read bandwidth is measured: 512 MB, far more than

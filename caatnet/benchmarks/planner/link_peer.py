@@ -1,9 +1,9 @@
 """Process that measures its links to others, and its concurrent compute rate.
 
 Pairs are measured in rounds. In each round every process exchanges messages
-with one other (`parallel.elastic.ring.bandwidth.rounds`), in both directions at
+with one other (`parallel.peers.ring.bandwidth.rounds`), in both directions at
 once. A message is a gather of two, which its receiver opens first; so a latency
-includes the protocol of `parallel.elastic`.
+includes the protocol of `parallel.peers`.
 """
 
 import os
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from caatnet.benchmarks.elastic.ring_peer import LIMIT_S, SECURITY
-from parallel.elastic.ring import link_collectives
-from parallel.elastic.ring.bandwidth import rounds
-from parallel.elastic.transport.links import Links
-from parallel.elastic.transport.listener import Listener
+from parallel.peers.ring import link_collectives
+from parallel.peers.ring.bandwidth import rounds
+from parallel.peers.transport.links import Links
+from parallel.peers.transport.listener import Listener
 
 _TIMES = 7  # messages of a size, of which the fastest third is averaged
 

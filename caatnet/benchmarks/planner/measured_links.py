@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from caatnet.benchmarks.harness.processes import Peers
-from parallel.hardware import link_matrix
-from parallel.hardware.devices import Device
-from parallel.hardware.link_matrix import LinkMatrix
-from parallel.hardware.links import LinkKind
+from parallel.plans.hardware import link_matrix
+from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware.links import LinkKind
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 

@@ -14,15 +14,15 @@ from caatnet.benchmarks.planner import planner_regret
 from caatnet.show import tables
 from caatnet.studies.planner.study import training_step
 from caatnet.studies.published import models
-from parallel.hardware import cluster_files
-from parallel.hardware.devices import A100
-from parallel.hardware.link_matrix import LinkMatrix
-from parallel.planner import device_order
-from parallel.planner.bound import bound
-from parallel.planner.latency import Timing
-from parallel.planner.message_costs import Family, Grid, Traffic, cost
-from parallel.planner.problem import Problem
-from parallel.planner.space import Choices, Configuration
+from parallel.plans.hardware import cluster_files
+from parallel.plans.hardware.devices import A100
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.planner import device_order
+from parallel.plans.planner.bound import bound
+from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.message_costs import Family, Grid, Traffic, cost
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import Choices, Configuration
 
 # Grids that are used cyclically: all orders of up to 8 devices can be searched,
 # and CP-SAT solves up to 16; clusters with uneven links have 64.

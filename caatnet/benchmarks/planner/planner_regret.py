@@ -1,7 +1,8 @@
 """Regret of a plan against all configurations in all orders of devices.
 
-All orders of a configuration are timed at once (`parallel.planner.steps`). The
-best of them is also timed by `latency.predict`, which must agree.
+All orders of a configuration are timed at once
+(`parallel.plans.planner.steps`). The best of them is also timed by
+`latency.predict`, which must agree.
 """
 
 from collections.abc import Iterator
@@ -10,10 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from parallel.planner import plan
-from parallel.planner.problem import Problem
-from parallel.planner.space import Choices, Configuration, everything, refusal
-from parallel.planner.steps import all_orders, steps_s
+from parallel.plans.planner import plan
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import (
+  Choices,
+  Configuration,
+  everything,
+  refusal,
+)
+from parallel.plans.planner.steps import all_orders, steps_s
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

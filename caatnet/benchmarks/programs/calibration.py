@@ -2,8 +2,9 @@
 
 The prediction is that of `launch.compile`: the roofline of each instruction of
 the compiled step, and its collectives on the links, with the rates of
-`parallel.xla.calibration`. Intervals are those of `parallel.xla.conformal`.
-Measured is the mean step of a round of the outer loop.
+`parallel.ledger.calibration`. Intervals are those of
+`parallel.ledger.conformal`. Measured is the mean step of a round of the outer
+loop.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,17 +23,16 @@ import numpy as np
 from caatnet.benchmarks.harness import setup, timing
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.inspection import programs, study
+from caatnet.inspection.programs import CompiledProgram
 from caatnet.show import tables
-from caatnet.studies.compilation import programs, study
-from caatnet.studies.compilation.programs import CompiledProgram
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
-from parallel.base import files
-from parallel.hardware import cluster_files
-from parallel.memory import available
-from parallel.xla import calibration, conformal, profiles, reading, targets
-from parallel.xla.calibration import Observed
-from parallel.xla.targets import Target
+from parallel.base import available, files
+from parallel.ledger import calibration, conformal, profiles, reading, targets
+from parallel.ledger.calibration import Observed
+from parallel.ledger.targets import Target
+from parallel.plans.hardware import cluster_files
 
 _AXES = ("worker", "data", "stage", "tensor")
 # Steps of a trace.

@@ -22,7 +22,7 @@ from caatnet.benchmarks.programs.kernel_subjects import SUBJECTS, Subject
 from caatnet.show import tables
 from parallel.axes import Axis, make_mesh
 from parallel.base.checks import known
-from parallel.xla import fingerprint, hlo, roofline, targets
+from parallel.ledger import fingerprint, hlo, roofline, targets
 
 # Size of the array whose copy gives the reference bandwidth: far larger than
 # any cache.

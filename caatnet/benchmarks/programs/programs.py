@@ -12,10 +12,10 @@ from typing import Any
 from caatnet.benchmarks.harness import setup, timing
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.inspection import study
 from caatnet.show import results, tables
-from caatnet.studies.compilation import study
 from caatnet.train.experiment import Experiment
-from parallel.xla import fingerprint, targets
+from parallel.ledger import fingerprint, targets
 
 # Keys that identify a program in a row.
 KEYS = ("target", "overrides", "kernels")

@@ -16,18 +16,18 @@ import numpy as np
 
 from caatnet.benchmarks.harness import processes, timing
 from caatnet.show import drawing, tables
-from caatnet.show.plot import Axis, Figure, Line, Panel
-from caatnet.show.report import size_text
 from caatnet.studies.collectives import chosen
 from parallel.base.checks import known
-from parallel.network import simulate
-from parallel.network.routed import on_links
-from parallel.schedules import multitree
-from parallel.schedules.builders import build
-from parallel.schedules.check import check
-from parallel.schedules.optimal import trees
-from parallel.topology import builders as topologies
-from parallel.topology.graph import Link, Topology
+from parallel.base.plot import Axis, Figure, Line, Panel
+from parallel.base.report import size_text
+from parallel.plans.network import simulate
+from parallel.plans.network.routed import on_links
+from parallel.plans.schedules import multitree
+from parallel.plans.schedules.builders import build
+from parallel.plans.schedules.check import check
+from parallel.plans.schedules.optimal import trees
+from parallel.plans.topology import builders as topologies
+from parallel.plans.topology.graph import Link, Topology
 
 # Bytes per second of links of random graphs: in powers of two, and any.
 SPEEDS: dict[str, Callable[[random.Random], float]] = {

@@ -8,7 +8,7 @@ from caatnet.config.schema.fields import (
   section,
 )
 
-# Names of `parallel.memory.evictions.EVICTIONS` for servers.
+# Names of `parallel.plans.placement.evictions.EVICTIONS` for servers.
 EVICTIONS = "lru", "lfu", "lookahead"
 # Names of `caatnet.studies.serving.composition.ORDERS`.
 ORDERS = "zipf", "uniform", "bursty", "cyclic"

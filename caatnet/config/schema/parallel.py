@@ -26,7 +26,7 @@ class Parallel:
   xla_options: str = field(
     "", 'XLA options of steps of training and inference, "NAME=VALUE '
     'NAME=VALUE", which are added to those of the devices '
-    "(parallel/xla/compiler_options.py) or replace their values; no value "
+    "(parallel/ledger/compiler_options.py) or replace their values; no value "
     "removes an option.",
   )
 
@@ -38,7 +38,7 @@ class Pipeline:
   schedule: str = field(
     "1f1b", 'Pipeline schedule: "gpipe", "1f1b", "eager_1f1b", '
     '"interleaved_1f1b", "looped", "zb_h1", "zb_h2", "zb_v" or "dualpipe_v" '
-    "(`parallel.pipeline.builders`).",
+    "(`parallel.plans.pipeline.builders`).",
   )
   chunks: int = field(
     1, 'Model chunks per stage, for "interleaved_1f1b" and "looped"; 2 for '

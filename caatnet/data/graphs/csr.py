@@ -29,9 +29,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from parallel.base import schema
+from parallel.base import available, schema
 from parallel.base.arrays import expect_no_order, map_npy
-from parallel.memory import available
 
 SPLITS = ("train", "validation", "test", "none")
 # Dtype of each file's array; features have two dims, the others one.

@@ -23,8 +23,8 @@ from caatnet.data.graphs.sampling import (
 )
 from caatnet.data.protocol import Dataset
 from parallel.base.naming import naming, one_of
-from parallel.memory import caches
 from parallel.memory.features import ACCESSES, Lookup, Table
+from parallel.plans.placement import caches
 
 # The graph of ``config.data.path=""``. Bayes-optimal accuracy is 39% from a
 # node's features only, and 85% with fanouts (10, 5).

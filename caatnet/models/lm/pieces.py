@@ -4,13 +4,14 @@ At any time at most one reduction is under way. The column-parallel products of
 a piece, and its attention, run during the reduction of the piece before it,
 which ends before the piece's row-parallel product. So the last reduction of a
 layer runs during the first products of the next layer, and its operand is
-carried to the next iteration of the scan. `parallel.nanobatches.nanobatch`
-times the same order of products and reductions.
+carried to the next iteration of the scan.
+`parallel.plans.nanobatches.nanobatch` times the same order of products and
+reductions.
 
 The end of a reduction is ordered before the row-parallel product, so that
 attention or the MLP's first product can run during it. XLA:TPU starts a
 reduction only as early as its assumed time requires, and assumes too short a
-time; an option of `parallel.xla.compiler_options` lengthens it
+time; an option of `parallel.ledger.compiler_options` lengthens it
 (log/2026-11-27-nanobatches-gpus.md).
 """
 

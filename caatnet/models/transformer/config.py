@@ -4,7 +4,7 @@ import dataclasses
 
 from caatnet.models.lm.config import StackConfig, check_divides
 from caatnet.models.transformer.positions import Scaling
-from parallel.workload import Transformer as Workload
+from parallel.plans.workload import Transformer as Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from parallel.hardware.devices import Device
-from parallel.network import inference
-from parallel.network.inference import Machine
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import Device
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Machine
+from parallel.plans.workload import Transformer
 
 Point = tuple[int, int, int, int]
 Chunks = Sequence[tuple[int, int]]
@@ -227,7 +227,7 @@ class Roofline:
     ranks = self.machine.num_ranks if self.machine else 1
     # With one position per token, the attention cost is the cost per pair and
     # per position; `step_s` scales it.
-    step = inference.Step(tokens, 1, 1)
+    step = inference.ModelStep(tokens, 1, 1)
     parts = {o.name: o for o in inference.operations(model, step, ranks)}
     # Their cost depends on contexts and sequences, not only on tokens.
     attention, head = parts.pop("attention"), parts.pop("head")

@@ -14,7 +14,7 @@ from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.expert_weights import ExpertWeights, name_of
 from caatnet.serving.requests import State
 from caatnet.serving.scheduler.scheduler import Scheduler
-from parallel.memory.slots import Slots
+from parallel.plans.placement.slots import Slots
 
 # Maximum number of listed requests.
 _LISTED = 100

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, yes_no
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, yes_no
 
 
 def report(result: Mapping[str, Any]) -> Report:

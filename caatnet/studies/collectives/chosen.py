@@ -3,7 +3,7 @@
 Small messages need few rounds and shallow trees; large ones need all links
 busy, and so many small pieces. The optimum in between depends on links,
 latencies and switches. Builders also depend on the numbers of ranks
-(`parallel.schedules.renumber`). So candidates are built and timed by the
+(`parallel.plans.schedules.renumber`). So candidates are built and timed by the
 simulator.
 """
 
@@ -13,13 +13,13 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-from parallel.network import simulate
-from parallel.network.routed import RoutedSchedule, on_links
-from parallel.schedules import builders, renumber
-from parallel.schedules.check import check
-from parallel.schedules.pipeline import pipelined
-from parallel.schedules.schedule import Collective, Schedule
-from parallel.topology.graph import Topology
+from parallel.plans.network import simulate
+from parallel.plans.network.routed import RoutedSchedule, on_links
+from parallel.plans.schedules import builders, renumber
+from parallel.plans.schedules.check import check
+from parallel.plans.schedules.pipeline import pipelined
+from parallel.plans.schedules.schedule import Collective, Schedule
+from parallel.plans.topology.graph import Topology
 
 Model = Literal["events", "barrier", "lockstep"]
 
@@ -31,7 +31,7 @@ LEAST_CHUNK_BYTES = 2**12
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ChosenSchedule:
   """Schedule with its builder, options and time.
 
   Attributes:
@@ -59,7 +59,7 @@ def fastest(
   pieces: int | None = None,
   random_numberings: int = 0,
   **options: Any,
-) -> Choice:
+) -> ChosenSchedule:
   """Returns a builder's fastest schedule for a message.
 
   Every builder is tried with several numbers of pieces, and on all
@@ -67,7 +67,7 @@ def fastest(
   grown trees and those of "multitree".
 
   Example:
-    >>> from parallel.topology.builders import ring
+    >>> from parallel.plans.topology.builders import ring
     >>> choice = fastest("ring", ring(4), "all_reduce", 2**20)
     >>> choice.builder, choice.pieces, f"{choice.seconds:.3g} s"
     ('ring', 64, '2.7e-05 s')
@@ -98,7 +98,7 @@ def fastest(
   """
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
-  ) -> Choice:
+  ) -> ChosenSchedule:
     schedule, routed = _routed(
       topology, collective, builder, tuple(options.items()), pieces, capacity
     )
@@ -108,7 +108,7 @@ def fastest(
       barrier = model == "barrier"
       timeline = simulate.events(routed, size_bytes, barrier=barrier)
       seconds = timeline.finish_ns / 1e9
-    return Choice(schedule, builder, options, pieces, seconds)
+    return ChosenSchedule(schedule, builder, options, pieces, seconds)
 
   kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
   if pieces is None and (
@@ -157,8 +157,8 @@ def _numbered(
   builder: str,
   options: dict[str, Any],
   pieces: int,
-  timed: Callable[..., Choice],
-) -> Iterator[Choice]:
+  timed: Callable[..., ChosenSchedule],
+) -> Iterator[ChosenSchedule]:
   """Yields a builder's schedules for several numberings of the topology."""
   plain = timed(builder, options, pieces, None)
   if "numbering" in options or plain.schedule.num_transfers > MOST_TRANSFERS:
@@ -173,18 +173,18 @@ def _numbered(
       yield timed(builder, options | {"numbering": number}, pieces, None)
 
 
-def _soonest(choices: Iterable[Choice]) -> Choice:
+def _soonest(choices: Iterable[ChosenSchedule]) -> ChosenSchedule:
   """Returns the first choice with the smallest time."""
   return min(choices, key=lambda choice: choice.seconds)
 
 
 def _cut(
-  whole: Choice,
+  whole: ChosenSchedule,
   topology: Topology,
   size_bytes: int,
   model: Model,
-  timed: Callable[..., Choice],
-) -> Iterator[Choice]:
+  timed: Callable[..., ChosenSchedule],
+) -> Iterator[ChosenSchedule]:
   """Yields a schedule in increasing numbers of pieces while this helps."""
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, keyed, size_text
 from caatnet.studies.collectives.study import PUBLISHED
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, keyed, size_text
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -1,8 +1,8 @@
 """Comparison of all-reduce algorithms on topologies: times, bounds, speed-ups.
 
 Sizes and topologies are like those in the figures of MultiTree (Huang et al.,
-ISCA 2021). Deviation: its simulator sends flits, `parallel.network.simulate`
-sends whole messages.
+ISCA 2021). Deviation: its simulator sends flits,
+`parallel.plans.network.simulate` sends whole messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from caatnet.studies.inputs import (
   parse_topology,
 )
 from parallel.base.naming import naming
-from parallel.network import simulate
-from parallel.network.routed import on_links
-from parallel.schedules import builders
-from parallel.topology.graph import Topology
+from parallel.plans.network import simulate
+from parallel.plans.network.routed import on_links
+from parallel.plans.schedules import builders
+from parallel.plans.topology.graph import Topology
 
 # MultiTree's speed-ups, from the abstract of Huang et al., ISCA 2021.
 PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}

@@ -1,7 +1,1 @@
 """Energy, cost and time of training in a datacentre."""
-
-from parallel.base.lazy import attach
-
-__all__, __getattr__, __dir__ = attach(__name__, {
-  "study": ["run"],
-})

@@ -45,7 +45,7 @@ from caatnet.studies.datacentre.expressions import (
 )
 from caatnet.studies.datacentre.knobs import KNOBS
 from parallel.base import checks
-from parallel.hardware import sites
+from parallel.plans.hardware import sites
 
 GIVEN = ("budget", "accelerators", "model")
 _DAY_S = 86_400

@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 from parallel.base.checks import known
-from parallel.hardware import sites
+from parallel.plans.hardware import sites
 
 # Evidence for a number: read in the "paper" itself or its abstract, in a
 # "published" document, in secondary sources ("reported"), derived from a

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from caatnet.studies.datacentre import closed_forms, knobs
-from parallel.hardware import sites
+from parallel.plans.hardware import sites
 
 _PAPER = "arXiv 2407.12819"
 # Relation to the published figure. "consistent": an input is a figure of the

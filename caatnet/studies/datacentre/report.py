@@ -6,8 +6,8 @@ import itertools
 import math
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, keyed, yes_no
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, keyed, yes_no
 
 Row = Mapping[str, Any]
 

@@ -20,8 +20,8 @@ from caatnet.studies.planner import study as planner
 from caatnet.studies.utilisation import predictor
 from parallel.base import checks, files
 from parallel.base.naming import naming
-from parallel.hardware import devices, sites
-from parallel.topology import text as topologies
+from parallel.plans.hardware import devices, sites
+from parallel.plans.topology import text as topologies
 
 # Results for which the report gives quantiles.
 DRAWN = (
@@ -161,7 +161,7 @@ def _set(
   if pod is not None:
     values["utilisation"] = pod["utilisation"]
     sources["utilisation"] = (
-      f"parallel/planner, for {pod['parameters']:.3g} parameters on "
+      f"parallel/plans/planner, for {pod['parameters']:.3g} parameters on "
       f"{pod['devices']} devices of {pod['cluster']}", "choice"
     )
   own = _own(config)

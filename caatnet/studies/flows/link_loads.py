@@ -32,8 +32,8 @@ import math
 import random
 from typing import NamedTuple
 
-from parallel.schedules import colouring
-from parallel.topology.graph import Topology
+from parallel.plans.schedules import colouring
+from parallel.plans.topology.graph import Topology
 
 
 class Flow(NamedTuple):
@@ -329,7 +329,7 @@ def loads(
   Example:
     Two hosts of leaf 0 send 8 bytes each to leaf 1, sprayed over two spines:
 
-    >>> from parallel.topology.builders import leaf_spine
+    >>> from parallel.plans.topology.builders import leaf_spine
     >>> net = fabric(leaf_spine(2, 2, 2))
     >>> flows = [Flow(0, 2, 8), Flow(1, 3, 8)]
     >>> int(fullest_uplink(net, loads(net, flows, spray(net, flows))))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import random
 
 from caatnet.studies.flows.link_loads import Fabric, Flow
-from parallel.schedules.schedule import Schedule
+from parallel.plans.schedules.schedule import Schedule
 
 Pattern = Callable[[Fabric, int], list[Flow]]
 
@@ -74,7 +74,7 @@ def ring_demands(
   """Returns the flows of a program's collective under the ring algorithm.
 
   Args:
-    kind: Kind of the collective, as named in `parallel.xla.ledger`:
+    kind: Kind of the collective, as named in `parallel.ledger.ledger`:
       "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute" or
       "broadcast".
     groups: Ranks of each replica group, in ring order.

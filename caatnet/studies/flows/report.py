@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, keyed, size_text
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, keyed, size_text
 
 Rows = Sequence[Mapping[str, Any]]
 

@@ -26,9 +26,9 @@ from caatnet.studies.inputs import (
 )
 from parallel.base import schema
 from parallel.base.checks import known
-from parallel.schedules.check import check
-from parallel.topology.files import read_json
-from parallel.xla.groups import along
+from parallel.ledger.groups import along
+from parallel.plans.schedules.check import check
+from parallel.plans.topology.files import read_json
 
 
 class _Collective(schema.OpenSchema):

@@ -1,7 +1,1 @@
 """Decoding times from closed forms and from profiles."""
-
-from parallel.base.lazy import attach
-
-__all__, __getattr__, __dir__ = attach(__name__, {
-  "study": ["run"],
-})

@@ -10,9 +10,9 @@ import csv
 import pathlib
 from typing import Any
 
-from parallel.hardware.devices import DEVICES
-from parallel.network.inference import Step, operations
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.network.inference import ModelStep, operations
+from parallel.plans.workload import Transformer
 
 SOURCE = (
   "microsoft/vidur (MIT licence), data/profiling/compute/*/meta-llama/"
@@ -20,7 +20,7 @@ SOURCE = (
 )
 _SAMPLE = pathlib.Path(__file__).with_name("layers.csv")
 # Columns of the sample: matrix products, named as in
-# `parallel.network.inference`, and operations that the roofline ignores.
+# `parallel.plans.network.inference`, and operations that the roofline ignores.
 PRODUCTS = {
   "qkv": "attn_pre_proj", "out": "attn_post_proj",
   "gate and up": "mlp_up_proj", "down": "mlp_down_proj",
@@ -46,7 +46,7 @@ def compare(model: Transformer) -> list[dict[str, Any]]:
     ranks, tokens = int(row["num_ranks"]), int(row["tokens"])
     device = DEVICES[row["gpu"]]
     # Only products are compared, so the context does not matter.
-    step = Step(sequences=tokens, tokens=1, context=1)
+    step = ModelStep(sequences=tokens, tokens=1, context=1)
     found.append({
       "gpu": row["gpu"],
       "num_ranks": ranks,

@@ -1,9 +1,10 @@
 """Predictor of step time and memory of every partition of a training state.
 
-`parallel.zero.cost` gives the stored and sent bytes of a partition. Here these
-bytes become seconds on a machine, for all partitions at once: the 20 triples of
-three levels, times the secondary copies, times the codecs. The space is small,
-so the best partition under a memory cap is found by exhaustive search.
+`parallel.plans.zero.cost` gives the stored and sent bytes of a partition. Here
+these bytes become seconds on a machine, for all partitions at once: the 20
+triples of three levels, times the secondary copies, times the codecs. The space
+is small, so the best partition under a memory cap is found by exhaustive
+search.
 
 The time of a step is
 
@@ -40,9 +41,9 @@ import itertools
 import math
 
 from parallel.base.checks import positive
-from parallel.hardware.clusters import Cluster
-from parallel.zero import cost
-from parallel.zero.partition import CODECS, Level, Partition, triples
+from parallel.plans.hardware.clusters import Cluster
+from parallel.plans.zero import cost
+from parallel.plans.zero.partition import CODECS, Level, Partition, triples
 
 
 @dataclasses.dataclass(frozen=True)

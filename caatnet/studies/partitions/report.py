@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, keyed
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, keyed
 
 Row = Mapping[str, Any]
 

@@ -16,9 +16,9 @@ from caatnet.studies.partitions import predictor
 from caatnet.studies.partitions.predictor import Machine, Prediction, Workload
 from parallel.base import checks
 from parallel.base.naming import naming
-from parallel.hardware import clusters
-from parallel.zero import partition
-from parallel.zero.partition import CODECS, Partition
+from parallel.plans.hardware import clusters
+from parallel.plans.zero import partition
+from parallel.plans.zero.partition import CODECS, Partition
 
 SOURCE = "arXiv 2501.04266: 20B parameters, 384 GCDs"
 # Published ratios of TFLOPS per GPU: one scheme over another, and one scheme on

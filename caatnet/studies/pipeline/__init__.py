@@ -1,7 +1,1 @@
 """Bubble, memory and time of pipeline schedules."""
-
-from parallel.base.lazy import attach
-
-__all__, __getattr__, __dir__ = attach(__name__, {
-  "study": ["run"],
-})

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, size_text
 from caatnet.studies.pipeline.study import built, timed
-from parallel.pipeline.pipeline_schedule import Kind
-from parallel.pipeline.simulate import Timeline
-from parallel.topology.text import quantity
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, size_text
+from parallel.plans.pipeline.pipeline_schedule import Kind
+from parallel.plans.pipeline.simulate import Timeline
+from parallel.plans.topology.text import quantity
 
 # Kind of action -> its colour and its name in the legend.
 COLOURS = {

@@ -7,12 +7,12 @@ from typing import Any
 
 from parallel.base import checks, files
 from parallel.base.naming import naming
-from parallel.network import perfetto_trace, trace
-from parallel.pipeline import cost, simulate
-from parallel.pipeline.builders import BUILDERS, Size, build, chunks_of
-from parallel.pipeline.check import check
-from parallel.pipeline.pipeline_schedule import PipelineSchedule
-from parallel.topology.text import quantity
+from parallel.plans.network import perfetto_trace, trace
+from parallel.plans.pipeline import cost, simulate
+from parallel.plans.pipeline.builders import BUILDERS, Size, build, chunks_of
+from parallel.plans.pipeline.check import check
+from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
+from parallel.plans.topology.text import quantity
 
 # Limit on ticks summed over stages, idle ones included: a minute per schedule.
 MAX_TICKS = 2**22
@@ -26,8 +26,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data. "rows" has one pipeline schedule each: its counts (see
-    `parallel.pipeline.cost.Cost`) and seconds of a step. "skipped" has those
-    that do not support the size, and the reasons.
+    `parallel.plans.pipeline.cost.Cost`) and seconds of a step. "skipped" has
+    those that do not support the size, and the reasons.
 
   Raises:
     ValueError: No schedule supports the size, or a number or name is invalid.
@@ -92,7 +92,7 @@ def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
 
   Args:
     config: Config as nested dicts.
-    name: Key of `parallel.pipeline.builders.BUILDERS`.
+    name: Key of `parallel.plans.pipeline.builders.BUILDERS`.
 
   Raises:
     ValueError: The builder does not support the size, or the step is too large.

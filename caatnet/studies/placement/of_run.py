@@ -1,15 +1,16 @@
 """Placement problem of a training step as `launch.train` executes it.
 
-`parallel.memory.problem.training_step` counts the bytes of published offloading
-systems. A run differs from them in three ways. Its weights and gradients are
-float32. Weights stay on the device. The gradients of a step are arrays on the
-device until its program ends, so XLA has activations and gradients in memory at
-the same time.
+`parallel.plans.placement.problem.training_step` counts the bytes of published
+offloading systems. A run differs from them in three ways. Its weights and
+gradients are float32. Weights stay on the device. The gradients of a step are
+arrays on the device until its program ends, so XLA has activations and
+gradients in memory at the same time.
 
 Moments, the host's arrays and saved activations are exact
-(`parallel.zero.cost`, and the names that ``config.model.remat`` saves). The
-rest of the device's memory is not placed. It is the planner's estimate
-(`parallel.planner.memory`), whose factors are fitted to compiled programs.
+(`parallel.plans.zero.cost`, and the names that ``config.model.remat`` saves).
+The rest of the device's memory is not placed. It is the planner's estimate
+(`parallel.plans.planner.memory`), whose factors are fitted to compiled
+programs.
 
 Each device has one rank of each axis and all tiers of the host. The time of
 collectives is not included. ``config.sync.p`` changes neither bytes nor FLOPs
@@ -21,20 +22,20 @@ from typing import Any
 
 from parallel.base import checks
 from parallel.base.naming import one_of
-from parallel.hardware.devices import Device
-from parallel.hardware.tiers import Host
-from parallel.memory import periods
-from parallel.memory.problem import (
+from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.tiers import Host
+from parallel.plans.placement import periods
+from parallel.plans.placement.problem import (
   INSTANTS,
-  Part,
   Problem,
+  StatePart,
   Tensor,
   Use,
   Way,
 )
-from parallel.planner import memory
-from parallel.planner.space import SCHEMES, Configuration
-from parallel.workload import TrainingStep
+from parallel.plans.planner import memory
+from parallel.plans.planner.space import SCHEMES, Configuration
+from parallel.plans.workload import TrainingStep
 
 _REMATS = ("full", "reduced", "named")
 _FLOAT = 4  # bytes
@@ -116,7 +117,7 @@ def _configuration(
   return c
 
 
-def _parameters(stored: float, by: str, step: TrainingStep) -> Part:
+def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
   """Returns the state that is placed.
 
   Args:
@@ -149,12 +150,12 @@ def _parameters(stored: float, by: str, step: TrainingStep) -> Part:
     way = Way(
       "updated by the cpu, weights on the device", (gradients, *state, staged)
     )
-  return Part("parameters", (way,), step.model.num_layers)
+  return StatePart("parameters", (way,), step.model.num_layers)
 
 
 def _activations(
   remat: str, c: Configuration, step: TrainingStep, layers_s: float
-) -> Part:
+) -> StatePart:
   """Returns the activations of all layers, as a run saves or recomputes them.
 
   Args:
@@ -196,4 +197,4 @@ def _activations(
     "reduced": (way("saved", "activations", 2 * stream, qkv, first),),
     "named": (way("saved", "activations", named),),
   }[remat]
-  return Part("activations", (*saved, recomputed), count)
+  return StatePart("activations", (*saved, recomputed), count)

@@ -8,11 +8,11 @@ is reached, and the CPU's update and the copies with tensors on one tier only.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parallel.hardware.tiers import Host, Quantity
-from parallel.memory import placement
-from parallel.memory.placement import greedy
-from parallel.memory.placement.costs import Placement, loads
-from parallel.memory.problem import Problem, Tensor, Use
+from parallel.plans import placement
+from parallel.plans.hardware.tiers import Host, Quantity
+from parallel.plans.placement import greedy
+from parallel.plans.placement.costs import Placement, loads
+from parallel.plans.placement.problem import Problem, Tensor, Use
 
 # The search of a card's rate: its ends in bytes/s, and the number of halvings.
 _SLOWEST, _FASTEST, _HALVINGS = 1e9, 1e12, 30

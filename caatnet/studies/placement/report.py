@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table
-from parallel.memory.problem import INSTANTS
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table
+from parallel.plans.placement.problem import INSTANTS
 
 Row = Mapping[str, Any]
 # Tensor -> its memory in a run that executes the placement (`config.memory`).

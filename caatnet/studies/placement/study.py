@@ -13,14 +13,15 @@ from caatnet.studies.placement import of_run, ranges
 from caatnet.studies.planner.study import training_step
 from parallel.base import checks
 from parallel.base.naming import naming
-from parallel.hardware import tiers
-from parallel.hardware.devices import DEVICES, Device
-from parallel.hardware.tiers import Host
-from parallel.memory import placement, preflight, problem
-from parallel.memory.placement import optimum
-from parallel.memory.placement.costs import Cost, Placement
-from parallel.memory.problem import INSTANTS, PHASES, Problem
-from parallel.workload import TrainingStep, Transformer
+from parallel.memory import preflight
+from parallel.plans import placement
+from parallel.plans.hardware import tiers
+from parallel.plans.hardware.devices import DEVICES, Device
+from parallel.plans.hardware.tiers import Host
+from parallel.plans.placement import optimum, problem
+from parallel.plans.placement.costs import Cost, Placement
+from parallel.plans.placement.problem import INSTANTS, PHASES, Problem
+from parallel.plans.workload import TrainingStep, Transformer
 
 # Fractions below this are rounding of the solver.
 SMALLEST = 1e-6

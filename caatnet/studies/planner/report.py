@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, keyed
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, keyed
 
 Row = Mapping[str, Any]
 

@@ -6,20 +6,20 @@ import re
 from typing import Any
 
 from caatnet.studies.published import models
-from parallel import workload
 from parallel.base.checks import known
 from parallel.base.naming import naming, one_of
-from parallel.hardware import cluster_files, tiers
-from parallel.hardware.link_matrix import LinkMatrix
-from parallel.pipeline import builders
-from parallel.planner import lossy_options, memory, plan, space, subsets
-from parallel.planner.latency import Timing
-from parallel.planner.lossy_options import Changes, LossyOptions
-from parallel.planner.plan import Candidate
-from parallel.planner.problem import Problem
-from parallel.planner.space import KEYS, MOMENTS, Choices, Configuration
-from parallel.planner.subsets import Subset
-from parallel.workload import TrainingStep, Transformer
+from parallel.plans import workload
+from parallel.plans.hardware import cluster_files, tiers
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.pipeline import builders
+from parallel.plans.planner import lossy_options, memory, plan, space, subsets
+from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.lossy_options import Changes, LossyOptions
+from parallel.plans.planner.plan import Candidate
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import KEYS, MOMENTS, Choices, Configuration
+from parallel.plans.planner.subsets import Subset
+from parallel.plans.workload import TrainingStep, Transformer
 
 # Largest number of devices for which a result includes the link matrix.
 MOST_DRAWN = 256

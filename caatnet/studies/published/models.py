@@ -26,11 +26,11 @@ import math
 
 import numpy as np
 
-from parallel.hardware.link_matrix import LinkMatrix
-from parallel.planner.latency import measured
-from parallel.planner.problem import Problem
-from parallel.planner.space import Configuration
-from parallel.workload import Transformer
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.planner.latency import measured
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import Configuration
+from parallel.plans.workload import Transformer
 
 KAPPA = 16  # for GPT; 12 for BERT
 _GRADIENT_BYTES = 4  # as this project's trainer reduces them

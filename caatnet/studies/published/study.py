@@ -10,13 +10,17 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.studies.published import choosers
-from caatnet.studies.published.choosers import Case
+from caatnet.studies.published.choosers import PublishedSetting
 from parallel.base.naming import one_of
-from parallel.hardware import cluster_files
-from parallel.planner.latency import Timing
-from parallel.planner.problem import Problem
-from parallel.planner.space import Choices
-from parallel.workload import UTILISATION_SOURCE, TrainingStep, Transformer
+from parallel.plans.hardware import cluster_files
+from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import Choices
+from parallel.plans.workload import (
+  UTILISATION_SOURCE,
+  TrainingStep,
+  Transformer,
+)
 
 # Models of Pipette's evaluation; the V100 has no bfloat16.
 MODELS = {
@@ -71,8 +75,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   return {
     "study": "published", "rows": rows, "speed_ups": _speed_ups(rows),
     "assumptions": {
-      "judge": "parallel/planner/latency.py for all, stages "
-      f"{config['execution']}; memory: parallel/planner/memory.py for all",
+      "judge": "parallel/plans/planner/latency.py for all, stages "
+      f"{config['execution']}; memory: parallel/plans/planner/memory.py for "
+      "all",
       "utilisation": f"{config['utilisation']:g} of the peak: "
       f"{UTILISATION_SOURCE}",
       "links": "an adapter of a node is shared by its eight devices, all of "
@@ -96,7 +101,7 @@ def _rows(
     Problem(step, cluster_files.cluster(text), timing)
     for text in (cluster, drawn)
   )
-  case = Case(
+  case = PublishedSetting(
     problem, nominal, Choices(), config["annealed"], config["steps"]
   )
   rows = []

@@ -6,13 +6,13 @@ from typing import Any
 import networkx
 import numpy as np
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, size_text
 from caatnet.studies.schedule.study import of_config
-from parallel.network import simulate
-from parallel.network.simulate import Timeline
-from parallel.schedules.schedule import Schedule
-from parallel.topology.graph import Topology
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, size_text
+from parallel.plans.network import simulate
+from parallel.plans.network.simulate import Timeline
+from parallel.plans.schedules.schedule import Schedule
+from parallel.plans.topology.graph import Topology
 
 Places = Mapping[int, tuple[float, float]]
 

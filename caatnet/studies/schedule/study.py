@@ -8,12 +8,12 @@ from caatnet.studies.collectives import chosen
 from caatnet.studies.inputs import parse_topology
 from parallel.base import files
 from parallel.base.naming import naming
-from parallel.network import perfetto_trace, simulate, trace
-from parallel.network.routed import RoutedSchedule, on_links
-from parallel.schedules import builders
-from parallel.schedules.msccl import exporter, importer
-from parallel.schedules.schedule import Schedule
-from parallel.topology.graph import Topology
+from parallel.plans.network import perfetto_trace, simulate, trace
+from parallel.plans.network.routed import RoutedSchedule, on_links
+from parallel.plans.schedules import builders
+from parallel.plans.schedules.msccl import exporter, importer
+from parallel.plans.schedules.schedule import Schedule
+from parallel.plans.topology.graph import Topology
 
 # Config keys that appear in errors of times.
 _NAMED = ("size_bytes", "bandwidth", "latency_s")

@@ -15,7 +15,7 @@ Source: SN40L and Composition of Experts (arXiv 2405.07518).
 from collections.abc import Mapping
 from typing import Any
 
-from parallel.hardware.nodes import NODES, Node
+from parallel.plans.hardware.nodes import NODES, Node
 
 BASE = "sn40l"
 # Published ratios of whole requests to those of SN40L.

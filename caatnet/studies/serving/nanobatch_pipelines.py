@@ -13,14 +13,14 @@ import dataclasses
 
 import numpy as np
 
-from parallel.hardware.devices import Device
-from parallel.nanobatches import nanobatch_costs, nanobatch_timing
-from parallel.nanobatches.nanobatch import Costs, Plan, Reduction
-from parallel.nanobatches.nanobatch_costs import Mix
-from parallel.nanobatches.nanobatch_timing import Operation
-from parallel.network import inference
-from parallel.network.inference import Machine
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import Device
+from parallel.plans.nanobatches import nanobatch_costs, nanobatch_timing
+from parallel.plans.nanobatches.nanobatch import Costs, Plan, Reduction
+from parallel.plans.nanobatches.nanobatch_costs import Mix
+from parallel.plans.nanobatches.nanobatch_timing import Operation
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Machine
+from parallel.plans.workload import Transformer
 
 SOURCE = "efeslab/Nanoflow (Apache-2.0), pipeline/config_all"
 
@@ -219,7 +219,7 @@ def sequential(times: Layer, sizes: Sequence[int]) -> list[Operation]:
 
 
 def costs(name: str, pipeline: Pipeline, times: Layer) -> Costs:
-  """Returns the same times for `parallel.nanobatches.nanobatch.plan`."""
+  """Returns the same times for `parallel.plans.nanobatches.nanobatch.plan`."""
   parts = times.parts
   none = np.zeros(pipeline.tokens + 1)
   return Costs(

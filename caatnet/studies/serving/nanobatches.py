@@ -1,10 +1,10 @@
 """Nano-batches: break-even, and their interplay with p and low-bit reductions.
 
-`parallel.nanobatches.nanobatch` plans a step of decodes and prompt tokens for
-each machine, number of tokens and interference. The break-even is the smallest
-number of tokens from which on every larger step gains more than a threshold.
-The joint table combines pieces with the fraction p of reduced channels and with
-the bits of a reduced number. The figures of NanoFlow are in
+`parallel.plans.nanobatches.nanobatch` plans a step of decodes and prompt tokens
+for each machine, number of tokens and interference. The break-even is the
+smallest number of tokens from which on every larger step gains more than a
+threshold. The joint table combines pieces with the fraction p of reduced
+channels and with the bits of a reduced number. The figures of NanoFlow are in
 `caatnet.studies.serving.nanobatch_figures`.
 """
 
@@ -15,11 +15,15 @@ from typing import Any
 
 from caatnet.studies.serving import nanobatch_figures
 from caatnet.studies.serving.nanobatch_pipelines import share
-from parallel.nanobatches import nanobatch, nanobatch_costs
-from parallel.nanobatches.nanobatch import Plan, Reduction
-from parallel.nanobatches.nanobatch_costs import LLAMA_2_70B, PROFILED, Mix
-from parallel.network import inference
-from parallel.network.inference import Machine
+from parallel.plans.nanobatches import nanobatch, nanobatch_costs
+from parallel.plans.nanobatches.nanobatch import Plan, Reduction
+from parallel.plans.nanobatches.nanobatch_costs import (
+  LLAMA_2_70B,
+  PROFILED,
+  Mix,
+)
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Machine
 
 _UNCHANGED = (1.0, 16)  # p and bits of the baseline
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, yes_no
 from caatnet.studies.serving import composition_report, nanobatch_report, tails
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, yes_no
 
 Row = Mapping[str, Any]
 Parts = list[Table | str]

@@ -19,9 +19,9 @@ from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.traces import Arrival, tokens
 from parallel.base.checks import known
 from parallel.base.naming import naming
-from parallel.hardware.devices import DEVICES, Device
-from parallel.network import inference
-from parallel.workload import Transformer
+from parallel.plans.hardware.devices import DEVICES, Device
+from parallel.plans.network import inference
+from parallel.plans.workload import Transformer
 
 # Keys and values: the arrays of the cache. Both are [layers, pages, page_size,
 # heads, head_width], so a run of pages is one range in each layer of each.
@@ -100,7 +100,7 @@ def machine(
     device,
     memory_bandwidth=device.memory_bandwidth * hardware["memory_fraction"],
   )
-  one = inference.Step(1, 1, 1)
+  one = inference.ModelStep(1, 1, 1)
   weights = inference.memory_bytes(sizes, one, 1)["weights"] / ranks
   heads = math.ceil(sizes.num_kv_heads / ranks)  # of keys and values, per rank
   page_size = hardware["page_size"]

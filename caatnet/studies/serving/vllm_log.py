@@ -31,7 +31,7 @@ from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.studies.serving import vllm_logs
 from caatnet.studies.serving.vllm_logs import Log
 from parallel.base.naming import naming
-from parallel.workload import Transformer
+from parallel.plans.workload import Transformer
 
 # vLLM's null block, a placeholder that holds no tokens.
 _NULL_PAGES = 1

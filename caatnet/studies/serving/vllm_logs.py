@@ -39,7 +39,7 @@ from parallel.base.schema import (
   parse_lines,
   parse_table,
 )
-from parallel.workload import Transformer
+from parallel.plans.workload import Transformer
 
 SOURCE = "casys-kaist/LLMServingSim (MIT licence)"
 _FOLDER = pathlib.Path(__file__).parent / "logs"

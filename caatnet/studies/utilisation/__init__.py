@@ -1,7 +1,1 @@
 """Compute utilisation of outer loops."""
-
-from parallel.base.lazy import attach
-
-__all__, __getattr__, __dir__ = attach(__name__, {
-  "study": ["run"],
-})

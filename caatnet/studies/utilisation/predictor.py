@@ -15,8 +15,8 @@ in the paper, has its slot in the schedule but sends nothing. The latency is an
 addition. `caatnet.studies.utilisation.published` compares the result with the
 paper's table.
 
-Bandwidths are in bit/s, as in the paper; `parallel.hardware.links` uses bytes
-per second.
+Bandwidths are in bit/s, as in the paper; `parallel.plans.hardware.links` uses
+bytes per second.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ import dataclasses
 import numpy as np
 
 from parallel.base.checks import at_least, not_negative, positive
-from parallel.outer.fragment_plan import FragmentTimes
+from parallel.plans.outer.fragment_plan import FragmentTimes
 
 FORWARD = "forward"
 BACKWARD_ACTIVATIONS = "backward for activations"

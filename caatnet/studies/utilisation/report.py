@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, keyed
 from caatnet.studies.utilisation import published
+from parallel.base import plot
+from parallel.base.report import Column, Report, Table, keyed
 
 
 def report(result: Mapping[str, Any]) -> Report:

@@ -16,7 +16,7 @@ from caatnet.studies.utilisation import predictor, published, recommend
 from caatnet.studies.utilisation.predictor import Model
 from parallel.base.checks import known
 from parallel.base.naming import naming
-from parallel.hardware import links as hardware_links
+from parallel.plans.hardware import links as hardware_links
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,12 +20,12 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from parallel.elastic.membership.leases import Spans
-from parallel.elastic.membership.revision import Revision
-from parallel.elastic.membership.shared_state import State
-from parallel.elastic.swarm import Swarm
-from parallel.elastic.timeouts import Finished, Halted, Stopped
-from parallel.elastic.transport.transfers import Lost
+from parallel.peers.membership.leases import Spans
+from parallel.peers.membership.revision import Revision
+from parallel.peers.membership.shared_state import State
+from parallel.peers.swarm import Swarm
+from parallel.peers.timeouts import Finished, Halted, Stopped
+from parallel.peers.transport.transfers import Lost
 
 _EVENT_S = 1.0  # interval of broadcasts while nothing happens, in seconds
 _ENDS = {x.__name__: x for x in (Halted, Finished, Stopped, ValueError)}

@@ -1,4 +1,4 @@
-"""Training loop of one worker in a swarm, around a `Peer`.
+"""Training loop of one worker in a swarm, around a `SwarmWorker`.
 
 Each worker has a separate folder with metrics, evaluations and checkpoints, as
 any run. Next to a checkpoint, ``swarm/STEP.npz`` stores the state that the
@@ -28,18 +28,18 @@ from caatnet.data.protocol import Dataset
 from caatnet.train import loop
 from caatnet.train.elastic.multi_process import joined
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.worker import PREFIX, Moved, Peer
+from caatnet.train.elastic.worker import PREFIX, Moved, SwarmWorker
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
 from parallel.base import files
 from parallel.base.arrays import read_npz
-from parallel.elastic.membership.shared_state import State
-from parallel.elastic.settings import Settings
-from parallel.elastic.swarm import Swarm
-from parallel.elastic.timeouts import Finished, Halted, Stopped
-from parallel.elastic.transport.handshake import Address, Security
 from parallel.memory.features import stacked
+from parallel.peers.membership.shared_state import State
+from parallel.peers.settings import Settings
+from parallel.peers.swarm import Swarm
+from parallel.peers.timeouts import Finished, Halted, Stopped
+from parallel.peers.transport.handshake import Address, Security
 
 LOG = logging.getLogger(__name__)
 # Options for configs without a section config.elastic.
@@ -182,7 +182,7 @@ def train(
 
 
 class Run(loop.Run):
-  """Run whose steps are executed by a `Peer`.
+  """Run whose steps are executed by a `SwarmWorker`.
 
   Attributes:
     swarm: The worker's membership in the swarm.
@@ -252,7 +252,7 @@ class Run(loop.Run):
     kept = (swarm.revision, swarm.digest) == (revision, digest)
     if revision == swarm.revision and not kept and revision:
       say(f"has another state at round {revision}, which replaces this one")
-    self.peer = Peer(
+    self.peer = SwarmWorker(
       programs, swarm, self.state, reader(self.experiment, self.dataset),
       kept=revision > 0 and kept,
       order=options.order,

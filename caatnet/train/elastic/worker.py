@@ -2,7 +2,7 @@
 
 A round (`caatnet.train.elastic.single_process.Event`) computes the next
 revision of the shared part of the outer loop's state. The computation is the
-loop's `begin` or `finish`, executed on all contributors by `parallel.elastic`;
+loop's `begin` or `finish`, executed on all contributors by `parallel.peers`;
 for workers that stay equal (averaged gradients) it is the update by the mean
 gradient. The number of a revision determines the next round, and so the step of
 a worker. Between two rounds each worker updates the shared state by itself,
@@ -34,11 +34,11 @@ import optax
 
 from caatnet.train.elastic.single_process import ALONE, Event, Programs
 from caatnet.train.state import TrainState
-from parallel.elastic.membership.leases import Spans
+from parallel.peers.membership.leases import Spans
 
 
 class Swarm(Protocol):
-  """Interface of `parallel.elastic.swarm.Swarm` that a worker uses."""
+  """Interface of `parallel.peers.swarm.Swarm` that a worker uses."""
 
   revision: int
   state: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Swarm(Protocol):
     ...
 
 
-class Part(NamedTuple):
+class WorkerPart(NamedTuple):
   """Contribution of a worker to a round.
 
   Attributes:
@@ -67,7 +67,7 @@ class Moved(Exception):
   """The worker has been moved to a step that does not follow its last one."""
 
 
-class Peer:
+class SwarmWorker:
   """Worker of a swarm; all methods are called from one thread.
 
   Attributes:
@@ -306,7 +306,7 @@ class Peer:
     """Contributes the current state to the next round."""
     # Copied, since the following steps donate their arguments.
     args = {"params": self.state.params, "outer": self.state.outer} | more
-    part = Part(self._next, jax.tree.map(jnp.copy, args))
+    part = WorkerPart(self._next, jax.tree.map(jnp.copy, args))
     self._next += 1
     self._flight = self._thread.submit(
       self._swarm.give, part, self._combine, self._weight()
@@ -326,9 +326,9 @@ class Peer:
     return float(min(self._steps, every) * experiment.data.batch_size)
 
   def _combine(
-    self, exchange: Any, shared: Mapping[str, Any], part: Part
+    self, exchange: Any, shared: Mapping[str, Any], part: WorkerPart
   ) -> dict[str, Any]:
-    """Computes the next revision; see `parallel.elastic.exchange.Combine`."""
+    """Computes the next revision; see `parallel.peers.exchange.Combine`."""
     number = exchange.round
     event, args = self._programs.event(number), part.args
     late: dict[str, Any] = {}
@@ -346,7 +346,7 @@ class Peer:
     return self._programs.shared(found) | rest
 
   def _later(
-    self, number: int, shared: Mapping[str, Any], part: Part
+    self, number: int, shared: Mapping[str, Any], part: WorkerPart
   ) -> dict[str, Any]:
     """Returns a late contribution's arguments for round ``number``."""
     args, events = part.args, self._programs.event

@@ -10,12 +10,12 @@ from parallel.kernels.schedule_all_reduce.reference import (
   num_chunks,
   senders,
 )
-from parallel.kernels.selection import Choice, Implementation, choose
+from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
 def choice(
   x: jax.Array, table: np.ndarray, implementation: Implementation = "auto"
-) -> Choice:
+) -> SelectedKernel:
   """Returns the implementation that is used, and why others are rejected.
 
   Args:
@@ -49,8 +49,8 @@ def schedule_all_reduce(
   """Sums over a mesh axis by executing the table of a schedule.
 
   Must be called inside ``jax.shard_map``. The caller must have proven that the
-  schedule computes an all-reduce (`parallel.schedules`); the kernel does not
-  check that.
+  schedule computes an all-reduce (`parallel.plans.schedules`); the kernel does
+  not check that.
 
   Args:
     x: This device's summand, ``[..., K]``; its rows are split into chunks.

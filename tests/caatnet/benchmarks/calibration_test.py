@@ -15,8 +15,8 @@ from caatnet.benchmarks.programs import calibration
 from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.benchmark import calibration as config_of
-from parallel.hardware import cluster_files
-from parallel.xla import targets
+from parallel.ledger import targets
+from parallel.plans.hardware import cluster_files
 from tests.caatnet.benchmarks.printed import rows_of
 
 

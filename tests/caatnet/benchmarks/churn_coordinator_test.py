@@ -5,7 +5,7 @@ import time
 import pytest
 
 from caatnet.benchmarks.elastic import churn_coordinator
-from parallel.elastic.membership.coordinator import Phase
+from parallel.peers.membership.coordinator import Phase
 
 
 @pytest.fixture

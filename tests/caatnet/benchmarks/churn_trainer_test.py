@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.benchmarks.elastic import churn_trainer
-from parallel.elastic.membership.leases import Leases
+from parallel.peers.membership.leases import Leases
 
 
 def _run(params):

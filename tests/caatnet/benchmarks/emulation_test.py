@@ -26,7 +26,7 @@ from caatnet.config.federated import Federation
 from caatnet.config.schema.federated import Federated
 from caatnet.federated.links import LINKS, Link
 from caatnet.federated.service import Service
-from parallel.network import fluid
+from parallel.plans.network import fluid
 from tests.caatnet.benchmarks import unavailable
 from tests.caatnet.federated import numeric, process
 

@@ -12,8 +12,8 @@ import pytest
 
 from caatnet.benchmarks.graphs import graphs
 from configs.benchmark import graphs as benchmark_config
-from parallel.hardware.devices import DEVICES
-from parallel.hardware.links import PCIE_4, PCIE_5
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.hardware.links import PCIE_4, PCIE_5
 from tests.caatnet.benchmarks.printed import rows_of
 
 # Python that answers with what the given script reads from its arguments.

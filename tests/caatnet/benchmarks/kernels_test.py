@@ -13,9 +13,9 @@ import pytest
 from caatnet.benchmarks.programs import kernels
 from caatnet.benchmarks.programs.kernel_subjects import SUBJECTS
 from configs.benchmark import kernels as config_of
-from parallel.hardware import devices
 from parallel.kernels.gather_rows import order
-from parallel.xla import fingerprint, targets
+from parallel.ledger import fingerprint, targets
+from parallel.plans.hardware import devices
 from tests import users
 from tests.caatnet.benchmarks.printed import rows_of
 

@@ -10,8 +10,8 @@ import pytest
 
 from caatnet.benchmarks.planner import measured_links, planner
 from configs.benchmark import planner as config_of
-from parallel.hardware import cluster_files
-from parallel.planner.message_costs import Grid
+from parallel.plans.hardware import cluster_files
+from parallel.plans.planner.message_costs import Grid
 from tests.caatnet.benchmarks.printed import rows_of
 
 

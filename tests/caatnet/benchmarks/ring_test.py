@@ -8,7 +8,7 @@ import pytest
 
 from caatnet.benchmarks.elastic import ring
 from configs.benchmark import ring as config_of
-from parallel.elastic.ring import link_collectives
+from parallel.peers.ring import link_collectives
 from tests.caatnet.benchmarks.printed import rows_of
 
 SIZE, BLOCK = 1200, 256

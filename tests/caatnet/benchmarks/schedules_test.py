@@ -8,7 +8,7 @@ import pytest
 from caatnet.benchmarks.training import schedules
 from caatnet.show import drawing
 from configs.benchmark import schedules as config_of
-from parallel.topology import builders
+from parallel.plans.topology import builders
 from tests.caatnet.benchmarks.printed import rows_of
 
 SIZES, MODELS = (2**15, 2**26), ("events", "lockstep")

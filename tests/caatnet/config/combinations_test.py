@@ -18,7 +18,7 @@ from configs.caatnet import tiny
 from configs.images import tiny as images
 from configs.pipeline import tiny as pipeline
 from parallel.axes import Axis
-from parallel.zero.partition import Level
+from parallel.plans.zero.partition import Level
 
 SMALL = (
   "model.width=8 model.num_heads=2 model.num_kv_heads=2 model.ffn_width=8 "

@@ -8,10 +8,10 @@ from caatnet.config import inference, nanobatches
 from caatnet.config.override import override
 from configs.caatnet import tiny
 from configs.recurrent import tiny as recurrent
-from parallel.nanobatches import nanobatch, nanobatch_costs
-from parallel.nanobatches.nanobatch import Reduction
-from parallel.nanobatches.nanobatch_costs import LLAMA_2_70B
-from parallel.network.inference import machine
+from parallel.plans.nanobatches import nanobatch, nanobatch_costs
+from parallel.plans.nanobatches.nanobatch import Reduction
+from parallel.plans.nanobatches.nanobatch_costs import LLAMA_2_70B
+from parallel.plans.network.inference import machine
 from parallel.tensor.partial_sync import PartialSync
 from tests.caatnet.models.nanobatches_test import make_batch
 

@@ -12,7 +12,7 @@ from caatnet.config import inference, serving
 from caatnet.config.override import override
 from configs.caatnet import tiny
 from parallel.axes import Axis
-from parallel.memory import available
+from parallel.base import available
 from parallel.memory.offload import ON_DEVICE
 
 SMALL = (

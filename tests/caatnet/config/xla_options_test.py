@@ -16,12 +16,12 @@ from caatnet.config.override import override
 from caatnet.federated.local import LocalTrainer
 from caatnet.federated.splits import Examples
 from caatnet.inference import decoder
-from caatnet.studies.compilation import decoding, study
+from caatnet.inspection import decoding, study
 from caatnet.train import loop
 from caatnet.train.elastic.single_process import Programs
 from caatnet.train.evaluate import make_evaluate
 from configs.caatnet import tiny
-from parallel.xla import targets
+from parallel.ledger import targets
 from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.outer_loops_test import make_linear
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from caatnet.federated import links, predict, report
-from parallel.network.fluid import SEGMENT
+from parallel.plans.network.fluid import SEGMENT
 from tests.caatnet.federated import numeric
 
 MODEL = 2_962_216

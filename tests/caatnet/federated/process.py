@@ -16,7 +16,7 @@ import numpy as np
 
 from caatnet.federated.client import Client, Codecs, Trained
 from caatnet.federated.service import Service
-from parallel.elastic.transport.handshake import Security, parse_address
+from parallel.peers.transport.handshake import Security, parse_address
 from tests.caatnet.federated import numeric
 
 SECURITY = Security(b"a token of the tests")

@@ -11,7 +11,7 @@ from caatnet.config.override import override
 from caatnet.federated import report, run
 from caatnet.federated.rehearsal import rehearse, rehearse_streamed
 from configs.federated import tiny
-from parallel.elastic.transport.handshake import Security
+from parallel.peers.transport.handshake import Security
 
 SECURITY = Security(b"a token of the tests")
 SMALL = (

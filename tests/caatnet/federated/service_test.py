@@ -18,8 +18,8 @@ import pytest
 
 from caatnet.federated import client as client_module
 from caatnet.federated import events, messages, server, service, snapshot
-from parallel.elastic.transport import frames
-from parallel.elastic.transport.handshake import Security
+from parallel.peers.transport import frames
+from parallel.peers.transport.handshake import Security
 from tests.caatnet.federated import process
 
 IDS = range(3)
@@ -573,7 +573,7 @@ class Reader(messages.Assembler):
     if isinstance(message, messages.Result) and message.round == self.FAILS:
       raise KeyError(message.round)
     if threading.current_thread().name == "confirms no model" and isinstance(
-      message, (messages.Work, messages.Part)
+      message, (messages.Work, messages.Payload)
     ):
       return ()
     return super().take(message)

@@ -14,7 +14,7 @@ from caatnet.inference import sampling as lib
 from caatnet.inference.filters import FILTERS
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.codec import threefry
-from parallel.xla import ledger
+from parallel.ledger import ledger
 
 V, S = 50, 1024  # 3, 8 and 24 ranks pad the vocabulary
 

@@ -15,7 +15,7 @@ from caatnet.inference.weights import make_weights
 from caatnet.models.lm import losses
 from caatnet.train.evaluate import make_evaluate
 from parallel.axes import Axis, make_mesh
-from parallel.xla import ledger
+from parallel.ledger import ledger
 from tests.caatnet.models import oracle
 from tests.caatnet.models.transformer_test import (
   draw_params,

@@ -21,8 +21,8 @@ from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from configs.images import tiny
 from parallel.axes import Axis, make_mesh
-from parallel.xla import ledger
-from parallel.zero import cost
+from parallel.ledger import ledger
+from parallel.plans.zero import cost
 
 SMALL = (
   "model.widths=(4,8) model.blocks=2 model.groups=2 data.batch_size=16 "

@@ -21,7 +21,7 @@ from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
-from parallel.xla import ledger
+from parallel.ledger import ledger
 from tests import users
 
 

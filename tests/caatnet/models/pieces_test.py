@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from caatnet.models.lm import pieces
-from parallel.nanobatches import nanobatch
-from parallel.nanobatches.nanobatch import Costs, Reduction
-from parallel.nanobatches.nanobatch_timing import Operation, step_seconds
+from parallel.plans.nanobatches import nanobatch
+from parallel.plans.nanobatches.nanobatch import Costs, Reduction
+from parallel.plans.nanobatches.nanobatch_timing import Operation, step_seconds
 
 # Tokens, and times of attention, MLP and reduction, of up to four pieces.
 SIZES = (30, 50, 20, 40)

@@ -23,8 +23,8 @@ from caatnet.models.recurrent import (
 )
 from caatnet.program import Layout, Program
 from parallel.axes import Axis, make_mesh
+from parallel.plans.zero.partition import Level, Partition
 from parallel.tensor.partial_sync import PartialSync
-from parallel.zero.partition import Level, Partition
 
 LAYERS, RANKS, VOCAB, SLOTS, PAGE = 3, 4, 29, 3, 8
 CAPACITY = decoders.Capacity(SLOTS, 4 * PAGE, PAGE, 8)

@@ -25,10 +25,10 @@ from caatnet.train.state import init_state
 from caatnet.train.step import make_train_step
 from parallel.axes import Axis, make_mesh
 from parallel.base.checks import divisors
+from parallel.ledger import ledger
 from parallel.outer.data_parallel import DataParallel
+from parallel.plans.zero.partition import Level, Partition
 from parallel.tensor.partial_sync import PartialSync
-from parallel.xla import ledger
-from parallel.zero.partition import Level, Partition
 from tests.caatnet.models import oracle
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}

@@ -34,7 +34,7 @@ from caatnet.serving.requests import Request, State
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.scheduler.scheduler import Scheduler
-from parallel.memory.slots import Slots
+from parallel.plans.placement.slots import Slots
 from tests import pairwise
 from tests.caatnet.inference.decoding_test import put
 from tests.caatnet.models.transformer_test import (

@@ -17,7 +17,7 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.scheduler.policies.first_come import FirstCome
 from caatnet.serving.scheduler.scheduler import Scheduler
-from parallel.memory.slots import Slots, misses
+from parallel.plans.placement.slots import Slots, misses
 from tests.caatnet.serving import oracle
 
 LONGEST = 24

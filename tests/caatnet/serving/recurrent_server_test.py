@@ -31,8 +31,8 @@ from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.requests import Request, State
 from parallel.axes import Axis, make_mesh
+from parallel.plans.zero.partition import Level, Partition
 from parallel.tensor.partial_sync import PartialSync
-from parallel.zero.partition import Level, Partition
 from tests.caatnet.models.recurrent_test import make_config
 from tests.caatnet.serving import small_server
 

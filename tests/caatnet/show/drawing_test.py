@@ -5,7 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from caatnet.show import drawing, plot
+from caatnet.show import drawing
+from parallel.base import plot
 
 matplotlib = pytest.importorskip("matplotlib")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from caatnet.show import pictures
-from caatnet.show.plot import Axis
+from parallel.base.plot import Axis
 
 pytest.importorskip("matplotlib")
 

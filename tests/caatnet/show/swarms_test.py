@@ -20,13 +20,13 @@ from rich.console import Console
 
 from caatnet.show import swarms
 from caatnet.show.swarms import Screen
-from parallel.elastic.membership import messages as m
-from parallel.elastic.membership.coordinator import Coordinator, Phase
-from parallel.elastic.membership.journal import Journal
-from parallel.elastic.membership.service import Service
-from parallel.elastic.swarm import Swarm
+from parallel.peers.membership import messages as m
+from parallel.peers.membership.coordinator import Coordinator, Phase
+from parallel.peers.membership.journal import Journal
+from parallel.peers.membership.service import Service
+from parallel.peers.swarm import Swarm
 from tests.caatnet.show import terminal
-from tests.parallel.elastic.worlds import SECURITY
+from tests.parallel.peers.worlds import SECURITY
 
 
 def _step(exchange, state, part):

@@ -6,8 +6,8 @@ import pytest
 from caatnet.data.protocol import Dataset
 from caatnet.data.text import TextData, measured
 from caatnet.show import tables
-from caatnet.show.report import size_text
 from caatnet.train.evaluate import Evaluation
+from parallel.base.report import size_text
 from tests.caatnet.show import terminal
 
 DATA = TextData(seq_len=4, batch_size=8, validation_windows=16)

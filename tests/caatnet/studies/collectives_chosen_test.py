@@ -5,12 +5,12 @@ import pytest
 from caatnet.benchmarks.training.schedules import random_graph
 from caatnet.studies.collectives import chosen
 from caatnet.studies.collectives.chosen import LEAST_CHUNK_BYTES, fastest
-from parallel.network import simulate
-from parallel.network.routed import on_links
-from parallel.schedules.builders import build
-from parallel.schedules.check import check
-from parallel.schedules.optimal.cut_bound import cut_bound
-from parallel.topology import builders as t
+from parallel.plans.network import simulate
+from parallel.plans.network.routed import on_links
+from parallel.plans.schedules.builders import build
+from parallel.plans.schedules.check import check
+from parallel.plans.schedules.optimal.cut_bound import cut_bound
+from parallel.plans.topology import builders as t
 
 MIB = 2**20
 
@@ -136,8 +136,10 @@ def test_pieces_are_doubled_until_two_steps_without_gain(seconds, tried):
   after = dict(zip((2, 4, 8, 16, 32, 64), seconds, strict=True))
 
   def timed(builder, options, pieces, capacity):
-    return chosen.Choice(schedule, builder, options, pieces, after[pieces])
+    return chosen.ChosenSchedule(
+      schedule, builder, options, pieces, after[pieces]
+    )
 
-  whole = chosen.Choice(schedule, "ring", {}, 1, 10.0)
+  whole = chosen.ChosenSchedule(schedule, "ring", {}, 1, 10.0)
   found = chosen._cut(whole, net, 2**30, "events", timed)
   assert [choice.pieces for choice in found] == tried

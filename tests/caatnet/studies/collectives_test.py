@@ -14,11 +14,11 @@ from caatnet.studies.collectives import report
 from caatnet.studies.collectives import study as collectives
 from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.flows import study as flow_study
-from parallel.network import simulate
-from parallel.network.routed import on_links
-from parallel.schedules import builders, check
-from parallel.schedules.msccl import importer
-from parallel.topology import builders as topologies
+from parallel.plans.network import simulate
+from parallel.plans.network.routed import on_links
+from parallel.plans.schedules import builders, check
+from parallel.plans.schedules.msccl import importer
+from parallel.plans.topology import builders as topologies
 from tests import traces
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -9,13 +9,13 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.inspection import partition, programs, report, study
 from caatnet.show import render
-from caatnet.studies.compilation import partition, programs, report, study
 from configs.caatnet import tiny
-from parallel.hardware import devices
-from parallel.hardware.link_matrix import LinkMatrix
-from parallel.xla import compiled, ledger, overlap, targets
-from parallel.xla.roofline import Cost
+from parallel.ledger import compiled, ledger, overlap, targets
+from parallel.ledger.roofline import Cost
+from parallel.plans.hardware import devices
+from parallel.plans.hardware.link_matrix import LinkMatrix
 from tests.caatnet.train import linear_model
 
 

@@ -15,10 +15,10 @@ from caatnet.studies.datacentre import (
 )
 from caatnet.studies.datacentre.closed_forms import plan
 from caatnet.studies.datacentre.knobs import KNOBS, Quantity
-from parallel.hardware import sites
-from parallel.pipeline import cost
-from parallel.pipeline.builders import Size
-from parallel.workload import Transformer
+from parallel.plans.hardware import sites
+from parallel.plans.pipeline import cost
+from parallel.plans.pipeline.builders import Size
+from parallel.plans.workload import Transformer
 
 LLAMA = {
   **knobs.of_rack("h100", "bf16"), "accelerators": 16_384,

@@ -10,14 +10,14 @@ import pytest
 
 from caatnet.config import inference
 from caatnet.config.override import override
+from caatnet.inspection import decoding, report
+from caatnet.inspection.programs import CompiledProgram
 from caatnet.show import render
-from caatnet.studies.compilation import decoding, report
-from caatnet.studies.compilation.programs import CompiledProgram
 from configs.caatnet import tiny
-from parallel.hardware.clusters import CLUSTERS
-from parallel.xla import hlo, ledger, targets
-from parallel.xla.ledger import Collective
-from parallel.xla.targets import Target
+from parallel.ledger import hlo, ledger, targets
+from parallel.ledger.ledger import Collective
+from parallel.ledger.targets import Target
+from parallel.plans.hardware.clusters import CLUSTERS
 from tests import users
 
 SMALL = (
@@ -276,7 +276,7 @@ def test_cache_is_kept_in_place(phase, overrides, mesh):
   assert not analyse(found)["inference"]["widened"]
 
 
-class Copying(decoding.Step):
+class Copying(decoding.DecodingStep):
   """Step that multiplies the cache, and so writes all of it."""
 
   def lower(self):

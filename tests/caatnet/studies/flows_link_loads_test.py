@@ -4,7 +4,7 @@ from fractions import Fraction
 
 from caatnet.studies.flows import link_loads
 from caatnet.studies.flows.link_loads import Flow, Piece
-from parallel.topology import builders as topologies
+from parallel.plans.topology import builders as topologies
 
 NET = link_loads.fabric(topologies.leaf_spine(3, 2, 4))
 

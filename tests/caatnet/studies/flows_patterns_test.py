@@ -4,8 +4,8 @@ import pytest
 
 from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.flows.link_loads import Flow
-from parallel.schedules import builders
-from parallel.topology import builders as topologies
+from parallel.plans.schedules import builders
+from parallel.plans.topology import builders as topologies
 
 NET = link_loads.fabric(topologies.leaf_spine(3, 2, 4))
 

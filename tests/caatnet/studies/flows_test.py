@@ -12,8 +12,8 @@ import pytest
 from caatnet.studies.flows import link_loads, patterns, study
 from caatnet.studies.flows.link_loads import Flow
 from configs.collectives import spraying
-from parallel.schedules import builders, colouring
-from parallel.topology import builders as topologies
+from parallel.plans.schedules import builders, colouring
+from parallel.plans.topology import builders as topologies
 
 
 def shift(hosts, n):

@@ -7,9 +7,15 @@ import math
 import pytest
 
 from caatnet.studies.partitions import predictor as zero
-from parallel.hardware import clusters
-from parallel.zero import partition as partitions
-from parallel.zero.partition import CODECS, SCHEMES, Level, Partition, named
+from parallel.plans.hardware import clusters
+from parallel.plans.zero import partition as partitions
+from parallel.plans.zero.partition import (
+  CODECS,
+  SCHEMES,
+  Level,
+  Partition,
+  named,
+)
 
 LEVELS = (Level("node", 48), Level("gpu", 4), Level("gcd", 2))
 CAP = 64e9

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from caatnet.config.override import override
-from caatnet.show import plot, render
+from caatnet.show import render
 from caatnet.studies import registry
 from caatnet.studies.partitions import report
 from configs.zero import frontier
+from parallel.base import plot
 
 
 def run(overrides=""):

@@ -9,7 +9,7 @@ from caatnet.studies import registry
 from caatnet.studies.pipeline import report
 from caatnet.studies.pipeline import study as pipeline
 from configs.pipeline import schedules
-from parallel.pipeline.builders import BUILDERS
+from parallel.plans.pipeline.builders import BUILDERS
 from tests import traces
 
 

@@ -14,12 +14,12 @@ from caatnet.show import results
 from caatnet.studies.placement import of_run, report, study
 from caatnet.studies.planner.study import training_step
 from configs.caatnet import tiny
-from parallel.hardware.devices import DEVICES
-from parallel.hardware.tiers import HOSTS
-from parallel.memory import placement
-from parallel.memory.problem import DEVICE, INSTANTS
-from parallel.planner import memory
-from parallel.xla.memory import bytes_per_device
+from parallel.ledger.memory import bytes_per_device
+from parallel.plans import placement
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.hardware.tiers import HOSTS
+from parallel.plans.placement.problem import DEVICE, INSTANTS
+from parallel.plans.planner import memory
 from tests import pairwise
 from tests.caatnet.train import memory_test
 

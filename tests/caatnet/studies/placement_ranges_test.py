@@ -6,9 +6,9 @@ import pytest
 
 from caatnet.studies.placement import ranges, study
 from caatnet.studies.planner.study import training_step
-from parallel.hardware.devices import DEVICES
-from parallel.hardware.tiers import HOSTS
-from parallel.memory import problem
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.hardware.tiers import HOSTS
+from parallel.plans.placement import problem
 
 CONFIG = importlib.import_module("configs.memory.12b_32k")
 STEP = training_step(CONFIG.get_config().to_dict())

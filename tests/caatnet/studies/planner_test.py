@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from caatnet.config.schema import tree
-from caatnet.show import plot
 from caatnet.studies.placement import study as placement
 from caatnet.studies.planner import report, study
 from configs.planner import gpt_11b
-from parallel.hardware import cluster_files
-from parallel.planner.space import Configuration
+from parallel.base import plot
+from parallel.plans.hardware import cluster_files
+from parallel.plans.planner.space import Configuration
 
 
 @pytest.fixture(scope="module")

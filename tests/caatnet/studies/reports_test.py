@@ -8,10 +8,11 @@ import re
 import numpy as np
 import pytest
 
-from caatnet.show import drawing, plot, render
+from caatnet.inspection import report as compilation
+from caatnet.show import drawing, render
 from caatnet.studies import registry
-from caatnet.studies.compilation import report as compilation
-from tests.caatnet.show.report_test import check
+from parallel.base import plot
+from tests.parallel.base.report_test import check
 
 # Module of the config -> its argument, and keys that make it small.
 CASES = {

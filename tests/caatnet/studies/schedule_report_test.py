@@ -6,7 +6,7 @@ import pytest
 from caatnet.studies.schedule import report as schedule
 from caatnet.studies.schedule import study
 from configs.collectives import schedule as config_file
-from parallel.topology import builders as topologies
+from parallel.plans.topology import builders as topologies
 
 
 @pytest.mark.parametrize(("net", "near"), [

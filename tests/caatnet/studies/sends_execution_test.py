@@ -6,12 +6,12 @@ from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 import pytest
 
-from caatnet.studies.sends import execution
-from parallel.network import replay
-from parallel.xla import hlo, reading
-from parallel.xla.overlap import ScheduledProgram
-from parallel.xla.timeline import COMPUTE, timeline
-from tests.parallel.xla import reading_test, timeline_test
+from parallel.ledger import hlo, reading
+from parallel.ledger.overlap import ScheduledProgram
+from parallel.ledger.sends import execution
+from parallel.ledger.timeline import COMPUTE, timeline
+from parallel.plans.network import replay
+from tests.parallel.ledger import reading_test, timeline_test
 
 BANDWIDTH = 1e9
 DEVICE = timeline_test.DEVICE

@@ -9,11 +9,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pytest
 
 from caatnet.show import render
-from caatnet.studies.sends import foreign, report, trace
-from parallel.hardware import cluster_files
-from parallel.hardware.devices import DEVICES
-from parallel.xla import reading
-from parallel.xla.timeline import COMPUTE, timeline
+from parallel.ledger import reading
+from parallel.ledger.sends import foreign, report, trace
+from parallel.ledger.timeline import COMPUTE, timeline
+from parallel.plans.hardware import cluster_files
+from parallel.plans.hardware.devices import DEVICES
 from tests import traces
 
 EXAMPLE = "docs/examples/mlp.py:step"

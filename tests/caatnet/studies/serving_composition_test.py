@@ -15,8 +15,8 @@ from caatnet.studies.serving import (
 )
 from caatnet.studies.serving import report as reports
 from configs.serving import composition as config_file
-from parallel.hardware.nodes import NODES
-from tests.caatnet.show.report_test import check
+from parallel.plans.hardware.nodes import NODES
+from tests.parallel.base.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()
 

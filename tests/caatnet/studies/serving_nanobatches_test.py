@@ -14,10 +14,14 @@ from caatnet.studies.serving import (
 )
 from caatnet.studies.serving import report as reports
 from configs.serving import nanobatches as config_file
-from parallel.hardware.devices import A100
-from parallel.nanobatches import nanobatch, nanobatch_costs, nanobatch_timing
-from parallel.nanobatches.nanobatch_costs import Mix
-from tests.caatnet.show.report_test import check
+from parallel.plans.hardware.devices import A100
+from parallel.plans.nanobatches import (
+  nanobatch,
+  nanobatch_costs,
+  nanobatch_timing,
+)
+from parallel.plans.nanobatches.nanobatch_costs import Mix
+from tests.parallel.base.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()
 MIX = Mix(512, 1280, 1536, 512)

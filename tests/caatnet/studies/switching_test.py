@@ -20,7 +20,7 @@ from caatnet.studies.serving import (
 )
 from configs.serving import fairness as fairness_config
 from configs.serving import fastswitch as config_file
-from tests.caatnet.show.report_test import check
+from tests.parallel.base.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()
 SESSIONS = Sessions(10, 20.0, seed=5, think_s=1.0, longest_answer=30)

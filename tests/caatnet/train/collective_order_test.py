@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from caatnet.train.step import make_eval_step
-from parallel.xla import hlo
+from parallel.ledger import hlo
 from tests import users
 from tests.caatnet.models import models_test
 from tests.caatnet.studies import decoding_test

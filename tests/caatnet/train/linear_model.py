@@ -23,7 +23,7 @@ from caatnet.program import Layout, Program
 from caatnet.train.experiment import Experiment
 from parallel.axes import Axis, make_mesh
 from parallel.outer.base import OuterLoop
-from parallel.zero import partition
+from parallel.plans.zero import partition
 
 INPUTS, TARGETS = 3, 2
 

@@ -17,10 +17,10 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.studies.sends import foreign
 from caatnet.train import loop
 from caatnet.train.records import read_metrics
 from configs.caatnet import tiny
+from parallel.ledger.sends import foreign
 
 ROOT = pathlib.Path(__file__).parents[3]
 OVERRIDES = "sync.p=0.5 parallel.data=2 parallel.tensor=4"

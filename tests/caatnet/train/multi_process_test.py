@@ -9,14 +9,14 @@ import pytest
 
 from caatnet.train.elastic import multi_process
 from caatnet.train.elastic.multi_process import ReplicatedSwarm
-from parallel.elastic.membership import ids
-from parallel.elastic.membership.journal import Journal
-from parallel.elastic.membership.service import Service
-from parallel.elastic.settings import Settings
-from parallel.elastic.swarm import Swarm
-from parallel.elastic.timeouts import Finished, Halted
-from parallel.elastic.transport.handshake import Security
-from parallel.elastic.transport.transfers import Lost
+from parallel.peers.membership import ids
+from parallel.peers.membership.journal import Journal
+from parallel.peers.membership.service import Service
+from parallel.peers.settings import Settings
+from parallel.peers.swarm import Swarm
+from parallel.peers.timeouts import Finished, Halted
+from parallel.peers.transport.handshake import Security
+from parallel.peers.transport.transfers import Lost
 
 SECURITY = Security(b"a token that all peers have")
 

@@ -25,9 +25,9 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start, outer_specs
 from configs.caatnet import tiny
+from parallel.ledger import ledger
 from parallel.outer import noloco
 from parallel.outer.diloco import DiLoCo
-from parallel.xla import ledger
 from tests.caatnet.train import linear_model as toy
 
 WORKERS = 4

@@ -13,7 +13,7 @@ import pytest
 
 from caatnet.train import records, traffic
 from caatnet.train.records import MetricsWriter, read_metrics
-from parallel.xla.ledger import Collective
+from parallel.ledger.ledger import Collective
 from tests.caatnet.train import linear_model as toy
 
 CONFIG = {

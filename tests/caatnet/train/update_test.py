@@ -22,9 +22,9 @@ from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import put_batch
 from configs.caatnet import tiny
 from configs.images import tiny as images
-from parallel.hardware import tiers
 from parallel.memory import host_memory, host_optimizer
 from parallel.memory.offload import Activations
+from parallel.plans.hardware import tiers
 from tests import users
 from tests.caatnet.train.loop_test import (
   assert_resumes,

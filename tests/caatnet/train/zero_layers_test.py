@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from parallel.zero import cost
+from parallel.plans.zero import cost
 from tests import users
 from tests.caatnet.train.zero_test import LEVELS, make
 

@@ -21,8 +21,8 @@ from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from configs.caatnet import tiny
 from parallel.axes import Axis
-from parallel.xla import ledger
-from parallel.zero import cost, partition
+from parallel.ledger import ledger
+from parallel.plans.zero import cost, partition
 from tests import pairwise
 from tests.caatnet.train import linear_model as toy
 

@@ -16,7 +16,7 @@ from parallel.kernels.codec.reference import Encoded, OuterStep
 from parallel.kernels.gather_rows import api as gather_rows
 from parallel.kernels.gather_rows import order as gather_order
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
-from parallel.xla import targets
+from parallel.ledger import targets
 
 
 def on_targets(cases, first, *others):

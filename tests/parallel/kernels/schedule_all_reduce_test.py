@@ -13,7 +13,7 @@ from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying
 from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.schedule_all_reduce import api, cases, reference, tpu
-from parallel.xla import ledger
+from parallel.ledger import ledger
 from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 from tests.parallel.kernels.races import races_found
 

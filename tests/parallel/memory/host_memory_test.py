@@ -6,7 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from parallel.memory import host_memory, rates
+from parallel.memory import host_memory
+from parallel.plans.placement import rates
 
 NODE = host_memory.nodes()[0]
 

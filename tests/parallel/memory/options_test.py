@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from parallel.hardware import tiers
-from parallel.hardware.devices import H100
-from parallel.hardware.tiers import HOSTS, Pass, Quantity
-from parallel.memory import placement, problem
-from parallel.memory.problem import DEVICE, PHASES
-from parallel.workload import Transformer
+from parallel.plans import placement
+from parallel.plans.hardware import tiers
+from parallel.plans.hardware.devices import H100
+from parallel.plans.hardware.tiers import HOSTS, Pass, Quantity
+from parallel.plans.placement import problem
+from parallel.plans.placement.problem import DEVICE, PHASES
+from parallel.plans.workload import Transformer
 from tests import pairwise
 
 LAYERS, WIDTH, HEADS, KV_HEADS, FFN, VOCAB = 12, 1024, 8, 2, 2816, 8_000

@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 
-from parallel.hardware.tiers import HOSTS
-from parallel.memory import available, preflight
-from parallel.memory.problem import INSTANTS
+from parallel.base import available
+from parallel.memory import preflight
+from parallel.plans.hardware.tiers import HOSTS
+from parallel.plans.placement.problem import INSTANTS
 
 DRAM = HOSTS["large-dram"]
 

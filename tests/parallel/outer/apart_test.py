@@ -20,11 +20,11 @@ from parallel.collectives import (
   ranks_here,
   reduce_scatter,
 )
-from parallel.elastic.exchange import Exchange
-from parallel.elastic.membership.messages import Reduce
 from parallel.outer.apart import Alone, Apart, counting
+from parallel.peers.exchange import Exchange
+from parallel.peers.membership.messages import Reduce
 from parallel.wire import Wire
-from tests.parallel.elastic.worlds import connected, listeners, together
+from tests.parallel.peers.worlds import connected, listeners, together
 
 ONE, TENSOR = Axis("worker", 1), Axis("tensor", 2, 2)
 

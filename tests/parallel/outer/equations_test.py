@@ -17,6 +17,7 @@ import optax
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.ledger import ledger
 from parallel.outer import health, noloco
 from parallel.outer.base import Plan, of_first
 from parallel.outer.data_parallel import DataParallel
@@ -29,7 +30,6 @@ from parallel.outer.optimizers import Nesterov, Optax
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
 from parallel.wire import Wire
-from parallel.xla import ledger
 from tests.parallel.outer.small_run import (
   BLOCK_DIMS,
   INNER_RATE,

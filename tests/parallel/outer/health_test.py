@@ -9,6 +9,7 @@ import pytest
 from parallel import collectives
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import ranks_here
+from parallel.ledger import ledger
 from parallel.outer import health
 from parallel.outer.base import OuterLoop
 from parallel.outer.dc_s3gd import DCS3GD
@@ -20,7 +21,6 @@ from parallel.outer.optimizers import Nesterov
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
 from parallel.wire import Wire
-from parallel.xla import ledger
 from tests.parallel.outer.small_run import (
   BLOCK_DIMS,
   INNER_RATE,

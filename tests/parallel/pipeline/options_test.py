@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from parallel.pipeline import builders, simulate
-from parallel.pipeline.builders import Size
-from parallel.pipeline.pipeline_schedule import Kind
+from parallel.plans.pipeline import builders, simulate
+from parallel.plans.pipeline.builders import Size
+from parallel.plans.pipeline.pipeline_schedule import Kind
 from tests import pairwise
 from tests.parallel.pipeline import run_test
 

@@ -17,11 +17,11 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying
-from parallel.hardware.devices import DEVICES
-from parallel.pipeline import builders, simulate
-from parallel.pipeline.pipeline_schedule import Kind
+from parallel.ledger import hlo, ledger, overlap
 from parallel.pipeline.run import Functions, Params, Pipeline
-from parallel.xla import hlo, ledger, overlap
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.pipeline import builders, simulate
+from parallel.plans.pipeline.pipeline_schedule import Kind
 from tests import users
 
 LAYERS, RANKS, WIDTH, BATCH, TOKENS = 8, 2, 3, 2, 5

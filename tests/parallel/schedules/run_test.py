@@ -14,13 +14,13 @@ from caatnet.config.override import override
 from configs.caatnet import tiny
 from parallel import collectives
 from parallel.axes import Axis, make_mesh
+from parallel.ledger import ledger
+from parallel.plans.schedules.builders import BUILDERS, build
+from parallel.plans.schedules.colouring import partial_permutations
+from parallel.plans.schedules.schedule import COLLECTIVES, Schedule, Transfer
+from parallel.plans.topology import builders as topologies
 from parallel.schedules import run
-from parallel.schedules.builders import BUILDERS, build
-from parallel.schedules.colouring import partial_permutations
-from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
-from parallel.topology import builders as topologies
-from parallel.xla import ledger
-from tests.parallel.schedules.builders_test import ACCEPTED
+from tests.parallel.plans.schedules.builders_test import ACCEPTED
 
 
 def subjects(n, all_links=False):

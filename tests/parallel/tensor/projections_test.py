@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.ledger import ledger
 from parallel.routes import ROUTES
 from parallel.tensor import reductions
 from parallel.tensor.partial_sync import PROJECTION_ROUTES, PartialSync
 from parallel.tensor.projections import column_parallel, row_parallel
 from parallel.tensor.stream import Stream, enter
-from parallel.xla import ledger
 from tests import pairwise, users
 
 H, F, BATCH, LENGTH = 20, 6, 2, 3

@@ -14,10 +14,10 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.codec.reference import Codec, max_error
-from parallel.xla import ledger
-from parallel.zero import cost, partition
+from parallel.ledger import ledger
+from parallel.plans.zero import cost, partition
+from parallel.plans.zero.partition import Level, Partition
 from parallel.zero.gathered import Gathered, Shard
-from parallel.zero.partition import Level, Partition
 from parallel.zero.shards import Shards, Tensor
 from tests import users
 

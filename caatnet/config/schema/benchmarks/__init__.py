@@ -1,5 +1,1 @@
 """``config.benchmark``: one section per benchmark."""
-
-from parallel.base.lazy import attach
-
-__all__, __getattr__, __dir__ = attach(__name__, {})

@@ -60,7 +60,7 @@ class Churn:
 
 @section
 class Membership:
-  """Exhaustive search of the membership protocol of `parallel.elastic`."""
+  """Exhaustive search of the membership protocol of `parallel.peers`."""
 
   worlds: tuple[dict[str, int], ...] = field(
     (

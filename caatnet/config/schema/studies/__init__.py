@@ -1,5 +1,1 @@
 """Configs of studies: one section per study."""
-
-from parallel.base.lazy import attach
-
-__all__, __getattr__, __dir__ = attach(__name__, {})

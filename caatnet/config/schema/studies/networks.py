@@ -33,8 +33,8 @@ class Collectives(Study):
   algorithms: tuple[str, ...] = field(
     ("ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
      "hdrm", "double_tree", "swing", "direct", "multitree", "optimal"),
-    "Builders of parallel/schedules/builders.py. Optimal trees of 256 ranks "
-    "take too long to find.",
+    "Builders of parallel/plans/schedules/builders.py. Optimal trees of 256 "
+    "ranks take too long to find.",
   )
   pieces: int = field(
     0, "Pieces of each chunk, which are pipelined; 0 for the fastest number of "
@@ -76,17 +76,18 @@ class Schedule(Study):
   topology: str = field(
     "torus:4x4",
     "file:PATH, or NAME:SIZExSIZE with the name of a builder in "
-    "parallel/topology/builders.py. Options of the builder may follow, as in "
-    '"dgx:2x8,network_bandwidth=infiniband_hdr", and links that have failed, '
-    'as in "torus:4x4,failed=0-1".',
+    "parallel/plans/topology/builders.py. Options of the builder may follow, "
+    'as in "dgx:2x8,network_bandwidth=infiniband_hdr", and links that have '
+    'failed, as in "torus:4x4,failed=0-1".',
   )
   picture_round: int = field(
     5, "Round that --plot draws, from 0; the default is the first round of the "
     "all-gather.", COUNT_OR_NONE,
   )
   algorithm: str = field(
-    "multitree", "Name of a builder in parallel/schedules/builders.py; options "
-    'may follow, as in "multitree,farthest_first=True" or "optimal,weight=2".',
+    "multitree", "Name of a builder in parallel/plans/schedules/builders.py; "
+    'options may follow, as in "multitree,farthest_first=True" or '
+    '"optimal,weight=2".',
   )
   collective: str = field("all_reduce", "Collective to build.")
   random_numberings: int = random_numberings_key()
@@ -126,7 +127,7 @@ class Flows(Study):
   )
   algorithms: tuple[str, ...] = field(
     ("ring", "halving_doubling", "all_to_all"),
-    "Builders of parallel/schedules/builders.py, and all_to_all.",
+    "Builders of parallel/plans/schedules/builders.py, and all_to_all.",
   )
   size_bytes: tuple[int, ...] = field(
     tuple(m * 2**20 for m in (1, 16, 128)), "Sizes of messages in bytes.", BYTES
@@ -180,10 +181,10 @@ class Pipeline(Study):
 
     bandwidth: str = field(
       "infiniband_ndr", "Bytes per second, or a kind of link of "
-      "parallel/hardware/links.py.",
+      "parallel/plans/hardware/links.py.",
     )
     latency_s: str = field(
-      "5e-6", "Seconds, or a kind of link of parallel/hardware/links.py."
+      "5e-6", "Seconds, or a kind of link of parallel/plans/hardware/links.py."
     )
     overlap: bool = field(
       True, "Whether sends overlap with the stage's compute."
@@ -194,7 +195,7 @@ class Pipeline(Study):
   schedules: tuple[str, ...] = field(
     ("gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped", "zb_h1",
      "zb_h2", "zb_v", "dualpipe_v"),
-    "Names of builders in parallel/pipeline/builders.py.",
+    "Names of builders in parallel/plans/pipeline/builders.py.",
   )
   pipeline: Stages = field(Stages, "Sizes of the pipeline.")
   work: Work = field(Work, "Times of a microbatch.")

@@ -44,15 +44,18 @@ class Datacentre(Study):
     'Quantity from which the size follows: "budget", "accelerators" or '
     '"model", the last one with days_allowed.',
   )
-  rack: str = field("gb200", "Key of RACKS in parallel/hardware/sites.py.")
+  rack: str = field(
+    "gb200", "Key of RACKS in parallel/plans/hardware/sites.py."
+  )
   precision: str = field("bf16", "One of the rack's number formats.")
   cooling: str = field(
     "liquid",
-    "Key of COOLING in parallel/hardware/sites.py: total power over IT power.",
+    "Key of COOLING in parallel/plans/hardware/sites.py: total power over IT "
+    "power.",
   )
   sites: tuple[str, ...] = field(
     ("east", "west"), "NAME:WATTS, or names of SITES in "
-    "parallel/hardware/sites.py.",
+    "parallel/plans/hardware/sites.py.",
   )
   knobs: dict[str, float | None] = field(
     lambda: dict.fromkeys(_KNOBS), "Values of knobs; units and meanings are in "
@@ -117,8 +120,8 @@ class PlannerOptions:
 
   cluster: str = field(
     "pipette-a100:16",
-    "File of a cluster, or NAME:GROUPS of parallel/hardware/clusters.py, with "
-    '",uneven=SEED" for links between nodes with reduced bandwidth.',
+    "File of a cluster, or NAME:GROUPS of parallel/plans/hardware/clusters.py, "
+    'with ",uneven=SEED" for links between nodes with reduced bandwidth.',
   )
   execution: str = field(
     "lockstep",
@@ -128,7 +131,7 @@ class PlannerOptions:
     EXECUTIONS,
   )
   utilisation: float = field(
-    0.5, f"{UTILISATION} (parallel/planner/workload.py)", POSITIVE_FRACTION
+    0.5, f"{UTILISATION} (parallel/plans/workload.py)", POSITIVE_FRACTION
   )
   schedules: tuple[str, ...] = field(
     ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"),
@@ -196,10 +199,12 @@ class PlacementOptions:
   baseline: str = field(
     "large-dram", f"{TIERS}, on which dram_only is the baseline.",
   )
-  device: str = field("h200", "Key of DEVICES in parallel/hardware/devices.py.")
+  device: str = field(
+    "h200", "Key of DEVICES in parallel/plans/hardware/devices.py."
+  )
   policies: tuple[str, ...] = field(
     ("dram_only", "interleave", "largest_first", "latency_first", "optimum"),
-    "Keys of POLICIES in parallel/memory/placement/policies.py.",
+    "Keys of POLICIES in parallel/plans/placement/policies.py.",
   )
   state: str = field(
     "mixed", 'State of the step: "mixed" for weights and gradients in the '
@@ -243,7 +248,7 @@ class Published(Study):
   study: str = study_key("published")
   clusters: tuple[str, ...] = field(
     ("pipette-v100:16", "pipette-a100:16"),
-    "Names of parallel/hardware/clusters.py, with a number of nodes.",
+    "Names of parallel/plans/hardware/clusters.py, with a number of nodes.",
   )
   even: bool = field(True, "Whether to include links with published bandwidth.")
   seeds: tuple[int, ...] = field(

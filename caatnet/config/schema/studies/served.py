@@ -33,7 +33,7 @@ class Workload:
 class Hardware:
   """Machine of the FastSwitch paper: an A10 of 24 GB on PCIe 4."""
 
-  device: str = field("a10", "Device of parallel/hardware/devices.py.")
+  device: str = field("a10", "Device of parallel/plans/hardware/devices.py.")
   utilisation: float = field(
     0.5, "Achieved share of peak FLOP/s of a step, an assumption.",
     POSITIVE_FRACTION,

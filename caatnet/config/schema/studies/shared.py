@@ -32,19 +32,20 @@ class Study:
 
 BANDWIDTH = (
   "Bandwidth of links in bytes/s, or a kind of link of "
-  'parallel/hardware/links.py ("nvlink_4"); "" for the topology\'s default.'
+  'parallel/plans/hardware/links.py ("nvlink_4"); "" for the default of the '
+  "topology."
 )
 
 
 LATENCY = (
   "Latency of links in seconds, or a kind of link of "
-  'parallel/hardware/links.py; "" for the topology\'s default.'
+  'parallel/plans/hardware/links.py; "" for the topology\'s default.'
 )
 
 
 TIERS = (
   "File of a host's memory tiers, or a key of HOSTS in "
-  "parallel/hardware/tiers.py"
+  "parallel/plans/hardware/tiers.py"
 )
 
 

@@ -45,8 +45,8 @@ class Utilisation(Study):
     """Model that is trained across sites, and candidate outer loops."""
 
     link: str = field(
-      "wide_area_10g", "Name of a link in parallel/hardware/links.py, in lower "
-      "case.",
+      "wide_area_10g", "Name of a link in parallel/plans/hardware/links.py, in "
+      "lower case.",
     )
     parameters: float = field(10e9, "Parameters of the model.", POSITIVE)
     num_layers: int = field(48, "Layers of the model.", COUNT)
@@ -110,7 +110,7 @@ class Partitions(Study):
   name: str = field("zero_frontier", "Name of the config.")
   study: str = study_key("partitions")
   cluster: str = field(
-    "frontier", "A cluster of parallel/hardware/clusters.py."
+    "frontier", "A cluster of parallel/plans/hardware/clusters.py."
   )
   parallel: Ranks = field(Ranks, "Ranks, as in a training run.")
   zero: Levels = field(Levels, "Levels, as in a training run.")

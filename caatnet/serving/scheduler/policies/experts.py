@@ -32,7 +32,7 @@ from caatnet.serving.engine.executor import Load
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.policies.clients import ClientLines
 from caatnet.serving.scheduler.running import Running
-from parallel.memory.slots import Slots
+from parallel.plans.placement.slots import Slots
 
 
 def _one_model() -> Slots:

@@ -1,0 +1,1 @@
+"""Compiled steps: memory, bytes and overlap."""

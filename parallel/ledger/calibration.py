@@ -1,0 +1,397 @@
+"""Rates of devices and links, fitted to profiles of compiled programs.
+
+The result is a cluster (`parallel.plans.hardware.link_matrix`), which
+`launch.plan` and `launch.compile` read, with the rates of the roofline
+(`parallel.ledger.roofline`):
+
+- Matrix rate, memory bandwidth and overhead of an instruction have the least
+  sum of (model - measured)^2 / measured, a weight between those of absolute and
+  of relative errors. Products are the bound of instructions with more FLOPs per
+  byte than a limit; all limits are tried, and the one with the least sum is
+  used. The rates are then scaled, so that the model's total is the measured
+  one.
+- Latency and bandwidth of a link are fitted to the transfers of the smallest
+  group of devices that contains it.
+- The rest of a step, in which a device waits for others or for the host, is
+  spread over compute by one factor of both rates and the overhead. On virtual
+  devices, which share processors, it is mostly the compute of others.
+"""
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+import itertools
+import statistics
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from parallel.ledger import link_times, profiles, roofline
+from parallel.ledger.overlap import ScheduledProgram
+from parallel.ledger.profiles import Events
+from parallel.ledger.reading import Reading
+from parallel.plans.hardware import cluster_files, devices, link_matrix
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.hardware.link_matrix import LinkMatrix
+
+_FREE = cluster_files.MOST_RATE  # rate of work whose fitted time is 0
+
+
+class Work(NamedTuple):
+  """Instruction that does not communicate: means of one execution.
+
+  Attributes:
+    flops: FLOPs of its products.
+    bytes: Bytes in main memory.
+    seconds: Time on a device.
+    count: Executions on a device in a step.
+  """
+
+  flops: float
+  bytes: float
+  seconds: float
+  count: float
+
+
+class Rates(NamedTuple):
+  """Matrix rate in FLOP/s, memory bandwidth in bytes/s, overhead in seconds."""
+
+  matrix: float
+  memory: float
+  overhead_s: float
+
+  def seconds(self, work: Work) -> float:
+    """Returns the time of one execution of an instruction."""
+    return self.overhead_s + max(
+      work.flops / self.matrix, work.bytes / self.memory
+    )
+
+
+class Message(NamedTuple):
+  """Collective instruction.
+
+  Attributes:
+    over: Its axes.
+    groups: Its groups of devices.
+    hops: Messages that follow one another in a ring.
+    bytes: Bytes that a device sends per execution.
+    seconds: Transfer of one execution, without waiting.
+    count: Executions in a step.
+  """
+
+  over: str
+  groups: tuple[tuple[int, ...], ...]
+  hops: int
+  bytes: float
+  seconds: float
+  count: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+  """Profile of a program.
+
+  Attributes:
+    reading: The program.
+    steps: Runs of the program in the trace.
+    step_s: Seconds from one run to the next.
+    work: Its compute.
+    messages: Its collectives.
+    dtype: Dtype of most of its products.
+  """
+
+  reading: Reading
+  steps: int
+  step_s: float
+  work: tuple[Work, ...]
+  messages: tuple[Message, ...]
+  dtype: str
+
+
+class Calibrated(NamedTuple):
+  """Result of `calibrate`.
+
+  Attributes:
+    links: The cluster.
+    rows: Fitted rates: ``what``, ``samples``, ``rate`` (FLOP/s or bytes per
+      second), ``latency_s`` (or overhead of an instruction), ``share`` of the
+      seconds of all steps, and ``residual``: median of |model / measured - 1|
+      over samples.
+  """
+
+  links: LinkMatrix
+  rows: list[dict[str, Any]]
+
+
+def observe(reading: Reading, events: Events) -> Observed:
+  """Joins a program with its events.
+
+  Args:
+    reading: The compiled program.
+    events: Events of the same program, of whole runs.
+
+  Raises:
+    ValueError: The program has no events.
+  """
+  module, num_devices = reading.module, len(events)
+  entry = module.computations[module.entry]
+  counts = [
+    len(of_device[i.name]) for of_device in events.values()
+    for i in entry.instructions if i.name in of_device
+  ]
+  if not counts:
+    raise ValueError(f"the profile has no events of {module.name}")
+  steps = statistics.mode(counts)
+  every = [
+    x for of_device in events.values() for found in of_device.values()
+    for x in found
+  ]
+  span_s = (max(x.end for x in every) - min(x.start for x in every)) / 1e9
+  program = _scheduled(reading, DEVICES["a100"])  # only its counts are used
+  work = []
+  flops: collections.Counter[str] = collections.Counter()  # by dtype
+  for computation in {c.name: c for c, _ in module.runs()}.values():
+    for instruction in computation.instructions:
+      cost = program.cost(computation, instruction)
+      found = [
+        x for of_device in events.values()
+        for x in of_device.get(instruction.name, ())
+      ]
+      if found and (cost.flops or cost.bytes):
+        dtype = roofline.products(module, computation, instruction)[1]
+        flops[dtype] += cost.flops * len(found)
+        work.append(Work(
+          cost.flops, cost.bytes,
+          sum(x.end - x.start for x in found) / 1e9 / len(found),
+          len(found) / num_devices / steps,
+        ))
+  first = {e.instruction: e.entry for e in reversed(reading.executed)}
+  messages = []
+  for m in profiles.measured(reading, events):
+    groups = link_times.groups(reading.mesh, first[m.instruction])
+    messages.append(Message(
+      first[m.instruction].over, tuple(map(tuple, groups.tolist())),
+      first[m.instruction].ring_hops, m.bytes, m.transfer_s,
+      m.executions / steps,
+    ))
+  return Observed(
+    reading, steps, span_s / steps, tuple(work), tuple(messages),
+    max(flops, key=flops.__getitem__, default=""),
+  )
+
+
+def calibrate(
+  observed: Sequence[Observed], name: str, memory_bytes: int
+) -> Calibrated:
+  """Fits rates to profiles.
+
+  Args:
+    observed: Profiles of programs on the same devices.
+    name: Name of device and cluster.
+    memory_bytes: Memory that the devices share.
+
+  Raises:
+    ValueError: There are no products, or only products.
+  """
+  work = [w for o in observed for w in o.work if w.seconds > 0]
+  fitted = rates(work)
+  steps = sum(o.steps for o in observed)
+  source = f"profile of {steps} steps of {len(observed)} programs"
+  messages = [m for o in observed for m in o.messages if m.seconds > 0]
+  # A program of one device has no mesh.
+  num_devices = max(1, *(o.reading.mesh.size for o in observed))
+  latency, per_s = _matrices(messages, num_devices)
+
+  def cluster(factor: float) -> LinkMatrix:
+    matrix, memory = (
+      min(_FREE, rate / factor) for rate in (fitted.matrix, fitted.memory)
+    )
+    return LinkMatrix(
+      name, devices.measured(
+        name, {observed[0].dtype: matrix}, memory_bytes // num_devices,
+        memory, source, fitted.overhead_s * factor,
+      ), (0,) * num_devices, per_s, latency, source, "measured",
+    )
+
+  # Spread the rest of the steps over compute.
+  wanted = predicted = 0.0
+  for o in observed:
+    compute_s, exposed_s = _parts(o.reading, cluster(1.0))
+    wanted += o.step_s - exposed_s
+    predicted += compute_s
+  links = cluster(max(wanted / predicted, 1e-3))
+  total_s = sum(o.step_s for o in observed)
+  return Calibrated(links, [
+    *_work_rows(work, fitted, total_s),
+    *_message_rows(messages, links, total_s),
+    {
+      "what": "steps", "samples": len(observed), "rate": None,
+      "latency_s": None, "share": 1.0,
+      "residual": float(np.median([
+        abs(sum(_parts(o.reading, links)) / o.step_s - 1) for o in observed
+      ])),
+    },
+  ])
+
+
+def rates(work: Sequence[Work]) -> Rates:
+  """Fits rates to instructions.
+
+  Raises:
+    ValueError: There are no products, or only products.
+
+  Example:
+    >>> true = Rates(2e10, 1e9, 1e-5)
+    >>> made = [Work(f, b, 0.0, 1) for f, b in (
+    ...   (2e9, 1e6), (4e9, 1e6), (0.0, 1e6), (1e3, 4e6))]
+    >>> found = rates([w._replace(seconds=true.seconds(w)) for w in made])
+    >>> print(*(f"{x:.3g}" for x in found))
+    2e+10 1e+09 1e-05
+  """
+  flops, size, seconds, count = np.array(work, float).reshape(-1, 4).T
+  by_products = flops > 0
+  if by_products.all() or not by_products.any():
+    raise ValueError("the profile needs products, and other instructions")
+  weight, fits = np.sqrt(count / seconds), []
+  intensity = flops / np.maximum(size, 1.0)
+  for least in np.unique(intensity[by_products]):
+    bound = intensity >= least
+    rows = np.stack([
+      np.where(bound, flops, 0), np.where(bound, 0, size), np.ones(len(work))
+    ], 1)
+    scale = rows.max(0)  # columns of similar magnitude
+    found, error = optimize.nnls(
+      rows / scale * weight[:, None], seconds * weight
+    )
+    fits.append((error, tuple(found / scale)))
+  # A rate that the fit leaves infinite must stay finite in files.
+  per_flop, per_byte, overhead = np.maximum(
+    min(fits)[1], [1 / _FREE, 1 / _FREE, 0]
+  )
+  made = Rates(*(float(x) for x in (1 / per_flop, 1 / per_byte, overhead)))
+  factor = float(np.sum(count * seconds)) / sum(
+    w.count * made.seconds(w) for w in work
+  )
+  return Rates(made.matrix / factor, made.memory / factor, overhead * factor)
+
+
+def link(messages: Sequence[Message]) -> tuple[float, float]:
+  """Returns latency in seconds and bandwidth in bytes/s of a ring's links.
+
+  The total over all messages is the measured one. If larger messages take no
+  longer, the latency is 0.
+  """
+  try:
+    latency_s, bandwidth = link_matrix.fit(
+      [m.bytes / m.hops for m in messages],
+      [m.seconds / m.hops for m in messages],
+    )
+  except ValueError:
+    latency_s, bandwidth = 0.0, 1.0
+  measured = sum(m.count * m.seconds for m in messages)
+  modelled = sum(
+    m.count * (m.hops * latency_s + m.bytes / bandwidth) for m in messages
+  )
+  factor = measured / modelled
+  return latency_s * factor, bandwidth / factor
+
+
+def _scheduled(
+  reading: Reading, device: devices.Device, links: LinkMatrix | None = None
+) -> ScheduledProgram:
+  return ScheduledProgram(
+    reading.module, reading.mesh, device,
+    link_times.seconds(links, reading.mesh) if links else lambda _: 0.0,
+  )
+
+
+def _parts(reading: Reading, links: LinkMatrix) -> tuple[float, float]:
+  """Returns a step's seconds of compute, and of collectives not hidden by it.
+  """
+  program = _scheduled(reading, links.device, links)
+  exposed_s = sum(
+    (t.wire_seconds - t.hidden_seconds * t.asynchronous) * (t.count or 1)
+    for t in program.collectives()
+  )
+  return program.total().seconds, exposed_s
+
+
+def _matrices(
+  messages: Sequence[Message], num_devices: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns latency and bandwidth of all pairs, ``[N, N]`` each."""
+  latency = np.full((num_devices, num_devices), np.nan)
+  bandwidth = latency.copy()
+  # Pairs in a small group are not measured by a larger one that contains it.
+  by_group = sorted(_by_group(messages).items(), key=lambda x: len(x[0][0]))
+  for groups, found in by_group:
+    fitted = link(found)
+    for group in groups:
+      for pair in itertools.permutations(group, 2):
+        if np.isnan(latency[pair]):
+          latency[pair], bandwidth[pair] = fitted
+  # Pairs that were not measured have the slowest rates. Without collectives,
+  # no link is used.
+  slowest = (
+    (np.nanmax(latency), np.nanmin(bandwidth)) if by_group else (0.0, _FREE)
+  )
+  missing = np.isnan(latency)
+  latency[missing], bandwidth[missing] = slowest
+  return latency, bandwidth
+
+
+def _by_group(
+  messages: Sequence[Message],
+) -> dict[tuple[tuple[int, ...], ...], list[Message]]:
+  found: dict[tuple[tuple[int, ...], ...], list[Message]] = {}
+  for message in messages:
+    found.setdefault(message.groups, []).append(message)
+  return found
+
+
+def _work_rows(
+  work: Sequence[Work], fitted: Rates, total_s: float
+) -> list[dict[str, Any]]:
+  """Returns the residuals of the rates, before the rest is spread."""
+  rows = []
+  for what, rate, products in (("products", fitted.matrix, True),
+                               ("memory", fitted.memory, False)):
+    some = [
+      w for w in work
+      if (w.flops / fitted.matrix > w.bytes / fitted.memory) == products
+    ]
+    rows.append({
+      "what": what, "samples": len(some), "rate": rate,
+      "latency_s": fitted.overhead_s,
+      "share": sum(w.seconds * w.count for w in some) / total_s,
+      "residual": _residual(
+        [fitted.seconds(w) for w in some], [w.seconds for w in some]
+      ),
+    })
+  return rows
+
+
+def _message_rows(
+  messages: Sequence[Message], links: LinkMatrix, total_s: float
+) -> list[dict[str, Any]]:
+  rows = []
+  for groups, found in _by_group(messages).items():
+    pair = groups[0][:2]
+    latency_s, rate = links.latency_s[pair], links.bandwidth[pair]
+    rows.append({
+      "what": f"links over {found[0].over}, {len(groups[0])} devices",
+      "samples": len(found), "rate": float(rate),
+      "latency_s": float(latency_s),
+      "share": sum(m.seconds * m.count for m in found) / total_s,
+      "residual": _residual(
+        [m.hops * latency_s + m.bytes / rate for m in found],
+        [m.seconds for m in found],
+      ),
+    })
+  return rows
+
+
+def _residual(modelled: Sequence[float], measured: Sequence[float]) -> float:
+  errors = np.array(modelled) / np.maximum(measured, 1e-12) - 1
+  return float(np.median(np.abs(errors))) if len(errors) else 0.0

@@ -1,0 +1,151 @@
+"""Assertions about what a program sends, for tests of any project.
+
+`assert_sends` fails with the source lines of the collectives that differ from
+what a test expects: more bytes, another dtype, another kind or an axis too
+many. `parallel.ledger.pytest_plugin` offers it as a fixture of that name.
+"""
+
+from collections.abc import Collection, Mapping
+import decimal
+import re
+from typing import Any
+
+from parallel.ledger.entries import SLICES
+from parallel.ledger.reading import Executed, Reading, read
+
+# Decimal units of a size.
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+# Names that are not those of mesh axes.
+_NO_AXES = rf"{SLICES}|(\d+ to )?\d+ devices|all devices, number unknown"
+# Bytes ("3.2 GB", 4096), or kind and executions.
+Expected = str | int | tuple[str, int]
+
+
+def assert_sends(
+  program: Any, *args: Any, expect: Mapping[str, Expected], mesh: Any = None,
+  dtype: str | None = None, silent: Collection[str] = (), **kwargs: Any,
+) -> Reading:
+  """Asserts what a program sends over each axis in one run.
+
+  A program with an instruction that may communicate and is not counted fails.
+
+  Args:
+    program: Program as `parallel.ledger.reading.read` accepts it, such as a
+      jitted function.
+    *args: Arguments of a function.
+    expect: Axis, or axes joined by ",", or "4 devices" for groups that no axes
+      describe -> operand bytes per device, or (kind, executions), such as
+      ``("all_reduce", 1)``. A size with a unit, "3.2 GB", is decimal and
+      compared at the digits shown; an integer is exact. An upper bound, as of a
+      ragged exchange, must be expected as one: "at most 3.2 GB". All axes over
+      which the program communicates must be named; between TPU slices,
+      "slices".
+    mesh: Mesh that names the axes; None to find them in the program.
+    dtype: NumPy name of the dtype of all operands: as requested where that is
+      known, as compiled otherwise; None for any.
+    silent: Targets of custom calls that are known not to communicate, in
+      addition to those of `parallel.ledger.silent`.
+    **kwargs: Keyword arguments of a function.
+
+  Returns:
+    The reading, for further assertions.
+
+  Raises:
+    AssertionError: The program sends something else.
+    ValueError: An expectation has another form, or names an axis that the mesh
+      does not have.
+
+  Example:
+    >>> import jax
+    >>> assert_sends(jax.jit(lambda x: 2 * x), 1.0, expect={}).executed
+    ()
+  """
+  reading = read(program, *args, mesh=mesh, **kwargs)
+  expect = {_in_order(key, reading): value for key, value in expect.items()}
+  sent: dict[str, list[Executed]] = {over: [] for over in expect}
+  for found in reading.executed:
+    sent.setdefault(found.entry.over, []).append(found)
+  faults = [
+    f"{u.source or 'unknown line'}: {u} may communicate and is not counted"
+    for u in reading.unknown if not u.target or u.target not in silent
+  ]
+  for axes, executed in sent.items():
+    if axes not in expect:
+      faults.append(_fault(f"{axes}: nothing is expected", executed))
+    elif fault := _differs(expect[axes], executed):
+      faults.append(_fault(f"{axes}: {fault}", executed))
+  others = [
+    e for e in reading.executed
+    if dtype and (e.requested or e.entry.dtype) != dtype
+  ]
+  if others:
+    faults.append(_fault(f"other dtypes than {dtype}", others))
+  if faults:
+    raise AssertionError("\n".join(faults))
+  return reading
+
+
+def _in_order(key: str, reading: Reading) -> str:
+  """Returns the axes of an expectation in the order of the mesh."""
+  names = key.split(",")
+  if re.fullmatch(_NO_AXES, key):
+    return key
+  if not set(names) <= set(reading.axes):
+    raise ValueError(
+      f"expect={key!r}: the mesh has the axes {', '.join(reading.axes)}"
+    )
+  return ",".join(name for name in reading.axes if name in names)
+
+
+def _differs(expected: Expected, executed: list[Executed]) -> str:
+  """Returns how collectives differ from what is expected; "" if they do not."""
+  if isinstance(expected, tuple):
+    kind, times = expected
+    kinds = {e.entry.kind for e in executed}
+    counts = [e.entry.count for e in executed]
+    if kinds <= {kind} and None not in counts and sum(counts) == times:
+      return ""
+    return f"expected {times} x {kind}"
+  if any(e.entry.count is None for e in executed):
+    return "an unknown number of executions"
+  size = sum(e.entry.bytes * e.entry.count for e in executed)
+  bound = any(e.entry.at_most for e in executed)
+  if bound != str(expected).startswith("at most "):
+    return "at most " * bound + f"{size:,} B, expected {expected}"
+  if bound:
+    fault = _of_size(size, expected.removeprefix("at most "))
+    return fault and f"at most {fault}"
+  return _of_size(size, expected)
+
+
+def _of_size(size: int, expected: str | int) -> str:
+  """Returns how bytes differ from an expected size; "" if they do not."""
+  if isinstance(expected, int):
+    return "" if size == expected else f"{size:,} B, expected {expected:,} B"
+  match = re.fullmatch(r"(\d+(?:\.(\d+))?) ?([kMGT]?B)", str(expected))
+  if not match:
+    raise ValueError(f"expect={expected!r} is not a size, as in '3.2 GB'")
+  # Exact, unlike a quotient of floats.
+  shown = decimal.Decimal(size) / _UNITS[match[3]]
+  text = f"{shown:.{len(match[2] or '')}f}"
+  if decimal.Decimal(text) == decimal.Decimal(match[1]):
+    return ""
+  return f"{text} {match[3]} ({size:,} B), expected {expected}"
+
+
+def _fault(what: str, executed: list[Executed]) -> str:
+  return "\n".join([what, *(f"  {_line(e)}" for e in executed)])
+
+
+def _line(found: Executed) -> str:
+  entry = found.entry
+  count = "?" if entry.count is None else entry.count
+  dtype = entry.dtype
+  if found.requested not in (None, dtype):
+    dtype += f" (requested {found.requested})"
+  again = ", again" if entry.rematted else ""
+  most = "at most " * entry.at_most
+  return (
+    f"{found.source or 'unknown line'}: {count} x {entry.kind} of {most}"
+    f"{entry.bytes:,} B {dtype}, {entry.phase}{again}"
+  )

@@ -1,0 +1,1 @@
+"""Communication of any jax program: its readings, a report, a timeline."""

@@ -1,0 +1,168 @@
+"""Execution traces of a compiled program, one per device.
+
+A trace has the program's schedule as a graph. Compute is a chain of nodes, and
+the instructions between two communicating ones are one node. A collective waits
+for the compute before it and for the previous one over the same axes; the
+compute after its done waits for it. A permute is a send and a receive. Loops
+are unrolled.
+
+`parallel.plans.network.chakra` writes traces to files.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+from typing import NamedTuple
+
+from parallel.ledger.entries import SLICES
+from parallel.ledger.overlap import ScheduledProgram
+from parallel.ledger.roofline import Cost
+from parallel.ledger.timeline import Computed, Started, actions
+from parallel.plans.network.chakra import Node
+
+
+class _Part(NamedTuple):
+  """Collective of an instruction.
+
+  Attributes:
+    kind: Kind of the ledger's entry.
+    bytes: Operand bytes on one device.
+    groups: Ranks of each group; of a permute, (source, target) pairs.
+  """
+
+  kind: str
+  bytes: int
+  groups: tuple[tuple[int, ...], ...]
+
+
+class _Sent(NamedTuple):
+  """Start of an execution's collectives: its number, row, name and parts."""
+
+  number: int
+  row: str
+  name: str
+  parts: tuple[_Part, ...]
+
+
+def traces(program: ScheduledProgram) -> Iterator[list[Node]]:
+  """Yields the nodes of each device, in the order of the program's devices.
+
+  Args:
+    program: The program, with rates of a device. Times of collectives are not
+      used.
+
+  Raises:
+    ValueError: Messages are not known: a kernel sends by itself, an exchange is
+      ragged, or the program sends to other TPU slices.
+  """
+  steps = [*_steps(program)]
+  for rank in range(program.reader.mesh_axes.num_devices):
+    trace = _Trace(rank)
+    for step in steps:
+      trace.add(step)
+    trace.flush()
+    yield trace.nodes
+
+
+def _steps(program: ScheduledProgram) -> Iterator[Computed | _Sent | int]:
+  """Yields compute, starts, and the numbers of executions at their ends."""
+  parts: dict[str, tuple[_Part, ...]] = {}  # by the name of the instruction
+  for action in actions(program):
+    if isinstance(action, Computed):
+      yield action
+    elif isinstance(action, Started):
+      name = action.instruction.name
+      if name not in parts:
+        parts[name] = tuple(_parts(program, action))
+      yield _Sent(action.number, action.row, name, parts[name])
+    else:
+      yield action.number
+
+
+def _parts(program: ScheduledProgram, started: Started) -> Iterator[_Part]:
+  reader = program.reader
+  for owner, found in reader.find(started.computation, started.instruction):
+    entries = [e for e in reader.entry(owner, found, "") if e.bytes]
+    if not entries:
+      continue
+    if found.opcode == "custom-call":
+      raise ValueError(
+        f"{found.name} is a kernel that sends by itself: a trace cannot have "
+        "its messages"
+      )
+    if SLICES in entries[0].axes or entries[0].kind == "ragged_all_to_all":
+      raise ValueError(
+        f"{found.name}: a trace cannot have messages of ragged exchanges and "
+        "between TPU slices"
+      )
+    groups = reader.pairs(found).tolist() or reader.groups(found)
+    # Merged collectives have several operands.
+    yield _Part(
+      entries[0].kind, sum(e.bytes for e in entries),
+      tuple(tuple(map(int, group)) for group in groups),
+    )
+
+
+@dataclasses.dataclass
+class _Trace:
+  """Nodes of a rank, while they are made.
+
+  Attributes:
+    rank: The rank.
+    nodes: Finished nodes.
+    front: Nodes that the next compute waits for.
+    rows: Row -> nodes of its last collectives.
+    sent: Execution -> its nodes.
+    computed: Compute since the last communicating instruction.
+    first: Name of its first instruction.
+  """
+
+  rank: int
+  nodes: list[Node] = dataclasses.field(default_factory=list)
+  front: tuple[int, ...] = ()
+  rows: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+  sent: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+  computed: Cost = dataclasses.field(default_factory=Cost)
+  first: str = ""
+
+  def add(self, step: Computed | _Sent | int) -> None:
+    if isinstance(step, Computed):
+      self.first = self.first or step.instruction.name
+      self.computed += step.cost
+      return
+    self.flush()
+    if isinstance(step, _Sent):
+      after = tuple(dict.fromkeys(self.front + self.rows.get(step.row, ())))
+      made = [n for part in step.parts for n in self.messages(step, part)]
+      ids = range(len(self.nodes), len(self.nodes) + len(made))
+      self.nodes += [node._replace(after=after) for node in made]
+      self.sent[step.number] = tuple(ids)
+      # A rank without a part in a permute does not delay the row.
+      self.rows[step.row] = tuple(ids) or self.rows.get(step.row, ())
+      return
+    needed = self.sent.pop(step)
+    # What these nodes waited for themselves has ended.
+    ended = {before for n in needed for before in self.nodes[n].after}
+    self.front = tuple(n for n in self.front if n not in ended) + needed
+
+  def messages(self, step: _Sent, part: _Part) -> Iterator[Node]:
+    """Yields the rank's nodes of a collective, without dependencies."""
+    for group in part.groups:
+      if self.rank not in group:
+        continue
+      if part.kind != "permute":
+        yield Node(part.kind, step.name, (), part.bytes, ranks=group)
+      elif group[0] != group[1]:  # else the device keeps its own data
+        kind = "send" if self.rank == group[0] else "receive"
+        yield Node(
+          kind, step.name, (), part.bytes, ranks=group, tag=step.number
+        )
+
+  def flush(self) -> None:
+    """Appends the compute since the last communicating instruction."""
+    if self.computed.seconds:
+      self.nodes.append(Node(
+        "compute", self.first, self.front, int(self.computed.bytes),
+        self.computed.seconds, int(self.computed.flops),
+      ))
+      self.front = (len(self.nodes) - 1,)
+    self.computed, self.first = Cost(), ""

@@ -1,0 +1,218 @@
+"""Loads programs of users by name, and reads them."""
+
+from collections.abc import Callable, Mapping, Sequence
+import importlib
+import inspect
+import os
+import pathlib
+import runpy
+from typing import Any
+
+import jax
+
+from parallel.base import available, files
+from parallel.base.report import Report
+from parallel.ledger import calibration, profiles, reading, targets
+from parallel.ledger.profiles import Events, Measured
+from parallel.ledger.reading import Reading
+from parallel.ledger.sends.report import report
+from parallel.plans.hardware import cluster_files
+
+
+def read(
+  program: str, devices: Sequence[jax.Device] = (), other: str = "",
+) -> dict[str, Reading]:
+  """Reads a program, or two.
+
+  Args:
+    program: ``package.module:function`` or ``path.py:function``, a function
+      without arguments that returns ``(jitted function, arguments)``, where
+      arguments may be `jax.ShapeDtypeStruct`; or a path that
+      `parallel.ledger.reading.read` accepts.
+    devices: Devices to compile a function for, such as those of a
+      `parallel.ledger.targets.Target`; () for those of this process.
+    other: A second program; "" for none.
+
+  Returns:
+    Name -> reading; a folder may have several programs.
+
+  Raises:
+    ValueError: There is no such program, or it does not return a jitted
+      function and arguments. Errors of the function are not caught.
+  """
+  found = _read(program, devices)
+  if other:
+    # Programs of two dumps have equal names.
+    found |= {
+      f"{name} of {other}" if name in found else name: reading
+      for name, reading in _read(other, devices).items()
+    }
+  return found
+
+
+def measured(
+  readings: Mapping[str, Reading], folder: str
+) -> dict[str, list[Measured]]:
+  """Returns the measured times of a program's collectives.
+
+  Args:
+    readings: Compiled programs.
+    folder: Folder of traces of `jax.profiler`; "" for none.
+
+  Returns:
+    Name -> measured collectives of each program that ran during the trace.
+
+  Raises:
+    ValueError: No program ran during the trace, or several have equal events.
+  """
+  if not folder:
+    return {}
+  return {
+    name: profiles.measured(readings[name], events)
+    for name, events in _events(readings, folder).items()
+  }
+
+
+def calibrate(
+  readings: Mapping[str, Reading], folder: str, path: pathlib.Path
+) -> str:
+  """Writes the rates that fit a profile as a cluster's file.
+
+  Args:
+    readings: Compiled programs.
+    folder: Folder of traces of `jax.profiler`.
+    path: File to write, for ``launch.compile`` and ``launch.plan``. Its device
+      has an equal share of this process' memory.
+
+  Returns:
+    A sentence about the rates.
+
+  Raises:
+    ValueError: The path does not end in .json, or there is no trace, as for
+      `measured`, or it has no products.
+  """
+  if not folder:
+    raise ValueError("--calibrate needs --profile")
+  if path.suffix != ".json":  # as `cluster_files.cluster` requires
+    raise ValueError(f"--calibrate={path} must end in .json")
+  found = calibration.calibrate(
+    [calibration.observe(readings[name], events)
+     for name, events in _events(readings, folder).items()],
+    path.stem, available.limit_bytes(),
+  )
+  files.replace(path, cluster_files.to_json(found.links))
+  device = found.links.device
+  return f"{path}: " + "; ".join([
+    f"products {device.peak('') / 1e9:,.3f} GFLOP/s, memory "
+    f"{device.memory_bandwidth / 1e9:,.3f} GB/s, with the rest of the step",
+    *(f"{row['what']}: median error {row['residual']:.1%}"
+      for row in found.rows if row["samples"]),
+  ])
+
+
+def _events(
+  readings: Mapping[str, Reading], folder: str
+) -> dict[str, Events]:
+  """Returns the events of each program that ran during a trace."""
+  found, events = {}, profiles.events(pathlib.Path(folder))
+  for name, program in readings.items():
+    program.check_timed(f"{name}: --profile")
+    try:
+      same = profiles.of_program(program, events.get(program.module.name, ()))
+    except ValueError as error:
+      raise ValueError(f"{folder}: {error}") from error
+    if same is not None:
+      found[name] = same
+  if not found:
+    raise ValueError(
+      f"{folder}: none of {', '.join(readings)} ran during the trace, but "
+      f"{', '.join(sorted(events)) or 'nothing'} did"
+    )
+  return found
+
+
+def of_trace(
+  programs: Mapping[Any, jax.stages.Compiled], mesh: jax.sharding.Mesh,
+  folder: str | os.PathLike[str],
+) -> Report:
+  """Returns what programs sent, with measured times.
+
+  Args:
+    programs: Variant of a step (`parallel.outer.base.Plan`) -> program that ran
+      during the trace.
+    mesh: Their mesh.
+    folder: Folder of the trace.
+
+  Raises:
+    ValueError: Several programs ran whose events cannot be told apart.
+  """
+  found = {
+    f"step (variant {variant})": reading.read(program, mesh=mesh)
+    for variant, program in programs.items()
+  }
+  return report(found, measured(found, os.fspath(folder)))
+
+
+def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
+  path = pathlib.Path(program)
+  if path.is_dir():
+    return reading.read_all(path)
+  if path.suffix == ".py":
+    raise ValueError(f"{program} names no function, as in {program}:step")
+  if ":" not in program or path.exists():
+    return {program: reading.read(path)}
+  with targets.described(devices):  # modules may make meshes, too
+    found = _function(program)()
+    try:
+      jitted, args = found
+    except (TypeError, ValueError) as error:
+      raise ValueError(
+        f"{program} returns {type(found).__name__}, not (jitted function, "
+        "arguments)"
+      ) from error
+    if not callable(getattr(jitted, "lower", None)):
+      raise ValueError(
+        f"{program} returns {type(jitted).__name__}, which jax.jit has not made"
+      )
+    named = isinstance(args, Mapping)
+    lowered = jitted.lower(**args) if named else jitted.lower(*args)
+  shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(args)]
+  others = set().union(*(s.device_set for s in shardings if s)) - {*devices}
+  if devices and others:
+    raise ValueError(
+      f"{program} uses devices that are not those of --target: its mesh must "
+      "come from jax.make_mesh or jax.devices, called in the function"
+    )
+  return {program: reading.read(lowered)}
+
+
+def _function(program: str) -> Callable[[], Any]:
+  """Returns the function of ``package.module:function``."""
+  where, _, name = program.rpartition(":")
+  is_file = where.endswith(".py")
+  if is_file and not pathlib.Path(where).is_file():
+    raise ValueError(f"{program}: there is no file {where}")
+  if not is_file and not all(map(str.isidentifier, where.split("."))):
+    raise ValueError(f"{program} is not package.module:function")
+  try:
+    names = (
+      runpy.run_path(where) if is_file
+      else vars(importlib.import_module(where))
+    )
+  except (ImportError, SyntaxError) as error:
+    raise ValueError(f"{program}: {error}") from error
+  if not callable(names.get(name)):
+    functions = ", ".join(
+      n for n, f in names.items()
+      if callable(f) and getattr(f, "__module__", "") in (where, "<run_path>")
+    )
+    raise ValueError(
+      f"{program}: {where} has no function {name!r}; it has {functions}"
+    )
+  try:
+    inspect.signature(names[name]).bind()
+  except (TypeError, ValueError) as error:  # ValueError: no signature
+    raise ValueError(
+      f"{program} must be a function without arguments: {error}"
+    ) from error
+  return names[name]

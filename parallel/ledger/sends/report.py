@@ -1,0 +1,277 @@
+"""Report of a program's collectives by axis, phase and source line."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import os
+from types import MappingProxyType
+from typing import Any
+
+from parallel.base.report import Column, Report, Table
+from parallel.ledger.compiled import Sent, compare
+from parallel.ledger.profiles import Measured
+from parallel.ledger.reading import Executed, Reading
+
+
+def result(
+  readings: Mapping[str, Reading],
+  measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
+) -> dict[str, Any]:
+  """Returns readings as plain data.
+
+  Args:
+    readings: Name -> reading.
+    measured: Name -> measured times.
+
+  Returns:
+    Name -> dict with the axes, the memory, the notes, and ``collectives``:
+    rows over one kind, axes, phase, dtype and source line each, with
+
+    - ``bytes``: operand bytes of one run per device,
+    - ``wire_bytes``: bytes that a device sends with the ring algorithm; None if
+      the number of devices is unknown,
+    - ``at_most``: whether bytes are an upper bound,
+    - ``executions``: executions of operands per run; None if unknown, and
+      bytes are then those of one execution.
+
+    ``unknown``: instructions that may communicate and are in no row;
+    ``totals``: sums of the rows, see `_totals`; ``host``, a row per copy
+    between device and host memory; and ``measured``, if there are measured
+    times.
+  """
+  return {
+    name: {
+      "axes": dict(reading.axes), "memory": dict(reading.memory),
+      "notes": list(reading.notes), "collectives": (rows := _rows(reading)),
+      "unknown": [dataclasses.asdict(u) for u in reading.unknown],
+      "totals": _totals(rows, len(reading.unknown)),
+      "host": [dataclasses.asdict(copy) for copy in reading.host],
+    } | ({"measured": _measured_rows(reading, measured[name])}
+         if name in measured else {})
+    for name, reading in readings.items()
+  }
+
+
+def _rows(reading: Reading) -> list[dict[str, Any]]:
+  rows: dict[tuple, dict[str, Any]] = {}
+  for found in reading.executed:
+    entry = found.entry
+    unknown = entry.count is None
+    key = (
+      entry.kind, entry.axes, entry.group_size, entry.dtype, found.requested,
+      found.promoted, entry.phase, entry.rematted, found.source, entry.where,
+      entry.smallest_group, unknown,
+    )
+    row = rows.setdefault(key, _row(found) | {
+      "executions": None if unknown else 0, "bytes": 0, "wire_bytes": 0.0,
+      "instructions": [],
+    })
+    times = 1 if unknown else entry.count
+    if not unknown:
+      row["executions"] += times
+    row["bytes"] += times * entry.bytes
+    if entry.wire_bytes_ring is None:
+      row["wire_bytes"] = None
+    else:
+      row["wire_bytes"] += times * entry.wire_bytes_ring
+    row["instructions"].append(found.instruction)
+  return sorted(rows.values(), key=lambda r: (r["axes"], -r["bytes"]))
+
+
+def _totals(
+  rows: Sequence[Mapping[str, Any]], unknown: int
+) -> dict[str, dict[str, Any]]:
+  """Returns the totals of a program, which exclude each other.
+
+  Args:
+    rows: Its collectives.
+    unknown: Number of its instructions that may communicate and are in no row.
+
+  Returns:
+    ``counted``, ``at_most`` and ``unknown``, each with ``number`` (of rows, or
+    of instructions), ``bytes`` and ``wire_bytes``, both None if unknown. A row
+    whose number of executions or of devices is unknown belongs to ``unknown``.
+  """
+  parts: dict[str, list[Mapping[str, Any]]] = {"counted": [], "at_most": []}
+  for row in rows:
+    if None in (row["executions"], row["wire_bytes"]):
+      unknown += 1
+    else:
+      parts["at_most" if row["at_most"] else "counted"].append(row)
+  return {
+    name: {"number": len(part)} | {
+      key: sum(row[key] for row in part) for key in ("bytes", "wire_bytes")
+    }
+    for name, part in parts.items()
+  } | {"unknown": {
+    "number": unknown, "bytes": None if unknown else 0,
+    "wire_bytes": None if unknown else 0,
+  }}
+
+
+def _row(found: Executed) -> dict[str, Any]:
+  entry = found.entry
+  return {
+    "kind": entry.kind, "axes": list(entry.axes), "over": entry.over,
+    "group_size": entry.group_size, "smallest_group": entry.smallest_group,
+    "at_most": entry.at_most, "dtype": entry.dtype,
+    "requested": found.requested, "promoted": found.promoted,
+    "phase": entry.phase, "rematted": entry.rematted, "source": found.source,
+    "where": entry.where, "asynchronous": found.asynchronous,
+    "between": list(found.between),
+  }
+
+
+def report(
+  readings: Mapping[str, Reading],
+  measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
+) -> Report:
+  """Returns tables of each program, and of the difference of two.
+
+  Args:
+    readings: Name -> reading.
+    measured: Name -> measured times.
+  """
+  parts: list[Table | str] = []
+  for name, shown in result(readings, measured).items():
+    axes = ", ".join(f"{a} {n}" for a, n in shown["axes"].items())
+    title = f"{name}: what a device sends in one run; mesh: {axes or 'none'}"
+    if shown["collectives"]:
+      parts.append(_collectives(title, shown["collectives"]))
+    if shown["unknown"]:
+      parts.append(Table(
+        f"{name}: may communicate, not counted",
+        [Column("source", "source line", _short),
+         Column("name", "instruction"), "what"], shown["unknown"],
+      ))
+    if shown["collectives"] or shown["unknown"]:
+      parts.append(_totals_table(name, shown["totals"]))
+    else:
+      parts.append(f"{name} sends nothing.")
+    if shown["host"]:
+      parts.append(_host_copies(name, shown["host"]))
+    if shown["memory"]:
+      parts.append("memory of a device, MB: " + ", ".join(
+        f"{n} {size / 1e6:,.3f}" for n, size in shown["memory"].items()
+      ))
+    parts += shown["notes"]
+    if shown.get("measured"):
+      parts.append(_measured_table(name, shown["measured"]))
+  if len(readings) == 2:
+    parts.append(_difference(readings))
+  return Report("Collectives of a program", parts)
+
+
+def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+  overlaps = any(row["asynchronous"] for row in rows)
+  return Table(title, [
+    Column("source", "source line", _short), Column("over", "axes"),
+    Column("", "phase", "{phase}{again}"), "kind",
+    Column("requested", "requested", default="?"),
+    Column("", "sent", "{dtype}{widened}"),
+    Column("executions", "runs", default="?"),
+    Column("", "operand MB", "{most}{operand}"),
+    Column("", "wire MB, ring", "{most}{wire}"),
+    *[Column("", "overlapped", "{overlapped}")] * overlaps,
+  ], [
+    row | _sizes(row) | {
+      "again": ", again" if row["rematted"] else "",
+      "widened": ", widened" if row["promoted"] else "",
+      "overlapped": f"{len(row['between'])} instructions"
+      if row["asynchronous"] else "nothing",
+    }
+    for row in rows
+  ])
+
+
+def _sizes(row: Mapping[str, Any]) -> dict[str, str]:
+  """Returns texts of a row's bytes, in MB."""
+  most, wire = "at most " * row["at_most"], row["wire_bytes"]
+  return {
+    "most": most, "operand": f"{row['bytes'] / 1e6:,.3f}",
+    "wire": "?" if wire is None else f"{wire / 1e6:,.3f}",
+  }
+
+
+def _totals_table(
+  name: str, totals: Mapping[str, Mapping[str, Any]]
+) -> Table:
+  return Table(f"{name}: totals of one run", [
+    Column("what", ""), Column("number", "rows or instructions"),
+    Column("bytes", "operand MB", ",.3f", unit=1e6, default="?"),
+    Column("wire_bytes", "wire MB, ring", ",.3f", unit=1e6, default="?"),
+  ], [
+    {"what": what.replace("_", " "), **total} for what, total in totals.items()
+  ])
+
+
+def _host_copies(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+  return Table(f"{name}: copies between device and host memory", [
+    Column("source", "source line", _short),
+    Column("to_host", "to", lambda to_host: "host" if to_host else "device"),
+    Column("count", "runs", default="?"),
+    Column("bytes", "MB of one", ",.3f", unit=1e6),
+    Column("asynchronous", "asynchronous", lambda x: "yes" if x else "no"),
+  ], rows)
+
+
+def _measured_rows(
+  reading: Reading, measured: Sequence[Measured]
+) -> list[dict[str, Any]]:
+  # Of merged collectives, the first.
+  found = {e.instruction: e for e in reversed(reading.executed)}
+  return [
+    _row(found[m.instruction]) | dataclasses.asdict(m)
+    | {"bandwidth": m.bandwidth}
+    for m in measured
+  ]
+
+
+def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+  ms = {"form": ",.3f", "unit": 1e-3}
+  return Table(f"{name}: measured, means of one execution", [
+    Column("source", "source line", _short), Column("over", "axes"),
+    "kind", Column("executions", "executions", ","),
+    Column("transfer_s", "transfer ms", **ms),
+    Column("waiting_s", "waiting ms", **ms),
+    Column("hidden", "hidden", ".0%"),
+    Column("", "wire MB, ring", "{most}{wire}"),
+    Column("", "GB/s", "{most}{rate}"),
+  ], [
+    row | _sizes(row | {"wire_bytes": row["bytes"]})
+    | {"rate": f"{row['bandwidth'] / 1e9:,.3f}"} for row in rows
+  ])
+
+
+def _short(source: str) -> str:
+  """Shortens a path relative to the working directory."""
+  return source.removeprefix(os.getcwd() + os.sep) or "?"
+
+
+def _difference(readings: Mapping[str, Reading]) -> Table:
+  names = list(readings)
+  rows = [
+    {
+      "axes": ",".join(d.axes) or "other", "phase": d.phase,
+      names[0]: _sums(d.lowered), names[1]: _sums(d.compiled),
+      "differs": "differs" if d.differs else "",
+    }
+    for d in compare(*(r.entries for r in readings.values()))
+  ]
+  unknown = ["\n".join(map(str, r.unknown)) for r in readings.values()]
+  if any(unknown):  # they may differ even if their texts are equal
+    rows.append({
+      "axes": "unknown", "phase": "", **dict(zip(names, unknown, strict=True)),
+      "differs": "may differ",
+    })
+  return Table(
+    "difference: executions and operand MB of one run",
+    ["axes", "phase", *names, Column("differs", "")], rows,
+  )
+
+
+def _sums(side: Mapping[tuple[str, str], Sent]) -> str:
+  return "\n".join(
+    f"{sent.count} x {kind} {dtype} {sent.bytes / 1e6:,.3f}"
+    + f" + ? x {sent.unknown_bytes / 1e6:,.3f}" * bool(sent.unknown_bytes)
+    for (kind, dtype), sent in side.items()
+  )

@@ -1,0 +1,112 @@
+"""Timeline and execution traces of a program, with the rates of a device.
+
+The time of a collective is the bytes that a device sends with the ring
+algorithm over the bandwidth of one of its links, without latency.
+"""
+
+from collections.abc import Mapping
+import pathlib
+
+from parallel.base import files
+from parallel.ledger.overlap import ScheduledProgram
+from parallel.ledger.reading import Reading
+from parallel.ledger.sends import execution
+from parallel.ledger.timeline import COMPUTE, Bar, timeline
+from parallel.plans.hardware.devices import DEVICES
+from parallel.plans.network import chakra, perfetto_trace, replay
+
+
+def write(
+  readings: Mapping[str, Reading], path: pathlib.Path, rates: str
+) -> str:
+  """Writes the timeline of a program as a file for https://ui.perfetto.dev.
+
+  Args:
+    readings: One program.
+    path: File to write.
+    rates: A key of `parallel.plans.hardware.devices.DEVICES`.
+
+  Returns:
+    A sentence about the timeline.
+
+  Raises:
+    ValueError: There are several programs, the program was not compiled or is
+      not scheduled, the rates are unknown, or perfetto is not installed.
+  """
+  name, program = _program("--trace", readings, rates)
+  with files.whole(path) as temporary:
+    seconds = perfetto_trace.write(
+      map(_bar, timeline(program)), temporary, name, [COMPUTE]
+    )
+  return (
+    f"{path}: {seconds * 1e3:,.3f} ms with the peak rates of {rates} and one "
+    f"of its links{_without(readings)}; open it at https://ui.perfetto.dev"
+  )
+
+
+def _without(readings: Mapping[str, Reading]) -> str:
+  """Returns how many instructions of a program have no transfer."""
+  missing = sum(len(reading.unknown) for reading in readings.values())
+  return f", without {missing} instructions that may communicate" * (
+    missing > 0
+  )
+
+
+def _bar(bar: Bar) -> perfetto_trace.Bar:
+  return perfetto_trace.Bar(
+    bar.row, bar.name, bar.start_s, bar.end_s,
+    {"where": bar.where, "bytes": bar.bytes, "flops": bar.flops},
+  )
+
+
+def write_chakra(
+  readings: Mapping[str, Reading], folder: pathlib.Path, rates: str
+) -> str:
+  """Writes execution traces of all devices, reads them back and replays them.
+
+  The replay sends whole bytes over rings, whereas the timeline has the bytes of
+  the closed form; the result compares the two.
+
+  Args:
+    readings: One program.
+    folder: Folder to write.
+    rates: A key of `parallel.plans.hardware.devices.DEVICES`.
+
+  Returns:
+    A sentence about the traces.
+
+  Raises:
+    ValueError: As for `write`, with the package mlc-chakra.
+  """
+  _, program = _program("--chakra", readings, rates)
+  chakra.write(execution.traces(program), folder)
+  traces = chakra.read(folder)
+  found = replay.replay(
+    traces, replay.ring_seconds(DEVICES[rates].link.bandwidth)
+  )
+  communicating = max(found.communicating_s)
+  expected = replay.covered_s(
+    (bar.start_s, bar.end_s) for bar in timeline(program) if bar.row != COMPUTE
+  )
+  difference = abs(communicating - expected) / expected if expected else 0.0
+  return (
+    f"{folder}: {len(traces)} traces of {len(traces[0]):,} nodes; replayed on "
+    f"rings of links of {rates}: {found.finish_s * 1e3:,.6f} ms, communication "
+    f"during {communicating * 1e3:,.6f} ms (timeline: relative difference "
+    f"{difference:.1e}){_without(readings)}"
+  )
+
+
+def _program(
+  flag: str, readings: Mapping[str, Reading], rates: str
+) -> tuple[str, ScheduledProgram]:
+  """Returns the name of the only program, and the program with rates."""
+  if len(readings) != 1:
+    raise ValueError(f"{flag} needs one program, not {', '.join(readings)}")
+  ((name, reading),) = readings.items()
+  reading.check_timed(f"{name}: {flag}")
+  device = DEVICES[rates]
+  return name, ScheduledProgram(
+    reading.module, reading.mesh, device,
+    lambda entry: entry.wire_bytes_ring / device.link.bandwidth,
+  )

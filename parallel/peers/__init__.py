@@ -1,0 +1,1 @@
+"""Elastic training: peers join and leave a swarm during a run."""

@@ -1,0 +1,1 @@
+"""Coordinator, state machine and journal of a swarm."""

@@ -1,0 +1,60 @@
+"""Peer ids, which contain the peer's key fingerprint and listening address.
+
+An id begins with its creation time in milliseconds, so ids sort by age as far
+as clocks agree. Only the order of ranks and the choice of the peer dropped from
+an unreachable pair depend on this order. The fingerprint binds the id to the
+process that has the key (`parallel.peers.transport.identity`).
+
+Example:
+  >>> from parallel.peers.membership import ids
+  >>> ids.address(ids.make(("10.0.0.7", 4100)))
+  ('10.0.0.7', 4100)
+"""
+
+import re
+import secrets
+import time
+
+from parallel.peers.membership.messages import Id
+from parallel.peers.transport.frames import ID
+from parallel.peers.transport.handshake import Address
+from parallel.peers.transport.identity import Identity, own, owner
+
+# 48-bit time in ms, 16 random bits, fingerprint, host, port.
+_FORM = re.compile(r"[0-9a-f]{12}-[0-9a-f]{4}-[0-9a-f]+-(.+):([0-9]{1,5})")
+
+
+def make(address: Address, identity: Identity | None = None) -> Id:
+  """Returns a new id for a peer that listens at an address.
+
+  Args:
+    address: (host, port).
+    identity: Key pair that owns the id; None for that of this process.
+
+  Raises:
+    ValueError: The host name is too long or contains unsupported characters.
+  """
+  # Fixed width, so that texts are ordered by time.
+  key = (identity or own()).fingerprint
+  millis = time.time_ns() // 1_000_000
+  found = (
+    f"{millis:012x}-{secrets.token_hex(2)}-{key}-{address[0]}:{address[1]}"
+  )
+  if not ID.fullmatch(found):
+    raise ValueError(
+      f"{address[0]!r} must be at most 40 letters, digits and any of _.:- to "
+      "be a host name in an id; use its IP address instead"
+    )
+  return found
+
+
+def address(peer: Id) -> Address:
+  """Returns the (host, port) at which a peer listens.
+
+  Raises:
+    ValueError: The id does not have the form that `make` produces.
+  """
+  match = _FORM.fullmatch(peer)
+  if not match or not owner(peer) or not 0 < int(match[2]) < 1 << 16:
+    raise ValueError(f"{peer!r} is not a peer id")
+  return match[1], int(match[2])

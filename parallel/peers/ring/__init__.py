@@ -1,0 +1,1 @@
+"""Reductions over links between peers, and bandwidth measurement."""

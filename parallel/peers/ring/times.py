@@ -1,0 +1,213 @@
+"""Modelled times of sums over measured links, and the fastest algorithm.
+
+A link from rank i to rank j sends one block at a time at a rate in bytes per
+second, and a block arrives after a delay. The model follows the blocks of
+`parallel.peers.ring.link_collectives`: a rank forwards a block as soon as it
+has been received and added. Additions take no time, and a rank sends over all
+its links at once, as measured: a limit that links of a rank share is not known.
+
+With equal rates of all pairs, a direct exchange of M peers takes 2 / M of the
+array's time on one link, and a ring 2 (M - 1) / M. A ring is faster if it
+avoids links that are much slower than others. If the links of a host share its
+rate, both take about equally long, since both send equally many bytes per host.
+
+Shape legend: M = ranks, P = orders, B = blocks of a chunk.
+
+Example:
+  >>> import numpy as np
+  >>> from parallel.peers.ring import times
+  >>> links = times.Matrix(np.full((4, 4), 1e6), np.zeros((4, 4)))
+  >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
+  RingChoice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0)
+  >>> links.rates[0, 1] = links.rates[1, 0] = 1e5  # one slow pair
+  >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
+  RingChoice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0)
+"""
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from parallel.peers.ring.link_collectives import Order
+
+EXACT = 7  # largest number of ranks with exhaustive search: 6! / 2 rings
+# A chunk is modelled as at most this many blocks, which keeps a search short.
+_MOST_BLOCKS = 4
+
+
+class Matrix(NamedTuple):
+  """Measured links.
+
+  Attributes:
+    rates: float64 ``[M, M]``, bytes per second from the row's rank to the
+      column's; the diagonal is not read.
+    delays: float64 ``[M, M]``, seconds from the row's rank to the column's.
+  """
+
+  rates: np.ndarray
+  delays: np.ndarray
+
+
+class RingChoice(NamedTuple):
+  """Algorithm of a sum.
+
+  Attributes:
+    order: Order of additions, "direct" or "ring".
+    ranks: Ranks in the order of the sum.
+    seconds: Modelled time.
+  """
+
+  order: Order
+  ranks: tuple[int, ...]
+  seconds: float
+
+
+def _blocks(nbytes: float, num_ranks: int, block_bytes: int) -> tuple[
+  int, float
+]:
+  """Returns (B, bytes of a block) of a chunk."""
+  chunk = nbytes / num_ranks
+  count = min(max(1, math.ceil(chunk / block_bytes)), _MOST_BLOCKS)
+  return count, chunk / count
+
+
+def direct_seconds(links: Matrix, nbytes: float, block_bytes: int) -> float:
+  """Returns the time of a direct exchange of an array.
+
+  Args:
+    links: Links of M ranks.
+    nbytes: Bytes of the array.
+    block_bytes: Bytes of a block.
+  """
+  m = len(links.rates)
+  if m < 2:
+    return 0.0
+  count, size = _blocks(nbytes, m, block_bytes)
+  off = ~np.eye(m, dtype=bool)
+  each = np.where(off, size / np.where(off, links.rates, 1.0), 0.0)
+  delays = np.where(off, links.delays, 0.0)
+  # Each link first sends all blocks of the receiver's chunk ...
+  free = count * each  # [M, M]
+  end = 0.0
+  for k in range(count):
+    # ... whose block k the receiver has when the last contribution arrives.
+    ready = ((k + 1) * each + delays).max(axis=0)  # [M]
+    # Then each owner sends its sum to all others.
+    free = np.maximum(free, ready[:, None]) + each
+    end = max(end, float((free + delays)[off].max()))
+  return end
+
+
+def ring_seconds(
+  links: Matrix, orders: np.ndarray, nbytes: float, block_bytes: int
+) -> np.ndarray:
+  """Returns the times of ring sums of an array in several orders.
+
+  Args:
+    links: Links of M ranks.
+    orders: Ranks in the order of each ring, int ``[P, M]``.
+    nbytes: Bytes of the array.
+    block_bytes: Bytes of a block.
+
+  Returns:
+    float64 ``[P]``, seconds.
+  """
+  m = orders.shape[1]
+  if m < 3:  # both directions of a ring of two use one link: as if direct
+    seconds = direct_seconds(links, nbytes, block_bytes)
+    return np.full(len(orders), seconds)
+  count, size = _blocks(nbytes, m, block_bytes)
+  # Partial sums go down, M - 1 hops. A rank sends the chunk that starts there,
+  # then chunks in the order of their arrival from above.
+  below = np.roll(orders, 1, axis=1)
+  each = size / links.rates[orders, below]  # [P, M] seconds per block
+  delays = links.delays[orders, below]
+  ready = np.zeros((count, *orders.shape))  # [B, P, M], at each rank
+  free = np.zeros(orders.shape)  # time at which a link has sent all before
+  for _ in range(m - 1):
+    for k in range(count):
+      free = np.maximum(free, ready[k]) + each
+      ready[k] = np.roll(free + delays, -1, axis=1)  # at the rank below
+  # `ready` is now the time of each rank's own sum. Sums go up.
+  above = np.roll(orders, -1, axis=1)
+  each = size / links.rates[orders, above]
+  delays = links.delays[orders, above]
+  number = np.arange((m - 1) * count)[:, None, None]
+  # [(M - 1) B, P, M]: blocks by the number of hops behind them. A rank sends
+  # them in the order of their arrival, also before its own ones.
+  there = np.full((len(number), *orders.shape), np.inf)
+  there[:count] = ready
+  while True:
+    order = np.argsort(there, axis=0, kind="stable")
+    start = np.take_along_axis(there, order, axis=0) - number * each
+    sent = np.empty_like(there)
+    np.put_along_axis(
+      sent, order,
+      np.maximum.accumulate(start, axis=0) + (number + 1) * each, axis=0,
+    )
+    arrived = np.roll(sent + delays, 1, axis=2)  # at the rank above
+    if np.array_equal(arrived[:-count], there[count:]):
+      return arrived.max(axis=(0, 2))
+    there[count:] = arrived[:-count]
+
+
+def fastest_ring(
+  links: Matrix, nbytes: float, block_bytes: int, start: tuple[int, ...]
+) -> tuple[tuple[int, ...], float]:
+  """Returns (order, seconds) of the fastest ring that was found.
+
+  The search is exhaustive up to ``EXACT`` ranks. Beyond that, an order is
+  improved by reversals of segments (2-opt) until none helps.
+
+  Args:
+    links: Links of M ranks.
+    nbytes: Bytes of the array.
+    block_bytes: Bytes of a block.
+    start: First order of the search beyond ``EXACT`` ranks.
+  """
+  m = len(links.rates)
+
+  def best(orders: list[tuple[int, ...]]) -> tuple[tuple[int, ...], float]:
+    seconds = ring_seconds(links, np.array(orders), nbytes, block_bytes)
+    # The first of equally fast orders, so that all peers choose the same.
+    i = int(np.argmin(seconds.round(9)))
+    return orders[i], float(seconds[i])
+
+  if m <= EXACT:
+    return best([
+      (0, *rest) for rest in itertools.permutations(range(1, m))
+      if m < 3 or rest[0] < rest[-1]  # a ring and its reverse use equal links
+    ])
+  found = best([start])
+  while True:
+    order = found[0]
+    turned = best([
+      (*order[:i], *order[i:j][::-1], *order[j:])
+      for i in range(1, m) for j in range(i + 2, m + 1)
+    ])
+    if turned[1] >= found[1] - 1e-9:
+      return found
+    found = turned
+
+
+def fastest(
+  links: Matrix, nbytes: float, block_bytes: int,
+  start: tuple[int, ...] | None = None,
+) -> RingChoice:
+  """Returns the algorithm of a sum with the smallest modelled time.
+
+  Args:
+    links: Links of M ranks.
+    nbytes: Bytes of the array.
+    block_bytes: Bytes of a block.
+    start: First order of the search for a ring; the order of the ranks if
+      None.
+  """
+  plain = tuple(range(len(links.rates)))
+  order, seconds = fastest_ring(links, nbytes, block_bytes, start or plain)
+  direct = direct_seconds(links, nbytes, block_bytes)
+  if direct < seconds:
+    return RingChoice("direct", plain, direct)
+  return RingChoice("ring", order, seconds)

@@ -1,0 +1,1 @@
+"""Transport between peers: frames, TLS, message channels and data links."""

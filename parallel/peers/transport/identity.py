@@ -1,0 +1,74 @@
+"""Key pair of a process, to which the ids of its peers are bound.
+
+An id contains the fingerprint of a public key. In a handshake, both sides
+compute the same secret from their own private key and the other's public key
+(X25519, RFC 7748), and prove with it that they own the ids that they name. So a
+peer with the group's token cannot use the id of another peer. A process creates
+its key pair at first use and stores it nowhere.
+
+Example:
+  >>> from parallel.peers.transport.identity import Identity
+  >>> a, b = Identity(), Identity()
+  >>> a.shared(b.public) == b.shared(a.public)
+  True
+"""
+
+import functools
+import hashlib
+import re
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+  X25519PrivateKey,
+  X25519PublicKey,
+)
+
+PUBLIC_BYTES = 32
+_FINGERPRINT_CHARS = 16  # 64 bits: another key with them costs 2^64 tries
+_OWNED = re.compile(
+  rf"[0-9a-f]{{12}}-[0-9a-f]{{4}}-([0-9a-f]{{{_FINGERPRINT_CHARS}}})-.*"
+)
+
+
+class Identity:
+  """Private key, which other processes do not know, and its public key.
+
+  Attributes:
+    public: Public key.
+    fingerprint: Hash of the public key, as in ids.
+  """
+
+  def __init__(self) -> None:
+    self._secret = X25519PrivateKey.generate()
+    self.public = self._secret.public_key().public_bytes_raw()
+    self.fingerprint = fingerprint(self.public)
+
+  def shared(self, public: bytes) -> bytes:
+    """Returns the secret that only the owners of both keys can compute.
+
+    Args:
+      public: Public key of the other process; untrusted.
+
+    Raises:
+      ValueError: It is not a public key.
+    """
+    try:  # the exchange refuses keys of small order
+      return self._secret.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+      raise ValueError("an invalid public key") from error
+
+
+@functools.cache
+def own() -> Identity:
+  """Returns the key pair of this process, which the first call creates."""
+  return Identity()
+
+
+def fingerprint(public: bytes) -> str:
+  """Returns the fingerprint of a public key."""
+  return hashlib.sha256(public).hexdigest()[:_FINGERPRINT_CHARS]
+
+
+def owner(name: str) -> str:
+  """Returns the fingerprint in an id; "" if the id is bound to no key."""
+  match = _OWNED.fullmatch(name)
+  return match[1] if match else ""

@@ -1,0 +1,504 @@
+"""Links of an epoch: connections between every ordered pair of members.
+
+A link from one peer to another consists of a control connection and one or more
+data connections, all dialed by the sender. The data connections of a link take
+blocks from one queue, so a slow connection sends fewer. One thread per
+connection sends, and one receives directly into the buffer that the operation
+provides, without a copy.
+
+A peer sends a block only after the receiver has sent OPEN for the operation on
+its control connection. Hence every block has a buffer when it arrives, and an
+operation that one peer has not started does not block other operations.
+
+A failing link ends all links of the epoch on all peers: the peer that detects
+the failure sends ABORT with the id of the lost peer, and shuts its sockets
+down. Each new attempt uses a new epoch with new connections, so blocks of
+different attempts cannot be mixed. A peer is lost when a connection breaks or
+when its control connection is silent for `Options.silence_s`; a long operation
+does not cause the loss of a peer.
+"""
+
+from collections.abc import Mapping
+import contextlib
+import os
+import queue
+import socket
+import struct
+import threading
+from typing import Any
+
+import numpy as np
+
+from parallel.peers.membership.messages import Id
+from parallel.peers.settings import MOST_CONNECTIONS, Options
+from parallel.peers.transport import frames
+from parallel.peers.transport.frames import FrameError, Header, Kind
+from parallel.peers.transport.handshake import (
+  HANDSHAKE_BYTES,
+  Address,
+  Cancelled,
+  Purpose,
+  Request,
+  Scope,
+  Security,
+  dial,
+  prepared,
+  shut,
+)
+from parallel.peers.transport.listener import Listener, Offer
+from parallel.peers.transport.transfers import (
+  Agreement,
+  Bytes,
+  Lost,
+  Operation,
+  Traffic,
+  Unreachable,
+)
+
+_CONTROL = 0  # number of the control connection; data connections follow
+# Limit on operations that other peers have opened and this one has not.
+_MOST_UNOPENED = 4096
+_ODD_FIRST_S = 0.5  # delay with which peers that continue end the links
+_OPTIONS = Options()
+
+
+class Links:
+  """Connections of one peer in one epoch.
+
+  Attributes:
+    me: Id of this peer.
+    members: Members of the epoch, in the order of their ranks.
+    epoch: Number of the epoch.
+    traffic: Counters of transferred bytes.
+    options: Options of the connections.
+  """
+
+  def __init__(
+    self, me: Id, epoch: int, members: Mapping[Id, Address],
+    security: Security, options: Options = _OPTIONS,
+  ) -> None:
+    # Rank i is the i-th member.
+    if me not in members:
+      raise ValueError(f"{me} is not among the members {', '.join(members)}")
+    self.me, self.epoch, self.members = me, epoch, tuple(members)
+    self.traffic, self.options = Traffic(), options
+    self._addresses = {p: a for p, a in members.items() if p != me}
+    self._security, self._scope = security, Scope()
+    self._lock = threading.Lock()
+    self._changed = threading.Condition(self._lock)
+    # (peer, connection number) -> socket; number 0 is the control connection.
+    self._inward: dict[tuple[Id, int], socket.socket] = {}
+    self._control: dict[Id, socket.socket] = {}
+    self._outward: list[tuple[Id, socket.socket]] = []  # control and data
+    # One writer at a time per control connection.
+    self._speaking = {p: threading.Lock() for p in self._addresses}
+    self._ended = {p: threading.Event() for p in self._addresses}
+    self._queues: dict[Id, queue.SimpleQueue] = {
+      p: queue.SimpleQueue() for p in self._addresses
+    }
+    self._operations: dict[int, Operation] = {}
+    # OPENs of operations that this peer has not started: (tag, peer) -> it.
+    self._unopened: dict[tuple[int, Id], Agreement] = {}
+    # Data connections that each peer opens; as many as this one if unknown.
+    self._announced = dict.fromkeys(self._addresses, options.num_connections)
+    self._error: Lost | None = None
+    self._free: dict[int, list[np.ndarray]] = {}  # bytes -> reusable memory
+
+  def connect(self, listener: Listener, limit_s: float) -> "Links":
+    """Connects to all other members; each member calls it.
+
+    Args:
+      listener: Listener that accepts the other members' connections.
+      limit_s: Time limit in seconds.
+
+    Raises:
+      Unreachable: Some members could not be reached, or did not connect.
+      Lost: The links were closed, or a connected peer was lost.
+    """
+    # Before dialing, so that early connections are kept alive meanwhile.
+    self._start(self._keep_alive)
+    offer = Offer(self.epoch, frozenset(self._addresses), self._receive)
+    listener.serve(Purpose.DATA, offer)
+    missing: dict[Id, str] = {}
+    dialling = [
+      threading.Thread(target=self._dial, args=(p, limit_s, missing))
+      for p in self._addresses
+    ]
+    for thread in dialling:
+      thread.start()
+    for thread in dialling:
+      thread.join()
+    with self._changed:
+      self._changed.wait_for(
+        lambda: self._error or missing or not self._absent(), limit_s
+      )
+      error = self._error
+      # A dial that failed may have ended the wait before its time.
+      absent = () if missing else self._absent()
+    if error is not None:
+      raise error
+    if missing or absent:
+      self.close("could not connect to all members")
+      raise Unreachable(missing, absent)
+    return self
+
+  def _absent(self) -> set[Id]:
+    """Returns peers of which an incoming connection is missing."""
+    return {
+      peer for peer, count in self._announced.items()
+      if any((peer, k) not in self._inward for k in range(count + 1))
+    }
+
+  def __enter__(self) -> "Links":
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self.close()
+
+  def close(self, reason: str = "closed its links") -> None:
+    """Ends all links; operations in progress fail on all peers."""
+    self.fail(Lost(None, reason))
+
+  def disagree(self, error: Lost) -> None:
+    """Ends all links with the error of `transfers.disagreement`.
+
+    A peer that has to end does so first: an ABORT of another peer would prevent
+    it from reading the operations of the others.
+    """
+    if error.peer != self.me:
+      self._scope.closed.wait(_ODD_FIRST_S)
+    self.fail(error)
+
+  def fail(self, error: Lost) -> None:
+    """Ends all links with an error; only the first call has an effect."""
+    with self._changed:
+      if self._error is not None:
+        return
+      for operation in self._operations.values():
+        # The cause, of which other errors may be consequences.
+        error = operation.disagreement() or error
+      self._error = error
+      # Fail them below, without the lock: `failed` calls `end`.
+      operations = list(self._operations.values())
+      self._operations.clear()
+      self._changed.notify_all()
+    for event in self._ended.values():
+      event.set()
+    # Report the lost peer to the others before the sockets are shut down.
+    culprit = (error.peer or self.me).encode()
+    # ABORT: length of the id, id of the lost peer, reason.
+    word = struct.pack("!H", len(culprit)) + culprit
+    word += error.reason.encode()[:512]
+    for peer in list(self._control):
+      with contextlib.suppress(OSError):
+        self._say(peer, Header(Kind.ABORT), word, limit_s=0.2)
+    # Wakes all threads blocked on outgoing connections.
+    self._scope.close()
+    with self._lock:
+      for sock in self._inward.values():
+        shut(sock)
+    for waiting in self._queues.values():
+      for _ in range(self.options.num_connections):
+        waiting.put(None)  # ends one sending thread
+    for operation in operations:
+      operation.failed(Lost(error.peer, error.reason, operation.tag))
+
+  @property
+  def error(self) -> Lost | None:
+    """Reason for which the links have ended; None while they have not."""
+    return self._error
+
+  def begin(self, operation: Operation, agreement: Agreement,
+            ranks: tuple[Id, ...]) -> None:
+    """Opens an operation: from now on, its blocks may arrive.
+
+    Args:
+      operation: Operation. No operation in progress has the same tag.
+      agreement: Description that the peers compare.
+      ranks: Participating peers.
+
+    Raises:
+      Lost: The links have ended.
+      ValueError: Another operation in progress has the same tag.
+    """
+    with self._lock:
+      if self._error is not None:
+        error = self._error
+        raise Lost(error.peer, error.reason, operation.tag)
+      if operation.tag in self._operations:
+        raise ValueError(f"operation {operation.tag} is already in progress")
+      # From here on, blocks of the operation are accepted.
+      self._operations[operation.tag] = operation
+      others = [p for p in ranks if p != self.me]
+      # Peers that were faster. A further OPEN of one of them with this tag
+      # belongs to the tag's next use.
+      early = {
+        peer: self._unopened.pop((operation.tag, peer))
+        for peer in others if (operation.tag, peer) in self._unopened
+      }
+      operation.opened_by |= early
+    for peer in others:
+      # The offset field of an OPEN carries the size of this peer's input.
+      header = Header(Kind.OPEN, tag=operation.tag, offset=agreement.size)
+      try:
+        self._say(peer, header, agreement.digest)
+      except OSError as error:
+        self._broke(peer, error)
+        raise Lost(peer, str(error), operation.tag) from error
+    with self._lock:
+      operation.opened_by[self.me] = early[self.me] = agreement
+    for peer, word in early.items():
+      try:
+        operation.opened(peer, word)
+      except FrameError as error:
+        self.fail(Lost(peer, str(error)))
+
+  def send(
+    self, operation: Operation, peer: Id, slot: int, offset: int, block: Any
+  ) -> None:
+    """Queues a block for a peer that has opened the operation."""
+    header = Header(Kind.DATA, tag=operation.tag, slot=slot, offset=offset)
+    self._queues[peer].put((operation, header, block))
+
+  def end(self, operation: Operation, sent: Bytes, received: Bytes,
+          well: bool) -> None:
+    """Removes an ended operation and adds its bytes to the counters."""
+    with self._lock:
+      # A failed operation was removed before; its tag may be in use again.
+      if self._operations.get(operation.tag) is operation:
+        del self._operations[operation.tag]
+      there = self.traffic
+      for total, part in (
+        (there.sent if well else there.aborted_sent, sent),
+        (there.received if well else there.aborted_received, received),
+      ):
+        total.add(part.payload, part.framing)
+
+  def borrow(self, size: int) -> np.ndarray:
+    """Returns uninitialized float32 ``[size / 4]``, reused if possible.
+
+    Reuse avoids the page faults of newly allocated memory.
+    """
+    with self._lock:
+      free = self._free.get(size)
+      if free:
+        return free.pop()  # float32 [size / 4]
+    return np.empty(size // 4, np.float32)
+
+  def give_back(self, memory: np.ndarray) -> None:
+    """Keeps memory for the next operation of the same size."""
+    if memory.size:
+      with self._lock:
+        self._free.setdefault(memory.nbytes, []).append(memory.reshape(-1))
+
+  def socket_bytes(self) -> int:
+    """Returns the bytes that the kernel received on data connections.
+
+    Handshakes are excluded; TLS overhead is included.
+    """
+    with self._lock:
+      socks = [
+        s for (_, connection), s in self._inward.items()
+        if connection != _CONTROL
+      ]
+    # tcpi_bytes_received in struct tcp_info of linux/tcp.h, at offset 128.
+    received = (
+      struct.unpack_from(
+        "=Q", s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 128
+      )[0]
+      for s in socks
+    )
+    return sum(received) - HANDSHAKE_BYTES * len(socks)
+
+  def _start(self, target: Any, *args: Any) -> None:
+    threading.Thread(target=target, args=args, daemon=True).start()
+
+  def _dial(self, peer: Id, limit_s: float, missing: dict[Id, str]) -> None:
+    """Opens all connections to a peer."""
+    try:
+      for connection in range(self.options.num_connections + 1):
+        sock = dial(
+          # The time limit applies to each connection.
+          self._addresses[peer],
+          Request(Purpose.DATA, connection, self.epoch, self.me, peer),
+          self._security, self._scope, limit_s,
+        )
+        self._outward.append((peer, sock))
+        if connection == _CONTROL:
+          # Control frames are short, so a send that blocks means a lost peer.
+          sock.settimeout(self.options.silence_s)
+          self._control[peer] = sock
+          if self._scope.closed.is_set():  # `_keep_alive` may have ended
+            self._scope.end(sock)
+          self._say(
+            peer, Header(Kind.KEEP_ALIVE, slot=self.options.num_connections)
+          )
+        else:
+          # Blocks may take long, so only unacknowledged data ends a connection.
+          prepared(sock, self.options.silence_s, self.options.send_buffer)
+          self._start(self._send, peer, sock)
+    except OSError as error:
+      missing[peer] = str(error)
+
+  def _say(
+    self, peer: Id, header: Header, payload: bytes = b"",
+    limit_s: float | None = None,
+  ) -> None:
+    """Sends a short frame on the control connection."""
+    if not self._speaking[peer].acquire(
+      timeout=limit_s or self.options.silence_s
+    ):
+      raise TimeoutError("the control connection is blocked")
+    try:
+      # Control frames are always checked: they are short and steer memory.
+      size = frames.send(
+        self._control[peer], header, payload, checked=True
+      )
+      self.traffic.control += size
+    finally:
+      self._speaking[peer].release()
+
+  def _keep_alive(self) -> None:
+    """Sends keep-alives and checks all outgoing connections for errors.
+
+    The check detects a broken connection after the last block was sent, when no
+    further send would fail.
+    """
+    while not self._scope.closed.wait(self.options.silence_s / 4):
+      for peer, sock in list(self._outward):
+        try:
+          # A pending error, e.g. after TCP_USER_TIMEOUT.
+          broken = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+          if broken:
+            raise OSError(broken, os.strerror(broken))
+          if sock is self._control.get(peer):
+            self._say(peer, Header(Kind.KEEP_ALIVE))
+        except OSError as error:
+          self._broke(peer, error)
+    for sock in list(self._control.values()):
+      self._scope.end(sock)
+
+  def _send(self, peer: Id, sock: socket.socket) -> None:
+    """Sends the blocks of a peer's queue; the thread of a data connection."""
+    waiting = self._queues[peer]
+    try:
+      while (item := waiting.get()) is not None:
+        # Header.length and the checksum are filled in by `send`.
+        operation, header, block = item
+        frames.send(sock, header, block, checked=self.options.checked)
+        operation.sent(header, len(block))
+    except OSError as error:
+      self._broke(peer, error)
+    finally:
+      self._scope.end(sock)
+
+  def _receive(self, sock: socket.socket, request: Request) -> None:
+    """Receives from a connection, in a thread of the listener."""
+    peer, connection = request.sender, request.connection
+    with self._changed:
+      if (
+        # Reject connections to ended links, with invalid numbers, or
+        # duplicates.
+        self._error is not None or connection > MOST_CONNECTIONS
+        or (peer, connection) in self._inward
+      ):
+        return
+      self._inward[peer, connection] = sock
+      self._changed.notify_all()
+    try:
+      if connection == _CONTROL:
+        sock.settimeout(self.options.silence_s)
+        self._listen(peer, sock)
+      else:
+        self._take_blocks(peer, sock)
+    except FrameError as error:
+      self.fail(Lost(peer, f"sent invalid data: {error}"))
+    except TimeoutError:
+      self.fail(Lost(peer, f"silent for {self.options.silence_s:g} s"))
+    except OSError as error:
+      if connection == _CONTROL:
+        # No further ABORT can arrive from this peer.
+        self._ended[peer].set()
+      self._broke(peer, error)
+    finally:
+      shut(sock)
+
+  def _broke(self, peer: Id, error: OSError) -> None:
+    """Ends the links after a connection has broken.
+
+    If the other side closed its connections because it lost a third peer, its
+    ABORT on the control connection names that peer, and may be read slightly
+    later than the error.
+    """
+    if isinstance(error, Cancelled):
+      return
+    self._ended[peer].wait(0.5)
+    self.fail(Lost(peer, str(error) or type(error).__name__))
+
+  def _listen(self, peer: Id, sock: socket.socket) -> None:
+    """Processes the frames of a peer's control connection."""
+    kinds = (Kind.KEEP_ALIVE, Kind.OPEN, Kind.ABORT)
+    while True:
+      header, payload = frames.read(sock, kinds)
+      if header.kind is Kind.ABORT:
+        # Untrusted: a short payload counts as length 0.
+        (length,) = struct.unpack_from("!H", payload.ljust(2, b"\0"))
+        culprit = payload[2 : 2 + length].decode(errors="replace")
+        reason = frames.printable(
+          payload[2 + length :].decode(errors="replace")
+        )
+        # This peer is not lost: the connection between both is the problem.
+        if culprit not in self.members or culprit == self.me:
+          culprit, reason = peer, f"reports {culprit}: {reason}"
+        self.fail(Lost(culprit, reason))
+        return
+      if header.kind is Kind.KEEP_ALIVE and header.slot:
+        with self._changed:
+          self._announced[peer] = min(header.slot, MOST_CONNECTIONS)
+          self._changed.notify_all()
+      if header.kind is Kind.OPEN:
+        self._opened(peer, header.tag, Agreement(bytes(payload), header.offset))
+
+  def _opened(self, peer: Id, tag: int, agreement: Agreement) -> None:
+    """Processes an OPEN, or keeps it until the operation starts here."""
+    with self._lock:
+      operation = self._operations.get(tag)
+      if operation is None or peer in operation.opened_by:
+        # Not started here, or the OPEN of the tag's next use.
+        if (tag, peer) in self._unopened:
+          raise FrameError(f"operation {tag} is opened twice")
+        if len(self._unopened) >= _MOST_UNOPENED:
+          raise FrameError(f"{_MOST_UNOPENED} opened operations not started")
+        self._unopened[tag, peer] = agreement
+        return
+      operation.opened_by[peer] = agreement
+    operation.opened(peer, agreement)
+
+  def _take_blocks(self, peer: Id, sock: socket.socket) -> None:
+    """Receives blocks into the buffers of their operations."""
+    scratch = memoryview(bytearray())  # grows to the largest block
+    while True:
+      header = frames.read_header(sock)
+      if header.kind is not Kind.DATA:
+        raise FrameError(
+          f"a frame of kind {header.kind.name} on a data connection"
+        )
+      with self._lock:
+        # Known: the sender waits for this peer's OPEN before it sends.
+        operation = self._operations.get(header.tag)
+        error = self._error
+      if error is not None:
+        return
+      if operation is None:
+        raise FrameError(f"a block of operation {header.tag}, not opened here")
+      if header.length > len(scratch):
+        scratch = memoryview(bytearray(header.length))
+      # Validates slot, offset and length before any byte is written.
+      block = operation.place(peer, header, scratch)
+      try:
+        frames.read_into(sock, block)  # no copy
+        frames.check(header, block)
+      except (OSError, FrameError):
+        operation.missed()
+        raise
+      operation.arrived(peer, header, block)

@@ -1,0 +1,167 @@
+"""Traffic counters, errors and the operation interface of links."""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+from typing import NamedTuple, Protocol
+
+from parallel.peers.membership.messages import Id
+from parallel.peers.membership.reachability import names
+from parallel.peers.transport.frames import Header
+
+
+class Lost(ConnectionError):
+  """The links of an epoch have ended.
+
+  Attributes:
+    peer: Peer that was lost; None if this peer closed the links. This peer
+      itself if it has to end, since it would fail in each attempt.
+    reason: Observed error.
+    tag: Operation that failed; None for none.
+  """
+
+  def __init__(
+    self, peer: Id | None, reason: str, tag: int | None = None
+  ) -> None:
+    self.peer, self.reason, self.tag = peer, reason, tag
+    # "operation 3: peer p2: the connection was closed".
+    where = "" if tag is None else f"operation {tag}: "
+    super().__init__(where + (f"peer {peer}: " if peer else "") + reason)
+
+
+def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> Lost:
+  """Returns the error of this peer if the calls of peers differ.
+
+  The most frequent call is right, as in votes on a round. A peer that makes it
+  receives an error that names a peer with another call. All other peers, and if
+  several calls are the most frequent all peers, receive one that names them.
+
+  Args:
+    me: This peer.
+    calls: peer -> description of its call; at least two descriptions differ.
+    wanted: What all peers must do, after "all peers".
+  """
+  peers: dict[str, list[Id]] = {}
+  for peer in sorted(calls):
+    peers.setdefault(calls[peer], []).append(peer)
+  *others, most = sorted(peers, key=lambda call: len(peers[call]))
+  decided = len(peers[others[-1]]) < len(peers[most])
+  odd = peers[others[0]][0] if decided and calls[me] == most else me
+  # Rare calls first, since long texts are truncated.
+  said = "; ".join(f"{x} at {names(peers[x])}" for x in (*others, most))
+  return Lost(odd, f"{said}, but all peers {wanted}")
+
+
+class Unreachable(ConnectionError):
+  """Connections to or from some members are missing.
+
+  Attributes:
+    peers: Peers that could not be connected to and, for each, the error of the
+      last attempt.
+    absent: Peers that did not connect to this one.
+  """
+
+  def __init__(
+    self, peers: Mapping[Id, str], absent: Iterable[Id] = ()
+  ) -> None:
+    self.peers, self.absent = dict(peers), tuple(sorted(absent))
+    super().__init__(", ".join([
+      *(f"{k}: {v}" for k, v in self.peers.items()),
+      *(f"{k}: did not connect" for k in self.absent),
+    ]))
+
+
+@dataclasses.dataclass
+class Bytes:
+  """Bytes of blocks, counted when a block is complete.
+
+  Attributes:
+    payload: Bytes of the blocks' data.
+    framing: Bytes of their headers.
+  """
+
+  payload: int = 0
+  framing: int = 0
+
+  def add(self, payload: int, framing: int) -> None:
+    """Adds bytes to both counters."""
+    self.payload += payload
+    self.framing += framing
+
+
+@dataclasses.dataclass
+class Traffic:
+  """Traffic of an epoch's links.
+
+  Attributes:
+    sent: Blocks sent by operations that succeeded.
+    received: Blocks received by operations that succeeded.
+    aborted_sent: Blocks sent by operations that failed.
+    aborted_received: Blocks received by operations that failed.
+    control: Bytes sent on control connections.
+  """
+
+  sent: Bytes = dataclasses.field(default_factory=Bytes)
+  received: Bytes = dataclasses.field(default_factory=Bytes)
+  aborted_sent: Bytes = dataclasses.field(default_factory=Bytes)
+  aborted_received: Bytes = dataclasses.field(default_factory=Bytes)
+  control: int = 0
+
+  @property
+  def sent_bytes(self) -> int:
+    """Total bytes sent, headers and failed operations included."""
+    return self.control + sum(
+      part.payload + part.framing for part in (self.sent, self.aborted_sent)
+    )
+
+
+class Agreement(NamedTuple):
+  """Description of an operation in an OPEN frame, compared between peers.
+
+  Attributes:
+    digest: 32-byte hash of the operation's kind, block size and ranks; must be
+      equal on all peers.
+    size: Bytes of the peer's input.
+  """
+
+  digest: bytes
+  size: int
+
+
+class Operation(Protocol):
+  """Interface between links and operations.
+
+  The methods run in the threads of the connections.
+
+  Attributes:
+    tag: Number of the operation, equal on all peers.
+    ready: Peers that have opened the operation.
+    opened_by: OPEN of each such peer, and of this one.
+  """
+
+  tag: int
+  ready: set[Id]
+  opened_by: dict[Id, Agreement]
+
+  def disagreement(self) -> Lost | None:
+    """Returns the error if all peers have opened, but different operations."""
+
+  def opened(self, peer: Id, agreement: Agreement) -> None:
+    """Processes the OPEN of a peer, which can now receive blocks."""
+
+  def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
+    """Returns the destination of a block; may be the connection's scratch.
+
+    Each call is followed by one call of `arrived` or `missed`.
+    """
+
+  def arrived(self, peer: Id, header: Header, block: memoryview) -> None:
+    """Processes a completely received block."""
+
+  def missed(self) -> None:
+    """Releases the destination of a block that failed to arrive."""
+
+  def sent(self, header: Header, size: int) -> None:
+    """Counts a block that has been passed to the kernel."""
+
+  def failed(self, error: Lost) -> None:
+    """Ends the operation, since the links have ended."""

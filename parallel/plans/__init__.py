@@ -1,0 +1,1 @@
+"""How work is split, scheduled, routed and placed, and its cost: no jax."""

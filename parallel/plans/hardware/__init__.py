@@ -1,0 +1,1 @@
+"""Hardware data: devices, links, slices, clusters and sites, with sources."""

@@ -1,0 +1,205 @@
+"""Clusters from JSON files and by name.
+
+A file contains one object:
+
+    name, source, mark   fields of `LinkMatrix`
+    device               a key of `devices.DEVICES`, or an object with name,
+                         flops {dtype: FLOP/s}, memory_bytes, memory_bandwidth,
+                         source and, optionally, overhead_s per instruction
+    nodes                number of devices of each node, as in [8, 8]
+    rows                 "device"; or "node" if rows and columns stand for
+                         nodes. The diagonal then describes links inside a node
+    bandwidth            bytes per second, a list of rows; null on the diagonal
+    latency_s            seconds, a list of rows, or one number for all pairs
+    residuals            optional: log(measured / predicted) of step times, for
+                         the intervals of `launch.compile`
+
+Rows of both matrices are senders, columns are receivers.
+
+Example:
+  >>> from parallel.plans.hardware import cluster_files
+  >>> links = cluster_files.cluster("a100:2")
+  >>> links.num_devices, links.device.name, links.mark
+  (16, 'a100', 'published')
+  >>> import json
+  >>> again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
+  >>> bool((again.bandwidth == links.bandwidth).all())
+  True
+"""
+
+from collections.abc import Mapping
+import json
+import pathlib
+from typing import Any, Literal
+
+import numpy as np
+
+from parallel.base import checks, schema
+from parallel.plans.hardware import link_matrix
+from parallel.plans.hardware.clusters import CLUSTERS
+from parallel.plans.hardware.devices import DEVICES, Device, measured
+from parallel.plans.hardware.link_matrix import LinkMatrix
+
+# Largest rate of a device or link, in FLOP/s or bytes per second.
+MOST_RATE = schema.MOST_RATE
+_DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
+_Rates = list[list[schema.AnyRate | None]]
+_Times = list[list[schema.AnySeconds | None]]
+
+
+class _Device(schema.Schema):
+  name: str
+  flops: dict[str, schema.Rate]
+  memory_bytes: schema.Rate
+  memory_bandwidth: schema.Rate
+  source: str
+  overhead_s: schema.Seconds = 0.0
+
+
+class _File(schema.Schema):
+  name: str
+  source: str
+  mark: Literal[link_matrix.MARKS]
+  device: schema.either(text=str, other=_Device)
+  nodes: list[schema.Count]
+  rows: Literal["device", "node"]
+  bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
+  latency_s: schema.either(number=schema.AnySeconds, other=_Times)
+  residuals: list[schema.LogRatio] = schema.Field(default_factory=list)
+
+
+def cluster(text: str) -> LinkMatrix:
+  """Returns a cluster by the path of a file or by name.
+
+  Args:
+    text: Path that ends in .json; or ``NAME:GROUPS`` with a key of
+      `clusters.CLUSTERS` and a number of its outermost groups, as in "a100:16".
+      The suffix ``,uneven=SEED`` reduces bandwidths at random
+      (`link_matrix.uneven`).
+
+  Raises:
+    ValueError: The name is unknown, or the file does not describe a cluster.
+    FileNotFoundError: The file does not exist.
+  """
+  if text.endswith(".json"):
+    return read(pathlib.Path(text))
+  text, options = checks.options(text)
+  name, _, groups = text.partition(":")
+  checks.known("cluster=", name, CLUSTERS)
+  if not groups.isdecimal():
+    raise ValueError(
+      f"cluster={text!r} must give its number of groups of the outermost "
+      f"level, as in {name}:2, or be a path that ends in .json"
+    )
+  found = link_matrix.of_cluster(CLUSTERS[name], int(groups))
+  for option, value in options.items():
+    checks.known("option ", option, ("uneven",))
+    if type(value) is not int or value < 0:
+      raise ValueError(f"{option}={value!r} must be an integer, at least 0")
+    found = link_matrix.uneven(found, value)
+  return found
+
+
+def read(path: pathlib.Path) -> LinkMatrix:
+  """Reads a cluster from a JSON file; errors name the file.
+
+  Args:
+    path: Path of the file.
+
+  Raises:
+    ValueError: The file is not JSON, a key is missing or unknown, a link is
+      missing or 0, a matrix is not square, or there are too many devices.
+    FileNotFoundError: The file does not exist.
+  """
+  return schema.read(_File, path, then=_made)
+
+
+def from_json(found: Mapping[str, Any]) -> LinkMatrix:
+  """Returns the cluster that a file's JSON object describes.
+
+  Args:
+    found: Object with the keys that the module docstring lists.
+
+  Raises:
+    ValueError: A key or value is invalid, as for `read`.
+  """
+  return _made(schema.check(_File, found))
+
+
+def _made(found: _File) -> LinkMatrix:
+  """Returns the cluster of a file."""
+  if not found.nodes:
+    raise ValueError("nodes=[] must have a number of devices, as in [8, 8]")
+  # Before anything of this size is allocated.
+  link_matrix.check_size(sum(found.nodes))
+  nodes = np.repeat(np.arange(len(found.nodes)), found.nodes)  # [N]
+  # Compact form for clusters with equal links between two nodes.
+  by_node = found.rows == "node"
+  size = len(found.nodes) if by_node else len(nodes)
+  matrices = [
+    _matrix("bandwidth", found.bandwidth, size),
+    _matrix("latency_s", found.latency_s, size),
+  ]
+  if by_node:  # [nodes, nodes] -> [N, N]
+    matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
+  return LinkMatrix(
+    found.name, _device(found.device), tuple(nodes.tolist()), *matrices,
+    found.source, found.mark, tuple(found.residuals),
+  )
+
+
+def _matrix(key: str, rows: float | _Rates | _Times, size: int) -> np.ndarray:
+  """Returns a matrix ``[size, size]``; null becomes NaN, a missing link."""
+  if isinstance(rows, float):  # one number for all pairs
+    return np.full((size, size), rows)
+  lengths = {len(row) for row in rows}
+  if len(rows) != size or lengths != {size}:
+    raise ValueError(
+      f"{key} has {len(rows)} rows of {sorted(lengths)} numbers, not {size} of "
+      f"{size}, as nodes and rows require"
+    )
+  return np.array(rows, float)  # None becomes NaN
+
+
+def _device(found: str | _Device) -> Device:
+  """Returns a device by name, or from its fields."""
+  if isinstance(found, str):
+    checks.known("device=", found, DEVICES)
+    return DEVICES[found]
+  if not found.flops:
+    raise ValueError("device.flops must have the rate of a dtype")
+  return measured(
+    found.name, found.flops, int(found.memory_bytes), found.memory_bandwidth,
+    found.source, found.overhead_s,
+  )
+
+
+def to_json(links: LinkMatrix) -> str:
+  """Returns a cluster as the text of a file for `read`.
+
+  Each row of a matrix is one line; numbers have six significant digits.
+  """
+  device: Any = links.device.name
+  # Only a device that is not in the registry is written with its fields.
+  if DEVICES.get(device) is not links.device:
+    device = {key: getattr(links.device, key) for key in _DEVICE_KEYS}
+    if links.device.overhead_s:
+      device["overhead_s"] = links.device.overhead_s
+  counts = np.bincount(links.nodes)
+  head = {
+    "name": links.name, "source": links.source, "mark": links.mark,
+    "device": device, "nodes": counts[counts > 0].tolist(), "rows": "device",
+  }
+  if links.residuals:
+    head["residuals"] = list(links.residuals)
+  lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
+  for key in ("bandwidth", "latency_s"):
+    rows = ",\n".join(
+      "    " + json.dumps([
+        # JSON has no infinity, so the diagonal is null.
+        None if i == j else float(f"{x:.6g}") for j, x in enumerate(row)
+      ])
+      for i, row in enumerate(getattr(links, key).tolist())
+    )
+    lines.append(f"  {json.dumps(key)}: [\n{rows}\n  ]")
+  return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -1,0 +1,284 @@
+"""Latency and bandwidth matrices of a cluster.
+
+A message of n bytes from device i to device j takes
+
+    latency_s[i, j] + n / bandwidth[i, j]
+
+seconds. The bandwidth of a pair is measured while all other devices communicate
+in pairs, too (rounds of `launch.measure_links`), so devices that share a
+network adapter share its bandwidth. Matrices may be asymmetric: row i, column j
+describes the direction from i to j.
+
+Shape legend: N = devices.
+
+Example:
+  >>> from parallel.plans.hardware import link_matrix
+  >>> from parallel.plans.hardware.clusters import CLUSTERS
+  >>> links = link_matrix.of_cluster(CLUSTERS["h100"], groups=2)
+  >>> links.num_devices, links.nodes[:9]
+  (16, (0, 0, 0, 0, 0, 0, 0, 0, 1))
+  >>> (links.bandwidth[0, [1, 8]] / 1e9).tolist()  # GB/s: node, network
+  [450.0, 50.0]
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+from scipy import optimize
+
+from parallel.base import checks
+from parallel.plans.hardware.clusters import Cluster, Level
+from parallel.plans.hardware.devices import Device
+
+# Matrices and their search are quadratic: 4,096 devices take 268 MB.
+MOST_DEVICES = 4096
+# Latencies of one ring step (protocol "Simple"). Vendors publish none; these
+# are constants of NCCL's cost model, which it selects algorithms with.
+INSIDE_S, PCIE_S, NETWORK_S = 3.4e-6, 5.7e-6, 14.0e-6
+LATENCY_SOURCE = "NCCL, src/graph/tuning.cc, hwLat, ring, Simple"
+MARKS = ("measured", "published", "assumption", "drawn")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LinkMatrix:
+  """Cluster of identical devices with a link for every ordered pair.
+
+  Attributes:
+    name: Name in tables.
+    device: Type of all devices.
+    nodes: ``[N]``: number of each device's node, in ascending order, so that
+      devices of a node are contiguous.
+    bandwidth: float64 ``[N, N]``, bytes per second; infinite on the diagonal.
+    latency_s: float64 ``[N, N]``, seconds; 0 on the diagonal.
+    source: Source of the numbers.
+    mark: One of ``MARKS``.
+    residuals: log(measured / predicted) of step times of compiled programs that
+      the rates were not fitted to (`parallel.ledger.conformal`); () if there
+      are none.
+
+  Raises:
+    ValueError: There are too many devices, a matrix has a wrong shape, or a
+      link is missing or invalid.
+  """
+
+  name: str
+  device: Device
+  nodes: tuple[int, ...]
+  bandwidth: np.ndarray
+  latency_s: np.ndarray
+  source: str
+  mark: str
+  residuals: tuple[float, ...] = ()
+
+  def __post_init__(self) -> None:
+    n = len(self.nodes)
+    check_size(n)
+    checks.known("mark=", self.mark, MARKS)
+    for before, after in itertools.pairwise(self.nodes):
+      if before > after:
+        raise ValueError(
+          f"node {after} after node {before}: numbers of nodes must ascend, "
+          "so that devices of a node are contiguous"
+        )
+    for key in ("bandwidth", "latency_s"):
+      matrix = np.array(getattr(self, key), float)
+      if matrix.shape != (n, n):
+        raise ValueError(
+          f"{key} is {' x '.join(map(str, matrix.shape))}, not square with a "
+          f"row and a column for each of {n} devices"
+        )
+      # A message to the same device takes no time.
+      np.fill_diagonal(matrix, math.inf if key == "bandwidth" else 0.0)
+      _check(key, matrix)
+      object.__setattr__(self, key, matrix)  # a frozen dataclass
+
+  @property
+  def num_devices(self) -> int:
+    """Number of devices, N."""
+    return len(self.nodes)
+
+  @property
+  def skew(self) -> float:
+    """Largest ratio of the bandwidths of a pair's two directions."""
+    with np.errstate(invalid="ignore"):  # inf / inf on the diagonal
+      ratio = np.nan_to_num(self.bandwidth / self.bandwidth.T, nan=1.0)
+    return float(ratio.max(initial=1.0))
+
+  def seconds(self, size_bytes: float) -> np.ndarray:
+    """Returns the time of a message between all pairs.
+
+    Args:
+      size_bytes: Size of the message.
+
+    Returns:
+      float64 ``[N, N]``, seconds; 0 on the diagonal.
+    """
+    return self.latency_s + size_bytes / self.bandwidth
+
+  def part(self, devices: Sequence[int]) -> "LinkMatrix":
+    """Returns the sub-cluster of some devices, in ascending order."""
+    # Ascending order keeps the devices of a node contiguous.
+    some = np.sort(np.asarray(devices, int))
+    return dataclasses.replace(
+      self, nodes=tuple(np.array(self.nodes)[some].tolist()),
+      bandwidth=self.bandwidth[np.ix_(some, some)],
+      latency_s=self.latency_s[np.ix_(some, some)],
+    )
+
+
+def check_size(num_devices: int) -> None:
+  """Raises ValueError for more devices than matrices can describe."""
+  n = num_devices
+  if n > MOST_DEVICES:
+    raise ValueError(
+      f"{n:,} devices are more than {MOST_DEVICES:,}: two matrices would take "
+      f"{16 * n * n / 1e9:.1f} GB, and a search many times that. Plan one of "
+      "several identical parts, such as a pod; the parts then differ in "
+      "data-parallel ranks only"
+    )
+
+
+def _check(key: str, matrix: np.ndarray) -> None:
+  """Raises ValueError if an off-diagonal entry is missing, 0 or infinite."""
+  off = ~np.eye(len(matrix), dtype=bool)  # [N, N], off the diagonal
+  missing = np.argwhere(np.isnan(matrix) & off)
+  if len(missing):
+    i, j = missing[0]
+    raise ValueError(
+      f"{key}[{i}][{j}] is missing, one of {len(missing)}: every device needs "
+      "a rate to every other, possibly through intermediate nodes"
+    )
+  wrong = matrix <= 0 if key == "bandwidth" else matrix < 0
+  wrong = np.argwhere((wrong | np.isinf(matrix)) & off)
+  if len(wrong):
+    i, j = wrong[0]
+    raise ValueError(
+      f"{key}[{i}][{j}]={matrix[i, j]:g}, one of {len(wrong)}, must be "
+      + ("positive and finite: a message over a link of rate 0 never arrives"
+         if key == "bandwidth" else "at least 0, and finite")
+    )
+
+
+def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
+  """Returns the matrices of a cluster with the published bandwidths.
+
+  Args:
+    cluster: Record of the cluster.
+    groups: Number of groups of its outermost level, such as nodes.
+
+  Raises:
+    ValueError: The cluster has fewer groups, or there are too many devices.
+  """
+  # Only the outermost level may be used in part.
+  last = cluster.levels[-1]
+  if not 1 <= groups <= last.size:
+    raise ValueError(
+      f"{cluster.name!r} has 1 to {last.size:,} groups of its outermost level "
+      f"{last.name!r}, not {groups}"
+    )
+  levels = (*cluster.levels[:-1], dataclasses.replace(last, size=groups))
+  n = math.prod(level.size for level in levels)
+  if n > MOST_DEVICES:  # raises before the matrices are allocated
+    LinkMatrix("", cluster.device, (0,) * n, *[np.empty((0, 0))] * 2, "", "")
+  devices, inside = np.arange(n), 1
+  bandwidth, latency_s = np.full((n, n), np.nan), np.full((n, n), np.nan)
+  for index, level in enumerate(levels):
+    inside *= level.size  # devices per group of this level
+    group = devices // inside
+    # Pairs whose innermost common group is on this level. [N, N]
+    new = (group[:, None] == group) & np.isnan(bandwidth)
+    # Each device's share if all devices send concurrently.
+    bandwidth[new] = level.link.bandwidth * level.links_per_device
+    latency_s[new] = _latency(level, index == len(levels) - 1 and index > 0)
+  # A node is a group of the level below the outermost one.
+  node = math.prod(level.size for level in levels[: max(1, len(levels) - 1)])
+  return LinkMatrix(
+    f"{cluster.name}:{groups}", cluster.device,
+    tuple((devices // node).tolist()), bandwidth, latency_s,
+    f"{cluster.source}; latencies: {LATENCY_SOURCE}", "published",
+  )
+
+
+def _latency(level: Level, network: bool) -> float:
+  """Returns a level's published latency, or NCCL's constant."""
+  if level.link.latency_s is not None:
+    return level.link.latency_s
+  return NETWORK_S if network else INSIDE_S
+
+
+def uneven(
+  links: LinkMatrix, seed: int, least: float = 0.25, jitter: float = 0.05
+) -> LinkMatrix:
+  """Draws a cluster whose links reach only a part of their nominal bandwidth.
+
+  Each pair of nodes reaches a share of its bandwidth, uniform in [least, 1].
+  Each direction between nodes, and each direction of each pair of devices, is
+  reduced further by a factor uniform in [1 - jitter, 1]. Pipette (arXiv
+  2405.18093) reports such uneven networks; the distribution is our choice.
+
+  Args:
+    links: Cluster with nominal bandwidths.
+    seed: Seed of the random generator.
+    least: Smallest share between nodes.
+    jitter: Largest relative reduction per direction.
+  """
+  rng, n = np.random.default_rng(seed), links.num_devices
+  of = np.array(links.nodes)  # [N]
+  count = int(of.max()) + 1
+  # [nodes, nodes]: symmetric, then different in both directions.
+  shares = np.triu(rng.uniform(least, 1, (count, count)))
+  shares += shares.T
+  shares = shares * rng.uniform(1 - jitter, 1, (count, count))
+  np.fill_diagonal(shares, 1.0)  # links inside a node keep their share
+  pairs = rng.uniform(1 - jitter, 1, (n, n))
+  return dataclasses.replace(
+    links, name=f"{links.name}, uneven {seed}",
+    bandwidth=links.bandwidth * shares[np.ix_(of, of)] * pairs, mark="drawn",
+    source=f"{links.source}; shares of rates between nodes drawn from "
+    f"[{least:g}, 1] with seed {seed}",
+  )
+
+
+def fit(
+  sizes: Sequence[float], seconds: Sequence[float]
+) -> tuple[float, float]:
+  """Fits latency + bytes / bandwidth to message times, with both nonnegative.
+
+  The squared relative errors are minimised, so that small and large messages
+  have equal weight.
+
+  Args:
+    sizes: Message sizes in bytes.
+    seconds: Time of each message.
+
+  Returns:
+    (latency in seconds, bandwidth in bytes per second).
+
+  Raises:
+    ValueError: There are fewer than two sizes, or times do not increase with
+      the size.
+
+  Example:
+    >>> from parallel.plans.hardware import link_matrix
+    >>> latency_s, bandwidth = link_matrix.fit([1e3, 1e6], [2e-6, 1e-4])
+    >>> round(latency_s * 1e6, 2), round(bandwidth / 1e9, 2)  # us, GB/s
+    (1.9, 10.19)
+  """
+  # Two unknowns need two different sizes.
+  if len(set(sizes)) < 2:
+    raise ValueError("latency and rate need messages of two sizes or more")
+  times = np.asarray(seconds, float)
+  rows = np.stack([np.ones(len(times)), np.asarray(sizes, float)], 1)
+  scale = np.array([1.0, float(np.max(sizes))])
+  # Rows divided by the times give relative errors; columns are scaled to
+  # similar magnitudes.
+  found, _ = optimize.nnls(
+    rows / scale / times[:, None], np.ones(len(times))
+  )
+  latency_s, per_byte = found / scale
+  if per_byte <= 0:  # nnls sets it to 0 if times decrease
+    raise ValueError("larger messages took no longer: no rate can be fitted")
+  return float(latency_s), float(1 / per_byte)

@@ -1,0 +1,164 @@
+"""Nodes that serve many models: memory of devices and host, and copy rates.
+
+A node holds experts in the main memory of its devices, and more of them in the
+memory of its host (for SN40L, DDR that is attached to its sockets). 1 GB is
+10^9 bytes and 1 GiB is 2^30 bytes.
+
+Example:
+  >>> expert = 13.5e9  # bytes: Llama 2 7B in bfloat16
+  >>> for name in ("sn40l", "dgx-h100", "dgx-a100"):
+  ...   print(name, round(1e3 * NODES[name].switch_s(expert), 1), "ms")
+  sn40l 13.5 ms
+  dgx-h100 210.9 ms
+  dgx-a100 421.9 ms
+  >>> [NODES[name].machines(850, expert) for name in ("sn40l", "dgx-a100")]
+  [1, 19]
+"""
+
+import math
+
+from parallel.base import schema
+from parallel.plans.hardware import devices
+from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.tiers import HOSTS, Quantity
+
+_GIB, _TIB = 2**30, 2**40
+
+
+class Node(schema.Schema):
+  """Node with devices of one kind.
+
+  Attributes:
+    name: Key in `NODES`.
+    num_devices: Number of devices.
+    device_bytes: Bytes of a device's main memory.
+    device_rate: Bytes per second of a device's main memory.
+    host_bytes: Bytes of the node's memory outside of devices.
+    copy_rate: Bytes per second from that memory to one device.
+    node_rate: Bytes per second of the copy of one model that all devices
+      share, as the paper counts it.
+    attached: Whether that memory is attached to the devices' sockets. The
+      paper counts its capacity then, and otherwise that of the devices.
+  """
+
+  name: str
+  num_devices: int
+  device_bytes: Quantity
+  device_rate: Quantity
+  host_bytes: Quantity
+  copy_rate: Quantity
+  node_rate: Quantity
+  attached: bool
+
+  def switch_s(self, size_bytes: float, spread: bool = False) -> float:
+    """Returns the seconds of a copy of one model to the devices.
+
+    Args:
+      size_bytes: Bytes of the model.
+      spread: Whether each device copies its shard over its own link.
+    """
+    rate = self.node_rate.value
+    if spread:
+      rate = max(rate, self.num_devices * self.copy_rate.value)
+    return size_bytes / rate
+
+  def resident(self, size_bytes: float) -> int:
+    """Returns the number of models that fit in the devices' memory."""
+    return int(self.num_devices * self.device_bytes.value // size_bytes)
+
+  def held(self, size_bytes: float) -> int:
+    """Returns the number of models that fit in the memory outside devices."""
+    return int(self.host_bytes.value // size_bytes)
+
+  def machines(self, num_experts: int, size_bytes: float) -> int:
+    """Returns the number of nodes that serve experts at the devices' rate.
+
+    A node whose memory is `attached` holds as many as fit there. Others hold
+    those that fit on their devices, since a switch from the host is slow.
+    """
+    room = self.resident(size_bytes)
+    if self.attached:
+      room = max(room, self.held(size_bytes))
+    if not room:
+      raise ValueError(
+        f"node={self.name!r} has no room for an expert of "
+        f"{size_bytes / 1e9:.1f} GB"
+      )
+    return math.ceil(num_experts / room)
+
+
+def _quantity(
+  value: float, source: str, low: float | None = None, high: float | None = None
+) -> Quantity:
+  return Quantity(
+    value=float(value), source=source, low=float(value if low is None else low),
+    high=float(value if high is None else high),
+  )
+
+
+_SN40L = "SN40L (arXiv 2405.07518)"
+
+
+def _dgx(name: str, device: Device, rate: float) -> Node:
+  """Returns a DGX; `rate` is its PCI Express as the paper counts it, in B/s."""
+  host = HOSTS[name]
+  return Node(
+    name=name, num_devices=8,
+    device_bytes=_quantity(device.memory_bytes, device.source),
+    device_rate=_quantity(device.memory_bandwidth, device.source),
+    host_bytes=host.tiers[0].capacity_bytes,
+    copy_rate=host.device_link.read,
+    node_rate=_quantity(
+      rate, f"{_SN40L}: raw rate of one PCI Express x16 link; up to 8 links if "
+      "each GPU copies its shard", rate, 8 * rate,
+    ),
+    attached=False,
+  )
+
+
+def _tpu(
+  device: Device, num: int, host: float, source: str, link: float
+) -> Node:
+  """Returns a TPU host, whose chips copy their shards over their own links."""
+  rate = _quantity(
+    link, "PCI Express of a chip, reported in summaries of Austin et al., How "
+    "to Scale Your Model, 2025: 16 to 32 GB/s", 16e9, 32e9,
+  )
+  return Node(
+    name=f"tpu-{device.name}", num_devices=num,
+    device_bytes=_quantity(device.memory_bytes, device.source),
+    device_rate=_quantity(device.memory_bandwidth, device.source),
+    host_bytes=_quantity(host, source), copy_rate=rate,
+    node_rate=_quantity(
+      num * rate.value, "each chip copies its shard", num * rate.low,
+      num * rate.high,
+    ),
+    attached=False,
+  )
+
+
+_TPU_DOCS = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu"
+NODES = {
+  node.name: node for node in (
+    Node(
+      name="sn40l", num_devices=8,
+      device_bytes=_quantity(64 * _GIB, f"{_SN40L}: HBM of a socket"),
+      device_rate=_quantity(1.8e12, f"{_SN40L}: HBM of a socket"),
+      host_bytes=_quantity(
+        12 * _TIB, f"{_SN40L}: DDR of a node, at most", high=12 * _TIB
+      ),
+      copy_rate=_quantity(200e9, f"{_SN40L}: DDR of a socket, at least"),
+      node_rate=_quantity(
+        1e12, f"{_SN40L}: DDR to HBM of a node, at least; 8 sockets have 1.6 "
+        "TB/s", 1e12, 1.6e12,
+      ),
+      attached=True,
+    ),
+    _dgx("dgx-a100", devices.A100, 32e9),
+    _dgx("dgx-h100", devices.H100, 64e9),
+    _tpu(devices.TPU_V5E, 8, 512 * _GIB, f"{_TPU_DOCS}/docs/v5e: per host",
+         16e9),
+    _tpu(devices.TPU_V5P, 4, 448e9, f"{_TPU_DOCS}/docs/v5p: VM of 4 chips",
+         16e9),
+  )
+}

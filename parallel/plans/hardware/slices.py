@@ -1,0 +1,92 @@
+"""Valid topologies of TPU slices as plain data, with the source of every rule.
+
+A slice is a box of chips connected by ICI links. Its topology is the number of
+chips along each dim.
+
+Example:
+  >>> from parallel.plans.hardware.slices import SLICES
+  >>> SLICES["v4"].refusal((4, 4, 8))  # valid
+  >>> SLICES["v4"].refusal((2, 3, 8))
+  'dims are all at most 4 or all multiples of 4'
+  >>> SLICES["v5e"].closes(8), SLICES["v5e"].closes(16)  # wraps around
+  (False, True)
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+  """Rules for the slices of one TPU generation.
+
+  Attributes:
+    num_dims: Number of dims of a topology.
+    most_chips: Number of chips of the largest slice.
+    source: Source of the rules.
+    shapes: Existing topologies, each with its dims in ascending order. None if
+      all topologies exist whose dims are all at most 4 or all multiples of 4
+      (chips are wired in cubes of 4 x 4 x 4, which switches connect).
+  """
+
+  num_dims: int
+  most_chips: int
+  source: str
+  shapes: tuple[tuple[int, ...], ...] | None = None
+
+  def closes(self, size: int) -> bool:
+    """Returns whether the chips along a whole dim form a ring (wrap around).
+
+    Source: Austin et al., "How to Scale Your Model", 2025, chapter "Sharded
+    matrices": a v4, v5p or 7x slice wraps around in dims that are multiples of
+    4, a v5e or v6e slice in dims of size 16.
+
+    Args:
+      size: Number of chips of the slice along the dim.
+    """
+    # 3D slices consist of cubes of 4 x 4 x 4, which switches connect.
+    return size % (4 if self.num_dims == 3 else 16) == 0
+
+  def refusal(self, topology: Sequence[int]) -> str | None:
+    """Returns the rule that a topology violates, or None if it is valid.
+
+    Args:
+      topology: Number of chips along each dim.
+    """
+    if len(topology) != self.num_dims:
+      return f"its slices have {self.num_dims} dims"
+    chips = math.prod(topology)
+    if chips > self.most_chips:
+      return f"its largest slice has {self.most_chips} chips, not {chips}"
+    if self.shapes is not None:
+      # Shapes are listed with ascending dims: 8x4 is 4x8.
+      if tuple(sorted(topology)) in self.shapes:
+        return None
+      names = ", ".join("x".join(map(str, shape)) for shape in self.shapes)
+      return f"its slices are {names}"
+    if max(topology) > 4 and any(size % 4 for size in topology):
+      return "dims are all at most 4 or all multiples of 4"
+    return None
+
+
+_DOCS = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu/docs"
+_CUBES = f"{_DOCS}/types-topologies: A, B, C all <= 4 or all multiples of 4"
+# Single-host and multi-host shapes of the 2D generations.
+_PLANES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+
+# By generation, as in `devices.DEVICES`.
+SLICES = {
+  "v4": Slices(3, 4096, f"{_DOCS}/v4: 4,096 chips; {_CUBES}"),
+  "v5e": Slices(
+    2, 256, f"{_DOCS}/v5e, table of slice shapes, without 1x1", _PLANES
+  ),
+  "v5p": Slices(
+    3, 6144, f"{_DOCS}/v5p: the largest job has 96 cubes, 6,144 chips, of a "
+    f"pod's 8,960; {_CUBES}"
+  ),
+  "v6e": Slices(
+    2, 256, f"{_DOCS}/v6e: 256 chips in a 2D torus; shapes as v5e's", _PLANES
+  ),
+  "tpu7x": Slices(3, 9216, f"{_DOCS}/tpu7x: 9,216 chips; {_CUBES}"),
+}

@@ -1,0 +1,1 @@
+"""Nano-batches: a step cut into pieces that overlap, planned and timed."""

@@ -1,0 +1,372 @@
+"""Exact planner of nano-batches: a step cut into pieces that overlap.
+
+A layer of a tensor-parallel model multiplies, reduces, multiplies and reduces
+again; each of the four waits for the one before it. If the tokens of a step are
+cut into pieces, the reduction of one piece can run during the products of
+another. Each piece reads the weights again and multiplies fewer rows, so pieces
+below a break-even size lose time, and the plan is then a single batch.
+
+The planner times the order in which `caatnet.models.lm.pieces` executes a
+layer::
+
+    device     A_1  A_2 ... A_m  M_1 ... M_m
+    network    S_m  R_1 ... R_m  S_1 ... S_{m-1}
+
+A_j and M_j are the attention block and the MLP of piece j, R_j and S_j their
+reductions; S_m is left over from the layer before. R_j and S_j wait for their
+product and for the reduction before them, M_j for R_j, and A_m for S_m. While
+device and network are both busy, both run at the rate 1 / (1 + interference).
+The executor also orders the end of a reduction and the next row-parallel
+product, which the planner leaves out.
+
+The search is exact on a grid of sizes: it enumerates the ordered compositions
+of the tokens, discards those whose lower bound is not below the best plan so
+far, and simulates the rest. With device time D and network time N of a layer,
+two bounds are::
+
+    max(D, N) + interference min(D, N)
+    A_1 + ... + A_j + R_j + M_j + ... + M_m        for each j
+
+Source: NanoFlow (Zhu et al., OSDI 2025, arXiv 2408.12757), which searches with
+a mixed-integer program. Deviations: two resources (XLA runs attention and
+products on one stream), one parameter of interference instead of a table, and
+a proof of optimality on the grid.
+
+Example:
+  >>> import numpy as np
+  >>> from parallel.plans.nanobatches import nanobatch
+  >>> tokens = np.arange(1025)
+  >>> weights = np.where(tokens, 100e-6, 0)  # to read the weights once
+  >>> costs = nanobatch.Costs(
+  ...   "example", 2, attention=np.maximum(weights, 0.3e-6 * tokens),
+  ...   mlp=np.maximum(weights, 0.7e-6 * tokens),
+  ...   reductions={nanobatch.Reduction(): np.where(tokens, 20e-6, 0)
+  ...               + 0.3e-6 * tokens},
+  ... )
+  >>> len(nanobatch.plan(costs, 1024).sizes), nanobatch.plan(costs, 64).sizes
+  (3, (64,))
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import functools
+import itertools
+import math
+
+import numpy as np
+
+from parallel.base.checks import at_least, fraction
+
+# 7.7 million plans of at most six pieces take 10 s and 2.7 GB on two cores.
+_MOST_PLANS = 10**7
+# Candidates that are simulated at a time.
+_CHUNK = 4096
+# Times that differ by less are equal: sums in another order.
+_EQUAL = 1e-9
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Reduction:
+  """Way to sum a row-parallel product over ranks.
+
+  Attributes:
+    algorithm: Name of the all-reduce's algorithm.
+    p: Fraction of the channels that are summed.
+    bits: Bits per summed channel on the wire.
+  """
+
+  algorithm: str = "all_reduce"
+  p: float = 1.0
+  bits: int = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+  """Times of one layer on one device by the number of tokens, in seconds.
+
+  Arrays have the shape ``[tokens + 1]`` and begin with 0; entry n is the time
+  of n tokens. They need not be monotone.
+
+  Attributes:
+    model: Name of the model.
+    num_layers: Number of layers.
+    attention: Products, norms and attention of the attention block, without its
+      reduction.
+    mlp: Products and norm of the MLP, without its reduction.
+    reductions: Time of one reduction, for each way that the plan may choose.
+    attend: Cumulative time of attention over the first n tokens, which is added
+      to `attention`; None if that contains it.
+    fixed_s: Time of a step outside of layers: embedding and head.
+    optimum_s: Time of a step at the peak rates of the hardware, if compute,
+      memory and network overlap fully; 0 if unknown.
+  """
+
+  model: str
+  num_layers: int
+  attention: np.ndarray
+  mlp: np.ndarray
+  reductions: Mapping[Reduction, np.ndarray]
+  attend: np.ndarray | None = None
+  fixed_s: float = 0.0
+  optimum_s: float = 0.0
+
+  def __post_init__(self) -> None:
+    at_least("num_layers", self.num_layers)
+    if not self.reductions:
+      raise ValueError(f"costs of {self.model}: no reduction to choose from")
+    tables = {"attention": self.attention, "mlp": self.mlp}
+    tables |= {str(key): times for key, times in self.reductions.items()}
+    if self.attend is not None:
+      tables["attend"] = self.attend
+    for name, times in tables.items():
+      self._check(name, times)
+
+  def _check(self, name: str, times: np.ndarray) -> None:
+    if times.shape != self.mlp.shape:
+      raise ValueError(
+        f"costs of {self.model}: {name} has {len(times) - 1} token counts, not "
+        f"{len(self.mlp) - 1}"
+      )
+    # Cached positions and private channels may take no time; products may not.
+    least = 0 if name not in ("attention", "mlp") else np.nextafter(0, 1)
+    bad = ~(np.isfinite(times) & (times >= least))
+    bad[0] = times[0] != 0
+    if bad.any():
+      at = int(bad.argmax())
+      raise ValueError(
+        f"costs of {self.model}: {name} is {times[at]} s for {at} tokens, "
+        "which must be 0 for none and a positive number for others"
+      )
+
+  @property
+  def most_tokens(self) -> int:
+    """Largest number of tokens."""
+    return len(self.mlp) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Nano-batches of one step.
+
+  Attributes:
+    sizes: Tokens of each piece, in token order; one entry is a single batch.
+    model: Name of the model whose costs it minimises.
+    reduction: Way to reduce.
+    step_s: Predicted time of the step.
+    single_s: Predicted time of a single batch with the best reduction for it.
+    optimum_s: Time at the peak rates of the hardware (`Costs.optimum_s`).
+    considered: Number of plans in the search space.
+    simulated: Number of plans that bounds did not exclude.
+  """
+
+  sizes: tuple[int, ...]
+  model: str
+  reduction: Reduction
+  step_s: float
+  single_s: float
+  optimum_s: float = 0.0
+  considered: int = 1
+  simulated: int = 1
+
+  def __post_init__(self) -> None:
+    if not self.sizes or min(self.sizes) < 1:
+      raise ValueError(f"sizes={self.sizes} must be positive")
+
+  @property
+  def gain(self) -> float:
+    """Throughput relative to a single batch."""
+    return self.single_s / self.step_s
+
+  def check(self, model: str, num_tokens: int) -> None:
+    """Checks that the plan fits a step.
+
+    Raises:
+      ValueError: The plan is for another model or number of tokens.
+    """
+    if model != self.model:
+      raise ValueError(f"a plan for {self.model} cannot run {model}")
+    if sum(self.sizes) != num_tokens:
+      raise ValueError(
+        f"a plan for {sum(self.sizes)} tokens cannot run {num_tokens}"
+      )
+
+
+def plan(
+  costs: Costs, num_tokens: int, *, most_pieces: int = 4,
+  granularity: int | None = None, interference: float = 0.0,
+) -> Plan:
+  """Returns the fastest plan; among equal ones, that with the fewest pieces.
+
+  Args:
+    costs: Times of a layer.
+    num_tokens: Tokens of the step.
+    most_pieces: Largest number of pieces that the executor runs.
+    granularity: Sizes are multiples of so many tokens, except for the last one;
+      None for a grid of at most 64 steps.
+    interference: Slowdown while device and network are both busy, from 0
+      (independent) to 1 (overlap gains nothing).
+
+  Raises:
+    ValueError: A number is out of range, the costs do not cover the tokens, or
+      there are more than ten million plans.
+  """
+  at_least("num_tokens", num_tokens)
+  at_least("most_pieces", most_pieces)
+  fraction("interference", interference)
+  if num_tokens > costs.most_tokens:
+    raise ValueError(
+      f"num_tokens={num_tokens}: costs of {costs.model} end at "
+      f"{costs.most_tokens}"
+    )
+  if granularity is None:
+    granularity = math.ceil(num_tokens / 64)
+  at_least("granularity", granularity)
+  num_cuts = (num_tokens - 1) // granularity
+  chosen = range(1, min(most_pieces, num_cuts + 1))
+  if sum(math.comb(num_cuts, count) for count in chosen) > _MOST_PLANS:
+    raise ValueError(
+      f"most_pieces={most_pieces} leads to more than {_MOST_PLANS:,} plans of "
+      f"{num_tokens} tokens in steps of {granularity}; choose fewer pieces"
+    )
+  singles = {
+    key: float(step_seconds(costs, key, [num_tokens], interference))
+    for key in costs.reductions
+  }
+  reduction = min(singles, key=singles.__getitem__)
+  best, best_s, single_s = (num_tokens,), singles[reduction], singles[reduction]
+  considered, simulated = len(singles), len(singles)
+  for sizes in _compositions(num_tokens, granularity, most_pieces):
+    for key in costs.reductions:
+      considered += len(sizes)
+      bounds = _bounds(costs, key, sizes, interference)
+      order = np.argsort(bounds, kind="stable")
+      for start in range(0, len(order), _CHUNK):
+        chunk = order[start:start + _CHUNK]
+        chunk = chunk[bounds[chunk] < best_s]
+        if not len(chunk):
+          break
+        simulated += len(chunk)
+        seconds = step_seconds(costs, key, sizes[chunk], interference)
+        at = int(seconds.argmin())
+        if seconds[at] < best_s * (1 - _EQUAL):
+          best, best_s = tuple(map(int, sizes[chunk[at]])), float(seconds[at])
+          reduction = key
+  return Plan(
+    best, costs.model, reduction, best_s, single_s,
+    costs.optimum_s, considered, simulated,
+  )
+
+
+def step_seconds(
+  costs: Costs, reduction: Reduction, sizes: np.ndarray | list[int],
+  interference: float,
+) -> np.ndarray:
+  """Returns the times of steps in seconds, ``[...]``.
+
+  Args:
+    costs: Times of a layer.
+    reduction: Way to reduce.
+    sizes: Tokens of each piece, ``[..., pieces]``.
+    interference: Slowdown of both resources, an argument of `plan`.
+  """
+  sizes = np.asarray(sizes)
+  cut = sizes.reshape(-1, sizes.shape[-1])
+  attention, mlp, sums = _pieces(costs, reduction, cut)
+  last = sums[:, -1]
+  layer = _layer_seconds(attention, mlp, sums, last, interference)
+  first = _layer_seconds(attention, mlp, sums, 0 * last, interference)
+  # The first layer finds no reduction left over; that of the last layer follows
+  # the scan.
+  total = costs.fixed_s + first + (costs.num_layers - 1) * layer + last
+  return total.reshape(sizes.shape[:-1])
+
+
+def _pieces(
+  costs: Costs, reduction: Reduction, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns times of attention blocks, MLPs and reductions, as ``sizes``."""
+  attention = costs.attention[sizes]
+  if costs.attend is not None:
+    ends = sizes.cumsum(-1)
+    attention = attention + costs.attend[ends] - costs.attend[ends - sizes]
+  return attention, costs.mlp[sizes], costs.reductions[reduction][sizes]
+
+
+def _compositions(
+  num_tokens: int, granularity: int, most_pieces: int
+) -> Iterator[np.ndarray]:
+  """Yields the sizes of 2, 3, ... pieces, ``[plans, pieces]``."""
+  num_cuts = (num_tokens - 1) // granularity
+  for chosen in range(1, min(most_pieces, num_cuts + 1)):
+    cuts = granularity * _combinations(num_cuts, chosen)
+    yield np.diff(cuts, prepend=0, append=num_tokens)
+
+
+@functools.lru_cache(maxsize=16)
+def _combinations(count: int, chosen: int) -> np.ndarray:
+  """Returns ascending choices of 1 to ``count``, ``[choices, chosen]``."""
+  return np.array(list(itertools.combinations(range(1, count + 1), chosen)))
+
+
+def _bounds(
+  costs: Costs, reduction: Reduction, sizes: np.ndarray, interference: float
+) -> np.ndarray:
+  """Returns lower bounds on the times of steps, ``[plans]``."""
+  attention, mlp, sums = _pieces(costs, reduction, sizes)
+  device = attention.sum(-1) + mlp.sum(-1)
+  # A_1 ... A_j, R_j, M_j ... M_m, for each j.
+  paths = attention.cumsum(-1) + sums + mlp[:, ::-1].cumsum(-1)[:, ::-1]
+  path, last = paths.max(-1), sums[:, -1]
+
+  def layer(network: np.ndarray) -> np.ndarray:
+    both = np.minimum(device, network)
+    return np.maximum(
+      np.maximum(device, network) + interference * both, path
+    )
+
+  network = 2 * sums.sum(-1)
+  bound = layer(network - last) + (costs.num_layers - 1) * layer(network) + last
+  return costs.fixed_s + bound * (1 - _EQUAL)
+
+
+def _layer_seconds(
+  attention: np.ndarray, mlp: np.ndarray, sums: np.ndarray, pending: np.ndarray,
+  interference: float,
+) -> np.ndarray:
+  """Returns the times of one layer, ``[plans]``.
+
+  Args:
+    attention, mlp, sums: Times of the pieces, ``[plans, pieces]``.
+    pending: Time of the reduction that the layer before left, ``[plans]``.
+    interference: Slowdown of both resources, an argument of `plan`.
+  """
+  plans, pieces = sums.shape
+  done = np.zeros((plans, 1))
+  # Work of device and network in order; a last entry that never runs.
+  work = np.stack([
+    np.concatenate([attention, mlp, done], 1),
+    np.concatenate([pending[:, None], sums, sums[:, :-1], done], 1),
+  ])
+  # Entries of the other resource that must have ended.
+  never = 2 * pieces + 1
+  needs = np.array([
+    [*[0] * (pieces - 1), 1, *range(2, pieces + 2), never],
+    [0, *range(1, pieces + 1), *range(pieces + 1, 2 * pieces), never],
+  ])
+  row, rows = np.arange(2)[:, None], np.arange(plans)[None]
+  at = np.zeros((2, plans), int)  # entries that have ended
+  left = work[:, :, 0].copy()
+  time = np.zeros(plans)
+  for _ in range(4 * pieces):  # each round ends at least one entry
+    runs = at[::-1] >= needs[row, at]
+    slow = np.where(runs.all(0), 1 + interference, 1.0)
+    rounds = np.where(runs, left, np.inf).min(0)
+    going = np.isfinite(rounds)
+    rounds = np.where(going, rounds, 0)
+    time += rounds * slow
+    ended = runs & (left <= rounds)
+    left = np.where(runs, left - rounds, left)
+    at = at + ended
+    left = np.where(ended, work[row, rows, at], left)
+  assert (at == 2 * pieces).all()
+  return time

@@ -1,0 +1,411 @@
+"""Times of a layer's operations: profiles of GPUs, or the roofline model.
+
+``nanobatch_profiles.csv`` has the times of the products and of the other
+operations of a layer of Llama-2-70B, by tokens. Attention is not in it: its
+time is that of the cached keys and values that decodes read, or of the FLOPs of
+prompt chunks, by the roofline model. Each piece reads the weights again, which
+is in the times of the products: a piece of few tokens takes as long as its
+weights take to read.
+
+Times of reductions are from `parallel.plans.hardware.collective_times`:
+measured for H100s and derived for others. "one_shot" gathers the products of
+all ranks and adds them locally: the smallest time of an all-reduce, and the
+time of its bytes. Fewer than 16 bits are quantised in the kernel of the
+reduction, which reads and writes each number twice at the bandwidth of the
+memory (an assumption).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import csv
+import dataclasses
+import functools
+import pathlib
+
+import numpy as np
+
+from parallel.base.checks import at_least, fraction, known
+from parallel.plans.hardware.devices import Device
+from parallel.plans.nanobatches.nanobatch import Costs, Reduction
+from parallel.plans.network import inference
+from parallel.plans.network.inference import Machine, ModelStep
+from parallel.plans.workload import Transformer
+
+SOURCE = (
+  "microsoft/vidur (MIT licence), data/profiling/compute/*/meta-llama/"
+  "Llama-2-70b-hf/mlp.csv, medians"
+)
+# The profiled model.
+PROFILED = "llama-2-70b"
+LLAMA_2_70B = Transformer(32_000, 8192, 80, 64, 8, 28672)
+_PROFILES = pathlib.Path(__file__).with_name("nanobatch_profiles.csv")
+_PRODUCTS = ("qkv", "out", "up", "down")
+# Parts of a layer's halves, without attention itself.
+ATTENTION, MLP = ("qkv", "out", "attention_rest"), ("up", "down", "mlp_rest")
+_EXPERTS = ("gate and up", "down")  # operations of `inference.operations`
+ENDS = ("least", "greatest")
+ALGORITHMS = ("all_reduce", "one_shot")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mix:
+  """Tokens of a step: decodes first, then prompt chunks.
+
+  Attributes:
+    decodes: Number of decoding sequences.
+    context: Mean number of positions that a decode attends to.
+    prefills: Number of prompt tokens.
+    prefill_context: Mean number of positions that a prompt token attends to.
+  """
+
+  decodes: int
+  context: float = 0.0
+  prefills: int = 0
+  prefill_context: float = 0.0
+
+  @property
+  def tokens(self) -> int:
+    """Number of tokens of the step."""
+    return self.decodes + self.prefills
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+  """Measured times of a layer's operations on one device.
+
+  Attributes:
+    name: Name in messages.
+    tokens: Measured numbers of tokens, ascending from 1, ``[rows]``.
+    seconds: Times by operation, ``[rows]`` each.
+
+  Raises:
+    ValueError: A time is missing or not positive, or the numbers of tokens do
+      not ascend from 1.
+  """
+
+  name: str
+  tokens: np.ndarray
+  seconds: Mapping[str, np.ndarray]
+
+  def __post_init__(self) -> None:
+    if not len(self.tokens) or self.tokens[0] != 1:
+      raise ValueError(f"{self.name}: the first row must have 1 token")
+    if (np.diff(self.tokens) <= 0).any():
+      raise ValueError(f"{self.name}: the numbers of tokens must ascend")
+    for part in (*ATTENTION, *MLP):
+      if part not in self.seconds:
+        raise ValueError(f"{self.name}: times of {part!r} are missing")
+      times = self.seconds[part]
+      bad = ~((times > 0) & np.isfinite(times))
+      if bad.any():
+        at = int(bad.argmax())
+        raise ValueError(
+          f"{self.name}: {part} of {self.tokens[at]} tokens takes "
+          f"{times[at]:g} s, which must be positive"
+        )
+
+  def times(self, part: str, most_tokens: int) -> np.ndarray:
+    """Returns times of 0 to ``most_tokens`` tokens, interpolated linearly.
+
+    Raises:
+      ValueError: The profile ends before ``most_tokens``.
+    """
+    if most_tokens > self.tokens[-1]:
+      raise ValueError(
+        f"{self.name}: {most_tokens} tokens were not measured, only up to "
+        f"{self.tokens[-1]}"
+      )
+    found = np.interp(
+      np.arange(most_tokens + 1), self.tokens, self.seconds[part]
+    )
+    found[0] = 0
+    return found
+
+
+def read(path: pathlib.Path = _PROFILES) -> dict[tuple[str, int], Profile]:
+  """Returns profiles by (GPU, number of ranks).
+
+  Args:
+    path: CSV file with the columns gpu, num_ranks, tokens and one for each
+      operation, in us; lines that begin with # are comments.
+
+  Raises:
+    ValueError: A cell is empty, or a profile is invalid.
+  """
+  rows: dict[tuple[str, int], list[dict[str, str]]] = {}
+  with path.open(newline="") as file:
+    for row in csv.DictReader(x for x in file if not x.startswith("#")):
+      for name, cell in row.items():
+        if not cell:
+          raise ValueError(
+            f"{path.name}: {row['gpu']}, {row['tokens']} tokens: {name} is "
+            "empty"
+          )
+      rows.setdefault((row["gpu"], int(row["num_ranks"])), []).append(row)
+  return {
+    key: Profile(
+      f"profile of {key[1]} x {key[0]}",
+      np.array([int(row["tokens"]) for row in found]),
+      {
+        part: np.array([float(row[part]) for row in found]) * 1e-6
+        for part in (*ATTENTION, *MLP) if part in found[0]
+      },
+    )
+    for key, found in rows.items()
+  }
+
+
+@functools.cache
+def profiles() -> dict[tuple[str, int], Profile]:
+  """Returns the profiles of this package."""
+  return read()
+
+
+def _one_token(
+  model: Transformer, num_ranks: int
+) -> dict[str, inference.Operation]:
+  """Returns the operations of one token that attends to one position."""
+  made = inference.operations(model, ModelStep(1, 1, 1), num_ranks)
+  return {o.name: o for o in made}
+
+
+def roofline(
+  model: Transformer, device: Device, num_ranks: int, most_tokens: int,
+  utilisation: float = 1.0, experts: tuple[int, int] = (1, 1),
+) -> Profile:
+  """Returns a profile by the roofline model; norms take no time in it.
+
+  Args:
+    model: Sizes of the model.
+    device: Type of the devices.
+    num_ranks: Number of tensor ranks.
+    most_tokens: Largest number of tokens.
+    utilisation: Fraction of the peak rate that large products reach.
+    experts: Number of experts of an MLP, and of those that a token uses.
+  """
+  fraction("utilisation", utilisation)
+  tokens = np.arange(1, most_tokens + 1)
+  number, top = experts
+  parts = {}
+  for o in _one_token(model, num_ranks).values():
+    name = {"gate and up": "up"}.get(o.name, o.name)
+    if name not in _PRODUCTS:
+      continue
+    flops, size = o.flops * tokens, np.full(len(tokens), o.bytes)
+    if o.name in _EXPERTS:
+      flops, size = flops * top, size * np.minimum(number, top * tokens)
+    parts[name] = np.maximum(
+      flops / (utilisation * device.peak(model.dtype)),
+      size / device.memory_bandwidth,
+    )
+  # A profile has no zero times; these are too small to matter.
+  rest = np.full(len(tokens), np.finfo(float).tiny)
+  return Profile(
+    f"roofline of {num_ranks} x {device.name}", tokens,
+    parts | {"attention_rest": rest, "mlp_rest": rest},
+  )
+
+
+def attend(
+  model: Transformer, device: Device, num_ranks: int, mix: Mix,
+  utilisation: float = 1.0,
+) -> np.ndarray:
+  """Returns the cumulative time of attention in a layer, ``[tokens + 1]``.
+
+  A decode reads its own cache. The tokens of a prompt chunk share theirs, so
+  only FLOPs count.
+
+  Args:
+    model: Sizes of the model.
+    device: Type of the devices.
+    num_ranks: Number of tensor ranks.
+    mix: Tokens of the step.
+    utilisation: Fraction of the peak rate that products reach.
+  """
+  one = _one_token(model, num_ranks)["attention"]  # attends to one position
+  flop_s = one.flops / (utilisation * device.peak(model.dtype))
+  byte_s = one.bytes / device.memory_bandwidth
+  each = np.concatenate([
+    np.full(mix.decodes, max(flop_s, byte_s) * mix.context),
+    np.full(mix.prefills, flop_s * mix.prefill_context),
+  ])
+  return np.concatenate([[0.0], each.cumsum()])
+
+
+def choices(
+  p: Iterable[float] = (1.0,), bits: Iterable[int] = (16,),
+  algorithms: Sequence[str] = ALGORITHMS,
+) -> list[Reduction]:
+  """Returns all combinations of algorithms, fractions p and bits."""
+  for name in algorithms:
+    known("algorithm=", name, ALGORITHMS)
+  return [
+    Reduction(name, share, width)
+    for share in p for width in bits for name in algorithms
+  ]
+
+
+def reduction_times(
+  machine: Machine, model: Transformer, reduction: Reduction, most_tokens: int,
+  end: str = "least",
+) -> np.ndarray:
+  """Returns times of one reduction of 0 to ``most_tokens`` tokens.
+
+  Args:
+    machine: Devices of the tensor axis.
+    model: Sizes of the model.
+    reduction: Way to reduce.
+    most_tokens: Largest number of tokens.
+    end: "least" or "greatest" plausible time.
+
+  Raises:
+    ValueError: An argument is unknown or out of range.
+  """
+  known("end=", end, ENDS)
+  fraction("p", reduction.p)
+  at_least("bits", reduction.bits)
+  channels = int(reduction.p * model.width)
+  if not channels:
+    return np.zeros(most_tokens + 1)
+  coding_s = 0.0  # per channel of a token
+  if reduction.bits < 8 * model.item_bytes:
+    coding_s = (
+      2 * (model.item_bytes + reduction.bits / 8)
+      / machine.device.memory_bandwidth
+    )
+  smallest = getattr(machine.all_reduce(1), end)
+
+  def seconds(size: float) -> float:
+    if reduction.algorithm == "one_shot":
+      return smallest + (machine.num_ranks - 1) * size / machine.rate
+    return getattr(machine.all_reduce(size), end)
+
+  sizes = np.arange(most_tokens + 1) * channels * reduction.bits / 8
+  # Times are smooth between these points; each costs an interpolation.
+  at = np.unique(np.geomspace(1, most_tokens, 64).astype(int))
+  times = np.interp(
+    np.arange(most_tokens + 1), at, [seconds(sizes[n]) for n in at]
+  )
+  times += np.arange(most_tokens + 1) * channels * coding_s
+  times[0] = 0
+  return times
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+  """Times of a step at the peak rates of the hardware, in seconds.
+
+  Attributes:
+    compute: FLOPs of products and attention.
+    memory: Bytes of weights and cached keys and values, each read once.
+    network: Bytes of the reductions over the links.
+  """
+
+  compute: float
+  memory: float
+  network: float
+
+  @property
+  def seconds(self) -> float:
+    """Largest of the three: the time if they overlap fully."""
+    return max(self.compute, self.memory, self.network)
+
+
+def optimum(
+  model: Transformer, machine: Machine, mix: Mix,
+  experts: tuple[int, int] = (1, 1),
+) -> Optimum:
+  """Returns the optimum of a step, whatever its schedule.
+
+  Source: NanoFlow, arXiv 2408.12757, section 3.
+
+  Args:
+    model: Sizes of the model.
+    machine: Devices of the tensor axis.
+    mix: Tokens of the step.
+    experts: Number of experts of an MLP, and of those that a token uses.
+  """
+  device, (number, top) = machine.device, experts
+  cached = mix.decodes * mix.context  # positions
+  pairs = cached + mix.prefills * mix.prefill_context
+  flops = size = 0.0
+  for o in _one_token(model, machine.num_ranks).values():
+    if o.name == "attention":
+      flops += o.count * o.flops * pairs
+      size += o.count * o.bytes * cached
+      continue
+    rows = max(mix.decodes, 1) if o.name == "head" else mix.tokens
+    used, held = (top, number) if o.name in _EXPERTS else (1, 1)
+    flops += o.count * o.flops * rows * used
+    size += o.count * o.bytes * min(held, used * rows)
+  # Two reductions per layer and that of the embedding.
+  sums = (2 * model.num_layers + 1) * mix.tokens * model.width
+  network = (
+    machine.wire_seconds(sums * model.item_bytes)
+    if machine.num_ranks > 1 else 0.0
+  )
+  return Optimum(
+    flops / device.peak(model.dtype),
+    size / device.memory_bandwidth, network,
+  )
+
+
+def layer(
+  name: str, model: Transformer, profile: Profile, machine: Machine, mix: Mix,
+  reductions: Iterable[Reduction] = (Reduction(),), end: str = "least",
+  utilisation: float = 1.0,
+) -> Costs:
+  """Returns the costs of a step for `nanobatch.plan`.
+
+  Args:
+    name: Name of the model; a plan refuses to run another one.
+    model: Sizes of the model.
+    profile: Times of products and norms on one device of the machine.
+    machine: Devices of the tensor axis.
+    mix: Tokens of the step.
+    reductions: Ways to reduce that the plan may choose.
+    end: "least" or "greatest" plausible time of reductions.
+    utilisation: Fraction of the peak rate of attention and head.
+  """
+  tokens = mix.tokens
+  head = _one_token(model, machine.num_ranks)["head"]
+  whole = Reduction(bits=8 * model.item_bytes)
+  full = reduction_times(machine, model, whole, tokens, end)
+  return Costs(
+    name, model.num_layers,
+    attention=sum(profile.times(part, tokens) for part in ATTENTION),
+    mlp=sum(profile.times(part, tokens) for part in MLP),
+    reductions={
+      r: reduction_times(machine, model, r, tokens, end) for r in reductions
+    },
+    attend=attend(
+      model, machine.device, machine.num_ranks, mix, utilisation
+    ),
+    # The embedding's reduction and the head's product.
+    fixed_s=float(full[-1]) + max(
+      max(mix.decodes, 1) * head.flops
+      / (utilisation * machine.device.peak(model.dtype)),
+      head.bytes / machine.device.memory_bandwidth,
+    ),
+    optimum_s=optimum(model, machine, mix).seconds,
+  )
+
+
+def profile_of(
+  machine: Machine, model: Transformer, most_tokens: int,
+  utilisation: float = 1.0,
+) -> Profile:
+  """Returns the measured profile of a machine, or that of the roofline.
+
+  Args:
+    machine: Devices of the tensor axis.
+    model: Sizes of the model; only Llama-2-70B was measured.
+    most_tokens: Largest number of tokens.
+    utilisation: Fraction of the peak rate that products reach by the roofline.
+  """
+  # An A100 computes alike, whatever its links are.
+  key = machine.device.name.removesuffix("-pcie"), machine.num_ranks
+  if model == LLAMA_2_70B and key in profiles():
+    return profiles()[key]
+  return roofline(
+    model, machine.device, machine.num_ranks, most_tokens, utilisation
+  )

@@ -1,0 +1,1 @@
+"""Simulators of collective schedules on a topology, and inference bounds."""

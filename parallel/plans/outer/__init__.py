@@ -1,0 +1,1 @@
+"""Bytes and periods of outer loops in closed form."""

@@ -1,0 +1,1 @@
+"""Pipeline schedules as data: builders, checks, costs and simulated times."""

@@ -1,0 +1,390 @@
+"""Builders of pipeline schedules, by their names in configs.
+
+Each builder defines the order of a stage's actions; `schedule.arranged`
+schedules every action at the earliest possible tick. A step has p stages, m
+microbatches and v chunks per stage. All orders except those with split
+backwards follow one rule: first some forwards (the *warm-up*), then a forward
+before every backward, then the rest. Backwards process microbatches in the
+order of forwards, so all schedules sum gradients in the same order, part by
+part.
+
+Sources: GPipe (Huang et al., 1811.06965), here with backwards in the order of
+forwards; 1F1B (PipeDream-Flush: Narayanan et al., 2006.09503); interleaved 1F1B
+(Megatron-LM: Narayanan et al., 2104.04473); eager 1F1B (Zhuang et al.,
+2211.05322), whose warm-up is twice as long, which hides hops that take up to
+half of a microbatch's time; looped (breadth-first: Lamy-Poirier, 2211.05953);
+ZB-H1 and ZB-H2, the handcrafted orders of Qi et al., 2401.10241; ZB-V (Qi et
+al., 2405.15362), with no bubble at the peak memory of 1F1B; DualPipeV, half of
+DualPipe (DeepSeek-V3, 2412.19437) on half of the devices. The last two place
+the parts in a V.
+"""
+
+import collections
+from collections.abc import Callable, Iterable
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from parallel.base import checks
+from parallel.plans.pipeline.pipeline_schedule import (
+  Action,
+  Kind,
+  PipelineSchedule,
+  arranged,
+  loop,
+  v_shape,
+)
+
+
+class Size(NamedTuple):
+  """Size of a pipeline schedule.
+
+  Attributes:
+    stages: p, the stages of the pipeline.
+    microbatches: m, the microbatches per step.
+    chunks: v, the parts per stage.
+  """
+
+  stages: int
+  microbatches: int
+  chunks: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Builder:
+  """Rule of a pipeline schedule, and the sizes that it supports.
+
+  Attributes:
+    order: Returns the actions of a stage in order, given size and stage.
+    stored: Returns the maximum number of live activations on a stage, counted
+      in microbatches of one part: the closed form.
+    chunked: Whether stages may have several chunks.
+    in_rounds: Whether the microbatches must be a multiple of the stages if
+      there are several chunks.
+    one_chunk: Builder that replaces this one for one chunk per stage; "" for
+      none.
+    num_chunks: The only number of chunks that is supported; 0 for one, or for
+      any number if stages may have several.
+    placement: Function from stages and chunks to the placement of parts.
+  """
+
+  order: Callable[[Size, int], list[Action]]
+  stored: Callable[[Size, int], int]
+  chunked: bool = False
+  in_rounds: bool = False
+  one_chunk: str = ""
+  num_chunks: int = 0
+  placement: Callable[[int, int], np.ndarray] = loop
+
+
+def _forwards(size: Size, group: int) -> list[Action]:
+  """Lists forwards: all chunks of a group of microbatches, then the next."""
+  return [
+    Action(Kind.FORWARD, microbatch, chunk)
+    for first in range(0, size.microbatches, group)
+    for chunk in range(size.chunks)
+    for microbatch in range(first, min(first + group, size.microbatches))
+  ]
+
+
+def _alternating(size: Size, group: int, warm_up: int) -> list[Action]:
+  """Lists the warm-up's forwards; then one forward before each backward."""
+  forwards = _forwards(size, group)
+  order, rest = forwards[:warm_up], iter(forwards[warm_up:])
+  # Backwards follow the order of forwards.
+  for action in forwards:
+    order += [a for a in [next(rest, None)] if a]
+    # Backwards run through the chunks in reverse.
+    chunk = size.chunks - 1 - action.chunk
+    order.append(Action(Kind.BACKWARD, action.microbatch, chunk))
+  return order
+
+
+def _split(size: Size, warm_up: int, delay: int) -> list[Action]:
+  """Lists the actions of a stage with split backwards.
+
+  Args:
+    size: The size.
+    warm_up: Forwards before the first forward that is followed by a backward.
+    delay: Number of microbatches by which weight gradients lag behind input
+      cotangents.
+  """
+  order = [
+    Action(Kind.FORWARD, i) for i in range(min(warm_up, size.microbatches))
+  ]
+  # Per iteration one forward, one input cotangent and one weight gradient of
+  # different microbatches, as far as these exist.
+  for i in range(size.microbatches + delay):
+    for kind, microbatch in (
+      (Kind.FORWARD, i + warm_up), (Kind.INPUT, i), (Kind.WEIGHT, i - delay)
+    ):
+      if 0 <= microbatch < size.microbatches:
+        order.append(Action(kind, microbatch))
+  return order
+
+
+def _all_first(size: Size, stage: int) -> list[Action]:
+  """Lists all forwards, one chunk after another, then all backwards."""
+  del stage  # all stages have this order
+  m = size.microbatches
+  return _alternating(size, group=m, warm_up=m * size.chunks)
+
+
+def _all_stored(size: Size, stage: int) -> int:
+  del stage
+  return size.microbatches * size.chunks
+
+
+def _waves(size: Size, stage: int) -> int:
+  """Returns the forwards of 1F1B before a stage's first cotangents."""
+  return size.stages - stage - 1
+
+
+def _eager_warm_up(size: Size, stage: int) -> int:
+  """Returns Megatron-LM's warm-up; with one chunk that of eager 1F1B."""
+  return 2 * _waves(size, stage) + (size.chunks - 1) * size.stages
+
+
+def _eager_order(size: Size, stage: int) -> list[Action]:
+  # Groups of `stages` microbatches pass through all chunks in turn.
+  warm_up = _eager_warm_up(size, stage)
+  return _alternating(size, group=size.stages, warm_up=warm_up)
+
+
+def _eager_stored(size: Size, stage: int) -> int:
+  return min(
+    size.microbatches * size.chunks, _eager_warm_up(size, stage) + 1
+  )
+
+
+_F, _B, _I, _W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
+
+
+def _numbered(
+  kinds: Iterable[tuple[Kind, int]], microbatches: int
+) -> list[Action]:
+  """Returns actions of the first microbatches, from pairs (kind, chunk).
+
+  Each chunk runs each kind on the microbatches in ascending order; a whole
+  backward is an action of both halves.
+  """
+  order, count = [], collections.Counter[tuple[Kind, int]]()
+  for kind, chunk in kinds:
+    halves = (_I, _W) if kind is _B else (kind,)
+    order.append(Action(kind, count[halves[0], chunk], chunk))
+    count.update((half, chunk) for half in halves)
+  return [action for action in order if action.microbatch < microbatches]
+
+
+def _zb_v(size: Size, stage: int) -> list[Action]:
+  """Lists ZB-V: weight gradients follow at once, or fill the end of the step.
+
+  With fewer than 2 p - 1 microbatches, these are the first ones of the order
+  for 2 p - 1.
+  """
+  p, waves = size.stages, _waves(size, stage)
+  m = max(size.microbatches, 2 * p - 1)
+  both = [(_I, 0), (_W, 0), (_F, 1), (_I, 1), (_W, 1)]
+  return _numbered([
+    # Forwards until the first microbatch returns, then until its cotangents do.
+    *[(_F, 0)] * (2 * waves + 1),
+    *[(_F, 1), (_F, 0)] * stage,
+    *[(_F, 1), (_I, 1), (_W, 1)] * (waves + 1),
+    # Both chunks in turn; the last rounds have no forward of the first chunk.
+    *[(_F, 0), *both] * (m - p - waves),
+    *both * waves,
+    # The last cotangents, then the weight gradients that were left.
+    *[(_I, 0), (_I, 1)] * stage,
+    *[(_I, 0), (_W, 0)] * (waves + 1),
+    *[(_W, 1)] * stage, *[(_W, 0)] * stage,
+  ], size.microbatches)
+
+
+def _dualpipe_v(size: Size, stage: int) -> list[Action]:
+  """Lists DualPipeV: pairs of a forward and a whole backward of two chunks.
+
+  Backwards are split where weight gradients fill the bubble: in the warm-up,
+  and at the end of the step. With fewer than 2 p microbatches, these are the
+  first ones of the order for 2 p.
+  """
+  p, waves = size.stages, _waves(size, stage)
+  m = max(size.microbatches, 2 * p)
+  # Of the remaining backwards, the second half is split; with those after them,
+  # their weight gradients follow in the order of their cotangents.
+  rest = [1, 0] * (stage + 1)
+  whole, split = rest[: stage + 1], rest[stage + 1 :]
+  late = split + [0] * waves
+  return _numbered([
+    *[(_F, 0)] * (2 * waves),
+    *[(_F, 0), (_F, 1)] * (stage + 1),
+    *[(_I, 1), (_W, 1), (_F, 1)] * waves,
+    # The pairs: a forward of one chunk and a backward of the other.
+    *[(_F, 0), (_B, 1), (_F, 1), (_B, 0)] * (m - 2 * p + stage + 1),
+    *[(_B, 1), (_F, 1), (_B, 0)] * waves,
+    *[(_B, chunk) for chunk in whole],
+    *[(_I, chunk) for chunk in split],
+    *[x for chunk in late[:waves] for x in ((_W, chunk), (_I, 0))],
+    *[(_W, chunk) for chunk in late[waves:]],
+  ], size.microbatches)
+
+
+def _v_stored(size: Size, stage: int, most: int) -> int:
+  """Returns the activations of a V: ``most`` with enough microbatches."""
+  m = size.microbatches
+  return min(most, 2 * m, m + stage + 1)
+
+
+BUILDERS: dict[str, Builder] = {
+  "gpipe": Builder(_all_first, _all_stored),
+  # One more microbatch is live than in the warm-up.
+  "1f1b": Builder(
+    lambda size, stage: _alternating(size, size.stages, _waves(size, stage)),
+    lambda size, stage: min(size.microbatches, _waves(size, stage) + 1),
+  ),
+  "eager_1f1b": Builder(_eager_order, _eager_stored),
+  "interleaved_1f1b": Builder(
+    _eager_order, _eager_stored, chunked=True, in_rounds=True,
+    one_chunk="eager_1f1b",
+  ),
+  "looped": Builder(
+    _all_first, _all_stored, chunked=True, one_chunk="gpipe"
+  ),
+  # A stage with a shorter warm-up delays more weight gradients, which fill the
+  # end of the step: all stages store equally many activations.
+  "zb_h1": Builder(
+    lambda size, stage: _split(size, _waves(size, stage), delay=stage),
+    lambda size, stage: min(size.microbatches, size.stages),
+  ),
+  "zb_h2": Builder(
+    lambda size, stage: _split(size, 2 * _waves(size, stage), delay=2 * stage),
+    lambda size, stage: min(size.microbatches, 2 * size.stages - 1),
+  ),
+  "zb_v": Builder(
+    _zb_v,
+    lambda size, stage: _v_stored(size, stage, 2 * size.stages),
+    chunked=True, num_chunks=2, placement=v_shape,
+  ),
+  "dualpipe_v": Builder(
+    _dualpipe_v,
+    lambda size, stage: _v_stored(size, stage, 2 * size.stages + 1),
+    chunked=True, num_chunks=2, placement=v_shape,
+  ),
+  # For evaluation.
+  "forward": Builder(
+    lambda size, stage: _forwards(size, size.microbatches),
+    lambda size, stage: 0,  # no backward reads activations
+    chunked=True,
+  ),
+}
+
+
+def build(
+  schedule: str, stages: int, microbatches: int, chunks: int = 1
+) -> PipelineSchedule:
+  """Builds the pipeline schedule of a name.
+
+  With one chunk, "interleaved_1f1b" is "eager_1f1b" and "looped" is "gpipe",
+  and the schedule has that name.
+
+  Args:
+    schedule: A key of ``BUILDERS``.
+    stages: Stages of the pipeline.
+    microbatches: Microbatches per step; may be fewer than stages.
+    chunks: Parts per stage.
+
+  Raises:
+    ValueError: The name is unknown, or the builder does not support the size;
+      the message names the supported sizes.
+
+  Example:
+    The kinds (1: forward, 2: backward) of two stages by tick.
+
+    >>> build("1f1b", stages=2, microbatches=3).kinds.T.tolist()
+    [[1, 1, 0, 2, 1, 2, 0, 2], [0, 1, 2, 1, 2, 1, 2, 0]]
+  """
+  taken(schedule, stages, microbatches, chunks)
+  if chunks == 1:
+    schedule = BUILDERS[schedule].one_chunk or schedule
+  size, builder = Size(stages, microbatches, chunks), BUILDERS[schedule]
+  return arranged(
+    schedule,
+    [builder.order(size, stage) for stage in range(stages)],
+    microbatches,
+    chunks,
+    [builder.stored(size, stage) for stage in range(stages)],
+    builder.placement,
+  )
+
+
+def evaluation(
+  schedule: PipelineSchedule, microbatches: int = 1
+) -> PipelineSchedule:
+  """Builds the schedule "forward" on the placement of another schedule.
+
+  Args:
+    schedule: Schedule of a training step.
+    microbatches: Microbatches of an evaluation.
+  """
+  size = Size(schedule.num_stages, microbatches, schedule.num_chunks)
+  builder = BUILDERS["forward"]
+  return arranged(
+    "forward",
+    [builder.order(size, stage) for stage in range(size.stages)],
+    microbatches,
+    size.chunks,
+    [builder.stored(size, stage) for stage in range(size.stages)],
+    lambda *_: schedule.parts,
+  )
+
+
+def chunks_of(schedule: str, chunks: int) -> int:
+  """Returns the chunks of a builder for a config that asks for ``chunks``.
+
+  Args:
+    schedule: A key of ``BUILDERS``.
+    chunks: Parts per stage of schedules that support any number.
+
+  Example:
+    >>> [chunks_of(name, 3) for name in ("1f1b", "looped", "zb_v")]
+    [1, 3, 2]
+  """
+  builder = BUILDERS[schedule]
+  return builder.num_chunks or (chunks if builder.chunked else 1)
+
+
+def taken(
+  schedule: str, stages: int, microbatches: int, chunks: int = 1
+) -> None:
+  """Checks that `build` supports a size, without building.
+
+  Args:
+    schedule: A key of ``BUILDERS``.
+    stages: Stages of the pipeline.
+    microbatches: Microbatches per step.
+    chunks: Parts per stage.
+
+  Raises:
+    ValueError: See `build`.
+  """
+  checks.known("schedule=", schedule, BUILDERS)
+  checks.at_least("stages", stages)
+  checks.at_least("microbatches", microbatches)
+  checks.at_least("chunks", chunks)
+  builder = BUILDERS[schedule]
+  if chunks != chunks_of(schedule, chunks):
+    able = ", ".join(n for n in BUILDERS if chunks_of(n, chunks) == chunks)
+    number = {1: "one chunk", 2: "two chunks"}[chunks_of(schedule, chunks)]
+    raise ValueError(
+      f"schedule={schedule!r} has {number} per stage, not chunks={chunks}; "
+      f"these take {chunks}: {able}"
+    )
+  # Interleaving processes rounds of `stages` microbatches.
+  left = microbatches % stages
+  if builder.in_rounds and chunks > 1 and left:
+    fit = [n for n in (microbatches - left, microbatches - left + stages) if n]
+    raise ValueError(
+      f"schedule={schedule!r} with chunks={chunks} takes multiples of "
+      f"stages={stages}, not microbatches={microbatches}: "
+      f"{' or '.join(map(str, fit))} would fit, or 'looped'"
+    )

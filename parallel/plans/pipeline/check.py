@@ -1,0 +1,212 @@
+"""Proof that a pipeline schedule is a training step within its limits.
+
+Every microbatch passes forward through every part, once and in order, and its
+cotangents pass back through all of them, or through none. The operands of an
+action were produced at least one tick earlier, and no stage stores more
+activations than its limit at any tick. The arrays themselves ensure that a
+stage runs at most one action per tick.
+"""
+
+import numpy as np
+
+from parallel.plans.pipeline.cost import stored
+from parallel.plans.pipeline.pipeline_schedule import (
+  Kind,
+  PipelineSchedule,
+  when,
+)
+
+
+def check(schedule: PipelineSchedule) -> None:
+  """Proves a schedule.
+
+  Args:
+    schedule: The schedule.
+
+  Raises:
+    ValueError: The schedule is wrong. The message names the tick, stage and
+      action.
+
+  Example:
+    1F1B stores two microbatches on its first stage; a limit of one is
+    rejected.
+
+    >>> import dataclasses
+    >>> from parallel.plans.pipeline.builders import build
+    >>> schedule = build("1f1b", stages=2, microbatches=4)
+    >>> check(schedule)
+    >>> check(dataclasses.replace(schedule, limits=(1, 1)))
+    Traceback (most recent call last):
+      ...
+    ValueError: 1f1b: tick 1, stage 0 (FORWARD of microbatch 1 in chunk 0):
+    activations of 2 microbatches are stored, the limit is 1
+  """
+  _check_fields(schedule)
+  _check_placement(schedule)
+  _check_once(schedule)
+  _check_complete(schedule)
+  _check_order(schedule)
+  _check_stored(schedule)
+
+
+def _check_fields(schedule: PipelineSchedule) -> None:
+  """Checks shapes and the ranges of all numbers."""
+  t, name = schedule, schedule.name
+  shape = t.kinds.shape
+  if not shape == t.microbatches.shape == t.chunks.shape or len(shape) != 2:
+    raise ValueError(
+      f"{name}: kinds, microbatches and chunks must be [ticks, stages], not "
+      f"{shape}, {t.microbatches.shape} and {t.chunks.shape}"
+    )
+  if len(t.limits) != t.num_stages or min(t.limits, default=-1) < 0:
+    raise ValueError(
+      f"{name}: limits={t.limits} must be a number for each of "
+      f"{t.num_stages} stages"
+    )
+  # Each condition marks wrong entries, [T, S].
+  idle = t.kinds == Kind.IDLE
+  for wrong, why in (
+    (~np.isin(t.kinds, list(Kind)), "there is no such kind of action"),
+    (idle & ((t.microbatches != -1) | (t.chunks != -1)),
+     "an idle stage has microbatch and chunk -1"),
+    (~idle & ((t.microbatches < 0) | (t.microbatches >= t.num_microbatches)),
+     f"microbatches are 0 to {t.num_microbatches - 1}"),
+    (~idle & ((t.chunks < 0) | (t.chunks >= t.num_chunks)),
+     f"chunks are 0 to {t.num_chunks - 1}"),
+  ):
+    if wrong.any():
+      raise _wrong(t, *np.argwhere(wrong)[0], why)
+
+
+def _check_placement(schedule: PipelineSchedule) -> None:
+  """Checks that each part has one place, and a neighbour as its successor."""
+  t = schedule
+  shape = t.num_chunks, t.num_stages
+  if t.parts.shape != shape or (
+    sorted(t.parts.ravel().tolist()) != list(range(t.num_parts))
+  ):
+    raise ValueError(
+      f"{t.name}: parts={t.parts.tolist()} must be the parts 0 to "
+      f"{t.num_parts - 1}, one for each of {t.num_chunks} chunks of each of "
+      f"{t.num_stages} stages"
+    )
+  far = np.flatnonzero(abs(t.directions) > 1)
+  if len(far):
+    part = int(far[0])
+    raise ValueError(
+      f"{t.name}: parts={t.parts.tolist()} place part {part} on stage "
+      f"{t.stage_of_part[part]} and part {part + 1} on stage "
+      f"{t.stage_of_part[part + 1]}, which must be neighbours"
+    )
+
+
+def _check_once(schedule: PipelineSchedule) -> None:
+  """Checks that no action occurs twice."""
+  found = when(schedule)
+  ticks, stages = np.nonzero(schedule.kinds)
+  parts = schedule.part_of_actions()[ticks, stages]
+  kinds = schedule.kinds[ticks, stages]
+  # `when` has one tick per action, so one of two equal actions differs from it.
+  again = found[kinds, parts, schedule.microbatches[ticks, stages]] != ticks
+  if again.any():
+    place = np.flatnonzero(again)[0]
+    tick, stage = ticks[place], stages[place]
+    other = found[
+      kinds[place], parts[place], schedule.microbatches[tick, stage]
+    ]
+    raise _wrong(schedule, tick, stage, f"it repeats tick {other}'s action")
+
+
+def _check_complete(schedule: PipelineSchedule) -> None:
+  """Checks that all required actions exist, with whole or split backwards."""
+  done = when(schedule) >= 0  # [kind, part, microbatch]
+  both = done[Kind.BACKWARD] & (done[Kind.INPUT] | done[Kind.WEIGHT])
+  if both.any():
+    part, m = np.argwhere(both)[0]
+    kind = Kind.INPUT if done[Kind.INPUT, part, m] else Kind.WEIGHT
+    raise _of(
+      schedule, kind, part, m, "a whole backward repeats the same work"
+    )
+  # All forwards; with any backward, also both halves of every backward, where
+  # a whole backward counts as both.
+  needed = {Kind.FORWARD: done[Kind.FORWARD]}
+  if schedule.has_backward:
+    for kind in (Kind.INPUT, Kind.WEIGHT):
+      needed[kind] = done[Kind.BACKWARD] | done[kind]
+  for kind, present in needed.items():
+    if not present.all():
+      part, m = np.argwhere(~present)[0]
+      if not (kind is Kind.FORWARD or done[Kind.INPUT:, part, m].any()):
+        kind = Kind.BACKWARD  # both halves are missing
+      raise ValueError(
+        f"{schedule.name}: stage {schedule.stage_of_part[part]} never runs "
+        f"{kind.name} of microbatch {m} in chunk "
+        f"{schedule.chunk_of_part[part]}"
+      )
+
+
+def _check_order(schedule: PipelineSchedule) -> None:
+  """Checks that the operands of each action are produced at an earlier tick."""
+  ticks = when(schedule)
+  forward = ticks[Kind.FORWARD]
+  # Tick of the input's cotangents, by either kind, [part, microbatch].
+  back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
+  # Batch and loss are available from the start (-1): they are not results of an
+  # action.
+  given = np.full((1, schedule.num_microbatches), -1)
+  before = np.concatenate([given, forward[:-1]])
+  after = np.concatenate([back[1:], given])
+  # Kind, tick of its operand, offset of the part that produces it.
+  for kind, needed, maker in (
+    (Kind.FORWARD, before, -1),
+    (Kind.BACKWARD, forward, 0), (Kind.BACKWARD, after, 1),
+    (Kind.INPUT, forward, 0), (Kind.INPUT, after, 1),
+    (Kind.WEIGHT, back, 0),
+  ):
+    # A result is available one tick after its action.
+    early = (ticks[kind] >= 0) & (ticks[kind] <= needed)
+    if early.any():
+      part, m = np.argwhere(early)[0]
+      stage, chunk = (
+        places[part + maker]
+        for places in (schedule.stage_of_part, schedule.chunk_of_part)
+      )
+      raise _of(
+        schedule, kind, part, m,
+        f"it needs the result of stage {stage}, chunk {chunk}, of tick "
+        f"{needed[part, m]}",
+      )
+
+
+def _check_stored(schedule: PipelineSchedule) -> None:
+  """Checks that stored activations are within limits at every tick."""
+  kept, limits = stored(schedule), np.array(schedule.limits)  # [T, S], [S]
+  over = kept > limits
+  if over.any():
+    tick, stage = np.argwhere(over)[0]
+    raise _wrong(
+      schedule, tick, stage,
+      f"activations of {kept[tick, stage]} microbatches are stored, the limit "
+      f"is {limits[stage]}",
+    )
+
+
+def _of(
+  schedule: PipelineSchedule, kind: Kind, part: int, microbatch: int, why: str
+) -> ValueError:
+  """Returns the error of an existing action."""
+  tick = when(schedule)[kind, part, microbatch]
+  return _wrong(schedule, tick, schedule.stage_of_part[part], why)
+
+
+def _wrong(
+  schedule: PipelineSchedule, tick: int, stage: int, why: str
+) -> ValueError:
+  """Returns the error of the action at a tick on a stage."""
+  number = int(schedule.kinds[tick, stage])
+  kind = Kind(number).name if number in list(Kind) else f"kind {number}"
+  return ValueError(
+    f"{schedule.name}: tick {tick}, stage {stage} ({kind} of microbatch "
+    f"{schedule.microbatches[tick, stage]} in chunk "
+    f"{schedule.chunks[tick, stage]}): {why}"
+  )

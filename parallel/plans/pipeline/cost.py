@@ -1,0 +1,311 @@
+"""Cost of a pipeline schedule: idle stages, stored activations, sent tensors.
+
+All costs are counted from the arrays. Known closed forms are implemented too
+(`builders.Builder.stored` has those of stored activations), and tests compare
+both.
+
+Shape legend: T = ticks, S = stages.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from parallel.plans.pipeline.builders import Size
+from parallel.plans.pipeline.pipeline_schedule import (
+  Kind,
+  PipelineSchedule,
+  when,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """Counts of a pipeline schedule, with ticks of equal length.
+
+  Attributes:
+    ticks: Ticks from the first action to the last.
+    bubble: Share of the stages' ticks in which they are idle.
+    own_bubble: That share of the ticks from each stage's first action to
+      its last: the remaining idle share if a stage may start another step
+      meanwhile.
+    stored: Peak number of live activations per stage, ``[S]``, counted in
+      microbatches of one part. A part has 1 / v of a stage's activations.
+    inputs: Peak number of inputs of its parts that each stage holds, ``[S]``;
+      see `held`.
+    cotangents: Peak number of cotangents of its parts' outputs, ``[S]``.
+    deltas: Peak number of deltas per stage, ``[S]``, counted in microbatches of
+      one part: values that the first half of a backward saves for the second; 0
+      for whole backwards. With saved residuals these are the cotangents of all
+      products with weights.
+    forward_sends: Outputs that each stage sends to another one, ``[S]``.
+    backward_sends: Cotangents that each stage sends to another one, ``[S]``.
+  """
+
+  ticks: int
+  bubble: float
+  own_bubble: float
+  stored: tuple[int, ...]
+  inputs: tuple[int, ...]
+  cotangents: tuple[int, ...]
+  deltas: tuple[int, ...]
+  forward_sends: tuple[int, ...]
+  backward_sends: tuple[int, ...]
+
+  def stored_bytes(self, part_bytes: int) -> int:
+    """Returns the bytes of activations on the stage with the most.
+
+    Args:
+      part_bytes: Bytes that a part stores per microbatch.
+    """
+    return max(self.stored) * part_bytes
+
+  def sent_bytes(self, boundary_bytes: int) -> int:
+    """Returns the bytes that all stages send to one another in a step.
+
+    Args:
+      boundary_bytes: Bytes of one microbatch's activations between parts.
+    """
+    return boundary_bytes * sum(self.forward_sends + self.backward_sends)
+
+
+def cost(schedule: PipelineSchedule) -> Cost:
+  """Returns the cost of a schedule.
+
+  Args:
+    schedule: Schedule that `parallel.plans.pipeline.check.check` accepts.
+
+  Example:
+    1F1B idles for (p - 1) / (m + p - 1) of the step; the first stage stores p
+    microbatches.
+
+    >>> from parallel.plans.pipeline.builders import build
+    >>> found = cost(build("1f1b", stages=4, microbatches=9))
+    >>> round(found.bubble, 4), found.stored
+    (0.25, (4, 3, 2, 1))
+  """
+  busy = schedule.kinds != Kind.IDLE  # [T, S]
+  # [S]: ticks from a stage's first action to its last.
+  own = len(busy) - busy.argmax(0) - busy[::-1].argmax(0)
+  inputs, cotangents = held(schedule)
+  sent = np.logical_or(*sends(schedule))
+  forward = sent & (schedule.kinds == Kind.FORWARD)
+  return Cost(
+    ticks=len(busy),
+    bubble=1 - float(busy.mean()),
+    own_bubble=1 - float(busy.sum() / own.sum()),
+    stored=_most(stored(schedule)),
+    inputs=_most(inputs),
+    cotangents=_most(cotangents),
+    deltas=_most(halves(schedule)),
+    forward_sends=_most(np.cumsum(forward, 0)),
+    backward_sends=_most(np.cumsum(sent & ~forward, 0)),
+  )
+
+
+def stored(schedule: PipelineSchedule) -> np.ndarray:
+  """Counts live activations, int ``[T, S]``, in microbatches of one part.
+
+  A part's activations are stored from its forward to its backward, or to that
+  of its weights, both ticks included. Without backwards nothing is stored.
+  """
+  ticks = when(schedule)
+  return _alive(schedule, ticks[Kind.FORWARD], _last_use(ticks))
+
+
+def held(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
+  """Counts the inputs and cotangents that stages hold, each int ``[T, S]``.
+
+  An input is held from its arrival, one tick after the previous part has
+  produced it, until its part last reads it: in the backward, which repeats the
+  forward, or in the forward if there are no backwards. The first part takes its
+  input from the batch at its forward and holds it until the same action. A
+  cotangent is held until the backward, or that of the weights. The last part's
+  cotangents are the loss's, available one tick after its forward.
+  """
+  ticks = when(schedule)
+  forward, last = ticks[Kind.FORWARD], _last_use(ticks)
+  # Tick of arrival, [part, microbatch]; the batch is read at the forward.
+  comes = np.concatenate([forward[:1], forward[:-1] + 1])
+  inputs = _alive(schedule, comes, np.where(last < 0, forward, last))
+  # Cotangents arrive one tick after the next part's backward, or after the
+  # last part's forward.
+  back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
+  comes = np.concatenate([back[1:], forward[-1:]]) + 1
+  return inputs, _alive(schedule, comes, last)
+
+
+def halves(schedule: PipelineSchedule) -> np.ndarray:
+  """Counts backwards between their two halves, int ``[T, S]``.
+
+  The ticks of both halves are included.
+  """
+  ticks = when(schedule)
+  return _alive(schedule, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
+
+
+def sends(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the actions whose result is sent to another stage.
+
+  In a loop, outputs are sent to the next stage and cotangents to the previous
+  one; in a V, those of every second chunk are sent the other way.
+
+  Returns:
+    Whether a result is sent to the next stage, and whether it is sent to the
+    previous one, each bool ``[T, S]``.
+  """
+  t, parts = schedule, schedule.part_of_actions()  # [T, S]
+  # Directions of a part's outputs and cotangents; the last part's outputs and
+  # the first one's cotangents are not sent.
+  outputs = np.append(t.directions, 0)
+  cotangents = -np.insert(t.directions, 0, 0)
+  way = np.where(t.kinds == Kind.FORWARD, outputs[parts], 0)
+  back = np.isin(t.kinds, (Kind.BACKWARD, Kind.INPUT))
+  way = np.where(back, cotangents[parts], way)
+  apart = t.num_stages > 1  # a stage sends nothing to itself
+  return (way > 0) & apart, (way < 0) & apart
+
+
+def _last_use(ticks: np.ndarray) -> np.ndarray:
+  """Returns the last tick of a part's backward, ``[part, microbatch]``, or -1.
+  """
+  return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.WEIGHT])
+
+
+def _alive(
+  schedule: PipelineSchedule, first: np.ndarray, last: np.ndarray
+) -> np.ndarray:
+  """Counts live values at each tick, int ``[T, S]``.
+
+  Args:
+    schedule: The schedule.
+    first: First tick of each value, ``[part, microbatch]``.
+    last: Last tick of each value, inclusive; -1 if it does not exist.
+  """
+  change = np.zeros((schedule.num_ticks + 1, schedule.num_stages), int)
+  parts, microbatches = np.nonzero(last >= 0)
+  stages = schedule.stage_of_part[parts]
+  # A running sum over ticks of births and deaths.
+  np.add.at(change, (first[parts, microbatches], stages), 1)
+  np.add.at(change, (last[parts, microbatches] + 1, stages), -1)
+  return change[:-1].cumsum(0)
+
+
+def _most(counts: np.ndarray) -> tuple[int, ...]:
+  """Returns the maximum over ticks of each stage."""
+  return tuple(counts.max(0).tolist())
+
+
+# Closed forms -----------------------------------------------------------------
+
+
+def num_sends(size: Size, backward: bool = True, v_shaped: bool = False) -> int:
+  """Returns the number of tensors that stages send in a step: 2 m (v p - 1).
+
+  In a V, v - 1 boundaries are between parts of one stage: 2 m v (p - 1).
+  """
+  if size.stages == 1:
+    return 0
+  boundaries = size.stages * size.chunks - 1  # between consecutive parts
+  if v_shaped:
+    boundaries -= size.chunks - 1
+  return (1 + backward) * size.microbatches * boundaries
+
+
+def step_s(
+  schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
+) -> float:
+  """Returns the seconds of a step on equal stages with free communication.
+
+  Args:
+    schedule: A key of `builders.BUILDERS`.
+    size: The size, which the builder must support.
+    forward_s: Seconds of a microbatch's forward on a stage, all its chunks.
+    input_s: Seconds of the cotangents of its inputs.
+    weight_s: Seconds of the gradients of its weights.
+
+  Raises:
+    ValueError: No closed form is known: ZB-H1 with m < p, ZB-H2 with m < 2 p -
+      1; ZB-V with m < 2 p - 1 or input_s shorter than one of the others;
+      DualPipeV with m < 2 p or input_s other than forward_s.
+
+  Source: Narayanan et al., 2104.04473, section 2.2, and Lamy-Poirier,
+  2211.05953. The formulas of ZB-H1, ZB-H2, ZB-V and DualPipeV were found with
+  `simulate.events`. DualPipeV's pairs of a forward and a backward run one after
+  the other; the published bubble assumes that results of a pair are available
+  at its end: (p - 1) (F + 2 B - W) / v, with the halves B and W of a backward.
+  If the three times are equal, or the last of the terms is the largest, that of
+  ZB-H1 is the paper's (Qi et al., 2401.10241). The papers count the bubble per
+  stage (`Cost.own_bubble`), which is then zero for ZB-H2 and, with equal times,
+  for ZB-V, but stages start one after another.
+
+  Example:
+    (m + p - 1) microbatches of 3 seconds.
+
+    >>> step_s("1f1b", Size(4, 9), forward_s=1.0, input_s=1.0, weight_s=1.0)
+    36.0
+  """
+  p, m, v = size
+  both_s = forward_s + input_s + weight_s
+  # Each formula: work of a stage, then the bubble.
+  if schedule == "zb_h1" and m >= p:
+    return m * both_s + (p - 1) * max(
+      forward_s, input_s, forward_s + input_s - weight_s
+    )
+  if schedule == "zb_h2" and m >= 2 * p - 1:
+    return m * both_s + (p - 1) * max(
+      forward_s, input_s - forward_s, forward_s + input_s - 2 * weight_s
+    )
+  longest = input_s >= max(forward_s, weight_s)
+  if schedule == "zb_v" and m >= 2 * p - 1 and longest:
+    return m * both_s + (p - 1) * max(input_s, 2 * (input_s - weight_s)) / v
+  if schedule == "dualpipe_v" and m >= 2 * p and forward_s == input_s:
+    return m * both_s + (p - 1) * max(
+      forward_s, forward_s + input_s - weight_s
+    ) / v
+  if schedule in ("gpipe", "1f1b", "eager_1f1b"):
+    return (m + p - 1) * both_s
+  if schedule == "interleaved_1f1b":
+    return m * both_s + (p - 1) * both_s / v
+  if schedule in ("looped", "forward"):
+    # With fewer microbatches than stages each loop waits for the previous one.
+    rounds = (v - 1) * max(m, p) + m + p - 1
+    return rounds * (both_s if schedule == "looped" else forward_s) / v
+  raise ValueError(
+    f"schedule={schedule!r} with stages={p} and microbatches={m} has no "
+    "closed form of its time"
+  )
+
+
+def bubble(
+  schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
+) -> float:
+  """Returns the idle share of the stages in a step: 1 - m (F + B) / T.
+
+  For 1F1B it is (p - 1) / (m + p - 1). Arguments and errors are those of
+  `step_s`.
+  """
+  work_s = forward_s
+  if schedule != "forward":
+    work_s += input_s + weight_s
+  step = step_s(schedule, size, forward_s, input_s, weight_s)
+  return 1 - size.microbatches * work_s / step
+
+
+def exposed_s(size: Size, hop_s: float) -> float:
+  """Returns the seconds that hops add to a step of 1F1B.
+
+  Without hops, a stage has just enough microbatches in flight to cover the path
+  to the last stage and back. Each round of p microbatches thus waits for 2 (p -
+  1) hops, and each microbatch of an incomplete round for two.
+
+  Args:
+    size: The size, of one chunk.
+    hop_s: Seconds from the end of an action until its result is on the next
+      stage. Messages must not queue: a link is busy with one for at most the
+      time of a forward and a backward.
+  """
+  p, m, _ = size
+  # All full rounds, then the microbatches of the incomplete one.
+  rounds, left = divmod(m - 1, p)
+  return hop_s * (2 * (p - 1) * (rounds + 1) + 2 * max(0, left - 1))

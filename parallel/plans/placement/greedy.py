@@ -1,0 +1,113 @@
+"""Layout and free bytes that greedy policies share."""
+
+from collections.abc import Sequence
+
+from parallel.plans.placement.costs import Key, Placement, capacities
+from parallel.plans.placement.problem import DEVICE, INSTANTS, Problem, Tensor
+
+_CPU = "updated by the cpu, weights on the {}"
+
+
+class Room:
+  """Free bytes of the tiers while tensors are placed one after the other."""
+
+  def __init__(self, problem: Problem) -> None:
+    self.problem = problem
+    self.free = {i: capacities(problem, i) for i in INSTANTS}
+    self.tiers: dict[Key, dict[str, float]] = {}
+
+  def of(self, tensor: Tensor, tier: str) -> float:
+    """Returns the bytes of a tensor that a tier has room for."""
+    return min(
+      (max(0.0, self.free[i][tier]) for i in tensor.held),
+      default=tensor.size_bytes,
+    )
+
+  def put(self, key: Key, tensor: Tensor, tier: str, size: float) -> float:
+    """Places bytes of a tensor on a tier; returns those."""
+    if size > 0:
+      for instant in tensor.held:
+        self.free[instant][tier] -= size
+      found = self.tiers.setdefault(key, {})
+      found[tier] = found.get(tier, 0.0) + size / tensor.size_bytes
+    return size
+
+  def fill(
+    self, key: Key, tensor: Tensor, order: Sequence[str], size: float
+  ) -> float:
+    """Fills tiers in an order; returns the bytes that have no room."""
+    for tier in order:
+      size -= self.put(key, tensor, tier, min(size, self.of(tensor, tier)))
+    return size
+
+  def stripe(
+    self, key: Key, tensor: Tensor, weights: dict[str, float], size: float
+  ) -> float:
+    """Divides bytes in proportion to weights; returns those without room."""
+    weights = dict(weights)
+    while size > 1e-6 * tensor.size_bytes and weights:
+      # The tier that is full first ends a round; the others share the rest.
+      total = sum(weights.values())
+      part = min(
+        size, *(self.of(tensor, t) * total / w for t, w in weights.items())
+      )
+      for tier, weight in weights.items():
+        self.put(key, tensor, tier, part * weight / total)
+      size -= part
+      weights = {
+        t: w for t, w in weights.items()
+        if self.of(tensor, t) > 1e-9 * tensor.size_bytes
+      }
+    return size if size > 1e-6 * tensor.size_bytes else 0.0
+
+
+def tiers(problem: Problem, *kinds: str) -> list[str]:
+  """Returns the names of the host's tiers of some kinds, fastest first."""
+  found = [t for t in problem.host.tiers if not kinds or t.kind in kinds]
+  return [t.name for t in sorted(found, key=lambda t: -t.read.value)]
+
+
+def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
+  """Returns the layout of ZeRO-Offload, before host tensors are placed.
+
+  Returns:
+    Free bytes after the device's tensors; the host's tensors with their keys;
+    and the fraction of each way.
+  """
+  room = Room(problem)
+  weights = sum(
+    t.size_bytes for _, way, t in problem.tensors()
+    if way.name == _CPU.format("device") and t.on == "device"
+  )
+  fits = all(room.free[i][DEVICE] >= weights for i in INSTANTS)
+  wanted = {
+    "parameters": _CPU.format("device" if fits else "host"),
+    "activations": "recomputed",
+  }
+  chosen = {}
+  for part in problem.parts:
+    names = [way.name for way in part.ways]
+    # If the problem does not have this way, the first one of the part.
+    name = wanted[part.name]
+    chosen[part.name] = name if name in names else names[0]
+  ways = {(part, way): 1.0 for part, way in chosen.items()}
+  host = []
+  for part, way, tensor in problem.tensors():
+    if chosen[part.name] != way.name:
+      continue
+    key = part.name, way.name, tensor.name
+    if tensor.on == "device":
+      room.put(key, tensor, DEVICE, tensor.size_bytes)
+    else:
+      host.append((key, tensor))
+  return room, host, ways
+
+
+def finish(
+  room: Room, ways: dict, left: Sequence[tuple[Key, Tensor, float]]
+) -> Placement:
+  """Returns the placement; bytes without room exceed the slowest NUMA node."""
+  last = tiers(room.problem, "dram", "cxl")[-1:] or tiers(room.problem)[-1:]
+  for key, tensor, size in left:
+    room.put(key, tensor, last[0], size)
+  return Placement(ways, room.tiers)

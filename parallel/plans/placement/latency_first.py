@@ -1,0 +1,30 @@
+"""Policy: tensors that the CPU touches in DRAM, others striped over the rest.
+
+Source: CXL-aware allocation (arXiv 2507.03305). Tensors are ordered by the
+bytes that the CPU reads and writes per byte of size. Those it touches fill
+DRAM; the rest of them, and tensors that only the device's DMA touches, are
+striped over the cards in proportion to their bandwidth. Deviation: files are
+used like cards.
+"""
+
+from parallel.plans.placement import greedy
+from parallel.plans.placement.costs import Placement
+from parallel.plans.placement.problem import Problem
+
+
+def place(problem: Problem) -> Placement:
+  """Returns the placement; without cards or DRAM, the other kind is used."""
+  room, host, ways = greedy.layout(problem)
+  dram = greedy.tiers(problem, "dram")
+  cards = {
+    name: problem.host.tier(name).read.value
+    for name in greedy.tiers(problem, "cxl", "file")
+  }
+  left = []
+  for key, tensor in sorted(host, key=lambda item: -item[1].cpu_density):
+    size = tensor.size_bytes
+    if tensor.cpu_density:
+      size = room.fill(key, tensor, dram, size)
+    size = room.stripe(key, tensor, cards, size)
+    left.append((key, tensor, room.fill(key, tensor, dram, size)))
+  return greedy.finish(room, ways, left)

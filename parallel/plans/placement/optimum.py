@@ -1,0 +1,216 @@
+"""Fastest placement, by linear programming.
+
+Variables are the fraction of each part per way, of each tensor per tier, and
+the seconds of each phase, which bound the load of every resource from above.
+With ``whole`` the fractions are multiples of 1 / units of the part (layers), a
+mixed integer program; the fractional optimum is a lower bound of it.
+
+Example:
+  See `parallel.plans.placement.problem`.
+"""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import ctypes
+import os
+import sys
+
+import numpy as np
+from scipy import optimize, sparse
+
+from parallel.plans.placement.costs import (
+  COMPUTE,
+  Key,
+  Placement,
+  capacities,
+  loads,
+)
+from parallel.plans.placement.problem import INSTANTS, PHASES, Problem
+
+# Bytes of the solver's unit, so that its numbers are near 1.
+_GB = 1e9
+
+
+class _Program:
+  """Linear program with named variables and one row per constraint."""
+
+  def __init__(self) -> None:
+    self.index: dict[tuple[str, ...], int] = {}
+    self.rows: list[dict[int, float]] = []
+    self.low: list[float] = []
+    self.high: list[float] = []
+
+  def variable(self, *name: str) -> int:
+    return self.index.setdefault(name, len(self.index))
+
+  def add(
+    self, terms: Mapping[int, float], low: float, high: float
+  ) -> None:
+    self.rows.append(dict(terms))
+    self.low.append(low)
+    self.high.append(high)
+
+  def solve(
+    self, minimised: list[int], integers: Mapping[int, int], limit_s: float
+  ) -> np.ndarray | None:
+    """Returns the values of all variables, or None if there is no solution.
+
+    Args:
+      minimised: Variables whose sum is minimised.
+      integers: Variable -> number of units; its value is a multiple of 1 /
+        units.
+      limit_s: Most seconds.
+    """
+    count = len(self.index)
+    scale = np.ones(count)
+    for variable, units in integers.items():
+      scale[variable] = 1 / units
+    entries = [
+      (row, column, value * scale[column])
+      for row, terms in enumerate(self.rows) for column, value in terms.items()
+    ]
+    row, column, value = (
+      np.array(part) for part in zip(*entries, strict=True)
+    )
+    matrix = sparse.csr_array(
+      (value, (row.astype(int), column.astype(int))),
+      shape=(len(self.rows), count),
+    )
+    objective = np.zeros(count)
+    objective[minimised] = 1
+    whole = np.zeros(count)
+    whole[list(integers)] = 1
+    with _no_output() if integers else contextlib.nullcontext():
+      found = optimize.milp(
+        objective,
+        integrality=whole,
+        bounds=optimize.Bounds(0, np.inf),
+        constraints=optimize.LinearConstraint(matrix, self.low, self.high),
+        options={"time_limit": limit_s, "mip_rel_gap": 1e-4},
+      )
+    if found.status == 1 and found.x is None:
+      raise ValueError(f"no placement was found within {limit_s:g} s")
+    return None if found.x is None else found.x * scale
+
+
+@contextlib.contextmanager
+def _no_output() -> Iterator[None]:
+  """Discards stdout of libraries: HiGHS prints a line of its own there."""
+  sys.stdout.flush()
+  kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+  os.dup2(null, 1)
+  try:
+    yield
+  finally:
+    ctypes.CDLL(None).fflush(None)
+    os.dup2(kept, 1)
+    os.close(kept)
+    os.close(null)
+
+
+def place(
+  problem: Problem,
+  *,
+  whole: bool = False,
+  forced: Mapping[Key, str] | None = None,
+  limit_s: float = 60.0,
+) -> Placement:
+  """Returns the placement with the shortest step.
+
+  Args:
+    problem: The problem.
+    whole: Whether no unit of a part (a layer) is divided.
+    forced: (part, way, tensor) -> the only tier that it may use.
+    limit_s: Most seconds of the search.
+
+  Raises:
+    ValueError: The state does not fit on all tiers together, or no placement
+      was found in time.
+  """
+  program, shares, tiers = _program(problem, forced or {})
+  units = {part.name: part.units for part in problem.parts}
+  integers = (
+    {v: units[key[0]] for key, v in (*shares.items(), *(
+      (key[:1], v) for key, v in tiers.items()))}
+    if whole else {}
+  )
+  solved = program.solve(
+    [program.variable("seconds", phase) for phase in PHASES], integers, limit_s
+  )
+  if solved is None:
+    lacking = _shortage(problem) or "its layers cannot be divided"
+    raise ValueError(f"the state does not fit: {lacking}")
+  found: dict[Key, dict[str, float]] = {}
+  for (part, way, tensor, tier), variable in tiers.items():
+    found.setdefault((part, way, tensor), {})[tier] = float(solved[variable])
+  return Placement(
+    {key: float(solved[variable]) for key, variable in shares.items()}, found
+  )
+
+
+def _program(
+  problem: Problem, forced: Mapping[Key, str], extended: bool = False
+) -> tuple[
+  _Program, dict[tuple[str, str], int], dict[tuple[str, str, str, str], int]
+]:
+  """Returns the program, and its variables of ways and of tiers.
+
+  Args:
+    problem: The problem.
+    forced: Tiers of tensors that have one only.
+    extended: Whether capacities can be extended, by variables "added".
+  """
+  program = _Program()
+  shares: dict[tuple[str, str], int] = {}
+  tiers: dict[tuple[str, str, str, str], int] = {}
+  # Instant and tier -> bytes, phase and resource -> seconds, by variable.
+  held: dict[tuple[str, str], dict[int, float]] = {}
+  busy: dict[tuple[str, str], dict[int, float]] = {
+    (phase, COMPUTE): {} for phase in PHASES
+  }
+  for part in problem.parts:
+    for way in part.ways:
+      key = part.name, way.name
+      shares[key] = program.variable("way", *key)
+      for phase, seconds in way.seconds.items():
+        busy[phase, COMPUTE][shares[key]] = seconds
+    program.add({shares[part.name, way.name]: 1 for way in part.ways}, 1, 1)
+  for part, way, tensor in problem.tensors():
+    key = part.name, way.name, tensor.name
+    allowed = [forced[key]] if key in forced else problem.tiers_of(tensor)
+    for tier in allowed:
+      variable = tiers[*key, tier] = program.variable("tier", *key, tier)
+      for instant in tensor.held:
+        terms = held.setdefault((instant, tier), {})
+        terms[variable] = tensor.size_bytes / _GB
+      for place, seconds in loads(problem, tensor, tier).items():
+        busy.setdefault(place, {})[variable] = seconds
+    whole = {tiers[*key, tier]: 1.0 for tier in allowed}
+    program.add(whole | {shares[key[:2]]: -1}, 0, 0)
+  for instant in INSTANTS:
+    for tier, capacity in capacities(problem, instant).items():
+      terms = held.get((instant, tier), {})
+      if extended:
+        terms = terms | {program.variable("added", tier): -1}
+      program.add(terms, -np.inf, capacity / _GB)
+  for (phase, resource), terms in busy.items():
+    seconds = program.variable("seconds", phase)
+    fixed = problem.seconds[phase] if resource == COMPUTE else 0.0
+    program.add(terms | {seconds: -1}, -np.inf, -fixed)
+  return program, shares, tiers
+
+
+def _shortage(problem: Problem) -> str:
+  """Returns the least bytes that would have to be added, by tier."""
+  program, _, _ = _program(problem, {}, extended=True)
+  added = {
+    name[1]: variable for name, variable in program.index.items()
+    if name[0] == "added"
+  }
+  found = program.solve(list(added.values()), {}, limit_s=60.0)
+  if found is None:
+    return "a tensor has no tier that it can be on"
+  return ", ".join(
+    f"{tier} lacks {found[variable]:,.1f} GB"
+    for tier, variable in added.items() if found[variable] > 1e-6
+  )

@@ -1,0 +1,282 @@
+"""Placement problem: the tensors of a training step and their accesses.
+
+A step has three phases, forward, backward and update, one after the other. In
+each of them, transfers run concurrently with the device's compute. Memory is
+largest at two instants, the end of the forward (all activations, no gradients)
+and the end of the backward (all gradients, no activations), so that activations
+and gradients can use the same bytes.
+
+A `StatePart` of the state has one or several ways to run: the optimizer on the
+CPU or on the device, activations saved or recomputed. Each `Way` has its own
+tensors. A placement divides each part over its ways, and each tensor over the
+tiers.
+
+Example:
+  >>> from parallel.plans.hardware.devices import H100
+  >>> from parallel.plans.hardware.tiers import HOSTS
+  >>> from parallel.memory import problem, placement
+  >>> from parallel.plans.workload import Transformer
+  >>> llama = Transformer(
+  ...   vocab_size=32000, width=4096, num_layers=32, num_heads=32,
+  ...   num_kv_heads=32, ffn_width=11008,
+  ... )
+  >>> step = problem.training_step(
+  ...   llama, batch_size=1, seq_len=16384, device=H100, host=HOSTS["two-cxl"]
+  ... )
+  >>> cost = placement.cost(step, placement.place(step, "optimum"))
+  >>> cost.fits, {p: round(s, 2) for p, s in cost.seconds.items()}
+  (True, {'forward': 0.58, 'backward': 1.16, 'update': 0.2})
+"""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Literal
+
+from parallel.base import checks
+from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.tiers import Host
+from parallel.plans.workload import Transformer
+
+Phase = Literal["forward", "backward", "update"]
+PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
+Instant = Literal["end of forward", "end of backward"]
+INSTANTS: tuple[Instant, ...] = ("end of forward", "end of backward")
+# Name of the device's own memory among the tiers of a placement.
+DEVICE = "device"
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+  """Access to all bytes of a tensor, once per step.
+
+  Attributes:
+    phase: Phase of the step.
+    by: "device" (by DMA if the tensor is on the host) or "cpu".
+    read, written: Bytes per byte of the tensor.
+  """
+
+  phase: Phase
+  by: Literal["device", "cpu"]
+  read: float = 0.0
+  written: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """Tensor of a step.
+
+  Attributes:
+    name: Name, unique within its way.
+    size_bytes: Bytes if its way runs all of the part.
+    held: Instants at which it is in memory.
+    uses: Its accesses.
+    on: "device" or "host" if only one of them is possible, or "any".
+  """
+
+  name: str
+  size_bytes: float
+  held: tuple[Instant, ...]
+  uses: tuple[Use, ...] = ()
+  on: Literal["device", "host", "any"] = "any"
+
+  @property
+  def cpu_density(self) -> float:
+    """Bytes that the CPU reads and writes per byte of the tensor."""
+    return sum(u.read + u.written for u in self.uses if u.by == "cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+  """One way to run a part of the step.
+
+  Attributes:
+    name: Name.
+    tensors: Tensors that it needs.
+    seconds: Device compute by phase in addition to the step's, if it runs all
+      of the part.
+  """
+
+  name: str
+  tensors: tuple[Tensor, ...]
+  seconds: Mapping[Phase, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class StatePart:
+  """Part of the training state whose bytes are placed.
+
+  Attributes:
+    name: Name.
+    ways: Ways to run it; a placement divides the part among them.
+    units: Number of equal pieces that are not divided further, such as layers.
+      The optimum of the fractional problem ignores it.
+  """
+
+  name: str
+  ways: tuple[Way, ...]
+  units: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+  """Placement problem of one training step on one device and its host.
+
+  Attributes:
+    host: Tiers and links of the host.
+    device: The device.
+    device_bytes: Bytes of the device's memory that may be used.
+    reserved: Bytes on the device that are not placed, by instant.
+    seconds: Compute of the device by phase.
+    parts: Parts of the state.
+    content: Name of the content of ``reserved``, for figures.
+  """
+
+  host: Host
+  device: Device
+  device_bytes: float
+  reserved: Mapping[Instant, float]
+  seconds: Mapping[Phase, float]
+  parts: tuple[StatePart, ...]
+  content: str = "logits, working memory"
+
+  def tensors(self) -> list[tuple[StatePart, Way, Tensor]]:
+    """Returns all tensors with their part and way."""
+    return [
+      (part, way, tensor)
+      for part in self.parts for way in part.ways for tensor in way.tensors
+    ]
+
+  def tiers_of(self, tensor: Tensor) -> list[str]:
+    """Returns the names of the tiers that a tensor can be on."""
+    host = [tier.name for tier in self.host.tiers]
+    return {
+      "device": [DEVICE], "host": host, "any": [DEVICE, *host]
+    }[tensor.on]
+
+
+def training_step(
+  model: Transformer,
+  *,
+  batch_size: int,
+  seq_len: int,
+  device: Device,
+  host: Host,
+  utilisation: float = 0.5,
+  fill: float = 0.9,
+) -> Problem:
+  """Returns the problem of a step in mixed precision on one device.
+
+  Per parameter: a weight and a gradient of the activations' dtype, and float32
+  master weight and two moments of AdamW. With the optimizer on the CPU, the
+  device sends gradients and receives new weights. Weights that are on the host
+  are sent to the device twice per step, for the forward and the backward.
+
+  Args:
+    model: Sizes of the model.
+    batch_size: Sequences of a step.
+    seq_len: Positions of a sequence.
+    device: The device.
+    host: The host.
+    utilisation: Achieved share of the device's peak, an assumption.
+    fill: Share of the device's memory that may be used, an assumption.
+  """
+  checks.at_least("batch_size", batch_size)
+  checks.at_least("seq_len", seq_len)
+  for name, share in (("utilisation", utilisation), ("fill", fill)):
+    checks.fraction(name, share)
+    checks.positive(name, share)
+  tokens = batch_size * seq_len
+  rate = utilisation * device.peak(model.dtype)
+  layers_s = model.num_layers * model.layer_flops(tokens, seq_len) / rate
+  forward_s = layers_s + model.head_flops(tokens) / rate
+  layer_bytes = model.layer_params * model.item_bytes
+  saved = model.kept_bytes(tokens, tensor=1)  # of one layer
+  # Logits and their gradient in float32; the activations of the layer that
+  # runs, with their gradients; two layers of weights, one used, one arriving.
+  logits = 2 * 4 * tokens * model.vocab_size
+  working = 2 * saved + 2 * layer_bytes
+  return Problem(
+    host=host, device=device, device_bytes=fill * device.memory_bytes,
+    reserved={
+      "end of forward": max(logits, working),
+      "end of backward": working + layer_bytes,
+    },
+    seconds={"forward": forward_s, "backward": 2 * forward_s, "update": 0.0},
+    parts=(
+      _parameters(model),
+      _activations(model, saved, model.stream_bytes(tokens), layers_s),
+    ),
+  )
+
+
+def _parameters(model: Transformer) -> StatePart:
+  """Returns weights, gradients and optimizer state."""
+  size = model.num_params * model.item_bytes
+  always = INSTANTS
+  read_twice = (
+    Use("forward", "device", read=1), Use("backward", "device", read=1)
+  )
+  ways = []
+  for by in ("cpu", "device"):
+    for weights_on in ("device", "host"):
+      # A CPU writes new weights where the device reads them: either to the
+      # tier, or into a staging buffer from which they are sent.
+      write = Use(
+        "update", "device" if weights_on == "device" else by, written=1
+      )
+      weights = Tensor(
+        "weights", size, always, (*read_twice, write), weights_on
+      )
+      gradients = Tensor(
+        "gradients", size, ("end of backward",),
+        (Use("backward", "device", written=1), Use("update", by, read=1)),
+        "host" if by == "cpu" else "any",
+      )
+      state = tuple(
+        Tensor(
+          name, 4 * model.num_params, always,
+          (Use("update", by, read=1, written=1),),
+          "host" if by == "cpu" else "any",
+        )
+        for name in ("master weights", "first moments", "second moments")
+      )
+      staging = (
+        (Tensor("staged weights", size, (),
+                (Use("update", "cpu", written=1),
+                 Use("update", "device", read=1)), "host"),)
+        if (by, weights_on) == ("cpu", "device") else ()
+      )
+      ways.append(Way(
+        f"updated by the {by}, weights on the {weights_on}",
+        (weights, gradients, *state, *staging),
+      ))
+  return StatePart("parameters", tuple(ways), model.num_layers)
+
+
+def _activations(
+  model: Transformer, saved: float, stream: float, layers_s: float
+) -> StatePart:
+  """Returns the activations of all layers: saved, or recomputed from inputs.
+
+  Args:
+    model: Sizes of the model.
+    saved: Bytes of all activations of a layer.
+    stream: Bytes of the input of a layer.
+    layers_s: Seconds of the forward of all layers.
+  """
+  uses = (
+    Use("forward", "device", written=1), Use("backward", "device", read=1)
+  )
+  held = ("end of forward",)
+  count = model.num_layers
+  return StatePart(
+    "activations",
+    (
+      Way("saved", (Tensor("activations", count * saved, held, uses),)),
+      Way(
+        "recomputed", (Tensor("layer inputs", count * stream, held, uses),),
+        {"backward": layers_s},
+      ),
+    ),
+    count,
+  )

@@ -1,0 +1,1 @@
+"""Search for 3D-parallel configurations."""

@@ -1,0 +1,285 @@
+"""Lower bound of the cost of all device orders, for the optimality gap.
+
+Let E be the time of an order's slowest hop, R that of its slowest link of a
+data ring, and T that of a tensor group. Then
+
+- every device has two neighbours in its ring over links of at most R, and one
+  successor: the graph of such links has a 2-matching and a perfect matching;
+- the devices of a ring are connected by such links, so each connected component
+  has a multiple of d devices; the same holds for the other axes, and for the
+  union of links of several axes. In a cluster of nodes, if only links within
+  nodes are as fast as T, each tensor group is thus within one node;
+- if the components of some axes have exactly that size, each is a unit, and the
+  other axes order the units, a smaller problem of this kind. Between two units
+  each device has one partner in the other, so the slowest link is no faster
+  than the fastest one of any device.
+
+For up to `device_order.EXACT` units all orders are tried. Otherwise hops have
+separate bounds: the mean of all pipelines by an assignment problem, and the
+cheapest walk through the worst device. E, R and T are enumerated in ranges: the
+lower end is the cost, the upper end selects the allowed links.
+
+Shape legend: N = devices; p, d, t = stages, data, tensor.
+"""
+
+from collections.abc import Callable, Iterator
+import itertools
+
+import numpy as np
+from scipy import optimize, sparse
+from scipy.sparse import csgraph
+
+from parallel.plans.planner.device_order import EXACT, brute_force
+from parallel.plans.planner.message_costs import Grid, Traffic
+
+_RANGES = 12  # of each of E, R and T, in addition to merges of components
+_FLOWS = 256  # largest number of devices with a check of 2-matchings
+
+
+def bound(traffic: Traffic) -> float:
+  """Returns a lower bound, in seconds, of `message_costs.cost` over all orders.
+
+  Args:
+    traffic: The messages.
+
+  Example:
+    Four data ranks in two nodes: every ring crosses nodes.
+
+    >>> node = np.arange(4) // 2
+    >>> ring = np.where(node[:, None] == node, 1.0, 9.0)
+    >>> none = np.zeros((4, 4))
+    >>> bound(Traffic(Grid(1, 4, 1), none, none, ring, none))
+    9.0
+  """
+  if traffic.grid.size <= EXACT:
+    return brute_force(traffic).seconds
+  matrices = traffic.chain + traffic.hop, traffic.ring, traffic.reduce
+  hops = _hops(traffic)
+  levels = [
+    list(_levels(matrix, size, axis))
+    for axis, (matrix, size) in enumerate(
+      zip(matrices, traffic.grid, strict=True)
+    )
+  ]
+  levels[0] = [(max(low, hops), sets) for low, sets in levels[0]]
+  boxes = sorted(
+    itertools.product(*levels), key=lambda box: sum(low for low, _ in box)
+  )
+  best, known = np.inf, {}
+  for box in boxes:
+    least = sum(low for low, _ in box)
+    if least >= best:  # boxes are sorted: no later one is better
+      break
+    best = min(best, _in_box(traffic, box, least, known))
+  return float(best)
+
+
+def _in_box(
+  traffic: Traffic, box: tuple, least: float, known: dict
+) -> float:
+  """Returns a bound of the orders whose slowest links are in given ranges.
+
+  Args:
+    traffic: The messages.
+    box: For each axis the lower end, and each device's component in the graph
+      of links up to the upper end.
+    least: Sum of the lower ends.
+    known: Cache of smaller problems' bounds, which the function extends.
+
+  Returns:
+    Seconds; infinity if no order has its slowest links in these ranges.
+  """
+  grid = traffic.grid
+  axes = [axis for axis in range(3) if grid[axis] > 1]
+  for count in range(1, len(axes) + 1):
+    for some in itertools.combinations(axes, count):
+      size = int(np.prod([grid[axis] for axis in some]))
+      sets = _joined([box[axis][1] for axis in some])
+      sizes = np.bincount(sets)
+      if (sizes % size).any():  # a component cannot consist of whole groups
+        return np.inf
+      # Each component is one group of these axes: order components as units.
+      if size < grid.size and (sizes == size).all():
+        key = some, sets.tobytes()
+        if key not in known:
+          known[key] = bound(_of_units(traffic, some, sets))
+        lows = sum(box[axis][0] for axis in some)
+        least = max(least, lows + known[key])
+  return least
+
+
+def _joined(labels: list[np.ndarray]) -> np.ndarray:
+  """Returns the connected components of the union of several partitions."""
+  found = labels[0]
+  for other in labels[1:]:
+    links = sparse.coo_matrix(
+      (np.ones(len(found)), (found, other)),
+      shape=(found.max() + 1, other.max() + 1),
+    )
+    # Bipartite graph of the sets of both partitions.
+    blocks = sparse.bmat([[None, links], [links.T, None]])
+    found = csgraph.connected_components(blocks, directed=False)[1][found]
+  return found
+
+
+def _of_units(
+  traffic: Traffic, axes: tuple[int, ...], sets: np.ndarray
+) -> Traffic:
+  """Returns the smaller problem in which each component is one unit."""
+  grid = traffic.grid
+  order = np.argsort(sets, kind="stable")
+  count = sets.max() + 1
+  size = len(sets) // count
+
+  # [units, units]: bound of the links between two units, from the fastest
+  # link of each device to each unit.
+  def nearest(matrix, whole):
+    if 0 in axes and whole:
+      return np.zeros((count, count))
+    m = matrix[np.ix_(order, order)].reshape(count, size, count, size)
+    out, into = m.min(3), m.min(1)
+    if matrix is traffic.chain:  # the maximum of pipelines is above their mean
+      return np.maximum(out.mean(1), into.mean(2))
+    return np.maximum(out.max(1), into.max(2))
+
+  none = np.zeros((count, count))
+  return Traffic(
+    Grid(*(1 if axis in axes else n for axis, n in enumerate(grid))),
+    nearest(traffic.chain, True), nearest(traffic.hop, True),
+    none if 1 in axes else nearest(traffic.ring, False),
+    none if 2 in axes else nearest(traffic.reduce, False),
+  )
+
+
+# Ranges of the slowest link ---------------------------------------------------
+
+
+def _levels(
+  seconds: np.ndarray, size: int, axis: int
+) -> Iterator[tuple[float, np.ndarray]]:
+  """Yields ranges: the lower end, and components by links up to the upper end.
+
+  A range ends before links that merge components, so that all values of a range
+  have the same components; further ranges subdivide these.
+  """
+  n = len(seconds)
+  if size == 1:
+    yield 0.0, np.arange(n)
+    return
+  values = np.unique(seconds[~np.eye(n, dtype=bool)])
+  # The smallest value for which a necessary condition holds.
+  fits = _hops_fit if axis == 0 else _rings_fit
+  first = _first(len(values), lambda i: fits(seconds, size, values[i]))
+  # Components merge exactly at the edges of a minimum spanning tree; a tiny
+  # offset keeps zeros from counting as missing edges.
+  tree = csgraph.minimum_spanning_tree(
+    sparse.csr_matrix(np.minimum(seconds, seconds.T) + 1e-30)
+  )
+  merges = np.searchsorted(values, np.unique(tree.data) - 1e-30)
+  if len(merges) > 2 * _RANGES:  # keep the largest relative gaps
+    gaps = np.diff(np.log(values[merges]), prepend=-np.inf)
+    merges = merges[np.sort(np.argsort(-gaps)[: 2 * _RANGES])]
+  more = np.linspace(first, len(values), _RANGES + 1).round().astype(int)
+  starts = np.unique([first, *merges[merges > first], *more])
+  starts = starts[starts < len(values)]
+  ends = [*starts[1:], len(values)]
+  for start, end in zip(starts, ends, strict=True):
+    allowed = (seconds <= values[end - 1]) & ~np.eye(n, dtype=bool)
+    sets = _sets(allowed)
+    if not (np.bincount(sets) % size).any():
+      yield float(values[start]), sets
+
+
+def _first(count: int, fits: Callable[[int], bool]) -> int:
+  """Returns the first index at which a monotone predicate holds, by bisection.
+  """
+  low, high = 0, count - 1
+  while low < high:
+    middle = (low + high) // 2
+    low, high = (low, middle) if fits(middle) else (middle + 1, high)
+  return low
+
+
+def _hops_fit(seconds: np.ndarray, stages: int, most: float) -> bool:
+  """Returns whether hops of at most ``most`` seconds could form pipelines."""
+  allowed = (seconds <= most) & ~np.eye(len(seconds), dtype=bool)
+  count = len(seconds) // stages * (stages - 1)  # devices with a successor
+  return not (np.bincount(_sets(allowed)) % stages).any() and _matches(
+    allowed, count
+  )
+
+
+def _rings_fit(seconds: np.ndarray, size: int, most: float) -> bool:
+  """Returns whether links of at most ``most`` seconds could form rings."""
+  allowed = (seconds <= most) & ~np.eye(len(seconds), dtype=bool)
+  if size == 2:  # both directions are used
+    allowed = allowed & allowed.T
+  if (np.bincount(_sets(allowed)) % size).any():
+    return False
+  if not _matches(allowed, len(seconds)):
+    return False
+  return size == 2 or len(seconds) > _FLOWS or _two_each(allowed | allowed.T)
+
+
+def _sets(allowed: np.ndarray) -> np.ndarray:
+  """Returns the index of each device's connected component."""
+  return csgraph.connected_components(
+    sparse.csr_matrix(allowed), directed=False
+  )[1]
+
+
+def _matches(allowed: np.ndarray, count: int) -> bool:
+  """Returns whether ``count`` devices can have distinct successors."""
+  found = csgraph.maximum_bipartite_matching(sparse.csr_matrix(allowed))
+  return int((found >= 0).sum()) >= count
+
+
+def _two_each(allowed: np.ndarray) -> bool:
+  """Returns whether all devices can have two neighbours (maximum flow)."""
+  n = len(allowed)
+  flow = np.zeros((2 * n + 2, 2 * n + 2), np.int32)
+  # Source -> each device (2) -> its neighbours (1) -> sink (2).
+  flow[-2, :n] = flow[n : 2 * n, -1] = 2
+  flow[:n, n : 2 * n] = allowed
+  found = csgraph.maximum_flow(sparse.csr_matrix(flow), 2 * n, 2 * n + 1)
+  return found.flow_value == 2 * n
+
+
+# Hops -------------------------------------------------------------------------
+
+
+def _hops(traffic: Traffic) -> float:
+  """Returns a bound of the sum of the pipelines' time and the slowest hop."""
+  grid, chain = traffic.grid, traffic.chain.copy()
+  if grid.stages == 1:
+    return 0.0
+  np.fill_diagonal(chain, np.inf)
+  planes = grid.data * grid.tensor
+  # Cheapest walks of each length to and from each device.
+  ahead, back = [np.zeros(len(chain))], [np.zeros(len(chain))]
+  for _ in range(grid.stages - 1):
+    ahead.append((ahead[-1][:, None] + chain).min(0))
+    back.append((chain + back[-1]).min(1))
+  # [p, N]: cheapest pipeline with a device at each stage.
+  walks = [a + b for a, b in zip(ahead, back[::-1], strict=True)]
+  through = float(np.min(walks, axis=0).max())
+  slowest = 0.0
+  if traffic.hop.any():
+    values = np.unique(traffic.hop[~np.eye(grid.size, dtype=bool)])
+    slowest = values[_first(
+      len(values), lambda i: _hops_fit(traffic.hop, grid.stages, values[i])
+    )]
+  return max(_mean(chain, planes), through) + float(slowest)
+
+
+def _mean(chain: np.ndarray, planes: int) -> float:
+  """Returns the mean time of pipelines if each device had the best successor.
+
+  As many devices are last as there are pipelines, and as many are first.
+  """
+  n = len(chain)
+  matrix = np.block([
+    [chain, np.zeros((n, planes))],
+    [np.zeros((planes, n)), np.full((planes, planes), np.inf)],
+  ])
+  return float(matrix[optimize.linear_sum_assignment(matrix)].sum()) / planes

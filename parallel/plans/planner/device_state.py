@@ -1,0 +1,88 @@
+"""Training state of one device under a configuration, in closed form.
+
+The tensors of `caatnet/models/transformer` are sharded over stages and tensor
+ranks. `parallel.plans.zero.cost` prices them, and `parallel.plans.outer.cost`
+their exchange between workers.
+"""
+
+import math
+
+from parallel.plans.outer.cost import Rows
+from parallel.plans.planner.space import Configuration
+from parallel.plans.workload import Transformer
+from parallel.plans.zero import cost as zero_cost
+from parallel.plans.zero.partition import Level, Partition
+
+# Depth of weights, gradients and optimizer state over the data-parallel ranks.
+_DEPTHS = {
+  "ddp": (0, 0, 0), "zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1)
+}
+
+
+def partition(configuration: Configuration) -> Partition:
+  """Returns the partition over a worker's data-parallel ranks, with one level.
+  """
+  c = configuration
+  return Partition(
+    (Level("data", c.ranks),), *_DEPTHS[c.scheme],
+    weight_codec=c.weight_codec, gradient_codec=c.gradient_codec,
+  )
+
+
+def parameters(
+  configuration: Configuration, model: Transformer
+) -> list[zero_cost.Parameter]:
+  """Returns the tensors of a device, as `plans.zero.cost` prices them."""
+  c = configuration
+  layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
+  # Partitions gather in the activations' dtype; ddp uses the float32 weights.
+  wire = model.item_bytes if c.scheme != "ddp" else 4
+  # Embedding and head are sharded over stages and tensor ranks.
+  tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
+  return [
+    *(zero_cost.Parameter(math.ceil(size / c.tensor), layers, wire)
+      for size in model.matrices),
+    zero_cost.Parameter(model.width, 2 * layers, 4),
+    # The backward of an embedding lookup does not read the table.
+    zero_cost.Parameter(tables, 1, wire, regathered=0),
+    zero_cost.Parameter(tables, 1, wire),
+    zero_cost.Parameter(model.width, 1, 4),
+  ]
+
+
+def fragments(
+  configuration: Configuration, model: Transformer
+) -> list[list[Rows]]:
+  """Returns the fragments of an outer loop on a device.
+
+  Returns:
+    The rows of each fragment, as `parallel.plans.outer.cost` takes them. The
+    last one holds the parameters outside the layers, or all of them if it is
+    the only one.
+  """
+  c, sharding = configuration, partition(configuration)
+
+  def of_layers(count: int) -> list[Rows]:
+    matrices = [
+      Rows(count, sharding.shard(math.ceil(size / c.tensor)))
+      for size in model.matrices
+    ]
+    # Gains are not sharded without a partition: their codec blocks then span
+    # layers.
+    gains = Rows(1, count * model.width)
+    if sharding.optimizer:
+      gains = Rows(count, sharding.shard(model.width))
+    return [*matrices, gains, gains]
+
+  tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
+  rest = [
+    Rows(2, sharding.shard(tables)), Rows(1, sharding.shard(model.width))
+  ]
+  # Without fragments everything is exchanged at once.
+  layers = c.outer.fragment_layers if c.outer else 0
+  if not layers:
+    here = c.chunks * model.layers_per_part(c.stages * c.chunks)
+    return [[*of_layers(here), *rest]]
+  # Each stage has an equal part of a fragment's layers.
+  fragment = of_layers(layers // c.stages)
+  return [*[fragment] * (model.num_layers // layers), rest]

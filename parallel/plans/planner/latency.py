@@ -1,0 +1,414 @@
+"""Prediction of a step's seconds on a matrix of links, with a breakdown.
+
+Compute is the roofline of a layer (`TrainingStep.layer_s`). A backward has
+twice a forward's products. Repeated forwards and their reductions are added:
+the whole part in stages that save only inputs, and each layer once more with
+rematerialization. At p = 1 nothing overlaps with a tensor reduction: the
+product of a row-parallel projection has no private columns left to compute
+(`parallel.tensor.projections`). The overlap at p < 1 is not modeled.
+
+Stages run in lockstep, as one program, where a tick takes the time of its
+longest action and then of its longest hop; or independently ("events"), as
+separate processes. In lockstep all stages also compute embedding and head
+together, for which the stream crosses the axis of stages four times per
+microbatch, from neighbour to neighbour (`parallel.pipeline.run`). In "events"
+this is not sent, and each stage computes an equal share.
+
+After the pipeline every stage's data ring sends the bytes of
+`parallel.plans.zero.cost`; the slowest link of the slowest stage determines the
+time. A ring of k ranks over a slowest link of rate b and latency a reduces n
+bytes in 2 (k - 1) (a + n / (k b)); `one_shot` sends all partial sums to all
+ranks at once.
+
+Not modeled: gathers that overlap with compute, encoding, data loading.
+"""
+
+import collections
+import dataclasses
+import functools
+
+import numpy as np
+
+from parallel.base import checks
+from parallel.plans.hardware import tiers
+from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware.tiers import Host
+from parallel.plans.pipeline import simulate
+from parallel.plans.planner import outer
+from parallel.plans.planner.device_state import parameters, partition
+from parallel.plans.planner.memory import cached_schedule
+from parallel.plans.planner.message_costs import Traffic
+from parallel.plans.planner.space import Configuration
+from parallel.plans.workload import TrainingStep, Transformer
+from parallel.plans.zero import cost as zero_cost
+
+EXECUTIONS = ("lockstep", "events")
+# All-reduces of a microbatch's stream over the axis of stages: of the first
+# part's input, of the last part's output, and of the cotangents of both.
+VOCABULARY_REDUCTIONS = 4
+HOST = tiers.HOSTS["dgx-a100"]  # assumed host of an offloaded optimizer state
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+  """Assumptions about the time of computation and of stages.
+
+  Attributes:
+    utilisation: Fraction of the peak FLOP/s that matrix products reach.
+    execution: One of ``EXECUTIONS``.
+    host: Host of each device, for an offloaded optimizer state.
+
+  Raises:
+    ValueError: The execution is unknown.
+  """
+
+  utilisation: float = 0.5
+  execution: str = "lockstep"
+  host: Host = HOST
+
+  def __post_init__(self) -> None:
+    checks.known("execution=", self.execution, EXECUTIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+  """Seconds of a step by cause.
+
+  Attributes:
+    compute: Forwards and backwards of all microbatches on a stage.
+    again: Forwards that backwards repeat.
+    tensor: Reductions over tensor ranks.
+    bubble: Idle time of stages if hops took no time.
+    hops: Additional time of a pipeline's hops.
+    vocabulary: Embedding and head, and the stages' exchanges for them.
+    data: Reductions of the slowest stage over data-parallel ranks.
+    offload: Transfers of the optimizer's state from host memory and back.
+    outer: Exchanges between workers that no step hides
+      (`parallel.plans.planner.outer`).
+  """
+
+  compute: float
+  again: float
+  tensor: float
+  bubble: float
+  hops: float
+  vocabulary: float
+  data: float
+  offload: float
+  outer: float = 0.0
+
+  @property
+  def total(self) -> float:
+    """Sum of all causes."""
+    return sum(vars(self).values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Messages:
+  """Messages of a configuration, without their endpoints.
+
+  Attributes:
+    boundary: Bytes of a hop.
+    reductions: Pairs (bytes, number per microbatch's forward and backward) of
+      reductions over tensor ranks, on one stage.
+    exchanges: Pair (bytes received in total, number of ring steps) over data
+      ranks.
+  """
+
+  boundary: float
+  reductions: tuple[tuple[float, float], ...]
+  exchanges: tuple[float, int]
+
+
+@functools.lru_cache(maxsize=64)
+def messages(c: Configuration, step: TrainingStep) -> Messages:
+  """Counts the messages of a configuration."""
+  model, examples = step.model, c.examples(step.batch_size)
+  stream = step.boundary_bytes(examples)
+  layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
+  # Bytes of the stream's cotangents, in the dtype of the backward reduction.
+  wide = stream * step.backward_bytes / model.item_bytes
+  # Two row-parallel projections per layer, forward and backward. A stage that
+  # repeats its forward repeats both reductions. Rematerialization of a layer
+  # repeats the first one ("full") or none ("reduced"). Without stages the
+  # embedding adds one; with stages the vocabulary's sums include it.
+  forward = 2 + (2 if _recomputes(c) else 0) + (c.remat == "full")
+  enters = int(c.stages == 1)
+  # Row-parallel projections reduce k channels (`PartialSync.num_shared`), the
+  # others all.
+  share = int(c.p * model.width) / model.width
+  reductions: collections.Counter[float] = collections.Counter()
+  for size, times in ((stream, forward * layers), (wide, 2 * layers)):
+    reductions[share * size] += times
+    reductions[size] += enters
+  found = zero_cost.level_collectives(
+    partition(c), parameters(c, model), accumulation=c.microbatches
+  )
+  received = sum(e.received_bytes for e in found)
+  # All tensors of a kind and phase are sent together, but microbatches are not.
+  rounds = sum(
+    (1 if e.when == "step" else c.microbatches)
+    * (2 if e.kind == "all_reduce" else 1) for e in found
+  )
+  return Messages(
+    stream, tuple(x for x in reductions.items() if all(x)),
+    (received, rounds * (c.ranks - 1)),
+  )
+
+
+def traffic(
+  c: Configuration, step: TrainingStep, links: LinkMatrix, execution: str
+) -> Traffic:
+  """Returns the cost of a configuration's messages between all device pairs.
+
+  Number of waits for a hop: in lockstep every tick that sends in its direction,
+  of which the slowest hop counts; for 1F1B with events that of
+  `parallel.plans.pipeline.cost.exposed_s`; for other schedules one for filling
+  and one for draining.
+
+  Args:
+    c: The configuration.
+    step: The training step.
+    links: The cluster.
+    execution: One of ``EXECUTIONS``.
+  """
+  sent = messages(c, step)
+  none = np.zeros_like(links.latency_s)
+  p, m = c.stages, c.microbatches
+  chain = hop = ring = reduce = none
+  if p > 1:
+    hops = links.seconds(sent.boundary)  # [N, N]
+    both = hops + hops.T  # forward and back
+    rounds, left = divmod(m - 1, p)
+    if execution == "lockstep":
+      table = cached_schedule(c.schedule, p, m, c.chunks)[0]
+      ahead, back = (x.any(1) for x in simulate.sends(table))
+      # Ring steps of the vocabulary's sums, each with 1 / p of the stream.
+      share = VOCABULARY_REDUCTIONS * 2 * (p - 1) * m
+      # Ticks that send forward only, backward only, and both ways.
+      hop = (
+        (ahead & ~back).sum() * hops + (back & ~ahead).sum() * hops.T
+        + (ahead & back).sum() * np.maximum(hops, hops.T)
+      )
+      hop = hop + share * links.seconds(sent.boundary / p)
+    elif c.schedule == "1f1b":
+      chain, hop = (rounds + 1) * both, max(0, left - 1) * both
+    else:
+      chain = both
+  if c.ranks > 1:
+    received, steps = sent.exchanges
+    # Seconds of the whole ring if all its links were like each one.
+    ring = steps * links.latency_s + received / links.bandwidth
+  if c.tensor > 1:
+    reduce = m * sum(
+      times * _reduction(links, size, c.tensor, c.route)
+      for size, times in sent.reductions
+    )
+  return Traffic(c.grid, chain, hop, ring, reduce)
+
+
+def _reduction(
+  links: LinkMatrix, size: float, ranks: int, route: str
+) -> np.ndarray:
+  """Returns an all-reduce's seconds if all its links were like each one."""
+  if route == "one_shot":
+    return links.latency_s + (ranks - 1) * size / links.bandwidth
+  return 2 * (ranks - 1) * links.seconds(size / ranks)
+
+
+def _slowest(matrix: np.ndarray, order: np.ndarray, dim: int) -> np.ndarray:
+  """Returns the slowest link along a dim of rings, for each stage, ``[p]``."""
+  if order.shape[dim] == 1:
+    return np.zeros(len(order))
+  values = matrix[order, np.roll(order, -1, dim)]
+  return values.reshape(len(order), -1).max(1)
+
+
+def predict(
+  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
+  order: np.ndarray | None = None,
+) -> Latency:
+  """Predicts the seconds of a step.
+
+  Args:
+    c: The configuration, one that `space.refusal` accepts.
+    step: The training step.
+    links: The cluster.
+    timing: Assumptions about the time of computation and stages.
+    order: The device of each coordinate, int ``[p, d, t]``; None for the
+      default order.
+  """
+  if order is None:
+    order = np.arange(c.grid.size).reshape(c.grid)
+  sent = messages(c, step)
+  costs = traffic(c, step, links, timing.execution)
+  m, p = c.microbatches, c.stages
+  reduce_s = _slowest(costs.reduce, order, 2) / m  # per microbatch, [p]
+  stage_s, again_s = stage(c, step, links.device, timing.utilisation)
+  pipeline_s = m * (3 * stage_s + again_s + float(reduce_s.max()))
+  bubble_s = hops_s = 0.0
+  if p > 1:
+    work = _work(c, stage_s, again_s, reduce_s)
+    alone = simulate.even_hops(p)
+    way = _way(c, links.seconds(sent.boundary), order)
+    without_s, with_s = (
+      _run(c, work, hops, timing.execution) for hops in (alone, way)
+    )
+    # The pipeline is simulated without and with hops, for the breakdown.
+    bubble_s, hops_s = without_s - pipeline_s, with_s - without_s
+  # The ranks of each worker form a separate ring.
+  # [p, d, t] -> [p * workers, ranks, t]
+  ring = _slowest(costs.ring, order.reshape(-1, c.ranks, c.tensor), 1)
+  exchanged_s = 0.0 if c.outer is None else outer.exposed_s(
+    c, step.model, links, order, m * (3 * stage_s + again_s)
+  )
+  return Latency(
+    compute=3 * m * stage_s, again=m * again_s,
+    tensor=m * float(reduce_s.max()), bubble=bubble_s, hops=hops_s,
+    vocabulary=float(vocabulary(c, step, links, timing, order)),
+    data=float(ring.max()),
+    offload=_offload(c, step.model, timing.host), outer=exchanged_s,
+  )
+
+
+def stage(
+  c: Configuration, step: TrainingStep, device: Device, utilisation: float
+) -> tuple[float, float]:
+  """Returns the seconds of a stage's forward and of its repeated forwards.
+
+  Both are per microbatch and without reductions.
+  """
+  layer_s = step.layer_s(
+    c.examples(step.batch_size), c.tensor, device, utilisation
+  )
+  layers = step.model.layers_per_part(c.stages * c.chunks) * c.chunks
+  stage_s = layers * layer_s
+  return stage_s, (_recomputes(c) + (c.remat != "none")) * stage_s
+
+
+def _recomputes(c: Configuration) -> bool:
+  """Returns whether a stage's backward repeats its forward."""
+  return c.stages > 1 and c.keep == "inputs"
+
+
+def measured(
+  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing
+) -> tuple[float, float]:
+  """Returns the predicted result of measuring one stage on the first devices.
+
+  Configurators that model only the pipeline obtain their times by such a
+  measurement.
+
+  Returns:
+    Seconds of a microbatch's forward, and of its forward and backward together:
+    products, repeated forwards, reductions over tensor ranks, and its share of
+    the head.
+  """
+  stage_s, again_s = stage(c, step, links.device, timing.utilisation)
+  head_s = _head(c, step, links.device, timing.utilisation)
+  first = np.arange(c.tensor).reshape(1, 1, -1)
+  reduce_s = 0.0
+  if c.tensor > 1:
+    costs = traffic(c, step, links, timing.execution).reduce
+    reduce_s = float(_slowest(costs, first, 2)[0]) / c.microbatches
+  # A backward takes twice a forward; a third of reductions and head is forward.
+  both = 3 * stage_s + again_s + reduce_s + head_s
+  return stage_s + (reduce_s + head_s) / 3, both
+
+
+def _work(
+  c: Configuration, stage_s: float, again_s: float, reduce_s: np.ndarray
+) -> simulate.Work:
+  """Returns the compute and reduction seconds of each part.
+
+  A third of the reductions counts as forward: backward dtypes and repeated
+  forwards account for the rest. Each half of a backward repeats the forward.
+  """
+  shares = []
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
+  for reduce in reduce_s[table.stage_of_part]:
+    shares.append([
+      (stage_s + reduce / 3) / c.chunks,
+      (2 * stage_s + again_s + 2 * reduce / 3) / c.chunks,
+      (stage_s + again_s + 2 * reduce / 3) / c.chunks,
+      (stage_s + again_s) / c.chunks,
+    ])
+  return simulate.Work(*(tuple(x) for x in zip(*shares, strict=True)))
+
+
+def _way(
+  c: Configuration, seconds: np.ndarray, order: np.ndarray
+) -> simulate.Hops:
+  """Returns the hops between stages, each that of the slowest replica.
+
+  The last stage's hop leads to the first one; only chunked schedules use it.
+  """
+  ahead, back = np.roll(order, -1, 0), np.roll(order, 1, 0)
+  forward = seconds[order, ahead].reshape(c.stages, -1).max(1)
+  backward = seconds[order, back].reshape(c.stages, -1).max(1)
+  return simulate.Hops(tuple(forward.tolist()), tuple(backward.tolist()))
+
+
+def _run(
+  c: Configuration, work: simulate.Work, hops: simulate.Hops, execution: str
+) -> float:
+  # Cached by size: many configurations have the same schedule.
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
+  if execution == "lockstep":
+    return simulate.lockstep_s(table, work, hops)
+  return _events(table, work, hops)
+
+
+@functools.lru_cache(maxsize=4096)
+def _events(
+  table: object, work: simulate.Work, hops: simulate.Hops
+) -> float:
+  """Caches simulations, which configurations with equal pipelines share."""
+  return simulate.events(table, work, hops).finish_s
+
+
+def vocabulary(
+  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
+  order: np.ndarray,
+) -> np.ndarray:
+  """Returns the seconds of embedding and head: products and the stages' sums.
+
+  Args:
+    c: The configuration.
+    step: The training step.
+    links: The cluster.
+    timing: Assumptions about the time of computation and stages.
+    order: The device of each coordinate, int ``[..., p, d, t]``.
+
+  Returns:
+    Seconds of a step, float64 ``[...]``.
+  """
+  sums_s = np.zeros(order.shape[:-3])
+  if c.stages > 1 and timing.execution == "lockstep":
+    size = step.boundary_bytes(c.examples(step.batch_size))
+    ring = _reduction(links, size, c.stages, "psum")
+    hops = ring[order[..., :-1, :, :], order[..., 1:, :, :]]
+    sums_s = VOCABULARY_REDUCTIONS * hops.max((-3, -2, -1))
+  head_s = _head(c, step, links.device, timing.utilisation)
+  return c.microbatches * (head_s + sums_s)
+
+
+def _head(
+  c: Configuration, step: TrainingStep, device: Device, utilisation: float
+) -> float:
+  """Returns the seconds of a microbatch's head, forward and backward."""
+  flops = 3 * step.head_flops(  # a backward has twice the forward's products
+    c.examples(step.batch_size), c.stages * c.tensor
+  )
+  return flops / (utilisation * device.peak(step.model.dtype))
+
+
+def _offload(c: Configuration, model: Transformer, host: Host) -> float:
+  """Returns the seconds of moving both moments in and out, per step."""
+  if not c.offload:
+    return 0.0
+  state = zero_cost.memory(partition(c), parameters(c, model))
+  # Two moments of the three stored arrays, in both directions.
+  moved = state.stored * 2 / 3
+  return moved / host.to_device + moved / host.from_device

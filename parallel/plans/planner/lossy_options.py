@@ -1,0 +1,276 @@
+"""Faster configurations that change the trained model, in a second pass.
+
+A plan's first pass selects among configurations that train the same model. The
+second pass changes one thing at a time in each of the best few:
+
+    p        tensor ranks synchronise a fraction p of the stream's channels
+             (CAAT-Net, arXiv 2506.19645; `parallel.tensor.projections`)
+    outer    groups of data-parallel ranks become workers of an outer loop,
+             DiLoCo (arXiv 2311.08105) or Streaming DiLoCo (arXiv 2501.18512),
+             with the number of workers that has the fastest step
+    codec    a partition's gathers and scatters are encoded (qwZ and qgZ of
+             ZeRO++, arXiv 2306.10209)
+
+Codecs are part of this pass since they round weights and gradients. With ddp
+nothing is gathered or scattered, and the all-reduce is not encoded, so its
+ranks use the partition zero1 with the codec. If each worker has one rank left,
+no state is shared among ranks: its partition becomes ddp.
+
+The loss is not predicted. Devices keep the order of the plan, and workers are
+adjacent in it. Time and memory are predicted as in the first pass; the savings
+of several changes add up if their causes differ.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+
+from parallel.base import checks
+from parallel.plans.outer import cost as outer_cost
+from parallel.plans.outer.cost import Loop
+from parallel.plans.planner import outer, space
+from parallel.plans.planner.device_state import parameters, partition
+from parallel.plans.planner.latency import Latency, messages
+from parallel.plans.planner.memory import Memory
+from parallel.plans.planner.plan import Candidate
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import Choices, Configuration
+from parallel.plans.workload import TrainingStep
+from parallel.plans.zero import cost as zero_cost
+from parallel.plans.zero.partition import CODECS
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+  """Changes to try.
+
+  Attributes:
+    best: Number of the first pass's best to change; 0 for no second pass.
+    p: Fractions below 1.
+    outer: Algorithms, from `parallel.plans.outer.cost.ALGORITHMS`.
+    sync_every: H, the steps of a round.
+    overlap: Steps from send to receipt of Streaming DiLoCo's fragments.
+    outer_codec: Codec of Streaming DiLoCo, one of
+      `parallel.plans.outer.cost.CODECS`; DiLoCo sends float32.
+    zero_codecs: Codecs of weights and of gradients, as in "int8/int4", from
+      `parallel.plans.zero.partition.CODECS`.
+
+  Raises:
+    ValueError: A value is unknown or out of range.
+  """
+
+  best: int = 3
+  p: tuple[float, ...] = (0.5, 0.25)
+  outer: tuple[str, ...] = outer_cost.ALGORITHMS
+  sync_every: int = 30
+  overlap: int = 1
+  outer_codec: str = "e3m0"
+  zero_codecs: tuple[str, ...] = ("int8/int4",)
+
+  def __post_init__(self) -> None:
+    checks.at_least("best", self.best, 0)
+    for p in self.p:
+      if not 0 <= p < 1:
+        raise ValueError(f"p={p:g} must lie in [0, 1), 1 excluded")
+    checks.known("outer_codec=", self.outer_codec, outer_cost.CODECS)
+    for name in self.outer:
+      checks.known("outer=", name, outer_cost.ALGORITHMS)
+      self._loop(name, 2)
+    for text in self.zero_codecs:
+      for name in _pair(text):
+        checks.known(f"zero_codecs={text!r}: ", name, CODECS)
+
+  def _loop(self, algorithm: str, workers: int, layers: int = 0) -> Loop:
+    if algorithm == "diloco":
+      return Loop(algorithm, workers, self.sync_every)
+    # Each worker receives fewer bytes by "all_to_all" with more than two
+    # workers, at the cost of a second rounding.
+    coded = self.outer_codec != "float32" and workers > 2
+    return Loop(
+      algorithm, workers, self.sync_every, self.outer_codec,
+      "all_to_all" if coded else "all_gather", layers, self.overlap,
+    )
+
+  def of(
+    self, c: Configuration, num_layers: int
+  ) -> Iterator[tuple[str, list[Configuration] | str]]:
+    """Yields the changed configurations of one configuration.
+
+    Args:
+      c: Configuration of the first pass.
+      num_layers: Number of layers of the model.
+
+    Yields:
+      The kind of change, "p", "outer" or "codec", and either configurations, of
+      which the fastest counts, or the reason why there are none.
+    """
+    for p in self.p:
+      yield "p", (
+        [dataclasses.replace(c, p=p)] if c.tensor > 1
+        else "tensor=1 rank shares no channels with others"
+      )
+    for name in self.outer:
+      found = []
+      # Every divisor of the data-parallel ranks is a number of workers.
+      for workers in range(2, c.data + 1):
+        if c.data % workers:
+          continue
+        # A fragment has an equal number of layers of each part.
+        parts = c.chunks * c.stages if c.stages > 1 else 1
+        layers = outer_cost.fewest_layers(num_layers, parts, self.sync_every)
+        found.append(dataclasses.replace(
+          c, outer=self._loop(name, workers, layers),
+          # With one rank per worker there is nothing to shard.
+          scheme=c.scheme if workers < c.data else "ddp",
+        ))
+      yield "outer", found or "data=1 rank makes no two workers"
+    for text in self.zero_codecs:
+      weights, gradients = _pair(text)
+      coded = dataclasses.replace(
+        c, weight_codec=weights, gradient_codec=gradients,
+        # ddp has no gathers and scatters to encode.
+        scheme="zero1" if c.scheme == "ddp" else c.scheme,
+      )
+      yield "codec", (
+        [coded] if c.data > 1 else "data=1 rank gathers and scatters nothing"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+  """Operand bytes that a device sends in a step, by axis.
+
+  Attributes:
+    tensor: Row-parallel projections, the embedding and its counterpart, forward
+      and backward.
+    data: Gathers and scatters of a partition, or the gradients' all-reduce.
+    worker: Exchanges between workers, averaged over a round.
+  """
+
+  tensor: float
+  data: float
+  worker: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+  """A changed configuration with its predictions.
+
+  Attributes:
+    base: Index of the changed configuration among the first pass's best.
+    configuration: The configuration.
+    memory: Bytes of a device, by cause.
+    latency: Seconds of a step, by cause.
+    sent: Bytes that a device sends in a step.
+    base_sent: Bytes that a device sends without the change.
+  """
+
+  base: int
+  configuration: Configuration
+  memory: Memory
+  latency: Latency
+  sent: Sent
+  base_sent: Sent
+
+
+@dataclasses.dataclass(frozen=True)
+class LossyOptions:
+  """Result of the second pass.
+
+  Attributes:
+    rows: Configurations that are faster than the unchanged ones, fastest first.
+    excluded: Constraint -> (number of excluded configurations, last reason).
+  """
+
+  rows: tuple[Row, ...]
+  excluded: dict[str, tuple[int, str]]
+
+
+def search(
+  best: Sequence[Candidate], problem: Problem, choices: Choices,
+  changes: Changes,
+) -> LossyOptions:
+  """Finds faster configurations that train another model.
+
+  Args:
+    best: The first pass's best, fastest first.
+    problem: The training step on the cluster.
+    choices: Choices of the first pass.
+    changes: Changes to try.
+  """
+  rows: list[Row] = []
+  excluded: dict[str, tuple[int, str]] = {}
+  for number, base in enumerate(best[: changes.best]):
+    c = base.configuration
+    for what, found in changes.of(c, problem.step.model.num_layers):
+      # Either a reason why there are no configurations, or their prices.
+      reasons, priced = [(what, found)], []
+      if not isinstance(found, str):
+        both = [_priced(x, number, base, problem, choices) for x in found]
+        priced = [x for x in both if isinstance(x, Row)]
+        reasons = [x for x in both if not isinstance(x, Row)]
+      # `min` takes the first of equally fast ones, that with the fewest
+      # workers: it changes the least.
+      row = min(priced, key=lambda x: x.latency.total, default=None)
+      if row and row.latency.total >= base.latency.total:
+        reasons.append(("no gain", _slower(row, base)))
+      elif row:
+        rows.append(row)
+      for name, reason in reasons:
+        count = excluded.get(name, (0, ""))[0]
+        excluded[name] = count + 1, reason
+  rows.sort(key=lambda x: x.latency.total)
+  return LossyOptions(tuple(rows), excluded)
+
+
+def sent(c: Configuration, step: TrainingStep) -> Sent:
+  """Returns the operand bytes that a device sends in a step, by axis."""
+  data = zero_cost.level_collectives(
+    partition(c), parameters(c, step.model), accumulation=c.microbatches
+  )
+  # Pairs (bytes, number per microbatch).
+  reductions = messages(c, step).reductions if c.tensor > 1 else ()
+  return Sent(
+    c.microbatches * sum(size * times for size, times in reductions),
+    sum(x.operand_bytes for x in data),
+    outer.sent_bytes(c, step.model),
+  )
+
+
+def _priced(
+  c: Configuration, number: int, base: Candidate, problem: Problem,
+  choices: Choices,
+) -> Row | tuple[str, str]:
+  """Returns a configuration's predictions, or (constraint, reason)."""
+  refused = space.refusal(c, problem.step, choices)
+  if refused is not None:
+    return refused[0], f"{c.learned()}: {refused[1]}"
+  # Memory limit of the first pass, device order of the base.
+  needs = problem.memory(c)
+  over = needs.total - problem.memory_bytes
+  if over > 0:
+    return "memory", (
+      f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
+      f"{over / 1e9:.1f} GB more than a device has"
+    )
+  return Row(
+    number, c, needs, problem.predict(c, base.order),
+    sent(c, problem.step), sent(base.configuration, problem.step),
+  )
+
+
+def _slower(row: Row, base: Candidate) -> str:
+  return (
+    f"{row.configuration} takes {row.latency.total:.4g} s, "
+    f"{base.latency.total:.4g} s without {row.configuration.learned()}"
+  )
+
+
+def _pair(text: str) -> tuple[str, str]:
+  """Reads "WEIGHTS/GRADIENTS"."""
+  weights, slash, gradients = text.partition("/")
+  if not slash:
+    raise ValueError(
+      f"zero_codecs={text!r} must be weights' codec/gradients', as in "
+      "int8/int4"
+    )
+  return weights, gradients

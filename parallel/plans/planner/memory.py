@@ -1,0 +1,395 @@
+"""Peak memory of a device in a step, by cause, in closed form.
+
+All stages run one program, so buffers have the size of the largest stage's. No
+formula predicts how many copies of gradients and weights a compiler keeps alive
+at a time, and which parts of a layer. Inexact causes therefore have factors,
+which are fitted to compiler reports (`fitted`), separately for pipelines, whose
+scan over ticks has other copies. The upper bound is the estimate times the
+largest ratio seen in the fit. Memory that no compiler reports (the runtime's,
+collective buffers, fragmentation) is a margin with a source, not a fit.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from parallel.plans.pipeline import builders, cost
+from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
+from parallel.plans.planner import outer
+from parallel.plans.planner.device_state import parameters, partition
+from parallel.plans.planner.space import Configuration
+from parallel.plans.workload import TrainingStep, Transformer
+from parallel.plans.zero import cost as zero_cost
+
+# Ridge penalty that pulls fitted factors towards 1.
+_RIDGE = 0.01
+EXACT = ("stored", "saved", "deltas")  # terms without a fitted factor
+MARGIN_BYTES = 3e9
+MARGIN_SOURCE = (
+  "assumption: CUDA's context and the allocator's fragments about 1 GB, and "
+  "NCCL's buffers of 4 MiB per channel and peer (NCCL_BUFFSIZE, NCCL's "
+  "documentation) for three axes"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+  """Fitted multiplicity of each of `terms`, and an error bound.
+
+  Attributes:
+    factors: Term -> factor; 1 for missing terms.
+    upper: Upper bound of the compiler's bytes, divided by the estimate.
+    source: Programs and compiler of the fit.
+  """
+
+  factors: Mapping[str, float]
+  upper: float
+  source: str = ""
+
+  def estimate(self, found: Mapping[str, float]) -> float:
+    """Returns the estimated bytes of the compiler's report for `terms`."""
+    return sum(self.factors.get(key, 1.0) * x for key, x in found.items())
+
+  def bound(self, found: Mapping[str, float]) -> float:
+    """Returns the upper bound of the compiler's report for `terms`."""
+    return self.upper * self.estimate(found)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fits:
+  """Fits of a platform's compiler.
+
+  Attributes:
+    alone: Fit of steps without pipeline stages.
+    stages: Fit of steps with pipeline stages.
+  """
+
+  alone: Fit
+  stages: Fit
+
+  def of(self, c: Configuration) -> Fit:
+    """Returns the fit of a configuration."""
+    return self.stages if c.stages > 1 else self.alone
+
+
+# The formulas without compiler copies.
+PLAIN = Fit(dict.fromkeys(
+  ("cast", "many", "stages", "single", "mlp", "norms"), 0.0
+), 1.0)
+# Fits by the platform of the devices.
+FITS = {
+  "tpu": Fits(
+    Fit(
+      {
+        "weights": 2.54, "cast": 0.36, "gradients": 1.37, "many": 1.68,
+        "stages": 0.94, "single": 1.0, "kept": 0.22, "streams": 1.52,
+        "layers": 1.33, "norms": 0.73, "gathered": 1.6, "logits": 0.26,
+        "mlp": 1.33,
+      },
+      1.49,
+      "fitted to 82 training steps compiled for v5p:2x2x2 "
+      "(results/planner_memory_v5p.json)",
+    ),
+    Fit(
+      {
+        "weights": 2.77, "cast": 0.59, "gradients": 0.73, "many": 1.65,
+        "stages": 1.65, "single": 0.48, "kept": 1.81, "streams": 1.2,
+        "layers": 1.03, "norms": 0.92, "gathered": 0.44, "logits": 0.19,
+        "mlp": 1.03,
+      },
+      1.18,
+      "fitted to 54 pipelines compiled for v5p:2x2x2 "
+      "(results/planner_memory_v5p.json, "
+      "results/planner_memory_answers_v5p.json)",
+    ),
+  ),
+  "gpu": Fits(
+    Fit(
+      {
+        "weights": 1.35, "cast": 0.6, "gradients": 0.57, "many": 1.05,
+        "stages": 0.13, "single": 1.0, "kept": 0.0, "streams": 0.9,
+        "layers": 1.22, "norms": 0.01, "gathered": 0.67, "logits": 0.23,
+        "mlp": 1.22,
+      },
+      1.28,
+      "fitted to 100 training steps compiled for gpu:h200:1x8 "
+      "(results/planner_memory_h200.json)",
+    ),
+    Fit(
+      {
+        "weights": 1.23, "cast": 0.58, "gradients": 0.27, "many": 0.8,
+        "stages": 0.8, "single": 0.26, "kept": 1.1, "streams": 0.61,
+        "layers": 1.07, "norms": 0.04, "gathered": 0.46, "logits": 0.17,
+        "mlp": 1.07,
+      },
+      1.09,
+      "fitted to 109 pipelines compiled for gpu:h200:1x8 "
+      "(results/planner_memory_h200.json, "
+      "results/planner_memory_answers_h200.json)",
+    ),
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Peak bytes of a device in a step, by cause.
+
+  Attributes:
+    weights: float32 weights, and the step's copies in fewer bits.
+    gradients: Sums of gradients, float32, in all copies.
+    optimizer: Two moments, float32; 0 if they are on the host.
+    kept: Inputs and cotangents of parts that the pipeline schedule stores.
+    activations: Residuals of one part for its own backward, and those that the
+      pipeline schedule stores.
+    gathered: Whole layers in the dtype of activations, with their gradients.
+    logits: Logits of one microbatch, with their gradients.
+    buffers: The margin, and the difference of upper bound and estimate.
+    outer: State of an outer loop, and its exchange buffers.
+  """
+
+  weights: float
+  gradients: float
+  optimizer: float
+  kept: float
+  activations: float
+  gathered: float
+  logits: float
+  buffers: float
+  outer: float = 0.0
+
+  @property
+  def total(self) -> float:
+    """Sum of all causes."""
+    return sum(vars(self).values())
+
+  @property
+  def binding(self) -> str:
+    """Name of the largest cause."""
+    return max(dataclasses.asdict(self).items(), key=lambda item: item[1])[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
+  tuple[PipelineSchedule, cost.Cost]
+):
+  """Builds a pipeline schedule and its cost; cached, since many calls repeat.
+  """
+  found = builders.build(name, stages, microbatches, chunks)
+  return found, cost.cost(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _state(
+  c: Configuration, model: Transformer
+) -> tuple[zero_cost.Memory, float]:
+  """Returns the bytes of the training state, and the layers' share of them.
+
+  Many configurations have the same.
+  """
+  found = parameters(c, model)
+  *stacks, embedding, head, gain = found
+  of_layers = sum(each.size * each.count for each in stacks)
+  others = embedding.size + head.size + gain.size
+  return (
+    zero_cost.memory(partition(c), found), of_layers / (of_layers + others)
+  )
+
+
+def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
+  """Returns the bytes of the formulas, by term, for a compiler's report.
+
+  "stored" is exact: parameters and moments between steps. "weights" are the
+  step's weights if a partition gathers or casts them, "cast" the compiler's
+  copy of the stored ones in the activations' dtype. "many" and "stages" are
+  further copies of gradients: with several microbatches, and in a pipeline's
+  scan. In a pipeline they are those of stacked layers, of which it takes
+  slices, without embedding and head; "single" is instead of both if a part is
+  one layer. "layers" are the residuals of a part without rematerialization, and
+  those of one layer with it, when "streams" are the saved inputs of layers.
+  "mlp" are further residuals of a partition's layers. "saved" are the residuals
+  that forwards of a pipeline schedule save, and "deltas" the values between
+  both halves of a backward; both are exact with kernels for norms. Without such
+  kernels, "norms" are float32 copies of the stream among all these. The others
+  are fields of `Memory`.
+
+  Args:
+    configuration: The configuration, one that `space.refusal` accepts.
+    step: The training step.
+  """
+  c, model = configuration, step.model
+  examples = c.examples(step.batch_size)
+  # Fields that do not affect the state are reset, for more cache hits.
+  state, stacked = _state(dataclasses.replace(
+    c, microbatches=1, schedule="", route="", remat="", offload=False
+  ), model)
+  boundary = step.boundary_bytes(examples)
+  kept, saved, halves = 0.0, 0, 0
+  if c.stages > 1:
+    built, counted = cached_schedule(
+      c.schedule, c.stages, c.microbatches, c.chunks
+    )
+    # Slots of both buffers, including one unread slot in each, two values in
+    # flight (three in a V), and two entering (`parallel.pipeline.run`).
+    places = max(counted.inputs) + max(counted.cotangents) + 7 - built.is_loop
+    kept = places * boundary
+    if c.keep == "residuals":
+      saved, halves = max(counted.stored), max(counted.deltas)
+  layer = sum(model.matrices) / c.tensor  # elements of a layer on a device
+  # A layer in the dtype of activations, and its float32 gradient before the
+  # sum.
+  gathered = layer * (model.item_bytes + 4)
+  # The vocabulary is sharded over stages and tensor ranks.
+  logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
+  layer = _layer(c, step, examples)
+  layers = model.layers_per_part(c.stages * c.chunks)
+  # Gradients of which there are further copies.
+  copied = state.gradients * (stacked if c.stages > 1 else 1)
+  single = c.stages > 1 and layers == 1
+  # Inputs of layers, with "reduced" also the reduced outputs of their two
+  # row-parallel projections.
+  streams = {"none": 0, "full": 1, "reduced": 3}[c.remat] * layers * boundary
+  all_saved = c.remat == "none"
+  return {
+    # 12 bytes per weight, 8 of which are the moments.
+    "stored": state.stored * (1 / 3 if c.offload else 1),
+    "weights": state.weights + state.secondary,
+    "cast": state.stored / 3 * model.item_bytes / 4 * (c.scheme == "ddp"),
+    "gradients": state.gradients,
+    "many": copied * (c.microbatches > 1 and not single),
+    "stages": copied * (c.stages > 1 and not single),
+    "single": copied * single,
+    "kept": kept,
+    "streams": streams,
+    "layers": layer.residuals * (layers if all_saved else 1),
+    "mlp": layer.mlp * (layers if all_saved else 1),
+    "saved": saved * (
+      (layer.residuals + layer.mlp) * layers if all_saved else streams
+    ),
+    "deltas": layer.deltas * layers * halves,
+    "norms": layers * (
+      layer.norms * (1 + saved) * all_saved + layer.norm_deltas * halves
+    ),
+    "gathered": gathered,
+    "logits": 2 * 4 * logits,
+  }
+
+
+def memory(
+  configuration: Configuration, step: TrainingStep, fit: Fit
+) -> Memory:
+  """Returns the bytes of a device, an upper bound; arguments as in `terms`."""
+  found = terms(configuration, step)
+  x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
+  # A third of the stored bytes are weights; all of them with offloading.
+  parameters = x["stored"] / (1 if configuration.offload else 3)
+  return Memory(
+    weights=parameters + x["weights"] + x["cast"],
+    gradients=sum(x[key] for key in ("gradients", "many", "stages", "single")),
+    optimizer=x["stored"] - parameters,
+    kept=x["kept"],
+    activations=sum(
+      x[key] for key in ("streams", "layers", "mlp", "saved", "deltas", "norms")
+    ),
+    gathered=x["gathered"],
+    logits=x["logits"],
+    buffers=MARGIN_BYTES + fit.bound(found) - fit.estimate(found),
+    outer=outer.memory_bytes(configuration, step.model, sum(
+      x[key] for key in (
+        "kept", "saved", "deltas", "norms", "streams", "layers", "mlp",
+        "gathered", "logits",
+      )
+    )),
+  )
+
+
+class _Layer(NamedTuple):
+  """Bytes that a layer saves for its backward, on a device.
+
+  Attributes:
+    residuals: Values of the forward.
+    mlp: Further residuals of a partition.
+    deltas: Cotangents between both halves of a backward.
+    norms: Additional residuals if no kernel computes the norms.
+    norm_deltas: Additional deltas if no kernel computes the norms.
+  """
+
+  residuals: float
+  mlp: float
+  deltas: float
+  norms: float
+  norm_deltas: float
+
+
+def _layer(c: Configuration, step: TrainingStep, examples: int) -> _Layer:
+  """Returns the bytes that the forward of one layer saves."""
+  model, item = step.model, step.model.item_bytes
+  tokens = examples * step.seq_len
+  ffn = tokens * model.ffn_width / c.tensor
+  queries = model.num_heads + 2 * model.num_kv_heads  # and keys and values
+  # Float32 inputs, normalised inputs and products with the gain instead of
+  # inputs in the dtype of activations; a partition recomputes the first.
+  copies = 6 if c.scheme == "ddp" else 4
+  stream = tokens * model.width
+  kernel = c.route == "one_shot"  # it reduces, adds and normalises
+  return _Layer(
+    step.kept_bytes(examples, c.tensor),
+    # The checkpoint of a partition (`parallel.zero.gathered`) saves each step
+    # of the activation function: six arrays of the MLP's width, not three. XLA
+    # merges equal ones in a loop over layers, but not in a pipeline's buffers.
+    3 * ffn * item * (c.scheme != "ddp" and c.stages > 1),
+    # Of both norms' inputs, of queries, keys and values, of gate and up.
+    item * (2 * stream + 2 * ffn
+            + tokens * queries * model.head_width / c.tensor),
+    0.0 if kernel else stream * (4 * copies - 2 * item),
+    0.0 if kernel else stream * 2 * 4,
+  )
+
+
+def fitted(
+  programs: Sequence[tuple[Mapping[str, float], float]], margin: float = 0.02
+) -> Fit:
+  """Fits nonnegative factors by least squares of relative errors.
+
+  A ridge term keeps the factors near 1 if there are few programs. Terms in
+  ``EXACT`` have a factor of 1, and "mlp" has that of "layers", since both are
+  residuals. The upper bound holds for all fitted programs, with a margin.
+
+  Args:
+    programs: Results of `terms`, and the compiler's total bytes.
+    margin: Margin added to the largest ratio.
+
+  Example:
+    A compiler that keeps two copies of the gradients, in ten programs.
+
+    >>> many = [({"stored": 12.0, "gradients": g}, 12 + 2 * g)
+    ...         for g in np.linspace(1.0, 10.0, 10)]
+    >>> fit = fitted(many)
+    >>> round(fit.factors["gradients"], 1)
+    2.0
+  """
+  keys = [key for key in programs[0][0] if key not in (*EXACT, "mlp")]
+  totals = np.array([total for _, total in programs])
+  exact = np.array([
+    sum(found.get(key, 0.0) for key in EXACT) for found, _ in programs
+  ])
+  rows = np.array([
+    [found[key] + found.get("mlp", 0.0) * (key == "layers") for key in keys]
+    for found, _ in programs
+  ])
+  # Rows of the ridge: sqrt(_RIDGE) * (factor - 1) per term.
+  towards = np.sqrt(_RIDGE) * np.eye(len(keys))
+  # Relative errors: each row is divided by its program's total.
+  factors, _ = optimize.nnls(
+    np.concatenate([rows / totals[:, None], towards]),
+    np.concatenate([1 - exact / totals, towards.sum(0)]),
+  )
+  ratios = totals / (exact + rows @ factors)
+  found = dict(zip(keys, factors.tolist(), strict=True))
+  if "mlp" in programs[0][0]:
+    found["mlp"] = found["layers"]
+  return Fit(found, float(max(1.0, ratios.max())) + margin)

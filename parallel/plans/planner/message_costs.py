@@ -1,0 +1,145 @@
+"""Cost of a configuration's messages between each pair of devices.
+
+A device order assigns a device to each coordinate (stage, data, tensor). The
+part of a step that depends on it is, in seconds,
+
+    max over pipelines of sum over stages of  chain[i, j]
+    + max over all hops of                    hop[i, j]
+    + max over all data rings' links of       ring[i, j]
+    + max over all tensor groups' links of    reduce[i, j]
+
+with i and j the devices of adjacent coordinates. The matrices contain all other
+factors: sizes, latencies, and the number of waits for a message per step
+(`parallel.plans.planner.latency`). The hops of a pipeline add up; a ring is as
+fast as its slowest link. Tensor and data coordinates form rings.
+
+Shape legend: N = devices; O = orders; p, d, t = stages, data, tensor.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Grid(NamedTuple):
+  """Number of coordinates along each axis: p, d and t."""
+
+  stages: int
+  data: int
+  tensor: int
+
+  @property
+  def size(self) -> int:
+    """Number of coordinates."""
+    return math.prod(self)
+
+  def __str__(self) -> str:
+    return f"stage {self[0]} x data {self[1]} x tensor {self[2]}"
+
+
+class Family(NamedTuple):
+  """Links of one kind.
+
+  Attributes:
+    seconds: Cost of a link between two devices, float64 ``[N, N]``.
+    source: Source coordinate of each link, ``[links]``.
+    target: Target coordinate of each link, ``[links]``.
+    into: Link into each coordinate, ``[N]``; -1 for none.
+    out: Link out of each coordinate, ``[N]``; -1 for none.
+    summed: Whether the links of a pipeline add up; if not, the slowest counts.
+  """
+
+  seconds: np.ndarray
+  source: np.ndarray
+  target: np.ndarray
+  into: np.ndarray
+  out: np.ndarray
+  summed: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traffic:
+  """Cost matrices of a configuration, float64 ``[N, N]``, in seconds.
+
+  Attributes:
+    grid: The coordinates; as many as devices.
+    chain: Hops between consecutive stages, forward and back, that add up.
+    hop: Hops between consecutive stages of which only the slowest counts.
+    ring: Reduction of a data ring in which all links are like this one.
+    reduce: All reductions of a tensor ring in which all links are like this
+      one.
+
+  Example:
+    Four devices in two nodes. Crossing nodes costs 9 s per data ring, 1 s
+    within a node.
+
+    >>> node = np.arange(4) // 2
+    >>> ring = np.where(node[:, None] == node, 1.0, 9.0)
+    >>> none = np.zeros((4, 4))
+    >>> traffic = Traffic(Grid(1, 2, 2), none, none, ring, none)
+    >>> inside, across = [[[0, 2], [1, 3]]], [[[0, 1], [2, 3]]]
+    >>> cost(traffic, np.array([inside, across])).tolist()
+    [1.0, 9.0]
+  """
+
+  grid: Grid
+  chain: np.ndarray
+  hop: np.ndarray
+  ring: np.ndarray
+  reduce: np.ndarray
+
+  def families(self) -> tuple[Family, ...]:
+    """Returns the links of each kind, without kinds that cost nothing."""
+    at = np.arange(self.grid.size).reshape(self.grid)  # [p, d, t]
+    ahead = at[:-1].ravel(), at[1:].ravel()
+    # Pipelines are open chains; data and tensor groups are rings.
+    kinds = (
+      (self.chain, *ahead, True), (self.hop, *ahead, False),
+      (self.ring, *_around(at, 1), False),
+      (self.reduce, *_around(at, 2), False),
+    )
+    found = []
+    for seconds, source, target, summed in kinds:
+      if len(source) and seconds.any():
+        # Index of the link into and out of each coordinate.
+        ends = np.full((2, self.grid.size), -1)
+        ends[0, target] = ends[1, source] = np.arange(len(source))
+        found.append(Family(seconds, source, target, *ends, summed))
+    return tuple(found)
+
+
+def _around(at: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the links of rings along a dim; none for one coordinate."""
+  if at.shape[dim] == 1:
+    return at[:0].ravel(), at[:0].ravel()
+  return at.ravel(), np.roll(at, -1, dim).ravel()
+
+
+def parts(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
+  """Returns the cost of orders, float64 ``[..., 4]``: chain, hop, ring, reduce.
+
+  Args:
+    traffic: The messages.
+    orders: The device of each coordinate, int ``[..., p, d, t]``.
+  """
+  x, lead = orders, orders.shape[:-3]  # [..., p, d, t]
+  found = np.zeros((*lead, 4))
+  if traffic.grid.stages > 1:
+    here, there = x[..., :-1, :, :], x[..., 1:, :, :]
+    chain = traffic.chain[here, there].sum(-3)  # over stages: [..., d, t]
+    found[..., 0] = chain.reshape(*lead, -1).max(-1)
+    found[..., 1] = traffic.hop[here, there].reshape(*lead, -1).max(-1)
+  for index, dim, matrix in ((2, -2, traffic.ring), (3, -1, traffic.reduce)):
+    if x.shape[dim] > 1:
+      # Each coordinate and its successor in the ring.
+      links = matrix[x, np.roll(x, -1, dim)]
+      found[..., index] = links.reshape(*lead, -1).max(-1)
+  return found
+
+
+def cost(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
+  """Returns the seconds of orders, float64 ``[...]``; arguments as in `parts`.
+  """
+  return parts(traffic, orders).sum(-1)

@@ -1,0 +1,103 @@
+"""Cost of an outer loop in a plan: step time and memory, in closed form.
+
+Workers are groups of data-parallel ranks of a plan, adjacent in its device
+order. Their exchanges use rings with one device of each worker, of the size
+that `parallel.plans.outer.cost` gives; the slowest link of the slowest ring
+determines the time, as for the rings of `parallel.plans.planner.latency`.
+
+Exchanges are priced as they are executed. DiLoCo exchanges after a round's last
+update, without any compute to overlap with. Streaming DiLoCo with overlap sends
+at the start of a step, and a collective cannot outlive its program: an exchange
+overlaps with one step only, and only with its products, since other messages
+use the same links. `caatnet.studies.utilisation.predictor` is the paper's
+model, in which an exchange can start in the backward and span several steps; it
+is never slower than this one.
+"""
+
+import numpy as np
+
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.planner.device_state import fragments
+from parallel.plans.planner.space import Configuration
+from parallel.plans.workload import Transformer
+
+
+def sent_bytes(c: Configuration, model: Transformer) -> float:
+  """Returns the mean operand bytes of a device over the worker axis, per step.
+  """
+  if c.outer is None:
+    return 0.0
+  return sum(
+    x.operand_bytes
+    for rows in fragments(c, model) for x in c.outer.collectives(rows)
+  ) / c.outer.sync_every
+
+
+def memory_bytes(
+  c: Configuration, model: Transformer, freed_bytes: float = 0.0
+) -> float:
+  """Returns the state of the outer loop on a device plus its exchange buffers.
+
+  This is an upper bound in bytes
+  (`parallel.plans.outer.cost.Loop.passing_bytes`).
+
+  Args:
+    c: The configuration; 0 bytes without an outer loop.
+    model: The model.
+    freed_bytes: Bytes that forwards and backwards have freed at their end. An
+      exchange without overlap reuses them.
+  """
+  if c.outer is None:
+    return 0.0
+  found = fragments(c, model)
+  passing = c.outer.passing_bytes(found)
+  if not c.outer.overlap:
+    # After the last update, activations are free again.
+    passing = max(0.0, passing - freed_bytes)
+  return c.outer.state_bytes(found) + passing
+
+
+def exchanges_s(
+  c: Configuration, model: Transformer, links: LinkMatrix, order: np.ndarray
+) -> list[float]:
+  """Returns the seconds of a round's exchanges, one for each fragment.
+
+  Args:
+    c: A configuration with an outer loop.
+    model: The model.
+    links: The cluster.
+    order: The device of each coordinate, int ``[p, d, t]``.
+  """
+  workers = c.outer.workers
+  # [p, d, t] -> [p, workers, ranks * t]: the next device of a ring has the same
+  # position in the next worker.
+  rings = order.reshape(c.stages, workers, -1)
+  ahead = np.roll(rings, -1, 1)
+  latency_s, rate = links.latency_s[rings, ahead], links.bandwidth[rings, ahead]
+  found = []
+  for rows in fragments(c, model):
+    sent = c.outer.collectives(rows)
+    steps = sum(x.steps(workers) for x in sent)
+    received = sum(x.received_bytes(workers) for x in sent)
+    # Slowest link of the slowest ring, [p, workers, ranks * t] -> scalar.
+    found.append(float((steps * latency_s + received / rate).max()))
+  return found
+
+
+def exposed_s(
+  c: Configuration, model: Transformer, links: LinkMatrix, order: np.ndarray,
+  compute_s: float,
+) -> float:
+  """Returns the mean seconds per step that a device waits for other workers.
+
+  Args:
+    c: A configuration with an outer loop.
+    model: The model.
+    links: The cluster.
+    order: The device of each coordinate, int ``[p, d, t]``.
+    compute_s: Seconds of a step's products, which an exchange overlaps with.
+  """
+  # At most one step hides an exchange: it cannot outlive its program.
+  hidden = compute_s if c.outer.overlap else 0.0
+  waits = exchanges_s(c, model, links, order)
+  return sum(max(0.0, x - hidden) for x in waits) / c.outer.sync_every

@@ -1,0 +1,326 @@
+"""Selection of a configuration and a device order, with reasons for exclusions.
+
+All configurations are enumerated (`space`). Those that cannot run or do not fit
+are counted by the constraint that excludes them. The others are priced in the
+default device order. Among configurations that differ only in
+rematerialization, offloading and saved values, only the cheapest that fit are
+priced: more of any of them takes time and saves only memory. The best
+configurations of the best few degrees (stages, data, tensor) then get optimised
+device orders, with the gap to a lower bound. In such an order another
+configuration of the same degrees can be faster, and replaces the first. For up
+to ``EXACT`` devices all orders are timed by the whole step, since the search
+objective contains only the slowest links. Finally all candidates are sorted
+again.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+
+import numpy as np
+
+from parallel.plans.planner import device_order, space
+from parallel.plans.planner.bound import bound
+from parallel.plans.planner.device_order import EXACT
+from parallel.plans.planner.latency import Latency
+from parallel.plans.planner.memory import Memory
+from parallel.plans.planner.message_costs import Grid, Traffic, cost
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import Choices, Configuration
+from parallel.plans.planner.steps import all_orders, steps_s
+from parallel.plans.workload import TrainingStep
+
+_ALIKE = 20  # configurations of equal degrees that are priced in an order
+_NEAR = 1.3  # times the best: slower candidates are not refined
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+  """A configuration with its predictions.
+
+  Attributes:
+    configuration: The configuration.
+    memory: Bytes of a device, by cause.
+    latency: Seconds of a step, by cause.
+    order: The device of each coordinate, int ``[p, d, t]``.
+    own_s: Seconds of a step in the default device order.
+    bound_s: Lower bound, in seconds, of the order-dependent part of a step;
+      None if not computed.
+    order_s: Seconds of that part in this order.
+  """
+
+  configuration: Configuration
+  memory: Memory
+  latency: Latency
+  order: np.ndarray
+  own_s: float
+  bound_s: float | None = None
+  order_s: float = 0.0
+
+  @property
+  def gap(self) -> float | None:
+    """Upper bound of a better order's saving, as a share of a step."""
+    if self.bound_s is None:
+      return None
+    # Both are rounded: of equal values the bound may be the larger one.
+    return max(0.0, self.order_s - self.bound_s) / self.latency.total
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Result of a plan.
+
+  Attributes:
+    best: The best few, fastest first, at most one per grid.
+    front: Pareto front of time and memory, fastest first, in the default device
+      order.
+    excluded: Constraint -> (number of excluded configurations, last reason).
+    priced: Number of priced configurations.
+  """
+
+  best: tuple[Candidate, ...]
+  front: tuple[Candidate, ...]
+  excluded: Mapping[str, tuple[int, str]]
+  priced: int
+
+
+def plan(
+  problem: Problem, choices: Choices, *, count: int = 5, ordered: int = 10
+) -> Plan:
+  """Finds the best configurations of a model on a cluster.
+
+  Args:
+    problem: The training step on the cluster.
+    choices: Values to try.
+    count: Number of results, each of different degrees.
+    ordered: Number of candidates whose device order is optimised.
+
+  Raises:
+    ValueError: No configuration fits; the message states the excess and the
+      required memory.
+  """
+  excluded: dict[str, tuple[int, str]] = {}
+  smallest: tuple[Configuration, Memory] | None = None
+  fitting = []
+  for alike in _alike(
+    problem.step, problem.links.num_devices, choices, excluded
+  ):
+    found = []
+    for c in alike:
+      needs = problem.memory(c)
+      # For the error message if nothing fits.
+      if smallest is None or needs.total < smallest[1].total:
+        smallest = c, needs
+      if needs.total <= problem.memory_bytes:
+        found.append((c, needs))
+      else:
+        _count(excluded, "memory", _too_much(c, needs, problem.memory_bytes))
+    fitting += _cheapest(found)
+  if not fitting:
+    raise ValueError(_nothing_fits(smallest, excluded, problem))
+  # First, everything in the default device order.
+  priced = [_priced(c, needs, problem.predict(c)) for c, needs in fitting]
+  priced.sort(key=lambda x: x.latency.total)
+  of_degrees: dict[Grid, Candidate] = {}  # fastest first: keeps the best
+  for x in priced:
+    of_degrees.setdefault(x.configuration.grid, x)
+  # Second, optimised orders for the best of each grid.
+  better = [
+    reordered(x, problem)
+    for x in [*of_degrees.values()][: max(count, ordered)]
+  ]
+  better.sort(key=lambda x: x.latency.total)
+  # Third, other configurations of the same degrees in these orders.
+  near = _NEAR * better[0].latency.total
+  better = [
+    _best_alike(x, priced, problem)
+    if i < count or x.latency.total < near else x
+    for i, x in enumerate(better)
+  ]
+  better.sort(key=lambda x: x.latency.total)
+  best = [
+    _certified(x, problem.traffic(x.configuration)) for x in better[:count]
+  ]
+  return Plan(tuple(best), tuple(front(priced)), excluded, len(priced))
+
+
+def front(candidates: Iterable[Candidate]) -> list[Candidate]:
+  """Returns the candidates that no other beats in both time and memory."""
+  found: list[Candidate] = []
+  # In order of time: only a smaller memory extends the front.
+  for x in sorted(
+    candidates, key=lambda x: (x.latency.total, x.memory.total)
+  ):
+    if not found or x.memory.total < found[-1].memory.total:
+      found.append(x)
+  return found
+
+
+def why_not(
+  c: Configuration, problem: Problem, choices: Choices, best: Candidate
+) -> str:
+  """Explains in a sentence or two why a configuration is not the plan's."""
+  if c.grid.size != problem.links.num_devices:
+    return (
+      f"{c.grid} takes {c.grid.size} devices; the cluster has "
+      f"{problem.links.num_devices}"
+    )
+  # Constraints in the order of the search: validity, memory, time.
+  refused = space.refusal(c, problem.step, choices)
+  if refused is not None:
+    return f"it cannot run ({refused[0]}): {refused[1]}"
+  needs = problem.memory(c)
+  if needs.total > problem.memory_bytes:
+    return _too_much(c, needs, problem.memory_bytes)
+  found = reordered(_priced(c, needs, problem.predict(c)), problem)
+  # Extra seconds by cause, compared with the best.
+  more = {
+    cause: seconds - getattr(best.latency, cause)
+    for cause, seconds in dataclasses.asdict(found.latency).items()
+  }
+  cause = max(more, key=lambda key: more[key])
+  slower = found.latency.total / best.latency.total - 1
+  if slower <= 0:
+    return f"it is at least as fast as the best: {found.latency.total:.4g} s"
+  return (
+    f"it fits, but takes {found.latency.total:.4g} s, {slower:.1%} more than "
+    f"the best; most of that in {cause}: {more[cause]:+.4g} s"
+  )
+
+
+def reordered(candidate: Candidate, problem: Problem) -> Candidate:
+  """Returns a candidate with the best device order found."""
+  c = candidate.configuration
+  # A quick search without random restarts; never worse than before.
+  found = device_order.search(problem.traffic(c), kicks=0)
+  other = _in_order(candidate, found.devices, problem)
+  return min(candidate, other, key=lambda x: x.latency.total)
+
+
+def _best_alike(
+  candidate: Candidate, priced: Sequence[Candidate], problem: Problem
+) -> Candidate:
+  """Returns the best candidate of the same degrees, by the whole step."""
+  grid = candidate.configuration.grid
+  alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
+  # All in the order that was optimised for the first candidate.
+  alike = [candidate, *(_in_order(x, candidate.order, problem) for x in alike)]
+  alike.sort(key=lambda x: x.latency.total)
+  # All orders are tried for the best candidate of each pipeline schedule.
+  of_schedules: dict[str, Candidate] = {}
+  for x in alike:
+    of_schedules.setdefault(x.configuration.schedule, x)
+  if grid.size <= EXACT:
+    found = [_of_all_orders(x, problem) for x in of_schedules.values()]
+  else:
+    found = [alike[0], reordered(alike[0], problem)]
+  return min(found, key=lambda x: x.latency.total)
+
+
+def _in_order(
+  candidate: Candidate, order: np.ndarray, problem: Problem
+) -> Candidate:
+  # Only the time depends on the order, not the memory.
+  latency = problem.predict(candidate.configuration, order)
+  return dataclasses.replace(candidate, latency=latency, order=order)
+
+
+def _of_all_orders(candidate: Candidate, problem: Problem) -> Candidate:
+  """Returns a candidate with the best of all orders, by the whole step."""
+  c = candidate.configuration
+  orders = all_orders(c.grid)
+  seconds = steps_s(c, problem.step, problem.links, problem.timing, orders)
+  best = orders[seconds.argmin()].astype(int)  # int8 -> int
+  other = _in_order(candidate, best, problem)
+  return min(candidate, other, key=lambda x: x.latency.total)
+
+
+def _certified(candidate: Candidate, costs: Traffic) -> Candidate:
+  """Returns a candidate with the bound of its order-dependent seconds."""
+  return dataclasses.replace(
+    candidate, bound_s=bound(costs), order_s=float(cost(costs, candidate.order))
+  )
+
+
+def _alike(
+  step: TrainingStep, num_devices: int, choices: Choices,
+  excluded: dict[str, tuple[int, str]],
+) -> Iterable[list[Configuration]]:
+  """Returns valid configurations, grouped by all but remat, offload and keep.
+  """
+  groups: dict[Configuration, list[Configuration]] = {}
+  for c in space.everything(step.batch_size, num_devices, choices):
+    refused = space.refusal(c, step, choices)
+    if refused is not None:
+      _count(excluded, *refused)
+      continue
+    # Key of the group: the configuration without these three fields.
+    rest = dataclasses.replace(c, remat="none", offload=False, keep="inputs")
+    groups.setdefault(rest, []).append(c)
+  return groups.values()
+
+
+def _cheapest(
+  found: list[tuple[Configuration, Memory]]
+) -> list[tuple[Configuration, Memory]]:
+  """Removes configurations that recompute or offload more than necessary."""
+  # Whether a recomputes and offloads at least as much as b.
+  def more(a, b):
+    levels, keeps = space.REMATS, space.KEEPS
+    return (
+      levels.index(a.remat) >= levels.index(b.remat)
+      and keeps.index(a.keep) >= keeps.index(b.keep)
+      and a.offload >= b.offload and a != b
+    )
+
+  return [
+    (c, needs) for c, needs in found
+    if not any(more(c, other) for other, _ in found)
+  ]
+
+
+def _priced(
+  c: Configuration, needs: Memory, latency: Latency
+) -> Candidate:
+  own = np.arange(c.grid.size).reshape(c.grid)  # default order, [p, d, t]
+  return Candidate(c, needs, latency, own, latency.total)
+
+
+def _count(
+  excluded: dict[str, tuple[int, str]], name: str, reason: str
+) -> None:
+  excluded[name] = excluded.get(name, (0, ""))[0] + 1, reason
+
+
+def _too_much(c: Configuration, needs: Memory, most: float) -> str:
+  return (
+    f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
+    f"{(needs.total - most) / 1e9:.1f} GB more than a device has, most of it "
+    f"for {needs.binding} ({getattr(needs, needs.binding) / 1e9:.1f} GB)"
+  )
+
+
+def _nothing_fits(
+  smallest: tuple[Configuration, Memory] | None,
+  excluded: Mapping[str, tuple[int, str]], problem: Problem,
+) -> str:
+  """Returns the error text: the excess, and the memory or devices that suffice.
+  """
+  n = problem.links.num_devices
+  if smallest is None:
+    why = "; ".join(f"{k}: {reason}" for k, (_, reason) in excluded.items())
+    return f"no configuration of {n} devices can run: {why}"
+  c, needs = smallest
+  state = needs.weights + needs.gradients + needs.optimizer
+  state *= problem.fit(c).upper  # a part of `needs.buffers`
+  rest = needs.total - state  # assumed independent of the device count
+  most = problem.memory_bytes
+  text = f"nothing fits. The smallest: {_too_much(c, needs, most)}. "
+  if rest >= most:
+    return text + (
+      "It does not fit even without training state: use shorter sequences or "
+      "a narrower model"
+    )
+  return text + (
+    f"Devices of {needs.total / 1e9:.0f} GB suffice, or about "
+    f"{int(np.ceil(n * state / (most - rest)))} of these"
+  )

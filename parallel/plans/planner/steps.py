@@ -1,0 +1,119 @@
+"""Step times of a configuration for many device orders at once.
+
+`latency.predict` times one order with a breakdown; here numbers are arrays over
+orders, so that all orders of a few devices can be timed. Both give the same
+times. They include all links, while `traffic` includes only the slowest.
+
+Shape legend: O = orders; p, d, t = stages, data, tensor.
+"""
+
+import functools
+
+import numpy as np
+
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.pipeline import simulate
+from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
+from parallel.plans.planner import latency
+from parallel.plans.planner.device_order import EXACT, permutations
+from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.memory import cached_schedule
+from parallel.plans.planner.message_costs import Grid, parts
+from parallel.plans.planner.space import Configuration
+from parallel.plans.workload import TrainingStep
+
+
+@functools.lru_cache(maxsize=16)
+def all_orders(grid: Grid) -> np.ndarray:
+  """Returns all orders up to rotations of the rings.
+
+  Device 0 is therefore always at data 0 and tensor 0: `steps_s` is invariant
+  under cyclic shifts of all data or tensor coordinates.
+
+  Returns:
+    The device of each coordinate, int8 ``[O, p, d, t]``.
+
+  Raises:
+    ValueError: There are more than ``EXACT`` devices.
+
+  Example:
+    A ring of 3 devices has 3! = 6 orders, of which 2 start with device 0.
+
+    >>> all_orders(Grid(stages=1, data=3, tensor=1))[:, 0, :, 0].tolist()
+    [[0, 1, 2], [0, 2, 1]]
+  """
+  if grid.size > EXACT:
+    raise ValueError(f"{grid.size} devices have too many orders")
+  orders = permutations(grid.size).astype(np.int8).reshape(-1, *grid)
+  # Device 0 at data 0 and tensor 0 of any stage.
+  return orders[(orders[:, :, 0, 0] == 0).any(1)]
+
+
+def steps_s(
+  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
+  orders: np.ndarray,
+) -> np.ndarray:
+  """Returns the seconds of a step in many orders, float64 ``[O]``.
+
+  `latency.predict` returns these times.
+
+  Args:
+    c: The configuration.
+    step: The training step.
+    links: The cluster.
+    timing: Assumptions about the time of computation and stages.
+    orders: The device of each coordinate, int ``[O, p, d, t]``.
+  """
+  costs = latency.traffic(c, step, links, timing.execution)
+  count = len(orders)
+  reduce = np.zeros((c.stages, count))  # per microbatch, [p, O]
+  if c.tensor > 1:
+    # Slowest tensor link of each stage, [O, p, d, t] -> [p, O].
+    hops = costs.reduce[orders, np.roll(orders, -1, 3)]
+    reduce = hops.reshape(count, c.stages, -1).max(2).T / c.microbatches
+  stage_s, again_s = latency.stage(
+    c, step, links.device, timing.utilisation
+  )
+  # Causes that do not depend on the order.
+  rest = latency.predict(c, step, links, timing)
+  seconds = rest.offload + parts(costs, orders)[:, 2]
+  if c.stages == 1:
+    # Without stages, microbatches run one after another.
+    alone_s = c.microbatches * (3 * stage_s + again_s + reduce[0])
+    return seconds + rest.vocabulary + alone_s
+  table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
+  share = reduce[table.stage_of_part] / 3  # [part, O]
+  # Seconds of each kind of action, [kind, part, O]; see `latency._work`.
+  work = np.stack([
+    np.zeros_like(share), stage_s + share,
+    2 * stage_s + again_s + 2 * share, stage_s + again_s + 2 * share,
+    np.full_like(share, stage_s + again_s),
+  ]) / c.chunks
+  hops = links.seconds(latency.messages(c, step).boundary)
+  # Seconds of the slowest replica's hop from each stage, [p, O].
+  ahead, back = (
+    hops[orders, np.roll(orders, by, 1)].reshape(count, c.stages, -1).max(2).T
+    for by in (-1, 1)
+  )
+  if timing.execution == "events":
+    pipeline_s = simulate.many_events_s(table, work, ahead, back)
+    return seconds + rest.vocabulary + pipeline_s
+  return seconds + _lockstep_s(table, work, ahead, back) + latency.vocabulary(
+    c, step, links, timing, orders
+  )
+
+
+def _lockstep_s(
+  table: PipelineSchedule, work: np.ndarray, ahead: np.ndarray, back: np.ndarray
+) -> np.ndarray:
+  """Returns `simulate.lockstep_s` for many orders, float64 ``[O]``."""
+  forward, backward = simulate.sends(table)
+  found = np.zeros(work.shape[-1])
+  for kinds, here, out, into in zip(
+    table.kinds, table.part_of_actions(), forward, backward, strict=True
+  ):
+    found += work[kinds, here].max(0)
+    # Hops of the stages that send in this tick, [sends, O].
+    sent = np.concatenate([ahead[out], back[into]])
+    found += sent.max(0) if len(sent) else 0.0
+  return found

@@ -1,0 +1,204 @@
+"""Plans on some of a cluster's devices, if the others cost more than they add.
+
+A step waits for the slowest link that its configuration uses, and a cluster of
+11 devices may have no configuration that one of 8 has. Devices are removed one
+after the other, always the one with the slowest links to those that are left.
+Clusters of few devices are also reduced so that nodes keep multiples of 2, 4
+and so on, which groups of tensor ranks need. Each smaller cluster that may be
+faster gets a quick plan, and the best one a whole plan. A cluster of n devices
+cannot be faster than the FLOPs of a step at the rate of n devices, which ends
+the search.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import math
+
+import numpy as np
+
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.planner import plan as plans
+from parallel.plans.planner.plan import Plan
+from parallel.plans.planner.problem import Problem
+from parallel.plans.planner.space import Choices
+
+_MESSAGE_BYTES = 2.0**20  # of the messages by which devices are compared
+# A device is slow if its messages take this many times those of a fast one.
+_SLOW = 1.5
+# Up to this many devices, all smaller numbers are tried, in several orders, if
+# the messages of a device take this many times those of another one.
+_FEW, _UNEVEN = 16, 1.05
+_ROUND = 8  # larger clusters are reduced to a multiple of this number
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subset:
+  """A plan on some devices of a cluster.
+
+  Attributes:
+    problem: The problem on the devices that are used.
+    plan: Its plan.
+    devices: The devices that are used, ascending.
+    left_out: The other devices, the slow ones first.
+    whole_s: Seconds of the best step on all devices; None if nothing runs on
+      all of them.
+  """
+
+  problem: Problem
+  plan: Plan
+  devices: tuple[int, ...]
+  left_out: tuple[int, ...] = ()
+  whole_s: float | None = None
+
+  @property
+  def seconds(self) -> float:
+    """Seconds of the best step."""
+    return self.plan.best[0].latency.total
+
+
+def search(
+  problem: Problem, choices: Choices, *, least: int = 0, count: int = 5,
+  ordered: int = 10,
+) -> Subset:
+  """Finds the best configurations on all or some devices of a cluster.
+
+  Args:
+    problem: The training step on the cluster.
+    choices: Values to try.
+    least: Fewest devices to use; 0 for half of them.
+    count: Number of results, each of different degrees.
+    ordered: Number of candidates whose device order is optimised.
+
+  Raises:
+    ValueError: No configuration fits.
+  """
+  n = problem.links.num_devices
+  everything = tuple(range(n))
+  try:
+    whole = Subset(
+      problem, plans.plan(problem, choices, count=count, ordered=ordered),
+      everything,
+    )
+  except ValueError as error:
+    whole, failed = None, error
+  order, num_slow = removals(problem.links, max(1, least or -(-n // 2)))
+  orders, is_needed = [order], whole is None
+  if n <= _FEW:
+    orders += _grouped(problem.links, order, num_slow)
+    own = _pairs(problem.links).sum(axis=1)
+    is_needed |= bool(own.max() > _UNEVEN * own.min())
+  best, most_s = None, math.inf if whole is None else whole.seconds
+  # The same devices in another order are tried once.
+  tried = {
+    (number, frozenset(some[:number])): some[:number]
+    for number in _numbers(n, len(order), num_slow, is_needed)
+    for some in orders
+  }
+  for (number, _), gone in tried.items():
+    if _ideal_s(problem, n - number) >= most_s:
+      break
+    kept = tuple(i for i in everything if i not in gone)
+    part = dataclasses.replace(problem, links=problem.links.part(kept))
+    try:
+      found = Subset(
+        part, plans.plan(part, choices, count=1, ordered=3), kept, gone,
+        whole and whole.seconds,
+      )
+    except ValueError:
+      continue  # the number has no configuration that runs or fits
+    if found.seconds < most_s:
+      best, most_s = found, found.seconds
+  if best is None:
+    if whole is None:
+      raise failed
+    return whole
+  return dataclasses.replace(best, plan=plans.plan(
+    best.problem, choices, count=count, ordered=ordered
+  ))
+
+
+def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
+  """Returns the devices to remove, in this order, and the number of slow ones.
+
+  Args:
+    links: The cluster.
+    least: Number of devices that stay.
+
+  Example:
+    >>> from parallel.plans.hardware.clusters import CLUSTERS
+    >>> from parallel.plans.hardware import link_matrix
+    >>> links = link_matrix.of_cluster(CLUSTERS["a100"], groups=1)
+    >>> slow = links.bandwidth.copy()
+    >>> slow[2] /= 100  # all that device 2 sends
+    >>> removals(dataclasses.replace(links, bandwidth=slow), least=6)
+    ((2, 7), 1)
+  """
+  pairs = _pairs(links)
+  kept, gone, num_slow = list(range(links.num_devices)), [], 0
+  while len(kept) > least:
+    own = pairs[np.ix_(kept, kept)].sum(axis=1) / (len(kept) - 1)
+    # Of equal devices the last one, so that nodes in front stay whole.
+    at = len(own) - 1 - int(np.argmax(own[::-1]))
+    if own[at] > _SLOW * np.quantile(own, 0.25):
+      num_slow = len(gone) + 1
+    gone.append(kept.pop(at))
+  return tuple(gone), num_slow
+
+
+def _pairs(links: LinkMatrix) -> np.ndarray:
+  """Returns the seconds of messages in the slower direction, ``[N, N]``."""
+  seconds = links.seconds(_MESSAGE_BYTES)
+  return np.maximum(seconds, seconds.T)
+
+
+def _grouped(
+  links: LinkMatrix, order: tuple[int, ...], num_slow: int
+) -> Iterator[tuple[int, ...]]:
+  """Yields orders of as many devices in which nodes keep multiples of a number.
+
+  The slow devices are the first ones of each order.
+
+  Args:
+    links: The cluster.
+    order: The devices to remove, from `removals`.
+    num_slow: Number of slow ones among them.
+  """
+  own = _pairs(links).sum(axis=1)
+  size = 2
+  while size <= np.bincount(links.nodes).max():
+    gone, kept = list(order[:num_slow]), np.array(links.nodes)
+    kept[gone] = -1  # [N]: the node of each device that is left
+    while len(gone) < len(order):
+      nodes, counts = np.unique(kept[kept >= 0], return_counts=True)
+      # The node with the fewest surplus devices; without one, the smallest.
+      left = np.where(counts % size, counts % size, size + counts)
+      node = nodes[::-1][np.argmin(left[::-1])]
+      inside = np.flatnonzero(kept == node)[::-1]
+      gone.append(int(inside[np.argmax(own[inside])]))
+      kept[gone[-1]] = -1
+    yield tuple(gone)
+    size *= 2
+
+
+def _numbers(
+  n: int, most: int, num_slow: int, is_needed: bool
+) -> Iterator[int]:
+  """Yields the numbers of devices to remove."""
+  if not (num_slow or is_needed):
+    return
+  if n <= _FEW:
+    yield from range(1, most + 1)
+    return
+  # The slow devices, and further ones down to a round number.
+  last = n - (n - max(num_slow, 1)) // _ROUND * _ROUND
+  first = max(1, num_slow - _ROUND)
+  yield from range(first, min(last, most) + 1)
+
+
+def _ideal_s(problem: Problem, num_devices: int) -> float:
+  """Returns the seconds of a step's FLOPs without any communication."""
+  step, device = problem.step, problem.links.device
+  tokens = step.batch_size * step.seq_len
+  flops = tokens * step.model.flops_per_token(step.seq_len)
+  rate = device.peak(step.model.dtype) * problem.timing.utilisation
+  return flops / (num_devices * rate)

@@ -1,0 +1,1 @@
+"""Collective schedules as data: construction, proof and conversion."""

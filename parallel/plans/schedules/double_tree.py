@@ -1,0 +1,203 @@
+"""Double binary tree: two trees that carry half of the data each, in pieces.
+
+For an even number of ranks, every rank has children in only one of the trees.
+So the two trees together keep all ports busy, whereas in a single tree half of
+the ranks are leaves and have nothing to send down.
+
+Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
+broadcast, reduction and scan", Parallel Computing 35, 2009. The trees are those
+of MultiTree's published simulator. Deviation: in the paper, a 2-colouring of
+the edges fixes the rounds in which pieces move down an edge. Here, the
+colouring only sets the priority, and other edges may use the remaining ports.
+"""
+
+import collections
+from collections.abc import Sequence, Set
+import dataclasses
+import functools
+import heapq
+
+from parallel.plans.schedules.colouring import partial_permutations
+from parallel.plans.schedules.schedule import (
+  Collective,
+  Round,
+  Schedule,
+  Transfer,
+  from_gather,
+  link_loads,
+  reversed_rounds,
+)
+from parallel.plans.topology.graph import Topology
+
+_Edge = tuple[int, int]  # sender, receiver
+_Move = tuple[int, int, int]  # chunk, sender, receiver
+
+
+def build(topology: Topology, collective: Collective) -> Schedule:
+  """Builds a collective on the double binary tree.
+
+  The all-reduce sums towards the roots and copies back, in n pieces (n + 1 if
+  n is odd). In the all-gather, each rank's slice spreads from that rank along
+  the edges, half of it in each tree. The reduce-scatter is the reversed
+  all-gather.
+
+  Args:
+    topology: Network that the schedule runs on.
+    collective: "all_reduce", "reduce_scatter" or "all_gather".
+
+  Returns:
+    The schedule. It claims a link capacity of 1 if all links are equal and no
+    two transfers of a round share one.
+  """
+  if collective != "all_reduce":
+    return from_gather(_gather, topology, collective)
+  n = topology.num_ranks
+  num_chunks = n + n % 2  # even, so that both trees carry the same number
+  trees = _trees(n)
+  starts = [(c % 2, trees[c % 2].index(-1)) for c in range(num_chunks)]
+  # The reduction reverses this spread, so its paths use the reversed links.
+  back = topology.reversed()
+  rounds = reversed_rounds(_spread(back, trees, starts))
+  rounds += _spread(topology, trees, starts)
+  return _claimed(
+    Schedule("double_tree", "all_reduce", n, num_chunks, rounds), topology
+  )
+
+
+def _claimed(schedule: Schedule, topology: Topology) -> Schedule:
+  """Adds the claim of a link capacity if it holds."""
+  loads = [
+    load for transfers in schedule.rounds
+    for load in link_loads(transfers).values()
+  ]
+  if not topology.even or max(loads, default=1) > 1:
+    return schedule
+  return dataclasses.replace(schedule, link_capacity=1)
+
+
+def _gather(topology: Topology) -> Schedule:
+  """Builds the all-gather; each rank has one chunk for each tree."""
+  n = topology.num_ranks
+  starts = [(c % 2, c // 2) for c in range(2 * n)]
+  return _claimed(Schedule(
+    "double_tree", "all_gather", n, 2 * n,
+    _spread(topology, _trees(n), starts),
+    tuple(rank for _, rank in starts),
+  ), topology)
+
+
+def _trees(n: int) -> list[list[int]]:
+  """Returns the parent of each rank, ``[tree][rank]``; -1 at the root."""
+  first = [_parent(rank, n) for rank in range(n)]
+  # In the first tree odd ranks are leaves. For an even n, mirroring the order
+  # of the ranks makes the even ones leaves. For an odd n, mirroring would keep
+  # the parities, so the tree is shifted by one rank instead; rank 0 then takes
+  # the place of the last rank, first[-1].
+  if n % 2 == 0:
+    second = [n - 1 - first[n - 1 - rank] for rank in range(n)]
+    second = [-1 if parent == n else parent for parent in second]
+  else:
+    second = [
+      -1 if first[rank - 1] < 0 else (first[rank - 1] + 1) % n
+      for rank in range(n)
+    ]
+  return [first, second]
+
+
+def _parent(rank: int, n: int) -> int:
+  """Returns a rank's parent in the first tree.
+
+  With b the lowest set bit of the rank, the parent is (rank XOR b) OR 2 b, or
+  rank XOR b where no rank has that number. So b grows from a rank to its
+  parent, and ranks with b = 1, the odd ones, are leaves.
+  """
+  if rank == 0:
+    return -1
+  low = rank & -rank
+  above = (rank ^ low) | 2 * low
+  return above if above < n else rank ^ low
+
+
+def _spread(
+  topology: Topology,
+  trees: Sequence[Sequence[int]],
+  starts: Sequence[tuple[int, int]],
+) -> tuple[Round, ...]:
+  """Spreads chunks along the edges of their trees to all ranks.
+
+  Args:
+    topology: Network in which paths are looked up.
+    trees: ``[tree][rank]``: parent of the rank; -1 at the root.
+    starts: ``[chunk]``: its tree and the rank that holds it initially.
+
+  Returns:
+    Rounds in which a rank sends at most one chunk and receives at most one.
+  """
+  beside = [_neighbours(parents) for parents in trees]
+  down = [
+    (parent, rank)
+    for parents in trees
+    for rank, parent in enumerate(parents) if parent >= 0
+  ]
+  # Each rank has at most two edges to children and two from parents. So the
+  # split gives two sets of edges, each of which uses a port at most once. Their
+  # edges have priority in alternate rounds.
+  turns = [set(edges) for edges in partial_permutations(down)]
+  # edge -> heap of the chunks that its sender holds and has to send
+  waiting: dict[_Edge, list[int]] = collections.defaultdict(list)
+  for chunk, (tree, rank) in enumerate(starts):
+    for there in beside[tree][rank]:
+      waiting[rank, there].append(chunk)  # ascending: a heap
+  path = functools.cache(topology.shortest_path)  # of an edge
+  rounds = []
+  while waiting:
+    turn = turns[len(rounds) % len(turns)]
+    moved = _moved(waiting, turn)
+    # Chunks that arrive in this round can be forwarded from the next one on.
+    for chunk, source, there in moved:
+      for further in beside[starts[chunk][0]][there]:
+        if further != source:
+          heapq.heappush(waiting[there, further], chunk)
+    rounds.append(tuple(
+      Transfer(source, there, chunk, "copy", path(source, there))
+      for chunk, source, there in moved
+    ))
+  return tuple(rounds)
+
+
+def _neighbours(parents: Sequence[int]) -> dict[int, list[int]]:
+  """Returns the neighbours of each rank in a tree.
+
+  A chunk may start at any rank of its tree, so it moves both up and down edges.
+  """
+  found: dict[int, list[int]] = collections.defaultdict(list)
+  for rank, parent in enumerate(parents):
+    if parent >= 0:
+      found[rank].append(parent)
+      found[parent].append(rank)
+  return found
+
+
+def _moved(
+  waiting: dict[_Edge, list[int]], turn: Set[_Edge]
+) -> list[_Move]:
+  """Removes and returns the moves of a round, at most one per port.
+
+  Only the first chunk of an edge counts, since its chunks share both ports.
+  Edges of the turn go first, then the smallest chunks.
+  """
+  heads = sorted(
+    (edge not in turn, chunks[0], edge) for edge, chunks in waiting.items()
+  )
+  sending, receiving = set(), set()
+  moved = []
+  for _, chunk, (source, there) in heads:
+    if source in sending or there in receiving:
+      continue
+    sending.add(source)
+    receiving.add(there)
+    moved.append((chunk, source, there))
+    heapq.heappop(waiting[source, there])
+    if not waiting[source, there]:
+      del waiting[source, there]
+  return moved

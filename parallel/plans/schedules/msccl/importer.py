@@ -1,0 +1,451 @@
+"""Import of MSCCL's XML as schedules, from `exporter` and from other tools.
+
+A file is a program: threadblocks run concurrently, each executes its steps in
+order. The program is executed here on symbolic values, and two properties are
+shown that a schedule cannot express: no step waits for itself, and if two steps
+use the same position of a buffer and one of them writes, one waits for the
+other. Then the result of the program is deterministic. It is a schedule, which
+`parallel.plans.schedules.check` proves.
+
+A connection is assumed to buffer any number of messages that have not been
+received yet. A rank of a schedule has one copy of each chunk. So the input and
+the output buffer must hold chunks in their own positions. A scratch buffer may
+keep chunks that have arrived, and their sums, until a step adds them to the
+rank's copy or replaces it; the chunks count as received at that step.
+"""
+
+import collections
+from collections.abc import Callable
+import dataclasses
+import graphlib
+import itertools
+from xml.etree import ElementTree
+
+import networkx
+
+from parallel.plans.schedules.msccl.exporter import MAX_CHUNKS
+from parallel.plans.schedules.msccl.steps import (
+  BlockStep,
+  Message,
+  Value,
+  connections,
+  integer,
+  read_steps,
+)
+from parallel.plans.schedules.schedule import COLLECTIVES, Schedule, Transfer
+from parallel.plans.topology.graph import Topology
+
+# Both spellings: one runtime has an underscore in "reduce_scatter".
+_COLLECTIVES = {
+  text: name for name in COLLECTIVES for text in (name, name.replace("_", ""))
+}
+_Place = tuple[int, str, int]  # rank, buffer, offset
+
+
+def import_xml(text: str, topology: Topology | None = None) -> Schedule:
+  """Parses an MSCCL algorithm.
+
+  If all steps have the attribute `round`, as in files of `export_xml`, it gives
+  the rounds. In other files the rounds are the earliest possible: a chunk is
+  forwarded in a later round than it arrives, a connection sends one message per
+  round, and a message arrives after the steps before its receive.
+
+  Args:
+    text: XML in MSCCL's old format, in which steps are ``step`` elements.
+    topology: Network in which messages take shortest paths. None gives every
+      pair of ranks a link of its own.
+
+  Returns:
+    The schedule, not checked. `parallel.plans.schedules.check` proves it.
+
+  Raises:
+    ValueError: The text is not such XML or is another collective; sends and
+      receives do not match; steps wait for one another in a cycle, or use a
+      position of a buffer without waiting; a chunk is stored in the position of
+      another one; or no rounds have the same effect.
+  """
+  try:
+    root = ElementTree.fromstring(text)
+  except ElementTree.ParseError as error:
+    raise ValueError(f"no XML: {error}") from error
+  program = _Program(root)
+  program.run()
+  rounds = _earliest_rounds(program)
+  found: dict[int, list[Transfer]] = {number: [] for number in sorted(rounds)}
+  for message, chunk, operation in program.transfers:
+    ends = (message.source.rank, message.destination.rank)
+    path = topology.shortest_path(*ends) if topology else ends
+    found[rounds[message.number]].append(
+      Transfer(*ends, chunk, operation, path)
+    )
+  owners = () if program.collective == "all_reduce" else tuple(
+    chunk // program.each for chunk in range(program.num_chunks)
+  )
+  return Schedule(
+    root.get("name", "msccl"), program.collective, program.num_ranks,
+    program.num_chunks,
+    # A round of messages that no step adds or copies has no transfer.
+    tuple(tuple(transfers) for transfers in found.values() if transfers),
+    owners,
+  )
+
+
+class _Program:
+  """Steps and messages of a file, and the results of their execution.
+
+  Attributes:
+    collective: Name of the collective.
+    num_ranks: Number of GPUs.
+    num_chunks: Number of chunks of the longer buffer.
+    each: Chunks of a rank's slice.
+    steps: All steps, by number.
+    messages: All messages, by number.
+    connections: Messages of each connection, in order.
+    transfers: Result of `run`: (message, chunk, operation).
+    writes: (rank, chunk) -> messages that changed the rank's copy, each with
+      its operation, in order.
+    reads: (rank, chunk, version) -> messages in which the value was sent.
+  """
+
+  def __init__(self, root: ElementTree.Element) -> None:
+    if root.tag != "algo" or root.get("coll") not in _COLLECTIVES:
+      raise ValueError(
+        f"<{root.tag} coll={root.get('coll')!r}>: must be <algo> with coll one "
+        f"of {', '.join(_COLLECTIVES)}"
+      )
+    self.collective = _COLLECTIVES[root.get("coll")]
+    self.num_ranks = integer(root, "ngpus")
+    self.num_chunks = integer(root, "nchunksperloop")
+    numbers = [integer(gpu, "id") for gpu in root.iter("gpu")]
+    if not 1 <= self.num_ranks == len(numbers) or (
+      sorted(numbers) != list(range(len(numbers)))
+    ):
+      raise ValueError(
+        f"ngpus={self.num_ranks}: there must be a <gpu> for each id from 0, "
+        f"there are {len(numbers)}"
+      )
+    self.each, rest = divmod(self.num_chunks, self.num_ranks)
+    if not 1 <= self.num_chunks <= MAX_CHUNKS or (
+      rest and self.collective != "all_reduce"
+    ):
+      raise ValueError(
+        f"nchunksperloop={self.num_chunks} must be from 1 to {MAX_CHUNKS}, and "
+        f"a multiple of ngpus={self.num_ranks} unless coll is allreduce"
+      )
+    # The buffer that is only as long as a rank's slice.
+    self._short = {"all_gather": "i", "reduce_scatter": "o"}.get(
+      self.collective
+    )
+    # In place, the short buffer is a part of the long one.
+    self._in_place = root.get("inplace", "1") != "0"
+    self.steps, ends = read_steps(root)
+    self.connections = connections(ends)
+    self.messages = [m for queue in self.connections for m in queue]
+    for number, message in enumerate(self.messages):
+      message.number = number
+    self.transfers: list[tuple[Message, int, str]] = []
+    self.writes: dict[tuple[int, int], list[tuple[Message, str]]] = (
+      collections.defaultdict(list)
+    )
+    self.reads: dict[tuple[int, int, int], list[Message]] = (
+      collections.defaultdict(list)
+    )
+    self._held: dict[_Place, Value] = {}
+
+  def run(self) -> None:
+    """Runs the steps in an order that respects all dependencies.
+
+    Raises:
+      ValueError: There is no such order, its result is not deterministic, or a
+        step has no equivalent in a schedule.
+    """
+    before = {
+      step.number: [
+        *step.after, *([step.receives.source.number] if step.receives else [])
+      ]
+      for step in self.steps
+    }
+    try:
+      order = list(graphlib.TopologicalSorter(before).static_order())
+    except graphlib.CycleError as error:
+      circle = [str(self.steps[number]) for number in error.args[1]]
+      raise ValueError(
+        f"steps wait for one another in a cycle: {circle[0]} and {circle[1]}"
+      ) from error
+    races = _Races(before)
+    for number in order:
+      races.begin(number)
+      self._run_step(self.steps[number], races)
+    for rank in range(self.num_ranks):
+      for offset in range(
+        self.each if self._short == "o" else self.num_chunks
+      ):
+        chunk = self._chunk(rank, "o", offset)
+        value = self._held_at((rank, "o", offset))
+        newest = Value(chunk, len(self.writes[rank, chunk]))
+        if value != newest:
+          raise ValueError(
+            f"gpu {rank}: place {offset} of the output does not end with chunk "
+            f"{chunk}"
+          )
+
+  def _chunk(self, rank: int, buffer: str, offset: int) -> int | None:
+    """Returns the chunk that belongs to a position; None in scratch."""
+    if buffer == "s":
+      return None
+    return offset + rank * self.each * (buffer == self._short)
+
+  def _canonical(self, place: _Place) -> _Place:
+    """Returns the canonical name of a position that two buffers share."""
+    if self._in_place and place[1] != "s":
+      return place[0], "io", self._chunk(*place)
+    return place
+
+  def _held_at(self, place: _Place) -> Value | None:
+    """Returns the value at a position; initially, the input's own chunks."""
+    rank, buffer, _ = place
+    canonical = self._canonical(place)
+    if canonical in self._held or buffer == "s":
+      return self._held.get(canonical)
+    chunk = self._chunk(*place)
+    if self.collective == "all_gather" and chunk // self.each != rank:
+      return None
+    # Out of place, the output is empty initially.
+    return Value(chunk, 0) if self._in_place or buffer == "i" else None
+
+  def _run_step(self, step: BlockStep, races: "_Races") -> None:
+    """Runs a step on symbolic values; records its sends and receives."""
+    if step.kind == "nop":
+      return
+    if step.receives and len(step.receives.values) != step.count:
+      raise ValueError(
+        f"{step} receives {step.count} chunks, {step.receives.source} sends "
+        f"{len(step.receives.values)}"
+      )
+    for index in range(step.count):
+      source, destination = (
+        (step.rank, buffer, offset + index)
+        for buffer, offset in (step.source, step.destination)
+      )
+      arrived = step.receives and dataclasses.replace(
+        step.receives.values[index], messages=(step.receives,)
+      )
+      if step.kind in ("s", "cpy", "re", "rrc", "rrs", "rrcs"):
+        self._use(races.read, step, source)
+        value = self._held_at(source)
+        if value is None:
+          raise ValueError(f"{step} uses {_text(source)}, which holds nothing")
+      if step.kind == "re":
+        self._use(races.read, step, destination)
+        arrived, value = value, self._held_at(destination)
+      if step.kind in ("re", "rrc", "rrs", "rrcs"):
+        value = self._sum(step, value, arrived)
+      elif step.kind in ("r", "rcs"):
+        value = arrived
+      if step.kind not in ("s", "rrs"):
+        self._use(races.write, step, destination)
+        value = self._store(step, value, destination)
+      if step.sends:
+        if value.messages:
+          raise ValueError(
+            f"{step} forwards from scratch a chunk neither added nor copied"
+          )
+        step.sends.values.append(value)
+        self.reads[step.rank, value.chunk, value.version].append(step.sends)
+
+  def _use(
+    self,
+    access: Callable[[int, _Place], int | None],
+    step: BlockStep,
+    place: _Place,
+  ) -> None:
+    """Checks that a position exists and that the step has waited for it."""
+    _, buffer, offset = place
+    size = self.each if buffer == self._short else self.num_chunks
+    if offset < 0 or (buffer != "s" and offset >= size):
+      raise ValueError(f"{step} uses {_text(place)}, which does not exist")
+    other = access(step.number, self._canonical(place))
+    if other is not None:
+      raise ValueError(
+        f"{step} and {self.steps[other]} both use {_text(place)}, and neither "
+        "waits for the other"
+      )
+
+  def _sum(
+    self, step: BlockStep, value: Value | None, arrived: Value
+  ) -> Value:
+    """Returns the sum of two values, of which one is the rank's copy, or none.
+
+    Without the rank's copy, it is a sum in scratch that is received later.
+    """
+    if value is None or value.chunk != arrived.chunk:
+      raise ValueError(
+        f"{step} adds chunk {arrived.chunk} to "
+        f"{'nothing' if value is None else f'chunk {value.chunk}'}"
+      )
+    if not value.messages and not arrived.messages:
+      raise ValueError(f"{step} adds a value of its own gpu")
+    newest = Value(value.chunk, len(self.writes[step.rank, value.chunk]))
+    if not all(v.messages or v == newest for v in (value, arrived)):
+      raise ValueError(
+        f"{step} adds chunk {arrived.chunk} to a value that is not the newest "
+        "of that chunk"
+      )
+    messages = value.messages + arrived.messages
+    both = dataclasses.replace(value, messages=messages)
+    if value.messages and arrived.messages:
+      return both
+    return self._received(step, both, "reduce")
+
+  def _received(self, step: BlockStep, value: Value, operation: str) -> Value:
+    """Records that messages have changed the rank's copy of a chunk.
+
+    Args:
+      step: Step at which they count as received.
+      value: Value with the messages.
+      operation: That of the first message; the others are added to it.
+    """
+    writes = self.writes[step.rank, value.chunk]
+    for message in value.messages:
+      writes.append((message, operation))
+      self.transfers.append((message, value.chunk, operation))
+      operation = "reduce"
+    return Value(value.chunk, len(writes))
+
+  def _store(self, step: BlockStep, value: Value, place: _Place) -> Value:
+    """Stores and returns a value, as received if now in its own position."""
+    chunk = self._chunk(*place)
+    if chunk is not None:
+      if chunk != value.chunk:
+        raise ValueError(
+          f"{step} stores chunk {value.chunk} in the place of chunk {chunk}"
+        )
+      if value.messages:
+        value = self._received(step, value, "copy")
+    self._held[self._canonical(place)] = value
+    return value
+
+
+def _text(place: _Place) -> str:
+  """Formats a position for messages."""
+  return f"place {place[2]} of buffer {place[1]!r}"
+
+
+class _Races:
+  """Detector of data races: conflicting uses that no dependency orders.
+
+  Steps begin in an order in which each follows its dependencies.
+  """
+
+  def __init__(self, before: dict[int, list[int]]) -> None:
+    self._before = before
+    # Bit n of a mask: step n is complete when this one begins. A mask is kept
+    # until the last step that waits for its step has begun.
+    self._done: dict[int, int] = {}
+    self._needed = collections.Counter(
+      p for waits in before.values() for p in waits
+    )
+    # Position -> the step that wrote it last, and those that read it since.
+    self._written: dict[_Place, int] = {}
+    self._read: dict[_Place, set[int]] = collections.defaultdict(set)
+
+  def begin(self, number: int) -> None:
+    """Starts a step."""
+    mask = 1 << number  # a step is ordered with itself
+    for other in self._before[number]:
+      mask |= self._done[other]
+      self._needed[other] -= 1
+      if not self._needed[other]:
+        del self._done[other]
+    self._mask = mask
+    if self._needed[number]:
+      self._done[number] = mask
+
+  def read(self, number: int, place: _Place) -> int | None:
+    """Records a read; returns a concurrent step that writes, if any."""
+    self._read[place].add(number)
+    return self._unordered([self._written.get(place, number)])
+
+  def write(self, number: int, place: _Place) -> int | None:
+    """Records a write; returns a concurrent step that uses the position."""
+    others = [self._written.get(place, number), *self._read.pop(place, ())]
+    self._written[place] = number
+    return self._unordered(others)
+
+  def _unordered(self, others: list[int]) -> int | None:
+    return next((n for n in others if not self._mask >> n & 1), None)
+
+
+def _earliest_rounds(program: _Program) -> list[int]:
+  """Returns the earliest round of each message that has the program's effect.
+
+  Raises:
+    ValueError: No such rounds exist: the value that a message overwrites is
+      still in transit to a step that must wait for later steps.
+  """
+  # Nodes: messages, by number, for their rounds; steps, by ~number, for the
+  # first round after them. An edge (a, b) of weight w means b >= a + w.
+  graph = networkx.DiGraph()
+  graph.add_nodes_from(range(len(program.messages)))
+
+  def follows(a: int, b: int, weight: int) -> None:
+    if a != b and weight >= graph.get_edge_data(a, b, {"w": 0})["w"]:
+      graph.add_edge(a, b, w=weight)
+
+  labels = [message.label for message in program.messages]
+  if None in labels:
+    labels = [0] * len(labels)
+    _follow_waits(program, follows)
+  _follow_values(program, follows)
+  # All nodes of a cycle are equal, so the weights of its edges must be 0.
+  whole = networkx.condensation(graph)
+  group = whole.graph["mapping"]
+  first = dict.fromkeys(whole, 0)
+  for number, label in enumerate(labels):
+    first[group[number]] = max(first[group[number]], label)
+  for a, b, weight in graph.edges(data="w"):
+    if group[a] != group[b]:
+      edge = whole.edges[group[a], group[b]]
+      edge["w"] = max(edge.get("w", 0), weight)
+    elif weight:
+      raise ValueError("no order of rounds has the effect of these steps")
+  for node in networkx.topological_sort(whole):
+    for _, other, weight in whole.edges(node, data="w"):
+      first[other] = max(first[other], first[node] + weight)
+  return [first[group[number]] for number in range(len(labels))]
+
+
+def _follow_waits(
+  program: _Program, follows: Callable[[int, int, int], None]
+) -> None:
+  """Adds the constraints of threadblocks, dependencies and connections."""
+  for step in program.steps:
+    messages = [m.number for m in (step.receives, step.sends) if m]
+    for before in step.after:
+      for number in (*messages, ~step.number):
+        follows(~before, number, 0)
+    if step.receives:
+      # A received chunk is sent in a later round.
+      for number in (*messages[1:], ~step.number):
+        follows(step.receives.number, number, 1)
+  for queue in program.connections:
+    for a, b in itertools.pairwise(queue):
+      follows(a.number, b.number, 1)
+
+
+def _follow_values(
+  program: _Program, follows: Callable[[int, int, int], None]
+) -> None:
+  """Adds the constraints of values: written, read, and replaced."""
+  for (rank, chunk), writes in program.writes.items():
+    for version, (message, _) in enumerate(writes):
+      # Transfers of a round read the state before it, so a value may be read in
+      # the round that replaces it.
+      for reader in program.reads[rank, chunk, version]:
+        follows(reader.number, message.number, 0)
+      for reader in program.reads[rank, chunk, version + 1]:
+        follows(message.number, reader.number, 1)
+    for (a, before), (b, operation) in itertools.pairwise(writes):
+      # Sums of one round commute.
+      sums = before == operation == "reduce"
+      follows(a.number, b.number, 0 if sums else 1)

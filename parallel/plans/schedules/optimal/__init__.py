@@ -1,0 +1,1 @@
+"""Spanning trees whose most loaded link reaches the cut bound."""

@@ -1,0 +1,181 @@
+"""Renumberings of a topology, since builders depend on the numbers of ranks.
+
+MultiTree grows trees in the order of ranks, and a double tree cuts the ranks in
+that order, so the same network gives another schedule if its ranks have other
+numbers. `parallel.plans.schedules.builders.build` builds on a renumbered
+topology and restores the numbers; `caatnet.studies.collectives.chosen` selects
+a numbering by the simulated time.
+
+Number 0 keeps the numbers. For a grid without switches the next ones transpose
+it: a mesh of 3 x 5 and one of 5 x 3 have the same set of numberings. All
+further ones are random permutations of ranks and of switches.
+"""
+
+import dataclasses
+import itertools
+import math
+import random
+from typing import NamedTuple
+
+from parallel.base.checks import not_negative
+from parallel.plans.schedules.schedule import Schedule, Transfer
+from parallel.plans.topology.graph import Link, Topology
+
+
+class Numbering(NamedTuple):
+  """Topology with other numbers.
+
+  Attributes:
+    topology: The renumbered topology.
+    order: ``[node]``: the new number of each node.
+  """
+
+  topology: Topology
+  order: tuple[int, ...]
+
+
+def numbered(topology: Topology, number: int) -> Numbering:
+  """Returns a numbering of a topology.
+
+  Example:
+    >>> from parallel.plans.topology.builders import mesh
+    >>> found = numbered(mesh((2, 3)), 1)  # transposed
+    >>> found.topology.shape, found.order
+    ((3, 2), (0, 2, 4, 1, 3, 5))
+
+  Args:
+    topology: Network.
+    number: 0 keeps the numbers; the next ones transpose a grid; further ones
+      are random, with this number as their seed.
+
+  Raises:
+    ValueError: The number is negative.
+  """
+  not_negative("numbering", number)
+  grids = _transposed(topology)
+  if number < len(grids):
+    return grids[number]
+  # From the same grid for all of its transpositions.
+  base = min(grids, key=lambda found: found.topology.shape)
+  rng = random.Random(number)
+  ranks = list(range(topology.num_ranks))
+  switches = list(range(topology.num_ranks, topology.num_nodes))
+  rng.shuffle(ranks)
+  rng.shuffle(switches)
+  drawn = ranks + switches
+  return Numbering(
+    _renumbered(base.topology, tuple(drawn), ()),
+    tuple(drawn[node] for node in base.order),
+  )
+
+
+def numbers(topology: Topology, num_random: int = 0) -> list[int]:
+  """Returns the numberings to try, in an order that no transposition changes.
+
+  Example:
+    >>> from parallel.plans.topology.builders import torus
+    >>> [numbers(torus(x)) for x in ((4, 4), (3, 5), (5, 3), (2, 2, 4))]
+    [[0], [0, 1], [1, 0], [0, 1, 2]]
+
+  Args:
+    topology: Network.
+    num_random: Number of random numberings, in addition to the different
+      transpositions of a grid.
+  """
+  grids = _transposed(topology)
+  first = sorted(range(len(grids)), key=lambda i: grids[i].topology.shape)
+  return [*first, *range(len(grids), len(grids) + num_random)]
+
+
+def restored(schedule: Schedule, order: tuple[int, ...]) -> Schedule:
+  """Returns the schedule on the original topology.
+
+  Args:
+    schedule: Schedule on a renumbered topology.
+    order: ``[node]``: the new number of each node, as in `Numbering`.
+  """
+  node_of = [0] * len(order)
+  for node, number in enumerate(order):
+    node_of[number] = node
+  # Chunks are exchanged so that each rank owns those that it would own if the
+  # builder had used the original numbers.
+  own: dict[int, list[int]] = {}
+  for chunk, rank in enumerate(schedule.owners):
+    own.setdefault(rank, []).append(chunk)
+  chunk_of = list(range(schedule.num_chunks))
+  for rank, chunks in own.items():
+    for chunk, other in zip(chunks, own[node_of[rank]], strict=True):
+      chunk_of[chunk] = other
+  rounds = tuple(
+    tuple(
+      Transfer(
+        node_of[t.source], node_of[t.destination], chunk_of[t.chunk],
+        t.operation, tuple(node_of[node] for node in t.path),
+      )
+      for t in transfers
+    )
+    for transfers in schedule.rounds
+  )
+  return dataclasses.replace(schedule, rounds=rounds)
+
+
+def _transposed(topology: Topology) -> list[Numbering]:
+  """Returns the different transpositions of a grid; else the topology alone."""
+  found = [Numbering(topology, tuple(range(topology.num_nodes)))]
+  shape = topology.shape
+  if topology.num_switches or math.prod(shape) != topology.num_ranks:
+    return found
+  seen = {shape}
+  for dims in itertools.permutations(range(len(shape))):
+    new = tuple(shape[dim] for dim in dims)
+    if new in seen:  # equal sizes: an automorphism
+      continue
+    seen.add(new)
+    strides = _strides(new)
+    order = tuple(
+      sum(place[d] * stride for d, stride in zip(dims, strides, strict=True))
+      for place in itertools.product(*map(range, shape))
+    )
+    found.append(Numbering(_renumbered(topology, order, new), order))
+  return found
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+  """Returns the row-major stride of each dim."""
+  return [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+
+
+def _renumbered(
+  topology: Topology, order: tuple[int, ...], shape: tuple[int, ...]
+) -> Topology:
+  """Returns the topology with other numbers of nodes.
+
+  Links are in the order of their sources. Those of one source keep their order;
+  those of a grid are in the order of dims, as `topology.builders` lists them.
+
+  Args:
+    topology: Network.
+    order: ``[node]``: the new number of each node.
+    shape: Shape of the renumbered grid; () if it is none.
+  """
+  strides = _strides(shape)
+
+  def place(link: Link) -> tuple[int, ...]:
+    for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+      step = (link.destination // stride - link.source // stride) % size
+      if step:
+        return link.source, dim, step != size - 1  # backward links first
+    return (link.source,)
+
+  links = sorted(
+    (
+      dataclasses.replace(
+        link, source=order[link.source], destination=order[link.destination]
+      )
+      for link in topology.links
+    ),
+    key=place,
+  )
+  return dataclasses.replace(
+    topology, links=tuple(links), shape=shape, labels=()
+  )

@@ -1,0 +1,1 @@
+"""Network topologies: graphs of ranks, switches and directed links."""

@@ -1,0 +1,1 @@
+"""Partitions of the training state, and their bytes in closed form."""

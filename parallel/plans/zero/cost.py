@@ -1,0 +1,375 @@
+"""Cost of a partition: bytes on a device, and bytes per level and step.
+
+Trainer, simulator and planner share this closed form, so it does not import
+jax. Tests compare it with the lowered programs.
+
+A step has m microbatches. Weights, gradients and optimizer state are sharded
+over the w <= g <= o innermost levels; level 0 is the innermost. A step sends
+
+    once       gathers of weights over levels o - 1 ... w
+    m times    gathers over levels w - 1 ... 0, in the forward and again in the
+               backward; with a secondary copy the backward's start at its depth
+    m times    reduce-scatters of gradients over levels 0 ... g - 1
+    once       reduce-scatters over levels g ... o - 1, then one all-reduce over
+               the levels beyond o
+
+Encoded gradients can be reduced over several levels in one hop
+(`Partition.hops`). Parameters with shards smaller than `Partition.coded_blocks`
+blocks are not encoded.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import math
+from typing import Literal, NamedTuple
+
+from parallel.plans.zero.partition import Partition
+
+Kind = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
+
+# Bits per code on the wire; every block also has a float32 scale.
+_BITS = {"int8": 8, "int4": 4}
+# Bytes of an element -> dtype on the wire.
+_DTYPES = {2: "bfloat16", 4: "float32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+  """Tensors of equal size on a device, each partitioned separately.
+
+  Attributes:
+    size: Elements of one tensor.
+    count: Number of tensors (layers x lanes of the tensor axis).
+    wire_bytes: Bytes per element when sent without a codec and when gathered: 2
+      for bfloat16.
+    uses: Number of functions of the model that read it; each has a separate
+      gather and reduce-scatter.
+    regathered: Number of these functions whose backward reads it too; the
+      backward of an embedding lookup does not.
+    gradient_bytes: Bytes per element of the accumulated gradient and, without a
+      codec, of the sent one; 4 in the trainer, while papers count 2.
+  """
+
+  size: int
+  count: int = 1
+  wire_bytes: int = 4
+  uses: int = 1
+  regathered: int = 1
+  gradient_bytes: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class LevelCollective:
+  """All collectives of one kind, phase and dtype over one level.
+
+  Attributes:
+    levels: Name of the level's axis; several names, outermost first, for an
+      all-reduce and for a hop over several levels.
+    ranks: Number of participating logical ranks.
+    kind: The collective.
+    when: "step" (once), "forward" or "backward" (per microbatch).
+    dtype: Dtype on the wire.
+    operand_bytes: Operand bytes of all operations, per step and device, as
+      `parallel.ledger.ledger` counts them.
+    received_bytes: Bytes per step that one rank on a separate device receives
+      in a bandwidth-optimal algorithm.
+  """
+
+  levels: tuple[str, ...]
+  ranks: int
+  kind: Kind
+  when: str
+  dtype: str
+  operand_bytes: int
+  received_bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Bytes of the training state on a device.
+
+  ``stored`` is an argument of the step; the rest are its temporaries.
+
+  Attributes:
+    stored: float32 weights and two moments, at depth o.
+    weights: Weights of a step, at depth w; 0 if they are the stored ones.
+    gradients: One copy of the accumulated gradients, at depth g.
+    secondary: Secondary copy of the weights.
+  """
+
+  stored: int
+  weights: int
+  gradients: int
+  secondary: int
+
+  @property
+  def total(self) -> int:
+    return self.stored + self.weights + self.gradients + self.secondary
+
+
+def memory(
+  partition: Partition,
+  parameters: Sequence[Parameter],
+  lanes: Mapping[str, int] | None = None,
+) -> Memory:
+  """Returns the bytes of the training state on one device.
+
+  Args:
+    partition: Partition of the state.
+    parameters: All parameters of the model on a device.
+    lanes: Level's name -> ranks per device along it, 1 by default.
+
+  Returns:
+    The bytes, without activations and gathered layers.
+
+  Example:
+    ZeRO-3 on 4 ranks: a quarter of the 12 bytes per stored weight and of the 4
+    bytes per gradient.
+
+    >>> from parallel.plans.zero.partition import Level, named
+    >>> memory(named("zero3", [Level("gpu", 4)]), [Parameter(size=1000)])
+    Memory(stored=3000, weights=0, gradients=1000, secondary=0)
+  """
+  lanes = lanes or {}
+
+  def shards(depth: int) -> int:
+    """Returns the number of shards at a depth that a device hosts."""
+    inner = partition.inner[:depth]
+    return math.prod(lanes.get(level.name, 1) for level in inner)
+
+  w, o = partition.weights, partition.optimizer
+  all_lanes = shards(len(partition.levels))
+  stored = weights = gradients = secondary = 0
+  for p in parameters:
+    padded = partition.padded(p.size)
+    # 12 bytes: float32 weight and two float32 moments.
+    stored += 12 * p.count * shards(o) * partition.shard(p.size)
+    coded = partition.is_coded(partition.shard(p.size))
+    # Each lane of the device has a separate gradient until lanes are summed,
+    # even if nothing is sharded.
+    elements = padded // partition.degree(partition.gradients)
+    gradients += p.gradient_bytes * p.count * all_lanes * elements
+    if partition.weight_codec != "none" and coded:
+      # Encoded once, as stored shards padded to whole blocks. A gathered shard
+      # of depth w consists of several such units.
+      units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
+      weights += units * sum(
+        _encoded(partition.shard(p.size), partition.weight_codec,
+                 partition.block).values()
+      )
+    elif w < o or p.wire_bytes != 4:  # else the stored weights serve
+      elements = shards(w) * padded // partition.degree(w)
+      weights += p.wire_bytes * p.count * elements
+    if partition.secondary is not None:
+      s = partition.secondary
+      k = padded // partition.degree(s)
+      size = p.wire_bytes * k
+      if partition.secondary_codec != "none" and coded:
+        size = sum(
+          _encoded(k, partition.secondary_codec, partition.block).values()
+        )
+      secondary += p.regathered * p.count * shards(s) * size
+  return Memory(stored, weights, gradients, secondary)
+
+
+def level_collectives(
+  partition: Partition,
+  parameters: Sequence[Parameter],
+  *,
+  accumulation: int = 1,
+  lanes: Mapping[str, int] | None = None,
+) -> list[LevelCollective]:
+  """Returns the collectives of one step over the levels.
+
+  Args:
+    partition: Partition of the state.
+    parameters: All parameters of the model on a device.
+    accumulation: Microbatches per step.
+    lanes: Level's name -> ranks per device along it, 1 by default. A level
+      within one device sends nothing.
+
+  Returns:
+    The collectives that send bytes.
+
+  Example:
+    ZeRO-1 scatters the gradients and gathers the weights once per step.
+
+    >>> from parallel.plans.zero.partition import Level, named
+    >>> zero1 = named("zero1", [Level("gpu", 4)])
+    >>> for c in level_collectives(zero1, [Parameter(size=1000)]):
+    ...   print(c.kind, c.operand_bytes, c.received_bytes)
+    all_gather 1000 3000
+    reduce_scatter 4000 3000.0
+  """
+  found = []
+  for p in parameters:
+    found += _weights(partition, p, accumulation, lanes or {})
+    found += _gradients(partition, p, accumulation, lanes or {})
+  return merged(e for e in found if e.operand_bytes)
+
+
+def merged(found: Iterable[LevelCollective]) -> list[LevelCollective]:
+  """Sums the bytes of collectives of equal levels, kind, phase and dtype."""
+  total: dict[tuple, LevelCollective] = {}
+  for e in found:
+    key = (e.levels, e.kind, e.when, e.dtype)
+    old = total.get(key)
+    total[key] = e if old is None else dataclasses.replace(
+      e,
+      operand_bytes=e.operand_bytes + old.operand_bytes,
+      received_bytes=e.received_bytes + old.received_bytes,
+    )
+  return list(total.values())
+
+
+def _weights(
+  partition: Partition,
+  p: Parameter,
+  accumulation: int,
+  lanes: Mapping[str, int],
+) -> Iterator[LevelCollective]:
+  """Yields the gathers of weights and of the secondary copy in one step."""
+  w, o, s = partition.weights, partition.optimizer, partition.secondary
+  size = partition.shard(p.size)
+  coded = partition.is_coded(size)
+  stored = _Shard(size, partition.weight_codec if coded else "none", o)
+  yield from _gathers(partition, p, lanes, stored, range(w, o), 1, "step")
+  yield from _gathers(
+    partition, p, lanes, stored, range(w), accumulation * p.uses, "forward"
+  )
+  source, depth = stored, w
+  if s is not None:
+    copy = partition.padded(p.size) // partition.degree(s)
+    codec = partition.secondary_codec if coded else "none"
+    source, depth = _Shard(copy, codec, s), s
+  again = accumulation * p.regathered
+  yield from _gathers(
+    partition, p, lanes, source, range(depth), again, "backward"
+  )
+
+
+class _Shard(NamedTuple):
+  """A shard at the depth of its creation and encoding.
+
+  Attributes:
+    elements: Elements of the shard.
+    codec: Codec, or "none".
+    depth: Depth at which it was created. Encoded shards are padded to whole
+      blocks at this depth, so bytes are counted in these shards at every level.
+  """
+
+  elements: int
+  codec: str
+  depth: int
+
+
+def _gathers(
+  partition: Partition,
+  p: Parameter,
+  lanes: Mapping[str, int],
+  shard: _Shard,
+  levels: range,
+  times: int,
+  when: str,
+) -> Iterator[LevelCollective]:
+  """Yields the gathers of a parameter over some levels, ``times`` per step."""
+  elements, codec, depth = shard
+  sizes = (
+    {_DTYPES[p.wire_bytes]: elements * p.wire_bytes}
+    if codec == "none"
+    else _encoded(elements, codec, partition.block)
+  )
+  for j in levels:
+    level = partition.inner[j]
+    here = lanes.get(level.name, 1)
+    # A rank's operand at level j is its shard of depth j + 1: as many original
+    # shards as the gathers over the outer levels have joined. Inner levels are
+    # not gathered yet, so each of their lanes has a separate operand.
+    units = partition.degree(depth) // partition.degree(j + 1)
+    inside = math.prod(
+      lanes.get(level.name, 1) for level in partition.inner[:j]
+    )
+    for dtype, size in sizes.items():
+      rank = times * p.count * units * size
+      sent = rank * here * inside if here < level.size else 0
+      yield LevelCollective(
+        (level.name,), level.size, "all_gather", when, dtype, sent,
+        rank * (level.size - 1),
+      )
+
+
+def _gradients(
+  partition: Partition,
+  p: Parameter,
+  accumulation: int,
+  lanes: Mapping[str, int],
+) -> Iterator[LevelCollective]:
+  """Yields the reductions of a parameter's gradients in one step."""
+  g, o = partition.gradients, partition.optimizer
+  all_lanes = math.prod(
+    lanes.get(level.name, 1) for level in partition.levels
+  )
+  coded = (
+    partition.gradient_codec != "none"
+    and partition.is_coded(partition.shard(p.size))
+  )
+  for hop in partition.hops(0, g, coded) + partition.hops(g, o, coded):
+    levels = [partition.inner[j] for j in hop]
+    ranks = math.prod(level.size for level in levels)
+    here = math.prod(lanes.get(level.name, 1) for level in levels)
+    times, when = 1, "step"
+    if hop[0] < g:
+      times, when = accumulation * p.uses, "backward"
+    # Elements that a rank scatters in this hop: the tensor divided by the inner
+    # levels, which have been scattered before.
+    whole = partition.padded(p.size) // partition.degree(hop[0])
+    apart = here < ranks
+    names = tuple(level.name for level in levels[::-1])
+    if not coded:
+      size = times * p.count * p.gradient_bytes * whole
+      yield LevelCollective(
+        names, ranks, "reduce_scatter", when, _DTYPES[p.gradient_bytes],
+        # A device sums its lanes of this level locally.
+        size * all_lanes // here if apart else 0,
+        size * (ranks - 1) / ranks,
+      )
+      continue
+    # With a codec: an all-to-all of encoded slices, one for each receiver. The
+    # receivers sum in float32, so lanes are not summed before sending.
+    slices = _encoded(
+      whole // ranks, partition.gradient_codec, partition.block
+    )
+    for dtype, size in slices.items():
+      size *= times * p.count * ranks
+      yield LevelCollective(
+        names, ranks, "all_to_all", when, dtype,
+        size * all_lanes if apart else 0,
+        size * (ranks - 1) / ranks,
+      )
+  if partition.inner[o:]:
+    yield _all_reduce(partition, p, lanes)
+
+
+def _all_reduce(
+  partition: Partition, p: Parameter, lanes: Mapping[str, int]
+) -> LevelCollective:
+  """Returns the all-reduce over the levels beyond the optimizer's shards."""
+  o = partition.optimizer
+  beyond = partition.inner[o:]
+  inside = math.prod(
+    lanes.get(level.name, 1) for level in partition.inner[:o]
+  )
+  ranks = math.prod(level.size for level in beyond)
+  devices = ranks // math.prod(lanes.get(e.name, 1) for e in beyond)
+  size = p.count * p.gradient_bytes * partition.shard(p.size)
+  return LevelCollective(
+    tuple(level.name for level in beyond[::-1]), ranks, "all_reduce", "step",
+    _DTYPES[p.gradient_bytes], size * inside if devices > 1 else 0,
+    2 * size * (ranks - 1) / ranks,
+  )
+
+
+def _encoded(elements: int, codec: str, block: int) -> dict[str, int]:
+  """Returns the bytes by dtype of encoded elements, padded to whole blocks."""
+  blocks = -(-elements // block)
+  return {"uint8": blocks * block * _BITS[codec] // 8, "float32": 4 * blocks}

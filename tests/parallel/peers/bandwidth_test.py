@@ -1,0 +1,203 @@
+"""Bandwidth measurement of peer pairs, and ring orders chosen from it."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from parallel.peers.exchange import Exchange
+from parallel.peers.membership.messages import Reduce
+from parallel.peers.ring import bandwidth
+from parallel.peers.ring.bandwidth import Rings
+from parallel.peers.transport.links import Links
+from tests.parallel.peers.worlds import (
+  SECURITY,
+  Relay,
+  Tcp,
+  around_the_ring,
+  arrays,
+  listeners,
+  together,
+  world,
+)
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_each_pair_is_measured_once_and_no_peer_twice_per_round(count):
+  rounds = bandwidth.rounds(count)
+  pairs = [pair for pairs in rounds for pair in pairs]
+  assert sorted(pairs) == [*itertools.combinations(range(count), 2)]
+  for pairs in rounds:
+    ends = [end for pair in pairs for end in pair]
+    assert len(set(ends)) == len(ends)
+
+
+def test_all_peers_obtain_the_same_measured_rates():
+  with world(3) as links:
+    found = together([
+      lambda x=x: bandwidth.measure(x, 5, least_s=0.005) for x in links
+    ])
+  assert all(np.array_equal(found[0], other) for other in found)
+  assert all((matrix > 0).sum() == 6 for matrix in found[0])
+
+
+@pytest.mark.parametrize("delay_s", [0.0005, 0.001, 0.01, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize("rate", [1e4, 1e5, 1e6, 4e6, 25e6, 125e6])
+def test_rate_of_a_link_does_not_depend_on_its_delay(rate, delay_s):
+  """Simulated messages at 80 kbit/s to 1 Gbit/s."""
+  found = bandwidth.probed(Tcp(rate, delay_s), lambda x: (x, x))
+  assert found == (pytest.approx(rate, rel=0.25), pytest.approx(delay_s))
+
+
+def _bottleneck(rates, order):
+  both = np.minimum(rates, rates.T)
+  return min(both[a, b] for a, b in zip(order, [*order[1:], order[0]],
+                                        strict=True))
+
+
+@pytest.mark.parametrize("count", [3, 5, 7, 9, 12])
+def test_ring_avoids_slow_links(count):
+  """Recovers a hidden ring of fast links among slow ones."""
+  rng = np.random.default_rng(count)
+  hidden = rng.permutation(count)
+  rates = rng.uniform(1, 2, (count, count))
+  for a, b in zip(hidden, np.roll(hidden, 1), strict=True):
+    rates[a, b] = rates[b, a] = 10
+  order = bandwidth.ring_order(rates)
+  assert sorted(order) == [*range(count)]
+  assert _bottleneck(rates, order) == 10
+  assert order == bandwidth.ring_order(rates.copy())
+
+
+def test_exact_ring_is_at_least_as_fast_as_the_improved_one(monkeypatch):
+  for seed in range(5):
+    rates = np.random.default_rng(seed).uniform(1, 10, (7, 7))
+    exact = _bottleneck(rates, bandwidth.ring_order(rates))
+    with monkeypatch.context() as patched:
+      patched.setattr(bandwidth, "EXACT", 0)
+      assert _bottleneck(rates, bandwidth.ring_order(rates)) <= exact
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 10, 13])
+def test_ring_of_equal_links_is_in_the_order_of_the_ranks(count):
+  """Ties are resolved by the smallest tuple."""
+  order = bandwidth.ring_order(np.full((count, count), 5.0))
+  assert order == tuple(range(count))
+
+
+def _times(rates, order):
+  both = np.minimum(rates, rates.T)
+  steps = [1 / both[a, b] for a, b in zip(order, [*order[1:], order[0]],
+                                          strict=True)]
+  return max(steps), sum(steps)
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_exact_ring_has_the_least_slowest_link_and_then_the_least_sum(count):
+  """Few distinct rates, so that many rings have equal slowest links."""
+  for seed in range(10):
+    rates = np.random.default_rng(seed).integers(1, 4, (count, count)) * 1.0
+    order = bandwidth.ring_order(rates)
+    best = min(
+      (_times(rates, (0, *rest)), (0, *rest))
+      for rest in itertools.permutations(range(1, count))
+    )
+    assert _times(rates, order) == pytest.approx(best[0])
+    assert order[0] == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_reversed_segment_improves_a_ring_of_many_peers(seed):
+  rates = np.random.default_rng(seed).uniform(1, 10, (11, 11))
+  order = bandwidth.ring_order(rates)
+  found = _times(rates, order)
+  for i, j in itertools.combinations(range(1, 12), 2):
+    turned = (*order[:i], *order[i:j][::-1], *order[j:])
+    slowest, total = _times(rates, turned)
+    assert (slowest, total + 1e-9) >= found
+
+
+def test_slower_sums_in_a_row_request_a_new_measurement():
+  """Three sums that take more than twice as long as the fastest one."""
+  rings, ranks = Rings(None), ("a", "b")
+  assert rings.wanted(ranks)
+  with pytest.raises(KeyError):
+    rings.choice(ranks, 8)
+  rings._links_of = {ranks: None}
+  for seconds in (5, 1, 2, 2.1, 2.1, 2, 2.1, 2.1):
+    rings.took(8, seconds)
+    assert not rings.wanted(ranks)
+  rings.took(16, 3)  # the first one of another size
+  for _ in range(2):
+    rings.took(8, 3)
+    assert not rings.wanted(ranks)
+  rings.took(8, 3)
+  assert rings.wanted(ranks)
+  rings.took(8, 1)
+  assert not rings.wanted(ranks)
+  assert rings.wanted(("a", "c"))
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, np.inf, np.nan])
+def test_link_without_a_rate_is_refused(rate):
+  rates = np.ones((4, 4))
+  rates[2, 1] = rate
+  rates[1, 2] = max(rate, 1.0)
+  with pytest.raises(ValueError, match="positive"):
+    bandwidth.ring_order(rates)
+
+
+def test_ring_is_reordered_when_another_link_becomes_slow(
+  monkeypatch,
+):
+  """Slows relays on two links; sums keep the order of the ring."""
+  monkeypatch.setattr("parallel.peers.exchange._TIMED_BYTES", 0)
+  # Far slower than the pauses of a loaded machine.
+  slow, fast = 1e5, 1e9
+  xs = arrays(4, 10_000)
+  with listeners(4) as there:
+    names = [*there]
+    relays = {
+      pair: Relay(there[pair[1]].address, fast)
+      for pair in (("p0", "p1"), ("p0", "p2"))
+    }
+    links = [
+      Links(n, 1, {
+        p: relays[n, p].address if (n, p) in relays else x.address
+        for p, x in there.items()
+      }, SECURITY)
+      for n in names
+    ]
+    together([lambda x=x: x.connect(there[x.me], 20) for x in links])
+    rings = [Rings(x) for x in links]
+    number = 0
+
+    def exchange(i):
+      there = Exchange(
+        links[i], Reduce(1, number, tuple(names)), 1.0, (), rings[i]
+      )
+      return there.algorithm(xs[i].nbytes), there.sum(xs[i], "ring")
+
+    def ring():
+      """Runs one sum; returns the ring, which all peers share."""
+      nonlocal number
+      number += 1
+      found = together([lambda i=i: exchange(i) for i in range(4)])
+      ((order, ranks),) = {there for there, _ in found}
+      assert order == "ring"
+      wanted = around_the_ring([xs[names.index(p)] for p in ranks])
+      assert all(total.tobytes() == wanted.tobytes() for _, total in found)
+      return ranks
+
+    relays["p0", "p1"].bytes_per_s = slow
+    assert ring() == ("p0", "p2", "p1", "p3")
+    assert ring() == ("p0", "p2", "p1", "p3")
+    assert {x.measured for x in rings} == {1}
+    relays["p0", "p1"].bytes_per_s = fast
+    relays["p0", "p2"].bytes_per_s = slow
+    found = [ring() for _ in range(6)]
+    assert found[-1] == ("p0", "p1", "p2", "p3")
+    for x in links:
+      x.close()
+    for relay in relays.values():
+      relay.close()

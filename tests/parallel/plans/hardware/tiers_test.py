@@ -1,0 +1,73 @@
+"""Files of memory tiers: what is read is what was written, or one error."""
+
+import json
+
+import pytest
+
+from parallel.plans.hardware import tiers
+from parallel.plans.hardware.tiers import HOSTS
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_host_equals_the_one_read_from_its_file(name, tmp_path):
+  path = tmp_path / "tiers.json"
+  path.write_text(tiers.to_json(HOSTS[name]))
+  assert tiers.named(str(path)) == tiers.named(name) == HOSTS[name]
+
+
+def _set(*place):
+  """Returns a function that sets the value at a place of a file's object."""
+
+  def change(found):
+    *outer, last = place[:-1]
+    for part in outer:
+      found = found[part]
+    found[last] = place[-1]
+
+  return change
+
+
+RATE = {"value": 0.0, "low": 0.0, "high": 0.0, "source": "a test"}
+PASS = {"size_bytes": 1e6, "read_s": 1.0, "write_s": 1.0}
+SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
+
+
+@pytest.mark.parametrize(("change", "message"), [
+  (_set("tiers", 0, "read", RATE), "tiers[0].read: low=0 must be positive"),
+  (_set("tiers", 0, "read", "value", -1.0), "read.value=-1.0 must be greater"),
+  (_set("tiers", 0, "read", "value", "fast"), '="fast" must be a valid number'),
+  (_set("tiers", 0, "read", "value", float("nan")), "must be a finite number"),
+  (_set("tiers", 1, "write", "low", 1e12), "must lie between low=1e+12"),
+  (_set("tiers", 1, "name", "dram"), "'dram' of a tier or link occurs"),
+  (_set("device_link", "name", "cxl0"), "'cxl0' of a tier or link occurs"),
+  (_set("tiers", 1, "name", "device"), "and be none of device, device memory"),
+  (_set("tiers", 1, "name", "a, read"), "must have no comma"),
+  (_set("tiers", 1, "read", SLOW), "tiers[1].read: rates must lie in [1, "),
+  (_set("tiers", 1, "link", "bus"), "tiers[1].link='bus' must be left out"),
+  (_set("tiers", 1, "kind", "tape"), "must be 'dram', 'cxl' or 'file'"),
+  (_set("tiers", 1, "kind", "file"), "a path if its kind is file, and only"),
+  (_set("tiers", 0, "passes", [PASS, PASS]), "passes must have ascending size"),
+  (_set("tiers", 1, "passes", [PASS]), "and none if duplex=true"),
+  (_set("tiers", []), "tiers has 0 entries; it must have 1 to 64"),
+  (_set("device_link", "write", RATE), "device_link.write: low=0 must be"),
+  (_set("speed", 1.0), "key 'speed' must be one of"),
+  (lambda found: found["tiers"][0].pop("write"), "tiers[0].write is missing"),
+])
+def test_a_wrong_file_is_one_line_that_names_the_place(
+  change, message, tmp_path
+):
+  found = json.loads(tiers.to_json(HOSTS["two-cxl"]))
+  change(found)
+  path = tmp_path / "tiers.json"
+  path.write_text(json.dumps(found))
+  with pytest.raises(ValueError) as error:
+    tiers.read(path)
+  text = str(error.value)
+  assert message in text
+  assert str(path) in text
+  assert "\n" not in text
+
+
+def test_an_unknown_name_suggests_the_nearest():
+  with pytest.raises(ValueError, match="did you mean two-cxl"):
+    tiers.named("two-cxxl")
