@@ -12,7 +12,6 @@ import itertools
 import json
 import pathlib
 import queue
-import random
 import signal
 import subprocess
 import sys
@@ -65,39 +64,28 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   return options
 
 
-def _texts(root: pathlib.Path, named: Sequence[str]) -> dict[str, dict]:
-  """Directory -> path and content of its files.
+def _directory(file: str, named: Sequence[str]) -> str:
+  """The directory among those named, or the first two levels; "" for none."""
+  path = pathlib.PurePosixPath(file)
+  if not named:
+    return "/".join(path.parts[:-1][:2])
+  return next((name for name in named if path.is_relative_to(name)), "")
 
-  The directories are those named, or else the first two levels of the product.
-  """
-  found: dict[str, dict] = {}
-  for top in _TOPS:
-    for path in sorted((root / top).rglob("*.py")):
-      file = path.relative_to(root)
-      directory = "/".join(file.parts[:-1][:2])
-      for name in named or [directory]:
-        if file.is_relative_to(name):
-          found.setdefault(name, {})[file.as_posix()] = path.read_text()
+
+def _texts(root: pathlib.Path, named: Sequence[str]) -> dict[str, str]:
+  """Path and content of the product's files below the directories named."""
+  found = {
+    path.relative_to(root).as_posix(): path.read_text()
+    for top in _TOPS for path in sorted((root / top).rglob("*.py"))
+  }
+  known = {_directory(file, named): None for file in found}
   for name in named:
-    if name not in found:
+    if name not in known:
       sys.exit(
         f"error: --dir: {name!r} has no code; use a directory of "
-        f"{' or '.join(_TOPS)}, such as {min(_texts(root, []))}"
+        f"{' or '.join(_TOPS)}, such as {_directory(min(found), ())}"
       )
-  return found
-
-
-def _drawn(
-  texts: dict[str, dict], num: int, seed: int
-) -> dict[str, list[Mutant]]:
-  """Mutants of each directory, as evenly as possible."""
-  base, rest = divmod(num, len(texts))
-  more = random.Random(seed).sample(sorted(texts), rest)
-  found = {
-    name: draw(files, base + (name in more), f"{seed} {name}")
-    for name, files in texts.items()
-  }
-  return {name: drawn for name, drawn in found.items() if drawn}
+  return {f: text for f, text in found.items() if _directory(f, named)}
 
 
 def _commit(root: pathlib.Path) -> str:
@@ -142,9 +130,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _try_all(
   options: argparse.Namespace, drawn: dict[str, list[Mutant]],
-  texts: dict[str, dict], folder: pathlib.Path,
+  texts: dict[str, str], folder: pathlib.Path,
 ) -> list[dict[str, Any]]:
-  """Tries mutants; prints survivors, and stores a row per directory."""
+  """Tries mutants; prints outcomes, and stores a row per directory."""
   about = {"commit": _commit(options.root), "seed": options.seed}
   if options.resume:
     done = {
@@ -160,22 +148,23 @@ def _try_all(
     trial.users(folder / "0"), options.budget, options.patience
   )
 
-  def attempt(named: tuple[str, Mutant]) -> tuple[str, str]:
-    directory, mutant = named
+  def attempt(mutant: Mutant) -> str:
     tree = trees.get()
     outcome = trials.run(tree, mutant)
     trees.put(tree)
-    text = mutant.described(texts[directory][mutant.file])
+    text = mutant.described(texts[mutant.file])
     print(f"{outcome.kind}: {text}\n  {outcome.test}".rstrip(), flush=True)
-    return directory, outcome.kind
+    return outcome.kind
 
   rows = []
   pool = concurrent.futures.ThreadPoolExecutor(options.workers)
-  jobs = [(name, m) for name, those in drawn.items() for m in those]
   try:
-    outcomes = pool.map(attempt, jobs)
-    for name, those in itertools.groupby(outcomes, lambda found: found[0]):
-      kinds = [kind for _, kind in those]
+    waiting = {
+      name: [pool.submit(attempt, mutant) for mutant in those]
+      for name, those in drawn.items()
+    }
+    for name, those in waiting.items():
+      kinds = [found.result() for found in those]
       today = datetime.date.today().isoformat()
       counts = (len(kinds), *map(kinds.count, trial.KINDS))
       rows.append(
@@ -193,11 +182,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
   """Draws mutants and tries them; returns 1 if some survive."""
   options = _options(arguments)
   texts = _texts(options.root, options.dir)
-  drawn = _drawn(texts, options.num, options.seed)
+  drawn: dict[str, list[Mutant]] = {}
+  for mutant in draw(texts, options.num, str(options.seed)):
+    directory = _directory(mutant.file, options.dir)
+    drawn.setdefault(directory, []).append(mutant)
   if options.list:
-    for name, those in drawn.items():
-      for mutant in those:
-        print(mutant.described(texts[name][mutant.file]))
+    for mutant in itertools.chain(*drawn.values()):
+      print(mutant.described(texts[mutant.file]))
     return 0
   with tempfile.TemporaryDirectory(prefix="mutation_") as folder:
     rows = _try_all(options, drawn, texts, pathlib.Path(folder))

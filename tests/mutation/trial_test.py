@@ -97,6 +97,7 @@ def output(root):
       sys.executable, "-m", "tests.mutation", f"--root={root}", "--budget=20",
       "--patience=4",
     ], cwd=trial.ROOT, capture_output=True, text=True, check=False,
+    env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
   )
   assert (run.returncode, run.stderr) == (1, "")  # some survive
   return run.stdout
