@@ -69,7 +69,7 @@ class Kernels:
   ops: tuple[str, ...] = field(
     ("add_norm", "add_norm_backward", "reduce_add_norm", "encode", "mean",
      "nesterov", "gather_rows"),
-    "Names of `caatnet.benchmarks.kernel_subjects.SUBJECTS`.",
+    "Keys of SUBJECTS in caatnet/benchmarks/programs/kernel_subjects.py.",
   )
   target: str = field(
     "", 'Target, as in launch.compile; "" runs on the devices of this machine.'
