@@ -37,7 +37,9 @@ ORDER = (
   "caatnet.inspection", "caatnet.composition", "caatnet.studies",
   "caatnet.benchmarks", "launch",
 )
-CONFIGS = ("configs", "caatnet.config.schema")
+# Declarations of config keys: of runs, and in the directories of experiments.
+SCHEMA = "caatnet.config.schema"
+KEYS = re.compile(r"caatnet\.(benchmarks|studies)\.(\w+\.)?(\w+_)?keys\b")
 # Only these import `ml_collections`.
 TREES = (
   "caatnet.config", "caatnet.composition", "caatnet.benchmarks", "configs",
@@ -68,8 +70,9 @@ def _room(module: str, rooms: object) -> str | None:
 def _permitted(module: str, name: str) -> bool:
   """Returns whether a module may import a name of this project."""
   top = module.partition(".")[0]
-  if top == "configs":
-    return any(_within(name, room) for room in CONFIGS)
+  if top == "configs" or KEYS.match(module):
+    declares = _within(name, SCHEMA) or bool(KEYS.match(name))
+    return declares or (top == "configs" and _within(name, top))
   if top == "parallel":
     room = _room(module, PARALLEL)
     if room == "parallel":
@@ -89,7 +92,7 @@ def violations(module: str, source: str) -> list[str]:
   forbidden = {
     "parallel": PARALLEL[_room(module, PARALLEL) or "parallel"][1],
     "configs": ("jax", "numpy", "flax", "absl"),
-  }.get(top, ())
+  }.get("configs" if KEYS.match(module) else top, ())
   if _room(module, TREES) is None:
     forbidden = (*forbidden, "ml_collections")
   found = []
@@ -256,6 +259,10 @@ def test_each_flag_is_defined_once():
     ("caatnet.config.outer", "from caatnet.studies import registry"),
     ("configs.caatnet.tiny", "import jax"),
     ("configs.caatnet.tiny", "from caatnet import build"),
+    ("configs.zero.frontier", "from caatnet.studies.partitions import study"),
+    ("caatnet.config.schema.tree", "from caatnet.studies import keys"),
+    ("caatnet.studies.flows.keys", "from caatnet.studies.flows import study"),
+    ("caatnet.studies.serving.fairness_keys", "import jax"),
     ("caatnet.nowhere", ""),
   ],
 )

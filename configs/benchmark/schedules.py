@@ -22,6 +22,7 @@ few small graphs, takes seconds.
 
 import ml_collections
 
+from caatnet.benchmarks.training.keys import Schedules
 from caatnet.config.schema.tree import defaults
 
 
@@ -29,7 +30,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, or `test` for one that takes seconds."""
   config = ml_collections.ConfigDict()
   config.name = "schedules"
-  config.benchmark = defaults("benchmark", "schedules")
+  config.benchmark = defaults(Schedules)
   if size == "test":
     config.benchmark.tori = (4, 8)
     config.benchmark.meshes = (4,)

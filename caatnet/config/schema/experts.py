@@ -10,8 +10,6 @@ from caatnet.config.schema.fields import (
 
 # Names of `parallel.plans.placement.evictions.EVICTIONS` for servers.
 EVICTIONS = "lru", "lfu", "lookahead"
-# Names of `caatnet.studies.serving.composition.ORDERS`.
-ORDERS = "zipf", "uniform", "bursty", "cyclic"
 DEADLINE = (
   "Seconds without a step after which an expert with requests is loaded, "
   "regardless of the switching cost."
@@ -21,8 +19,6 @@ PATIENCE = (
   "starts when the accumulated waiting time exceeds patience x switch_s x its "
   "requests."
 )
-EXPONENT = "Exponent of Zipf's distribution over experts."
-BURST = "Mean number of consecutive requests of an expert in a burst."
 
 
 @section

@@ -23,7 +23,6 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
-from caatnet.config.schema.benchmarks.registry import BENCHMARKS
 from caatnet.config.schema.data import DATA
 from caatnet.config.schema.experts import Experts
 from caatnet.config.schema.federated import Federated
@@ -45,7 +44,7 @@ from caatnet.config.schema.model import MODELS
 from caatnet.config.schema.optimizer import OPTIMIZERS
 from caatnet.config.schema.outer import OUTER
 from caatnet.config.schema.parallel import Parallel, Pipeline
-from caatnet.config.schema.studies.registry import STUDIES
+from caatnet.config.schema.register import BENCHMARKS, STUDIES
 from caatnet.config.schema.sync import Sync
 from caatnet.config.schema.train import Elastic, Sweep, Train
 from caatnet.config.schema.zero import Zero
@@ -123,14 +122,16 @@ def choices(name: str) -> tuple[str, ...]:
   return tuple(_CHOICES[name].sections)
 
 
-def defaults(name: str, chosen: str = "") -> ml_collections.ConfigDict:
+def defaults(
+  name: str | type, chosen: str = ""
+) -> ml_collections.ConfigDict:
   """Returns a section with the defaults of its keys.
 
   Args:
     name: The section's name; "run" for the keys at the top of a training
-      config, "study" for the whole config of a study.
-    chosen: The choice, for a section with a selector; a key of
-      `caatnet.config.schema.studies.registry.STUDIES` for a study.
+      config. Or the class of the keys of a study, for its whole config, or of a
+      benchmark, for ``config.benchmark``.
+    chosen: The choice, for the name of a section with a selector.
 
   Raises:
     ValueError: If there is no such choice.
@@ -139,8 +140,11 @@ def defaults(name: str, chosen: str = "") -> ml_collections.ConfigDict:
     >>> defaults("outer", "diloco").sync_every
     30
   """
-  if name == "study":
-    return ml_collections.ConfigDict(_defaults(STUDIES[chosen]))
+  if isinstance(name, type):
+    for benchmark, cls in BENCHMARKS.items():
+      if cls is name:
+        return defaults("benchmark", benchmark)
+    return ml_collections.ConfigDict(_defaults(name))
   if name not in _CHOICES:
     return ml_collections.ConfigDict(_defaults({"run": Run, **_PLAIN}[name]))
   among = _CHOICES[name]
@@ -361,32 +365,28 @@ def _plain(value: Any) -> Any:
 
 def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the top-level keys of a config: fields, sections and choices."""
-  if "study" in config:
-    study = config["study"]
-    name = study
-    if f"{study}.{config.get('subject')}" in STUDIES:
-      name = f"{study}.{config['subject']}"
-    if name not in STUDIES:
-      names = dict.fromkeys(n.partition(".")[0] for n in STUDIES)
-      if study in names:
-        subjects = [
-          repr(n.partition(".")[2]) for n in STUDIES
-          if n.startswith(f"{study}.")
-        ]
-        raise ValueError(
-          f"config.subject={config.get('subject')!r} must be one of "
-          f"{', '.join(subjects)}"
-        )
+  if "study" not in config:
+    return _OF_RUNS | keys(Run)
+  study, subject = config["study"], config.get("subject")
+  cls = STUDIES.get(f"{study}.{subject}") or STUDIES.get(f"{study}")
+  if cls is None:
+    names = dict.fromkeys(name.partition(".")[0] for name in STUDIES)
+    if study in names:
+      subjects = [
+        repr(name.partition(".")[2]) for name in STUDIES
+        if name.startswith(f"{study}.")
+      ]
       raise ValueError(
-        f"config.study={study!r} must be one of {', '.join(names)}; a config "
-        "with a study: configs/diloco/utilisation.py"
+        f"config.subject={subject!r} must be one of {', '.join(subjects)}"
       )
-    top = keys(STUDIES[name])
-    # The config of a plan also has the sections of its run.
-    if top.keys() & {"planner", "placement"}:
-      return _OF_RUNS | keys(Run) | top
-    return top
-  return _OF_RUNS | keys(Run)
+    raise ValueError(
+      f"config.study={study!r} must be one of "
+      f"{', '.join(names) or 'the imported ones'}; a config with a study: "
+      "configs/diloco/utilisation.py"
+    )
+  top = keys(cls)
+  # Without a name of its own it is the study of the run in the other sections.
+  return top if "name" in top else _OF_RUNS | keys(Run) | top
 
 
 def _walk(

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from caatnet.config import experiments, sections
-from caatnet.config.data import DATA, SOURCES
+from caatnet.config.data import DATA
+from caatnet.config.graph import SOURCES
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS
 from caatnet.config.outer import OUTER
