@@ -153,7 +153,7 @@ class Programs:
           yield Event(waiting, "begin", step)
         waiting = step
       ends = [hook for hook in hooks if hook != "begin"]
-      if waiting is not None and (ends or self._outer.awaits(plan)):
+      if waiting is not None and (ends or self.joining.awaits(plan)):
         yield Event(waiting, "begin", step + 1)
         waiting = None
       for hook in ends:
