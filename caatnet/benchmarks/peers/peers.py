@@ -72,7 +72,8 @@ def run(config: Any) -> dict[str, Any]:
     training = get("training", lambda: _training(config, python))
   for batch in dict.fromkeys(options.batches):
     decoded += get(
-      "decoding", lambda batch=batch: _decoding(config, python, batch), batch
+      "decoding", lambda batch=batch: list(_decoding(config, python, batch)),
+      batch,
     )
   limits = get("limits", lambda: {
     "matmul_flops_per_second": matmul_rate(
