@@ -2,7 +2,6 @@
 
 from caatnet.config import sections
 from caatnet.config.context import Context
-from caatnet.config.schema import model as schema
 from caatnet.config.sync import Sync, build_sync, kernels_of_norms
 from caatnet.data.images import ImageData
 from caatnet.models.convolutional import ConvolutionalModel
@@ -13,6 +12,7 @@ from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.models.transformer.positions import parse_scaling
+from caatnet.schema import model as schema
 from parallel.base.checks import known
 
 

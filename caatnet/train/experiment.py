@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import optax
 
-from caatnet.config.schema.train import Train
 from caatnet.data.protocol import Data
 from caatnet.program import Program
+from caatnet.schema.train import Train
 from caatnet.train.state import TrainState, init_state, state_shardings
 from caatnet.train.step import make_export
 from caatnet.train.update import DeviceUpdate, HostUpdate

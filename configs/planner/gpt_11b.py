@@ -25,7 +25,7 @@ the config with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
 
 import ml_collections
 
-from caatnet.config.schema.tree import choices, defaults
+from caatnet.schema.tree import choices, defaults
 from caatnet.studies.planner.keys import Planner
 from configs.caatnet import base
 

@@ -23,7 +23,7 @@ few points of each curve.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.serving.nanobatches_keys import NanoBatches
 
 _SIZES = ("all", "figures", "test")

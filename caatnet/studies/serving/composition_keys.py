@@ -1,8 +1,8 @@
 """Config of the study of compositions of experts."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.experts import DEADLINE, EVICTIONS, PATIENCE
-from caatnet.config.schema.fields import (
+from caatnet.schema import register
+from caatnet.schema.experts import DEADLINE, EVICTIONS, PATIENCE
+from caatnet.schema.fields import (
   COUNT,
   NOT_NEGATIVE,
   POSITIVE,

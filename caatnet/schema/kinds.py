@@ -1,6 +1,6 @@
 """``config.kinds``: training of a router and of experts for kinds of text."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   POSITIVE,

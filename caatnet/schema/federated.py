@@ -1,6 +1,6 @@
 """``config.federated``: a federated run (``launch.federate``)."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   DECAY,
