@@ -31,18 +31,19 @@ NO_PROGRAMS = ("parallel.ledger", "parallel.peers")
 # Each imports all of `parallel`, and only what stands before it.
 ORDER = (
   "caatnet.interrupts", "caatnet.commands", "caatnet.__main__",
-  "caatnet.config.schema", "caatnet.models", "caatnet.data", "caatnet.stages",
+  "caatnet.schema", "caatnet.models", "caatnet.data", "caatnet.stages",
   "caatnet.program", "caatnet.train", "caatnet.inference", "caatnet.interop",
   "caatnet.serving", "caatnet.show", "caatnet.federated", "caatnet.config",
   "caatnet.inspection", "caatnet.composition", "caatnet.studies",
   "caatnet.benchmarks", "launch",
 )
 # Declarations of config keys: of runs, and in the directories of experiments.
-SCHEMA = "caatnet.config.schema"
+SCHEMA = "caatnet.schema"
 KEYS = re.compile(r"caatnet\.(benchmarks|studies)\.(\w+\.)?(\w+_)?keys\b")
 # Only these import `ml_collections`.
 TREES = (
-  "caatnet.config", "caatnet.composition", "caatnet.benchmarks", "configs",
+  "caatnet.schema", "caatnet.config", "caatnet.composition",
+  "caatnet.benchmarks", "configs",
   "launch",
 )
 
@@ -133,8 +134,7 @@ def test_directories_form_no_cycle():
   for name, path in modules.items():
     for imported in _imports(path.read_text()):
       ends = [
-        ".".join(n.split(".")[:3 if n.startswith(
-          ("parallel.plans.", "caatnet.config.schema")) else 2])
+        ".".join(n.split(".")[:3 if n.startswith("parallel.plans.") else 2])
         for n in (name, imported)
       ]
       if imported.partition(".")[0] in OURS and ends[0] != ends[1]:
@@ -260,7 +260,7 @@ def test_each_flag_is_defined_once():
     ("configs.caatnet.tiny", "import jax"),
     ("configs.caatnet.tiny", "from caatnet import build"),
     ("configs.zero.frontier", "from caatnet.studies.partitions import study"),
-    ("caatnet.config.schema.tree", "from caatnet.studies import keys"),
+    ("caatnet.schema.tree", "from caatnet.studies import keys"),
     ("caatnet.studies.flows.keys", "from caatnet.studies.flows import study"),
     ("caatnet.studies.serving.fairness_keys", "import jax"),
     ("caatnet.nowhere", ""),

@@ -20,8 +20,6 @@ import pytest
 
 from caatnet.config import memory
 from caatnet.config.override import override
-from caatnet.config.schema import tree
-from caatnet.config.schema.memory import Memory
 from caatnet.data import images, kinds, sources, tokenizers
 from caatnet.data.graphs import csr, loaders
 from caatnet.federated import links as federated_links
@@ -29,6 +27,8 @@ from caatnet.federated import server, snapshot
 from caatnet.inference import prompts
 from caatnet.interop import tensors
 from caatnet.interop.source import open_source
+from caatnet.schema import tree
+from caatnet.schema.memory import Memory
 from caatnet.serving import router, traces
 from caatnet.serving.experts import Library
 from caatnet.show import results

@@ -11,7 +11,7 @@ from typing import Any
 
 import ml_collections
 
-from caatnet.config.schema.register import BENCHMARKS
+from caatnet.schema.register import BENCHMARKS
 
 FOLDERS = (
   "elastic", "graphs", "peers", "planner", "programs", "serving", "training",

@@ -11,8 +11,8 @@ import ml_collections
 import numpy as np
 
 from caatnet.config import experiments, inference, sections, serving
-from caatnet.config.schema import tree
-from caatnet.config.schema.experts import Experts as Options
+from caatnet.schema import tree
+from caatnet.schema.experts import Experts as Options
 from caatnet.serving.engine.device_weights import DeviceWeights
 from caatnet.serving.engine.expert_weights import ExpertWeights
 from caatnet.serving.experts import INDEX, WHOLE, Library

@@ -4,7 +4,6 @@ from typing import Any
 
 from caatnet.config import sections
 from caatnet.config.context import Context
-from caatnet.config.schema import model as schema
 from caatnet.config.sync import Sync, build_sync, kernels_of_norms
 from caatnet.data.images import ImageData
 from caatnet.models.convolutional import ConvolutionalModel
@@ -15,6 +14,7 @@ from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.models.transformer.positions import parse_scaling
+from caatnet.schema import model as schema
 from parallel.base.checks import known
 
 

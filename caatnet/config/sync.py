@@ -9,7 +9,7 @@ from etils import epy
 import jax
 
 from caatnet.config.context import Context
-from caatnet.config.schema import sync as schema
+from caatnet.schema import sync as schema
 from parallel.base.checks import known
 from parallel.collectives import Reduction
 from parallel.kernels import evidence

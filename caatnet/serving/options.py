@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from caatnet.config.schema.inference import Serving
+from caatnet.schema.inference import Serving
 from caatnet.serving.scheduler.policies.registry import POLICIES
 from parallel.base.checks import known
 

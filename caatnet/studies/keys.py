@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from caatnet.config.schema.fields import Range, field
+from caatnet.schema.fields import Range, field
 
 BANDWIDTH = (
   "Bandwidth of links in bytes/s, or a kind of link of "

@@ -14,7 +14,7 @@ import importlib
 import pathlib
 from typing import Any
 
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from parallel.base.report import Report
 
 # Valid values of config.study: names of the subdirectories.

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import optax
 
-from caatnet.config.schema.train import Train
 from caatnet.data.protocol import Data
 from caatnet.program import Program
+from caatnet.schema.train import Train
 from caatnet.train.state import (
   TrainState,
   init_state,

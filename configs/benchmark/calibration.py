@@ -26,7 +26,7 @@ infinite.
 import ml_collections
 
 from caatnet.benchmarks.programs.keys import Calibration
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import base
 
 

@@ -12,7 +12,7 @@ two cores: `taskset --cpu-list 0,1` on machines with more.
 import ml_collections
 
 from caatnet.benchmarks.serving.keys import Decoding
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import base
 
 

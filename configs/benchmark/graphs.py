@@ -19,7 +19,7 @@ GPUs. Times are of one machine and one run. Results: log/README.md, 2026-11-23.
 import ml_collections
 
 from caatnet.benchmarks.graphs.keys import Graphs
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.graphs import tiny
 
 

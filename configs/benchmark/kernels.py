@@ -23,7 +23,7 @@ compiled text:
 import ml_collections
 
 from caatnet.benchmarks.programs.keys import Kernels
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config() -> ml_collections.ConfigDict:

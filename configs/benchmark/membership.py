@@ -13,7 +13,7 @@ the search of a world stops after benchmark.most states.
 import ml_collections
 
 from caatnet.benchmarks.elastic.keys import Membership
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:

@@ -34,7 +34,7 @@ compare.
 import ml_collections
 
 from caatnet.benchmarks.peers.keys import Peers
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.benchmark import decoding
 
 

@@ -20,7 +20,7 @@ hour of one core without CP-SAT.
 import ml_collections
 
 from caatnet.benchmarks.planner.keys import Planner
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.planner import gpt_11b
 
 

@@ -15,7 +15,7 @@ import importlib
 import ml_collections
 
 from caatnet.benchmarks.programs.keys import Programs
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "7b") -> ml_collections.ConfigDict:

@@ -23,7 +23,7 @@ Aim: an all-reduce takes at most 1 / 0.8 of the time of the raw streams.
 import ml_collections
 
 from caatnet.benchmarks.elastic.keys import Ring
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:

@@ -23,7 +23,7 @@ few small graphs, takes seconds.
 import ml_collections
 
 from caatnet.benchmarks.training.keys import Schedules
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:

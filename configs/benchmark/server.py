@@ -14,7 +14,7 @@ runs on the same cores, so its time is included in the server's time.
 import ml_collections
 
 from caatnet.benchmarks.serving.keys import Server
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.benchmark import decoding
 
 

@@ -20,7 +20,7 @@ minute; `serving.py:test` takes seconds.
 import ml_collections
 
 from caatnet.benchmarks.serving.keys import Serving
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:

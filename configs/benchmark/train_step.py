@@ -18,7 +18,7 @@ times the time of one rank at p = 1, and 1.6 times at p = 0.5.
 import ml_collections
 
 from caatnet.benchmarks.training.keys import TrainStep
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import base
 
 # Steps that differ on an accelerator.

@@ -28,7 +28,7 @@ form 99% and 100%.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.collectives.keys import Collectives
 
 TOPOLOGIES = {

@@ -17,7 +17,7 @@ transfer starts as soon as its chunk has arrived.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.schedule.keys import Schedule
 
 

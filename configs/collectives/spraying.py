@@ -23,7 +23,7 @@ a packet simulator. By loads only, as here, Ethereal and spraying are equal.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.flows.keys import Flows
 
 SIZES = ("test", "small")

@@ -23,7 +23,7 @@ prediction of `parallel/plans/planner` for a model of 11B parameters on a pod of
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.datacentre.keys import Datacentre
 from configs.planner import gpt_11b
 

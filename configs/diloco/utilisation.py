@@ -19,7 +19,7 @@ within one point.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.utilisation.keys import Utilisation
 
 

@@ -40,7 +40,7 @@ the same number of samples. The other comparisons are the same.
 import ml_collections
 
 from caatnet.benchmarks.elastic.keys import Churn
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.elastic import diloco
 
 

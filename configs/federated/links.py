@@ -19,7 +19,7 @@ a few rows of each table.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.federated.keys import FederatedLinks
 
 _SIZES = ("all", "figures", "test")

@@ -13,7 +13,7 @@ of 36.63; for multiples of 32 features the number is unchanged.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.alignment.keys import Alignment
 
 

@@ -17,7 +17,7 @@ second layer 27 to 31% and 4%.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.inference.keys import Inference
 
 

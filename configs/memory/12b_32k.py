@@ -19,7 +19,7 @@ updates float32 parameters, and layers save named activations or recompute them.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.placement.keys import Placement
 from configs.caatnet import base
 

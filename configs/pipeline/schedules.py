@@ -18,7 +18,7 @@ With split backwards, ticks have equal lengths: ZB-H1 takes 304 ms.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.pipeline.keys import Pipeline
 
 

@@ -25,7 +25,7 @@ the config with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
 
 import ml_collections
 
-from caatnet.config.schema.tree import choices, defaults
+from caatnet.schema.tree import choices, defaults
 from caatnet.studies.planner.keys import Planner
 from configs.caatnet import base
 
@@ -90,5 +90,5 @@ def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
     config.planner.cluster = "h100:1,uneven=0"
     config.planner.schedules = ("1f1b", "zb_h1")
     config.planner.chunks = (1,)
-    config.planner.most_microbatches = 4
+    config.planner.max_microbatches = 4
   return config

@@ -16,7 +16,7 @@ a minute. `published.py:test` takes a second.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.published.keys import Published
 
 

@@ -19,7 +19,7 @@ only, `test` takes seconds.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.serving.composition_keys import Composition
 
 _SIZES = ("all", "figures", "test")

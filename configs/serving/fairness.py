@@ -13,7 +13,7 @@ minute; `fairness.py:test` takes seconds.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.serving.fairness_keys import Fairness
 
 

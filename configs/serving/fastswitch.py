@@ -19,7 +19,7 @@ Finished simulations are stored in config.keep, so that a stopped study resumes.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.serving.fastswitch_keys import FastSwitch
 
 _SIZES = ("all", "paper", "test")

@@ -31,7 +31,7 @@ gives the same results.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.serving.vllm_log_keys import VLLMLog
 
 

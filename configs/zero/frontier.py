@@ -21,7 +21,7 @@ are printed, and which does not reproduce the paper's speed-ups.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.partitions.keys import Partitions
 
 

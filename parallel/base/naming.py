@@ -1,6 +1,6 @@
 """Validation errors: invalid value, config key, and allowed values.
 
-The keys of configs and their ranges are declared in `caatnet.config.schema`.
+The keys of configs and their ranges are declared in `caatnet.schema`.
 """
 
 from collections.abc import Iterable, Iterator

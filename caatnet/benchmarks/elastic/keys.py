@@ -1,8 +1,8 @@
 """Keys of benchmarks of processes that communicate."""
 
 from caatnet.benchmarks.keys import ROUNDS
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
+from caatnet.schema import register
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   NOT_NEGATIVE,

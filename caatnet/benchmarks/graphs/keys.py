@@ -1,7 +1,7 @@
 """Keys of the benchmark of graph networks."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
+from caatnet.schema import register
+from caatnet.schema.fields import (
   COUNT,
   FRACTION,
   POSITIVE,
@@ -9,7 +9,7 @@ from caatnet.config.schema.fields import (
   field,
   section,
 )
-from caatnet.config.schema.graph import SCALE
+from caatnet.schema.graph import SCALE
 
 _PARTS = ("sampler", "caches", "waits", "large", "predicted")
 

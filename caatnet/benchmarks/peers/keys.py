@@ -1,8 +1,8 @@
 """Keys of the benchmark of other projects' steps."""
 
 from caatnet.benchmarks.keys import PROMPT, RESULTS, ROUNDS, TOKENS
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, field
+from caatnet.schema import register
+from caatnet.schema.fields import COUNT, field
 
 
 @register.benchmark("peers")

@@ -1,7 +1,7 @@
 """Keys of the planner's benchmark."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, POSITIVE, Range, field
+from caatnet.schema import register
+from caatnet.schema.fields import COUNT, POSITIVE, Range, field
 
 _ALL_SCHEDULES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
 

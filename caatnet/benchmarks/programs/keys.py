@@ -1,8 +1,8 @@
 """Keys of benchmarks of kernels and compiled programs."""
 
 from caatnet.benchmarks.keys import RESULTS, ROUNDS
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
+from caatnet.schema import register
+from caatnet.schema.fields import (
   COUNT,
   FRACTION,
   POSITIVE,

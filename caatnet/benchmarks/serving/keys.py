@@ -1,8 +1,8 @@
 """Keys of benchmarks of decoding and serving."""
 
 from caatnet.benchmarks.keys import PROMPT, ROUNDS, TOKENS
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, COUNT_OR_NONE, FRACTION, field
+from caatnet.schema import register
+from caatnet.schema.fields import COUNT, COUNT_OR_NONE, FRACTION, field
 
 
 @register.benchmark("decoding")

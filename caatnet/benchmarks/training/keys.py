@@ -1,8 +1,8 @@
 """Keys of benchmarks of training steps and collective schedules."""
 
 from caatnet.benchmarks.keys import ROUNDS
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, Range, field
+from caatnet.schema import register
+from caatnet.schema.fields import COUNT, Range, field
 
 
 @register.benchmark("train_step")

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.config.schema.data import Graphs
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.graphs import bayes, builders
 from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
@@ -22,6 +21,7 @@ from caatnet.data.graphs.sampling import (
   num_places,
 )
 from caatnet.data.protocol import Dataset
+from caatnet.schema.data import Graphs
 from parallel.base.checks import known
 from parallel.base.naming import naming
 from parallel.memory.features import ACCESSES, Lookup, Table

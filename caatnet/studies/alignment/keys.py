@@ -1,7 +1,7 @@
 """Config of the study of rows and memory sectors."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, COUNT_OR_NONE, SEED, field
+from caatnet.schema import register
+from caatnet.schema.fields import COUNT, COUNT_OR_NONE, SEED, field
 from caatnet.studies.keys import study_key
 
 

@@ -1,7 +1,7 @@
 """Config of the study of flows."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import BYTES, COUNT_OR_NONE, SEED, field
+from caatnet.schema import register
+from caatnet.schema.fields import BYTES, COUNT_OR_NONE, SEED, field
 from caatnet.studies.keys import BANDWIDTH, LATENCY, study_key
 
 

@@ -1,7 +1,7 @@
 """Config of the study of pipeline schedules."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import BYTES, COUNT, POSITIVE, field, section
+from caatnet.schema import register
+from caatnet.schema.fields import BYTES, COUNT, POSITIVE, field, section
 from caatnet.studies.keys import study_key
 
 

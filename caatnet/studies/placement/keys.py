@@ -1,7 +1,7 @@
 """Config of the study of placements."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
+from caatnet.schema import register
+from caatnet.schema.fields import (
   COUNT,
   POSITIVE,
   POSITIVE_FRACTION,

@@ -1,7 +1,7 @@
 """Config of the study of published configurators."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import COUNT, POSITIVE_FRACTION, SEED, field
+from caatnet.schema import register
+from caatnet.schema.fields import COUNT, POSITIVE_FRACTION, SEED, field
 from caatnet.studies.keys import EXECUTIONS, UTILISATION, study_key
 
 

@@ -1,13 +1,7 @@
 """Config of the study of one collective schedule."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
-  BYTES,
-  COUNT_OR_NONE,
-  Range,
-  field,
-  section,
-)
+from caatnet.schema import register
+from caatnet.schema.fields import BYTES, COUNT_OR_NONE, Range, field, section
 from caatnet.studies.keys import (
   BANDWIDTH,
   LATENCY,

@@ -1,8 +1,8 @@
 """Config of the study of compositions of experts."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.experts import DEADLINE, EVICTIONS, PATIENCE
-from caatnet.config.schema.fields import (
+from caatnet.schema import register
+from caatnet.schema.experts import DEADLINE, EVICTIONS, PATIENCE
+from caatnet.schema.fields import (
   COUNT,
   NOT_NEGATIVE,
   POSITIVE,
@@ -66,7 +66,7 @@ class Composition:
     """Figures of the paper's machines (arXiv 2405.07518)."""
 
     experts: int = field(150, "Experts of Samba-CoE.", COUNT)
-    most_experts: int = field(850, "Experts of the largest footprint.", COUNT)
+    max_experts: int = field(850, "Experts of the largest footprint.", COUNT)
     parameters: float = field(
       6.738415616e9, "Parameters of an expert: Llama 2 7B.", POSITIVE
     )

@@ -1,6 +1,6 @@
 """Keys shared by the subjects of the study of serving."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   NOT_NEGATIVE,

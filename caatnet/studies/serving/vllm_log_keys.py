@@ -1,7 +1,7 @@
 """Config of the study of a vLLM run."""
 
-from caatnet.config.schema import register
-from caatnet.config.schema.fields import (
+from caatnet.schema import register
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   DECAY,

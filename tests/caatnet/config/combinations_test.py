@@ -11,9 +11,9 @@ from caatnet.config.context import Context
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS
 from caatnet.config.override import Sweep, override, take_sweep
-from caatnet.config.schema import tree
 from caatnet.config.sync import build_sync
 from caatnet.config.zero import build_zero
+from caatnet.schema import tree
 from configs.caatnet import tiny
 from configs.images import tiny as images
 from configs.pipeline import tiny as pipeline

@@ -3,7 +3,7 @@
     python -m tests.caatnet.config.declarations
 
 writes ``declarations.txt``. Configs of older runs lack newer keys and receive
-their defaults (`caatnet.config.schema.fields.field`), so a default is a part of
+their defaults (`caatnet.schema.fields.field`), so a default is a part of
 the format of ``config.json``: a change of it changes these runs. A change of
 the text in a commit shows that it was intended.
 """
@@ -14,7 +14,7 @@ import importlib
 import pathlib
 from typing import Any
 
-from caatnet.config.schema import fields, register, tree
+from caatnet.schema import fields, register, tree
 
 for name in ("benchmarks", "studies"):  # which register their keys
   importlib.import_module(f"caatnet.{name}.registry")

@@ -14,7 +14,7 @@ from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from configs.caatnet import tiny
 from parallel.outer.optimizers import Optax
 

@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.serving import vllm_fields, vllm_log, vllm_logs
 from caatnet.studies.serving.vllm_log_keys import VLLMLog
 from parallel.base import schema

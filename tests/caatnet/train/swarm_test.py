@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from caatnet.config.schema.train import Elastic
+from caatnet.schema.train import Elastic
 from caatnet.train import loop
 from caatnet.train.elastic import swarm_loop
 from caatnet.train.elastic.single_process import Programs

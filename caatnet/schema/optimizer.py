@@ -1,6 +1,6 @@
 """``config.optimizer``: one section per inner optimizer."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT_OR_NONE,
   DECAY,
   FRACTION,

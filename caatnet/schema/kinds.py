@@ -1,6 +1,6 @@
 """``config.kinds``: training of a router and of experts for kinds of text."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   POSITIVE,
@@ -31,7 +31,7 @@ class Kinds:
   size_bytes: int = field(
     1_200_000, "Text of each kind in bytes, including held-out files.", COUNT
   )
-  least_bytes: int = field(
+  min_bytes: int = field(
     300_000, "Training text of a kind in bytes, below which it is left out.",
     COUNT,
   )

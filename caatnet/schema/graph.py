@@ -1,6 +1,6 @@
 """``config.graph``: one section per source of a graph."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   FRACTION,

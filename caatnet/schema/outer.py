@@ -1,6 +1,6 @@
 """``config.outer``: one section per outer loop."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   DECAY,

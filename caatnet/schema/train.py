@@ -1,6 +1,6 @@
 """``config.train``, ``config.elastic`` and ``config.sweep``."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   POSITIVE,
   SEED,

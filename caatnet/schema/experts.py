@@ -1,6 +1,6 @@
 """``config.experts``: experts of one base that a server switches between."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   NOT_NEGATIVE,

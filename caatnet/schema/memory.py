@@ -1,11 +1,6 @@
 """``config.memory``: the memory that holds each part of the training state."""
 
-from caatnet.config.schema.fields import (
-  COUNT_OR_NONE,
-  FRACTION,
-  field,
-  section,
-)
+from caatnet.schema.fields import COUNT_OR_NONE, FRACTION, field, section
 
 _KINDS = ("device", "pinned_host")
 # Value of `Memory.activations`.

@@ -1,6 +1,6 @@
 """``config.model``: one section per kind of model."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   POSITIVE,

@@ -1,6 +1,6 @@
 """``config.parallel`` and ``config.pipeline``."""
 
-from caatnet.config.schema.fields import COUNT, COUNT_OR_NONE, field, section
+from caatnet.schema.fields import COUNT, COUNT_OR_NONE, field, section
 
 
 @section

@@ -1,6 +1,6 @@
 """``config.inference`` and ``config.serving``."""
 
-from caatnet.config.schema.fields import (
+from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   NOT_NEGATIVE,

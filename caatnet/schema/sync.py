@@ -1,6 +1,6 @@
 """``config.sync``: synchronisation of tensor ranks."""
 
-from caatnet.config.schema.fields import FRACTION, field, section
+from caatnet.schema.fields import FRACTION, field, section
 from parallel.base.naming import DTYPES
 
 _SWITCH = ("auto", "on", "off")

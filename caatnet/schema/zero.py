@@ -1,6 +1,6 @@
 """``config.zero``: the partition of the training state."""
 
-from caatnet.config.schema.fields import COUNT_OR_NONE, field, section
+from caatnet.schema.fields import COUNT_OR_NONE, field, section
 
 _LEVEL = (
   'Outermost level over which {} sharded, with all levels inside it; "none" '

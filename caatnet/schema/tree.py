@@ -23,10 +23,10 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
-from caatnet.config.schema.data import DATA
-from caatnet.config.schema.experts import Experts
-from caatnet.config.schema.federated import Federated
-from caatnet.config.schema.fields import (
+from caatnet.schema.data import DATA
+from caatnet.schema.experts import Experts
+from caatnet.schema.federated import Federated
+from caatnet.schema.fields import (
   SEED,
   Config,
   Key,
@@ -36,24 +36,31 @@ from caatnet.config.schema.fields import (
   keys,
   section,
 )
-from caatnet.config.schema.graph import SOURCES
-from caatnet.config.schema.inference import Inference, Serving
-from caatnet.config.schema.kinds import Kinds
-from caatnet.config.schema.memory import Memory
-from caatnet.config.schema.model import MODELS
-from caatnet.config.schema.optimizer import OPTIMIZERS
-from caatnet.config.schema.outer import OUTER
-from caatnet.config.schema.parallel import Parallel, Pipeline
-from caatnet.config.schema.register import BENCHMARKS, STUDIES
-from caatnet.config.schema.sync import Sync
-from caatnet.config.schema.train import Elastic, Sweep, Train
-from caatnet.config.schema.zero import Zero
+from caatnet.schema.graph import SOURCES
+from caatnet.schema.inference import Inference, Serving
+from caatnet.schema.kinds import Kinds
+from caatnet.schema.memory import Memory
+from caatnet.schema.model import MODELS
+from caatnet.schema.optimizer import OPTIMIZERS
+from caatnet.schema.outer import OUTER
+from caatnet.schema.parallel import Parallel, Pipeline
+from caatnet.schema.register import BENCHMARKS, STUDIES
+from caatnet.schema.sync import Sync
+from caatnet.schema.train import Elastic, Sweep, Train
+from caatnet.schema.zero import Zero
 
 # Former names of keys -> their names now. Configs of older runs are translated
 # (`completed`); in overrides and config files, old names are errors.
 RENAMED = {
   "every": "sync_every",
   "lanes": "num_connections",
+  "least_bytes": "min_bytes",
+  "least_devices": "min_devices",
+  "least_gain": "min_gain",
+  "most_examples": "max_examples",
+  "most_experts": "max_experts",
+  "most_microbatches": "max_microbatches",
+  "most_pieces": "max_pieces",
   "timetable": "schedule",
   "timetables": "schedules",
 }

@@ -1,12 +1,6 @@
 """``config.data``: one section per kind of data."""
 
-from caatnet.config.schema.fields import (
-  COUNT,
-  COUNT_OR_NONE,
-  Range,
-  field,
-  section,
-)
+from caatnet.schema.fields import COUNT, COUNT_OR_NONE, Range, field, section
 
 _PERCENT = Range(0, 100, above=True, below=True)
 

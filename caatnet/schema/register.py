@@ -8,7 +8,7 @@ and benchmarks import all.
 from collections.abc import Callable
 import typing
 
-from caatnet.config.schema.fields import default_of, field, keys, section
+from caatnet.schema.fields import default_of, field, keys, section
 
 # Configs of studies by config.study and, for serving, config.subject.
 STUDIES: dict[str, type] = {}
