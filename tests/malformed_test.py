@@ -542,6 +542,60 @@ def test_malformed_file_is_one_line(tmp_path, name):
   assert len(refused) >= form_least, refused
 
 
+# Files of one strict JSON object: all keys are known, and no value is converted.
+STRICT = ("cluster", "topology", "federated link", "tiers", "corpora")
+# Type of a value -> JSON texts of other types, or of no number.
+OTHER_TYPES = {
+  bool: ("1", '"true"', "null"),
+  int: ('"1"', "true", "null", "NaN", "1e999", "1" + "0" * 400, "{}"),
+  float: ('"1"', "true", "null", "NaN", "1e999", "1" + "0" * 400, "{}"),
+  str: ("1", "true", "null", "[1]"),
+  list: ('"x"', "true", "null", "{}"),
+  dict: ("3", "[]", "null"),
+}
+
+
+def places(value, path=()):
+  """Yields the path of each value in plain data, and the value."""
+  yield path, value
+  if isinstance(value, dict | list):
+    for key in value if isinstance(value, dict) else range(len(value)):
+      yield from places(value[key], (*path, key))
+
+
+def replaced(value, path, new):
+  """Returns plain data with a value replaced."""
+  if not path:
+    return new
+  value = value.copy()
+  value[path[0]] = replaced(value[path[0]], path[1:], new)
+  return value
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_every_value_of_a_strict_file_has_its_type(tmp_path, name):
+  """Errors name the innermost key; objects have no other keys."""
+  form = FORMATS[name]
+  form.make(tmp_path)
+  path = tmp_path / form.file
+  valid = json.loads(path.read_text())
+
+  def refused(changed: str) -> str:
+    path.write_text(changed)
+    message = failure(lambda: form.read(tmp_path))
+    assert str(path) in message, changed
+    return message.replace(str(path), "")
+
+  for place, value in places(valid):
+    key = next((x for x in place[::-1] if isinstance(x, str)), "")
+    for text in OTHER_TYPES.get(type(value), ()):
+      changed = json.dumps(replaced(valid, place, "VALUE"))
+      assert key in refused(changed.replace('"VALUE"', text)), text
+    if isinstance(value, dict) and key != "files":  # its keys are names
+      changed = replaced(valid, place, value | {"unheard": 1})
+      assert "'unheard' must be one of" in refused(json.dumps(changed))
+
+
 @pytest.mark.parametrize(("script", "flag", "value"), LINES)
 def test_malformed_flag_is_one_line(script, flag, value, monkeypatch):
   """Parses the flags and, for a sweep, its grid; runs nothing."""
