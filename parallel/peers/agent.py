@@ -49,10 +49,10 @@ from parallel.peers.transport.transfers import Lost, Unreachable
 LOG = logging.getLogger(__name__)
 # Exponential backoff before a failed attempt is reported: without it, a
 # persistent failure would cause thousands of epochs.
-_FAILED_S, _MOST_FAILED_S = 0.02, 2.0
+_FAILED_S, _MAX_FAILED_S = 0.02, 2.0
 # A peer whose fetches are outdated by this many consecutive commits leaves and
 # joins again: the swarm waits for new members before it starts a round.
-_MOST_OVERTAKEN = 3
+_MAX_OVERTAKEN = 3
 _CONNECT = 1.5  # time limit for connecting to the members, in units of t_h
 _SAID_S = 10.0  # interval of warnings about an unreachable coordinator
 
@@ -464,7 +464,7 @@ class Agent:
       self._fetch.cancel()
       # A new epoch repeats the request; only commits in an epoch overtake it.
       self._overtaken += self._fetching[0] == self.peer.epoch
-    if self._overtaken >= _MOST_OVERTAKEN and self._channel is not None:
+    if self._overtaken >= _MAX_OVERTAKEN and self._channel is not None:
       LOG.info("rounds are committed faster than they can be fetched")
       self._overtaken = 0
       self._channel.send(m.Leave())
@@ -505,7 +505,7 @@ class Agent:
           text = str(error)
           self._say(f"revision {task.revision} is fetched again: {text}")
         self._scope.closed.wait(pause_s)
-        pause_s = min(2 * pause_s, _MOST_FAILED_S)
+        pause_s = min(2 * pause_s, _MAX_FAILED_S)
         # A new attempt starts from the chunks received so far.
         again = self._make_fetch(task, holders)
         with self.changed:
@@ -544,7 +544,7 @@ class Agent:
       if cause.peer is not None:  # not closed for a newer epoch
         self._say(f"round {task.round} is attempted again: {cause}")
       self._scope.closed.wait(
-        min(_FAILED_S * 2**min(self._failed, 10), _MOST_FAILED_S)
+        min(_FAILED_S * 2**min(self._failed, 10), _MAX_FAILED_S)
       )
     # Other errors, which the user's function raises, would occur again: `_task`
     # ends the peer.

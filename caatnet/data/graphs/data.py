@@ -34,7 +34,7 @@ PLANTED = {
 }
 CACHES = ("degree", "presampling")
 # Positions of a batch are int32 in compiled programs.
-_MOST_PLACES = 2**31 - 1
+_MAX_PLACES = 2**31 - 1
 # Batches that are sampled to estimate the access frequency of rows.
 _PRESAMPLED = 50
 # First example indices of validation and presampling, beyond those of training.
@@ -63,11 +63,11 @@ class GraphData(Graphs):
     one_of("sampler", self.sampler, SAMPLERS)
     check_fanouts(self.fanouts)
     places = num_places(self.fanouts) * self.batch_size
-    if places > _MOST_PLACES:
+    if places > _MAX_PLACES:
       raise ValueError(
         f"fanouts={self.fanouts} with config.data.batch_size="
         f"{self.batch_size} are {places:,} places for nodes, but must be at "
-        f"most {_MOST_PLACES:,}"
+        f"most {_MAX_PLACES:,}"
       )
 
   @property

@@ -541,7 +541,7 @@ class Api:
     transcript = Transcript(drawing, self._tokenizer, len(prompt) + room)
     now = self.service.now()
     request = serving.Request(
-      next(self._numbers), prompt, transcript.most_tokens, client=client,
+      next(self._numbers), prompt, transcript.max_tokens, client=client,
       expert=expert, priority=asked.priority, arrival_s=now,
       deadline_s=now + asked.deadline_s,
       # Each choice is a separate conversation, with its own host copy.

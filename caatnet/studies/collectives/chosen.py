@@ -25,9 +25,9 @@ Model = Literal["events", "barrier", "lockstep"]
 
 # Limits on candidates; whole chunks are always tried. A message below some size
 # costs more than its latency and its bytes, the only costs in the models.
-MOST_TRANSFERS = 2**15
-MOST_TREES = 160  # grown ones, of all ranks together
-LEAST_CHUNK_BYTES = 2**12
+MAX_TRANSFERS = 2**15
+MAX_TREES = 160  # grown ones, of all ranks together
+MIN_CHUNK_BYTES = 2**12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def fastest(
     pieces: Pieces of each chunk. None chooses them, and the trees of "optimal".
     random_numberings: Number of random numberings of ranks that are tried in
       addition to transpositions, with whole chunks. Each costs as much as the
-      first; schedules of more than ``MOST_TRANSFERS`` transfers are not
+      first; schedules of more than ``MAX_TRANSFERS`` transfers are not
       renumbered.
     **options: Keyword arguments of the builder; ``numbering`` selects one
       numbering.
@@ -161,7 +161,7 @@ def _numbered(
 ) -> Iterator[ChosenSchedule]:
   """Yields a builder's schedules for several numberings of the topology."""
   plain = timed(builder, options, pieces, None)
-  if "numbering" in options or plain.schedule.num_transfers > MOST_TRANSFERS:
+  if "numbering" in options or plain.schedule.num_transfers > MAX_TRANSFERS:
     yield plain
     return
   for number in renumber.numbers(topology, num_random):
@@ -190,7 +190,7 @@ def _cut(
   for pieces in (2, 4, 8, 16, 32, 64):
     chunk_bytes = size_bytes / schedule.num_chunks / pieces
     num_transfers = schedule.num_transfers * pieces
-    if num_transfers > MOST_TRANSFERS or chunk_bytes < LEAST_CHUNK_BYTES:
+    if num_transfers > MAX_TRANSFERS or chunk_bytes < MIN_CHUNK_BYTES:
       return
     # If links differ, they can carry loads in proportion to their bandwidths
     # only in rounds of several chunks. With "events", the assignment to rounds
@@ -220,8 +220,8 @@ def _grown(
     num_trees = weight * topology.num_ranks
     # One tree per rank is always tried; more only if their chunks are large
     # enough and their growth does not take too long.
-    small = size_bytes < num_trees * LEAST_CHUNK_BYTES
-    if weight > 1 and (small or num_trees > MOST_TREES):
+    small = size_bytes < num_trees * MIN_CHUNK_BYTES
+    if weight > 1 and (small or num_trees > MAX_TREES):
       return
     # With "events", the assignment of transfers to rounds does not matter.
     for capacity in (1,) if model == "events" else (1, 2, 16):

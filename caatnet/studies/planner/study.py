@@ -22,7 +22,7 @@ from parallel.plans.planner.subsets import Subset
 from parallel.plans.workload import TrainingStep, Transformer
 
 # Largest number of devices for which a result includes the link matrix.
-MOST_DRAWN = 256
+MAX_DRAWN = 256
 # Values of the fields of a configuration that are names.
 _NAMES = {
   "scheme": space.SCHEMES, "route": space.ROUTES, "remat": space.REMATS,
@@ -65,7 +65,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       _asked(text, best.configuration), problem, choices, best
     )} for text in section["why_not"]
   ]
-  drawn = links.num_devices <= MOST_DRAWN
+  drawn = links.num_devices <= MAX_DRAWN
   return {
     "study": "planner",
     "cluster": {

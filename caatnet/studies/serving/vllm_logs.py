@@ -60,8 +60,8 @@ _OPTIONAL = ("qk_norm",)  # of a layer, in some models
 _ONCE = ("embedding", "final_layernorm")
 _PER_SEQUENCE = ("lm_head", "sampler")
 # Largest number of tokens of a request.
-_MOST_TOKENS = 2**24
-_TokenCount = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
+_MAX_TOKENS = 2**24
+_TokenCount = Annotated[int, Field(ge=0, le=_MAX_TOKENS)]
 
 
 class Server(OpenSchema):
@@ -89,9 +89,9 @@ class Server(OpenSchema):
 
 class _Request(OpenSchema):
   request_id: str | None = None
-  input_toks: Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
+  input_toks: Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
   # The time per output token needs two.
-  output_toks: Annotated[int, Field(ge=2, le=_MOST_TOKENS)]
+  output_toks: Annotated[int, Field(ge=2, le=_MAX_TOKENS)]
   queued_ts: Seconds
   scheduled_ts: Seconds
   first_token_ts: Seconds

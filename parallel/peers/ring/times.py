@@ -34,7 +34,7 @@ from parallel.peers.ring.link_collectives import Order
 
 EXACT = 7  # largest number of ranks with exhaustive search: 6! / 2 rings
 # A chunk is modelled as at most this many blocks, which keeps a search short.
-_MOST_BLOCKS = 4
+_MAX_BLOCKS = 4
 
 
 class Matrix(NamedTuple):
@@ -69,7 +69,7 @@ def _blocks(nbytes: float, num_ranks: int, block_bytes: int) -> tuple[
 ]:
   """Returns (B, bytes of a block) of a chunk."""
   chunk = nbytes / num_ranks
-  count = min(max(1, math.ceil(chunk / block_bytes)), _MOST_BLOCKS)
+  count = min(max(1, math.ceil(chunk / block_bytes)), _MAX_BLOCKS)
   return count, chunk / count
 
 

@@ -74,7 +74,7 @@ def test_both_sides_send_more_than_sockets_buffer():
   for end, event in zip(ends, done, strict=True):
     channel = Channel(
       end, messages.FROM_SERVER, 3.0,
-      most_waiting=messages.most_waiting(len(data)),
+      max_waiting=messages.max_waiting(len(data)),
     )
     assembler = messages.Assembler(len(data))
 

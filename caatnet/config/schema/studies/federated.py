@@ -14,8 +14,8 @@ from caatnet.config.schema.fields import (
 )
 from caatnet.config.schema.studies.shared import Study, study_key
 
-_MOST_S = 1e6  # float64 still resolves the duration of a transfer then
-_SECONDS = Range(0, _MOST_S)
+_MAX_S = 1e6  # float64 still resolves the duration of a transfer then
+_SECONDS = Range(0, _MAX_S)
 # HiGHS, which optimises schedules, has tolerances of 1e-7.
 _APART, _LIMIT = Range(0, 1e3), Range(1e-3, 1)
 
@@ -41,7 +41,7 @@ class FederatedLinks(Study):
   )
   training_s: float = field(
     10.0, "Time of a client's local steps, in seconds. The default is assumed; "
-    "launch.federate measures it as t_tr.", Range(0, _MOST_S, above=True),
+    "launch.federate measures it as t_tr.", Range(0, _MAX_S, above=True),
   )
   validation_s: float = field(
     0.5, "Time of the evaluation of the received model, t_v.", _SECONDS
