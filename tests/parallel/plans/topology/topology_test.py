@@ -369,26 +369,13 @@ def test_invalid_topologies_are_refused(call, message):
 @pytest.mark.parametrize(
   ("written", "message"),
   [
-    ("{", "is not JSON"),
     ("[" * 100_000, "is not JSON: recursion limit"),
     (json.dumps(GOOD | {"num_ranks": 10**9}), "has 1000000000 nodes"),
     (json.dumps(GOOD | {"links": [
       {"source": 0, "destination": 1, "bandwidth": 10**400}
     ]}), r"links\[0\].bandwidth=.* must be a finite number"),
-    ("[]", "the content must be an object"),
     (json.dumps({"links": []}), "json: num_ranks is missing; keys"),
     ("{}", r"num_ranks is missing; .* \(1 more errors\)$"),
-    (json.dumps(GOOD | {"num_ranks": True}), "num_ranks=true must be a valid"),
-    (json.dumps(GOOD | {"num_ranks": 2.0}), "num_ranks=2.0 must be a valid"),
-    (json.dumps(GOOD | {"name": 2}), "name=2 must be a valid string"),
-    (json.dumps(GOOD | {"links": [GOOD["links"][0] | {"both_ways": 1}]}),
-     r"links\[0\].both_ways=1 must be a valid boolean"),
-    (json.dumps(GOOD | {"links": [GOOD["links"][0] | {"latency_s": False}]}),
-     "latency_s=false must be a valid number"),
-    (json.dumps(GOOD | {"links": [GOOD["links"][0], 3]}),
-     r"links\[1\]=3 must be an object"),
-    (json.dumps(GOOD | {"nodes": 3}), "key 'nodes' must be one of name"),
-    (json.dumps(GOOD | {"num_ranks": "2"}), 'num_ranks="2" must be a valid'),
     (json.dumps(GOOD | {"links": [{"source": 0}]}),
      r"links\[0\].destination is missing"),
     (json.dumps(GOOD | {"num_ranks": 3}), "not connected"),
