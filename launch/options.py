@@ -22,7 +22,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from caatnet import commands, interrupts
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from launch import full_disks, overriding, processes
 from parallel.base import atomic, lazy
 

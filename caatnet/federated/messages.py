@@ -146,14 +146,14 @@ class Failed(NamedTuple):
   reason: str
 
 
-class Payload(NamedTuple):
+class Part(NamedTuple):
   """Bytes of the vectors of the last message with ``sizes``."""
 
   data: bytes
 
 
-FROM_CLIENT = (Connected, Delivered, Ready, Result, Failed, Payload)
-FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Payload)
+FROM_CLIENT = (Connected, Delivered, Ready, Result, Failed, Part)
+FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Part)
 
 
 class Received(NamedTuple):
@@ -216,11 +216,11 @@ class Assembler:
       FrameError: Vectors are too long, or parts do not match their message.
     """
     # First, since another thread calls `is_stalled` and `is_unconfirmed`.
-    if isinstance(message, Payload) or hasattr(message, "sizes"):
+    if isinstance(message, Part) or hasattr(message, "sizes"):
       self._since, self._expected = time.monotonic(), False
     if isinstance(message, Delivered) and message.round == self._model:
       self._model = None
-    if isinstance(message, Payload):
+    if isinstance(message, Part):
       if self._message is None:
         raise FrameError("a part without a message")
       self._data += message.data
@@ -252,7 +252,7 @@ def send(channel: Channel, message: Any, vectors: tuple[bytes, ...]) -> None:
   channel.send(message)
   data = b"".join(vectors)
   for place in range(0, len(data), PART_BYTES):
-    channel.send(Payload(data[place:place + PART_BYTES]))
+    channel.send(Part(data[place:place + PART_BYTES]))
 
 
 def max_waiting(num_bytes: int) -> int:

@@ -14,7 +14,7 @@ Example:
   >>> rules = Rules(
   ...   clients=4, per_round=4, rounds=1, digest="", seed=0, sampling="uniform",
   ...   weights="equal", stragglers="wait", deadline_s=60, reconnect_s=10,
-  ...   patience=0, least_gain=0,
+  ...   patience=0, min_gain=0,
   ... )
   >>> rows = predict.predict(
   ...   rules, links.of_clients(("5g-40mhz",), 4),
@@ -43,7 +43,7 @@ from parallel.plans.network import fluid
 # 1,514. Measured with tbf and htb: 0.958 and 0.965.
 DATA_SHARE = fluid.SEGMENT / 1514
 # Frame of a part, and of a `Work` or `Result` with its numbers.
-_PART_BYTES = HEADER_BYTES + len(encode(messages.Payload(b"")))
+_PART_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
 _HEAD_BYTES = HEADER_BYTES + 120
 _ELEMENTS = 1024  # of the vector that stands for the model
 

@@ -138,7 +138,7 @@ VALUES = [
    "config.model.vocab_size=256 must be at least 257"),
   ("tokenizer", [TINY, "--vocab_size=300"], "--output is required"),
   ("tokenizer", ["--config=configs/images/tiny.py"],
-   "config.data.name='images' must be one of 'text'"),
+   "config.data.name='images' must be one of text"),
   ("sweep", [TINY, "--grid=sync.p"], "is not key=value,value"),
   ("sweep", [TINY, "--seeds=one"], "'one'"),
   ("compile", [TINY, "--target=v5p"], "is not tpu:GENERATION:TOPOLOGY"),

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.config.schema.data import Graphs
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.graphs import bayes, builders
 from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
@@ -22,7 +21,9 @@ from caatnet.data.graphs.sampling import (
   num_places,
 )
 from caatnet.data.protocol import Dataset
-from parallel.base.naming import naming, one_of
+from caatnet.schema.data import Graphs
+from parallel.base.checks import known
+from parallel.base.naming import naming
 from parallel.memory.features import ACCESSES, Lookup, Table
 from parallel.plans.placement import caches
 
@@ -58,9 +59,9 @@ class GraphData(Graphs):
   kernels: tuple[str, ...] = ("reference",)
 
   def __post_init__(self) -> None:
-    one_of("cache", self.cache, CACHES)
-    one_of("access", self.access, ACCESSES)
-    one_of("sampler", self.sampler, SAMPLERS)
+    known("cache=", self.cache, CACHES)
+    known("access=", self.access, ACCESSES)
+    known("sampler=", self.sampler, SAMPLERS)
     check_fanouts(self.fanouts)
     places = num_places(self.fanouts) * self.batch_size
     if places > _MAX_PLACES:

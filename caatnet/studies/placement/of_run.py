@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from parallel.base import checks
-from parallel.base.naming import one_of
 from parallel.plans.hardware.devices import Device
 from parallel.plans.hardware.tiers import Host
 from parallel.plans.placement import periods
@@ -104,8 +103,8 @@ def _configuration(
         f"config.parallel.{key}={parallel[key]}: a placement of state='run' "
         "needs 1"
       )
-  one_of("config.zero.scheme", scheme, SCHEMES)
-  one_of("config.model.remat", config["model"]["remat"], _REMATS)
+  checks.known("config.zero.scheme=", scheme, SCHEMES)
+  checks.known("config.model.remat=", config["model"]["remat"], _REMATS)
   c = Configuration(
     1, parallel["data"], parallel["tensor"], config["train"]["accumulation"],
     scheme=scheme, remat="full", offload=True,

@@ -28,7 +28,7 @@ import yaml
 from caatnet.serving.engine.times import AllReduces, Attention, Profile
 from caatnet.studies.serving import vllm_fields
 from parallel.base import schema
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 from parallel.base.schema import (
   Count,
   Field,
@@ -563,6 +563,6 @@ def _skew(
           )
         if skew is not None or fit is None or not fit.enabled:
           return skew or 0.0
-        one_of("tensor ranks", str(ranks), [*map(str, fit.per_tp)])
+        known("tensor ranks=", str(ranks), [*map(str, fit.per_tp)])
         return fit.per_tp[ranks].alpha_default
   return skew or 0.0

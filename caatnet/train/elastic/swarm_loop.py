@@ -23,8 +23,8 @@ from etils import epath
 import jax
 import numpy as np
 
-from caatnet.config.schema.train import Elastic
 from caatnet.data.protocol import Dataset
+from caatnet.schema.train import Elastic
 from caatnet.train import loop
 from caatnet.train.elastic.multi_process import joined
 from caatnet.train.elastic.single_process import Programs

@@ -44,7 +44,7 @@ class Model:
     state, _ = self._protocol.coordinator.started(
       m.Record(digest=_START)
     )
-    make = self._protocol.peer.Peer
+    make = self._protocol.peer.PeerState
     return World(
       # Coordinator, journal, timers, watched peers.
       state, m.Record(digest=_START), frozenset(), frozenset(),

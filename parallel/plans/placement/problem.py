@@ -12,9 +12,10 @@ tensors. A placement divides each part over its ways, and each tensor over the
 tiers.
 
 Example:
+  >>> from parallel.plans import placement
   >>> from parallel.plans.hardware.devices import H100
   >>> from parallel.plans.hardware.tiers import HOSTS
-  >>> from parallel.memory import problem, placement
+  >>> from parallel.plans.placement import problem
   >>> from parallel.plans.workload import Transformer
   >>> llama = Transformer(
   ...   vocab_size=32000, width=4096, num_layers=32, num_heads=32,

@@ -15,8 +15,8 @@ import ml_collections
 import pytest
 
 from caatnet.config import experiments
-from caatnet.config.schema import fields, tree
-from caatnet.config.schema.fields import FRACTION, Range, field, section
+from caatnet.schema import fields, tree
+from caatnet.schema.fields import FRACTION, Range, field, section
 from caatnet.studies import registry
 from configs.caatnet import tiny
 from configs.collectives import multitree
@@ -347,7 +347,7 @@ def test_equal_names_in_two_sections_have_their_own_ranges(monkeypatch):
      "config.outer.algorithm='x' must be one of"),
     ({"study": "x"}, "config.study='x' must be one of alignment, coll"),
     ({"study": "serving", "subject": "x"},
-     "config.subject='x' must be one of 'composition', 'fastswitch', 'fair"),
+     "config.subject='x' must be one of 'composition', 'fairness', 'fast"),
   ],
 )
 def test_undeclared_key_or_section_is_an_error(changes, message):
@@ -422,7 +422,7 @@ def test_number_out_of_range_is_refused_before_building(
 
 def test_declarations_load_no_jax():
   code = (
-    "import sys, caatnet.config.schema.tree; "
+    "import sys, caatnet.schema.tree; "
     "assert not {'jax', 'flax', 'optax'} & set(sys.modules)"
   )
   subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -16,9 +16,9 @@ def test_parts_are_joined_and_cut_into_vectors():
   assembler = messages.Assembler(10)
   found = [
     event for message in (
-      messages.Resend(1), WORK, messages.Payload(b"abc"),
-      messages.Payload(b"d"),
-      messages.Abandon(2), messages.Payload(b"e"),
+      messages.Resend(1), WORK, messages.Part(b"abc"),
+      messages.Part(b"d"),
+      messages.Abandon(2), messages.Part(b"e"),
       messages.Work(2, 2, 1, (), 0.5, True),
     )
     for event in assembler.take(message)
@@ -31,9 +31,9 @@ def test_parts_are_joined_and_cut_into_vectors():
 @pytest.mark.parametrize(
   ("sent", "error"),
   [
-    ([messages.Payload(b"a")], "without a message"),
+    ([messages.Part(b"a")], "without a message"),
     ([WORK, WORK], "before the last part"),
-    ([WORK, messages.Payload(b"abcdef")], "1 bytes too many"),
+    ([WORK, messages.Part(b"abcdef")], "1 bytes too many"),
     ([messages.Work(1, 2, None, (8, 3), 0.5, False)], "the limit is 10"),
   ],
 )
@@ -59,7 +59,7 @@ def test_only_a_model_that_has_left_is_overdue():
 
 
 def test_bytes_are_encoded():
-  part = messages.Payload(bytes(range(256)))
+  part = messages.Part(bytes(range(256)))
   data = frames.encode(part)
   assert frames.decode(data, messages.FROM_CLIENT) == part
   with pytest.raises(frames.FrameError, match="truncated"):

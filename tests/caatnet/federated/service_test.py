@@ -573,7 +573,7 @@ class Reader(messages.Assembler):
     if isinstance(message, messages.Result) and message.round == self.FAILS:
       raise KeyError(message.round)
     if threading.current_thread().name == "confirms no model" and isinstance(
-      message, (messages.Work, messages.Payload)
+      message, (messages.Work, messages.Part)
     ):
       return ()
     return super().take(message)

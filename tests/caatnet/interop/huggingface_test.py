@@ -21,10 +21,10 @@ import pytest
 import safetensors.numpy
 
 from caatnet.config import experiments
-from caatnet.config.schema import tree
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.interop import families, huggingface, layout, tensors
 from caatnet.interop.source import make_config, open_source
+from caatnet.schema import tree
 from caatnet.train import tokenizer
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.checkpoint.save import Checkpointer

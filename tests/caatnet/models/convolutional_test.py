@@ -14,9 +14,9 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
-from caatnet.config.schema import tree
 from caatnet.models.convolutional import ConvolutionalModel
 from caatnet.models.protocol import Parameter
+from caatnet.schema import tree
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from configs.images import tiny

@@ -392,8 +392,8 @@ def test_two_different_other_operations_are_not_counted_together():
   with world(4) as links:
     peers = [x.me for x in links]
     found = together([lambda i=i: ended(i) for i in range(4)])
-  assert found[2:] == peers[2:]  # each ends itself
-  assert not {*found[:2]} & {*peers[:2]}
+  # Each of the others ends itself, or sees first that the other one has ended.
+  assert {*found} <= {*peers[2:]}
 
 
 def test_reason_of_another_peer_is_printable():
