@@ -61,7 +61,7 @@ def main() -> None:
     texts = {name: pathlib.Path(name).read_text() for name in FLAGS.nccl}
     links = cluster_imports.from_nccl(texts, device)
   else:
-    from caatnet.benchmarks.planner import measured_links
+    from parallel.peers.ring import measured_links
 
     count, hosts = FLAGS.num_processes, FLAGS.hosts
     links = measured_links.measure(

@@ -32,8 +32,8 @@ flags.DEFINE_string(
 
 def main() -> None:
   # jax is imported when all arguments are valid.
-  from caatnet.benchmarks.memory import measured_tiers
   from parallel.base import atomic
+  from parallel.memory import measured_tiers
   from parallel.plans.hardware import tiers
 
   host = measured_tiers.measure(

@@ -16,12 +16,12 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.benchmarks.memory import measured_tiers
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.train.checkpoint import export
 from configs.caatnet import tiny
 from launch import full_disks
+from parallel.memory import measured_tiers
 from tests.caatnet.train.loop_test import facts
 
 ROOT = pathlib.Path(__file__).parents[2]

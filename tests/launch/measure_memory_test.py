@@ -7,8 +7,7 @@ import tempfile
 
 import pytest
 
-from caatnet.benchmarks.memory import measured_tiers
-from parallel.memory import host_memory
+from parallel.memory import host_memory, measured_tiers
 from parallel.plans.hardware import tiers
 
 SIZE = int(2 * measured_tiers.cache_bytes() + 4e6)

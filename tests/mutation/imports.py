@@ -2,7 +2,7 @@
 
 A string that is the name of a module, or of a script in the same folder, counts
 as an import: it is executed in a process, such as
-"caatnet.benchmarks.harness.peer" and "torch_step.py".
+"parallel.peers.emulation.peer" and "torch_step.py".
 """
 
 import ast

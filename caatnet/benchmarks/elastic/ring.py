@@ -7,8 +7,9 @@ import pathlib
 import statistics
 from typing import Any
 
-from caatnet.benchmarks.harness import namespaces, processes, timing
+from caatnet.benchmarks.harness import scripts, timing
 from caatnet.show import tables
+from parallel.peers.emulation import namespaces, processes
 from parallel.peers.ring import link_collectives
 
 # Limit of all sums by torch; a process that fails leaves the others waiting.
@@ -242,7 +243,7 @@ def _torch(count: int, size: int, options: Any) -> list[float]:
   }
   with concurrent.futures.ThreadPoolExecutor(count) as threads:
     found = list(threads.map(
-      lambda rank: processes.ask_script(
+      lambda rank: scripts.ask_script(
         [options.python, "-P", str(script)], asked | {"rank": rank},
         limit_s=_TORCH_S,
       )["seconds"], range(count),

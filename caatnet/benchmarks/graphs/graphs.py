@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from caatnet.benchmarks.graphs import graphs_predictor
-from caatnet.benchmarks.harness import processes, setup
+from caatnet.benchmarks.harness import scripts, setup
 from caatnet.config import experiments
 from caatnet.data.graphs import builders
 from caatnet.data.graphs.csr import Graph, open_graph
@@ -132,7 +132,7 @@ def _dgl(
   """Runs the same batches through DGL, in a Python that has it."""
   script = pathlib.Path(__file__).with_name("graphs_dgl.py")
   np.save(graph.folder / "roots.npy", roots)
-  return processes.ask_script(
+  return scripts.ask_script(
     [options.python, str(script), str(graph.folder), str(warm),
      str(options.threads), *map(str, options.fanouts)],
     environment={"OMP_NUM_THREADS": str(options.threads)},
@@ -290,7 +290,7 @@ def _large(config: Any) -> dict[str, Any]:
   with tempfile.TemporaryDirectory() as folder:
     config.benchmark.folder = options.folder or folder
     try:
-      found = processes.alone(_built_and_trained, config)
+      found = scripts.alone(_built_and_trained, config)
     except (RuntimeError, MemoryError) as error:
       raise ValueError(
         f"config.benchmark.large: the process has ended: {error!r}"

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.benchmarks.harness import environments, processes, setup, timing
+from caatnet.benchmarks.harness import environments, scripts, setup, timing
 from caatnet.benchmarks.harness.kept import Kept
 from caatnet.benchmarks.peers import over_http, servers
 from caatnet.benchmarks.serving import decoders, decoding
@@ -116,7 +116,7 @@ def _training(config: Any, python: str) -> list[dict[str, Any]]:
         "flops": ours.flops_per_step,
       }
     for command, needs, environment, sizes in _peers(config, python):
-      ask = stack.enter_context(processes.answering(
+      ask = stack.enter_context(scripts.answering(
         _KEY, command, needs, environment=environment
       ))
       found = ask(sizes)
@@ -313,7 +313,7 @@ def _llama_cpp(
     Function that times one round, and facts about the library.
   """
   options = config.benchmark
-  with processes.answering(
+  with scripts.answering(
     _KEY, [python, "-P", str(servers.LLAMA)], "llama-cpp-python and gguf"
   ) as ask:
     yield ask, ask({"threads": options.threads, "batch": batch} | (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.benchmarks.harness import processes, timing
+from caatnet.benchmarks.harness import scripts, timing
 from caatnet.benchmarks.planner import planner_regret
 from caatnet.show import tables
 from caatnet.studies.planner.study import training_step
@@ -166,7 +166,7 @@ def _cp_sat(
       for f in costs.families()
     ],
   }
-  return processes.ask_script(
+  return scripts.ask_script(
     [options.python, str(_CP_SAT)], problem,
     limit_s=4 * options.limit_s + 60,
   )

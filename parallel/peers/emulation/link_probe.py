@@ -11,9 +11,9 @@ import socket
 import statistics
 import time
 
-from caatnet.benchmarks.harness import processes, relay
-from caatnet.federated.links import Link
+from parallel.peers.emulation import processes, relay
 from parallel.peers.transport.frames import read_into
+from parallel.plans.hardware.client_links import Link
 
 _PINGS = 9
 _PIECE = 1 << 16
@@ -118,7 +118,7 @@ def measured(
   server = ["ip", "netns", "exec", namespace] if namespace else []
   with contextlib.ExitStack() as stack:
     peers = stack.enter_context(processes.Peers(
-      "caatnet.benchmarks.federated.link_probe:Probe",
+      "parallel.peers.emulation.link_probe:Probe",
       [[k] for k in range(num + 1)], [server, *prefixes],
     ))
     address = tuple(peers.do("listen", lambda _: {"host": host}).found[0])

@@ -1,8 +1,8 @@
 """Links and processors of clients on one machine, emulated and measured.
 
 As root, server and clients are in network namespaces
-(`caatnet.benchmarks.harness.namespaces.star`). Otherwise a relay
-(`caatnet.benchmarks.harness.relay`) delays the bytes of their connections.
+(`parallel.peers.emulation.namespaces.star`). Otherwise a relay
+(`parallel.peers.emulation.relay`) delays the bytes of their connections.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,16 +10,19 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from caatnet.benchmarks.federated import link_probe
-from caatnet.benchmarks.harness import cpu_limits, namespaces, relay
-from caatnet.config.federated import Federation
 from caatnet.federated import processes as client_processes
-from caatnet.federated.links import Link
 from caatnet.federated.service import Service
 from parallel.base import atomic, files
 from parallel.base.naming import naming
 from parallel.base.report import Table
+from parallel.peers.emulation import (
+  cpu_limits,
+  link_probe,
+  namespaces,
+  relay,
+)
 from parallel.peers.transport.handshake import format_address
+from parallel.plans.hardware.client_links import Link
 
 RECORD = "links.json"
 _LOOPBACK = "127.0.0.1"
@@ -115,7 +118,7 @@ def parts(means: str, rows: Sequence[Mapping[str, Any]]) -> list[str | Table]:
   )]
 
 
-def check_none(federation: Federation) -> None:
+def check_none(federation: Any) -> None:
   """Raises ValueError if links or processors are to be emulated.
 
   For a server whose clients are on other machines; clients ignore these keys.
@@ -139,12 +142,12 @@ def _texts(
 
 @contextlib.contextmanager
 def emulated(
-  federation: Federation, host: str = _LOOPBACK
+  federation: Any, host: str = _LOOPBACK
 ) -> Iterator[Emulation]:
   """Context manager of emulated links and processors, measured first.
 
   Args:
-    federation: A run with its links and its quota.
+    federation: A `caatnet.config.federated.Federation`.
     host: Address for the server to listen at, without network namespaces.
 
   Raises:

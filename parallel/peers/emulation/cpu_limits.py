@@ -7,11 +7,24 @@ used: a loop in each group, all at once.
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import os
+import pathlib
 import sys
+import time
 from typing import NamedTuple
 
-from caatnet.benchmarks.harness import cgroups, processes
+from parallel.peers.emulation import processes
 
+_ROOT = pathlib.Path("/sys/fs/cgroup")  # of version 1
+# A group without processes can be removed. An ordinary file system has files
+# instead, and no processes.
+_REMOVE = """
+for i in $(seq 100); do
+  rmdir "$1" && exit
+  rm -f "$1"/* && rmdir "$1" && exit
+  kill -9 $(cat "$1/cgroup.procs")
+  sleep 0.1
+done"""
 # A short period spreads the limit evenly; the kernel's least quota is 1 ms.
 _PERIOD_US, _LONG_PERIOD_US, _LEAST_US = 20_000, 100_000, 1000
 _LOOP_S = 0.5
@@ -52,7 +65,7 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
   period_us, quota_us = _in_us(quota)
   with contextlib.ExitStack() as stack:
     try:
-      folders = [stack.enter_context(cgroups.group("cpu")) for _ in range(num)]
+      folders = [stack.enter_context(_group()) for _ in range(num)]
       for folder in folders:
         (folder / "cpu.cfs_period_us").write_text(str(period_us))
         (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
@@ -78,6 +91,19 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
         f"{max(measured):.2f} processors"
       )
     yield list(map(Quota, prefixes, measured))
+
+
+@contextlib.contextmanager
+def _group() -> Iterator[pathlib.Path]:
+  """Creates a group, and removes it later with its processes, also if killed.
+
+  Yields:
+    Its folder. A process joins by its id in ``cgroup.procs``.
+  """
+  folder = _ROOT / "cpu" / f"caatnet-{os.getpid()}-{time.monotonic_ns()}"
+  folder.mkdir()
+  with processes.cleaned_up(_REMOVE, folder):
+    yield folder
 
 
 def _in_us(quota: float) -> tuple[int, int]:

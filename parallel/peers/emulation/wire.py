@@ -1,6 +1,6 @@
 """Delay line: forwards packets between TUN devices of two namespaces.
 
-  python -m caatnet.benchmarks.harness.wire DEVICE NAME_A NAME_B SECONDS \
+  python -m parallel.peers.emulation.wire DEVICE NAME_A NAME_B SECONDS \
     [JITTER_S LOSS LARGE]
 
 Packets are delayed or lost, not bytes of a stream, so TCP's windows and slow

@@ -4,11 +4,11 @@ A link of your own is a JSON file with the fields of `Link`; its path replaces
 a name.
 
 Example:
-  >>> from caatnet.federated import links
-  >>> wifi, cell = links.of_clients(("wifi", "5g-40mhz"), 2)
+  >>> from parallel.plans.hardware import client_links
+  >>> wifi, cell = client_links.of_clients(("wifi", "5g-40mhz"), 2)
   >>> cell.up == 81e6 / 8, cell.shared
   (True, True)
-  >>> links.of_clients(("wify",), 2)
+  >>> client_links.of_clients(("wify",), 2)
   Traceback (most recent call last):
   ValueError: links='wify' must be one of ...; did you mean wifi?
 """

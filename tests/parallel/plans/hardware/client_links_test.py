@@ -9,10 +9,10 @@ import statistics
 
 import pytest
 
-from caatnet.federated import links
-from caatnet.federated.links import LINKS
+from parallel.plans.hardware import client_links as links
+from parallel.plans.hardware.client_links import LINKS
 
-RESULTS = pathlib.Path(__file__).parents[3] / "results"
+RESULTS = pathlib.Path(__file__).parents[4] / "results"
 RECORD = dataclasses.asdict(LINKS["5g-40mhz"]) | {"name": "mine"}
 
 

@@ -1,4 +1,4 @@
-"""Process that measures its links to others, and its concurrent compute rate.
+"""Measurement of a cluster of processes, and the fitted matrix of links.
 
 Pairs are measured in rounds. In each round every process exchanges messages
 with one other (`parallel.peers.ring.bandwidth.rounds`), in both directions at
@@ -6,19 +6,100 @@ once. A message is a gather of two, which its receiver opens first; so a latency
 includes the protocol of `parallel.peers`.
 """
 
+from collections.abc import Sequence
 import os
 import time
 from typing import Any
 
 import numpy as np
 
-from caatnet.benchmarks.elastic.ring_peer import LIMIT_S, SECURITY
+from parallel.peers.emulation.processes import Peers
 from parallel.peers.ring import link_collectives
 from parallel.peers.ring.bandwidth import rounds
+from parallel.peers.transport.handshake import Security
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.listener import Listener
+from parallel.plans.hardware import link_matrix
+from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware.links import LinkKind
 
+# No other process uses these links, but the transport requires a token.
+SECURITY = Security(b"a token of a benchmark")
+LIMIT_S = 300.0  # of a peer that does not answer
 _TIMES = 7  # messages of a size, of which the fastest third is averaged
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
+
+
+def measure(
+  hosts: Sequence[str], prefix: str = "", sizes: Sequence[int] = SIZES
+) -> LinkMatrix:
+  """Starts a process for each host, and measures all links between them.
+
+  Args:
+    hosts: Address that each process listens on; equal addresses are one node.
+    prefix: Words before each command, with "{i}" for its number, as in
+      "ip netns exec n{i}"; "" for none.
+    sizes: Bytes of messages.
+
+  Returns:
+    The cluster, with processes of a node as neighbours.
+
+  Raises:
+    ValueError: There are fewer than two hosts, or a process has ended.
+  """
+  if len(hosts) < 2:
+    raise ValueError("links need two processes or more")
+  hosts = sorted(hosts, key=list(hosts).index)  # groups processes by node
+  names = [f"p{i}" for i in range(len(hosts))]
+  with Peers(
+    "parallel.peers.ring.measured_links:Peer",
+    list(zip(names, hosts, strict=True)),
+    [prefix.format(i=i).split() for i in range(len(hosts))],
+  ) as peers:
+    try:
+      members = dict(zip(names, peers.do("address").found, strict=True))
+      found = peers.do(
+        "measure", lambda _: {"members": members, "sizes": list(sizes)}
+      ).found
+      peers.do("close")
+    except RuntimeError as error:
+      raise ValueError(str(error)) from error
+  return fitted(found, hosts)
+
+
+def fitted(found: Sequence[Any], hosts: Sequence[str]) -> LinkMatrix:
+  """Returns the cluster described by the responses of `Peer`.
+
+  Args:
+    found: Response of each process: "links" by sender, and its "device".
+    hosts: Host of each process.
+  """
+  count = len(found)
+  bandwidth, latency_s = np.full((2, count, count), np.nan)
+  for j, answer in enumerate(found):
+    for name, rows in answer["links"].items():
+      i = int(name[1:])  # sender; j receives
+      latency_s[i, j], bandwidth[i, j] = link_matrix.fit(
+        *zip(*rows, strict=True)
+      )
+  devices = [answer["device"] for answer in found]
+  # A plan assumes equal devices, so the slowest values are used.
+  least = {key: min(d[key] for d in devices) for key in devices[0]}
+  flops = least["flops"]
+  own = {host: hosts.count(host) for host in hosts}
+  source = "measured in rounds of pairs by launch.measure"
+  device = Device(
+    "process", {"float32": flops, "bfloat16": flops},
+    # Processes of one host share its memory.
+    int(least["memory_bytes"] / max(own.values())), least["memory_bandwidth"],
+    LinkKind("process", least["memory_bandwidth"], None, source), 1, source,
+  )
+  nodes = list(dict.fromkeys(hosts))
+  return LinkMatrix(
+    f"{count} processes", device, tuple(nodes.index(host) for host in hosts),
+    bandwidth, latency_s, source, "measured",
+  )
 
 
 def measured(

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from caatnet.benchmarks.memory import measured_tiers
+from parallel.memory import measured_tiers
 
 
 def _cache(folder, cpu, size, shared):

@@ -8,10 +8,11 @@ import socket
 import struct
 import time
 
+import numpy as np
 import pytest
 
-from caatnet.benchmarks.harness import namespaces, wire
-from tests.caatnet.benchmarks import unavailable
+from parallel.peers.emulation import namespaces, wire
+from tests import unavailable
 
 
 def test_file_that_is_no_namespace_is_an_error_with_the_kernels_reason(
@@ -84,10 +85,8 @@ _TUNGETIFF, _HAS_HEADER = 0x800454D2, 0x4000  # of linux/if_tun.h
 @pytest.mark.parametrize("large", [False, True])
 def test_device_hands_over_several_segments_if_it_is_asked_to(large):
   with contextlib.ExitStack() as stack:
-    try:
+    with unavailable.skips():
       (name,) = stack.enter_context(namespaces._made(1))
-    except ValueError as error:
-      unavailable.skip(error)
     # A thread of its own enters the namespace.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
       file = thread.submit(wire._tun, "tested", name, large).result()
@@ -98,3 +97,42 @@ def test_device_hands_over_several_segments_if_it_is_asked_to(large):
     assert device.rstrip(b"\0") == b"tested"
     assert bool(flags & _HAS_HEADER) == large
     assert not os.get_blocking(file)
+
+
+def test_delays_have_their_mean_deviation_and_losses():
+  delays = wire.Delays(0.02, 0.002, 0.25, "seed")
+  times = 0.021 * np.arange(4000)
+  found = [delays.due(t) for t in times]
+  kept = np.array([d - t for d, t in zip(found, times, strict=True) if d])
+  assert len(kept) == pytest.approx(3000, rel=0.03)
+  assert kept.mean() == pytest.approx(0.02, rel=0.01)
+  assert kept.std() == pytest.approx(0.002, rel=0.05)
+  # The delay of one packet is that of the next few.
+  delays = wire.Delays(0.02, 0.002)
+  assert len({round(delays.due(t) - t, 9) for t in np.arange(19) / 1e3}) == 1
+  # No delay is negative.
+  delays = wire.Delays(0.001, 0.1)
+  assert min(delays.due(t) - t for t in times) == pytest.approx(0, abs=1e-9)
+
+
+def test_packets_arrive_in_order_despite_jitter():
+  near, source = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+  sink, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+  with near, source, sink, far:
+    source.setblocking(False)
+    way = wire._Way(
+      source.fileno(), sink.fileno(), wire.Delays(0.001, 0.01, 0.2, "seed")
+    )
+    for number in range(100):
+      near.send(bytes([number]))
+      way.receive()
+      way.send()
+    while way.send() < wire._IDLE_S:
+      pass
+    far.setblocking(False)
+    found = []
+    with contextlib.suppress(BlockingIOError):
+      while True:
+        found.append(far.recv(8)[0])
+  assert found == sorted(found)
+  assert 60 < len(found) < 100

@@ -18,7 +18,6 @@ import time
 
 import numpy as np
 
-from caatnet.benchmarks.harness import timing
 from parallel.memory import host_memory
 from parallel.memory.host_optimizer import (
   ARRAYS,
@@ -86,7 +85,7 @@ def measure(
     found.append(_file(path, sizes, cache, progress))
   return tiers.checked(Host(
     name=platform.node() or "this machine",
-    source="measured by launch.measure_memory",
+    source="measured by launch.measure",
     device_link=_device_link(max(sizes), progress), links=(),
     tiers=tuple(found),
   ))
@@ -233,11 +232,9 @@ def _pass(tier: int | str, size: int) -> Pass:
   made.gradients.fill(1)
   once_s = step_s(made)
   rounds = max(rates.NUM_REPEATS, min(_MOST, int(_REPEAT_S / once_s)))
-  found = timing.in_turns(
-    {"update": lambda: step_s(made), "read": lambda: _read_s(made)},
-    rounds, label=None,
-  )
-  update_s, read_s = (statistics.median(found[x]) for x in ("update", "read"))
+  # In turns, so that a drift of the machine's speed affects both.
+  found = [(step_s(made), _read_s(made)) for _ in range(1 + rounds)]
+  update_s, read_s = map(statistics.median, zip(*found[1:], strict=True))
   read_s, write_s = _divided(update_s, read_s, isinstance(tier, int))
   return Pass(
     size_bytes=READ_BYTES * count, read_s=read_s, write_s=write_s

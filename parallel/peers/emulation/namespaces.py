@@ -1,12 +1,8 @@
 """Network namespaces with shaped links, for root.
 
-`shaped` has a rate for each pair and direction: all namespaces are on one
-bridge, and in each the kernel limits the traffic to every other one to a
-separate rate (htb, by destination address). Nothing is delayed.
-
 `long_link` is one link with a rate (tbf) and a delay. Since the kernel often
 lacks netem, a process delays the packets
-(`caatnet.benchmarks.harness.wire`). `mesh` has such a link for each pair, with
+(`parallel.peers.emulation.wire`). `mesh` has such a link for each pair, with
 a rate for each direction, and can drop packets of one direction.
 
 `star` has a server and clients whose links differ, as in federated learning: a
@@ -24,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from caatnet.benchmarks.harness import processes
-from caatnet.benchmarks.harness.wire import enter
-from caatnet.federated.links import Link
+from parallel.peers.emulation import processes
+from parallel.peers.emulation.wire import enter
+from parallel.plans.hardware.client_links import Link
 
 _DEVICE = "shaped0"
-_MTU, _BURST = 1500, "1600b"  # after an idle time only one packet may burst
+_MTU = 1500
 _LONG_MTU = 9000  # few packets, since a process forwards each
 _ENDS = ("10.98.76.1", "10.98.76.2")
 # Addresses of a star: server, hub, and network of the clients.
@@ -38,38 +34,6 @@ _CLIENTS = ipaddress.IPv4Address("10.95.0.0")
 _LEAST_RTT_S = 1e-3  # below it, the forwarder's own delay matters
 _LARGEST = 1 << 16  # bytes of a packet
 _BURST_S = 1e-3  # seconds of a rate that may pass at once
-
-
-@contextlib.contextmanager
-def shaped(
-  rates: np.ndarray,
-) -> Iterator[tuple[list[str], list[list[str]]]]:
-  """Creates namespaces whose links have given rates.
-
-  Args:
-    rates: Bytes per second from each to each other one, ``[N, N]``; the
-      diagonal is not read.
-
-  Yields:
-    Addresses of the namespaces, and the prefix of a command that runs in each.
-
-  Raises:
-    ValueError: This machine or this user cannot create them.
-  """
-  hosts = [f"10.97.0.{i + 1}" for i in range(len(rates))]
-  # The bridge has a namespace of its own; all others are joined to it.
-  with _made(len(rates) + 1) as (bridge, *names):
-    _call(f"ip -n {bridge} link add {_DEVICE} type bridge")
-    _call(f"ip -n {bridge} link set {_DEVICE} up")
-    for i, (name, host) in enumerate(zip(names, hosts, strict=True)):
-      _call(f"ip link add {_DEVICE} netns {name} type veth peer name port{i} "
-            f"netns {bridge}")
-      _call(f"ip -n {bridge} link set port{i} master {_DEVICE} mtu {_MTU} up")
-      # Without this option a packet has up to 64 KB and passes as a whole.
-      _up(name, host, f"gso_max_segs 1 gso_max_size {_MTU} mtu {_MTU}")
-      _call(f"tc -n {name} -batch -", _rules(rates[i], i, hosts))
-    # Peers have a higher priority than other processes, which could delay them.
-    yield hosts, [["nice", "-n", "-10", *_prefix(name)] for name in names]
 
 
 @contextlib.contextmanager
@@ -338,7 +302,7 @@ def _made(count: int) -> Iterator[list[str]]:
 def _delay_line(device: str, *arguments: object) -> processes.Process:
   """Returns a process of `wire`, with a high priority; see `_joined`."""
   return processes.Process(["nice", "-n", "-15", *processes.module(
-    "caatnet.benchmarks.harness.wire", device, *arguments
+    "parallel.peers.emulation.wire", device, *arguments
   )])
 
 
@@ -369,20 +333,6 @@ def _up(name: str, host: str, options: str) -> None:
   _call(f"ip -n {name} address add {host}/24 dev {_DEVICE}")
   _call(f"ip -n {name} link set lo up")
   _call(f"ip -n {name} link set {_DEVICE} {options} up")
-
-
-def _rules(rates: np.ndarray, own: int, hosts: list[str]) -> str:
-  """Returns the commands of tc for one namespace."""
-  lines = [f"qdisc add dev {_DEVICE} root handle 1: htb"]
-  for j, host in enumerate(hosts):
-    if j != own:
-      lines += [
-        f"class add dev {_DEVICE} parent 1: classid 1:{j + 1} htb rate "
-        f"{8 * rates[j]:.0f}bit burst {_BURST} cburst {_BURST}",
-        f"filter add dev {_DEVICE} parent 1: protocol ip u32 match ip dst "
-        f"{host}/32 flowid 1:{j + 1}",
-      ]
-  return "\n".join(lines) + "\n"
 
 
 def _call(text: str, given: str = "") -> str:

@@ -1,26 +1,31 @@
-"""Processes of a benchmark, which exchange lines of JSON with it.
+"""Processes that exchange lines of JSON with the process that starts them.
 
 `Process` is one process with pipes. `Peers` are several that execute the same
-orders (`caatnet.benchmarks.harness.peer`). Both are context managers: on exit,
-also by an exception or an interrupt, no process remains.
+orders, each in a process of
+
+  python -m parallel.peers.emulation.processes PACKAGE.MODULE:CLASS ARGUMENT...
+
+An order is a line of JSON on its stdin: the name of a method of the class and
+its keyword arguments. The response is one, too: start and end of the method, in
+seconds of the machine's monotonic clock, its processor time and its result. The
+process ends when its stdin ends. Output of libraries to stdout goes to stderr.
+
+`Process` and `Peers` are context managers: on exit, also by an exception or an
+interrupt, no process remains.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import concurrent.futures
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import importlib
 import json
-import multiprocessing
 import os
-import shutil
-import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from types import MappingProxyType
-from typing import IO, Any, NamedTuple, Self, TypeVar
-
-T = TypeVar("T")
+from typing import IO, Any, NamedTuple, Self
 
 # Peers of one machine share its cores, so each uses a single thread.
 ONE_THREAD = {
@@ -33,16 +38,6 @@ _LOOPBACK = "127.0.0.1"
 def module(name: str, *arguments: object) -> list[str]:
   """Returns the command that runs a module in this Python."""
   return [sys.executable, "-m", name, *map(str, arguments)]
-
-
-def with_parent(signal: str = "KILL") -> list[str]:
-  """Returns the prefix of a command that ends when this process ends.
-
-  The kernel sends the signal even if this process is killed; [] where there is
-  no ``setpriv`` (util-linux).
-  """
-  found = shutil.which("setpriv")
-  return [found, "--pdeathsig", signal] if found else []
 
 
 def free_port() -> int:
@@ -176,7 +171,7 @@ class Peers:
       kind: Class whose methods are the orders, as "package.module:Class".
       arguments: Constructor arguments of each process, as strings.
       prefixes: Words before each command, such as those of
-        `caatnet.benchmarks.harness.namespaces`.
+        `parallel.peers.emulation.namespaces`.
       environment: Variables in addition to those of this process.
       quiet: Whether their stderr is discarded.
     """
@@ -185,7 +180,7 @@ class Peers:
       for given, prefix in zip(
         arguments, prefixes or [()] * len(arguments), strict=True
       ):
-        command = module("caatnet.benchmarks.harness.peer", kind, *given)
+        command = module("parallel.peers.emulation.processes", kind, *given)
         self.processes.append(stack.enter_context(
           Process([*prefix, *command], environment=environment, quiet=quiet)
         ))
@@ -228,109 +223,28 @@ class Peers:
     )
 
 
-def ask_script(
-  command: Sequence[str], question: Any = None, *,
-  environment: Mapping[str, str] = _NONE, limit_s: float | None = None,
-) -> Any:
-  """Runs a script of `config.benchmark.python`; returns its last line of JSON.
-
-  Args:
-    command: Python, script and its arguments.
-    question: Request, plain data for a line of JSON on its stdin.
-    environment: Variables in addition to those of this process.
-    limit_s: Seconds after which it is ended.
-
-  Raises:
-    ValueError: It cannot be run, takes too long, prints no JSON, or fails; with
-      the last line of its stderr.
-  """
-  named = f"config.benchmark.python={command[0]!r}"
-  try:
-    done = subprocess.run(
-      command, input=json.dumps(question) + "\n", capture_output=True,
-      text=True, check=False, env=os.environ | dict(environment),
-      timeout=limit_s,
-    )
-  except OSError as error:
-    raise ValueError(f"{named} cannot be run: {error}") from error
-  except subprocess.TimeoutExpired as error:
-    raise ValueError(
-      f"{named}: it did not end within {limit_s:g} seconds"
-    ) from error
-  if done.returncode:
-    lines = done.stderr.strip().splitlines()
-    why = lines[-1] if lines else f"it ended with code {done.returncode}"
-    raise ValueError(f"{named}: {why}")
-  last = "".join(done.stdout.splitlines()[-1:])
-  try:
-    return json.loads(last)
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{named}: its last line is not JSON: {last!r}") from error
+def serve(peer: Any, answers: IO[str]) -> None:
+  """Executes orders until stdin ends, and writes the responses."""
+  for line in sys.stdin:
+    order, arguments = json.loads(line)
+    method = getattr(peer, order)
+    start, cpu_s = time.monotonic(), time.process_time()
+    found = method(**arguments)
+    end = time.monotonic()
+    print(json.dumps({
+      "start": start, "end": end, "cpu_s": time.process_time() - cpu_s,
+      "found": found,
+    }), file=answers, flush=True)
 
 
-@contextlib.contextmanager
-def answering(
-  key: str, command: Sequence[str], needs: str, *,
-  environment: Mapping[str, str] = _NONE,
-) -> Iterator[Callable[[Any], Any]]:
-  """Starts a script of another Python that answers each line of JSON.
-
-  Args:
-    key: Config key that names the Python, for errors.
-    command: Python, script and its arguments.
-    needs: Packages that the script needs, for the error if it ends.
-    environment: Variables in addition to those of this process.
-
-  Yields:
-    Function that sends a request, plain data, and returns the answer. It raises
-    ValueError if the script has ended.
-
-  Raises:
-    ValueError: The script cannot be run.
-  """
-  named = f"{key}={command[0]!r}"
-  try:
-    process = Process(command, environment=environment)
-  except OSError as error:
-    raise ValueError(f"{named} cannot be run: {error}") from error
-
-  def ask(question: Any) -> Any:
-    process.write(json.dumps(question))
-    answer = process.answer()
-    if answer is None:
-      raise ValueError(
-        f"{named} has stopped; its error is above. It needs {needs}"
-      )
-    return answer
-
-  with process:
-    yield ask
+def main(kind: str, *arguments: str) -> None:
+  """Creates the peer, and executes its orders."""
+  # Responses keep the original stdout; file descriptor 1 becomes stderr.
+  answers = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)
+  module, name = kind.split(":")
+  serve(getattr(importlib.import_module(module), name)(*arguments), answers)
 
 
-def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:
-  """Returns a pool of fresh processes, for functions of importable modules."""
-  # Spawned, not forked: jax's threads do not survive a fork.
-  return concurrent.futures.ProcessPoolExecutor(
-    count, multiprocessing.get_context("spawn"),
-    # Ctrl-C reaches every process of the terminal. Only this one handles it,
-    # and ends the pool.
-    signal.signal, (signal.SIGINT, signal.SIG_IGN),
-  )
-
-
-def alone(function: Callable[..., T], *arguments: Any) -> T:
-  """Calls a function in a fresh process, which releases all its memory.
-
-  Raises:
-    RuntimeError: The process has ended, for instance out of memory.
-  """
-  with pool(1) as executor:
-    return executor.submit(function, *arguments).result()
-
-
-def shared(
-  function: Callable[[Any], T], items: Sequence[Any], count: int
-) -> Iterable[T]:
-  """Yields a function's result of each item, computed by several processes."""
-  with pool(count) as executor:
-    yield from executor.map(function, items)
+if __name__ == "__main__":
+  main(*sys.argv[1:])

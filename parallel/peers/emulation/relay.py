@@ -15,9 +15,9 @@ import threading
 import time
 from typing import Any, Self
 
-from caatnet.benchmarks.harness.wire import Delays
-from caatnet.federated.links import Link
+from parallel.peers.emulation.wire import Delays
 from parallel.peers.transport.handshake import Address
+from parallel.plans.hardware.client_links import Link
 from parallel.plans.network import fluid
 
 _BURST_S = 0.005  # seconds of a rate that may pass at once, for late wake-ups
