@@ -73,4 +73,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("config", "output"), writes=("output/",))
+  options.run(
+    main, uses=("config", "output"), writes=("output/",),
+    helps={"output": "Folder to write; config.data.tokenizer if unset."},
+  )

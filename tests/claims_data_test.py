@@ -390,7 +390,7 @@ def test_a_number_formats_as_a_spread():
 
 
 def test_files_are_toml_with_one_value_line_for_each_number():
-  """Enables `launch.reproduce --record` to replace values."""
+  """Enables `docs.reproduce --record` to replace values."""
   for path in claims.FOLDER.glob("*.toml"):
     text = path.read_text()
     for entry in tomllib.loads(text).get("claims", []):

@@ -44,6 +44,48 @@ _REPEAT_S, _MOST = 1.0, 50
 _WARM_S = 0.02
 
 
+def file_of(
+  sizes: Sequence[str], file: str, nodes: Sequence[str]
+) -> tuple[str, str]:
+  """Measures this machine's memory as `measure` does, with printed progress.
+
+  Args:
+    sizes: Bytes of arrays, as texts such as 64e6.
+    file: Path of a file to measure; "" for none.
+    nodes: Numbers of NUMA nodes, as texts; none for all.
+
+  Returns:
+    Text of a file of tiers, and its contents in words.
+
+  Raises:
+    ValueError: A text is no such number, or as for `measure`.
+    OSError: The file cannot be written.
+  """
+  host = measure(
+    [_size(text) for text in sizes], pathlib.Path(file) if file else None,
+    [_number(text) for text in nodes],
+  )
+  return tiers.to_json(host), f"{len(host.tiers)} tiers"
+
+
+def _size(text: str) -> int:
+  """Parses a number of bytes such as 64e6."""
+  try:
+    size = float(text)
+  except ValueError as error:
+    raise ValueError(f"--sizes={text} must be numbers of bytes") from error
+  if not 1e6 <= size < 1e13:
+    raise ValueError(f"--sizes={text} must lie in [1e6, 1e13)")
+  return int(size)
+
+
+def _number(text: str) -> int:
+  """Parses the number of a node."""
+  if not text.isdecimal():
+    raise ValueError(f"--numa_nodes={text} must be numbers of nodes, as in 0,1")
+  return int(text)
+
+
 def measure(
   sizes: Sequence[int],
   path: pathlib.Path | None = None,

@@ -238,12 +238,12 @@ VALUES = [
 WRITTEN = [
   ("benchmark", [SCHEDULER, "--config.benchmark.policies=('x',)"], "output"),
   ("compile", [TINY, "--target=v5p"], "report"),
-  ("demo", ["--mesh=tensor:3"], "output"),
+  ("docs.demo", ["--mesh=tensor:3"], "output"),
   ("evaluate", ["--workdir={tmp}"], "plot"),
   ("federate", ["--config=configs/federated/tiny.py", "--client=0"], "plot"),
   ("graph", [TINY], "output"),
-  ("measure_links", [], "output"),
-  ("measure_memory", ["--sizes=big"], "output"),
+  ("measure", ["links"], "output"),
+  ("measure", ["memory", "--sizes=big"], "output"),
   ("place", [TINY], "output"),
   ("plan", [TINY], "plot"),
   ("replay", ["--trace=/nowhere"], "output"),
@@ -325,14 +325,15 @@ def test_debug_shows_the_traceback(launch):
   assert "Traceback" in ended.stderr
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark", "compile", "simulate",
-                                    "generate", "tokenizer", "serve",
-                                    "replay"])
+@pytest.mark.parametrize("script", [
+  "train", "evaluate", "sweep", "docs.demo", "benchmark", "compile", "simulate",
+  "generate", "tokenizer", "serve", "replay",
+])
 def test_help_names_command_and_flags(script, launch):
   ended = launch(script, "--help")
   assert ended.returncode == 0
-  assert f"python -m launch.{script}" in ended.stdout
+  module = script if "." in script else f"launch.{script}"
+  assert f"python -m {module}" in ended.stdout
   assert "--debug" in ended.stdout
   assert "--logtostderr" not in ended.stdout
   assert ("--config" in ended.stdout) == (script != "replay")

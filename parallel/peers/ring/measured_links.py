@@ -1,34 +1,86 @@
-"""Measurement of a cluster of processes, and the fitted matrix of links.
+"""Measured links of a cluster of processes or GPUs, and the fitted matrix.
 
-Pairs are measured in rounds. In each round every process exchanges messages
-with one other (`parallel.peers.ring.bandwidth.rounds`), in both directions at
-once. A message is a gather of two, which its receiver opens first; so a latency
-includes the protocol of `parallel.peers`.
+Pairs of processes are measured in rounds. In each round every process exchanges
+messages with one other (`parallel.peers.ring.bandwidth.rounds`), in both
+directions at once. A message is a gather of two, which its receiver opens
+first; so a latency includes the protocol of `parallel.peers`.
 """
 
 from collections.abc import Sequence
 import os
+import pathlib
 import time
 from typing import Any
 
 import numpy as np
 
+from parallel.base import checks
 from parallel.peers.emulation.processes import Peers
 from parallel.peers.ring import link_collectives
 from parallel.peers.ring.bandwidth import rounds
 from parallel.peers.transport.handshake import Security
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.listener import Listener
-from parallel.plans.hardware import link_matrix
-from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware import (
+  cluster_files,
+  cluster_imports,
+  link_matrix,
+)
+from parallel.plans.hardware.devices import DEVICES, Device
 from parallel.plans.hardware.link_matrix import LinkMatrix
-from parallel.plans.hardware.links import LinkKind
+from parallel.plans.hardware.links import KINDS, LinkKind
 
 # No other process uses these links, but the transport requires a token.
 SECURITY = Security(b"a token of a benchmark")
 LIMIT_S = 300.0  # of a peer that does not answer
 _TIMES = 7  # messages of a size, of which the fastest third is averaged
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
+
+
+def file_of(
+  num_processes: int | None, hosts: Sequence[str], prefix: str, topo: str,
+  nccl: Sequence[str], device: str, nodes: int, network: str, pcie: str,
+) -> tuple[str, str]:
+  """Measures links, or reads them from output of NVIDIA's tools.
+
+  Args:
+    num_processes: Number of processes to measure; None to read.
+    hosts: Addresses, assigned to processes cyclically.
+    prefix: See `measure`.
+    topo: File with the output of ``nvidia-smi topo -m``; "" for none.
+    nccl: Files with the output of ``sendrecv_perf``.
+    device: Kind of GPU of the output.
+    nodes, network, pcie: See `cluster_imports.from_topo`; kinds of links by
+      name, "" for no network.
+
+  Returns:
+    Text of a cluster's file, and its contents in words.
+
+  Raises:
+    ValueError: Not one of the three is given, or its values are invalid.
+    FileNotFoundError: A file does not exist.
+  """
+  if bool(topo) + bool(nccl) + (num_processes is not None) != 1:
+    raise ValueError("give one of --num_processes, --topo and --nccl")
+  checks.known("--device=", device, DEVICES)
+  if topo:
+    checks.known("--pcie=", pcie, KINDS)
+    if network:
+      checks.known("--network=", network, KINDS)
+    links = cluster_imports.from_topo(
+      pathlib.Path(topo).read_text(), DEVICES[device], KINDS[pcie],
+      KINDS.get(network), nodes,
+    )
+  elif nccl:
+    texts = {name: pathlib.Path(name).read_text() for name in nccl}
+    links = cluster_imports.from_nccl(texts, DEVICES[device])
+  else:
+    links = measure(
+      [hosts[i % len(hosts)] for i in range(num_processes)], prefix
+    )
+  return cluster_files.to_json(links), (
+    f"{links.num_devices} devices, {links.source}"
+  )
 
 
 def measure(

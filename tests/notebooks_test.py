@@ -8,7 +8,7 @@ import platform
 
 import pytest
 
-from caatnet.show import notebooks
+from docs import notebooks
 
 nbformat = pytest.importorskip("nbformat")
 Image = pytest.importorskip("PIL.Image")
@@ -81,7 +81,7 @@ def test_first_cell_is_replaced_in_executed_notebooks_only(tmp_path):
   }
   for wrong in ("", notebooks.sources(notebook("x = 2"))):
     made.metadata["caatnet"]["sources"] = wrong
-    with pytest.raises(ValueError, match=r"^a\.ipynb: python -m launch\.note"):
+    with pytest.raises(ValueError, match=r"^a\.ipynb: make notebooks executes"):
       notebooks.with_first_cell(stored(path, made))
 
 

@@ -1,7 +1,7 @@
 """Trains one model with full and one with half synchronisation, on text.
 
-  python -m launch.demo
-  python -m launch.demo --config=configs/caatnet/tiny.py:test
+  python -m docs.demo
+  python -m docs.demo --config=configs/caatnet/tiny.py:test
 """
 
 import pathlib
@@ -17,7 +17,6 @@ FRACTIONS = (1.0, 0.5)
 
 
 def main() -> None:
-  from caatnet import commands
   from caatnet.config import experiments
   from caatnet.config.override import override
   from caatnet.show import pictures, results, tables
@@ -62,16 +61,18 @@ def main() -> None:
   pictures.plot_losses(folders, picture, references, data.labels["loss"])
   half = folders["p=0.5"]
   print(f"loss curves  {picture}\ncheckpoints  {half}/checkpoints")
-  print(commands.runnable(
+  print(
     f"evaluate     python -m launch.evaluate --workdir={half}\n"
     "resume       kill it half-way and run the same command again\n"
     "larger       python -m launch.train --config=configs/caatnet/130m.py "
     "--config.sync.p=0.5"
-  ))
+  )
 
 
 if __name__ == "__main__":
   heap.keep_freed()
-  options.run(main, uses=(
-    "config", "workdir", "mesh", "cpu_devices", "output", "programs",
-  ), defaults={"config": "configs/caatnet/tiny.py", "cpu_devices": "8"})
+  options.run(
+    main, defaults={"config": "configs/caatnet/tiny.py", "cpu_devices": "8"},
+    uses=("config", "workdir", "mesh", "cpu_devices", "output", "programs"),
+    helps={"workdir": "Folder of both runs; runs/demo if unset."},
+  )

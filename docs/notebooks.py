@@ -1,4 +1,9 @@
-"""Execution of notebooks, which are stored with their outputs.
+"""Executes the notebooks of colabs/ and stores their output.
+
+  python -m docs.notebooks
+  python -m docs.notebooks --only=routes
+  python -m docs.notebooks --first_cell    # executes nothing
+  python -m docs.notebooks --check    # exits with 2 if a notebook is stale
 
 All begin with the same cell. Locally it uses the checkout. On Colab it installs
 the package from the repository, whose address is ``url`` in setup.cfg, or from
@@ -15,7 +20,16 @@ import pathlib
 import platform
 from typing import Any
 
-ROOT = pathlib.Path(__file__).parents[2]
+from absl import flags
+
+from docs.points import ROOT
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("only", "", "Name of one notebook; all if unset.")
+flags.DEFINE_bool(
+  "first_cell", False, "Replace the first cell only, without execution."
+)
 FIRST_CELL = '''\
 REPOSITORY = "{url}"
 
@@ -84,7 +98,7 @@ def with_first_cell(path: pathlib.Path) -> Any:
 
   kept = nbformat.read(path, as_version=4)
   if kept.metadata.get("caatnet", {}).get("sources") != sources(kept):
-    raise ValueError(f"{path.name}: python -m launch.notebooks executes it")
+    raise ValueError(f"{path.name}: make notebooks executes it")
   notebook = prepared(path)
   notebook.metadata["caatnet"]["sources"] = sources(notebook)
   return notebook
@@ -148,3 +162,30 @@ def versions() -> dict[str, str]:
   """Returns the versions that a notebook's numbers depend on."""
   jax = importlib.metadata.version("jax")
   return {"python": platform.python_version(), "jax": jax}
+
+
+def main() -> None:
+  """Executes the notebooks, or names those that are stale."""
+  import nbformat
+
+  folder = ROOT / "colabs"
+  paths = sorted(folder.glob(f"{FLAGS.only or '*'}.ipynb"))
+  if not paths:
+    names = ", ".join(sorted(path.stem for path in folder.glob("*.ipynb")))
+    raise ValueError(f"--only={FLAGS.only}: the notebooks are {names}")
+  if FLAGS.check:
+    stale = [path.name for path in paths if is_stale(path)]
+    if stale:
+      raise ValueError(
+        f"cells changed since they were executed: {', '.join(stale)}; "
+        "make notebooks executes them"
+      )
+    return
+  make = with_first_cell if FLAGS.first_cell else executed
+  for path in paths:
+    nbformat.write(make(path), path)
+    print(path.name)
+
+
+if __name__ == "__main__":
+  options.run(main, uses=("check",), required=(), devices=False)

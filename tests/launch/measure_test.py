@@ -1,4 +1,4 @@
-"""`launch.measure_memory`, as users run it."""
+"""`launch.measure memory`, as users run it."""
 
 import os
 import pathlib
@@ -28,7 +28,9 @@ def quick():
 
 def test_measured_tiers_are_a_file_that_plans_read(launch, tmp_path, quick):
   path, there = tmp_path / "tiers.json", quick / "tier"
-  ended = launch("measure_memory", f"--output={path}", SMALL, f"--file={there}")
+  ended = launch(
+    "measure", "memory", f"--output={path}", SMALL, f"--file={there}"
+  )
   assert ended.returncode == 0, ended.stderr
   host = tiers.read(path)
   *nodes, file = host.tiers
@@ -52,7 +54,7 @@ def test_an_existing_file_is_kept(launch, tmp_path):
   there = tmp_path / "notes"
   there.write_text("important")
   ended = launch(
-    "measure_memory", f"--output={tmp_path / 'x'}", SMALL, f"--file={there}"
+    "measure", "memory", f"--output={tmp_path / 'x'}", SMALL, f"--file={there}"
   )
   assert ended.returncode == 2
   assert "File exists" in ended.stderr
@@ -70,7 +72,9 @@ def test_an_existing_file_is_kept(launch, tmp_path):
   ([SMALL, "--numa_nodes=first"], "--numa_nodes=first must be numbers of"),
 ])
 def test_bad_input_is_one_line(launch, tmp_path, flags, message):
-  ended = launch("measure_memory", f"--output={tmp_path / 'x.json'}", *flags)
+  ended = launch(
+    "measure", "memory", f"--output={tmp_path / 'x.json'}", *flags
+  )
   assert ended.returncode in (1, 2)
   assert message in ended.stderr
   assert "Traceback" not in ended.stderr
