@@ -1,6 +1,10 @@
 """Errors of users: one line on stderr, exit code 2, no traceback."""
 
+import re
+
 import pytest
+
+from caatnet import commands
 
 TINY = "--config=configs/caatnet/tiny.py:test"
 STREAMING = "--config=configs/diloco/streaming.py:test"
@@ -327,18 +331,21 @@ def test_debug_shows_the_traceback(launch):
 
 @pytest.mark.parametrize("script", [
   "train", "evaluate", "sweep", "docs.demo", "benchmark", "compile", "simulate",
-  "generate", "tokenizer", "serve", "replay",
+  "generate", "tokenizer", "serve", "replay", "sends",
 ])
 def test_help_names_command_and_flags(script, launch):
+  """Of shared flags, what they do in this command only."""
   ended = launch(script, "--help")
   assert ended.returncode == 0
   module = script if "." in script else f"launch.{script}"
   assert f"python -m {module}" in ended.stdout
   assert "--debug" in ended.stdout
   assert "--logtostderr" not in ended.stdout
-  assert ("--config" in ended.stdout) == (script != "replay")
-  assert ("--mesh" in ended.stdout) == (
-    script not in ("benchmark", "simulate", "tokenizer", "replay")
+  texts = ended.stdout.partition("\nflags:")[2]
+  assert not re.search(rf"\b({'|'.join(commands.scripts())}): ", texts)
+  assert ("--config" in texts) == (script not in ("replay", "sends"))
+  assert ("--mesh" in texts) == (
+    script not in ("benchmark", "simulate", "tokenizer", "replay", "sends")
   )
 
 
