@@ -20,22 +20,24 @@ import pytest
 
 from caatnet.config import memory
 from caatnet.config.override import override
-from caatnet.config.schema import tree
-from caatnet.config.schema.memory import Memory
 from caatnet.data import images, kinds, sources, tokenizers
 from caatnet.data.graphs import csr, loaders
 from caatnet.federated import server, snapshot
 from caatnet.inference import prompts
 from caatnet.interop import tensors
 from caatnet.interop.source import open_source
+from caatnet.schema import tree
+from caatnet.schema.memory import Memory
 from caatnet.serving import router, traces
 from caatnet.serving.experts import Library
 from caatnet.show import results
 from caatnet.studies.datacentre import study as datacentre
 from caatnet.studies.flows import study as flows
+from caatnet.studies.flows.keys import Flows
 from caatnet.studies.partitions import study as partitions
 from caatnet.studies.planner import study as planner
 from caatnet.studies.schedule import study as schedule
+from caatnet.studies.schedule.keys import Schedule
 from caatnet.studies.serving import vllm_logs
 from caatnet.train import records, sweep
 from caatnet.train import tokenizer as run_tokenizer
@@ -175,7 +177,7 @@ CORPORA = json.dumps({
   "files": {"c.train.jsonl": "0" * 64},
 })
 HLO = (
-  pathlib.Path(__file__).parent / "parallel" / "xla" / "scheduled.hlo.txt"
+  pathlib.Path(__file__).parent / "parallel" / "ledger" / "scheduled.hlo.txt"
 ).read_text()
 METRICS = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25}\n'
 
@@ -274,14 +276,14 @@ def read_log(folder: pathlib.Path) -> None:
 
 
 def read_schedule(folder: pathlib.Path) -> None:
-  config = tree.defaults("study", "schedule").to_dict()
+  config = tree.defaults(Schedule).to_dict()
   schedule.of_config(config | {
     "msccl": str(folder / "a.xml"), "topology": "ring:3"
   })
 
 
 def read_program(folder: pathlib.Path) -> None:
-  config = tree.defaults("study", "flows").to_dict()
+  config = tree.defaults(Flows).to_dict()
   flows._program(
     config | {"program": str(folder / "a.json")},
     flows._fabric(config, "leaf_spine:2x2x2"),

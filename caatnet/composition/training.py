@@ -22,10 +22,10 @@ from caatnet.composition import evaluation, library
 from caatnet.composition.report import report
 from caatnet.config import experiments
 from caatnet.config.override import Sweep, take_sweep
-from caatnet.config.schema import tree
-from caatnet.config.schema.kinds import Kinds
 from caatnet.data import kinds
 from caatnet.data.kinds import Text
+from caatnet.schema import tree
+from caatnet.schema.kinds import Kinds
 from caatnet.show import render
 from caatnet.train import loop, records
 from parallel.base import files

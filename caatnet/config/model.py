@@ -2,19 +2,18 @@
 
 from caatnet.config import sections
 from caatnet.config.context import Context
-from caatnet.config.schema import model as schema
 from caatnet.config.sync import Sync, build_sync, kernels_of_norms
-from caatnet.data.graphs.data import GraphData
 from caatnet.data.images import ImageData
 from caatnet.models.convolutional import ConvolutionalModel
-from caatnet.models.graph import LAYERS, GraphModel
+from caatnet.models.protocol import Model
 from caatnet.models.recurrent import RecurrentConfig, RecurrentModel
 from caatnet.models.squeezenet import SqueezeNet
 from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.models.transformer.positions import parse_scaling
-from parallel.base.naming import one_of
+from caatnet.schema import model as schema
+from parallel.base.checks import known
 
 
 def transformer(
@@ -30,7 +29,7 @@ def transformer(
   Raises:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
-  one_of("attention", section.attention, attentions.IMPLEMENTATIONS)
+  known("attention=", section.attention, attentions.IMPLEMENTATIONS)
   context.check_language("transformer")
   check_positions("data.seq_len", context.data.seq_len, section.max_positions)
   sync: Sync = sections.call(
@@ -129,7 +128,7 @@ def squeezenet(section: schema.SqueezeNet, context: Context) -> SqueezeNet:
   )
 
 
-def graph(section: schema.Graph, context: Context) -> GraphModel:
+def graph(section: schema.Graph, context: Context) -> Model:
   """Builds a graph network.
 
   Args:
@@ -139,8 +138,12 @@ def graph(section: schema.Graph, context: Context) -> GraphModel:
   Raises:
     ValueError: If a value is not allowed, or requires tensor parallelism.
   """
+  # Other runs do not load the packages of graphs.
+  from caatnet.data.graphs.data import GraphData
+  from caatnet.models.graph import LAYERS, GraphModel
+
   context.check_unshared("graph", "graphs", GraphData)
-  one_of("layer", section.layer, tuple(LAYERS))
+  known("layer=", section.layer, tuple(LAYERS))
   return GraphModel(
     **vars(section),
     num_features=context.data.num_features,

@@ -59,9 +59,9 @@ from caatnet.federated.state import (
   replaced,
 )
 
-_MOST_LOST = 5  # lost connections in a round, after which a client is lost
-_LEAST_LOSS = -1e-3  # zero, with the rounding of a cross-entropy
-_MOST_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
+_MAX_LOST = 5  # lost connections in a round, after which a client is lost
+_MIN_LOSS = -1e-3  # zero, with the rounding of a cross-entropy
+_MAX_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
 
 
 class Arithmetic(Protocol):
@@ -339,13 +339,13 @@ def _update(
 def _gone(
   state: Server, client: int, time: float, rules: Rules, effects: list[Any]
 ) -> Server:
-  """Counts a lost connection; after `_MOST_LOST`, the client is lost."""
+  """Counts a lost connection; after `_MAX_LOST`, the client is lost."""
   member = state.members[client]
   missed = state.started is not None and client in _unanswered(state)
   state = replaced(
     state, client, connected=False, since=time, lost=member.lost + missed
   )
-  if missed and member.lost + 1 >= _MOST_LOST:
+  if missed and member.lost + 1 >= _MAX_LOST:
     state = _refuse(
       state, Ready(client, state.round), "interrupted too often", effects
     )
@@ -498,7 +498,7 @@ def _end(
   loss = _mean_loss([c.update for c in received], arithmetic, effects)
   if kept:
     state = _merge(state, kept, factors, rules, arithmetic)
-  if sum(factors) > _MOST_SUM:
+  if sum(factors) > _MAX_SUM:
     effects.append(Warned(
       f"coefficients of round {state.round} sum to {sum(factors):.2f} instead "
       f"of 1: with sampling={rules.sampling!r} and unequal weights, training "
@@ -653,7 +653,7 @@ def _mean_loss(
   """
   said = [u for u in updates if u.validated > 0 and math.isfinite(u.loss)]
   healthy = arithmetic.healthy([
-    u.loss if u.loss >= _LEAST_LOSS else math.nan for u in said
+    u.loss if u.loss >= _MIN_LOSS else math.nan for u in said
   ])
   effects += [
     Refused(

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import optax
 
-from caatnet.config.schema.train import Train
 from caatnet.data.protocol import Data
 from caatnet.program import Program
+from caatnet.schema.train import Train
 from caatnet.train.state import TrainState, init_state, state_shardings
 from caatnet.train.step import make_export
 from caatnet.train.update import DeviceUpdate, HostUpdate
@@ -18,7 +18,7 @@ from parallel.outer.base import OuterLoop, Plan
 
 # Most steps whose plans are counted, about 2 s for Streaming DiLoCo; a longer
 # run has the means of its first steps.
-_MOST_STEPS = 200_000
+_MAX_STEPS = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Experiment:
     before an exchange, and rounds may be unequal.
     """
     found: dict[Hashable, tuple[Plan, int]] = {}
-    for step in range(min(self.train.num_steps, _MOST_STEPS)):
+    for step in range(min(self.train.num_steps, _MAX_STEPS)):
       plan = self.outer.plan(step)
       first, count = found.get(plan.variant, (plan, 0))
       found[plan.variant] = first, count + 1

@@ -17,7 +17,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import directory_check
 
 from caatnet import commands
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from parallel.base import files
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")

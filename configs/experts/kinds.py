@@ -16,7 +16,7 @@ log/2026-11-27-composition-of-experts.md.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import tiny
 
 

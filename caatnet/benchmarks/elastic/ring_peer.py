@@ -17,7 +17,7 @@ from parallel.peers.transport.listener import Listener
 _NAME_BYTES = 16
 
 
-class Peer:
+class RingPeer:
   """One peer's arrays, links and raw connections."""
 
   def __init__(self, me: str, host: str) -> None:

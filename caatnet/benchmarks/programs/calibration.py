@@ -223,10 +223,10 @@ class _Steps:
     ]
 
 
-def _block_s(function: Callable[[], None], least_s: float) -> float:
-  """Returns the mean seconds of calls that together take ``least_s``."""
+def _block_s(function: Callable[[], None], min_s: float) -> float:
+  """Returns the mean seconds of calls that together take ``min_s``."""
   start, calls = time.perf_counter(), 0
-  while (taken := time.perf_counter() - start) < least_s or not calls:
+  while (taken := time.perf_counter() - start) < min_s or not calls:
     function()
     calls += 1
   return taken / calls

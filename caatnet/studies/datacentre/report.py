@@ -16,7 +16,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 _PLAIN = ("", "days", "h", "s", "km", "$/MWh", "bit")
 # Below this fraction of useful time there is no training progress.
 _PROGRESS = 1e-6
-_MOST_BARS = 10
+_MAX_BARS = 10
 
 
 def quantity(x: float | None, unit: str = "") -> str:
@@ -227,7 +227,7 @@ def _uncertainty(result: Mapping[str, Any]) -> list[Table]:
        Column("decided", "decided", yes_no),
        Column("low", "at its low end"), Column("high", "at its high end")],
       [_in_units(bar, row["unit"], "low", "high")
-       for bar in tornado["bars"][:_MOST_BARS]],
+       for bar in tornado["bars"][:_MAX_BARS]],
     ),
   ]
 
@@ -245,7 +245,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
         *zip(*points, strict=True), label=row["method"], marker="o"
       ))
   tornado = result["tornado"]
-  bars, value = tornado["bars"][:_MOST_BARS], tornado["value"]
+  bars, value = tornado["bars"][:_MAX_BARS], tornado["value"]
   of = {row["name"]: row for row in result["results"]}[tornado["target"]]
   ends: list[Any] = [
     plot.Bars(

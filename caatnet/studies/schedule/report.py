@@ -22,8 +22,8 @@ _MODELS = {
   "lockstep_us": "lockstep: alpha-beta, cut-through",
   "lower_bound_us": "lower bound of events",
 }
-_MOST_LINKS = 8
-_MOST_LABELS = 80
+_MAX_LINKS = 8
+_MAX_LABELS = 80
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -38,14 +38,14 @@ def report(result: Mapping[str, Any]) -> Report:
     [{"model": text, "us": result[key]} for key, text in _MODELS.items()],
   )
   busiest = Table(
-    f"the {min(_MOST_LINKS, len(links))} busiest of {len(links)} links",
+    f"the {min(_MAX_LINKS, len(links))} busiest of {len(links)} links",
     [
       Column("", "link", "{source} -> {destination}"),
       Column("bytes", "bytes", ","), Column("utilisation", "busy", ".1%"),
       Column("waiting_us", "waiting us", ",.1f"),
       Column("longest_queue", "longest queue"),
     ],
-    links[:_MOST_LINKS],
+    links[:_MAX_LINKS],
   )
   return Report(
     "Schedule of a collective", [times, busiest],
@@ -91,7 +91,7 @@ def _round(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
       [places[v][0] for v in nodes], [places[v][1] for v in nodes], style="",
       marker=marker, colour="black", fill=fill, size=size,
     ))
-  if net.num_nodes <= _MOST_LABELS:
+  if net.num_nodes <= _MAX_LABELS:
     marks.append(plot.Texts(
       list(map(str, places)), *zip(*places.values(), strict=True),
       offset=(0, 0), align=("center", "center_baseline"), size=7,

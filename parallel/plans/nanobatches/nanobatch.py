@@ -58,7 +58,7 @@ import numpy as np
 from parallel.base.checks import at_least, fraction
 
 # 7.7 million plans of at most six pieces take 10 s and 2.7 GB on two cores.
-_MOST_PLANS = 10**7
+_MAX_PLANS = 10**7
 # Candidates that are simulated at a time.
 _CHUNK = 4096
 # Times that differ by less are equal: sums in another order.
@@ -139,7 +139,7 @@ class Costs:
       )
 
   @property
-  def most_tokens(self) -> int:
+  def max_tokens(self) -> int:
     """Largest number of tokens."""
     return len(self.mlp) - 1
 
@@ -213,19 +213,19 @@ def plan(
   at_least("num_tokens", num_tokens)
   at_least("most_pieces", most_pieces)
   fraction("interference", interference)
-  if num_tokens > costs.most_tokens:
+  if num_tokens > costs.max_tokens:
     raise ValueError(
       f"num_tokens={num_tokens}: costs of {costs.model} end at "
-      f"{costs.most_tokens}"
+      f"{costs.max_tokens}"
     )
   if granularity is None:
     granularity = math.ceil(num_tokens / 64)
   at_least("granularity", granularity)
   num_cuts = (num_tokens - 1) // granularity
   chosen = range(1, min(most_pieces, num_cuts + 1))
-  if sum(math.comb(num_cuts, count) for count in chosen) > _MOST_PLANS:
+  if sum(math.comb(num_cuts, count) for count in chosen) > _MAX_PLANS:
     raise ValueError(
-      f"most_pieces={most_pieces} leads to more than {_MOST_PLANS:,} plans of "
+      f"most_pieces={most_pieces} leads to more than {_MAX_PLANS:,} plans of "
       f"{num_tokens} tokens in steps of {granularity}; choose fewer pieces"
     )
   singles = {

@@ -13,8 +13,8 @@ import pytest
 from caatnet.composition import evaluation, library, training
 from caatnet.composition.report import report
 from caatnet.config import experiments
-from caatnet.config.schema import tree
 from caatnet.data.kinds import Kind
+from caatnet.schema import tree
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
 from caatnet.show import render

@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from caatnet.config.federated import Federation
-from caatnet.config.schema.federated import Federated
 from caatnet.federated import emulation
 from caatnet.federated.service import Service
+from caatnet.schema.federated import Federated
 from parallel.peers.emulation import (
   cpu_limits,
   link_probe,

@@ -5,8 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from caatnet.config.schema import tree
-from caatnet.config.schema.studies.shared import RATE
 from caatnet.studies.serving import (
   composition,
   composition_figures,
@@ -14,6 +12,7 @@ from caatnet.studies.serving import (
   study,
 )
 from caatnet.studies.serving import report as reports
+from caatnet.studies.serving.keys import RATE
 from configs.serving import composition as config_file
 from parallel.plans.hardware.nodes import NODES
 from tests.parallel.base.report_test import check
@@ -185,14 +184,6 @@ def test_ratio_of_whole_requests_lies_between_one_and_that_of_switches():
   assert found == sorted(found, reverse=True)
   assert found[0] == pytest.approx(15.625)
   assert found[-1] == pytest.approx(1)
-
-
-@pytest.mark.parametrize(("key", "name"), [
-  ("streams", "zip"), ("evictions", "mru")
-])
-def test_unknown_names_are_refused(key, name):
-  with pytest.raises(ValueError, match=f"config.{key}='{name}' must be one of"):
-    tree.check(CONFIG | {key: (name,)})
 
 
 @pytest.mark.parametrize(("section", "values", "words"), [

@@ -10,11 +10,12 @@ import shutil
 import numpy as np
 import pytest
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.serving import vllm_fields, vllm_log, vllm_logs
+from caatnet.studies.serving.vllm_log_keys import VLLMLog
 from parallel.base import schema
 
-CONFIG = defaults("study", "serving.vllm_log").to_dict()
+CONFIG = defaults(VLLMLog).to_dict()
 LLAMA = {  # published
   "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
   "intermediate_size": 14336, "num_hidden_layers": 32,

@@ -17,7 +17,7 @@ from caatnet.train.elastic.swarm_loop import (
   reader,
   shared_by,
 )
-from caatnet.train.elastic.worker import Peer
+from caatnet.train.elastic.worker import SwarmWorker
 from caatnet.train.experiment import Experiment
 from parallel.peers.membership import history, journal, service
 from parallel.peers.membership.coordinator import Rules
@@ -109,7 +109,7 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
         shared_by(programs, state),
       ) as swarm:
         rank = swarm.members.index(swarm.me)
-        peer = Peer(programs, swarm, state, read)
+        peer = SwarmWorker(programs, swarm, state, read)
         for _ in range(steps):
           peer.advance()
         peer.land()
