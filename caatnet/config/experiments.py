@@ -45,6 +45,7 @@ from parallel.base.naming import naming
 from parallel.kernels import selection
 from parallel.ledger import compiler_options
 from parallel.memory.offload import ON_DEVICE
+from parallel.outer.joining import adapted
 from parallel.plans.pipeline import builders
 
 _SECTIONS = (
@@ -108,7 +109,7 @@ def build(
     "outer", OUTER, config.outer, program, config.seed
   )
   if "elastic" in config:  # also without a coordinator, to read checkpoints
-    outer = outer.coming_and_going()
+    outer = adapted(outer).elastic()
   return Experiment(
     config=json.loads(config.to_json()),
     program=program,

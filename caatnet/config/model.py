@@ -1,5 +1,7 @@
 """Builders of ``config.model`` by selector."""
 
+from typing import Any
+
 from caatnet.config import sections
 from caatnet.config.context import Context
 from caatnet.config.sync import Sync, build_sync, kernels_of_norms
@@ -30,25 +32,32 @@ def transformer(
     ValueError: If a value is not allowed; the message has the allowed values.
   """
   known("attention=", section.attention, attentions.IMPLEMENTATIONS)
-  context.check_language("transformer")
+  sync, fields = _stack("transformer", section, context)
   check_positions("data.seq_len", context.data.seq_len, section.max_positions)
-  sync: Sync = sections.call(
-    "sync", build_sync, context.sync, context, section.num_layers, section.remat
-  )
-  # Fields of the model's config that are not keys of its section.
-  derived = {
-    "syncs": sync.policies,
+  fields |= {
     "rope_scaling": parse_scaling(section.rope_scaling),
     "attention": attentions.resolve(
       section.attention, context.platform, section.dtype, context.data.seq_len,
       section.head_width or section.width // section.num_heads,
     ),
-    "kernels": kernels_of_norms(context, sync),
     "carry": sync.carry,
   }
   return TransformerModel(
-    TransformerConfig(**vars(section) | derived), context.tensor, context.stage
+    TransformerConfig(**fields), context.tensor, context.stage
   )
+
+
+def _stack(
+  model: str, section: schema.Stack, context: Context
+) -> tuple[Sync, dict[str, Any]]:
+  """Returns sync policies and the fields common to all `StackConfig`."""
+  context.check_language(model)
+  sync: Sync = sections.call(
+    "sync", build_sync, context.sync, context, section.num_layers, section.remat
+  )
+  return sync, vars(section) | {
+    "syncs": sync.policies, "kernels": kernels_of_norms(context, sync),
+  }
 
 
 def check_positions(key: str, length: int, most: int) -> None:
@@ -77,15 +86,10 @@ def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:
   Raises:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
-  context.check_language("recurrent")
-  sync: Sync = sections.call(
-    "sync", build_sync, context.sync, context, section.num_layers, section.remat
+  _, fields = _stack("recurrent", section, context)
+  return RecurrentModel(
+    RecurrentConfig(**fields), context.tensor, context.stage
   )
-  config = RecurrentConfig(
-    **vars(section), syncs=sync.policies,
-    kernels=kernels_of_norms(context, sync),
-  )
-  return RecurrentModel(config, context.tensor, context.stage)
 
 
 def convolutional(

@@ -171,7 +171,7 @@ def repeated(document: bytes, lines: set[bytes]) -> float:
 
 
 def available(
-  names: Sequence[str], count: int, size_bytes: int, least_bytes: int,
+  names: Sequence[str], count: int, size_bytes: int, min_bytes: int,
   validation_percent: float, kinds: Mapping[str, Kind] | None = None,
 ) -> tuple[dict[str, Text], list[str]]:
   """Reads the first kinds that have enough text on this machine.
@@ -180,7 +180,7 @@ def available(
     names: Names of kinds, in order of preference.
     count: Number of kinds.
     size_bytes: Size of each kind's text.
-    least_bytes: Smallest size of a kind's training text; its held-out text must
+    min_bytes: Smallest size of a kind's training text; its held-out text must
       have at least `validation_percent` / 4 percent of it.
     validation_percent: Expected share of held-out documents, in percent.
     kinds: The kinds by name; None for `KINDS`.
@@ -196,15 +196,15 @@ def available(
     if len(found) == count:
       break
     text = read(kinds[name], size_bytes, validation_percent)
-    min_held = least_bytes * validation_percent / 400
-    if sum(map(len, text.train)) >= least_bytes and (
+    min_held = min_bytes * validation_percent / 400
+    if sum(map(len, text.train)) >= min_bytes and (
       sum(map(len, text.validation)) >= min_held
     ):
       found[name] = text
     else:
       messages.append(
         f"kind {name!r} is left out: this machine has {text.describe()}, fewer "
-        f"than {least_bytes / 1e3:,.0f} kB or {min_held / 1e3:,.0f} kB held "
+        f"than {min_bytes / 1e3:,.0f} kB or {min_held / 1e3:,.0f} kB held "
         "out"
       )
   return found, messages

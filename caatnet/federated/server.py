@@ -226,10 +226,10 @@ def _hello(
       f"client {hello.client} has revision {hello.revision}, but the newest "
       f"one is {state.revision}: it belongs to another run"
     )
-  elif hello.examples > rules.most_examples:
+  elif hello.examples > rules.max_examples:
     reason = (
       f"client {hello.client} reports {hello.examples:,} examples, but may "
-      f"have at most most_examples={rules.most_examples:,}: raise this key if "
+      f"have at most max_examples={rules.max_examples:,}: raise this key if "
       "the number is right"
     )
   if reason:
@@ -325,7 +325,7 @@ def _update(
     state = _refuse(state, update, "not sampled", effects)
   elif update.delta.shape != state.params.shape:
     state = _refuse(state, update, "of another size", effects)
-  elif update.validated > rules.most_examples:
+  elif update.validated > rules.max_examples:
     state = _refuse(state, update, "of too many examples", effects)
   elif not math.isfinite(norm):
     state = _refuse(state, update, "not finite", effects)
@@ -521,7 +521,7 @@ def _end(
       effects.append(Abandon(client, state.round))
       state = replaced(state, client, working=-1)
   if not math.isnan(loss):
-    better = loss < state.best - rules.least_gain
+    better = loss < state.best - rules.min_gain
     state = dataclasses.replace(
       state, best=loss if better else state.best,
       stale=0 if better else state.stale + 1,
@@ -615,7 +615,7 @@ def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
   if len(weights) > 1 and share > (0.9 if len(weights) == 2 else 0.5):
     effects.append(Warned(
       f"client {most} reports {weights[most]:,.0f} examples, {share:.1%} of "
-      "all, so its updates determine the model: lower most_examples to refuse "
+      "all, so its updates determine the model: lower max_examples to refuse "
       "such numbers, or set weights='equal' to ignore them"
     ))
 

@@ -83,7 +83,7 @@ class Federated:
     0, "Rounds without a lower validation loss until the run stops; 0: never.",
     COUNT_OR_NONE,
   )
-  least_gain: float = field(
+  min_gain: float = field(
     0.0, "Smallest decrease of the loss that counts, in nats.", NOT_NEGATIVE
   )
   outlier_factor: float = field(
@@ -91,7 +91,7 @@ class Federated:
     "of the medians of a round with at least three; 0 allows any finite one.",
     NOT_NEGATIVE,
   )
-  most_examples: int = field(
+  max_examples: int = field(
     10**9, "Largest number of training examples, and of validation examples, "
     "that a client may report.", COUNT,
   )

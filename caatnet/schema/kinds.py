@@ -31,7 +31,7 @@ class Kinds:
   size_bytes: int = field(
     1_200_000, "Text of each kind in bytes, including held-out files.", COUNT
   )
-  least_bytes: int = field(
+  min_bytes: int = field(
     300_000, "Training text of a kind in bytes, below which it is left out.",
     COUNT,
   )

@@ -54,6 +54,13 @@ from caatnet.schema.zero import Zero
 RENAMED = {
   "every": "sync_every",
   "lanes": "num_connections",
+  "least_bytes": "min_bytes",
+  "least_devices": "min_devices",
+  "least_gain": "min_gain",
+  "most_examples": "max_examples",
+  "most_experts": "max_experts",
+  "most_microbatches": "max_microbatches",
+  "most_pieces": "max_pieces",
   "timetable": "schedule",
   "timetables": "schedules",
 }

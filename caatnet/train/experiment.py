@@ -11,8 +11,12 @@ import optax
 from caatnet.data.protocol import Data
 from caatnet.program import Program
 from caatnet.schema.train import Train
-from caatnet.train.state import TrainState, init_state, state_shardings
-from caatnet.train.step import make_export
+from caatnet.train.state import (
+  TrainState,
+  init_state,
+  outer_specs,
+  state_shardings,
+)
 from caatnet.train.update import DeviceUpdate, HostUpdate
 from parallel.outer.base import OuterLoop, Plan
 
@@ -110,9 +114,19 @@ class Experiment:
     """Returns a function ``(params, outer state) -> params`` to evaluate.
 
     The outer loop defines which parameters are evaluated, for example the
-    global ones or the workers' mean.
+    global ones or the workers' mean. The result has no worker dim.
     """
-    return make_export(self.program, self.outer)
+    program, layout = self.program, self.program.layout
+    return jax.jit(
+      jax.shard_map(
+        self.outer.export_params,
+        mesh=layout.mesh,
+        in_specs=(
+          layout.per_worker(program.specs), outer_specs(program, self.outer)
+        ),
+        out_specs=program.specs,
+      )
+    )
 
   @functools.cached_property
   def plans(self) -> dict[Hashable, tuple[Plan, int]]:

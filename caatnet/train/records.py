@@ -36,7 +36,7 @@ _FREE = {
 } | {
   ("federated", key)  # limits, and more rounds
   for key in ("rounds", "reconnect_s", "silence_s", "alone_s", "hang_s",
-              "most_examples")
+              "max_examples")
 } | {
   ("data", key)  # transfer of feature rows to the devices
   for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")

@@ -90,5 +90,5 @@ def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
     config.planner.cluster = "h100:1,uneven=0"
     config.planner.schedules = ("1f1b", "zb_h1")
     config.planner.chunks = (1,)
-    config.planner.most_microbatches = 4
+    config.planner.max_microbatches = 4
   return config

@@ -4,7 +4,7 @@ r"""Nano-batches: when does cutting a step into pieces pay?
     --plot=nanobatches.png
   python -m launch.simulate --config=configs/serving/nanobatches.py:figures
   python -m launch.simulate --config=configs/serving/nanobatches.py \
-    --config.interference="(0.1,)" --config.most_pieces=2
+    --config.interference="(0.1,)" --config.max_pieces=2
 
 Decode steps of Llama 2 70B on tensor ranks. The planner of
 `parallel/plans/nanobatches/nanobatch.py` chooses number and sizes of the

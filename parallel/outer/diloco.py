@@ -27,9 +27,9 @@ import optax
 
 from parallel.outer import health
 from parallel.outer.base import (
-  CommonRounds,
   Params,
   Plan,
+  Rounds,
   State,
   to_workers,
 )
@@ -42,7 +42,7 @@ _CLIENTS = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class DiLoCo(CommonRounds):
+class DiLoCo(Rounds):
   """Outer loop that averages all parameters at the end of every H-th step.
 
   Attributes:

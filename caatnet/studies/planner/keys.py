@@ -87,10 +87,10 @@ class PlannerOptions:
   keeps: tuple[str, ...] = field(
     ("residuals", "inputs"), "Values of config.pipeline.keep to try."
   )
-  most_microbatches: int = field(
+  max_microbatches: int = field(
     256, "Largest number of microbatches to try.", COUNT
   )
-  least_devices: int = field(
+  min_devices: int = field(
     0, "Fewest devices of the cluster to use; 0 for half of them.",
     COUNT_OR_NONE,
   )

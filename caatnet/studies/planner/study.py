@@ -54,7 +54,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   with naming("config.planner", section):
     problem, choices = _problem(config), _choices(config)
     subset = subsets.search(
-      problem, choices, least=section["least_devices"], count=section["top"],
+      problem, choices, least=section["min_devices"], count=section["top"],
       ordered=section["ordered"],
     )
   whole, problem, found = problem.links, subset.problem, subset.plan
@@ -167,7 +167,7 @@ def _choices(config: Mapping[str, Any]) -> Choices:
   }
   return Choices(
     **lists, offload=section["offload"],
-    most_microbatches=section["most_microbatches"],
+    max_microbatches=section["max_microbatches"],
   )
 
 

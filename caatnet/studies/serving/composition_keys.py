@@ -66,7 +66,7 @@ class Composition:
     """Figures of the paper's machines (arXiv 2405.07518)."""
 
     experts: int = field(150, "Experts of Samba-CoE.", COUNT)
-    most_experts: int = field(850, "Experts of the largest footprint.", COUNT)
+    max_experts: int = field(850, "Experts of the largest footprint.", COUNT)
     parameters: float = field(
       6.738415616e9, "Parameters of an expert: Llama 2 7B.", POSITIVE
     )

@@ -114,7 +114,7 @@ def _published(result: Row) -> list[Table | str]:
        Column("spread_slower", "shards, of\nSN40L", ".2f"),
        Column("resident", "on\ndevices"), Column("held", "in host\nmemory"),
        Column("machines", f"machines\nfor {one['models']:,}"),
-       Column("most_machines", f"machines\nfor {result['most_experts']:,}")],
+       Column("most_machines", f"machines\nfor {result['max_experts']:,}")],
       result["nodes"],
     ),
     Table(

@@ -41,7 +41,7 @@ class NanoBatches:
   threshold: float = field(
     0.01, "Gain above which nano-batches are worthwhile.", NOT_NEGATIVE
   )
-  most_pieces: int = field(4, "Largest number of nano-batches.", COUNT)
+  max_pieces: int = field(4, "Largest number of nano-batches.", COUNT)
   utilisation: float = field(0.7, UTILISATION, POSITIVE_FRACTION)
   joint_machines: tuple[str, ...] = field(
     ("gpu:h100:1x8", "gpu:a100-pcie:1x8", "tpu:v5p:2x2x2"),

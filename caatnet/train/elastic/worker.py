@@ -132,7 +132,7 @@ class SwarmWorker:
     batch = self._read([next(self._numbers) for _ in range(examples)])
     if self._is_next(step, "gradients"):
       return self._advance_equally(batch)
-    awaits = ends or programs.experiment.outer.awaits(plan)
+    awaits = ends or programs.joining.awaits(plan)
     if not begins and not ends and (self.idle or not awaits):
       self.state, metrics = programs.step(plan, self.state, batch)
       self.step += 1
@@ -360,7 +360,7 @@ class SwarmWorker:
       events(number - 1), events(number).step, state["outer"], params
     )
     said, now = events(part.round), events(number)
-    params, outer = self._programs.experiment.outer.late(
+    params, outer = self._programs.joining.late(
       params, args["outer"], outer, (said.hook, now.hook),
       (said.step, now.step),
     )

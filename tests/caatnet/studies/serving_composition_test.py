@@ -249,7 +249,7 @@ def test_figures_of_the_paper_need_no_simulation():
 def test_machines_are_those_for_the_given_numbers_of_experts():
   """Sizes of Llama 2 7B: 47 fit on the devices of a DGX H100."""
   config = config_file.get_config("figures").to_dict()
-  config["published"] |= {"experts": 300, "most_experts": 2000}
+  config["published"] |= {"experts": 300, "max_experts": 2000}
   found = study.run(config)
   table = reports.report(found).tables[0]
   (row,) = (row for row in table.cells() if row[0] == "dgx-h100")

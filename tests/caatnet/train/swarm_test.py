@@ -25,6 +25,7 @@ from caatnet.train.elastic.worker import Moved, SwarmWorker, WorkerPart
 from caatnet.train.records import read_metrics
 from parallel.axes import Axis
 from parallel.outer.apart import Alone
+from parallel.outer.joining import adapted
 from parallel.peers.membership import journal, service
 from parallel.peers.membership.coordinator import Rules
 from parallel.peers.membership.messages import Waiting
@@ -57,7 +58,7 @@ def make(algorithm, overrides, workers):
   )
   if workers > 1:
     return made
-  return dataclasses.replace(made, outer=made.outer.coming_and_going())
+  return dataclasses.replace(made, outer=adapted(made.outer).elastic())
 
 
 @pytest.mark.rotated
