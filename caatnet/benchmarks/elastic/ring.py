@@ -189,7 +189,7 @@ def _on_loopback(
   others = {}
   if options.gloo:
     others["jax's gloo"] = _gloo(count, size, options.rounds)
-  if options.python:
+  if options.python_path:
     others["torch's gloo"] = _torch(count, size, options)
   for name, found in others.items():
     seconds = statistics.median(found)
@@ -244,7 +244,7 @@ def _torch(count: int, size: int, options: Any) -> list[float]:
   with concurrent.futures.ThreadPoolExecutor(count) as threads:
     found = list(threads.map(
       lambda rank: scripts.ask_script(
-        [options.python, "-P", str(script)], asked | {"rank": rank},
+        [options.python_path, "-P", str(script)], asked | {"rank": rank},
         limit_s=_TORCH_S,
       )["seconds"], range(count),
     ))

@@ -21,7 +21,7 @@ def ask_script(
   command: Sequence[str], question: Any = None, *,
   environment: Mapping[str, str] = _NONE, limit_s: float | None = None,
 ) -> Any:
-  """Runs a script of `config.benchmark.python`; returns its last line of JSON.
+  """Runs a script of another Python; returns its last line of JSON.
 
   Args:
     command: Python, script and its arguments.
@@ -33,7 +33,7 @@ def ask_script(
     ValueError: It cannot be run, takes too long, prints no JSON, or fails; with
       the last line of its stderr.
   """
-  named = f"config.benchmark.python={command[0]!r}"
+  named = f"config.benchmark.python_path={command[0]!r}"
   try:
     done = subprocess.run(
       command, input=json.dumps(question) + "\n", capture_output=True,

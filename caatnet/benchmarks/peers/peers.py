@@ -30,7 +30,7 @@ _HERE = pathlib.Path(__file__).parent
 # Elements of the array whose read bandwidth is measured: 512 MB, far more than
 # caches.
 _READ = 2**27
-_KEY = "config.benchmark.python"
+_KEY = "config.benchmark.python_path"
 
 # Measures of decoding: of drawn tokens, and of the tokens of prompts.
 _SPEEDS = ("tokens_per_second", "prompt_tokens_per_second")
@@ -49,7 +49,7 @@ def run(config: Any) -> dict[str, Any]:
     ValueError: An environment cannot be made, or a peer does not run.
   """
   options = config.benchmark
-  python = options.python
+  python = options.python_path
   if not python and options.packages:
     python = str(environments.create(
       pathlib.Path(options.folder), options.packages

@@ -65,16 +65,16 @@ def test_error_of_a_script_names_the_key_and_the_last_line():
   assert ask(
     "import json; print('noise'); print(json.loads(input())['n'] + 1)"
   ) == 3
-  with pytest.raises(ValueError, match=r"benchmark\.python=.*: KeyError: 'x'"):
+  with pytest.raises(ValueError, match=r"\.python_path=.*: KeyError: 'x'"):
     ask("raise KeyError('x')")
-  with pytest.raises(ValueError, match=r"python=.* ended with code 3"):
+  with pytest.raises(ValueError, match=r"path=.* ended with code 3"):
     ask("raise SystemExit(3)")
-  with pytest.raises(ValueError, match=r"python='/no/python' cannot be run"):
+  with pytest.raises(ValueError, match=r"path='/no/python' cannot be run"):
     ask("", "/no/python")
-  with pytest.raises(ValueError, match=r"python=.* end within 0\.2 seconds$"):
+  with pytest.raises(ValueError, match=r"path=.* end within 0\.2 seconds$"):
     ask("import time; time.sleep(60)", limit_s=0.2)
   for text in ("", "print('x')"):
-    with pytest.raises(ValueError, match=r"python=.* line is not JSON: 'x?'$"):
+    with pytest.raises(ValueError, match=r"path=.* line is not JSON: 'x?'$"):
       ask(text)
 
 
