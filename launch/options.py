@@ -56,10 +56,8 @@ flags.DEFINE_integer(
   "cpu_devices", None, "Run on this many virtual CPU devices.", lower_bound=1
 )
 flags.DEFINE_string(
-  "profile",
-  "",
-  "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13, and whose collectives "
-  "are measured.",
+  "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13, and "
+  "whose collectives are measured.",
 )
 flags.DEFINE_bool("json", False, "Print JSON instead of text and tables.")
 flags.DEFINE_bool("check", False, "Write nothing; fail if output is stale.")
@@ -68,9 +66,7 @@ flags.DEFINE_string(
 )
 flags.DEFINE_string("plot", "", "PNG file for a picture of the result.")
 flags.DEFINE_string(
-  "report",
-  "",
-  "File for the tables and the picture: .html, or .md with a PNG.",
+  "report", "", "File for the tables and the picture: .html, or .md with a PNG."
 )
 flags.register_validator(
   "report", lambda path: not path or path.endswith((".html", ".md")),
@@ -89,28 +85,20 @@ flags.DEFINE_string(
   "config if unset.",
 )
 flags.DEFINE_integer(
-  "step",
-  None,
-  "Step of the checkpoint to read; the newest if unset.",
-  lower_bound=0,
+  "step", None, "Step of the checkpoint to read; the newest if unset.", 0
 )
 flags.DEFINE_string(
   "target", None, "Machine to compile for, such as tpu:v5p:4x4x4."
 )
 flags.DEFINE_string(
-  "cluster",
-  "",
-  "Cluster's file, or an example such as a100:16,uneven=1; "
+  "cluster", "", "Cluster's file, or an example such as a100:16,uneven=1; "
   "config.planner.cluster if unset.",
 )
 flags.DEFINE_string(
-  "compare",
-  "",
+  "compare", "",
   'Overrides of a second step, "config.sync.p=0.5 ...", to compare.',
 )
-flags.DEFINE_string(
-  "trace", "", "File to replay; conversations if unset."
-)
+flags.DEFINE_string("trace", "", "File to replay; conversations if unset.")
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_string(
