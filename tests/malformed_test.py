@@ -544,6 +544,60 @@ def test_malformed_file_is_one_line(tmp_path, name):
   assert len(refused) >= form_least, refused
 
 
+# Files of one JSON object whose keys are all known, and no value is converted.
+STRICT = ("cluster", "topology", "federated link", "tiers")
+# Type of a value -> JSON texts of other types, or of no number.
+OTHER_TYPES = {
+  bool: ("1", '"true"'),
+  int: ('"1"', "true", "NaN", "1e999", "{}"),
+  float: ('"1"', "true", "NaN", "1e999", "{}"),
+  str: ("1", "true", "[1]"),
+  list: ('"x"', "true", "null", "{}"),
+  dict: ("3", "[]"),
+}
+
+
+def places(value, path=()):
+  """Yields the path of values in plain data, of lists the last, and values."""
+  yield path, value
+  if isinstance(value, dict | list) and value:
+    for key in value if isinstance(value, dict) else (len(value) - 1,):
+      yield from places(value[key], (*path, key))
+
+
+def replaced(value, path, new):
+  """Returns plain data with a value replaced."""
+  if not path:
+    return new
+  value = value.copy()
+  value[path[0]] = replaced(value[path[0]], path[1:], new)
+  return value
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_every_value_of_a_strict_file_has_its_type(tmp_path, name):
+  """Errors name the innermost key; objects have no other keys."""
+  form = FORMATS[name]
+  form.make(tmp_path)
+  path = tmp_path / form.file
+  valid = json.loads(path.read_text())
+
+  def refused(changed: str) -> str:
+    path.write_text(changed)
+    message = failure(lambda: form.read(tmp_path))
+    assert str(path) in message, changed
+    return message.replace(str(path), "")
+
+  for place, value in places(valid):
+    key = next((x for x in place[::-1] if isinstance(x, str)), "")
+    for text in OTHER_TYPES.get(type(value), ()):
+      changed = json.dumps(replaced(valid, place, "VALUE"))
+      assert key in refused(changed.replace('"VALUE"', text)), text
+    if isinstance(value, dict):
+      changed = replaced(valid, place, value | {"unheard": 1})
+      assert "'unheard' must be one of" in refused(json.dumps(changed))
+
+
 @pytest.mark.parametrize(("script", "flag", "value"), LINES)
 def test_malformed_flag_is_one_line(script, flag, value, monkeypatch):
   """Parses the flags and, for a sweep, its grid; runs nothing."""

@@ -225,9 +225,11 @@ class OuterLoop:
 
     Returns:
       Operand bytes of collectives by dtype on the wire; empty if one device has
-      all workers.
+      all workers. By default those of one `Exchange`, the attribute
+      ``exchange``; empty for loops without it.
     """
-    return {}
+    exchange = getattr(self, "exchange", None)
+    return {} if exchange is None else exchange.sent_bytes(shapes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,6 +125,3 @@ class DCS3GD(OuterLoop):
 
   def export_params(self, params: Params, state: State) -> Params:
     return mean_over_workers(params, self.worker)
-
-  def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    return self.exchange.sent_bytes(shapes)

@@ -137,6 +137,3 @@ class DiLoCo(Rounds):
     order = jnp.where(healthy > 0, order, order + self.worker.size)
     place = jnp.sum(order[:, None] > order[None], axis=1)  # rank, from 0
     return healthy * (place < self.clients).astype(healthy.dtype)
-
-  def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    return self.exchange.sent_bytes(shapes)

@@ -150,6 +150,3 @@ class Eager(Rounds):
       common = optax.apply_updates(state["params"], step)
       state |= {"params": common, "optimizer": optimizer}
     return outer, state | {"workers": own | {"share": share}}
-
-  def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    return self.exchange.sent_bytes(shapes)

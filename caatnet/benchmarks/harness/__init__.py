@@ -2,7 +2,6 @@
 
 `timing` alternates measurements. `scripts` runs scripts of other Pythons, and
 functions in fresh processes; `environments` makes environments of other
-projects. `setup` prepares a benchmark's config, `kept` continues an interrupted
-run. `parallel.peers.emulation` starts peers and shapes links.
-`caatnet.show.results` writes result files.
+projects. `setup` prepares a benchmark's config. `parallel.peers.emulation`
+starts peers and shapes links. `caatnet.show.results` writes result files.
 """
