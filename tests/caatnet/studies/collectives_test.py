@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from caatnet.studies import registry
-from caatnet.studies.collectives import report
 from caatnet.studies.collectives import study as collectives
 from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.flows import study as flow_study
@@ -318,30 +317,3 @@ def test_overlapping_phases_beat_the_sum_of_both_phases():
   ):
     assert collectives.injection_bound(net, size) < seconds
     assert seconds < 15 / 16 * size / 50e9
-
-
-def test_lines_of_eleven_algorithms_can_be_told_apart():
-  names = [f"algorithm {i}" for i in range(11)]
-  rows = [
-    {"algorithm": name, "size_bytes": 2**20, "events_us": 2.0, "bound_us": 1.0}
-    for name in names
-  ]
-  *lines, bound = report._curves(rows, names)
-  assert [line.label for line in lines] == names
-  drawn = {(int(x.colour[1:]) % 10, x.style, x.marker) for x in lines}
-  assert len({look[:2] for look in drawn}) == 11  # also without markers
-  assert [line.style for line in lines] == 10 * ["-"] + [":"]
-  assert {(*line.x, *line.y) for line in lines} == {(1024, 2**20 / 2e3)}
-  assert bound.label == "bound of the ranks' links"
-  assert (*bound.x, *bound.y) == (1024, 2**20 / 1e3)
-
-
-@pytest.mark.parametrize("panels", [1, 3, 4, 5, 9])
-def test_panels_have_the_shape_of_a_slide(panels):
-  row = {"algorithm": "a", "size_bytes": 2**20, "events_us": 2.0,
-         "bound_us": 1.0}
-  figure = report._figure({str(i): [row] for i in range(panels)})
-  width, height = figure.size
-  lines = -(-panels // figure.columns)
-  assert figure.columns == min(panels, 4)
-  assert 0.9 < (width / figure.columns) / (height / lines) < 1.5

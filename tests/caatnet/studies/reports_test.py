@@ -44,7 +44,9 @@ def reported(name):
 
 
 # Factors of columns and the units in their headings.
-UNITS = {1e-6: "us", 1e-3: "ms", 1e6: "MB", 1e9: "GB", 1e12: "10^12"}
+UNITS = {
+  1e-6: "us", 1e-3: "ms", 1.25e5: "Mbit", 1e6: "MB", 1e9: "GB", 1e12: "10^12",
+}
 
 
 def check_units(made):
