@@ -25,21 +25,19 @@ class Axis:
 
   Attributes:
     label: Label with the unit.
-    scale: "linear", "log", "log2" or "symlog".
+    scale: "linear", "log" or "symlog".
     limits: Minimum and maximum; computed from the marks if None.
     ticks: Places and texts of ticks, instead of numbers.
     reverse: Whether values increase to the left or downwards.
     plain: Whether numbers of a logarithmic scale are written out.
-    margin: Factor by which limits are widened on each side.
   """
 
   label: str = ""
-  scale: Literal["linear", "log", "log2", "symlog"] = "linear"
+  scale: Literal["linear", "log", "symlog"] = "linear"
   limits: tuple[float, float] | None = None
   ticks: Sequence[tuple[float, str]] | None = None
   reverse: bool = False
   plain: bool = False
-  margin: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +124,7 @@ class Bars:
     thickness: Extent across the bar.
     horizontal: Whether bars are horizontal.
     edge: Width of the white edge, in points.
-    texts: Texts of the bars.
-    inside: Whether the texts are in the bars, at a size that fits.
+    texts: Texts in the bars, at a size that fits.
   """
 
   places: Sequence[float]
@@ -139,7 +136,6 @@ class Bars:
   horizontal: bool = True
   edge: float = 0.0
   texts: Sequence[str] = ()
-  inside: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +198,7 @@ class Panel:
     title: Title.
     x, y: Axes; a string is a linear axis with that label. Among adjacent
       panels with the same label, only the leftmost and the lowest show it.
-    legend: Location of a legend as matplotlib names it; "" for none, "below"
-      for a row below the panel.
+    legend: Location of a legend as matplotlib names it; "" for none.
     grid: Whether a grid is drawn.
     frame: "full", "open" (without the upper and right edges) or "none"
       (without axes).
@@ -236,7 +231,6 @@ class Figure:
     title: Title.
     legend: Location of a common legend as matplotlib names it; "" for none.
     legend_columns: Number of columns of that legend.
-    legend_title: Title of that legend.
     share_x, share_y: Panels with a common axis: "all", "row", "col" or "none".
   """
 
@@ -246,7 +240,6 @@ class Figure:
   title: str = ""
   legend: str = ""
   legend_columns: int = 1
-  legend_title: str = ""
   share_x: str = "none"
   share_y: str = "none"
 

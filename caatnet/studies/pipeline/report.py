@@ -97,8 +97,8 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
     ))
   return plot.Figure(
     panels, (13, len(rows) * (0.75 + min(0.22 * stages, 4)) + 0.6),
+    title="numbers are microbatches; a stage's later chunks are lighter",
     share_x="all", legend="outside upper center", legend_columns=len(COLOURS),
-    legend_title="numbers are microbatches; a stage's later chunks are lighter",
   )
 
 
@@ -118,7 +118,7 @@ def _actions(timeline: Timeline) -> list[plot.Bars]:
         stages[some].tolist(), (end - start)[some].tolist(),
         start[some].tolist(), "" if chunk else label,
         _lighter(colour, chunk / table.num_chunks), 0.9,
-        edge=0.4 if few else 0.0, inside=True,
+        edge=0.4 if few else 0.0,
         texts=list(map(str, table.microbatches[here][some])) if few else (),
       ))
   return found

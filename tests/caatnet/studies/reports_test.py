@@ -197,7 +197,7 @@ def test_two_programs_are_compared_by_ratio_and_memory():
   assert latency["base"] == "9.000 to 18.000"
   assert latency["ratio"] == "4.000"
   memory, sent, hidden = compilation.report(PROGRAMS["two"]).figure().panels
-  assert (memory.y.label, sent.y.label) == (
+  assert (memory.x, sent.x) == (
     "GB per device", "operand GB per device and step"
   )
   bars, capacity = memory.marks
