@@ -6,7 +6,7 @@ from typing import Any
 
 from caatnet.federated.links import Link
 from parallel.base import plot
-from parallel.base.report import Report, Table
+from parallel.base.report import Column, Report, Table
 
 _MOST_ROWS = 48
 _TIMES = ("t_a", "t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")
@@ -66,7 +66,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     f"{title}, ms, and bytes on the socket; models are float32 unless coded",
     [
       *([] if long else ["round"]), "client", *_milliseconds(times),
-      "bytes_down/1e3:,.1f=kB down", "bytes_up/1e3:,.1f=kB up",
+      # Rows of an emulation have times only.
+      Column("bytes_down", "kB down", ",.1f", 1e3, "-"),
+      Column("bytes_up", "kB up", ",.1f", 1e3, "-"),
     ],
     shown,
   )

@@ -28,7 +28,7 @@ def _curves(result: Row) -> list[Table | str]:
   return [
     f"{result['model']}: predicted steps of at most {result['decodes']} "
     f"decodes with {result['context']:,} positions, other tokens are prompts;\n"
-    "profiles of A100 and H100, roofline at "
+    f"profiles of A100 and H100 ({result['times_source']}), roofline at "
     f"{result['utilisation']:.0%} of the peak for others; times of reductions: "
     "least and greatest\nplausible ones; interference: slowdown of device and "
     f"network while both are busy.\n{plans['count']:,} plans of "
