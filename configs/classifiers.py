@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from caatnet.config.schema.tree import choices, defaults
+from caatnet.schema.tree import choices, defaults
 
 
 def config(

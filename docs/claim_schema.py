@@ -224,6 +224,8 @@ class Claim(_Model):
     budget_s: Seconds that the commands take on two cores.
     cannot_run: Reason why they are not run here.
     writes: File in results/ -> file that the commands write instead.
+    reads: Keys of all expected numbers that are read from a file; a number's
+      own keys take precedence.
     expected: Named numbers.
     judgement: Verdict, or "computed".
     checks: Entries in log/ on those checks of the ledger (docs/ledger.md) that
@@ -249,6 +251,7 @@ class Claim(_Model):
   budget_s: float | None = None
   cannot_run: str = ""
   writes: dict[str, str] = {}
+  reads: dict[str, Any] = {}
   expected: dict[str, Expected] = {}
   judgement: Declared = "computed"
   checks: list[EntryName] = []
@@ -312,6 +315,16 @@ class Claim(_Model):
   def filled(self, text: str) -> str:
     """Returns prose with its placeholders replaced by fields."""
     return text.format(**self.fields())
+
+  @pydantic.model_validator(mode="before")
+  @classmethod
+  def _read_alike(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    expected = {
+      name: number if {"printed", "ratio", "log"} & number.keys()
+      else fields.get("reads", {}) | number
+      for name, number in fields.get("expected", {}).items()
+    }
+    return fields | {"expected": expected}
 
   @pydantic.model_validator(mode="after")
   def _is_sound(self) -> "Claim":

@@ -313,8 +313,8 @@ def record(outcome: Outcome, folder: pathlib.Path = claims.FOLDER) -> None:
   """Writes numbers that were seen, the date and the commit into its file.
 
   Raises:
-    ValueError: A number's table is not written as this function expects, with
-      ``value`` in the line after ``[claims.expected.NAME]``.
+    ValueError: A number is not written as this function expects, with
+      ``value`` as its first key.
   """
   number = outcome.plan.claim.number
   (paper,) = (
@@ -359,21 +359,24 @@ def recorded(
     r"(?m)^date = .*$", f'date = {day}\ncommit = "{commit}"', head, count=1
   )
   block = head + mark + rest
+  # Published values, which stand first, may have the same names.
+  start = block.find("\n[claims.expected")
+  first, numbers = block[:start], block[start:]
   entry.update(date=day, commit=commit)
   for name, seeds in values.items():
     rounded = [float(f"{seed:.7g}") for seed in seeds]
     exact = [int(seed) if seed.is_integer() else seed for seed in rounded]
     new = exact if len(exact) > 1 else exact[0]
-    block, count = re.subn(
-      rf"(?m)^(\[claims\.expected\.{re.escape(name)}\]\nvalue = ).*$",
-      lambda match, new=new: f"{match[1]}{new!r}", block,
+    key = re.escape(name)
+    numbers, count = re.subn(
+      rf"(?m)^(\[claims\.expected\.{key}\]\nvalue = |{key} = {{ value = )"
+      r"(\[[^]]*\]|[^,\s}]+)",
+      lambda match, new=new: f"{match[1]}{new!r}", numbers,
     )
     if count != 1:
-      raise ValueError(
-        f"claim {number}: no line value after [claims.expected.{name}]"
-      )
+      raise ValueError(f"claim {number}: no value of {name}")
     entry["expected"][name]["value"] = new
-  blocks[index] = block
+  blocks[index] = first + numbers
   made = "".join(blocks)
   if tomllib.loads(made) != wanted:
     raise ValueError(f"claim {number}: other content would change")

@@ -16,24 +16,14 @@ r"""Runs the benchmark of a config.
   python -m launch.benchmark --config=benchmark/calibration --cpu_devices=4
 """
 
-import importlib
 import pathlib
 
 from absl import flags
 
+from caatnet.benchmarks import registry
 from launch import options
 
 FLAGS = flags.FLAGS
-# config.benchmark.name -> folder in caatnet/benchmarks/ of the file with `run`.
-BODIES = {
-  name: folder for folder, names in {
-    "elastic": ("churn", "membership", "ring"), "graphs": ("graphs",),
-    "peers": ("peers",), "planner": ("planner",),
-    "programs": ("calibration", "kernels", "programs"),
-    "serving": ("decoding", "server", "serving"),
-    "training": ("schedules", "train_step"),
-  }.items() for name in names
-}
 
 
 def main() -> None:
@@ -41,17 +31,11 @@ def main() -> None:
   from parallel.base import atomic
 
   config = FLAGS.config
-  name = config.benchmark.name if "benchmark" in config else None
-  if name not in BODIES:
-    raise ValueError(
-      f"config.benchmark.name={name!r} must be one of "
-      f"{', '.join(sorted(BODIES))}; the configs are in configs/benchmark/"
-    )
+  run = registry.find(config)
   for key in ("results", "cluster", "plot"):
     if path := config.benchmark.get(key):
       atomic.check_writable(path, f"config.benchmark.{key}=")
-  body = f"caatnet.benchmarks.{BODIES[name]}.{name}"
-  result = importlib.import_module(body).run(config)
+  result = run(config)
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), result)
 

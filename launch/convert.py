@@ -32,7 +32,7 @@ def main() -> None:
   from caatnet.interop import source as sources
   from caatnet.show import tables
   from parallel.base import files
-  from parallel.base.naming import one_of
+  from parallel.base.checks import known
 
   source, to = (
     pathlib.Path(files.folder(FLAGS[name].value, local=True, flag=f"--{name}"))
@@ -53,7 +53,7 @@ def main() -> None:
     )
   else:
     experiments.check(config := FLAGS.config)
-    one_of("config.model.name", config.model.name, ("transformer",))
+    known("config.model.name=", config.model.name, ("transformer",))
     options.refuse_config(("model.", "parallel.tensor"), "see --ranks, --dtype")
     published = sources.open_source(source, FLAGS.ranks or 1, FLAGS.dtype)
     total = published.num_tensors

@@ -32,7 +32,7 @@ flags.DEFINE_integer(
   "quorum", 0, "Contributions that suffice for a round after --grace_s; 0: all "
   "of them.", 0
 )
-flags.DEFINE_integer("most_peers", 256, "Largest number of peers.", 1, 1024)
+flags.DEFINE_integer("max_peers", 256, "Largest number of peers.", 1, 1024)
 flags.DEFINE_float("grace_s", 10.0, "Seconds to wait beyond the quorum.")
 flags.DEFINE_float(
   "silence_s", 10.0, "Seconds without a heartbeat until a peer is dropped."
@@ -58,7 +58,7 @@ def main() -> None:
     )
     with service.Service(
       (FLAGS.host, FLAGS.port), swarms.security(), kept, timing=timing,
-      rules=Rules(FLAGS.least, FLAGS.quorum), most_peers=FLAGS.most_peers,
+      rules=Rules(FLAGS.least, FLAGS.quorum), max_peers=FLAGS.max_peers,
       log=history.Log(FLAGS.log or f"{path}.log.jsonl"),
       say=screen.say,
     ) as there:

@@ -25,7 +25,7 @@ FLAGS = flags.FLAGS
 def main() -> None:
   from caatnet import commands
   from caatnet.config import sections
-  from caatnet.config.data import SOURCES
+  from caatnet.config.graph import SOURCES
   from caatnet.data.graphs.csr import open_graph
   from caatnet.show import tables
   from parallel.base import files

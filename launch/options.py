@@ -22,7 +22,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from caatnet import commands, interrupts
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from launch import full_disks, overriding, processes
 from parallel.base import atomic, lazy
 
@@ -151,7 +151,7 @@ _FILES = "output", "plot", "report", "export"
 _OVERRIDES: list[str] = []
 
 # Longest message of an error, in characters.
-_MOST_CHARACTERS = 4000
+_MAX_CHARACTERS = 4000
 
 # Errors that users can correct; all others are bugs and show a traceback.
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
@@ -560,9 +560,9 @@ def _one_line(error: BaseException) -> str:
   """
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   text = " ".join(lines) or type(error).__name__
-  if len(text) <= _MOST_CHARACTERS:
+  if len(text) <= _MAX_CHARACTERS:
     return text
-  half = _MOST_CHARACTERS // 2
+  half = _MAX_CHARACTERS // 2
   return f"{text[:half]} [...] {text[-half:]}"
 
 

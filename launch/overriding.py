@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 
 
 class Loaded(flags.ArgumentParser):

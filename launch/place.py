@@ -15,6 +15,7 @@ another tier would cost.
 
 from absl import flags
 
+from caatnet.studies import registry
 from launch import options
 
 FLAGS = flags.FLAGS
@@ -22,7 +23,6 @@ FLAGS = flags.FLAGS
 
 def main() -> None:
   from caatnet.show import render
-  from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
   study = registry.find(

@@ -16,6 +16,7 @@ change training: fewer synchronised channels, outer loops, coded partitions.
 
 from absl import flags
 
+from caatnet.studies import registry
 from launch import options
 
 FLAGS = flags.FLAGS
@@ -27,7 +28,6 @@ flags.DEFINE_multi_string(
 
 def main() -> None:
   from caatnet.show import render
-  from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
   study = registry.find(

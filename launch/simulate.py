@@ -23,6 +23,7 @@ import pathlib
 
 from absl import flags
 
+from caatnet.studies import registry
 from launch import options
 
 FLAGS = flags.FLAGS
@@ -34,7 +35,6 @@ flags.DEFINE_string(
 
 def main() -> None:
   from caatnet.show import render
-  from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
   study = registry.find(config)

@@ -27,12 +27,13 @@ def main() -> None:
   from caatnet.data import bpe, encoding, sources, tokenizers
   from caatnet.show import tables
   from caatnet.train import tokenizer
-  from parallel.base.naming import naming, one_of
+  from parallel.base.checks import known
+  from parallel.base.naming import naming
 
   config = FLAGS.config
   if "data" not in config or "model" not in config:
     raise ValueError("--config is not a training run: it has no data or model")
-  one_of("config.data.name", config.data.name, ("text",))
+  known("config.data.name=", config.data.name, ("text",))
   data = sections.choose("data", DATA, config.data)
   folder = FLAGS.output or data.tokenizer
   if not folder:

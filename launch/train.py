@@ -22,7 +22,6 @@ def main() -> None:
   from caatnet import commands
   from caatnet.config import experiments
   from caatnet.train import loop
-  from caatnet.train.elastic import swarm_loop
   from parallel.base import files
 
   config = FLAGS.config
@@ -31,6 +30,8 @@ def main() -> None:
   workdir = files.folder(FLAGS.workdir or f"runs/{config.name}")
   train = loop.train
   if FLAGS.elastic:
+    from caatnet.train.elastic import swarm_loop
+
     endpoint = swarms.endpoint()
     if not FLAGS.workdir:  # a separate folder for each worker of this machine
       workdir, _mine = files.slot(workdir, "worker")

@@ -1,7 +1,6 @@
 """Former name of `parallel.ledger`, which programs of users may import.
 
-  >>> from parallel.xla.reading import read  # doctest: +SKIP
-  FutureWarning: parallel.xla is now parallel.ledger
+An import of it or of its modules warns that it "is now parallel.ledger".
 """
 
 import importlib

@@ -7,8 +7,8 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override, take_sweep
-from caatnet.config.schema import tree
 from caatnet.models.lm.communication import tensor_reductions
+from caatnet.schema import tree
 from caatnet.studies import registry
 from parallel.ledger import ledger
 

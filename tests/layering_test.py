@@ -31,16 +31,19 @@ NO_PROGRAMS = ("parallel.ledger", "parallel.peers")
 # Each imports all of `parallel`, and only what stands before it.
 ORDER = (
   "caatnet.interrupts", "caatnet.commands", "caatnet.__main__",
-  "caatnet.config.schema", "caatnet.models", "caatnet.data", "caatnet.stages",
+  "caatnet.schema", "caatnet.models", "caatnet.data", "caatnet.stages",
   "caatnet.program", "caatnet.train", "caatnet.inference", "caatnet.interop",
   "caatnet.serving", "caatnet.show", "caatnet.federated", "caatnet.config",
   "caatnet.inspection", "caatnet.composition", "caatnet.studies",
   "caatnet.benchmarks", "launch",
 )
-CONFIGS = ("configs", "caatnet.config.schema")
+# Declarations of config keys: of runs, and in the directories of experiments.
+SCHEMA = "caatnet.schema"
+KEYS = re.compile(r"caatnet\.(benchmarks|studies)\.(\w+\.)?(\w+_)?keys\b")
 # Only these import `ml_collections`.
 TREES = (
-  "caatnet.config", "caatnet.composition", "caatnet.benchmarks", "configs",
+  "caatnet.schema", "caatnet.config", "caatnet.composition",
+  "caatnet.benchmarks", "configs",
   "launch",
 )
 
@@ -68,8 +71,9 @@ def _room(module: str, rooms: object) -> str | None:
 def _permitted(module: str, name: str) -> bool:
   """Returns whether a module may import a name of this project."""
   top = module.partition(".")[0]
-  if top == "configs":
-    return any(_within(name, room) for room in CONFIGS)
+  if top == "configs" or KEYS.match(module):
+    declares = _within(name, SCHEMA) or bool(KEYS.match(name))
+    return declares or (top == "configs" and _within(name, top))
   if top == "parallel":
     room = _room(module, PARALLEL)
     if room == "parallel":
@@ -89,7 +93,7 @@ def violations(module: str, source: str) -> list[str]:
   forbidden = {
     "parallel": PARALLEL[_room(module, PARALLEL) or "parallel"][1],
     "configs": ("jax", "numpy", "flax", "absl"),
-  }.get(top, ())
+  }.get("configs" if KEYS.match(module) else top, ())
   if _room(module, TREES) is None:
     forbidden = (*forbidden, "ml_collections")
   found = []
@@ -130,8 +134,7 @@ def test_directories_form_no_cycle():
   for name, path in modules.items():
     for imported in _imports(path.read_text()):
       ends = [
-        ".".join(n.split(".")[:3 if n.startswith(
-          ("parallel.plans.", "caatnet.config.schema")) else 2])
+        ".".join(n.split(".")[:3 if n.startswith("parallel.plans.") else 2])
         for n in (name, imported)
       ]
       if imported.partition(".")[0] in OURS and ends[0] != ends[1]:
@@ -256,6 +259,10 @@ def test_each_flag_is_defined_once():
     ("caatnet.config.outer", "from caatnet.studies import registry"),
     ("configs.caatnet.tiny", "import jax"),
     ("configs.caatnet.tiny", "from caatnet import build"),
+    ("configs.zero.frontier", "from caatnet.studies.partitions import study"),
+    ("caatnet.schema.tree", "from caatnet.studies import keys"),
+    ("caatnet.studies.flows.keys", "from caatnet.studies.flows import study"),
+    ("caatnet.studies.serving.fairness_keys", "import jax"),
     ("caatnet.nowhere", ""),
   ],
 )

@@ -20,8 +20,6 @@ import pytest
 
 from caatnet.config import memory
 from caatnet.config.override import override
-from caatnet.config.schema import tree
-from caatnet.config.schema.memory import Memory
 from caatnet.data import images, kinds, sources, tokenizers
 from caatnet.data.graphs import csr, loaders
 from caatnet.federated import links as federated_links
@@ -29,14 +27,18 @@ from caatnet.federated import server, snapshot
 from caatnet.inference import prompts
 from caatnet.interop import tensors
 from caatnet.interop.source import open_source
+from caatnet.schema import tree
+from caatnet.schema.memory import Memory
 from caatnet.serving import router, traces
 from caatnet.serving.experts import Library
 from caatnet.show import results
 from caatnet.studies.datacentre import study as datacentre
 from caatnet.studies.flows import study as flows
+from caatnet.studies.flows.keys import Flows
 from caatnet.studies.partitions import study as partitions
 from caatnet.studies.planner import study as planner
 from caatnet.studies.schedule import study as schedule
+from caatnet.studies.schedule.keys import Schedule
 from caatnet.studies.serving import vllm_logs
 from caatnet.train import records, sweep
 from caatnet.train import tokenizer as run_tokenizer
@@ -175,7 +177,7 @@ CORPORA = json.dumps({
   "files": {"c.train.jsonl": "0" * 64},
 })
 HLO = (
-  pathlib.Path(__file__).parent / "parallel" / "xla" / "scheduled.hlo.txt"
+  pathlib.Path(__file__).parent / "parallel" / "ledger" / "scheduled.hlo.txt"
 ).read_text()
 METRICS = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25}\n'
 
@@ -274,14 +276,14 @@ def read_log(folder: pathlib.Path) -> None:
 
 
 def read_schedule(folder: pathlib.Path) -> None:
-  config = tree.defaults("study", "schedule").to_dict()
+  config = tree.defaults(Schedule).to_dict()
   schedule.of_config(config | {
     "msccl": str(folder / "a.xml"), "topology": "ring:3"
   })
 
 
 def read_program(folder: pathlib.Path) -> None:
-  config = tree.defaults("study", "flows").to_dict()
+  config = tree.defaults(Flows).to_dict()
   flows._program(
     config | {"program": str(folder / "a.json")},
     flows._fabric(config, "leaf_spine:2x2x2"),
@@ -540,6 +542,60 @@ def test_malformed_file_is_one_line(tmp_path, name):
     assert {*refused} >= ALWAYS
   form_least = 2 if form.binary or name in LENIENT else 5
   assert len(refused) >= form_least, refused
+
+
+# Files of one JSON object whose keys are all known, and no value is converted.
+STRICT = ("cluster", "topology", "federated link", "tiers")
+# Type of a value -> JSON texts of other types, or of no number.
+OTHER_TYPES = {
+  bool: ("1", '"true"'),
+  int: ('"1"', "true", "NaN", "1e999", "{}"),
+  float: ('"1"', "true", "NaN", "1e999", "{}"),
+  str: ("1", "true", "[1]"),
+  list: ('"x"', "true", "null", "{}"),
+  dict: ("3", "[]"),
+}
+
+
+def places(value, path=()):
+  """Yields the path of values in plain data, of lists the last, and values."""
+  yield path, value
+  if isinstance(value, dict | list) and value:
+    for key in value if isinstance(value, dict) else (len(value) - 1,):
+      yield from places(value[key], (*path, key))
+
+
+def replaced(value, path, new):
+  """Returns plain data with a value replaced."""
+  if not path:
+    return new
+  value = value.copy()
+  value[path[0]] = replaced(value[path[0]], path[1:], new)
+  return value
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_every_value_of_a_strict_file_has_its_type(tmp_path, name):
+  """Errors name the innermost key; objects have no other keys."""
+  form = FORMATS[name]
+  form.make(tmp_path)
+  path = tmp_path / form.file
+  valid = json.loads(path.read_text())
+
+  def refused(changed: str) -> str:
+    path.write_text(changed)
+    message = failure(lambda: form.read(tmp_path))
+    assert str(path) in message, changed
+    return message.replace(str(path), "")
+
+  for place, value in places(valid):
+    key = next((x for x in place[::-1] if isinstance(x, str)), "")
+    for text in OTHER_TYPES.get(type(value), ()):
+      changed = json.dumps(replaced(valid, place, "VALUE"))
+      assert key in refused(changed.replace('"VALUE"', text)), text
+    if isinstance(value, dict):
+      changed = replaced(valid, place, value | {"unheard": 1})
+      assert "'unheard' must be one of" in refused(json.dumps(changed))
 
 
 @pytest.mark.parametrize(("script", "flag", "value"), LINES)

@@ -23,7 +23,7 @@ FOLDERS = (
   "log", "tests",
 )
 # Placeholders in the tables of paths.
-PLACEHOLDERS = r"\b(NAME|OP|SUBJECT)"
+PLACEHOLDERS = r"\b(NAME|OP|SUBJECT|FOLDER)"
 
 
 def test_example_runs_and_sends_half():

@@ -230,7 +230,7 @@ def test_a_record_changes_one_claim(tmp_path):
     made, "1.2", {"bytes": [8.1]}, datetime.date(2026, 11, 25), "c"
   )
   assert tomllib.loads(again)["claims"][1]["commit"] == "c"
-  with pytest.raises(ValueError, match=r"no line value after .*\.bytes"):
+  with pytest.raises(ValueError, match=r"claim 1\.2: no value of bytes"):
     reproduce.recorded(
       made.replace("\nvalue", "\n# Here.\nvalue"), "1.2", {"bytes": [8.0]},
       datetime.date.today(), "",

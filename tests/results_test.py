@@ -13,9 +13,10 @@ from caatnet.show import results
 from docs import log
 from docs.points import ROOT
 from tests import history
+from tests.mutation import __main__ as mutation
 
 FILES = sorted(path.name for path in (ROOT / "results").iterdir())
-# Written by make mutants, which records command and commit of every seed.
+# Written by make mutants: a row per seed and directory.
 OTHERS = {"mutants.json"}
 JSON = [name for name in FILES if name.endswith(".json") and name not in OTHERS]
 
@@ -81,13 +82,13 @@ def test_a_result_is_what_its_command_has_written(name):
   assert origin_faults(name, content(name)) == []
 
 
-def test_every_run_of_mutants_has_a_command_and_a_tree():
-  """The tree is a hash of all code, committed or not."""
-  runs = content("mutants.json")["runs"]
-  assert runs
-  for command, run in runs.items():
-    assert command.startswith("python -m tests.mutation"), command
-    assert re.fullmatch(r"[0-9a-f]{16}", run["tree"]), command
+def test_counts_of_mutants_add_up_and_name_a_commit():
+  rows = mutation.stored(ROOT)
+  assert rows
+  for row in rows:
+    kinds = ("killed", "survived", "timed_out")
+    assert row["drawn"] == sum(row[kind] for kind in kinds), row
+    assert history.faults("", row["commit"].removesuffix("-dirty")) == []
 
 
 def test_every_exception_is_a_file():

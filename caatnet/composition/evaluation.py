@@ -17,9 +17,9 @@ import numpy as np
 
 from caatnet.composition import library, routing
 from caatnet.config import experiments
-from caatnet.config.schema.kinds import Kinds
 from caatnet.data.kinds import Text
 from caatnet.data.sources import SEPARATOR
+from caatnet.schema.kinds import Kinds
 from caatnet.serving import differences
 from caatnet.serving.router import FILE, Router
 from caatnet.train import evaluate, records

@@ -22,10 +22,10 @@ from caatnet.composition import evaluation, library
 from caatnet.composition.report import report
 from caatnet.config import experiments
 from caatnet.config.override import Sweep, take_sweep
-from caatnet.config.schema import tree
-from caatnet.config.schema.kinds import Kinds
 from caatnet.data import kinds
 from caatnet.data.kinds import Text
+from caatnet.schema import tree
+from caatnet.schema.kinds import Kinds
 from caatnet.show import render
 from caatnet.train import loop, records
 from parallel.base import files
@@ -89,7 +89,7 @@ def run(
   with files.lock(workdir):
     found, messages = _collect(
       workdir / "text", texts, names=list(options.names), count=options.count,
-      size_bytes=options.size_bytes, least_bytes=options.least_bytes,
+      size_bytes=options.size_bytes, min_bytes=options.min_bytes,
       validation_percent=config.data.validation_percent,
     )
     for name, text in found.items():
@@ -282,8 +282,9 @@ def _collect(
   path = folder / COLLECTED
   if path.exists():
     collected = kinds.read_manifest(path)
+    old = {tree.RENAMED.get(k, k): v for k, v in collected.options.items()}
     for name, value in options.items():
-      found = collected.options.get(name)
+      found = old.get(name)
       if found != value:
         raise ValueError(
           f"{path} has text that was collected with {name}={found}, not "
@@ -295,7 +296,7 @@ def _collect(
   if len(found) < 2:
     raise ValueError(
       f"config.kinds.names: this machine has enough text of {len(found)} kinds "
-      "only; lower config.kinds.least_bytes"
+      "only; lower config.kinds.min_bytes"
     )
   written = kinds.write_corpora(found, folder)
   records.write_json(path, {  # last: it makes the files complete

@@ -75,5 +75,5 @@ class Context:
     if self.sync is None:
       raise ValueError(
         f"config.sync is missing: config.model.name={model!r} needs it "
-        "(caatnet/config/schema/sync.py)"
+        "(caatnet/schema/sync.py)"
       )

@@ -26,16 +26,16 @@ from caatnet.config.memory import (
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS, Inner
 from caatnet.config.outer import OUTER
-from caatnet.config.schema import fields, tree
-from caatnet.config.schema.inference import Inference
-from caatnet.config.schema.memory import PLACEMENT, Memory
-from caatnet.config.schema.parallel import Parallel, Pipeline
-from caatnet.config.schema.train import Elastic, Train
 from caatnet.config.zero import Zero, build_zero
 from caatnet.data.protocol import Data
 from caatnet.data.text import TextData
 from caatnet.models.protocol import Model
 from caatnet.program import Layout, Program
+from caatnet.schema import fields, tree
+from caatnet.schema.inference import Inference
+from caatnet.schema.memory import PLACEMENT, Memory
+from caatnet.schema.parallel import Parallel, Pipeline
+from caatnet.schema.train import Elastic, Train
 from caatnet.stages import Stages
 from caatnet.train import records, tokenizer
 from caatnet.train.experiment import Experiment
@@ -45,6 +45,7 @@ from parallel.base.naming import naming
 from parallel.kernels import selection
 from parallel.ledger import compiler_options
 from parallel.memory.offload import ON_DEVICE
+from parallel.outer.joining import adapted
 from parallel.plans.pipeline import builders
 
 _SECTIONS = (
@@ -108,7 +109,7 @@ def build(
     "outer", OUTER, config.outer, program, config.seed
   )
   if "elastic" in config:  # also without a coordinator, to read checkpoints
-    outer = outer.coming_and_going()
+    outer = adapted(outer).elastic()
   return Experiment(
     config=json.loads(config.to_json()),
     program=program,
@@ -311,7 +312,7 @@ def _pipeline(config: ml_collections.ConfigDict) -> Pipeline | None:
   if "pipeline" not in config:
     raise ValueError(
       f"config.parallel.stage={config.parallel.stage}: config.pipeline is "
-      "missing (caatnet/config/schema/parallel.py)"
+      "missing (caatnet/schema/parallel.py)"
     )
   return tree.section_of("pipeline", config.pipeline)
 

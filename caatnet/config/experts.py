@@ -11,8 +11,8 @@ import ml_collections
 import numpy as np
 
 from caatnet.config import experiments, inference, sections, serving
-from caatnet.config.schema import tree
-from caatnet.config.schema.experts import Experts as Options
+from caatnet.schema import tree
+from caatnet.schema.experts import Experts as Options
 from caatnet.serving.engine.device_weights import DeviceWeights
 from caatnet.serving.engine.expert_weights import ExpertWeights
 from caatnet.serving.experts import INDEX, WHOLE, Library
@@ -22,7 +22,7 @@ from caatnet.serving.scheduler.policies.experts import Experts
 from caatnet.serving.server.catalog import Catalog, Change, unchangeable
 from caatnet.serving.server.served import Served
 from caatnet.train import records, tokenizer
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 from parallel.plans.placement.slots import Slots
 
 # Largest share of a device's free memory for slots; the rest is for the cache.
@@ -52,10 +52,10 @@ def build(
   chosen = sections.call(
     "serving", lambda section: ServingOptions(**vars(section)), config.serving
   )
-  one_of("serving.policy", chosen.policy, ("experts",))
+  known("serving.policy=", chosen.policy, ("experts",))
   library = _opened(config, options)
   for name in options.pinned:
-    one_of("experts.pinned", name, library.names)
+    known("experts.pinned=", name, library.names)
   made = _built(library, config, requested_mesh)
   device = DeviceWeights(made.program, made.layers_apart, made.coded)
   num_devices = made.program.layout.mesh.size

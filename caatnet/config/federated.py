@@ -9,8 +9,6 @@ import ml_collections
 import numpy as np
 
 from caatnet.config import experiments
-from caatnet.config.schema import fields, tree
-from caatnet.config.schema.federated import Federated
 from caatnet.federated import (
   arithmetic,
   flower,
@@ -21,6 +19,8 @@ from caatnet.federated import (
 from caatnet.federated.client import Codecs, Trainer
 from caatnet.federated.local import LocalTrainer, Vectors
 from caatnet.federated.server import Rules
+from caatnet.schema import fields, tree
+from caatnet.schema.federated import Federated
 from caatnet.train.experiment import Experiment
 from parallel.base.naming import naming
 

@@ -12,8 +12,6 @@ from caatnet.config import experiments, nanobatches, sections
 from caatnet.config.data import DATA
 from caatnet.config.model import check_positions
 from caatnet.config.override import override
-from caatnet.config.schema import inference as schema
-from caatnet.config.schema import tree
 from caatnet.config.zero import Zero
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.scoring import Scorer
@@ -22,6 +20,8 @@ from caatnet.models.nanobatches import Nanobatches
 from caatnet.models.paged import CacheShape, CacheSizes
 from caatnet.models.protocol import continues_text
 from caatnet.program import Program
+from caatnet.schema import inference as schema
+from caatnet.schema import tree
 from caatnet.train.checkpoint import export
 from parallel.base import files
 from parallel.kernels.paged_attention import api

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 import ml_collections
 
-from caatnet.config.schema import optimizer as schema
-from caatnet.config.schema import tree
-from caatnet.config.schema.memory import PLACEMENT, Memory
+from caatnet.schema import optimizer as schema
+from caatnet.schema import tree
+from caatnet.schema.memory import PLACEMENT, Memory
 from caatnet.train.update import STATE, DeviceUpdate, HostUpdate
 from parallel.base import schema as files
 from parallel.memory.host_optimizer import AdamW

@@ -1,20 +1,21 @@
 """Builders of ``config.model`` by selector."""
 
+from typing import Any
+
 from caatnet.config import sections
 from caatnet.config.context import Context
-from caatnet.config.schema import model as schema
 from caatnet.config.sync import Sync, build_sync, kernels_of_norms
-from caatnet.data.graphs.data import GraphData
 from caatnet.data.images import ImageData
 from caatnet.models.convolutional import ConvolutionalModel
-from caatnet.models.graph import LAYERS, GraphModel
+from caatnet.models.protocol import Model
 from caatnet.models.recurrent import RecurrentConfig, RecurrentModel
 from caatnet.models.squeezenet import SqueezeNet
 from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.models.transformer.positions import parse_scaling
-from parallel.base.naming import one_of
+from caatnet.schema import model as schema
+from parallel.base.checks import known
 
 
 def transformer(
@@ -30,26 +31,33 @@ def transformer(
   Raises:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
-  one_of("attention", section.attention, attentions.IMPLEMENTATIONS)
-  context.check_language("transformer")
+  known("attention=", section.attention, attentions.IMPLEMENTATIONS)
+  sync, fields = _stack("transformer", section, context)
   check_positions("data.seq_len", context.data.seq_len, section.max_positions)
-  sync: Sync = sections.call(
-    "sync", build_sync, context.sync, context, section.num_layers, section.remat
-  )
-  # Fields of the model's config that are not keys of its section.
-  derived = {
-    "syncs": sync.policies,
+  fields |= {
     "rope_scaling": parse_scaling(section.rope_scaling),
     "attention": attentions.resolve(
       section.attention, context.platform, section.dtype, context.data.seq_len,
       section.head_width or section.width // section.num_heads,
     ),
-    "kernels": kernels_of_norms(context, sync),
     "carry": sync.carry,
   }
   return TransformerModel(
-    TransformerConfig(**vars(section) | derived), context.tensor, context.stage
+    TransformerConfig(**fields), context.tensor, context.stage
   )
+
+
+def _stack(
+  model: str, section: schema.Stack, context: Context
+) -> tuple[Sync, dict[str, Any]]:
+  """Returns sync policies and the fields common to all `StackConfig`."""
+  context.check_language(model)
+  sync: Sync = sections.call(
+    "sync", build_sync, context.sync, context, section.num_layers, section.remat
+  )
+  return sync, vars(section) | {
+    "syncs": sync.policies, "kernels": kernels_of_norms(context, sync),
+  }
 
 
 def check_positions(key: str, length: int, most: int) -> None:
@@ -78,15 +86,10 @@ def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:
   Raises:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
-  context.check_language("recurrent")
-  sync: Sync = sections.call(
-    "sync", build_sync, context.sync, context, section.num_layers, section.remat
+  _, fields = _stack("recurrent", section, context)
+  return RecurrentModel(
+    RecurrentConfig(**fields), context.tensor, context.stage
   )
-  config = RecurrentConfig(
-    **vars(section), syncs=sync.policies,
-    kernels=kernels_of_norms(context, sync),
-  )
-  return RecurrentModel(config, context.tensor, context.stage)
 
 
 def convolutional(
@@ -129,7 +132,7 @@ def squeezenet(section: schema.SqueezeNet, context: Context) -> SqueezeNet:
   )
 
 
-def graph(section: schema.Graph, context: Context) -> GraphModel:
+def graph(section: schema.Graph, context: Context) -> Model:
   """Builds a graph network.
 
   Args:
@@ -139,8 +142,12 @@ def graph(section: schema.Graph, context: Context) -> GraphModel:
   Raises:
     ValueError: If a value is not allowed, or requires tensor parallelism.
   """
+  # Other runs do not load the packages of graphs.
+  from caatnet.data.graphs.data import GraphData
+  from caatnet.models.graph import LAYERS, GraphModel
+
   context.check_unshared("graph", "graphs", GraphData)
-  one_of("layer", section.layer, tuple(LAYERS))
+  known("layer=", section.layer, tuple(LAYERS))
   return GraphModel(
     **vars(section),
     num_features=context.data.num_features,

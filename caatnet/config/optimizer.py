@@ -5,7 +5,7 @@ from typing import Any
 
 import optax
 
-from caatnet.config.schema import optimizer as schema
+from caatnet.schema import optimizer as schema
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Builders of ``config.outer``: outer loops.
 
-`caatnet.config.schema.outer` declares the keys of each algorithm.
+`caatnet.schema.outer` declares the keys of each algorithm.
 """
 
 import functools
@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import optax
 
-from caatnet.config.schema import outer as schema
 from caatnet.program import Program, is_spec
+from caatnet.schema import outer as schema
 from caatnet.train.norms import worker_norms
 from parallel.outer import health
 from parallel.outer.base import OuterLoop

@@ -6,7 +6,7 @@ from typing import Any
 
 import ml_collections
 
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 
 # Name of a section -> choice -> the whole section.
 Sections = Mapping[str, Mapping[str, Any]]

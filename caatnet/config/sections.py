@@ -7,7 +7,7 @@ the functions here replace these by the config keys that a user can change.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from caatnet.config.schema import fields, tree
+from caatnet.schema import fields, tree
 from parallel.base.naming import naming
 
 

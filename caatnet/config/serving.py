@@ -13,10 +13,10 @@ import ml_collections
 from caatnet.config import inference, sections
 from caatnet.config.inference import Inference
 from caatnet.config.override import override
-from caatnet.config.schema import tree
 from caatnet.inference import buckets
 from caatnet.inference.decoder import Decoder
 from caatnet.program import Program
+from caatnet.schema import tree
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine import warm_up

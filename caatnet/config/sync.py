@@ -9,8 +9,8 @@ from etils import epy
 import jax
 
 from caatnet.config.context import Context
-from caatnet.config.schema import sync as schema
-from parallel.base.naming import one_of
+from caatnet.schema import sync as schema
+from parallel.base.checks import known
 from parallel.collectives import Reduction
 from parallel.kernels import evidence
 from parallel.tensor.partial_sync import (
@@ -121,8 +121,9 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
   """Returns a route; for "schedule:NAME" the function that runs it."""
   kind, _, name = route.partition(":")
   if kind != "schedule":
-    schedules = (f"schedule:{name}" for name in builders.BUILDERS)
-    one_of("route", route, (*PROJECTION_ROUTES, *schedules))
+    if route not in PROJECTION_ROUTES:
+      schedules = (f"schedule:{name}" for name in builders.BUILDERS)
+      known("route=", route, (*PROJECTION_ROUTES, *schedules))
     if topology:
       raise ValueError(
         f"topology={topology!r} has no effect with route={route!r}, which is "

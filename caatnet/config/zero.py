@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from caatnet.config.schema import zero as schema
+from caatnet.schema import zero as schema
 from parallel.plans.zero import partition
 from parallel.plans.zero.partition import Partition
 

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.config.schema.data import Images
 from caatnet.data import pipeline
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.protocol import Dataset
 from caatnet.data.sources import split_place
+from caatnet.schema.data import Images
 from parallel.base.arrays import read_npz
 
 Examples = dict[str, np.ndarray]

@@ -29,7 +29,7 @@ from parallel.base import schema
 SHORTEST, LONGEST = 200, 16 * 1024
 # A held-out document is left out if more than this share of its lines, weighted
 # by length, is in training documents: licences and changelogs repeat texts.
-MOST_REPEATED = 0.5
+MAX_REPEATED = 0.5
 
 _EXCLUDED = frozenset(("__pycache__", ".git", "test", "tests", "idle_test"))
 
@@ -155,7 +155,7 @@ def read(
     is_held = 100 * sources.split_place(document) < validation_percent
     (held if is_held else train).append(document)
   lines = {line for document in train for line in document.splitlines()}
-  held = [x for x in held if repeated(x, lines) <= MOST_REPEATED]
+  held = [x for x in held if repeated(x, lines) <= MAX_REPEATED]
   return _text(train, held)
 
 
@@ -171,7 +171,7 @@ def repeated(document: bytes, lines: set[bytes]) -> float:
 
 
 def available(
-  names: Sequence[str], count: int, size_bytes: int, least_bytes: int,
+  names: Sequence[str], count: int, size_bytes: int, min_bytes: int,
   validation_percent: float, kinds: Mapping[str, Kind] | None = None,
 ) -> tuple[dict[str, Text], list[str]]:
   """Reads the first kinds that have enough text on this machine.
@@ -180,7 +180,7 @@ def available(
     names: Names of kinds, in order of preference.
     count: Number of kinds.
     size_bytes: Size of each kind's text.
-    least_bytes: Smallest size of a kind's training text; its held-out text must
+    min_bytes: Smallest size of a kind's training text; its held-out text must
       have at least `validation_percent` / 4 percent of it.
     validation_percent: Expected share of held-out documents, in percent.
     kinds: The kinds by name; None for `KINDS`.
@@ -196,15 +196,15 @@ def available(
     if len(found) == count:
       break
     text = read(kinds[name], size_bytes, validation_percent)
-    least_held = least_bytes * validation_percent / 400
-    if sum(map(len, text.train)) >= least_bytes and (
-      sum(map(len, text.validation)) >= least_held
+    min_held = min_bytes * validation_percent / 400
+    if sum(map(len, text.train)) >= min_bytes and (
+      sum(map(len, text.validation)) >= min_held
     ):
       found[name] = text
     else:
       messages.append(
         f"kind {name!r} is left out: this machine has {text.describe()}, fewer "
-        f"than {least_bytes / 1e3:,.0f} kB or {least_held / 1e3:,.0f} kB held "
+        f"than {min_bytes / 1e3:,.0f} kB or {min_held / 1e3:,.0f} kB held "
         "out"
       )
   return found, messages

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.config.schema.data import Text
 from caatnet.data import baselines, encoding, pipeline, sources, tokenizers
 from caatnet.data.protocol import Dataset
+from caatnet.schema.data import Text
 
 _Losses = Callable[[], dict[str, float]]
 _XZ = "xz (this text alone)"

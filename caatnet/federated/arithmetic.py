@@ -18,7 +18,7 @@ from parallel.outer import health
 
 OPTIMIZERS = ("fedavg", "fedavgm", "fedadam")
 # Least number of norms with outliers: of two, either may be the wrong one.
-_LEAST_JUDGED = 3
+_MIN_JUDGED = 3
 
 
 def optimizer(
@@ -62,7 +62,7 @@ class VectorArithmetic:
     """Compiles the programs, so that rounds measure no compilation."""
     zeros = np.zeros_like(params)
     self.update(zeros, self.init(params), params)
-    self.healthy([1.0] * _LEAST_JUDGED)
+    self.healthy([1.0] * _MIN_JUDGED)
     self.publish(zeros)
 
   def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -95,7 +95,7 @@ class VectorArithmetic:
     # Norms above float32's range become infinite, and unhealthy.
     with np.errstate(over="ignore"):
       found = padded.astype(np.float32)
-    judged = np.isfinite(found).sum() >= _LEAST_JUDGED
+    judged = np.isfinite(found).sum() >= _MIN_JUDGED
     factor = self._factor if judged else 0.0
     return health.healthy(found, factor).tolist()[: len(norms)]
 

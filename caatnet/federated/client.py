@@ -225,7 +225,7 @@ class Client:
     ) as sock:
       channel = Channel(
         sock, messages.FROM_SERVER, _SILENCE_S, ends_silent=True,
-        most_waiting=messages.most_waiting(size),
+        max_waiting=messages.max_waiting(size),
       )
       assembler = messages.Assembler(size + 4096)
 

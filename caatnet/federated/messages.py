@@ -167,13 +167,13 @@ class Received(NamedTuple):
 class Assembler:
   """Joins the parts of vectors; for one connection."""
 
-  def __init__(self, most_bytes: int) -> None:
+  def __init__(self, max_bytes: int) -> None:
     """Creates an assembler.
 
     Args:
-      most_bytes: Largest size of all vectors of a message. Sizes are untrusted.
+      max_bytes: Largest size of all vectors of a message. Sizes are untrusted.
     """
-    self._most_bytes = most_bytes
+    self._max_bytes = max_bytes
     self._message: Any = None
     self._data = bytearray()
     self._expected = False  # whether a message with vectors was asked for
@@ -227,9 +227,9 @@ class Assembler:
     elif hasattr(message, "sizes"):
       if self._message is not None:
         raise FrameError(f"a {type(message).__name__} before the last part")
-      if sum(message.sizes) > self._most_bytes:
+      if sum(message.sizes) > self._max_bytes:
         raise FrameError(
-          f"{sum(message.sizes):,} bytes; the limit is {self._most_bytes:,}"
+          f"{sum(message.sizes):,} bytes; the limit is {self._max_bytes:,}"
         )
       self._message = message
     else:
@@ -255,7 +255,7 @@ def send(channel: Channel, message: Any, vectors: tuple[bytes, ...]) -> None:
     channel.send(Part(data[place:place + PART_BYTES]))
 
 
-def most_waiting(num_bytes: int) -> int:
+def max_waiting(num_bytes: int) -> int:
   """Returns the length of a queue for two vectors and some messages."""
   return 2 * -(-num_bytes // PART_BYTES) + 64
 

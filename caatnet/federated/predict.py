@@ -14,7 +14,7 @@ Example:
   >>> rules = Rules(
   ...   clients=4, per_round=4, rounds=1, digest="", seed=0, sampling="uniform",
   ...   weights="equal", stragglers="wait", deadline_s=60, reconnect_s=10,
-  ...   patience=0, least_gain=0,
+  ...   patience=0, min_gain=0,
   ... )
   >>> rows = predict.predict(
   ...   rules, links.of_clients(("5g-40mhz",), 4),

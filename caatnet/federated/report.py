@@ -8,7 +8,7 @@ from caatnet.federated.links import Link
 from parallel.base import plot
 from parallel.base.report import Column, Report, Table
 
-_MOST_ROWS = 48
+_MAX_ROWS = 48
 _TIMES = ("t_a", "t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")
 _NUMBERS = (*_TIMES, "bytes_down", "bytes_up", "payload_up")
 
@@ -55,7 +55,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
   Args:
     rows: `service.Service.rows`.
   """
-  long = len(rows) > _MOST_ROWS
+  long = len(rows) > _MAX_ROWS
   title = "times of each client, medians" if long else "times of each round"
   shown = _medians(rows) if long else rows
   # The sum is shown where clocks differ.

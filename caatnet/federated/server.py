@@ -59,9 +59,9 @@ from caatnet.federated.state import (
   replaced,
 )
 
-_MOST_LOST = 5  # lost connections in a round, after which a client is lost
-_LEAST_LOSS = -1e-3  # zero, with the rounding of a cross-entropy
-_MOST_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
+_MAX_LOST = 5  # lost connections in a round, after which a client is lost
+_MIN_LOSS = -1e-3  # zero, with the rounding of a cross-entropy
+_MAX_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
 
 
 class Arithmetic(Protocol):
@@ -226,10 +226,10 @@ def _hello(
       f"client {hello.client} has revision {hello.revision}, but the newest "
       f"one is {state.revision}: it belongs to another run"
     )
-  elif hello.examples > rules.most_examples:
+  elif hello.examples > rules.max_examples:
     reason = (
       f"client {hello.client} reports {hello.examples:,} examples, but may "
-      f"have at most most_examples={rules.most_examples:,}: raise this key if "
+      f"have at most max_examples={rules.max_examples:,}: raise this key if "
       "the number is right"
     )
   if reason:
@@ -325,7 +325,7 @@ def _update(
     state = _refuse(state, update, "not sampled", effects)
   elif update.delta.shape != state.params.shape:
     state = _refuse(state, update, "of another size", effects)
-  elif update.validated > rules.most_examples:
+  elif update.validated > rules.max_examples:
     state = _refuse(state, update, "of too many examples", effects)
   elif not math.isfinite(norm):
     state = _refuse(state, update, "not finite", effects)
@@ -339,13 +339,13 @@ def _update(
 def _gone(
   state: Server, client: int, time: float, rules: Rules, effects: list[Any]
 ) -> Server:
-  """Counts a lost connection; after `_MOST_LOST`, the client is lost."""
+  """Counts a lost connection; after `_MAX_LOST`, the client is lost."""
   member = state.members[client]
   missed = state.started is not None and client in _unanswered(state)
   state = replaced(
     state, client, connected=False, since=time, lost=member.lost + missed
   )
-  if missed and member.lost + 1 >= _MOST_LOST:
+  if missed and member.lost + 1 >= _MAX_LOST:
     state = _refuse(
       state, Ready(client, state.round), "interrupted too often", effects
     )
@@ -498,7 +498,7 @@ def _end(
   loss = _mean_loss([c.update for c in received], arithmetic, effects)
   if kept:
     state = _merge(state, kept, factors, rules, arithmetic)
-  if sum(factors) > _MOST_SUM:
+  if sum(factors) > _MAX_SUM:
     effects.append(Warned(
       f"coefficients of round {state.round} sum to {sum(factors):.2f} instead "
       f"of 1: with sampling={rules.sampling!r} and unequal weights, training "
@@ -521,7 +521,7 @@ def _end(
       effects.append(Abandon(client, state.round))
       state = replaced(state, client, working=-1)
   if not math.isnan(loss):
-    better = loss < state.best - rules.least_gain
+    better = loss < state.best - rules.min_gain
     state = dataclasses.replace(
       state, best=loss if better else state.best,
       stale=0 if better else state.stale + 1,
@@ -615,7 +615,7 @@ def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
   if len(weights) > 1 and share > (0.9 if len(weights) == 2 else 0.5):
     effects.append(Warned(
       f"client {most} reports {weights[most]:,.0f} examples, {share:.1%} of "
-      "all, so its updates determine the model: lower most_examples to refuse "
+      "all, so its updates determine the model: lower max_examples to refuse "
       "such numbers, or set weights='equal' to ignore them"
     ))
 
@@ -653,7 +653,7 @@ def _mean_loss(
   """
   said = [u for u in updates if u.validated > 0 and math.isfinite(u.loss)]
   healthy = arithmetic.healthy([
-    u.loss if u.loss >= _LEAST_LOSS else math.nan for u in said
+    u.loss if u.loss >= _MIN_LOSS else math.nan for u in said
   ])
   effects += [
     Refused(

@@ -41,7 +41,7 @@ from parallel.peers.transport.listener import Listener, Offer
 
 STATE, METRICS = "server.npz", "metrics.jsonl"
 _TICK_S = 0.05
-_MOST_EVENTS = 1024
+_MAX_EVENTS = 1024
 _REPORT_AFTER_S = 2.0  # of waiting without a change
 _FINISH_S = 5.0  # for clients to close their connections at the end
 
@@ -96,7 +96,7 @@ class Service:
     self._silence_s, self._say = silence_s, say
     self.workdir = workdir
     self._events: queue.Queue[tuple[Channel, Id, Any]] = queue.Queue(
-      _MOST_EVENTS
+      _MAX_EVENTS
     )
     self._assemblers: dict[Channel, messages.Assembler] = {}
     self._channels: dict[int, Channel] = {}
@@ -179,7 +179,7 @@ class Service:
     size = self.state.params.nbytes
     channel = Channel(
       sock, messages.FROM_CLIENT, self._silence_s, ends_silent=True,
-      most_waiting=messages.most_waiting(size),
+      max_waiting=messages.max_waiting(size),
     )
     # A code may be longer than float32, by scales of a padded block.
     assembler = messages.Assembler(size + 4096)

@@ -19,7 +19,9 @@ from parallel.base.arrays import read_npz
 
 _SCALARS = ("round", "revision", "started", "best", "stale", "finished")
 # Rules that a resumed run may change.
-_FREE = ("rounds", "reconnect_s", "hang_s", "most_examples")
+_FREE = ("rounds", "reconnect_s", "hang_s", "max_examples")
+# Former names of rules -> their names now.
+_RENAMED = {"least_gain": "min_gain", "most_examples": "max_examples"}
 
 
 def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
@@ -109,12 +111,12 @@ def _check_rules(
   path: pathlib.Path, old: Mapping[str, Any], rules: Rules
 ) -> None:
   """Raises ValueError if a run would continue with other rules."""
-  # An older run lacks rules that have a default.
+  # An older run lacks rules that have a default, and has former names.
   missing = dataclasses.MISSING
   old = {
     f.name: f.default for f in dataclasses.fields(rules)
     if f.default is not missing
-  } | dict(old)
+  } | {_RENAMED.get(name, name): value for name, value in old.items()}
   for name, value in dataclasses.asdict(rules).items():
     if old.get(name) != value and name not in _FREE:
       raise ValueError(

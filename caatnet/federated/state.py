@@ -30,8 +30,8 @@ class Rules:
     reconnect_s: Seconds without a connection until a client is lost.
     patience: Rounds without a lower validation loss until the run stops; 0 for
       no early stopping.
-    least_gain: Smallest decrease of the loss that counts, in nats.
-    most_examples: Largest number of examples that a client may have.
+    min_gain: Smallest decrease of the loss that counts, in nats.
+    max_examples: Largest number of examples that a client may have.
     downlinks_at_once: Number of clients that receive models at once; 0 for all.
     uplinks_at_once: Number of clients that send updates at once; 0 for all.
     compensation: Norm of the correction of a late update for its delay,
@@ -49,12 +49,12 @@ class Rules:
   deadline_s: float
   reconnect_s: float
   patience: int
-  least_gain: float
+  min_gain: float
   downlinks_at_once: int = 0
   uplinks_at_once: int = 0
   compensation: float = 0.0
   hang_s: float = math.inf
-  most_examples: int = 10**9
+  max_examples: int = 10**9
 
   @property
   def limit_s(self) -> float:

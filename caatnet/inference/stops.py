@@ -119,7 +119,7 @@ class Ending:
     self._strings = StopStrings(stops.strings)
 
   @property
-  def most_tokens(self) -> int:
+  def max_tokens(self) -> int:
     """Maximum number of drawn tokens."""
     return min(self._stops.max_tokens, self._room)
 

@@ -41,13 +41,13 @@ class Transcript:
     )
 
   @property
-  def most_tokens(self) -> int:
+  def max_tokens(self) -> int:
     """Maximum number of drawn tokens."""
-    return self._ending.most_tokens
+    return self._ending.max_tokens
 
   def num_pages(self, page_size: int) -> int:
     """Returns the number of pages of the prompt and longest continuation."""
-    return -(-(self._num_before + self.most_tokens) // page_size)
+    return -(-(self._num_before + self.max_tokens) // page_size)
 
   @property
   def ended(self) -> bool:

@@ -39,7 +39,7 @@ PHASES = ("prefill", "decode")
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class DecodingStep:
   """Inference step.
 
   Attributes:
@@ -59,13 +59,13 @@ class Step:
   nanobatches: Nanobatches | None = None
 
   @property
-  def sizes(self) -> inference.Step:
+  def sizes(self) -> inference.ModelStep:
     """Sizes of the data that a replica reads in the step."""
     capacity = self.capacity
     context = capacity.context
     if self.phase == "decode":
-      return inference.Step(capacity.batch, 1, context)
-    return inference.Step(1, min(capacity.chunk, context), context)
+      return inference.ModelStep(capacity.batch, 1, context)
+    return inference.ModelStep(1, min(capacity.chunk, context), context)
 
   @property
   def replicas_per_device(self) -> int:
@@ -166,7 +166,7 @@ class Built(Protocol):
     ...
 
 
-def step_of(phase: str, built: Built) -> Step:
+def step_of(phase: str, built: Built) -> DecodingStep:
   """Returns the step of a phase of the inference that a config describes.
 
   Raises:
@@ -178,14 +178,14 @@ def step_of(phase: str, built: Built) -> Step:
       f"--phase={phase} supports only models with a cache of keys and values: "
       f"{type(built.program.model).__name__} keeps a state per sequence"
     )
-  return Step(
+  return DecodingStep(
     phase, built.program, built.abstract_weights(), built.capacity,
     built.cache_shape, built.nanobatches,
   )
 
 
 def analyse(
-  step: Step,
+  step: DecodingStep,
   target: Target,
   compiler_options: Mapping[str, bool | str] | None = None,
 ) -> dict[str, Any]:
@@ -244,7 +244,9 @@ def analyse(
   return result
 
 
-def _check_in_place(step: Step, target: Target, uses: in_place.Uses) -> None:
+def _check_in_place(
+  step: DecodingStep, target: Target, uses: in_place.Uses
+) -> None:
   """Raises ValueError if the program copies or slices the cache."""
   on_cpu = target.devices[0].platform == "cpu"
   faults = uses.faults if on_cpu else uses.faults + uses.widened
@@ -261,7 +263,7 @@ def _readable(name: str) -> str:
   return ledger.place(name)[2]
 
 
-def _formula(step: Step, made: CompiledProgram) -> list[dict[str, Any]]:
+def _formula(step: DecodingStep, made: CompiledProgram) -> list[dict[str, Any]]:
   """Compares bytes of the closed formula with those of both ledgers."""
   formula = step.formula()
   axis = step.program.layout.tensor.name
@@ -281,7 +283,8 @@ def _formula(step: Step, made: CompiledProgram) -> list[dict[str, Any]]:
 
 
 def _schedule(
-  step: Step, made: CompiledProgram, arrays: list[hlo.Shape], gathers: bool
+  step: DecodingStep, made: CompiledProgram, arrays: list[hlo.Shape],
+  gathers: bool,
 ) -> dict[str, Any]:
   """Returns the schedule, and bounds of its time with and without latency."""
   hardware, dtype = made.target.hardware, step.program.model.dtype
@@ -395,7 +398,7 @@ def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
 
 
 def _kernel_reads(
-  step: Step, module: hlo.Module, arrays: list[hlo.Shape]
+  step: DecodingStep, module: hlo.Module, arrays: list[hlo.Shape]
 ) -> dict[tuple[int, ...], float]:
   """Returns dims -> bytes that a kernel reads of each cache array.
 
@@ -414,7 +417,7 @@ def _kernel_reads(
   }
 
 
-def _piece_share(step: Step) -> float:
+def _piece_share(step: DecodingStep) -> float:
   """Returns the mean share of the step's positions that a nano-batch reads.
 
   Pieces of decodes read each context once. A piece of a chunk also reads the

@@ -59,7 +59,7 @@ _FIXED = {
 _LAYERS = ("full_attention", "sliding_attention")
 _LARGEST = sys.float_info.max
 # Largest sizes: of a dim, of the number of heads or layers, and of positions.
-_MOST, _MOST_HEADS, _MOST_POSITIONS = 2**24, 2**14, 2**31 - 1
+_MOST, _MAX_HEADS, _MAX_POSITIONS = 2**24, 2**14, 2**31 - 1
 
 
 def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -95,8 +95,8 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if found not in (None, value):
       allowed = "not supported" if value is None else f"{value!r} only"
       reader.wrong.append(f"{key}={_short(found)}: {allowed}")
-  heads = reader.count("num_attention_heads", most=_MOST_HEADS)
-  num_layers = reader.count("num_hidden_layers", most=_MOST_HEADS)
+  heads = reader.count("num_attention_heads", most=_MAX_HEADS)
+  num_layers = reader.count("num_hidden_layers", most=_MAX_HEADS)
   section: dict[str, Any] = {
     "vocab_size": reader.count("vocab_size"),
     "width": (width := reader.count("hidden_size")),
@@ -183,7 +183,7 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
     return 0
   if family.window == "choose" and not fields.get("use_sliding_window", False):
     return 0
-  window = reader.count("sliding_window", 4096, _MOST_POSITIONS)
+  window = reader.count("sliding_window", 4096, _MAX_POSITIONS)
   first = fields.get("max_window_layers", 28)
   kinds = fields.get("layer_types")
   if kinds is None and family.window == "choose":
@@ -250,7 +250,7 @@ def _positions(reader: _Reader) -> dict[str, Any]:
         inner.number("low_freq_factor"),
         inner.number("high_freq_factor"),
         inner.count(
-          "original_max_position_embeddings", most=_MOST_POSITIONS
+          "original_max_position_embeddings", most=_MAX_POSITIONS
         ),
       )
     case _:
@@ -265,13 +265,13 @@ def _most_positions(reader: _Reader, scaling: tuple[str | float, ...]) -> int:
   """Returns the length of the context; 0 if not given."""
   if reader.fields.get("max_position_embeddings") is None:
     return 0
-  most = reader.count("max_position_embeddings", most=_MOST_POSITIONS)
+  most = reader.count("max_position_embeddings", most=_MAX_POSITIONS)
   # Linear scaling multiplies it; with other kinds it is the scaled length.
   factor = float(scaling[1]) if scaling[:1] == ("linear",) else 1.0
-  if most * factor > _MOST_POSITIONS:
+  if most * factor > _MAX_POSITIONS:
     reader.wrong.append(
       f"max_position_embeddings={most} with a factor of {factor:g} must be at "
-      f"most {_MOST_POSITIONS}"
+      f"most {_MAX_POSITIONS}"
     )
     return most
   return int(most * factor)

@@ -37,7 +37,8 @@ from caatnet.train.checkpoint import export, slices
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 from parallel.base import files
-from parallel.base.naming import DTYPES, one_of
+from parallel.base.checks import known
+from parallel.base.naming import DTYPES
 
 ORIGIN = "huggingface.json"
 
@@ -224,7 +225,7 @@ def write_published(
   """
   model = experiment.program.model
   _check_dense(model)
-  one_of("dtype", dtype, ("", *DTYPES))
+  known("dtype=", dtype, ("", *DTYPES))
   tokens = tokenizer.load(workdir)
   origin = _read_origin(experiment, workdir)
   repeats = origin.get("repeats", 1)

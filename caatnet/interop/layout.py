@@ -19,7 +19,7 @@ from parallel.base.checks import divisors
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class PublishedTensor:
   """One published tensor of each layer or of the model.
 
   Attributes:
@@ -58,7 +58,7 @@ class Slot:
   """
 
   path: tuple[str, ...]
-  parts: tuple[Part, ...]
+  parts: tuple[PublishedTensor, ...]
   layers: int
   ranks: int
 
@@ -147,7 +147,7 @@ def slots(
 
   def projection(name, num_heads, cut, repeats, bias):
     rows = num_heads * d // repeats
-    return Part(
+    return PublishedTensor(
       f"self_attn.{name}_proj.{'bias' if bias else 'weight'}",
       (rows,) if bias else (rows, width), 0, cut * d,
       transposed=not bias, repeats=repeats, unit=d,
@@ -163,10 +163,10 @@ def slots(
 
   def matrix(name, size, cut, dim):
     shape = (size, width) if dim == 0 else (width, size)
-    return Part(f"{name}.weight", shape, dim, cut, transposed=True)
+    return PublishedTensor(f"{name}.weight", shape, dim, cut, transposed=True)
 
   def gain(name, size):
-    return (Part(f"{name}.weight", (size,)),)
+    return (PublishedTensor(f"{name}.weight", (size,)),)
 
   blocks = {
     "norm_1": gain("input_layernorm", width),
@@ -184,7 +184,7 @@ def slots(
   if config.qk_norm:
     blocks["query_norm"] = gain("self_attn.q_norm", d)
     blocks["key_norm"] = gain("self_attn.k_norm", d)
-  table = Part(
+  table = PublishedTensor(
     "model.embed_tokens.weight", (config.vocab_size, width), 0, vocab
   )
   others = {"embedding": (table,), "norm": gain("model.norm", width)}
@@ -205,7 +205,7 @@ def slots(
   return found
 
 
-def published(found: Sequence[Slot]) -> Iterator[tuple[str, Part]]:
+def published(found: Sequence[Slot]) -> Iterator[tuple[str, PublishedTensor]]:
   """Yields name and part of every published tensor of a model."""
   for slot in found:
     for layer in slot.rows():
@@ -244,7 +244,7 @@ def take_apart(slot: Slot, values: np.ndarray) -> list[np.ndarray]:
   return [_uncut(part, x) for part, x in zip(slot.parts, pieces, strict=True)]
 
 
-def _cut_shape(part: Part) -> tuple[int, ...]:
+def _cut_shape(part: PublishedTensor) -> tuple[int, ...]:
   """Returns the shape of one rank's shard of a part, in our dim order."""
   shape = list(part.shape)
   if part.dim is not None:
@@ -252,7 +252,7 @@ def _cut_shape(part: Part) -> tuple[int, ...]:
   return tuple(reversed(shape) if part.transposed else shape)
 
 
-def _cut(part: Part, ranks: int, x: np.ndarray) -> np.ndarray:
+def _cut(part: PublishedTensor, ranks: int, x: np.ndarray) -> np.ndarray:
   """Shards a published tensor into ``[R, ...]``, padded with zeros."""
   if part.dim is None:
     return x
@@ -269,7 +269,7 @@ def _cut(part: Part, ranks: int, x: np.ndarray) -> np.ndarray:
   return np.swapaxes(x, 1, 2) if part.transposed and part.dim == 0 else x
 
 
-def _uncut(part: Part, x: np.ndarray) -> np.ndarray:
+def _uncut(part: PublishedTensor, x: np.ndarray) -> np.ndarray:
   """Inverts `_cut`: removes padding and repeated heads."""
   if part.dim is None:
     return x

@@ -10,7 +10,8 @@ from caatnet.data.tokenizers import FILES, Tokenizer, load
 from caatnet.interop import families, layout, tensors
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.positions import parse_scaling
-from parallel.base.naming import DTYPES, one_of
+from parallel.base.checks import known
+from parallel.base.naming import DTYPES
 from parallel.tensor.partial_sync import PartialSync
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
@@ -69,7 +70,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
       a key is not supported; a file is damaged; or the tokenizer belongs to
       another model. The message lists all problems.
   """
-  one_of("dtype", dtype, ("", *DTYPES))
+  known("dtype=", dtype, ("", *DTYPES))
   fields = tensors.read_json(folder / "config.json")
   if not isinstance(fields, dict):
     raise ValueError(f"{folder / 'config.json'} is damaged: not an object")

@@ -1,9 +1,8 @@
 """Gated linear recurrence: a language model with a fixed-size state.
 
 Source: Hawk of De et al., "Griffin: Mixing Gated Linear Recurrences with Local
-Attention", arXiv 2402.19427. A layer has a recurrent block and a gated MLP. The
-block multiplies two branches of the normalised stream x and projects the
-product to the stream:
+Attention", arXiv 2402.19427. The unit of a layer multiplies two branches of the
+normalised stream x, and the product is projected to the stream:
 
     u_t = convolution of W_u x over the last K positions, channel by channel
     r_t = sigmoid(W_r u_t + b_r)               recurrence gate, equation 1
@@ -17,78 +16,30 @@ computed by an associative scan in float32. Heads are cut over tensor ranks, so
 everything between the column- and the row-parallel projection is rank-local.
 Deviations: the MLP is SwiGLU instead of GeGLU, and embeddings are not scaled.
 
-Shape legend: R = lanes (ranks outside shard_map), S = sequences, T = positions,
-N = heads of a rank, D = channels of a head, F = N D, K = width of the
-convolution, H = width of the stream.
+Shape legend: R = ranks, S = sequences, T = positions, N = heads of a rank, D =
+channels of a head, F = N D, K = width of the convolution.
 """
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flax import nnx
 import jax
-from jax import lax
 import jax.numpy as jnp
 
-from caatnet.models.lm.config import StackConfig, check_divides
-from caatnet.models.lm.layers import kept, swiglu
-from caatnet.models.lm.parameters import (
-  Bias,
-  Drawing,
-  Sharded,
-  Wide,
-  cut_columns,
-  cut_size,
+from caatnet.models.lm.config import check_divides
+from caatnet.models.lm.layers import kept
+from caatnet.models.lm.parameters import Bias, Sharded, Wide, cut_columns
+from caatnet.models.lm.stateful import (
+  StatefulConfig,
+  StatefulLanguageModel,
+  causal_convolution,
+  linear_recurrence,
 )
-from caatnet.models.lm.stateful import StatefulLanguageModel, StatefulModule
 from caatnet.models.paged import StateShape
-from parallel.axes import Axis
-from parallel.tensor.projections import column_parallel, row_parallel
-from parallel.tensor.stream import Stream
 
 _C = 8.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RecurrentConfig(StackConfig):
-  """Sizes of the model.
-
-  Attributes:
-    num_heads: Heads of all ranks; a multiple of the number of tensor ranks.
-    rnn_width: Channels of the recurrence; a multiple of ``num_heads``.
-    conv_width: K, the width of the causal convolution, at least 2.
-  """
-
-  num_heads: int
-  rnn_width: int
-  conv_width: int
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    heads = self.num_heads
-    check_divides(self.rnn_width, "rnn_width", heads, "model.num_heads")
-
-  @property
-  def layer_products(self) -> int:
-    """Number of weights of a layer in matrix products and convolutions."""
-    gates = 2 * self.rnn_width * self.rnn_width // self.num_heads
-    block = (3 * self.width + self.conv_width) * self.rnn_width + gates
-    return block + 3 * self.width * self.ffn_width
-
-  @property
-  def layer_params(self) -> int:
-    # Biases of convolution and gates, and rates; two gains.
-    return self.layer_products + 4 * self.rnn_width + 2 * self.width
-
-  @property
-  def num_slices(self) -> int:
-    return 9
-
-  def state_shapes(self, ranks: int) -> tuple[StateShape, StateShape]:
-    """Returns one rank's states: last inputs of the convolution, and h."""
-    channels = self.rnn_width // ranks
-    return StateShape((self.conv_width - 1, channels)), StateShape((channels,))
 
 
 class Unit(NamedTuple):
@@ -108,6 +59,25 @@ class Unit(NamedTuple):
   gates_bias: jax.Array
   rate: jax.Array
 
+  @classmethod
+  def draw(
+    cls, config: "RecurrentConfig", ranks: int, rngs: nnx.Rngs
+  ) -> "Unit":
+    """Draws the parameters of all ranks, variables ``[R, ...]``."""
+    channels, cut = config.rnn_width, config.rnn_width // ranks
+    d = channels // config.num_heads
+    taps = jax.random.normal(rngs.params(), (config.conv_width, channels))
+    gates = jax.random.normal(rngs.params(), (config.num_heads, d, 2 * d))
+    # a^c at r = 1 is uniform in [0.9, 0.999], as in the paper.
+    a = jax.random.uniform(rngs.params(), (channels,), minval=0.9, maxval=0.999)
+    return cls(
+      Sharded(cut_columns(taps / math.sqrt(config.conv_width), ranks, cut)),
+      Bias(jnp.zeros((ranks, cut))),
+      Sharded(gates.reshape(ranks, -1, d, 2 * d) / math.sqrt(d)),
+      Wide(jnp.zeros((ranks, 2 * cut))),
+      Wide(jnp.log(jnp.expm1(-jnp.log(a) / _C)).reshape(ranks, cut)),
+    )
+
   def __call__(
     self, y: jax.Array, states: tuple[jax.Array, jax.Array], written: jax.Array
   ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -117,121 +87,60 @@ class Unit(NamedTuple):
       y: ``[S, T, 2 F]``, the products W_g x and W_u x.
       states: The last inputs of the convolution ``[S, K - 1, F]`` and h ``[S,
         F]``, both float32.
-      written: bool ``[S, T]``; False for padding at the end of a sequence,
-        which leaves the states unchanged.
+      written: bool ``[S, T]``; False for padding.
 
     Returns:
       ``gelu(W_g x) h`` ``[S, T, F]``, and the states after the last written
       position.
     """
     window, h = states
-    size, length, dtype = self.conv.shape[0], y.shape[1], y.dtype
     gate, u = kept(*jnp.split(y, 2, axis=-1))
-    inputs = jnp.concatenate([window.astype(dtype), u], axis=1)
-    taps = self.conv.astype(dtype)[:, None, None]  # [K, 1, 1, F]
-    # [S, T, F]: position t reads inputs t - K + 1 to t.
-    u = self.conv_bias.astype(dtype)[None, None] + sum(
-      inputs[:, k : k + length] * taps[k] for k in range(size)
+    u, window = causal_convolution(
+      u, window, self.conv, self.conv_bias, written
     )
     heads = u.reshape(*u.shape[:2], *self.gates.shape[:2])
-    gates = jnp.einsum("stnd,nde->stne", heads, self.gates.astype(dtype))
+    gates = jnp.einsum("stnd,nde->stne", heads, self.gates.astype(y.dtype))
     bias = self.gates_bias.reshape(1, 1, *gates.shape[2:])
     gates = jax.nn.sigmoid(gates.astype(jnp.float32) + bias)
     r, i = (x.reshape(u.shape) for x in jnp.split(gates, 2, axis=-1))
     # Equations 3, 4 and 6; expm1 is exact where a is close to 1.
     log_a = -_C * r * jax.nn.softplus(self.rate)[None, None]
     b = jnp.sqrt(-jnp.expm1(2 * log_a)) * i * u
-    a = jnp.where(written[..., None], jnp.exp(log_a), 1.0)
-    b = jnp.where(written[..., None], b, 0.0)
-    # h_0 = a_0 h + b_0, so the initial state is folded into b_0.
-    b = b.at[:, 0].add(a[:, 0] * h)
-    # (a, b) stands for h -> a h + b; the operator composes two such maps.
-    _, all_h = lax.associative_scan(
-      lambda x, y: (x[0] * y[0], y[0] * x[1] + y[1]), (a, b), axis=1
-    )
-    # The K - 1 inputs that precede the first unwritten position.
-    window = jax.vmap(
-      lambda x, n: lax.dynamic_slice_in_dim(x, n, size - 1)
-    )(inputs, written.sum(axis=1, dtype=jnp.int32))
-    out = jax.nn.gelu(gate) * all_h.astype(dtype)
-    return out, (window.astype(jnp.float32), all_h[:, -1])
+    all_h = linear_recurrence(jnp.exp(log_a), b, h, written)
+    out = jax.nn.gelu(gate) * all_h.astype(y.dtype)
+    return out, (window, all_h[:, -1])
 
 
-class Block(nnx.Module):
-  """One layer: a recurrence and an MLP, each between parallel projections."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(StatefulConfig):
+  """Sizes of the model.
 
-  def __init__(
-    self, config: RecurrentConfig, axis: Axis, row_scales: jax.Array,
-    rngs: nnx.Rngs,
-  ) -> None:
-    self.config, self.axis = config, axis
-    ranks, width, channels = axis.size, config.width, config.rnn_width
-    cut, ffn = channels // ranks, cut_size(config.ffn_width, ranks)
-    draw = Drawing(config, ranks, rngs)
-    d = channels // config.num_heads
-    heads = (ranks, config.num_heads // ranks)
-    self.norm_1, self.norm_2 = (nnx.Param(jnp.ones(width)) for _ in range(2))
-    self.w_in = Sharded(draw.columns((channels, cut), (channels, cut)))
-    taps = jax.random.normal(rngs.params(), (config.conv_width, channels))
-    self.conv = Sharded(
-      cut_columns(taps / math.sqrt(config.conv_width), ranks, cut)
-    )
-    self.conv_bias = Bias(jnp.zeros((ranks, cut)))
-    gates = jax.random.normal(rngs.params(), (config.num_heads, d, 2 * d))
-    self.gates = Sharded(gates.reshape(*heads, d, 2 * d) / math.sqrt(d))
-    self.gates_bias = Wide(jnp.zeros((ranks, 2 * cut)))
-    # a^c at r = 1 is uniform in [0.9, 0.999], as in the paper.
-    a = jax.random.uniform(rngs.params(), (channels,), minval=0.9, maxval=0.999)
-    self.rate = Wide(jnp.log(jnp.expm1(-jnp.log(a) / _C)).reshape(ranks, cut))
-    self.w_out = Sharded(draw.rows(channels, cut, row_scales[0]))
-    mlp = config.ffn_width, ffn
-    self.w_gate_up = Sharded(draw.columns(mlp, mlp))
-    self.w_down = Sharded(draw.rows(*mlp, row_scales[1]))
+  Attributes:
+    rnn_width: Channels of the recurrence; a multiple of ``num_heads``.
+    conv_width: K, the width of the causal convolution, at least 2.
+  """
 
-  def __call__(
-    self, x: Stream, state: Any, syncs: Any, mix: Any
-  ) -> tuple[Stream, Any]:
-    """Applies recurrence and MLP; see `LanguageModule.block_type`."""
-    axis, norm = self.axis, (self.config.norm_eps, self.config.kernels)
-    unit = Unit(*(getattr(self, name)[...] for name in Unit._fields))
-    with jax.named_scope("recurrence"):
-      x, y = column_parallel(x, self.norm_1[...], self.w_in[...], *norm)
-      y, state = mix(unit, y, state)
-      x = x + row_parallel(y, self.w_out[...], axis, syncs[0], norm[1])
-      x, y = column_parallel(x, self.norm_2[...], self.w_gate_up[...], *norm)
-    with jax.named_scope("mlp"):
-      y = jax.vmap(swiglu)(*kept(*jnp.split(y, 2, axis=-1)))
-      x = x + row_parallel(y, self.w_down[...], axis, syncs[1], norm[1])
-    return x.resolved(), state
+  unit = Unit
+  rnn_width: int
+  conv_width: int
 
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    heads = self.num_heads
+    check_divides(self.rnn_width, "rnn_width", heads, "model.num_heads")
 
-class Recurrent(StatefulModule):
-  """Language module whose blocks are gated linear recurrences."""
+  @property
+  def columns(self) -> tuple[int, ...]:
+    return self.rnn_width, self.rnn_width
 
-  block_type = Block
+  def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
+    """Returns one rank's states: last inputs of the convolution, and h."""
+    channels = self.rnn_width // ranks
+    return StateShape((self.conv_width - 1, channels)), StateShape((channels,))
 
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentModel(StatefulLanguageModel):
-  """Recurrent language model; an example is int ``[T + 1]``.
-
-  Attributes:
-    config: Sizes, and sync policies of the row-parallel projections.
-
-  Raises:
-    ValueError: If the tensor ranks do not divide the heads.
-  """
+  """Recurrent language model; an example is int ``[T + 1]``."""
 
   config: RecurrentConfig
-  module_type = Recurrent
-
-  def __post_init__(self) -> None:
-    ranks, heads = self.tensor.size, self.config.num_heads
-    check_divides(heads, "num_heads", ranks, "parallel.tensor")
-
-  def flops(self, example: jax.ShapeDtypeStruct) -> float:
-    """Returns six FLOPs per weight in a matrix product and position."""
-    config = self.config
-    products = config.num_layers * config.layer_products
-    products += config.vocab_size * config.width
-    return 6.0 * products * (example.shape[-1] - 1)

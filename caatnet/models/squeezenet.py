@@ -44,7 +44,7 @@ _FIRES = (
 # Numbers of convolutions (1: the first one, 2: the first fire module) after
 # which a pooling follows.
 _POOLED = (1, 4, 8)
-_LEAST_SIDE = 21
+_MIN_SIDE = 21
 
 
 class Fire(nnx.Module):
@@ -88,10 +88,10 @@ class SqueezeNet(Modules):
   tensor: Axis
 
   def __post_init__(self) -> None:
-    if min(self.shape[:2]) < _LEAST_SIDE:
+    if min(self.shape[:2]) < _MIN_SIDE:
       raise ValueError(
         f"shape={self.shape}: SqueezeNet needs images of at least "
-        f"{_LEAST_SIDE} x {_LEAST_SIDE}; config.data.enlarge repeats pixels"
+        f"{_MIN_SIDE} x {_MIN_SIDE}; config.data.enlarge repeats pixels"
       )
 
   def _makers(self) -> dict[str, Any]:

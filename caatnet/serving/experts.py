@@ -28,7 +28,7 @@ import numpy as np
 from caatnet.serving import weights_file
 from caatnet.serving.weights_file import Header, WeightsFile
 from parallel.base import atomic, schema
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 
 INDEX = "experts.json"
 WHOLE = "whole"
@@ -179,10 +179,7 @@ class Library:
     Raises:
       ValueError: There is no such expert.
     """
-    if name not in self._entries:
-      raise ValueError(
-        f"expert {name!r} must be one of {', '.join(self._entries) or 'none'}"
-      )
+    known("expert ", name, self._entries)
     return self._entries[name]
 
   def read(self, name: str) -> Reader:
@@ -302,8 +299,8 @@ class Library:
         f"expert {name!r} must consist of letters, digits, '.', '_' and '-', "
         "and not be 'auto'"
       )
-    one_of("origin", about.origin, ORIGINS)
-    one_of("form", about.form, FORMS)
+    known("origin=", about.origin, ORIGINS)
+    known("form=", about.form, FORMS)
     with _locked(self.path):
       self.refresh()
       if (name in self._entries) != exists:
@@ -380,7 +377,7 @@ class Library:
 
   def _check(self, entry: Entry, file: WeightsFile, header: Header) -> None:
     """Checks form, tokenizer and parameters of an expert."""
-    one_of(f"{file.path}: form", _form(header), FORMS)
+    known(f"{file.path}: form=", _form(header), FORMS)
     if _form(header) != WHOLE:
       self._base(entry, header)
     reference, first = self._reference() or (entry.name, header)

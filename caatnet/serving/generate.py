@@ -111,11 +111,11 @@ class Generation:
     # The page tables are as wide as the longest sequence needs, so that there
     # is not one program per length.
     size = capacity.page_size
-    most_pages = bucket(
+    max_pages = bucket(
       max((t.num_pages(size) for t in self._transcripts), default=1),
       1, capacity.pages_per_sequence, 2,
     )
-    self._capacity = dataclasses.replace(capacity, context=most_pages * size)
+    self._capacity = dataclasses.replace(capacity, context=max_pages * size)
     self._schedulers = [
       _scheduler(decoder) for _ in range(decoder.num_replicas)
     ]
@@ -137,7 +137,7 @@ class Generation:
       return transcript.ended
 
     return serving.Request(
-      index, request.prompt, transcript.most_tokens, stop=stop, payload=drawn
+      index, request.prompt, transcript.max_tokens, stop=stop, payload=drawn
     )
 
   def run(

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from caatnet.config.schema.inference import Serving
+from caatnet.schema.inference import Serving
 from caatnet.serving.scheduler.policies.registry import POLICIES
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class ServingOptions(Serving):
   """
 
   def __post_init__(self) -> None:
-    one_of("policy", self.policy, tuple(POLICIES))
+    known("policy=", self.policy, tuple(POLICIES))
 
 
 DEFAULTS = ServingOptions()

@@ -27,8 +27,8 @@ from parallel.base.schema import Field, OpenSchema, Schema, Seconds
 MOONCAKE_BLOCK = 512
 # Seconds between Mooncake's batches, whose requests share a timestamp.
 _BATCH_S = 3.0
-_MOST_PLACES = 2**24  # maximum length of a sequence in `tokens`
-_MOST_BLOCKS = 2**48  # maximum id of a block in `tokens`
+_MAX_PLACES = 2**24  # maximum length of a sequence in `tokens`
+_MAX_BLOCKS = 2**48  # maximum id of a block in `tokens`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ def tokens(arrival: Arrival, vocabulary: int = 2**31 - 1) -> np.ndarray:
   kind, name = 0, arrival.number
   if arrival.conversation is not None:
     kind, name = 1, arrival.conversation
-  keys = np.uint64((kind << 62) + name * _MOST_PLACES) + places
+  keys = np.uint64((kind << 62) + name * _MAX_PLACES) + places
   if arrival.blocks:
     size, end = arrival.block_size, arrival.prompt
     ids = np.repeat(np.array(arrival.blocks, np.uint64), size)[:end]
@@ -158,8 +158,8 @@ def load(
   ]
 
 
-_Tokens = Annotated[int, Field(ge=1, le=_MOST_PLACES)]
-_TokensOrNone = Annotated[int, Field(ge=0, le=_MOST_PLACES)]
+_Tokens = Annotated[int, Field(ge=1, le=_MAX_PLACES)]
+_TokensOrNone = Annotated[int, Field(ge=0, le=_MAX_PLACES)]
 
 
 class _Azure(Schema):
@@ -178,7 +178,7 @@ class _Mooncake(Schema):
   timestamp: Annotated[float, Field(ge=0, le=1e15)]  # ms
   input_length: _Tokens
   output_length: _Tokens
-  hash_ids: list[Annotated[int, Field(ge=0, lt=_MOST_BLOCKS)]]
+  hash_ids: list[Annotated[int, Field(ge=0, lt=_MAX_BLOCKS)]]
 
 
 def _azure(row: _Azure, number: int) -> Arrival:

@@ -13,7 +13,7 @@ from parallel.base.plot import Axis, Figure, Panel
 
 _DPI = 150
 # Minimum font size of texts inside bars, in points; smaller ones are omitted.
-_LEAST_FONT = 1.0
+_MIN_FONT = 1.0
 
 
 def is_available() -> bool:
@@ -264,7 +264,7 @@ def _write_inside(axis: Any, mark: plot.Bars) -> None:
   ):
     # A character is about 0.6 times as wide as the font size.
     room = 0.9 * 72 * inch * length / max(1, 0.6 * len(text))
-    if room >= _LEAST_FONT:
+    if room >= _MIN_FONT:
       axis.text(
         start + length / 2, place, text, ha="center", va="center_baseline",
         clip_on=True, fontsize=min(8.0, room),

@@ -3,7 +3,9 @@
 A study is a directory. Its ``study.py`` has ``run``, which takes a config as
 nested dicts and returns plain data, and may have ``export`` and ``write_page``.
 Its ``report.py`` has ``report``, which returns a result's tables and figure
-(`parallel.base.report`). A new study is a directory and a name in ``SUBJECTS``.
+(`parallel.base.report`). Its ``keys.py`` declares the config. A new study is a
+directory and a name in ``SUBJECTS``. An import of this module registers the
+configs of all studies.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,8 +14,7 @@ import importlib
 import pathlib
 from typing import Any
 
-from caatnet.config.schema import tree
-from caatnet.show import drawing, render
+from caatnet.schema import tree
 from parallel.base.report import Report
 
 # Valid values of config.study: names of the subdirectories.
@@ -22,6 +23,15 @@ SUBJECTS = (
   "partitions", "pipeline", "placement", "planner", "published", "schedule",
   "serving", "utilisation",
 )
+# Files that register the configs; each subject of serving has one.
+KEYS = (
+  *(f"{name}.keys" for name in SUBJECTS),
+  *(f"serving.{subject}_keys" for subject in (
+    "composition", "fairness", "fastswitch", "nanobatches", "vllm_log",
+  )),
+)
+for _name in KEYS:
+  importlib.import_module(f"caatnet.studies.{_name}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +54,14 @@ class Study:
 
   def show(self, result: Mapping[str, Any]) -> None:
     """Prints the report of a result."""
+    from caatnet.show import render
+
     render.show(self.report(result))
 
   def plot(self, result: Mapping[str, Any], path: pathlib.Path) -> None:
     """Writes the figure of a result as PNG."""
+    from caatnet.show import drawing
+
     drawing.write(self.report(result).figure(), path)
 
 
@@ -73,12 +87,7 @@ def find(
   name = config.get("study")
   if only and name != only:
     raise ValueError(f"config.study={name!r} must be {only!r}; use {example}")
-  if name not in SUBJECTS:
-    raise ValueError(
-      f"config.study={name!r} must be one of {', '.join(SUBJECTS)}; a config "
-      "with a study: configs/diloco/utilisation.py"
-    )
-  tree.check(config)
+  tree.check({"study": name, **config})
   study, report = (
     importlib.import_module(f"caatnet.studies.{name}.{part}")
     for part in ("study", "report")

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import math
 from typing import Any
 
 import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from caatnet.program import Layout, Program
-from caatnet.train.step import make_eval_step
+from caatnet.train import gradients
 from parallel.memory.features import Lookup
 
 
@@ -149,3 +153,59 @@ def make_evaluate(
     )
 
   return evaluate
+
+
+def make_eval_step(program: Program) -> Callable[[Any, Any], Any]:
+  """Returns the jitted evaluation of a batch.
+
+  Args:
+    program: The model on a mesh.
+
+  Returns:
+    A function ``(params, batch) -> scores``. Parameters have no worker dim; the
+    batch is ``[workers, *levels, batch per rank, ...]``. Scores are float32
+    arrays with the same leading dims.
+  """
+  layout, num_dims = program.layout, len(program.layout.batch_dims)
+
+  def evaluate(params, batch):
+    workers, *lanes, size = jax.tree.leaves(batch)[0].shape[: num_dims + 1]
+    # All workers evaluate the same parameters. These have one shard per lane of
+    # the data levels and no worker dim, so the batch becomes [D, W * B, ...].
+    def joined(x):
+      x = jnp.moveaxis(x, 0, num_dims - 1)
+      return x.reshape(-1, workers * size, *x.shape[num_dims + 1 :])
+
+    def apart(x):
+      x = x.reshape(*lanes, workers, size, *x.shape[2:])
+      return jnp.moveaxis(x, num_dims - 1, 0)
+
+    batch = jax.tree.map(joined, batch)
+    found = gradients.scores(program, params, batch, num_lead=1)
+    return jax.tree.map(apart, found)
+
+  mapped = jax.shard_map(
+    evaluate,
+    mesh=layout.mesh,
+    in_specs=(program.specs, layout.batch_spec),
+    out_specs=layout.batch_spec,
+  )
+
+  def replicated(params, batch):
+    leaves, tree = jax.tree.flatten(mapped(params, batch))
+    lead = leaves[0].shape[: num_dims + 1]
+    # Gathered as one array: the gathers of several arrays over several axes
+    # would be unordered (`parallel.collectives.after`).
+    joined = jnp.concatenate([x.reshape(*lead, -1) for x in leaves], axis=-1)
+    joined = lax.with_sharding_constraint(joined, layout.shardings(P()))
+    sizes = [math.prod(x.shape[num_dims + 1 :]) for x in leaves]
+    parts = jnp.split(joined, np.cumsum(sizes)[:-1].tolist(), axis=-1)
+    return tree.unflatten(
+      part.reshape(x.shape) for part, x in zip(parts, leaves, strict=True)
+    )
+
+  # Replicated, so that every process can read all scores.
+  return jax.jit(
+    replicated, out_shardings=layout.shardings(P()),
+    compiler_options=layout.compiler_options(),
+  )

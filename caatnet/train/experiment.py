@@ -8,17 +8,21 @@ from typing import Any
 import jax
 import optax
 
-from caatnet.config.schema.train import Train
 from caatnet.data.protocol import Data
 from caatnet.program import Program
-from caatnet.train.state import TrainState, init_state, state_shardings
-from caatnet.train.step import make_export
+from caatnet.schema.train import Train
+from caatnet.train.state import (
+  TrainState,
+  init_state,
+  outer_specs,
+  state_shardings,
+)
 from caatnet.train.update import DeviceUpdate, HostUpdate
 from parallel.outer.base import OuterLoop, Plan
 
 # Most steps whose plans are counted, about 2 s for Streaming DiLoCo; a longer
 # run has the means of its first steps.
-_MOST_STEPS = 200_000
+_MAX_STEPS = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +114,19 @@ class Experiment:
     """Returns a function ``(params, outer state) -> params`` to evaluate.
 
     The outer loop defines which parameters are evaluated, for example the
-    global ones or the workers' mean.
+    global ones or the workers' mean. The result has no worker dim.
     """
-    return make_export(self.program, self.outer)
+    program, layout = self.program, self.program.layout
+    return jax.jit(
+      jax.shard_map(
+        self.outer.export_params,
+        mesh=layout.mesh,
+        in_specs=(
+          layout.per_worker(program.specs), outer_specs(program, self.outer)
+        ),
+        out_specs=program.specs,
+      )
+    )
 
   @functools.cached_property
   def plans(self) -> dict[Hashable, tuple[Plan, int]]:
@@ -122,7 +136,7 @@ class Experiment:
     before an exchange, and rounds may be unequal.
     """
     found: dict[Hashable, tuple[Plan, int]] = {}
-    for step in range(min(self.train.num_steps, _MOST_STEPS)):
+    for step in range(min(self.train.num_steps, _MAX_STEPS)):
       plan = self.outer.plan(step)
       first, count = found.get(plan.variant, (plan, 0))
       found[plan.variant] = first, count + 1

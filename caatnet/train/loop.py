@@ -25,6 +25,7 @@ from caatnet.train.elastic import membership
 from caatnet.train.evaluate import Evaluation, make_evaluate
 from caatnet.train.experiment import Experiment
 from caatnet.train.metrics import LateMetrics
+from caatnet.train.norms import parameter_groups
 from caatnet.train.prefetch import PrefetchIterator
 from caatnet.train.progress import TrainProgress
 from caatnet.train.records import (
@@ -40,7 +41,6 @@ from caatnet.train.state import (
   check_equal_start,
   make_count_non_finite,
 )
-from caatnet.train.step import parameter_groups
 from caatnet.train.stop import Stop, stop_signals
 from caatnet.train.summary import summary
 from caatnet.train.throughput import matmul_rate

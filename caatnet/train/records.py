@@ -17,7 +17,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import directory_check
 
 from caatnet import commands
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from parallel.base import files
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
@@ -36,7 +36,7 @@ _FREE = {
 } | {
   ("federated", key)  # limits, and more rounds
   for key in ("rounds", "reconnect_s", "silence_s", "alone_s", "hang_s",
-              "most_examples")
+              "max_examples")
 } | {
   ("data", key)  # transfer of feature rows to the devices
   for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")

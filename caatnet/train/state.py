@@ -12,7 +12,7 @@ import optax
 from caatnet.program import Program, by_end_of_path
 from caatnet.train import host_moments
 from parallel.collectives import varying
-from parallel.outer.base import OuterLoop, stacked
+from parallel.outer.base import OWN, OuterLoop, stacked
 from parallel.outer.health import choose
 
 
@@ -63,10 +63,10 @@ def outer_specs(program: Program, outer: OuterLoop) -> Any:
 def specs_like_outer(program: Program, outer: OuterLoop, state: Any) -> Any:
   """Returns specs for an outer loop's state, which may differ within a step.
 
-  Entries in ``outer.own`` have a leading dim of workers, the others do not.
+  Entries in ``OWN`` have a leading dim of workers, the others do not.
   """
   specs = program.specs_like_params(state)
-  own = {key: specs[key] for key in outer.own if key in specs}
+  own = {key: specs[key] for key in OWN if key in specs}
   return specs | program.layout.per_worker(own)
 
 

@@ -29,8 +29,9 @@ import numpy as np
 import optax
 
 from caatnet.program import Program
+from caatnet.train.inner import Metrics
 from caatnet.train.state import TrainState
-from caatnet.train.step import Metrics, make_gradient_step, make_train_step
+from caatnet.train.step import make_gradient_step, make_train_step
 from parallel.memory.host_optimizer import ARRAYS, AdamW, HostOptimizer
 from parallel.memory.placed_buffer import Tier
 

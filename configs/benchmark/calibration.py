@@ -25,7 +25,8 @@ infinite.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.programs.keys import Calibration
+from caatnet.schema.tree import defaults
 from configs.caatnet import base
 
 
@@ -40,7 +41,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.model.num_layers = 4
   config.data.seq_len = 128
   config.data.batch_size = 8  # of the profiled steps
-  config.benchmark = defaults("benchmark", "calibration")
+  config.benchmark = defaults(Calibration)
   if size == "test":
     config.model.width, config.model.ffn_width = 32, 48
     config.model.num_layers, config.data.seq_len = 2, 16

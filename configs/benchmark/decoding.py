@@ -11,7 +11,8 @@ two cores: `taskset --cpu-list 0,1` on machines with more.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.serving.keys import Decoding
+from caatnet.schema.tree import defaults
 from configs.caatnet import base
 
 
@@ -27,7 +28,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config.model.vocab_size = 8192
   config.model.dtype = "float32"
   config.parallel.tensor = 1
-  config.benchmark = defaults("benchmark", "decoding")
+  config.benchmark = defaults(Decoding)
   if size == "135m":  # weights of a step are many times a CPU's caches
     config.model.width = 768
     config.model.num_layers = 12

@@ -18,7 +18,8 @@ GPUs. Times are of one machine and one run. Results: log/README.md, 2026-11-23.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.graphs.keys import Graphs
+from caatnet.schema.tree import defaults
 from configs.graphs import tiny
 
 
@@ -33,7 +34,7 @@ def get_config(size: str = "full") -> ml_collections.ConfigDict:
   config.name = "graphs"
   config.parallel.worker = config.parallel.data = 1
   config.data.validation_nodes = 64
-  config.benchmark = benchmark = defaults("benchmark", "graphs")
+  config.benchmark = benchmark = defaults(Graphs)
   if size == "test":
     benchmark.scale, benchmark.num_edges = 10, 8_000
     benchmark.num_features, benchmark.batch_size = 8, 64

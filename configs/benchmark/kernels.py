@@ -22,11 +22,12 @@ compiled text:
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.programs.keys import Kernels
+from caatnet.schema.tree import defaults
 
 
 def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.name = "kernels"
-  config.benchmark = defaults("benchmark", "kernels")
+  config.benchmark = defaults(Kernels)
   return config

@@ -12,7 +12,8 @@ the search of a world stops after benchmark.most states.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.elastic.keys import Membership
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
@@ -21,7 +22,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"membership.py:{size}: the sizes are all and test")
   config = ml_collections.ConfigDict()
   config.name = "membership"
-  config.benchmark = defaults("benchmark", "membership")
+  config.benchmark = defaults(Membership)
   if size == "test":
     config.benchmark.worlds = (
       {"peers": 2, "rounds": 1, "least": 2, "crashes": 1},

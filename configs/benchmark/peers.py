@@ -33,7 +33,8 @@ compare.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.peers.keys import Peers
+from caatnet.schema.tree import defaults
 from configs.benchmark import decoding
 
 
@@ -42,7 +43,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config = decoding.get_config(size)
   config.name = "peers"
   config.data.seq_len, config.data.batch_size = 256, 8
-  config.benchmark = defaults("benchmark", "peers")
+  config.benchmark = defaults(Peers)
   if size == "135m":
     config.benchmark.variants = ()
   if size == "test":

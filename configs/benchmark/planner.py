@@ -19,7 +19,8 @@ hour of one core without CP-SAT.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.planner.keys import Planner
+from caatnet.schema.tree import defaults
 from configs.planner import gpt_11b
 
 
@@ -29,7 +30,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"planner.py:{size}: the sizes are all and test")
   config = gpt_11b.get_config("train")
   config.name = "device_orders"
-  config.benchmark = defaults("benchmark", "planner")
+  config.benchmark = defaults(Planner)
   if size == "test":
     config.benchmark.exact = config.benchmark.certified = 1
     config.benchmark.solved = config.benchmark.premise = 1

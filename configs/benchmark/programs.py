@@ -14,7 +14,8 @@ import importlib
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.programs.keys import Programs
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "7b") -> ml_collections.ConfigDict:
@@ -24,7 +25,7 @@ def get_config(size: str = "7b") -> ml_collections.ConfigDict:
   # `import` does not support names that begin with a digit.
   config = importlib.import_module("configs.caatnet.7b").get_config()
   config.name = "programs"
-  config.benchmark = defaults("benchmark", "programs")
+  config.benchmark = defaults(Programs)
   v5p, v6e, v5e = "tpu:v5p:4x4x4", "tpu:v6e:8x8", "tpu:v5e:8x8"
   config.benchmark.programs = (
     *((target, f"sync.p={p}") for target in (v5p, v6e) for p in (1.0, 0.5)),

@@ -22,7 +22,8 @@ Aim: an all-reduce takes at most 1 / 0.8 of the time of the raw streams.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.elastic.keys import Ring
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
@@ -31,7 +32,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"ring.py:{size}: the sizes are all, links and test")
   config = ml_collections.ConfigDict()
   config.name = "ring"
-  config.benchmark = defaults("benchmark", "ring")
+  config.benchmark = defaults(Ring)
   if size == "links":
     config.benchmark.peers = ()
   if size == "test":

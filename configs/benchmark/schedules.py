@@ -22,14 +22,15 @@ few small graphs, takes seconds.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.training.keys import Schedules
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, or `test` for one that takes seconds."""
   config = ml_collections.ConfigDict()
   config.name = "schedules"
-  config.benchmark = defaults("benchmark", "schedules")
+  config.benchmark = defaults(Schedules)
   if size == "test":
     config.benchmark.tori = (4, 8)
     config.benchmark.meshes = (4,)

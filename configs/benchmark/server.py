@@ -13,7 +13,8 @@ runs on the same cores, so its time is included in the server's time.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.serving.keys import Server
+from caatnet.schema.tree import defaults
 from configs.benchmark import decoding
 
 
@@ -22,7 +23,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config = decoding.get_config(size)
   config.name = "server"
   config.inference.context = 256
-  config.benchmark = defaults("benchmark", "server")
+  config.benchmark = defaults(Server)
   if size == "test":
     config.benchmark.rounds = 1
     config.benchmark.batches = (4,)

@@ -19,7 +19,8 @@ minute; `serving.py:test` takes seconds.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.serving.keys import Serving
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
@@ -28,7 +29,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"serving.py:{size}: the sizes are all and test")
   config = ml_collections.ConfigDict()
   config.name = "serving"
-  config.benchmark = defaults("benchmark", "serving")
+  config.benchmark = defaults(Serving)
   if size == "test":
     config.benchmark.policies = ("first_come", "vtc")
     config.benchmark.running, config.benchmark.waiting = 16, 40

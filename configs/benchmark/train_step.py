@@ -17,7 +17,8 @@ times the time of one rank at p = 1, and 1.6 times at p = 0.5.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.training.keys import TrainStep
+from caatnet.schema.tree import defaults
 from configs.caatnet import base
 
 # Steps that differ on an accelerator.
@@ -49,7 +50,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config.model.ffn_width = 1376
   config.data.seq_len = 256
   config.data.batch_size = 8
-  config.benchmark = defaults("benchmark", "train_step")
+  config.benchmark = defaults(TrainStep)
   if size == "270m":
     config.model.vocab_size = 32_000
     config.model.width = 1024

@@ -7,7 +7,7 @@ a cosine decay to a tenth.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -13,7 +13,7 @@ Expected result: log/2026-11-21-partial-sync-160-steps.md.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import tiny
 
 

@@ -28,7 +28,8 @@ form 99% and 100%.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.collectives.keys import Collectives
 
 TOPOLOGIES = {
   "test": ("torus:2x2", "bigraph:2x4"),
@@ -49,7 +50,7 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
       f"configs/collectives/multitree.py:{size}: the sizes are "
       f"{', '.join(TOPOLOGIES)}"
     )
-  config = defaults("study", "collectives")
+  config = defaults(Collectives)
   config.name = f"multitree_{size}"
   config.topologies = TOPOLOGIES[size]
   if size == "large":  # optimal trees of 256 ranks take too long to find

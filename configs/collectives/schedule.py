@@ -17,7 +17,8 @@ transfer starts as soon as its chunk has arrived.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.schedule.keys import Schedule
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
@@ -29,6 +30,6 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
       f"configs/collectives/schedule.py:{size}: the sizes are "
       f"{', '.join(topologies)}"
     )
-  config = defaults("study", "schedule")
+  config = defaults(Schedule)
   config.topology, config.picture_round = topologies[size]
   return config

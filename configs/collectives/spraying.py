@@ -23,7 +23,8 @@ a packet simulator. By loads only, as here, Ethereal and spraying are equal.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.flows.keys import Flows
 
 SIZES = ("test", "small")
 
@@ -35,7 +36,7 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
       f"configs/collectives/spraying.py:{size}: the sizes are "
       f"{', '.join(SIZES)}"
     )
-  config = defaults("study", "flows")
+  config = defaults(Flows)
   if size == "test":
     config.name = "spraying_test"
     config.topologies = ("leaf_spine:4x3x2",)

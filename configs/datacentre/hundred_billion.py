@@ -23,7 +23,8 @@ prediction of `parallel/plans/planner` for a model of 11B parameters on a pod of
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.datacentre.keys import Datacentre
 from configs.planner import gpt_11b
 
 
@@ -34,7 +35,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       f"configs/datacentre/hundred_billion.py:{variant}: the variants are "
       "planner and test"
     )
-  config = defaults("study", "datacentre")
+  config = defaults(Datacentre)
   if variant == "planner":
     config.pod = gpt_11b.get_config()
     config.pod.planner.cluster = "h100:8,uneven=0"

@@ -12,7 +12,7 @@ hidden width, neither QK-norm nor z-loss, and bytes as tokens, as in
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import base, tiny
 
 # Numbers of layers and heads.

@@ -8,7 +8,7 @@ log/2026-11-21-outer-loops-600-steps.md.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.diloco import base
 
 

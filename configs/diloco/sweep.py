@@ -25,7 +25,7 @@ log/2026-11-21-outer-loops-3000-steps.md.
 
 import ml_collections
 
-from caatnet.config.schema.tree import choices, defaults
+from caatnet.schema.tree import choices, defaults
 from configs.caatnet import tiny
 
 OVERLAPPED = "outer.algorithm=streaming outer.overlap=(1,)"

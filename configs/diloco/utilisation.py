@@ -19,10 +19,11 @@ within one point.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.utilisation.keys import Utilisation
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the study, for the 10B model between New York and London."""
-  config = defaults("study", "utilisation")
+  config = defaults(Utilisation)
   return config

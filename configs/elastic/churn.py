@@ -39,7 +39,8 @@ the same number of samples. The other comparisons are the same.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.benchmarks.elastic.keys import Churn
+from caatnet.schema.tree import defaults
 from configs.elastic import diloco
 
 
@@ -59,7 +60,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     )
   config = ml_collections.ConfigDict()
   config.name = "churn"
-  config.benchmark = defaults("benchmark", "churn")
+  config.benchmark = defaults(Churn)
   config.benchmark.events = events[size]
   if size != "all":
     config.benchmark.seeds = (0,)
@@ -83,7 +84,7 @@ def _training() -> ml_collections.ConfigDict:
   config.train.checkpoint_every = 60
   config.train.keep_checkpoints = 2
   config.elastic.alone_s = 60.0
-  config.benchmark = defaults("benchmark", "churn")
+  config.benchmark = defaults(Churn)
   config.benchmark.gap_s = 1.0
   # Longer timeouts, since eight programs compile on few cores at the start.
   config.benchmark.silence_s = 6.0

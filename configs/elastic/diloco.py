@@ -13,7 +13,7 @@ and resumes from the swarm's shared state.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import tiny
 
 

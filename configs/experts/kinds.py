@@ -16,7 +16,7 @@ log/2026-11-27-composition-of-experts.md.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import tiny
 
 
@@ -45,7 +45,7 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
   else:
     config.kinds.count = 3
     config.kinds.size_bytes = 150_000
-    config.kinds.least_bytes = 50_000
+    config.kinds.min_bytes = 50_000
     config.kinds.expert_steps = 8
     config.kinds.router_prompts = 256
     config.kinds.prompt_bytes = 16

@@ -19,7 +19,8 @@ a few rows of each table.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.federated.keys import FederatedLinks
 
 _SIZES = ("all", "figures", "test")
 
@@ -28,7 +29,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the study: `all`, `figures`, or `test`."""
   if size not in _SIZES:
     raise ValueError(f"links.py:{size}: the sizes are {', '.join(_SIZES)}")
-  config = defaults("study", "federated")
+  config = defaults(FederatedLinks)
   if size == "figures":
     config.parameters, config.apart, config.fragments = (), (), ()
   if size == "test":

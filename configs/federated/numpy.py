@@ -10,7 +10,7 @@ argument test is a run of three rounds of two clients.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "") -> ml_collections.ConfigDict:

@@ -15,7 +15,7 @@ Python's standard library); with `,test` the run has three rounds of two steps.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs import classifiers
 from configs.caatnet import tiny
 

@@ -13,10 +13,11 @@ of 36.63; for multiples of 32 features the number is unchanged.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.alignment.keys import Alignment
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the study, for the widths of well-known datasets and others."""
-  config = defaults("study", "alignment")
+  config = defaults(Alignment)
   return config

@@ -8,7 +8,7 @@ r"""Sources of graphs for launch.graph: generators, and files to convert.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 
 
 def get_config(source: str = "rmat") -> ml_collections.ConfigDict:

@@ -8,7 +8,7 @@ r"""Graph network on planted communities, for a laptop CPU.
     --config.parallel.worker=1 --elastic=localhost:7000  # in a swarm
 
 The run has two workers of two data-parallel ranks. The argument is an outer
-loop of `caatnet/config/schema/outer.py`; with `,test` the run has a few steps.
+loop of `caatnet/schema/outer.py`; with `,test` the run has a few steps.
 All keys of outer loops and of `config.zero` have the same effect as for
 language models. With the extra `graphs` (numba), sampling is faster and draws
 the same trees.
@@ -21,7 +21,7 @@ features by its degree, is within nine points.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs import classifiers
 
 

@@ -17,10 +17,11 @@ second layer 27 to 31% and 4%.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.inference.keys import Inference
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the study, for eight devices of five kinds."""
-  config = defaults("study", "inference")
+  config = defaults(Inference)
   return config

@@ -19,7 +19,8 @@ updates float32 parameters, and layers save named activations or recompute them.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.placement.keys import Placement
 from configs.caatnet import base
 
 SIZES = {
@@ -53,5 +54,5 @@ def get_config(size: str = "12b") -> ml_collections.ConfigDict:
   config.memory.optimizer = "host"
   config.data.seq_len = 32_768
   config.data.batch_size = 1
-  config.update(defaults("study", "placement"))
+  config.update(defaults(Placement))
   return config

@@ -18,7 +18,8 @@ With split backwards, ticks have equal lengths: ZB-H1 takes 304 ms.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.pipeline.keys import Pipeline
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
@@ -29,6 +30,6 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
       f"configs/pipeline/schedules.py:{size}: the sizes are "
       f"{', '.join(sizes)}"
     )
-  config = defaults("study", "pipeline")
+  config = defaults(Pipeline)
   config.pipeline.stages, config.pipeline.microbatches = sizes[size]
   return config

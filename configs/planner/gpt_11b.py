@@ -25,7 +25,8 @@ the config with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
 
 import ml_collections
 
-from caatnet.config.schema.tree import choices, defaults
+from caatnet.schema.tree import choices, defaults
+from caatnet.studies.planner.keys import Planner
 from configs.caatnet import base
 
 SIZES = ("plan", "train", "test", "test_train")
@@ -84,10 +85,10 @@ def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
     config.optimizer.warmup_steps = 1
   if of_run:
     return config
-  config.update(defaults("study", "planner"))
+  config.update(defaults(Planner))
   if size == "test":
     config.planner.cluster = "h100:1,uneven=0"
     config.planner.schedules = ("1f1b", "zb_h1")
     config.planner.chunks = (1,)
-    config.planner.most_microbatches = 4
+    config.planner.max_microbatches = 4
   return config

@@ -16,14 +16,15 @@ a minute. `published.py:test` takes a second.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.published.keys import Published
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the study: `all`, or `test` for one that takes a second."""
   if size not in ("all", "test"):
     raise ValueError(f"published.py:{size}: the sizes are all and test")
-  config = defaults("study", "published")
+  config = defaults(Published)
   if size == "test":
     config.clusters = ("pipette-a100:2",)
     config.even, config.seeds = False, (1,)

@@ -12,7 +12,7 @@ of a smaller model.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import tiny
 
 

@@ -19,7 +19,8 @@ only, `test` takes seconds.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.serving.composition_keys import Composition
 
 _SIZES = ("all", "figures", "test")
 
@@ -30,7 +31,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(
       f"composition.py:{size}: the sizes are {', '.join(_SIZES)}"
     )
-  config = defaults("study", "serving.composition")
+  config = defaults(Composition)
   if size == "test":
     config.experts.number = config.experts.host_experts = 12
     config.stream.requests, config.stream.prompt = 40, 16

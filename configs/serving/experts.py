@@ -16,7 +16,7 @@ expert only if none of these has its kind; requests can always name it.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from configs.caatnet import tiny
 
 

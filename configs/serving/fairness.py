@@ -13,14 +13,15 @@ minute; `fairness.py:test` takes seconds.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.serving.fairness_keys import Fairness
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the study: `all`, or `test` for fewer requests."""
   if size not in ("all", "test"):
     raise ValueError(f"fairness.py:{size}: the sizes are all and test")
-  config = defaults("study", "serving.fairness")
+  config = defaults(Fairness)
   if size == "test":
     for client in config.clients.values():
       client.requests = round(0.1 * client.requests)

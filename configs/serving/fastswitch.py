@@ -19,7 +19,8 @@ Finished simulations are stored in config.keep, so that a stopped study resumes.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.serving.fastswitch_keys import FastSwitch
 
 _SIZES = ("all", "paper", "test")
 
@@ -30,7 +31,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(
       f"fastswitch.py:{size}: the sizes are {', '.join(_SIZES)}"
     )
-  config = defaults("study", "serving.fastswitch")
+  config = defaults(FastSwitch)
   if size == "paper":
     config.sessions.num_sessions, config.num_requests = 1000, 1500
   if size == "test":

@@ -4,7 +4,7 @@ r"""Nano-batches: when does cutting a step into pieces pay?
     --plot=nanobatches.png
   python -m launch.simulate --config=configs/serving/nanobatches.py:figures
   python -m launch.simulate --config=configs/serving/nanobatches.py \
-    --config.interference="(0.1,)" --config.most_pieces=2
+    --config.interference="(0.1,)" --config.max_pieces=2
 
 Decode steps of Llama 2 70B on tensor ranks. The planner of
 `parallel/plans/nanobatches/nanobatch.py` chooses number and sizes of the
@@ -23,7 +23,8 @@ few points of each curve.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.serving.nanobatches_keys import NanoBatches
 
 _SIZES = ("all", "figures", "test")
 
@@ -34,7 +35,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(
       f"nanobatches.py:{size}: the sizes are {', '.join(_SIZES)}"
     )
-  config = defaults("study", "serving.nanobatches")
+  config = defaults(NanoBatches)
   if size == "test":
     config.machines = ("gpu:h100:1x8", "tpu:v5p:2x2x2")
     config.tokens, config.interference = (64, 512, 1024), (0.0, 0.5)

@@ -31,14 +31,15 @@ gives the same results.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.serving.vllm_log_keys import VLLMLog
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the study: `all`, or `test` for the first requests."""
   if size not in ("all", "test"):
     raise ValueError(f"vllm_log.py:{size}: the sizes are all and test")
-  config = defaults("study", "serving.vllm_log")
+  config = defaults(VLLMLog)
   if size == "test":
     config.num_requests, config.change = 40, 0.0
   return config

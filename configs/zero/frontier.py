@@ -21,10 +21,11 @@ are printed, and which does not reproduce the paper's speed-ups.
 
 import ml_collections
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
+from caatnet.studies.partitions.keys import Partitions
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the paper's 20B model on 384 GCDs."""
-  config = defaults("study", "partitions")
+  config = defaults(Partitions)
   return config

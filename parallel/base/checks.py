@@ -56,7 +56,7 @@ def _shown(value: float) -> str:
     return "-inf" if value < 0 else "inf"
 
 
-def known(what: str, name: str, names: Iterable[str]) -> None:
+def known(what: str, name: str | None, names: Iterable[str]) -> None:
   """Checks that a name is in a list; the error suggests the nearest entry.
 
   Args:
@@ -76,9 +76,10 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
   if name not in names:
     near = difflib.get_close_matches(str(name), names, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
+    shown = ", ".join(name or "''" for name in names)
     raise ValueError(
       f"{what}{name!r} must be "
-      + (f"one of {', '.join(names)}{hint}" if names else "left out")
+      + (f"one of {shown}{hint}" if names else "left out")
     )
 
 

@@ -1,35 +1,14 @@
 """Validation errors: invalid value, config key, and allowed values.
 
-The keys of configs and their ranges are declared in `caatnet.config.schema`.
+The keys of configs and their ranges are declared in `caatnet.schema`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 import contextlib
 import re
 
 # Allowed dtypes of activations and of reductions.
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
-  """Raises an error unless a value is in a list.
-
-  Args:
-    key: Name of the value in messages.
-    value: The value.
-    allowed: The list.
-
-  Raises:
-    ValueError: The value is not in the list.
-
-  Example:
-    >>> one_of("dtype", "int8", DTYPES)
-    Traceback (most recent call last):
-    ValueError: dtype='int8' must be one of 'float32', 'bfloat16', 'float16'
-  """
-  if value not in allowed:
-    names = ", ".join(repr(a) for a in allowed)
-    raise ValueError(f"{key}={value!r} must be one of {names}")
 
 
 @contextlib.contextmanager

@@ -30,10 +30,10 @@ import pydantic
 from parallel.base import checks
 
 # Bytes of a file: more than any matrix of 4,096 devices.
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 # Bytes of an object up to which its keys are searched for repetitions; only
 # matrices are larger.
-_MOST_UNIQUE = 2**24
+_MAX_UNIQUE = 2**24
 _GZIP = b"\x1f\x8b"  # magic number
 
 Field = pydantic.Field
@@ -43,14 +43,14 @@ NotNegative = Annotated[float, pydantic.Field(ge=0)]
 Count = Annotated[int, pydantic.Field(ge=1, lt=2**63)]
 # Rates in bytes or operations per second, and times in seconds, whose sums and
 # products are far from the limits of floats.
-MOST_RATE, _MOST_SECONDS = 1e24, 1e12
-Rate = Annotated[float, pydantic.Field(gt=0, le=MOST_RATE)]
-Seconds = Annotated[float, pydantic.Field(ge=0, le=_MOST_SECONDS)]
+MAX_RATE, _MAX_SECONDS = 1e24, 1e12
+Rate = Annotated[float, pydantic.Field(gt=0, le=MAX_RATE)]
+Seconds = Annotated[float, pydantic.Field(ge=0, le=_MAX_SECONDS)]
 # Logarithm of a ratio of such times, whose exponential is finite.
 LogRatio = Annotated[float, pydantic.Field(ge=-100, le=100)]
 # Entries of a matrix of such numbers, whose sign its user checks.
-AnyRate = Annotated[float, pydantic.Field(le=MOST_RATE)]
-AnySeconds = Annotated[float, pydantic.Field(le=_MOST_SECONDS)]
+AnyRate = Annotated[float, pydantic.Field(le=MAX_RATE)]
+AnySeconds = Annotated[float, pydantic.Field(le=_MAX_SECONDS)]
 
 
 class Schema(pydantic.BaseModel):
@@ -96,7 +96,7 @@ def either(**kinds: Any) -> Any:
 def read(
   schema: type[_S],
   path: pathlib.Path,
-  most_bytes: int = MOST_BYTES,
+  max_bytes: int = MAX_BYTES,
   then: Callable[[_S], _T] = lambda found: found,
 ) -> _T:
   """Reads a JSON file, gzipped or not.
@@ -104,7 +104,7 @@ def read(
   Args:
     schema: Schema of its object.
     path: The file.
-    most_bytes: Largest size of the file, and of its content.
+    max_bytes: Largest size of the file, and of its content.
     then: Returns the result for the file's object. Its errors name the file,
       too.
 
@@ -113,17 +113,17 @@ def read(
     OSError: The file cannot be read.
   """
   try:
-    return then(parse(schema, read_bytes(path, most_bytes)))
+    return then(parse(schema, read_bytes(path, max_bytes)))
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
 
 
-def read_bytes(path: pathlib.Path, most_bytes: int = MOST_BYTES) -> bytes:
+def read_bytes(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> bytes:
   """Returns the content of a file, gzipped or not.
 
   Args:
     path: The file.
-    most_bytes: Largest size of the file, and of its content.
+    max_bytes: Largest size of the file, and of its content.
 
   Raises:
     ValueError: It is too large, no regular file, or its compression is damaged.
@@ -135,11 +135,11 @@ def read_bytes(path: pathlib.Path, most_bytes: int = MOST_BYTES) -> bytes:
     packed = file.read(2) == _GZIP
   try:
     with (gzip.open if packed else open)(path, "rb") as file:
-      data = file.read(most_bytes + 1)
+      data = file.read(max_bytes + 1)
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
     raise ValueError(f"is damaged: {error}") from error
-  if len(data) > most_bytes:
-    raise ValueError(f"has more than {most_bytes:,} bytes")
+  if len(data) > max_bytes:
+    raise ValueError(f"has more than {max_bytes:,} bytes")
   return data
 
 
@@ -221,7 +221,7 @@ def parse(schema: type[_S], data: str | bytes) -> _S:
     found = schema.model_validate_json(data)
   except pydantic.ValidationError as error:
     raise ValueError(_explained(schema, error)) from error
-  if len(data) <= _MOST_UNIQUE:
+  if len(data) <= _MAX_UNIQUE:
     # Otherwise the last value of a repeated key would count.
     try:
       json.loads(data, object_pairs_hook=_unique)

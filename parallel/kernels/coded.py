@@ -23,7 +23,7 @@ BLOCK = 128
 # Largest number of rows of such a product. XLA:CPU decodes an element in 1.3 ns
 # on two cores. Products of a decoded matrix take 1.9 times as long for 64 rows,
 # 1.2 times for 128 (log/2026-11-28-products-of-few-rows.md).
-_MOST_ROWS = 64
+_MAX_ROWS = 64
 # Smallest number of elements: the overhead of a call exceeds the time of a
 # smaller product.
 _LEAST = 2**18
@@ -90,7 +90,7 @@ class Coded:
     _, channels, width = self.shape
     rows = math.prod(x.shape[:-1])
     if not (
-      rows <= _MOST_ROWS and channels * width >= _LEAST and channels % 4 == 0
+      rows <= _MAX_ROWS and channels * width >= _LEAST and channels % 4 == 0
       and x.dtype == jnp.float32 and compiles_loops()  # imports numba
     ):
       return x @ self.decode()[0]

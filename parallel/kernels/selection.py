@@ -28,7 +28,7 @@ _INTERPRET = "_interpret"
 Implementation = str | Sequence[str]
 
 
-class Choice(NamedTuple):
+class SelectedKernel(NamedTuple):
   """Selected implementation of an op.
 
   Attributes:
@@ -97,7 +97,7 @@ def choose(
   implementation: Implementation,
   refusal: Callable[[str], str | None],
   kernels: Kernels = KERNELS,
-) -> Choice:
+) -> SelectedKernel:
   """Returns the first preferred implementation that supports the operands.
 
   Args:
@@ -114,11 +114,12 @@ def choose(
   Example:
     >>> odd = lambda kernel: "width=100: a multiple of 128"
     >>> choose("add_norm", ["tpu", "reference"], odd)
-    Choice(name='reference', refused={'tpu': 'width=100: a multiple of 128'})
+    SelectedKernel(name='reference', refused={'tpu': 'width=100: a multiple of
+    128'})
   """
   refused = {}
   for name in preference(implementation, kernels=kernels):
-    choice = Choice(name, refused)
+    choice = SelectedKernel(name, refused)
     # The reference has no restrictions, so that it is never rejected.
     reason = None if name == "reference" else refusal(choice.kind)
     if reason is None:

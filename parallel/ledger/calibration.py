@@ -35,7 +35,7 @@ from parallel.plans.hardware import cluster_files, devices, link_matrix
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.hardware.link_matrix import LinkMatrix
 
-_FREE = cluster_files.MOST_RATE  # rate of work whose fitted time is 0
+_FREE = cluster_files.MAX_RATE  # rate of work whose fitted time is 0
 
 
 class Work(NamedTuple):

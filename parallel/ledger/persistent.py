@@ -13,7 +13,7 @@ import jax
 
 # A training step takes 0.1 to 1 MB. jax's own bound fails forever after a
 # process was killed between the two files that it writes per program.
-_MOST_BYTES = 1e9
+_MAX_BYTES = 1e9
 
 
 def keep_programs(folder: str) -> None:
@@ -29,13 +29,13 @@ def keep_programs(folder: str) -> None:
     return
   if folder and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     path = pathlib.Path(folder).expanduser()
-    _prune(path, _MOST_BYTES)
+    _prune(path, _MAX_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(path))
     # Many small programs take as long as a large one.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def _prune(folder: pathlib.Path, most_bytes: float) -> None:
+def _prune(folder: pathlib.Path, max_bytes: float) -> None:
   """Removes the programs that were read least recently, down to a size."""
   found = []
   for file in folder.glob("*-cache"):
@@ -46,6 +46,6 @@ def _prune(folder: pathlib.Path, most_bytes: float) -> None:
   total = 0
   for _, size, file in sorted(found, reverse=True):
     total += size
-    if total > most_bytes:
+    if total > max_bytes:
       with contextlib.suppress(OSError):  # of another user, or a folder
         file.unlink()

@@ -38,7 +38,7 @@ from parallel.ledger.groups import inferred_axes, replica_groups
 from parallel.ledger.sources import Lines, Requested, mesh_named_in
 
 # The groups of all sets of axes are listed, which takes memory.
-_MOST_DEVICES = 1 << 17
+_MAX_DEVICES = 1 << 17
 _INFERRED = (
   "The program does not name its mesh: axes are SIZE@STRIDE, inferred from the "
   "groups of devices."
@@ -467,9 +467,9 @@ def _line_of_use(
 
 def _mesh(axes: Mapping[str, int]) -> AbstractMesh:
   num_devices = math.prod(axes.values())
-  if num_devices > _MOST_DEVICES:
+  if num_devices > _MAX_DEVICES:
     raise ValueError(
       f"{num_devices:,} devices: the reader supports at most "
-      f"{_MOST_DEVICES:,} devices"
+      f"{_MAX_DEVICES:,} devices"
     )
   return AbstractMesh(tuple(axes.values()), tuple(axes))

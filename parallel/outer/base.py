@@ -5,7 +5,10 @@ Parameters and optimizer state of the workers have a leading dim: inside
 are on this device. State that all workers share, such as the outer parameters,
 has no such dim and is equal on every device of that axis.
 
-The trainer calls an outer loop three times in each step:
+An outer loop is five methods (`init`, `plan`, `begin`, `gradients`, `finish`)
+and four facts (`period`, `export_params`, `metrics`, `sent_bytes`), all with
+defaults. `parallel.outer.joining` adapts it to workers that join and leave. The
+trainer calls a loop three times in each step:
 
     state         = loop.begin(params, state, plan)
     grads         = gradients at params, per worker
@@ -40,6 +43,12 @@ from parallel.collectives import all_reduce, ranks_here, varying
 
 Params = Any
 State = Any
+
+# Keys of a state whose arrays have a leading worker dim; "mask_here", between
+# `begin` and `finish` only: which workers the exchange of this step includes.
+OWN = ("workers", "mask_here")
+# Key of a shared array with one element per worker: those in the next exchange.
+OF_EACH = ("mask",)
 
 # Least number of steps whose plans must repeat, to find rounds that get longer
 # and periods that are shorter than a round.
@@ -84,11 +93,6 @@ class OuterLoop:
   worker: Axis
   # Whether the loop exchanges means, over any number of workers.
   averages: ClassVar[bool] = True
-  # Top-level keys of the state, also between `begin` and `finish`. ``own``:
-  # trees with a leading worker dim. ``of_each``: shared arrays with one element
-  # per worker.
-  own: ClassVar[tuple[str, ...]] = ("workers",)
-  of_each: ClassVar[tuple[str, ...]] = ()
   # Whether all workers have equal parameters and inner optimizers after a step.
   equal: ClassVar[bool] = False
   # Whether a single worker trains as without the loop if the outer optimizer is
@@ -96,42 +100,6 @@ class OuterLoop:
   # parameters even without other workers: by rounding that cannot be disabled,
   # or by attraction to a center variable as in elastic averaging SGD.
   plain_alone: ClassVar[bool] = True
-
-  def coming_and_going(self) -> "OuterLoop":
-    """Returns the same loop for elastic membership.
-
-    Its state contains the values that a joining worker starts from, even if a
-    fixed set of workers does not need them.
-    """
-    return self
-
-  def over(
-    self, worker: Axis, weights: tuple[float, ...] = ()
-  ) -> "OuterLoop":
-    """Returns the same loop for another worker axis.
-
-    Args:
-      worker: The new worker axis.
-      weights: Weight of each worker in a mean; empty for equal weights. A loop
-        whose means have no weights ignores them.
-    """
-    changes: dict[str, Any] = {"worker": worker, "weights": weights}
-    if hasattr(self, "exchange"):
-      changes["exchange"] = dataclasses.replace(
-        self.exchange, worker=worker, weights=weights
-      )
-    names = {field.name for field in dataclasses.fields(self)}
-    return dataclasses.replace(
-      self, **{k: v for k, v in changes.items() if k in names}
-    )
-
-  def awaits(self, plan: Plan) -> bool:
-    """Returns whether a step reads or changes the state after `begin`.
-
-    If not, an exchange that `begin` started in an earlier step may still be in
-    flight while `gradients` and `finish` run.
-    """
-    return True
 
   @property
   def period(self) -> int:
@@ -226,7 +194,15 @@ class OuterLoop:
     return optax.apply_updates(params, updates), state
 
   def export_params(self, params: Params, state: State) -> Params:
-    """Returns the parameters to evaluate and export, without worker dim."""
+    """Returns the parameters to evaluate and export, without worker dim.
+
+    By default these are the outer parameters, "params" of the state. If workers
+    have separate ones, "params" under "workers", it is their mean; without
+    outer parameters it is the mean of ``params``.
+    """
+    if "params" in state:
+      return state["params"]
+    params = state.get("workers", {}).get("params", params)
     return mean_over_workers(params, self.worker)
 
   def metrics(self, state: State) -> dict[str, Any]:
@@ -241,64 +217,6 @@ class OuterLoop:
       key: workers[key] for key in ("delta_norm", "left_out") if key in workers
     }
 
-  def is_border(self, step: int) -> bool:
-    """Returns whether the number of workers may change before a step."""
-    return True
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    """Initializes the workers that join a run.
-
-    It operates on arrays of logical shape, outside ``jax.shard_map``.
-
-    Args:
-      params: Parameters of the workers, ``[workers, ...]``.
-      state: The state, of logical shape.
-      first: Index of the first joining worker. From there on, ``params`` and
-        all entries under "workers" in the state are zero.
-
-    Returns:
-      The parameters and the state with the joining workers' initial values.
-    """
-    return of_joined(params, mean_of_first(params, first), first), state
-
-  def started(self, state: State) -> State:
-    """Returns the state of a worker that joins an elastic run.
-
-    Args:
-      state: Current shared state, with a worker's initial own part.
-    """
-    return state
-
-  def late(
-    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
-    steps: tuple[int, int],
-  ) -> tuple[Params, State]:
-    """Moves the pending contribution of a worker to a later exchange.
-
-    A worker of an elastic run that misses an exchange contributes to a later
-    one instead. The method operates on arrays of logical shape, outside
-    ``jax.shard_map``.
-
-    Args:
-      params: Parameters of the worker, updates included, ``[1, ...]``.
-      state: The state at the missed exchange.
-      shared: That state with the shared values of the later exchange.
-      hooks: Hook of the missed exchange and hook of the later one, each "begin"
-        or "finish".
-      steps: Numbers of the steps of these two hooks.
-
-    Returns:
-      The parameters, shifted by the change of the common parameters between the
-      two exchanges, and the worker's state in the later exchange.
-    """
-    moved = jax.tree.map(
-      lambda x, new, old: x + (new - old)[None], params, shared["params"],
-      state["params"],
-    )
-    return moved, shared
-
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     """Returns the bytes that a device sends over the worker axis in one period.
 
@@ -307,9 +225,11 @@ class OuterLoop:
 
     Returns:
       Operand bytes of collectives by dtype on the wire; empty if one device has
-      all workers.
+      all workers. By default those of one `Exchange`, the attribute
+      ``exchange``; empty for loops without it.
     """
-    return {}
+    exchange = getattr(self, "exchange", None)
+    return {} if exchange is None else exchange.sent_bytes(shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,52 +245,6 @@ class Rounds(OuterLoop):
   @property
   def period(self) -> int:
     return self.sync_every
-
-  def is_border(self, step: int) -> bool:
-    # Between rounds no exchange is partially sent. Means that have not been
-    # applied yet are complete and do not depend on the later set of workers.
-    return step % self.sync_every == 0
-
-
-@dataclasses.dataclass(frozen=True)
-class CommonParams(OuterLoop):
-  """Loop with parameters that all workers share, "params" in the state."""
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    return of_joined(params, state["params"], first), state
-
-
-@dataclasses.dataclass(frozen=True)
-class CommonRounds(CommonParams, Rounds):
-  """Rounds whose outer parameters all workers share; these are exported."""
-
-  def export_params(self, params: Params, state: State) -> Params:
-    return state["params"]
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnRounds(Rounds):
-  """Rounds with separate outer parameters per worker.
-
-  These are "params" under "workers" in the state. For a joining worker they,
-  and the other parts in ``averaged``, start from the mean of the workers.
-  """
-
-  averaged: ClassVar[tuple[str, ...]] = ("params",)
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    own = state["workers"]
-    means = {key: mean_of_first(own[key], first) for key in self.averaged}
-    filled = {key: of_joined(own[key], means[key], first) for key in means}
-    params = of_joined(params, means["params"], first)
-    return params, state | {"workers": own | filled}
-
-  def export_params(self, params: Params, state: State) -> Params:
-    return mean_over_workers(state["workers"]["params"], self.worker)
 
 
 def mean_over_workers(tree: Params, worker: Axis) -> Params:
@@ -413,22 +287,6 @@ def stacked(tree: Params, worker: Axis) -> Params:
   return jax.tree.map(
     lambda x: jnp.broadcast_to(x, (worker.size, *jnp.shape(x))), tree
   )
-
-
-def mean_of_first(tree: Params, count: int) -> Params:
-  """Averages the first ``count`` rows of ``[workers, ...]``."""
-  return jax.tree.map(lambda x: jnp.mean(x[:count], axis=0), tree)
-
-
-def of_joined(tree: Params, new: Params, first: int) -> Params:
-  """Sets the joining workers' part of a tree, for `OuterLoop.joined`.
-
-  Args:
-    tree: Arrays ``[workers, ...]`` of logical shape.
-    new: Value for each joining worker, ``[...]``.
-    first: Index of the first joining worker.
-  """
-  return jax.tree.map(lambda x, y: x.at[first:].set(y), tree, new)
 
 
 def stacked_zeros(params: Params, worker: Axis) -> Params:

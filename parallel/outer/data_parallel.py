@@ -8,8 +8,6 @@ worker could restart from.
 import dataclasses
 from typing import ClassVar
 
-import jax
-
 from parallel.outer.base import (
   OuterLoop,
   Params,
@@ -17,7 +15,6 @@ from parallel.outer.base import (
   float32_bytes,
   mean_over_workers,
   of_first,
-  of_joined,
   to_workers,
 )
 
@@ -32,11 +29,6 @@ class DataParallel(OuterLoop):
     if self.worker.size == 1:  # avoids an all-reduce of one rank in the program
       return grads
     return to_workers(mean_over_workers(grads, self.worker), self.worker)
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    return of_joined(params, jax.tree.map(lambda x: x[0], params), first), state
 
   def export_params(self, params: Params, state: State) -> Params:
     # All workers are equal; taking their mean would round.

@@ -29,7 +29,6 @@ elementwise running root mean square of g.
 """
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +37,11 @@ import optax
 from parallel.collectives import after
 from parallel.outer import health
 from parallel.outer.base import (
-  CommonParams,
+  OuterLoop,
   Params,
   Plan,
   State,
+  mean_over_workers,
   stacked_zeros,
   to_workers,
 )
@@ -49,7 +49,7 @@ from parallel.outer.exchange import Exchange
 
 
 @dataclasses.dataclass(frozen=True)
-class DCS3GD(CommonParams):
+class DCS3GD(OuterLoop):
   """Exchanges updates at the start of each step and applies them at its end.
 
   Attributes:
@@ -60,7 +60,6 @@ class DCS3GD(CommonParams):
 
   exchange: Exchange
   compensation: float
-  of_each: ClassVar[tuple[str, ...]] = ("mask",)
 
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)
@@ -124,29 +123,5 @@ class DCS3GD(CommonParams):
     params = optax.apply_updates(to_workers(common, self.worker), updates)
     return params, state
 
-  def late(
-    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
-    steps: tuple[int, int],
-  ) -> tuple[Params, State]:
-    moved, shared = super().late(params, state, shared, hooks, steps)
-    said, later = hooks
-    if said == "begin":
-      return moved, shared
-    # u_i has already been sent. Only the update computed since is sent at the
-    # later exchange. `begin` does not judge it, so a non-finite one is replaced
-    # by zero here, as by `ANY_FINITE`.
-    update = jax.tree.map(
-      lambda x, w, u: x - w[None] - u, params, state["params"],
-      state["workers"]["update"],
-    )
-    if later == "finish":
-      moved = jax.tree.map(lambda w, u: w[None] + u, shared["params"], update)
-      return moved, shared
-    finite = jnp.isfinite(health.norms_here(update))
-    update = health.choose(
-      finite, update, jax.tree.map(jnp.zeros_like, update)
-    )
-    return moved, shared | {"workers": shared["workers"] | {"update": update}}
-
-  def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    return self.exchange.sent_bytes(shapes)
+  def export_params(self, params: Params, state: State) -> Params:
+    return mean_over_workers(params, self.worker)

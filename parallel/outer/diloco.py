@@ -27,9 +27,9 @@ import optax
 
 from parallel.outer import health
 from parallel.outer.base import (
-  CommonRounds,
   Params,
   Plan,
+  Rounds,
   State,
   to_workers,
 )
@@ -42,7 +42,7 @@ _CLIENTS = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class DiLoCo(CommonRounds):
+class DiLoCo(Rounds):
   """Outer loop that averages all parameters at the end of every H-th step.
 
   Attributes:
@@ -137,6 +137,3 @@ class DiLoCo(CommonRounds):
     order = jnp.where(healthy > 0, order, order + self.worker.size)
     place = jnp.sum(order[:, None] > order[None], axis=1)  # rank, from 0
     return healthy * (place < self.clients).astype(healthy.dtype)
-
-  def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    return self.exchange.sent_bytes(shapes)

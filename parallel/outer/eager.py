@@ -35,7 +35,6 @@ known to us.
 
 import dataclasses
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +43,9 @@ import optax
 from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import (
-  OwnRounds,
   Params,
   Plan,
+  Rounds,
   State,
   stacked,
   stacked_zeros,
@@ -54,13 +53,9 @@ from parallel.outer.base import (
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import OuterOptimizer
 
-# Parts of the state that a joining worker copies from the shared state, and
-# parts that start at zero.
-_COMMON, _UNSAID = ("params", "optimizer"), ("delta", "share")
-
 
 @dataclasses.dataclass(frozen=True)
-class Eager(OwnRounds):
+class Eager(Rounds):
   """Sends a round's outer gradients in the next one; applies them at its end.
 
   Attributes:
@@ -75,18 +70,6 @@ class Eager(OwnRounds):
   optimizer: OuterOptimizer
   exchange: Exchange
   common: bool = False
-  # All outer optimizers except Adam are linear, so the mean over the workers is
-  # the state of a worker that follows the means. Its d_m is the mean of the
-  # others' and is not sent.
-  averaged: ClassVar[tuple[str, ...]] = (
-    "params", "optimizer", "delta", "share"
-  )
-
-  of_each: ClassVar[tuple[str, ...]] = ("mask",)
-
-  def coming_and_going(self) -> "Eager":
-    return dataclasses.replace(self, common=True)
-
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)
     workers = shared.pop("workers", {}) | {
@@ -112,9 +95,6 @@ class Eager(OwnRounds):
     begins = step > 0 and step % self.sync_every == 0
     ends = (step + 1) % self.sync_every == 0
     return Plan((begins, ends), (step // self.sync_every,))
-
-  def awaits(self, plan: Plan) -> bool:
-    return plan.variant[1]
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     begins, _ = plan.variant
@@ -170,33 +150,3 @@ class Eager(OwnRounds):
       common = optax.apply_updates(state["params"], step)
       state |= {"params": common, "optimizer": optimizer}
     return outer, state | {"workers": own | {"share": share}}
-
-  def export_params(self, params: Params, state: State) -> Params:
-    if self.common:
-      return state["params"]
-    return super().export_params(params, state)
-
-  def started(self, state: State) -> State:
-    own = state["workers"]
-    common = {key: stacked(state[key], self.worker) for key in _COMMON}
-    unsaid = {key: jax.tree.map(jnp.zeros_like, own[key]) for key in _UNSAID}
-    return state | {"workers": own | common | unsaid}
-
-  def late(
-    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
-    steps: tuple[int, int],
-  ) -> tuple[Params, State]:
-    said, later = hooks
-    own = state["workers"]
-    delta = own["delta"]
-    if said == "finish":  # the stored delta has been sent, this one has not
-      delta = jax.tree.map(jnp.subtract, own["params"], params)
-    shared = self.started(shared)
-    own = shared["workers"]
-    if (said, later) == ("begin", "begin"):  # already judged
-      return own["params"], shared | {"workers": own | {"delta": delta}}
-    # As if the worker had trained from the current common parameters to here.
-    return jax.tree.map(jnp.subtract, own["params"], delta), shared
-
-  def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    return self.exchange.sent_bytes(shapes)

@@ -44,9 +44,9 @@ import optax
 from parallel.collectives import permute, permute_routes
 from parallel.outer import health
 from parallel.outer.base import (
-  OwnRounds,
   Params,
   Plan,
+  Rounds,
   State,
   stacked,
   stacked_zeros,
@@ -54,7 +54,7 @@ from parallel.outer.base import (
 
 
 @dataclasses.dataclass(frozen=True)
-class NoLoCo(OwnRounds):
+class NoLoCo(Rounds):
   """Exchanges in pairs at the end of every H-th step.
 
   The spread of the outer parameters depends on momentum and pull. Without
@@ -73,7 +73,6 @@ class NoLoCo(OwnRounds):
   """
 
   averages: ClassVar[bool] = False
-  averaged: ClassVar[tuple[str, ...]] = ("params", "momentum")
 
   rate: float
   momentum: float

@@ -37,9 +37,9 @@ from parallel import quantize
 from parallel.kernels.codec import top_k
 from parallel.outer import health
 from parallel.outer.base import (
-  CommonRounds,
   Params,
   Plan,
+  Rounds,
   State,
   at_path,
   stacked_zeros,
@@ -48,7 +48,7 @@ from parallel.outer.base import (
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseLoCo(CommonRounds):
+class SparseLoCo(Rounds):
   """Exchanges k elements of each chunk at the end of every H-th step.
 
   Attributes:

@@ -35,7 +35,7 @@ import collections
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,9 +46,9 @@ from parallel.base.checks import fraction
 from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import (
-  CommonRounds,
   Params,
   Plan,
+  Rounds,
   State,
   stacked_zeros,
   to_workers,
@@ -69,7 +69,7 @@ from parallel.plans.outer.fragment_plan import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Streaming(CommonRounds):
+class Streaming(Rounds):
   """Outer loop that exchanges one fragment after the other.
 
   Attributes:
@@ -91,8 +91,6 @@ class Streaming(CommonRounds):
     ValueError: ``overlap``, ``keep`` or ``pieces`` is out of range, or there
       are more fragments than steps in a round.
   """
-
-  own: ClassVar[tuple[str, ...]] = ("workers", "mask_here")
 
   optimizer: OuterOptimizer
   exchange: Exchange
@@ -214,9 +212,6 @@ class Streaming(CommonRounds):
       Numbers(send_numbers, tuple(receive_numbers)),
     )
 
-  def awaits(self, plan: Plan) -> bool:
-    return bool(plan.variant.receives)
-
   def _slot(self, fragment: int, sent_at: int) -> int:
     """Returns the slot in which the mean of a send waits."""
     many = self.fragments.num_layer_fragments
@@ -237,7 +232,7 @@ class Streaming(CommonRounds):
       )
       return _with_arriving(state, send, arrived)
     if send.starts:  # snapshot: the parameters change between pieces
-      outer, mine = self._sides(params, state, send.kind, numbers.place)
+      outer, mine = self.sides(params, state, send.kind, numbers.place)
       deltas = jax.tree.map(lambda x, y: x[None] - y, outer, mine)
       workers = state["workers"]
       sending = workers["sending"] | {send.kind: deltas}
@@ -276,30 +271,7 @@ class Streaming(CommonRounds):
       params = health.choose(mine, params, outer)
     return params, state
 
-  def late(
-    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
-    steps: tuple[int, int],
-  ) -> tuple[Params, State]:
-    moved, shared = super().late(params, state, shared, hooks, steps)
-    # Deltas that it sent earlier and that have arrived since are included in
-    # phi. They are merged as for a worker in time; else they would be sent
-    # twice.
-    (first, last), tau = steps, min(self.overlap)
-    for sent_at in range(first + 1 - tau, min(first, last + 1 - tau)):
-      if (number := self.times.sent(sent_at)) is not None:
-        place = self.fragments.place(number)
-        mixed = jax.tree.map(self._mix, *self._sides(params, shared, *place))
-        moved = self.fragments.put(moved, mixed, *place, 1)
-    if self.pieces > 1:
-      workers = shared["workers"]
-      old, new = (self.plan(step).numbers.send for step in steps)
-      # No piece of this exchange has been sent by the worker.
-      if old.exchange != new.exchange or not old.piece:
-        zeros = jax.tree.map(jnp.zeros_like, workers["sending"])
-        shared = shared | {"workers": workers | {"sending": zeros}}
-    return moved, shared
-
-  def _sides(
+  def sides(
     self, params: Params, state: State, kind: str, place: Any
   ) -> tuple[Params, Params]:
     """Returns one fragment's current phi ``[...]`` and theta ``[W, ...]``."""
@@ -316,7 +288,7 @@ class Streaming(CommonRounds):
       mask of included workers.
     """
     cut = self.fragments
-    outer, mine = self._sides(params, state, kind, place)
+    outer, mine = self.sides(params, state, kind, place)
     verdict = self.exchange.judge(mine, outer)
     state = _noted(state, verdict)
     workers = state["workers"]
@@ -405,18 +377,18 @@ class Streaming(CommonRounds):
   ) -> Params:
     """Mixes a fragment of phi into the workers with this receive's tau."""
     cut, place = self.fragments, numbers.place
-    outer, mine = self._sides(params, state, kind, place)
+    outer, mine = self.sides(params, state, kind, place)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
     # One program runs on all devices, so each lane looks up its worker's tau:
     # bool [W].
     now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers.tau
 
     mixed = jax.tree.map(
-      lambda y, x: jax.vmap(jnp.where)(now, self._mix(y, x), x), outer, mine
+      lambda y, x: jax.vmap(jnp.where)(now, self.mix(y, x), x), outer, mine
     )
     return cut.put(params, mixed, kind, place, 1)
 
-  def _mix(self, outer: jax.Array, mine: jax.Array) -> jax.Array:
+  def mix(self, outer: jax.Array, mine: jax.Array) -> jax.Array:
     """Returns keep * theta + (1 - keep) * phi, ``[W, ...]``."""
     if not self.keep:
       return jnp.broadcast_to(outer, mine.shape)

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any
 
-from parallel.peers.exchange import Exchange, Part
+from parallel.peers.exchange import Exchange, PeerContribution
 from parallel.peers.membership import ids, leases, service
 from parallel.peers.membership import messages as m
 from parallel.peers.membership import peer as peers
@@ -49,10 +49,10 @@ from parallel.peers.transport.transfers import Lost, Unreachable
 LOG = logging.getLogger(__name__)
 # Exponential backoff before a failed attempt is reported: without it, a
 # persistent failure would cause thousands of epochs.
-_FAILED_S, _MOST_FAILED_S = 0.02, 2.0
+_FAILED_S, _MAX_FAILED_S = 0.02, 2.0
 # A peer whose fetches are outdated by this many consecutive commits leaves and
 # joins again: the swarm waits for new members before it starts a round.
-_MOST_OVERTAKEN = 3
+_MAX_OVERTAKEN = 3
 _CONNECT = 1.5  # time limit for connecting to the members, in units of t_h
 _SAID_S = 10.0  # interval of warnings about an unreachable coordinator
 
@@ -96,7 +96,7 @@ class Agent:
     self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
     # Kept until its round is committed, or until the protocol discards it.
-    self._part: Part | None = None
+    self._part: PeerContribution | None = None
     self._result: Revision | None = None  # of the round voted on
     self._failed = 0
     self.changed = threading.Condition()
@@ -106,7 +106,7 @@ class Agent:
     self.error: BaseException | None = None
     # Hashes the state, so a large one delays the first connection.
     self._install(revisions.make(revision, state))
-    self.peer = peers.Peer(listener.me, revision, self.newest.digest)
+    self.peer = peers.PeerState(listener.me, revision, self.newest.digest)
     # A connection that ends at once: it shows that this peer can be reached.
     listener.serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
     self._threads = [
@@ -116,7 +116,7 @@ class Agent:
     for thread in self._threads:
       thread.start()
 
-  def give(self, part: Part) -> None:
+  def give(self, part: PeerContribution) -> None:
     """Accepts the contribution that the user's program has computed."""
     with self.changed:
       self.working = False
@@ -464,7 +464,7 @@ class Agent:
       self._fetch.cancel()
       # A new epoch repeats the request; only commits in an epoch overtake it.
       self._overtaken += self._fetching[0] == self.peer.epoch
-    if self._overtaken >= _MOST_OVERTAKEN and self._channel is not None:
+    if self._overtaken >= _MAX_OVERTAKEN and self._channel is not None:
       LOG.info("rounds are committed faster than they can be fetched")
       self._overtaken = 0
       self._channel.send(m.Leave())
@@ -505,7 +505,7 @@ class Agent:
           text = str(error)
           self._say(f"revision {task.revision} is fetched again: {text}")
         self._scope.closed.wait(pause_s)
-        pause_s = min(2 * pause_s, _MOST_FAILED_S)
+        pause_s = min(2 * pause_s, _MAX_FAILED_S)
         # A new attempt starts from the chunks received so far.
         again = self._make_fetch(task, holders)
         with self.changed:
@@ -518,8 +518,8 @@ class Agent:
         return
 
   def _exchange(
-    self, task: m.Reduce, links: Links, part: Part, newest: Revision,
-    rings: Rings | None,
+    self, task: m.Reduce, links: Links, part: PeerContribution,
+    newest: Revision, rings: Rings | None,
   ) -> None:
     """Attempts a round and reports its result."""
     found: Revision | None = None
@@ -544,7 +544,7 @@ class Agent:
       if cause.peer is not None:  # not closed for a newer epoch
         self._say(f"round {task.round} is attempted again: {cause}")
       self._scope.closed.wait(
-        min(_FAILED_S * 2**min(self._failed, 10), _MOST_FAILED_S)
+        min(_FAILED_S * 2**min(self._failed, 10), _MAX_FAILED_S)
       )
     # Other errors, which the user's function raises, would occur again: `_task`
     # ends the peer.

@@ -22,7 +22,7 @@ from parallel.peers.ring.link_collectives import Order
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.transfers import disagreement
 
-_MOST_OPERATIONS = 1 << 20  # per round: a round's tags start at a multiple
+_MAX_OPERATIONS = 1 << 20  # per round: a round's tags start at a multiple
 _TIMED_BYTES = 1 << 16  # smaller sums measure latency, not bandwidth
 
 
@@ -55,7 +55,7 @@ class Exchange:
     """
     self.round, self.epoch = task.round, task.epoch
     self.contributors: tuple[Id, ...] = task.contributors
-    self._links, self._tag = links, task.round * _MOST_OPERATIONS
+    self._links, self._tag = links, task.round * _MAX_OPERATIONS
     # None: measurement is disabled on this peer.
     wish = rings.wanted(self.contributors) if rings is not None else None
     # One gather carries the weight, the samples and the request.
@@ -185,7 +185,7 @@ class Exchange:
 Combine = Callable[[Exchange, State, Any], State]
 
 
-class Part(NamedTuple):
+class PeerContribution(NamedTuple):
   """Contribution of a peer to a round.
 
   Attributes:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 import dataclasses
 
 # Most data connections to a peer; each costs two threads per pair of peers.
-MOST_CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Options:
   send_buffer: int = 0
 
   def __post_init__(self) -> None:
-    if not 1 <= self.num_connections <= MOST_CONNECTIONS:
+    if not 1 <= self.num_connections <= MAX_CONNECTIONS:
       raise ValueError(
         f"num_connections={self.num_connections} must be an integer from 1 to "
-        f"{MOST_CONNECTIONS}"
+        f"{MAX_CONNECTIONS}"
       )
     if not self.silence_s > 0:
       raise ValueError(f"silence_s={self.silence_s:g} must be positive")

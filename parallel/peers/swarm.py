@@ -45,7 +45,7 @@ from typing import Any
 
 from parallel.peers import agent
 from parallel.peers.agent import Settings
-from parallel.peers.exchange import Combine, Part
+from parallel.peers.exchange import Combine, PeerContribution
 from parallel.peers.membership import ids
 from parallel.peers.membership.leases import Spans
 from parallel.peers.membership.messages import Digest, Id
@@ -199,7 +199,7 @@ class Swarm:
       loss = None  # JSON has no NaN; the display shows a missing value
     # Assigned when the contribution became due.
     begun, samples = self._agent.drawn
-    self._agent.give(Part(
+    self._agent.give(PeerContribution(
       part, combine, weight, begun, samples,
       None if loss is None else float(loss),
     ))

@@ -218,7 +218,13 @@ class Actions(NamedTuple):
 
 
 def runs(count: int, schedule: PipelineSchedule) -> str:
-  """Returns the scope of code that runs in ``count`` ticks, for the ledger."""
+  """Returns the scope of code that runs in ``count`` ticks, for the ledger.
+
+  Example:
+    >>> from parallel.plans.pipeline.builders import build
+    >>> runs(3, build("1f1b", stages=2, microbatches=3))
+    'runs_3_of_8'
+  """
   return f"runs_{count}_of_{schedule.num_ticks}"
 
 

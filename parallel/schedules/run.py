@@ -61,6 +61,22 @@ def executor(schedule: Schedule) -> Executor:
 def on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
   """Runs a schedule between logical ranks, several of which may share a device.
 
+  Example:
+    The sum of four ranks, which are lanes of one device:
+
+    >>> from jax.sharding import PartitionSpec
+    >>> from parallel.axes import make_mesh
+    >>> from parallel.plans.schedules import builders
+    >>> from parallel.plans.topology.builders import ring
+    >>> schedule = builders.build("ring", ring(4))
+    >>> axis = Axis("a", 4, 1)
+    >>> total = jax.shard_map(
+    ...   lambda x: on_lanes(schedule, x, axis), mesh=make_mesh({"a": axis}),
+    ...   in_specs=PartitionSpec("a"), out_specs=PartitionSpec("a"),
+    ... )
+    >>> total(jnp.ones((4, 8))).min()
+    Array(4., dtype=float32)
+
   Args:
     schedule: Schedule, which is proven here. Its ranks are the logical ranks of
       the axis.

@@ -27,19 +27,16 @@ Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), K
 """
 
 from collections.abc import Callable
-import math
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
 from parallel.axes import Axis
-from parallel.collectives import on_cpu, varying, varying_axes
-from parallel.kernels.add_norm import api as kernels
+from parallel.collectives import varying, varying_axes
 from parallel.kernels.add_norm.reference import sum_of_squares
-from parallel.kernels.calls import same_axes
-from parallel.kernels.coded import Coded
 from parallel.kernels.selection import Implementation
+from parallel.tensor import products
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import (
   ReduceAddNorm,
@@ -108,14 +105,9 @@ def column_parallel(
   if x.update is not None:
     x, update = x.aligned(x.update.reduced())
     updates = (update.shared, update.private[0])
-  operands = x.shared, x.private[0], *updates, gain
-  chosen = kernels.choice(*operands[:2], implementation)
-  if on_cpu() and chosen.name == "reference":
-    shared, private, normed = _add_norm(*operands, eps)
-  else:
-    shared, private, normed = kernels.add_norm(
-      *operands, eps=eps, implementation=implementation
-    )
+  shared, private, normed = products.add_norm(
+    x.shared, x.private[0], *updates, gain, eps, implementation
+  )
   has_private = x.private.shape[-1] > 0
   x = Stream(shared, private[None] if has_private else x.private)
   return x, _all_columns(normed, w.astype(normed.dtype))
@@ -153,24 +145,24 @@ def _columns_of_lanes(
   """Computes norm and products ``[R, B, T, F]`` of lanes with separate streams.
   """
   dtype, k = x.private.dtype, x.shared.shape[-1]
-  if on_cpu() and w.shape[-1] > x.width:
-    # Of streams and products the streams are smaller, so they are normalised:
-    # then one product has all channels, and nothing to add or scale.
+  if products.scales_streams(w.shape[-1], x.width):
     normed = jax.vmap(
-      lambda private: _add_norm(x.shared, private, None, None, gain, eps)[2]
+      lambda private: products.add_norm(
+        x.shared, private, None, None, gain, eps
+      )[2]
     )(x.private)  # [R, B, T, H]
-    return _each_rank(normed, w.astype(dtype))
+    return products.each_rank(normed, w.astype(dtype))
   # The gain multiplies the weights: a product with the stream would be another
   # array [R, B, T, H] to write and to save for the backward.
   w = w.astype(dtype).astype(gain.dtype)
   w = (gain[None, :, None] * w).astype(dtype)
-  y = _each_rank(x.private, w[:, k:])  # [R, B, T, F]
+  y = products.each_rank(x.private, w[:, k:])  # [R, B, T, F]
   if k:
     y = y + _all_columns(x.shared, w[:, :k])
   # [1, B, T] + [R, B, T]
   squares = sum_of_squares(x.shared)[None] + sum_of_squares(x.private)
   rstd = lax.rsqrt(squares / x.width + eps)
-  return _times(y, rstd[..., None])
+  return products.times(y, rstd[..., None])
 
 
 def row_parallel(
@@ -283,7 +275,7 @@ def _row_products(
   if sync.overlap:  # without a barrier XLA merges the two products
     shared, y = lax.optimization_barrier((shared, y))
   # The factor multiplies the weights, which are smaller than the activations.
-  return shared, _each_rank(y, w[..., k:] * factor)
+  return shared, products.each_rank(y, w[..., k:] * factor)
 
 
 def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
@@ -298,11 +290,6 @@ def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
   return shared, x.private[0, ..., more:]
 
 
-# The products below have no dim of size one next to the contracted one, and a
-# batch dim only with several lanes: XLA:CPU runs others at a fraction of the
-# rate of a plain matrix product (docs/methods.md).
-
-
 def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies one stream ``[B, T, H]`` by all lanes' columns ``[R, H, F]``.
 
@@ -313,8 +300,8 @@ def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   """
   lanes, width, features = w.shape
   if lanes == 1:
-    return _product(x, w)[None]
-  y = _product(
+    return products.product(x, w)[None]
+  y = products.product(
     x, jnp.moveaxis(w, 0, 1).reshape(1, width, lanes * features)
   )
   return jnp.moveaxis(y.reshape(*x.shape[:-1], lanes, features), -2, 0)
@@ -330,112 +317,6 @@ def _all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
   """
   lanes, features, width = w.shape
   if lanes == 1:
-    return _product(y[0], w)
+    return products.product(y[0], w)
   y = jnp.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], lanes * features)
-  return _product(y, w.reshape(1, lanes * features, width))
-
-
-def _product(x: jax.Array, w: jax.Array | Coded) -> jax.Array:
-  """Multiplies ``[B, T, H]`` by the one matrix of ``[1, H, F]``."""
-  if isinstance(w, Coded):
-    return w.product(x)
-  # On CPUs, where its backward avoids a copy for the weights' gradient.
-  return _each_rank(x[None], w)[0] if on_cpu() else x @ w[0]
-
-
-def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
-  """Multiplies each lane's ``[B, T, H]`` by its ``[H, F]``.
-
-  The backward is written by hand, since autodiff would save each lane's slices
-  of x and w in addition to x and w, and compute the transpose of the weights'
-  gradient, for which XLA:CPU copies an operand into its order.
-
-  Args:
-    x: ``[R, B, T, H]``.
-    w: ``[R, H, F]``.
-
-  Returns:
-    ``[R, B, T, F]``.
-  """
-
-  # XLA:CPU (jaxlib 0.10) converts the operands of a bfloat16 product to float32
-  # unless its result is float32, which takes twice as long.
-  wide = jnp.float32 if on_cpu() else None
-
-  @jax.custom_vjp
-  def products(x, w):
-    return by_lane(product, x, w)
-
-  def forward(x, w):
-    return products(x, w), (x, w)
-
-  def backward(residuals, cotangent):
-    x, w = residuals
-    dx = by_lane(lambda a, b: product(a, b.T), cotangent, w)
-    return dx, by_lane(over_tokens, x, cotangent)
-
-  def product(a, b):
-    return jnp.matmul(a, b, preferred_element_type=wide).astype(a.dtype)
-
-  def by_lane(product, *operands):
-    if w.shape[0] > 1:
-      return jax.vmap(product)(*operands)
-    return product(*(x[0] for x in operands))[None]
-
-  def over_tokens(a, b):
-    # Of one dim: XLA:CPU copies operands to merge several. H or F may be 0.
-    a, b = (x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in (a, b))
-    return product(a.T, b)
-
-  products.defvjp(forward, backward)
-  return products(*same_axes(x, w))
-
-
-def _add_norm(
-  shared: jax.Array, private: jax.Array, d_shared: jax.Array | None,
-  d_private: jax.Array | None, gain: jax.Array, eps: float,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Computes `kernels.add_norm` with the backward of `_times`."""
-  if d_shared is not None:
-    shared, private = shared + d_shared, private + d_private
-  both = jnp.concatenate([shared, private], axis=-1)
-  wide = both.astype(jnp.float32)
-  squares = sum_of_squares(shared) + sum_of_squares(private)
-  rstd = lax.rsqrt(squares / both.shape[-1] + eps)[..., None]
-  normed = _times(wide, rstd) * jnp.expand_dims(gain, range(both.ndim - 1))
-  return shared, private, normed.astype(both.dtype)
-
-
-def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
-  """Returns ``y * factor``, with a factor ``[..., 1]``, in y's dtype.
-
-  Autodiff would save y for the factor's cotangent. This backward divides the
-  product by the factor instead: the product is saved by its consumers anyway.
-  """
-
-  @jax.custom_vjp
-  def times(y, factor):
-    return (y.astype(factor.dtype) * factor).astype(y.dtype)
-
-  def forward(y, factor):
-    product = times(y, factor)
-    return product, (product, factor)
-
-  def backward(residuals, cotangent):
-    product, factor = residuals
-    wide = cotangent.astype(factor.dtype)
-    d_factor = _row_sums(wide * product.astype(factor.dtype)) / factor
-    return (wide * factor).astype(product.dtype), d_factor
-
-  times.defvjp(forward, backward)
-  return times(*same_axes(y, factor))
-
-
-def _row_sums(x: jax.Array) -> jax.Array:
-  """Sums the last dim of ``[..., n]`` to ``[..., 1]``."""
-  if not on_cpu():
-    return jnp.sum(x, axis=-1, keepdims=True)
-  # XLA:CPU fuses a sum with what it sums, and runs that slower than a product:
-  # log/2026-11-28-training-step-memory.md.
-  rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-  return (rows @ jnp.ones((x.shape[-1], 1), x.dtype)).reshape(*x.shape[:-1], 1)
+  return products.product(y, w.reshape(1, lanes * features, width))

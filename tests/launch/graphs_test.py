@@ -3,7 +3,7 @@
 import pytest
 
 from caatnet.config import sections
-from caatnet.config.data import SOURCES
+from caatnet.config.graph import SOURCES
 from caatnet.data.graphs.csr import open_graph
 from configs.graphs import source
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from caatnet.config.override import override
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from configs.caatnet import tiny
 from launch import options
 from tests.claims_test import run_arguments
@@ -24,7 +24,7 @@ import numpy
 from rich.console import Console
 
 from caatnet.config.override import override
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from configs.caatnet import tiny
 from launch import options
 

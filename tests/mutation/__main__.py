@@ -1,27 +1,29 @@
-"""Mutation tests: generated one-line bugs, and whether a test fails.
+"""Mutation tests: plants one-line bugs, and tells which no test notices.
 
     python -m tests.mutation --seed=1
     python -m tests.mutation --dir=parallel/outer --num=20
-    python -m tests.mutation --changed=main
-    python -m tests.mutation --survivors --dir=parallel/outer
 """
 
 import argparse
 from collections.abc import Sequence
-import hashlib
-import os
+import concurrent.futures
+import datetime
+import itertools
+import json
 import pathlib
+import queue
+import signal
 import subprocess
 import sys
 import tempfile
 from typing import Any
 
-from tests.mutation import coverage_map, report, sample
-from tests.mutation.candidates import Mutant, candidates, read
-from tests.mutation.results import Results, equivalents, identity
-from tests.mutation.runner import Runner, Server, copy_tree, each
+from tests.mutation import trial
+from tests.mutation.operators import Mutant, draw
 
-ROOT = pathlib.Path(__file__).parents[2]
+_COUNTS = ("drawn", "killed", "survived", "timed_out")
+_RESULTS = "results/mutants.json"
+_TOPS = ("parallel", "caatnet")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -30,250 +32,170 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   add = parser.add_argument
-  add("--seed", type=int, default=0, help="seed of the samples (0)")
+  add("--seed", type=int, default=0, help="seed of the draws (0)")
   add("--num", type=int, default=100, help="mutants in all (100)")
   add(
     "--dir", action="append", default=[], metavar="DIR",
     help="only this directory, e.g. parallel/outer; may be repeated",
   )
-  add(
-    "--changed", nargs="?", const="HEAD~1", metavar="BASE",
-    help="only files that differ from a commit (HEAD~1); results are kept in "
-    "another file",
-  )
-  add(
-    "--survivors", action="store_true",
-    help="tries the survivors of all seeds again, if the code still has them",
-  )
-  add(
-    "--map", nargs="?", const="tests", metavar="PATH",
-    help="only measures coverage, of all tests or of those below a path",
-  )
-  add(
-    "--measured", action="store_true",
-    help="measures no tests but those of the directory that import the file",
-  )
-  add("--workers", type=int, default=2, help="processes (2)")
+  add("--workers", type=int, default=2, help="mutants at a time (2)")
   add(
     "--budget", type=float, default=60, metavar="S",
-    help="limit in seconds of a mutant's tests per phase, and of the tests "
-    "that are measured for it (60)",
+    help="time in seconds of a mutant's tests: of those with its file's name, "
+    "and again of all others (60)",
   )
   add(
-    "--bound", type=float, default=60, metavar="S",
-    help="time limit of a run of tests, plus ten times their usual time (60)",
+    "--patience", type=float, default=60, metavar="S",
+    help="tests that take so much longer than their time have timed out (60)",
   )
-  add("--preload", default="", help=argparse.SUPPRESS)
+  add(
+    "--resume", action="store_true",
+    help=f"leaves out directories that {_RESULTS} has for the seed and the "
+    "commit, after a run was stopped",
+  )
   add("--list", action="store_true", help="shows the mutants, runs nothing")
-  add("--report", action="store_true", help="shows the results, runs nothing")
-  add("--root", type=pathlib.Path, default=ROOT, help=argparse.SUPPRESS)
-  add("--results", type=pathlib.Path, help="results/mutants.json")
+  add("--root", type=pathlib.Path, default=trial.ROOT, help=argparse.SUPPRESS)
   options = parser.parse_args(arguments)
+  for name in ("num", "workers", "budget", "patience"):
+    if not getattr(options, name) > 0:
+      parser.error(f"--{name}={getattr(options, name)} must be positive")
   options.root = options.root.resolve()
-  options.tree = options.root  # later a copy, which does not change
-  if options.num < 1 or options.workers < 1:
-    parser.error("--num and --workers must be at least 1")
-  if not options.budget > 0:
-    parser.error("--budget must be positive")
-  if options.results is None:
-    folder = ".cache/mutation" if options.changed else "results"
-    options.results = options.root / folder / "mutants.json"
-  options.command = " ".join(
-    ["python -m tests.mutation", *(sys.argv[1:] if arguments is None else
-                                   arguments)]
-  )
+  options.dir = [name.rstrip("/") for name in options.dir]
   return options
 
 
-def _git(root: pathlib.Path, *command: str) -> str:
-  found = subprocess.run(
-    ["git", *command], cwd=root, capture_output=True, text=True, check=False
-  )
-  if found.returncode:
-    sys.exit(f"error: git {command[0]}: {found.stderr.strip()}")
-  return found.stdout.strip()
+def _directory(file: str, named: Sequence[str]) -> str:
+  """The directory among those named, or the first two levels; "" for none."""
+  path = pathlib.PurePosixPath(file)
+  if not named:
+    return "/".join(path.parts[:-1][:2])
+  return next((name for name in named if path.is_relative_to(name)), "")
 
 
-def _changed(root: pathlib.Path, base: str) -> set[str]:
-  names = _git(root, "diff", "--name-only", "--relative", base).splitlines()
-  new = _git(root, "ls-files", "--others", "--exclude-standard").splitlines()
-  return {*names, *new}
-
-
-def _about(options: argparse.Namespace) -> dict[str, Any]:
-  """Command, commit and hash of all code."""
-  tree = hashlib.sha256()
-  for top in ("parallel", "caatnet", "configs", "launch", "tests"):
-    for path in sorted((options.tree / top).rglob("*.py")):
-      tree.update(path.read_bytes())
-  commit = subprocess.run(
-    ["git", "describe", "--always", "--dirty"], cwd=options.root,
-    capture_output=True, text=True, check=False,
-  ).stdout.strip()
-  return {
-    "command": options.command, "commit": commit,
-    "tree": tree.hexdigest()[:16],
+def _texts(root: pathlib.Path, named: Sequence[str]) -> dict[str, str]:
+  """Path and content of the product's files below the directories named."""
+  found = {
+    path.relative_to(root).as_posix(): path.read_text()
+    for top in _TOPS for path in sorted((root / top).rglob("*.py"))
   }
+  known = {_directory(file, named): None for file in found}
+  for name in named:
+    if name not in known:
+      sys.exit(
+        f"error: --dir: {name!r} has no code; use a directory of "
+        f"{' or '.join(_TOPS)}, such as {_directory(min(found), ())}"
+      )
+  return {f: text for f, text in found.items() if _directory(f, named)}
 
 
-def _chosen(options: argparse.Namespace) -> dict[str, list[str]]:
-  """Directories and their files."""
-  found = sample.sources(options.tree)
-  unknown = set(options.dir) - set(found)
-  if unknown:
-    sys.exit(f"error: --dir: {min(unknown)!r} is none of {', '.join(found)}")
-  if options.dir:
-    found = {d: found[d] for d in options.dir}
-  if options.changed:
-    names = _changed(options.root, options.changed)
-    found = {d: [f for f in fs if f in names] for d, fs in found.items()}
-    found = {d: files for d, files in found.items() if files}
-  return found
-
-
-def _sampled(options: argparse.Namespace, skipped: Any) -> list[Mutant]:
-  chosen = _chosen(options)
-  if not chosen:
-    return []
-  nums = sample.split(options.num, list(chosen), options.seed)
-  return [
-    m for directory, files in chosen.items() for m in sample.sample(
-      options.tree, directory, files, nums[directory], options.seed, skipped
+def _commit(root: pathlib.Path) -> str:
+  """Commit of the code, with "-dirty" if the code differs from it."""
+  git = ["git", "-C", str(root)]
+  commit, status = (
+    subprocess.run([*git, *c], capture_output=True, text=True, check=False)
+    for c in (
+      ("rev-parse", "--short=8", "HEAD"),
+      ("status", "--porcelain", "--", *trial.TOPS),
     )
+  )
+  dirty = "-dirty" if status.stdout.strip() else ""
+  return commit.stdout.strip() + dirty or "unknown"
+
+
+def stored(root: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the rows of results/mutants.json."""
+  path = root / _RESULTS
+  return json.loads(path.read_text()) if path.exists() else []
+
+
+def _store(root: pathlib.Path, row: dict[str, Any]) -> None:
+  """Adds a row to the file of results; it is complete at any time."""
+  lines = ",\n".join(json.dumps(row) for row in [*stored(root), row])
+  (root / _RESULTS).parent.mkdir(exist_ok=True)
+  temporary = (root / _RESULTS).with_suffix(".tmp")
+  temporary.write_text(f"[\n{lines}\n]\n")
+  temporary.replace(root / _RESULTS)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+  total = {name: sum(row[name] for row in rows) for name in _COUNTS}
+  lines = [("directory", *_COUNTS)] + [
+    (row["directory"], *(row[name] for name in _COUNTS))
+    for row in (*rows, total | {"directory": "all"})
   ]
+  return "\n".join(
+    f"{name:28}" + "".join(f"{x:>11}" for x in rest) for name, *rest in lines
+  )
 
 
-def _survivors(
-  options: argparse.Namespace, results: Results, skipped: Any
-) -> list[tuple[Mutant, int]]:
-  """Recorded survivors with their seeds.
+def _try_all(
+  options: argparse.Namespace, drawn: dict[str, list[Mutant]],
+  texts: dict[str, str], folder: pathlib.Path,
+) -> list[dict[str, Any]]:
+  """Tries mutants; prints outcomes, and stores a row per directory."""
+  about = {"commit": _commit(options.root), "seed": options.seed}
+  if options.resume:
+    done = {
+      row["directory"] for row in stored(options.root)
+      if all(row[name] == value for name, value in about.items())
+    }
+    drawn = {name: those for name, those in drawn.items() if name not in done}
+  trees: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
+  for number in range(options.workers):
+    trial.copy_tree(options.root, folder / str(number))
+    trees.put(folder / str(number))
+  trials = trial.Trials(
+    trial.users(folder / "0"), options.budget, options.patience
+  )
 
-  Those that the sources no longer have are dropped from the results.
-  """
-  wanted = {
-    identity(e): e["seed"] for e in results.entries
-    if e["outcome"] == "survived" and identity(e) not in skipped
-    and (not options.dir or e["directory"] in options.dir)
-  }
-  files = sorted({i[0] for i in wanted if (options.tree / i[0]).exists()})
-  found = [
-    (m, wanted[m.identity]) for file in files
-    for m in candidates(read(options.tree, file), file)
-    if m.identity in wanted
-  ]
-  gone = set(wanted) - {m.identity for m, _ in found}
-  results.entries = [e for e in results.entries if identity(e) not in gone]
-  return found
+  def attempt(mutant: Mutant) -> str:
+    tree = trees.get()
+    outcome = trials.run(tree, mutant)
+    trees.put(tree)
+    text = mutant.described(texts[mutant.file])
+    print(f"{outcome.kind}: {text}\n  {outcome.test}".rstrip(), flush=True)
+    return outcome.kind
 
-
-def _run(
-  options: argparse.Namespace, folder: pathlib.Path, jobs: Sequence[Any],
-  work: Any, what: str,
-) -> None:
-  """Runs jobs on servers, with a progress bar."""
-  servers: list[Server] = []
+  rows = []
+  pool = concurrent.futures.ThreadPoolExecutor(options.workers)
   try:
-    with report.progress() as shown:
-      task = shown.add_task(what, total=len(jobs))
-      for number in range(min(options.workers, len(jobs))):
-        servers.append(Server(
-          options.tree, folder / str(number), folder / "programs",
-          options.preload,
-        ))
-
-      def step(server: Server, job: Any) -> None:
-        work(server, job, shown.console.print)
-        shown.advance(task)
-
-      each(servers, jobs, step)
+    waiting = {
+      name: [pool.submit(attempt, mutant) for mutant in those]
+      for name, those in drawn.items()
+    }
+    for name, those in waiting.items():
+      kinds = [found.result() for found in those]
+      today = datetime.date.today().isoformat()
+      counts = (len(kinds), *map(kinds.count, trial.KINDS))
+      rows.append(
+        {"date": today, **about, "directory": name}
+        | dict(zip(_COUNTS, counts, strict=True))
+      )
+      _store(options.root, rows[-1])
   finally:
-    for server in servers:
-      server.close()
-
-
-def _measure(options: argparse.Namespace, folder: pathlib.Path) -> int:
-  """Measures all test files that have changed since they were measured."""
-  runner = _runner(options)
-  lines = _lines(options)
-  files = [
-    f for f in coverage_map.test_files(options.tree)
-    if f.startswith(options.map) and not lines.has(f)
-  ]
-  _run(
-    options, folder, files, lambda s, f, _: runner.measure(s, f), "test files"
-  )
-  return 0
-
-
-def _lines(options: argparse.Namespace) -> coverage_map.Map:
-  return coverage_map.Map(options.tree, options.root / ".cache/mutation/lines")
-
-
-def _runner(options: argparse.Namespace) -> Runner:
-  return Runner(
-    options.tree, _lines(options), options.budget, options.bound,
-    not options.measured,
-  )
-
-
-def _try(
-  options: argparse.Namespace, folder: pathlib.Path, results: Results,
-  known: dict[tuple, str],
-) -> int:
-  """Tries mutants; returns 1 if one has survived."""
-  about = _about(options)
-  if options.survivors:
-    seeds = dict(_survivors(options, results, known))
-    mutants = list(seeds)
-  else:
-    mutants = _sampled(options, known)
-    seeds = dict.fromkeys(mutants, options.seed)
-    directories = {sample.directory_of(m.file) for m in mutants}
-    done = results.begin(options.seed, directories, about)
-    mutants = [m for m in mutants if m.identity not in done]
-  runner = _runner(options)
-
-  def work(server: Server, mutant: Mutant, say: Any) -> None:
-    entry = runner.try_mutant(server, mutant)
-    entry |= {"seed": seeds[mutant], "commit": about["commit"]}
-    with results.lock:
-      results.add(entry, known)
-    if entry["outcome"] == "survived":
-      say(report.of_entry(entry))
-
-  _run(options, folder, mutants, work, "mutants")
-  if not options.survivors:
-    results.finish(known)
-  report.show(results, known)
-  tried = {m.identity for m in mutants}
-  return int(any(
-    e["outcome"] == "survived" for e in results.entries if identity(e) in tried
-  ))
+    trials.close()
+    pool.shutdown(cancel_futures=True)
+  return rows
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-  """Runs the command; returns 1 if a mutant has survived."""
+  """Draws mutants and tries them; returns 1 if some survive."""
   options = _options(arguments)
-  known = equivalents(options.root / "tests/mutation/equivalent.toml")
-  results = Results(options.results)
-  if options.report:
-    report.show(results, known)
-    return 0
+  texts = _texts(options.root, options.dir)
+  drawn: dict[str, list[Mutant]] = {}
+  for mutant in draw(texts, options.num, str(options.seed)):
+    directory = _directory(mutant.file, options.dir)
+    drawn.setdefault(directory, []).append(mutant)
   if options.list:
-    for m in _sampled(options, known):
-      print(report.described(m.file, m.function, m.before, m.after, m.operator))
+    for mutant in itertools.chain(*drawn.values()):
+      print(mutant.described(texts[mutant.file]))
     return 0
-  os.environ.pop("COVERAGE_PROCESS_START", None)
-  with tempfile.TemporaryDirectory(
-    prefix="mutants_", ignore_cleanup_errors=True
-  ) as name:
-    folder = pathlib.Path(name)
-    options.tree = folder / "source"
-    copy_tree(options.root, options.tree)
-    if options.map:
-      return _measure(options, folder)
-    return _try(options, folder, results, known)
+  with tempfile.TemporaryDirectory(prefix="mutation_") as folder:
+    rows = _try_all(options, drawn, texts, pathlib.Path(folder))
+  print(_table(rows))
+  return int(any(row["survived"] for row in rows))
 
 
 if __name__ == "__main__":
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   sys.exit(main())

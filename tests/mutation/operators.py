@@ -1,14 +1,20 @@
-"""Mutation operators on Python syntax trees.
+"""Mutants of a source file, and the operators that make them.
 
-An operator maps a node to pairs (node to replace, replacement). The replaced
-node is the given node or one of its children. `OPERATORS` lists all operators;
-if two of them produce the same text, the first one counts.
+An operator maps a node of the syntax tree to pairs (node to replace,
+replacement). The replaced node is the given node or one of its children.
+`OPERATORS` lists all operators; if two of them produce the same text, the first
+one counts. Docstrings, annotations, decorators, assertions, f-strings, messages
+of errors and logging are not mutated.
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import copy
+import dataclasses
+import difflib
 import itertools
+import math
+import random
 from typing import Any
 
 Change = tuple[ast.AST, ast.AST]
@@ -229,3 +235,142 @@ OPERATORS: dict[str, Callable[[ast.AST], Iterator[Change]]] = {
     constant, negated_condition, removed_statement,
   )
 }
+
+
+_LOGGING = (
+  "logging", "log", "LOG", "logger", "warnings", "print", "console"
+)
+_UNMUTATED = (ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+  """A change of one node of one file.
+
+  Attributes:
+    file: Path from the root of the repository.
+    operator: Name in `OPERATORS`.
+    line: Line of the node, from 1.
+    start, end: Its first byte and the one after its last.
+    new: Source of its replacement, with as many lines.
+  """
+
+  file: str
+  operator: str
+  line: int
+  start: int
+  end: int
+  new: str
+
+  def apply(self, source: str) -> str:
+    """Source with the change; all other lines keep their numbers."""
+    text = source.encode()
+    return (text[:self.start] + self.new.encode() + text[self.end:]).decode()
+
+  def described(self, source: str) -> str:
+    """Place, operator, and the lines that differ, with "-" and "+"."""
+    lines = difflib.unified_diff(
+      source.splitlines(), self.apply(source).splitlines(), n=0
+    )
+    diff = [f"  {x[0]} {x[1:].strip()}" for x in list(lines)[3:] if x[1:]]
+    return "\n".join([f"{self.file}:{self.line} ({self.operator})", *diff])
+
+
+def _is_message(node: ast.AST) -> bool:
+  """Whether a statement logs, or is a docstring."""
+  if not isinstance(node, ast.Expr):
+    return False
+  if isinstance(node.value, ast.Constant):
+    return True
+  called = node.value.func if isinstance(node.value, ast.Call) else None
+  while isinstance(called, ast.Attribute | ast.Call):
+    called = called.value if isinstance(called, ast.Attribute) else called.func
+  return isinstance(called, ast.Name) and called.id in _LOGGING
+
+
+def _is_guard(node: ast.AST) -> bool:
+  """``if TYPE_CHECKING`` and ``if __name__ == "__main__"``."""
+  if not isinstance(node, ast.If):
+    return False
+  test = ast.unparse(node.test)
+  return "TYPE_CHECKING" in test or "__name__" in test
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+  """Nodes that may be mutated."""
+  if isinstance(node, _UNMUTATED) or _is_message(node) or _is_guard(node):
+    return
+  if isinstance(node, ast.keyword) and node.arg == "strict":
+    return  # an assertion of zip
+  yield node
+  for name, value in ast.iter_fields(node):
+    skipped = isinstance(node, ast.Raise) or name == "pattern"
+    if skipped or name in ("annotation", "returns", "decorator_list"):
+      continue
+    for child in value if isinstance(value, list) else [value]:
+      if isinstance(child, ast.AST):
+        yield from _nodes(child)
+
+
+def mutants(source: str, file: str) -> list[Mutant]:
+  """Returns all mutants of a file, in the order of its nodes.
+
+  Args:
+    source: Content of the file.
+    file: Path from the root of the repository.
+  """
+  lines = source.encode().splitlines(keepends=True)
+  starts = [0, *itertools.accumulate(map(len, lines))]
+  found: dict[tuple, Mutant] = {}
+  for node in _nodes(ast.parse(source)):
+    for name, operator in OPERATORS.items():
+      for old, new in operator(node):
+        start = starts[old.lineno - 1] + old.col_offset
+        end = starts[old.end_lineno - 1] + old.end_col_offset
+        text = ast.unparse(ast.fix_missing_locations(new))
+        text += "\n" * (old.end_lineno - old.lineno)
+        if not isinstance(new, ast.stmt):
+          text = f"({text})"
+        found.setdefault(
+          (start, end, text), Mutant(file, name, old.lineno, start, end, text)
+        )
+  return list(found.values())
+
+
+def draw(texts: Mapping[str, str], num: int, seed: str) -> list[Mutant]:
+  """Draws different mutants, fewer than `num` if there are not as many.
+
+  A file is drawn with the square root of its length, so that long files come up
+  more often than short ones but not in proportion; then an operator, and one of
+  its mutants that compiles.
+
+  Args:
+    texts: Content of source files by path from the root.
+    num: Number of mutants.
+    seed: Seed of the draws.
+  """
+  rng = random.Random(seed)
+  left: dict[str, list[Mutant]] = {}
+  weights = {file: math.sqrt(len(t)) for file, t in texts.items() if t}
+  found: list[Mutant] = []
+  while len(found) < num and weights:
+    file, = rng.choices(list(weights), list(weights.values()))
+    if file not in left:
+      left[file] = mutants(texts[file], file)
+    if not left[file]:
+      del weights[file]
+      continue
+    operator = rng.choice(sorted({m.operator for m in left[file]}))
+    chosen = rng.choice([m for m in left[file] if m.operator == operator])
+    left[file].remove(chosen)
+    if _compiles(chosen.apply(texts[file])):
+      found.append(chosen)
+  return found
+
+
+def _compiles(source: str) -> bool:
+  try:
+    compile(source, "mutant", "exec")
+  except (SyntaxError, ValueError):
+    return False
+  return True

@@ -2,20 +2,17 @@
 
 import pytest
 
-from tests.mutation.candidates import candidates, is_distinct
-from tests.mutation.operators import OPERATORS
+from tests.mutation.operators import OPERATORS, draw, mutants
 
 # operator -> source, and what it becomes
 CASES = [
   ("comparison", "x = a < b", {"x = (a <= b)", "x = (a > b)"}),
-  ("comparison", "x = a in b", {"x = (a not in b)"}),
   ("comparison", "x = 0 < a == b", {
     "x = (0 <= a == b)", "x = (0 > a == b)", "x = (0 < a != b)",
   }),
   ("sign", "x = -a", {"x = (a)"}),
   ("sign", "x = (a + b) * c", {"x = ((a + b) / c)", "x = ((a - b)) * c"}),
   ("sign", "x += a", {"x -= a"}),
-  ("sign", "x = [1] + a", set()),
   ("off_by_one", "x = a[1]", {"x = a[(2)]", "x = a[(0)]"}),
   ("off_by_one", "x = a[:n]", {"x = a[:(n + 1)]", "x = a[:(n - 1)]"}),
   ("off_by_one", "for i in range(n): pass", {
@@ -31,7 +28,6 @@ CASES = [
   ("swapped_arguments", "f(a, 1)", set()),
   ("swapped_arguments", "max(a, b)", set()),
   ("swapped_arguments", "x = a / b", {"x = (b / a)"}),
-  ("constant", "x = .5", {"x = (1.0)"}),
   ("constant", "x = 0.0", {"x = (1.0)"}),
   ("constant", "x = True", {"x = (False)"}),
   ("constant", "x = 8", {"x = (16)"}),
@@ -39,7 +35,6 @@ CASES = [
   ("removed_statement", "x = f(x)", {"pass"}),
   ("removed_statement", "x = f(y)", set()),
   ("removed_statement", "raise ValueError(1 + 2)", {"pass"}),
-  ("removed_statement", "f(\n  a,\n)\ny = 0", {"pass\n\n\ny = 0"}),
   ("negated_condition", "if a: f()", {"if (not a): f()"}),
   ("negated_condition", "x = b if not a else c", {"x = b if (a) else c"}),
   ("negated_condition", "x = [a for a in b if a.c]", {
@@ -54,7 +49,7 @@ CASES = [
 
 def mutated(source, operator=None):
   return {
-    m.apply(source) for m in candidates(source, "a.py")
+    m.apply(source) for m in mutants(source, "a.py")
     if operator in (None, m.operator)
   }
 
@@ -71,13 +66,10 @@ def test_every_operator_has_a_case():
 @pytest.mark.parametrize("source", [
   '"""1 + 2."""',
   "def f(a: tuple[1, 2]) -> 3: ...",
-  "x: tuple[1]",
   "@cache(maxsize=8)\ndef f(): ...",
   "import a",
   "assert a < b",
   'x = f"{a + 1}"',
-  "logging.info(a, b)",
-  "LOG.info(a, b)",
   "logging.getLogger(a).info(a, b)",
   "print(a + 1)",
   "x = zip(a, [], strict=True)",
@@ -94,24 +86,42 @@ def test_messages_of_errors_are_not_mutated():
 
 def test_lines_keep_their_numbers():
   source = "x = (a\n  + b\n)\ny = 'é' < c\n"
-  for m in candidates(source, "a.py"):
+  for m in mutants(source, "a.py"):
     assert m.apply(source).count("\n") == source.count("\n")
   assert "x = ((a - b\n)\n)\ny = 'é' < c\n" in mutated(source, "sign")
   assert "x = (a\n  + b\n)\ny = ('é' <= c)\n" in mutated(source, "comparison")
 
 
-def test_the_same_code_is_no_mutant():
-  source = "x = 2 * 1\n"
-  same = {
-    m.apply(source) for m in candidates(source, "a.py")
-    if not is_distinct(source, m)
-  }
-  assert same == {"x = (2)\n"}
+def test_a_mutant_is_described_by_its_place_and_its_lines():
+  mutant, = mutants("x = 1\ny = [\n  -a,\n]\n", "a.py")[2:]
+  assert mutant.described("x = 1\ny = [\n  -a,\n]\n") == (
+    "a.py:3 (sign)\n  - -a,\n  + (a),"
+  )
 
 
-def test_identities_tell_equal_changes_apart_and_survive_edits():
-  source = "def f(a):\n  a += 1\n  a += 1\n"
-  before = {m.identity for m in candidates(source, "a.py")}
-  assert len(before) == len(candidates(source, "a.py"))
-  edited = "# A comment.\n\nb = 1\n\n" + source
-  assert before <= {m.identity for m in candidates(edited, "a.py")}
+TEXTS = {
+  "long.py": "def f(a):\n" + "  a[0] = a[1] + 2\n" * 50,
+  "short.py": "def g(a):\n  return a < 1\n\n\ndef h(a):\n  return a - 1\n",
+}
+
+
+def test_a_seed_gives_one_sample():
+  assert draw(TEXTS, 9, "0") == draw(TEXTS, 9, "0")
+  assert draw(TEXTS, 9, "0") != draw(TEXTS, 9, "1")
+  assert draw(TEXTS, 9, "0")[:5] == draw(TEXTS, 5, "0")
+
+
+def test_nothing_is_drawn_twice_and_all_that_compiles_can_be():
+  every = [m for file, text in TEXTS.items() for m in mutants(text, file)]
+  found = draw(TEXTS, 10_000, "0")
+  assert len(set(found)) == len(found)
+  assert set(found) == set(every)
+  outside = {"a.py": "for i in a:\n  if i:\n    break\nb = [*c][0]\n"}
+  for mutant in draw(outside, 10_000, "0"):
+    compile(mutant.apply(outside["a.py"]), "a.py", "exec")
+
+
+def test_short_files_are_represented():
+  """In proportion to mutants, the short file would have 2%."""
+  drawn = [draw(TEXTS, 1, str(seed))[0].file for seed in range(300)]
+  assert 45 < drawn.count("short.py") < 120

@@ -63,7 +63,7 @@ class Peers(processes.Peers):
 
   def __init__(
     self, hosts: Sequence[str], prefixes: Sequence[Sequence[str]] = (),
-    kind: str = "caatnet.benchmarks.elastic.ring_peer:Peer",
+    kind: str = "caatnet.benchmarks.elastic.ring_peer:RingPeer",
   ) -> None:
     names = [f"p{i}" for i in range(len(hosts))]
     super().__init__(

@@ -18,7 +18,7 @@ from parallel.peers.transport.listener import Listener
 SECURITY = Security(b"a token of a benchmark")
 
 
-class Peer:
+class RingPeer:
   """One peer's arrays, links and raw connections."""
 
   def __init__(self, me: str, host: str) -> None:

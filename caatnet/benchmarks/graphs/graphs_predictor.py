@@ -46,7 +46,7 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class StepTime:
   """Duration of a step of one device, in seconds.
 
   Attributes:
@@ -72,7 +72,7 @@ class Step:
 
 def predict(
   host: Host, feature_bytes: float, compute_s: float, lines: float = 1.0
-) -> Step:
+) -> StepTime:
   """Predicts the seconds of a step.
 
   Example:
@@ -97,6 +97,6 @@ def predict(
   read_s = max(
     feature_bytes * lines / host.link, all_bytes * lines / host.memory
   )
-  return Step(
+  return StepTime(
     gather_s + copy_s + compute_s, read_s + compute_s, max(read_s, compute_s)
   )

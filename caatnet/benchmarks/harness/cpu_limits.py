@@ -13,7 +13,7 @@ from typing import NamedTuple
 from caatnet.benchmarks.harness import cgroups, processes
 
 # A short period spreads the limit evenly; the kernel's least quota is 1 ms.
-_PERIOD_US, _LONG_PERIOD_US, _LEAST_US = 20_000, 100_000, 1000
+_PERIOD_US, _LONG_PERIOD_US, _MIN_US = 20_000, 100_000, 1000
 _LOOP_S = 0.5
 _TOLERANCE = 1.25  # of a loop of half a second, which is not a whole period
 _LOOP = f"""
@@ -82,7 +82,7 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
 
 def _in_us(quota: float) -> tuple[int, int]:
   """Returns a period and the processor time in it, in microseconds."""
-  period = _PERIOD_US if quota * _PERIOD_US >= _LEAST_US else _LONG_PERIOD_US
+  period = _PERIOD_US if quota * _PERIOD_US >= _MIN_US else _LONG_PERIOD_US
   return period, int(quota * period)
 
 

@@ -35,7 +35,7 @@ _ENDS = ("10.98.76.1", "10.98.76.2")
 # Addresses of a star: server, hub, and network of the clients.
 _SERVER, _HUB = "10.94.0.1", "10.94.0.2"
 _CLIENTS = ipaddress.IPv4Address("10.95.0.0")
-_LEAST_RTT_S = 1e-3  # below it, the forwarder's own delay matters
+_MIN_RTT_S = 1e-3  # below it, the forwarder's own delay matters
 _LARGEST = 1 << 16  # bytes of a packet
 _BURST_S = 1e-3  # seconds of a rate that may pass at once
 
@@ -222,7 +222,7 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
   both ends of that device: downlinks in the server's namespace, uplinks in the
   hub's. A radio cell is one class of htb, whose rate its clients share equally
   while all of them send. Queues are long and drop no packet. Links without
-  jitter, loss and a delay above `_LEAST_RTT_S` have this machine's delay.
+  jitter, loss and a delay above `_MIN_RTT_S` have this machine's delay.
 
   Args:
     links: Link of each client. Shared links with equal names are one cell.
@@ -253,7 +253,7 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
         int(size > _MTU and not link.loss),
       ))
       for k, (name, link) in enumerate(zip(names, links, strict=True))
-      if link.rtt_s >= _LEAST_RTT_S or link.jitter_s or link.loss
+      if link.rtt_s >= _MIN_RTT_S or link.jitter_s or link.loss
     }
     for k, (name, host) in enumerate(zip(names, hosts, strict=True)):
       device = f"spoke{k}"

@@ -21,8 +21,8 @@ from parallel.peers.transport.handshake import Address
 from parallel.plans.network import fluid
 
 _BURST_S = 0.005  # seconds of a rate that may pass at once, for late wake-ups
-_PIECE_S, _LEAST_PIECE, _MOST_PIECE = 0.002, 256, 1 << 16
-_MOST_WAITING = 4096  # pieces in flight in a direction
+_PIECE_S, _MIN_PIECE, _MAX_PIECE = 0.002, 256, 1 << 16
+_MAX_WAITING = 4096  # pieces in flight in a direction
 
 
 class Bucket:
@@ -35,7 +35,7 @@ class Bucket:
   @property
   def piece(self) -> int:
     """Largest number of bytes of one call of `wait`."""
-    return int(min(max(self._rate * _PIECE_S, _LEAST_PIECE), _MOST_PIECE))
+    return int(min(max(self._rate * _PIECE_S, _MIN_PIECE), _MAX_PIECE))
 
   def wait(self, num_bytes: int) -> None:
     """Returns when bytes have passed."""
@@ -130,7 +130,7 @@ def _start(
   delays: Delays,
 ) -> None:
   """Forwards one direction of a connection, in two threads."""
-  waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(_MOST_WAITING)
+  waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(_MAX_WAITING)
   piece = min(bucket.piece for bucket in buckets)
 
   def read() -> None:

@@ -30,9 +30,9 @@ _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _TUN, _NO_INFO = 0x400454CA, 0x0001, 0x1000
 # Packets begin with a header that describes segments and checksum.
 _TUNSETOFFLOAD, _HEADER, _CHECKSUM_AND_SEGMENTS = 0x400454D0, 0x4000, 0x3
-_MOST_PACKETS = 100_000  # in flight in a direction; more are dropped
-_MOST_READ = 64  # packets in one turn
-_MOST_BYTES = (1 << 16) + 16  # of a packet with its header
+_MAX_PACKETS = 100_000  # in flight in a direction; more are dropped
+_MAX_READ = 64  # packets in one turn
+_MAX_BYTES = (1 << 16) + 16  # of a packet with its header
 _HOLD_S = 0.02
 _IDLE_S = 1.0
 
@@ -100,10 +100,10 @@ class _Way:
   def receive(self) -> None:
     """Reads available packets; a bounded number, since others may be due."""
     with contextlib.suppress(BlockingIOError):
-      for _ in range(_MOST_READ):
-        packet = os.read(self.source, _MOST_BYTES)
+      for _ in range(_MAX_READ):
+        packet = os.read(self.source, _MAX_BYTES)
         due = self._delays.due(time.monotonic())
-        if due is not None and len(self._waiting) < _MOST_PACKETS:
+        if due is not None and len(self._waiting) < _MAX_PACKETS:
           self._waiting.append((due, packet))
 
   def send(self) -> float:

@@ -6,6 +6,7 @@ Each other project runs in a process of its own, which waits while others run.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
+import json
 import os
 import pathlib
 import sys
@@ -15,8 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from caatnet import commands
 from caatnet.benchmarks.harness import environments, processes, setup, timing
-from caatnet.benchmarks.harness.kept import Kept
 from caatnet.benchmarks.peers import over_http, servers
 from caatnet.benchmarks.serving import decoders, decoding
 from caatnet.benchmarks.training import train_step
@@ -24,6 +25,7 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.show import tables
 from caatnet.train.throughput import matmul_rate
+from parallel.base.kept import Kept
 from parallel.plans.placement import rates
 
 _HERE = pathlib.Path(__file__).parent
@@ -31,6 +33,8 @@ _HERE = pathlib.Path(__file__).parent
 # caches.
 _READ = 2**27
 _KEY = "config.benchmark.python"
+# Keys of config.benchmark that change no measured result.
+_FREE = ("results", "plot", "target")
 
 # Measures of decoding: of drawn tokens, and of the tokens of prompts.
 _SPEEDS = ("tokens_per_second", "prompt_tokens_per_second")
@@ -54,31 +58,31 @@ def run(config: Any) -> dict[str, Any]:
     python = str(environments.create(
       pathlib.Path(options.folder), options.packages
     ))
-  kept = Kept(config, http=[], training=[], decoding=[], limits={})
-  served, training, decoded, limits = (
-    kept.found[key] for key in ("http", "training", "decoding", "limits")
-  )
+  kept = Kept(options.results, "config.benchmark.results")
+
+  def get(part: str, compute: Callable[[], Any], *inputs: Any) -> Any:
+    of = _described(config), commands.commit(), part, inputs
+    return kept.get(of, compute)
+
+  served, training, decoded = [], [], []
   # First, since other servers may not start.
-  if (options.vllm or options.llama_server) and not served:
-    served += over_http.rows(config, python)
-    kept.save()
-  if options.variants and not training:
-    training += _training(config, python)
-    kept.save()
-  for batch in options.batches:
-    if batch not in {row["batch"] for row in decoded}:
-      decoded += _decoding(config, python, batch)
-      kept.save()
-  if not limits:
-    limits |= {
-      "matmul_flops_per_second": matmul_rate(
-        experiments.build(
-          setup.without_benchmark(config), None, jax.devices()[:1]
-        ).program.layout.mesh, "float32",
-      ),
-      "read_bytes_per_second": _read_rate(options.threads),
-    }
-    kept.save()
+  if options.vllm or options.llama_server:
+    served = get("http", lambda: over_http.rows(config, python))
+  if options.variants:
+    training = get("training", lambda: _training(config, python))
+  for batch in dict.fromkeys(options.batches):
+    decoded += get(
+      "decoding", lambda batch=batch: list(_decoding(config, python, batch)),
+      batch,
+    )
+  limits = get("limits", lambda: {
+    "matmul_flops_per_second": matmul_rate(
+      experiments.build(
+        setup.without_benchmark(config), None, jax.devices()[:1]
+      ).program.layout.mesh, "float32",
+    ),
+    "read_bytes_per_second": _read_rate(options.threads),
+  })
   if training:
     _print_training(config, training, limits["matmul_flops_per_second"])
   _print_decoding(decoded, limits["read_bytes_per_second"])
@@ -89,6 +93,15 @@ def run(config: Any) -> dict[str, Any]:
     "limits": limits, "training": training, "decoding": decoded,
     "http": served,
   }
+
+
+def _described(config: Any) -> dict[str, Any]:
+  """Returns the keys of a config that may change results."""
+  found = json.loads(config.to_json())
+  found["benchmark"] = {
+    key: value for key, value in found["benchmark"].items() if key not in _FREE
+  }
+  return found
 
 
 def _read_rate(threads: int) -> float:

@@ -62,7 +62,7 @@ def _seconds(links: Links, pair: list[str], size: int) -> float:
   return float(np.mean(sorted(times)[: _TIMES // 3]))
 
 
-def computed(least_s: float = 0.3) -> dict[str, float]:
+def computed(min_s: float = 0.3) -> dict[str, float]:
   """Measures float32 products and copies while all other processes do too."""
   x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
   big = np.zeros(1 << 23, np.float32)
@@ -73,7 +73,7 @@ def computed(least_s: float = 0.3) -> dict[str, float]:
   ):
     work()
     count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < least_s:
+    while time.perf_counter() - start < min_s:
       work()
       count += 1
     found[key] = count * amount / (time.perf_counter() - start)

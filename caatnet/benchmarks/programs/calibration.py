@@ -29,6 +29,7 @@ from caatnet.show import tables
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from parallel.base import available, files
+from parallel.base.kept import Kept
 from parallel.ledger import calibration, conformal, profiles, reading, targets
 from parallel.ledger.calibration import Observed
 from parallel.ledger.targets import Target
@@ -48,8 +49,8 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/calibration.py.
 
   Raises:
-    ValueError: There are too few devices, or the file has rows of other
-      options.
+    ValueError: There are too few devices, or the file of results is another
+      one.
   """
   options = config.benchmark
   if len(jax.devices()) < options.devices:
@@ -58,26 +59,24 @@ def run(config: Any) -> dict[str, Any]:
       f"{options.devices}"
     )
   target = targets.resolve(f"cpu:{options.devices}")
-  path = pathlib.Path(options.results) if options.results else None
-  kept = _kept(path, config)
-  if not kept:
-    kept = [_calibrated(config, target) | {"options": _text(config)}]
-    _append(path, kept[0])
-  links = cluster_files.from_json(kept[0]["cluster"])
-  target = targets.measured(target, links)
+  kept, text = Kept(options.results, "config.benchmark.results"), _text(config)
+  fitted = kept.get([text], lambda: _calibrated(config, target))
+  links = cluster_files.from_json(fitted["cluster"])
+  measured = targets.measured(target, links)
   count = options.held_out + options.tested
-  for index in timing.progress(range(len(kept) - 1, count), "configurations"):
-    kept.append(_row(config, target, index))
-    _append(path, kept[-1])
-  result = judged(kept[1:], options.held_out)
+  rows = [
+    kept.get([text, index], lambda i=index: _row(config, measured, i))
+    for index in timing.progress(range(count), "configurations")
+  ]
+  result = judged(rows, options.held_out)
   links = dataclasses.replace(links, residuals=tuple(result["residuals"]))
   if options.cluster:
     files.replace(pathlib.Path(options.cluster), cluster_files.to_json(links))
-  _show_fit(kept[0]["fit"])
+  _show_fit(fitted["fit"])
   show(result)
   return {
     "benchmark": "calibration", "environment": setup.one_device(),
-    "fit": kept[0]["fit"], "cluster": kept[0]["cluster"], **result,
+    "fit": fitted["fit"], "cluster": fitted["cluster"], **result,
   }
 
 
@@ -223,10 +222,10 @@ class _Steps:
     ]
 
 
-def _block_s(function: Callable[[], None], least_s: float) -> float:
-  """Returns the mean seconds of calls that together take ``least_s``."""
+def _block_s(function: Callable[[], None], min_s: float) -> float:
+  """Returns the mean seconds of calls that together take ``min_s``."""
   start, calls = time.perf_counter(), 0
-  while (taken := time.perf_counter() - start) < least_s or not calls:
+  while (taken := time.perf_counter() - start) < min_s or not calls:
     function()
     calls += 1
   return taken / calls
@@ -311,32 +310,6 @@ def _text(config: Any) -> str:
   return json.dumps(
     [options, config.model.to_dict(), config.data.to_dict()], sort_keys=True
   )
-
-
-def _kept(path: pathlib.Path | None, config: Any) -> list[dict[str, Any]]:
-  """Returns the lines of a file, without one that was not written whole."""
-  if path is None or not path.exists() or not path.stat().st_size:
-    return []
-  try:
-    whole = path.read_text().rpartition("\n")[0]
-    found = [json.loads(line) for line in whole.splitlines()]
-    same = found[0]["options"] == _text(config)
-  except (LookupError, RecursionError, TypeError, ValueError):
-    same = False  # not a file of this benchmark
-  if not same:
-    raise ValueError(
-      f"config.benchmark.results={str(path)!r} has no rows of these options; "
-      "name another file, or remove it"
-    )
-  files.replace(path, "".join(f"{files.to_json(row)}\n" for row in found))
-  return found
-
-
-def _append(path: pathlib.Path | None, row: Mapping[str, Any]) -> None:
-  if path is not None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-      file.write(f"{files.to_json(row)}\n")
 
 
 def _show_fit(fit: Sequence[Mapping[str, Any]]) -> None:

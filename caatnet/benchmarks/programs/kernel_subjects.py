@@ -22,7 +22,7 @@ from parallel.kernels.gather_rows import order
 from parallel.kernels.gather_rows import reference as gather_reference
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
-from parallel.kernels.selection import KERNELS, Choice
+from parallel.kernels.selection import KERNELS, SelectedKernel
 
 # Outer step of the op "nesterov".
 _OUTER = OuterStep(learning_rate=0.7, decay=0.9)
@@ -50,7 +50,7 @@ class Subject:
   op: str
   case: str
   num_bytes: int
-  choose: Callable[[Any], Choice]
+  choose: Callable[[Any], SelectedKernel]
   run: Callable[..., Any]
   stages: Sequence[Callable[..., Any]]
   draw: Callable[[int], tuple[jax.Array, ...]]
@@ -104,7 +104,7 @@ class Subject:
 
 
 def _kind(implementation: str) -> str:
-  return Choice(implementation, {}).kind
+  return SelectedKernel(implementation, {}).kind
 
 
 def _place(device: jax.Device, implementation: str) -> SingleDeviceSharding:
@@ -354,7 +354,7 @@ def _gather_rows(name: str, case: Any) -> Subject:
 
   def run(table, ids, *, implementation):
     return gather_rows.gather_rows(
-      table, ids, case.width, Choice(implementation, {})
+      table, ids, case.width, SelectedKernel(implementation, {})
     )
 
   return Subject(

@@ -39,7 +39,7 @@ from caatnet.inference.stops import Stops
 from caatnet.models.paged import Batch, Cache
 from caatnet.serving.generate import Generation
 from caatnet.show import tables
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 
 _PARTS = ("products", "attention", "gathering", "sampling", "inputs")
 
@@ -310,7 +310,7 @@ def hugging_face(
     Function that times one round, and facts about the libraries.
   """
   options, model = config.benchmark, config.model
-  one_of("config.model.dtype", model.dtype, ("float32",))
+  known("config.model.dtype=", model.dtype, ("float32",))
   script = pathlib.Path(__file__).with_name("hugging_face.py")
   # -P: the script's directory is not searched for modules to import.
   with processes.answering(

@@ -25,7 +25,7 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.records import environment
 from caatnet.train.throughput import matmul_rate
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _plain_optimizer(
 ) -> optax.GradientTransformation:
   """Returns AdamW after clipping, with the experiment's options."""
   keys = experiment.config["optimizer"]
-  one_of("config.optimizer.name", keys["name"], ("adamw",))
+  known("config.optimizer.name=", keys["name"], ("adamw",))
   return optax.chain(
     optax.clip_by_global_norm(experiment.clip_norm or math.inf),
     optax.adamw(

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.config.schema.data import Graphs
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.graphs import bayes, builders
 from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
@@ -22,7 +21,9 @@ from caatnet.data.graphs.sampling import (
   num_places,
 )
 from caatnet.data.protocol import Dataset
-from parallel.base.naming import naming, one_of
+from caatnet.schema.data import Graphs
+from parallel.base.checks import known
+from parallel.base.naming import naming
 from parallel.memory.features import ACCESSES, Lookup, Table
 from parallel.plans.placement import caches
 
@@ -34,7 +35,7 @@ PLANTED = {
 }
 CACHES = ("degree", "presampling")
 # Positions of a batch are int32 in compiled programs.
-_MOST_PLACES = 2**31 - 1
+_MAX_PLACES = 2**31 - 1
 # Batches that are sampled to estimate the access frequency of rows.
 _PRESAMPLED = 50
 # First example indices of validation and presampling, beyond those of training.
@@ -58,16 +59,16 @@ class GraphData(Graphs):
   kernels: tuple[str, ...] = ("reference",)
 
   def __post_init__(self) -> None:
-    one_of("cache", self.cache, CACHES)
-    one_of("access", self.access, ACCESSES)
-    one_of("sampler", self.sampler, SAMPLERS)
+    known("cache=", self.cache, CACHES)
+    known("access=", self.access, ACCESSES)
+    known("sampler=", self.sampler, SAMPLERS)
     check_fanouts(self.fanouts)
     places = num_places(self.fanouts) * self.batch_size
-    if places > _MOST_PLACES:
+    if places > _MAX_PLACES:
       raise ValueError(
         f"fanouts={self.fanouts} with config.data.batch_size="
         f"{self.batch_size} are {places:,} places for nodes, but must be at "
-        f"most {_MOST_PLACES:,}"
+        f"most {_MAX_PLACES:,}"
       )
 
   @property

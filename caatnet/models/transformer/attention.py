@@ -19,7 +19,7 @@ IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 
 # Most and fewest query positions per block of the "xla" implementation,
 # otherwise a quarter of the sequence. A block skips keys after its last query.
-_BLOCK, _LEAST_BLOCK = 512, 128
+_BLOCK, _MIN_BLOCK = 512, 128
 
 
 def attention(
@@ -135,7 +135,7 @@ def _blockwise(
   if num_positions > _BLOCK:
     # Without rematerialisation, the scores of all blocks would be residuals.
     attend = jax.checkpoint(attend, static_argnums=(3, 4, 5))
-  size = min(_BLOCK, max(_LEAST_BLOCK, num_positions // 4))
+  size = min(_BLOCK, max(_MIN_BLOCK, num_positions // 4))
   blocks = []
   for start in range(0, num_positions, size):
     stop = min(start + size, num_positions)

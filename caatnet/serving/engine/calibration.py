@@ -13,7 +13,7 @@ import numpy as np
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.stops import Stops
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
-from caatnet.serving.engine.executor import Chunk, Copy, Step
+from caatnet.serving.engine.executor import Chunk, Copy, EngineStep
 from caatnet.serving.requests import Request
 
 # Number of measurements of each job, after one call that compiles.
@@ -85,7 +85,7 @@ def step_s(
 
 def example_step(
   executor: DecoderExecutor, num_decodes: int, length: int
-) -> Step:
+) -> EngineStep:
   """Returns a step that runs without a scheduler.
 
   Args:
@@ -104,7 +104,7 @@ def example_step(
   tables = np.arange(capacity.batch * num_pages, dtype=np.int32)
   # Sequences may share pages: only times matter.
   tables %= executor.decoder.cache_shape.num_pages
-  return Step(
+  return EngineStep(
     number=-1, decodes=[request] * len(decodes), slots=decodes,
     positions=np.full(len(decodes), capacity.context // 2), chunks=chunks,
     tables=tables.reshape(capacity.batch, num_pages), after=(),

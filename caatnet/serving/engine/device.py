@@ -37,7 +37,7 @@ from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.sampling import Top
 from caatnet.serving.cache.pages import runs
-from caatnet.serving.engine.executor import Copy, Event, Load, Step
+from caatnet.serving.engine.executor import Copy, EngineStep, Event, Load
 from caatnet.serving.engine.expert_weights import ExpertWeights
 from caatnet.serving.engine.measured import MeasuredCosts
 
@@ -72,14 +72,14 @@ class Dispatched(NamedTuple):
   Attributes:
     steps: Step of each replica; None if it reads nothing.
     rows: For each replica, the rows of `tokens` that hold the tokens of
-      `Step.drawing`.
+      `EngineStep.drawing`.
     tokens: Drawn tokens, int32 ``[D, S]``.
     logprobs: Log-probabilities in nats, float32 ``[D, S]``.
     top: Most probable tokens, ``[D, S, k]``; None if the program does not
       compute them.
   """
 
-  steps: Sequence[Step | None]
+  steps: Sequence[EngineStep | None]
   rows: Sequence[np.ndarray]
   tokens: jax.Array
   logprobs: jax.Array
@@ -113,7 +113,7 @@ class Dispatched(NamedTuple):
       ))
     return found
 
-  def _add_top(self, replica: int, step: Step, rows: np.ndarray) -> None:
+  def _add_top(self, replica: int, step: EngineStep, rows: np.ndarray) -> None:
     """Appends the most probable tokens to the requests that need them."""
     asked = [
       (request.payload, row)
@@ -143,7 +143,7 @@ def as_dict(top: Top, num_top: int) -> dict[int, float]:
 
 
 def dispatch(
-  decoder: Decoder, capacity: Capacity, steps: Sequence[Step | None],
+  decoder: Decoder, capacity: Capacity, steps: Sequence[EngineStep | None],
   drawings: Sequence[batches.Drawing], factor: int, filters: bool,
   top: bool = False, params: Any = None,
 ) -> Dispatched:
@@ -290,7 +290,7 @@ class DecoderExecutor:
     """Returns the time in seconds of a monotonic clock."""
     return time.perf_counter()
 
-  def submit(self, step: Step) -> None:
+  def submit(self, step: EngineStep) -> None:
     """Dispatches a step."""
     self._finish(step.after)
     params = self.weights and self.weights.params(step.weights)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import gc
 import math
 
-from caatnet.serving.engine.executor import Executor, Step
+from caatnet.serving.engine.executor import EngineStep, Executor
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.scheduler import Scheduler
 
@@ -39,7 +39,7 @@ class Engine:
     """Whether no step is under way and no request is left."""
     return not self._under_way and self.scheduler.idle
 
-  def step(self, until_s: float = math.inf) -> Step | None:
+  def step(self, until_s: float = math.inf) -> EngineStep | None:
     """Submits a step if possible; otherwise waits for an event.
 
     Args:
@@ -83,7 +83,7 @@ def tune_gc() -> None:
 
 def replay(
   engine: Engine, requests: Iterable[Request],
-  watch: Callable[[Engine, Step | None], None] | None = None,
+  watch: Callable[[Engine, EngineStep | None], None] | None = None,
 ) -> None:
   """Serves requests at their arrival times, until all have ended.
 

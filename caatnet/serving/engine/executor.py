@@ -48,7 +48,7 @@ class Chunk(NamedTuple):
     return self.request.all_tokens(self.start, self.start + self.length)
 
 
-class Step(NamedTuple):
+class EngineStep(NamedTuple):
   """One forward pass of the model: decodes, then chunks.
 
   Attributes:
@@ -158,12 +158,12 @@ class Event(NamedTuple):
     load: The load, if it is the end of one. A step may then read the slot: all
       weights are there, or arrive before the step reads them.
     error: Reason of a failed load; "" if the load has succeeded.
-    tokens: Drawn tokens, int ``[n]``, in the order of `Step.drawing`.
+    tokens: Drawn tokens, int ``[n]``, in the order of `EngineStep.drawing`.
     failed: Indices of invalid tokens, for which the model's logits are NaN.
   """
 
   time_s: float
-  step: Step | None = None
+  step: EngineStep | None = None
   copy: Copy | None = None
   load: Load | None = None
   error: str = ""
@@ -198,7 +198,7 @@ class Executor(Protocol):
     """Returns the time in seconds."""
     ...
 
-  def submit(self, step: Step) -> None:
+  def submit(self, step: EngineStep) -> None:
     """Enqueues a step after all submitted steps."""
     ...
 

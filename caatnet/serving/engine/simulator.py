@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-from caatnet.serving.engine.executor import Copy, Event, Kind, Load, Step
+from caatnet.serving.engine.executor import Copy, EngineStep, Event, Kind, Load
 from caatnet.serving.engine.times import StepTimes
 from caatnet.serving.requests import Request
 
@@ -172,7 +172,7 @@ class Simulator:
     """Returns the simulated time in seconds."""
     return self._now
 
-  def submit(self, step: Step) -> None:
+  def submit(self, step: EngineStep) -> None:
     """Enqueues a step; see `executor.Executor`."""
     chunks = [(chunk.start, chunk.length) for chunk in step.chunks]
     seconds = self.costs.steps.step_s(step.positions + 1, chunks)

@@ -227,7 +227,7 @@ class Roofline:
     ranks = self.machine.num_ranks if self.machine else 1
     # With one position per token, the attention cost is the cost per pair and
     # per position; `step_s` scales it.
-    step = inference.Step(tokens, 1, 1)
+    step = inference.ModelStep(tokens, 1, 1)
     parts = {o.name: o for o in inference.operations(model, step, ranks)}
     # Their cost depends on contexts and sequences, not only on tokens.
     attention, head = parts.pop("attention"), parts.pop("head")

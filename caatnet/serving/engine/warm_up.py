@@ -58,8 +58,8 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
       of the executor.
   """
   capacity = decoder.capacity
-  most_pages = capacity.pages_per_sequence
-  least = min(most_pages, -(-buckets.SHORT // capacity.page_size))
+  max_pages = capacity.pages_per_sequence
+  least = min(max_pages, -(-buckets.SHORT // capacity.page_size))
   # Arguments of `bucket` for chunk lengths, without an upper bound.
   factors = buckets.MIN_CHUNK, 1 << 30, buckets.CHUNK_FACTOR
   chunks = [(0, 0)] + [
@@ -73,7 +73,7 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
   return [
     Sizes(num_decodes, *chunk, pages)
     for num_decodes, chunk, pages in itertools.product(
-      _sizes(1, capacity.batch, factor), chunks, _sizes(least, most_pages, 2)
+      _sizes(1, capacity.batch, factor), chunks, _sizes(least, max_pages, 2)
     )
   ]
 

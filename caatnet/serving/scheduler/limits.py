@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 
 PREEMPT = ("recompute", "swap", "cost")
 
@@ -41,4 +41,4 @@ class Limits:
   copy_on_write: bool = True
 
   def __post_init__(self) -> None:
-    one_of("preempt", self.preempt, PREEMPT)
+    known("preempt=", self.preempt, PREEMPT)

@@ -25,9 +25,9 @@ from caatnet.serving.engine.executor import (
   Chunk,
   Copy,
   Costs,
+  EngineStep,
   Event,
   Load,
-  Step,
 )
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler.counts import Counts
@@ -127,7 +127,7 @@ class Scheduler:
     """Returns the loads to begin before the step that was just made."""
     return self.policy.take_loads()
 
-  def step(self, now: float) -> Step | None:
+  def step(self, now: float) -> EngineStep | None:
     """Makes the next step; None if there is nothing to compute yet."""
     self._expire(now)
     for key in self.policy.keys(now):
@@ -137,7 +137,7 @@ class Scheduler:
         return step
     return None
 
-  def _step(self, now: float) -> Step | None:
+  def _step(self, now: float) -> EngineStep | None:
     """Makes a step of the policy's current batch key, if there is work."""
     self._short = False
     decodes, reading = self._ready()
@@ -366,13 +366,13 @@ class Scheduler:
       if self._hashing:
         self.policy.published(block_hashes)
 
-  def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
+  def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> EngineStep:
     """Makes a step, and advances the positions of its requests."""
     slots, size = self.running, self.pages.page_size
     chunked = [chunk.request.slot for chunk in chunks if chunk.draws]
     requests = slots.requests[decodes]
     narrow, positions, drawing, epochs = slots.advance(decodes, chunked)
-    step = Step(
+    step = EngineStep(
       self.counts.steps, requests, narrow, positions, tuple(chunks),
       slots.tables, self.swapping.take_waited(), drawing, epochs,
       self.policy.begin_step(len(drawing)),

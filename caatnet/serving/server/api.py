@@ -29,7 +29,7 @@ from caatnet.serving.server import fields, responses
 from caatnet.serving.server.catalog import AUTO, Catalog, Models, Opened
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
-from caatnet.serving.server.service import Call, Choice, Service
+from caatnet.serving.server.service import Call, Service, WaitingChoice
 from caatnet.serving.server.streaming import CallResponse, Json, refusal
 
 _LOG = logging.getLogger(__name__)
@@ -503,7 +503,7 @@ class Api:
   def _choice(
     self, call: Call, asked: Asked, client: str, expert: str, index: int,
     number: int, prompt: tuple[int, ...], seed: int,
-  ) -> Choice:
+  ) -> WaitingChoice:
     """Makes one sequence of a call.
 
     Raises:
@@ -541,7 +541,7 @@ class Api:
     transcript = Transcript(drawing, self._tokenizer, len(prompt) + room)
     now = self.service.now()
     request = serving.Request(
-      next(self._numbers), prompt, transcript.most_tokens, client=client,
+      next(self._numbers), prompt, transcript.max_tokens, client=client,
       expert=expert, priority=asked.priority, arrival_s=now,
       deadline_s=now + asked.deadline_s,
       # Each choice is a separate conversation, with its own host copy.
@@ -549,7 +549,7 @@ class Api:
       if asked.conversation else None,
       more=bool(asked.conversation), payload=Drawn(drawing, asked.num_top),
     )
-    choice = Choice(index, number, request, transcript, call, draws)
+    choice = WaitingChoice(index, number, request, transcript, call, draws)
     request.stop = lambda token: self.service.take(choice, token)
     return choice
 

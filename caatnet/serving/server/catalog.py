@@ -18,7 +18,7 @@ from caatnet.serving.server.errors import ApiError
 
 AUTO = "auto"
 # Number of open files above which those without requests are closed.
-_MOST_FILES = 512
+_MAX_FILES = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Catalog:
     with self._lock:
       idle = [k for k, found in self._revisions.items() if not found.num_open]
       stale = [key for key in idle if key not in current]
-      full = len(self._revisions) > _MOST_FILES
+      full = len(self._revisions) > _MAX_FILES
       for key in idle if full else stale:
         del self._revisions[key]
     return stale

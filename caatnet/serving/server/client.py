@@ -23,7 +23,7 @@ from caatnet.serving.server import exchange
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
 _START = b"data: "
-_MOST_REASON = 200  # bytes of a response in the reason of a failure
+_MAX_REASON = 200  # bytes of a response in the reason of a failure
 # Fields of a model's description, for `questions_of`.
 _CARD = {"id": str, "max_model_len": int, "vocab_size": int}
 
@@ -211,8 +211,8 @@ async def _ask(
 
   def on_body(part: bytes) -> None:
     nonlocal first, last, rest
-    if len(first) < _MOST_REASON:
-      first = (first + part)[:_MOST_REASON]
+    if len(first) < _MAX_REASON:
+      first = (first + part)[:_MAX_REASON]
     *events, rest = (rest + part).split(b"\n\n")
     now = time.perf_counter()
     for event in events:
@@ -233,7 +233,7 @@ async def _ask(
   except (
     OSError, h11.ProtocolError, ValueError, LookupError, TypeError
   ) as error:
-    event = f": {last[:_MOST_REASON]!r}" if last else ""
+    event = f": {last[:_MAX_REASON]!r}" if last else ""
     outcome.error = f"{type(error).__name__}: {error}{event}"
 
 

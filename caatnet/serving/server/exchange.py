@@ -14,7 +14,7 @@ import urllib.parse
 import h11
 
 # Longest head of a response in bytes, that of httpcore.
-_MOST_HEAD = 100 * 1024
+_MAX_HEAD = 100 * 1024
 
 
 class Exchange(asyncio.Protocol):
@@ -43,7 +43,7 @@ class Exchange(asyncio.Protocol):
     )
     self._request, self._body, self._on_body = request, body, on_body
     self._connection = h11.Connection(
-      h11.CLIENT, max_incomplete_event_size=_MOST_HEAD
+      h11.CLIENT, max_incomplete_event_size=_MAX_HEAD
     )
 
   def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -23,7 +23,7 @@ from caatnet.inference.sampling import NUM_TOP
 from caatnet.serving.server.errors import ApiError, wrong
 
 # Limits of fields, so that a request has a bounded cost.
-_MOST_STOPS = 16
+_MAX_STOPS = 16
 _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
 _LONGEST_DEADLINE_S = 86400.0
@@ -189,8 +189,8 @@ class _Common(_Filters, _Object):
     _StreamOptions, Field(description="must be a JSON object")
   ] | None = None
   stop: Annotated[
-    _StopString | Annotated[list[_StopString], Field(max_length=_MOST_STOPS)],
-    Field(description=f"must be a string or up to {_MOST_STOPS} strings of 1 "
+    _StopString | Annotated[list[_StopString], Field(max_length=_MAX_STOPS)],
+    Field(description=f"must be a string or up to {_MAX_STOPS} strings of 1 "
           f"to {_LONGEST_STOP} characters"),
   ] = []
   ignore_eos: _Flag = False
@@ -208,10 +208,10 @@ class _Common(_Filters, _Object):
     """vLLM's clients send -1 for all tokens."""
     return 0 if type(value) is int and value == -1 else value
 
-  def asked(self, most_choices: int, **found: Any) -> Asked:
+  def asked(self, max_choices: int, **found: Any) -> Asked:
     """Returns the validated request, with the fields of its kind."""
-    if self.n > most_choices:
-      raise wrong("n", f"n={self.n} must be an integer in [1, {most_choices}]")
+    if self.n > max_choices:
+      raise wrong("n", f"n={self.n} must be an integer in [1, {max_choices}]")
     options = self.stream_options
     if options is not None and not self.stream:
       raise wrong("stream_options", "stream_options needs stream=true")
@@ -252,22 +252,22 @@ class _Chat(_Common):
   max_completion_tokens: _Count | None = None
 
 
-def completion(body: Any, most_choices: int) -> Asked:
+def completion(body: Any, max_choices: int) -> Asked:
   """Parses the body of /v1/completions.
 
   Args:
     body: Parsed JSON.
-    most_choices: Maximum number of choices.
+    max_choices: Maximum number of choices.
 
   Raises:
     ApiError: The body is invalid (status 400).
 
   Example:
-    >>> asked = completion({"prompt": "The", "temperature": 0}, most_choices=8)
+    >>> asked = completion({"prompt": "The", "temperature": 0}, max_choices=8)
     >>> asked.prompts, asked.max_tokens, asked.drawing["temperature"]
     (('The',), 16, 0.0)
     >>> try:
-    ...   completion({"prompt": "The", "n": 9}, most_choices=8)
+    ...   completion({"prompt": "The", "n": 9}, max_choices=8)
     ... except ApiError as error:
     ...   print(error.status, error)
     400 n=9 must be an integer in [1, 8]
@@ -286,22 +286,22 @@ def completion(body: Any, most_choices: int) -> Asked:
     raise wrong(
       "best_of", f"best_of={given.best_of} must be n={n}, or left out"
     )
-  if n <= most_choices < len(prompts) * n:
+  if n <= max_choices < len(prompts) * n:
     raise wrong(
       "prompt", f"{len(prompts)} prompts with n={n} are more than "
-      f"{most_choices} answers"
+      f"{max_choices} answers"
     )
   if given.max_tokens == 0 and not given.echo:
     raise wrong("max_tokens", "max_tokens=0 needs echo=true")
   return given.asked(
-    most_choices, prompts=prompts, messages=(), template={}, echo=given.echo,
+    max_choices, prompts=prompts, messages=(), template={}, echo=given.echo,
     logprobs=logprobs is not None, num_top=logprobs or 0,
     # OpenAI's default for completions; chats have none.
     max_tokens=16 if given.max_tokens is None else given.max_tokens,
   )
 
 
-def chat(body: Any, most_choices: int) -> Asked:
+def chat(body: Any, max_choices: int) -> Asked:
   """Parses the body of /v1/chat/completions; see `completion`."""
   given: _Chat = _validated(_Chat, body, _NEUTRAL_CHAT)
   top = given.top_logprobs
@@ -313,7 +313,7 @@ def chat(body: Any, most_choices: int) -> Asked:
       "max_tokens", f"max_tokens={old} is not max_completion_tokens={new}"
     )
   return given.asked(
-    most_choices, prompts=(), messages=tuple(map(_joined, given.messages)),
+    max_choices, prompts=(), messages=tuple(map(_joined, given.messages)),
     template=given.chat_template_kwargs, echo=False, logprobs=given.logprobs,
     num_top=top, max_tokens=new or old,
   )

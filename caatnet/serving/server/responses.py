@@ -12,7 +12,7 @@ from caatnet.serving.engine.device import as_dict
 from caatnet.serving.requests import State
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
-from caatnet.serving.server.service import Choice, News
+from caatnet.serving.server.service import News, WaitingChoice
 
 _REASONS = {
   "stop_id": "stop", "stop_string": "stop", "max_tokens": "length",
@@ -135,11 +135,11 @@ class ResponseFormatter:
     rest = _ENCODER.encode(choice)[1:-1]
     return f"{self._start}{index},{rest}{self._end}".encode()
 
-  def _echoed(self, choice: Choice, first: bool) -> str:
+  def _echoed(self, choice: WaitingChoice, first: bool) -> str:
     """Returns the prompt's text for the first chunk of an echoed choice."""
     return self._prompts[choice.prompt] if self._prompts and first else ""
 
-  def last(self, choices: Sequence[Choice]) -> bytes:
+  def last(self, choices: Sequence[WaitingChoice]) -> bytes:
     """Returns the events that end a stream."""
     if not self.asked.include_usage:
       return DONE
@@ -148,7 +148,7 @@ class ResponseFormatter:
     return event(body) + DONE
 
   def whole(
-    self, choices: Sequence[Choice], news: Iterable[News]
+    self, choices: Sequence[WaitingChoice], news: Iterable[News]
   ) -> dict[str, Any]:
     """Returns the body of a response without streaming.
 
@@ -180,7 +180,7 @@ class ResponseFormatter:
     }
 
   def _scored(
-    self, choice: Choice, news: Iterable[News], first: bool
+    self, choice: WaitingChoice, news: Iterable[News], first: bool
   ) -> list[Scored]:
     """Returns the tokens of events; if ``first``, after an echoed prompt."""
     found = []
@@ -267,7 +267,7 @@ def _finite(logprob: float | None) -> float | None:
   return None if logprob is None else max(logprob, _LEAST)
 
 
-def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+def usage(choices: Sequence[WaitingChoice]) -> dict[str, Any]:
   """Returns token counts; a prompt with several responses counts once."""
   # First choice of each prompt: later ones overwrite in reversed order.
   firsts = {choice.prompt: choice.request for choice in reversed(choices)}

@@ -64,7 +64,7 @@ class News:
     error: Reason of the state FAILED if an expert could not be loaded.
   """
 
-  choice: "Choice"
+  choice: "WaitingChoice"
   time_s: float
   text: str = ""
   token: int | None = None
@@ -76,7 +76,7 @@ class News:
 
 
 @dataclasses.dataclass(eq=False)
-class Choice:
+class WaitingChoice:
   """Sequence that an HTTP call waits for.
 
   Attributes:
@@ -118,7 +118,7 @@ class Call:
     self, scored: bool = False, on_end: Callable[[], None] = lambda: None
   ) -> None:
     """Makes a call without sequences."""
-    self.choices: list[Choice] = []
+    self.choices: list[WaitingChoice] = []
     self.scored, self.on_end = scored, on_end
     self.gone = False
     self._news: list[News] = []
@@ -200,17 +200,17 @@ class Service:
     self.engine, self.metrics = engine, metrics
     self._scorer = scorer
     # Choices of one prompt each, whose weights are on the device.
-    self._unscored: collections.deque[list[Choice]] = collections.deque()
+    self._unscored: collections.deque[list[WaitingChoice]] = collections.deque()
     # Choices of one prompt each by expert, and each expert's ticket, which is
     # for the first of them.
-    self._absent: dict[str, collections.deque[list[Choice]]] = {}
+    self._absent: dict[str, collections.deque[list[WaitingChoice]]] = {}
     self._tickets: dict[str, Request] = {}
     self.calls: set[Call] = set()
     self.num_open = 0
     self.error: BaseException | None = None
     self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._news: list[News] = []
-    self._served: dict[int, Choice] = {}
+    self._served: dict[int, WaitingChoice] = {}
     engine.scheduler.ended = self._note_end
     self._going = True
     self._seen: dict[str, Any] = describe(engine)
@@ -434,7 +434,7 @@ class Service:
     elif ticket.state is not State.CANCELLED:
       self._end_without_token(choices, ticket.state, ticket.error)
 
-  def _add(self, choices: Sequence[Choice]) -> None:
+  def _add(self, choices: Sequence[WaitingChoice]) -> None:
     """Adds sequences to the scheduler; ends those that draw no token."""
     for choice in choices:
       if choice.draws:
@@ -445,7 +445,7 @@ class Service:
         self._end_without_token([choice], State.FINISHED)
 
   def _end_without_token(
-    self, choices: Iterable[Choice], state: State, error: str = ""
+    self, choices: Iterable[WaitingChoice], state: State, error: str = ""
   ) -> None:
     """Queues the end of sequences that were not added to the scheduler."""
     now = self.now()
@@ -453,7 +453,7 @@ class Service:
       News(choice, now, state=state, error=error) for choice in choices
     ]
 
-  def _cancel(self, choices: Iterable[Choice]) -> None:
+  def _cancel(self, choices: Iterable[WaitingChoice]) -> None:
     """Cancels sequences, and the ticket of an unscored prompt."""
     for choice in choices:
       request = choice.request
@@ -463,7 +463,7 @@ class Service:
       elif ticket is not None and ticket.number == request.number:
         self._scheduler.cancel(ticket, self.now())
 
-  def take(self, choice: Choice, token: int) -> bool:
+  def take(self, choice: WaitingChoice, token: int) -> bool:
     """Appends a token to a choice; returns whether it has ended.
 
     The function is used as `caatnet.serving.requests.Request.stop`.

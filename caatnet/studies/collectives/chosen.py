@@ -25,13 +25,13 @@ Model = Literal["events", "barrier", "lockstep"]
 
 # Limits on candidates; whole chunks are always tried. A message below some size
 # costs more than its latency and its bytes, the only costs in the models.
-MOST_TRANSFERS = 2**15
-MOST_TREES = 160  # grown ones, of all ranks together
-LEAST_CHUNK_BYTES = 2**12
+MAX_TRANSFERS = 2**15
+MAX_TREES = 160  # grown ones, of all ranks together
+MIN_CHUNK_BYTES = 2**12
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ChosenSchedule:
   """Schedule with its builder, options and time.
 
   Attributes:
@@ -59,7 +59,7 @@ def fastest(
   pieces: int | None = None,
   random_numberings: int = 0,
   **options: Any,
-) -> Choice:
+) -> ChosenSchedule:
   """Returns a builder's fastest schedule for a message.
 
   Every builder is tried with several numbers of pieces, and on all
@@ -84,7 +84,7 @@ def fastest(
     pieces: Pieces of each chunk. None chooses them, and the trees of "optimal".
     random_numberings: Number of random numberings of ranks that are tried in
       addition to transpositions, with whole chunks. Each costs as much as the
-      first; schedules of more than ``MOST_TRANSFERS`` transfers are not
+      first; schedules of more than ``MAX_TRANSFERS`` transfers are not
       renumbered.
     **options: Keyword arguments of the builder; ``numbering`` selects one
       numbering.
@@ -98,7 +98,7 @@ def fastest(
   """
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
-  ) -> Choice:
+  ) -> ChosenSchedule:
     schedule, routed = _routed(
       topology, collective, builder, tuple(options.items()), pieces, capacity
     )
@@ -108,7 +108,7 @@ def fastest(
       barrier = model == "barrier"
       timeline = simulate.events(routed, size_bytes, barrier=barrier)
       seconds = timeline.finish_ns / 1e9
-    return Choice(schedule, builder, options, pieces, seconds)
+    return ChosenSchedule(schedule, builder, options, pieces, seconds)
 
   kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
   if pieces is None and (
@@ -157,11 +157,11 @@ def _numbered(
   builder: str,
   options: dict[str, Any],
   pieces: int,
-  timed: Callable[..., Choice],
-) -> Iterator[Choice]:
+  timed: Callable[..., ChosenSchedule],
+) -> Iterator[ChosenSchedule]:
   """Yields a builder's schedules for several numberings of the topology."""
   plain = timed(builder, options, pieces, None)
-  if "numbering" in options or plain.schedule.num_transfers > MOST_TRANSFERS:
+  if "numbering" in options or plain.schedule.num_transfers > MAX_TRANSFERS:
     yield plain
     return
   for number in renumber.numbers(topology, num_random):
@@ -173,24 +173,24 @@ def _numbered(
       yield timed(builder, options | {"numbering": number}, pieces, None)
 
 
-def _soonest(choices: Iterable[Choice]) -> Choice:
+def _soonest(choices: Iterable[ChosenSchedule]) -> ChosenSchedule:
   """Returns the first choice with the smallest time."""
   return min(choices, key=lambda choice: choice.seconds)
 
 
 def _cut(
-  whole: Choice,
+  whole: ChosenSchedule,
   topology: Topology,
   size_bytes: int,
   model: Model,
-  timed: Callable[..., Choice],
-) -> Iterator[Choice]:
+  timed: Callable[..., ChosenSchedule],
+) -> Iterator[ChosenSchedule]:
   """Yields a schedule in increasing numbers of pieces while this helps."""
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):
     chunk_bytes = size_bytes / schedule.num_chunks / pieces
     num_transfers = schedule.num_transfers * pieces
-    if num_transfers > MOST_TRANSFERS or chunk_bytes < LEAST_CHUNK_BYTES:
+    if num_transfers > MAX_TRANSFERS or chunk_bytes < MIN_CHUNK_BYTES:
       return
     # If links differ, they can carry loads in proportion to their bandwidths
     # only in rounds of several chunks. With "events", the assignment to rounds
@@ -220,8 +220,8 @@ def _grown(
     num_trees = weight * topology.num_ranks
     # One tree per rank is always tried; more only if their chunks are large
     # enough and their growth does not take too long.
-    small = size_bytes < num_trees * LEAST_CHUNK_BYTES
-    if weight > 1 and (small or num_trees > MOST_TREES):
+    small = size_bytes < num_trees * MIN_CHUNK_BYTES
+    if weight > 1 and (small or num_trees > MAX_TREES):
       return
     # With "events", the assignment of transfers to rounds does not matter.
     for capacity in (1,) if model == "events" else (1, 2, 16):

@@ -444,10 +444,10 @@ def fill(
     raise ValueError("sites=() must have at least one site")
   found = {}
   for site in sorted(places, key=lambda key: -places[key]):
-    if not 0 < places[site] <= sites.MOST_W:
+    if not 0 < places[site] <= sites.MAX_W:
       raise ValueError(
         f"site {site} has {places[site]:g} W: must be positive and at most "
-        f"{sites.MOST_W:g}"
+        f"{sites.MAX_W:g}"
       )
     if power_w > 0:
       found[site] = min(power_w, places[site])

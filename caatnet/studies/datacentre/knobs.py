@@ -91,7 +91,7 @@ KNOBS: dict[str, Quantity] = {
     _LIQUID, 1.1, 1.31, "", "total power over IT power", *_LIQUID_SOURCE,
     least=1),
   "site_w": Quantity(
-    2.4e9, 1e9, 3e9, "W", "power of a site", most=sites.MOST_W),
+    2.4e9, 1e9, 3e9, "W", "power of a site", most=sites.MAX_W),
   "energy_price": Quantity(50, 30, 90, "$/MWh", "price of energy"),
   "peak": _rack("peak", 2.5e15, 2.5e15, "FLOP/s", "peak of an accelerator"),
   "utilisation": Quantity(

@@ -15,7 +15,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 _PLAIN = ("", "days", "h", "s", "km", "$/MWh", "bit")
 # Below this fraction of useful time there is no training progress.
 _PROGRESS = 1e-6
-_MOST_BARS = 10
+_MAX_BARS = 10
 _QUANTILES = ("5%", "50%", "95%")
 
 
@@ -121,7 +121,7 @@ def report(result: Mapping[str, Any]) -> Report:
       f"{quantity(tornado['value'], target['unit'])}",
       "knob | decided | low=at its low end | high=at its high end",
       [_in_units(bar, target["unit"], "low", "high")
-       for bar in tornado["bars"][:_MOST_BARS]],
+       for bar in tornado["bars"][:_MAX_BARS]],
     ),
     Table(
       "assumptions",
@@ -174,7 +174,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
   """Returns bandwidths between sites, and a tornado of knobs."""
   tornado = result["tornado"]
-  bars, value = tornado["bars"][:_MOST_BARS], tornado["value"]
+  bars, value = tornado["bars"][:_MAX_BARS], tornado["value"]
   of = {row["name"]: row for row in result["results"]}[tornado["target"]]
   ends: list[Any] = [
     plot.Bars(

@@ -24,7 +24,7 @@ def rules(clients: int, **changes: Any) -> Rules:
   return Rules(**{
     "clients": clients, "per_round": clients, "rounds": 2, "digest": "",
     "seed": 0, "sampling": "uniform", "weights": "equal", "stragglers": "wait",
-    "deadline_s": 60.0, "reconnect_s": 10.0, "patience": 0, "least_gain": 0.0,
+    "deadline_s": 60.0, "reconnect_s": 10.0, "patience": 0, "min_gain": 0.0,
     **changes,
   })
 

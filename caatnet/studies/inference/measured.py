@@ -11,7 +11,7 @@ import pathlib
 from typing import Any
 
 from parallel.plans.hardware.devices import DEVICES
-from parallel.plans.network.inference import Step, operations
+from parallel.plans.network.inference import ModelStep, operations
 from parallel.plans.workload import Transformer
 
 SOURCE = (
@@ -46,7 +46,7 @@ def compare(model: Transformer) -> list[dict[str, Any]]:
     ranks, tokens = int(row["num_ranks"]), int(row["tokens"])
     device = DEVICES[row["gpu"]]
     # Only products are compared, so the context does not matter.
-    step = Step(sequences=tokens, tokens=1, context=1)
+    step = ModelStep(sequences=tokens, tokens=1, context=1)
     found.append({
       "gpu": row["gpu"],
       "num_ranks": ranks,

@@ -14,7 +14,7 @@ from typing import Any
 from caatnet.studies.inference import measured
 from parallel.base import checks
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Bounds, Machine, Step
+from parallel.plans.network.inference import Bounds, Machine, ModelStep
 from parallel.plans.workload import Transformer
 
 # Sizes of Llama 2, Touvron et al., arXiv 2307.09288, with their tokenizer's
@@ -111,7 +111,7 @@ def saved(bounds: Bounds, base: Bounds) -> dict[str, Any]:
 def most_sequences(model: Transformer, machine: Machine, context: int) -> int:
   """Returns the number of sequences whose caches fit with the weights, or 0."""
   one = inference.memory_bytes(
-    model, Step(1, 1, context), machine.num_ranks
+    model, ModelStep(1, 1, context), machine.num_ranks
   )
   room = machine.device.memory_bytes - one["weights"]  # bytes per rank
   return max(0, int(room // one["cache"]))
@@ -123,10 +123,10 @@ def _rows(
   """Returns rows of all steps and policies of a model on a machine."""
   model, context = MODELS[name], config["context"]
   factor = config["compute_factor"]
-  steps = {f"decode {n}": Step(n, 1, context) for n in config["batch"]}
+  steps = {f"decode {n}": ModelStep(n, 1, context) for n in config["batch"]}
   prompt = config["prompt"]
   if prompt:
-    steps[f"prefill {prompt}"] = Step(1, prompt, prompt)
+    steps[f"prefill {prompt}"] = ModelStep(1, prompt, prompt)
   rows = []
   for label, step in steps.items():
     # Baseline: all channels of all layers are reduced.
@@ -167,7 +167,8 @@ def _curves(
   def decode(policy: tuple[float, int]) -> list[Bounds]:
     return [
       _bounds(
-        model, Step(n, 1, context), machine, policy, config["compute_factor"]
+        model, ModelStep(n, 1, context), machine, policy,
+        config["compute_factor"],
       )
       for n in counts
     ]
@@ -206,8 +207,8 @@ def _helps(curve: Mapping[str, Any], threshold: float) -> dict[str, Any]:
 
 
 def _bounds(
-  model: Transformer, step: Step, machine: Machine, policy: tuple[float, int],
-  compute_factor: float,
+  model: Transformer, step: ModelStep, machine: Machine,
+  policy: tuple[float, int], compute_factor: float,
 ) -> Bounds:
   try:
     found = inference.bounds(model, step, machine, shares(model, policy))

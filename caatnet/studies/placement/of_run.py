@@ -21,14 +21,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from parallel.base import checks
-from parallel.base.naming import one_of
 from parallel.plans.hardware.devices import Device
 from parallel.plans.hardware.tiers import Host
 from parallel.plans.placement import periods
 from parallel.plans.placement.problem import (
   INSTANTS,
-  Part,
   Problem,
+  StatePart,
   Tensor,
   Use,
   Way,
@@ -104,8 +103,8 @@ def _configuration(
         f"config.parallel.{key}={parallel[key]}: a placement of state='run' "
         "needs 1"
       )
-  one_of("config.zero.scheme", scheme, SCHEMES)
-  one_of("config.model.remat", config["model"]["remat"], _REMATS)
+  checks.known("config.zero.scheme=", scheme, SCHEMES)
+  checks.known("config.model.remat=", config["model"]["remat"], _REMATS)
   c = Configuration(
     1, parallel["data"], parallel["tensor"], config["train"]["accumulation"],
     scheme=scheme, remat="full", offload=True,
@@ -117,7 +116,7 @@ def _configuration(
   return c
 
 
-def _parameters(stored: float, by: str, step: TrainingStep) -> Part:
+def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
   """Returns the state that is placed.
 
   Args:
@@ -150,12 +149,12 @@ def _parameters(stored: float, by: str, step: TrainingStep) -> Part:
     way = Way(
       "updated by the cpu, weights on the device", (gradients, *state, staged)
     )
-  return Part("parameters", (way,), step.model.num_layers)
+  return StatePart("parameters", (way,), step.model.num_layers)
 
 
 def _activations(
   remat: str, c: Configuration, step: TrainingStep, layers_s: float
-) -> Part:
+) -> StatePart:
   """Returns the activations of all layers, as a run saves or recomputes them.
 
   Args:
@@ -197,4 +196,4 @@ def _activations(
     "reduced": (way("saved", "activations", 2 * stream, qkv, first),),
     "named": (way("saved", "activations", named),),
   }[remat]
-  return Part("activations", (*saved, recomputed), count)
+  return StatePart("activations", (*saved, recomputed), count)

@@ -7,7 +7,7 @@ from typing import Any
 
 from caatnet.studies.published import models
 from parallel.base.checks import known
-from parallel.base.naming import naming, one_of
+from parallel.base.naming import naming
 from parallel.plans import workload
 from parallel.plans.hardware import cluster_files, tiers
 from parallel.plans.hardware.link_matrix import LinkMatrix
@@ -22,7 +22,7 @@ from parallel.plans.planner.subsets import Subset
 from parallel.plans.workload import TrainingStep, Transformer
 
 # Largest number of devices for which a result includes the link matrix.
-MOST_DRAWN = 256
+MAX_DRAWN = 256
 # Values of the fields of a configuration that are names.
 _NAMES = {
   "scheme": space.SCHEMES, "route": space.ROUTES, "remat": space.REMATS,
@@ -54,7 +54,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   with naming("config.planner", section):
     problem, choices = _problem(config), _choices(config)
     subset = subsets.search(
-      problem, choices, least=section["least_devices"], count=section["top"],
+      problem, choices, least=section["min_devices"], count=section["top"],
       ordered=section["ordered"],
     )
   whole, problem, found = problem.links, subset.problem, subset.plan
@@ -65,7 +65,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       _asked(text, best.configuration), problem, choices, best
     )} for text in section["why_not"]
   ]
-  drawn = links.num_devices <= MOST_DRAWN
+  drawn = links.num_devices <= MAX_DRAWN
   return {
     "study": "planner",
     "cluster": {
@@ -144,8 +144,8 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
   Raises:
     ValueError: The model is not a transformer, or the data is not text.
   """
-  one_of("config.model.name", config["model"]["name"], ("transformer",))
-  one_of("config.data.name", config["data"]["name"], ("text",))
+  known("config.model.name=", config["model"]["name"], ("transformer",))
+  known("config.data.name=", config["data"]["name"], ("text",))
   sizes, backward = config["model"], config["sync"]["backward_dtype"]
   model = Transformer(**{
     field.name: sizes[field.name] for field in dataclasses.fields(Transformer)
@@ -167,7 +167,7 @@ def _choices(config: Mapping[str, Any]) -> Choices:
   }
   return Choices(
     **lists, offload=section["offload"],
-    most_microbatches=section["most_microbatches"],
+    max_microbatches=section["max_microbatches"],
   )
 
 

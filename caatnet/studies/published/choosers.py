@@ -35,7 +35,7 @@ from parallel.plans.planner.space import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class PublishedSetting:
   """Configuration problem: a training step on a cluster.
 
   Attributes:
@@ -76,7 +76,7 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Choice:
+class ChosenPlan:
   """Choice of a configurator.
 
   Attributes:
@@ -92,7 +92,7 @@ class Choice:
   in_vain: int = 0
 
 
-def choose(name: str, case: Case) -> Choice:
+def choose(name: str, case: PublishedSetting) -> ChosenPlan:
   """Returns the choice of a configurator.
 
   Args:
@@ -109,7 +109,7 @@ def _own(c: Configuration) -> np.ndarray:
   return np.arange(c.grid.size).reshape(c.grid)
 
 
-def _fitting(case: Case) -> list[Configuration]:
+def _fitting(case: PublishedSetting) -> list[Configuration]:
   found = [c for c in case.runs() if case.fits(c)]
   if not found:
     raise ValueError(
@@ -119,14 +119,14 @@ def _fitting(case: Case) -> list[Configuration]:
   return found
 
 
-def _widest(case: Case) -> list[Configuration]:
+def _widest(case: PublishedSetting) -> list[Configuration]:
   """Returns the fitting configurations with the most tensor ranks."""
   found = _fitting(case)
   most = max(c.tensor for c in found)
   return [c for c in found if c.tensor == most]
 
 
-def _rule(case: Case) -> Choice:
+def _rule(case: PublishedSetting) -> ChosenPlan:
   found = _widest(case)
   stages = min(c.stages for c in found)
 
@@ -134,15 +134,15 @@ def _rule(case: Case) -> Choice:
     return (c.microbatches + stages - 1) * models.stage_s(c, case.nominal)
 
   best = min((c for c in found if c.stages == stages), key=seconds)
-  return Choice(best, _own(best), seconds(best))
+  return ChosenPlan(best, _own(best), seconds(best))
 
 
-def _tried(case: Case, some: list[Configuration]) -> Choice:
+def _tried(case: PublishedSetting, some: list[Configuration]) -> ChosenPlan:
   best = min(some, key=lambda c: case.problem.predict(c).total)
-  return Choice(best, _own(best))
+  return ChosenPlan(best, _own(best))
 
 
-def _amp(case: Case) -> Choice:
+def _amp(case: PublishedSetting) -> ChosenPlan:
   nominal = case.nominal
   in_order = sorted(
     case.runs(), key=lambda c: models.amp_s(c, nominal, _own(c))
@@ -151,11 +151,11 @@ def _amp(case: Case) -> Choice:
   for in_vain, c in enumerate(in_order):
     if case.fits(c):
       said_s = models.amp_s(c, nominal, _own(c))
-      return Choice(c, _own(c), said_s, in_vain)
+      return ChosenPlan(c, _own(c), said_s, in_vain)
   raise ValueError("no candidate of AMP fits")
 
 
-def _pipette(case: Case) -> Choice:
+def _pipette(case: PublishedSetting) -> ChosenPlan:
   problem = case.problem
   in_order = sorted(
     _fitting(case), key=lambda c: models.pipette_s(c, problem, _own(c))
@@ -164,17 +164,17 @@ def _pipette(case: Case) -> Choice:
   # Annealing is slow, so only the best candidates get an order.
   for c in in_order[: case.annealed]:
     order = models.pipette_order(c, problem, steps=case.steps)
-    found.append(Choice(c, order, models.pipette_s(c, problem, order)))
+    found.append(ChosenPlan(c, order, models.pipette_s(c, problem, order)))
   return min(found, key=lambda choice: choice.said_s)
 
 
-def _planned(case: Case, choices: Choices) -> Choice:
+def _planned(case: PublishedSetting, choices: Choices) -> ChosenPlan:
   best = plan.plan(case.problem, choices, count=1).best[0]
-  return Choice(best.configuration, best.order, best.latency.total)
+  return ChosenPlan(best.configuration, best.order, best.latency.total)
 
 
 # Configurators by name.
-CHOOSERS: dict[str, Callable[[Case], Choice]] = {
+CHOOSERS: dict[str, Callable[[PublishedSetting], ChosenPlan]] = {
   "rule": _rule,
   "megatron": lambda case: _tried(case, _widest(case)),
   "trials": lambda case: _tried(case, _fitting(case)),

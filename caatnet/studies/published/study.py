@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.studies.published import choosers
-from caatnet.studies.published.choosers import Case
-from parallel.base.naming import one_of
+from caatnet.studies.published.choosers import PublishedSetting
+from parallel.base.checks import known
 from parallel.plans.hardware import cluster_files
 from parallel.plans.planner.latency import Timing
 from parallel.plans.planner.problem import Problem
@@ -51,9 +51,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: A value is invalid, or no configuration fits.
   """
-  for key, known in (("choosers", choosers.CHOOSERS), ("models", MODELS)):
+  for key, names in (("choosers", choosers.CHOOSERS), ("models", MODELS)):
     for name in config[key]:
-      one_of(f"config.{key}", name, known)
+      known(f"config.{key}=", name, names)
   if not (config["even"] or config["seeds"]):
     raise ValueError("config.even=False and config.seeds=() leave no links")
   links = [("even", "")] if config["even"] else []
@@ -101,7 +101,7 @@ def _rows(
     Problem(step, cluster_files.cluster(text), timing)
     for text in (cluster, drawn)
   )
-  case = Case(
+  case = PublishedSetting(
     problem, nominal, Choices(), config["annealed"], config["steps"]
   )
   rows = []

@@ -22,8 +22,8 @@ _MODELS = {
   "lockstep_us": "lockstep: alpha-beta, cut-through",
   "lower_bound_us": "lower bound of events",
 }
-_MOST_LINKS = 8
-_MOST_LABELS = 80
+_MAX_LINKS = 8
+_MAX_LABELS = 80
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -40,10 +40,10 @@ def report(result: Mapping[str, Any]) -> Report:
       [{"model": text, "us": result[key]} for key, text in _MODELS.items()],
     ),
     Table(
-      f"the {min(_MOST_LINKS, len(links))} busiest of {len(links)} links",
+      f"the {min(_MAX_LINKS, len(links))} busiest of {len(links)} links",
       "{source} -> {destination}=link | bytes:, | utilisation=busy | "
       "waiting_us:,.1f | longest_queue",
-      links[:_MOST_LINKS],
+      links[:_MAX_LINKS],
     ),
   ], lambda: _figure(result["config"]))
 
@@ -86,7 +86,7 @@ def _round(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
       [places[v][0] for v in nodes], [places[v][1] for v in nodes], style="",
       marker=marker, colour="black", fill=fill, size=size,
     ))
-  if net.num_nodes <= _MOST_LABELS:
+  if net.num_nodes <= _MAX_LABELS:
     marks.append(plot.Texts(
       list(map(str, places)), *zip(*places.values(), strict=True),
       offset=(0, 0), align=("center", "center_baseline"), size=7,

@@ -1,16 +1,14 @@
 """Simulated runs as plain data, stored as soon as they finish.
 
-A long study is a list of cells. Each is a line of a file, keyed by a hash of
-all its inputs, including the simulator's code. An interrupted study resumes
-with the first missing cell.
+A long study is a list of cells. A stored result depends on all inputs of its
+cell, including the simulator's code. An interrupted study resumes with the
+first missing cell.
 """
 
 from collections.abc import Mapping, Sequence
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 from typing import Any
 
@@ -22,7 +20,7 @@ from caatnet.serving import traces
 from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
 from caatnet.studies.serving.server import Machine, Outcome
-from parallel.base import files, schema
+from parallel.base.kept import Kept
 
 # Files that determine the course of a run; a change invalidates stored cells.
 _CODE = (
@@ -55,11 +53,10 @@ class Cell:
   policy: str = "strict_priority"
 
   @property
-  def key(self) -> str:
-    """Hash of all inputs of the run."""
+  def inputs(self) -> list[str]:
+    """All inputs of the run, as text."""
     names = (repr(getattr(self, f.name)) for f in dataclasses.fields(self))
-    text = "\n".join([_code_hash(), *names])
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return [_code_hash(), *names]
 
   def simulate(self) -> dict[str, Any]:
     """Simulates the run and returns its numbers."""
@@ -85,46 +82,13 @@ def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
     cells: Runs to simulate.
     path: File of JSON lines, created or extended; "" for none.
   """
-  file = pathlib.Path(path) if path else None
-  known = _read(file) if file is not None and file.exists() else {}
-  if file is not None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a") as lines:
-      lines.write("\n")  # terminates a truncated line
-  found = []
-  for cell in track(
-    cells, "simulating", transient=True, console=Console(stderr=True)
-  ):
-    key = cell.key
-    if key not in known:
-      # New results take the same form as stored ones.
-      known[key] = json.loads(files.to_json(cell.simulate()))
-      if file is not None:
-        with file.open("a") as lines:
-          line = {"key": key, "result": known[key]}
-          lines.write(json.dumps(line) + "\n")
-    found.append(known[key])
-  return found
-
-
-class _Line(schema.Schema):
-  """Line of a file of cells."""
-
-  key: str
-  result: dict[str, Any]
-
-
-def _read(file: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """Returns the results of a file by key; damaged lines are left out.
-
-  A line is truncated if a study was killed while it was written.
-  """
-  known = {}
-  for text in file.read_bytes().splitlines():
-    with contextlib.suppress(ValueError):
-      line = schema.parse(_Line, text)
-      known[line.key] = line.result
-  return known
+  kept = Kept(path)
+  return [
+    kept.get(cell.inputs, cell.simulate)
+    for cell in track(
+      cells, "simulating", transient=True, console=Console(stderr=True)
+    )
+  ]
 
 
 def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def expert_bytes(model: Mapping[str, Any]) -> float:
   """Returns the bytes of an expert's weights."""
-  one = inference.Step(1, 1, 1)
+  one = inference.ModelStep(1, 1, 1)
   return inference.memory_bytes(Transformer(**model), one, 1)["weights"]
 
 
@@ -250,7 +250,7 @@ class Tiers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class SweepPoint:
   """Values that a simulation varies.
 
   Attributes:
@@ -280,7 +280,7 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
 
   Args:
     config: Config like configs/serving/composition.py, as nested dicts.
-    **varied: Fields of a `Case`. Others have the config's values: Zipf
+    **varied: Fields of a `SweepPoint`. Others have the config's values: Zipf
       requests, look-ahead, loads ahead.
 
   Returns:
@@ -295,7 +295,7 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
     ValueError: See `machine`; or the cache can hold no request.
   """
   given, usual = config["experts"], config["stream"]
-  case = Case(**({
+  case = SweepPoint(**({
     "stream": "zipf", "eviction": "lookahead", "num_slots": given["slots"],
     "way": "ahead", "rate": usual["rate"], "batch": usual["batch"],
     "output": usual["output"], "patience": given["patience"],

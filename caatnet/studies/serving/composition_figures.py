@@ -36,7 +36,7 @@ def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
   Returns:
     Plain data: "nodes", "whole" and "fusion", lists of rows; "solved", the
     execution times that give the published ratios; "one_node"; and
-    "most_experts", for which the nodes' "most_machines" are.
+    "max_experts", for which the nodes' "most_machines" are.
   """
   expert = published["parameters"] * published["item_bytes"]
   base = NODES[BASE]
@@ -54,7 +54,7 @@ def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
       for spread in (False, True)
     ],
     "fusion": _fusion(base, published, expert, num_layers),
-    "most_experts": published["most_experts"],
+    "max_experts": published["max_experts"],
     "one_node": {
       "experts": published["experts"], "models": published["experts"] + 1,
       "parameters": (published["experts"] + 1) * published["parameters"],
@@ -75,7 +75,7 @@ def _node(
     "slower": once / base, "spread_slower": spread / base,
     "resident": node.resident(expert), "held": node.held(expert),
     "machines": node.machines(published["experts"] + 1, expert),
-    "most_machines": node.machines(published["most_experts"], expert),
+    "most_machines": node.machines(published["max_experts"], expert),
   }
 
 

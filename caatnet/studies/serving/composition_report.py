@@ -87,7 +87,7 @@ def _published(result: Row) -> list[Table | str]:
       "node | switch_s | slower:.2f=of SN40L | spread_s=shards | "
       "spread_slower:.2f=shards, of SN40L | resident=on devices | "
       f"held=in host memory | machines=machines for {one['models']:,} | "
-      f"most_machines=machines for {result['most_experts']:,}",
+      f"most_machines=machines for {result['max_experts']:,}",
       result["nodes"],
     ),
     Table(

@@ -20,7 +20,6 @@ from caatnet.studies.serving import cells, server, tails
 from caatnet.studies.serving.cells import Cell
 from caatnet.studies.serving.server import Machine
 from parallel.base.checks import known
-from parallel.base.naming import one_of
 
 _FOLDER = pathlib.Path(__file__).parent / "traces"
 SAMPLES = {
@@ -46,9 +45,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: A trace cannot be read, or the machine is invalid.
   """
-  one_of("config.seeds_trace", config["seeds_trace"], tuple(config["traces"]))
+  known("config.seeds_trace=", config["seeds_trace"], tuple(config["traces"]))
   for arm in config["order"]:
-    one_of("config.order", arm, tuple(config["arms"]))
+    known("config.order=", arm, tuple(config["arms"]))
   machine = server.machine(config["model"], config["hardware"])
   study = _Study(config, machine)
   sessions = cells.run(study.sessions(), config["keep"])

@@ -25,7 +25,7 @@ from parallel.plans.nanobatches import (
 )
 from parallel.plans.nanobatches.nanobatch_costs import Mix, Optimum
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Step
+from parallel.plans.network.inference import ModelStep
 
 PARAMETERS = 70e9  # the paper's round number
 PUBLISHED_OPTIMUM = 1857.0
@@ -317,7 +317,7 @@ def offload() -> dict[str, Any]:
   """
   pipeline = pipelines.PIPELINES["llama-2-70b"]
   model, gpus = pipeline.model, pipeline.gpus
-  token = inference.memory_bytes(model, Step(1, 1, 1), 1)["cache"]
+  token = inference.memory_bytes(model, ModelStep(1, 1, 1), 1)["cache"]
   published = WORKLOADS[FITTED_ON].nanoflow
   step_s = pipeline.tokens / (published * gpus)
   size = token * pipeline.tokens / gpus  # of a step, on each GPU

@@ -105,7 +105,7 @@ class _Planner:
       raise ValueError(f"config.{key} has {tokens}: {error}") from error
     start = time.process_time()
     found = nanobatch.plan(
-      costs, tokens, most_pieces=self._config["most_pieces"],
+      costs, tokens, max_pieces=self._config["max_pieces"],
       interference=interference,
     )
     self.seconds.append(time.process_time() - start)

@@ -100,7 +100,7 @@ def machine(
     device,
     memory_bandwidth=device.memory_bandwidth * hardware["memory_fraction"],
   )
-  one = inference.Step(1, 1, 1)
+  one = inference.ModelStep(1, 1, 1)
   weights = inference.memory_bytes(sizes, one, 1)["weights"] / ranks
   heads = math.ceil(sizes.num_kv_heads / ranks)  # of keys and values, per rank
   page_size = hardware["page_size"]

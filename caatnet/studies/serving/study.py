@@ -19,7 +19,7 @@ from caatnet.studies.serving import (
   nanobatches,
   vllm_log,
 )
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 
 SUBJECTS = {
   "composition": composition.run,
@@ -42,7 +42,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: The subject is unknown, or a value is invalid.
   """
-  one_of("config.subject", config.get("subject"), tuple(SUBJECTS))
+  known("config.subject=", config.get("subject"), tuple(SUBJECTS))
   return {
     "study": "serving",
     "subject": config["subject"],

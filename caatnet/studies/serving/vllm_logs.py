@@ -28,7 +28,7 @@ import yaml
 from caatnet.serving.engine.times import AllReduces, Attention, Profile
 from caatnet.studies.serving import vllm_fields
 from parallel.base import schema
-from parallel.base.naming import one_of
+from parallel.base.checks import known
 from parallel.base.schema import (
   Count,
   Field,
@@ -60,8 +60,8 @@ _OPTIONAL = ("qk_norm",)  # of a layer, in some models
 _ONCE = ("embedding", "final_layernorm")
 _PER_SEQUENCE = ("lm_head", "sampler")
 # Largest number of tokens of a request.
-_MOST_TOKENS = 2**24
-_TokenCount = Annotated[int, Field(ge=0, le=_MOST_TOKENS)]
+_MAX_TOKENS = 2**24
+_TokenCount = Annotated[int, Field(ge=0, le=_MAX_TOKENS)]
 
 
 class Server(OpenSchema):
@@ -89,9 +89,9 @@ class Server(OpenSchema):
 
 class _Request(OpenSchema):
   request_id: str | None = None
-  input_toks: Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
+  input_toks: Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
   # The time per output token needs two.
-  output_toks: Annotated[int, Field(ge=2, le=_MOST_TOKENS)]
+  output_toks: Annotated[int, Field(ge=2, le=_MAX_TOKENS)]
   queued_ts: Seconds
   scheduled_ts: Seconds
   first_token_ts: Seconds
@@ -563,6 +563,6 @@ def _skew(
           )
         if skew is not None or fit is None or not fit.enabled:
           return skew or 0.0
-        one_of("tensor ranks", str(ranks), [*map(str, fit.per_tp)])
+        known("tensor ranks=", str(ranks), [*map(str, fit.per_tp)])
         return fit.per_tp[ranks].alpha_default
   return skew or 0.0

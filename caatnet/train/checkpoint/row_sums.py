@@ -21,7 +21,7 @@ import functools
 import numpy as np
 
 _BLOCK = 2**16  # elements of the last dim whose weights are kept
-_MOST_ROWS = 1024
+_MAX_ROWS = 1024
 
 
 def num_rows(shape: Sequence[int]) -> int:
@@ -30,7 +30,7 @@ def num_rows(shape: Sequence[int]) -> int:
   Rows are ``array[i]``. An array without dims, or with more than 1,024 rows,
   counts as one row.
   """
-  return shape[0] if shape and shape[0] <= _MOST_ROWS else 1
+  return shape[0] if shape and shape[0] <= _MAX_ROWS else 1
 
 
 def of_part(
@@ -58,7 +58,7 @@ def of_part(
   """
   shape = x.shape if shape is None else shape
   start = (0,) * x.ndim if start is None else start
-  if not shape or shape[0] > _MOST_ROWS:
+  if not shape or shape[0] > _MAX_ROWS:
     x, start, shape = x[None], (0, *start), (1, *shape)
   total = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
   total = total.astype(np.uint64) if x.ndim == 1 else total

@@ -3,7 +3,7 @@
 A checkpoint has the arrays of all workers. If it is read for fewer workers, the
 last workers are dropped with their updates that have not been exchanged. If it
 is read for more workers, the arrays of new workers are zero and are filled here
-(`OuterLoop.joined`): new workers start from the outer parameters, with a new
+(`Joining.joined`): new workers start from the outer parameters, with a new
 inner optimizer at the run's schedule step.
 """
 
@@ -15,7 +15,7 @@ import jax
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState, with_schedule_of
-from parallel.outer.base import of_joined
+from parallel.outer.joining import adapted, of_joined
 
 
 def check(experiment: Experiment, checkpointer: Checkpointer) -> str:
@@ -38,8 +38,8 @@ def check(experiment: Experiment, checkpointer: Checkpointer) -> str:
   before, now = checkpointer.num_workers(step), _num_workers(experiment)
   if before == now:
     return ""
-  later = itertools.count(step)
-  border = next(s for s in later if experiment.outer.is_border(s))
+  later, joining = itertools.count(step), adapted(experiment.outer)
+  border = next(s for s in later if joining.is_border(s))
   if border > step:
     raise ValueError(
       f"config.parallel.worker={now}: the checkpoint of step {step} has "
@@ -79,7 +79,7 @@ def joined(
   # One program per array: the means of arrays with different shardings would
   # be unordered (`parallel.collectives.after`).
   def fill(params, outer, number):
-    found = experiment.outer.joined(params, outer, before)
+    found = adapted(experiment.outer).joined(params, outer, before)
     return jax.tree.leaves(found)[number]
 
   return tree.unflatten(

@@ -24,8 +24,10 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from caatnet.train.experiment import Experiment
+from caatnet.train.gradients import worker_gradients
+from caatnet.train.inner import make_update
 from caatnet.train.state import TrainState, restarted, specs_like_outer
-from caatnet.train.step import make_update, told_of, worker_gradients
+from caatnet.train.step import told_of
 from parallel.collectives import (
   after,
   all_gather,
@@ -34,7 +36,8 @@ from parallel.collectives import (
   varying,
 )
 from parallel.outer.apart import Alone, Apart, counting, whole
-from parallel.outer.base import OuterLoop, Plan
+from parallel.outer.base import OF_EACH, OWN, OuterLoop, Plan
+from parallel.outer.joining import adapted, over
 
 ALONE = Alone()
 _HOOKS = ("begin", "gradients", "finish")
@@ -62,6 +65,7 @@ class Programs:
 
   Attributes:
     experiment: The experiment, with one worker.
+    joining: Adapter of its outer loop.
     options: XLA compiler options of all programs.
   """
 
@@ -80,7 +84,7 @@ class Programs:
     """
     self._outer, self._program = experiment.outer, experiment.program
     layout = self._program.layout
-    self.experiment = experiment
+    self.experiment, self.joining = experiment, adapted(experiment.outer)
     self.options = layout.compiler_options() | dict(options or {})
     worker = layout.worker
     name = type(self._outer).__name__
@@ -95,6 +99,7 @@ class Programs:
         "they cannot join and leave"
       )
     self._like = jax.eval_shape(self._outer.init, self._program.stored_shapes)
+    self._each = [key for key in OF_EACH if key in self._like]
     if self._outer.equal:
       first = experiment.abstract_state()
       self._like |= {"params": first.params, "opt_state": first.opt_state}
@@ -148,7 +153,7 @@ class Programs:
           yield Event(waiting, "begin", step)
         waiting = step
       ends = [hook for hook in hooks if hook != "begin"]
-      if waiting is not None and (ends or self._outer.awaits(plan)):
+      if waiting is not None and (ends or self.joining.awaits(plan)):
         yield Event(waiting, "begin", step + 1)
         waiting = None
       for hook in ends:
@@ -165,10 +170,10 @@ class Programs:
 
     def look(args):
       axis, count = counting(layout.worker.name)
-      loop, params = self._outer.over(axis), args["params"]
+      loop, params = over(self._outer, axis), args["params"]
       numbered = Plan(plan.variant, args["numbers"])
       state = args["outer"] | {
-        key: jnp.ones(axis.size) for key in self._outer.of_each
+        key: jnp.ones(axis.size) for key in self._each
       }
       counts = [count()]
       state = loop.begin(params, state, numbered)
@@ -332,7 +337,7 @@ class Programs:
     """Returns the program of a hook in the steps of a plan's variant."""
 
     def make(axis, weights):
-      loop = self._outer.over(axis, weights)
+      loop = over(self._outer, axis, weights)
 
       def begin(args):
         outer = args["outer"]
@@ -362,7 +367,7 @@ class Programs:
 
       return {"begin": begin, "gradients": gradients, "finish": finish}[hook]
 
-    each = self._outer.of_each
+    each = self._each
     return self._apart(make)
 
   def _apart(self, make: Callable[..., Any]) -> Apart:
@@ -386,7 +391,7 @@ class Programs:
       if key != "outer":
         return layout.per_worker(program.specs_like_params(tree))
       specs = specs_like_outer(program, self._outer, tree)
-      each = {k: specs[k] for k in self._outer.of_each if k in specs}
+      each = {k: specs[k] for k in OF_EACH if k in specs}
       return specs | layout.per_worker(each)
 
     return {key: of(key, tree) for key, tree in args.items()}
@@ -400,7 +405,7 @@ class Programs:
       state: "outer", the outer loop's state; for equal workers also "params"
         and "opt_state".
     """
-    own = {*self._outer.own, *self._outer.of_each}
+    own = {*OWN, *OF_EACH}
     part = {k: tree for k, tree in state["outer"].items() if k not in own}
     if self._outer.equal:
       part |= {key: state[key] for key in _EQUAL}
@@ -420,7 +425,7 @@ class Programs:
       starts: Whether to initialise the worker's private part from the shared
         state.
     """
-    own = {*self._outer.own, *self._outer.of_each}
+    own = {*OWN, *OF_EACH}
     found = {key: tree for key, tree in outer.items() if key in own}
     names = {name.split("/")[0] for name in shared}
     # Keys of ``_like`` are included, since an optimizer without state has no
@@ -435,7 +440,7 @@ class Programs:
         like,
       )
     state = {key: found.pop(key) for key in _EQUAL if self._outer.equal}
-    state["outer"] = self._outer.started(found) if starts else found
+    state["outer"] = self.joining.started(found) if starts else found
     specs = self._program.layout.shardings(self._specs(state))
     return jax.device_put(state, specs)
 

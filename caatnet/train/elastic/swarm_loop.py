@@ -1,4 +1,4 @@
-"""Training loop of one worker in a swarm, around a `Peer`.
+"""Training loop of one worker in a swarm, around a `SwarmWorker`.
 
 Each worker has a separate folder with metrics, evaluations and checkpoints, as
 any run. Next to a checkpoint, ``swarm/STEP.npz`` stores the state that the
@@ -23,12 +23,12 @@ from etils import epath
 import jax
 import numpy as np
 
-from caatnet.config.schema.train import Elastic
 from caatnet.data.protocol import Dataset
+from caatnet.schema.train import Elastic
 from caatnet.train import loop
 from caatnet.train.elastic.multi_process import joined
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.worker import PREFIX, Moved, Peer
+from caatnet.train.elastic.worker import PREFIX, Moved, SwarmWorker
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
@@ -182,7 +182,7 @@ def train(
 
 
 class Run(loop.Run):
-  """Run whose steps are executed by a `Peer`.
+  """Run whose steps are executed by a `SwarmWorker`.
 
   Attributes:
     swarm: The worker's membership in the swarm.
@@ -252,7 +252,7 @@ class Run(loop.Run):
     kept = (swarm.revision, swarm.digest) == (revision, digest)
     if revision == swarm.revision and not kept and revision:
       say(f"has another state at round {revision}, which replaces this one")
-    self.peer = Peer(
+    self.peer = SwarmWorker(
       programs, swarm, self.state, reader(self.experiment, self.dataset),
       kept=revision > 0 and kept,
       order=options.order,

@@ -50,7 +50,7 @@ class Swarm(Protocol):
     ...
 
 
-class Part(NamedTuple):
+class WorkerPart(NamedTuple):
   """Contribution of a worker to a round.
 
   Attributes:
@@ -67,7 +67,7 @@ class Moved(Exception):
   """The worker has been moved to a step that does not follow its last one."""
 
 
-class Peer:
+class SwarmWorker:
   """Worker of a swarm; all methods are called from one thread.
 
   Attributes:
@@ -132,7 +132,7 @@ class Peer:
     batch = self._read([next(self._numbers) for _ in range(examples)])
     if self._is_next(step, "gradients"):
       return self._advance_equally(batch)
-    awaits = ends or programs.experiment.outer.awaits(plan)
+    awaits = ends or programs.joining.awaits(plan)
     if not begins and not ends and (self.idle or not awaits):
       self.state, metrics = programs.step(plan, self.state, batch)
       self.step += 1
@@ -306,7 +306,7 @@ class Peer:
     """Contributes the current state to the next round."""
     # Copied, since the following steps donate their arguments.
     args = {"params": self.state.params, "outer": self.state.outer} | more
-    part = Part(self._next, jax.tree.map(jnp.copy, args))
+    part = WorkerPart(self._next, jax.tree.map(jnp.copy, args))
     self._next += 1
     self._flight = self._thread.submit(
       self._swarm.give, part, self._combine, self._weight()
@@ -326,7 +326,7 @@ class Peer:
     return float(min(self._steps, every) * experiment.data.batch_size)
 
   def _combine(
-    self, exchange: Any, shared: Mapping[str, Any], part: Part
+    self, exchange: Any, shared: Mapping[str, Any], part: WorkerPart
   ) -> dict[str, Any]:
     """Computes the next revision; see `parallel.peers.exchange.Combine`."""
     number = exchange.round
@@ -346,7 +346,7 @@ class Peer:
     return self._programs.shared(found) | rest
 
   def _later(
-    self, number: int, shared: Mapping[str, Any], part: Part
+    self, number: int, shared: Mapping[str, Any], part: WorkerPart
   ) -> dict[str, Any]:
     """Returns a late contribution's arguments for round ``number``."""
     args, events = part.args, self._programs.event
@@ -360,7 +360,7 @@ class Peer:
       events(number - 1), events(number).step, state["outer"], params
     )
     said, now = events(part.round), events(number)
-    params, outer = self._programs.experiment.outer.late(
+    params, outer = self._programs.joining.late(
       params, args["outer"], outer, (said.hook, now.hook),
       (said.step, now.step),
     )

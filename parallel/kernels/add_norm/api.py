@@ -14,7 +14,7 @@ import numpy as np
 from parallel.kernels import calls
 from parallel.kernels.add_norm import gpu, reference, tpu
 from parallel.kernels.add_norm.reference import NormOptions
-from parallel.kernels.selection import Choice, Implementation, choose
+from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
 class Kernels(Protocol):
@@ -80,7 +80,7 @@ def choice(
   shared: jax.Array,
   private: jax.Array,
   implementation: Implementation = "auto",
-) -> Choice:
+) -> SelectedKernel:
   """Returns the implementation of `add_norm`, and why others are rejected.
 
   Args:

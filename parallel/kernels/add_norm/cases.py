@@ -6,7 +6,7 @@ Shape legend: K = shared channels, P = private channels, H = K + P.
 from typing import NamedTuple
 
 
-class Case(NamedTuple):
+class AddNormCase(NamedTuple):
   """Sizes of one call.
 
   Attributes:
@@ -51,26 +51,26 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "half shared, bf16": Case(16, 64, 64, "bfloat16", 8**0.5),
-  "odd": Case(37, 33, 20, "float32", 2.0),
-  "odd, bf16": Case(37, 33, 20, "bfloat16", 3**0.5),
-  "one row": Case(1, 5, 3),
-  "all shared": Case(24, 48, 0, "bfloat16", 2.0),
-  "all private": Case(24, 0, 48, "float32", 2**0.5),
-  "no update, odd": Case(7, 16, 3, "float32", 1.0, False),
+  "half shared, bf16": AddNormCase(16, 64, 64, "bfloat16", 8**0.5),
+  "odd": AddNormCase(37, 33, 20, "float32", 2.0),
+  "odd, bf16": AddNormCase(37, 33, 20, "bfloat16", 3**0.5),
+  "one row": AddNormCase(1, 5, 3),
+  "all shared": AddNormCase(24, 48, 0, "bfloat16", 2.0),
+  "all private": AddNormCase(24, 0, 48, "float32", 2**0.5),
+  "no update, odd": AddNormCase(7, 16, 3, "float32", 1.0, False),
   # More rows than programs in the GPU's backward pass. Wide rows are too long
   # to be prefetched during the previous row.
-  "many rows": Case(600, 24, 8, "float32", 2.0),
-  "many wide rows": Case(300, 4100, 20, "float32", 2.0),
+  "many rows": AddNormCase(600, 24, 8, "float32", 2.0),
+  "many wide rows": AddNormCase(300, 4100, 20, "float32", 2.0),
 }
 
 # Sizes on one of r = 8 devices in a training step of the 7B model, and cases
 # with larger rows.
 LARGE = {
-  "7B, p=.5": Case(8192, 2048, 2048, "bfloat16", 8**0.5),
-  "7B, p=1": Case(8192, 4096, 0, "bfloat16"),
-  "7B, p=.5, no update": Case(8192, 2048, 2048, "bfloat16", 1.0, False),
-  "7B, p=.5, float32": Case(8192, 2048, 2048, "float32", 8**0.5),
-  "8192 x 8192": Case(8192, 4096, 4096, "bfloat16", 8**0.5),
-  "width 12288, p=.25": Case(4096, 3072, 9216, "bfloat16", 8**0.5),
+  "7B, p=.5": AddNormCase(8192, 2048, 2048, "bfloat16", 8**0.5),
+  "7B, p=1": AddNormCase(8192, 4096, 0, "bfloat16"),
+  "7B, p=.5, no update": AddNormCase(8192, 2048, 2048, "bfloat16", 1.0, False),
+  "7B, p=.5, float32": AddNormCase(8192, 2048, 2048, "float32", 8**0.5),
+  "8192 x 8192": AddNormCase(8192, 4096, 4096, "bfloat16", 8**0.5),
+  "width 12288, p=.25": AddNormCase(4096, 3072, 9216, "bfloat16", 8**0.5),
 }

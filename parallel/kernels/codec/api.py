@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.codec import gpu, reference, threefry, tpu
 from parallel.kernels.codec.reference import Codec, Encoded, OuterStep
-from parallel.kernels.selection import Choice, Implementation, choose
+from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
 class Kernels(Protocol):
@@ -98,7 +98,7 @@ def choice(
   *,
   key: jax.Array | None = None,
   senders: int = 1,
-) -> Choice:
+) -> SelectedKernel:
   """Returns the implementation that is used, and why others are rejected.
 
   Args:
@@ -365,7 +365,7 @@ def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:
 
 
 def _encode(
-  chosen: Choice,
+  chosen: SelectedKernel,
   operands: list[jax.Array],
   codec: Codec,
   key: jax.Array | None,

@@ -48,7 +48,7 @@ from parallel.kernels.codec.reference import (
 # registers (128 rows of 256 float32 are 32 vector registers of 8 x 128). A grid
 # step processes several groups, to amortize the overhead of a step.
 _GROUP = _LANES = 128
-_MOST_GROUPS = 8
+_MAX_GROUPS = 8
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
@@ -82,7 +82,7 @@ def _groups(
   element_bytes = 2 * (4 * arrays + senders * codec.bits / 8)
   group_bytes = int(_GROUP * codec.block * element_bytes)
   fitting = min(
-    calls.VMEM_BYTES // group_bytes, -(-num_rows // _GROUP), _MOST_GROUPS
+    calls.VMEM_BYTES // group_bytes, -(-num_rows // _GROUP), _MAX_GROUPS
   )
   return 1 << (fitting.bit_length() - 1) if fitting else 0
 

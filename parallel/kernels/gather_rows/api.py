@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from parallel.kernels.gather_rows import gpu, reference, tpu
-from parallel.kernels.selection import Choice, Implementation, choose
+from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
 class Kernels(Protocol):
@@ -46,7 +46,7 @@ def choice(
   width: int,
   dtype: Any,
   implementation: Implementation = "auto",
-) -> Choice:
+) -> SelectedKernel:
   """Returns the implementation for a table, and why others are rejected.
 
   Args:
@@ -67,7 +67,7 @@ def choice(
 
 
 def gather_rows(
-  stored: jax.Array, ids: jax.Array, width: int, chosen: Choice
+  stored: jax.Array, ids: jax.Array, width: int, chosen: SelectedKernel
 ) -> jax.Array:
   """Gathers rows of a table; ``reference.gather_rows`` specifies the result.
 

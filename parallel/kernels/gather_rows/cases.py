@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Case(NamedTuple):
+class GatherCase(NamedTuple):
   """Sizes of one call.
 
   Attributes:
@@ -18,14 +18,14 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "a line": Case(40, 32, 17),
-  "no divisor of a block": Case(37, 100, 12),
-  "one feature": Case(9, 1, 5),
-  "two blocks": Case(11, 2500, 6),
+  "a line": GatherCase(40, 32, 17),
+  "no divisor of a block": GatherCase(37, 100, 12),
+  "one feature": GatherCase(9, 1, 5),
+  "two blocks": GatherCase(11, 2500, 6),
 }
 # Features of the graphs of the paper: ogbn-products, ogbn-papers100M, Reddit.
 LARGE = {
-  "products": Case(1 << 20, 100, 1 << 15),
-  "papers100M": Case(1 << 20, 128, 1 << 15),
-  "reddit": Case(1 << 16, 602, 1 << 15),
+  "products": GatherCase(1 << 20, 100, 1 << 15),
+  "papers100M": GatherCase(1 << 20, 128, 1 << 15),
+  "reddit": GatherCase(1 << 16, 602, 1 << 15),
 }

@@ -22,8 +22,8 @@ from parallel.kernels.paged_attention import (
 )
 from parallel.kernels.paged_attention.order import Pages
 from parallel.kernels.selection import (
-  Choice,
   Implementation,
+  SelectedKernel,
   choose,
   preference,
 )
@@ -98,7 +98,7 @@ def choice(
   window: int = 0,
   finite: bool = False,
   implementation: Implementation = "auto",
-) -> Choice:
+) -> SelectedKernel:
   """Returns the implementation for operands, and why others are rejected.
 
   Only shapes and dtypes of the arrays are used, so that each may be a

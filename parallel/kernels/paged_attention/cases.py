@@ -13,7 +13,7 @@ from parallel.kernels.paged_attention import order
 from parallel.kernels.paged_attention.order import Pages
 
 
-class Case(NamedTuple):
+class AttentionCase(NamedTuple):
   """Sizes of one call.
 
   Attributes:
@@ -69,18 +69,20 @@ class Case(NamedTuple):
 # All kernels support these pages: rows of 128 channels form whole tiles of 8
 # rows.
 CASES = {
-  "decode, no groups, bf16": Case(2, 1, 3, 3, 64, 16, 2, dtype="bfloat16"),
-  "window": Case(2, 6, 4, 2, 64, 16, 3, window=18),
-  "int8": Case(1, 2, 2, 1, 128, 128, 2, stored="int8"),
+  "decode, no groups, bf16": AttentionCase(
+    2, 1, 3, 3, 64, 16, 2, dtype="bfloat16"
+  ),
+  "window": AttentionCase(2, 6, 4, 2, 64, 16, 3, window=18),
+  "int8": AttentionCase(1, 2, 2, 1, 128, 128, 2, stored="int8"),
   # More rows than a block, with a window that starts differently in each block.
-  "blocks of rows": Case(1, 40, 16, 1, 128, 32, 2, window=20),
+  "blocks of rows": AttentionCase(1, 40, 16, 1, 128, 32, 2, window=20),
   # More pages than a TPU grid step, and enough positions for several programs
   # of a GPU.
-  "steps": Case(1, 3, 2, 1, 128, 256, 3),
+  "steps": AttentionCase(1, 3, 2, 1, 128, 256, 3),
 }
 
 # Sizes on one of 8 tensor ranks of a 7B and of a 70B model, four layers.
-_7B = Case(32, 1, 4, 4, 128, 128, 16, dtype="bfloat16", layers=4)
+_7B = AttentionCase(32, 1, 4, 4, 128, 128, 16, dtype="bfloat16", layers=4)
 _70B = _7B._replace(heads=8, kv_heads=1)
 _NARROW = _7B._replace(heads=8, kv_heads=8, width=64)
 LARGE = {

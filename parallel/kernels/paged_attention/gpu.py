@@ -31,11 +31,11 @@ from parallel.kernels.paged_attention.order import Pages
 # matrix product has 16 rows.
 _POSITIONS = 64
 _ROWS = 64
-_LEAST_ROWS = 16
+_MIN_ROWS = 16
 # Programs that occupy a GPU: two per multiprocessor of an H100 or H200.
 _PROGRAMS = 264
 # Minimum number of position blocks per program if positions are split.
-_LEAST_BLOCKS = 4
+_MIN_BLOCKS = 4
 # Score of masked positions: finite, so that the softmax of a fully masked row
 # is not NaN.
 _UNSEEN = -1e30
@@ -79,11 +79,11 @@ def paged_attention(
   rows = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
   rows = rows.reshape(num_seqs, k, num_rows * group, width)
   block = pl.next_power_of_2(num_rows * group)
-  block = min(_ROWS, max(_LEAST_ROWS, block))
+  block = min(_ROWS, max(_MIN_ROWS, block))
   row_blocks = pl.cdiv(num_rows * group, block)
   position_blocks = pl.cdiv(tables.shape[1] * page, _POSITIONS)
   shares = max(1, min(
-    _PROGRAMS // (num_seqs * k * row_blocks), position_blocks // _LEAST_BLOCKS
+    _PROGRAMS // (num_seqs * k * row_blocks), position_blocks // _MIN_BLOCKS
   ))
   # Flattened slots: [K, N * page, D], and scales [K, N * page].
   arrays = [x.reshape(k, -1, width) for x in pages.data]

@@ -15,7 +15,7 @@ from parallel.kernels import calls
 from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.add_norm.reference import NormOptions
 from parallel.kernels.reduce_add_norm import gpu, reference, tpu
-from parallel.kernels.selection import Choice, Implementation, choose
+from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
 class Kernels(Protocol):
@@ -77,7 +77,7 @@ def choice(
   partial: jax.Array,
   scales: jax.Array | None,
   implementation: Implementation = "auto",
-) -> Choice:
+) -> SelectedKernel:
   """Returns the implementation that is used, and why others are rejected.
 
   Only shapes and dtypes of the arrays are used, so that each may be a

@@ -6,7 +6,7 @@ Shape legend: r = ranks, K = shared channels, P = private channels.
 from typing import NamedTuple
 
 
-class Case(NamedTuple):
+class ReduceAddNormCase(NamedTuple):
   """Sizes of one call.
 
   Attributes:
@@ -43,17 +43,17 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "odd, bf16": Case(19, 33, 20, 3),
-  "odd": Case(5, 7, 6, 3, "float32"),
-  "all shared": Case(8, 48, 0, 8, "float32", None, 1.0),
-  "int8": Case(16, 256, 128, 4, "bfloat16", 128),
-  "int8, float32": Case(9, 512, 10, 2, "float32", 256),
+  "odd, bf16": ReduceAddNormCase(19, 33, 20, 3),
+  "odd": ReduceAddNormCase(5, 7, 6, 3, "float32"),
+  "all shared": ReduceAddNormCase(8, 48, 0, 8, "float32", None, 1.0),
+  "int8": ReduceAddNormCase(16, 256, 128, 4, "bfloat16", 128),
+  "int8, float32": ReduceAddNormCase(9, 512, 10, 2, "float32", 256),
 }
 
 # Sizes on one of r = 8 devices in a training step of the 7B model, and a case
 # with larger rows.
 LARGE = {
-  "7B, p=.5": Case(8192, 2048, 2048, 8),
-  "7B, p=.5, int8": Case(8192, 2048, 2048, 8, "bfloat16", 256),
-  "8192 x 8192": Case(8192, 4096, 4096, 8),
+  "7B, p=.5": ReduceAddNormCase(8192, 2048, 2048, 8),
+  "7B, p=.5, int8": ReduceAddNormCase(8192, 2048, 2048, 8, "bfloat16", 256),
+  "8192 x 8192": ReduceAddNormCase(8192, 4096, 4096, 8),
 }

@@ -17,7 +17,7 @@ from parallel.kernels.add_norm import reference as add_norm
 from parallel.kernels.add_norm import tpu as add_norm_tpu
 from parallel.kernels.add_norm.reference import NormOptions
 from parallel.kernels.ring_all_reduce import tpu
-from parallel.kernels.selection import Choice, Implementation, choose
+from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
 def choice(
@@ -25,7 +25,7 @@ def choice(
   private: jax.Array,
   devices: int,
   implementation: Implementation = "auto",
-) -> Choice:
+) -> SelectedKernel:
   """Returns the implementation that is used, and why others are rejected.
 
   Args:

@@ -6,7 +6,7 @@ Shape legend: n = devices, T = rows, K = shared channels, P = private channels.
 from typing import NamedTuple
 
 
-class Case(NamedTuple):
+class RingCase(NamedTuple):
   """Sizes of one call.
 
   Attributes:
@@ -29,14 +29,14 @@ class Case(NamedTuple):
 
 
 CASES = {
-  "two devices, three segments, bf16": Case(
+  "two devices, three segments, bf16": RingCase(
     2, 192, 5, 3, "bfloat16", 2**0.5, 16
   ),
-  "four devices": Case(4, 64, 8, 8, "float32", 2.0),
+  "four devices": RingCase(4, 64, 8, 8, "float32", 2.0),
 }
 
 # Sizes on one of four devices in a training step of the 7B model.
 LARGE = {
-  "7B, p=.5": Case(4, 8192, 2048, 2048, "bfloat16", 8**0.5),
-  "7B, p=.25": Case(4, 8192, 1024, 3072, "bfloat16", 8**0.5),
+  "7B, p=.5": RingCase(4, 8192, 2048, 2048, "bfloat16", 8**0.5),
+  "7B, p=.25": RingCase(4, 8192, 1024, 3072, "bfloat16", 8**0.5),
 }

@@ -10,12 +10,12 @@ from parallel.kernels.schedule_all_reduce.reference import (
   num_chunks,
   senders,
 )
-from parallel.kernels.selection import Choice, Implementation, choose
+from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
 def choice(
   x: jax.Array, table: np.ndarray, implementation: Implementation = "auto"
-) -> Choice:
+) -> SelectedKernel:
   """Returns the implementation that is used, and why others are rejected.
 
   Args:

@@ -40,7 +40,7 @@ from parallel.peers.membership.reachability import Pair
 Effects = list[Any]
 # Larger epochs of a `Hello` count as this one: a peer may claim any number, and
 # numbers of samples, computed from epochs (`leases.draw`), must be below 2^63.
-_MOST_EPOCH = 1 << 32
+_MAX_EPOCH = 1 << 32
 
 
 class Phase(enum.IntEnum):
@@ -272,7 +272,7 @@ def _form(
   record, before = state.record, state.record.members
   # Peers ignore epochs up to their own, which is above that of this journal if
   # the journal has been lost or replaced by an older copy.
-  received = (min(hello.epoch, _MOST_EPOCH) for _, hello in state.pending)
+  received = (min(hello.epoch, _MAX_EPOCH) for _, hello in state.pending)
   newest = max(record.epoch, *received, 0)
   record = record._replace(epoch=newest + 1, members=(*sorted(members),))
   # Peers that hold the newest revision can serve it to the others.
@@ -462,7 +462,7 @@ def _disputed(state: Coordinator) -> tuple[Coordinator, Effects]:
   stop = m.Stop((
     f"round {record.revision} has two results without a majority, computed "
     f"twice from the same verified revision; digests: {voted}"
-  )[:m.MOST_CHARS])
+  )[:m.MAX_CHARS])
   ended = Coordinator(record, pending=state.pending, late=True)
   return ended, [Send(peer, stop) for peer in record.members]
 

@@ -40,7 +40,7 @@ LOG = logging.getLogger(__name__)
 _ASK = struct.Struct("!BH")
 _MANIFEST, _CHUNK = 0, 1
 _DEPTH = 4  # requests in flight per holder: hides a round trip per chunk
-_MOST_BYTES = 1 << 40  # largest accepted state
+_MAX_BYTES = 1 << 40  # largest accepted state
 _NOTHING: tuple[State, states.Manifest] = {}, {}
 
 
@@ -281,7 +281,7 @@ class Fetch:
     # The digest was committed, so a manifest that matches it is correct.
     if hashlib.sha256(data).hexdigest() != self._digest:
       raise FrameError("sends a manifest with another digest")
-    entries = states.decode(bytes(data), _MOST_BYTES)
+    entries = states.decode(bytes(data), _MAX_BYTES)
     with self._lock:
       if self._entries is not None:  # another thread was first
         return

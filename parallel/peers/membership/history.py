@@ -20,23 +20,23 @@ from parallel.peers.membership import messages as m
 from parallel.peers.membership.coordinator import Coordinator, Phase, Rules
 from parallel.peers.membership.messages import Id, Record
 
-_MOST_BYTES = 1 << 26  # about ten thousand rounds
+_MAX_BYTES = 1 << 26  # about ten thousand rounds
 
 
 class Log:
   """Writer of an event log; without a path it writes nothing."""
 
   def __init__(
-    self, path: pathlib.Path | str | None, most_bytes: int = _MOST_BYTES
+    self, path: pathlib.Path | str | None, max_bytes: int = _MAX_BYTES
   ) -> None:
     """Opens a log and appends to it.
 
     Args:
       path: Path of the file; missing folders are created. None disables the
         log.
-      most_bytes: Size in bytes above which a new file is started.
+      max_bytes: Size in bytes above which a new file is started.
     """
-    self._file, self._size, self._most_bytes = -1, 0, most_bytes
+    self._file, self._size, self._max_bytes = -1, 0, max_bytes
     if path:
       self._path = pathlib.Path(path)
       self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class Log:
       after: State after the step. A new file starts with it.
     """
     self._write(sender=sender, message=m.to_json(message), effects=effects)
-    if self._size > self._most_bytes:
+    if self._size > self._max_bytes:
       os.close(self._file)
       # Rename, then start the new file with the whole state.
       self._path.replace(f"{self._path}.1")

@@ -35,7 +35,7 @@ from parallel.peers.membership.messages import Record
 _CRC_CHARS = 8
 # Beginning of a line: a checksum, a space and a JSON object.
 _INCOMPLETE = re.compile(rb"[0-9a-f]{0,8}|[0-9a-f]{8} (\{.*)?", re.DOTALL)
-_MOST_BYTES = 1 << 20  # some thousand rounds
+_MAX_BYTES = 1 << 20  # some thousand rounds
 
 
 class Journal:
@@ -46,20 +46,20 @@ class Journal:
   """
 
   def __init__(
-    self, path: pathlib.Path | str, most_bytes: int = _MOST_BYTES
+    self, path: pathlib.Path | str, max_bytes: int = _MAX_BYTES
   ) -> None:
     """Opens a journal, or creates a new one.
 
     Args:
       path: Path of the file. Missing folders are created.
-      most_bytes: Size above which the file is compacted to its last record.
+      max_bytes: Size above which the file is compacted to its last record.
 
     Raises:
       ValueError: The file is damaged, or another process has locked it.
     """
     self._path = pathlib.Path(path)
     self._path.parent.mkdir(parents=True, exist_ok=True)
-    self._most_bytes = most_bytes
+    self._max_bytes = max_bytes
     self._file = self._opened()
     try:
       self._crc, self.record, self._size = self._read()
@@ -77,7 +77,7 @@ class Journal:
     _write(self._file, line)
     self._size += len(line)
     self.record = record
-    if self._size > self._most_bytes:
+    if self._size > self._max_bytes:
       self._compact()
 
   def close(self) -> None:

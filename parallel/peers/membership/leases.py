@@ -40,7 +40,7 @@ import json
 from typing import NamedTuple
 
 from parallel.peers.membership.messages import Id
-from parallel.peers.transport.frames import MOST_ITEMS
+from parallel.peers.transport.frames import MAX_ITEMS
 
 Span = tuple[int, int]  # sample numbers [start, stop)
 Spans = tuple[Span, ...]  # ascending, disjoint and not adjacent
@@ -87,8 +87,8 @@ def draw(
   # A run that resumes from a checkpoint starts with epoch 1 again, so `since`
   # may be negative; the map from integers to naturals is one-to-one.
   since = 2 * since if since >= 0 else -2 * since - 1
-  # An epoch has at most MOST_ITEMS members, so places are unique.
-  place = since * MOST_ITEMS + members.index(me)
+  # An epoch has at most MAX_ITEMS members, so places are unique.
+  place = since * MAX_ITEMS + members.index(me)
   start = leases.end + place * count
   return ((start, start + count),)
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 Id = Any
 # Identifies a revision's content; "" stands for no content.
 Digest = Hashable
-MOST_CHARS = 400  # of a text in a message
+MAX_CHARS = 400  # of a text in a message
 
 
 # From a peer to its coordinator.

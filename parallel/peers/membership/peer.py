@@ -14,7 +14,7 @@ The protocol is the pure function `step`, without clock, socket or disk.
 
 Example:
   >>> from parallel.peers.membership import messages as m, peer
-  >>> state = peer.Peer("a")
+  >>> state = peer.PeerState("a")
   >>> prepare = m.Prepare(1, ("a",), 0, 0, "", ("a",), verify=False)
   >>> state, effects = peer.step(state, prepare)
   >>> effects
@@ -49,7 +49,7 @@ class Phase(enum.IntEnum):
   HALTED = 5
 
 
-class Part(enum.IntEnum):
+class Progress(enum.IntEnum):
   """Progress of a peer's contribution to the next round."""
 
   NONE = 0
@@ -57,7 +57,7 @@ class Part(enum.IntEnum):
   THERE = 2
 
 
-class Peer(NamedTuple):
+class PeerState(NamedTuple):
   """State of a peer.
 
   Attributes:
@@ -79,7 +79,7 @@ class Peer(NamedTuple):
   epoch: int = 0
   connected: bool = False
   fetching: tuple[int, Digest] | None = None
-  part: Part = Part.NONE
+  part: Progress = Progress.NONE
   voted: m.Vote | None = None
 
   @property
@@ -88,7 +88,7 @@ class Peer(NamedTuple):
     return m.Hello(self.epoch, self.revision, self.digest, self.voted)
 
 
-def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
+def step(state: PeerState, message: Any) -> tuple[PeerState, Effects]:
   """Processes one message from the coordinator or from the host.
 
   Returns:
@@ -111,9 +111,9 @@ def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
     case m.Go():
       return _go(state, message)
     case m.Worked():
-      return _with_progress(state._replace(part=Part.THERE))
+      return _with_progress(state._replace(part=Progress.THERE))
     case m.Voided():
-      return _with_progress(state._replace(part=Part.NONE))
+      return _with_progress(state._replace(part=Progress.NONE))
     case m.Start():
       return _start(state, message)
     case m.Reduced():
@@ -121,31 +121,31 @@ def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
   raise AssertionError(message)
 
 
-def _with_progress(state: Peer) -> tuple[Peer, Effects]:
+def _with_progress(state: PeerState) -> tuple[PeerState, Effects]:
   """Sends a due `Prepared` or `Ready`, or starts the next contribution."""
   # A contribution must be computed from the newest revision.
   if state.fetching is not None:
     return state, []
   if state.phase is Phase.PREPARING and state.connected:
     return state, [Send(None, m.Prepared(state.epoch))]
-  if state.phase is Phase.OPEN and state.part is Part.THERE:
+  if state.phase is Phase.OPEN and state.part is Progress.THERE:
     return state, [Send(None, m.Ready(state.epoch, state.revision))]
-  if state.phase is Phase.OPEN and state.part is Part.NONE:
-    return state._replace(part=Part.COMPUTING), [m.Work()]
+  if state.phase is Phase.OPEN and state.part is Progress.NONE:
+    return state._replace(part=Progress.COMPUTING), [m.Work()]
   return state, []
 
 
-def _applied(state: Peer) -> tuple[Peer, Effects]:
+def _applied(state: PeerState) -> tuple[PeerState, Effects]:
   """Makes the result of the round that was voted on the peer's revision."""
   assert state.voted is not None
   state = state._replace(
     revision=state.revision + 1, digest=state.voted.digest, voted=None,
-    part=Part.NONE,
+    part=Progress.NONE,
   )
   return state, [m.Apply()]
 
 
-def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
+def _prepare(state: PeerState, message: m.Prepare) -> tuple[PeerState, Effects]:
   # A repeated or stale Prepare.
   if message.epoch <= state.epoch:
     if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
@@ -172,7 +172,7 @@ def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
       keep = message.revision == state.revision  # nothing was committed
       effects.append(m.Discard(keep))
       state = state._replace(
-        voted=None, part=Part.THERE if keep else Part.NONE
+        voted=None, part=Progress.THERE if keep else Progress.NONE
       )
   state = state._replace(
     phase=Phase.PREPARING, epoch=message.epoch, connected=False
@@ -183,8 +183,8 @@ def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
 
 
 def _fetch(
-  state: Peer, message: m.Prepare | m.Go
-) -> tuple[Peer, Effects]:
+  state: PeerState, message: m.Prepare | m.Go
+) -> tuple[PeerState, Effects]:
   """Starts a download of the newest revision unless the peer holds it."""
   # The digest is compared, too: a peer may have joined with another state.
   newest = message.revision, message.digest
@@ -194,7 +194,9 @@ def _fetch(
   return state._replace(fetching=newest), [fetch]
 
 
-def _connected(state: Peer, message: m.Connected) -> tuple[Peer, Effects]:
+def _connected(
+  state: PeerState, message: m.Connected
+) -> tuple[PeerState, Effects]:
   if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
     return state, []
   if message.unreachable or message.absent:
@@ -203,7 +205,7 @@ def _connected(state: Peer, message: m.Connected) -> tuple[Peer, Effects]:
   return _with_progress(state._replace(connected=True))
 
 
-def _fetched(state: Peer, message: m.Fetched) -> tuple[Peer, Effects]:
+def _fetched(state: PeerState, message: m.Fetched) -> tuple[PeerState, Effects]:
   if state.fetching != message:  # superseded by the fetch of a newer revision
     return state, []
   return _with_progress(
@@ -213,7 +215,7 @@ def _fetched(state: Peer, message: m.Fetched) -> tuple[Peer, Effects]:
   )
 
 
-def _go(state: Peer, message: m.Go) -> tuple[Peer, Effects]:
+def _go(state: PeerState, message: m.Go) -> tuple[PeerState, Effects]:
   if message.epoch != state.epoch:
     return state, []
   effects: Effects = []
@@ -234,7 +236,7 @@ def _go(state: Peer, message: m.Go) -> tuple[Peer, Effects]:
   return state, [*effects, *fetch, *more]
 
 
-def _start(state: Peer, message: m.Start) -> tuple[Peer, Effects]:
+def _start(state: PeerState, message: m.Start) -> tuple[PeerState, Effects]:
   if (message.epoch, message.round) != (state.epoch, state.revision):
     return state, []
   if state.phase is Phase.VOTED:  # a repeated Start: the vote may be lost
@@ -244,7 +246,7 @@ def _start(state: Peer, message: m.Start) -> tuple[Peer, Effects]:
   return state._replace(phase=Phase.RUNNING), [m.Reduce(*message)]
 
 
-def _reduced(state: Peer, message: m.Reduced) -> tuple[Peer, Effects]:
+def _reduced(state: PeerState, message: m.Reduced) -> tuple[PeerState, Effects]:
   if state.phase is not Phase.RUNNING or (message.epoch, message.round) != (
     state.epoch, state.revision
   ):

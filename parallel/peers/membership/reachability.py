@@ -22,8 +22,8 @@ from typing import NamedTuple
 from parallel.peers.membership.messages import Hello, Id
 
 Pair = tuple[Id, Id]  # (peer that connects, peer that it connects to)
-_FIRST_PAUSE_S, _MOST_PAUSE_S = 5.0, 60.0
-_MOST_NAMED = 3  # peers in a reason
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 5.0, 60.0
+_MAX_NAMED = 3  # peers in a reason
 
 
 def culprits(
@@ -73,8 +73,8 @@ def reason(peer: Id, failed: Iterable[Pair]) -> str:
 
 def names(peers: list[Id]) -> str:
   """Returns the first ids, and the number of the others."""
-  more = len(peers) - _MOST_NAMED
-  return ", ".join(map(str, peers[:_MOST_NAMED])) + (
+  more = len(peers) - _MAX_NAMED
+  return ", ".join(map(str, peers[:_MAX_NAMED])) + (
     f" and {more} more" if more > 0 else ""
   )
 
@@ -215,7 +215,7 @@ class Admission:
         return Outcome(peer, candidate.hello, "", dropped)
       text = reason(peer, own | self._own(peer, (self._coordinator,)))
       candidate.again = now + candidate.pause_s
-      candidate.pause_s = min(2 * candidate.pause_s, _MOST_PAUSE_S)
+      candidate.pause_s = min(2 * candidate.pause_s, _MAX_PAUSE_S)
       if text != candidate.text:
         candidate.text = text
         return Outcome(peer, None, text)

@@ -43,7 +43,7 @@ from parallel.peers.transport.handshake import (
 from parallel.peers.transport.listener import Limits, Listener, Offer
 
 NAME = "coordinator"  # the coordinator's id in handshakes
-_MOST_EVENTS = 4096
+_MAX_EVENTS = 4096
 _REPORT_AFTER_S = 2.0  # delay before a wait is reported
 _AGAIN_S = 10.0  # interval of repeated reports to peers that wait
 
@@ -117,7 +117,7 @@ class Service:
   def __init__(
     self, address: Address, security: Security, journal: Journal, *,
     rules: Rules = _RULES, timing: Timing = _TIMING,
-    log: history.Log | None = None, most_peers: int = 256,
+    log: history.Log | None = None, max_peers: int = 256,
     say: Callable[[str], None] = print,
   ) -> None:
     """Starts to listen.
@@ -129,24 +129,24 @@ class Service:
       rules: Constants of the run.
       timing: Timeouts.
       log: Event log of messages and effects; None for none.
-      most_peers: Maximum number of connected peers.
+      max_peers: Maximum number of connected peers.
       say: Callback that receives lines for the terminal.
 
     Raises:
-      ValueError: `Rules.least` and `most_peers` do not fit, or the address
+      ValueError: `Rules.least` and `max_peers` do not fit, or the address
         cannot be used.
     """
-    if not 1 <= rules.least <= most_peers <= frames.MOST_ITEMS:
+    if not 1 <= rules.least <= max_peers <= frames.MAX_ITEMS:
       raise ValueError(
-        f"least={rules.least} must be from 1 to most_peers={most_peers}, which "
-        f"must be at most {frames.MOST_ITEMS}"
+        f"least={rules.least} must be from 1 to max_peers={max_peers}, which "
+        f"must be at most {frames.MAX_ITEMS}"
       )
     self._journal, self.rules, self._timing = journal, rules, timing
     self._log, self._say = log or history.Log(None), say
-    self._most_peers, self._security = most_peers, security
+    self._max_peers, self._security = max_peers, security
     # Bounded: connection threads block while the coordinator is busy.
     self._events: queue.Queue[tuple[Channel | None, Id, Any]] = queue.Queue(
-      _MOST_EVENTS
+      _MAX_EVENTS
     )
     # Responses are ignored after twice the limit: they may be on their way.
     self._admission = Admission(NAME, 2 * timing.check_s)
@@ -160,7 +160,7 @@ class Service:
     self._closed = threading.Event()
     self.state = Coordinator()
     # Twice: each peer may reconnect before its old connection has ended.
-    limits = Limits(2 * most_peers, handshake_s=timing.handshake_s)
+    limits = Limits(2 * max_peers, handshake_s=timing.handshake_s)
     try:
       self._listener = Listener(NAME, security, address, limits)
     except OSError as error:
@@ -248,12 +248,12 @@ class Service:
       if current is not None:
         # A reconnect replaces the old connection, which may be half-open.
         current.close("has connected again")
-      elif len(self._channels) >= self._most_peers:
-        self._line(f"{peer} refused: {self._most_peers} peers are there")
+      elif len(self._channels) >= self._max_peers:
+        self._line(f"{peer} refused: {self._max_peers} peers are there")
         channel.reason = "too many peers"
         channel.send(m.Waiting(
-          self.state.record.revision, False, "has no room: most_peers="
-          f"{self._most_peers} peers are connected; this peer connects again"
+          self.state.record.revision, False, "has no room: max_peers="
+          f"{self._max_peers} peers are connected; this peer connects again"
         ))
         # Closes it, after time to send the message.
         threading.Thread(
@@ -342,7 +342,7 @@ class Service:
       "and firewalls; the connections are tried again"
     )
     self._channels[peer].send(
-      m.Waiting(self.state.record.revision, False, text[: m.MOST_CHARS])
+      m.Waiting(self.state.record.revision, False, text[: m.MAX_CHARS])
     )
 
   def _drop(self, peer: Id, why: str) -> None:
@@ -442,7 +442,7 @@ class Service:
     self._sent_s = {p: when for p, when in self._sent_s.items() if p in there}
     # Recovery timed out and no holder of the newest revision is connected.
     lost = state.phase is Phase.ASSEMBLING and state.late
-    waiting = m.Waiting(state.record.revision, lost, text[: m.MOST_CHARS])
+    waiting = m.Waiting(state.record.revision, lost, text[: m.MAX_CHARS])
     for peer in there & self._channels.keys():
       if self._sent_s.get(peer, 0.0) < max(self._since, now - _AGAIN_S):
         self._sent_s[peer] = now

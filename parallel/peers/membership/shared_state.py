@@ -38,7 +38,7 @@ from parallel.peers.transport.frames import LIMITS, FrameError, Kind
 
 CHUNK_BYTES = LIMITS[Kind.CHUNK]
 _HASH_BYTES = 32
-_MOST_NAMES, _MOST_DIMS = 1 << 16, 16
+_MAX_NAMES, _MAX_DIMS = 1 << 16, 16
 _TYPES = re.compile(r"bytes|bool|u?int(8|16|32|64)|float(16|32|64)")
 _HEAD = struct.Struct("!HHB")  # bytes of the name, of the dtype's name; dims
 
@@ -146,7 +146,7 @@ def digest(entries: Manifest) -> Digest:
   return hashlib.sha256(encode(entries)).hexdigest()
 
 
-def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
+def decode(data: bytes, max_bytes: int) -> dict[str, Entry]:
   """Returns the manifest that `encode` converted.
 
   The data is untrusted until its digest has been compared, so all lengths are
@@ -154,7 +154,7 @@ def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
 
   Args:
     data: Encoded manifest.
-    most_bytes: Upper limit on the size of the state.
+    max_bytes: Upper limit on the size of the state.
 
   Raises:
     FrameError: The data is not a manifest, or the state is too large.
@@ -171,7 +171,7 @@ def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
     return data[place - count : place]
 
   (count,) = struct.unpack("!I", take(4))
-  if count > _MOST_NAMES:
+  if count > _MAX_NAMES:
     raise FrameError(f"a manifest of {count} names")
   for _ in range(count):
     name_length, type_length, dims = _HEAD.unpack(take(_HEAD.size))
@@ -180,14 +180,14 @@ def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
       name, dtype = raw.decode(), kind.decode("ascii")
     except UnicodeDecodeError as error:
       raise FrameError("a name in a manifest is not valid text") from error
-    if dims > _MOST_DIMS or not _TYPES.fullmatch(dtype) or name in found:
+    if dims > _MAX_DIMS or not _TYPES.fullmatch(dtype) or name in found:
       raise FrameError(f"a manifest has {name[:80]!r} of type {dtype[:80]!r}")
     # The number of hashes follows from the size, and is not transmitted.
     entry = Entry(dtype, struct.unpack(f"!{dims}Q", take(8 * dims)), b"")
     total += entry.size
-    if total > most_bytes or (dtype == "bytes" and dims != 1):
+    if total > max_bytes or (dtype == "bytes" and dims != 1):
       raise FrameError(
-        f"a state of at least {total:,} bytes; the limit is {most_bytes:,}"
+        f"a state of at least {total:,} bytes; the limit is {max_bytes:,}"
       )
     found[name] = entry._replace(hashes=take(_HASH_BYTES * entry.num_chunks))
   # Otherwise one state could have several digests.

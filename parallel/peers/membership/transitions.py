@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 from parallel.peers.membership import messages as m
-from parallel.peers.membership.peer import Part
+from parallel.peers.membership.peer import Progress
 from parallel.peers.membership.world import Bounds, Protocol, World
 
 
@@ -44,7 +44,7 @@ class Model:
     state, _ = self._protocol.coordinator.started(
       m.Record(digest=_START)
     )
-    make = self._protocol.peer.Peer
+    make = self._protocol.peer.PeerState
     return World(
       # Coordinator, journal, timers, watched peers.
       state, m.Record(digest=_START), frozenset(), frozenset(),
@@ -274,7 +274,7 @@ class Model:
           lambda a=begin, i=i: self._coordinator(a, None, m.Silent(i))
         )
       # Void contributions occur only while a newer revision is fetched.
-      if left.voids and peer.fetching and peer.part == Part.THERE:
+      if left.voids and peer.fetching and peer.part == Progress.THERE:
         begin = self._spend(world, "voids")
         yield f"peer {i}'s contribution is void", True, (
           lambda a=begin, i=i: self._peer(a, i, m.Voided())

@@ -66,7 +66,7 @@ def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
 
 def measure(
   links: Links, tag: int, *, ranks: Sequence[Id] | None = None,
-  least_s: float = 0.05, most_bytes: int = 1 << 26, limit_s: float = 60.0,
+  min_s: float = 0.05, max_bytes: int = 1 << 26, limit_s: float = 60.0,
 ) -> Matrix:
   """Measures all pairs of peers; all peers call it concurrently.
 
@@ -74,9 +74,9 @@ def measure(
     links: Links of the epoch.
     tag: Operation tag. It and the next one must be unused.
     ranks: Peers in the order of their ranks; all members if None.
-    least_s: Minimum duration in seconds, longer on links with a long delay; the
+    min_s: Minimum duration in seconds, longer on links with a long delay; the
       size grows until it is reached.
-    most_bytes: Maximum number of bytes sent in one direction.
+    max_bytes: Maximum number of bytes sent in one direction.
     limit_s: Time limit of each operation in seconds.
 
   Returns:
@@ -95,7 +95,7 @@ def measure(
     if pair is not None:
       other = pair[pair[0] == me]  # the partner: index 1 if this peer is first
       mine[:, other] = _link(
-        links, tag, (members[pair[0]], members[pair[1]]), least_s, most_bytes,
+        links, tag, (members[pair[0]], members[pair[1]]), min_s, max_bytes,
         limit_s,
       )
     # Barrier: an empty gather, so that rounds do not overlap.
@@ -109,8 +109,8 @@ def measure(
 
 
 def _link(
-  links: Links, tag: int, pair: tuple[str, str], least_s: float,
-  most_bytes: int, limit_s: float,
+  links: Links, tag: int, pair: tuple[str, str], min_s: float,
+  max_bytes: int, limit_s: float,
 ) -> tuple[float, float]:
   """Returns (bytes per second, delay) of the link from a pair's partner."""
 
@@ -130,21 +130,21 @@ def _link(
     return time.monotonic() - start
 
   return probed(
-    lambda size: timed(np.zeros(size, np.uint8)), both, least_s, most_bytes
+    lambda size: timed(np.zeros(size, np.uint8)), both, min_s, max_bytes
   )
 
 
 def probed(
   timed: Callable[[int], float], both: Callable[[float], Sequence[float]],
-  least_s: float = 0.05, most_bytes: int = 1 << 26,
+  min_s: float = 0.05, max_bytes: int = 1 << 26,
 ) -> tuple[float, float]:
   """Measures a link by messages of growing sizes.
 
   Args:
     timed: Exchanges messages of some bytes with the partner; returns seconds.
     both: Returns both partners' times from this peer's.
-    least_s: Minimum duration in seconds, longer on links with a long delay.
-    most_bytes: Maximum size of a message in bytes.
+    min_s: Minimum duration in seconds, longer on links with a long delay.
+    max_bytes: Maximum size of a message in bytes.
 
   Returns:
     (bytes per second, delay in seconds).
@@ -153,17 +153,17 @@ def probed(
   # later by some time measures a delay that is shorter by it.
   found = both(min(timed(0) for _ in range(3)))
   one_way, delay = sum(found) / 2, max(found)
-  enough_s = max(least_s, _TRIPS * delay)
+  enough_s = max(min_s, _TRIPS * delay)
   # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
     seconds = timed(size)
     # Both partners stop at the same size.
     longest = max(both(seconds))
-    if longest >= enough_s or 2 * size > most_bytes:
+    if longest >= enough_s or 2 * size > max_bytes:
       # This peer's incoming rate; half of the time is the least that is left.
       return size / max(seconds - delay, seconds / 2), one_way
-    size *= 4 if 8 * longest < enough_s and 4 * size <= most_bytes else 2
+    size *= 4 if 8 * longest < enough_s and 4 * size <= max_bytes else 2
 
 
 # Order of additions, and ranks in that order.

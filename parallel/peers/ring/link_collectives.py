@@ -290,17 +290,17 @@ class Gather(Operation):
 
   def __init__(
     self, links: Links, tag: int, data: Any, ranks: Sequence[Id],
-    most_bytes: int, block_bytes: int, what: str,
+    max_bytes: int, block_bytes: int, what: str,
   ) -> None:
     self._data = memoryview(data).cast("B").toreadonly()
-    if len(self._data) > most_bytes:
+    if len(self._data) > max_bytes:
       raise ValueError(
-        f"{len(self._data):,} bytes are more than most_bytes={most_bytes:,}"
+        f"{len(self._data):,} bytes are more than max_bytes={max_bytes:,}"
       )
     super().__init__(
       links, tag, ranks, what, len(self._data), block_bytes
     )
-    self._most, self._pieces = most_bytes, {links.me: self._data}
+    self._most, self._pieces = max_bytes, {links.me: self._data}
     with self._lock:
       for peer in ranks:
         if peer != links.me:
@@ -319,7 +319,7 @@ class Gather(Operation):
     return alike and agreement.size <= self._most
 
   def _welcome(self, peer: Id, agreement: Agreement) -> None:
-    # Checked against most_bytes in `_agrees`.
+    # Checked against max_bytes in `_agrees`.
     self._pieces[peer] = memoryview(np.empty(agreement.size, np.uint8))
     # The number of blocks is known only now.
     self._left += math.ceil(agreement.size / self._block)
@@ -387,7 +387,7 @@ def all_reduce(
 
 def gather(
   links: Links, tag: int, data: Any, *, ranks: Sequence[Id] | None = None,
-  most_bytes: int = 1 << 32, block_bytes: int = BLOCK_BYTES,
+  max_bytes: int = 1 << 32, block_bytes: int = BLOCK_BYTES,
 ) -> Gather:
   """Starts an asynchronous gather of all ranks' bytes; sizes may differ.
 
@@ -397,7 +397,7 @@ def gather(
     data: Contiguous buffer, which must not be modified before the result.
     ranks: Participating peers, in the order of their ranks; all members if
       None.
-    most_bytes: Maximum number of bytes per peer, equal on all peers.
+    max_bytes: Maximum number of bytes per peer, equal on all peers.
     block_bytes: Bytes sent at once, equal on all peers.
 
   Returns:
@@ -408,8 +408,8 @@ def gather(
     Lost: The links have ended.
   """
   return Gather(
-    links, tag, data, ranks or links.members, most_bytes, block_bytes,
-    f"gather {most_bytes}",
+    links, tag, data, ranks or links.members, max_bytes, block_bytes,
+    f"gather {max_bytes}",
   )
 
 

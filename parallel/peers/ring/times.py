@@ -18,10 +18,10 @@ Example:
   >>> from parallel.peers.ring import times
   >>> links = times.Matrix(np.full((4, 4), 1e6), np.zeros((4, 4)))
   >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
-  Choice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0)
+  RingChoice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0)
   >>> links.rates[0, 1] = links.rates[1, 0] = 1e5  # one slow pair
   >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
-  Choice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0)
+  RingChoice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0)
 """
 
 import itertools
@@ -34,7 +34,7 @@ from parallel.peers.ring.link_collectives import Order
 
 EXACT = 7  # largest number of ranks with exhaustive search: 6! / 2 rings
 # A chunk is modelled as at most this many blocks, which keeps a search short.
-_MOST_BLOCKS = 4
+_MAX_BLOCKS = 4
 
 
 class Matrix(NamedTuple):
@@ -50,7 +50,7 @@ class Matrix(NamedTuple):
   delays: np.ndarray
 
 
-class Choice(NamedTuple):
+class RingChoice(NamedTuple):
   """Algorithm of a sum.
 
   Attributes:
@@ -69,7 +69,7 @@ def _blocks(nbytes: float, num_ranks: int, block_bytes: int) -> tuple[
 ]:
   """Returns (B, bytes of a block) of a chunk."""
   chunk = nbytes / num_ranks
-  count = min(max(1, math.ceil(chunk / block_bytes)), _MOST_BLOCKS)
+  count = min(max(1, math.ceil(chunk / block_bytes)), _MAX_BLOCKS)
   return count, chunk / count
 
 
@@ -195,7 +195,7 @@ def fastest_ring(
 def fastest(
   links: Matrix, nbytes: float, block_bytes: int,
   start: tuple[int, ...] | None = None,
-) -> Choice:
+) -> RingChoice:
   """Returns the algorithm of a sum with the smallest modelled time.
 
   Args:
@@ -209,5 +209,5 @@ def fastest(
   order, seconds = fastest_ring(links, nbytes, block_bytes, start or plain)
   direct = direct_seconds(links, nbytes, block_bytes)
   if direct < seconds:
-    return Choice("direct", plain, direct)
-  return Choice("ring", order, seconds)
+    return RingChoice("direct", plain, direct)
+  return RingChoice("ring", order, seconds)

@@ -30,7 +30,7 @@ from parallel.peers.transport.handshake import shut
 
 # A peer receives a few messages per round, so a queue of this length means
 # that it does not read.
-_MOST_WAITING = 256
+_MAX_WAITING = 256
 _PIECE = 1 << 16  # bytes per recv
 
 
@@ -47,7 +47,7 @@ class Channel:
 
   def __init__(
     self, sock: socket.socket, kinds: Sequence[type], silence_s: float,
-    ends_silent: bool = False, most_waiting: int = _MOST_WAITING,
+    ends_silent: bool = False, max_waiting: int = _MAX_WAITING,
   ) -> None:
     """Wraps a connection after its handshake.
 
@@ -58,10 +58,10 @@ class Channel:
       ends_silent: Whether the connection also ends when nothing was received
         for that long. It detects half-open connections, on which sent data
         arrives but nothing comes back.
-      most_waiting: Maximum number of queued messages.
+      max_waiting: Maximum number of queued messages.
     """
     self._sock, self._kinds, self.silence_s = sock, kinds, silence_s
-    self._ends_silent, self._most_waiting = ends_silent, most_waiting
+    self._ends_silent, self._max_waiting = ends_silent, max_waiting
     self.sent_bytes = self.received_bytes = 0
     self._lock = threading.Lock()
     self._waiting: collections.deque[bytes] = collections.deque()
@@ -81,7 +81,7 @@ class Channel:
       if not self._open:
         return
       self._waiting.append(data)
-      full = len(self._waiting) > self._most_waiting
+      full = len(self._waiting) > self._max_waiting
       self._ring()
     if full:
       self.close("does not read its messages")

@@ -39,7 +39,7 @@ _CRC = struct.Struct("!I")  # of the fields
 HEADER_BYTES = _FIELDS.size + _CRC.size
 _CHECKED = 1  # flag: the header contains the payload's CRC-32
 # Maximum number of members of an epoch and of items of a tuple in a message.
-MOST_ITEMS = 1024
+MAX_ITEMS = 1024
 ID = re.compile(r"[0-9A-Za-z_.:-]{1,84}")
 _DIGEST = re.compile(r"(?:[0-9a-f]{2}){0,64}")
 _TEXT = re.compile(r"[ -~]{0,400}")  # printable: it is shown on terminals
@@ -438,9 +438,9 @@ def _optional(inner: _Coder) -> _Coder:
 def _several(inner: _Coder) -> _Coder:
   """Builds the coder of a tuple: the number of items, then the items."""
   def write(values: Any, out: list[bytes]) -> None:
-    if not isinstance(values, tuple) or len(values) > MOST_ITEMS:
+    if not isinstance(values, tuple) or len(values) > MAX_ITEMS:
       raise FrameError(
-        f"not a tuple of at most {MOST_ITEMS} items: {values!r:.80}"
+        f"not a tuple of at most {MAX_ITEMS} items: {values!r:.80}"
       )
     out.append(_SHORT.pack(len(values)))
     for value in values:
@@ -448,8 +448,8 @@ def _several(inner: _Coder) -> _Coder:
 
   def read_(reader: _Reader) -> Any:
     count = reader.number(_SHORT)
-    if count > MOST_ITEMS:
-      raise FrameError(f"{count} items; the limit is {MOST_ITEMS}")
+    if count > MAX_ITEMS:
+      raise FrameError(f"{count} items; the limit is {MAX_ITEMS}")
     return tuple(inner[1](reader) for _ in range(count))
 
   return write, read_

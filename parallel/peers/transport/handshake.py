@@ -37,7 +37,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from parallel.peers.membership.messages import MOST_CHARS, Id
+from parallel.peers.membership.messages import MAX_CHARS, Id
 from parallel.peers.transport.frames import printable, read_into
 from parallel.peers.transport.identity import (
   PUBLIC_BYTES,
@@ -48,7 +48,7 @@ from parallel.peers.transport.identity import (
 )
 
 Address = tuple[str, int]
-LEAST_TOKEN_BYTES = 16
+MIN_TOKEN_BYTES = 16
 TOKEN_VARIABLE = "ELASTIC_TOKEN"
 OWN_TOKEN = ".elastic_token"  # in the home folder
 NONCE_BYTES = MAC_BYTES = 32
@@ -144,10 +144,10 @@ class Security:
   )
 
   def __post_init__(self) -> None:
-    if len(self.token) < LEAST_TOKEN_BYTES:
+    if len(self.token) < MIN_TOKEN_BYTES:
       raise ValueError(
         f"a token of {len(self.token)} bytes must have at least "
-        f"{LEAST_TOKEN_BYTES}: python -c 'import secrets; "
+        f"{MIN_TOKEN_BYTES}: python -c 'import secrets; "
         "print(secrets.token_hex(32))' makes one"
       )
 
@@ -518,7 +518,7 @@ def reached(
     scope.end(dial(address, request, security, scope, limit_s))
   except OSError as error:
     # As in a message to the coordinator.
-    return printable(str(error) or type(error).__name__)[:MOST_CHARS]
+    return printable(str(error) or type(error).__name__)[:MAX_CHARS]
   return ""
 
 

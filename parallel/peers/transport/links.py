@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from parallel.peers.membership.messages import Id
-from parallel.peers.settings import MOST_CONNECTIONS, Options
+from parallel.peers.settings import MAX_CONNECTIONS, Options
 from parallel.peers.transport import frames
 from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import (
@@ -57,7 +57,7 @@ from parallel.peers.transport.transfers import (
 
 _CONTROL = 0  # number of the control connection; data connections follow
 # Limit on operations that other peers have opened and this one has not.
-_MOST_UNOPENED = 4096
+_MAX_UNOPENED = 4096
 _ODD_FIRST_S = 0.5  # delay with which peers that continue end the links
 _OPTIONS = Options()
 
@@ -399,7 +399,7 @@ class Links:
       if (
         # Reject connections to ended links, with invalid numbers, or
         # duplicates.
-        self._error is not None or connection > MOST_CONNECTIONS
+        self._error is not None or connection > MAX_CONNECTIONS
         or (peer, connection) in self._inward
       ):
         return
@@ -454,7 +454,7 @@ class Links:
         return
       if header.kind is Kind.KEEP_ALIVE and header.slot:
         with self._changed:
-          self._announced[peer] = min(header.slot, MOST_CONNECTIONS)
+          self._announced[peer] = min(header.slot, MAX_CONNECTIONS)
           self._changed.notify_all()
       if header.kind is Kind.OPEN:
         self._opened(peer, header.tag, Agreement(bytes(payload), header.offset))
@@ -467,8 +467,8 @@ class Links:
         # Not started here, or the OPEN of the tag's next use.
         if (tag, peer) in self._unopened:
           raise FrameError(f"operation {tag} is opened twice")
-        if len(self._unopened) >= _MOST_UNOPENED:
-          raise FrameError(f"{_MOST_UNOPENED} opened operations not started")
+        if len(self._unopened) >= _MAX_UNOPENED:
+          raise FrameError(f"{_MAX_UNOPENED} opened operations not started")
         self._unopened[tag, peer] = agreement
         return
       operation.opened_by[peer] = agreement

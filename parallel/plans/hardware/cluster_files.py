@@ -41,7 +41,7 @@ from parallel.plans.hardware.devices import DEVICES, Device, measured
 from parallel.plans.hardware.link_matrix import LinkMatrix
 
 # Largest rate of a device or link, in FLOP/s or bytes per second.
-MOST_RATE = schema.MOST_RATE
+MAX_RATE = schema.MAX_RATE
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
 _Rates = list[list[schema.AnyRate | None]]
 _Times = list[list[schema.AnySeconds | None]]

@@ -34,7 +34,7 @@ from parallel.plans.hardware.clusters import Cluster, Level
 from parallel.plans.hardware.devices import Device
 
 # Matrices and their search are quadratic: 4,096 devices take 268 MB.
-MOST_DEVICES = 4096
+MAX_DEVICES = 4096
 # Latencies of one ring step (protocol "Simple"). Vendors publish none; these
 # are constants of NCCL's cost model, which it selects algorithms with.
 INSIDE_S, PCIE_S, NETWORK_S = 3.4e-6, 5.7e-6, 14.0e-6
@@ -125,9 +125,9 @@ class LinkMatrix:
 def check_size(num_devices: int) -> None:
   """Raises ValueError for more devices than matrices can describe."""
   n = num_devices
-  if n > MOST_DEVICES:
+  if n > MAX_DEVICES:
     raise ValueError(
-      f"{n:,} devices are more than {MOST_DEVICES:,}: two matrices would take "
+      f"{n:,} devices are more than {MAX_DEVICES:,}: two matrices would take "
       f"{16 * n * n / 1e9:.1f} GB, and a search many times that. Plan one of "
       "several identical parts, such as a pod; the parts then differ in "
       "data-parallel ranks only"
@@ -174,7 +174,7 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
     )
   levels = (*cluster.levels[:-1], dataclasses.replace(last, size=groups))
   n = math.prod(level.size for level in levels)
-  if n > MOST_DEVICES:  # raises before the matrices are allocated
+  if n > MAX_DEVICES:  # raises before the matrices are allocated
     LinkMatrix("", cluster.device, (0,) * n, *[np.empty((0, 0))] * 2, "", "")
   devices, inside = np.arange(n), 1
   bandwidth, latency_s = np.full((n, n), np.nan), np.full((n, n), np.nan)

@@ -95,7 +95,7 @@ COOLING: dict[str, tuple[float, Source]] = {
 
 
 # Power of all of the world's plants is less than this: sites cannot have more.
-MOST_W = 1e13
+MAX_W = 1e13
 
 
 @dataclasses.dataclass(frozen=True)

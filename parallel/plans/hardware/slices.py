@@ -23,7 +23,7 @@ class Slices:
 
   Attributes:
     num_dims: Number of dims of a topology.
-    most_chips: Number of chips of the largest slice.
+    max_chips: Number of chips of the largest slice.
     source: Source of the rules.
     shapes: Existing topologies, each with its dims in ascending order. None if
       all topologies exist whose dims are all at most 4 or all multiples of 4
@@ -31,7 +31,7 @@ class Slices:
   """
 
   num_dims: int
-  most_chips: int
+  max_chips: int
   source: str
   shapes: tuple[tuple[int, ...], ...] | None = None
 
@@ -57,8 +57,8 @@ class Slices:
     if len(topology) != self.num_dims:
       return f"its slices have {self.num_dims} dims"
     chips = math.prod(topology)
-    if chips > self.most_chips:
-      return f"its largest slice has {self.most_chips} chips, not {chips}"
+    if chips > self.max_chips:
+      return f"its largest slice has {self.max_chips} chips, not {chips}"
     if self.shapes is not None:
       # Shapes are listed with ascending dims: 8x4 is 4x8.
       if tuple(sorted(topology)) in self.shapes:

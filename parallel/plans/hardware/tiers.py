@@ -27,11 +27,11 @@ from parallel.plans.hardware import links
 from parallel.plans.hardware.links import LinkKind
 
 # A plan has a variable per tensor and tier; more tiers than this are a mistake.
-MOST_TIERS = 64
+MAX_TIERS = 64
 # Names of resources of the device in predictions.
 _RESERVED = ("device", "device memory", "compute")
 # Bytes per second: no memory is slower or faster.
-_LEAST_RATE, _MOST_RATE = 1.0, 1e18
+_MIN_RATE, _MAX_RATE = 1.0, 1e18
 
 
 class Quantity(schema.Schema):
@@ -237,9 +237,9 @@ def checked(host: Host) -> Host:
     ValueError: There is no tier or there are too many, a name occurs twice, a
       link is unknown, a rate or capacity is 0, or a range is not ordered.
   """
-  if not 1 <= len(host.tiers) <= MOST_TIERS:
+  if not 1 <= len(host.tiers) <= MAX_TIERS:
     raise ValueError(
-      f"tiers has {len(host.tiers)} entries; it must have 1 to {MOST_TIERS}"
+      f"tiers has {len(host.tiers)} entries; it must have 1 to {MAX_TIERS}"
     )
   names = [x.name for x in (*host.tiers, *host.links, host.device_link)]
   for name in names:
@@ -273,9 +273,9 @@ def checked(host: Host) -> Host:
     for key in ("read", "write"):
       rate = getattr(link, key)
       rate.check(f"{where}.{key}")
-      if not _LEAST_RATE <= rate.low <= rate.high <= _MOST_RATE:
+      if not _MIN_RATE <= rate.low <= rate.high <= _MAX_RATE:
         raise ValueError(
-          f"{where}.{key}: rates must lie in [{_LEAST_RATE:g}, {_MOST_RATE:g}]"
+          f"{where}.{key}: rates must lie in [{_MIN_RATE:g}, {_MAX_RATE:g}]"
         )
   return host
 

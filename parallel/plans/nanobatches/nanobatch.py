@@ -58,7 +58,7 @@ import numpy as np
 from parallel.base.checks import at_least, fraction
 
 # 7.7 million plans of at most six pieces take 10 s and 2.7 GB on two cores.
-_MOST_PLANS = 10**7
+_MAX_PLANS = 10**7
 # Candidates that are simulated at a time.
 _CHUNK = 4096
 # Times that differ by less are equal: sums in another order.
@@ -139,7 +139,7 @@ class Costs:
       )
 
   @property
-  def most_tokens(self) -> int:
+  def max_tokens(self) -> int:
     """Largest number of tokens."""
     return len(self.mlp) - 1
 
@@ -192,7 +192,7 @@ class Plan:
 
 
 def plan(
-  costs: Costs, num_tokens: int, *, most_pieces: int = 4,
+  costs: Costs, num_tokens: int, *, max_pieces: int = 4,
   granularity: int | None = None, interference: float = 0.0,
 ) -> Plan:
   """Returns the fastest plan; among equal ones, that with the fewest pieces.
@@ -200,7 +200,7 @@ def plan(
   Args:
     costs: Times of a layer.
     num_tokens: Tokens of the step.
-    most_pieces: Largest number of pieces that the executor runs.
+    max_pieces: Largest number of pieces that the executor runs.
     granularity: Sizes are multiples of so many tokens, except for the last one;
       None for a grid of at most 64 steps.
     interference: Slowdown while device and network are both busy, from 0
@@ -211,21 +211,21 @@ def plan(
       there are more than ten million plans.
   """
   at_least("num_tokens", num_tokens)
-  at_least("most_pieces", most_pieces)
+  at_least("max_pieces", max_pieces)
   fraction("interference", interference)
-  if num_tokens > costs.most_tokens:
+  if num_tokens > costs.max_tokens:
     raise ValueError(
       f"num_tokens={num_tokens}: costs of {costs.model} end at "
-      f"{costs.most_tokens}"
+      f"{costs.max_tokens}"
     )
   if granularity is None:
     granularity = math.ceil(num_tokens / 64)
   at_least("granularity", granularity)
   num_cuts = (num_tokens - 1) // granularity
-  chosen = range(1, min(most_pieces, num_cuts + 1))
-  if sum(math.comb(num_cuts, count) for count in chosen) > _MOST_PLANS:
+  chosen = range(1, min(max_pieces, num_cuts + 1))
+  if sum(math.comb(num_cuts, count) for count in chosen) > _MAX_PLANS:
     raise ValueError(
-      f"most_pieces={most_pieces} leads to more than {_MOST_PLANS:,} plans of "
+      f"max_pieces={max_pieces} leads to more than {_MAX_PLANS:,} plans of "
       f"{num_tokens} tokens in steps of {granularity}; choose fewer pieces"
     )
   singles = {
@@ -235,7 +235,7 @@ def plan(
   reduction = min(singles, key=singles.__getitem__)
   best, best_s, single_s = (num_tokens,), singles[reduction], singles[reduction]
   considered, simulated = len(singles), len(singles)
-  for sizes in _compositions(num_tokens, granularity, most_pieces):
+  for sizes in _compositions(num_tokens, granularity, max_pieces):
     for key in costs.reductions:
       considered += len(sizes)
       bounds = _bounds(costs, key, sizes, interference)
@@ -293,11 +293,11 @@ def _pieces(
 
 
 def _compositions(
-  num_tokens: int, granularity: int, most_pieces: int
+  num_tokens: int, granularity: int, max_pieces: int
 ) -> Iterator[np.ndarray]:
   """Yields the sizes of 2, 3, ... pieces, ``[plans, pieces]``."""
   num_cuts = (num_tokens - 1) // granularity
-  for chosen in range(1, min(most_pieces, num_cuts + 1)):
+  for chosen in range(1, min(max_pieces, num_cuts + 1)):
     cuts = granularity * _combinations(num_cuts, chosen)
     yield np.diff(cuts, prepend=0, append=num_tokens)
 

@@ -27,7 +27,7 @@ from parallel.base.checks import at_least, fraction, known
 from parallel.plans.hardware.devices import Device
 from parallel.plans.nanobatches.nanobatch import Costs, Reduction
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Machine, Step
+from parallel.plans.network.inference import Machine, ModelStep
 from parallel.plans.workload import Transformer
 
 SOURCE = (
@@ -103,19 +103,19 @@ class Profile:
           f"{times[at]:g} s, which must be positive"
         )
 
-  def times(self, part: str, most_tokens: int) -> np.ndarray:
-    """Returns times of 0 to ``most_tokens`` tokens, interpolated linearly.
+  def times(self, part: str, max_tokens: int) -> np.ndarray:
+    """Returns times of 0 to ``max_tokens`` tokens, interpolated linearly.
 
     Raises:
-      ValueError: The profile ends before ``most_tokens``.
+      ValueError: The profile ends before ``max_tokens``.
     """
-    if most_tokens > self.tokens[-1]:
+    if max_tokens > self.tokens[-1]:
       raise ValueError(
-        f"{self.name}: {most_tokens} tokens were not measured, only up to "
+        f"{self.name}: {max_tokens} tokens were not measured, only up to "
         f"{self.tokens[-1]}"
       )
     found = np.interp(
-      np.arange(most_tokens + 1), self.tokens, self.seconds[part]
+      np.arange(max_tokens + 1), self.tokens, self.seconds[part]
     )
     found[0] = 0
     return found
@@ -164,12 +164,12 @@ def _one_token(
   model: Transformer, num_ranks: int
 ) -> dict[str, inference.Operation]:
   """Returns the operations of one token that attends to one position."""
-  made = inference.operations(model, Step(1, 1, 1), num_ranks)
+  made = inference.operations(model, ModelStep(1, 1, 1), num_ranks)
   return {o.name: o for o in made}
 
 
 def roofline(
-  model: Transformer, device: Device, num_ranks: int, most_tokens: int,
+  model: Transformer, device: Device, num_ranks: int, max_tokens: int,
   utilisation: float = 1.0, experts: tuple[int, int] = (1, 1),
 ) -> Profile:
   """Returns a profile by the roofline model; norms take no time in it.
@@ -178,12 +178,12 @@ def roofline(
     model: Sizes of the model.
     device: Type of the devices.
     num_ranks: Number of tensor ranks.
-    most_tokens: Largest number of tokens.
+    max_tokens: Largest number of tokens.
     utilisation: Fraction of the peak rate that large products reach.
     experts: Number of experts of an MLP, and of those that a token uses.
   """
   fraction("utilisation", utilisation)
-  tokens = np.arange(1, most_tokens + 1)
+  tokens = np.arange(1, max_tokens + 1)
   number, top = experts
   parts = {}
   for o in _one_token(model, num_ranks).values():
@@ -245,16 +245,16 @@ def choices(
 
 
 def reduction_times(
-  machine: Machine, model: Transformer, reduction: Reduction, most_tokens: int,
+  machine: Machine, model: Transformer, reduction: Reduction, max_tokens: int,
   end: str = "least",
 ) -> np.ndarray:
-  """Returns times of one reduction of 0 to ``most_tokens`` tokens.
+  """Returns times of one reduction of 0 to ``max_tokens`` tokens.
 
   Args:
     machine: Devices of the tensor axis.
     model: Sizes of the model.
     reduction: Way to reduce.
-    most_tokens: Largest number of tokens.
+    max_tokens: Largest number of tokens.
     end: "least" or "greatest" plausible time.
 
   Raises:
@@ -265,7 +265,7 @@ def reduction_times(
   at_least("bits", reduction.bits)
   channels = int(reduction.p * model.width)
   if not channels:
-    return np.zeros(most_tokens + 1)
+    return np.zeros(max_tokens + 1)
   coding_s = 0.0  # per channel of a token
   if reduction.bits < 8 * model.item_bytes:
     coding_s = (
@@ -279,13 +279,13 @@ def reduction_times(
       return smallest + (machine.num_ranks - 1) * size / machine.rate
     return getattr(machine.all_reduce(size), end)
 
-  sizes = np.arange(most_tokens + 1) * channels * reduction.bits / 8
+  sizes = np.arange(max_tokens + 1) * channels * reduction.bits / 8
   # Times are smooth between these points; each costs an interpolation.
-  at = np.unique(np.geomspace(1, most_tokens, 64).astype(int))
+  at = np.unique(np.geomspace(1, max_tokens, 64).astype(int))
   times = np.interp(
-    np.arange(most_tokens + 1), at, [seconds(sizes[n]) for n in at]
+    np.arange(max_tokens + 1), at, [seconds(sizes[n]) for n in at]
   )
-  times += np.arange(most_tokens + 1) * channels * coding_s
+  times += np.arange(max_tokens + 1) * channels * coding_s
   times[0] = 0
   return times
 
@@ -391,7 +391,7 @@ def layer(
 
 
 def profile_of(
-  machine: Machine, model: Transformer, most_tokens: int,
+  machine: Machine, model: Transformer, max_tokens: int,
   utilisation: float = 1.0,
 ) -> Profile:
   """Returns the measured profile of a machine, or that of the roofline.
@@ -399,7 +399,7 @@ def profile_of(
   Args:
     machine: Devices of the tensor axis.
     model: Sizes of the model; only Llama-2-70B was measured.
-    most_tokens: Largest number of tokens.
+    max_tokens: Largest number of tokens.
     utilisation: Fraction of the peak rate that products reach by the roofline.
   """
   # An A100 computes alike, whatever its links are.
@@ -407,5 +407,5 @@ def profile_of(
   if model == LLAMA_2_70B and key in profiles():
     return profiles()[key]
   return roofline(
-    model, machine.device, machine.num_ranks, most_tokens, utilisation
+    model, machine.device, machine.num_ranks, max_tokens, utilisation
   )

@@ -38,7 +38,7 @@ from parallel.plans.hardware.slices import SLICES
 from parallel.plans.workload import Transformer
 
 
-class Step(NamedTuple):
+class ModelStep(NamedTuple):
   """Batch of one prefill or decode step.
 
   Attributes:
@@ -146,7 +146,7 @@ def machine(name: str) -> Machine:
 
 
 def operations(
-  model: Transformer, step: Step, num_ranks: int
+  model: Transformer, step: ModelStep, num_ranks: int
 ) -> list[Operation]:
   """Returns the operations of one device, which hosts one rank, in a step.
 
@@ -194,7 +194,7 @@ def operations(
 
 
 def memory_bytes(
-  model: Transformer, step: Step, num_ranks: int
+  model: Transformer, step: ModelStep, num_ranks: int
 ) -> dict[str, float]:
   """Returns the bytes of "weights" and "cache" on one device.
 
@@ -213,7 +213,7 @@ def memory_bytes(
 
 
 def messages(
-  model: Transformer, step: Step, shares: Sequence[float]
+  model: Transformer, step: ModelStep, shares: Sequence[float]
 ) -> list[int]:
   """Returns the operand bytes of each all-reduce of a step, in order.
 
@@ -276,7 +276,7 @@ class Bounds:
 
 
 def bounds(
-  model: Transformer, step: Step, machine: Machine, shares: Sequence[float]
+  model: Transformer, step: ModelStep, machine: Machine, shares: Sequence[float]
 ) -> Bounds:
   """Returns bounds on the time of a step.
 

@@ -6,15 +6,16 @@ largest at two instants, the end of the forward (all activations, no gradients)
 and the end of the backward (all gradients, no activations), so that activations
 and gradients can use the same bytes.
 
-A `Part` of the state has one or several ways to run: the optimizer on the CPU
-or on the device, activations saved or recomputed. Each `Way` has its own
+A `StatePart` of the state has one or several ways to run: the optimizer on the
+CPU or on the device, activations saved or recomputed. Each `Way` has its own
 tensors. A placement divides each part over its ways, and each tensor over the
 tiers.
 
 Example:
+  >>> from parallel.plans import placement
   >>> from parallel.plans.hardware.devices import H100
   >>> from parallel.plans.hardware.tiers import HOSTS
-  >>> from parallel.memory import problem, placement
+  >>> from parallel.plans.placement import problem
   >>> from parallel.plans.workload import Transformer
   >>> llama = Transformer(
   ...   vocab_size=32000, width=4096, num_layers=32, num_heads=32,
@@ -102,7 +103,7 @@ class Way:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StatePart:
   """Part of the training state whose bytes are placed.
 
   Attributes:
@@ -136,10 +137,10 @@ class Problem:
   device_bytes: float
   reserved: Mapping[Instant, float]
   seconds: Mapping[Phase, float]
-  parts: tuple[Part, ...]
+  parts: tuple[StatePart, ...]
   content: str = "logits, working memory"
 
-  def tensors(self) -> list[tuple[Part, Way, Tensor]]:
+  def tensors(self) -> list[tuple[StatePart, Way, Tensor]]:
     """Returns all tensors with their part and way."""
     return [
       (part, way, tensor)
@@ -209,7 +210,7 @@ def training_step(
   )
 
 
-def _parameters(model: Transformer) -> Part:
+def _parameters(model: Transformer) -> StatePart:
   """Returns weights, gradients and optimizer state."""
   size = model.num_params * model.item_bytes
   always = INSTANTS
@@ -250,12 +251,12 @@ def _parameters(model: Transformer) -> Part:
         f"updated by the {by}, weights on the {weights_on}",
         (weights, gradients, *state, *staging),
       ))
-  return Part("parameters", tuple(ways), model.num_layers)
+  return StatePart("parameters", tuple(ways), model.num_layers)
 
 
 def _activations(
   model: Transformer, saved: float, stream: float, layers_s: float
-) -> Part:
+) -> StatePart:
   """Returns the activations of all layers: saved, or recomputed from inputs.
 
   Args:
@@ -269,7 +270,7 @@ def _activations(
   )
   held = ("end of forward",)
   count = model.num_layers
-  return Part(
+  return StatePart(
     "activations",
     (
       Way("saved", (Tensor("activations", count * saved, held, uses),)),

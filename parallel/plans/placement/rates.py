@@ -5,7 +5,7 @@ passes, and Python's are slower than memory.
 
 Example:
   >>> import numpy as np
-  >>> from parallel.memory import rates
+  >>> from parallel.plans.placement import rates
   >>> x = np.zeros(2**20, np.float32)
   >>> found = rates.measure([x, x.copy(), x.copy()], num_threads=1)
   >>> sorted(found), min(found.values()) > 1e6  # bytes per second

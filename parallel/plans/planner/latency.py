@@ -217,12 +217,24 @@ def _reduction(
   return 2 * (ranks - 1) * links.seconds(size / ranks)
 
 
-def _slowest(matrix: np.ndarray, order: np.ndarray, dim: int) -> np.ndarray:
-  """Returns the slowest link along a dim of rings, for each stage, ``[p]``."""
+def slowest(
+  matrix: np.ndarray, order: np.ndarray, dim: int, by: int = 1
+) -> np.ndarray:
+  """Returns the slowest link along a dim of rings, for each stage.
+
+  Args:
+    matrix: Value of the link between each pair of devices, ``[N, N]``.
+    order: The device of each coordinate, int ``[..., p, d, t]``.
+    dim: The dim, -3, -2 or -1.
+    by: Distance on the ring from the device that sends to the one that
+      receives.
+
+  Returns:
+    float64 ``[..., p]``; zeros for a dim of one device.
+  """
   if order.shape[dim] == 1:
-    return np.zeros(len(order))
-  values = matrix[order, np.roll(order, -1, dim)]
-  return values.reshape(len(order), -1).max(1)
+    return np.zeros(order.shape[:-2])
+  return matrix[order, np.roll(order, -by, dim)].max((-2, -1))
 
 
 def predict(
@@ -244,22 +256,27 @@ def predict(
   sent = messages(c, step)
   costs = traffic(c, step, links, timing.execution)
   m, p = c.microbatches, c.stages
-  reduce_s = _slowest(costs.reduce, order, 2) / m  # per microbatch, [p]
+  reduce_s = slowest(costs.reduce, order, -1) / m  # per microbatch, [p]
   stage_s, again_s = stage(c, step, links.device, timing.utilisation)
   pipeline_s = m * (3 * stage_s + again_s + float(reduce_s.max()))
   bubble_s = hops_s = 0.0
   if p > 1:
     work = _work(c, stage_s, again_s, reduce_s)
     alone = simulate.even_hops(p)
-    way = _way(c, links.seconds(sent.boundary), order)
+    # Each hop is that of the slowest replica. The last stage's hop leads to the
+    # first one; only chunked schedules use it.
+    hops = links.seconds(sent.boundary)
+    way = simulate.Hops(*(
+      tuple(slowest(hops, order, -3, by).tolist()) for by in (1, -1)
+    ))
     without_s, with_s = (
-      _run(c, work, hops, timing.execution) for hops in (alone, way)
+      _run(c, work, x, timing.execution) for x in (alone, way)
     )
     # The pipeline is simulated without and with hops, for the breakdown.
     bubble_s, hops_s = without_s - pipeline_s, with_s - without_s
   # The ranks of each worker form a separate ring.
   # [p, d, t] -> [p * workers, ranks, t]
-  ring = _slowest(costs.ring, order.reshape(-1, c.ranks, c.tensor), 1)
+  ring = slowest(costs.ring, order.reshape(-1, c.ranks, c.tensor), -2)
   exchanged_s = 0.0 if c.outer is None else outer.exposed_s(
     c, step.model, links, order, m * (3 * stage_s + again_s)
   )
@@ -311,7 +328,7 @@ def measured(
   reduce_s = 0.0
   if c.tensor > 1:
     costs = traffic(c, step, links, timing.execution).reduce
-    reduce_s = float(_slowest(costs, first, 2)[0]) / c.microbatches
+    reduce_s = float(slowest(costs, first, -1)[0]) / c.microbatches
   # A backward takes twice a forward; a third of reductions and head is forward.
   both = 3 * stage_s + again_s + reduce_s + head_s
   return stage_s + (reduce_s + head_s) / 3, both
@@ -335,19 +352,6 @@ def _work(
       (stage_s + again_s) / c.chunks,
     ])
   return simulate.Work(*(tuple(x) for x in zip(*shares, strict=True)))
-
-
-def _way(
-  c: Configuration, seconds: np.ndarray, order: np.ndarray
-) -> simulate.Hops:
-  """Returns the hops between stages, each that of the slowest replica.
-
-  The last stage's hop leads to the first one; only chunked schedules use it.
-  """
-  ahead, back = np.roll(order, -1, 0), np.roll(order, 1, 0)
-  forward = seconds[order, ahead].reshape(c.stages, -1).max(1)
-  backward = seconds[order, back].reshape(c.stages, -1).max(1)
-  return simulate.Hops(tuple(forward.tolist()), tuple(backward.tolist()))
 
 
 def _run(

@@ -176,7 +176,7 @@ class Choices:
     remats: Rematerializations, from ``REMATS``.
     offload: Whether to try offloading.
     keeps: Saved values, from ``KEEPS``.
-    most_microbatches: Maximum number of microbatches per step in a pipeline.
+    max_microbatches: Maximum number of microbatches per step in a pipeline.
 
   Raises:
     ValueError: A name is unknown.
@@ -190,7 +190,7 @@ class Choices:
   routes: tuple[str, ...] = ROUTES
   remats: tuple[str, ...] = REMATS
   offload: bool = True
-  most_microbatches: int = 256
+  max_microbatches: int = 256
   keeps: tuple[str, ...] = KEEPS
 
   def __post_init__(self) -> None:
@@ -260,10 +260,10 @@ def refusal(
       f"a batch of {step.batch_size} is not a multiple of data={c.data} x "
       f"microbatches={c.microbatches}"
     )
-  if c.microbatches > choices.most_microbatches:
+  if c.microbatches > choices.max_microbatches:
     return "microbatches", (
       f"microbatches={c.microbatches} are more than "
-      f"{choices.most_microbatches}"
+      f"{choices.max_microbatches}"
     )
   # Tensor ranks split heads and channels evenly.
   for name, size in (

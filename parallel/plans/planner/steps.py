@@ -65,12 +65,8 @@ def steps_s(
     orders: The device of each coordinate, int ``[O, p, d, t]``.
   """
   costs = latency.traffic(c, step, links, timing.execution)
-  count = len(orders)
-  reduce = np.zeros((c.stages, count))  # per microbatch, [p, O]
-  if c.tensor > 1:
-    # Slowest tensor link of each stage, [O, p, d, t] -> [p, O].
-    hops = costs.reduce[orders, np.roll(orders, -1, 3)]
-    reduce = hops.reshape(count, c.stages, -1).max(2).T / c.microbatches
+  # Reductions of each stage per microbatch, [p, O].
+  reduce = latency.slowest(costs.reduce, orders, -1).T / c.microbatches
   stage_s, again_s = latency.stage(
     c, step, links.device, timing.utilisation
   )
@@ -92,8 +88,7 @@ def steps_s(
   hops = links.seconds(latency.messages(c, step).boundary)
   # Seconds of the slowest replica's hop from each stage, [p, O].
   ahead, back = (
-    hops[orders, np.roll(orders, by, 1)].reshape(count, c.stages, -1).max(2).T
-    for by in (-1, 1)
+    latency.slowest(hops, orders, -3, by).T for by in (1, -1)
   )
   if timing.execution == "events":
     pipeline_s = simulate.many_events_s(table, work, ahead, back)

@@ -87,7 +87,7 @@ def search(
     orders += _grouped(problem.links, order, num_slow)
     own = _pairs(problem.links).sum(axis=1)
     is_needed |= bool(own.max() > _UNEVEN * own.min())
-  best, most_s = None, math.inf if whole is None else whole.seconds
+  best, max_s = None, math.inf if whole is None else whole.seconds
   # The same devices in another order are tried once.
   tried = {
     (number, frozenset(some[:number])): some[:number]
@@ -95,7 +95,7 @@ def search(
     for some in orders
   }
   for (number, _), gone in tried.items():
-    if _ideal_s(problem, n - number) >= most_s:
+    if _ideal_s(problem, n - number) >= max_s:
       break
     kept = tuple(i for i in everything if i not in gone)
     part = dataclasses.replace(problem, links=problem.links.part(kept))
@@ -106,8 +106,8 @@ def search(
       )
     except ValueError:
       continue  # the number has no configuration that runs or fits
-    if found.seconds < most_s:
-      best, most_s = found, found.seconds
+    if found.seconds < max_s:
+      best, max_s = found, found.seconds
   if best is None:
     if whole is None:
       raise failed

@@ -21,7 +21,7 @@ from parallel.plans.topology.graph import Topology
 Pair = tuple[int, int]  # source and destination node of a link
 
 # A schedule of more transfers takes gigabytes, and minutes to build.
-_MOST_TRANSFERS = 2**24
+_MAX_TRANSFERS = 2**24
 
 
 def pipelined(
@@ -63,10 +63,10 @@ def pipelined(
   at_least("pieces", pieces)
   if pieces == 1 or not schedule.rounds:
     return schedule
-  if pieces * schedule.num_transfers > _MOST_TRANSFERS:
+  if pieces * schedule.num_transfers > _MAX_TRANSFERS:
     raise ValueError(
       f"pieces of {schedule.num_transfers:,} transfers must be at most "
-      f"{_MOST_TRANSFERS // schedule.num_transfers:,}"
+      f"{_MAX_TRANSFERS // schedule.num_transfers:,}"
     )
   capacity = (
     link_capacity or schedule.link_capacity or _capacity(schedule, topology)

@@ -7,7 +7,6 @@ import types
 import pytest
 
 from caatnet.benchmarks.elastic import churn, churn_training
-from caatnet.config.schema import tree
 from configs.elastic import churn as config_of
 from tests.caatnet.benchmarks.printed import rows_of
 
@@ -94,14 +93,3 @@ def test_each_seed_is_a_run_that_is_ended(
   printed = capsys.readouterr().out
   assert "seed 7: {'rounds': 12, 'longest_s': 0.5" in printed
   assert row_of(printed, "7")[2] == "12"
-
-
-def test_a_swarm_without_peers_is_refused():
-  """A single worker waits for a peer until the run's limit."""
-  config = config_of.get_config("test")
-  for workers in (2, 3):
-    config.benchmark.workers = workers
-    tree.check(config)
-  config.benchmark.workers = 1
-  with pytest.raises(ValueError, match=r"config\.benchmark\.workers=1 must"):
-    tree.check(config)

@@ -23,9 +23,9 @@ from caatnet.benchmarks.harness import (
   wire,
 )
 from caatnet.config.federated import Federation
-from caatnet.config.schema.federated import Federated
 from caatnet.federated.links import LINKS, Link
 from caatnet.federated.service import Service
+from caatnet.schema.federated import Federated
 from parallel.plans.network import fluid
 from tests.caatnet.benchmarks import unavailable
 from tests.caatnet.federated import numeric, process

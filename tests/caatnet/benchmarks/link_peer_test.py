@@ -35,6 +35,6 @@ def test_rates_are_of_products_and_of_bytes_read_and_written(monkeypatch):
   """On a clock that each look at it advances by a second: two calls in four.
   """
   monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
-  found = link_peer.computed(least_s=2.5)
+  found = link_peer.computed(min_s=2.5)
   assert found["flops"] == 2 * 2 * 512**3 / 4
   assert found["memory_bandwidth"] == 2 * 2 * 4 * 2**23 / 4

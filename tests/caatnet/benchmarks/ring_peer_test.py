@@ -13,7 +13,7 @@ SIZE, COUNT, BLOCK = 1000, 3, 256
 @pytest.fixture(scope="module")
 def peers(pool):
   """Connected peers in threads, each with other values."""
-  made = [ring_peer.Peer(f"p{i}", "127.0.0.1") for i in range(COUNT)]
+  made = [ring_peer.RingPeer(f"p{i}", "127.0.0.1") for i in range(COUNT)]
   links, raw = (
     {peer.me: address for peer, address in zip(made, addresses, strict=True)}
     for addresses in zip(*(peer.addresses() for peer in made), strict=True)

@@ -3,7 +3,7 @@
 from caatnet.benchmarks.elastic import ring_peer
 
 
-class Rank(ring_peer.Peer):
+class Rank(ring_peer.RingPeer):
   """Rank whose steps have given seconds; sums of a layer go over its links."""
 
   def build(self, model, decodes, context):

@@ -73,7 +73,7 @@ def test_turn_reads_64_packets_and_a_full_queue_drops_more(monkeypatch):
     way = wire._Way(source.fileno(), -1, wire.Delays(60.0, 0.0))
     way.receive()
     assert len(way._waiting) == 64
-    monkeypatch.setattr(wire, "_MOST_PACKETS", 66)
+    monkeypatch.setattr(wire, "_MAX_PACKETS", 66)
     way.receive()
     assert len(way._waiting) == 66
 

@@ -5,7 +5,7 @@ import math
 from etils import epath
 
 from caatnet.composition import training
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from configs.experts import kinds as config_file
 
 NAMES, STEPS, EXPERT_STEPS, EVERY = ("python", "c", "text"), 9, 8, 4

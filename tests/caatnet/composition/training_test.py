@@ -13,8 +13,8 @@ import pytest
 from caatnet.composition import evaluation, library, training
 from caatnet.composition.report import report
 from caatnet.config import experiments
-from caatnet.config.schema import tree
 from caatnet.data.kinds import Kind
+from caatnet.schema import tree
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
 from caatnet.show import render
@@ -33,7 +33,7 @@ def make_config():
   config.data.validation_percent, config.data.validation_windows = 30.0, 8
   config.train.num_steps = 8
   config.kinds.names, config.kinds.count = tuple(LETTERS), 2
-  config.kinds.least_bytes = 10_000
+  config.kinds.min_bytes = 10_000
   config.kinds.baselines, config.kinds.buckets = False, 32
   config.kinds.learning_rate = 1e-2
   config.kinds.ranks = (1,)
@@ -229,7 +229,7 @@ def test_text_of_a_sweep_that_was_killed_while_writing_is_written_again(
   workdir, texts, _ = finished
   options = {
     "names": list(LETTERS), "count": 2, "size_bytes": 150_000,
-    "least_bytes": 10_000, "validation_percent": 30.0,
+    "min_bytes": 10_000, "validation_percent": 30.0,
   }
   folder = epath.Path(tmp_path / "text")
   whole = {p.name: p.read_bytes() for p in (workdir / "text").iterdir()}
@@ -255,7 +255,7 @@ def test_second_sweep_in_the_same_folder_is_refused(finished):
 @pytest.mark.parametrize(("key", "value", "message"), [
   ("kinds.prompt_bytes", 32, "config.kinds.prompt_bytes=32 must be less than"),
   ("data.tokenizer", "x", "config.data.tokenizer='x' must be ''"),
-  ("kinds.least_bytes", 10**9, "enough text of 0 kinds only"),
+  ("kinds.min_bytes", 10**9, "enough text of 0 kinds only"),
 ])
 def test_values_without_a_composition_are_refused(
   finished, tmp_path, key, value, message

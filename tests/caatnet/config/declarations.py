@@ -3,18 +3,21 @@
     python -m tests.caatnet.config.declarations
 
 writes ``declarations.txt``. Configs of older runs lack newer keys and receive
-their defaults (`caatnet.config.schema.fields.field`), so a default is a part of
+their defaults (`caatnet.schema.fields.field`), so a default is a part of
 the format of ``config.json``: a change of it changes these runs. A change of
 the text in a commit shows that it was intended.
 """
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import importlib
 import pathlib
 from typing import Any
 
-from caatnet.config.schema import fields, tree
-from caatnet.config.schema.studies.registry import STUDIES
+from caatnet.schema import fields, register, tree
+
+for name in ("benchmarks", "studies"):  # which register their keys
+  importlib.import_module(f"caatnet.{name}.registry")
 
 FILE = pathlib.Path(__file__).with_suffix(".txt")
 
@@ -41,7 +44,7 @@ def lines() -> list[str]:
   sections = {"run": tree.Run} | tree._PLAIN
   for name, among in tree._CHOICES.items():
     sections |= {f"{name}={c}": cls for c, cls in among.sections.items()}
-  sections |= {f"study={name}": cls for name, cls in STUDIES.items()}
+  sections |= {f"study={name}": cls for name, cls in register.STUDIES.items()}
   return [
     line for name, cls in sections.items() for line in _of_section(name, cls())
   ]

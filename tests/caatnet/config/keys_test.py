@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import pytest
 
 from caatnet.config import experiments, sections
-from caatnet.config.data import DATA, SOURCES
+from caatnet.config.data import DATA
+from caatnet.config.graph import SOURCES
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from configs.caatnet import tiny
 from parallel.outer.optimizers import Optax
 

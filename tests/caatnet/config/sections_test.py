@@ -187,8 +187,6 @@ def test_errors_of_builders_name_the_key():
 @pytest.mark.parametrize(
   ("overrides", "message"),
   [
-    ("data.seq_len=1.5", r"config.data.seq_len=1.5 must be an integer"),
-    ("data.seq_len=True", r"config.data.seq_len=True must be an integer"),
     ("sync.p=half", r"config.sync.p='half' must lie in \[0, 1\]"),
     ("sync.p=nan", r"config.sync.p=nan must lie in \[0, 1\]"),
     ("sync.q=1", "no config key 'sync.q'; did you mean sync.p"),

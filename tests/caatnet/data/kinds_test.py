@@ -8,9 +8,9 @@ import random
 from etils import epath
 import pytest
 
-from caatnet.config.schema.kinds import NAMES
 from caatnet.data import kinds
 from caatnet.data.kinds import Kind
+from caatnet.schema.kinds import NAMES
 
 
 def document(index, words="alpha beta gamma"):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import re
 import statistics
@@ -87,12 +86,9 @@ def test_file_has_the_fields_of_a_link(tmp_path):
 @pytest.mark.parametrize(("change", "message"), [
   ({"up": 0.0}, r"mine\.json: up=0 must be positive"),
   ({"down": -1.0}, r"mine\.json: down=-1 must be positive"),
-  ({"up": math.nan}, r"mine\.json: up=.* must be a finite number"),
-  ({"up": "fast"}, r"mine\.json: up=\"fast\" must be a valid number"),
   ({"loss": 1.0}, r"mine\.json: loss=1 must be below 1"),
   ({"rtt_s": -0.1}, r"mine\.json: rtt_s=-0\.1 must be at least 0"),
   ({"spread": 0.1}, r"mine\.json: spread=0\.1 must be 0 for a shared link"),
-  ({"upp": 1.0}, r"mine\.json: key 'upp' must be one of .* did you mean up\?"),
 ])
 def test_invalid_file_is_one_line(tmp_path, change, message):
   path = tmp_path / "mine.json"

@@ -184,10 +184,7 @@ def test_proximal_term_is_the_gradient_of_half_the_squared_distance():
     ("federated.split=packages", "split='packages' needs config.data.name="),
     ("federated.uplink=sparse federated.top_k=3", "config.federated.top_k=3"),
     ("parallel.worker=2", "clients are set by config.federated.clients"),
-    ("federated.clients=0", "config.federated.clients=0 must be"),
     # Sockets have no such timeouts.
-    ("federated.silence_s=1e11", "silence_s=100000000000.0 must lie in"),
-    ("federated.silence_s=0.01", "config.federated.silence_s=0.01 must lie"),
   ],
 )
 def test_mistakes_are_one_line(changes, message):

@@ -16,7 +16,8 @@ def test_parts_are_joined_and_cut_into_vectors():
   assembler = messages.Assembler(10)
   found = [
     event for message in (
-      messages.Resend(1), WORK, messages.Part(b"abc"), messages.Part(b"d"),
+      messages.Resend(1), WORK, messages.Part(b"abc"),
+      messages.Part(b"d"),
       messages.Abandon(2), messages.Part(b"e"),
       messages.Work(2, 2, 1, (), 0.5, True),
     )
@@ -73,7 +74,7 @@ def test_both_sides_send_more_than_sockets_buffer():
   for end, event in zip(ends, done, strict=True):
     channel = Channel(
       end, messages.FROM_SERVER, 3.0,
-      most_waiting=messages.most_waiting(len(data)),
+      max_waiting=messages.max_waiting(len(data)),
     )
     assembler = messages.Assembler(len(data))
 

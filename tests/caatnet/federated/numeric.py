@@ -29,7 +29,7 @@ def rules(**changes):
   return server.Rules(**{
     "clients": 4, "per_round": 4, "rounds": 6, "digest": "", "seed": 0,
     "sampling": "uniform", "weights": "examples", "stragglers": "wait",
-    "deadline_s": 8.0, "reconnect_s": 3.0, "patience": 0, "least_gain": 0.0,
+    "deadline_s": 8.0, "reconnect_s": 3.0, "patience": 0, "min_gain": 0.0,
     **changes,
   })
 

@@ -314,7 +314,7 @@ def test_no_valid_update_leaves_the_model_unchanged():
     (events.Hello(1, 2, digest="ab"), "another model"),
     (events.Hello(1, 2, revision=3), "another run"),
     (events.Hello(1, 9), "before it had 2"),
-    (events.Hello(1, 10**18), "at most most_examples=1,000,000,000"),
+    (events.Hello(1, 10**18), "at most max_examples=1,000,000,000"),
   ],
 )
 def test_client_that_does_not_fit_is_refused(hello, reason):
@@ -335,7 +335,7 @@ def test_client_without_data_is_never_sampled():
 
 
 def test_early_stopping_ends_the_run():
-  state, rules = start(patience=2, least_gain=0.1, rounds=100)
+  state, rules = start(patience=2, min_gain=0.1, rounds=100)
   for round, loss in enumerate((2.0, 1.0, 0.95, 0.99)):
     assert not state.finished
     for client in range(4):
@@ -599,6 +599,7 @@ def test_rules_of_an_older_snapshot_have_their_defaults(tmp_path):
   meta = json.loads(found["meta"].tobytes())
   for name in ("downlinks_at_once", "uplinks_at_once"):
     del meta["rules"][name]
+  meta["rules"]["least_gain"] = meta["rules"].pop("min_gain")
   for member in meta["members"].values():
     del member["busy_s"]
   found["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)

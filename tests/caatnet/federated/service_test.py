@@ -586,7 +586,7 @@ def test_faults_of_transport_end_with_the_round(
   tmp_path, monkeypatch, at_once, fault
 ):
   monkeypatch.setattr(client_module, "_AGAIN_S", 0.01)
-  monkeypatch.setattr(server, "_MOST_LOST", 2)
+  monkeypatch.setattr(server, "_MAX_LOST", 2)
   monkeypatch.setattr(messages, "Assembler", Reader)
 
   class Faulty(process.Client):

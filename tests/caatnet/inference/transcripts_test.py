@@ -62,7 +62,7 @@ def test_interrupt_does_not_change_an_ended_transcript():
 def test_pages_hold_the_prompt_and_the_longest_text(stops, context, pages):
   transcript = Transcript(Request((1, 2), stops), Bytes(), context)
   assert transcript.num_pages(4) == pages
-  assert transcript.most_tokens == min(stops.max_tokens, context - 2)
+  assert transcript.max_tokens == min(stops.max_tokens, context - 2)
 
 
 def test_text_begins_after_the_prompt():

@@ -21,10 +21,10 @@ import pytest
 import safetensors.numpy
 
 from caatnet.config import experiments
-from caatnet.config.schema import tree
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.interop import families, huggingface, layout, tensors
 from caatnet.interop.source import make_config, open_source
+from caatnet.schema import tree
 from caatnet.train import tokenizer
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.checkpoint.save import Checkpointer
@@ -332,7 +332,9 @@ def test_stored_copy_of_a_tied_head_is_published_again(tmp_path):
 
 
 def test_repeated_heads_that_differ_are_not_merged():
-  part = layout.Part("k", (4, 3), 0, 4, transposed=True, repeats=2, unit=2)
+  part = layout.PublishedTensor(
+    "k", (4, 3), 0, 4, transposed=True, repeats=2, unit=2
+  )
   slot = layout.Slot(("k",), (part,), 0, 2)
   dense = np.arange(12.0).reshape(4, 3)
   joined = layout.join(slot, [dense])

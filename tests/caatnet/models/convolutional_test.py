@@ -14,9 +14,9 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
-from caatnet.config.schema import tree
 from caatnet.models.convolutional import ConvolutionalModel
 from caatnet.models.protocol import Parameter
+from caatnet.schema import tree
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from configs.images import tiny
@@ -236,7 +236,6 @@ def test_sent_bytes_of_partitions_equal_the_formula(scheme):
     ("parallel.tensor=2", r"config.parallel.tensor=2 must be 1 with config"),
     ("model.groups=3", r"config.model.groups=3 must divide all of"),
     ("model.widths=(4,4,4,4,4)", r"config.model.widths=\(4, 4, 4, 4, 4\) has"),
-    ("model.widths=()", r"config.model.widths=\(\) must be a non-empty"),
     ("data.num_classes=9", r"config.data.num_classes=9, but the labels"),
     ("data.shape=(8,8,3)", r"config.data.shape=\(8, 8, 3\), but the images"),
     ("data.validation_percent=1e-9", r"leaves no validation images"),

@@ -11,8 +11,8 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.config.schema import tree
 from caatnet.models.graph import GraphModel
+from caatnet.schema import tree
 from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import make_evaluate
@@ -241,15 +241,13 @@ def test_microbatches_change_no_parameter():
   ("changes", "message"),
   [
     ("parallel.tensor=2", r"config.parallel.tensor=2 must be 1 with config"),
-    ("model.layer=gat", r"config.model.layer='gat' must be one of 'sage'"),
+    ("model.layer=gat", r"config.model.layer='gat' must be one of sage"),
     ("data.num_features=9", r"config.data.num_features=9, but nodes have 16"),
     ("data.num_classes=7", r"config.data.num_classes=7, but there is the lab"),
     ("data.access=dma", r"config.data.access='dma' must be one of"),
     ("data.sampler=fast", r"config.data.sampler='fast' must be one of"),
-    ("data.cache=lru", r"config.data.cache='lru' must be one of 'degree'"),
+    ("data.cache=lru", r"config.data.cache='lru' must be one of degree"),
     ("data.path=/nowhere", r"config.data.path='/nowhere': .* is not a folder"),
-    ("data.fanouts=(3,0)", r"config.data.fanouts=0 must be an integer"),
-    ("data.fanouts=()", r"config.data.fanouts=\(\) must be a non-empty"),
     ("data.fanouts=(9999,99999)", r"config.data.fanouts=.* places for nodes"),
     ("data.cache_rows=65537", r"config.data.cache_rows=65537 must be at most"),
     ("data.batch_size=65536", r"but must have 65536, config.data.batch_size"),

@@ -79,8 +79,3 @@ def test_server_has_one_state_per_slot_independent_of_pages(workdir):
   assert decoder.capacity.pages_per_sequence == 1
   states = sum(x.nbytes for x in jax.tree.leaves(decoder.cache))
   assert has["cache_gb"] == has["host_gb"] == states / 1e9 > 0
-
-
-def test_convolution_of_one_position_is_out_of_range():
-  with pytest.raises(ValueError, match=r"config\.model\.conv_width=1 must be"):
-    override(tiny.get_config("test"), "model.conv_width=1")

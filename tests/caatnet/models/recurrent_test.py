@@ -14,13 +14,9 @@ from caatnet.inference import batches
 from caatnet.inference import decoder as decoders
 from caatnet.inference.copies import HostStates
 from caatnet.inference.weights import make_weights
+from caatnet.models.lm.stateful import Block
 from caatnet.models.paged import CacheSizes
-from caatnet.models.recurrent import (
-  Block,
-  RecurrentConfig,
-  RecurrentModel,
-  Unit,
-)
+from caatnet.models.recurrent import RecurrentConfig, RecurrentModel, Unit
 from caatnet.program import Layout, Program
 from parallel.axes import Axis, make_mesh
 from parallel.plans.zero.partition import Level, Partition

@@ -67,7 +67,7 @@ def test_failed_file_is_opened_again(library):
 def test_files_without_requests_are_closed_if_there_are_many(
   library, monkeypatch
 ):
-  monkeypatch.setattr(catalog, "_MOST_FILES", 2)
+  monkeypatch.setattr(catalog, "_MAX_FILES", 2)
   found = Catalog(library, None)
   opened = [found.open(name, str) for name in "abc"]
   found.close(opened[0])

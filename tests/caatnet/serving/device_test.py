@@ -34,7 +34,7 @@ from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
 from caatnet.serving.engine.engine import Engine
-from caatnet.serving.engine.executor import Chunk, Copy, Step
+from caatnet.serving.engine.executor import Chunk, Copy, EngineStep
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
@@ -372,7 +372,7 @@ def test_parts_follow_one_another_unless_a_step_waits_for_the_copy(waits):
   request = Request(0, [0], 1, payload=Drawn(Drawing((0,), Stops(1))))
   request.slot, none = 0, np.zeros(0, np.int32)
   tables = np.full((SLOTS, CONTEXT // PAGE_SIZE), 1 if waits else 2, np.int32)
-  executor.submit(Step(
+  executor.submit(EngineStep(
     0, [], none, none, (Chunk(request, 0, 1, draws=True),), tables,
     (0,) if waits else (), np.zeros(1, int), np.zeros(1, int),
   ))

@@ -373,8 +373,8 @@ def test_damaged_file_fails_only_the_requests_of_its_expert(files, tmp_path):
 
 @pytest.mark.parametrize(("overrides", "message"), [
   ("experts.slots=1000000000", "slots=1000000000 take .* of a device, more"),
-  ("serving.policy=vtc", "serving.policy='vtc' must be one of 'exp"),
-  ("experts.pinned=('x',)", "pinned='x' must be one of 'random-000'"),
+  ("serving.policy=vtc", "serving.policy='vtc' must be one of exp"),
+  ("experts.pinned=('x',)", "pinned='x' must be one of random-000"),
   ("experts.slots=1 experts.pinned=('random-000',)", "slots=1 must be at leas"),
 ])
 def test_wrong_options_are_refused(files, overrides, message):

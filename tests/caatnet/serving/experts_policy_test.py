@@ -241,8 +241,8 @@ def test_no_expert_waits_longer_than_the_deadline_allows(deadline_s, prefetch):
 
   serve(requests, slots=slots, watch=watch, deadline_s=deadline_s,
         prefetch=prefetch, patience=patience)
-  least_s = min(patience * load_s, deadline_s)
-  bound = deadline_s + experts * (load_s + least_s + 0.05)
+  min_s = min(patience * load_s, deadline_s)
+  bound = deadline_s + experts * (load_s + min_s + 0.05)
   assert deadline_s < longest <= bound
 
 

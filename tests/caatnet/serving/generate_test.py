@@ -157,7 +157,7 @@ def by_hand(asked, found):
   return [np.asarray(x).reshape(len(asked), CONTEXT) for x in drawn]
 
 
-def most_tokens(request):
+def max_tokens(request):
   return min(request.stops.max_tokens, CONTEXT - len(request.prompt))
 
 
@@ -173,7 +173,7 @@ def test_tokens_equal_those_drawn_from_logits_without_a_cache():
       completion.logprobs, logprobs[i, where], rtol=0, atol=2e-4
     )
     # The sequence also ends at the first stop id or at its limit.
-    most = most_tokens(request)
+    most = max_tokens(request)
     expected = tokens[i, first : first + most]
     stopped = [t in request.stops.ids for t in expected]
     assert count == (1 + stopped.index(True) if any(stopped) else most)
@@ -187,7 +187,7 @@ def test_tokens_equal_those_drawn_from_logits_without_a_cache():
   # The last chunk of a prompt gives a token as well. A sequence that a stop id
   # ends before its limit takes part in one more step.
   assert speed.decoded_tokens == sum(
-    min(len(completion.tokens), most_tokens(request) - 1)
+    min(len(completion.tokens), max_tokens(request) - 1)
     if completion.reason == "stop_id" else len(completion.tokens) - 1
     for request, completion in zip(asked, found, strict=True)
   )

@@ -26,7 +26,7 @@ from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.server import api, fields, http, responses, start
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.metrics import Metrics
-from caatnet.serving.server.service import Call, Choice, News
+from caatnet.serving.server.service import Call, News, WaitingChoice
 from caatnet.serving.server.snapshot import describe
 from tests.caatnet.serving import oracle
 from tests.caatnet.serving.small_server import tokenizer
@@ -121,8 +121,9 @@ def choice(index, prompt, text, drawn, hits=0, most=99):
   )
   request = Request(index, tokens, most, arrival_s=10.0)
   request.num_hits = hits
-  made = Choice(index, prompt, request, Transcript(drawing, letters, 999),
-                None)
+  made = WaitingChoice(
+    index, prompt, request, Transcript(drawing, letters, 999), None
+  )
   news = []
   for i, token in enumerate(drawn):
     offset = len(made.transcript.text)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from caatnet.serving.engine.executor import Chunk, Copy, Step
+from caatnet.serving.engine.executor import Chunk, Copy, EngineStep
 from caatnet.serving.engine.simulator import (
   NO_COPIES,
   CopyTimes,
@@ -188,7 +188,7 @@ def test_default_step_is_that_of_the_default_limits():
 def step(number=0, positions=(), chunks=(), after=()):
   decodes = [Request(i, [1], 9) for i in range(len(positions))]
   drawing = np.arange(len(decodes) + sum(c.draws for c in chunks))
-  return Step(
+  return EngineStep(
     number, decodes, np.arange(len(decodes)), np.array(positions, int),
     tuple(chunks), np.zeros((1, 1), np.int32), after, drawing,
     np.zeros_like(drawing),

@@ -47,12 +47,3 @@ def test_offset_moves_every_row():
   }
   (row,) = registry.find(config).run(config)["rows"]
   assert row["lines"] == row["lines_shifted"] == 2
-
-
-@pytest.mark.parametrize(
-  ("key", "value"), [("features", (0,)), ("num_ids", 0), ("offset", -1)]
-)
-def test_values_out_of_range_are_named(key, value):
-  config = alignment.get_config().to_dict() | {key: value}
-  with pytest.raises(ValueError, match=rf"config\.{key}="):
-    registry.find(config)

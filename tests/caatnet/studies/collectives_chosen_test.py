@@ -4,7 +4,7 @@ import pytest
 
 from caatnet.benchmarks.training.schedules import random_graph
 from caatnet.studies.collectives import chosen
-from caatnet.studies.collectives.chosen import LEAST_CHUNK_BYTES, fastest
+from caatnet.studies.collectives.chosen import MIN_CHUNK_BYTES, fastest
 from parallel.plans.network import simulate
 from parallel.plans.network.routed import on_links
 from parallel.plans.schedules.builders import build
@@ -62,7 +62,7 @@ def test_choice_is_no_slower_than_its_candidates():
           expected = timeline.finish_ns / 1e9
         assert found.seconds == expected
         if found.pieces > 1:
-          assert size >= found.schedule.num_chunks * LEAST_CHUNK_BYTES
+          assert size >= found.schedule.num_chunks * MIN_CHUNK_BYTES
 
 
 @pytest.mark.parametrize("grid", [t.mesh, t.torus])
@@ -104,7 +104,7 @@ def test_large_schedules_are_not_renumbered(monkeypatch):
   renumbered = fastest("multitree", net, "all_reduce", MIB, pieces=1)
   assert renumbered.options == {"numbering": 1}
   most = renumbered.schedule.num_transfers
-  monkeypatch.setattr(chosen, "MOST_TRANSFERS", most - 1)
+  monkeypatch.setattr(chosen, "MAX_TRANSFERS", most - 1)
   kept = fastest("multitree", net, "all_reduce", MIB, pieces=1)
   assert kept.options == {}
 
@@ -136,8 +136,10 @@ def test_pieces_are_doubled_until_two_steps_without_gain(seconds, tried):
   after = dict(zip((2, 4, 8, 16, 32, 64), seconds, strict=True))
 
   def timed(builder, options, pieces, capacity):
-    return chosen.Choice(schedule, builder, options, pieces, after[pieces])
+    return chosen.ChosenSchedule(
+      schedule, builder, options, pieces, after[pieces]
+    )
 
-  whole = chosen.Choice(schedule, "ring", {}, 1, 10.0)
+  whole = chosen.ChosenSchedule(schedule, "ring", {}, 1, 10.0)
   found = chosen._cut(whole, net, 2**30, "events", timed)
   assert [choice.pieces for choice in found] == tried

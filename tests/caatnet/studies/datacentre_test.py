@@ -164,14 +164,12 @@ def test_utilisation_of_a_planned_pod_sets_the_days(result):
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-  ({"sites": ()}, "config.sites=() must be a non-empty tuple"),
   ({"sites": ("here",)}, "config.sites='here' is neither NAME:WATTS"),
   ({"sites": ("here:-1",)}, "here has -1 W"),
   ({"sites": ("shed:1e5",)}, "a rack takes 185.4 kW"),
   ({"sites": ("east", "east")}, "the site 'east' is duplicate"),
   ({"round_steps": 20}, "config.round_steps=20 must be more than a third"),
   ({"knobs__layers": 2.5}, "config.knobs.layers=2.5 must be an integer"),
-  ({"knobs__budget": -5.0}, "config.knobs.budget=-5.0 must be at least 0"),
   ({"knobs__budget": 0.0}, "config.knobs.budget=0 must be positive"),
   ({"knobs__accelerators": 64.0}, "config.knobs.accelerators has no effect"),
   ({"given": "luck"}, "config.given='luck'"),
@@ -179,7 +177,6 @@ def test_utilisation_of_a_planned_pod_sets_the_days(result):
   ({"cooling": "ice"}, "config.cooling='ice'"),
   ({"rack": "h100", "precision": "fp4"}, "config.precision='fp4'"),
   ({"tornado": "day"}, "config.tornado: target='day'"),
-  ({"targets": (1.5,)}, "config.targets=1.5 must"),
 ])
 def test_invalid_value_is_named(changes, words):
   with pytest.raises(ValueError) as error:

@@ -276,7 +276,7 @@ def test_cache_is_kept_in_place(phase, overrides, mesh):
   assert not analyse(found)["inference"]["widened"]
 
 
-class Copying(decoding.Step):
+class Copying(decoding.DecodingStep):
   """Step that multiplies the cache, and so writes all of it."""
 
   def lower(self):

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.config.schema import tree
 from caatnet.federated import links, predict, vector_codec
+from caatnet.schema import tree
 from caatnet.studies.federated import (
   beyond,
   figures,

@@ -10,7 +10,7 @@ from caatnet.show import render
 from caatnet.studies.inference import measured, report, study
 from configs.inference import decode
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Step
+from parallel.plans.network.inference import ModelStep
 from parallel.tensor.partial_sync import PartialSync
 
 CONFIG = decode.get_config().to_dict() | {"every": (2, 4)}
@@ -37,7 +37,8 @@ def test_messages_equal_those_of_the_model_formula(model, policy):
     ),
   )
   expected = decoding_reductions(config, tokens=5 * 7)
-  assert sorted(inference.messages(sizes, Step(5, 7, 9), shares)) == sorted(
+  step = ModelStep(5, 7, 9)
+  assert sorted(inference.messages(sizes, step, shares)) == sorted(
     2 * rows * channels
     for (_, _, (rows, channels), _), count in expected.items()
     for _ in range(count)
@@ -149,7 +150,7 @@ def test_largest_batch_fits_in_memory():
   model = study.MODELS["70b"]
   most = study.most_sequences(model, machine, 4096)
   sizes = [
-    sum(inference.memory_bytes(model, Step(n, 1, 4096), 8).values())
+    sum(inference.memory_bytes(model, ModelStep(n, 1, 4096), 8).values())
     for n in (most, most + 1)
   ]
   assert sizes[0] <= 80e9 < sizes[1]
@@ -161,7 +162,9 @@ def test_no_measured_layer_is_faster_than_the_roofline(result):
   assert min(ratios) > 1.2
   assert max(ratios) < 2
   assert {*measured.PRODUCTS} < {
-    o.name for o in inference.operations(study.MODELS["70b"], Step(1, 1, 1), 8)
+    o.name for o in inference.operations(
+      study.MODELS["70b"], ModelStep(1, 1, 1), 8
+    )
   }
 
 

@@ -333,8 +333,8 @@ def test_the_optimum_of_a_run_is_executed(tmp_path):
 @pytest.mark.parametrize(("keys", "message"), [
   ("parallel.stage=2", "config.parallel.stage=2: a placement of state='run'"),
   ("parallel.worker=2", "config.parallel.worker=2: a placement of"),
-  ("model.remat=none", "config.model.remat='none' must be one of 'full'"),
-  ("zero.scheme=mics", "config.zero.scheme='mics' must be one of 'ddp'"),
+  ("model.remat=none", "config.model.remat='none' must be one of full"),
+  ("zero.scheme=mics", "config.zero.scheme='mics' must be one of ddp"),
   ("parallel.data=2", "batch_size=1 divided by data-parallel ranks and micro"),
 ])
 def test_an_option_without_formulas_is_an_error(keys, message):

@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
-from caatnet.config.schema import tree
+from caatnet.schema import tree
 from caatnet.studies.placement import study as placement
 from caatnet.studies.planner import report, study
 from configs.planner import gpt_11b

@@ -7,7 +7,11 @@ import pytest
 
 from caatnet.studies import registry
 from caatnet.studies.published import models
-from caatnet.studies.published.choosers import CHOOSERS, Case, choose
+from caatnet.studies.published.choosers import (
+  CHOOSERS,
+  PublishedSetting,
+  choose,
+)
 from configs.planner import published as config_of
 from parallel.plans.hardware import cluster_files
 from parallel.plans.planner.latency import Timing
@@ -31,7 +35,7 @@ def _case(seed=1, gigabytes=80, batch=32, nodes=2):
   step, timing = TrainingStep(MODEL, batch, 512), Timing(execution="events")
   problems = [Problem(step, links, timing) for links in (drawn, nominal)]
   choices = Choices(("1f1b", "gpipe"), (1,), routes=("psum",))
-  return Case(*problems, choices, annealed=2, steps=50)
+  return PublishedSetting(*problems, choices, annealed=2, steps=50)
 
 
 def _seconds(choice, case):

@@ -19,7 +19,7 @@ from caatnet.studies.serving import vllm_log as of_log
 from configs.serving import vllm_log
 from parallel.plans.hardware.devices import H100
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Step
+from parallel.plans.network.inference import ModelStep
 from parallel.plans.workload import Transformer
 
 CONFIG = vllm_log.get_config().to_dict() | {"change": 0.0}
@@ -287,5 +287,5 @@ def test_roofline_of_equal_sequences_equals_a_decode_step():
   model = Transformer(32000, 4096, 32, 32, 32, 11008)
   machine = inference.machine("gpu:h100:1x8")
   ours = Roofline(model, H100, machine, p=0.5).step_s(np.full(16, 2048), [])
-  theirs = inference.bounds(model, Step(16, 1, 2048), machine, [0.5] * 64)
+  theirs = inference.bounds(model, ModelStep(16, 1, 2048), machine, [0.5] * 64)
   assert ours == pytest.approx(theirs.with_latency.least)

@@ -10,11 +10,12 @@ import shutil
 import numpy as np
 import pytest
 
-from caatnet.config.schema.tree import defaults
+from caatnet.schema.tree import defaults
 from caatnet.studies.serving import vllm_fields, vllm_log, vllm_logs
+from caatnet.studies.serving.vllm_log_keys import VLLMLog
 from parallel.base import schema
 
-CONFIG = defaults("study", "serving.vllm_log").to_dict()
+CONFIG = defaults(VLLMLog).to_dict()
 LLAMA = {  # published
   "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
   "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -88,8 +89,6 @@ def _log(folder):
    r"nodes\[0\].num_instances=2 is not simulated, only 1: one engine"),
   ("config.json", '"pd_type": null\n                }', '"a": 0}, {}',
    r"nodes\[0\].instances must be a list of one: one engine"),
-  ("config.json", '"pd_type": null', '"ep_size": 2, "dp_group": "A"',
-   "ep_size=2 is not simulated, only 1: experts"),
   ("config.json", '"pd_type": null', '"spare_size": 2',
    "spare_size=2 is not known to the simulation"),
   ("config.json", '"num_npus": 1', '"num_npus": 4',
@@ -104,19 +103,11 @@ def _log(folder):
   ("vllm/meta.json", '"tick_seconds": 1.0', '"resolved_config": '
    '{"a_config": "ParallelConfig(data_parallel_size=2)"}',
    "resolved_config.a_config=.* is an object as text"),
-  ("vllm/meta.json", '"tick_seconds": 1.0', '"resolved_config": '
-   '{"parallel_config": {"data_parallel_size_local": 2}}',
-   "data_parallel_size_local=2 is not simulated, only 1: one engine"),
   ("vllm/meta.json", '"data_parallel_size": 1', '"data_parallel_size": 2',
    "engine_kwargs.data_parallel_size=2 is not simulated, only 1: one engine"),
-  ("vllm/meta.json", '"tick_seconds"', '"kv_cache": {"x": 3}, "y"', "^.*y=1.0"),
-  ("vllm/meta.json", '"tick_seconds"', '"model_type": "llama", "y"',
-   'model_type="llama" is not known'),
   ("vllm/requests.jsonl", '"bench-1"', '"bench-0"', "a request_id is listed"),
   ("vllm/requests.jsonl", '"bench-1"', '"bench-1", "data_parallel_rank": 1',
    r"\[1\].data_parallel_rank=1 is not simulated"),
-  ("vllm/requests.jsonl", '"bench-1"', '"bench-1", "instance_id": 1',
-   r"\[1\].instance_id=1 is not known"),
   ("vllm/timeseries.csv", "gen_throughput", "engine",
    'engine="166.0" is not known'),
   ("vllm/timeseries.csv", "\n2.0,", "\n1.0,", "a time t is listed twice"),

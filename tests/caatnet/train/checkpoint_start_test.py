@@ -11,8 +11,8 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.config.schema import tree
 from caatnet.data.tokenizers import Bytes, LibraryTokenizer
+from caatnet.schema import tree
 from caatnet.train import loop
 from caatnet.train.checkpoint import start
 from caatnet.train.checkpoint.reshard import to_whole

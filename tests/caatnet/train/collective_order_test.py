@@ -10,7 +10,7 @@ import re
 import jax
 import pytest
 
-from caatnet.train.step import make_eval_step
+from caatnet.train.evaluate import make_eval_step
 from parallel.ledger import hlo
 from tests import users
 from tests.caatnet.models import models_test

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.worker import PREFIX, Part
+from caatnet.train.elastic.worker import PREFIX, WorkerPart
 from parallel.outer.apart import Alone
 from tests.caatnet.train.outer_loops_test import PLAIN, UNROUNDED
 from tests.caatnet.train.swarm_test import Worker, coordinator, make
@@ -42,7 +42,7 @@ def test_sent_pieces_of_a_late_worker_are_merged_and_the_rest_waits(
   with coordinator(tmp_path, 1) as place:
     worker = Worker(programs, place).until(said)
     before = jax.tree.map(np.array, worker.peer.state)
-    part = Part(
+    part = WorkerPart(
       numbers[said], {"params": before.params, "outer": before.outer}
     )
     shared = revisions(worker)
@@ -87,7 +87,7 @@ def test_dc_s3gd_sends_a_late_update_at_the_next_begin(
     if hook == "finish":  # `begin` has already sent that update
       unsaid = jax.tree.map(lambda x: jnp.full_like(x, 0.5), unsaid)
       args = {"updates": unsaid}
-    part = Part(
+    part = WorkerPart(
       6 + (hook == "finish"),
       {"params": state.params, "outer": state.outer} | args,
     )

@@ -14,12 +14,12 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 
-from caatnet.config.schema.train import Train
 from caatnet.data import pipeline
 from caatnet.data.protocol import Dataset
 from caatnet.models.access import AS_THEY_ARE
 from caatnet.models.protocol import Parameter
 from caatnet.program import Layout, Program
+from caatnet.schema.train import Train
 from caatnet.train.experiment import Experiment
 from parallel.axes import Axis, make_mesh
 from parallel.outer.base import OuterLoop

@@ -266,7 +266,6 @@ def test_nothing_is_placed_on_the_host_by_default():
 
 
 @pytest.mark.parametrize(("overrides", "message"), [
-  ("memory.moments=host", "must be one of 'device', 'pinned_host'"),
   ("memory.activations=pinned_host", "needs a language model with config.m"),
   ("memory.activations=pinned_host model.remat=full parallel.stage=2 "
    "pipeline.keep=residuals", "needs config.pipeline.keep='inputs'"),

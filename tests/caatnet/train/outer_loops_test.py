@@ -17,8 +17,8 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
-from caatnet.config.schema import tree
 from caatnet.config.sections import choose
+from caatnet.schema import tree
 from caatnet.train import loop, traffic
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import put_batch

@@ -271,7 +271,6 @@ def test_convolutional_network_trains_in_stages():
   ("pipeline.schedule=interleaved_1f1b pipeline.chunks=2 "
    "parallel.stage=3 model.num_layers=6", "multiples of"),
   ("pipeline.schedule=forward", "cannot train"),
-  ("pipeline.keep=outputs", "pipeline.keep='outputs'"),
   ("pipeline.keep=residuals pipeline.schedule=zb_h1 model.remat=full",
    "model.remat='none'"),
   ("pipeline.keep=residuals pipeline.schedule=zb_h1 parallel.data=2 "

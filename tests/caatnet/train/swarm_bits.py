@@ -17,8 +17,9 @@ from caatnet.train.elastic.swarm_loop import (
   reader,
   shared_by,
 )
-from caatnet.train.elastic.worker import Peer
+from caatnet.train.elastic.worker import SwarmWorker
 from caatnet.train.experiment import Experiment
+from parallel.outer.base import OF_EACH, OWN
 from parallel.peers.membership import history, journal, service
 from parallel.peers.membership.coordinator import Rules
 from parallel.peers.transport import handshake
@@ -109,7 +110,7 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
         shared_by(programs, state),
       ) as swarm:
         rank = swarm.members.index(swarm.me)
-        peer = Peer(programs, swarm, state, read)
+        peer = SwarmWorker(programs, swarm, state, read)
         for _ in range(steps):
           peer.advance()
         peer.land()
@@ -124,17 +125,16 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
         )]
     finally:
       coordinator.close()
-  return _kept(experiment, states)
+  return _kept(states)
 
 
-def _kept(experiment: Experiment, states: list[Any]) -> Any:
+def _kept(states: list[Any]) -> Any:
   """Returns the compared arrays of workers with separate states."""
-  outer = experiment.outer
   stacked = jax.tree.map(
     lambda *x: np.concatenate([np.asarray(part) for part in x]),
     *[(s.params, s.opt_state, s.outer.get("workers", {})) for s in states],
   )
-  own = {*outer.own, *outer.of_each}  # private outer state
+  own = {*OWN, *OF_EACH}  # private outer state
   common = {k: v for k, v in states[0].outer.items() if k not in own}
   return stacked, jax.tree.map(np.asarray, common)
 
@@ -173,4 +173,4 @@ def on_mesh(
       )
     numbers = jax.tree.map(np.int32, plan.numbers)
     state, _ = compiled[plan.variant](state, batch, numbers)
-  return _kept(experiment, [state])
+  return _kept([state])

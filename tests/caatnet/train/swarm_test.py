@@ -17,14 +17,15 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from caatnet.config.schema.train import Elastic
+from caatnet.schema.train import Elastic
 from caatnet.train import loop
 from caatnet.train.elastic import swarm_loop
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.worker import Moved, Part, Peer
+from caatnet.train.elastic.worker import Moved, SwarmWorker, WorkerPart
 from caatnet.train.records import read_metrics
 from parallel.axes import Axis
 from parallel.outer.apart import Alone
+from parallel.outer.joining import adapted
 from parallel.peers.membership import journal, service
 from parallel.peers.membership.coordinator import Rules
 from parallel.peers.membership.messages import Waiting
@@ -57,7 +58,7 @@ def make(algorithm, overrides, workers):
   )
   if workers > 1:
     return made
-  return dataclasses.replace(made, outer=made.outer.coming_and_going())
+  return dataclasses.replace(made, outer=adapted(made.outer).elastic())
 
 
 @pytest.mark.rotated
@@ -117,7 +118,7 @@ class Worker:
       return give(part, combine, weight)
 
     self.swarm.give = weighed
-    self.peer = Peer(programs, self.swarm, state, noted)
+    self.peer = SwarmWorker(programs, self.swarm, state, noted)
 
   def until(self, step):
     """Advances to a step; returns itself."""
@@ -221,7 +222,7 @@ def test_late_part_is_shifted_by_the_updates_of_the_others(tmp_path):
     early = jax.tree.map(jnp.copy, worker.peer.state)
     worker.until(3)  # round 0 has ended
     trained = jax.tree.map(lambda x: x + 0.5, early.params)
-    part = Part(0, {
+    part = WorkerPart(0, {
       "params": trained, "outer": early.outer,
       "updates": jax.tree.map(jnp.zeros_like, trained),
     })
@@ -244,7 +245,7 @@ def test_dc_s3gd_late_update_replaces_the_previous_one(tmp_path, by, told):
     worker = Worker(programs, place).until(3)
     state = jax.tree.map(jnp.copy, worker.peer.state)
     assert any(x.any() for x in jax.tree.leaves(state.outer["workers"]))
-    part = Part(3, {
+    part = WorkerPart(3, {
       "params": state.params, "outer": state.outer,
       "updates": jax.tree.map(lambda x: jnp.full_like(x, by), state.params),
     })
@@ -273,7 +274,7 @@ def test_late_gradient_is_applied_to_the_current_parameters(tmp_path):
         "loss": jnp.zeros(1), "grads": jax.tree.map(jnp.ones_like, state.params)
       }
 
-    part, now = Part(0, args()), worker.until(2) and args()
+    part, now = WorkerPart(0, args()), worker.until(2) and args()
 
     class Later(Alone):
       round = 2

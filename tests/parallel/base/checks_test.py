@@ -51,6 +51,7 @@ def test_unknown_name_is_refused_with_the_nearest_one():
     ("rnig", ["ring", "tree"], "one of ring, tree; did you mean ring?"),
     ("xyz", ["ring", "tree"], "one of ring, tree"),
     ("ring", [], "left out"),
+    (None, ["", "tree"], "one of '', tree"),
   ):
     with pytest.raises(ValueError, match="must be") as error:
       checks.known("link=", name, iter(names))

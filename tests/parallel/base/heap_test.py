@@ -11,7 +11,7 @@ _SCRIPT = """
 from concurrent.futures import ThreadPoolExecutor
 from resource import RUSAGE_SELF, getrusage
 import sys
-from parallel.memory import heap
+from parallel.base import heap
 
 def faults(size):
   before = getrusage(RUSAGE_SELF).ru_minflt

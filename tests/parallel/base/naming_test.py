@@ -37,10 +37,3 @@ def test_error_of_a_section_without_keys_is_unchanged():
     checks.naming("config.outer", ("pieces",)),
   ):
     raise KeyError("pieces=3")
-
-
-def test_value_is_one_of_a_list():
-  checks.one_of("key", "b", ("a", "b"))
-  with pytest.raises(ValueError) as error:
-    checks.one_of("key", None, ("a", "b"))
-  assert str(error.value) == "key=None must be one of 'a', 'b'"

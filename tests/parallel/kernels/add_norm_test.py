@@ -9,7 +9,7 @@ import pytest
 
 from parallel.kernels import calls
 from parallel.kernels.add_norm import api, gpu, reference, tpu
-from parallel.kernels.add_norm.cases import CASES, Case
+from parallel.kernels.add_norm.cases import CASES, AddNormCase
 from tests.parallel.kernels.compare import KERNELS, assert_close
 from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 
@@ -196,11 +196,11 @@ def test_long_rows_have_fewer_warps(widths, warps):
 @pytest.mark.quick
 @pytest.mark.parametrize(("case", "forward", "backward"), [
   # float32: 4 and 4 elements per channel; the gain, and its cotangent.
-  (Case(2, 3, 5), 4 * 4 * 16 + 32, 4 * 4 * 16 + 64),
-  (Case(2, 3, 5, private_scale=2.0), 288, 320 + 4 * 2 * 5),
-  (Case(2, 3, 5, "bfloat16"), 2 * 64 + 32, 2 * 64 + 64),
-  (Case(2, 3, 5, update=False), 2 * 4 * 16 + 32, 320),
-  (Case(2, 3, 5, private_scale=2.0, update=False), 160, 320),
+  (AddNormCase(2, 3, 5), 4 * 4 * 16 + 32, 4 * 4 * 16 + 64),
+  (AddNormCase(2, 3, 5, private_scale=2.0), 288, 320 + 4 * 2 * 5),
+  (AddNormCase(2, 3, 5, "bfloat16"), 2 * 64 + 32, 2 * 64 + 64),
+  (AddNormCase(2, 3, 5, update=False), 2 * 4 * 16 + 32, 320),
+  (AddNormCase(2, 3, 5, private_scale=2.0, update=False), 160, 320),
 ])
 def test_minimum_bytes_of_a_norm(case, forward, backward):
   assert case.forward_bytes == forward

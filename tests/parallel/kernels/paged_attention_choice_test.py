@@ -7,10 +7,10 @@ import pytest
 
 from parallel.kernels import selection
 from parallel.kernels.paged_attention import api, cpu, gpu, library, order, tpu
-from parallel.kernels.paged_attention.cases import LARGE, Case
+from parallel.kernels.paged_attention.cases import LARGE, AttentionCase
 from tests.parallel.kernels.limits import assert_limit, limits
 
-DECODE = Case(2, 1, 4, 2, 128, 128, 2, dtype="bfloat16")
+DECODE = AttentionCase(2, 1, 4, 2, 128, 128, 2, dtype="bfloat16")
 
 
 def _paged(refusal, name):

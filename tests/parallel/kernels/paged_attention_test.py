@@ -16,7 +16,7 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.calls import compiles_loops
 from parallel.kernels.paged_attention import api, order, tpu
-from parallel.kernels.paged_attention.cases import CASES, Case
+from parallel.kernels.paged_attention.cases import CASES, AttentionCase
 from tests.parallel.kernels.compare import KERNELS, assert_close
 from tests.parallel.kernels.races import races_found
 
@@ -97,7 +97,7 @@ def run(q, pages, tables, first, window, implementation, lengths=None):
 )
 def test_reference_equals_dense_attention(name, window):
   """Covers shuffled pages, grouped heads, and NaN in unattended slots."""
-  case = Case(3, 4, 6, 2, 32, 8, 4)
+  case = AttentionCase(3, 4, 6, 2, 32, 8, 4)
   q, pages, tables, first, dense = draw(case, name)
   ours = run(q, pages, tables, first, window, "reference")
   place = np.arange(case.pages * case.page_size)
@@ -114,7 +114,7 @@ def test_reference_equals_dense_attention(name, window):
 @pytest.mark.parametrize("size", [1, 3])
 def test_chunked_prefill_does_not_depend_on_the_chunk_size(size):
   """The last chunk is padded; keys of padding are not written."""
-  case = Case(1, 7, 4, 2, 16, 4, 5)
+  case = AttentionCase(1, 7, 4, 2, 16, 4, 5)
   q, pages, tables, first, _ = draw(case, "heads")
   whole = run(q, pages, tables, first, 0, "reference")
   found = []
@@ -130,9 +130,9 @@ def test_chunked_prefill_does_not_depend_on_the_chunk_size(size):
 
 
 @pytest.mark.parametrize("case", [
-  Case(5, 1, 6, 2, 32, 16, 3, window=18),
-  Case(3, 1, 2, 2, 64, 8, 4),
-  Case(4, 1, 3, 1, 32, 8, 3, stored="int8", window=9),
+  AttentionCase(5, 1, 6, 2, 32, 16, 3, window=18),
+  AttentionCase(3, 1, 2, 2, 64, 8, 4),
+  AttentionCase(4, 1, 3, 1, 32, 8, 3, stored="int8", window=9),
 ])
 def test_compiled_loops_match_the_reference(case):
   """Includes padding, vmapped lanes, and tasks that pieces do not divide."""
@@ -180,7 +180,7 @@ def test_kernels_match_the_reference(name, kernel):
 
 def test_padding_does_not_affect_other_rows():
   """Covers padding sequences, and padding rows at the end of a chunk."""
-  case = Case(3, 5, 4, 2, 32, 8, 3)
+  case = AttentionCase(3, 5, 4, 2, 32, 8, 3)
   *operands, _ = draw(case, "heads", padding=(0, 1), dead=2)
   q, pages, tables, first = operands
   ours = run(*operands, 0, "reference", first + case.rows - 2)
@@ -191,7 +191,7 @@ def test_padding_does_not_affect_other_rows():
 
 
 def test_attention_on_codes_equals_attention_on_decoded_pages():
-  case = Case(2, 2, 4, 2, 32, 8, 3, stored="int8")
+  case = AttentionCase(2, 2, 4, 2, 32, 8, 3, stored="int8")
   q, pages, tables, first, _ = draw(case, "heads", fill=0.0)
   every = jnp.arange(pages.num_pages)
   decoded = [
@@ -208,7 +208,7 @@ def test_attention_on_codes_equals_attention_on_decoded_pages():
 @pytest.mark.parametrize("implementation", ["reference", "tpu_interpret"])
 def test_ranks_attend_with_their_own_heads(implementation):
   """Runs under ``shard_map`` with checked varying axes and ``vmap``."""
-  case = Case(2, 2, 2, 1, 64, 16, 2)
+  case = AttentionCase(2, 2, 2, 1, 64, 16, 2)
   # All ranks share one table: a sequence uses the same page numbers on each.
   q, pages, tables, first, _ = draw(case, "packed")
   ranks = [
@@ -236,7 +236,7 @@ def test_ranks_attend_with_their_own_heads(implementation):
 
 def test_lanes_of_replicas_are_one_kernel_call():
   """Each replica has its page tables, shared by the replica's lanes."""
-  case = Case(2, 2, 2, 1, 64, 16, 2)
+  case = AttentionCase(2, 2, 2, 1, 64, 16, 2)
   drawn = []
   for seed in range(2):
     q, pages, *shared, _ = draw(case, "packed", seed)
@@ -265,10 +265,13 @@ def test_lanes_of_replicas_are_one_kernel_call():
 @pytest.mark.parametrize(
   ("kernel", "name", "case"),
   [
-    ("jax_gpu_paged", "heads", Case(2, 1, 4, 1, 32, 16, 3, stored="int8")),
+    (
+      "jax_gpu_paged", "heads",
+      AttentionCase(2, 1, 4, 1, 32, 16, 3, stored="int8"),
+    ),
     (
       "jax_tpu_paged", "packed",
-      Case(2, 1, 2, 1, 128, 16, 2, dtype="bfloat16"),
+      AttentionCase(2, 1, 2, 1, 128, 16, 2, dtype="bfloat16"),
     ),
   ],
 )
@@ -292,7 +295,7 @@ def test_arguments_of_the_ragged_kernel_follow_its_specification(monkeypatch):
     return ragged_kernel.ref_ragged_paged_attention(*operands, **options)
 
   monkeypatch.setattr(ragged, "ragged_paged_attention", specification)
-  case = Case(1, 3, 4, 2, 128, 8, 3, window=5)
+  case = AttentionCase(1, 3, 4, 2, 128, 8, 3, window=5)
   operands = draw(case, "interleaved", fill=0.0)[:4]
   ours = api.paged_attention(
     *operands, window=5, finite=True, implementation="jax_tpu_ragged"

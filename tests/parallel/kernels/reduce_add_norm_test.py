@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallel.kernels.reduce_add_norm import api, gpu, tpu
-from parallel.kernels.reduce_add_norm.cases import CASES, Case
+from parallel.kernels.reduce_add_norm.cases import CASES, ReduceAddNormCase
 from tests.parallel.kernels.compare import KERNELS, assert_close
 from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 
@@ -140,9 +140,9 @@ def test_limit_separates_supported_from_refused_operands(
 @pytest.mark.quick
 @pytest.mark.parametrize(("case", "forward"), [
   # Per row: three arrays, the private update, and the partial sums.
-  (Case(2, 4, 6, 3), 2 * (2 * 36 + 3 * 2 * 4) + 40),
-  (Case(2, 4, 6, 3, "float32"), 2 * (4 * 36 + 3 * 4 * 4) + 40),
-  (Case(2, 4, 6, 3, block=2), 2 * (2 * 36 + 3 * (4 + 8)) + 40),
+  (ReduceAddNormCase(2, 4, 6, 3), 2 * (2 * 36 + 3 * 2 * 4) + 40),
+  (ReduceAddNormCase(2, 4, 6, 3, "float32"), 2 * (4 * 36 + 3 * 4 * 4) + 40),
+  (ReduceAddNormCase(2, 4, 6, 3, block=2), 2 * (2 * 36 + 3 * (4 + 8)) + 40),
 ])
 def test_minimum_bytes_of_a_sum_and_norm(case, forward):
   assert case.forward_bytes == forward

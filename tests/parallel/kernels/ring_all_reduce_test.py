@@ -11,7 +11,7 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying
 from parallel.kernels.ring_all_reduce import api, reference, tpu
-from parallel.kernels.ring_all_reduce.cases import CASES, Case
+from parallel.kernels.ring_all_reduce.cases import CASES, RingCase
 from tests.parallel.kernels.limits import F2, F4, F8, assert_limit, limits
 from tests.parallel.kernels.races import races_found
 
@@ -84,7 +84,7 @@ def test_kernel_equals_the_reference_without_races(name):
 
 
 def test_gradient_equals_that_of_psum():
-  case = Case(2, 64, 16, 24)
+  case = RingCase(2, 64, 16, 24)
   operands = draw(case)
   results = []
   for implementation in ("tpu_interpret", "reference"):

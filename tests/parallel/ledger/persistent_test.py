@@ -11,7 +11,7 @@ def test_programs_are_kept_unless_xla_dumps_or_the_environment_has_a_folder(
   monkeypatch, tmp_path
 ):
   before = jax.config.jax_compilation_cache_dir
-  least_s = jax.config.jax_persistent_cache_min_compile_time_secs
+  min_s = jax.config.jax_persistent_cache_min_compile_time_secs
   found = []
   try:
     for environment, folder, xla_flags in (
@@ -30,17 +30,17 @@ def test_programs_are_kept_unless_xla_dumps_or_the_environment_has_a_folder(
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
   finally:
     jax.config.update("jax_compilation_cache_dir", before)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", min_s)
   assert found == [before, before, before, str(tmp_path / "programs")]
 
 
 def test_programs_that_were_read_least_recently_are_removed(
   monkeypatch, tmp_path
 ):
-  monkeypatch.setattr(persistent, "_MOST_BYTES", 250)
+  monkeypatch.setattr(persistent, "_MAX_BYTES", 250)
   monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
   before = jax.config.jax_compilation_cache_dir
-  least_s = jax.config.jax_persistent_cache_min_compile_time_secs
+  min_s = jax.config.jax_persistent_cache_min_compile_time_secs
   for name, read_s in {"a": 3, "b": 1, "c": 2}.items():
     path = tmp_path / f"{name}-cache"
     path.write_bytes(bytes(100))
@@ -50,6 +50,6 @@ def test_programs_that_were_read_least_recently_are_removed(
     persistent.keep_programs(str(tmp_path))
   finally:
     jax.config.update("jax_compilation_cache_dir", before)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", least_s)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", min_s)
   left = sorted(path.name for path in tmp_path.iterdir())
   assert left == ["a-cache", "c-cache", "notes"]

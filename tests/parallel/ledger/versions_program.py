@@ -1,7 +1,6 @@
 r"""Writes the texts of one program as a version of jax makes them.
 
-  PYTHON tests/parallel/ledger/versions_program.py
-  tests/parallel/ledger/versions
+  PYTHON tests/parallel/ledger/versions_program.py FOLDER
 
 PYTHON needs nothing but jax. The files are VERSION-PARTITIONER.stablehlo.txt,
 as lowered, and VERSION-shardy.hlo.txt, as compiled for eight CPU devices.

@@ -12,6 +12,7 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.outer.base import Plan, stacked
 from parallel.outer.eager import Eager
+from parallel.outer.joining import adapted, over
 from parallel.outer.optimizers import Optax
 from tests.parallel.outer.small_run import draw, each, exchange
 
@@ -29,7 +30,7 @@ def program(name, size):
   specs = {k: P("worker") if k == "workers" else P() for k in LOOP.init(START)}
 
   def run(state, weights, trees):
-    loop = LOOP.over(axis, tuple(weights))
+    loop = over(LOOP, axis, tuple(weights))
     found = getattr(loop, name)(*trees, state, plan)
     return found if name == "begin" else found[1]
 
@@ -75,7 +76,7 @@ def begin(workers, weights):
 
 def came(workers):
   """Returns the state of a joining worker, which has the shared part only."""
-  return LOOP.started(workers[0] | {
+  return adapted(LOOP).started(workers[0] | {
     key: LOOP.init(draw(99))[key] for key in ("workers", "mask")
   })
 
@@ -150,7 +151,7 @@ def test_pending_delta_of_a_late_worker_is_applied_once(hooks):
     (other,) = finish([other], (1,), [second])
     (other,) = begin([other], (1,))
   shared = other | {key: late[key] for key in ("workers", "mask")}
-  params, now = LOOP.late(params, late, shared, hooks, (1, 2))
+  params, now = adapted(LOOP).late(params, late, shared, hooks, (1, 2))
   assert_close(
     now["workers"]["params"], stacked(other["params"], ONE)
   )

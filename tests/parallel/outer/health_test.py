@@ -16,6 +16,7 @@ from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import _CLIENTS, DiLoCo
 from parallel.outer.eager import Eager
 from parallel.outer.fragments import fragments
+from parallel.outer.joining import adapted
 from parallel.outer.noloco import NoLoCo
 from parallel.outer.optimizers import Nesterov
 from parallel.outer.sparseloco import SparseLoCo
@@ -224,7 +225,7 @@ def test_joining_worker_starts_from_the_outer_parameters(name):
     for key in ("workers", "mask") if key in state
   }
   params = each(lambda x: without_last(some(np.stack([x] * M))), start)
-  new, after = loop.joined(params, state, SICK)
+  new, after = adapted(loop).joined(params, state, SICK)
   first = each(lambda x: x[:SICK], (params, state.get("workers", {})))
   each(
     np.testing.assert_array_equal,

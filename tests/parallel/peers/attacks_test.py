@@ -53,7 +53,7 @@ def test_number_of_items_is_limited_on_both_sides(monkeypatch):
   with pytest.raises(FrameError, match="at most 1024 items"):
     frames.encode(message)
   with monkeypatch.context() as patched:
-    patched.setattr(frames, "MOST_ITEMS", 1025)
+    patched.setattr(frames, "MAX_ITEMS", 1025)
     data = frames.encode(message)
   with pytest.raises(FrameError, match="1025 items; the limit is 1024"):
     frames.decode(data, ALL)

@@ -35,7 +35,7 @@ def test_each_pair_is_measured_once_and_no_peer_twice_per_round(count):
 def test_all_peers_obtain_the_same_measured_rates():
   with world(3) as links:
     found = together([
-      lambda x=x: bandwidth.measure(x, 5, least_s=0.005) for x in links
+      lambda x=x: bandwidth.measure(x, 5, min_s=0.005) for x in links
     ])
   assert all(np.array_equal(found[0], other) for other in found)
   assert all((matrix > 0).sum() == 6 for matrix in found[0])

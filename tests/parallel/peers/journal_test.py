@@ -112,7 +112,7 @@ def test_journal_that_is_replaced_while_it_is_opened_is_opened_again(
 
 def test_long_journal_is_compacted_to_its_last_record(tmp_path):
   path = tmp_path / "long"
-  with Journal(path, most_bytes=1000) as journal:
+  with Journal(path, max_bytes=1000) as journal:
     for number in range(200):
       journal.append(Record(1, ("a", "b"), number, 1, "0a"))
       assert path.stat().st_size <= 1000
@@ -159,7 +159,7 @@ def test_kill_during_compaction_loses_no_acknowledged_record(
   counts = []
   for last in range(100):
     path = tmp_path / f"{last}"
-    journal = Journal(path, most_bytes=150)
+    journal = Journal(path, max_bytes=150)
     journal.append(_RECORDS[0])
     dying = _Dying(last, torn, [journal._file])
     with monkeypatch.context() as patched:
@@ -174,7 +174,7 @@ def test_kill_during_compaction_loses_no_acknowledged_record(
     for file in dying.files:  # the kernel closes files of a dead process
       with contextlib.suppress(OSError):
         os.close(file)
-    with Journal(path, most_bytes=150) as again:
+    with Journal(path, max_bytes=150) as again:
       # A record is acknowledged only after it is on the disk.
       assert again.record in (known, _RECORDS[1])
       counts.append(again.record == _RECORDS[1])

@@ -300,7 +300,7 @@ def test_peer_that_others_cannot_reach_is_one_line_and_rounds_continue(
   trained, monkeypatch
 ):
   """Until they can: then it is admitted."""
-  for name in ("_FIRST_PAUSE_S", "_MOST_PAUSE_S"):
+  for name in ("_FIRST_PAUSE_S", "_MAX_PAUSE_S"):
     monkeypatch.setattr(reachability, name, 0.1)
   with socket.create_server(("127.0.0.1", 0)) as free:
     closed = free.getsockname()[:2]

@@ -167,7 +167,7 @@ def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
 
 def test_peers_beyond_the_limit_are_refused(tmp_path):
   lines = []
-  there = _serving(tmp_path, lines, silence_s=10, most_peers=1)
+  there = _serving(tmp_path, lines, silence_s=10, max_peers=1)
   start = {"x": np.zeros(3, np.float32)}
   with Swarm(there.address, SECURITY, start) as swarm:
     said = []
@@ -175,7 +175,7 @@ def test_peers_beyond_the_limit_are_refused(tmp_path):
     me = more.me
     until(lambda: said and lines)
     more._agent.leave()
-    assert "has no room: most_peers=1 peers are connected" in said[0]
+    assert "has no room: max_peers=1 peers are connected" in said[0]
     swarm.give(np.ones(3, np.float32), _step)
     assert swarm.members == (swarm.me,)
   assert [x for x in lines if me in x] == [x for x in lines if "refused" in x]
@@ -248,7 +248,7 @@ def test_peer_that_does_not_read_is_disconnected():
 def test_channel_holds_as_many_messages_as_its_limit():
   here, other = socket.socketpair()
   with here, other:
-    channel = Channel(here, frames.FROM_PEER, 30, most_waiting=3)
+    channel = Channel(here, frames.FROM_PEER, 30, max_waiting=3)
     for _ in range(3):
       channel.send(m.Leave())
     assert not channel.reason

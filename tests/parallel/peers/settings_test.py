@@ -92,24 +92,24 @@ def test_later_ids_are_higher():
   assert abs(int(first[:12], 16) - int(second[:12], 16)) < 60_000
 
 
-@pytest.mark.parametrize(("least", "most_peers", "fits"), [
+@pytest.mark.parametrize(("least", "max_peers", "fits"), [
   (1, 1, True), (2, 2, True), (1, 1024, True), (0, 1, False), (3, 2, False),
   (1, 1025, False),
 ])
 def test_service_needs_room_for_its_first_epoch(
-  tmp_path, least, most_peers, fits
+  tmp_path, least, max_peers, fits
 ):
   def made():
     with Journal(tmp_path / "journal") as journal, Service(
       ("127.0.0.1", 0), SECURITY, journal, rules=Rules(least),
-      most_peers=most_peers, say=str,
+      max_peers=max_peers, say=str,
     ) as there:
       return there.address
 
   if fits:
     assert made()[1] > 0
     return
-  with pytest.raises(ValueError, match=f"least={least} must be from 1 to most"):
+  with pytest.raises(ValueError, match=f"least={least} must be from 1 to max"):
     made()
 
 

@@ -52,7 +52,7 @@ def test_wire_format_has_its_constants():
   assert [*map(int, Purpose)] == [1, 2, 3, 4]
   assert [*map(int, Status)] == [0, 1, 2, 3, 4]
   assert frames.HEADER_BYTES == 40
-  assert frames.MOST_ITEMS == 1024
+  assert frames.MAX_ITEMS == 1024
   assert frames.LIMITS == {
     Kind.MESSAGE: 2**18, Kind.KEEP_ALIVE: 0, Kind.OPEN: 32, Kind.ABORT: 2**10,
     Kind.DATA: 2**23, Kind.ASK: 2**8, Kind.MANIFEST: 2**26, Kind.CHUNK: 2**22,
@@ -106,7 +106,7 @@ def test_error_of_a_check_fits_a_message_for_any_text(monkeypatch):
 
   monkeypatch.setattr(handshake, "dial", failing)
   text = handshake.reached("p0", "p1", ("h", 1), SECURITY, Scope(), 1)
-  assert text == "?" * m.MOST_CHARS
+  assert text == "?" * m.MAX_CHARS
   message = m.Checked("p1", text)
   assert frames.decode(frames.encode(message), [m.Checked]) == message
   with pytest.raises(FrameError, match="is not a valid text"):
@@ -286,15 +286,15 @@ def test_output_must_not_overlap_the_input():
       assert found is out
       assert (found == 1).all()
       assert link_collectives.sum_bytes(order, 4, 1, 0) == (0, 0)
-    with pytest.raises(ValueError, match=r"3 bytes are more than most_bytes=2"):
-      link_collectives.gather(links[0], 1, b"abc", most_bytes=2)
-    whole = link_collectives.gather(links[0], 1, b"ab", most_bytes=2)
+    with pytest.raises(ValueError, match=r"3 bytes are more than max_bytes=2"):
+      link_collectives.gather(links[0], 1, b"abc", max_bytes=2)
+    whole = link_collectives.gather(links[0], 1, b"ab", max_bytes=2)
     assert [bytes(piece) for piece in whole.result(PATIENCE_S)] == [b"ab"]
 
 
 def test_gather_refuses_a_peer_with_more_bytes_than_agreed():
   with world(2) as links:
-    mine = link_collectives.gather(links[0], 0, b"ab", most_bytes=2)
+    mine = link_collectives.gather(links[0], 0, b"ab", max_bytes=2)
     digest = mine._agreement.digest
     assert mine._agrees(Agreement(digest, 2))
     assert not mine._agrees(Agreement(digest, 3))
@@ -392,8 +392,8 @@ def test_two_different_other_operations_are_not_counted_together():
   with world(4) as links:
     peers = [x.me for x in links]
     found = together([lambda i=i: ended(i) for i in range(4)])
-  assert found[2:] == peers[2:]  # each ends itself
-  assert not {*found[:2]} & {*peers[:2]}
+  # Each of the others ends itself, or sees first that the other one has ended.
+  assert {*found} <= {*peers[2:]}
 
 
 def test_reason_of_another_peer_is_printable():

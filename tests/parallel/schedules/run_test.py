@@ -234,7 +234,7 @@ def test_projections_of_a_model_reduce_by_a_schedule():
 @pytest.mark.parametrize(
   ("route", "message"),
   [
-    ("multitree", "'multitree' must be one of 'psum', .*'schedule:multitree'"),
+    ("multitree", "'multitree' must be one of psum, .*schedule:multitree"),
     ("schedule:tree", "config.sync.route='schedule:tree'.* one of ring, "),
     ("schedule:hdrm", "hdrm: torus 2x2 is not a BiGraph"),
   ],

@@ -8,7 +8,7 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying_axes
-from parallel.tensor import projections
+from parallel.tensor import products, projections
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.projections import column_parallel, row_parallel
 from parallel.tensor.stream import Pending, Stream, Update, enter
@@ -101,9 +101,9 @@ def test_products_of_lanes_are_those_of_their_matrices(lanes):
 
 
 @pytest.mark.parametrize(("product", "theirs", "shapes"), [
-  (projections._each_rank, lambda x, w: jnp.einsum("rbth,rhf->rbtf", x, w),
+  (products.each_rank, lambda x, w: jnp.einsum("rbth,rhf->rbtf", x, w),
    ((LANES, BATCH, LENGTH, WIDTH), (LANES, WIDTH, FEATURES))),
-  (projections._times, jnp.multiply,
+  (products.times, jnp.multiply,
    ((LANES, BATCH, LENGTH, FEATURES), (LANES, BATCH, LENGTH, 1))),
 ])
 def test_derivatives_by_hand_equal_those_of_jax(product, theirs, shapes):

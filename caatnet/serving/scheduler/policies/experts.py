@@ -165,9 +165,9 @@ class Experts(ClientLines):
 
   def _keeps(self, expert: Hashable) -> bool:
     """Returns whether an expert with a slot and requests must keep the slot."""
-    least_s = min(self._patience * self._switch_s(), self._deadline_s)
+    min_s = min(self._patience * self._switch_s(), self._deadline_s)
     drawn_s = self._drawn.get(expert)
-    return drawn_s is None or self._now - drawn_s < least_s
+    return drawn_s is None or self._now - drawn_s < min_s
 
   def _begin_next(self) -> None:
     """Begins the selected load if no step reads its slot any more."""

@@ -25,8 +25,8 @@ import networkx
 
 from parallel.plans.schedules.msccl.exporter import MAX_CHUNKS
 from parallel.plans.schedules.msccl.steps import (
+  BlockStep,
   Message,
-  Step,
   Value,
   connections,
   integer,
@@ -213,7 +213,7 @@ class _Program:
     # Out of place, the output is empty initially.
     return Value(chunk, 0) if self._in_place or buffer == "i" else None
 
-  def _run_step(self, step: Step, races: "_Races") -> None:
+  def _run_step(self, step: BlockStep, races: "_Races") -> None:
     """Runs a step on symbolic values; records its sends and receives."""
     if step.kind == "nop":
       return
@@ -256,7 +256,7 @@ class _Program:
   def _use(
     self,
     access: Callable[[int, _Place], int | None],
-    step: Step,
+    step: BlockStep,
     place: _Place,
   ) -> None:
     """Checks that a position exists and that the step has waited for it."""
@@ -272,7 +272,7 @@ class _Program:
       )
 
   def _sum(
-    self, step: Step, value: Value | None, arrived: Value
+    self, step: BlockStep, value: Value | None, arrived: Value
   ) -> Value:
     """Returns the sum of two values, of which one is the rank's copy, or none.
 
@@ -297,7 +297,7 @@ class _Program:
       return both
     return self._received(step, both, "reduce")
 
-  def _received(self, step: Step, value: Value, operation: str) -> Value:
+  def _received(self, step: BlockStep, value: Value, operation: str) -> Value:
     """Records that messages have changed the rank's copy of a chunk.
 
     Args:
@@ -312,7 +312,7 @@ class _Program:
       operation = "reduce"
     return Value(value.chunk, len(writes))
 
-  def _store(self, step: Step, value: Value, place: _Place) -> Value:
+  def _store(self, step: BlockStep, value: Value, place: _Place) -> Value:
     """Stores and returns a value, as received if now in its own position."""
     chunk = self._chunk(*place)
     if chunk is not None:

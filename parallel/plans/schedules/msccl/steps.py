@@ -16,7 +16,7 @@ TYPES = {
 
 
 @dataclasses.dataclass(eq=False)
-class Step:
+class BlockStep:
   """Step of a threadblock.
 
   Attributes:
@@ -66,8 +66,8 @@ class Message:
   """
 
   number: int
-  source: Step
-  destination: Step
+  source: BlockStep
+  destination: BlockStep
   label: int | None
   values: list["Value"] = dataclasses.field(default_factory=list)
 
@@ -91,17 +91,17 @@ class Value:
 
 # (step, connection on which it sends or receives, whether it sends), with a
 # connection as (source, destination, channel).
-_End = tuple[Step, tuple[int, int, int], bool]
+_End = tuple[BlockStep, tuple[int, int, int], bool]
 
 
-def read_steps(root: ElementTree.Element) -> tuple[list[Step], list[_End]]:
+def read_steps(root: ElementTree.Element) -> tuple[list[BlockStep], list[_End]]:
   """Reads all steps and the connections that they use.
 
   Raises:
     ValueError: An attribute is missing or wrong, or a step waits for one that
       does not exist.
   """
-  steps: list[Step] = []
+  steps: list[BlockStep] = []
   ends: list[_End] = []
   numbers: dict[tuple[int, int, int], int] = {}
   waits: list[tuple[int, int, int]] = []
@@ -126,7 +126,7 @@ def read_steps(root: ElementTree.Element) -> tuple[list[Step], list[_End]]:
         waits.append((
           rank, integer(element, "depid"), integer(element, "deps")
         ))
-        step = Step(
+        step = BlockStep(
           len(steps), *key, kind, _where(element, "src", rank),
           _where(element, "dst", rank), integer(element, "cnt"),
           integer(element, "round") if "round" in element.attrib else None,
@@ -145,7 +145,7 @@ def read_steps(root: ElementTree.Element) -> tuple[list[Step], list[_End]]:
 
 
 def _add_waits(
-  steps: Sequence[Step], waits: Sequence[tuple[int, int, int]],
+  steps: Sequence[BlockStep], waits: Sequence[tuple[int, int, int]],
   numbers: Mapping[tuple[int, int, int], int],
 ) -> None:
   """Adds to each step its dependency in another threadblock."""
@@ -179,8 +179,8 @@ def _where(
 
 def connections(ends: Sequence[_End]) -> list[list[Message]]:
   """Matches the i-th send with the i-th receive of each connection."""
-  sent: dict[tuple[int, int, int], list[Step]] = {}
-  received: dict[tuple[int, int, int], list[Step]] = {}
+  sent: dict[tuple[int, int, int], list[BlockStep]] = {}
+  received: dict[tuple[int, int, int], list[BlockStep]] = {}
   for step, connection, sends in ends:
     (sent if sends else received).setdefault(connection, []).append(step)
   queues = []

@@ -155,36 +155,19 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"nodes": [10_000], "rows": "node", "bandwidth": [[1e9]]},
    "10,000 devices are more than 4,096"),
   ({"nodes": [1, 0]}, r"nodes\[1\]=0 must be greater than or equal"),
-  ({"nodes": 2}, "nodes=2 must be a valid array"),
-  ({"bandwidth": [1, 2, 3]}, r"bandwidth\[0\]=1 must be a valid array"),
   ({"device": "a101"}, "did you mean a10"),
   ({"device": {"name": "mine"}}, "device.flops is missing; keys are name"),
-  ({"device": DEVICE | {"memory": 1}}, "device: key 'memory' must be one of"),
   ({"device": DEVICE | {"memory_bytes": 0}}, "memory_bytes=0 must be greater"),
   ({"device": DEVICE | {"memory_bandwidth": 0}}, "memory_bandwidth=0 must be"),
   ({"device": DEVICE | {"flops": {"int8": -1}}}, "flops.int8=-1 must be"),
-  ({"bandwidth": [[None, math.inf], [1, None]]}, r"\[1\]=Infinity must be"),
-  ({"latency_s": math.inf}, "latency_s=Infinity must be a finite"),
   ({"nodes": []}, r"nodes=\[\] must have a number"),
   ({"mark": "guess"}, "mark=\"guess\" must be 'measured'"),
   ({"rows": "rack"}, "rows=\"rack\" must be 'device' or 'node'"),
-  ({"color": 1}, "key 'color' must be one of"),
   ({"device": DEVICE | {"overhead_s": -1}}, "device.overhead_s=-1 must be gr"),
-  ({"device": DEVICE | {"flops": [1]}}, "device.flops must be an object"),
   ({"device": DEVICE | {"flops": {}}}, "device.flops must have the rate"),
-  ({"nodes": [1e8]}, r"nodes\[0\]=100000000.0 must be a valid integer"),
   ({"nodes": [10**9]}, "1,000,000,000 devices are more than 4,096"),
-  ({"nodes": [True]}, r"nodes\[0\]=true must be a valid integer"),
-  ({"bandwidth": True}, "bandwidth=true must be a valid number"),
-  ({"bandwidth": "50e9"}, "bandwidth=\"50e9\" must be a valid array"),
-  ({"bandwidth": [["1e9"]]}, r'bandwidth\[0\]\[0\]="1e9" must be a valid num'),
-  ({"latency_s": math.nan}, "latency_s=NaN must be a finite number"),
-  ({"name": [1]}, "name must be a valid string"),
-  ({"source": None}, "source=null must be a valid string"),
-  ({"residuals": [0.1, "a"]}, r'residuals\[1\]="a" must be a valid number'),
   ({"residuals": [101.0]}, r"residuals\[0\]=101.0 must be less than or equ"),
   ({"residuals": [-101.0]}, r"residuals\[0\]=-101.0 must be greater than or"),
-  ({"residuals": [math.nan]}, r"residuals\[0\]=NaN must be a finite number"),
 ])
 def test_invalid_cluster_file_is_refused(tmp_path, changes, message):
   path = tmp_path / "wrong.json"
@@ -207,13 +190,6 @@ def test_residuals_of_predictions_are_optional():
 def test_every_key_of_a_cluster_file_is_required(key):
   with pytest.raises(ValueError, match=f"^{key} is missing; keys are name"):
     cluster_files.from_json({k: v for k, v in _file().items() if k != key})
-
-
-def test_file_that_is_not_an_object_is_refused(tmp_path):
-  path = tmp_path / "list.json"
-  path.write_text("[1, 2]")
-  with pytest.raises(ValueError, match="the content must be an object"):
-    cluster_files.read(path)
 
 
 def test_nested_brackets_and_large_files_are_refused(tmp_path):

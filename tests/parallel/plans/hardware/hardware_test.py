@@ -206,8 +206,8 @@ def test_half_the_bits_double_the_peak(device):
 @pytest.mark.parametrize("name", ["v4", "v5p", "tpu7x"])
 def test_largest_slice_is_the_one_of_its_source(name):
   found = slices.SLICES[name]
-  assert f"{found.most_chips:,} chips" in found.source
-  assert found.most_chips % 4**3 == 0  # whole cubes
+  assert f"{found.max_chips:,} chips" in found.source
+  assert found.max_chips % 4**3 == 0  # whole cubes
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_slice_shapes_double_from_four_chips_to_the_largest():
     for (a, b), (c, d) in itertools.pairwise(found.shapes):
       assert sorted((2 * a, b)) == [c, d]
     assert math.prod(found.shapes[0]) == 4
-    assert math.prod(found.shapes[-1]) == found.most_chips == 256
+    assert math.prod(found.shapes[-1]) == found.max_chips == 256
 
 
 @pytest.mark.parametrize(("generation", "sizes"), [

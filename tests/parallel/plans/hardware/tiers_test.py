@@ -35,8 +35,6 @@ SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
 @pytest.mark.parametrize(("change", "message"), [
   (_set("tiers", 0, "read", RATE), "tiers[0].read: low=0 must be positive"),
   (_set("tiers", 0, "read", "value", -1.0), "read.value=-1.0 must be greater"),
-  (_set("tiers", 0, "read", "value", "fast"), '="fast" must be a valid number'),
-  (_set("tiers", 0, "read", "value", float("nan")), "must be a finite number"),
   (_set("tiers", 1, "write", "low", 1e12), "must lie between low=1e+12"),
   (_set("tiers", 1, "name", "dram"), "'dram' of a tier or link occurs"),
   (_set("device_link", "name", "cxl0"), "'cxl0' of a tier or link occurs"),
@@ -50,7 +48,6 @@ SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
   (_set("tiers", 1, "passes", [PASS]), "and none if duplex=true"),
   (_set("tiers", []), "tiers has 0 entries; it must have 1 to 64"),
   (_set("device_link", "write", RATE), "device_link.write: low=0 must be"),
-  (_set("speed", 1.0), "key 'speed' must be one of"),
   (lambda found: found["tiers"][0].pop("write"), "tiers[0].write is missing"),
 ])
 def test_a_wrong_file_is_one_line_that_names_the_place(

@@ -10,7 +10,7 @@ from parallel.plans.nanobatches import nanobatch, nanobatch_costs
 from parallel.plans.nanobatches.nanobatch import Reduction
 from parallel.plans.nanobatches.nanobatch_costs import LLAMA_2_70B, Mix, Profile
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Step
+from parallel.plans.network.inference import ModelStep
 
 H100 = inference.machine("gpu:h100:1x8")
 HEADER = "gpu,num_ranks,tokens," + ",".join(
@@ -116,7 +116,7 @@ def test_attention_of_decodes_reads_the_cache():
     ranks = machine.num_ranks if machine else 8
     (wanted,) = (
       o.seconds(device, "bfloat16")
-      for o in inference.operations(LLAMA_2_70B, Step(64, 1, 900), ranks)
+      for o in inference.operations(LLAMA_2_70B, ModelStep(64, 1, 900), ranks)
       if o.name == "attention"
     )
     found = nanobatch_costs.attend(LLAMA_2_70B, device, ranks, Mix(64, 900))
@@ -125,7 +125,7 @@ def test_attention_of_decodes_reads_the_cache():
   # A rank of six has all query heads of its two heads of keys and values.
   (uneven,) = (
     o.seconds(H100.device, "bfloat16")
-    for o in inference.operations(LLAMA_2_70B, Step(64, 1, 900), 6)
+    for o in inference.operations(LLAMA_2_70B, ModelStep(64, 1, 900), 6)
     if o.name == "attention"
   )
   found = nanobatch_costs.attend(

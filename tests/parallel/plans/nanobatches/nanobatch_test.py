@@ -110,7 +110,7 @@ def test_plan_is_never_slower_than_one_batch_for_5000_profiles():
       reductions={way: drawn_costs.reductions[way]},
     )
     plan = nanobatch.plan(
-      mine, tokens, most_pieces=3, granularity=math.ceil(tokens / 10),
+      mine, tokens, max_pieces=3, granularity=math.ceil(tokens / 10),
       interference=rng.choice([0, 0.3, 1]),
     )
     single = single_seconds(mine, way, tokens)
@@ -237,9 +237,9 @@ def test_sizes_are_multiples_of_the_granularity_except_for_the_last():
   assert len(plan.sizes) > 1
   assert all(size % 128 == 0 for size in plan.sizes[:-1])
   assert sum(plan.sizes) == 1000
-  assert len(nanobatch.plan(linear(0.3e-6), 4096, most_pieces=2).sizes) == 2
+  assert len(nanobatch.plan(linear(0.3e-6), 4096, max_pieces=2).sizes) == 2
   # Few tokens have few plans, however many pieces are allowed.
-  assert nanobatch.plan(linear(1e-6), 8, most_pieces=2**31 - 1).considered < 999
+  assert nanobatch.plan(linear(1e-6), 8, max_pieces=2**31 - 1).considered < 999
 
 
 def test_gain_is_relative_to_one_batch_and_a_plan_fits_its_step():
@@ -252,9 +252,9 @@ def test_gain_is_relative_to_one_batch_and_a_plan_fits_its_step():
 @pytest.mark.parametrize(("call", "message"), [
   (lambda: nanobatch.plan(linear(1e-6), 0), "num_tokens=0 must be at least"),
   (lambda: nanobatch.plan(linear(1e-6), 5000), "costs of linear end at 4096"),
-  (lambda: nanobatch.plan(linear(1e-6), 8, most_pieces=0), "most_pieces=0"),
-  (lambda: nanobatch.plan(linear(1e-6), 4096, most_pieces=2**31 - 1),
-   "most_pieces=2147483647 leads to more than 10,000,000 plans of 4096"),
+  (lambda: nanobatch.plan(linear(1e-6), 8, max_pieces=0), "max_pieces=0"),
+  (lambda: nanobatch.plan(linear(1e-6), 4096, max_pieces=2**31 - 1),
+   "max_pieces=2147483647 leads to more than 10,000,000 plans of 4096"),
   (lambda: nanobatch.plan(linear(1e-6), 8, granularity=0), "granularity=0"),
   (lambda: nanobatch.plan(linear(1e-6), 8, interference=2), "interference=2"),
   (lambda: Plan((4, 0), "m", WAYS[0], 1.0, 1.0), r"sizes=\(4, 0\)"),

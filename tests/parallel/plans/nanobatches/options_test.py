@@ -45,7 +45,7 @@ WAYS = {
 TABLE = pairwise.rows({
   "machine": tuple(MACHINES), "model": tuple(MODELS), "mix": tuple(MIXES),
   "ways": tuple(WAYS), "end": nanobatch_costs.ENDS, "utilisation": (1.0, 0.6),
-  "interference": (0.3, 0.0, 1.0), "most_pieces": (4, 3, 1),
+  "interference": (0.3, 0.0, 1.0), "max_pieces": (4, 3, 1),
 })
 
 
@@ -272,13 +272,13 @@ def expect_fastest(case, costs):
   # The default grid for a few tokens, and up to seven cuts otherwise.
   grid = None if tokens < 64 else -(-tokens // 8)
   found = nanobatch.plan(
-    costs, tokens, most_pieces=row["most_pieces"], granularity=grid,
+    costs, tokens, max_pieces=row["max_pieces"], granularity=grid,
     interference=row["interference"],
   )
   cuts = range(grid or 1, tokens, grid or 1)
   times = {}
   for way, sums in costs.reductions.items():
-    for number in range(row["most_pieces"]):
+    for number in range(row["max_pieces"]):
       for chosen in itertools.combinations(cuts, number):
         ends = [*chosen, tokens]
         starts = [0, *chosen]
@@ -298,7 +298,7 @@ def expect_fastest(case, costs):
           + sums[sizes[-1]]
         )
   assert found.considered == len(times) == len(costs.reductions) * sum(
-    math.comb(len(cuts), n) for n in range(row["most_pieces"])
+    math.comb(len(cuts), n) for n in range(row["max_pieces"])
   )
   best = min(times.values())
   assert found.step_s == pytest.approx(best, rel=1e-8)

@@ -7,7 +7,7 @@ import pytest
 from parallel.plans.hardware.collective_times import Sample, Span
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Machine, Step
+from parallel.plans.network.inference import Machine, ModelStep
 from parallel.plans.workload import Transformer
 
 LLAMA_7B = Transformer(32_000, 4096, 32, 32, 32, 11008)
@@ -33,7 +33,7 @@ def everywhere(model, p):
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_weights_equal_the_published_parameters(model, parameters, ranks):
   gains = (2 * model.num_layers + 1) * model.width
-  found = inference.memory_bytes(model, Step(1, 1, 1), ranks)
+  found = inference.memory_bytes(model, ModelStep(1, 1, 1), ranks)
   assert ranks * found["weights"] / 2 + gains == parameters
 
 
@@ -42,7 +42,9 @@ def test_prompt_flops_equal_decoding_its_tokens(model):
   """Decodes the tokens one by one; only the last one needs logits."""
   whole, *parts = (
     {o.name: o.count * o.flops for o in inference.operations(model, step, 8)}
-    for step in (Step(3, 5, 9), *(Step(3, 1, n) for n in range(5, 10)))
+    for step in (
+      ModelStep(3, 5, 9), *(ModelStep(3, 1, n) for n in range(5, 10))
+    )
   )
   for name, flops in whole.items():
     total = sum(part[name] for part in parts)
@@ -52,7 +54,7 @@ def test_prompt_flops_equal_decoding_its_tokens(model):
 def test_cache_has_two_numbers_per_head_channel_and_position():
   for model, ranks, heads in ((LLAMA_7B, 8, 4), (LLAMA_70B, 8, 1),
                               (LLAMA_70B, 16, 1), (LLAMA_70B, 3, 3)):
-    found = inference.memory_bytes(model, Step(7, 1, 100), ranks)
+    found = inference.memory_bytes(model, ModelStep(7, 1, 100), ranks)
     # With more ranks than heads, heads are replicated: no rank has fewer.
     assert found["cache"] == 7 * 100 * 2 * model.num_layers * heads * 128 * 2
 
@@ -74,7 +76,7 @@ def test_cache_has_two_numbers_per_head_channel_and_position():
 def test_slowest_rank_has_sizes_that_are_rounded_up(
   model, ranks, heads, kv_heads, ffn, vocab
 ):
-  step, width, layers = Step(3, 5, 9), model.width, model.num_layers
+  step, width, layers = ModelStep(3, 5, 9), model.width, model.num_layers
   weights = {
     "qkv": width * (heads + 2 * kv_heads) * 128, "out": heads * 128 * width,
     "gate and up": 2 * width * ffn, "down": ffn * width, "head": width * vocab,
@@ -100,7 +102,7 @@ def test_slowest_rank_has_sizes_that_are_rounded_up(
 
 @each_model
 def test_sent_bytes_are_proportional_to_p(model):
-  step = Step(6, 1, 100)
+  step = ModelStep(6, 1, 100)
   embedding = 6 * model.width * 2
   for p in (1, 0.75, 0.5, 0.25):
     sent = inference.messages(model, step, everywhere(model, p))
@@ -113,7 +115,9 @@ def test_sent_bytes_are_proportional_to_p(model):
 @each_model
 def test_latency_only_adds_and_sending_less_is_never_slower(model, name):
   machine = inference.machine(name)
-  for step in (Step(1, 1, 2048), Step(64, 1, 2048), Step(1, 1024, 1024)):
+  for step in (
+    ModelStep(1, 1, 2048), ModelStep(64, 1, 2048), ModelStep(1, 1024, 1024)
+  ):
     found = [
       inference.bounds(model, step, machine, everywhere(model, p))
       for p in (0.25, 0.5, 0.75, 1.0)
@@ -144,13 +148,13 @@ def test_step_is_bounded_by_the_device(name):
   machine = inference.machine(name)
   device, model = machine.device, LLAMA_7B
   shares = everywhere(model, 1)
-  memory = inference.memory_bytes(model, Step(1, 1, 64), 8)
+  memory = inference.memory_bytes(model, ModelStep(1, 1, 64), 8)
   table = model.vocab_size * model.width * 2 / 8  # one row of it is read
-  one = inference.bounds(model, Step(1, 1, 64), machine, shares)
+  one = inference.bounds(model, ModelStep(1, 1, 64), machine, shares)
   assert one.compute == pytest.approx(
     (sum(memory.values()) - table) / device.memory_bandwidth
   )
-  step = Step(1, 4096, 4096)
+  step = ModelStep(1, 4096, 4096)
   flops = sum(o.count * o.flops for o in inference.operations(model, step, 8))
   many = inference.bounds(model, step, machine, shares)
   assert many.compute == pytest.approx(flops / device.peak("bfloat16"), 0.02)
@@ -186,15 +190,15 @@ def test_all_reduce_takes_at_least_the_time_of_its_bytes():
     (lambda: inference.machine("tpu:v5p:3x5x3"), "no such slice"),
     (lambda: inference.machine("tpu:v9:2x2"), "generation 'v9'"),
     (lambda: inference.bounds(
-      LLAMA_7B, Step(1, 9, 8), inference.machine("gpu:h200:1x8"),
+      LLAMA_7B, ModelStep(1, 9, 8), inference.machine("gpu:h200:1x8"),
       everywhere(LLAMA_7B, 1)), "context=8 must hold the 9 new tokens"),
     (lambda: inference.bounds(
-      LLAMA_7B, Step(0, 1, 8), inference.machine("gpu:h200:1x8"),
+      LLAMA_7B, ModelStep(0, 1, 8), inference.machine("gpu:h200:1x8"),
       everywhere(LLAMA_7B, 1)), "sequences=0"),
-    (lambda: inference.messages(LLAMA_7B, Step(1, 1, 1), [1.0]),
+    (lambda: inference.messages(LLAMA_7B, ModelStep(1, 1, 1), [1.0]),
      "1 shares for the 64 row-parallel projections of 32 layers"),
     (lambda: inference.messages(
-      LLAMA_7B, Step(1, 1, 1), everywhere(LLAMA_7B, 1.5)), "p=1.5"),
+      LLAMA_7B, ModelStep(1, 1, 1), everywhere(LLAMA_7B, 1.5)), "p=1.5"),
   ],
 )
 def test_invalid_machines_and_sizes_are_refused(call, message):
@@ -208,7 +212,7 @@ def test_a_new_token_attends_to_all_before_it(tokens, context):
   """Also a prompt whose pairs of positions would take years to enumerate."""
   def pairs(tokens, context):
     by = {o.name: o for o in inference.operations(
-      LLAMA_7B, Step(3, tokens, context), 8
+      LLAMA_7B, ModelStep(3, tokens, context), 8
     )}
     return by["attention"].flops // (3 * 4 * 4 * 128)  # 4 heads of 128
 

@@ -16,8 +16,8 @@ from parallel.plans.placement.problem import (
   DEVICE,
   INSTANTS,
   PHASES,
-  Part,
   Problem,
+  StatePart,
   Tensor,
   Use,
   Way,
@@ -139,9 +139,13 @@ def _streams(host: Host, *tensors: tuple[float, float, float]) -> Problem:
   return Problem(
     host=host, device=DEVICES["h100"], device_bytes=80 * GB,
     reserved=dict.fromkeys(INSTANTS, 0.0), seconds=dict.fromkeys(PHASES, 0.0),
-    parts=(Part("parameters", (Way("updated by the cpu, weights on the device",
-                                   made),), 4),
-           Part("activations", (Way("recomputed", ()),), 4)),
+    parts=(
+      StatePart(
+        "parameters",
+        (Way("updated by the cpu, weights on the device", made),), 4,
+      ),
+      StatePart("activations", (Way("recomputed", ()),), 4),
+    ),
   )
 
 
@@ -304,7 +308,7 @@ def test_activations_and_gradients_use_the_same_bytes():
   step = _streams(_host((3.1 * GB, 1e9, False)))
   ways = (Way("updated by the cpu, weights on the device", tensors),)
   step = dataclasses.replace(
-    step, parts=(Part("parameters", ways, 1), step.parts[1])
+    step, parts=(StatePart("parameters", ways, 1), step.parts[1])
   )
   found = placement.cost(step, placement.place(step, "optimum"))
   assert found.fits

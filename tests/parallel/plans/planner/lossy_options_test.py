@@ -236,7 +236,7 @@ def test_ranks_of_a_worker_form_separate_rings():
 
 
 CHOICES = Choices(
-  ("1f1b", "zb_h1"), (1,), most_microbatches=4, offload=False
+  ("1f1b", "zb_h1"), (1,), max_microbatches=4, offload=False
 )
 
 

@@ -35,7 +35,7 @@ MODEL = Transformer(512, 256, 8, 8, 8, 512)
 STEP = TrainingStep(MODEL, 64, 128)
 CHOICES = Choices(
   ("1f1b", "zb_h1"), (1,), ("ddp", "zero1"), ("psum",),
-  ("none", "full"), most_microbatches=8,
+  ("none", "full"), max_microbatches=8,
 )
 
 
@@ -470,7 +470,7 @@ def test_refusal_suggests_a_smaller_model_where_no_device_count_suffices():
 def test_keys_of_a_plan_build_a_run():
   """Builds the best plans and the one with the least memory as runs."""
   model = Transformer(256, 128, 4, 8, 8, 352, dtype="float32")
-  choices = Choices(chunks=(1, 2), most_microbatches=2, offload=False)
+  choices = Choices(chunks=(1, 2), max_microbatches=2, offload=False)
   links = cluster_files.cluster("pipette-a100:1,uneven=2")
   found = plan.plan(
     Problem(TrainingStep(model, 16, 64), links), choices, count=2, ordered=2

@@ -16,7 +16,7 @@ from parallel.plans.workload import TrainingStep, Transformer
 MODEL = Transformer(512, 256, num_layers=8, num_heads=8, num_kv_heads=4,
                     ffn_width=512)
 STEP = TrainingStep(MODEL, 64, 128)
-CHOICES = Choices(most_microbatches=8)
+CHOICES = Choices(max_microbatches=8)
 
 PLAIN = {
   "parallel.stage": 1, "parallel.data": 2, "parallel.tensor": 2,

@@ -12,7 +12,7 @@ from parallel.plans.planner import plan, subsets
 from tests.parallel.plans.planner.plan_test import CHOICES, _even, _problem
 
 QUICK = dataclasses.replace(CHOICES, schedules=("1f1b",), schemes=("ddp",))
-QUICKER = dataclasses.replace(QUICK, remats=("none",), most_microbatches=4)
+QUICKER = dataclasses.replace(QUICK, remats=("none",), max_microbatches=4)
 
 
 def _with_slow(size, rates):

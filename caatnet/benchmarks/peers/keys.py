@@ -1,0 +1,60 @@
+"""Keys of the benchmark of other projects' steps."""
+
+from caatnet.benchmarks.keys import PROMPT, RESULTS, ROUNDS, TOKENS
+from caatnet.schema import register
+from caatnet.schema.fields import COUNT, field
+
+
+@register.benchmark("peers")
+class Peers:
+  """Training steps and decoding compared with other projects' ones."""
+
+  results: str = field("runs/peers.json", RESULTS)
+  rounds: int = field(3, ROUNDS, COUNT)
+  steps: int = field(2, "Training steps of a round.", COUNT)
+  variants: tuple[tuple[str, str], ...] = field(
+    (
+      ("r=1", "parallel.tensor=1"),
+      ("r=1, unrolled", "parallel.tensor=1 model.unroll=8"),
+      ("r=8 lanes, p=1", "parallel.tensor=8"),
+      ("r=8 lanes, p=.5", "parallel.tensor=8 sync.p=0.5"),
+    ),
+    "Label and overrides of each of our training steps.", empty=True,
+  )
+  batches: tuple[int, ...] = field(
+    (1, 16, 64), "Sequences that are decoded together.", COUNT, empty=True,
+  )
+  prompt: int = field(64, PROMPT, COUNT)
+  tokens: int = field(64, TOKENS, COUNT)
+  threads: int = field(2, "Threads of torch.", COUNT)
+  python: str = field(
+    "", 'Python with the packages of peers; "" makes an environment with '
+    "`packages`.",
+  )
+  packages: tuple[str, ...] = field(
+    ("torch", "transformers", "llama-cpp-python", "gguf"),
+    "Requirements of that environment.", empty=True,
+  )
+  compiled: bool = field(
+    True, "Whether Hugging Face's model is also timed with torch.compile, "
+    "which needs a C++ compiler.",
+  )
+  llama: tuple[str, ...] = field(
+    ("F32", "Q8_0"), "Types of llama.cpp's matrices; () for no llama.cpp.",
+    ("F32", "Q8_0"), empty=True,
+  )
+  folder: str = field(
+    ".cache/peers", "Folder of the environment, which is made once."
+  )
+  nanodo: str = field(
+    "", "Checkout of https://github.com/google-deepmind/nanodo, which is in no "
+    'package registry; "" for none.',
+  )
+  vllm: str = field(
+    "", 'Python with vllm for CPUs, whose server is compared with ours; "" for '
+    "none.",
+  )
+  llama_server: str = field(
+    "", "Program llama-server of llama.cpp, which is compared with our server; "
+    '"" for none.',
+  )

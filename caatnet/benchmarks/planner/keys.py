@@ -1,0 +1,54 @@
+"""Keys of the planner's benchmark."""
+
+from caatnet.schema import register
+from caatnet.schema.fields import COUNT, POSITIVE, Range, field
+
+_ALL_SCHEDULES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
+
+
+@register.benchmark("planner")
+class Planner:
+  """Device orders of the planner, compared with bounds and other searches."""
+
+  exact: int = field(
+    200, "Clusters for the comparison with exhaustive search.", COUNT
+  )
+  solved: int = field(8, "Clusters for the comparison with CP-SAT.", COUNT)
+  certified: int = field(
+    10, "Clusters of 64 devices for each grid.", COUNT
+  )
+  premise: int = field(200, "Clusters for the test of the premise.", COUNT)
+  regret: int = field(32, "Clusters for the measurement of regret.", COUNT)
+  grids: tuple[tuple[int, int, int], ...] = field(
+    ((4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (2, 8, 4), (4, 4, 4),
+     (8, 8, 1)),
+    "Stages, data and tensor ranks of 64 devices.", COUNT,
+  )
+  large: tuple[tuple[int, int, int], ...] = field(
+    ((8, 16, 8), (16, 8, 8), (16, 64, 1)),
+    "Stages, data and tensor ranks of 1,024 devices.", COUNT, empty=True,
+  )
+  sizes: tuple[int, ...] = field(
+    (4, 6, 8, 5), "Numbers of devices for the regret, used cyclically.",
+    Range(2, 8, whole=True),
+  )
+  positions: tuple[int, ...] = field(
+    (2048, 16_384), "Positions of an example for the regret, used cyclically.",
+    COUNT,
+  )
+  executions: tuple[str, ...] = field(
+    ("events", "lockstep"), "Execution models of stages for the regret, used "
+    "cyclically.",
+  )
+  layers: int = field(8, "Layers of the regret's model.", COUNT)
+  batch_size: int = field(16, "Examples of a step of the regret.", COUNT)
+  schedules: tuple[str, ...] = field(
+    _ALL_SCHEDULES, "Pipeline schedules that the regret tries."
+  )
+  microbatches: int = field(32, "Microbatches of a step.", COUNT)
+  examples: int = field(1, "Examples of a microbatch.", COUNT)
+  python: str = field("", 'A Python with ortools; "" to skip CP-SAT.')
+  limit_s: float = field(
+    60.0, "Time limit of CP-SAT per problem, in seconds.", POSITIVE
+  )
+  steps: int = field(3000, "Steps of Pipette's simulated annealing.", COUNT)

@@ -1,1 +1,0 @@
-"""``config.benchmark``: one section per benchmark."""

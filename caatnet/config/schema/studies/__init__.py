@@ -1,1 +1,0 @@
-"""Configs of studies: one section per study."""

@@ -1,0 +1,87 @@
+"""``config.graph``: one section per source of a graph."""
+
+from caatnet.schema.fields import (
+  COUNT,
+  COUNT_OR_NONE,
+  FRACTION,
+  NOT_NEGATIVE,
+  SEED,
+  Range,
+  field,
+  section,
+)
+
+_UNDIRECTED = "Whether each edge has both directions."
+SCALE = Range(1, 30, whole=True)
+
+
+@section
+class Drawn:
+  """Keys common to generated graphs."""
+
+  num_features: int = field(128, "Features of a node.", COUNT)
+  num_classes: int = field(8, "Labels: node v has v % num_classes.", COUNT)
+  signal: float = field(
+    1.0, "Norm of a label's mean features, in units of the noise's standard "
+    "deviation.", NOT_NEGATIVE,
+  )
+  seed: int = field(0, "Seed of all random numbers.", SEED)
+
+
+@section
+class RMAT(Drawn):
+  """R-MAT graph."""
+
+  scale: int = field(16, "Binary logarithm of the number of nodes.", SCALE)
+  num_edges: int = field(
+    1_000_000, "Edges, including duplicates.", COUNT_OR_NONE
+  )
+  quarters: tuple[float, ...] = field(
+    (0.57, 0.19, 0.19), "Probabilities a, b and c of three quadrants of the "
+    "adjacency matrix; d is the rest.", FRACTION,
+  )
+
+
+@section
+class Communities(Drawn):
+  """Graph of planted communities, which are the labels."""
+
+  num_nodes: int = field(65_536, "Number of nodes.", COUNT)
+  mean_degree: float = field(
+    15.0, "Mean of the Poisson number of neighbours.", NOT_NEGATIVE
+  )
+  inside: float = field(
+    0.6, "Probability that a neighbour is of the same community.", FRACTION
+  )
+
+
+@section
+class Edges:
+  """Graph of a text file with pairs of nodes, and .npy files."""
+
+  path: str = field("", "Text file of pairs of nodes.")
+  features: str = field("", "An .npy file of the nodes' features.")
+  labels: str = field("", "An .npy file of the nodes' labels.")
+  undirected: bool = field(False, _UNDIRECTED)
+
+
+@section
+class Npz:
+  """Graph of an .npz file."""
+
+  path: str = field("", "The .npz file.")
+  undirected: bool = field(False, _UNDIRECTED)
+
+
+@section
+class OGB:
+  """Dataset of the Open Graph Benchmark (OGB)."""
+
+  path: str = field("", "Folder that the package ogb has unpacked.")
+  undirected: bool = field(False, _UNDIRECTED)
+
+
+SOURCES = {
+  "rmat": RMAT, "communities": Communities, "edges": Edges, "npz": Npz,
+  "ogb": OGB,
+}

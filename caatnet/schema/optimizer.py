@@ -1,0 +1,55 @@
+"""``config.optimizer``: one section per inner optimizer."""
+
+from caatnet.schema.fields import (
+  COUNT_OR_NONE,
+  DECAY,
+  FRACTION,
+  NOT_NEGATIVE,
+  POSITIVE,
+  field,
+  section,
+)
+
+
+@section
+class WarmupCosine:
+  """Keys of the learning-rate schedule (warm-up, cosine) and of clipping."""
+
+  learning_rate: float = field(3e-3, "Highest learning rate.", POSITIVE)
+  warmup_steps: int = field(20, "Steps of linear warm-up.", COUNT_OR_NONE)
+  decay_steps: int = field(
+    0, "Step at which the cosine ends; 0 for config.train.num_steps.",
+    COUNT_OR_NONE,
+  )
+  final_fraction: float = field(
+    0.1, "Learning rate after the decay, as a fraction of the highest.",
+    FRACTION,
+  )
+  clip_norm: float = field(
+    1.0, "Gradient norm of a worker above which gradients are clipped; 0 "
+    "disables clipping.", NOT_NEGATIVE,
+  )
+
+
+@section
+class AdamW(WarmupCosine):
+  """AdamW."""
+
+  beta_1: float = field(0.9, "Decay of the first moment.", DECAY)
+  beta_2: float = field(0.95, "Decay of the second moment.", DECAY)
+  eps: float = field(1e-8, "Epsilon in the denominator.", POSITIVE)
+  weight_decay: float = field(0.1, "Decoupled weight decay.", NOT_NEGATIVE)
+
+
+@section
+class SGD(WarmupCosine):
+  """SGD with momentum."""
+
+  learning_rate: float = field(0.3, "Highest learning rate.", POSITIVE)
+  momentum: float = field(0.9, "Momentum; 0 for none.", DECAY)
+  weight_decay: float = field(
+    0.0, "Weight decay, as part of the gradient.", NOT_NEGATIVE
+  )
+
+
+OPTIMIZERS = {"adamw": AdamW, "sgd": SGD}

@@ -1,0 +1,43 @@
+"""Config of the study of collective schedules."""
+
+from caatnet.schema import register
+from caatnet.schema.fields import BYTES, COUNT_OR_NONE, field
+from caatnet.studies.keys import (
+  BANDWIDTH,
+  LATENCY,
+  random_numberings_key,
+  study_key,
+)
+
+
+@register.study
+class Collectives:
+  """Collective schedules on several topologies."""
+
+  name: str = field("multitree_small", "Name of the config.")
+  study: str = study_key("collectives")
+  topologies: tuple[str, ...] = field(
+    ("torus:4x4", "mesh:4x4", "leaf_spine:4x4x4", "bigraph:2x8", "torus:8x8",
+     "mesh:8x8", "leaf_spine:8x8x8", "bigraph:4x16"),
+    "Topologies, as in configs/collectives/schedule.py.",
+  )
+  algorithms: tuple[str, ...] = field(
+    ("ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
+     "hdrm", "double_tree", "swing", "direct", "multitree", "optimal"),
+    "Builders of parallel/plans/schedules/builders.py. Optimal trees of 256 "
+    "ranks take too long to find.",
+  )
+  pieces: int = field(
+    0, "Pieces of each chunk, which are pipelined; 0 for the fastest number of "
+    "each size and time model.", COUNT_OR_NONE,
+  )
+  random_numberings: int = random_numberings_key()
+  size_bytes: tuple[int, ...] = field(
+    tuple(k * 2**10 for k in (32, 256, 2048, 16384, 65536)),
+    "Sizes of messages in bytes.", BYTES,
+  )
+  bandwidth: str = field("", BANDWIDTH)
+  latency_s: str = field("", LATENCY)
+  barrier: bool = field(
+    False, "Whether there is a barrier between rounds."
+  )

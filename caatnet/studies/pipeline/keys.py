@@ -1,0 +1,77 @@
+"""Config of the study of pipeline schedules."""
+
+from caatnet.schema import register
+from caatnet.schema.fields import BYTES, COUNT, POSITIVE, field, section
+from caatnet.studies.keys import study_key
+
+
+@register.study
+class Pipeline:
+  """Pipeline schedules: bubble, memory, bytes and time."""
+
+  @section
+  class Stages:
+    """Sizes of the pipeline."""
+
+    stages: int = field(4, "Stages.", COUNT)
+    microbatches: int = field(8, "Microbatches of a step.", COUNT)
+    chunks: int = field(
+      2, "Model chunks per stage, for schedules with several.", COUNT
+    )
+    schedule: str = field(
+      "1f1b", "Pipeline schedule whose timeline --export writes."
+    )
+
+  @section
+  class Work:
+    """Seconds per microbatch and stage, over all chunks."""
+
+    forward_s: float = field(0.01, "Seconds of the forward.", POSITIVE)
+    input_s: float = field(
+      0.01, "Seconds of the cotangents of inputs.", POSITIVE
+    )
+    weight_s: float = field(
+      0.01, "Seconds of the cotangents of weights.", POSITIVE
+    )
+    factors: tuple[float, ...] = field(
+      (), "Factor of each stage's times; () for equal stages.", POSITIVE
+    )
+    recompute: bool = field(
+      False, "Whether a backward, or each half of a split backward, recomputes "
+      "the forward first.",
+    )
+
+  @section
+  class Link:
+    """Links between stages."""
+
+    bandwidth: str = field(
+      "infiniband_ndr", "Bytes per second, or a kind of link of "
+      "parallel/plans/hardware/links.py.",
+    )
+    latency_s: str = field(
+      "5e-6", "Seconds, or a kind of link of parallel/plans/hardware/links.py."
+    )
+    overlap: bool = field(
+      True, "Whether sends overlap with the stage's compute."
+    )
+
+  name: str = field("schedules", "Name of the config.")
+  study: str = study_key("pipeline")
+  schedules: tuple[str, ...] = field(
+    ("gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped", "zb_h1",
+     "zb_h2", "zb_v", "dualpipe_v"),
+    "Names of builders in parallel/plans/pipeline/builders.py.",
+  )
+  pipeline: Stages = field(Stages, "Sizes of the pipeline.")
+  work: Work = field(Work, "Times of a microbatch.")
+  link: Link = field(Link, "Links between stages.")
+  boundary_bytes: int = field(
+    64 * 2**20,
+    "Bytes of a microbatch's activations at the boundary of two chunks.",
+    BYTES,
+  )
+  activation_bytes: int = field(
+    2 * 2**30, "Bytes of a microbatch's stored activations per stage, over all "
+    "chunks.", BYTES,
+  )

@@ -1,0 +1,62 @@
+"""Config of the study of placements."""
+
+from caatnet.schema import register
+from caatnet.schema.fields import (
+  COUNT,
+  POSITIVE,
+  POSITIVE_FRACTION,
+  field,
+  section,
+)
+from caatnet.studies.keys import TIERS, UTILISATION, study_key
+
+
+@section
+class PlacementOptions:
+  """Memory tiers of a placement, and assumptions of its predictions."""
+
+  tiers: str = field(
+    "two-cxl", f"{TIERS}.",
+  )
+  baseline: str = field(
+    "large-dram", f"{TIERS}, on which dram_only is the baseline.",
+  )
+  device: str = field(
+    "h200", "Key of DEVICES in parallel/plans/hardware/devices.py."
+  )
+  policies: tuple[str, ...] = field(
+    ("dram_only", "interleave", "largest_first", "latency_first", "optimum"),
+    "Keys of POLICIES in parallel/plans/placement/policies.py.",
+  )
+  state: str = field(
+    "mixed", 'State of the step: "mixed" for weights and gradients in the '
+    "dtype of activations, which may be on the host, and for updates of a part "
+    'of the parameters on each processor; "run" for the state of launch.train '
+    "with config.parallel, config.zero, config.model.remat and "
+    "config.memory.optimizer.", ("mixed", "run"),
+  )
+  utilisation: float = field(0.5, UTILISATION, POSITIVE_FRACTION)
+  fill: float = field(
+    0.9, "Share of the device's memory that may be used, an assumption.",
+    POSITIVE_FRACTION,
+  )
+  longest: int = field(
+    2**20, "Longest context that the search considers, in tokens.", COUNT
+  )
+  contexts: tuple[int, ...] = field(
+    (), "Further contexts of the scan of rates, in tokens.", COUNT
+  )
+  targets: tuple[float, ...] = field(
+    (0.97, 0.99, 1.0), "Speeds relative to the baseline; the least rate of CXL "
+    "cards for each of them is searched.", POSITIVE,
+  )
+
+
+@register.study
+class Placement:
+  """Placement of the training step in the other sections of the config."""
+
+  study: str = study_key("placement")
+  placement: PlacementOptions = field(
+    PlacementOptions, "Memory tiers, and assumptions of predictions."
+  )

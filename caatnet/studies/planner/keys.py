@@ -1,0 +1,119 @@
+"""Config of the planner's study."""
+
+from caatnet.schema import register
+from caatnet.schema.fields import (
+  COUNT,
+  COUNT_OR_NONE,
+  DECAY,
+  POSITIVE_FRACTION,
+  field,
+  section,
+)
+from caatnet.studies.keys import EXECUTIONS, TIERS, UTILISATION, study_key
+
+
+@section
+class Second:
+  """Second pass: variants of the best configurations that change training."""
+
+  best: int = field(
+    3,
+    "Number of best configurations to vary, one change at a time; 0 for none.",
+    COUNT_OR_NONE,
+  )
+  p: tuple[float, ...] = field(
+    (0.5, 0.25), "Fractions of the stream that tensor ranks synchronise; see "
+    "config.sync.p.", DECAY, empty=True,
+  )
+  outer: tuple[str, ...] = field(
+    ("diloco", "streaming"), "Outer loops; data-parallel ranks, or groups of "
+    "them, become workers.", empty=True,
+  )
+  sync_every: int = field(
+    30, "Steps of a round; as published: H = 30 (arXiv 2501.18512).", COUNT
+  )
+  overlap: int = field(
+    1, 'Steps from send to receipt, for "streaming"; as published.',
+    COUNT_OR_NONE,
+  )
+  outer_codec: str = field("e3m0", 'Codec, for "streaming"; as published.')
+  zero_codecs: tuple[str, ...] = field(
+    ("int8/int4",), 'Codecs of a partition, "WEIGHTS/GRADIENTS", each "none", '
+    '"int8" or "int4"; int8 and int4 as in ZeRO++ (arXiv 2306.10209).',
+    empty=True,
+  )
+
+
+@section
+class PlannerOptions:
+  """Search space of a plan, and assumptions of its predictions."""
+
+  cluster: str = field(
+    "pipette-a100:16",
+    "File of a cluster, or NAME:GROUPS of parallel/plans/hardware/clusters.py, "
+    'with ",uneven=SEED" for links between nodes with reduced bandwidth.',
+  )
+  execution: str = field(
+    "lockstep",
+    'Execution model of stages: "lockstep", as in launch.train, with ticks as '
+    'long as their longest action and transfer; or "events", with each stage '
+    "starting as soon as its inputs are present.",
+    EXECUTIONS,
+  )
+  utilisation: float = field(
+    0.5, f"{UTILISATION} (parallel/plans/workload.py)", POSITIVE_FRACTION
+  )
+  schedules: tuple[str, ...] = field(
+    ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"),
+    "Pipeline schedules to try, with all degrees of stages, data and tensor "
+    "ranks.",
+  )
+  chunks: tuple[int, ...] = field((1, 2), "Chunks per stage to try.", COUNT)
+  schemes: tuple[str, ...] = field(
+    ("ddp", "zero1", "zero2", "zero3"), "Partitions to try."
+  )
+  routes: tuple[str, ...] = field(
+    ("psum", "one_shot"), "Routes of the tensor axis to try."
+  )
+  remats: tuple[str, ...] = field(
+    ("none", "reduced", "full"), "Values of config.model.remat to try."
+  )
+  offload: bool = field(
+    True, "Whether to try config.memory.moments='pinned_host'."
+  )
+  tiers: str = field(
+    "dgx-a100", f"{TIERS}, for an offloaded optimizer state.",
+  )
+  keeps: tuple[str, ...] = field(
+    ("residuals", "inputs"), "Values of config.pipeline.keep to try."
+  )
+  max_microbatches: int = field(
+    256, "Largest number of microbatches to try.", COUNT
+  )
+  min_devices: int = field(
+    0, "Fewest devices of the cluster to use; 0 for half of them.",
+    COUNT_OR_NONE,
+  )
+  top: int = field(5, "Number of reported configurations.", COUNT)
+  ordered: int = field(
+    10, "Number of configurations whose device order is optimised.", COUNT
+  )
+  why_not: tuple[str, ...] = field(
+    (),
+    "Configurations to compare with the best one, each as in "
+    '"parallel.stage=8 parallel.tensor=8"; other keys have the values of the '
+    "best one.",
+  )
+  second: Second = field(
+    Second, "Second pass: variants that change training."
+  )
+
+
+@register.study
+class Planner:
+  """Plan for the training run in the other sections of the config."""
+
+  study: str = study_key("planner")
+  planner: PlannerOptions = field(
+    PlannerOptions, "Search space, and assumptions of predictions."
+  )

@@ -1,0 +1,59 @@
+"""Config of the study of one collective schedule."""
+
+from caatnet.schema import register
+from caatnet.schema.fields import BYTES, COUNT_OR_NONE, Range, field, section
+from caatnet.studies.keys import (
+  BANDWIDTH,
+  LATENCY,
+  random_numberings_key,
+  study_key,
+)
+
+
+@register.study
+class Schedule:
+  """One collective schedule on one topology."""
+
+  @section
+  class Export:
+    """Format of the MSCCL XML file of ``--export``."""
+
+    runtime: str = field(
+      "nccl", 'Runtime that reads it: "nccl", "rccl" or "msccl".'
+    )
+    protocol: str = field("Simple", 'Protocol: "Simple", "LL" or "LL128".')
+    min_bytes: int = field(
+      0, "Smallest buffer in bytes.", Range(0, 2**63 - 1, whole=True)
+    )
+    max_bytes: int = field(
+      2**63 - 1, "Largest buffer in bytes.", Range(0, 2**63 - 1, whole=True)
+    )
+
+  name: str = field("schedule", "Name of the config.")
+  study: str = study_key("schedule")
+  topology: str = field(
+    "torus:4x4",
+    "file:PATH, or NAME:SIZExSIZE with the name of a builder in "
+    "parallel/plans/topology/builders.py. Options of the builder may follow, "
+    'as in "dgx:2x8,network_bandwidth=infiniband_hdr", and links that have '
+    'failed, as in "torus:4x4,failed=0-1".',
+  )
+  picture_round: int = field(
+    5, "Round that --plot draws, from 0; the default is the first round of the "
+    "all-gather.", COUNT_OR_NONE,
+  )
+  algorithm: str = field(
+    "multitree", "Name of a builder in parallel/plans/schedules/builders.py; "
+    'options may follow, as in "multitree,farthest_first=True" or '
+    '"optimal,weight=2".',
+  )
+  collective: str = field("all_reduce", "Collective to build.")
+  random_numberings: int = random_numberings_key()
+  msccl: str = field(
+    "", "MSCCL XML file to read instead of running an algorithm; "
+    '"" for none.',
+  )
+  export: Export = field(Export, "Format of --export.")
+  size_bytes: int = field(2**20, "Size of the message in bytes.", BYTES)
+  bandwidth: str = field("", BANDWIDTH)
+  latency_s: str = field("", LATENCY)

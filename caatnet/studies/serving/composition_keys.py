@@ -1,0 +1,136 @@
+"""Config of the study of compositions of experts."""
+
+from caatnet.schema import register
+from caatnet.schema.experts import DEADLINE, EVICTIONS, PATIENCE
+from caatnet.schema.fields import (
+  COUNT,
+  NOT_NEGATIVE,
+  POSITIVE,
+  SEED,
+  TWO_OR_MORE,
+  field,
+  section,
+)
+from caatnet.studies.keys import study_key
+from caatnet.studies.serving.keys import RATE, Hardware, Limits, Workload
+
+# Names of `caatnet.studies.serving.composition.ORDERS`.
+_ORDERS = "zipf", "uniform", "bursty", "cyclic"
+
+
+@register.study
+class Composition:
+  """Experts switched by one server, on a simulated clock."""
+
+  @section
+  class Experts:
+    """Experts and the tiers that hold them."""
+
+    number: int = field(150, "Number of experts.", TWO_OR_MORE)
+    slots: int = field(4, "Experts on the device.", COUNT)
+    copy_rate: float = field(
+      64e9, "Bytes per second from host memory to a slot: PCI Express 5 x16.",
+      POSITIVE,
+    )
+    host_experts: int = field(
+      150, "Experts in host memory; others are read from files.", COUNT
+    )
+    file_rate: float = field(
+      7e9, "Bytes per second from a file to a slot, an assumption.", POSITIVE
+    )
+    deadline_s: float = field(10.0, DEADLINE, NOT_NEGATIVE)
+    patience: float = field(1.0, PATIENCE, NOT_NEGATIVE)
+
+  @section
+  class Stream:
+    """Requests of a stream."""
+
+    requests: int = field(
+      600, "Number of requests; a fifth with responses of 100 tokens or more.",
+      COUNT,
+    )
+    prompt: int = field(128, "Tokens of a prompt.", COUNT)
+    output: int = field(20, "Tokens of a response.", COUNT)
+    rate: float = field(4.0, "Requests per second.", RATE)
+    batch: int = field(1, "Requests that arrive together.", COUNT)
+    exponent: float = field(
+      1.0, "Exponent of Zipf's distribution over experts.", NOT_NEGATIVE
+    )
+    burst: int = field(
+      8, "Mean number of consecutive requests of an expert in a burst.", COUNT
+    )
+    seed: int = field(0, "Seed of experts, arrivals and tokens.", SEED)
+
+  @section
+  class Published:
+    """Figures of the paper's machines (arXiv 2405.07518)."""
+
+    experts: int = field(150, "Experts of Samba-CoE.", COUNT)
+    max_experts: int = field(850, "Experts of the largest footprint.", COUNT)
+    parameters: float = field(
+      6.738415616e9, "Parameters of an expert: Llama 2 7B.", POSITIVE
+    )
+    item_bytes: int = field(2, "Bytes of a parameter: bfloat16.", COUNT)
+    exec_s: tuple[float, ...] = field(
+      (0.01, 0.03, 0.06, 0.1, 0.3, 1.0),
+      "Execution times of a request that are scanned, in seconds.", POSITIVE,
+    )
+    call_s: tuple[float, ...] = field(
+      (1e-6, 2e-6, 5e-6, 1e-5, 2e-5),
+      "Times of an unfused operator's launch that are scanned, in seconds.",
+      POSITIVE,
+    )
+    operators: int = field(
+      20, "Unfused operators of a layer, an assumption.", COUNT
+    )
+
+  name: str = field("composition", "Name of the config.")
+  study: str = study_key("serving")
+  subject: str = field(
+    "composition", "Subject of the study.", ("composition",)
+  )
+  model: Workload = field(
+    lambda: Workload(
+      vocab_size=32000, num_kv_heads=32, ffn_width=11008
+    ), "Sizes of an expert: Llama 2 7B in bfloat16.",
+  )
+  hardware: Hardware = field(
+    lambda: Hardware(
+      device="h100", pages=0, copy_rate=50e9, host_bytes=0.0
+    ), "Machine that serves; pages=0 for those that fit after the slots.",
+  )
+  limits: Limits = field(lambda: Limits(slots=64), "Limits of a step.")
+  experts: Experts = field(Experts, "Experts and their tiers.")
+  stream: Stream = field(Stream, "Requests.")
+  streams: tuple[str, ...] = field(
+    _ORDERS, "Orders of experts to simulate.", _ORDERS, empty=True,
+  )
+  evictions: tuple[str, ...] = field(
+    EVICTIONS, "Eviction policies to compare.", EVICTIONS
+  )
+  slots: tuple[int, ...] = field(
+    (1, 2, 3, 4, 5), "Numbers of slots to scan.", COUNT, empty=True,
+  )
+  rates: tuple[float, ...] = field(
+    (0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Requests per second to scan.", RATE,
+    empty=True,
+  )
+  batches: tuple[int, ...] = field(
+    (1, 8), "Numbers of requests that arrive together to scan.", COUNT
+  )
+  outputs: tuple[int, ...] = field(
+    (20, 200), "Tokens of a response to scan.", COUNT
+  )
+  patiences: tuple[float, ...] = field(
+    (0.0, 1.0, 2.0, 4.0, 8.0, 16.0), "Factors of the switching cost to scan.",
+    NOT_NEGATIVE,
+  )
+  deadlines: tuple[float, ...] = field(
+    (1.0, 30.0), "Deadlines to scan, in seconds.", NOT_NEGATIVE, empty=True,
+  )
+  front_rate: float = field(
+    3.0, "Requests per second of the front of fairness and switching.",
+    RATE,
+  )
+  front_output: int = field(200, "Tokens of a response of the front.", COUNT)
+  published: Published = field(Published, "Figures of the paper's machines.")

@@ -1,0 +1,82 @@
+"""Results of a long computation, each stored as soon as it is known.
+
+A file has one JSON line for each result, with a hash of all that the result
+depends on. A computation that was interrupted starts again, and does not repeat
+results that the file has. Lines that were not written whole are ignored.
+"""
+
+from collections.abc import Callable
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from parallel.base import files, schema
+
+
+class _Line(schema.Schema):
+  """Line of a file."""
+
+  key: str
+  result: Any
+
+
+class Kept:
+  """File of results.
+
+  Example:
+    >>> kept = Kept("")  # without a file
+    >>> kept.get(["batch", 8], lambda: {"loss": 0.5})
+    {'loss': 0.5}
+  """
+
+  def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:
+    """Reads a file.
+
+    Args:
+      path: File of JSON lines, created or extended; "" for none.
+      name: Name of the path in the message of an error.
+
+    Raises:
+      ValueError: The file has lines, but no results.
+    """
+    self._path = pathlib.Path(path) if path else None
+    self._found: dict[str, Any] = {}
+    if self._path is None or not self._path.exists():
+      return
+    data = self._path.read_bytes()
+    for text in data.splitlines():
+      with contextlib.suppress(ValueError):
+        line = schema.parse(_Line, text)
+        self._found[line.key] = line.result
+    if data.strip() and not self._found:
+      raise ValueError(
+        f"{name}{'=' if name else ''}{str(path)!r} has no results of an "
+        "earlier run; name another file, or remove it"
+      )
+    if not data.endswith(b"\n"):
+      self._append("")  # terminates a line that was cut
+
+  def get(self, inputs: Any, compute: Callable[[], Any]) -> Any:
+    """Returns a stored result, or computes and stores it.
+
+    Args:
+      inputs: All that the result depends on, as plain data.
+      compute: Returns the result, plain data.
+    """
+    text = json.dumps(inputs, sort_keys=True)
+    key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    if key not in self._found:
+      # New results take the same form as stored ones.
+      result = json.loads(files.to_json(compute()))
+      self._append(json.dumps({"key": key, "result": result}))
+      self._found[key] = result
+    return self._found[key]
+
+  def _append(self, line: str) -> None:
+    if self._path is not None:
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      with self._path.open("a") as file:
+        file.write(f"{line}\n")

@@ -1,0 +1,274 @@
+"""Workers that join, leave or are late: an adapter of an outer loop.
+
+An outer loop synchronises a fixed set of workers. Between two rounds, a run can
+resume with another number of workers, and in an elastic run each peer is one
+worker: it joins from the state that all workers share, and contributes to a
+later exchange if it misses one. `adapted` returns the adapter of a loop; the
+default one suffices unless a late contribution depends on the algorithm.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from parallel.axes import Axis
+from parallel.outer import health
+from parallel.outer.base import (
+  OuterLoop,
+  Params,
+  Plan,
+  Rounds,
+  State,
+  stacked,
+)
+from parallel.outer.dc_s3gd import DCS3GD
+from parallel.outer.eager import Eager
+from parallel.outer.streaming import Streaming
+
+# Entries of "workers" that belong to one worker only, and start at zero.
+_PRIVATE = ("delta_norm", "left_out", "residual")
+
+
+@dataclasses.dataclass(frozen=True)
+class Joining:
+  """Adapter of an outer loop.
+
+  Attributes:
+    loop: The outer loop.
+  """
+
+  loop: Any
+
+  def elastic(self) -> OuterLoop:
+    """Returns the same loop for elastic membership.
+
+    Its state contains the values that a joining worker starts from, even if a
+    fixed set of workers does not need them.
+    """
+    return self.loop
+
+  def is_border(self, step: int) -> bool:
+    """Returns whether the number of workers may change before a step."""
+    # Between rounds no exchange is partially sent. Means that have not been
+    # applied yet are complete and do not depend on the later set of workers.
+    loop = self.loop
+    return not isinstance(loop, Rounds) or step % loop.sync_every == 0
+
+  def awaits(self, plan: Plan) -> bool:
+    """Returns whether a step reads or changes the state after `begin`.
+
+    If not, an exchange that `begin` started in an earlier step may still be in
+    flight while `gradients` and `finish` run.
+    """
+    return True
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    """Initializes the workers that join a run.
+
+    They start from the outer parameters; if workers have separate ones, from
+    the mean of these and of the other parts of an exchange. (All outer
+    optimizers except Adam are linear, so a mean over the workers is the state
+    of a worker that follows the means.) The method operates on arrays of
+    logical shape, outside ``jax.shard_map``.
+
+    Args:
+      params: Parameters of the workers, ``[workers, ...]``.
+      state: The state, of logical shape.
+      first: Index of the first joining worker. From there on, ``params`` and
+        all entries under "workers" in the state are zero.
+
+    Returns:
+      The parameters and the state with the joining workers' initial values.
+    """
+
+    def mean(tree):
+      return jax.tree.map(lambda x: jnp.mean(x[:first], axis=0), tree)
+
+    own = state.get("workers", {})
+    if self.loop.equal:
+      new = jax.tree.map(lambda x: x[0], params)
+    elif "params" in own:
+      means = {key: mean(own[key]) for key in own if key not in _PRIVATE}
+      new = means["params"]
+      filled = {key: of_joined(own[key], means[key], first) for key in means}
+      state = state | {"workers": own | filled}
+    else:
+      new = state["params"] if "params" in state else mean(params)
+    return of_joined(params, new, first), state
+
+  def started(self, state: State) -> State:
+    """Returns the state of a worker that joins an elastic run.
+
+    Args:
+      state: Current shared state, with a worker's initial own part.
+    """
+    own = state.get("workers", {})
+    if "params" not in own:
+      return state
+    # Parts without a common value have not been sent yet.
+    return state | {"workers": own | {
+      key: stacked(state[key], self.loop.worker) if key in state
+      else jax.tree.map(jnp.zeros_like, own[key])
+      for key in own if key not in _PRIVATE
+    }}
+
+  def late(
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
+    steps: tuple[int, int],
+  ) -> tuple[Params, State]:
+    """Moves the pending contribution of a worker to a later exchange.
+
+    A worker of an elastic run that misses an exchange contributes to a later
+    one instead. The method operates on arrays of logical shape, outside
+    ``jax.shard_map``.
+
+    Args:
+      params: Parameters of the worker, updates included, ``[1, ...]``.
+      state: The state at the missed exchange.
+      shared: That state with the shared values of the later exchange.
+      hooks: Hook of the missed exchange and hook of the later one, each "begin"
+        or "finish".
+      steps: Numbers of the steps of these two hooks.
+
+    Returns:
+      The parameters, shifted by the change of the common parameters between the
+      two exchanges, and the worker's state in the later exchange.
+    """
+    moved = jax.tree.map(
+      lambda x, new, old: x + (new - old)[None], params, shared["params"],
+      state["params"],
+    )
+    return moved, shared
+
+
+class _OfEager(Joining):
+
+  def elastic(self) -> Eager:
+    return dataclasses.replace(self.loop, common=True)
+
+  def awaits(self, plan: Plan) -> bool:
+    return plan.variant[1]
+
+  def late(
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
+    steps: tuple[int, int],
+  ) -> tuple[Params, State]:
+    said, later = hooks
+    own = state["workers"]
+    delta = own["delta"]
+    if said == "finish":  # the stored delta has been sent, this one has not
+      delta = jax.tree.map(jnp.subtract, own["params"], params)
+    shared = self.started(shared)
+    own = shared["workers"]
+    if (said, later) == ("begin", "begin"):  # already judged
+      return own["params"], shared | {"workers": own | {"delta": delta}}
+    # As if the worker had trained from the current common parameters to here.
+    return jax.tree.map(jnp.subtract, own["params"], delta), shared
+
+class _OfStreaming(Joining):
+
+  def awaits(self, plan: Plan) -> bool:
+    return bool(plan.variant.receives)
+
+  def late(
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
+    steps: tuple[int, int],
+  ) -> tuple[Params, State]:
+    loop = self.loop
+    moved, shared = super().late(params, state, shared, hooks, steps)
+    # Deltas that it sent earlier and that have arrived since are included in
+    # phi. They are merged as for a worker in time; else they would be sent
+    # twice.
+    (first, last), tau = steps, min(loop.overlap)
+    for sent_at in range(first + 1 - tau, min(first, last + 1 - tau)):
+      if (number := loop.times.sent(sent_at)) is not None:
+        place = loop.fragments.place(number)
+        mixed = jax.tree.map(loop.mix, *loop.sides(params, shared, *place))
+        moved = loop.fragments.put(moved, mixed, *place, 1)
+    if loop.pieces > 1:
+      workers = shared["workers"]
+      old, new = (loop.plan(step).numbers.send for step in steps)
+      # No piece of this exchange has been sent by the worker.
+      if old.exchange != new.exchange or not old.piece:
+        zeros = jax.tree.map(jnp.zeros_like, workers["sending"])
+        shared = shared | {"workers": workers | {"sending": zeros}}
+    return moved, shared
+
+class _OfDCS3GD(Joining):
+
+  def late(
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
+    steps: tuple[int, int],
+  ) -> tuple[Params, State]:
+    moved, shared = super().late(params, state, shared, hooks, steps)
+    said, later = hooks
+    if said == "begin":
+      return moved, shared
+    # u_i has already been sent. Only the update computed since is sent at the
+    # later exchange. `begin` does not judge it, so a non-finite one is replaced
+    # by zero here, as by `ANY_FINITE`.
+    update = jax.tree.map(
+      lambda x, w, u: x - w[None] - u, params, state["params"],
+      state["workers"]["update"],
+    )
+    if later == "finish":
+      moved = jax.tree.map(lambda w, u: w[None] + u, shared["params"], update)
+      return moved, shared
+    finite = jnp.isfinite(health.norms_here(update))
+    update = health.choose(
+      finite, update, jax.tree.map(jnp.zeros_like, update)
+    )
+    return moved, shared | {"workers": shared["workers"] | {"update": update}}
+
+_ADAPTERS: dict[type, Callable[[Any], Joining]] = {
+  Eager: _OfEager, Streaming: _OfStreaming, DCS3GD: _OfDCS3GD,
+}
+
+
+def adapted(loop: OuterLoop) -> Joining:
+  """Returns the adapter of an outer loop.
+
+  Example:
+    >>> borders = adapted(Rounds(Axis("worker", size=2), sync_every=3))
+    >>> [step for step in range(7) if borders.is_border(step)]
+    [0, 3, 6]
+  """
+  return _ADAPTERS.get(type(loop), Joining)(loop)
+
+
+def over(
+  loop: OuterLoop, worker: Axis, weights: tuple[float, ...] = ()
+) -> Any:
+  """Returns the same loop for another worker axis.
+
+  Args:
+    loop: The outer loop.
+    worker: The new worker axis.
+    weights: Weight of each worker in a mean; empty for equal weights. A loop
+      whose means have no weights ignores them.
+  """
+  changes: dict[str, Any] = {"worker": worker, "weights": weights}
+  if hasattr(loop, "exchange"):
+    changes["exchange"] = dataclasses.replace(
+      loop.exchange, worker=worker, weights=weights
+    )
+  names = {field.name for field in dataclasses.fields(loop)}
+  return dataclasses.replace(
+    loop, **{k: v for k, v in changes.items() if k in names}
+  )
+
+
+def of_joined(tree: Params, new: Params, first: int) -> Params:
+  """Sets the joining workers' part of a tree.
+
+  Args:
+    tree: Arrays ``[workers, ...]`` of logical shape.
+    new: Value for each joining worker, ``[...]``.
+    first: Index of the first joining worker.
+  """
+  return jax.tree.map(lambda x, y: x.at[first:].set(y), tree, new)
