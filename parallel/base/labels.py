@@ -55,7 +55,7 @@ def text(value: Any, key: str = "") -> str:
   if value is None:
     return "-"
   if isinstance(value, bool):
-    return yes_no(value)
+    return "yes" if value else "no"
   if isinstance(value, Mapping):
     # Names of items may have units, too.
     return ", ".join(
@@ -102,11 +102,6 @@ def size_text(size_bytes: int) -> str:
     if size_bytes >= unit:
       return f"{size_bytes / unit:g} {name}"
   return f"{size_bytes} B"
-
-
-def yes_no(value: bool) -> str:
-  """Formats a boolean as "yes" or "no"."""
-  return "yes" if value else "no"
 
 
 def facts(values: Mapping[str, Any]) -> str:

@@ -17,12 +17,7 @@ import dataclasses
 from typing import Any
 
 from parallel.base import labels
-from parallel.base.labels import size_text, yes_no
 from parallel.base.plot import Figure
-
-__all__ = [
-  "Column", "Report", "Table", "keyed", "pivot", "size_text", "span", "yes_no",
-]
 
 Row = Mapping[str, Any]
 

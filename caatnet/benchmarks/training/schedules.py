@@ -18,8 +18,8 @@ from caatnet.benchmarks.harness import processes, timing
 from caatnet.show import drawing, tables
 from caatnet.studies.collectives import chosen
 from parallel.base.checks import known
+from parallel.base.labels import size_text
 from parallel.base.plot import Axis, Figure, Line, Panel
-from parallel.base.report import size_text
 from parallel.plans.network import simulate
 from parallel.plans.network.routed import on_links
 from parallel.plans.schedules import multitree

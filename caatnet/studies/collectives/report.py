@@ -5,7 +5,8 @@ from typing import Any
 
 from caatnet.studies.collectives.study import PUBLISHED
 from parallel.base import plot
-from parallel.base.report import Report, Table, pivot, size_text
+from parallel.base.labels import size_text
+from parallel.base.report import Report, Table, pivot
 
 Rows = Sequence[Mapping[str, Any]]
 

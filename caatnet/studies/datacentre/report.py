@@ -44,8 +44,7 @@ def report(result: Mapping[str, Any]) -> Report:
   """Returns the plan, its assumptions, sensitivities, and curves."""
   of = {row["name"]: row for row in result["results"]}
   multipath, first = result["multipath"], result["trainable"][0]
-  between, tornado = result["between"], result["tornado"]
-  target = of[tornado["target"]]
+  between = result["between"]
   return Report("Plan of a datacentre", [
     *(
       Table(
@@ -105,6 +104,23 @@ def report(result: Mapping[str, Any]) -> Report:
       "each host sending one to the next leaf",
       "router | whole | without_one=without one link", multipath["rows"],
     ),
+    *_uncertainty(result, of),
+    Table(
+      "assumptions",
+      "name=knob | value | {low} to {high}=range | mark | source",
+      [_in_units(row, row["unit"], "value", "low", "high")
+       for row in result["knobs"]],
+    ),
+  ], lambda: _figure(result))
+
+
+def _uncertainty(
+  result: Mapping[str, Any], of: Mapping[str, Row]
+) -> list[Table]:
+  """Returns quantiles of results, and the knobs that decide one of them."""
+  tornado = result["tornado"]
+  target = of[tornado["target"]]
+  return [
     Table(
       f"quantiles of {result['num_draws']:,} plans; parameters that are "
       "not decisions are drawn",
@@ -123,13 +139,7 @@ def report(result: Mapping[str, Any]) -> Report:
       [_in_units(bar, target["unit"], "low", "high")
        for bar in tornado["bars"][:_MAX_BARS]],
     ),
-    Table(
-      "assumptions",
-      "name=knob | value | {low} to {high}=range | mark | source",
-      [_in_units(row, row["unit"], "value", "low", "high")
-       for row in result["knobs"]],
-    ),
-  ], lambda: _figure(result))
+  ]
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:

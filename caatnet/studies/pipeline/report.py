@@ -8,7 +8,8 @@ import numpy as np
 
 from caatnet.studies.pipeline.study import built, timed
 from parallel.base import plot
-from parallel.base.report import Report, Table, size_text
+from parallel.base.labels import size_text
+from parallel.base.report import Report, Table
 from parallel.plans.pipeline.pipeline_schedule import Kind
 from parallel.plans.pipeline.simulate import Timeline
 from parallel.plans.topology.text import quantity

@@ -8,7 +8,8 @@ import numpy as np
 
 from caatnet.studies.schedule.study import of_config
 from parallel.base import plot
-from parallel.base.report import Report, Table, size_text
+from parallel.base.labels import size_text
+from parallel.base.report import Report, Table
 from parallel.plans.network import simulate
 from parallel.plans.network.simulate import Timeline
 from parallel.plans.schedules.schedule import Schedule

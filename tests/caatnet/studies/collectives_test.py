@@ -21,7 +21,6 @@ from parallel.plans.topology import builders as topologies
 from tests import traces
 
 ROOT = pathlib.Path(__file__).parents[3]
-NAMES = ("multitree", "schedule", "spraying")
 
 
 def small(name, **changes):
@@ -34,16 +33,6 @@ def result_of(name):
   """Returns the study's result, which no test may modify."""
   config = small(name)
   return registry.find(config).run(config)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_study_is_json_and_has_tables_and_a_picture(name, tmp_path, capsys):
-  study = registry.find(small(name))
-  result = json.loads(json.dumps(result_of(name)))
-  study.show(result)
-  assert "us" in capsys.readouterr().out
-  study.plot(result, tmp_path / "new" / "picture.png")
-  assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_algorithms_do_not_beat_the_bound_and_some_do_not_run():

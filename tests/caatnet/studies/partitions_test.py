@@ -1,6 +1,5 @@
 """The study of partitions: plain data, its tables and its picture."""
 
-import json
 import re
 
 import pytest
@@ -22,8 +21,7 @@ def result():
   return run()
 
 
-def test_result_is_json_and_has_all_partitions(result):
-  assert json.loads(json.dumps(result)) == result
+def test_result_has_all_partitions(result):
   assert len(result["candidates"]) == 622
   assert len(result["schemes"]) == 11
   for row in (*result["schemes"].values(), *result["candidates"]):

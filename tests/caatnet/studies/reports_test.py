@@ -40,7 +40,9 @@ def reported(name):
   module = importlib.import_module(f"configs.{name}")
   config = module.get_config(*filter(None, [argument])).to_dict() | changes
   study = registry.find(config)
-  return study.report(study.run(config))
+  result = study.run(config)
+  json.dumps(result, allow_nan=False)  # plain data
+  return study.report(result)
 
 
 # Factors of columns and the units in their headings.

@@ -33,6 +33,15 @@ def test_items_of_mappings_are_found_unless_a_key_has_the_name():
       labels.find(row, key)
 
 
+@pytest.mark.parametrize(("size_bytes", "text"), [
+  (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (65536, "64 KiB"),
+  (1536, "1.5 KiB"), (2**20 - 2**10, "1023 KiB"), (2**20, "1 MiB"),
+  (3 * 2**20, "3 MiB"), (2**30, "1 GiB"), (2**41, "2048 GiB"),
+])
+def test_sizes_have_binary_units(size_bytes, text):
+  assert labels.size_text(size_bytes) == text
+
+
 def test_facts_are_lines_of_headings_and_texts():
   assert labels.facts({"num_rounds": 3, "wait_s": 0.01, "source": "x"}) == (
     "rounds: 3\nwait: 10 ms\nsource: x"
