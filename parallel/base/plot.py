@@ -294,7 +294,8 @@ def _axis(label: str, values: Sequence[float | None], is_log: bool) -> Axis:
   if not is_log:
     return Axis(label)
   found = [value for value in values if value]
-  return Axis(label, "log", plain=max(found) < 30 * min(found))
+  is_short = bool(found) and max(found) < 30 * min(found)
+  return Axis(label, "log", plain=is_short)
 
 
 def lines(

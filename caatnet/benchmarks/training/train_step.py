@@ -99,7 +99,7 @@ def _show(
     f"training step, {experiment.program.model.num_params / 1e6:.1f}M "
     f"parameters, {count} tokens, {jax.devices()[0].device_kind}; products: "
     + ", ".join(f"{rates[d] / 1e9:.0f} GFLOP/s {d}" for d in rates),
-    "variant | dtype | median_s/1:.3f=median s | "
+    "variant | dtype | median_s:.3f=median s | "
     "{min_s:.3f} to {max_s:.3f}=range s | relative:.3f=x plain | "
     "tokens_per_second:,.0f=tokens/s | "
     "fraction_of_matmul_rate:.1%=of products | "

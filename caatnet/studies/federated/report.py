@@ -41,9 +41,9 @@ def _rounds(result: Row) -> list[Table]:
       f"{result['aggregation_s']:g} s and {result['fixed_s']:g} s per message "
       "(assumed);\nmodels and updates in float32; medians of clients, shares "
       "are means; straggler: slowest minus median client",
-      "link | model_bytes | clients | round_s/1:,.2f | t_d:,.2f | t_u:,.2f | "
+      "link | model_bytes | clients | round_s:,.2f | t_d:,.2f | t_u:,.2f | "
       "share_down:.0%=downlink | share_compute:.0%=compute | "
-      "share_up:.0%=uplink | straggler_s/1:,.2f | "
+      "share_up:.0%=uplink | straggler_s:,.2f | "
       "limited_by=slowest client limited by", result["rounds"],
     ),
   ]
@@ -60,9 +60,9 @@ def _published(result: Row) -> list[Table | str]:
       "this share (fitted)",
       "link | t_u:,.2f=uplink (s) | over_ethernet:,.1f=of Ethernet | "
       "over_wifi:,.1f=of WiFi | share_up:.1%=of a round | "
-      "straggler_s/1:,.2f=straggler (s) | "
-      "ethernet_straggler_s/1:,.2f=with Ethernet | "
-      f"rate/{_MBIT}=Mbit/s per client | compute_s/1:,.1f=compute (s)",
+      "straggler_s:,.2f=straggler (s) | "
+      "ethernet_straggler_s:,.2f=with Ethernet | "
+      f"rate/{_MBIT}=Mbit/s per client | compute_s:,.1f=compute (s)",
       result["ratios"],
     ),
     Table(
@@ -94,9 +94,9 @@ def _cell(result: Row) -> list[Table]:
       "rate of every second client, of the cell;\ncomplete: updates by "
       f"{result['deadline']:.0%} of the time of sharing: by sharing, in order, "
       "at most",
-      "apart:g=ready | limit:g | shared_s/1:.3f | order_s/1:.3f=groups | "
-      "earliest_s/1:.3f | mean_shared_s/1:.3f=mean end, shared | "
-      "mean_serial_s/1:.3f=mean end, in order | {by_deadline[shared]}, "
+      "apart:g=ready | limit:g | shared_s:.3f | order_s:.3f=groups | "
+      "earliest_s:.3f | mean_shared_s:.3f=mean end, shared | "
+      "mean_serial_s:.3f=mean end, in order | {by_deadline[shared]}, "
       "{by_deadline[serial]}, {by_deadline[most]}=complete",
       result["schedules"],
     ),
@@ -105,7 +105,7 @@ def _cell(result: Row) -> list[Table]:
       "receive and send at once (0: all);\ndrop: without the updates that "
       f"miss {result['deadline']:.0%} of the time of a round with sharing",
       "stragglers | downlinks=downlinks at once | uplinks=uplinks at once | "
-      "round_s/1:.2f=round (s) | merged=updates | t_u:.2f=mean t_u (s)",
+      "round_s:.2f=round (s) | merged=updates | t_u:.2f=mean t_u (s)",
       result["ordered"],
     ),
     Table(
@@ -114,7 +114,7 @@ def _cell(result: Row) -> list[Table]:
       "with float32 that waits = 1; streamed under the compute: not in "
       "launch.federate",
       "variant | stragglers | bytes_up/1e6:,.3f=MB up | "
-      "bytes_down/1e6:,.3f=MB down | round_s/1:.2f=round (s) | relative:.2f | "
+      "bytes_down/1e6:,.3f=MB down | round_s:.2f=round (s) | relative:.2f | "
       "merged:.1f=updates per round", result["variants"],
     ),
   ]

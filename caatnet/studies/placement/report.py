@@ -47,7 +47,7 @@ def report(result: Mapping[str, Any]) -> Report:
       "seconds above the lower bound of all placements; longest context "
       f"(within 1/64, up to {result['config']['placement']['longest']:,}) and "
       "largest model (same width, more layers) with this policy",
-      "policy | step_s/1:.3f=s / step | relative:.1% | above:.1% | forward | "
+      "policy | step_s:.3f=s / step | relative:.1% | above:.1% | forward | "
       "backward | update | longest | largest=largest model",
       [
         row | {

@@ -47,6 +47,8 @@ def test_numbers_of_a_long_logarithmic_axis_are_powers():
   rows = [{"x": 0, "y": 1}, {"x": 1, "y": 1e6}]
   (panel,) = plot.lines(rows, "x", "y", log="xy")
   assert [axis.plain for axis in panel.axes] == [True, False]
+  (empty,) = plot.lines([{"x": 1, "y": None}], "x", "y", log="xy")
+  assert not empty.axes[1].plain
 
 
 def test_stacks_leave_out_parts_without_length():
