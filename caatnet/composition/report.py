@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel.base.report import Column, Report, Table
+from parallel.base.report import Report, Table, keyed
 
 # Rows of the table of losses, by the names in the result.
 _MODELS = {
@@ -64,7 +64,7 @@ def _losses(
     f"loss on held-out text in nats per byte, mean of {len(seeds)} seeds; "
     f"parameters: expert {sizes['base']:,}, router {sizes['router']:,}"
     + (f", one model {sizes['same']:,}" if "same" in sizes else ""),
-    ["model", *(Column(name, name, ".3f") for name in (*kinds, "mean"))],
+    ["model", *keyed((*kinds, "mean"), ".3f")],
     rows,
   )
 
@@ -92,10 +92,8 @@ def _differences(
   return Table(
     "loss of the routed experts minus that of other models, mean over kinds, "
     "seed by seed",
-    [
-      Column("model", "compared with"), Column("mean", "mean", "+.4f"),
-      Column("", "range of seeds", "{least:+.4f} to {most:+.4f}"),
-    ],
+    "model=compared with | mean:+.4f | {least:+.4f} to {most:+.4f}="
+    "range of seeds",
     rows,
   )
 
@@ -123,10 +121,7 @@ def _router(
   })
   return Table(
     "share of held-out prompts that the router assigns to their kind",
-    [
-      Column("length", "bytes of the prompt"),
-      *(Column(name, name, ".0%") for name in (*kinds, "mean")),
-    ],
+    ["length=bytes of the prompt", *keyed((*kinds, "mean"), ".0%")],
     rows,
   )
 
@@ -138,11 +133,8 @@ def _forms(rows: Sequence[Mapping[str, Any]]) -> Table:
     "experts stored as differences from the base, first seed: size of one in "
     "files and host memory, experts per 10^9 bytes in addition to the base, "
     "and loss of the true kind's expert after reconstruction",
-    [
-      "form", Column("size_bytes", "kB", ",.0f", unit=1e3),
-      Column("per_gb", "experts per GB", ",.0f"),
-      Column("loss", "loss", ".4f"), Column("change", "change", "+.4f"),
-    ],
+    "form | size_bytes/1e3:,.0f=kB | per_gb:,.0f=experts per GB | loss:.4f | "
+    "change:+.4f",
     [
       {
         **row,

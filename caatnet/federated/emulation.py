@@ -14,7 +14,7 @@ from caatnet.federated import processes as client_processes
 from caatnet.federated.service import Service
 from parallel.base import atomic, files
 from parallel.base.naming import naming
-from parallel.base.report import Table
+from parallel.base.report import Table, keyed
 from parallel.peers.emulation import (
   cpu_limits,
   link_probe,
@@ -104,8 +104,8 @@ def parts(means: str, rows: Sequence[Mapping[str, Any]]) -> list[str | Table]:
   return [means, Table(
     "shaped, measured alone, and measured while all clients of cells receive "
     "or send;\nrates of TCP's data; quotas in processors",
-    ["client", "link", "down, Mbit/s", "up, Mbit/s", "round trip, ms",
-     "jitter, ms", "loss", "quota"],
+    keyed(["client", "link", "down, Mbit/s", "up, Mbit/s", "round trip, ms",
+           "jitter, ms", "loss", "quota"]),
     [{
       "client": row["client"], "link": row.get("name", "-"),
       "down, Mbit/s": _texts(row, "down", "{:.4g}", _MBIT),

@@ -1,10 +1,10 @@
 """Report of the times and bytes of a federated run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import statistics
 from typing import Any
 
-from parallel.base.plot import Axis, Figure, Panel, stacked
+from parallel.base import plot
 from parallel.base.report import Column, Report, Table
 from parallel.plans.hardware.client_links import Link
 
@@ -31,30 +31,22 @@ def report(
 
 def figure(
   rows: Sequence[Mapping[str, Any]], links: Sequence[Link] = ()
-) -> Figure:
+) -> plot.Figure:
   """Returns the phases of each client, medians of all rounds, as stacked bars.
 
   Args:
     rows, links: Arguments of `report`.
   """
-  panels: dict[str, list[dict[str, Any]]] = {}
-  for row in _medians(rows):
-    name = links[row["client"]].name if links else "links of this machine"
-    panels.setdefault(name, []).append(row)
   times = [name for name in _TIMES if any(name in row for row in rows)]
-  return Figure([
-    Panel(
-      stacked(
-        {name: [row.get(name, 0.0) for row in some] for name in times},
-        horizontal=False,
-      ),
-      title=name, y="seconds",
-      x=Axis("client", ticks=[(i, str(row["client"]))
-                              for i, row in enumerate(some)]),
-    ) for name, some in panels.items()
-  ], (max(4.0, 2.5 * len(panels) + 1.5), 4.0), len(panels),
-    title="phases of a round, medians", legend="outside right upper",
-    share_y="all")
+  shown = [
+    dict.fromkeys(times, 0.0) | row | {
+      "link": links[row["client"]].name if links else "links of this machine",
+    } for row in _medians(rows)
+  ]
+  return plot.figure(plot.stacks(
+    shown, "client", {name: name for name in times}, label="seconds",
+    each="link",
+  ), "phases of a round, medians")
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -73,8 +65,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
   return Table(
     f"{title}, ms, and bytes on the socket; models are float32 unless coded",
     [
-      *([] if long else ["round"]), "client",
-      *(Column(name, name, ",.1f", 1e-3, "-") for name in times),
+      *([] if long else ["round"]), "client", *_milliseconds(times),
+      # Rows of an emulation have times only.
       Column("bytes_down", "kB down", ",.1f", 1e3, "-"),
       Column("bytes_up", "kB up", ",.1f", 1e3, "-"),
     ],
@@ -120,12 +112,15 @@ def interfaces(
     "medians by interface, ms; t_a and the phases of the slowest client; its "
     "excess over\nthe median client; mean uplink as a share of the mean "
     "slowest time",
-    ["interface",
-     *(Column(name, name, ",.1f", 1e-3) for name in (
-       *_TIMES[:-1], "slowest", "stragglers"
-     )), Column("share", "uplink", ".0%")],
+    ["interface", *_milliseconds((*_TIMES[:-1], "slowest", "stragglers")),
+     "share:.0%=uplink"],
     found,
   )
+
+
+def _milliseconds(names: Iterable[str]) -> list[str]:
+  """Returns columns of seconds, shown as milliseconds."""
+  return [f"{name}/1e-3:,.1f={name}" for name in names]
 
 
 def _medians(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

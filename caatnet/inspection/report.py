@@ -119,10 +119,6 @@ def _axes(axes: Sequence[str]) -> str:
   return ",".join(axes) or "(no axes)"
 
 
-def _count(count: int | None) -> str:
-  return "?" if count is None else str(count)
-
-
 def _memory(results: Results) -> Table:
   sides = [r["memory"] for r in results.values()]
   rows = [
@@ -166,22 +162,14 @@ def ledger_tables(label: str, result: Result) -> list[Table]:
       [
         Column("axes", "axes", _axes), "phase",
         Column("lowered", "lowered", cell),
-        Column("compiled", "compiled", cell),
-        Column("differs", "", lambda differs: "differs" if differs else ""),
+        Column("compiled", "compiled", cell), "differs",
       ],
       result["ledger"],
     ),
     Table(
-      f"collectives of {label}, compiled, by place",
-      [
-        Column("where", "where", lambda where: where or "-"),
-        Column("", "phase", "{phase}{again}"),
-        Column("axes", "axes", ",".join), "kind",
-        "dtype", Column("count", "count", _count),
-        Column("bytes", "MB each", ",.3f", unit=1e6),
-        Column("wire", "wire MB per step (ring)", ",.3f", unit=1e6,
-               default="?"),
-      ],
+      f"collectives of {label}, compiled, by place; -: unknown",
+      "where | {phase}{again}=phase | axes | kind | dtype | count | "
+      "bytes/1e6:,.3f=MB each | wire/1e6:,.3f=wire MB per step (ring)",
       [
         c | {
           "again": ", again" if c["rematted"] else "",
@@ -217,22 +205,16 @@ def _bytes_ratio(results: Results) -> Table:
 
 
 def _transfers(label: str, result: Result) -> Table:
-  us = {"form": ",.0f", "unit": 1e-6}
   return Table(
-    f"schedule of {label}: what runs between start and done",
+    f"schedule of {label}: what runs between start and done; -: unknown",
+    "where | phase | axes | count | bytes/1e6:,.2f=MB | asynchronous | "
+    "wire_seconds/1e-6:,.0f=wire us | "
+    "beside_seconds/1e-6:,.0f=overlapped compute, us | hidden:.0% | "
+    "costliest=costliest overlapped",
     [
-      Column("where", "where", lambda where: where or "-"),
-      "phase", Column("axes", "axes", ",".join),
-      Column("count", "count", _count),
-      Column("bytes", "MB", ",.2f", unit=1e6),
-      Column("asynchronous", "", lambda there: "async" if there else "sync"),
-      Column("wire_seconds", "wire us", **us),
-      Column("beside_seconds", "overlapped compute, us", **us),
-      Column("hidden", "hidden", ".0%"),
-      Column("beside", "costliest overlapped",
-             lambda names: names[0] if names else ""),
+      row | {"costliest": next(iter(row["beside"]), "")}
+      for row in result["transfers"]
     ],
-    result["transfers"],
   )
 
 
@@ -242,17 +224,11 @@ def host_copies_table(
   """Returns the copies between device and host, and what overlaps them."""
   return Table(
     f"copies of {label} between device and host: compute between start and "
-    "done, and the rate of a host link that hides the copy under it",
-    [
-      Column("where", "where", lambda where: where or "-"),
-      Column("to_host", "", lambda there: "to host" if there else "to device"),
-      Column("count", "count", _count),
-      Column("bytes", "MB each", ",.3f", unit=1e6),
-      Column("overlapped_seconds", "overlapped compute, us", ",.1f", unit=1e-6,
-             default="sync"),
-      Column("hiding_rate", "GB/s that hides it", ",.1f", unit=1e9,
-             default="none"),
-    ],
+    "done (-: none, synchronous), and the rate of a host link that hides the "
+    "copy under it",
+    "where | to_host | count | bytes/1e6:,.3f=MB each | "
+    "overlapped_seconds/1e-6:,.1f=overlapped compute, us | "
+    "hiding_rate/1e9:,.1f=GB/s that hides it",
     rows,
   )
 
@@ -271,16 +247,18 @@ def overlap_table(results: Results) -> Table:
         f"{key}_share": row[key] / size if size else None
         for key in ("asynchronous", "hidden")
       })
-  columns = [
-    Column("label", ""), Column("axes", "axes", _axes),
-    Column("bytes", "MB", ",.2f", unit=1e6),
-    Column("asynchronous_share", "asynchronous", ".1%", default="-"),
-    Column("hidden_share", "hidden by the roofline", ".1%", default="-"),
-    Column("exposed", "exposed MB", ",.2f", unit=1e6),
-  ]
-  if any(row["unknown_text"] for row in rows):
-    columns.append(Column("unknown_text", "of unknown count, besides"))
-  return Table("overlap: operand bytes per device and step", columns, rows)
+  return Table(
+    "overlap: operand bytes per device and step",
+    [
+      "label=program", Column("axes", "axes", _axes), "bytes/1e6:,.2f=MB",
+      "asynchronous_share:.1%=asynchronous",
+      "hidden_share:.1%=hidden by the roofline",
+      "exposed/1e6:,.2f=exposed MB",
+      *["unknown_text=of unknown count, besides"]
+      * any(row["unknown_text"] for row in rows),
+    ],
+    rows,
+  )
 
 
 def _roofline(results: Results) -> Table:
@@ -364,16 +342,8 @@ def _nanobatches(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     f"nano-batches of {label}: operand bytes of reductions, and the share of "
     "them\nwith a product of another nano-batch between start and done, and "
     "hidden under\nthe roofline time of other nano-batches' instructions",
-    [
-      "kind", Column("count", "count"), Column("bytes", "MB", ",.2f", unit=1e6),
-      *(
-        Column(f"{key}_share", heading, ".1%") for key, heading in (
-          ("asynchronous", "asynchronous"),
-          ("overlapped", "with a product"),
-          ("hidden", "hidden"),
-        )
-      ),
-    ],
+    "kind | count | bytes/1e6:,.2f=MB | asynchronous_share:.1%=asynchronous | "
+    "overlapped_share:.1%=with a product | hidden_share:.1%=hidden",
     [
       row | {
         f"{key}_share": row[key] / row["bytes"]
@@ -413,42 +383,42 @@ def partition_tables(label: str, result: Result) -> list[Table]:
 
 def _figure(results: Results) -> plot.Figure:
   """Returns memory, bytes by axis and phase, and bytes hidden under compute."""
-  memory = [r["memory"] for r in results.values()]
-  totals: dict[str, list[float]] = {}
-  for index, result in enumerate(results.values()):
-    for row in result["ledger"]:
-      name = f"{','.join(row['axes'])} {row['phase']}"
-      cells = totals.setdefault(name, [0.0] * len(results))
-      cells[index] += sum(r["bytes"] for r in row["compiled"]) / 1e9
+  rows = []
+  for label, result in results.items():
+    overlap = result.get("overlap", ())
+    hidden, total = (
+      sum(row[key] for row in overlap) for key in ("hidden", "bytes")
+    )
+    rows.append({
+      "program": label, "hidden": hidden, "exposed": total - hidden,
+      "memory": {
+        part: size for part, size in result["memory"].items()
+        if part not in ("total", "peak", "capacity") and "host" not in part
+      },
+      "sent": {
+        f"{','.join(row['axes'])} {row['phase']}":
+        sum(r["bytes"] for r in row["compiled"]) for row in result["ledger"]
+      },
+    })
+  for key in "memory", "sent":  # all programs have all parts
+    parts = dict.fromkeys(part for row in rows for part in row[key])
+    for row in rows:
+      row[key] = dict.fromkeys(parts, 0) | row[key]
   sent = "operand GB per device and step"
   panels = [
-    ("memory", "GB per device", {
-      part: [side[part] / 1e9 for side in memory]
-      for part in memory[0]
-      if part not in ("total", "peak", "capacity") and "host" not in part
-    }),
-    ("collectives, compiled", sent, totals),
+    *plot.stacks(rows, "program", "memory/1e9", label="GB per device",
+                 title="memory"),
+    *plot.stacks(rows, "program", "sent/1e9", label=sent,
+                 title="collectives, compiled"),
   ]
   if all("overlap" in r for r in results.values()):
-    hidden, total = (
-      [sum(row[key] for row in r["overlap"]) / 1e9 for r in results.values()]
-      for key in ("hidden", "bytes")
+    panels += plot.stacks(
+      rows, "program", {"hidden": "hidden/1e9", "exposed": "exposed/1e9"},
+      label=sent, title="under compute, by the roofline",
     )
-    panels.append(("under compute, by the roofline", sent, {
-      "hidden": hidden,
-      "exposed": [a - b for a, b in zip(total, hidden, strict=True)],
-    }))
-  capacity = memory[0]["capacity"]
-  rules = [plot.Rule(capacity / 1e9, label="capacity")] if capacity else []
-  return plot.Figure(
-    [
-      plot.Panel(
-        [*plot.stacked(parts, horizontal=False, thickness=0.6),
-         *(rules if title == "memory" else ())],
-        title, plot.Axis(ticks=list(enumerate(results))), plot.Axis(label),
-        legend="best",
-      )
-      for title, label, parts in panels
-    ],
-    (4.4 * len(panels), 4), len(panels),
-  )
+  capacity = next(iter(results.values()))["memory"]["capacity"]
+  if capacity:
+    panels[0].marks.append(
+      plot.Rule(capacity / 1e9, vertical=True, label="capacity")
+    )
+  return plot.figure(panels)

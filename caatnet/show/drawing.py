@@ -89,7 +89,6 @@ def draw(figure: Figure) -> Any:
     drawn.legend(
       handles.values(), handles, loc=figure.legend, frameon=False,
       fontsize="small", ncols=figure.legend_columns,
-      title=figure.legend_title or None, title_fontsize="small",
     )
   if figure.title:
     drawn.suptitle(figure.title, fontsize="medium")
@@ -118,25 +117,17 @@ def _finish(axis: Any, panel: Panel) -> None:
     _set_limits(axis, name, of)
   # The size of a text inside a bar depends on the limits.
   for mark in panel.marks:
-    if isinstance(mark, plot.Bars) and mark.inside:
+    if isinstance(mark, plot.Bars) and mark.texts:
       _write_inside(axis, mark)
-  if panel.legend == "below":
-    axis.legend(
-      fontsize="x-small", ncols=4, frameon=False, loc="upper center",
-      bbox_to_anchor=(0.5, -0.12),
-    )
-  elif panel.legend:
+  if panel.legend:
     axis.legend(fontsize="small", loc=panel.legend)
 
 
 def _set_scale(axis: Any, name: str, of: Axis) -> None:
   """Sets the scale of an axis."""
-  options = {"log2": ("log", {"base": 2}), "symlog": ("symlog", {
-    "linthresh": 1.0
-  })}
   if of.scale != "linear":  # the default; setting it resets the formatter
-    scale, values = options.get(of.scale, (of.scale, {}))
-    getattr(axis, f"set_{name}scale")(scale, **values)
+    options = {"linthresh": 1.0} if of.scale == "symlog" else {}
+    getattr(axis, f"set_{name}scale")(of.scale, **options)
 
 
 def _set_limits(axis: Any, name: str, of: Axis) -> None:
@@ -144,8 +135,6 @@ def _set_limits(axis: Any, name: str, of: Axis) -> None:
   get, put = (getattr(axis, f"{verb}_{name}lim") for verb in ("get", "set"))
   if of.limits:
     put(of.limits)
-  if of.margin != (1.0, 1.0):  # factors suit logarithmic scales
-    put([end * factor for end, factor in zip(get(), of.margin, strict=True)])
   if of.reverse and not getattr(axis, f"{name}axis_inverted")():
     put(get()[::-1])
   if of.ticks is not None:
@@ -211,14 +200,12 @@ def _(mark: plot.Bars, axis: Any) -> None:
     # Numbers are shades of the colour map.
     colour = _shade(colour)
   bar = axis.barh if mark.horizontal else axis.bar
-  drawn = bar(
+  bar(
     mark.places, mark.lengths, mark.thickness,
     **{"left" if mark.horizontal else "bottom": mark.starts or 0},
     label=mark.label or None, color=colour, edgecolor="white",
     linewidth=mark.edge,
   )
-  if mark.texts and not mark.inside:
-    axis.bar_label(drawn, mark.texts, padding=3, fontsize="small")
 
 
 @_draw.register

@@ -43,13 +43,22 @@ def grid(
 
 
 def table(
-  title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]
+  title: str, columns: str | Sequence[str], rows: Sequence[Any]
 ) -> None:
-  """Prints a table of text."""
+  """Prints a table.
+
+  Args:
+    title: Title.
+    columns: Headings, or the columns as a text (`Table`).
+    rows: Rows of cells; mappings if the columns are a text.
+  """
+  if isinstance(columns, str):
+    of = Table(title, columns, rows)
+    columns, rows = of.headings, of.cells()
   console = Console()
   if not console.is_terminal:  # a file has no width; wide tables stay whole
     console = Console(width=130)
-  console.print(grid(title, headings, cells))
+  console.print(grid(title, columns, rows))
 
 
 def show(*parts: Report | Table | str) -> None:

@@ -1,15 +1,22 @@
 """Figures as plain data: panels of lines, bars and matrices.
 
+Panels of rows are made by `lines` and `stacks`, and `figure` arranges them.
+
 `caatnet.show.drawing` writes them as PNG. Marks have only the attributes
 that the figures here need; legend locations, markers and colours are named as
 in matplotlib.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any, Literal
 
+from parallel.base import labels
+
 Numbers = Sequence[float | None]
+Row = Mapping[str, Any]
+_STYLES = ("-", "--", ":")
+_MARKERS = "osD^v<>pPX"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,21 +25,19 @@ class Axis:
 
   Attributes:
     label: Label with the unit.
-    scale: "linear", "log", "log2" or "symlog".
+    scale: "linear", "log" or "symlog".
     limits: Minimum and maximum; computed from the marks if None.
     ticks: Places and texts of ticks, instead of numbers.
     reverse: Whether values increase to the left or downwards.
     plain: Whether numbers of a logarithmic scale are written out.
-    margin: Factor by which limits are widened on each side.
   """
 
   label: str = ""
-  scale: Literal["linear", "log", "log2", "symlog"] = "linear"
+  scale: Literal["linear", "log", "symlog"] = "linear"
   limits: tuple[float, float] | None = None
   ticks: Sequence[tuple[float, str]] | None = None
   reverse: bool = False
   plain: bool = False
-  margin: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +124,7 @@ class Bars:
     thickness: Extent across the bar.
     horizontal: Whether bars are horizontal.
     edge: Width of the white edge, in points.
-    texts: Texts of the bars.
-    inside: Whether the texts are in the bars, at a size that fits.
+    texts: Texts in the bars, at a size that fits.
   """
 
   places: Sequence[float]
@@ -132,7 +136,6 @@ class Bars:
   horizontal: bool = True
   edge: float = 0.0
   texts: Sequence[str] = ()
-  inside: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,8 +198,7 @@ class Panel:
     title: Title.
     x, y: Axes; a string is a linear axis with that label. Among adjacent
       panels with the same label, only the leftmost and the lowest show it.
-    legend: Location of a legend as matplotlib names it; "" for none, "below"
-      for a row below the panel.
+    legend: Location of a legend as matplotlib names it; "" for none.
     grid: Whether a grid is drawn.
     frame: "full", "open" (without the upper and right edges) or "none"
       (without axes).
@@ -229,7 +231,6 @@ class Figure:
     title: Title.
     legend: Location of a common legend as matplotlib names it; "" for none.
     legend_columns: Number of columns of that legend.
-    legend_title: Title of that legend.
     share_x, share_y: Panels with a common axis: "all", "row", "col" or "none".
   """
 
@@ -239,7 +240,6 @@ class Figure:
   title: str = ""
   legend: str = ""
   legend_columns: int = 1
-  legend_title: str = ""
   share_x: str = "none"
   share_y: str = "none"
 
@@ -263,3 +263,148 @@ def stacked(
     # The next part begins at the end of this one.
     starts = [a + b for a, b in zip(starts, lengths, strict=True)]
   return found
+
+
+def _key(spec: str) -> tuple[str, float, str]:
+  """Returns key, unit and label of a text "key/unit=label"."""
+  spec, _, label = spec.partition("=")
+  key, _, unit = spec.partition("/")
+  return key, float(unit or 1), label or labels.heading(key)
+
+
+def _value(row: Row, spec: str) -> float | None:
+  """Returns a number of a row in its unit."""
+  key, unit, _ = _key(spec)
+  found = labels.find(row, key)
+  return None if found is None else found / unit
+
+
+def _groups(
+  rows: Sequence[Row], keys: str
+) -> dict[tuple[Any, ...], list[Row]]:
+  """Returns rows by the values of some keys, separated by spaces."""
+  found: dict[tuple[Any, ...], list[Row]] = {}
+  for row in rows:
+    found.setdefault(tuple(row[key] for key in keys.split()), []).append(row)
+  return found
+
+
+def _axis(label: str, values: Sequence[float | None], is_log: bool) -> Axis:
+  """Returns an axis; numbers of a short logarithmic one are written out."""
+  if not is_log:
+    return Axis(label)
+  found = [value for value in values if value]
+  is_short = bool(found) and max(found) < 30 * min(found)
+  return Axis(label, "log", plain=is_short)
+
+
+def lines(
+  rows: Sequence[Row], x: str, *y: str, by: str = "", each: str = "",
+  log: str = "", label: str = "", title: str = "", marker: str = "o",
+  legend: str = "best", joined: bool = True,
+) -> list[Panel]:
+  """Returns panels with a line for each group of rows.
+
+  Args:
+    rows: Rows, in the order of the points.
+    x: Key of the horizontal axis: "key", "key/unit=label", and "a.b" for an
+      item of a mapping.
+    *y: Keys of the vertical axis. The lines of a group differ in style, and
+      without groups in colour.
+    by: Keys with a group for each of their values, separated by spaces.
+    each: Keys with a panel for each of their values.
+    log: Axes with a logarithmic scale: "", "x", "y" or "xy".
+    label: Label of the vertical axis; that of the first key if "".
+    title: Title of the panels, before the values of their keys.
+    marker: Marker of the points.
+    legend: Location of the legend of the first panel.
+    joined: Whether points are joined by lines; otherwise groups have markers.
+
+  Example:
+    >>> rows = [{"p": 0.5, "rate": 2}, {"p": 1, "rate": 1}]
+    >>> (panel,) = lines(rows, "p", "rate/2=half")
+    >>> panel.marks[0].x, panel.marks[0].y, panel.axes[1].label
+    ([0.5, 1.0], [1.0, 0.5], 'half')
+  """
+  number = {key: i for i, key in enumerate(_groups(rows, by))}
+  found = []
+  for panel, chosen in _groups(rows, each).items():
+    marks = [
+      Line(
+        [_value(row, x) for row in own], [_value(row, key) for row in own],
+        _words((*group, _key(key)[2] if len(y) > 1 or not by else "")),
+        # The eleventh group has the colour of the first, and another style.
+        _STYLES[(i + number[group] // 10) % 3 if by else 0] * joined,
+        marker if joined else _MARKERS[number[group] % len(_MARKERS)],
+        size=6 if by and not joined else 4,
+        colour=f"C{number[group] % 10 if by else i}",
+      )
+      for group, own in _groups(chosen, by).items() for i, key in enumerate(y)
+    ]
+    ends = (
+      _axis(text, [v for mark in marks for v in getattr(mark, name)],
+            name in log)
+      for name, text in (("x", _key(x)[2]), ("y", label or _key(y[0])[2]))
+    )
+    found.append(Panel(
+      marks, _words((title, *panel)), *ends, "" if found else legend, grid=True,
+    ))
+  return found
+
+
+def _words(values: Iterable[Any]) -> str:
+  """Returns the texts of values, separated by commas."""
+  return ", ".join(filter(None, map(labels.text, values)))
+
+
+def stacks(
+  rows: Sequence[Row], name: str, parts: Mapping[str, str] | str, *,
+  label: str = "", each: str = "", title: str = "",
+) -> list[Panel]:
+  """Returns panels with a horizontal bar of parts for each row.
+
+  Args:
+    rows: Rows.
+    name: Keys of the bars' names, separated by spaces.
+    parts: Label of each part -> its key as in `lines`, or the key of a mapping
+      whose items are the parts; parts that are 0 in all rows are left out.
+    label: Label of the axis.
+    each: Keys with a panel for each of their values.
+    title: Title of the panels, before the values of their keys.
+  """
+  keys = parts
+  if isinstance(keys, str):
+    key, unit, _ = _key(keys)
+    keys = {part: f"{key}.{part}/{unit}" for part in rows[0][key]
+            if any(row[key][part] for row in rows)}
+  found = []
+  for panel, chosen in _groups(rows, each).items():
+    names = [_words(group) for row in chosen for group in _groups([row], name)]
+    found.append(Panel(
+      stacked({
+        part: [_value(row, key) or 0.0 for row in chosen]
+        for part, key in keys.items()
+      }),
+      _words((title, *panel)), label,
+      Axis(ticks=list(enumerate(names)), reverse=True),
+      "best" if len(keys) > 1 and not found else "", frame="open",
+    ))
+  return found
+
+
+def figure(
+  panels: Sequence[Panel], title: str = "", columns: int = 3, **options: Any
+) -> Figure:
+  """Returns panels as a figure of a size that suits their number.
+
+  Args:
+    panels: Panels, row by row.
+    title: Title.
+    columns: Largest number of panels in a row.
+    **options: Further attributes of `Figure`.
+  """
+  columns = min(columns, len(panels))
+  return Figure(
+    panels, (1 + 4.5 * columns, 0.6 + 3.8 * -(-len(panels) // columns)),
+    columns, title, **options,
+  )

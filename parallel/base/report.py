@@ -4,18 +4,19 @@ A study turns its result into a `Report`. `caatnet.show.render` writes reports
 as terminal text, Markdown and HTML, `caatnet.show.drawing` writes figures as
 PNG. A table formats its own cells, so that all outputs show the same text:
 
-  >>> table = Table("links", [
-  ...   "link", Column("size_bytes", "MB", ",.1f", unit=1e6),
-  ...   Column("", "busy, of", "{busy:.0%} of {ends[0]} to {ends[1]} us"),
-  ... ], [{"link": "a", "size_bytes": 2_500_000, "busy": 0.5, "ends": [1, 2]}])
-  >>> table.cells()
-  [['a', '2.5', '50% of 1 to 2 us']]
+  >>> table = Table(
+  ...   "links", "link | sent_bytes | busy:.0% | {ends[0]} to {ends[1]}=us",
+  ...   [{"link": "a", "sent_bytes": 2_500_000, "busy": 0.5, "ends": [1, 2]}],
+  ... )
+  >>> table.headings, table.cells()
+  (['link', 'sent', 'busy', 'us'], [['a', '2.5 MB', '50%', '1 to 2']])
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
+from parallel.base import labels
 from parallel.base.plot import Figure
 
 Row = Mapping[str, Any]
@@ -28,9 +29,10 @@ class Column:
   Attributes:
     key: Key of the rows; unused if ``form`` is a template.
     heading: Heading, unique within the table.
-    form: Format specification (",.1f"), a function that returns the text of a
-      value, or a template that formats several keys of a row
-      ("{weights:.1f} + {cache:.1f}").
+    form: Format specification (",.1f") of a number or of a list's items, a
+      function that returns the text of a value, or a template that formats
+      several keys of a row ("{weights:.1f} + {cache:.1f}"). "" is the text that
+      follows from the key and the value (`labels.text`).
     unit: Size of one unit of the heading: 1e-3 shows seconds as milliseconds.
     default: Text of a row without a value (the key is absent or None). If
       `default` is None, every row must have the key.
@@ -46,13 +48,51 @@ class Column:
     """Returns the cell of a row."""
     if isinstance(self.form, str) and "{" in self.form:
       return self.form.format_map(row)  # a template of several keys
-    # Without a default a missing key is an error.
-    value = row.get(self.key) if self.default is not None else row[self.key]
+    try:
+      value = labels.find(row, self.key)
+    except (KeyError, TypeError):  # TypeError: a mapping is None
+      if self.default is None:
+        raise
+      value = None
     if value is None and self.default is not None:
       return self.default
     if callable(self.form):
       return self.form(value)
+    if not self.form and self.unit == 1:
+      return labels.text(value, self.key)
+    if isinstance(value, list | tuple):
+      return ", ".join(map(self._number, value))
+    return self._number(value)
+
+  def _number(self, value: Any) -> str:
+    if value is None:
+      return "-"
     return format(value if self.unit == 1 else value / self.unit, self.form)
+
+
+def _parsed(text: str, title: str, rows: Sequence[Row]) -> list[Column]:
+  """Returns the columns of a text "key/unit:form=heading".
+
+  Unit, form and heading follow from the key if they are left out. "key.*" is a
+  column for each item of the mappings under a key. A text with braces is a
+  template.
+  """
+  text, _, heading = text.strip().partition("=")
+  if "{" in text:
+    return [Column("", heading, text)]
+  key, _, form = text.partition(":")
+  key, _, size = key.partition("/")
+  unit = float(size or 1)
+  if key.endswith(".*"):
+    key = key.removesuffix(".*")
+    names = dict.fromkeys(name for row in rows for name in row[key])
+    return [
+      Column(key, str(name), Column(name, str(name), form, unit, "-").text)
+      for name in names
+    ]
+  if rows and not any(key.split(".")[0] in row or key in row for row in rows):
+    raise ValueError(f"no row of {title!r} has the key {key!r}: {rows[0]}")
+  return [Column(key, heading or labels.heading(key), form, unit, "-")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,20 +102,28 @@ class Table:
   Attributes:
     title: Title; may have several lines.
     columns: Columns; the first is aligned left, the others right. A string is
-      a column that shows the key of that name under the same heading.
-    rows: Rows, plain data.
+      "key", "key/unit:form=heading", where form is a format specification and
+      "a.b" the key of an item of a mapping, "a.*" with a column for each item,
+      or "template=heading". One string is several of them, separated by "|".
+    rows: Rows, plain data. A row without the key of a string has the cell "-".
 
   Raises:
-    ValueError: Two columns have the same heading, or a row lacks a key.
+    ValueError: Two columns have the same heading, or rows lack a key.
   """
 
   title: str
-  columns: Sequence[Column | str]
+  columns: str | Sequence[Column | str]
   rows: Sequence[Row]
 
   def __post_init__(self) -> None:
+    columns = self.columns
+    if isinstance(columns, str):
+      columns = columns.split("|")
     columns = tuple(
-      Column(c, c) if isinstance(c, str) else c for c in self.columns
+      column for given in columns for column in (
+        _parsed(given, self.title, self.rows)
+        if isinstance(given, str) else [given]
+      )
     )
     # The class is frozen.
     object.__setattr__(self, "columns", columns)
@@ -117,17 +165,29 @@ def span(
   return between.join(dict.fromkeys(map(form, ends)))
 
 
-def yes_no(value: bool) -> str:
-  """Formats a boolean as "yes" or "no"."""
-  return "yes" if value else "no"
+def pivot(
+  rows: Iterable[Row], index: Sequence[str], column: str, value: str
+) -> list[dict[str, Any]]:
+  """Returns a row for each value of some keys, with a mapping under "of".
 
+  Args:
+    rows: Rows, one for each combination.
+    index: Keys that the rows of the result differ in.
+    column: Key whose values are the keys of the mapping.
+    value: Key of the values of the mapping.
 
-def size_text(size_bytes: int) -> str:
-  """Formats a size: 65536 is "64 KiB"."""
-  for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-    if size_bytes >= unit:
-      return f"{size_bytes / unit:g} {name}"
-  return f"{size_bytes} B"
+  Example:
+    >>> pivot([{"a": 1, "b": "x", "c": 2}, {"a": 1, "b": "y", "c": 3}],
+    ...       ["a"], "b", "c")
+    [{'a': 1, 'b': 'x', 'c': 2, 'of': {'x': 2, 'y': 3}}]
+  """
+  found: dict[tuple[Any, ...], dict[str, Any]] = {}
+  for row in rows:
+    line = found.setdefault(
+      tuple(row[key] for key in index), dict(row) | {"of": {}}
+    )
+    line["of"][row[column]] = row[value]
+  return list(found.values())
 
 
 @dataclasses.dataclass(frozen=True)

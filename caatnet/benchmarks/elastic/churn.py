@@ -61,15 +61,11 @@ def _show(runs: list[dict[str, Any]], options: Any) -> None:
   )
   tables.table(
     "what came of it",
-    ["seed", "events", "rounds", "epochs", "longest without, s", "refused",
-     "samples", "loss", "without events", "difference"],
+    "seed | events | rounds | epochs | longest_s=longest without | refused | "
+    "samples | loss:.5f | calm_loss:.5f=without events | difference:+.2%",
     [
-      [str(r["seed"]), str(len(r["events"])), f"{r['rounds']:,}",
-       f"{r['epochs']:,}", f"{r['longest_s']:.1f}", str(r["refused"]),
-       f"{r['samples']:,}",
-       f"{r['loss']:.5f}", f"{r['calm_loss']:.5f}",
-       f"{r['loss'] / r['calm_loss'] - 1:+.2%}"]
-      for r in runs
+      r | {"events": len(r["events"]),
+           "difference": r["loss"] / r["calm_loss"] - 1} for r in runs
     ],
   )
   tables.table(

@@ -25,13 +25,8 @@ def run(config: Any) -> dict[str, Any]:
           for world in config.benchmark.worlds]
   tables.table(
     "worlds of peers and a coordinator, all that can happen in them",
-    ["peers", "rounds", "accidents", "states", "all", "seconds", "problem"],
-    [
-      [str(r["peers"]), str(r["rounds"]), r["accidents"], f"{r['states']:,}",
-       "yes" if r["complete"] else "no", f"{r['seconds']:.0f}",
-       r["problem"] or "none"]
-      for r in rows
-    ],
+    "peers | rounds | accidents | states | complete=all | seconds:.0f | "
+    "problem", rows,
   )
   for row in rows:
     for line in row["trace"]:

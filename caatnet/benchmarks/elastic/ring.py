@@ -37,15 +37,10 @@ def run(config: Any) -> dict[str, Any]:
     tables.table(
       f"float32 summed between two network namespaces, "
       f"{options.shaped_rounds} rounds",
-      ["link, Mbit/s", "there and back, ms", "MB", "connections", "first, s",
-       "seconds", "payload, Mbit/s", "bytes sent"],
-      [
-        [f"{r['mbit']:,}", f"{r['rtt_ms']:g}", str(r["megabytes"]),
-         str(r["num_connections"]), f"{r['first_s']:.2f}",
-         f"{r['seconds']:.2f}", f"{r['payload_mbit']:.1f}",
-         f"{r['payload']:,} + {r['framing']:,}"]
-        for r in shaped
-      ],
+      "mbit=link, Mbit/s | rtt_ms:g=there and back, ms | megabytes=MB | "
+      "num_connections | first_s | seconds:.2f | "
+      "payload_mbit:.1f=payload, Mbit/s | {payload:,} + {framing:,}=bytes sent",
+      shaped,
     )
   return {
     "load": timing.load(), "cores": os.cpu_count(), "loopback": rows,
@@ -58,16 +53,9 @@ def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
     f"{options.megabytes} MB of float32 summed among peers on loopback, "
     f"{options.rounds} rounds, load {timing.load():.1f} of "
     f"{os.cpu_count()} cores",
-    ["peers", "what", "seconds", "raw / this", "raw / this, CPU time",
-     "additions' share", "bytes sent"],
-    [
-      [str(r["peers"]), r["what"], f"{r['seconds']:.3f}",
-       f"{r['of_raw']:.0%}",
-       f"{r['of_raw_cpu']:.0%}" if r["of_raw_cpu"] else "-",
-       f"{r['additions']:.0%}" if r["additions"] else "-",
-       f"{r['payload']:,} + {r['framing']:,}" if "payload" in r else "-"]
-      for r in rows
-    ],
+    "peers | what | seconds:.3f | of_raw:.0%=raw / this | "
+    "of_raw_cpu:.0%=raw / this, CPU time | additions:.0%=additions' share | "
+    "payload=payload, bytes | framing=framing, bytes", rows,
   )
 
 

@@ -177,14 +177,13 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
     f"features: all places {sizes['places'] / 1e9:.3f} GB, each row once per "
     f"batch {sizes['unique'] / 1e9:.3f} GB, each row once (the least possible) "
     f"{sizes['least'] / 1e9:.3f} GB",
-    ["room", "by degree", "by presampling", "LRU", "Belady",
-     "GB, presampling", "GB, Belady"],
+    "share:.0%=room | degree:.1%=by degree | presampling:.1%=by presampling | "
+    "lru:.1%=LRU | belady:.1%=Belady | of.*/1e9:.3f",
     [
-      [f"{row['share']:.0%}",
-       *(f"{row[k]:.1%}" for k in ("degree", "presampling", "lru", "belady")),
-       *(f"{sizes['unique'] * (1 - row[k]) / 1e9:.3f}"
-         for k in ("presampling", "belady"))]
-      for row in rows
+      row | {"of": {
+        f"GB, {k}": sizes["unique"] * (1 - row[k])
+        for k in ("presampling", "belady")
+      }} for row in rows
     ],
   )
   return {"rows": rows, "bytes": sizes}
@@ -224,14 +223,9 @@ def _waits(config: Any, graph: Graph) -> dict[str, Any]:
     f"{options.steps} steps of {options.batch_size} nodes, hidden width "
     f"{config.model.width}: time that the step waits for sampled and gathered "
     "rows",
-    ["keys", "ms per step", "waits, ms", "share", "host's work, ms",
-     "MB fetched"],
-    [
-      [row["changes"], f"{1e3 * row['step_s']:.1f}",
-       f"{1e3 * row['waited_s']:.1f}", f"{row['waited_s'] / row['step_s']:.1%}",
-       f"{1e3 * row['worked_s']:.1f}", f"{row['fetched_bytes'] / 1e6:.1f}"]
-      for row in rows
-    ],
+    "changes=keys | step_s | waited_s=waits | share | worked_s=host's work | "
+    "fetched_bytes",
+    [row | {"share": row["waited_s"] / row["step_s"]} for row in rows],
   )
   return {"rows": rows}
 
@@ -295,13 +289,8 @@ def _large(config: Any) -> dict[str, Any]:
     f"{found['nodes']:,} nodes x {found['features']} float32, "
     f"{found['edges']:,} edges, {found['bytes'] / 1e9:.2f} GB on disk; a "
     f"process with {options.large.limit_mb} MB without pages of files",
-    ["part", "seconds", "its own at the end, MB", "most resident, MB",
-     "loss"],
-    [
-      [row["part"], f"{row['seconds']:.1f}", f"{row['own_mb']:,.0f}",
-       f"{row['resident_mb']:,.0f}", row["loss"]]
-      for row in found["rows"]
-    ],
+    "part | seconds:.1f | own_mb:,.0f=its own at the end, MB | "
+    "resident_mb:,.0f=most resident, MB | loss", found["rows"],
   )
   return found
 
@@ -397,14 +386,7 @@ def _predicted(options: Any) -> dict[str, Any]:
     f"{given.memory_bandwidth / 1e9:g} GB/s, {given.link_share:.0%} of a link, "
     f"{given.utilisation:.0%} of the peak; published: 65 to 92% faster on "
     "several GPUs (arXiv 2103.03330)",
-    ["features", "link", "GPUs", "conventional, ms", "zero-copy, ms",
-     "overlapped, ms", "faster", "faster, overlapped"],
-    [
-      [str(row["features"]), row["link"], str(row["devices"]),
-       *(f"{1e3 * row[k]:.2f}"
-         for k in ("conventional_s", "zero_copy_s", "overlapped_s")),
-       f"{row['faster']:.0%}", f"{row['faster_overlapped']:.0%}"]
-      for row in rows
-    ],
+    "features | link | devices=GPUs | conventional_s | zero_copy_s | "
+    "overlapped_s | faster:.0% | faster_overlapped:.0%", rows,
   )
   return {"rows": rows}

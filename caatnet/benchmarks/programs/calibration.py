@@ -315,15 +315,9 @@ def _text(config: Any) -> str:
 def _show_fit(fit: Sequence[Mapping[str, Any]]) -> None:
   tables.table(
     "rates fitted to profiles, before the rest of a step is spread",
-    ["what", "samples", "rate, 10^9/s", "latency, us", "of the steps",
-     "median error"],
-    [
-      [row["what"], str(row["samples"]),
-       "" if row["rate"] is None else f"{row['rate'] / 1e9:.3f}",
-       "" if row["latency_s"] is None else f"{row['latency_s'] * 1e6:.1f}",
-       f"{row['share']:.1%}", f"{row['residual']:.1%}"]
-      for row in fit
-    ],
+    "what | samples | rate/1e9:.3f=rate, 10^9/s | "
+    "latency_s/1e-6:.1f=latency, us | share:.1%=of the steps | "
+    "residual:.1%=median error", fit,
   )
 
 
@@ -331,13 +325,8 @@ def show(result: Mapping[str, Any]) -> None:
   """Prints the rows of `judged` and their summary."""
   tables.table(
     "configurations that no rate was fitted to, ms",
-    ["configuration", "predicted", "90% interval", "measured", "inside"],
-    [
-      [row["configuration"], f"{row['interval'][1] * 1e3:.1f}",
-       f"{row['interval'][0] * 1e3:.1f} to {row['interval'][2] * 1e3:.1f}",
-       f"{row['measured_s'] * 1e3:.1f}", "yes" if row["contained"] else "no"]
-      for row in result["rows"]
-    ],
+    "configuration | interval/1e-3:.1f=predicted: 5%, 50%, 95% | "
+    "measured_s/1e-3:.1f=measured | contained=inside", result["rows"],
   )
   s = result["summary"]
   print(

@@ -97,17 +97,12 @@ def _count(options: Any, target: targets.Target) -> dict[str, Any]:
     })
   tables.table(
     f"MB of main memory moved by programs compiled for {options.target}",
-    ["op, case", "least", "with kernel", "by XLA alone", "x kernel's",
-     "temporary MB with kernel", "by XLA alone"],
-    [
-      [f"{r['op']}, {r['case']}"]
-      + [f"{r[k] / 1e6:,.1f}" for k in ("least_bytes", "kernel_bytes",
-                                        "xla_bytes")]
-      + [f"{r['xla_bytes'] / r['kernel_bytes']:.2f}"]
-      + [f"{r[k] / 1e6:,.1f}" for k in ("kernel_temporary_bytes",
-                                        "xla_temporary_bytes")]
-      for r in rows
-    ],
+    "{op}, {case}=op, case | least_bytes/1e6:,.1f=least | "
+    "kernel_bytes/1e6:,.1f=with kernel | xla_bytes/1e6:,.1f=by XLA alone | "
+    "ratio:.2f=x kernel's | "
+    "kernel_temporary_bytes/1e6:,.1f=temporary MB with kernel | "
+    "xla_temporary_bytes/1e6:,.1f=temporary MB by XLA alone",
+    [r | {"ratio": r["xla_bytes"] / r["kernel_bytes"]} for r in rows],
   )
   _print_refusals(rows)
   return {
@@ -342,25 +337,19 @@ def _passes(
 
 
 def _print(rows: list[dict[str, Any]], timed: bool) -> None:
-  columns = ["op, case", "runs", "MB", "error"]
+  columns = (
+    "{op}, {case}=op, case | implementation=runs | bytes/1e6:,.3f=MB | "
+    "relative_error:.1e=error"
+  )
   if timed:
-    columns += ["temporary MB", "us", "of copy", "x XLA", "x unfused"]
-  table = []
-  for row in rows:
-    cells = [
-      f"{row['op']}, {row['case']}", row["implementation"],
-      f"{row['bytes'] / 1e6:,.3f}", f"{row['relative_error']:.1e}",
-    ]
-    if timed:
-      cells += [
-        f"{row['temporary_bytes'] / 1e6:,.3f}",
-        f"{row['median_s'] * 1e6:,.0f}", f"{row['of_copy_bandwidth']:.0%}",
-        f"{row['of_fused']:.2f}", f"{row['of_unfused']:.2f}",
-      ]
-    table.append(cells)
+    columns += (
+      " | temporary_bytes/1e6:,.3f=temporary MB | median_s/1e-6:,.0f=us | "
+      "of_copy_bandwidth:.0%=of copy | of_fused:.2f=x XLA | "
+      "of_unfused:.2f=x unfused"
+    )
   device = jax.devices()[0].device_kind
   how = "medians" if timed else "interpreted: no times"
-  tables.table(f"kernels on {device}, {how}", columns, table)
+  tables.table(f"kernels on {device}, {how}", columns, rows)
   _print_refusals(rows)
 
 

@@ -100,16 +100,13 @@ def read(experiment: Experiment, target: targets.Target) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-  columns = ("memory_bytes", "step_if_all_overlaps", "step_as_scheduled",
-             "step_if_none_overlaps")
   tables.table(
     "bounds on a step, not run: GB of main memory moved; seconds with all "
     "overlapped, as scheduled, with nothing overlapped",
-    ["program", "kernels", "GB", "all", "as scheduled", "none"],
-    [
-      [f"{row['target']} {row['overrides']}", row["kernels"]]
-      + [f"{row['roofline'][columns[0]] / 1e9:,.1f}"]
-      + [f"{row['roofline'][key]:.3f}" for key in columns[1:]]
-      for row in rows if "roofline" in row
-    ],
+    "{target} {overrides}=program | kernels | "
+    "roofline.memory_bytes/1e9:,.1f=GB | "
+    "roofline.step_if_all_overlaps:.3f=all | "
+    "roofline.step_as_scheduled:.3f=as scheduled | "
+    "roofline.step_if_none_overlaps:.3f=none",
+    [row for row in rows if "roofline" in row],
   )

@@ -350,12 +350,7 @@ def _print(rows: list[dict[str, Any]], facts: Any) -> None:
   )
   tables.table(
     "ms of a step, and its parts (medians)",
-    ["sequences", "step", *_PARTS],
-    [
-      [str(r["batch"])]
-      + [f"{r['parts_ms'][name]:.2f}" for name in ("step", *_PARTS)]
-      for r in rows
-    ],
+    "batch=sequences | parts_ms.*:.2f", rows,
   )
 
 

@@ -110,18 +110,12 @@ def run(config: Any) -> dict[str, Any]:
     f"request\n{options.steps:,} steps in each of {options.rounds} rounds, "
     f"{platform.machine()}, Python {platform.python_version()}, "
     f"{rows[0]['implementation']}",
-    ["policy", "running", "waiting", "steps that preempt", "pages found",
-     "median", "medians of\nrounds", "P99", "most", "arrival"],
-    [
-      [r["policy"], f"{r['running']:.0f}", f"{r['waiting']:.0f}",
-       f"{r['preempting']:.1%}", f"{r['found']:.1%}",
-       f"{r['cpu_us']['median']:.0f} ({r['clock_us']['median']:.0f})",
-       f"{min(r['medians_us']):.0f} to {max(r['medians_us']):.0f}",
-       *(f"{r['cpu_us'][k]:.0f} ({r['clock_us'][k]:.0f})"
-         for k in ("p99", "most")),
-       f"{r['arrival_us']:.0f}"]
-      for r in rows
-    ],
+    "policy | running:.0f | waiting:.0f | preempting:.1%=steps that preempt | "
+    "found:.1%=pages found | {cpu_us[median]:.0f} ({clock_us[median]:.0f})="
+    "median | medians_us:.0f=medians of rounds | "
+    "{cpu_us[p99]:.0f} ({clock_us[p99]:.0f})=P99 | "
+    "{cpu_us[most]:.0f} ({clock_us[most]:.0f})=most | arrival_us:.0f=arrival",
+    rows,
   )
   return {"benchmark": "serving", "rows": rows}
 

@@ -18,8 +18,8 @@ from caatnet.benchmarks.harness import scripts, timing
 from caatnet.show import drawing, tables
 from caatnet.studies.collectives import chosen
 from parallel.base.checks import known
+from parallel.base.labels import size_text
 from parallel.base.plot import Axis, Figure, Line, Panel
-from parallel.base.report import size_text
 from parallel.plans.network import simulate
 from parallel.plans.network.routed import on_links
 from parallel.plans.schedules import multitree
@@ -115,9 +115,7 @@ def _scaling(options: Any) -> list[dict[str, Any]]:
   rows = [_multitree(x) for x in timing.progress(grids, "MultiTree")]
   tables.table(
     "MultiTree, one phase",
-    ["topology", "ranks", "steps", "bound", "s"],
-    [[r["topology"], str(r["ranks"]), str(r["steps"]), str(r["bound"]),
-      f"{r['seconds']:.2f}"] for r in rows],
+    "topology | ranks | steps | bound | seconds:.2f=s", rows,
   )
   return rows
 
@@ -129,9 +127,9 @@ def _simulations(options: Any) -> list[dict[str, Any]]:
   ]
   tables.table(
     "all-gathers, event by event",
-    ["schedule", "link traversals", "s", "traversals / s"],
-    [[r["schedule"], f"{r['traversals']:,}", f"{r['seconds']:.2f}",
-      f"{r['traversals'] / r['seconds']:,.0f}"] for r in rows],
+    "schedule | traversals=link traversals | seconds:.2f=s | "
+    "rate:,.0f=traversals / s",
+    [row | {"rate": row["traversals"] / row["seconds"]} for row in rows],
   )
   return rows
 
@@ -142,11 +140,10 @@ def _show_optimal(
   """Prints tables of packed trees, and of times at sizes, over the bounds."""
   tables.table(
     "packed trees of all-gathers: busiest link over the cut bound",
-    ["topology", "k", "over bound", "rounds / bound", "tight cut", "s",
-     "MultiTree s"],
-    [[r["topology"], str(r["trees_per_rank"]), f"{r['ratio']:.4f}",
-      f"{r['rounds_ratio']:.3f}", _cut(r), f"{r['seconds']:.2f}",
-      f"{r['multitree_seconds']:.2f}"] for r in named],
+    "topology | trees_per_rank=k | ratio:.4f=over bound | "
+    "rounds_ratio:.3f=rounds / bound | cut=tight cut | seconds:.2f=s | "
+    "multitree_seconds:.2f=MultiTree s",
+    [row | {"cut": _cut(row)} for row in named],
   )
   tables.table(
     "all-gathers chosen for a size: time over the bound (of the tightest cut, "

@@ -99,16 +99,11 @@ def _show(
     f"training step, {experiment.program.model.num_params / 1e6:.1f}M "
     f"parameters, {count} tokens, {jax.devices()[0].device_kind}; products: "
     + ", ".join(f"{rates[d] / 1e9:.0f} GFLOP/s {d}" for d in rates),
-    ["variant", "dtype", "median s", "range s", "x plain", "tokens/s",
-     "of products", "device GB", "host GB"],
-    [
-      [r["variant"], r["dtype"], f"{r['median_s']:.3f}",
-       f"{r['min_s']:.3f} to {r['max_s']:.3f}", f"{r['relative']:.3f}",
-       f"{r['tokens_per_second']:,.0f}",
-       f"{r['fraction_of_matmul_rate']:.1%}", f"{r['device_bytes'] / 1e9:.2f}",
-       f"{r['host_bytes'] / 1e9:.2f}"]
-      for r in rows
-    ],
+    "variant | dtype | median_s:.3f=median s | "
+    "{min_s:.3f} to {max_s:.3f}=range s | relative:.3f=x plain | "
+    "tokens_per_second:,.0f=tokens/s | "
+    "fraction_of_matmul_rate:.1%=of products | "
+    "device_bytes/1e9:.2f=device GB | host_bytes/1e9:.2f=host GB", rows,
   )
 
 

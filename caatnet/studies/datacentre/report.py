@@ -1,13 +1,12 @@
 """Report of a datacentre's plan."""
 
-from collections.abc import Mapping, Sequence
-import functools
+from collections.abc import Mapping
 import itertools
 import math
 from typing import Any
 
 from parallel.base import plot
-from parallel.base.report import Column, Report, Table, keyed, yes_no
+from parallel.base.report import Report, Table
 
 Row = Mapping[str, Any]
 
@@ -17,6 +16,7 @@ _PLAIN = ("", "days", "h", "s", "km", "$/MWh", "bit")
 # Below this fraction of useful time there is no training progress.
 _PROGRESS = 1e-6
 _MAX_BARS = 10
+_QUANTILES = ("5%", "50%", "95%")
 
 
 def quantity(x: float | None, unit: str = "") -> str:
@@ -42,48 +42,104 @@ def _in_units(row: Row, unit: str, *keys: str) -> dict[str, Any]:
 
 def report(result: Mapping[str, Any]) -> Report:
   """Returns the plan, its assumptions, sensitivities, and curves."""
-  parts: list[Table | str] = [
+  of = {row["name"]: row for row in result["results"]}
+  multipath, first = result["multipath"], result["trainable"][0]
+  between = result["between"]
+  return Report("Plan of a datacentre", [
+    *(
+      Table(
+        f"{group}: predicted from the assumptions below, not measured",
+        "meaning=result | value",
+        [_in_units(row, row["unit"], "value") for row in rows],
+      )
+      for group, rows in itertools.groupby(
+        result["results"], lambda row: row["group"]
+      )
+    ),
+    *notes(result),
     Table(
-      f"{group}: predicted from the assumptions below, not measured",
-      [Column("meaning", "result"), "value"],
-      [_in_units(row, row["unit"], "value") for row in rows],
-    )
-    for group, rows in itertools.groupby(
-      result["results"], lambda row: row["group"]
-    )
-  ]
-  parts += notes(result)
-  multipath = result["multipath"]
-  parts += [
-    _published(result["paper"] + result["known"]),
-    _trainable(result["trainable"]),
-    _between(result["between"]),
-    _scales(result["scales"]),
+      "published figures; consistent: an input is a figure of the same source, "
+      "or was backed out of one, and the error is at most 5%; differs: such an "
+      "input, and a larger error",
+      "what | published | ours | error:+.1% | verdict | inputs | source",
+      [
+        _in_units(row, row["unit"], "ours") | {"published": " to ".join(
+          quantity(x, row["unit"]) for x in row["published"]
+        )} for row in result["paper"] + result["known"]
+      ],
+    ),
+    Table(
+      "when a model can be trained without failures, at "
+      f"{first['utilisation']:.0%} of the peak and "
+      f"{first['tokens_per_parameter']:g} tokens per active parameter",
+      f"parameters:.3g | precision=format | active_share:.0%=active | days | "
+      f"in_time=in {first['days_allowed']:g} | "
+      "ratio_allowed=tokens per active parameter there is time for",
+      result["trainable"],
+    ),
+    Table(
+      f"Tbit/s of each of {between['sites']} sites, each way, at which "
+      f"compute takes a share of the time: {between['layers']} layers, steps "
+      f"of {between['step_s']:.3g} s, {1e3 * between['rtt_s']:.3g} ms there "
+      f"and back; -: never, by round trips; {between['least'] / 1e12:g} is the "
+      "least that is tried",
+      "method | sync_every=steps | overlap_steps=overlap | bits:g | "
+      "bit_s.*/1e12:.4g", between["rows"],
+    ),
+    Table(
+      "machines of all sizes, the same knobs; fit: accelerators over those of "
+      "a replica of the model",
+      "accelerators | budget/1e6:,.4g=1e6 $ | facility_w/1e6:,.4g=MW | "
+      "sites_needed=sites | fit | "
+      "largest:.3g=largest model | mtbf_s=between failures | "
+      "tiers=tiers of switches", result["scales"],
+    ),
     Table(
       "failures per day by cause, at the rates of Llama 3's training",
-      ["cause", Column("rate", "per day", quantity)],
+      "cause | rate=per day",
       [{"cause": c, "rate": rate} for c, rate in result["causes"].items()],
     ),
     Table(
       f"a small example, {multipath['fabric']}: flows on the fullest uplink, "
       "each host sending one to the next leaf",
-      ["router", Column("whole", "whole", quantity),
-       Column("without_one", "without one link", quantity)],
-      multipath["rows"],
+      "router | whole | without_one=without one link", multipath["rows"],
     ),
-    *_uncertainty(result),
+    *_uncertainty(result, of),
     Table(
       "assumptions",
-      [Column("name", "knob"), "value",
-       Column("", "range", "{low} to {high}"), "mark",
-       "source"],
+      "name=knob | value | {low} to {high}=range | mark | source",
       [_in_units(row, row["unit"], "value", "low", "high")
        for row in result["knobs"]],
     ),
+  ], lambda: _figure(result))
+
+
+def _uncertainty(
+  result: Mapping[str, Any], of: Mapping[str, Row]
+) -> list[Table]:
+  """Returns quantiles of results, and the knobs that decide one of them."""
+  tornado = result["tornado"]
+  target = of[tornado["target"]]
+  return [
+    Table(
+      f"quantiles of {result['num_draws']:,} plans; parameters that are "
+      "not decisions are drawn",
+      "meaning=result | 5% | 50% | 95%",
+      [
+        _in_units(
+          of[key] | dict(zip(_QUANTILES, values, strict=True)),
+          of[key]["unit"], *_QUANTILES,
+        ) for key, values in result["quantiles"].items()
+      ],
+    ),
+    Table(
+      f"what decides: {target['meaning']}, "
+      f"{quantity(tornado['value'], target['unit'])}",
+      "knob | decided | low=at its low end | high=at its high end",
+      [_in_units(bar, target["unit"], "low", "high")
+       for bar in tornado["bars"][:_MAX_BARS]],
+    ),
   ]
-  return Report(
-    "Plan of a datacentre", parts, lambda: _figure(result),
-  )
 
 
 def notes(result: Mapping[str, Any]) -> list[str]:
@@ -125,125 +181,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
   return found
 
 
-def _published(rows: Sequence[Row]) -> Table:
-  return Table(
-    "published figures; consistent: an input is a figure of the same source, "
-    "or was backed out of one, and the error is at most 5%; differs: such an "
-    "input, and a larger error",
-    [
-      "what", Column("published", "published", " to ".join),
-      "ours", Column("error", "error", "+.1%"),
-      "verdict", "inputs",
-      "source",
-    ],
-    [
-      _in_units(row, row["unit"], "ours") | {
-        "published": [quantity(x, row["unit"]) for x in row["published"]]
-      }
-      for row in rows
-    ],
-  )
-
-
-def _trainable(rows: Sequence[Row]) -> Table:
-  first = rows[0]
-  return Table(
-    "when a model can be trained without failures, at "
-    f"{first['utilisation']:.0%} of the peak and "
-    f"{first['tokens_per_parameter']:g} tokens per active parameter",
-    [
-      Column("parameters", "parameters", ".3g"),
-      Column("precision", "format"), Column("active_share", "active", ".0%"),
-      Column("days", "days", quantity),
-      Column("in_time", f"in {first['days_allowed']:g}", yes_no),
-      Column("ratio_allowed",
-             "tokens per active parameter there is time for", quantity),
-    ],
-    rows,
-  )
-
-
-def _scales(rows: Sequence[Row]) -> Table:
-  return Table(
-    "machines of all sizes, the same knobs; fit: accelerators over those of "
-    "a replica of the model",
-    [
-      Column("accelerators", "accelerators", ","),
-      Column("budget", "budget", functools.partial(quantity, unit="$")),
-      Column("facility_w", "power", functools.partial(quantity, unit="W")),
-      Column("sites_needed", "sites", quantity),
-      Column("fit", "fit", quantity),
-      Column("largest", "largest model", ".3g"),
-      Column("mtbf_s", "s between failures", quantity),
-      Column("tiers", "tiers of switches", quantity),
-    ],
-    rows,
-  )
-
-
-def _between(between: Mapping[str, Any]) -> Table:
-
-  def cell(bits: float | None) -> str:
-    if bits is None:
-      return "never: round trips"
-    under = "up to " if bits <= between["least"] else ""
-    return under + quantity(bits, "bit/s")
-
-  return Table(
-    f"bandwidth of each of {between['sites']} sites, each way, at which "
-    f"compute takes a share of the time: {between['layers']} layers, steps of "
-    f"{between['step_s']:.3g} s, {1e3 * between['rtt_s']:.3g} ms there and "
-    "back",
-    [
-      "method", Column("sync_every", "steps"),
-      Column("overlap_steps", "overlap"), Column("bits", "bits", "g"),
-      *(Column(target, f"{float(target):.0%}", cell)
-        for target in between["rows"][0]["bit_s"]),
-    ],
-    [row | row["bit_s"] for row in between["rows"]],
-  )
-
-
-def _uncertainty(result: Mapping[str, Any]) -> list[Table]:
-  of = {row["name"]: row for row in result["results"]}
-  tornado = result["tornado"]
-  row, quantiles = of[tornado["target"]], ["5%", "50%", "95%"]
-  return [
-    Table(
-      f"quantiles of {result['num_draws']:,} plans; parameters that are "
-      "not decisions are drawn",
-      [Column("meaning", "result"), *keyed(quantiles)],
-      [
-        {"meaning": of[key]["meaning"]} | dict(zip(
-          quantiles, (quantity(x, of[key]["unit"]) for x in values), strict=True
-        ))
-        for key, values in result["quantiles"].items()
-      ],
-    ),
-    Table(
-      f"what decides: {row['meaning']}, "
-      f"{quantity(tornado['value'], row['unit'])}",
-      ["knob",
-       Column("decided", "decided", yes_no),
-       Column("low", "at its low end"), Column("high", "at its high end")],
-      [_in_units(bar, row["unit"], "low", "high")
-       for bar in tornado["bars"][:_MAX_BARS]],
-    ),
-  ]
-
-
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
   """Returns bandwidths between sites, and a tornado of knobs."""
-  lines = []
-  for row in result["between"]["rows"]:
-    points = [
-      (float(target), bits / 1e12)
-      for target, bits in row["bit_s"].items() if bits is not None
-    ]
-    if points:
-      lines.append(plot.Line(
-        *zip(*points, strict=True), label=row["method"], marker="o"
-      ))
   tornado = result["tornado"]
   bars, value = tornado["bars"][:_MAX_BARS], tornado["value"]
   of = {row["name"]: row for row in result["results"]}[tornado["target"]]
@@ -254,12 +193,16 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
     )
     for end in ("low", "high")
   ]
-  return plot.Figure(
+  return plot.figure(
     [
-      plot.Panel(
-        lines, "", "share of the time that compute is to take",
-        plot.Axis("Tbit/s of a site, each way", "log"), legend="best",
-        frame="open",
+      *plot.lines(
+        [
+          row | {"share": float(target), "rate": bits}
+          for row in result["between"]["rows"]
+          for target, bits in row["bit_s"].items()
+        ],
+        "share=share of the time that compute is to take",
+        "rate/1e12=Tbit/s of a site, each way", by="method", log="y",
       ),
       plot.Panel(
         [*ends, plot.Rule(value, vertical=True, style="-", width=0.8)], "",
@@ -269,5 +212,5 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
         legend="best", frame="open",
       ),
     ],
-    (12, 4.5), 2, "predicted from assumptions, not measured",
+    "predicted from assumptions, not measured",
   )

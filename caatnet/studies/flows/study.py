@@ -144,7 +144,6 @@ def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
         "num_flows": len(sent),
         "num_sent": link_loads.num_sent(routes),
         "fullest_uplink": str(fullest),
-        "fullest_uplink_flows": float(fullest),
         "over_bound": float(fullest / least) if least else 1.0,
         "bound": str(least),
       })

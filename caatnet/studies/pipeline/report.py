@@ -8,7 +8,8 @@ import numpy as np
 
 from caatnet.studies.pipeline.study import built, timed
 from parallel.base import plot
-from parallel.base.report import Column, Report, Table, size_text
+from parallel.base.labels import size_text
+from parallel.base.report import Report, Table
 from parallel.plans.pipeline.pipeline_schedule import Kind
 from parallel.plans.pipeline.simulate import Timeline
 from parallel.plans.topology.text import quantity
@@ -29,51 +30,36 @@ def report(result: Mapping[str, Any]) -> Report:
   size, link = config["pipeline"], config["link"]
   rows = [
     row | {
-      "name": _name(row), "stored_text": _stored(row),
-      "most_inputs": max(row["inputs"]),
-      "most_cotangents": max(row["cotangents"]),
+      "schedule": _name(row), "stored": _stored(row),
+      "inputs": max(row["inputs"]), "cotangents": max(row["cotangents"]),
     }
     for row in result["rows"]
   ]
-  cost = Table(
-    f"{size['stages']} stages, {size['microbatches']} microbatches: counted in "
-    "schedules, all ticks equally long\nstored: of how many microbatches the "
-    "fullest stage stores activations, and the emptiest; held: inputs and "
-    "cotangents of its parts",
-    [
-      Column("name", "schedule"), "chunks",
-      "ticks", Column("bubble", "bubble", ".1%"),
-      Column("own_bubble", "of a stage", ".1%"),
-      Column("stored_text", "stored"),
-      Column("stored_bytes", "at most", size_text),
-      Column("", "held", "{most_inputs}, {most_cotangents}"),
-      Column("sent_bytes", "sent", size_text),
-    ],
-    rows,
-  )
-  bandwidth = quantity("bandwidth", link["bandwidth"])
-  ms = {"form": ",.1f", "unit": 1e-3}
-  times = Table(
-    f"ms of a step; {size_text(config['boundary_bytes'])} over links of "
-    f"{bandwidth / 1e9:g} GB/s, {link['latency_s']} s, "
-    f"{'sent under compute' if link['overlap'] else 'stages wait'} "
-    "(predicted, not measured)\nlockstep: all stages wait for each tick, as "
-    "one program does",
-    [
-      Column("name", "schedule"),
-      Column("closed_s", "closed form, no hops", default="-", **ms),
-      Column("without_hops_s", "events, no hops", **ms),
-      Column("events_s", "events", **ms),
-      Column("events_bubble", "idle", ".1%"),
-      Column("lockstep_s", "lockstep", **ms),
-    ],
-    rows,
-  )
-  left_out = [f"left out: {row['why']}" for row in result["skipped"]]
-  return Report(
-    "Schedules of a pipeline", [cost, times, *left_out],
-    lambda: _figure(result),
-  )
+  rate = quantity("bandwidth", link["bandwidth"])
+  return Report("Schedules of a pipeline", [
+    Table(
+      f"{size['stages']} stages, {size['microbatches']} microbatches: counted "
+      "in schedules, all ticks equally long\nstored: of how many microbatches "
+      "the fullest stage stores activations, and the emptiest; held: inputs "
+      "and cotangents of its parts",
+      "schedule | chunks | ticks | bubble:.1% | own_bubble:.1%=of a stage | "
+      "stored | stored_bytes=at most | {inputs}, {cotangents}=held | "
+      "sent_bytes",
+      rows,
+    ),
+    Table(
+      f"step; {size_text(config['boundary_bytes'])} over links of "
+      f"{rate / 1e9:g} GB/s, {link['latency_s']} s, "
+      f"{'sent under compute' if link['overlap'] else 'stages wait'} "
+      "(predicted, not measured)\nlockstep: all stages wait for each tick, as "
+      "one program does",
+      "schedule | closed_s=closed form, no hops | "
+      "without_hops_s=events, no hops | events_s | events_bubble:.1%=idle | "
+      "lockstep_s",
+      rows,
+    ),
+    *(f"left out: {row['why']}" for row in result["skipped"]),
+  ], lambda: _figure(result))
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -112,8 +98,8 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
     ))
   return plot.Figure(
     panels, (13, len(rows) * (0.75 + min(0.22 * stages, 4)) + 0.6),
+    title="numbers are microbatches; a stage's later chunks are lighter",
     share_x="all", legend="outside upper center", legend_columns=len(COLOURS),
-    legend_title="numbers are microbatches; a stage's later chunks are lighter",
   )
 
 
@@ -133,7 +119,7 @@ def _actions(timeline: Timeline) -> list[plot.Bars]:
         stages[some].tolist(), (end - start)[some].tolist(),
         start[some].tolist(), "" if chunk else label,
         _lighter(colour, chunk / table.num_chunks), 0.9,
-        edge=0.4 if few else 0.0, inside=True,
+        edge=0.4 if few else 0.0,
         texts=list(map(str, table.microbatches[here][some])) if few else (),
       ))
   return found

@@ -74,7 +74,6 @@ def _row(
     // table.num_chunks,
     "inputs": list(found.inputs),
     "cotangents": list(found.cotangents),
-    "deltas": list(found.deltas),
     "sent_bytes": found.sent_bytes(config["boundary_bytes"]),
     "closed_s": closed_s,
     "without_hops_s": simulate.events(table, work, alone).finish_s,

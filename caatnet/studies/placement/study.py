@@ -284,7 +284,7 @@ def _optimum(step: Problem) -> dict[str, Any]:
     best = optimum.place(step)
   except ValueError:
     return {
-      "ways": [], "tensors": [], "occupied": [], "timeline": [], "whole": None,
+      "tensors": [], "occupied": [], "timeline": [], "whole": None,
       "warnings": preflight.check(step.host, {}, 0.0),
     }
   found = placement.cost(step, best)
@@ -306,10 +306,6 @@ def _optimum(step: Problem) -> dict[str, Any]:
   except ValueError:  # fractions of layers fit, whole ones do not
     whole_s = None
   return {
-    "ways": [
-      {"part": part, "way": way, "share": share}
-      for (part, way), share in best.ways.items() if share > SMALLEST
-    ],
     "tensors": tensors,
     "occupied": _occupied(step, best),
     "timeline": _timeline(step, best, found),

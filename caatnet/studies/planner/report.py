@@ -1,14 +1,12 @@
 """Report of a plan: best configurations, exclusions, flags, and changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-import itertools
-import string
 from typing import Any
 
 import numpy as np
 
-from parallel.base import plot
-from parallel.base.report import Column, Report, Table, keyed
+from parallel.base import labels, plot
+from parallel.base.report import Report, Table
 
 Row = Mapping[str, Any]
 
@@ -20,7 +18,7 @@ def report(result: Mapping[str, Any]) -> Report:
     row | {"name": f"{number}. {row['configuration']}", "of": f"{number}."}
     for number, row in enumerate(best, 1)
   ]
-  parts: list[Table | str] = [
+  return Report("Plan of a parallel configuration", [
     *_left_out(result["left_out"]),
     Table(
       f"{result['parameters'] / 1e9:.2f}B parameters, batch of "
@@ -28,47 +26,30 @@ def report(result: Mapping[str, Any]) -> Report:
       f"({cluster['name']}; links {cluster['mark']}): predicted, not measured\n"
       "own order: devices in their own order; gap: how much faster than this a "
       "better device order could be, at most",
-      [
-        Column("name", "configuration"), Column("seconds", "s / step", ".4g"),
-        Column("own_seconds", "own order", ".4g"), Column("gap", "gap", ".1%"),
-        Column("bytes", "GB", ".1f", unit=1e9),
-        Column("pipette_s", "Pipette's s", ".4g"),
-        Column("amp_s", "AMP's s", ".4g"),
-      ],
+      "name=configuration | seconds:.4g=s / step | own_seconds:.4g=own order | "
+      "gap:.1% | bytes/1e9:.1f=GB | pipette_s:.4g=Pipette's s | "
+      "amp_s:.4g=AMP's s",
       numbered,
     ),
-    _breakdown("seconds of a step", numbered, "latency", 1.0),
-    _breakdown("GB of a device", numbered, "memory", 1e9),
+    Table("seconds of a step", "of | latency.*:.3g", numbered),
+    Table("GB of a device", "of | memory.*/1e9:.3g", numbered),
     Table(
       f"{len(front)} of {result['priced']:,} configurations that no other "
       "beats in both time and memory, in the devices' own order",
-      [
-        "configuration",
-        Column("own_seconds", "s / step", ".4g"),
-        Column("bytes", "GB", ".1f", unit=1e9), Column("binding", "most of it"),
-      ],
+      "configuration | own_seconds:.4g=s / step | bytes/1e9:.1f=GB | "
+      "binding=most of it",
       front,
     ),
-  ]
-  parts += [
-    f"excluded by {name}: {count:,}, as {reason}"
-    for name, (count, reason) in result["excluded"].items()
-  ]
-  parts += [
-    f"with links {factor:g} times as fast: {seconds:.4g} s"
-    for factor, seconds in result["sensitivity"].items()
-  ]
-  parts += [f"{name}: {text}" for name, text in result["assumptions"].items()]
-  parts += [
-    f"why not {answer['asked']}? {answer['answer']}"
-    for answer in result["why_not"]
-  ]
-  parts.append(f"the best as a run's flags: {flags(best[0]['keys'])}")
-  return Report(
-    "Plan of a parallel configuration",
-    [*parts, *_second(result["second"], best)],
-    lambda: _figure(cluster, best),
-  )
+    *(f"excluded by {name}: {count:,}, as {reason}"
+      for name, (count, reason) in result["excluded"].items()),
+    *(f"with links {factor} times as fast: {seconds:.4g} s"
+      for factor, seconds in result["sensitivity"].items()),
+    labels.facts(result["assumptions"]),
+    *(f"why not {answer['asked']}? {answer['answer']}"
+      for answer in result["why_not"]),
+    f"the best as a run's flags: {flags(best[0]['keys'])}",
+    *_second(result["second"], best),
+  ], lambda: _figure(cluster, numbered))
 
 
 def _left_out(found: Row) -> list[str]:
@@ -78,14 +59,10 @@ def _left_out(found: Row) -> list[str]:
   names = ", ".join(
     f"{x['device']} (node {x['node']})" for x in found["devices"]
   )
-  seconds = found["seconds"]
-  whole = (
-    "no configuration runs on all of them" if seconds is None
-    else f"with all {found['of']} a step takes {seconds:.4g} s"
-  )
   return [
-    f"not used, slow ones first: devices {names} of {found['of']}; {whole}. "
-    f"A run has the devices {', '.join(map(str, found['used']))} only"
+    f"not used, slow ones first: devices {names} of {found['of']}; s of a step "
+    f"with all of them: {labels.text(found['seconds'])}. "
+    f"A run has the devices {labels.text(found['used'])} only"
   ]
 
 
@@ -114,32 +91,24 @@ def _second(
     found: Part "second" of the result.
     best: Part "best" of the result, to which the changes apply.
   """
-  rows = list(zip(letters(), found["rows"], strict=False))
+  rows = list(enumerate(found["rows"], 1))
   if rows:
-    axes = list(found["rows"][0]["sent"])
-    headings = dict(zip(
-      axes, ("tensor, GB sent", "data", "worker"), strict=True
-    ))
     yield Table(
       "what would be faster, but trains another model: one change at a time "
       "in a configuration above, in its order of devices; GB sent are operand "
       "bytes of a device in a step (without the change)",
-      [
-        Column("of", "of", "{:}.".format),
-        Column("", "changed", "{letter}) {learned}"),
-        Column("seconds", "s / step", ".4g"),
-        Column("faster", "times as fast", ".2f"),
-        Column("bytes", "GB of a device", ".1f", unit=1e9),
-        *(Column(axis, headings[axis]) for axis in axes),
-      ],
+      "of | {number}) {learned}=changed | seconds:.4g=s / step | "
+      "faster:.2f=times as fast | bytes/1e9:.1f=GB of a device | sent.*",
       [
         row | {
-          "letter": letter, "faster": row["of_seconds"] / row["seconds"],
-        } | {
-          axis: f"{size / 1e9:.3g} ({row['of_sent'][axis] / 1e9:.3g})"
-          for axis, size in row["sent"].items()
+          "number": number, "faster": row["of_seconds"] / row["seconds"],
+          "sent": {
+            f"{axis}, GB sent":
+            f"{size / 1e9:.3g} ({row['of_sent'][axis] / 1e9:.3g})"
+            for axis, size in row["sent"].items()
+          },
         }
-        for letter, row in rows
+        for number, row in rows
       ],
     )
     yield (
@@ -150,54 +119,28 @@ def _second(
     yield f"of changes excluded by {name}: {count:,}, as {reason}"
   for number in sorted({row["of"] for _, row in rows if row["of"] > 1}):
     yield f"{number}. as a run's flags: {flags(best[number - 1]['keys'])}"
-  for letter, row in rows:
+  for number, row in rows:
     base = best[row["of"] - 1]["keys"]
     changed = {k: x for k, x in row["keys"].items() if base.get(k) != x}
     loop = changed.get("outer.algorithm")
     of = f" and a config with the section of {loop}" if loop else ""
     yield (
-      f"{letter}) as a run: flags of {row['of']}.{of}, then {flags(changed)}"
+      f"{number}) as a run: flags of {row['of']}.{of}, then {flags(changed)}"
     )
-
-
-def letters() -> Iterator[str]:
-  """Yields a, b, ... z, aa, ab, and so on."""
-  for length in itertools.count(1):
-    for word in itertools.product(string.ascii_lowercase, repeat=length):
-      yield "".join(word)
-
-
-def _breakdown(
-  title: str, rows: Sequence[Row], key: str, unit: float
-) -> Table:
-  """Returns a table of the terms of some rows' sums, one column per cause."""
-  causes = [c for c in rows[0][key] if any(row[key][c] for row in rows)]
-  return Table(
-    title, ["of", *keyed(causes, ".3g", unit=unit)],
-    [row[key] | {"of": row["of"]} for row in rows],
-  )
 
 
 def _figure(cluster: Row, best: Sequence[Row]) -> plot.Figure:
   """Returns link matrices in two device orders, and bars of time and memory."""
-  panels = _matrices(cluster, best[0])
-  names = [row["configuration"].replace(", ", "\n", 1) for row in best]
-  for key, unit, text, rules, ticks in (
-    ("latency", 1.0, "seconds of a step", [], names),
-    ("memory", 1e9, "GB of a device",
-     [plot.Rule(cluster["memory_bytes"] / 1e9, vertical=True)],
-     [""] * len(best)),
-  ):
-    parts = {
-      cause: [row[key][cause] / unit for row in best] for cause in best[0][key]
-    }
-    panels.append(plot.Panel(
-      [*plot.stacked({k: v for k, v in parts.items() if any(v)}), *rules], "",
-      plot.Axis(text), plot.Axis(ticks=list(enumerate(ticks)), reverse=True),
-      legend="below", frame="open",
-    ))
-  return plot.Figure(
-    panels, (12, 9), 2, f"{cluster['name']}: predicted, not measured"
+  times, sizes = (
+    plot.stacks(best, "of", parts, label=label)[0]
+    for parts, label in (
+      ("latency", "seconds of a step"), ("memory/1e9", "GB of a device")
+    )
+  )
+  sizes.marks.append(plot.Rule(cluster["memory_bytes"] / 1e9, vertical=True))
+  return plot.figure(
+    [*_matrices(cluster, best[0]), times, sizes],
+    f"{cluster['name']}: predicted, not measured", columns=2,
   )
 
 

@@ -71,7 +71,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "cluster": {
       "name": links.name, "devices": links.num_devices,
       "device": links.device.name, "mark": links.mark, "source": links.source,
-      "memory_bytes": links.device.memory_bytes, "skew": links.skew,
+      "memory_bytes": links.device.memory_bytes,
       "bandwidth": _finite(links.bandwidth.tolist()) if drawn else None,
     },
     "left_out": _left_out(subset, whole),

@@ -8,7 +8,8 @@ import numpy as np
 
 from caatnet.studies.schedule.study import of_config
 from parallel.base import plot
-from parallel.base.report import Column, Report, Table, size_text
+from parallel.base.labels import size_text
+from parallel.base.report import Report, Table
 from parallel.plans.network import simulate
 from parallel.plans.network.simulate import Timeline
 from parallel.plans.schedules.schedule import Schedule
@@ -29,28 +30,23 @@ _MAX_LABELS = 80
 def report(result: Mapping[str, Any]) -> Report:
   """Returns times and the busiest links, and a round of the schedule."""
   links = result["links"]
-  times = Table(
-    f"{result['collective']} by {result['algorithm']} on {result['topology']}"
-    f", {size_text(result['size_bytes'])}\n{result['num_rounds']} rounds, "
-    f"{result['num_transfers']} transfers; links send "
-    f"{result['mean_utilisation']:.1%} of the time (predicted, not measured)",
-    ["model", Column("us", "us", ",.3f")],
-    [{"model": text, "us": result[key]} for key, text in _MODELS.items()],
-  )
-  busiest = Table(
-    f"the {min(_MAX_LINKS, len(links))} busiest of {len(links)} links",
-    [
-      Column("", "link", "{source} -> {destination}"),
-      Column("bytes", "bytes", ","), Column("utilisation", "busy", ".1%"),
-      Column("waiting_us", "waiting us", ",.1f"),
-      Column("longest_queue", "longest queue"),
-    ],
-    links[:_MAX_LINKS],
-  )
-  return Report(
-    "Schedule of a collective", [times, busiest],
-    lambda: _figure(result["config"]),
-  )
+  return Report("Schedule of a collective", [
+    Table(
+      f"{result['collective']} by {result['algorithm']} on "
+      f"{result['topology']}, {size_text(result['size_bytes'])}\n"
+      f"{result['num_rounds']} rounds, {result['num_transfers']} transfers; "
+      f"links send {result['mean_utilisation']:.1%} of the time (predicted, "
+      "not measured)",
+      "model | us:,.3f",
+      [{"model": text, "us": result[key]} for key, text in _MODELS.items()],
+    ),
+    Table(
+      f"the {min(_MAX_LINKS, len(links))} busiest of {len(links)} links",
+      "{source} -> {destination}=link | bytes:, | utilisation=busy | "
+      "waiting_us:,.1f | longest_queue",
+      links[:_MAX_LINKS],
+    ),
+  ], lambda: _figure(result["config"]))
 
 
 def _figure(config: Mapping[str, Any]) -> plot.Figure:

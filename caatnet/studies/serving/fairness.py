@@ -173,7 +173,6 @@ def _row(
     "largest": max(both.values()),
     "pair": list(max(both, key=lambda pair: both[pair])),
     "jain": tails.jain(got),
-    "until_s": float(end),
     "grid": grid.tolist(),
     "service": curves,
     "ttft": {

@@ -259,8 +259,6 @@ def _workloads(ablation: Mapping[str, Any]) -> list[dict[str, Any]]:
       **{key: rate / seconds for key, seconds in found.items()},
       "error": rate / found["fitted"] / workload.nanoflow - 1,
       "optimum": rate / best.seconds, "bound_by": bound_by(best),
-      "compute_s": best.compute, "memory_s": best.memory,
-      "network_s": best.network,
       "source": workload.source,
     })
   return rows

@@ -144,7 +144,7 @@ def _curve(
       "tokens": tokens, "sizes": list(plan.sizes), "text": share(plan),
       "algorithm": plan.reduction.algorithm, "gain": plan.gain,
       "step_s": plan.step_s, "single_s": plan.single_s,
-      "optimum_s": plan.optimum_s, "rate": rate / plan.step_s,
+      "rate": rate / plan.step_s,
       "optimum_rate": rate / plan.optimum_s,
       "of_optimum": plan.optimum_s / plan.step_s,
     }

@@ -6,7 +6,7 @@ import os
 from types import MappingProxyType
 from typing import Any
 
-from parallel.base.report import Column, Report, Table
+from parallel.base.report import Column, Report, Table, keyed
 from parallel.ledger.compiled import Sent, compare
 from parallel.ledger.profiles import Measured
 from parallel.ledger.reading import Executed, Reading
@@ -140,8 +140,7 @@ def report(
     if shown["unknown"]:
       parts.append(Table(
         f"{name}: may communicate, not counted",
-        [Column("source", "source line", _short),
-         Column("name", "instruction"), "what"], shown["unknown"],
+        [_SOURCE, "name=instruction", "what"], shown["unknown"],
       ))
     if shown["collectives"] or shown["unknown"]:
       parts.append(_totals_table(name, shown["totals"]))
@@ -164,14 +163,10 @@ def report(
 def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   overlaps = any(row["asynchronous"] for row in rows)
   return Table(title, [
-    Column("source", "source line", _short), Column("over", "axes"),
-    Column("", "phase", "{phase}{again}"), "kind",
-    Column("requested", "requested", default="?"),
-    Column("", "sent", "{dtype}{widened}"),
-    Column("executions", "runs", default="?"),
-    Column("", "operand MB", "{most}{operand}"),
-    Column("", "wire MB, ring", "{most}{wire}"),
-    *[Column("", "overlapped", "{overlapped}")] * overlaps,
+    _SOURCE, "over=axes", "{phase}{again}=phase", "kind",
+    Column("requested", "requested", default="?"), "{dtype}{widened}=sent",
+    Column("executions", "runs", default="?"), "{most}{operand}=operand MB",
+    "{most}{wire}=wire MB, ring", *["overlapped"] * overlaps,
   ], [
     row | _sizes(row) | {
       "again": ", again" if row["rematted"] else "",
@@ -196,7 +191,7 @@ def _totals_table(
   name: str, totals: Mapping[str, Mapping[str, Any]]
 ) -> Table:
   return Table(f"{name}: totals of one run", [
-    Column("what", ""), Column("number", "rows or instructions"),
+    "what", "number=rows or instructions",
     Column("bytes", "operand MB", ",.3f", unit=1e6, default="?"),
     Column("wire_bytes", "wire MB, ring", ",.3f", unit=1e6, default="?"),
   ], [
@@ -206,11 +201,9 @@ def _totals_table(
 
 def _host_copies(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   return Table(f"{name}: copies between device and host memory", [
-    Column("source", "source line", _short),
-    Column("to_host", "to", lambda to_host: "host" if to_host else "device"),
-    Column("count", "runs", default="?"),
-    Column("bytes", "MB of one", ",.3f", unit=1e6),
-    Column("asynchronous", "asynchronous", lambda x: "yes" if x else "no"),
+    _SOURCE, Column("to_host", "to", lambda x: "host" if x else "device"),
+    Column("count", "runs", default="?"), "bytes/1e6:,.3f=MB of one",
+    "asynchronous",
   ], rows)
 
 
@@ -227,15 +220,10 @@ def _measured_rows(
 
 
 def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-  ms = {"form": ",.3f", "unit": 1e-3}
   return Table(f"{name}: measured, means of one execution", [
-    Column("source", "source line", _short), Column("over", "axes"),
-    "kind", Column("executions", "executions", ","),
-    Column("transfer_s", "transfer ms", **ms),
-    Column("waiting_s", "waiting ms", **ms),
-    Column("hidden", "hidden", ".0%"),
-    Column("", "wire MB, ring", "{most}{wire}"),
-    Column("", "GB/s", "{most}{rate}"),
+    _SOURCE, "over=axes", "kind", "executions",
+    "transfer_s/1e-3:,.3f=transfer ms", "waiting_s/1e-3:,.3f=waiting ms",
+    "hidden:.0%", "{most}{wire}=wire MB, ring", "{most}{rate}=GB/s",
   ], [
     row | _sizes(row | {"wire_bytes": row["bytes"]})
     | {"rate": f"{row['bandwidth'] / 1e9:,.3f}"} for row in rows
@@ -245,6 +233,9 @@ def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 def _short(source: str) -> str:
   """Shortens a path relative to the working directory."""
   return source.removeprefix(os.getcwd() + os.sep) or "?"
+
+
+_SOURCE = Column("source", "source line", _short)
 
 
 def _difference(readings: Mapping[str, Reading]) -> Table:
@@ -265,7 +256,7 @@ def _difference(readings: Mapping[str, Reading]) -> Table:
     })
   return Table(
     "difference: executions and operand MB of one run",
-    ["axes", "phase", *names, Column("differs", "")], rows,
+    ["axes", "phase", *keyed(names), Column("differs", "")], rows,
   )
 
 

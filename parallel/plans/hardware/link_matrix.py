@@ -100,13 +100,6 @@ class LinkMatrix:
     """Number of devices, N."""
     return len(self.nodes)
 
-  @property
-  def skew(self) -> float:
-    """Largest ratio of the bandwidths of a pair's two directions."""
-    with np.errstate(invalid="ignore"):  # inf / inf on the diagonal
-      ratio = np.nan_to_num(self.bandwidth / self.bandwidth.T, nan=1.0)
-    return float(ratio.max(initial=1.0))
-
   def seconds(self, size_bytes: float) -> np.ndarray:
     """Returns the time of a message between all pairs.
 

@@ -142,9 +142,9 @@ def test_tables_show_rates_and_intervals(capsys):
   printed = capsys.readouterr().out
   assert rows_of(printed) == [
     ["products", "5", "12.500", "3.5", "25.0%", "12.5%"],
-    ["other", "1", "", "", "75.0%", "0.0%"],
-    ["a", "2.0", "1.0 to 4.0", "3.1", "yes"],
-    ["b", "2.0", "1.0 to 4.0", "5.0", "no"],
+    ["other", "1", "-", "-", "75.0%", "0.0%"],
+    ["a", "1.0, 2.0, 4.0", "3.1", "yes"],
+    ["b", "1.0, 2.0, 4.0", "5.0", "no"],
   ]
   assert "of the median 10.0%, P95 20.0%; intervals contain 50%" in printed
   assert "spread of repeated measurements 3.0%, P95 4.0%" in printed

@@ -30,7 +30,7 @@ def test_tables_count_events_and_compare_losses(capsys):
   assert row_of(printed, "join")[:4] == ["join", "0", "0", "0"]
   assert row_of(printed, "no dials")[:4] == ["no dials", "0", "0", "0"]
   assert row_of(printed, "5") == [
-    "5", "3", "1,234", "7", "2.2", "3", "99,000", "1.10000", "1.00000",
+    "5", "3", "1,234", "7", "2.25 s", "3", "99,000", "1.10000", "1.00000",
     "+10.00%",
   ]
   assert "kill, cut" in printed

@@ -81,7 +81,7 @@ def test_tables_compare_with_a_rival_and_show_parts(capsys):
      "2.50 (2.00 to 3.00)", "3 (12)"],
     ["4", "transformers 5, torch 2", "75 (50 to 100)", "2.50 (2.50 to 2.50)",
      "", ""],
-    ["4", "15.00", "1.00", "2.00", "3.00", "4.00", "5.00"],
+    ["4", "1.00", "2.00", "3.00", "4.00", "5.00", "15.00"],
   ]
   decoding._print([row], None)
   first, _ = rows_of(capsys.readouterr().out)

@@ -65,20 +65,16 @@ def test_counts_of_the_benchmark_agree(capsys):
     assert 0 <= row["waited_s"] <= row["step_s"] < passed / 6
     # At most each row of a tree once, of eight features.
     assert 0 < row["fetched_bytes"] <= 64 * 10 * 8 * 4
-    assert [
-      row["changes"], f"{1e3 * row['step_s']:.1f}",
-      f"{1e3 * row['waited_s']:.1f}", f"{row['waited_s'] / row['step_s']:.1%}",
-      f"{1e3 * row['worked_s']:.1f}", f"{row['fetched_bytes'] / 1e6:.1f}",
-    ] in table
+    (shown,) = (cells for cells in table if cells[0] == row["changes"])
+    assert shown[3] == f"{row['waited_s'] / row['step_s']:.1%}"
   assert others[-1]["fetched_bytes"] <= reference["fetched_bytes"]
   for row in result["predicted"]["rows"]:
     assert row["overlapped_s"] <= row["zero_copy_s"] < row["conventional_s"]
-    assert [
-      str(row["features"]), row["link"], str(row["devices"]),
-      *(f"{1e3 * row[k]:.2f}"
-        for k in ("conventional_s", "zero_copy_s", "overlapped_s")),
-      f"{row['faster']:.0%}", f"{row['faster_overlapped']:.0%}",
-    ] in table
+    place = [str(row["features"]), row["link"], str(row["devices"])]
+    (shown,) = (cells for cells in table if cells[:3] == place)
+    assert shown[6:] == [
+      f"{row['faster']:.0%}", f"{row['faster_overlapped']:.0%}"
+    ]
 
 
 def test_predicted_compute_is_that_of_two_layers(capsys):

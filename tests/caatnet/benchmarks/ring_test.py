@@ -155,6 +155,6 @@ def test_table_of_sums_has_shares_of_raw_streams(capsys):
   printed = capsys.readouterr().out
   assert "256 MB of float32 summed among peers on loopback, 5 rounds" in printed
   assert rows_of(printed) == [
-    ["4", "ring", "0.500", "75%", "50%", "25%", "1,234 + 56"],
-    ["4", "gloo", "1.000", "38%", "-", "-", "-"],
+    ["4", "ring", "0.500", "75%", "50%", "25%", "1,234", "56"],
+    ["4", "gloo", "1.000", "38%", "-", "-", "-", "-"],
   ]

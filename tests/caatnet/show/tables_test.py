@@ -7,7 +7,6 @@ from caatnet.data.protocol import Dataset
 from caatnet.data.text import TextData, measured
 from caatnet.show import tables
 from caatnet.train.evaluate import Evaluation
-from parallel.base.report import size_text
 from tests.caatnet.show import terminal
 
 DATA = TextData(seq_len=4, batch_size=8, validation_windows=16)
@@ -145,12 +144,3 @@ def test_bytes_of_one_phase_and_sizes_are_formatted():
   assert tables.communication_text(rows, "forward") == (
     "2.00 MB float32, 9.00 MB bfloat16"
   )
-
-
-@pytest.mark.parametrize(("size_bytes", "text"), [
-  (0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (65536, "64 KiB"),
-  (1536, "1.5 KiB"), (2**20 - 2**10, "1023 KiB"), (2**20, "1 MiB"),
-  (3 * 2**20, "3 MiB"), (2**30, "1 GiB"), (2**41, "2048 GiB"),
-])
-def test_sizes_have_binary_units(size_bytes, text):
-  assert size_text(size_bytes) == text

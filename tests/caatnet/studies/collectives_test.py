@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from caatnet.studies import registry
-from caatnet.studies.collectives import report
 from caatnet.studies.collectives import study as collectives
 from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.flows import study as flow_study
@@ -22,7 +21,6 @@ from parallel.plans.topology import builders as topologies
 from tests import traces
 
 ROOT = pathlib.Path(__file__).parents[3]
-NAMES = ("multitree", "schedule", "spraying")
 
 
 def small(name, **changes):
@@ -35,16 +33,6 @@ def result_of(name):
   """Returns the study's result, which no test may modify."""
   config = small(name)
   return registry.find(config).run(config)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_study_is_json_and_has_tables_and_a_picture(name, tmp_path, capsys):
-  study = registry.find(small(name))
-  result = json.loads(json.dumps(result_of(name)))
-  study.show(result)
-  assert "us" in capsys.readouterr().out
-  study.plot(result, tmp_path / "new" / "picture.png")
-  assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_algorithms_do_not_beat_the_bound_and_some_do_not_run():
@@ -84,12 +72,12 @@ def test_injection_bound_of_rank_links(net, share):
 
 @pytest.mark.parametrize(("topology", "algorithm", "barrier", "expected"), [
   # Six steps of 10 us and one link; 3/2 of the buffer leave over two links.
-  ("ring:4", "ring", False, (66, 66, 30, 60 / 66 / 2)),
+  ("ring:4", "ring", False, (66, 66, 30)),
   # Six steps over a switch, which waits for whole messages in events only.
-  ("switch:4", "ring", False, (132, 72, 60, 60 / 132)),
-  ("switch:4", "ring", True, (132, 72, 60, 60 / 132)),
+  ("switch:4", "ring", False, (132, 72, 60)),
+  ("switch:4", "ring", True, (132, 72, 60)),
   # One step each way: all links send one chunk, in one round.
-  ("fully_connected:4", "direct", False, (22, 22, 20, 20 / 22)),
+  ("fully_connected:4", "direct", False, (22, 22, 20)),
 ])
 def test_numbers_of_an_all_reduce_by_hand(
   topology, algorithm, barrier, expected
@@ -101,7 +89,7 @@ def test_numbers_of_an_all_reduce_by_hand(
   ))
   (row,) = found["rows"]
   assert row["events_chunks"] == row["lockstep_chunks"] == row["num_ranks"]
-  names = ("events_us", "lockstep_us", "bound_us", "mean_utilisation")
+  names = ("events_us", "lockstep_us", "bound_us")
   assert [row[name] for name in names] == pytest.approx(expected)
 
 
@@ -314,30 +302,3 @@ def test_overlapping_phases_beat_the_sum_of_both_phases():
   ):
     assert collectives.injection_bound(net, size) < seconds
     assert seconds < 15 / 16 * size / 50e9
-
-
-def test_lines_of_eleven_algorithms_can_be_told_apart():
-  names = [f"algorithm {i}" for i in range(11)]
-  rows = [
-    {"algorithm": name, "size_bytes": 2**20, "events_us": 2.0, "bound_us": 1.0}
-    for name in names
-  ]
-  *lines, bound = report._curves(rows, names)
-  assert [line.label for line in lines] == names
-  drawn = {(int(x.colour[1:]) % 10, x.style, x.marker) for x in lines}
-  assert len({look[:2] for look in drawn}) == 11  # also without markers
-  assert [line.style for line in lines] == 10 * ["-"] + [":"]
-  assert {(*line.x, *line.y) for line in lines} == {(1024, 2**20 / 2e3)}
-  assert bound.label == "bound of the ranks' links"
-  assert (*bound.x, *bound.y) == (1024, 2**20 / 1e3)
-
-
-@pytest.mark.parametrize("panels", [1, 3, 4, 5, 9])
-def test_panels_have_the_shape_of_a_slide(panels):
-  row = {"algorithm": "a", "size_bytes": 2**20, "events_us": 2.0,
-         "bound_us": 1.0}
-  figure = report._figure({str(i): [row] for i in range(panels)})
-  width, height = figure.size
-  lines = -(-panels // figure.columns)
-  assert figure.columns == min(panels, 4)
-  assert 0.9 < (width / figure.columns) / (height / lines) < 1.5

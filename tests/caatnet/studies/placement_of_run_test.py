@@ -11,7 +11,7 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.show import results
-from caatnet.studies.placement import of_run, report, study
+from caatnet.studies.placement import of_run, study
 from caatnet.studies.planner.study import training_step
 from configs.caatnet import tiny
 from parallel.ledger.memory import bytes_per_device
@@ -345,9 +345,3 @@ def test_an_option_without_formulas_is_an_error(keys, message):
   with pytest.raises(ValueError, match=message) as error:
     problem(config)
   assert "\n" not in str(error.value)
-
-
-def test_longer_steps_of_other_tiers_are_in_milliseconds():
-  assert report._gains({"dram": 0.0125, "/mnt/disk": None}) == (
-    "dram +12.5, /mnt/disk does not fit"
-  )

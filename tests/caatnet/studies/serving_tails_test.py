@@ -8,21 +8,16 @@ import pytest
 from caatnet.studies.serving import tails
 
 
-def test_tail_has_a_curve_and_a_text():
+def test_tail_has_a_curve():
   found = tails.summary([np.arange(1.0, 10_002.0)], seed=3)
   assert (found["n"], found["requests"]) == (10_001, 1)
   assert found["curve"][0] == 1  # all samples exceed the least
   assert found["curve"][10] == pytest.approx(9001)  # a tenth of them
   assert found["curve"][-1] == pytest.approx(10_000)
   assert len(found["curve"]) == 41
-  assert tails.text({"50": [1.2345, 1.0, 1234.5]}, "50") == (
-    "1.23 (1 to 1.23e+03)"
-  )
   empty = tails.summary([np.zeros(0)])
   assert (empty["n"], empty["requests"], empty["curve"]) == (0, 0, [])
   assert empty["99.9"] == [None] * 3
-  assert tails.text(empty, "50") == tails.number(empty, "50", ".2f") == "-"
-  assert tails.number({"50": [1.2345, 1.0, 2.0]}, "50", ".2f") == "1.23"
   assert tails.summary([np.zeros(0), np.ones(2)])["requests"] == 1
 
 

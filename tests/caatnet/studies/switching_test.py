@@ -304,13 +304,9 @@ def test_study_prints_and_draws(capsys, tmp_path):
   check(made)
   render.show(made)
   printed = capsys.readouterr().out
-  for text in ("assumed", "P99.9 rests on", "pages found", "larger than"):
+  for text in ("Assumed", "P99.9 rests on", "pages found", "larger than",
+               "copy rate in bytes/s"):
     assert text in printed, text
-  text = report._assumptions(result["machine"] | {
-    "copy_rate": 25e9, "copy_call_s": 6e-6, "wait_s": 2e-3,
-  })
-  for said in ("at 25 GB/s each way and 6 us for each", "copies up to 2 ms"):
-    assert said in text, said
   pytest.importorskip("matplotlib")
   drawing.write(made.figure(), tmp_path / "all.png")
   assert (tmp_path / "all.png").stat().st_size > 10_000

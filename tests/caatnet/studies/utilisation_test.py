@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_tables_name_fitted_values(fitted, capsys):
   assert counts in printed
   assert "recommended" in printed
   assert "yours, 10B, + 4 bit" in printed
-  assert "Llama-405B: 405e9 parameters, 126 layers, 26.9 s a step" in printed
+  assert re.search(r"Llama-405B .* 4.05e\+11 .* 126 .* 26.9 ", printed)
 
 
 def test_report_states_that_no_setting_reaches_the_target(capsys):

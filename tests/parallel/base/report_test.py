@@ -187,19 +187,55 @@ def test_range_of_equal_texts_is_one_text(ends, text):
   assert report.span(ends, "{:.1f}".format, "..") == text.replace(" to ", "..")
 
 
-def test_booleans_are_words():
-  assert [report.yes_no(x) for x in (True, False)] == ["yes", "no"]
+@pytest.mark.parametrize(("text", "headings", "cells"), [
+  ("name | num_hits", ["name", "hits"], ["x", "1,234"]),
+  ("name=of|share", ["of", "share"], ["x", "25.0%"]),
+  ("size_bytes | b/1e6:.1f=MB | wait_s", ["size", "MB", "wait"],
+   ["2 KiB", "2.5", "20 ms"]),
+  ("ends/1e3:.1f", ["ends"], ["1.0, -, 3.0"]),
+  ("of.a:.2f=a | of.z | of.z.y", ["a", "of.z", "of.z.y"], ["1.50", "-", "-"]),
+  ("of.*:.1f", ["a", "b.c"], ["1.5", "-"]),
+  ("{name}, {of[a]:.0f}=both", ["both"], ["x, 2"]),
+])
+def test_columns_are_declared_by_a_text(text, headings, cells):
+  row = {
+    "name": "x", "num_hits": 1234, "share": 0.25, "size_bytes": 2048,
+    "b": 2.5e6, "wait_s": 0.02, "ends": [1e3, None, 3e3],
+    "of": {"a": 1.5, "b.c": None},
+  }
+  table = Table("t", text, [row])
+  assert (table.headings, table.cells()) == (headings, [cells])
+  assert Table("t", text, []).rows == []
+
+
+def test_rows_without_a_value_have_a_cell():
+  table = Table("t", "a | b:.1f | of.*", [
+    {"a": 1, "of": {"x": 1}}, {"a": None, "b": 2.0, "of": {"y": 2}},
+  ])
+  assert table.headings == ["a", "b", "x", "y"]
+  assert table.cells() == [["1", "-", "1", "-"], ["-", "2.0", "-", "2"]]
+
+
+def test_pivot_keeps_the_last_value_and_the_order_of_rows():
+  rows = [dict(zip("abcd", x, strict=True)) for x in (
+    (2, "x", "m", 1), (1, "x", "m", 2), (2, "x", "n", 3), (2, "x", "m", 4),
+  )]
+  assert report.pivot(rows, ["a", "b"], "c", "d") == [
+    rows[0] | {"of": {"m": 4, "n": 3}}, rows[1] | {"of": {"m": 2}},
+  ]
 
 
 def test_example_of_the_documentation_runs():
-  assert doctest.testmod(report) == (0, 2)
+  assert doctest.testmod(report) == (0, 3)
 
 
 def test_invalid_table_is_refused_when_made():
   with pytest.raises(ValueError, match="headings must be unique: a, a"):
     Table("t", ["a", Column("b", "a")], [])
   with pytest.raises(ValueError, match="a row of 't' lacks the key 'b'"):
-    Table("t", ["a", "b"], [{"a": 1, "b": 2}, {"a": 1}])
+    Table("t", [Column("b", "b")], [{"a": 1, "b": 2}, {"a": 1}])
+  with pytest.raises(ValueError, match="no row of 't' has the key 'b'"):
+    Table("t", "a | b", [{"a": 1}, {"a": 2}])
 
 
 def test_template_needs_no_key_and_a_default_replaces_one():
