@@ -23,7 +23,7 @@ from parallel.plans.workload import TrainingStep, Transformer
 from tests import pairwise
 from tests.parallel.plans.planner import compiled_programs
 
-RESULTS = pathlib.Path(__file__).parents[3] / "results"
+RESULTS = pathlib.Path(__file__).parents[4] / "results"
 
 STEP = TrainingStep(Transformer(256, 64, 8, 8, 4, 176), 16, 32)
 CAPACITY = 95 * 2**30
