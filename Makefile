@@ -13,14 +13,23 @@ QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d
 # Large buffers in huge pages: the training step page-faults less (docs/methods.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help demo test test-quick test-tpu test-gpu test-eval test-browser \
-  test-foreign mutants lint clean
+.PHONY: help demo tables notebooks reproduce test test-quick test-tpu \
+  test-gpu test-eval test-browser test-foreign mutants lint clean
 
 help:  ## Shows this.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
 
 demo: $(VENV)/installed  ## Trains p=1 and p=.5 on real text, and compares.
-	$(BIN)/python -m launch.demo $(ARGS)
+	$(BIN)/python -m docs.demo $(ARGS)
+
+tables: $(VENV)/installed  ## Writes tables of documents from results/.
+	@$(BIN)/python -m docs.tables $(ARGS)
+
+notebooks: $(VENV)/installed  ## Executes colabs/: make notebooks ARGS=--only=routes
+	@$(BIN)/python -m docs.notebooks $(ARGS)
+
+reproduce: $(VENV)/installed  ## Runs claims again: make reproduce ARGS="1.1 5.1"
+	@$(BIN)/python -m docs.reproduce $(ARGS)
 
 test: $(VENV)/installed lint  ## Runs the tests; ROWS=all: all rows of long tables.
 	TEST_ROWS=$(ROWS) $(BIN)/python -m pytest -n 2 --dist loadfile \

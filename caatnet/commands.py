@@ -51,19 +51,6 @@ def spawned(name: str, *arguments: str) -> list[str]:
   return [sys.executable, "-m", "caatnet", name, *arguments]
 
 
-def require_checkout(name: str) -> None:
-  """Raises an error if a script that maintains the repository is installed.
-
-  Raises:
-    ValueError: This package is installed from a wheel.
-  """
-  if is_installed():
-    raise ValueError(
-      f"caatnet {name} needs a checkout of the repository, whose files it "
-      "maintains"
-    )
-
-
 def find_config(name: str) -> str:
   """Returns the path of a config file.
 

@@ -1,4 +1,12 @@
-"""Runs the commands of claims, and compares what they give with the record.
+r"""Runs the commands of claims again, and compares the numbers with CLAIMS.md.
+
+  python -m docs.reproduce 1.1 5.1
+  python -m docs.reproduce streaming --budget=30
+  python -m docs.reproduce all --budget=600 --record
+
+Arguments are numbers of claims, keys of papers (docs/papers.toml) or "all".
+Claims whose commands take longer than --budget seconds, or need what is not
+here, are listed with the reason. Exit status 1: a number left its tolerance.
 
 Commands run in a temporary folder with links to the tree and a copy of
 results/, so that no tracked file is written. A run that was killed resumes from
@@ -23,12 +31,20 @@ import tempfile
 import time
 import tomllib
 
+from absl import flags
+from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress
 from rich.table import Table
 
 from docs import claim_values, claims
 from docs.claim_schema import Claim
 from docs.points import ROOT
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_float("budget", 60.0, "Seconds that one claim may take.", 0)
+flags.DEFINE_bool("record", False, "Write values, date, commit to docs/claims.")
 
 STATE = ROOT / "runs" / "reproduce"
 # A command is stopped after this many times its budget, plus a minute.
@@ -381,3 +397,33 @@ def recorded(
   if tomllib.loads(made) != wanted:
     raise ValueError(f"claim {number}: other content would change")
   return made
+
+
+def main(names: Sequence[str]) -> int:
+  """Runs claims, prints a table of their numbers, and returns an exit code."""
+  if not names:
+    raise ValueError("name claims, such as 1.1, papers, or all (--help)")
+  chosen = plans(names, FLAGS.budget, claims.load())
+  total = sum(not plan.skipped for plan in chosen)
+  with Progress(transient=True, console=Console(stderr=True)) as progress:
+    task = progress.add_task("claims", total=total)
+    found = run(chosen, on_end=lambda plan: progress.advance(task))
+  console = Console()
+  if not console.is_terminal:  # a log file has no width to respect
+    console = Console(width=150)
+  if found:
+    console.print(table(found))
+  for plan in chosen:
+    if plan.skipped:
+      print(f"skipped {plan.claim.number}: {plan.skipped}")
+  if FLAGS.record:
+    for outcome in found:
+      if not outcome.error:
+        record(outcome)
+  return int(not all(outcome.is_good for outcome in found))
+
+
+if __name__ == "__main__":
+  NAMES = [a for a in sys.argv[1:] if not a.startswith("-")]
+  sys.argv[1:] = [a for a in sys.argv[1:] if a.startswith("-")]
+  options.run(lambda: main(NAMES), uses=(), required=(), devices=False)

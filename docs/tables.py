@@ -1,8 +1,10 @@
-"""Tables of numbers in the documents, each from files in results/.
+"""Updates the tables of README, CLAIMS and log/ from the files in results/.
 
-`python -m launch.tables` writes them between the lines that mark them
-(`caatnet/show/documents.py`). The texts of the tables are
-in this module.
+  python -m docs.tables
+  python -m docs.tables --check    # exits with 2 if a table differs
+
+Markers in the documents enclose the tables (`docs/documents.py`), whose texts
+are in this module. CLAIMS.md is written as a whole, from docs/claims/.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +13,12 @@ import json
 import re
 from typing import Any
 
+from absl import flags
 from rich.console import Console
 
-from caatnet.show.documents import Table
 from caatnet.show.render import grid, markdown_table
-from docs import claims, log, papers
+from docs import claims, documents, log, papers
+from docs.documents import Table
 from docs.points import (
   ROOT,
   Point,
@@ -26,7 +29,11 @@ from docs.points import (
   signed,
   spread,
 )
+from launch import options
+from parallel.base import files
 from parallel.tensor.partial_sync import FUSED_ROUTES
+
+FLAGS = flags.FLAGS
 
 # Each document with tables, by its path.
 DOCUMENTS = (
@@ -595,3 +602,31 @@ TABLES: dict[str, Table] = {
   "foreign_faults": foreign_faults,
   "foreign_targets": foreign_targets,
 }
+
+
+def main() -> None:
+  """Writes the documents whose tables differ, or names these tables."""
+  stale = []
+  for name in DOCUMENTS:
+    path = ROOT / name
+    try:
+      old = path.read_text()
+      source = GENERATED.get(name, lambda old=old: old)()
+      text, changed = documents.rewritten(source, TABLES)
+    except ValueError as error:
+      raise ValueError(f"{name}: {error}") from error
+    if name in GENERATED:
+      changed = ["text"] if text != old else []
+    stale += [f"{table} in {name}" for table in changed]
+    if changed and not FLAGS.check:
+      files.replace(path, text)
+  if stale and FLAGS.check:
+    raise ValueError(
+      f"tables that differ from results/: {', '.join(stale)}; update them "
+      "with make tables"
+    )
+  print("\n".join(stale) or "all tables match results/")
+
+
+if __name__ == "__main__":
+  options.run(main, uses=("check",), required=(), devices=False)

@@ -10,9 +10,8 @@ r"""Compiles a step for a machine that is not present, and analyses it.
 
 Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; extra `tpu`),
 gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; extra `cuda`) and cpu:N.
-`--cluster` has measured rates and, with their residuals, gives intervals
-(configs/benchmark/calibration.py). Logical sizes are those of config.parallel.
-Prefill reads a chunk of one prompt, decode a token of every sequence.
+Logical sizes are those of config.parallel. Prefill reads a chunk of one prompt,
+decode a token of every sequence.
 """
 
 import functools
@@ -71,9 +70,9 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main,
-    uses=(
-      "cluster", "compare", "config", "json", "mesh", "output", "plot",
-      "report", "step", "target"),
-    required=("config", "target"),
+    main, required=("config", "target"),
+    uses=("cluster", "compare", "config", "json", "mesh", "output", "plot",
+          "report", "step", "target"),
+    helps={"cluster": "File of measured rates, whose residuals give intervals.",
+           "step": "Step to compile, from 0; unset: all programs of a round."},
   )

@@ -71,9 +71,8 @@ def on_tasks() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main,
+    main, required=("workdir",), helps={"workdir": "Folder of the run."},
     uses=("workdir", "mesh", "cpu_devices", "json", "plot", "step",
           "coordinator", "num_processes", "process_id", "programs"),
-    required=("workdir",),
     changeable=("inference", "parallel.data", "model.max_positions"),
   )

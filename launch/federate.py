@@ -29,9 +29,8 @@ flags.DEFINE_integer("client", None, "Id of the client, from 0.", 0)
 
 def main() -> None:
   from caatnet import commands
-  from caatnet.benchmarks.federated import emulation
   from caatnet.config import federated
-  from caatnet.federated import report, run
+  from caatnet.federated import emulation, report, run
   from caatnet.show import render
   from parallel.peers.transport.handshake import format_address
 

@@ -75,4 +75,5 @@ if __name__ == "__main__":
     main, required=("workdir",),
     uses=("workdir", "mesh", "cpu_devices", "json", "step", "programs"),
     changeable=("inference", "parallel.data", "model.max_positions"),
+    helps={"workdir": "Folder of the run."},
   )

@@ -62,5 +62,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("config", "output"), devices=False, writes=("output/",)
+    main, uses=("config", "output"), devices=False, writes=("output/",),
+    helps={"output": "Folder to write."},
   )

@@ -56,31 +56,17 @@ flags.DEFINE_integer(
   "cpu_devices", None, "Run on this many virtual CPU devices.", lower_bound=1
 )
 flags.DEFINE_string(
-  "profile",
-  "",
-  "train: steps to trace for Perfetto, FIRST:LAST, e.g. 10:13, and whose "
-  "collectives are measured. sends: folder of a trace of jax.profiler.",
+  "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13, and "
+  "whose collectives are measured.",
 )
-flags.DEFINE_bool(
-  "json", False, "Print JSON, not tables: one object, or one for each prompt."
-)
+flags.DEFINE_bool("json", False, "Print JSON instead of text and tables.")
 flags.DEFINE_bool("check", False, "Write nothing; fail if output is stale.")
 flags.DEFINE_string(
-  "output",
-  "",
-  "JSON file for the result, with command, date and versions. tokenizer: the "
-  "folder to write; config.data.tokenizer if unset.",
+  "output", "", "JSON file for the result, with command, date and versions."
 )
+flags.DEFINE_string("plot", "", "PNG file for a picture of the result.")
 flags.DEFINE_string(
-  "plot",
-  "",
-  "PNG file to write. evaluate: the loss at each position; compile: memory, "
-  "bytes and overlap; simulate: the study's curves.",
-)
-flags.DEFINE_string(
-  "report",
-  "",
-  "File for the tables and the picture: .html, or .md with a PNG.",
+  "report", "", "File for the tables and the picture: .html, or .md with a PNG."
 )
 flags.register_validator(
   "report", lambda path: not path or path.endswith((".html", ".md")),
@@ -99,34 +85,20 @@ flags.DEFINE_string(
   "config if unset.",
 )
 flags.DEFINE_integer(
-  "step",
-  None,
-  "convert, evaluate, generate: checkpoint to read; the newest if unset. "
-  "compile: step whose program is compiled, from 0; unset: all different "
-  "programs of a round of the outer loop.",
-  lower_bound=0,
+  "step", None, "Step of the checkpoint to read; the newest if unset.", 0
 )
 flags.DEFINE_string(
   "target", None, "Machine to compile for, such as tpu:v5p:4x4x4."
 )
 flags.DEFINE_string(
-  "cluster",
-  "",
-  "Cluster's file, or for plan an example such as a100:16,uneven=1. plan: "
-  "config.planner.cluster if unset. compile: measured rates of the target.",
+  "cluster", "", "Cluster's file, or an example such as a100:16,uneven=1; "
+  "config.planner.cluster if unset.",
 )
 flags.DEFINE_string(
-  "compare",
-  "",
-  'compile: overrides of a second step, "config.sync.p=0.5 ...". sends: the '
-  "second program.",
+  "compare", "",
+  'Overrides of a second step, "config.sync.p=0.5 ...", to compare.',
 )
-flags.DEFINE_string(
-  "trace",
-  "",
-  "replay: file to replay; conversations if unset. sends: file for a timeline "
-  "of the compiled program, for Perfetto.",
-)
+flags.DEFINE_string("trace", "", "File to replay; conversations if unset.")
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_string(
@@ -170,6 +142,7 @@ def run(
   devices: bool = True,
   positional: str = "",
   writes: Sequence[str] = (),
+  helps: Mapping[str, str] | None = None,
 ) -> NoReturn:
   """Parses the flags, sets up the devices, runs a script, and exits.
 
@@ -185,10 +158,12 @@ def run(
     positional: Flag that may also be given without its name.
     writes: Flags of other files that the script writes, and NAME/ for folders.
       All paths are checked before the script begins.
+    helps: Help of shared flags that have a meaning of their own here.
   """
   interrupts.watch()
   code = _run(main, _Accepted(
-    uses, required, defaults or {}, changeable, devices, positional, writes
+    uses, required, defaults or {}, changeable, devices, positional, writes,
+    helps or {},
   ))
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   if not several:  # which wait for each other at their exit
@@ -319,32 +294,33 @@ class _Accepted(NamedTuple):
   devices: bool
   positional: str
   writes: Sequence[str]
+  helps: Mapping[str, str]
 
 
 def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
   """Runs a script and returns its exit code."""
   script, argv = sys.modules["__main__"], list(sys.argv)
-  uses, required, defaults, changeable, devices, positional, writes = accepted
+  uses, required = accepted.uses, accepted.required
   # Read from the command line, since parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
-      return _printed(_help(script, uses, changeable, defaults))
-    for name, value in defaults.items():
+      return _printed(_help(script, accepted))
+    for name, value in accepted.defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
     # With --config, overrides change that config instead of the run's.
-    if changeable and _config_value(argv) is None:
-      argv, _OVERRIDES[:] = split_overrides(argv, changeable)
+    if accepted.changeable and _config_value(argv) is None:
+      argv, _OVERRIDES[:] = split_overrides(argv, accepted.changeable)
     if any(re.match("--?help_config(=|$)", a) for a in argv):
       required = ("config",)  # no run, hence no other required flags
-    _parse(argv, uses, required, positional)
+    _parse(argv, uses, required, accepted.positional)
     if FLAGS.help_config:
       return _printed(commands.runnable(tree.help_text(FLAGS.config)))
-    _check_paths(uses, writes)
+    _check_paths(uses, accepted.writes)
     if "programs" in uses:
       gc.disable()
-    if devices:
+    if accepted.devices:
       _set_up_devices(keep_programs="programs" in uses and not _reads(uses))
     with interrupts.working():
       code = main() or 0
@@ -373,8 +349,8 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     option = _XLA_OPTION.search(str(error))
     if debug or not (full or absent or of_user or option):
       raise
-    name = pathlib.Path(argv[0]).stem
-    line = f"launch.{name} {absent}" if absent else full or _one_line(error)
+    name = script.__spec__.name if script.__spec__ else argv[0]
+    line = f"{name} {absent}" if absent else full or _one_line(error)
     if isinstance(error, MemoryError):  # no message of it names a key
       keys = [f"config.{key}={value}" for key, value in overriding.given(argv)]
       line = f"out of memory with {' '.join(keys) or 'this config'}: {line}"
@@ -418,6 +394,8 @@ def _parse(
     overriding.prepare(argv[1:], path, _CONFIG.config)
   try:
     rest = FLAGS(argv)
+    if positional and rest[1:] and FLAGS[positional].value is None:
+      FLAGS[positional].parse(rest.pop(1))
   except flags.UnrecognizedFlagError as error:
     raise ValueError(_unknown_flag(error.flagname, uses)) from error
   except (flags.Error, AttributeError, KeyError, TypeError) as error:
@@ -425,8 +403,6 @@ def _parse(
     raise ValueError(message) from error
   if FLAGS.config is not None:
     tree.check(FLAGS.config)
-  if positional and rest[1:] and FLAGS[positional].value is None:
-    FLAGS[positional].value = rest.pop(1)
   if rest[1:]:
     raise ValueError(
       f"unexpected argument {rest[1]!r}; flags are --NAME=VALUE (--help)"
@@ -537,18 +513,16 @@ def _of_all(uses: Sequence[str]) -> set[str]:
   return {"debug", *more, *uses}
 
 
-def _help(
-  script, uses: Sequence[str], changeable: Sequence[str],
-  defaults: Mapping[str, str],
-) -> str:
+def _help(script: Any, accepted: _Accepted) -> str:
   """Returns the script's docstring and its flags."""
   lines = [(script.__doc__ or "").strip(), "", "flags:"]
-  for name in sorted(_our_flags(uses)):
+  for name in sorted(_our_flags(accepted.uses)):
     flag = FLAGS[name]
-    value = defaults.get(name, flag.default)
-    default = "" if value in (None, "", False) else f" (default: {value})"
-    lines.append(f"  --{name}\n      {flag.help}{default}")
-  for name in changeable:
+    text = accepted.helps.get(name, flag.help)
+    value = accepted.defaults.get(name, flag.default)
+    default = f" (default: {value})" if value else ""
+    lines.append(f"  --{name}\n      {text}{default}")
+  for name in accepted.changeable:
     lines.append(f"  --config.{name}\n      Overrides the run's config.")
   return commands.runnable("\n".join(lines))
 

@@ -26,12 +26,8 @@ from launch import options
 FLAGS = flags.FLAGS
 flags.DEFINE_string("program", None, "The program, also without --program=.")
 flags.DEFINE_integer("devices", 1, "Number of virtual CPU devices.", 1, 4096)
-flags.DEFINE_string(
-  "rates", "", "Device whose rates the timeline has; that of --target if unset."
-)
-flags.DEFINE_string(
-  "chakra", "", "Folder for execution traces of all devices, for simulators."
-)
+flags.DEFINE_string("rates", "", "Device of the timeline; --target's if unset.")
+flags.DEFINE_string("chakra", "", "Folder for execution traces of all devices.")
 flags.DEFINE_string("calibrate", "", "Cluster's file for rates of --profile.")
 
 
@@ -72,8 +68,12 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main,
+    main, devices=False, required=("program",), positional="program",
     uses=("compare", "json", "output", "profile", "report", "target", "trace"),
-    required=("program",), positional="program", devices=False,
     writes=("trace", "chakra/", "calibrate"),
+    helps={
+      "compare": "Second program, with which the first one is compared.",
+      "profile": "Folder of a trace of jax.profiler.",
+      "trace": "File for a timeline of the compiled program, for Perfetto.",
+    },
   )

@@ -75,4 +75,5 @@ if __name__ == "__main__":
   options.run(main, uses=(
     "workdir", "config", "mesh", "cpu_devices", "step", "host", "port",
     "programs",
-  ), required=(), changeable=("inference", "serving", "model.max_positions"))
+  ), required=(), changeable=("inference", "serving", "model.max_positions"),
+    helps={"workdir": "Folder of the run."})

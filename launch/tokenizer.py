@@ -74,4 +74,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("config", "output"), writes=("output/",))
+  options.run(main, uses=("config", "output"), writes=("output/",), helps={
+    "output": "Folder to write; config.data.tokenizer if unset."
+  })

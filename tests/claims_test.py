@@ -34,7 +34,9 @@ ROOMS = ("caatnet", "colabs", "configs", "docs", "launch", "parallel",
 SUFFIXES = "cfg|csv|ipynb|json|md|png|py|svg|toml|yaml"
 FENCED = re.compile(r"^```.*?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"^ {4}.*$", re.MULTILINE)
-COMMAND = re.compile(r"(?<![\w.-])python3? -m (?:launch\.|pytest\b).*")
+COMMAND = re.compile(
+  r"(?<![\w.-])python3? -m (?:launch\.|docs\.demo\b|pytest\b).*"
+)
 MAKE = re.compile(r"\s*make [a-z].*")
 RUN_FILE = re.compile(r"runs/|(config|environment)\.json$")
 ANY_NAME = re.compile(r"<\w+>|\b[A-Z]{2,}(?=[/._])(?!\.md$)")
@@ -114,12 +116,10 @@ def _command_faults(command: str) -> list[str]:
   if words[2] == "pytest":
     return _pytest_faults(words[3:])
   script = words[2].removeprefix("launch.")
-  if not (ROOT / "launch" / f"{script}.py").is_file():
+  if not path_of(script).is_file():
     return [f"no script launch/{script}.py"]
   if not words[3:]:  # the script is only named
     return []
-  if script == "reproduce":  # what it runs is no flag
-    words = [w for w in words if w.startswith("-") or w in words[:3]]
   try:
     _parse(script, words[3:])
   except (ValueError, FileNotFoundError) as error:
@@ -159,14 +159,14 @@ def _pytest_faults(words: Sequence[str]) -> list[str]:
 
 def _parse(script: str, arguments: Sequence[str]) -> None:
   """Parses a command line as the script would; raises what it reports."""
-  importlib.import_module(f"launch.{script}")
+  own = importlib.import_module(_module(script)).__name__
   uses, required, defaults, positional = run_arguments(script)
   values = flags.FlagValues()  # not absl's own, which all tests share
   config_flags.DEFINE_config_file(
     "config", None, flag_values=values, lock_config=True
   )
   modules = flags.FLAGS.flags_by_module_dict()
-  for module in (options.__name__, f"launch.{script}"):
+  for module in (options.__name__, own):
     for flag in modules.get(module, ()):
       if flag.name != "config":
         values[flag.name] = copy.deepcopy(flag)
@@ -191,12 +191,22 @@ def _parse(script: str, arguments: Sequence[str]) -> None:
       override(config, point, study.sections)
 
 
+def _module(script: str) -> str:
+  """Returns the module of a script: of `launch`, or with its own package."""
+  return script if "." in script else f"launch.{script}"
+
+
+def path_of(script: str) -> pathlib.Path:
+  """Returns the file of a script."""
+  return ROOT / f"{_module(script).replace('.', '/')}.py"
+
+
 def run_arguments(
   script: str,
 ) -> tuple[Sequence[str], Sequence[str], dict[str, str], str]:
   """Returns arguments of `options.run`: uses, required, defaults, positional.
   """
-  tree = ast.parse((ROOT / "launch" / f"{script}.py").read_text())
+  tree = ast.parse(path_of(script).read_text())
   given: dict[str, Any] = {}
   for node in ast.walk(tree):
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "options.run":
@@ -249,7 +259,7 @@ RIGHT = [
   f"{TINY}:test --config.sync.p=.5 --mesh=tensor:4 --debug",
   f'{COMPILE} --target=cpu:8 --compare="config.sync.p=.5 --config.seed=1"',
   f'{SWEEP} --grid="sync.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1',
-  "python -m launch.demo --cpu_devices=4",
+  "python -m docs.demo --cpu_devices=4",
   "python -m launch.train",
   f"{TEST}::test_mesh_flag_is_parsed -k 'mesh and not profile'",
   "make demo",

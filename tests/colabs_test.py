@@ -12,7 +12,7 @@ import nbformat
 import numpy as np
 import pytest
 
-from caatnet.show import notebooks
+from docs import notebooks
 
 FOLDER = notebooks.ROOT / "colabs"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
@@ -48,7 +48,7 @@ def kept(path):
 @pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
 def test_stored_outputs_belong_to_the_cells(path):
-  assert not notebooks.is_stale(path), "python -m launch.notebooks"
+  assert not notebooks.is_stale(path), "make notebooks"
   code = [cell for cell in kept(path).cells if cell.cell_type == "code"]
   # The title is a question, and the first working cell draws a picture.
   assert "?" in kept(path).cells[0].source.splitlines()[0]

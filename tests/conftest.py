@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for every test; set before jax starts."""
 
 import collections
+import concurrent.futures
 import datetime
 import gc
 import os
@@ -40,6 +41,9 @@ if os.environ.setdefault(ROWS, "all") == "day":
 
 import jax
 import pytest
+
+from parallel.peers.emulation import cpu_limits, namespaces
+from tests import unavailable
 
 # TEST_PLATFORM=cuda,cpu runs tests/parallel/kernels on a GPU. By default its
 # products of float32 operands have fewer bits, also those of references.
@@ -125,3 +129,24 @@ def _forget_programs():
   """Clears compiled programs, which the next file does not use."""
   yield
   jax.clear_caches()
+
+
+@pytest.fixture(scope="module")
+def pool():
+  """Threads for three peers, which wait for each other."""
+  with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    yield pool
+
+
+@pytest.fixture
+def root():
+  """Skips the test if this user cannot shape links."""
+  with unavailable.skips(), namespaces.long_link(100, 10):
+    pass
+
+
+@pytest.fixture
+def quotas():
+  """Skips the test if this user cannot limit processor time."""
+  with unavailable.skips(), cpu_limits.limited(0.9, 1):
+    pass

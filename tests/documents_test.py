@@ -6,10 +6,8 @@ import types
 
 import pytest
 
-from caatnet.show import documents
-from docs import log, tables
+from docs import documents, log, tables
 from docs.points import ROOT, above, read
-from launch import tables as script
 from parallel.kernels import evidence
 
 TEXTS = {name: (ROOT / name).read_text() for name in tables.DOCUMENTS}
@@ -20,7 +18,7 @@ TABLE = re.compile(r"(?:<!--|#) table: (\w+).*?end of table", re.DOTALL)
 @pytest.mark.parametrize("name", tables.DOCUMENTS)
 def test_tables_equal_the_results(name):
   _, changed = documents.rewritten(TEXTS[name], tables.TABLES)
-  assert changed == [], "python -m launch.tables"
+  assert changed == [], "make tables"
 
 
 def test_every_table_is_in_a_document():
@@ -49,19 +47,46 @@ def test_changed_figure_is_named_and_corrected(name, table, place):
   assert right == text
 
 
-@pytest.mark.parametrize(
-  ("text", "message"),
-  [
-    ("<!-- table: none -->\n<!-- end of table -->\n", "no table 'none'; known"),
-    ("<!-- table: zero -->\n", "lacks its first or last line"),
-    ("<!-- table: zero -->\n<!-- table: zero -->\n<!-- end of table -->\n",
-     "lacks its first or last line"),
-    ("<!-- end of table -->\n", "lacks its first or last line"),
-  ],
-)
-def test_invalid_table_marks_are_errors(text, message):
-  with pytest.raises(ValueError, match=message):
-    documents.rewritten(text, {"zero": lambda _: ""})
+MARKED = """\
+a <!-- table: one -->
+<!-- table: one -->
+x
+<!-- end of table -->
+b
+# table: two
+# y
+# end of table
+c"""
+
+
+def test_only_lines_between_markers_are_replaced():
+  """Each table receives its present lines; markers within a line are text."""
+  text, changed = documents.rewritten(
+    MARKED, {"one": lambda body: 2 * body, "two": lambda body: body}
+  )
+  assert text == MARKED.replace("x\n", "x\nx\n")
+  assert changed == ["one"]
+  text, changed = documents.rewritten(
+    MARKED, {"two": lambda body: "", "one": lambda body: "z\n"}
+  )
+  assert text == MARKED.replace("x\n", "z\n").replace("# y\n", "")
+  assert changed == ["one", "two"]
+
+
+@pytest.mark.parametrize("text", [
+  "# table: one\n", "# end of table\n",
+  "# table: one\n# table: one\n# end of table\n",
+  "# table: one\n# end of table\n# end of table\n",
+  "<!-- table: one -->\n\n# table: one\n# end of table\n",
+])
+def test_marker_without_its_pair_is_an_error(text):
+  with pytest.raises(ValueError, match="a table lacks its first or last line"):
+    documents.rewritten(text, {"one": lambda body: body})
+
+
+def test_unknown_table_is_an_error_that_lists_the_known_ones():
+  with pytest.raises(ValueError, match="no table 'two'; known: one, three"):
+    documents.rewritten(MARKED, {"one": lambda _: "", "three": lambda _: ""})
 
 
 def test_command_names_differences_and_writes_them(tmp_path, monkeypatch):
@@ -69,12 +94,12 @@ def test_command_names_differences_and_writes_them(tmp_path, monkeypatch):
   wrong = TEXTS["README.md"].replace("nats/byte ┃", "nats/bite ┃")
   copy.write_text(wrong)
   monkeypatch.setattr(tables, "DOCUMENTS", (str(copy),))
-  monkeypatch.setattr(script, "FLAGS", types.SimpleNamespace(check=True))
+  monkeypatch.setattr(tables, "FLAGS", types.SimpleNamespace(check=True))
   with pytest.raises(ValueError, match=r"demo in .*; update them with"):
-    script.main()
+    tables.main()
   assert copy.read_text() == wrong
-  script.FLAGS.check = False
-  script.main()
+  tables.FLAGS.check = False
+  tables.main()
   assert copy.read_text() == TEXTS["README.md"]
 
 

@@ -22,7 +22,6 @@ from caatnet.config import memory
 from caatnet.config.override import override
 from caatnet.data import images, kinds, sources, tokenizers
 from caatnet.data.graphs import csr, loaders
-from caatnet.federated import links as federated_links
 from caatnet.federated import server, snapshot
 from caatnet.inference import prompts
 from caatnet.interop import tensors
@@ -48,6 +47,7 @@ from launch import options
 from parallel.ledger import compiler_options, reading
 from parallel.peers.membership.journal import Journal
 from parallel.peers.transport import handshake
+from parallel.plans.hardware import client_links as federated_links
 from parallel.plans.hardware import cluster_files, cluster_imports, tiers
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.hardware.links import PCIE_4

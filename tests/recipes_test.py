@@ -116,7 +116,7 @@ def tree(tmp_path_factory):
         merged(path.read_text(), block) if path.exists() else block
       )
   run(tree, "ruff", "check", "--quiet", "--select=I", "--fix", ".")
-  run(tree, "launch.tables")  # updates documents that list modules
+  run(tree, "docs.tables")  # updates documents that list modules
   return tree
 
 

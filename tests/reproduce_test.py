@@ -79,7 +79,7 @@ def test_todays_claims_keep_to_their_tolerance(tmp_path):
     number = outcome.plan.claim.number
     assert outcome.error == "", number
     now = {name: outcome.values[name] for name in outcome.left}
-    assert now == {}, f"python -m launch.reproduce {number}"
+    assert now == {}, f"make reproduce ARGS={number}"
   assert tree() == before
 
 
@@ -238,19 +238,17 @@ def test_a_record_changes_one_claim(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("program", "arguments", "code", "message"),
+  ("arguments", "code", "message"),
   [
-    (("launch.reproduce",), (), 2, "error: name claims"),
-    (("launch.reproduce",), ("99.1",), 2, "error: no claim or paper '99.1'"),
-    (("caatnet", "reproduce"), ("1.2",), 0, "skipped 1.2: "),
-    (("caatnet", "reproduce"), ("1.2", "--budgt=1"), 2,
-     "did you mean --budget?"),
+    ((), 2, "error: name claims"),
+    (("99.1",), 2, "error: no claim or paper '99.1'"),
+    (("1.2",), 0, "skipped 1.2: "),
+    (("1.2", "--budgt=1"), 2, "did you mean --budget?"),
   ],
 )
-def test_the_command_line(program, arguments, code, message):
-  """Scripts and the command ``caatnet`` take the same arguments."""
+def test_the_command_line(arguments, code, message):
   ended = subprocess.run(
-    [sys.executable, "-m", *program, *arguments], cwd=ROOT, text=True,
+    [sys.executable, "-m", "docs.reproduce", *arguments], cwd=ROOT, text=True,
     capture_output=True, check=False,
   )
   assert ended.returncode == code, ended.stderr

@@ -9,13 +9,7 @@ import ml_collections
 import numpy as np
 
 from caatnet.config import experiments
-from caatnet.federated import (
-  arithmetic,
-  flower,
-  links,
-  splits,
-  vector_codec,
-)
+from caatnet.federated import arithmetic, flower, splits, vector_codec
 from caatnet.federated.client import Codecs, Trainer
 from caatnet.federated.local import LocalTrainer, Vectors
 from caatnet.federated.server import Rules
@@ -23,6 +17,7 @@ from caatnet.schema import fields, tree
 from caatnet.schema.federated import Federated
 from caatnet.train.experiment import Experiment
 from parallel.base.naming import naming
+from parallel.plans.hardware import client_links as links
 
 
 @dataclasses.dataclass(frozen=True)

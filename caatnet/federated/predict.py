@@ -9,7 +9,8 @@ link have the max-min fair parts of its rates. Losses bound the rate of a flow
 the round trip), and the server's own link are left out.
 
 Example:
-  >>> from caatnet.federated import links, predict
+  >>> from caatnet.federated import predict
+  >>> from parallel.plans.hardware import client_links
   >>> from caatnet.federated.server import Rules
   >>> rules = Rules(
   ...   clients=4, per_round=4, rounds=1, digest="", seed=0, sampling="uniform",
@@ -17,7 +18,7 @@ Example:
   ...   patience=0, min_gain=0,
   ... )
   >>> rows = predict.predict(
-  ...   rules, links.of_clients(("5g-40mhz",), 4),
+  ...   rules, client_links.of_clients(("5g-40mhz",), 4),
   ...   predict.Bytes(2_962_216, 2_962_216), {"t_tr": 10.0},
   ... )
   >>> [f"{row['t_d']:.2f} {row['t_u']:.2f}" for row in rows]
@@ -33,10 +34,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caatnet.federated import messages, server, simulate
-from caatnet.federated.links import Link
 from caatnet.federated.server import Rules, Server
 from caatnet.federated.simulate import Transfer
 from parallel.peers.transport.frames import HEADER_BYTES, encode
+from parallel.plans.hardware.client_links import Link
 from parallel.plans.network import fluid
 
 # Data in the bytes of Ethernet frames, which shaped rates count: 1,448 of

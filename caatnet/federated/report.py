@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import statistics
 from typing import Any
 
-from caatnet.federated.links import Link
 from parallel.base import plot
 from parallel.base.report import Column, Report, Table
+from parallel.plans.hardware.client_links import Link
 
 _MAX_ROWS = 48
 _TIMES = ("t_a", "t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")

@@ -16,9 +16,9 @@ import heapq
 import itertools
 
 from caatnet.federated import predict
-from caatnet.federated.links import Link
 from caatnet.federated.predict import Bytes
 from caatnet.federated.simulate import Transfer
+from parallel.plans.hardware.client_links import Link
 
 
 def merged_s(
@@ -42,10 +42,11 @@ def merged_s(
     round, then of the second, and so on.
 
   Example:
-    >>> from caatnet.federated import links, predict
+    >>> from caatnet.federated import predict
+    >>> from parallel.plans.hardware import client_links
     >>> ends = merged_s(
-    ...   links.of_clients(("ethernet",), 2), predict.Bytes(1000, 1000, 4000),
-    ...   [1.0, 2.0], fragments=2, rounds=2,
+    ...   client_links.of_clients(("ethernet",), 2),
+    ...   predict.Bytes(1000, 1000, 4000), [1.0, 2.0], fragments=2, rounds=2,
     ... )
     >>> [round(end) for end in ends]  # the slower client's pieces
     [2, 4, 6, 8]

@@ -148,8 +148,8 @@ class Federated:
   links: tuple[str, ...] = field(
     (), 'Links between clients and the server: one name or JSON file for all '
     'clients, or one per client, as in ("5g-40mhz",), with the names of '
-    "caatnet/federated/links.py. launch.federate emulates them when all "
-    "processes are on this machine. () for no emulation.",
+    "parallel/plans/hardware/client_links.py. launch.federate emulates them "
+    "when all processes are on this machine. () for no emulation.",
   )
   cpu_quota: float = field(
     0.0, "CPUs of each client that launch.federate starts on this machine, by "

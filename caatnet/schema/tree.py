@@ -52,15 +52,22 @@ from caatnet.schema.zero import Zero
 # Former names of keys -> their names now. Configs of older runs are translated
 # (`completed`); in overrides and config files, old names are errors.
 RENAMED = {
+  "certified": "certified_clusters",
   "every": "sync_every",
+  "exact": "exact_clusters",
   "lanes": "num_connections",
   "least_bytes": "min_bytes",
   "least_devices": "min_devices",
   "least_gain": "min_gain",
+  "memory": "memory_bandwidth",
   "most_examples": "max_examples",
   "most_experts": "max_experts",
   "most_microbatches": "max_microbatches",
   "most_pieces": "max_pieces",
+  "premise": "premise_clusters",
+  "python": "python_path",
+  "regret": "regret_clusters",
+  "solved": "solved_clusters",
   "timetable": "schedule",
   "timetables": "schedules",
 }

@@ -3,17 +3,18 @@ r"""Graph networks: sampler, caches, waiting for features, and a large graph.
   python -m launch.benchmark --config=configs/benchmark/graphs.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py \
     --config.benchmark.parts="('sampler',)" \
-    --config.benchmark.python=/tmp/dgl_env/bin/python
+    --config.benchmark.python_path=/tmp/dgl_env/bin/python
   python -m launch.benchmark --config=configs/benchmark/graphs.py \
     --config.benchmark.parts="('large',)" --config.benchmark.folder=/tmp/large
 
 The part "sampler" measures sampled edges per second, compared with DGL if
-config.benchmark.python is a Python with DGL (DGL 2.1.0 needs torch 2.2.1 and
-numpy < 2, hence a separate environment). "caches" counts hits of hot sets, LRU
-and Belady's rule on the same batches, and bytes per epoch. "waits" trains and
-measures the share of a step's time that waits for features. "large" builds a
-graph and trains in a process with limited memory. "predicted" predicts steps on
-GPUs. Times are of one machine and one run. Results: log/README.md, 2026-11-23.
+config.benchmark.python_path is a Python with DGL (DGL 2.1.0 needs torch 2.2.1
+and numpy < 2, hence a separate environment). "caches" counts hits of hot sets,
+LRU and Belady's rule on the same batches, and bytes per epoch. "waits" trains
+and measures the share of a step's time that waits for features. "large" builds
+a graph and trains in a process with limited memory. "predicted" predicts steps
+on GPUs. Times are of one machine and one run. Results: log/README.md,
+2026-11-23.
 """
 
 import ml_collections

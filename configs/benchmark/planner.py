@@ -3,11 +3,11 @@ r"""Quality of the planner's device orders, compared with bounds and searches.
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/planner.py:test
   python -m launch.benchmark --config=configs/benchmark/planner.py \
-    --config.benchmark.python=/tmp/ortools/bin/python
+    --config.benchmark.python_path=/tmp/ortools/bin/python
 
 The benchmark has six parts: (1) comparison with exhaustive search of device
 orders, up to eight devices in clusters with independent random links; (2)
-comparison with CP-SAT up to sixteen devices, if benchmark.python is a Python
+comparison with CP-SAT up to sixteen devices, if python_path is a Python
 with ortools (`python -m venv /tmp/ortools && /tmp/ortools/bin/pip install
 ortools`), or with its bound if it does not finish; (3) certified gaps at 64
 devices; (4) time and gap at 1,024 devices; (5) the benefit of an order on
@@ -32,11 +32,11 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.name = "device_orders"
   config.benchmark = defaults(Planner)
   if size == "test":
-    config.benchmark.exact = config.benchmark.certified = 1
-    config.benchmark.solved = config.benchmark.premise = 1
+    config.benchmark.exact_clusters = config.benchmark.certified_clusters = 1
+    config.benchmark.solved_clusters = config.benchmark.premise_clusters = 1
     config.benchmark.grids = ((2, 2, 4),)
     config.benchmark.large = ((4, 2, 8),)
     config.benchmark.steps = 50
-    config.benchmark.regret = 2
+    config.benchmark.regret_clusters = 2
     config.benchmark.sizes, config.benchmark.batch_size = (4, 4), 8
   return config

@@ -5,8 +5,8 @@
 Nothing is executed: times are lower bounds from peak rates without latency,
 with transfers overlapped as XLA schedules them. A program takes a minute or
 two; its row is added to `config.benchmark.results` afterwards. These rows
-determine the norms in which `config.kernels="auto"` uses a kernel: `python -m
-launch.tables` writes them to parallel/kernels/evidence.py. Needs the extra
+determine the norms in which `config.kernels="auto"` uses a kernel: `make
+tables` writes them to parallel/kernels/evidence.py. Needs the extra
 `tpu`.
 """
 

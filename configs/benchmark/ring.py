@@ -6,7 +6,7 @@ r"""Time of an all-reduce of 256 MB among peers, compared with TCP and gloo.
 Peers are processes on this machine. For each all-reduce by `parallel.peers`,
 the same bytes are also sent over raw streams between the same processes,
 concurrently and without additions, which gives the rate of this machine's
-sockets. With a Python in config.benchmark.python, which has torch, its
+sockets. With a Python in config.benchmark.python_path, which has torch, its
 all-reduce over gloo is timed in addition to jax's. Other programs on the
 machine slow all of them, so only ratios within a run are meaningful, and the
 table has the load. Bytes sent are compared with the formula and with the

@@ -20,7 +20,7 @@ Losses are then those of the optimizer on the device within rounding. Shares of
 each array, and of the layers that save their activations or recompute them, can
 be those of a policy, on tiers that this machine has:
 
-  python -m launch.measure_memory --output=tiers.json --file=/tmp/tier
+  python -m launch.measure memory --output=tiers.json --file=/tmp/tier
   python -m launch.place --config=configs/memory/12b_32k.py:7b \
     --config.model.num_layers=4 --config.placement.state=run \
     --config.memory.activations=placement --tiers=tiers.json \

@@ -9,7 +9,7 @@ r"""Plans a language model of 11.1B parameters on 128 GPUs.
 The number of parameters is that of the larger model of Pipette (arXiv
 2405.18093), as are the clusters; layers, width, vocabulary and batch are ours.
 Clusters are JSON files (`parallel/plans/hardware/cluster_files.py`; written by
-`launch.measure_links`) or names of examples. All times are predictions. The
+`launch.measure`) or names of examples. All times are predictions. The
 plan takes half a minute on one core. Each reported configuration ends with the
 flags of a training run:
 

@@ -25,7 +25,7 @@ def check(
 
   Args:
     host: Host. It describes this machine if ``name`` is its host name, as in
-      files of `launch.measure_memory`.
+      files of `launch.measure`.
     occupied: Bytes by instant and tier (`Cost.occupied`).
     locked: Bytes that are locked for copies to and from the device.
 

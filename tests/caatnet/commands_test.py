@@ -189,14 +189,13 @@ def test_unknown_command_of_the_wheel_ends_with_2(
 
 
 @pytest.mark.quick
-def test_maintenance_needs_a_checkout(tmp_path, monkeypatch):
+def test_configs_are_those_of_the_checkout_or_of_the_wheel(
+  tmp_path, monkeypatch
+):
   assert commands.root() == ROOT
   assert not commands.is_installed()
-  commands.require_checkout("tables")  # refuses nothing in a checkout
   monkeypatch.setattr(commands, "_BUNDLE", tmp_path)
   assert commands.root() == tmp_path
-  with pytest.raises(ValueError, match="caatnet tables needs a checkout"):
-    commands.require_checkout("tables")
 
 
 def test_commit_is_that_of_a_checkout_only(tmp_path, monkeypatch):

@@ -39,15 +39,19 @@ class Ended(NamedTuple):
 
 
 def _script(name, args, out, err):
-  """Runs a script as ``python -m launch.NAME ARGS`` would."""
+  """Runs a script as ``python -m launch.NAME ARGS`` would.
+
+  A name with a dot is that of a module, as in docs.demo.
+  """
+  module = name if "." in name else f"launch.{name}"
   gc.freeze()  # else collections copy pages of the server
   for stream, path in ((1, out), (2, err)):
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
   os.chdir(ROOT)
   sys.path.insert(0, str(ROOT))
-  sys.argv = [f"launch/{name}.py", *args]
+  sys.argv = [f"{module.replace('.', '/')}.py", *args]
   try:
-    runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
   except SystemExit:
     raise
   except BaseException:

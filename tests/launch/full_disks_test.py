@@ -16,12 +16,12 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.benchmarks.memory import measured_tiers
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.train.checkpoint import export
 from configs.caatnet import tiny
 from launch import full_disks
+from parallel.memory import measured_tiers
 from tests.caatnet.train.loop_test import facts
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def test_a_file_tier_on_a_full_disk_ends_with_one_line(tmp_path):
   disk = tmp_path / "disk"
   with small_disk(disk, 400) as limit:
     code, lines = run(
-      "launch.measure_memory", f"--file={disk}/tier",
+      "launch.measure", "memory", f"--file={disk}/tier",
       f"--output={tmp_path}/tiers.json",
       f"--sizes={2 * measured_tiers.cache_bytes() + 4e6}", limit=limit,
     )

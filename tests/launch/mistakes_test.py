@@ -1,6 +1,10 @@
 """Errors of users: one line on stderr, exit code 2, no traceback."""
 
+import re
+
 import pytest
+
+from caatnet import commands
 
 TINY = "--config=configs/caatnet/tiny.py:test"
 STREAMING = "--config=configs/diloco/streaming.py:test"
@@ -166,12 +170,12 @@ VALUES = [
 WRITTEN = [
   ("benchmark", [SCHEDULER, "--config.benchmark.policies=('x',)"], "output"),
   ("compile", [TINY, "--target=v5p"], "report"),
-  ("demo", ["--mesh=tensor:3"], "output"),
+  ("docs.demo", ["--mesh=tensor:3"], "output"),
   ("evaluate", ["--workdir={tmp}"], "plot"),
   ("federate", ["--config=configs/federated/tiny.py", "--client=0"], "plot"),
   ("graph", [TINY], "output"),
-  ("measure_links", [], "output"),
-  ("measure_memory", ["--sizes=big"], "output"),
+  ("measure", ["links"], "output"),
+  ("measure", ["memory", "--sizes=big"], "output"),
   ("place", [TINY], "output"),
   ("plan", [TINY], "plot"),
   ("replay", ["--trace=/nowhere"], "output"),
@@ -251,19 +255,23 @@ def test_debug_shows_the_traceback(launch):
   assert "Traceback" in ended.stderr
 
 
-@pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark", "compile", "simulate",
-                                    "generate", "tokenizer", "serve",
-                                    "replay"])
+@pytest.mark.parametrize("script", [
+  "train", "evaluate", "sweep", "docs.demo", "benchmark", "compile", "simulate",
+  "generate", "tokenizer", "serve", "replay", "sends",
+])
 def test_help_names_command_and_flags(script, launch):
+  """Of shared flags, what they do in this command only."""
   ended = launch(script, "--help")
   assert ended.returncode == 0
-  assert f"python -m launch.{script}" in ended.stdout
+  module = script if "." in script else f"launch.{script}"
+  assert f"python -m {module}" in ended.stdout
   assert "--debug" in ended.stdout
   assert "--logtostderr" not in ended.stdout
-  assert ("--config" in ended.stdout) == (script != "replay")
-  assert ("--mesh" in ended.stdout) == (
-    script not in ("benchmark", "simulate", "tokenizer", "replay")
+  texts = ended.stdout.partition("\nflags:")[2]
+  assert not re.search(rf"\b({'|'.join(commands.scripts())}): ", texts)
+  assert ("--config" in texts) == (script not in ("replay", "sends"))
+  assert ("--mesh" in texts) == (
+    script not in ("benchmark", "simulate", "tokenizer", "replay", "sends")
   )
 
 

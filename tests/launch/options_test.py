@@ -12,7 +12,7 @@ from caatnet.config.override import override
 from caatnet.schema import tree
 from configs.caatnet import tiny
 from launch import options
-from tests.claims_test import run_arguments
+from tests.claims_test import path_of, run_arguments
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -121,11 +121,12 @@ SET_UP = {
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark", "compile", "simulate",
-                                    "generate"])
+@pytest.mark.parametrize("script", [
+  "train", "evaluate", "sweep", "docs.demo", "benchmark", "compile", "simulate",
+  "generate",
+])
 def test_script_reads_exactly_the_flags_that_it_declares(script):
-  text = (ROOT / "launch" / f"{script}.py").read_text()
+  text = path_of(script).read_text()
   own = set(re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', text))
   if "swarms.endpoint()" in text:  # which reads the flags of a swarm
     text += (ROOT / "launch/swarms.py").read_text()

@@ -1,4 +1,4 @@
-"""`launch.plan` and `launch.measure_links`, as users run them."""
+"""`launch.plan` and `launch.measure links`, as users run them."""
 
 import json
 import re
@@ -82,13 +82,18 @@ def test_flags_of_a_change_train(launch, tmp_path):
    "the outer loops are data_parallel, local_sgd"),
   ("plan", [PLAN, "--config.planner.keeps=('all',)"],
    "config.planner.keeps='all' must be one of"),
-  ("measure_links", ["--output={tmp}/x.json"], "give one of --num_processes"),
-  ("measure_links", ["--output={tmp}/x.json", "--num_processes=1"],
+  ("measure", ["links", "--output={tmp}/x.json"], "give one of --num_process"),
+  ("measure", ["links", "--output={tmp}/x.json", "--num_processes=1"],
    "two processes or more"),
-  ("measure_links", ["--output={tmp}/x.json", "--topo=LICENSE"],
+  ("measure", ["links", "--output={tmp}/x.json", "--topo=LICENSE"],
    "no rows of GPUs"),
-  ("measure_links", ["--output={tmp}/x.json", "--nccl=LICENSE"],
+  ("measure", ["links", "--output={tmp}/x.json", "--nccl=LICENSE"],
    "LICENSE: no table"),
+  ("measure", ["links", "--output={tmp}/x.json", "--sizes=8e6"],
+   "--sizes has no effect on measure links"),
+  ("measure", ["memory", "--output={tmp}/x.json", "--nodes=2"],
+   "--nodes has no effect on measure memory"),
+  ("measure", ["link", "--output={tmp}/x.json"], "one of <links|memory>"),
 ])
 def test_invalid_arguments_are_named(launch, tmp_path, script, args, message):
   zero = {

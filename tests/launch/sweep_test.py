@@ -40,7 +40,7 @@ def test_sweep_trains_only_missing_points(tmp_path, launch):
 
 
 def test_demo_compares_with_simple_models(tmp_path, launch):
-  result = launch("demo", *TINY, f"--workdir={tmp_path}")
+  result = launch("docs.demo", *TINY, f"--workdir={tmp_path}")
   assert result.returncode == 0, result.stderr
   for name in ("p=1", "p=0.5", "unigram", "bigram", "xz", "float32"):
     assert name in result.stdout

@@ -41,12 +41,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   add("--workers", type=int, default=2, help="mutants at a time (2)")
   add(
     "--budget", type=float, default=60, metavar="S",
-    help="time in seconds of a mutant's tests: of those with its file's name, "
-    "and again of all others (60)",
+    help="seconds of tests: of the mutant's file's own, and twice of the "
+    "nearest 8 test files that import it (60)",
   )
   add(
-    "--patience", type=float, default=60, metavar="S",
-    help="tests that take so much longer than their time have timed out (60)",
+    "--patience", type=float, default=120, metavar="S",
+    help="tests that take so much longer, with imports, have timed out (120)",
   )
   add(
     "--resume", action="store_true",

@@ -30,24 +30,25 @@ _FILES = 8
 
 KINDS = ("killed", "survived", "timed out")
 _FAILED, _BUDGET_S = "MUTATION_FAILED", "MUTATION_BUDGET_S"
-_STARTED = time.monotonic()
-
-
-def pytest_collectreport(report: Any) -> None:
-  """Notes a test file that cannot be imported."""
-  if report.failed:
-    pathlib.Path(os.environ[_FAILED]).write_text(report.nodeid)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-  """Notes a test that fails; the run ends with the first."""
+  """Notes a test that fails, or a file that cannot be imported."""
   if report.failed:
     pathlib.Path(os.environ[_FAILED]).write_text(report.nodeid)
+
+
+pytest_collectreport = pytest_runtest_logreport
+
+
+def pytest_collection_finish(session: Any) -> None:
+  """Starts the clock: importing the test files does not count."""
+  session.end = time.monotonic() + float(os.environ[_BUDGET_S])
 
 
 def pytest_runtest_teardown(item: Any) -> None:
   """Ends the run if its time is up."""
-  if time.monotonic() - _STARTED > float(os.environ[_BUDGET_S]):
+  if time.monotonic() > item.session.end:
     item.session.shouldstop = "time is up"
 
 
@@ -98,7 +99,7 @@ def test_files(users: Mapping[str, Collection[str]], file: str) -> list[str]:
   while level:
     level = {user for f in level for user in users[f]} - set(distance)
     distance |= dict.fromkeys(level, max(distance.values()) + 1)
-  words = {*re.split(r"[/_.]", file)} - {*TOPS}
+  words = {*re.split(r"[/_.]", file)} - {*TOPS, "py"}
 
   def order(test: str) -> tuple:
     common = len(words & {*re.split(r"[/_.]", test)})
@@ -136,9 +137,10 @@ class Trials:
 
   Args:
     users: Files that import each file, from `users`.
-    budget_s: Time in seconds of the own tests of the mutant's file, and again
-      of all others: a run ends after the test that exceeds it.
-    patience_s: A run that takes so much longer than its time has timed out.
+    budget_s: Time in seconds of the tests of a run, which ends after the test
+      that exceeds it.
+    patience_s: A run that takes so much longer, imports included, has timed
+      out.
   """
 
   def __init__(
@@ -168,20 +170,15 @@ class Trials:
     files = test_files(self._users, mutant.file)
     own = [f for f in files if _is_own(f, mutant.file)]
     others = files[len(own):]
-    waiting = [(own, self._budget_s)] if own else []
-    end = 0.0
-    while waiting or others:
-      if not waiting:
-        end = end or time.monotonic() + self._budget_s
-        waiting = [(others[:_FILES], end - time.monotonic())]
-        others = others[_FILES:]
-      tests, seconds = waiting.pop()
-      if seconds <= 0:
-        break
+    waiting = [own, *(others[i:i + _FILES] for i in (0, _FILES))]
+    while waiting:
+      tests = waiting.pop(0)
+      if not tests:
+        continue
       path.write_text(mutant.apply(source))
       os.utime(path, (late, late))
       try:
-        outcome = self._pytest(tree, tests, seconds)
+        outcome = self._pytest(tree, tests)
       finally:
         path.write_text(source)
         os.utime(path, (times.st_atime, times.st_mtime))
@@ -190,28 +187,25 @@ class Trials:
       failed = (outcome.test,) if outcome.test else tuple(tests)
       if self._is_sound(tree, failed):
         return outcome
-      tests = [test for test in tests if test not in failed]
-      waiting = [(tests, seconds)] if tests else []
+      waiting.insert(0, [test for test in tests if test not in failed])
     return Outcome("survived")
 
   def _is_sound(self, tree: pathlib.Path, tests: tuple[str, ...]) -> bool:
     """Whether tests pass without a mutant."""
     if tests not in self._sound:
-      outcome = self._pytest(tree, tests, self._budget_s)
+      outcome = self._pytest(tree, tests)
       self._sound[tests] = outcome.kind == "survived"
       if not self._sound[tests]:
         print("fails without a mutant, left out:", *tests, flush=True)
     return self._sound[tests]
 
-  def _pytest(
-    self, tree: pathlib.Path, tests: Sequence[str], seconds: float
-  ) -> Outcome:
+  def _pytest(self, tree: pathlib.Path, tests: Sequence[str]) -> Outcome:
     """Runs tests but those that are known to fail without a mutant."""
     folder = tree.parent / f"{tree.name}_temporary"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     environment = os.environ | {
-      _FAILED: str(folder / "failed"), _BUDGET_S: str(seconds),
+      _FAILED: str(folder / "failed"), _BUDGET_S: str(self._budget_s),
       "TMPDIR": str(folder), "NUMBA_CACHE_DIR": str(tree.parent / "numba"),
       "JAX_COMPILATION_CACHE_DIR": str(tree.parent / "programs"),
       "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -236,7 +230,7 @@ class Trials:
       )
       self._processes.add(process)
     try:
-      process.wait(seconds + self._patience_s)
+      process.wait(self._budget_s + self._patience_s)
     except subprocess.TimeoutExpired:
       return Outcome("timed out")
     finally:

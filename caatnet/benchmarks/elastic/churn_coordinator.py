@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from caatnet import commands
-from caatnet.benchmarks.harness import processes
+from parallel.peers.emulation import processes
 from parallel.peers.membership import history
 from parallel.peers.membership.coordinator import Phase
 
@@ -38,7 +38,7 @@ class Coordinator:
       silence_s: Seconds without a message after which it drops a peer.
       host: Address that it listens at.
       prefix: Prefix of its command, such as those of
-        `caatnet.benchmarks.harness.namespaces`.
+        `parallel.peers.emulation.namespaces`.
     """
     self._folder, self._environment = folder, environment
     self._silence_s, self._host, self._prefix = silence_s, host, prefix

@@ -24,7 +24,7 @@ from caatnet.benchmarks.elastic.churn_run import (
   Churn,
   Worker,
 )
-from caatnet.benchmarks.harness import namespaces, processes
+from parallel.peers.emulation import namespaces, processes
 
 # Kind of event -> its description in the table.
 REACHABILITY = {

@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 from caatnet.benchmarks.elastic import churn_peer
 from caatnet.benchmarks.elastic.churn_coordinator import Coordinator
-from caatnet.benchmarks.harness import processes
+from parallel.peers.emulation import processes
 from parallel.peers.membership.coordinator import Phase
 
 # Kind of event -> its description in the table.

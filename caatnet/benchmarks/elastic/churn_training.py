@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from caatnet.benchmarks.elastic.churn_run import KINDS, Churn
-from caatnet.benchmarks.harness import processes
+from parallel.peers.emulation import processes
 
 # Faults are injected until this fraction of the rounds.
 _UNTIL = 0.85

@@ -105,7 +105,7 @@ class Ring:
   gloo: bool = field(
     True, "Whether jax's all-reduce between processes is also timed."
   )
-  python: str = field(
+  python_path: str = field(
     "", 'A Python with torch, whose all-reduce over gloo is also timed; "" '
     "for none.",
   )

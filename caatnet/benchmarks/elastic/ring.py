@@ -7,8 +7,9 @@ import pathlib
 import statistics
 from typing import Any
 
-from caatnet.benchmarks.harness import namespaces, processes, timing
+from caatnet.benchmarks.harness import scripts, timing
 from caatnet.show import tables
+from parallel.peers.emulation import namespaces, processes
 from parallel.peers.ring import link_collectives
 
 # Limit of all sums by torch; a process that fails leaves the others waiting.
@@ -176,7 +177,7 @@ def _on_loopback(
   others = {}
   if options.gloo:
     others["jax's gloo"] = _gloo(count, size, options.rounds)
-  if options.python:
+  if options.python_path:
     others["torch's gloo"] = _torch(count, size, options)
   for name, found in others.items():
     seconds = statistics.median(found)
@@ -230,8 +231,8 @@ def _torch(count: int, size: int, options: Any) -> list[float]:
   }
   with concurrent.futures.ThreadPoolExecutor(count) as threads:
     found = list(threads.map(
-      lambda rank: processes.ask_script(
-        [options.python, "-P", str(script)], asked | {"rank": rank},
+      lambda rank: scripts.ask_script(
+        [options.python_path, "-P", str(script)], asked | {"rank": rank},
         limit_s=_TORCH_S,
       )["seconds"], range(count),
     ))

@@ -1,5 +1,6 @@
 """Peers that `caatnet.benchmarks.elastic.ring` measures, one per process."""
 
+from collections.abc import Mapping
 import socket
 import threading
 import time
@@ -7,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.benchmarks.harness.sockets import LIMIT_S, connect_all
 from parallel.peers.ring import bandwidth, link_collectives
+from parallel.peers.ring.measured_links import LIMIT_S, SECURITY
 from parallel.peers.transport.frames import read_into
-from parallel.peers.transport.handshake import Security
 from parallel.peers.transport.links import Links, Options
 from parallel.peers.transport.listener import Listener
 
-# No other process uses these links, but the transport requires a token.
-SECURITY = Security(b"a token of a benchmark")
+_NAME_BYTES = 16
 
 
 class RingPeer:
@@ -50,7 +49,7 @@ class RingPeer:
       Options(**options),
     ).connect(self.listener, LIMIT_S)
     if not self.inward:
-      self.outward, self.inward = connect_all(
+      self.outward, self.inward = _connect_all(
         self.me, self.server, {k: tuple(v) for k, v in raw.items()},
         options["send_buffer"],
       )
@@ -118,6 +117,40 @@ class RingPeer:
     for i in range(0, size, step):
       j = min(i + step, size)
       np.add(scratch[: j - i], self.x[i:j], out=self.out[i:j])
+
+
+def _connect_all(
+  me: str, server: socket.socket, addresses: Mapping[str, tuple[str, int]],
+  send_buffer: int = 0,
+) -> tuple[dict[str, socket.socket], dict[str, socket.socket]]:
+  """Connects to all other peers, which call this at the same time.
+
+  Args:
+    me: Name of this peer, at most 16 bytes.
+    server: Socket that listens at its address.
+    addresses: Address of each peer by its name.
+    send_buffer: Bytes of the kernel's send buffers; 0 lets the kernel choose.
+
+  Returns:
+    Connections for sending and connections for receiving, by the others' names.
+  """
+  others = [name for name in addresses if name != me]
+  outward, inward = {}, {}
+  for name in others:
+    outward[name] = socket.create_connection(addresses[name], LIMIT_S)
+    # Connections are accepted in any order, so each starts with a name.
+    outward[name].sendall(me.encode().ljust(_NAME_BYTES))
+  for _ in others:
+    sock, _ = server.accept()
+    name = bytearray(_NAME_BYTES)
+    read_into(sock, memoryview(name))
+    inward[name.decode().strip()] = sock
+  for sock in (*outward.values(), *inward.values()):
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages
+    if send_buffer:
+      sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+  return outward, inward
 
 
 def _part(view: memoryview, part: slice) -> memoryview:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from caatnet.benchmarks.graphs import graphs_predictor
-from caatnet.benchmarks.harness import processes, setup
+from caatnet.benchmarks.harness import scripts, setup
 from caatnet.config import experiments
 from caatnet.data.graphs import builders
 from caatnet.data.graphs.csr import Graph, open_graph
@@ -81,7 +81,7 @@ def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
     "edges": edges, "unique": unique,
     "sampled_s": float(total[0]), "with_unique_s": float(total.sum()),
   }]
-  if options.python:
+  if options.python_path:
     rows.append(_dgl(options, graph, roots, warm))
   count = options.samples
   tables.table(
@@ -128,8 +128,8 @@ def _dgl(
   """Runs the same batches through DGL, in a Python that has it."""
   script = pathlib.Path(__file__).with_name("graphs_dgl.py")
   np.save(graph.folder / "roots.npy", roots)
-  return processes.ask_script(
-    [options.python, str(script), str(graph.folder), str(warm),
+  return scripts.ask_script(
+    [options.python_path, str(script), str(graph.folder), str(warm),
      str(options.threads), *map(str, options.fanouts)],
     environment={"OMP_NUM_THREADS": str(options.threads)},
   )
@@ -280,7 +280,7 @@ def _large(config: Any) -> dict[str, Any]:
   with tempfile.TemporaryDirectory() as folder:
     config.benchmark.folder = options.folder or folder
     try:
-      found = processes.alone(_built_and_trained, config)
+      found = scripts.alone(_built_and_trained, config)
     except (RuntimeError, MemoryError) as error:
       raise ValueError(
         f"config.benchmark.large: the process has ended: {error!r}"
@@ -364,7 +364,8 @@ def _predicted(options: Any) -> dict[str, Any]:
       for devices in (1, 4):
         step = graphs_predictor.predict(
           graphs_predictor.Host(
-            given.gather, given.memory, given.link_share * link.bandwidth,
+            given.gather, given.memory_bandwidth,
+            given.link_share * link.bandwidth,
             devices,
           ),
           feature_bytes, compute_s, lines,
@@ -382,7 +383,7 @@ def _predicted(options: Any) -> dict[str, Any]:
     f"{tuple(options.fanouts)}, batch {options.batch_size}, hidden "
     f"{given.hidden}; {given.distinct:.0%} of all places are distinct rows\n"
     f"assumed: cores gather {given.gather / 1e9:g} GB/s, host memory "
-    f"{given.memory / 1e9:g} GB/s, {given.link_share:.0%} of a link, "
+    f"{given.memory_bandwidth / 1e9:g} GB/s, {given.link_share:.0%} of a link, "
     f"{given.utilisation:.0%} of the peak; published: 65 to 92% faster on "
     "several GPUs (arXiv 2103.03330)",
     "features | link | devices=GPUs | conventional_s | zero_copy_s | "

@@ -35,7 +35,7 @@ class PredictedSteps:
   gather: float = field(
     20e9, "Gather rate of the cores of a host, in bytes/s.", POSITIVE
   )
-  memory: float = field(
+  memory_bandwidth: float = field(
     150e9, "Bandwidth of the host's memory, in bytes/s.", POSITIVE
   )
   link_share: float = field(
@@ -69,7 +69,7 @@ class Graphs:
     60, "Timed batches, after a tenth as many for warm-up.", COUNT
   )
   threads: int = field(2, "Threads of the sampler.", COUNT)
-  python: str = field("", 'A Python with DGL; "" for none.')
+  python_path: str = field("", 'A Python with DGL; "" for none.')
   shares: tuple[float, ...] = field(
     (0.01, 0.05, 0.2), "Sizes of caches as shares of all rows.", FRACTION
   )

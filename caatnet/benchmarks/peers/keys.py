@@ -27,7 +27,7 @@ class Peers:
   prompt: int = field(64, PROMPT, COUNT)
   tokens: int = field(64, TOKENS, COUNT)
   threads: int = field(2, "Threads of torch.", COUNT)
-  python: str = field(
+  python_path: str = field(
     "", 'Python with the packages of peers; "" makes an environment with '
     "`packages`.",
   )

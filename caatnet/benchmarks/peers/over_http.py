@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.benchmarks.harness import processes, timing
+from caatnet.benchmarks.harness import scripts, timing
 from caatnet.benchmarks.peers import servers
 from caatnet.benchmarks.serving import decoders, server
 from caatnet.config import serving
@@ -45,7 +45,7 @@ def rows(config: Any, python: str) -> list[dict[str, Any]]:
     decoder = made.decoder(params)  # which deletes them
     sizes = decoder, serving.FACTOR
     shown.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
-    pool = stack.enter_context(processes.pool(1))  # the client's process
+    pool = stack.enter_context(scripts.pool(1))  # the client's process
     lengths = [options.tokens] * len(prompts)
     turns = {"caatnet": lambda: server.served(
       decoder, server.options_of(len(prompts)), prompts, lengths, pool

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from caatnet import commands
-from caatnet.benchmarks.harness import environments, processes, setup, timing
+from caatnet.benchmarks.harness import environments, scripts, setup, timing
 from caatnet.benchmarks.peers import over_http, servers
 from caatnet.benchmarks.serving import decoders, decoding
 from caatnet.benchmarks.training import train_step
@@ -32,7 +32,7 @@ _HERE = pathlib.Path(__file__).parent
 # Elements of the array whose read bandwidth is measured: 512 MB, far more than
 # caches.
 _READ = 2**27
-_KEY = "config.benchmark.python"
+_KEY = "config.benchmark.python_path"
 # Keys of config.benchmark that change no measured result.
 _FREE = ("results", "plot", "target")
 
@@ -53,7 +53,7 @@ def run(config: Any) -> dict[str, Any]:
     ValueError: An environment cannot be made, or a peer does not run.
   """
   options = config.benchmark
-  python = options.python
+  python = options.python_path
   if not python and options.packages:
     python = str(environments.create(
       pathlib.Path(options.folder), options.packages
@@ -129,7 +129,7 @@ def _training(config: Any, python: str) -> list[dict[str, Any]]:
         "flops": ours.flops_per_step,
       }
     for command, needs, environment, sizes in _peers(config, python):
-      ask = stack.enter_context(processes.answering(
+      ask = stack.enter_context(scripts.answering(
         _KEY, command, needs, environment=environment
       ))
       found = ask(sizes)
@@ -326,7 +326,7 @@ def _llama_cpp(
     Function that times one round, and facts about the library.
   """
   options = config.benchmark
-  with processes.answering(
+  with scripts.answering(
     _KEY, [python, "-P", str(servers.LLAMA)], "llama-cpp-python and gguf"
   ) as ask:
     yield ask, ask({"threads": options.threads, "batch": batch} | (

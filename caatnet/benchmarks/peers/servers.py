@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -18,8 +19,9 @@ from typing import Any
 import urllib.error
 import urllib.request
 
-from caatnet.benchmarks.harness import processes
+from caatnet.benchmarks.harness import scripts
 from caatnet.benchmarks.serving import decoding
+from parallel.peers.emulation import processes
 
 # Script that writes llama.cpp's files and times its decoding.
 LLAMA = pathlib.Path(__file__).with_name("llama.py")
@@ -86,7 +88,7 @@ def llama_cpp(
     path = os.path.join(folder, "model.gguf")
     positions = context + 1  # it ends a sequence that fills its context
     question = model_file(config, positions, "F32", weights) | {"path": path}
-    processes.ask_script([python, "-P", str(LLAMA)], question)
+    scripts.ask_script([python, "-P", str(LLAMA)], question)
     # Without prompts of earlier rounds, as above.
     command = [
       config.benchmark.llama_server, "--model", path, "--ctx-size",
@@ -125,7 +127,7 @@ def _started(
       with open(log, "wb") as output:
         process = subprocess.Popen(
           [
-            *processes.with_parent("TERM"), *command, "--host", "127.0.0.1",
+            *_with_parent(), *command, "--host", "127.0.0.1",
             "--port", str(port),
           ], stdout=output, stderr=output,
           env=os.environ | dict(environment or {}), start_new_session=True,
@@ -137,6 +139,16 @@ def _started(
       yield url
     finally:
       _end(process)
+
+
+def _with_parent() -> list[str]:
+  """Returns the prefix of a command that ends when this process ends.
+
+  The kernel sends the signal even if this process is killed; [] where there is
+  no ``setpriv`` (util-linux).
+  """
+  found = shutil.which("setpriv")
+  return [found, "--pdeathsig", "TERM"] if found else []
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -10,15 +10,21 @@ _ALL_SCHEDULES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
 class Planner:
   """Device orders of the planner, compared with bounds and other searches."""
 
-  exact: int = field(
-    200, "Clusters for the comparison with exhaustive search.", COUNT
+  exact_clusters: int = field(
+    200, "Number of clusters for the comparison with exhaustive search.", COUNT
   )
-  solved: int = field(8, "Clusters for the comparison with CP-SAT.", COUNT)
-  certified: int = field(
-    10, "Clusters of 64 devices for each grid.", COUNT
+  solved_clusters: int = field(
+    8, "Number of clusters for the comparison with CP-SAT.", COUNT
   )
-  premise: int = field(200, "Clusters for the test of the premise.", COUNT)
-  regret: int = field(32, "Clusters for the measurement of regret.", COUNT)
+  certified_clusters: int = field(
+    10, "Number of clusters of 64 devices for each grid.", COUNT
+  )
+  premise_clusters: int = field(
+    200, "Number of clusters for the test of the premise.", COUNT
+  )
+  regret_clusters: int = field(
+    32, "Number of clusters for the measurement of regret.", COUNT
+  )
   grids: tuple[tuple[int, int, int], ...] = field(
     ((4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (2, 8, 4), (4, 4, 4),
      (8, 8, 1)),
@@ -47,7 +53,7 @@ class Planner:
   )
   microbatches: int = field(32, "Microbatches of a step.", COUNT)
   examples: int = field(1, "Examples of a microbatch.", COUNT)
-  python: str = field("", 'A Python with ortools; "" to skip CP-SAT.')
+  python_path: str = field("", 'A Python with ortools; "" to skip CP-SAT.')
   limit_s: float = field(
     60.0, "Time limit of CP-SAT per problem, in seconds.", POSITIVE
   )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.benchmarks.harness import processes, timing
+from caatnet.benchmarks.harness import scripts, timing
 from caatnet.benchmarks.planner import planner_regret
 from caatnet.show import tables
 from caatnet.studies.planner.study import training_step
@@ -96,7 +96,7 @@ def _progress(count: int, what: str) -> Iterator[int]:
 def _exact(config: Any) -> list[dict[str, Any]]:
   """Compares the search with an enumeration of all orders."""
   options, ratios, own = config.benchmark, [], []
-  for seed in _progress(options.exact, "all orders"):
+  for seed in _progress(options.exact_clusters, "all orders"):
     grid = _EXACT_GRIDS[seed % len(_EXACT_GRIDS)]
     costs = _problem(config, drawn(seed, grid.size), grid)[2]
     best = device_order.brute_force(costs).seconds
@@ -120,10 +120,10 @@ def _against_best(
 def _solved(config: Any) -> list[dict[str, Any]]:
   """Compares orders of up to 16 devices with CP-SAT's order and bound."""
   options, rows = config.benchmark, []
-  if not options.python:
-    print("CP-SAT is left out: benchmark.python names no Python with ortools")
+  if not options.python_path:
+    print("CP-SAT is left out: config.benchmark.python_path is empty")
     return rows
-  for seed in _progress(options.solved, "CP-SAT"):
+  for seed in _progress(options.solved_clusters, "CP-SAT"):
     grid = _SOLVED_GRIDS[seed % len(_SOLVED_GRIDS)]
     # Seeds do not overlap with those of the other parts.
     costs = _problem(config, drawn(1000 + seed, grid.size), grid)[2]
@@ -166,8 +166,8 @@ def _cp_sat(
       for f in costs.families()
     ],
   }
-  return processes.ask_script(
-    [options.python, str(_CP_SAT)], problem,
+  return scripts.ask_script(
+    [options.python_path, str(_CP_SAT)], problem,
     limit_s=4 * options.limit_s + 60,
   )
 
@@ -177,7 +177,8 @@ def _certified(config: Any) -> list[dict[str, Any]]:
   rows, everyone = [], []
   for entry in config.benchmark.grids:
     grid, gaps, steps = Grid(*entry), [], []
-    for seed in _progress(config.benchmark.certified, f"gaps of {grid}"):
+    count = config.benchmark.certified_clusters
+    for seed in _progress(count, f"gaps of {grid}"):
       links = cluster_files.cluster(f"pipette-a100:{max(1, grid.size // 8)}"
                                     f",uneven={seed}")
       c, problem, costs = _problem(config, links, grid)
@@ -224,7 +225,7 @@ def _premise(config: Any) -> list[dict[str, Any]]:
   """Returns the benefit of orders on uneven links, in seconds of a step."""
   options = config.benchmark
   ratios: dict[str, list[float]] = {"own": [], "pipette": []}
-  for seed in _progress(options.premise, "uneven links"):
+  for seed in _progress(options.premise_clusters, "uneven links"):
     grid = _PREMISE_GRIDS[seed % len(_PREMISE_GRIDS)]
     links = cluster_files.cluster(f"pipette-a100:8,uneven={1000 + seed}")
     c, problem, costs = _problem(config, links, grid)
@@ -259,7 +260,7 @@ def _regret(config: Any) -> list[dict[str, Any]]:
     tuple(options.schedules), schemes=("ddp", "zero1"),
     remats=("none",), offload=False,
   )
-  for seed in _progress(options.regret, "regret"):
+  for seed in _progress(options.regret_clusters, "regret"):
     turn, which = divmod(seed, len(options.sizes))
     round_, execution = divmod(turn, len(options.executions))
     step = training_step(config)

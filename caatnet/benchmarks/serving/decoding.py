@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from caatnet.benchmarks.harness import processes, setup, timing
+from caatnet.benchmarks.harness import scripts, setup, timing
 from caatnet.benchmarks.serving import decoders
 from caatnet.config.inference import Inference
 from caatnet.data.tokenizers import Bytes
@@ -313,7 +313,7 @@ def hugging_face(
   known("config.model.dtype=", model.dtype, ("float32",))
   script = pathlib.Path(__file__).with_name("hugging_face.py")
   # -P: the script's directory is not searched for modules to import.
-  with processes.answering(
+  with scripts.answering(
     key, [python, "-P", str(script)], "torch and transformers"
   ) as ask:
     yield ask, ask({

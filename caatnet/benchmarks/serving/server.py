@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.benchmarks.harness import processes, setup, timing
+from caatnet.benchmarks.harness import scripts, setup, timing
 from caatnet.benchmarks.serving import decoders
 from caatnet.config import serving
 from caatnet.data.tokenizers import Bytes
@@ -59,7 +59,7 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   servers.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
   often = gc.get_threshold()
   tune_gc()  # as `warm_up.prepare` does for a server
-  with processes.pool(1) as pool:  # client process, started in the first round
+  with scripts.pool(1) as pool:  # client process, started in the first round
     found = timing.in_turns({
       "bare": lambda: _bare(decoder, chosen, prompts, lengths),
       "http": lambda: served(decoder, chosen, prompts, lengths, pool),

@@ -14,7 +14,7 @@ from typing import Any
 import networkx
 import numpy as np
 
-from caatnet.benchmarks.harness import processes, timing
+from caatnet.benchmarks.harness import scripts, timing
 from caatnet.show import drawing, tables
 from caatnet.studies.collectives import chosen
 from parallel.base.checks import known
@@ -168,7 +168,7 @@ def _shared(
   what: str,
 ) -> list[dict[str, Any]]:
   """Measures graphs, which are distributed over several processes."""
-  found = processes.shared(measure, items, options.processes)
+  found = scripts.shared(measure, items, options.processes)
   return list(timing.progress(found, what, len(items)))
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import statistics
 from typing import Any
 
-from caatnet.federated import links as records
 from caatnet.federated import predict
 from caatnet.federated import streamed as streams
 from caatnet.federated.predict import Bytes
 from caatnet.studies.federated import rounds
+from parallel.plans.hardware import client_links as records
 
 # Sizes of the codecs: codes of blocks of 256 with a float32 scale, and the 64
 # largest of each 4,096 elements (`caatnet.federated.vector_codec`).

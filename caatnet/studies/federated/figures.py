@@ -2,10 +2,10 @@
 
 The paper has three ratios and, in a later version, two shares of trials, but
 neither times nor rates. `ratios` predicts the ratios with the links of
-`caatnet.federated.links`. `region` returns the fixed times of a message and the
-rates of a client on 5G that give the published ratios of uplinks, with
-t = o + size / rate, for a range of rates of WiFi. That is a fit: the published
-ratios are its input.
+`parallel.plans.hardware.client_links`. `region` returns the fixed times of a
+message and the rates of a client on 5G that give the published ratios of
+uplinks, with t = o + size / rate, for a range of rates of WiFi. That is a fit:
+the published ratios are its input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.federated import links as records
-from caatnet.federated.links import Link
 from caatnet.studies.federated import rounds
+from parallel.plans.hardware import client_links as records
+from parallel.plans.hardware.client_links import Link
 
 OVER_ETHERNET, OVER_WIFI = 33.3, 17.8  # of uplinks on 5G
 UPLINK_SHARE = 0.23  # of a round with all clients

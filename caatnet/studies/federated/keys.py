@@ -29,7 +29,7 @@ class FederatedLinks:
   links: tuple[str, ...] = field(
     ("ethernet", "wifi", "5g-20mhz", "5g-40mhz", "5g-100mhz", "5g-b210",
      "5g-fr2", "5g-public", "5g-bad"),
-    "Links, with the names of caatnet/federated/links.py.",
+    "Links, with the names of parallel/plans/hardware/client_links.py.",
   )
   clients: tuple[int, ...] = field(
     (4, 8, 16), "Numbers of clients, all of which are in each round.", COUNT

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from caatnet.federated import events, predict, simulate
-from caatnet.federated import links as records
-from caatnet.federated.links import Link
 from caatnet.federated.server import Rules
+from parallel.plans.hardware import client_links as records
+from parallel.plans.hardware.client_links import Link
 
 PHASES = ("t_d", "t_v", "t_tr", "t_te", "t_u")
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 import statistics
 from typing import Any
 
-from caatnet.federated import links as records
 from caatnet.federated import predict, uplinks
 from caatnet.federated.uplinks import Uplink
 from caatnet.studies.federated import rounds
+from parallel.plans.hardware import client_links as records
 
 
 def cases(config: Mapping[str, Any]) -> list[dict[str, Any]]:

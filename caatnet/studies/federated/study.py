@@ -8,8 +8,8 @@ and streamed updates in `beyond`.
 from collections.abc import Mapping
 from typing import Any
 
-from caatnet.federated import links
 from caatnet.studies.federated import beyond, figures, rounds, schedules
+from parallel.plans.hardware import client_links as links
 
 _KEPT = (
   "training_s", "validation_s", "test_s", "aggregation_s", "compute_spread",

@@ -5,7 +5,7 @@ A message of n bytes from device i to device j takes
     latency_s[i, j] + n / bandwidth[i, j]
 
 seconds. The bandwidth of a pair is measured while all other devices communicate
-in pairs, too (rounds of `launch.measure_links`), so devices that share a
+in pairs, too (rounds of `launch.measure`), so devices that share a
 network adapter share its bandwidth. Matrices may be asymmetric: row i, column j
 describes the direction from i to j.
 

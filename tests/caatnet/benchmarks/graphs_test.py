@@ -96,7 +96,8 @@ def test_predicted_compute_is_that_of_two_layers(capsys):
     rows_bytes = 4 * row["features"] * options.batch_size * 10 * given.distinct
     link = {x.name: x for x in (PCIE_4, PCIE_5)}[row["link"]]
     assert fast["conventional_s"] == pytest.approx(
-      rows_bytes * row["devices"] * max(1 / given.gather, 3 / given.memory)
+      rows_bytes * row["devices"]
+      * max(1 / given.gather, 3 / given.memory_bandwidth)
       + rows_bytes / (given.link_share * link.bandwidth)
     )
     # The device reads whole sectors of 32 bytes; rows begin anywhere.
@@ -109,7 +110,7 @@ def test_predicted_compute_is_that_of_two_layers(capsys):
     read = rows_bytes * 32 * sectors / width
     assert fast["zero_copy_s"] == pytest.approx(max(
       read / (given.link_share * link.bandwidth),
-      read * row["devices"] / given.memory,
+      read * row["devices"] / given.memory_bandwidth,
     ))
     assert row["faster"] == pytest.approx(
       row["conventional_s"] / row["zero_copy_s"] - 1
@@ -122,7 +123,7 @@ def test_script_of_dgl_reads_the_arguments_of_the_benchmark(tmp_path):
   python.write_text(ANSWER.format(python=sys.executable))
   python.chmod(0o755)
   options = types.SimpleNamespace(
-    python=str(python), threads=3, fanouts=(15, 10)
+    python_path=str(python), threads=3, fanouts=(15, 10)
   )
   roots = np.arange(6, dtype=np.int32).reshape(3, 2)
   found = graphs._dgl(
@@ -135,8 +136,8 @@ def test_script_of_dgl_reads_the_arguments_of_the_benchmark(tmp_path):
 def test_interpreter_without_dgl_is_an_error():
   config = benchmark_config.get_config("test")
   config.benchmark.parts = ("sampler",)
-  config.benchmark.python = sys.executable
-  with pytest.raises(ValueError, match=r"python=.*No module named 'dgl'"):
+  config.benchmark.python_path = sys.executable
+  with pytest.raises(ValueError, match=r"python_path=.*No module named 'dgl'"):
     graphs.run(config)
 
 
@@ -161,7 +162,7 @@ def test_samplers_are_compared_on_the_batches_after_the_warm_up(
   python.chmod(0o755)
   config = benchmark_config.get_config("test")
   config.benchmark.update({
-    "parts": ("sampler",), "samples": 30, "python": str(python),
+    "parts": ("sampler",), "samples": 30, "python_path": str(python),
   })
   ours, dgl = graphs.run(config)["sampler"]["rows"]
   assert (dgl["with_unique_s"], dgl["unique"]) == (3, 30 + 3)

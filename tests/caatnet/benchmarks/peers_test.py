@@ -105,7 +105,7 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
   python.write_text(PEER.format(python=sys.executable))
   python.chmod(0o755)
   config = config_file.get_config("test")
-  config.benchmark.python = str(python)
+  config.benchmark.python_path = str(python)
   config.benchmark.llama = ("Q8_0",)
   found = peers.run(config)
   ours, peer, compiled = found["training"]

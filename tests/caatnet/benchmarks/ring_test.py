@@ -104,7 +104,7 @@ def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(
   config.benchmark.update({
     "megabytes": 2, "peers": (2,), "shaped_rounds": 2, "num_connections": (1,),
     "links": ({"mbit": 200, "rtt_ms": 4.0, "megabytes": 1},), "gloo": True,
-    "python": str(python),
+    "python_path": str(python),
   })
   found = ring.run(config)
   rows = {row["what"]: row for row in found["loopback"]}

@@ -192,6 +192,21 @@ def wrong(kind, allowed):
   ]
 
 
+def check_refusals(place, key):
+  """By one line with the key, the value or its part, and what is allowed."""
+  for value in right(key.kind, key.allowed):
+    key.check(place, value)
+  for value in wrong(key.kind, key.allowed) + ([] if key.empty else [(), []]):
+    with pytest.raises(ValueError) as error:
+      key.check(place, value)
+    message = str(error.value)
+    assert "\n" not in message
+    assert message.startswith(f"config.{place}="), message
+    given, must = message.removeprefix(f"config.{place}=").split(" must ", 1)
+    assert given in repr(value)
+    assert must in key.must()
+
+
 # Key and declaration -> the first config that has it.
 FIRST = {
   (place, key): name for name, config in sorted(CONFIGS.items(), reverse=True)
@@ -202,28 +217,16 @@ FIRST = {
 @pytest.mark.quick
 @pytest.mark.parametrize("name", sorted({*FIRST.values()}))
 def test_values_outside_of_declarations_are_refused(name):
-  """By one line with the key, the value or its part, and what is allowed."""
   config = CONFIGS[name].to_dict()
   for place, (key, value) in tree.declared(config).items():
     if FIRST[place, key] != name:
       continue
-    for other in right(key.kind, key.allowed):
-      key.check(place, other)
-    refused = wrong(key.kind, key.allowed) + ([] if key.empty else [(), []])
-    for other in refused:
-      with pytest.raises(ValueError) as error:
-        key.check(place, other)
-      message = str(error.value)
-      assert message.startswith(f"config.{place}="), message
-      assert "\n" not in message
-      given, must = message.removeprefix(f"config.{place}=").split(" must ", 1)
-      assert given in repr(other)
-      assert must in key.must()
+    check_refusals(place, key)
     *path, last = place.split(".")
     part = config
     for section_name in path:
       part = part[section_name]
-    part[last] = refused[0]
+    part[last] = wrong(key.kind, key.allowed)[0]
     with pytest.raises(ValueError, match=rf"config\..*{re.escape(last)}="):
       tree.check(config)
     part[last] = value
@@ -250,41 +253,24 @@ class Toy:
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(
-  ("name", "right", "wrong", "must"),
-  [
-    ("rate", [0, 1, 0.5], [1.1, "0.5", None, True], "lie in [0, 1]"),
-    ("sizes", [(1, 9), [3]], [(8.5,), (0,), ("1",)],
-     "be an integer from 1 to 9"),
-    ("sizes", [], [3, None, (), []],
-     "be a non-empty tuple, each part of which must be an integer from 1 to 9"),
-    ("others", [(), [], (9,)], [3],
-     "be a tuple, each part of which must be an integer from 1 to 9"),
-    ("pair", [(1, 2), [3, 4]], [(1,), (1, 2, 3), 1],
-     "be a tuple of 2, each part of which must be an integer from 0 to 9"),
-    ("kind", ["a", "b"], ["c", "", None, 1], "be one of 'a', 'b'"),
-    ("text", ["", "x"], [None, 1, ()], "be text"),
-    ("flag", [True, False], [0, 1, "True", None], "be True or False"),
-    ("mixed", [("a", 0.5)], [(2.0,), (None,)], "be text or lie in [0, 1]"),
-    ("table", [({"a": 1},)], [({"a": -1},)], "be an integer from 0 to 9"),
-    ("table", [(), ({},)], [([1],), ("a",)],
-     "be a dict, each value of which must be an integer from 0 to 9"),
-    ("unset", [None, 0.5], [2.0], "lie in [0, 1] or be None"),
-  ],
-)
-def test_types_and_ranges_are_checked(name, right, wrong, must):
-  key = fields.keys(Toy)[name]
-  for value in right:
-    key.check(f"toy.{name}", value)
-  for value in wrong:
-    with pytest.raises(ValueError) as error:
-      key.check(f"toy.{name}", value)
-    part = value[0] if isinstance(value, tuple) and len(value) == 1 else value
-    part = part["a"] if isinstance(part, dict) else part
-    message = str(error.value)
-    assert f" must {must}" in message
-    heads = tuple(f"config.toy.{name}={x!r} " for x in (part, value))
-    assert message.startswith(heads)
+def test_types_and_ranges_are_described():
+  count = "must be an integer from"
+  musts = {
+    "rate": "lie in [0, 1]",
+    "sizes": f"be a non-empty tuple, each part of which {count} 1 to 9",
+    "others": f"be a tuple, each part of which {count} 1 to 9",
+    "pair": f"be a tuple of 2, each part of which {count} 0 to 9",
+    "kind": "be one of 'a', 'b'", "text": "be text",
+    "flag": "be True or False",
+    "mixed": "be a tuple, each part of which must be text or lie in [0, 1]",
+    "table": "be a tuple, each part of which must be a dict, each value of "
+    f"which {count} 0 to 9",
+    "unset": "lie in [0, 1] or be None",
+  }
+  found = fields.keys(Toy)
+  assert {name: key.must() for name, key in found.items()} == musts
+  for name, key in found.items():
+    check_refusals(f"toy.{name}", key)
 
 
 def test_declaration_needs_documentation_and_a_range_of_its_type():

@@ -10,15 +10,9 @@ import pytest
 
 from caatnet.config import federated
 from caatnet.config.override import override
-from caatnet.federated import (
-  events,
-  links,
-  predict,
-  simulate,
-  snapshot,
-  vector_codec,
-)
+from caatnet.federated import events, predict, simulate, snapshot, vector_codec
 from configs.federated import tiny
+from parallel.plans.hardware import client_links as links
 from tests import pairwise
 from tests.caatnet.federated import numeric
 

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from caatnet.federated import links, predict, report
+from caatnet.federated import predict, report
+from parallel.plans.hardware import client_links as links
 from parallel.plans.network.fluid import SEGMENT
 from tests.caatnet.federated import numeric
 

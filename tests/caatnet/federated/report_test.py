@@ -2,7 +2,8 @@
 
 import pytest
 
-from caatnet.federated import links, report
+from caatnet.federated import report
+from parallel.plans.hardware import client_links as links
 
 
 def test_long_runs_are_shown_by_medians():

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from caatnet.federated import links, predict
-from caatnet.federated.links import Link
+from caatnet.federated import predict
 from caatnet.federated.streamed import merged_s
+from parallel.plans.hardware import client_links as links
+from parallel.plans.hardware.client_links import Link
 
 FAST = Link("fast", 1e12, 1e12, 0.0, 0.0, 0.0, 0.0, False, "the tests")
 SIZES = predict.Bytes(1000, 1000, 4000)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.federated import links, predict, vector_codec
+from caatnet.federated import predict, vector_codec
 from caatnet.schema import tree
 from caatnet.studies.federated import (
   beyond,
@@ -19,6 +19,7 @@ from caatnet.studies.federated import (
   study,
 )
 from configs.federated import links as config_file
+from parallel.plans.hardware import client_links as links
 
 CONFIG = config_file.get_config("test").to_dict()
 

@@ -1,1 +1,0 @@
-"""Federated runs over emulated links, and their predicted times."""

@@ -1,0 +1,191 @@
+"""Executes the notebooks of colabs/ and stores their output.
+
+  python -m docs.notebooks
+  python -m docs.notebooks --only=routes
+  python -m docs.notebooks --first_cell    # executes nothing
+  python -m docs.notebooks --check    # exits with 2 if a notebook is stale
+
+All begin with the same cell. Locally it uses the checkout. On Colab it installs
+the package from the repository, whose address is ``url`` in setup.cfg, or from
+a wheel or zip that the user uploads. Needs the extra ``colab``.
+"""
+
+import base64
+import configparser
+import hashlib
+import importlib.metadata
+import io
+import os
+import pathlib
+import platform
+from typing import Any
+
+from absl import flags
+
+from docs.points import ROOT
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("only", "", "Name of one notebook; all if unset.")
+flags.DEFINE_bool(
+  "first_cell", False, "Replace the first cell only, without execution."
+)
+FIRST_CELL = '''\
+REPOSITORY = "{url}"
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+if "google.colab" not in sys.modules:  # this folder is in the repository
+  root = pathlib.Path.cwd()
+  root = root.parent if root.name == "colabs" else root
+else:
+  if importlib.util.find_spec("caatnet") is None:
+    wanted = f"caatnet[plot,training] @ git+{{REPOSITORY}}"
+    if not REPOSITORY:
+      from google.colab import files
+      print("Choose the wheel of caatnet, or a zip of its repository.")
+      (name,) = files.upload()
+      wanted = f"./{{name}}[plot,training]"
+    install = [sys.executable, "-m", "pip", "install", "-q", wanted]
+    subprocess.run(install, check=True)
+  from caatnet import commands
+  root = commands.root()
+os.chdir(root)
+sys.path.insert(0, str(root))'''
+
+
+def prepared(path: pathlib.Path) -> Any:
+  """Reads a notebook and updates its first cell, without executing it."""
+  import nbformat
+
+  config = configparser.ConfigParser()
+  config.read(ROOT / "setup.cfg")
+  notebook = nbformat.read(path, as_version=4)
+  first = next(c for c in notebook.cells if c.cell_type == "code")
+  first.source = FIRST_CELL.format(url=config["metadata"].get("url", ""))
+  return notebook
+
+
+def sources(notebook: Any) -> str:
+  """Returns a hash of all code cells of a notebook."""
+  # Text cells do not affect outputs.
+  cells = [c.source for c in notebook.cells if c.cell_type == "code"]
+  return hashlib.sha256("\n\n".join(cells).encode()).hexdigest()
+
+
+def is_stale(path: pathlib.Path) -> bool:
+  """Returns whether a notebook's cells have changed since its execution."""
+  import nbformat
+
+  kept = nbformat.read(path, as_version=4)
+  # Compared with the current first cell, and with the cells as stored.
+  return kept.metadata.get("caatnet", {}).get("sources") != (
+    sources(prepared(path))
+  ) or sources(kept) != sources(prepared(path))
+
+
+def with_first_cell(path: pathlib.Path) -> Any:
+  """Reads a notebook and updates its first cell, which affects no output.
+
+  Raises:
+    ValueError: Other cells have changed since the notebook was executed.
+  """
+  import nbformat
+
+  kept = nbformat.read(path, as_version=4)
+  if kept.metadata.get("caatnet", {}).get("sources") != sources(kept):
+    raise ValueError(f"{path.name}: make notebooks executes it")
+  notebook = prepared(path)
+  notebook.metadata["caatnet"]["sources"] = sources(notebook)
+  return notebook
+
+
+def executed(path: pathlib.Path) -> Any:
+  """Executes a notebook; returns it with outputs, hash and versions."""
+  import nbclient
+
+  notebook = prepared(path)
+  nbclient.NotebookClient(
+    notebook,
+    timeout=600,  # seconds per cell
+    record_timing=False,  # times would differ at each execution
+    resources={"metadata": {"path": str(path.parent)}},
+    # A warning of progress bars would contain a path of this machine.
+  ).execute(env=os.environ | {"PYTHONWARNINGS": "ignore:install"})
+  for cell in notebook.cells:
+    if "outputs" in cell:
+      cell.outputs = _joined(cell.outputs)
+    for output in cell.get("outputs", []):
+      if "image/png" in output.get("data", {}):
+        output.data["image/png"] = _small(output.data["image/png"])
+  notebook.metadata["caatnet"] = {
+    "sources": sources(notebook),
+    "versions": versions(),
+  }
+  return notebook
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+  """Returns a cell's outputs with consecutive parts of a stream merged.
+
+  The number of parts depends on timing.
+  """
+  joined: list[Any] = []
+  for output in outputs:
+    name = output.get("name")  # only streams have one
+    if joined and name is not None and joined[-1].get("name") == name:
+      joined[-1].text += output.text
+    else:
+      joined.append(output)
+  return joined
+
+
+def _small(png: str) -> str:
+  """Reduces a PNG in base64 to 256 colours, which makes it much smaller."""
+  from PIL import Image
+
+  picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+  out = io.BytesIO()
+  # This method keeps colours that occur in few pixels.
+  method = Image.Quantize.MAXCOVERAGE
+  picture.quantize(256, method, dither=Image.Dither.NONE).save(
+    out, "PNG", optimize=True
+  )
+  return base64.b64encode(out.getvalue()).decode()
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions that a notebook's numbers depend on."""
+  jax = importlib.metadata.version("jax")
+  return {"python": platform.python_version(), "jax": jax}
+
+
+def main() -> None:
+  """Executes the notebooks, or names those that are stale."""
+  import nbformat
+
+  folder = ROOT / "colabs"
+  paths = sorted(folder.glob(f"{FLAGS.only or '*'}.ipynb"))
+  if not paths:
+    names = ", ".join(sorted(path.stem for path in folder.glob("*.ipynb")))
+    raise ValueError(f"--only={FLAGS.only}: the notebooks are {names}")
+  if FLAGS.check:
+    stale = [path.name for path in paths if is_stale(path)]
+    if stale:
+      raise ValueError(
+        f"cells changed since they were executed: {', '.join(stale)}; "
+        "make notebooks executes them"
+      )
+    return
+  make = with_first_cell if FLAGS.first_cell else executed
+  for path in paths:
+    nbformat.write(make(path), path)
+    print(path.name)
+
+
+if __name__ == "__main__":
+  options.run(main, uses=("check",), required=(), devices=False)

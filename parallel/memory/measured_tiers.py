@@ -1,0 +1,372 @@
+"""Tiers of this machine, measured: NUMA nodes, a file, and device copies.
+
+The rate of a node is measured on the largest array with all cores, and its
+range over numbers of threads and arrays beyond the last-level cache. Rates of
+files are measured in steps of the optimizer on the host, by size on all tiers.
+Rates of device copies are medians.
+"""
+
+from collections.abc import Callable, Sequence
+import errno
+import itertools
+import os
+import pathlib
+import platform
+import re
+import statistics
+import time
+
+import numpy as np
+
+from parallel.memory import host_memory
+from parallel.memory.host_optimizer import (
+  ARRAYS,
+  MOVED_BYTES,
+  READ_BYTES,
+  WRITTEN_BYTES,
+  AdamW,
+  HostOptimizer,
+)
+from parallel.plans.hardware import tiers
+from parallel.plans.hardware.tiers import Host, Pass, Quantity, SharedLink, Tier
+from parallel.plans.placement import rates
+
+_CPUS = pathlib.Path("/sys/devices/system/cpu")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_FLOAT = 4  # bytes
+# Elements of a file that are requested while as many are read.
+_AHEAD = 2**26
+LEARNING_RATE = 1e-3
+# Quick steps are repeated for this many seconds, at most `_MOST` times.
+_REPEAT_S, _MOST = 1.0, 50
+# Seconds of steps in memory before a timed one: threads sleep, and caches have
+# other pages, after a step that waited for a disk.
+_WARM_S = 0.02
+
+
+def file_of(
+  sizes: Sequence[str], file: str, nodes: Sequence[str]
+) -> tuple[str, str]:
+  """Measures this machine's memory as `measure` does, with printed progress.
+
+  Args:
+    sizes: Bytes of arrays, as texts such as 64e6.
+    file: Path of a file to measure; "" for none.
+    nodes: Numbers of NUMA nodes, as texts; none for all.
+
+  Returns:
+    Text of a file of tiers, and its contents in words.
+
+  Raises:
+    ValueError: A text is no such number, or as for `measure`.
+    OSError: The file cannot be written.
+  """
+  host = measure(
+    [_size(text) for text in sizes], pathlib.Path(file) if file else None,
+    [_number(text) for text in nodes],
+  )
+  return tiers.to_json(host), f"{len(host.tiers)} tiers"
+
+
+def _size(text: str) -> int:
+  """Parses a number of bytes such as 64e6."""
+  try:
+    size = float(text)
+  except ValueError as error:
+    raise ValueError(f"--sizes={text} must be numbers of bytes") from error
+  if not 1e6 <= size < 1e13:
+    raise ValueError(f"--sizes={text} must lie in [1e6, 1e13)")
+  return int(size)
+
+
+def _number(text: str) -> int:
+  """Parses the number of a node."""
+  if not text.isdecimal():
+    raise ValueError(f"--numa_nodes={text} must be numbers of nodes, as in 0,1")
+  return int(text)
+
+
+def measure(
+  sizes: Sequence[int],
+  path: pathlib.Path | None = None,
+  nodes: Sequence[int] = (),
+  progress: Callable[[str], None] = print,
+) -> Host:
+  """Measures this machine's memory.
+
+  Args:
+    sizes: Bytes of arrays; three of each are allocated at a time.
+    path: File that is created, measured as a tier and removed; None for none.
+    nodes: Numbers of NUMA nodes; () for all.
+    progress: Receives one line for each measurement.
+
+  Returns:
+    The host. Its device link leads to JAX's default device; on a CPU it is a
+    copy in memory, as its source states.
+
+  Raises:
+    ValueError: numba is not installed, the arrays do not fit, a node does not
+      exist, or no array is larger than the last-level cache.
+    OSError: The file cannot be written.
+  """
+  cache = cache_bytes()
+  if max(sizes) <= 2 * cache:
+    raise ValueError(
+      f"--sizes={','.join(map(str, sizes))}: the largest array must exceed "
+      f"{2 * cache} bytes, twice the last-level cache"
+    )
+  for node in nodes:
+    host_memory.check_node(node)
+  if path is not None:
+    _check_disk(path, len(ARRAYS) * max(sizes))  # before all measurements
+  found = [
+    _node(node, sizes, cache, progress)
+    for node in nodes or host_memory.nodes()
+  ]
+  if path is not None:
+    found.append(_file(path, sizes, cache, progress))
+  return tiers.checked(Host(
+    name=platform.node() or "this machine",
+    source="measured by launch.measure",
+    device_link=_device_link(max(sizes), progress), links=(),
+    tiers=tuple(found),
+  ))
+
+
+def cache_bytes() -> int:
+  """Returns the size of all last-level caches; 32 MiB if unknown."""
+  sizes = {}  # CPUs that share a cache -> its size
+  for folder in _CPUS.glob("cpu[0-9]*/cache/index3"):
+    match = re.fullmatch(r"(\d+)([KMG])", (folder / "size").read_text().strip())
+    if match:
+      shared = (folder / "shared_cpu_list").read_text()
+      sizes[shared] = int(match[1]) * _UNITS[match[2]]
+  return sum(sizes.values()) or 2**25
+
+
+def _quantity(values: Sequence[float], source: str) -> Quantity:
+  """Returns a quantity with the last value, and the range of all."""
+  return Quantity(
+    value=values[-1], low=min(values), high=max(values), source=source
+  )
+
+
+def _median(values: Sequence[float], source: str) -> Quantity:
+  """Returns the median of an odd number of values, with their range."""
+  return _quantity([*values, statistics.median(values)], source)
+
+
+def _arrays(size: int, node: int) -> list[np.ndarray]:
+  """Returns three arrays float32 of ``size`` bytes each on a node."""
+  arrays = [
+    host_memory.allocate(size, node=node).view(np.float32) for _ in range(3)
+  ]
+  for array in arrays:
+    array.fill(0)
+  wrong = set(host_memory.nodes_of(arrays[0])) - {node}
+  assert not wrong, f"pages of node {node} are on {wrong}"
+  return arrays
+
+
+def _node(
+  node: int, sizes: Sequence[int], cache: int, progress: Callable[[str], None]
+) -> Tier:
+  """Measures a NUMA node."""
+  free = host_memory.free_bytes(node)
+  if 3 * max(sizes) > free:
+    raise ValueError(
+      f"node {node} has {free / 1e9:.1f} GB of free memory, and three arrays "
+      f"of {max(sizes) / 1e9:.1f} GB are needed; use smaller --sizes"
+    )
+  counts = sorted({1, os.cpu_count() or 1})
+  found, arrays = [], None
+  for count, size in itertools.product(counts, sorted(sizes)):
+    del arrays  # before others are allocated
+    arrays = _arrays(size // _FLOAT * _FLOAT, node)
+    seen = rates.measure(arrays, count)
+    texts = [f"{name} {rate / 1e9:.1f}" for name, rate in seen.items()]
+    progress(
+      f"node {node}, {size / 1e6:,.1f} MB, {count} threads: "
+      f"{', '.join(texts)} GB/s"
+    )
+    if size > 2 * cache:
+      found.append(seen)
+  delay = rates.latency_s(arrays[0].view(np.uint8))
+  progress(f"node {node}: {1e9 * delay:.0f} ns per dependent load")
+  del arrays
+  passes = [_pass(node, size) for size in sorted(sizes)]
+  for one in passes:
+    progress(f"node {node}: {_text(one)}")
+  source = f"measured, {counts[-1]} cores, {max(sizes) / 1e6:,.0f} MB; range " \
+    "over sizes beyond the cache and numbers of threads"
+  return Tier(
+    name=f"node{node}", kind="dram" if _has_cores(node) else "cxl", node=node,
+    capacity_bytes=_quantity([free], "free memory at the time"),
+    read=_quantity([x["read"] for x in found], source),
+    write=_quantity([x["write"] for x in found], source),
+    latency_s=_quantity([delay], "measured, chain of dependent loads"),
+    duplex=False, passes=tuple(passes),
+  )
+
+
+def _has_cores(node: int) -> bool:
+  """Returns whether a node has CPUs; memory behind CXL has none."""
+  path = pathlib.Path(f"/sys/devices/system/node/node{node}/cpulist")
+  return not path.exists() or bool(path.read_text().strip())
+
+
+def _check_disk(path: pathlib.Path, size: int) -> int:
+  """Returns the free bytes of a new file's disk; raises if it has no room."""
+  if path.exists():
+    raise FileExistsError(errno.EEXIST, "File exists", str(path))
+  if not path.parent.is_dir():
+    raise ValueError(f"--file={path}: {path.parent} is not a folder")
+  stat = os.statvfs(path.parent)
+  free = stat.f_bavail * stat.f_frsize
+  if size > free:
+    raise ValueError(
+      f"--file={path}: {size / 1e9:.1f} GB do not fit into the "
+      f"{free / 1e9:.1f} GB that are free"
+    )
+  return free
+
+
+def _file(
+  path: pathlib.Path, sizes: Sequence[int], cache: int,
+  progress: Callable[[str], None],
+) -> Tier:
+  """Measures a mapped file, without the kernel's page cache."""
+  free = _check_disk(path, len(ARRAYS) * max(sizes))
+  passes = [_pass(str(path.parent), size) for size in sorted(sizes)]
+  for found in passes:
+    progress(f"file {path}: {_text(found)}")
+  read, write = (
+    _quantity(
+      [x.size_bytes / getattr(x, f"{name}_s") for x in passes
+       if x.size_bytes > 2 * cache],
+      f"measured, {text}; range over sizes beyond the cache",
+    ) for name, text in (
+      ("read", "until dropped from memory"), ("write", "until on disk")
+    )
+  )
+  return Tier(
+    name="file", kind="file", path=str(path), duplex=False,
+    capacity_bytes=_quantity([free], "free space at the time"),
+    read=read, write=write, passes=tuple(passes),
+    latency_s=_quantity([0.0], "not measured"),
+  )
+
+
+def _pass(tier: int | str, size: int) -> Pass:
+  """Measures the optimizer on a node, or on a file in a folder.
+
+  A step reads all four arrays and writes three of them. After it, files are
+  written to disk and dropped from memory, so that the next step reads the disk.
+
+  Args:
+    tier: The node or the folder.
+    size: Bytes of an array of the optimizer.
+  """
+  count = size // _FLOAT
+  made = HostOptimizer(
+    count, AdamW(), {name: {tier: 1.0} for name in ARRAYS}
+  )
+  made.gradients.fill(1)
+  once_s = step_s(made)
+  rounds = max(rates.NUM_REPEATS, min(_MOST, int(_REPEAT_S / once_s)))
+  # In turns, so that a drift of the machine's speed affects both.
+  found = [(step_s(made), _read_s(made)) for _ in range(1 + rounds)]
+  update_s, read_s = map(statistics.median, zip(*found[1:], strict=True))
+  read_s, write_s = _divided(update_s, read_s, isinstance(tier, int))
+  return Pass(
+    size_bytes=READ_BYTES * count, read_s=read_s, write_s=write_s
+  )
+
+
+def _divided(
+  update_s: float, read_s: float, is_memory: bool
+) -> tuple[float, float]:
+  """Returns the seconds of reading all bytes of the state, and of writing them.
+
+  Args:
+    update_s: Seconds of a step, which reads 16 bytes of an element and writes
+      12.
+    read_s: Seconds of reading alone.
+    is_memory: Whether the state is in memory, not in a file. A step reads and
+      writes memory at one time, so that all bytes count alike.
+  """
+  if is_memory:
+    read_s = update_s * READ_BYTES / MOVED_BYTES
+  # Noise can exceed the difference of small sizes.
+  write_s = max(update_s - read_s, update_s / 100)
+  return read_s, write_s * READ_BYTES / WRITTEN_BYTES
+
+
+def step(optimizer: HostOptimizer) -> None:
+  """Updates all parameters once."""
+  optimizer.begin(LEARNING_RATE)
+  optimizer.update(0, optimizer.gradients)
+  optimizer.end()
+
+
+def step_s(optimizer: HostOptimizer) -> float:
+  """Returns the seconds of a step, until its files are dropped from memory."""
+  if not optimizer.buffer.has_files:  # else a step leaves nothing in caches
+    end = time.perf_counter() + _WARM_S
+    step(optimizer)
+    while time.perf_counter() < end:
+      step(optimizer)
+  start = time.perf_counter()
+  step(optimizer)
+  optimizer.buffer.drop()
+  return time.perf_counter() - start
+
+
+def _read_s(optimizer: HostOptimizer) -> float:
+  """Returns the seconds of reading all arrays, until files are dropped."""
+  start = time.perf_counter()
+  flat = optimizer.buffer.array.view(np.float32)
+  optimizer.buffer.prefetch(0, _FLOAT * _AHEAD)
+  for begin in range(0, len(flat), _AHEAD):
+    end = begin + _AHEAD
+    optimizer.buffer.prefetch(_FLOAT * end, _FLOAT * (end + _AHEAD))
+    rates.read(flat[begin:end])
+  optimizer.buffer.drop()
+  return time.perf_counter() - start
+
+
+def _text(found: Pass) -> str:
+  return (
+    f"optimizer, {found.size_bytes / 1e6:,.1f} MB: read in "
+    f"{1e3 * found.read_s:.1f} ms, written in {1e3 * found.write_s:.1f} ms more"
+  )
+
+
+def _device_link(size: int, progress: Callable[[str], None]) -> SharedLink:
+  """Measures copies between host and JAX's default device."""
+  import jax
+
+  device = jax.devices()[0]
+  host = np.ones(size // _FLOAT, np.float32)
+  there, back = [], []
+  jax.device_put(host, device, may_alias=False).block_until_ready()
+  for _ in range(rates.NUM_REPEATS):
+    start = time.perf_counter()
+    moved = jax.device_put(host, device, may_alias=False).block_until_ready()
+    there.append(size / (time.perf_counter() - start))
+    start = time.perf_counter()
+    np.array(moved, copy=True)
+    back.append(size / (time.perf_counter() - start))
+  source = (
+    f"measured, copies of {size / 1e6:,.0f} MB of pageable memory, "
+    f"{device.device_kind}"
+  )
+  if device.platform == "cpu":
+    source += ": copies in memory, since the device is a CPU"
+  read, write = _median(there, source), _median(back, source)
+  progress(f"device: {read.value / 1e9:.1f} GB/s there, "
+           f"{write.value / 1e9:.1f} back")
+  return SharedLink(
+    name=device.platform, duplex=device.platform != "cpu",
+    read=read, write=write,
+  )

@@ -1,0 +1,353 @@
+"""Network namespaces with shaped links, for root.
+
+`long_link` is one link with a rate (tbf) and a delay. Since the kernel often
+lacks netem, a process delays the packets
+(`parallel.peers.emulation.wire`). `mesh` has such a link for each pair, with
+a rate for each direction, and can drop packets of one direction.
+
+`star` has a server and clients whose links differ, as in federated learning: a
+rate for each direction, delay, jitter, losses, and radio cells.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+import contextlib
+import ipaddress
+import itertools
+import os
+import subprocess
+from typing import NamedTuple
+
+import numpy as np
+
+from parallel.peers.emulation import processes
+from parallel.peers.emulation.wire import enter
+from parallel.plans.hardware.client_links import Link
+
+_DEVICE = "shaped0"
+_MTU = 1500
+_LONG_MTU = 9000  # few packets, since a process forwards each
+_ENDS = ("10.98.76.1", "10.98.76.2")
+# Addresses of a star: server, hub, and network of the clients.
+_SERVER, _HUB = "10.94.0.1", "10.94.0.2"
+_CLIENTS = ipaddress.IPv4Address("10.95.0.0")
+_MIN_RTT_S = 1e-3  # below it, the forwarder's own delay matters
+_LARGEST = 1 << 16  # bytes of a packet
+_BURST_S = 1e-3  # seconds of a rate that may pass at once
+
+
+@contextlib.contextmanager
+def long_link(
+  mbit: int, rtt_ms: float
+) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
+  """Creates two namespaces with a link between them.
+
+  Args:
+    mbit: Rate in each direction, Mbit/s.
+    rtt_ms: Added round-trip time, ms.
+
+  Yields:
+    Addresses of the ends, and the prefix of a command that runs at each.
+
+  Raises:
+    ValueError: This machine or this user cannot create them.
+  """
+  with contextlib.ExitStack() as stack:
+    names = stack.enter_context(_made(2))
+    if rtt_ms:
+      _joined(stack.enter_context(
+        _delay_line(_DEVICE, *names, rtt_ms / 2000)
+      ))
+    else:
+      _call(f"ip link add {_DEVICE} netns {names[0]} type veth peer name "
+            f"{_DEVICE} netns {names[1]}")
+    # Ethernet packets, or jumbo frames at rates too high for the wire process.
+    mtu = 1500 if mbit <= 100 else 9000
+    burst_kb = max(64, mbit // 4)  # at least rate / HZ
+    for name, host in zip(names, _ENDS, strict=True):
+      _up(name, host, f"mtu {mtu} txqueuelen 10000")
+      # The queue holds 50 ms of packets in addition to the round trip.
+      _call(f"tc -n {name} qdisc add dev {_DEVICE} root tbf rate {mbit}mbit "
+            f"burst {burst_kb}kb latency {50 + rtt_ms}ms")
+    yield _ENDS, [_prefix(name) for name in names]
+
+
+class Mesh:
+  """Namespaces with one link for each pair.
+
+  Attributes:
+    hosts: Addresses of the namespaces.
+    prefixes: Prefix of a command that runs in each.
+  """
+
+  def __init__(self, names: Sequence[str]) -> None:
+    self.hosts = [f"10.96.0.{i + 1}" for i in range(len(names))]
+    # Peers have a higher priority than other processes, which could delay them.
+    self.prefixes = [["nice", "-n", "-10", *_prefix(name)] for name in names]
+    self._names = names
+
+  def drop(self, source: int, target: int, what: str) -> None:
+    """Drops packets of one direction: "dials" or "all".
+
+    Dials are the first packets of connections, so "dials" closes the target's
+    ports for the source; open connections and those of the other direction
+    continue.
+    """
+    # The flags of the TCP header, after an IP header of 20 bytes: SYN, no ACK.
+    match = {"dials": "u8 0x02 0x12 at 33", "all": "u32 0 0"}[what]
+    _call(f"{self._filter('add', source, target)} protocol ip u32 match "
+          f"{match} flowid 1:2")
+
+  def restore(self, source: int, target: int) -> None:
+    """Undoes all calls of `drop` for a direction."""
+    with contextlib.suppress(ValueError):  # nothing was dropped
+      _call(self._filter("delete", source, target))
+
+  def _filter(self, verb: str, source: int, target: int) -> str:
+    device = _wire(source, target)
+    name = self._names[source]
+    return f"tc -n {name} filter {verb} dev {device} parent 1: prio 1"
+
+
+def _wire(i: int, j: int) -> str:
+  """Returns the name of a pair's device in both namespaces."""
+  return f"wire{min(i, j)}x{max(i, j)}"
+
+
+@contextlib.contextmanager
+def mesh(rates: np.ndarray, delays_s: np.ndarray) -> Iterator[Mesh]:
+  """Creates namespaces with one link for each pair.
+
+  Args:
+    rates: Bytes per second from each to each other one, ``[N, N]``; the
+      diagonal is not read.
+    delays_s: Seconds in each direction, symmetric ``[N, N]``.
+
+  Raises:
+    ValueError: This machine or this user cannot create them.
+  """
+  count = len(rates)
+  with contextlib.ExitStack() as stack:
+    names = stack.enter_context(_made(count))
+    found = Mesh(names)
+    for name, host in zip(names, found.hosts, strict=True):
+      _call(f"ip -n {name} link set lo up")
+      _call(f"ip -n {name} address add {host}/32 dev lo")
+    pairs = list(itertools.combinations(range(count), 2))
+    wires = [
+      stack.enter_context(
+        _delay_line(_wire(i, j), names[i], names[j], delays_s[i, j])
+      )
+      for i, j in pairs
+    ]
+    for (i, j), wire in zip(pairs, wires, strict=True):
+      _joined(wire)
+      for a, b in ((i, j), (j, i)):
+        _long(names[a], _wire(i, j), found.hosts[a], found.hosts[b],
+              rates[a, b])
+    yield found
+
+
+def _long(name: str, device: str, own: str, other: str, rate: float) -> None:
+  """Sets up one end of a pair's link."""
+  burst = max(2 * _LONG_MTU, int(rate / 250))  # at least rate / HZ
+  rules = [
+    f"qdisc add dev {device} root handle 1: htb default 1",
+    f"class add dev {device} parent 1: classid 1:1 htb rate "
+    f"{8 * rate:.0f}bit burst {burst}b cburst {burst}b",
+    # Packets of this class are dropped.
+    f"class add dev {device} parent 1: classid 1:2 htb rate 1mbit",
+    f"qdisc add dev {device} parent 1:2 blackhole",
+  ]
+  _call(f"ip -n {name} link set {device} mtu {_LONG_MTU} txqueuelen 10000 up")
+  _call(f"ip -n {name} route add {other}/32 dev {device} src {own}")
+  _call(f"tc -n {name} -batch -", "\n".join(rules) + "\n")
+
+
+class Star(NamedTuple):
+  """Namespaces of a server and of its clients.
+
+  Attributes:
+    host: Address of the server.
+    server: Name of the server's namespace, for `inside`.
+    prefixes: Prefix of a command that runs at each client.
+  """
+
+  host: str
+  server: str
+  prefixes: list[list[str]]
+
+
+@contextlib.contextmanager
+def star(links: Sequence[Link]) -> Iterator[Star]:
+  """Creates namespaces of a server and of clients with given links.
+
+  A hub joins the clients' links to the server's device. Rates are limited at
+  both ends of that device: downlinks in the server's namespace, uplinks in the
+  hub's. A radio cell is one class of htb, whose rate its clients share equally
+  while all of them send. Queues are long and drop no packet. Links without
+  jitter, loss and a delay above `_MIN_RTT_S` have this machine's delay.
+
+  Args:
+    links: Link of each client. Shared links with equal names are one cell.
+
+  Raises:
+    ValueError: This machine or this user cannot create them.
+  """
+  hosts = [str(_CLIENTS + 1 + k) for k in range(len(links))]
+  with contextlib.ExitStack() as stack:
+    server, hub, *names = stack.enter_context(_made(len(links) + 2))
+    _call(f"ip link add {_DEVICE} netns {server} type veth peer name {_DEVICE} "
+          f"netns {hub}")
+    # Large packets cost less processor time, but each passes as a whole.
+    slowest = min(min(link.down, link.up) for link in links)
+    size = min(max(_MTU, int(slowest * _BURST_S)), _LARGEST)
+    options = (
+      f"gso_max_segs {size // _MTU} gso_max_size {size} mtu {_MTU} "
+      "txqueuelen 10000"
+    )
+    _up(server, _SERVER, options)
+    _up(hub, _HUB, options)
+    _call(f"ip -n {server} route add {_CLIENTS}/16 via {_HUB}")
+    _set(hub, "ip_forward", "1")
+    wires = {
+      k: stack.enter_context(_delay_line(
+        f"spoke{k}", hub, name, link.rtt_s / 2, link.jitter_s, link.loss,
+        # With losses, each packet has one segment, which is lost by itself.
+        int(size > _MTU and not link.loss),
+      ))
+      for k, (name, link) in enumerate(zip(names, links, strict=True))
+      if link.rtt_s >= _MIN_RTT_S or link.jitter_s or link.loss
+    }
+    for k, (name, host) in enumerate(zip(names, hosts, strict=True)):
+      device = f"spoke{k}"
+      if k in wires:
+        _joined(wires[k])
+      else:
+        _call(f"ip link add {device} netns {hub} type veth peer name {device} "
+              f"netns {name}")
+      for end in (hub, name):
+        _call(f"ip -n {end} link set {device} {options} up")
+      _call(f"ip -n {hub} route add {host}/32 dev {device}")
+      _call(f"ip -n {name} link set lo up")
+      _call(f"ip -n {name} address add {host}/32 dev {device}")
+      _call(f"ip -n {name} route add {_HUB}/32 dev {device}")
+      _call(f"ip -n {name} route add default via {_HUB}")
+    for name in (server, *names):
+      # Every machine has Reno, whose rate has a closed form. Connections do not
+      # start with values that earlier ones have measured.
+      _set(name, "tcp_congestion_control", "reno")
+      _set(name, "tcp_no_metrics_save", "1")
+    _call(f"tc -n {server} -batch -", _shares(
+      [link.down for link in links], links, [f"dst {host}" for host in hosts]
+    ))
+    _call(f"tc -n {hub} -batch -", _shares(
+      [link.up for link in links], links, [f"src {host}" for host in hosts]
+    ))
+    yield Star(_SERVER, server, list(map(_prefix, names)))
+
+
+def _shares(
+  rates: Sequence[float], links: Sequence[Link], matches: Sequence[str]
+) -> str:
+  """Returns the commands of tc for one direction of a star."""
+  lines = [f"qdisc add dev {_DEVICE} root handle 1: htb"]
+  members = collections.Counter(link.name for link in links if link.shared)
+  cells = {name: f"1:{1000 + i}" for i, name in enumerate(members)}
+  made = set()
+  for k, (rate, link) in enumerate(zip(rates, links, strict=True)):
+    burst = max(2 * _MTU, int(rate * _BURST_S))
+    limits = f"ceil {8 * rate:.0f}bit burst {burst}b cburst {burst}b"
+    parent, share = "1:", rate
+    if link.shared:
+      parent, share = cells[link.name], rate / members[link.name]
+      if parent not in made:
+        made.add(parent)
+        lines.append(f"class add dev {_DEVICE} parent 1: classid {parent} htb "
+                     f"rate {8 * rate:.0f}bit {limits}")
+    lines += [
+      # Of an unused share, the others receive a packet each in turn.
+      f"class add dev {_DEVICE} parent {parent} classid 1:{k + 1} htb rate "
+      f"{8 * share:.0f}bit {limits} quantum {_MTU}",
+      f"filter add dev {_DEVICE} parent 1: protocol ip u32 match ip "
+      f"{matches[k]}/32 flowid 1:{k + 1}",
+    ]
+  return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def inside(name: str) -> Iterator[None]:
+  """Context manager: new sockets of this thread belong to a namespace.
+
+  They remain in it after the context.
+  """
+  with contextlib.ExitStack() as stack:
+    # An open file names the thread's own namespace until it has returned.
+    own = stack.enter_context(open("/proc/thread-self/ns/net"))
+    enter(f"/run/netns/{name}")
+    stack.callback(enter, f"/proc/self/fd/{own.fileno()}")
+    yield
+
+
+@contextlib.contextmanager
+def _made(count: int) -> Iterator[list[str]]:
+  """Creates namespaces, and deletes them with all their contents."""
+  names = [f"shaped{os.getpid()}n{i}" for i in range(count)]
+  with processes.cleaned_up('for n; do ip netns delete "$n"; done', *names):
+    for name in names:
+      _call(f"ip netns add {name}")
+    yield names
+
+
+def _delay_line(device: str, *arguments: object) -> processes.Process:
+  """Returns a process of `wire`, with a high priority; see `_joined`."""
+  return processes.Process(["nice", "-n", "-15", *processes.module(
+    "parallel.peers.emulation.wire", device, *arguments
+  )])
+
+
+def _joined(wire: processes.Process) -> None:
+  """Waits until the devices of a delay line exist.
+
+  Raises:
+    ValueError: They cannot be created.
+  """
+  if (found := wire.answer()) != "ready":
+    raise ValueError(
+      f"links cannot be delayed here: {found or 'a process has ended'}; this "
+      "needs root and /dev/net/tun"
+    )
+
+
+def _set(name: str, key: str, value: str) -> None:
+  """Sets a parameter of a namespace's network."""
+  _call(f"ip netns exec {name} tee /proc/sys/net/ipv4/{key}", value)
+
+
+def _prefix(name: str) -> list[str]:
+  return ["ip", "netns", "exec", name]
+
+
+def _up(name: str, host: str, options: str) -> None:
+  """Sets the address of a namespace's device, and brings it up."""
+  _call(f"ip -n {name} address add {host}/24 dev {_DEVICE}")
+  _call(f"ip -n {name} link set lo up")
+  _call(f"ip -n {name} link set {_DEVICE} {options} up")
+
+
+def _call(text: str, given: str = "") -> str:
+  """Runs a command with a text on its stdin, and returns its stdout."""
+  try:
+    return subprocess.run(
+      text.split(), check=True, capture_output=True, text=True, input=given
+    ).stdout
+  except FileNotFoundError as error:
+    raise ValueError(
+      f"links cannot be shaped here: there is no {text.split()[0]!r} (iproute2)"
+    ) from error
+  except subprocess.CalledProcessError as error:
+    why = (error.stderr or error.stdout).strip().splitlines() or ["no reason"]
+    raise ValueError(
+      f"links cannot be shaped here: {text!r} says {why[-1]!r}; this needs "
+      "root and a kernel with namespaces, tbf, htb and u32"
+    ) from error
