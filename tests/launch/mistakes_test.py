@@ -110,6 +110,7 @@ VALUES = [
   ("train", [TINY, "--workdir={tmp}/other"], "use another --workdir"),
   ("train", [SWARM], "config.elastic has no effect without --elastic=HOST:PO"),
   ("train", [SWARM, "--elastic=7000"], "--elastic=7000 is not HOST:PORT"),
+  ("train", [SWARM, "--elastic=localhost:0"], "with a port from 1 to 65535"),
   ("train", [SWARM, "--elastic=localhost:1", "--workdir={tmp}/run"],
    "--elastic=localhost:1: no coordinator there"),
   ("evaluate", ["--workdir={tmp}"], "holds no run"),

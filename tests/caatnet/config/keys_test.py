@@ -182,3 +182,13 @@ def test_sweep_may_declare_sections_per_choice():
   own["outer"]["diloco"].momentum = 0.3
   config = override(tiny.get_config("test"), "outer.algorithm=diloco", own)
   assert config.outer.momentum == 0.3
+
+
+@pytest.mark.parametrize(("overrides", "unit"), [
+  ("data.batch_size=6 train.accumulation=4", 4),
+  ("data.batch_size=4 parallel.worker=3", 3),
+  ("data.batch_size=6 parallel.worker=2 train.accumulation=2", 4),
+])
+def test_ranks_and_microbatches_divide_the_batch(overrides, unit):
+  with pytest.raises(ValueError, match=rf"must be a multiple of .* = {unit}$"):
+    build(overrides)

@@ -115,6 +115,16 @@ def test_returning_client_has_no_credit_for_its_absence():
   assert len(between) > 8
 
 
+def test_arrival_lifts_counters_below_those_of_queued_clients_only():
+  policy = registry.make("vtc", Pages(8, 4))
+  policy.counters.update({0: 3.0, 1: 5.0, 2: 1.0})
+  for client in range(3):
+    request = Request(client, [1], 1, client=client)
+    policy.arrived(request)
+    policy.push(request)
+  assert policy.counters == {0: 3.0, 1: 5.0, 2: 3.0}
+
+
 def test_urgent_request_preempts_others():
   slow = [Request(i, [1] * 8, 30, priority=1.0) for i in range(4)]
   urgent = Request(4, [2] * 8, 4, priority=0.0, arrival_s=5.0)

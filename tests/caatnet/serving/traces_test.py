@@ -286,6 +286,8 @@ def test_sessions_respect_their_limits():
   ({"hash_ids": [1, -1]}, r"hash_ids\[1\]=-1 must be greater"),
   ({"hash_ids": [1]}, "hash_ids has 1 blocks of 512 tokens, but input_length"),
   ({"hash_ids": [1, 2.5]}, r"hash_ids\[1\]=2.5 must be a valid integer"),
+  ({"hash_ids": [1, True]}, r"hash_ids\[1\]=true must be a valid integer"),
+  ({"input_length": "513"}, 'input_length="513" must be a valid integer'),
   ({"output_length": 1.5}, "output_length=1.5 must be a valid integer"),
 ])
 def test_invalid_line_of_mooncake_is_refused(tmp_path, row, message):

@@ -81,3 +81,19 @@ def test_options_together_follow_the_equation(row):
       strict=True,
     ):
       np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("values", "message"), [
+  ({"overlap": (1, 2)}, r"overlap=\(1, 2\) must have one value, or one for"),
+  ({"overlap": (-1,)}, r"overlap=\(-1,\) must lie in \[0, sync_every=8\)"),
+  ({"overlap": (8,)}, r"overlap=\(8,\) must lie in \[0, sync_every=8\)"),
+  ({"overlap": (0, *[2] * (M - 1))}, "must be all zero or all positive"),
+  ({"overlap": (4,), "pieces": 0}, "pieces=0 must be at least 1"),
+  ({"overlap": (1,), "pieces": 2}, "pieces=2 must be at least 1 and at most o"),
+  ({"overlap": (4,), "pieces": 3}, "at most .* and the 2 steps between two"),
+  ({"keep": 1.5}, r"keep=1.5 must lie in \[0, 1\]"),
+])
+def test_values_out_of_range_are_refused(values, message):
+  cut = fragments({"blocks": LAYERS}, 3, False)  # 2 of layers and the rest
+  with pytest.raises(ValueError, match=message):
+    Streaming(WORKER, 8, OUTER["sgd"][0], exchange(Wire()), cut, **values)

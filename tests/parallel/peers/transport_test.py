@@ -462,3 +462,14 @@ def test_connecting_ends_as_soon_as_a_member_refuses():
     (error,) = together([lambda: links.connect(there["p0"], 3600)])
     assert isinstance(error, Unreachable)
     assert error.peers == {"p1": "p1 refuses: NOT_MEMBER"}
+
+
+@pytest.mark.parametrize("text", [
+  "7000", ":7000", "::1:7000", "[::1]", "[::1:7000", "localhost:0",
+  "localhost:65536", "localhost:-1", "a b:7000",
+])
+def test_text_that_is_no_address_is_refused(text):
+  with pytest.raises(ValueError) as error:
+    handshake.parse_address("--elastic=", text, 1)
+  assert str(error.value).startswith(f"--elastic={text} is not HOST:PORT,")
+  assert str(error.value).endswith("with a port from 1 to 65535")

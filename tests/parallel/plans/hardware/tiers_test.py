@@ -68,3 +68,18 @@ def test_a_wrong_file_is_one_line_that_names_the_place(
 def test_an_unknown_name_suggests_the_nearest():
   with pytest.raises(ValueError, match="did you mean two-cxl"):
     tiers.named("two-cxxl")
+
+
+def test_a_measured_pass_is_interpolated_between_sizes():
+  """Below the smallest size its seconds, beyond the largest at its rate."""
+  passes = tuple(
+    tiers.Pass(size_bytes=size, read_s=read, write_s=write)
+    for size, read, write in ((8e3, 0.1, 0.2), (24e3, 0.3, 0.8))
+  )
+  tier = HOSTS["two-cxl"].tiers[0].model_copy(update={"passes": passes})
+  assert tier.pass_s(16e3, 12e3) == pytest.approx(0.2 + 0.35)
+  assert tier.pass_s(4e3, 0.0) == pytest.approx(0.1)
+  assert tier.pass_s(160e3, 120e3) == pytest.approx(0.3 * 160 / 24 + 0.8 * 5)
+  # Half of the rate of reads: twice their time.
+  slow = tier.at(tier.read.value / 2, tier.write.value)
+  assert slow.pass_s(16e3, 12e3) == pytest.approx(0.4 + 0.35)

@@ -25,6 +25,8 @@ def _problem(batch_size, links, execution):
   Configuration(3, 2, 1, 4), Configuration(1, 2, 3, 4),
   Configuration(3, 1, 2, 6, "interleaved_1f1b", 2, route="one_shot"),
   Configuration(2, 3, 1, 2, "zb_h1", scheme="zero1"),
+  Configuration(1, 2, 3, 4, remat="full"),
+  Configuration(3, 2, 1, 4, remat="full"),
 ], ids=str)
 def test_batched_predictions_equal_single_ones(c, execution):
   """Includes rotated rings: any order, not only the enumerated ones."""
