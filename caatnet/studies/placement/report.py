@@ -56,8 +56,7 @@ def report(result: Mapping[str, Any]) -> Report:
         } for row in result["policies"]
       ],
     ),
-    *(f"{row['policy']}: {row['error']}"
-      for row in result["policies"] if row["error"]),
+    *(_unfit(row) for row in result["policies"] if row["error"]),
     *(f"warning: {text}" for text in result["warnings"]),
     Table(
       "speed relative to dram_only on the baseline, if both hosts have rates "
@@ -94,6 +93,19 @@ def report(result: Mapping[str, Any]) -> Report:
       "name | value:.4g | low:.4g | high:.4g | source", _quantities(host),
     ),
   ], (lambda: _figure(result)) if result["occupied"] else None)
+
+
+def _unfit(row: Row) -> str:
+  """Returns the bytes that a policy lacks, and what would fit."""
+  text = f"{row['policy']}: {row['error']}"
+  if "longest" not in row:  # of the baseline
+    return text
+  fits = []
+  if row["longest"] != "none":
+    fits.append(f"{row['longest']:,} tokens of context")
+  if row["largest"] != "none":
+    fits.append(f"a model of {row['largest'] / 1e9:.1f}B parameters")
+  return f"{text}; what would fit: {' or '.join(fits) or 'nothing'}"
 
 
 def _quantities(host: Mapping[str, Any]) -> list[Row]:
