@@ -404,7 +404,7 @@ def figure(
     **options: Further attributes of `Figure`.
   """
   columns = min(columns, len(panels))
-  return Figure(
-    panels, (1 + 4.5 * columns, 0.6 + 3.8 * -(-len(panels) // columns)),
-    columns, title, **options,
-  )
+  # Panels of wide figures are smaller, so that pages show them whole.
+  width, height = (4.5, 3.8) if columns < 3 else (3.2, 2.9)
+  size = 1 + width * columns, 0.6 + height * -(-len(panels) // columns)
+  return Figure(panels, size, columns, title, **options)
