@@ -24,6 +24,8 @@ def request(prompt=(1, 2), **settings):
   [
     ({"prompt": ()}, "the prompt is empty"),
     ({"temperature": -1.0}, "temperature=-1.0 must be at least 0 and finite"),
+    ({"temperature": float("nan")}, "temperature=nan must"),
+    ({"temperature": float("inf")}, "temperature=inf must"),
     ({"top_k": -1}, "top_k=-1 must"),
     ({"top_p": 0.0}, r"top_p=0.0 must lie in \(0, 1\]"),
     ({"top_p": 1.5}, r"top_p=1.5 must lie in \(0, 1\]"),

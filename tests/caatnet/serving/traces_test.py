@@ -279,6 +279,7 @@ def test_sessions_respect_their_limits():
 
 @pytest.mark.parametrize(("row", "message"), [
   ({"timestamp": -1}, "timestamp=-1 must be greater than or equal to 0"),
+  ({"timestamp": float("inf")}, "timestamp=Infinity must be a finite number"),
   ({"input_length": 0, "hash_ids": []}, "input_length=0 must be greater"),
   ({"output_length": 0}, "output_length=0 must be greater than or equal to 1"),
   ({"output_length": 2**24 + 1}, "output_length=16777217 must be less than"),
@@ -286,8 +287,10 @@ def test_sessions_respect_their_limits():
   ({"hash_ids": [1, -1]}, r"hash_ids\[1\]=-1 must be greater"),
   ({"hash_ids": [1]}, "hash_ids has 1 blocks of 512 tokens, but input_length"),
   ({"hash_ids": [1, 2.5]}, r"hash_ids\[1\]=2.5 must be a valid integer"),
+  ({"hash_ids": "ab"}, 'hash_ids="ab" must be a valid array'),
   ({"hash_ids": [1, True]}, r"hash_ids\[1\]=true must be a valid integer"),
   ({"input_length": "513"}, 'input_length="513" must be a valid integer'),
+  ({"output_length": True}, "output_length=true must be a valid integer"),
   ({"output_length": 1.5}, "output_length=1.5 must be a valid integer"),
 ])
 def test_invalid_line_of_mooncake_is_refused(tmp_path, row, message):

@@ -110,6 +110,7 @@ def _log(folder):
    "data_parallel_size_local=2 is not simulated, only 1: one engine"),
   ("vllm/meta.json", '"data_parallel_size": 1', '"data_parallel_size": 2',
    "engine_kwargs.data_parallel_size=2 is not simulated, only 1: one engine"),
+  ("vllm/meta.json", '"tick_seconds"', '"kv_cache": {"x": 3}, "y"', "^.*y=1.0"),
   ("vllm/meta.json", '"tick_seconds"', '"model_type": "llama", "y"',
    'model_type="llama" is not known'),
   ("vllm/requests.jsonl", '"bench-1"', '"bench-0"', "a request_id is listed"),
