@@ -180,7 +180,7 @@ VALUES = [
    "config.inference.context=1024 is longer than the cache"),
   ("serve", [EMPTY, "--port=0"], "no checkpoint in"),
   ("serve", [EMPTY, "--port=0", "--config.serving.policy=lottery"],
-   "config.serving.policy='lottery' must be one of 'first_come'"),
+   "config.serving.policy='lottery' must be one of first_come"),
   ("serve", [EMPTY, "--port=0", "--config.serving.polcy=vtc"],
    "did you mean serving.policy?"),
   ("serve", [EMPTY, "--port=0", "--config.serving.queue=-1"],
