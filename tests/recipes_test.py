@@ -24,7 +24,7 @@ RECIPES = sorted((ROOT / "tests" / "recipes").glob("*.md"))
 # Structural tests that a new file or row may break.
 RULES = ("tests/layering_test.py", "tests/structure_test.py",
          "tests/exports_test.py", "tests/papers_test.py",
-         "tests/documents_test.py", "tests/caatnet/config/schema_test.py")
+         "tests/documents_test.py", "tests/caatnet/schema/schema_test.py")
 
 
 def places():

@@ -91,7 +91,8 @@ def number(value: float) -> str:
     >>> number(12_345), number(0.123456), number(12_345.678), number(2e10)
     ('12,345', '0.1235', '12,346', '2e+10')
   """
-  if isinstance(value, int) or 1e4 <= abs(value) < 1e10:
+  # From 9999.5 on, four digits would be rounded to 1e+04.
+  if isinstance(value, int) or 9999.5 <= abs(value) < 1e10:
     return f"{value:,.0f}"
   return f"{value:,.4g}"
 

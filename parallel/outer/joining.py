@@ -170,6 +170,7 @@ class _OfEager(Joining):
     # As if the worker had trained from the current common parameters to here.
     return jax.tree.map(jnp.subtract, own["params"], delta), shared
 
+
 class _OfStreaming(Joining):
 
   def awaits(self, plan: Plan) -> bool:
@@ -199,6 +200,7 @@ class _OfStreaming(Joining):
         shared = shared | {"workers": workers | {"sending": zeros}}
     return moved, shared
 
+
 class _OfDCS3GD(Joining):
 
   def late(
@@ -224,6 +226,7 @@ class _OfDCS3GD(Joining):
       finite, update, jax.tree.map(jnp.zeros_like, update)
     )
     return moved, shared | {"workers": shared["workers"] | {"update": update}}
+
 
 _ADAPTERS: dict[type, Callable[[Any], Joining]] = {
   Eager: _OfEager, Streaming: _OfStreaming, DCS3GD: _OfDCS3GD,

@@ -1,1 +1,1 @@
-"""How work is split, scheduled, routed and placed, and its cost: no jax."""
+"""Plans as data, and their costs: schedules, routes, placements; no jax."""

@@ -335,7 +335,7 @@ def test_debug_shows_the_traceback(launch):
   "generate", "tokenizer", "serve", "replay", "sends",
 ])
 def test_help_names_command_and_flags(script, launch):
-  """Of shared flags, what they do in this command only."""
+  """The help of a shared flag names no other command."""
   ended = launch(script, "--help")
   assert ended.returncode == 0
   module = script if "." in script else f"launch.{script}"

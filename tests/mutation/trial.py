@@ -1,7 +1,7 @@
 """One mutant, tried: the tests that may notice it, run in a copy of the tree.
 
-The module is also the pytest plugin of these runs: it writes the ids of what
-fails, and ends a run between two tests when its time is up.
+The module is also the pytest plugin of these runs: it writes the ids of failed
+tests, and ends a run between two tests when its time is up.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -89,7 +89,7 @@ def users(root: pathlib.Path) -> dict[str, set[str]]:
   return found
 
 
-def test_files(users: Mapping[str, Collection[str]], file: str) -> list[str]:
+def tests_of(users: Mapping[str, Collection[str]], file: str) -> list[str]:
   """Returns the test files that import a file, directly or through others.
 
   Its own come first, then those that have more words of its path, such as
@@ -121,7 +121,7 @@ def _is_own(test: str, file: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """What a mutant led to.
+  """Result of the tests of a mutant.
 
   Attributes:
     kind: One of `KINDS`.
@@ -167,7 +167,7 @@ class Trials:
     source, times = path.read_text(), os.stat(path)
     # Compiled code is told apart by size and time, so each mutant has its own.
     late = times.st_mtime + 1 + abs(hash(mutant)) % 2**20
-    files = test_files(self._users, mutant.file)
+    files = tests_of(self._users, mutant.file)
     own = [f for f in files if _is_own(f, mutant.file)]
     others = files[len(own):]
     waiting = [own, *(others[i:i + _FILES] for i in (0, _FILES))]

@@ -109,7 +109,7 @@ def output(root):
   ("code.py", "event.wait()", "survived"),
   ("code.py", "event.set()", "timed out"),
   ("code.py", "return (a)", "survived"),
-  ("inner.py", "return (a)", "killed"),  # by a test of what imports it
+  ("inner.py", "return (a)", "killed"),  # by a test of its importer
 ])
 def test_outcomes(output, place, new, outcome):
   lines = rf"  - .*\n  \+ {re.escape(new)}$"
@@ -147,7 +147,7 @@ def test_a_resumed_run_leaves_out_what_is_stored(root, output, capsys):
 
 
 def test_a_run_that_is_ended_leaves_nothing(root, tmp_path):
-  """Neither a change in the tree, nor copies, nor tests that go on."""
+  """The tree is unchanged, and no copies and no processes remain."""
   with subprocess.Popen(
     [sys.executable, "-m", "tests.mutation", f"--root={root}", "--workers=1"],
     cwd=trial.ROOT, stdout=subprocess.PIPE, text=True,
@@ -171,7 +171,7 @@ def test_own_tests_come_first_then_those_with_words_of_the_path():
     "tests/a_test.py": set(), "tests/zero_test.py": set(),
     "tests/parallel/zero_shards_test.py": set(), "tests/other_test.py": set(),
   }
-  assert trial.test_files(users, "parallel/zero/shards.py") == [
+  assert trial.tests_of(users, "parallel/zero/shards.py") == [
     "tests/parallel/zero_shards_test.py", "tests/zero_test.py",
     "tests/a_test.py",
   ]

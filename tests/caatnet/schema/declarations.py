@@ -1,6 +1,6 @@
 """Defaults and allowed values of all config keys, as text.
 
-    python -m tests.caatnet.config.declarations
+    python -m tests.caatnet.schema.declarations
 
 writes ``declarations.txt``. Configs of older runs lack newer keys and receive
 their defaults (`caatnet.schema.fields.field`), so a default is a part of

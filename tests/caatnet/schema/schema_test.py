@@ -21,7 +21,7 @@ from caatnet.studies import registry
 from configs.caatnet import tiny
 from configs.collectives import multitree
 from configs.graphs import source
-from tests.caatnet.config import declarations
+from tests.caatnet.schema import declarations
 
 ROOT = pathlib.Path(__file__).parents[3]
 
