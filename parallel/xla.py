@@ -3,6 +3,7 @@
 An import of it or of its modules warns that it "is now parallel.ledger".
 """
 
+import contextlib
 import importlib
 import pkgutil
 import sys
@@ -15,7 +16,8 @@ warnings.warn(
 )
 # The same modules under both names: a second copy would define other classes.
 for _found in pkgutil.iter_modules(ledger.__path__):
-  sys.modules[f"{__name__}.{_found.name}"] = importlib.import_module(
-    f"{ledger.__name__}.{_found.name}"
-  )
+  with contextlib.suppress(ModuleNotFoundError):  # a plugin without pytest
+    sys.modules[f"{__name__}.{_found.name}"] = importlib.import_module(
+      f"{ledger.__name__}.{_found.name}"
+    )
 sys.modules[__name__] = ledger

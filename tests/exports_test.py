@@ -81,6 +81,7 @@ def test_packages_without_jax_do_not_load_it():
 
 def test_former_name_of_the_ledger_is_the_same_module():
   program = (
+    "import sys; sys.modules['pytest'] = None  # not installed\n"
     "from parallel.xla.reading import read; import parallel.xla\n"
     "from parallel.ledger import reading\n"
     "assert read is reading.read is parallel.xla.read"
