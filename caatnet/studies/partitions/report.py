@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 import dataclasses
 from typing import Any
 
-from parallel.base import labels, plot
+from parallel.base import plot
 from parallel.base.report import Report, Table
 
 Row = Mapping[str, Any]
@@ -24,23 +24,9 @@ _COST = (
 
 def report(result: Mapping[str, Any]) -> Report:
   """Returns assumptions, schemes, fronts, the paper's figures, and curves."""
-  given = dict(result["assumptions"])
-  levels = given.pop("levels")
   schemes = [row | {"scheme": name} for name, row in result["schemes"].items()]
   return Report("Partitions of the training state", [
-    "Predicted, nothing is measured. Assumed: 6 FLOP per parameter and token; "
-    "12 bytes a stored\nparameter (float32 weight, two moments); memory leaves "
-    "out activations and gathered layers;\ntime leaves out latency, encoding "
-    "and the optimizer; exchanges of microbatches run apart from\ncompute "
-    "unless they overlap, those once a step always do",
-    labels.facts(given),
-    *(
-      f"{level['name']}: {level['size']} ranks, {level['bandwidth'] / 1e9:g} "
-      "GB/s into each device (" + (
-        "config.bandwidths" if level["overridden"]
-        else f"{level['confidence']}: {level['source']}"
-      ) + ")" for level in levels
-    ),
+    _assumptions(result["assumptions"]),
     Table(
       "memory of a device in GB, and 1e9 parameters of the largest model that "
       "fits; w, g, o, copy: weights, gradients,\noptimizer, second copy of the "
@@ -75,6 +61,38 @@ def report(result: Mapping[str, Any]) -> Report:
     ),
     *(_published(result["published"]) if result["published"] else ()),
   ], lambda: _figure(result, schemes))
+
+
+def _assumptions(a: Row) -> str:
+  """Returns the sizes and what the prediction assumes."""
+  lines = [
+    f"{a['parameters'] / 1e9:g}e9 parameters in {a['num_layers']} equal "
+    f"layers, {a['devices']} devices of {a['cluster']}, "
+    f"{a['memory_bytes'] / 1e9:g} GB each for the training state",
+    "Predicted, nothing is measured. Assumed:",
+    f"- {a['accumulation']} microbatches of {a['tokens']} tokens per device "
+    "and step; 6 FLOP per parameter and token",
+    f"- compute alone reaches {a['utilisation']:.0%} of "
+    f"{a['peak_flops'] / 1e12:g} TFLOP/s ({a['peak_confidence']}: "
+    f"{a['peak_source']}): {a['compute_seconds']:.2f} s a step",
+    f"- bytes: {a['weight_bytes']} a gathered weight, {a['gradient_bytes']} a "
+    "gradient, 12 a stored parameter (float32 weight, two moments)",
+    "- memory leaves out activations and gathered layers; time leaves out "
+    "latency, encoding and the optimizer",
+    "- exchanges of microbatches run "
+    + ("under their compute" if a["overlap"] else "apart from compute")
+    + "; those once a step always do apart",
+  ]
+  for level in a["levels"]:
+    words = (
+      "config.bandwidths" if level["overridden"]
+      else f"{level['confidence']}: {level['source']}"
+    )
+    lines.append(
+      f"- {level['name']}: {level['size']} ranks, "
+      f"{level['bandwidth'] / 1e9:g} GB/s into each device ({words})"
+    )
+  return "\n".join(lines)
 
 
 def _published(published: Row) -> list[Table | str]:

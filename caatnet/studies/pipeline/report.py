@@ -99,7 +99,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
   return plot.Figure(
     panels, (13, len(rows) * (0.75 + min(0.22 * stages, 4)) + 0.6),
     title="numbers are microbatches; a stage's later chunks are lighter",
-    share_x="all", legend="outside upper center", legend_columns=len(COLOURS),
+    share_x="all", legend="outside lower center", legend_columns=len(COLOURS),
   )
 
 

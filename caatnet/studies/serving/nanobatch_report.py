@@ -4,7 +4,7 @@ from collections.abc import Mapping
 import functools
 from typing import Any
 
-from parallel.base import labels, plot
+from parallel.base import plot
 from parallel.base.report import Report, Table
 
 Row = Mapping[str, Any]
@@ -119,13 +119,22 @@ def _published(result: Row) -> list[Table | str]:
       "ours_fitted=fitted | ours_fitted_gain:.2f=fitted gain",
       result["pipelines"],
     ),
-    "copies of finished caches to host memory; rates in bytes/s per node at "
-    "the published throughput and at the optimum; exposed: share of a step if "
-    "no copy was hidden, at two rates of a GPU;\ncost: published share, with "
-    "the rate of a GPU that gives it; gain: published factor of computed "
-    "tokens, which follows from conversations of so many equal turns",
-    labels.facts(result["offload"]),
+    _offload(result["offload"]),
   ]
+
+
+def _offload(off: Row) -> str:
+  """Returns the rates of copies of finished caches to the host's memory."""
+  return (
+    f"copies of finished caches: {off['token_bytes']:,} B per token, "
+    f"{off['rate'] / 1e9:.2f} GB/s at the published throughput and "
+    f"{off['optimum_rate'] / 1e9:.2f} GB/s at the optimum;\nif none were "
+    f"hidden they would take {off['exposed'][0]:.1%} to "
+    f"{off['exposed'][1]:.1%} of a step, and {off['cost']:.1%} at "
+    f"{off['cost_rate'] / 1e9:.1f} GB/s per GPU;\n{off['gain']} times fewer "
+    "computed tokens follow from conversations of "
+    f"{off['turns']:.1f} equal turns"
+  )
 
 
 def _figure(result: Row) -> plot.Figure:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
-from caatnet.studies.serving import composition_report, nanobatch_report
+from caatnet.studies.serving import composition_report, nanobatch_report, tails
 from parallel.base import labels, plot
-from parallel.base.report import Report, Table
+from parallel.base.report import Column, Report, Table
 
 Row = Mapping[str, Any]
 Parts = list[Table | str]
@@ -46,29 +46,47 @@ def _vllm_log(result: Row) -> Parts:
       "errors if one thing is changed (%)", "changed | errors.*/0.01:+.1f",
       result["sensitivity"],
     ),
-    "assumptions; skew: time of attention of unequal contexts, 0 for the mean "
-    "and 1 for the largest; prefixes: common prefixes of prompts, published in "
-    "the log's prefixes.csv, or none: a log has no prompts (config.prefixes); "
-    "bandwidth in bytes/s",
-    labels.facts(result["assumptions"]),
+    _log_assumptions(result["assumptions"]),
     f"source of log and operations: {result['source']}",
   ]
 
 
+def _log_assumptions(given: Row) -> str:
+  """Returns what a simulation of a log depends on."""
+  lines = [
+    f"{given['model']} on {given['ranks']} GPU(s); {given['pages']:,} pages, "
+    f"{given['slots']} slots, {given['tokens']:,} tokens of a step; attention "
+    f"of unequal contexts at {given['skew']:g} between mean and largest",
+  ]
+  if sums := given["all_reduces"]:
+    lines.append(
+      f"{sums['per_layer']} ring all-reduces of a layer at "
+      f"{sums['bandwidth'] / 1e9:g} GB/s and {sums['latency_s'] * 1e6:g} us"
+    )
+  lines.append(
+    f"common prefixes of prompts: {given['prefixes']} (a log has no prompts; "
+    "its prefixes.csv may have their prefixes: config.prefixes)"
+  )
+  return "\n".join(lines)
+
+
 def _latencies(
-  title: str, name: str, measures: Sequence[str], rows: Sequence[Row]
+  title: str, names: Sequence[str], measures: Sequence[str], rows: Sequence[Row]
 ) -> Table:
   """Returns percentiles of some measures, summaries of `tails`."""
   return Table(
-    f"{title} (s), and the ends of its 95% bootstrap interval over requests; "
+    f"{title} (s), with its 95% bootstrap interval over requests; "
     + "; ".join(
       f"n = {labels.find(rows[0], m)['n']:,}: P99.9 rests on "
       f"{labels.find(rows[0], m)['n'] / 1000:.1f} samples" for m in measures
     ),
-    " | ".join([name, *(
-      f"{measure}.{p}:.3g={_name(measure)} P{p}"
+    [*names, *(
+      Column(
+        measure, f"{_name(measure)} P{p}",
+        functools.partial(tails.text, percentile=p), default="-",
+      )
       for measure in measures for p in _PERCENTILES
-    )]),
+    )],
     rows,
   )
 
@@ -81,12 +99,7 @@ def _name(measure: str) -> str:
 def _fastswitch(result: Row) -> Parts:
   """Returns assumptions, and each setting's latency percentiles and copies."""
   machine = result["machine"]
-  parts: Parts = [
-    "simulated: Llama-3.1-8B in bfloat16; a copy is a contiguous byte range: "
-    "the cache is [layer, key or value,\npage]; copies do not slow steps; no "
-    "time between steps. Assumed; copy rate in bytes/s, rate in turns per s:",
-    labels.facts(machine),
-  ]
+  parts: Parts = [_assumptions(machine)]
   for kind in dict.fromkeys(row["kind"] for row in result["sessions"]):
     rows = [row for row in result["sessions"] if row["kind"] == kind]
     parts += _setting(f"sessions, {kind} priorities", rows)
@@ -115,15 +128,36 @@ def _fastswitch(result: Row) -> Parts:
     parts.append(_latencies(
       f"p with {machine['ranks']} tensor ranks on {machine['ranks_device']}, "
       f"{machine['trace']} at {machine['shares_rate']:g} requests per s, first "
-      "come, first served", "p | throughput:.0f=tokens/s", ("ttft", "tbt"),
+      "come, first served", ("p", "throughput:.0f=tokens/s"), ("ttft", "tbt"),
       result["shares"],
     ))
   return parts
 
 
+def _assumptions(machine: Row) -> str:
+  """Returns what a simulation of preemption depends on."""
+  return (
+    f"simulated: Llama-3.1-8B in bfloat16 on {machine['device']}, "
+    f"{machine['pages']:,} pages of {machine['page_size']} tokens "
+    f"({machine['page_bytes']:,} bytes), {machine['host_pages']:,} on the "
+    "host\nassumed: roofline with "
+    f"{machine['utilisation']:g} of peak FLOP/s and "
+    f"{machine['memory_fraction']:g} of the memory's bandwidth; copies at "
+    f"{machine['copy_rate'] / 1e9:g} GB/s each way and "
+    f"{machine['copy_call_s'] * 1e6:g} us for each copy of a contiguous range, "
+    f"{machine['ranges_per_run']} ranges for a run of pages (the cache is "
+    "[layer, key or value, page]); copies do not slow steps; no time between "
+    f"steps\n{machine['num_sessions']:,} sessions, {machine['rate']:g} turns "
+    f"per s, {machine['think_s']:g} s between turns on average, priorities of "
+    f"{machine['levels']} levels, updated at {machine['frequency']:g} of the "
+    f"steps; groups grow by {machine['growth']} pages; a step waits for copies "
+    f"up to {machine['wait_s'] * 1e3:g} ms"
+  )
+
+
 def _setting(title: str, rows: Sequence[Row]) -> Parts:
   return [
-    *(_latencies(f"{title}: {measure.upper()}", "arm", [measure], rows)
+    *(_latencies(f"{title}: {measure.upper()}", ["arm"], [measure], rows)
       for measure in ("ttft", "tbt")),
     Table(
       f"{title}: tokens/s, and copies to and from the host",
@@ -155,7 +189,7 @@ def _fairness(result: Row) -> Parts:
       ],
     ),
     *(
-      _latencies(f"{name}: {m.upper()}", "policy", [measure], result["rows"])
+      _latencies(f"{name}: {m.upper()}", ["policy"], [measure], result["rows"])
       for name in ("all clients", *result["clients"]) for m in ("ttft", "tbt")
       for measure in [f"all_{m}" if name == "all clients" else f"{m}.{name}"]
     ),

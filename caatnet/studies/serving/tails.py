@@ -4,7 +4,7 @@ Percentiles are interpolated linearly. Gaps between the tokens of one request
 are correlated, so the bootstrap draws requests, each with all its gaps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,14 @@ def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
   }
   curve = np.quantile(pooled, 1 - np.array(ABOVE)).tolist()
   return found | {"n": len(pooled), "requests": len(groups), "curve": curve}
+
+
+def text(found: Mapping[str, Any], percentile: str) -> str:
+  """Formats a percentile and its interval as a cell of a table."""
+  value, low, high = found[percentile]
+  if value is None:
+    return "-"
+  return f"{value:.3g} ({low:.3g} to {high:.3g})"
 
 
 def jain(values: np.ndarray) -> float:
