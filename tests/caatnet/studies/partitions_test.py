@@ -92,8 +92,8 @@ def test_seconds_are_those_of_the_bytes_of_each_way(result):
 def test_tables_name_assumptions_and_unreproduced_figures(result, capsys):
   render.show(report.report(result))
   printed = capsys.readouterr().out
-  for words in ("Predicted, nothing is measured", "utilisation: 40.0%",
-                "peak flops: 1.915e+14", "gradient: 4 B",
+  for words in ("Predicted, nothing is measured", "reaches 40% of 191.5",
+                "4 a gradient", "64 GB each",
                 "12.5 GB/s into each device (published",
                 "50 GB/s into each device (range", "as recalled"):
     assert words in printed, words

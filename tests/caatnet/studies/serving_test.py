@@ -50,7 +50,7 @@ def test_simulation_holds_on_logs_that_no_rule_was_found_with(log):
     assert abs(errors[f"TTFT {name}"]) < 0.05, errors
     assert abs(errors[f"TPOT {name}"]) < 0.05, errors
   text = "\n".join(map(str, report.report(found).parts))
-  two = "bandwidth 1.6e+10, latency 20 us, per layer 2"
+  two = "2 ring all-reduces of a layer at 16 GB/s and 20 us"
   assert (two in text) == (found["assumptions"]["ranks"] == 2)
 
 
