@@ -25,10 +25,10 @@ def _with_slow(size, rates):
   return dataclasses.replace(links, bandwidth=bandwidth)
 
 
-def _seconds(problem, devices, choices=QUICK):
+def _seconds(problem, devices, choices=QUICK, ordered=3):
   part = dataclasses.replace(problem, links=problem.links.part(devices))
   try:
-    return plan.plan(part, choices, count=1, ordered=3).best[0].latency.total
+    return plan.plan(part, choices, count=1, ordered=ordered).best[0].latency.total
   except ValueError:
     return np.inf
 
@@ -89,12 +89,12 @@ def test_plan_is_no_worse_than_subsets_of_a_random_cluster(seed):
   """All subsets without slow devices, and up to 16 of the others."""
   links, slow = _drawn(seed)
   problem = _problem(links)
-  found = subsets.search(problem, QUICKER, least=8, count=1, ordered=3)
+  found = subsets.search(problem, QUICKER, least=8, count=1, ordered=1)
   every = _different(links, slow, 8)
   others = [x for x in every if {*slow} & {*x}]
   drawn = np.random.default_rng(seed).permutation(len(others))[:16]
   some = [x for x in every if x not in others] + [others[i] for i in drawn]
-  best_s = min(_seconds(problem, x, QUICKER) for x in some)
+  best_s = min(_seconds(problem, x, QUICKER, ordered=1) for x in some)
   assert found.seconds <= best_s * (1 + 1e-9)
 
 
