@@ -32,6 +32,9 @@ import math
 import random
 from typing import NamedTuple
 
+import numpy as np
+from scipy import optimize, sparse
+
 from parallel.plans.schedules import colouring
 from parallel.plans.topology.graph import Topology
 
@@ -402,6 +405,58 @@ def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
     )
     least = max(least, Fraction(amount, ways))
   return least
+
+
+def optimum(net: Fabric, flows: Sequence[Flow]) -> float:
+  """Returns the least `fullest_uplink` of all routings that may split flows.
+
+  A linear program over the bytes of each pair of leaves on each live spine.
+  Without failures `spray` reaches it. With failures no router here does in
+  general: `spray` and `ethereal` ignore what other leaves send over the links
+  that are left.
+
+  Args:
+    net: The network, which may have failures.
+    flows: Flows that are sent.
+
+  Returns:
+    Bytes on the fullest link between a leaf and a spine, to about 1e-7 of it.
+  """
+  sent: collections.Counter[tuple[int, int]] = collections.Counter()
+  for flow in flows:
+    if net.leaves(flow) in net.live:
+      sent[net.leaves(flow)] += flow.bytes
+  if not sent:
+    return 0.0
+  ways = [(pair, s) for pair in sent for s in net.live[pair]]
+  pairs = {pair: i for i, pair in enumerate(sent)}
+  links: dict[tuple[int, int], int] = {}
+  ends = [
+    (links.setdefault((a, s), len(links)), links.setdefault((s, b), len(links)))
+    for (a, b), s in ways
+  ]
+  columns = np.arange(len(ways))
+  ones = np.ones(len(ways))
+  # The last variable is the load of the fullest link.
+  over = sparse.coo_array((
+    np.r_[ones, ones, np.full(len(links), -1.0)],
+    (
+      np.r_[[up for up, _ in ends], [down for _, down in ends],
+            np.arange(len(links))],
+      np.r_[columns, columns, np.full(len(links), len(ways))],
+    ),
+  ))
+  whole = sparse.coo_array(
+    (ones, ([pairs[pair] for pair, _ in ways], columns)),
+    shape=(len(pairs), len(ways) + 1),
+  )
+  found = optimize.linprog(
+    np.r_[np.zeros(len(ways)), 1.0], A_ub=over.tocsr(),
+    b_ub=np.zeros(len(links)), A_eq=whole.tocsr(), b_eq=list(sent.values()),
+    method="highs",
+  )
+  assert found.success, found.message
+  return float(found.fun)
 
 
 def step_seconds(

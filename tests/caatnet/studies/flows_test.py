@@ -104,6 +104,11 @@ def test_routers_deliver_all_flows_and_respect_the_bound(shape, seed, broken):
     if net.leaf_of[f.source] != net.leaf_of[f.destination]
   )
   ups = {(a, s) for a in net.leaf_of for s in net.spines}
+  least = link_loads.least_fullest_uplink(net, sent)
+  optimum = link_loads.optimum(net, sent)
+  if net.whole:
+    assert optimum == pytest.approx(float(least))
+  assert optimum >= least * (1 - 1e-6)
   for name, router in link_loads.ROUTERS.items():
     if name == "coordinated_split" and not net.whole:
       continue
@@ -112,7 +117,7 @@ def test_routers_deliver_all_flows_and_respect_the_bound(shape, seed, broken):
     loads = link_loads.loads(net, sent, routes)
     assert sum(x for pair, x in loads.items() if pair in ups) == between
     fullest = link_loads.fullest_uplink(net, loads)
-    least = link_loads.least_fullest_uplink(net, sent)
+    assert fullest >= optimum * (1 - 1e-6)
     # The guarantee also holds for mixed sizes.
     assert fullest == least if name == "coordinated_split" else fullest >= least
 
@@ -278,6 +283,7 @@ def test_coordinated_routing_beats_spraying_after_failures():
     for name in ("spray", "ethereal", "coordinated")
   }
   assert bound == 16
+  assert link_loads.optimum(net, sent) == pytest.approx(16)
   assert fullest["coordinated"] == 16
   assert fullest["spray"] == fullest["ethereal"] > 16
 
