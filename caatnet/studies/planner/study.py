@@ -5,6 +5,8 @@ import dataclasses
 import re
 from typing import Any
 
+from rich.console import Console
+
 from caatnet.studies.published import models
 from parallel.base.checks import known
 from parallel.base.naming import naming
@@ -53,10 +55,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     })
   with naming("config.planner", section):
     problem, choices = _problem(config), _choices(config)
-    subset = subsets.search(
-      problem, choices, least=section["min_devices"], count=section["top"],
-      ordered=section["ordered"],
-    )
+    with Console(stderr=True).status("") as status:  # silent in a pipe
+      subset = subsets.search(
+        problem, choices, least=section["min_devices"], count=section["top"],
+        ordered=section["ordered"], started=status.update,
+      )
   whole, problem, found = problem.links, subset.problem, subset.plan
   links, best = problem.links, found.best[0]
   second = lossy_options.search(found.best, problem, choices, changes)

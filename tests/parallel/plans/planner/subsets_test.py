@@ -104,7 +104,15 @@ def test_number_without_a_configuration_uses_fewer_devices():
   problem = _problem(_even(11))
   with pytest.raises(ValueError, match="no configuration of 11 devices"):
     plan.plan(problem, QUICK)
-  found = subsets.search(problem, QUICK, count=1, ordered=1)
+  lines = []
+  found = subsets.search(
+    problem, QUICK, count=1, ordered=1, started=lines.append
+  )
+  # Each number of devices that was tried is announced, and the last plan.
+  assert lines[1:3] == [
+    f"smaller cluster {i} of at most 5: {11 - i} devices" for i in (1, 2)
+  ]
+  assert lines[-1] == f"searching plans on {len(found.devices)} devices"
   assert found.whole_s is None
   assert found.left_out == tuple(range(10, len(found.devices) - 1, -1))
   assert found.seconds == min(
@@ -115,7 +123,11 @@ def test_number_without_a_configuration_uses_fewer_devices():
 
 
 def test_equal_devices_are_all_used():
-  found = subsets.search(_problem(_even(8)), QUICK, count=1, ordered=1)
+  lines = []
+  found = subsets.search(
+    _problem(_even(8)), QUICK, count=1, ordered=1, started=lines.append
+  )
+  assert lines == ["searching plans on all 8 devices"]
   assert found.devices == tuple(range(8))
   assert (found.left_out, found.whole_s) == ((), None)
 
