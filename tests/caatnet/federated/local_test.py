@@ -19,7 +19,9 @@ CLIENTS, BATCH = 4, 8
 NUMBERS = (8, 16, 24, 32)  # examples of each client
 SMALL = (
   "model.widths=(4,) model.blocks=1 model.groups=2 optimizer.momentum=0.0 "
-  "optimizer.clip_norm=0.0 optimizer.final_fraction=1.0 "
+  "optimizer.clip_norm=0.0 "
+  # The rate falls with the steps of all rounds.
+  "optimizer.decay_steps=6 optimizer.final_fraction=0.1 "
 )
 
 

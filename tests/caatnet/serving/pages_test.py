@@ -321,6 +321,13 @@ def test_host_cache_leaves_room_behind_a_conversation():
   assert host.increment("a", 33) == (8, 9)
 
 
+def test_the_host_copy_that_was_written_last_is_evicted_last():
+  host = HostCache(3, 1, reserve=False)
+  for owner, tokens in (("a", 1), ("b", 1), ("a", 2), ("new", 1)):
+    host.write(owner, tokens, pinned=False)
+  assert [host.valid(owner) for owner in ("a", "b", "new")] == [2, 0, 1]
+
+
 def test_pinned_host_copies_are_not_evicted():
   host = HostCache(4, 1, reserve=False)
   host.write("waits", 2, pinned=True)

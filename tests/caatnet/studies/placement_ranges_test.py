@@ -82,6 +82,16 @@ def test_update_and_copies_on_one_tier_are_bytes_over_its_rate():
   assert dram["to_device"] == pytest.approx(link)
   assert both["to_device"] == pytest.approx(56e9)
   assert rows["cxl low", "cxl1"]["from_device"] == pytest.approx(28e9)
+  # Copies to the device read the tier, those from it write the tier.
+  card = CARDS.tiers[1]
+  slow = card.model_copy(update={
+    "write": card.write.model_copy(update=dict.fromkeys(
+      ("value", "low", "high"), card.read.value / 7
+    ))
+  })
+  host = CARDS.model_copy(update={"tiers": (CARDS.tiers[0], slow)})
+  row = next(x for x in ranges.alone(made, host) if x["tier"] == slow.name)
+  assert row["to_device"] == pytest.approx(7 * row["from_device"])
 
 
 def test_each_tier_has_one_row():

@@ -199,3 +199,27 @@ def test_step_of_a_real_profile_is_the_predicted_one(tmp_path):
   assert sum(calibration._parts(read, links)) == (
     pytest.approx(observed.step_s, rel=1e-6)
   )
+
+
+def test_rates_minimise_squared_errors_over_measured_seconds():
+  """Exact data cannot distinguish the weights of a fit: these are not exact."""
+  true, draw = calibration.Rates(2e10, 1e9, 1e-5), np.random.default_rng(0)
+  work = [
+    w._replace(seconds=true.seconds(w) * draw.uniform(0.5, 1.5))
+    for flops, size in (
+      (1e9, 1e3), (4e9, 1e3), (9e9, 1e3), (0, 1e3), (0, 1e4), (0, 1e6), (0, 1e8)
+    )
+    for w in [Work(flops, size, 0.0, int(draw.integers(1, 9)))]
+  ]
+
+  def error(rates):
+    return sum(
+      w.count * (rates.seconds(w) - w.seconds) ** 2 / w.seconds for w in work
+    )
+
+  found = calibration.rates(work)
+  for place in range(3):
+    for factor in (0.97, 1.03):
+      other = list(found)
+      other[place] *= factor
+      assert error(calibration.Rates(*other)) > error(found)

@@ -128,6 +128,20 @@ def test_empty_slots_are_used_before_any_eviction():
   assert slots.counts.evictions == 0
 
 
+@pytest.mark.parametrize("renew", ["touch", "use"])
+def test_lru_evicts_the_expert_whose_last_request_or_step_is_oldest(renew):
+  slots = Slots(2, "lru")
+  for name in "ab":
+    slot = slots.reserve(name)
+    slots.loaded(slot)
+    slots.touch(slot)
+  assert slots.candidate("c") == slots.find("a")
+  getattr(slots, renew)(slots.find("a"))
+  if renew == "use":
+    slots.release(slots.find("a"))
+  assert slots.candidate("c") == slots.find("b")
+
+
 def test_an_expert_that_a_step_reads_is_not_dropped():
   slots = Slots(1, "lru")
   slots.reserve("a")
