@@ -212,10 +212,13 @@ def test_rates_minimise_squared_errors_over_measured_seconds():
     for w in [Work(flops, size, 0.0, int(draw.integers(1, 9)))]
   ]
 
+  count, seconds = np.array([(w.count, w.seconds) for w in work]).T
+
   def error(rates):
-    return sum(
-      w.count * (rates.seconds(w) - w.seconds) ** 2 / w.seconds for w in work
-    )
+    model = np.array([rates.seconds(w) for w in work])
+    # The fit scales all rates, so that the total is the measured one.
+    scale = np.sum(count * model) / np.sum(count * model**2 / seconds)
+    return np.sum(count * (scale * model - seconds) ** 2 / seconds)
 
   found = calibration.rates(work)
   for place in range(3):
