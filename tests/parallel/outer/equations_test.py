@@ -633,6 +633,23 @@ def test_pieces_have_distinct_rounding_noise():
   assert len(blocks) == len(set(blocks)) == 3 * (2 * 3 + 1) * 2
 
 
+def test_parameters_have_distinct_rounding_noise():
+  """Deltas are equal, so that means of parameters differ by their draws."""
+  rounded = exchange(Wire("int4", 64, stochastic=True))
+  row = np.linspace(0.0, 1.0, 64, dtype="f4")
+
+  def mean(deltas):
+    deltas = each(lambda x: jax.lax.pcast(x[None], "worker", to="varying"),
+                  deltas)
+    return rounded.mean(deltas, {"workers": {}}, jnp.int32(0))[0]
+
+  found = jax.jit(jax.shard_map(
+    mean, mesh=make_mesh({"worker": WORKER}), in_specs=P(), out_specs=P(),
+  ))({"a": row, "b": row})
+  assert np.abs(found["a"] - found["b"]).max() > 0.01
+  assert np.abs(found["a"] - row).max() < 0.2
+
+
 def test_eager_weighs_the_local_delta_as_the_mean_does():
   weights = (1.0, 2.0, 5.0)
   found = run(
