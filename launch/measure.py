@@ -43,8 +43,8 @@ flags.DEFINE_integer("nodes", 1, "links: number of nodes like --topo's.", 1)
 flags.DEFINE_string("network", "", "links: kind of link between nodes.")
 flags.DEFINE_string("pcie", "pcie_4", "links: kind of link without NVLink.")
 flags.DEFINE_list(
-  "sizes", ["8e6", "64e6", "256e6"], "memory: bytes of the arrays, of which "
-  "three are allocated at a time."
+  "sizes", [], "memory: bytes of the arrays, of which three are allocated at a "
+  "time; 8e6, 64e6 and 256e6, or 4 times a larger cache, if unset."
 )
 flags.DEFINE_list("numa_nodes", [], "memory: numbers of nodes; all if unset.")
 flags.DEFINE_string("file", "", "memory: file to create, measure and remove.")

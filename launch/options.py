@@ -122,6 +122,9 @@ _FILES = "output", "plot", "report", "export"
 # Overrides of the config of ``--workdir``, ``SECTION.KEY=VALUE`` each.
 _OVERRIDES: list[str] = []
 
+# Flags whose empty value is one of their values.
+_MAY_BE_EMPTY = "mesh", "profile", "prefix"
+
 # Longest message of an error, in characters.
 _MAX_CHARACTERS = 4000
 
@@ -215,6 +218,22 @@ def refuse_config(keys: Sequence[str], why: str) -> None:
 def profile() -> tuple[int, int] | None:
   """Returns ``--profile`` as (first step, step after the last), or None."""
   return parse_profile(FLAGS.profile)
+
+
+def integers(name: str) -> list[int]:
+  """Returns the value of a list flag as integers of at least 0.
+
+  Raises:
+    ValueError: If an item is no such integer.
+  """
+  items = FLAGS[name].value or ()
+  for item in items:
+    if not re.fullmatch("[0-9]{1,18}", item.strip()):
+      raise ValueError(
+        f"--{name}={','.join(items)}: {item!r} is not an integer of at least "
+        "0, as in 0,1"
+      )
+  return [int(item) for item in items]
 
 
 def parse_mesh(text: str) -> dict[str, int] | None:
@@ -407,6 +426,7 @@ def _parse(
     raise ValueError(
       f"unexpected argument {rest[1]!r}; flags are --NAME=VALUE (--help)"
     )
+  _check_values()
   for name in required:
     if FLAGS[name].value is None:
       raise ValueError(f"--{name} is required (--help)")
@@ -425,6 +445,23 @@ def _parse(
   address = FLAGS.coordinator
   if address is not None and not re.fullmatch(r".+:\d+", address):
     raise ValueError(f"--coordinator={address} is not HOST:PORT")
+
+
+def _check_values() -> None:
+  """Raises ValueError for a given flag whose value is empty, as of $UNSET."""
+  for name in FLAGS:
+    flag = FLAGS[name]
+    if not flag.present or name in _MAY_BE_EMPTY:
+      continue
+    if flag.value == "":
+      raise ValueError(f"--{name}= is empty; give a value, or leave it out")
+    if flag.flag_type() == "comma separated list of strings" and not (
+      flag.value and all(item.strip() for item in flag.value)
+    ):
+      raise ValueError(
+        f"--{name}={','.join(flag.value)} has an empty item; give values, as "
+        "in A,B, or leave the flag out"
+      )
 
 
 def _check_paths(uses: Sequence[str], writes: Sequence[str]) -> None:

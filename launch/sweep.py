@@ -29,7 +29,7 @@ def main() -> None:
   from parallel.base import files
 
   config = FLAGS.config.copy_and_resolve_references()
-  seeds = [int(s) for s in FLAGS.seeds or ()]
+  seeds = options.integers("seeds")
   workdir = files.folder(FLAGS.workdir or f"runs/{config.name}", local=True)
   if "kinds" in config:
     if FLAGS.grid:

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
+import re
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -36,6 +37,21 @@ _ADVICE = (
 )
 # Parts of a tokenizer.json without effect: truncation and padding are disabled.
 _IGNORED = ("version", "truncation", "padding")
+
+
+def _byte_letters() -> dict[str, int]:
+  """Returns the byte of each letter in byte-level vocabularies, as in GPT-2.
+
+  Printable bytes stand for themselves, the others in order for U+0100 onwards.
+  """
+  printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+  others = [byte for byte in range(256) if byte not in printable]
+  return {chr(byte): byte for byte in printable} | {
+    chr(256 + i): byte for i, byte in enumerate(others)
+  }
+
+
+_BYTES = _byte_letters()
 
 
 class Tokenizer(Protocol):
@@ -77,6 +93,13 @@ class Tokenizer(Protocol):
 
     Special tokens and numbers outside the vocabulary have no text. Bytes that
     are not UTF-8 become U+FFFD.
+    """
+    ...
+
+  def token_bytes(self, token: int) -> bytes | None:
+    """Returns the bytes of a token; None if they are not known.
+
+    Special tokens and numbers outside the vocabulary have no bytes: b"".
     """
     ...
 
@@ -137,6 +160,9 @@ class Bytes:
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
     return bytes(i for i in ids if i < 256).decode(errors="replace")
 
+  def token_bytes(self, token: int) -> bytes:
+    return bytes([token]) if token < 256 else b""
+
   def stream(self) -> Stream:
     return ByteStream()
 
@@ -180,6 +206,11 @@ class LibraryTokenizer:
     self.vocab_size = 1 + max(self._library.get_vocab(True).values(), default=0)
     added = self._library.get_added_tokens_decoder()
     self._special_ids = {i for i, token in added.items() if token.special}
+    self._added_ids = set(added)
+    decoder = main.get("decoder") or {}
+    self._decoders = {
+      part["type"] for part in (decoder, *decoder.get("decoders", ()))
+    }
     end = self._token("eos_token")
     self.generation = self._json(_GENERATION)
     self.stop_ids = self._stop_ids() or (() if end is None else (end,))
@@ -228,6 +259,22 @@ class LibraryTokenizer:
     # normalizer changes, as in early conversions of Llama (tokenizers 0.23).
     left = [int(i) for i in ids if i not in self._special_ids]
     return self._library.decode(left, skip_special_tokens=False)
+
+  def token_bytes(self, token: int) -> bytes | None:
+    text = self.decode([token])
+    if "\ufffd" not in text:
+      return text.encode()
+    name = self._library.id_to_token(token)
+    if token in self._added_ids or name is None:
+      return text.encode()
+    if "ByteLevel" in self._decoders:
+      if all(letter in _BYTES for letter in name):
+        return bytes(_BYTES[letter] for letter in name)
+    elif "ByteFallback" in self._decoders and (
+      match := re.fullmatch("<0x([0-9A-F]{2})>", name)
+    ):
+      return bytes.fromhex(match[1])
+    return text.encode() if "\ufffd" in name else None
 
   def stream(self) -> Stream:
     return TokenStream(self._library, self._special_ids)

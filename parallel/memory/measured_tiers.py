@@ -50,7 +50,7 @@ def file_of(
   """Measures this machine's memory as `measure` does, with printed progress.
 
   Args:
-    sizes: Bytes of arrays, as texts such as 64e6.
+    sizes: Bytes of arrays, as texts such as 64e6; none for `default_sizes`.
     file: Path of a file to measure; "" for none.
     nodes: Numbers of NUMA nodes, as texts; none for all.
 
@@ -62,10 +62,17 @@ def file_of(
     OSError: The file cannot be written.
   """
   host = measure(
-    [_size(text) for text in sizes], pathlib.Path(file) if file else None,
+    [_size(text) for text in sizes] or default_sizes(),
+    pathlib.Path(file) if file else None,
     [_number(text) for text in nodes],
   )
-  return tiers.to_json(host), f"{len(host.tiers)} tiers"
+  count = len(host.tiers)
+  return tiers.to_json(host), f"{count} tier{'s' if count > 1 else ''}"
+
+
+def default_sizes() -> list[int]:
+  """Returns bytes of arrays, the largest of 4 times the last-level cache."""
+  return [8 * 10**6, 64 * 10**6, max(256 * 10**6, 4 * cache_bytes())]
 
 
 def _size(text: str) -> int:

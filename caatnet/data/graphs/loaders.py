@@ -27,6 +27,9 @@ from caatnet.data.graphs.csr import (
 )
 from parallel.base.arrays import map_npy, read_npz
 
+# Most classes: a larger label is an id, and each class has weights of a model.
+_MAX_CLASSES = 2**20
+
 
 def _naming_path(load: Callable[..., Graph]) -> Callable[..., Graph]:
   """Wraps a loader so that its errors begin with the name of an argument.
@@ -224,8 +227,11 @@ def _write(
         f"{name}: {what} of {len(array)} nodes, but labels of {num_nodes}"
       )
   largest = int(labels.max()) if num_nodes else -1
+  if num_nodes and largest == -1:
+    raise ValueError(f"{name} has no labels: all {num_nodes} are -1")
   for what, array, least, most in (
-    ("labels", labels, -1, 2**31 - 2), ("split", split, 0, len(SPLITS) - 1)
+    ("labels", labels, -1, _MAX_CLASSES - 1),
+    ("split", split, 0, len(SPLITS) - 1),
   ):
     if num_nodes and not least <= int(array.min()) <= int(array.max()) <= most:
       raise ValueError(

@@ -1,8 +1,11 @@
-"""Request fields: parsing and validation; no field is silently ignored.
+"""Request fields: parsing and validation.
 
 The fields are those of OpenAI's /v1/completions and /v1/chat/completions. A
 field that this server does not support is refused, unless its value requests
-the default behaviour. Additional fields: filters that OpenAI's API lacks, such
+the default behaviour. Official fields that cannot change a response here
+(``metadata``, ``store``, ``service_tier``, ``safety_identifier``, and
+``prompt_cache_key``, ``prompt_cache_retention``) are checked and have no
+effect. Additional fields: filters that OpenAI's API lacks, such
 as ``top_k`` (`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower
 is served earlier; ``conversation``, a name that the turns of a conversation
 share; ``deadline_s``, the seconds after which the request expires unless its
@@ -28,7 +31,8 @@ _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
 _LONGEST_DEADLINE_S = 86400.0
 # Fields with possibly long values, which messages do not quote.
-_TEXTS = ("prompt", "messages", "stop", "user", "conversation", "tokens")
+_TEXTS = ("prompt", "messages", "stop", "user", "conversation", "tokens",
+          "prompt_cache_key", "safety_identifier")
 
 # Unsupported fields, with the values that request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -39,12 +43,10 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _NEUTRAL_COMPLETION = _NEUTRAL | {"suffix": ("",)}
 _NEUTRAL_CHAT = _NEUTRAL | {
   "audio": (), "function_call": ("none",), "functions": ([],),
-  "metadata": ({},), "modalities": (["text"],), "moderation": (),
+  "modalities": (["text"],), "moderation": (),
   "parallel_tool_calls": (True, False), "prediction": (),
-  "prompt_cache_key": (), "prompt_cache_options": (),
-  "prompt_cache_retention": (), "safety_identifier": (),
-  "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
-  "service_tier": ("auto", "default"), "store": (False,),
+  "prompt_cache_options": (), "reasoning_effort": ("none",),
+  "response_format": ({"type": "text"},),
   "tool_choice": ("none", "auto"), "tools": ([],), "verbosity": ("medium",),
   "web_search_options": (),
 }
@@ -120,6 +122,21 @@ _Name = Annotated[str, Field(
   max_length=_LONGEST_NAME,
   description=f"must be a string of at most {_LONGEST_NAME} characters",
 )]
+_Metadata = Annotated[
+  dict[
+    Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]
+  ],
+  Field(max_length=16, description="must be an object of up to 16 strings of "
+        "at most 512 characters, with names of at most 64"),
+]
+_Tier = Annotated[
+  Literal["auto", "default", "flex", "scale", "priority"],
+  Field(description="must be auto, default, flex, scale or priority"),
+]
+_Retention = Annotated[
+  Literal["in_memory", "in-memory", "24h"],
+  Field(description="must be in_memory or 24h"),
+]
 _StopString = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
@@ -250,6 +267,13 @@ class _Chat(_Common):
     dict[str, Any], Field(description="must be a JSON object")
   ] = {}
   max_completion_tokens: _Count | None = None
+  # Official fields without effect here.
+  metadata: _Metadata = {}
+  store: _Flag = False
+  service_tier: _Tier = "auto"
+  prompt_cache_key: _Name = ""
+  prompt_cache_retention: _Retention = "in_memory"
+  safety_identifier: _Name = ""
 
 
 def completion(body: Any, max_choices: int) -> Asked:

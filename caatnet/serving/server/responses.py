@@ -246,15 +246,11 @@ class ResponseFormatter:
     return found
 
   def _token(self, token: int, logprob: float) -> dict[str, Any]:
-    """Returns a token of a chat.
-
-    A token with an incomplete UTF-8 sequence decodes to U+FFFD: its bytes are
-    unknown.
-    """
-    text = self._text(token)
+    """Returns a token of a chat."""
+    found = self._tokenizer.token_bytes(token)
     return {
-      "token": text, "logprob": _finite(logprob),
-      "bytes": None if "\ufffd" in text else list(text.encode()),
+      "token": self._text(token), "logprob": _finite(logprob),
+      "bytes": None if found is None else list(found),
     }
 
   def _text(self, token: int) -> str:

@@ -39,7 +39,7 @@ def _vllm_log(result: Row) -> Parts:
       f"preemptions,\n{counts['found_pages']:,} pages found, "
       f"{counts['shared_pages']:,} of them when a request was first admitted",
       "name | ours_s:.4f=simulated | log_s:.4f=log | error:+.2% | "
-      "suspected=suspected rule",
+      "missed",
       result["rows"],
     ),
     Table(

@@ -444,6 +444,8 @@ def test_invalid_edge_list_is_an_error(tmp_path, text, message):
   ("changes", "message"),
   [
     ({"labels": np.zeros(4)}, "labels are float64"),
+    ({"labels": np.array([0, 1, 10**9, 0])}, "labels are 0 to 1000000000, but"),
+    ({"labels": np.full(4, -1)}, "has no labels: all 4 are -1"),
     ({"labels": np.zeros((4, 2), int)}, r"labels are int64 \(4, 2\)"),
     ({"labels": np.int64(4)}, r"labels are int64 \(\)"),
     ({"features": np.float32(4)}, r"features are float32 \(\)"),

@@ -52,6 +52,20 @@ def test_text_round_trips(name):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", SUBJECTS)
+def test_bytes_of_tokens_are_those_of_their_text(name):
+  """Also of tokens that are part of a character."""
+  tokenizer = subject(name)
+  for token in range(tokenizer.vocab_size + 3):
+    found = tokenizer.token_bytes(token)
+    assert found is not None
+    assert found.decode(errors="replace") == tokenizer.decode([token])
+  for text in ("a\u20ac", "b\u00e9", "\U0001f600", "\ufffd"):
+    parts = map(tokenizer.token_bytes, tokenizer.encode(text).tolist())
+    assert b"".join(parts).strip() == text.encode()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", SUBJECTS)
 def test_stream_gives_the_text_of_all_tokens(name):
   """Draws any tokens, in every second list only tokens of a text."""
   tokenizer, rng = subject(name), np.random.default_rng(0)

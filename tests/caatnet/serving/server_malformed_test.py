@@ -178,7 +178,9 @@ CHAT_FIELDS = [
   {"tools": 5}, {"tool_choice": "required"},
   {"response_format": {"type": "json_object"}}, {"modalities": ["audio"]},
   {"chat_template_kwargs": 5}, {"reasoning_effort": "high"},
-  {"prompt_cache_key": "a"}, {"safety_identifier": "a"}, {"moderation": {}},
+  {"prompt_cache_key": 5}, {"safety_identifier": "a" * 257},
+  {"moderation": {}}, {"metadata": {"a": 1}}, {"store": "yes"},
+  {"service_tier": "fast"}, {"prompt_cache_retention": "1h"},
 ]
 TOKENS = [
   {"tokens": "a"}, {"tokens": [-1]}, {"tokens": [1.5]}, {"tokens": None},

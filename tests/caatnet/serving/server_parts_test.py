@@ -462,6 +462,26 @@ def chat(**more):
   )
 
 
+@pytest.mark.parametrize(("name", "good", "bad"), [
+  ("metadata", ({}, None, {"a" * 64: "b" * 512}, dict.fromkeys("abc", "")),
+   ([], {"a": 1}, {"a" * 65: ""}, {"a": "b" * 513},
+    {str(i): "" for i in range(17)})),
+  ("store", (True, False, None), (1, "yes")),
+  ("service_tier", ("auto", "default", "flex", "scale", "priority"),
+   ("fast", 1)),
+  ("prompt_cache_key", ("", "a"), (5,)),
+  ("prompt_cache_retention", ("in_memory", "24h"), ("1h", 24)),
+  ("safety_identifier", ("a",), (5, "x" * 257)),
+])
+def test_official_fields_without_effect_are_checked(name, good, bad):
+  for value in good:
+    assert chat(**{name: value}) == chat()
+  for value in bad:
+    with pytest.raises(ApiError, match=f"^{name}.* must be") as caught:
+      chat(**{name: value})
+    assert caught.value.body["error"]["param"] == name
+
+
 def test_values_of_vllms_clients_are_accepted():
   """For top_k, -1 stands for all tokens."""
   completion = fields.completion({"prompt": "a", "top_k": -1}, 8)

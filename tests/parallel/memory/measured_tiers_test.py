@@ -26,6 +26,8 @@ def test_caches_are_counted_once_for_all_cpus_that_share_them(
   ):
     _cache(tmp_path, cpu, size, shared)
   assert measured_tiers.cache_bytes() == 2**30 + 4 * 2**20
+  # The default arrays exceed any cache.
+  assert max(measured_tiers.default_sizes()) > 2 * measured_tiers.cache_bytes()
 
 
 def test_rates_have_the_last_value_or_the_median_and_the_range_of_all():
