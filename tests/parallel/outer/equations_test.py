@@ -645,9 +645,9 @@ def test_parameters_have_distinct_rounding_noise():
 
   found = jax.jit(jax.shard_map(
     mean, mesh=make_mesh({"worker": WORKER}), in_specs=P(), out_specs=P(),
-  ))({"a": row, "b": row})
-  assert np.abs(found["a"] - found["b"]).max() > 0.01
-  assert np.abs(found["a"] - row).max() < 0.2
+  ))({"blocks": {"w": row[None]}, "head": row})
+  assert np.abs(found["blocks"]["w"][0] - found["head"]).max() > 0.01
+  assert np.abs(found["head"] - row).max() < 0.2
 
 
 def test_eager_weighs_the_local_delta_as_the_mean_does():
