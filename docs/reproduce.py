@@ -33,10 +33,11 @@ import tomllib
 
 from absl import flags
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
+from caatnet.show import render
 from docs import claim_values, claims
 from docs.claim_schema import Claim
 from docs.points import ROOT
@@ -286,7 +287,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     made.add_column(heading, justify="right" if 1 < index < 6 else "left")
   for outcome in outcomes:
     for row in _rows(outcome):
-      made.add_row(*map(escape, row))
+      made.add_row(*map(Text, row))
   return made
 
 
@@ -408,11 +409,8 @@ def main(names: Sequence[str]) -> int:
   with Progress(transient=True, console=Console(stderr=True)) as progress:
     task = progress.add_task("claims", total=total)
     found = run(chosen, on_end=lambda plan: progress.advance(task))
-  console = Console()
-  if not console.is_terminal:  # a log file has no width to respect
-    console = Console(width=150)
   if found:
-    console.print(table(found))
+    render.print_grid(table(found))
   for plan in chosen:
     if plan.skipped:
       print(f"skipped {plan.claim.number}: {plan.skipped}")

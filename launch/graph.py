@@ -16,6 +16,7 @@ import pathlib
 
 from absl import flags
 from rich.console import Console
+from rich.text import Text
 
 from launch import options
 
@@ -37,7 +38,7 @@ def main() -> None:
     raise ValueError("--output is required: the folder to write")
   output = pathlib.Path(FLAGS.output).expanduser()
   with files.whole_folder(output) as folder, Console(stderr=True).status(
-    f"writing {output}"
+    Text(f"writing {output}")
   ):
     sections.choose("graph", SOURCES, config.graph, folder)
   graph = open_graph(output)

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich import table as rich_table
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from caatnet.show import drawing, results
@@ -28,15 +27,23 @@ p { white-space: pre-line; }
 img { max-width: 100%; }
 """
 
+# Columns of a file's lines, more than any table has.
+_UNBROKEN = 1 << 20
+
 
 def grid(
   title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]
 ) -> rich_table.Table:
   """Returns a table for a terminal: first column left, others right."""
-  # Cells are plain text without rich's markup: "[key]" is printed unchanged.
-  made = rich_table.Table(title=escape(title), title_justify="left")
+  # Texts are plain: "[key]" and ":loop:" are neither markup nor an emoji.
+  made = rich_table.Table(
+    title=Text(title, "table.title"), title_justify="left"
+  )
   for index, heading in enumerate(headings):
-    made.add_column(Text(heading), justify="right" if index else "left")
+    made.add_column(
+      Text(heading), justify="right" if index else "left",
+      overflow="fold",  # rich cuts long words off otherwise
+    )
   for row in cells:
     made.add_row(*map(Text, row))
   return made
@@ -55,10 +62,18 @@ def table(
   if isinstance(columns, str):
     of = Table(title, columns, rows)
     columns, rows = of.headings, of.cells()
+  print_grid(grid(title, columns, rows))
+
+
+def print_grid(made: rich_table.Table) -> None:
+  """Prints a table; in a file, columns of single words are never broken."""
   console = Console()
-  if not console.is_terminal:  # a file has no width; wide tables stay whole
-    console = Console(width=130)
-  console.print(grid(title, columns, rows))
+  if not console.is_terminal:  # a file has no width, but sentences are wrapped
+    for column in made.columns:
+      column.no_wrap = all(len(str(x).split()) < 2 for x in column.cells)
+    needed = Console(width=_UNBROKEN).measure(made).minimum
+    console = Console(width=max(130, needed))
+  console.print(made)
 
 
 def show(*parts: Report | Table | str) -> None:

@@ -24,7 +24,7 @@ def progress(steps: Iterable[Any], count: int) -> None:
 
 def say(line: str) -> None:
   """Prints a line."""
-  _CONSOLE.print(line, markup=False)
+  _CONSOLE.print(line, markup=False, emoji=False)
 
 
 def announce(

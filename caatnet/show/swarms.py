@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from parallel.peers.membership import service
 
@@ -36,7 +37,7 @@ class Screen:
   def say(self, line: str) -> None:
     """Prints a line."""
     if self._live is not None:
-      self._console.print(line, markup=False, highlight=False)
+      self._console.print(line, markup=False, emoji=False, highlight=False)
     else:
       print(line, flush=True)
 
@@ -77,11 +78,12 @@ class Screen:
       table.add_column(name, justify="right")
     for peer, what, silent_s, report in seen:
       table.add_row(
-        peer, what, "no connection" if silent_s is None else f"{silent_s:.1f}",
+        Text(peer), Text(what),
+        "no connection" if silent_s is None else f"{silent_s:.1f}",
         *_cells(report),
       )
     waits = service.waits(state, there.rules)
-    return Group("", ", ".join(head), waits, table)
+    return Group("", ", ".join(head), Text(waits), table)
 
 
 def _cells(report: Any) -> tuple[str, str, str]:

@@ -24,10 +24,10 @@ class TrainProgress:
     self._bar = None
     if self._console.is_terminal and not quiet:
       self._bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
+        TextColumn("{task.fields[status]}", markup=False),
         TimeRemainingColumn(),
         console=self._console,
       )
@@ -58,7 +58,7 @@ class TrainProgress:
 
   def say(self, text: str) -> None:
     """Prints a line above the bar."""
-    self._console.print(text, highlight=False, markup=False)
+    self._console.print(text, highlight=False, markup=False, emoji=False)
 
   def close(self) -> None:
     """Removes the bar and restores the terminal."""

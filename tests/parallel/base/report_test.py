@@ -262,6 +262,26 @@ def test_printed_tables_fit_a_terminal_and_are_whole_elsewhere(
   assert max(map(len, out.text.splitlines())) == 60
 
 
+def test_paths_are_whole_in_files_and_folded_on_a_terminal(
+  monkeypatch, capsys
+):
+  monkeypatch.setenv("COLUMNS", "60")
+  path = "/".join(["folder"] * 30) + "/x.py:17"
+  table = Table("x.py:loop: [red]t", ["a", "b", "c"], [
+    {"a": path, "b": "a sentence " * 20, "c": "x.py:loop:1"},
+  ])
+  render.show(table)
+  printed = capsys.readouterr().out
+  assert f"│ {path} │" in printed
+  assert "x.py:loop:1" in printed
+  assert "x.py:loop: [red]t" in printed
+  out = terminal.attach(monkeypatch, "stdout", width=60)
+  render.show(table)
+  lines = [x for x in out.text.splitlines() if x.startswith("│")]
+  assert "".join(x.split("│")[1].strip() for x in lines) == path
+  assert "…" not in out.text
+
+
 def test_first_column_is_aligned_left_and_others_right(capsys):
   render.table("[b]t", ["a", "[i]"], [["x", "y"], ["long", "[/]"]])
   assert capsys.readouterr().out.splitlines() == [
