@@ -37,7 +37,6 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from caatnet.show import render
 from docs import claim_values, claims
 from docs.claim_schema import Claim
 from docs.points import ROOT
@@ -409,8 +408,11 @@ def main(names: Sequence[str]) -> int:
   with Progress(transient=True, console=Console(stderr=True)) as progress:
     task = progress.add_task("claims", total=total)
     found = run(chosen, on_end=lambda plan: progress.advance(task))
+  console = Console()
+  if not console.is_terminal:  # a log file has no width to respect
+    console = Console(width=150)
   if found:
-    render.print_grid(table(found))
+    console.print(table(found))
   for plan in chosen:
     if plan.skipped:
       print(f"skipped {plan.claim.number}: {plan.skipped}")

@@ -428,7 +428,7 @@ def _parse(
     )
   _check_values()
   for name in required:
-    if FLAGS[name].value is None:
+    if FLAGS[name].value in (None, ""):
       raise ValueError(f"--{name} is required (--help)")
   # Malformed values fail before jax is loaded.
   mesh()

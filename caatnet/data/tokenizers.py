@@ -209,7 +209,7 @@ class LibraryTokenizer:
     self._added_ids = set(added)
     decoder = main.get("decoder") or {}
     self._decoders = {
-      part["type"] for part in (decoder, *decoder.get("decoders", ()))
+      part.get("type") for part in (decoder, *decoder.get("decoders", ()))
     }
     end = self._token("eos_token")
     self.generation = self._json(_GENERATION)

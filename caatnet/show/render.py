@@ -27,8 +27,8 @@ p { white-space: pre-line; }
 img { max-width: 100%; }
 """
 
-# Columns of a file's lines, more than any table has.
-_UNBROKEN = 1 << 20
+
+_PATH = 24  # characters of a word that may be broken
 
 
 def grid(
@@ -40,9 +40,14 @@ def grid(
     title=Text(title, "table.title"), title_justify="left"
   )
   for index, heading in enumerate(headings):
+    texts = [row[index] for row in cells]
+    is_path = len(max(texts, key=len, default="")) > _PATH and not any(
+      " " in text for text in texts
+    )
     made.add_column(
       Text(heading), justify="right" if index else "left",
-      overflow="fold",  # rich cuts long words off otherwise
+      # A path is continued on the next line of a terminal, a number is not.
+      overflow="fold" if is_path else "ellipsis",
     )
   for row in cells:
     made.add_row(*map(Text, row))
@@ -62,17 +67,14 @@ def table(
   if isinstance(columns, str):
     of = Table(title, columns, rows)
     columns, rows = of.headings, of.cells()
-  print_grid(grid(title, columns, rows))
-
-
-def print_grid(made: rich_table.Table) -> None:
-  """Prints a table; in a file, columns of single words are never broken."""
-  console = Console()
-  if not console.is_terminal:  # a file has no width, but sentences are wrapped
+  made, console = grid(title, columns, rows), Console()
+  if not console.is_terminal:  # a file has no width; no word is cut off
+    room = 0
     for column in made.columns:
-      column.no_wrap = all(len(str(x).split()) < 2 for x in column.cells)
-    needed = Console(width=_UNBROKEN).measure(made).minimum
-    console = Console(width=max(130, needed))
+      if column.overflow == "fold":
+        column.no_wrap = True
+        room += max(len(str(cell)) for cell in column.cells)
+    console = Console(width=130 + room)
   console.print(made)
 
 

@@ -55,7 +55,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     })
   with naming("config.planner", section):
     problem, choices = _problem(config), _choices(config)
-    with Console(stderr=True).status("") as status:  # silent in a pipe
+    console = Console(stderr=True)  # silent in a pipe
+    with console.status("") as status:
       subset = subsets.search(
         problem, choices, least=section["min_devices"], count=section["top"],
         ordered=section["ordered"], started=status.update,

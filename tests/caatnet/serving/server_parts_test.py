@@ -213,9 +213,12 @@ def test_chat_has_messages_and_log_probabilities(num_top):
   assert len(answer["logprobs"]["content"]) == 2
   incomplete = responses.Scored(1, -0.5, {}, 0)
   form = formatter(asked(True, logprobs=True))
-  form._tokenizer = types.SimpleNamespace(decode=lambda tokens: "\ufffd")
-  (token,) = form._logprobs([incomplete])["content"]
-  assert token["bytes"] is None
+  for known in (b"\xc3", None):  # half of a character
+    form._tokenizer = types.SimpleNamespace(
+      decode=lambda tokens: "\ufffd", token_bytes={1: known}.get
+    )
+    (token,) = form._logprobs([incomplete])["content"]
+    assert token["bytes"] == (known and list(known))
 
 
 def events(data):
