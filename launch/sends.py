@@ -35,20 +35,16 @@ def main() -> None:
   import jax
 
   from caatnet.show import render
-  from parallel.base.checks import known
   from parallel.ledger import targets
   from parallel.ledger.sends import foreign, report, trace
-  from parallel.plans.hardware.devices import DEVICES
 
   jax.config.update("jax_platforms", "cpu")  # local accelerators are not used
   jax.config.update("jax_num_cpu_devices", FLAGS.devices)
   sys.path.insert(0, os.getcwd())
   target = targets.resolve(FLAGS.target) if FLAGS.target else None
-  rates = FLAGS.rates
-  if target and target.hardware:
-    rates = rates or target.hardware.name
-  if FLAGS.trace or FLAGS.chakra:
-    known("--trace and --chakra need --rates; --rates=", rates, DEVICES)
+  rates = trace.rates(
+    FLAGS.rates, target, asked=bool(FLAGS.trace or FLAGS.chakra)
+  )
   devices = target.devices if target else ()
   readings = foreign.read(FLAGS.program, devices, FLAGS.compare)
   measured = foreign.measured(readings, FLAGS.profile)

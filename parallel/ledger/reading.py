@@ -72,6 +72,8 @@ class Executed:
     asynchronous: Whether it consists of a start and a done.
     between: Names of the instructions between its start and its done, in the
       order of execution, without those that take no time.
+    inserted: Whether XLA marks it as made by the partitioner. Newer versions of
+      XLA (jaxlib 0.12, not 0.10) mark some of these collectives.
   """
 
   entry: Collective
@@ -83,6 +85,7 @@ class Executed:
   promoted: bool = False
   asynchronous: bool = False
   between: tuple[str, ...] = ()
+  inserted: bool = False
 
   @property
   def dtype_differs(self) -> bool:
@@ -445,6 +448,7 @@ def _executed(
         requested and requested.dtype(made, line, entry.reduction is not None),
         line, outer.name, last, number,
         "promoted" in found.attribute("to_apply"), done > index, between,
+        found.attribute("is_spmd_generated") == "true",
       )
 
 

@@ -22,7 +22,10 @@ def test_program_without_a_config(launch, tmp_path):
 
 def test_mistakes_are_one_line(launch, tmp_path):
   for arguments, message in (
-    ((EXAMPLE, "--devices=4"), "must be >= the product of mesh_shape"),
+    ((EXAMPLE, "--devices=4"),
+     "step with --devices=4: Number of devices 4 must be >= the product"),
+    ((EXAMPLE, "--devices=8", "--rates=h100"),
+     "--rates=h100 needs --trace or --chakra"),
     ((str(tmp_path),), "--xla_dump_to"),
     ((), "--program is required"),
     ((EXAMPLE, "second"), "unexpected argument 'second'"),

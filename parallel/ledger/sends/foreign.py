@@ -37,8 +37,9 @@ def read(
     Name -> reading; a folder may have several programs.
 
   Raises:
-    ValueError: There is no such program, or it does not return a jitted
-      function and arguments. Errors of the function are not caught.
+    ValueError: There is no such program, it does not return a jitted function
+      and arguments, or it raises one: the message names ``--devices``. Other
+      errors of the function are not caught.
   """
   found = _read(program, devices)
   if other:
@@ -162,7 +163,15 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
   if ":" not in program or path.exists():
     return {program: reading.read(path)}
   with targets.described(devices):  # modules may make meshes, too
-    found = _function(program)()
+    function = _function(program)
+    try:
+      found = function()
+    except ValueError as error:
+      if devices:
+        raise
+      raise ValueError(
+        f"{program} with --devices={jax.device_count()}: {error}"
+      ) from error
     try:
       jitted, args = found
     except (TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ import os
 from types import MappingProxyType
 from typing import Any
 
+from parallel.base import labels
 from parallel.base.report import Column, Report, Table, keyed
 from parallel.ledger.compiled import Sent, compare
 from parallel.ledger.profiles import Measured
@@ -34,16 +35,16 @@ def result(
       bytes are then those of one execution.
 
     ``unknown``: instructions that may communicate and are in no row;
-    ``totals``: sums of the rows, see `_totals`; ``host``, a row per copy
-    between device and host memory; and ``measured``, if there are measured
-    times.
+    ``totals``: sums of the rows, see `_totals`; ``by_axes``: the same for each
+    axes and phase; ``host``, a row per copy between device and host memory; and
+    ``measured``, if there are measured times.
   """
   return {
     name: {
       "axes": dict(reading.axes), "memory": dict(reading.memory),
       "notes": list(reading.notes), "collectives": (rows := _rows(reading)),
       "unknown": [dataclasses.asdict(u) for u in reading.unknown],
-      "totals": _totals(rows, len(reading.unknown)),
+      "totals": _totals(rows, len(reading.unknown)), "by_axes": _by_axes(rows),
       "host": [dataclasses.asdict(copy) for copy in reading.host],
     } | ({"measured": _measured_rows(reading, measured[name])}
          if name in measured else {})
@@ -59,7 +60,7 @@ def _rows(reading: Reading) -> list[dict[str, Any]]:
     key = (
       entry.kind, entry.axes, entry.group_size, entry.dtype, found.requested,
       found.promoted, entry.phase, entry.rematted, found.source, entry.where,
-      entry.smallest_group, unknown,
+      entry.smallest_group, unknown, found.inserted,
     )
     row = rows.setdefault(key, _row(found) | {
       "executions": None if unknown else 0, "bytes": 0, "wire_bytes": 0.0,
@@ -108,6 +109,18 @@ def _totals(
   }}
 
 
+def _by_axes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns the totals of the rows of each axes and phase."""
+  parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+  for row in rows:
+    parts.setdefault((row["over"], row["phase"]), []).append(row)
+  return [
+    {"over": over, "phase": phase, "what": what, **total}
+    for (over, phase), part in parts.items()
+    for what, total in _totals(part, 0).items() if total["number"]
+  ]
+
+
 def _row(found: Executed) -> dict[str, Any]:
   entry = found.entry
   return {
@@ -117,7 +130,7 @@ def _row(found: Executed) -> dict[str, Any]:
     "requested": found.requested, "promoted": found.promoted,
     "phase": entry.phase, "rematted": entry.rematted, "source": found.source,
     "where": entry.where, "asynchronous": found.asynchronous,
-    "between": list(found.between),
+    "between": list(found.between), "inserted": found.inserted,
   }
 
 
@@ -143,14 +156,14 @@ def report(
         [_SOURCE, "name=instruction", "what"], shown["unknown"],
       ))
     if shown["collectives"] or shown["unknown"]:
-      parts.append(_totals_table(name, shown["totals"]))
+      parts.append(_totals_table(name, shown["by_axes"], shown["totals"]))
     else:
       parts.append(f"{name} sends nothing.")
     if shown["host"]:
       parts.append(_host_copies(name, shown["host"]))
     if shown["memory"]:
-      parts.append("memory of a device, MB: " + ", ".join(
-        f"{n} {size / 1e6:,.3f}" for n, size in shown["memory"].items()
+      parts.append("memory of a device: " + ", ".join(
+        f"{n} {_size(size)}" for n, size in shown["memory"].items()
       ))
     parts += shown["notes"]
     if shown.get("measured"):
@@ -163,13 +176,14 @@ def report(
 def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   overlaps = any(row["asynchronous"] for row in rows)
   return Table(title, [
-    _SOURCE, "over=axes", "{phase}{again}=phase", "kind",
+    _SOURCE, "over=axes", "{phase}{again}=phase", "{kind}{made}=kind",
     Column("requested", "requested", default="?"), "{dtype}{widened}=sent",
-    Column("executions", "runs", default="?"), "{most}{operand}=operand MB",
-    "{most}{wire}=wire MB, ring", *["overlapped"] * overlaps,
+    Column("executions", "runs", default="?"), "{most}{operand}=operand",
+    "{most}{wire}=wire, ring", *["overlapped"] * overlaps,
   ], [
     row | _sizes(row) | {
       "again": ", again" if row["rematted"] else "",
+      "made": ", inserted" if row["inserted"] else "",
       "widened": ", widened" if row["promoted"] else "",
       "overlapped": f"{len(row['between'])} instructions"
       if row["asynchronous"] else "nothing",
@@ -179,30 +193,36 @@ def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _sizes(row: Mapping[str, Any]) -> dict[str, str]:
-  """Returns texts of a row's bytes, in MB."""
-  most, wire = "at most " * row["at_most"], row["wire_bytes"]
+  """Returns texts of a row's bytes."""
   return {
-    "most": most, "operand": f"{row['bytes'] / 1e6:,.3f}",
-    "wire": "?" if wire is None else f"{wire / 1e6:,.3f}",
+    "most": "at most " * row["at_most"], "operand": _size(row["bytes"]),
+    "wire": _size(row["wire_bytes"]),
   }
 
 
+def _size(size: float | None) -> str:
+  """Returns bytes in the largest unit that they fill; "?" if unknown."""
+  return "?" if size is None else labels.text(size, "bytes")
+
+
 def _totals_table(
-  name: str, totals: Mapping[str, Mapping[str, Any]]
+  name: str, by_axes: Sequence[Mapping[str, Any]],
+  totals: Mapping[str, Mapping[str, Any]],
 ) -> Table:
   return Table(f"{name}: totals of one run", [
-    "what", "number=rows or instructions",
-    Column("bytes", "operand MB", ",.3f", unit=1e6, default="?"),
-    Column("wire_bytes", "wire MB, ring", ",.3f", unit=1e6, default="?"),
+    "over=axes", "phase", Column("what", "", lambda x: x.replace("_", " ")),
+    "number=rows or instructions", Column("bytes", "operand", _size),
+    Column("wire_bytes", "wire, ring", _size),
   ], [
-    {"what": what.replace("_", " "), **total} for what, total in totals.items()
+    *by_axes, *({"over": "all", "phase": "all", "what": what, **total}
+                for what, total in totals.items())
   ])
 
 
 def _host_copies(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   return Table(f"{name}: copies between device and host memory", [
     _SOURCE, Column("to_host", "to", lambda x: "host" if x else "device"),
-    Column("count", "runs", default="?"), "bytes/1e6:,.3f=MB of one",
+    Column("count", "runs", default="?"), "bytes=size of one",
     "asynchronous",
   ], rows)
 
@@ -223,7 +243,7 @@ def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   return Table(f"{name}: measured, means of one execution", [
     _SOURCE, "over=axes", "kind", "executions",
     "transfer_s/1e-3:,.3f=transfer ms", "waiting_s/1e-3:,.3f=waiting ms",
-    "hidden:.0%", "{most}{wire}=wire MB, ring", "{most}{rate}=GB/s",
+    "hidden:.0%", "{most}{wire}=wire, ring", "{most}{rate}=GB/s",
   ], [
     row | _sizes(row | {"wire_bytes": row["bytes"]})
     | {"rate": f"{row['bandwidth'] / 1e9:,.3f}"} for row in rows
@@ -255,14 +275,14 @@ def _difference(readings: Mapping[str, Reading]) -> Table:
       "differs": "may differ",
     })
   return Table(
-    "difference: executions and operand MB of one run",
+    "difference: executions and operand bytes of one run",
     ["axes", "phase", *keyed(names), Column("differs", "")], rows,
   )
 
 
 def _sums(side: Mapping[tuple[str, str], Sent]) -> str:
   return "\n".join(
-    f"{sent.count} x {kind} {dtype} {sent.bytes / 1e6:,.3f}"
-    + f" + ? x {sent.unknown_bytes / 1e6:,.3f}" * bool(sent.unknown_bytes)
+    f"{sent.count} x {kind} {dtype} {_size(sent.bytes)}"
+    + f" + ? x {_size(sent.unknown_bytes)}" * bool(sent.unknown_bytes)
     for (kind, dtype), sent in side.items()
   )

@@ -8,12 +8,34 @@ from collections.abc import Mapping
 import pathlib
 
 from parallel.base import files
+from parallel.base.checks import known
 from parallel.ledger.overlap import ScheduledProgram
 from parallel.ledger.reading import Reading
 from parallel.ledger.sends import execution
+from parallel.ledger.targets import Target
 from parallel.ledger.timeline import COMPUTE, Bar, timeline
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.network import chakra, perfetto_trace, replay
+
+
+def rates(name: str, target: Target | None, *, asked: bool) -> str:
+  """Returns the device whose rates a timeline has.
+
+  Args:
+    name: Value of ``--rates``; "" for the device of the target.
+    target: The target to compile for, if there is one.
+    asked: Whether a timeline or execution traces are asked for.
+
+  Raises:
+    ValueError: The rates are unknown, or given and not used.
+  """
+  if name and not asked:
+    raise ValueError(f"--rates={name} needs --trace or --chakra")
+  if not name and target and target.hardware:
+    name = target.hardware.name
+  if asked:
+    known("--trace and --chakra need --rates; --rates=", name, DEVICES)
+  return name
 
 
 def write(

@@ -66,17 +66,31 @@ def test_example_is_read_with_its_lines(monkeypatch, capsys):
   assert {r["requested"] for r in rows} == {"bfloat16"}
   render.show(report.report(readings))
   shown = capsys.readouterr().out
-  for text in ("docs/examples/mlp.py:18", "data 2, fsdp 2, tensor 2", "16.777"):
+  for text in ("docs/examples/mlp.py:18", "data 2, fsdp 2, tensor 2", "16.78 MB"):
     assert text in shown
-  # Parts of the memory are in MB.
+  # A total per axes and phase; they add up to that of the program.
+  (row,) = report.result(readings).values()
+  sums = {(r["over"], r["phase"]): r["bytes"] for r in row["by_axes"]}
+  assert sums == {
+    ("data", "backward"): 2 * 4 * 512 * 2048 * 4,
+    ("fsdp", "forward"): 4 * 2**20, ("fsdp", "backward"): 4 * 2**20,
+    ("tensor", "forward"): 2**20, ("tensor", "backward"): 2**20,
+  }
+  for key in ("number", "bytes", "wire_bytes"):
+    assert sum(r[key] for r in row["by_axes"]) == row["totals"]["counted"][key]
+  # Parts of the memory have units.
   (line,) = (
     part for part in report.report(readings).parts
-    if str(part).startswith("memory of a device, MB: ")
+    if str(part).startswith("memory of a device: ")
   )
-  words = line.removeprefix("memory of a device, MB: ").split(", ")
-  sizes = {name: size for name, _, size in (w.rpartition(" ") for w in words)}
+  sizes = dict(
+    word.split(" ", 1)
+    for word in line.removeprefix("memory of a device: ").split(", ")
+  )
+  units = {"0": 1, "B": 1, "kB": 1e3, "MB": 1e6}
   for name, size in readings[EXAMPLE].memory.items():
-    assert float(sizes[name]) == pytest.approx(size / 1e6, abs=6e-4)
+    number, unit = sizes[name].split()[0], units[sizes[name].split()[-1]]
+    assert float(number) * unit == pytest.approx(size, rel=6e-4)
 
 
 def test_function_of_a_module_and_named_arguments(file, monkeypatch):
@@ -151,7 +165,7 @@ def test_known_bounded_and_unknown_traffic_have_totals(tmp_path):
     cell for part in report.report(readings).parts if not isinstance(part, str)
     for line in part.cells() for cell in line
   ]
-  assert {"1 to 3 devices", "at most 0.004", "unknown", "?"} <= set(cells)
+  assert {"1 to 3 devices", "at most 4 kB", "unknown", "?"} <= set(cells)
   same = report.report({**readings, "again": readings["it"]}).parts[-1]
   assert same.cells()[-1] == [
     "unknown", "", *["k: custom call of 'mystery'"] * 2, "may differ",

@@ -7,6 +7,7 @@ from jax.sharding import AbstractMesh
 import pytest
 
 from parallel.ledger.reading import read
+from parallel.ledger.sends import report
 from tests.parallel.ledger import versions_program as program
 
 FOLDER = pathlib.Path(__file__).parent / "versions"
@@ -81,6 +82,11 @@ def test_compiled_text(version):
     ) if e.entry.count == 1
   }
   assert line.endswith("# product")
+  # Newer versions mark the sum that the partitioner has made.
+  marked = [e.entry.count for e in found.executed if e.inserted]
+  assert marked == ([1] if version.startswith("0.12") else [])
+  rows = report.result({"it": found})["it"]["collectives"]
+  assert [r["executions"] for r in rows if r["inserted"]] == marked
 
 
 @pytest.mark.quick
