@@ -66,7 +66,8 @@ def test_example_is_read_with_its_lines(monkeypatch, capsys):
   assert {r["requested"] for r in rows} == {"bfloat16"}
   render.show(report.report(readings))
   shown = capsys.readouterr().out
-  for text in ("docs/examples/mlp.py:18", "data 2, fsdp 2, tensor 2", "16.78 MB"):
+  line, mesh = "docs/examples/mlp.py:18", "data 2, fsdp 2, tensor 2"
+  for text in (line, mesh, "16.78 MB"):
     assert text in shown
   # A total per axes and phase; they add up to that of the program.
   (row,) = report.result(readings).values()
