@@ -36,8 +36,9 @@ def result(
 
     ``unknown``: instructions that may communicate and are in no row;
     ``totals``: sums of the rows, see `_totals`; ``by_axes``: the same for each
-    axes and phase; ``host``, a row per copy between device and host memory; and
-    ``measured``, if there are measured times.
+    axes and phase; ``host``, a row per copy between device and host memory.
+    With measured times: ``measured``, and ``not_measured``, the instructions of
+    collectives that have no event on some device.
   """
   return {
     name: {
@@ -46,7 +47,8 @@ def result(
       "unknown": [dataclasses.asdict(u) for u in reading.unknown],
       "totals": _totals(rows, len(reading.unknown)), "by_axes": _by_axes(rows),
       "host": [dataclasses.asdict(copy) for copy in reading.host],
-    } | ({"measured": _measured_rows(reading, measured[name])}
+    } | ({"measured": _measured_rows(reading, measured[name]),
+          "not_measured": _not_measured(reading, measured[name])}
          if name in measured else {})
     for name, reading in readings.items()
   }
@@ -168,6 +170,13 @@ def report(
     parts += shown["notes"]
     if shown.get("measured"):
       parts.append(_measured_table(name, shown["measured"]))
+    if missing := shown.get("not_measured"):
+      parts.append(
+        f"{name}: {len(missing)} collectives have no event of their own in the "
+        f"profile, such as {missing[0]}: a GPU runs them in a command buffer "
+        "(XLA_FLAGS=--xla_gpu_enable_command_buffer= turns these off), or the "
+        "trace has no whole execution."
+      )
   if len(readings) == 2:
     parts.append(_difference(readings))
   return Report("Collectives of a program", parts)
@@ -237,6 +246,15 @@ def _measured_rows(
     | {"bandwidth": m.bandwidth}
     for m in measured
   ]
+
+
+def _not_measured(
+  reading: Reading, measured: Sequence[Measured]
+) -> list[str]:
+  """Returns the instructions of collectives that have no measured time."""
+  found = {m.instruction for m in measured}
+  names = dict.fromkeys(e.instruction for e in reading.executed)
+  return [name for name in names if name not in found]
 
 
 def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -225,7 +225,16 @@ def test_measured_times_have_source_lines(file, tmp_path, capsys):
   assert row["source"].endswith("sums.py:10")
   assert (row["axes"], row["executions"], row["bytes"]) == (["b"], 1, 12)
   render.show(report.report(readings, measured))
-  assert "transfer ms" in capsys.readouterr().out
+  shown = capsys.readouterr().out
+  assert "transfer ms" in shown
+  assert "no event" not in shown
+  # A collective without events, as in a GPU's command buffer, is named.
+  missing = {name: [] for name in measured}
+  (found,) = report.result(readings, missing).values()
+  (name,) = {e.instruction for e in readings[f"{file}:whole"].executed}
+  assert found["not_measured"] == [name]
+  render.show(report.report(readings, missing))
+  assert "1 collectives have no event of their own" in capsys.readouterr().out
   with pytest.raises(ValueError, match=r"no file \*\.xplane\.pb"):
     foreign.measured(readings, str(tmp_path / "other"))
 
