@@ -137,7 +137,9 @@ def read(folder: pathlib.Path) -> list[list[Node]]:
     folder / f"trace.{n}.et" for n in range(len([*folder.glob("trace.*.et")]))
   ]
   if not paths:
-    raise ValueError(f"{folder} has no file trace.0.et")
+    raise ValueError(
+      f"{folder} has no file trace.0.et, as launch.sends --chakra writes"
+    )
   try:
     groups = {
       number: tuple(ranks)
@@ -145,7 +147,10 @@ def read(folder: pathlib.Path) -> list[list[Node]]:
     }
     return [[*_nodes(path, proto, lib, groups)] for path in paths]
   except (KeyError, OSError, ValueError) as error:
-    raise ValueError(f"{folder}: damaged traces: {error}") from error
+    raise ValueError(
+      f"{folder}: damaged traces, or those of another tool than launch.sends "
+      f"--chakra: {error}"
+    ) from error
 
 
 def _nodes(

@@ -121,6 +121,13 @@ def from_file(
     data = schema.read(_File, path)
   except OSError as error:
     raise ValueError(f"{path}: {error.strerror}") from error
+  except ValueError as error:
+    if "is not JSON" not in str(error):
+      raise
+    raise ValueError(
+      f"{error}; a topology is a JSON object with num_ranks and links, and "
+      "NCCL's XML is not read"
+    ) from error
   defaults = {"bandwidth": bandwidth, "latency_s": latency_s}
   # Attributes that at least one link lacks, so that a default has an effect.
   lacking = set()

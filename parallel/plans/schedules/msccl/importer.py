@@ -67,7 +67,10 @@ def import_xml(text: str, topology: Topology | None = None) -> Schedule:
   try:
     root = ElementTree.fromstring(text)
   except ElementTree.ParseError as error:
-    raise ValueError(f"no XML: {error}") from error
+    raise ValueError(
+      f"no XML: {error}; schedules are read from XML programs of MSCCL, not "
+      "from JSON plans of MSCCL++"
+    ) from error
   program = _Program(root)
   program.run()
   rounds = _earliest_rounds(program)
@@ -111,7 +114,8 @@ class _Program:
     if root.tag != "algo" or root.get("coll") not in _COLLECTIVES:
       raise ValueError(
         f"<{root.tag} coll={root.get('coll')!r}>: must be <algo> with coll one "
-        f"of {', '.join(_COLLECTIVES)}"
+        f"of {', '.join(_COLLECTIVES)}, as in programs of MSCCL; graphs and "
+        "topologies of NCCL are not read"
       )
     self.collective = _COLLECTIVES[root.get("coll")]
     self.num_ranks = integer(root, "ngpus")

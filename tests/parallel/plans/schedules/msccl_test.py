@@ -352,7 +352,9 @@ def test_wrong_sums_in_scratch_are_refused(sums, message):
   ("text", "message"),
   [
     ("<algo", "no XML"),
+    ('{"name": "allreduce"}', "not from JSON plans of MSCCL"),
     ("<gpu/>", "must be <algo>"),
+    ('<system version="1"/>', "topologies of NCCL are not read"),
     (fused("alltoall", "rrs", "rcs"), "coll one of all_reduce, allreduce"),
     (fused("allreduce", "rs", "rcs"), "type 'rs' is not read"),
     (fused("allreduce", "rrs", "r"), "rank 0 receives from rank 1"),
