@@ -123,7 +123,7 @@ _FILES = "output", "plot", "report", "export"
 _OVERRIDES: list[str] = []
 
 # Flags whose empty value is one of their values.
-_MAY_BE_EMPTY = "mesh", "profile", "prefix"
+_MAY_BE_EMPTY = "mesh", "profile", "prefix", "programs"
 
 # Longest message of an error, in characters.
 _MAX_CHARACTERS = 4000

@@ -134,6 +134,7 @@ def test_script_reads_exactly_the_flags_that_it_declares(script):
   read = {
     *re.findall(r"\bFLAGS\.(\w+)", text),
     *re.findall(r"\boptions\.(mesh|profile)\(\)", text),
+    *re.findall(r'\boptions\.integers\("(\w+)"\)', text),
     *re.findall(r'\b_address\("(\w+)"', text),
   }
   assert set(uses) - SET_UP == read - own - SET_UP
