@@ -3,9 +3,9 @@ r"""Draws the pictures of README.md, and results/outer_loops.png.
   python -m docs.draw                # into this repository
   python -m docs.draw some/folder    # into docs/ and results/ of that folder
 
-Numbers come from results/*.csv. The commands that made those files are in
-log/README.md. The metadata of a picture ("Description") hold its numbers or
-texts, so that a test can compare the committed picture with a new one. Needs
+Numbers come from results/*.csv. The entry of the log that names a file has its
+command and commit. The metadata of a picture ("Description") hold its numbers
+or texts, so that a test can compare the committed picture with a new one. Needs
 the extra `plot`.
 """
 

@@ -221,10 +221,10 @@ def profile() -> tuple[int, int] | None:
 
 
 def integers(name: str) -> list[int]:
-  """Returns the value of a list flag as integers of at least 0.
+  """Returns the items of a list flag as integers of at least 0.
 
   Raises:
-    ValueError: If an item is no such integer.
+    ValueError: An item is not an integer of 1 to 18 digits.
   """
   items = FLAGS[name].value or ()
   for item in items:
@@ -448,7 +448,10 @@ def _parse(
 
 
 def _check_values() -> None:
-  """Raises ValueError for a given flag whose value is empty, as of $UNSET."""
+  """Raises ValueError for a flag that is given with an empty value.
+
+  A shell passes one for a variable that is not set: --workdir=$UNSET.
+  """
   for name in FLAGS:
     flag = FLAGS[name]
     if not flag.present or name in _MAY_BE_EMPTY:

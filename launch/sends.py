@@ -42,8 +42,8 @@ def main() -> None:
   jax.config.update("jax_num_cpu_devices", FLAGS.devices)
   sys.path.insert(0, os.getcwd())
   target = targets.resolve(FLAGS.target) if FLAGS.target else None
-  rates = trace.rates(
-    FLAGS.rates, target, asked=bool(FLAGS.trace or FLAGS.chakra)
+  rates = trace.rates_of(
+    FLAGS.rates, target, used=bool(FLAGS.trace or FLAGS.chakra)
   )
   devices = target.devices if target else ()
   readings = foreign.read(FLAGS.program, devices, FLAGS.compare)

@@ -27,8 +27,9 @@ p { white-space: pre-line; }
 img { max-width: 100%; }
 """
 
-
-_PATH = 24  # characters of a word that may be broken
+# A column of single words of which one is longer, such as paths, may be
+# continued on the next line of a terminal.
+_LONG_WORD = 24  # characters
 
 
 def grid(
@@ -41,13 +42,12 @@ def grid(
   )
   for index, heading in enumerate(headings):
     texts = [row[index] for row in cells]
-    is_path = len(max(texts, key=len, default="")) > _PATH and not any(
+    is_long = len(max(texts, key=len, default="")) > _LONG_WORD and not any(
       " " in text for text in texts
     )
     made.add_column(
       Text(heading), justify="right" if index else "left",
-      # A path is continued on the next line of a terminal, a number is not.
-      overflow="fold" if is_path else "ellipsis",
+      overflow="fold" if is_long else "ellipsis",
     )
   for row in cells:
     made.add_row(*map(Text, row))
@@ -68,7 +68,7 @@ def table(
     of = Table(title, columns, rows)
     columns, rows = of.headings, of.cells()
   made, console = grid(title, columns, rows), Console()
-  if not console.is_terminal:  # a file has no width; no word is cut off
+  if not console.is_terminal:  # a file has no width: long words are whole
     room = 0
     for column in made.columns:
       if column.overflow == "fold":

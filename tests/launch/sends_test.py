@@ -21,11 +21,17 @@ def test_program_without_a_config(launch, tmp_path):
 
 
 def test_mistakes_are_one_line(launch, tmp_path):
+  module = tmp_path / "module.py"  # with a mesh of more devices
+  module.write_text(
+    "import jax, numpy\nMESH = numpy.array(jax.devices()).reshape(2, 4)\n"
+    "def step():\n  pass\n"
+  )
   for arguments, message in (
     ((EXAMPLE, "--devices=4"),
      "step with --devices=4: Number of devices 4 must be >= the product"),
     ((EXAMPLE, "--devices=8", "--rates=h100"),
      "--rates=h100 needs --trace or --chakra"),
+    ((f"{module}:step",), "--devices=1: cannot reshape array of size 1"),
     ((str(tmp_path),), "--xla_dump_to"),
     ((), "--program is required"),
     ((EXAMPLE, "second"), "unexpected argument 'second'"),

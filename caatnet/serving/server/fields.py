@@ -2,11 +2,13 @@
 
 The fields are those of OpenAI's /v1/completions and /v1/chat/completions. A
 field that this server does not support is refused, unless its value requests
-the default behaviour. Official fields that cannot change a response here
-(``metadata``, ``store``, ``service_tier``, ``safety_identifier``, and
-``prompt_cache_key``, ``prompt_cache_retention``) are checked and have no
-effect. Additional fields: filters that OpenAI's API lacks, such
-as ``top_k`` (`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower
+the default behaviour. Chats accept the official fields ``metadata``, ``store``,
+``service_tier``, ``safety_identifier``, ``prompt_cache_key``,
+``prompt_cache_options`` and ``prompt_cache_retention``, which have no effect
+here: this server stores no response and caches every prompt. Their types are
+checked, their values are not, since OpenAI adds new ones. Additional fields:
+filters that OpenAI's API lacks, such as ``top_k``
+(`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower
 is served earlier; ``conversation``, a name that the turns of a conversation
 share; ``deadline_s``, the seconds after which the request expires unless its
 first token has been drawn; ``chat_template_kwargs``, variables of the chat
@@ -45,8 +47,7 @@ _NEUTRAL_CHAT = _NEUTRAL | {
   "audio": (), "function_call": ("none",), "functions": ([],),
   "modalities": (["text"],), "moderation": (),
   "parallel_tool_calls": (True, False), "prediction": (),
-  "prompt_cache_options": (), "reasoning_effort": ("none",),
-  "response_format": ({"type": "text"},),
+  "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
   "tool_choice": ("none", "auto"), "tools": ([],), "verbosity": ("medium",),
   "web_search_options": (),
 }
@@ -128,14 +129,6 @@ _Metadata = Annotated[
   ],
   Field(max_length=16, description="must be an object of up to 16 strings of "
         "at most 512 characters, with names of at most 64"),
-]
-_Tier = Annotated[
-  Literal["auto", "default", "flex", "scale", "priority"],
-  Field(description="must be auto, default, flex, scale or priority"),
-]
-_Retention = Annotated[
-  Literal["in_memory", "in-memory", "24h"],
-  Field(description="must be in_memory or 24h"),
 ]
 _StopString = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
@@ -270,9 +263,12 @@ class _Chat(_Common):
   # Official fields without effect here.
   metadata: _Metadata = {}
   store: _Flag = False
-  service_tier: _Tier = "auto"
+  service_tier: _Name = ""
   prompt_cache_key: _Name = ""
-  prompt_cache_retention: _Retention = "in_memory"
+  prompt_cache_options: Annotated[
+    dict[str, Any], Field(description="must be a JSON object")
+  ] = {}
+  prompt_cache_retention: _Name = ""
   safety_identifier: _Name = ""
 
 

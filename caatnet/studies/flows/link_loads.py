@@ -410,17 +410,18 @@ def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
 def optimum(net: Fabric, flows: Sequence[Flow]) -> float:
   """Returns the least `fullest_uplink` of all routings that may split flows.
 
-  A linear program over the bytes of each pair of leaves on each live spine.
-  Without failures `spray` reaches it. With failures no router here does in
-  general: `spray` and `ethereal` ignore what other leaves send over the links
-  that are left.
+  A linear program chooses the bytes that each pair of leaves sends over each
+  live spine. Without failures `spray` reaches the optimum. With failures no
+  router here always does: `spray` and `ethereal` ignore what other leaves send
+  over the remaining links.
 
   Args:
     net: The network, which may have failures.
     flows: Flows that are sent.
 
   Returns:
-    Bytes on the fullest link between a leaf and a spine, to about 1e-7 of it.
+    Bytes on the fullest link between a leaf and a spine, within the tolerance
+    of HiGHS.
   """
   sent: collections.Counter[tuple[int, int]] = collections.Counter()
   for flow in flows:

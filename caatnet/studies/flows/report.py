@@ -18,8 +18,9 @@ def report(result: Mapping[str, Any]) -> Report:
   return Report("Flows over leaf-spine networks", [
     _loads("fullest uplink, in flows", result["patterns"]),
     _loads(
-      f"the same after uplinks failed (leaf-spine {failed}); optimum: of a "
-      "linear program,\nwhich spray and ethereal do not reach in general",
+      f"the same after uplinks failed (leaf-spine {failed}); optimum: the "
+      "fullest uplink of the best\nroutes, by a linear program; spray and "
+      "ethereal do not always reach it",
       failures, " | optimum:,.4g",
     ),
     Table(

@@ -1,6 +1,7 @@
 """Loads programs of users by name, and reads them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import importlib
 import inspect
 import os
@@ -38,8 +39,8 @@ def read(
 
   Raises:
     ValueError: There is no such program, it does not return a jitted function
-      and arguments, or it raises one: the message names ``--devices``. Other
-      errors of the function are not caught.
+      and arguments, or it or its module raises one, as for a mesh of more
+      devices: the message names ``--devices``. Other errors are not caught.
   """
   found = _read(program, devices)
   if other:
@@ -163,15 +164,9 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
   if ":" not in program or path.exists():
     return {program: reading.read(path)}
   with targets.described(devices):  # modules may make meshes, too
-    function = _function(program)
-    try:
+    function = _function(program, devices)
+    with _naming_devices(program, devices):
       found = function()
-    except ValueError as error:
-      if devices:
-        raise
-      raise ValueError(
-        f"{program} with --devices={jax.device_count()}: {error}"
-      ) from error
     try:
       jitted, args = found
     except (TypeError, ValueError) as error:
@@ -195,7 +190,24 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
   return {program: reading.read(lowered)}
 
 
-def _function(program: str) -> Callable[[], Any]:
+@contextlib.contextmanager
+def _naming_devices(
+  program: str, devices: Sequence[jax.Device]
+) -> Iterator[None]:
+  """Adds ``--devices`` to a ValueError, unless devices are given."""
+  try:
+    yield
+  except ValueError as error:
+    if devices:
+      raise
+    raise ValueError(
+      f"{program} with --devices={jax.device_count()}: {error}"
+    ) from error
+
+
+def _function(
+  program: str, devices: Sequence[jax.Device]
+) -> Callable[[], Any]:
   """Returns the function of ``package.module:function``."""
   where, _, name = program.rpartition(":")
   is_file = where.endswith(".py")
@@ -204,10 +216,11 @@ def _function(program: str) -> Callable[[], Any]:
   if not is_file and not all(map(str.isidentifier, where.split("."))):
     raise ValueError(f"{program} is not package.module:function")
   try:
-    names = (
-      runpy.run_path(where) if is_file
-      else vars(importlib.import_module(where))
-    )
+    with _naming_devices(program, devices):  # the module may make a mesh
+      names = (
+        runpy.run_path(where) if is_file
+        else vars(importlib.import_module(where))
+      )
   except (ImportError, SyntaxError) as error:
     raise ValueError(f"{program}: {error}") from error
   if not callable(names.get(name)):

@@ -31,6 +31,7 @@ def result(
     - ``wire_bytes``: bytes that a device sends with the ring algorithm; None if
       the number of devices is unknown,
     - ``at_most``: whether bytes are an upper bound,
+    - ``inserted``: whether XLA marks the collective as the partitioner's,
     - ``executions``: executions of operands per run; None if unknown, and
       bytes are then those of one execution.
 
@@ -172,10 +173,10 @@ def report(
       parts.append(_measured_table(name, shown["measured"]))
     if missing := shown.get("not_measured"):
       parts.append(
-        f"{name}: {len(missing)} collectives have no event of their own in the "
-        f"profile, such as {missing[0]}: a GPU runs them in a command buffer "
-        "(XLA_FLAGS=--xla_gpu_enable_command_buffer= turns these off), or the "
-        "trace has no whole execution."
+        f"{name}: the profile has no complete event of {missing[0]}, in all of "
+        f"{len(missing)} collectives. The trace may have cut them off, or a "
+        "GPU has executed them in a command buffer, which XLA_FLAGS="
+        "--xla_gpu_enable_command_buffer= disables."
       )
   if len(readings) == 2:
     parts.append(_difference(readings))

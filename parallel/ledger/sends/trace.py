@@ -18,22 +18,22 @@ from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.network import chakra, perfetto_trace, replay
 
 
-def rates(name: str, target: Target | None, *, asked: bool) -> str:
-  """Returns the device whose rates a timeline has.
+def rates_of(name: str, target: Target | None, *, used: bool) -> str:
+  """Returns the name of the device whose rates `write` and others use.
 
   Args:
     name: Value of ``--rates``; "" for the device of the target.
-    target: The target to compile for, if there is one.
-    asked: Whether a timeline or execution traces are asked for.
+    target: The target to compile for; None for this machine.
+    used: Whether a timeline or execution traces will be written.
 
   Raises:
-    ValueError: The rates are unknown, or given and not used.
+    ValueError: The rates are unknown, or they are given and not used.
   """
-  if name and not asked:
+  if name and not used:
     raise ValueError(f"--rates={name} needs --trace or --chakra")
   if not name and target and target.hardware:
     name = target.hardware.name
-  if asked:
+  if used:
     known("--trace and --chakra need --rates; --rates=", name, DEVICES)
   return name
 

@@ -180,7 +180,8 @@ CHAT_FIELDS = [
   {"chat_template_kwargs": 5}, {"reasoning_effort": "high"},
   {"prompt_cache_key": 5}, {"safety_identifier": "a" * 257},
   {"moderation": {}}, {"metadata": {"a": 1}}, {"store": "yes"},
-  {"service_tier": "fast"}, {"prompt_cache_retention": "1h"},
+  {"service_tier": 5}, {"prompt_cache_retention": 24},
+  {"prompt_cache_options": "30m"},
 ]
 TOKENS = [
   {"tokens": "a"}, {"tokens": [-1]}, {"tokens": [1.5]}, {"tokens": None},

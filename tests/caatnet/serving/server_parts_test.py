@@ -7,8 +7,10 @@ import json
 import math
 import socket
 import types
+import typing
 
 import numpy as np
+from openai.types.chat import completion_create_params as openai_fields
 from prometheus_client.parser import text_string_to_metric_families
 import pytest
 from starlette.requests import Request as HttpRequest
@@ -465,16 +467,25 @@ def chat(**more):
   )
 
 
+def official(name):
+  """Returns the values of a field in the types of OpenAI's client."""
+  hints = typing.get_type_hints(openai_fields.CompletionCreateParamsBase)
+  return {
+    value for part in typing.get_args(hints[name])
+    for value in typing.get_args(part)
+  }
+
+
 @pytest.mark.parametrize(("name", "good", "bad"), [
   ("metadata", ({}, None, {"a" * 64: "b" * 512}, dict.fromkeys("abc", "")),
    ([], {"a": 1}, {"a" * 65: ""}, {"a": "b" * 513},
     {str(i): "" for i in range(17)})),
   ("store", (True, False, None), (1, "yes")),
-  ("service_tier", ("auto", "default", "flex", "scale", "priority"),
-   ("fast", 1)),
+  ("service_tier", official("service_tier"), (1,)),
   ("prompt_cache_key", ("", "a"), (5,)),
-  ("prompt_cache_retention", ("in_memory", "24h"), ("1h", 24)),
-  ("safety_identifier", ("a",), (5, "x" * 257)),
+  ("prompt_cache_options", ({"mode": "explicit", "ttl": "30m"},), ("30m",)),
+  ("prompt_cache_retention", official("prompt_cache_retention"), (24,)),
+  ("safety_identifier", ("a" * 128,), (5, "x" * 257)),
 ])
 def test_official_fields_without_effect_are_checked(name, good, bad):
   for value in good:

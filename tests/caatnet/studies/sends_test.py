@@ -227,14 +227,14 @@ def test_measured_times_have_source_lines(file, tmp_path, capsys):
   render.show(report.report(readings, measured))
   shown = capsys.readouterr().out
   assert "transfer ms" in shown
-  assert "no event" not in shown
+  assert "no complete event" not in shown
   # A collective without events, as in a GPU's command buffer, is named.
   missing = {name: [] for name in measured}
   (found,) = report.result(readings, missing).values()
   (name,) = {e.instruction for e in readings[f"{file}:whole"].executed}
   assert found["not_measured"] == [name]
   render.show(report.report(readings, missing))
-  assert "1 collectives have no event of their own" in capsys.readouterr().out
+  assert f"no complete event of {name}, in all of 1" in capsys.readouterr().out
   with pytest.raises(ValueError, match=r"no file \*\.xplane\.pb"):
     foreign.measured(readings, str(tmp_path / "other"))
 

@@ -136,17 +136,16 @@ def test_offloaded_moments_cross_the_host_link_twice(scheme):
   assert faster.offload == pytest.approx(found.offload / 2)
   # Half of the bytes move in each direction, at its own rate.
   host = HOSTS["dgx-h100"]
-  for way, rate in (("read", host.to_device), ("write", host.from_device)):
-    slow = getattr(host.device_link, way).model_copy(
-      update={"value": rate / 5}
-    )
+  rate = host.device_link.read
+  slow = rate.model_copy(update={"value": rate.value / 5})
+  for way in ("read", "write"):
     link = host.device_link.model_copy(update={way: slow})
-    uneven = predict(c, host=host.model_copy(update={"device_link": link}))
-    assert uneven.offload == pytest.approx(faster.offload * (1 + 5) / 2)
-  # A plan's host is not symmetric: each direction has the rate of its name.
-  slow = host.device_link.model_copy(update={"write": slow})
-  host = host.model_copy(update={"device_link": slow})
-  assert host.to_device == pytest.approx(5 * host.from_device)
+    uneven = host.model_copy(update={"device_link": link})
+    rates = {"read": uneven.to_device, "write": uneven.from_device}
+    assert rates.pop(way) == pytest.approx(slow.value)
+    assert list(rates.values()) == pytest.approx([rate.value])
+    found = predict(c, host=uneven)
+    assert found.offload == pytest.approx(faster.offload * (1 + 5) / 2)
 
 
 TABLE = pairwise.rows(
