@@ -50,8 +50,10 @@ def check(tasks: Sequence[str], limit: float | None) -> None:
   Raises:
     FileNotFoundError: A .yaml file is missing.
     ValueError: The harness is not installed (the message contains the command
-      to install it), or the limit leaves no document.
+      to install it), a task has no name, or the limit leaves no document.
   """
+  if "" in tasks:
+    raise ValueError(f"--tasks={','.join(tasks)} has an empty name")
   for file in _files(tasks):
     if not os.path.isfile(file):
       raise FileNotFoundError(f"--tasks={file}: no such file")
