@@ -39,7 +39,7 @@ import numpy as np
 
 from parallel.base.checks import known
 from parallel.peers.membership.messages import Id
-from parallel.peers.ring.link_operations import END, Operation
+from parallel.peers.ring.link_operations import END, LinkOperation
 from parallel.peers.transport.frames import HEADER_BYTES, FrameError, Header
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.transfers import Agreement
@@ -54,7 +54,7 @@ _PIECE = 1 << 15
 _PART, _WHOLE = 0, 1  # slots: contributions or partial sums, and final sums
 
 
-class Sum(Operation):
+class Sum(LinkOperation):
   """Sum in progress; `result` waits for it."""
 
   def __init__(
@@ -285,7 +285,7 @@ class Ring(Sum):
     return None
 
 
-class Gather(Operation):
+class Gather(LinkOperation):
   """Gather of bytes in progress; `result` waits for it."""
 
   def __init__(

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from parallel.peers.exchange import Exchange
+from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership.messages import Reduce
 from parallel.peers.ring import bandwidth
 from parallel.peers.ring.bandwidth import Rings
@@ -173,7 +173,7 @@ def test_ring_is_reordered_when_another_link_becomes_slow(
     number = 0
 
     def exchange(i):
-      there = Exchange(
+      there = RoundExchange(
         links[i], Reduce(1, number, tuple(names)), 1.0, (), rings[i]
       )
       return there.algorithm(xs[i].nbytes), there.sum(xs[i], "ring")
