@@ -92,9 +92,9 @@ class Tolerance(_Model):
 
 
 EXACT = Tolerance()
-# Of predictions without a tolerance of their own. With rates that are fitted to
-# the same machine, our step model has a median error of 6.3% on measured steps
-# (results/calibration.json), and published figures have two or three digits.
+# Of predictions without a tolerance of their own. With rates and a correction
+# fitted to the same machine, our step model has a median error of 6.3% on
+# measured steps (results/calibration.json); figures have two or three digits.
 PREDICTED = Tolerance(relative=0.1)
 
 

@@ -13,6 +13,11 @@ A file contains one object:
     latency_s            seconds, a list of rows, or one number for all pairs
     residuals            optional: log(measured / predicted) of step times, for
                          the intervals of `launch.compile`
+    family               optional: values of keys of the config in the programs
+                         of the residuals, as {"parallel.tensor": [1, 4]}
+    widening             optional: for other programs, logarithm of the factor
+                         by which both ends of the interval move, for each key;
+                         without it the interval is infinite
 
 Rows of both matrices are senders, columns are receivers.
 
@@ -29,8 +34,9 @@ Example:
 
 from collections.abc import Mapping
 import json
+import math
 import pathlib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -45,6 +51,9 @@ MAX_RATE = schema.MAX_RATE
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
 _Rates = list[list[schema.AnyRate | None]]
 _Times = list[list[schema.AnySeconds | None]]
+_Values = Annotated[
+  list[schema.either(text=str, number=float)], schema.Field(min_length=1)
+]
 
 
 class _Device(schema.Schema):
@@ -66,6 +75,8 @@ class _File(schema.Schema):
   bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
   latency_s: schema.either(number=schema.AnySeconds, other=_Times)
   residuals: list[schema.LogRatio] = schema.Field(default_factory=list)
+  family: dict[str, _Values] = schema.Field(default_factory=dict)
+  widening: schema.NotNegative = math.inf
 
 
 def cluster(text: str) -> LinkMatrix:
@@ -144,7 +155,8 @@ def _made(found: _File) -> LinkMatrix:
     matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
   return LinkMatrix(
     found.name, _device(found.device), tuple(nodes.tolist()), *matrices,
-    found.source, found.mark, tuple(found.residuals),
+    found.source, found.mark, tuple(found.residuals), found.family,
+    found.widening,
   )
 
 
@@ -192,6 +204,10 @@ def to_json(links: LinkMatrix) -> str:
   }
   if links.residuals:
     head["residuals"] = list(links.residuals)
+    if links.family:
+      head["family"] = dict(links.family)
+    if links.widening < math.inf:
+      head["widening"] = links.widening
   lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
   for key in ("bandwidth", "latency_s"):
     rows = ",\n".join(

@@ -21,7 +21,7 @@ Example:
   [450.0, 50.0]
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 import math
@@ -58,6 +58,9 @@ class LinkMatrix:
     residuals: log(measured / predicted) of step times of compiled programs that
       the rates were not fitted to (`parallel.ledger.conformal`); () if there
       are none.
+    family: Values by key of the programs of the residuals.
+    widening: Logarithm of the factor by which the ends of an interval move for
+      each key by which a program is outside of the family.
 
   Raises:
     ValueError: There are too many devices, a matrix has a wrong shape, or a
@@ -72,6 +75,10 @@ class LinkMatrix:
   source: str
   mark: str
   residuals: tuple[float, ...] = ()
+  family: Mapping[str, Sequence[str | float]] = dataclasses.field(
+    default_factory=dict
+  )
+  widening: float = math.inf
 
   def __post_init__(self) -> None:
     n = len(self.nodes)
