@@ -355,7 +355,7 @@ def coverage(
     values: `features` of each.
   """
   contained = [row["contained"] for row in rows]
-  groups = {"": {"all": (sum(contained), len(contained))}}
+  groups = {"-": {"all": (sum(contained), len(contained))}}
   return [
     {"key": key, "intervals": "; ".join(
       f"{value}: {inside} of {tested}"

@@ -124,7 +124,7 @@ def test_stored_calibration_has_its_family_and_the_documented_coverage():
   rows, family = found["rows"], found["family"]
   values = calibration.features(config_of.get_config(), rows)
   groups = dict(r.values() for r in calibration.coverage(rows, values))
-  assert groups[""] == "all: 85 of 100"
+  assert groups["-"] == "all: 85 of 100"
   assert groups["parallel.tensor"].endswith("8: 2 of 5")
   residuals = [math.log(r["measured_s"] / r["predicted_s"]) for r in rows]
   assert found["widening"] == conformal.widening(values, residuals)
@@ -186,7 +186,7 @@ def test_tables_show_rates_and_intervals(capsys):
     ["other", "1", "-", "-", "75.0%", "0.0%"],
     ["a", "1.0, 2.0, 4.0", "3.1", "yes"],
     ["b", "1.0, 2.0, 4.0", "5.0", "no"],
-    ["", "all: 1 of 2"], ["tensor", "1: 1 of 1; 2: 0 of 1"],
+    ["-", "all: 1 of 2"], ["tensor", "1: 1 of 1; 2: 0 of 1"],
   ]
   assert "of the median 10.0%, P95 20.0%; intervals contain 50%" in printed
   assert "spread of repeated measurements 3.0%, P95 4.0%" in printed
