@@ -123,14 +123,12 @@ class Criterion(Tolerance):
     neutral: Value that means no effect: 1 for a speedup. The relative tolerance
       is a share of the published effect, and "equal" needs effects of the same
       sign, whatever the tolerance.
-    why: Reason of a tolerance that is not the default one of a prediction.
   """
 
   name: str = ""
   number: float | None = None
   relation: Relation = "equal"
   neutral: float = 0.0
-  why: str = ""
 
   def slack(self, bound: float, default: Tolerance = EXACT) -> float:
     """Returns the tolerance of a bound, or the default one, in its unit."""

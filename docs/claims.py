@@ -223,10 +223,9 @@ def _compared(claim: Claim) -> str:
     relation = "" if criterion.relation == "equal" else criterion.relation + " "
     effects = (float(values) - criterion.neutral, bound - criterion.neutral)
     opposite = not holds and effects[0] * effects[1] < 0
-    why = f" ({criterion.why})" if criterion.why else ""
     words.append(
       f"`{name}` {values:.4g}, published {relation}{bound:g}, tolerance "
-      f"{slack:.2g}{why}: {'within' if holds else 'outside'}"
+      f"{slack:.2g}: {'within' if holds else 'outside'}"
       f"{', opposite sign' if opposite else ''}"
     )
   fitted = [f"`{n}`" for n, e in claim.expected.items() if e.fitted_to]

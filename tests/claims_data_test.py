@@ -90,18 +90,9 @@ def test_predictions_have_the_verdict_of_their_numbers():
         assert not has_values or verdict != "predicted, no figure", claim
   assert found == {c.number: c.verdict() for c in ALL if c.verdict() in MODELS}
   assert {*found.values()} == MODELS
-
-
-@pytest.mark.quick
-def test_known_misses_and_fits_are_named():
-  verdicts = {c.number: c.verdict() for c in ALL}
-  for number in (
-    "9.5", "12.1", "14.3", "16.1", "16.2", "16.4", "16.5", "16.6", "16.7",
-    "17.1", "17.2", "17.3", "17.4",
-  ):
-    assert verdicts[number] == "predicted, misses"
-  for number in ("15.3", "15.4", "16.8"):
-    assert verdicts[number] == "fitted to the figure"
+  assert {found[n] for n in ("5.8", "9.5", "16.4", "17.1", "17.4")} == {
+    "predicted, misses"
+  }
   page = " ".join(claims.page().split())
   assert "0.8764, published 1.71, tolerance 0.071: outside, opposite" in page
 

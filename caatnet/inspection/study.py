@@ -160,7 +160,7 @@ def schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
 def features(
   config: Mapping[str, Any], target: str, devices: int
 ) -> dict[str, str | float]:
-  """Returns the values that tell whether a step is of a calibration's family.
+  """Returns what tells whether a run's step is of a calibration's family.
 
   Args:
     config: The run's config as plain data.
@@ -179,13 +179,7 @@ def features(
 def interval(
   step_s: float, links: LinkMatrix, values: Mapping[str, str | float]
 ) -> dict[str, Any]:
-  """Returns the interval of a step, and by what it is outside of its family.
-
-  Args:
-    step_s: Predicted seconds.
-    links: Rates with residuals and their family.
-    values: `features` of the step.
-  """
+  """Returns the interval of a predicted step, and why it is widened, if so."""
   outside = conformal.outside(links.family, values)
   wider = links.widening * len(outside) if outside else 0.0
   return {"outside": outside, "interval": conformal.interval(

@@ -7,11 +7,9 @@ contains the new step's time with at least the given probability, whatever the
 distribution of the errors is. Both ends are separate quantiles, since errors of
 a roofline are not symmetric. Too few residuals give an infinite interval.
 
-The probability is a mean over such steps: it can be lower for a group of them
-(`by_group`), and nothing is known about steps of other kinds. So the residuals
-have a family, the values of named keys that their programs have, and the
-interval of a program outside of it is widened by what programs needed that were
-predicted without any residual of their group (`widening`).
+The probability is a mean over such steps, and can be lower for a group of them.
+So residuals have a family, the values of named keys of their programs, and the
+interval of a program outside of it is widened (`widening`).
 
 Source: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World",
 2005; Lei et al., "Distribution-Free Predictive Inference for Regression", JASA
@@ -142,24 +140,6 @@ def outside(known: Family, program: Mapping[str, Value]) -> list[str]:
   return found
 
 
-def by_group(
-  programs: Sequence[Mapping[str, Value]], contained: Sequence[bool]
-) -> dict[str, dict[Value, tuple[int, int]]]:
-  """Returns conditional coverage: key -> value -> intervals that contain, all.
-
-  Keys with the same value in all programs are left out.
-  """
-  found = {}
-  for key, values in family(programs).items():
-    some = {
-      value: [c for p, c in zip(programs, contained, strict=True)
-              if p[key] == value] for value in values
-    }
-    if len(values) > 1:
-      found[key] = {v: (sum(cs), len(cs)) for v, cs in some.items()}
-  return found
-
-
 def widening(
   programs: Sequence[Mapping[str, Value]], residuals: Sequence[float],
   coverage: float = COVERAGE,
@@ -169,15 +149,13 @@ def widening(
   Each group, a text or the least or the greatest number of a key, is predicted
   by the residuals of all other programs. The result is the largest distance to
   their interval, in logarithms, within which the share ``coverage`` of a group
-  lies; of a small group all. It is infinite if no key varies, or if too few
-  programs remain.
+  lies (all of a small one); infinite if no key varies, or too few remain.
   """
   needed = []
   for key, values in family(programs).items():
-    if len(values) == 1:
-      continue
-    ends = {values[0], values[-1]}
-    for value in values if isinstance(values[0], str) else ends:
+    is_text = isinstance(values[0], str)
+    groups = values if is_text else sorted({values[0], values[-1]})
+    for value in groups if len(values) > 1 else ():
       own, others = (
         [r for p, r in zip(programs, residuals, strict=True)
          if (p[key] == value) == is_own] for is_own in (True, False)

@@ -68,15 +68,14 @@ def run(config: Any) -> dict[str, Any]:
     kept.get([text, index], lambda i=index: _row(config, measured, i))
     for index in timing.progress(range(count), "configurations")
   ]
-  values = features(config, rows)
-  result = judged(rows, options.held_out, values)
+  result = judged(rows, options.held_out, features(config, rows))
   links = dataclasses.replace(links, residuals=tuple(result["residuals"]), **{
     key: result[key] for key in ("family", "widening")
   })
   if options.cluster:
     files.replace(pathlib.Path(options.cluster), cluster_files.to_json(links))
   _show_fit(fitted["fit"])
-  show(result, values[options.held_out:])
+  show(result)
   return {
     "benchmark": "calibration", "environment": setup.one_device(),
     "fit": fitted["fit"], "cluster": fitted["cluster"], **result,
@@ -111,7 +110,7 @@ def judged(
 
   Returns:
     ``residuals`` and their ``family``, the other ``rows`` with ``interval``,
-    which is not widened, ``widening`` by these rows, and ``summary``: over
+    not widened, their ``widening`` and ``coverage``, and ``summary``: over
     these rows, median and 95th percentile of |median / measured - 1|, share of
     intervals that contain the measured time, and of |block / measured - 1|.
   """
@@ -134,7 +133,8 @@ def judged(
   return {
     "residuals": residuals, "family": conformal.family(values[:held_out]),
     "widening": conformal.widening(values[held_out:], errors_of[held_out:]),
-    "rows": found, "summary": {
+    "rows": found, "coverage": coverage(found, values[held_out:]),
+    "summary": {
       "contained": float(np.mean(contained)), "tested": len(found),
       **{
         f"{name}_{key}": float(np.quantile(values, quantile))
@@ -348,32 +348,21 @@ def _show_fit(fit: Sequence[Mapping[str, Any]]) -> None:
 def coverage(
   rows: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, str]]:
-  """Returns how many intervals contain the measured time, per group.
-
-  Args:
-    rows: Rows of `judged`.
-    values: `features` of each.
-  """
-  contained = [row["contained"] for row in rows]
-  groups = {"-": {"all": (sum(contained), len(contained))}}
-  return [
-    {"key": key, "intervals": "; ".join(
-      f"{value}: {inside} of {tested}"
-      for value, (inside, tested) in found.items()
-    )}
-    for key, found in (groups | conformal.by_group(values, contained)).items()
-  ]
+  """Returns how many intervals of `judged` contain the time, per group."""
+  found = []
+  for key, seen in conformal.family(values).items():
+    parts = []
+    for value in seen:
+      inside = [row["contained"] for row, own in zip(rows, values, strict=True)
+                if own[key] == value]
+      parts.append(f"{value}: {sum(inside)} of {len(inside)}")
+    if len(seen) > 1:
+      found.append({"key": key, "intervals": "; ".join(parts)})
+  return found
 
 
-def show(
-  result: Mapping[str, Any], values: Sequence[Mapping[str, Any]]
-) -> None:
-  """Prints the rows of `judged`, their coverage and their summary.
-
-  Args:
-    result: Result of `judged`.
-    values: `features` of its rows.
-  """
+def show(result: Mapping[str, Any]) -> None:
+  """Prints the rows of `judged`, their coverage and their summary."""
   tables.table(
     "configurations that no rate was fitted to, ms",
     "configuration | interval/1e-3:.1f=predicted: 5%, 50%, 95% | "
@@ -381,7 +370,7 @@ def show(
   )
   tables.table(
     "coverage", "key | intervals=intervals that contain the time",
-    coverage(result["rows"], values),
+    result["coverage"],
   )
   s = result["summary"]
   print(

@@ -98,13 +98,6 @@ def test_family_contains_its_programs_and_nothing_beyond(programs, ranks):
   assert len(conformal.outside(family, {"ranks": 99, "scheme": "zero9"})) == 2
   assert len(conformal.outside(family, {})) == 2  # keys that it does not have
   assert conformal.outside({}, programs[0]) != []
-  groups = conformal.by_group(programs, [p["ranks"] < 3 for p in programs])
-  for key, found in groups.items():
-    assert sum(n for _, n in found.values()) == len(programs), key
-  assert groups.get("ranks", {}) == {
-    r: (seen.count(r) * (r < 3), seen.count(r)) for r in {*seen}
-    if len({*seen}) > 1
-  }
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, -0.3])
