@@ -254,7 +254,7 @@ class Claim(_Model):
     reads: Keys of all expected numbers that are read from a file; a number's
       own keys take precedence.
     expected: Named numbers.
-    judgement: Verdict, or "computed".
+    judgement: "computed" or "predicted", or the verdict.
     checks: Entries in log/ on those checks of the ledger (docs/ledger.md) that
       support a prediction, for claims that are predicted.
     reproduced_if: Whether all criteria must hold, or any.
