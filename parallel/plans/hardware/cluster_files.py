@@ -16,6 +16,11 @@ A file contains one object:
     latency_s            seconds, a list of rows, or one number for all pairs
     residuals            optional: log(measured / predicted) of step times, for
                          the intervals of `launch.compile`
+    family               optional: values of keys of the config in the programs
+                         of the residuals, as {"parallel.tensor": [1, 4]}
+    widening             optional: for other programs, logarithm of the factor
+                         by which both ends of the interval move, for each key;
+                         without it the interval is infinite
 
 Rows of both matrices are senders, columns are receivers.
 
@@ -32,6 +37,7 @@ Example:
 
 from collections.abc import Mapping
 import json
+import math
 import pathlib
 from typing import Annotated, Any, Literal
 
@@ -53,6 +59,9 @@ MAX_RATE = schema.MAX_RATE
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
 _Rates = list[list[schema.AnyRate | None]]
 _Times = list[list[schema.AnySeconds | None]]
+_Values = Annotated[
+  list[schema.either(text=str, number=float)], schema.Field(min_length=1)
+]
 
 
 class _Device(schema.Schema):
@@ -81,6 +90,8 @@ class _File(schema.Schema):
   latency_s: schema.either(number=schema.AnySeconds, other=_Times)
   residuals: list[schema.LogRatio] = schema.Field(default_factory=list)
   others: list[_Others] = schema.Field(default_factory=list)
+  family: dict[str, _Values] = schema.Field(default_factory=dict)
+  widening: schema.NotNegative = math.inf
 
 
 def cluster(text: str) -> LinkMatrix:
@@ -188,7 +199,8 @@ def _made(found: _File) -> LinkMatrix:
       devices[index] = other
   return LinkMatrix(
     found.name, device, tuple(nodes.tolist()), *matrices,
-    found.source, found.mark, tuple(found.residuals), tuple(devices),
+    found.source, found.mark, tuple(found.residuals), found.family,
+    found.widening, tuple(devices),
   )
 
 
@@ -239,6 +251,10 @@ def to_json(links: LinkMatrix) -> str:
     ]
   if links.residuals:
     head["residuals"] = list(links.residuals)
+    if links.family:
+      head["family"] = dict(links.family)
+    if links.widening < math.inf:
+      head["widening"] = links.widening
   lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
   for key in ("bandwidth", "latency_s"):
     rows = ",\n".join(

@@ -76,6 +76,9 @@ class LinkMatrix:
     residuals: log(measured / predicted) of step times of compiled programs that
       the rates were not fitted to (`parallel.ledger.conformal`); () if there
       are none.
+    family: Values by key of the programs of the residuals.
+    widening: Logarithm of the factor by which the ends of an interval move for
+      each key by which a program is outside of the family.
     devices: Type of each device, ``[N]``, if there are several; () if all are
       `device`.
 
@@ -92,6 +95,10 @@ class LinkMatrix:
   source: str
   mark: str
   residuals: tuple[float, ...] = ()
+  family: Mapping[str, Sequence[str | float]] = dataclasses.field(
+    default_factory=dict
+  )
+  widening: float = math.inf
   devices: tuple[Device, ...] = ()
 
   def __post_init__(self) -> None:

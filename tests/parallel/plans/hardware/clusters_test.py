@@ -215,6 +215,8 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"device": DEVICE | {"flops": {}}}, "device.flops must have the rate"),
   ({"nodes": [10**9]}, "1,000,000,000 devices are more than 4,096"),
   ({"residuals": [101.0]}, r"residuals\[0\]=101.0 must be less than or equ"),
+  ({"family": {"a": []}}, "family.a must satisfy: list should have at least 1"),
+  ({"widening": -0.5}, "widening=-0.5 must be greater"),
   ({"residuals": [-101.0]}, r"residuals\[0\]=-101.0 must be greater than or"),
 ])
 def test_invalid_cluster_file_is_refused(tmp_path, changes, message):
@@ -230,8 +232,15 @@ def test_residuals_of_predictions_are_optional():
   assert cluster_files.from_json(given).residuals == ()
   links = cluster_files.from_json(given | {"residuals": [-0.25, 0.5]})
   assert links.residuals == (-0.25, 0.5)
-  again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
-  assert again.residuals == links.residuals
+  assert (links.family, links.widening) == ({}, math.inf)
+  family = {"parallel.tensor": [1.0, 4.0], "zero.scheme": ["ddp"]}
+  named = {"residuals": [0.5], "family": family, "widening": 0.25}
+  other = cluster_files.from_json(given | named)
+  assert other.family == family
+  for made in (links, other):
+    again = cluster_files.from_json(json.loads(cluster_files.to_json(made)))
+    for key in ("residuals", "family", "widening"):
+      assert getattr(again, key) == getattr(made, key)
 
 
 @pytest.mark.parametrize("key", _file())
