@@ -243,7 +243,7 @@ def rates(work: Sequence[InstructionWork]) -> Rates:
 
   Example:
     >>> true = Rates(2e10, 1e9, 1e-5)
-    >>> made = [Work(f, b, 0.0, 1) for f, b in (
+    >>> made = [InstructionWork(f, b, 0.0, 1) for f, b in (
     ...   (2e9, 1e6), (4e9, 1e6), (0.0, 1e6), (1e3, 4e6))]
     >>> found = rates([w._replace(seconds=true.seconds(w)) for w in made])
     >>> print(*(f"{x:.3g}" for x in found))

@@ -128,7 +128,7 @@ def memory(
 
     >>> from parallel.plans.zero.partition import Level, named
     >>> memory(named("zero3", [Level("gpu", 4)]), [Parameter(size=1000)])
-    Memory(stored=3000, weights=0, gradients=1000, secondary=0)
+    StateMemory(stored=3000, weights=0, gradients=1000, secondary=0)
   """
   lanes = lanes or {}
 

@@ -42,6 +42,6 @@ def test_needed_bytes_are_those_of_the_arrays(overrides, mesh, monkeypatch):
 
 def test_a_run_that_cannot_fit_leaves_no_folder(tmp_path):
   experiment = make("model.width=65536 model.ffn_width=262144")
-  with pytest.raises(ValueError, match="Use a smaller config.model"):
+  with pytest.raises(ValueError, match=r"Use a smaller config\.model"):
     loop.train(experiment, tmp_path / "run", quiet=True)
   assert not (tmp_path / "run").exists()
