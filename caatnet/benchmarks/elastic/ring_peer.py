@@ -1,6 +1,6 @@
 """Peers that `caatnet.benchmarks.elastic.ring` measures, one per process."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import socket
 import threading
 import time
@@ -55,18 +55,19 @@ class RingPeer:
       )
 
   def measure(self) -> list[Any]:
-    """Measures the links; returns rates and delays, see `bandwidth.Matrix`."""
+    """Measures the links; returns the fields of `bandwidth.Matrix`."""
     return [x.tolist() for x in bandwidth.measure(self.links, 1)]
 
   def sum(
-    self, order: str, block_bytes: int, ranks: list[str] | None = None
+    self, order: str, block_bytes: int, ranks: list[str] | None = None,
+    sites: Sequence[int] = (),
   ) -> dict[str, int]:
     """Sums all peers' arrays; returns the number of bytes sent."""
     before = self.links.traffic.sent.payload, self.links.traffic.sent.framing
     kernel = self.links.socket_bytes()
     link_collectives.all_reduce(
       self.links, 0, self.x, order=order, out=self.out,
-      block_bytes=block_bytes, ranks=ranks,
+      block_bytes=block_bytes, ranks=ranks, sites=sites,
     ).result(LIMIT_S)
     sent = self.links.traffic.sent
     return {

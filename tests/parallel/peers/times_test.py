@@ -137,9 +137,9 @@ def test_choice_by_measured_links_is_nearly_the_fastest(mbit, seed):
   links = Matrix(rates, delays + delays.T)
   measured = Matrix(np.zeros((m, m)), np.zeros((m, m)))
   for i, j in itertools.permutations(range(m), 2):
-    measured.rates[i, j], measured.delays[i, j] = bandwidth.probed(
-      Tcp(rates[i, j], links.delays[i, j]), lambda x: (x, x)
-    )
+    link = Tcp(rates[i, j], links.delays[i, j]), lambda x: (x, x)
+    measured.delays[i, j] = delay = bandwidth.delay_of(*link)
+    measured.rates[i, j] = bandwidth.rate_of(*link, delay)
   found = times.fastest(
     measured, nbytes, BLOCK_BYTES, bandwidth.ring_order(measured.rates)
   )
