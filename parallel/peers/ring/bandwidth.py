@@ -48,6 +48,9 @@ EXACT = 9  # largest number of peers with exhaustive search: 8! / 2 rings
 # A measurement takes at least this many times a message without data, so that
 # the delay of a link and TCP's slow start change its rate little.
 _TRIPS = 8
+# Messages of several pairs at once are repeated: one connection that is still in
+# slow start delays the last message.
+_AGAIN = 2
 # Measure again after `_IN_A_ROW` sums that were `_SLOWER` times slower than the
 # fastest one.
 _SLOWER, _IN_A_ROW = 2.0, 3
@@ -176,7 +179,7 @@ def measure(
     def use(pairs: Pairs, other: int, probe: _Probe) -> None:
       rates[other] = rate_of(
         probe.timed, probe.both, max(delays[pair] for pair in pairs), min_s,
-        max_bytes // len(pairs),
+        max_bytes // len(pairs), _AGAIN if len(pairs) > 1 else 0,
       )
     return use
 
@@ -216,7 +219,8 @@ def _matrix(
     site: Site of each peer, ``[M]``.
     alone: Rates of single pairs, ``[M, M]``, 0 where not measured: between two
       sites each peer is in one pair or more.
-    at_once: Rates of pairs of two sites that were measured at once.
+    at_once: Rates of pairs of two sites that were measured at once, by the
+      time of the slowest one.
   """
   num = site.max() + 1
   rates, shared = alone.copy(), np.full((num, num), np.inf)
@@ -228,9 +232,7 @@ def _matrix(
     rates[part] = np.where(there > 0, there, ends)
     used = several > 0
     if several.sum() < _SHARED * there[used].sum():
-      # All have ended when the slowest one has; one alone shows a lower bound.
-      total = used.sum() * several[used].min()
-      shared[s, t] = max(total, there.max())
+      shared[s, t] = several.sum()
   return Matrix(rates, delays, site, shared)
 
 
@@ -246,14 +248,17 @@ class _Probe:
         links, tag, data, ranks=ranks
       ).result(limit_s)
 
+    self._end = pair.index(links.me)
     # Tags differ, since a peer may be ahead of those of other pairs.
     self._exchange = lambda data: gather(tag, data, pair)
     self._meet = lambda data: gather(tag + 2, data, group)
 
   def both(self, seconds: float) -> list[float]:
-    """Returns the times of all peers that measure together."""
-    times = self._meet(np.array([seconds]))
-    return [float(np.frombuffer(t)[0]) for t in times]
+    """Returns the longest times of both ends of all pairs, this end first."""
+    times = [float(np.frombuffer(t)[0]) for t in self._meet(
+      np.array([seconds])
+    )]
+    return [max(times[self._end :: 2]), max(times[1 - self._end :: 2])]
 
   def timed(self, size: int) -> float:
     """Exchanges messages of some bytes with the partner; returns seconds."""
@@ -272,7 +277,7 @@ def delay_of(timed: Timed, both: Both) -> float:
 
   Args:
     timed: Exchanges messages of some bytes with the partner; returns seconds.
-    both: Returns both partners' times from this peer's.
+    both: Returns both ends' times from this peer's, its own end first.
   """
   # A partner that starts later by some time measures a delay that is shorter by
   # it.
@@ -282,17 +287,19 @@ def delay_of(timed: Timed, both: Both) -> float:
 
 def rate_of(
   timed: Timed, both: Both, delay_s: float, min_s: float = 0.05,
-  max_bytes: int = 1 << 26,
+  max_bytes: int = 1 << 26, again: int = 0,
 ) -> float:
   """Measures a link by messages of growing sizes.
 
   Args:
     timed: Exchanges messages of some bytes with the partner; returns seconds.
-    both: Returns the times of all peers that measure together.
+    both: Returns both ends' times, as for `delay_of`.
     delay_s: Delay of the link, which is no part of its rate; equal on all
       peers that measure together.
     min_s: Minimum duration in seconds, longer on links with a long delay.
     max_bytes: Maximum size of a message in bytes.
+    again: Number of repetitions of the last and longest message, of which the
+      fastest one counts.
 
   Returns:
     Bytes per second.
@@ -301,13 +308,17 @@ def rate_of(
   # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
-    seconds = timed(size)
     # All stop at the same size.
-    longest = max(both(seconds))
+    found = both(timed(size))
+    longest = max(found)
     if longest >= enough_s or 2 * size > max_bytes:
+      times = [found[0]] + [both(timed(size))[0] for _ in range(again)]
+      seconds = min(times)
       # This peer's incoming rate; half of the time is the least that is left.
       return size / max(seconds - delay_s, seconds / 2)
-    size *= 4 if 8 * longest < enough_s and 4 * size <= max_bytes else 2
+    size *= 4 if (
+      8 * (longest - delay_s) < enough_s and 4 * size <= max_bytes
+    ) else 2
 
 
 class Algorithm(NamedTuple):

@@ -98,8 +98,10 @@ def _rates(
   pair = links.site[sources] * num_sites + links.site[targets]  # [P, M]
   used = np.zeros((len(pair), num_sites**2))
   np.add.at(used, (np.arange(len(pair))[:, None], pair), sources >= 0)
-  used = np.maximum(np.take_along_axis(used, pair, axis=1), 1)
-  return np.minimum(rates, links.shared.reshape(-1)[pair] / used)
+  used = np.take_along_axis(used, pair, axis=1)  # [P, M]
+  return np.minimum(rates, np.where(
+    used > 1, links.shared.reshape(-1)[pair] / np.maximum(used, 1), np.inf
+  ))
 
 
 def _blocks(nbytes: float, num_ranks: int, block_bytes: int) -> tuple[
@@ -270,11 +272,11 @@ def fastest_ring(
     found = turned
 
 
-def fastest(
+def choices(
   links: Matrix, nbytes: float, block_bytes: int,
   start: tuple[int, ...] | None = None,
-) -> RingChoice:
-  """Returns the algorithm of a sum with the smallest modelled time.
+) -> list[RingChoice]:
+  """Returns the algorithms of a sum, with the fastest one of all rings.
 
   Args:
     links: Links of M ranks.
@@ -290,16 +292,22 @@ def fastest(
     RingChoice("direct", plain, direct_seconds(links, nbytes, block_bytes)),
   ]
   if links.site is not None and len(set(links.site)) > 1:
-    found.append(by_sites(links, nbytes, block_bytes))
-  return min(found, key=lambda choice: choice.seconds)
+    ranks = np.argsort(links.site, kind="stable")
+    sites = tuple(np.bincount(links.site).tolist())
+    seconds = direct_seconds(links._replace(
+      rates=links.rates[np.ix_(ranks, ranks)],
+      delays=links.delays[np.ix_(ranks, ranks)], site=links.site[ranks],
+    ), nbytes, block_bytes, sites)
+    found.append(RingChoice("sites", tuple(ranks.tolist()), seconds, sites))
+  return found
 
 
-def by_sites(links: Matrix, nbytes: float, block_bytes: int) -> RingChoice:
-  """Returns the sum that adds inside sites first; see `fastest`."""
-  ranks = np.argsort(links.site, kind="stable")
-  sizes = tuple(int(n) for n in np.bincount(links.site))
-  seconds = direct_seconds(links._replace(
-    rates=links.rates[np.ix_(ranks, ranks)],
-    delays=links.delays[np.ix_(ranks, ranks)], site=links.site[ranks],
-  ), nbytes, block_bytes, sizes)
-  return RingChoice("sites", tuple(int(r) for r in ranks), seconds, sizes)
+def fastest(
+  links: Matrix, nbytes: float, block_bytes: int,
+  start: tuple[int, ...] | None = None,
+) -> RingChoice:
+  """Returns the algorithm of `choices` with the smallest modelled time."""
+  return min(
+    choices(links, nbytes, block_bytes, start),
+    key=lambda choice: choice.seconds,
+  )
