@@ -17,7 +17,7 @@ kernel's buffers (net.ipv4.tcp_wmem), which are less than the bandwidth-delay
 product of a long link. `ring.py:links` measures only these, in two minutes.
 
 `ring.py:sites` measures the links of peers in two sites that share a link, and
-compares all algorithms of a sum with their modelled times, in three minutes.
+compares all algorithms of a sum with their modelled times, in eight minutes.
 
 Aim: an all-reduce takes at most 1 / 0.8 of the time of the raw streams.
 `ring.py:test` takes seconds.

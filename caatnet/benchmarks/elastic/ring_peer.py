@@ -77,7 +77,9 @@ class RingPeer:
 
   def received(self) -> dict[str, int]:
     """Returns the bytes that the kernel has received from each peer."""
-    return {peer: self.links.socket_bytes({peer}) for peer in self.links.members}
+    return {
+      peer: self.links.socket_bytes({peer}) for peer in self.links.members
+    }
 
   def several(self, count: int, block_bytes: int) -> None:
     """Sums in ``count`` concurrent operations, each on a part of the array."""

@@ -48,8 +48,8 @@ EXACT = 9  # largest number of peers with exhaustive search: 8! / 2 rings
 # A measurement takes at least this many times a message without data, so that
 # the delay of a link and TCP's slow start change its rate little.
 _TRIPS = 8
-# Messages of several pairs at once are repeated: one connection that is still in
-# slow start delays the last message.
+# Messages of several pairs at once are repeated: a connection that is still in
+# slow start delays the last one.
 _AGAIN = 2
 # Measure again after `_IN_A_ROW` sums that were `_SLOWER` times slower than the
 # fastest one.

@@ -178,7 +178,7 @@ def test_mismatched_operations_are_reported():
 @pytest.mark.parametrize(
   ("order", "accident"),
   [("direct", signal.SIGKILL), ("ring", signal.SIGKILL),
-   ("ring", signal.SIGSTOP)],
+   ("sites", signal.SIGKILL), ("ring", signal.SIGSTOP)],
 )
 def test_peer_failure_during_an_operation_reaches_all_members(order, accident):
   """A killed process breaks its connections; a stopped one is silent."""
