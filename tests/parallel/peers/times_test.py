@@ -108,17 +108,23 @@ def test_time_of_a_sum_by_sites_is_that_of_a_simulation(sites, blocks):
     ))
 
 
-@pytest.mark.parametrize("sites", [(2, 2), (3, 3), (1, 4), (2, 2, 1)], ids=str)
+@pytest.mark.parametrize("sites", [(2, 2), (3, 3), (2, 2, 1)], ids=str)
 def test_shared_link_is_never_faster_and_carries_all_bytes(sites):
   """Counts the bytes of each algorithm that cross between two sites."""
   m, nbytes = sum(sites), 1000.0
-  for seed in range(20):
+  for seed in range(8):
     rng = np.random.default_rng(seed)
     site = rng.permutation(np.repeat(np.arange(len(sites)), sites))
     capacity = rng.uniform(1, 40, (len(sites),) * 2)
     np.fill_diagonal(capacity, np.inf)
     links = _links(seed, m)._replace(site=site, shared=capacity)
-    # A second link of the same rate for each flow: as if not shared.
+    # In every ring: blocks that are late may pass others.
+    orders = np.array([*itertools.permutations(range(m))])
+    assert (
+      times.ring_seconds(links, orders, nbytes, 100)
+      >= times.ring_seconds(links.separate(), orders, nbytes, 100) - 1e-9
+    ).all()
+    # A link that is wide enough is as if not shared.
     wide = links._replace(shared=np.full_like(capacity, np.inf))
     for choice, wider, separate in zip(*(
       times.choices(x, nbytes, 100) for x in (links, wide, links.separate())
