@@ -1,7 +1,7 @@
 """Exchange between the contributors of a round, as user code sees it.
 
 All contributors call the same function on the same shared state, and exchange
-their contributions through an `Exchange`, in the same order of calls. The
+their contributions through an `RoundExchange`, in the same order of calls. The
 function returns the next shared state, which must be identical on all
 contributors; results of the exchange are bitwise identical.
 """
@@ -26,7 +26,7 @@ _MAX_OPERATIONS = 1 << 20  # per round: a round's tags start at a multiple
 _TIMED_BYTES = 1 << 16  # smaller sums measure latency, not bandwidth
 
 
-class Exchange:
+class RoundExchange:
   """Collectives between the contributors of one attempt of a round.
 
   Attributes:
@@ -183,7 +183,7 @@ class Exchange:
 
 # Computes the next shared state from (exchange, current state, contribution).
 # It must modify neither input: after a failed attempt it is called again.
-Combine = Callable[[Exchange, State, Any], State]
+Combine = Callable[[RoundExchange, State, Any], State]
 
 
 class PeerContribution(NamedTuple):

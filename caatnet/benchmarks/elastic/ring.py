@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
-import itertools
 import os
 import pathlib
 import statistics
@@ -296,9 +295,10 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
 
 def _site_rows(options: Any) -> list[dict[str, Any]]:
   """Returns rows of all algorithms over links that two sites share."""
-  if not options.sites or not _may_shape():
-    return []
-  return [row for case in options.sites for row in _between(case, options)]
+  return [
+    row for case in options.sites if _may_shape()
+    for row in _between(case, options)
+  ]
 
 
 def _between(case: Any, options: Any) -> list[dict[str, Any]]:
@@ -317,7 +317,9 @@ def _between(case: Any, options: Any) -> list[dict[str, Any]]:
       links = times.Matrix(*map(np.array, measured.found[0]))
       start = bandwidth.ring_order(links.rates)
       candidates = times.choices(links, 4 * size, block, start)
-      separate = times.choices(links.separate(), 4 * size, block, start)
+      separate = times.choices(
+        links._replace(shared=None), 4 * size, block, start
+      )
 
       def sums(choice: times.RingChoice) -> list[float]:
         done = [peers.do("sum", lambda _: {
@@ -334,29 +336,32 @@ def _between(case: Any, options: Any) -> list[dict[str, Any]]:
       def crossing() -> int:
         """Returns the bytes that the second site has received."""
         names = [f"p{i}" for i in range(case["peers"])]
-        found = peers.do("received").found[case["peers"] :]
-        return sum(by[name] for by, name in itertools.product(found, names))
+        return sum(
+          by[name] for by in peers.do("received").found[case["peers"] :]
+          for name in names
+        )
 
-      crossed = []
+      crossed = {}
       for choice in candidates:
         before = crossing()
         sums(choice)
-        crossed.append((crossing() - before) // _IN_A_ROW)
+        crossed[choice.order] = (crossing() - before) // _IN_A_ROW
       taken = timing.in_turns(
         {c.order: lambda c=c: sums(c) for c in candidates},
         options.shaped_rounds, warm_up=0, label="two sites",
       )
-  chosen = times.fastest(links, 4 * size, block, start)
+  chosen = min(candidates, key=lambda choice: choice.seconds)
   rows = []
-  for choice, alone, count in zip(candidates, separate, crossed, strict=True):
-    last = [each[-1] for each in taken[choice.order]]
+  for choice, alone in zip(candidates, separate, strict=True):
+    seconds = taken[choice.order]
+    last = [each[-1] for each in seconds]
     rows.append({
       **case, "order": choice.order, "ranks": choice.ranks,
       "chosen": "yes" if choice == chosen else "",
       "separate_s": alone.seconds, "modelled_s": choice.seconds,
       "seconds": statistics.median(last), "fastest_s": min(last),
-      "slowest_s": max(last), "all": taken[choice.order],
-      "first_s": statistics.median(each[0] for each in taken[choice.order]),
-      "crossing": count, "measuring_s": measured.seconds,
+      "slowest_s": max(last), "all": seconds,
+      "first_s": statistics.median(each[0] for each in seconds),
+      "crossing": crossed[choice.order], "measuring_s": measured.seconds,
     })
   return rows

@@ -150,15 +150,21 @@ def measure(
   members = tuple(ranks or links.members)
   m, me = len(members), members.index(links.me)
 
-  def step(groups: Sequence[Pairs], use: Callable[..., None]) -> None:
-    """Calls ``use(pairs, partner, probe)`` with this peer's group of pairs."""
-    for pairs in groups:
-      for pair in pairs:
-        if me in pair:
-          use(pairs, pair[pair[0] == me], _Probe(
-            links, tag, limit_s, [members[i] for i in pair],
-            [members[i] for pair in pairs for i in pair],
-          ))
+  def step(groups: Sequence[Pairs], rates: np.ndarray | None = None) -> None:
+    """Measures delays, or rates, of each group of pairs together."""
+    for pairs, pair in ((g, p) for g in groups for p in g if me in p):
+      probe = _Probe(
+        links, tag, limit_s, [members[i] for i in pair],
+        [members[i] for p in pairs for i in p],
+      )
+      other = pair[pair[0] == me]  # index 1 if this peer is first
+      if rates is None:
+        mine[other] = delay_of(probe.timed, probe.both)
+      else:
+        rates[other] = rate_of(
+          probe.timed, probe.both, max(delays[p] for p in pairs), min_s,
+          max_bytes // len(pairs), _AGAIN if len(pairs) > 1 else 0,
+        )
     # Barrier: an empty gather, so that rounds do not overlap.
     link_collectives.gather(links, tag + 1, b"", ranks=members).result(limit_s)
 
@@ -170,42 +176,25 @@ def measure(
     return np.stack([np.frombuffer(row) for row in rows], axis=1)  # [M, M]
 
   mine, alone, at_once = np.zeros((3, m))
-
-  def delayed(pairs: Pairs, other: int, probe: _Probe) -> None:
-    del pairs
-    mine[other] = delay_of(probe.timed, probe.both)
-
-  def rated(rates: np.ndarray) -> Callable[..., None]:
-    def use(pairs: Pairs, other: int, probe: _Probe) -> None:
-      rates[other] = rate_of(
-        probe.timed, probe.both, max(delays[pair] for pair in pairs), min_s,
-        max_bytes // len(pairs), _AGAIN if len(pairs) > 1 else 0,
-      )
-    return use
-
   for pairs in rounds(m):
-    step([[pair] for pair in pairs], delayed)
+    step([[pair] for pair in pairs])
   delays = columns(mine)
   site = sites_of(delays)
   where = [np.flatnonzero(site == s).tolist() for s in range(site.max() + 1)]
   most = max(map(len, where))
   for pairs in rounds(most):  # inside all sites
     step([
-      [(peers[i], peers[j])]
-      for peers in where for i, j in pairs if j < len(peers)
-    ], rated(alone))
-  for sites in rounds(len(where)):
+      [(w[i], w[j])] for w in where for i, j in pairs if j < len(w)
+    ], alone)
+  for turn in rounds(len(where)):
+    sites = [(where[s], where[t]) for s, t in turn]
     for i in range(most):
       step([
-        [(a[i % len(a)], b[i % len(b)])]
-        for a, b in ((where[s], where[t]) for s, t in sites)
+        [(a[i % len(a)], b[i % len(b)])] for a, b in sites
         if i < max(len(a), len(b))
-      ], rated(alone))
-    if most > 1:
-      groups = [
-        list(zip(where[s], where[t], strict=False)) for s, t in sites
-      ]
-      step([pairs for pairs in groups if len(pairs) > 1], rated(at_once))
+      ], alone)
+    groups = [list(zip(a, b, strict=False)) for a, b in sites]
+    step([pairs for pairs in groups if len(pairs) > 1], at_once)
   return _matrix(delays, site, columns(alone), columns(at_once))
 
 
@@ -237,7 +226,7 @@ def _matrix(
 
 
 class _Probe:
-  """Messages between this peer and a partner, while other pairs do the same."""
+  """Messages between a pair's peers, while other pairs exchange some, too."""
 
   def __init__(
     self, links: Links, tag: int, limit_s: float, pair: Sequence[Id],

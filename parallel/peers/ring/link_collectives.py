@@ -45,7 +45,7 @@ import numpy as np
 
 from parallel.base.checks import known
 from parallel.peers.membership.messages import Id
-from parallel.peers.ring.link_operations import END, Operation
+from parallel.peers.ring.link_operations import END, LinkOperation
 from parallel.peers.transport.frames import HEADER_BYTES, FrameError, Header
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.transfers import Agreement
@@ -61,7 +61,7 @@ _PIECE = 1 << 15
 _PART, _WHOLE, _SITE = 0, 1, 2
 
 
-class Sum(Operation):
+class Sum(LinkOperation):
   """Sum in progress; `result` waits for it."""
 
   def __init__(
@@ -132,27 +132,21 @@ class Direct(Sum):
     sites = tuple(sites) or (len(ranks),)
     owners = min(sites)
     super().__init__(links, tag, x, ranks, what, owners, out, block_bytes)
-    firsts = [sum(sites[:i]) for i in range(len(sites))]
-    # First rank of this site, and this site's index.
-    first = max(f for f in firsts if f <= self._rank)
-    self._site, self._at = ranks[first :][: sites[firsts.index(first)]], (
-      firsts.index(first)
-    )
-    index = self._rank - first
+    members = [ranks[sum(sites[:i]) :][:n] for i, n in enumerate(sites)]
+    self._at = next(i for i, site in enumerate(members) if links.me in site)
+    self._site = members[self._at]
+    index = self._site.index(links.me)
     others = [peer for peer in self._site if peer != links.me]
     owned = index if index < owners else None
-    # Owners of the same chunk in other sites.
-    self._far = [] if owned is None else [
-      ranks[f + owned] for f in firsts if f != first
-    ]
     # (peer, slot) -> (chunk, row of `_rows`) of what is received.
     self._from: dict[tuple[Id, int], tuple[int, int]] = {}
+    self._far = []  # owners of the same chunk in other sites
     if owned is not None:
-      for row, peer in enumerate(others):
-        self._from[peer, _PART] = owned, row
-      for row, f in enumerate(firsts):
-        if f != first:
-          self._from[ranks[f + owned], _SITE] = owned, len(others) + row
+      self._from |= {(p, _PART): (owned, i) for i, p in enumerate(others)}
+      for i, site in enumerate(members):
+        if i != self._at:
+          self._from[site[owned], _SITE] = owned, len(others) + i
+          self._far.append(site[owned])
     for chunk, peer in enumerate(self._site[:owners]):
       if peer != links.me:
         self._from[peer, _WHOLE] = chunk, -1  # a part of `_out`
@@ -344,7 +338,7 @@ class Ring(Sum):
     return None
 
 
-class Gather(Operation):
+class Gather(LinkOperation):
   """Gather of bytes in progress; `result` waits for it."""
 
   def __init__(

@@ -60,10 +60,6 @@ class Matrix(NamedTuple):
   site: np.ndarray | None = None
   shared: np.ndarray | None = None
 
-  def separate(self) -> "Matrix":
-    """Returns the same links without limits of their sums."""
-    return self._replace(shared=None)
-
 
 class RingChoice(NamedTuple):
   """Algorithm of a sum.
@@ -201,7 +197,9 @@ def ring_seconds(
         rates=np.full((m, m), np.inf)
       ), *pairs).min(axis=1),
       # Blocks that are late may be sent in another order, which is faster.
-      ring_seconds(links.separate(), orders, nbytes, block_bytes),
+      ring_seconds(
+        links._replace(shared=None), orders, nbytes, block_bytes
+      ),
     )
   each = size / _rates(links, orders, below)  # [P, M] seconds per block
   delays = links.delays[orders, below]

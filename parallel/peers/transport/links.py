@@ -37,8 +37,8 @@ from parallel.peers.transport.handshake import (
   HANDSHAKE_BYTES,
   Address,
   Cancelled,
+  DialRequest,
   Purpose,
-  Request,
   Scope,
   Security,
   dial,
@@ -323,7 +323,7 @@ class Links:
         sock = dial(
           # The time limit applies to each connection.
           self._addresses[peer],
-          Request(Purpose.DATA, connection, self.epoch, self.me, peer),
+          DialRequest(Purpose.DATA, connection, self.epoch, self.me, peer),
           self._security, self._scope, limit_s,
         )
         self._outward.append((peer, sock))
@@ -395,7 +395,7 @@ class Links:
     finally:
       self._scope.end(sock)
 
-  def _receive(self, sock: socket.socket, request: Request) -> None:
+  def _receive(self, sock: socket.socket, request: DialRequest) -> None:
     """Receives from a connection, in a thread of the listener."""
     peer, connection = request.sender, request.connection
     with self._changed:

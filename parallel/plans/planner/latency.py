@@ -336,7 +336,7 @@ def measured(
 
 def _work(
   c: Configuration, stage_s: float, again_s: float, reduce_s: np.ndarray
-) -> simulate.Work:
+) -> simulate.PartTimes:
   """Returns the compute and reduction seconds of each part.
 
   A third of the reductions counts as forward: backward dtypes and repeated
@@ -351,11 +351,12 @@ def _work(
       (stage_s + again_s + 2 * reduce / 3) / c.chunks,
       (stage_s + again_s) / c.chunks,
     ])
-  return simulate.Work(*(tuple(x) for x in zip(*shares, strict=True)))
+  return simulate.PartTimes(*(tuple(x) for x in zip(*shares, strict=True)))
 
 
 def _run(
-  c: Configuration, work: simulate.Work, hops: simulate.Hops, execution: str
+  c: Configuration, work: simulate.PartTimes, hops: simulate.Hops,
+  execution: str,
 ) -> float:
   # Cached by size: many configurations have the same schedule.
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
@@ -366,7 +367,7 @@ def _run(
 
 @functools.lru_cache(maxsize=4096)
 def _events(
-  table: object, work: simulate.Work, hops: simulate.Hops
+  table: object, work: simulate.PartTimes, hops: simulate.Hops
 ) -> float:
   """Caches simulations, which configurations with equal pipelines share."""
   return simulate.events(table, work, hops).finish_s

@@ -85,7 +85,7 @@ class LevelCollective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class StateMemory:
   """Bytes of the training state on a device.
 
   ``stored`` is an argument of the step; the rest are its temporaries.
@@ -111,7 +111,7 @@ def memory(
   partition: Partition,
   parameters: Sequence[Parameter],
   lanes: Mapping[str, int] | None = None,
-) -> Memory:
+) -> StateMemory:
   """Returns the bytes of the training state on one device.
 
   Args:
@@ -169,7 +169,7 @@ def memory(
           _encoded(k, partition.secondary_codec, partition.block).values()
         )
       secondary += p.regathered * p.count * shards(s) * size
-  return Memory(stored, weights, gradients, secondary)
+  return StateMemory(stored, weights, gradients, secondary)
 
 
 def level_collectives(

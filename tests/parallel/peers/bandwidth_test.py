@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from parallel.peers.emulation import relay
-from parallel.peers.exchange import Exchange
+from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership.messages import Reduce
 from parallel.peers.ring import bandwidth
 from parallel.peers.ring.bandwidth import Rings
@@ -221,7 +221,7 @@ def test_sites_that_share_a_link_are_measured_and_add_inside_first():
     together([lambda x=x: x.connect(there[x.me], 20) for x in links])
 
     def exchange(i):
-      here = Exchange(
+      here = RoundExchange(
         links[i], Reduce(1, 1, tuple(near)), 1.0, (), Rings(links[i])
       )
       before = links[i].socket_bytes({p for p in near if site_of[p] != i % 2})
@@ -269,7 +269,7 @@ def test_ring_is_reordered_when_another_link_becomes_slow(
     number = 0
 
     def exchange(i):
-      there = Exchange(
+      there = RoundExchange(
         links[i], Reduce(1, number, tuple(names)), 1.0, (), rings[i]
       )
       return there.algorithm(xs[i].nbytes), there.sum(xs[i], "ring")

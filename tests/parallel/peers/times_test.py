@@ -118,19 +118,17 @@ def test_shared_link_is_never_faster_and_carries_all_bytes(sites):
     capacity = rng.uniform(1, 40, (len(sites),) * 2)
     np.fill_diagonal(capacity, np.inf)
     links = _links(seed, m)._replace(site=site, shared=capacity)
+    alone = links._replace(shared=None)
     # In every ring: blocks that are late may pass others.
     orders = np.array([*itertools.permutations(range(m))])
+    slower = times.ring_seconds(links, orders, nbytes, 100)
     assert (
-      times.ring_seconds(links, orders, nbytes, 100)
-      >= times.ring_seconds(links.separate(), orders, nbytes, 100) - 1e-9
+      slower >= times.ring_seconds(alone, orders, nbytes, 100) - 1e-9
     ).all()
-    # A link that is wide enough is as if not shared.
-    wide = links._replace(shared=np.full_like(capacity, np.inf))
-    for choice, wider, separate in zip(*(
-      times.choices(x, nbytes, 100) for x in (links, wide, links.separate())
+    for choice, separate in zip(*(
+      times.choices(x, nbytes, 100) for x in (links, alone)
     ), strict=True):
-      assert choice.order == wider.order == separate.order
-      assert wider.seconds == pytest.approx(separate.seconds)
+      assert choice.order == separate.order
       assert choice.seconds >= separate.seconds - 1e-9
       for s, t in itertools.permutations(range(len(sites)), 2):
         a, b = (np.flatnonzero(site == x) for x in (s, t))
@@ -160,9 +158,6 @@ def test_sum_inside_sites_is_chosen_if_sites_share_a_link():
   assert found.ranks == (0, 2, 5, 1, 3, 4)
   # The whole array crosses once, at the rate of the link.
   assert found.seconds == pytest.approx(1.06, abs=0.02)
-  order, seconds = times.fastest_ring(links, 1e7, BLOCK_BYTES, (*range(6),))
-  assert sorted(order[:3]) in ([0, 2, 5], [1, 3, 4]) or seconds > 1.6
-  assert times.direct_seconds(links, 1e7, BLOCK_BYTES) > 3
 
 
 @pytest.mark.parametrize("m", [3, 4, 5, 6])
