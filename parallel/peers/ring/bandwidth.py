@@ -48,8 +48,8 @@ EXACT = 9  # largest number of peers with exhaustive search: 8! / 2 rings
 # A measurement takes at least this many times a message without data, so that
 # the delay of a link and TCP's slow start change its rate little.
 _TRIPS = 8
-# Messages of several pairs at once are repeated: a connection that is still in
-# slow start delays the last one.
+# A message that was long enough is repeated, and the fastest one counts: a pause
+# or a connection in slow start may have delayed the first one.
 _AGAIN = 2
 # Measure again after `_IN_A_ROW` sums that were `_SLOWER` times slower than the
 # fastest one.
@@ -163,7 +163,7 @@ def measure(
       else:
         rates[other] = rate_of(
           probe.timed, probe.both, max(delays[p] for p in pairs), min_s,
-          max_bytes // len(pairs), _AGAIN if len(pairs) > 1 else 0,
+          max_bytes // len(pairs),
         )
     # Barrier: an empty gather, so that rounds do not overlap.
     link_collectives.gather(links, tag + 1, b"", ranks=members).result(limit_s)
@@ -276,7 +276,7 @@ def delay_of(timed: Timed, both: Both) -> float:
 
 def rate_of(
   timed: Timed, both: Both, delay_s: float, min_s: float = 0.05,
-  max_bytes: int = 1 << 26, again: int = 0,
+  max_bytes: int = 1 << 26,
 ) -> float:
   """Measures a link by messages of growing sizes.
 
@@ -287,8 +287,6 @@ def rate_of(
       peers that measure together.
     min_s: Minimum duration in seconds, longer on links with a long delay.
     max_bytes: Maximum size of a message in bytes.
-    again: Number of repetitions of the last and longest message, of which the
-      fastest one counts.
 
   Returns:
     Bytes per second.
@@ -297,12 +295,13 @@ def rate_of(
   # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
+    times = [both(timed(size))]
+    if max(times[0]) >= enough_s:
+      times += [both(timed(size)) for _ in range(_AGAIN)]
+    seconds, other = np.min(times, axis=0)
     # All stop at the same size.
-    found = both(timed(size))
-    longest = max(found)
+    longest = max(seconds, other)
     if longest >= enough_s or 2 * size > max_bytes:
-      times = [found[0]] + [both(timed(size))[0] for _ in range(again)]
-      seconds = min(times)
       # This peer's incoming rate; half of the time is the least that is left.
       return size / max(seconds - delay_s, seconds / 2)
     size *= 4 if (
@@ -381,9 +380,8 @@ class Rings:
         how = {
           "direct": "a direct exchange",
           "ring": f"the ring {', '.join(map(str, chosen.ranks))}",
-          "sites": "sums inside sites of " + ", ".join(
-            map(str, found.sites)
-          ) + f" peers first, {', '.join(map(str, chosen.ranks))}",
+          "sites": f"sums inside sites of {', '.join(map(str, found.sites))} "
+          f"peers first, of {', '.join(map(str, chosen.ranks))}",
         }[found.order]
         self._say(
           f"sums of {size / 1e6:.3g} MB use {how}: {found.seconds:.3g} s by "
