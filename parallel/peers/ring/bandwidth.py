@@ -48,9 +48,6 @@ EXACT = 9  # largest number of peers with exhaustive search: 8! / 2 rings
 # A measurement takes at least this many times a message without data, so that
 # the delay of a link and TCP's slow start change its rate little.
 _TRIPS = 8
-# A message that was long enough is repeated, and the fastest one counts: a pause
-# or a connection in slow start may have delayed the first one.
-_AGAIN = 2
 # Measure again after `_IN_A_ROW` sums that were `_SLOWER` times slower than the
 # fastest one.
 _SLOWER, _IN_A_ROW = 2.0, 3
@@ -295,12 +292,12 @@ def rate_of(
   # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
-    times = [both(timed(size))]
-    if max(times[0]) >= enough_s:
-      times += [both(timed(size)) for _ in range(_AGAIN)]
-    seconds, other = np.min(times, axis=0)
     # All stop at the same size.
-    longest = max(seconds, other)
+    found = both(timed(size))
+    if max(found) >= enough_s:
+      # A pause, or a connection in slow start, may have delayed it.
+      found = np.minimum(found, both(timed(size)))
+    longest, seconds = max(found), float(found[0])
     if longest >= enough_s or 2 * size > max_bytes:
       # This peer's incoming rate; half of the time is the least that is left.
       return size / max(seconds - delay_s, seconds / 2)
