@@ -27,7 +27,6 @@ import ml_collections
 
 from caatnet.benchmarks.elastic.keys import Ring
 from caatnet.schema.tree import defaults
-from parallel.peers.ring import link_collectives
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
@@ -41,7 +40,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     config.benchmark.peers = ()
   if size == "sites":
     config.benchmark.links, config.benchmark.shaped_rounds = (), 5
-    config.benchmark.shaped_block_bytes = link_collectives.BLOCK_BYTES
+    config.benchmark.shaped_block_bytes = 2**20  # as in training
     config.benchmark.sites = tuple(
       {"mbit": 100, "rtt_ms": rtt_ms, "megabytes": 8, "peers": peers}
       for rtt_ms, peers in ((120, 2), (120, 3), (20, 3))
