@@ -138,7 +138,7 @@ class Direct(Sum):
     index = self._site.index(links.me)
     others = [peer for peer in self._site if peer != links.me]
     owned = index if index < owners else None
-    # (peer, slot) -> (chunk, row of `_rows`) of what is received.
+    # (peer, slot) -> (chunk, row of `_rows`) of a received block.
     self._from: dict[tuple[Id, int], tuple[int, int]] = {}
     self._far = []  # owners of the same chunk in other sites
     if owned is not None:
