@@ -57,6 +57,17 @@ def test_rate_of_a_link_does_not_depend_on_its_delay(rate, delay_s):
   assert bandwidth.rate_of(*link, delay) == pytest.approx(rate, rel=0.25)
 
 
+@pytest.mark.parametrize("paused", range(12))
+def test_one_message_that_pauses_does_not_change_the_rate(paused):
+  link, number = Tcp(12.5e6, 0.01), itertools.count()
+
+  def timed(size):
+    return link(size) + (next(number) == paused)  # a second
+
+  found = bandwidth.rate_of(timed, lambda x: (x, x), 0.01)
+  assert found == pytest.approx(12.5e6, rel=0.25)
+
+
 @pytest.mark.parametrize(
   "sizes", [(3,), (2, 2), (1, 4), (3, 2, 2), (1, 1, 1), (2, 1, 3, 1)], ids=str
 )
