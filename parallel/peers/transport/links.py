@@ -18,7 +18,7 @@ when its control connection is silent for `Options.silence_s`; a long operation
 does not cause the loss of a peer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import contextlib
 import os
 import queue
@@ -291,15 +291,18 @@ class Links:
       with self._lock:
         self._free.setdefault(memory.nbytes, []).append(memory.reshape(-1))
 
-  def socket_bytes(self) -> int:
+  def socket_bytes(self, peers: Collection[Id] | None = None) -> int:
     """Returns the bytes that the kernel received on data connections.
 
     Handshakes are excluded; TLS overhead is included.
+
+    Args:
+      peers: Senders whose bytes are counted; all if None.
     """
     with self._lock:
       socks = [
-        s for (_, connection), s in self._inward.items()
-        if connection != _CONTROL
+        s for (peer, connection), s in self._inward.items()
+        if connection != _CONTROL and (peers is None or peer in peers)
       ]
     # tcpi_bytes_received in struct tcp_info of linux/tcp.h, at offset 128.
     received = (
