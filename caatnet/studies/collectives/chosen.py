@@ -48,6 +48,11 @@ class ChosenSchedule:
   pieces: int
   seconds: float
 
+  def __str__(self) -> str:
+    """Returns the text of a config from which `builders` builds the schedule."""
+    options = self.options | {"pieces": self.pieces}
+    return ",".join([self.builder, *(f"{k}={x}" for k, x in options.items())])
+
 
 def fastest(
   name: str,
@@ -58,6 +63,7 @@ def fastest(
   model: Model = "events",
   pieces: int | None = None,
   random_numberings: int = 0,
+  fits: Callable[[Schedule], bool] = lambda schedule: True,
   **options: Any,
 ) -> ChosenSchedule:
   """Returns a builder's fastest schedule for a message.
@@ -86,6 +92,7 @@ def fastest(
       addition to transpositions, with whole chunks. Each costs as much as the
       first; schedules of more than ``MAX_TRANSFERS`` transfers are not
       renumbered.
+    fits: Whether a schedule is a candidate.
     **options: Keyword arguments of the builder; ``numbering`` selects one
       numbering.
 
@@ -93,8 +100,8 @@ def fastest(
     The fastest candidate, proven.
 
   Raises:
-    ValueError: The builder does not support the topology, or the message has
-      fewer bytes than chunks.
+    ValueError: The builder does not support the topology, the message has
+      fewer bytes than chunks, or no schedule fits.
   """
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
@@ -118,15 +125,22 @@ def fastest(
   found = []
   for kind in kinds:
     # The best whole-chunk schedule of each kind is then cut into pieces.
-    whole = _soonest([
+    wholes = [
       choice for x in kind
       for choice in _numbered(
         topology, random_numberings, *x, pieces or 1, timed
       )
-    ])
+      if fits(choice.schedule)
+    ]
+    if not wholes:
+      continue
+    whole = _soonest(wholes)
     found.append(whole)
     if pieces is None:
-      found += _cut(whole, topology, size_bytes, model, timed)
+      cut = _cut(whole, topology, size_bytes, model, timed)
+      found += (choice for choice in cut if fits(choice.schedule))
+  if not found:
+    raise ValueError(f"no schedule of {name!r} fits")
   best = _soonest(found)
   check(best.schedule, topology)
   return best

@@ -1,0 +1,185 @@
+"""Fastest schedule of several algorithms, and its export to other programs."""
+
+from collections.abc import Mapping
+import functools
+import pathlib
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from caatnet.studies.collectives import chosen
+from caatnet.studies.collectives.chosen import ChosenSchedule
+from parallel.base import files
+from parallel.base.naming import naming
+from parallel.plans.network import perfetto_trace, simulate, trace
+from parallel.plans.network.routed import on_links
+from parallel.plans.schedules import builders
+from parallel.plans.schedules.msccl import exporter
+from parallel.plans.schedules.schedule import Collective, Schedule
+from parallel.plans.topology.graph import Topology
+
+
+@functools.lru_cache(maxsize=16)
+def timed(
+  topology: Topology,
+  text: str,
+  collective: Collective,
+  size_bytes: int,
+  pieces: int = 0,
+  random_numberings: int = 0,
+  model: chosen.Model = "events",
+  runtime: str = "",
+) -> ChosenSchedule:
+  """Returns the fastest schedule of one algorithm.
+
+  Args:
+    topology: Network that the schedule runs on.
+    text: Algorithm, as in `builders.named`.
+    collective: "all_reduce", "reduce_scatter" or "all_gather".
+    size_bytes: Bytes of the buffer.
+    pieces: Pieces of each chunk; 0 chooses them. The option ``pieces`` of the
+      algorithm has precedence.
+    random_numberings: As in `chosen.fastest`.
+    model: As in `chosen.fastest`.
+    runtime: Key of `exporter.RUNTIMES` within whose limits the schedule must
+      be, in any number of pieces; "" for no limits.
+
+  Raises:
+    ValueError: As in `builders.named` and `chosen.fastest`.
+  """
+  name, options = builders.named(text)
+  options = {"pieces": pieces or None} | options
+  if runtime:
+    options["pieces"] = None
+  return chosen.fastest(
+    name, topology, collective, size_bytes, model=model,
+    random_numberings=random_numberings,
+    fits=lambda x: not runtime or not _refusal(x, runtime), **options,
+  )
+
+
+def fastest_of(
+  texts: tuple[str, ...], topology: Topology, *args: Any, **search: Any
+) -> ChosenSchedule:
+  """Returns the fastest schedule of several algorithms.
+
+  Args:
+    texts: Algorithms, as in `builders.named`. Those that do not support the
+      topology are left out.
+    topology: Network that the schedule runs on.
+    *args: Collective and bytes of the buffer, as in `timed`.
+    **search: Other arguments of `timed`.
+
+  Raises:
+    ValueError: No algorithm has a schedule.
+  """
+  found, errors = [], []
+  for text in track(
+    texts, "timing schedules", transient=True, console=Console(stderr=True)
+  ):
+    try:
+      found.append(timed(topology, text, *args, **search))
+    except ValueError as error:
+      errors.append(error)
+  if not found:
+    raise ValueError("; ".join(map(str, errors)) or "no algorithm is given")
+  return min(found, key=lambda choice: choice.seconds)
+
+
+def fitting(
+  texts: tuple[str, ...],
+  others: tuple[str, ...],
+  key: str,
+  topology: Topology,
+  *args: Any,
+  runtime: str,
+  **search: Any,
+) -> Schedule:
+  """Returns the fastest schedule that is within the limits of a runtime.
+
+  Prints a line if the fastest of all exceeds them.
+
+  Args:
+    texts: Algorithms.
+    others: Algorithms of which the error names one that fits.
+    key: Config key of the algorithms, for messages.
+    topology: Network that the schedule runs on.
+    *args: Collective and bytes of the buffer, as in `timed`.
+    runtime: Key of `exporter.RUNTIMES`.
+    **search: Other arguments of `timed`.
+
+  Raises:
+    ValueError: No schedule is within the limits.
+  """
+  best = fastest_of(texts, topology, *args, **search)
+  refusal = _refusal(best.schedule, runtime)
+  if not refusal:
+    return best.schedule
+  search["runtime"] = runtime
+  try:
+    found = fastest_of(texts, topology, *args, **search)
+  except ValueError as error:
+    text = f"{refusal}, in any number of pieces"
+    takes = [x for x in exporter.RUNTIMES if not _refusal(best.schedule, x)]
+    try:
+      other = fastest_of(others, topology, *args, **search)
+      text += f"; --config.{key}={other} fits ({other.seconds * 1e6:,.1f} us)"
+    except ValueError:
+      text += "; no other algorithm fits" * bool(others)
+    if takes:
+      text += f"; --config.export.runtime={takes[0]} takes {best}"
+    raise ValueError(text) from error
+  print(
+    f"exports {found} ({found.seconds * 1e6:,.1f} us), since the fastest, "
+    f"{best} ({best.seconds * 1e6:,.1f} us), exceeds a limit: {refusal}",
+    file=sys.stderr,
+  )
+  return found.schedule
+
+
+def write(
+  path: pathlib.Path,
+  schedule: Schedule,
+  topology: Topology,
+  size_bytes: int,
+  options: Mapping[str, Any],
+) -> None:
+  """Writes a schedule as MSCCL XML, or its timeline for https://ui.perfetto.dev.
+
+  Args:
+    path: File to write, which ends in .xml or in .perfetto-trace.
+    schedule: The schedule.
+    topology: Network that the schedule runs on.
+    size_bytes: Bytes of the buffer, for the timeline.
+    options: Section ``config.export``.
+
+  Raises:
+    ValueError: The file has another suffix, the schedule exceeds a limit, or
+      perfetto is not installed.
+  """
+  if path.suffix == ".xml":
+    with naming("config.export", options):
+      text = exporter.export_xml(schedule, **options)
+    files.replace(path, text)
+  elif path.suffix == perfetto_trace.SUFFIX:
+    routed = on_links(schedule, topology)
+    rows, bars = trace.messages(simulate.events(routed, size_bytes))
+    with files.whole(path) as temporary:
+      perfetto_trace.write(
+        bars, temporary, f"{schedule.name} on {topology.name}", rows
+      )
+  else:
+    raise ValueError(
+      f"--export={path} must end in .xml (MSCCL) or {perfetto_trace.SUFFIX}"
+    )
+
+
+def _refusal(schedule: Schedule, runtime: str) -> str:
+  """Returns why a runtime does not take a schedule; "" if it does."""
+  try:
+    exporter.check_limits(schedule, runtime)
+  except ValueError as error:
+    return str(error)
+  return ""
