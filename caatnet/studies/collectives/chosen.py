@@ -49,7 +49,7 @@ class ChosenSchedule:
   seconds: float
 
   def __str__(self) -> str:
-    """Returns the text of a config from which `builders` builds the schedule."""
+    """Returns the name and options of the schedule, as configs give them."""
     options = self.options | {"pieces": self.pieces}
     return ",".join([self.builder, *(f"{k}={x}" for k, x in options.items())])
 
@@ -59,6 +59,7 @@ def fastest(
   topology: Topology,
   collective: Collective,
   size_bytes: int,
+  /,  # "size_bytes" is an option of grown trees, too
   *,
   model: Model = "events",
   pieces: int | None = None,

@@ -1,6 +1,7 @@
 """Fastest schedule of several algorithms, and its export to other programs."""
 
 from collections.abc import Mapping
+import contextlib
 import functools
 import pathlib
 import sys
@@ -75,9 +76,10 @@ def fastest_of(
   Raises:
     ValueError: No algorithm has a schedule.
   """
-  found, errors = [], []
+  found, errors, console = [], [], Console(stderr=True)
   for text in track(
-    texts, "timing schedules", transient=True, console=Console(stderr=True)
+    texts, "timing schedules", transient=True, console=console,
+    disable=not console.is_terminal,
   ):
     try:
       found.append(timed(topology, text, *args, **search))
@@ -99,7 +101,7 @@ def fitting(
 ) -> Schedule:
   """Returns the fastest schedule that is within the limits of a runtime.
 
-  Prints a line if the fastest of all exceeds them.
+  Prints a line if the fastest without limits exceeds them.
 
   Args:
     texts: Algorithms.
@@ -117,26 +119,29 @@ def fitting(
   refusal = _refusal(best.schedule, runtime)
   if not refusal:
     return best.schedule
-  search["runtime"] = runtime
-  try:
-    found = fastest_of(texts, topology, *args, **search)
-  except ValueError as error:
-    text = f"{refusal}, in any number of pieces"
-    takes = [x for x in exporter.RUNTIMES if not _refusal(best.schedule, x)]
-    try:
-      other = fastest_of(others, topology, *args, **search)
-      text += f"; --config.{key}={other} fits ({other.seconds * 1e6:,.1f} us)"
-    except ValueError:
-      text += "; no other algorithm fits" * bool(others)
-    if takes:
-      text += f"; --config.export.runtime={takes[0]} takes {best}"
-    raise ValueError(text) from error
-  print(
-    f"exports {found} ({found.seconds * 1e6:,.1f} us), since the fastest, "
-    f"{best} ({best.seconds * 1e6:,.1f} us), exceeds a limit: {refusal}",
-    file=sys.stderr,
-  )
-  return found.schedule
+
+  def within(
+    runtime: str, texts: tuple[str, ...] = texts
+  ) -> ChosenSchedule | None:
+    with contextlib.suppress(ValueError):
+      return fastest_of(texts, topology, *args, **search, runtime=runtime)
+    return None
+
+  if found := within(runtime):
+    print(
+      f"exports {found} ({found.seconds * 1e6:,.1f} us), since {best} "
+      f"({best.seconds * 1e6:,.1f} us) exceeds a limit: {refusal}",
+      file=sys.stderr,
+    )
+    return found.schedule
+  text = f"{refusal}, in any number of pieces"
+  if other := within(runtime, others):
+    text += f"; --config.{key}={other} fits ({other.seconds * 1e6:,.1f} us)"
+  for name in exporter.RUNTIMES:
+    if found := within(name):
+      text += f"; --config.export.runtime={name} takes {found}"
+      break
+  raise ValueError(text)
 
 
 def write(

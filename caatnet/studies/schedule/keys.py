@@ -38,7 +38,7 @@ class Schedule:
   pieces: int = pieces_key()
   alternatives: tuple[str, ...] = field(
     ALGORITHMS, "Algorithms that are timed, too, on at most 64 ranks, for a "
-    "warning if one is faster; () for none.",
+    "warning if one is faster; () for none.", empty=True,
   )
   random_numberings: int = random_numberings_key()
   msccl: str = field(
