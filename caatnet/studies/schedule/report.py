@@ -32,6 +32,8 @@ def report(result: Mapping[str, Any]) -> Report:
   """Returns times and the busiest links, and a round of the schedule."""
   links, faster = result["links"], result["faster"]
   built = result["built"] or result["config"]["msccl"]
+  # A file would have precedence over the algorithm.
+  flags = "--config.msccl= " * bool(result["config"]["msccl"])
   far = result["events_us"] / result["bound_us"]
   return Report("Schedule of a collective", [
     Table(
@@ -46,8 +48,8 @@ def report(result: Mapping[str, Any]) -> Report:
     f"{built}: events take {far:.2f} times the lower bound of all schedules",
     *([
       f"warning: another schedule takes {faster['us']:,.3f} us, "
-      f"{faster['us'] / result['events_us'] - 1:.0%}: --config.algorithm="
-      f"{faster['algorithm']}"
+      f"{faster['us'] / result['events_us'] - 1:.0%}: {flags}"
+      f"--config.algorithm={faster['algorithm']}"
     ] if faster else []),
     Table(
       f"the {min(_MAX_LINKS, len(links))} busiest of {len(links)} links",

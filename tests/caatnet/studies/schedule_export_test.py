@@ -88,6 +88,7 @@ def test_texts_of_schedules_have_the_stated_times(tmp_path):
   assert best["events_us"] == pytest.approx(slow["faster"]["us"])
   assert best["events_us"] < slow["events_us"]
   assert best["faster"] is None
+  assert run(slow_config | {"alternatives": ("hdrm",)})["faster"] is None
   for result, warns in ((slow, True), (best, False)):
     parts = registry.find(again).report(result).parts
     warnings = [x for x in parts if str(x).startswith("warning")]
