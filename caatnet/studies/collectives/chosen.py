@@ -135,8 +135,7 @@ def fastest(
     ]
     if not wholes:
       continue
-    whole = _soonest(wholes)
-    found.append(whole)
+    found.append(whole := _soonest(wholes))
     if pieces is None:
       cut = _cut(whole, topology, size_bytes, model, timed)
       found += (choice for choice in cut if fits(choice.schedule))
