@@ -105,7 +105,7 @@ def test_export_falls_back_or_names_what_fits(tmp_path, capsys):
   export, path = registry.find(config).export, tmp_path / "m.xml"
   export(config, path)
   assert re.match(
-    r"exports ring,pieces=\d \(.* us as .*\), since ring,pieces=64 .* 192 steps ",
+    r"exports ring,pieces=\d \(.* us as .*\), since ring,pieces=64 .* 192 ",
     capsys.readouterr().err,
   )
   path.unlink()
