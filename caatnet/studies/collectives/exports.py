@@ -35,20 +35,11 @@ def timed(
 ) -> ChosenSchedule:
   """Returns the fastest schedule of one algorithm.
 
-  Args:
-    topology: Network that the schedule runs on.
-    text: Algorithm, as in `builders.named`.
-    collective: "all_reduce", "reduce_scatter" or "all_gather".
-    size_bytes: Bytes of the buffer.
-    pieces: Pieces of each chunk; 0 chooses them. The option ``pieces`` of the
-      algorithm has precedence.
-    random_numberings: As in `chosen.fastest`.
-    model: As in `chosen.fastest`.
+  Args are those of `chosen.fastest`, except for:
+    text: Algorithm, as in `builders.named`, whose ``pieces`` have precedence.
+    pieces: Pieces of each chunk; 0 chooses them.
     runtime: Key of `exporter.RUNTIMES` within whose limits the schedule must
       be, in any number of pieces; "" for no limits.
-
-  Raises:
-    ValueError: As in `builders.named` and `chosen.fastest`.
   """
   name, options = builders.named(text)
   options = {"pieces": pieces or None} | options
@@ -64,14 +55,13 @@ def timed(
 def fastest_of(
   texts: tuple[str, ...], topology: Topology, *args: Any, **search: Any
 ) -> ChosenSchedule:
-  """Returns the fastest schedule of several algorithms.
+  """Returns the fastest schedule of the algorithms that have one.
 
   Args:
-    texts: Algorithms, as in `builders.named`. Those that do not support the
-      topology are left out.
+    texts: Algorithms, as in `builders.named`.
     topology: Network that the schedule runs on.
-    *args: Collective and bytes of the buffer, as in `timed`.
-    **search: Other arguments of `timed`.
+    *args: Collective, bytes of the buffer, and other arguments of `timed`.
+    **search: Further arguments of `timed`.
 
   Raises:
     ValueError: No algorithm has a schedule.
@@ -90,62 +80,62 @@ def fastest_of(
   return min(found, key=lambda choice: choice.seconds)
 
 
-def fitting(
-  texts: tuple[str, ...],
-  others: tuple[str, ...],
+def export(
+  path: pathlib.Path,
+  config: Mapping[str, Any],
   key: str,
+  others: tuple[str, ...],
   topology: Topology,
   *args: Any,
-  runtime: str,
-  **search: Any,
-) -> Schedule:
-  """Returns the fastest schedule that is within the limits of a runtime.
+) -> None:
+  """Writes the fastest schedule as `write` does.
 
-  Prints a line if the fastest without limits exceeds them.
+  If the schedule exceeds the limits of ``config.export.runtime``, the fastest
+  one within them is written, in any number of pieces, and a line says so.
 
   Args:
-    texts: Algorithms.
+    path: File to write.
+    config: Config of a study.
+    key: Config key of an algorithm, or of a tuple of them.
     others: Algorithms of which the error names one that fits.
-    key: Config key of the algorithms, for messages.
     topology: Network that the schedule runs on.
-    *args: Collective and bytes of the buffer, as in `timed`.
-    runtime: Key of `exporter.RUNTIMES`.
-    **search: Other arguments of `timed`.
+    *args: Collective, bytes of the buffer, and other arguments of `timed`.
 
   Raises:
-    ValueError: No schedule is within the limits.
+    ValueError: No schedule is within the limits, or as in `write`.
   """
-  best = fastest_of(texts, topology, *args, **search)
-  refusal = _refusal(best.schedule, runtime)
-  if not refusal:
-    return best.schedule
+  size_bytes, runtime = args[1], config["export"]["runtime"]
+  texts = (config[key],) if isinstance(config[key], str) else config[key]
 
   def within(
     runtime: str, texts: tuple[str, ...] = texts
   ) -> ChosenSchedule | None:
     with contextlib.suppress(ValueError):
-      return fastest_of(texts, topology, *args, **search, runtime=runtime)
+      return fastest_of(texts, topology, *args, runtime=runtime)
     return None
 
-  if found := within(runtime):
+  best = found = fastest_of(texts, topology, *args)
+  refusal = path.suffix == ".xml" and _refusal(best.schedule, runtime)
+  if refusal and not (found := within(runtime)):
+    refusal += ", in any number of pieces"
+    if other := within(runtime, others):
+      us = other.seconds * 1e6
+      refusal += f"; --config.{key}={other} fits ({us:,.1f} us)"
+    for name in exporter.RUNTIMES:
+      if found := within(name):
+        refusal += f"; --config.export.runtime={name} takes {found}"
+        break
+    raise ValueError(refusal)
+  write(path, found.schedule, topology, size_bytes, config["export"])
+  if refusal:
     # A file has neither paths nor an order of the transfers of a round.
-    text = exporter.export_xml(found.schedule, runtime=runtime)
-    routed = on_links(importer.import_xml(text, topology), topology)
-    us = simulate.events(routed, args[1]).finish_ns / 1e3
+    read = importer.import_xml(path.read_text(), topology)
+    us = simulate.events(on_links(read, topology), size_bytes).finish_ns / 1e3
     print(
       f"exports {found} ({us:,.1f} us as read from the file), since {best} "
       f"({best.seconds * 1e6:,.1f} us) exceeds a limit: {refusal}",
       file=sys.stderr,
     )
-    return found.schedule
-  text = f"{refusal}, in any number of pieces"
-  if other := within(runtime, others):
-    text += f"; --config.{key}={other} fits ({other.seconds * 1e6:,.1f} us)"
-  for name in exporter.RUNTIMES:
-    if found := within(name):
-      text += f"; --config.export.runtime={name} takes {found}"
-      break
-  raise ValueError(text)
 
 
 def write(
@@ -155,7 +145,7 @@ def write(
   size_bytes: int,
   options: Mapping[str, Any],
 ) -> None:
-  """Writes a schedule as MSCCL XML, or its timeline for https://ui.perfetto.dev.
+  """Writes MSCCL XML, or a timeline for https://ui.perfetto.dev.
 
   Args:
     path: File to write, which ends in .xml or in .perfetto-trace.
@@ -175,10 +165,9 @@ def write(
   elif path.suffix == perfetto_trace.SUFFIX:
     routed = on_links(schedule, topology)
     rows, bars = trace.messages(simulate.events(routed, size_bytes))
+    title = f"{schedule.name} on {topology.name}"
     with files.whole(path) as temporary:
-      perfetto_trace.write(
-        bars, temporary, f"{schedule.name} on {topology.name}", rows
-      )
+      perfetto_trace.write(bars, temporary, title, rows)
   else:
     raise ValueError(
       f"--export={path} must end in .xml (MSCCL) or {perfetto_trace.SUFFIX}"

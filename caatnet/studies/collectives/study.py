@@ -87,15 +87,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the recommended schedule of one topology and size, the fastest.
+  """Writes the recommended schedule of one topology and size.
 
   Args:
     config: Config as nested dicts.
-    path: File to write, as in `exports.write`.
+    path: File to write, as in `exports.export`.
 
   Raises:
-    ValueError: There are several topologies or sizes, or as in
-      `exports.fitting` and `exports.write`.
+    ValueError: There are several topologies or sizes, or as there.
   """
   check_lists(config)
   for key in ("topologies", "size_bytes"):
@@ -103,24 +102,16 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
       raise ValueError(
         f"config.{key}={tuple(config[key])} must have one item for --export"
       )
-  options = config["export"]
-  with naming("config.export", options):
-    exporter.check_options(**options)
+  with naming("config.export", config["export"]):
+    exporter.check_options(**config["export"])
   (text,), (size,) = config["topologies"], config["size_bytes"]
   net = parse_topology(config, "topologies", text)
   with naming("config", _NAMED):
-    args = (
-      "all_reduce", size, config["pieces"], config["random_numberings"],
+    exports.export(
+      path, config, "algorithms", (), net, "all_reduce", size,
+      config["pieces"], config["random_numberings"],
       "barrier" if config["barrier"] else "events",
     )
-    algorithms = config["algorithms"]
-    schedule = (
-      exports.fitting(
-        algorithms, (), "algorithms", net, *args, runtime=options["runtime"]
-      ) if path.suffix == ".xml"
-      else exports.fastest_of(algorithms, net, *args).schedule
-    )
-  exports.write(path, schedule, net, size, options)
 
 
 def _recommended(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -156,23 +156,15 @@ def _faster(
 
 
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the schedule as MSCCL XML, or its timeline for https://ui.perfetto.dev.
-
-  If the schedule exceeds the limits of ``config.export.runtime``, the fastest
-  one within them is written, and a line says so.
+  """Writes the schedule, or one within the limits, as in `exports.export`.
 
   Args:
     config: Config as nested dicts.
     path: File to write, which ends in .xml or in .perfetto-trace.
-
-  Raises:
-    ValueError: The file has another suffix, no schedule of the algorithm is
-      within the limits, or perfetto is not installed.
   """
   net, schedule, _ = of_config(config)
-  if path.suffix == ".xml" and not config["msccl"]:
-    schedule = exports.fitting(
-      (config["algorithm"],), config["alternatives"], "algorithm", net,
-      *_search(config), runtime=config["export"]["runtime"],
-    )
-  exports.write(path, schedule, net, config["size_bytes"], config["export"])
+  if config["msccl"]:
+    exports.write(path, schedule, net, config["size_bytes"], config["export"])
+  else:
+    others = config["alternatives"]
+    exports.export(path, config, "algorithm", others, net, *_search(config))

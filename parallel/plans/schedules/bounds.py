@@ -1,5 +1,7 @@
 """Lower bounds on the time of a collective on a topology, for any schedule."""
 
+import math
+
 import networkx
 
 from parallel.plans.schedules.optimal.cut_bound import cut_bound
@@ -75,26 +77,25 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
     net: The network.
     size_bytes: Size of the buffer.
   """
-  n = net.num_ranks
   out = [0.0] * net.num_nodes
   into = [0.0] * net.num_nodes
   for link in net.links:
     out[link.source] += link.bandwidth
     into[link.destination] += link.bandwidth
-  # Ranks are nodes 0 to n - 1. Bytes per second of the slowest rank, and of all
-  # ranks together.
-  slowest = min(*out[:n], *into[:n])
-  together = min(sum(out[:n]), sum(into[:n]))
-  return size_bytes * max(1 / slowest, 2 * (n - 1) / together)
+  # Ranks are nodes 0 to n - 1.
+  slowest = min(*out[:net.num_ranks], *into[:net.num_ranks])
+  return max(
+    size_bytes / slowest, _between_groups(net, math.inf, size_bytes)
+  )
 
 
 def _between_groups(
   net: Topology, bandwidth: float, size_bytes: int
 ) -> float:
-  """Returns the bound of `injection_bound` on groups of ranks, in seconds.
+  """Returns the bound in seconds of 2 (k - 1) buffers that k groups send.
 
-  A group consists of the nodes that links faster than ``bandwidth`` connect. k
-  groups together must send 2 (k - 1) times the size of the buffer to others.
+  A group consists of the nodes that links faster than ``bandwidth`` connect; at
+  infinity, it is a rank.
   """
   fast = networkx.Graph()
   fast.add_nodes_from(range(net.num_nodes))
