@@ -119,11 +119,6 @@ class Ring:
     "Links between two peers: bandwidth in Mbit/s, added round-trip time in "
     "ms, and size of the all-reduce in MB.", COUNT_OR_NONE, empty=True,
   )
-  sites: tuple[dict[str, int], ...] = field(
-    (), 'Two sites of some "peers" each, which share a link: its bandwidth '
-    '"mbit" in Mbit/s, its round-trip time "rtt_ms" in ms, and "megabytes" of '
-    "the all-reduce.", COUNT_OR_NONE, empty=True,
-  )
   num_connections: tuple[int, ...] = field(
     (1, 4, 8), "Data connections over these links.", COUNT
   )

@@ -7,18 +7,13 @@ import pathlib
 import statistics
 from typing import Any
 
-import numpy as np
-
 from caatnet.benchmarks.harness import scripts, timing
 from caatnet.show import tables
 from parallel.peers.emulation import namespaces, processes
-from parallel.peers.ring import bandwidth, link_collectives, times
+from parallel.peers.ring import link_collectives
 
 # Limit of all sums by torch; a process that fails leaves the others waiting.
 _TORCH_S = 600.0
-# Sums by one algorithm in a row over a link that sites share, as in training:
-# connections adapt to its rate over several round trips.
-_IN_A_ROW = 4
 
 Order = tuple[str, Callable[[int], dict[str, Any]]]
 
@@ -47,20 +42,9 @@ def run(config: Any) -> dict[str, Any]:
       "payload_mbit:.1f=payload, Mbit/s | {payload:,} + {framing:,}=bytes sent",
       shaped,
     )
-  sites = _site_rows(options)
-  if sites:
-    tables.table(
-      f"float32 summed among two sites that share a link, medians of "
-      f"{options.shaped_rounds} rounds, each the last of {_IN_A_ROW} sums",
-      "mbit=link, Mbit/s | rtt_ms:g=there and back, ms | peers=peers per site "
-      "| megabytes=MB | order | chosen | separate_s:.2f=modelled, separate "
-      "links, s | modelled_s:.2f=modelled, s | seconds:.2f=s | "
-      "{fastest_s:.2f} to {slowest_s:.2f}=range, s | first_s:.2f=first sum, s "
-      "| {crossing:,}=bytes each way", sites,
-    )
   return {
     "load": timing.load(), "cores": os.cpu_count(), "loopback": rows,
-    "shaped": shaped, "sites": sites,
+    "shaped": shaped,
   }
 
 
@@ -206,12 +190,11 @@ def _on_loopback(
 
 
 def _same_as_stated(
-  order: str, size: int, found: Sequence[dict[str, int]], block: int,
-  sites: Sequence[int] = (),
+  order: str, size: int, found: Sequence[dict[str, int]], block: int
 ) -> dict[str, int]:
   """Compares the bytes counted by peers and by the kernel with the formula."""
   stated = [
-    link_collectives.sum_bytes(order, size, len(found), rank, block, sites)
+    link_collectives.sum_bytes(order, size, len(found), rank, block)
     for rank in range(len(found))
   ]
   for rank, (there, wanted) in enumerate(zip(found, stated, strict=True)):
@@ -256,17 +239,14 @@ def _torch(count: int, size: int, options: Any) -> list[float]:
   return [max(each) for each in zip(*found, strict=True)]
 
 
-def _may_shape() -> bool:
-  if os.geteuid():
-    print("links are shaped by root only: left out")
-  return not os.geteuid()
-
-
 def _shaped_rows(options: Any) -> list[dict[str, Any]]:
   """Returns rows of links with a rate and a delay; [] without root."""
+  if not options.links:
+    return []
+  if os.geteuid():
+    print("links are shaped by root only: left out")
+    return []
   rows = []
-  if not options.links or not _may_shape():
-    return rows
   block = options.shaped_block_bytes
   for link in options.links:
     size = link["megabytes"] * (1 << 20) // 4
@@ -290,78 +270,4 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
           # Each of two peers sends the array once in all.
           "payload_mbit": 32 * size / seconds / 1e6, **sent,
         })
-  return rows
-
-
-def _site_rows(options: Any) -> list[dict[str, Any]]:
-  """Returns rows of all algorithms over links that two sites share."""
-  return [
-    row for case in options.sites if _may_shape()
-    for row in _between(case, options)
-  ]
-
-
-def _between(case: Any, options: Any) -> list[dict[str, Any]]:
-  """Returns the rows of two sites: algorithms in turns, and as modelled."""
-  size, block = case["megabytes"] * (1 << 20) // 4, options.shaped_block_bytes
-  with namespaces.long_link(case["mbit"], case["rtt_ms"]) as (hosts, prefixes):
-    # The peers of a site are in one namespace.
-    hosts, prefixes = (
-      [end for end in ends for _ in range(case["peers"])]
-      for ends in (hosts, prefixes)
-    )
-    with Peers(hosts, prefixes) as peers:
-      peers.do("arrays", lambda _: {"size": size})
-      peers.connect(1)
-      measured = peers.do("measure")
-      links = times.Matrix(*map(np.array, measured.found[0]))
-      start = bandwidth.ring_order(links.rates)
-      candidates = times.choices(links, 4 * size, block, start)
-      separate = times.choices(
-        links._replace(shared=None), 4 * size, block, start
-      )
-
-      def sums(choice: times.RingChoice) -> list[float]:
-        done = [peers.do("sum", lambda _: {
-          "order": choice.order, "block_bytes": block, "sites": choice.sites,
-          "ranks": [f"p{i}" for i in choice.ranks],
-        }) for _ in range(_IN_A_ROW)]
-        for each in done:
-          _same_as_stated(
-            choice.order, size, [each.found[i] for i in choice.ranks], block,
-            choice.sites,
-          )
-        return [each.seconds for each in done]
-
-      def crossing() -> int:
-        """Returns the bytes that the second site has received."""
-        names = [f"p{i}" for i in range(case["peers"])]
-        return sum(
-          by[name] for by in peers.do("received").found[case["peers"] :]
-          for name in names
-        )
-
-      crossed = {}
-      for choice in candidates:
-        before = crossing()
-        sums(choice)
-        crossed[choice.order] = (crossing() - before) // _IN_A_ROW
-      taken = timing.in_turns(
-        {c.order: lambda c=c: sums(c) for c in candidates},
-        options.shaped_rounds, warm_up=0, label="two sites",
-      )
-  chosen = min(candidates, key=lambda choice: choice.seconds)
-  rows = []
-  for choice, alone in zip(candidates, separate, strict=True):
-    seconds = taken[choice.order]
-    last = [each[-1] for each in seconds]
-    rows.append({
-      **case, "order": choice.order, "ranks": choice.ranks,
-      "chosen": "yes" if choice == chosen else "",
-      "separate_s": alone.seconds, "modelled_s": choice.seconds,
-      "seconds": statistics.median(last), "fastest_s": min(last),
-      "slowest_s": max(last), "all": seconds,
-      "first_s": statistics.median(each[0] for each in seconds),
-      "crossing": crossed[choice.order], "measuring_s": measured.seconds,
-    })
   return rows

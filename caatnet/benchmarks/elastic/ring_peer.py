@@ -1,6 +1,6 @@
 """Peers that `caatnet.benchmarks.elastic.ring` measures, one per process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import socket
 import threading
 import time
@@ -55,30 +55,23 @@ class RingPeer:
       )
 
   def measure(self) -> list[Any]:
-    """Measures the links; returns the fields of `bandwidth.Matrix`."""
+    """Measures the links; returns rates and delays, see `bandwidth.Matrix`."""
     return [x.tolist() for x in bandwidth.measure(self.links, 1)]
 
   def sum(
-    self, order: str, block_bytes: int, ranks: list[str] | None = None,
-    sites: Sequence[int] = (),
+    self, order: str, block_bytes: int, ranks: list[str] | None = None
   ) -> dict[str, int]:
     """Sums all peers' arrays; returns the number of bytes sent."""
     before = self.links.traffic.sent.payload, self.links.traffic.sent.framing
     kernel = self.links.socket_bytes()
     link_collectives.all_reduce(
       self.links, 0, self.x, order=order, out=self.out,
-      block_bytes=block_bytes, ranks=ranks, sites=sites,
+      block_bytes=block_bytes, ranks=ranks,
     ).result(LIMIT_S)
     sent = self.links.traffic.sent
     return {
       "payload": sent.payload - before[0], "framing": sent.framing - before[1],
       "kernel": self.links.socket_bytes() - kernel,
-    }
-
-  def received(self) -> dict[str, int]:
-    """Returns the bytes that the kernel has received from each peer."""
-    return {
-      peer: self.links.socket_bytes({peer}) for peer in self.links.members
     }
 
   def several(self, count: int, block_bytes: int) -> None:

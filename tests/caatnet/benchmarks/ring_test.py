@@ -85,28 +85,25 @@ def test_bytes_other_than_the_formula_are_errors():
 
 def test_links_that_are_not_shaped_have_no_rows(monkeypatch, capsys):
   class Options:
-    links = sites = ()
+    links = ()
 
-  assert ring._shaped_rows(Options) == ring._site_rows(Options) == []
+  assert ring._shaped_rows(Options) == []
   Options.links = ({"mbit": 10, "rtt_ms": 1, "megabytes": 1},)
-  Options.sites = ({"mbit": 10, "rtt_ms": 9, "megabytes": 1, "peers": 2},)
   monkeypatch.setattr(ring.os, "geteuid", lambda: 1000)
-  assert ring._shaped_rows(Options) == ring._site_rows(Options) == []
+  assert ring._shaped_rows(Options) == []
   assert "by root only" in capsys.readouterr().out
 
 
 def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(
-  capsys, monkeypatch, tmp_path
+  capsys, tmp_path
 ):
   python = tmp_path / "python"
   python.write_text(TORCH.format(python=sys.executable))
   python.chmod(0o755)
-  monkeypatch.setattr(ring, "_IN_A_ROW", 1)
   config = config_of.get_config("test")
   config.benchmark.update({
     "megabytes": 2, "peers": (2,), "shaped_rounds": 2, "num_connections": (1,),
     "links": ({"mbit": 200, "rtt_ms": 4.0, "megabytes": 1},), "gloo": True,
-    "sites": ({"mbit": 400, "rtt_ms": 12, "megabytes": 1, "peers": 1},),
     "python_path": str(python),
   })
   found = ring.run(config)
@@ -137,7 +134,7 @@ def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(
   printed = capsys.readouterr().out
   assert "2 MB of float32 summed among peers on loopback" in printed
   if os.geteuid():
-    assert found["shaped"] == found["sites"] == []
+    assert found["shaped"] == []
     assert "links are shaped by root only" in printed
     return
   (row,) = found["shaped"]
@@ -145,14 +142,6 @@ def test_run_has_the_bytes_of_all_sums_and_ratios_to_raw_streams(
   # The link is slower than the machine.
   assert row["payload_mbit"] == pytest.approx(8.388608 / row["seconds"])
   assert 1 < row["payload_mbit"] < 2 * 200
-  # Two sites of one peer: every sum sends the array once each way.
-  assert [row["order"] for row in found["sites"]] == ["ring", "direct", "sites"]
-  for row in found["sites"]:
-    assert 0 < row["crossing"] - (1 << 20) < 1 << 10
-    assert row["fastest_s"] <= row["seconds"] <= row["slowest_s"]
-    assert len(row["all"]) == 2
-  chosen = [row for row in found["sites"] if row["chosen"]]
-  assert chosen == [min(found["sites"], key=lambda row: row["modelled_s"])]
 
 
 def test_table_of_sums_has_shares_of_raw_streams(capsys):
