@@ -7,8 +7,9 @@ slots.
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from caatnet.inference import buckets
@@ -50,6 +51,13 @@ class Sizes:
   chunks: int
   length: int
   pages: int
+
+  def holds(self, other: "Sizes") -> bool:
+    """Returns whether a step of other sizes fits if it is padded."""
+    pairs = zip(
+      dataclasses.astuple(self), dataclasses.astuple(other), strict=True
+    )
+    return all(a >= b for a, b in pairs)
 
 
 def sizes_of(
@@ -160,3 +168,8 @@ class Drawing:
   def of(self, sequences: np.ndarray) -> Sampling:
     """Returns parameters of slots ``[S]``; -1 for rows that draw nothing."""
     return Sampling(*(array[sequences] for array in self._arrays))
+
+
+def of_one_replica(tree: Any) -> Any:
+  """Adds the leading dim of replicas, of size 1, to arrays."""
+  return jax.tree.map(lambda x: x[None], tree)

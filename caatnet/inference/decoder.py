@@ -68,7 +68,7 @@ class Decoder:
     cache_shape: Cache of one rank.
     weights: Parameters of the model; only their shapes if each step gets its
       own parameters.
-    shapes: Shapes of batches that `step` has run.
+    shapes: Shapes of batches whose programs are compiled.
     before_compile: Called before a program is compiled, which takes seconds.
     compile_seconds: Seconds of the first `step` of each shape, which compiles
       its program unless `compile` has.
@@ -180,11 +180,19 @@ class Decoder:
       filters: Whether filters that gather logits apply.
       asked: int32 ``[D, S]``, or None.
     """
-    _, packed, types = self._inputs(batch, sampling, filters, asked)
+    shape, packed, types = self._inputs(batch, sampling, filters, asked)
     state = abstract_state(self.program, self.capacity, self.cache_shape)
     self._run.lower(
       self.weights.params, state, packed, types=types, filters=filters
     ).compile()
+    self.shapes.add(shape)
+
+  def is_compiled(
+    self, batch: Batch, sampling: Sampling, filters: bool,
+    asked: np.ndarray | None = None,
+  ) -> bool:
+    """Returns whether the program of `compile` exists."""
+    return self._inputs(batch, sampling, filters, asked)[0] in self.shapes
 
   def _inputs(
     self, batch: Batch, sampling: Sampling, filters: bool,
@@ -203,7 +211,8 @@ class Decoder:
     dims = self.program.layout.batch_dims[1:]  # without workers
     # All inputs in one array: the transfer time is per array, not per byte.
     packed = _packed(leaves).reshape(*dims, -1)
-    return (sizes, batch.num_decodes, filters), packed, types
+    shape = sizes, batch.num_decodes, filters, asked is not None
+    return shape, packed, types
 
 
 def _allocate(
