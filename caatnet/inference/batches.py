@@ -73,8 +73,10 @@ def sizes_of(
     chunks: First position and length of each chunk.
     factor: Ratio of successive buckets of the number of decodes.
   """
-  last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
   most = capacity.pages_per_sequence
+  if capacity.batch_invariant:
+    return Sizes(capacity.batch, 0, 0, most)
+  last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
   least = min(most, -(-buckets.SHORT // capacity.page_size))
   return Sizes(
     # At least one decode, so that there are no programs without decodes.
@@ -103,7 +105,8 @@ def batch_of(
     slots: Slots of the decodes, int ``[D]``; each reads its newest token, which
       may be on the device only.
     positions: Positions of these tokens in their sequences, int ``[D]``.
-    chunks: Parts of sequences.
+    chunks: Parts of sequences. If ``sizes`` has none, each of their tokens is
+      read as a decode.
   """
   d, length = sizes.decodes, sizes.length
   num_rows, num_tokens = d + sizes.chunks, d + sizes.chunks * length
@@ -116,8 +119,18 @@ def batch_of(
   states = np.full(num_rows, -1, np.int32)
   width = min(sizes.pages, tables.shape[1])
 
+  known, draws = np.full(len(slots), -1), np.full(len(slots), True)
+  if not sizes.chunks:
+    for chunk in chunks:
+      count = len(chunk.tokens)
+      slots = np.append(slots, np.full(count, chunk.slot))
+      positions = np.append(positions, chunk.start + np.arange(count))
+      known = np.append(known, chunk.tokens)
+      draws = np.append(draws, chunk.draws & (np.arange(count) == count - 1))
+    chunks = ()
   num = len(slots)
-  tokens[:num], at[:num], sequences[:num] = -1, positions, slots
+  tokens[:num], at[:num] = known, positions
+  sequences[:num] = np.where(draws, slots, -1)
   states[:num] = slots
   pages = tables[slots, positions // page_size]
   places[:num] = pages * page_size + positions % page_size

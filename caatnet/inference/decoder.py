@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
+from caatnet.inference import buckets
 from caatnet.inference.sampling import Sampling, Top, sample, top_logprobs
 from caatnet.inference.weights import Weights
 from caatnet.models.nanobatches import Nanobatches
@@ -40,6 +41,9 @@ class Capacity:
     context: Maximum number of positions of a sequence, including the prompt.
     page_size: Positions per page.
     chunk: Maximum number of prompt tokens that a step reads.
+    batch_invariant: Whether all steps run one program, in which each of
+      ``batch`` rows reads one token: a sequence's newest token, or one of a
+      prompt. No sum then depends on what else a step reads.
 
   Example:
     >>> capacity = Capacity(batch=8, context=1000, page_size=16, chunk=256)
@@ -51,6 +55,12 @@ class Capacity:
   context: int
   page_size: int
   chunk: int
+  batch_invariant: bool = False
+
+  @property
+  def step_tokens(self) -> int:
+    """Maximum number of tokens that a step reads."""
+    return self.batch + (0 if self.batch_invariant else self.chunk)
 
   @property
   def pages_per_sequence(self) -> int:
@@ -123,6 +133,16 @@ class Decoder:
   @cache.setter
   def cache(self, cache: Cache) -> None:
     self._state = cache, self._state[1]
+
+  @property
+  def chunk_limits(self) -> tuple[tuple[int, int], ...]:
+    """Alternatives (number of chunks, tokens of a chunk) of a step's chunks."""
+    capacity = self.capacity
+    if not capacity.batch_invariant:
+      return tuple(buckets.chunk_sizes(capacity.chunk, capacity.batch))
+    # Rows of one sequence read its pages, but not each other's states.
+    most = 1 if self.cache_shape.states else capacity.batch
+    return ((capacity.batch, most),)
 
   @property
   def state_bytes(self) -> int:

@@ -32,6 +32,12 @@ class Inference:
     "fill. No effect for a model without keys and values.", COUNT_OR_NONE,
   )
   chunk: int = field(256, "Tokens of a prompt that one step reads.", COUNT)
+  batch_invariant: bool = field(
+    False, "Whether the tokens of a sequence are the same, bit by bit, whatever "
+    "is read beside it: all steps run one program, in which each row reads a "
+    "token of any sequence. A step then reads `batch` tokens instead of "
+    "`chunk`, and attends over the whole `context`.",
+  )
   dtype: str = field(
     "", 'Dtype of weights and activations; "" for config.model.dtype.',
     ("", *DTYPES),

@@ -178,7 +178,7 @@ def dispatch(
   ))
   parts, rows = [], []
   for step, drawing in zip(steps, drawings, strict=True):
-    chunks, draws = [], np.arange(0)
+    chunks = []
     slots = positions = _NONE
     tables = np.zeros((1, common.pages), np.int32)
     if step is not None:
@@ -187,7 +187,6 @@ def dispatch(
         batches.Chunk(c.request.slot, c.start, c.tokens, c.draws)
         for c in step.chunks
       ]
-      draws = np.flatnonzero([chunk.draws for chunk in chunks])
       for chunk in step.chunks:
         payload = chunk.request.payload
         drawing.set(chunk.request.slot, payload.drawing, payload.num_top)
@@ -197,9 +196,7 @@ def dispatch(
     )
     asked = drawing.asked[batch.sequences] if top else None
     parts.append((batch, drawing.of(batch.sequences), asked))
-    rows.append(
-      np.concatenate([np.arange(len(slots)), common.decodes + draws])
-    )
+    rows.append(np.flatnonzero(batch.sequences >= 0))
   both = batches.of_one_replica(parts[0]) if len(parts) == 1 else (
     jax.tree.map(lambda *x: np.stack(x), *parts)
   )

@@ -68,6 +68,8 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
   """
   capacity = decoder.capacity
   max_pages = capacity.pages_per_sequence
+  if capacity.batch_invariant:
+    return [Sizes(capacity.batch, 0, 0, max_pages)]
   least = min(max_pages, -(-buckets.SHORT // capacity.page_size))
   # Arguments of `bucket` for chunk lengths, without an upper bound.
   factors = buckets.MIN_CHUNK, 1 << 30, buckets.CHUNK_FACTOR

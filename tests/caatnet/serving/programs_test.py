@@ -1,12 +1,18 @@
-"""Programs that are compiled while serving stop no running stream."""
+"""Programs of a server: no stream waits for the compiler, or has other bits.
 
-import copy
+A program that is compiled while serving stops no running stream. With
+``batch_invariant`` the tokens of a request, and the bits of their
+log-probabilities, do not depend on other requests.
+"""
+
+import dataclasses
 import functools
+import itertools
 import threading
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from caatnet.config import serving
 from caatnet.inference.decoder import Capacity, Decoder
@@ -30,12 +36,12 @@ CONTEXT, PAGE_SIZE = 96, 8
 
 
 @functools.cache
-def small(dtype, batch, pages, **changes):
+def small(dtype, batch, pages, p=1.0, ranks=1, **changes):
   """Returns a decoder that has no program yet."""
-  program = make_program(make_config(1.0, 1, dtype=dtype, **changes), 1)
+  program = make_program(make_config(p, 1, dtype=dtype, **changes), ranks)
   config = program.model.config
   shape = CacheShape(
-    config.num_layers, pages, PAGE_SIZE, config.num_kv_heads,
+    config.num_layers, pages, PAGE_SIZE, config.num_kv_heads // ranks,
     config.head_width, dtype, "heads",
   )
   weights = make_weights(program, put(program, draw_params(program)), True,
@@ -45,18 +51,13 @@ def small(dtype, batch, pages, **changes):
   )
 
 
-def fresh(*subject):
-  """Returns a decoder with its own cache that shares the compiled programs."""
-  found = copy.copy(small(*subject))
-  found._state = jax.tree.map(jnp.copy, found._state)
-  return found
-
-
-def request(number, length, count, **options):
-  """Returns a greedy request, whose prompt depends on its number only."""
+def request(number, length, count, **sampling):
+  """Returns a request, greedy by default; its prompt depends on its number."""
   prompt = np.random.default_rng(number).integers(60, size=length)
-  drawing = Drawing(tuple(prompt.tolist()), Stops(count), temperature=0.0)
-  return Request(number, prompt, count, payload=Drawn(drawing), **options)
+  drawing = Drawing(
+    tuple(prompt.tolist()), Stops(count), **{"temperature": 0.0} | sampling
+  )
+  return Request(number, prompt, count, payload=Drawn(drawing))
 
 
 class Compiler:
@@ -152,3 +153,51 @@ def test_error_of_the_compiler_fails_only_its_request():
   until(engine, lambda: engine.idle)
   check_greedy(engine.executor.decoder, [first, third])
   engine.executor.close()
+
+
+def served(decoder, options, requests):
+  """Returns tokens and log-probabilities by number, and preemptions.
+
+  One request arrives per three turns of the engine.
+  """
+  engine, coming = serving.engine(decoder, options), list(requests)
+  for turn in itertools.count():
+    if coming and not turn % 3:
+      engine.scheduler.add(coming.pop(0))
+    if not coming and engine.idle:
+      break
+    engine.step(engine.executor.now())
+  engine.executor.close()
+  assert all(x.state is State.FINISHED for x in requests)
+  found = {
+    x.number: (x.tokens, x.payload.logprobs[: x.max_tokens]) for x in requests
+  }
+  return found, engine.scheduler.counts.preemptions
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5])
+def test_requests_are_the_same_bits_alone_and_in_any_batch(p):
+  known = small("bfloat16", 8, 24, p, 1 if p == 1 else 2, width=256)
+  decoder = Decoder(
+    known.program, known.weights,
+    dataclasses.replace(known.capacity, chunk=8, batch_invariant=True),
+    known.cache_shape,
+  )
+  rng, lengths = np.random.default_rng(0), (5, 40, 17, 33, 9, 26, 70, 12)
+  recompute, swap = (
+    dataclasses.replace(DEFAULTS, preempt=name, host_pages=48)
+    for name in ("recompute", "swap")
+  )
+  alone = {}
+  for number, length in enumerate(lengths):  # nothing is in the cache
+    alone |= served(decoder, recompute, [request(number, length, 24)])[0]
+  for options in (recompute, swap):
+    others = [  # in the same steps; the last one shares a prefix
+      request(8, 30, 30, temperature=1.0, top_p=0.8), request(1, 40, 9),
+    ]
+    others[-1].number = 9
+    mine = [request(i, lengths[i], 24) for i in rng.permutation(8)]
+    found, preemptions = served(decoder, options, [*others, *mine])
+    assert preemptions[options.preempt]
+    assert {i: found[i] for i in alone} == alone
+    assert len(decoder.shapes) == 1
