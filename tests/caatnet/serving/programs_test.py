@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from caatnet.config import serving
+from caatnet.data.tokenizers import Bytes
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.scoring import Scorer
@@ -23,6 +24,7 @@ from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
 from caatnet.serving.engine import warm_up
 from caatnet.serving.engine.device import Drawn
+from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.requests import Request, State
 from tests.caatnet.inference.decoding_test import put
@@ -175,29 +177,47 @@ def served(decoder, options, requests):
   return found, engine.scheduler.counts.preemptions
 
 
-@pytest.mark.parametrize("p", [1.0, 0.5])
-def test_requests_are_the_same_bits_alone_and_in_any_batch(p):
+LENGTHS = (5, 40, 17, 33, 9, 26, 70, 12)
+
+
+@functools.cache
+def invariant(p):
+  """Returns a bfloat16 decoder; on two tensor ranks if ``p`` is not 1."""
   known = small("bfloat16", 8, 24, p, 1 if p == 1 else 2, width=256)
-  decoder = Decoder(
+  return Decoder(
     known.program, known.weights,
     dataclasses.replace(known.capacity, chunk=8, batch_invariant=True),
     known.cache_shape,
   )
-  rng, lengths = np.random.default_rng(0), (5, 40, 17, 33, 9, 26, 70, 12)
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5])
+def test_requests_are_the_same_bits_alone_and_in_any_batch(p):
+  decoder, rng = invariant(p), np.random.default_rng(0)
   recompute, swap = (
     dataclasses.replace(DEFAULTS, preempt=name, host_pages=48)
     for name in ("recompute", "swap")
   )
   alone = {}
-  for number, length in enumerate(lengths):  # nothing is in the cache
+  for number, length in enumerate(LENGTHS):  # nothing is in the cache
     alone |= served(decoder, recompute, [request(number, length, 24)])[0]
   for options in (recompute, swap):
     others = [  # in the same steps; the last one shares a prefix
       request(8, 30, 30, temperature=1.0, top_p=0.8), request(1, 40, 9),
     ]
     others[-1].number = 9
-    mine = [request(i, lengths[i], 24) for i in rng.permutation(8)]
+    mine = [request(i, LENGTHS[i], 24) for i in rng.permutation(8)]
     found, preemptions = served(decoder, options, [*others, *mine])
     assert preemptions[options.preempt]
     assert {i: found[i] for i in alone} == alone
     assert len(decoder.shapes) == 1
+
+
+def test_generated_texts_are_the_same_bits_alone_and_together():
+  decoder = invariant(1.0)
+  asked = [
+    request(i, length, 24, **[{}, {"temperature": 1.0, "top_p": 0.8}][i % 2])
+    .payload.drawing for i, length in enumerate(LENGTHS)
+  ]
+  alone = [Generation(decoder, [x], Bytes()).run()[0] for x in asked]
+  assert Generation(decoder, asked, Bytes()).run() == alone
