@@ -33,10 +33,10 @@ class Inference:
   )
   chunk: int = field(256, "Tokens of a prompt that one step reads.", COUNT)
   batch_invariant: bool = field(
-    False, "Whether the tokens of a sequence are the same, bit by bit, whatever "
-    "is read beside it: all steps run one program, in which each row reads a "
-    "token of any sequence. A step then reads `batch` tokens instead of "
-    "`chunk`, and attends over the whole `context`.",
+    False, "Whether all steps run one program, so that a sequence has the same "
+    "tokens and log-probabilities, bit by bit, alone and in any batch. A step "
+    "then reads `batch` tokens of prompts and sequences, whatever `chunk` is, "
+    "and tables of pages are as long as `context`: steps take longer.",
   )
   dtype: str = field(
     "", 'Dtype of weights and activations; "" for config.model.dtype.',

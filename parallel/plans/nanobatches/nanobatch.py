@@ -21,8 +21,8 @@ product, which the planner leaves out.
 
 The search is exact on a grid of sizes: it extends ordered compositions of the
 tokens by one piece after another, discards those whose lower bound is not below
-the best plan so far, and simulates the rest. With device time D and network time N of a layer,
-two bounds are::
+the best plan so far, and simulates the rest. With device time D and network
+time N of a layer, two bounds are::
 
     max(D, N) + interference min(D, N)
     A_1 + ... + A_j + R_j + M_j + ... + M_m        for each j
@@ -55,8 +55,8 @@ import numpy as np
 
 from parallel.base.checks import at_least, fraction
 
-# 4.2 million plans of at most six pieces take 6 s and 1.2 GB for one reduction if
-# bounds exclude few, and 10 ms if they exclude most.
+# 4.2 million plans of at most six pieces take 6 s and 1.2 GB for one reduction
+# if bounds exclude few, and 10 ms if they exclude most.
 _MAX_PLANS = 10**7
 # Candidates that are simulated at a time.
 _CHUNK = 4096
