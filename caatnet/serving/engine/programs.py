@@ -83,7 +83,9 @@ class Programs:
       return True
     begun = self._begun.get(sizes)
     if begun is None:
-      self._begin(sizes)
+      # A second chunk can be read by a later step.
+      if num_chunks == 1 or self._idle:
+        self._begin(sizes)
     elif begun.done() and (error := begun.exception()) is not None:
       del self._begun[sizes]
       raise ValueError(
@@ -100,9 +102,13 @@ class Programs:
     found = self._smallest(sizes)
     if found == sizes or found is None:
       return sizes
-    if sizes not in self._begun and all(x.done() for x in self._begun.values()):
+    if sizes not in self._begun and self._idle:
       self._begin(sizes)  # again after an error only by `ready`
     return found
+
+  @property
+  def _idle(self) -> bool:
+    return all(begun.done() for begun in self._begun.values())
 
   def _smallest(self, sizes: Sizes) -> Sizes | None:
     """Returns the program with the least padding for a step, if any."""

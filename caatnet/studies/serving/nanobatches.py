@@ -46,18 +46,17 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: A machine is unknown, or a number is out of its range.
   """
   planner = _Planner(config)
-  machines = {
-    key: [_machine(key, name) for name in config[key]]
-    for key in ("machines", "joint_machines")
-  }
   curves = [
-    row for machine, end in _shown(machines["machines"], nanobatch_costs.ENDS)
-    for row in _curve(planner, machine, end, config)
+    row for name, end in _shown(config["machines"], nanobatch_costs.ENDS)
+    for row in _curve(planner, _machine("machines", name), end, config)
   ]
   joint = [
-    row for machine, tokens in _shown(
-      machines["joint_machines"], config["joint_tokens"]
-    ) for row in _joint(planner, machine, tokens, config)
+    row for name, tokens in _shown(
+      config["joint_machines"], config["joint_tokens"]
+    )
+    for row in _joint(
+      planner, _machine("joint_machines", name), tokens, config
+    )
   ]
   return {
     "curves": curves, "break_even": _break_even(curves, config["threshold"]),
