@@ -4,6 +4,8 @@ The schema is in docs/claim_schema.py. docs/claims/page.md is the frame of the
 page: "<!-- claims: SECTION -->" in it becomes that section's entries.
 """
 
+import collections
+from collections.abc import Sequence
 import functools
 import pathlib
 import re
@@ -99,11 +101,19 @@ def ordered(folder: pathlib.Path = FOLDER) -> list[Claim]:
 
 
 def overview(_: str = "") -> str:
-  """Returns the table of all claims with their verdicts."""
+  """Returns the table of all claims with their verdicts, and their counts."""
+  known = ordered()
   return markdown_table(
-    ["", "claim", "verdict"],
-    [[c.number, c.title, c.verdict()] for c in ordered()],
+    ["", "claim", "verdict"], [[c.number, c.title, c.verdict()] for c in known]
+  ) + f"\n{len(known)} claims: {counts(known)}.\n"
+
+
+def counts(known: Sequence[Claim]) -> str:
+  """Returns the number of claims per verdict, without scopes: "2 A; 1 B"."""
+  found = collections.Counter(
+    c.verdict().removesuffix(c.scope).strip() for c in known
   )
+  return "; ".join(f"{n} {verdict}" for verdict, n in found.items())
 
 
 def page(folder: pathlib.Path = FOLDER) -> str:
@@ -141,7 +151,10 @@ def _entry(claim: Claim) -> str:
           f"{_unread(claim)}"),
     _item(f"**Verdict: {verdict}.** {claim.filled(claim.explanation)}"),
   ]
-  if verdict == "only predicted":
+  compared = _compared(claim)
+  if compared:
+    blocks.append(_item(f"**Compared**: {compared}"))
+  if claim.judgement == "predicted":
     blocks.append(_item(f"**Checks of the ledger**: {_checks(claim)}"))
   if claim.after:
     blocks.append("\n" + claim.after.strip() + "\n")
@@ -199,6 +212,26 @@ def _unread(claim: Claim) -> str:
     " Recorded in the log and not read again by `docs.reproduce`: "
     f"{'; '.join(parts)}."
   )
+
+
+def _compared(claim: Claim) -> str:
+  """Returns the comparisons of a prediction, and what was fitted."""
+  words = []
+  for name, values, criterion, bound, slack, holds in (
+    claim.compared() if claim.judgement == "predicted" else ()
+  ):
+    relation = "" if criterion.relation == "equal" else criterion.relation + " "
+    effects = (float(values) - criterion.neutral, bound - criterion.neutral)
+    opposite = not holds and effects[0] * effects[1] < 0
+    words.append(
+      f"`{name}` {values:.4g}, published {relation}{bound:g}, tolerance "
+      f"{slack:.2g}: {'within' if holds else 'outside'}"
+      f"{', opposite sign' if opposite else ''}"
+    )
+  fitted = [f"`{n}`" for n, e in claim.expected.items() if e.fitted_to]
+  if fitted:
+    words.append(f"fitted, not compared: {', '.join(fitted)}")
+  return "; ".join(words) + "." if words else ""
 
 
 def _checks(claim: Claim) -> str:

@@ -6,11 +6,9 @@ one row for each. Claims are in `docs.claims`.
 """
 
 import ast
-import collections
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import pathlib
-import re
 import tomllib
 from typing import Any
 
@@ -155,12 +153,9 @@ def verdicts(_: str = "") -> str:
   rows = []
   for paper in load():
     if paper.saves:
-      counts = collections.Counter(
-        re.sub(" at .*", "", c.verdict()) for c in paper.claims
-      )
       rows.append([
         f"{paper.subject.split(':')[0]} ({paper.reference})", paper.saves,
-        ", ".join(f"{n} {verdict}" for verdict, n in counts.items()),
+        claims.counts(paper.claims),
         f"`{paper.configs[0]}`",
       ])
   return markdown_table(
@@ -183,7 +178,8 @@ def papers(_: str = "") -> str:
             p.mechanism, p.cost_model, p.studies, p.configs, p.notebooks
           )
         ),
-        ", ".join(c.number for c in p.claims) or "-",
+        ", ".join(c.number for c in p.claims)
+        + f" ({claims.counts(p.claims)})" if p.claims else "-",
       ]
       for p in load()
     ],

@@ -16,7 +16,9 @@ from typing import Any
 from absl import flags
 from rich.console import Console
 
+from caatnet.benchmarks.programs import calibration
 from caatnet.show.render import grid, markdown_table
+from configs.benchmark import calibration as calibration_config
 from docs import claims, documents, log, papers
 from docs.documents import Table
 from docs.points import (
@@ -577,7 +579,18 @@ def demo(_: str) -> str:
   return "```\n" + "\n".join(lines) + "\n```\n"
 
 
+def coverage(_: str) -> str:
+  """Returns how many intervals of predicted steps contain the time."""
+  rows = result("calibration")["rows"]
+  values = calibration.features(calibration_config.get_config(), rows)
+  return markdown_table(
+    ["key", "intervals that contain the time"],
+    [[*row.values()] for row in calibration.coverage(rows, values)],
+  )
+
+
 TABLES: dict[str, Table] = {
+  "coverage": coverage,
   "demo": demo,
   "experiments": log.experiments,
   "strategies": strategies,

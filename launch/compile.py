@@ -33,6 +33,7 @@ def main() -> None:
       raise ValueError(f"--{name} has no effect on --phase={FLAGS.phase}")
   import jax
   from rich.console import Console
+  from rich.text import Text
 
   jax.config.update("jax_platforms", "cpu")  # local accelerators are not used
   kind, _, count = FLAGS.target.partition(":")
@@ -60,7 +61,7 @@ def main() -> None:
       step = decoding.step_of(FLAGS.phase, built)
       programs[label or "base"] = functools.partial(decoding.analyse, step)
   for name, analyse in programs.items():
-    with Console(stderr=True).status(f"compiling {name} for {target.name}"):
+    with Console(stderr=True).status(Text(f"compiling {name}")):
       results[name] = analyse(target, {} if FLAGS.default_options else None)
   render.present(
     report.report(results), results, FLAGS.json, FLAGS.output, FLAGS.plot,

@@ -41,7 +41,7 @@ def main() -> None:
   if FLAGS.export and study.export is None:
     raise ValueError(
       f"--export={FLAGS.export}: config.study={config['study']!r} has nothing "
-      "to export; use configs/collectives/schedule.py"
+      "to export; use configs/collectives/schedule.py or multitree.py"
     )
   if FLAGS.html and study.write_page is None:
     raise ValueError(

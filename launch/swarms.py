@@ -52,7 +52,7 @@ def endpoint() -> Any:
   if FLAGS.process_id:  # process 0 is the swarm's peer
     return None
   protected = security()
-  request = handshake.Request(
+  request = handshake.DialRequest(
     handshake.Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
   )
   try:

@@ -14,10 +14,11 @@ from docs.claim_schema import Claim, Criterion, Expected, Number
 from docs.points import ROOT
 
 ALL = claims.ordered()
-VERDICTS = {
-  "reproduced", "not reproduced", "only predicted", "cannot be tested here",
-  "consistent",
+MODELS = {
+  "predicted within tolerance", "predicted, misses", "fitted to the figure",
+  "predicted, no figure",
 }
+VERDICTS = MODELS | {"reproduced", "not reproduced", "cannot be tested here"}
 
 
 @pytest.mark.quick
@@ -44,7 +45,56 @@ def test_verdicts_follow_from_values(claim):
   assert verdict.removesuffix(claim.scope).strip() in VERDICTS
   assert verdict in claims.overview()
   if claim.published.source == "unverified":
-    assert not verdict.startswith("reproduced")
+    assert not verdict.startswith(("reproduced", "predicted within"))
+
+
+def predicted(claim):
+  """The verdict on a model, from the file's numbers alone."""
+  within, fitted = [], False
+  values = claim["published"].get("values", {})
+  for number in claim["expected"].values():
+    given = number.get("against_published")
+    fitted |= "fitted_to" in number
+    if not given or "fitted_to" in number:
+      continue
+    bound = values[given["name"]]["value"] if "name" in given else (
+      given["number"]
+    )
+    effect = bound - given.get("neutral", 0)
+    slack = abs(effect) * given.get("relative", 0.1)
+    seeds = number["value"]
+    for value in seeds if isinstance(seeds, list) else [seeds]:
+      away = value - bound
+      signs = (value - given.get("neutral", 0)) * effect >= 0
+      within.append({
+        "equal": signs and abs(away) <= slack, "above": away > slack,
+        "at least": away >= -slack, "at most": away <= slack,
+      }[given.get("relation", "equal")])
+  if within:
+    return "predicted within tolerance" if all(within) else "predicted, misses"
+  return "fitted to the figure" if fitted else "predicted, no figure"
+
+
+@pytest.mark.quick
+def test_predictions_have_the_verdict_of_their_numbers():
+  """Computed again from the files; only claims without figures have none."""
+  found = {}
+  for path in claims.FOLDER.glob("*.toml"):
+    for claim in tomllib.loads(path.read_text())["claims"]:
+      if claim["judgement"] == "predicted":
+        verdict = found[claim["number"]] = predicted(claim)
+        has_values = "values" in claim["published"]
+        assert has_values or verdict in (
+          "predicted, misses", "predicted, no figure"
+        )
+        assert not has_values or verdict != "predicted, no figure", claim
+  assert found == {c.number: c.verdict() for c in ALL if c.verdict() in MODELS}
+  assert {*found.values()} == MODELS
+  assert {found[n] for n in ("5.8", "9.5", "16.4", "17.1", "17.4")} == {
+    "predicted, misses"
+  }
+  page = " ".join(claims.page().split())
+  assert "0.8764, published 1.71, tolerance 0.071: outside, opposite" in page
 
 
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.number)
@@ -70,7 +120,7 @@ def test_every_field_of_a_claim_is_used_by_its_prose():
     bounds = [
       e.against_published.name for e in claim.expected.values()
       if e.against_published is not None
-    ]
+    ] + [name for e in claim.expected.values() for name in e.fitted_to]
     for space, names in (
       ("seen", claim.expected), ("condition", claim.conditions),
       ("published", claim.published.values),
@@ -137,7 +187,7 @@ def test_predictions_list_the_checks_of_the_ledger_with_their_verdicts():
   for claim in ALL:
     entry = page.partition(f" ### {claim.number} ")[2].partition(" ### ")[0]
     listed = entry.partition("**Checks of the ledger**: ")[2]
-    assert bool(listed) == (claim.verdict() == "only predicted"), claim.number
+    assert bool(listed) == (claim.judgement == "predicted"), claim.number
     assert listed.startswith("none") == bool(listed and not claim.checks)
     for name in claim.checks:
       entry = log.parse(name, log.path_of(name).read_text())
@@ -185,7 +235,13 @@ def changed(**changes):
     ({"number": "1"}, "number"),
     ({"date": None}, "date"),
     ({"judgement": "likely"}, "judgement"),
-    ({"checks": ["2026-11-27-chakra-traces"]}, "claims that are only"),
+    ({"checks": ["2026-11-27-chakra-traces"]}, "claims that are predicted"),
+    ({"expected__bytes__fitted_to": ["size"]}, "no published value 'size'"),
+    ({"judgement": "predicted", "expected__bytes__against_published": None},
+     "published.values.bytes: a prediction needs"),
+    ({"judgement": "predicted", "published__source": "unverified"},
+     "unverified cannot be reproduced"),
+    ({"expected__bytes__against_published__relative": -0.1}, "relative"),
     ({"published__source": "hearsay"}, "published.source"),
     ({"published__source": "unverified"}, "unverified cannot be reproduced"),
     ({"seen": "{seen.byte:.1f}"}, "seen: placeholder"),
@@ -203,8 +259,7 @@ def changed(**changes):
     ({"expected__bytes__against_published": None}, "needs a criterion"),
     ({"expected__bytes__against_published__name": "b"}, "no published value"),
     ({"expected__bytes__against_published__number": 1.0}, "name or a number"),
-    ({"judgement": "consistent", "expected__bytes__value": 9.0},
-     "leaves its tolerance"),
+    ({"judgement": "consistent"}, "judgement"),
   ],
 )
 def test_a_wrong_claim_is_refused_in_one_line(tmp_path, changes, message):
@@ -256,7 +311,7 @@ def test_numbers_are_unique_and_references_exist(tmp_path):
   with pytest.raises(ValueError, match=missing):
     claims.load(tmp_path)
   other = changed(
-    number="1.2", judgement="only predicted", checks=["2026-11-25-ring"]
+    number="1.2", judgement="predicted", checks=["2026-11-25-ring"]
   )
   (tmp_path / "b.toml").write_text(_toml(other))
   with pytest.raises(ValueError, match=r"checks: no entry '2026-11-25-ring'"):
@@ -281,7 +336,48 @@ def test_a_value_within_its_tolerance_is_reproduced(
   )
   slack = max(absolute, relative * abs(published))
   verdict = Claim.model_validate(fields).verdict()
-  assert (verdict == "reproduced") == (abs(value - published) <= slack)
+  within = abs(value - published) <= slack and not value * published < 0
+  assert (verdict == "reproduced") == within
+
+
+CASES = [  # published, values, keys of the criterion, verdict
+  (8.0, 8.7, {}, "predicted within tolerance"),  # 10% by default
+  (8.0, 8.9, {}, "predicted, misses"),
+  (8.0, 8.9, {"relative": 0.2}, "predicted within tolerance"),
+  (8.0, 8.1, {"relative": 0.0}, "predicted, misses"),
+  (-0.1, 0.01, {"absolute": 1.0}, "predicted, misses"),  # opposite sign
+  (-0.1, 0.0, {"absolute": 1.0}, "predicted within tolerance"),
+  (0.0, 0.0, {}, "predicted within tolerance"),
+  (0.0, 1e-9, {}, "predicted, misses"),
+  (0.0, -0.5, {"absolute": 1.0}, "predicted within tolerance"),
+  (1.07, 1.1, {}, "predicted within tolerance"),
+  (1.07, 1.1, {"neutral": 1.0}, "predicted, misses"),  # 0.10 is not 0.07
+  (1.07, 0.99, {"neutral": 1.0, "absolute": 1.0}, "predicted, misses"),
+  (8.0, [7.5, 8.5], {}, "predicted within tolerance"),
+  (8.0, [7.5, 9.5], {}, "predicted, misses"),  # one end of a range
+  (8.0, 5.0, {"relation": "at most"}, "predicted within tolerance"),
+  (8.0, 5.0, {"relation": "at least"}, "predicted, misses"),
+]
+
+
+@pytest.mark.parametrize(("published", "value", "keys", "verdict"), CASES)
+def test_verdicts_on_predictions(published, value, keys, verdict):
+  fields = changed(
+    judgement="predicted", published__values__bytes__value=published,
+    expected__bytes__value=value, seen="",
+    expected__bytes__against_published={"name": "bytes", **keys},
+  )
+  assert Claim.model_validate(fields).verdict() == verdict
+  fields["expected"]["fit"] = {"value": 1.0, "printed": "(?P<value>.)"} | {
+    "fitted_to": ["bytes"]
+  }
+  assert Claim.model_validate(fields).verdict() == verdict
+  fields["expected"]["bytes"]["fitted_to"] = ["bytes"]
+  for judgement in ("predicted", "computed"):
+    fields["judgement"] = judgement
+    fitted = Claim.model_validate(fields)
+    assert fitted.verdict({"bytes": [published]}) == "fitted to the figure"
+    assert fitted.compared() == []
 
 
 @given(st.lists(FINITE, min_size=1, max_size=5), FINITE)
@@ -415,7 +511,9 @@ def test_numbers_share_the_keys_of_how_they_are_read():
       "here": number, "there": {"value": 1.0},
       "quotient": {"value": 2.0, "ratio": ["here", "there"]},
     },
-    "judgement": "only predicted", "seen": "",
+    "judgement": "predicted", "seen": "", "published": {
+      "text": "", "source": "paper",
+    },
   }
   claim = Claim.model_validate(fields)
   read = {n: (e.file, e.unit, e.pointer) for n, e in claim.expected.items()}

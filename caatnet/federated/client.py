@@ -22,9 +22,9 @@ from parallel.peers.membership import ids
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.handshake import (
   Address,
+  DialRequest,
   Purpose,
   Refused,
-  Request,
   Scope,
   Security,
   dial,
@@ -218,7 +218,7 @@ class Client:
     Raises:
       OSError: There is no connection.
     """
-    request = Request(Purpose.CONTROL, 0, 0, self._sender, messages.NAME)
+    request = DialRequest(Purpose.CONTROL, 0, 0, self._sender, messages.NAME)
     size = 4 * self._trainer.num_params
     with dial(
       self._address, request, self._security, Scope(), _DIAL_S

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caatnet.federated import messages, server, simulate
-from caatnet.federated.server import Rules, Server
+from caatnet.federated.server import Rules, ServerState
 from caatnet.federated.simulate import Transfer
 from parallel.peers.transport.frames import HEADER_BYTES, encode
 from parallel.plans.hardware.client_links import Link
@@ -159,7 +159,7 @@ def simulated(
     rounds=rules.rounds if rounds is None else rounds,
   )
 
-  def downlink_bytes(state: Server, base: int) -> int:
+  def downlink_bytes(state: ServerState, base: int) -> int:
     coded, parts = server.downlink(state, base)
     return framed(
       len(parts) * sizes.down if coded else sizes.model or sizes.down

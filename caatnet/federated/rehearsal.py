@@ -15,7 +15,7 @@ import numpy as np
 
 from caatnet.federated import predict, server, simulate, streamed
 from caatnet.federated.local import LocalTrainer
-from caatnet.federated.server import Server
+from caatnet.federated.server import ServerState
 
 _PHASES = ("t_v", "t_tr", "t_te")  # of a client's compute
 
@@ -53,10 +53,10 @@ def rehearse(
     data = codecs[client].encode(trained.params - received, round)
     return federation.uplink.decode(data, params.size)
 
-  def downlink_bytes(state: Server, base: int) -> int:
+  def downlink_bytes(state: ServerState, base: int) -> int:
     return predict.framed(sum(map(len, server.downlink(state, base)[1])))
 
-  def observe(time: float, state: Server) -> None:
+  def observe(time: float, state: ServerState) -> None:
     found.append({
       "round": state.round - 1, "revision": state.revision, "time_s": time,
       **{

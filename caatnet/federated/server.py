@@ -54,7 +54,7 @@ from caatnet.federated.state import (
   Contribution,
   Member,
   Rules,
-  Server,
+  ServerState,
   put,
   replaced,
 )
@@ -86,17 +86,17 @@ class Arithmetic(Protocol):
     ...
 
 
-def initial(params: np.ndarray, arithmetic: Arithmetic) -> Server:
+def initial(params: np.ndarray, arithmetic: Arithmetic) -> ServerState:
   """Returns the state before the first client connects.
 
   Args:
     params: Initial parameters, float32 ``[n]``.
     arithmetic: Computations on vectors.
   """
-  return Server(params, params, arithmetic.init(params))
+  return ServerState(params, params, arithmetic.init(params))
 
 
-def resumed(state: Server, time: float, rules: Rules) -> Server:
+def resumed(state: ServerState, time: float, rules: Rules) -> ServerState:
   """Returns a saved state after a restart: no client is connected.
 
   A run that has ended after its rounds continues if the rules have more.
@@ -113,8 +113,9 @@ def resumed(state: Server, time: float, rules: Rules) -> Server:
 
 
 def step(
-  state: Server, message: Any, time: float, rules: Rules, arithmetic: Arithmetic
-) -> tuple[Server, list[Any]]:
+  state: ServerState, message: Any, time: float, rules: Rules,
+  arithmetic: Arithmetic,
+) -> tuple[ServerState, list[Any]]:
   """Processes a message.
 
   Args:
@@ -152,7 +153,7 @@ def step(
   return state, effects
 
 
-def downlink(state: Server, base: int) -> tuple[bool, tuple[bytes, ...]]:
+def downlink(state: ServerState, base: int) -> tuple[bool, tuple[bytes, ...]]:
   """Returns the payload that leads from a revision to the newest one.
 
   Args:
@@ -169,7 +170,7 @@ def downlink(state: Server, base: int) -> tuple[bool, tuple[bytes, ...]]:
   return False, (state.published.tobytes(),)
 
 
-def wake_s(state: Server, rules: Rules) -> float | None:
+def wake_s(state: ServerState, rules: Rules) -> float | None:
   """Returns the time of the next event without a message; None for none."""
   if state.finished:
     return None
@@ -185,7 +186,7 @@ def wake_s(state: Server, rules: Rules) -> float | None:
   return min(times) if math.isfinite(min(times)) else None
 
 
-def waits(state: Server, rules: Rules) -> str:
+def waits(state: ServerState, rules: Rules) -> str:
   """Returns a description of what the server waits for."""
   if state.finished:
     return state.finished
@@ -210,8 +211,9 @@ def waits(state: Server, rules: Rules) -> str:
 
 
 def _hello(
-  state: Server, hello: Hello, time: float, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, hello: Hello, time: float, rules: Rules,
+  effects: list[Any],
+) -> ServerState:
   """Registers a client, and continues its part of the round."""
   reason = ""
   if not 0 <= hello.client < rules.clients:
@@ -257,8 +259,8 @@ def _hello(
 
 
 def _offer(
-  state: Server, client: int, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, client: int, rules: Rules, effects: list[Any]
+) -> ServerState:
   """Sends a client the work that it has not done."""
   member = state.members[client]
   if not member.connected or member.working >= 0 or state.started is None:
@@ -279,8 +281,8 @@ def _offer(
 
 
 def _ready(
-  state: Server, ready: Ready, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, ready: Ready, rules: Rules, effects: list[Any]
+) -> ServerState:
   """Requests a client's update, now or when others have sent theirs."""
   if state.started is None:
     return state  # the next round asks for it
@@ -296,8 +298,8 @@ def _ready(
 
 
 def _update(
-  state: Server, update: Update, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, update: Update, rules: Rules, effects: list[Any]
+) -> ServerState:
   """Counts or refuses an update."""
   member = state.members.get(update.client)
   if member is None:
@@ -337,8 +339,8 @@ def _update(
 
 
 def _gone(
-  state: Server, client: int, time: float, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, client: int, time: float, rules: Rules, effects: list[Any]
+) -> ServerState:
   """Counts a lost connection; after `_MAX_LOST`, the client is lost."""
   member = state.members[client]
   missed = state.started is not None and client in _unanswered(state)
@@ -354,8 +356,8 @@ def _gone(
 
 
 def _idle(
-  state: Server, client: int, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, client: int, rules: Rules, effects: list[Any]
+) -> ServerState:
   """Ends a client's transfers, and its work."""
   for up in (False, True):
     state = transfers.dequeue(state, client, rules, effects, up)
@@ -363,15 +365,15 @@ def _idle(
 
 
 def _without_update(
-  state: Server, client: int, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, client: int, rules: Rules, effects: list[Any]
+) -> ServerState:
   """Ends a client's work; the round no longer waits for its update."""
   state = _idle(state, client, rules, effects)
   return replaced(state, client, done=state.round, left=state.round)
 
 
 def _cannot_work_on(
-  state: Server, answer: Update | Ready, rules: Rules
+  state: ServerState, answer: Update | Ready, rules: Rules
 ) -> bool:
   """Returns whether a client reports a round that it cannot work on.
 
@@ -385,8 +387,8 @@ def _cannot_work_on(
 
 
 def _miscounted(
-  state: Server, answer: Update | Ready, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, answer: Update | Ready, rules: Rules, effects: list[Any]
+) -> ServerState:
   """Refuses an answer with a wrong round; its client is lost for this one."""
   reason = "of the past" if answer.round < state.round else "of the future"
   state = _refuse(state, answer, reason, effects)
@@ -396,8 +398,8 @@ def _miscounted(
 
 
 def _begin(
-  state: Server, time: float, rules: Rules, effects: list[Any]
-) -> Server:
+  state: ServerState, time: float, rules: Rules, effects: list[Any]
+) -> ServerState:
   """Starts the round of the state's number."""
   weights = _weights(state, rules)
   if not weights:
@@ -432,7 +434,7 @@ def _begin(
   return state
 
 
-def _ready_s(state: Server, rules: Rules) -> float:
+def _ready_s(state: ServerState, rules: Rules) -> float:
   """Returns the time from which a round may begin; infinity for unknown.
 
   At the start and after a restart, all clients are waited for, but those that
@@ -446,7 +448,7 @@ def _ready_s(state: Server, rules: Rules) -> float:
   return last + (0 if all(m.connected for m in members) else rules.reconnect_s)
 
 
-def _unanswered(state: Server) -> list[int]:
+def _unanswered(state: ServerState) -> list[int]:
   """Returns the sampled clients without an update, in order."""
   return [
     k for k in dict.fromkeys(state.sampled)
@@ -454,7 +456,7 @@ def _unanswered(state: Server) -> list[int]:
   ]
 
 
-def _complete(state: Server, time: float, rules: Rules) -> bool:
+def _complete(state: ServerState, time: float, rules: Rules) -> bool:
   """Returns whether the round in progress ends now."""
   assert state.started is not None
   unanswered = _unanswered(state)
@@ -473,9 +475,9 @@ def _complete(state: Server, time: float, rules: Rules) -> bool:
 
 
 def _end(
-  state: Server, time: float, rules: Rules, arithmetic: Arithmetic,
+  state: ServerState, time: float, rules: Rules, arithmetic: Arithmetic,
   effects: list[Any],
-) -> Server:
+) -> ServerState:
   """Merges the updates of a round, and starts the next one."""
   missing = _unanswered(state)
   # Ordered by sample, not by arrival, so that the sum has the same bits.
@@ -537,15 +539,15 @@ def _end(
   return _begin(state, time, rules, effects)
 
 
-def _is_stale(state: Server, rules: Rules) -> bool:
+def _is_stale(state: ServerState, rules: Rules) -> bool:
   """Returns whether the loss has not decreased for `Rules.patience` rounds."""
   return 0 < rules.patience <= state.stale
 
 
 def _merge(
-  state: Server, kept: list[Contribution], factors: list[float],
+  state: ServerState, kept: list[Contribution], factors: list[float],
   rules: Rules, arithmetic: Arithmetic,
-) -> Server:
+) -> ServerState:
   """Makes the next revision from the updates of a round."""
   mean = np.zeros_like(state.params)
   for contribution, factor in zip(kept, factors, strict=True):
@@ -599,7 +601,7 @@ def _compensated(
   return delta - np.float32(strength * _norm(delta) / norm) * correction
 
 
-def _finish(state: Server, reason: str, effects: list[Any]) -> Server:
+def _finish(state: ServerState, reason: str, effects: list[Any]) -> ServerState:
   """Ends the run."""
   state = dataclasses.replace(
     state, finished=reason, started=None, downlinks=(), uplinks=()
@@ -621,8 +623,8 @@ def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
 
 
 def _refuse(
-  state: Server, update: Update | Ready, reason: str, effects: list[Any]
-) -> Server:
+  state: ServerState, update: Update | Ready, reason: str, effects: list[Any]
+) -> ServerState:
   """Counts and names an update that is not merged."""
   effects.append(Refused(
     update.client,
@@ -636,7 +638,7 @@ def _refuse(
   )
 
 
-def _weights(state: Server, rules: Rules) -> dict[int, float]:
+def _weights(state: ServerState, rules: Rules) -> dict[int, float]:
   """Returns the weights of all clients with examples."""
   return {
     k: float(m.examples) if rules.weights == "examples" else 1.0

@@ -26,14 +26,14 @@ import numpy as np
 
 from caatnet.federated import events, messages, server, snapshot
 from caatnet.federated.messages import Received
-from caatnet.federated.server import Arithmetic, Rules, Server
+from caatnet.federated.server import Arithmetic, Rules, ServerState
 from parallel.base import atomic, files, schema
 from parallel.peers.membership.messages import Id
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.handshake import (
   Address,
+  DialRequest,
   Purpose,
-  Request,
   Security,
   format_address,
 )
@@ -140,7 +140,7 @@ class Service:
       ) from error
     self.address = self._listener.address
 
-  def serve(self, check: Callable[[], None] = lambda: None) -> Server:
+  def serve(self, check: Callable[[], None] = lambda: None) -> ServerState:
     """Runs until the run ends; returns the state.
 
     Args:
@@ -174,7 +174,7 @@ class Service:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def _meet(self, sock: socket.socket, request: Request) -> None:
+  def _meet(self, sock: socket.socket, request: DialRequest) -> None:
     """Receives a connection's messages, in a thread of the listener."""
     size = self.state.params.nbytes
     channel = Channel(

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from caatnet.federated import events, server
-from caatnet.federated.server import Arithmetic, Rules, Server
+from caatnet.federated.server import Arithmetic, Rules, ServerState
 
 
 class Transfer(NamedTuple):
@@ -123,7 +123,7 @@ class Transport(NamedTuple):
   network: Network
   message_s: float = 0.01
   silence_s: float = 2.0
-  downlink_bytes: Callable[[Server, int], int] | None = None
+  downlink_bytes: Callable[[ServerState, int], int] | None = None
   uplink_bytes: int | None = None
 
 
@@ -189,7 +189,7 @@ class Simulation:
     self, rules: Rules, arithmetic: Arithmetic, params: np.ndarray,
     clients: Clients, transport: Transport, faults: Sequence[Fault] = (),
     aggregation_s: float = 0.0,
-    observe: Callable[[float, Server], None] | None = None,
+    observe: Callable[[float, ServerState], None] | None = None,
   ) -> None:
     """Creates a run.
 
@@ -232,7 +232,7 @@ class Simulation:
     for fault in faults:
       self._after(fault.time, functools.partial(self._fault, fault))
 
-  def run(self, limit_s: float = math.inf) -> Server:
+  def run(self, limit_s: float = math.inf) -> ServerState:
     """Runs until the end or a time limit; returns the server's state."""
     while not self.state.finished:
       event_s = self._events[0][0] if self._events else math.inf
@@ -471,6 +471,6 @@ class Simulation:
     self._after(lasts_s, start)
 
 
-def _downlink_bytes(state: Server, base: int) -> int:
+def _downlink_bytes(state: ServerState, base: int) -> int:
   """Returns the bytes of the downlink to a client with a revision."""
   return sum(map(len, server.downlink(state, base)[1]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.federated.server import Member, Rules, Server
+from caatnet.federated.server import Member, Rules, ServerState
 from parallel.base import atomic
 from parallel.base.arrays import read_npz
 
@@ -24,7 +24,7 @@ _FREE = ("rounds", "reconnect_s", "hang_s", "max_examples")
 _RENAMED = {"least_gain": "min_gain", "most_examples": "max_examples"}
 
 
-def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
+def write(path: pathlib.Path, state: ServerState, rules: Rules) -> None:
   """Writes a state between rounds; it is on disk when this returns.
 
   Args:
@@ -62,7 +62,7 @@ def write(path: pathlib.Path, state: Server, rules: Rules) -> None:
     np.savez(temporary, **arrays)
 
 
-def read(path: pathlib.Path, rules: Rules) -> Server | None:
+def read(path: pathlib.Path, rules: Rules) -> ServerState | None:
   """Returns the state that `write` saved; None if there is no file.
 
   Raises:
@@ -79,7 +79,7 @@ def read(path: pathlib.Path, rules: Rules) -> Server | None:
         f"{', '.join(meta['arrays'])}"
       )
     params, old = found["params"], dict(meta["rules"])
-    state = Server(
+    state = ServerState(
       params=params,
       published=found.get("published", params),
       optimizer=_numbered(found, "optimizer"),

@@ -109,7 +109,7 @@ class Contribution(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Server:
+class ServerState:
   """State of the server.
 
   Attributes:
@@ -165,13 +165,13 @@ class Server:
     return self.history.get(self.round, ())
 
 
-def put(state: Server, client: int, member: Member) -> Server:
+def put(state: ServerState, client: int, member: Member) -> ServerState:
   """Returns the state with another member."""
   members = {**state.members, client: member}
   return dataclasses.replace(state, members=members)
 
 
-def replaced(state: Server, client: int, **changes: Any) -> Server:
+def replaced(state: ServerState, client: int, **changes: Any) -> ServerState:
   """Returns the state with other attributes of a member."""
   return put(
     state, client, dataclasses.replace(state.members[client], **changes)

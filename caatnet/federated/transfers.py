@@ -8,12 +8,12 @@ import dataclasses
 from typing import Any
 
 from caatnet.federated.events import Resend, Train
-from caatnet.federated.state import Rules, Server, replaced
+from caatnet.federated.state import Rules, ServerState, replaced
 
 
 def enqueue(
-  state: Server, client: int, rules: Rules, effects: list[Any], up: bool
-) -> Server:
+  state: ServerState, client: int, rules: Rules, effects: list[Any], up: bool
+) -> ServerState:
   """Begins a client's download or upload, or appends it to the queue.
 
   Args:
@@ -35,8 +35,8 @@ def enqueue(
 
 
 def dequeue(
-  state: Server, client: int, rules: Rules, effects: list[Any], up: bool
-) -> Server:
+  state: ServerState, client: int, rules: Rules, effects: list[Any], up: bool
+) -> ServerState:
   """Ends a client's transfer, if it has one, and begins that of the next.
 
   Args:
@@ -56,8 +56,8 @@ def dequeue(
 
 
 def _transfer(
-  state: Server, client: int, effects: list[Any], up: bool
-) -> Server:
+  state: ServerState, client: int, effects: list[Any], up: bool
+) -> ServerState:
   """Sends a client its model, or asks for its update."""
   member = state.members[client]
   if up:
@@ -69,7 +69,7 @@ def _transfer(
   return replaced(state, client, revision=state.revision)
 
 
-def without_waiting(state: Server, rules: Rules) -> Server:
+def without_waiting(state: ServerState, rules: Rules) -> ServerState:
   """Returns the state at the start of a round, in which no model waits.
 
   Models on the way and late updates continue if late updates are merged. If

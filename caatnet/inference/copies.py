@@ -38,7 +38,7 @@ from caatnet.program import Program
 PART_BYTES = 64 << 20
 
 
-class Piece(NamedTuple):
+class PageCopy(NamedTuple):
   """Some layers of a run of pages, and the pages of its copy on the host.
 
   Attributes:
@@ -100,7 +100,7 @@ class HostPages:
 
   def parts(
     self, runs: Iterable[tuple[int, Sequence[int]]]
-  ) -> list[list[Piece]]:
+  ) -> list[list[PageCopy]]:
     """Divides a copy into parts to be moved one after another.
 
     Args:
@@ -109,7 +109,7 @@ class HostPages:
     Returns:
       The pieces of each part.
     """
-    parts: list[list[Piece]] = []
+    parts: list[list[PageCopy]] = []
     size, num_layers = math.inf, self._decoder.cache_shape.num_layers
     for first, pages in runs:
       layer_bytes = len(pages) * self._block_bytes
@@ -123,10 +123,10 @@ class HostPages:
         if size > self.part_bytes:
           parts.append([])
           size = num * layer_bytes
-        parts[-1].append(Piece(layer, num, first, pages))
+        parts[-1].append(PageCopy(layer, num, first, pages))
     return parts
 
-  def read(self, piece: Piece) -> list[jax.Array]:
+  def read(self, piece: PageCopy) -> list[jax.Array]:
     """Starts copying a piece of the cache; `keep` stores it in host pages.
 
     Returns:
@@ -141,12 +141,12 @@ class HostPages:
       x.copy_to_host_async()
     return found
 
-  def keep(self, arrays: Sequence[jax.Array], piece: Piece) -> None:
+  def keep(self, arrays: Sequence[jax.Array], piece: PageCopy) -> None:
     """Waits for the arrays of a piece that was read, and stores them."""
     for kept, new in zip(self.arrays, arrays, strict=True):
       kept[self._at(piece)] = np.asarray(new)
 
-  def stage(self, piece: Piece) -> list[jax.Array]:
+  def stage(self, piece: PageCopy) -> list[jax.Array]:
     """Starts copying a piece from host pages to the device, for `write`.
 
     The host pages must not change before the transfer has ended.
@@ -156,7 +156,7 @@ class HostPages:
       for kept, sharding in zip(self.arrays, self._shardings, strict=True)
     ]
 
-  def write(self, arrays: Sequence[Any], piece: Piece) -> None:
+  def write(self, arrays: Sequence[Any], piece: PageCopy) -> None:
     """Overwrites a piece of the cache, before the next step.
 
     Args:
@@ -186,9 +186,9 @@ class HostPages:
       )
       for x in _arrays(self._decoder.cache, self._of_states)
     ]
-    self.write(arrays, Piece(0, layers, first, range(count)))
+    self.write(arrays, PageCopy(0, layers, first, range(count)))
 
-  def _at(self, piece: Piece) -> Any:
+  def _at(self, piece: PageCopy) -> Any:
     """Returns the index tuple that selects a piece of a host array."""
     layers = slice(piece.layer, piece.layer + piece.num_layers)
     return (*[slice(None)] * self._dim, layers, list(piece.pages))

@@ -80,6 +80,12 @@ def _parts(results: Results) -> Iterator[Table | str]:
       yield _nanobatches(label, result["nanobatches"])
   if all("roofline" in result for result in results.values()):
     yield _roofline(results)
+    for label, result in results.items():
+      if result.get("outside"):
+        yield (
+          f"{label}: the interval is widened, outside: "
+          f"{', '.join(result['outside'])}."
+        )
   else:
     yield (
       "No bounds: the program gathers pages of the cache into a dense copy, "

@@ -18,8 +18,19 @@ from parallel.ledger import conformal, overlap
 from parallel.ledger import fingerprint as fingerprints
 from parallel.ledger.targets import Target
 from parallel.outer.base import OuterLoop
+from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.pipeline import simulate
 from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
+
+# Keys of the config that define the family of a calibration: model, sizes, and
+# how the step is split. Nothing is known about the others.
+_FAMILY = (
+  "model.name", "model.width", "model.ffn_width", "model.num_layers",
+  "model.num_heads", "model.vocab_size", "model.dtype", "model.remat",
+  "data.seq_len", "data.batch_size", "parallel.worker", "parallel.data",
+  "parallel.stage", "parallel.tensor", "sync.p", "sync.route", "zero.scheme",
+  "pipeline.schedule", "outer.algorithm", "optimizer.name",
+)
 
 
 def analyse(
@@ -138,13 +149,42 @@ def schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
       **bounds,
     },
     **(
-      {"interval": conformal.interval(
-        bounds["step_as_scheduled"], target.links.residuals
-      )._asdict()}
-      if target.links is not None and target.links.residuals else {}
+      interval(bounds["step_as_scheduled"], target.links, features(
+        experiment.config, target.name, program.layout.mesh.size
+      )) if target.links is not None and target.links.residuals else {}
     ),
     "constants": made.constants(program.model.dtype),
   }
+
+
+def features(
+  config: Mapping[str, Any], target: str, devices: int
+) -> dict[str, str | float]:
+  """Returns what tells whether a run's step is of a calibration's family.
+
+  Args:
+    config: The run's config as plain data.
+    target: Name of the target, as in "cpu:4".
+    devices: Number of devices of the mesh.
+  """
+  found = {"target": target.partition(":")[0], "devices": devices}
+  for key in _FAMILY:
+    section, _, name = key.partition(".")
+    found[key] = config.get(section, {}).get(name, "none")
+  if found["parallel.stage"] == 1:  # the schedule is not used
+    found["pipeline.schedule"] = "none"
+  return found
+
+
+def interval(
+  step_s: float, links: LinkMatrix, values: Mapping[str, str | float]
+) -> dict[str, Any]:
+  """Returns the interval of a predicted step, and why it is widened, if so."""
+  outside = conformal.outside(links.family, values)
+  wider = links.widening * len(outside) if outside else 0.0
+  return {"outside": outside, "interval": conformal.interval(
+    step_s, links.residuals, wider=wider
+  )._asdict()}
 
 
 def _waiting(

@@ -34,7 +34,7 @@ _NUM_TOKENS = (
 _MAX_TOKENS = 256
 
 
-class Request(Protocol):
+class EvalRequest(Protocol):
   """A request, such as ``lm_eval.api.instance.Instance``.
 
   Attributes:
@@ -85,7 +85,7 @@ class Responder:
     self._generate = generate
 
   def loglikelihood(
-    self, asked: Sequence[Request]
+    self, asked: Sequence[EvalRequest]
   ) -> list[tuple[float, bool]]:
     """Scores continuations of contexts.
 
@@ -105,7 +105,7 @@ class Responder:
     )
     return self._judge(pairs)
 
-  def loglikelihood_rolling(self, asked: Sequence[Request]) -> list[float]:
+  def loglikelihood_rolling(self, asked: Sequence[EvalRequest]) -> list[float]:
     """Scores whole texts independently.
 
     Each token is scored once, given the previous tokens in its window. The
@@ -123,7 +123,7 @@ class Responder:
     ]
     return [total for total, _ in self._judge(pairs)]
 
-  def generate_until(self, asked: Sequence[Request]) -> list[str]:
+  def generate_until(self, asked: Sequence[EvalRequest]) -> list[str]:
     """Continues contexts until a stop string.
 
     A context that leaves no room for ``max_gen_toks`` tokens is truncated at

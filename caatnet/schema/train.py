@@ -39,8 +39,8 @@ class Elastic:
   )
   measured: bool = field(
     False, 'Whether links are measured at each change of the membership, and '
-    'order="ring" uses the faster one of a ring and a direct exchange; equal '
-    "for all workers.",
+    'order="ring" uses the fastest one of a ring, a direct exchange and a sum '
+    "inside sites first; equal for all workers.",
   )
   alone_s: float = field(
     300.0, "Seconds without a coordinator after which a worker saves and ends.",

@@ -60,24 +60,27 @@ def build_schedule(text: str, net: Topology) -> Schedule:
 def check_lists(
   config: Mapping[str, Any],
   other_algorithms: Collection[str] = (),
+  *,
+  key: str = "algorithms",
   **allowed: Collection[str],
 ) -> None:
   """Rejects lists that contain unknown names.
 
   Args:
-    config: Config with a list "algorithms", and one for each keyword.
+    config: Config with a list of algorithms, and one for each keyword.
     other_algorithms: Valid algorithm names that are not schedule builders.
+    key: Config key of the algorithms.
     **allowed: Valid names in each of these lists.
 
   Raises:
     ValueError: A list contains an unknown name.
   """
-  for text in config["algorithms"]:
+  for text in config[key]:
     if text not in other_algorithms:
       try:
         builders.named(text)
       except ValueError as error:
-        raise ValueError(f"config.algorithms: {error}") from error
-  for key, names in allowed.items():
-    for name in config[key]:
-      checks.known(f"config.{key}={tuple(config[key])}: ", name, names)
+        raise ValueError(f"config.{key}: {error}") from error
+  for listed, names in allowed.items():
+    for name in config[listed]:
+      checks.known(f"config.{listed}={tuple(config[listed])}: ", name, names)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from caatnet.schema.fields import Range, field
+from caatnet.schema.fields import COUNT_OR_NONE, Range, field, section
 
 BANDWIDTH = (
   "Bandwidth of links in bytes/s, or a kind of link of "
@@ -18,7 +18,27 @@ TIERS = (
   "parallel/plans/hardware/tiers.py"
 )
 UTILISATION = "Achieved share of peak FLOP/s of matrix products, an assumption."
+ALGORITHMS = (
+  "ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
+  "hdrm", "double_tree", "swing", "direct", "multitree", "optimal",
+)
 EXECUTIONS = ("events", "lockstep")
+
+
+@section
+class Export:
+  """Format of the MSCCL XML file of ``--export``."""
+
+  runtime: str = field(
+    "nccl", 'Runtime that reads it: "nccl", "rccl" or "msccl".'
+  )
+  protocol: str = field("Simple", 'Protocol: "Simple", "LL" or "LL128".')
+  min_bytes: int = field(
+    0, "Smallest buffer in bytes.", Range(0, 2**63 - 1, whole=True)
+  )
+  max_bytes: int = field(
+    2**63 - 1, "Largest buffer in bytes.", Range(0, 2**63 - 1, whole=True)
+  )
 
 
 def study_key(name: str) -> Any:
@@ -32,4 +52,12 @@ def random_numberings_key() -> Any:
     0, "Random numberings of the ranks that are tried in addition to those of "
     "the topology and, for a grid, of its transpositions; the fastest counts.",
     Range(0, 64, whole=True),
+  )
+
+
+def pieces_key() -> Any:
+  """Declares the number of pieces of each chunk of a schedule."""
+  return field(
+    0, "Pieces of each chunk, which are pipelined; 0 for the fastest number of "
+    "each size and time model.", COUNT_OR_NONE,
   )

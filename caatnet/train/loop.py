@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.train import tokenizer, traffic
+from caatnet.train import fits, tokenizer, traffic
 from caatnet.train.checkpoint import start
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.elastic import membership
@@ -172,6 +172,7 @@ class Run:
     check_data(self.workdir, dataset.sha256)
     tokenizer.check(self.workdir, dataset.tokenizer)
     start.check(experiment, self.workdir, dataset.tokenizer)
+    fits.check(experiment)
     self.dataset = dataset
     self.update = experiment.update.open(
       experiment.program, experiment.learning_rate

@@ -12,6 +12,9 @@ Each algorithm has the number of pieces per chunk that is fastest for it.
     --plot=multitree.png
   python -m launch.simulate --config=configs/collectives/multitree.py \
     --config.topologies='("torus:6x6",)' --config.latency_s=1e-6
+  python -m launch.simulate --config=configs/collectives/multitree.py \
+    --config.topologies='("torus:4x4",)' --config.size_bytes='(1048576,)' \
+    --export=fastest.xml    # the recommended schedule, for MSCCL's runtime
 
 Nothing is trained; it takes three minutes of one core. Link constants are those
 of ASTRA-sim's example, not the paper's. The two-level fat tree is a leaf-spine

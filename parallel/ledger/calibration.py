@@ -38,7 +38,7 @@ from parallel.plans.hardware.link_matrix import LinkMatrix
 _FREE = cluster_files.MAX_RATE  # rate of work whose fitted time is 0
 
 
-class Work(NamedTuple):
+class InstructionWork(NamedTuple):
   """Instruction that does not communicate: means of one execution.
 
   Attributes:
@@ -61,7 +61,7 @@ class Rates(NamedTuple):
   memory: float
   overhead_s: float
 
-  def seconds(self, work: Work) -> float:
+  def seconds(self, work: InstructionWork) -> float:
     """Returns the time of one execution of an instruction."""
     return self.overhead_s + max(
       work.flops / self.matrix, work.bytes / self.memory
@@ -104,7 +104,7 @@ class Observed:
   reading: Reading
   steps: int
   step_s: float
-  work: tuple[Work, ...]
+  work: tuple[InstructionWork, ...]
   messages: tuple[Message, ...]
   dtype: str
 
@@ -161,7 +161,7 @@ def observe(reading: Reading, events: Events) -> Observed:
       if found and (cost.flops or cost.bytes):
         dtype = roofline.products(module, computation, instruction)[1]
         flops[dtype] += cost.flops * len(found)
-        work.append(Work(
+        work.append(InstructionWork(
           cost.flops, cost.bytes,
           sum(x.end - x.start for x in found) / 1e9 / len(found),
           len(found) / num_devices / steps,
@@ -235,7 +235,7 @@ def calibrate(
   ])
 
 
-def rates(work: Sequence[Work]) -> Rates:
+def rates(work: Sequence[InstructionWork]) -> Rates:
   """Fits rates to instructions.
 
   Raises:
@@ -243,7 +243,7 @@ def rates(work: Sequence[Work]) -> Rates:
 
   Example:
     >>> true = Rates(2e10, 1e9, 1e-5)
-    >>> made = [Work(f, b, 0.0, 1) for f, b in (
+    >>> made = [InstructionWork(f, b, 0.0, 1) for f, b in (
     ...   (2e9, 1e6), (4e9, 1e6), (0.0, 1e6), (1e3, 4e6))]
     >>> found = rates([w._replace(seconds=true.seconds(w)) for w in made])
     >>> print(*(f"{x:.3g}" for x in found))
@@ -351,7 +351,7 @@ def _by_group(
 
 
 def _work_rows(
-  work: Sequence[Work], fitted: Rates, total_s: float
+  work: Sequence[InstructionWork], fitted: Rates, total_s: float
 ) -> list[dict[str, Any]]:
   """Returns the residuals of the rates, before the rest is spread."""
   rows = []

@@ -7,12 +7,16 @@ contains the new step's time with at least the given probability, whatever the
 distribution of the errors is. Both ends are separate quantiles, since errors of
 a roofline are not symmetric. Too few residuals give an infinite interval.
 
+The probability is a mean over such steps, and can be lower for a group of them.
+So residuals have a family, the values of named keys of their programs, and the
+interval of a program outside of it is widened (`widening`).
+
 Source: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World",
 2005; Lei et al., "Distribution-Free Predictive Inference for Regression", JASA
 113, 2018, algorithm 2, here with two ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import math
 from typing import NamedTuple
 
@@ -21,6 +25,9 @@ import numpy as np
 from parallel.base import checks
 
 COVERAGE = 0.9
+Value = str | float
+# Key -> values of it in the programs of a calibration.
+Family = Mapping[str, Sequence[Value]]
 
 
 class Interval(NamedTuple):
@@ -41,7 +48,8 @@ class Interval(NamedTuple):
 
 
 def interval(
-  predicted_s: float, residuals: Sequence[float], coverage: float = COVERAGE
+  predicted_s: float, residuals: Sequence[float], coverage: float = COVERAGE,
+  wider: float = 0.0,
 ) -> Interval:
   """Returns the interval of a predicted time.
 
@@ -50,6 +58,7 @@ def interval(
     residuals: log(measured / predicted) of other steps, which the rates of the
       prediction were not fitted to.
     coverage: Probability that the interval contains the time, in [0, 1].
+    wider: Logarithm of the factor by which both ends are moved outwards.
 
   Raises:
     ValueError: ``coverage`` is not in [0, 1].
@@ -65,6 +74,16 @@ def interval(
     >>> interval(2.0, residuals[:18]).high
     inf
   """
+  low, middle, high = _ends(residuals, coverage)
+  return Interval(*(
+    predicted_s * float(np.exp(x)) for x in (low - wider, middle, high + wider)
+  ))
+
+
+def _ends(
+  residuals: Sequence[float], coverage: float
+) -> tuple[float, float, float]:
+  """Returns low end, median and high end as logarithms."""
   checks.fraction("coverage", coverage)
   found = np.sort(np.asarray(residuals, float))
   n = len(found)
@@ -74,7 +93,75 @@ def interval(
   low, high = -math.inf, math.inf
   if outside:
     low, high = found[outside - 1], found[n - outside]
-  middle = float(np.median(found)) if n else 0.0
-  return Interval(*(
-    predicted_s * float(np.exp(x)) for x in (low, middle, high)
-  ))
+  return low, float(np.median(found)) if n else 0.0, high
+
+
+def family(programs: Sequence[Mapping[str, Value]]) -> dict[str, list[Value]]:
+  """Returns the family of programs that are given by values of the same keys.
+
+  Example:
+    >>> found = family([
+    ...   {"tensor": 4, "zero": "ddp"}, {"tensor": 1, "zero": "ddp"},
+    ... ])
+    >>> found
+    {'tensor': [1, 4], 'zero': ['ddp']}
+    >>> outside(found, {"tensor": 2, "zero": "ddp"})
+    []
+    >>> outside(found, {"tensor": 8, "zero": "zero3"})
+    ['tensor=8 (calibration: 1 to 4)', 'zero=zero3 (calibration: ddp)']
+  """
+  keys = programs[0] if programs else ()
+  return {
+    key: sorted(
+      {p[key] for p in programs}, key=lambda x: (isinstance(x, str), x)
+    ) for key in keys
+  }
+
+
+def outside(known: Family, program: Mapping[str, Value]) -> list[str]:
+  """Returns a text for each key by which a program is outside of a family.
+
+  A number is inside from the least to the greatest value of its key, a text if
+  it is one of the values. An empty family contains no program.
+  """
+  if not known:
+    return ["the calibration names no family"]
+  found = []
+  for key, values in known.items():
+    value = program.get(key, "none")
+    if any(isinstance(x, str) for x in (value, *values)):
+      is_inside, text = value in values, ", ".join(map(str, values))
+    else:
+      low, high = min(values), max(values)
+      is_inside = low <= value <= high
+      text = f"{low:g}" + f" to {high:g}" * (high > low)
+    if not is_inside:
+      found.append(f"{key}={value} (calibration: {text})")
+  return found
+
+
+def widening(
+  programs: Sequence[Mapping[str, Value]], residuals: Sequence[float],
+  coverage: float = COVERAGE,
+) -> float:
+  """Returns what intervals lack for a group that the residuals are not of.
+
+  Each group, a text or the least or the greatest number of a key, is predicted
+  by the residuals of all other programs. The result is the largest distance to
+  their interval, in logarithms, within which the share ``coverage`` of a group
+  lies (all of a small one); infinite if no key varies, or too few remain.
+  """
+  needed = []
+  for key, values in family(programs).items():
+    is_text = isinstance(values[0], str)
+    groups = values if is_text else sorted({values[0], values[-1]})
+    for value in groups if len(values) > 1 else ():
+      own, others = (
+        [r for p, r in zip(programs, residuals, strict=True)
+         if (p[key] == value) == is_own] for is_own in (True, False)
+      )
+      low, _, high = _ends(others, coverage)
+      beyond = sorted(max(low - r, r - high, 0.0) for r in own)
+      rank = min(math.ceil(coverage * (len(own) + 1)), len(own))
+      needed.append(float(beyond[rank - 1]) if low > -math.inf else math.inf)
+  return max(needed, default=math.inf)

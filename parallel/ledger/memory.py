@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class ProgramMemory:
   """Bytes on one device while the program runs.
 
   Attributes:
@@ -48,7 +48,9 @@ class Memory:
     )
 
 
-def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
+def memory(
+  compiled: jax.stages.Compiled, arguments: dict[str, Any]
+) -> ProgramMemory:
   """Splits XLA's memory analysis by groups of arguments.
 
   Args:
@@ -84,7 +86,7 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
   host = analysis.host_argument_size_in_bytes
   # XLA reports one number for all arguments in their device layouts; the
   # difference to their logical sizes is padding.
-  return Memory(
+  return ProgramMemory(
     arguments=sizes,
     padding=analysis.argument_size_in_bytes
     + analysis.host_argument_size_in_bytes

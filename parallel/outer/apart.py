@@ -36,7 +36,7 @@ Weights = tuple[Any, ...]  # float32 scalars
 Make = Callable[[Axis, Weights], Callable[..., Any]]
 
 
-class Exchange(Protocol):
+class PeerCollectives(Protocol):
   """Transport of the collectives, such as `parallel.peers.exchange`.
 
   Attributes:
@@ -146,7 +146,7 @@ class Apart:
     """The function of a single worker, for use inside another function."""
     return self._make(Axis(self._worker, 1), ())
 
-  def __call__(self, exchange: Exchange, args: Any) -> Any:
+  def __call__(self, exchange: PeerCollectives, args: Any) -> Any:
     """Runs the function, with its collectives over an exchange.
 
     Args:
@@ -298,7 +298,9 @@ def _check_sum(x: Any) -> None:
     )
 
 
-def _run_collective(exchange: Exchange, verb: str, x: np.ndarray) -> np.ndarray:
+def _run_collective(
+  exchange: PeerCollectives, verb: str, x: np.ndarray
+) -> np.ndarray:
   """Runs a collective on ``[devices, ...]``; returns results of equal layout.
   """
   x = np.ascontiguousarray(x)

@@ -16,12 +16,12 @@ import threading
 import time
 from typing import Any
 
-from parallel.peers.exchange import Exchange, PeerContribution
+from parallel.peers.exchange import PeerContribution, RoundExchange
 from parallel.peers.membership import ids, leases, service
 from parallel.peers.membership import messages as m
 from parallel.peers.membership import peer as peers
 from parallel.peers.membership import revision as revisions
-from parallel.peers.membership.fetch import Fetch, Server
+from parallel.peers.membership.fetch import Fetch, StateServer
 from parallel.peers.membership.leases import Spans
 from parallel.peers.membership.messages import Id
 from parallel.peers.membership.revision import LEASES, Revision
@@ -34,8 +34,8 @@ from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.handshake import (
   Address,
   Cancelled,
+  DialRequest,
   Purpose,
-  Request,
   Scope,
   Security,
   dial,
@@ -83,7 +83,7 @@ class Agent:
     self._listener, self._settings = listener, settings
     self._events: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     self._scope = Scope()
-    self._server = Server()
+    self._server = StateServer()
     self._channel: Channel | None = None
     self._links: Links | None = None
     self._rings: Rings | None = None
@@ -138,7 +138,7 @@ class Agent:
   def _converse(self) -> None:
     """Maintains a connection to the coordinator; runs in its own thread."""
     pause_s, seen, invalid = 0.05, time.monotonic(), ""
-    request = Request(Purpose.CONTROL, 0, 0, self.peer.id, service.NAME)
+    request = DialRequest(Purpose.CONTROL, 0, 0, self.peer.id, service.NAME)
     while self.error is None:
       try:
         left_s = max(0.0, seen + self._settings.alone_s - time.monotonic())
@@ -525,7 +525,7 @@ class Agent:
     found: Revision | None = None
     try:
       # The first message of a round: weights, samples, measurement requests.
-      exchange = Exchange(links, task, part.weight, part.samples, rings)
+      exchange = RoundExchange(links, task, part.weight, part.samples, rings)
       made = dict(part.combine(exchange, newest.visible, part.value))
       exchange.end()  # a peer that calls a further operation is named
       if self._settings.samples:

@@ -1,7 +1,7 @@
 """Exchange between the contributors of a round, as user code sees it.
 
 All contributors call the same function on the same shared state, and exchange
-their contributions through an `Exchange`, in the same order of calls. The
+their contributions through an `RoundExchange`, in the same order of calls. The
 function returns the next shared state, which must be identical on all
 contributors; results of the exchange are bitwise identical.
 """
@@ -26,7 +26,7 @@ _MAX_OPERATIONS = 1 << 20  # per round: a round's tags start at a multiple
 _TIMED_BYTES = 1 << 16  # smaller sums measure latency, not bandwidth
 
 
-class Exchange:
+class RoundExchange:
   """Collectives between the contributors of one attempt of a round.
 
   Attributes:
@@ -81,8 +81,8 @@ class Exchange:
       raise links.error
     # All contributors read the same requests, so all decide alike.
     if rings is not None and any(wish for _, _, wish in said):
-      self._tag += 2  # `measure` uses two tags
-      rings.measure(self.contributors, self._tag - 1)
+      self._tag += 3  # `measure` uses three tags
+      rings.measure(self.contributors, self._tag - 2)
 
   @property
   def rank(self) -> int:
@@ -116,12 +116,13 @@ class Exchange:
     Raises:
       Lost: A peer was lost.
     """
-    ranks, measured = self.contributors, False
-    if order == "ring":
-      (order, ranks), measured = self.algorithm(x.nbytes), True
+    measured = order == "ring"
+    chosen = self.algorithm(x.nbytes) if measured else Algorithm(
+      order, self.contributors
+    )
     start = time.monotonic()
     total = link_collectives.all_reduce(
-      self._links, self._next(), x, order=order, ranks=ranks
+      self._links, self._next(), x, **chosen._asdict()
     ).result()
     if measured and self._rings is not None and x.nbytes >= _TIMED_BYTES:
       # Slower sums than before lead to a new measurement.
@@ -137,12 +138,12 @@ class Exchange:
       nbytes: Bytes of the array.
 
     Returns:
-      (order of additions, contributors in that order). With measured links the
-      faster one of a ring and a direct exchange; otherwise the ring of the
-      ranks.
+      Order of additions, contributors in that order, and sizes of sites. With
+      measured links the fastest one of a ring, a direct exchange and a sum
+      inside sites first; otherwise the ring of the ranks.
     """
     if self._rings is None:
-      return "ring", self.contributors
+      return Algorithm("ring", self.contributors)
     return self._rings.choice(self.contributors, nbytes)
 
   def mean(self, x: np.ndarray, order: Order = "direct") -> np.ndarray:
@@ -182,7 +183,7 @@ class Exchange:
 
 # Computes the next shared state from (exchange, current state, contribution).
 # It must modify neither input: after a failed attempt it is called again.
-Combine = Callable[[Exchange, State, Any], State]
+Combine = Callable[[RoundExchange, State, Any], State]
 
 
 class PeerContribution(NamedTuple):

@@ -19,8 +19,9 @@ class Settings:
     samples: Number of samples per contribution, or a function from the round's
       number to it, equal on all peers; 0 disables leases.
     measured: Whether links are measured, and sums in the order "ring" use the
-      faster one of a ring and a direct exchange; equal on all peers. A
-      measurement takes some tenths of a second per epoch.
+      fastest one of a ring, a direct exchange and a sum inside sites first;
+      equal on all peers. A measurement takes some tenths of a second per epoch,
+      and some seconds per peer with round trips of 100 ms.
     rounds: Number of rounds of the run. A peer that connects after the last
       one ends with `Finished`. 0 for a run without an end.
     listen: (host, port) at which the peer listens; port 0 selects a free port.

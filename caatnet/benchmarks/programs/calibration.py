@@ -2,9 +2,9 @@
 
 The prediction is that of `launch.compile`: the roofline of each instruction of
 the compiled step, and its collectives on the links, with the rates of
-`parallel.ledger.calibration`. Intervals are those of
-`parallel.ledger.conformal`. Measured is the mean step of a round of the outer
-loop.
+`parallel.ledger.calibration`. Intervals, and the family of programs that they
+hold for, are those of `parallel.ledger.conformal`. Measured is the mean step of
+a round of the outer loop.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,8 +68,10 @@ def run(config: Any) -> dict[str, Any]:
     kept.get([text, index], lambda i=index: _row(config, measured, i))
     for index in timing.progress(range(count), "configurations")
   ]
-  result = judged(rows, options.held_out)
-  links = dataclasses.replace(links, residuals=tuple(result["residuals"]))
+  result = judged(rows, options.held_out, features(config, rows))
+  links = dataclasses.replace(links, residuals=tuple(result["residuals"]), **{
+    key: result[key] for key in ("family", "widening")
+  })
   if options.cluster:
     files.replace(pathlib.Path(options.cluster), cluster_files.to_json(links))
   _show_fit(fitted["fit"])
@@ -80,8 +82,22 @@ def run(config: Any) -> dict[str, Any]:
   }
 
 
+def features(
+  config: Any, rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, str | float]]:
+  """Returns the features (`study.features`) of each row's configuration."""
+  base = setup.without_benchmark(config)
+  return [
+    study.features(
+      json.loads(override(base, row["configuration"]).to_json()), "cpu",
+      config.benchmark.devices,
+    ) for row in rows
+  ]
+
+
 def judged(
-  rows: Sequence[Mapping[str, Any]], held_out: int
+  rows: Sequence[Mapping[str, Any]], held_out: int,
+  values: Sequence[Mapping[str, str | float]],
 ) -> dict[str, Any]:
   """Compares predictions with measurements.
 
@@ -90,17 +106,20 @@ def judged(
       each block. Configurations are independent draws, so that the first ones
       and the others are exchangeable if the machine does not change.
     held_out: Number of first rows that give the residuals.
+    values: `features` of the rows.
 
   Returns:
-    ``residuals``, the other ``rows`` with ``interval``, and ``summary``: over
+    ``residuals`` and their ``family``, the other ``rows`` with ``interval``,
+    not widened, their ``widening`` and ``coverage``, and ``summary``: over
     these rows, median and 95th percentile of |median / measured - 1|, share of
     intervals that contain the measured time, and of |block / measured - 1|.
   """
   measured = [float(np.median(row["blocks_s"])) for row in rows]
-  residuals = [
+  errors_of = [
     math.log(seconds / row["predicted_s"])
     for seconds, row in zip(measured, rows, strict=True)
-  ][:held_out]
+  ]
+  residuals = errors_of[:held_out]
   found, errors, spreads, contained = [], [], [], []
   for row, seconds in list(zip(rows, measured, strict=True))[held_out:]:
     interval = conformal.interval(row["predicted_s"], residuals)
@@ -111,14 +130,19 @@ def judged(
       **row, "measured_s": seconds, "interval": list(interval),
       "contained": contained[-1],
     })
-  return {"residuals": residuals, "rows": found, "summary": {
-    "contained": float(np.mean(contained)), "tested": len(found),
-    **{
-      f"{name}_{key}": float(np.quantile(values, quantile))
-      for name, values in (("error", errors), ("spread", spreads))
-      for key, quantile in (("median", 0.5), ("p95", 0.95))
+  return {
+    "residuals": residuals, "family": conformal.family(values[:held_out]),
+    "widening": conformal.widening(values[held_out:], errors_of[held_out:]),
+    "rows": found, "coverage": coverage(found, values[held_out:]),
+    "summary": {
+      "contained": float(np.mean(contained)), "tested": len(found),
+      **{
+        f"{name}_{key}": float(np.quantile(values, quantile))
+        for name, values in (("error", errors), ("spread", spreads))
+        for key, quantile in (("median", 0.5), ("p95", 0.95))
+      },
     },
-  }}
+  }
 
 
 def drawn(
@@ -321,12 +345,32 @@ def _show_fit(fit: Sequence[Mapping[str, Any]]) -> None:
   )
 
 
+def coverage(
+  rows: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, Any]]
+) -> list[dict[str, str]]:
+  """Returns how many intervals of `judged` contain the time, per group."""
+  found = []
+  for key, seen in conformal.family(values).items():
+    parts = []
+    for value in seen:
+      inside = [row["contained"] for row, own in zip(rows, values, strict=True)
+                if own[key] == value]
+      parts.append(f"{value}: {sum(inside)} of {len(inside)}")
+    if len(seen) > 1:
+      found.append({"key": key, "intervals": "; ".join(parts)})
+  return found
+
+
 def show(result: Mapping[str, Any]) -> None:
-  """Prints the rows of `judged` and their summary."""
+  """Prints the rows of `judged`, their coverage and their summary."""
   tables.table(
     "configurations that no rate was fitted to, ms",
     "configuration | interval/1e-3:.1f=predicted: 5%, 50%, 95% | "
     "measured_s/1e-3:.1f=measured | contained=inside", result["rows"],
+  )
+  tables.table(
+    "coverage", "key | intervals=intervals that contain the time",
+    result["coverage"],
   )
   s = result["summary"]
   print(

@@ -32,7 +32,7 @@ import jax
 import numpy as np
 
 from caatnet.inference import batches
-from caatnet.inference.copies import HostPages, HostStates, Piece
+from caatnet.inference.copies import HostPages, HostStates, PageCopy
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.sampling import Top
@@ -217,7 +217,7 @@ class _Moving:
   """
 
   copy: Copy
-  parts: collections.deque[list[tuple[HostPages, Piece]]]
+  parts: collections.deque[list[tuple[HostPages, PageCopy]]]
   num_open: int = 0
 
 
@@ -402,7 +402,7 @@ class DecoderExecutor:
 
   def _parts(
     self, copy: Copy
-  ) -> collections.deque[list[tuple[HostPages, Piece]]]:
+  ) -> collections.deque[list[tuple[HostPages, PageCopy]]]:
     """Returns the parts of a copy to or from the host.
 
     The state is in the first part, which `copy` dispatches: a later step may

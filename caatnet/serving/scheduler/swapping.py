@@ -29,7 +29,7 @@ from caatnet.serving.scheduler.counts import Counts, Decision
 from caatnet.serving.scheduler.limits import Limits
 
 
-class Plan(NamedTuple):
+class PageSources(NamedTuple):
   """Sources of the pages that a request is admitted with.
 
   Attributes:
@@ -234,7 +234,7 @@ class Swapping:
     self._pages.release(request.pages)
     request.pages = NO_PAGES
 
-  def plan(self, request: Request) -> Plan | None:
+  def plan(self, request: Request) -> PageSources | None:
     """Returns the sources of a request's pages; None to wait for a copy."""
     size, most = self._pages.page_size, request.length - 1
     found = self._pages.find(request.block_hashes)
@@ -249,18 +249,19 @@ class Swapping:
     valid = min(self.host.valid(owner), most)
     assert not self.host.states or valid in (0, self.host.valid(owner))
     if valid <= start:
-      return Plan(start, found, source)
+      return PageSources(start, found, source)
     if self._busy[owner]:
-      return None if request.swapped else Plan(start, found, source)
+      return None if request.swapped else PageSources(start, found, source)
     copied = self.host.pages(owner)[len(found) : -(-valid // size)]
     # Reading the tokens again may be faster than the copy from the host.
     if not request.swapped or self._limits.preempt == "cost":
       read = self.costs.prefill_s(start, valid - start)
       if read <= self._copy_s("in", copied):
-        return Plan(start, found, source)
-    return Plan(valid, found, NO_PAGES, copied if self.host.paged else ())
+        return PageSources(start, found, source)
+    copies = copied if self.host.paged else ()
+    return PageSources(valid, found, NO_PAGES, copies)
 
-  def admit(self, request: Request, plan: Plan, num_pages: int) -> bool:
+  def admit(self, request: Request, plan: PageSources, num_pages: int) -> bool:
     """Allocates a request's first pages.
 
     Args:

@@ -17,7 +17,7 @@ import h11
 _MAX_HEAD = 100 * 1024
 
 
-class Exchange(asyncio.Protocol):
+class HttpExchange(asyncio.Protocol):
   """One request on a connection of its own, and its response.
 
   Attributes:
@@ -114,7 +114,7 @@ async def post(
   try:
     async with asyncio.timeout(timeout_s) as limit:
       transport, exchange = await asyncio.get_running_loop().create_connection(
-        lambda: Exchange(request, body, on_body), parts.hostname,
+        lambda: HttpExchange(request, body, on_body), parts.hostname,
         parts.port or (443 if context else 80), ssl=context,
       )
   except TimeoutError as error:

@@ -51,7 +51,7 @@ def bound(host: str, port: int) -> socket.socket:
   return found
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
   """Serves an `Api` until a signal arrives.
 
   Attributes:

@@ -6,7 +6,7 @@ import pathlib
 
 from caatnet.inference.scoring import Scorer
 from caatnet.serving.server.api import Api, Bounds
-from caatnet.serving.server.http import Server
+from caatnet.serving.server.http import HttpServer
 from caatnet.serving.server.metrics import Metrics
 from caatnet.serving.server.served import Served
 from caatnet.serving.server.service import Service
@@ -58,10 +58,10 @@ def api(made: Served, key: str, page_bytes: int) -> Api:
 
 def server(
   made: Served, key: str, page_bytes: int, say: Callable[[str], None]
-) -> Server:
+) -> HttpServer:
   """Returns a server of `api`, which prints its messages with ``say``."""
   chosen = made.chosen
-  return Server(
+  return HttpServer(
     api(made, key, page_bytes), chosen.read_s, chosen.write_s, chosen.drain_s,
     say,
   )

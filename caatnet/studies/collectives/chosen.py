@@ -48,16 +48,23 @@ class ChosenSchedule:
   pieces: int
   seconds: float
 
+  def __str__(self) -> str:
+    """Returns the name and options of the schedule, as configs give them."""
+    options = self.options | {"pieces": self.pieces}
+    return ",".join([self.builder, *(f"{k}={x}" for k, x in options.items())])
+
 
 def fastest(
   name: str,
   topology: Topology,
   collective: Collective,
   size_bytes: int,
+  /,  # "size_bytes" is an option of grown trees, too
   *,
   model: Model = "events",
   pieces: int | None = None,
   random_numberings: int = 0,
+  fits: Callable[[Schedule], bool] = lambda schedule: True,
   **options: Any,
 ) -> ChosenSchedule:
   """Returns a builder's fastest schedule for a message.
@@ -86,6 +93,7 @@ def fastest(
       addition to transpositions, with whole chunks. Each costs as much as the
       first; schedules of more than ``MAX_TRANSFERS`` transfers are not
       renumbered.
+    fits: Whether a schedule is a candidate.
     **options: Keyword arguments of the builder; ``numbering`` selects one
       numbering.
 
@@ -93,8 +101,8 @@ def fastest(
     The fastest candidate, proven.
 
   Raises:
-    ValueError: The builder does not support the topology, or the message has
-      fewer bytes than chunks.
+    ValueError: The builder does not support the topology, the message has
+      fewer bytes than chunks, or no schedule fits.
   """
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
@@ -118,15 +126,21 @@ def fastest(
   found = []
   for kind in kinds:
     # The best whole-chunk schedule of each kind is then cut into pieces.
-    whole = _soonest([
+    wholes = [
       choice for x in kind
       for choice in _numbered(
         topology, random_numberings, *x, pieces or 1, timed
       )
-    ])
-    found.append(whole)
+      if fits(choice.schedule)
+    ]
+    if not wholes:
+      continue
+    found.append(whole := _soonest(wholes))
     if pieces is None:
-      found += _cut(whole, topology, size_bytes, model, timed)
+      cut = _cut(whole, topology, size_bytes, model, timed)
+      found += (choice for choice in cut if fits(choice.schedule))
+  if not found:
+    raise ValueError(f"no schedule of {name!r} fits")
   best = _soonest(found)
   check(best.schedule, topology)
   return best

@@ -1,10 +1,13 @@
 """Config of the study of collective schedules."""
 
 from caatnet.schema import register
-from caatnet.schema.fields import BYTES, COUNT_OR_NONE, field
+from caatnet.schema.fields import BYTES, field
 from caatnet.studies.keys import (
+  ALGORITHMS,
   BANDWIDTH,
   LATENCY,
+  Export,
+  pieces_key,
   random_numberings_key,
   study_key,
 )
@@ -22,19 +25,17 @@ class Collectives:
     "Topologies, as in configs/collectives/schedule.py.",
   )
   algorithms: tuple[str, ...] = field(
-    ("ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
-     "hdrm", "double_tree", "swing", "direct", "multitree", "optimal"),
-    "Builders of parallel/plans/schedules/builders.py. Optimal trees of 256 "
-    "ranks take too long to find.",
+    ALGORITHMS, "Builders of parallel/plans/schedules/builders.py. Optimal "
+    "trees of 256 ranks take too long to find.",
   )
-  pieces: int = field(
-    0, "Pieces of each chunk, which are pipelined; 0 for the fastest number of "
-    "each size and time model.", COUNT_OR_NONE,
-  )
+  pieces: int = pieces_key()
   random_numberings: int = random_numberings_key()
   size_bytes: tuple[int, ...] = field(
     tuple(k * 2**10 for k in (32, 256, 2048, 16384, 65536)),
     "Sizes of messages in bytes.", BYTES,
+  )
+  export: Export = field(
+    Export, "Format of --export, for one topology and one size."
   )
   bandwidth: str = field("", BANDWIDTH)
   latency_s: str = field("", LATENCY)

@@ -21,6 +21,15 @@ def report(result: Mapping[str, Any]) -> Report:
     _topology(name, rows, barrier) for name, rows in nets.items()
   ]
   parts.append(Table(
+    f"recommended: fastest by events{barrier}; --export=FILE.xml writes that "
+    "of one topology and size",
+    "topology | size | events_us:,.1f=us | built=config.algorithm",
+    [
+      row | {"size": size_text(row["size_bytes"])}
+      for row in result["recommended"]
+    ],
+  ))
+  parts.append(Table(
     "MultiTree's speed-up: geometric mean and range over the sizes and "
     "topologies above, and\nshare of cases that are not slower (its paper, "
     "in a simulator of its own, over its own "

@@ -7,12 +7,13 @@ ISCA 2021). Deviation: its simulator sends flits,
 
 from collections.abc import Mapping, Sequence
 import math
+import pathlib
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 
-from caatnet.studies.collectives import chosen
+from caatnet.studies.collectives import exports
 from caatnet.studies.inputs import (
   build_schedule,
   check_lists,
@@ -20,7 +21,8 @@ from caatnet.studies.inputs import (
 )
 from parallel.base.naming import naming
 from parallel.plans.network.routed import on_links
-from parallel.plans.schedules import builders
+from parallel.plans.schedules.bounds import injection_bound
+from parallel.plans.schedules.msccl import exporter
 from parallel.plans.topology.graph import Topology
 
 # MultiTree's speed-ups, from the abstract of Huang et al., ISCA 2021.
@@ -79,8 +81,47 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "pieces": config["pieces"],
     "rows": rows,
     "skipped": skipped,
+    "recommended": _recommended(rows),
     "speedups": _speedups(rows),
   }
+
+
+def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Writes the recommended schedule of one topology and size.
+
+  Args:
+    config: Config as nested dicts.
+    path: File to write, as in `exports.export`.
+
+  Raises:
+    ValueError: There are several topologies or sizes, or as there.
+  """
+  check_lists(config)
+  for key in ("topologies", "size_bytes"):
+    if len(config[key]) != 1:
+      raise ValueError(
+        f"config.{key}={tuple(config[key])} must have one item for --export"
+      )
+  with naming("config.export", config["export"]):
+    exporter.check_options(**config["export"])
+  (text,), (size,) = config["topologies"], config["size_bytes"]
+  net = parse_topology(config, "topologies", text)
+  with naming("config", _NAMED):
+    exports.export(
+      path, config, "algorithms", (), net, "all_reduce", size,
+      config["pieces"], config["random_numberings"],
+      "barrier" if config["barrier"] else "events",
+    )
+
+
+def _recommended(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+  """Returns the fastest row by events of each topology and size."""
+  best: dict[tuple[str, int], Mapping[str, Any]] = {}
+  for row in rows:
+    cell = row["topology"], row["size_bytes"]
+    if cell not in best or row["events_us"] < best[cell]["events_us"]:
+      best[cell] = row
+  return list(best.values())
 
 
 def _row(
@@ -88,17 +129,11 @@ def _row(
   random_numberings: int,
 ) -> dict[str, Any]:
   """Times an algorithm, for each time model in its best number of pieces."""
-  # An algorithm's own "pieces" has precedence over the config's; 0 lets
-  # `fastest` choose.
-  builder, options = builders.named(name)
-  options = {"pieces": pieces or None, **options}
-  found = {}
-  for model in ("barrier" if barrier else "events", "lockstep"):
-    found[model] = chosen.fastest(
-      builder, net, "all_reduce", size_bytes, model=model,
-      random_numberings=random_numberings, **options
-    )
-  by_events, in_lockstep = found.values()
+  by_events, in_lockstep = (
+    exports.timed(
+      net, name, "all_reduce", size_bytes, pieces, random_numberings, model
+    ) for model in ("barrier" if barrier else "events", "lockstep")
+  )
   return {
     "topology": net.name,
     "num_ranks": net.num_ranks,
@@ -107,38 +142,12 @@ def _row(
     "size_bytes": size_bytes,
     # Simulated times are whole nanoseconds.
     "events_us": round(by_events.seconds * 1e9) / 1e3,
+    "built": str(by_events),
     "events_chunks": by_events.schedule.num_chunks,
     "lockstep_us": in_lockstep.seconds * 1e6,
     "lockstep_chunks": in_lockstep.schedule.num_chunks,
     "bound_us": injection_bound(net, size_bytes) * 1e6,
   }
-
-
-def injection_bound(net: Topology, size_bytes: int) -> float:
-  """Returns a lower bound in seconds on an all-reduce, from the ranks' links.
-
-  Each rank must send and receive at least the size of the buffer over its own
-  links. All ranks together must send 2 (n - 1) times that size (Patarasuk and
-  Yuan, 2009), which is the tighter bound if all have equal links. A single rank
-  may send less than 2 (n - 1) / n of the buffer if it reduces nothing for
-  others: its sends of the reduce-scatter may then overlap its receives of the
-  all-gather. Latency is ignored.
-
-  Args:
-    net: The network.
-    size_bytes: Size of the buffer.
-  """
-  n = net.num_ranks
-  out = [0.0] * net.num_nodes
-  into = [0.0] * net.num_nodes
-  for link in net.links:
-    out[link.source] += link.bandwidth
-    into[link.destination] += link.bandwidth
-  # Ranks are nodes 0 to n - 1. Bytes per second of the slowest rank, and of all
-  # ranks together.
-  slowest = min(*out[:n], *into[:n])
-  together = min(sum(out[:n]), sum(into[:n]))
-  return size_bytes * max(1 / slowest, 2 * (n - 1) / together)
 
 
 def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from caatnet.studies.datacentre import closed_forms, knobs
 from parallel.plans.hardware import sites
 
 _PAPER = "arXiv 2407.12819"
-# Relation to the published figure. "consistent": an input is a figure of the
-# same source, or was derived from one, and the result is within `TOLERANCE` of
-# the published figure. "differs": such an input, and a larger error. "same
-# formula": the source uses the same formula. "predicted": neither.
-VERDICTS = ("consistent", "differs", "same formula", "predicted")
+# Relation to the published figure. "fitted": an input was derived from the
+# figure. "same source": an input is another figure of its source, and the
+# result is within `TOLERANCE` of the published one. "differs": such an input,
+# and a larger error. "same formula": the source uses the same formula.
+# "predicted": none of these.
+VERDICTS = ("fitted", "same source", "differs", "same formula", "predicted")
 TOLERANCE = 0.05
 
 
@@ -39,14 +40,14 @@ class Row(NamedTuple):
   def plain(self) -> dict[str, Any]:
     """Returns the row with its error, relative to the nearer end of a range.
 
-    A row whose error exceeds the tolerance is not consistent.
+    A row with inputs of the same source "differs" above the tolerance.
     """
     near = min(  # clamps `ours` to the range
       max(self.ours, min(self.published)), max(self.published)
     )
     error = self.ours / near - 1
     verdict = self.verdict
-    if verdict == "consistent" and abs(error) > TOLERANCE:
+    if verdict == "same source" and abs(error) > TOLERANCE:
       verdict = "differs"
     return {**self._asdict(), "verdict": verdict, "error": error}
 
@@ -68,13 +69,13 @@ def paper() -> list[dict[str, Any]]:
     "(a choice)"
   )
   rows = [
-    Row("racks", (23_300,), backed["racks"], price, "consistent", _PAPER),
+    Row("racks", (23_300,), backed["racks"], price, "fitted", _PAPER),
     Row("accelerators", (1.67e6,), backed["accelerators"],
-        f"{price}, 72 per rack", "consistent", _PAPER),
+        f"{price}, 72 per rack", "fitted", _PAPER),
     Row("IT power", (3.6e9,), backed["it_w"],
-        "154.5 kW per rack (backed out)", "consistent", _PAPER, "W"),
+        "154.5 kW per rack (backed out)", "fitted", _PAPER, "W"),
     Row("power with cooling", (4.16e9, 4.71e9), backed["facility_w"],
-        "the same, PUE 1.2 (a choice)", "consistent", _PAPER, "W"),
+        "the same, PUE 1.2 (a choice)", "fitted", _PAPER, "W"),
     Row("IT power", (3.6e9,), forward["it_w"], own, "predicted", _PAPER, "W"),
     Row("power with cooling", (4.16e9, 4.71e9), forward["facility_w"],
         f"{own}, PUE {pue} (Google)", "predicted", _PAPER, "W"),
@@ -136,20 +137,20 @@ def machines() -> list[dict[str, Any]]:
     Row("Llama 3 405B, FLOPs", (3.8e25,), llama["flops"],
         "405e9 parameters, 15.6e12 tokens", "same formula", herd, "FLOP"),
     Row("Llama 3 405B, GPU-hours", (30.84e6,), hours,
-        "400 TFLOP/s per GPU without any pause", "consistent",
+        "400 TFLOP/s per GPU without any pause", "same source",
         "model card of Llama 3.1, recalled", "h"),
     Row("Llama 3 405B, GPU-hours", (30.84e6,), hours / llama["goodput"],
-        "the same over the share of the next row", "consistent",
+        "the same over the share of the next row", "same source",
         "model card of Llama 3.1, recalled", "h"),
     Row("Llama 3, effective training time, over", (0.9, 1.0),
         llama["goodput"], "a failure every 3.1 h, which is of the same 54 "
         "days; 10 minutes to restart, 1 GB/s per GPU to copy (choices)",
-        "consistent", f"{herd}, reported"),
+        "same source", f"{herd}, reported"),
     Row("PaLM 540B, FLOPs", (2.5272e24,), palm["flops"],
         "540e9 parameters, 780e9 tokens", "same formula", of_palm, "FLOP"),
     Row("PaLM 540B, chip-hours on TPU v4 pods", (6144 * 1200 + 3072 * 336,),
         chips, "46.2% of the peak as published; the published hours have "
-        "pauses and repeated steps in them", "consistent", of_palm, "h"),
+        "pauses and repeated steps in them", "same source", of_palm, "h"),
     Row("Frontier, peak", (1.68565e18,), frontier["speed"],
         "36,992 MI250X of 47.9 TFLOP/s in float64 (datasheet)", "predicted",
         top500, "FLOP/s"),

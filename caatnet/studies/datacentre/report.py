@@ -58,9 +58,9 @@ def report(result: Mapping[str, Any]) -> Report:
     ),
     *notes(result),
     Table(
-      "published figures; consistent: an input is a figure of the same source, "
-      "or was backed out of one, and the error is at most 5%; differs: such an "
-      "input, and a larger error",
+      "published figures; fitted: an input was backed out of the figure; same "
+      "source: an input is another figure of its source, and the error is at "
+      "most 5%; differs: such an input, and a larger error",
       "what | published | ours | error:+.1% | verdict | inputs | source",
       [
         _in_units(row, row["unit"], "ours") | {"published": " to ".join(

@@ -47,7 +47,7 @@ class Flow(NamedTuple):
   bytes: int
 
 
-class Piece(NamedTuple):
+class SpineShare(NamedTuple):
   """Part of a flow that takes one spine: numerator / denominator of it."""
 
   spine: int
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 
 # Pieces of one flow; empty if it stays below its leaf and takes no spine.
-Route = tuple[Piece, ...]
+Route = tuple[SpineShare, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,14 +141,15 @@ def ecmp(net: Fabric, flows: Sequence[Flow], seed: int = 0) -> list[Route]:
   """Routes each flow over a pseudo-random spine, drawn in the flows' order."""
   draw = random.Random(seed)
   return _each(
-    net, flows, lambda _, live: (Piece(live[draw.randrange(len(live))]),)
+    net, flows, lambda _, live: (SpineShare(live[draw.randrange(len(live))]),)
   )
 
 
 def single_path(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   """Routes each flow over the live spine number destination mod their count."""
   return _each(
-    net, flows, lambda flow, live: (Piece(live[flow.destination % len(live)]),)
+    net, flows,
+    lambda flow, live: (SpineShare(live[flow.destination % len(live)]),),
   )
 
 
@@ -158,7 +159,7 @@ def spray(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   # equal routes before it does exact arithmetic.
   @functools.cache
   def parts(live: tuple[int, ...]) -> Route:
-    return tuple(Piece(spine, 1, len(live)) for spine in live)
+    return tuple(SpineShare(spine, 1, len(live)) for spine in live)
 
   return _each(net, flows, lambda _, live: parts(live))
 
@@ -200,7 +201,7 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
     for place, index in enumerate(members):
       parts = pieces if place >= len(members) - split else 1
       routes[index] = tuple(
-        Piece(live[(turn + i) % len(live)], 1, parts) for i in range(parts)
+        SpineShare(live[(turn + i) % len(live)], 1, parts) for i in range(parts)
       )
       turn += parts
   return routes
@@ -277,7 +278,8 @@ def _coloured(
     shares = colour(ends, len(net.spines), sizes)
     for index, parts in zip(members, shares, strict=True):
       routes[index] = tuple(
-        Piece(net.spines[c], *share.as_integer_ratio()) for c, share in parts
+        SpineShare(net.spines[c], *share.as_integer_ratio())
+        for c, share in parts
       )
   return routes
 
@@ -304,7 +306,7 @@ def _avoid_failures(
     spine = min(
       net.live[a, b], key=lambda s: max(load[a, s], load[s, b])
     )
-    routes[index] = (Piece(spine),)
+    routes[index] = (SpineShare(spine),)
     load[a, spine] += flows[index].bytes
     load[spine, b] += flows[index].bytes
 

@@ -168,7 +168,7 @@ class Prediction:
   """
 
   partition: Partition
-  memory: cost.Memory
+  memory: cost.StateMemory
   received: Mapping[tuple[str, str], float]
   direct: Mapping[tuple[str, str], float]
   seconds: float

@@ -151,7 +151,9 @@ def _seconds(
   )
 
 
-def _work(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Work:
+def _work(
+  config: Mapping[str, Any], table: PipelineSchedule
+) -> simulate.PartTimes:
   section = config["work"]
   with naming("config.work", section):
     return simulate.even_work(

@@ -4,7 +4,9 @@
 offloading systems. A run differs from them in three ways. Its weights and
 gradients are float32. Weights stay on the device. The gradients of a step are
 arrays on the device until its program ends, so XLA has activations and
-gradients in memory at the same time.
+gradients in memory at the same time. With the optimizer on the host, XLA also
+allocates DRAM for the gradients that arrive and the weights that leave; the
+gradients are then copied to their tiers.
 
 Moments, the host's arrays and saved activations are exact
 (`parallel.plans.zero.cost`, and the names that ``config.model.remat`` saves).
@@ -134,20 +136,24 @@ def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
       Use("update", "device", written=1), Use("update", "device", read=1),
       Use("update", "cpu", read=1, written=1),
     )
-    gradients = Tensor(
-      "gradients", stored, ("end of backward",),
-      (arrives, Use("update", "cpu", read=1)), "host",
+    # XLA allocates what arrives and what leaves; all of it can be in flight.
+    update = ("end of backward",)
+    arrived = Tensor(
+      "arrived gradients", stored, update,
+      (arrives, Use("update", "cpu", read=1)), "dram",
     )
+    gradients = Tensor("gradients", stored, update, (both,), "host")
     state = tuple(
       Tensor(name, stored, INSTANTS, (both,), "host")
       for name in ("master weights", "first moments", "second moments")
     )
     staged = Tensor(
-      "staged weights", stored, (), (Use("update", "cpu", written=1), leaves),
-      "host",
+      "staged weights", stored, update,
+      (Use("update", "cpu", written=1), leaves), "dram",
     )
     way = Way(
-      "updated by the cpu, weights on the device", (gradients, *state, staged)
+      "updated by the cpu, weights on the device",
+      (arrived, gradients, *state, staged),
     )
   return StatePart("parameters", (way,), step.model.num_layers)
 

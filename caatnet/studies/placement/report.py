@@ -14,7 +14,8 @@ _EXECUTED = {
   "master weights": "these tiers", "first moments": "these tiers",
   "second moments": "these tiers", "activations": "device or pinned",
   "layer inputs": "device or pinned", "weights": "device",
-  "gradients": "device, then any node", "staged weights": "any node",
+  "gradients": "these tiers", "staged weights": "any node",
+  "arrived gradients": "any node",
   "moments": "device or pinned, all",
 }
 # Sentence on the state of a step by ``config.placement.state``.

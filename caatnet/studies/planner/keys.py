@@ -51,7 +51,9 @@ class PlannerOptions:
   cluster: str = field(
     "pipette-a100:16",
     "File of a cluster, or NAME:GROUPS of parallel/plans/hardware/clusters.py, "
-    'with ",uneven=SEED" for links between nodes with reduced bandwidth.',
+    'with ",uneven=SEED" for links between nodes with reduced bandwidth, '
+    '",slow=(DEVICE,FACTOR)" for a slow device; "h100:1+a100:1" has nodes of '
+    "two kinds.",
   )
   execution: str = field(
     "lockstep",

@@ -9,6 +9,7 @@ from parallel.base import labels, plot
 from parallel.base.report import Report, Table
 
 Row = Mapping[str, Any]
+_NAMED = 16  # largest number of unused devices that are named with their nodes
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -56,14 +57,31 @@ def _left_out(found: Row) -> list[str]:
   """Returns a line on devices that are not used; [] if all are."""
   if not found["devices"]:
     return []
-  names = ", ".join(
-    f"{x['device']} (node {x['node']})" for x in found["devices"]
-  )
+  if len(found["devices"]) <= _NAMED:
+    names = "slow ones first: devices " + ", ".join(
+      f"{x['device']} (node {x['node']})" for x in found["devices"]
+    )
+  else:
+    names = f"devices {_ranges([x['device'] for x in found['devices']])}"
   return [
-    f"not used, slow ones first: devices {names} of {found['of']}; s of a step "
-    f"with all of them: {labels.text(found['seconds'])}. "
-    f"A run has the devices {labels.text(found['used'])} only"
+    f"not used, {names} of {found['of']}; s of a step with all of them: "
+    f"{labels.text(found['seconds'])}. A run has the devices "
+    f"{_ranges(found['used'])} only"
   ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+  """Formats integers in ascending order; from three on, runs as "0 to 7"."""
+  runs: list[list[int]] = []
+  for number in sorted(numbers):
+    if runs and number == runs[-1][-1] + 1:
+      runs[-1].append(number)
+    else:
+      runs.append([number])
+  return ", ".join(
+    f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+    for run in runs
+  )
 
 
 def flags(keys: Mapping[str, Any]) -> str:

@@ -1,10 +1,13 @@
 """Config of the study of one collective schedule."""
 
 from caatnet.schema import register
-from caatnet.schema.fields import BYTES, COUNT_OR_NONE, Range, field, section
+from caatnet.schema.fields import BYTES, COUNT_OR_NONE, field
 from caatnet.studies.keys import (
+  ALGORITHMS,
   BANDWIDTH,
   LATENCY,
+  Export,
+  pieces_key,
   random_numberings_key,
   study_key,
 )
@@ -13,21 +16,6 @@ from caatnet.studies.keys import (
 @register.study
 class Schedule:
   """One collective schedule on one topology."""
-
-  @section
-  class Export:
-    """Format of the MSCCL XML file of ``--export``."""
-
-    runtime: str = field(
-      "nccl", 'Runtime that reads it: "nccl", "rccl" or "msccl".'
-    )
-    protocol: str = field("Simple", 'Protocol: "Simple", "LL" or "LL128".')
-    min_bytes: int = field(
-      0, "Smallest buffer in bytes.", Range(0, 2**63 - 1, whole=True)
-    )
-    max_bytes: int = field(
-      2**63 - 1, "Largest buffer in bytes.", Range(0, 2**63 - 1, whole=True)
-    )
 
   name: str = field("schedule", "Name of the config.")
   study: str = study_key("schedule")
@@ -39,8 +27,7 @@ class Schedule:
     'failed, as in "torus:4x4,failed=0-1".',
   )
   picture_round: int = field(
-    5, "Round that --plot draws, from 0; the default is the first round of the "
-    "all-gather.", COUNT_OR_NONE,
+    5, "Round that --plot draws, from 0.", COUNT_OR_NONE,
   )
   algorithm: str = field(
     "multitree", "Name of a builder in parallel/plans/schedules/builders.py; "
@@ -48,6 +35,11 @@ class Schedule:
     '"optimal,weight=2".',
   )
   collective: str = field("all_reduce", "Collective to build.")
+  pieces: int = pieces_key()
+  alternatives: tuple[str, ...] = field(
+    ALGORITHMS, "Algorithms that are timed, too, on at most 64 ranks, for a "
+    "warning if one is faster; () for none.", empty=True,
+  )
   random_numberings: int = random_numberings_key()
   msccl: str = field(
     "", "MSCCL XML file to read instead of running an algorithm; "

@@ -22,6 +22,7 @@ _MODELS = {
   "barrier_us": "events, a barrier after each round",
   "lockstep_us": "lockstep: alpha-beta, cut-through",
   "lower_bound_us": "lower bound of events",
+  "bound_us": "lower bound of all schedules",
 }
 _MAX_LINKS = 8
 _MAX_LABELS = 80
@@ -29,7 +30,11 @@ _MAX_LABELS = 80
 
 def report(result: Mapping[str, Any]) -> Report:
   """Returns times and the busiest links, and a round of the schedule."""
-  links = result["links"]
+  links, faster = result["links"], result["faster"]
+  built = result["built"] or result["config"]["msccl"]
+  # A file would have precedence over the algorithm.
+  flags = "--config.msccl= " * bool(result["config"]["msccl"])
+  far = result["events_us"] / result["bound_us"]
   return Report("Schedule of a collective", [
     Table(
       f"{result['collective']} by {result['algorithm']} on "
@@ -40,6 +45,12 @@ def report(result: Mapping[str, Any]) -> Report:
       "model | us:,.3f",
       [{"model": text, "us": result[key]} for key, text in _MODELS.items()],
     ),
+    f"{built}: events take {far:.2f} times the lower bound of all schedules",
+    *([
+      f"warning: another schedule takes {faster['us']:,.3f} us, "
+      f"{faster['us'] / result['events_us'] - 1:.0%}: {flags}"
+      f"--config.algorithm={faster['algorithm']}"
+    ] if faster else []),
     Table(
       f"the {min(_MAX_LINKS, len(links))} busiest of {len(links)} links",
       "{source} -> {destination}=link | bytes:, | utilisation=busy | "

@@ -1,22 +1,27 @@
 """Study of one schedule on one topology: times, link loads, export."""
 
 from collections.abc import Mapping
+import contextlib
 import pathlib
 from typing import Any
 
-from caatnet.studies.collectives import chosen
-from caatnet.studies.inputs import parse_topology
-from parallel.base import files
+from caatnet.studies.collectives import exports
+from caatnet.studies.collectives.chosen import ChosenSchedule
+from caatnet.studies.inputs import check_lists, parse_topology
 from parallel.base.naming import naming
-from parallel.plans.network import perfetto_trace, simulate, trace
+from parallel.plans.network import simulate
 from parallel.plans.network.routed import RoutedSchedule, on_links
-from parallel.plans.schedules import builders
+from parallel.plans.schedules.bounds import lower_bound
 from parallel.plans.schedules.msccl import exporter, importer
-from parallel.plans.schedules.schedule import Schedule
+from parallel.plans.schedules.schedule import Collective, Schedule
 from parallel.plans.topology.graph import Topology
 
 # Config keys that appear in errors of times.
-_NAMED = ("size_bytes", "bandwidth", "latency_s")
+_NAMED = ("size_bytes", "bandwidth", "latency_s", "pieces")
+# Alternatives are not timed for more ranks, which takes minutes.
+MAX_COMPARED = 64
+# A smaller gain of an alternative is not reported.
+LEAST_GAIN = 1.01
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,11 +31,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/collectives/schedule.py, as nested dicts.
 
   Returns:
-    Plain data: times in us, and the links, the busiest ones first.
+    Plain data: times in us, and the links, the busiest ones first. "bound_us"
+    is a lower bound for all schedules, "lower_bound_us" one for this schedule.
+    "faster" has an alternative that takes less time, None if there is none.
 
   Raises:
     ValueError: The topology, the schedule or the size is invalid.
   """
+  check_lists(config, key="alternatives")
   net, schedule, routed = of_config(config)
   size = config["size_bytes"]
   with naming("config", _NAMED):
@@ -40,12 +48,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     free.utilisation.tolist(), free.waiting_ns.tolist(),
     free.longest_queues.tolist(),
   )
+  bound_us = lower_bound(net, schedule.collective, size) * 1e6
   sent = routed.link_bytes(size).tolist()
   order = sorted(range(len(net.links)), key=lambda i: (-share[i], -waiting[i]))
   return {
     "study": "schedule",
     "topology": net.name,
     "algorithm": schedule.name,
+    "built": "" if config["msccl"] else str(_timed(config, net)),
     "collective": schedule.collective,
     "size_bytes": size,
     "num_ranks": schedule.num_ranks,
@@ -54,6 +64,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "events_us": free.finish_ns / 1e3,
     "barrier_us": barrier.finish_ns / 1e3,
     "lockstep_us": simulate.lockstep(routed, size) * 1e6,
+    "bound_us": bound_us,
+    "faster": _faster(
+      config, net, schedule.collective, free.finish_ns / 1e3, bound_us
+    ),
     "lower_bound_us": simulate.lower_bound(routed, size) / 1e3,
     "mean_utilisation": sum(share) / len(share),
     "links": [
@@ -98,13 +112,8 @@ def of_config(
     except ValueError as error:
       raise ValueError(f"config.msccl={path}: {error}") from error
   try:
-    name, options = builders.named(config["algorithm"])
     with naming("config", _NAMED):
-      schedule = chosen.fastest(
-        name, net, config["collective"], config["size_bytes"],
-        random_numberings=config["random_numberings"],
-        **{"pieces": 1} | options,
-      ).schedule
+      schedule = _timed(config, net).schedule
     return net, schedule, on_links(schedule, net)
   except ValueError as error:
     if str(error).startswith("config."):
@@ -115,29 +124,47 @@ def of_config(
     ) from error
 
 
+def _timed(config: Mapping[str, Any], net: Topology) -> ChosenSchedule:
+  """Returns the fastest schedule of the config's algorithm."""
+  return exports.timed(net, config["algorithm"], *_search(config))
+
+
+def _search(config: Mapping[str, Any]) -> tuple[Any, ...]:
+  """Returns the arguments of `exports.timed` after the algorithm."""
+  keys = ("collective", "size_bytes", "pieces", "random_numberings")
+  return tuple(config[key] for key in keys)
+
+
+def _faster(
+  config: Mapping[str, Any], net: Topology, collective: Collective, us: float,
+  bound_us: float,
+) -> dict[str, Any] | None:
+  """Returns an alternative that takes less than ``us`` microseconds.
+
+  Each has its best number of pieces.
+  """
+  if net.num_ranks > MAX_COMPARED or us < LEAST_GAIN * bound_us:
+    return None
+  with contextlib.suppress(ValueError):  # none supports the topology
+    best = exports.fastest_of(
+      config["alternatives"], net, collective, config["size_bytes"],
+      random_numberings=config["random_numberings"],
+    )
+    if best.seconds * 1e6 * LEAST_GAIN <= us:
+      return {"algorithm": str(best), "us": best.seconds * 1e6}
+  return None
+
+
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the schedule as MSCCL XML, or its timeline for https://ui.perfetto.dev.
+  """Writes the schedule, or one within the limits, as in `exports.export`.
 
   Args:
     config: Config as nested dicts.
     path: File to write, which ends in .xml or in .perfetto-trace.
-
-  Raises:
-    ValueError: The file has another suffix, or perfetto is not installed.
   """
-  net, schedule, routed = of_config(config)
-  if path.suffix == ".xml":
-    options = config["export"]
-    with naming("config.export", options):
-      text = exporter.export_xml(schedule, **options)
-    files.replace(path, text)
-  elif path.suffix == perfetto_trace.SUFFIX:
-    rows, bars = trace.messages(simulate.events(routed, config["size_bytes"]))
-    with files.whole(path) as temporary:
-      perfetto_trace.write(
-        bars, temporary, f"{schedule.name} on {net.name}", rows
-      )
+  net, schedule, _ = of_config(config)
+  if config["msccl"]:
+    exports.write(path, schedule, net, config["size_bytes"], config["export"])
   else:
-    raise ValueError(
-      f"--export={path} must end in .xml (MSCCL) or {perfetto_trace.SUFFIX}"
-    )
+    others = config["alternatives"]
+    exports.export(path, config, "algorithm", others, net, *_search(config))

@@ -16,7 +16,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from caatnet.studies.serving import nanobatch_pipelines as pipelines
-from caatnet.studies.serving.nanobatch_pipelines import Pipeline
+from caatnet.studies.serving.nanobatch_pipelines import PublishedPipeline
 from parallel.plans.hardware.devices import A100
 from parallel.plans.nanobatches import (
   nanobatch,
@@ -190,7 +190,7 @@ def fitted(seconds: Callable[[float], float], target: float) -> float | None:
 class _Timed:
   """Times of a published pipeline, and of the same tokens without overlap."""
 
-  pipeline: Pipeline
+  pipeline: PublishedPipeline
   layer: pipelines.Layer
 
   def overlapped(self, interference: float, memory: bool) -> float:

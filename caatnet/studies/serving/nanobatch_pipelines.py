@@ -15,9 +15,9 @@ import numpy as np
 
 from parallel.plans.hardware.devices import Device
 from parallel.plans.nanobatches import nanobatch_costs, nanobatch_timing
-from parallel.plans.nanobatches.nanobatch import Costs, Plan, Reduction
+from parallel.plans.nanobatches.nanobatch import Costs, NanobatchPlan, Reduction
 from parallel.plans.nanobatches.nanobatch_costs import Mix
-from parallel.plans.nanobatches.nanobatch_timing import Operation
+from parallel.plans.nanobatches.nanobatch_timing import NanoOperation
 from parallel.plans.network import inference
 from parallel.plans.network.inference import Machine
 from parallel.plans.workload import Transformer
@@ -26,7 +26,7 @@ SOURCE = "efeslab/Nanoflow (Apache-2.0), pipeline/config_all"
 
 
 @dataclasses.dataclass(frozen=True)
-class Pipeline:
+class PublishedPipeline:
   """Published pipeline.
 
   Attributes:
@@ -61,18 +61,18 @@ class Pipeline:
 
 _QUARTERS = ((256, 384), (768, 640))
 PIPELINES = {
-  "llama-2-70b": Pipeline(
+  "llama-2-70b": PublishedPipeline(
     nanobatch_costs.LLAMA_2_70B, 8, 2048, 640, _QUARTERS
   ),
-  "llama-3-8b": Pipeline(
+  "llama-3-8b": PublishedPipeline(
     Transformer(128_256, 4096, 32, 32, 8, 14336), 1, 1024, 384,
     ((384,), (640,)),
   ),
-  "qwen2-72b": Pipeline(
+  "qwen2-72b": PublishedPipeline(
     Transformer(152_064, 8192, 80, 64, 8, 29568, qkv_bias=True), 8, 2048, 640,
     _QUARTERS,
   ),
-  "mixtral-8x7b": Pipeline(
+  "mixtral-8x7b": PublishedPipeline(
     Transformer(32_000, 4096, 32, 32, 8, 14336), 8, 4096, 2048,
     ((1024, 1024), (1024, 1024)), experts=(8, 2),
   ),
@@ -110,7 +110,7 @@ class Layer:
 
 
 def layer(
-  pipeline: Pipeline, mix: Mix, profile: nanobatch_costs.Profile,
+  pipeline: PublishedPipeline, mix: Mix, profile: nanobatch_costs.Profile,
   device: Device, end: str = "least",
 ) -> Layer:
   """Returns the times of a pipeline's operations.
@@ -137,8 +137,8 @@ def layer(
 
 
 def operations(
-  pipeline: Pipeline, times: Layer, memory: bool = True
-) -> list[Operation]:
+  pipeline: PublishedPipeline, times: Layer, memory: bool = True
+) -> list[NanoOperation]:
   """Returns a layer of a published pipeline in the order of its resources.
 
   Args:
@@ -158,8 +158,8 @@ def operations(
 
 
 def _operations(
-  pipeline: Pipeline, times: Layer, memory: bool
-) -> list[Operation]:
+  pipeline: PublishedPipeline, times: Layer, memory: bool
+) -> list[NanoOperation]:
   """Returns operations that have not been checked."""
   halves = _ranges((pipeline.first, pipeline.tokens - pipeline.first))
   parts = _ranges([n for half in pipeline.attention for n in half])
@@ -169,7 +169,7 @@ def _operations(
 
   def make(kind, resource, ranges, parents, carried=False, share=1.0):
     return [
-      Operation(
+      NanoOperation(
         kind, resource, start, stop, share * times.seconds(
           "sum_1" if kind == "gather" else kind, start, stop
         ), parents, carried,
@@ -207,18 +207,20 @@ def _operations(
   ]
 
 
-def sequential(times: Layer, sizes: Sequence[int]) -> list[Operation]:
+def sequential(times: Layer, sizes: Sequence[int]) -> list[NanoOperation]:
   """Returns the operations of pieces of which none overlaps another."""
   kinds = ["qkv", "attend", "out", "sum_1", "up", "down", "sum_2"]
   if times.sums is None:
     kinds = [kind for kind in kinds if not kind.startswith("sum")]
   return [
-    Operation(kind, "compute", start, stop, times.seconds(kind, start, stop))
+    NanoOperation(
+      kind, "compute", start, stop, times.seconds(kind, start, stop)
+    )
     for start, stop in _ranges(sizes) for kind in kinds
   ]
 
 
-def costs(name: str, pipeline: Pipeline, times: Layer) -> Costs:
+def costs(name: str, pipeline: PublishedPipeline, times: Layer) -> Costs:
   """Returns the same times for `parallel.plans.nanobatches.nanobatch.plan`."""
   parts = times.parts
   none = np.zeros(pipeline.tokens + 1)
@@ -231,7 +233,7 @@ def costs(name: str, pipeline: Pipeline, times: Layer) -> Costs:
   )
 
 
-def share(plan: Plan) -> str:
+def share(plan: NanobatchPlan) -> str:
   """Returns the sizes of a plan as text."""
   return " + ".join(f"{size:,}" for size in plan.sizes)
 

@@ -19,7 +19,7 @@ from rich.progress import track
 from caatnet.studies.serving import nanobatch_figures
 from caatnet.studies.serving.nanobatch_pipelines import share
 from parallel.plans.nanobatches import nanobatch, nanobatch_costs
-from parallel.plans.nanobatches.nanobatch import Plan, Reduction
+from parallel.plans.nanobatches.nanobatch import NanobatchPlan, Reduction
 from parallel.plans.nanobatches.nanobatch_costs import (
   LLAMA_2_70B,
   PROFILED,
@@ -93,7 +93,7 @@ class _Planner:
   def __call__(
     self, key: str, machine: Machine, tokens: int, end: str,
     interference: float, reductions: Sequence[Reduction],
-  ) -> Plan:
+  ) -> NanobatchPlan:
     """Returns the plan of a step.
 
     Args:
@@ -194,7 +194,7 @@ def _joint(
 ) -> Iterable[dict[str, Any]]:
   """Yields steps by bits and p, relative to one batch with full reductions."""
 
-  def planned(p: float, bits: int) -> Plan:
+  def planned(p: float, bits: int) -> NanobatchPlan:
     return planner(
       "joint_tokens", machine, tokens, "least", config["joint_interference"],
       nanobatch_costs.choices((p,), (bits,)),

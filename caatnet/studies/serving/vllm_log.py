@@ -38,7 +38,7 @@ _NULL_PAGES = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class SimulatedRun:
   """Run of a simulated server.
 
   Attributes:
@@ -171,7 +171,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def simulate(base: Setting) -> tuple[Run, Profile]:
+def simulate(base: Setting) -> tuple[SimulatedRun, Profile]:
   """Serves the requests of a log on a simulated clock.
 
   Returns:
@@ -227,7 +227,7 @@ def simulate(base: Setting) -> tuple[Run, Profile]:
     "found_pages": pages.counts.hits,
     "shared_pages": sum(r.num_hits for r in requests) // pages.page_size,
   }
-  return Run(requests, np.array(series), counts), profile
+  return SimulatedRun(requests, np.array(series), counts), profile
 
 
 def _check_pages(

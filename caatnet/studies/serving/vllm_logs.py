@@ -64,7 +64,7 @@ _MAX_TOKENS = 2**24
 _TokenCount = Annotated[int, Field(ge=0, le=_MAX_TOKENS)]
 
 
-class Server(OpenSchema):
+class ServerSettings(OpenSchema):
   """Settings in ``config.json`` and ``meta.json``, by the names there."""
 
   model_name: str = ""  # in config.json
@@ -179,7 +179,7 @@ class Log:
   series: Mapping[str, np.ndarray]
   model: str
   ranks: int
-  server: Server
+  server: ServerSettings
 
 
 def load(name: str) -> Log:
@@ -223,7 +223,7 @@ def load(name: str) -> Log:
   )
 
 
-def _ranks(server: Server) -> dict[str, int]:
+def _ranks(server: ServerSettings) -> dict[str, int]:
   """Returns the number of tensor ranks, by each name that it has in a log."""
   names = (
     "tp_size", "tensor_parallel_size", "num_npus", "world_size_across_dp"
@@ -231,7 +231,7 @@ def _ranks(server: Server) -> dict[str, int]:
   return {name: n for name in names if (n := getattr(server, name))}
 
 
-def _server(folder: pathlib.Path) -> Server:
+def _server(folder: pathlib.Path) -> ServerSettings:
   """Reads the settings of a server; values in ``meta.json`` are preferred."""
   found: dict[str, Any] = {}
   for file in ("config.json", "meta.json"):
@@ -241,9 +241,9 @@ def _server(folder: pathlib.Path) -> Server:
         fields = json.loads(text)
         if file == "config.json" and "model_type" in fields:
           continue  # of the model
-        vllm_fields.check(fields, Server.model_fields)
-        found |= vllm_fields.first(fields, Server.model_fields)
-        server = schema.check(Server, found)
+        vllm_fields.check(fields, ServerSettings.model_fields)
+        found |= vllm_fields.first(fields, ServerSettings.model_fields)
+        server = schema.check(ServerSettings, found)
         ranks = _ranks(server)
         if len({*ranks.values()}) > 1:
           raise ValueError(

@@ -146,7 +146,7 @@ def reader(
 def train(
   experiment: Experiment, workdir: str | os.PathLike[str],
   endpoint: Endpoint | None, options: Elastic = _USUAL,
-  on_commit: "Callable[[Run], None] | None" = None, **more: Any,
+  on_commit: "Callable[[SwarmRun], None] | None" = None, **more: Any,
 ) -> loop.TrainResult:
   """Trains as a worker of a swarm; see `loop.train`.
 
@@ -171,7 +171,7 @@ def train(
   try:
     return loop.train(
       experiment, workdir, **more,
-      make=functools.partial(Run, programs, endpoint, options, on_commit),
+      make=functools.partial(SwarmRun, programs, endpoint, options, on_commit),
     )
   except Stopped as error:
     raise ValueError(str(error)) from error
@@ -181,7 +181,7 @@ def train(
     return loop.TrainResult(0, False, None, {}, None, [])
 
 
-class Run(loop.Run):
+class SwarmRun(loop.Run):
   """Run whose steps are executed by a `SwarmWorker`.
 
   Attributes:
@@ -191,7 +191,7 @@ class Run(loop.Run):
 
   def __init__(
     self, programs: Programs, endpoint: Endpoint | None, options: Elastic,
-    on_commit: "Callable[[Run], None] | None", *args: Any,
+    on_commit: "Callable[[SwarmRun], None] | None", *args: Any,
   ) -> None:
     self._due, self._on_commit = False, on_commit
     self._revision = 0  # the last one that was reported to `on_commit`

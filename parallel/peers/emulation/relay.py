@@ -54,18 +54,23 @@ class Relay:
     addresses: Address for each client.
   """
 
-  def __init__(self, target: Address, links: Sequence[Link]) -> None:
+  def __init__(
+    self, target: Address, links: Sequence[Link],
+    cells: dict[tuple[str, str], Bucket] | None = None,
+  ) -> None:
     """Starts to listen.
 
     Args:
       target: Address of the server.
       links: Link of each client. Shared links with equal names are one cell.
+      cells: Buckets by direction and name, which relays of other targets share;
+        new ones if None.
     """
     self._target = target
     self._sockets: set[socket.socket] = set()
     self._lock = threading.Lock()
     self._open = True
-    cells: dict[tuple[str, str], Bucket] = {}
+    cells = {} if cells is None else cells
     self.addresses: list[Address] = []
     for k, link in enumerate(links):
       buckets = {

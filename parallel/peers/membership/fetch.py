@@ -26,8 +26,8 @@ from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import (
   Address,
   Cancelled,
+  DialRequest,
   Purpose,
-  Request,
   Scope,
   Security,
   dial,
@@ -59,7 +59,7 @@ class Unavailable(ConnectionError):
     )
 
 
-class Server:
+class StateServer:
   """Server of a peer's state.
 
   Requests read the published arrays without a copy, so the arrays must not be
@@ -112,7 +112,7 @@ class Server:
       Purpose.STATE, Offer(epoch, frozenset(peers), self._serve)
     )
 
-  def _serve(self, sock: socket.socket, request: Request) -> None:
+  def _serve(self, sock: socket.socket, request: DialRequest) -> None:
     """Serves the requests of one connection."""
     del request
     # At the limit, the fetching peer drops this holder and uses others.
@@ -240,7 +240,7 @@ class Fetch:
     asked: collections.deque[tuple[str, int]] = collections.deque()
     sock: socket.socket | None = None
     try:
-      request = Request(Purpose.STATE, 0, self._epoch, self._me, peer)
+      request = DialRequest(Purpose.STATE, 0, self._epoch, self._me, peer)
       sock = dial(address, request, self._security, self._scope, self._limit_s)
       sock.settimeout(self._limit_s)
       self._learn(sock)

@@ -34,8 +34,8 @@ from parallel.peers.transport import frames
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.handshake import (
   Address,
+  DialRequest,
   Purpose,
-  Request,
   Scope,
   Security,
   reached,
@@ -222,7 +222,7 @@ class Service:
       ))
     return found
 
-  def _meet(self, sock: socket.socket, request: Request) -> None:
+  def _meet(self, sock: socket.socket, request: DialRequest) -> None:
     """Receives a connection's messages, in a thread of the listener."""
     peer, wrong = request.sender, False
     ids.address(peer)  # raises if the id is malformed

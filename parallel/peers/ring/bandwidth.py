@@ -4,8 +4,14 @@ Pairs are measured in rounds, as in a round-robin tournament: each peer is in at
 most one pair per round, so concurrent measurements do not share a peer's link.
 Both directions of a pair are measured concurrently, as a ring uses them.
 
+Delays are measured first, and divide the peers into sites (`sites_of`), whose
+peers probably share the links to other sites. Of two sites, one pair at a time
+is measured, until each peer was in a pair, and then as many disjoint pairs at
+once as the smaller site has peers: `Matrix.shared` is the sum of their rates if
+they share a link. M peers in S sites take about M + S rounds.
+
 `Rings` caches an epoch's measured links for each set of contributors, and
-chooses between a ring and a direct exchange by their modelled times
+chooses between a ring, a direct exchange and a sum inside sites by their times
 (`parallel.peers.ring.times`). A peer requests a measurement when it has none
 for the set, or when sums have become slower. Contributors exchange these
 requests with their weights (`parallel.peers.exchange`), and one request
@@ -27,7 +33,7 @@ import itertools
 import logging
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +51,17 @@ _TRIPS = 8
 # Measure again after `_IN_A_ROW` sums that were `_SLOWER` times slower than the
 # fastest one.
 _SLOWER, _IN_A_ROW = 2.0, 3
+# Shorter delays are as much those of a busy processor as those of a link.
+_LEAST_DELAY_S = 1e-3
+_APART = 4.0  # smallest ratio of delays between sites to those inside
+# Largest ratio of two delays between the same sites: peers that are near each
+# other are equally far from others.
+_ALIKE = 2.0
+# Concurrent messages with less than this share of the sum of their rates alone
+# share a link: two over one link have 1/2, and over two links 1.
+_SHARED = 0.75
+
+Pairs = Sequence[tuple[int, int]]
 
 
 def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
@@ -64,15 +81,55 @@ def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
   return found
 
 
+def sites_of(delays: np.ndarray) -> np.ndarray:
+  """Divides peers into sites by the delays between them.
+
+  Rates cannot divide them: pairs that share a link are slow only together. Of
+  all divisions by a largest delay inside (single linkage), the one is used with
+  the largest ratio of delays between sites to delays inside, at least
+  ``_APART``, and with similar delays between the same two sites. If there is
+  none, all peers are one site.
+
+  Args:
+    delays: Seconds from the row's peer to the column's, ``[M, M]``.
+
+  Returns:
+    int ``[M]``, the site of each peer; sites are numbered by their first peers.
+
+  Example:
+    >>> from parallel.peers.ring import bandwidth
+    >>> far, near = .06, .0002
+    >>> bandwidth.sites_of(np.array(
+    ...   [[0, far, near], [far, 0, far], [near, far, 0]])).tolist()
+    [0, 1, 0]
+  """
+  delays = np.maximum(np.maximum(delays, delays.T), _LEAST_DELAY_S)
+  site = np.arange(len(delays))
+  best, best_ratio = np.zeros_like(site), _APART
+  while len(set(site)) > 1:
+    apart = site[:, None] != site
+    between = delays[apart].min()
+    ratio = between / delays[~apart].max()
+    if ratio >= best_ratio and all(
+      part.max() <= _ALIKE * part.min()
+      for s, t in itertools.combinations(set(site), 2)
+      for part in (delays[np.ix_(site == s, site == t)],)
+    ):
+      best, best_ratio = site.copy(), ratio
+    for i, j in zip(*np.nonzero(apart & (delays <= between)), strict=True):
+      site[site == max(site[i], site[j])] = min(site[i], site[j])
+  return np.unique(best, return_inverse=True)[1]
+
+
 def measure(
   links: Links, tag: int, *, ranks: Sequence[Id] | None = None,
   min_s: float = 0.05, max_bytes: int = 1 << 26, limit_s: float = 60.0,
 ) -> Matrix:
-  """Measures all pairs of peers; all peers call it concurrently.
+  """Measures the links of all peers; all peers call it concurrently.
 
   Args:
     links: Links of the epoch.
-    tag: Operation tag. It and the next one must be unused.
+    tag: Operation tag. It and the next two must be unused.
     ranks: Peers in the order of their ranks; all members if None.
     min_s: Minimum duration in seconds, longer on links with a long delay; the
       size grows until it is reached.
@@ -80,94 +137,181 @@ def measure(
     limit_s: Time limit of each operation in seconds.
 
   Returns:
-    Rates and delays, 0 on the diagonal. Identical on all peers.
+    Rates and delays, 0 on the diagonal, sites and what they share. Identical on
+    all peers.
 
   Raises:
     Lost: A peer was lost, or an operation exceeded its time limit.
   """
   # Rank order; all peers use the same.
   members = tuple(ranks or links.members)
-  me = members.index(links.me)
-  mine = np.zeros((2, len(members)))  # incoming bytes per second, seconds
-  for pairs in rounds(len(members)):
-    # None: this peer pauses in this round.
-    pair = next((p for p in pairs if me in p), None)
-    if pair is not None:
-      other = pair[pair[0] == me]  # the partner: index 1 if this peer is first
-      mine[:, other] = _link(
-        links, tag, (members[pair[0]], members[pair[1]]), min_s, max_bytes,
-        limit_s,
+  m, me = len(members), members.index(links.me)
+
+  def step(groups: Sequence[Pairs], rates: np.ndarray | None = None) -> None:
+    """Measures delays, or rates, of each group of pairs together."""
+    for pairs, pair in ((g, p) for g in groups for p in g if me in p):
+      probe = _Probe(
+        links, tag, limit_s, [members[i] for i in pair],
+        [members[i] for p in pairs for i in p],
       )
+      other = pair[pair[0] == me]  # index 1 if this peer is first
+      if rates is None:
+        mine[other] = delay_of(probe.timed, probe.both)
+      else:
+        rates[other] = rate_of(
+          probe.timed, probe.both, max(delays[p] for p in pairs), min_s,
+          max_bytes // len(pairs),
+        )
     # Barrier: an empty gather, so that rounds do not overlap.
     link_collectives.gather(links, tag + 1, b"", ranks=members).result(limit_s)
-  rows = link_collectives.gather(
-    links, tag + 1, mine, ranks=members
-  ).result(limit_s)
-  # Each peer measures its incoming links, which are columns. [2, M, M]
-  found = np.stack([np.frombuffer(row).reshape(2, -1) for row in rows], axis=2)
-  return Matrix(*found)
+
+  def columns(mine: np.ndarray) -> np.ndarray:
+    """Returns the columns of all peers, which measure incoming links."""
+    rows = link_collectives.gather(
+      links, tag + 1, mine, ranks=members
+    ).result(limit_s)
+    return np.stack([np.frombuffer(row) for row in rows], axis=1)  # [M, M]
+
+  mine, alone, at_once = np.zeros((3, m))
+  for pairs in rounds(m):
+    step([[pair] for pair in pairs])
+  delays = columns(mine)
+  site = sites_of(delays)
+  where = [np.flatnonzero(site == s).tolist() for s in range(site.max() + 1)]
+  most = max(map(len, where))
+  for pairs in rounds(most):  # inside all sites
+    step([
+      [(w[i], w[j])] for w in where for i, j in pairs if j < len(w)
+    ], alone)
+  for turn in rounds(len(where)):
+    sites = [(where[s], where[t]) for s, t in turn]
+    for i in range(most):
+      step([
+        [(a[i % len(a)], b[i % len(b)])] for a, b in sites
+        if i < max(len(a), len(b))
+      ], alone)
+    groups = [list(zip(a, b, strict=False)) for a, b in sites]
+    step([pairs for pairs in groups if len(pairs) > 1], at_once)
+  return _matrix(delays, site, columns(alone), columns(at_once))
 
 
-def _link(
-  links: Links, tag: int, pair: tuple[str, str], min_s: float,
-  max_bytes: int, limit_s: float,
-) -> tuple[float, float]:
-  """Returns (bytes per second, delay) of the link from a pair's partner."""
+def _matrix(
+  delays: np.ndarray, site: np.ndarray, alone: np.ndarray, at_once: np.ndarray
+) -> Matrix:
+  """Returns the links described by measurements.
 
-  def gather(data: Any) -> list[memoryview]:
-    return link_collectives.gather(links, tag, data, ranks=pair).result(limit_s)
+  Args:
+    delays: Delays of all pairs, ``[M, M]``.
+    site: Site of each peer, ``[M]``.
+    alone: Rates of single pairs, ``[M, M]``, 0 where not measured: between two
+      sites each peer is in one pair or more.
+    at_once: Rates of pairs of two sites that were measured at once, by the
+      time of the slowest one.
+  """
+  num = site.max() + 1
+  rates, shared = alone.copy(), np.full((num, num), np.inf)
+  for s, t in itertools.permutations(range(num), 2):
+    part = np.ix_(site == s, site == t)
+    there, several = alone[part], at_once[part]
+    # A pair that was not measured has the smaller one of its peers' rates.
+    ends = np.minimum(there.max(1, keepdims=True), there.max(0, keepdims=True))
+    rates[part] = np.where(there > 0, there, ends)
+    used = several > 0
+    if several.sum() < _SHARED * there[used].sum():
+      shared[s, t] = several.sum()
+  return Matrix(rates, delays, site, shared)
 
-  def both(seconds: float) -> list[float]:
-    """Returns both partners' times."""
-    return [
-      float(np.frombuffer(t)[0]) for t in gather(np.array([seconds]))
-    ]
 
-  def timed(data: Any) -> float:
-    gather(b"")  # a barrier: the partner may be busy
+class _Probe:
+  """Messages between a pair's peers, while other pairs exchange some, too."""
+
+  def __init__(
+    self, links: Links, tag: int, limit_s: float, pair: Sequence[Id],
+    group: Sequence[Id],
+  ) -> None:
+    def gather(tag: int, data: Any, ranks: Sequence[Id]) -> list[memoryview]:
+      return link_collectives.gather(
+        links, tag, data, ranks=ranks
+      ).result(limit_s)
+
+    self._end = pair.index(links.me)
+    # Tags differ, since a peer may be ahead of those of other pairs.
+    self._exchange = lambda data: gather(tag, data, pair)
+    self._meet = lambda data: gather(tag + 2, data, group)
+
+  def both(self, seconds: float) -> list[float]:
+    """Returns the longest times of both ends of all pairs, this end first."""
+    times = [float(np.frombuffer(t)[0]) for t in self._meet(
+      np.array([seconds])
+    )]
+    return [max(times[self._end :: 2]), max(times[1 - self._end :: 2])]
+
+  def timed(self, size: int) -> float:
+    """Exchanges messages of some bytes with the partner; returns seconds."""
+    self._meet(b"")  # a barrier: others may be busy
     start = time.monotonic()
-    gather(data)
+    self._exchange(np.zeros(size, np.uint8))
     return time.monotonic() - start
 
-  return probed(
-    lambda size: timed(np.zeros(size, np.uint8)), both, min_s, max_bytes
-  )
+
+Timed = Callable[[int], float]
+Both = Callable[[float], Sequence[float]]
 
 
-def probed(
-  timed: Callable[[int], float], both: Callable[[float], Sequence[float]],
-  min_s: float = 0.05, max_bytes: int = 1 << 26,
-) -> tuple[float, float]:
+def delay_of(timed: Timed, both: Both) -> float:
+  """Returns the delay of a link in seconds.
+
+  Args:
+    timed: Exchanges messages of some bytes with the partner; returns seconds.
+    both: Returns both ends' times from this peer's, its own end first.
+  """
+  # A partner that starts later by some time measures a delay that is shorter by
+  # it.
+  found = both(min(timed(0) for _ in range(3)))
+  return sum(found) / 2
+
+
+def rate_of(
+  timed: Timed, both: Both, delay_s: float, min_s: float = 0.05,
+  max_bytes: int = 1 << 26,
+) -> float:
   """Measures a link by messages of growing sizes.
 
   Args:
     timed: Exchanges messages of some bytes with the partner; returns seconds.
-    both: Returns both partners' times from this peer's.
+    both: Returns both ends' times, as for `delay_of`.
+    delay_s: Delay of the link, which is no part of its rate; equal on all
+      peers that measure together.
     min_s: Minimum duration in seconds, longer on links with a long delay.
     max_bytes: Maximum size of a message in bytes.
 
   Returns:
-    (bytes per second, delay in seconds).
+    Bytes per second.
   """
-  # The delay of the link, which is no part of its rate. A partner that starts
-  # later by some time measures a delay that is shorter by it.
-  found = both(min(timed(0) for _ in range(3)))
-  one_way, delay = sum(found) / 2, max(found)
-  enough_s = max(min_s, _TRIPS * delay)
+  enough_s = max(min_s, _TRIPS * delay_s)
   # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
-    seconds = timed(size)
-    # Both partners stop at the same size.
-    longest = max(both(seconds))
+    # All stop at the same size.
+    found = both(timed(size))
+    if max(found) >= enough_s:
+      # A pause, or a connection in slow start, may have delayed it.
+      found = np.minimum(found, both(timed(size)))
+    longest, seconds = max(found), float(found[0])
     if longest >= enough_s or 2 * size > max_bytes:
       # This peer's incoming rate; half of the time is the least that is left.
-      return size / max(seconds - delay, seconds / 2), one_way
-    size *= 4 if 8 * longest < enough_s and 4 * size <= max_bytes else 2
+      return size / max(seconds - delay_s, seconds / 2)
+    size *= 4 if (
+      8 * (longest - delay_s) < enough_s and 4 * size <= max_bytes
+    ) else 2
 
 
-# Order of additions, and ranks in that order.
-Algorithm = tuple[Order, tuple[Id, ...]]
+class Algorithm(NamedTuple):
+  """Algorithm of a sum: arguments of `link_collectives.all_reduce`."""
+
+  order: Order
+  ranks: tuple[Id, ...]
+  sites: tuple[int, ...] = ()
 
 
 class Rings:
@@ -188,7 +332,7 @@ class Rings:
     """
     self._links, self._say = links, say
     self._links_of: dict[tuple[Id, ...], Matrix] = {}
-    # (ranks, rounded bytes) -> (algorithm, ranks in its order).
+    # By (ranks, rounded bytes).
     self._choices: dict[tuple[tuple[Id, ...], int], Algorithm] = {}
     self._said: Algorithm | None = None
     # Bytes -> seconds of the fastest sum since the last measurement.
@@ -224,13 +368,18 @@ class Rings:
       found = times.fastest(
         links, size, BLOCK_BYTES, ring_order(links.rates)
       )
-      chosen = found.order, tuple(ranks[i] for i in found.ranks)
+      chosen = Algorithm(
+        found.order, tuple(ranks[i] for i in found.ranks), found.sites
+      )
       self._choices[ranks, size] = chosen
       if chosen != self._said:
         self._said = chosen
-        how = "a direct exchange" if found.order == "direct" else (
-          f"the ring {', '.join(map(str, chosen[1]))}"
-        )
+        how = {
+          "direct": "a direct exchange",
+          "ring": f"the ring {', '.join(map(str, chosen.ranks))}",
+          "sites": f"sums inside sites of {', '.join(map(str, found.sites))} "
+          f"peers first, of {', '.join(map(str, chosen.ranks))}",
+        }[found.order]
         self._say(
           f"sums of {size / 1e6:.3g} MB use {how}: {found.seconds:.3g} s by "
           "the measured links"

@@ -1,8 +1,8 @@
 """Collectives over the links of an epoch: float32 sums and gathers of bytes.
 
 Float32 addition is not associative, so the order of additions determines the
-result's bits. Both orders produce identical bits on all peers, and each of M
-peers sends 2 (M - 1) / M of the array:
+result's bits. All orders produce identical bits on all peers. In the first two
+each of M peers sends 2 (M - 1) / M of the array:
 
 - ``direct``: the owner of a chunk receives all contributions to it, adds them
   in rank order, and sends the sum to all peers. The result equals adding the
@@ -13,6 +13,12 @@ peers sends 2 (M - 1) / M of the array:
   ceil(n / M) elements) and order equal those of the ring in
   `parallel.plans.schedules`, so the bits equal those of its executor on a mesh.
   The result depends on the order of the ranks.
+- ``sites``: consecutive ranks form sites, whose peers share the links to other
+  sites. As many ranks of each site as the smallest one has own a chunk. An
+  owner adds the contributions of its site in rank order, sends the site's sum
+  to the owners of the chunk in other sites, adds the sums of all sites in their
+  order, and sends the total to its site. Each site sends its sum once to each
+  other site. ``direct`` is the case of one site.
 
 Each operation has a tag. Several may be in flight, in any order on each peer.
 The threads of the connections do all the work: the thread that receives a block
@@ -39,27 +45,28 @@ import numpy as np
 
 from parallel.base.checks import known
 from parallel.peers.membership.messages import Id
-from parallel.peers.ring.link_operations import END, Operation
+from parallel.peers.ring.link_operations import END, LinkOperation
 from parallel.peers.transport.frames import HEADER_BYTES, FrameError, Header
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.transfers import Agreement
 
-Order = Literal["direct", "ring"]
-ORDERS = ("direct", "ring")
+Order = Literal["direct", "ring", "sites"]
+ORDERS = ("direct", "ring", "sites")
 # Larger blocks cost less time per byte on fast links, and delay the first
 # addition on slow ones: see configs/benchmark/ring.py.
 BLOCK_BYTES = 1 << 20
 # Elements added at once: several contributions fit into a core's cache.
 _PIECE = 1 << 15
-_PART, _WHOLE = 0, 1  # slots: contributions or partial sums, and final sums
+# Slots: contributions or partial sums, final sums, and sums of single sites.
+_PART, _WHOLE, _SITE = 0, 1, 2
 
 
-class Sum(Operation):
+class Sum(LinkOperation):
   """Sum in progress; `result` waits for it."""
 
   def __init__(
     self, links: Links, tag: int, x: np.ndarray, ranks: Sequence[Id],
-    order: Order, out: np.ndarray | None, block_bytes: int,
+    what: str, num_chunks: int, out: np.ndarray | None, block_bytes: int,
   ) -> None:
     if x.dtype != np.float32 or not x.flags.c_contiguous:
       raise ValueError(f"x must be contiguous float32, not {x.dtype}")
@@ -72,11 +79,9 @@ class Sum(Operation):
       raise ValueError(
         "out must have x's shape and dtype, be contiguous and not overlap x"
       )
-    super().__init__(
-      links, tag, ranks, f"sum {order}", x.nbytes, block_bytes
-    )
+    super().__init__(links, tag, ranks, what, x.nbytes, block_bytes)
     self._x, self._out = x.reshape(-1), self._result.reshape(-1)  # [n]
-    self._chunk = -(-x.size // len(ranks))  # elements; the last may be shorter
+    self._chunk = -(-x.size // num_chunks)  # elements; the last may be shorter
 
   def result(self, limit_s: float | None = None) -> np.ndarray:
     """Waits for the sum, as `wait` does, and returns it."""
@@ -115,99 +120,145 @@ class Sum(Operation):
 
 
 class Direct(Sum):
-  """Sum in rank order: each rank owns and adds one chunk."""
+  """Sum in rank order, in each site and then over the sites.
 
-  def __init__(self, links, tag, x, ranks, out, block_bytes) -> None:
-    super().__init__(links, tag, x, ranks, "direct", out, block_bytes)
-    me, others = self._rank, [r for r in range(len(ranks)) if r != self._rank]
-    start, stop = self._span(me)
-    shape = len(others), stop - start  # [M - 1, elements of the own chunk]
-    # Contributions of the other ranks to the own chunk.
-    self._parts = links.borrow(4 * math.prod(shape)).reshape(shape)
-    self._missing_parts = {a: len(others) for a, _ in self._blocks(me)}
+  Each of the first ranks of a site owns and adds one chunk.
+  """
+
+  def __init__(
+    self, links, tag, x, ranks, out, block_bytes, sites: Sequence[int] = ()
+  ) -> None:
+    what = f"sum sites {' '.join(map(str, sites))}" if sites else "sum direct"
+    sites = tuple(sites) or (len(ranks),)
+    owners = min(sites)
+    super().__init__(links, tag, x, ranks, what, owners, out, block_bytes)
+    members = [ranks[sum(sites[:i]) :][:n] for i, n in enumerate(sites)]
+    self._at = next(i for i, site in enumerate(members) if links.me in site)
+    self._site = members[self._at]
+    index = self._site.index(links.me)
+    others = [peer for peer in self._site if peer != links.me]
+    owned = index if index < owners else None
+    # (peer, slot) -> (chunk, row of `_rows`) of a received block.
+    self._from: dict[tuple[Id, int], tuple[int, int]] = {}
+    self._far = []  # owners of the same chunk in other sites
+    if owned is not None:
+      self._from |= {(p, _PART): (owned, i) for i, p in enumerate(others)}
+      for i, site in enumerate(members):
+        if i != self._at:
+          self._from[site[owned], _SITE] = owned, len(others) + i
+          self._far.append(site[owned])
+    for chunk, peer in enumerate(self._site[:owners]):
+      if peer != links.me:
+        self._from[peer, _WHOLE] = chunk, -1  # a part of `_out`
+    self._begin_at, stop = (0, 0) if owned is None else self._span(owned)
+    # Contributions of the own site to the own chunk, and sums of all sites.
+    num_rows = len(others) + (len(sites) if self._far else 0)
+    shape = num_rows, stop - self._begin_at
+    self._rows = links.borrow(4 * math.prod(shape)).reshape(shape)
+    blocks = [] if owned is None else self._blocks(owned)
+    self._missing_terms = {
+      (slot, a): count for a, _ in blocks
+      for slot, count in ((_PART, len(others)), (_SITE, len(sites)))
+    }
     # Own blocks to add, and finished blocks of the other owners to receive.
-    self._left = self._count(me) + sum(self._count(r) for r in others)
-    if not others:
-      np.copyto(self._out, self._x)
-      self._left = 0
+    self._left = sum(self._count(chunk) for chunk in range(owners))
     with self._lock:
-      for r in others:
-        for a, b in self._blocks(r):
+      for chunk, peer in enumerate(self._site[:owners]):
+        for a, b in self._blocks(chunk) if peer != links.me else ():
           self._push(
             # Each contribution goes directly to the owner of its chunk.
-            ranks[r], _PART, self._offset(r, a), _bytes(self._x[a:b])
+            peer, _PART, self._offset(chunk, a), _bytes(self._x[a:b])
           )
+    if not others:
+      for a, b in blocks:
+        self._site_added(a, b)
     self._begin()
 
   def result(self, limit_s: float | None = None) -> np.ndarray:
     """Waits for the sum, as `wait` does, and returns it."""
     self.wait(limit_s)
-    self._links.give_back(self._parts)  # for the next sum
-    self._parts = self._parts[:0]
+    self._links.give_back(self._rows)  # for the next sum
+    self._rows = self._rows[:0]
     return self._result
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
     """Returns the destination of a contribution or of another owner's sum."""
     del scratch
-    source = self.ranks.index(peer)
-    # A contribution is for this rank's chunk; a sum is of the sender's.
-    owner = self._rank if header.slot == _PART else source
-    start, stop = self._span(owner)
-    if header.slot not in (_PART, _WHOLE):
-      raise FrameError(f"operation {self.tag} has no slot {header.slot}")
+    if (peer, header.slot) not in self._from:
+      raise FrameError(
+        f"operation {self.tag} has no slot {header.slot} from {peer}"
+      )
+    chunk, row = self._from[peer, header.slot]
+    start, stop = self._span(chunk)
     self._take(peer, header, 4 * (stop - start))
     if header.slot == _WHOLE:
       return self._place_in(self._out, header, start)
-    return self._place_in(self._parts[self._row(source)], header, 0)
-
-  def _row(self, rank: int) -> int:
-    """Returns a rank's row in `_parts`, which has no row for this rank."""
-    return rank - (rank > self._rank)
+    return self._place_in(self._rows[row], header, 0)
 
   def _use(self, peer: Id, header: Header, block: memoryview) -> None:
-    del block
+    del peer, block
     if header.slot == _WHOLE:
       with self._lock:
         self._left -= 1
       return
-    begin, end = self._span(self._rank)
-    start = begin + header.offset // 4
+    start = self._begin_at + header.offset // 4
+    stop = start + header.length // 4
+    if self._last_term(header.slot, start):
+      added = self._site_added if header.slot == _PART else self._all_added
+      added(start, stop)
+
+  def _last_term(self, slot: int, start: int) -> bool:
+    """Counts a term of a block; returns whether it was the last one."""
     with self._lock:
-      self._missing_parts[start] -= 1
-      if self._missing_parts[start]:
-        return
-    # This thread received the last contribution to the block, and adds it.
-    stop = min(start + self._block // 4, end)
-    # Without the lock: only this thread has this block.
-    for a in range(start, stop, _PIECE):
-      self._add(a, min(a + _PIECE, stop), begin)
+      self._missing_terms[slot, start] -= 1
+      return not self._missing_terms[slot, start]
+
+  # The thread that received the last term of a block adds it, without the lock:
+  # no other thread has this block.
+
+  def _site_added(self, start: int, stop: int) -> None:
+    """Adds the contributions of this site, and sends its sum."""
+    row = iter(self._part(start, stop))
+    terms = [
+      self._x[start:stop] if peer == self._links.me else next(row)
+      for peer in self._site
+    ]
+    if not self._far:
+      _add(terms, self._out[start:stop])
+      self._send_total(start, stop)
+      return
+    # Not in `_out`, which holds the total while this sum is still being sent.
+    own = self._part(start, stop)[len(self._site) - 1 + self._at]
+    _add(terms, own)
+    with self._lock:
+      for peer in self._far:
+        self._push(peer, _SITE, 4 * (start - self._begin_at), _bytes(own))
+    if self._last_term(_SITE, start):
+      self._all_added(start, stop)
+
+  def _all_added(self, start: int, stop: int) -> None:
+    """Adds the sums of all sites, and sends the total."""
+    terms = list(self._part(start, stop)[len(self._site) - 1 :])
+    _add(terms, self._out[start:stop])
+    self._send_total(start, stop)
+
+  def _part(self, start: int, stop: int) -> np.ndarray:
+    """Returns all rows of a range of elements."""
+    return self._rows[:, start - self._begin_at : stop - self._begin_at]
+
+  def _send_total(self, start: int, stop: int) -> None:
     with self._lock:
       self._left -= 1
-      for other in self.ranks:
-        if other != self._links.me:
+      for peer in self._site:
+        if peer != self._links.me:
           self._push(
-            other, _WHOLE, header.offset, _bytes(self._out[start:stop])
+            peer, _WHOLE, 4 * (start - self._begin_at),
+            _bytes(self._out[start:stop]),
           )
 
-  def _add(self, start: int, stop: int, begin: int) -> None:
-    """Adds all contributions to a range of elements in rank order."""
-    terms = [
-      self._x[start:stop] if r == self._rank
-      else self._parts[self._row(r), start - begin : stop - begin]
-      for r in range(len(self.ranks))
-    ]
-    out = self._out[start:stop]
-    # Left to right in rank order: the same bits for every chunking.
-    np.add(terms[0], terms[1], out=out)
-    for term in terms[2:]:
-      np.add(out, term, out=out)
-
   def _owing(self) -> Id | None:
-    for r, peer in enumerate(self.ranks):
-      if r != self._rank and (
-        self._missing(peer, _PART, self._rank)
-        or self._missing(peer, _WHOLE, r)
-      ):
+    for (peer, slot), (chunk, _) in self._from.items():
+      if self._missing(peer, slot, chunk):
         return peer
     return None
 
@@ -216,7 +267,9 @@ class Ring(Sum):
   """Sum by a reduce-scatter and an all-gather around the ring of ranks."""
 
   def __init__(self, links, tag, x, ranks, out, block_bytes) -> None:
-    super().__init__(links, tag, x, ranks, "ring", out, block_bytes)
+    super().__init__(
+      links, tag, x, ranks, "sum ring", len(ranks), out, block_bytes
+    )
     n, me = len(ranks), self._rank
     # Partial sums go down, final sums go up.
     self._down, self._up = ranks[(me - 1) % n], ranks[(me + 1) % n]
@@ -285,7 +338,7 @@ class Ring(Sum):
     return None
 
 
-class Gather(Operation):
+class Gather(LinkOperation):
   """Gather of bytes in progress; `result` waits for it."""
 
   def __init__(
@@ -356,7 +409,7 @@ class Gather(Operation):
 def all_reduce(
   links: Links, tag: int, x: np.ndarray, *, order: Order = "direct",
   ranks: Sequence[Id] | None = None, out: np.ndarray | None = None,
-  block_bytes: int = BLOCK_BYTES,
+  block_bytes: int = BLOCK_BYTES, sites: Sequence[int] = (),
 ) -> Sum:
   """Starts an asynchronous sum of all ranks' arrays.
 
@@ -366,12 +419,15 @@ def all_reduce(
       result.
     x: float32 ``[...]``, contiguous, of equal shape on all peers. The sum does
       not write it; the caller must not modify it before the result.
-    order: Order of additions, "direct" or "ring"; see the module docstring.
+    order: Order of additions, "direct", "ring" or "sites"; see the module
+      docstring.
     ranks: Peers whose arrays are summed, in the order of their ranks, equal on
       all peers; all members if None.
     out: Output array; a new one if None. Its content is undefined after a
       failure.
     block_bytes: Bytes sent and added at once, equal on all peers.
+    sites: Number of ranks of each site, in the order of the ranks; for
+      "sites" only.
 
   Returns:
     The operation. Its `result` is float32 with x's shape.
@@ -381,8 +437,17 @@ def all_reduce(
     Lost: The links have ended.
   """
   known("order=", order, ORDERS)
-  make = Ring if order == "ring" else Direct
-  return make(links, tag, x, ranks or links.members, out, block_bytes)
+  ranks = tuple(ranks or links.members)
+  if order == "ring":
+    return Ring(links, tag, x, ranks, out, block_bytes)
+  if order == "direct":
+    return Direct(links, tag, x, ranks, out, block_bytes)
+  if min(sites, default=0) < 1 or sum(sites) != len(ranks):
+    raise ValueError(
+      f"sites={tuple(sites)} must be positive numbers of ranks with the sum "
+      f"{len(ranks)}"
+    )
+  return Direct(links, tag, x, ranks, out, block_bytes, sites)
 
 
 def gather(
@@ -429,7 +494,7 @@ def end(links: Links, tag: int, ranks: Sequence[Id]) -> None:
 
 def sum_bytes(
   order: Order, size: int, num_ranks: int, rank: int,
-  block_bytes: int = BLOCK_BYTES,
+  block_bytes: int = BLOCK_BYTES, sites: Sequence[int] = (),
 ) -> tuple[int, int]:
   """Returns (payload bytes, header bytes) that a rank sends in a sum.
 
@@ -439,24 +504,40 @@ def sum_bytes(
     num_ranks: Number of participating ranks.
     rank: Rank whose bytes are counted.
     block_bytes: Bytes sent at once.
+    sites: Number of ranks of each site, for "sites".
   """
+  sites = tuple(sites) or (num_ranks,)
   # Same chunks as `Sum._span`.
-  chunk = -(-size // num_ranks)
-  lengths = [
-    4 * max(0, min(chunk, size - c * chunk)) for c in range(num_ranks)
-  ]
-  if num_ranks == 1:
-    sent = []
-  elif order == "direct":  # a contribution to, and its own sum for, each other
-    sent = lengths[:rank] + lengths[rank + 1 :]
-    sent += (num_ranks - 1) * [lengths[rank]]
-  else:  # partial sums of all chunks but its own; sums of all but the one above
-    sent = lengths[:rank] + lengths[rank + 1 :]
+  chunks = min(sites)
+  chunk = -(-size // chunks)
+  lengths = [4 * max(0, min(chunk, size - c * chunk)) for c in range(chunks)]
+  members, index = num_ranks, rank
+  for members in sites:  # of the rank's site
+    if index < members:
+      break
+    index -= members
+  # Contributions or partial sums of all chunks but its own.
+  sent = lengths[:index] + lengths[index + 1 :]
+  if order == "ring":  # sums of all chunks but that of the rank above
     above = (rank + 1) % num_ranks
-    sent += lengths[:above] + lengths[above + 1 :]
+    sent = sent + lengths[:above] + lengths[above + 1 :]
+  elif index < chunks:  # its site's sum to other sites, the total to its site
+    sent = sent + (len(sites) - 1 + members - 1) * [lengths[index]]
   # One header per block.
   frames = sum(-(-length // block_bytes) for length in sent)
   return sum(sent), HEADER_BYTES * frames
+
+
+def _add(terms: Sequence[np.ndarray], out: np.ndarray) -> None:
+  """Adds arrays from left to right: the same bits for every chunking."""
+  if len(terms) == 1:
+    np.copyto(out, terms[0])
+    return
+  for a in range(0, len(out), _PIECE):
+    piece = slice(a, a + _PIECE)
+    np.add(terms[0][piece], terms[1][piece], out=out[piece])
+    for term in terms[2:]:
+      np.add(out[piece], term[piece], out=out[piece])
 
 
 def _bytes(array: np.ndarray) -> memoryview:

@@ -30,7 +30,7 @@ from parallel.peers.transport.transfers import (
 END = "end"  # in place of an operation of a peer that calls no more
 
 
-class Operation(abc.ABC):
+class LinkOperation(abc.ABC):
   """Base class of sums and gathers over links.
 
   Subclasses decrement `_left`, the number of local blocks still to be computed,

@@ -4,24 +4,29 @@ A link from rank i to rank j sends one block at a time at a rate in bytes per
 second, and a block arrives after a delay. The model follows the blocks of
 `parallel.peers.ring.link_collectives`: a rank forwards a block as soon as it
 has been received and added. Additions take no time, and a rank sends over all
-its links at once, as measured: a limit that links of a rank share is not known.
+its links at once. Links from one site to another share a capacity if it has
+been measured (`parallel.peers.ring.bandwidth`): each of n links that a sum uses
+at once has at most 1 / n of it. A limit that links of a rank share is not
+known.
 
 With equal rates of all pairs, a direct exchange of M peers takes 2 / M of the
 array's time on one link, and a ring 2 (M - 1) / M. A ring is faster if it
 avoids links that are much slower than others. If the links of a host share its
 rate, both take about equally long, since both send equally many bytes per host.
+If two sites of M / 2 ranks share a link, a direct exchange sends M / 2 arrays
+each way, a ring 2 (M - 1) / M, and a sum inside sites first sends one.
 
-Shape legend: M = ranks, P = orders, B = blocks of a chunk.
+Shape legend: M = ranks, P = orders, B = blocks of a chunk, S = sites.
 
 Example:
   >>> import numpy as np
   >>> from parallel.peers.ring import times
   >>> links = times.Matrix(np.full((4, 4), 1e6), np.zeros((4, 4)))
   >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
-  RingChoice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0)
+  RingChoice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0, sites=())
   >>> links.rates[0, 1] = links.rates[1, 0] = 1e5  # one slow pair
   >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
-  RingChoice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0)
+  RingChoice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0, sites=())
 """
 
 import itertools
@@ -44,24 +49,55 @@ class Matrix(NamedTuple):
     rates: float64 ``[M, M]``, bytes per second from the row's rank to the
       column's; the diagonal is not read.
     delays: float64 ``[M, M]``, seconds from the row's rank to the column's.
+    site: int ``[M]``, site of each rank from 0; None for a single site.
+    shared: float64 ``[S, S]``, bytes per second of all links together from the
+      row's site to the column's; infinite if they do not share a link. None
+      for no limit.
   """
 
   rates: np.ndarray
   delays: np.ndarray
+  site: np.ndarray | None = None
+  shared: np.ndarray | None = None
 
 
 class RingChoice(NamedTuple):
   """Algorithm of a sum.
 
   Attributes:
-    order: Order of additions, "direct" or "ring".
+    order: Order of additions.
     ranks: Ranks in the order of the sum.
     seconds: Modelled time.
+    sites: Number of ranks of each site, for "sites".
   """
 
   order: Order
   ranks: tuple[int, ...]
   seconds: float
+  sites: tuple[int, ...] = ()
+
+
+def _rates(
+  links: Matrix, sources: np.ndarray, targets: np.ndarray
+) -> np.ndarray:
+  """Returns the rates of links that a sum uses at once.
+
+  Args:
+    links: Links of M ranks.
+    sources: Ranks that send, int ``[P, M]``; -1 for none.
+    targets: Ranks that receive, as ``sources``.
+  """
+  rates = links.rates[sources, targets]
+  if links.shared is None:
+    return rates
+  num_sites = len(links.shared)
+  pair = links.site[sources] * num_sites + links.site[targets]  # [P, M]
+  used = np.zeros((len(pair), num_sites**2))
+  np.add.at(used, (np.arange(len(pair))[:, None], pair), sources >= 0)
+  used = np.take_along_axis(used, pair, axis=1)  # [P, M]
+  return np.minimum(rates, np.where(
+    used > 1, links.shared.reshape(-1)[pair] / np.maximum(used, 1), np.inf
+  ))
 
 
 def _blocks(nbytes: float, num_ranks: int, block_bytes: int) -> tuple[
@@ -73,30 +109,58 @@ def _blocks(nbytes: float, num_ranks: int, block_bytes: int) -> tuple[
   return count, chunk / count
 
 
-def direct_seconds(links: Matrix, nbytes: float, block_bytes: int) -> float:
-  """Returns the time of a direct exchange of an array.
+def direct_seconds(
+  links: Matrix, nbytes: float, block_bytes: int, sites: tuple[int, ...] = ()
+) -> float:
+  """Returns the time of a direct exchange of an array, or of a sum by sites.
 
   Args:
     links: Links of M ranks.
     nbytes: Bytes of the array.
     block_bytes: Bytes of a block.
+    sites: Number of ranks of each site of the sum, in the order of the ranks;
+      () for a direct exchange.
   """
   m = len(links.rates)
   if m < 2:
     return 0.0
-  count, size = _blocks(nbytes, m, block_bytes)
-  off = ~np.eye(m, dtype=bool)
-  each = np.where(off, size / np.where(off, links.rates, 1.0), 0.0)
-  delays = np.where(off, links.delays, 0.0)
+  sites = sites or (m,)
+  owners = min(sites)
+  index = np.concatenate([np.arange(size) for size in sites])  # [M] in the site
+  of = np.repeat(np.arange(len(sites)), sites)  # [M]
+  owner = index < owners
+  alike = of[:, None] == of
+  # [M, M]: contributions to owners, totals from them, and between sites.
+  given = alike & owner & ~np.eye(m, dtype=bool)
+  total, across = given.T, ~alike & owner & (index[:, None] == index)
+  count, size = _blocks(nbytes, owners, block_bytes)
+  ranks = np.arange(m)
+
+  def each_of(used: np.ndarray) -> np.ndarray:
+    """Returns the seconds of a block on each link that is used at once."""
+    rates = _rates(
+      links, np.where(used, ranks[:, None], -1).reshape(1, -1),
+      np.broadcast_to(ranks, (m, m)).reshape(1, -1),
+    ).reshape(m, m)
+    return np.where(used, size / np.where(used, rates, 1.0), 0.0)
+
+  def last(arrivals: np.ndarray, used: np.ndarray) -> np.ndarray:
+    return np.where(used, arrivals + links.delays, 0.0).max(axis=0)  # [M]
+
+  each_given, each_total, each_across = map(each_of, (given, total, across))
   # Each link first sends all blocks of the receiver's chunk ...
-  free = count * each  # [M, M]
+  free = count * each_given  # [M, M]
+  busy = np.zeros((m, m))  # links between sites
   end = 0.0
   for k in range(count):
     # ... whose block k the receiver has when the last contribution arrives.
-    ready = ((k + 1) * each + delays).max(axis=0)  # [M]
-    # Then each owner sends its sum to all others.
-    free = np.maximum(free, ready[:, None]) + each
-    end = max(end, float((free + delays)[off].max()))
+    ready = last((k + 1) * each_given, given)  # [M]
+    # Sums of sites go to the owners in other sites.
+    busy = np.maximum(busy, ready[:, None]) + each_across
+    ready = np.maximum(ready, last(busy, across))
+    # Then each owner sends its sum to all others of its site.
+    free = np.maximum(free, ready[:, None]) + each_total
+    end = max(end, float(np.maximum(ready, last(free, total)).max()))
   return end
 
 
@@ -121,8 +185,23 @@ def ring_seconds(
   count, size = _blocks(nbytes, m, block_bytes)
   # Partial sums go down, M - 1 hops. A rank sends the chunk that starts there,
   # then chunks in the order of their arrival from above.
-  below = np.roll(orders, 1, axis=1)
-  each = size / links.rates[orders, below]  # [P, M] seconds per block
+  below, above = np.roll(orders, 1, axis=1), np.roll(orders, -1, axis=1)
+  least = np.zeros(len(orders))
+  if links.shared is not None:
+    # Partial sums and sums may share a link at once.
+    pairs = np.concatenate([orders, orders], 1), np.concatenate(
+      [below, above], 1
+    )
+    least = np.maximum(
+      (m - 1) * count * size / _rates(links._replace(
+        rates=np.full((m, m), np.inf)
+      ), *pairs).min(axis=1),
+      # Blocks that are late may be sent in another order, which is faster.
+      ring_seconds(
+        links._replace(shared=None), orders, nbytes, block_bytes
+      ),
+    )
+  each = size / _rates(links, orders, below)  # [P, M] seconds per block
   delays = links.delays[orders, below]
   ready = np.zeros((count, *orders.shape))  # [B, P, M], at each rank
   free = np.zeros(orders.shape)  # time at which a link has sent all before
@@ -131,8 +210,7 @@ def ring_seconds(
       free = np.maximum(free, ready[k]) + each
       ready[k] = np.roll(free + delays, -1, axis=1)  # at the rank below
   # `ready` is now the time of each rank's own sum. Sums go up.
-  above = np.roll(orders, -1, axis=1)
-  each = size / links.rates[orders, above]
+  each = size / _rates(links, orders, above)
   delays = links.delays[orders, above]
   number = np.arange((m - 1) * count)[:, None, None]
   # [(M - 1) B, P, M]: blocks by the number of hops behind them. A rank sends
@@ -149,7 +227,7 @@ def ring_seconds(
     )
     arrived = np.roll(sent + delays, 1, axis=2)  # at the rank above
     if np.array_equal(arrived[:-count], there[count:]):
-      return arrived.max(axis=(0, 2))
+      return np.maximum(least, arrived.max(axis=(0, 2)))
     there[count:] = arrived[:-count]
 
 
@@ -192,11 +270,11 @@ def fastest_ring(
     found = turned
 
 
-def fastest(
+def choices(
   links: Matrix, nbytes: float, block_bytes: int,
   start: tuple[int, ...] | None = None,
-) -> RingChoice:
-  """Returns the algorithm of a sum with the smallest modelled time.
+) -> list[RingChoice]:
+  """Returns the algorithms of a sum, with the fastest one of all rings.
 
   Args:
     links: Links of M ranks.
@@ -207,7 +285,27 @@ def fastest(
   """
   plain = tuple(range(len(links.rates)))
   order, seconds = fastest_ring(links, nbytes, block_bytes, start or plain)
-  direct = direct_seconds(links, nbytes, block_bytes)
-  if direct < seconds:
-    return RingChoice("direct", plain, direct)
-  return RingChoice("ring", order, seconds)
+  found = [
+    RingChoice("ring", order, seconds),
+    RingChoice("direct", plain, direct_seconds(links, nbytes, block_bytes)),
+  ]
+  if links.site is not None and len(set(links.site)) > 1:
+    ranks = np.argsort(links.site, kind="stable")
+    sites = tuple(np.bincount(links.site).tolist())
+    seconds = direct_seconds(links._replace(
+      rates=links.rates[np.ix_(ranks, ranks)],
+      delays=links.delays[np.ix_(ranks, ranks)], site=links.site[ranks],
+    ), nbytes, block_bytes, sites)
+    found.append(RingChoice("sites", tuple(ranks.tolist()), seconds, sites))
+  return found
+
+
+def fastest(
+  links: Matrix, nbytes: float, block_bytes: int,
+  start: tuple[int, ...] | None = None,
+) -> RingChoice:
+  """Returns the algorithm of `choices` with the smallest modelled time."""
+  return min(
+    choices(links, nbytes, block_bytes, start),
+    key=lambda choice: choice.seconds,
+  )

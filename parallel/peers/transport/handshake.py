@@ -84,7 +84,7 @@ class Status(enum.IntEnum):
   FULL = 4  # too many connections
 
 
-class Request(NamedTuple):
+class DialRequest(NamedTuple):
   """Connection request of a dialer.
 
   Attributes:
@@ -408,7 +408,7 @@ def prepared(
 
 
 def dial(
-  address: Address, request: Request, security: Security, scope: Scope,
+  address: Address, request: DialRequest, security: Security, scope: Scope,
   limit_s: float,
 ) -> socket.socket:
   """Connects to a listener; retries with backoff until it responds.
@@ -472,7 +472,7 @@ def dial(
 
 
 def local_host(
-  address: Address, request: Request, security: Security,
+  address: Address, request: DialRequest, security: Security,
   refused_s: float = 2.0, slow_s: float = 30.0,
 ) -> str:
   """Connects once; returns the host of this end of the connection.
@@ -514,7 +514,7 @@ def reached(
     Reason for which the peer cannot be reached; "" if it can.
   """
   try:
-    request = Request(Purpose.CHECK, 0, 0, me, peer)
+    request = DialRequest(Purpose.CHECK, 0, 0, me, peer)
     scope.end(dial(address, request, security, scope, limit_s))
   except OSError as error:
     # As in a message to the coordinator.
@@ -523,7 +523,7 @@ def reached(
 
 
 def _ask(
-  sock: HandshakeSocket, request: Request, security: Security
+  sock: HandshakeSocket, request: DialRequest, security: Security
 ) -> Status:
   """Sends the dialer's request; returns the listener's response."""
   # First message: the listener's nonce.

@@ -18,7 +18,7 @@ when its control connection is silent for `Options.silence_s`; a long operation
 does not cause the loss of a peer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import contextlib
 import os
 import queue
@@ -37,8 +37,8 @@ from parallel.peers.transport.handshake import (
   HANDSHAKE_BYTES,
   Address,
   Cancelled,
+  DialRequest,
   Purpose,
-  Request,
   Scope,
   Security,
   dial,
@@ -291,15 +291,18 @@ class Links:
       with self._lock:
         self._free.setdefault(memory.nbytes, []).append(memory.reshape(-1))
 
-  def socket_bytes(self) -> int:
+  def socket_bytes(self, peers: Collection[Id] | None = None) -> int:
     """Returns the bytes that the kernel received on data connections.
 
     Handshakes are excluded; TLS overhead is included.
+
+    Args:
+      peers: Senders whose bytes are counted; all if None.
     """
     with self._lock:
       socks = [
-        s for (_, connection), s in self._inward.items()
-        if connection != _CONTROL
+        s for (peer, connection), s in self._inward.items()
+        if connection != _CONTROL and (peers is None or peer in peers)
       ]
     # tcpi_bytes_received in struct tcp_info of linux/tcp.h, at offset 128.
     received = (
@@ -320,7 +323,7 @@ class Links:
         sock = dial(
           # The time limit applies to each connection.
           self._addresses[peer],
-          Request(Purpose.DATA, connection, self.epoch, self.me, peer),
+          DialRequest(Purpose.DATA, connection, self.epoch, self.me, peer),
           self._security, self._scope, limit_s,
         )
         self._outward.append((peer, sock))
@@ -392,7 +395,7 @@ class Links:
     finally:
       self._scope.end(sock)
 
-  def _receive(self, sock: socket.socket, request: Request) -> None:
+  def _receive(self, sock: socket.socket, request: DialRequest) -> None:
     """Receives from a connection, in a thread of the listener."""
     peer, connection = request.sender, request.connection
     with self._changed:

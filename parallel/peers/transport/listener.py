@@ -26,10 +26,10 @@ from parallel.peers.transport.handshake import (
   OPENING,
   REQUEST,
   Address,
+  DialRequest,
   HandshakeSocket,
   Purpose,
   Refused,
-  Request,
   Scope,
   Security,
   Status,
@@ -70,7 +70,7 @@ class Offer(NamedTuple):
 
   epoch: int
   peers: frozenset[Id] | None
-  handle: Callable[[socket.socket, Request], None]
+  handle: Callable[[socket.socket, DialRequest], None]
 
 
 class Listener:
@@ -186,7 +186,7 @@ class Listener:
         self._accepted -= accepted
       self._scope.end(sock)
 
-  def _judge(self, sock: socket.socket) -> tuple[Any, Request, str]:
+  def _judge(self, sock: socket.socket) -> tuple[Any, DialRequest, str]:
     """Executes the listener's side of a handshake.
 
     Returns:
@@ -210,7 +210,7 @@ class Listener:
     magic, purpose, number, epoch, sender, receiver, public, _ = (
       REQUEST.unpack(said)
     )
-    request = Request(
+    request = DialRequest(
       Purpose(purpose), number, epoch, sender.rstrip(b"\0").decode(),
       receiver.rstrip(b"\0").decode(),
     )
@@ -244,7 +244,7 @@ class Listener:
       f"{request.epoch}"
     )
 
-  def _status(self, offer: Offer | None, request: Request) -> Status:
+  def _status(self, offer: Offer | None, request: DialRequest) -> Status:
     """Returns the response to an authenticated request."""
     if offer is None or request.epoch > offer.epoch:
       return Status.EARLY

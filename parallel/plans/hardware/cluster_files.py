@@ -6,6 +6,9 @@ A file contains one object:
     device               a key of `devices.DEVICES`, or an object with name,
                          flops {dtype: FLOP/s}, memory_bytes, memory_bandwidth,
                          source and, optionally, overhead_s per instruction
+    others               optional: devices of other kinds, as in
+                         [{"devices": [8, 9], "device": "a100"}], or slower ones
+                         [{"devices": [3], "slowdown": 1.5}]
     nodes                number of devices of each node, as in [8, 8]
     rows                 "device"; or "node" if rows and columns stand for
                          nodes. The diagonal then describes links inside a node
@@ -13,6 +16,11 @@ A file contains one object:
     latency_s            seconds, a list of rows, or one number for all pairs
     residuals            optional: log(measured / predicted) of step times, for
                          the intervals of `launch.compile`
+    family               optional: values of keys of the config in the programs
+                         of the residuals, as {"parallel.tensor": [1, 4]}
+    widening             optional: for other programs, logarithm of the factor
+                         by which both ends of the interval move, for each key;
+                         without it the interval is infinite
 
 Rows of both matrices are senders, columns are receivers.
 
@@ -29,15 +37,21 @@ Example:
 
 from collections.abc import Mapping
 import json
+import math
 import pathlib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from parallel.base import checks, schema
 from parallel.plans.hardware import link_matrix
 from parallel.plans.hardware.clusters import CLUSTERS
-from parallel.plans.hardware.devices import DEVICES, Device, measured
+from parallel.plans.hardware.devices import (
+  DEVICES,
+  Device,
+  measured,
+  slowed,
+)
 from parallel.plans.hardware.link_matrix import LinkMatrix
 
 # Largest rate of a device or link, in FLOP/s or bytes per second.
@@ -45,6 +59,9 @@ MAX_RATE = schema.MAX_RATE
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
 _Rates = list[list[schema.AnyRate | None]]
 _Times = list[list[schema.AnySeconds | None]]
+_Values = Annotated[
+  list[schema.either(text=str, number=float)], schema.Field(min_length=1)
+]
 
 
 class _Device(schema.Schema):
@@ -54,6 +71,12 @@ class _Device(schema.Schema):
   memory_bandwidth: schema.Rate
   source: str
   overhead_s: schema.Seconds = 0.0
+
+
+class _Others(schema.Schema):
+  devices: list[Annotated[int, schema.Field(ge=0)]]
+  device: schema.either(text=str, other=_Device) | None = None
+  slowdown: schema.Rate = 1.0
 
 
 class _File(schema.Schema):
@@ -66,6 +89,9 @@ class _File(schema.Schema):
   bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
   latency_s: schema.either(number=schema.AnySeconds, other=_Times)
   residuals: list[schema.LogRatio] = schema.Field(default_factory=list)
+  others: list[_Others] = schema.Field(default_factory=list)
+  family: dict[str, _Values] = schema.Field(default_factory=dict)
+  widening: schema.NotNegative = math.inf
 
 
 def cluster(text: str) -> LinkMatrix:
@@ -75,7 +101,8 @@ def cluster(text: str) -> LinkMatrix:
     text: Path that ends in .json; or ``NAME:GROUPS`` with a key of
       `clusters.CLUSTERS` and a number of its outermost groups, as in "a100:16".
       The suffix ``,uneven=SEED`` reduces bandwidths at random
-      (`link_matrix.uneven`).
+      (`link_matrix.uneven`), ``,slow=(DEVICE, FACTOR)`` slows a device down,
+      and "h100:1+a100:1" joins nodes of several kinds (`link_matrix.joined`).
 
   Raises:
     ValueError: The name is unknown, or the file does not describe a cluster.
@@ -84,19 +111,35 @@ def cluster(text: str) -> LinkMatrix:
   if text.endswith(".json"):
     return read(pathlib.Path(text))
   text, options = checks.options(text)
-  name, _, groups = text.partition(":")
-  checks.known("cluster=", name, CLUSTERS)
-  if not groups.isdecimal():
-    raise ValueError(
-      f"cluster={text!r} must give its number of groups of the outermost "
-      f"level, as in {name}:2, or be a path that ends in .json"
-    )
-  found = link_matrix.of_cluster(CLUSTERS[name], int(groups))
+  parts = []
+  for part in text.split("+"):
+    name, _, groups = part.strip().partition(":")
+    checks.known("cluster=", name, CLUSTERS)
+    if not groups.isdecimal():
+      raise ValueError(
+        f"cluster={text!r} must give its number of groups of the outermost "
+        f"level, as in {name}:2, or be a path that ends in .json"
+      )
+    parts.append((CLUSTERS[name], int(groups)))
+  found = (
+    link_matrix.joined(parts) if len(parts) > 1
+    else link_matrix.of_cluster(*parts[0])
+  )
   for option, value in options.items():
-    checks.known("option ", option, ("uneven",))
-    if type(value) is not int or value < 0:
+    checks.known("option ", option, ("uneven", "slow"))
+    if option == "slow":
+      try:
+        index, factor = value
+        found = link_matrix.slow(found, {int(index): float(factor)})
+      except TypeError:
+        raise ValueError(
+          f"slow={value!r} must be a device and how many times as long it "
+          "takes, as in slow=(3,1.5)"
+        ) from None
+    elif type(value) is not int or value < 0:
       raise ValueError(f"{option}={value!r} must be an integer, at least 0")
-    found = link_matrix.uneven(found, value)
+    else:
+      found = link_matrix.uneven(found, value)
   return found
 
 
@@ -142,9 +185,22 @@ def _made(found: _File) -> LinkMatrix:
   ]
   if by_node:  # [nodes, nodes] -> [N, N]
     matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
+  device = _device(found.device)
+  devices = [device] * len(nodes)
+  for group in found.others:
+    other = device if group.device is None else _device(group.device)
+    if group.slowdown != 1:
+      other = slowed(other, group.slowdown)
+    for index in group.devices:
+      if index >= len(devices):
+        raise ValueError(
+          f"others: device {index} of {len(devices)}; they are numbered from 0"
+        )
+      devices[index] = other
   return LinkMatrix(
-    found.name, _device(found.device), tuple(nodes.tolist()), *matrices,
-    found.source, found.mark, tuple(found.residuals),
+    found.name, device, tuple(nodes.tolist()), *matrices,
+    found.source, found.mark, tuple(found.residuals), found.family,
+    found.widening, tuple(devices),
   )
 
 
@@ -179,19 +235,26 @@ def to_json(links: LinkMatrix) -> str:
 
   Each row of a matrix is one line; numbers have six significant digits.
   """
-  device: Any = links.device.name
-  # Only a device that is not in the registry is written with its fields.
-  if DEVICES.get(device) is not links.device:
-    device = {key: getattr(links.device, key) for key in _DEVICE_KEYS}
-    if links.device.overhead_s:
-      device["overhead_s"] = links.device.overhead_s
+  devices = links.devices or (links.device,)
   counts = np.bincount(links.nodes)
   head = {
     "name": links.name, "source": links.source, "mark": links.mark,
-    "device": device, "nodes": counts[counts > 0].tolist(), "rows": "device",
+    "device": _device_json(devices[0]), "nodes": counts[counts > 0].tolist(),
+    "rows": "device",
   }
+  names = [device.name for device in devices]
+  others = {d.name: d for d in devices if d.name != names[0]}
+  if others:
+    head["others"] = [
+      {"devices": [i for i, x in enumerate(names) if x == name],
+       "device": _device_json(device)} for name, device in others.items()
+    ]
   if links.residuals:
     head["residuals"] = list(links.residuals)
+    if links.family:
+      head["family"] = dict(links.family)
+    if links.widening < math.inf:
+      head["widening"] = links.widening
   lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
   for key in ("bandwidth", "latency_s"):
     rows = ",\n".join(
@@ -203,3 +266,13 @@ def to_json(links: LinkMatrix) -> str:
     )
     lines.append(f"  {json.dumps(key)}: [\n{rows}\n  ]")
   return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _device_json(device: Device) -> str | dict[str, Any]:
+  """Returns the name of a known device, or the fields of another one."""
+  if DEVICES.get(device.name) is device:
+    return device.name
+  found = {key: getattr(device, key) for key in _DEVICE_KEYS}
+  if device.overhead_s:
+    found["overhead_s"] = device.overhead_s
+  return found

@@ -11,7 +11,7 @@ Example:
   295.3...
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from parallel.plans.hardware import links
@@ -82,6 +82,55 @@ def measured(
     memory_bandwidth,
     LinkKind("the matrix", memory_bandwidth, None, "the matrix"), 1, source,
     overhead_s=overhead_s,
+  )
+
+
+def slowed(device: Device, factor: float) -> Device:
+  """Returns a device whose products and memory take ``factor`` times as long.
+  """
+  return dataclasses.replace(
+    device, name=f"{device.name}, {factor:g} times as slow",
+    flops={dtype: rate / factor for dtype, rate in device.flops.items()},
+    memory_bandwidth=device.memory_bandwidth / factor,
+    overhead_s=device.overhead_s * factor,
+  )
+
+
+def weakest(devices: Sequence[Device]) -> Device:
+  """Returns a device with the least of each rate, and of the memory.
+
+  A program with equal shards on all devices takes at most as long as on it, and
+  exactly as long if one of the devices has all of the least values.
+
+  Args:
+    devices: The devices, of one platform.
+
+  Raises:
+    ValueError: They have different platforms, or devices that differ have one
+      name.
+  """
+  kinds: list[Device] = []
+  for device in devices:
+    if device not in kinds:
+      kinds.append(device)
+  if len(kinds) == 1:
+    return kinds[0]
+  if len({device.platform for device in kinds}) > 1:
+    raise ValueError(
+      f"devices {', '.join(d.name for d in kinds)}: a program runs on GPUs or "
+      "on TPUs, not on both"
+    )
+  names = [device.name for device in devices]
+  if len(set(names)) < len(kinds):
+    raise ValueError("devices of one name have different rates or memory")
+  dtypes = dict.fromkeys(x for device in kinds for x in device.flops)
+  return dataclasses.replace(
+    kinds[0], name=" + ".join(f"{names.count(d.name)} {d.name}" for d in kinds),
+    flops={dtype: min(d.peak(dtype) for d in kinds) for dtype in dtypes},
+    memory_bytes=min(d.memory_bytes for d in kinds),
+    memory_bandwidth=min(d.memory_bandwidth for d in kinds),
+    overhead_s=max(d.overhead_s for d in kinds),
+    source="; ".join(d.source for d in kinds),
   )
 
 

@@ -21,17 +21,18 @@ Example:
   [450.0, 50.0]
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import itertools
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize
 
 from parallel.base import checks
 from parallel.plans.hardware.clusters import Cluster, Level
-from parallel.plans.hardware.devices import Device
+from parallel.plans.hardware.devices import Device, slowed, weakest
 
 # Matrices and their search are quadratic: 4,096 devices take 268 MB.
 MAX_DEVICES = 4096
@@ -42,13 +43,30 @@ LATENCY_SOURCE = "NCCL, src/graph/tuning.cc, hwLat, ring, Simple"
 MARKS = ("measured", "published", "assumption", "drawn")
 
 
+class Links(NamedTuple):
+  """Links between pairs of devices.
+
+  Attributes:
+    latency_s: Seconds, float64 ``[...]``.
+    bandwidth: Bytes per second, float64 ``[...]``.
+  """
+
+  latency_s: np.ndarray
+  bandwidth: np.ndarray
+
+  def seconds(self, size_bytes: float) -> np.ndarray:
+    """Returns the time of a message of a size over each link, ``[...]``."""
+    return self.latency_s + size_bytes / self.bandwidth
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LinkMatrix:
-  """Cluster of identical devices with a link for every ordered pair.
+  """Cluster of devices with a link for every ordered pair.
 
   Attributes:
     name: Name in tables.
-    device: Type of all devices.
+    device: Type of all devices; if there are several, `devices.weakest` of
+      them, as which a program with equal shards sees them.
     nodes: ``[N]``: number of each device's node, in ascending order, so that
       devices of a node are contiguous.
     bandwidth: float64 ``[N, N]``, bytes per second; infinite on the diagonal.
@@ -58,10 +76,15 @@ class LinkMatrix:
     residuals: log(measured / predicted) of step times of compiled programs that
       the rates were not fitted to (`parallel.ledger.conformal`); () if there
       are none.
+    family: Values by key of the programs of the residuals.
+    widening: Logarithm of the factor by which the ends of an interval move for
+      each key by which a program is outside of the family.
+    devices: Type of each device, ``[N]``, if there are several; () if all are
+      `device`.
 
   Raises:
-    ValueError: There are too many devices, a matrix has a wrong shape, or a
-      link is missing or invalid.
+    ValueError: There are too many devices, a matrix has a wrong shape, a link
+      is missing or invalid, or devices have different platforms.
   """
 
   name: str
@@ -72,10 +95,21 @@ class LinkMatrix:
   source: str
   mark: str
   residuals: tuple[float, ...] = ()
+  family: Mapping[str, Sequence[str | float]] = dataclasses.field(
+    default_factory=dict
+  )
+  widening: float = math.inf
+  devices: tuple[Device, ...] = ()
 
   def __post_init__(self) -> None:
     n = len(self.nodes)
     check_size(n)
+    if self.devices:
+      if len(self.devices) != n:
+        raise ValueError(f"{len(self.devices)} types of {n} devices")
+      object.__setattr__(self, "device", weakest(self.devices))
+      if self.device is self.devices[0]:  # all are equal
+        object.__setattr__(self, "devices", ())
     checks.known("mark=", self.mark, MARKS)
     for before, after in itertools.pairwise(self.nodes):
       if before > after:
@@ -109,7 +143,23 @@ class LinkMatrix:
     Returns:
       float64 ``[N, N]``, seconds; 0 on the diagonal.
     """
-    return self.latency_s + size_bytes / self.bandwidth
+    return Links(self.latency_s, self.bandwidth).seconds(size_bytes)
+
+  def between(self, here: np.ndarray, there: np.ndarray) -> Links:
+    """Returns the links from some devices to others.
+
+    Args:
+      here: Devices that send, int ``[...]``.
+      there: Devices that receive, int ``[...]``.
+    """
+    return Links(self.latency_s[here, there], self.bandwidth[here, there])
+
+  def per_device(self, value: Callable[[Device], float]) -> np.ndarray:
+    """Returns a value of each device, float64 ``[N]``."""
+    if not self.devices:
+      return np.full(self.num_devices, value(self.device))
+    kinds = {device.name: value(device) for device in self.devices}
+    return np.array([kinds[device.name] for device in self.devices])
 
   def part(self, devices: Sequence[int]) -> "LinkMatrix":
     """Returns the sub-cluster of some devices, in ascending order."""
@@ -119,6 +169,7 @@ class LinkMatrix:
       self, nodes=tuple(np.array(self.nodes)[some].tolist()),
       bandwidth=self.bandwidth[np.ix_(some, some)],
       latency_s=self.latency_s[np.ix_(some, some)],
+      devices=tuple(self.devices[i] for i in some) if self.devices else (),
     )
 
 
@@ -192,6 +243,77 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
     f"{cluster.name}:{groups}", cluster.device,
     tuple((devices // node).tolist()), bandwidth, latency_s,
     f"{cluster.source}; latencies: {LATENCY_SOURCE}", "published",
+  )
+
+
+def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
+  """Returns the matrices of nodes of several kinds on one network.
+
+  A message between nodes of two kinds takes the slower adapter's rate and the
+  longer latency.
+
+  Args:
+    clusters: Records, each with a number of groups of its outermost level.
+
+  Raises:
+    ValueError: `of_cluster` refuses one, or one has no network between nodes.
+
+  Example:
+    >>> from parallel.plans.hardware.clusters import CLUSTERS
+    >>> links = joined([(CLUSTERS["h100"], 1), (CLUSTERS["a100"], 1)])
+    >>> links.device.name, links.bandwidth[0, 8] / 1e9
+    ('8 h100 + 8 a100', 25.0)
+  """
+  for cluster, _ in clusters:
+    if len(cluster.levels) < 2:
+      raise ValueError(
+        f"{cluster.name!r} has one level: no network connects it to others"
+      )
+  parts = [of_cluster(*x) for x in clusters]
+  counts = [part.num_devices for part in parts]
+  check_size(sum(counts))
+  kind = np.repeat(np.arange(len(parts)), counts)  # [N]
+  last = [cluster.levels[-1] for cluster, _ in clusters]
+  rates = np.array([x.link.bandwidth * x.links_per_device for x in last])[kind]
+  latency = np.array([_latency(x, True) for x in last])[kind]
+  bandwidth = np.minimum(rates[:, None], rates)
+  latency_s = np.maximum(latency[:, None], latency)
+  nodes, at = [], 0
+  for part in parts:
+    here = slice(at, at + part.num_devices)
+    bandwidth[here, here] = part.bandwidth
+    latency_s[here, here] = part.latency_s
+    nodes += [x + (nodes[-1] + 1 if at else 0) for x in part.nodes]
+    at = here.stop
+  return LinkMatrix(
+    " + ".join(part.name for part in parts), parts[0].device, tuple(nodes),
+    bandwidth, latency_s,
+    "; ".join(dict.fromkeys(part.source for part in parts))
+    + "; between kinds: the slower adapter", "assumption",
+    devices=tuple(parts[k].device for k in kind),
+  )
+
+
+def slow(links: LinkMatrix, slowdowns: Mapping[int, float]) -> LinkMatrix:
+  """Returns a cluster some of whose devices compute more slowly.
+
+  Args:
+    links: The cluster.
+    slowdowns: Device -> how many times as long its products take.
+
+  Raises:
+    ValueError: There is no such device, or a factor is not above 0.
+  """
+  devices = list(links.devices or (links.device,) * links.num_devices)
+  for index, factor in slowdowns.items():
+    if not 0 <= index < len(devices) or not 0 < factor < math.inf:
+      raise ValueError(
+        f"device {index}, {factor:g} times as slow: devices are 0 to "
+        f"{len(devices) - 1}, and factors are positive"
+      )
+    devices[index] = slowed(devices[index], factor)
+  return dataclasses.replace(
+    links, devices=tuple(devices), name=f"{links.name}, {len(slowdowns)} slow"
   )
 
 

@@ -234,8 +234,9 @@ def checked(host: Host) -> Host:
   """Checks names, ranges and links, and returns the host.
 
   Raises:
-    ValueError: There is no tier or there are too many, a name occurs twice, a
-      link is unknown, a rate or capacity is 0, or a range is not ordered.
+    ValueError: There is no tier or there are too many, a name occurs twice, two
+      tiers are the same node or folder, a link is unknown, a rate or capacity
+      is 0, or a range is not ordered.
   """
   if not 1 <= len(host.tiers) <= MAX_TIERS:
     raise ValueError(
@@ -258,6 +259,19 @@ def checked(host: Host) -> Host:
       raise ValueError(
         f"tiers[{i}]: a tier has a path if its kind is file, and only then"
       )
+    for other in host.tiers[:i]:
+      if tier.node is not None and tier.node == other.node:
+        raise ValueError(
+          f"tiers {other.name!r} and {tier.name!r} are both node={tier.node}: "
+          "one NUMA node is one tier"
+        )
+      if tier.path and other.path and (
+        pathlib.Path(tier.path).parent == pathlib.Path(other.path).parent
+      ):
+        raise ValueError(
+          f"tiers {other.name!r} and {tier.name!r} have files in one folder, "
+          f"{pathlib.Path(tier.path).parent}, whose disk is one tier"
+        )
     tier.capacity_bytes.check(f"tiers[{i}].capacity_bytes")
     tier.latency_s.check(f"tiers[{i}].latency_s", positive=False)
     sizes = [x.size_bytes for x in tier.passes]

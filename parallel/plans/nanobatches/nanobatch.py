@@ -144,7 +144,7 @@ class Costs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class NanobatchPlan:
   """Nano-batches of one step.
 
   Attributes:
@@ -193,7 +193,7 @@ class Plan:
 def plan(
   costs: Costs, num_tokens: int, *, max_pieces: int = 4,
   granularity: int | None = None, interference: float = 0.0,
-) -> Plan:
+) -> NanobatchPlan:
   """Returns the fastest plan; among equal ones, that with the fewest pieces.
 
   Args:
@@ -252,7 +252,7 @@ def plan(
         if seconds[at] < best_s * (1 - _EQUAL):
           best, best_s = tuple(map(int, sizes[chunk[at]])), float(seconds[at])
           reduction = key
-  return Plan(
+  return NanobatchPlan(
     best, costs.model, reduction, best_s, single_s,
     costs.optimum_s, considered, simulated,
   )

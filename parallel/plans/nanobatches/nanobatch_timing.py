@@ -21,7 +21,7 @@ RESOURCES = ("compute", "memory", "network")
 
 
 @dataclasses.dataclass(frozen=True)
-class Operation:
+class NanoOperation:
   """Nano-operation of a layer.
 
   Attributes:
@@ -48,12 +48,12 @@ class Operation:
     if not 0 <= self.seconds < math.inf:
       raise ValueError(f"{self.kind}: {self.seconds:g} s")
 
-  def overlaps(self, other: "Operation") -> bool:
+  def overlaps(self, other: "NanoOperation") -> bool:
     """Returns whether two ranges have a token in common."""
     return self.start < other.stop and other.start < self.stop
 
 
-def check(operations: Sequence[Operation], num_tokens: int) -> None:
+def check(operations: Sequence[NanoOperation], num_tokens: int) -> None:
   """Checks that each kind of operation has each token once.
 
   Raises:
@@ -71,7 +71,7 @@ def check(operations: Sequence[Operation], num_tokens: int) -> None:
       end = stop
 
 
-def dependencies(operations: Sequence[Operation]) -> list[list[int]]:
+def dependencies(operations: Sequence[NanoOperation]) -> list[list[int]]:
   """Returns the indices of the operations that each one depends on.
 
   Those of the layer before are negative: ``i - len(operations)``.
@@ -87,7 +87,8 @@ def dependencies(operations: Sequence[Operation]) -> list[list[int]]:
 
 
 def step_seconds(
-  operations: Sequence[Operation], num_layers: int, interference: float = 0.0
+  operations: Sequence[NanoOperation], num_layers: int,
+  interference: float = 0.0,
 ) -> float:
   """Returns the time of equal layers, whose operations may overlap.
 
@@ -142,7 +143,7 @@ def step_seconds(
 
 
 def _limits(
-  operations: Sequence[Operation], queues: dict[str, list[int]]
+  operations: Sequence[NanoOperation], queues: dict[str, list[int]]
 ) -> list[list[tuple[str, int]]]:
   """Returns the operations that each one waits for, as counts by resource.
 
@@ -164,7 +165,7 @@ def _limits(
 
 
 def sequential_seconds(
-  operations: Sequence[Operation], num_layers: int
+  operations: Sequence[NanoOperation], num_layers: int
 ) -> float:
   """Returns the time of layers whose operations run one after another."""
   return num_layers * sum(o.seconds for o in operations)

@@ -24,7 +24,7 @@ from parallel.plans.pipeline.pipeline_schedule import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class PartTimes:
   """Compute seconds of each part on one microbatch, each ``[part]``.
 
   Attributes:
@@ -55,7 +55,7 @@ def even_work(
   factors: Sequence[float] = (),
   parts: np.ndarray | None = None,
   again_s: float = 0.0,
-) -> Work:
+) -> PartTimes:
   """Returns the work of stages that are split into equal parts.
 
   A whole backward takes the time of its two halves, and repeats a forward at
@@ -87,7 +87,7 @@ def even_work(
   shares[loop(size.stages, size.chunks) if parts is None else parts] = (
     np.array(factors or (1.0,) * size.stages) / size.chunks
   )
-  return Work(*(
+  return PartTimes(*(
     tuple((seconds * shares).tolist())
     for seconds in (
       forward_s, input_s + weight_s + again_s, input_s + again_s,
@@ -165,7 +165,7 @@ class Timeline:
     return 1 - float(busy_s) / (self.finish_s * self.schedule.num_stages)
 
 
-def events(schedule: PipelineSchedule, work: Work, hops: Hops) -> Timeline:
+def events(schedule: PipelineSchedule, work: PartTimes, hops: Hops) -> Timeline:
   """Simulates a schedule in the event model.
 
   Args:
@@ -243,7 +243,8 @@ def many_events_s(
 
   Args:
     schedule: Schedule that `parallel.plans.pipeline.check.check` accepts.
-    work: Seconds of its parts, ``[kind, part, N]``, as `Work.by_kind` has them.
+    work: Seconds of its parts, ``[kind, part, N]``, as `PartTimes.by_kind` has
+      them.
     forward_s: Seconds that messages occupy the links to the next stage,
       ``[S, N]``.
     backward_s: Seconds that they occupy the links to the previous stage.
@@ -273,7 +274,7 @@ def many_events_s(
 
 
 def lockstep_s(
-  schedule: PipelineSchedule, work: Work, hops: Hops, lanes: int = 1
+  schedule: PipelineSchedule, work: PartTimes, hops: Hops, lanes: int = 1
 ) -> float:
   """Returns the seconds of a step in which all stages wait for each tick.
 
@@ -307,7 +308,7 @@ def lockstep_waiting_s(
     lanes: Consecutive stages that share a device, one after another.
   """
   t = schedule
-  work = Work(*(
+  work = PartTimes(*(
     (action_s.get(kind.name.lower(), 0.0),) * t.num_parts
     for kind in Kind if kind is not Kind.IDLE
   ))
@@ -317,6 +318,6 @@ def lockstep_waiting_s(
   return lockstep_s(t, work, even_hops(t.num_stages), lanes) - own_s
 
 
-def _computing(schedule: PipelineSchedule, work: Work) -> np.ndarray:
+def _computing(schedule: PipelineSchedule, work: PartTimes) -> np.ndarray:
   """Returns the seconds of all actions, float ``[T, S]``."""
   return work.by_kind()[schedule.kinds, schedule.part_of_actions()]

@@ -71,14 +71,15 @@ class Tensor:
     size_bytes: Bytes if its way runs all of the part.
     held: Instants at which it is in memory.
     uses: Its accesses.
-    on: "device" or "host" if only one of them is possible, or "any".
+    on: "device" or "host" if only one of them is possible, or "any"; "dram" if
+      it is in memory that nobody places.
   """
 
   name: str
   size_bytes: float
   held: tuple[Instant, ...]
   uses: tuple[Use, ...] = ()
-  on: Literal["device", "host", "any"] = "any"
+  on: Literal["device", "host", "dram", "any"] = "any"
 
   @property
   def cpu_density(self) -> float:
@@ -150,8 +151,10 @@ class Problem:
   def tiers_of(self, tensor: Tensor) -> list[str]:
     """Returns the names of the tiers that a tensor can be on."""
     host = [tier.name for tier in self.host.tiers]
+    dram = [tier.name for tier in self.host.tiers if tier.kind == "dram"]
     return {
-      "device": [DEVICE], "host": host, "any": [DEVICE, *host]
+      "device": [DEVICE], "host": host, "dram": dram or host[:1],
+      "any": [DEVICE, *host],
     }[tensor.on]
 
 

@@ -116,7 +116,9 @@ def search(
   """
   if exact and traffic.grid.size <= EXACT:
     return brute_force(traffic)
-  budget = _Budget()
+  # A plan of a large cluster makes about 20 quick searches.
+  quick = kicks == 0
+  budget = _Budget(_CANDIDATES / (1 + quick * traffic.grid.size // _FEW))
   start = _starting(traffic, seed, budget)
   best = _improved(traffic, start, budget)
   rng, n = np.random.default_rng(seed), traffic.grid.size

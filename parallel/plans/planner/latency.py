@@ -1,6 +1,7 @@
 """Prediction of a step's seconds on a matrix of links, with a breakdown.
 
-Compute is the roofline of a layer (`TrainingStep.layer_s`). A backward has
+Compute is the roofline of a layer (`TrainingStep.layer_s`); a stage, and the
+head, are as fast as the slowest of their devices. A backward has
 twice a forward's products. Repeated forwards and their reductions are added:
 the whole part in stages that save only inputs, and each layer once more with
 rematerialization. At p = 1 nothing overlaps with a tensor reduction: the
@@ -32,7 +33,7 @@ import numpy as np
 from parallel.base import checks
 from parallel.plans.hardware import tiers
 from parallel.plans.hardware.devices import Device
-from parallel.plans.hardware.link_matrix import LinkMatrix
+from parallel.plans.hardware.link_matrix import LinkMatrix, Links
 from parallel.plans.hardware.tiers import Host
 from parallel.plans.pipeline import simulate
 from parallel.plans.planner import outer
@@ -173,7 +174,7 @@ def traffic(
     links: The cluster.
     execution: One of ``EXECUTIONS``.
   """
-  sent = messages(c, step)
+  sent, all_links = messages(c, step), Links(links.latency_s, links.bandwidth)
   none = np.zeros_like(links.latency_s)
   p, m = c.stages, c.microbatches
   chain = hop = ring = reduce = none
@@ -197,19 +198,28 @@ def traffic(
     else:
       chain = both
   if c.ranks > 1:
-    received, steps = sent.exchanges
-    # Seconds of the whole ring if all its links were like each one.
-    ring = steps * links.latency_s + received / links.bandwidth
+    ring = _exchanges(sent, all_links)
   if c.tensor > 1:
-    reduce = m * sum(
-      times * _reduction(links, size, c.tensor, c.route)
-      for size, times in sent.reductions
-    )
+    reduce = m * _reductions(c, sent, all_links)
   return Traffic(c.grid, chain, hop, ring, reduce)
 
 
+def _exchanges(sent: Messages, links: Links) -> np.ndarray:
+  """Returns the seconds of a data ring if all its links were like each one."""
+  received, steps = sent.exchanges
+  return steps * links.latency_s + received / links.bandwidth
+
+
+def _reductions(c: Configuration, sent: Messages, links: Links) -> np.ndarray:
+  """Returns the seconds of a microbatch's reductions over tensor ranks."""
+  found = np.zeros_like(links.latency_s)
+  for size, times in sent.reductions:
+    found = found + times * _reduction(links, size, c.tensor, c.route)
+  return found
+
+
 def _reduction(
-  links: LinkMatrix, size: float, ranks: int, route: str
+  links: Links, size: float, ranks: int, route: str
 ) -> np.ndarray:
   """Returns an all-reduce's seconds if all its links were like each one."""
   if route == "one_shot":
@@ -253,54 +263,79 @@ def predict(
   """
   if order is None:
     order = np.arange(c.grid.size).reshape(c.grid)
-  sent = messages(c, step)
-  costs = traffic(c, step, links, timing.execution)
-  m, p = c.microbatches, c.stages
-  reduce_s = slowest(costs.reduce, order, -1) / m  # per microbatch, [p]
-  stage_s, again_s = stage(c, step, links.device, timing.utilisation)
-  pipeline_s = m * (3 * stage_s + again_s + float(reduce_s.max()))
+  sent, m, p = messages(c, step), c.microbatches, c.stages
+  reduce_s = np.zeros(p)  # per microbatch
+  if c.tensor > 1:
+    reduce_s = _reductions(c, sent, _along(links, order, -1)).max((-2, -1))
+  stage_s, again_s = stages(c, step, links, timing.utilisation, order)
+  busiest = int((3 * stage_s + again_s + reduce_s).argmax())
+  compute_s, repeated_s, sums_s = (
+    float(m * x[busiest]) for x in (3 * stage_s, again_s, reduce_s)
+  )
   bubble_s = hops_s = 0.0
   if p > 1:
     work = _work(c, stage_s, again_s, reduce_s)
     alone = simulate.even_hops(p)
     # Each hop is that of the slowest replica. The last stage's hop leads to the
     # first one; only chunked schedules use it.
-    hops = links.seconds(sent.boundary)
-    way = simulate.Hops(*(
-      tuple(slowest(hops, order, -3, by).tolist()) for by in (1, -1)
-    ))
+    both = (
+      _along(links, order, -3, by).seconds(sent.boundary) for by in (1, -1)
+    )
+    way = simulate.Hops(*(tuple(x.max((-2, -1)).tolist()) for x in both))
     without_s, with_s = (
       _run(c, work, x, timing.execution) for x in (alone, way)
     )
     # The pipeline is simulated without and with hops, for the breakdown.
-    bubble_s, hops_s = without_s - pipeline_s, with_s - without_s
-  # The ranks of each worker form a separate ring.
-  # [p, d, t] -> [p * workers, ranks, t]
-  ring = slowest(costs.ring, order.reshape(-1, c.ranks, c.tensor), -2)
+    hops_s = with_s - without_s
+    bubble_s = without_s - compute_s - repeated_s - sums_s
+  ring_s = 0.0
+  if c.ranks > 1:
+    # The ranks of each worker form a separate ring.
+    # [p, d, t] -> [p * workers, ranks, t]
+    ring = _along(links, order.reshape(-1, c.ranks, c.tensor), -2)
+    ring_s = float(_exchanges(sent, ring).max())
   exchanged_s = 0.0 if c.outer is None else outer.exposed_s(
-    c, step.model, links, order, m * (3 * stage_s + again_s)
+    c, step.model, links, order, compute_s + repeated_s
   )
   return Latency(
-    compute=3 * m * stage_s, again=m * again_s,
-    tensor=m * float(reduce_s.max()), bubble=bubble_s, hops=hops_s,
-    vocabulary=float(vocabulary(c, step, links, timing, order)),
-    data=float(ring.max()),
+    compute=compute_s, again=repeated_s, tensor=sums_s, bubble=bubble_s,
+    hops=hops_s, vocabulary=float(vocabulary(c, step, links, timing, order)),
+    data=ring_s,
     offload=_offload(c, step.model, timing.host), outer=exchanged_s,
   )
 
 
-def stage(
-  c: Configuration, step: TrainingStep, device: Device, utilisation: float
-) -> tuple[float, float]:
-  """Returns the seconds of a stage's forward and of its repeated forwards.
-
-  Both are per microbatch and without reductions.
+def _along(
+  links: LinkMatrix, order: np.ndarray, dim: int, by: int = 1
+) -> Links:
+  """Returns the links along a dim of rings, ``[..., p, d, t]``; see `slowest`.
   """
-  layer_s = step.layer_s(
-    c.examples(step.batch_size), c.tensor, device, utilisation
-  )
+  return links.between(order, np.roll(order, -by, dim))
+
+
+def stages(
+  c: Configuration, step: TrainingStep, links: LinkMatrix, utilisation: float,
+  order: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the seconds of each stage's forward and of its repeated forwards.
+
+  Both are per microbatch and without reductions, those of the slowest device.
+
+  Args:
+    c: The configuration.
+    step: The training step.
+    links: The cluster.
+    utilisation: Fraction of the peak FLOP/s that matrix products reach.
+    order: The device of each coordinate, int ``[..., p, d, t]``.
+
+  Returns:
+    Two arrays, float64 ``[..., p]``.
+  """
   layers = step.model.layers_per_part(c.stages * c.chunks) * c.chunks
-  stage_s = layers * layer_s
+  of_device = layers * links.per_device(lambda device: step.layer_s(
+    c.examples(step.batch_size), c.tensor, device, utilisation
+  ))
+  stage_s = of_device[order].max((-2, -1))
   return stage_s, (_recomputes(c) + (c.remat != "none")) * stage_s
 
 
@@ -322,21 +357,24 @@ def measured(
     products, repeated forwards, reductions over tensor ranks, and its share of
     the head.
   """
-  stage_s, again_s = stage(c, step, links.device, timing.utilisation)
-  head_s = _head(c, step, links.device, timing.utilisation)
   first = np.arange(c.tensor).reshape(1, 1, -1)
+  stage_s, again_s = (
+    float(x[0]) for x in stages(c, step, links, timing.utilisation, first)
+  )
+  head_s = _head(c, step, links.device, timing.utilisation)
   reduce_s = 0.0
   if c.tensor > 1:
-    costs = traffic(c, step, links, timing.execution).reduce
-    reduce_s = float(slowest(costs, first, -1)[0]) / c.microbatches
+    sums_s = _reductions(c, messages(c, step), _along(links, first, -1))
+    reduce_s = float(sums_s.max())
   # A backward takes twice a forward; a third of reductions and head is forward.
   both = 3 * stage_s + again_s + reduce_s + head_s
   return stage_s + (reduce_s + head_s) / 3, both
 
 
 def _work(
-  c: Configuration, stage_s: float, again_s: float, reduce_s: np.ndarray
-) -> simulate.Work:
+  c: Configuration, stage_s: np.ndarray, again_s: np.ndarray,
+  reduce_s: np.ndarray,
+) -> simulate.PartTimes:
   """Returns the compute and reduction seconds of each part.
 
   A third of the reductions counts as forward: backward dtypes and repeated
@@ -344,18 +382,22 @@ def _work(
   """
   shares = []
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
-  for reduce in reduce_s[table.stage_of_part]:
+  for compute, again, reduce in zip(
+    *(x[table.stage_of_part].tolist() for x in (stage_s, again_s, reduce_s)),
+    strict=True,
+  ):
     shares.append([
-      (stage_s + reduce / 3) / c.chunks,
-      (2 * stage_s + again_s + 2 * reduce / 3) / c.chunks,
-      (stage_s + again_s + 2 * reduce / 3) / c.chunks,
-      (stage_s + again_s) / c.chunks,
+      (compute + reduce / 3) / c.chunks,
+      (2 * compute + again + 2 * reduce / 3) / c.chunks,
+      (compute + again + 2 * reduce / 3) / c.chunks,
+      (compute + again) / c.chunks,
     ])
-  return simulate.Work(*(tuple(x) for x in zip(*shares, strict=True)))
+  return simulate.PartTimes(*(tuple(x) for x in zip(*shares, strict=True)))
 
 
 def _run(
-  c: Configuration, work: simulate.Work, hops: simulate.Hops, execution: str
+  c: Configuration, work: simulate.PartTimes, hops: simulate.Hops,
+  execution: str,
 ) -> float:
   # Cached by size: many configurations have the same schedule.
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
@@ -366,7 +408,7 @@ def _run(
 
 @functools.lru_cache(maxsize=4096)
 def _events(
-  table: object, work: simulate.Work, hops: simulate.Hops
+  table: object, work: simulate.PartTimes, hops: simulate.Hops
 ) -> float:
   """Caches simulations, which configurations with equal pipelines share."""
   return simulate.events(table, work, hops).finish_s
@@ -391,9 +433,9 @@ def vocabulary(
   sums_s = np.zeros(order.shape[:-3])
   if c.stages > 1 and timing.execution == "lockstep":
     size = step.boundary_bytes(c.examples(step.batch_size))
-    ring = _reduction(links, size, c.stages, "psum")
-    hops = ring[order[..., :-1, :, :], order[..., 1:, :, :]]
-    sums_s = VOCABULARY_REDUCTIONS * hops.max((-3, -2, -1))
+    hops = links.between(order[..., :-1, :, :], order[..., 1:, :, :])
+    hops_s = _reduction(hops, size, c.stages, "psum")
+    sums_s = VOCABULARY_REDUCTIONS * hops_s.max((-3, -2, -1))
   head_s = _head(c, step, links.device, timing.utilisation)
   return c.microbatches * (head_s + sums_s)
 

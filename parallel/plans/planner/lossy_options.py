@@ -30,7 +30,7 @@ from parallel.plans.outer.cost import Loop
 from parallel.plans.planner import outer, space
 from parallel.plans.planner.device_state import parameters, partition
 from parallel.plans.planner.latency import Latency, messages
-from parallel.plans.planner.memory import Memory
+from parallel.plans.planner.memory import PeakMemory
 from parallel.plans.planner.plan import Candidate
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
@@ -166,7 +166,7 @@ class Row:
 
   base: int
   configuration: Configuration
-  memory: Memory
+  memory: PeakMemory
   latency: Latency
   sent: Sent
   base_sent: Sent

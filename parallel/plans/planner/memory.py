@@ -136,7 +136,7 @@ FITS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class PeakMemory:
   """Peak bytes of a device in a step, by cause.
 
   Attributes:
@@ -186,7 +186,7 @@ def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
 @functools.lru_cache(maxsize=4096)
 def _state(
   c: Configuration, model: Transformer
-) -> tuple[zero_cost.Memory, float]:
+) -> tuple[zero_cost.StateMemory, float]:
   """Returns the bytes of the training state, and the layers' share of them.
 
   Many configurations have the same.
@@ -215,7 +215,7 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   that forwards of a pipeline schedule save, and "deltas" the values between
   both halves of a backward; both are exact with kernels for norms. Without such
   kernels, "norms" are float32 copies of the stream among all these. The others
-  are fields of `Memory`.
+  are fields of `PeakMemory`.
 
   Args:
     configuration: The configuration, one that `space.refusal` accepts.
@@ -281,13 +281,13 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
 
 def memory(
   configuration: Configuration, step: TrainingStep, fit: Fit
-) -> Memory:
+) -> PeakMemory:
   """Returns the bytes of a device, an upper bound; arguments as in `terms`."""
   found = terms(configuration, step)
   x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
   # A third of the stored bytes are weights; all of them with offloading.
   parameters = x["stored"] / (1 if configuration.offload else 3)
-  return Memory(
+  return PeakMemory(
     weights=parameters + x["weights"] + x["cast"],
     gradients=sum(x[key] for key in ("gradients", "many", "stages", "single")),
     optimizer=x["stored"] - parameters,

@@ -22,7 +22,7 @@ from parallel.plans.planner import device_order, space
 from parallel.plans.planner.bound import bound
 from parallel.plans.planner.device_order import EXACT
 from parallel.plans.planner.latency import Latency
-from parallel.plans.planner.memory import Memory
+from parallel.plans.planner.memory import PeakMemory
 from parallel.plans.planner.message_costs import Grid, Traffic, cost
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
@@ -49,7 +49,7 @@ class Candidate:
   """
 
   configuration: Configuration
-  memory: Memory
+  memory: PeakMemory
   latency: Latency
   order: np.ndarray
   own_s: float
@@ -99,7 +99,7 @@ def plan(
       required memory.
   """
   excluded: dict[str, tuple[int, str]] = {}
-  smallest: tuple[Configuration, Memory] | None = None
+  smallest: tuple[Configuration, PeakMemory] | None = None
   fitting = []
   for alike in _alike(
     problem.step, problem.links.num_devices, choices, excluded
@@ -190,8 +190,12 @@ def why_not(
 def reordered(candidate: Candidate, problem: Problem) -> Candidate:
   """Returns a candidate with the best device order found."""
   c = candidate.configuration
+  costs = problem.traffic(c)
+  # On equal nodes the default order is often one of the best.
+  if c.grid.size > EXACT and cost(costs, candidate.order) <= bound(costs):
+    return candidate
   # A quick search without random restarts; never worse than before.
-  found = device_order.search(problem.traffic(c), kicks=0)
+  found = device_order.search(costs, kicks=0)
   other = _in_order(candidate, found.devices, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
 
@@ -260,8 +264,8 @@ def _alike(
 
 
 def _cheapest(
-  found: list[tuple[Configuration, Memory]]
-) -> list[tuple[Configuration, Memory]]:
+  found: list[tuple[Configuration, PeakMemory]]
+) -> list[tuple[Configuration, PeakMemory]]:
   """Removes configurations that recompute or offload more than necessary."""
   # Whether a recomputes and offloads at least as much as b.
   def more(a, b):
@@ -279,7 +283,7 @@ def _cheapest(
 
 
 def _priced(
-  c: Configuration, needs: Memory, latency: Latency
+  c: Configuration, needs: PeakMemory, latency: Latency
 ) -> Candidate:
   own = np.arange(c.grid.size).reshape(c.grid)  # default order, [p, d, t]
   return Candidate(c, needs, latency, own, latency.total)
@@ -291,7 +295,7 @@ def _count(
   excluded[name] = excluded.get(name, (0, ""))[0] + 1, reason
 
 
-def _too_much(c: Configuration, needs: Memory, most: float) -> str:
+def _too_much(c: Configuration, needs: PeakMemory, most: float) -> str:
   return (
     f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
     f"{(needs.total - most) / 1e9:.1f} GB more than a device has, most of it "
@@ -300,7 +304,7 @@ def _too_much(c: Configuration, needs: Memory, most: float) -> str:
 
 
 def _nothing_fits(
-  smallest: tuple[Configuration, Memory] | None,
+  smallest: tuple[Configuration, PeakMemory] | None,
   excluded: Mapping[str, tuple[int, str]], problem: Problem,
 ) -> str:
   """Returns the error text: the excess, and the memory or devices that suffice.

@@ -13,7 +13,7 @@ import numpy as np
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.planner import latency, memory
 from parallel.plans.planner.latency import Latency, Timing
-from parallel.plans.planner.memory import Fit, Memory
+from parallel.plans.planner.memory import Fit, PeakMemory
 from parallel.plans.planner.message_costs import Traffic
 from parallel.plans.planner.space import Configuration
 from parallel.plans.workload import TrainingStep
@@ -42,7 +42,7 @@ class Problem:
     """Returns fitted factors of the memory formulas for a configuration."""
     return memory.FITS[self.links.device.platform].of(c)
 
-  def memory(self, c: Configuration) -> Memory:
+  def memory(self, c: Configuration) -> PeakMemory:
     """Returns the bytes of a device, an upper bound."""
     return memory.memory(c, self.step, self.fit(c))
 

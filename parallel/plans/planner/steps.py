@@ -67,23 +67,26 @@ def steps_s(
   costs = latency.traffic(c, step, links, timing.execution)
   # Reductions of each stage per microbatch, [p, O].
   reduce = latency.slowest(costs.reduce, orders, -1).T / c.microbatches
-  stage_s, again_s = latency.stage(
-    c, step, links.device, timing.utilisation
+  # [O, p] -> [p, O]
+  stage_s, again_s = (
+    x.T for x in latency.stages(c, step, links, timing.utilisation, orders)
   )
   # Causes that do not depend on the order.
   rest = latency.predict(c, step, links, timing)
   seconds = rest.offload + parts(costs, orders)[:, 2]
   if c.stages == 1:
     # Without stages, microbatches run one after another.
-    alone_s = c.microbatches * (3 * stage_s + again_s + reduce[0])
+    alone_s = c.microbatches * (3 * stage_s + again_s + reduce)[0]
     return seconds + rest.vocabulary + alone_s
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
-  share = reduce[table.stage_of_part] / 3  # [part, O]
+  share, stage_s, again_s = (  # [part, O]
+    x[table.stage_of_part] for x in (reduce / 3, stage_s, again_s)
+  )
   # Seconds of each kind of action, [kind, part, O]; see `latency._work`.
   work = np.stack([
     np.zeros_like(share), stage_s + share,
     2 * stage_s + again_s + 2 * share, stage_s + again_s + 2 * share,
-    np.full_like(share, stage_s + again_s),
+    stage_s + again_s,
   ]) / c.chunks
   hops = links.seconds(latency.messages(c, step).boundary)
   # Seconds of the slowest replica's hop from each stage, [p, O].

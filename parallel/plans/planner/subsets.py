@@ -1,13 +1,15 @@
 """Plans on some of a cluster's devices, if the others cost more than they add.
 
-A step waits for the slowest link that its configuration uses, and a cluster of
-11 devices may have no configuration that one of 8 has. Devices are removed one
-after the other, always the one with the slowest links to those that are left.
+A step waits for the slowest link that its configuration uses and for the
+slowest device, and a cluster of 11 devices may have no configuration that one
+of 8 has. Devices are removed one after the other, always the one with the
+slowest links to those that are left; if devices compute at different rates, the
+slowest ones are also removed first.
 Clusters of few devices are also reduced so that nodes keep multiples of 2, 4
 and so on, which groups of tensor ranks need. Each smaller cluster that may be
 faster gets a quick plan, and the best one a whole plan. A cluster of n devices
-cannot be faster than the FLOPs of a step at the rate of n devices, which ends
-the search.
+cannot be faster than the FLOPs of a step at the rate of the n fastest devices,
+which ends the search.
 """
 
 from collections.abc import Callable, Iterator
@@ -85,17 +87,23 @@ def search(
   except ValueError as error:
     whole, failed = None, error
   order, num_slow = removals(problem.links, max(1, least or -(-n // 2)))
-  orders, is_needed = [order], whole is None
+  orders, is_needed = [(order, num_slow)], whole is None
+  if problem.links.devices:
+    orders.append(_slow_first(problem, order))
+    is_needed |= n <= _FEW
   if n <= _FEW:
-    orders += _grouped(problem.links, order, num_slow)
+    for some, slow in tuple(orders):
+      orders += ((x, slow) for x in _grouped(problem.links, some, slow))
     own = _pairs(problem.links).sum(axis=1)
     is_needed |= bool(own.max() > _UNEVEN * own.min())
   best, max_s = None, math.inf if whole is None else whole.seconds
   # The same devices in another order are tried once.
   tried = {
     (number, frozenset(some[:number])): some[:number]
-    for number in _numbers(n, len(order), num_slow, is_needed)
-    for some in orders
+    for number, some in sorted(
+      (number, some) for some, slow in orders
+      for number in _numbers(n, len(order), slow, is_needed)
+    )
   }
   for turn, ((number, _), gone) in enumerate(tried.items(), 1):
     if _ideal_s(problem, n - number) >= max_s:
@@ -152,6 +160,27 @@ def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
   return tuple(gone), num_slow
 
 
+def _slow_first(
+  problem: Problem, order: tuple[int, ...]
+) -> tuple[tuple[int, ...], int]:
+  """Returns as many devices as `order`, the slowest to compute first.
+
+  The second result is the number of devices that are not among the fastest.
+  """
+  layer_s = problem.links.per_device(
+    lambda device: problem.step.layer_s(
+      1, 1, device, problem.timing.utilisation
+    )
+  )
+  # Of equally fast devices those with slow links; then the last ones.
+  place = {device: at for at, device in enumerate(order)}
+  found = sorted(
+    range(len(layer_s)),
+    key=lambda i: (-layer_s[i], place.get(i, len(order)), -i),
+  )
+  return tuple(found[:len(order)]), int((layer_s > layer_s.min()).sum())
+
+
 def _pairs(links: LinkMatrix) -> np.ndarray:
   """Returns the seconds of messages in the slower direction, ``[N, N]``."""
   seconds = links.seconds(_MESSAGE_BYTES)
@@ -204,8 +233,9 @@ def _numbers(
 
 def _ideal_s(problem: Problem, num_devices: int) -> float:
   """Returns the seconds of a step's FLOPs without any communication."""
-  step, device = problem.step, problem.links.device
+  step = problem.step
   tokens = step.batch_size * step.seq_len
   flops = tokens * step.model.flops_per_token(step.seq_len)
-  rate = device.peak(step.model.dtype) * problem.timing.utilisation
-  return flops / (num_devices * rate)
+  rates = problem.links.per_device(lambda x: x.peak(step.model.dtype))
+  rate = np.sort(rates)[-num_devices:].sum() * problem.timing.utilisation
+  return flops / rate

@@ -65,8 +65,8 @@ def pipelined(
     return schedule
   if pieces * schedule.num_transfers > _MAX_TRANSFERS:
     raise ValueError(
-      f"pieces of {schedule.num_transfers:,} transfers must be at most "
-      f"{_MAX_TRANSFERS // schedule.num_transfers:,}"
+      f"pieces={pieces} of {schedule.num_transfers:,} transfers must be at "
+      f"most {_MAX_TRANSFERS // schedule.num_transfers:,}"
     )
   capacity = (
     link_capacity or schedule.link_capacity or _capacity(schedule, topology)

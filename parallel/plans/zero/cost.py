@@ -85,7 +85,7 @@ class LevelCollective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class StateMemory:
   """Bytes of the training state on a device.
 
   ``stored`` is an argument of the step; the rest are its temporaries.
@@ -111,7 +111,7 @@ def memory(
   partition: Partition,
   parameters: Sequence[Parameter],
   lanes: Mapping[str, int] | None = None,
-) -> Memory:
+) -> StateMemory:
   """Returns the bytes of the training state on one device.
 
   Args:
@@ -128,7 +128,7 @@ def memory(
 
     >>> from parallel.plans.zero.partition import Level, named
     >>> memory(named("zero3", [Level("gpu", 4)]), [Parameter(size=1000)])
-    Memory(stored=3000, weights=0, gradients=1000, secondary=0)
+    StateMemory(stored=3000, weights=0, gradients=1000, secondary=0)
   """
   lanes = lanes or {}
 
@@ -169,7 +169,7 @@ def memory(
           _encoded(k, partition.secondary_codec, partition.block).values()
         )
       secondary += p.regathered * p.count * shards(s) * size
-  return Memory(stored, weights, gradients, secondary)
+  return StateMemory(stored, weights, gradients, secondary)
 
 
 def level_collectives(

@@ -2,8 +2,12 @@
 
 import collections
 import contextlib
+import json
 import math
+import pathlib
+import re
 import time
+import types
 
 import jax
 import numpy as np
@@ -13,10 +17,13 @@ from caatnet.benchmarks.harness import setup
 from caatnet.benchmarks.programs import calibration
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.inspection import study
 from configs.benchmark import calibration as config_of
-from parallel.ledger import targets
+from parallel.ledger import conformal, targets
 from parallel.plans.hardware import cluster_files
 from tests.caatnet.benchmarks.printed import rows_of
+
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 def test_draws_are_random_and_repeat():
@@ -63,7 +70,10 @@ def test_errors_and_intervals_are_those_of_the_other_rows():
      "blocks_s": [3.0 * math.exp(e) * x for x in (0.9, 1.0, 1.2)]}
     for i, e in enumerate([*rng.uniform(-0.1, 0.1, 20), 0.0, 0.05, 0.5])
   ]
-  found = calibration.judged(rows, 20)
+  values = [{"tensor": i} for i in range(23)]
+  found = calibration.judged(rows, 20, values)
+  assert found["family"] == {"tensor": [*range(20)]}
+  assert found["widening"] == math.inf  # too few rows
   assert len(found["residuals"]) == 20
   assert [row["configuration"] for row in found["rows"]] == ["20", "21", "22"]
   assert [row["contained"] for row in found["rows"]] == [True, True, False]
@@ -74,7 +84,7 @@ def test_errors_and_intervals_are_those_of_the_other_rows():
   assert summary["spread_median"] == pytest.approx(0.1)
   assert summary["spread_p95"] == pytest.approx(0.2)
   # Without residuals there is no correction.
-  few = calibration.judged(rows, 0)["summary"]
+  few = calibration.judged(rows, 0, values)["summary"]
   assert few["error_median"] == pytest.approx(1 / 3, abs=0.1)
   assert few["contained"] == 1
 
@@ -98,6 +108,8 @@ def test_small_benchmark_ends_with_its_tables_and_continues(tmp_path, capsys):
   links = cluster_files.cluster(config.benchmark.cluster)
   assert (links.num_devices, links.mark) == (2, "measured")
   assert links.residuals == tuple(found["residuals"])
+  assert links.family["parallel.tensor"][0] >= 1
+  assert (links.family["devices"], links.widening) == ([2], math.inf)
   # All rows are there: nothing is measured again.
   assert calibration.run(config)["rows"] == found["rows"]
   # More configurations may be tested later, but not of another model.
@@ -105,6 +117,38 @@ def test_small_benchmark_ends_with_its_tables_and_continues(tmp_path, capsys):
   assert calibration._text(config) == text
   config.model.width = 64
   assert calibration._text(config) != text
+
+
+def test_stored_calibration_has_its_family_and_the_documented_coverage():
+  """Intervals are better by the family, and cover less in some groups."""
+  found = json.loads((ROOT / "results/calibration.json").read_text())
+  rows, family = found["rows"], found["family"]
+  values = calibration.features(config_of.get_config(), rows)
+  groups = dict(r.values() for r in calibration.coverage(rows, values))
+  assert sum(row["contained"] for row in rows) == 85
+  for text in groups.values():  # each row is of one group
+    assert sum(int(n) for n in re.findall(r" of (\d+)", text)) == 100
+  assert groups["parallel.tensor"].endswith("8: 2 of 5")
+  residuals = [math.log(r["measured_s"] / r["predicted_s"]) for r in rows]
+  assert found["widening"] == conformal.widening(values, residuals)
+  links = types.SimpleNamespace(**found)
+  tensor = []
+  for row, features in zip(rows, values, strict=True):
+    made = study.interval(row["predicted_s"], links, features)
+    assert [*made["interval"].values()] == pytest.approx(row["interval"]) or (
+      made["outside"] == ["parallel.tensor=8 (calibration: 1 to 4)"]
+    )
+    if made["outside"]:
+      low, _, high = made["interval"].values()
+      tensor.append(low <= row["measured_s"] <= high)
+  assert (sum(tensor), len(tensor)) == (4, 5)
+  text = (ROOT / "docs/ledger.md").read_text()
+  assert f"a factor of {math.exp(found['widening']):.2f}" in text
+  assert "4 of the\n5 steps with eight tensor ranks" in text
+  raw = [abs(math.exp(-r) - 1) for r in residuals]
+  assert f"{np.median(raw):.1%} and {np.quantile(raw, 0.95):.1%})" in text
+  other = {**values[0], "model.width": 128, "target": "gpu"}
+  assert len(conformal.outside(family, other)) == 2
 
 
 def test_mistakes_name_their_key():
@@ -138,6 +182,7 @@ def test_tables_show_rates_and_intervals(capsys):
       "tested": 2, "error_median": 0.1, "error_p95": 0.2, "contained": 0.5,
       "spread_median": 0.03, "spread_p95": 0.04,
     },
+    "coverage": [{"key": "tensor", "intervals": "1: 1 of 1; 2: 0 of 1"}],
   })
   printed = capsys.readouterr().out
   assert rows_of(printed) == [
@@ -145,6 +190,7 @@ def test_tables_show_rates_and_intervals(capsys):
     ["other", "1", "-", "-", "75.0%", "0.0%"],
     ["a", "1.0, 2.0, 4.0", "3.1", "yes"],
     ["b", "1.0, 2.0, 4.0", "5.0", "no"],
+    ["tensor", "1: 1 of 1; 2: 0 of 1"],
   ]
   assert "of the median 10.0%, P95 20.0%; intervals contain 50%" in printed
   assert "spread of repeated measurements 3.0%, P95 4.0%" in printed

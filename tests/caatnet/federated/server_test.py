@@ -452,7 +452,7 @@ def test_snapshot_is_the_state(tmp_path):
   )
   snapshot.write(path, state, rules)
   found = snapshot.read(path, rules)
-  for field in dataclasses.fields(server.Server):
+  for field in dataclasses.fields(server.ServerState):
     before, after = getattr(state, field.name), getattr(found, field.name)
     if field.name in ("params", "published"):
       np.testing.assert_array_equal(before, after)

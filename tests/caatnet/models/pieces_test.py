@@ -8,7 +8,10 @@ import pytest
 from caatnet.models.lm import pieces
 from parallel.plans.nanobatches import nanobatch
 from parallel.plans.nanobatches.nanobatch import Costs, Reduction
-from parallel.plans.nanobatches.nanobatch_timing import Operation, step_seconds
+from parallel.plans.nanobatches.nanobatch_timing import (
+  NanoOperation,
+  step_seconds,
+)
 
 # Tokens, and times of attention, MLP and reduction, of up to four pieces.
 SIZES = (30, 50, 20, 40)
@@ -24,7 +27,7 @@ class Recorder:
   def record(self, kind, resource, piece, parents):
     start = sum(self.sizes[:piece])
     size = self.sizes[piece]
-    self.made.append(Operation(
+    self.made.append(NanoOperation(
       kind, resource, start, start + size,
       TIMES["sum" if "sum" in kind else kind] * size, parents,
     ))

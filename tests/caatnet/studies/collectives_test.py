@@ -15,7 +15,7 @@ from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.flows import study as flow_study
 from parallel.plans.network import simulate
 from parallel.plans.network.routed import on_links
-from parallel.plans.schedules import builders, check
+from parallel.plans.schedules import bounds, builders, check
 from parallel.plans.schedules.msccl import importer
 from parallel.plans.topology import builders as topologies
 from tests import traces
@@ -65,7 +65,7 @@ def test_injection_bound_of_rank_links(net, share):
   On a mesh, an all-reduce in pieces beats 2 (n - 1) / n over the links of a
   corner, an invalid bound of an earlier version.
   """
-  assert collectives.injection_bound(net, 2**20) == pytest.approx(
+  assert bounds.injection_bound(net, 2**20) == pytest.approx(
     share * 2**20 / 50e9
   )
 
@@ -200,7 +200,9 @@ def test_patterns_have_their_sources_and_destinations():
      "config.bandwidth=5e.10 and config.latency_s="),
     ("schedule", {"topology": "ring:1"}, "config.topology='ring:1' has 1 rank"),
     ("schedule", {"topology": "ring:1000000000000"}, "at most 1048576 are"),
-
+    ("schedule", {"alternatives": ("rnig",)},
+     "config.alternatives: .*'rnig' must be one of ring"),
+    ("schedule", {"pieces": 2**30}, r"^config.pieces=\d+ of 24 transfers must"),
     ("schedule", {"algorithm": "hdrm"}, "config.algorithm='hdrm'"),
     ("schedule", {"collective": "scan"},
      "config.collective='scan'.* must be one of all_reduce"),
@@ -300,5 +302,5 @@ def test_overlapping_phases_beat_the_sum_of_both_phases():
     simulate.lockstep(layout, size),
     simulate.events(layout, size).finish_ns / 1e9,
   ):
-    assert collectives.injection_bound(net, size) < seconds
+    assert bounds.injection_bound(net, size) < seconds
     assert seconds < 15 / 16 * size / 50e9

@@ -118,11 +118,11 @@ def test_only_asynchronous_transfers_are_hidden():
   assert [row["hidden"] for row in found["transfers"]] == [0.25, 0]
 
 
-def cluster(residuals=(), count=4):
+def cluster(residuals=(), count=4, family=(("devices", (2, 4)),)):
   return LinkMatrix(
     "c", devices.measured("d", {"float32": 1e9}, 10**9, 1e9, "test"),
     (0,) * count, np.full((count, count), 1e6), np.full((count, count), 1e-3),
-    "test", "measured", residuals,
+    "test", "measured", residuals, dict(family), 0.5,
   )
 
 
@@ -151,6 +151,20 @@ def test_step_with_measured_rates_has_an_interval(capsys):
   printed = capsys.readouterr().out
   assert "median and 90% interval" in printed
   assert "not a measurement" not in printed
+  assert found["outside"] == []
+  assert "outside" not in printed
+  # Of another family, by two keys: both ends move.
+  other = cluster(residuals, 4, {"devices": (8,), "zero.scheme": ("zero9",)})
+  there = study.analyse(
+    experiment, targets.measured(targets.resolve("cpu:4"), other)
+  )
+  assert there["interval"] == pytest.approx({
+    "low": step * np.exp(-1.1), "median": step * np.exp(0.1),
+    "high": step * np.exp(1.3),
+  })
+  render.show(report.report({"it": there}))
+  line = "outside: devices=4 (calibration: 8), zero.scheme="
+  assert line in " ".join(capsys.readouterr().out.split())
   plain = targets.measured(targets.resolve("cpu:4"), cluster())
   assert "interval" not in study.analyse(experiment, plain)
 

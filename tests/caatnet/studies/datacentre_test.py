@@ -47,9 +47,9 @@ def test_result_is_plain_data(result):
   assert json.loads(json.dumps(result))["study"] == "datacentre"
 
 
-def test_figures_of_the_paper_are_consistent_or_predicted(result):
+def test_figures_of_the_paper_are_fitted_or_predicted(result):
   for row in result["paper"]:
-    if row["verdict"] == "consistent":
+    if row["verdict"] == "fitted":
       assert abs(row["error"]) < 0.01
     else:
       assert row["verdict"] == "predicted"
@@ -72,11 +72,11 @@ def test_existing_machines_are_predicted_within_their_tolerance(result):
     assert abs(row["error"]) <= KNOWN[row["what"]], row
 
 
-def test_consistent_figures_are_within_the_tolerance(result):
+def test_figures_of_the_same_source_are_within_the_tolerance(result):
   rows = [*result["paper"], *result["known"]]
   assert {row["verdict"] for row in rows} == set(known.VERDICTS)
   for row in rows:
-    if row["verdict"] == "consistent":
+    if row["verdict"] == "same source":
       assert abs(row["error"]) <= known.TOLERANCE, row
     if row["verdict"] == "differs":
       assert abs(row["error"]) > known.TOLERANCE, row
@@ -94,12 +94,12 @@ def test_comparisons_have_units_inputs_and_sources(result):
 
 
 def test_error_is_relative_to_the_nearer_end():
-  row = known.Row("x", (2.0, 4.0), 5.0, "", "consistent", "")
+  row = known.Row("x", (2.0, 4.0), 5.0, "", "same source", "")
   assert row.plain()["error"] == 0.25
   assert row.plain()["verdict"] == "differs"
   for ours, error, verdict in (
-    (1.0, -0.5, "differs"), (3.0, 0.0, "consistent"),
-    (4.16, 0.04, "consistent"), (1.92, -0.04, "consistent"),
+    (1.0, -0.5, "differs"), (3.0, 0.0, "same source"),
+    (4.16, 0.04, "same source"), (1.92, -0.04, "same source"),
     (4.24, 0.06, "differs"),
   ):
     found = row._replace(ours=ours).plain()

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from caatnet.studies.flows import link_loads
-from caatnet.studies.flows.link_loads import Flow, Piece
+from caatnet.studies.flows.link_loads import Flow, SpineShare
 from parallel.plans.topology import builders as topologies
 
 NET = link_loads.fabric(topologies.leaf_spine(3, 2, 4))
@@ -13,7 +13,7 @@ def test_loads_count_links_of_hosts_and_spines():
   flows = [Flow(0, 1, 5), Flow(0, 4, 6), Flow(2, 2, 7)]
   leaf, other = NET.leaf_of[0], NET.leaf_of[4]
   first, second = NET.spines
-  routes = [(), (Piece(first, 1, 3), Piece(second, 2, 3)), ()]
+  routes = [(), (SpineShare(first, 1, 3), SpineShare(second, 2, 3)), ()]
   assert link_loads.num_sent(routes) == 2
   found = link_loads.loads(NET, flows, routes)
   assert found == {

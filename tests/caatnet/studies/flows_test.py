@@ -317,7 +317,7 @@ def test_rerouted_flow_considers_uplink_and_downlink():
   a, b, spines = 3, 4, (6, 7, 8)
   net = link_loads.fabric(net.without((a, spines[0]), (spines[0], a)))
   sent = [Flow(0, 1, 1), Flow(2, 1, 5), Flow(0, 2, 1)]
-  routes = [(link_loads.Piece(spine),) for spine in spines]
+  routes = [(link_loads.SpineShare(spine),) for spine in spines]
   link_loads._avoid_failures(net, sent, routes)
   assert [route[0].spine for route in routes] == [spines[2], *spines[1:]]
   loads = link_loads.loads(net, sent, routes)

@@ -47,7 +47,7 @@ def test_bigraph_has_its_switches_between_their_ranks():
   # Each rank sends two chunks over its uplink; the second one waits.
   ("switch:3", "direct", {
     "events_us": 32, "barrier_us": 32, "lockstep_us": 22, "lower_bound_us": 22,
-    "num_rounds": 1,
+    "num_rounds": 1, "bound_us": 20,
   }, {(rank, 3): (20 / 32, 10, 1) for rank in range(3)} | {
     (3, rank): (20 / 32, 0, 0) for rank in range(3)
   }),
@@ -55,6 +55,7 @@ def test_bigraph_has_its_switches_between_their_ranks():
   # us, and from there at rank 0 after 22 us more; round 2 begins after 22 us.
   ("mesh:3", "ring", {
     "events_us": 33, "barrier_us": 44, "lockstep_us": 24, "num_rounds": 2,
+    "bound_us": 20,
   }, {pair: (20 / 33, 0, 0) for pair in ((0, 1), (1, 2), (2, 1), (1, 0))}),
 ])
 def test_numbers_of_an_all_gather_by_hand(topology, algorithm, expected, links):
@@ -62,7 +63,7 @@ def test_numbers_of_an_all_gather_by_hand(topology, algorithm, expected, links):
   config = config_file.get_config("test").to_dict() | {
     "topology": topology, "algorithm": algorithm, "collective": "all_gather",
     "bandwidth": "1e9", "latency_s": "1e-6", "size_bytes": 30_000,
-    "picture_round": 0,
+    "picture_round": 0, "pieces": 1,
   }
   found = study.run(config)
   timeline = schedule._figure(config).panels[1]

@@ -138,9 +138,13 @@ def test_custom_call_that_may_communicate_is_named():
     traffic.communication_per_step(experiment, programs)
 
 
-def test_saving_of_an_outer_loop_is_reported():
-  """A tenth of 8 float32 on two devices; a ring all-reduce sends them once."""
-  program = toy.make(workers=2, devices=(2, 1)).program
+@pytest.mark.parametrize("workers", [2, 4])
+def test_saving_of_an_outer_loop_is_reported(workers):
+  """A tenth of 8 float32 on two devices; a ring all-reduce sends them once.
+
+  Workers of one device are summed before anything is sent.
+  """
+  program = toy.make(workers=workers, devices=(2, 1)).program
   row = {"axis": "worker", "bytes": 3.2, "wire_bytes": 1.6}
   text = traffic.saving(program, [row, {**row, "axis": "data"}])
   assert "10.0x fewer operand bytes" in text

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import tracemalloc
 
 import chex
 import jax
@@ -16,7 +17,8 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.show import results
-from caatnet.studies.placement import study
+from caatnet.studies.placement import of_run, study
+from caatnet.studies.planner.study import training_step
 from caatnet.train import loop
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import put_batch
@@ -25,6 +27,7 @@ from configs.images import tiny as images
 from parallel.memory import host_memory, host_optimizer
 from parallel.memory.offload import Activations
 from parallel.plans.hardware import tiers
+from parallel.plans.hardware.devices import DEVICES
 from tests import users
 from tests.caatnet.train.loop_test import (
   assert_resumes,
@@ -83,6 +86,40 @@ def advance(experiment, program, num_steps, start=None):
     state, found = steps.run(program, state, batch, ())
     metrics.append(found)
   return jax.tree.map(np.array, (metrics, steps.whole(state)))
+
+
+def test_an_update_holds_the_bytes_that_a_placement_counts():
+  """Placed arrays, and beside them one copy of the weights that leave."""
+  keys = f"{SMALL} {HOST} {DRAM} parallel.tensor=1 model.remat=full"
+  config = override(
+    tiny.get_config("test"), f"{keys} model.width=256 model.ffn_width=512"
+  )
+  experiment = experiments.build(config, {})
+  config = config.to_dict()
+  counted = {
+    tensor.name: tensor.size_bytes for _, _, tensor in of_run.problem(
+      config, training_step(config), DEVICES["h200"],
+      tiers.HOSTS["large-dram"], 0.5, 1.0,
+    ).tensors()
+  }
+  steps = opened(experiment)
+  state = steps.load(experiment.init_state())
+  program = experiment.lower_step().compile()
+  batch = batch_of(experiment, 0)
+  state, _ = steps.run(program, state, batch, ())  # compiles its loops
+  tracemalloc.start()
+  try:
+    state, _ = steps.run(program, state, batch, ())
+    _, peak = tracemalloc.get_traced_memory()
+  finally:
+    tracemalloc.stop()
+  held = sum(counted[name] for name in (
+    "master weights", "gradients", "first moments", "second moments"
+  ))
+  assert steps.optimizer.buffer.array.nbytes <= held + 4 * host_memory.PAGE
+  # On a CPU, gradients that arrive are the device's arrays.
+  assert counted["arrived gradients"] == counted["staged weights"]
+  assert peak == pytest.approx(counted["staged weights"], rel=0.05)
 
 
 # On some days two tests run the same one of these rows: the second test finds

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallel.ledger import calibration, link_times, profiles, reading
-from parallel.ledger.calibration import Message, Work
+from parallel.ledger.calibration import InstructionWork, Message
 from parallel.ledger.overlap import ScheduledProgram
 from parallel.ledger.profiles import Interval
 from parallel.plans.hardware import devices
@@ -151,7 +151,7 @@ def test_incomplete_run_of_a_program_is_not_counted():
 def test_totals_of_rates_and_links_are_the_measured_ones():
   rng = np.random.default_rng(0)
   work = [
-    Work(rng.choice([0, 1e9]) * x, 1e6 * y, s, c)
+    InstructionWork(rng.choice([0, 1e9]) * x, 1e6 * y, s, c)
     for x, y, s, c in rng.uniform(0.5, 2, (40, 4))
   ]
   fitted = calibration.rates(work)
@@ -171,7 +171,7 @@ def test_totals_of_rates_and_links_are_the_measured_ones():
 
 def test_profile_without_products_or_events_is_refused():
   with pytest.raises(ValueError, match="needs products, and other"):
-    calibration.rates([Work(0.0, 1.0, 1.0, 1)])
+    calibration.rates([InstructionWork(0.0, 1.0, 1.0, 1)])
   with pytest.raises(ValueError, match="no events of jit_step"):
     calibration.observe(reading.read(TEXT, mesh=MESH), {})
 
@@ -209,7 +209,7 @@ def test_rates_minimise_squared_errors_over_measured_seconds():
     for flops, size in (
       (1e9, 1e3), (4e9, 1e3), (9e9, 1e3), (0, 1e3), (0, 1e4), (0, 1e6), (0, 1e8)
     )
-    for w in [Work(flops, size, 0.0, int(draw.integers(1, 9)))]
+    for w in [InstructionWork(flops, size, 0.0, int(draw.integers(1, 9)))]
   ]
 
   count, seconds = np.array([(w.count, w.seconds) for w in work]).T

@@ -3,6 +3,8 @@
 import itertools
 import math
 
+from hypothesis import given
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 
@@ -64,6 +66,53 @@ def test_interval_is_relative_and_does_not_depend_on_the_order():
   ten = conformal.interval(10.0, residuals[::-1])
   np.testing.assert_allclose(ten, 10 * np.array(one))
   assert one.median == pytest.approx(math.exp(np.median(residuals)))
+
+
+@given(
+  st.lists(st.floats(-1, 1), min_size=19, max_size=40), st.floats(0, 3),
+  st.floats(0, 3),
+)
+def test_wider_intervals_contain_the_others(residuals, first, second):
+  inner = conformal.interval(2.0, residuals, wider=first)
+  outer = conformal.interval(2.0, residuals, wider=first + second)
+  assert outer.low <= inner.low <= inner.median <= inner.high <= outer.high
+  assert outer.median == inner.median
+  low, _, high = conformal.interval(2.0, residuals, wider=math.inf)
+  assert (low, high) == (0, math.inf)
+
+
+PROGRAMS = st.lists(
+  st.fixed_dictionaries({
+    "ranks": st.integers(1, 8), "scheme": st.sampled_from(["ddp", "zero3"]),
+  }), min_size=1, max_size=30,
+)
+
+
+@given(PROGRAMS, st.integers(-9, 9))
+def test_family_contains_its_programs_and_nothing_beyond(programs, ranks):
+  family = conformal.family(programs)
+  assert all(conformal.outside(family, p) == [] for p in programs)
+  seen = [p["ranks"] for p in programs]
+  inside = conformal.outside(family, programs[0] | {"ranks": ranks}) == []
+  assert inside == (min(seen) <= ranks <= max(seen))
+  assert len(conformal.outside(family, {"ranks": 99, "scheme": "zero9"})) == 2
+  assert len(conformal.outside(family, {})) == 2  # keys that it does not have
+  assert conformal.outside({}, programs[0]) != []
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, -0.3])
+def test_widening_is_what_a_left_out_group_needs(shift):
+  """The group of 8 ranks is shifted; without a shift little is needed."""
+  rng = np.random.default_rng(0)
+  programs = [{"ranks": r, "only": 1} for r in (1, 2, 4, 8) for _ in range(50)]
+  residuals = rng.uniform(-0.1, 0.1, 200) + shift * (np.arange(200) >= 150)
+  wider = conformal.widening(programs, residuals)
+  assert wider == pytest.approx(abs(shift), abs=0.02)
+  others = conformal.interval(1.0, residuals[:150], wider=wider)
+  inside = [math.exp(r) in others for r in residuals[150:]]
+  assert np.mean(inside) >= 0.9
+  assert conformal.widening(programs[:20], residuals[:20]) == math.inf
+  assert conformal.widening(programs[40:60], residuals[:20]) == math.inf
 
 
 def test_coverage_that_is_no_probability_is_refused():

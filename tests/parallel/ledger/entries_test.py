@@ -89,7 +89,7 @@ def test_branches_are_alike_up_to_order_and_scopes():
 
 def test_total_memory_is_the_sum_of_its_parts():
   """Arguments in host memory occupy no device memory."""
-  parts = memory.Memory({"params": 1, "batch": 2}, 4, 8, 16, 32)
+  parts = memory.ProgramMemory({"params": 1, "batch": 2}, 4, 8, 16, 32)
   assert parts.host == 0
   assert parts.total == 63
   assert dataclasses.replace(parts, host=3).total == 60
@@ -112,4 +112,6 @@ def test_padding_is_the_difference_to_the_logical_sizes():
     types.SimpleNamespace(memory_analysis=lambda: analysis),
     {"x": {"a": x}, "y": [y]},
   )
-  assert found == memory.Memory({"x": 800, "y": 200}, 24, 40, 500, 6, 124, 60)
+  assert found == memory.ProgramMemory(
+    {"x": 800, "y": 200}, 24, 40, 500, 6, 124, 60
+  )

@@ -159,6 +159,7 @@ class Case:
     made = [
       base.tiers[0].model_copy(update={
         "name": f"t{i}", "kind": kind, "path": "x" if kind == "file" else None,
+        "node": None if kind == "file" else i,
         "read": rate(self.rates[0, i]), "write": rate(self.rates[1, i]),
         "capacity_bytes": rate(self.capacity[0, 1 + i]), "duplex": duplex,
         "link": linked if i else None, "passes": () if i else self.passes,

@@ -21,7 +21,7 @@ from parallel.collectives import (
   reduce_scatter,
 )
 from parallel.outer.apart import Alone, Apart, counting
-from parallel.peers.exchange import Exchange
+from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership.messages import Reduce
 from parallel.wire import Wire
 from tests.parallel.peers.worlds import connected, listeners, together
@@ -73,7 +73,7 @@ def test_stages_over_sockets_have_the_bits_of_one_program(workers, same_bits):
     apart = _apart(_says, same_bits)
 
     def work(i):
-      exchange = Exchange(links[i], task, weights[i], ())
+      exchange = RoundExchange(links[i], task, weights[i], ())
       assert exchange.rank == i
       return apart(exchange, {"x": x[i : i + 1]})
 

@@ -14,7 +14,12 @@ from parallel.peers.membership import messages as m
 from parallel.peers.ring import link_collectives
 from parallel.peers.transport import frames, handshake
 from parallel.peers.transport.frames import FrameError, Header, Kind
-from parallel.peers.transport.handshake import Purpose, Request, Scope, Security
+from parallel.peers.transport.handshake import (
+  DialRequest,
+  Purpose,
+  Scope,
+  Security,
+)
 from parallel.peers.transport.links import Links, Options
 from parallel.peers.transport.listener import Limits, Listener, Offer
 from parallel.peers.transport.transfers import Lost, Unreachable
@@ -111,7 +116,8 @@ def test_fuzzed_frames_raise_only_frame_error():
 def _member(there, connection, epoch=1, name="p2", limit_s=PATIENCE_S):
   """Returns a connection that is authenticated with the token."""
   return handshake.dial(
-    there["p0"].address, Request(Purpose.DATA, connection, epoch, name, "p0"),
+    there["p0"].address,
+    DialRequest(Purpose.DATA, connection, epoch, name, "p0"),
     SECURITY, Scope(), limit_s,
   )
 
@@ -155,7 +161,7 @@ def test_member_that_sends_invalid_data_is_named(connection, attack, seen):
         for name in there:
           for k in range(2):
             sock = handshake.dial(
-              there[name].address, Request(Purpose.DATA, k, 1, "p2", name),
+              there[name].address, DialRequest(Purpose.DATA, k, 1, "p2", name),
               SECURITY, Scope(), PATIENCE_S,
             )
             kept.append(sock)
@@ -205,7 +211,7 @@ def test_unauthenticated_connections_are_refused_and_members_continue(caplog):
     ):
       handshake._ask(
         handshake.HandshakeSocket(sock, PATIENCE_S),
-        Request(Purpose.DATA, 0, 1, "p1", "p0"),
+        DialRequest(Purpose.DATA, 0, 1, "p1", "p0"),
         Security(b"another token of a run"),
       )
     assert _refused(address, os.urandom(1000))
@@ -349,8 +355,8 @@ def test_tls_keeps_sums_and_refuses_unsigned_certificates(tmp_path):
     for wrong in (stranger, SECURITY):
       with pytest.raises(OSError):
         handshake.dial(
-          there["p0"].address, Request(Purpose.DATA, 0, 1, "p1", "p0"), wrong,
-          Scope(), 0.3,
+          there["p0"].address, DialRequest(Purpose.DATA, 0, 1, "p1", "p0"),
+          wrong, Scope(), 0.3,
         )
     for x in links:
       x.close()

@@ -1,21 +1,26 @@
 """Bandwidth measurement of peer pairs, and ring orders chosen from it."""
 
+import contextlib
 import itertools
 
 import numpy as np
 import pytest
 
-from parallel.peers.exchange import Exchange
+from parallel.peers.emulation import relay
+from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership.messages import Reduce
 from parallel.peers.ring import bandwidth
 from parallel.peers.ring.bandwidth import Rings
+from parallel.peers.transport.frames import HEADER_BYTES
 from parallel.peers.transport.links import Links
+from parallel.plans.hardware.client_links import Link
 from tests.parallel.peers.worlds import (
   SECURITY,
   Relay,
   Tcp,
   around_the_ring,
   arrays,
+  inside_sites,
   listeners,
   together,
   world,
@@ -37,16 +42,73 @@ def test_all_peers_obtain_the_same_measured_rates():
     found = together([
       lambda x=x: bandwidth.measure(x, 5, min_s=0.005) for x in links
     ])
-  assert all(np.array_equal(found[0], other) for other in found)
-  assert all((matrix > 0).sum() == 6 for matrix in found[0])
+  for other in found:
+    assert all(map(np.array_equal, found[0], other))
+  assert all((matrix > 0).sum() == 6 for matrix in found[0][:2])
 
 
 @pytest.mark.parametrize("delay_s", [0.0005, 0.001, 0.01, 0.05, 0.1, 0.2])
 @pytest.mark.parametrize("rate", [1e4, 1e5, 1e6, 4e6, 25e6, 125e6])
 def test_rate_of_a_link_does_not_depend_on_its_delay(rate, delay_s):
   """Simulated messages at 80 kbit/s to 1 Gbit/s."""
-  found = bandwidth.probed(Tcp(rate, delay_s), lambda x: (x, x))
-  assert found == (pytest.approx(rate, rel=0.25), pytest.approx(delay_s))
+  link = Tcp(rate, delay_s), lambda x: (x, x)
+  delay = bandwidth.delay_of(*link)
+  assert delay == pytest.approx(delay_s)
+  assert bandwidth.rate_of(*link, delay) == pytest.approx(rate, rel=0.25)
+
+
+@pytest.mark.parametrize("paused", range(12))
+def test_one_message_that_pauses_does_not_change_the_rate(paused):
+  link, number = Tcp(12.5e6, 0.01), itertools.count()
+
+  def timed(size):
+    return link(size) + (next(number) == paused)  # a second
+
+  found = bandwidth.rate_of(timed, lambda x: (x, x), 0.01)
+  assert found == pytest.approx(12.5e6, rel=0.25)
+
+
+@pytest.mark.parametrize(
+  "sizes", [(3,), (2, 2), (1, 4), (3, 2, 2), (1, 1, 1), (2, 1, 3, 1)], ids=str
+)
+def test_sites_are_found_in_any_order_of_the_peers(sizes):
+  for seed in range(10):
+    rng = np.random.default_rng(seed)
+    hidden = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    far = rng.uniform(0.02, 0.15, (len(sizes),) * 2)
+    far = np.triu(far) + np.triu(far, 1).T
+    np.fill_diagonal(far, rng.uniform(1e-5, 3e-3, len(sizes)))
+    m = len(hidden)
+    # Each delay varies, by as much as a busy machine delays a message.
+    delays = far[np.ix_(hidden, hidden)] * rng.uniform(0.8, 1.2, (m, m))
+    found = bandwidth.sites_of(delays)
+    first = list(dict.fromkeys(hidden))  # sites are numbered by first peers
+    assert found.tolist() == [first.index(s) for s in hidden]
+
+
+def test_peers_with_unlike_delays_are_no_sites():
+  """Two near peers, one of which is far from the third peer's site."""
+  near, far = 0.001, 0.02
+  delays = np.full((3, 3), near)
+  delays[0, 2] = delays[2, 0] = far
+  assert not bandwidth.sites_of(delays).any()
+  delays[1, 2] = delays[2, 1] = 5 * far  # no division has like delays
+  assert len(set(bandwidth.sites_of(delays))) in (1, 3)
+
+
+def test_sum_of_concurrent_rates_is_what_a_link_shares():
+  site, alone, at_once = np.array([0, 1, 0, 1, 1]), *np.zeros((2, 5, 5))
+  alone[np.ix_([0, 2], [0, 2])] = alone[np.ix_([1, 3, 4], [1, 3, 4])] = 99
+  for i, j, rate in ((0, 1, 8), (2, 3, 6), (0, 4, 4)):
+    alone[i, j], alone[j, i] = rate, 2 * rate
+  at_once[0, 1], at_once[2, 3] = 5, 5  # 10 < .75 * 14
+  at_once[1, 0], at_once[3, 2] = 15, 12  # 27 of 28: no shared link
+  found = bandwidth._matrix(np.zeros((5, 5)), site, alone, at_once)
+  assert found.shared.tolist() == [[np.inf, 10], [np.inf, np.inf]]
+  # Pairs that were not measured have the smaller rate of their ends.
+  assert found.rates[[2, 2, 0], [1, 4, 3]].tolist() == [6, 4, 6]
+  assert found.rates[[1, 4, 3], [2, 2, 0]].tolist() == [12, 8, 12]
+  assert (found.rates[alone > 0] == alone[alone > 0]).all()
 
 
 def _bottleneck(rates, order):
@@ -147,6 +209,51 @@ def test_link_without_a_rate_is_refused(rate):
     bandwidth.ring_order(rates)
 
 
+def test_sites_that_share_a_link_are_measured_and_add_inside_first():
+  """Two sites of two; 15 ms between them over one link for each direction."""
+  xs, cells = arrays(4, 300_000), {}
+  site_of = {"p0": 0, "p1": 1, "p2": 0, "p3": 1}
+  with listeners(4) as there, contextlib.ExitStack() as stack:
+    near = {name: x.address for name, x in there.items()}
+    far = {}
+    for name, address in near.items():
+      link = Link(
+        f"to {site_of[name]}", 4e6, 4e6, 0.03, 0.0, 0.0, 0.0, True, "the test"
+      )
+      far[name] = stack.enter_context(
+        relay.Relay(address, [link], cells)
+      ).addresses[0]
+    links = [
+      Links(n, 1, {
+        p: (near if site_of[p] == site_of[n] else far)[p] for p in there
+      }, SECURITY)
+      for n in there
+    ]
+    together([lambda x=x: x.connect(there[x.me], 20) for x in links])
+
+    def exchange(i):
+      here = RoundExchange(
+        links[i], Reduce(1, 1, tuple(near)), 1.0, (), Rings(links[i])
+      )
+      before = links[i].socket_bytes({p for p in near if site_of[p] != i % 2})
+      found = here.sum(xs[i], "ring")
+      return here.algorithm(xs[i].nbytes), found, links[i].socket_bytes(
+        {p for p in near if site_of[p] != i % 2}
+      ) - before
+
+    found = together([lambda i=i: exchange(i) for i in range(4)])
+    for x in links:
+      x.close()
+  wanted = inside_sites([xs[i] for i in (0, 2, 1, 3)], (2, 2))
+  for algorithm, total, _ in found:
+    assert algorithm == ("sites", ("p0", "p2", "p1", "p3"), (2, 2))
+    assert total.tobytes() == wanted.tobytes()
+  # Each site receives the other one's sum once, in blocks with a header.
+  for i in (0, 1):
+    received = found[i][2] + found[i + 2][2]
+    assert received == xs[0].nbytes + 2 * HEADER_BYTES
+
+
 def test_ring_is_reordered_when_another_link_becomes_slow(
   monkeypatch,
 ):
@@ -173,7 +280,7 @@ def test_ring_is_reordered_when_another_link_becomes_slow(
     number = 0
 
     def exchange(i):
-      there = Exchange(
+      there = RoundExchange(
         links[i], Reduce(1, number, tuple(names)), 1.0, (), rings[i]
       )
       return there.algorithm(xs[i].nbytes), there.sum(xs[i], "ring")
@@ -183,7 +290,7 @@ def test_ring_is_reordered_when_another_link_becomes_slow(
       nonlocal number
       number += 1
       found = together([lambda i=i: exchange(i) for i in range(4)])
-      ((order, ranks),) = {there for there, _ in found}
+      ((order, ranks, _),) = {there for there, _ in found}
       assert order == "ring"
       wanted = around_the_ring([xs[names.index(p)] for p in ranks])
       assert all(total.tobytes() == wanted.tobytes() for _, total in found)

@@ -1,5 +1,6 @@
 """Sums and gathers over sockets: order, bytes and failures."""
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -14,6 +15,7 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.peers.ring import link_collectives
+from parallel.peers.transport.frames import HEADER_BYTES
 from parallel.peers.transport.links import Options
 from parallel.peers.transport.transfers import Lost
 from parallel.plans.schedules.builders import build
@@ -25,12 +27,14 @@ from tests.parallel.peers.worlds import (
   PATIENCE_S,
   arrays,
   connected,
+  inside_sites,
   listeners,
   together,
   world,
 )
 
 BLOCK = 4096  # bytes; small arrays have many blocks
+SITES = [(1,), (3,), (1, 1), (2, 2), (3, 1), (2, 4), (1, 1, 1), (2, 1, 3)]
 
 
 def all_reduce(links, tag, xs, order, **options):
@@ -100,6 +104,67 @@ def test_sent_bytes_equal_the_formula_and_the_socket_counters(order, count):
       assert x.socket_bytes() == received.payload + received.framing
     # 2 (M - 1) / M of the array per peer, summed over all peers.
     assert sum(p for p, _ in stated) == 2 * (count - 1) * 4 * size
+
+
+@pytest.mark.parametrize("sites", SITES, ids=str)
+def test_sums_by_sites_follow_their_stated_order_bit_for_bit(sites):
+  count = sum(sites)
+  with world(count, Options(num_connections=2, checked=True)) as links:
+    for tag, size in enumerate((0, 1, count - 1, 17, 4099, 30011)):
+      xs = arrays(count, size)
+      kept = [x.copy() for x in xs]
+      wanted = inside_sites(xs, sites)
+      for found in all_reduce(links, tag, xs, "sites", sites=sites):
+        assert found.tobytes() == wanted.tobytes(), size
+      assert np.array_equal(xs, kept)
+      whole = [np.round(100 * x) for x in xs]  # integers: any order is exact
+      for found in all_reduce(links, tag, whole, "sites", sites=sites):
+        assert np.array_equal(found, ORDERS["direct"](whole))
+
+
+@pytest.mark.parametrize("sites", SITES, ids=str)
+def test_each_site_sends_its_sum_once_to_each_other_one(sites):
+  size, count = 20011, sum(sites)
+  ends = np.cumsum(sites).tolist()
+  with world(count) as links:
+    all_reduce(links, 0, arrays(count, size), "sites", sites=sites)
+    for rank, x in enumerate(links):
+      sent = x.traffic.sent
+      assert (sent.payload, sent.framing) == link_collectives.sum_bytes(
+        "sites", size, count, rank, BLOCK, sites
+      )
+    names = [
+      {f"p{i}" for i in range(end - n, end)}
+      for n, end in zip(sites, ends, strict=True)
+    ]
+    chunk = -(-size // min(sites))
+    blocks = sum(
+      -(-4 * min(chunk, size - c * chunk) // BLOCK) for c in range(min(sites))
+    )
+    for a, b in itertools.permutations(names, 2):
+      crossed = sum(x.socket_bytes(a) for x in links if x.me in b)
+      assert crossed == 4 * size + HEADER_BYTES * blocks
+
+
+@pytest.mark.parametrize("sites", [(), (2,), (4, -1), (3, 0), (2, 2)], ids=str)
+def test_sites_that_do_not_divide_the_ranks_are_refused(sites):
+  with world(3) as links, pytest.raises(ValueError, match="with the sum 3"):
+    link_collectives.all_reduce(
+      links[0], 0, np.zeros(4, np.float32), order="sites", sites=sites
+    )
+
+
+def test_peers_with_different_sites_are_reported():
+  with world(3) as links:
+    operations = [
+      link_collectives.all_reduce(
+        x, 0, np.zeros(40, np.float32), order="sites", sites=sites
+      )
+      for x, sites in zip(links, [(2, 1), (2, 1), (1, 2)], strict=True)
+    ]
+    for operation in operations:
+      with pytest.raises(Lost, match="another operation"):
+        operation.result(PATIENCE_S)
 
 
 def test_contributors_may_be_a_subset_of_the_members():
@@ -178,7 +243,7 @@ def test_mismatched_operations_are_reported():
 @pytest.mark.parametrize(
   ("order", "accident"),
   [("direct", signal.SIGKILL), ("ring", signal.SIGKILL),
-   ("ring", signal.SIGSTOP)],
+   ("sites", signal.SIGKILL), ("ring", signal.SIGSTOP)],
 )
 def test_peer_failure_during_an_operation_reaches_all_members(order, accident):
   """A killed process breaks its connections; a stopped one is silent."""

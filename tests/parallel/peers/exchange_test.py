@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from parallel.peers.exchange import Exchange
+from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership import messages as m
 from parallel.peers.membership import shared_state as states
 from parallel.peers.membership.coordinator import Coordinator, Phase, Rules
@@ -30,7 +30,7 @@ NEW = m.Hello(0, 0, "", None)
 def test_rounds_use_different_tags():
   with world(1) as links:
     tags = [
-      Exchange(links[0], m.Reduce(1, number, ("p0",)), 1.0, ())._tag
+      RoundExchange(links[0], m.Reduce(1, number, ("p0",)), 1.0, ())._tag
       for number in range(3)
     ]
   assert [b - a for a, b in itertools.pairwise(tags)] == [2**20] * 2
@@ -46,7 +46,7 @@ def test_exchange_averages_by_weight(weights, used, order):
   xs = [np.array([1, 2], np.float32), np.array([5, -2], np.float32)]
   with world(2) as links:
     def run(i):
-      there = Exchange(
+      there = RoundExchange(
         links[i], m.Reduce(1, 5, ("p0", "p1")), weights[i], ((i, i + 4),)
       )
       assert there.weights == used

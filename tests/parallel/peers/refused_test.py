@@ -24,7 +24,12 @@ from parallel.peers.membership.service import Service, Timing
 from parallel.peers.swarm import Swarm
 from parallel.peers.transport import frames, handshake
 from parallel.peers.transport.frames import Header, Kind
-from parallel.peers.transport.handshake import Purpose, Request, Scope, Security
+from parallel.peers.transport.handshake import (
+  DialRequest,
+  Purpose,
+  Scope,
+  Security,
+)
 from parallel.peers.transport.identity import Identity, fingerprint
 from parallel.peers.transport.listener import Limits, Listener, Offer
 from tests.parallel.peers.worlds import (
@@ -147,7 +152,7 @@ def _asks(sock, request, security):
 
 
 def _guesses(sock):
-  request = Request(Purpose.DATA, 0, 1, "a", "b")
+  request = DialRequest(Purpose.DATA, 0, 1, "a", "b")
   _asks(sock, request, Security(b"another token of a run"))
 
 
@@ -211,7 +216,7 @@ def test_thousand_connections_at_once_do_not_delay_rounds(trained):
 
 def _dialled(address, purpose, epoch, me="", receiver=None):
   me = me or ids.make(("127.0.0.1", 1))
-  request = Request(purpose, 0, epoch, me, receiver or service.NAME)
+  request = DialRequest(purpose, 0, epoch, me, receiver or service.NAME)
   return handshake.dial(address, request, SECURITY, Scope(), PATIENCE_S), me
 
 
@@ -433,9 +438,9 @@ def test_member_with_the_token_cannot_use_the_id_of_another(trained, forged):
   )
   for number, (address, request) in enumerate([
     (trained.there.address,
-     Request(Purpose.CONTROL, 0, 0, second, service.NAME)),
-    (ids.address(first), Request(Purpose.DATA, 1, epoch, second, first)),
-    (ids.address(first), Request(Purpose.STATE, 0, epoch, second, first)),
+     DialRequest(Purpose.CONTROL, 0, 0, second, service.NAME)),
+    (ids.address(first), DialRequest(Purpose.DATA, 1, epoch, second, first)),
+    (ids.address(first), DialRequest(Purpose.STATE, 0, epoch, second, first)),
   ], 1):
     with (
       socket.create_connection(address) as sock,
@@ -455,7 +460,7 @@ def test_listener_with_the_token_cannot_use_the_id_of_another():
     there.me = victim
     with pytest.raises(handshake.Refused, match="the id of another process"):
       handshake.dial(
-        there.address, Request(Purpose.DATA, 0, 1, "b", victim), SECURITY,
+        there.address, DialRequest(Purpose.DATA, 0, 1, "b", victim), SECURITY,
         Scope(), PATIENCE_S,
       )
 
@@ -474,7 +479,7 @@ def test_listener_with_a_copied_public_key_is_refused():
     other.sendall(answer + mac + bytes(32))
 
   def ask():
-    request = Request(Purpose.DATA, 0, 1, "b", ids.make(("127.0.0.1", 1)))
+    request = DialRequest(Purpose.DATA, 0, 1, "b", ids.make(("127.0.0.1", 1)))
     with pytest.raises(handshake.Refused, match="the listener is not"):
       _asks(here, request, IMPOSTOR)
 

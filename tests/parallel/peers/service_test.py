@@ -20,7 +20,7 @@ from parallel.peers.swarm import Swarm
 from parallel.peers.transport import frames, handshake
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.frames import FrameError, Header, Kind
-from parallel.peers.transport.handshake import Purpose, Request, Scope
+from parallel.peers.transport.handshake import DialRequest, Purpose, Scope
 from parallel.peers.transport.listener import Listener, Offer
 from tests.parallel.peers.worlds import (
   PATIENCE_S,
@@ -54,7 +54,7 @@ def _serving(
 
 def _dialled(there, security=SECURITY, me=None):
   me = me or ids.make(("127.0.0.1", 1))
-  request = Request(Purpose.CONTROL, 0, 0, me, service.NAME)
+  request = DialRequest(Purpose.CONTROL, 0, 0, me, service.NAME)
   return handshake.dial(there.address, request, security, Scope(), PATIENCE_S)
 
 
@@ -387,7 +387,7 @@ def test_tls_keeps_rounds_and_refuses_unsigned_certificates(tmp_path):
   there = _serving(tmp_path, [], security)
   assert (_one_round(there, security) == 1).all()
   for wrong in (stranger, SECURITY):
-    request = Request(
+    request = DialRequest(
       Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
     )
     with pytest.raises(OSError):

@@ -10,7 +10,7 @@ import pytest
 
 from parallel.peers.membership import leases
 from parallel.peers.membership import shared_state as states
-from parallel.peers.membership.fetch import Fetch, Server, Unavailable
+from parallel.peers.membership.fetch import Fetch, StateServer, Unavailable
 from parallel.peers.transport import frames
 from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import Cancelled, Purpose
@@ -31,7 +31,7 @@ def example(seed=0):
 
 
 def serve(listener, state, wrap=lambda server: server._serve):
-  server = Server()
+  server = StateServer()
   server.publish(state, states.manifest(state))
   listener.serve(
     Purpose.STATE, Offer(3, frozenset(MEMBERS), wrap(server))
@@ -113,7 +113,7 @@ def test_interrupted_fetch_resumes_with_the_missing_chunks():
 
 def test_holder_answers_what_it_has_and_refuses_invalid_requests():
   state = {"x": bytes(CHUNK + 3), "none": b""}
-  server = Server(limit=1)
+  server = StateServer(limit=1)
   digest = server.publish(state, states.manifest(state))
   here, other = socket.socketpair()
   asking = struct.Struct("!BH")

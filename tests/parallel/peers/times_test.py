@@ -19,13 +19,15 @@ def _links(seed, m, low=1.0, high=20.0):
   return Matrix(rng.uniform(low, high, (m, m)), rng.uniform(0, 2, (m, m)))
 
 
-def _simulated(links, order, ranks, blocks, size):
+def _simulated(links, order, ranks, blocks, size, sites=()):
   """Simulates each block's way; returns the time of the last arrival.
 
   Queues hold (chunk, block, whether it is a final sum) in the order of
   arrival, as in the transport.
   """
-  m = len(ranks)
+  m, sites = len(ranks), sites or (len(ranks),)
+  # (site, number in it) of each rank; a sum by sites has min(sites) chunks.
+  place = [(s, k) for s, size_ in enumerate(sites) for k in range(size_)]
   queues = {pair: [] for pair in itertools.permutations(range(m), 2)}
   free, missing, events, end = dict.fromkeys(queues, 0.0), {}, [], 0.0
 
@@ -52,18 +54,34 @@ def _simulated(links, order, ranks, blocks, size):
       elif chunk != (me + 1) % m:
         push(now, me, (me + 1) % m, (chunk, block, True))
     elif not final:
-      left = missing[me, block] = missing.get((me, block), m - 1) - 1
-      if not left:
-        for other in set(range(m)) - {me}:
-          push(now, me, other, (me, block, True))
+      added(now, me, block, "site" if place[pair[0]][0] != place[me][0] else 0)
+
+  def added(now, me, block, what):
+    """Counts a term of this rank's chunk: a contribution, or a site's sum."""
+    count = len(sites) if what else sites[place[me][0]] - 1
+    missing[me, block, what] = missing.get((me, block, what), count) - 1
+    if missing[me, block, what] > 0:
+      return
+    if not what and len(sites) > 1:
+      for other, there in enumerate(place):
+        if there[0] != place[me][0] and there[1] == place[me][1]:
+          push(now, me, other, (me, block, False))
+      added(now, me, block, "site")
+      return
+    for other, there in enumerate(place):
+      if there[0] == place[me][0] and other != me:
+        push(now, me, other, (me, block, True))
 
   for me in range(m):
     for k in range(blocks):
       if order == "ring":
         push(0.0, me, (me - 1) % m, ((me + 1) % m, k, False))
-      else:
-        for other in set(range(m)) - {me}:
+        continue
+      for other, (site, chunk) in enumerate(place):
+        if site == place[me][0] and other != me and chunk < min(sites):
           push(0.0, me, other, (other, k, False))
+      if sites[place[me][0]] == 1:  # there are no contributions to wait for
+        added(0.0, me, k, 0)
   while events:
     now, kind, pair, item = heapq.heappop(events)
     if kind:
@@ -72,6 +90,74 @@ def _simulated(links, order, ranks, blocks, size):
     else:
       start(now, pair)
   return end
+
+
+@pytest.mark.parametrize(
+  "sites", [(2, 2), (3, 1), (1, 1), (2, 4), (1, 2, 3), (2, 2, 2)], ids=str
+)
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_time_of_a_sum_by_sites_is_that_of_a_simulation(sites, blocks):
+  m = sum(sites)
+  for seed in range(5):
+    links = _links(seed, m)
+    nbytes = 60.0 * min(sites)
+    assert times.direct_seconds(
+      links, nbytes, 60 // blocks, sites
+    ) == pytest.approx(_simulated(
+      links, "sites", tuple(range(m)), blocks, 60 / blocks, sites
+    ))
+
+
+@pytest.mark.parametrize("sites", [(2, 2), (3, 3), (2, 2, 1)], ids=str)
+def test_shared_link_is_never_faster_and_carries_all_bytes(sites):
+  """Counts the bytes of each algorithm that cross between two sites."""
+  m, nbytes = sum(sites), 1000.0
+  for seed in range(8):
+    rng = np.random.default_rng(seed)
+    site = rng.permutation(np.repeat(np.arange(len(sites)), sites))
+    capacity = rng.uniform(1, 40, (len(sites),) * 2)
+    np.fill_diagonal(capacity, np.inf)
+    links = _links(seed, m)._replace(site=site, shared=capacity)
+    alone = links._replace(shared=None)
+    # In every ring: blocks that are late may pass others.
+    orders = np.array([*itertools.permutations(range(m))])
+    slower = times.ring_seconds(links, orders, nbytes, 100)
+    assert (
+      slower >= times.ring_seconds(alone, orders, nbytes, 100) - 1e-9
+    ).all()
+    for choice, separate in zip(*(
+      times.choices(x, nbytes, 100) for x in (links, alone)
+    ), strict=True):
+      assert choice.order == separate.order
+      assert choice.seconds >= separate.seconds - 1e-9
+      for s, t in itertools.permutations(range(len(sites)), 2):
+        a, b = (np.flatnonzero(site == x) for x in (s, t))
+        ring = [site[i] for i in choice.ranks]
+        steps = list(zip(ring, [*ring[1:], ring[0]], strict=True))
+        crossing, flows = {
+          "direct": (2 / m * len(a) * len(b), len(a) * len(b)),
+          "sites": (1, min(sites)),
+          "ring": ((m - 1) / m * sum({x, y} == {s, t} for x, y in steps),
+                   max(steps.count((s, t)), steps.count((t, s)))),
+        }[choice.order]
+        # One flow alone is limited by its own rate.
+        if flows > 1:
+          assert choice.seconds >= crossing * nbytes / capacity[s, t] - 1e-9
+
+
+def test_sum_inside_sites_is_chosen_if_sites_share_a_link():
+  """Two sites of three: by separate links a direct exchange is the fastest."""
+  site = np.array([0, 1, 0, 1, 1, 0])
+  apart = site[:, None] != site
+  links = Matrix(
+    np.where(apart, 1e7, 1e9), np.where(apart, 0.06, 0.0), site,
+    np.array([[np.inf, 1e7], [1e7, np.inf]]),
+  )
+  found = times.fastest(links, 1e7, BLOCK_BYTES)
+  assert (found.order, found.sites) == ("sites", (3, 3))
+  assert found.ranks == (0, 2, 5, 1, 3, 4)
+  # The whole array crosses once, at the rate of the link.
+  assert found.seconds == pytest.approx(1.06, abs=0.02)
 
 
 @pytest.mark.parametrize("m", [3, 4, 5, 6])
@@ -137,9 +223,9 @@ def test_choice_by_measured_links_is_nearly_the_fastest(mbit, seed):
   links = Matrix(rates, delays + delays.T)
   measured = Matrix(np.zeros((m, m)), np.zeros((m, m)))
   for i, j in itertools.permutations(range(m), 2):
-    measured.rates[i, j], measured.delays[i, j] = bandwidth.probed(
-      Tcp(rates[i, j], links.delays[i, j]), lambda x: (x, x)
-    )
+    link = Tcp(rates[i, j], links.delays[i, j]), lambda x: (x, x)
+    measured.delays[i, j] = delay = bandwidth.delay_of(*link)
+    measured.rates[i, j] = bandwidth.rate_of(*link, delay)
   found = times.fastest(
     measured, nbytes, BLOCK_BYTES, bandwidth.ring_order(measured.rates)
   )

@@ -15,9 +15,9 @@ from parallel.peers.settings import Options
 from parallel.peers.transport import frames, handshake
 from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import (
+  DialRequest,
   Purpose,
   Refused,
-  Request,
   Scope,
   Status,
   dial,
@@ -204,7 +204,7 @@ def test_first_connection_may_take_longer_than_a_refusal():
     _Slow(there["p0"].address, 1e9)
   ) as relay, contextlib.closing(Relay(there["p0"].address, 1e9)) as closed:
     there["p0"].serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
-    request = Request(Purpose.CHECK, 0, 0, "p1", "p0")
+    request = DialRequest(Purpose.CHECK, 0, 0, "p1", "p0")
     assert local_host(
       relay.address, request, SECURITY, refused_s=0.05, slow_s=PATIENCE_S
     ) == "127.0.0.1"
@@ -230,7 +230,7 @@ def test_only_an_early_dial_is_retried():
 
     listener._status = seen
     for receiver in ("p0", "epoch"):
-      request = Request(Purpose.DATA, 0, 1, "me", receiver)
+      request = DialRequest(Purpose.DATA, 0, 1, "me", receiver)
       if receiver == "p0":
         dial(listener.address, request, SECURITY, Scope(), 20).close()
         assert asked == [Status.EARLY] * 3 + [Status.ACCEPTED]
@@ -374,8 +374,12 @@ def test_peers_may_open_different_numbers_of_connections():
     np.testing.assert_array_equal(total, xs[0] + xs[1])
 
 
-def test_two_different_other_operations_are_not_counted_together():
+def test_two_different_other_operations_are_not_counted_together(monkeypatch):
   """Two of four peers call the same sum: no other call is as frequent."""
+  # On a busy machine, the others may need longer to end themselves.
+  monkeypatch.setattr(
+    "parallel.peers.transport.links._ODD_FIRST_S", PATIENCE_S
+  )
   xs = arrays(4, 9)
   calls = [
     lambda i: link_collectives.all_reduce(links[i], 0, xs[i]),
@@ -439,7 +443,7 @@ def test_member_is_absent_until_all_of_its_connections_are_there():
     links = Links("p0", 1, members, SECURITY, Options(num_connections=2))
 
     def dialled(connection):
-      request = Request(Purpose.DATA, connection, 1, "p1", "p0")
+      request = DialRequest(Purpose.DATA, connection, 1, "p1", "p0")
       return dial(members["p0"], request, SECURITY, Scope(), PATIENCE_S)
 
     error, *sockets = together([

@@ -1,6 +1,6 @@
 """Small groups of peers in one process, connected by real sockets."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import os
 import random
@@ -124,6 +124,15 @@ def around_the_ring(xs: list[np.ndarray]) -> np.ndarray:
   return total
 
 
+def inside_sites(xs: list[np.ndarray], sites: Sequence[int]) -> np.ndarray:
+  """Returns the sum in the order that ``sites`` states."""
+  ends = np.cumsum(sites)
+  return in_rank_order([
+    in_rank_order(xs[end - size : end])
+    for size, end in zip(sites, ends, strict=True)
+  ])
+
+
 ORDERS = {"direct": in_rank_order, "ring": around_the_ring}
 
 
@@ -220,7 +229,9 @@ def live(me, pipe, size, order):
   x, count = np.ones(size, np.float32), 0
   try:
     while True:
-      link_collectives.all_reduce(links, 0, x, order=order).result(PATIENCE_S)
+      link_collectives.all_reduce(
+        links, 0, x, order=order, sites=(2, 1) if order == "sites" else ()
+      ).result(PATIENCE_S)
       count += 1
       if count == 1:
         pipe.send("first")

@@ -128,8 +128,7 @@ ngpus="2" coll="allgather" inplace="1" outofplace="0"
   check_options(runtime, protocol, min_bytes, max_bytes)
   check(schedule)
   buffer, offsets, sizes = _buffers(schedule)
-  blocks = _threadblocks(schedule)
-  _check_limits(schedule, blocks, runtime)
+  blocks = check_limits(schedule, runtime)
   channels = {block[2] for of_rank in blocks for block in of_rank}
   name = schedule.collective.replace("_", "")
   if schedule.collective == "reduce_scatter":
@@ -162,13 +161,15 @@ ngpus="2" coll="allgather" inplace="1" outofplace="0"
   return ElementTree.tostring(algorithm, encoding="unicode") + "\n"
 
 
-def _check_limits(
-  schedule: Schedule,
-  blocks: list[dict[_Block, list[_Step]]],
-  runtime: str,
-) -> None:
-  """Rejects files that the runtime's loader would reject."""
-  limits = RUNTIMES[runtime]
+def check_limits(
+  schedule: Schedule, runtime: str
+) -> list[dict[_Block, list[_Step]]]:
+  """Returns the threadblocks of each rank, and the steps of each.
+
+  Raises:
+    ValueError: The runtime's loader would reject the schedule.
+  """
+  limits, blocks = RUNTIMES[runtime], _threadblocks(schedule)
 
   def within(what: str, count: int, most: int) -> None:
     if count > most:
@@ -199,6 +200,7 @@ def _check_limits(
           "the last,", number, MAX_AWAITED,
         )
     within(f"rank {rank}'s {elements} elements", elements, MAX_ELEMENTS - 1)
+  return blocks
 
 
 def _buffers(

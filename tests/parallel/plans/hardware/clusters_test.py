@@ -118,6 +118,54 @@ def test_device_of_a_file_has_its_own_figures():
   assert again.device.overhead_s == 2e-6
 
 
+def test_devices_of_several_kinds_are_written_and_read():
+  """A program with equal shards sees the least of each rate."""
+  given = _file(nodes=[2, 2], bandwidth=1e9, others=[
+    {"devices": [1], "slowdown": 1.5}, {"devices": [3], "device": "h100"},
+    {"devices": [0], "device": DEVICE, "slowdown": 2.0},
+  ])
+  links = cluster_files.from_json(given)
+  half = {"float32": DEVICE["flops"]["float32"] / 2}
+  assert links.per_device(lambda x: x.peak("float32")).tolist() == [
+    half["float32"], 13e12, 19.5e12, H100.peak("float32")
+  ]
+  assert links.device.memory_bytes == min(DEVICE["memory_bytes"], 80e9)
+  assert links.device.peak("float32") == half["float32"]
+  assert links.device.peak("bfloat16") == 2e13
+  again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
+  assert cluster_files.to_json(again) == cluster_files.to_json(links)
+  assert [x.name for x in again.devices] == [x.name for x in links.devices]
+  assert links.part([1, 3]).devices == (links.devices[1], links.devices[3])
+  alone = links.part([3])
+  assert (alone.devices, alone.device) == ((), H100)
+  same = cluster_files.from_json(_file(others=[{"devices": [0, 1]}]))
+  assert same.devices == ()
+  for others, message in (
+    ([{"devices": [1], "device": "v5e"}], "GPUs or on TPUs, not on both"),
+    ([{"devices": [2], "slowdown": 2.0}], "others: device 2 of 2"),
+    ([{"devices": [1], "device": DEVICE | {"name": "a100"}}], "of one name"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      cluster_files.from_json(_file(others=others))
+
+
+def test_nodes_of_two_kinds_share_the_slower_adapter():
+  links = cluster_files.cluster("h100:2+a100:1,slow=(3,1.5)")
+  alone = cluster_files.cluster("h100:2"), cluster_files.cluster("a100:1")
+  assert links.nodes == (0,) * 8 + (1,) * 8 + (2,) * 8
+  np.testing.assert_array_equal(links.bandwidth[:16, :16], alone[0].bandwidth)
+  np.testing.assert_array_equal(links.bandwidth[16:, 16:], alone[1].bandwidth)
+  across = cluster_files.cluster("a100:2")
+  assert {*links.bandwidth[:16, 16:].flat, *links.bandwidth[16:, :16].flat} == {
+    across.bandwidth[0, 8]
+  }
+  assert {*links.latency_s[:16, 16:].flat} == {14e-6}
+  rates = links.per_device(lambda x: x.peak("bfloat16")) / 1e12
+  assert rates == pytest.approx([989.5 / 1.5 if i == 3 else 989.5
+                                 for i in range(16)] + [312] * 8, rel=1e-3)
+  assert links.mark == "assumption"
+
+
 def test_part_with_a_gap_between_nodes_is_written_with_its_counts():
   links = cluster_files.cluster("a100:3").part([0, 16, 17])
   assert links.nodes == (0, 2, 2)
@@ -167,6 +215,8 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"device": DEVICE | {"flops": {}}}, "device.flops must have the rate"),
   ({"nodes": [10**9]}, "1,000,000,000 devices are more than 4,096"),
   ({"residuals": [101.0]}, r"residuals\[0\]=101.0 must be less than or equ"),
+  ({"family": {"a": []}}, "family.a must satisfy: list should have at least 1"),
+  ({"widening": -0.5}, "widening=-0.5 must be greater"),
   ({"residuals": [-101.0]}, r"residuals\[0\]=-101.0 must be greater than or"),
 ])
 def test_invalid_cluster_file_is_refused(tmp_path, changes, message):
@@ -182,8 +232,15 @@ def test_residuals_of_predictions_are_optional():
   assert cluster_files.from_json(given).residuals == ()
   links = cluster_files.from_json(given | {"residuals": [-0.25, 0.5]})
   assert links.residuals == (-0.25, 0.5)
-  again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
-  assert again.residuals == links.residuals
+  assert (links.family, links.widening) == ({}, math.inf)
+  family = {"parallel.tensor": [1.0, 4.0], "zero.scheme": ["ddp"]}
+  named = {"residuals": [0.5], "family": family, "widening": 0.25}
+  other = cluster_files.from_json(given | named)
+  assert other.family == family
+  for made in (links, other):
+    again = cluster_files.from_json(json.loads(cluster_files.to_json(made)))
+    for key in ("residuals", "family", "widening"):
+      assert getattr(again, key) == getattr(made, key)
 
 
 @pytest.mark.parametrize("key", _file())
@@ -225,6 +282,11 @@ def test_a_cluster_may_have_4096_devices():
   ("a100:2,uneven=1e99", r"uneven=1e\+99 must be an integer, at least 0"),
   ("a100:²", "as in a100:2"),
   ("a100:0", "1 to 1,024 groups"),
+  ("a100:2,slow=3", r"slow=3 must be a device and .* as in slow=\(3,1.5\)"),
+  ("a100:2,slow=(16,2)", "device 16, 2 times as slow: devices are 0 to 15"),
+  ("a100:2,slow=(1,0)", "device 1, 0 times as slow"),
+  ("a100:2+a100-pcie:2", "'a100-pcie' has one level"),
+  ("a100:2+h100", "as in h100:2"),
   ("a200:2", "did you mean h200"), ("a100:2,even=1", "'even' must be one of"),
   ("h100:1024", "8,192 devices are more than 4,096"),
 ])

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from parallel.plans.nanobatches import nanobatch
-from parallel.plans.nanobatches.nanobatch import Costs, Plan, Reduction
-from parallel.plans.nanobatches.nanobatch_timing import Operation, step_seconds
+from parallel.plans.nanobatches.nanobatch import Costs, NanobatchPlan, Reduction
+from parallel.plans.nanobatches.nanobatch_timing import (
+  NanoOperation,
+  step_seconds,
+)
 
 WAYS = (Reduction(), Reduction("one_shot"), Reduction("all_reduce", 0.5, 8))
 
@@ -45,7 +48,7 @@ def reference(costs, way, sizes, interference):
 
   sums = costs.reductions[way]
   for layer in range(costs.num_layers):
-    made = [Operation(
+    made = [NanoOperation(
       "pending", "network", *ranges[-1], sums[sizes[-1]] if layer else 0.0
     )]
     for kind, parents, cost in (
@@ -54,9 +57,11 @@ def reference(costs, way, sizes, interference):
     ):
       number = "1" if kind == "attention" else "2"
       for j in range(count):
-        made.append(Operation(kind, "compute", *ranges[j], cost(j), parents))
+        made.append(
+          NanoOperation(kind, "compute", *ranges[j], cost(j), parents)
+        )
       for j in range(count if number == "1" else count - 1):
-        made.append(Operation(
+        made.append(NanoOperation(
           f"sum_{number}", "network", *ranges[j], sums[sizes[j]], (kind,)
         ))
     total += step_seconds(made, 1, interference)
@@ -242,7 +247,7 @@ def test_step_outside_of_layers_and_optimum_are_zero_by_default():
     64]
   assert found.step_s == pytest.approx(10 * layer)
   assert found.optimum_s == 0
-  assert Plan((1,), "m", WAYS[0], 1.0, 1.0).optimum_s == 0
+  assert NanobatchPlan((1,), "m", WAYS[0], 1.0, 1.0).optimum_s == 0
 
 
 def test_bounds_exclude_most_plans():
@@ -269,7 +274,7 @@ def test_sizes_are_multiples_of_the_granularity_except_for_the_last():
 
 
 def test_gain_is_relative_to_one_batch_and_a_plan_fits_its_step():
-  plan = Plan((3, 1, 2), "m", WAYS[0], 1.0, 1.5)
+  plan = NanobatchPlan((3, 1, 2), "m", WAYS[0], 1.0, 1.5)
   assert plan.gain == 1.5
   assert (plan.considered, plan.simulated) == (1, 1)
   plan.check("m", 6)
@@ -283,10 +288,10 @@ def test_gain_is_relative_to_one_batch_and_a_plan_fits_its_step():
    "max_pieces=2147483647 leads to more than 10,000,000 plans of 4096"),
   (lambda: nanobatch.plan(linear(1e-6), 8, granularity=0), "granularity=0"),
   (lambda: nanobatch.plan(linear(1e-6), 8, interference=2), "interference=2"),
-  (lambda: Plan((4, 0), "m", WAYS[0], 1.0, 1.0), r"sizes=\(4, 0\)"),
-  (lambda: Plan((4,), "m", WAYS[0], 1.0, 1.0).check("n", 4),
+  (lambda: NanobatchPlan((4, 0), "m", WAYS[0], 1.0, 1.0), r"sizes=\(4, 0\)"),
+  (lambda: NanobatchPlan((4,), "m", WAYS[0], 1.0, 1.0).check("n", 4),
    "a plan for m cannot run n"),
-  (lambda: Plan((4,), "m", WAYS[0], 1.0, 1.0).check("m", 5),
+  (lambda: NanobatchPlan((4,), "m", WAYS[0], 1.0, 1.0).check("m", 5),
    "a plan for 4 tokens cannot run 5"),
   (lambda: dataclasses.replace(linear(1e-6), reductions={}), "no reduction"),
   (lambda: dataclasses.replace(linear(1e-6), num_layers=0), "num_layers=0"),

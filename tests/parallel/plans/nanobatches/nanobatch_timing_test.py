@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallel.plans.nanobatches import nanobatch_timing
-from parallel.plans.nanobatches.nanobatch_timing import Operation
+from parallel.plans.nanobatches.nanobatch_timing import NanoOperation
 
 
 def cut(rng, tokens):
@@ -18,7 +18,7 @@ def cut(rng, tokens):
 def chain(rng, tokens, carried=True):
   """A layer of three kinds of operations, each in its own pieces."""
   return [
-    Operation(
+    NanoOperation(
       kind, resource, start, stop, rng.uniform(0.1, 1), (parent,), first
     )
     for kind, resource, parent, first in (
@@ -81,7 +81,7 @@ def test_interference_lies_between_ideal_and_sequential(seed):
 
 def test_rate_falls_with_each_busy_resource():
   made = [
-    Operation(r, r, 0, 1, 1.0) for r in nanobatch_timing.RESOURCES
+    NanoOperation(r, r, 0, 1, 1.0) for r in nanobatch_timing.RESOURCES
   ]
   for count, seconds in ((1, 1.0), (2, 1.5), (3, 2.0)):
     assert nanobatch_timing.step_seconds(
@@ -90,13 +90,15 @@ def test_rate_falls_with_each_busy_resource():
 
 
 def test_dropped_and_duplicated_ranges_are_rejected():
-  made = [Operation("qkv", "compute", a, b, 1.0) for a, b in ((0, 4), (4, 9))]
+  made = [
+    NanoOperation("qkv", "compute", a, b, 1.0) for a, b in ((0, 4), (4, 9))
+  ]
   nanobatch_timing.check(made, 9)
   for wrong, message in (
     (made[:1], "qkv: tokens 4 to 9 are missing"),
     (made[1:], "qkv: tokens 0 to 4 are missing"),
     (made * 2, "qkv: tokens 0 to 4 are in two ranges"),
-    ([*made, Operation("qkv", "compute", 8, 9, 1.0)],
+    ([*made, NanoOperation("qkv", "compute", 8, 9, 1.0)],
      "qkv: tokens 8 to 9 are in two ranges"),
   ):
     with pytest.raises(ValueError, match=message):
@@ -104,18 +106,18 @@ def test_dropped_and_duplicated_ranges_are_rejected():
 
 
 @pytest.mark.parametrize(("call", "message"), [
-  (lambda: Operation("a", "disk", 0, 1, 1.0), "resource='disk'"),
-  (lambda: Operation("a", "memory", 1, 1, 1.0), "a: tokens 1 to 1"),
-  (lambda: Operation("a", "memory", 0, 1, -1.0), "a: -1 s"),
-  (lambda: Operation("a", "memory", 0, 1, float("nan")), "a: nan s"),
-  (lambda: Operation("a", "memory", 0, 1, float("inf")), "a: inf s"),
+  (lambda: NanoOperation("a", "disk", 0, 1, 1.0), "resource='disk'"),
+  (lambda: NanoOperation("a", "memory", 1, 1, 1.0), "a: tokens 1 to 1"),
+  (lambda: NanoOperation("a", "memory", 0, 1, -1.0), "a: -1 s"),
+  (lambda: NanoOperation("a", "memory", 0, 1, float("nan")), "a: nan s"),
+  (lambda: NanoOperation("a", "memory", 0, 1, float("inf")), "a: inf s"),
   (lambda: nanobatch_timing.step_seconds([], 1, 2.0), "interference=2"),
   (lambda: nanobatch_timing.step_seconds(
-    [Operation("a", "memory", 0, 1, 1.0)], 0,
+    [NanoOperation("a", "memory", 0, 1, 1.0)], 0,
   ), "num_layers=0"),
   (lambda: nanobatch_timing.step_seconds(
-    [Operation("a", "compute", 0, 1, 1.0, ("b",)),
-     Operation("b", "compute", 0, 1, 1.0)], 1,
+    [NanoOperation("a", "compute", 0, 1, 1.0, ("b",)),
+     NanoOperation("b", "compute", 0, 1, 1.0)], 1,
   ), "wait for each other"),
 ])
 def test_invalid_arguments_are_one_line(call, message):

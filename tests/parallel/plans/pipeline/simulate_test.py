@@ -11,7 +11,12 @@ from parallel.plans.network import trace
 from parallel.plans.pipeline import cost, simulate
 from parallel.plans.pipeline.builders import BUILDERS, Size, build, taken
 from parallel.plans.pipeline.pipeline_schedule import needed, produced
-from parallel.plans.pipeline.simulate import Hops, Work, even_hops, even_work
+from parallel.plans.pipeline.simulate import (
+  Hops,
+  PartTimes,
+  even_hops,
+  even_work,
+)
 
 # Seconds of a forward and of a backward's halves.
 SECONDS = [
@@ -155,7 +160,7 @@ def test_batched_simulation_equals_single_cases(name):
     found = simulate.many_events_s(schedule, work, *hops)
     for i, seconds in enumerate(found):
       own = simulate.events(
-        schedule, Work(*(tuple(x) for x in work[1:, :, i])),
+        schedule, PartTimes(*(tuple(x) for x in work[1:, :, i])),
         Hops(*(tuple(x) for x in hops[..., i])),
       )
       assert seconds == pytest.approx(own.finish_s)
@@ -205,7 +210,7 @@ def test_eager_1f1b_hides_hops_of_half_a_microbatch(hop_s):
     assert (long - short) / period == pytest.approx(expected)
 
 
-WORK = Work((1.0, 2.0), (3.0, 4.0), (1.5, 1.0), (1.5, 3.0))
+WORK = PartTimes((1.0, 2.0), (3.0, 4.0), (1.5, 1.0), (1.5, 3.0))
 
 
 @pytest.mark.parametrize(

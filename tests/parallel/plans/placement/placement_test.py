@@ -40,7 +40,8 @@ def _host(*sizes: tuple[float, float, bool]) -> Host:
   host = HOSTS["two-cxl"]
   return tiers.checked(host.model_copy(update={"tiers": tuple(
     host.tiers[min(i, 1)].model_copy(update={
-      "name": f"t{i}", "capacity_bytes": _quantity(capacity), "duplex": duplex,
+      "name": f"t{i}", "node": i, "duplex": duplex,
+      "capacity_bytes": _quantity(capacity),
       "read": _quantity(rate), "write": _quantity(rate),
     })
     for i, (capacity, rate, duplex) in enumerate(sizes)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from parallel.plans.hardware import cluster_files
+from parallel.plans.hardware import cluster_files, link_matrix
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.hardware.tiers import HOSTS
 from parallel.plans.planner import latency, space
@@ -42,6 +42,38 @@ def predict(c, execution="events", **changes):
 def ring_s(ranks, size):
   """Returns the seconds of an all-reduce of ``size`` bytes."""
   return 2 * (ranks - 1) * (LATENCY_S + size / ranks / RATE)
+
+
+@pytest.mark.parametrize("execution", ["events", "lockstep"])
+def test_a_stage_is_as_fast_as_its_slowest_device(execution):
+  """Wherever the device is; the other stages wait for this one."""
+  c = Configuration(2, 2, 1, 8)
+  timing = Timing(execution=execution)
+
+  def predicted(slowdowns, order=range(4)):
+    problem = Problem(STEP, link_matrix.slow(links(4), slowdowns), timing)
+    return problem.predict(c, np.reshape(order, c.grid))
+
+  even, all_slow = predicted({}), predicted(dict.fromkeys(range(4), 3.0))
+  stage_slow = predicted({0: 3.0, 1: 3.0})
+  for device in range(4):
+    found = predicted({device: 3.0})
+    assert found.compute == pytest.approx(3 * even.compute)
+    assert even.total < found.total < all_slow.total
+    assert found.bubble >= 0
+    # As if the whole stage were slow, at either end.
+    assert predicted({device: 3.0}, np.roll(range(4), device)).compute == (
+      found.compute
+    )
+  assert stage_slow.total == pytest.approx(predicted({0: 3.0}).total)
+  # All stages compute the head together.
+  assert stage_slow.vocabulary == pytest.approx(all_slow.vocabulary)
+  one = Configuration(1, 4, 1, 8)
+  whole, part = (
+    Problem(STEP, link_matrix.slow(links(4), x), timing).predict(one)
+    for x in (dict.fromkeys(range(4), 3.0), {2: 3.0})
+  )
+  assert part == whole
 
 
 @pytest.mark.parametrize("remat", ["none", "reduced", "full"])

@@ -265,10 +265,10 @@ def test_causes_are_sums_of_fitted_terms(offload):
 def test_largest_cause_binds(field):
   sizes = [float(i) for i in range(9)]
   sizes[field] = 100.0
-  found = memory.Memory(*sizes)
+  found = memory.PeakMemory(*sizes)
   assert found.total == sum(sizes)
-  assert found.binding == dataclasses.fields(memory.Memory)[field].name
-  assert memory.Memory(*sizes[:8]).total == sum(sizes[:8])
+  assert found.binding == dataclasses.fields(memory.PeakMemory)[field].name
+  assert memory.PeakMemory(*sizes[:8]).total == sum(sizes[:8])
 
 
 def test_margin_is_added_to_the_largest_ratio():

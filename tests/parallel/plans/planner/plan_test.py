@@ -25,7 +25,7 @@ from parallel.plans.planner import (
   space,
 )
 from parallel.plans.planner.latency import Timing
-from parallel.plans.planner.memory import PLAIN, Memory, memory
+from parallel.plans.planner.memory import PLAIN, PeakMemory, memory
 from parallel.plans.planner.message_costs import parts
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
@@ -245,7 +245,7 @@ def _memory(total, cause="weights"):
     ("weights", "gradients", "optimizer", "kept", "activations", "gathered",
      "logits", "buffers"), 0.0,
   )
-  return Memory(**sizes | {cause: total})
+  return PeakMemory(**sizes | {cause: total})
 
 
 LEVELS = [

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from caatnet.benchmarks.planner import planner, planner_regret
+from parallel.plans.hardware import link_matrix
 from parallel.plans.planner import plan
 from parallel.plans.planner.latency import EXECUTIONS, Timing
 from parallel.plans.planner.message_costs import Grid
@@ -30,7 +31,8 @@ def _problem(batch_size, links, execution):
 ], ids=str)
 def test_batched_predictions_equal_single_ones(c, execution):
   """Includes rotated rings: any order, not only the enumerated ones."""
-  problem = _problem(24, planner.drawn(1, 6), execution)
+  links = link_matrix.slow(planner.drawn(1, 6), {1: 1.3, 4: 3.0})
+  problem = _problem(24, links, execution)
   rng = np.random.default_rng(0)
   orders = np.array([rng.permutation(6).reshape(c.grid) for _ in range(12)])
   inputs = problem.step, problem.links, problem.timing

@@ -55,6 +55,22 @@ def test_plan_is_the_best_of_all_subsets_of_devices(rates):
     assert found.left_out[0] == min(rates, key=rates.get)
 
 
+@pytest.mark.parametrize("slowdowns", [
+  {2: 3.0}, {0: 1.1}, {1: 2.0, 4: 5.0}, {0: 4.0, 1: 4.0, 2: 4.0, 3: 4.0},
+], ids=str)
+def test_slow_devices_are_left_out_if_they_cost_more_than_they_add(slowdowns):
+  problem = _problem(link_matrix.slow(_even(6, 25e9, 1e-5), slowdowns))
+  found = subsets.search(problem, QUICK, least=2, count=1, ordered=3)
+  every = {
+    devices: _seconds(problem, devices)
+    for size in range(2, 7)
+    for devices in itertools.combinations(range(6), size)
+  }
+  assert found.seconds == pytest.approx(min(every.values()), rel=1e-9)
+  if max(slowdowns.values()) > 2:
+    assert found.left_out[0] in slowdowns
+
+
 def _drawn(seed):
   """Returns 12 devices, in one or three nodes, and the one or two slow ones."""
   rng = np.random.default_rng(seed)

@@ -1,0 +1,183 @@
+"""Fastest schedule of several algorithms, and its export to other programs."""
+
+from collections.abc import Mapping
+import contextlib
+import functools
+import pathlib
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from caatnet.studies.collectives import chosen
+from caatnet.studies.collectives.chosen import ChosenSchedule
+from parallel.base import files
+from parallel.base.naming import naming
+from parallel.plans.network import perfetto_trace, simulate, trace
+from parallel.plans.network.routed import on_links
+from parallel.plans.schedules import builders
+from parallel.plans.schedules.msccl import exporter, importer
+from parallel.plans.schedules.schedule import Collective, Schedule
+from parallel.plans.topology.graph import Topology
+
+
+@functools.lru_cache(maxsize=16)
+def timed(
+  topology: Topology,
+  text: str,
+  collective: Collective,
+  size_bytes: int,
+  pieces: int = 0,
+  random_numberings: int = 0,
+  model: chosen.Model = "events",
+  runtime: str = "",
+) -> ChosenSchedule:
+  """Returns the fastest schedule of one algorithm.
+
+  Args are those of `chosen.fastest`, except for:
+    text: Algorithm, as in `builders.named`, whose ``pieces`` have precedence.
+    pieces: Pieces of each chunk; 0 chooses them.
+    runtime: Key of `exporter.RUNTIMES` within whose limits the schedule must
+      be, in any number of pieces; "" for no limits.
+  """
+  name, options = builders.named(text)
+  options = {"pieces": pieces or None} | options
+  if runtime:
+    options["pieces"] = None
+  return chosen.fastest(
+    name, topology, collective, size_bytes, model=model,
+    random_numberings=random_numberings,
+    fits=lambda x: not runtime or not _refusal(x, runtime), **options,
+  )
+
+
+def fastest_of(
+  texts: tuple[str, ...], topology: Topology, *args: Any, **search: Any
+) -> ChosenSchedule:
+  """Returns the fastest schedule of the algorithms that have one.
+
+  Args:
+    texts: Algorithms, as in `builders.named`.
+    topology: Network that the schedule runs on.
+    *args: Collective, bytes of the buffer, and other arguments of `timed`.
+    **search: Further arguments of `timed`.
+
+  Raises:
+    ValueError: No algorithm has a schedule.
+  """
+  found, errors, console = [], [], Console(stderr=True)
+  for text in track(
+    texts, "timing schedules", transient=True, console=console,
+    disable=not console.is_terminal,
+  ):
+    try:
+      found.append(timed(topology, text, *args, **search))
+    except ValueError as error:
+      errors.append(error)
+  if not found:
+    raise ValueError("; ".join(map(str, errors)) or "no algorithm is given")
+  return min(found, key=lambda choice: choice.seconds)
+
+
+def export(
+  path: pathlib.Path,
+  config: Mapping[str, Any],
+  key: str,
+  others: tuple[str, ...],
+  topology: Topology,
+  *args: Any,
+) -> None:
+  """Writes the fastest schedule as `write` does.
+
+  If the schedule exceeds the limits of ``config.export.runtime``, the fastest
+  one within them is written, in any number of pieces, and a line says so.
+
+  Args:
+    path: File to write.
+    config: Config of a study.
+    key: Config key of an algorithm, or of a tuple of them.
+    others: Algorithms of which the error names one that fits.
+    topology: Network that the schedule runs on.
+    *args: Collective, bytes of the buffer, and other arguments of `timed`.
+
+  Raises:
+    ValueError: No schedule is within the limits, or as in `write`.
+  """
+  size_bytes, runtime = args[1], config["export"]["runtime"]
+  texts = (config[key],) if isinstance(config[key], str) else config[key]
+
+  def within(
+    runtime: str, texts: tuple[str, ...] = texts
+  ) -> ChosenSchedule | None:
+    with contextlib.suppress(ValueError):
+      return fastest_of(texts, topology, *args, runtime=runtime)
+    return None
+
+  best = found = fastest_of(texts, topology, *args)
+  refusal = path.suffix == ".xml" and _refusal(best.schedule, runtime)
+  if refusal and not (found := within(runtime)):
+    refusal += ", in any number of pieces"
+    if other := within(runtime, others):
+      us = other.seconds * 1e6
+      refusal += f"; --config.{key}={other} fits ({us:,.1f} us)"
+    for name in exporter.RUNTIMES:
+      if found := within(name):
+        refusal += f"; --config.export.runtime={name} takes {found}"
+        break
+    raise ValueError(refusal)
+  write(path, found.schedule, topology, size_bytes, config["export"])
+  if refusal:
+    # A file has neither paths nor an order of the transfers of a round.
+    read = importer.import_xml(path.read_text(), topology)
+    us = simulate.events(on_links(read, topology), size_bytes).finish_ns / 1e3
+    print(
+      f"exports {found} ({us:,.1f} us as read from the file), since {best} "
+      f"({best.seconds * 1e6:,.1f} us) exceeds a limit: {refusal}",
+      file=sys.stderr,
+    )
+
+
+def write(
+  path: pathlib.Path,
+  schedule: Schedule,
+  topology: Topology,
+  size_bytes: int,
+  options: Mapping[str, Any],
+) -> None:
+  """Writes MSCCL XML, or a timeline for https://ui.perfetto.dev.
+
+  Args:
+    path: File to write, which ends in .xml or in .perfetto-trace.
+    schedule: The schedule.
+    topology: Network that the schedule runs on.
+    size_bytes: Bytes of the buffer, for the timeline.
+    options: Section ``config.export``.
+
+  Raises:
+    ValueError: The file has another suffix, the schedule exceeds a limit, or
+      perfetto is not installed.
+  """
+  if path.suffix == ".xml":
+    with naming("config.export", options):
+      text = exporter.export_xml(schedule, **options)
+    files.replace(path, text)
+  elif path.suffix == perfetto_trace.SUFFIX:
+    routed = on_links(schedule, topology)
+    rows, bars = trace.messages(simulate.events(routed, size_bytes))
+    title = f"{schedule.name} on {topology.name}"
+    with files.whole(path) as temporary:
+      perfetto_trace.write(bars, temporary, title, rows)
+  else:
+    raise ValueError(
+      f"--export={path} must end in .xml (MSCCL) or {perfetto_trace.SUFFIX}"
+    )
+
+
+def _refusal(schedule: Schedule, runtime: str) -> str:
+  """Returns why a runtime does not take a schedule; "" if it does."""
+  try:
+    exporter.check_limits(schedule, runtime)
+  except ValueError as error:
+    return str(error)
+  return ""
