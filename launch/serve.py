@@ -29,7 +29,8 @@ from launch import options
 FLAGS = flags.FLAGS
 flags.DEFINE_string("name", "", "The model's name; the folder's if unset.")
 flags.DEFINE_string("api_key_file", "", "File with the clients' API key.")
-flags.DEFINE_bool("warm_up", True, "Compile all programs before serving.")
+flags.DEFINE_bool("warm_up", True, "Compile all programs before serving; "
+                  "if not, the first request of each shape waits for its own.")
 
 
 def main() -> int:
@@ -61,8 +62,7 @@ def main() -> int:
     )
   if notice := serving.reuse_notice(made.decoder, made.chosen):
     say(notice)
-  if FLAGS.warm_up:
-    warm_up.prepare(made.engine.executor, servers.progress)
+  warm_up.prepare(made.engine, servers.progress if FLAGS.warm_up else None)
   server = start.server(made, key, serving.page_bytes(made.decoder), say)
   servers.announce(
     made.models.title, listener, serving.describe(made.decoder, made.engine),

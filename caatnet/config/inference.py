@@ -147,8 +147,15 @@ def _cache(
 ) -> tuple[Capacity, CacheShape]:
   """Returns the sizes of the batch and of the cache."""
   capacity = Capacity(
-    options.batch, options.context, options.page_size, options.chunk
+    options.batch, options.context, options.page_size,
+    options.batch if options.batch_invariant else options.chunk,
+    options.batch_invariant,
   )
+  if options.batch_invariant and options.nanobatches != "1":
+    raise ValueError(
+      f"config.inference.nanobatches={options.nanobatches!r} must be '1' with "
+      "batch_invariant: a sum may depend on the piece that a row is in"
+    )
   if options.pages * options.page_size >= 2**31:
     raise ValueError(
       f"config.inference.pages={options.pages} with "

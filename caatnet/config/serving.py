@@ -13,7 +13,6 @@ import ml_collections
 from caatnet.config import inference, sections
 from caatnet.config.inference import Inference
 from caatnet.config.override import override
-from caatnet.inference import buckets
 from caatnet.inference.decoder import Decoder
 from caatnet.program import Program
 from caatnet.schema import tree
@@ -203,8 +202,8 @@ def engine(
     most = int(_HOST_SHARE * free_bytes(cpu) / size)
     host_pages = min(shape.num_pages, most)
   limits = Limits(
-    slots=capacity.batch, tokens=capacity.batch + capacity.chunk,
-    chunks=tuple(buckets.chunk_sizes(capacity.chunk, capacity.batch)),
+    slots=capacity.batch, tokens=capacity.step_tokens,
+    chunks=decoder.chunk_limits,
     growth=chosen.growth, preempt=chosen.preempt, wait_s=chosen.wait_s,
     keep_turns=chosen.keep_turns,
   )

@@ -7,8 +7,9 @@ slots.
 from collections.abc import Sequence
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from caatnet.inference import buckets
@@ -51,6 +52,13 @@ class Sizes:
   length: int
   pages: int
 
+  def holds(self, other: "Sizes") -> bool:
+    """Returns whether a step of other sizes fits if it is padded."""
+    pairs = zip(
+      dataclasses.astuple(self), dataclasses.astuple(other), strict=True
+    )
+    return all(a >= b for a, b in pairs)
+
 
 def sizes_of(
   capacity: Capacity, contexts: np.ndarray,
@@ -65,8 +73,10 @@ def sizes_of(
     chunks: First position and length of each chunk.
     factor: Ratio of successive buckets of the number of decodes.
   """
-  last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
   most = capacity.pages_per_sequence
+  if capacity.batch_invariant:
+    return Sizes(capacity.batch, 0, 0, most)
+  last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
   least = min(most, -(-buckets.SHORT // capacity.page_size))
   return Sizes(
     # At least one decode, so that there are no programs without decodes.
@@ -95,7 +105,8 @@ def batch_of(
     slots: Slots of the decodes, int ``[D]``; each reads its newest token, which
       may be on the device only.
     positions: Positions of these tokens in their sequences, int ``[D]``.
-    chunks: Parts of sequences.
+    chunks: Parts of sequences. If ``sizes`` has none, each of their tokens is
+      read as a decode.
   """
   d, length = sizes.decodes, sizes.length
   num_rows, num_tokens = d + sizes.chunks, d + sizes.chunks * length
@@ -108,8 +119,18 @@ def batch_of(
   states = np.full(num_rows, -1, np.int32)
   width = min(sizes.pages, tables.shape[1])
 
+  known, draws = np.full(len(slots), -1), np.full(len(slots), True)
+  if not sizes.chunks:
+    for chunk in chunks:
+      count = len(chunk.tokens)
+      slots = np.append(slots, np.full(count, chunk.slot))
+      positions = np.append(positions, chunk.start + np.arange(count))
+      known = np.append(known, chunk.tokens)
+      draws = np.append(draws, chunk.draws & (np.arange(count) == count - 1))
+    chunks = ()
   num = len(slots)
-  tokens[:num], at[:num], sequences[:num] = -1, positions, slots
+  tokens[:num], at[:num] = known, positions
+  sequences[:num] = np.where(draws, slots, -1)
   states[:num] = slots
   pages = tables[slots, positions // page_size]
   places[:num] = pages * page_size + positions % page_size
@@ -160,3 +181,8 @@ class Drawing:
   def of(self, sequences: np.ndarray) -> Sampling:
     """Returns parameters of slots ``[S]``; -1 for rows that draw nothing."""
     return Sampling(*(array[sequences] for array in self._arrays))
+
+
+def of_one_replica(tree: Any) -> Any:
+  """Adds the leading dim of replicas, of size 1, to arrays."""
+  return jax.tree.map(lambda x: x[None], tree)

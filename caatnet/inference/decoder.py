@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
+from caatnet.inference import buckets
 from caatnet.inference.sampling import Sampling, Top, sample, top_logprobs
 from caatnet.inference.weights import Weights
 from caatnet.models.nanobatches import Nanobatches
@@ -40,6 +41,9 @@ class Capacity:
     context: Maximum number of positions of a sequence, including the prompt.
     page_size: Positions per page.
     chunk: Maximum number of prompt tokens that a step reads.
+    batch_invariant: Whether all steps run one program, in which each of
+      ``batch`` rows reads one token: a sequence's newest token, or one of a
+      prompt. No sum then depends on what else a step reads.
 
   Example:
     >>> capacity = Capacity(batch=8, context=1000, page_size=16, chunk=256)
@@ -51,6 +55,12 @@ class Capacity:
   context: int
   page_size: int
   chunk: int
+  batch_invariant: bool = False
+
+  @property
+  def step_tokens(self) -> int:
+    """Maximum number of tokens that a step reads."""
+    return self.batch + (0 if self.batch_invariant else self.chunk)
 
   @property
   def pages_per_sequence(self) -> int:
@@ -68,7 +78,7 @@ class Decoder:
     cache_shape: Cache of one rank.
     weights: Parameters of the model; only their shapes if each step gets its
       own parameters.
-    shapes: Shapes of batches that `step` has run.
+    shapes: Shapes of batches whose programs are compiled.
     before_compile: Called before a program is compiled, which takes seconds.
     compile_seconds: Seconds of the first `step` of each shape, which compiles
       its program unless `compile` has.
@@ -123,6 +133,16 @@ class Decoder:
   @cache.setter
   def cache(self, cache: Cache) -> None:
     self._state = cache, self._state[1]
+
+  @property
+  def chunk_limits(self) -> tuple[tuple[int, int], ...]:
+    """Alternatives (number of chunks, tokens of a chunk) of a step's chunks."""
+    capacity = self.capacity
+    if not capacity.batch_invariant:
+      return tuple(buckets.chunk_sizes(capacity.chunk, capacity.batch))
+    # Rows of one sequence read its pages, but not each other's states.
+    most = 1 if self.cache_shape.states else capacity.batch
+    return ((capacity.batch, most),)
 
   @property
   def state_bytes(self) -> int:
@@ -180,11 +200,19 @@ class Decoder:
       filters: Whether filters that gather logits apply.
       asked: int32 ``[D, S]``, or None.
     """
-    _, packed, types = self._inputs(batch, sampling, filters, asked)
+    shape, packed, types = self._inputs(batch, sampling, filters, asked)
     state = abstract_state(self.program, self.capacity, self.cache_shape)
     self._run.lower(
       self.weights.params, state, packed, types=types, filters=filters
     ).compile()
+    self.shapes.add(shape)
+
+  def is_compiled(
+    self, batch: Batch, sampling: Sampling, filters: bool,
+    asked: np.ndarray | None = None,
+  ) -> bool:
+    """Returns whether the program of `compile` exists."""
+    return self._inputs(batch, sampling, filters, asked)[0] in self.shapes
 
   def _inputs(
     self, batch: Batch, sampling: Sampling, filters: bool,
@@ -203,7 +231,8 @@ class Decoder:
     dims = self.program.layout.batch_dims[1:]  # without workers
     # All inputs in one array: the transfer time is per array, not per byte.
     packed = _packed(leaves).reshape(*dims, -1)
-    return (sizes, batch.num_decodes, filters), packed, types
+    shape = sizes, batch.num_decodes, filters, asked is not None
+    return shape, packed, types
 
 
 def _allocate(

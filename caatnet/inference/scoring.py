@@ -188,21 +188,38 @@ class Scorer:
         0.
       params: Parameters; None for those of the scorer.
     """
-    params = self._params if params is None else params
-    longest = max(map(len, rows)) - targets
-    length = targets + next(n for n in self._lengths if n >= longest)
+    length = self._padded(max(map(len, rows)), targets)
     batch = np.zeros((self._num_rows, length), np.int32)
     for place, row in enumerate(rows):
       batch[place, : len(row)] = row
     placed = jax.make_array_from_callback(
       batch.shape, self._rows, lambda index: batch[index]
     )
+    params = self._params if params is None else params
+    return jax.device_get(self._program(step, length)(params, placed))
+
+  def compile(self, length: int) -> None:
+    """Compiles the program of `score` with ``top`` for a row's length.
+
+    Another thread may score meanwhile.
+    """
+    self._program(self._judge_with_top, self._padded(length, 1))
+
+  def _padded(self, length: int, targets: int) -> int:
+    """Returns the length to which a row with so many targets is padded."""
+    return targets + next(n for n in self._lengths if n >= length - targets)
+
+  def _program(self, step: Callable[..., Any], length: int) -> Any:
+    """Returns the compiled program for rows that are padded to ``length``."""
     key = (step, length)
     if key not in self._compiled:
-      self._compiled[key] = step.lower(params, placed).compile(
+      rows = jax.ShapeDtypeStruct(
+        (self._num_rows, length), np.int32, sharding=self._rows
+      )
+      self._compiled[key] = step.lower(self._params, rows).compile(
         self._options
       )
-    return jax.device_get(self._compiled[key](params, placed))
+    return self._compiled[key]
 
   def _check(self, rows: Sequence[np.ndarray], limit: int) -> None:
     """Raises ValueError for rows that the model cannot read."""

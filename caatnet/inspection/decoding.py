@@ -59,11 +59,16 @@ class DecodingStep:
   nanobatches: Nanobatches | None = None
 
   @property
+  def _has_decodes(self) -> bool:
+    """Whether each row reads one token, as those of prompts may do, too."""
+    return self.phase == "decode" or self.capacity.batch_invariant
+
+  @property
   def sizes(self) -> inference.ModelStep:
     """Sizes of the data that a replica reads in the step."""
     capacity = self.capacity
     context = capacity.context
-    if self.phase == "decode":
+    if self._has_decodes:
       return inference.ModelStep(capacity.batch, 1, context)
     return inference.ModelStep(1, min(capacity.chunk, context), context)
 
@@ -103,7 +108,7 @@ class DecodingStep:
     batch = Batch(
       tokens, tokens, tokens,
       array(sequences, self.capacity.pages_per_sequence), each, each,
-      num_decodes=sequences if self.phase == "decode" else 0,
+      num_decodes=sequences if self._has_decodes else 0,
     )
     return batch, Sampling(
       *(array(sequences, dtype=dtype) for dtype in DTYPES.values())

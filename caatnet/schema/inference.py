@@ -32,6 +32,12 @@ class Inference:
     "fill. No effect for a model without keys and values.", COUNT_OR_NONE,
   )
   chunk: int = field(256, "Tokens of a prompt that one step reads.", COUNT)
+  batch_invariant: bool = field(
+    False, "Whether all steps run one program, so that a sequence has the same "
+    "tokens and log-probabilities, bit by bit, alone and in any batch. A step "
+    "then reads `batch` tokens of prompts and sequences, whatever `chunk` is, "
+    "and tables of pages are as long as `context`: steps take longer.",
+  )
   dtype: str = field(
     "", 'Dtype of weights and activations; "" for config.model.dtype.',
     ("", *DTYPES),

@@ -95,10 +95,12 @@ class Generation:
     self.speed = Speed()
     self._decoder, self._on_text, self._on_end = decoder, on_text, on_end
     self._pending: Dispatched | None = None
+    capacity = decoder.capacity
     # All steps apply filters if any request does, so that each step has one
     # program.
-    self._filters = any(request.filters for request in requests)
-    capacity = decoder.capacity
+    self._filters = capacity.batch_invariant or any(
+      request.filters for request in requests
+    )
     vocab_size = decoder.program.model.vocab_size
     for index, request in enumerate(requests):
       try:
@@ -115,7 +117,9 @@ class Generation:
       max((t.num_pages(size) for t in self._transcripts), default=1),
       1, capacity.pages_per_sequence, 2,
     )
-    self._capacity = dataclasses.replace(capacity, context=max_pages * size)
+    self._capacity = capacity if capacity.batch_invariant else (
+      dataclasses.replace(capacity, context=max_pages * size)
+    )
     self._schedulers = [
       _scheduler(decoder) for _ in range(decoder.num_replicas)
     ]
@@ -236,8 +240,8 @@ def _scheduler(decoder: Decoder) -> Scheduler:
   capacity = decoder.capacity
   pages = Pages(decoder.cache_shape.num_pages, capacity.page_size, reuse=False)
   limits = Limits(
-    slots=capacity.batch, tokens=capacity.batch + capacity.chunk,
-    chunks=((1, capacity.chunk),),
+    slots=capacity.batch, tokens=capacity.step_tokens,
+    chunks=decoder.chunk_limits[:1],
   )
   return Scheduler(
     limits, registry.make("first_come", pages), pages,

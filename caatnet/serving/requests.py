@@ -19,7 +19,8 @@ class State(enum.Enum):
   back. The other states are final. FINISHED: has all its tokens. CANCELLED: its
   client has disconnected. EXPIRED: its first token was not drawn before the
   deadline. REFUSED: it can never fit in the cache. FAILED: the model's logits
-  for it are NaN, or its expert could not be loaded.
+  for it are NaN, its expert could not be loaded, or no program for it could be
+  compiled.
   """
 
   WAITING = "waiting"
@@ -73,7 +74,8 @@ class Request:
       token does; it is called once with each token, in order.
     weight: Share of the client among clients, for fair policies.
     payload: Sampling parameters for the executor.
-    error: Reason of the state FAILED if the weights could not be loaded.
+    error: Reason of the state FAILED if the weights could not be loaded, or a
+      program could not be compiled.
     state: Current state.
     scheduled_s: Time of the first admission; None before.
     end_s: Time of the end; None before.

@@ -40,7 +40,10 @@ def calibrate(
   chunk, batch = min(capacity.chunk, capacity.context), capacity.batch
   # Without a chunk, with a quarter of the longest chunk, and with the longest.
   jobs = [
-    lambda length=length: step_s(executor, batch - (length > 0), length)
+    lambda length=length: step_s(
+      executor, batch - (length if capacity.batch_invariant else length > 0),
+      length,
+    )
     for length in (0, -(-chunk // 4), chunk)
   ]
   shape = executor.decoder.cache_shape

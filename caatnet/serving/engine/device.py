@@ -40,6 +40,7 @@ from caatnet.serving.cache.pages import runs
 from caatnet.serving.engine.executor import Copy, EngineStep, Event, Load
 from caatnet.serving.engine.expert_weights import ExpertWeights
 from caatnet.serving.engine.measured import MeasuredCosts
+from caatnet.serving.engine.programs import Programs
 
 _NONE = np.zeros(0, np.int32)
 
@@ -146,6 +147,7 @@ def dispatch(
   decoder: Decoder, capacity: Capacity, steps: Sequence[EngineStep | None],
   drawings: Sequence[batches.Drawing], factor: int, filters: bool,
   top: bool = False, params: Any = None,
+  choose: Callable[[batches.Sizes], batches.Sizes] = lambda sizes: sizes,
 ) -> Dispatched:
   """Dispatches one step per replica as one step of a decoder.
 
@@ -160,6 +162,7 @@ def dispatch(
       step uses them.
     top: Whether the program can return the most probable tokens.
     params: Parameters that the step reads; None for those of the decoder.
+    choose: Returns the sizes of the program that runs a step of given sizes.
   """
   sizes = [
     batches.sizes_of(
@@ -170,12 +173,12 @@ def dispatch(
     for step in steps
   ]
   # All replicas run one program, so each size is the maximum over replicas.
-  common = batches.Sizes(
+  common = choose(batches.Sizes(
     *(max(each) for each in zip(*map(dataclasses.astuple, sizes), strict=True))
-  )
+  ))
   parts, rows = [], []
   for step, drawing in zip(steps, drawings, strict=True):
-    chunks, draws = [], np.arange(0)
+    chunks = []
     slots = positions = _NONE
     tables = np.zeros((1, common.pages), np.int32)
     if step is not None:
@@ -184,7 +187,6 @@ def dispatch(
         batches.Chunk(c.request.slot, c.start, c.tokens, c.draws)
         for c in step.chunks
       ]
-      draws = np.flatnonzero([chunk.draws for chunk in chunks])
       for chunk in step.chunks:
         payload = chunk.request.payload
         drawing.set(chunk.request.slot, payload.drawing, payload.num_top)
@@ -194,10 +196,8 @@ def dispatch(
     )
     asked = drawing.asked[batch.sequences] if top else None
     parts.append((batch, drawing.of(batch.sequences), asked))
-    rows.append(
-      np.concatenate([np.arange(len(slots)), common.decodes + draws])
-    )
-  both = of_one_replica(parts[0]) if len(parts) == 1 else (
+    rows.append(np.flatnonzero(batch.sequences >= 0))
+  both = batches.of_one_replica(parts[0]) if len(parts) == 1 else (
     jax.tree.map(lambda *x: np.stack(x), *parts)
   )
   batch, sampling, asked = both
@@ -230,6 +230,7 @@ class DecoderExecutor:
     host_states: Recurrent states of the host cache, as many as pages.
     factor: Ratio of successive buckets of the number of decodes.
     weights: Weights of the experts; None for one model.
+    programs: Compiles programs in a thread; None if steps compile their own.
     costs: Measured times of steps, and of copies that run alone, which only
       `calibration` measures: while serving, copies wait for steps.
   """
@@ -260,6 +261,7 @@ class DecoderExecutor:
       )
     self.decoder, self.factor = decoder, factor
     self.filters, self.top, self.weights = filters, top, weights
+    self.programs: Programs | None = None
     self.host = HostPages(decoder, num_host_pages)
     self.host_states = HostStates(decoder, num_host_pages)
     self.costs = MeasuredCosts()
@@ -282,7 +284,9 @@ class DecoderExecutor:
     self._last_s = 0.0
 
   def close(self) -> None:
-    """Stops the threads after the copies and loads under way have ended."""
+    """Stops the threads after their work under way has ended."""
+    if self.programs is not None:
+      self.programs.close()
     self._thread.shutdown()
     self._loader.shutdown()
 
@@ -298,6 +302,7 @@ class DecoderExecutor:
     sent = dispatch(
       self.decoder, self.decoder.capacity, [step], [self._drawing],
       self.factor, self.filters, self.top, params,
+      *([self.programs.choose] if self.programs else []),
     )
     compiled = self.decoder.compile_seconds > before
     self._steps.append(lambda: self._receive(sent, begun, compiled))
@@ -467,7 +472,9 @@ class DecoderExecutor:
     if not found and self._steps:
       found.append(self._steps.popleft()())
     elif not found:
-      assert self._num_copies or until_s < float("inf"), "nothing is under way"
+      assert (
+        self._num_copies or self.programs or until_s < float("inf")
+      ), "nothing is under way"
       begun, loading = time.perf_counter(), [*self._loads][:1]
       left = until_s - begun
       try:
@@ -496,7 +503,3 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
       yield first, size
       first, count = first + size, count - size
 
-
-def of_one_replica(tree: Any) -> Any:
-  """Adds the leading dim of replicas, of size 1, to arrays."""
-  return jax.tree.map(lambda x: x[None], tree)

@@ -3,7 +3,8 @@
 Each shape of a step is a program. The sizes of a step are bucketed, so that all
 shapes can be compiled at the start: while the weights are read (`compiling`),
 or by running steps without sequences (`warm_up`). Such steps write nothing, and
-the tokens that they draw are dropped.
+the tokens that they draw are dropped. Without warm-up, programs are compiled
+while others run (`caatnet.serving.engine.programs`).
 """
 
 from collections.abc import Callable, Iterator
@@ -13,31 +14,39 @@ import itertools
 import threading
 from typing import Any
 
-import numpy as np
-
-from caatnet.inference import batches, buckets
+from caatnet.inference import buckets
 from caatnet.inference.batches import Sizes
 from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
 from caatnet.serving.engine.calibration import calibrate
-from caatnet.serving.engine.device import DecoderExecutor, of_one_replica
-from caatnet.serving.engine.engine import tune_gc
+from caatnet.serving.engine.device import DecoderExecutor
+from caatnet.serving.engine.engine import Engine, tune_gc
+from caatnet.serving.engine.programs import Programs, idle_step
 
 # Iterates over steps; the second argument is their number.
 Progress = Callable[[Iterator[Any], int], None]
 
 
-def prepare(executor: DecoderExecutor, progress: Progress) -> None:
+def prepare(engine: Engine, progress: Progress | None) -> None:
   """Compiles and measures the programs that a server needs.
 
   Args:
-    executor: Idle executor; with several experts, slot 0 has weights.
-    progress: Iterates over the compiled steps.
+    engine: Idle engine of a `DecoderExecutor`, whose programs apply filters and
+      can return the most probable tokens; with several experts, slot 0 has
+      weights.
+    progress: Iterates over the compiled steps. None to compile none: a thread
+      then compiles programs when requests need them (`Programs`).
   """
+  executor = engine.executor
+  assert isinstance(executor, DecoderExecutor)
   sizes = executor.decoder, executor.factor
-  params = executor.weights and executor.weights.params(0)
-  progress(warm_up(*sizes, params), len(shapes(*sizes)))
-  calibrate(executor)
+  if progress is None:
+    executor.programs = Programs(*sizes, executor.wake)
+    engine.scheduler.has_program = executor.programs.ready
+  else:
+    params = executor.weights and executor.weights.params(0)
+    progress(warm_up(*sizes, params), len(shapes(*sizes)))
+    calibrate(executor)
   tune_gc()
 
 
@@ -59,6 +68,8 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
   """
   capacity = decoder.capacity
   max_pages = capacity.pages_per_sequence
+  if capacity.batch_invariant:
+    return [Sizes(capacity.batch, 0, 0, max_pages)]
   least = min(max_pages, -(-buckets.SHORT // capacity.page_size))
   # Arguments of `bucket` for chunk lengths, without an upper bound.
   factors = buckets.MIN_CHUNK, 1 << 30, buckets.CHUNK_FACTOR
@@ -85,17 +96,8 @@ def _steps(
 
   Steps apply top-k and top-p, and can return the most probable tokens.
   """
-  capacity, none = decoder.capacity, np.zeros(0, np.int32)
   for sizes in shapes(decoder, factor):
-    batch = batches.batch_of(
-      sizes, capacity.page_size, np.zeros((1, sizes.pages), np.int32), none,
-      none, (),
-    )
-    drawing = batches.Drawing(capacity.batch)
-    yield sizes, (
-      of_one_replica(batch), of_one_replica(drawing.of(batch.sequences)), True,
-      of_one_replica(drawing.asked[batch.sequences]),
-    )
+    yield sizes, idle_step(decoder.capacity, sizes)
 
 
 @contextlib.contextmanager

@@ -48,9 +48,14 @@ class Scheduler:
     swapping: Copies of pages.
     counts: Counters of steps, preemptions and copies.
     ended: Callback for each request that has ended, or None.
+    has_program: Whether a compiled program can run a step with so many decodes,
+      chunks, tokens of the longest chunk, and positions of a sequence; if not,
+      it is being compiled. Raises ValueError if that failed. None if the
+      executor runs any step.
   """
 
   ended: Callable[[Request], None] | None = None
+  has_program: Callable[[int, int, int, int], bool] | None = None
 
   def __init__(
     self, limits: Limits, policy: Policy, pages: Pages, host: HostCache,
@@ -71,7 +76,7 @@ class Scheduler:
     self.swapping = Swapping(limits, pages, host, costs, self.counts)
     self._requests: dict[int, Request] = {}
     self._deadlines: list[tuple[float, int]] = []
-    self._short = False
+    self._short, self._now = False, 0.0
     self._chunks: list[Chunk] = []
     # Hooks that the policy does not override are not called.
     own, base = type(policy), Policy
@@ -129,6 +134,7 @@ class Scheduler:
 
   def step(self, now: float) -> EngineStep | None:
     """Makes the next step; None if there is nothing to compute yet."""
+    self._now = now
     self._expire(now)
     for key in self.policy.keys(now):
       self.policy.current = key
@@ -274,6 +280,8 @@ class Scheduler:
       return 0
     start = int(self.running.computed[request.slot])
     length = min(request.context - start, room)
+    if not self._runnable(request, length):
+      return 0
     pages = -(-(start + length) // self.pages.page_size) - len(request.pages)
     if pages > 0 and not self._provide(request, pages):
       return 0
@@ -312,6 +320,10 @@ class Scheduler:
       known = request.length
       num_read = known - plan.start
       length = min(num_read, room)
+      if not self._runnable(request, length):
+        if request.state in ENDS:
+          continue
+        return
       if not self.limits.whole_prompt:
         known = plan.start + length
       if not free or plan.need(known, self.pages) > self.pages.num_available:
@@ -327,6 +339,28 @@ class Scheduler:
       if arrived:
         self._join(request, plan.start, len(plan.found))
         budget -= self._read_on(request, room, chunks)
+
+  def _runnable(self, request: Request, length: int) -> bool:
+    """Returns whether the step can read a chunk of a request.
+
+    Its program must also hold a decode of each running request at its longest:
+    then no later step of theirs waits for a program. The request ends if the
+    program cannot be compiled.
+    """
+    if self.has_program is None:
+      return True
+    lengths = [length, *(chunk.length for chunk in self._chunks)]
+    beside = State.RUNNING, State.ARRIVING
+    most = [
+      x.longest for x in self.requests if x is request or x.state in beside
+    ]
+    try:
+      return self.has_program(len(most), len(lengths), max(lengths), max(most))
+    except ValueError as error:
+      request.error = str(error)
+      self._leave(request)
+      self._end(request, State.FAILED, self._now)
+      return False
 
   def _displace(self, request: Request) -> bool:
     """Preempts a running request in favour of a queued one.

@@ -39,16 +39,22 @@ def as_json(value: Any) -> bytes:
   return _ENCODER.encode(value).encode()
 
 
-def failure(state: State, asked: Asked, error: str = "") -> ApiError:
+def failure(
+  state: State, asked: Asked, error: str = "", expert: str = ""
+) -> ApiError:
   """Returns the error of a sequence that failed, expired or was refused.
 
   Args:
     state: Final state of the sequence.
     asked: Parsed request.
-    error: Reason if its expert could not be loaded.
+    error: Reason if its expert could not be loaded, or a program could not be
+      compiled.
+    expert: Key of its expert; "" with one model.
   """
-  if error:
+  if error and expert:
     return ApiError(500, error, "expert_failed", "model")
+  if error:
+    return ApiError(500, error, "not_compiled")
   if state is State.EXPIRED:
     return ApiError(
       504, f"no token was drawn within deadline_s={asked.deadline_s:g}",

@@ -8,6 +8,7 @@ engine step are returned together, by one call into the loop.
 import asyncio
 import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent import futures
 import dataclasses
 import itertools
 import logging
@@ -171,7 +172,8 @@ class Service:
   """Runs an engine in a thread, and delivers its tokens to calls.
 
   The thread also scores prompts, one between two steps, without the cache: one
-  thread launches all programs of the mesh, so that they have one order.
+  thread launches all programs of the mesh, so that they have one order. Another
+  thread compiles the programs of new lengths, so that decoding goes on.
 
   The prompt of an expert is scored with the weights in the expert's slot. The
   scheduler gets the expert a slot for a *ticket*, a request that reads one
@@ -199,6 +201,7 @@ class Service:
     """
     self.engine, self.metrics = engine, metrics
     self._scorer = scorer
+    self._compiler = futures.ThreadPoolExecutor(1, "scorers")
     # Choices of one prompt each, whose weights are on the device.
     self._unscored: collections.deque[list[WaitingChoice]] = collections.deque()
     # Choices of one prompt each by expert, and each expert's ticket, which is
@@ -242,6 +245,7 @@ class Service:
     """Stops the engine's thread and the executor's threads."""
     self._do(self._end)
     self._thread.join()
+    self._compiler.shutdown(cancel_futures=True)
     self._executor.close()
 
   def submit(self, call: Call) -> None:
@@ -361,16 +365,33 @@ class Service:
     self._going = False
 
   def _begin(self, call: Call) -> None:
-    """Queues the prompts of a call to be scored, or adds its sequences."""
+    """Has the prompts of a call scored, or adds its sequences."""
     if call.scored:
-      for _, group in itertools.groupby(call.choices, lambda c: c.prompt):
-        choices = list(group)
-        if expert := choices[0].request.expert:
-          self._absent.setdefault(expert, collections.deque()).append(choices)
-        else:
-          self._unscored.append(choices)
+      self._compiler.submit(self._compile, call)
     else:
       self._add(call.choices)
+
+  def _compile(self, call: Call) -> None:
+    """Compiles what scores a call's prompts; called in the scorers' thread."""
+    try:
+      for choice in call.choices:
+        self._scorer.compile(len(choice.request.prompt))
+    except Exception as error:  # of any layer of the compiler
+      failure = ApiError(
+        500, f"no program scores the prompt: {error}", "not_compiled"
+      )
+      self._loop.call_soon_threadsafe(call.fail, failure)
+    else:
+      self._do(lambda: self._queue_prompts(call))
+
+  def _queue_prompts(self, call: Call) -> None:
+    """Queues the prompts of a call to be scored."""
+    for _, group in itertools.groupby(call.choices, lambda c: c.prompt):
+      choices = list(group)
+      if expert := choices[0].request.expert:
+        self._absent.setdefault(expert, collections.deque()).append(choices)
+      else:
+        self._unscored.append(choices)
 
   def _score(self) -> None:
     """Scores the next prompt, if any, and adds its sequences."""

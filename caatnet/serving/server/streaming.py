@@ -84,7 +84,8 @@ class CallResponse(Response):
       if news.token is None and news.state is not State.FINISHED:
         assert news.state is not None
         raise responses.failure(
-          news.state, self._formatter.asked, news.error
+          news.state, self._formatter.asked, news.error,
+          news.choice.request.expert,
         )
     return found
 

@@ -13,6 +13,9 @@ import itertools
 import time
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from caatnet.studies.serving import nanobatch_figures
 from caatnet.studies.serving.nanobatch_pipelines import share
 from parallel.plans.nanobatches import nanobatch, nanobatch_costs
@@ -44,12 +47,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """
   planner = _Planner(config)
   curves = [
-    row for name in config["machines"] for end in nanobatch_costs.ENDS
+    row for name, end in _shown(config["machines"], nanobatch_costs.ENDS)
     for row in _curve(planner, _machine("machines", name), end, config)
   ]
   joint = [
-    row for name in config["joint_machines"] for tokens in
-    config["joint_tokens"] for row in _joint(
+    row for name, tokens in _shown(
+      config["joint_machines"], config["joint_tokens"]
+    )
+    for row in _joint(
       planner, _machine("joint_machines", name), tokens, config
     )
   ]
@@ -67,6 +72,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "utilisation": config["utilisation"], "model": PROFILED,
     "times_source": nanobatch_costs.SOURCE,
   }
+
+
+def _shown(*values: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
+  """Iterates over all combinations of values with a progress bar."""
+  return track(
+    [*itertools.product(*values)], "planning", transient=True,
+    console=Console(stderr=True),
+  )
 
 
 class _Planner:

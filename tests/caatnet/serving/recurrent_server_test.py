@@ -7,6 +7,7 @@ gives no tokens.
 
 from concurrent import futures
 import copy
+import dataclasses
 import functools
 
 import httpx2
@@ -105,11 +106,11 @@ class Spoiling(DecoderExecutor):
     super().submit(step)
 
 
-def engine(monkeypatch, **options):
+def engine(monkeypatch, model=None, **options):
   """Returns the engine of a server, with calibrated copy costs."""
   monkeypatch.setattr(serving, "DecoderExecutor", Spoiling)
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | options)
-  made = serving.engine(decoder(), chosen)
+  made = serving.engine(model or decoder(), chosen)
   made.executor.running = made.scheduler.running
   calibrate(made.executor)
   return made
@@ -119,6 +120,31 @@ def request(number, prompt, count, **how):
   drawing = Drawing(tuple(prompt), Stops(count))
   how = {"stop": frozenset(small_server.tokenizer().stop_ids)} | how
   return Request(number, prompt, count, payload=Drawn(drawing), **how)
+
+
+def test_requests_are_the_same_bits_alone_and_in_any_batch(monkeypatch):
+  """One row reads one token of a state per step, also of prompts."""
+  model = decoder()
+  model.capacity = dataclasses.replace(
+    model.capacity, chunk=SLOTS, batch_invariant=True
+  )
+  found = []
+  for groups in ([[0], [1], [2]], [[2, 0, 1]]):
+    for numbers in groups:
+      made = engine(monkeypatch, model, preempt="recompute")
+      requests = [
+        request(i, draw(5 + 9 * i, i), 12, priority=-i, stop=frozenset())
+        for i in numbers
+      ]
+      for each in requests:
+        made.scheduler.add(each)
+        for _ in range(9):
+          made.step()
+      while not made.idle:
+        made.step()
+      made.executor.close()
+      found += [(x.number, x.tokens, x.payload.logprobs[:12]) for x in requests]
+  assert sorted(found[3:]) == found[:3]
 
 
 @pytest.mark.rotated(2)

@@ -4,8 +4,11 @@ The reference is a log-softmax of logits without a cache, whatever the
 temperature. One token of the small model is one character.
 """
 
+from concurrent import futures
 import functools
 import itertools
+import threading
+import time
 
 import numpy as np
 import openai
@@ -159,3 +162,29 @@ def test_tokens_of_a_chat_have_the_most_probable_ones(client, stream):
     assert all(t.bytes == list(t.token.encode()) for t in token.top_logprobs)
     tokens.append(end.index(token.token or "\0"))
     np.testing.assert_allclose(token.logprob, expected[tokens[-1]], **TOLERANCE)
+
+
+def test_completion_ends_while_the_program_of_an_echo_is_compiled():
+  """The compiler of the scorer waits for a request that is sent later."""
+  ended = threading.Event()
+  with small_server.running() as server:
+    scorer = server.api.service._scorer
+    compile_program = scorer.compile
+
+    def compile_later(length):
+      assert ended.wait(60), "no token was drawn"
+      compile_program(length)
+
+    scorer.compile = compile_later
+    with openai.OpenAI(
+      base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300
+    ) as client, futures.ThreadPoolExecutor(1) as thread:
+      ask = functools.partial(
+        client.completions.create, model="small", temperature=0, max_tokens=3
+      )
+      echo = thread.submit(ask, prompt="abc", echo=True, logprobs=1)
+      while not server.api.service.calls:
+        time.sleep(0.01)
+      plain = ask(prompt="abc")
+      ended.set()
+      assert echo.result().choices[0].text == "abc" + plain.choices[0].text

@@ -119,7 +119,7 @@ def test_no_program_is_compiled_while_serving(monkeypatch):
   options = dataclasses.replace(DEFAULTS, preempt="swap", host_pages=PAGES)
   engine = serving.engine(model, options)
   warm_up.prepare(
-    engine.executor, lambda steps, _: collections.deque(steps, maxlen=0)
+    engine, lambda steps, _: collections.deque(steps, maxlen=0)
   )
   programs = copies.make_copies(model.program, model.cache_shape)
   before = set(model.shapes), [f._cache_size() for f in programs]

@@ -77,6 +77,13 @@ def single_seconds(costs, way, tokens):
   return costs.fixed_s + costs.num_layers * whole
 
 
+def compositions(tokens, max_pieces):
+  """Yields the sizes of 2, 3, ... pieces, ``[plans, pieces]``."""
+  for cuts in range(1, max_pieces):
+    chosen = [*itertools.combinations(range(1, tokens), cuts)]
+    yield np.diff(chosen, prepend=0, append=tokens)
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_plan_equals_brute_force_over_pieces_order_and_reductions(seed):
   rng = np.random.default_rng(seed)
@@ -143,12 +150,29 @@ def test_bounds_are_below_the_times_of_all_plans(seed):
   """Otherwise the search would discard the fastest plan."""
   rng = np.random.default_rng(seed)
   costs = drawn(rng, 12)
-  for sizes in nanobatch._compositions(12, 1, 4):
+  for sizes in compositions(12, 4):
     for layers, interference in itertools.product((1, 2, 9), (0, 0.3, 1)):
       own = dataclasses.replace(costs, num_layers=layers)
       bounds = nanobatch._bounds(own, WAYS[0], sizes, interference)
       times = nanobatch.step_seconds(own, WAYS[0], sizes, interference)
       assert (bounds <= times).all()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_plan_below_the_limit_is_dropped_with_its_first_pieces(seed):
+  rng = np.random.default_rng(seed)
+  costs, interference = drawn(rng, 12, attend=seed % 2), rng.choice([0, 0.3, 1])
+  dropped = 0
+  for sizes in compositions(12, 5):
+    bounds = nanobatch._bounds(costs, WAYS[0], sizes, interference)
+    limit = np.quantile(bounds, 0.2)
+    kept = nanobatch._candidates(
+      costs, WAYS[0], np.arange(13), sizes.shape[1], interference, limit
+    ).tolist()
+    assert kept == [x for x in sizes.tolist() if x in kept]  # in their order
+    assert all(x in kept for x in sizes[bounds < limit].tolist())
+    dropped += len(sizes) - len(kept)
+  assert dropped > 100
 
 
 def test_bounds_are_at_least_the_longest_path_of_a_layer():
@@ -157,7 +181,7 @@ def test_bounds_are_at_least_the_longest_path_of_a_layer():
   for seed in range(5):
     costs = drawn(np.random.default_rng(seed), 12)
     costs = dataclasses.replace(costs, num_layers=1, fixed_s=0.0)
-    for sizes in nanobatch._compositions(12, 1, 4):
+    for sizes in compositions(12, 4):
       bounds = nanobatch._bounds(costs, WAYS[0], sizes, 0.0)
       for bound, attention, mlp, sums in zip(
         bounds, *nanobatch._pieces(costs, WAYS[0], sizes), strict=True
@@ -176,7 +200,7 @@ def test_bounds_are_at_least_the_longest_path_of_a_layer():
 def test_bounds_are_exact_at_full_interference(seed):
   """Neither resource is ever idle then: times are sums."""
   costs = drawn(np.random.default_rng(seed), 12)
-  for sizes in nanobatch._compositions(12, 1, 4):
+  for sizes in compositions(12, 4):
     np.testing.assert_allclose(
       nanobatch._bounds(costs, WAYS[0], sizes, 1.0),
       nanobatch.step_seconds(costs, WAYS[0], sizes, 1.0), rtol=2e-9,
@@ -229,6 +253,8 @@ def test_step_outside_of_layers_and_optimum_are_zero_by_default():
 def test_bounds_exclude_most_plans():
   few, many = (nanobatch.plan(linear(0.3e-6), n) for n in (64, 1000))
   assert (few.simulated, few.considered) == (1, 41_728)
+  six = nanobatch.plan(linear(0.5e-6, 20e-6, 5e-6), 513, max_pieces=6)
+  assert six.simulated < six.considered / 1000 == 4216.423
   assert many.simulated < many.considered / 100
 
 

@@ -1,0 +1,137 @@
+"""Programs of a decoder's steps, compiled by a thread while others run.
+
+A step that has no program of its own sizes runs a larger one, padded. A request
+is therefore admitted once there is a program for one of its chunks together
+with all running requests, at the longest context that any of them can reach:
+until it ends, no decode has to wait for the compiler. Programs of the exact
+sizes, which are faster, are compiled afterwards, one at a time.
+"""
+
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from caatnet.inference import batches
+from caatnet.inference.batches import Sizes
+from caatnet.inference.decoder import Capacity, Decoder
+
+
+def idle_step(capacity: Capacity, sizes: Sizes) -> tuple[Any, ...]:
+  """Returns arguments of `Decoder.step` without sequences.
+
+  The step applies top-k and top-p, and can return the most probable tokens.
+  """
+  none = np.zeros(0, np.int32)
+  batch = batches.batch_of(
+    sizes, capacity.page_size, np.zeros((1, sizes.pages), np.int32), none,
+    none, (),
+  )
+  drawing = batches.Drawing(capacity.batch)
+  return (
+    batches.of_one_replica(batch),
+    batches.of_one_replica(drawing.of(batch.sequences)), True,
+    batches.of_one_replica(drawing.asked[batch.sequences]),
+  )
+
+
+class Programs:
+  """Compiled programs, by the sizes of their steps.
+
+  All methods are called by the thread that submits steps.
+  """
+
+  def __init__(
+    self, decoder: Decoder, factor: int, wake: Callable[[], None]
+  ) -> None:
+    """Knows no program yet.
+
+    Args:
+      decoder: Decoder that compiles and runs the programs.
+      factor: Ratio of successive buckets of the number of decodes.
+      wake: Called by the compiling thread after each compilation.
+    """
+    self._decoder, self._factor, self._wake = decoder, factor, wake
+    self._compiled: set[Sizes] = set()
+    self._begun: dict[Sizes, futures.Future[None]] = {}
+    self._thread = futures.ThreadPoolExecutor(1, "compiling")
+
+  def close(self) -> None:
+    """Waits for the program that is being compiled, and drops the others."""
+    self._thread.shutdown(cancel_futures=True)
+
+  def ready(
+    self, num_decodes: int, num_chunks: int, length: int, positions: int
+  ) -> bool:
+    """Returns whether a program can run a step; if not, has one compiled.
+
+    Args:
+      num_decodes: Number of decodes.
+      num_chunks: Number of chunks.
+      length: Length of the longest chunk in tokens.
+      positions: Largest number of positions of a sequence.
+
+    Raises:
+      ValueError: The compilation failed; the next call begins it again.
+    """
+    sizes = batches.sizes_of(
+      self._decoder.capacity, np.full(num_decodes, positions),
+      [(0, length)] * num_chunks, self._factor,
+    )
+    if self._smallest(sizes) is not None:
+      return True
+    begun = self._begun.get(sizes)
+    if begun is None:
+      # A second chunk can be read by a later step.
+      if num_chunks == 1 or self._idle:
+        self._begin(sizes)
+    elif begun.done() and (error := begun.exception()) is not None:
+      del self._begun[sizes]
+      raise ValueError(
+        f"no program for {num_decodes} decodes and {num_chunks} chunks of "
+        f"{length} tokens: {error}"
+      )
+    return False
+
+  def choose(self, sizes: Sizes) -> Sizes:
+    """Returns the sizes of the program that a step runs.
+
+    They are the step's own if no program that is compiled can run it.
+    """
+    found = self._smallest(sizes)
+    if found == sizes or found is None:
+      return sizes
+    if sizes not in self._begun and self._idle:
+      self._begin(sizes)  # again after an error only by `ready`
+    return found
+
+  @property
+  def _idle(self) -> bool:
+    return all(begun.done() for begun in self._begun.values())
+
+  def _smallest(self, sizes: Sizes) -> Sizes | None:
+    """Returns the program with the least padding for a step, if any."""
+    if sizes not in self._compiled and self._decoder.is_compiled(
+      *idle_step(self._decoder.capacity, sizes)
+    ):
+      self._compiled.add(sizes)
+    if sizes in self._compiled:
+      return sizes
+
+    def work(x: Sizes) -> tuple[int, int]:
+      rows = x.decodes + x.chunks
+      return x.decodes + x.chunks * x.length, rows * x.pages
+
+    return min(
+      (x for x in self._compiled if x.holds(sizes)), key=work, default=None
+    )
+
+  def _begin(self, sizes: Sizes) -> None:
+    """Compiles a program in the thread."""
+
+    def work() -> None:
+      self._decoder.compile(*idle_step(self._decoder.capacity, sizes))
+
+    begun = self._begun[sizes] = self._thread.submit(work)
+    begun.add_done_callback(lambda _: self._wake())
