@@ -259,9 +259,11 @@ def two_bit_top_k(x, chunk, k):
   return kept
 
 
-def test_sparseloco_equals_its_equation():
+@pytest.mark.parametrize("weights", [(), (1.0, 2.0, 5.0)])
+def test_sparseloco_equals_its_equation(weights):
   decay, chunk, k = 0.8, 6, 4
-  loop = SparseLoCo(WORKER, 2, RATE, BLOCK_DIMS, decay, chunk, k)
+  loop = SparseLoCo(WORKER, 2, RATE, BLOCK_DIMS, decay, chunk, k, weights)
+  share = np.array(weights or (1.0,) * M)
   theta, phi = workers_start(), wide(draw(0))
   residual = zeros_like(theta)
 
@@ -278,7 +280,9 @@ def test_sparseloco_equals_its_equation():
       total = each(lambda e, f, t: decay * e + f - t, residual, phi, theta)
       kept = each(sent, total, BLOCK_DIMS)
       residual = each(np.subtract, total, kept)
-      phi = each(lambda f, c: f - RATE * c.mean(axis=0), phi, kept)
+      phi = each(
+        lambda f, c: f - RATE * np.average(c, 0, share), phi, kept
+      )
       theta = each(lambda f: np.stack([f] * M), phi)
       assert_close(found[number - 1][1]["workers"]["residual"], residual)
     assert_close(found[number - 1][0], theta)

@@ -314,6 +314,16 @@ def test_every_sample_is_counted_exactly_once(seed):
     assert used | {*granted} == {*range(now.end)}
 
 
+def test_samples_of_a_contributor_that_has_left_are_used():
+  now = leases.committed(
+    leases.Leases(), 1, ("a", "b"), {"a": ((0, 4),), "b": ((4, 8),)}, 4
+  )
+  mine = dict(now.held)["a"]
+  left = leases.committed(now, 2, ("b",), {"a": mine}, 4)
+  assert left.free == ()
+  assert leases.used(left) == 12
+
+
 def test_joining_peers_after_a_checkpoint_draw_distinct_samples():
   """The new run's epochs start at 1; the checkpoint is of a later epoch."""
   now, members = leases.Leases(40, epoch=20, round=9), ("a", "b")

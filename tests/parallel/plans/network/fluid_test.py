@@ -113,3 +113,12 @@ def test_rates_change_when_a_flow_starts_ends_or_is_cancelled():
   network.cancel(3.0, "third")  # after 2 + 2 x 0.75 bytes of the first
   # 2.5 bytes are left of the first, 8.5 of the second.
   assert network.run() == pytest.approx({"first": 5.5, "second": 8.5})
+
+
+def test_a_cancelled_flow_whose_bytes_are_under_way_does_not_arrive():
+  network = fluid.Network({"a": 2.0})
+  for key in ("first", "second"):
+    network.start(0.0, key, fluid.Path(("a",), rtt_s=10.0), 2.0)
+  assert network.advance(3.0) == []  # all sent at 2.0
+  network.cancel(3.0, "first")
+  assert network.run() == pytest.approx({"second": 7.0})

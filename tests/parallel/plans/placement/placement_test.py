@@ -99,6 +99,22 @@ def test_fractions_sum_to_one_and_the_optimum_is_the_fastest_that_fits(seed):
   )
 
 
+def test_weights_are_on_a_device_that_has_room_at_all_instants():
+  step = _random(0)
+  ((_, _, weights),) = [
+    x for x in step.tensors()
+    if x[1].name.startswith("updated by the cpu") and x[2].on == "device"
+  ]
+  for margin, held in ((1.01, True), (0.99, False)):
+    tight = dataclasses.replace(step, reserved=dict(zip(
+      problem.INSTANTS,
+      (0.0, step.device_bytes - margin * weights.size_bytes), strict=True,
+    )))
+    found = placement.place(tight, "latency_first")
+    way = "updated by the cpu, weights on the device"
+    assert (("parameters", way) in found.ways) == held
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_whole_layers_are_multiples_and_no_faster_than_fractions(seed):
   step = _random(100 + seed)
