@@ -261,7 +261,7 @@ def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
   Example:
     >>> from parallel.plans.hardware.clusters import CLUSTERS
     >>> links = joined([(CLUSTERS["h100"], 1), (CLUSTERS["a100"], 1)])
-    >>> links.device.name, links.bandwidth[0, 8] / 1e9
+    >>> links.device.name, float(links.bandwidth[0, 8] / 1e9)
     ('8 h100 + 8 a100', 25.0)
   """
   for cluster, _ in clusters:
