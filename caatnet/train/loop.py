@@ -133,6 +133,12 @@ def train(
           run.opened.pop_all()
         raise
   except (jax.errors.JaxRuntimeError, ValueError) as error:
+    if str(error).startswith("RESOURCE_EXHAUSTED"):
+      raise ValueError(
+        f"a step does not fit into memory ({str(error).splitlines()[0]}): use "
+        "a smaller config.model or config.data.batch_size, config.model.remat, "
+        "or more devices"
+      ) from error
     if not _is_lost(error):
       raise
     raise LostProcessError(

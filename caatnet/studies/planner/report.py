@@ -23,7 +23,7 @@ def report(result: Mapping[str, Any]) -> Report:
     *_left_out(result["left_out"]),
     Table(
       f"{result['parameters'] / 1e9:.2f}B parameters, batch of "
-      f"{result['batch_size']}, on {cluster['devices']} {cluster['device']} "
+      f"{result['batch_size']}, on {_devices(cluster)} "
       f"({cluster['name']}; links {cluster['mark']}): predicted, not measured\n"
       "own order: devices in their own order; gap: how much faster than this a "
       "better device order could be, at most",
@@ -51,6 +51,14 @@ def report(result: Mapping[str, Any]) -> Report:
     f"the best as a run's flags: {flags(best[0]['keys'])}",
     *_second(result["second"], best),
   ], lambda: _figure(cluster, numbered))
+
+
+def _devices(cluster: Row) -> str:
+  """Returns the number and the kind of devices, or of each kind."""
+  several = " + " in cluster["device"]
+  return cluster["device"] if several else (
+    f"{cluster['devices']} {cluster['device']}"
+  )
 
 
 def _left_out(found: Row) -> list[str]:

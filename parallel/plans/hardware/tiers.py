@@ -17,6 +17,7 @@ Example:
 """
 
 from collections.abc import Sequence
+import os
 import pathlib
 from typing import Literal
 
@@ -230,6 +231,10 @@ def named(text: str) -> Host:
   return HOSTS[text]
 
 
+def _folder(path: str) -> str:
+  return os.path.dirname(os.path.abspath(path))
+
+
 def checked(host: Host) -> Host:
   """Checks names, ranges and links, and returns the host.
 
@@ -266,11 +271,11 @@ def checked(host: Host) -> Host:
           "one NUMA node is one tier"
         )
       if tier.path and other.path and (
-        pathlib.Path(tier.path).parent == pathlib.Path(other.path).parent
+        _folder(tier.path) == _folder(other.path)
       ):
         raise ValueError(
           f"tiers {other.name!r} and {tier.name!r} have files in one folder, "
-          f"{pathlib.Path(tier.path).parent}, whose disk is one tier"
+          f"{_folder(tier.path)}, whose disk is one tier"
         )
     tier.capacity_bytes.check(f"tiers[{i}].capacity_bytes")
     tier.latency_s.check(f"tiers[{i}].latency_s", positive=False)

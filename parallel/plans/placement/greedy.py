@@ -96,8 +96,10 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
     if chosen[part.name] != way.name:
       continue
     key = part.name, way.name, tensor.name
-    if tensor.on == "device":
-      room.put(key, tensor, DEVICE, tensor.size_bytes)
+    if tensor.on in ("device", "dram"):  # not placed
+      names = problem.tiers_of(tensor)
+      left = room.fill(key, tensor, names[:-1], tensor.size_bytes)
+      room.put(key, tensor, names[-1], left)
     else:
       host.append((key, tensor))
   return room, host, ways

@@ -86,24 +86,34 @@ def search(
     )
   except ValueError as error:
     whole, failed = None, error
-  order, num_slow = removals(problem.links, max(1, least or -(-n // 2)))
-  orders, is_needed = [(order, num_slow)], whole is None
-  if problem.links.devices:
-    orders.append(_slow_first(problem, order))
-    is_needed |= n <= _FEW
+  layer_s = problem.links.per_device(
+    lambda device: problem.step.layer_s(
+      1, 1, device, problem.timing.utilisation
+    )
+  )
+  num_fast, half = int((layer_s == layer_s.min()).sum()), -(-n // 2)
+  if num_fast < n:  # a round number of the fastest ones is enough
+    half = min(half, num_fast - 2 * _ROUND)
+  order, num_slow = removals(problem.links, max(1, least or half))
+  orders, is_needed = [order], whole is None
   if n <= _FEW:
-    for some, slow in tuple(orders):
-      orders += ((x, slow) for x in _grouped(problem.links, some, slow))
+    orders += _grouped(problem.links, order, num_slow)
     own = _pairs(problem.links).sum(axis=1)
     is_needed |= bool(own.max() > _UNEVEN * own.min())
+  numbers = [*_numbers(n, len(order), num_slow, is_needed)]
+  smaller = [(number, some) for some in orders for number in numbers]
+  if num_fast < n:
+    order, slow = _slow_first(layer_s, order), n - num_fast
+    orders = [order]
+    if n <= _FEW and slow < len(order):
+      orders += _grouped(problem.links, order, slow)
+    numbers = _numbers_of_kinds(n, len(order), slow)
+    smaller += [(number, some) for some in orders for number in numbers]
   best, max_s = None, math.inf if whole is None else whole.seconds
   # The same devices in another order are tried once.
   tried = {
     (number, frozenset(some[:number])): some[:number]
-    for number, some in sorted(
-      (number, some) for some, slow in orders
-      for number in _numbers(n, len(order), slow, is_needed)
-    )
+    for number, some in sorted(smaller, key=lambda x: x[0])
   }
   for turn, ((number, _), gone) in enumerate(tried.items(), 1):
     if _ideal_s(problem, n - number) >= max_s:
@@ -161,24 +171,21 @@ def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
 
 
 def _slow_first(
-  problem: Problem, order: tuple[int, ...]
-) -> tuple[tuple[int, ...], int]:
+  layer_s: np.ndarray, order: tuple[int, ...]
+) -> tuple[int, ...]:
   """Returns as many devices as `order`, the slowest to compute first.
 
-  The second result is the number of devices that are not among the fastest.
+  Args:
+    layer_s: Seconds of a layer on each device, ``[N]``.
+    order: Devices by their links, from `removals`.
   """
-  layer_s = problem.links.per_device(
-    lambda device: problem.step.layer_s(
-      1, 1, device, problem.timing.utilisation
-    )
-  )
   # Of equally fast devices those with slow links; then the last ones.
   place = {device: at for at, device in enumerate(order)}
   found = sorted(
     range(len(layer_s)),
     key=lambda i: (-layer_s[i], place.get(i, len(order)), -i),
   )
-  return tuple(found[:len(order)]), int((layer_s > layer_s.min()).sum())
+  return tuple(found[:len(order)])
 
 
 def _pairs(links: LinkMatrix) -> np.ndarray:
@@ -229,6 +236,19 @@ def _numbers(
   last = n - (n - max(num_slow, 1)) // _ROUND * _ROUND
   first = max(1, num_slow - _ROUND)
   yield from range(first, min(last, most) + 1)
+
+
+def _numbers_of_kinds(n: int, most: int, num_slow: int) -> list[int]:
+  """Returns the numbers of devices to remove of which some compute slowly.
+
+  All, or only the fast ones, are left, or one of the two round numbers below.
+  """
+  if n <= _FEW:
+    return [*range(1, most + 1)]
+  left = {n - num_slow}
+  for kept in (n, n - num_slow):
+    left |= {kept // _ROUND * _ROUND, (kept // _ROUND - 1) * _ROUND}
+  return sorted(n - x for x in left if 0 < n - x <= most)
 
 
 def _ideal_s(problem: Problem, num_devices: int) -> float:

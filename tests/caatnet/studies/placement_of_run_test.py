@@ -30,13 +30,13 @@ SMALL = (
 LONG = importlib.import_module("configs.memory.12b_32k")
 
 
-def problem(config, device="h200", fill=1.0, **changes):
+def problem(
+  config, device="h200", fill=1.0, host=HOSTS["large-dram"], **changes
+):
   """Returns the problem of a config's step, with other sizes of the step."""
   config = config.to_dict()
   step = dataclasses.replace(training_step(config), **changes)
-  return of_run.problem(
-    config, step, DEVICES[device], HOSTS["large-dram"], 0.5, fill
-  )
+  return of_run.problem(config, step, DEVICES[device], host, 0.5, fill)
 
 
 def sizes(found):
@@ -301,6 +301,17 @@ def test_every_policy_places_the_state_of_a_run(optimizer):
     assert costs["optimum"].occupied[instant][DEVICE] <= (
       step.device_bytes - step.reserved[instant]
     ) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("policy", placement.POLICIES)
+def test_what_a_run_does_not_place_is_in_dram(policy):
+  config = LONG.get_config("12b")
+  config.memory.optimizer = "host"
+  step = problem(config, fill=0.9, host=HOSTS["two-cxl"], seq_len=4096)
+  found = placement.place(step, policy)
+  for part, way, tensor in step.tensors():
+    tiers = {*found.tiers.get((part.name, way.name, tensor.name), {})}
+    assert tiers <= {*step.tiers_of(tensor)}
 
 
 def test_the_optimum_of_a_run_is_executed(tmp_path):

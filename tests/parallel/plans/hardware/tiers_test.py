@@ -44,8 +44,10 @@ SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
   (_set("tiers", 1, "link", "bus"), "tiers[1].link='bus' must be left out"),
   (_set("tiers", 1, "kind", "tape"), "must be 'dram', 'cxl' or 'file'"),
   (_set("tiers", 1, "node", 0), "'dram' and 'cxl0' are both node=0"),
-  (lambda found: [tier.update(kind="file", path=f"/x/{tier['name']}", node=None)
-                  for tier in found["tiers"]],
+  (lambda found: [
+    tier.update(kind="file", path=f"/x/{i * '../x/'}{i}", node=None)
+    for i, tier in enumerate(found["tiers"])
+  ],
    "'dram' and 'cxl0' have files in one folder, /x"),
   (_set("tiers", 1, "kind", "file"), "a path if its kind is file, and only"),
   (_set("tiers", 0, "passes", [PASS, PASS]), "passes must have ascending size"),

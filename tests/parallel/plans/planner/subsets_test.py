@@ -175,3 +175,9 @@ def test_nodes_keep_multiples_of_a_group():
 ])
 def test_large_clusters_are_reduced_to_a_round_number(n, num_slow, expected):
   assert list(subsets._numbers(n, n // 2, num_slow, False)) == [*expected]
+
+
+def test_all_or_the_fast_devices_are_left_or_a_round_number_of_them():
+  assert subsets._numbers_of_kinds(1000, 504 + 8, 496) == [8, 496, 504]
+  assert subsets._numbers_of_kinds(20, 15, 7) == [4, 7, 12]
+  assert subsets._numbers_of_kinds(6, 4, 2) == [1, 2, 3, 4]
