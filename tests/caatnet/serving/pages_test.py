@@ -336,3 +336,6 @@ def test_pinned_host_copies_are_not_evicted():
   host.write("new", 2, pinned=False)
   valid = [host.valid(owner) for owner in ("waits", "old", "new")]
   assert valid == [2, 0, 2]
+  # It stays the only copy when tokens are added to it.
+  host.write("waits", 2, pinned=False)
+  assert host.num_pinned == 2

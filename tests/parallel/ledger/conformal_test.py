@@ -118,3 +118,10 @@ def test_widening_is_what_a_left_out_group_needs(shift):
 def test_coverage_that_is_no_probability_is_refused():
   with pytest.raises(ValueError, match=r"coverage=1\.5 must lie in \[0, 1\]"):
     conformal.interval(1.0, [0.0], 1.5)
+
+
+def test_an_interval_is_widened_for_all_but_a_tenth_of_a_group():
+  """The next one is among the first 28 of 30 in 28 of 31 cases."""
+  programs = [{"k": 1}] * 30 + [{"k": 2}] * 40
+  residuals = [0.0] * 27 + [5.0] * 3 + [0.0] * 40
+  assert conformal.widening(programs, residuals, 0.9) == 5.0

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import time
+import types
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,6 +81,15 @@ def test_bytes_of_a_file_are_in_the_file(tmp_path):
   (file,) = buffer._files.values()
   assert os.pread(file.fileno(), 9 * PAGE, PAGE) == b"\x07" * 2 * PAGE
   assert not list(tmp_path.iterdir())  # it vanishes with the process
+
+
+def test_all_pieces_of_a_folder_must_fit_together(tmp_path, monkeypatch):
+  disk = types.SimpleNamespace(f_bavail=3, f_frsize=PAGE)
+  monkeypatch.setattr(os, "statvfs", lambda path: disk)
+  folder = str(tmp_path)
+  Buffer([Piece(0, 3 * PAGE, folder)])
+  with pytest.raises(ValueError, match="do not fit into the"):
+    Buffer([Piece(0, 2 * PAGE, folder), Piece(2 * PAGE, 4 * PAGE, folder)])
 
 
 def test_the_check_notices_another_tier(tmp_path):
