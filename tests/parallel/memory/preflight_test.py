@@ -37,6 +37,16 @@ def test_bytes_that_no_machine_has_are_an_error(tmp_path):
   assert preflight.check(DRAM, held(1e18), 1e18) == []
 
 
+def test_bytes_of_all_nodes_share_the_memory_of_the_machine():
+  (tier,) = here().tiers
+  card = tier.model_copy(update={"name": "cxl0", "kind": "cxl"})
+  host = here().model_copy(update={"tiers": (tier, card)})
+  half = 0.6 * available.limit_bytes()
+  occupied = {i: {"dram": half, "cxl0": half} for i in INSTANTS}
+  with pytest.raises(ValueError, match="memory: the placement needs"):
+    preflight.check(host, occupied, 0.0)
+
+
 def test_bytes_that_are_not_free_are_a_warning(tmp_path):
   total, free = available.limit_bytes(), available.available_bytes()
   assert 0 < free < total
