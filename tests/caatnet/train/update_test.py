@@ -119,7 +119,8 @@ def test_an_update_holds_the_bytes_that_a_placement_counts():
   assert steps.optimizer.buffer.array.nbytes <= held + 4 * host_memory.PAGE
   # On a CPU, gradients that arrive are the device's arrays.
   assert counted["arrived gradients"] == counted["staged weights"]
-  assert peak == pytest.approx(counted["staged weights"], rel=0.05)
+  # Other threads of the process allocate, too, but no second copy.
+  assert 0.9 < peak / counted["staged weights"] < 1.5
 
 
 # On some days two tests run the same one of these rows: the second test finds
