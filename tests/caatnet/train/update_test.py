@@ -119,8 +119,8 @@ def test_an_update_holds_the_bytes_that_a_placement_counts():
   assert steps.optimizer.buffer.array.nbytes <= held + 4 * host_memory.PAGE
   # On a CPU, gradients that arrive are the device's arrays.
   assert counted["arrived gradients"] == counted["staged weights"]
-  # Other threads of the process allocate, too, but no second copy.
-  assert 0.9 < peak / counted["staged weights"] < 1.5
+  # Weights of the step before may be freed meanwhile; there is no second copy.
+  assert 0.3 < peak / counted["staged weights"] < 1.3
 
 
 # On some days two tests run the same one of these rows: the second test finds
