@@ -22,7 +22,6 @@ def raised(error, workdir):
   (CLOSED, 2, True), (CLOSED, 3, True), (CLOSED, 1, False),
   ("DEADLINE_EXCEEDED: barrier", 2, True),
   ("FAILED_PRECONDITION: buffer", 2, True),
-  ("RESOURCE_EXHAUSTED: out of memory", 2, False),
   ("the message says UNKNOWN: nothing", 2, False),
 ])
 @pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
@@ -37,6 +36,16 @@ def test_lost_process_is_recognised_by_its_status(
     return
   assert isinstance(found, loop.LostProcessError)
   assert f"({text.splitlines()[0]})" in str(found)
+  assert "\n" not in str(found)
+
+
+def test_memory_that_a_step_exhausts_is_one_line(tmp_path):
+  error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9 GB\nmore")
+  found = raised(error, tmp_path)
+  assert isinstance(found, ValueError)
+  assert str(found).startswith(
+    "a step does not fit into memory (RESOURCE_EXHAUSTED: 9 GB): use "
+  )
   assert "\n" not in str(found)
 
 
