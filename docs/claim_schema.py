@@ -334,7 +334,7 @@ class Claim(_Model):
     """Returns the comparisons that decide the verdict.
 
     Args:
-      seen: As for `verdict`.
+      seen: Values by name, an argument of `verdict`.
 
     Returns:
       Name of an expected number, its values, criterion, bound, tolerance in the

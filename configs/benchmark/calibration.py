@@ -13,7 +13,8 @@ conformal prediction. The tables have the rates with their residuals, the errors
 of the predictions, the share of intervals that contain the measured time, of
 all and per group, and the spread of repeated measurements. The file of the
 rates names the family of the 20; for a step outside of it, such as one of
-another model, `launch.compile` widens the interval and says so. A line is added
+another model, `launch.compile` widens the interval and names the keys that
+differ. A line is added
 to `config.benchmark.results` after each configuration, and a later run
 continues; the rates are then those of the first run. It takes an estimated 45
 minutes on two quiet cores, where no other process should run;

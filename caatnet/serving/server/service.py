@@ -173,7 +173,7 @@ class Service:
 
   The thread also scores prompts, one between two steps, without the cache: one
   thread launches all programs of the mesh, so that they have one order. Another
-  thread compiles the programs of new lengths, so that decoding goes on.
+  thread compiles the programs of new lengths, so that decoding continues.
 
   The prompt of an expert is scored with the weights in the expert's slot. The
   scheduler gets the expert a slot for a *ticket*, a request that reads one

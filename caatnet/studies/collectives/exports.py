@@ -91,7 +91,7 @@ def export(
   """Writes the fastest schedule as `write` does.
 
   If the schedule exceeds the limits of ``config.export.runtime``, the fastest
-  one within them is written, in any number of pieces, and a line says so.
+  one within them is written, in any number of pieces, and a line reports both.
 
   Args:
     path: File to write.

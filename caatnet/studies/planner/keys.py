@@ -93,7 +93,8 @@ class PlannerOptions:
     256, "Largest number of microbatches to try.", COUNT
   )
   min_devices: int = field(
-    0, "Fewest devices of the cluster to use; 0 for half of them.",
+    0, "Fewest devices of the cluster to use; 0 for half of them, or for 16 "
+    "less than those of the fastest kind if these are fewer.",
     COUNT_OR_NONE,
   )
   top: int = field(5, "Number of reported configurations.", COUNT)

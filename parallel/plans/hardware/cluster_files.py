@@ -114,7 +114,7 @@ def cluster(text: str) -> LinkMatrix:
   parts = []
   for part in text.split("+"):
     name, _, groups = part.strip().partition(":")
-    checks.known("cluster=", name, CLUSTERS)
+    checks.known(f"cluster={text!r}: ", name, CLUSTERS)
     if not groups.isdecimal():
       raise ValueError(
         f"cluster={text!r} must give its number of groups of the outermost "
@@ -128,14 +128,13 @@ def cluster(text: str) -> LinkMatrix:
   for option, value in options.items():
     checks.known("option ", option, ("uneven", "slow"))
     if option == "slow":
-      try:
-        index, factor = value
-        found = link_matrix.slow(found, {int(index): float(factor)})
-      except TypeError:
+      kinds = [*map(type, value)] if isinstance(value, tuple) else []
+      if kinds not in ([int, int], [int, float]):
         raise ValueError(
           f"slow={value!r} must be a device and how many times as long it "
           "takes, as in slow=(3,1.5)"
-        ) from None
+        )
+      found = link_matrix.slow(found, dict([value]))
     elif type(value) is not int or value < 0:
       raise ValueError(f"{option}={value!r} must be an integer, at least 0")
     else:

@@ -18,6 +18,7 @@ from parallel.plans.hardware import links
 from parallel.plans.hardware.links import LinkKind
 
 _GIB = 2**30
+SLOWDOWNS = 1e-3, 1e3  # factors of `slowed`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +88,16 @@ def measured(
 
 def slowed(device: Device, factor: float) -> Device:
   """Returns a device whose products and memory take ``factor`` times as long.
+
+  Raises:
+    ValueError: The factor is not within `SLOWDOWNS`.
   """
+  low, high = SLOWDOWNS
+  if not low <= factor <= high:
+    raise ValueError(
+      f"{device.name}, {factor:g} times as slow: the factor must lie between "
+      f"{low:g} and {high:g}"
+    )
   return dataclasses.replace(
     device, name=f"{device.name}, {factor:g} times as slow",
     flops={dtype: rate / factor for dtype, rate in device.flops.items()},

@@ -302,18 +302,16 @@ def slow(links: LinkMatrix, slowdowns: Mapping[int, float]) -> LinkMatrix:
     slowdowns: Device -> how many times as long its products take.
 
   Raises:
-    ValueError: There is no such device, or a factor is not above 0.
+    ValueError: There is no such device, or `slowed` refuses a factor.
   """
   devices = list(links.devices or (links.device,) * links.num_devices)
   for index, factor in slowdowns.items():
-    if not 0 <= index < len(devices) or not 0 < factor < math.inf:
-      raise ValueError(
-        f"device {index}, {factor:g} times as slow: devices are 0 to "
-        f"{len(devices) - 1}, and factors are positive"
-      )
+    if not 0 <= index < len(devices):
+      raise ValueError(f"device {index} must be one of 0 to {len(devices) - 1}")
     devices[index] = slowed(devices[index], factor)
   return dataclasses.replace(
-    links, devices=tuple(devices), name=f"{links.name}, {len(slowdowns)} slow"
+    links, devices=tuple(devices), mark="assumption",
+    name=f"{links.name}, {len(slowdowns)} slow",
   )
 
 

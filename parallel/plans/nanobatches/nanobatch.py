@@ -305,8 +305,8 @@ def _candidates(
   Args:
     costs: Times of a layer.
     reduction: Way to reduce.
-    cuts: Where a piece may begin or end, ascending from 0 to the number of
-      tokens, int ``[n + 1]``.
+    cuts: Tokens at which a piece may begin or end, ascending from 0 to the
+      number of tokens, int ``[n + 1]``.
     pieces: Number of pieces.
     interference: Slowdown of both resources, an argument of `plan`.
     best_s: Time of the best plan.

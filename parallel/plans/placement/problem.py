@@ -72,7 +72,7 @@ class Tensor:
     held: Instants at which it is in memory.
     uses: Its accesses.
     on: "device" or "host" if only one of them is possible, or "any"; "dram" if
-      it is in memory that nobody places.
+      XLA allocates it, in the host's DRAM.
   """
 
   name: str

@@ -67,7 +67,8 @@ def search(
   Args:
     problem: The training step on the cluster.
     choices: Values to try.
-    least: Fewest devices to use; 0 for half of them.
+    least: Fewest devices to use; 0 for half of them, or for 16 less than those
+      of the fastest kind if these are fewer.
     count: Number of results, each of different degrees.
     ordered: Number of candidates whose device order is optimised.
     started: Called with a description of each search before it starts: on

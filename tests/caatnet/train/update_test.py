@@ -89,7 +89,7 @@ def advance(experiment, program, num_steps, start=None):
 
 
 def test_an_update_holds_the_bytes_that_a_placement_counts():
-  """Placed arrays, and beside them one copy of the weights that leave."""
+  """Placed arrays, and one copy of the weights that are sent to the device."""
   keys = f"{SMALL} {HOST} {DRAM} parallel.tensor=1 model.remat=full"
   config = override(
     tiny.get_config("test"), f"{keys} model.width=256 model.ffn_width=512"
