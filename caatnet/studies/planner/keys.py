@@ -5,6 +5,7 @@ from caatnet.schema.fields import (
   COUNT,
   COUNT_OR_NONE,
   DECAY,
+  POSITIVE,
   POSITIVE_FRACTION,
   field,
   section,
@@ -100,6 +101,10 @@ class PlannerOptions:
   top: int = field(5, "Number of reported configurations.", COUNT)
   ordered: int = field(
     10, "Number of configurations whose device order is optimised.", COUNT
+  )
+  max_s: float = field(
+    120.0, "Seconds after which no further search of a device order or of a "
+    "smaller cluster starts; the report says how many were skipped.", POSITIVE
   )
   why_not: tuple[str, ...] = field(
     (),

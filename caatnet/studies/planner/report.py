@@ -20,6 +20,7 @@ def report(result: Mapping[str, Any]) -> Report:
     for number, row in enumerate(best, 1)
   ]
   return Report("Plan of a parallel configuration", [
+    *_skipped(result),
     *_left_out(result["left_out"]),
     Table(
       f"{result['parameters'] / 1e9:.2f}B parameters, batch of "
@@ -59,6 +60,18 @@ def _devices(cluster: Row) -> str:
   return cluster["device"] if several else (
     f"{cluster['devices']} {cluster['device']}"
   )
+
+
+def _skipped(result: Row) -> list[str]:
+  """Returns a line on searches that were skipped; [] if there were none."""
+  found = result["skipped"]
+  if not any(found.values()):
+    return []
+  return [
+    f"after {result['config']['planner']['max_s']:g} s (config.planner.max_s) "
+    f"{found['orders']} searches of a device order and {found['clusters']} of "
+    "a smaller cluster were skipped: there may be a faster plan"
+  ]
 
 
 def _left_out(found: Row) -> list[str]:

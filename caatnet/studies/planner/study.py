@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import re
+import time
 from typing import Any
 
 from rich.console import Console
@@ -56,10 +57,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   with naming("config.planner", section):
     problem, choices = _problem(config), _choices(config)
     console = Console(stderr=True)  # silent in a pipe
+    end = time.monotonic() + section["max_s"]
     with console.status("") as status:
       subset = subsets.search(
         problem, choices, least=section["min_devices"], count=section["top"],
         ordered=section["ordered"], started=status.update,
+        has_time=lambda: time.monotonic() < end,
       )
   whole, problem, found = problem.links, subset.problem, subset.plan
   links, best = problem.links, found.best[0]
@@ -87,6 +90,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "front": [_row(x, problem) for x in found.front],
     "excluded": {key: list(value) for key, value in found.excluded.items()},
     "priced": found.priced,
+    "skipped": {"orders": found.skipped, "clusters": subset.skipped},
     "why_not": answers,
     "assumptions": _assumptions(problem, problem.fit(best.configuration)),
     "config": dict(config),

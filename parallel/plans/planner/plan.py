@@ -13,7 +13,7 @@ objective contains only the slowest links. Finally all candidates are sorted
 again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -75,16 +75,19 @@ class Plan:
       order.
     excluded: Constraint -> (number of excluded configurations, last reason).
     priced: Number of priced configurations.
+    skipped: Number of device orders that were not searched for lack of time.
   """
 
   best: tuple[Candidate, ...]
   front: tuple[Candidate, ...]
   excluded: Mapping[str, tuple[int, str]]
   priced: int
+  skipped: int
 
 
 def plan(
-  problem: Problem, choices: Choices, *, count: int = 5, ordered: int = 10
+  problem: Problem, choices: Choices, *, count: int = 5, ordered: int = 10,
+  has_time: Callable[[], bool] = lambda: True,
 ) -> Plan:
   """Finds the best configurations of a model on a cluster.
 
@@ -93,6 +96,8 @@ def plan(
     choices: Values to try.
     count: Number of results, each of different degrees.
     ordered: Number of candidates whose device order is optimised.
+    has_time: Asked before each search of a device order; if it answers False,
+      the candidate keeps the order that it has.
 
   Raises:
     ValueError: No configuration fits; the message states the excess and the
@@ -124,15 +129,24 @@ def plan(
   for x in priced:
     of_degrees.setdefault(x.configuration.grid, x)
   # Second, optimised orders for the best of each grid.
+  skipped = 0
+
+  def searched(x, search):
+    nonlocal skipped
+    if has_time():
+      return search(x)
+    skipped += 1
+    return x
+
   better = [
-    reordered(x, problem)
+    searched(x, lambda x: reordered(x, problem))
     for x in [*of_degrees.values()][: max(count, ordered)]
   ]
   better.sort(key=lambda x: x.latency.total)
   # Third, other configurations of the same degrees in these orders.
   near = _NEAR * better[0].latency.total
   better = [
-    _best_alike(x, priced, problem)
+    searched(x, lambda x: _best_alike(x, priced, problem))
     if i < count or x.latency.total < near else x
     for i, x in enumerate(better)
   ]
@@ -140,7 +154,9 @@ def plan(
   best = [
     _certified(x, problem.traffic(x.configuration)) for x in better[:count]
   ]
-  return Plan(tuple(best), tuple(front(priced)), excluded, len(priced))
+  return Plan(
+    tuple(best), tuple(front(priced)), excluded, len(priced), skipped
+  )
 
 
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -44,6 +44,7 @@ class Subset:
     left_out: The other devices, the slow ones first.
     whole_s: Seconds of the best step on all devices; None if nothing runs on
       all of them.
+    skipped: Number of smaller clusters that were not tried for lack of time.
   """
 
   problem: Problem
@@ -51,6 +52,7 @@ class Subset:
   devices: tuple[int, ...]
   left_out: tuple[int, ...] = ()
   whole_s: float | None = None
+  skipped: int = 0
 
   @property
   def seconds(self) -> float:
@@ -61,6 +63,7 @@ class Subset:
 def search(
   problem: Problem, choices: Choices, *, least: int = 0, count: int = 5,
   ordered: int = 10, started: Callable[[str], None] = lambda text: None,
+  has_time: Callable[[], bool] = lambda: True,
 ) -> Subset:
   """Finds the best configurations on all or some devices of a cluster.
 
@@ -73,6 +76,8 @@ def search(
     ordered: Number of candidates whose device order is optimised.
     started: Called with a description of each search before it starts: on
       1,000 devices one takes about ten seconds.
+    has_time: Asked before each search; if it answers False, what was found so
+      far is the result.
 
   Raises:
     ValueError: No configuration fits.
@@ -82,8 +87,9 @@ def search(
   everything = tuple(range(n))
   try:
     whole = Subset(
-      problem, plans.plan(problem, choices, count=count, ordered=ordered),
-      everything,
+      problem, plans.plan(
+        problem, choices, count=count, ordered=ordered, has_time=has_time
+      ), everything,
     )
   except ValueError as error:
     whole, failed = None, error
@@ -116,9 +122,13 @@ def search(
     (number, frozenset(some[:number])): some[:number]
     for number, some in sorted(smaller, key=lambda x: x[0])
   }
+  skipped = 0
   for turn, ((number, _), gone) in enumerate(tried.items(), 1):
     if _ideal_s(problem, n - number) >= max_s:
       break
+    if not (has_time() or math.isinf(max_s)):
+      skipped += 1
+      continue
     started(
       f"smaller cluster {turn} of at most {len(tried)}: {n - number:,} devices"
     )
@@ -126,8 +136,9 @@ def search(
     part = dataclasses.replace(problem, links=problem.links.part(kept))
     try:
       found = Subset(
-        part, plans.plan(part, choices, count=1, ordered=3), kept, gone,
-        whole and whole.seconds,
+        part, plans.plan(
+          part, choices, count=1, ordered=3, has_time=has_time
+        ), kept, gone, whole and whole.seconds,
       )
     except ValueError:
       continue  # the number has no configuration that runs or fits
@@ -136,10 +147,10 @@ def search(
   if best is None:
     if whole is None:
       raise failed
-    return whole
+    return dataclasses.replace(whole, skipped=skipped)
   started(f"searching plans on {len(best.devices):,} devices")
-  return dataclasses.replace(best, plan=plans.plan(
-    best.problem, choices, count=count, ordered=ordered
+  return dataclasses.replace(best, skipped=skipped, plan=plans.plan(
+    best.problem, choices, count=count, ordered=ordered, has_time=has_time
   ))
 
 

@@ -69,6 +69,17 @@ def test_plain_data_parallelism_takes_the_time_of_its_ring(config, result):
   assert slower == pytest.approx(row["latency"]["data"])
 
 
+def test_plan_without_time_says_how_many_searches_were_skipped(config, result):
+  section = config["planner"] | {"max_s": 1e-9}
+  found = study.run(config | {"planner": section})
+  assert found["skipped"]["orders"] >= section["top"]
+  said = "max_s) {orders} searches of a device order and {clusters} of"
+  assert said.format(**found["skipped"]) in str(report.report(found).parts)
+  assert found["best"][0]["seconds"] > result["best"][0]["seconds"]
+  assert result["skipped"] == {"orders": 0, "clusters": 0}
+  assert "max_s" not in str(report.report(result).parts)
+
+
 def test_bars_have_the_length_of_their_rows(result):
   figure = report.report(result).figure()
   for panel, key, unit in zip(

@@ -182,3 +182,23 @@ def test_all_or_the_fast_devices_are_left_or_a_round_number_of_them():
   assert subsets._numbers_of_kinds(1000, 504 + 8, 496) == [8, 496, 504]
   assert subsets._numbers_of_kinds(20, 15, 7) == [4, 7, 12]
   assert subsets._numbers_of_kinds(6, 4, 2) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("searches", [0, 1, 4, 1000])
+def test_search_without_time_keeps_the_best_so_far(searches):
+  """One device is slow: with enough time, it is left out."""
+  problem = _problem(_with_slow(8, {2: 2e7}))
+  left = [searches]
+
+  def has_time():
+    left[0] -= 1
+    return left[0] >= 0
+
+  found = subsets.search(problem, QUICK, count=1, ordered=3, has_time=has_time)
+  full = subsets.search(problem, QUICK, count=1, ordered=3)
+  skipped = found.plan.skipped + found.skipped
+  assert (skipped > 0) == (searches < 1000)
+  assert found.seconds >= full.seconds
+  assert found.devices == (full.devices if searches == 1000 else (*range(8),))
+  # What the default order of all devices takes is known without a search.
+  assert found.seconds <= plan.plan(problem, QUICK, count=1).front[0].own_s
