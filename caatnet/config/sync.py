@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from etils import epy
 import jax
@@ -118,7 +119,7 @@ def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
 
 
 def _route(route: str, topology: str, context: Context) -> str | Reduction:
-  """Returns a route; for "schedule:NAME" the function that runs it."""
+  """Returns a route; for "schedule:NAME,OPTIONS" the function that runs it."""
   kind, _, name = route.partition(":")
   if kind != "schedule":
     if route not in PROJECTION_ROUTES:
@@ -133,7 +134,10 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
   # A schedule is for devices; lanes of a device are reduced before it.
   topology, devices = topology or "torus", context.tensor.devices
   try:
-    return _executor(name, topology, devices, context.kernels)
+    name, options = builders.named(name)
+    return _executor(
+      name, (*sorted(options.items()),), topology, devices, context.kernels
+    )
   except ValueError as error:
     raise ValueError(
       f"route={route!r} with topology={topology!r} on {devices} devices: "
@@ -145,13 +149,15 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
 # equal models.
 @functools.cache
 def _executor(
-  name: str, topology: str, devices: int, kernels: tuple[str, ...]
+  name: str, options: tuple[tuple[str, Any], ...], topology: str, devices: int,
+  kernels: tuple[str, ...],
 ) -> Reduction:
   """Returns an all-reduce by a schedule, run by a kernel or by permutes.
 
   The kernel is used for arrays that it supports.
   """
-  schedule = builders.build(name, topologies.of_size(topology, devices))
+  network = topologies.of_size(topology, devices)
+  schedule = builders.build(name, network, **dict(options))
   by_permutes = run.executor(schedule)
   if kernels == ("reference",):
     return by_permutes

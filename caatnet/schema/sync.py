@@ -46,9 +46,10 @@ class Sync:
     "psum", 'Algorithm of the all-reduce: "psum", "scatter_gather" '
     '(reduce-scatter and all-gather), "ring" (of permutes), "one_shot" '
     '(all-gather and a local sum), "ring_kernel" (TPU), or "schedule:NAME" on '
-    "the key topology, in whole chunks, in which schedule:optimal may take "
-    'longer than schedule:multitree. With "one_shot" and "ring_kernel", one '
-    "kernel reduces, adds and normalises if config.kernels allows it.",
+    'the key topology, with options as in "schedule:optimal,pieces=8"; without '
+    "pieces, optimal may take longer than multitree. With "
+    '"one_shot" and "ring_kernel", one kernel reduces, adds and normalises if '
+    "config.kernels allows it.",
   )
   topology: str = field(
     "",

@@ -211,18 +211,19 @@ def test_program_sends_the_messages_of_the_schedule(name, collective):
 
 
 @pytest.mark.mixed_dtypes
-def test_projections_of_a_model_reduce_by_a_schedule():
+@pytest.mark.parametrize(("name", "pieces"), [("multitree", 1), ("ring", 4)])
+def test_projections_of_a_model_reduce_by_a_schedule(name, pieces):
   """Has the schedule's permutes per projection, forward and backward."""
   config = override(
-    tiny.get_config("test"),
-    "sync.route=schedule:multitree parallel.tensor=8 model.num_layers=1",
+    tiny.get_config("test"), "parallel.tensor=8 model.num_layers=1",
   )
+  config.sync.route = f"schedule:{name}" + f",pieces={pieces}" * (pieces > 1)
   experiment = experiments.build(config, {"tensor": 4})
   entries = ledger.collectives(
     experiment.lower_step(), experiment.program.layout.mesh
   )
   projections = [c for c in entries if c.where.startswith("blocks")]
-  schedule = build("multitree", topologies.torus((2, 2)))
+  schedule = build(name, topologies.torus((2, 2)), pieces=pieces)
   permutes = sum(
     len(partial_permutations([(t.source, t.destination) for t in transfers]))
     for transfers in schedule.rounds
@@ -237,6 +238,7 @@ def test_projections_of_a_model_reduce_by_a_schedule():
     ("multitree", "'multitree' must be one of psum, .*schedule:multitree"),
     ("schedule:tree", "config.sync.route='schedule:tree'.* one of ring, "),
     ("schedule:hdrm", "hdrm: torus 2x2 is not a BiGraph"),
+    ("schedule:ring,pieces=2.5", "ring's pieces=2.5 must be of int"),
   ],
 )
 def test_invalid_route_in_a_config_is_refused(route, message):
