@@ -11,8 +11,9 @@ r"""Lists what a jax program sends between devices, by source line.
     --calibrate=cluster.json
 
 The program is a function without arguments that returns (jitted function,
-arguments), where arguments may be jax.ShapeDtypeStruct; a folder of
---xla_dump_to; or a file of HLO or StableHLO (docs/ledger.md).
+arguments), where arguments may be jax.ShapeDtypeStruct; a jitted function in a
+module with a function example_args(); a folder of --xla_dump_to; or a file of
+HLO or StableHLO (docs/ledger.md).
 """
 
 import os
@@ -26,7 +27,7 @@ from launch import options
 FLAGS = flags.FLAGS
 flags.DEFINE_string("program", None, "The program, also without --program=.")
 flags.DEFINE_integer("devices", 1, "Number of virtual CPU devices.", 1, 4096)
-flags.DEFINE_string("rates", "", "Device of the timeline; --target's if unset.")
+flags.DEFINE_string("rates", "", "Device of times; --target's, or h100.")
 flags.DEFINE_string("chakra", "", "Folder for execution traces of all devices.")
 flags.DEFINE_string("calibrate", "", "Cluster's file for rates of --profile.")
 
@@ -42,9 +43,7 @@ def main() -> None:
   jax.config.update("jax_num_cpu_devices", FLAGS.devices)
   sys.path.insert(0, os.getcwd())
   target = targets.resolve(FLAGS.target) if FLAGS.target else None
-  rates = trace.rates_of(
-    FLAGS.rates, target, used=bool(FLAGS.trace or FLAGS.chakra)
-  )
+  rates = trace.rates_of(FLAGS.rates, target)
   devices = target.devices if target else ()
   readings = foreign.read(FLAGS.program, devices, FLAGS.compare)
   measured = foreign.measured(readings, FLAGS.profile)
@@ -55,8 +54,9 @@ def main() -> None:
   if path := FLAGS.calibrate:
     lines.append(foreign.calibrate(readings, FLAGS.profile, pathlib.Path(path)))
   render.present(
-    report.report(readings, measured), report.result(readings, measured),
-    FLAGS.json, FLAGS.output, document=FLAGS.report,
+    report.report(readings, measured, rates),
+    report.result(readings, measured, rates), FLAGS.json, FLAGS.output,
+    document=FLAGS.report,
   )
   for line in lines:
     print(line, file=sys.stderr)

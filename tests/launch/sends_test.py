@@ -29,8 +29,8 @@ def test_mistakes_are_one_line(launch, tmp_path):
   for arguments, message in (
     ((EXAMPLE, "--devices=4"),
      "step with --devices=4: Number of devices 4 must be >= the product"),
-    ((EXAMPLE, "--devices=8", "--rates=h100"),
-     "--rates=h100 needs --trace or --chakra"),
+    ((EXAMPLE, "--devices=8", "--rates=h1000"),
+     "--rates='h1000' must be one of "),
     ((f"{module}:step",), "--devices=1: cannot reshape array of size 1"),
     ((str(tmp_path),), "--xla_dump_to"),
     ((), "--program is required"),

@@ -19,6 +19,7 @@ from parallel.ledger.reading import Reading
 from parallel.ledger.sends.report import report
 from parallel.plans.hardware import cluster_files
 
+_ARGUMENTS = "example_args"
 
 def read(
   program: str, devices: Sequence[jax.Device] = (), other: str = "",
@@ -28,7 +29,8 @@ def read(
   Args:
     program: ``package.module:function`` or ``path.py:function``, a function
       without arguments that returns ``(jitted function, arguments)``, where
-      arguments may be `jax.ShapeDtypeStruct`; or a path that
+      arguments may be `jax.ShapeDtypeStruct`; or a jitted function, whose
+      module has ``example_args()`` for its arguments; or a path that
       `parallel.ledger.reading.read` accepts.
     devices: Devices to compile a function for, such as those of a
       `parallel.ledger.targets.Target`; () for those of this process.
@@ -231,6 +233,13 @@ def _function(
     raise ValueError(
       f"{program}: {where} has no function {name!r}; it has {functions}"
     )
+  if hasattr(names[name], "lower"):  # jitted: arguments come from elsewhere
+    if not callable(arguments := names.get(_ARGUMENTS)):
+      raise ValueError(
+        f"{program} is a jitted function; {where} must have a function "
+        f"{_ARGUMENTS}() that returns its arguments as a tuple or a dict"
+      )
+    return lambda: (names[name], arguments())
   try:
     inspect.signature(names[name]).bind()
   except (TypeError, ValueError) as error:  # ValueError: no signature

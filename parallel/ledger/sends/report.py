@@ -11,17 +11,22 @@ from parallel.base.report import Column, Report, Table, keyed
 from parallel.ledger.compiled import Sent, compare
 from parallel.ledger.profiles import Measured
 from parallel.ledger.reading import Executed, Reading
+from parallel.ledger.sends import estimate
+
+_SUMMED = "bytes", "wire_bytes", "seconds"
 
 
 def result(
   readings: Mapping[str, Reading],
   measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
+  rates: str = estimate.DEFAULT,
 ) -> dict[str, Any]:
   """Returns readings as plain data.
 
   Args:
     readings: Name -> reading.
     measured: Name -> measured times.
+    rates: A key of `parallel.plans.hardware.devices.DEVICES`.
 
   Returns:
     Name -> dict with the axes, the memory, the notes, and ``collectives``:
@@ -30,6 +35,8 @@ def result(
     - ``bytes``: operand bytes of one run per device,
     - ``wire_bytes``: bytes that a device sends with the ring algorithm; None if
       the number of devices is unknown,
+    - ``seconds``: time on the device ``rates`` (`parallel.ledger.sends.
+      estimate`); None if unknown,
     - ``at_most``: whether bytes are an upper bound,
     - ``inserted``: whether XLA marks the collective as the partitioner's,
     - ``executions``: executions of operands per run; None if unknown, and
@@ -37,14 +44,17 @@ def result(
 
     ``unknown``: instructions that may communicate and are in no row;
     ``totals``: sums of the rows, see `_totals`; ``by_axes``: the same for each
-    axes and phase; ``host``, a row per copy between device and host memory.
+    axes and phase; ``host``, a row per copy between device and host memory;
+    ``step_s``: seconds of all compute and collectives, None if unknown.
     With measured times: ``measured``, and ``not_measured``, the instructions of
     collectives that have no event on some device.
   """
   return {
     name: {
       "axes": dict(reading.axes), "memory": dict(reading.memory),
-      "notes": list(reading.notes), "collectives": (rows := _rows(reading)),
+      "notes": list(reading.notes),
+      "collectives": (rows := _rows(reading, rates)),
+      "device": rates, "step_s": _step_s(reading, rows, rates),
       "unknown": [dataclasses.asdict(u) for u in reading.unknown],
       "totals": _totals(rows, len(reading.unknown)), "by_axes": _by_axes(rows),
       "host": [dataclasses.asdict(copy) for copy in reading.host],
@@ -55,7 +65,16 @@ def result(
   }
 
 
-def _rows(reading: Reading) -> list[dict[str, Any]]:
+def _step_s(
+  reading: Reading, rows: Sequence[Mapping[str, Any]], rates: str
+) -> float | None:
+  if _totals(rows, len(reading.unknown))["unknown"]["number"]:
+    return None
+  compute_s = estimate.compute_s(reading, rates)
+  return compute_s and compute_s + sum(row["seconds"] for row in rows)
+
+
+def _rows(reading: Reading, rates: str) -> list[dict[str, Any]]:
   rows: dict[tuple, dict[str, Any]] = {}
   for found in reading.executed:
     entry = found.entry
@@ -67,16 +86,17 @@ def _rows(reading: Reading) -> list[dict[str, Any]]:
     )
     row = rows.setdefault(key, _row(found) | {
       "executions": None if unknown else 0, "bytes": 0, "wire_bytes": 0.0,
-      "instructions": [],
+      "seconds": 0.0, "instructions": [],
     })
     times = 1 if unknown else entry.count
     if not unknown:
       row["executions"] += times
     row["bytes"] += times * entry.bytes
     if entry.wire_bytes_ring is None:
-      row["wire_bytes"] = None
+      row["wire_bytes"] = row["seconds"] = None
     else:
       row["wire_bytes"] += times * entry.wire_bytes_ring
+      row["seconds"] += times * estimate.wire_s(found, rates)
     row["instructions"].append(found.instruction)
   return sorted(rows.values(), key=lambda r: (r["axes"], -r["bytes"]))
 
@@ -103,12 +123,11 @@ def _totals(
       parts["at_most" if row["at_most"] else "counted"].append(row)
   return {
     name: {"number": len(part)} | {
-      key: sum(row[key] for row in part) for key in ("bytes", "wire_bytes")
+      key: sum(row[key] for row in part) for key in _SUMMED
     }
     for name, part in parts.items()
   } | {"unknown": {
-    "number": unknown, "bytes": None if unknown else 0,
-    "wire_bytes": None if unknown else 0,
+    "number": unknown, **dict.fromkeys(_SUMMED, None if unknown else 0)
   }}
 
 
@@ -140,15 +159,17 @@ def _row(found: Executed) -> dict[str, Any]:
 def report(
   readings: Mapping[str, Reading],
   measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
+  rates: str = estimate.DEFAULT,
 ) -> Report:
   """Returns tables of each program, and of the difference of two.
 
   Args:
     readings: Name -> reading.
     measured: Name -> measured times.
+    rates: A key of `parallel.plans.hardware.devices.DEVICES`.
   """
   parts: list[Table | str] = []
-  for name, shown in result(readings, measured).items():
+  for name, shown in result(readings, measured, rates).items():
     axes = ", ".join(f"{a} {n}" for a, n in shown["axes"].items())
     title = f"{name}: what a device sends in one run; mesh: {axes or 'none'}"
     if shown["collectives"]:
@@ -159,7 +180,7 @@ def report(
         [_SOURCE, "name=instruction", "what"], shown["unknown"],
       ))
     if shown["collectives"] or shown["unknown"]:
-      parts.append(_totals_table(name, shown["by_axes"], shown["totals"]))
+      parts.append(_totals_table(name, shown))
     else:
       parts.append(f"{name} sends nothing.")
     if shown["host"]:
@@ -168,7 +189,7 @@ def report(
       parts.append("memory of a device: " + ", ".join(
         f"{n} {_size(size)}" for n, size in shown["memory"].items()
       ))
-    parts += shown["notes"]
+    parts += [*shown["notes"], *estimate.savings(shown)]
     if shown.get("measured"):
       parts.append(_measured_table(name, shown["measured"]))
     if missing := shown.get("not_measured"):
@@ -215,17 +236,27 @@ def _size(size: float | None) -> str:
   return "?" if size is None else labels.text(size, "bytes")
 
 
-def _totals_table(
-  name: str, by_axes: Sequence[Mapping[str, Any]],
-  totals: Mapping[str, Mapping[str, Any]],
-) -> Table:
-  return Table(f"{name}: totals of one run", [
+def _totals_table(name: str, shown: Mapping[str, Any]) -> Table:
+  """Returns totals per axes and phase, and of the whole program."""
+  step_s = shown["step_s"]
+  title = f"{name}: totals of one run"
+  if step_s:
+    title += (
+      f"; times with the peak rates of {shown['device']} and one of its links, "
+      f"nothing hidden: {step_s * 1e3:.3g} ms"
+    )
+  return Table(title, [
     "over=axes", "phase", Column("what", "", lambda x: x.replace("_", " ")),
     "number=rows or instructions", Column("bytes", "operand", _size),
     Column("wire_bytes", "wire, ring", _size),
+    *["seconds/1e-3:.3g=ms", "share:.1%=of the run"] * bool(step_s),
   ], [
-    *by_axes, *({"over": "all", "phase": "all", "what": what, **total}
-                for what, total in totals.items())
+    row | {"share": row["seconds"] / step_s if step_s else None}
+    for row in (
+      *shown["by_axes"],
+      *({"over": "all", "phase": "all", "what": what, **total}
+        for what, total in shown["totals"].items())
+    )
   ])
 
 

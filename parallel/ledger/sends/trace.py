@@ -11,31 +11,27 @@ from parallel.base import files
 from parallel.base.checks import known
 from parallel.ledger.overlap import ScheduledProgram
 from parallel.ledger.reading import Reading
-from parallel.ledger.sends import execution
+from parallel.ledger.sends import estimate, execution
 from parallel.ledger.targets import Target
 from parallel.ledger.timeline import COMPUTE, Bar, timeline
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.network import chakra, perfetto_trace, replay
 
 
-def rates_of(name: str, target: Target | None, *, used: bool) -> str:
-  """Returns the name of the device whose rates `write` and others use.
+def rates_of(name: str, target: Target | None) -> str:
+  """Returns the name of the device whose rates times are computed with.
 
   Args:
-    name: Value of ``--rates``; "" for the device of the target.
+    name: Value of ``--rates``; "" for the device of the target, or an H100.
     target: The target to compile for; None for this machine.
-    used: Whether a timeline or execution traces will be written.
 
   Raises:
-    ValueError: The rates are unknown, or they are given and not used.
+    ValueError: The rates are unknown.
   """
-  if name and not used:
-    raise ValueError(f"--rates={name} needs --trace or --chakra")
   if not name and target and target.hardware:
-    name = target.hardware.name
-  if used:
-    known("--trace and --chakra need --rates; --rates=", name, DEVICES)
-  return name
+    return target.hardware.name
+  known("--rates=", name or estimate.DEFAULT, DEVICES)
+  return name or estimate.DEFAULT
 
 
 def write(

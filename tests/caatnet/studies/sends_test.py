@@ -41,6 +41,8 @@ def whole(scale=1):
 def twice():
   return whole(2)
 
+train_step, example_args = whole()[0], lambda: whole()[1]
+
 def plain():
   return (lambda x: x), (1.0,)
 
@@ -79,6 +81,22 @@ def test_example_is_read_with_its_lines(monkeypatch, capsys):
   }
   for key in ("number", "bytes", "wire_bytes"):
     assert sum(r[key] for r in row["by_axes"]) == row["totals"]["counted"][key]
+  # Times are those of bfloat16, and no less than those of products alone.
+  for row in rows:
+    assert row["seconds"] == pytest.approx(row["wire_bytes"] / 2 / 450e9)
+  (row,) = report.result(readings, rates="a100").values()
+  sent_s = row["totals"]["counted"]["wire_bytes"] / 2 / 300e9
+  assert row["totals"]["counted"]["seconds"] == pytest.approx(sent_s)
+  products = 3 * 2 * 2 * 4 * 1024 * 4096 * 256 / 8 - 2 * 1024 * 4096 * 256 / 8
+  assert row["step_s"] - sent_s > products / 312e12
+  # Sums of activations, and sums of gradients only.
+  by_p, by_rounds = (
+    part for part in report.report(readings).parts if "at most" in str(part)
+  )
+  assert "5.243 MB of 44.04 MB" in by_p
+  assert "in the sums over fsdp, tensor, and 4% of the step" in by_p
+  assert f"{29 / 30 * 33.5544:.2f} MB of 44.04 MB" in by_rounds
+  assert "in the sums over data, and 25% of the step" in by_rounds
   # Parts of the memory have units.
   (line,) = (
     part for part in report.report(readings).parts
@@ -96,7 +114,7 @@ def test_example_is_read_with_its_lines(monkeypatch, capsys):
 
 def test_function_of_a_module_and_named_arguments(file, monkeypatch):
   monkeypatch.syspath_prepend(file.parent)
-  for name in (f"{file}:whole", "sums:whole"):
+  for name in (f"{file}:whole", "sums:whole", "sums:train_step"):
     (found,) = foreign.read(name, jax.devices()[:4]).values()
     assert dict(found.axes) == {"a": 2, "b": 2}
     assert [(e.axes, e.bytes) for e in found.entries] == [(("b",), 12)]
@@ -153,6 +171,10 @@ def test_known_bounded_and_unknown_traffic_have_totals(tmp_path):
   """In JSON, in tables, in the difference of two programs and in a trace."""
   readings = {"it": reading.read(MIXED)}
   (row,) = report.result(readings).values()
+  assert row["step_s"] is None
+  assert {total.pop("seconds") for total in row["totals"].values()} == {
+    6000 / 450e9, 2 * 2 / 3 * 4000 / 450e9, None,
+  }
   assert row["totals"] == {
     "counted": {"number": 1, "bytes": 4000, "wire_bytes": 6000.0},
     "at_most": {"number": 1, "bytes": 4000, "wire_bytes": 2 * 2 / 3 * 4000},

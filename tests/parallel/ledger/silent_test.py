@@ -136,7 +136,9 @@ def test_unknown_instruction_is_never_zero(name, kind):
   printed, totals = shown(found)
   assert "sends nothing" not in printed
   assert "may communicate, not counted" in printed
-  assert totals["unknown"] == {"number": 1, "bytes": None, "wire_bytes": None}
+  assert totals["unknown"] == {
+    "number": 1, "bytes": None, "wire_bytes": None, "seconds": None,
+  }
   with pytest.raises(AssertionError, match="may communicate and is not"):
     assert_sends("\n".join(lines), expect={})
   if unknown.target:

@@ -1,0 +1,106 @@
+"""Times of a program's collectives on a named device, and what could go.
+
+A collective takes the bytes that a device sends with the ring algorithm over
+the bandwidth of one of its links, without latency; compute takes the time of
+the roofline with peak rates. Nothing overlaps. XLA:CPU widens bfloat16 to
+float32: a program in which it widens sums is timed as if it had not, its
+products included.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from parallel.base import labels
+from parallel.ledger.overlap import ScheduledProgram
+from parallel.ledger.reading import Executed, Reading
+from parallel.plans.hardware.devices import DEVICES, Device
+
+DEFAULT = "h100"
+_ROUND = 30  # steps of a DiLoCo round, as in arXiv 2501.18512
+_SUMS = "all_reduce", "reduce_scatter"
+
+
+def wire_s(found: Executed, device: str) -> float | None:
+  """Returns the seconds of one execution; None if its bytes are unknown."""
+  size = found.entry.wire_bytes_ring
+  if size is None:
+    return None
+  if found.promoted and found.requested:
+    size *= _itemsize(found.requested) / _itemsize(found.entry.dtype)
+  return size / DEVICES[device].link.bandwidth
+
+
+def compute_s(reading: Reading, device: str) -> float | None:
+  """Returns the seconds of a program's compute; None if it is not compiled."""
+  if reading.module is None or not reading.module.scheduled:
+    return None
+  rates = DEVICES[device]
+  if any(found.promoted for found in reading.executed):
+    rates = _narrow(rates)
+  program = ScheduledProgram(
+    reading.module, reading.mesh, rates, lambda entry: 0.0
+  )
+  return program.total().seconds
+
+
+def _narrow(device: Device) -> Device:
+  """Returns a device that executes float32 as another one bfloat16."""
+  rate = device.peak("bfloat16")
+  return dataclasses.replace(
+    device, flops={**device.flops, "float32": rate},
+    memory_bandwidth=2 * device.memory_bandwidth,
+  )
+
+
+def _itemsize(dtype: str) -> int:
+  return np.dtype(dtype).itemsize
+
+
+def savings(shown: Mapping[str, Any]) -> list[str]:
+  """Returns sentences on bytes that published methods could remove at most.
+
+  Sums in the forward phase are of activations, which partially synchronised
+  tensor parallelism reduces. Axes with sums after it only are those of
+  gradients, which an outer loop exchanges once per round.
+
+  Args:
+    shown: A program of `parallel.ledger.sends.report.result`.
+  """
+  rows = [r for r in shown["collectives"] if r["kind"] in _SUMS]
+  forward = {r["over"] for r in rows if r["phase"] == "forward"}
+  trained = any(r["phase"] != "forward" for r in shown["collectives"])
+  partly = [r for r in rows if r["over"] in forward]
+  late = [r for r in rows if r["over"] not in forward]
+  lines = []
+  if partly:
+    lines.append(_line(
+      shown, partly, 0.5, "partially synchronised tensor parallelism (p = 0.5)",
+      "launch.compile --config=configs/caatnet/tiny.py --target=cpu:8 "
+      "--compare=config.sync.p=0.5",
+    ))
+  if late and trained:
+    lines.append(_line(
+      shown, late, 1 - 1 / _ROUND, f"DiLoCo with rounds of {_ROUND} steps",
+      "launch.plan --config=configs/planner/gpt_11b.py",
+    ))
+  return lines
+
+
+def _line(
+  shown: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], share: float,
+  method: str, command: str,
+) -> str:
+  axes = ", ".join(sorted({row["over"] for row in rows}))
+  removed = share * sum(row["bytes"] for row in rows)
+  whole = sum(row["bytes"] for row in shown["collectives"])
+  text = (
+    f"{method} could remove at most {labels.text(removed, 'bytes')} of "
+    f"{labels.text(whole, 'bytes')} (operand bytes), in the sums over {axes}"
+  )
+  seconds = [row["seconds"] for row in rows]
+  if shown["step_s"] and None not in seconds:
+    text += f", and {share * sum(seconds) / shown['step_s']:.0%} of the step"
+  return f"{text}; what it changes: python -m {command}"
