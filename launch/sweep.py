@@ -67,8 +67,9 @@ def main() -> None:
     rows.append(row)
     sweep.write_csv(rows, workdir / "sweep.csv")
   tables.print_sweep(rows)
-  pictures.plot_study(rows, workdir)
-  print(f"table and plots: {workdir}")
+  for path in pictures.plot_study(rows, workdir):
+    print(f"figure: {path}, .svg and .pdf")
+  print(f"table: {workdir}/sweep.csv")
 
 
 if __name__ == "__main__":

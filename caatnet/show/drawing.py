@@ -1,4 +1,4 @@
-"""Output of figures as PNG; needs the ``plot`` extra (matplotlib)."""
+"""Output of figures as PNG, SVG or PDF; needs matplotlib (extra ``plot``)."""
 
 import functools
 import importlib.util
@@ -40,17 +40,31 @@ def pyplot() -> Any:
 
 
 def write(figure: Figure, path: pathlib.Path) -> None:
-  """Writes a figure as a PNG, replacing an existing file atomically."""
-  data = png(figure)
+  """Writes a figure, replacing an existing file atomically.
+
+  Args:
+    figure: The figure.
+    path: File to write: an SVG or a PDF if it ends so, otherwise a PNG.
+  """
+  suffix = path.suffix[1:]
+  data = rendered(figure, suffix if suffix in ("svg", "pdf") else "png")
   with files.whole(path) as temporary:
     temporary.write_bytes(data)
 
 
-def png(figure: Figure) -> bytes:
-  """Returns a figure as the bytes of a PNG."""
+def rendered(figure: Figure, form: str = "png") -> bytes:
+  """Returns a figure as the bytes of a file; equal figures give equal bytes.
+
+  Args:
+    figure: The figure.
+    form: "png", "svg" or "pdf".
+  """
   out = io.BytesIO()
   drawn = draw(figure)
-  drawn.savefig(out, dpi=_DPI)
+  dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+  # Texts of an SVG stay texts, and ids in it do not depend on the process.
+  with pyplot().rc_context({"svg.fonttype": "none", "svg.hashsalt": "figure"}):
+    drawn.savefig(out, dpi=_DPI, format=form, metadata=dates.get(form))
   pyplot().close(drawn)
   return out.getvalue()
 
@@ -59,8 +73,11 @@ def draw(figure: Figure) -> Any:
   """Returns a figure as a matplotlib figure, which the caller must close."""
   plt, panels = pyplot(), figure.panels
   columns = min(figure.columns, len(panels))
-  # Large and small numbers share an exponent at the end of their axis.
-  with plt.rc_context({"axes.formatter.limits": (-3, 5)}):
+  # Large and small numbers share an exponent at the end of their axis; no
+  # number is to be added to those of the ticks.
+  with plt.rc_context({
+    "axes.formatter.limits": (-3, 5), "axes.formatter.useoffset": False,
+  }):
     drawn, axes = plt.subplots(
       -(-len(panels) // columns), columns, figsize=figure.size,
       sharex=figure.share_x, sharey=figure.share_y, squeeze=False,

@@ -1,4 +1,4 @@
-"""Figures of runs and sweeps, written as PNG (`caatnet.show.drawing`)."""
+"""Figures of runs and sweeps; `caatnet.show.drawing` writes them."""
 
 from collections.abc import Callable, Mapping, Sequence
 import itertools
@@ -82,7 +82,7 @@ def plot_positions(
 
 
 def plot_sweep(
-  rows: Sequence[Mapping[str, Any]], x: str, xlabel: str, path: pathlib.Path
+  rows: Sequence[Mapping[str, Any]], x: str, xlabel: str
 ) -> plot.Figure:
   """Plots the validation loss against a column of a sweep.
 
@@ -92,10 +92,6 @@ def plot_sweep(
     rows: Rows of the sweep's CSV.
     x: Column on the horizontal axis.
     xlabel: Label of that axis, with its unit.
-    path: PNG to write.
-
-  Returns:
-    The figure.
   """
   marks = []
   for line in sorted({_line(row) for row in rows}):
@@ -111,79 +107,106 @@ def plot_sweep(
     marks.append(_means(
       points, label=f"r={line[0]}, private scale: {line[1]}", marker="o"
     ))
-  return _written((7, 4.4), path, plot.Panel(
+  return plot.Figure([plot.Panel(
     marks, "", plot.Axis(xlabel), plot.Axis(_loss_label(rows)), legend="best"
-  ))
+  )], (7, 4.4))
 
 
 def plot_study(
   rows: Sequence[Mapping[str, Any]], workdir: pathlib.Path
-) -> None:
+) -> list[pathlib.Path]:
   """Plots the validation loss of a sweep against each quantity that varied.
 
   Args:
-    rows: Rows of the sweep's CSV.
-    workdir: Directory of the PNGs.
+    rows: Rows of the sweep's CSV (`caatnet.train.sweep.read_csv`).
+    workdir: Directory of the figures, each as PNG, SVG and PDF.
+
+  Returns:
+    The PNGs.
   """
+  figures = {}
   if any(row["worker"] > 1 for row in rows):
-    plot_points(
+    figures["worker_bytes"] = plot_points(
       rows,
       lambda row: row["worker_bytes"] * row["tensor"] * row["worker"]
       / row["units_per_step"],
       f"operand bytes per worker and {rows[0]['unit'][:-1]} of its own "
       "(worker axis)",
-      workdir / "loss_against_worker_bytes.png",
     )
   elif any(row["data_bytes"] for row in rows):
-    plot_points(
+    figures["data_bytes"] = plot_points(
       rows, lambda row: row["data_bytes"],
       "operand bytes per device and step (data axes)",
-      workdir / "loss_against_data_bytes.png",
     )
-  for x, label in (("p", "p"), ("backward_bytes", "backward bytes per step")):
+  for x, label in (
+    ("p", "p, the synchronised share of the stream"),
+    ("backward_bytes", "operand bytes of the backward pass, per device and "
+     "step (tensor axis)"),
+  ):
     if len({row[x] for row in rows}) > 1:
-      plot_sweep(rows, x, label, workdir / f"loss_against_{x}.png")
+      figures[x] = plot_sweep(rows, x, label)
+  paths = []
+  for name, figure in figures.items():
+    for suffix in (".svg", ".pdf", ".png"):
+      path = workdir / f"loss_against_{name}{suffix}"
+      drawing.write(figure, path)
+    paths.append(path)
+  return paths
 
 
 def plot_points(
   rows: Sequence[Mapping[str, Any]],
   sent: Callable[[Mapping[str, Any]], float],
   xlabel: str,
-  path: pathlib.Path,
 ) -> plot.Figure:
   """Plots the validation loss against sent bytes, one mark per point.
 
+  With several points, losses are differences from the first point's, the
+  baseline, seed by seed: seeds have equal initial parameters and data.
+
   Args:
-    rows: Rows of the sweep's CSV; error bars are the range over seeds.
+    rows: Rows of the sweep's CSV. Marks are means over seeds, error bars their
+      range. Seeds that the first point lacks are left out.
     sent: Returns the bytes that the run of a row sends.
     xlabel: Label of that axis, with its unit.
-    path: PNG to write.
-
-  Returns:
-    The figure.
   """
-  points: dict[str, list[Mapping[str, Any]]] = {}
+  points: dict[str, dict[int, Mapping[str, Any]]] = {}
   for row in rows:
-    points.setdefault(row["point"], []).append(row)
+    points.setdefault(row["point"], {})[row["seed"]] = row
+  first, *others = points
+  base = {
+    seed: row["validation_loss"] if others else 0.0
+    for seed, row in points[first].items()
+  }
   marks = [
     _means(
-      [(sent(runs[0]), [run["validation_loss"] for run in runs])],
-      # Shorter labels: without the config section.
-      label=re.sub(r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point),
-      marker=marker, style="",
+      [(sent(next(iter(runs.values()))), [
+        run["validation_loss"] - base[seed]
+        for seed, run in runs.items() if seed in base
+      ])],
+      label=_short(point), marker=marker, style="",
     )
     for (point, runs), marker in zip(
       points.items(), itertools.cycle("osD^v<>pPX*hd8"), strict=False
-    )
+    ) if base.keys() & runs.keys()
   ]
   amounts = list(map(sent, rows))
   # A symmetric logarithmic scale also shows 0 bytes.
   scale = "symlog" if max(amounts) > 10 * min(amounts) else "linear"
-  panel = plot.Panel(
-    marks, "", plot.Axis(xlabel, scale), plot.Axis(_loss_label(rows))
-  )
+  label = _loss_label(rows)
+  if others:
+    label = label.replace("loss [", f"loss above that of {_short(first)}\n[")
+    marks.append(plot.Rule(0.0, colour="gray", style="--"))
+  panel = plot.Panel(marks, "", plot.Axis(xlabel, scale), plot.Axis(label))
   size = (8, 4.6 + 0.17 * len(points))
-  return _written(size, path, panel, legend="outside lower left")
+  return plot.Figure([panel], size, legend="outside lower left")
+
+
+def _short(point: str) -> str:
+  """Returns the overrides of a point without sections of the config."""
+  return re.sub(
+    r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point
+  ) or "base"
 
 
 def _means(
@@ -209,10 +232,9 @@ def _loss_label(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _written(
-  size: tuple[float, float], path: pathlib.Path, panel: plot.Panel,
-  **options: Any,
+  size: tuple[float, float], path: pathlib.Path, panel: plot.Panel
 ) -> plot.Figure:
   """Writes a figure with one panel, and returns it."""
-  figure = plot.Figure([panel], size, **options)
+  figure = plot.Figure([panel], size)
   drawing.write(figure, path)
   return figure

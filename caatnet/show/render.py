@@ -199,7 +199,7 @@ def write(report: Report, path: pathlib.Path) -> None:
     raise ValueError(f"--report={path} must end in .md or .html")
   picture = None
   if report.figure and drawing.is_available():
-    picture = drawing.png(report.figure())
+    picture = drawing.rendered(report.figure())
   if path.suffix == ".html":
     files.replace(path, page(report, picture))
     return

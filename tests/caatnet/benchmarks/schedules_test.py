@@ -134,7 +134,8 @@ def test_tables_and_picture_have_all_rows(capsys):
           )
         ),
       ] in table
-  assert drawing.png(schedules.figure(scaling, drawn)).startswith(b"\x89PNG")
+  picture = drawing.rendered(schedules.figure(scaling, drawn))
+  assert picture.startswith(b"\x89PNG")
 
 
 def test_figure_has_a_line_per_kind_of_grid_and_of_graph():
@@ -155,7 +156,7 @@ def test_figure_has_a_line_per_kind_of_grid_and_of_graph():
   assert {m.label: (m.x, m.y) for m in graphs.marks} == {
     "ranks only": ([6], [0.5]), "with switches": ([9], [0.25])
   }
-  assert drawing.png(figure).startswith(b"\x89PNG")
+  assert drawing.rendered(figure).startswith(b"\x89PNG")
 
 
 def test_numbers_are_printed_as_ranges():

@@ -338,11 +338,26 @@ def test_frames_and_grids_are_drawn_on_request(draw):
 def test_picture_has_150_dots_per_inch_and_is_closed(tmp_path):
   figure = plot.Figure([plot.Panel([plot.Line([1], [1])])], (2, 1))
   opened = drawing.pyplot().get_fignums()
-  data = drawing.png(figure)
+  data = drawing.rendered(figure)
   assert struct.unpack(">II", data[16:24]) == (300, 150)
   assert drawing.pyplot().get_fignums() == opened
-  drawing.write(figure, tmp_path / "x.png")
+  for name, form in (("x.png", "png"), ("x", "png"), ("x.svg", "svg"),
+                     ("x.pdf", "pdf")):
+    drawing.write(figure, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == drawing.rendered(figure, form)
   assert (tmp_path / "x.png").read_bytes() == data
+  assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF-")
+  assert "<svg" in (tmp_path / "x.svg").read_text()
+
+
+def test_ticks_are_numbers_of_their_axis(draw):
+  """Not differences from a number at the end of the axis."""
+  figure = draw(plot.Panel([plot.Line([0, 1], [1.20001, 1.20002])]))
+  figure.canvas.draw()
+  (axis,) = figure.axes
+  texts = [label.get_text() for label in axis.get_yticklabels()]
+  assert all(1.2 <= float(text) < 1.2001 for text in texts)
+  assert axis.yaxis.get_offset_text().get_text() == ""
 
 
 def test_no_display_is_needed(monkeypatch):

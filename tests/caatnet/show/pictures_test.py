@@ -38,12 +38,12 @@ def points(figure):
   }
 
 
-def test_lines_of_a_sweep_have_one_number_of_ranks(tmp_path):
+def test_lines_of_a_sweep_have_one_number_of_ranks():
   """p = 1 has no private channels: it ends the lines of all their scales."""
   figure = pictures.plot_sweep([
     row(1.0, 2, 1.0), row(0.5, 2, 2.0), row(0.5, 2, 4.0),
     row(0.5, 2, 5.0, "none"), row(1.0, 4, 7.0), row(0.5, 4, 8.0),
-  ], "bytes", "bytes", tmp_path / "x.png")
+  ], "bytes", "bytes")
   assert points(figure) == {
     "r=2, private scale: forward": [[5.0, 3.0], [10.0, 1.0]],
     "r=2, private scale: none": [[5.0, 5.0], [10.0, 1.0]],
@@ -59,48 +59,57 @@ def test_lines_of_a_sweep_have_one_number_of_ranks(tmp_path):
   assert panel.legend == "best"
 
 
-def test_marks_are_means_of_one_point_of_a_sweep(tmp_path):
-  rows = [
-    {"point": f"outer.algorithm={name}", "validation_loss": loss, "sent": sent}
-    for name, loss, sent in (("diloco", 1.0, 3.0), ("diloco", 2.0, 3.0),
-                             ("noloco", 5.0, 4.0))
-  ]
-  figure = pictures.plot_points(
-    rows, lambda r: r["sent"], "sent", tmp_path / "x.png"
-  )
-  assert points(figure) == {"diloco": [[3.0, 1.5]], "noloco": [[4.0, 5.0]]}
+def sent_row(name, seed, loss, sent, **more):
+  return {"point": f"outer.algorithm={name}", "seed": seed, "sent": sent,
+          "validation_loss": loss, **more}
+
+
+def test_marks_are_means_of_one_point_above_the_baseline():
+  """Seed by seed; seeds that the baseline lacks are left out."""
+  figure = pictures.plot_points([
+    sent_row("diloco", 0, 1.0, 3.0), sent_row("diloco", 1, 2.0, 3.0),
+    sent_row("noloco", 1, 2.5, 4.0), sent_row("noloco", 0, 1.25, 4.0),
+    sent_row("noloco", 7, 9.0, 4.0), sent_row("eager", 8, 9.0, 5.0),
+  ], lambda r: r["sent"], "sent")
   (panel,) = figure.panels
-  assert [mark.errors for mark in panel.marks] == [
-    ([1.0], [2.0]), ([5.0], [5.0])
+  *marks, zero = panel.marks
+  assert [(m.label, m.x, m.y, m.errors) for m in marks] == [
+    ("diloco", [3.0], [0.0], ([0.0], [0.0])),
+    ("noloco", [4.0], [0.375], ([0.25], [0.5])),
   ]
-  assert [(mark.marker, mark.style) for mark in panel.marks] == [
+  assert zero.at == 0
+  assert [(mark.marker, mark.style) for mark in marks] == [
     ("o", ""), ("s", "")
   ]
+  assert panel.axes[1].label == (
+    "validation loss above that of diloco\n[nats per byte]"
+  )
   assert figure.legend == "outside lower left"
+
+
+def test_losses_of_a_single_point_are_its_own():
+  figure = pictures.plot_points(
+    [sent_row("diloco", 0, 1.0, 3.0), sent_row("diloco", 1, 2.0, 3.0)],
+    lambda r: r["sent"], "sent",
+  )
+  assert points(figure) == {"diloco": [[3.0, 1.5]]}
+  assert figure.panels[0].axes[1].label == "validation loss [nats per byte]"
 
 
 @pytest.mark.parametrize(("amounts", "scale"), [
   ((0.0, 1.0), "symlog"), ((1.0, 10.0), "linear"), ((1.0, 10.01), "symlog"),
   ((3.0, 3.0), "linear"),
 ])
-def test_scale_is_logarithmic_beyond_a_factor_of_ten(
-  tmp_path, saved, amounts, scale
-):
+def test_scale_is_logarithmic_beyond_a_factor_of_ten(amounts, scale):
   rows = [
-    {"point": f"zero.scheme={a}", "validation_loss": 1.0, "sent": a,
-     "loss_label": "nats per token"} for a in amounts
+    sent_row(a, 0, 1.0, a, loss_label="nats per token") for a in amounts
   ]
-  figure = pictures.plot_points(
-    rows, lambda r: r["sent"], "sent", tmp_path / "x.png"
-  )
+  figure = pictures.plot_points(rows, lambda r: r["sent"], "sent")
   (panel,) = figure.panels
-  assert panel.axes == (
-    Axis("sent", scale), Axis("validation loss [nats per token]")
-  )
+  assert panel.axes[0] == Axis("sent", scale)
+  assert panel.axes[1].label.endswith("[nats per token]")
   # Each entry of the legend below adds a line to the height.
-  one = pictures.plot_points(
-    rows[:1], lambda r: r["sent"], "sent", tmp_path / "x.png"
-  )
+  one = pictures.plot_points(rows[:1], lambda r: r["sent"], "sent")
   lines = len(set(amounts)) - 1
   assert one.size == pytest.approx((8, 4.77))
   assert figure.size == pytest.approx((8, 4.77 + 0.17 * lines))
@@ -127,10 +136,14 @@ def test_study_is_plotted_against_each_quantity_that_varies(
   tmp_path, saved, changes, names
 ):
   """Traffic of workers takes precedence over that of the data axes."""
-  pictures.plot_study([study_row(**more) for more in changes], tmp_path)
+  written = pictures.plot_study(
+    [study_row(**more) for more in changes], tmp_path
+  )
   assert sorted(path.name for path in tmp_path.iterdir()) == [
-    f"loss_against_{name}.png" for name in names
+    f"loss_against_{name}.{suffix}" for name in names
+    for suffix in ("pdf", "png", "svg")
   ]
+  assert {*written} == {*tmp_path.glob("*.png")}
 
 
 def test_bytes_of_workers_are_counted_per_worker_and_token(tmp_path, saved):
@@ -138,7 +151,7 @@ def test_bytes_of_workers_are_counted_per_worker_and_token(tmp_path, saved):
   pictures.plot_study([
     study_row(worker=4, worker_bytes=1000.0, tensor=2, units_per_step=64)
   ], tmp_path)
-  (axis,) = saved
+  axis = saved[0]
   assert places(axis) == [[1000 * 2 / (64 / 4)]]
   assert axis.get_xlabel() == (
     "operand bytes per worker and token of its own (worker axis)"
@@ -147,11 +160,14 @@ def test_bytes_of_workers_are_counted_per_worker_and_token(tmp_path, saved):
 
 def test_other_axes_of_a_study_have_their_units(tmp_path, saved):
   pictures.plot_study([
-    study_row(data_bytes=7.0), study_row(p=0.5, backward_bytes=6.0)
+    study_row(data_bytes=7.0),
+    study_row(point="b", p=0.5, backward_bytes=6.0),
   ], tmp_path)
   assert {axis.get_xlabel(): places(axis)[0] for axis in saved} == {
     "operand bytes per device and step (data axes)": [7.0],
-    "p": [0.5, 1.0], "backward bytes per step": [6.0, 8.0],
+    "p, the synchronised share of the stream": [0.5, 1.0],
+    "operand bytes of the backward pass, per device and step (tensor axis)":
+    [6.0, 8.0],
   }
 
 

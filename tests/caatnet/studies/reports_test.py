@@ -99,7 +99,7 @@ def test_figures_show_finite_numbers(name):
         assert len(x) == len(y)
         assert all(v is None or np.isfinite(v) for v in (*x, *y)), mark
   pytest.importorskip("matplotlib")
-  assert drawing.png(figure).startswith(b"\x89PNG")
+  assert drawing.rendered(figure).startswith(b"\x89PNG")
 
 
 def coordinates(mark):
