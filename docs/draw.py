@@ -1,4 +1,4 @@
-r"""Draws the pictures of README.md, and results/outer_loops.png.
+r"""Draws the pictures of documents, and results/outer_loops.png.
 
   python -m docs.draw                # into this repository
   python -m docs.draw some/folder    # into docs/ and results/ of that folder

@@ -1,7 +1,7 @@
 """Registry of papers, docs/papers.toml, and documents generated from it.
 
-README's table of papers, docs/strategies.md, the directories of ARCHITECTURE.md
-and the map of the code, docs/map.md, are generated from it: `docs.tables` has
+docs/papers.md, docs/strategies.md, the directories of ARCHITECTURE.md and the
+map of the code, docs/map.md, are generated from it: `docs.tables` has
 one row for each. Claims are in `docs.claims`.
 """
 
@@ -53,7 +53,7 @@ class Paper:
     key: The entry's name in the registry.
     subject: Subject of the paper.
     reference: Publication.
-    saves: Its savings in README's table of papers; "" for papers that are not
+    saves: Its savings in docs/papers.md; "" for papers that are not
       in that table.
     mechanism: Files that implement it.
     cost_model: Files that predict or count what it costs.
@@ -149,7 +149,7 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
 
 
 def verdicts(_: str = "") -> str:
-  """Returns README's table of papers: savings, and our verdicts."""
+  """Returns the table of papers with savings and our verdicts."""
   rows = []
   for paper in load():
     if paper.saves:

@@ -40,7 +40,7 @@ FLAGS = flags.FLAGS
 # Each document with tables, by its path.
 DOCUMENTS = (
   "README.md", "ARCHITECTURE.md", "CLAIMS.md", "docs/map.md",
-  "docs/strategies.md", "docs/ledger.md",
+  "docs/strategies.md", "docs/ledger.md", "docs/papers.md", "docs/your_own.md",
   "parallel/kernels/evidence.py",
   *log.with_tables(),
 )
@@ -589,6 +589,12 @@ def coverage(_: str) -> str:
   )
 
 
+def recipe(kind: str) -> str:
+  """Returns the files of a recipe, which a test adds to a copy of the tree."""
+  text = (ROOT / "tests" / "recipes" / f"{kind}.md").read_text()
+  return text.partition("\n\n")[2]
+
+
 TABLES: dict[str, Table] = {
   "coverage": coverage,
   "demo": demo,
@@ -597,6 +603,8 @@ TABLES: dict[str, Table] = {
   "claims": claims.overview,
   "papers": papers.papers,
   "verdicts": papers.verdicts,
+  "recipe_outer_loop": lambda _: recipe("outer_loop"),
+  "recipe_route": lambda _: recipe("route"),
   "modules": papers.modules,
   "directories": papers.directories,
   "outer_loops": outer_loops,

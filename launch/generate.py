@@ -19,7 +19,6 @@ flags.DEFINE_multi_string("prompt", [],
   "Text to continue; - for standard input. May be repeated.")
 flags.DEFINE_string("prompt_file", None,
   'Prompts, one per line; in .jsonl the key "prompt". - for stdin as .jsonl.')
-flags.DEFINE_integer("max_tokens", 256, "Tokens to generate per prompt.")
 flags.DEFINE_float("temperature", None, "Temperature; 0 for greedy decoding.")
 for _name, _row in FILTERS.items():
   _type = "integer" if _row.kind is int else "float"
@@ -73,7 +72,8 @@ def main() -> int:
 if __name__ == "__main__":
   options.run(
     main, required=("workdir",),
-    uses=("workdir", "mesh", "cpu_devices", "json", "step", "programs"),
+    uses=("workdir", "mesh", "cpu_devices", "json", "max_tokens", "step",
+          "programs"), defaults={"max_tokens": "256"},
     changeable=("inference", "parallel.data", "model.max_positions"),
     helps={"workdir": "Folder of the run."},
   )

@@ -99,6 +99,7 @@ flags.DEFINE_string(
   'Overrides of a second step, "config.sync.p=0.5 ...", to compare.',
 )
 flags.DEFINE_string("trace", "", "File to replay; conversations if unset.")
+flags.DEFINE_integer("max_tokens", None, "Most tokens of an answer.")
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_string(
@@ -337,6 +338,8 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     if FLAGS.help_config:
       return _printed(commands.runnable(tree.help_text(FLAGS.config)))
     _check_paths(uses, accepted.writes)
+    if accepted.changeable and FLAGS.workdir:
+      _check_run(FLAGS.workdir)
     if "programs" in uses:
       gc.disable()
     if accepted.devices:
@@ -479,6 +482,16 @@ def _check_paths(uses: Sequence[str], writes: Sequence[str]) -> None:
   ):
     raise ValueError(
       f'--plot={FLAGS.plot} needs matplotlib: pip install "caatnet[plot]"'
+    )
+
+
+def _check_run(workdir: str) -> None:
+  """Raises FileNotFoundError for a local folder that holds no run."""
+  path = pathlib.Path(workdir).expanduser()
+  if "://" not in workdir and not (path / "config.json").exists():
+    raise FileNotFoundError(
+      f"--workdir={workdir} holds no run (config.json); launch.train and "
+      "launch.convert write runs"
     )
 
 

@@ -1,7 +1,6 @@
 r"""Lists what a jax program sends between devices, by source line.
 
   python -m launch.sends docs/examples/mlp.py:step --devices=8
-  python -m launch.sends package.module:function --devices=8 --json
   python -m launch.sends docs/examples/mlp.py:step --target=tpu:v5p:2x2x2
   XLA_FLAGS="--xla_dump_to=DUMP --xla_dump_hlo_as_text" python program.py
   python -m launch.sends DUMP --compare=OTHER_DUMP
@@ -25,6 +24,11 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
+_MORE = {
+  "partial_sync": "launch.compile --config=configs/caatnet/tiny.py "
+  "--target=cpu:8 --compare=config.sync.p=0.5",
+  "outer": "launch.plan --config=configs/planner/gpt_11b.py",
+}
 flags.DEFINE_string("program", None, "The program, also without --program=.")
 flags.DEFINE_integer("devices", 1, "Number of virtual CPU devices.", 1, 4096)
 flags.DEFINE_string("rates", "", "Device of times; --target's, or h100.")
@@ -54,7 +58,7 @@ def main() -> None:
   if path := FLAGS.calibrate:
     lines.append(foreign.calibrate(readings, FLAGS.profile, pathlib.Path(path)))
   render.present(
-    report.report(readings, measured, rates),
+    report.report(readings, measured, rates, _MORE),
     report.result(readings, measured, rates), FLAGS.json, FLAGS.output,
     document=FLAGS.report,
   )

@@ -13,7 +13,7 @@ CAATNET_API_KEY or --api_key_file sets the key that clients must send. After
 SIGTERM or Ctrl-C, running requests finish; a second signal ends the process.
 config.inference.batch is the number of concurrent sequences; in config.serving:
 
-  policy      first_come, strict_priority (the field "priority", the default),
+  policy      first_come, strict_priority (the default, by a field "priority"),
               shortest_first, vtc or dlpm (fair among the fields "user")
   preempt     swap, recompute or cost (the cheaper one, the default)
   host_pages, growth, wait_s, reuse, keep_turns: use of cache pages
@@ -50,8 +50,8 @@ def main() -> int:
   if FLAGS.config is not None and (FLAGS.name or FLAGS.step is not None):
     raise ValueError("--name and --step have no effect with --config")
   listener = http.bound(FLAGS.host, FLAGS.port)
-  key = start.key(FLAGS.api_key_file)
-  mesh, say = options.mesh(), servers.say
+  key, mesh, say = start.key(FLAGS.api_key_file), options.mesh(), servers.say
+  say(f"reading {FLAGS.workdir or 'experts'}")
   options.resume_gc()
   if FLAGS.config is not None:
     made = experts.build(FLAGS.config, mesh, say, library.put)

@@ -1,4 +1,4 @@
-"""Recipes of ARCHITECTURE.md's table "To add something", for six kinds.
+"""Recipes of ARCHITECTURE.md's table "To add something", for seven kinds.
 
 Each file of `tests/recipes/` adds a minimal part: a new file, and rows in the
 tables that ARCHITECTURE.md names for its kind. All are added to one copy of the

@@ -1,12 +1,13 @@
 """Terminal output of a server and of its load generator."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
 import ipaddress
 import socket
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 
 from caatnet.show.tables import table
 
@@ -15,6 +16,7 @@ _CONSOLE = Console(highlight=False, soft_wrap=True)
 
 def progress(steps: Iterable[Any], count: int) -> None:
   """Iterates over compilation steps with a progress bar."""
+  say(f"compiling {count:,} programs")
   for _ in track(
     steps, "compiling programs", total=count, transient=True,
     console=Console(stderr=True),
@@ -81,9 +83,84 @@ def show_times(result: dict[str, Any]) -> None:
       for name, of in measures.items()
     ],
   )
-  if result.get("left_out"):
-    say(f"{result['left_out']:,} requests are longer than the model's context")
   for error in result["errors"][:5]:
     say(f"failed: {error}")
   if result["errors"]:
     say(f"{len(result['errors']):,} requests failed")
+
+
+@contextlib.contextmanager
+def answers(
+  policy: str,
+) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
+  """Shows the progress of a load on stderr.
+
+  Args:
+    policy: Policy of the server that is started first; "" for a given server.
+
+  Yields:
+    The functions ``begun`` and ``on_end`` of `caatnet.serving.server.load.
+    replay`.
+  """
+  with Progress(transient=True, console=Console(stderr=True)) as bar:
+    text = f"starting a server, {policy}" if policy else "answers"
+    task = bar.add_task(text, total=None)
+
+    def begun(number: int, left_out: int) -> None:
+      bar.update(task, description=f"answers {policy}".strip(), total=number)
+      if left_out:
+        bar.console.print(
+          f"{left_out:,} of {left_out + number:,} requests are longer than the "
+          "model's context and are not sent", highlight=False,
+        )
+
+    yield begun, lambda: bar.advance(task)
+
+
+def show_replay(
+  results: Mapping[str, Mapping[str, Any]], asked: float
+) -> None:
+  """Prints results of the same requests with one or several policies.
+
+  Args:
+    results: Policy -> result of `caatnet.serving.server.client.summary`.
+    asked: Requests per second that were asked for; 0 for those of a trace.
+  """
+  if len(results) == 1:
+    (result,) = results.values()
+    show_times(result)
+    _show_rate(asked, result)
+    return
+  first = next(iter(results.values()))
+  table(
+    f"{first['requests']:,} requests, the same for each policy; milliseconds",
+    ["policy", "tokens/s", "TTFT P50", "TTFT P99", "TPOT mean", "TPOT P99",
+     "failed"],
+    [
+      [policy, f"{of['tokens_per_second']:,.0f}", *(
+        f"{1e3 * of['measures'][name][column]:,.1f}" for name, column in (
+          ("TTFT", "P50"), ("TTFT", "P99"), ("TPOT", "mean"), ("TPOT", "P99")
+        )
+      ), str(len(of["errors"]))]
+      for policy, of in results.items()
+    ],
+  )
+  for policy, result in results.items():
+    _show_rate(asked, result, f"{policy}: ")
+
+
+def _show_rate(
+  asked: float, result: Mapping[str, Any], head: str = ""
+) -> None:
+  """Prints the rate of requests, with a warning if it is below half of `asked`.
+  """
+  sent = result["sent_per_second"]
+  line = f"{head}{sent:.3g} requests/s were sent"
+  if asked:
+    line += f", {asked:g} asked for"
+  if sent < asked / 2:
+    line += (
+      ": warning: turns of a conversation wait for the answer before them and "
+      "for --think_s; use more --sessions, or less --max_tokens or --think_s"
+    )
+  say(line)

@@ -4,8 +4,9 @@ r"""Sweep of the outer loops: loss at equal tokens, 3 seeds.
 outer loop runs with 2 workers and 30 inner steps per round; DiLoCo and full
 Streaming (one step of overlap, E3M0) also with 4 and 8 workers, and with 100
 inner steps. `long` has 3,000 steps of 2,048 bytes, with data parallelism and
-full Streaming. Models have 0.87M parameters. A run of `study` takes over one
-minute on one core, a run of `long` over ten.
+full Streaming. `short` has 120 steps, for a first look at a new loop
+(docs/your_own.md). Models have 0.87M parameters. A run of `study` takes over
+one minute on one core, a run of `long` over ten.
 
 Outer momentum is 0.3 at a rate of 1, and workers replace their parameters by
 the received mean (alpha = 0). The published momentum 0.9 at rate 0.7, and alpha
@@ -53,7 +54,7 @@ POINTS = (
 )
 PAIR = (POINTS[0], FULL)
 # Numbers of steps, and of sequences per step.
-SIZES = {"study": (600, 8), "long": (3000, 16)}
+SIZES = {"study": (600, 8), "long": (3000, 16), "short": (120, 8)}
 
 
 def _sections(size: str) -> ml_collections.ConfigDict:
@@ -71,9 +72,11 @@ def _sections(size: str) -> ml_collections.ConfigDict:
 
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
-  """Returns `study`, `long`, or `test` for a few steps of two points."""
-  if size not in ("study", "long", "test"):
-    raise ValueError(f"sweep.py:{size}: the sizes are study, long and test")
+  """Returns `study`, `long`, `short`, or `test` for a few steps."""
+  if size not in (*SIZES, "test"):
+    raise ValueError(
+      f"sweep.py:{size}: the sizes are {', '.join(SIZES)} and test"
+    )
   config = tiny.get_config("test" if size == "test" else "demo")
   config.name = "outer_loops"
   config.parallel.worker = 2

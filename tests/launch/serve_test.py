@@ -1,5 +1,6 @@
 """Server as users run it: responses, graceful shutdown, and SIGKILL."""
 
+import asyncio
 import concurrent.futures
 import json
 import os
@@ -9,9 +10,11 @@ import socket
 import time
 
 import httpx2
+import pytest
 
 from caatnet.config import experts
 from caatnet.config.override import override
+from caatnet.serving.server import client, load, local
 from configs.serving import experts as experts_config
 
 SETTINGS = (
@@ -66,6 +69,26 @@ def test_server_is_replayed_and_finishes_requests_after_a_signal(
   assert len(events) == 400  # the first event was read before
   process.join(30)
   assert process.exitcode == 0, err.read_text()
+
+
+def test_policy_is_served_by_a_child_until_the_end_of_the_context(workdir):
+  with local.started(str(workdir), [
+    "--config.serving.policy=vtc", "--name=child", *SETTINGS
+  ]) as url:
+    assert asyncio.run(client.card(url, ""))["id"] == "child"
+    result = load.replay(
+      url, load.Load(sessions=2, rate=50.0, think_s=0.0, max_tokens=3), "",
+      lambda number, left_out: None, lambda: None,
+    )
+  assert result["errors"] == []
+  assert result["tokens"] <= 3 * result["requests"]
+  with pytest.raises(ValueError, match="--url=http"):
+    asyncio.run(client.card(url, ""))
+  with (
+    pytest.raises(ValueError, match=r"the server: .*policy='no' must be one"),
+    local.started(str(workdir), ["--config.serving.policy=no"]),
+  ):
+    pass
 
 
 def test_occupied_port_is_a_one_line_error(launch, workdir):

@@ -10,8 +10,6 @@ import contextlib
 import json
 import os
 import pathlib
-import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -21,11 +19,12 @@ import urllib.request
 
 from caatnet.benchmarks.harness import scripts
 from caatnet.benchmarks.serving import decoding
+from caatnet.serving.server import local
 from parallel.peers.emulation import processes
 
 # Script that writes llama.cpp's files and times its decoding.
 LLAMA = pathlib.Path(__file__).with_name("llama.py")
-_START_S, _END_S = 600.0, 20.0  # vLLM compiles its model
+_START_S = 600.0  # vLLM compiles its model
 _TOKENIZER = {
   "version": "1.0", "added_tokens": [],
   **dict.fromkeys((
@@ -127,7 +126,7 @@ def _started(
       with open(log, "wb") as output:
         process = subprocess.Popen(
           [
-            *_with_parent(), *command, "--host", "127.0.0.1",
+            *local.with_parent(), *command, "--host", "127.0.0.1",
             "--port", str(port),
           ], stdout=output, stderr=output,
           env=os.environ | dict(environment or {}), start_new_session=True,
@@ -138,27 +137,7 @@ def _started(
       _wait(key, url, process, log)
       yield url
     finally:
-      _end(process)
-
-
-def _with_parent() -> list[str]:
-  """Returns the prefix of a command that ends when this process ends.
-
-  The kernel sends the signal even if this process is killed; [] where there is
-  no ``setpriv`` (util-linux).
-  """
-  found = shutil.which("setpriv")
-  return [found, "--pdeathsig", "TERM"] if found else []
-
-
-def _end(process: subprocess.Popen) -> None:
-  """Ends a server and the processes that it has started."""
-  process.terminate()
-  with contextlib.suppress(subprocess.TimeoutExpired):
-    process.wait(_END_S)
-  with contextlib.suppress(ProcessLookupError):
-    os.killpg(process.pid, signal.SIGKILL)
-  process.wait()
+      local.end(process)
 
 
 def model_file(

@@ -243,7 +243,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
   Returns:
     ``measures``: for TTFT, TBT and TPOT the seconds of each of `PERCENTILES`,
     their mean and the number of samples ``n``; ``tokens_per_second`` from the
-    first request to the last token; ``requests``, ``tokens``, ``errors``.
+    first request to the last token; ``sent_per_second``, the rate at which
+    requests were sent; ``requests``, ``tokens``, ``errors``.
 
   Example:
     >>> outcome = Outcome(sent_s=0.0, times_s=[0.5, 0.75, 1.0], tokens=3)
@@ -259,12 +260,15 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     "TPOT": [o.tpot_s for o in good if not math.isnan(o.tpot_s)],
   }
   ends = [o.times_s[-1] for o in good if o.times_s]
+  sent = sorted(o.sent_s for o in outcomes)
   # From the first request to the last token.
-  seconds = max(ends, default=math.nan) - min(o.sent_s for o in outcomes)
+  seconds = max(ends, default=math.nan) - sent[0]
   tokens = sum(o.tokens for o in good)
   return {
     "requests": len(outcomes), "tokens": tokens,
     "tokens_per_second": tokens / seconds,
+    "sent_per_second": (len(sent) - 1) / (sent[-1] - sent[0])
+    if sent[-1] > sent[0] else math.nan,
     "errors": [o.error for o in outcomes if o.error],
     "measures": {
       name: {

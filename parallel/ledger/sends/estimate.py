@@ -59,7 +59,9 @@ def _itemsize(dtype: str) -> int:
   return np.dtype(dtype).itemsize
 
 
-def savings(shown: Mapping[str, Any]) -> list[str]:
+def savings(
+  shown: Mapping[str, Any], commands: Mapping[str, str]
+) -> list[str]:
   """Returns sentences on bytes that published methods could remove at most.
 
   Sums in the forward phase are of activations, which partially synchronised
@@ -68,6 +70,7 @@ def savings(shown: Mapping[str, Any]) -> list[str]:
 
   Args:
     shown: A program of `parallel.ledger.sends.report.result`.
+    commands: Commands that say more, of "partial_sync" and "outer".
   """
   rows = [r for r in shown["collectives"] if r["kind"] in _SUMS]
   forward = {r["over"] for r in rows if r["phase"] == "forward"}
@@ -78,20 +81,19 @@ def savings(shown: Mapping[str, Any]) -> list[str]:
   if partly:
     lines.append(_line(
       shown, partly, 0.5, "partially synchronised tensor parallelism (p = 0.5)",
-      "launch.compile --config=configs/caatnet/tiny.py --target=cpu:8 "
-      "--compare=config.sync.p=0.5",
+      commands.get("partial_sync"),
     ))
   if late and trained:
     lines.append(_line(
       shown, late, 1 - 1 / _ROUND, f"DiLoCo with rounds of {_ROUND} steps",
-      "launch.plan --config=configs/planner/gpt_11b.py",
+      commands.get("outer"),
     ))
   return lines
 
 
 def _line(
   shown: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], share: float,
-  method: str, command: str,
+  method: str, command: str | None,
 ) -> str:
   axes = ", ".join(sorted({row["over"] for row in rows}))
   removed = share * sum(row["bytes"] for row in rows)
@@ -103,4 +105,4 @@ def _line(
   seconds = [row["seconds"] for row in rows]
   if shown["step_s"] and None not in seconds:
     text += f", and {share * sum(seconds) / shown['step_s']:.0%} of the step"
-  return f"{text}; what it changes: python -m {command}"
+  return text + f". More: python -m {command}" * bool(command)

@@ -160,6 +160,7 @@ def report(
   readings: Mapping[str, Reading],
   measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
   rates: str = estimate.DEFAULT,
+  commands: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
   """Returns tables of each program, and of the difference of two.
 
@@ -167,6 +168,7 @@ def report(
     readings: Name -> reading.
     measured: Name -> measured times.
     rates: A key of `parallel.plans.hardware.devices.DEVICES`.
+    commands: Argument of `parallel.ledger.sends.estimate.savings`.
   """
   parts: list[Table | str] = []
   for name, shown in result(readings, measured, rates).items():
@@ -189,7 +191,7 @@ def report(
       parts.append("memory of a device: " + ", ".join(
         f"{n} {_size(size)}" for n, size in shown["memory"].items()
       ))
-    parts += [*shown["notes"], *estimate.savings(shown)]
+    parts += [*shown["notes"], *estimate.savings(shown, commands)]
     if shown.get("measured"):
       parts.append(_measured_table(name, shown["measured"]))
     if missing := shown.get("not_measured"):
@@ -255,7 +257,8 @@ def _totals_table(name: str, shown: Mapping[str, Any]) -> Table:
     for row in (
       *shown["by_axes"],
       *({"over": "all", "phase": "all", "what": what, **total}
-        for what, total in shown["totals"].items())
+        for what, total in shown["totals"].items()
+        if total["number"] or what == "counted")
     )
   ])
 

@@ -132,26 +132,35 @@ def search(
     started(
       f"smaller cluster {turn} of at most {len(tried)}: {n - number:,} devices"
     )
-    kept = tuple(i for i in everything if i not in gone)
-    part = dataclasses.replace(problem, links=problem.links.part(kept))
-    try:
-      found = Subset(
-        part, plans.plan(
-          part, choices, count=1, ordered=3, has_time=has_time
-        ), kept, gone, whole and whole.seconds,
-      )
-    except ValueError:
-      continue  # the number has no configuration that runs or fits
-    if found.seconds < max_s:
+    found = _without(problem, choices, gone, has_time)
+    # Some numbers have no configuration that runs or fits.
+    if found and found.seconds < max_s:
       best, max_s = found, found.seconds
   if best is None:
     if whole is None:
       raise failed
     return dataclasses.replace(whole, skipped=skipped)
   started(f"searching plans on {len(best.devices):,} devices")
-  return dataclasses.replace(best, skipped=skipped, plan=plans.plan(
+  found = plans.plan(
     best.problem, choices, count=count, ordered=ordered, has_time=has_time
-  ))
+  )
+  return dataclasses.replace(
+    best, plan=found, whole_s=whole and whole.seconds, skipped=skipped
+  )
+
+
+def _without(
+  problem: Problem, choices: Choices, gone: tuple[int, ...],
+  has_time: Callable[[], bool],
+) -> Subset | None:
+  """Returns a quick plan without some devices; None if nothing runs or fits."""
+  kept = tuple(i for i in range(problem.links.num_devices) if i not in gone)
+  part = dataclasses.replace(problem, links=problem.links.part(kept))
+  try:
+    found = plans.plan(part, choices, count=1, ordered=3, has_time=has_time)
+  except ValueError:
+    return None
+  return Subset(part, found, kept, gone)
 
 
 def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:

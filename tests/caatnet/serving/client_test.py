@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from caatnet.serving import traces
-from caatnet.serving.server import client
+from caatnet.serving.server import client, load
 from caatnet.serving.server.client import Outcome, Question
 from caatnet.serving.traces import Arrival
 
@@ -37,6 +38,50 @@ def test_requests_of_a_trace_have_its_tokens_and_lengths():
     "none of 1 requests fits into the server's context of 20 tokens"
   )):
     client.questions_of(arrivals[1:2], CARD)
+
+
+def test_load_of_a_trace_has_its_rate_and_longest_answer():
+  arrivals = [Arrival(0, 0.0, 5, 8), Arrival(1, 2.0, 13, 9),
+              Arrival(2, 4.0, 6, 3), Arrival(3, 6.0, 2, 7)]
+  found, left_out = load.Load(arrivals, rate=2.0).questions(CARD)
+  assert [q.time_s for q in found] == [0, 4 / 3, 2]  # the second is too long
+  assert left_out == 1
+  found, left_out = load.Load(
+    arrivals, max_tokens=6, num_requests=3
+  ).questions(CARD)
+  assert [(q.time_s, q.body["max_tokens"]) for q in found] == [
+    (0.0, 6), (2.0, 6), (4.0, 3)
+  ]
+  assert left_out == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_conversations_of_a_load_fit_into_the_context(seed):
+  given = load.Load(sessions=30, rate=4.0, think_s=0.5, seed=seed)
+  found, left_out = given.questions(CARD)
+  assert left_out == 0
+  # At most half of the context of 20 tokens.
+  assert max(q.body["max_tokens"] for q in found) == 10
+  assert all(len(q.body["prompt"]) + q.body["max_tokens"] <= 20 for q in found)
+
+
+def test_conversations_of_a_load_have_its_rate_and_times_of_thinking():
+  card = CARD | {"max_model_len": 4000}
+
+  def drawn(**changes):
+    made = load.Load(sessions=30, rate=4.0, think_s=0.5)
+    found, _ = dataclasses.replace(made, **changes).questions(card)
+    begins = sorted(q.time_s for q in found if q.after < 0)
+    thinking = sorted(q.think_s for q in found if q.after >= 0)
+    return begins, thinking, max(q.body["max_tokens"] for q in found)
+
+  begins, thinking, longest = drawn()
+  assert longest > 3
+  assert len(begins) == 30
+  np.testing.assert_allclose(drawn(rate=1.0)[0], 4 * np.array(begins))
+  np.testing.assert_allclose(drawn(think_s=1.5)[1], 3 * np.array(thinking))
+  assert 0.4 < np.mean(thinking) < 0.6
+  assert drawn(max_tokens=3)[2] == 3
 
 
 def test_turns_wait_for_the_turns_before_them():
@@ -74,6 +119,7 @@ def test_summary_is_that_of_the_good_outcomes():
   found = client.summary(outcomes)
   # From 0.5 s, when the failed request was sent, to 4 s.
   assert found["tokens_per_second"] == 8 / 3.5
+  assert found["sent_per_second"] == 3 / 2.5
   assert (found["requests"], found["tokens"], found["errors"]) == (
     4, 8, ["lost"]
   )
@@ -86,6 +132,7 @@ def test_summary_is_that_of_the_good_outcomes():
     }
   found = client.summary([Outcome(0.0, [], 0, "lost")])
   assert math.isnan(found["tokens_per_second"])
+  assert math.isnan(found["sent_per_second"])
   for row in found["measures"].values():
     assert row.pop("n") == 0
     assert all(map(math.isnan, row.values()))

@@ -91,7 +91,7 @@ def test_programs_are_counted_on_a_terminal(monkeypatch, capsys):
   assert error.text.rstrip().endswith("100% 0:00:00")
   # The bar is removed at the end.
   assert error.getvalue().endswith("\x1b[2K")
-  assert capsys.readouterr().out == ""
+  assert capsys.readouterr().out == "compiling 4 programs\n"
 
 
 def times(**more):
@@ -122,9 +122,40 @@ def test_times_are_in_milliseconds(capsys):
 
 def test_first_five_errors_and_their_number_are_shown(capsys):
   errors = [f"[{i}]" for i in range(6)]
-  servers.show_times(times(errors=errors, left_out=1200))
+  servers.show_times(times(errors=errors))
   lines = capsys.readouterr().out.splitlines()
-  assert lines[-7:] == [
-    "1,200 requests are longer than the model's context",
+  assert lines[-6:] == [
     *(f"failed: [{i}]" for i in range(5)), "6 requests failed",
   ]
+
+
+def test_policies_are_rows_of_a_comparison(capsys):
+  columns = {"P50": 0.25, "P99": 0.5, "mean": 0.125}
+  measures = {"TTFT": columns, "TPOT": {c: x / 2 for c, x in columns.items()}}
+  servers.show_replay({
+    "vtc": times(measures=measures, sent_per_second=3.0), "dlpm": times(
+      measures=measures | {"TTFT": columns | {"P99": 7.0}}, errors=["lost"],
+      sent_per_second=1.5,
+    ),
+  }, 3.5)
+  out = capsys.readouterr().out
+  assert "\nvtc: 3 requests/s were sent, 3.5 asked for\n" in out
+  assert "\ndlpm: 1.5 requests/s were sent, 3.5 asked for: warning: " in out
+  assert terminal.tables(out) == {
+    "1,500 requests, the same for each policy; milliseconds": [
+      ["policy", "tokens/s", "TTFT P50", "TTFT P99", "TPOT mean", "TPOT P99",
+       "failed"],
+      ["vtc", "1,235", "250.0", "500.0", "62.5", "250.0", "0"],
+      ["dlpm", "1,235", "250.0", "7,000.0", "62.5", "250.0", "1"],
+    ],
+  }
+
+
+def test_rate_below_half_of_the_asked_one_is_a_warning(capsys):
+  for asked, sent, text in (
+    (0.0, 2.0, "2 requests/s were sent\n"),
+    (4.0, 2.0, "2 requests/s were sent, 4 asked for\n"),
+    (4.0, 1.9, "1.9 requests/s were sent, 4 asked for: warning: turns"),
+  ):
+    servers.show_replay({"": times(sent_per_second=sent)}, asked)
+    assert text in capsys.readouterr().out

@@ -5,6 +5,7 @@ model only through the protocol; where sizes do not matter, a deep linear model,
 which compiles fast, replaces the language model.
 """
 
+import contextlib
 import dataclasses
 import shutil
 
@@ -159,6 +160,15 @@ class Runner:
     return jax.device_get(evaluated(self.state.params, self.state.outer))
 
 
+@contextlib.contextmanager
+def contract(text):
+  """Puts the part of the contract of `OuterLoop` first that does not hold."""
+  try:
+    yield
+  except AssertionError as error:
+    raise AssertionError(f"{text}\n{error}") from error
+
+
 def assert_equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
@@ -196,15 +206,23 @@ def test_resumed_run_is_uninterrupted_and_lanes_equal_devices(name, tmp_path):
     final_state(tmp_path / folder, make_linear(name))
     for folder in ("whole", "again")
   )
-  assert_equal(again, whole)
+  with contract(
+    "a resumed run differs: all that a loop remembers must be in the state "
+    "that `init` declares and `finish` returns, or follow from the step"
+  ):
+    assert_equal(again, whole)
   train("lanes", 2)
   for ours, theirs in zip(
     losses(tmp_path / "lanes"), losses(tmp_path / "whole"), strict=True
   ):
     assert ours.keys() == theirs.keys()
-    np.testing.assert_allclose(
-      list(ours.values()), list(theirs.values()), rtol=1e-3
-    )
+    with contract(
+      "two workers per device train otherwise than one: an exchange must be "
+      "over the worker axis (`mean_over_workers`), not over a dim of an array"
+    ):
+      np.testing.assert_allclose(
+        list(ours.values()), list(theirs.values()), rtol=1e-3
+      )
 
 
 def _is_close(a, b):
@@ -232,9 +250,15 @@ def test_single_worker_trains_without_the_loop_if_it_declares_so(name):
   alone = Runner(name, changes, workers=1).run(6)
   plain = Runner("data_parallel", workers=1).run(6)
   if not alone.experiment.outer.plain_alone:
-    assert not _is_close(alone.params, plain.params)
+    assert not _is_close(alone.params, plain.params), (
+      "one worker trains as without the loop: `plain_alone` is not False"
+    )
     return
-  assert_close(alone.params, plain.params)
+  with contract(
+    "one worker trains otherwise than without the loop: the exchange of equal "
+    "workers must change nothing, unless the loop declares plain_alone = False"
+  ):
+    assert_close(alone.params, plain.params)
   if name != "streaming":  # fragments are exported at different steps
     assert_close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))
 
@@ -246,8 +270,10 @@ def test_equal_workers_with_zero_learning_rate_do_not_move(name):
   runner = Runner(name, learning_rate=0.0)
   start = runner.params
   runner.run(9)  # the last fragment that streaming sends arrives in step 9
-  assert_close(runner.params, start)
-  assert_close(runner.evaluated, jax.tree.map(lambda x: x[0], start))
+  with contract("`finish` moved workers that agree and did not train"):
+    assert_close(runner.params, start)
+  with contract("`export_params` is not what workers that agree have"):
+    assert_close(runner.evaluated, jax.tree.map(lambda x: x[0], start))
 
 
 def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
@@ -635,9 +661,13 @@ def test_sent_bytes_equal_the_formula(name):
   }
   for plan in plans:
     for c in lowered[plan.variant]:
-      assert c.axes == ("worker",)
+      assert c.axes == ("worker",), "an exchange is over the worker axis only"
       found[c.dtype] = found.get(c.dtype, 0) + c.bytes
-  assert found == expected
+  with contract(
+    "`sent_bytes` must return the operand bytes by dtype that the compiled "
+    "programs of one `period` send over the worker axis"
+  ):
+    assert found == expected
   if name == "diloco":
     parameters = sum(x.size for x in jax.tree.leaves(
       experiment.program.local_params

@@ -1,0 +1,86 @@
+"""A server as a child process, for a comparison of its options."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+from caatnet import commands
+
+_END_S = 20.0
+_POLL_S = 0.1
+_ADDRESS = re.compile(r"http://[\d.]+:\d+")
+
+
+@contextlib.contextmanager
+def started(workdir: str, arguments: Sequence[str]) -> Iterator[str]:
+  """Starts ``launch.serve`` on a free port, and ends it after the context.
+
+  Args:
+    workdir: Folder of the run to serve.
+    arguments: Further flags.
+
+  Yields:
+    The URL of the server, which has compiled its programs.
+
+  Raises:
+    ValueError: The server has ended, with the last line that it printed.
+  """
+  command = [
+    *with_parent(), sys.executable, "-m", "launch.serve", "--port=0",
+    f"--workdir={workdir}", *arguments,
+  ]
+  path = os.pathsep.join(filter(None, [
+    str(commands.root()), os.environ.get("PYTHONPATH")
+  ]))
+  with tempfile.TemporaryDirectory() as folder:
+    log = pathlib.Path(folder) / "log"
+    with open(log, "wb") as output:
+      process = subprocess.Popen(
+        command, stdout=output, stderr=output, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": path},
+      )
+    try:
+      yield _address(process, log)
+    finally:
+      end(process)
+
+
+def _address(process: subprocess.Popen, log: pathlib.Path) -> str:
+  """Waits until a server prints its address, and returns it."""
+  while True:
+    ended = process.poll() is not None
+    text = log.read_text(errors="replace")
+    if found := _ADDRESS.search(text):
+      return found[0]
+    if ended:
+      last = [f"it ended with code {process.returncode}", *text.splitlines()]
+      raise ValueError(f"the server: {last[-1].removeprefix('error: ')}")
+    time.sleep(_POLL_S)
+
+
+def with_parent() -> list[str]:
+  """Returns the prefix of a command that ends when this process ends.
+
+  The kernel sends the signal even if this process is killed; [] where there is
+  no ``setpriv`` (util-linux).
+  """
+  found = shutil.which("setpriv")
+  return [found, "--pdeathsig", "TERM"] if found else []
+
+
+def end(process: subprocess.Popen) -> None:
+  """Ends a server and the processes that it has started."""
+  process.terminate()
+  with contextlib.suppress(subprocess.TimeoutExpired):
+    process.wait(_END_S)
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
+  process.wait()
