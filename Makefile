@@ -13,7 +13,7 @@ QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d
 # Large buffers in huge pages: the training step page-faults less (docs/methods.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help demo tables notebooks reproduce test test-quick test-tpu \
+.PHONY: help demo tables notebooks docs reproduce test test-quick test-tpu \
   test-gpu test-eval test-browser test-foreign mutants lint clean
 
 help:  ## Shows this.
@@ -27,6 +27,10 @@ tables: $(VENV)/installed  ## Writes tables of documents from results/.
 
 notebooks: $(VENV)/installed  ## Executes colabs/: make notebooks ARGS=--only=routes
 	@$(BIN)/python -m docs.notebooks $(ARGS)
+
+docs:  ## Builds the documents as a site, site/index.html (40 MB).
+	@$(MAKE) --no-print-directory VENV=.venv-docs EXTRAS=docs .venv-docs/installed
+	.venv-docs/bin/python -m docs.site
 
 reproduce: $(VENV)/installed  ## Runs claims again: make reproduce ARGS="1.1 5.1"
 	@$(BIN)/python -m docs.reproduce $(ARGS)
@@ -77,7 +81,7 @@ lint: $(VENV)/installed  ## Checks style and wording.
 	@$(BIN)/python -m docs.prose
 
 clean:  ## Removes virtual environments and caches, not runs/.
-	rm -rf .venv .venv-tpu .venv-gpu .venv-eval .venv-browser .venv-quick-* .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-tpu .venv-gpu .venv-eval .venv-browser .venv-docs .venv-quick-* .pytest_cache .ruff_cache build site *.egg-info
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv on PATH; \
