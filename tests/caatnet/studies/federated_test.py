@@ -51,6 +51,107 @@ def test_rounds_are_the_sums_of_their_parts(result):
   assert parts["rate of the client"] == pytest.approx(at_rate_s, rel=3e-3)
 
 
+UNEVEN = CONFIG | {
+  "training_s": 2.0, "validation_s": 0.3, "test_s": 0.8, "aggregation_s": 0.25,
+  "compute_spread": 0.3,
+}
+
+
+def test_row_has_medians_and_means_of_the_clients_of_a_round():
+  config, size = UNEVEN | {"fixed_s": 0.04}, 400_000
+  times = rounds.compute(config, 3)
+  factors = [each["t_v"] / 0.3 for each in times]
+  assert sorted(factors) == links.spread_factors(3, 0.3) != factors
+  for factor, each in zip(factors, times, strict=True):
+    assert each == pytest.approx({
+      "t_a": 0.25, "t_v": 0.3 * factor, "t_tr": 2 * factor, "t_te": 0.8 * factor
+    })
+  row = rounds.row(config, "5g-public", 3, size)
+  last = [each for each in predict.predict(
+    rounds.rules(3), links.of_clients(("5g-public",), 3),
+    predict.Bytes(size, size), times, 0.04,
+  ) if each["round"] == 1]
+  total = [sum(each[name] for name in rounds.PHASES) for each in last]
+  for name in rounds.PHASES:
+    assert row[name] == sorted(each[name] for each in last)[1], name
+  assert row["round_s"] == pytest.approx(0.25 + max(total))
+  assert row["straggler_s"] == pytest.approx(max(total) - sorted(total)[1])
+  for share, name in (("share_down", "t_d"), ("share_up", "t_u")):
+    assert row[share] == pytest.approx(
+      sum(each[name] for each in last) / 3 / row["round_s"]
+    )
+  slowest = last[total.index(max(total))]
+  parts = row["parts"]
+  assert parts["compute"] == pytest.approx(
+    slowest["t_v"] + slowest["t_tr"] + slowest["t_te"]
+  )
+  assert (parts["fixed times"], parts["aggregation"]) == (0.08, 0.25)
+
+
+def test_fitted_compute_gives_the_published_share_of_an_uplink():
+  config = UNEVEN | {
+    "compute_spread": 0.0, "published_clients": 3,
+    "links": ("5g-40mhz", "5g-public", "5g-fr2"),
+  }
+  for found in figures.ratios(config):
+    of = {
+      name: rounds.row(
+        config | {
+          "training_s": found["compute_s"], "validation_s": 0, "test_s": 0
+        }, name, 3, 4 * config["published_parameters"],
+      ) for name in ("ethernet", "wifi", found["link"])
+    }
+    mine = of[found["link"]]
+    link = links.link(found["link"])
+    if not link.spread:
+      assert mine["share_up"] == pytest.approx(figures.UPLINK_SHARE)
+    assert found["rate"] == link.up / (3 if link.shared else 1)
+    assert found["over_ethernet"] == pytest.approx(
+      mine["t_u"] / of["ethernet"]["t_u"]
+    )
+    assert found["over_wifi"] == pytest.approx(mine["t_u"] / of["wifi"]["t_u"])
+  (row,) = figures.ratios(UNEVEN)  # of one 5G link
+  assert row["ethernet_straggler_s"] == rounds.row(
+    UNEVEN, "ethernet", 4, 4 * UNEVEN["published_parameters"]
+  )["straggler_s"]
+
+
+def test_region_ends_where_no_rate_of_wifi_gives_both_ratios():
+  config = CONFIG | {"wifi": (60.0, 90.0, 150.0), "tolerance": 0.07}
+  found, size = figures.region(config), 4 * config["published_parameters"]
+  wifi = np.linspace(60.0, 150.0, 2000) * 1e6 / 8
+
+  def near(fixed_s, rate):
+    uplink = fixed_s + size / rate
+    return all(
+      np.any(np.abs(np.log(uplink / (fixed_s + size / other) / ratio))
+             <= np.log(1.07))
+      for other, ratio in ((941e6 / 8, 33.3), (wifi, 17.8))
+    )
+
+  inside = 0
+  for rate, low, high in zip(
+    found["rates"], found["low"], found["high"], strict=True
+  ):
+    if low is None:
+      assert not any(near(x, rate) for x in np.geomspace(1e-3, 10, 99))
+      continue
+    inside += 1
+    width = high - low
+    assert near(low + 0.01 * width, rate)
+    assert near(high - 0.01 * width, rate)
+    assert not near(high + 0.01 * width, rate)
+    assert low == 0 or not near(low - 0.01 * width, rate)
+  assert inside > 3
+
+
+def test_client_that_is_always_the_slowest_is_consistent():
+  (row,) = figures.stragglers(CONFIG | {
+    "consistent": 1.0, "lasting": (1e6,), "clients": (3,)
+  })
+  assert row["consistent"] == 1
+
+
 def test_links_are_shown_in_megabits(result):
   table = report._rounds(result)[0]
   shown = [dict(zip(table.headings, x, strict=True)) for x in table.cells()]
@@ -118,6 +219,34 @@ def test_no_schedule_is_worse_than_sharing(result):
   )
 
 
+def test_schedules_of_three_clients_by_hand():
+  """Times in uplinks that have the cell alone; client 1 may have a rate."""
+  cell = links.link(CONFIG["cell"])
+  unit_s = 4 * CONFIG["published_parameters"] / (predict.DATA_SHARE * cell.up)
+  config = CONFIG | {"scheduled_clients": 3, "deadline": 0.8}
+  found = schedules.cases(config | {"apart": (0.0, 4.0), "limits": (0.5,)})
+  times = ("shared_s", "mean_shared_s", "mean_serial_s", "earliest_s")
+  for row, expected, counts in (
+    # Serial: 1, then halves of the cell until 3; the deadline is at 2.4.
+    (found[0], (3, 3, 7 / 3, 3), (0, 1, 2)),
+    # Ready at 0, 4 and 8: ends at 1, 6 and 9; the deadline is at 7.2.
+    (found[1], (9, 16 / 3, 16 / 3, 9), (2, 2, 2)),
+  ):
+    assert [row[key] / unit_s for key in times] == pytest.approx(expected)
+    assert tuple(row["by_deadline"].values()) == counts
+
+
+def test_deadline_of_simulated_rounds_is_a_share_of_a_round():
+  config = CONFIG | {"at_once": ((0, 0), (0, 1)), "deadline": 0.95}
+  rows = schedules.simulated(config)
+  size = 4 * config["published_parameters"]
+  usual = rounds.row(config, config["cell"], 4, size)["round_s"]
+  for row in rows[2:]:
+    assert row["round_s"] == pytest.approx(0.95 * usual)
+  assert [row["merged"] for row in rows[:2]] == [4, 4]
+  assert rows[2]["merged"] < rows[3]["merged"] < 4
+
+
 def test_models_in_order_are_measured_when_compute_times_are_known():
   """In the first round, the order of models does not follow compute times."""
   config = CONFIG | {"compute_spread": 0.5, "at_once": ((1, 0),)}
@@ -159,6 +288,68 @@ def test_one_fragment_is_a_round_without_streaming(result):
   assert four < one
   assert by["float32", "late"]["round_s"] < plain
   assert all(r["merged"] <= 4 + 1e-9 for r in result["variants"])
+
+
+def test_variants_send_the_bytes_of_their_codecs_up_and_down(result):
+  n = CONFIG["published_parameters"]
+  names = {
+    "float32": ("none", "none"), "int8 uplink": ("int8", "none"),
+    "4-bit uplink": ("int4", "none"), "sparse uplink": ("sparse", "none"),
+    "4-bit uplink and downlink": ("int4", "int4"),
+    "sparse uplink, 4-bit downlink": ("sparse", "int4"),
+    **{f"{name}, {count} streamed fragments": (code, code)
+       for name, code in (("float32", "none"), ("4-bit", "int4"))
+       for count in (1, 4)},
+  }
+  base_s = result["variants"][0]["round_s"]
+  assert {row["variant"] for row in result["variants"]} == set(names)
+  for row in result["variants"]:
+    up, down = (beyond.coded_bytes(code, n) for code in names[row["variant"]])
+    framed = up if "streamed" in row["variant"] else predict.framed(up)
+    assert row["bytes_up"] == framed, row
+    if row["stragglers"] == "wait":
+      framed = down if "streamed" in row["variant"] else predict.framed(down)
+      assert row["bytes_down"] == framed, row
+    assert row["relative"] == row["round_s"] / base_s
+  table = report._cell(result)[-1]
+  for row, cells in zip(result["variants"], table.cells(), strict=True):
+    assert [float(x.replace(",", "")) for x in cells[2:6]] == pytest.approx(
+      [row["bytes_up"] / 1e6, row["bytes_down"] / 1e6, row["round_s"],
+       row["relative"]], abs=0.006,
+    )
+
+
+def test_merged_fragments_wait_for_their_part_of_the_aggregation():
+  """If it takes longer than compute and links."""
+  config = CONFIG | {
+    "aggregation_s": 80.0, "fixed_s": 0.0, "streamed_rounds": 3
+  }
+  found = beyond.streamed(config, 2, 4000, 4)
+  compute_s = max(
+    sum(each[key] for key in ("t_v", "t_tr", "t_te")) * (1 if k else 1.5) / 4
+    for k, each in enumerate(rounds.compute(config, 2))
+  )
+  assert found == pytest.approx(compute_s + 20.0, abs=0.2)
+
+
+def test_figure_has_the_largest_round_of_the_published_model(result):
+  shares, *others = report.report(result).figure().panels[1:]
+  assert not others
+  assert shares.title == "4 clients, 2.96 MB"
+  rows = [
+    row for row in result["rounds"]
+    if (row["clients"], row["model_bytes"]) == (4, 4 * 740_554)
+  ]
+  for bars, key in zip(
+    shares.marks, ("share_down", "share_compute", "share_up"), strict=True
+  ):
+    assert [*bars.lengths] == [row[key] for row in rows]
+  band, ours = report.report(result).figure().panels[0].marks[-2:]
+  inside = [x for x in result["region"]["low"] if x is not None]
+  assert [*band.low] == [max(1e-3, x) for x in inside]
+  assert [*ours.x] == [row["rate"] / 125e3 for row in result["ratios"]]
+  title = report._rounds(result)[1].title
+  assert "compute 11 s (spread 5%), aggregation 0.05 s" in title
 
 
 @pytest.mark.parametrize(("key", "value"), [
