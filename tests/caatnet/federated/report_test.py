@@ -8,14 +8,20 @@ from parallel.plans.hardware import client_links as links
 
 def test_long_runs_are_shown_by_medians():
   rows = [
-    {"round": k, "client": 7, "t_tr": 1e-3 * k, "bytes_up": 2_000}
+    {"round": k, "client": 7, "t_tr": 1e-3 * k, "bytes_up": 2_345_600}
     for k in range(49)
   ]
   shown = report.table(rows[:48])
   assert (len(shown.rows), shown.headings[0]) == (48, "round")
   shown = report.table(rows)
   assert shown.headings == ["client", "t_tr", "kB down", "kB up"]
-  assert shown.cells() == [["7", "24.0", "-", "2.0"]]
+  assert shown.cells() == [["7", "24.0", "-", "2,345.6"]]
+  # A time that the first row lacks has a column, too.
+  rows += [{"round": 0, "client": 8, "t_d": 0.5, "t_tr": 2.0,
+            "bytes_down": 12_300}]
+  shown = report.table(rows)
+  assert shown.headings == ["client", "t_d", "t_tr", "kB down", "kB up"]
+  assert shown.cells()[1] == ["8", "500.0", "2,000.0", "12.3", "-"]
 
 
 def _row(round, client, t_tr, t_u):

@@ -37,14 +37,17 @@ def of(kind, effects):
 def test_step_of_all_clients_is_the_mean_by_examples():
   state, rules = start()
   values = [0.5, -1.0, 2.0, 4.0]
+  losses, validated = [1.5, 1.0, 3.0, 2.0], [7, 0, 1, 2]
   for client in (2, 0, 3, 1):  # the order of arrival has no effect
-    state, effects = step(
-      state, update(client, value=values[client]), rules=rules
-    )
+    state, effects = step(state, update(
+      client, value=values[client], loss=losses[client],
+      validated=validated[client],
+    ), rules=rules)
   expected = np.average(values, weights=numeric.EXAMPLES)
   np.testing.assert_allclose(state.params, PARAMS + expected, rtol=1e-6)
   (end,) = of(events.Ended, effects)
   assert sum(f for *_, f in end.merged) == pytest.approx(1.0)
+  assert end.loss == pytest.approx(np.average(losses, weights=validated))
   assert (state.round, state.revision) == (1, 1)
   # The state is saved before clients receive the next round's work.
   kinds = [type(e) for e in effects]
@@ -83,6 +86,16 @@ def test_round_is_late_if_its_deadline_has_passed(origin, gone, late):
   assert end.missing == (3,)
   assert end.late == late
   assert end.duration_s == time - origin
+
+
+def test_round_waits_for_the_last_of_its_lost_clients():
+  state, rules = start()
+  for client in (0, 1):
+    state, _ = step(state, update(client), 0.5, rules)
+  for client, time in ((3, 1.0), (2, 2.0)):
+    assert server.wake_s(state, rules) is None
+    state, _ = step(state, events.Gone(client), time, rules)
+  assert server.wake_s(state, rules) == 5.0
 
 
 WEIGHTS = dict(enumerate((1.0, 2.0, 3.0, 4.0, 10.0) * 10))
@@ -145,6 +158,20 @@ def test_coefficients_far_above_one_are_warned_of(kind, warned):
   assert ("sum to 4.18 instead of 1" in "".join(texts)) == warned
 
 
+@pytest.mark.parametrize(("examples", "sums"), [
+  ((3, 1), set()), ((4, 1), {"1.60"}),  # 1.5 is allowed
+])
+def test_coefficients_above_one_and_a_half_are_warned_of(examples, sums):
+  state, rules = start(examples, per_round=1, rounds=9)
+  texts = []
+  while not state.finished:
+    state, effects = step(
+      state, update(state.sampled[0], state.round, state.revision), rules=rules
+    )
+    texts += [e.reason for e in of(events.Warned, effects)]
+  assert {x.split(" sum to ")[1].split()[0] for x in texts} == sums
+
+
 @pytest.mark.parametrize(("examples", "warned"), [
   ((1, 1, 10**9), True), ((1, 1, 1, 3), False), ((1, 1, 1, 4), True),
   ((1, 3), False), ((1, 99), True), ((7,), False), ((0, 0, 0), False),
@@ -155,9 +182,9 @@ def test_client_with_most_of_the_examples_is_named(examples, warned):
   for client, num in [*enumerate(examples), (0, examples[0])]:
     state, effects = step(state, events.Hello(client, num), rules=rules)
     found += of(events.Warned, effects)
-  assert [f"client {len(examples) - 1} reports" in e.reason for e in found] == (
-    [True] * warned
-  )
+  count, share = examples[-1], examples[-1] / (sum(examples) or 1)
+  text = f"client {len(examples) - 1} reports {count:,} examples, {share:.1%} "
+  assert [text in e.reason for e in found] == [True] * warned
 
 
 @pytest.mark.parametrize(
@@ -265,6 +292,15 @@ def test_outlier_is_excluded_when_the_round_ends():
   assert end.refused == ((2, "an outlier"),)
   assert [k for k, *_ in end.merged] == [k for k in end.sampled if k != 2]
   assert np.abs(state.params - PARAMS).max() < 10
+  for round, value in ((1, 1.0), (2, 1e8)):  # reasons are those of a round
+    for client in range(4):
+      value_here = value if client == 1 else 1.0
+      state, effects = step(
+        state, update(client, round, round, value_here), rules=rules
+      )
+    (end,) = of(events.Ended, effects)
+    assert end.refused == (((1, "an outlier"),) if round == 2 else ())
+  assert state.counts == {"an outlier": 2}
 
 
 @pytest.mark.parametrize("wrong", [
@@ -336,7 +372,8 @@ def test_client_without_data_is_never_sampled():
 
 def test_early_stopping_ends_the_run():
   state, rules = start(patience=2, min_gain=0.1, rounds=100)
-  for round, loss in enumerate((2.0, 1.0, 0.95, 0.99)):
+  # 0.88 is a gain of more than 0.1 over 1.0, not over 0.95.
+  for round, loss in enumerate((2.0, 1.0, 0.95, 0.88, 0.85, 0.8)):
     assert not state.finished
     for client in range(4):
       state, effects = step(
