@@ -35,7 +35,7 @@ def of(kind, effects):
 
 
 def test_step_of_all_clients_is_the_mean_by_examples():
-  state, rules = start()
+  state, rules = start(max_examples=7)
   values = [0.5, -1.0, 2.0, 4.0]
   losses, validated = [1.5, 1.0, 3.0, 2.0], [7, 0, 1, 2]
   for client in (2, 0, 3, 1):  # the order of arrival has no effect
@@ -185,6 +185,11 @@ def test_client_with_most_of_the_examples_is_named(examples, warned):
   count, share = examples[-1], examples[-1] / (sum(examples) or 1)
   text = f"client {len(examples) - 1} reports {count:,} examples, {share:.1%} "
   assert [text in e.reason for e in found] == [True] * warned
+  equal = dataclasses.replace(rules, weights="equal")
+  state = server.initial(PARAMS, Plain())
+  for client, num in enumerate(examples):
+    state, effects = step(state, events.Hello(client, num), rules=equal)
+    assert not of(events.Warned, effects)
 
 
 @pytest.mark.parametrize(
