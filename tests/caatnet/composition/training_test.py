@@ -13,7 +13,7 @@ import pytest
 from caatnet.composition import evaluation, library, training
 from caatnet.composition.report import report
 from caatnet.config import experiments
-from caatnet.data.kinds import Kind
+from caatnet.data.kinds import KINDS, Kind
 from caatnet.schema import tree
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
@@ -76,7 +76,26 @@ def test_experts_are_better_at_their_kind(finished):
     np.mean([losses["oracle"][kind] for kind in kinds]), rel=1e-6
   )
   assert forms["int4"]["size_bytes"] < forms["int8"]["size_bytes"]
+  # Of one expert, in float32; one byte per element and scales.
+  num = seed["parameters"]["base"]
+  assert forms["whole"]["size_bytes"] == 4 * num
+  assert num < forms["int8"]["size_bytes"] < 1.3 * num
+  assert list(forms) == ["whole", "int8", "int4", "low_rank 1"]
   assert abs(forms["int8"]["loss"] - forms["whole"]["loss"]) < 0.01
+
+
+def test_experts_are_selected_for_each_sequence():
+  each = {
+    "base": {"a": [9.0, 9.0], "b": [8.0, 7.0]},
+    "a": {"a": [1.0, 2.0], "b": [5.0, 6.0]},
+    "b": {"a": [3.0, 7.0], "b": [0.5, 1.0]},
+  }
+  each = {m: {k: np.array(x) for k, x in of.items()} for m, of in each.items()}
+  found = evaluation._selected(each, {"a": ["a", "b"], "b": ["b", "b"]})
+  assert found["oracle"] == {"a": 1.5, "b": 0.75}
+  assert found["random"] == {"a": 3.25, "b": 3.125}
+  assert found["routed"] == {"a": 4.0, "b": 0.75}
+  assert found["base"] == {"a": 9.0, "b": 7.5}
 
 
 def test_prompt_of_one_byte_leaves_the_loss_of_the_whole_text(finished):
@@ -88,6 +107,19 @@ def test_prompt_of_one_byte_leaves_the_loss_of_the_whole_text(finished):
   )
   *_, last = (r for r in records.read_metrics(folder) if "validation_loss" in r)
   assert losses.mean() == pytest.approx(last["validation_loss"], rel=1e-5)
+  # The losses of a prompt's own bytes do not depend on the bytes after it.
+  windows = evaluation._windows(experiment, folder)[:2].copy()
+  windows[1, :5] = windows[0, :5]
+  assert (windows[1, 5:] != windows[0, 5:]).any()
+  whole, rest = (
+    evaluation._scores(experiment, prompt)(library.read_params(folder), windows)
+    for prompt in (1, 5)
+  )
+  num = windows.shape[1] - 1
+  own = num * whole - (num - 4) * rest
+  assert own[0] == pytest.approx(own[1], abs=1e-4)
+  assert abs(rest[0] - rest[1]) > 1e-3
+  assert evaluation._prompt(np.array([97, 0, 98, 99]), 3) == b"ab"
 
 
 def test_report_has_one_row_per_model_and_no_claim_of_one_seed(finished):
@@ -108,6 +140,15 @@ def test_library_has_the_checkpoints_of_the_runs(finished):
     "base": "base", "python": "fine-tuned", "c": "fine-tuned",
     **{f"{name}-seed0-step4": "checkpoint" for name in ("base", *LETTERS)},
   }
+  assert {entry.name: (entry.kind, entry.description)
+          for entry in found.entries if "step4" in entry.name} == {
+    "base-seed0-step4": ("", "all kinds of text, seed 0, step 4"),
+    **{f"{name}-seed0-step4": (
+      name, f"{KINDS[name].description}, seed 0, step 4"
+    ) for name in LETTERS},
+  }
+  text = (workdir / "report.md").read_text()
+  assert "loss on held-out text in nats per byte, mean of 1 seeds" in text
   assert (workdir / "runs" / "router_seed0").is_dir()
   params = library.read_params(workdir / "runs" / "c_seed0", 4)
   jax.tree.map(
@@ -127,11 +168,13 @@ def test_library_of_differences_has_the_first_rank(finished, tmp_path):
   shutil.rmtree(again / "library")
   config = make_config()
   config.kinds.form, config.kinds.ranks = "low_rank", (1, 3)
+  config.kinds.experts = 4
   options = tree.section_of("kinds", config.kinds)
   with config.unlocked():
     del config.kinds
   runs = list(training.planned(config, options, tuple(LETTERS), again, 0))
   made = training.write_library({0: runs}, options, again)
+  assert made.names == ("base", "python", "c", "base-seed0-step4")
   stored = made.read("python")[1]()
   ranks = {
     key: x.shape[-1] for key, x in stored["blocks"].items() if ":left" in key
@@ -176,8 +219,12 @@ def test_killed_sweep_resumes_with_equal_bits(finished, tmp_path):
     shutil.copytree(first, workdir)
     shutil.rmtree(workdir / "library")
     shutil.rmtree(workdir / "runs" / "c_seed0" / "checkpoints" / "8")
-    for name in ("composition.json", "seed0.json", "runs/c_seed0/finished"):
+    for name in ("composition.json", "runs/c_seed0/finished"):
       (workdir / name).unlink()
+    # An evaluation with another prompt is not read.
+    (workdir / "seed0.json").write_text(
+      '{"options": {"prompt_bytes": 15, "ranks": [1]}}'
+    )
     assert training.run(make_config(), workdir, texts=texts) == result
     left, right = first / "library", workdir / "library"
     names = sorted(path.name for path in left.iterdir())
@@ -255,6 +302,7 @@ def test_second_sweep_in_the_same_folder_is_refused(finished):
 @pytest.mark.parametrize(("key", "value", "message"), [
   ("kinds.prompt_bytes", 32, "config.kinds.prompt_bytes=32 must be less than"),
   ("data.tokenizer", "x", "config.data.tokenizer='x' must be ''"),
+  ("sweep.points", ("seed=1",), "config.sweep.points and config.sweep.sect"),
   ("kinds.min_bytes", 10**9, "enough text of 0 kinds only"),
 ])
 def test_values_without_a_composition_are_refused(

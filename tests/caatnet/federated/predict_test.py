@@ -145,6 +145,10 @@ def test_fixed_time_is_fitted_on_one_size_and_holds_for_another():
                                                            fixed_s=0.07)]
   assert predict.fit_fixed(both, rows(cell, large)) == pytest.approx(0.07)
   assert predict.fit_fixed(rows(cell, small), rows(cell, large)) == 0
+  slow = [{"t_d + t_u": 1e6}, {"t_tr": 1.0}]  # one of many, and none
+  assert predict.fit_fixed(both + slow, rows(cell, large)) == pytest.approx(
+    0.07
+  )
   with pytest.raises(ValueError, match="no row"):
     predict.fit_fixed([{"t_tr": 1.0}], both)
 

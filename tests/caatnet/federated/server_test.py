@@ -371,6 +371,8 @@ def test_client_without_data_is_never_sampled():
     assert set(state.sampled) == {0, 2}
     for client in state.sampled:
       state, _ = step(state, update(client, round, round), rules=rules)
+  state, rules = start((1, 0, 2), per_round=3)  # more than have data
+  assert sorted(state.sampled) == [0, 2]
   state, rules = start((0, 0), per_round=1)
   assert state.finished == "no client has training examples"
 
@@ -514,11 +516,28 @@ def test_snapshot_is_the_state(tmp_path):
   ((round, base),) = snapshot.read(path, rules).bases.items()
   assert round == 1
   np.testing.assert_array_equal(base, bases[1])
-  other = dataclasses.replace(rules, rounds=9, reconnect_s=1.0)
-  assert snapshot.read(path, other).round == state.round
-  other = dataclasses.replace(rules, seed=5)
-  with pytest.raises(ValueError, match="seed=0, not 5"):
-    snapshot.read(path, other)
+  for name, value in {
+    "rounds": 9, "reconnect_s": 1.0, "hang_s": 7.0, "max_examples": 9,
+  }.items():
+    other = dataclasses.replace(rules, **{name: value})
+    assert snapshot.read(path, other).round == state.round
+  for name, value in {
+    "seed": 5, "deadline_s": 9.0, "per_round": 3, "min_gain": 0.5,
+    "patience": 2, "sampling": "ratio", "weights": "equal",
+    "compensation": 0.5,
+  }.items():
+    other = dataclasses.replace(rules, **{name: value})
+    words = f"with {name}={getattr(rules, name)!r}, not {value!r}:"
+    with pytest.raises(ValueError, match=words):
+      snapshot.read(path, other)
+  arrays = dict(np.load(path))
+  for name in ("optimizer_1", "difference_2", "base_1"):
+    np.savez(path, **{k: x for k, x in arrays.items() if k != name})
+    with pytest.raises(ValueError, match=f"damaged: .* expected .*{name}"):
+      snapshot.read(path, rules)
+  np.savez(path, **arrays, base_7=arrays["params"])
+  with pytest.raises(ValueError, match=r"damaged: it has the arrays .*base_7"):
+    snapshot.read(path, rules)
   path.write_bytes(path.read_bytes()[:-30])
   with pytest.raises(ValueError, match="damaged"):
     snapshot.read(path, rules)

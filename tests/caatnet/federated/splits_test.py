@@ -27,6 +27,20 @@ def test_each_example_has_one_client(split):
       assert np.ptp([len(x) for x in side]) <= 1
 
 
+@pytest.mark.parametrize("split", ["even", "dirichlet"])
+def test_client_has_the_examples_of_its_part(split):
+  dataset = IMAGES.load(4)
+  train, validation = splits.parts(dataset, split, 3, 0.5, seed=4)
+  one = splits.of_client(IMAGES, split, 1, 3, 0.5, seed=4)
+  assert one.name == f"{dataset.name}, part 1 of 3"
+  for found, whole, places in (
+    (one.train, dataset.train, train[1]),
+    (one.validation, dataset.validation, validation[1]),
+  ):
+    for key, x in whole.items():
+      np.testing.assert_array_equal(found[key], x[places])
+
+
 def test_small_alpha_is_uneven():
   dataset = IMAGES.load(0)
 

@@ -27,6 +27,30 @@ def test_client_waits_for_the_merged_fragment_of_its_piece():
   np.testing.assert_allclose(ends, [1, 2, 7, 8, 13, 14], atol=1e-3)
 
 
+@pytest.mark.parametrize("model", [9_000_000, None])
+def test_client_alone_waits_for_its_transfers(model):
+  """The model, or all fragments of it, is received first."""
+  link = Link("slow", 5e6, 2e6, 0.0, 0.0, 0.0, 0.0, False, "the tests")
+  sizes = predict.Bytes(3_000_000, 500_000, model)
+  down, up, first = (
+    predict.framed(size) / rate / predict.DATA_SHARE
+    for size, rate in (
+      (sizes.down, 5e6), (sizes.up, 2e6), (model or 2 * sizes.down, 5e6)
+    )
+  )
+  ends = merged_s([link], sizes, [0.1], fragments=2, rounds=1)
+  assert ends[0] == pytest.approx(first + 0.1 + up, rel=0.2)
+  assert ends[1] < first + 0.2 + 2 * up
+  if model:
+    ends = merged_s(
+      [link], sizes, [0.1], fragments=1, rounds=3, fixed_s=0.03,
+      aggregation_s=0.2,
+    )
+    again = 0.2 + 0.03 + down + 0.1 + 0.03 + up
+    begin = 0.03 + first + 0.1 + 0.03 + up
+    assert ends == pytest.approx([begin, begin + again, begin + 2 * again])
+
+
 def test_more_fragments_fill_the_gaps_of_a_busy_cell():
   """A cell whose transfers take longer than compute limits the rounds."""
   size, num, cell = 4_000_000, 4, links.link("5g-20mhz")
