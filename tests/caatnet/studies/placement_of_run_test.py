@@ -303,6 +303,17 @@ def test_every_policy_places_the_state_of_a_run(optimizer):
     ) * (1 + 1e-6)
 
 
+def test_copies_to_and_from_the_device_lock_memory_of_nodes():
+  """The larger instant: arriving gradients and leaving weights."""
+  config = LONG.get_config("7b")
+  config.memory.optimizer = "host"
+  step = problem(config, seq_len=4096)
+  found, held = placement.place(step, "optimum"), sizes(step)
+  assert study._locked(step, found) == pytest.approx(
+    held["arrived gradients"] + held["staged weights"]
+  )
+
+
 @pytest.mark.parametrize("policy", placement.POLICIES)
 def test_what_a_run_does_not_place_is_in_dram(policy):
   config = LONG.get_config("12b")

@@ -4,11 +4,13 @@ import importlib
 
 import pytest
 
-from caatnet.studies.placement import ranges, study
+from caatnet.studies.placement import ranges, report, study
 from caatnet.studies.planner.study import training_step
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.hardware.tiers import HOSTS
 from parallel.plans.placement import problem
+from parallel.plans.placement.costs import Placement
+from parallel.plans.placement.problem import INSTANTS
 
 CONFIG = importlib.import_module("configs.memory.12b_32k")
 STEP = training_step(CONFIG.get_config().to_dict())
@@ -111,3 +113,133 @@ def test_optimum_lists_where_each_tensor_is():
   for row in rows:
     assert 0 < sum(row["tiers"].values()) < 1 + 1e-6
     assert row["bytes"] > 0
+
+
+def test_ends_of_ranges_name_the_least_and_largest_rate_of_a_kind():
+  dram, first, second = CARDS.tiers
+  slow = second.model_copy(update={
+    "write": second.write.model_copy(update={"low": 1e10, "high": 9e10}),
+  })
+  host = CARDS.model_copy(update={"tiers": (dram, slow, first)})
+  found = {
+    name: (rates, one.tiers, other.tiers[0])
+    for name, rates, one, other in ranges._ends(host, DRAM)
+  }
+  assert {name: x[0] for name, x in found.items()} == {
+    "nothing": "", "dram low": "153.6 GB/s", "cxl low": "10.0 to 28.0 GB/s",
+    "cxl high": "63.0 to 90.0 GB/s",
+  }
+  changed = found["cxl low"][1]
+  assert [t.write.value for t in changed] == [dram.write.value, 1e10, 28e9]
+  assert found["dram low"][2].read.value == dram.read.low  # the baseline's
+
+
+@pytest.mark.parametrize("most", [1, 7, 64, 1000, 10**6])
+@pytest.mark.parametrize("limit", [1, 2, 3, 50, 127, 1000, 12_345])
+def test_largest_number_that_fits_is_found_within_a_64th(limit, most):
+  asked = []
+  found = study._most(lambda n: asked.append(n) or n <= limit, most)
+  best = min(limit, most)
+  assert best - max(1, found // 64) < found <= best
+  assert max(asked) <= most
+  assert study._most(lambda n: False, most) is None
+
+
+def test_executed_placement_adds_the_shares_of_all_ways():
+  (dram, *cards), by_cpu = CARDS.tiers, "updated by the cpu, weights on the "
+  file = dram.model_copy(update={
+    "name": "file", "kind": "file", "node": None, "path": "/disk/tier"
+  })
+  host = CARDS.model_copy(update={"tiers": (dram, *cards, file)})
+  arrays = ("master weights", "gradients", "first moments", "second moments")
+  tiers = {
+    ("activations", "saved", "activations"): {
+      "device": 0.25, "dram": 0.125, "cxl1": 0.125
+    },
+    ("activations", "recomputed", "layer inputs"): {"dram": 0.5, "cxl0": 1e-9},
+  }
+  for place, shares in (
+    ("host", {"dram": 0.5, "cxl1": 0.25}), ("device", {"cxl1": 0.125,
+                                                       "file": 0.125}),
+  ):
+    tiers |= {("parameters", by_cpu + place, x): shares for x in arrays}
+  ways = {
+    ("parameters", by_cpu + "host"): 0.75,
+    ("parameters", by_cpu + "device"): 0.25,
+    ("activations", "saved"): 0.5, ("activations", "recomputed"): 0.5,
+  }
+  found = study._executed(Placement(ways, tiers), host)
+  assert found["activations"] == {
+    "saved": {"device": 0.25, "host": 0.25}, "recomputed": {"host": 0.5}
+  }
+  assert found["placed"]["gradients"] == {
+    "dram": 0.5, "cxl1": 0.375, "file": 0.125
+  }
+  assert found["placed"]["layer inputs"] == {"dram": 0.5}
+  nodes = {"0": 0.5, "2": 0.375, "/disk": 0.125}
+  assert found["host_optimizer"] == dict.fromkeys(
+    ("weights", "gradients", "first", "second"), nodes
+  )
+  ways["parameters", "updated by the device, weights on the device"] = 0.5
+  assert study._executed(Placement(ways, tiers), host)["host_optimizer"] is None
+
+
+def test_report_has_the_shares_times_and_memory_of_the_optimum():
+  config = CONFIG.get_config("7b").to_dict()
+  config["data"]["seq_len"] = 4096
+  config["placement"] |= {
+    "tiers": "two-cxl", "policies": ("dram_only", "optimum"), "longest": 64,
+    "targets": (),
+  }
+  result = study.run(config)
+  base, _, dram, best = result["policies"]
+  assert [base["relative"], base["above"]] == [1, None]
+  assert best["relative"] == base["step_s"] / best["step_s"] > 1
+  assert dram["above"] == pytest.approx(
+    dram["step_s"] / result["policies"][3]["step_s"] - 1
+  )
+  assert result["whole"]["gap"] == pytest.approx(
+    result["whole"]["step_s"] / best["step_s"] - 1
+  )
+  made = report.report(result)
+  tensors = next(t for t in made.tables if "by tensor" in t.title)
+  for row, cells in zip(result["tensors"], tensors.cells(), strict=True):
+    assert cells[2] == f"{row['bytes'] / 1e9:.2f}"
+    shown = [float(x.split()[-1][:-1]) for x in cells[3].split(", ")]
+    assert sum(shown) == pytest.approx(100, abs=0.2)
+    for tier, more_s in row["elsewhere"].items():
+      assert f"{tier} {1e3 * more_s:+.1f}" in cells[4].split(", ")
+  # Ways of a tensor have their parts of it.
+  moments = [x for x in result["tensors"] if x["tensor"] == "first moments"]
+  assert len(moments) > 1
+  assert sum(x["bytes"] for x in moments) == pytest.approx(
+    4 * result["parameters"], rel=1e-4
+  )
+  names = [cells[0] for cells in made.tables[-1].cells()]
+  assert "link to the device, write" in names
+  assert not any("latency" in name for name in names)
+  *panels, over_time = made.figure().panels
+  for instant, panel in zip(INSTANTS, panels, strict=True):
+    for i, (_, tier) in enumerate(panel.y.ticks):
+      assert sum(
+        bars.lengths[i] for bars in panel.marks[:-1]
+      ) * 1e9 == pytest.approx(sum(
+        x["bytes"] for x in result["occupied"]
+        if (x["instant"], x["tier"]) == (instant, tier)
+      ))
+  ends = [rule.at for rule in over_time.marks if getattr(rule, "vertical", 0)]
+  assert ends == [row["seconds"] for row in result["timeline"][1:-1]]
+
+
+@pytest.mark.parametrize(("row", "text"), [
+  ({}, "p: dram lacks 3.0 GB"),
+  ({"longest": 4096, "largest": 8.96e9}, "p: dram lacks 3.0 GB; what would "
+   "fit: 4,096 tokens of context or a model of 9.0B parameters"),
+  ({"longest": "none", "largest": 2e9}, "p: dram lacks 3.0 GB; what would fit: "
+   "a model of 2.0B parameters"),
+  ({"longest": "none", "largest": "none"}, "p: dram lacks 3.0 GB; what would "
+   "fit: nothing"),
+])
+def test_policy_that_does_not_fit_names_what_would(row, text):
+  found = report._unfit({"policy": "p", "error": "dram lacks 3.0 GB"} | row)
+  assert found == text
