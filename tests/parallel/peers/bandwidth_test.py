@@ -11,6 +11,7 @@ from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership.messages import Reduce
 from parallel.peers.ring import bandwidth
 from parallel.peers.ring.bandwidth import Rings
+from parallel.peers.ring.times import Matrix
 from parallel.peers.transport.frames import HEADER_BYTES
 from parallel.peers.transport.links import Links
 from parallel.plans.hardware.client_links import Link
@@ -198,6 +199,41 @@ def test_slower_sums_in_a_row_request_a_new_measurement():
   rings.took(8, 1)
   assert not rings.wanted(ranks)
   assert rings.wanted(("a", "c"))
+
+
+def test_choice_is_made_once_per_rounded_size_and_said_if_it_changes():
+  lines, ranks = [], ("x", "y", "z", "u", "v")
+  rings = Rings(None, lines.append)
+  links = Matrix(np.full((5, 5), 1e6), np.zeros((5, 5)))
+  rings._links_of = {ranks: links}
+  direct = rings.choice(ranks, 2**21 + 1)
+  assert (direct.order, direct.ranks, direct.sites) == ("direct", ranks, ())
+  said = "sums of 4.19 MB use a direct exchange: 1.68 s by the measured links"
+  assert lines == [said]
+  assert rings.choice(ranks, 2**23) == direct  # the same, and not said again
+  # A choice of this size, up to a power of two, is not made again.
+  links.rates[0, 1] = links.rates[1, 0] = 1e5
+  assert rings.choice(ranks, 2**22) == direct
+  assert lines == [said]
+  ring = rings.choice(ranks, 2**22 + 2**23)
+  assert ring.order == "ring"
+  assert lines[1].startswith(f"sums of 16.8 MB use the ring {ring.ranks[0]}, ")
+
+
+def test_measurement_forgets_the_times_of_earlier_sums():
+  with world(2) as links:
+    made, ranks = [Rings(x, str) for x in links], ("p0", "p1")
+    for rings in made:
+      for seconds in (1, 3, 3, 3):
+        rings.took(8, seconds)
+      assert rings.wanted(ranks)
+    together([lambda x=x: x.measure(ranks, 5) for x in made])
+  for rings in made:
+    for seconds in (3, 5, 5, 5):
+      assert not rings.wanted(ranks)
+      rings.took(8, seconds)
+    assert not rings.wanted(ranks)
+    assert rings.measured == 1
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, np.inf, np.nan])

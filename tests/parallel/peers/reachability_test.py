@@ -200,6 +200,26 @@ def test_reachable_again_is_admitted_after_a_pause():
   assert net.there == ["a", "b"]
 
 
+def test_pauses_between_checks_double_and_a_reason_is_said_once():
+  net = _Network(_unreachable("b"))
+  net.join("a", "b")
+  times, texts = [], []
+  for now in range(1, 260):
+    if now == 100:  # the reason changes
+      net.failed.discard(("coordinator", "b"))
+    asked = net.admission.questions(net.there, now)
+    times += [now] * bool(asked)
+    for dialer, targets in asked.items():
+      for target in targets:
+        error = "refused" if (dialer, target) in net.failed else ""
+        net.admission.answered(dialer, target, error)
+    if (found := net.admission.outcome(net.there, ["a"], now)) is not None:
+      assert (found.peer, found.hello) == ("b", None)
+      texts.append((now, found.text))
+  assert times == [5, 15, 35, 75, 135, 195, 255]
+  assert texts == [(135, "a cannot reach it")]
+
+
 def test_missing_response_is_no_evidence():
   """A peer that never answers delays a candidate by the time limit."""
   admission = Admission("coordinator", 10)
