@@ -9,7 +9,9 @@ import dataclasses
 import os
 import threading
 import time
+import types
 
+from etils import epath
 import jax
 from jax.experimental import io_callback
 import jax.numpy as jnp
@@ -19,7 +21,7 @@ import pytest
 
 from caatnet.schema.train import Elastic
 from caatnet.train import loop
-from caatnet.train.elastic import swarm_loop
+from caatnet.train.elastic import membership, swarm_loop
 from caatnet.train.elastic.single_process import Programs
 from caatnet.train.elastic.worker import Moved, SwarmWorker, WorkerPart
 from caatnet.train.records import read_metrics
@@ -172,6 +174,8 @@ def test_joining_worker_starts_from_the_shared_state_without_duplicates(
     for name, array in first.shared().items():
       assert np.isfinite(array).all()
       np.testing.assert_array_equal(array, third.shared()[name], name)
+    if algorithm == "diloco":  # the examples of three steps
+      assert {*first.given, *second.given, *third.given} == {6.0}
     used = first.numbers + second.numbers + third.numbers
     assert len(used) == len(set(used)) == 2 * (start + 9 + 6 + 9)
     for worker in (first, third):
@@ -543,3 +547,73 @@ def test_measured_bandwidths_need_the_order_of_a_ring():
   options = Elastic(order="direct", measured=True)
   with pytest.raises(ValueError, match="set order to 'ring'"):
     swarm_loop.make_swarm(None, None, {}, options=options)
+
+
+def test_shared_states_are_kept_as_long_as_their_checkpoints(tmp_path):
+  folder = epath.Path(tmp_path)
+  kept = {
+    step: {"x": np.arange(step), "b": b"ab" * step, "none": b""}
+    for step in (3, 6, 9)
+  }
+  for step, state in kept.items():
+    swarm_loop._write(folder, step, 10 * step, state)
+  for step, state in kept.items():
+    revision, found = swarm_loop._read(folder, step)
+    assert (revision, {*found}) == (10 * step, {*state})
+    np.testing.assert_array_equal(found["x"], state["x"])
+    assert (found["b"], found["none"]) == (state["b"], b"")
+  assert swarm_loop._read(folder, 4) is None
+  swarm_loop._forget(folder, [])
+  swarm_loop._forget(folder, [9, 6])
+  path = tmp_path / "swarm" / "6.npz"
+  assert sorted(path.parent.iterdir()) == [path, path.with_name("9.npz")]
+  arrays = dict(np.load(path))
+  np.savez(path, **{k: x for k, x in arrays.items() if k != "x"})
+  with pytest.raises(ValueError, match="it has 2 arrays, expected 3"):
+    swarm_loop._read(folder, 6)
+  np.savez(path, **arrays | {"revision": np.array(7)})  # of an older run
+  assert swarm_loop._read(folder, 6)[0] == 7
+
+
+@pytest.mark.parametrize(("step", "before", "text"), [
+  (None, 2, ""), (6, 3, ""), (7, 3, ""),
+  (6, 1, "1 -> 3 at step 6: worker 1, 2 starts from the outer parameters; me"),
+  (9, 5, "5 -> 3 at step 9: worker 3, 4 leaves, with updates that it has not"),
+])
+def test_change_of_the_number_of_workers_names_those_that_change(
+  step, before, text
+):
+  experiment = make("diloco", PLAIN, 3)
+  kept = types.SimpleNamespace(
+    latest_step=lambda: step, num_workers=lambda step: before
+  )
+  found = membership.check(experiment, kept)
+  assert (found == "") == (text == "")
+  assert found.startswith(text)
+  kept.latest_step, kept.num_workers = lambda: 7, lambda step: 2
+  with pytest.raises(ValueError, match=(
+    r"config\.parallel\.worker=3: the checkpoint of step 7 has 2 workers and .*"
+    r"continue with 2 and --config\.train\.checkpoint_every=9 to step 9,"
+  )):
+    membership.check(experiment, kept)
+
+
+def test_workers_may_differ_in_some_sections_of_their_configs():
+  made = make("diloco", PLAIN, 1)
+  programs, state = Programs(made), made.init_state()
+
+  def shared(**config):
+    programs.experiment = dataclasses.replace(made, config=config)
+    found = swarm_loop.shared_by(programs, state)
+    return found["elastic/config"], found["elastic/program"]
+
+  usual = {
+    key: {"x": 1} for key in
+    ("name", "train", "inference", "elastic", "kernels", "data", "outer")
+  }
+  first, program = shared(**usual)
+  assert jax.__version__.encode() in program
+  assert shared(**dict(reversed(usual.items()))) == (first, program)
+  for key in usual:
+    same = shared(**usual | {key: {"x": 2}})[0] == first
+    assert same == (key not in ("data", "outer")), key
