@@ -39,6 +39,23 @@ def test_a_page_that_was_not_touched_is_on_no_node():
     host_memory.nodes_of(host_memory.allocate(2**22, node=NODE))
 
 
+def test_nodes_and_their_free_bytes_are_those_of_the_kernel(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(host_memory, "_SYSTEM", tmp_path)
+  assert host_memory.nodes() == [0]  # unknown
+  (tmp_path / "has_memory").write_text("0-2,4,7-8\n")
+  assert host_memory.nodes() == [0, 1, 2, 4, 7, 8]
+  (tmp_path / "node7").mkdir()
+  (tmp_path / "node7/meminfo").write_text(
+    "Node 7 MemTotal:  9000 kB\nNode 7 MemFree:    321 kB\n"
+    "Node 7 MemUsed:  8679 kB\n"
+  )
+  assert host_memory.free_bytes(7) == 321 * 1024
+  with pytest.raises(ValueError, match=r"node=3 does not exist; .* 0, 1, 2, 4"):
+    host_memory.free_bytes(3)
+
+
 @pytest.mark.parametrize("node", [-1, 4096])
 def test_an_unknown_node_lists_the_nodes(node):
   message = f"node={node} does not exist; the nodes of this machine are 0"

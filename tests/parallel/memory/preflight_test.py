@@ -1,6 +1,8 @@
 """Pre-flight check of a placement on this machine."""
 
+import math
 import platform
+import resource
 import shutil
 
 import pytest
@@ -66,3 +68,33 @@ def test_the_larger_instant_counts():
   free = available.available_bytes()
   occupied = {first: {"dram": 0.0}, second: {"dram": 1.01 * free}}
   assert len(preflight.check(here(), occupied, 0.0)) == 1
+
+
+def test_locked_bytes_and_missing_nodes_are_named(monkeypatch):
+  monkeypatch.setattr(preflight, "_lockable", lambda: 64e6)
+  assert preflight.check(here(), held(0.0), 64e6) == []
+  (warning,) = preflight.check(here(), held(0.0), 2.5e9)
+  assert warning.startswith(
+    "2.5 GB are locked for copies, and this process may lock 64.0 MB: raise"
+  )
+  (tier,) = here().tiers
+  host = here().model_copy(update={
+    "tiers": (tier.model_copy(update={"node": 4096}),)
+  })
+  with pytest.raises(ValueError, match="tier 'dram': node=4096 does not exis"):
+    preflight.check(host, held(0.0), 0.0)
+
+
+@pytest.mark.parametrize(("capabilities", "limit", "most"), [
+  (1 << 13, 8 << 20, 8 << 20), (1 << 14, 8 << 20, math.inf),
+  (0, resource.RLIM_INFINITY, math.inf),
+])
+def test_capability_or_limit_allows_to_lock_memory(
+  monkeypatch, capabilities, limit, most
+):
+  text = f"Name:\tx\nCapPrm:\t0\nCapEff:\t{capabilities:016x}\n"
+  monkeypatch.setattr(preflight.pathlib.Path, "read_text", lambda _: text)
+  monkeypatch.setattr(
+    preflight.resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY)
+  )
+  assert preflight._lockable() == most

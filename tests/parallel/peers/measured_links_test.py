@@ -4,11 +4,13 @@ import concurrent.futures
 import itertools
 import json
 import time
+import types
 
 import pytest
 
 from parallel.peers.ring import measured_links
 from parallel.plans.hardware import cluster_files
+from tests.parallel.peers.worlds import world
 
 COUNT, SIZES = 3, [100, 20_000]
 
@@ -45,15 +47,28 @@ def test_rates_are_of_products_and_of_bytes_read_and_written(monkeypatch):
 
 
 def test_links_between_processes_are_measured():
-  links = measured_links.measure(
-    ["127.0.0.1"] * 3, sizes=(1 << 10, 1 << 16, 1 << 20)
+  """Hosts are assigned in turn; processes of a node are neighbours."""
+  text, words = measured_links.file_of(
+    3, ["127.0.0.2", "127.0.0.1"], "", "", [], "h200", 1, "", ""
   )
+  links = cluster_files.from_json(json.loads(text))
+  assert words == f"3 devices, {links.source}"
   assert links.mark == "measured"
-  assert links.nodes == (0, 0, 0)
+  assert links.nodes == (0, 0, 1)
   assert (links.bandwidth > 1e6).all()
   assert 0 <= links.latency_s.max() < 1
-  again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
-  assert again.device.flops["float32"] == links.device.flops["float32"]
+
+
+def test_time_of_a_message_is_that_of_the_fastest_third(monkeypatch):
+  passed = [5.0, 1.0, 9.0, 2.0, 7.0, 3.0, 8.0]
+  clock = itertools.chain.from_iterable(
+    (100.0 * i, 100.0 * i + seconds) for i, seconds in enumerate(passed)
+  )
+  monkeypatch.setattr(
+    measured_links, "time", types.SimpleNamespace(perf_counter=clock.__next__)
+  )
+  with world(1) as (links,):
+    assert measured_links._seconds(links, ["p0"], 8) == pytest.approx(1.5)
 
 
 def test_messages_are_timed_from_latencies_to_rates():
