@@ -167,6 +167,57 @@ def test_round_depends_on_its_arguments_only():
   assert sum(labels) == pytest.approx(examples(1).train["image"].sum())
 
 
+def test_passes_over_examples_that_no_batch_divides():
+  """Batches of 8 of 5 examples; a pass has each once, in an order of its own.
+  """
+  first = LocalTrainer(federation().experiment, examples(0), 0, 3)
+
+  def drawn(client, round, num=10):
+    one = first.for_client(Examples("x", {"n": np.arange(5)}, {}), client)
+    assert (one.examples, first.examples) == (5, 8)
+    found = [one.batch(round, step)["n"] for step in range(num)]
+    assert {len(x) for x in found} == {8}
+    return np.concatenate(found)
+
+  passes = drawn(2, 1).reshape(-1, 5)
+  np.testing.assert_array_equal(np.sort(passes), [np.arange(5)] * 16)
+  assert len(set(map(tuple, passes))) > 8
+  np.testing.assert_array_equal(drawn(2, 1, 3), passes.ravel()[:24])
+  for client, round in ((1, 1), (2, 0)):
+    assert not np.array_equal(drawn(client, round), passes.ravel())
+
+
+def test_proximal_training_is_pulled_back_and_evaluated_before_and_after():
+  """By the weight and the learning rate, to the parameters of the begin."""
+  some = federation()
+  validation = jax.tree.map(lambda x: x[:5], examples(1).train)
+  trainer = LocalTrainer(
+    some.experiment, examples(1)._replace(validation=validation), 1, 1, 0.5
+  )
+  params = some.vectors.initial()
+  state = trainer.steps(trainer.begin(params, 0), 0, range(1))
+  once = trainer.params(state)
+  # The second step of all rounds, from equal parameters.
+  pulled, plain = (
+    trainer.params(trainer.steps(begin, 1, range(1)))
+    for begin in (state, trainer.begin(once, 1))
+  )
+  (factor,), *_ = np.linalg.lstsq(
+    (once - params)[:, None], plain - pulled, rcond=None
+  )
+  np.testing.assert_allclose(
+    plain - pulled, factor * (once - params), atol=1e-6
+  )
+  rate = config().optimizer.learning_rate
+  assert 0.25 * rate < factor < 0.5 * rate * 1.01
+  found = trainer.train(params, 0, lambda: False)
+  np.testing.assert_array_equal(found.params, once)
+  again = trainer.train(once, 0, lambda: False)
+  assert found.validated == again.validated == 5
+  assert again.loss == pytest.approx(found.test_loss, rel=1e-5)
+  assert abs(found.loss - found.test_loss) > 1e-5
+
+
 def test_proximal_term_is_the_gradient_of_half_the_squared_distance():
   received, now = {"w": np.float32([1, 2])}, {"w": np.float32([2, 0])}
   term = proximal(3.0)
