@@ -90,6 +90,21 @@ def test_rounds_take_the_time_of_their_links(
   assert (tmp_path / emulation.RECORD).exists()
 
 
+def test_values_are_shaped_then_alone_then_together():
+  row = {
+    "client": 3, "name": "cell", "down": 1e6, "measured_down": 2e6,
+    "together_down": 0.5e6, "up": 3e6, "measured_up": 4e6, "rtt_s": 0.02,
+    "measured_rtt_s": 0.021, "jitter_s": 0.003, "loss": 0.0125, "quota": 0.5,
+    "measured_quota": 0.75,
+  }
+  means, table = emulation.parts("by hand", [row, {"client": 4}])
+  assert means == "by hand"
+  assert table.cells() == [
+    ["3", "cell", "8, 16, 4", "24, 32", "20.0, 21.0", "3.0", "1.25%",
+     "0.50, 0.75"], ["4", "-", *[""] * 6],
+  ]
+
+
 def test_nothing_is_emulated_or_printed_by_default(tmp_path):
   with emulation.emulated(_federation((), 2), "127.0.0.1") as network:
     assert network.parts() == []

@@ -195,6 +195,23 @@ def test_rounds_over_sockets_equal_the_core(tmp_path, at_once):
   row = service._times(1, messages.Received(result, (b"8 bytes.",), arrived_s))
   assert row["t_d + t_u"] == pytest.approx(0.75)
   assert not {"t_d", "t_u"} & row.keys()
+  if messages.clock():
+    service._clocks[1] = messages.clock()
+    result = messages.Result(
+      5, 5, (8,), 0.5, 7, 0.25, 0.75, 1.0, 2.0, 3.0, busy_s=9.0, sent_s=10.0
+    )
+    row = service._times(1, messages.Received(result, (b"8 bytes.",), 10.5))
+    assert row == {
+      "round": 5, "client": 1, "t_tr": 1.0, "t_te": 2.0, "t_v": 3.0,
+      "payload_up": 8, "loss": 0.5, "test_loss": 0.25, "t_d": 0.75, "t_u": 0.5,
+    }
+  service._record(events.Ended(
+    7, 6, (0, 1, 2), ((1, 7, 1.0),), (0, 2), (), 1.25, 3.0, True
+  ))
+  assert lines[-1] == (
+    "round 7: revision 6 from 1 updates, without 0, 2, loss 1.2500 before it, "
+    "3.00 s"
+  )
   # The same folder does nothing more, and holds nothing of killed servers.
   (tmp_path / ".server.1_ab.npz").touch()
   with process.service(0, tmp_path, rules, say=lines.append) as again:

@@ -11,6 +11,7 @@ import pytest
 
 from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership import messages as m
+from parallel.peers.membership import service
 from parallel.peers.membership import shared_state as states
 from parallel.peers.membership.coordinator import Coordinator, Phase, Rules
 from parallel.peers.membership.journal import Journal
@@ -151,6 +152,22 @@ def test_status_of_a_coordinator_and_its_peers(tmp_path, state, text, doing):
   for peer, found in seen.items():
     assert found.silent_s is None
     assert (found.report is not None) == (peer == "a")
+
+
+def test_lines_about_members_name_who_came_who_left_and_why():
+  now = m.Record(3, ("b", "c", "d"), 7, 1, "0a")
+  for before, text in ((("a", "b"), "; new: c, d; gone: a"), ("bcd", "")):
+    assert service._epoch_line(tuple(before), now) == (
+      f"epoch 3, revision 7: 3 members{text}"
+    )
+  state = Coordinator(m.Record(2, ("a", "b", "x")))
+  for message, why in (
+    (m.Vote(2, 5, "0b"), "its digest of round 5 differs from the majority's"),
+    (m.Leave(), "it leaves"),
+    (m.Hello(0, 0, "", None), "no connected peer holds the newest revision"),
+    (m.Unreachable(2, ("x",)), "a cannot reach it"),
+  ):
+    assert service._reason(state, "x", "a", message) == why
 
 
 def test_joining_peer_is_informed_of_a_wait_again_every_ten_seconds(tmp_path):
