@@ -32,6 +32,8 @@ def test_router_separates_planted_kinds_better_with_longer_prompts():
              for x in row.values())
   again = routing.train_router(texts(0), 512, 64, 100, seed=0)
   assert again.weights.tobytes() == router.weights.tobytes()
+  other = routing.train_router(texts(0), 512, 64, 100, seed=1)
+  assert other.weights.tobytes() != router.weights.tobytes()
 
 
 def test_router_of_one_prompt_of_each_kind_knows_it():

@@ -198,6 +198,8 @@ def test_run_of_another_model_is_refused(finished, tmp_path):
 @pytest.mark.parametrize(("key", "value", "message"), [
   ("train.num_steps", 9, "has finished with 8 steps, not 9; use another"),
   ("kinds.router_steps", 7, "has a router with other config.kinds.router_pro"),
+  ("kinds.router_prompts", 7, "has a router with other config.kinds.router_p"),
+  ("kinds.buckets", 31, "has a router with other config.kinds.router_prompts"),
 ])
 def test_results_of_other_lengths_are_refused(
   finished, tmp_path, key, value, message

@@ -58,6 +58,21 @@ def test_only_a_model_that_has_left_is_overdue():
   assert not assembler.is_unconfirmed(False, -1.0)
 
 
+def test_vectors_are_due_from_their_request_to_their_last_part():
+  assembler = messages.Assembler(10)
+  states = [assembler.is_stalled(-1.0)]
+  assembler.expect()
+  assert not assembler.is_stalled(60.0)
+  for message in (
+    messages.Abandon(1), WORK, messages.Part(b"abc"), messages.Resend(1),
+    messages.Part(b"de"), messages.Abandon(1),
+  ):
+    states.append(assembler.is_stalled(-1.0))
+    list(assembler.take(message))
+  states.append(assembler.is_stalled(-1.0))
+  assert states == [False, *[True] * 5, False, False]
+
+
 def test_bytes_are_encoded():
   part = messages.Part(bytes(range(256)))
   data = frames.encode(part)

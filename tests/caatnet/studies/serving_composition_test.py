@@ -297,6 +297,11 @@ def test_report_has_all_tables(result):
   made = reports.report(result)
   check(made)
   assert len(made.tables) == 9
+  for words in (
+    "12 experts of 13.48 GB on one h100, 4 in slots", "others 64 GB/s away",
+    "40 requests (a fifth for long responses) of 16 tokens, Zipf exponent 1;",
+  ):
+    assert words in made.parts[0]
   panels = made.figure().panels
   assert len(panels) == 3
   # Percents of the load time in which no step ran.
