@@ -209,6 +209,10 @@ def test_report_has_the_shares_times_and_memory_of_the_optimum():
     assert sum(shown) == pytest.approx(100, abs=0.2)
     for tier, more_s in row["elsewhere"].items():
       assert f"{tier} {1e3 * more_s:+.1f}" in cells[4].split(", ")
+  # Tensors of the optimum's fractions cost nothing on some other tier.
+  more = [x for row in result["tensors"] for x in row["elsewhere"].values()]
+  assert min(more) == pytest.approx(0, abs=1e-9)
+  assert 0.01 < max(more) < best["step_s"]
   # Ways of a tensor have their parts of it.
   moments = [x for x in result["tensors"] if x["tensor"] == "first moments"]
   assert len(moments) > 1
