@@ -1,8 +1,6 @@
 """Pre-flight check of a placement on this machine."""
 
-import math
 import platform
-import resource
 import shutil
 
 import pytest
@@ -83,18 +81,3 @@ def test_locked_bytes_and_missing_nodes_are_named(monkeypatch):
   })
   with pytest.raises(ValueError, match="tier 'dram': node=4096 does not exis"):
     preflight.check(host, held(0.0), 0.0)
-
-
-@pytest.mark.parametrize(("capabilities", "limit", "most"), [
-  (1 << 13, 8 << 20, 8 << 20), (1 << 14, 8 << 20, math.inf),
-  (0, resource.RLIM_INFINITY, math.inf),
-])
-def test_capability_or_limit_allows_to_lock_memory(
-  monkeypatch, capabilities, limit, most
-):
-  text = f"Name:\tx\nCapPrm:\t0\nCapEff:\t{capabilities:016x}\n"
-  monkeypatch.setattr(preflight.pathlib.Path, "read_text", lambda _: text)
-  monkeypatch.setattr(
-    preflight.resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY)
-  )
-  assert preflight._lockable() == most
