@@ -654,6 +654,28 @@ def test_parameters_have_distinct_rounding_noise():
   assert np.abs(found["head"] - row).max() < 0.2
 
 
+def test_roundings_and_sampled_clients_depend_on_the_seed():
+  row = np.linspace(0.0, 1.0, 64, dtype="f4")
+
+  def drawn(seed):
+    rounded = exchange(Wire("int4", 64, stochastic=True), seed=seed)
+    loop = DiLoCo(WORKER, 1, Optax(optax.sgd(1.0)), rounded, clients=1)
+    mean = jax.jit(jax.shard_map(
+      lambda deltas: rounded.mean(each(
+        lambda x: jax.lax.pcast(x[None], "worker", to="varying"), deltas
+      ), {"workers": {}}, jnp.int32(0))[0]["head"],
+      mesh=make_mesh({"worker": WORKER}), in_specs=P(), out_specs=P(),
+    ))({"blocks": {"w": row[None]}, "head": row})
+    clients = [
+      int(np.argmax(loop._drawn(number, jnp.ones(M)))) for number in range(9)
+    ]
+    return tuple(mean.tolist()), tuple(clients)
+
+  means, clients = zip(*map(drawn, (0, 0, 1)), strict=True)
+  assert means[0] == means[1] != means[2]
+  assert clients[0] == clients[1] != clients[2]
+
+
 def test_eager_weighs_the_local_delta_as_the_mean_does():
   weights = (1.0, 2.0, 5.0)
   found = run(

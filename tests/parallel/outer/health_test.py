@@ -199,6 +199,7 @@ def test_waiting_for_nan_changes_nothing():
 
 
 MEAN = {"eager": ("params", "optimizer", "delta", "share"),
+        "eager int4": ("params", "optimizer", "delta", "share"),
         "noloco": ("params", "momentum"), "nothing": ()}
 
 
@@ -207,7 +208,8 @@ def test_joining_worker_starts_from_the_outer_parameters(name):
   """Starts from the mean where workers have separate ones; others stay."""
   worker = Axis("worker", M)
   others = {
-    "noloco": lambda w: NoLoCo(w, 2, 0.7, 0.5, 0.3), "nothing": OuterLoop
+    "noloco": lambda w: NoLoCo(w, 2, 0.7, 0.5, 0.3), "nothing": OuterLoop,
+    "eager int4": lambda w: Eager(w, 2, OUTER, judging(w, **INT4)),
   }
   loop = (others.get(name) or LOOPS[name][0])(worker)
   rng = np.random.default_rng(0)
