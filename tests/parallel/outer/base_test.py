@@ -1,5 +1,6 @@
 """Plans of outer loops, and the state between their hooks."""
 
+import dataclasses
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -118,6 +119,18 @@ def test_slot_is_free_when_a_fragment_is_sent(name):
   slots = loop.init(draw(0)).get("arriving", {}).get("blocks", {})
   assert len(slots) == (loop.slots if loop.fragments.layers else 0)
   assert received >= loop.fragments.num_layer_fragments + 1
+
+
+@pytest.mark.parametrize("name", ["two slots", "five slots"])
+def test_bytes_of_a_period_are_those_of_all_its_rounds(name):
+  loop, every, period = LOOPS[name]
+  one = dataclasses.replace(loop, overlap=(1,))  # in one slot
+  assert one.period == every < period
+  sent = one.sent_bytes(draw(0))
+  assert sent
+  assert loop.sent_bytes(draw(0)) == {
+    dtype: size * period // every for dtype, size in sent.items()
+  }
 
 
 @pytest.mark.parametrize("name", LOOPS)
