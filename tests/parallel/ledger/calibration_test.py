@@ -100,6 +100,7 @@ def test_rates_that_made_the_events_are_found():
     assert found.bandwidth[pair] == pytest.approx(links.bandwidth[pair])
   # Not measured: as the slowest one.
   assert found.bandwidth[0, 3] == pytest.approx(1e8)
+  assert found.latency_s[0, 3] == pytest.approx(3e-4)
   assert {row["what"] for row in rows} == {
     "products", "memory", "links over data, 2 devices",
     "links over tensor, 2 devices", "steps",
