@@ -13,6 +13,9 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
+from caatnet.serving.scheduler.policies.vtc import VirtualTokenCounter
+from caatnet.serving.scheduler.priorities import Priorities
+from caatnet.serving.scheduler.running import Running
 from caatnet.serving.scheduler.scheduler import Scheduler
 from tests.caatnet.serving import oracle
 
@@ -205,3 +208,62 @@ def test_dlpm_serves_longest_prefixes_first():
   order = [r.number % 4 for r in sorted(requests, key=lambda r: r.scheduled_s)]
   changes = sum(a != b for a, b in itertools.pairwise(order))
   assert changes < 8
+
+
+def test_counters_grow_by_the_costs_of_each_kind_of_token():
+  """Neither a preempted request's prompt nor clients without tokens count."""
+  policy = VirtualTokenCounter(input_cost=3.0, output_cost=5.0)
+  first = Request(0, [1], 1, client="a", weight=2.0)
+  policy.admitted(first, 7)
+  assert policy.counters == {"a": 3 * 7 / 2}
+  first.num_preempted = 1
+  policy.admitted(first, 7)
+  policy.served([("a", 2.0), ("b", 4.0), ("c", 4.0)], [3, 0, 2])
+  assert policy.counters == {"a": 10.5 + 5 * 3 / 2, "c": 5 * 2 / 4}
+
+
+def test_deficits_shrink_by_service_and_are_refilled_by_weight():
+  policy = DeficitLongestPrefix(lambda r: 0, quantum=10.0, output_cost=3.0)
+  for number, client in enumerate("ab"):
+    request = Request(number, [1], 1, client=client, weight=1.0 + 2 * number)
+    policy.arrived(request)
+    policy.push(request)
+  policy.admitted(Request(2, [1], 1, client="a"), 15)
+  policy.served([("a", 1.0), ("b", 3.0)], [2, 4])
+  assert policy.deficits == {"a": -21, "b": -12}
+  assert policy.peek().client == "b"  # the first to have a positive deficit
+  assert policy.deficits == {"a": -11, "b": 18}
+
+
+def test_requests_of_equal_priority_do_not_displace_each_other():
+  policy = registry.make("strict_priority", Pages(8, 4))
+  running = Running(2, 4, 4)
+  running.add(Request(0, [1], 1, priority=2.0), 0, 1, 2.0)
+  for priority, displaces in ((1.0, True), (2.0, False), (3.0, False)):
+    waiting = Request(1, [1], 1, priority=priority)
+    assert policy.displaces(waiting, running) == displaces
+
+
+def test_priorities_change_as_often_and_as_far_as_their_process_says():
+  count = 4000
+  requests = [Request(i, [1], 1) for i in range(count)]
+  made = Priorities("markov", 0.1, levels=5, stay=0.8, seed=1)
+  first = np.array([made.first() for _ in requests])
+  assert np.bincount(first.astype(int)).tolist() == (
+    pytest.approx([count / 5] * 5, rel=0.1)
+  )
+  for request, priority in zip(requests, first, strict=True):
+    request.priority = priority
+  changed = made.update(requests)
+  moves = np.array([r.priority for r in requests]) - first
+  assert set(moves.tolist()) == {-1, 0, 1}
+  assert [r.number for r in changed] == np.flatnonzero(moves).tolist()
+  inside = (first > 0) & (first < 4)
+  assert (moves[inside] == 0).mean() == pytest.approx(0.8, abs=0.03)
+  # One of two moves from the last levels is beyond them.
+  assert (moves[~inside] == 0).mean() == pytest.approx(0.9, abs=0.03)
+  assert sum(made.due() for _ in range(count)) == pytest.approx(400, rel=0.2)
+  Priorities("random", levels=3).update(requests)
+  assert {r.priority for r in requests} == {0, 1, 2}
+  none = Priorities()
+  assert (none.first(), none.due(), none.levels) == (0, False, 8)
