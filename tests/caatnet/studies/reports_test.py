@@ -274,6 +274,8 @@ def test_cells_of_programs_whose_numbers_all_differ():
   assert of("nano-batches of a")[0][2:] == ["8.00", "75.0%", "50.0%", "25.0%"]
   assert of("decode of a")[0][2:] == ["1.000000", "2.000000", "3.000000"]
   steps = of("predicted with the rates of the cluster")
+  for number, row in enumerate(steps[:len(compilation._BOUNDS)], 1):
+    assert "ms" not in row[0] or row[1] == f"{number}.000", row
   assert ["2.000 (1.000 to 5.000)", "4.000 (1.000 to 5.000)"] in [
     row[1:3] for row in steps
   ]
