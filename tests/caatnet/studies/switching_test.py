@@ -307,6 +307,22 @@ def test_study_prints_and_draws(capsys, tmp_path):
   for text in ("assumed", "P99.9 rests on", "pages found", "larger than",
                "copies at 25 GB/s each way"):
     assert text in printed, text
+  *curves, copies, size = made.figure().panels
+  rows = {row["arm"]: row for row in result["sessions"]}
+  for panel, measure in zip(curves, ("ttft", "tbt"), strict=True):
+    assert {mark.label: (mark.x, mark.y) for mark in panel.marks} == {
+      arm: (row[measure]["curve"], result["above"])
+      for arm, row in rows.items()
+    }
+  moved = [row for row in rows.values() if row["ranges"]]
+  assert [*copies.marks[0].lengths] == [row["ranges"] for row in moved]
+  assert [*size.marks[0].lengths] == [row["bytes"] / 1e9 for row in moved]
+  seeds = [dict(result["seeds"][0], beyond=x) for x in (True, False, True)]
+  (title,) = (
+    table.title for table in report.report(result | {"seeds": seeds}).tables
+    if table.title.startswith("the cost model")
+  )
+  assert title.endswith("half the bootstrap interval: 2 of 3")
   pytest.importorskip("matplotlib")
   drawing.write(made.figure(), tmp_path / "all.png")
   assert (tmp_path / "all.png").stat().st_size > 10_000
@@ -346,6 +362,23 @@ def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
   check(made)
   render.show(made)
   assert "bound" in capsys.readouterr().out
+  for panel, row in zip(made.figure().panels, result["rows"], strict=True):
+    assert {mark.label: (mark.x, mark.y) for mark in panel.marks} == {
+      name: (row["grid"], pytest.approx([y / 1e3 for y in curve]))
+      for name, curve in row["service"].items()
+    }
+  changed = [
+    row | {"throughput": throughput, "largest": largest}
+    for row, throughput, largest in zip(
+      result["rows"], (60, 75, 45), (100, 250, 1500), strict=True
+    )
+  ]
+  table = report.report(result | {"bound": 1000.0, "rows": changed}).tables[0]
+  assert "\n1,000 = 2 x 2 x" in table.title
+  assert [[row[i] for i in (1, 2, 6)] for row in table.cells()] == [
+    ["100", "0.10", "+0.0%"], ["250", "0.25", "+25.0%"],
+    ["1,500", "1.50", "-25.0%"],
+  ]
   pytest.importorskip("matplotlib")
   drawing.write(made.figure(), tmp_path / "fair.png")
   assert (tmp_path / "fair.png").stat().st_size > 10_000
