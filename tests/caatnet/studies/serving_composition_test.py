@@ -221,7 +221,22 @@ def test_report_has_all_tables(result):
   made = reports.report(result)
   check(made)
   assert len(made.tables) == 9
-  assert len(made.figure().panels) == 3
+  *loads, front = made.figure().panels
+  assert len(loads) == 2
+  shown = [
+    (mark.label, x, round(y, 6)) for panel in loads for mark in panel.marks
+    for x, y in zip(mark.x, mark.y, strict=True)
+  ]
+  assert sorted(shown) == sorted(
+    (row["way"], row["rate"], round(100 - 100 * row["hidden"], 6))
+    for row in result["load"]
+  )
+  shown = [
+    point for mark in front.marks for point in zip(mark.x, mark.y, strict=True)
+  ]
+  assert sorted(shown) == sorted(
+    (row["loads"], row["ttft_worst_s"]) for row in result["front"]
+  )
 
 
 def test_lowest_hidden_rates_are_listed(result):
