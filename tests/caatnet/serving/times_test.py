@@ -14,7 +14,12 @@ from caatnet.serving.engine.simulator import (
   SimulatedCosts,
   Simulator,
 )
-from caatnet.serving.engine.times import Attention, Profile, Roofline
+from caatnet.serving.engine.times import (
+  AllReduces,
+  Attention,
+  Profile,
+  Roofline,
+)
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
 from parallel.plans.hardware.devices import H100
@@ -112,6 +117,14 @@ def test_decodes_with_chunks_add_their_time_in_one_chunk_of_equal_pairs():
 
 
 MODEL = Transformer(32000, 512, 4, 8, 8, 1376)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_reduces_send_each_part_around_a_ring_twice(ranks):
+  """All but one of the hops of a ring, for reduction and for gathering."""
+  made = AllReduces(ranks, 24, bandwidth=16.0, latency_s=0.5, per_layer=3)
+  hop_s = 0.5 + 10 * 24 / ranks / 16
+  assert made.layer_s(10) == pytest.approx(3 * 2 * (ranks - 1) * hop_s)
 
 
 @pytest.mark.parametrize("machine", [None, "gpu:h100:1x8"])
