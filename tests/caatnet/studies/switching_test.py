@@ -401,3 +401,27 @@ def test_sums_of_an_outcome_start_at_zero():
   for name in ("requests", "scheduler", "copies"):
     del sums[name]
   assert set(sums.values()) == {0}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_pages_of_a_rank_fill_the_memory_that_its_weights_leave(ranks):
+  """Llama 3.1 8B has 8,030,261,248 parameters and 8 key-value heads of 128."""
+  hardware = CONFIG["hardware"] | {
+    "device": "h100", "pages": 0, "page_size": 4, "memory_share": 0.8,
+    "memory_fraction": 0.5, "host_bytes": 1e9, "copy_rate": 3e9,
+  }
+  made = server.machine(CONFIG["model"], hardware, ranks, 0.25)
+  page_bytes = 2 * 32 * 4 * (8 // ranks) * 128 * 2
+  weights = 2 * 8_030_261_248 / ranks
+  device = server.device_of(hardware)
+  assert made.copies.page_bytes == page_bytes
+  # Norms, of a page or less, are not counted.
+  assert made.pages == pytest.approx(
+    (0.8 * device.memory_bytes - weights) // page_bytes, abs=2
+  )
+  assert made.tokens == 4 * made.pages
+  assert made.host_pages == 1e9 // page_bytes
+  assert (made.copies.in_rate, made.copies.out_rate) == (3e9, 3e9)
+  assert made.copies.within_rate == device.memory_bandwidth * 0.5 / 2
+  assert made.steps.p == 0.25
+  assert bool(made.steps.machine) == (ranks > 1)
