@@ -220,6 +220,10 @@ def test_counters_grow_by_the_costs_of_each_kind_of_token():
   policy.admitted(first, 7)
   policy.served([("a", 2.0), ("b", 4.0), ("c", 4.0)], [3, 0, 2])
   assert policy.counters == {"a": 10.5 + 5 * 3 / 2, "c": 5 * 2 / 4}
+  usual = VirtualTokenCounter()
+  usual.admitted(Request(0, [1], 1, client="a"), 7)
+  usual.served([("a", 1.0)], [3])
+  assert usual.counters == {"a": 7 + 2 * 3}
 
 
 def test_deficits_shrink_by_service_and_are_refilled_by_weight():
@@ -233,6 +237,11 @@ def test_deficits_shrink_by_service_and_are_refilled_by_weight():
   assert policy.deficits == {"a": -21, "b": -12}
   assert policy.peek().client == "b"  # the first to have a positive deficit
   assert policy.deficits == {"a": -11, "b": 18}
+  usual = registry.make("dlpm", Pages(8, 4))
+  usual.push(first := Request(0, [1], 1, client="a"))
+  assert usual.peek() is first
+  usual.served([("a", 1.0)], [3])
+  assert usual.deficits == {"a": 8192 - 2 * 3}
 
 
 def test_requests_of_equal_priority_do_not_displace_each_other():

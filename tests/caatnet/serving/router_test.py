@@ -61,6 +61,12 @@ def test_damaged_router_is_refused(router, tmp_path):
   Router(("a", "b"), router.weights, router.bias).write(tmp_path)
   with pytest.raises(ValueError, match="is damaged"):
     Router.read(tmp_path)
+  router.write(tmp_path)
+  content = bytearray((tmp_path / FILE).read_bytes())
+  content[-1] ^= 1  # of a number
+  (tmp_path / FILE).write_bytes(content)
+  with pytest.raises(ValueError, match="is damaged: another checksum"):
+    Router.read(tmp_path)
 
 
 def test_features_count_all_runs_of_up_to_four_bytes():
