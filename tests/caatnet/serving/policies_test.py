@@ -10,7 +10,7 @@ from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
-from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.policies import clients, registry
 from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
 from caatnet.serving.scheduler.policies.vtc import VirtualTokenCounter
@@ -276,3 +276,36 @@ def test_priorities_change_as_often_and_as_far_as_their_process_says():
   assert {r.priority for r in requests} == {0, 1, 2}
   none = Priorities()
   assert (none.first(), none.due(), none.levels) == (0, False, 8)
+
+
+def test_queue_stays_in_order_when_removed_requests_leave_it():
+  """The heap is rebuilt when most of its entries have been removed."""
+  policy, rng = registry.make("shortest_first", Pages(8, 4)), oracle.rng_of(0)
+  requests = [
+    Request(i, [1], int(n)) for i, n in enumerate(rng.integers(1, 1000, 300))
+  ]
+  for request in requests:
+    policy.push(request)
+  for request in requests[:290]:
+    policy.remove(request)
+    policy.push(request)
+    policy.remove(request)
+  assert len(policy) == 10
+  assert len(policy._heap) < 100
+  order = []
+  while request := policy.peek():
+    policy.remove(request)
+    order.append(request.max_tokens)
+  assert order == sorted(r.max_tokens for r in requests[290:])
+
+
+def test_only_absent_clients_are_forgotten(monkeypatch):
+  monkeypatch.setattr(clients, "_REMEMBERED", 3)
+  policy = registry.make("vtc", Pages(8, 4))
+  policy.counters.update(dict.fromkeys((0, 1, 2, 4), 1.0))
+  for number in range(2):
+    policy.arrived(Request(number, [1], 1, client=2 * number))
+  assert policy.counters.keys() == {0, 1, 2, 4}  # one is present, three absent
+  policy.counters.update(dict.fromkeys(range(9), 1.0))
+  policy.arrived(Request(3, [1], 1, client=0))
+  assert policy.counters == {0: 1.0, 2: 1.0}
