@@ -358,6 +358,9 @@ def test_recurrent_state_follows_its_sequence(paged, case, keep):
     else:
       assert request.tokens == expected[: len(request.tokens)]
   assert run.pages.num_available == run.pages.num_pages
+  for kind in ("in", "out"):
+    moved = [x for x in run.executor.moved if x.kind == kind]
+    assert counts.states[kind] == sum(x.state is not None for x in moved)
   if not paged:
     assert not counts.pages.total()
     # A slot is the only resource of a sequence.
@@ -592,6 +595,8 @@ def test_prompt_of_whole_pages_is_found_in_the_cache(copied):
   assert requests[0].tokens == requests[1].tokens
   assert requests[1].num_hits == (7 if copied else 4)
   assert pages.counts.copied == copied
+  # Of a prompt's full pages before its last token, the first had one to fill.
+  assert (pages.counts.misses, pages.counts.hits) == (1, 1 + copied)
 
 
 def test_request_that_never_fits_is_refused():
