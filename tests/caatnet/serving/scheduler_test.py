@@ -119,6 +119,7 @@ class Run:
       case["priorities"], frequency=0.2, levels=3, seed=case["seed"]
     )
     self.requests = []
+    self.waited = 0  # copies that steps wait for
     self.ended = {}
     self.victim = self.scheduler.policy.victim
     self.scheduler.policy.victim = self.last
@@ -201,6 +202,7 @@ class Run:
     if limits.preempt == "recompute" and not limits.keep_turns:
       assert not self.host.num_used
     if step is not None:
+      self.waited += len(step.after)
       waits = limits.wait_s or self.pages.counts.copied or self.host.states
       assert waits or not step.after
       lengths = [chunk.length for chunk in step.chunks]
@@ -330,6 +332,7 @@ def test_options_together_change_no_token(row):
     request.num_preempted for request in run.requests
   )
   assert counts.preemptions.total()
+  assert counts.waited == run.waited
   for kind in ("in", "out"):
     moved = [x for x in run.executor.moved if x.kind == kind]
     assert counts.pages[kind] == sum(len(x.source) for x in moved)
