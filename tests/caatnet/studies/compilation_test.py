@@ -140,6 +140,9 @@ def test_step_with_measured_rates_has_an_interval(capsys):
     c["count"] * (hops[c["kind"]] * 1e-3 + c["wire_bytes_ring"] / 1e6)
     for c in sent
   ))
+  assert bounds["model_flops"] == experiment.flops_per_step / 4
+  assert bounds["model_flops_seconds"] == bounds["model_flops"] / 1e9
+  assert bounds["compute_seconds"] >= bounds["model_flops_seconds"]
   step = bounds["step_as_scheduled"]
   assert step == pytest.approx(bounds["compute_seconds"] + (
     bounds["wire_seconds"]
@@ -265,3 +268,14 @@ def test_family_has_the_schedule_of_several_stages(stages, schedule):
   assert (found["target"], found["devices"]) == ("gpu", 2)
   assert found["pipeline.schedule"] == schedule
   assert (found["parallel.stage"], found["model.width"]) == (stages, "none")
+
+
+def test_each_program_of_a_run_is_that_of_its_first_step():
+  outer = types.SimpleNamespace(
+    steady_round=range(10, 16),
+    plan=lambda step: types.SimpleNamespace(variant=step % 3 == 2),
+  )
+  assert study.steps_of_programs(outer) == [10, 11]
+  run = types.SimpleNamespace(outer=outer)
+  assert [*study.programs_of_run("it", run)] == ["it, step 10", "it, step 11"]
+  assert [*study.programs_of_run("it", run, 14)] == ["it"]
