@@ -148,3 +148,26 @@ def test_pictures_show_the_results(tmp_path):
     assert description(ROOT / name) == shown, f"{name}: python -m docs.draw"
     beside = f"]({pathlib.Path(name).name})"
     assert f"]({name})" in README or beside in PROJECTIONS, name
+
+
+@pytest.mark.parametrize("name", [
+  "docs/loss_against_bytes.svg", "results/outer_loops.png",
+])
+def test_marks_are_means_of_seeds_and_bars_their_range(name, monkeypatch):
+  """Metadata hold the numbers; points with equal bytes are moved apart."""
+  kept = []
+  monkeypatch.setattr(draw, "save", lambda *of: kept.append(of))
+  draw.PICTURES[name](pathlib.Path(name))
+  ((figure, _, data),) = kept
+  panels = data.values() if "loss_against" in name else [data]
+  for axes, rows in zip(figure.axes, panels, strict=True):
+    assert len(axes.containers) == len(rows)
+    for drawn, (x, *losses) in zip(axes.containers, rows.values(), strict=True):
+      line, _, (bar,) = drawn.lines
+      assert line.get_xdata().item() == pytest.approx(x, rel=0.5)
+      assert line.get_ydata().item() == (
+        pytest.approx(sum(losses) / len(losses), abs=1e-4)
+      )
+      (ends,) = bar.get_segments()
+      assert ends[:, 1] == pytest.approx([min(losses), max(losses)], abs=1e-4)
+  draw.plt.close(figure)

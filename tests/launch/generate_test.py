@@ -88,3 +88,13 @@ def test_damaged_checkpoint_is_a_one_line_error(files, workdir, tmp_path):
     export.read(experiment, tmp_path / "run")
   assert "Requested byte range" in str(error.value)
   assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("arguments", [
+  ("evaluate",), ("generate", "--prompt=a"),
+])
+def test_step_selects_the_checkpoint(arguments, workdir, launch):
+  """The run has a checkpoint of step 0 only."""
+  ended = launch(*arguments, f"--workdir={workdir}", "--step=7")
+  assert ended.returncode == 2
+  assert "error: no checkpoint of step 7 in " in ended.stderr

@@ -114,7 +114,7 @@ def test_outcomes_without_tokens_have_no_times():
 def test_summary_is_that_of_the_good_outcomes():
   outcomes = [
     Outcome(1.0, [2.0, 2.5, 4.0], 5), Outcome(2.0, [2.25], 1),
-    Outcome(0.5, [0.75], 7, error="lost"), Outcome(3.0, [], 2),
+    Outcome(0.5, [0.75, 1.5], 7, error="lost"), Outcome(3.0, [], 2),
   ]
   found = client.summary(outcomes)
   # From 0.5 s, when the failed request was sent, to 4 s.

@@ -145,6 +145,9 @@ def test_tokens_of_each_expert_equal_those_alone(seed):
     )
   counts = case.slots.counts
   assert counts.misses <= counts.loads
+  # A request is a hit or a miss once; a reload for it is another miss.
+  admitted = sum(r.scheduled_s is not None for r in case.requests)
+  assert counts.hits <= admitted <= counts.hits + counts.misses
   assert case.slots.users(0) == 0
   used = {request.expert for request in case.requests}
   if len(used) <= len(case.slots):

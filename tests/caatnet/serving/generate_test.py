@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
-from caatnet.serving.generate import Generation
+from caatnet.serving.generate import Generation, Speed
 from tests.caatnet.inference.decoding_test import logits_without_cache, put
 from tests.caatnet.models.transformer_test import (
   init_params,
@@ -216,6 +217,38 @@ def test_replicas_slots_and_devices_do_not_change_tokens():
   found, generation = run(TOGETHER, asked)
   same(found, expected)
   assert generation.speed.prompt_tokens == sum(LENGTHS)
+  steps = [scheduler.counts.steps for scheduler in generation._schedulers]
+  assert len(steps) > 1
+  assert min(steps) > max(steps) // 2  # replicas share the requests
+
+
+def test_speed_counts_all_replicas_and_omits_compilation(monkeypatch):
+  def step(num_drawn, *chunks):
+    return types.SimpleNamespace(
+      drawing=[0] * num_drawn,
+      chunks=[types.SimpleNamespace(length=length) for length in chunks],
+    )
+
+  speed = Speed()
+  speed.add(types.SimpleNamespace(steps=[None, step(3), step(2)]), 1.5)
+  speed.add(types.SimpleNamespace(steps=[step(4), step(2, 5, 7), None]), 2.0)
+  speed.add(types.SimpleNamespace(steps=[step(1, 8), step(1)]), 3.0)
+  assert speed == Speed(20, 5.0, 5, 1.5)
+  decoder, _, _ = subject(ALONE)
+  monkeypatch.setattr(decoder, "compile_seconds", 0.0)
+
+  def on_text(index, text):
+    decoder.compile_seconds += 1e6
+
+  generation = Generation(
+    decoder, [Request((1, 2), Stops(4))], Bytes(), on_text
+  )
+  generation.run()
+  speed = generation.speed
+  # Compilation after the last token is not in the time of any step.
+  assert speed.prompt_seconds + speed.decode_seconds == (
+    pytest.approx(-3e6, rel=1e-2)
+  )
 
 
 def test_order_of_requests_does_not_change_tokens():

@@ -108,3 +108,28 @@ def test_calibration_measures_copies_of_states():
   executor = Measured(0)
   calibrate(executor)
   assert executor.costs.copy_s("out", 1, 1) == 0
+
+
+def test_copies_of_which_runs_would_save_time_are_timed_by_their_pages():
+  costs = MeasuredCosts()
+  for num_runs, num_pages, seconds in ((1, 1, 10e-3), (4, 2, 1e-3)):
+    costs.add_copy("in", num_runs, num_pages, seconds)
+  assert costs.copy_s("in", 7, 6) == pytest.approx(6 * 11e-3 / 3)
+
+
+@pytest.mark.parametrize("num_read", [0, 64])
+def test_only_recent_steps_and_copies_are_averaged(num_read):
+  """The last 64 of each kind; others were measured under another load."""
+  costs = MeasuredCosts()
+  for seconds in (100.0, 1.0):
+    for _ in range(64):
+      costs.add_step(seconds if num_read else 3 - seconds, num_read)
+      costs.add_copy("out", 2, 3, seconds)
+      costs.add_copy("out", 1, 3, seconds)
+  if num_read:
+    costs.add_step(0.5, 0)
+    assert costs.prefill_s(0, 128) == pytest.approx(1.0)
+  else:
+    costs.add_step(4.0, 10)
+    assert costs.prefill_s(0, 5) == pytest.approx(1.0)
+  assert costs.copy_s("out", 1, 3) == pytest.approx(1.0)

@@ -319,6 +319,10 @@ def test_host_cache_leaves_room_behind_a_conversation():
   second = host.write("a", 32, pinned=False)
   assert list(runs(first[:4] + second)) == [(first[0], 8)]
   assert host.increment("a", 33) == (8, 9)
+  # Room for five or eight pages is eight, for nine 16.
+  assert (len(host.pages("a")), len(host.pages("b"))) == (8, 1)
+  host.write("a", 33, pinned=False)
+  assert (len(host.pages("a")), host.num_used) == (16, 17)
 
 
 def test_the_host_copy_that_was_written_last_is_evicted_last():
@@ -336,6 +340,9 @@ def test_pinned_host_copies_are_not_evicted():
   host.write("new", 2, pinned=False)
   valid = [host.valid(owner) for owner in ("waits", "old", "new")]
   assert valid == [2, 0, 2]
+  # Its own pages count once, also those of a pinned copy.
+  assert host.fits("waits", 4)
+  assert not host.fits("waits", 5)
   # It stays the only copy when tokens are added to it.
   host.write("waits", 2, pinned=False)
   assert host.num_pinned == 2

@@ -10,9 +10,12 @@ from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
-from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.policies import clients, registry
 from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
+from caatnet.serving.scheduler.policies.vtc import VirtualTokenCounter
+from caatnet.serving.scheduler.priorities import Priorities
+from caatnet.serving.scheduler.running import Running
 from caatnet.serving.scheduler.scheduler import Scheduler
 from tests.caatnet.serving import oracle
 
@@ -205,3 +208,104 @@ def test_dlpm_serves_longest_prefixes_first():
   order = [r.number % 4 for r in sorted(requests, key=lambda r: r.scheduled_s)]
   changes = sum(a != b for a, b in itertools.pairwise(order))
   assert changes < 8
+
+
+def test_counters_grow_by_the_costs_of_each_kind_of_token():
+  """Neither a preempted request's prompt nor clients without tokens count."""
+  policy = VirtualTokenCounter(input_cost=3.0, output_cost=5.0)
+  first = Request(0, [1], 1, client="a", weight=2.0)
+  policy.admitted(first, 7)
+  assert policy.counters == {"a": 3 * 7 / 2}
+  first.num_preempted = 1
+  policy.admitted(first, 7)
+  policy.served([("a", 2.0), ("b", 4.0), ("c", 4.0)], [3, 0, 2])
+  assert policy.counters == {"a": 10.5 + 5 * 3 / 2, "c": 5 * 2 / 4}
+  usual = VirtualTokenCounter()
+  usual.admitted(Request(0, [1], 1, client="a"), 7)
+  usual.served([("a", 1.0)], [3])
+  assert usual.counters == {"a": 7 + 2 * 3}
+
+
+def test_deficits_shrink_by_service_and_are_refilled_by_weight():
+  policy = DeficitLongestPrefix(lambda r: 0, quantum=10.0, output_cost=3.0)
+  for number, client in enumerate("ab"):
+    request = Request(number, [1], 1, client=client, weight=1.0 + 2 * number)
+    policy.arrived(request)
+    policy.push(request)
+  policy.admitted(Request(2, [1], 1, client="a"), 15)
+  policy.served([("a", 1.0), ("b", 3.0)], [2, 4])
+  assert policy.deficits == {"a": -21, "b": -12}
+  assert policy.peek().client == "b"  # the first to have a positive deficit
+  assert policy.deficits == {"a": -11, "b": 18}
+  usual = registry.make("dlpm", Pages(8, 4))
+  usual.push(first := Request(0, [1], 1, client="a"))
+  assert usual.peek() is first
+  usual.served([("a", 1.0)], [3])
+  assert usual.deficits == {"a": 8192 - 2 * 3}
+
+
+def test_requests_of_equal_priority_do_not_displace_each_other():
+  policy = registry.make("strict_priority", Pages(8, 4))
+  running = Running(2, 4, 4)
+  running.add(Request(0, [1], 1, priority=2.0), 0, 1, 2.0)
+  for priority, displaces in ((1.0, True), (2.0, False), (3.0, False)):
+    waiting = Request(1, [1], 1, priority=priority)
+    assert policy.displaces(waiting, running) == displaces
+
+
+def test_priorities_change_as_often_and_as_far_as_their_process_says():
+  count = 4000
+  requests = [Request(i, [1], 1) for i in range(count)]
+  made = Priorities("markov", 0.1, levels=5, stay=0.8, seed=1)
+  first = np.array([made.first() for _ in requests])
+  assert np.bincount(first.astype(int)).tolist() == (
+    pytest.approx([count / 5] * 5, rel=0.1)
+  )
+  for request, priority in zip(requests, first, strict=True):
+    request.priority = priority
+  changed = made.update(requests)
+  moves = np.array([r.priority for r in requests]) - first
+  assert set(moves.tolist()) == {-1, 0, 1}
+  assert [r.number for r in changed] == np.flatnonzero(moves).tolist()
+  inside = (first > 0) & (first < 4)
+  assert (moves[inside] == 0).mean() == pytest.approx(0.8, abs=0.03)
+  # One of two moves from the last levels is beyond them.
+  assert (moves[~inside] == 0).mean() == pytest.approx(0.9, abs=0.03)
+  assert sum(made.due() for _ in range(count)) == pytest.approx(400, rel=0.2)
+  Priorities("random", levels=3).update(requests)
+  assert {r.priority for r in requests} == {0, 1, 2}
+  none = Priorities()
+  assert (none.first(), none.due(), none.levels) == (0, False, 8)
+
+
+def test_queue_stays_in_order_when_removed_requests_leave_it():
+  """The heap is rebuilt when most of its entries have been removed."""
+  policy, rng = registry.make("shortest_first", Pages(8, 4)), oracle.rng_of(0)
+  requests = [
+    Request(i, [1], int(n)) for i, n in enumerate(rng.integers(1, 1000, 300))
+  ]
+  for request in requests:
+    policy.push(request)
+  for request in requests[:290]:
+    policy.remove(request)
+    policy.push(request)
+    policy.remove(request)
+  assert len(policy) == 10
+  assert len(policy._heap) < 100
+  order = []
+  while request := policy.peek():
+    policy.remove(request)
+    order.append(request.max_tokens)
+  assert order == sorted(r.max_tokens for r in requests[290:])
+
+
+def test_only_absent_clients_are_forgotten(monkeypatch):
+  monkeypatch.setattr(clients, "_REMEMBERED", 3)
+  policy = registry.make("vtc", Pages(8, 4))
+  policy.counters.update(dict.fromkeys((0, 1, 2, 4), 1.0))
+  for number in range(2):
+    policy.arrived(Request(number, [1], 1, client=2 * number))
+  assert policy.counters.keys() == {0, 1, 2, 4}  # one is present, three absent
+  policy.counters.update(dict.fromkeys(range(9), 1.0))
+  policy.arrived(Request(3, [1], 1, client=0))
+  assert policy.counters == {0: 1.0, 2: 1.0}

@@ -61,3 +61,27 @@ def test_damaged_router_is_refused(router, tmp_path):
   Router(("a", "b"), router.weights, router.bias).write(tmp_path)
   with pytest.raises(ValueError, match="is damaged"):
     Router.read(tmp_path)
+  router.write(tmp_path)
+  content = bytearray((tmp_path / FILE).read_bytes())
+  content[-1] ^= 1  # of a number
+  (tmp_path / FILE).write_bytes(content)
+  with pytest.raises(ValueError, match="is damaged: another checksum"):
+    Router.read(tmp_path)
+
+
+def test_features_count_all_runs_of_up_to_four_bytes():
+  """The length is a part of the hash: a zero byte is not a pair of them."""
+  found = features(b"abcd", 2**20)
+  assert np.count_nonzero(found) == 4 + 3 + 2 + 1
+  assert np.ptp(found[found > 0]) == 0
+  # Counts of "a" and "aa": 3 and 2; log(1 + count), of norm 1.
+  counts = np.array([3, 2, 1])
+  found = np.sort(features(b"aaa", 2**20))[-3:][::-1]
+  np.testing.assert_allclose(
+    found, np.log1p(counts) / np.linalg.norm(np.log1p(counts)), rtol=1e-5
+  )
+  assert np.count_nonzero(features(b"\0\0", 2**20)) == 2
+
+
+def test_most_probable_kind_and_size_of_a_router(router):
+  assert (router.kind(b"x"), router.num_params) == ("c", 8 * 3 + 3)

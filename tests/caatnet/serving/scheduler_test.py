@@ -119,6 +119,7 @@ class Run:
       case["priorities"], frequency=0.2, levels=3, seed=case["seed"]
     )
     self.requests = []
+    self.waited = 0  # copies that steps wait for
     self.ended = {}
     self.victim = self.scheduler.policy.victim
     self.scheduler.policy.victim = self.last
@@ -201,6 +202,7 @@ class Run:
     if limits.preempt == "recompute" and not limits.keep_turns:
       assert not self.host.num_used
     if step is not None:
+      self.waited += len(step.after)
       waits = limits.wait_s or self.pages.counts.copied or self.host.states
       assert waits or not step.after
       lengths = [chunk.length for chunk in step.chunks]
@@ -330,11 +332,14 @@ def test_options_together_change_no_token(row):
     request.num_preempted for request in run.requests
   )
   assert counts.preemptions.total()
+  assert counts.waited == run.waited
   for kind in ("in", "out"):
     moved = [x for x in run.executor.moved if x.kind == kind]
     assert counts.pages[kind] == sum(len(x.source) for x in moved)
   if row["preempt"] != "cost" and row["host_pages"] == 200:
     assert counts.preemptions[row["preempt"]]
+  if row["preempt"] == "swap":  # pages of copies under way suffice once
+    assert counts.stalls
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -358,6 +363,9 @@ def test_recurrent_state_follows_its_sequence(paged, case, keep):
     else:
       assert request.tokens == expected[: len(request.tokens)]
   assert run.pages.num_available == run.pages.num_pages
+  for kind in ("in", "out"):
+    moved = [x for x in run.executor.moved if x.kind == kind]
+    assert counts.states[kind] == sum(x.state is not None for x in moved)
   if not paged:
     assert not counts.pages.total()
     # A slot is the only resource of a sequence.
@@ -592,6 +600,8 @@ def test_prompt_of_whole_pages_is_found_in_the_cache(copied):
   assert requests[0].tokens == requests[1].tokens
   assert requests[1].num_hits == (7 if copied else 4)
   assert pages.counts.copied == copied
+  # Of a prompt's full pages before its last token, the first had one to fill.
+  assert (pages.counts.misses, pages.counts.hits) == (1, 1 + copied)
 
 
 def test_request_that_never_fits_is_refused():

@@ -7,14 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from caatnet.serving.engine.executor import Chunk, Copy, EngineStep
+from caatnet.serving.engine.executor import Chunk, Copy, EngineStep, Load
 from caatnet.serving.engine.simulator import (
   NO_COPIES,
   CopyTimes,
   SimulatedCosts,
   Simulator,
 )
-from caatnet.serving.engine.times import Attention, Profile, Roofline
+from caatnet.serving.engine.times import (
+  AllReduces,
+  Attention,
+  Profile,
+  Roofline,
+)
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
 from parallel.plans.hardware.devices import H100
@@ -112,6 +117,14 @@ def test_decodes_with_chunks_add_their_time_in_one_chunk_of_equal_pairs():
 
 
 MODEL = Transformer(32000, 512, 4, 8, 8, 1376)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_all_reduces_send_each_part_around_a_ring_twice(ranks):
+  """All but one of the hops of a ring, for reduction and for gathering."""
+  made = AllReduces(ranks, 24, bandwidth=16.0, latency_s=0.5, per_layer=3)
+  hop_s = 0.5 + 10 * 24 / ranks / 16
+  assert made.layer_s(10) == pytest.approx(3 * 2 * (ranks - 1) * hop_s)
 
 
 @pytest.mark.parametrize("machine", [None, "gpu:h100:1x8"])
@@ -280,3 +293,73 @@ def test_tokens_are_drawn_for_their_positions():
   simulator.submit(step(positions=(3, 9)))
   (event,) = simulator.wait(math.inf)
   assert list(event.tokens) == [0, 0]
+
+
+def reached(begin, work_s, spans, rate):
+  """Returns when work ends that is slower while a step runs."""
+  edges = sorted({begin, *(x for span in spans for x in span if x > begin)})
+  for start, stop in itertools.pairwise([*edges, math.inf]):
+    busy = any(first <= start < last for first, last in spans)
+    if work_s <= (stop - start) * (speed := rate if busy else 1.0):
+      return start + work_s / speed
+    work_s -= (stop - start) * speed
+  raise AssertionError
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize("seed", range(8))
+def test_steps_slow_loads_which_follow_one_another(seed, rate):
+  """Loads are exposed while they run and no step does."""
+  rng = np.random.default_rng(seed)
+  works = [(w, w * u) for w, u in rng.uniform(0.2, 1.0, (6, 2)) * (3, 1)]
+  simulator = Simulator(
+    Times(), load_s=lambda load: works[load.slot], load_rate=rate
+  )
+  spans, asked, found, free = [], [], {}, 0.0
+
+  def wait(until_s):
+    for event in simulator.wait(until_s):
+      if event.load is not None:
+        found[event.load.slot] = event.time_s
+
+  while len(asked) < len(works) or len(found) < len(works) or not spans[-1:]:
+    now = simulator.now()
+    if len(asked) < len(works) and rng.random() < 0.5:
+      simulator.load(Load(str(len(asked)), len(asked)))
+      asked.append(now)
+    elif rng.random() < 0.6:
+      made = step(len(spans), (3,) * int(rng.integers(1, 4)))
+      simulator.submit(made)
+      begin = max(now, free)
+      free = begin + Times().step_s(made.positions + 1, [])
+      spans.append((begin, free))
+    wait(simulator.now() + float(rng.choice([0.0, 0.3, 2.0])))
+  last = simulator.now() + 50
+  while simulator.now() < last:
+    wait(last)
+  simulator.submit(step(99, (3,)))  # counts what was exposed until now
+  end = exposed_s = 0.0
+  for number, (at, (work_s, begin_s)) in enumerate(
+    zip(asked, works, strict=True)
+  ):
+    begin = max(at, end)
+    end = reached(begin, work_s, spans, rate)
+    assert found[number] == pytest.approx(reached(begin, begin_s, spans, rate))
+    exposed_s += end - begin - sum(
+      max(0.0, min(end, last) - max(begin, first)) for first, last in spans
+    )
+  assert simulator.exposed_s == pytest.approx(exposed_s)
+  assert simulator.loaded_s == pytest.approx(sum(w for w, _ in works))
+
+
+def test_executor_may_wait_for_the_first_step():
+  """A copy or load that ends before it is returned with it."""
+  for first in (False, True):
+    simulator = Simulator(
+      Times(), steps_first=first, load_s=lambda load: (0.5, 0.5)
+    )
+    simulator.load(Load("a", 0))
+    simulator.submit(step(positions=(3,)))  # 0 to 1.25 s
+    kinds = [event.step is None for event in simulator.wait(math.inf)]
+    assert kinds == ([True, False] if first else [True])
+    assert simulator.now() == (1.25 if first else 0.5)

@@ -1,8 +1,10 @@
 """Properties of request traces: readers, errors and synthetic sessions."""
 
+import collections
 import dataclasses
 import gzip
 import json
+import math
 import time
 
 import numpy as np
@@ -312,3 +314,17 @@ def test_file_of_failed_requests_is_refused(tmp_path):
   path.write_text("\n".join(BURST.splitlines()[::2]))
   with pytest.raises(ValueError, match="has no requests"):
     traces.load(path)
+
+
+def test_conversations_fill_the_context_and_do_not_exceed_it():
+  """A first turn is cut; a later one that fits exactly is the last."""
+  exact = (math.log(16), 0.0)
+  for question, turns, prompt in ((exact, 2, 48), ((9.0, 0.0), 1, 48)):
+    found = Sessions(
+      40, turns=9.0, question=question, answer=exact, longest=64
+    ).arrivals()
+    longest = {a.conversation: a for a in found if not a.more}.values()
+    assert max(a.prompt + a.output for a in longest) == 64
+    counts = collections.Counter(a.conversation for a in found)
+    assert max(counts.values()) == turns
+    assert max(a.prompt for a in found) == prompt

@@ -121,6 +121,11 @@ def test_each_peer_has_a_row_with_its_last_report(known):
   known._reports.clear()
   head, _ = _view(Screen(), known)
   assert head[4:] == ["0 B sent"]
+  # A peer that has not joined yet has a row, and is no member.
+  known.state = known.state._replace(pending=(("d", 0),))
+  head, rows = _view(Screen(), known)
+  assert head[3] == "3 members"
+  assert {*"abcd"} <= set(rows)
 
 
 def test_rate_is_that_of_the_last_minute(known, monkeypatch):

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -139,6 +140,9 @@ def test_step_with_measured_rates_has_an_interval(capsys):
     c["count"] * (hops[c["kind"]] * 1e-3 + c["wire_bytes_ring"] / 1e6)
     for c in sent
   ))
+  assert bounds["model_flops"] == experiment.flops_per_step / 4
+  assert bounds["model_flops_seconds"] == bounds["model_flops"] / 1e9
+  assert bounds["compute_seconds"] >= bounds["model_flops_seconds"]
   step = bounds["step_as_scheduled"]
   assert step == pytest.approx(bounds["compute_seconds"] + (
     bounds["wire_seconds"]
@@ -198,3 +202,80 @@ def test_only_devices_with_processors_of_their_own_wait_for_stages():
 def test_measured_cluster_needs_the_devices_of_the_target():
   with pytest.raises(ValueError, match="'c' has 3 devices, and --target=cpu:4"):
     targets.measured(targets.resolve("cpu:4"), cluster(count=3))
+
+
+def test_equal_copies_to_the_host_are_one_row():
+  """With the least compute beside one of them; a synchronous one has none."""
+  def copy(seconds, count, asynchronous=True, size=100):
+    return overlap.HostCopy(
+      True, size, count, asynchronous, Cost(seconds=seconds), "block"
+    )
+
+  copies = [
+    copy(4.0, 2), copy(2.0, 3), copy(8.0, 1), copy(0.0, 1, asynchronous=False),
+    copy(1.0, None, size=60), copy(1.0, 1, size=60), copy(0.0, 1, size=7),
+  ]
+  program = types.SimpleNamespace(host_copies=lambda: copies)
+  found = programs.host_copies(program)
+  assert [(
+    row["bytes"], row["count"], row["overlapped_seconds"], row["hiding_rate"]
+  ) for row in found] == [
+    (100, 6, 2.0, 50.0), (100, 1, None, None), (60, None, 1.0, 60.0),
+    (7, 1, 0.0, None),
+  ]
+
+
+def test_memory_and_rates_have_their_units_and_places():
+  """Sizes in host memory are named, and only where there are some."""
+  x = jax.ShapeDtypeStruct(
+    (225,), np.float32,
+    sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]),
+  )
+  device = devices.measured("d", {"float32": 2e12}, 3 * 10**9, 5e9, "a test")
+  parts = dict(
+    argument_size_in_bytes=800, host_argument_size_in_bytes=124,
+    host_temp_size_in_bytes=60, output_size_in_bytes=70,
+    alias_size_in_bytes=30, temp_size_in_bytes=500,
+    generated_code_size_in_bytes=6,
+  )
+
+  def made(**changed):
+    analysis = types.SimpleNamespace(**(parts | changed))
+    return programs.CompiledProgram(
+      targets.Target("cpu:1", (), device, ()), None, None, [], [], {},
+      types.SimpleNamespace(memory_analysis=lambda: analysis),
+    )
+
+  assert made().memory({"x": x}) == {
+    "x": 900, "of these on the host": 124, "padding by layout": 24,
+    "outputs": 40, "temporaries": 500, "temporaries on the host": 60,
+    "program": 6, "total": 800 + 40 + 500 + 6, "capacity": 3 * 10**9,
+  }
+  found = made(host_argument_size_in_bytes=0, host_temp_size_in_bytes=0)
+  assert not [name for name in found.memory({"x": x}) if "host" in name]
+  assert made().constants("float32") == {
+    "float32 peak": ["2 TFLOP/s", device.source],
+    "memory": ["3 GB, 5 GB/s", device.source],
+  }
+
+
+@pytest.mark.parametrize(("stages", "schedule"), [(1, "none"), (3, "1f1b")])
+def test_family_has_the_schedule_of_several_stages(stages, schedule):
+  found = study.features(
+    {"parallel": {"stage": stages}, "pipeline": {"schedule": "1f1b"}},
+    "gpu:h200:1x2", 2,
+  )
+  assert (found["target"], found["devices"]) == ("gpu", 2)
+  assert found["pipeline.schedule"] == schedule
+  assert (found["parallel.stage"], found["model.width"]) == (stages, "none")
+
+
+def test_each_program_of_a_run_is_that_of_its_first_step():
+  outer = types.SimpleNamespace(
+    steady_round=range(10, 16),
+    plan=lambda step: types.SimpleNamespace(variant=step % 3 == 2),
+  )
+  assert study.steps_of_programs(outer) == [10, 11]
+  run = types.SimpleNamespace(outer=outer)
+  assert [*study.programs_of_run("it", run)] == ["it, step 10", "it, step 11"]
+  assert [*study.programs_of_run("it", run, 14)] == ["it"]

@@ -210,6 +210,86 @@ def test_two_programs_are_compared_by_ratio_and_memory():
   ]
 
 
+def test_cells_of_programs_whose_numbers_all_differ():
+  """Sides, counts and kinds of bytes cannot be exchanged or left out."""
+
+  def sent(kind, size, count):
+    return {"kind": kind, "dtype": "int8", "bytes": size, "count": count,
+            "unknown_bytes": 0}
+
+  def result(scale, compiled_bytes):
+    return compiled(1) | {
+      "memory": {"state": 5e7 * scale, "of these on the host": 1e9,
+                 "total": 2e9 * scale, "peak": 1.5e9 * scale, "capacity": 3e9},
+      "ledger": [{
+        "axes": ["data", "tensor"], "phase": "update", "differs": True,
+        "lowered": [sent("all_gather", 1e6 * scale, 1),
+                    sent("all_reduce", 2e6 * scale, 4)],
+        "compiled": [sent("permute", compiled_bytes, 2)],
+      }],
+      "transfers": [compiled(1)["transfers"][0] | {"beside": ["dot", "add"]}],
+      "overlap": [{
+        "axes": ["data"], "bytes": 8e6, "asynchronous": 4e6 * scale,
+        "hidden": 1e6 * scale, "unknown": 0, "unknown_bytes": 0,
+      }],
+      "nanobatches": [{"kind": "all_reduce", "count": 3, "bytes": 8e6,
+                       "asynchronous": 6e6, "overlapped": 4e6, "hidden": 2e6}],
+      "inference": compiled(1)["inference"] | {
+        "widened": ["u", "v", "w", "x", "y"],
+        "formula": [{"kind": "all_reduce", "dtype": "int8", "formula": 1e6,
+                     "lowered": 2e6, "compiled": 3e6}],
+      },
+      "interval": {"low": 1e-3, "median": 2e-3 * scale, "high": 5e-3},
+      "constants": compiled(1)["constants"] | {"links": ["c", "c"]},
+    }
+
+  results = {"a": result(1, 5e6), "b": result(2, 2.5e6)}
+  del results["b"]["constants"]["links"]
+  results["a"]["collectives"][0]["rematted"] = False
+  made = compilation.report(results)
+  tables = {t.title: t.cells() for t in made.tables}
+
+  def of(words):
+    return next(cells for title, cells in tables.items() if words in title)
+
+  assert tables["operand MB per device and step"] == [
+    ["data,tensor", "update", "lowered", "3.000", "6.000", "2.000"],
+    ["data,tensor", "update", "compiled", "5.000", "2.500", "0.500"],
+  ]
+  memory = of("memory per device")
+  assert memory[0] == ["state", "0.050000", "0.100", "2.000"]
+  assert memory[-1] == ["", "fits, 1.500 free", "fits, 0.000000 free", ""]
+  (row,) = of("collectives of a: operand MB")
+  assert row[2:4] == [
+    "1 x all_gather int8  1.000 MB\n4 x all_reduce int8  2.000 MB",
+    "2 x permute int8  5.000 MB",
+  ]
+  places = [of(f"collectives of {x}, compiled")[0] for x in "ab"]
+  assert [row[1] for row in places] == ["forward", "forward, again"]
+  assert [row[-2:] for row in places] == [["1.000", "6.000"]] * 2
+  assert of("schedule of b")[0][-1] == "dot"
+  assert [row[2:] for row in of("overlap: operand")] == [
+    ["8.00", "50.0%", "12.5%", "7.00"], ["8.00", "100.0%", "25.0%", "6.00"],
+  ]
+  assert of("nano-batches of a")[0][2:] == ["8.00", "75.0%", "50.0%", "25.0%"]
+  assert of("decode of a")[0][2:] == ["1.000000", "2.000000", "3.000000"]
+  steps = of("predicted with the rates of the cluster")
+  for number, row in enumerate(steps[:len(compilation._BOUNDS)], 1):
+    assert "ms" not in row[0] or row[1] == f"{number}.000", row
+  assert ["2.000 (1.000 to 5.000)", "4.000 (1.000 to 5.000)"] in [
+    row[1:3] for row in steps
+  ]
+  assert sum(
+    "place: u; v; w; and 2 more" in str(part) for part in made.parts
+  ) == 2
+  memory, moved, hidden = made.figure().panels
+  assert [m.label for m in memory.marks] == ["state", "capacity"]
+  assert [[*m.lengths] for m in moved.marks] == [pytest.approx([5e-3, 2.5e-3])]
+  assert [[*m.lengths] for m in hidden.marks] == [
+    pytest.approx([1e-3, 2e-3]), pytest.approx([7e-3, 6e-3])
+  ]
+
+
 def test_collectives_of_unknown_count_are_named():
   """Their bytes are in no sum, as titles state."""
   titles = [t.title for t in compilation.report(PROGRAMS["unknown"]).tables]

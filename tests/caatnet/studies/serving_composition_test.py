@@ -302,14 +302,22 @@ def test_report_has_all_tables(result):
     "40 requests (a fifth for long responses) of 16 tokens, Zipf exponent 1;",
   ):
     assert words in made.parts[0]
-  panels = made.figure().panels
-  assert len(panels) == 3
-  # Percents of the load time in which no step ran.
-  rows = [row for row in result["load"] if row["batch"] == 1]
-  drawn = {line.label: [*line.y] for line in panels[0].marks}
-  assert {row["way"]: [100 * (1 - row["hidden"])] for row in rows} == {
-    way: pytest.approx(y) for way, y in drawn.items()
-  }
+  *loads, front = made.figure().panels
+  assert len(loads) == 2
+  shown = [
+    (mark.label, x, round(y, 6)) for panel in loads for mark in panel.marks
+    for x, y in zip(mark.x, mark.y, strict=True)
+  ]
+  assert sorted(shown) == sorted(
+    (row["way"], row["rate"], round(100 - 100 * row["hidden"], 6))
+    for row in result["load"]
+  )
+  shown = [
+    point for mark in front.marks for point in zip(mark.x, mark.y, strict=True)
+  ]
+  assert sorted(shown) == sorted(
+    (row["loads"], row["ttft_worst_s"]) for row in result["front"]
+  )
 
 
 def test_lowest_hidden_rates_are_listed(result):

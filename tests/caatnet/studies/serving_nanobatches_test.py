@@ -318,7 +318,20 @@ def test_report_shows_the_same_cells_in_each_format(result):
   made = reports.report(result)
   assert len(made.tables) == 10
   check(made)
-  assert made.figure().panels
+  shown = {
+    (panel.title, mark.label, x): y for panel in made.figure().panels
+    for mark in panel.marks for x, y in zip(mark.x, mark.y, strict=True)
+  }
+  least = [row for row in result["curves"] if row["end"] == "least"]
+  joint = [row for row in result["joint"] if row["tokens"] == 256]
+  assert shown == {
+    (f"interference, {row['interference']:g}", row["machine"], row["tokens"]):
+    row["gain"] for row in least
+  } | {
+    (f"256 tokens, bits, {row['machine']}", f"{row['bits']}, {name}", row["p"]):
+    row[key] for row in joint
+    for name, key in (("nano-batches", "both"), ("one batch", "single"))
+  }
   figures = config_file.get_config("figures").to_dict()
   few = reports.report(study.run(figures))
   assert len(few.tables) == 6

@@ -35,8 +35,20 @@ def test_simulation_reproduces_the_log(result, capsys):
   for row in result["rows"]:
     assert abs(row["error"]) <= 0.004, row["name"]
     assert not row["missed"]
-  render.show(report.report(result))
+  made = report.report(result)
+  render.show(made)
   assert "TTFT P95" in capsys.readouterr().out
+  times, *ours = zip(*result["series"], strict=True)
+  log, labels = result["log_series"], []
+  for panel, values, name in zip(
+    made.figure().panels, ours, ("running", "waiting", "kv_cache_pct"),
+    strict=True,
+  ):
+    labels.append(panel.axes[1].label)
+    assert [(mark.x, mark.y) for mark in panel.marks] == [
+      (log["t"], log[name]), (times, values)
+    ]
+  assert labels == ["running requests", "waiting requests", "used pages (%)"]
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,22 @@ def test_study_prints_and_draws(capsys, tmp_path):
   for text in ("assumed", "P99.9 rests on", "pages found", "larger than",
                "copies at 25 GB/s each way"):
     assert text in printed, text
+  *curves, copies, size = made.figure().panels
+  rows = {row["arm"]: row for row in result["sessions"]}
+  for panel, measure in zip(curves, ("ttft", "tbt"), strict=True):
+    assert {mark.label: (mark.x, mark.y) for mark in panel.marks} == {
+      arm: (row[measure]["curve"], result["above"])
+      for arm, row in rows.items()
+    }
+  moved = [row for row in rows.values() if row["ranges"]]
+  assert [*copies.marks[0].lengths] == [row["ranges"] for row in moved]
+  assert [*size.marks[0].lengths] == [row["bytes"] / 1e9 for row in moved]
+  seeds = [dict(result["seeds"][0], beyond=x) for x in (True, False, True)]
+  (title,) = (
+    table.title for table in report.report(result | {"seeds": seeds}).tables
+    if table.title.startswith("the cost model")
+  )
+  assert title.endswith("half the bootstrap interval: 2 of 3")
   pytest.importorskip("matplotlib")
   drawing.write(made.figure(), tmp_path / "all.png")
   assert (tmp_path / "all.png").stat().st_size > 10_000
@@ -346,6 +362,23 @@ def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
   check(made)
   render.show(made)
   assert "bound" in capsys.readouterr().out
+  for panel, row in zip(made.figure().panels, result["rows"], strict=True):
+    assert {mark.label: (mark.x, mark.y) for mark in panel.marks} == {
+      name: (row["grid"], pytest.approx([y / 1e3 for y in curve]))
+      for name, curve in row["service"].items()
+    }
+  changed = [
+    row | {"throughput": throughput, "largest": largest}
+    for row, throughput, largest in zip(
+      result["rows"], (60, 75, 45), (100, 250, 1500), strict=True
+    )
+  ]
+  table = report.report(result | {"bound": 1000.0, "rows": changed}).tables[0]
+  assert "\n1,000 = 2 x 2 x" in table.title
+  assert [[row[i] for i in (1, 2, 6)] for row in table.cells()] == [
+    ["100", "0.10", "+0.0%"], ["250", "0.25", "+25.0%"],
+    ["1,500", "1.50", "-25.0%"],
+  ]
   pytest.importorskip("matplotlib")
   drawing.write(made.figure(), tmp_path / "fair.png")
   assert (tmp_path / "fair.png").stat().st_size > 10_000
@@ -368,3 +401,27 @@ def test_sums_of_an_outcome_start_at_zero():
   for name in ("requests", "scheduler", "copies"):
     del sums[name]
   assert set(sums.values()) == {0}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_pages_of_a_rank_fill_the_memory_that_its_weights_leave(ranks):
+  """Llama 3.1 8B has 8,030,261,248 parameters and 8 key-value heads of 128."""
+  hardware = CONFIG["hardware"] | {
+    "device": "h100", "pages": 0, "page_size": 4, "memory_share": 0.8,
+    "memory_fraction": 0.5, "host_bytes": 1e9, "copy_rate": 3e9,
+  }
+  made = server.machine(CONFIG["model"], hardware, ranks, 0.25)
+  page_bytes = 2 * 32 * 4 * (8 // ranks) * 128 * 2
+  weights = 2 * 8_030_261_248 / ranks
+  device = server.device_of(hardware)
+  assert made.copies.page_bytes == page_bytes
+  # Norms, of a page or less, are not counted.
+  assert made.pages == pytest.approx(
+    (0.8 * device.memory_bytes - weights) // page_bytes, abs=2
+  )
+  assert made.tokens == 4 * made.pages
+  assert made.host_pages == 1e9 // page_bytes
+  assert (made.copies.in_rate, made.copies.out_rate) == (3e9, 3e9)
+  assert made.copies.within_rate == device.memory_bandwidth * 0.5 / 2
+  assert made.steps.p == 0.25
+  assert bool(made.steps.machine) == (ranks > 1)

@@ -275,6 +275,14 @@ def test_paths_are_whole_in_files_and_folded_on_a_terminal(
   assert f"│ {path} │" in printed
   assert "x.py:loop:1" in printed
   assert "x.py:loop: [red]t" in printed
+  # Two columns of paths, one of which has a short one, too.
+  short = Table("t", ["a", "b"], [
+    {"a": path, "b": path}, {"a": "x", "b": path},
+  ])
+  render.show(short)
+  printed = capsys.readouterr().out
+  assert f"│ {path} │ {path} │" in printed
+  assert f"│ {'x':{len(path)}} │ {path} │" in printed
   out = terminal.attach(monkeypatch, "stdout", width=60)
   render.show(table)
   lines = [x for x in out.text.splitlines() if x.startswith("│")]

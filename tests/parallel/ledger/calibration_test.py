@@ -67,8 +67,8 @@ def events_of(program, links, steps=3, rest_s=0.0):
   for device in range(4):
     now, of_device = 0.0, found.setdefault(str(device), {})
     for _ in range(steps):
-      for computation, _ in program.module.runs():
-        for i in computation.instructions:
+      for computation, count in program.module.runs():
+        for i in computation.instructions * count:
           seconds = scheduled.cost(computation, i).seconds + sum(
             map(scheduled.wire_seconds,
                 scheduled.reader.entries(computation, i))
@@ -100,6 +100,7 @@ def test_rates_that_made_the_events_are_found():
     assert found.bandwidth[pair] == pytest.approx(links.bandwidth[pair])
   # Not measured: as the slowest one.
   assert found.bandwidth[0, 3] == pytest.approx(1e8)
+  assert found.latency_s[0, 3] == pytest.approx(3e-4)
   assert {row["what"] for row in rows} == {
     "products", "memory", "links over data, 2 devices",
     "links over tensor, 2 devices", "steps",
@@ -159,14 +160,17 @@ def test_totals_of_rates_and_links_are_the_measured_ones():
     pytest.approx(sum(w.seconds * w.count for w in work))
   )
   messages = [
-    Message("a", ((0, 1),), 2, 1e3 * x, s, 3)
-    for x, s in rng.uniform(0.5, 2, (20, 2))
+    Message("a", ((0, 1),), int(rng.integers(1, 7)), 1e3 * x, s, c)
+    for x, s, c in rng.uniform(0.5, 2, (20, 3))
   ]
   for some in (messages, messages[:1]):  # one size: no latency
     latency_s, bandwidth = calibration.link(some)
-    assert sum(m.hops * latency_s + m.bytes / bandwidth for m in some) == (
-      pytest.approx(sum(m.seconds for m in some))
-    )
+    assert sum(
+      m.count * (m.hops * latency_s + m.bytes / bandwidth) for m in some
+    ) == pytest.approx(sum(m.count * m.seconds for m in some))
+  assert latency_s == 0
+  exact = [m._replace(seconds=m.hops * 3e-4 + m.bytes / 2e8) for m in messages]
+  assert calibration.link(exact) == pytest.approx((3e-4, 2e8))
 
 
 def test_profile_without_products_or_events_is_refused():
@@ -226,3 +230,84 @@ def test_rates_minimise_squared_errors_over_measured_seconds():
       other = list(found)
       other[place] *= factor
       assert error(calibration.Rates(*other)) > error(found)
+
+
+# The reduction of %tiny runs three times, in a loop; most products are float32.
+LOOP = TEXT.replace("ENTRY", """%again (a: (s32[], f32[4000])) -> (s32[], f32[4000]) {
+  %a = (s32[], f32[4000]) parameter(0)
+  %i = s32[] get-tuple-element(%a), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  %z = f32[4000] get-tuple-element(%a), index=1
+  %inner = f32[4000] all-reduce(%z), replica_groups={{0,1},{2,3}}, to_apply=%add
+  ROOT %pair = (s32[], f32[4000]) tuple(%next, %inner)
+}
+
+%less (q: (s32[], f32[4000])) -> pred[] {
+  %q = (s32[], f32[4000]) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %three = s32[] constant(3)
+  ROOT %d = pred[] compare(%j, %three), direction=LT
+}
+
+ENTRY""").replace("  %small =", """  %bits = bf16[8,8] constant({...})
+  %also = bf16[8,8] dot(%bits, %bits), lhs_contracting_dims={1}, \
+rhs_contracting_dims={0}
+  %zero = s32[] constant(0)
+  %state = (s32[], f32[4000]) tuple(%zero, %tiny)
+  %loop = (s32[], f32[4000]) while(%state), condition=%less, body=%again
+  %small =""")  # noqa: E501
+
+
+def test_executions_in_a_loop_and_idle_time_are_counted():
+  program, links = reading.read(LOOP, mesh=MESH), cluster(overhead_s=1e-5)
+  observed = calibration.observe(program, events_of(program, links))
+  assert observed.dtype == "float32"  # that of most FLOPs
+  counts = [(m.bytes, m.count) for m in observed.messages]
+  assert sorted(c for size, c in counts if size == 16000) == [1, 1, 3]
+  compute_s = sum(w.seconds * w.count for w in observed.work)
+  slower = dataclasses.replace(observed, step_s=observed.step_s + compute_s)
+  found, rows = calibration.calibrate([slower], "c", 10**9)
+  assert found.device.peak("float32") == pytest.approx(1e11, rel=1e-3)
+  assert found.device.overhead_s == pytest.approx(2e-5, rel=1e-3)
+  # Compute, idle time as long, and the collectives.
+  shares = {row["what"]: row["share"] for row in rows}
+  total_s = shares.pop("steps") * slower.step_s
+  assert sum(shares.values()) * slower.step_s == (
+    pytest.approx(total_s - compute_s, rel=1e-6)
+  )
+  assert {row["what"]: row["samples"] for row in rows} == {
+    "products": 1, "memory": 6, "links over data, 2 devices": 2,
+    "links over tensor, 2 devices": 3, "steps": 1,
+  }
+
+
+def test_residuals_are_medians_of_relative_errors():
+  """One sample of three is off; groups of four have six hops."""
+  program, links = reading.read(TEXT, mesh=MESH), cluster()
+  observed = calibration.observe(program, events_of(program, links))
+  messages = tuple(
+    Message("all", ((0, 1, 2, 3),), 6, size, 6e-4 + size / 1e8 * off, 2)
+    for size, off in ((1e5, 1.0), (2e5, 1.5), (4e5, 1.0))
+  )
+  step_s = observed.step_s * 2
+  found, rows = calibration.calibrate(
+    [dataclasses.replace(observed, messages=messages, step_s=step_s)], "c", 1
+  )
+  (row,) = (row for row in rows if row["what"].startswith("links"))
+  assert row["what"] == "links over all, 4 devices"
+  assert (row["rate"], row["latency_s"]) == (
+    found.bandwidth[2, 1], found.latency_s[2, 1]
+  )
+  assert row["share"] == pytest.approx(
+    sum(2 * m.seconds for m in messages) / step_s
+  )
+  errors = [
+    abs((6 * row["latency_s"] + m.bytes / row["rate"]) / m.seconds - 1)
+    for m in messages
+  ]
+  assert row["residual"] == pytest.approx(sorted(errors)[1])
+  assert np.mean(errors) != pytest.approx(sorted(errors)[1])
+  # The step with links that are slower than its own.
+  predicted_s = sum(calibration._parts(program, found))
+  assert rows[-1]["residual"] == pytest.approx(abs(predicted_s / step_s - 1))

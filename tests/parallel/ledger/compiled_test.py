@@ -191,6 +191,21 @@ def test_replica_groups(text, groups):
   assert hlo._value(f"{text}, dimensions={{0}}") == text
 
 
+def test_devices_in_the_order_of_three_dims():
+  """Dims of sizes 2, 3 and 4, of which the first becomes the last."""
+  found = groups_of.replica_groups("[4,6]<=[2,3,4]T(1,2,0)", 24)
+  order = [12 * k + 4 * i + j for i in range(3) for j in range(4)
+           for k in range(2)]
+  assert found == [order[start : start + 6] for start in range(0, 24, 6)]
+
+
+def test_permute_is_over_all_axes_along_which_it_moves():
+  axes = groups_of.MeshAxes({"a": 2, "b": 3})
+  assert axes.of_pairs(np.array([[0, 4]])) == (("a", "b"), 6, None)
+  assert axes.of_pairs(np.array([[0, 1], [4, 5]])) == (("b",), 3, None)
+  assert axes.of_pairs(np.array([[0, 1], [1, 4]])) == (("a", "b"), 6, None)
+
+
 @pytest.mark.parametrize(
   "text", ["", "axes[0]", "mesh['x'=4], device_ids=(?) {'x'}"]
 )

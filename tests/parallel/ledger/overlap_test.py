@@ -620,3 +620,48 @@ def test_host_copies_have_bytes_direction_and_overlapped_compute():
   assert (read.to_host, read.bytes, read.count) == (False, size, 1)
   assert (read.asynchronous, read.hiding_rate) == (True, math.inf)
   assert (moved.to_host, moved.bytes, moved.asynchronous) == (False, 400, False)
+
+
+def test_rows_of_axes_sum_the_executions_of_unequal_transfers():
+  def transfer(elements, count, asynchronous, wire, hidden, axes=("a",)):
+    entry = dataclasses.replace(reduction(axes, 8), shape=(elements,))
+    return overlap.ScheduledCollective(
+      (entry,), count, asynchronous, wire, roofline.Cost(), hidden, ()
+    )
+
+  rows = overlap.by_axis([
+    transfer(1000, 3, True, 4.0, 1.0), transfer(500, 2, False, 1.0, 1.0),
+    transfer(250, None, True, 9.0, 1.0), transfer(125, None, False, 9.0, 0.0),
+    transfer(100, 5, True, 0.0, 0.0, ("b",)), transfer(0, 1, True, 1.0, 0.0),
+  ])
+  assert rows == {
+    ("a",): dict(
+      bytes=16_000, asynchronous=12_000, hidden=3000, seconds=14,
+      exposed_seconds=3 * 3 + 2, unknown=2, unknown_bytes=1500,
+    ),
+    ("b",): dict(
+      bytes=2000, asynchronous=2000, hidden=2000, seconds=0, exposed_seconds=0,
+      unknown=0, unknown_bytes=0,
+    ),
+  }
+
+
+def test_run_of_a_computation_counts_the_trips_of_its_loops():
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(SCHEDULED), make_mesh(a=8), DEVICES["h100"], lambda _: 0.0
+  )
+  assert schedule._run("main").flops == 4 * 2 * 512 * 256 * 128
+
+
+def test_part_of_a_ring_is_a_line():
+  """Eight chips in a ring, of which a group has four neighbours."""
+  chips = np.empty((2, 4), object)
+  for place in np.ndindex(2, 4):
+    chips[place] = Chip((4 * place[0] + place[1], 0, 0))
+  hardware = DEVICES["v5p"]
+  target = Target("t", tuple(chips.ravel()), hardware, ())
+  seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y")))
+  for axes, n, links in ((("y",), 4, 1), (("x", "y"), 8, 2)):
+    assert seconds(reduction(axes, n)) == pytest.approx(
+      2 * (n - 1) / n * 4000 / (links * hardware.link.bandwidth)
+    )

@@ -1,5 +1,7 @@
 """Events of the profiler joined with the instructions of a program."""
 
+import os
+
 import jax
 from jax import lax
 import jax.numpy as jnp
@@ -50,12 +52,13 @@ def test_asynchronous_pair_is_measured_from_start_to_done():
 
 
 def test_executions_that_a_trace_cuts_off_are_left_out():
-  pair = {"start": [Interval(0, 5)], "done": [Interval(9, 10)]}
+  pair = {"start": [Interval(0, 5)], "done": [Interval(9, 17)]}
   late = {"start": [Interval(20, 25)], "done": [Interval(29, 30)]}
   both = {k: pair[k] + late[k] for k in pair}
   (found,) = measured(reading.read(ASYNC), {"0": both, "1": late})
   assert found.executions == 1
   assert found.waiting_s == 0
+  assert found.transfer_s == pytest.approx(10e-9)  # the late one's
   assert measured(reading.read(ASYNC), {"0": both, "1": {}}) == []
 
 
@@ -140,5 +143,26 @@ def test_folder_without_a_trace_is_refused(tmp_path):
 def test_damaged_trace_is_named(tmp_path):
   path = tmp_path / "a.xplane.pb"
   path.write_bytes(b"{" * 100)
+  older = tmp_path / "b.xplane.pb"
+  older.write_bytes(b"{" * 100)
+  os.utime(older, (1, 1))
   with pytest.raises(ValueError, match=r"a\.xplane\.pb is damaged"):
-    profiles.events(tmp_path)
+    profiles.events(tmp_path)  # the newest
+
+
+def test_times_are_means_and_bytes_are_those_of_all_operands():
+  text = ASYNC.replace("%x = f32[1000] parameter(0)", (
+    "%x = f32[1000] parameter(0)\n  %y = f32[500] parameter(1)"
+  )).replace("f32[1000] all-reduce-start(%x)", (
+    "(f32[1000], f32[500]) all-reduce-start(%x, %y)"
+  ))
+  events = {
+    str(device): {
+      "start": [Interval(a, a), Interval(b, b)],
+      "done": [Interval(90, 100), Interval(290, 300)],
+    } for device, (a, b) in enumerate([(0, 200), (40, 220)])
+  }
+  (found,) = measured(reading.read(text), events)
+  assert (found.executions, found.bytes) == (2, 4000 + 2000)
+  assert found.transfer_s == pytest.approx((60 + 80) / 2 * 1e-9)
+  assert found.waiting_s == pytest.approx((40 + 20) / 2 / 2 * 1e-9)

@@ -100,3 +100,55 @@ def test_longest_branch_runs():
   found = reading.read(f, jax.ShapeDtypeStruct((), "int32"), big, mesh=mesh)
   program = ScheduledProgram(found.module, mesh, DEVICES["h100"], lambda _: 0)
   assert sum(b.flops for b in timeline(program)) == 2 * 256**3
+
+
+BRANCHES = """HloModule m, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%both (x: f32[64]) -> f32[64] {
+  %x = f32[64] parameter(0)
+  %one = f32[64] all-reduce-start(%x), replica_groups=OUTER, to_apply=%add
+  %two = f32[64] all-reduce-start(%x), replica_groups=INNER, to_apply=%add
+  %first = f32[64] all-reduce-done(%one)
+  ROOT %second = f32[64] all-reduce-done(%two)
+}
+
+%none (y: f32[64]) -> f32[64] {
+  ROOT %y = f32[64] parameter(0)
+}
+
+%long (z: f32[96]) -> f32[96] {
+  %z = f32[96] parameter(0)
+  ROOT %r = f32[96] all-reduce(%z), replica_groups=OUTER, to_apply=%add
+}
+
+ENTRY %main (i: s32[], w: f32[64]) -> f32[64] {
+  %i = s32[] parameter(0)
+  %w = f32[64] parameter(1)
+  ROOT %c = f32[64] conditional(%i, %w, %w, %w), ORDER
+}
+""".replace("OUTER", "{{0,3},{1,4},{2,5}}").replace(
+  "INNER", "{{0,1,2},{3,4,5}}"
+)
+
+
+@pytest.mark.parametrize("order", ["both, none, long", "long, both, none"])
+def test_transfers_over_different_axes_run_at_once(order):
+  """Two of 1 s end before one of 1.5 s, which is therefore the longest."""
+  names = ", ".join(f"%{name}" for name in order.split(", "))
+  text = BRANCHES.replace("ORDER", f"branch_computations={{{names}}}")
+  program = ScheduledProgram(
+    hlo.parse(text), AbstractMesh((2, 3), ("a", "b")), DEVICE,
+    lambda entry: entry.elements / 64,
+  )
+  one, two = (x for x in timeline(program, "both") if x.row != COMPUTE)
+  assert [(x.row, x.start_s, x.end_s) for x in (one, two)] == [
+    ("a", 0, 1), ("b", 0, 1)
+  ]
+  (bar,) = (x for x in timeline(program) if x.row != COMPUTE)
+  assert (bar.name, bar.row, bar.end_s) == ("r", "a", 1.5)
