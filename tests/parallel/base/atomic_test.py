@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import errno
+import os
 
 import pytest
 
@@ -35,6 +36,24 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
   assert raised.value.filename == str(path)
   assert path.read_text() == "old"
   assert list(tmp_path.iterdir()) == [path]
+
+
+def test_content_is_on_disk_before_its_name_and_the_name_at_the_end(
+  tmp_path, monkeypatch
+):
+  """Records each fsync: what it waits for, and the file's text at the time."""
+  path, seen, fsync = tmp_path / "file", [], os.fsync
+  path.write_text("old")
+
+  def recorded(descriptor):
+    fsync(descriptor)
+    is_folder = os.path.samestat(os.fstat(descriptor), tmp_path.stat())
+    seen.append((is_folder, path.read_text()))
+
+  monkeypatch.setattr(os, "fsync", recorded)
+  with atomic.whole(path) as temporary:
+    temporary.write_text("new")
+  assert seen == [(False, "old"), (True, "new")]
 
 
 def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
