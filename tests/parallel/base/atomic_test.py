@@ -76,6 +76,25 @@ def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
   assert [x.name for x in path.parent.iterdir()] == ["file"]
 
 
+def test_path_that_cannot_be_written_is_named_before_the_work(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "file").write_text("")
+  for path, is_folder in (
+    ("file", False), ("new/a/b", False), (tmp_path, True), ("new", True)
+  ):
+    atomic.check_writable(path, "--x=", is_folder)
+  for path, is_folder, reason in (
+    ("file", True, "it is not a folder"), (".", False, "it is not a file"),
+    ("file/a/b", False, f"{tmp_path}/file is not a folder"),
+    ("/dev/null", False, "it is not a file"),
+  ):
+    with pytest.raises(ValueError, match="cannot") as error:
+      atomic.check_writable(path, "--x=", is_folder)
+    assert str(error.value) == f"--x={path} cannot be written: {reason}"
+
+
 def test_files_of_killed_writers_are_removed(tmp_path):
   path, other = tmp_path / "file.npz", tmp_path / ".files.1_a.npz"
   other.write_text("of another file")
