@@ -115,7 +115,7 @@ def test_summary_adds_up_collectives_over_the_same_axes():
     entry(("tensor",), 4, "backward", shape=(50,)),
     entry(("tensor",), 4, "forward", "bfloat16"),
     entry(("worker", "data"), 8),
-    entry((), 1),
+    entry((), 1), entry(("data",), 2, "forward", shape=(0,)),
   ], mesh)
   assert rows == [
     {"axis": "worker+data", "phase": "update", "dtype": "float32",
