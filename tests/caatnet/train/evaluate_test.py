@@ -8,7 +8,6 @@ from caatnet.train.evaluate import make_evaluate, make_scores
 from parallel.axes import Axis
 from tests.caatnet.train import linear_model as toy
 
-
 LEVELS = (Axis("node", 2, 2), Axis("gpu", 2))
 
 
