@@ -16,8 +16,9 @@ LEVELS = (Axis("node", 2, 2), Axis("gpu", 2))
   (13, "ddp", LEVELS), (13, "zero3", LEVELS),
 ])
 def test_padding_rows_do_not_count(num_examples, scheme, levels):
-  experiment = toy.make(
-    workers=2, data=2, devices=(2, 2), scheme=scheme, levels=levels
+  experiment = toy.make(  # with levels, all workers are on each device
+    workers=2, data=2, devices=(1 if levels else 2, 2), scheme=scheme,
+    levels=levels,
   )
   program = experiment.program
   params = {"w": toy.draw(3, 4)["y"], "b": toy.draw(1, 5)["y"][0]}
