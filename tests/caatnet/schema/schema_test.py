@@ -348,6 +348,8 @@ def test_missing_keys_have_their_defaults():
   values = {"algorithm": "diloco", "sync_every": 7}
   made = tree.section_of("outer", values)
   assert (made.sync_every, made.learning_rate) == (7, 0.7)
+  nested = tree.section_of("memory", {"tiers": [["0", 0.5], ["1", 0.5]]})
+  assert nested.tiers == (("0", 0.5), ("1", 0.5))
   old = {"outer": values, "name": "old"}
   assert tree.completed(old) == {
     "outer": tree.defaults("outer", "diloco").to_dict() | values, "name": "old"
