@@ -11,6 +11,7 @@ from caatnet.models.lm.communication import tensor_reductions
 from caatnet.schema import tree
 from caatnet.studies import registry
 from parallel.ledger import ledger
+from parallel.plans.topology import text
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = sorted(
@@ -177,23 +178,35 @@ def test_sweeps_have_the_runs_of_their_documentation(
 
 
 def test_runs_from_a_dense_model_differ_in_one_property():
-  found = {
-    part: get("caatnet.from_dense", f"{part},2").to_dict()
-    for part in ("dense", "half", "half_unscaled", "full", "half_drawn",
-                 "full_drawn")
-  }
+  parts = ("dense", "half", "half_unscaled", "full", "half_drawn", "full_drawn")
+  found = {p: get("caatnet.from_dense", f"{p},2").to_dict() for p in parts}
   names = {part: config.pop("name") for part, config in found.items()}
-  starts = {p: c["train"].pop("init_from") for p, c in found.items()}
-  continued = {p for p in starts if starts[p]}
-  assert continued == {"half", "half_unscaled", "full"}
-  assert {starts[p] for p in continued} == {f"runs/{names['dense']}"}
-  assert found["dense"] == found["full"]
-  unscaled = found["half_unscaled"]["sync"]
-  assert unscaled == found["half"]["sync"] | {"private_scale": "none"}
-  for total in ("half", "full"):
-    drawn = found[f"{total}_drawn"]
-    assert drawn["sync"] == found[total]["sync"]
-    assert drawn["train"]["num_steps"] == 2 * found[total]["train"]["num_steps"]
-  assert (found["half"]["sync"]["p"], found["full"]["sync"]["p"]) == (0.5, 1.0)
-  assert {config["seed"] for config in found.values()} == {2}
   assert len({*names.values()}) == 6
+  for part in ("half", "half_unscaled", "full"):
+    assert found[part]["train"].pop("init_from") == f"runs/{names['dense']}"
+    found[part]["train"]["init_from"] = ""
+  assert found["dense"] == found["full"]
+  found["half_unscaled"]["sync"]["private_scale"] = "forward"
+  assert found["half_unscaled"] == found["half"]
+  steps = [found[part]["train"]["num_steps"] for part in parts]
+  assert steps == [80, 80, 80, 80, 160, 160]
+  p = [found[part]["sync"]["p"] for part in parts]
+  assert p == [1, 0.5, 0.5, 1, 0.5, 1]
+  assert {config["seed"] for config in found.values()} == {2}
+
+
+def test_outer_loops_of_sweeps_have_their_documented_rates():
+  loops = get("diloco.sweep", "long").sweep.sections.outer.values()
+  for key, value in (("learning_rate", 1.0), ("momentum", 0.3)):
+    assert {loop[key] for loop in loops if key in loop} == {value}
+  outer = get("diloco.rounding").outer
+  assert (outer.algorithm, outer.sync_every) == ("diloco", 30)
+  assert (outer.learning_rate, outer.momentum) == (1.0, 0.3)
+  quick = get("diloco.sweep", "test").sweep.sections.outer
+  assert quick.diloco == tree.defaults("outer", "diloco")
+
+
+def test_topologies_have_the_ranks_of_their_size():
+  for size, ranks in (("small", (16,) * 4 + (64,) * 4), ("large", (256,) * 4)):
+    found = get("collectives.multitree", size).topologies
+    assert tuple(text.parse(name).num_ranks for name in found) == ranks
