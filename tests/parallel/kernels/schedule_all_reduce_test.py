@@ -140,7 +140,7 @@ def test_lanes_call_the_kernel_sequentially():
 
 def test_kernels_have_a_barrier_per_axis():
   """Messages of a device that runs ahead must not reach another kernel."""
-  axes = {n: Axis(n, 2, 2) for n in ("worker", "data", "tensor")}
+  mesh = make_mesh({n: Axis(n, 2, 2) for n in ("worker", "data", "tensor")})
   x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
 
   def program(x):
@@ -156,9 +156,11 @@ def test_kernels_have_a_barrier_per_axis():
     return wide[None]
 
   lowered = jax.jit(jax.shard_map(
-    program, mesh=make_mesh(axes), in_specs=P(),
+    program, mesh=mesh, in_specs=P(),
     out_specs=P(("worker", "data", "tensor")),
   )).trace(x).lower(lowering_platforms=("tpu",))
+  sent = [(c.axes, c.bytes) for c in ledger.collectives(lowered, mesh)]
+  assert sent == [((a,), 64 * 8 * 4) for a in ("data",) * 2 + ("tensor",) * 2]
   numbers = re.findall(r"collective_id\\?22?\W+(\d+)", lowered.as_text())
   assert len(numbers) == len(set(numbers)) == 4
 
