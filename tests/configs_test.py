@@ -11,6 +11,7 @@ from caatnet.models.lm.communication import tensor_reductions
 from caatnet.schema import tree
 from caatnet.studies import registry
 from parallel.ledger import ledger
+from parallel.plans.topology import text
 
 ROOT = pathlib.Path(__file__).parents[1]
 NAMES = sorted(
@@ -122,3 +123,90 @@ def _size(shape):
   for dim in shape:
     size *= dim
   return size
+
+
+def get(name, *size):
+  return importlib.import_module(f"configs.{name}").get_config(*size)
+
+
+@pytest.mark.parametrize(("name", "size", "billions"), [
+  ("zero.20b", (), 20.3), ("inference.70b", (), 69.0),
+  ("memory.12b_32k", ("12b",), 12.2), ("memory.12b_32k", ("7b",), 6.74),
+  ("memory.7b_long", (), 6.74), ("benchmark.programs", ("7b",), 6.74),
+  ("planner.gpt_11b", ("train",), 11.1),
+  ("benchmark.train_step", ("270m",), 0.271),
+  ("benchmark.peers", ("135m",), 0.135), ("caatnet.tiny", (), 0.00087),
+  ("experts.kinds", ("study",), 0.00087),
+  ("experts.kinds", ("small",), 0.00013),
+])
+def test_models_have_the_parameters_of_their_documentation(
+  name, size, billions
+):
+  model = get(name, *size).model
+  head = model.head_width or model.width // model.num_heads
+  layer = 3 * model.ffn_width + 2 * head * (
+    model.num_heads + model.num_kv_heads
+  )
+  count = model.width * (model.num_layers * layer + 2 * model.vocab_size)
+  assert count / 1e9 == pytest.approx(billions, rel=5e-3, abs=5e-6)
+
+
+def test_sizes_of_outer_loops_have_the_same_proportions():
+  for size in ("35m", "100m", "200m", "300m", "500m", "1b", "4b"):
+    model = get("diloco.base", "streaming", size).model
+    assert 4 * model.num_layers == 3 * model.num_heads
+    assert model.width == 64 * model.num_kv_heads
+    assert model.ffn_width == 4 * model.width
+
+
+@pytest.mark.parametrize(("name", "size", "runs", "steps", "tokens"), [
+  ("caatnet.sweep", "study", 39, 160, 2048),
+  ("zero.sweep", "study", 18, 300, 1024),
+  ("diloco.sweep", "study", 54, 600, 1024),
+  ("diloco.sweep", "long", 6, 3000, 2048),
+  ("diloco.rounding", "study", 12, 300, 1024),
+])
+def test_sweeps_have_the_runs_of_their_documentation(
+  name, size, runs, steps, tokens
+):
+  config = get(name, size)
+  points = config.sweep.points
+  assert len(set(points)) * len(set(config.sweep.seeds)) == runs
+  assert config.train.num_steps == config.train.eval_every == steps
+  assert config.data.seq_len * config.data.batch_size == tokens
+  assert steps % config.train.checkpoint_every == 0
+
+
+def test_runs_from_a_dense_model_differ_in_one_property():
+  parts = ("dense", "half", "half_unscaled", "full", "half_drawn", "full_drawn")
+  found = {p: get("caatnet.from_dense", f"{p},2").to_dict() for p in parts}
+  names = {part: config.pop("name") for part, config in found.items()}
+  assert len({*names.values()}) == 6
+  for part in ("half", "half_unscaled", "full"):
+    assert found[part]["train"].pop("init_from") == f"runs/{names['dense']}"
+    found[part]["train"]["init_from"] = ""
+  assert found["dense"] == found["full"]
+  found["half_unscaled"]["sync"]["private_scale"] = "forward"
+  assert found["half_unscaled"] == found["half"]
+  steps = [found[part]["train"]["num_steps"] for part in parts]
+  assert steps == [80, 80, 80, 80, 160, 160]
+  p = [found[part]["sync"]["p"] for part in parts]
+  assert p == [1, 0.5, 0.5, 1, 0.5, 1]
+  assert {config["seed"] for config in found.values()} == {2}
+
+
+def test_outer_loops_of_sweeps_have_their_documented_rates():
+  loops = get("diloco.sweep", "long").sweep.sections.outer.values()
+  for key, value in (("learning_rate", 1.0), ("momentum", 0.3)):
+    assert {loop[key] for loop in loops if key in loop} == {value}
+  outer = get("diloco.rounding").outer
+  assert (outer.algorithm, outer.sync_every) == ("diloco", 30)
+  assert (outer.learning_rate, outer.momentum) == (1.0, 0.3)
+  quick = get("diloco.sweep", "test").sweep.sections.outer
+  assert quick.diloco == tree.defaults("outer", "diloco")
+
+
+def test_topologies_have_the_ranks_of_their_size():
+  for size, ranks in (("small", (16,) * 4 + (64,) * 4), ("large", (256,) * 4)):
+    found = get("collectives.multitree", size).topologies
+    assert tuple(text.parse(name).num_ranks for name in found) == ranks

@@ -449,12 +449,19 @@ def test_kernels_and_reference_send_equal_bits():
       return (
         quantize.coded_mean(x, axis, wire, key=key)[0],
         quantize.roundtrip(x, axis, wire, key=key),
+        quantize.reduce_scatter(
+          x, axis, reference.Codec("int4", 256), wire.implementation
+        ),
       )
 
-    results.append(jax.jit(jax.shard_map(
+    f = jax.shard_map(
       f, mesh=make_mesh({"worker": axis}), in_specs=P("worker"),
-      out_specs=(P(), P("worker")),
-    ))(x))
+      out_specs=(P(), P("worker"), P("worker")),
+    )
+    results.append(jax.jit(f)(x))
+    # Three in the mean, of deltas and of their means; one; and two in the sum.
+    kernels = str(jax.make_jaxpr(f)(x)).count("pallas_call[")
+    assert kernels == (6 if name == "tpu_interpret" else 0)
   for a, b in zip(*results, strict=True):
     np.testing.assert_array_equal(a, b)
 

@@ -4,6 +4,7 @@ import concurrent.futures
 import io
 import itertools
 import json
+import os
 import sys
 import types
 
@@ -48,7 +49,7 @@ for line in sys.stdin:
 # Programs that serve as vLLM's or as llama.cpp's: one token per event, each of
 # 1 ms.
 SERVER = """#!{python}
-import http.server, json, pathlib, sys, time
+import http.server, json, os, pathlib, sys, time
 vllm = ["-m", "vllm.entrypoints.openai.api_server"] == sys.argv[1:3]
 options = {{}}
 for x in sys.argv[3 if vllm else 1:]:
@@ -64,10 +65,14 @@ if vllm:
   words = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
   assert sorted(words.values()) == list(range(sizes["vocab_size"]))
   assert sizes["max_position_embeddings"] == int(options["max-model-len"]) == 50
+  assert (options["max-num-seqs"], options["dtype"]) == ("1", "float32")
+  assert os.environ["OMP_NUM_THREADS"] == "3"
+  assert "no-enable-prefix-caching" in options
 else:
   assert pathlib.Path(options["model"]).read_text() == "F32"
   assert (options["ctx-size"], options["parallel"]) == ("51", "1")
   assert "no-cache-prompt" in options
+  assert options["threads"] == options["threads-batch"] == "3"
 
 class Server(http.server.BaseHTTPRequestHandler):
   def do_GET(self):
@@ -140,6 +145,23 @@ def test_rows_of_peers_are_what_they_answer(tmp_path, capsys):
     peers.run(config)
 
 
+def test_peers_have_the_sizes_of_our_model():
+  config = config_file.get_config("test")
+  config.benchmark.nanodo, config.benchmark.threads = "nanodo", 3
+  config.model.num_layers = 5
+  torch, compiled, nanodo = peers._peers(config, "python")
+  for found, is_compiled in ((torch, False), (compiled, True)):
+    assert (found[0][:2], found[2]) == (["python", "-P"], {})
+    assert (found[3]["threads"], found[3]["compiled"]) == (3, is_compiled)
+  assert nanodo[2]["PYTHONPATH"] == os.path.abspath("nanodo")
+  for *_, sizes in (torch, compiled, nanodo):
+    assert (sizes["batch"], sizes["length"]) == (8, 16)
+  # Two matrices of an MLP have the parameters of our three.
+  assert 2 * nanodo[3]["model"].pop("F") == 3 * config.model.ffn_width
+  heads = config.model.num_heads
+  assert nanodo[3]["model"] == {"D": 32, "H": heads, "L": 16, "N": 5, "V": 256}
+
+
 def test_interrupted_benchmark_continues(tmp_path):
   config = config_file.get_config("test")
   config.benchmark.results = str(tmp_path / "peers.json")
@@ -208,6 +230,7 @@ def test_streams_of_all_servers_are_counted(tmp_path):
   config = config_file.get_config("test")
   config.benchmark.vllm = str(tmp_path / "server")
   config.benchmark.llama_server = str(tmp_path / "server")
+  config.benchmark.threads = 3
   ours, *others = over_http.rows(config, str(tmp_path / "python"))
   assert [row["by"] for row in (ours, *others)] == [
     "caatnet", "vllm", "llama.cpp"

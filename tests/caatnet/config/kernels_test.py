@@ -37,3 +37,21 @@ def test_auto_uses_kernels_that_make_the_step_faster(
   )
   model = sections.choose("model", MODELS, config.model, context)
   assert model.config.kernels == (KERNELS if used else ("reference",))
+
+
+def test_fractions_of_both_projections_count_equally(monkeypatch):
+  """The mean of 0.9 and 0.3 is that of a slower step; neither is by itself."""
+  monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", {
+    ("chip", "add_norm"): {0.9: 0.8, 0.6: 1.1, 0.3: 0.7},
+  })
+  config = tiny.get_config("test")
+  built = experiments.build(config)
+  for fractions, used in (((0.9, 0.3), False), ((0.9, 0.8), True)):
+    keys = {f"p_{name}": (p,) for name, p in
+            zip(("attention", "mlp"), fractions, strict=True)}
+    context = Context(
+      "tpu", built.program.layout.tensor, KERNELS, "chip", built.data,
+      dict(config.sync) | keys,
+    )
+    model = sections.choose("model", MODELS, config.model, context)
+    assert model.config.kernels == (KERNELS if used else ("reference",))

@@ -83,6 +83,23 @@ def test_keys_of_an_outer_loop_arrive_under_their_names(algorithm):
     assert found == value, path
 
 
+def test_outer_adam_equals_its_equation():
+  """Momentum is the decay of the first moment."""
+  optimizer = build(
+    "outer.algorithm=diloco outer.optimizer=adam outer.learning_rate=0.25 "
+    "outer.momentum=0.75"
+  ).outer.optimizer
+  params = {"w": jnp.float32(4)}
+  state = optimizer.init(params)
+  for grad in (1.0, 2.0):
+    update, state = optimizer.update({"w": jnp.float32(grad)}, state, params)
+  first = (0.75 * 0.25 * 1 + 0.25 * 2) / (1 - 0.75**2)
+  second = (0.999 * 0.001 * 1 + 0.001 * 4) / (1 - 0.999**2)
+  assert float(update["w"]) == pytest.approx(
+    -0.25 * first / second**0.5, rel=1e-4
+  )
+
+
 @pytest.mark.parametrize(("num_steps", "decay_steps"), [(12, 0), (5, 12)])
 def test_learning_rate_decays_over_decay_steps(
   num_steps, decay_steps

@@ -11,6 +11,7 @@ import pytest
 from caatnet.config import inference, serving
 from caatnet.config.override import override
 from configs.caatnet import tiny
+from configs.recurrent import tiny as recurrent
 from parallel.axes import Axis
 from parallel.base import available
 from parallel.memory.offload import ON_DEVICE
@@ -85,6 +86,11 @@ def test_cache_has_half_of_the_free_memory(
   assert found == dataclasses.replace(
     made, cache_shape=dataclasses.replace(made.cache_shape, num_pages=pages)
   )
+  # Memory that is reserved for weights is not free.
+  other = serving.sized(made, 3 * PAGE_BYTES * lanes)
+  set_free_memory(monkeypatch, int((free + 3) * PAGE_BYTES * lanes))
+  assert serving.sized(made, 3 * PAGE_BYTES * lanes) == found
+  assert other.cache_shape.num_pages == max(8, min(32, int((free - 3) / 2)))
   # A number that the config sets is kept.
   chosen = build("inference.pages=9", {"tensor": devices})
   assert serving.sized(chosen) == chosen
@@ -130,6 +136,31 @@ def test_host_cache_has_a_quarter_of_the_free_memory(
   assert (limits.slots, limits.tokens) == (4, 4 + 4)
   assert (limits.growth, limits.preempt) == (3, chosen.preempt)
   assert (limits.wait_s, limits.keep_turns) == (0.002, chosen.keep_turns)
+
+
+def test_states_of_a_recurrent_model_are_part_of_its_cache(monkeypatch):
+  """Of 4 sequences; states of the convolution and h of 16 channels a rank."""
+  config = override(
+    inference.with_inference(recurrent.get_config("test")),
+    "parallel.tensor=2 data.seq_len=4 model.vocab_size=16 model.num_heads=2 "
+    "model.num_layers=1 inference.batch=4 inference.context=60",
+  )
+  made = inference.build(config, {"tensor": 1})
+  model = made.decoder(jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype), made.program.stored_shapes
+  ))
+  chosen, _ = serving.options("serving.host_pages=7")
+  engine = serving.engine(model, chosen)
+  engine.executor.close()
+  taps = config.model.conv_width - 1
+  state = 2 * 16 * (taps + 1) * 4
+  found = serving.describe(model, engine)
+  assert (found["pages"], found["states"]) == (0, 4)
+  assert found["cache_gb"] == pytest.approx(4 * state / 1e9)
+  assert found["host_gb"] == pytest.approx(7 * state / 1e9)
+  assert "has no effect: RecurrentModel has one state" in (
+    serving.reuse_notice(model, chosen)
+  )
 
 
 def described(tree):

@@ -113,9 +113,22 @@ def test_kind_with_too_little_text_is_left_out_with_a_message(tmp_path):
     "abcd", 2, 10**6, 20_000, 20.0, given
   )
   assert list(found) == ["a", "c"]
-  (message,) = messages
-  assert "kind 'b' is left out: this machine has" in message
-  assert "fewer than 20 kB" in message
+  text = kinds.read(given["b"], 10**6, 20.0)
+  sizes = [sum(map(len, side)) / 1e3 for side in (text.train, text.validation)]
+  assert messages == [
+    f"kind 'b' is left out: this machine has {sizes[0]:.0f} kB in "
+    f"{len(text.train)} files, held out {sizes[1]:.0f} kB in "
+    f"{len(text.validation)} files, sha256 {text.sha256[:16]}, fewer than "
+    "20 kB or 1 kB held out"
+  ]
+  # A quarter of the expected share must be held out; files may be new.
+  share = 0.01
+  assert not kinds.read(given["c"], 10**6, share).validation
+  found, messages = kinds.available("c", 1, 10**6, 20_000, share, given)
+  assert not found
+  assert len(messages) == 1
+  write(tmp_path / "b")
+  assert [*kinds.available("b", 1, 10**6, 20_000, 20.0, given)[0]] == ["b"]
 
 
 @pytest.mark.parametrize("name", ["python", "licence"])
@@ -142,3 +155,8 @@ def test_written_corpora_are_read_again_and_the_union_has_all(tmp_path):
     assert (text.train, text.validation) == (
       texts[name].train, texts[name].validation
     )
+  with pytest.raises(ValueError, match=r"c\.train\.jsonl has no SHA-256"):
+    kinds.read_corpora(folder, ["c"], written)
+  (folder / "a.train.jsonl").write_text("{}")
+  with pytest.raises(ValueError, match=r"a\.train\.jsonl is missing or d"):
+    kinds.read_corpora(folder, ["b"], written)

@@ -28,7 +28,9 @@ LLAMA_3 = {
 }
 MISTRAL = {"sliding_window": 3, "head_width": 6, "num_kv_heads": 4}
 QWEN_2 = {"qkv_bias": True, "rope_scaling": Linear(3.0)}
-QWEN_3 = {"qk_norm": True, "head_width": 10, "num_kv_heads": 4}
+QWEN_3 = {
+  "qk_norm": True, "head_width": 10, "num_kv_heads": 4, "norm_eps": 0.1,
+}
 
 
 @pytest.mark.rotated

@@ -18,7 +18,7 @@ CHANGES = (
   "parallel.worker=2 parallel.data=2 parallel.tensor=4 outer.algorithm=diloco "
   "outer.sync_every=2 zero.scheme=zero3 sync.p=0.5 model.num_heads=4 "
   "data.seq_len=16 data.validation_windows=16 optimizer.learning_rate=0.01 "
-  "train.num_steps=8 train.eval_every=8 train.checkpoint_every=8 "
+  "train.num_steps=8 train.eval_every=8 train.checkpoint_every=4 "
   "inference.batch=2 inference.context=64 inference.page_size=8 "
   "inference.chunk=16"
 )
@@ -64,6 +64,21 @@ def test_text_is_the_greedy_choice_of_the_whole_forward(workdir):
     chosen = logits.argmax(axis=1)[len(prompt) - 1 : length - 1]
     assert tuple(chosen) == completion.tokens
     assert len(completion.tokens) == 9
+
+
+def test_parameters_of_an_earlier_step_are_those_of_its_checkpoint(workdir):
+  found = [
+    inference.from_folder(workdir, {"tensor": 2}, "parallel.data=1", step)
+    for step in (None, 4)
+  ]
+  assert [step for *_, step in found] == [8, 4]
+  decoder, _ = serving.from_folder(workdir, {"tensor": 2}, step=4)
+  newest, older = (
+    np.asarray(made.weights(params).params["embedding"])
+    for made, params, _ in found
+  )
+  np.testing.assert_array_equal(decoder.weights.params["embedding"], older)
+  assert (newest != older).mean() > 0.5
 
 
 def test_server_has_one_state_per_slot_independent_of_pages(workdir):

@@ -38,7 +38,7 @@ def make_config(p=0.5, **changes):
 
 
 @functools.cache
-def make(devices=1):
+def make(devices=1, **changes):
   """Returns a program, its parameters, and a step that returns logits."""
   axes = {
     "worker": Axis("worker", 1), "data": Axis("data", 1),
@@ -48,7 +48,9 @@ def make(devices=1):
     axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
     Partition((Level("data", 1),)),
   )
-  program = Program(RecurrentModel(make_config(), axes["tensor"]), layout)
+  program = Program(
+    RecurrentModel(make_config(**changes), axes["tensor"]), layout
+  )
   params = jax.jit(
     program.init_params,
     out_shardings=layout.shardings(program.whole_specs),
@@ -63,9 +65,9 @@ def make(devices=1):
   return program, kept, weights, shape, forward
 
 
-def full_logits(devices, tokens):
+def full_logits(devices, tokens, **changes):
   """Returns logits without a cache, ``[T, V]``, of tokens ``[T]``."""
-  program, params, *_ = make(devices)
+  program, params, *_ = make(devices, **changes)
   f = jax.shard_map(
     program.model.logits, mesh=program.layout.mesh,
     in_specs=(program.whole_specs, P()), out_specs=P("tensor"),
@@ -138,6 +140,16 @@ def test_recurrence_equals_its_equations():
     np.testing.assert_allclose(found[0, t], gate * state, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(new_h[0], state, rtol=1e-4, atol=1e-5)
   np.testing.assert_allclose(new_window[0], inputs[-3:], rtol=1e-6)
+
+
+def test_all_norms_have_the_eps_of_the_config():
+  """With a large one, layers add nothing to the embeddings of tokens."""
+  tokens, eps = draw(9), 1e12
+  _, params, *_ = make(1, norm_eps=eps)
+  x = np.asarray(params["embedding"], "f8").reshape(-1, 24)[tokens]  # by rank
+  head = np.concatenate(np.asarray(params["head"], "f8"), axis=1)[:, :VOCAB]
+  found = full_logits(1, tokens, norm_eps=eps)
+  np.testing.assert_allclose(found * eps**0.5, x @ head, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -348,6 +348,8 @@ def test_missing_keys_have_their_defaults():
   values = {"algorithm": "diloco", "sync_every": 7}
   made = tree.section_of("outer", values)
   assert (made.sync_every, made.learning_rate) == (7, 0.7)
+  nested = tree.section_of("memory", {"tiers": [["0", 0.5], ["1", 0.5]]})
+  assert nested.tiers == (("0", 0.5), ("1", 0.5))
   old = {"outer": values, "name": "old"}
   assert tree.completed(old) == {
     "outer": tree.defaults("outer", "diloco").to_dict() | values, "name": "old"
@@ -374,6 +376,32 @@ def test_older_names_of_keys_are_translated_in_every_section():
   assert {"outer.every", "pipeline.timetable", "elastic.lanes"} <= found
 
 
+@pytest.mark.parametrize(("older", "moments"), [
+  ({"zero": {"offload": True}}, "pinned_host"),
+  ({"zero": {"offload": False}}, "device"), ({"zero": {}}, "device"),
+  ({"zero": {}, "memory": {"moments": "pinned_host"}}, "pinned_host"),
+])
+def test_offloaded_moments_of_older_runs_are_in_the_section_memory(
+  older, moments
+):
+  made = tree.completed(older)
+  assert made["memory"]["moments"] == moments
+  tree.check(made)
+  with pytest.raises(ValueError, match=r"it is now config\.memory\.moments;"):
+    tree.check({"zero": {"offload": True}})
+  assert tree.nearest("zero.offload", []) == "; it is now memory.moments"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("name", "text", "value"), [
+  ("flag", "true", True), ("flag", "FALSE", False), ("rate", "1", 1.0),
+  ("rate", "1e-2", 0.01), ("text", "1", "1"), ("pair", "[3, 0]", [3, 0]),
+])
+def test_override_has_the_type_of_its_key(name, text, value):
+  found = tree.parsed(f"toy.{name}", fields.keys(Toy)[name], text)
+  assert (found, type(found)) == (value, type(value))
+
+
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_help_lists_each_key_once(name):
   text = tree.help_text(CONFIGS[name])
@@ -382,6 +410,13 @@ def test_help_lists_each_key_once(name):
     for line in text.splitlines() if line.startswith("--config.")
   ]
   assert keys == sorted(dict(leaves(CONFIGS[name])))
+
+
+def test_help_has_value_documentation_and_range():
+  assert tree.help_text({"sync": {"route": "ring", "p": 0.5}}).startswith(
+    "--config.sync.p=0.5\n    Fraction of the stream's channels that the "
+    "tensor ranks share.\n    It must lie in [0, 1].\n--config.sync.route='ring"
+  )
 
 
 @pytest.mark.parametrize(

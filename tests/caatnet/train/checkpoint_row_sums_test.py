@@ -41,6 +41,13 @@ def test_parts_add_up_to_the_whole_and_one_changed_byte_is_seen(
   assert len(whole) == row_sums.num_rows(shape)
 
 
+@pytest.mark.parametrize(("size", "rows"), [(1, 1), (1024, 1024), (1025, 1)])
+def test_more_than_1024_rows_count_as_one(size, rows):
+  x = draw((size, 3))
+  assert row_sums.num_rows(x.shape) == len(row_sums.of_part(x)) == rows
+  assert row_sums.num_rows(()) == 1
+
+
 @pytest.mark.parametrize("shape", [(1025,), (2, 70_000), (1, 9, 9), (3, 4)])
 def test_changed_signs_exchanged_elements_and_zeros_are_seen(shape):
   """Sums of bits, or weights with common factors, would not see them."""

@@ -1,6 +1,7 @@
 """Reading of checkpoints: event loops, and steps that are missing."""
 
 import asyncio
+import json
 import shutil
 
 import pytest
@@ -154,6 +155,20 @@ def test_damaged_metadata_are_named_with_an_intact_checkpoint(tmp_path):
     )):
       reader.restore(abstract)
     path.write_bytes(whole)
+
+
+def test_checksums_of_other_arrays_or_without_rows_are_damaged(tmp_path):
+  reader, _, abstract = write(tmp_path, 1)
+  path = tmp_path / "checkpoints" / "1" / "checksums" / "metadata"
+  whole = json.loads(path.read_text())
+  sums = whole["params"]
+  for changed, message in (
+    ({"w": sums["w"]}, "params/_METADATA names other arrays than checksums"),
+    (sums | {"b": [sums["b"][0], []]}, "params.b has another checksum"),
+  ):
+    path.write_text(json.dumps(whole | {"params": changed}))
+    with pytest.raises(ValueError, match=f"1 is damaged: {message}"):
+      reader.restore(abstract)
 
 
 def test_checkpoints_without_checksums_are_restored_with_a_line(

@@ -25,6 +25,14 @@ def test_sliced_checkpoint_is_read_by_rows_and_places(tmp_path):
     np.testing.assert_array_equal(found.at((0, 2)), values[0, 2])
 
 
+def test_array_in_memory_is_read_by_rows_and_places():
+  values = np.arange(24.0).reshape(2, 3, 4)
+  found = slices.InMemory(values)
+  assert found.shape == (2, 3, 4)
+  np.testing.assert_array_equal(list(found.rows((1,))), values[1])
+  np.testing.assert_array_equal(found.at((1, 2)), values[1, 2])
+
+
 def test_interrupted_write_is_waited_for():
   handler = slices._Handler()
   handler._idle.clear()  # a slice is being written

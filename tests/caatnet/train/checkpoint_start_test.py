@@ -58,7 +58,9 @@ def test_step_0_is_the_end_of_the_other_run(trained):
   assert "started_from" not in first
 
 
-def test_started_run_resumes_without_the_other_run(trained, tmp_path):
+def test_started_run_resumes_without_the_other_run(
+  trained, tmp_path, capsys
+):
   folder, _ = trained
   shutil.copytree(folder / "next", tmp_path / "next")
   for step in (6, 8):
@@ -67,7 +69,10 @@ def test_started_run_resumes_without_the_other_run(trained, tmp_path):
     make(tmp_path / "gone", num_steps=8),
     config=json.loads((folder / "next/config.json").read_text()),
   )
-  loop.train(gone, tmp_path / "next", quiet=True)
+  loop.train(gone, tmp_path / "next")
+  assert capsys.readouterr().out.splitlines()[-3:-1] == [
+    f"starts    from {folder / 'first'}, step 6", "resumed   from step 4"
+  ]
   chex.assert_trees_all_close(
     *(
       {r["step"]: r["loss"] for r in read_metrics(x / "next") if "loss" in r}
@@ -142,6 +147,20 @@ def test_start_folder_that_does_not_fit_is_named(
     loop.train(experiments.build(config), tmp_path / "new", quiet=True)
   claimed = (tmp_path / "new").exists()
   assert claimed == ("checkpoint" in message)
+
+
+def test_models_are_compared_by_all_keys_that_change_their_function():
+  model = {"width": 8, "dtype": "float32", "remat": "none", "unroll": 1,
+           "attention": "a", "init_std": 0.1}
+  theirs = {"model": model, "parallel": {"tensor": 2}}
+  ours = {"model": dict.fromkeys(model, "b") | {"width": 8},
+          "parallel": {"tensor": 2, "data": 4}}
+  start.check_model("x", theirs, ours)
+  for name, config in (("there", theirs), ("here", ours)):
+    more = config | {"model": config["model"] | {"heads": 4}}
+    pair = (more, ours) if name == "there" else (theirs, more)
+    with pytest.raises(ValueError, match=rf"^x has .*model\.heads=.*4 {name}"):
+      start.check_model("x", *pair)
 
 
 def test_config_without_init_from_draws_its_parameters(tmp_path):

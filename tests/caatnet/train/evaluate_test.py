@@ -5,13 +5,21 @@ import numpy as np
 import pytest
 
 from caatnet.train.evaluate import make_evaluate, make_scores
+from parallel.axes import Axis
 from tests.caatnet.train import linear_model as toy
 
+LEVELS = (Axis("node", 2, 2), Axis("gpu", 2))
 
-@pytest.mark.parametrize("num_examples", [3, 8, 13])
-@pytest.mark.parametrize("scheme", ["ddp", "zero3"])
-def test_padding_rows_do_not_count(num_examples, scheme):
-  experiment = toy.make(workers=2, data=2, devices=(2, 2), scheme=scheme)
+
+@pytest.mark.parametrize(("num_examples", "scheme", "levels"), [
+  *((n, scheme, None) for n in (3, 8, 13) for scheme in ("ddp", "zero3")),
+  (13, "ddp", LEVELS), (13, "zero3", LEVELS),
+])
+def test_padding_rows_do_not_count(num_examples, scheme, levels):
+  experiment = toy.make(  # with levels, all workers are on each device
+    workers=2, data=2, devices=(1 if levels else 2, 2), scheme=scheme,
+    levels=levels,
+  )
   program = experiment.program
   params = {"w": toy.draw(3, 4)["y"], "b": toy.draw(1, 5)["y"][0]}
   stored = params

@@ -1,5 +1,7 @@
 """A run that cannot fit is refused before anything is allocated."""
 
+import re
+
 import jax
 import pytest
 
@@ -45,3 +47,22 @@ def test_a_run_that_cannot_fit_leaves_no_folder(tmp_path):
   with pytest.raises(ValueError, match=r"Use a smaller config\.model"):
     loop.train(experiment, tmp_path / "run", quiet=True)
   assert not (tmp_path / "run").exists()
+
+
+def test_message_has_the_gigabytes_of_state_and_gradients(monkeypatch):
+  """AdamW has two moments, so the state is three times the gradients."""
+  experiment = make("model.width=16384 model.ffn_width=65536")
+  devices = len(experiment.program.layout.mesh.local_devices)
+  state, params = (
+    sum(x.size * 4 / devices for x in jax.tree.leaves(tree)) / 1e9
+    for tree in (
+      experiment.abstract_state(), experiment.abstract_state().params
+    )
+  )
+  monkeypatch.setattr(available, "limit_bytes", lambda: 4_000_000_000)
+  with pytest.raises(ValueError, match="the run needs") as error:
+    fits.check(experiment)
+  found = re.findall(r"([\d.]+) GB", str(error.value))
+  assert list(map(float, found)) == pytest.approx(
+    [devices * (state + params), state, params, 4.0], abs=0.06
+  )

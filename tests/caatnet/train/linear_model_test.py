@@ -185,9 +185,14 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(
     assert (result.evaluation is not None) == (last == 6)
     assert (tmp_path / "run" / "checkpoints" / str(last)).is_dir()
   assert facts(tmp_path / "run") == facts(workdir)
+  # The first two steps of each process are not timed.
+  assert [r["step"] for r in read_metrics(tmp_path / "run")
+          if "points_per_second" in r] == [3]
 
 
-def test_extended_run_equals_one_of_the_longer_length(finished, tmp_path):
+def test_extended_run_equals_one_of_the_longer_length(
+  finished, tmp_path, capsys
+):
   _, workdir, _ = finished
   for num_steps in (3, 6):
     experiment = dataclasses.replace(
@@ -195,8 +200,15 @@ def test_extended_run_equals_one_of_the_longer_length(finished, tmp_path):
                num_steps=num_steps),
       config={"train": {"num_steps": num_steps}},
     )
-    result = loop.train(experiment, tmp_path / "run", quiet=True)
+    result = loop.train(experiment, tmp_path / "run")
     assert (result.step, result.finished) == (num_steps, True)
+    said = capsys.readouterr().out.splitlines()
+    assert ("resumed   from step 3" in said) == (num_steps == 6)
+    longer = [line for line in said if line.startswith("longer ")]
+    assert longer == [
+      "longer    the learning rate now decays over 6 steps instead of 3; "
+      "--config.optimizer.decay_steps=3 would keep the old schedule"
+    ] * (num_steps == 6)
   assert facts(tmp_path / "run") == facts(workdir)
 
 
@@ -208,6 +220,10 @@ def test_throughput_is_that_of_the_last_steps(finished, tmp_path):
   for seconds, count in ((0.01, 1000), (0.1, 50)):
     run.seconds.extend([seconds] * count)
     assert run._units_per_second() == pytest.approx(8 * 3 / seconds)
+  # The median of 50: steps that wait for a disk do not count.
+  run.seconds.extend([0.2] * 26 + [9.0] * 24)
+  run.seconds.extend([0.1] * 20)
+  assert run._units_per_second() == pytest.approx(8 * 3 / 0.2)
 
 
 def test_evaluation_reads_the_checkpoint_that_it_names(finished):
@@ -304,7 +320,7 @@ def test_workers_that_start_with_different_parameters_are_an_error():
   params = experiment.init_state().params
   check_equal_start(experiment.program, params)
   other = params["w"].at[2, 1, 1].add(1e-6)
-  with pytest.raises(ValueError, match="worker 2 starts from other"):
+  with pytest.raises(ValueError, match=r"^worker 2 starts from other"):
     check_equal_start(experiment.program, {**params, "w": other})
 
 

@@ -16,13 +16,13 @@ class Numbers:
   """Iterator over batches 0, 1, 2, ... that records the drawing threads."""
 
   def __init__(self):
-    self.next, self.threads = 0, set()
+    self.next, self.drawn, self.threads = 0, 0, set()
 
   def __next__(self):
     self.threads.add(threading.get_ident())
     if self.next == 9:
       raise ValueError("no batch 9")
-    self.next += 1
+    self.next, self.drawn = self.next + 1, self.drawn + 1
     return {"x": np.full((4, 2), self.next - 1)}
 
   def get_state(self):
@@ -48,6 +48,7 @@ def test_batches_and_positions_do_not_depend_on_prefetching(layout, ahead):
     # The position follows the batches taken, not the batches drawn.
     assert batches.get_state() == {"next": number + 1}
   batches.set_state({"next": 2})
+  assert numbers.drawn == 5 + ahead
   assert batches.get_state() == {"next": 2}
   assert [int(next(batches)["x"][0, 0, 0, 0]) for _ in range(3)] == [2, 3, 4]
   assert batches.get_state() == {"next": 5}

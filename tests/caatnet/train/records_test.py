@@ -10,6 +10,7 @@ import types
 import jax
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from caatnet.train import records, traffic
 from caatnet.train.records import MetricsWriter, read_metrics
@@ -114,7 +115,7 @@ def test_summary_adds_up_collectives_over_the_same_axes():
     entry(("tensor",), 4, "backward", shape=(50,)),
     entry(("tensor",), 4, "forward", "bfloat16"),
     entry(("worker", "data"), 8),
-    entry((), 1),
+    entry((), 1), entry(("data",), 2, "forward", shape=(0,)),
   ], mesh)
   assert rows == [
     {"axis": "worker+data", "phase": "update", "dtype": "float32",
@@ -151,6 +152,38 @@ def test_saving_of_an_outer_loop_is_reported(workers):
   assert "5.0x than bfloat16" in text
   assert "20.0x and 10.0x on the links" in text
   assert not traffic.saving(program, [{**row, "axis": "data"}])
+
+
+def test_resumed_run_may_change_keys_without_effect_on_results(tmp_path):
+  """Intervals, transfers, limits of a server, and places of arrays."""
+  free = {
+    "train": ("log_every", "eval_every", "checkpoint_every",
+              "keep_checkpoints"),
+    "data": ("access", "ahead", "cache", "cache_rows", "sampler", "threads"),
+    "federated": ("rounds", "reconnect_s", "silence_s", "alone_s", "hang_s",
+                  "max_examples"),
+    "parallel": ("stage", "device_order"), "pipeline": ("schedule",),
+    "inference": ("page",), "zero": ("scheme",), "memory": ("moments",),
+  }
+
+  def write(value, **more):
+    config = {
+      name: dict(CONFIG.get(name, {})) | dict.fromkeys(keys, value)
+      for name, keys in free.items()
+    }
+    for name, keys in more.items():
+      config[name] |= keys
+    records.write_config(tmp_path, CONFIG | config)
+
+  write(1)
+  write(2)
+  assert records.read_config(tmp_path)["data"]["threads"] == 2
+  for name, key in (
+    ("data", "batch_size"), ("train", "accumulation"),
+    ("federated", "fraction"), ("parallel", "tensor"),
+  ):
+    with pytest.raises(ValueError, match=rf"config\.{name}\.{key}="):
+      write(2, **{name: {key: 3}})
 
 
 def test_keys_per_worker_change_only_with_the_number_of_workers(tmp_path):
@@ -249,6 +282,17 @@ def test_damaged_line_of_metrics_is_named(tmp_path):
   assert records.read_metrics(tmp_path) == [{"step": 1}]
 
 
+def board_events(path):
+  """Returns the events of a file: lengths, records and their checksums."""
+  data, found = path.read_bytes(), []
+  while data:
+    size = int.from_bytes(data[:8], "little")
+    found.append(Event.FromString(data[12 : 12 + size]))
+    data = data[16 + size :]
+  assert found[0].file_version
+  return found[1:]
+
+
 def test_records_are_readable_while_the_run_goes_on(tmp_path):
   """Values that are None are recorded, and not plotted."""
   writer = records.MetricsWriter(tmp_path, 0)
@@ -262,6 +306,11 @@ def test_records_are_readable_while_the_run_goes_on(tmp_path):
   assert b"loss" in data
   assert b"worker_1" not in data
   writer.close()
+  # TensorBoard hides what an earlier process has written after step 0.
+  start, *scalars = board_events(events)
+  assert (start.step, start.session_log.status) == (1, SessionLog.START)
+  assert [(x.step, x.summary.value[0].tag, x.summary.value[0].simple_value)
+          for x in scalars if x.HasField("summary")] == [(1, "loss", 2.0)]
   with pytest.raises(ValueError, match="closed"):
     writer.write(2, {"loss": 1.0})
   # A new run overwrites the records of one that was killed at once.

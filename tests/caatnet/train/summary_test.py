@@ -1,5 +1,6 @@
 """The lines that a run prints before its first step."""
 
+import dataclasses
 import types
 
 from caatnet.train import summary
@@ -38,4 +39,12 @@ def test_summary_has_units_of_its_sizes():
   lines = list(summary.summary(experiment, dataset, facts))
   assert lines[1:3] == [
     f"tokens    bpe (sha256 {'b' * 16})", "features  1 tables"
+  ]
+  experiment = dataclasses.replace(
+    toy.make(data=2, scheme="zero1"), unexecuted="moments on cxl"
+  )
+  lines = list(summary.summary(experiment, dataset, facts))
+  assert lines[4:6] == [
+    f"zero      {experiment.program.layout.partition}",
+    "placement not executed: moments on cxl",
   ]

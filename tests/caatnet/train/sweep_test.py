@@ -86,3 +86,7 @@ def test_sweep_rows_round_trip_through_csv(tmp_path):
   sweep.write_csv(rows, tmp_path / "sweep.csv")
   assert sweep.read_csv(tmp_path / "sweep.csv") == rows
   assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
+  for text in ("a,b\n1,2\n3\n", "a,b\n1,2\n3,4,5\n"):
+    (tmp_path / "sweep.csv").write_text(text)
+    with pytest.raises(ValueError, match="csv: row 2 must have 2 fields"):
+      sweep.read_csv(tmp_path / "sweep.csv")

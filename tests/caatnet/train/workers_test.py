@@ -18,7 +18,7 @@ def test_worker_that_diverges_again_is_named_again():
   for step, values in enumerate(losses, 1):
     said += metrics(values).notices(step, known)
   assert [text.split(":")[0] for text in said] == ["step 2", "step 5"]
-  assert all("worker 1 has diverged" in text for text in said)
+  assert all("worker 1 has diverged, loss nan;" in text for text in said)
   assert known == {1}
 
 

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import errno
+import os
 
 import pytest
 
@@ -37,6 +38,24 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
+def test_content_is_on_disk_before_its_name_and_the_name_at_the_end(
+  tmp_path, monkeypatch
+):
+  """Records each fsync: what it waits for, and the file's text at the time."""
+  path, seen, fsync = tmp_path / "file", [], os.fsync
+  path.write_text("old")
+
+  def recorded(descriptor):
+    fsync(descriptor)
+    is_folder = os.path.samestat(os.fstat(descriptor), tmp_path.stat())
+    seen.append((is_folder, path.read_text()))
+
+  monkeypatch.setattr(os, "fsync", recorded)
+  with atomic.whole(path) as temporary:
+    temporary.write_text("new")
+  assert seen == [(False, "old"), (True, "new")]
+
+
 def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
   """Checks that neither fails, no reader sees a part, and no file is left."""
   path, texts = tmp_path / "new" / "file", [c * 300_000 for c in "ab"]
@@ -55,6 +74,25 @@ def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
   for job in written:
     job.result()
   assert [x.name for x in path.parent.iterdir()] == ["file"]
+
+
+def test_path_that_cannot_be_written_is_named_before_the_work(
+  tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "file").write_text("")
+  for path, is_folder in (
+    ("file", False), ("new/a/b", False), (tmp_path, True), ("new", True)
+  ):
+    atomic.check_writable(path, "--x=", is_folder)
+  for path, is_folder, reason in (
+    ("file", True, "it is not a folder"), (".", False, "it is not a file"),
+    ("file/a/b", False, f"{tmp_path}/file is not a folder"),
+    ("/dev/null", False, "it is not a file"),
+  ):
+    with pytest.raises(ValueError, match="cannot") as error:
+      atomic.check_writable(path, "--x=", is_folder)
+    assert str(error.value) == f"--x={path} cannot be written: {reason}"
 
 
 def test_files_of_killed_writers_are_removed(tmp_path):

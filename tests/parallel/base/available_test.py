@@ -14,6 +14,8 @@ MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
   ("4:memory:/a/b\n", {"memory/a/memory.limit_in_bytes": 5}, 5),
   ("0::/a\n", {"a/memory.max": 9, "memory.max": 8}, 8),
   ("0::/\n", {"memory.max": 3}, 3),
+  ("4:memory:/a\n0::/b\n",
+   {"memory/a/memory.limit_in_bytes": 9, "b/memory.max": 5}, 5),
   ("0::/a:b\n", {"a:b/memory.max": 6}, 6),
   ("0::/a\n", {"a/memory.max": "max"}, MACHINE),
   ("2:cpu:/a\n", {"a/memory.max": 1}, MACHINE),

@@ -36,6 +36,11 @@ def test_number_is_accepted_or_refused_by_name(
       check("key", value)
 
 
+def test_number_is_shown_with_six_digits():
+  with pytest.raises(ValueError, match=r"^key=1.23457 must lie in \[0, 1\]$"):
+    checks.fraction("key", 1.234567)
+
+
 def test_integer_beyond_float64_is_a_number():
   checks.at_least("key", 10**400)
   for check in (checks.positive, checks.not_negative, checks.at_least):

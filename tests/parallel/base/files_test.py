@@ -191,7 +191,7 @@ def test_folder_has_one_trainer(finished, tmp_path):
   with holder:  # waits for its end, and closes its pipes
     holder.send_signal(signal.SIGKILL)
   with files.lock(epath.Path(run)):  # the text of the dead holder is ignored
-    us = f"process {os.getpid()} on {socket.gethostname()} is"
+    us = f"in use: process {os.getpid()} on {socket.gethostname()} is"
     with pytest.raises(ValueError, match=us):
       loop.train(experiment, run, quiet=True)
   (run / "config.json").write_text('{"name": "other", "seed": 1}')
@@ -374,3 +374,5 @@ def test_json_is_strict_and_names_what_is_no_number(capsys):
   assert capsys.readouterr().err == (
     "warning: rows[0].b and 2 more: no finite number; null in JSON\n"
   )
+  assert files.to_json({"a": math.nan}, 2) == '{\n  "a": null\n}'
+

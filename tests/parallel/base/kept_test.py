@@ -51,6 +51,8 @@ def test_file_of_something_else_is_refused_and_kept(tmp_path, content):
     f"^results='{path}' has no results of an earlier run; name another file"
   )):
     Kept(path, "results")
+  with pytest.raises(ValueError, match=f"^'{path}' has no results of"):
+    Kept(path)
   assert path.read_bytes() == content
 
 

@@ -17,11 +17,24 @@ from parallel.base import labels
   (0.123, "busy_share", "12.3%"), (0.123, "shared", "0.123"),
   (123_456, "x", "123,456"), (1234.56, "x", "1,235"), (2e10, "x", "2e+10"),
   (9999.4, "x", "9,999"), (9999.7, "x", "10,000"), (1e4, "x", "10,000"),
+  (1.0, "x_s", "1 s"), (2500, "x_bytes", "2.5 kB"), (1e6, "bytes", "1 MB"),
+  (-12_345.6, "x", "-12,346"), (0.5, "a utilisation", "50.0%"),
+  (0.5, "fraction_of_rate", "50.0%"),
   (0.0, "x", "0"), ([1, None, 2.5], "x", "1, -, 2.5"),
   ({"a": 0.5, "b_s": 2}, "share", "a 50.0%, b 2 s"), ({}, "x", ""),
 ])
 def test_text_of_a_value_has_the_unit_of_its_key(value, key, text):
   assert labels.text(value, key) == text
+
+
+@pytest.mark.parametrize(("key", "heading"), [
+  ("link_gbit_s", "link (Gbit/s)"), ("peak_tflops", "peak (TFLOP/s)"),
+  ("num_hops_us", "hops (us)"), ("wait_ms", "wait (ms)"),
+  ("room_gb", "room (GB)"), ("num_sent_mb", "sent (MB)"),
+  ("size_bytes", "size"), ("busy_share", "busy share"),
+])
+def test_heading_has_the_unit_that_the_texts_lack(key, heading):
+  assert labels.heading(key) == heading
 
 
 def test_items_of_mappings_are_found_unless_a_key_has_the_name():

@@ -2,6 +2,8 @@
 
 import doctest
 
+import pytest
+
 from parallel.base import plot
 
 ROWS = [
@@ -43,6 +45,32 @@ def test_keys_of_a_group_differ_in_style_and_points_in_markers():
   assert len({line.marker for line in points.marks}) == 4
 
 
+def test_titles_and_labels_precede_those_of_the_keys():
+  (panel,) = plot.lines(
+    ROWS[:2], "n", "of.a", "n", "of.a/2=half", by="way", each="net",
+    title="all", label="both",
+  )
+  assert (panel.title, panel.axes[1].label) == ("all, x", "both")
+  assert [line.style for line in panel.marks] == ["-", "--", ":"]
+  assert [line.y for line in panel.marks] == [[1, 1], [10, 100], [0.5, 0.5]]
+  assert [line.label for line in panel.marks][1:] == ["way 1, n", "way 1, half"]
+  rows = [{"name": "a", "kind": "k", "one": None, "two": 2.0}]
+  (bars,) = plot.stacks(
+    rows, "name", {"A": "one", "B": "two"}, each="kind", title="all"
+  )
+  assert (bars.title, bars.legend) == ("all, k", "best")
+  assert [mark.lengths for mark in bars.marks] == [[0.0], [2.0]]
+
+
+@pytest.mark.parametrize(("largest", "plain"), [(29, True), (30, False)])
+def test_short_logarithmic_axes_have_numbers(largest, plain):
+  rows = [{"x": x, "y": 1} for x in (0, 1, largest)]
+  (panel,) = plot.lines(rows, "x", "y", log="x")
+  assert panel.axes == (
+    plot.Axis("x", "log", plain=plain), plot.Axis("y", "linear")
+  )
+
+
 def test_numbers_of_a_long_logarithmic_axis_are_powers():
   rows = [{"x": 0, "y": 1}, {"x": 1, "y": 1e6}]
   (panel,) = plot.lines(rows, "x", "y", log="xy")
@@ -71,8 +99,9 @@ def test_figures_grow_with_their_panels():
   panels = plot.lines(ROWS, "n", "of.a", each="way")
   small, large = (plot.figure(panels[:n], "t", 4) for n in (2, 11))
   assert (small.columns, large.columns) == (2, 4)
-  assert small.size[0] < large.size[0]
-  assert small.size[1] < large.size[1]
+  assert small.size == pytest.approx((1 + 2 * 4.5, 0.6 + 3.8))
+  # Panels of wide figures are smaller.
+  assert large.size == pytest.approx((1 + 4 * 3.2, 0.6 + 3 * 2.9))
 
 
 def test_examples_run():

@@ -195,6 +195,7 @@ def test_range_of_equal_texts_is_one_text(ends, text):
   ("ends/1e3:.1f", ["ends"], ["1.0, -, 3.0"]),
   ("of.a:.2f=a | of.z | of.z.y", ["a", "of.z", "of.z.y"], ["1.50", "-", "-"]),
   ("of.*:.1f", ["a", "b.c"], ["1.5", "-"]),
+  ("of.*/10:.2f", ["a", "b.c"], ["0.15", "-"]),
   ("{name}, {of[a]:.0f}=both", ["both"], ["x, 2"]),
 ])
 def test_columns_are_declared_by_a_text(text, headings, cells):

@@ -80,6 +80,13 @@ def test_error_names_place_value_and_what_it_must_be(changes, message):
     assert "\n" not in str(error.value)
 
 
+def test_error_of_a_whole_file_names_its_content():
+  with pytest.raises(ValueError, match=r"^the content=3 must "):
+    schema.parse(Whole, "3")
+  with pytest.raises(ValueError, match=r"^is not JSON: "):
+    schema.parse(Whole, "{")
+
+
 class Link(Schema):
   rate: schema.Rate
   delay: schema.Seconds = 0.0

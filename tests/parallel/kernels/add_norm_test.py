@@ -35,7 +35,7 @@ def draw(case, seed=0):
 def outputs_and_gradients(operands, weights, case, implementation):
   def run(operands):
     return api.add_norm(
-      *operands, private_scale=case.private_scale,
+      *operands, private_scale=case.private_scale, eps=0.3,
       implementation=implementation,
     )
 
@@ -112,17 +112,20 @@ def test_refusal_gives_the_reason():
   with pytest.raises(ValueError, match="'cuda' must be 'auto' or"):
     api.choice(x, empty, "cuda")
   assert api.choice(x, empty).name == "reference"  # on a CPU
+  half = jax.ShapeDtypeStruct((8, 20_000), jnp.float32)
+  with pytest.raises(ValueError, match="width 40000 > 32768"):
+    api.choice(half, half, "gpu")
 
 
 def test_reference_equals_the_textbook_formula():
   (shared, private, d_shared, d_private, gain), _ = draw(CASES["odd"])
   new_shared, new_private, normed = reference.add_norm(
-    shared, private, d_shared, d_private, gain, private_scale=2.0
+    shared, private, d_shared, d_private, gain, private_scale=2.0, eps=0.3
   )
   x = np.concatenate(
     [shared + d_shared, private + 2 * d_private], -1, dtype="f8"
   )
-  rms = np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+  rms = np.sqrt((x * x).mean(-1, keepdims=True) + 0.3)
   expected = x / rms * np.asarray(gain)
   np.testing.assert_allclose(normed, expected, rtol=1e-5, atol=1e-6)
   np.testing.assert_allclose(

@@ -53,13 +53,13 @@ def test_kernel_equals_the_reference_without_races(name):
     return tpu.ring_partial_all_reduce(
       shared, private, partial, d_private, gain, axis_name="tensor",
       private_scale=float(np.asarray(case.private_scale, case.dtype)),
-      eps=1e-5, rows=case.chunk, interpret=True, detect_races=True,
+      eps=0.3, rows=case.chunk, interpret=True, detect_races=True,
     )
 
   ours = jax.block_until_ready(on_devices(ring, case.devices)(*operands))
   assert not races_found()
   theirs = reference.ring_partial_all_reduce(
-    *operands, private_scale=case.private_scale
+    *operands, private_scale=case.private_scale, eps=0.3
   )
   if case.chunk:  # each segment has its ring: the sum's order is per segment
     cut = [
@@ -69,7 +69,7 @@ def test_kernel_equals_the_reference_without_races(name):
     segments = [
       reference.ring_partial_all_reduce(
         *(x[..., i, :, :] for x in cut), operands[-1],
-        private_scale=case.private_scale,
+        private_scale=case.private_scale, eps=0.3,
       )
       for i in range(cut[0].shape[0])
     ]
@@ -93,7 +93,7 @@ def test_gradient_equals_that_of_psum():
       out, transpose = jax.vjp(
         functools.partial(
           api.ring_partial_all_reduce, axis_name="tensor", private_scale=2.0,
-          implementation=implementation,
+          eps=0.3, implementation=implementation,
         ),
         *(varying(x, "tensor") for x in operands),
       )
@@ -136,6 +136,8 @@ def test_refusals_give_the_reason():
   assert api.choice(x, x, 2, names).name == "tpu"
   assert "multiple of 80" in api.choice(x, x, 5, names).refused["tpu"]
   assert "one device" in api.choice(x, x, 1, names).refused["tpu"]
+  wide = jax.ShapeDtypeStruct((32, 9830), jnp.float32)
+  assert "width 19660" in api.choice(wide, wide, 2, names).refused["tpu"]
 
 
 @pytest.mark.quick

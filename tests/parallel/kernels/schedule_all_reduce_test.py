@@ -75,13 +75,16 @@ def test_refusals_give_the_reason():
   assert "multiple of 40" in api.choice(x, cases.ring(5), names).refused["tpu"]
 
 
-def test_ledger_counts_kernel_messages():
-  """A ring sends 2 (n - 1) / n of the array over its axis of two."""
+@pytest.mark.parametrize(("table", "sent"), [
+  (cases.ring(4), 2 * 3 / 4), (cases.chain(4), 2),
+])
+def test_ledger_counts_kernel_messages(table, sent):
+  """Those of the device that sends most, as multiples of the array."""
   axes = {"data": Axis("data", 2, 2), "tensor": Axis("tensor", 4, 4)}
   mesh = make_mesh(axes)
   f = jax.jit(jax.shard_map(
     lambda x: api.schedule_all_reduce(
-      x[0], cases.ring(4), axis_name="tensor", implementation="tpu"
+      x[0], table, axis_name="tensor", implementation="tpu"
     )[None],
     mesh=mesh, in_specs=P(("data", "tensor")), out_specs=P(("data", "tensor")),
   ))
@@ -89,7 +92,7 @@ def test_ledger_counts_kernel_messages():
   lowered = f.trace(x).lower(lowering_platforms=("tpu",))
   [entry] = ledger.collectives(lowered, mesh)
   assert (entry.kind, entry.axes) == ("permute", ("tensor",))
-  assert entry.bytes == 2 * 3 / 4 * 64 * 128 * 2
+  assert entry.bytes == sent * 64 * 128 * 2
   # Other devices wait for the messages, whether or not the sum is used.
   assert "has_side_effect = true" in lowered.as_text()
 
@@ -140,7 +143,7 @@ def test_lanes_call_the_kernel_sequentially():
 
 def test_kernels_have_a_barrier_per_axis():
   """Messages of a device that runs ahead must not reach another kernel."""
-  axes = {n: Axis(n, 2, 2) for n in ("worker", "data", "tensor")}
+  mesh = make_mesh({n: Axis(n, 2, 2) for n in ("worker", "data", "tensor")})
   x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
 
   def program(x):
@@ -156,9 +159,11 @@ def test_kernels_have_a_barrier_per_axis():
     return wide[None]
 
   lowered = jax.jit(jax.shard_map(
-    program, mesh=make_mesh(axes), in_specs=P(),
+    program, mesh=mesh, in_specs=P(),
     out_specs=P(("worker", "data", "tensor")),
   )).trace(x).lower(lowering_platforms=("tpu",))
+  sent = [(c.axes, c.bytes) for c in ledger.collectives(lowered, mesh)]
+  assert sent == [((a,), 64 * 8 * 4) for a in ("data",) * 2 + ("tensor",) * 2]
   numbers = re.findall(r"collective_id\\?22?\W+(\d+)", lowered.as_text())
   assert len(numbers) == len(set(numbers)) == 4
 

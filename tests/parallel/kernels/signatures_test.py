@@ -3,10 +3,13 @@
 import importlib
 import inspect
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.codec import api as codec
+from parallel.kernels.codec.reference import Codec, OuterStep
 from parallel.kernels.gather_rows import api as gather_rows
 from parallel.kernels.paged_attention import api as paged_attention
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
@@ -73,3 +76,26 @@ def test_reference_accepts_the_parameters_of_the_operation(operation):
       assert declared[key][1] == default, key
   assert "Args:" in api.__doc__
   assert "Args:" not in reference.__doc__
+
+
+@pytest.mark.quick
+def test_the_named_implementation_runs():
+  """Results do not show it: they are those of the reference."""
+  x, gain, int8 = jnp.ones((2, 256)), jnp.ones(512), Codec("int8", 128)
+  codes = codec.encode(x, int8, implementation="reference")
+  many = jax.tree.map(lambda x: jnp.stack([x, x]), codes)
+  calls = {
+    add_norm.add_norm: (x, x, x, x, gain),
+    reduce_add_norm.reduce_add_norm: (x, x, x[None], None, x, gain),
+    codec.encode: (x, int8), codec.encode_delta: (x, x, int8),
+    codec.mean: (many, 256, int8), codec.total: (many, 256, int8),
+    codec.decode: (codes, 256, int8),
+    codec.nesterov: (many, x, x, int8, OuterStep(0.7, 0.9)),
+  }
+  names = {"tpu_interpret": 1, "gpu_interpret": 1, "reference": 0}
+  for function, operands in calls.items():
+    for name, kernels in names.items():
+      program = jax.make_jaxpr(
+        lambda f=function, x=operands, name=name: f(*x, implementation=name)
+      )()
+      assert str(program).count("pallas_call[") == kernels, (function, name)
