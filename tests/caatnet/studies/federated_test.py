@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import statistics
 import warnings
 
 import jax
@@ -49,6 +50,49 @@ def test_rounds_are_the_sums_of_their_parts(result):
   at_rate_s = 1514 / 1448 * large * (8 / 152e6 + 8 / 81e6)
   parts = by["5g-40mhz", 4, large]["parts"]
   assert parts["rate of the client"] == pytest.approx(at_rate_s, rel=3e-3)
+
+
+def test_rounds_have_medians_and_mean_shares_of_unequal_clients():
+  """Of three clients with a spread of 2, the slowest takes 2.93 times 1 s."""
+  config = CONFIG | {
+    "compute_spread": 2.0, "training_s": 0.5, "validation_s": 0.3,
+    "test_s": 0.2, "aggregation_s": 0.125,
+  }
+  row = rounds.row(config, "ethernet", 3, 1000)
+  slow = 1 + 2 * statistics.NormalDist().inv_cdf(5 / 6)
+  compute = [row[name] for name in ("t_tr", "t_v", "t_te")]
+  assert compute == pytest.approx([0.5, 0.3, 0.2])
+  assert row["straggler_s"] == pytest.approx(slow - 1, abs=1e-2)
+  sent = 2 * config["fixed_s"] + 0.125
+  assert row["round_s"] == pytest.approx(slow + sent, abs=1e-2)
+  assert row["share_compute"] * row["round_s"] == pytest.approx(
+    (0.1 + 1 + slow) / 3
+  )
+  assert row["limited_by"] == "compute"
+
+
+def test_ratios_are_of_uplinks_and_the_compute_gives_the_published_share():
+  links_of = ("wifi", "5g-40mhz", "5g-public")
+  found = figures.ratios(CONFIG | {"links": links_of})
+  clients = CONFIG["published_clients"]
+  rows = {
+    name: rounds.row(CONFIG, name, clients, 4 * CONFIG["published_parameters"])
+    for name in ("ethernet", *links_of)
+  }
+  assert [row["link"] for row in found] == ["5g-40mhz", "5g-public"]
+  for one in found:
+    row = rows[one["link"]]
+    for name in ("ethernet", "wifi"):
+      times = one[f"over_{name}"]
+      assert times * rows[name]["t_u"] == pytest.approx(row["t_u"])
+    assert one["straggler_s"] == row["straggler_s"]
+    assert one["ethernet_straggler_s"] == rows["ethernet"]["straggler_s"]
+    whole = row["t_u"] + row["t_d"] + CONFIG["aggregation_s"] + one["compute_s"]
+    assert row["t_u"] / whole == pytest.approx(0.23)
+    up, users = {"5g-40mhz": (81e6, clients), "5g-public": (21e6, 1)}[
+      one["link"]
+    ]
+    assert one["rate"] == pytest.approx(up / 8 / users)
 
 
 def test_links_are_shown_in_megabits(result):
