@@ -4,8 +4,9 @@ import importlib
 
 import pytest
 
-from caatnet.studies.placement import ranges, study
+from caatnet.studies.placement import ranges, report, study
 from caatnet.studies.planner.study import training_step
+from parallel.plans import placement
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.hardware.tiers import HOSTS
 from parallel.plans.placement import problem
@@ -111,3 +112,48 @@ def test_optimum_lists_where_each_tensor_is():
   for row in rows:
     assert 0 < sum(row["tiers"].values()) < 1 + 1e-6
     assert row["bytes"] > 0
+
+
+@pytest.mark.parametrize(("fits", "most", "low", "high"), [
+  (1000, 9999, 985, 1000), (37, 9999, 37, 37), (9999, 700, 690, 700),
+  (2, 2, 2, 2), (0, 9, None, None),
+])
+def test_the_largest_number_that_fits_is_found_within_a_64th(
+  fits, most, low, high
+):
+  found = study._most(lambda n: n <= fits, most)
+  assert found is high if high is None else low <= found <= high
+
+
+def test_memory_over_a_step_starts_and_ends_with_what_stays():
+  step = made(8192)
+  best = placement.place(step, "optimum")
+  found = placement.cost(step, best)
+  start, *middle, end = study._timeline(step, best, found)
+  assert start["bytes"] == end["bytes"]
+  # Weights in two bytes; master weights and two moments in four.
+  assert sum(start["bytes"].values()) == pytest.approx(
+    14 * STEP.model.num_params
+  )
+  assert end["seconds"] == pytest.approx(found.step_s)
+  for row, instant in zip(middle, problem.INSTANTS, strict=True):
+    held = found.occupied[instant] | {problem.DEVICE: (
+      found.occupied[instant][problem.DEVICE] + step.reserved[instant]
+    )}
+    assert row["bytes"] == pytest.approx(held)
+  assert middle[1]["seconds"] == pytest.approx(
+    found.seconds["forward"] + found.seconds["backward"]
+  )
+
+
+def test_a_policy_that_does_not_fit_names_what_would():
+  row = {"policy": "p", "error": "dram lacks 2.0 GB", "longest": 4096,
+         "largest": 2_500_000_000}
+  for change, words in (
+    ({}, "4,096 tokens of context or a model of 2.5B parameters"),
+    ({"longest": "none"}, "a model of 2.5B parameters"),
+    ({"longest": "none", "largest": "none"}, "nothing"),
+  ):
+    assert report._unfit(row | change) == (
+      f"p: dram lacks 2.0 GB; what would fit: {words}"
+    )
