@@ -96,7 +96,10 @@ def test_ratios_are_of_uplinks_and_the_compute_gives_the_published_share():
 
 
 def test_links_are_shown_in_megabits(result):
-  table = report._rounds(result)[0]
+  table, predicted = report._rounds(result)
+  compute_s = sum(CONFIG[f"{key}_s"] for key in ("training", "validation",
+                                                 "test"))
+  assert f"seconds: compute {compute_s:g} s (spread" in predicted.title
   shown = [dict(zip(table.headings, x, strict=True)) for x in table.cells()]
   by = {row["link"]: row for row in shown}
   assert (by["5g-40mhz"]["down"], by["5g-40mhz"]["up"]) == ("152", "81")

@@ -14,7 +14,7 @@ from caatnet.studies.serving import report as reports
 from caatnet.studies.serving.keys import RATE
 from configs.serving import composition as config_file
 from parallel.plans.hardware.nodes import NODES
-from tests.parallel.base.report_test import check
+from tests.parallel.base.report_test import check, check_columns
 
 CONFIG = config_file.get_config("test").to_dict()
 
@@ -167,10 +167,11 @@ def test_long_responses_have_one_request_at_least():
 
 def test_solved_execution_times_give_the_published_ratios(result):
   for row in result["solved"]:
-    if row["exec_s"] is None or row["spread"]:
+    if row["exec_s"] is None:
       continue
     own, base = (
-      NODES[name].switch_s(2 * 6738415616) for name in (row["node"], "sn40l")
+      NODES[name].switch_s(2 * 6738415616, row["spread"])
+      for name in (row["node"], "sn40l")
     )
     ratio = (row["execution"] * row["exec_s"] + own) / (row["exec_s"] + base)
     assert ratio == pytest.approx(row["published"])
@@ -220,7 +221,21 @@ def test_a_group_of_more_than_all_requests_has_all_of_them():
 def test_report_has_all_tables(result):
   made = reports.report(result)
   check(made)
-  assert len(made.tables) == 9
+  check_columns(made, "numbers of slots", {"hits": "hits", "misses": "misses"})
+  check_columns(made, "nodes: ", {
+    "of SN40L": "slower", "shards, of SN40L": "spread_slower",
+    "on devices": "resident", "in host memory": "held",
+  })
+  h100 = next(row for row in result["nodes"] if row["node"] == "dgx-h100")
+  # 64 GB/s and eight links of 63.0, compared with 1 and 1.6 TB/s.
+  assert h100["slower"] == pytest.approx(1000 / 64)
+  assert h100["spread_slower"] == pytest.approx(1000 / 504.1, rel=1e-3)
+  # Eight devices of 1.8 TB/s read the weights once.
+  size, launches = 2 * 6738415616, 32 * CONFIG["published"]["operators"]
+  for row in result["fusion"]:
+    assert row["gain"] == pytest.approx(
+      1 + launches * row["call_s"] / (size / 14.4e12)
+    )
   assert len(made.figure().panels) == 3
 
 

@@ -21,7 +21,7 @@ from parallel.plans.nanobatches import (
   nanobatch_timing,
 )
 from parallel.plans.nanobatches.nanobatch_costs import Mix
-from tests.parallel.base.report_test import check
+from tests.parallel.base.report_test import check, check_columns
 
 CONFIG = config_file.get_config("test").to_dict()
 MIX = Mix(512, 1280, 1536, 512)
@@ -318,6 +318,25 @@ def test_report_shows_the_same_cells_in_each_format(result):
   made = reports.report(result)
   assert len(made.tables) == 10
   check(made)
+  check_columns(made, "nano-batches, p and bits", {
+    "one batch": "single", "by pieces": "nano", "both": "both",
+  })
+  check_columns(made, "ablation", {
+    "splitting alone": "split", "network overlaps": "network",
+    "and memory": "memory", "fitted to 1.07": "network_interference",
+    "fitted to 1.17": "memory_interference",
+  })
+  check_columns(made, "published pipelines", {
+    "network": "network", "and memory": "memory", "both, fitted":
+    "memory_fitted", "both, fitted, of optimum": "optimal",
+  })
+  check_columns(made, "our plans", {
+    "gain": "ours_gain", "fitted gain": "ours_fitted_gain",
+  })
+  text = next(x for x in made.parts if str(x).startswith("copies of finished"))
+  for rate, words in (("rate", "throughput and"), ("optimum_rate", "optimum;")):
+    number = result["offload"][rate] / 1e9
+    assert f"{number:.2f} GB/s at the " in text.split(words)[0][-60:]
   assert made.figure().panels
   figures = config_file.get_config("figures").to_dict()
   few = reports.report(study.run(figures))
