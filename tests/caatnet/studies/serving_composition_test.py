@@ -177,6 +177,14 @@ def test_solved_execution_times_give_the_published_ratios(result):
     assert ratio == pytest.approx(row["published"])
 
 
+def test_solved_execution_time_of_shards_uses_the_links_of_both_nodes():
+  seconds = composition_figures.solved("dgx-a100", 13.5e9, 3.0, 1.5, True)
+  own, base = (
+    NODES[name].switch_s(13.5e9, spread=True) for name in ("dgx-a100", "sn40l")
+  )
+  assert (1.5 * seconds + own) / (seconds + base) == pytest.approx(3.0)
+
+
 def test_ratio_of_whole_requests_lies_between_one_and_that_of_switches():
   found = [
     composition_figures.ratio("dgx-h100", 13.5e9, t) for t in (1e-9, 0.1, 1e6)

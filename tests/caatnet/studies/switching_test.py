@@ -346,6 +346,17 @@ def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
   check(made)
   render.show(made)
   assert "bound" in capsys.readouterr().out
+  first, *_, vtc = (
+    dict(zip(made.tables[0].headings, x, strict=True))
+    for x in made.tables[0].cells()
+  )
+  assert (first["gain"], vtc["policy"]) == ("+0.0%", "vtc")
+  assert float(vtc["gain"][:-1]) / 100 == pytest.approx(
+    rows["vtc"]["throughput"] / rows["first_come"]["throughput"] - 1, abs=6e-4
+  )
+  assert float(vtc["of the bound"]) * result["bound"] == pytest.approx(
+    rows["vtc"]["largest"], abs=0.006 * result["bound"]
+  )
   pytest.importorskip("matplotlib")
   drawing.write(made.figure(), tmp_path / "fair.png")
   assert (tmp_path / "fair.png").stat().st_size > 10_000
