@@ -102,7 +102,7 @@ def test_bars_of_chunks_have_the_times_and_places_of_their_actions(tmp_path):
     pipeline.even_hops(2, busy_s=0.25, latency_s=0.5),
   )
   rows, bars = trace.actions(timeline)
-  bars = reversed([*bars])  # the last one ends first
+  bars = sorted(bars, key=lambda bar: bar.row)  # the last one ends earlier
   end_s = perfetto_trace.write(bars, tmp_path / "t", "a schedule", rows)
   assert end_s == timeline.finish_s
   _, _, found = traces.read(tmp_path / "t")
