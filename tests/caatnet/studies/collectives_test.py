@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from caatnet.studies import registry
+from caatnet.studies.collectives import report
 from caatnet.studies.collectives import study as collectives
 from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.flows import study as flow_study
@@ -265,6 +266,42 @@ def test_speedup_is_the_time_of_others_over_ours():
     assert found[model]["over optimal"] == pytest.approx(
       {"mean": 0.5**0.5, "least": 0.5, "most": 1.0, "wins": 1, "cells": 2}
     )
+
+
+def test_report_has_speed_ups_over_the_ring_and_shares_of_the_bound():
+  rows = [
+    {"topology": "net", "num_ranks": 4, "algorithm": name, "num_rounds": rounds,
+     "size_bytes": 1024 * n, "events_us": us[n], "lockstep_us": 2 * us[n] + 1,
+     "bound_us": 3.5 * n, "built": f"{name},pieces={n}"}
+    for name, rounds, us in (
+      ("swing", 4, {2: 16, 1: 10}), ("ring", 6, {2: 24, 1: 8}),
+    ) for n in us
+  ]
+  best = collectives._recommended(rows)
+  made = report.report({
+    "rows": rows, "barrier": True, "recommended": best, "skipped": [],
+    "speedups": collectives._speedups(rows),
+  })
+  times, chosen = made.tables[:2]
+  assert "4 ranks: us by events with barriers, " in times.title
+  assert "lockstep us of 2 KiB\nand its bound's share (7.0 us: " in times.title
+  assert times.headings == [
+    "algorithm", "rounds", "1 KiB", "2 KiB", "lockstep", "bound"
+  ]
+  assert times.cells() == [
+    ["swing", "4", "10.0 0.80x", "16.0 1.50x", "33.0", "21%"],
+    ["ring", "6", "8.0 1.00x", "24.0 1.00x", "49.0", "14%"],
+  ]
+  assert chosen.cells() == [
+    ["net", "2 KiB", "16.0", "swing,pieces=2"],
+    ["net", "1 KiB", "8.0", "ring,pieces=1"],
+  ]
+  rates = {
+    (mark.label, x): y for mark in made.figure().panels[0].marks
+    for x, y in zip(mark.x, mark.y, strict=True)
+  }
+  assert rates["ring", 2] == pytest.approx(2048 / 24 / 1e3)
+  assert rates["bound of the ranks' links", 1] == pytest.approx(1.024 / 3.5)
 
 
 def test_topology_has_its_own_links_unless_the_config_sets_them():

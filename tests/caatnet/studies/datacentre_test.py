@@ -14,6 +14,7 @@ from caatnet.studies.datacentre.knobs import KNOBS
 from caatnet.studies.utilisation import predictor
 from configs.datacentre import hundred_billion
 from configs.planner import gpt_11b
+from parallel.plans.hardware.devices import DEVICES
 
 
 def run(**changes):
@@ -154,8 +155,15 @@ def test_utilisation_of_a_planned_pod_sets_the_days(result):
   config = config.to_dict()
   planned = registry.find(config).run(config)
   assert "whatever its memory" in "\n".join(report.notes(planned))
-  share = planned["pod"]["utilisation"]
+  share, pod = planned["pod"]["utilisation"], planned["pod"]
   assert 0 < share < 0.5
+  tokens = np.prod([
+    config["pod"]["data"][key] for key in ("batch_size", "seq_len")
+  ])
+  peak = DEVICES["h100"].peak(config["pod"]["model"]["dtype"]) * pod["devices"]
+  assert share * pod["step_s"] * peak == pytest.approx(
+    6 * pod["parameters"] * tokens
+  )
   days = {
     row["name"]: row["value"] for row in planned["results"]
   }["days"]
@@ -195,6 +203,7 @@ def test_failures_by_cause_add_up(result):
   of = {row["name"]: row["value"] for row in result["results"]}
   per_day = sum(result["causes"].values())
   assert per_day == pytest.approx(86400 / of["mtbf_s"])
+  assert result["causes"]["faulty GPU"] == pytest.approx(148 / 419 * per_day)
 
 
 def test_cooling_sets_the_power(result):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import statistics
 import warnings
 
 import jax
@@ -153,7 +154,10 @@ def test_client_that_is_always_the_slowest_is_consistent():
 
 
 def test_links_are_shown_in_megabits(result):
-  table = report._rounds(result)[0]
+  table, predicted = report._rounds(result)
+  compute_s = sum(CONFIG[f"{key}_s"] for key in ("training", "validation",
+                                                 "test"))
+  assert f"seconds: compute {compute_s:g} s (spread" in predicted.title
   shown = [dict(zip(table.headings, x, strict=True)) for x in table.cells()]
   by = {row["link"]: row for row in shown}
   assert (by["5g-40mhz"]["down"], by["5g-40mhz"]["up"]) == ("152", "81")

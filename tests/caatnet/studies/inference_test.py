@@ -210,3 +210,13 @@ def test_without_curves_there_is_no_picture(change):
   made = report.report(study.run(CONFIG | change))
   assert made.figure is None
   assert all(table.rows for table in made.tables)
+
+
+def test_thresholds_are_by_bytes_and_by_the_least_and_greatest_latency(result):
+  helps = [{"model": "m", "machine": "n", "policy": "p", "most_sequences": 9,
+            "without": 1, "with": [2, None]}]
+  table = next(
+    table for table in report.report(result | {"helps": helps}).tables
+    if "from how many sequences" in table.title
+  )
+  assert table.cells() == [["m", "n", "9", "1, 2, -"]]

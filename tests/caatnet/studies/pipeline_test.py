@@ -78,6 +78,24 @@ def test_pictures_have_the_milliseconds_of_their_rows():
     assert low <= milliseconds <= high
 
 
+def test_report_shows_each_number_under_its_heading():
+  result = pipeline.run(small(schedules=("interleaved_1f1b",)))
+  (row,) = result["rows"]
+  row |= {"stored": [3, 8, 5], "inputs": [4, 7, 1], "cotangents": [2, 1, 3]}
+  row |= {
+    key: number for number, key in enumerate((
+      "ticks", "closed_s", "without_hops_s", "events_s", "lockstep_s"
+    ), 11)
+  } | {"bubble": 0.25, "own_bubble": 0.125, "events_bubble": 0.5}
+  result["config"]["link"] |= {"bandwidth": "ethernet_10g", "overlap": False}
+  counts, times = report.report(result).tables
+  assert counts.cells()[0][1:8] == [
+    "2", "11", "25.0%", "12.5%", "4 to 1.5", "5.369 GB", "7, 3"
+  ]
+  assert "64 MiB over links of 1.25 GB/s, 5e-6 s, stages wait" in times.title
+  assert times.cells()[0][1:] == ["12 s", "13 s", "14 s", "50.0%", "15 s"]
+
+
 def test_schedule_that_does_not_fit_is_skipped_with_the_reason(capsys):
   config = small(pipeline__microbatches=5)
   result = pipeline.run(config)

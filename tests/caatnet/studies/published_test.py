@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from caatnet.studies import registry
-from caatnet.studies.published import models
+from caatnet.studies.published import models, study
 from caatnet.studies.published.choosers import (
   CHOOSERS,
   PublishedSetting,
@@ -113,3 +113,17 @@ def test_move_of_an_order_reaches_each_kind():
   assert all(sorted(moved) == order for moved in found)
   # A run reversed, a node moved, ends swapped, a run moved, also reversed.
   assert found >= {"adcbe", "bcdae", "aecdb", "cdabe", "cdbae"}
+
+
+def test_speed_ups_are_ratios_of_the_same_case():
+  """Pipette is missing in the last case, and says nothing in the first."""
+  seconds = {"pipette": (1.0, 2.0, 4.0), "amp": (2.0, 2.0, 20.0, 9.0)}
+  said = {"pipette": (None, 3.0, 4.0), "amp": (1.0, 4.0, 5.0, 9.0)}
+  pipette, amp = study._speed_ups([
+    {"cluster": "c", "links": i % 2, "model": i // 2, "chooser": name,
+     "seconds": seconds[name][i], "said_s": said[name][i]}
+    for name in seconds for i in range(len(seconds[name]))
+  ])
+  assert (amp["over"], amp["cases"], amp["said"]) == ("amp", 3, 0.75)
+  assert [amp[key] for key in ("least", "median", "most")] == [1, 2, 5]
+  assert (pipette["median"], pipette["cases"], pipette["said"]) == (1, 3, 1.25)

@@ -96,6 +96,14 @@ def test_texts_of_schedules_have_the_stated_times(tmp_path):
     warnings = [x for x in parts if str(x).startswith("warning")]
     assert len(warnings) == warns
     assert all(slow["faster"]["algorithm"] in text for text in warnings)
+  of_file = slow | {"config": slow_config | {"msccl": "a.xml"}}
+  less = slow["faster"]["us"] / slow["events_us"] - 1
+  assert -0.9 < less < -0.1
+  warning = registry.find(again).report(of_file).parts[2]
+  assert warning.endswith(
+    f" us, {less:.0%}: --config.msccl= "
+    f"--config.algorithm={slow['faster']['algorithm']}"
+  )
 
 
 def test_export_falls_back_or_names_what_fits(tmp_path, capsys):

@@ -72,6 +72,26 @@ def test_numbers_of_an_all_gather_by_hand(topology, algorithm, expected, links):
   assert {*timeline.marks[0].lengths} == {10}
   assert {key: found[key] for key in expected} == pytest.approx(expected)
   assert found["num_transfers"] == 6
+  picture = schedule._figure(config).panels[0].title
+  made = schedule.report(found)
+  times, busiest = (table.cells() for table in made.tables)
+  assert [float(us) for _, us in times] == pytest.approx([
+    found[f"{key}_us"]
+    for key in ("events", "barrier", "lockstep", "lower_bound", "bound")
+  ])
+  far = expected["events_us"] / 20
+  assert f": events take {far:.2f} times the lower bound of" in made.parts[1]
+  count = expected["num_rounds"]
+  assert picture == (
+    f"round 1 of {count}: {len(links)} of {len(links)} links, at most "
+    f"{2 if count == 1 else 1} chunks on one"
+  )
+  assert sorted(busiest, key=lambda row: -float(row[3])) == busiest
+  for link, size, share, waiting, queue in busiest:
+    pair = tuple(map(int, link.split(" -> ")))
+    assert (size, float(share[:-1]) / 100, float(waiting), int(queue)) == (
+      "20,000", pytest.approx(links[pair][0], abs=6e-4), *links[pair][1:]
+    )
   shares = [share for share, _, _ in links.values()]
   assert found["mean_utilisation"] == pytest.approx(sum(shares) / len(shares))
   for row in found["links"]:

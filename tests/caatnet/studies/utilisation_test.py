@@ -69,6 +69,16 @@ def test_tables_name_fitted_values(fitted, capsys):
   assert re.search(r"Llama-405B .* 4.05e\+11 .* 126 .* 26.9 ", printed)
 
 
+def test_cells_and_points_have_the_bandwidths_of_the_paper():
+  made = report.report(run())
+  cells = dict(zip(made.tables[0].headings, made.tables[0].cells()[0],
+                   strict=True))
+  for target, gbit_s in (("50%", 86.8), ("99%", 569.0)):
+    assert cells[target].startswith(f"{gbit_s} / ")
+  points = [x for x in made.figure().panels[0].marks if x.marker]
+  assert (points[0].x[0], points[0].y[0]) == (86.8, 0.5)
+
+
 def test_report_states_that_no_setting_reaches_the_target(capsys):
   result = run(link="lte_uplink")
   render.show(report.report(result))

@@ -122,7 +122,7 @@ def test_devices_of_several_kinds_are_written_and_read():
   """A program with equal shards sees the least of each rate."""
   given = _file(nodes=[2, 2], bandwidth=1e9, others=[
     {"devices": [1], "slowdown": 1.5}, {"devices": [3], "device": "h100"},
-    {"devices": [0], "device": DEVICE, "slowdown": 2.0},
+    {"devices": [0], "device": DEVICE | {"overhead_s": 2e-6}, "slowdown": 2.0},
   ])
   links = cluster_files.from_json(given)
   half = {"float32": DEVICE["flops"]["float32"] / 2}
@@ -130,6 +130,12 @@ def test_devices_of_several_kinds_are_written_and_read():
     half["float32"], 13e12, 19.5e12, H100.peak("float32")
   ]
   assert links.device.memory_bytes == min(DEVICE["memory_bytes"], 80e9)
+  assert links.per_device(lambda x: x.memory_bandwidth).tolist() == [
+    1e11, A100.memory_bandwidth / 1.5, A100.memory_bandwidth,
+    H100.memory_bandwidth,
+  ]
+  assert links.device.memory_bandwidth == 1e11
+  assert links.device.overhead_s == 4e-6  # the longest, of the slow one
   assert links.device.peak("float32") == half["float32"]
   assert links.device.peak("bfloat16") == 2e13
   again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
@@ -164,6 +170,21 @@ def test_nodes_of_two_kinds_share_the_slower_adapter():
   assert rates == pytest.approx([989.5 / 1.5 if i == 3 else 989.5
                                  for i in range(16)] + [312] * 8, rel=1e-3)
   assert links.mark == "assumption"
+
+
+def test_nodes_of_two_kinds_share_the_longer_latency_and_an_adapter():
+  """Two devices of the second kind share an adapter over the wide area."""
+  far = Cluster("far", A100, (
+    Level("site", 2, PCIE_4), Level("world", 4, WIDE_AREA_10G, 1 / 2),
+  ), "a test")
+  links = link_matrix.joined([(CLUSTERS["h100"], 1), (far, 2)])
+  assert links.name == "h100:1 + far:2"
+  assert links.nodes == (0,) * 8 + (1, 1, 2, 2)
+  for pair in ((0, 8), (11, 7), (8, 10)):
+    assert links.bandwidth[pair] == WIDE_AREA_10G.bandwidth / 2
+    assert links.latency_s[pair] == WIDE_AREA_10G.latency_s
+  assert links.latency_s[8, 9] == links.latency_s[0, 7] == 3.4e-6
+  assert link_matrix.slow(links, {9: 2.0, 0: 3.0}).name.endswith(", 2 slow")
 
 
 def test_part_with_a_gap_between_nodes_is_written_with_its_counts():

@@ -26,6 +26,23 @@ def test_a_switch_is_as_much_slower_as_its_link(name, times):
   assert spread == pytest.approx(EXPERT / (8 * NODES[name].copy_rate.value))
 
 
+@pytest.mark.parametrize(("name", "gbytes"), [
+  # Of a device, and per second; of the host, and per second to a device.
+  ("sn40l", (64 * 1.073741824, 1800, 12 * 1099.511627776, 200)),
+  ("dgx-a100", (80, 2039, 1000, 31.508)),
+  ("dgx-h100", (80, 3350, 2000, 63.015)),
+  ("tpu-v5e", (16, 819, 512 * 1.073741824, 16)),
+  ("tpu-v5p", (95 * 1.073741824, 2765, 448, 16)),
+])
+def test_nodes_have_the_rates_of_their_sources(name, gbytes):
+  node = NODES[name]
+  found = node.device_bytes, node.device_rate, node.host_bytes, node.copy_rate
+  assert [x.value / 1e9 for x in found] == pytest.approx(gbytes, rel=1e-4)
+  assert node.num_devices == (4 if name == "tpu-v5p" else 8)
+  if name.startswith("tpu"):  # each device copies its shard
+    assert node.node_rate.value == node.num_devices * 16e9
+
+
 def test_machines_are_counted_by_the_memory_that_serves():
   dgx, sn40l = NODES["dgx-a100"], NODES["sn40l"]
   assert dgx.resident(EXPERT) == 47

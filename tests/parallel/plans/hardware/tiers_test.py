@@ -86,6 +86,36 @@ def test_a_measured_pass_is_interpolated_between_sizes():
   assert tier.pass_s(16e3, 12e3) == pytest.approx(0.2 + 0.35)
   assert tier.pass_s(4e3, 0.0) == pytest.approx(0.1)
   assert tier.pass_s(160e3, 120e3) == pytest.approx(0.3 * 160 / 24 + 0.8 * 5)
-  # Half of the rate of reads: twice their time.
-  slow = tier.at(tier.read.value / 2, tier.write.value)
-  assert slow.pass_s(16e3, 12e3) == pytest.approx(0.4 + 0.35)
+  # Half of the rate of reads: twice their time; a fifth of that of writes.
+  slow = tier.at(tier.read.value / 2, tier.write.value / 5)
+  assert slow.pass_s(16e3, 12e3) == pytest.approx(0.4 + 5 * 0.35)
+  assert slow.read.value / slow.write.value == pytest.approx(5 / 2)
+
+
+def test_reads_and_writes_of_a_host_have_their_own_rates():
+  """The link sends 9 and 3 GB/s, the tiers read 8 and 1 and write 2 and 4."""
+  def at(made, read, write):
+    return made.model_copy(update={
+      key: made.read.model_copy(update={"value": 1e9 * rate})
+      for key, rate in (("read", read), ("write", write))
+    })
+
+  host = HOSTS["one-cxl"]
+  host = host.model_copy(update={
+    "device_link": at(host.device_link, 9, 3),
+    "tiers": (at(host.tiers[0], 8, 2), at(host.tiers[1], 1, 4)),
+  })
+  assert (host.to_device, host.from_device) == (8e9, 3e9)
+  wide = host.model_copy(update={"device_link": at(host.device_link, 7, 9)})
+  assert (wide.to_device, wide.from_device) == (7e9, 4e9)
+
+
+def test_a_rate_of_a_shared_link_is_checked():
+  found = json.loads(tiers.to_json(HOSTS["two-cxl"]))
+  link = found["device_link"] | {"name": "switch"}
+  found["links"] = [link | {"name": "other"}, link | {"write": SLOW}]
+  with pytest.raises(ValueError, match=r"^links\[1\]\.write: rates must lie"):
+    tiers.parse(json.dumps(found))
+  found["links"] = [link]
+  found["tiers"][2]["link"] = "switch"
+  assert tiers.parse(json.dumps(found)).tiers[2].link == "switch"

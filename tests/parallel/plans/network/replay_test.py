@@ -68,3 +68,18 @@ def test_ring_sends_the_bytes_of_the_closed_form(ranks):
 def test_traces_that_do_not_fit_are_refused(traces, message):
   with pytest.raises(ValueError, match=message):
     replay.replay(traces, SECONDS)
+
+
+def test_messages_of_a_pair_are_matched_by_their_tags():
+  """The second one is awaited first, and arrives before the first is sent."""
+  sent = [
+    Node("send", "p", (0,), 10**9 * (3 - tag), ranks=(0, 1),
+         tag=tag) for tag in (1, 2)
+  ]
+  late, early = sent[0], sent[1]._replace(after=())
+  found = replay.replay([
+    [compute(9.0), late, early],
+    [x._replace(kind="receive", after=()) for x in (early, late)],
+  ], SECONDS)
+  assert found.finish_s == pytest.approx(9 + 2)
+  assert found.communicating_s == pytest.approx((3, 3))

@@ -95,6 +95,30 @@ def test_actions_are_on_their_stage_and_hops_on_its_links(tmp_path):
         )
 
 
+def test_bars_of_chunks_have_the_times_and_places_of_their_actions(tmp_path):
+  table = build("interleaved_1f1b", 2, 4, 2)
+  timeline = pipeline.events(
+    table, pipeline.even_work(Size(2, 4, 2), 1.0, 1.5, 0.5, (1.0, 3.0)),
+    pipeline.even_hops(2, busy_s=0.25, latency_s=0.5),
+  )
+  rows, bars = trace.actions(timeline)
+  bars = sorted(bars, key=lambda bar: bar.row)  # the last one ends earlier
+  end_s = perfetto_trace.write(bars, tmp_path / "t", "a schedule", rows)
+  assert end_s == timeline.finish_s
+  _, _, found = traces.read(tmp_path / "t")
+  for stage in range(2):
+    here, actions = found[f"stage {stage}"], table.actions(stage)
+    assert len(actions) == 16
+    for bar, (tick, action) in zip(here, actions, strict=True):
+      kind = action.kind.name.lower()
+      assert bar.name == f"{kind} {action.microbatch}"
+      assert bar.details == {"microbatch": action.microbatch, "tick": tick,
+                             "chunk": action.chunk}
+      for shown, seconds in ((bar.start, timeline.start_s),
+                             (bar.end, timeline.end_s)):
+        assert shown == pytest.approx(1e9 * seconds[tick, stage], abs=1)
+
+
 def test_a_message_without_a_duration_is_before_the_one_it_precedes(tmp_path):
   """Messages of one byte take less than a nanosecond on fast links."""
   net = topologies.ring(4)

@@ -265,6 +265,103 @@ def test_bytes_between_host_and_device_cross_both_the_tier_and_the_link(
   )
 
 
+def test_reads_and_writes_take_the_rates_of_all_that_they_cross():
+  """A quarter is in DRAM, the rest on a card behind a switch."""
+  def rates(read, write, duplex):
+    return {"read": _quantity(read * GB), "write": _quantity(write * GB),
+            "duplex": duplex}
+
+  host = HOSTS["one-cxl"]
+  dram, card = host.tiers
+  host = host.model_copy(update={
+    "device_link": host.device_link.model_copy(update=rates(10, 6, True)),
+    "links": (host.device_link.model_copy(
+      update={"name": "switch"} | rates(5, 3, False)
+    ),),
+    "tiers": (
+      dram.model_copy(update=rates(8, 2, False)),
+      card.model_copy(update=rates(4, 1, True) | {"link": "switch"}),
+    ),
+  })
+  step = _streams(host)
+  uses = (
+    Use("forward", "device", written=1), Use("backward", "device", read=2),
+    Use("update", "cpu", read=1, written=3), Use("update", "device", read=1),
+  )
+  tensor = Tensor("x", 2 * GB, INSTANTS[:1], uses, "host")
+  way = dataclasses.replace(step.parts[0].ways[0], tensors=(tensor,))
+  step = dataclasses.replace(step, parts=(
+    dataclasses.replace(step.parts[0], ways=(way,)), step.parts[1],
+  ))
+  found = placement.cost(step, placement.Placement(
+    {("parameters", way.name): 1.0},
+    {("parameters", way.name, "x"): {"dram": 0.25, "cxl0": 0.75}},
+  ))
+  link = host.device_link.name
+  expected = {
+    "forward": {
+      "dram": 0.5 / 2, "cxl0, write": 1.5 / 1, "switch": 1.5 / 3,
+      f"{link}, write": 2 / 6,
+    },
+    "backward": {
+      "dram": 1 / 8, "cxl0, read": 3 / 4, "switch": 3 / 5,
+      f"{link}, read": 4 / 10,
+    },
+    "update": {
+      "dram": 2 * 0.5 / 8 + 1.5 / 2, "cxl0, read": 2 * 1.5 / 4,
+      "cxl0, write": 4.5 / 1, "switch": 2 * 1.5 / 5 + 4.5 / 3,
+      f"{link}, read": 2 / 10,
+    },
+  }
+  for phase, loads in found.loads.items():
+    assert {k: s for k, s in loads.items() if s} == pytest.approx(
+      expected[phase]
+    )
+  assert found.step_s == pytest.approx(1.5 + 0.75 + 4.5)
+  assert found.occupied["end of forward"] == pytest.approx(
+    {DEVICE: 0, "dram": 0.5 * GB, "cxl0": 1.5 * GB}
+  )
+  assert not any(found.occupied["end of backward"].values())
+
+
+def test_measured_passes_replace_the_rates_of_the_optimizer():
+  """4 GB read and 2 GB written; 3 GB to the device have the tier's rate."""
+  host = _host((9 * GB, 2 * GB, False))
+  host = host.model_copy(update={"tiers": (host.tiers[0].model_copy(update={
+    "write": _quantity(GB), "passes": (
+      tiers.Pass(size_bytes=GB, read_s=1.0, write_s=3.0),
+      tiers.Pass(size_bytes=3 * GB, read_s=6.0, write_s=9.0),
+    ),
+  }),)})
+  step = _streams(host, (2.0, 2.0, 1.0))
+  (way,) = step.parts[0].ways
+  sent = Tensor("y", 3 * GB, (), (Use("update", "device", read=1),), "host")
+  step = dataclasses.replace(step, parts=(
+    StatePart("parameters", (
+      dataclasses.replace(way, tensors=(*way.tensors, sent)),
+    ), 4), step.parts[1],
+  ))
+  found = placement.cost(step, placement.place(step, "dram_only"))
+  assert found.seconds["update"] == pytest.approx(6 * 4 / 3 + 6 + 3 / 2)
+
+
+def test_units_are_those_of_the_part_of_a_tensor():
+  """Quarters of one part and thirds of the other: 1 GB each."""
+  host = _host((3.8 * GB, 90 * GB, False), (9 * GB, GB, False))
+  step = _streams(host, (4.0, 1.0, 1.0))
+  use = (Use("update", "cpu", read=1.0),)
+  other = Way("recomputed", (Tensor("y", 3 * GB, INSTANTS, use, "host"),))
+  step = dataclasses.replace(
+    step, parts=(step.parts[0], StatePart("activations", (other,), 3))
+  )
+  found = optimum.place(step, whole=True)
+  for (part, *_), shares in found.tiers.items():
+    units = {"parameters": 4, "activations": 3}[part]
+    for share in shares.values():
+      assert share * units == pytest.approx(round(share * units), abs=1e-4)
+  assert placement.cost(step, found).seconds["update"] == pytest.approx(5.0)
+
+
 def test_an_unknown_policy_suggests_the_nearest():
   with pytest.raises(ValueError, match="did you mean interleave"):
     placement.place(_random(0), "interleaved")
@@ -339,6 +436,21 @@ def test_a_state_that_fits_nowhere_says_how_much_is_missing():
     placement.place(step, "optimum")
   found = placement.cost(step, placement.place(step, "largest_first"))
   assert found.missing == {"t0": pytest.approx(2 * GB)}
+
+
+@pytest.mark.parametrize("first", [2.0, 5.0])
+def test_missing_bytes_are_those_of_the_fullest_instant(first):
+  tensors = (
+    Tensor("activations", first * GB, ("end of forward",), (), "host"),
+    Tensor("gradients", 3 * GB, ("end of backward",), (), "host"),
+  )
+  step = _streams(_host((1 * GB, 1e9, False)))
+  ways = (Way("updated by the cpu, weights on the device", tensors),)
+  step = dataclasses.replace(
+    step, parts=(StatePart("parameters", ways, 1), step.parts[1])
+  )
+  found = placement.cost(step, placement.place(step, "largest_first"))
+  assert found.missing == {"t0": pytest.approx((max(first, 3) - 1) * GB)}
 
 
 def test_tensors_fill_the_fastest_tier_first():

@@ -1,5 +1,6 @@
 """Weight slots: bounds of evictions, and slots that must not be evicted."""
 
+import collections
 import functools
 
 from hypothesis import given, settings
@@ -140,6 +141,40 @@ def test_lru_evicts_the_expert_whose_last_request_or_step_is_oldest(renew):
   if renew == "use":
     slots.release(slots.find("a"))
   assert slots.candidate("c") == slots.find("b")
+
+
+def test_lfu_remembers_evicted_experts_and_ties_go_to_the_oldest():
+  slots = Slots(2, "lfu")
+
+  def serve(name):
+    slot = slots.find(name)
+    if slot is None:
+      slot = slots.reserve(name)
+      slots.loaded(slot)
+    slots.touch(slot)
+    return {slots.expert(i) for i in range(2)} - {""}
+
+  assert [serve(name) for name in "baaa"] == [{"b"}, *3 * [{"a", "b"}]]
+  assert serve("c") == {"a", "c"}
+  # Then the third request for b, as for a, which was used before.
+  assert serve("b") == serve("b") == {"a", "b"}
+  assert serve("d") == {"b", "d"}
+  counts = slots.counts
+  assert (counts.hits, counts.misses, counts.evictions) == (3, 5, 3)
+  assert counts.hits_of == {"a": 2, "b": 1}
+  assert counts.misses_of == collections.Counter("bacbd")
+  # A load that fails frees its slot; a step counts the request of its expert.
+  slots.failed(slots.reserve("e"))
+  assert (slots.find("e"), counts.loads, counts.failures) == (None, 5, 1)
+  slot = slots.reserve("f")
+  slots.loaded(slot)
+  assert slots.fresh("f")
+  slots.use(slot)
+  slots.release(slot)
+  slots.touch(slot)
+  assert (counts.misses_of["f"], counts.hits_of["f"]) == (1, 1)
+  assert slots.drop("f")
+  assert counts.evictions == 4
 
 
 def test_an_expert_that_a_step_reads_is_not_dropped():

@@ -191,3 +191,28 @@ def test_rounds_use_the_capacity_of_links(link_capacity):
   check(found, net)
   one = growth.schedule("grown", net, growth.grow(net, 6))
   assert len(found.rounds) <= 1.3 * len(one.rounds) / link_capacity
+
+
+def test_options_of_a_builder_are_those_of_grown_trees():
+  net = on_latency(with_slow_link(t.torus((3, 4)), (0, 1), 2), 1e-6)
+  found = [
+    build("optimal", net, "all_gather", trees="grown", **options).rounds
+    for options in (
+      {}, {"weight": 2}, {"weight": 2, "size_bytes": 1e5},
+      {"weight": 2, "size_bytes": 1e5, "link_capacity": 3},
+    )
+  ]
+  assert found == [
+    growth.schedule("optimal", net, growth.grow(net, *grown), capacity).rounds
+    for *grown, capacity in (
+      (1, None, 1), (2, None, 1), (2, 1e5, 1), (2, 1e5, 3)
+    )
+  ]
+  assert len({*found}) == 4
+
+
+def test_trees_use_a_link_that_is_slower_but_saves_time():
+  """Without it, two slices cross each of the others."""
+  net = with_slow_link(t.ring(3, bandwidth=3.0), (0, 1), 1.5)
+  schedule = build("multitree", net, "all_gather")
+  assert growth.seconds(schedule.rounds, net) == pytest.approx(1 / 2)

@@ -326,3 +326,13 @@ def test_transfers_are_as_early_as_their_links_are_free(topology):
     loads = link_loads(transfers)
     full = {p for p, load in loads.items() if load == topology.multiples[p]}
     arrived |= {(x.destination, x.chunk): number + 1 for x in transfers}
+
+
+def test_both_halves_have_the_larger_number_of_trees():
+  net = t.fully_connected(4).without((0, 1), (0, 2))
+  weights = [trees.forest(x).weight for x in (net, net.reversed())]
+  assert weights == [2, 1]
+  for x in (net, net.reversed()):
+    schedule = build("optimal", x, "all_reduce")
+    assert schedule.num_chunks == 2 * 4
+    check(schedule, x)

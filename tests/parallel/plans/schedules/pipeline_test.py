@@ -138,3 +138,12 @@ def test_pipelined_trees_take_depth_and_pieces(leaves, pieces):
   assert events.finish_ns == pytest.approx(
     1e9 * (6 * piece_s + (pieces - 1) * (piece_s - 1e-6)), abs=6 * pieces
   )
+
+
+def test_a_given_capacity_replaces_that_of_the_schedule():
+  net = t.torus((3, 3))
+  whole = build("multitree", net, "all_gather")
+  usual, wide = (pipelined(whole, net, 4, n) for n in (None, 2))
+  assert (usual.link_capacity, wide.link_capacity) == (1, 2)
+  check(wide, net)
+  assert len(wide.rounds) < 0.6 * len(usual.rounds)

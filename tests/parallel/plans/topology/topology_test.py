@@ -189,6 +189,17 @@ def test_graph_keeps_its_node_numbers_or_warns(recwarn):
   assert moved.links_by_pair[0, 2].bandwidth == 2e9
 
 
+def test_edges_without_an_attribute_have_the_given_one():
+  """Each direction of a directed graph is a link of its own."""
+  graph = networkx.DiGraph([(0, 1, {"bandwidth": 5.0}),
+                            (1, 0, {"latency_s": 0.25}), (1, 2), (2, 1)])
+  net = files.from_networkx(graph, name="mine", bandwidth=7.0, latency_s=0.5)
+  assert net == Topology("mine", 3, 0, (
+    Link(0, 1, 5.0, 0.5), Link(1, 0, 7.0, 0.25), Link(1, 2, 7.0, 0.5),
+    Link(2, 1, 7.0, 0.5),
+  ))
+
+
 @pytest.mark.parametrize(
   ("edge", "node", "message"),
   [
