@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import statistics
 import warnings
 
 import jax

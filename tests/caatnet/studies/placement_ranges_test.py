@@ -6,7 +6,6 @@ import pytest
 
 from caatnet.studies.placement import ranges, report, study
 from caatnet.studies.planner.study import training_step
-from parallel.plans import placement
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.hardware.tiers import HOSTS
 from parallel.plans.placement import problem

@@ -16,7 +16,7 @@ from caatnet.studies.serving import report as reports
 from caatnet.studies.serving.keys import RATE
 from configs.serving import composition as config_file
 from parallel.plans.hardware.nodes import NODES
-from tests.parallel.base.report_test import check, check_columns
+from tests.parallel.base.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()
 

@@ -21,7 +21,7 @@ from parallel.plans.nanobatches import (
   nanobatch_timing,
 )
 from parallel.plans.nanobatches.nanobatch_costs import Mix
-from tests.parallel.base.report_test import check, check_columns
+from tests.parallel.base.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()
 MIX = Mix(512, 1280, 1536, 512)
