@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import itertools
+import math
 import pathlib
 import re
 from typing import Any
@@ -190,16 +191,29 @@ def plot_points(
       points.items(), itertools.cycle("osD^v<>pPX*hd8"), strict=False
     ) if base.keys() & runs.keys()
   ]
-  amounts = list(map(sent, rows))
-  # A symmetric logarithmic scale also shows 0 bytes.
-  scale = "symlog" if max(amounts) > 10 * min(amounts) else "linear"
   label = _loss_label(rows)
   if others:
     label = label.replace("loss [", f"loss above that of {_short(first)}\n[")
     marks.append(plot.Rule(0.0, colour="gray", style="--"))
-  panel = plot.Panel(marks, "", plot.Axis(xlabel, scale), plot.Axis(label))
+  axis = _bytes_axis(xlabel, list(map(sent, rows)))
+  panel = plot.Panel(marks, "", axis, plot.Axis(label))
   size = (8, 4.6 + 0.17 * len(points))
   return plot.Figure([panel], size, legend="outside lower left")
+
+
+def _bytes_axis(label: str, amounts: Sequence[float]) -> plot.Axis:
+  """Returns an axis of bytes, logarithmic for more than a factor of ten."""
+  low, high = min(amounts), max(amounts)
+  if high <= 10 * low:
+    return plot.Axis(label)
+  if low == 0:
+    return plot.Axis(label, "symlog")  # which also shows 0 bytes
+  low, high = low / 1.5, high * 1.5
+  powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)))
+  places = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+  return plot.Axis(label, "log", (low, high), [
+    (place, f"{place:,.10g}") for place in places if low <= place <= high
+  ])
 
 
 def _short(point: str) -> str:

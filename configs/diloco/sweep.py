@@ -84,7 +84,7 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
   if size != "test":
     config.train.num_steps, config.data.batch_size = SIZES[size]
     config.data.seq_len = 128
-    config.data.validation_windows = 512
+    config.data.validation_windows = 128 if size == "short" else 512
     config.train.eval_every = config.train.num_steps
     config.train.checkpoint_every = 300
   config.sweep = defaults("sweep")

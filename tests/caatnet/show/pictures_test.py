@@ -97,8 +97,8 @@ def test_losses_of_a_single_point_are_its_own():
 
 
 @pytest.mark.parametrize(("amounts", "scale"), [
-  ((0.0, 1.0), "symlog"), ((1.0, 10.0), "linear"), ((1.0, 10.01), "symlog"),
-  ((3.0, 3.0), "linear"),
+  ((0.0, 1.0), "symlog"), ((1.0, 10.0), "linear"), ((1.0, 10.01), "log"),
+  ((3.0, 3.0), "linear"), ((30.0, 40_000.0), "log"),
 ])
 def test_scale_is_logarithmic_beyond_a_factor_of_ten(amounts, scale):
   rows = [
@@ -106,7 +106,15 @@ def test_scale_is_logarithmic_beyond_a_factor_of_ten(amounts, scale):
   ]
   figure = pictures.plot_points(rows, lambda r: r["sent"], "sent")
   (panel,) = figure.panels
-  assert panel.axes[0] == Axis("sent", scale)
+  axis = panel.axes[0]
+  assert (axis.label, axis.scale) == ("sent", scale)
+  if scale == "log":
+    (first, _), *_, (last, text) = axis.ticks
+    low, high = axis.limits
+    assert low <= first <= 2.5 * low
+    assert high / 2.5 <= last <= high
+    assert text == {10.01: "10", 40_000.0: "50,000"}[amounts[1]]
+    assert low < amounts[0] < amounts[1] < high
   assert panel.axes[1].label.endswith("[nats per token]")
   # Each entry of the legend below adds a line to the height.
   one = pictures.plot_points(rows[:1], lambda r: r["sent"], "sent")
