@@ -148,7 +148,7 @@ def _training() -> dict[str, Result]:
       n("memory") * n("fill") / n("state_bytes"),
     ), "", "parameters for which there is time and memory"),
     ("ratio_allowed", allowed / (6 * n("active") * n("active")), "",
-     "tokens per active parameter for which there is time"),
+     "tokens per active parameter that the time allows"),
   ))
 
 
@@ -165,11 +165,11 @@ def _inside() -> dict[str, Result]:
     ("step_s", 6 * n("active") * n("batch_tokens") / n("speed"), "s",
      "time of a step"),
     ("tensor", minimum(n("per_domain"), n("accelerators")), "",
-     "tensor ranks, those of a scale-up domain"),
+     "tensor ranks: the accelerators of a scale-up domain"),
     ("stages", ceil(needed / n("tensor")), "",
-     "stages, so that a replica's state fits"),
+     "pipeline stages that a replica's state needs"),
     ("fit", n("accelerators") / (n("stages") * n("tensor")), "",
-     "accelerators over those of a replica: below 1 nothing fits"),
+     "accelerators / those of a replica; below 1 no replica fits"),
     # At most the number of microbatches.
     ("replicas", maximum(1, minimum(
       floor(n("fit")), floor(n("batch_tokens") / n("microbatch_tokens"))
@@ -183,11 +183,11 @@ def _inside() -> dict[str, Result]:
     ), "", "share of a step in which stages idle"),
     ("layout_share", (1 - n("bubble")) * minimum(
       1, n("replicas") * n("stages") * n("tensor") / n("accelerators")
-    ), "", "share of the peak that this layout leaves at most"),
+    ), "", "upper bound of this layout's share of the peak"),
     # (p - 1) / (v m + p - 1) = 1/10
     ("tokens_of_tenth", 9 * (n("stages") - 1) / n("chunks")
      * n("microbatch_tokens") * n("replicas"), "",
-     "tokens of a step in which stages would idle a tenth"),
+     "tokens per step at which stages idle a tenth of the time"),
     # A layer has 12 width^2 parameters.
     ("width", sqrt(n("active") / (12 * n("layers"))), "",
      "width of the stream"),
@@ -197,28 +197,28 @@ def _inside() -> dict[str, Result]:
     # Rings send 2 (n - 1) / n of the reduced bytes; 8 bits are a byte.
     ("data_bits", 8 * 2 * (n("replicas") - 1) / n("replicas")
      * n("gradient_bytes") / window, "bit/s",
-     "an accelerator sends gradients to replicas"),
+     "rate of an accelerator to other replicas: gradients"),
     ("stage_bits", 8 * 2 * minimum(n("stages") - 1, 1) * stream / window,
-     "bit/s", "an accelerator sends the stream to stages, forward and back"),
+     "bit/s", "rate of an accelerator to other stages, both directions"),
     ("tensor_bits", 8 * 4 * 2 * (n("tensor") - 1) / n("tensor") * n("layers")
      / n("stages") * stream / window, "bit/s",
-     "an accelerator sends to tensor ranks, four reductions of a layer"),
+     "rate of an accelerator to tensor ranks, 4 reductions per layer"),
     ("scale_out_share", (n("data_bits") + n("stage_bits"))
-     / n("scale_out_bits"), "", "of its rate to other domains, that is"),
+     / n("scale_out_bits"), "", "these two rates / its rate to other domains"),
     ("scale_up_share", n("tensor_bits") / n("scale_up_bits"), "",
-     "of its rate inside the domain, that is"),
+     "rate to tensor ranks / its rate inside a domain"),
     ("endpoints", ceil(n("accelerators") / n("sites_needed")), "",
      "accelerators of a site"),
     # A full tree of k tiers has 2 (radix / 2)^k hosts. If it is exactly full,
     # rounding must not add a tier.
     ("tiers", maximum(1, ceil(
       log(n("endpoints") / 2) / log(n("radix") / 2) - 1e-9
-    )), "", "tiers of a fat tree of that many hosts"),
-    ("links", n("endpoints") * n("tiers"), "", "links of that tree"),
+    )), "", "tiers of a fat tree that connects them"),
+    ("links", n("endpoints") * n("tiers"), "", "links of the fat tree"),
     ("link_failures_day", 24 * n("accelerators") / n("network_mtbf_h"), "",
      "failures of links per day"),
     ("uplink_share", 2 / n("radix"), "",
-     "share of a switch's uplinks that one failure takes, if all are used"),
+     "share of a switch's uplinks that one link failure removes"),
   ))
 
 
@@ -228,11 +228,11 @@ def _between() -> dict[str, Result]:
     ("cross_bits", 2 * (n("sites_needed") - 1) / n("sites_needed")
      * n("parameters") * n("gradient_bits") / (
        n("sync_every") * n("step_s")
-     ), "bit/s", "a site sends, each way"),
+     ), "bit/s", "rate of a site, in each direction"),
     ("rtt_s", 2 * n("distance_km") * n("detour") / _FIBRE_KM_S, "s",
      "round trip between sites"),
     ("in_flight", n("cross_bits") * n("rtt_s") / 8, "B",
-     "bytes under way in a round trip"),
+     "bytes in flight in a round trip"),
   ))
 
 
