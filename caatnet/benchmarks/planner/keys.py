@@ -35,21 +35,23 @@ class Planner:
     "Stages, data and tensor ranks of 1,024 devices.", COUNT, empty=True,
   )
   sizes: tuple[int, ...] = field(
-    (4, 6, 8, 5), "Numbers of devices for the regret, used cyclically.",
+    (4, 6, 8, 5), "Devices of the regret test's clusters; cluster i has "
+    "sizes[i % len(sizes)].",
     Range(2, 8, whole=True),
   )
   positions: tuple[int, ...] = field(
-    (2048, 16_384), "Positions of an example for the regret, used cyclically.",
-    COUNT,
+    (2048, 16_384), "Sequence lengths of the regret test; cluster i has "
+    "positions[i % len(positions)].", COUNT,
   )
   executions: tuple[str, ...] = field(
-    ("events", "lockstep"), "Execution models of stages for the regret, used "
-    "cyclically.",
+    ("events", "lockstep"), "Execution models of stages in the regret test; "
+    "cluster i has executions[i % len(executions)].",
   )
-  layers: int = field(8, "Layers of the regret's model.", COUNT)
-  batch_size: int = field(16, "Examples of a step of the regret.", COUNT)
+  layers: int = field(8, "Layers of the regret test's model.", COUNT)
+  batch_size: int = field(16, "Sequences per step in the regret test.", COUNT)
   schedules: tuple[str, ...] = field(
-    _ALL_SCHEDULES, "Pipeline schedules that the regret tries."
+    _ALL_SCHEDULES,
+    "Pipeline schedules that plans of the regret test may use.",
   )
   microbatches: int = field(32, "Microbatches of a step.", COUNT)
   examples: int = field(1, "Examples of a microbatch.", COUNT)
