@@ -13,8 +13,8 @@ An entry begins with a title and a fixed head, followed by two sections:
   ## Result
   ## Verdict
 
-It has at most 200 words, without tables and code blocks. The first sentence of
-the verdict is the entry's line in the index, log/README.md. An entry is
+Results are sentences that can be read without the code, and tables with units.
+The first sentence of the verdict is the entry's line in the index, log/README.md. An entry is
 history: the last commit of its head has the files that it names.
 """
 
@@ -28,13 +28,11 @@ from caatnet.show.render import markdown_table
 from docs.points import ROOT
 
 FOLDER = ROOT / "log"
-MAX_WORDS = 200
 # Pattern of the name of an entry.
 NAME = r"\d{4}-\d\d-\d\d(-[a-z0-9]+)+"
 _REQUIRED = ("Question", "Date", "Machine", "Commit", "Command")
 _HEADINGS = ["Result", "Verdict"]
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_NO_WORDS = re.compile(r"^(?:\||<!--|- Commit:).*$", re.MULTILINE)
 _COMMIT = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{7,40}\b")
 _FIELD = re.compile(r"^- (\w+):((?:.|\n(?=  ))*)", re.MULTILINE)
 
@@ -60,7 +58,6 @@ class Entry:
       code block.
     commit: Last commit that the head names.
     verdict: First sentence of the verdict.
-    num_words: Number of words outside of tables, code blocks and Commit.
   """
 
   name: str
@@ -68,7 +65,6 @@ class Entry:
   head: Mapping[str, str]
   commit: str
   verdict: str
-  num_words: int
 
 
 def parse(name: str, text: str) -> Entry:
@@ -116,8 +112,7 @@ def parse(name: str, text: str) -> Entry:
     raise ValueError(f"{name}: expected {head['Date']}-subject")
   verdict = " ".join(parts[4].split())
   return Entry(
-    name, title[1], head, commits[-1], re.split(r"(?<=\.)\s", verdict)[0],
-    len(_NO_WORDS.sub("", prose).split()),
+    name, title[1], head, commits[-1], re.split(r"(?<=\.)\s", verdict)[0]
   )
 
 

@@ -42,8 +42,7 @@ It takes 1.5 s. Not more.
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_an_entry_is_short_and_states_its_verdict(entry):
-  assert entry.num_words <= log.MAX_WORDS
+def test_an_entry_asks_a_question_and_states_its_verdict(entry):
   assert entry.head["Question"].endswith("?")
   assert entry.verdict.endswith((".", ":"))
 
@@ -95,13 +94,11 @@ def test_every_result_with_a_generated_table_is_among_the_documents():
   assert marked == set(log.with_tables())
 
 
-def test_words_of_tables_and_code_are_not_counted():
+def test_verdict_is_the_first_sentence():
   entry = log.parse("2026-11-25-ring", TEXT)
   assert entry.title == "Ring"
   assert entry.head["Question"] == "How fast is it, in seconds?"
   assert entry.verdict == "It takes 1.5 s."
-  without = re.sub(r"^(\||```|make|- Commit).*\n", "", TEXT, flags=re.M)
-  assert entry.num_words == len(without.split())
 
 
 @pytest.mark.parametrize(
