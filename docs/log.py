@@ -14,8 +14,9 @@ An entry begins with a title and a fixed head, followed by two sections:
   ## Verdict
 
 Results are sentences that can be read without the code, and tables with units.
-The first sentence of the verdict is the entry's line in the index, log/README.md. An entry is
-history: the last commit of its head has the files that it names.
+The first sentence of the verdict is the entry's line in the index,
+log/README.md. An entry is history: the last commit of its head has the files
+that it names.
 """
 
 from collections.abc import Iterator, Mapping
