@@ -30,32 +30,31 @@ flags.DEFINE_string("only", "", "Name of one notebook; all if unset.")
 flags.DEFINE_bool(
   "first_cell", False, "Replace the first cell only, without execution."
 )
-FIRST_CELL = '''\
-REPOSITORY = "{url}"
+_FIRST_CELL = '''\
+import importlib.util, os, pathlib, subprocess, sys
 
-import importlib.util
-import os
-import pathlib
-import subprocess
-import sys
-
-if "google.colab" not in sys.modules:  # this folder is in the repository
-  root = pathlib.Path.cwd()
-  root = root.parent if root.name == "colabs" else root
-else:
+root = pathlib.Path.cwd()  # the repository, or this folder in it
+root = root.parent if root.name == "colabs" else root
+if "google.colab" in sys.modules:
   if importlib.util.find_spec("caatnet") is None:
-    wanted = f"caatnet[plot,training] @ git+{{REPOSITORY}}"
-    if not REPOSITORY:
-      from google.colab import files
-      print("Choose the wheel of caatnet, or a zip of its repository.")
-      (name,) = files.upload()
-      wanted = f"./{{name}}[plot,training]"
-    install = [sys.executable, "-m", "pip", "install", "-q", wanted]
-    subprocess.run(install, check=True)
+    from google.colab import files  # asks for a wheel, or a zip of the code
+    wanted = "{wanted}" or f"./{{[*files.upload()][0]}}[plot,training]"
+    pip = [sys.executable, "-m", "pip", "install", "-q", wanted]
+    subprocess.run(pip, check=True)
   from caatnet import commands
   root = commands.root()
 os.chdir(root)
 sys.path.insert(0, str(root))'''
+
+
+def first_cell(url: str) -> str:
+  """Returns the first cell of all notebooks.
+
+  Args:
+    url: Address of the repository; "" to ask for a file.
+  """
+  wanted = f"caatnet[plot,training] @ git+{url}" if url else ""
+  return _FIRST_CELL.format(wanted=wanted)
 
 
 def prepared(path: pathlib.Path) -> Any:
@@ -66,7 +65,7 @@ def prepared(path: pathlib.Path) -> Any:
   config.read(ROOT / "setup.cfg")
   notebook = nbformat.read(path, as_version=4)
   first = next(c for c in notebook.cells if c.cell_type == "code")
-  first.source = FIRST_CELL.format(url=config["metadata"].get("url", ""))
+  first.source = first_cell(config["metadata"].get("url", ""))
   return notebook
 
 

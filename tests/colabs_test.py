@@ -112,7 +112,7 @@ def test_first_cell_installs_on_colab(tmp_path, url, wanted):
   (tmp_path / "pip").mkdir()
   (tmp_path / "pip/__init__.py").touch()
   (tmp_path / "pip/__main__.py").write_text(PIP)
-  cell = notebooks.FIRST_CELL.format(url=url)
+  cell = notebooks.first_cell(url)
   program = f"{COLAB}\n{cell}\nprint(root, os.getcwd(), sys.path[0])"
   environment = {
     "PYTHONPATH": str(tmp_path),
