@@ -31,14 +31,22 @@ flags.DEFINE_bool(
   "first_cell", False, "Replace the first cell only, without execution."
 )
 _FIRST_CELL = '''\
-import importlib.util, os, pathlib, subprocess, sys
+REPOSITORY = "{url}"
+
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
 
 root = pathlib.Path.cwd()  # the repository, or this folder in it
 root = root.parent if root.name == "colabs" else root
 if "google.colab" in sys.modules:
   if importlib.util.find_spec("caatnet") is None:
-    from google.colab import files  # asks for a wheel, or a zip of the code
-    wanted = "{wanted}" or f"./{{[*files.upload()][0]}}[plot,training]"
+    wanted = f"caatnet[plot,training] @ git+{{REPOSITORY}}"
+    if not REPOSITORY:  # asks for a wheel, or a zip of the code
+      from google.colab import files
+      wanted = f"./{{next(iter(files.upload()))}}[plot,training]"
     pip = [sys.executable, "-m", "pip", "install", "-q", wanted]
     subprocess.run(pip, check=True)
   from caatnet import commands
@@ -53,8 +61,7 @@ def first_cell(url: str) -> str:
   Args:
     url: Address of the repository; "" to ask for a file.
   """
-  wanted = f"caatnet[plot,training] @ git+{url}" if url else ""
-  return _FIRST_CELL.format(wanted=wanted)
+  return _FIRST_CELL.format(url=url)
 
 
 def prepared(path: pathlib.Path) -> Any:
