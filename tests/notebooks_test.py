@@ -34,7 +34,7 @@ def test_prepared_notebook_has_the_common_first_cell(tmp_path):
   assert (title, code[1:]) == ("# Title?", ["x = 1", "y = 2"])
   assert made.nbformat == 4
   compile(code[0], "cell", "exec")
-  installation = code[0].partition("if ")[2].partition("os.chdir")[0]
+  installation = code[0].partition("if \"google")[2].partition("os.chdir")[0]
   assert installation.count("\n") <= 10
   text = (notebooks.ROOT / "setup.cfg").read_text()
   url, = (line.removeprefix("url =").strip() for line in text.splitlines()
