@@ -109,8 +109,9 @@ class Table:
     known("access=", access, ACCESSES)
     if rows.dtype != np.float32 or rows.ndim != 2:
       # Staging buffers are float32; rows are never cast.
-      raise ValueError(f"features are {rows.dtype} {rows.shape}, but must be "
-                       "float32 [N, F]")
+      raise ValueError(
+        f"features are {rows.dtype} {rows.shape}; they must be float32 [N, F]"
+      )
     self.rows, self.access = rows, access
     self.hot = np.asarray(hot, np.int64)
     self.implementation = implementation
@@ -137,7 +138,8 @@ class Table:
     """
     if ids.size and (ids.min() < 0 or ids.max() >= len(self.rows)):
       raise ValueError(
-        f"ids {ids.min()} to {ids.max()} must be 0 to {len(self.rows) - 1}"
+        f"ids lie in [{ids.min()}, {ids.max()}]; they must lie in [0, "
+        f"{len(self.rows) - 1}]"
       )
     if not ids.size:  # no device fetches a row
       none = np.zeros((*ids.shape, self.rows.shape[1]), np.float32)
@@ -221,7 +223,7 @@ def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
     if platform == "cpu":
       return "device", "CPU devices use host memory: rows are read in place"
     raise ValueError(
-      f"access='device' has no kernel on {platform} ({refused or 'none'}): use "
+      f"access='device' has no kernel on {platform} ({refused or 'none'}); use "
       "'cpu_gather' or 'sharded'"
     )
   if chosen.name == "reference":

@@ -61,7 +61,7 @@ def check_node(node: int) -> None:
   found = nodes()
   if node not in found:
     raise ValueError(
-      f"node={node} does not exist; the nodes of this machine are "
+      f"node={node} does not exist; use one of this machine's NUMA nodes: "
       f"{', '.join(map(str, found))}"
     )
 
@@ -162,7 +162,9 @@ def _call(index: int, *arguments: object) -> None:
   """Calls mbind (0) or move_pages (1); raises OSError if it fails."""
   machine = platform.machine()
   if machine not in _CALLS:
-    raise OSError(f"NUMA system calls are not known for {machine}")
+    raise OSError(
+      f"NUMA system calls are not supported on {machine} processors"
+    )
   library = ctypes.CDLL(None, use_errno=True)
   converted = [
     ctypes.c_long(x) if isinstance(x, int) else x for x in arguments

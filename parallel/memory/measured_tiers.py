@@ -80,16 +80,20 @@ def _size(text: str) -> int:
   try:
     size = float(text)
   except ValueError as error:
-    raise ValueError(f"--sizes={text} must be numbers of bytes") from error
+    raise ValueError(
+      f"--sizes={text} must be numbers of bytes, as in 1e9,4e9"
+    ) from error
   if not 1e6 <= size < 1e13:
-    raise ValueError(f"--sizes={text} must lie in [1e6, 1e13)")
+    raise ValueError(f"--sizes={text} must lie in [1e6, 1e13) bytes")
   return int(size)
 
 
 def _number(text: str) -> int:
   """Parses the number of a node."""
   if not text.isdecimal():
-    raise ValueError(f"--numa_nodes={text} must be numbers of nodes, as in 0,1")
+    raise ValueError(
+      f"--numa_nodes={text} must be numbers of NUMA nodes, as in 0,1"
+    )
   return int(text)
 
 
@@ -119,8 +123,8 @@ def measure(
   cache = cache_bytes()
   if max(sizes) <= 2 * cache:
     raise ValueError(
-      f"--sizes={','.join(map(str, sizes))}: the largest array must exceed "
-      f"{2 * cache} bytes, twice the last-level cache"
+      f"--sizes={','.join(map(str, sizes))} must have an array of more than "
+      f"{2 * cache} bytes, which is twice the last-level cache"
     )
   for node in nodes:
     host_memory.check_node(node)
@@ -182,7 +186,7 @@ def _node(
   free = host_memory.free_bytes(node)
   if 3 * max(sizes) > free:
     raise ValueError(
-      f"node {node} has {free / 1e9:.1f} GB of free memory, and three arrays "
+      f"node {node} has {free / 1e9:.1f} GB of free memory, but three arrays "
       f"of {max(sizes) / 1e9:.1f} GB are needed; use smaller --sizes"
     )
   counts = sorted({1, os.cpu_count() or 1})
@@ -227,13 +231,16 @@ def _check_disk(path: pathlib.Path, size: int) -> int:
   if path.exists():
     raise FileExistsError(errno.EEXIST, "File exists", str(path))
   if not path.parent.is_dir():
-    raise ValueError(f"--file={path}: {path.parent} is not a folder")
+    raise ValueError(
+      f"--file={path} must be in an existing folder, but {path.parent} is not "
+      "a folder"
+    )
   stat = os.statvfs(path.parent)
   free = stat.f_bavail * stat.f_frsize
   if size > free:
     raise ValueError(
-      f"--file={path}: {size / 1e9:.1f} GB do not fit into the "
-      f"{free / 1e9:.1f} GB that are free"
+      f"--file={path} needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB "
+      "are free"
     )
   return free
 

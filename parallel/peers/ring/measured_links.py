@@ -61,7 +61,9 @@ def file_of(
     FileNotFoundError: A file does not exist.
   """
   if bool(topo) + bool(nccl) + (num_processes is not None) != 1:
-    raise ValueError("give one of --num_processes, --topo and --nccl")
+    raise ValueError(
+      "exactly one of --num_processes, --topo and --nccl must be given"
+    )
   checks.known("--device=", device, DEVICES)
   if topo:
     checks.known("--pcie=", pcie, KINDS)
@@ -101,7 +103,9 @@ def measure(
     ValueError: There are fewer than two hosts, or a process has ended.
   """
   if len(hosts) < 2:
-    raise ValueError("links need two processes or more")
+    raise ValueError(
+      "--num_processes must be at least 2, since links connect processes"
+    )
   hosts = sorted(hosts, key=list(hosts).index)  # groups processes by node
   names = [f"p{i}" for i in range(len(hosts))]
   with Peers(

@@ -133,7 +133,9 @@ class Channel:
             self._read(received, take)
           silent_s = time.monotonic() - self.last_received
           if self._ends_silent and silent_s > self.silence_s:
-            raise TimeoutError(f"silent for {self.silence_s:g} s")
+            raise TimeoutError(
+              f"the peer sent nothing for {self.silence_s:g} s"
+            )
     finally:
       with self._lock:
         self._open = False
@@ -192,8 +194,8 @@ class Channel:
       header = frames.unpack(received[:HEADER_BYTES])
       if header.kind not in (Kind.MESSAGE, Kind.KEEP_ALIVE):
         raise FrameError(
-          f"a frame of kind {header.kind.name} is not expected here: must be a "
-          "message"
+          f"a frame of kind {header.kind.name} was received where only "
+          "messages are allowed"
         )
       # unpack has compared the length with its limit.
       end = HEADER_BYTES + header.length

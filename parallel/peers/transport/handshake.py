@@ -146,9 +146,9 @@ class Security:
   def __post_init__(self) -> None:
     if len(self.token) < MIN_TOKEN_BYTES:
       raise ValueError(
-        f"a token of {len(self.token)} bytes must have at least "
-        f"{MIN_TOKEN_BYTES}: python -c 'import secrets; "
-        "print(secrets.token_hex(32))' makes one"
+        f"the token has {len(self.token)} bytes; it must have at least "
+        f"{MIN_TOKEN_BYTES}, as made by python -c 'import secrets; "
+        "print(secrets.token_hex(32))'"
       )
 
   def mac(self, role: bytes, *said: bytes) -> bytes:
@@ -233,8 +233,8 @@ def parse_address(key: str, text: str, least: int = 0) -> Address:
   match = re.fullmatch(r"(?:\[([^\]\s]+)\]|([^:\s\[\]]+)):(\d{1,5})", text)
   if not (match and least <= int(match[3]) < 1 << 16):
     raise ValueError(
-      f"{key}{text} is not HOST:PORT, as in 10.0.0.1:7000 or [::1]:7000, with "
-      f"a port from {least} to 65535"
+      f"{key}{text} must be HOST:PORT with a port from {least} to 65535, as in "
+      "10.0.0.1:7000 or [::1]:7000"
     )
   return match[1] or match[2], int(match[3])
 
@@ -275,7 +275,9 @@ def from_files(
   if not any(tls):
     return Security(secret.encode())
   if not all(tls):
-    raise ValueError("--certificate, --key and --authority must all be given")
+    raise ValueError(
+      "--certificate, --key and --authority must be given together"
+    )
   return with_tls(secret.encode(), *tls)
 
 
@@ -363,7 +365,7 @@ class HandshakeSocket:
     """
     left = self._end - time.monotonic()
     if left <= 0:
-      raise TimeoutError("the handshake took too long")
+      raise TimeoutError("the handshake took longer than its time limit")
     self.sock.settimeout(left)
 
   def recv_into(self, view: memoryview, size: int, flags: int) -> int:
@@ -530,7 +532,7 @@ def _ask(
   opening = sock.receive(OPENING.size)
   magic, public, _ = OPENING.unpack(opening)
   if magic != MAGIC:
-    raise Refused("the listener is not a peer")
+    raise Refused("the listener has not proved that it is a peer")
   security.check_owner(request.receiver, public)
   said = REQUEST.pack(
     MAGIC, request.purpose, request.connection, request.epoch,
@@ -555,9 +557,11 @@ def _ask(
   if not hmac.compare_digest(
     mac, security.mac(b"listener", opening, said, answer)
   ):
-    raise Refused(f"{request.receiver} has another token")
+    raise Refused(
+      f"{request.receiver} has another token; all peers must have the same one"
+    )
   if not hmac.compare_digest(
     proof, security.proof(public, b"listener", opening, said, answer)
   ):
-    raise Refused(f"the listener is not {request.receiver}")
+    raise Refused(f"the listener is another process than {request.receiver}")
   return Status(answer[0])

@@ -114,7 +114,10 @@ def _check_once(schedule: PipelineSchedule) -> None:
     other = found[
       kinds[place], parts[place], schedule.microbatches[tick, stage]
     ]
-    raise _wrong(schedule, tick, stage, f"it repeats tick {other}'s action")
+    raise _wrong(
+      schedule, tick, stage,
+      f"the same action is at tick {other}; each action must occur once",
+    )
 
 
 def _check_complete(schedule: PipelineSchedule) -> None:
@@ -125,7 +128,9 @@ def _check_complete(schedule: PipelineSchedule) -> None:
     part, m = np.argwhere(both)[0]
     kind = Kind.INPUT if done[Kind.INPUT, part, m] else Kind.WEIGHT
     raise _of(
-      schedule, kind, part, m, "a whole backward repeats the same work"
+      schedule, kind, part, m,
+      "its microbatch also has a BACKWARD, which includes this work; use one "
+      "of them",
     )
   # All forwards; with any backward, also both halves of every backward, where
   # a whole backward counts as both.
@@ -173,8 +178,8 @@ def _check_order(schedule: PipelineSchedule) -> None:
       )
       raise _of(
         schedule, kind, part, m,
-        f"it needs the result of stage {stage}, chunk {chunk}, of tick "
-        f"{needed[part, m]}",
+        f"it needs the result of stage {stage}, chunk {chunk}, which exists "
+        f"only after tick {needed[part, m]}",
       )
 
 

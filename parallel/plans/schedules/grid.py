@@ -110,8 +110,8 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
   dims = _dims("ring_2d", topology)
   if len(dims) != 2:
     raise ValueError(
-      f"ring_2d: {topology.name} must have two dims of at least 2 ranks, "
-      f"has {len(dims)}"
+      f"ring_2d: topology {topology.name} must have two dims of at least 2 "
+      f"ranks, but has {len(dims)}"
     )
   if collective != "all_reduce":
     return from_gather(bucket_gather, topology, collective)
@@ -162,7 +162,8 @@ def _dims(name: str, topology: Topology) -> list[tuple[int, int]]:
     not shape
   ):
     raise ValueError(
-      f"{name}: {topology.name} is not a ring, torus or mesh without failures"
+      f"{name} needs a ring, torus or mesh without failures, but the topology "
+      f"is {topology.name}"
     )
   return [
     (size, math.prod(shape[i + 1 :]))

@@ -90,18 +90,28 @@ class Topology:
       for node in pair:
         if not 0 <= node < self.num_nodes:
           raise ValueError(
-            f"{self.name}: {link} names node {node}; nodes are 0 to "
-            f"{self.num_nodes - 1}"
+            f"{self.name}: {link} uses node {node}, but nodes must lie in [0, "
+            f"{self.num_nodes - 1}]"
           )
       if pair[0] == pair[1]:
-        raise ValueError(f"{self.name}: {link} connects a node to itself")
+        raise ValueError(
+          f"{self.name}: {link} connects a node to itself; it must connect two "
+          "nodes"
+        )
       if pair in seen:
-        raise ValueError(f"{self.name}: two links from {pair[0]} to {pair[1]}")
+        raise ValueError(
+          f"{self.name}: there are two links from {pair[0]} to {pair[1]}; "
+          "there must be at most one"
+        )
       seen.add(pair)
       if not 0 < link.bandwidth < math.inf:  # also rejects NaN
-        raise ValueError(f"{self.name}: {link}: bandwidth must be positive")
+        raise ValueError(
+          f"{self.name}: {link}: bandwidth must be positive and finite"
+        )
       if not 0 <= link.latency_s < math.inf:
-        raise ValueError(f"{self.name}: {link}: latency_s must be at least 0")
+        raise ValueError(
+          f"{self.name}: {link}: latency_s must be finite and at least 0"
+        )
     self._check_connected()
 
   def _check_connected(self) -> None:

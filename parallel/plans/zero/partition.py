@@ -124,9 +124,9 @@ class Partition:
     depths = [getattr(self, state) for state in _STATES]
     if not 0 <= depths[0] <= depths[1] <= depths[2] <= len(self.levels):
       raise ValueError(
-        f"weights={depths[0]}, gradients={depths[1]} and optimizer="
-        f"{depths[2]} of {len(self.levels)} levels must not decrease: a rank "
-        "updates only weights that it has gradients for"
+        f"weights={depths[0]}, gradients={depths[1]} and optimizer={depths[2]} "
+        f"must not decrease and lie in [0, {len(self.levels)}], since a rank "
+        "updates only weights whose gradients it has"
       )
     for key in ("weight_codec", "gradient_codec", "secondary_codec"):
       known(f"{key}=", getattr(self, key), CODECS)
@@ -140,26 +140,26 @@ class Partition:
         )
     elif not 1 <= self.secondary <= self.optimizer:
       raise ValueError(
-        f"secondary={self.secondary} must be 1 to {self.optimizer}: the second "
-        "copy is sharded over levels of the optimizer"
+        f"secondary={self.secondary} must lie in [1, {self.optimizer}], since "
+        "the second copy is sharded over levels of the optimizer"
       )
     elif not self.weights:
       raise ValueError(
-        f"secondary={self.secondary} has no effect: weights that are not "
-        "sharded need no copy"
+        f"secondary={self.secondary} has no effect, since weights that are not "
+        "sharded need no copy; leave it out"
       )
     if self.weight_codec != "none" and not self.optimizer:
       raise ValueError(
-        f"weight_codec={self.weight_codec!r} has no effect: nothing is "
-        "gathered"
+        f"weight_codec={self.weight_codec!r} has no effect, since no weights "
+        "are gathered; use 'none'"
       )
     if self.gradient_codec != "none" and not self.optimizer:
       raise ValueError(
-        f"gradient_codec={self.gradient_codec!r} has no effect: nothing is "
-        "scattered, and all-reduces are float32"
+        f"gradient_codec={self.gradient_codec!r} has no effect, since no "
+        "gradients are scattered and all-reduces are float32; use 'none'"
       )
     if self.block < 2 or self.block % 2:
-      raise ValueError(f"block={self.block} must be even")
+      raise ValueError(f"block={self.block} must be even and at least 2")
 
   @property
   def inner(self) -> tuple[Level, ...]:
@@ -284,8 +284,8 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
   groups = {*states, special.get("secondary")}
   if len(levels) < 2 and groups & {"inner", "first"}:
     raise ValueError(
-      f"scheme={scheme!r} needs two levels or more, and there are "
-      f"{len(levels)}: e.g. levels=node:2,gpu:4"
+      f"scheme={scheme!r} needs at least two levels, but there are "
+      f"{len(levels)}; set levels, as in levels=node:2,gpu:4"
     )
   depths = {
     "none": 0, "first": 1, "inner": len(levels) - 1, "all": len(levels)
@@ -325,7 +325,7 @@ def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
     name, _, size = (piece.strip() for piece in part.partition(":"))
     if not name.isidentifier() or not size.isdecimal() or int(size) < 1:
       raise ValueError(
-        f"levels={text!r}: {part!r} is not name:size, as in node:2,gpu:4"
+        f"levels={text!r}: {part!r} must be name:size, as in node:2,gpu:4"
       )
     levels.append(Level(name, int(size)))
   names = [level.name for level in levels]
@@ -334,7 +334,7 @@ def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
   product = math.prod(level.size for level in levels)
   if product != num_ranks:
     raise ValueError(
-      f"levels={text!r} have {product} ranks, not the {num_ranks} "
-      "data-parallel ones"
+      f"levels={text!r} have {product} ranks in total; they must have "
+      f"{num_ranks}, the number of data-parallel ranks"
     )
   return tuple(levels)

@@ -114,13 +114,13 @@ def read_steps(root: ElementTree.Element) -> tuple[list[BlockStep], list[_End]]:
         kind = element.get("type", "")
         if kind not in TYPES:
           raise ValueError(
-            f"gpu {rank}: a step of type {kind!r} is not read; types read: "
+            f"gpu {rank}: a step has type {kind!r}; use one of "
             f"{', '.join(TYPES)}"
           )
         if integer(element, "s") != place or key in numbers:
           raise ValueError(
-            f"gpu {rank}: the steps of threadblock {number} must be numbered "
-            "from 0, and no other threadblock have its id"
+            f"gpu {rank}: the ids of threadblocks must differ, and the steps "
+            f"of threadblock {number} must be numbered from 0"
           )
         numbers[key] = len(steps)
         waits.append((
@@ -171,9 +171,7 @@ def _where(
   """Returns the buffer and offset of a step's side, "src" or "dst"."""
   buffer = element.get(f"{side}buf")
   if buffer not in ("i", "o", "s"):
-    raise ValueError(
-      f"gpu {rank}: the buffer {buffer!r} is not read, only i, o and s"
-    )
+    raise ValueError(f"gpu {rank}: the buffer {buffer!r} must be i, o or s")
   return buffer, integer(element, f"{side}off")
 
 
@@ -198,8 +196,10 @@ def connections(ends: Sequence[_End]) -> list[list[Message]]:
     queues.append(queue)
   if received:
     source, destination, _ = next(iter(received))
-    raise ValueError(f"rank {destination} receives from rank {source}, "
-                     "which does not send")
+    raise ValueError(
+      f"rank {destination} receives from rank {source}, which does not send to "
+      "it"
+    )
   return queues
 
 
