@@ -140,9 +140,7 @@ def check_new(path: pathlib.Path) -> None:
     ValueError: If its closest existing parent is not a writable folder.
   """
   if os.path.lexists(path):
-    raise FileExistsError(
-      f"{path} exists already; remove it, or choose another name"
-    )
+    raise FileExistsError(f"{path} exists; remove it, or use another name")
   check_writable(path, is_folder=True)
 
 

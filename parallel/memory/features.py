@@ -109,9 +109,8 @@ class Table:
     known("access=", access, ACCESSES)
     if rows.dtype != np.float32 or rows.ndim != 2:
       # Staging buffers are float32; rows are never cast.
-      raise ValueError(
-        f"features are {rows.dtype} {rows.shape}; they must be float32 [N, F]"
-      )
+      raise ValueError(f"features are {rows.dtype} {rows.shape}, but must be "
+                       "float32 [N, F]")
     self.rows, self.access = rows, access
     self.hot = np.asarray(hot, np.int64)
     self.implementation = implementation
@@ -223,7 +222,7 @@ def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
     if platform == "cpu":
       return "device", "CPU devices use host memory: rows are read in place"
     raise ValueError(
-      f"access='device' has no kernel on {platform} ({refused or 'none'}); use "
+      f"access='device' has no kernel on {platform} ({refused or 'none'}): use "
       "'cpu_gather' or 'sharded'"
     )
   if chosen.name == "reference":

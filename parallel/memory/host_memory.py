@@ -61,7 +61,7 @@ def check_node(node: int) -> None:
   found = nodes()
   if node not in found:
     raise ValueError(
-      f"node={node} does not exist; use one of this machine's NUMA nodes: "
+      f"node={node} does not exist; the nodes of this machine are "
       f"{', '.join(map(str, found))}"
     )
 

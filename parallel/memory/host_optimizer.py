@@ -317,7 +317,7 @@ class HostOptimizer:
     """
     if self._scalars is None:
       raise ValueError(
-        "a step can end only after it has begun; call begin first"
+        "no step has begun; call begin before end"
       )
     if self._left:
       raise ValueError(f"step {self.count} cannot end: {self._missing()}")

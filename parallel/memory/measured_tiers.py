@@ -123,8 +123,8 @@ def measure(
   cache = cache_bytes()
   if max(sizes) <= 2 * cache:
     raise ValueError(
-      f"--sizes={','.join(map(str, sizes))} must have an array of more than "
-      f"{2 * cache} bytes, which is twice the last-level cache"
+      f"--sizes={','.join(map(str, sizes))}: the largest array must exceed "
+      f"{2 * cache} bytes, twice the last-level cache"
     )
   for node in nodes:
     host_memory.check_node(node)
@@ -186,7 +186,7 @@ def _node(
   free = host_memory.free_bytes(node)
   if 3 * max(sizes) > free:
     raise ValueError(
-      f"node {node} has {free / 1e9:.1f} GB of free memory, but three arrays "
+      f"node {node} has {free / 1e9:.1f} GB of free memory, and three arrays "
       f"of {max(sizes) / 1e9:.1f} GB are needed; use smaller --sizes"
     )
   counts = sorted({1, os.cpu_count() or 1})
@@ -239,8 +239,8 @@ def _check_disk(path: pathlib.Path, size: int) -> int:
   free = stat.f_bavail * stat.f_frsize
   if size > free:
     raise ValueError(
-      f"--file={path} needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB "
-      "are free"
+      f"--file={path}: {size / 1e9:.1f} GB do not fit into the "
+      f"{free / 1e9:.1f} GB that are free"
     )
   return free
 

@@ -151,13 +151,13 @@ class Buffer:
         wanted[piece.tier] = wanted.get(piece.tier, 0) + size
     for tier, size in wanted.items():
       if not pathlib.Path(tier).is_dir():
-        raise ValueError(f"tier {tier!r} must be an existing folder")
+        raise ValueError(f"tier {tier!r} must be a folder that exists")
       stat = os.statvfs(tier)
       free = stat.f_bavail * stat.f_frsize
       if size > free:
         raise ValueError(
-          f"tier {tier!r} needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} "
-          "GB are free"
+          f"tier {tier!r}: {size / 1e9:.1f} GB do not fit into the "
+          f"{free / 1e9:.1f} GB that are free"
         )
 
   def _map_file(self, piece: Piece) -> None:

@@ -73,8 +73,8 @@ def _compared(
   """Returns a warning if too little is free, or raises if too little exists."""
   if needed > total:
     raise ValueError(
-      f"{what}: the placement needs {needed / 1e9:.1f} GB of memory, but this "
-      f"machine has {total / 1e9:.1f} GB"
+      f"{what}: the placement needs {needed / 1e9:.1f} GB, and this machine "
+      f"has {total / 1e9:.1f} GB"
     )
   if needed > free:
     return [

@@ -293,8 +293,8 @@ def whole(x: jax.Array) -> np.ndarray:
 def _check_sum(x: Any) -> None:
   if x.dtype != np.float32:
     raise ValueError(
-      f"sums between processes do not support {x.dtype}; use float32, or a "
-      "codec"
+      f"a sum of {x.dtype} is not supported between processes: use float32 "
+      "or a codec"
     )
 
 

@@ -103,8 +103,8 @@ class Streaming(Rounds):
     spacing = self.times.spacing  # refuses more fragments than steps
     if len(self.overlap) not in (1, self.worker.size):
       raise ValueError(
-        f"overlap={self.overlap} must have one value, or one value per worker "
-        f"({self.worker.size})"
+        f"overlap={self.overlap} must have one value, or one for each of the "
+        f"{self.worker.size} workers"
       )
     if min(self.overlap) < 0 or max(self.overlap) >= self.sync_every:
       raise ValueError(
@@ -112,12 +112,12 @@ class Streaming(Rounds):
       )
     if min(self.overlap) == 0 < max(self.overlap):
       raise ValueError(
-        f"overlap={self.overlap} must have only zeros or only positive values"
+        f"overlap={self.overlap} must be all zero or all positive"
       )
     if not 1 <= self.pieces <= max(1, min(min(self.overlap), spacing)):
       raise ValueError(
-        f"pieces={self.pieces} must lie in [1, overlap={self.overlap}], and be "
-        f"at most the {spacing} steps between two sends"
+        f"pieces={self.pieces} must be at least 1 and at most "
+        f"overlap={self.overlap} and the {spacing} steps between two sends"
       )
     fraction("keep", self.keep)
 

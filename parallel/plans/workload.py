@@ -69,7 +69,7 @@ class Transformer:
     if not self.head_width:
       if self.num_heads > self.width:
         raise ValueError(
-          f"num_heads={self.num_heads} must be at most width={self.width}"
+          f"num_heads={self.num_heads} is more than width={self.width}"
         )
       object.__setattr__(self, "head_width", self.width // self.num_heads)
 

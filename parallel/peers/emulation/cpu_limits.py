@@ -71,8 +71,8 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
         (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
     except OSError as error:
       raise ValueError(
-        f"cpu_quota={quota:g} cannot be set on this machine: {error}; it needs "
-        "root, control groups of version 1, and a quota of at least 0.01"
+        f"cpu_quota={quota:g} cannot be set here: {error}; this needs root, "
+        "control groups of version 1 and at least 0.01"
       ) from error
     prefixes = [
       # The shell joins the group and becomes the command.
@@ -82,12 +82,12 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
     measured = _measure(prefixes)
     if None in measured:
       raise ValueError(
-        f"cpu_quota={quota:g} cannot be set on this machine: processes cannot "
-        "join a control group"
+        f"cpu_quota={quota:g} cannot be set here: no process can join a "
+        "control group"
       )
     if max(measured) > _TOLERANCE * quota:
       raise ValueError(
-        f"cpu_quota={quota:g} has no effect on this machine: a test loop used "
+        f"cpu_quota={quota:g} has no effect here: a loop has used "
         f"{max(measured):.2f} processors"
       )
     yield list(map(Quota, prefixes, measured))

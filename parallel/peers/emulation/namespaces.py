@@ -314,8 +314,8 @@ def _joined(wire: processes.Process) -> None:
   """
   if (found := wire.answer()) != "ready":
     raise ValueError(
-      "delays of links cannot be emulated on this machine: "
-      f"{found or 'a process has ended'}; this needs root and /dev/net/tun"
+      f"links cannot be delayed here: {found or 'a process has ended'}; this "
+      "needs root and /dev/net/tun"
     )
 
 
@@ -343,13 +343,11 @@ def _call(text: str, given: str = "") -> str:
     ).stdout
   except FileNotFoundError as error:
     raise ValueError(
-      "rates of links cannot be emulated on this machine: the command "
-      f"{text.split()[0]!r} is missing; install iproute2"
+      f"links cannot be shaped here: there is no {text.split()[0]!r} (iproute2)"
     ) from error
   except subprocess.CalledProcessError as error:
     why = (error.stderr or error.stdout).strip().splitlines() or ["no reason"]
     raise ValueError(
-      f"rates of links cannot be emulated on this machine: {text!r} failed "
-      f"with {why[-1]!r}; this needs root and a kernel with namespaces, tbf, "
-      "htb and u32"
+      f"links cannot be shaped here: {text!r} says {why[-1]!r}; this needs "
+      "root and a kernel with namespaces, tbf, htb and u32"
     ) from error

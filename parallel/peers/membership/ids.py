@@ -43,8 +43,8 @@ def make(address: Address, identity: Identity | None = None) -> Id:
   if not ID.fullmatch(found):
     raise ValueError(
       f"the host name {address[0]!r} of an id must have at most 40 characters, "
-      "which must be letters, digits, '_', '.', ':' or '-'; use the IP address "
-      "instead"
+      "which must be letters, digits, '_', '.', ':' or '-'; use its IP "
+      "address instead"
     )
   return found
 

@@ -138,8 +138,8 @@ class Service:
     """
     if not 1 <= rules.least <= max_peers <= frames.MAX_ITEMS:
       raise ValueError(
-        f"least={rules.least} must lie in [1, max_peers={max_peers}], and "
-        f"max_peers must be at most {frames.MAX_ITEMS}"
+        f"least={rules.least} must be from 1 to max_peers={max_peers}, which "
+        f"must be at most {frames.MAX_ITEMS}"
       )
     self._journal, self.rules, self._timing = journal, rules, timing
     self._log, self._say = log or history.Log(None), say

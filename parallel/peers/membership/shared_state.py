@@ -194,8 +194,7 @@ def decode(data: bytes, max_bytes: int) -> dict[str, Entry]:
     total += entry.size
     if total > max_bytes or (dtype == "bytes" and dims != 1):
       raise FrameError(
-        f"a state has at least {total:,} bytes; at most {max_bytes:,} are "
-        "allowed"
+        f"a state of at least {total:,} bytes; the limit is {max_bytes:,}"
       )
     found[name] = entry._replace(hashes=take(_HASH_BYTES * entry.num_chunks))
   # Otherwise one state could have several digests.

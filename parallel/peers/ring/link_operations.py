@@ -55,7 +55,7 @@ class LinkOperation(abc.ABC):
         f"{', '.join(ranks)}"
       )
     if len(set(ranks)) < len(ranks) or not {*ranks} <= {*links.members}:
-      raise ValueError(f"ranks {ranks} must not have a member twice")
+      raise ValueError(f"ranks {ranks} must be different members")
     if not 0 < block_bytes <= LIMITS[Kind.DATA] or block_bytes % 4:
       raise ValueError(
         f"block_bytes={block_bytes} must be a multiple of 4, and at most "

@@ -61,9 +61,7 @@ def file_of(
     FileNotFoundError: A file does not exist.
   """
   if bool(topo) + bool(nccl) + (num_processes is not None) != 1:
-    raise ValueError(
-      "exactly one of --num_processes, --topo and --nccl must be given"
-    )
+    raise ValueError("give one of --num_processes, --topo and --nccl")
   checks.known("--device=", device, DEVICES)
   if topo:
     checks.known("--pcie=", pcie, KINDS)
@@ -103,9 +101,7 @@ def measure(
     ValueError: There are fewer than two hosts, or a process has ended.
   """
   if len(hosts) < 2:
-    raise ValueError(
-      "--num_processes must be at least 2, since links connect processes"
-    )
+    raise ValueError("links need two processes or more")
   hosts = sorted(hosts, key=list(hosts).index)  # groups processes by node
   names = [f"p{i}" for i in range(len(hosts))]
   with Peers(

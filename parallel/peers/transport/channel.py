@@ -194,8 +194,8 @@ class Channel:
       header = frames.unpack(received[:HEADER_BYTES])
       if header.kind not in (Kind.MESSAGE, Kind.KEEP_ALIVE):
         raise FrameError(
-          f"a frame of kind {header.kind.name} was received where only "
-          "messages are allowed"
+          f"a frame of kind {header.kind.name} is not expected here: must be a "
+          "message"
         )
       # unpack has compared the length with its limit.
       end = HEADER_BYTES + header.length

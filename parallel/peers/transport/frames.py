@@ -151,8 +151,8 @@ def unpack(data: Any) -> Header:
     )
   if length > LIMITS[kind]:
     raise FrameError(
-      f"a frame of kind {Kind(kind).name} announces {length:,} bytes; at most "
-      f"{LIMITS[kind]:,} are allowed"
+      f"a frame of kind {Kind(kind).name} announces {length:,} bytes; the "
+      f"limit is {LIMITS[kind]:,}"
     )
   return Header(
     Kind(kind), length, tag, slot, offset, crc if flags & _CHECKED else None
@@ -319,7 +319,7 @@ def decode(data: Any, kinds: Sequence[type]) -> Any:
   name = reader.text()
   kind = next((k for k in kinds if k.__name__ == name), None)
   if kind is None:
-    raise FrameError(f"a message of the kind {name[:32]!r} is not allowed here")
+    raise FrameError(f"a message {name[:32]!r} is not expected here")
   message = _coder(kind)[1](reader)
   # Each message has exactly one encoding.
   if reader.place != len(data):

@@ -146,9 +146,9 @@ class Security:
   def __post_init__(self) -> None:
     if len(self.token) < MIN_TOKEN_BYTES:
       raise ValueError(
-        f"the token has {len(self.token)} bytes; it must have at least "
-        f"{MIN_TOKEN_BYTES}, as made by python -c 'import secrets; "
-        "print(secrets.token_hex(32))'"
+        f"a token of {len(self.token)} bytes must have at least "
+        f"{MIN_TOKEN_BYTES}: python -c 'import secrets; "
+        "print(secrets.token_hex(32))' makes one"
       )
 
   def mac(self, role: bytes, *said: bytes) -> bytes:
@@ -233,8 +233,8 @@ def parse_address(key: str, text: str, least: int = 0) -> Address:
   match = re.fullmatch(r"(?:\[([^\]\s]+)\]|([^:\s\[\]]+)):(\d{1,5})", text)
   if not (match and least <= int(match[3]) < 1 << 16):
     raise ValueError(
-      f"{key}{text} must be HOST:PORT with a port from {least} to 65535, as in "
-      "10.0.0.1:7000 or [::1]:7000"
+      f"{key}{text} is not HOST:PORT, as in 10.0.0.1:7000 or [::1]:7000, with "
+      f"a port from {least} to 65535"
     )
   return match[1] or match[2], int(match[3])
 
@@ -365,7 +365,7 @@ class HandshakeSocket:
     """
     left = self._end - time.monotonic()
     if left <= 0:
-      raise TimeoutError("the handshake took longer than its time limit")
+      raise TimeoutError("the handshake took too long")
     self.sock.settimeout(left)
 
   def recv_into(self, view: memoryview, size: int, flags: int) -> int:
@@ -532,7 +532,7 @@ def _ask(
   opening = sock.receive(OPENING.size)
   magic, public, _ = OPENING.unpack(opening)
   if magic != MAGIC:
-    raise Refused("the listener has not proved that it is a peer")
+    raise Refused("the listener is not a peer")
   security.check_owner(request.receiver, public)
   said = REQUEST.pack(
     MAGIC, request.purpose, request.connection, request.epoch,
@@ -563,5 +563,5 @@ def _ask(
   if not hmac.compare_digest(
     proof, security.proof(public, b"listener", opening, said, answer)
   ):
-    raise Refused(f"the listener is another process than {request.receiver}")
+    raise Refused(f"the listener is not {request.receiver}")
   return Status(answer[0])

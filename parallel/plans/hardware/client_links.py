@@ -163,7 +163,8 @@ def of_clients(names: Sequence[str], num: int) -> tuple[Link, ...]:
   """
   if len(names) not in (1, num):
     raise ValueError(
-      f"links={tuple(names)} must have one name, or one name per client ({num})"
+      f"links={tuple(names)} must have one name, or one for each of {num} "
+      "clients"
     )
   found = [link(name) for name in names]
   if len(found) == 1:

@@ -103,9 +103,7 @@ def from_topo(
   """
   kinds = ways(text)
   if nodes > 1 and network is None:
-    raise ValueError(
-      f"nodes={nodes} needs a network that connects the nodes; pass network"
-    )
+    raise ValueError(f"nodes={nodes} need a network that connects them")
   size = len(kinds)  # GPUs per node
   # [size, size]: PCI Express unless an NVLink connects the pair.
   bandwidth = np.full((size, size), pcie.bandwidth)

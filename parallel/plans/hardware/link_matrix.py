@@ -311,10 +311,7 @@ def slow(links: LinkMatrix, slowdowns: Mapping[int, float]) -> LinkMatrix:
   devices = list(links.devices or (links.device,) * links.num_devices)
   for index, factor in slowdowns.items():
     if not 0 <= index < len(devices):
-      raise ValueError(
-        f"device {index} does not exist; devices are numbered from 0 to "
-        f"{len(devices) - 1}"
-      )
+      raise ValueError(f"device {index} must be one of 0 to {len(devices) - 1}")
     devices[index] = slowed(devices[index], factor)
   return dataclasses.replace(
     links, devices=tuple(devices), mark="assumption",

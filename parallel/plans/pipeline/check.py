@@ -114,10 +114,7 @@ def _check_once(schedule: PipelineSchedule) -> None:
     other = found[
       kinds[place], parts[place], schedule.microbatches[tick, stage]
     ]
-    raise _wrong(
-      schedule, tick, stage,
-      f"the same action is at tick {other}; each action must occur once",
-    )
+    raise _wrong(schedule, tick, stage, f"it repeats tick {other}'s action")
 
 
 def _check_complete(schedule: PipelineSchedule) -> None:
@@ -178,8 +175,8 @@ def _check_order(schedule: PipelineSchedule) -> None:
       )
       raise _of(
         schedule, kind, part, m,
-        f"it needs the result of stage {stage}, chunk {chunk}, which exists "
-        f"only after tick {needed[part, m]}",
+        f"it needs the result of stage {stage}, chunk {chunk}, of tick "
+        f"{needed[part, m]}",
       )
 
 

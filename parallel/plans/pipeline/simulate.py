@@ -81,8 +81,7 @@ def even_work(
     checks.positive(key, value)
   if factors and len(factors) != size.stages:
     raise ValueError(
-      f"factors={tuple(factors)} must have one number for each of "
-      f"{size.stages} stages"
+      f"factors={tuple(factors)} must be one for each of {size.stages} stages"
     )
   shares = np.empty(size.stages * size.chunks)  # [part]
   shares[loop(size.stages, size.chunks) if parts is None else parts] = (

@@ -162,8 +162,7 @@ def _dims(name: str, topology: Topology) -> list[tuple[int, int]]:
     not shape
   ):
     raise ValueError(
-      f"{name} needs a ring, torus or mesh without failures, but the topology "
-      f"is {topology.name}"
+      f"{name}: {topology.name} is not a ring, torus or mesh without failures"
     )
   return [
     (size, math.prod(shape[i + 1 :]))

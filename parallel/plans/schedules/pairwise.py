@@ -64,8 +64,7 @@ def hdrm(topology: Topology) -> Schedule:
   """
   if topology.num_switches == 0 or len(topology.shape) != 2:
     raise ValueError(
-      "hdrm needs a BiGraph without failed links, but the topology is "
-      f"{topology.name}"
+      f"hdrm: {topology.name} is not a BiGraph (or one with failed links)"
     )
   return _gather("hdrm", topology, [_flip], bigraph_places(*topology.shape))
 
@@ -121,8 +120,7 @@ def swing(topology: Topology) -> Schedule:
   """
   if topology.num_switches or not topology.shape:
     raise ValueError(
-      "swing needs a ring, torus or mesh without failures, but the topology is "
-      f"{topology.name}"
+      f"swing: {topology.name} is not a ring, torus or mesh without failures"
     )
   dims = [i for i, size in enumerate(topology.shape) if size > 1] or [0]
   partners = [
@@ -187,7 +185,7 @@ def _gather(
   # the single dims of Swing.
   if n & (n - 1):
     raise ValueError(
-      f"{name} needs a power of two ranks, but topology {topology.name} has {n}"
+      f"{name}: {topology.name} has {n} ranks, not a power of two"
     )
   num_rounds = n.bit_length() - 1
   parts = len(partners)

@@ -90,8 +90,8 @@ class Topology:
       for node in pair:
         if not 0 <= node < self.num_nodes:
           raise ValueError(
-            f"{self.name}: {link} uses node {node}, but nodes must lie in [0, "
-            f"{self.num_nodes - 1}]"
+            f"{self.name}: {link} names node {node}; nodes are 0 to "
+            f"{self.num_nodes - 1}"
           )
       if pair[0] == pair[1]:
         raise ValueError(
@@ -105,13 +105,9 @@ class Topology:
         )
       seen.add(pair)
       if not 0 < link.bandwidth < math.inf:  # also rejects NaN
-        raise ValueError(
-          f"{self.name}: {link}: bandwidth must be positive and finite"
-        )
+        raise ValueError(f"{self.name}: {link}: bandwidth must be positive")
       if not 0 <= link.latency_s < math.inf:
-        raise ValueError(
-          f"{self.name}: {link}: latency_s must be finite and at least 0"
-        )
+        raise ValueError(f"{self.name}: {link}: latency_s must be at least 0")
     self._check_connected()
 
   def _check_connected(self) -> None:

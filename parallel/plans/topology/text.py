@@ -65,7 +65,7 @@ def parse(
       sizes = tuple(int(part) for part in argument.split("x"))
     except ValueError as error:
       raise ValueError(
-        f"{text!r} must be NAME:SIZExSIZE, as in torus:4x4 or leaf_spine:4x2x8"
+        f"{text!r} is not NAME:SIZExSIZE as in torus:4x4 or leaf_spine:4x2x8"
       ) from error
     net = build(name, *((sizes,) if name in SHAPED else sizes), **options)
   return net if failed is None else net.without(*_pairs(net, str(failed)))
@@ -122,7 +122,7 @@ def _pairs(net: Topology, text: str) -> list[tuple[int, int]]:
     match = re.fullmatch(r"\s*(\d{1,9})\s*([->])\s*(\d{1,9})\s*", part)
     if not match:
       raise ValueError(
-        f"failed={text}: {part!r} must be NODE-NODE or NODE>NODE, as in 0-1"
+        f"failed={text}: {part!r} is not NODE-NODE or NODE>NODE, as in 0-1"
       )
     pair = (int(match[1]), int(match[3]))
     pairs.append(pair)

@@ -284,8 +284,8 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
   groups = {*states, special.get("secondary")}
   if len(levels) < 2 and groups & {"inner", "first"}:
     raise ValueError(
-      f"scheme={scheme!r} needs at least two levels, but there are "
-      f"{len(levels)}; set levels, as in levels=node:2,gpu:4"
+      f"scheme={scheme!r} needs two levels or more, and there are "
+      f"{len(levels)}: e.g. levels=node:2,gpu:4"
     )
   depths = {
     "none": 0, "first": 1, "inner": len(levels) - 1, "all": len(levels)
@@ -325,7 +325,7 @@ def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
     name, _, size = (piece.strip() for piece in part.partition(":"))
     if not name.isidentifier() or not size.isdecimal() or int(size) < 1:
       raise ValueError(
-        f"levels={text!r}: {part!r} must be name:size, as in node:2,gpu:4"
+        f"levels={text!r}: {part!r} is not name:size, as in node:2,gpu:4"
       )
     levels.append(Level(name, int(size)))
   names = [level.name for level in levels]
@@ -334,7 +334,7 @@ def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
   product = math.prod(level.size for level in levels)
   if product != num_ranks:
     raise ValueError(
-      f"levels={text!r} have {product} ranks in total; they must have "
-      f"{num_ranks}, the number of data-parallel ranks"
+      f"levels={text!r} have {product} ranks, not the {num_ranks} "
+      "data-parallel ones"
     )
   return tuple(levels)

@@ -249,7 +249,7 @@ def test_damaged_or_foreign_config_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match="holds no run"):
     records.read_config(tmp_path)
   for text, message in (
-    ("{", "is damaged: "), ("[]", "it is no JSON object"),
+    ("{", "is damaged: "), ("[]", "it must contain a JSON object"),
     ('{"data": 5}', "it is not the config of a run"),
     ('{"train": []}', "it is not the config of a run"),
     ('{"model_type": "llama"}', "is the config of a published model"),

@@ -269,7 +269,7 @@ def test_convolutional_network_trains_in_stages():
   ("pipeline.keep=residuals pipeline.schedule=dualpipe_v pipeline.chunks=2 "
    "parallel.stage=2 model.remat=full", "model.remat='none'"),
   ("pipeline.schedule=interleaved_1f1b pipeline.chunks=2 "
-   "parallel.stage=3 model.num_layers=6", "multiples of"),
+   "parallel.stage=3 model.num_layers=6", "a multiple of"),
   ("pipeline.schedule=forward", "cannot train"),
   ("pipeline.keep=residuals pipeline.schedule=zb_h1 model.remat=full",
    "model.remat='none'"),

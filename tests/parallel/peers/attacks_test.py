@@ -60,7 +60,7 @@ def test_number_of_items_is_limited_on_both_sides(monkeypatch):
   with monkeypatch.context() as patched:
     patched.setattr(frames, "MAX_ITEMS", 1025)
     data = frames.encode(message)
-  with pytest.raises(FrameError, match="1025 items; the limit is 1024"):
+  with pytest.raises(FrameError, match="1025 items; at most 1024 are"):
     frames.decode(data, ALL)
 
 

@@ -91,7 +91,7 @@ def test_manifests_are_limited():
   assert states.decode(data, 17) == states.manifest(state)
   for wrong, limit, message in (
     (data, 16, "at least 17 bytes; the limit is 16"),
-    (data + b"\0", 17, "1 trailing bytes"), (data[:-1], 17, "truncated"),
+    (data + b"\0", 17, "1 bytes after its end"), (data[:-1], 17, "truncated"),
   ):
     with pytest.raises(FrameError, match=message):
       states.decode(wrong, limit)
@@ -104,7 +104,7 @@ def test_manifests_are_limited():
   ):
     with pytest.raises(FrameError):
       states.decode(states.encode({"x": entry}), 1 << 20)
-  with pytest.raises(FrameError, match="a manifest of 65537 names"):
+  with pytest.raises(FrameError, match="a manifest has 65537 names"):
     states.decode((2**16 + 1).to_bytes(4, "big"), 1)
 
 

@@ -238,9 +238,7 @@ class _Program:
         self._use(races.read, step, source)
         value = self._held_at(source)
         if value is None:
-          raise ValueError(
-            f"{step} uses {_text(source)}, which holds no value yet"
-          )
+          raise ValueError(f"{step} uses {_text(source)}, which holds nothing")
       if step.kind == "re":
         self._use(races.read, step, destination)
         arrived, value = value, self._held_at(destination)

@@ -114,7 +114,7 @@ def read_steps(root: ElementTree.Element) -> tuple[list[BlockStep], list[_End]]:
         kind = element.get("type", "")
         if kind not in TYPES:
           raise ValueError(
-            f"gpu {rank}: a step has type {kind!r}; use one of "
+            f"gpu {rank}: a step of type {kind!r} is not read; types read: "
             f"{', '.join(TYPES)}"
           )
         if integer(element, "s") != place or key in numbers:
@@ -171,7 +171,9 @@ def _where(
   """Returns the buffer and offset of a step's side, "src" or "dst"."""
   buffer = element.get(f"{side}buf")
   if buffer not in ("i", "o", "s"):
-    raise ValueError(f"gpu {rank}: the buffer {buffer!r} must be i, o or s")
+    raise ValueError(
+      f"gpu {rank}: the buffer {buffer!r} is not read, only i, o and s"
+    )
   return buffer, integer(element, f"{side}off")
 
 

@@ -107,7 +107,7 @@ def test_dropped_and_duplicated_ranges_are_rejected():
 
 @pytest.mark.parametrize(("call", "message"), [
   (lambda: NanoOperation("a", "disk", 0, 1, 1.0), "resource='disk'"),
-  (lambda: NanoOperation("a", "memory", 1, 1, 1.0), "a: tokens 1 to 1"),
+  (lambda: NanoOperation("a", "memory", 1, 1, 1.0), "the token range .1, 1"),
   (lambda: NanoOperation("a", "memory", 0, 1, -1.0), "a: -1 s"),
   (lambda: NanoOperation("a", "memory", 0, 1, float("nan")), "a: nan s"),
   (lambda: NanoOperation("a", "memory", 0, 1, float("inf")), "a: inf s"),

@@ -491,7 +491,7 @@ def test_stages_carry_no_reduction_into_the_next_stage():
   ({"outer": ("dilocco",)}, "did you mean diloco"),
   ({"outer_codec": "int3"}, "outer_codec='int3'"),
   ({"overlap": 30}, "overlap=30 must be less than sync_every=30"),
-  ({"zero_codecs": ("int8",)}, "zero_codecs='int8' must be weights"),
+  ({"zero_codecs": ("int8",)}, "zero_codecs='int8' must be the codec of"),
   ({"zero_codecs": ("int8/e3m0",)}, "'e3m0' must be one of none"),
 ])
 def test_invalid_changes_are_refused(changes, message):
