@@ -253,7 +253,7 @@ def parse_mesh(text: str) -> dict[str, int] | None:
         f"--mesh={text}: {part!r} is not AXIS:DEVICES, as in data:2,tensor:4"
       )
     if match[1] in parsed:
-      raise ValueError(f"--mesh={text} names the axis {match[1]!r} twice")
+      raise ValueError(f"--mesh={text} must name the axis {match[1]!r} once")
     parsed[match[1]] = int(match[2])
   return parsed
 
@@ -269,7 +269,7 @@ def parse_profile(text: str) -> tuple[int, int] | None:
   match = re.fullmatch(r"(\d+):(\d+)", text)
   if not match or int(match[1]) >= int(match[2]):
     raise ValueError(
-      f"--profile={text} is not FIRST:LAST with FIRST < LAST, as in 10:13"
+      f"--profile={text} must be FIRST:LAST with FIRST < LAST, as in 10:13"
     )
   return int(match[1]), int(match[2])
 
@@ -297,7 +297,7 @@ def split_overrides(
       continue
     if not any(f"{match[2]}.".startswith(f"{name}.") for name in changeable):
       raise ValueError(
-        f"{argument}: of a run's config only "
+        f"{argument} has no effect: of a run's config, only "
         f"{', '.join(f'config.{name}' for name in changeable)} can be changed"
       )
     changes.append(match[1])
@@ -443,7 +443,7 @@ def _parse(
     and any(v is not None for v in several)
   ):
     raise ValueError(
-      "--coordinator, --num_processes and --process_id go together"
+      "--coordinator, --num_processes and --process_id must be given together"
     )
   address = FLAGS.coordinator
   if address is not None and not re.fullmatch(r".+:\d+", address):
@@ -512,7 +512,7 @@ def _load_config(value: str) -> tuple[str, Any]:
   try:
     get_config = runpy.run_path(path).get("get_config")
     if get_config is None:
-      raise ValueError(f"--config={path}: no get_config there")
+      raise ValueError(f"--config={path} must define get_config")
     config = get_config(*([argument] if argument else []))
   except (ImportError, SyntaxError) as error:
     raise ValueError(f"--config={path}: {_one_line(error)}") from error
@@ -528,7 +528,8 @@ def _load_config(value: str) -> tuple[str, Any]:
     ) from error
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(
-      f"--config={path}: get_config returns {config!r}, not a ConfigDict"
+      f"--config={path}: get_config must return a ConfigDict, but returns "
+      f"{config!r}"
     )
   return path, config
 

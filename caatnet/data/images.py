@@ -105,16 +105,17 @@ class ImageData(Images):
     """Raises ValueError if a file's arrays do not match the config."""
     if tuple(images.shape[1:]) != tuple(self.shape):
       raise ValueError(
-        f"config.data.shape={tuple(self.shape)}, but the images have "
-        f"{tuple(images.shape[1:])} (height, width, channels)"
+        f"config.data.shape={tuple(self.shape)} must be "
+        f"{tuple(images.shape[1:])}, the (height, width, channels) of the "
+        "images"
       )
     if not np.isfinite(images).all():
-      raise ValueError(f"{file}: a pixel is not finite")
+      raise ValueError(f"{file} has a pixel that is not finite")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= self.num_classes:
       raise ValueError(
-        f"config.data.num_classes={self.num_classes}, but the labels are "
-        f"{low} to {high}"
+        f"config.data.num_classes={self.num_classes} must be above all labels, "
+        f"which lie in [{low}, {high}]"
       )
 
 
@@ -170,8 +171,8 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
       from sklearn import datasets
     except ImportError as error:
       raise ValueError(
-        "config.data.path='' reads the digits of scikit-learn: "
-        'pip install "caatnet[images]", or name an .npz file'
+        "config.data.path='' needs scikit-learn, whose digits it reads: pip "
+        'install "caatnet[images]", or name an .npz file'
       ) from error
     digits = datasets.load_digits()
     # A pixel is the number of set bits of a 4 x 4 block, 0 to 16.

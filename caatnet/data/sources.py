@@ -113,14 +113,14 @@ def load_documents(
     sha256, documents = _read_stdlib()
   documents = [document for document in documents if document]
   if not documents:
-    raise ValueError(f"config.data.path={path!r} is empty: no text in it")
+    raise ValueError(f"config.data.path={path!r} has no text")
 
   if validation_path:
     key = "config.data.validation_path"
     other, validation = _read_path(key, validation_path)
     validation = [document for document in validation if document]
     if not validation:
-      raise ValueError(f"{key}={validation_path!r} is empty: no text in it")
+      raise ValueError(f"{key}={validation_path!r} has no text")
     sha256 = hashlib.sha256(f"{sha256} {other}".encode()).hexdigest()
     # Training documents that are also validation documents are removed.
     held_out = frozenset(validation)
@@ -128,7 +128,7 @@ def load_documents(
     if not train:
       raise ValueError(
         f"{key}={validation_path!r} has all documents of "
-        f"config.data.path={path!r}"
+        f"config.data.path={path!r}, so no training text is left"
       )
   else:
     train, validation = _split(path, documents, validation_percent)
@@ -336,11 +336,11 @@ def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
     try:
       record = json.loads(line)
     except (ValueError, RecursionError) as error:
-      raise ValueError(f"{where}: not valid JSON: {error}") from error
+      raise ValueError(f"{where} is not valid JSON: {error}") from error
     text = record.get("text") if isinstance(record, dict) else None
     is_document = isinstance(text, str)
     if not is_document:
-      raise ValueError(f'{where}: not an object with a string "text" field')
+      raise ValueError(f'{where} must be an object with a string "text"')
     try:
       document = text.encode("utf-8")
     except UnicodeEncodeError as error:

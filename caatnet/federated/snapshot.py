@@ -75,7 +75,7 @@ def read(path: pathlib.Path, rules: Rules) -> ServerState | None:
     meta = json.loads(found.pop("meta").tobytes())
     if {*meta.get("arrays", found)} != {*found}:  # old files have no list
       raise ValueError(
-        f"it has the arrays {', '.join(found)}, expected "
+        f"the arrays are {', '.join(found)}; they must be "
         f"{', '.join(meta['arrays'])}"
       )
     params, old = found["params"], dict(meta["rules"])
@@ -120,6 +120,6 @@ def _check_rules(
   for name, value in dataclasses.asdict(rules).items():
     if old.get(name) != value and name not in _FREE:
       raise ValueError(
-        f"{path} is of a run with {name}={old.get(name)!r}, not {value!r}: "
-        "restore this value, or choose another workdir"
+        f"{path} is from a run with {name}={old.get(name)!r}, but this run has "
+        f"{value!r}; restore this value, or choose another workdir"
       )

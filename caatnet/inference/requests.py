@@ -40,7 +40,7 @@ class Request(Settings):
 
   def __post_init__(self) -> None:
     if not self.prompt:
-      raise ValueError("the prompt is empty: it has no token")
+      raise ValueError("the prompt is empty; it must have at least one token")
     for name, fits, bound in (
       # A Python float: a larger temperature overflows NumPy's float32, which
       # is a warning.
@@ -73,12 +73,12 @@ class Request(Settings):
     wrong = [t for t in self.prompt if not 0 <= t < vocab_size]
     if wrong:
       raise ValueError(
-        f"the prompt has the token {wrong[0]}, and the model has those from "
-        f"0 to {vocab_size - 1} (config.model.vocab_size)"
+        f"the prompt has the token {wrong[0]}; tokens must lie in [0, "
+        f"{vocab_size - 1}] (config.model.vocab_size)"
       )
     if len(self.prompt) >= context:
       raise ValueError(
-        f"the prompt has {len(self.prompt)} tokens, which leaves no room in "
+        f"the prompt has {len(self.prompt)} tokens; it must be shorter than "
         f"config.inference.context={context}"
       )
 

@@ -97,7 +97,7 @@ def check_target(source: pathlib.Path, to: pathlib.Path) -> None:
   if pathlib.Path(os.path.realpath(source)) in (
     pathlib.Path(os.path.realpath(to)).parents
   ):
-    raise ValueError(f"--to={to} is inside --from={source}")
+    raise ValueError(f"--to={to} must not be inside --from={source}")
   files.check_new(to)
 
 
@@ -112,8 +112,8 @@ def is_run(folder: pathlib.Path) -> bool:
   if (folder / "config.json").is_file():
     return False
   raise FileNotFoundError(
-    f"{folder} is neither a run's folder (checkpoints) nor a published model's "
-    "(config.json)"
+    f"{folder} must be the folder of a run (with checkpoints) or of a "
+    "published model (with config.json)"
   )
 
 
@@ -348,8 +348,8 @@ def _take_apart(
     array = functools.reduce(lambda tree, key: tree[key], slot.path, stored)
     if array.shape[1:] != slot.shape:
       raise ValueError(
-        f"{'/'.join(slot.path)} is {list(array.shape[1:])} in the checkpoint, "
-        f"but {list(slot.shape)} according to config.json"
+        f"{'/'.join(slot.path)} has shape {list(array.shape[1:])} in the "
+        f"checkpoint, but {list(slot.shape)} according to config.json"
       )
     # Rows are read one layer at a time.
     found = array.rows((0,)) if slot.layers else [array.at((0,))]

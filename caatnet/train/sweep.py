@@ -37,8 +37,8 @@ def expand(grid: str) -> list[str]:
     key, _, values = part.partition("=")
     if not values:
       raise ValueError(
-        f"--grid: {part!r} is not key=value,value; "
-        'example: --grid="sync.p=1.0,0.5 parallel.tensor=2,4"'
+        f"--grid: {part!r} must be key=value,value, as in "
+        '--grid="sync.p=1.0,0.5 parallel.tensor=2,4"'
       )
     points = [
       f"{point} {key}={value}".strip()
@@ -144,7 +144,10 @@ def read_csv(path: epath.Path) -> list[dict[str, Any]]:
     raise ValueError(f"{path} is damaged: {error}") from error
   for number, row in enumerate(rows, 1):
     if None in row or None in row.values():
-      raise ValueError(f"{path}: row {number} must have {len(rows[0])} fields")
+      raise ValueError(
+        f"{path}: row {number} must have {len(rows[0])} fields, as the header "
+        "has"
+      )
     for key, value in row.items():
       try:
         row[key] = json.loads(value)

@@ -66,9 +66,8 @@ class GraphData(Graphs):
     places = num_places(self.fanouts) * self.batch_size
     if places > _MAX_PLACES:
       raise ValueError(
-        f"fanouts={self.fanouts} with config.data.batch_size="
-        f"{self.batch_size} are {places:,} places for nodes, but must be at "
-        f"most {_MAX_PLACES:,}"
+        f"fanouts={self.fanouts} with config.data.batch_size={self.batch_size} "
+        f"need {places:,} places for nodes; at most {_MAX_PLACES:,} are allowed"
       )
 
   @property
@@ -92,7 +91,7 @@ class GraphData(Graphs):
     if self.cache_rows > graph.num_nodes:
       raise ValueError(
         f"cache_rows={self.cache_rows} must be at most {graph.num_nodes}, the "
-        "nodes of the graph"
+        "number of nodes of the graph"
       )
     sampler = functools.partial(
       Sampler, graph, self.fanouts, threads=self.threads,
@@ -151,13 +150,13 @@ class GraphData(Graphs):
         graph = builders.communities(folder, **PLANTED)
     if graph.features.shape[1] != self.num_features:
       raise ValueError(
-        f"config.data.num_features={self.num_features}, but nodes have "
-        f"{graph.features.shape[1]}"
+        f"config.data.num_features={self.num_features} must be "
+        f"{graph.features.shape[1]}, the number of features of the nodes"
       )
     if graph.labels.max(initial=-1) >= self.num_classes:
       raise ValueError(
-        f"config.data.num_classes={self.num_classes}, but there is the label "
-        f"{graph.labels.max()}"
+        f"config.data.num_classes={self.num_classes} must be above "
+        f"{graph.labels.max()}, the largest label"
       )
     train = graph.nodes("train")
     for split, count, least in (

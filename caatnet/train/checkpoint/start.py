@@ -43,14 +43,16 @@ def check(
     return
   folder, key = _folder(experiment)
   if not (folder / "config.json").exists():
-    raise FileNotFoundError(f"{key} holds no run (config.json)")
+    raise FileNotFoundError(
+      f"{key} must be the workdir of a run, but has no config.json"
+    )
   theirs, ours = records.read_config(folder), experiment.config
   check_model(key, theirs, ours)
   other = tokens and tokenizer.load(folder)
   if other and other.identity != tokens.identity:
     raise ValueError(
-      f"{key} has the tokenizer {tokenizer.summary(other)}, this run "
-      f"{tokenizer.summary(tokens)}; see config.data.tokenizer"
+      f"{key} has the tokenizer {tokenizer.summary(other)}, but this run has "
+      f"{tokenizer.summary(tokens)}; set config.data.tokenizer to the same one"
     )
   algorithm = theirs["outer"]["algorithm"]
   if algorithm != "data_parallel":
@@ -81,8 +83,8 @@ def check_model(
   ]
   if differences:
     raise ValueError(
-      f"{where} has other parameters: {'; '.join(differences)}. launch.convert "
-      "writes published weights for any --ranks"
+      f"{where} has parameters of another model: {'; '.join(differences)}; "
+      "launch.convert writes published weights for any --ranks"
     )
 
 

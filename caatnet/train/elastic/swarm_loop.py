@@ -240,8 +240,8 @@ class SwarmRun(loop.Run):
       ) from error
     if swarm.state.get(_CONFIG) != mine[_CONFIG]:
       raise ValueError(
-        "the workers of this swarm have another config: between workers only "
-        f"config.{', config.'.join(_OWN)} may differ"
+        "the workers of this swarm have another config; only "
+        f"config.{', config.'.join(_OWN)} may differ between workers"
       )
     if (theirs := swarm.state.get(_PROGRAM)) != mine[_PROGRAM]:
       raise ValueError(
@@ -342,7 +342,9 @@ def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
     arrays = read_npz(path)
     revision, *num = np.atleast_1d(arrays.pop(_REVISION)).tolist()
     if num not in ([], [len(arrays)]):  # older files have no number
-      raise ValueError(f"it has {len(arrays)} arrays, expected {num[0]}")
+      raise ValueError(
+        f"the state has {len(arrays)} arrays; it must have {num[0]}"
+      )
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   return revision, {
