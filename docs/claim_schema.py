@@ -418,8 +418,8 @@ class Claim(_Model):
       unknown = set(expected.ratio) - set(self.expected)
       if unknown:
         raise ValueError(
-          f"expected.{name}: the number {unknown.pop()!r} is not defined in "
-          "numbers"
+          f"expected.{name}: ratio must have names of expected numbers, got "
+          f"{unknown.pop()!r}"
         )
       if criterion is None:
         continue

@@ -104,7 +104,9 @@ def with_first_cell(path: pathlib.Path) -> Any:
 
   kept = nbformat.read(path, as_version=4)
   if kept.metadata.get("caatnet", {}).get("sources") != sources(kept):
-    raise ValueError(f"{path.name} has not been executed; run make notebooks")
+    raise ValueError(
+      f"{path.name} has changed since it was executed; run make notebooks"
+    )
   notebook = prepared(path)
   notebook.metadata["caatnet"]["sources"] = sources(notebook)
   return notebook

@@ -269,7 +269,7 @@ def parse_profile(text: str) -> tuple[int, int] | None:
   match = re.fullmatch(r"(\d+):(\d+)", text)
   if not match or int(match[1]) >= int(match[2]):
     raise ValueError(
-      f"--profile={text} must be FIRST:LAST with FIRST < LAST, as in 10:13"
+      f"--profile={text} is not FIRST:LAST with FIRST < LAST, as in 10:13"
     )
   return int(match[1]), int(match[2])
 

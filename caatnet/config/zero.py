@@ -98,6 +98,6 @@ def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:
   levels = partition.parse_levels(text, num_ranks)
   if {"worker", "stage", "tensor"} & {level.name for level in levels}:
     raise ValueError(
-      f"levels={text!r} must not use the names worker, stage and tensor"
+      f"levels={text!r}: names must differ from worker, stage and tensor"
     )
   return levels

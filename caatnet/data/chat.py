@@ -57,7 +57,7 @@ def written(
       **variables, **(options or {})
     )
   except Exception as error:  # a program, which can divide by 0
-    raise ValueError(f"the chat template failed: {error}") from error
+    raise ValueError(f"the chat template fails: {error}") from error
 
 
 def _json(

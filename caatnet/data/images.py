@@ -105,17 +105,16 @@ class ImageData(Images):
     """Raises ValueError if a file's arrays do not match the config."""
     if tuple(images.shape[1:]) != tuple(self.shape):
       raise ValueError(
-        f"config.data.shape={tuple(self.shape)} must be "
-        f"{tuple(images.shape[1:])}, the (height, width, channels) of the "
-        "images"
+        f"config.data.shape={tuple(self.shape)}, but the images have "
+        f"{tuple(images.shape[1:])} (height, width, channels)"
       )
     if not np.isfinite(images).all():
       raise ValueError(f"{file} has a pixel that is not finite")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= self.num_classes:
       raise ValueError(
-        f"config.data.num_classes={self.num_classes} must be above all labels, "
-        f"which lie in [{low}, {high}]"
+        f"config.data.num_classes={self.num_classes}, but the labels are "
+        f"{low} to {high}"
       )
 
 

@@ -113,14 +113,14 @@ def load_documents(
     sha256, documents = _read_stdlib()
   documents = [document for document in documents if document]
   if not documents:
-    raise ValueError(f"config.data.path={path!r} has no text")
+    raise ValueError(f"config.data.path={path!r} is empty: no text in it")
 
   if validation_path:
     key = "config.data.validation_path"
     other, validation = _read_path(key, validation_path)
     validation = [document for document in validation if document]
     if not validation:
-      raise ValueError(f"{key}={validation_path!r} has no text")
+      raise ValueError(f"{key}={validation_path!r} is empty: no text in it")
     sha256 = hashlib.sha256(f"{sha256} {other}".encode()).hexdigest()
     # Training documents that are also validation documents are removed.
     held_out = frozenset(validation)
@@ -340,7 +340,7 @@ def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
     text = record.get("text") if isinstance(record, dict) else None
     is_document = isinstance(text, str)
     if not is_document:
-      raise ValueError(f'{where} must be an object with a string "text"')
+      raise ValueError(f'{where}: not an object with a string "text" field')
     try:
       document = text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -293,8 +293,7 @@ def load(name: str, client: int, num: int) -> NumPyClient:
   path, _, function = name.rpartition(":")
   if not pathlib.Path(path).is_file():
     raise ValueError(
-      f"{_KEY}={name!r} must be PATH.py:FUNCTION, but the file {path!r} does "
-      "not exist"
+      f"{_KEY}={name!r} must be PATH.py:FUNCTION; there is no file {path!r}"
     )
   place = pathlib.Path(path).resolve()
   with _one_line(f"{_KEY}={name!r}, client {client}"):

@@ -75,7 +75,7 @@ def read(path: pathlib.Path, rules: Rules) -> ServerState | None:
     meta = json.loads(found.pop("meta").tobytes())
     if {*meta.get("arrays", found)} != {*found}:  # old files have no list
       raise ValueError(
-        f"the arrays are {', '.join(found)}; they must be "
+        f"it has the arrays {', '.join(found)}, expected "
         f"{', '.join(meta['arrays'])}"
       )
     params, old = found["params"], dict(meta["rules"])

@@ -78,7 +78,7 @@ class Request(Settings):
       )
     if len(self.prompt) >= context:
       raise ValueError(
-        f"the prompt has {len(self.prompt)} tokens; it must be shorter than "
+        f"the prompt has {len(self.prompt)} tokens, which leaves no room in "
         f"config.inference.context={context}"
       )
 

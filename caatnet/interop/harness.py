@@ -53,7 +53,7 @@ def check(tasks: Sequence[str], limit: float | None) -> None:
       to install it), a task has no name, or the limit leaves no document.
   """
   if "" in tasks:
-    raise ValueError(f"--tasks={','.join(tasks)} must not have an empty name")
+    raise ValueError(f"--tasks={','.join(tasks)} has an empty name")
   for file in _files(tasks):
     if not os.path.isfile(file):
       raise FileNotFoundError(f"--tasks={file}: no such file")

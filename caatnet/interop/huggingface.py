@@ -97,7 +97,7 @@ def check_target(source: pathlib.Path, to: pathlib.Path) -> None:
   if pathlib.Path(os.path.realpath(source)) in (
     pathlib.Path(os.path.realpath(to)).parents
   ):
-    raise ValueError(f"--to={to} must not be inside --from={source}")
+    raise ValueError(f"--to={to} is inside --from={source}")
   files.check_new(to)
 
 
@@ -112,8 +112,8 @@ def is_run(folder: pathlib.Path) -> bool:
   if (folder / "config.json").is_file():
     return False
   raise FileNotFoundError(
-    f"{folder} must be the folder of a run (with checkpoints) or of a "
-    "published model (with config.json)"
+    f"{folder} is neither a run's folder (checkpoints) nor a published model's "
+    "(config.json)"
   )
 
 

@@ -143,7 +143,7 @@ def read(tensor: Tensor, name: str) -> np.ndarray:
     values = file.get_tensor(name)
   if tensor.checksum not in (None, _crc(values)):
     raise ValueError(
-      f"{tensor.path} is damaged: the checksum of {name} differs from "
+      f"{tensor.path} is damaged: {name} has another checksum than in "
       f"{CHECKSUMS}"
     )
   return values
@@ -334,7 +334,7 @@ def read_json(
     counts = collections.Counter(name for name, _ in found)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
-      raise ValueError(f"the keys {', '.join(twice)} occur twice")
+      raise ValueError(f"{', '.join(twice)}: duplicate keys")
     return dict(found)
 
   hook: Callable[..., Any] | None = pairs if unique else None

@@ -108,7 +108,7 @@ class ConvolutionalModel(Modules):
     for width in self.widths:
       if self.groups < 1 or width % self.groups:
         raise ValueError(
-          f"groups={self.groups} must divide each of widths={self.widths}"
+          f"groups={self.groups} must divide all of widths={self.widths}"
         )
     halvings = 2 ** (len(self.widths) - 1)
     if any(side % halvings for side in self.shape[:2]):

@@ -311,8 +311,7 @@ class Library:
       if about.form != WHOLE:
         if about.base == name or self.form(about.base) != WHOLE:
           raise ValueError(
-            f"base {about.base!r} must be an expert that is stored whole, and "
-            "another than the new one"
+            f"base {about.base!r} must be another expert, stored whole"
           )
         metadata["base"] = self.entry(about.base).sha256
       partial = self.path / f".{name}.{secrets.token_hex(4)}.partial"

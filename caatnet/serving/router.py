@@ -76,8 +76,7 @@ class Router:
       if self.kinds[index] in experts:
         return experts[self.kinds[index]]
     raise ValueError(
-      "the library must have an expert for at least one of the kinds "
-      f"{', '.join(self.kinds)}"
+      f"no expert has one of the kinds {', '.join(self.kinds)}"
     )
 
   def write(self, folder: str | os.PathLike[str]) -> None:

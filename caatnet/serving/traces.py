@@ -146,7 +146,7 @@ def load(
   except ValueError as error:
     raise ValueError(f"{path}, {error}") from error
   if not found:
-    raise ValueError(f"{path} must have at least one request")
+    raise ValueError(f"{path}: has no requests")
   if form.row is _Mooncake:
     found = _spread(found, seed)
   found.sort(key=lambda a: a.time_s)
@@ -205,8 +205,8 @@ def _mooncake(row: _Mooncake, number: int) -> Arrival:
   prompt, ids = row.input_length, row.hash_ids
   if len(ids) != -(-prompt // MOONCAKE_BLOCK):
     raise ValueError(
-      f"hash_ids has {len(ids)} blocks of {MOONCAKE_BLOCK} tokens, which does "
-      f"not fit input_length={prompt}"
+      f"hash_ids has {len(ids)} blocks of {MOONCAKE_BLOCK} tokens, but "
+      f"input_length={prompt}"
     )
   return Arrival(
     number, row.timestamp / 1e3, prompt, row.output_length, blocks=tuple(ids),

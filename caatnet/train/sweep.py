@@ -37,8 +37,8 @@ def expand(grid: str) -> list[str]:
     key, _, values = part.partition("=")
     if not values:
       raise ValueError(
-        f"--grid: {part!r} must be key=value,value, as in "
-        '--grid="sync.p=1.0,0.5 parallel.tensor=2,4"'
+        f"--grid: {part!r} is not key=value,value; "
+        'example: --grid="sync.p=1.0,0.5 parallel.tensor=2,4"'
       )
     points = [
       f"{point} {key}={value}".strip()

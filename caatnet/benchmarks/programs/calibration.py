@@ -301,7 +301,7 @@ def _mesh(text: str) -> dict[str, int]:
   pairs = [part.partition(":") for part in text.split(",")]
   if not all(size.isdecimal() for _, _, size in pairs):
     raise ValueError(
-      f"config.benchmark.profiled={text!r} must be AXIS:DEVICES, as in "
+      f"config.benchmark.profiled: {text!r} is not AXIS:DEVICES, as in "
       "data:2,tensor:2"
     )
   return {axis: int(size) for axis, _, size in pairs}

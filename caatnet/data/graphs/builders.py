@@ -71,7 +71,7 @@ def rmat(
   Source: the Graph500 specification uses R-MAT with such probabilities.
   """
   if not 1 <= scale <= 30:
-    raise ValueError(f"scale={scale} must lie in [1, 30]")
+    raise ValueError(f"scale={scale} must be 1 to 30")
   if len(quarters) != 3 or min(quarters) < 0 or sum(quarters) > 1:
     raise ValueError(
       f"quarters={quarters} must be three probabilities whose sum is at most 1"

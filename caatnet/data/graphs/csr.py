@@ -173,13 +173,13 @@ def _check(graph: Graph) -> None:
     )
   if graph.num_nodes and int(graph.labels.min()) < -1:
     raise ValueError(
-      f"{graph.folder}/labels.npy has the label {graph.labels.min()}; labels "
-      "must be classes from 0, or -1 if unknown"
+      f"{graph.folder}/labels.npy has {graph.labels.min()}, but must be "
+      "classes from 0 on, or -1 where it is not known"
     )
   if graph.num_nodes and int(graph.split.max()) >= len(SPLITS):
     raise ValueError(
-      f"{graph.folder}/split.npy has the value {graph.split.max()}; it must "
-      f"lie in [0, {len(SPLITS) - 1}] ({SPLITS})"
+      f"{graph.folder}/split.npy has {graph.split.max()}, but {SPLITS} are "
+      f"0 to {len(SPLITS) - 1}"
     )
 
 
@@ -228,7 +228,7 @@ def write_graph(
   folder = pathlib.Path(folder).expanduser()
   folder.mkdir(parents=True, exist_ok=True)
   if not 0 < num_nodes < 2**31:
-    raise ValueError(f"num_nodes={num_nodes} must lie in [1, 2^31)")
+    raise ValueError(f"num_nodes={num_nodes} must be 1 to 2^31 - 1")
   _write_edges(folder, num_nodes, edges)
   if unique:
     _remove_repeated(folder, num_nodes)

@@ -150,13 +150,13 @@ class GraphData(Graphs):
         graph = builders.communities(folder, **PLANTED)
     if graph.features.shape[1] != self.num_features:
       raise ValueError(
-        f"config.data.num_features={self.num_features} must be "
-        f"{graph.features.shape[1]}, the number of features of the nodes"
+        f"config.data.num_features={self.num_features}, but nodes have "
+        f"{graph.features.shape[1]}"
       )
     if graph.labels.max(initial=-1) >= self.num_classes:
       raise ValueError(
-        f"config.data.num_classes={self.num_classes} must be above "
-        f"{graph.labels.max()}, the largest label"
+        f"config.data.num_classes={self.num_classes}, but there is the label "
+        f"{graph.labels.max()}"
       )
     train = graph.nodes("train")
     for split, count, least in (

@@ -173,7 +173,7 @@ def ogb(
     )
   labels = labels.reshape(len(rows), -1)
   if labels.shape[1] != 1:
-    raise ValueError(f"{root} has {labels.shape[1]} tasks; it must have one")
+    raise ValueError(f"{root} has {labels.shape[1]} tasks, but must have one")
   labels = np.where(np.isnan(labels[:, 0]), -1, labels[:, 0])
   # Larger floats are no int64.
   if not ((np.abs(labels) < 2**53) & (labels == np.floor(labels))).all():
@@ -193,10 +193,7 @@ def ogb(
     in_range(str(listed), nodes, len(rows))
     taken = nodes[split[nodes] != SPLITS.index("none")]
     if len(taken):
-      raise ValueError(
-        f"{listed} has node {taken[0]}, which another file of the split also "
-        "has; each node must be in one file"
-      )
+      raise ValueError(f"{listed} has node {taken[0]}, as another file does")
     split[nodes] = SPLITS.index(name)
   return _write(folder, stream, rows, labels, split, undirected, root.name)
 

@@ -294,11 +294,11 @@ class Checkpointer:
     """
     steps = self.steps()
     if not steps:
-      raise FileNotFoundError(f"{self.directory} has no checkpoint")
+      raise FileNotFoundError(f"no checkpoint in {self.directory}")
     if step is not None and step not in steps:
       raise FileNotFoundError(
-        f"{self.directory} has no checkpoint of step {step}; it has those of "
-        f"steps {', '.join(map(str, steps))}"
+        f"no checkpoint of step {step} in {self.directory}; "
+        f"there are {', '.join(map(str, steps))}"
       )
     return steps[-1] if step is None else step
 

@@ -43,9 +43,7 @@ def check(
     return
   folder, key = _folder(experiment)
   if not (folder / "config.json").exists():
-    raise FileNotFoundError(
-      f"{key} must be the workdir of a run, but has no config.json"
-    )
+    raise FileNotFoundError(f"{key} holds no run (config.json)")
   theirs, ours = records.read_config(folder), experiment.config
   check_model(key, theirs, ours)
   other = tokens and tokenizer.load(folder)
@@ -83,8 +81,8 @@ def check_model(
   ]
   if differences:
     raise ValueError(
-      f"{where} has parameters of another model: {'; '.join(differences)}; "
-      "launch.convert writes published weights for any --ranks"
+      f"{where} has other parameters: {'; '.join(differences)}. launch.convert "
+      "writes published weights for any --ranks"
     )
 
 

@@ -342,9 +342,7 @@ def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
     arrays = read_npz(path)
     revision, *num = np.atleast_1d(arrays.pop(_REVISION)).tolist()
     if num not in ([], [len(arrays)]):  # older files have no number
-      raise ValueError(
-        f"the state has {len(arrays)} arrays; it must have {num[0]}"
-      )
+      raise ValueError(f"it has {len(arrays)} arrays, expected {num[0]}")
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   return revision, {

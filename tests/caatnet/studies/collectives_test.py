@@ -212,7 +212,7 @@ def test_patterns_have_their_sources_and_destinations():
     ("spraying", {"algorithms": ("swing",)}, "config.algorithms: swing"),
     ("spraying", {"topologies": ("ring:4",)}, "ring 4 is not leaf-spine"),
     ("spraying", {"size_bytes": (12,)}, "config.size_bytes=12 must be"),
-    ("spraying", {"failed_uplinks": ((9, 0),)}, r"\(9, 0\) is not a leaf"),
+    ("spraying", {"failed_uplinks": ((9, 0),)}, r"\(9, 0\) must have a leaf"),
     ("spraying", {"failed_uplinks": ((0, 0), (0, 1), (0, 2))},
      "config.failed_uplinks: .*"),
   ],

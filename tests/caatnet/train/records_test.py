@@ -45,11 +45,11 @@ def test_metrics_after_the_checkpoint_are_rewritten(tmp_path):
 @pytest.mark.parametrize(
   ("change", "key"),
   [
-    ({"seed": 2}, "config.seed=1, this one has 2"),
+    ({"seed": 2}, "config.seed=1, but this run has 2"),
     ({"model": {"width": 9}}, "config.model.width=8"),
     ({"train": {"num_steps": 4, "log_every": 1}}, "config.train.num_steps=5"),
     ({"optimizer": {"name": "adamw", "decay_steps": 9}},
-     "config.optimizer.decay_steps=0, this one has 9"),
+     "config.optimizer.decay_steps=0, but this run has 9"),
     ({"data": {"path": ""}}, "config.data.path=None, this one has ''"),
     ({"name": "b", "zero": {"scheme": "zero3"},
       "memory": {"moments": "pinned_host", "activations": "pinned_host"},

@@ -262,7 +262,7 @@ def test_convolutional_network_trains_in_stages():
 
 
 @pytest.mark.parametrize(("overrides", "words"), [
-  ("parallel.stage=5", "parallel.stage=5 are more parts than"),
+  ("parallel.stage=5", "parallel.stage=5 must be at most"),
   ("pipeline.schedule=zb_h3", "pipeline.schedule='zb_h3'"),
   ("pipeline.chunks=2", "pipeline.schedule='1f1b' has one chunk"),
   ("pipeline.schedule=zb_v", "pipeline.schedule='zb_v' has two chunks"),

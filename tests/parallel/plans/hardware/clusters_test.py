@@ -219,7 +219,7 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"bandwidth": [[None, 0], [1e9, None]]}, r"\[0\]\[1\]=0, .* be positive"),
   ({"bandwidth": [[None, -1], [1e9, None]]}, "must be positive"),
   ({"bandwidth": [[None, 2e9]]}, "has 1 rows whose lengths are .2.; it must"),
-  ({"bandwidth": [[None, 2e9], [1e9]]}, r"rows of \[1, 2\] numbers"),
+  ({"bandwidth": [[None, 2e9], [1e9]]}, r"lengths are \[1, 2\]"),
   ({"latency_s": [[0, -1e-6], [0, 0]]}, "latency_s.* at least 0"),
   ({"nodes": [10_000], "rows": "node", "bandwidth": [[1e9]]},
    "10,000 devices are more than 4,096"),
@@ -444,7 +444,7 @@ def test_nccl_tests_tables_are_imported():
   del texts["2.txt"]
   with pytest.raises(ValueError, match=r"\[1\]\[2\] is missing, one of 2"):
     cluster_imports.from_nccl(texts, V100)
-  with pytest.raises(ValueError, match=r"c.txt: no table"):
+  with pytest.raises(ValueError, match=r"c.txt: the text has no table"):
     cluster_imports.from_nccl({"c.txt": "nothing"}, V100)
   # Older versions print no "root" column.
   old = NCCL.replace("    root", "").replace("      -1", "")

@@ -302,7 +302,7 @@ def test_gain_is_relative_to_one_batch_and_a_plan_fits_its_step():
   (lambda: dataclasses.replace(linear(1e-6), attention=np.zeros(9)),
    "attention has times up to 8 tokens; it must have times up to 4096"),
   (lambda: dataclasses.replace(linear(1e-6), attend=np.full(4097, np.nan)),
-   "attend is nan s for 0 tokens"),
+   "attend of 0 tokens takes nan s"),
   (lambda: dataclasses.replace(
     linear(1e-6), reductions={WAYS[0]: -np.arange(4097.0)}
   ), "of 1 tokens takes -1.0 s"),

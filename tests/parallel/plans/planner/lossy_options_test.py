@@ -462,7 +462,7 @@ def test_constraints_are_named():
   (Configuration(1, 4, 2, 1, **CODED), "weight_codec='int8' has no effect"),
   (Configuration(2, 2, 2, 4, outer=Loop(
     "streaming", 2, 30, "e3m0", "all_gather", 1, 1
-  )), "a multiple of the 2 parts"),
+  )), "a multiple of 2, the parts"),
   (Configuration(1, 2, 4, 1, outer=Loop(
     "streaming", 2, 4, "e3m0", "all_gather", 1, 1
   )), "less than the 5 fragments"),
