@@ -48,9 +48,7 @@ def main() -> None:
   if FLAGS.plot:
     losses = result.per_place["loss"]
     if not losses.ndim:
-      raise ValueError(
-        f"--plot needs losses per position, which {data.unit} do not have"
-      )
+      raise ValueError(f"--plot: the loss of {data.unit} has no positions")
     path = pathlib.Path(FLAGS.plot)
     pictures.plot_positions(losses, path, data.labels["loss"])
 

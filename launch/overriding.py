@@ -59,9 +59,7 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
       raise ValueError(f"{path} has no key config.{key}{near}")
     values = [value for other, value in overrides if other == key]
     if len(values) > 1 and isinstance(declared[key][1], tuple):
-      raise ValueError(
-        f"config.{key} must be given once, got {' and '.join(values)}"
-      )
+      raise ValueError(f"config.{key} is given twice: {' and '.join(values)}")
 
 
 def refused(message: str, config: Any) -> str:

@@ -32,9 +32,7 @@ def main() -> None:
 
   config = FLAGS.config
   if "data" not in config or "model" not in config:
-    raise ValueError(
-      "--config must be that of a training run, but has no data or no model"
-    )
+    raise ValueError("--config is not a training run: it has no data or model")
   known("config.data.name=", config.data.name, ("text",))
   data = sections.choose("data", DATA, config.data)
   folder = FLAGS.output or data.tokenizer

@@ -257,7 +257,7 @@ def changed(**changes):
     ({"expected__bytes__log": "2026-11-25"}, "expected.bytes.log"),
     ({"expected__bytes__log": "2026-11-25-Ring"}, "expected.bytes.log"),
     ({"expected__bytes__against_published": None}, "needs a criterion"),
-    ({"expected__bytes__against_published__name": "b"}, "published.values has no"),
+    ({"expected__bytes__against_published__name": "b"}, "values has no value"),
     ({"expected__bytes__against_published__number": 1.0}, "name or a number"),
     ({"judgement": "consistent"}, "judgement"),
   ],

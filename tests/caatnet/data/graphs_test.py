@@ -600,7 +600,7 @@ def test_invalid_sampler_options_are_errors(
 ):
   with pytest.raises(ValueError, match=message):
     sampling.Sampler(planted, fanouts, 0, implementation=implementation)
-  with pytest.raises(ValueError, match=r"nodes lie in .0, 5000.; they must lie"):
+  with pytest.raises(ValueError, match=r"nodes lie in .0, 5000.; they"):
     sampling.Sampler(planted, (3,), 0).sample(np.array([0, 5000]), 0)
 
 
