@@ -167,7 +167,7 @@ def check(header: Header, payload: Any) -> None:
   """
   if header.crc is not None and header.crc != zlib.crc32(payload):
     raise FrameError(
-      f"the checksum of a {header.kind.name} frame of {header.length:,} bytes "
+      f"the checksum of the {header.kind.name} frame of {header.length:,} bytes "
       "is wrong"
     )
 

@@ -144,7 +144,7 @@ def _not_opened(sock):
 @pytest.mark.parametrize(
   ("connection", "attack", "seen"),
   [(1, _garbage, "begins with"), (1, _huge, "announces"),
-   (0, _wrong_checksum, "checksum"), (1, _not_opened, "not opened")],
+   (0, _wrong_checksum, "checksum"), (1, _not_opened, "not open here")],
 )
 def test_member_that_sends_invalid_data_is_named(connection, attack, seen):
   with listeners(2) as there:

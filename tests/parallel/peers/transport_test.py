@@ -141,7 +141,7 @@ def test_large_frame_is_read_in_pieces_and_checked():
     with pytest.raises(FrameError, match="kind GONE is not expected here"):
       frames.read(other, (Kind.CHUNK,))
     here.sendall(Header(Kind.OPEN, 2, crc=5).pack() + b"ab")
-    with pytest.raises(FrameError, match="checksum of a OPEN frame of 2 bytes"):
+    with pytest.raises(FrameError, match="checksum of the OPEN frame of 2 bytes"):
       frames.read(other, (Kind.OPEN,))
     here.close()
     with pytest.raises(ConnectionResetError, match="was closed"):
@@ -343,7 +343,7 @@ def test_block_outside_an_operation_is_refused():
       (0, 8, 16), (0, 0, 12), (0, 32, 16), (0, 48, 16), (0, 40, 0), (2, 0, 16),
       (1, 0, 20),
     ):
-      with pytest.raises(FrameError, match="operation 0 has no"):
+      with pytest.raises(FrameError, match="operation 0 expects no"):
         place(slot, offset, length)
     for slot in (0, 1):
       assert len(place(slot, 0, 16)) == 16
