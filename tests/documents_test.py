@@ -85,7 +85,7 @@ def test_marker_without_its_pair_is_an_error(text):
 
 
 def test_unknown_table_is_an_error_that_lists_the_known_ones():
-  with pytest.raises(ValueError, match="no table 'two'; known: one, three"):
+  with pytest.raises(ValueError, match="the table 'two' is unknown; use one"):
     documents.rewritten(MARKED, {"one": lambda _: "", "three": lambda _: ""})
 
 

@@ -140,7 +140,7 @@ def test_only_numbers_are_looked_up(figure):
     ("2026-11-25-ring", "- Machine: standard\n", "", "head of the entry must"),
     ("2026-11-25-ring", "- Date: 2026-11-25\n", "", "head of the entry must"),
     ("2026-11-25-ring", "- Commit: 2c7e4b1e\n", "", "head of the entry must"),
-    ("2026-11-25-ring", "2c7e4b1e", "unknown", "no commit in 'unknown'"),
+    ("2026-11-25-ring", "2c7e4b1e", "unknown", "Commit must have a hash, got"),
     ("2026-11-25-ring", "```sh\nmake test\n```\n", "", "head of the entry"),
     ("2026-11-25-ring", "## Verdict", "## Reading", "got .*'Reading'"),
     ("2026-11-25-ring", "# Ring\n", "", "expected a title"),

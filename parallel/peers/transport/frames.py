@@ -167,8 +167,8 @@ def check(header: Header, payload: Any) -> None:
   """
   if header.crc is not None and header.crc != zlib.crc32(payload):
     raise FrameError(
-      f"the checksum of the {header.kind.name} frame of {header.length:,} bytes "
-      "is wrong"
+      f"the checksum of the {header.kind.name} frame of {header.length:,} "
+      "bytes is wrong"
     )
 
 

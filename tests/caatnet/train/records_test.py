@@ -50,7 +50,7 @@ def test_metrics_after_the_checkpoint_are_rewritten(tmp_path):
     ({"train": {"num_steps": 4, "log_every": 1}}, "config.train.num_steps=5"),
     ({"optimizer": {"name": "adamw", "decay_steps": 9}},
      "config.optimizer.decay_steps=0, but this run has 9"),
-    ({"data": {"path": ""}}, "config.data.path=None, this one has ''"),
+    ({"data": {"path": ""}}, "config.data.path=None, but this run has ''"),
     ({"name": "b", "zero": {"scheme": "zero3"},
       "memory": {"moments": "pinned_host", "activations": "pinned_host"},
       "parallel": {"device_order": [1, 0], "xla_options": "xla_x=1"},

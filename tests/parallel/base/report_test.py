@@ -405,7 +405,7 @@ def test_other_data_can_be_saved(tmp_path, capsys, saved):
 
 
 def test_report_without_a_figure_has_no_picture(tmp_path, capsys):
-  with pytest.raises(ValueError, match=r"--plot=.*: has no effect, since this"):
+  with pytest.raises(ValueError, match=r"--plot=.* has no effect, since this"):
     render.present(MADE, {}, picture=str(tmp_path / "a.png"),
                    document=str(tmp_path / "a.md"))
   assert [path.name for path in tmp_path.iterdir()] == ["a.md"]

@@ -91,7 +91,7 @@ def test_manifests_are_limited():
   assert states.decode(data, 17) == states.manifest(state)
   for wrong, limit, message in (
     (data, 16, "at least 17 bytes; the limit is 16"),
-    (data + b"\0", 17, "1 bytes after its end"), (data[:-1], 17, "truncated"),
+    (data + b"\0", 17, "1 trailing bytes"), (data[:-1], 17, "truncated"),
   ):
     with pytest.raises(FrameError, match=message):
       states.decode(wrong, limit)
