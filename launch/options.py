@@ -253,7 +253,7 @@ def parse_mesh(text: str) -> dict[str, int] | None:
         f"--mesh={text}: {part!r} is not AXIS:DEVICES, as in data:2,tensor:4"
       )
     if match[1] in parsed:
-      raise ValueError(f"--mesh={text} must name the axis {match[1]!r} once")
+      raise ValueError(f"--mesh={text} names the axis {match[1]!r} twice")
     parsed[match[1]] = int(match[2])
   return parsed
 
