@@ -198,7 +198,7 @@ def test_run_of_another_model_is_refused(finished, tmp_path):
 @pytest.mark.parametrize(("key", "value", "message"), [
   ("train.num_steps", 9, "finished after 8 steps, but the config has 9"),
   ("kinds.router_steps", 7, "has a router with another"),
-  ("kinds.router_prompts", 7, "has a router with other config.kinds.router_p"),
+  ("kinds.router_prompts", 7, "has a router with another config.kinds"),
   ("kinds.buckets", 31, "has a router with another"),
 ])
 def test_results_of_other_lengths_are_refused(

@@ -61,7 +61,8 @@ def build(overrides, base=tiny, small=RUN):
    "outer.algorithm=fedavg outer.weights=(1,2)",
    r"weights=\(1.0, 2.0\) .* config.parallel.worker=3 workers"),
   ("outer.algorithm=sparseloco outer.weights=()",
-   "outer.algorithm=sparseloco", "must be empty, or one"),
+   "outer.algorithm=sparseloco outer.weights=(1,2,3,4)",
+   "must be empty, or one"),
   ("outer.algorithm=fedavg outer.clients=3",
    "outer.algorithm=fedavg outer.clients=4",
    r"clients=4 must lie in \[0, config.parallel.worker=3\]"),
@@ -306,8 +307,8 @@ def test_fractions_are_given_once_or_per_layer(keys, attention, mlp):
 
 
 @pytest.mark.parametrize(("keys", "message"), [
-  ({"p_mlp": (0.5, 1.0)}, r"p_mlp=\(0.5, 1.0\) has 2 values; it must have none,"
-   r"one, or one per layer \(config.model.num_layers=3"),
+  ({"p_mlp": (0.5, 1.0)}, r"p_mlp=\(0.5, 1.0\) has 2 values; it must have "
+   r"none, one, or one per layer \(config.model.num_layers=3"),
   ({"p_attention": (0.5,) * 4}, "has 4 values"),
   ({"p": 0.5, "p_mlp": (1.0,), "p_attention": (1.0,)}, "p=0.5 has no effect"),
   ({"route": "x"}, "route='x' must be one of .*psum.*schedule:ring"),

@@ -236,8 +236,9 @@ def test_single_chunk_schedules_have_alternative_names():
      "chunks=3; schedules with chunks=3 are interleaved_1f1b, looped, forward"),
     (("dualpipe_v", 4, 8), "'dualpipe_v' has two chunks per stage, but "
      "chunks=1; schedules with chunks=1 are gpipe"),
-    (("interleaved_1f1b", 4, 6, 2), "needs a multiple of stages=4 microbatches,"
-     "but microbatches=6; use 4 or 8 microbatches, or schedule='looped'"),
+    (("interleaved_1f1b", 4, 6, 2), "needs a multiple of stages=4 "
+     "microbatches, but microbatches=6; use 4 or 8 microbatches, or "
+     "schedule='looped'"),
     (("interleaved_1f1b", 4, 3, 2), "microbatches=3; use 4 microbatches"),
   ],
 )

@@ -394,8 +394,8 @@ def test_wrong_sums_in_scratch_are_refused(sums, message):
     ]), "gpu 0, threadblock 0, step 0 waits for step 0 of threadblock 5, which "
      "does not exist"),
     (FOREIGN.replace('cnt="2"', 'cnt="1"', 1),
-     "gpu 1, threadblock 0, step 1 receives 2 chunks, but gpu 0, threadblock 0,"
-     "step 0 sends 1"),
+     "gpu 1, threadblock 0, step 1 receives 2 chunks, but gpu 0, "
+     "threadblock 0, step 0 sends 1"),
     (algo("allreduce", 1, [
       [(1, -1, [("s", "i0", "i0")])],
       [(2, 0, [("r", "s0", "s0"), ("s", "s0", "i0")])],

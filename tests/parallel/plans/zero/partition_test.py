@@ -168,9 +168,9 @@ FIELDS = [
 COPY = {"weights": 1, "gradients": 1, "optimizer": 2}
 FIELDS += [
   (COPY | {"secondary": 1}, COPY | {"secondary": 0},
-   "secondary=0 must be 1 to 2"),
+   "secondary=0 must lie in .1, 2"),
   (COPY | {"secondary": 2}, COPY | {"secondary": 3},
-   "secondary=3 must be 1 to 2"),
+   "secondary=3 must lie in .1, 2"),
   (COPY | {"secondary": 1, "secondary_codec": "int8"},
    COPY | {"secondary_codec": "int8"}, "has no effect without a second copy"),
   (COPY | {"secondary": 2}, {"optimizer": 2, "secondary": 2},
