@@ -527,7 +527,8 @@ def test_snapshot_is_the_state(tmp_path):
     "compensation": 0.5,
   }.items():
     other = dataclasses.replace(rules, **{name: value})
-    words = f"with {name}={getattr(rules, name)!r}, not {value!r}:"
+    before = getattr(rules, name)
+    words = f"with {name}={before!r}, but this run has {value!r};"
     with pytest.raises(ValueError, match=words):
       snapshot.read(path, other)
   arrays = dict(np.load(path))
