@@ -416,7 +416,7 @@ def test_damaged_large_ogb_folder_names_its_path(tmp_path, name, arrays):
   files_of(tmp_path, np.array([[0, 1], [2, 3]]), np.zeros((4, 2)),
            np.zeros(4, int), np.arange(4, dtype="u1"))
   np.savez(tmp_path / f"large/raw/{name}.npz", **arrays)
-  with pytest.raises(ValueError, match=r"^path='.*/large': .*\[N, F\] and num"):
+  with pytest.raises(ValueError, match=r"^path='.*/large': .*\[N, F\], and la"):
     loaders.ogb(tmp_path / "a", path=str(tmp_path / "large"), undirected=False)
 
 
