@@ -76,7 +76,7 @@ def test_values_are_divided_into_chunks(size):
 
 
 @pytest.mark.parametrize(("state", "message"), [
-  ({"x": np.zeros(2, np.complex64)}, "'x' has dtype complex64, which cannot be"),
+  ({"x": np.zeros(2, np.complex64)}, "'x' has dtype complex64, which cannot"),
   ({"x": np.zeros((4, 4)).T}, "must be contiguous"),
   ({"n" * 65536: b""}, "cannot be shared"),
 ])
