@@ -133,9 +133,7 @@ class Channel:
             self._read(received, take)
           silent_s = time.monotonic() - self.last_received
           if self._ends_silent and silent_s > self.silence_s:
-            raise TimeoutError(
-              f"the peer sent nothing for {self.silence_s:g} s"
-            )
+            raise TimeoutError(f"silent for {self.silence_s:g} s")
     finally:
       with self._lock:
         self._open = False

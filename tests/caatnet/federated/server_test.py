@@ -668,5 +668,5 @@ def test_rules_of_an_older_snapshot_have_their_defaults(tmp_path):
   np.savez(path, **found)
   assert snapshot.read(path, rules).members == state.members
   changed = dataclasses.replace(rules, uplinks_at_once=1)
-  with pytest.raises(ValueError, match="uplinks_at_once=0, not 1"):
+  with pytest.raises(ValueError, match="uplinks_at_once=0, but this run has 1"):
     snapshot.read(path, changed)

@@ -282,7 +282,7 @@ def test_convolutional_network_trains_in_stages():
    "sync.carry='off'"),
   ("images parallel.stage=2 model.widths=(8,16)", "one entry"),
   ("outer.algorithm=streaming parallel.worker=2",
-   "fragment_layers=1 must be 0 or a multiple of the 3 parts"),
+   "fragment_layers=1 must be 0 or a multiple of 3, the parts"),
   ("outer.algorithm=streaming outer.pattern=sequential parallel.stage=2 "
    "outer.fragment_layers=2 parallel.worker=2", "pattern='strided'"),
 ])
