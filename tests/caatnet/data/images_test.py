@@ -217,7 +217,7 @@ def test_pixel_that_is_not_finite_names_its_file(tmp_path):
   write(tmp_path / "x.npz")
   write(tmp_path / "y.npz", images=np.full((40, 2, 3), np.inf))
   path = str(tmp_path / "y.npz")
-  with pytest.raises(ValueError, match=r"data.validation_path=.*y.npz': a pix"):
+  with pytest.raises(ValueError, match=r"data.validation_path=.*y.npz' has a"):
     data(tmp_path / "x.npz", validation_path=path).load(0)
 
 

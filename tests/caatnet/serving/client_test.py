@@ -274,7 +274,7 @@ def test_head_of_a_response_may_have_as_many_bytes_as_for_httpx():
 @pytest.mark.parametrize(("answer", "error"), [
   ((200, streamed(3), "Content-Length: 999"), "RemoteProtocolError: peer clos"),
   ((200, [b"no chunk"], "Transfer-Encoding: chunked"), "RemoteProtocolError"),
-  ((200, [b""] * 100), "TimeoutError: no data for 0.1 s"),
+  ((200, [b""] * 100), "TimeoutError: the server sent nothing for 0.1 s"),
   (("x", []), "RemoteProtocolError: "),
 ])
 def test_broken_or_silent_response_is_an_error(answer, error):
