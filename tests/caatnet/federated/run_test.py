@@ -88,6 +88,12 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   for plain, streamed in zip(seen[:3], seen[3:], strict=True):
     np.testing.assert_allclose(streamed[half:], plain[half:], atol=1e-6)
     assert np.abs(streamed[:half] - plain[:half]).max() > 1e-4
+  # Each fragment is merged in half of the time of the whole: 4 s, for which the
+  # next piece of 2.5 s waits.
+  slow = rehearse_streamed(
+    exact, measured[0], [{"t_tr": 5.0, "t_a": 8.0}], *measured[2:], 2
+  )
+  assert 6.5 <= slow[2]["time_s"] - slow[1]["time_s"] < 9
   for run_of in (rehearse, lambda *given: rehearse_streamed(*given, 1)):
     with pytest.raises(ValueError, match=r"federated.links=\(\) must name"):
       run_of(federation, [], [], 0.0, dict)

@@ -65,9 +65,12 @@ def test_positions_of_a_chunk_have_16_bits():
 def test_position_outside_of_a_chunk_is_refused():
   codec = vector_codec.make("sparse")
   data = bytearray(codec.encode(X, KEY))
-  data[:2] = b"\xff\xff"
-  with pytest.raises(ValueError, match="position"):
-    codec.decode(bytes(data), N)
+  data[:2] = (codec.chunk - 1).to_bytes(2, "little")
+  codec.decode(bytes(data), N)
+  for position in (codec.chunk, 2**16 - 1):
+    data[:2] = position.to_bytes(2, "little")
+    with pytest.raises(ValueError, match="position"):
+      codec.decode(bytes(data), N)
 
 
 @pytest.mark.parametrize("name", arithmetic.OPTIMIZERS)

@@ -126,6 +126,17 @@ def test_kernel_that_sends_is_refused():
     list(execution.traces(program))
 
 
+def test_rank_without_a_part_in_a_permute_does_not_forget_its_row():
+  """Its next collective waits for the last one that it had a part in."""
+  trace = execution._Trace(2)
+  whole = execution._Part("all_reduce", 8, ((0, 1, 2),))
+  pair = execution._Part("permute", 8, ((0, 1),))
+  for number, part in enumerate((whole, pair, whole)):
+    trace.add(execution._Sent(number, "row", str(number), (part,)))
+  first, last = trace.nodes
+  assert (first.after, last.after) == ((), (0,))
+
+
 def permuted(pairs, times=1):
   """A program of 4 devices that sends along pairs, a number of times."""
   mesh = jax.make_mesh((4,), ("a",), axis_types=(AxisType.Auto,))

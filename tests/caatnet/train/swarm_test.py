@@ -541,6 +541,10 @@ def test_options_of_a_worker_are_settings_of_its_peer(tmp_path):
   assert (found.measured, found.alone_s, found.num_connections,
           found.checked) == (True, 7.0, 3, True)
   assert found.rounds == programs.num_rounds(6)
+  # Rounds of three steps end in steps 2, 5 and 8.
+  steps = [programs.event(number).step for number in range(3)]
+  for num_steps in range(1, steps[-1] + 1):
+    assert programs.num_rounds(num_steps) == sum(s < num_steps for s in steps)
 
 
 def test_measured_bandwidths_need_the_order_of_a_ring():

@@ -166,5 +166,9 @@ def test_limit_separates_supported_from_refused_operands(
 def test_ring_sends_the_longest_messages_that_fit(rows, devices, dtype, chunk):
   """A segment takes 2 n messages of rows; segments divide all rows."""
   assert tpu.chunk_rows(rows, 8, 8, dtype, devices) == chunk
+  # Also where memory limits the messages.
+  for channels in (2048, 4096, 4608, 8192):
+    found = tpu.chunk_rows(rows, channels, 0, dtype, devices)
+    assert not found or rows % (2 * devices * found) == 0
   # At most 24 MiB: four messages of c rows of 1,024 x 80 bytes.
   assert tpu.chunk_rows(2**13, 1024, 1024, F4, 2) == 64

@@ -233,6 +233,22 @@ def test_missing_response_is_no_evidence():
   assert admission.outcome(["a"], ["a"], 10.0).hello is HELLO
 
 
+def test_candidate_that_comes_again_is_judged_by_new_answers():
+  admission = Admission("coordinator", 10)
+  pairs = ("coordinator", "b"), ("a", "b"), ("b", "a")
+  admission.add("b", HELLO)
+  admission.questions(["a"], 0.0)
+  for pair in pairs:
+    admission.answered(*pair, "refused")
+  again = HELLO._replace(revision=7)
+  admission.add("b", again)
+  assert len(admission.questions(["a"], 1.0)) == 3
+  assert admission.outcome(["a"], ["a"], 1.0) is None
+  for pair in pairs:
+    admission.answered(*pair, "")
+  assert admission.outcome(["a"], ["a"], 1.0).hello is again
+
+
 def test_member_without_a_connection_is_asked_when_it_returns():
   admission = Admission("coordinator", 10)
   admission.add("b", HELLO)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from parallel.peers.membership import leases
+from parallel.peers.membership import messages as m
+from parallel.peers.membership import peer as protocol
 from parallel.peers.membership import shared_state as states
 from parallel.peers.membership.fetch import Fetch, StateServer, Unavailable
 from parallel.peers.transport import frames
@@ -78,6 +80,20 @@ def test_joining_peer_fetches_all_and_others_only_the_difference():
     alike = fetch(there, ("p2",), wanted, wanted)
     alike.result()
     assert alike.received_bytes == 0
+
+
+def test_connections_of_an_epoch_do_not_count_in_the_next_one():
+  state = protocol.PeerState(
+    "a", 3, "d", protocol.Phase.OPEN, epoch=1, connected=True,
+    part=protocol.Progress.THERE,
+  )
+  prepare = m.Prepare(2, ("a", "b"), 3, 1, "d", ("a",), False)
+  for _ in range(2):  # a repeated message connects again
+    state, effects = protocol.step(state, prepare)
+    assert m.Connect(2, ("a", "b")) in effects
+    assert protocol.Send(None, m.Prepared(2)) not in effects
+  state, effects = protocol.step(state, m.Connected(2))
+  assert protocol.Send(None, m.Prepared(2)) in effects
 
 
 def test_interrupted_fetch_resumes_with_the_missing_chunks():
