@@ -48,9 +48,7 @@ def rewritten(
   def write(match: re.Match[str]) -> str:
     name = match["name"]
     if name not in tables:
-      raise ValueError(
-        f"the table {name!r} is unknown; use one of {', '.join(tables)}"
-      )
+      raise ValueError(f"no table {name!r}; known: {', '.join(tables)}")
     body = tables[name](match["body"])
     if body != match["body"]:
       changed.append(name)
@@ -59,7 +57,5 @@ def rewritten(
   # Each pair of markers must match, or the count differs.
   marks = re.findall(r"^(?:<!--|#) (table: \w+|end of table)", text, re.M)
   if len(marks) != 2 * len(_TABLE.findall(text)):
-    raise ValueError(
-      f"each table must have a first and a last line, got {marks}"
-    )
+    raise ValueError(f"a table lacks its first or last line: {marks}")
   return _TABLE.sub(write, text), changed

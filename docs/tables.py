@@ -643,7 +643,8 @@ def main() -> None:
       files.replace(path, text)
   if stale and FLAGS.check:
     raise ValueError(
-      f"the tables {', '.join(stale)} differ from results/; run make tables"
+      f"tables that differ from results/: {', '.join(stale)}; update them "
+      "with make tables"
     )
   print("\n".join(stale) or "all tables match results/")
 

@@ -33,11 +33,9 @@ def main() -> None:
 
   config = FLAGS.config
   if "graph" not in config:
-    raise ValueError(
-      "--config must have a graph, as configs/graphs/source.py has"
-    )
+    raise ValueError("--config has no graph; use configs/graphs/source.py")
   if not FLAGS.output:
-    raise ValueError("--output is required: the folder to write the graph to")
+    raise ValueError("--output is required: the folder to write")
   output = pathlib.Path(FLAGS.output).expanduser()
   with files.whole_folder(output) as folder, Console(stderr=True).status(
     Text(f"writing {output}")

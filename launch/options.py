@@ -297,7 +297,7 @@ def split_overrides(
       continue
     if not any(f"{match[2]}.".startswith(f"{name}.") for name in changeable):
       raise ValueError(
-        f"{argument} has no effect: of a run's config, only "
+        f"{argument}: of a run's config only "
         f"{', '.join(f'config.{name}' for name in changeable)} can be changed"
       )
     changes.append(match[1])
@@ -443,7 +443,7 @@ def _parse(
     and any(v is not None for v in several)
   ):
     raise ValueError(
-      "--coordinator, --num_processes and --process_id must be given together"
+      "--coordinator, --num_processes and --process_id go together"
     )
   address = FLAGS.coordinator
   if address is not None and not re.fullmatch(r".+:\d+", address):
@@ -512,7 +512,7 @@ def _load_config(value: str) -> tuple[str, Any]:
   try:
     get_config = runpy.run_path(path).get("get_config")
     if get_config is None:
-      raise ValueError(f"--config={path} must define get_config")
+      raise ValueError(f"--config={path}: no get_config there")
     config = get_config(*([argument] if argument else []))
   except (ImportError, SyntaxError) as error:
     raise ValueError(f"--config={path}: {_one_line(error)}") from error
@@ -528,8 +528,7 @@ def _load_config(value: str) -> tuple[str, Any]:
     ) from error
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(
-      f"--config={path}: get_config must return a ConfigDict, but returns "
-      f"{config!r}"
+      f"--config={path}: get_config returns {config!r}, not a ConfigDict"
     )
   return path, config
 

@@ -45,7 +45,7 @@ def main() -> int:
     ) from error
   key = start.key(FLAGS.key_file, "key_file")
   if bool(FLAGS.compare) != (FLAGS.workdir is not None):
-    raise ValueError("--compare and --workdir must be given together")
+    raise ValueError("--compare needs --workdir, and --workdir needs --compare")
   seed, most = FLAGS.arrivals_seed, FLAGS.num_requests
   trace = traces.load(FLAGS.trace, most, seed) if FLAGS.trace else None
   asked = load.Load(trace, FLAGS.sessions, FLAGS.rate, FLAGS.think_s,

@@ -121,8 +121,7 @@ def assign_devices(
     needed = math.prod(counts.values())
     if needed > num_devices:
       raise ValueError(
-        f"the mesh needs {needed} devices, but this machine has {num_devices}; "
-        "use a smaller mesh"
+        f"{needed} devices are requested, this machine has {num_devices}"
       )
   return {name: Axis(name, sizes[name], counts[name]) for name in sizes}
 
@@ -176,10 +175,7 @@ def make_mesh(
   count = math.prod(shape)
   devices = list(jax.devices() if devices is None else devices)
   if len(devices) < count:
-    raise ValueError(
-      f"the mesh {shape} needs {count} devices, but only {len(devices)} are "
-      "available"
-    )
+    raise ValueError(f"the mesh {shape} needs {count} devices")
   if device_order:
     order = list(device_order)
     if (

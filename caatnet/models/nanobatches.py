@@ -69,8 +69,7 @@ def even(tokens: int, count: int) -> tuple[int, ...]:
   """
   if count > tokens:
     raise ValueError(
-      f"{count} nano-batches are more than the {tokens} tokens of a step; use "
-      "at most one per token"
+      f"{count} nano-batches are more than the {tokens} tokens of a step"
     )
   least, more = divmod(tokens, count)
   return (least + 1,) * more + (least,) * (count - more)
@@ -92,8 +91,8 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
   total = batch.tokens.shape[0]
   if sum(sizes) != total or min(sizes) < 1:
     raise ValueError(
-      f"nano-batches of {', '.join(map(str, sizes))} tokens must have {total} "
-      "tokens in total, the tokens of a step"
+      f"nano-batches of {', '.join(map(str, sizes))} tokens do not make up a "
+      f"step of {total}"
     )
   # First and last token of each sequence.
   spans = [

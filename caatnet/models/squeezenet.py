@@ -138,8 +138,7 @@ class SqueezeNet(Modules):
 
   def parts(self) -> Parts:
     raise ValueError(
-      "model.name='squeezenet' does not support pipeline stages, since it has "
-      "no stack of equal layers"
+      "model.name='squeezenet' has no stack of equal layers for pipeline stages"
     )
 
   def flops(self, example: Any) -> float:

@@ -60,12 +60,10 @@ def parse(text: str) -> Mapping[str, bool | str]:
   for part in text.split():
     match = re.fullmatch(r"(xla_\w+)=(\S*)", part)
     if not match:
-      raise ValueError(
-        f"compiler option {part!r} must have the form xla_NAME=VALUE"
-      )
+      raise ValueError(f"{part!r} must be xla_NAME=VALUE")
     name, value = match.groups()
     if name in found:
-      raise ValueError(f"compiler option {name} is given twice; give it once")
+      raise ValueError(f"{name} is given twice")
     # XLA accepts "true" as a string for TPUs only.
     found[name] = {"true": True, "false": False}.get(value, value)
   return found

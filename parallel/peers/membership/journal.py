@@ -156,9 +156,7 @@ class Journal:
       size += len(line) + 1
     # The rest is dropped, unless the file is none of a coordinator.
     if not _INCOMPLETE.fullmatch(lines[-1]):
-      raise ValueError(
-        f"{self._path} is not the journal of a coordinator; use another path"
-      )
+      raise ValueError(f"{self._path} is not a journal of a coordinator")
     return crc, record, size
 
 

@@ -69,9 +69,7 @@ class Sum(LinkOperation):
     what: str, num_chunks: int, out: np.ndarray | None, block_bytes: int,
   ) -> None:
     if x.dtype != np.float32 or not x.flags.c_contiguous:
-      raise ValueError(
-        f"x has dtype {x.dtype}; it must be contiguous and float32"
-      )
+      raise ValueError(f"x must be contiguous float32, not {x.dtype}")
     self._result = np.empty_like(x) if out is None else out
     if (
       self._result.shape != x.shape or self._result.dtype != x.dtype
@@ -188,8 +186,7 @@ class Direct(Sum):
     del scratch
     if (peer, header.slot) not in self._from:
       raise FrameError(
-        f"operation {self.tag} expects no data from {peer} for slot "
-        f"{header.slot}"
+        f"operation {self.tag} has no slot {header.slot} from {peer}"
       )
     chunk, row = self._from[peer, header.slot]
     start, stop = self._span(chunk)
@@ -303,8 +300,7 @@ class Ring(Sum):
     )
     if peer != source or chunk >= n or chunk == not_here:
       raise FrameError(
-        f"operation {self.tag} expects no data from {peer} for slot "
-        f"{header.slot}"
+        f"operation {self.tag} takes no slot {header.slot} from {peer}"
       )
     start, stop = self._span(chunk)
     self._take(peer, header, 4 * (stop - start))
@@ -352,8 +348,7 @@ class Gather(LinkOperation):
     self._data = memoryview(data).cast("B").toreadonly()
     if len(self._data) > max_bytes:
       raise ValueError(
-        f"the value has {len(self._data):,} bytes; at most "
-        f"max_bytes={max_bytes:,} are allowed"
+        f"{len(self._data):,} bytes are more than max_bytes={max_bytes:,}"
       )
     super().__init__(
       links, tag, ranks, what, len(self._data), block_bytes
@@ -393,9 +388,7 @@ class Gather(LinkOperation):
         raise self._error
     piece = self._pieces[peer]
     if header.slot != _WHOLE:
-      raise FrameError(
-        f"operation {self.tag} expects no data for slot {header.slot}"
-      )
+      raise FrameError(f"operation {self.tag} has no slot {header.slot}")
     self._take(peer, header, len(piece))
     return piece[header.offset : header.offset + header.length]
 
@@ -451,7 +444,7 @@ def all_reduce(
     return Direct(links, tag, x, ranks, out, block_bytes)
   if min(sites, default=0) < 1 or sum(sites) != len(ranks):
     raise ValueError(
-      f"sites={tuple(sites)} must be positive numbers of ranks whose sum is "
+      f"sites={tuple(sites)} must be positive numbers of ranks with the sum "
       f"{len(ranks)}"
     )
   return Direct(links, tag, x, ranks, out, block_bytes, sites)

@@ -275,9 +275,7 @@ def from_files(
   if not any(tls):
     return Security(secret.encode())
   if not all(tls):
-    raise ValueError(
-      "--certificate, --key and --authority must be given together"
-    )
+    raise ValueError("--certificate, --key and --authority must all be given")
   return with_tls(secret.encode(), *tls)
 
 
@@ -557,9 +555,7 @@ def _ask(
   if not hmac.compare_digest(
     mac, security.mac(b"listener", opening, said, answer)
   ):
-    raise Refused(
-      f"{request.receiver} has another token; all peers must have the same one"
-    )
+    raise Refused(f"{request.receiver} has another token")
   if not hmac.compare_digest(
     proof, security.proof(public, b"listener", opening, said, answer)
   ):

@@ -106,10 +106,7 @@ class LinkMatrix:
     check_size(n)
     if self.devices:
       if len(self.devices) != n:
-        raise ValueError(
-          f"the cluster has {n} devices, but {len(self.devices)} device types "
-          "are given; give one type per device"
-        )
+        raise ValueError(f"{len(self.devices)} types of {n} devices")
       object.__setattr__(self, "device", weakest(self.devices))
       if self.device is self.devices[0]:  # all are equal
         object.__setattr__(self, "devices", ())
@@ -117,15 +114,15 @@ class LinkMatrix:
     for before, after in itertools.pairwise(self.nodes):
       if before > after:
         raise ValueError(
-          "node numbers must ascend, so that the devices of a node are "
-          f"contiguous, but node {after} follows node {before}"
+          f"node {after} after node {before}: numbers of nodes must ascend, "
+          "so that devices of a node are contiguous"
         )
     for key in ("bandwidth", "latency_s"):
       matrix = np.array(getattr(self, key), float)
       if matrix.shape != (n, n):
         raise ValueError(
-          f"{key} has shape {' x '.join(map(str, matrix.shape))}; it must be "
-          f"square, with a row and a column for each of {n} devices"
+          f"{key} is {' x '.join(map(str, matrix.shape))}, not square with a "
+          f"row and a column for each of {n} devices"
         )
       # A message to the same device takes no time.
       np.fill_diagonal(matrix, math.inf if key == "bandwidth" else 0.0)
@@ -270,8 +267,7 @@ def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
   for cluster, _ in clusters:
     if len(cluster.levels) < 2:
       raise ValueError(
-        f"the cluster {cluster.name!r} has one level, so no network connects "
-        "it to other clusters; use a cluster with an outer level"
+        f"{cluster.name!r} has one level: no network connects it to others"
       )
   parts = [of_cluster(*x) for x in clusters]
   counts = [part.num_devices for part in parts]
@@ -386,9 +382,7 @@ def fit(
   """
   # Two unknowns need two different sizes.
   if len(set(sizes)) < 2:
-    raise ValueError(
-      "latency and rate can be fitted only to messages of two or more sizes"
-    )
+    raise ValueError("latency and rate need messages of two sizes or more")
   times = np.asarray(seconds, float)
   rows = np.stack([np.ones(len(times)), np.asarray(sizes, float)], 1)
   scale = np.array([1.0, float(np.max(sizes))])
@@ -399,8 +393,5 @@ def fit(
   )
   latency_s, per_byte = found / scale
   if per_byte <= 0:  # nnls sets it to 0 if times decrease
-    raise ValueError(
-      "no rate can be fitted, since larger messages took no longer than "
-      "smaller ones; measure larger messages"
-    )
+    raise ValueError("larger messages took no longer: no rate can be fitted")
   return float(latency_s), float(1 / per_byte)

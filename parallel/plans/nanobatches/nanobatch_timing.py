@@ -44,15 +44,9 @@ class NanoOperation:
   def __post_init__(self) -> None:
     known("resource=", self.resource, RESOURCES)
     if not 0 <= self.start < self.stop:
-      raise ValueError(
-        f"operation {self.kind}: the token range [{self.start}, {self.stop}) "
-        "must be ascending, and start at 0 or later"
-      )
+      raise ValueError(f"{self.kind}: tokens {self.start} to {self.stop}")
     if not 0 <= self.seconds < math.inf:
-      raise ValueError(
-        f"operation {self.kind}: seconds={self.seconds:g} must be finite and "
-        "at least 0"
-      )
+      raise ValueError(f"{self.kind}: {self.seconds:g} s")
 
   def overlaps(self, other: "NanoOperation") -> bool:
     """Returns whether two ranges have a token in common."""
@@ -72,8 +66,7 @@ def check(operations: Sequence[NanoOperation], num_tokens: int) -> None:
       if start != end:
         wrong = "are missing" if start > end else "are in two ranges"
         raise ValueError(
-          f"operation {kind}: tokens [{min(start, end)}, {max(start, end)}) "
-          f"{wrong}; each token must be in exactly one range"
+          f"{kind}: tokens {min(start, end)} to {max(start, end)} {wrong}"
         )
       end = stop
 
@@ -145,9 +138,7 @@ def step_seconds(
         ended[r] += 1
         started[r] = False
   if waiting:
-    raise ValueError(
-      "operations wait for each other in a cycle; change their order"
-    )
+    raise ValueError("operations wait for each other: change their order")
   return time
 
 

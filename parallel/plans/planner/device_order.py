@@ -69,9 +69,7 @@ def brute_force(traffic: Traffic) -> Order:
   """
   n = traffic.grid.size
   if n > EXACT:
-    raise ValueError(
-      f"{n} devices have too many orders; at most {EXACT} devices are allowed"
-    )
+    raise ValueError(f"{n} devices have too many orders; at most {EXACT} fit")
   orders = permutations(n)
   return _priced(traffic, orders[
     cost(traffic, orders.reshape(-1, *traffic.grid)).argmin()

@@ -138,7 +138,7 @@ COLUMNS = {
                     "sites": "sites_needed", "largest model": "largest"},
     "small example": {"without one link": "without_one"},
   },
-  "planner.published": {"and its slowdown": {
+  "planner.published": {"how many times": {
     "least": "least", "median": "median", "most": "most",
     "its model says": "said",
   }},
