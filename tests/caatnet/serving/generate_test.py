@@ -236,6 +236,7 @@ def test_speed_counts_all_replicas_and_omits_compilation(monkeypatch):
   assert speed == Speed(20, 5.0, 5, 1.5)
   decoder, _, _ = subject(ALONE)
   monkeypatch.setattr(decoder, "compile_seconds", 0.0)
+  monkeypatch.setattr(decoder, "shapes", set())  # shared with other tests
 
   def on_text(index, text):
     decoder.compile_seconds += 1e6
