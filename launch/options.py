@@ -338,7 +338,7 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     if FLAGS.help_config:
       return _printed(commands.runnable(tree.help_text(FLAGS.config)))
     _check_paths(uses, accepted.writes)
-    if accepted.changeable and FLAGS.workdir:
+    if accepted.changeable and "port" in uses and FLAGS.workdir:  # a server
       _check_run(FLAGS.workdir)
     if "programs" in uses:
       gc.disable()
