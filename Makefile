@@ -28,9 +28,9 @@ tables: $(VENV)/installed  ## Writes tables of documents from results/.
 notebooks: $(VENV)/installed  ## Executes colabs/: make notebooks ARGS=--only=routes
 	@$(BIN)/python -m docs.notebooks $(ARGS)
 
-docs:  ## Builds the documents as a site, site/index.html (40 MB).
-	@$(MAKE) --no-print-directory VENV=.venv-docs EXTRAS=docs .venv-docs/installed
-	.venv-docs/bin/python -m docs.site
+docs: $(VENV)/installed  ## Builds the documents as a site, site/index.html.
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[docs]"
+	$(BIN)/python -m docs.site
 
 reproduce: $(VENV)/installed  ## Runs claims again: make reproduce ARGS="1.1 5.1"
 	@$(BIN)/python -m docs.reproduce $(ARGS)
@@ -81,7 +81,7 @@ lint: $(VENV)/installed  ## Checks style and wording.
 	@$(BIN)/python -m docs.prose
 
 clean:  ## Removes virtual environments and caches, not runs/.
-	rm -rf .venv .venv-tpu .venv-gpu .venv-eval .venv-browser .venv-docs .venv-quick-* .pytest_cache .ruff_cache build site *.egg-info
+	rm -rf .venv .venv-tpu .venv-gpu .venv-eval .venv-browser .venv-quick-* .pytest_cache .ruff_cache build site *.egg-info
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv on PATH; \

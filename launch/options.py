@@ -99,7 +99,7 @@ flags.DEFINE_string(
   'Overrides of a second step, "config.sync.p=0.5 ...", to compare.',
 )
 flags.DEFINE_string("trace", "", "File to replay; conversations if unset.")
-flags.DEFINE_integer("max_tokens", None, "Most tokens of an answer.")
+flags.DEFINE_integer("max_tokens", None, "Most tokens of an answer.", 1)
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_string(
@@ -147,6 +147,7 @@ def run(
   positional: str = "",
   writes: Sequence[str] = (),
   helps: Mapping[str, str] | None = None,
+  reads_run: bool = False,
 ) -> NoReturn:
   """Parses the flags, sets up the devices, runs a script, and exits.
 
@@ -163,11 +164,13 @@ def run(
     writes: Flags of other files that the script writes, and NAME/ for folders.
       All paths are checked before the script begins.
     helps: Help of shared flags that have a meaning of their own here.
+    reads_run: Whether --workdir must hold a run, which is checked before jax is
+      imported.
   """
   interrupts.watch()
   code = _run(main, _Accepted(
     uses, required, defaults or {}, changeable, devices, positional, writes,
-    helps or {},
+    helps or {}, reads_run,
   ))
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   if not several:  # which wait for each other at their exit
@@ -315,6 +318,7 @@ class _Accepted(NamedTuple):
   positional: str
   writes: Sequence[str]
   helps: Mapping[str, str]
+  reads_run: bool
 
 
 def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
@@ -338,7 +342,7 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     if FLAGS.help_config:
       return _printed(commands.runnable(tree.help_text(FLAGS.config)))
     _check_paths(uses, accepted.writes)
-    if accepted.changeable and "port" in uses and FLAGS.workdir:  # a server
+    if accepted.reads_run and FLAGS.workdir:
       _check_run(FLAGS.workdir)
     if "programs" in uses:
       gc.disable()

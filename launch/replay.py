@@ -24,9 +24,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("url", "http://127.0.0.1:8000", "Address of the server.")
 flags.DEFINE_integer("sessions", 20, "Conversations without --trace.", 1)
 flags.DEFINE_float("rate", 0.0, "Requests per second; 0: the trace's, or 1.", 0)
-flags.DEFINE_float(
-  "think_s", 30.0, "Mean seconds between an answer and the next turn.", 0
-)
+flags.DEFINE_float("think_s", 30.0, "Mean seconds between turns.", 0)
 flags.DEFINE_integer("num_requests", 0, "Number of requests; 0 for all.", 0)
 flags.DEFINE_string("key_file", "", "File with the API key of the server.")
 flags.DEFINE_integer("arrivals_seed", 0, "Seed of random arrivals.", 0)
@@ -44,14 +42,16 @@ def main() -> int:
       f'replaying needs {error.name}: pip install "caatnet[serve]"'
     ) from error
   key = start.key(FLAGS.key_file, "key_file")
-  if bool(FLAGS.compare) != (FLAGS.workdir is not None):
-    raise ValueError("--compare needs --workdir, and --workdir needs --compare")
+  policies = local.policies(FLAGS.compare) if FLAGS.compare else [""]
+  given = [bool(FLAGS.compare), FLAGS.workdir is not None]
+  if any(given) and (not all(given) or FLAGS["url"].present):
+    raise ValueError("--compare and --workdir go together, without --url")
   seed, most = FLAGS.arrivals_seed, FLAGS.num_requests
   trace = traces.load(FLAGS.trace, most, seed) if FLAGS.trace else None
   asked = load.Load(trace, FLAGS.sessions, FLAGS.rate, FLAGS.think_s,
                     FLAGS.max_tokens or 0, most, seed)
   found = {}
-  for policy in FLAGS.compare.split(","):
+  for policy in policies:
     server = contextlib.nullcontext(FLAGS.url) if not policy else local.started(
       FLAGS.workdir, [f"--config.serving.policy={policy}"]
     )

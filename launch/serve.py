@@ -51,7 +51,7 @@ def main() -> int:
     raise ValueError("--name and --step have no effect with --config")
   listener = http.bound(FLAGS.host, FLAGS.port)
   key, mesh, say = start.key(FLAGS.api_key_file), options.mesh(), servers.say
-  say(f"reading {FLAGS.workdir or 'experts'}")
+  say(f"reading {FLAGS.workdir or 'experts'}" + ", compiling" * FLAGS.warm_up)
   options.resume_gc()
   if FLAGS.config is not None:
     made = experts.build(FLAGS.config, mesh, say, library.put)
@@ -76,4 +76,4 @@ if __name__ == "__main__":
     "workdir", "config", "mesh", "cpu_devices", "step", "host", "port",
     "programs",
   ), required=(), changeable=("inference", "serving", "model.max_positions"),
-    helps={"workdir": "Folder of the run."})
+    helps={"workdir": "Folder of the run."}, reads_run=True)

@@ -16,7 +16,6 @@ _CONSOLE = Console(highlight=False, soft_wrap=True)
 
 def progress(steps: Iterable[Any], count: int) -> None:
   """Iterates over compilation steps with a progress bar."""
-  say(f"compiling {count:,} programs")
   for _ in track(
     steps, "compiling programs", total=count, transient=True,
     console=Console(stderr=True),

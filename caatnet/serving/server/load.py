@@ -7,6 +7,7 @@ from typing import Any
 
 from caatnet.serving import traces
 from caatnet.serving.server import client
+from parallel.base import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,9 @@ class Load:
       or than half of the model's context.
     num_requests: Number of requests, from the first; 0 for all.
     seed: Seed of random arrivals and lengths.
+
+  Raises:
+    ValueError: A rate or a time is negative or not finite.
   """
 
   trace: Sequence[traces.Arrival] | None = None
@@ -31,6 +35,10 @@ class Load:
   max_tokens: int = 0
   num_requests: int = 0
   seed: int = 0
+
+  def __post_init__(self) -> None:
+    checks.not_negative("rate", self.rate)
+    checks.not_negative("think_s", self.think_s)
 
   def questions(
     self, card: dict[str, Any]

@@ -13,10 +13,12 @@ import tempfile
 import time
 
 from caatnet import commands
+from caatnet.serving.scheduler.policies import registry
+from parallel.base.checks import known
 
 _END_S = 20.0
 _POLL_S = 0.1
-_ADDRESS = re.compile(r"http://[\d.]+:\d+")
+_ADDRESS = re.compile(r"(http://[\d.]+:\d+)\D")  # a line may be half written
 
 
 @contextlib.contextmanager
@@ -59,11 +61,23 @@ def _address(process: subprocess.Popen, log: pathlib.Path) -> str:
     ended = process.poll() is not None
     text = log.read_text(errors="replace")
     if found := _ADDRESS.search(text):
-      return found[0]
+      return found[1]
     if ended:
       last = [f"it ended with code {process.returncode}", *text.splitlines()]
       raise ValueError(f"the server: {last[-1].removeprefix('error: ')}")
     time.sleep(_POLL_S)
+
+
+def policies(text: str) -> list[str]:
+  """Returns the scheduling policies of a comma-separated list.
+
+  Raises:
+    ValueError: One of them is unknown.
+  """
+  found = text.split(",")
+  for policy in found:
+    known("--compare: ", policy, registry.POLICIES)
+  return found
 
 
 def with_parent() -> list[str]:

@@ -104,7 +104,7 @@ class PlannerOptions:
   )
   max_s: float = field(
     120.0, "Seconds after which no further search of a device order or of a "
-    "smaller cluster starts; the report says how many were skipped.", POSITIVE
+    "smaller cluster starts; the report counts the skipped ones.", POSITIVE
   )
   why_not: tuple[str, ...] = field(
     (),

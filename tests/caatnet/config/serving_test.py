@@ -139,7 +139,7 @@ def test_host_cache_has_a_quarter_of_the_free_memory(
 
 
 def test_states_of_a_recurrent_model_are_part_of_its_cache(monkeypatch):
-  """Of 4 sequences; states of the convolution and h of 16 channels a rank."""
+  """State slots for 4 sequences: the convolution and 16 channels per rank."""
   config = override(
     inference.with_inference(recurrent.get_config("test")),
     "parallel.tensor=2 data.seq_len=4 model.vocab_size=16 model.num_heads=2 "

@@ -60,7 +60,7 @@ def convolve(x, layer, stride=1):
 
 
 def test_network_equals_its_oracle(monkeypatch):
-  """Of two fires, with maxima after the first convolution and fire_3."""
+  """Has two fires, and max pooling after the first convolution and fire_3."""
   for name, value in (
     ("_FIRST", 4), ("_FIRES", ((2, 3, 4), (3, 2, 5))), ("_POOLED", (1, 3)),
   ):

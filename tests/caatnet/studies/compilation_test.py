@@ -205,7 +205,7 @@ def test_measured_cluster_needs_the_devices_of_the_target():
 
 
 def test_equal_copies_to_the_host_are_one_row():
-  """With the least compute beside one of them; a synchronous one has none."""
+  """Each row has the least compute that overlaps; None if synchronous."""
   def copy(seconds, count, asynchronous=True, size=100):
     return overlap.HostCopy(
       True, size, count, asynchronous, Cost(seconds=seconds), "block"
