@@ -151,14 +151,6 @@ def test_models_have_the_parameters_of_their_documentation(
   assert count / 1e9 == pytest.approx(billions, rel=5e-3, abs=5e-6)
 
 
-def test_sizes_of_outer_loops_have_the_same_proportions():
-  for size in ("35m", "100m", "200m", "300m", "500m", "1b", "4b"):
-    model = get("diloco.base", "streaming", size).model
-    assert 4 * model.num_layers == 3 * model.num_heads
-    assert model.width == 64 * model.num_kv_heads
-    assert model.ffn_width == 4 * model.width
-
-
 @pytest.mark.parametrize(("name", "size", "runs", "steps", "tokens"), [
   ("caatnet.sweep", "study", 39, 160, 2048),
   ("zero.sweep", "study", 18, 300, 1024),
@@ -193,17 +185,6 @@ def test_runs_from_a_dense_model_differ_in_one_property():
   p = [found[part]["sync"]["p"] for part in parts]
   assert p == [1, 0.5, 0.5, 1, 0.5, 1]
   assert {config["seed"] for config in found.values()} == {2}
-
-
-def test_outer_loops_of_sweeps_have_their_documented_rates():
-  loops = get("diloco.sweep", "long").sweep.sections.outer.values()
-  for key, value in (("learning_rate", 1.0), ("momentum", 0.3)):
-    assert {loop[key] for loop in loops if key in loop} == {value}
-  outer = get("diloco.rounding").outer
-  assert (outer.algorithm, outer.sync_every) == ("diloco", 30)
-  assert (outer.learning_rate, outer.momentum) == (1.0, 0.3)
-  quick = get("diloco.sweep", "test").sweep.sections.outer
-  assert quick.diloco == tree.defaults("outer", "diloco")
 
 
 def test_topologies_have_the_ranks_of_their_size():

@@ -12,7 +12,7 @@ from caatnet.inspection import report as compilation
 from caatnet.show import drawing, render
 from caatnet.studies import registry
 from parallel.base import plot
-from tests.parallel.base.report_test import check, check_columns
+from tests.parallel.base.report_test import check
 
 # Module of the config -> its argument, and keys that make it small.
 CASES = {
@@ -86,76 +86,6 @@ def test_formats_show_the_same_cells(name):
   check(report)
   check_units(report)
   check_keys(report)
-
-
-# Words of a table's title -> headings of columns, and keys of their rows.
-COLUMNS = {
-  "federated.links": {
-    "predicted rounds": {
-      "downlink": "share_down", "compute": "share_compute",
-      "uplink": "share_up",
-    },
-    "uplinks of": {
-      "uplink (s)": "t_u", "of Ethernet": "over_ethernet",
-      "of WiFi": "over_wifi", "of a round": "share_up",
-      "straggler (s)": "straggler_s", "with Ethernet": "ethernet_straggler_s",
-      "Mbit/s per client": "rate/125e3", "compute (s)": "compute_s",
-    },
-    "uplinks in": {
-      "ready": "apart", "groups": "order_s",
-      "mean end, shared": "mean_shared_s",
-      "mean end, in order": "mean_serial_s",
-    },
-    "simulated with": {
-      "downlinks at once": "downlinks", "uplinks at once": "uplinks",
-      "updates": "merged", "mean t_u (s)": "t_u",
-    },
-    "as long": {"MB up": "bytes_up/1e6", "MB down": "bytes_down/1e6"},
-  },
-  "collectives.spraying": {"the same after": {
-    "sent": "num_sent", "fullest": "fullest_uplink", "bound": "bound",
-    "over it": "over_bound", "optimum": "optimum",
-  }},
-  "inference.decode": {
-    "ms of a step": {
-      "compute": "compute_ms", "MB": "sent_mb", "all-reduces": "links_ms",
-      "with latency": "collectives_ms", "step": "without_ms",
-      "step with latency": "with_ms",
-    },
-    "machines:": {"TFLOP/s": "peak_tflops", "GB": "memory_gb",
-                  "GB/s": "memory_gb_s"},
-    "us of a layer": {"products": "products_us", "the rest": "others_us",
-                      "roofline of products": "roofline_us"},
-  },
-  "memory.12b_32k": {
-    "on one tier": {"times the first": "slower",
-                    "to the device": "to_device/1e9"},
-    "least rate": {"speed": "target", "GB/s": "rate/1e9"},
-  },
-  "datacentre.hundred_billion": {
-    "what decides": {"at its low end": "low", "at its high end": "high"},
-    "machines of": {"1e6 $": "budget/1e6", "MW": "facility_w/1e6",
-                    "sites": "sites_needed", "largest model": "largest"},
-    "small example": {"without one link": "without_one"},
-  },
-  "planner.published": {"how many times": {
-    "least": "least", "median": "median", "most": "most",
-    "its model says": "said",
-  }},
-  "zero.frontier": {"by microbatches per step": {
-    "m": "accumulation", "GB": "memory.total/1e9", "s, reuse": "seconds.reuse",
-    "s, no reuse": "seconds.no reuse",
-  }},
-  "serving.vllm_log": {"simulated": {"simulated": "ours_s", "log": "log_s"}},
-  "graphs.alignment": {"requests per row": {"bytes": "row_bytes",
-                                            "TPU": "tpu_bytes_per_byte"}},
-}
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_columns_have_the_headings_of_their_numbers(name):
-  for title, columns in COLUMNS[name].items():
-    check_columns(reported(name), title, columns)
 
 
 @pytest.mark.parametrize("name", CASES)

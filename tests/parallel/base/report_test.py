@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from caatnet.show import drawing, render, results
-from parallel.base import labels, plot, report
+from parallel.base import plot, report
 from parallel.base.report import Column, Report, Table
 from tests.caatnet.show import terminal
 
@@ -111,35 +111,6 @@ def from_terminal(table):
     elif line[0] in "┡├":
       rows.append([""] * len(table.headings))
   return [list(map(words, row)) for row in rows]
-
-
-def check_columns(made, title, columns):
-  """Checks that the columns of a table show some keys of its rows.
-
-  Args:
-    made: Report.
-    title: Words of the table's title.
-    columns: Heading -> key, or key/unit, of a number, a list or a text.
-  """
-  table = next(table for table in made.tables if title in table.title)
-  for row, cells in zip(table.rows, table.cells(), strict=True):
-    shown = dict(zip(table.headings, cells, strict=True))
-    for heading, name in columns.items():
-      key, _, unit = name.partition("/")
-      value = labels.find(row, key)
-      if value is None or isinstance(value, str):
-        assert shown[heading] == (value or "-"), heading
-        continue
-      numbers = value if isinstance(value, list | tuple) else [value]
-      texts = shown[heading].split(", ")
-      for number, text in zip(numbers, texts, strict=True):
-        digits = text.replace(",", "").strip("+%")
-        _, _, decimals = digits.partition(".")
-        per = 100 if "%" in text else 1
-        assert float(digits) == pytest.approx(
-          per * number / float(unit or 1), rel=6e-3,
-          abs=0.51 * 10.0 ** -len(decimals),
-        ), heading
 
 
 def check(made):
