@@ -138,10 +138,13 @@ def executed(path: pathlib.Path) -> Any:
 def _joined(outputs: list[Any]) -> list[Any]:
   """Returns a cell's outputs with consecutive parts of a stream merged.
 
-  The number of parts depends on timing.
+  The number of parts depends on timing. A progress bar that has ended leaves
+  an empty output, which is omitted.
   """
   joined: list[Any] = []
   for output in outputs:
+    if output.get("data", {}).get("text/plain") == "":
+      continue
     name = output.get("name")  # only streams have one
     if joined and name is not None and joined[-1].get("name") == name:
       joined[-1].text += output.text

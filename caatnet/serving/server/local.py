@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -36,8 +35,8 @@ def started(workdir: str, arguments: Sequence[str]) -> Iterator[str]:
     ValueError: The server has ended, with the last line that it printed.
   """
   command = [
-    *with_parent(), sys.executable, "-m", "launch.serve", "--port=0",
-    f"--workdir={workdir}", *arguments,
+    *with_parent(),
+    *commands.spawned("serve", "--port=0", f"--workdir={workdir}", *arguments),
   ]
   path = os.pathsep.join(filter(None, [
     str(commands.root()), os.environ.get("PYTHONPATH")
