@@ -222,16 +222,18 @@ class Expected(_Model):
       bool(self.log),
     )
     if sum(ways) != 1:
-      raise ValueError("needs one of file, output, printed, ratio and log")
+      raise ValueError(
+        "exactly one of file, output, printed, ratio and log must be given"
+      )
     if self.file and self.output:
-      raise ValueError("file and output exclude each other")
+      raise ValueError("file and output must not both be given")
     if (self.file or self.output) and not (self.pointer or self.column):
-      raise ValueError("a file needs pointer or column")
+      raise ValueError("a file or output needs pointer or column")
     counted = self.statistic == "count"
     if self.printed and "(?P<value>" not in self.printed and not counted:
-      raise ValueError("printed needs a group (?P<value>...)")
+      raise ValueError("printed must have a group (?P<value>...)")
     if self.ratio and len(self.ratio) != 2:
-      raise ValueError("ratio needs two names")
+      raise ValueError("ratio must have two names")
     return self
 
 
@@ -384,13 +386,15 @@ class Claim(_Model):
   @pydantic.model_validator(mode="after")
   def _is_sound(self) -> "Claim":
     if bool(self.commands) and bool(self.same_as):
-      raise ValueError("commands and same_as exclude each other")
+      raise ValueError("commands and same_as must not both be given")
     if self.commands and self.budget_s is None and not self.cannot_run:
-      raise ValueError("commands need budget_s or cannot_run")
+      raise ValueError("commands need budget_s, or cannot_run with the reason")
     if not self.commands and not self.same_as and not self.cannot_run:
-      raise ValueError("needs commands, same_as or cannot_run")
+      raise ValueError("one of commands, same_as and cannot_run must be given")
     if self.checks and self.judgement != "predicted":
-      raise ValueError("checks are for claims that are predicted")
+      raise ValueError(
+        "checks must be given only for claims that are predicted"
+      )
     self._check_criteria()
     texts = {
       "published.text": self.published.text, "seen": self.seen,
@@ -403,7 +407,9 @@ class Claim(_Model):
         raise ValueError(f"{key}: placeholder {error}") from error
       bare = _FIGURE.search(_NAMES.sub(" ", " ".join(text.split())))
       if bare:
-        raise ValueError(f"{key}: the figure {bare[0]!r} is not a field")
+        raise ValueError(
+          f"{key}: the number {bare[0]!r} must be a placeholder, as in {{name}}"
+        )
     return self
 
   def _check_criteria(self) -> None:
@@ -411,14 +417,19 @@ class Claim(_Model):
       criterion = expected.against_published
       unknown = set(expected.ratio) - set(self.expected)
       if unknown:
-        raise ValueError(f"expected.{name}: no number {unknown.pop()!r}")
+        raise ValueError(
+          f"expected.{name}: ratio must have names of expected numbers, got "
+          f"{unknown.pop()!r}"
+        )
       if criterion is None:
         continue
       if bool(criterion.name) == (criterion.number is not None):
-        raise ValueError(f"expected.{name}: needs a published name or a number")
+        raise ValueError(
+          f"expected.{name} must have a published name or a number"
+        )
       if criterion.name and criterion.name not in self.published.values:
         raise ValueError(
-          f"expected.{name}: no published value {criterion.name!r}"
+          f"expected.{name}: published.values has no value {criterion.name!r}"
         )
     self._check_fits()
     if self.judgement == "computed" and not self.criteria():
@@ -426,12 +437,14 @@ class Claim(_Model):
     if self.published.source == "unverified" and self.verdict().startswith(
       ("reproduced", "predicted within")
     ):
-      raise ValueError("a claim that is unverified cannot be reproduced")
+      raise ValueError("an unverified claim must not be marked as reproduced")
 
   def _check_fits(self) -> None:
     unknown = self._fitted() - set(self.published.values)
     if unknown:
-      raise ValueError(f"fitted_to: no published value {min(unknown)!r}")
+      raise ValueError(
+        f"fitted_to: published.values has no value {min(unknown)!r}"
+      )
     names = {c.name for _, c, _ in self.criteria().values()} | self._fitted()
     missing = set(self.published.values) - names
     if self.judgement == "predicted" and missing:

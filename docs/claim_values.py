@@ -116,13 +116,19 @@ def pointed(content: Any, path: Sequence[str]) -> Iterator[Any]:
   elif isinstance(content, list) and "=" in key:
     matching = _matching(content, key)
     if len(matching) != 1:
-      raise LookupError(f"{len(matching)} entries have {key!r}")
+      raise LookupError(
+        f"{len(matching)} entries have the key {key!r}; exactly one must have "
+        "it"
+      )
     yield from pointed(matching[0], rest)
   elif isinstance(content, list):
     yield from pointed(content[int(key)], rest)
   else:
     if key not in content:
-      raise LookupError(f"no key {key!r} among {', '.join(map(str, content))}")
+      raise LookupError(
+        f"the key {key!r} is missing; the keys are "
+        f"{', '.join(map(str, content))}"
+      )
     yield from pointed(content[key], rest)
 
 
@@ -145,7 +151,7 @@ def _column(text: str, expected: Expected) -> list[float]:
       if all(row[key] == value for key, value in wanted.items())
     ]
     if not found:
-      raise LookupError(f"no row has {wanted}")
+      raise LookupError(f"no row has the values {wanted}")
     return found
 
   values = select(expected.rows)

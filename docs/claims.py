@@ -39,15 +39,15 @@ def load(folder: pathlib.Path = FOLDER) -> dict[str, list[Claim]]:
       if claim.number in owners:
         raise ValueError(
           f"{paper}.toml, claim {claim.number}: {owners[claim.number]}.toml "
-          "has this number"
+          "also has this number; numbers of claims must differ"
         )
       owners[claim.number] = paper
   for paper, claims in found.items():
     for claim in claims:
       if claim.same_as and claim.same_as not in owners:
         raise ValueError(
-          f"{paper}.toml, claim {claim.number}: same_as: no claim "
-          f"{claim.same_as!r}"
+          f"{paper}.toml, claim {claim.number}: same_as must be the number of "
+          f"a claim, got {claim.same_as!r}"
         )
       named = [("checks", entry) for entry in claim.checks] + [
         (f"expected.{name}.log", expected.log)
@@ -56,8 +56,8 @@ def load(folder: pathlib.Path = FOLDER) -> dict[str, list[Claim]]:
       for key, entry in named:
         if not log.path_of(entry).exists():
           raise ValueError(
-            f"{paper}.toml, claim {claim.number}: {key}: no entry {entry!r} in "
-            "log/"
+            f"{paper}.toml, claim {claim.number}: {key} must be an entry of "
+            f"log/, got {entry!r}"
           )
   return found
 
@@ -128,7 +128,8 @@ def page(folder: pathlib.Path = FOLDER) -> str:
   marks = re.findall(r"^<!-- claims: (\d+) -->$", frame, re.M)
   if set(marks) != sections or len(marks) != len(sections):
     raise ValueError(
-      f"page.md marks the sections {marks}, claims are of {sorted(sections)}"
+      f"page.md has the sections {marks}, but claims have the sections "
+      f"{sorted(sections)}; they must be equal"
     )
   for section in sections:
     entries = [

@@ -48,7 +48,9 @@ def rewritten(
   def write(match: re.Match[str]) -> str:
     name = match["name"]
     if name not in tables:
-      raise ValueError(f"no table {name!r}; known: {', '.join(tables)}")
+      raise ValueError(
+        f"the table {name!r} is unknown; use one of {', '.join(tables)}"
+      )
     body = tables[name](match["body"])
     if body != match["body"]:
       changed.append(name)
@@ -57,5 +59,7 @@ def rewritten(
   # Each pair of markers must match, or the count differs.
   marks = re.findall(r"^(?:<!--|#) (table: \w+|end of table)", text, re.M)
   if len(marks) != 2 * len(_TABLE.findall(text)):
-    raise ValueError(f"a table lacks its first or last line: {marks}")
+    raise ValueError(
+      f"each table must have a first and a last line, got {marks}"
+    )
   return _TABLE.sub(write, text), changed

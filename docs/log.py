@@ -105,12 +105,16 @@ def parse(name: str, text: str) -> Entry:
     if not head.get(key) and not (key == "Command" and "```" in text)
   ]
   if missing:
-    raise ValueError(f"{name}: the head lacks {', '.join(missing)}")
+    raise ValueError(
+      f"{name}: the head of the entry must have {', '.join(missing)}"
+    )
   commits = _COMMIT.findall(head["Commit"])
   if not commits:
-    raise ValueError(f"{name}: no commit in {head['Commit']!r}")
+    raise ValueError(f"{name}: Commit must have a hash, got {head['Commit']!r}")
   if not re.fullmatch(NAME, name) or not name.startswith(head["Date"]):
-    raise ValueError(f"{name}: expected {head['Date']}-subject")
+    raise ValueError(
+      f"{name}: the name of the entry must be {head['Date']}-subject"
+    )
   verdict = " ".join(parts[4].split())
   return Entry(
     name, title[1], head, commits[-1], re.split(r"(?<=\.)\s", verdict)[0]

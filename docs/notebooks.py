@@ -104,7 +104,9 @@ def with_first_cell(path: pathlib.Path) -> Any:
 
   kept = nbformat.read(path, as_version=4)
   if kept.metadata.get("caatnet", {}).get("sources") != sources(kept):
-    raise ValueError(f"{path.name}: make notebooks executes it")
+    raise ValueError(
+      f"{path.name} has changed since it was executed; run make notebooks"
+    )
   notebook = prepared(path)
   notebook.metadata["caatnet"]["sources"] = sources(notebook)
   return notebook
@@ -181,13 +183,15 @@ def main() -> None:
   paths = sorted(folder.glob(f"{FLAGS.only or '*'}.ipynb"))
   if not paths:
     names = ", ".join(sorted(path.stem for path in folder.glob("*.ipynb")))
-    raise ValueError(f"--only={FLAGS.only}: the notebooks are {names}")
+    raise ValueError(
+      f"--only={FLAGS.only} must be one of the notebooks {names}"
+    )
   if FLAGS.check:
     stale = [path.name for path in paths if is_stale(path)]
     if stale:
       raise ValueError(
-        f"cells changed since they were executed: {', '.join(stale)}; "
-        "make notebooks executes them"
+        f"cells were changed after they were executed: {', '.join(stale)}; run "
+        "make notebooks"
       )
     return
   make = with_first_cell if FLAGS.first_cell else executed

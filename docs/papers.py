@@ -132,7 +132,7 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
   unknown = set(figures) - {s.name for s in rows}
   if unknown:
     raise ValueError(
-      f"no row {', '.join(sorted(unknown))} in the table of strategies"
+      f"the table of strategies must have rows for {', '.join(sorted(unknown))}"
     )
   return markdown_table(
     ["strategy", "paper", "what it saves", "what it costs here", "config",

@@ -120,8 +120,8 @@ def plans(
       chosen |= {c.number: c for c in known[name]}
     else:
       raise ValueError(
-        f"no claim or paper {name!r}; papers: {', '.join(known)}; claims have "
-        "numbers such as 1.1; or all"
+        f"the claim or paper {name!r} is unknown; use the number of a claim, "
+        f"such as 1.1, all, or a paper: {', '.join(known)}"
       )
   ordered = sorted(chosen.values(), key=lambda claim: claim.order)
   return [_plan(claim, budget_s, by_number) for claim in ordered]
@@ -246,11 +246,15 @@ def _shell(
       os.killpg(process.pid, signal.SIGKILL)  # all that the command started
     process.wait()
     if isinstance(error, subprocess.TimeoutExpired):
-      raise ValueError(f"{first}: stopped after {timeout_s:.0f} s") from error
+      raise ValueError(
+        f"{first} was stopped after its time limit of {timeout_s:.0f} s"
+      ) from error
     raise
   if process.returncode:
     last = (printed.strip().splitlines() or ["nothing printed"])[-1]
-    raise ValueError(f"{first}: exit status {process.returncode}: {last}")
+    raise ValueError(
+      f"{first} failed with exit status {process.returncode}: {last}"
+    )
   return printed
 
 
@@ -390,19 +394,19 @@ def recorded(
       lambda match, new=new: f"{match[1]}{new!r}", numbers,
     )
     if count != 1:
-      raise ValueError(f"claim {number}: no value of {name}")
+      raise ValueError(f"claim {number} has no value of {name}")
     entry["expected"][name]["value"] = new
   blocks[index] = first + numbers
   made = "".join(blocks)
   if tomllib.loads(made) != wanted:
-    raise ValueError(f"claim {number}: other content would change")
+    raise ValueError(f"claim {number}: the update would change other content")
   return made
 
 
 def main(names: Sequence[str]) -> int:
   """Runs claims, prints a table of their numbers, and returns an exit code."""
   if not names:
-    raise ValueError("name claims, such as 1.1, papers, or all (--help)")
+    raise ValueError("give claims, such as 1.1, papers, or all (--help)")
   chosen = plans(names, FLAGS.budget, claims.load())
   total = sum(not plan.skipped for plan in chosen)
   with Progress(transient=True, console=Console(stderr=True)) as progress:

@@ -40,7 +40,7 @@ def linked(page: pathlib.Path, root: pathlib.Path = ROOT) -> set[pathlib.Path]:
   for name in _LINK.findall((root / page).read_text()):
     path = (root / page.parent / name).resolve()
     if not path.exists() or not path.is_relative_to(root):
-      raise ValueError(f"{page} links to {name}, which does not exist")
+      raise ValueError(f"{page} has a link to {name}, which does not exist")
     if path.is_file():
       found.add(path.relative_to(root))
   return found

@@ -643,8 +643,7 @@ def main() -> None:
       files.replace(path, text)
   if stale and FLAGS.check:
     raise ValueError(
-      f"tables that differ from results/: {', '.join(stale)}; update them "
-      "with make tables"
+      f"the tables {', '.join(stale)} differ from results/; run make tables"
     )
   print("\n".join(stale) or "all tables match results/")
 

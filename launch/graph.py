@@ -33,9 +33,11 @@ def main() -> None:
 
   config = FLAGS.config
   if "graph" not in config:
-    raise ValueError("--config has no graph; use configs/graphs/source.py")
+    raise ValueError(
+      "--config must have a graph, as configs/graphs/source.py has"
+    )
   if not FLAGS.output:
-    raise ValueError("--output is required: the folder to write")
+    raise ValueError("--output is required: the folder to write the graph to")
   output = pathlib.Path(FLAGS.output).expanduser()
   with files.whole_folder(output) as folder, Console(stderr=True).status(
     Text(f"writing {output}")

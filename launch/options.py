@@ -300,7 +300,7 @@ def split_overrides(
       continue
     if not any(f"{match[2]}.".startswith(f"{name}.") for name in changeable):
       raise ValueError(
-        f"{argument}: of a run's config only "
+        f"{argument} has no effect: of a run's config, only "
         f"{', '.join(f'config.{name}' for name in changeable)} can be changed"
       )
     changes.append(match[1])
@@ -447,7 +447,7 @@ def _parse(
     and any(v is not None for v in several)
   ):
     raise ValueError(
-      "--coordinator, --num_processes and --process_id go together"
+      "--coordinator, --num_processes and --process_id must be given together"
     )
   address = FLAGS.coordinator
   if address is not None and not re.fullmatch(r".+:\d+", address):
@@ -516,7 +516,7 @@ def _load_config(value: str) -> tuple[str, Any]:
   try:
     get_config = runpy.run_path(path).get("get_config")
     if get_config is None:
-      raise ValueError(f"--config={path}: no get_config there")
+      raise ValueError(f"--config={path} must define get_config")
     config = get_config(*([argument] if argument else []))
   except (ImportError, SyntaxError) as error:
     raise ValueError(f"--config={path}: {_one_line(error)}") from error
@@ -532,7 +532,8 @@ def _load_config(value: str) -> tuple[str, Any]:
     ) from error
   if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(
-      f"--config={path}: get_config returns {config!r}, not a ConfigDict"
+      f"--config={path}: get_config must return a ConfigDict, but returns "
+      f"{config!r}"
     )
   return path, config
 

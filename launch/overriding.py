@@ -56,7 +56,7 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
   for key, _ in overrides:
     if key not in declared:
       near = tree.nearest(key, list(declared), "--config.")
-      raise ValueError(f"no key config.{key} in {path}{near}")
+      raise ValueError(f"{path} has no key config.{key}{near}")
     values = [value for other, value in overrides if other == key]
     if len(values) > 1 and isinstance(declared[key][1], tuple):
       raise ValueError(f"config.{key} is given twice: {' and '.join(values)}")

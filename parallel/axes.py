@@ -121,7 +121,8 @@ def assign_devices(
     needed = math.prod(counts.values())
     if needed > num_devices:
       raise ValueError(
-        f"{needed} devices are requested, this machine has {num_devices}"
+        f"the mesh needs {needed} devices, but this machine has {num_devices}; "
+        "use a smaller mesh"
       )
   return {name: Axis(name, sizes[name], counts[name]) for name in sizes}
 
@@ -175,7 +176,10 @@ def make_mesh(
   count = math.prod(shape)
   devices = list(jax.devices() if devices is None else devices)
   if len(devices) < count:
-    raise ValueError(f"the mesh {shape} needs {count} devices")
+    raise ValueError(
+      f"the mesh {shape} needs {count} devices, but only {len(devices)} are "
+      "available"
+    )
   if device_order:
     order = list(device_order)
     if (

@@ -427,8 +427,8 @@ def _needs_mesh(axis: Axis, what: str) -> None:
   """Raises ValueError for an axis with a backend, which has no mesh axis."""
   if axis.backend is not None:
     raise ValueError(
-      f"{what} over the axis {axis.name!r}, whose ranks are separate "
-      "processes: these support sums and gathers only"
+      f"{what} over the axis {axis.name!r} is not supported, since its ranks "
+      "are separate processes, which support only sums and gathers"
     )
 
 

@@ -68,15 +68,15 @@ class Wire:
     # An all-reduce has neither codes to round nor a choice of route.
     if self.codec == "none" and (self.stochastic or self.route != _ROUTES[0]):
       raise ValueError(
-        f"wire codec='none' is an all-reduce; stochastic="
-        f"{self.stochastic} and route={self.route!r} need one of "
+        f"wire codec='none' is an all-reduce, so stochastic={self.stochastic} "
+        f"and route={self.route!r} need another codec: one of "
         f"{', '.join(reference.NAMES)}"
       )
     # Decoded values are always summed in float32.
     if self.codec != "none" and self.dtype != "float32":
       raise ValueError(
-        f"wire dtype={self.dtype!r} is for codec='none'; {self.codec!r} "
-        "sums in float32"
+        f"wire dtype={self.dtype!r} has no effect with codec={self.codec!r}, "
+        "which sums in float32; it is for codec='none'"
       )
     _ = self.block_codec  # the constructor of Codec rejects odd blocks
 

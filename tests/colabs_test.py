@@ -143,5 +143,5 @@ def test_first_cell_can_be_replaced_alone(tmp_path):
   assert notebooks.with_first_cell(path) == kept(PATHS[0])
   code[-1].source += "  # changed"
   nbformat.write(notebook, path)
-  with pytest.raises(ValueError, match=r"^notebook\.ipynb: make notebooks"):
+  with pytest.raises(ValueError, match=r"^notebook\.ipynb has changed"):
     notebooks.with_first_cell(path)

@@ -137,15 +137,15 @@ def test_only_numbers_are_looked_up(figure):
 @pytest.mark.parametrize(
   ("name", "old", "new", "message"),
   [
-    ("2026-11-25-ring", "- Machine: standard\n", "", "head lacks Machine"),
-    ("2026-11-25-ring", "- Date: 2026-11-25\n", "", "head lacks Date"),
-    ("2026-11-25-ring", "- Commit: 2c7e4b1e\n", "", "head lacks Commit"),
-    ("2026-11-25-ring", "2c7e4b1e", "unknown", "no commit in 'unknown'"),
-    ("2026-11-25-ring", "```sh\nmake test\n```\n", "", "head lacks Command"),
+    ("2026-11-25-ring", "- Machine: standard\n", "", "head of the entry must"),
+    ("2026-11-25-ring", "- Date: 2026-11-25\n", "", "head of the entry must"),
+    ("2026-11-25-ring", "- Commit: 2c7e4b1e\n", "", "head of the entry must"),
+    ("2026-11-25-ring", "2c7e4b1e", "unknown", "Commit must have a hash, got"),
+    ("2026-11-25-ring", "```sh\nmake test\n```\n", "", "head of the entry"),
     ("2026-11-25-ring", "## Verdict", "## Reading", "got .*'Reading'"),
     ("2026-11-25-ring", "# Ring\n", "", "expected a title"),
-    ("2026-11-24-ring", "", "", "expected 2026-11-25-subject"),
-    ("2026-11-25-Ring", "", "", "expected 2026-11-25-subject"),
+    ("2026-11-24-ring", "", "", "must be 2026-11-25-subject"),
+    ("2026-11-25-Ring", "", "", "must be 2026-11-25-subject"),
   ],
 )
 def test_another_form_is_an_error_that_names_the_entry(name, old, new, message):

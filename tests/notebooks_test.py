@@ -82,7 +82,7 @@ def test_first_cell_is_replaced_in_executed_notebooks_only(tmp_path):
   }
   for wrong in ("", notebooks.sources(notebook("x = 2"))):
     made.metadata["caatnet"]["sources"] = wrong
-    with pytest.raises(ValueError, match=r"^a\.ipynb: make notebooks executes"):
+    with pytest.raises(ValueError, match=r"^a\.ipynb has changed since it was"):
       notebooks.with_first_cell(stored(path, made))
 
 

@@ -64,5 +64,5 @@ def test_invalid_entry_is_named(tmp_path, entry, message):
 
 
 def test_figure_of_no_strategy_is_refused():
-  with pytest.raises(ValueError, match="no row nothing"):
+  with pytest.raises(ValueError, match="must have rows for nothing"):
     papers.strategies({"nothing": ("", "")})

@@ -208,7 +208,7 @@ def test_what_is_skipped_has_a_reason():
     "takes 90 s, over --budget=60",
   ]
   assert reproduce.plans(["1.2", "a"], 60.0, known) == chosen
-  with pytest.raises(ValueError, match="no claim or paper 'b'"):
+  with pytest.raises(ValueError, match="the claim or paper 'b' is unknown"):
     reproduce.plans(["b"], 60.0, known)
 
 
@@ -230,7 +230,7 @@ def test_a_record_changes_one_claim(tmp_path):
     made, "1.2", {"bytes": [8.1]}, datetime.date(2026, 11, 25), "c"
   )
   assert tomllib.loads(again)["claims"][1]["commit"] == "c"
-  with pytest.raises(ValueError, match=r"claim 1\.2: no value of bytes"):
+  with pytest.raises(ValueError, match=r"claim 1\.2 has no value of bytes"):
     reproduce.recorded(
       made.replace("\nvalue", "\n# Here.\nvalue"), "1.2", {"bytes": [8.0]},
       datetime.date.today(), "",
@@ -240,8 +240,8 @@ def test_a_record_changes_one_claim(tmp_path):
 @pytest.mark.parametrize(
   ("arguments", "code", "message"),
   [
-    ((), 2, "error: name claims"),
-    (("99.1",), 2, "error: no claim or paper '99.1'"),
+    ((), 2, "error: give claims"),
+    (("99.1",), 2, "error: the claim or paper '99.1' is unknown"),
     (("1.2",), 0, "skipped 1.2: "),
     (("1.2", "--budgt=1"), 2, "did you mean --budget?"),
   ],

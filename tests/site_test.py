@@ -49,7 +49,7 @@ def test_link_to_nothing_is_an_error(tmp_path, name):
   folder.mkdir()
   page = folder / "a.md"
   page.write_text(f"[x](https://a.b) [y](#z) [w]({name}#part)")
-  with pytest.raises(ValueError, match=f"a.md links to {name}"):
+  with pytest.raises(ValueError, match=f"a.md has a link to {name}"):
     site.linked(pathlib.Path("docs/a.md"), tmp_path)
   page.write_text("[a](a.md#b)")
   found = site.linked(pathlib.Path("docs/a.md"), tmp_path)

@@ -42,8 +42,8 @@ def router_of(
   if (folder / FILE).exists():
     if files.read_json(folder / "options.json") != used:
       raise ValueError(
-        f"{folder} has a router with other config.kinds.router_prompts, "
-        "router_steps or buckets; use another --workdir"
+        f"{folder} has a router with another config.kinds.router_prompts, "
+        "router_steps or buckets; use these values, or another --workdir"
       )
   else:
     router = routing.train_router(

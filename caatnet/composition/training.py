@@ -131,7 +131,9 @@ def _check(
       "config.kinds"
     )
   if not seeds or not options.ranks:
-    raise ValueError("config.sweep.seeds and config.kinds.ranks: none is given")
+    raise ValueError(
+      "config.sweep.seeds and config.kinds.ranks must each have a value"
+    )
   if options.prompt_bytes >= config.data.seq_len:
     raise ValueError(
       f"config.kinds.prompt_bytes={options.prompt_bytes} must be less than "
@@ -248,8 +250,8 @@ def _train(one: Planned, mesh: Mapping[str, int] | None) -> None:
   if done.exists():
     if done.read_text() != steps:  # later runs began with its parameters
       raise ValueError(
-        f"{one.folder} has finished with {done.read_text().strip()} steps, not "
-        f"{steps.strip()}; use another --workdir"
+        f"{one.folder} finished after {done.read_text().strip()} steps, but "
+        f"the config has {steps.strip()}; use another --workdir"
       )
     records.write_config(one.folder, json.loads(one.config.to_json()))
     return
@@ -287,16 +289,16 @@ def _collect(
       found = old.get(name)
       if found != value:
         raise ValueError(
-          f"{path} has text that was collected with {name}={found}, not "
-          f"{value}; use another --workdir"
+          f"{path} has text that was collected with {name}={found}, but the "
+          f"config has {value}; use another --workdir"
         )
     corpora = kinds.read_corpora(folder, collected.kinds, collected.files)
     return corpora, list(collected.left_out)
   found, left_out = kinds.available(**options, kinds=texts)
   if len(found) < 2:
     raise ValueError(
-      f"config.kinds.names: this machine has enough text of {len(found)} kinds "
-      "only; lower config.kinds.min_bytes"
+      f"config.kinds.names: only {len(found)} kinds have enough text on this "
+      "machine; lower config.kinds.min_bytes"
     )
   written = kinds.write_corpora(found, folder)
   records.write_json(path, {  # last: it makes the files complete

@@ -47,7 +47,8 @@ class Context:
     if self.tensor.size > 1:
       raise ValueError(
         f"config.parallel.tensor={self.tensor.size} must be 1 with "
-        f"config.model.name={model!r}, which has no tensor parallelism"
+        f"config.model.name={model!r}, which does not support tensor "
+        "parallelism"
       )
     if self.sync is not None:
       raise ValueError(

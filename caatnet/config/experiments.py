@@ -241,8 +241,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   for key in _SECTIONS:
     if key not in config and key not in _OPTIONAL:
       raise ValueError(
-        f"config.{key} is missing: this is not the config of a training run, "
-        "or it is of an older version"
+        f"config.{key} is missing, so this is not the config of a training "
+        "run, or it is from an older version"
       )
   tree.check(config)
   if "inference" in config:
@@ -256,9 +256,8 @@ def check_cache(section: Mapping[str, Any]) -> None:
     held = options.pages * options.page_size
     if 0 < held < options.context:
       raise ValueError(
-        f"context={options.context} is longer than the cache: "
-        f"pages={options.pages} of page_size={options.page_size} hold {held} "
-        "positions"
+        f"context={options.context} must be at most {held}, the positions of "
+        f"pages={options.pages} with page_size={options.page_size}"
       )
 
 
@@ -311,8 +310,8 @@ def _pipeline(config: ml_collections.ConfigDict) -> Pipeline | None:
     return None
   if "pipeline" not in config:
     raise ValueError(
-      f"config.parallel.stage={config.parallel.stage}: config.pipeline is "
-      "missing (caatnet/schema/parallel.py)"
+      f"config.parallel.stage={config.parallel.stage} needs the section "
+      "config.pipeline, which is missing (caatnet/schema/parallel.py)"
     )
   return tree.section_of("pipeline", config.pipeline)
 
@@ -335,14 +334,17 @@ def _stages(
   num_layers, chunks = model.stacks[stack], pipeline.chunks
   with naming("config.pipeline", fields.keys(Pipeline)):
     if pipeline.schedule == "forward":
-      raise ValueError('schedule="forward" has no backward: it cannot train')
+      raise ValueError(
+        'schedule="forward" has no backward, so it cannot train; use another '
+        "schedule"
+      )
     size = (pipeline.schedule, axis.size, microbatches, chunks)
     builders.taken(*size)
     # Before `build`, whose time grows with the number of stages.
     if axis.size * chunks > num_layers:
       raise ValueError(
-        f"chunks={chunks} x config.parallel.stage={axis.size} are more "
-        f"parts than the model has layers, {num_layers}"
+        f"chunks={chunks} x config.parallel.stage={axis.size} must be at most "
+        f"{num_layers}, the number of layers of the model"
       )
     schedule = builders.build(*size)
     return Stages(
@@ -399,13 +401,13 @@ def _check_offloaded(
   key = f"config.memory.activations={config.memory.activations!r}"
   if config.model.get("remat", "none") == "none":
     raise ValueError(
-      f"{key} needs a language model with config.model.remat='full', "
-      "'reduced' or 'named': other activations have no name"
+      f"{key} needs a language model with config.model.remat='full', 'reduced' "
+      "or 'named', since other activations have no name"
     )
   if layout.stages is not None and layout.stages.keeps:
     raise ValueError(
-      f"{key} needs config.pipeline.keep='inputs': residuals of stages are in "
-      "device memory"
+      f"{key} needs config.pipeline.keep='inputs', since residuals of stages "
+      "must stay in device memory"
     )
   if config.memory.activations == PLACEMENT and layout.prefetch:
     raise ValueError(

@@ -100,7 +100,9 @@ def _opened(config: ml_collections.ConfigDict, options: Options) -> Library:
     )
   library = Library(options.path)
   if not library.names:
-    raise ValueError(f"config.experts.path={options.path} has no expert")
+    raise ValueError(
+      f"config.experts.path={options.path} must have at least one expert"
+    )
   return library
 
 
@@ -148,7 +150,9 @@ def _preloaded(
     else:
       slots.loaded(slot)
   if not slots.counts.loads:
-    raise ValueError(f"{catalog.library.path}: no expert could be loaded")
+    raise ValueError(
+      f"{catalog.library.path} has no expert that could be loaded"
+    )
   return slots
 
 

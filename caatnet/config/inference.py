@@ -154,7 +154,7 @@ def _cache(
   if options.batch_invariant and options.nanobatches != "1":
     raise ValueError(
       f"config.inference.nanobatches={options.nanobatches!r} must be '1' with "
-      "batch_invariant: a sum may depend on the piece that a row is in"
+      "batch_invariant, since a sum may depend on the piece that has the row"
     )
   if options.pages * options.page_size >= 2**31:
     raise ValueError(

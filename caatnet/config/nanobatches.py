@@ -34,8 +34,8 @@ def build(
     return None
   if cache_shape.states:
     raise ValueError(
-      f"{name}: only models with keys and values are cut, not those with a "
-      "state per sequence"
+      f"{name} must be 1 for this model, since only models with cached keys "
+      "and values can be split into nano-batches"
     )
   on_cpu = program.layout.on_cpu
   if value.isdecimal() and int(value):
@@ -52,7 +52,9 @@ def build(
   if on_cpu or tensor.devices == 1:  # nothing runs during a reduction
     return None
   if not machine:
-    raise ValueError(f"{name} needs config.inference.machine")
+    raise ValueError(
+      f"{name} needs config.inference.machine, the machine to plan for"
+    )
   try:
     devices = inference.machine(machine)
   except ValueError as error:

@@ -50,8 +50,8 @@ def _rule(section: schema.Judging, program: Program) -> health.Rule:
   factor = section.outlier_factor
   if factor and not 1 < factor < math.inf:
     raise ValueError(
-      f"outlier_factor={factor:g} must be 0 or above 1: a norm over the "
-      "median of all"
+      f"outlier_factor={factor:g} must be 0 or above 1, since it multiplies "
+      "the median norm of all workers"
     )
   return health.Rule(
     functools.partial(worker_norms, program=program), factor,
@@ -65,8 +65,8 @@ def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
   weights = tuple(map(float, section.weights))
   if len(weights) not in (0, worker.size):  # () means equal weights
     raise ValueError(
-      f"weights={weights} must be config.parallel.worker={worker.size} "
-      "positive numbers, or none"
+      f"weights={weights} must be empty, or one positive number for each of "
+      f"config.parallel.worker={worker.size} workers"
     )
   return weights
 
@@ -126,8 +126,8 @@ def _fedavg(section: schema.FedAvg, program: Program, seed: int) -> OuterLoop:
     )
   if clients and section.error_feedback:
     raise ValueError(
-      f"error_feedback=True with clients={clients}: a worker that is not among "
-      "a round's clients has nothing to correct"
+      f"error_feedback=True with clients={clients} is not supported: workers "
+      "that are not clients of a round have nothing to correct"
     )
   return DiLoCo(
     worker, section.sync_every, Optax(optax.sgd(1.0)),
@@ -165,9 +165,10 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
   parts = stages.schedule.num_parts
   if not strided or layers % parts:
     raise ValueError(
-      f"fragment_layers={layers} must be 0 or a multiple of the {parts} "
-      f"parts of config.parallel.stage={stages.axis.size} stages, with "
-      "pattern='strided': equally many layers of a fragment on each"
+      f"fragment_layers={layers} must be 0 or a multiple of {parts}, the parts "
+      f"of config.parallel.stage={stages.axis.size} stages, with "
+      "pattern='strided', so that each stage has equally many layers of a "
+      "fragment"
     )
   fragments(stacks, layers, strided)  # raises if layers do not divide
   # A part has whole periods of the stride, so a stage's layers are strided.

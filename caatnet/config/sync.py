@@ -71,8 +71,8 @@ def build_sync(
   overlaps = overlap == "on" or (overlap == "auto" and on_gpu)
   if p != 1.0 and section.p_attention and section.p_mlp:
     raise ValueError(
-      f"p={p} has no effect: p_attention={section.p_attention} and "
-      f"p_mlp={section.p_mlp} are set for all row-parallel projections"
+      f"p={p} has no effect, since p_attention={section.p_attention} and "
+      f"p_mlp={section.p_mlp} set the value of all row-parallel projections"
     )
   reduction = _route(route, section.topology, context)
 
@@ -81,8 +81,8 @@ def build_sync(
     values = values * (num_layers if len(values) == 1 else 1)  # per layer
     if len(values) != num_layers:
       raise ValueError(
-        f"{key}={values} has {len(values)} values; give none, one, or "
-        f"config.model.num_layers={num_layers}"
+        f"{key}={values} has {len(values)} values; it must have none, one, or "
+        f"one per layer (config.model.num_layers={num_layers})"
       )
     return [
       PartialSync(

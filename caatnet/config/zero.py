@@ -63,15 +63,17 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
     chosen.weight_codec, chosen.gradient_codec, chosen.secondary_codec
   )
   if section.block and set(codecs) == {"none"}:
-    raise ValueError(f"block={section.block} has no effect: nothing is coded")
+    raise ValueError(
+      f"block={section.block} has no effect, since no codec is set"
+    )
   if section.gradient_hops and chosen.gradient_codec == "none":
     raise ValueError(
-      f"gradient_hops={section.gradient_hops!r} has no effect: gradients are "
-      "not coded"
+      f"gradient_hops={section.gradient_hops!r} has no effect, since gradients "
+      "have no codec"
     )
   if section.prefetch and not chosen.weights:
     raise ValueError(
-      f"prefetch=True has no effect: scheme={section.scheme!r} shards no "
+      f"prefetch=True has no effect, since scheme={section.scheme!r} shards no "
       "weights"
     )
   return Zero(chosen, section.prefetch)

@@ -31,8 +31,8 @@ def trained(documents: Iterable[str], vocab_size: int) -> dict[str, str]:
   """
   if vocab_size < _SMALLEST:
     raise ValueError(
-      f"vocab_size={vocab_size} must be at least {_SMALLEST}: 256 bytes, and "
-      "the token between documents"
+      f"vocab_size={vocab_size} must be at least {_SMALLEST}: 256 bytes and "
+      "one token between documents"
     )
   tokenizer = Tokenizer(models.BPE())
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

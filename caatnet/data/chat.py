@@ -51,7 +51,7 @@ def written(
     "add_generation_prompt": True, **tokens,
   }
   if taken := sorted(variables.keys() & (options or {}).keys()):
-    raise ValueError(f"{taken[0]} is no option of a chat template")
+    raise ValueError(f"{taken[0]} is not an option of a chat template")
   try:
     return environment.from_string(template).render(
       **variables, **(options or {})

@@ -109,7 +109,7 @@ class ImageData(Images):
         f"{tuple(images.shape[1:])} (height, width, channels)"
       )
     if not np.isfinite(images).all():
-      raise ValueError(f"{file}: a pixel is not finite")
+      raise ValueError(f"{file} has a pixel that is not finite")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= self.num_classes:
       raise ValueError(
@@ -170,8 +170,8 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
       from sklearn import datasets
     except ImportError as error:
       raise ValueError(
-        "config.data.path='' reads the digits of scikit-learn: "
-        'pip install "caatnet[images]", or name an .npz file'
+        "config.data.path='' needs scikit-learn, whose digits it reads: pip "
+        'install "caatnet[images]", or name an .npz file'
       ) from error
     digits = datasets.load_digits()
     # A pixel is the number of set bits of a 4 x 4 block, 0 to 16.

@@ -330,7 +330,9 @@ def read_corpora(
   def documents(name: str, side: str) -> list[bytes]:
     file = f"{name}.{side}.jsonl"
     if file not in contents:
-      raise ValueError(f"{folder / file} has no SHA-256")
+      raise ValueError(
+        f"{folder / file} has no SHA-256 in the list of packages"
+      )
     return [
       json.loads(line)["text"].encode() for line in contents[file].splitlines()
     ]

@@ -128,7 +128,7 @@ def load_documents(
     if not train:
       raise ValueError(
         f"{key}={validation_path!r} has all documents of "
-        f"config.data.path={path!r}"
+        f"config.data.path={path!r}, so no training text is left"
       )
   else:
     train, validation = _split(path, documents, validation_percent)
@@ -336,7 +336,7 @@ def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
     try:
       record = json.loads(line)
     except (ValueError, RecursionError) as error:
-      raise ValueError(f"{where}: not valid JSON: {error}") from error
+      raise ValueError(f"{where} is not valid JSON: {error}") from error
     text = record.get("text") if isinstance(record, dict) else None
     is_document = isinstance(text, str)
     if not is_document:

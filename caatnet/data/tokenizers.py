@@ -174,7 +174,9 @@ class Bytes:
     messages: Sequence[Mapping[str, Any]],
     options: Mapping[str, Any] | None = None,
   ) -> NoReturn:
-    raise ValueError("bytes have no chat template: the run has no tokenizer")
+    raise ValueError(
+      "the run has no tokenizer but reads bytes, so it has no chat template"
+    )
 
 
 class LibraryTokenizer:
@@ -308,7 +310,8 @@ class LibraryTokenizer:
       found = {x.get("name"): x.get("template") for x in named}.get("default")
     if not isinstance(found, str):
       raise ValueError(
-        f"{self._where}: no chat template in {_CONFIG}, nor {_TEMPLATE}"
+        f"{self._where} has no chat template, neither in {_CONFIG} nor as "
+        f"{_TEMPLATE}"
       )
     return found
 
@@ -328,7 +331,9 @@ class LibraryTokenizer:
       if isinstance(found, dict):
         found = found.get("content")
       if found is not None and not isinstance(found, str):
-        raise ValueError(f"{self._where}: {file} has {name}={found!r}")
+        raise ValueError(
+          f"{self._where}: {file} has an invalid value, {name}={found!r}"
+        )
       if found:
         return found
     return ""
@@ -351,8 +356,8 @@ class LibraryTokenizer:
     for token in listed:
       if type(token) is not int or not 0 <= token < self.vocab_size:
         raise ValueError(
-          f"{self._where}: {_GENERATION} has eos_token_id={found!r}, but the "
-          f"largest token of {_MAIN} is {self.vocab_size - 1}"
+          f"{self._where}: {_GENERATION} has eos_token_id={found!r}, but it "
+          f"must be at most {self.vocab_size - 1}, the largest token of {_MAIN}"
         )
     return tuple(listed)
 

@@ -97,7 +97,7 @@ class Vectors:
     """
     self._arrays = [np.array(x) for x in arrays]
     if not sum(x.size for x in self._arrays):
-      raise ValueError("there are no parameters")
+      raise ValueError("the client must return at least one parameter")
     self.num = sum(x.size for x in self._arrays)
     self.digest = digest(
       (str(i), x.shape, str(x.dtype)) for i, x in enumerate(self._arrays)
@@ -118,10 +118,14 @@ class Vectors:
     found = [np.asarray(x) for x in arrays]
     shapes = [x.shape for x in self._arrays]
     if len(found) != len(shapes):
-      raise ValueError(f"{len(found)} arrays instead of {len(shapes)}")
+      raise ValueError(
+        f"the client returned {len(found)} arrays; it must return {len(shapes)}"
+      )
     for i, (x, shape) in enumerate(zip(found, shapes, strict=True)):
       if x.shape != shape:
-        raise ValueError(f"array {i} has shape {x.shape} instead of {shape}")
+        raise ValueError(
+          f"array {i} has shape {x.shape}; it must have shape {shape}"
+        )
     return np.concatenate([_float32(i, x) for i, x in enumerate(found)])
 
   def arrays(self, vector: np.ndarray) -> Arrays:
@@ -136,13 +140,15 @@ class Vectors:
 def _float32(index: int, x: np.ndarray) -> np.ndarray:
   """Returns an array as a float32 vector."""
   if x.dtype.kind not in "fiub":
-    raise ValueError(f"array {index} is of {x.dtype}, not of real numbers")
+    raise ValueError(
+      f"array {index} has dtype {x.dtype}; it must be of real numbers"
+    )
   with np.errstate(over="ignore"):  # infinite, and refused by the server
     found = x.reshape(-1).astype(np.float32)
   if x.dtype.kind in "iu" and (np.abs(found) > 2**24).any():
     raise ValueError(
-      f"array {index}, of {x.dtype}, has values above 2**24, which float32 "
-      "does not represent"
+      f"array {index} of dtype {x.dtype} must not have values above 2**24, "
+      "which float32 does not represent"
     )
   return found
 
@@ -227,7 +233,7 @@ class NumPyTrainer:
     if examples != self.examples:
       raise ValueError(
         f"fit of client {self._number} in round {round} returned {examples} "
-        f"examples, not {self.examples} as at the start"
+        f"examples; it must return {self.examples}, as at the start"
       )
     if not np.isfinite(trained).all():
       print(

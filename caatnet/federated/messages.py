@@ -222,14 +222,18 @@ class Assembler:
       self._model = None
     if isinstance(message, Part):
       if self._message is None:
-        raise FrameError("a part without a message")
+        raise FrameError("a part was received before its message")
       self._data += message.data
     elif hasattr(message, "sizes"):
       if self._message is not None:
-        raise FrameError(f"a {type(message).__name__} before the last part")
+        raise FrameError(
+          f"a {type(message).__name__} was received before the last part of "
+          "the previous message"
+        )
       if sum(message.sizes) > self._max_bytes:
         raise FrameError(
-          f"{sum(message.sizes):,} bytes; the limit is {self._max_bytes:,}"
+          f"a message has {sum(message.sizes):,} bytes; at most "
+          f"{self._max_bytes:,} are allowed"
         )
       self._message = message
     else:
@@ -237,7 +241,7 @@ class Assembler:
       return
     left = sum(self._message.sizes) - len(self._data)
     if left < 0:
-      raise FrameError(f"{-left} bytes too many")
+      raise FrameError(f"the parts of a message have {-left} bytes too many")
     if not left:
       whole, place, vectors = bytes(self._data), 0, []
       for size in self._message.sizes:

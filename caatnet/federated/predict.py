@@ -145,8 +145,8 @@ def simulated(
   each = [compute] * rules.clients if isinstance(compute, Mapping) else compute
   if not len(links) == len(each) == rules.clients:
     raise ValueError(
-      f"{len(links)} links and {len(each)} compute times must be one for each "
-      f"of {rules.clients} clients"
+      f"links ({len(links)}) and compute times ({len(each)}) must have one "
+      f"entry for each of {rules.clients} clients"
     )
   phases = [
     [
@@ -231,7 +231,7 @@ def fit_fixed(
       for row in rows if "t_u" in row or "t_d + t_u" in row
     ]
     if not times:
-      raise ValueError("no row has the times of a downlink and an uplink")
+      raise ValueError("no row has the times of both a downlink and an uplink")
     medians.append(statistics.median(times))
   return max(0.0, (medians[0] - medians[1]) / 2)
 

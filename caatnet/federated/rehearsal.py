@@ -110,9 +110,9 @@ def rehearse_streamed(
   section = _linked(federation)
   if section.stragglers != "wait" or section.per_round != section.clients:
     raise ValueError(
-      f"config.federated.stragglers={section.stragglers!r} and per_round="
-      f"{section.per_round}: streamed rounds wait for all {section.clients} "
-      "clients"
+      f"config.federated.stragglers={section.stragglers!r} and "
+      f"per_round={section.per_round} cannot be combined with streamed rounds, "
+      f"which wait for all {section.clients} clients"
     )
   if section.local_steps % fragments:
     raise ValueError(

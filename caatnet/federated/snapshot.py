@@ -120,6 +120,6 @@ def _check_rules(
   for name, value in dataclasses.asdict(rules).items():
     if old.get(name) != value and name not in _FREE:
       raise ValueError(
-        f"{path} is of a run with {name}={old.get(name)!r}, not {value!r}: "
-        "restore this value, or choose another workdir"
+        f"{path} is from a run with {name}={old.get(name)!r}, but this run has "
+        f"{value!r}; restore this value, or choose another workdir"
       )

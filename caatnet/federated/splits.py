@@ -58,12 +58,12 @@ def of_client(
   dataset = data.load(seed)
   if dataset.train is None:
     raise ValueError(
-      f"split={split!r} needs images; for text there is split='packages'"
+      f"split={split!r} needs images; use split='packages' for text"
     )
   if split == "own":
     return Examples(dataset.name, dataset.train, dataset.validation)
   if split == "dirichlet" and not isinstance(data, ImageData):
-    raise ValueError("split='dirichlet' needs labels: images")
+    raise ValueError("split='dirichlet' needs images, since it needs labels")
   train, validation = parts(dataset, split, num, alpha, seed)
   return Examples(
     f"{dataset.name}, part {client} of {num}",
@@ -114,7 +114,7 @@ def _package(data: Data, client: int, num: int) -> Examples:
   if num > len(packages):
     raise ValueError(
       f"clients={num} must be at most {len(packages)}, the number of packages "
-      "of the standard library"
+      "of Python's standard library"
     )
   documents = packages[client]
   corpus = sources.joined(documents)

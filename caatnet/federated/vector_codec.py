@@ -106,7 +106,9 @@ class Sparse:
     ])
     # Positions are untrusted: those beyond the chunk would be clipped.
     if indices.size and int(indices.max()) >= self.chunk:
-      raise ValueError(f"a position is not below the chunk, {self.chunk}")
+      raise ValueError(
+        f"a position of the coded vector must be below chunk={self.chunk}"
+      )
     return np.asarray(_decode_sparse(
       top_k.EncodedTopK(
         indices.reshape(chunks, -1), codes.reshape(chunks, -1),
@@ -166,7 +168,9 @@ def _split(data: bytes, parts: list[tuple[str, int]]) -> list[np.ndarray]:
   """Cuts bytes into arrays of a dtype and a number of elements each."""
   expected = sum(np.dtype(dtype).itemsize * n for dtype, n in parts)
   if len(data) != expected:
-    raise ValueError(f"{len(data):,} bytes, not {expected:,}")
+    raise ValueError(
+      f"the coded vector has {len(data):,} bytes; it must have {expected:,}"
+    )
   found, place = [], 0
   for dtype, n in parts:
     found.append(np.frombuffer(data, dtype, n, place))

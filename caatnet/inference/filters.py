@@ -198,7 +198,9 @@ def chosen(
   }
   for name, value in found.items():
     if isinstance(value, bool) or not isinstance(value, int | float):
-      raise ValueError(f"generation_config.json has {name}={value!r}")
+      raise ValueError(
+        f"generation_config.json has {name}={value!r}, which must be a number"
+      )
     if name in FILTERS and not FILTERS[name].fits(value):
       raise ValueError(
         f"generation_config.json has {name}={value}, which must "

@@ -33,11 +33,14 @@ def read(prompts: Sequence[str], path: str | None) -> list[str]:
     raise ValueError("only one of --prompt and --prompt_file can read '-'")
   found = [sys.stdin.read() if p == STDIN else p for p in prompts]
   if "" in found:
-    raise ValueError(f"--prompt number {found.index('') + 1} is empty")
+    raise ValueError(
+      f"--prompt number {found.index('') + 1} is empty; give it at least one "
+      "character"
+    )
   if path is not None:
     lines = _lines(path)
     if not lines:
-      raise ValueError(f"--prompt_file={path} has no prompt")
+      raise ValueError(f"--prompt_file={path} must have at least one prompt")
     found += lines
   if not found:
     raise ValueError("--prompt=TEXT or --prompt_file=PATH is required (--help)")

@@ -40,7 +40,7 @@ class Request(Settings):
 
   def __post_init__(self) -> None:
     if not self.prompt:
-      raise ValueError("the prompt is empty: it has no token")
+      raise ValueError("the prompt is empty; it must have at least one token")
     for name, fits, bound in (
       # A Python float: a larger temperature overflows NumPy's float32, which
       # is a warning.
@@ -73,8 +73,8 @@ class Request(Settings):
     wrong = [t for t in self.prompt if not 0 <= t < vocab_size]
     if wrong:
       raise ValueError(
-        f"the prompt has the token {wrong[0]}, and the model has those from "
-        f"0 to {vocab_size - 1} (config.model.vocab_size)"
+        f"the prompt has the token {wrong[0]}; tokens must lie in [0, "
+        f"{vocab_size - 1}] (config.model.vocab_size)"
       )
     if len(self.prompt) >= context:
       raise ValueError(

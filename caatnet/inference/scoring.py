@@ -226,13 +226,13 @@ class Scorer:
     for row in rows:
       if not 0 < len(row) <= limit:
         raise ValueError(
-          f"a row of {len(row)} tokens must have 1 to {limit}, since the "
+          f"a row has {len(row)} tokens; it must have 1 to {limit}, since the "
           f"model's context is {self.context}"
         )
       if row.min() < 0 or row.max() >= self.vocab_size:
         raise ValueError(
-          f"token {row.min() if row.min() < 0 else row.max()} is not one of "
-          f"config.model.vocab_size={self.vocab_size}"
+          f"the token {(row.min() if row.min() < 0 else row.max())} must lie "
+          f"in [0, config.model.vocab_size={self.vocab_size})"
         )
 
 

@@ -40,7 +40,10 @@ class Stops:
   def __post_init__(self) -> None:
     at_least("max_tokens", self.max_tokens)
     if "" in self.strings:
-      raise ValueError("stop='' would end every text before it begins")
+      raise ValueError(
+        "stop='' must not be empty, since it would end every text before it "
+        "begins"
+      )
 
 
 class StopStrings:

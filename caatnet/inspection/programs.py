@@ -126,8 +126,8 @@ def compile_for(
   """
   if target.num_slices > 1:
     raise ValueError(
-      f"--target={target.name}: times between slices are not modelled; use one "
-      "slice, or launch.sends for bytes"
+      f"--target={target.name} must have one slice, since times between slices "
+      "are not modelled; use launch.sends for bytes"
     )
   start = time.perf_counter()
   # Source locations would change the fingerprint with every edit of a file.

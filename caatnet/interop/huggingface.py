@@ -348,8 +348,8 @@ def _take_apart(
     array = functools.reduce(lambda tree, key: tree[key], slot.path, stored)
     if array.shape[1:] != slot.shape:
       raise ValueError(
-        f"{'/'.join(slot.path)} is {list(array.shape[1:])} in the checkpoint, "
-        f"but {list(slot.shape)} according to config.json"
+        f"{'/'.join(slot.path)} has shape {list(array.shape[1:])} in the "
+        f"checkpoint, but {list(slot.shape)} according to config.json"
       )
     # Rows are read one layer at a time.
     found = array.rows((0,)) if slot.layers else [array.at((0,))]

@@ -284,8 +284,8 @@ def _uncut(part: PublishedTensor, x: np.ndarray) -> np.ndarray:
     bits = heads.view(f"u{x.dtype.itemsize}")
     if (bits != bits[:, :1]).any():
       raise ValueError(
-        f"{part.name}: key/value heads that were repeated {part.repeats} times "
-        "are no longer equal"
+        f"{part.name} has key/value heads that are copies of each other, but "
+        f"{part.repeats} copies are no longer equal"
       )
     x = heads[:, 0].reshape(-1, *x.shape[1:])
   return np.moveaxis(x, 0, part.dim)

@@ -244,8 +244,8 @@ class Responder:
     for token in (*t.start_ids[-1:], *separators, *t.stop_ids):
       return token
     raise ValueError(
-      "the tokenizer has no token to precede a text: none that opens a "
-      "prompt, separates documents or ends a text"
+      "the tokenizer must have a token that can precede a text: one that opens "
+      "a prompt, separates documents or ends a text"
     )
 
 

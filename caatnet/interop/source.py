@@ -73,7 +73,9 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
   known("dtype=", dtype, ("", *DTYPES))
   fields = tensors.read_json(folder / "config.json")
   if not isinstance(fields, dict):
-    raise ValueError(f"{folder / 'config.json'} is damaged: not an object")
+    raise ValueError(
+      f"{folder / 'config.json'} is damaged: it must contain a JSON object"
+    )
   section, wrong = families.parse(fields)
   found, damaged = tensors.find(folder)
   wrong += damaged
@@ -173,7 +175,7 @@ def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
   if vocab_size is not None and tokenizer.vocab_size > vocab_size:
     raise ValueError(
       f"{FILES[0]} has {tokenizer.vocab_size} tokens, but "
-      f"vocab_size={vocab_size}: it belongs to another model"
+      f"vocab_size={vocab_size}; use the tokenizer of this model"
     )
 
 

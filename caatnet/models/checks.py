@@ -59,8 +59,9 @@ def check(model: Model, shapes: Any, tensor: Axis) -> None:
         continue
       if x.shape[:1] != (layers,):
         raise ValueError(
-          f"{name}.stacks: {stack!r} has {layers} layers, but {path!r} of "
-          f"{name}.init has the shape {x.shape}"
+          f"{name}.stacks: {stack!r} has {layers} layers, so the first dim of "
+          f"{path!r} of {name}.init must be {layers}, but its shape is "
+          f"{x.shape}"
         )
       if parameters[path].num_lead < 1:
         raise ValueError(

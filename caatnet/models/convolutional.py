@@ -102,7 +102,8 @@ class ConvolutionalModel(Modules):
   def __post_init__(self) -> None:
     if self.blocks < 1 or not self.widths:
       raise ValueError(
-        f"blocks={self.blocks} and widths={self.widths}: there must be a block"
+        f"blocks={self.blocks} must be at least 1, and widths={self.widths} "
+        "must not be empty"
       )
     for width in self.widths:
       if self.groups < 1 or width % self.groups:
@@ -113,8 +114,8 @@ class ConvolutionalModel(Modules):
     if any(side % halvings for side in self.shape[:2]):
       raise ValueError(
         f"widths={self.widths} has {len(self.widths)} stages, which halve "
-        f"height and width {len(self.widths) - 1} times: {self.shape[:2]} "
-        "cannot be halved that many times"
+        f"height and width {len(self.widths) - 1} times, so both of "
+        f"{self.shape[:2]} must be multiples of 2^{len(self.widths) - 1}"
       )
 
   @property
@@ -162,8 +163,8 @@ class ConvolutionalModel(Modules):
   def parts(self) -> Parts:
     if len(self.widths) > 1:
       raise ValueError(
-        f"widths={self.widths}: pipeline stages exchange activations of one "
-        "shape; widths must have one entry"
+        f"widths={self.widths} must have one entry, since pipeline stages "
+        "exchange activations of one shape"
       )
     stack = f"{_STAGE}0"
     return Parts(

@@ -69,7 +69,8 @@ def even(tokens: int, count: int) -> tuple[int, ...]:
   """
   if count > tokens:
     raise ValueError(
-      f"{count} nano-batches are more than the {tokens} tokens of a step"
+      f"{count} nano-batches are more than the {tokens} tokens of a step; use "
+      "at most one per token"
     )
   least, more = divmod(tokens, count)
   return (least + 1,) * more + (least,) * (count - more)
@@ -91,8 +92,8 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
   total = batch.tokens.shape[0]
   if sum(sizes) != total or min(sizes) < 1:
     raise ValueError(
-      f"nano-batches of {', '.join(map(str, sizes))} tokens do not make up a "
-      f"step of {total}"
+      f"nano-batches of {', '.join(map(str, sizes))} tokens must have {total} "
+      "tokens in total, the tokens of a step"
     )
   # First and last token of each sequence.
   spans = [

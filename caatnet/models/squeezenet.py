@@ -138,7 +138,8 @@ class SqueezeNet(Modules):
 
   def parts(self) -> Parts:
     raise ValueError(
-      "model.name='squeezenet' has no stack of equal layers for pipeline stages"
+      "model.name='squeezenet' does not support pipeline stages, since it has "
+      "no stack of equal layers"
     )
 
   def flops(self, example: Any) -> float:

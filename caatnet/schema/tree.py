@@ -414,7 +414,9 @@ def _walk(
     prefix: The part's name; "" for the whole config.
   """
   if not isinstance(values, Mapping | ml_collections.ConfigDict):
-    raise ValueError(f"config.{prefix}={values!r} must be a section")
+    raise ValueError(
+      f"config.{prefix}={values!r} must be a section, which has keys"
+    )
   joint = f"{prefix}." if prefix else ""
   because = ""
   if isinstance(kind, Choice):
@@ -457,7 +459,9 @@ def _walk_key(
         yield from _walk(_CHOICES[inner], part, f"{name}.{inner}.{choice}")
   elif typing.get_origin(kind) is dict:
     if not isinstance(value, Mapping | ml_collections.ConfigDict):
-      raise ValueError(f"config.{name}={value!r} must be a section")
+      raise ValueError(
+        f"config.{name}={value!r} must be a section, which has keys"
+      )
     # All values of a dict have one type and one range.
     inner = dataclasses.replace(key, kind=typing.get_args(kind)[1])
     for part in value:

@@ -382,7 +382,10 @@ class Library:
       self._base(entry, header)
     reference, first = self._reference() or (entry.name, header)
     if _form(first) != WHOLE:
-      raise ValueError(f"expert {reference!r}: the first expert must be whole")
+      raise ValueError(
+        f"expert {reference!r} is stored as a difference, but the first expert "
+        "of a library must be whole"
+      )
     theirs = header.metadata.get("tokenizer", "")
     ours = first.metadata.get("tokenizer", "")
     if theirs != ours:
@@ -395,8 +398,9 @@ class Library:
     for name in sorted(expected.keys() | found.keys()):
       if found.get(name) != expected.get(name):
         raise ValueError(
-          f"expert {entry.name!r}: {name!r} is {_text(found.get(name))}, in "
-          f"{reference!r} {_text(expected.get(name))}"
+          f"expert {entry.name!r} must have the parameters of {reference!r}: "
+          f"{name!r} is {_text(found.get(name))}, but must be "
+          f"{_text(expected.get(name))}"
         )
 
   def _reference(self) -> tuple[str, Header] | None:

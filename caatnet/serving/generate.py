@@ -222,8 +222,9 @@ class Generation:
         count = len(self._transcripts[request.number].tokens)
         if request.state not in serving.ENDS:  # else it ended one step earlier
           raise ValueError(
-            f"prompt {request.number + 1}: the logits of the model are NaN "
-            f"after {count} generated tokens"
+            f"prompt {request.number + 1}: the model's logits are NaN after "
+            f"{count} generated tokens, so it has diverged or overflows in its "
+            "dtype"
           )
       scheduler.receive(event)
 

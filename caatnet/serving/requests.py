@@ -133,7 +133,7 @@ class Request:
         contains an invalid token id, or ``weight`` is not positive.
     """
     if not len(prompt):
-      raise ValueError("the prompt is empty: it has no token")
+      raise ValueError("the prompt is empty; it must have at least one token")
     at_least("max_tokens", max_tokens)
     if isinstance(stop, Set):
       stop = frozenset(stop)

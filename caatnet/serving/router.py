@@ -106,10 +106,13 @@ class Router:
       kinds = tuple(json.loads(header.metadata["kinds"]))
       weights, bias = tensors["weights"], tensors["bias"]
       if weights.shape[1:] != bias.shape or bias.shape != (len(kinds),):
-        raise ValueError(f"shapes {weights.shape}, {bias.shape}, {len(kinds)}")
+        raise ValueError(
+          f"the shapes of weights {weights.shape} and bias {bias.shape} must "
+          f"agree with the {len(kinds)} kinds"
+        )
       found = cls(kinds, weights, bias)
       if header.metadata.get("crc32", found._crc()) != found._crc():
-        raise ValueError("another checksum than when it was written")
+        raise ValueError("the checksum differs from that written with the file")
     except (KeyError, TypeError, ValueError) as error:
       raise ValueError(f"{file.path} is damaged: {error}") from error
     return found

@@ -296,7 +296,8 @@ def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
   times = [a.time_s for a in arrivals]
   if len(times) > 1 and min(times) == max(times):
     raise ValueError(
-      f"rate={rate:g}: all {len(times):,} requests arrive at one time"
+      f"rate={rate:g} cannot be applied, since all {len(times):,} requests "
+      "arrive at the same time"
     )
   last = max(times, default=0.0)
   if not last:

@@ -84,12 +84,13 @@ class WeightsFile:
     try:
       (length,) = struct.unpack("<Q", os.pread(self._descriptor, 8, 0))
       if length > min(size - 8, _LARGEST_HEADER):
-        raise ValueError("the header exceeds the file")
+        raise ValueError("the header is longer than the file")
       text = os.pread(self._descriptor, length, 8)
       found = _header(text)
       if found.size_bytes != size:
         raise ValueError(
-          f"it has {size} bytes, its header implies {found.size_bytes}"
+          f"the file has {size} bytes; according to its header it must have "
+          f"{found.size_bytes}"
         )
     except (
       struct.error, AttributeError, KeyError, OSError, RecursionError,
@@ -133,7 +134,7 @@ def _header(text: bytes) -> Header:
   found = json.loads(text)
   metadata = found.pop("__metadata__", {})
   if not all(isinstance(text, str) for text in metadata.values()):
-    raise ValueError("its metadata must be texts")
+    raise ValueError("the values of its metadata must be strings")
   end = start = 8 + len(text)
   tensors = {}
   for name, fields in sorted(
@@ -141,16 +142,18 @@ def _header(text: bytes) -> Header:
   ):
     if fields["dtype"] not in _DTYPES:
       raise ValueError(
-        f"{name} has the dtype {fields['dtype']}, not one of "
+        f"{name} has dtype {fields['dtype']}; it must be one of "
         f"{', '.join(_DTYPES)}"
       )
     dtype, shape = _DTYPES[fields["dtype"]], tuple(fields["shape"])
     first, last = fields["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in shape):
-      raise ValueError(f"{name} has the shape {shape}")
+      raise ValueError(f"{name} has the invalid shape {shape}")
     size = math.prod(shape) * dtype.itemsize
     if (start + first, start + last) != (end, end + size):
-      raise ValueError(f"{name} has wrong offsets")
+      raise ValueError(
+        f"{name} has invalid offsets: they must be ascending and match its size"
+      )
     tensors[name] = dtype, shape, end
     end += size
   return Header(metadata, tensors, end)

@@ -244,5 +244,7 @@ def present(
     write(report, pathlib.Path(document))
   if picture:
     if report.figure is None:
-      raise ValueError(f"--plot={picture}: this report has no picture")
+      raise ValueError(
+        f"--plot={picture} has no effect, since this report has no picture"
+      )
     drawing.write(report.figure(), pathlib.Path(picture))

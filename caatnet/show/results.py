@@ -71,7 +71,7 @@ def rows(path: pathlib.Path) -> list[dict[str, Any]]:
   """
   found = read(path).get("rows", [])
   if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
-    raise ValueError(f"{path} is damaged: its rows are no JSON objects")
+    raise ValueError(f"{path} is damaged: its rows must be JSON objects")
   return found
 
 

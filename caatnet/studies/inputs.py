@@ -40,7 +40,7 @@ def parse_topology(config: Mapping[str, Any], key: str, text: str) -> Topology:
     raise ValueError(f"config.{key}={text!r}: {error}") from error
   if not 2 <= net.num_ranks <= MAX_RANKS:
     raise ValueError(
-      f"config.{key}={text!r} has {net.num_ranks} ranks; must have 2 to "
+      f"config.{key}={text!r} has {net.num_ranks} ranks; it must have 2 to "
       f"{MAX_RANKS}"
     )
   return net

@@ -142,7 +142,7 @@ def train(
     if not _is_lost(error):
       raise
     raise LostProcessError(
-      f"lost another process ({str(error).splitlines()[0][:99]}); the same "
+      f"another process was lost ({str(error).splitlines()[0][:99]}); the same "
       "commands on all of them resume the run"
     ) from error
   except OSError as error:

@@ -82,9 +82,9 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
       )
       if not free and stored.get(key) != ours.get(key):
         raise ValueError(
-          f"{workdir} holds a run with config.{'.'.join(key)}="
-          f"{stored.get(key)!r}, this one has {ours.get(key)!r}; "
-          "use another --workdir"
+          f"{workdir} holds a run with "
+          f"config.{'.'.join(key)}={stored.get(key)!r}, but this run has "
+          f"{ours.get(key)!r}; use another --workdir"
         )
     if old != new:
       notice = (
@@ -337,7 +337,7 @@ def _records(path: epath.Path, text: str) -> list[tuple[str, dict[str, Any]]]:
     try:
       record = json.loads(line)
       if not isinstance(record, dict) or type(record.get("step")) is not int:
-        raise ValueError("it has no step")
+        raise ValueError("a record must have a step")
     except (ValueError, RecursionError) as error:
       raise ValueError(f"{path}:{number} is damaged: {error}") from error
     found.append((line, record))

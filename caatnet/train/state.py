@@ -261,6 +261,6 @@ def check_equal_start(program: Program, params: Any) -> None:
     if value != digests[0]:
       raise ValueError(
         f"worker {worker} starts from other parameters than worker 0 (hashes "
-        f"{int(value):08x}, {int(digests[0]):08x}): do all processes have the "
-        "same config, seed and versions?"
+        f"{int(value):08x}, {int(digests[0]):08x}); use the same config, seed "
+        "and versions on all processes"
       )

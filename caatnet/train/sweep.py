@@ -144,7 +144,10 @@ def read_csv(path: epath.Path) -> list[dict[str, Any]]:
     raise ValueError(f"{path} is damaged: {error}") from error
   for number, row in enumerate(rows, 1):
     if None in row or None in row.values():
-      raise ValueError(f"{path}: row {number} must have {len(rows[0])} fields")
+      raise ValueError(
+        f"{path}: row {number} must have {len(rows[0])} fields, as the header "
+        "has"
+      )
     for key, value in row.items():
       try:
         row[key] = json.loads(value)

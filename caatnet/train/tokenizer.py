@@ -32,12 +32,14 @@ def load(workdir: str | os.PathLike[str]) -> Tokenizer:
   workdir = files.folder(workdir)
   data = records.read_config(workdir).get("data", {})
   if data.get("name") != "text":
-    raise ValueError(f"{workdir} holds a run without text: no tokenizer")
+    raise ValueError(
+      f"{workdir} holds a run without text, which has no tokenizer"
+    )
   folder = workdir / FOLDER
   if not (folder / FILES[0]).exists():
     if data["tokenizer"]:
       raise ValueError(
-        f"{folder / FILES[0]} is missing: the tokenizer of the run there"
+        f"{folder / FILES[0]} is missing; it holds the tokenizer of the run"
       )
     return Bytes()
   try:
@@ -73,9 +75,9 @@ def check(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
   stored = load(workdir)
   if stored.identity != tokenizer.identity:
     raise ValueError(
-      f"{workdir} was trained with the tokenizer {summary(stored)}, this is "
-      f"{summary(tokenizer)}; see config.data.tokenizer, or use another "
-      "--workdir"
+      f"{workdir} was trained with the tokenizer {summary(stored)}, but the "
+      f"config has {summary(tokenizer)}; see config.data.tokenizer, or use "
+      "another --workdir"
     )
 
 
@@ -116,8 +118,8 @@ def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
   path = folder / main
   if path.exists() and path.read_text() != texts[main]:
     raise ValueError(
-      f"{path} is another tokenizer, which runs may read; remove it, or use "
-      "another folder"
+      f"{path} is another tokenizer, which other runs may use; remove it, or "
+      "use another folder"
     )
   folder.mkdir(parents=True, exist_ok=True)
   for name in (*(name for name in texts if name != main), main):
@@ -142,7 +144,7 @@ def _recorded(folder: epath.Path) -> dict[str, str]:
   try:
     found = json.loads(path.read_text()) if path.exists() else {}
     if found and not {"name", "sha256"} <= found.keys():
-      raise ValueError("no name or sha256 in it")
+      raise ValueError("it has no name or sha256")
   except (AttributeError, RecursionError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   return found

@@ -106,7 +106,7 @@ def options(text: str) -> tuple[str, dict[str, Any]]:
   for part in parts:
     option, _, value = part.partition("=")
     if option in found:
-      raise ValueError(f"{text!r} has the option {option} twice")
+      raise ValueError(f"{text!r} sets the option {option} twice; set it once")
     try:
       found[option] = ast.literal_eval(value)
     # The errors that the documentation of `literal_eval` lists.

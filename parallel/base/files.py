@@ -113,7 +113,7 @@ def read_json(path: pathlib.Path | epath.Path) -> dict[str, Any]:
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   if not isinstance(found, dict):
-    raise ValueError(f"{path} is damaged: it is no JSON object")
+    raise ValueError(f"{path} is damaged: it must contain a JSON object")
   return found
 
 
@@ -175,7 +175,10 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
       fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-      raise ValueError(f"another process is writing {path}") from error
+      raise ValueError(
+        f"{path} is being written by another process; wait for it, or choose "
+        "another name"
+      ) from error
     try:
       for left in partial.iterdir():
         shutil.rmtree(left) if left.is_dir() else left.unlink()

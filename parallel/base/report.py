@@ -91,7 +91,9 @@ def _parsed(text: str, title: str, rows: Sequence[Row]) -> list[Column]:
       for name in names
     ]
   if rows and not any(key.split(".")[0] in row or key in row for row in rows):
-    raise ValueError(f"no row of {title!r} has the key {key!r}: {rows[0]}")
+    raise ValueError(
+      f"{title!r} has no row with the key {key!r}; its first row is {rows[0]}"
+    )
   return [Column(key, heading or labels.heading(key), form, unit, "-")]
 
 
@@ -129,7 +131,9 @@ class Table:
     object.__setattr__(self, "columns", columns)
     headings = self.headings
     if len(set(headings)) < len(headings):
-      raise ValueError(f"headings must be unique: {', '.join(headings)}")
+      raise ValueError(
+        f"headings of a table must be unique, got {', '.join(headings)}"
+      )
     for column in self.columns:
       if column.default is None and not (
         isinstance(column.form, str) and "{" in column.form
@@ -137,7 +141,8 @@ class Table:
         for row in self.rows:
           if column.key not in row:
             raise ValueError(
-              f"a row of {self.title!r} lacks the key {column.key!r}: {row}"
+              f"a row of {self.title!r} must have the key {column.key!r}, got "
+              f"the row {row}"
             )
 
   @property

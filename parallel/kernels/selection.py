@@ -126,4 +126,4 @@ def choose(
       return choice
     refused[name] = reason
   reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
-  raise ValueError(f"{op}: no implementation is left ({reasons})")
+  raise ValueError(f"{op}: no implementation can be used ({reasons})")

@@ -141,7 +141,10 @@ def observe(reading: Reading, events: Events) -> Observed:
     for i in entry.instructions if i.name in of_device
   ]
   if not counts:
-    raise ValueError(f"the profile has no events of {module.name}")
+    raise ValueError(
+      f"the profile has no events of the program {module.name}; profile a run "
+      "of this program"
+    )
   steps = statistics.mode(counts)
   every = [
     x for of_device in events.values() for found in of_device.values()
@@ -252,7 +255,10 @@ def rates(work: Sequence[InstructionWork]) -> Rates:
   flops, size, seconds, count = np.array(work, float).reshape(-1, 4).T
   by_products = flops > 0
   if by_products.all() or not by_products.any():
-    raise ValueError("the profile needs products, and other instructions")
+    raise ValueError(
+      "rates can be fitted only to a profile that has both matrix products and "
+      "other instructions"
+    )
   weight, fits = np.sqrt(count / seconds), []
   intensity = flops / np.maximum(size, 1.0)
   for least in np.unique(intensity[by_products]):

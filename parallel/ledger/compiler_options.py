@@ -60,10 +60,12 @@ def parse(text: str) -> Mapping[str, bool | str]:
   for part in text.split():
     match = re.fullmatch(r"(xla_\w+)=(\S*)", part)
     if not match:
-      raise ValueError(f"{part!r} must be xla_NAME=VALUE")
+      raise ValueError(
+        f"compiler option {part!r} must have the form xla_NAME=VALUE"
+      )
     name, value = match.groups()
     if name in found:
-      raise ValueError(f"{name} is given twice")
+      raise ValueError(f"compiler option {name} is given twice; give it once")
     # XLA accepts "true" as a string for TPUs only.
     found[name] = {"true": True, "false": False}.get(value, value)
   return found

@@ -47,8 +47,8 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
     name = stem or match[1]
     if name in found:
       raise ValueError(
-        f"{folder} has two programs {name}; dump each process to a folder of "
-        "its own"
+        f"{folder} has two programs named {name}; use one dump folder per "
+        "process"
       )
     found[name] = int(match[2]), Dump(
       name, _text(folder / file),
@@ -56,7 +56,7 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
     )
   if not found:
     raise ValueError(
-      f"{folder}: no file *after_optimizations.txt; dump a program by "
+      f"{folder} has no file *after_optimizations.txt; dump a program with "
       'XLA_FLAGS="--xla_dump_to=FOLDER --xla_dump_hlo_as_text"'
     )
   return [dump for _, dump in sorted(found.values(), key=lambda x: x[0])]

@@ -222,9 +222,9 @@ def total(entries: Iterable[Collective], **wanted: Any) -> int:
   unknown = [c for c in selected if c.count is None and c.bytes]
   if unknown:
     raise ValueError(
-      f"{len(unknown)} collectives run an unknown number of times (in a loop "
-      "without constant trip count, or in one branch of a conditional), so "
-      f"that there is no total; the first: {unknown[0]}"
+      f"{len(unknown)} collectives run an unknown number of times, in a loop "
+      "without a constant trip count or in one branch of a conditional, so the "
+      f"total is unknown; the first is {unknown[0]}"
     )
   return sum(c.bytes * c.count for c in selected if c.count is not None)
 

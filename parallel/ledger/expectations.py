@@ -92,7 +92,7 @@ def _in_order(key: str, reading: Reading) -> str:
     return key
   if not set(names) <= set(reading.axes):
     raise ValueError(
-      f"expect={key!r}: the mesh has the axes {', '.join(reading.axes)}"
+      f"expect={key!r} must use the axes of the mesh: {', '.join(reading.axes)}"
     )
   return ",".join(name for name in reading.axes if name in names)
 
@@ -124,7 +124,7 @@ def _of_size(size: int, expected: str | int) -> str:
     return "" if size == expected else f"{size:,} B, expected {expected:,} B"
   match = re.fullmatch(r"(\d+(?:\.(\d+))?) ?([kMGT]?B)", str(expected))
   if not match:
-    raise ValueError(f"expect={expected!r} is not a size, as in '3.2 GB'")
+    raise ValueError(f"expect={expected!r} must be a size, as in '3.2 GB'")
   # Exact, unlike a quotient of floats.
   shown = decimal.Decimal(size) / _UNITS[match[3]]
   text = f"{shown:.{len(match[2] or '')}f}"

@@ -224,7 +224,9 @@ def replica_groups(text: str, num_devices: int) -> list[list[int]]:
     return _of_mesh(*mesh.groups())
   groups = [_integers(row) for row in _NUMBERS.findall(text)]
   if not groups:
-    raise ValueError(f"the replica groups {text!r} have an unknown form")
+    raise ValueError(
+      f"the replica groups {text!r} have a form that the ledger cannot read"
+    )
   return groups
 
 
@@ -258,7 +260,9 @@ def _in_order(text: str) -> np.ndarray:
   """Parses ``[2,4]T(1,0)``: 0 to 7 as 2 x 4, transposed and flattened."""
   match = _ORDER.fullmatch(text)
   if not match:
-    raise ValueError(f"the order of devices {text!r} has an unknown form")
+    raise ValueError(
+      f"the device order {text!r} has a form that the ledger cannot read"
+    )
   shape, order = (_integers(part) if part else None for part in match.groups())
   numbers = np.arange(math.prod(shape)).reshape(shape)
   return np.transpose(numbers, order).ravel()

@@ -325,8 +325,8 @@ def parse(text: str) -> Module:
       name, lines = header[2], []
       if header[1] and entry is not None:
         raise ValueError(
-          f"several programs in one text (ENTRY {entry} and {name}): save each "
-          "in a file of its own"
+          f"the text has several programs (ENTRY {entry} and ENTRY {name}); "
+          "save each one in its own file"
         )
       entry = name if header[1] else entry
     elif line.lstrip().startswith("}"):
@@ -336,9 +336,13 @@ def parse(text: str) -> Module:
     elif name and not line.lstrip().startswith("//"):
       unread.append(line)
   if entry is None:
-    raise ValueError("no ENTRY computation: not the text of a compiled program")
+    raise ValueError(
+      "the text has no ENTRY computation, so it is not a compiled program"
+    )
   if entry not in computations:
-    raise ValueError("the text ends within its ENTRY computation")
+    raise ValueError(
+      "the text ends within its ENTRY computation; it must be complete"
+    )
   head = text.split("\n", 1)[0]
   # input_output_alias={ {0}: (3, {}, may-alias), {1}: (4, {}) } maps results to
   # the numbers of the parameters whose memory they reuse.
@@ -422,7 +426,7 @@ def _balanced(text: str, start: int = 0) -> int:
     depth += 1 if match[0] in "({[" else -1
     if not depth:
       return match.end()
-  raise ValueError(f"unbalanced brackets in {text[start : start + 80]!r}")
+  raise ValueError(f"the brackets are unbalanced in {text[start:start + 80]!r}")
 
 
 def _value(text: str) -> str:

@@ -166,7 +166,7 @@ def of_text(
     try:
       module = ir.Module.parse(text)
     except ir.MLIRError as error:
-      raise ValueError(f"not StableHLO: {error.message}") from error
+      raise ValueError(f"the text is not StableHLO: {error.message}") from error
     counts = operations.device_counts(module)
     groups = operations.all_groups(module)
     counted = bool(sizes or counts or groups)
@@ -174,13 +174,14 @@ def of_text(
     if sizes and math.prod(counts) not in (1, math.prod(sizes.values())):
       raise ValueError(
         f"the program is for {math.prod(counts)} devices: {dict(sizes)} is not "
-        "the program's mesh"
+        "the program's mesh; pass the mesh that it was lowered for"
       )
     if not sizes:
       if counts.count(1) < len(counts) - 1:
         raise ValueError(
-          f"groups of {counts[0]} replicas and {counts[1]} partitions are not "
-          "supported"
+          f"the program combines groups of {counts[0]} replicas and "
+          f"{counts[1]} partitions, which is not supported; one of the numbers "
+          "must be 1"
         )
       numbers = itertools.chain.from_iterable(itertools.chain(*groups))
       sizes = inferred_axes(
@@ -232,7 +233,7 @@ class _Reader:
     if theirs and ours not in theirs:
       raise ValueError(
         f"the program was lowered for the meshes {list(self.meshes.values())}, "
-        f"not for {self.sizes}"
+        f"not for {self.sizes}; pass one of these meshes"
       )
     self.mesh_axes = MeshAxes(self.sizes, counted)
     self.num_devices = self.mesh_axes.num_devices
@@ -240,7 +241,7 @@ class _Reader:
   def read(self) -> list[Collective]:
     """Returns the collectives of one run of the module."""
     if "main" not in self.functions:
-      raise ValueError("it has no function main")
+      raise ValueError("the program has no function main")
     self.shardings = operations.Shardings(self.functions)
     entries = self._region(self.functions["main"].regions[0], ())
     self.automatic |= self.shardings.change_results()

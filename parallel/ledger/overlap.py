@@ -129,7 +129,10 @@ class ScheduledProgram:
       ValueError: The module is not scheduled.
     """
     if not module.scheduled:
-      raise ValueError("the program is not scheduled: no order of execution")
+      raise ValueError(
+        "the program is not scheduled, so the order of its instructions is "
+        "unknown; pass a compiled program"
+      )
     self.module, self.device = module, device
     self.reader = Reader(module, mesh, strict=False)
     self.wire_seconds, self.reads, self.hides = wire_seconds, reads, hides

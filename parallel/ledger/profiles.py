@@ -75,7 +75,9 @@ def events(folder: pathlib.Path) -> dict[str, list[Events]]:
   """
   files = sorted(folder.rglob("*.xplane.pb"), key=lambda p: p.stat().st_mtime)
   if not files:
-    raise ValueError(f"{folder}: no file *.xplane.pb of jax.profiler")
+    raise ValueError(
+      f"{folder} has no file *.xplane.pb; pass a folder that jax.profiler wrote"
+    )
   try:
     trace = jax.profiler.ProfileData.from_file(str(files[-1]))
   except RuntimeError as error:
@@ -124,8 +126,9 @@ def of_program(reading: Reading, candidates: Sequence[Events]) -> Events | None:
   ]
   if others.count(min(others, default=0)) > 1:
     raise ValueError(
-      f"{len(candidates)} programs named {reading.module.name} ran, whose "
-      "events cannot be told apart"
+      f"the profile has {len(candidates)} programs named "
+      f"{reading.module.name}, whose events cannot be told apart; profile one "
+      "of them"
     )
   return candidates[others.index(min(others))] if others else None
 

@@ -152,11 +152,13 @@ class Reading:
   def check_timed(self, flag: str) -> None:
     """Raises ValueError if collectives of the program have no times."""
     if self.module is None:
-      raise ValueError(f"{flag} needs a compiled program; this is none")
+      raise ValueError(
+        f"{flag} needs a compiled program, but this program is not compiled"
+      )
     if any(e.wire_bytes_ring is None for e in self.entries):
       raise ValueError(
-        f"{flag} needs the number of devices, which the program's first line "
-        "lacks: num_partitions=N or replica_count=N"
+        f"{flag} needs the number of devices: the program's first line must "
+        "have num_partitions=N or replica_count=N"
       )
 
 
@@ -194,8 +196,9 @@ def read(
     program = program.lower(*args, **kwargs)
   if not isinstance(program, jax.stages.Lowered):
     raise ValueError(
-      f"{type(program).__name__} is not a jitted function, a stage of its "
-      "compilation, a text or a path"
+      f"the program is of type {type(program).__name__}; it must be a jitted "
+      "function, one of its stages (traced, lowered, compiled), a text or a "
+      "path"
     )
   try:
     compiled = _compile(program)
@@ -242,7 +245,8 @@ def _read_text(program: str | pathlib.Path, mesh: Any) -> Reading:
     return _of_text(text, str(path), mesh)
   if len(found) > 1:
     raise ValueError(
-      f"{path} has {len(found)} programs: {', '.join(d.name for d in found)}"
+      f"{path} must have one program, but has {len(found)}: "
+      f"{', '.join(d.name for d in found)}"
     )
   return _of_dump(found[0], mesh)
 
@@ -371,7 +375,8 @@ def _axes(
     if counts and math.prod(named.values()) != num_devices:
       raise ValueError(
         f"the program is for {num_devices} devices, and the mesh {named} has "
-        f"{math.prod(named.values())}: it is not the program's mesh"
+        f"{math.prod(named.values())}: it is not the program's mesh; pass the "
+        "mesh that it was lowered for"
       )
     whole = mesh is None or named == dict(mesh.shape)
     return named, True, [] if whole else [
@@ -387,8 +392,8 @@ def _axes(
     "use_global_device_ids=true" not in text
   ):
     raise ValueError(
-      f"groups of {' and '.join(counts)} partitions and replicas are not "
-      "supported"
+      f"the program combines groups of {' and '.join(counts)} partitions and "
+      "replicas, which is not supported"
     )
   groups = [replica_groups(x, num_devices) for x in listed if x and x != "{}"]
   numbers = [n for each in groups for group in each for n in group]
@@ -473,7 +478,7 @@ def _mesh(axes: Mapping[str, int]) -> AbstractMesh:
   num_devices = math.prod(axes.values())
   if num_devices > _MAX_DEVICES:
     raise ValueError(
-      f"{num_devices:,} devices: the reader supports at most "
-      f"{_MAX_DEVICES:,} devices"
+      f"the program is for {num_devices:,} devices, but at most "
+      f"{_MAX_DEVICES:,} devices are supported"
     )
   return AbstractMesh(tuple(axes.values()), tuple(axes))

@@ -106,11 +106,11 @@ def resolve(name: str) -> Target:
     devices = tuple(jax.devices("cpu"))
     if len(devices) < int(rest[0]):
       raise ValueError(
-        f"--target={name}: this process has {len(devices)} CPU devices; pass "
-        f"--cpu_devices={rest[0]}, too"
+        f"--target={name} needs more than the {len(devices)} CPU devices of "
+        f"this process; also pass --cpu_devices={rest[0]}"
       )
     return Target(name, devices[: int(rest[0])], None, ())
-  raise ValueError(f"--target={name!r} is not {SYNTAX}")
+  raise ValueError(f"--target={name!r} must have the form {SYNTAX}")
 
 
 def measured(target: Target, links: LinkMatrix) -> Target:
@@ -121,8 +121,8 @@ def measured(target: Target, links: LinkMatrix) -> Target:
   """
   if links.num_devices < len(target.devices):
     raise ValueError(
-      f"--cluster: {links.name!r} has {links.num_devices} devices, and "
-      f"--target={target.name} has {len(target.devices)}"
+      f"--cluster={links.name!r} has {links.num_devices} devices, but "
+      f"--target={target.name} has {len(target.devices)}; they must be equal"
     )
   return dataclasses.replace(target, hardware=links.device, links=links)
 
@@ -157,21 +157,22 @@ def _tpu(
   """Returns equal slices of TPUs, described by libtpu."""
   if generation not in _TPUS:
     raise ValueError(
-      f"--target={name}: no TPU generation {generation!r}; known: "
-      f"{', '.join(_TPUS)}"
+      f"--target={name}: the TPU generation {generation!r} is unknown; use one "
+      f"of {', '.join(_TPUS)}"
     )
   if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", topology):
     raise ValueError(
-      f"--target={name}: {topology!r} is no topology; 4x4x4 is one"
+      f"--target={name}: the topology {topology!r} must have the form of 4x4x4"
     )
   if not re.fullmatch(r"[1-9]\d{0,3}", slices):
     raise ValueError(
-      f"--target={name}: {slices!r} is no number of slices, 1 to 9999"
+      f"--target={name}: the number of slices {slices!r} must be an integer "
+      "from 1 to 9999"
     )
   refusal = SLICES[generation].refusal([int(n) for n in topology.split("x")])
   if refusal:
     raise ValueError(
-      f"--target={name}: there is no {generation} slice {topology}: {refusal}"
+      f"--target={name}: {generation} has no slice {topology}: {refusal}"
     )
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError(
@@ -267,7 +268,8 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
   """Returns nodes of GPUs, described by a `GpuTargetConfigProto`."""
   if gpu not in _GPUS:
     raise ValueError(
-      f"--target={name}: no GPU {gpu!r}; known: {', '.join(_GPUS)}"
+      f"--target={name}: the GPU {gpu!r} is unknown; use one of "
+      f"{', '.join(_GPUS)}"
     )
   match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
   cluster = CLUSTERS[gpu]
@@ -275,12 +277,13 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
   per_node, *others = (level.size for level in cluster.levels)
   if not match or int(match[2]) > per_node:
     raise ValueError(
-      f"--target={name}: {shape!r} is not NODESxGPUS with at most {per_node} "
-      "GPUs in a node"
+      f"--target={name}: {shape!r} must be NODESxGPUS with at most {per_node} "
+      "GPUs per node"
     )
   if int(match[1]) > math.prod(others):
     raise ValueError(
-      f"--target={name}: at most {math.prod(others)} nodes of {gpu}"
+      f"--target={name} has too many nodes; {gpu} supports at most "
+      f"{math.prod(others)}"
     )
   if importlib.util.find_spec("jax_cuda12_plugin") is None:
     raise ValueError(

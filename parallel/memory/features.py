@@ -137,7 +137,8 @@ class Table:
     """
     if ids.size and (ids.min() < 0 or ids.max() >= len(self.rows)):
       raise ValueError(
-        f"ids {ids.min()} to {ids.max()} must be 0 to {len(self.rows) - 1}"
+        f"ids lie in [{ids.min()}, {ids.max()}]; they must lie in [0, "
+        f"{len(self.rows) - 1}]"
       )
     if not ids.size:  # no device fetches a row
       none = np.zeros((*ids.shape, self.rows.shape[1]), np.float32)

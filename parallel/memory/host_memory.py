@@ -162,7 +162,9 @@ def _call(index: int, *arguments: object) -> None:
   """Calls mbind (0) or move_pages (1); raises OSError if it fails."""
   machine = platform.machine()
   if machine not in _CALLS:
-    raise OSError(f"NUMA system calls are not known for {machine}")
+    raise OSError(
+      f"NUMA system calls are not supported on {machine} processors"
+    )
   library = ctypes.CDLL(None, use_errno=True)
   converted = [
     ctypes.c_long(x) if isinstance(x, int) else x for x in arguments

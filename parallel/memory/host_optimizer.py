@@ -214,8 +214,8 @@ class HostOptimizer:
     for name, mine, last in zip(_VERIFIED, found, self._sums, strict=True):
       if mine != last:
         raise ValueError(
-          f"{name} of the optimizer have changed in memory or in a file since "
-          f"step {self.count}: resume from the last checkpoint"
+          f"{name} of the optimizer were changed in memory or in a file after "
+          f"step {self.count}; resume from the last checkpoint"
         )
 
   def begin(self, learning_rate: float, norm: float | None = None) -> None:
@@ -232,7 +232,9 @@ class HostOptimizer:
       raise ValueError(f"step {self.count} has not ended: {self._missing()}")
     s, f = self._settings, np.float32
     if s.clip_norm and norm is None:
-      raise ValueError(f"clip_norm={s.clip_norm:g} needs the norm of gradients")
+      raise ValueError(
+        f"clip_norm={s.clip_norm:g} needs the norm of the gradients; pass norm"
+      )
     clips = bool(s.clip_norm) and not f(norm) < f(s.clip_norm)
     count = f(self.count + 1)
     with np.errstate(under="ignore"):  # powers
@@ -263,8 +265,8 @@ class HostOptimizer:
     """
     if gradient.dtype != np.float32 or gradient.ndim != 1:
       raise ValueError(
-        f"a gradient of {gradient.dtype} with shape {gradient.shape} must be "
-        "float32 with one dim"
+        f"a gradient has dtype {gradient.dtype} and shape {gradient.shape}; it "
+        "must be float32 with one dim"
       )
     stop = start + len(gradient)
     self._take(start, stop)
@@ -314,7 +316,9 @@ class HostOptimizer:
         moments in files have changed since the last step.
     """
     if self._scalars is None:
-      raise ValueError("no step has begun")
+      raise ValueError(
+        "no step has begun; call begin before end"
+      )
     if self._left:
       raise ValueError(f"step {self.count} cannot end: {self._missing()}")
     self._scalars = None
@@ -354,7 +358,8 @@ def _checked(
   bounds = [0, *ranges.ravel().tolist(), size]
   if bounds != sorted(bounds):
     raise ValueError(
-      f"decayed={decayed} must be ascending, disjoint ranges within [0, {size})"
+      f"decayed={decayed} must be ascending and disjoint ranges within [0, "
+      f"{size})"
     )
   return ranges
 

@@ -80,16 +80,20 @@ def _size(text: str) -> int:
   try:
     size = float(text)
   except ValueError as error:
-    raise ValueError(f"--sizes={text} must be numbers of bytes") from error
+    raise ValueError(
+      f"--sizes={text} must be numbers of bytes, as in 1e9,4e9"
+    ) from error
   if not 1e6 <= size < 1e13:
-    raise ValueError(f"--sizes={text} must lie in [1e6, 1e13)")
+    raise ValueError(f"--sizes={text} must lie in [1e6, 1e13) bytes")
   return int(size)
 
 
 def _number(text: str) -> int:
   """Parses the number of a node."""
   if not text.isdecimal():
-    raise ValueError(f"--numa_nodes={text} must be numbers of nodes, as in 0,1")
+    raise ValueError(
+      f"--numa_nodes={text} must be numbers of NUMA nodes, as in 0,1"
+    )
   return int(text)
 
 
@@ -227,7 +231,10 @@ def _check_disk(path: pathlib.Path, size: int) -> int:
   if path.exists():
     raise FileExistsError(errno.EEXIST, "File exists", str(path))
   if not path.parent.is_dir():
-    raise ValueError(f"--file={path}: {path.parent} is not a folder")
+    raise ValueError(
+      f"--file={path} must be in an existing folder, but {path.parent} is not "
+      "a folder"
+    )
   stat = os.statvfs(path.parent)
   free = stat.f_bavail * stat.f_frsize
   if size > free:

@@ -50,8 +50,8 @@ class Settings:
       raise ValueError(f"samples={self.samples} must not be negative")
     if self.advertise is not None and not 0 < self.advertise[1] < 1 << 16:
       raise ValueError(
-        f"advertise={self.advertise} must have a port from 1 to 65535: only "
-        "listen may have port 0 for any free port"
+        f"advertise={self.advertise} must have a port from 1 to 65535; only "
+        "listen may have port 0, which selects a free port"
       )
 
   def num_samples(self, number: int) -> int:

@@ -151,8 +151,8 @@ def _run(
 ) -> jax.Array:
   if axis.size != schedule.num_ranks:
     raise ValueError(
-      f"{schedule.name} is a schedule of {schedule.num_ranks} ranks; the axis "
-      f"{axis.name!r} has {axis.size}"
+      f"schedule {schedule.name} is for {schedule.num_ranks} ranks, but the "
+      f"axis {axis.name!r} has {axis.size}; they must be equal"
     )
   x = collectives.varying(x, axis.name)
   chunks, restore = _LAYOUTS[schedule.collective](schedule, x, axis)
@@ -211,8 +211,8 @@ def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
   n, lanes = schedule.num_ranks, x.shape[0]
   if x.ndim < 2 or x.shape[1] % n:
     raise ValueError(
-      f"{schedule.name}: a reduce-scatter of {x.shape[1:]} needs a first dim "
-      f"that {n} ranks divide"
+      f"{schedule.name}: a reduce-scatter of an array with shape {x.shape[1:]} "
+      f"needs a first dim that is a multiple of {n} ranks"
     )
   shape = (lanes, x.shape[1] // n, *x.shape[2:])
   size = math.prod(shape[1:])
@@ -235,7 +235,9 @@ def _all_gather_layout(schedule: Schedule, x: jax.Array, axis: Axis):
   turns ``[R, C, K]`` into all slices in rank order, ``[R, N s, ...]``.
   """
   if x.ndim < 2:
-    raise ValueError(f"{schedule.name}: an all-gather needs a dim to join")
+    raise ValueError(
+      f"{schedule.name}: an all-gather needs an array with at least one dim"
+    )
   n, lanes = schedule.num_ranks, x.shape[0]
   shape = (lanes, n * x.shape[1], *x.shape[2:])
   size = math.prod(x.shape[1:])

@@ -66,7 +66,7 @@ def test_an_existing_file_is_kept(launch, tmp_path):
   (["--sizes=1e5"], "--sizes=1e5 must lie in"),
   (["--sizes=2e6"], "the largest array must exceed"),
   (["--sizes=9e12"], "GB of free memory, and three arrays of 9000.0 GB"),
-  ([SMALL, "--file=/nowhere/tier"], "--file=/nowhere/tier: /nowhere is not a"),
+  ([SMALL, "--file=/nowhere/tier"], "--file=/nowhere/tier must be in an"),
   ([SMALL, "--numa_nodes=0,63"], "node=63 does not exist; the nodes of this "
    f"machine are {', '.join(map(str, host_memory.nodes()))}"),
   ([SMALL, "--numa_nodes=first"], "--numa_nodes=first must be numbers of"),

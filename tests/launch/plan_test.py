@@ -66,7 +66,7 @@ def test_flags_of_a_change_train(launch, tmp_path):
 @pytest.mark.parametrize(("script", "args", "message"), [
   ("plan", ["--config=configs/caatnet/tiny.py"], "must be 'planner'; use"),
   ("plan", [PLAN, "--cluster={tmp}/no.json"], "No such file"),
-  ("plan", [PLAN, "--cluster=a100"], "as in a100:2, or be a path"),
+  ("plan", [PLAN, "--cluster=a100"], "as in a100:2, or a path"),
   ("plan", [PLAN, "--cluster={tmp}/zero.json"], "zero.json: bandwidth[0][1]=0"),
   ("plan", [PLAN, "--why_not=parallel.stag=2"], "'parallel.stag' must be one"),
   ("plan", [PLAN, "--why_not=parallel.stage=two"], "'two' must be an integer"),
@@ -88,7 +88,7 @@ def test_flags_of_a_change_train(launch, tmp_path):
   ("measure", ["links", "--output={tmp}/x.json", "--topo=LICENSE"],
    "no rows of GPUs"),
   ("measure", ["links", "--output={tmp}/x.json", "--nccl=LICENSE"],
-   "LICENSE: no table"),
+   "LICENSE: the text has no table"),
   ("measure", ["links", "--output={tmp}/x.json", "--sizes=8e6"],
    "--sizes has no effect on measure links"),
   ("measure", ["memory", "--output={tmp}/x.json", "--nodes=2"],

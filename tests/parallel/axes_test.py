@@ -48,7 +48,7 @@ def test_axis_that_the_mesh_does_not_name_gets_one_device():
   [
     ({"tensor": 2, "pipe": 2}, "axis 'pipe'; the axes are data, tensor"),
     ({"tensor": 3}, r"use one of \[1, 2, 4, 8\]"),
-    ({"tensor": 8, "data": 2}, "16 devices are requested, this machine has 8"),
+    ({"tensor": 8, "data": 2}, "the mesh needs 16 devices, but this machine"),
   ],
 )
 def test_impossible_mesh_is_refused_with_the_reason(requested, message):

@@ -430,7 +430,7 @@ def test_invalid_wire_is_refused(values, message):
 
 def test_stochastic_rounding_needs_a_key():
   axis = Axis("worker", 1)
-  with pytest.raises(ValueError, match="needs a key"):
+  with pytest.raises(ValueError, match="needs a random key"):
     quantize.roundtrip(
       np.ones((1, 4), "f4"), axis, Wire("int8", stochastic=True)
     )

@@ -44,7 +44,7 @@ def ask_script(
     raise ValueError(f"{named} cannot be run: {error}") from error
   except subprocess.TimeoutExpired as error:
     raise ValueError(
-      f"{named}: it did not end within {limit_s:g} seconds"
+      f"{named} did not end within its time limit of {limit_s:g} seconds"
     ) from error
   if done.returncode:
     lines = done.stderr.strip().splitlines()
@@ -54,7 +54,9 @@ def ask_script(
   try:
     return json.loads(last)
   except json.JSONDecodeError as error:
-    raise ValueError(f"{named}: its last line is not JSON: {last!r}") from error
+    raise ValueError(
+      f"the last line that {named} printed must be JSON, got {last!r}"
+    ) from error
 
 
 @contextlib.contextmanager

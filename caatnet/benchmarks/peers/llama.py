@@ -124,7 +124,7 @@ class Llama:
       path.encode(), api.llama_model_default_params()
     )
     if not self._model:
-      raise RuntimeError("llama.cpp does not load the model")
+      raise RuntimeError("llama.cpp cannot load the model")
     options = api.llama_context_default_params()
     options.n_ctx = self.batch * asked["model"]["max_position_embeddings"]
     options.n_seq_max = self.batch
@@ -134,7 +134,7 @@ class Llama:
     options.type_k = options.type_v = 0  # float32, as the other subjects
     self._context = api.llama_init_from_model(self._model, options)
     if not self._context:
-      raise RuntimeError("llama.cpp does not make a context")
+      raise RuntimeError("llama.cpp cannot create a context")
     self.num_elements = api.llama_model_n_params(self._model)
     self._tokens = api.llama_batch_init(options.n_batch, 0, 1)
 
@@ -161,7 +161,7 @@ class Llama:
         batch.logits[at] = i == length - 1
       last.append(at)
     if self.api.llama_decode(self._context, batch):
-      raise RuntimeError("llama.cpp does not decode the step")
+      raise RuntimeError("llama.cpp cannot decode the step")
     return np.array([
       np.ctypeslib.as_array(
         self.api.llama_get_logits_ith(self._context, at), (self.size,)

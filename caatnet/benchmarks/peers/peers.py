@@ -291,8 +291,8 @@ def _same_sequences(
   for name, share in same.items():
     if name.endswith("F32") and len(ours) > 1 and share < 0.5:
       raise ValueError(
-        f"{name} draws other tokens than ours from the same float32 weights, "
-        f"in {1 - share:.0%} of {len(ours)} sequences"
+        f"{name} draws other tokens than this package from the same float32 "
+        f"weights, in {1 - share:.0%} of {len(ours)} sequences"
       )
   return same
 

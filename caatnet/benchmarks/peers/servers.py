@@ -199,4 +199,4 @@ def _wait(
         return
     except (urllib.error.URLError, OSError):
       time.sleep(0.5)
-  raise ValueError(f"{key}: no answer within {_START_S:g} s")
+  raise ValueError(f"{key}: the server did not answer within {_START_S:g} s")

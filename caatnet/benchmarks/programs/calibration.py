@@ -55,8 +55,8 @@ def run(config: Any) -> dict[str, Any]:
   options = config.benchmark
   if len(jax.devices()) < options.devices:
     raise ValueError(
-      f"config.benchmark.devices={options.devices} needs --cpu_devices="
-      f"{options.devices}"
+      f"config.benchmark.devices={options.devices} needs as many CPU devices: "
+      f"pass --cpu_devices={options.devices}"
     )
   target = targets.resolve(f"cpu:{options.devices}")
   kept, text = Kept(options.results, "config.benchmark.results"), _text(config)
@@ -274,7 +274,8 @@ def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
     jax.clear_caches()
     return found
   raise ValueError(
-    f"no valid configuration in {_DRAWS} draws of config.benchmark: {why}"
+    f"none of {_DRAWS} draws of config.benchmark is a valid configuration; the "
+    f"last error: {why}"
   )
 
 
@@ -310,7 +311,8 @@ def _observed(steps: _Steps, seconds: float) -> Observed:
   """Profiles a run with one program, whose step takes given seconds."""
   if len(steps.made) != 1:
     raise ValueError(
-      "config.benchmark.profiled: the outer loop has more than one program"
+      "config.benchmark.profiled needs an outer loop with one program, but "
+      "this one has several"
     )
   (made,) = steps.made.values()
   with tempfile.TemporaryDirectory() as folder:

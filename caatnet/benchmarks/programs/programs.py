@@ -36,7 +36,9 @@ def run(config: Any) -> dict[str, Any]:
         tuple(row[key] for key in KEYS): row for row in results.rows(path)
       }
     except (KeyError, TypeError) as error:
-      raise ValueError(f"{path} has a row without a program") from error
+      raise ValueError(
+        f"{path} has a row without a program; each row must name one"
+      ) from error
   names = [
     (*program, kernels) for program, kernels in itertools.product(
       benchmark.programs, benchmark.kernels

@@ -49,7 +49,10 @@ def accuracy(
   """
   made, num_classes = meta["generator"], meta["num_classes"]
   if made["name"] != "communities":
-    raise ValueError(f"{made['name']} has no accuracy bound")
+    raise ValueError(
+      f"the graph {made['name']} has no accuracy bound; only generated graphs "
+      "have one"
+    )
   means = class_means(
     num_classes, features.shape[1], made["signal"], made["seed"]
   ).astype(np.float64)

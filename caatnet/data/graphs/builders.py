@@ -74,7 +74,7 @@ def rmat(
     raise ValueError(f"scale={scale} must be 1 to 30")
   if len(quarters) != 3 or min(quarters) < 0 or sum(quarters) > 1:
     raise ValueError(
-      f"quarters={quarters} must be three probabilities, 1 together at most"
+      f"quarters={quarters} must be three probabilities whose sum is at most 1"
     )
   a, b, c = quarters
   num_nodes = 1 << scale

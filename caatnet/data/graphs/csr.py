@@ -109,8 +109,8 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
     raise ValueError(f"{folder} is not a folder")
   if not path.is_file():
     raise ValueError(
-      f"{folder} has no meta.json: it is not a graph, or its writer was "
-      "stopped"
+      f"{folder} has no meta.json, so it is not a graph, or its writer was "
+      "stopped; write it again"
     )
   try:
     data = schema.read_bytes(path)
@@ -149,7 +149,10 @@ def _check(graph: Graph) -> None:
     "labels.npy": len(graph.labels), "split.npy": len(graph.split),
   }
   if len(set(nodes.values())) > 1:
-    raise ValueError(f"{graph.folder} has different numbers of nodes: {nodes}")
+    raise ValueError(
+      f"the files of {graph.folder} must have equal numbers of nodes, got "
+      f"{nodes}"
+    )
   ends = int(graph.indptr[0]), int(graph.indptr[-1])
   if ends != (0, graph.num_edges):
     raise ValueError(
@@ -161,7 +164,8 @@ def _check(graph: Graph) -> None:
     if (np.diff(part) < 0).any():
       node = start + int(np.argmax(np.diff(part) < 0))
       raise ValueError(
-        f"{graph.folder}/indptr.npy: node {node} has fewer than 0 neighbours"
+        f"{graph.folder}/indptr.npy must not decrease, but node {node} has "
+        "fewer than 0 neighbours"
       )
   for start, stop in chunks(graph.num_edges):
     in_range(
@@ -337,7 +341,9 @@ def _write_rows(
       for name, part in zip(files, (features, labels, split), strict=True):
         files[name].write(np.ascontiguousarray(part, DTYPES[name]).data)
     if count != num_nodes:
-      raise ValueError(f"there are rows for {count} nodes of {num_nodes}")
+      raise ValueError(
+        f"features must have one row for each of {num_nodes} nodes, got {count}"
+      )
 
 
 def _started(

@@ -66,9 +66,8 @@ class GraphData(Graphs):
     places = num_places(self.fanouts) * self.batch_size
     if places > _MAX_PLACES:
       raise ValueError(
-        f"fanouts={self.fanouts} with config.data.batch_size="
-        f"{self.batch_size} are {places:,} places for nodes, but must be at "
-        f"most {_MAX_PLACES:,}"
+        f"fanouts={self.fanouts} with config.data.batch_size={self.batch_size} "
+        f"need {places:,} places for nodes; at most {_MAX_PLACES:,} are allowed"
       )
 
   @property
@@ -92,7 +91,7 @@ class GraphData(Graphs):
     if self.cache_rows > graph.num_nodes:
       raise ValueError(
         f"cache_rows={self.cache_rows} must be at most {graph.num_nodes}, the "
-        "nodes of the graph"
+        "number of nodes of the graph"
       )
     sampler = functools.partial(
       Sampler, graph, self.fanouts, threads=self.threads,

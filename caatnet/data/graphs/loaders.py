@@ -116,7 +116,9 @@ def npz(
       if indptr.ndim != 1 or len(indptr) != len(labels) + 1 or (
         int(indptr[0]), int(indptr[-1])
       ) != (0, len(indices)):
-        raise ValueError("indptr must go from 0 to the number of indices")
+        raise ValueError(
+          "indptr must start at 0 and end at the number of indices"
+        )
       nodes = np.repeat(np.arange(len(labels)), np.diff(indptr))
       pairs = np.stack([indices, nodes])
   except (KeyError, TypeError, ValueError) as error:
@@ -166,7 +168,8 @@ def ogb(
   if rows.ndim != 2 or labels.dtype.kind not in "biuf":
     raise ValueError(
       f"{root} has features {rows.dtype} {rows.shape} and labels "
-      f"{labels.dtype}, but must have [N, F] and numbers"
+      f"{labels.dtype}; features must be numbers [N, F], and labels must be "
+      "numbers"
     )
   labels = labels.reshape(len(rows), -1)
   if labels.shape[1] != 1:
@@ -174,12 +177,12 @@ def ogb(
   labels = np.where(np.isnan(labels[:, 0]), -1, labels[:, 0])
   # Larger floats are no int64.
   if not ((np.abs(labels) < 2**53) & (labels == np.floor(labels))).all():
-    raise ValueError(f"{root} has a label that is no integer below 2^53")
+    raise ValueError(f"{root} has a label that is not an integer below 2^53")
   labels = labels.astype(np.int64)
   split = np.full(len(rows), SPLITS.index("none"), np.uint8)
   folders = sorted(p for p in (root / "split").glob("*") if p.is_dir())
   if not folders:
-    raise ValueError(f"{root}/split has no folder with train.csv.gz")
+    raise ValueError(f"{root}/split must have a folder with train.csv.gz")
   for name, file in (
     ("train", "train"), ("validation", "valid"), ("test", "test")
   ):
@@ -224,11 +227,15 @@ def _write(
   for what, array in (("features", rows), ("split", split)):
     if len(array) != num_nodes:
       raise ValueError(
-        f"{name}: {what} of {len(array)} nodes, but labels of {num_nodes}"
+        f"{name}: {what} are given for {len(array)} nodes, but labels for "
+        f"{num_nodes}; the numbers must be equal"
       )
   largest = int(labels.max()) if num_nodes else -1
   if num_nodes and largest == -1:
-    raise ValueError(f"{name} has no labels: all {num_nodes} are -1")
+    raise ValueError(
+      f"{name} has no labels: all {num_nodes} are -1; at least one node needs "
+      "a label"
+    )
   for what, array, least, most in (
     ("labels", labels, -1, _MAX_CLASSES - 1),
     ("split", split, 0, len(SPLITS) - 1),
@@ -262,7 +269,7 @@ def _float32(rows: np.ndarray, start: int, stop: int) -> np.ndarray:
   if not np.isfinite(found).all():
     node = int(np.argmin(np.isfinite(found).all(axis=1)))
     raise ValueError(
-      f"features of node {start + node} are NaN, or outside of float32"
+      f"features of node {start + node} must be finite float32 numbers"
     )
   return found
 
@@ -298,11 +305,11 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
         ]
         pairs = [pair for pair in pairs if pair]
         if any(len(pair) != 2 for pair in pairs):
-          raise ValueError("a line has other than two numbers")
+          raise ValueError("a line does not have exactly two numbers")
         is_empty = is_empty and not pairs
         yield tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
     if is_empty:
-      raise ValueError("it has none")
+      raise ValueError("it has no edges")
   except (OSError, EOFError, OverflowError, ValueError, zlib.error) as error:
     raise ValueError(f"{path} must have two node ids on each line: {error}"
                      ) from error

@@ -56,7 +56,7 @@ def num_places(fanouts: tuple[int, ...]) -> int:
 def check_fanouts(fanouts: tuple[int, ...]) -> None:
   """Raises ValueError for empty fanouts and for fanouts below 1."""
   if not fanouts or min(fanouts) < 1:
-    raise ValueError(f"fanouts={fanouts} must have numbers of at least 1")
+    raise ValueError(f"fanouts={fanouts} must be integers of at least 1")
 
 
 class Sampler:
@@ -129,8 +129,8 @@ class Sampler:
       nodes.min() < 0 or nodes.max() >= self.graph.num_nodes
     ):
       raise ValueError(
-        f"nodes {nodes.min()} to {nodes.max()} must be 0 to "
-        f"{self.graph.num_nodes - 1}"
+        f"nodes lie in [{nodes.min()}, {nodes.max()}]; they must lie in [0, "
+        f"{self.graph.num_nodes - 1}]"
       )
     shape = len(nodes), num_places(self.fanouts)
     ids, degrees = np.empty(shape, np.int32), np.zeros(shape, np.int32)

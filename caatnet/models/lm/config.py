@@ -65,7 +65,7 @@ class StackConfig:
     known("config.model.remat=", self.remat, REMAT_POLICIES)
     if len(self.syncs) != self.num_layers:
       raise ValueError(
-        f"p is given for {len(self.syncs)} layers, but "
+        f"p is given for {len(self.syncs)} layers; it must be given for "
         f"config.model.num_layers={self.num_layers}"
       )
 

@@ -148,7 +148,7 @@ class StackedLanguageModel:
       )
       raise ValueError(
         f"p_attention={p_attention} and p_mlp={p_mlp} must have one number "
-        "each: all layers of a pipeline must have the same sync policies"
+        "each, since all layers of a pipeline must have the same sync policies"
       )
     module = self._module
     if module.carries(self.config.syncs[0]):

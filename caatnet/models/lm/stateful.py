@@ -191,8 +191,8 @@ class StatefulLanguageModel(StackedLanguageModel):
   def cache_shape(self, sizes: CacheSizes) -> CacheShape:
     if sizes.dtype:
       raise ValueError(
-        f"config.inference.cache={sizes.dtype!r} must be 'float': states are "
-        "not quantised"
+        f"config.inference.cache={sizes.dtype!r} must be 'float', since states "
+        "are not quantised"
       )
     return CacheShape(
       self.config.num_layers, sizes.num_pages, sizes.page_size, 0, 0, "float32",

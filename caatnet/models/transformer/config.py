@@ -55,8 +55,8 @@ class TransformerConfig(StackConfig):
       object.__setattr__(self, "head_width", self.width // self.num_heads)
     if self.head_width % 2:
       raise ValueError(
-        f"config.model.head_width={self.head_width} (width / num_heads, if 0) "
-        "must be even for rotary positions"
+        f"config.model.head_width={self.head_width} (0: width / num_heads) "
+        "must be even, since rotary positions rotate pairs of channels"
       )
     super().__post_init__()
 

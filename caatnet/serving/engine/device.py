@@ -256,8 +256,8 @@ class DecoderExecutor:
     """
     if decoder.num_replicas != 1:
       raise ValueError(
-        f"config.parallel.data={decoder.num_replicas}: a server has one "
-        "replica; start one for each"
+        f"config.parallel.data={decoder.num_replicas} must be 1, since a "
+        "server has one replica; start one server per replica"
       )
     self.decoder, self.factor = decoder, factor
     self.filters, self.top, self.weights = filters, top, weights

@@ -116,7 +116,8 @@ class DeviceWeights:
       has, needs = found.get(name), expected.get(name)
       if has is None or needs is None or _type(has) != _type(needs):
         raise ValueError(
-          f"{name} is {_type(has)}, the model has {_type(needs)}"
+          f"{name} of the expert is {_type(has)}, but the model needs "
+          f"{_type(needs)}"
         )
 
 

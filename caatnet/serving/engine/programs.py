@@ -89,8 +89,8 @@ class Programs:
     elif begun.done() and (error := begun.exception()) is not None:
       del self._begun[sizes]
       raise ValueError(
-        f"no program for {num_decodes} decodes and {num_chunks} chunks of "
-        f"{length} tokens: {error}"
+        f"there is no program for {num_decodes} decodes and {num_chunks} "
+        f"chunks of {length} tokens: {error}"
       )
     return False
 

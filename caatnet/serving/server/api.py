@@ -217,8 +217,9 @@ class Api:
     self._check_expert(name)
     if given.name not in ("", name):
       raise ApiError(
-        400, f"name {given.name!r} is not that of the path, {name!r}", None,
-        "name",
+        400,
+        f"name {given.name!r} must be {name!r}, the name in the path",
+        None, "name",
       )
     return await self._change(name, True, given)
 
@@ -252,7 +253,11 @@ class Api:
     """Raises ApiError unless there is such an expert, and it can be changed."""
     self._check_changeable()
     if name == AUTO:
-      raise ApiError(400, "auto is the router, not an expert", None, "name")
+      raise ApiError(
+        400,
+        "the name auto is reserved for the router; use another name",
+        None, "name",
+      )
     self._check_model(name)
 
   def _check_changeable(self) -> None:

@@ -88,7 +88,7 @@ Change = Callable[[Library, str, bool, str, str, str], None]
 def unchangeable(*change: object) -> None:
   """Raises ValueError: the server has no `Change`."""
   del change
-  raise ValueError("this server does not add experts")
+  raise ValueError("this server was started without adding of experts")
 
 
 class OneModel:
@@ -271,7 +271,7 @@ class Catalog:
       revision = self._revisions.get(key)
       read = revision and revision.read
     if not read:
-      raise ValueError("it was removed, or its last load failed")
+      raise ValueError("the expert was removed, or its last load failed")
     try:
       return read()
     except Exception:

@@ -83,7 +83,7 @@ def questions_of(
   if not found:
     raise ValueError(
       f"none of {len(arrivals)} requests fits into the server's context of "
-      f"{context} tokens"
+      f"{context} tokens; use shorter requests, or a longer context"
     )
   return found
 
@@ -132,7 +132,10 @@ async def card(url: str, key: str) -> dict[str, Any]:
       found = answer.json()["data"][0]
       for name, kind in _CARD.items():  # other servers have no vocab_size
         if not isinstance(found.get(name), kind):
-          raise ValueError(f"its /v1/models has no {name}, unlike launch.serve")
+          raise ValueError(
+            f"{name} is missing in the server's /v1/models, so it was not "
+            "started with launch.serve"
+          )
       return found
   except (
     httpx2.HTTPError, httpx2.InvalidURL, AttributeError, LookupError, TypeError,

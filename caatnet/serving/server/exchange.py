@@ -127,7 +127,7 @@ async def post(
     while not exchange.ended.done():
       left = exchange.last_s + timeout_s - time.perf_counter()
       if left <= 0:
-        raise TimeoutError(f"no data for {timeout_s:g} s")
+        raise TimeoutError(f"the server sent nothing for {timeout_s:g} s")
       await asyncio.wait([exchange.ended], timeout=left)
     exchange.ended.result()
   finally:

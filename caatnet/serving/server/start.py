@@ -31,7 +31,7 @@ def key(path: str, flag: str = "api_key_file") -> str:
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f"--{flag}={path}: {error}") from error
   if not found:
-    raise ValueError(f"--{flag}={path} is empty")
+    raise ValueError(f"--{flag}={path} must not be empty")
   return found
 
 

@@ -140,7 +140,7 @@ def fastest(
       cut = _cut(whole, topology, size_bytes, model, timed)
       found += (choice for choice in cut if fits(choice.schedule))
   if not found:
-    raise ValueError(f"no schedule of {name!r} fits")
+    raise ValueError(f"no schedule of {name!r} fits the topology")
   best = _soonest(found)
   check(best.schedule, topology)
   return best

@@ -333,14 +333,16 @@ def plan(
   spent = np.min(own["budget"] * own["compute_share"])
   if given == "budget" and spent < np.max(own["rack_price"]):
     raise ValueError(
-      f"budget={np.min(own['budget']):g} buys no rack: {spent:g} of it are for "
-      f"racks, and rack_price={np.max(own['rack_price']):g}"
+      f"budget={np.min(own['budget']):g} must pay for at least one rack: "
+      f"{spent:g} of it are for racks, and "
+      f"rack_price={np.max(own['rack_price']):g}"
     )
   needed, there = np.max(_rack_w(own)), np.min(own["site_w"])
   if needed > there:
     raise ValueError(
-      f"site_w={there:g}: a rack takes {needed / 1e3:,.1f} kW with its share "
-      f"of the network and of cooling, and a site has {there / 1e3:,.1f} kW"
+      f"site_w={there:g} must be enough for one rack: a rack takes "
+      f"{needed / 1000.0:,.1f} kW with its share of the network and of "
+      f"cooling, and a site has {there / 1000.0:,.1f} kW"
     )
   return expressions.evaluate(formulas(given), own)
 

@@ -125,13 +125,12 @@ def _places(texts: Sequence[str]) -> dict[str, float]:
   for text in texts:
     name, _, watts = text.partition(":")
     if name in found:
-      raise ValueError(f"sites={text!r}: the site {name!r} is duplicate")
+      raise ValueError(f"sites={text!r} must not have the site {name!r} twice")
     try:
       found[name] = float(watts) if watts else sites.SITES[name].power_w
     except (KeyError, ValueError) as error:
       raise ValueError(
-        f"sites={text!r} is neither NAME:WATTS nor one of "
-        f"{', '.join(sites.SITES)}"
+        f"sites={text!r} must be NAME:WATTS or one of {', '.join(sites.SITES)}"
       ) from error
   closed_forms.fill(0, found)  # raises if a site is invalid
   return found
@@ -179,8 +178,8 @@ def _own(config: Mapping[str, Any]) -> dict[str, float]:
   for key in own:
     if key not in read:
       raise ValueError(
-        f"config.knobs.{key} has no effect: with config.given={given!r} it "
-        "follows from other knobs"
+        f"config.knobs.{key} has no effect, since config.given={given!r} "
+        "computes it from other knobs"
       )
   return own
 
@@ -226,8 +225,8 @@ def _between(
   if layers // 3 >= rounds:
     raise ValueError(
       f"config.round_steps={rounds} must be more than a third of "
-      f"config.knobs.layers={layers}: a fragment has three layers and a step "
-      "of its own"
+      f"config.knobs.layers={layers}, since each fragment of three layers "
+      "needs a step of its own"
     )
   model = predictor.Model(
     float(found["parameters"]), layers, float(found["step_s"])

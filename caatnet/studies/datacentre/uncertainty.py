@@ -79,7 +79,10 @@ def draws(
   }
   there = closed_forms.possible(found, given)  # bool [num_draws]
   if not there.any():
-    raise ValueError(f"num_draws={num_draws}: none of the draws is a plan")
+    raise ValueError(
+      f"none of num_draws={num_draws} draws is a feasible plan; use more "
+      "draws, or a larger budget"
+    )
   plans = closed_forms.plan(
     {key: value[there] for key, value in found.items()}, given
   )

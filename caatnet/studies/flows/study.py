@@ -94,13 +94,11 @@ def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
   pairs = []
   for pair in config["failed_uplinks"]:
     if not isinstance(pair, Sequence) or len(pair) != 2:
-      raise ValueError(
-        f"config.failed_uplinks: {pair!r} is not (leaf, spine)"
-      )
+      raise ValueError(f"config.failed_uplinks: {pair!r} must be (leaf, spine)")
     leaf, spine = pair
     if not (0 <= leaf < len(leaves) and 0 <= spine < len(net.spines)):
       raise ValueError(
-        f"config.failed_uplinks: ({leaf}, {spine}) is not a leaf below "
+        f"config.failed_uplinks: ({leaf}, {spine}) must have a leaf below "
         f"{len(leaves)} and a spine below {len(net.spines)}"
       )
     ends = (leaves[leaf], net.spines[spine])
@@ -241,7 +239,7 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
     raise ValueError(f"{key}: {error}") from error
   try:
     if not isinstance(programs, dict):
-      raise ValueError("the content must be an object")
+      raise ValueError("the content must be a JSON object")
     compiled = {
       label: schema.check(_Compiled, found) for label, found in programs.items()
     }
@@ -253,7 +251,7 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
     size = math.prod(program.mesh.values())
     if size > len(net.leaf_of):
       raise ValueError(
-        f"{key} has {size} devices, {net.topology.name} only "
+        f"{key} needs {size} devices, but {net.topology.name} has only "
         f"{len(net.leaf_of)} hosts"
       )
     for entry in program.collectives:

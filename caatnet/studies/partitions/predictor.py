@@ -406,7 +406,7 @@ def largest_model(
     return cost.memory(partition, [tensor]).total <= cap
 
   if not fits(1):
-    raise ValueError(f"nothing fits into {cap:g} bytes")
+    raise ValueError(f"no partition fits into {cap:g} bytes of device memory")
   # Memory is nondecreasing in size: double until it does not fit, then bisect.
   low, high = 1, 2
   while fits(high):

@@ -138,8 +138,8 @@ def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
       found[name] = 0.0  # rejected below
     if name not in known or not 0 < found[name] < math.inf:
       raise ValueError(
-        f"config.bandwidths={text!r}: {part!r} is not level:GB/s, with a level "
-        f"of {', '.join(known)}"
+        f"config.bandwidths={text!r}: {part!r} must be level:GB/s, where level "
+        f"is one of {', '.join(known)}"
       )
   return found
 
@@ -159,7 +159,7 @@ def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
       checks.known(f"config.{key}: ", codec, CODECS)
     # The fronts without codecs need uncoded candidates.
     if "none" not in config[key] and key != "secondary_codecs":
-      raise ValueError(f"config.{key}={tuple(config[key])} lacks 'none'")
+      raise ValueError(f"config.{key}={tuple(config[key])} must contain 'none'")
   return list(predictor.candidates(
     machine.levels, block=config["zero"]["block"],
     **{key: config[key] for key in keys},

@@ -134,8 +134,8 @@ def _problem(config: Mapping[str, Any]) -> Problem:
   for key in ("sliding_window", "tied_embeddings", "qkv_bias", "qk_norm"):
     if sizes[key]:
       raise ValueError(
-        f"config.model.{key}={sizes[key]}: the planner's closed forms do not "
-        "cover this option"
+        f"config.model.{key}={sizes[key]} is not supported by the planner's "
+        "closed forms; use the default"
       )
   return Problem(
     step, cluster_files.cluster(section["cluster"]),

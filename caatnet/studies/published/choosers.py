@@ -152,7 +152,7 @@ def _amp(case: PublishedSetting) -> ChosenPlan:
     if case.fits(c):
       said_s = models.amp_s(c, nominal, _own(c))
       return ChosenPlan(c, _own(c), said_s, in_vain)
-  raise ValueError("no candidate of AMP fits")
+  raise ValueError("no candidate of AMP fits into device memory")
 
 
 def _pipette(case: PublishedSetting) -> ChosenPlan:

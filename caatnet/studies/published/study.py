@@ -55,7 +55,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     for name in config[key]:
       known(f"config.{key}=", name, names)
   if not (config["even"] or config["seeds"]):
-    raise ValueError("config.even=False and config.seeds=() leave no links")
+    raise ValueError(
+      "config.even=False needs config.seeds, since otherwise there are no "
+      "links to plan for"
+    )
   links = [("even", "")] if config["even"] else []
   links += [(f"seed {s}", f",uneven={s}") for s in config["seeds"]]
   for cluster, (_, drawn) in itertools.product(config["clusters"], links):

@@ -46,8 +46,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   compared = [n for n, part in config["clients"].items() if part["backlogged"]]
   if len(compared) < 2:
     raise ValueError(
-      f"config.clients: {', '.join(compared) or 'none'} with backlogged=True; "
-      "must be at least two, which are compared"
+      "config.clients must have at least two clients with backlogged=True, "
+      f"which are compared, but has {', '.join(compared) or 'none'}"
     )
   for name in config["policies"]:
     known("config.policies: ", name, POLICIES)
@@ -141,8 +141,8 @@ def _check_served(
       for key in ("shared", "prompt", "output")
     )
     raise ValueError(
-      f"{sizes}: no request fits into the {machine.tokens} tokens of the "
-      f"cache, config.hardware.pages={machine.pages}"
+      f"{sizes}: each request must fit into the {machine.tokens} tokens of the "
+      f"cache; raise config.hardware.pages={machine.pages}"
     )
 
 

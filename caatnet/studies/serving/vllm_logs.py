@@ -200,15 +200,14 @@ def load(name: str) -> Log:
   folder = _FOLDER / name if name in INCLUDED else pathlib.Path(name)
   if not name or not folder.is_dir():
     raise ValueError(
-      f"config.log={name!r} is neither a folder nor one of "
-      f"{', '.join(INCLUDED)}"
+      f"config.log={name!r} must be a folder or one of {', '.join(INCLUDED)}"
     )
   with _reading(folder, "requests.jsonl") as text:
     requests = _requests(text)
   with _reading(folder, "timeseries.csv") as text:
     rows = [row for _, row in parse_table(_Second, text)]
     if not rows:
-      raise ValueError("no rows")
+      raise ValueError("the file must have at least one row")
     vllm_fields.check([*csv.DictReader(text.splitlines())], _SERIES)
     if len({row.t for row in rows}) < len(rows):
       raise ValueError(f"a time t is listed twice: {vllm_fields.REPLICAS}")
@@ -252,7 +251,7 @@ def _server(folder: pathlib.Path) -> ServerSettings:
             "ranks are tensor ranks"
           )
         if not server.model_name and not server.model:
-          raise ValueError("has no name of a model (model_name or model)")
+          raise ValueError("the file must name the model (model_name or model)")
   return server
 
 
@@ -372,11 +371,14 @@ def prompts(
       for _, row in parse_table(_Prefix, text):
         i, like, count = row.request, row.like, row.tokens
         if like > i:
-          raise ValueError(f"request {i} begins like a later one, {like}")
+          raise ValueError(
+            f"request {i} must begin like an earlier request, but {like} is "
+            "later"
+          )
         if i < len(found):
           if min(len(found[i]), len(found[like])) < count:
             raise ValueError(
-              f"requests {i} and {like} have fewer than {count} tokens"
+              f"requests {i} and {like} must each have at least {count} tokens"
             )
           # Random tokens, equal only where the published prompts are.
           found[i][:count] = found[like][:count]
@@ -395,8 +397,8 @@ def prompts(
   lengths = [len(tokens) for tokens in found]
   if lengths != [int(row["input_tokens"]) for row in rows]:
     raise ValueError(
-      f"config.prefixes={prefixes!r} has other prompts than the log: their "
-      "lengths differ"
+      f"config.prefixes={prefixes!r} must have the prompts of the log, but "
+      "their lengths differ"
     )
   return found
 
@@ -506,7 +508,7 @@ def _requests(text: str) -> list[dict[str, float]]:
   """Parses the requests, sorted by arrival."""
   found = [row for _, row in parse_lines(_Request, text)]
   if not found:
-    raise ValueError("no requests")
+    raise ValueError("the file must have at least one request")
   vllm_fields.check([json.loads(line) for line in text.splitlines()], _REQUEST)
   ids = [row.request_id for row in found if row.request_id is not None]
   if len({*ids}) < len(ids):
@@ -552,8 +554,9 @@ def _skew(
         vllm_fields.check(content)
         if ranks not in (meta.tp_degrees or [ranks]):
           raise ValueError(
-            f"tp_degrees={meta.tp_degrees}, but {ranks} ranks are simulated; "
-            f"set config.profile to a profile of {ranks}"
+            f"tp_degrees={meta.tp_degrees} does not contain {ranks}, the "
+            "number of simulated ranks; set config.profile to a profile of "
+            f"{ranks} ranks"
           )
         profiled = MODELS.get(meta.model, model)
         if profiled.matrices != model.matrices:

@@ -49,8 +49,8 @@ def check(
   other = tokens and tokenizer.load(folder)
   if other and other.identity != tokens.identity:
     raise ValueError(
-      f"{key} has the tokenizer {tokenizer.summary(other)}, this run "
-      f"{tokenizer.summary(tokens)}; see config.data.tokenizer"
+      f"{key} has the tokenizer {tokenizer.summary(other)}, but this run has "
+      f"{tokenizer.summary(tokens)}; set config.data.tokenizer to the same one"
     )
   algorithm = theirs["outer"]["algorithm"]
   if algorithm != "data_parallel":

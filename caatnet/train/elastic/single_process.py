@@ -90,13 +90,14 @@ class Programs:
     name = type(self._outer).__name__
     if worker.size != 1:
       raise ValueError(
-        f"config.parallel.worker={worker.size} must be 1: each process is one "
-        "worker"
+        f"config.parallel.worker={worker.size} must be 1, since each process "
+        "is one worker"
       )
     if not self._outer.averages:
       raise ValueError(
-        f"workers of {name} exchange parameters in pairs instead of a mean, so "
-        "they cannot join and leave"
+        f"workers of {name} exchange parameters in pairs instead of averaging "
+        "them, so they cannot join and leave; use another "
+        "config.outer.algorithm"
       )
     self._like = jax.eval_shape(self._outer.init, self._program.stored_shapes)
     self._each = [key for key in OF_EACH if key in self._like]

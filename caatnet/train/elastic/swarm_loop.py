@@ -240,8 +240,8 @@ class SwarmRun(loop.Run):
       ) from error
     if swarm.state.get(_CONFIG) != mine[_CONFIG]:
       raise ValueError(
-        "the workers of this swarm have another config: between workers only "
-        f"config.{', config.'.join(_OWN)} may differ"
+        "the workers of this swarm have another config; only "
+        f"config.{', config.'.join(_OWN)} may differ between workers"
       )
     if (theirs := swarm.state.get(_PROGRAM)) != mine[_PROGRAM]:
       raise ValueError(

@@ -360,7 +360,9 @@ def _over_senders(
 def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:
   """Returns the key for stochastic codecs, else None."""
   if codec.stochastic and key is None:
-    raise ValueError(f"{codec}: stochastic rounding needs a key")
+    raise ValueError(
+      f"codec {codec} rounds stochastically, so it needs a random key; pass key"
+    )
   return key if codec.stochastic else None
 
 

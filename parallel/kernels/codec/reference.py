@@ -107,8 +107,8 @@ class Codec:
       )
     if self.block < 2 or self.block % 2:
       raise ValueError(
-        f"codec block={self.block}: elements per scale must be even, at least "
-        "2 (two 4-bit codes share a byte)"
+        f"codec block={self.block} (elements per scale) must be even and at "
+        "least 2, since two 4-bit codes share a byte"
       )
 
   @property
@@ -190,7 +190,9 @@ def encode(
 ) -> Encoded:
   """Reference of `api.encode`. A block of zeros has the scale 0."""
   if codec.stochastic and key is None:
-    raise ValueError(f"{codec}: stochastic rounding needs a key")
+    raise ValueError(
+      f"codec {codec} rounds stochastically, so it needs a random key; pass key"
+    )
   blocks = in_blocks(x.astype(jnp.float32), codec.block)  # [..., blocks, block]
   draws = None
   if codec.stochastic:

@@ -67,12 +67,12 @@ def encode_top_k(
   """
   if not 1 <= chunk <= 65536:
     raise ValueError(
-      f"top-k chunk={chunk} must lie in [1, 65536]: positions are uint16"
+      f"top-k chunk={chunk} must lie in [1, 65536], since positions are uint16"
     )
   if not 4 <= k <= chunk or k % 4:
     raise ValueError(
-      f"top-k k={k} must be a multiple of 4 (four codes share a byte) in "
-      f"[4, chunk={chunk}]"
+      f"top-k k={k} must be a multiple of 4 in [4, chunk={chunk}], since four "
+      "codes share a byte"
     )
   chunks = in_blocks(x.astype(jnp.float32), chunk)
   # Both [..., chunks, k], in descending order of magnitude.

@@ -142,8 +142,9 @@ def shapes(
     f = LANES // d if order == "packed" and LANES % d == 0 else 1
     if page % f:
       raise ValueError(
-        f"page_size={page}: a multiple of {f} in the order {order!r} with "
-        f"heads of {d} channels, as a row of {LANES} holds {f} tokens"
+        f"page_size={page} must be a multiple of {f} in the order {order!r} "
+        f"with heads of {d} channels, since a row of {LANES} channels holds "
+        f"{f} tokens"
       )
     data, scale, arrays = (k, n, page // f, f * d), (k, n, f, page // f), 2
   coded = jnp.dtype(dtype) == jnp.int8

@@ -148,8 +148,9 @@ def reduce_add_norm(
   """
   if scales is not None and shared.shape[-1] % scales.shape[-1]:
     raise ValueError(
-      f"{scales.shape[-1]} scales for {shared.shape[-1]} shared channels: "
-      "blocks must be of one size"
+      f"{scales.shape[-1]} scales cannot cover {shared.shape[-1]} shared "
+      "channels in blocks of equal size; the number of scales must divide the "
+      "number of shared channels"
     )
   chosen = choice(shared, private, partial, scales, implementation)
   if chosen.name == "reference":

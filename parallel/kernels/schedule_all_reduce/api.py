@@ -73,8 +73,8 @@ def schedule_all_reduce(
   senders(table)
   if table.shape[1] != lax.axis_size(axis_name):
     raise ValueError(
-      f"schedule table of {table.shape[1]} devices on an axis of "
-      f"{lax.axis_size(axis_name)}"
+      f"the schedule table is for {table.shape[1]} devices, but the axis "
+      f"{axis_name!r} has {lax.axis_size(axis_name)}"
     )
   chosen = choice(x, table, implementation)
   if chosen.name == "reference":

@@ -47,8 +47,8 @@ def senders(table: np.ndarray) -> np.ndarray:
   table = np.asarray(table)
   if table.ndim != 3 or table.shape[-1] != 4 or table.dtype != np.int32:
     raise ValueError(
-      f"schedule table: {table.dtype} {table.shape} must be int32 "
-      "[rounds, devices, 4]"
+      f"the schedule table has dtype {table.dtype} and shape {table.shape}; it "
+      "must be int32 [rounds, devices, 4]"
     )
   rounds, n, _ = table.shape
   sender_of = np.full((rounds, n), -1, np.int32)
@@ -56,19 +56,27 @@ def senders(table: np.ndarray) -> np.ndarray:
     where = f"schedule table, round {turn}, device {device}"
     to, sent, received, operation = table[turn, device]
     if not -1 <= to < n or to == device:
-      raise ValueError(f"{where}: sends to {to}; another of {n}, or -1")
+      raise ValueError(
+        f"{where}: it sends to device {to}, which must be another of the {n} "
+        "devices, or -1 for no send"
+      )
     if (to < 0) != (sent < 0):
-      raise ValueError(f"{where}: sends chunk {sent} to {to}; both or -1")
+      raise ValueError(
+        f"{where}: it sends chunk {sent} to device {to}; chunk and device must "
+        "both be -1, or neither"
+      )
     if (received < 0) != (operation < 0) or operation > COPY:
       raise ValueError(
-        f"{where}: receives chunk {received} with operation {operation}; "
-        f"{ADD} (add) or {COPY} (copy), or both -1"
+        f"{where}: it receives chunk {received} with operation {operation}; "
+        f"the operation must be {ADD} (add) or {COPY} (copy), or chunk and "
+        "operation must both be -1"
       )
     if to >= 0:
       if sender_of[turn, to] >= 0:
         raise ValueError(
-          f"{where}: {to} also receives from {sender_of[turn, to]} in this "
-          "round"
+          f"{where}: it sends to device {to}, which also receives from device "
+          f"{sender_of[turn, to]} in this round; a device receives at most "
+          "once per round"
         )
       sender_of[turn, to] = device
   # Every message needs a receive in the same round, and every receive a
@@ -77,9 +85,9 @@ def senders(table: np.ndarray) -> np.ndarray:
   if silent.any():
     turn, device = np.argwhere(silent)[0]
     raise ValueError(
-      f"schedule table, round {turn}, device {device}: receives chunk "
-      f"{table[turn, device, RECEIVED]}, its sender is "
-      f"{sender_of[turn, device]}"
+      f"schedule table, round {turn}, device {device}: it receives chunk "
+      f"{table[turn, device, RECEIVED]} from device {sender_of[turn, device]}; "
+      "both must be -1, or neither"
     )
   return sender_of
 

@@ -86,13 +86,13 @@ def _parts(program: ScheduledProgram, started: Started) -> Iterator[_Part]:
       continue
     if found.opcode == "custom-call":
       raise ValueError(
-        f"{found.name} is a kernel that sends by itself: a trace cannot have "
-        "its messages"
+        f"the kernel {found.name} sends messages itself, and these cannot be "
+        "written to a trace"
       )
     if SLICES in entries[0].axes or entries[0].kind == "ragged_all_to_all":
       raise ValueError(
-        f"{found.name}: a trace cannot have messages of ragged exchanges and "
-        "between TPU slices"
+        f"{found.name}: messages of ragged exchanges and messages between TPU "
+        "slices cannot be written to a trace"
       )
     groups = reader.pairs(found).tolist() or reader.groups(found)
     # Merged collectives have several operands.

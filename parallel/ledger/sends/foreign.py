@@ -129,8 +129,8 @@ def _events(
       found[name] = same
   if not found:
     raise ValueError(
-      f"{folder}: none of {', '.join(readings)} ran during the trace, but "
-      f"{', '.join(sorted(events)) or 'nothing'} did"
+      f"{folder} has no events of the programs {', '.join(readings)}; the "
+      f"programs in the trace are {', '.join(sorted(events)) or 'nothing'}"
     )
   return found
 
@@ -162,7 +162,7 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
   if path.is_dir():
     return reading.read_all(path)
   if path.suffix == ".py":
-    raise ValueError(f"{program} names no function, as in {program}:step")
+    raise ValueError(f"{program} must name a function, as in {program}:step")
   if ":" not in program or path.exists():
     return {program: reading.read(path)}
   with targets.described(devices):  # modules may make meshes, too
@@ -173,12 +173,13 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
       jitted, args = found
     except (TypeError, ValueError) as error:
       raise ValueError(
-        f"{program} returns {type(found).__name__}, not (jitted function, "
-        "arguments)"
+        f"{program} must return (jitted function, arguments), but returns "
+        f"{type(found).__name__}"
       ) from error
     if not callable(getattr(jitted, "lower", None)):
       raise ValueError(
-        f"{program} returns {type(jitted).__name__}, which jax.jit has not made"
+        f"{program} must return a function made by jax.jit, but returns "
+        f"{type(jitted).__name__}"
       )
     named = isinstance(args, Mapping)
     lowered = jitted.lower(**args) if named else jitted.lower(*args)
@@ -186,8 +187,8 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
   others = set().union(*(s.device_set for s in shardings if s)) - {*devices}
   if devices and others:
     raise ValueError(
-      f"{program} uses devices that are not those of --target: its mesh must "
-      "come from jax.make_mesh or jax.devices, called in the function"
+      f"{program} must use the devices of --target: create its mesh in the "
+      "function, with jax.make_mesh or jax.devices"
     )
   return {program: reading.read(lowered)}
 
@@ -214,9 +215,9 @@ def _function(
   where, _, name = program.rpartition(":")
   is_file = where.endswith(".py")
   if is_file and not pathlib.Path(where).is_file():
-    raise ValueError(f"{program}: there is no file {where}")
+    raise ValueError(f"{program}: the file {where} does not exist")
   if not is_file and not all(map(str.isidentifier, where.split("."))):
-    raise ValueError(f"{program} is not package.module:function")
+    raise ValueError(f"{program} must have the form package.module:function")
   try:
     with _naming_devices(program, devices):  # the module may make a mesh
       names = (
@@ -236,7 +237,7 @@ def _function(
   if hasattr(names[name], "lower"):  # jitted: arguments come from elsewhere
     if not callable(arguments := names.get(_ARGUMENTS)):
       raise ValueError(
-        f"{program} is a jitted function; {where} must have a function "
+        f"{program} is a jitted function, so {where} must have a function "
         f"{_ARGUMENTS}() that returns its arguments as a tuple or a dict"
       )
     return lambda: (names[name], arguments())

@@ -120,7 +120,9 @@ def _program(
 ) -> tuple[str, ScheduledProgram]:
   """Returns the name of the only program, and the program with rates."""
   if len(readings) != 1:
-    raise ValueError(f"{flag} needs one program, not {', '.join(readings)}")
+    raise ValueError(
+      f"{flag} needs exactly one program, got {', '.join(readings)}"
+    )
   ((name, reading),) = readings.items()
   reading.check_timed(f"{name}: {flag}")
   device = DEVICES[rates]

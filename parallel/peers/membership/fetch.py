@@ -94,7 +94,9 @@ class StateServer:
     """
     data = states.encode(entries)
     if len(data) > frames.LIMITS[Kind.MANIFEST]:
-      raise ValueError(f"a manifest of {len(data):,} bytes is too long")
+      raise ValueError(
+        f"the manifest has {len(data):,} bytes, which is too long"
+      )
     name = hashlib.sha256(data).hexdigest()
     self._held = dict(state), entries, data, name
     return name
@@ -132,7 +134,7 @@ class StateServer:
     # One read of the tuple: `publish` replaces it in another thread.
     held, entries, data, digest = self._held
     if len(payload) < _ASK.size:
-      raise FrameError("a request is too short")
+      raise FrameError("the request for a chunk is too short")
     # Untrusted: kind of request, length of the name.
     what, length = _ASK.unpack_from(payload)
     name = payload[_ASK.size : _ASK.size + length].decode(errors="replace")
@@ -148,7 +150,7 @@ class StateServer:
       self.sent_bytes += len(chunk)
       frames.send(sock, Header(Kind.CHUNK, tag=ask.tag, slot=ask.slot), chunk)
     else:
-      raise FrameError("a request for a chunk that does not exist")
+      raise FrameError("the request is for a chunk that does not exist")
 
 
 class Fetch:
@@ -277,10 +279,14 @@ class Fetch:
     self._request(sock, _MANIFEST, "", 0)
     header, data = frames.read(sock, (Kind.MANIFEST, Kind.GONE))
     if header.kind is Kind.GONE:
-      raise ConnectionError("has another revision, or too many connections")
+      raise ConnectionError(
+        "the peer has another revision, or too many connections"
+      )
     # The digest was committed, so a manifest that matches it is correct.
     if hashlib.sha256(data).hexdigest() != self._digest:
-      raise FrameError("sends a manifest with another digest")
+      raise FrameError(
+        "the peer sends a manifest with another digest than requested"
+      )
     entries = states.decode(bytes(data), _MAX_BYTES)
     with self._lock:
       if self._entries is not None:  # another thread was first
@@ -333,16 +339,22 @@ class Fetch:
     start, stop, wanted = self._entries[name].chunk(index)  # bytes, hash
     header = frames.read_header(sock)
     if header.kind is Kind.GONE:
-      raise ConnectionError("has another revision by now")
+      raise ConnectionError("the peer has moved on to another revision")
     if (header.kind, header.slot, header.length) != (
       Kind.CHUNK, index, stop - start
     ):
-      raise FrameError(f"responds with {header.kind.name} to chunk {index}")
+      raise FrameError(
+        f"the peer responds with {header.kind.name} to the request for chunk "
+        f"{index}"
+      )
     view = self._views[name][start:stop]
     # Directly into the array: an invalid chunk is overwritten later.
     frames.read_into(sock, view)
     if hashlib.sha256(view).digest() != wanted:
-      raise FrameError(f"sends chunk {index} of {name} with another hash")
+      raise FrameError(
+        f"the peer sends chunk {index} of {name} with another hash than in the "
+        "manifest"
+      )
     with self._lock:
       asked.popleft()
       self._left -= 1

@@ -127,7 +127,8 @@ def replay(lines: Iterable[dict[str, Any]]) -> Iterator[Coordinator]:
       rules, effects = Rules(**line["rules"]), []
       if number > 1 and before != state:
         raise ValueError(
-          f"line {number}: the next log starts from a different state"
+          f"line {number}: the state at the start of this log must equal the "
+          "state at the end of the previous one"
         )
     elif "record" in line:
       rules = Rules(**line["rules"])
@@ -140,7 +141,7 @@ def replay(lines: Iterable[dict[str, Any]]) -> Iterator[Coordinator]:
     found = [m.to_json(effect) for effect in effects]
     if found != line["effects"]:
       raise ValueError(
-        f"line {number}: the log has effects {line['effects']}, the replay "
-        f"has {found}"
+        f"line {number}: the log has the effects {line['effects']}, but its "
+        f"replay has {found}"
       )
     yield state

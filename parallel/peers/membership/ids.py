@@ -42,8 +42,9 @@ def make(address: Address, identity: Identity | None = None) -> Id:
   )
   if not ID.fullmatch(found):
     raise ValueError(
-      f"{address[0]!r} must be at most 40 letters, digits and any of _.:- to "
-      "be a host name in an id; use its IP address instead"
+      f"the host name {address[0]!r} of an id must have at most 40 characters, "
+      "which must be letters, digits, '_', '.', ':' or '-'; use its IP "
+      "address instead"
     )
   return found
 

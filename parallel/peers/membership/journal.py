@@ -156,7 +156,9 @@ class Journal:
       size += len(line) + 1
     # The rest is dropped, unless the file is none of a coordinator.
     if not _INCOMPLETE.fullmatch(lines[-1]):
-      raise ValueError(f"{self._path} is not a journal of a coordinator")
+      raise ValueError(
+        f"{self._path} is not the journal of a coordinator; use another path"
+      )
     return crc, record, size
 
 

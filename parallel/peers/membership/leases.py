@@ -134,13 +134,19 @@ def committed(
   # Untrusted input of the other contributors.
   for peer, spans in sorted(used.items()):
     if peer in held and held[peer] != spans:
-      raise ValueError(f"{peer} has drawn {spans}, not {held[peer]}")
+      raise ValueError(
+        f"{peer} reports that it used the samples {spans}, but it was assigned "
+        f"{held[peer]}"
+      )
     if peer not in held and any(start < leases.end for start, _ in spans):
-      raise ValueError(f"{peer} has drawn {spans} below {leases.end}")
+      raise ValueError(
+        f"{peer} reports samples {spans} that begin below {leases.end}, and it "
+        "was assigned none of them"
+      )
   drawn = sorted(span for spans in used.values() for span in spans)
   for (_, stop), (start, _) in itertools.pairwise(drawn):
     if start < stop:
-      raise ValueError(f"{start} has been drawn twice")
+      raise ValueError(f"sample {start} is reported by two workers")
   # Late members keep their grants.
   kept = {
     peer: spans for peer, spans in held.items()

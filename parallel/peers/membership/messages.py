@@ -447,5 +447,5 @@ def from_json(data: Any) -> Any:
     # Fields with a default may be missing: an older version wrote the message.
     {*kind._fields} - {*kind._field_defaults} <= {*fields} <= {*kind._fields}
   ):
-    raise ValueError(f"not a message: {str(data)[:200]}")
+    raise ValueError(f"the line is not a message: {str(data)[:200]}")
   return kind(**fields)

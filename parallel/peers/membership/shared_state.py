@@ -116,7 +116,9 @@ def manifest(state: State) -> dict[str, Entry]:
       is_bytes = isinstance(value, bytes)
       dtype = "bytes" if is_bytes else value.dtype.name
       if not _TYPES.fullmatch(dtype) or len(name.encode()) > 0xFFFF:
-        raise ValueError(f"{name!r} is of type {dtype}: cannot be shared")
+        raise ValueError(
+          f"{name!r} has dtype {dtype}, which cannot be shared between peers"
+        )
       view = buffer(value)
       # hashlib releases the GIL, so chunks are hashed in parallel.
       hashes = pool.map(
@@ -172,7 +174,9 @@ def decode(data: bytes, max_bytes: int) -> dict[str, Entry]:
 
   (count,) = struct.unpack("!I", take(4))
   if count > _MAX_NAMES:
-    raise FrameError(f"a manifest of {count} names")
+    raise FrameError(
+      f"a manifest has {count} names; at most {_MAX_NAMES} are allowed"
+    )
   for _ in range(count):
     name_length, type_length, dims = _HEAD.unpack(take(_HEAD.size))
     raw, kind = take(name_length), take(type_length)
@@ -181,7 +185,10 @@ def decode(data: bytes, max_bytes: int) -> dict[str, Entry]:
     except UnicodeDecodeError as error:
       raise FrameError("a name in a manifest is not valid text") from error
     if dims > _MAX_DIMS or not _TYPES.fullmatch(dtype) or name in found:
-      raise FrameError(f"a manifest has {name[:80]!r} of type {dtype[:80]!r}")
+      raise FrameError(
+        f"a manifest has an invalid entry: name {name[:80]!r}, dtype "
+        f"{dtype[:80]!r}"
+      )
     # The number of hashes follows from the size, and is not transmitted.
     entry = Entry(dtype, struct.unpack(f"!{dims}Q", take(8 * dims)), b"")
     total += entry.size

@@ -69,7 +69,9 @@ class Sum(LinkOperation):
     what: str, num_chunks: int, out: np.ndarray | None, block_bytes: int,
   ) -> None:
     if x.dtype != np.float32 or not x.flags.c_contiguous:
-      raise ValueError(f"x must be contiguous float32, not {x.dtype}")
+      raise ValueError(
+        f"x has dtype {x.dtype}; it must be contiguous and float32"
+      )
     self._result = np.empty_like(x) if out is None else out
     if (
       self._result.shape != x.shape or self._result.dtype != x.dtype
@@ -186,7 +188,8 @@ class Direct(Sum):
     del scratch
     if (peer, header.slot) not in self._from:
       raise FrameError(
-        f"operation {self.tag} has no slot {header.slot} from {peer}"
+        f"operation {self.tag} expects no data from {peer} for slot "
+        f"{header.slot}"
       )
     chunk, row = self._from[peer, header.slot]
     start, stop = self._span(chunk)
@@ -300,7 +303,8 @@ class Ring(Sum):
     )
     if peer != source or chunk >= n or chunk == not_here:
       raise FrameError(
-        f"operation {self.tag} takes no slot {header.slot} from {peer}"
+        f"operation {self.tag} expects no data from {peer} for slot "
+        f"{header.slot}"
       )
     start, stop = self._span(chunk)
     self._take(peer, header, 4 * (stop - start))
@@ -348,7 +352,8 @@ class Gather(LinkOperation):
     self._data = memoryview(data).cast("B").toreadonly()
     if len(self._data) > max_bytes:
       raise ValueError(
-        f"{len(self._data):,} bytes are more than max_bytes={max_bytes:,}"
+        f"the value has {len(self._data):,} bytes; at most "
+        f"max_bytes={max_bytes:,} are allowed"
       )
     super().__init__(
       links, tag, ranks, what, len(self._data), block_bytes
@@ -388,7 +393,9 @@ class Gather(LinkOperation):
         raise self._error
     piece = self._pieces[peer]
     if header.slot != _WHOLE:
-      raise FrameError(f"operation {self.tag} has no slot {header.slot}")
+      raise FrameError(
+        f"operation {self.tag} expects no data for slot {header.slot}"
+      )
     self._take(peer, header, len(piece))
     return piece[header.offset : header.offset + header.length]
 
@@ -444,7 +451,7 @@ def all_reduce(
     return Direct(links, tag, x, ranks, out, block_bytes)
   if min(sites, default=0) < 1 or sum(sites) != len(ranks):
     raise ValueError(
-      f"sites={tuple(sites)} must be positive numbers of ranks with the sum "
+      f"sites={tuple(sites)} must be positive numbers of ranks whose sum is "
       f"{len(ranks)}"
     )
   return Direct(links, tag, x, ranks, out, block_bytes, sites)

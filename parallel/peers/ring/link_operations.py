@@ -50,12 +50,15 @@ class LinkOperation(abc.ABC):
     block_bytes: int,
   ) -> None:
     if links.me not in ranks:
-      raise ValueError(f"{links.me} is not among the ranks {', '.join(ranks)}")
+      raise ValueError(
+        f"{links.me} must be one of the ranks of the operation: "
+        f"{', '.join(ranks)}"
+      )
     if len(set(ranks)) < len(ranks) or not {*ranks} <= {*links.members}:
       raise ValueError(f"ranks {ranks} must be different members")
     if not 0 < block_bytes <= LIMITS[Kind.DATA] or block_bytes % 4:
       raise ValueError(
-        f"block_bytes={block_bytes} must be a multiple of 4, at most "
+        f"block_bytes={block_bytes} must be a multiple of 4, and at most "
         f"{LIMITS[Kind.DATA]}"
       )
     # A peer is ready once it has opened the operation.
@@ -138,7 +141,9 @@ class LinkOperation(abc.ABC):
       FrameError: The peer is not among the ranks.
     """
     if peer not in self.ranks:
-      raise FrameError(f"{peer} is not among the ranks of operation {self.tag}")
+      raise FrameError(
+        f"{peer} is not one of the ranks of operation {self.tag}"
+      )
     with self._changed:
       if self._agrees(agreement) and peer != self._links.me:
         self.ready.add(peer)
@@ -207,8 +212,9 @@ class LinkOperation(abc.ABC):
         or key in self._seen or peer not in self.ranks
       ):
         raise FrameError(
-          f"operation {self.tag} has no block of {header.length:,} bytes at "
-          f"{header.offset:,} in slot {header.slot}, or has received it already"
+          f"operation {self.tag} expects no block of {header.length:,} bytes "
+          f"at offset {header.offset:,} of slot {header.slot}, or has received "
+          "it already"
         )
       # A second copy of a block would be added twice.
       self._seen.add(key)

@@ -131,18 +131,24 @@ def unpack(data: Any) -> Header:
     FrameError: The bytes are not a header, or announce too long a payload.
   """
   if len(data) != HEADER_BYTES:
-    raise FrameError(f"a header of {len(data)} bytes")
+    raise FrameError(
+      f"a header has {len(data)} bytes; it must have {HEADER_BYTES}"
+    )
   view = memoryview(data)
   magic, kind, flags, tag, slot, offset, length, crc = _FIELDS.unpack_from(view)
   if magic != MAGIC:
-    raise FrameError(f"a frame begins with {magic!r}")
+    raise FrameError(
+      f"a frame begins with {magic!r}; it must begin with {MAGIC!r}"
+    )
   if _CRC.unpack_from(view, _FIELDS.size)[0] != zlib.crc32(
     view[: _FIELDS.size]
   ):
-    raise FrameError("a header's checksum is wrong")
+    raise FrameError("the checksum of a header is wrong")
   # The checksum is valid: a sender of another version, or hostile.
   if kind not in LIMITS or flags & ~_CHECKED:
-    raise FrameError(f"a frame of kind {kind} with flags {flags}")
+    raise FrameError(
+      f"a frame has the unknown kind {kind} or unknown flags {flags}"
+    )
   if length > LIMITS[kind]:
     raise FrameError(
       f"a frame of kind {Kind(kind).name} announces {length:,} bytes; the "
@@ -161,8 +167,8 @@ def check(header: Header, payload: Any) -> None:
   """
   if header.crc is not None and header.crc != zlib.crc32(payload):
     raise FrameError(
-      f"the checksum of {header.length:,} bytes of kind {header.kind.name} is "
-      "wrong"
+      f"the checksum of the {header.kind.name} frame of {header.length:,} "
+      "bytes is wrong"
     )
 
 
@@ -287,7 +293,10 @@ def encode(message: Any) -> bytes:
   _coder(kind)[0](message, out)
   data = b"".join(out)
   if len(data) > LIMITS[Kind.MESSAGE]:
-    raise FrameError(f"{kind.__name__} takes {len(data):,} bytes")
+    raise FrameError(
+      f"the message {kind.__name__} has {len(data):,} bytes; at most "
+      f"{LIMITS[Kind.MESSAGE]:,} are allowed"
+    )
   return data
 
 
@@ -302,7 +311,10 @@ def decode(data: Any, kinds: Sequence[type]) -> Any:
     FrameError: The data is not a message of these classes.
   """
   if len(data) > LIMITS[Kind.MESSAGE]:
-    raise FrameError(f"a message of {len(data):,} bytes")
+    raise FrameError(
+      f"a message has {len(data):,} bytes; at most {LIMITS[Kind.MESSAGE]:,} "
+      "are allowed"
+    )
   reader = _Reader(bytes(data))
   name = reader.text()
   kind = next((k for k in kinds if k.__name__ == name), None)
@@ -311,7 +323,9 @@ def decode(data: Any, kinds: Sequence[type]) -> Any:
   message = _coder(kind)[1](reader)
   # Each message has exactly one encoding.
   if reader.place != len(data):
-    raise FrameError(f"{name} has {len(data) - reader.place} trailing bytes")
+    raise FrameError(
+      f"the message {name} has {len(data) - reader.place} bytes after its end"
+    )
   return message
 
 
@@ -337,7 +351,7 @@ class _Reader:
     """Returns the next text; rejects text that is not ASCII."""
     raw = self.take(self.number(_SHORT))
     if not raw.isascii():
-      raise FrameError("a text is not ASCII")
+      raise FrameError("a text in a message must be ASCII")
     return raw.decode("ascii")
 
 
@@ -395,7 +409,7 @@ def _plain(valid: Callable[[Any], bool], form: struct.Struct) -> _Coder:
   """Builds the coder of a number; both directions check its range."""
   def checked(value: Any) -> Any:
     if not valid(value):
-      raise FrameError(f"{value!r} is out of range")
+      raise FrameError(f"the number {value!r} is out of the range of its field")
     return value
 
   return (
@@ -409,7 +423,8 @@ def _matching(pattern: re.Pattern, what: str) -> _Coder:
   def checked(text: Any) -> str:
     if not isinstance(text, str) or not pattern.fullmatch(text):
       raise FrameError(
-        f"{str(text)[:80]!r} is not a valid {what}: {pattern.pattern}"
+        f"{str(text)[:80]!r} is not a valid {what}; it must match "
+        f"{pattern.pattern}"
       )
     return text
 
@@ -429,7 +444,9 @@ def _optional(inner: _Coder) -> _Coder:
   def read_(reader: _Reader) -> Any:
     there = reader.take(1)
     if there not in (b"\0", b"\1"):
-      raise FrameError(f"{there!r} is not the flag of an optional value")
+      raise FrameError(
+        f"the flag of an optional value is {there!r}; it must be 0 or 1"
+      )
     return inner[1](reader) if there == b"\1" else None
 
   return write, read_
@@ -440,7 +457,8 @@ def _several(inner: _Coder) -> _Coder:
   def write(values: Any, out: list[bytes]) -> None:
     if not isinstance(values, tuple) or len(values) > MAX_ITEMS:
       raise FrameError(
-        f"not a tuple of at most {MAX_ITEMS} items: {values!r:.80}"
+        f"the field must be a tuple of at most {MAX_ITEMS} items, got "
+        f"{values!r:.80}"
       )
     out.append(_SHORT.pack(len(values)))
     for value in values:
@@ -449,7 +467,9 @@ def _several(inner: _Coder) -> _Coder:
   def read_(reader: _Reader) -> Any:
     count = reader.number(_SHORT)
     if count > MAX_ITEMS:
-      raise FrameError(f"{count} items; the limit is {MAX_ITEMS}")
+      raise FrameError(
+        f"a tuple has {count} items; at most {MAX_ITEMS} are allowed"
+      )
     return tuple(inner[1](reader) for _ in range(count))
 
   return write, read_
@@ -463,7 +483,9 @@ def _named(kind: type) -> _Coder:
 
   def write(value: Any, out: list[bytes]) -> None:
     if type(value) is not kind:
-      raise FrameError(f"{value!r:.80} is not a {kind.__name__}")
+      raise FrameError(
+        f"the field must be of type {kind.__name__}, got {value!r:.80}"
+      )
     for name, coder in fields:
       coder[0](getattr(value, name), out)
 

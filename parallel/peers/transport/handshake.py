@@ -275,7 +275,9 @@ def from_files(
   if not any(tls):
     return Security(secret.encode())
   if not all(tls):
-    raise ValueError("--certificate, --key and --authority must all be given")
+    raise ValueError(
+      "--certificate, --key and --authority must be given together"
+    )
   return with_tls(secret.encode(), *tls)
 
 
@@ -555,7 +557,9 @@ def _ask(
   if not hmac.compare_digest(
     mac, security.mac(b"listener", opening, said, answer)
   ):
-    raise Refused(f"{request.receiver} has another token")
+    raise Refused(
+      f"{request.receiver} has another token; all peers must have the same one"
+    )
   if not hmac.compare_digest(
     proof, security.proof(public, b"listener", opening, said, answer)
   ):

@@ -54,7 +54,7 @@ class Identity:
     try:  # the exchange refuses keys of small order
       return self._secret.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:
-      raise ValueError("an invalid public key") from error
+      raise ValueError("the peer sent an invalid public key") from error
 
 
 @functools.cache

@@ -79,7 +79,7 @@ class Links:
   ) -> None:
     # Rank i is the i-th member.
     if me not in members:
-      raise ValueError(f"{me} is not among the members {', '.join(members)}")
+      raise ValueError(f"{me} must be one of the members: {', '.join(members)}")
     self.me, self.epoch, self.members = me, epoch, tuple(members)
     self.traffic, self.options = Traffic(), options
     self._addresses = {p: a for p, a in members.items() if p != me}
@@ -226,7 +226,9 @@ class Links:
         error = self._error
         raise Lost(error.peer, error.reason, operation.tag)
       if operation.tag in self._operations:
-        raise ValueError(f"operation {operation.tag} is already in progress")
+        raise ValueError(
+          f"operation {operation.tag} is already in progress; use another tag"
+        )
       # From here on, blocks of the operation are accepted.
       self._operations[operation.tag] = operation
       others = [p for p in ranks if p != self.me]
@@ -469,9 +471,12 @@ class Links:
       if operation is None or peer in operation.opened_by:
         # Not started here, or the OPEN of the tag's next use.
         if (tag, peer) in self._unopened:
-          raise FrameError(f"operation {tag} is opened twice")
+          raise FrameError(f"operation {tag} was opened twice by the peer")
         if len(self._unopened) >= _MAX_UNOPENED:
-          raise FrameError(f"{_MAX_UNOPENED} opened operations not started")
+          raise FrameError(
+            f"the peer opened {_MAX_UNOPENED} operations that are not started "
+            "here; no more are allowed"
+          )
         self._unopened[tag, peer] = agreement
         return
       operation.opened_by[peer] = agreement
@@ -484,7 +489,7 @@ class Links:
       header = frames.read_header(sock)
       if header.kind is not Kind.DATA:
         raise FrameError(
-          f"a frame of kind {header.kind.name} on a data connection"
+          f"a data connection must not carry a frame of kind {header.kind.name}"
         )
       with self._lock:
         # Known: the sender waits for this peer's OPEN before it sends.
@@ -493,7 +498,10 @@ class Links:
       if error is not None:
         return
       if operation is None:
-        raise FrameError(f"a block of operation {header.tag}, not opened here")
+        raise FrameError(
+          f"a block was received for operation {header.tag}, which is not open "
+          "here"
+        )
       if header.length > len(scratch):
         scratch = memoryview(bytearray(header.length))
       # Validates slot, offset and length before any byte is written.

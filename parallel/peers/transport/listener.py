@@ -206,7 +206,7 @@ class Listener:
     if not hmac.compare_digest(
       mac, security.mac(b"dialer", opening, said)
     ):
-      raise Refused("no or wrong token")
+      raise Refused("the peer has no token, or a wrong one")
     magic, purpose, number, epoch, sender, receiver, public, _ = (
       REQUEST.unpack(said)
     )
@@ -218,10 +218,10 @@ class Listener:
     if not hmac.compare_digest(
       proof, security.proof(public, b"dialer", opening, said)
     ):
-      raise Refused(f"{request.sender} is not proven")
+      raise Refused(f"{request.sender} has not proved its identity")
     # Checked after the MAC, so only peers learn the version.
     if magic != MAGIC:
-      raise Refused("another version")
+      raise Refused("the peer has another version of the protocol")
     with self._lock:
       offer = self._offers.get(request.purpose)
       status = self._status(offer, request)

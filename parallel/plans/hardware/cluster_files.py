@@ -117,8 +117,8 @@ def cluster(text: str) -> LinkMatrix:
     checks.known(f"cluster={text!r}: ", name, CLUSTERS)
     if not groups.isdecimal():
       raise ValueError(
-        f"cluster={text!r} must give its number of groups of the outermost "
-        f"level, as in {name}:2, or be a path that ends in .json"
+        f"cluster={text!r} must be the name and the number of groups of the "
+        f"outermost level, as in {name}:2, or a path that ends in .json"
       )
     parts.append((CLUSTERS[name], int(groups)))
   found = (
@@ -131,8 +131,8 @@ def cluster(text: str) -> LinkMatrix:
       kinds = [*map(type, value)] if isinstance(value, tuple) else []
       if kinds not in ([int, int], [int, float]):
         raise ValueError(
-          f"slow={value!r} must be a device and how many times as long it "
-          "takes, as in slow=(3,1.5)"
+          f"slow={value!r} must be a device and its slowdown, as in "
+          "slow=(3,1.5)"
         )
       found = link_matrix.slow(found, dict([value]))
     elif type(value) is not int or value < 0:
@@ -171,7 +171,9 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
 def _made(found: _File) -> LinkMatrix:
   """Returns the cluster of a file."""
   if not found.nodes:
-    raise ValueError("nodes=[] must have a number of devices, as in [8, 8]")
+    raise ValueError(
+      "nodes=[] must have a number of devices per node, as in [8, 8]"
+    )
   # Before anything of this size is allocated.
   link_matrix.check_size(sum(found.nodes))
   nodes = np.repeat(np.arange(len(found.nodes)), found.nodes)  # [N]
@@ -193,7 +195,8 @@ def _made(found: _File) -> LinkMatrix:
     for index in group.devices:
       if index >= len(devices):
         raise ValueError(
-          f"others: device {index} of {len(devices)}; they are numbered from 0"
+          f"others.devices={index} must lie in [0, {len(devices)}), since the "
+          f"cluster has {len(devices)} devices"
         )
       devices[index] = other
   return LinkMatrix(
@@ -210,8 +213,9 @@ def _matrix(key: str, rows: float | _Rates | _Times, size: int) -> np.ndarray:
   lengths = {len(row) for row in rows}
   if len(rows) != size or lengths != {size}:
     raise ValueError(
-      f"{key} has {len(rows)} rows of {sorted(lengths)} numbers, not {size} of "
-      f"{size}, as nodes and rows require"
+      f"{key} has {len(rows)} rows whose lengths are {sorted(lengths)}; it "
+      f"must have {size} rows of {size} numbers, one for each pair of devices "
+      "or nodes"
     )
   return np.array(rows, float)  # None becomes NaN
 
@@ -222,7 +226,10 @@ def _device(found: str | _Device) -> Device:
     checks.known("device=", found, DEVICES)
     return DEVICES[found]
   if not found.flops:
-    raise ValueError("device.flops must have the rate of a dtype")
+    raise ValueError(
+      "device.flops={} must have the rate of at least one dtype, as in "
+      '{"bfloat16": 1e15}'
+    )
   return measured(
     found.name, found.flops, int(found.memory_bytes), found.memory_bandwidth,
     found.source, found.overhead_s,

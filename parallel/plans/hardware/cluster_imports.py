@@ -62,19 +62,24 @@ def ways(text: str) -> list[list[str]]:
   if [r[0] for r in rows[:2]] == ["GPU0", "GPU0"]:
     del rows[0]
   if not rows:
-    raise ValueError("no rows of GPUs as in the output of `nvidia-smi topo -m`")
+    raise ValueError(
+      "the text has no rows of GPUs; pass the output of `nvidia-smi topo -m`"
+    )
   # Columns after the GPUs describe adapters and CPU affinity.
   found = [row[1 : 1 + len(rows)] for row in rows]
   for i, row in enumerate(found):
     if len(row) < len(rows):
-      raise ValueError(f"GPU{i} has {len(row)} links, not {len(rows)}")
+      raise ValueError(
+        f"the row of GPU{i} has {len(row)} links to GPUs; it must have "
+        f"{len(rows)}"
+      )
     for j, way in enumerate(row):
       if (way == "X") != (i == j) or not (
         way in ("X", *PCIE_WAYS) or re.fullmatch(r"NV\d+", way)
       ):
         raise ValueError(
-          f"GPU{i} has {way!r} to GPU{j}, which is none of X, NV#, "
-          f"{', '.join(PCIE_WAYS)}"
+          f"the link from GPU{i} to GPU{j} is {way!r}; it must be X, NV# or "
+          f"one of {', '.join(PCIE_WAYS)}"
         )
   return found
 
@@ -158,7 +163,9 @@ def nccl_run(text: str) -> NcclRun:
   )
   head = re.search(r"^#\s+size\s+count\s.*$", text, re.M)
   if head is None or not ranks:
-    raise ValueError("no table with ranks as in the output of NCCL-tests")
+    raise ValueError(
+      "the text has no table of ranks; pass the output of NCCL-tests"
+    )
   # The first "time" is out of place, the second one in place.
   column = head[0].lstrip("# ").split().index("time")
   rows = [
@@ -167,7 +174,7 @@ def nccl_run(text: str) -> NcclRun:
   ]
   for row in rows:
     if len(row) <= column or not 0 < _number(row[column]) < math.inf:
-      raise ValueError(f"the row {' '.join(row)[:80]!r} has no time")
+      raise ValueError(f"the row {' '.join(row)[:80]!r} must have a time")
   return NcclRun(
     ranks, tuple(int(row[0]) for row in rows),
     tuple(float(row[column]) / 1e6 for row in rows),  # from microseconds
@@ -198,8 +205,8 @@ def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:
       run = nccl_run(text)
       if len(run.ranks) != 2:
         raise ValueError(
-          f"it has {len(run.ranks)} ranks; with more than two, the slowest "
-          "link of the ring is unknown"
+          f"the run has {len(run.ranks)} ranks; it must have two, since with "
+          "more the slowest link of the ring is unknown"
         )
       # (latency, bandwidth) of the pair.
       pairs[run.ranks] = link_matrix.fit(run.sizes, run.seconds)
@@ -208,7 +215,7 @@ def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:
   # Sorted by host, so that the devices of a node are contiguous.
   gpus: Sequence[tuple[str, int]] = sorted({g for pair in pairs for g in pair})
   if not gpus:
-    raise ValueError("no files of sendrecv_perf")
+    raise ValueError("there must be at least one output of sendrecv_perf")
   number = {gpu: i for i, gpu in enumerate(gpus)}
   # [2, N, N]: latency and bandwidth; NaN marks missing pairs.
   matrices = np.full((2, len(gpus), len(gpus)), np.nan)

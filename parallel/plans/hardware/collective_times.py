@@ -103,8 +103,8 @@ class Sample:
     # No extrapolation: large messages follow the bandwidth, not this table.
     if size_bytes > self.sizes[-1]:
       raise ValueError(
-        f"an all-reduce of {size_bytes:,.0f} bytes was not measured, only up "
-        f"to {self.sizes[-1]:,} ({self.source})"
+        f"an all-reduce of {size_bytes:,.0f} bytes is larger than the largest "
+        f"measured size, {self.sizes[-1]:,} bytes ({self.source})"
       )
     return Span(*(
       _interpolated(size_bytes, list(zip(self.sizes, ends, strict=True)))
@@ -204,7 +204,7 @@ def between(link: LinkKind, num_workers: int) -> Sample:
   known = sorted({workers for _, workers in measured})
   raise ValueError(
     f"all-reduces of {num_workers} workers over {link.name} were not measured; "
-    f"known: NVLink 3 and 4, PCIe 4.0 x16, with workers in {known}"
+    f"measured are NVLink 3, NVLink 4 and PCIe 4.0 x16 with workers in {known}"
   )
 
 

@@ -95,8 +95,8 @@ def slowed(device: Device, factor: float) -> Device:
   low, high = SLOWDOWNS
   if not low <= factor <= high:
     raise ValueError(
-      f"{device.name}, {factor:g} times as slow: the factor must lie between "
-      f"{low:g} and {high:g}"
+      f"the slowdown {factor:g} of {device.name} must lie in [{low:g}, "
+      f"{high:g}]"
     )
   return dataclasses.replace(
     device, name=f"{device.name}, {factor:g} times as slow",
@@ -127,12 +127,14 @@ def weakest(devices: Sequence[Device]) -> Device:
     return kinds[0]
   if len({device.platform for device in kinds}) > 1:
     raise ValueError(
-      f"devices {', '.join(d.name for d in kinds)}: a program runs on GPUs or "
-      "on TPUs, not on both"
+      f"the devices {', '.join(d.name for d in kinds)} must all be GPUs or "
+      "all be TPUs, since one program runs on them"
     )
   names = [device.name for device in devices]
   if len(set(names)) < len(kinds):
-    raise ValueError("devices of one name have different rates or memory")
+    raise ValueError(
+      "devices of the same name must have the same rates and memory"
+    )
   dtypes = dict.fromkeys(x for device in kinds for x in device.flops)
   return dataclasses.replace(
     kinds[0], name=" + ".join(f"{names.count(d.name)} {d.name}" for d in kinds),

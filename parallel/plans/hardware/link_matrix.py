@@ -106,7 +106,10 @@ class LinkMatrix:
     check_size(n)
     if self.devices:
       if len(self.devices) != n:
-        raise ValueError(f"{len(self.devices)} types of {n} devices")
+        raise ValueError(
+          f"the cluster has {n} devices, but {len(self.devices)} device types "
+          "are given; give one type per device"
+        )
       object.__setattr__(self, "device", weakest(self.devices))
       if self.device is self.devices[0]:  # all are equal
         object.__setattr__(self, "devices", ())
@@ -114,15 +117,15 @@ class LinkMatrix:
     for before, after in itertools.pairwise(self.nodes):
       if before > after:
         raise ValueError(
-          f"node {after} after node {before}: numbers of nodes must ascend, "
-          "so that devices of a node are contiguous"
+          "node numbers must ascend, so that the devices of a node are "
+          f"contiguous, but node {after} follows node {before}"
         )
     for key in ("bandwidth", "latency_s"):
       matrix = np.array(getattr(self, key), float)
       if matrix.shape != (n, n):
         raise ValueError(
-          f"{key} is {' x '.join(map(str, matrix.shape))}, not square with a "
-          f"row and a column for each of {n} devices"
+          f"{key} has shape {' x '.join(map(str, matrix.shape))}; it must be "
+          f"square, with a row and a column for each of {n} devices"
         )
       # A message to the same device takes no time.
       np.fill_diagonal(matrix, math.inf if key == "bandwidth" else 0.0)
@@ -267,7 +270,8 @@ def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
   for cluster, _ in clusters:
     if len(cluster.levels) < 2:
       raise ValueError(
-        f"{cluster.name!r} has one level: no network connects it to others"
+        f"the cluster {cluster.name!r} has one level, so no network connects "
+        "it to other clusters; use a cluster with an outer level"
       )
   parts = [of_cluster(*x) for x in clusters]
   counts = [part.num_devices for part in parts]
@@ -382,7 +386,9 @@ def fit(
   """
   # Two unknowns need two different sizes.
   if len(set(sizes)) < 2:
-    raise ValueError("latency and rate need messages of two sizes or more")
+    raise ValueError(
+      "latency and rate can be fitted only to messages of two or more sizes"
+    )
   times = np.asarray(seconds, float)
   rows = np.stack([np.ones(len(times)), np.asarray(sizes, float)], 1)
   scale = np.array([1.0, float(np.max(sizes))])
@@ -393,5 +399,8 @@ def fit(
   )
   latency_s, per_byte = found / scale
   if per_byte <= 0:  # nnls sets it to 0 if times decrease
-    raise ValueError("larger messages took no longer: no rate can be fitted")
+    raise ValueError(
+      "no rate can be fitted, since larger messages took no longer than "
+      "smaller ones; measure larger messages"
+    )
   return float(latency_s), float(1 / per_byte)

@@ -81,7 +81,7 @@ class Node(schema.Schema):
       room = max(room, self.held(size_bytes))
     if not room:
       raise ValueError(
-        f"node={self.name!r} has no room for an expert of "
+        f"node={self.name!r} has too little memory for one expert, which takes "
         f"{size_bytes / 1e9:.1f} GB"
       )
     return math.ceil(num_experts / room)

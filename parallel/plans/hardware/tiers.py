@@ -262,27 +262,29 @@ def checked(host: Host) -> Host:
       checks.known(f"tiers[{i}].link=", tier.link, shared)
     if (tier.kind == "file") != (tier.path is not None):
       raise ValueError(
-        f"tiers[{i}]: a tier has a path if its kind is file, and only then"
+        f"tiers[{i}] must have a path if its kind is file, and no path "
+        "otherwise"
       )
     for other in host.tiers[:i]:
       if tier.node is not None and tier.node == other.node:
         raise ValueError(
-          f"tiers {other.name!r} and {tier.name!r} are both node={tier.node}: "
-          "one NUMA node is one tier"
+          f"tiers {other.name!r} and {tier.name!r} both have node={tier.node}; "
+          "each NUMA node must be one tier"
         )
       if tier.path and other.path and (
         _folder(tier.path) == _folder(other.path)
       ):
         raise ValueError(
-          f"tiers {other.name!r} and {tier.name!r} have files in one folder, "
-          f"{_folder(tier.path)}, whose disk is one tier"
+          f"tiers {other.name!r} and {tier.name!r} both have files in the "
+          f"folder {_folder(tier.path)}; each disk must be one tier"
         )
     tier.capacity_bytes.check(f"tiers[{i}].capacity_bytes")
     tier.latency_s.check(f"tiers[{i}].latency_s", positive=False)
     sizes = [x.size_bytes for x in tier.passes]
     if sizes != sorted(set(sizes)) or (sizes and tier.duplex):
       raise ValueError(
-        f"tiers[{i}].passes must have ascending sizes, and none if duplex=true"
+        f"tiers[{i}].passes must have ascending sizes, and must be empty if "
+        "duplex=true"
       )
   for where, link in (
     *((f"tiers[{i}]", tier) for i, tier in enumerate(host.tiers)),

@@ -112,7 +112,10 @@ class Costs:
   def __post_init__(self) -> None:
     at_least("num_layers", self.num_layers)
     if not self.reductions:
-      raise ValueError(f"costs of {self.model}: no reduction to choose from")
+      raise ValueError(
+        f"the costs of {self.model} must have the times of at least one "
+        "reduction"
+      )
     tables = {"attention": self.attention, "mlp": self.mlp}
     tables |= {str(key): times for key, times in self.reductions.items()}
     if self.attend is not None:
@@ -123,8 +126,9 @@ class Costs:
   def _check(self, name: str, times: np.ndarray) -> None:
     if times.shape != self.mlp.shape:
       raise ValueError(
-        f"costs of {self.model}: {name} has {len(times) - 1} token counts, not "
-        f"{len(self.mlp) - 1}"
+        f"the costs of {self.model}: {name} has times up to {len(times) - 1} "
+        f"tokens; it must have times up to {len(self.mlp) - 1} tokens, as mlp "
+        "has"
       )
     # Cached positions and private channels may take no time; products may not.
     least = 0 if name not in ("attention", "mlp") else np.nextafter(0, 1)
@@ -133,8 +137,8 @@ class Costs:
     if bad.any():
       at = int(bad.argmax())
       raise ValueError(
-        f"costs of {self.model}: {name} is {times[at]} s for {at} tokens, "
-        "which must be 0 for none and a positive number for others"
+        f"the costs of {self.model}: {name} of {at} tokens takes {times[at]} "
+        "s; the time must be 0 for no tokens, and positive for others"
       )
 
   @property
@@ -183,10 +187,14 @@ class NanobatchPlan:
       ValueError: The plan is for another model or number of tokens.
     """
     if model != self.model:
-      raise ValueError(f"a plan for {self.model} cannot run {model}")
+      raise ValueError(
+        f"the plan is for the model {self.model} and cannot run {model}; make "
+        "a plan for this model"
+      )
     if sum(self.sizes) != num_tokens:
       raise ValueError(
-        f"a plan for {sum(self.sizes)} tokens cannot run {num_tokens}"
+        f"the plan is for {sum(self.sizes)} tokens and cannot run "
+        f"{num_tokens}; make a plan for this number of tokens"
       )
 
 
@@ -214,8 +222,8 @@ def plan(
   fraction("interference", interference)
   if num_tokens > costs.max_tokens:
     raise ValueError(
-      f"num_tokens={num_tokens}: costs of {costs.model} end at "
-      f"{costs.max_tokens}"
+      f"num_tokens={num_tokens} must be at most {costs.max_tokens}, the "
+      f"largest number of tokens in the costs of {costs.model}"
     )
   if granularity is None:
     granularity = math.ceil(num_tokens / 64)
@@ -225,7 +233,7 @@ def plan(
   if sum(math.comb(num_cuts, count) for count in chosen) > _MAX_PLANS:
     raise ValueError(
       f"max_pieces={max_pieces} leads to more than {_MAX_PLANS:,} plans of "
-      f"{num_tokens} tokens in steps of {granularity}; choose fewer pieces"
+      f"{num_tokens} tokens in steps of {granularity} tokens; reduce max_pieces"
     )
   singles = {
     key: float(step_seconds(costs, key, [num_tokens], interference))

@@ -88,9 +88,11 @@ class Profile:
 
   def __post_init__(self) -> None:
     if not len(self.tokens) or self.tokens[0] != 1:
-      raise ValueError(f"{self.name}: the first row must have 1 token")
+      raise ValueError(f"{self.name}: the first row must be for 1 token")
     if (np.diff(self.tokens) <= 0).any():
-      raise ValueError(f"{self.name}: the numbers of tokens must ascend")
+      raise ValueError(
+        f"{self.name}: the numbers of tokens must ascend from row to row"
+      )
     for part in (*ATTENTION, *MLP):
       if part not in self.seconds:
         raise ValueError(f"{self.name}: times of {part!r} are missing")
@@ -111,8 +113,8 @@ class Profile:
     """
     if max_tokens > self.tokens[-1]:
       raise ValueError(
-        f"{self.name}: {max_tokens} tokens were not measured, only up to "
-        f"{self.tokens[-1]}"
+        f"{self.name}: no times were measured for {max_tokens} tokens; the "
+        f"number of tokens must be at most {self.tokens[-1]}"
       )
     found = np.interp(
       np.arange(max_tokens + 1), self.tokens, self.seconds[part]
@@ -137,8 +139,8 @@ def read(path: pathlib.Path = _PROFILES) -> dict[tuple[str, int], Profile]:
       for name, cell in row.items():
         if not cell:
           raise ValueError(
-            f"{path.name}: {row['gpu']}, {row['tokens']} tokens: {name} is "
-            "empty"
+            f"{path.name}: the row of {row['gpu']} with {row['tokens']} tokens "
+            f"has no value of {name}"
           )
       rows.setdefault((row["gpu"], int(row["num_ranks"])), []).append(row)
   return {

@@ -44,9 +44,15 @@ class NanoOperation:
   def __post_init__(self) -> None:
     known("resource=", self.resource, RESOURCES)
     if not 0 <= self.start < self.stop:
-      raise ValueError(f"{self.kind}: tokens {self.start} to {self.stop}")
+      raise ValueError(
+        f"operation {self.kind}: the token range [{self.start}, {self.stop}) "
+        "must be ascending, and start at 0 or later"
+      )
     if not 0 <= self.seconds < math.inf:
-      raise ValueError(f"{self.kind}: {self.seconds:g} s")
+      raise ValueError(
+        f"operation {self.kind}: seconds={self.seconds:g} must be finite and "
+        "at least 0"
+      )
 
   def overlaps(self, other: "NanoOperation") -> bool:
     """Returns whether two ranges have a token in common."""
@@ -66,7 +72,8 @@ def check(operations: Sequence[NanoOperation], num_tokens: int) -> None:
       if start != end:
         wrong = "are missing" if start > end else "are in two ranges"
         raise ValueError(
-          f"{kind}: tokens {min(start, end)} to {max(start, end)} {wrong}"
+          f"operation {kind}: tokens [{min(start, end)}, {max(start, end)}) "
+          f"{wrong}; each token must be in exactly one range"
         )
       end = stop
 
@@ -138,7 +145,9 @@ def step_seconds(
         ended[r] += 1
         started[r] = False
   if waiting:
-    raise ValueError("operations wait for each other: change their order")
+    raise ValueError(
+      "operations wait for each other in a cycle; change their order"
+    )
   return time
 
 

@@ -138,7 +138,8 @@ def read(folder: pathlib.Path) -> list[list[Node]]:
   ]
   if not paths:
     raise ValueError(
-      f"{folder} has no file trace.0.et, as launch.sends --chakra writes"
+      f"{folder} has no file trace.0.et; pass a folder that launch.sends "
+      "--chakra has written"
     )
   try:
     groups = {

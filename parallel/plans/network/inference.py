@@ -126,7 +126,10 @@ def machine(name: str) -> Machine:
     known(f"{name!r}: gpu ", gpu[1], CLUSTERS)
     node, count = CLUSTERS[gpu[1]].levels[0], int(gpu[2])
     if not 2 <= count <= node.size:
-      raise ValueError(f"{name!r}: a node has 2 to {node.size} GPUs")
+      raise ValueError(
+        f"{name!r}: the number of GPUs must be from 2 to {node.size}, the GPUs "
+        "of a node"
+      )
     rate = node.link.bandwidth * node.links_per_device
     times = collective_times.between(node.link, count)
     return Machine(name, CLUSTERS[gpu[1]].device, count, rate, times)
@@ -135,7 +138,7 @@ def machine(name: str) -> Machine:
     shape = [int(size) for size in tpu[2].split("x")]
     refusal = SLICES[tpu[1]].refusal(shape)
     if refusal:
-      raise ValueError(f"{name!r}: there is no such slice: {refusal}")
+      raise ValueError(f"{name!r}: this slice does not exist: {refusal}")
     device = DEVICES[tpu[1]]
     times = collective_times.on_torus(tpu[1], device.link, shape, shape)
     return Machine(name, device, math.prod(shape), times.rate, times)
@@ -230,8 +233,9 @@ def messages(
   """
   if len(shares) != 2 * model.num_layers:
     raise ValueError(
-      f"{len(shares)} shares for the {2 * model.num_layers} row-parallel "
-      f"projections of {model.num_layers} layers"
+      f"{len(shares)} shares are given; there must be one for each of the "
+      f"{2 * model.num_layers} row-parallel projections in {model.num_layers} "
+      "layers"
     )
   for share in shares:
     fraction("p", share)
@@ -295,7 +299,8 @@ def bounds(
     at_least(name, value)
   if step.tokens > step.context:
     raise ValueError(
-      f"context={step.context} must hold the {step.tokens} new tokens"
+      f"context={step.context} must be at least {step.tokens}, the number of "
+      "new tokens"
     )
   sent = messages(model, step, shares)
   # Most messages have equal sizes: compute each size once.

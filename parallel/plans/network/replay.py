@@ -115,8 +115,8 @@ def replay(traces: Sequence[Sequence[Node]], seconds: Seconds) -> Replay:
           free.append(later)
   if done < len(executions):
     raise ValueError(
-      f"{len(executions) - done} executions never start: nodes wait for each "
-      "other"
+      f"{len(executions) - done} nodes of the traces can never start, since "
+      "nodes wait for each other in a cycle"
     )
   return Replay(finish, tuple(map(covered_s, bars)))
 
@@ -155,10 +155,12 @@ def _executions(
     present = {rank for rank, _ in parts}
     if first.ranks and present != set(first.ranks):
       raise ValueError(
-        f"{first.name}: ranks {sorted(set(first.ranks) - present)} do not take "
-        f"part, of {list(first.ranks)}"
+        f"collective {first.name}: ranks {sorted(set(first.ranks) - present)} "
+        f"do not take part, but all of {list(first.ranks)} must"
       )
     kinds = {"receive" if n.kind == "send" else n.kind for n in nodes}
     if len(kinds) > 1 or len({n.bytes for n in nodes}) > 1:
-      raise ValueError(f"{first.name}: its ranks differ in kind or bytes")
+      raise ValueError(
+        f"node {first.name}: its ranks must agree in kind and bytes"
+      )
   return [tuple(parts) for parts in found.values()]

@@ -171,8 +171,8 @@ def on_links(
     check(schedule, topology)
   if schedule.num_ranks > topology.num_ranks:
     raise ValueError(
-      f"{schedule.name} has {schedule.num_ranks} ranks, {topology.name} only "
-      f"{topology.num_ranks}"
+      f"schedule {schedule.name} has {schedule.num_ranks} ranks, but topology "
+      f"{topology.name} has only {topology.num_ranks}"
     )
   transfers = list(itertools.chain.from_iterable(schedule.rounds))
 

@@ -376,15 +376,15 @@ def taken(
     able = ", ".join(n for n in BUILDERS if chunks_of(n, chunks) == chunks)
     number = {1: "one chunk", 2: "two chunks"}[chunks_of(schedule, chunks)]
     raise ValueError(
-      f"schedule={schedule!r} has {number} per stage, not chunks={chunks}; "
-      f"these take {chunks}: {able}"
+      f"schedule={schedule!r} has {number} per stage, but chunks={chunks}; "
+      f"schedules with chunks={chunks} are {able}"
     )
   # Interleaving processes rounds of `stages` microbatches.
   left = microbatches % stages
   if builder.in_rounds and chunks > 1 and left:
     fit = [n for n in (microbatches - left, microbatches - left + stages) if n]
     raise ValueError(
-      f"schedule={schedule!r} with chunks={chunks} takes multiples of "
-      f"stages={stages}, not microbatches={microbatches}: "
-      f"{' or '.join(map(str, fit))} would fit, or 'looped'"
+      f"schedule={schedule!r} with chunks={chunks} needs a multiple of "
+      f"stages={stages} microbatches, but microbatches={microbatches}; use "
+      f"{' or '.join(map(str, fit))} microbatches, or schedule='looped'"
     )

@@ -125,7 +125,9 @@ def _check_complete(schedule: PipelineSchedule) -> None:
     part, m = np.argwhere(both)[0]
     kind = Kind.INPUT if done[Kind.INPUT, part, m] else Kind.WEIGHT
     raise _of(
-      schedule, kind, part, m, "a whole backward repeats the same work"
+      schedule, kind, part, m,
+      "its microbatch also has a BACKWARD, which includes this work; use one "
+      "of them",
     )
   # All forwards; with any backward, also both halves of every backward, where
   # a whole backward counts as both.

@@ -272,8 +272,8 @@ def step_s(
     rounds = (v - 1) * max(m, p) + m + p - 1
     return rounds * (both_s if schedule == "looped" else forward_s) / v
   raise ValueError(
-    f"schedule={schedule!r} with stages={p} and microbatches={m} has no "
-    "closed form of its time"
+    f"schedule={schedule!r} with stages={p} and microbatches={m} has no closed "
+    "form of its time; simulate it"
   )
 
 

@@ -240,7 +240,9 @@ def arranged(
         remaining -= 1
     if not any(row):
       stuck = [q[i] for q, i in zip(queues, at, strict=True) if i < len(q)]
-      raise ValueError(f"{name}: deadlock, no stage can run {stuck[:4]}")
+      raise ValueError(
+        f"{name}: deadlock, since none of the next actions {stuck[:4]} can run"
+      )
     # Added after all stages: a result is not available within its tick.
     done.update(made)
     rows.append(row)

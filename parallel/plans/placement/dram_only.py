@@ -13,7 +13,9 @@ def place(problem: Problem) -> Placement:
   """
   dram = greedy.tiers(problem, "dram")
   if not dram:
-    raise ValueError(f"host {problem.host.name!r} has no tier of kind dram")
+    raise ValueError(
+      f"host {problem.host.name!r} must have a tier of kind dram"
+    )
   room, host, ways = greedy.layout(problem)
   for key, tensor in host:
     size = room.fill(key, tensor, dram, tensor.size_bytes)

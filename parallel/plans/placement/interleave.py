@@ -17,7 +17,10 @@ def place(problem: Problem) -> Placement:
   """
   nodes = greedy.tiers(problem, "dram", "cxl")
   if not nodes:
-    raise ValueError(f"host {problem.host.name!r} has only files, no NUMA node")
+    raise ValueError(
+      f"host {problem.host.name!r} has only tiers of kind file; it must have a "
+      "NUMA node"
+    )
   room, host, ways = greedy.layout(problem)
   left = [
     (key, tensor, room.stripe(

@@ -89,7 +89,9 @@ class _Program:
         options={"time_limit": limit_s, "mip_rel_gap": 1e-4},
       )
     if found.status == 1 and found.x is None:
-      raise ValueError(f"no placement was found within {limit_s:g} s")
+      raise ValueError(
+        f"no placement was found within {limit_s:g} s; raise the time limit"
+      )
     return None if found.x is None else found.x * scale
 
 

@@ -69,7 +69,9 @@ def brute_force(traffic: Traffic) -> Order:
   """
   n = traffic.grid.size
   if n > EXACT:
-    raise ValueError(f"{n} devices have too many orders; at most {EXACT} fit")
+    raise ValueError(
+      f"{n} devices have too many orders; at most {EXACT} devices are allowed"
+    )
   orders = permutations(n)
   return _priced(traffic, orders[
     cost(traffic, orders.reshape(-1, *traffic.grid)).argmin()

@@ -270,7 +270,7 @@ def _pair(text: str) -> tuple[str, str]:
   weights, slash, gradients = text.partition("/")
   if not slash:
     raise ValueError(
-      f"zero_codecs={text!r} must be weights' codec/gradients', as in "
-      "int8/int4"
+      f"zero_codecs={text!r} must be the codec of weights and the codec of "
+      "gradients, as in int8/int4"
     )
   return weights, gradients

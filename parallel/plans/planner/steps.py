@@ -43,7 +43,10 @@ def all_orders(grid: Grid) -> np.ndarray:
     [[0, 1, 2], [0, 2, 1]]
   """
   if grid.size > EXACT:
-    raise ValueError(f"{grid.size} devices have too many orders")
+    raise ValueError(
+      f"{grid.size} devices have too many orders; at most {EXACT} devices are "
+      "allowed"
+    )
   orders = permutations(grid.size).astype(np.int8).reshape(-1, *grid)
   # Device 0 at data 0 and tensor 0 of any stage.
   return orders[(orders[:, :, 0, 0] == 0).any(1)]

@@ -72,11 +72,12 @@ def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
     )
   if topology is not None and topology.num_ranks != n:
     raise ValueError(
-      f"{name} has {n} ranks, {topology.name} has {topology.num_ranks}"
+      f"schedule {name} has {n} ranks, but topology {topology.name} has "
+      f"{topology.num_ranks}; they must be equal"
     )
   if schedule.collective == "all_reduce":
     if schedule.owners:
-      raise ValueError(f"{name}: the chunks of an all-reduce have no owners")
+      raise ValueError(f"{name}: chunks of an all-reduce must have no owners")
     return
   counts = collections.Counter(schedule.owners)
   even = {rank: chunks // n for rank in range(n)}
@@ -118,17 +119,33 @@ def _check_round(
     if not (0 <= t.source < n and 0 <= t.destination < n) or (
       t.source == t.destination
     ):
-      raise _wrong(schedule, number, place, f"ranks must differ, 0 to {n - 1}")
+      raise _wrong(
+        schedule, number, place,
+        f"ranks must differ, and lie in [0, {n})",
+      )
     if not 0 <= t.chunk < chunks:
-      raise _wrong(schedule, number, place, f"chunks are 0 to {chunks - 1}")
+      raise _wrong(
+        schedule, number, place,
+        f"its chunk must lie in [0, {chunks})",
+      )
     if t.operation not in ("reduce", "copy"):
-      raise _wrong(schedule, number, place, "operations are reduce and copy")
+      raise _wrong(
+        schedule, number, place,
+        "its operation must be reduce or copy",
+      )
     ends = (t.path[0], t.path[-1]) if t.path else None
     if ends != (t.source, t.destination):
-      raise _wrong(schedule, number, place, f"its path is {t.path}")
+      raise _wrong(
+        schedule, number, place,
+        f"its path is {t.path}; it must lead from the source to the "
+        "destination",
+      )
     sent.append(held[t.source][t.chunk])
     if not sent[-1]:
-      raise _wrong(schedule, number, place, "the source has no copy of it")
+      raise _wrong(
+        schedule, number, place,
+        "the source must hold the chunk, but has no copy of it",
+      )
   reduced, copied = set(), set()
   for place, (t, mask) in enumerate(zip(transfers, sent, strict=True)):
     copy = (t.destination, t.chunk)

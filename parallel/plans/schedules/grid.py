@@ -110,8 +110,8 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
   dims = _dims("ring_2d", topology)
   if len(dims) != 2:
     raise ValueError(
-      f"ring_2d: {topology.name} must have two dims of at least 2 ranks, "
-      f"has {len(dims)}"
+      f"ring_2d: topology {topology.name} must have two dims of at least 2 "
+      f"ranks, but has {len(dims)}"
     )
   if collective != "all_reduce":
     return from_gather(bucket_gather, topology, collective)

@@ -65,8 +65,8 @@ def pipelined(
     return schedule
   if pieces * schedule.num_transfers > _MAX_TRANSFERS:
     raise ValueError(
-      f"pieces={pieces} of {schedule.num_transfers:,} transfers must be at "
-      f"most {_MAX_TRANSFERS // schedule.num_transfers:,}"
+      f"pieces={pieces} of {schedule.num_transfers:,} transfers are too many; "
+      f"pieces must be at most {_MAX_TRANSFERS // schedule.num_transfers:,}"
     )
   capacity = (
     link_capacity or schedule.link_capacity or _capacity(schedule, topology)
@@ -76,8 +76,8 @@ def pipelined(
     for t in transfers:
       if (t.source, t.chunk) in received:
         raise ValueError(
-          f"{schedule.name}, round {number}: rank {t.source} sends chunk "
-          f"{t.chunk} and receives it, too; pieces={pieces} must be 1"
+          f"{schedule.name}, round {number}: rank {t.source} both sends and "
+          f"receives chunk {t.chunk}, so pieces={pieces} must be 1"
         )
   in_order = (
     t._replace(chunk=t.chunk * pieces + piece)

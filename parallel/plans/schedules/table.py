@@ -43,7 +43,7 @@ def table(schedule: Schedule) -> np.ndarray:
   check(schedule)
   if schedule.collective != "all_reduce":
     raise ValueError(
-      f"{schedule.name}: a table is of an all_reduce, not of "
+      f"{schedule.name}: only an all_reduce can be converted to a table, not "
       f"{schedule.collective}"
     )
   rows = []
@@ -54,7 +54,8 @@ def table(schedule: Schedule) -> np.ndarray:
       if not chosen:
         raise ValueError(
           f"{schedule.name}: round {number} has no order in which each device "
-          f"sends and receives one chunk at a time: {left[0]}"
+          "sends and receives one chunk at a time; the first transfer left is "
+          f"{left[0]}"
         )
       left = [t for t in left if t not in chosen]
       rows.append(_row(chosen, schedule.num_ranks))

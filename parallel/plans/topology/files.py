@@ -146,7 +146,8 @@ def from_file(
   for key, value in defaults.items():
     if value is not None and key not in lacking:
       raise ValueError(
-        f"{key}={value:g} has no effect: every link of {path} has its own"
+        f"{key}={value:g} has no effect, since each link in {path} has its "
+        "own; leave it out"
       )
   try:
     return Topology(

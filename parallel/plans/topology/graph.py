@@ -94,9 +94,15 @@ class Topology:
             f"{self.num_nodes - 1}"
           )
       if pair[0] == pair[1]:
-        raise ValueError(f"{self.name}: {link} connects a node to itself")
+        raise ValueError(
+          f"{self.name}: {link} connects a node to itself; it must connect two "
+          "nodes"
+        )
       if pair in seen:
-        raise ValueError(f"{self.name}: two links from {pair[0]} to {pair[1]}")
+        raise ValueError(
+          f"{self.name}: there are two links from {pair[0]} to {pair[1]}; "
+          "there must be at most one"
+        )
       seen.add(pair)
       if not 0 < link.bandwidth < math.inf:  # also rejects NaN
         raise ValueError(f"{self.name}: {link}: bandwidth must be positive")

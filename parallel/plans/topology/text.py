@@ -108,7 +108,10 @@ def quantity(key: str, value: float | str) -> float:
   if key != "latency_s":
     return kind.bandwidth
   if kind.latency_s is None:
-    raise ValueError(f"{key}={value}: {kind.name} has no published latency")
+    raise ValueError(
+      f"{key}={value} has no default, since {kind.name} has no published "
+      "latency; give a number"
+    )
   return kind.latency_s
 
 

@@ -124,9 +124,9 @@ class Partition:
     depths = [getattr(self, state) for state in _STATES]
     if not 0 <= depths[0] <= depths[1] <= depths[2] <= len(self.levels):
       raise ValueError(
-        f"weights={depths[0]}, gradients={depths[1]} and optimizer="
-        f"{depths[2]} of {len(self.levels)} levels must not decrease: a rank "
-        "updates only weights that it has gradients for"
+        f"weights={depths[0]}, gradients={depths[1]} and optimizer={depths[2]} "
+        f"must not decrease and lie in [0, {len(self.levels)}], since a rank "
+        "updates only weights whose gradients it has"
       )
     for key in ("weight_codec", "gradient_codec", "secondary_codec"):
       known(f"{key}=", getattr(self, key), CODECS)
@@ -140,26 +140,26 @@ class Partition:
         )
     elif not 1 <= self.secondary <= self.optimizer:
       raise ValueError(
-        f"secondary={self.secondary} must be 1 to {self.optimizer}: the second "
-        "copy is sharded over levels of the optimizer"
+        f"secondary={self.secondary} must lie in [1, {self.optimizer}], since "
+        "the second copy is sharded over levels of the optimizer"
       )
     elif not self.weights:
       raise ValueError(
-        f"secondary={self.secondary} has no effect: weights that are not "
-        "sharded need no copy"
+        f"secondary={self.secondary} has no effect, since weights that are not "
+        "sharded need no copy; leave it out"
       )
     if self.weight_codec != "none" and not self.optimizer:
       raise ValueError(
-        f"weight_codec={self.weight_codec!r} has no effect: nothing is "
-        "gathered"
+        f"weight_codec={self.weight_codec!r} has no effect, since no weights "
+        "are gathered; use 'none'"
       )
     if self.gradient_codec != "none" and not self.optimizer:
       raise ValueError(
-        f"gradient_codec={self.gradient_codec!r} has no effect: nothing is "
-        "scattered, and all-reduces are float32"
+        f"gradient_codec={self.gradient_codec!r} has no effect, since no "
+        "gradients are scattered and all-reduces are float32; use 'none'"
       )
     if self.block < 2 or self.block % 2:
-      raise ValueError(f"block={self.block} must be even")
+      raise ValueError(f"block={self.block} must be even and at least 2")
 
   @property
   def inner(self) -> tuple[Level, ...]:

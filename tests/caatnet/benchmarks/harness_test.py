@@ -71,10 +71,10 @@ def test_error_of_a_script_names_the_key_and_the_last_line():
     ask("raise SystemExit(3)")
   with pytest.raises(ValueError, match=r"path='/no/python' cannot be run"):
     ask("", "/no/python")
-  with pytest.raises(ValueError, match=r"path=.* end within 0\.2 seconds$"):
+  with pytest.raises(ValueError, match=r"path=.* end within its time limit of"):
     ask("import time; time.sleep(60)", limit_s=0.2)
   for text in ("", "print('x')"):
-    with pytest.raises(ValueError, match=r"path=.* line is not JSON: 'x?'$"):
+    with pytest.raises(ValueError, match=r"last line that .*path=.* must be"):
       ask(text)
 
 

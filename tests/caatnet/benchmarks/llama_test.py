@@ -235,13 +235,13 @@ def test_file_for_a_server_has_a_word_for_each_token(
 
 def test_what_llama_cpp_rejects_is_an_error(api, tmp_path):
   path = tmp_path / "model.gguf"
-  with pytest.raises(RuntimeError, match="does not load the model"):
+  with pytest.raises(RuntimeError, match="cannot load the model"):
     llama.Llama(str(path), ASKED)
   path.touch()
   api.made = False
-  with pytest.raises(RuntimeError, match="does not make a context"):
+  with pytest.raises(RuntimeError, match="cannot create a context"):
     llama.Llama(str(path), ASKED)
   api.made, api.code = True, 1
   made = llama.Llama(str(path), ASKED)
-  with pytest.raises(RuntimeError, match="does not decode the step"):
+  with pytest.raises(RuntimeError, match="cannot decode the step"):
     made.step(np.array([[1]]), 0)

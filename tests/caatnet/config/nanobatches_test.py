@@ -122,5 +122,5 @@ def test_step_longer_than_the_profile_names_its_keys():
 
 
 def test_model_with_states_is_not_cut():
-  with pytest.raises(ValueError, match="not those with a state per sequence"):
+  with pytest.raises(ValueError, match="only models with cached keys and"):
     build("2", recurrent.get_config)

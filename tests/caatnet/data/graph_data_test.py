@@ -116,8 +116,8 @@ def test_measures_include_the_bound_of_a_planted_graph(folder):
   ({"cache_rows": 2001}, "cache_rows=2001 must be at most 2000"),
   ({"cache": "lru"}, "cache='lru' must be"),
   ({"fanouts": (2**31 - 1,), "batch_size": 1},
-   r"fanouts=.* config.data.batch_size=1 are 2,147,483,648 places for nodes, "
-   "but must be at most 2,147,483,647"),
+   r"fanouts=.* config.data.batch_size=1 need 2,147,483,648 places for "
+   "nodes; at most 2,147,483,647"),
   ({"access": "disk"}, "access='disk' must be"),
   ({"sampler": "fast"}, "sampler='fast' must be"),
 ])

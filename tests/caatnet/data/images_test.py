@@ -190,7 +190,7 @@ def test_baselines_equal_the_values_by_hand():
     ({"labels": np.full(40, -1)}, {}, "=4, but the labels are -1 to -1"),
     ({"labels": np.arange(40) % 5}, {}, "=4, but the labels are 0 to 4"),
     ({"images": np.full((40, 2, 3), np.nan)}, {},
-     r"config.data.path=.*x.npz': a pixel is not finite"),
+     r"config.data.path=.*x.npz' has a pixel that is not finite"),
   ],
 )
 def test_invalid_images_or_options_are_named(
@@ -217,7 +217,7 @@ def test_pixel_that_is_not_finite_names_its_file(tmp_path):
   write(tmp_path / "x.npz")
   write(tmp_path / "y.npz", images=np.full((40, 2, 3), np.inf))
   path = str(tmp_path / "y.npz")
-  with pytest.raises(ValueError, match=r"data.validation_path=.*y.npz': a pix"):
+  with pytest.raises(ValueError, match=r"data.validation_path=.*y.npz' has a"):
     data(tmp_path / "x.npz", validation_path=path).load(0)
 
 

@@ -62,11 +62,11 @@ def test_means_are_rounded_to_the_nearest_value_of_their_dtype():
 
 
 @pytest.mark.parametrize(("arrays", "message"), [
-  ([np.zeros(2)], "1 arrays instead of 2"),
-  ([np.zeros(2), np.zeros((1, 3))], r"array 1 has shape \(1, 3\) instead of"),
-  ([np.zeros(2), np.zeros(3, complex)], "array 1 is of complex128, not of"),
-  ([np.array(["a", "b"]), np.zeros(3)], "array 0 is of <U1, not of real"),
-  ([np.zeros(2), [1, 2, -(2**24) - 2]], r"array 1, of int64, .* above 2\*\*24"),
+  ([np.zeros(2)], "1 arrays; it must return 2"),
+  ([np.zeros(2), np.zeros((1, 3))], r"array 1 has shape \(1, 3\); it must"),
+  ([np.zeros(2), np.zeros(3, complex)], "array 1 has dtype complex128; it"),
+  ([np.array(["a", "b"]), np.zeros(3)], "array 0 has dtype <U1; it must be of"),
+  ([np.zeros(2), [1, 2, -(2**24) - 2]], r"array 1 of dtype int64 .* above"),
 ])
 def test_arrays_that_differ_are_refused(arrays, message):
   vectors = flower.Vectors([np.zeros(2), np.zeros(3)])

@@ -31,10 +31,10 @@ def test_parts_are_joined_and_cut_into_vectors():
 @pytest.mark.parametrize(
   ("sent", "error"),
   [
-    ([messages.Part(b"a")], "without a message"),
+    ([messages.Part(b"a")], "before its message"),
     ([WORK, WORK], "before the last part"),
     ([WORK, messages.Part(b"abcdef")], "1 bytes too many"),
-    ([messages.Work(1, 2, None, (8, 3), 0.5, False)], "the limit is 10"),
+    ([messages.Work(1, 2, None, (8, 3), 0.5, False)], "at most 10 are"),
   ],
 )
 def test_invalid_sequence_is_an_error(sent, error):

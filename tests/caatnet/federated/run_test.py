@@ -102,7 +102,7 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   late = federated.build(override(config, (
     f"{SMALL} federated.links=('wifi',) federated.stragglers=late"
   )))
-  with pytest.raises(ValueError, match="streamed rounds wait for all 1 client"):
+  with pytest.raises(ValueError, match="streamed rounds, which wait for all 1"):
     rehearse_streamed(late, [], [], 0.0, dict, 1)
 
   medians = report.table(service.rows * 20).cells()

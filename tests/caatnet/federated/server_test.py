@@ -527,7 +527,8 @@ def test_snapshot_is_the_state(tmp_path):
     "compensation": 0.5,
   }.items():
     other = dataclasses.replace(rules, **{name: value})
-    words = f"with {name}={getattr(rules, name)!r}, not {value!r}:"
+    before = getattr(rules, name)
+    words = f"with {name}={before!r}, but this run has {value!r};"
     with pytest.raises(ValueError, match=words):
       snapshot.read(path, other)
   arrays = dict(np.load(path))
@@ -667,5 +668,5 @@ def test_rules_of_an_older_snapshot_have_their_defaults(tmp_path):
   np.savez(path, **found)
   assert snapshot.read(path, rules).members == state.members
   changed = dataclasses.replace(rules, uplinks_at_once=1)
-  with pytest.raises(ValueError, match="uplinks_at_once=0, not 1"):
+  with pytest.raises(ValueError, match="uplinks_at_once=0, but this run has 1"):
     snapshot.read(path, changed)

@@ -32,7 +32,7 @@ def test_code_has_its_size_and_error(name, num_bytes, error):
   assert relative <= error
   assert relative > error / 4 or name == "none"
   for damaged in (data[:-1], data + b"\0", b""):
-    with pytest.raises(ValueError, match="bytes, not"):
+    with pytest.raises(ValueError, match="bytes; it must"):
       codec.decode(damaged, N)
 
 

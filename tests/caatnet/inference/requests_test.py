@@ -47,7 +47,7 @@ def test_invalid_setting_is_refused(settings, message):
 
 @pytest.mark.parametrize(
   ("prompt", "message"),
-  [((3, 256), "has the token 256, and the model has those from 0 to 255"),
+  [((3, 256), "has the token 256; tokens must lie in .0, 255"),
    ((-1,), "has the token -1"),
    ((0,) * 8, "has 8 tokens, which leaves no room in config.inference.context")]
 )

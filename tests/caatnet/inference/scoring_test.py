@@ -236,8 +236,8 @@ def test_padded_rows_have_few_lengths(context, platform, lengths):
 
 @pytest.mark.parametrize(
   ("row", "message"),
-  [([], "a row of 0 tokens"), ([0] * 72, "72 tokens must have 1 to 71"),
-   ([3, 64], "token 64 is not one of config.model.vocab_size=64"),
+  [([], "a row has 0 tokens"), ([0] * 72, "72 tokens; it must have 1 to 71"),
+   ([3, 64], "token 64 must lie in .0, config.model.vocab_size=64"),
    ([-1, 3], "token -1")],
 )
 def test_rows_that_the_model_cannot_read_are_refused(row, message):

@@ -296,7 +296,7 @@ def test_tokenizer_is_published_with_the_weights(tmp_path):
   size = json.loads((folder / "config.json").read_text())["vocab_size"]
   num_tokens = LibraryTokenizer("x", llama_files(), "x").vocab_size
   assert num_tokens > size
-  with pytest.raises(ValueError, match=f"but vocab_size={size}: it belongs"):
+  with pytest.raises(ValueError, match=f"but vocab_size={size}: use the"):
     open_source(folder, 1)
   arrays = safetensors.numpy.load_file(folder / "model.safetensors")
   for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -341,7 +341,7 @@ def test_repeated_heads_that_differ_are_not_merged():
   assert joined.shape == (2, 3, 4)
   np.testing.assert_array_equal(layout.take_apart(slot, joined)[0], dense)
   joined[1, 0, 3] += 1
-  with pytest.raises(ValueError, match="repeated 2 times are no longer equal"):
+  with pytest.raises(ValueError, match="2 copies are no longer equal"):
     layout.take_apart(slot, joined)
 
 

@@ -287,7 +287,7 @@ def test_empty_context_needs_a_start_token():
     stop_ids, separator = (), None
 
   assert responder(Bare).loglikelihood([ask("ab", "c")])
-  with pytest.raises(ValueError, match="no token to precede a text"):
+  with pytest.raises(ValueError, match="must have a token that can precede a"):
     responder(Bare).loglikelihood([ask("", "c")])
 
 

@@ -74,7 +74,7 @@ def test_part_of_a_chunk_that_is_padding_attends_to_nothing():
 
 @pytest.mark.parametrize("sizes", [(4, 3), (4, 5), (0, 8), (9, -1)])
 def test_dropped_or_duplicated_tokens_are_refused(sizes):
-  with pytest.raises(ValueError, match="do not make up a step of 8"):
+  with pytest.raises(ValueError, match="must have 8 tokens in total"):
     split(make_batch(8, 0, 0), sizes)
 
 

@@ -41,7 +41,7 @@ def test_revision_is_kept_until_its_last_request_ends(library):
   assert value(found, second) == 0
   found.close(second)
   assert found.retire() == [first.key]
-  with pytest.raises(ValueError, match="it was removed"):
+  with pytest.raises(ValueError, match="the expert was removed"):
     value(found, first)
   assert value(found, third) == 9
   found.close(third)

@@ -274,7 +274,7 @@ def test_head_of_a_response_may_have_as_many_bytes_as_for_httpx():
 @pytest.mark.parametrize(("answer", "error"), [
   ((200, streamed(3), "Content-Length: 999"), "RemoteProtocolError: peer clos"),
   ((200, [b"no chunk"], "Transfer-Encoding: chunked"), "RemoteProtocolError"),
-  ((200, [b""] * 100), "TimeoutError: no data for 0.1 s"),
+  ((200, [b""] * 100), "TimeoutError: the server sent nothing for 0.1 s"),
   (("x", []), "RemoteProtocolError: "),
 ])
 def test_broken_or_silent_response_is_an_error(answer, error):
@@ -329,8 +329,8 @@ def test_description_of_the_model_is_its_first_card():
 @pytest.mark.parametrize(("status", "body", "message"), [
   (401, b"{}", "401"), (200, b'{"data": []}', "list index"),
   (200, b"no JSON", "Expecting value"), (200, b"[]", "indices must be"),
-  (200, b'{"data": [{"id": "a", "max_model_len": 8}]}', "has no vocab_size"),
-  (200, b'{"data": [{"id": "a", "max_model_len": "8"}]}', "no max_model_len"),
+  (200, b'{"data": [{"id": "a", "max_model_len": 8}]}', "vocab_size is"),
+  (200, b'{"data": [{"id": "a", "max_model_len": "8"}]}', "_len is missing"),
   (200, b'{"data": ["a"]}', "has no attribute"),
 ])
 def test_server_without_a_description_is_named(status, body, message):

@@ -325,8 +325,8 @@ def test_clients_of_unscored_prompts_can_leave(files):
   ("POST", "", {"name": "x", "path": "/etc/passwd"}, 400, "not a safetensors"),
   ("PUT", "/x", {"path": "{file}"}, 404, "there is no model 'x'"),
   ("PUT", f"/{NAMES[0]}", {"name": NAMES[1], "path": "{file}"}, 400,
-   "name 'random-001' is not that of the path, 'random-000'"),
-  ("DELETE", "/auto", None, 400, "auto is the router"),
+   "name 'random-001' must be 'random-000', the name in the path"),
+  ("DELETE", "/auto", None, 400, "the name auto is reserved for the router"),
   ("DELETE", "/x", None, 404, "there is no model 'x'"),
 ])
 def test_wrong_changes_are_refused(
@@ -429,7 +429,7 @@ def test_missing_library_names_the_command_that_trains_it(tmp_path):
   with pytest.raises(ValueError, match=r"launch\.sweep --config=configs/expe"):
     experts.build(make_config(tmp_path / "none"))
   Library.create(tmp_path)
-  with pytest.raises(ValueError, match="has no expert"):
+  with pytest.raises(ValueError, match="at least one expert"):
     experts.build(make_config(tmp_path))
   config = ml_collections.ConfigDict(config_of.get_config().to_dict())
   assert config.experts.path == "runs/experts/library"

@@ -259,5 +259,5 @@ def test_tensors_that_overlap_or_leave_gaps_are_refused(tmp_path, offsets):
     "dtype": "F32", "shape": [4], "data_offsets": offsets,
   }}).encode()
   path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
-  with pytest.raises(ValueError, match="a has wrong offsets"):
+  with pytest.raises(ValueError, match="a has invalid offsets"):
     weights_file.WeightsFile(path).header()

@@ -336,8 +336,7 @@ def test_cache_larger_than_memory_is_refused_with_its_size():
   ("prompt", "message"),
   [((1,) * 24, "prompt 2: the prompt has 24 tokens, which leaves no room in "
     "config.inference.context=24"),
-   ((1, 64), "prompt 2: the prompt has the token 64, and the model has those "
-    "from 0 to 63")],
+   ((1, 64), "prompt 2: the prompt has the token 64; tokens must lie in")],
 )
 def test_invalid_prompt_is_refused_before_any_prompt_is_read(
   prompt, message
@@ -355,5 +354,5 @@ def test_nan_logits_of_a_diverged_model_raise(monkeypatch):
   monkeypatch.setattr(
     decoder, "weights", dataclasses.replace(decoder.weights, params=nan)
   )
-  with pytest.raises(ValueError, match="prompt 1: the logits of the model are"):
+  with pytest.raises(ValueError, match="prompt 1: the model's logits are"):
     run(ALONE, requests())

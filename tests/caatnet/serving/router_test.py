@@ -65,7 +65,7 @@ def test_damaged_router_is_refused(router, tmp_path):
   content = bytearray((tmp_path / FILE).read_bytes())
   content[-1] ^= 1  # of a number
   (tmp_path / FILE).write_bytes(content)
-  with pytest.raises(ValueError, match="is damaged: another checksum"):
+  with pytest.raises(ValueError, match="is damaged: the checksum differs"):
     Router.read(tmp_path)
 
 

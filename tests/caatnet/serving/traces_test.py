@@ -244,10 +244,10 @@ def test_requests_that_arrive_at_one_time_have_no_rate():
   one = traces.Arrival(0, 0.0, 8, 8)
   assert traces.scaled([one], 4.0) == [one]
   assert traces.scaled([], 4.0) == []
-  with pytest.raises(ValueError, match="rate=4: all 2 requests arrive at one"):
+  with pytest.raises(ValueError, match="rate=4 cannot be applied, since all 2"):
     traces.scaled([one, one], 4.0)
   later = dataclasses.replace(one, time_s=2.0)
-  with pytest.raises(ValueError, match="all 3 requests arrive at one time"):
+  with pytest.raises(ValueError, match="all 3 requests arrive at the same"):
     traces.scaled([later, later, later], 4.0)
   with pytest.raises(ValueError, match="rate=nan must be positive"):
     traces.scaled([one, dataclasses.replace(one, time_s=1.0)], float("nan"))

@@ -64,9 +64,9 @@ def test_file_that_does_not_exist_has_no_result(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-  ("[" * 100_000, "maximum recursion"), ("[]", "it is no JSON object"),
-  ('{"rows": {"a": 1}}', "its rows are no JSON objects"),
-  ('{"rows": [1]}', "its rows are no JSON objects"),
+  ("[" * 100_000, "maximum recursion"), ("[]", "it must contain a JSON object"),
+  ('{"rows": {"a": 1}}', "its rows must be JSON objects"),
+  ('{"rows": [1]}', "its rows must be JSON objects"),
 ])
 def test_damaged_result_names_its_file(tmp_path, text, message):
   path = tmp_path / "a.json"

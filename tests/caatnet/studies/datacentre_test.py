@@ -172,10 +172,10 @@ def test_utilisation_of_a_planned_pod_sets_the_days(result):
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-  ({"sites": ("here",)}, "config.sites='here' is neither NAME:WATTS"),
+  ({"sites": ("here",)}, "config.sites='here' must be NAME:WATTS"),
   ({"sites": ("here:-1",)}, "here has -1 W"),
   ({"sites": ("shed:1e5",)}, "a rack takes 185.4 kW"),
-  ({"sites": ("east", "east")}, "the site 'east' is duplicate"),
+  ({"sites": ("east", "east")}, "must not have the site 'east' twice"),
   ({"round_steps": 20}, "config.round_steps=20 must be more than a third"),
   ({"knobs__layers": 2.5}, "config.knobs.layers=2.5 must be an integer"),
   ({"knobs__budget": 0.0}, "config.knobs.budget=0 must be positive"),

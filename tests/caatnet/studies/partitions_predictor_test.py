@@ -297,7 +297,7 @@ def test_front_of_one_size_holds_for_all_sizes(reuse):
                           memory_bytes=1), "48 x 4 ranks do not fit"),
     (lambda: zero.machine(clusters.FRONTIER, LEVELS, flops=0, memory_bytes=1),
      "flops=0 must be positive"),
-    (lambda: zero.largest_model(triple(), PAPER, 10), "nothing fits into 10"),
+    (lambda: zero.largest_model(triple(), PAPER, 10), "no partition fits into"),
   ],
 )
 def test_invalid_number_is_named(call, message):

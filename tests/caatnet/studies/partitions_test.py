@@ -127,15 +127,15 @@ def test_bandwidth_of_the_config_overrides_the_link():
     ("zero.levels=node:96,gpu:4",
      "config.zero.levels='node:96,gpu:4': 96 x 4 ranks do not fit"),
     ("zero.levels=node:48", "have 48 ranks, not the 384"),
-    ("bandwidths=rack:100", "'rack:100' is not level:GB/s"),
-    ("bandwidths=gpu:fast", "'gpu:fast' is not level:GB/s"),
-    ("bandwidths=gpu:inf", "'gpu:inf' is not level:GB/s"),
+    ("bandwidths=rack:100", "'rack:100' must be level:GB/s"),
+    ("bandwidths=gpu:fast", "'gpu:fast' must be level:GB/s"),
+    ("bandwidths=gpu:inf", "'gpu:inf' must be level:GB/s"),
     ("gradient_bytes=3", "config.gradient_bytes=3 must be 2 or 4"),
     ("weight_codecs=('int3',)", "config.weight_codecs: 'int3' must be one of"),
-    ("gradient_codecs=('int4',)", "lacks 'none'"),
+    ("gradient_codecs=('int4',)", "must contain 'none'"),
     ("memory_gb=1e-6", "config.memory_gb=1e-06 with config.num_layers=50: "
-     "nothing fits into 1000 bytes"),
-    ("num_layers=2147483647", "config.num_layers=2147483647: nothing fits"),
+     "no partition fits into 1000 bytes"),
+    ("num_layers=2147483647", "config.num_layers=2147483647: no partition"),
   ],
 )
 def test_invalid_number_is_named(overrides, message):

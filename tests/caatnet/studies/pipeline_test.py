@@ -102,10 +102,10 @@ def test_schedule_that_does_not_fit_is_skipped_with_the_reason(capsys):
   (skipped,) = result["skipped"]
   assert skipped["schedule"] == "interleaved_1f1b"
   assert "config.pipeline.schedule='interleaved_1f1b'" in skipped["why"]
-  assert "config.pipeline.microbatches=5: 4 or 6 would fit" in skipped["why"]
+  assert "config.pipeline.microbatches=5; use 4 or 6" in skipped["why"]
   registry.find(config).show(result)
   assert "left out: config.pipeline" in capsys.readouterr().out
-  with pytest.raises(ValueError, match="4 or 6 would fit"):
+  with pytest.raises(ValueError, match="use 4 or 6 microbatches"):
     pipeline.run(config | {"schedules": ("interleaved_1f1b",)})
 
 

@@ -96,7 +96,7 @@ def test_error_if_nothing_fits(name):
   ("models", ("8B",), "config.models='8B' must be one of"),
   ("clusters", ("pipette-a100:2", "x"), "config.clusters='x': "),
   ("clusters", ("pipette-a100:2,uneven=3",), "config.clusters=.*uneven twice"),
-  ("seeds", (), r"config.seeds=\(\) leave no links"),
+  ("seeds", (), r"needs config.seeds"),
 ])
 def test_invalid_key_of_the_study_is_named(key, value, message):
   config = config_of.get_config("test").to_dict() | {key: value}

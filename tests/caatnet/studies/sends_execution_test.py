@@ -122,7 +122,7 @@ def test_kernel_that_sends_is_refused():
     '"elements": "8", "dtype": "float32"}}\n}\n'
   )
   program = scheduled(hlo.parse(text), AbstractMesh((2,), ("a",)))
-  with pytest.raises(ValueError, match="k is a kernel that sends by itself"):
+  with pytest.raises(ValueError, match="the kernel k sends messages itself"):
     list(execution.traces(program))
 
 

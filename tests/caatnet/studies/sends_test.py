@@ -135,7 +135,7 @@ def test_other_devices_than_those_of_the_target_are_refused(tmp_path):
     "import jax\nfrom tests.caatnet.studies.sends_test import WHOLE\n"
     "def f():\n  return jax.jit(lambda x: x), (WHOLE,)\n"
   )
-  with pytest.raises(ValueError, match="not those of --target"):
+  with pytest.raises(ValueError, match="must use the devices of --target"):
     foreign.read(f"{tmp_path}/o.py:f", jax.devices()[:2])
 
 
@@ -231,7 +231,7 @@ def test_execution_traces_are_replayed(file, tmp_path):
   # 12 bytes over rings of two: 6 bytes each way.
   seconds = 2 * 6 / DEVICES["h100"].link.bandwidth
   assert f"communication during {seconds * 1e3:,.6f} ms" in line
-  with pytest.raises(ValueError, match="--chakra needs one program"):
+  with pytest.raises(ValueError, match="--chakra needs exactly one program"):
     trace.write_chakra({**readings, "b": None}, tmp_path, "h100")
 
 
@@ -291,12 +291,12 @@ def test_rates_of_a_profile_are_written_as_a_cluster(tmp_path):
 
 @pytest.mark.parametrize(("name", "message"), [
   ("FILE:missing", "has no function 'missing'; it has .*whole"),
-  ("FILE", "names no function, as in .*:step"),
-  (".x:f", "is not package.module:function"),
-  ("FILE:plain", "which jax.jit has not made"),
-  ("FILE:nothing", r"returns NoneType, not \(jitted function, arguments\)"),
+  ("FILE", "must name a function, as in .*:step"),
+  (".x:f", "must have the form package.module:function"),
+  ("FILE:plain", "must return a function made by jax.jit"),
+  ("FILE:nothing", r"\(jitted function, arguments\), but returns NoneType"),
   ("no_such_module:f", "No module named 'no_such_module'"),
-  ("missing.py:f", "there is no file missing.py"),
+  ("missing.py:f", "the file missing.py does not exist"),
   ("missing.txt", "No such file"),
   ("json:dumps", "json:dumps must be a function without arguments: missing"),
   ("builtins:min", "must be a function without arguments: no signature found"),

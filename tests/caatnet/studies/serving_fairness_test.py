@@ -79,13 +79,13 @@ def test_clients_arrive_at_their_rates_with_their_lengths():
 
 
 @pytest.mark.parametrize(("backlogged", "words"), [
-  ((), "config.clients: none"), (("long",), "config.clients: long"),
+  ((), "config.clients .* two .*"), (("long",), "config.clients .* has long"),
 ])
 def test_clients_that_cannot_be_compared_are_refused(backlogged, words):
   config = fairness_config.get_config("test")
   for name, client in config.clients.items():
     client.backlogged = name in backlogged
-  with pytest.raises(ValueError, match=f"{words} .* at least two"):
+  with pytest.raises(ValueError, match=words):
     fairness.run(config.to_dict())
 
 

@@ -350,7 +350,7 @@ def test_invalid_machine_is_one_line():
   for key, changed in (("tokens", "machines"),
                        ("joint_tokens", "joint_machines")):
     with pytest.raises(
-      ValueError, match=rf"config\.{key} has 5000: .*not measured"
+      ValueError, match=rf"config\.{key} has 5000: .*measured"
     ):
       study.run(CONFIG | none | {key: (5000,), changed: ("gpu:h100:1x8",)})
   with pytest.raises(ValueError, match="sizes are all, figures, test"):

@@ -45,12 +45,12 @@ def test_metrics_after_the_checkpoint_are_rewritten(tmp_path):
 @pytest.mark.parametrize(
   ("change", "key"),
   [
-    ({"seed": 2}, "config.seed=1, this one has 2"),
+    ({"seed": 2}, "config.seed=1, but this run has 2"),
     ({"model": {"width": 9}}, "config.model.width=8"),
     ({"train": {"num_steps": 4, "log_every": 1}}, "config.train.num_steps=5"),
     ({"optimizer": {"name": "adamw", "decay_steps": 9}},
-     "config.optimizer.decay_steps=0, this one has 9"),
-    ({"data": {"path": ""}}, "config.data.path=None, this one has ''"),
+     "config.optimizer.decay_steps=0, but this run has 9"),
+    ({"data": {"path": ""}}, "config.data.path=None, but this run has ''"),
     ({"name": "b", "zero": {"scheme": "zero3"},
       "memory": {"moments": "pinned_host", "activations": "pinned_host"},
       "parallel": {"device_order": [1, 0], "xla_options": "xla_x=1"},
@@ -249,7 +249,7 @@ def test_damaged_or_foreign_config_is_named(tmp_path):
   with pytest.raises(FileNotFoundError, match="holds no run"):
     records.read_config(tmp_path)
   for text, message in (
-    ("{", "is damaged: "), ("[]", "it is no JSON object"),
+    ("{", "is damaged: "), ("[]", "it must contain a JSON object"),
     ('{"data": 5}', "it is not the config of a run"),
     ('{"train": []}', "it is not the config of a run"),
     ('{"model_type": "llama"}', "is the config of a published model"),

@@ -262,14 +262,14 @@ def test_convolutional_network_trains_in_stages():
 
 
 @pytest.mark.parametrize(("overrides", "words"), [
-  ("parallel.stage=5", "parallel.stage=5 are more parts than"),
+  ("parallel.stage=5", "parallel.stage=5 must be at most"),
   ("pipeline.schedule=zb_h3", "pipeline.schedule='zb_h3'"),
   ("pipeline.chunks=2", "pipeline.schedule='1f1b' has one chunk"),
   ("pipeline.schedule=zb_v", "pipeline.schedule='zb_v' has two chunks"),
   ("pipeline.keep=residuals pipeline.schedule=dualpipe_v pipeline.chunks=2 "
    "parallel.stage=2 model.remat=full", "model.remat='none'"),
   ("pipeline.schedule=interleaved_1f1b pipeline.chunks=2 "
-   "parallel.stage=3 model.num_layers=6", "multiples of"),
+   "parallel.stage=3 model.num_layers=6", "a multiple of"),
   ("pipeline.schedule=forward", "cannot train"),
   ("pipeline.keep=residuals pipeline.schedule=zb_h1 model.remat=full",
    "model.remat='none'"),
@@ -282,7 +282,7 @@ def test_convolutional_network_trains_in_stages():
    "sync.carry='off'"),
   ("images parallel.stage=2 model.widths=(8,16)", "one entry"),
   ("outer.algorithm=streaming parallel.worker=2",
-   "fragment_layers=1 must be 0 or a multiple of the 3 parts"),
+   "fragment_layers=1 must be 0 or a multiple of 3, the parts"),
   ("outer.algorithm=streaming outer.pattern=sequential parallel.stage=2 "
    "outer.fragment_layers=2 parallel.worker=2", "pattern='strided'"),
 ])

@@ -338,7 +338,7 @@ def test_late_eager_worker_differs_by_its_newest_part_only(tmp_path, hook):
 
 
 @pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
-  ("noloco", "", "in pairs instead of a mean"),
+  ("noloco", "", "in pairs instead of averaging"),
   ("eager", "", r"share no parameters.*add a section config\.el"),
   ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 is not supported"),
   ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",

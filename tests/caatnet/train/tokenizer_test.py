@@ -96,7 +96,7 @@ def test_run_without_a_tokenizer_uses_bytes(data, tmp_path):
   assert tokenizer.load(tmp_path).name == "bytes"
   config = {"data": {"name": "text", "tokenizer": ""}}
   begin(tmp_path, subject("bytes"), config)
-  with pytest.raises(ValueError, match="with the tokenizer bytes, this is bpe"):
+  with pytest.raises(ValueError, match="with the tokenizer bytes, but the"):
     begin(tmp_path, subject("bpe"))
 
 
@@ -169,6 +169,6 @@ def test_another_tokenizer_is_not_overwritten(tmp_path):
   folder = epath.Path(tmp_path / "made")
   tokenizer.write(folder, bpe_files())
   tokenizer.write(folder, bpe_files())
-  with pytest.raises(ValueError, match="is another tokenizer, which runs may"):
+  with pytest.raises(ValueError, match="is another tokenizer, which other"):
     tokenizer.write(folder, bpe_files(280))
   assert tokenizers.load(str(folder)).files == bpe_files()

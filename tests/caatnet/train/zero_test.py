@@ -303,11 +303,11 @@ def test_argument_bytes_equal_the_formula(scheme):
     ("zero.scheme=zero3 zero.weights=rack", "or a level of config.zero.levels"),
     ("zero.scheme=zero1 zero.secondary=gcd", "need no copy"),
     ("zero.scheme=zero3 zero.secondary_codec=int8", "without a second copy"),
-    ("zero.weight_codec=int8", "nothing is gathered"),
+    ("zero.weight_codec=int8", "no weights are gathered"),
     ("zero.scheme=zero2 zero.prefetch=True", "shards no weights"),
     ("zero.scheme=zeropp zero.block=7", "must be even"),
     ("zero.scheme=zeropp zero.gradient_hops=three", "by_level, two"),
-    ("zero.scheme=zero3 zero.gradient_hops=two", "gradients are not coded"),
+    ("zero.scheme=zero3 zero.gradient_hops=two", "gradients have no codec"),
   ],
 )
 def test_invalid_key_is_named(overrides, message):

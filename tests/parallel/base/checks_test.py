@@ -78,7 +78,7 @@ def test_options_are_literals_or_strings(text, name, options):
 
 
 def test_repeated_option_is_refused():
-  with pytest.raises(ValueError, match="'a,x=1,x=2' has the option x twice"):
+  with pytest.raises(ValueError, match="'a,x=1,x=2' sets the option x twice"):
     checks.options("a,x=1,x=2")
 
 

@@ -360,7 +360,7 @@ def test_missing_module_of_a_missing_package_is_not_there():
 )
 def test_line_of_metrics_without_a_step_is_named(tmp_path, text):
   (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{text}\n')
-  with pytest.raises(ValueError, match="jsonl:2 is damaged: it has no step"):
+  with pytest.raises(ValueError, match="jsonl:2 is damaged: a record must"):
     records.read_metrics(tmp_path)
 
 

@@ -94,7 +94,7 @@ def test_sum_over_ranks_is_rounded_once_before_the_add():
 
 def test_invalid_blocks_are_refused():
   x = jnp.zeros((2, 6))
-  with pytest.raises(ValueError, match="4 scales for 6 shared"):
+  with pytest.raises(ValueError, match="4 scales cannot cover 6 shared"):
     api.reduce_add_norm(
       x, x, jnp.zeros((2, 2, 6), jnp.int8), jnp.ones((2, 2, 4)), x,
       jnp.ones(12),

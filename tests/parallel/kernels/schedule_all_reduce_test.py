@@ -53,12 +53,12 @@ def test_schedules_of_the_cases_are_all_reduces(name):
 @pytest.mark.parametrize(
   ("place", "value", "message"),
   [
-    ((0, 1, 0), 1, "round 0, device 1: sends to 1"),
-    ((0, 1, 0), 1 << 20, "sends to 1048576; another of 4"),
-    ((1, 2, 1), -1, "round 1, device 2: sends chunk -1 to 3"),
-    ((1, 2, 3), 2, "operation 2; 0 .add. or 1 .copy."),
-    ((0, 0, 0), 2, "2 also receives from"),
-    ((2, 1, slice(2, 4)), -1, "receives chunk -1, its sender is 0"),
+    ((0, 1, 0), 1, "round 0, device 1: it sends to device 1"),
+    ((0, 1, 0), 1 << 20, "sends to device 1048576, which must be another of"),
+    ((1, 2, 1), -1, "round 1, device 2: it sends chunk -1 to device 3"),
+    ((1, 2, 3), 2, "operation 2; the operation must be 0 .add. or 1 .copy."),
+    ((0, 0, 0), 2, "device 2, which also receives from"),
+    ((2, 1, slice(2, 4)), -1, "receives chunk -1 from device 0"),
   ],
 )
 def test_invalid_tables_are_refused(place, value, message):

@@ -38,6 +38,6 @@ def test_choice_names_every_refused_kernel():
   assert found == ("reference", {"c": "no rows"})
   assert (found.kind, found.interpret) == ("reference", False)
   with pytest.raises(
-    ValueError, match=r"op: no implementation is left \(a: too wide; c: no row"
+    ValueError, match=r"op: no implementation can be used \(a: too wide; c: no"
   ):
     choose("a", "c")

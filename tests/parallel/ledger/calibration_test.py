@@ -174,9 +174,9 @@ def test_totals_of_rates_and_links_are_the_measured_ones():
 
 
 def test_profile_without_products_or_events_is_refused():
-  with pytest.raises(ValueError, match="needs products, and other"):
+  with pytest.raises(ValueError, match="both matrix products and other"):
     calibration.rates([InstructionWork(0.0, 1.0, 1.0, 1)])
-  with pytest.raises(ValueError, match="no events of jit_step"):
+  with pytest.raises(ValueError, match="no events of the program jit_step"):
     calibration.observe(reading.read(TEXT, mesh=MESH), {})
 
 

@@ -210,7 +210,7 @@ def test_permute_is_over_all_axes_along_which_it_moves():
   "text", ["", "axes[0]", "mesh['x'=4], device_ids=(?) {'x'}"]
 )
 def test_groups_of_an_unknown_form_are_an_error(text):
-  with pytest.raises(ValueError, match="unknown form"):
+  with pytest.raises(ValueError, match="form that the ledger cannot read"):
     groups_of.replica_groups(text, 4)
 
 

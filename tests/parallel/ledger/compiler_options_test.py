@@ -36,8 +36,8 @@ def test_options_of_a_user_are_parsed():
 
 
 @pytest.mark.parametrize(("text", "message"), [
-  ("xla_a", "'xla_a' must be xla_NAME=VALUE"),
-  ("--xla_a=1", "'--xla_a=1' must be xla_NAME=VALUE"),
+  ("xla_a", "'xla_a' must have the form xla_NAME=VALUE"),
+  ("--xla_a=1", "'--xla_a=1' must have the form xla_NAME=VALUE"),
   ("xla_a=1 xla_b=2 xla_a=1", "xla_a is given twice"),
 ])
 def test_other_forms_are_refused(text, message):

@@ -161,9 +161,9 @@ def test_upper_bound_must_be_expected_as_one():
 
 
 @pytest.mark.parametrize(("expect", "message"), [
-  ({"tensor": "4 KiB"}, "is not a size, as in '3.2 GB'"),
-  ({"tensor": 4.5}, "is not a size, as in '3.2 GB'"),
-  ({"model": 1}, "the mesh has the axes data, tensor"),
+  ({"tensor": "4 KiB"}, "must be a size, as in '3.2 GB'"),
+  ({"tensor": 4.5}, "must be a size, as in '3.2 GB'"),
+  ({"model": 1}, "the axes of the mesh: data, tensor"),
 ])
 def test_malformed_expectation_is_refused(expect, message):
   f, x = sharded(lambda x: lax.psum(x, "tensor"))

@@ -288,7 +288,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {{
 """
   (entry,) = read(text).entries
   assert entry.bytes == 16
-  with pytest.raises(ValueError, match="several programs in one text"):
+  with pytest.raises(ValueError, match="the text has several programs"):
     read(text + text)
 
 

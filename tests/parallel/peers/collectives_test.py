@@ -148,7 +148,7 @@ def test_each_site_sends_its_sum_once_to_each_other_one(sites):
 
 @pytest.mark.parametrize("sites", [(), (2,), (4, -1), (3, 0), (2, 2)], ids=str)
 def test_sites_that_do_not_divide_the_ranks_are_refused(sites):
-  with world(3) as links, pytest.raises(ValueError, match="with the sum 3"):
+  with world(3) as links, pytest.raises(ValueError, match="whose sum is 3"):
     link_collectives.all_reduce(
       links[0], 0, np.zeros(4, np.float32), order="sites", sites=sites
     )

@@ -76,7 +76,7 @@ def test_values_are_divided_into_chunks(size):
 
 
 @pytest.mark.parametrize(("state", "message"), [
-  ({"x": np.zeros(2, np.complex64)}, "'x' is of type complex64: cannot be"),
+  ({"x": np.zeros(2, np.complex64)}, "'x' has dtype complex64, which cannot"),
   ({"x": np.zeros((4, 4)).T}, "must be contiguous"),
   ({"n" * 65536: b""}, "cannot be shared"),
 ])
@@ -104,7 +104,7 @@ def test_manifests_are_limited():
   ):
     with pytest.raises(FrameError):
       states.decode(states.encode({"x": entry}), 1 << 20)
-  with pytest.raises(FrameError, match="a manifest of 65537 names"):
+  with pytest.raises(FrameError, match="a manifest has 65537 names"):
     states.decode((2**16 + 1).to_bytes(4, "big"), 1)
 
 

@@ -49,7 +49,7 @@ def test_rotated_log_is_bounded_and_replays_by_itself(tmp_path):
   first, last = lines
   assert "state" in first[0]  # the log has been rotated at least twice
   del first[-1]
-  with pytest.raises(ValueError, match="starts from a different state"):
+  with pytest.raises(ValueError, match="the state at the start of this log"):
     list(history.replay(first + last))
 
 

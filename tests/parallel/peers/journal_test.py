@@ -64,7 +64,7 @@ def test_damaged_line_is_refused_with_its_number(whole, tmp_path):
 def test_other_file_is_refused_and_kept(data, tmp_path):
   path = tmp_path / "other"
   path.write_bytes(data)
-  with pytest.raises(ValueError, match="is not a journal"):
+  with pytest.raises(ValueError, match="is not the journal"):
     Journal(path)
   assert path.read_bytes() == data
 

@@ -433,7 +433,7 @@ def test_member_with_the_token_cannot_use_the_id_of_another(trained, forged):
     identity = _forged(SECURITY.identity.public)
     security = dataclasses.replace(SECURITY, identity=identity)
   epoch, (first, second) = trained.record.epoch, trained.record.members
-  why = f"{second} is not proven" if forged else (
+  why = f"{second} has not proved its identity" if forged else (
     f"{second} is the id of another process"
   )
   for number, (address, request) in enumerate([

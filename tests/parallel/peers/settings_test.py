@@ -61,7 +61,7 @@ def test_defaults():
       "check_s",
     )
   ),
-  (lambda: ids.make(("two words", 1)), "at most 40 letters"),
+  (lambda: ids.make(("two words", 1)), "at most 40 characters"),
   (lambda: ids.make(("h" * 64, 1)), "use its IP address instead"),
   (lambda: ids.address("a:1"), "'a:1' is not a peer id"),
   (lambda: ids.address(ids.make(("h", 0))), "is not a peer id"),

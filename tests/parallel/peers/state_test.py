@@ -155,7 +155,7 @@ def test_holder_answers_what_it_has_and_refuses_invalid_requests():
         asked(1, name, slot)
     header, _ = asked(0, "", wanted="")  # the shortest request
     assert header.kind is Kind.GONE
-    with pytest.raises(FrameError, match="a request is too short"):
+    with pytest.raises(FrameError, match="request for a chunk is too short"):
       server._answer(here, Header(Kind.ASK), b"\0\0")
     assert server.sent_bytes == 3
     # One connection is served at a time.

@@ -68,8 +68,8 @@ def import_xml(text: str, topology: Topology | None = None) -> Schedule:
     root = ElementTree.fromstring(text)
   except ElementTree.ParseError as error:
     raise ValueError(
-      f"no XML: {error}; schedules are read from XML programs of MSCCL, not "
-      "from JSON plans of MSCCL++"
+      f"the text is not XML ({error}); pass an XML program of MSCCL, not a "
+      "JSON plan of MSCCL++"
     ) from error
   program = _Program(root)
   program.run()
@@ -125,8 +125,8 @@ class _Program:
       sorted(numbers) != list(range(len(numbers)))
     ):
       raise ValueError(
-        f"ngpus={self.num_ranks}: there must be a <gpu> for each id from 0, "
-        f"there are {len(numbers)}"
+        f"ngpus={self.num_ranks} must have a <gpu> for each id from 0 to ngpus "
+        f"- 1, but the program has {len(numbers)}"
       )
     self.each, rest = divmod(self.num_chunks, self.num_ranks)
     if not 1 <= self.num_chunks <= MAX_CHUNKS or (
@@ -189,8 +189,8 @@ class _Program:
         newest = Value(chunk, len(self.writes[rank, chunk]))
         if value != newest:
           raise ValueError(
-            f"gpu {rank}: place {offset} of the output does not end with chunk "
-            f"{chunk}"
+            f"gpu {rank}: offset {offset} of the output must end with the "
+            f"final value of chunk {chunk}"
           )
 
   def _chunk(self, rank: int, buffer: str, offset: int) -> int | None:
@@ -223,8 +223,8 @@ class _Program:
       return
     if step.receives and len(step.receives.values) != step.count:
       raise ValueError(
-        f"{step} receives {step.count} chunks, {step.receives.source} sends "
-        f"{len(step.receives.values)}"
+        f"{step} receives {step.count} chunks, but {step.receives.source} "
+        f"sends {len(step.receives.values)}; the numbers must be equal"
       )
     for index in range(step.count):
       source, destination = (
@@ -252,7 +252,8 @@ class _Program:
       if step.sends:
         if value.messages:
           raise ValueError(
-            f"{step} forwards from scratch a chunk neither added nor copied"
+            f"{step} forwards from scratch a chunk that was neither added nor "
+            "copied"
           )
         step.sends.values.append(value)
         self.reads[step.rank, value.chunk, value.version].append(step.sends)
@@ -288,7 +289,9 @@ class _Program:
         f"{'nothing' if value is None else f'chunk {value.chunk}'}"
       )
     if not value.messages and not arrived.messages:
-      raise ValueError(f"{step} adds a value of its own gpu")
+      raise ValueError(
+        f"{step} adds two values of its own gpu; one of them must be received"
+      )
     newest = Value(value.chunk, len(self.writes[step.rank, value.chunk]))
     if not all(v.messages or v == newest for v in (value, arrived)):
       raise ValueError(

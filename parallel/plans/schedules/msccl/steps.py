@@ -119,8 +119,8 @@ def read_steps(root: ElementTree.Element) -> tuple[list[BlockStep], list[_End]]:
           )
         if integer(element, "s") != place or key in numbers:
           raise ValueError(
-            f"gpu {rank}: the steps of threadblock {number} must be numbered "
-            "from 0, and no other threadblock have its id"
+            f"gpu {rank}: the ids of threadblocks must differ, and the steps "
+            f"of threadblock {number} must be numbered from 0"
           )
         numbers[key] = len(steps)
         waits.append((
@@ -198,8 +198,10 @@ def connections(ends: Sequence[_End]) -> list[list[Message]]:
     queues.append(queue)
   if received:
     source, destination, _ = next(iter(received))
-    raise ValueError(f"rank {destination} receives from rank {source}, "
-                     "which does not send")
+    raise ValueError(
+      f"rank {destination} receives from rank {source}, which does not send to "
+      "it"
+    )
   return queues
 
 

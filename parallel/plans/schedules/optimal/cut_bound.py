@@ -138,7 +138,9 @@ def tightest_cut(topology: Topology) -> tuple[Fraction, frozenset[int]]:
   """
   n = topology.num_ranks
   if n < 2:
-    raise ValueError(f"{topology.name}: one rank has nothing to send")
+    raise ValueError(
+      f"topology {topology.name} has one rank; a collective needs at least two"
+    )
   capacities = integer_capacities(topology)
   # First guess: S is every node except the rank with the least bandwidth in.
   into = capacities.sum(axis=0)[:n]

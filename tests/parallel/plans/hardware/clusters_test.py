@@ -147,9 +147,9 @@ def test_devices_of_several_kinds_are_written_and_read():
   same = cluster_files.from_json(_file(others=[{"devices": [0, 1]}]))
   assert same.devices == ()
   for others, message in (
-    ([{"devices": [1], "device": "v5e"}], "GPUs or on TPUs, not on both"),
-    ([{"devices": [2], "slowdown": 2.0}], "others: device 2 of 2"),
-    ([{"devices": [1], "device": DEVICE | {"name": "a100"}}], "of one name"),
+    ([{"devices": [1], "device": "v5e"}], "must all be GPUs or all be TPUs"),
+    ([{"devices": [2], "slowdown": 2.0}], "others.devices=2 must lie in .0, 2"),
+    ([{"devices": [1], "device": DEVICE | {"name": "a100"}}], "same name"),
   ):
     with pytest.raises(ValueError, match=message):
       cluster_files.from_json(_file(others=others))
@@ -218,8 +218,8 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"bandwidth": [[None, 2e9], [None, None]]}, r"bandwidth\[1\]\[0\] is miss"),
   ({"bandwidth": [[None, 0], [1e9, None]]}, r"\[0\]\[1\]=0, .* be positive"),
   ({"bandwidth": [[None, -1], [1e9, None]]}, "must be positive"),
-  ({"bandwidth": [[None, 2e9]]}, "has 1 rows of .2. numbers, not 2 of 2"),
-  ({"bandwidth": [[None, 2e9], [1e9]]}, r"rows of \[1, 2\] numbers"),
+  ({"bandwidth": [[None, 2e9]]}, "has 1 rows whose lengths are .2.; it must"),
+  ({"bandwidth": [[None, 2e9], [1e9]]}, r"lengths are \[1, 2\]"),
   ({"latency_s": [[0, -1e-6], [0, 0]]}, "latency_s.* at least 0"),
   ({"nodes": [10_000], "rows": "node", "bandwidth": [[1e9]]},
    "10,000 devices are more than 4,096"),
@@ -233,7 +233,7 @@ def test_node_rows_apply_to_all_devices_of_the_node():
   ({"mark": "guess"}, "mark=\"guess\" must be 'measured'"),
   ({"rows": "rack"}, "rows=\"rack\" must be 'device' or 'node'"),
   ({"device": DEVICE | {"overhead_s": -1}}, "device.overhead_s=-1 must be gr"),
-  ({"device": DEVICE | {"flops": {}}}, "device.flops must have the rate"),
+  ({"device": DEVICE | {"flops": {}}}, "device.flops={} must have the rate"),
   ({"nodes": [10**9]}, "1,000,000,000 devices are more than 4,096"),
   ({"residuals": [101.0]}, r"residuals\[0\]=101.0 must be less than or equ"),
   ({"family": {"a": []}}, "family.a must satisfy: list should have at least 1"),
@@ -287,7 +287,7 @@ def test_a_cluster_may_have_4096_devices():
       "", A100, (0,) * n, empty, empty, "", "published"
     )
 
-  with pytest.raises(ValueError, match="bandwidth is 0 x 0, not square"):
+  with pytest.raises(ValueError, match="bandwidth has shape 0 x 0; it must be"):
     made(4096)
   with pytest.raises(ValueError, match=r"take 0\.3 GB"):
     made(4097)
@@ -308,8 +308,8 @@ def test_a_cluster_may_have_4096_devices():
   ("a100:2,slow=(1,2,3)", r"slow=\(1, 2, 3\) must be a device and"),
   ("a100:2,slow=ab", "slow='ab' must be a device and"),
   ("a100:2,slow=(16,2)", "device 16 must be one of 0 to 15"),
-  ("a100:2,slow=(1,0)", "0 times as slow: the factor must lie between"),
-  ("a100:2,slow=(1,1e300)", r"1e\+300 times as slow: the factor must lie"),
+  ("a100:2,slow=(1,0)", "slowdown 0 of .* must lie in"),
+  ("a100:2,slow=(1,1e300)", r"slowdown 1e\+300 of .* must lie"),
   ("a100:2+", "cluster='a100:2[+]': '' must be one of"),
   ("a100:2+a100-pcie:2", "'a100-pcie' has one level"),
   ("a100:2+h100", "as in h100:2"),
@@ -395,11 +395,11 @@ def test_nvidia_smi_topology_is_imported():
   alone = cluster_imports.from_topo(TOPO, A100, PCIE_4)
   assert alone.nodes == (0,) * 4
   np.testing.assert_array_equal(alone.bandwidth, links.bandwidth[:4, :4])
-  with pytest.raises(ValueError, match="GPU0 has 'NVX' to GPU1"):
+  with pytest.raises(ValueError, match="link from GPU0 to GPU1 is 'NVX'"):
     cluster_imports.ways(TOPO.replace("NV12", "NVX"))
-  with pytest.raises(ValueError, match="GPU1 has 'X' to GPU0"):
+  with pytest.raises(ValueError, match="link from GPU1 to GPU0 is 'X'"):
     cluster_imports.ways(TOPO.replace("NV12\t X ", " X \tNV12"))
-  with pytest.raises(ValueError, match="GPU0 has 2 links, not 3"):
+  with pytest.raises(ValueError, match="GPU0 has 2 links to GPUs; it must"):
     cluster_imports.ways("GPU0 X PHB\nGPU1 PHB X PHB\nGPU2 PHB PHB X")
   with pytest.raises(ValueError, match=r"NVLinks of device='a10' must be one"):
     cluster_imports.from_topo(TOPO, A10, PCIE_4)
@@ -437,14 +437,14 @@ def test_nccl_tests_tables_are_imported():
   assert run.sizes == (1048576, 8388608, 67108864)
   assert run.seconds == pytest.approx((239.72e-6, 1707.72e-6, 13451.77e-6))
   one_rank = texts["0.txt"].replace("#  Rank  1", "#  Rang  1")
-  with pytest.raises(ValueError, match=r"d.txt: it has 1 ranks"):
+  with pytest.raises(ValueError, match=r"d.txt: the run has 1 ranks"):
     cluster_imports.from_nccl({"d.txt": one_rank}, V100)
-  with pytest.raises(ValueError, match="no files of sendrecv_perf"):
+  with pytest.raises(ValueError, match="at least one output of sendrecv_perf"):
     cluster_imports.from_nccl({}, V100)
   del texts["2.txt"]
   with pytest.raises(ValueError, match=r"\[1\]\[2\] is missing, one of 2"):
     cluster_imports.from_nccl(texts, V100)
-  with pytest.raises(ValueError, match=r"c.txt: no table"):
+  with pytest.raises(ValueError, match=r"c.txt: the text has no table"):
     cluster_imports.from_nccl({"c.txt": "nothing"}, V100)
   # Older versions print no "root" column.
   old = NCCL.replace("    root", "").replace("      -1", "")
@@ -460,7 +460,7 @@ def test_fit_recovers_latency_and_bandwidth():
   assert rate == pytest.approx(7e9)
   with pytest.raises(ValueError, match="took no longer"):
     link_matrix.fit([1e3, 1e6], [2e-6, 1e-6])
-  with pytest.raises(ValueError, match="two sizes"):
+  with pytest.raises(ValueError, match="two or more sizes"):
     link_matrix.fit([1e3, 1e3], [2e-6, 1e-6])
 
 
@@ -493,5 +493,5 @@ def test_part_of_a_cluster_keeps_its_links():
   assert part.bandwidth[1, 0] == links.bandwidth[9, 1]
   assert part.latency_s[0, 1] == links.latency_s[1, 9]
   assert part.device is links.device
-  with pytest.raises(ValueError, match="node 0 after node 1: "):
+  with pytest.raises(ValueError, match="node 0 follows node 1"):
     dataclasses.replace(links, nodes=(0, 1) * 8)

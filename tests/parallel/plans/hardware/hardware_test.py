@@ -367,7 +367,7 @@ def test_times_are_interpolated_and_bounded_by_the_measured_sizes(sample):
       assert y == pytest.approx(math.sqrt(x * z))
     assert sample.all_reduce(a) == pytest.approx(left)
   assert sample.all_reduce(1) == pytest.approx(sample.spans[0])
-  with pytest.raises(ValueError, match="was not measured, only up to"):
+  with pytest.raises(ValueError, match="is larger than the largest measured"):
     sample.all_reduce(sample.sizes[-1] + 1)
 
 

@@ -52,5 +52,5 @@ def test_machines_are_counted_by_the_memory_that_serves():
 
 
 def test_an_expert_that_does_not_fit_is_refused():
-  with pytest.raises(ValueError, match="node='tpu-v5e' has no room for"):
+  with pytest.raises(ValueError, match="node='tpu-v5e' has too little memory"):
     NODES["tpu-v5e"].machines(1, 200e9)

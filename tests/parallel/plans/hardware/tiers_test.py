@@ -43,15 +43,15 @@ SLOW = dict.fromkeys(("value", "low", "high"), 1e-300) | {"source": "a test"}
   (_set("tiers", 1, "read", SLOW), "tiers[1].read: rates must lie in [1, "),
   (_set("tiers", 1, "link", "bus"), "tiers[1].link='bus' must be left out"),
   (_set("tiers", 1, "kind", "tape"), "must be 'dram', 'cxl' or 'file'"),
-  (_set("tiers", 1, "node", 0), "'dram' and 'cxl0' are both node=0"),
+  (_set("tiers", 1, "node", 0), "'dram' and 'cxl0' both have node=0"),
   (lambda found: [
     tier.update(kind="file", path=f"/x/{i * '../x/'}{i}", node=None)
     for i, tier in enumerate(found["tiers"])
   ],
-   "'dram' and 'cxl0' have files in one folder, /x"),
-  (_set("tiers", 1, "kind", "file"), "a path if its kind is file, and only"),
+   "'dram' and 'cxl0' both have files in the folder /x"),
+  (_set("tiers", 1, "kind", "file"), "a path if its kind is file, and no"),
   (_set("tiers", 0, "passes", [PASS, PASS]), "passes must have ascending size"),
-  (_set("tiers", 1, "passes", [PASS]), "and none if duplex=true"),
+  (_set("tiers", 1, "passes", [PASS]), "and must be empty if duplex=true"),
   (_set("tiers", []), "tiers has 0 entries; it must have 1 to 64"),
   (_set("device_link", "write", RATE), "device_link.write: low=0 must be"),
   (lambda found: found["tiers"][0].pop("write"), "tiers[0].write is missing"),

@@ -282,7 +282,7 @@ def test_gain_is_relative_to_one_batch_and_a_plan_fits_its_step():
 
 @pytest.mark.parametrize(("call", "message"), [
   (lambda: nanobatch.plan(linear(1e-6), 0), "num_tokens=0 must be at least"),
-  (lambda: nanobatch.plan(linear(1e-6), 5000), "costs of linear end at 4096"),
+  (lambda: nanobatch.plan(linear(1e-6), 5000), "must be at most 4096, the"),
   (lambda: nanobatch.plan(linear(1e-6), 8, max_pieces=0), "max_pieces=0"),
   (lambda: nanobatch.plan(linear(1e-6), 4096, max_pieces=2**31 - 1),
    "max_pieces=2147483647 leads to more than 10,000,000 plans of 4096"),
@@ -290,22 +290,22 @@ def test_gain_is_relative_to_one_batch_and_a_plan_fits_its_step():
   (lambda: nanobatch.plan(linear(1e-6), 8, interference=2), "interference=2"),
   (lambda: NanobatchPlan((4, 0), "m", WAYS[0], 1.0, 1.0), r"sizes=\(4, 0\)"),
   (lambda: NanobatchPlan((4,), "m", WAYS[0], 1.0, 1.0).check("n", 4),
-   "a plan for m cannot run n"),
+   "the plan is for the model m and cannot run n"),
   (lambda: NanobatchPlan((4,), "m", WAYS[0], 1.0, 1.0).check("m", 5),
-   "a plan for 4 tokens cannot run 5"),
-  (lambda: dataclasses.replace(linear(1e-6), reductions={}), "no reduction"),
+   "the plan is for 4 tokens and cannot run 5"),
+  (lambda: dataclasses.replace(linear(1e-6), reductions={}), "one reduction"),
   (lambda: dataclasses.replace(linear(1e-6), num_layers=0), "num_layers=0"),
   (lambda: dataclasses.replace(linear(1e-6), mlp=np.zeros(4097)),
-   "mlp is 0.0 s for 1 tokens"),
+   "mlp of 1 tokens takes 0.0 s"),
   (lambda: dataclasses.replace(linear(1e-6), mlp=np.ones(4097)),
-   "mlp is 1.0 s for 0 tokens"),
+   "mlp of 0 tokens takes 1.0 s"),
   (lambda: dataclasses.replace(linear(1e-6), attention=np.zeros(9)),
-   "attention has 8 token counts, not 4096"),
+   "attention has times up to 8 tokens; it must have times up to 4096"),
   (lambda: dataclasses.replace(linear(1e-6), attend=np.full(4097, np.nan)),
-   "attend is nan s for 0 tokens"),
+   "attend of 0 tokens takes nan s"),
   (lambda: dataclasses.replace(
     linear(1e-6), reductions={WAYS[0]: -np.arange(4097.0)}
-  ), "is -1.0 s for 1 tokens"),
+  ), "of 1 tokens takes -1.0 s"),
 ])
 def test_invalid_arguments_are_one_line(call, message):
   with pytest.raises(ValueError, match=message) as error:

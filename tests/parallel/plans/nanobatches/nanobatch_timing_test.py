@@ -95,11 +95,11 @@ def test_dropped_and_duplicated_ranges_are_rejected():
   ]
   nanobatch_timing.check(made, 9)
   for wrong, message in (
-    (made[:1], "qkv: tokens 4 to 9 are missing"),
-    (made[1:], "qkv: tokens 0 to 4 are missing"),
-    (made * 2, "qkv: tokens 0 to 4 are in two ranges"),
+    (made[:1], "qkv: tokens .4, 9. are missing"),
+    (made[1:], "qkv: tokens .0, 4. are missing"),
+    (made * 2, "qkv: tokens .0, 4. are in two ranges"),
     ([*made, NanoOperation("qkv", "compute", 8, 9, 1.0)],
-     "qkv: tokens 8 to 9 are in two ranges"),
+     "qkv: tokens .8, 9. are in two ranges"),
   ):
     with pytest.raises(ValueError, match=message):
       nanobatch_timing.check(wrong, 9)
@@ -107,10 +107,10 @@ def test_dropped_and_duplicated_ranges_are_rejected():
 
 @pytest.mark.parametrize(("call", "message"), [
   (lambda: NanoOperation("a", "disk", 0, 1, 1.0), "resource='disk'"),
-  (lambda: NanoOperation("a", "memory", 1, 1, 1.0), "a: tokens 1 to 1"),
-  (lambda: NanoOperation("a", "memory", 0, 1, -1.0), "a: -1 s"),
-  (lambda: NanoOperation("a", "memory", 0, 1, float("nan")), "a: nan s"),
-  (lambda: NanoOperation("a", "memory", 0, 1, float("inf")), "a: inf s"),
+  (lambda: NanoOperation("a", "memory", 1, 1, 1.0), "the token range .1, 1"),
+  (lambda: NanoOperation("a", "memory", 0, 1, -1.0), "a: seconds=-1"),
+  (lambda: NanoOperation("a", "memory", 0, 1, float("nan")), "a: seconds=nan"),
+  (lambda: NanoOperation("a", "memory", 0, 1, float("inf")), "a: seconds=inf"),
   (lambda: nanobatch_timing.step_seconds([], 1, 2.0), "interference=2"),
   (lambda: nanobatch_timing.step_seconds(
     [NanoOperation("a", "memory", 0, 1, 1.0)], 0,

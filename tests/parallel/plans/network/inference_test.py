@@ -183,20 +183,20 @@ def test_all_reduce_takes_at_least_the_time_of_its_bytes():
   [
     (lambda: inference.machine("gpu:h300:1x8"), "did you mean h"),
     (lambda: inference.machine("gpu:h200:2x8"), "as in gpu:h200:1x8"),
-    (lambda: inference.machine("gpu:h200:1x9"), "2 to 8 GPUs"),
-    (lambda: inference.machine("gpu:h200:1x1"), "2 to 8 GPUs"),
+    (lambda: inference.machine("gpu:h200:1x9"), "from 2 to 8, the GPUs"),
+    (lambda: inference.machine("gpu:h200:1x1"), "from 2 to 8, the GPUs"),
     (lambda: inference.machine("gpu:b200:1x8"), "were not measured"),
     (lambda: inference.machine("gpu:h200:1x08"), "must be gpu:NAME:1xGPUS"),
-    (lambda: inference.machine("tpu:v5p:3x5x3"), "no such slice"),
+    (lambda: inference.machine("tpu:v5p:3x5x3"), "this slice does not exist"),
     (lambda: inference.machine("tpu:v9:2x2"), "generation 'v9'"),
     (lambda: inference.bounds(
       LLAMA_7B, ModelStep(1, 9, 8), inference.machine("gpu:h200:1x8"),
-      everywhere(LLAMA_7B, 1)), "context=8 must hold the 9 new tokens"),
+      everywhere(LLAMA_7B, 1)), "context=8 must be at least 9"),
     (lambda: inference.bounds(
       LLAMA_7B, ModelStep(0, 1, 8), inference.machine("gpu:h200:1x8"),
       everywhere(LLAMA_7B, 1)), "sequences=0"),
     (lambda: inference.messages(LLAMA_7B, ModelStep(1, 1, 1), [1.0]),
-     "1 shares for the 64 row-parallel projections of 32 layers"),
+     "one for each of the 64 row-parallel projections in 32 layers"),
     (lambda: inference.messages(
       LLAMA_7B, ModelStep(1, 1, 1), everywhere(LLAMA_7B, 1.5)), "p=1.5"),
   ],

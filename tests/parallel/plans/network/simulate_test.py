@@ -336,7 +336,7 @@ def _one(path, chunks=1, ranks=4, destination=1):
   ("call", "message"),
   [
     (lambda net: on_links(_one((0, 1), ranks=5), net, prove=False),
-     "one has 5 ranks, ring 4 only 4"),
+     "one has 5 ranks, but topology ring 4 has only 4"),
     (lambda net: on_links(_one((0, 2)), net, prove=False),
      r"round 0: path \(0, 2\) must lead from 0 to 1"),
     (lambda net: on_links(_one(()), net, prove=False), r"path \(\) must lead"),

@@ -101,7 +101,7 @@ def test_orders_that_wait_for_one_another_are_refused():
   """The message names the next actions of up to four stages."""
   forward, backward = Action(Kind.FORWARD, 0), Action(Kind.BACKWARD, 0)
   orders = [[forward], *[[backward, forward]] * 6]
-  with pytest.raises(ValueError, match="mine: deadlock, no stage can") as error:
+  with pytest.raises(ValueError, match="mine: deadlock, since none") as error:
     arranged("mine", orders, 1, 1, [1] * 7)
   text = str(error.value)
   assert text.count("Action(") == text.count("Kind.BACKWARD") == 4
@@ -230,15 +230,16 @@ def test_single_chunk_schedules_have_alternative_names():
     (("1f1b", 4, 0), "microbatches=0 must be at least 1"),
     (("looped", 4, 8, 0), "chunks=0 must be at least 1"),
     (("1f1b", 4, 2.5), "microbatches=2.5 must be an integer"),
-    (("zb_h1", 4, 8, 2), "schedule='zb_h1' has one chunk per stage, not "
-     "chunks=2; these take 2: interleaved_1f1b, looped, zb_v, dualpipe_v, "),
-    (("zb_v", 4, 8, 3), "schedule='zb_v' has two chunks per stage, not "
-     "chunks=3; these take 3: interleaved_1f1b, looped, forward"),
-    (("dualpipe_v", 4, 8), "'dualpipe_v' has two chunks per stage, not "
-     "chunks=1; these take 1: gpipe"),
-    (("interleaved_1f1b", 4, 6, 2), "takes multiples of stages=4, not "
-     "microbatches=6: 4 or 8 would fit, or 'looped'"),
-    (("interleaved_1f1b", 4, 3, 2), "microbatches=3: 4 would fit"),
+    (("zb_h1", 4, 8, 2), "schedule='zb_h1' has one chunk per stage, but "
+     "chunks=2; schedules with chunks=2 are interleaved_1f1b, looped, zb_v, "),
+    (("zb_v", 4, 8, 3), "schedule='zb_v' has two chunks per stage, but "
+     "chunks=3; schedules with chunks=3 are interleaved_1f1b, looped, forward"),
+    (("dualpipe_v", 4, 8), "'dualpipe_v' has two chunks per stage, but "
+     "chunks=1; schedules with chunks=1 are gpipe"),
+    (("interleaved_1f1b", 4, 6, 2), "needs a multiple of stages=4 "
+     "microbatches, but microbatches=6; use 4 or 8 microbatches, or "
+     "schedule='looped'"),
+    (("interleaved_1f1b", 4, 3, 2), "microbatches=3; use 4 microbatches"),
   ],
 )
 def test_invalid_sizes_are_refused(arguments, message):

@@ -462,7 +462,7 @@ def test_constraints_are_named():
   (Configuration(1, 4, 2, 1, **CODED), "weight_codec='int8' has no effect"),
   (Configuration(2, 2, 2, 4, outer=Loop(
     "streaming", 2, 30, "e3m0", "all_gather", 1, 1
-  )), "a multiple of the 2 parts"),
+  )), "a multiple of 2, the parts"),
   (Configuration(1, 2, 4, 1, outer=Loop(
     "streaming", 2, 4, "e3m0", "all_gather", 1, 1
   )), "less than the 5 fragments"),
@@ -491,7 +491,7 @@ def test_stages_carry_no_reduction_into_the_next_stage():
   ({"outer": ("dilocco",)}, "did you mean diloco"),
   ({"outer_codec": "int3"}, "outer_codec='int3'"),
   ({"overlap": 30}, "overlap=30 must be less than sync_every=30"),
-  ({"zero_codecs": ("int8",)}, "zero_codecs='int8' must be weights"),
+  ({"zero_codecs": ("int8",)}, "zero_codecs='int8' must be the codec of"),
   ({"zero_codecs": ("int8/e3m0",)}, "'e3m0' must be one of none"),
 ])
 def test_invalid_changes_are_refused(changes, message):

@@ -55,7 +55,7 @@ ALONE = "a copy allows no other transfer to its chunk in the same round"
   (reduced(n=0), "num_ranks=0 and num_chunks=1 must be at least 1"),
   (reduced(chunks=0), "num_ranks=2 and num_chunks=0 must be at least 1"),
   (dataclasses.replace(reduced(), owners=(0,)),
-   "the chunks of an all-reduce have no owners"),
+   "chunks of an all-reduce must have no owners"),
   *((gathered(owners=owners, chunks=chunks),
      "every rank must own an equal share of the "
      f"{chunks} chunks, got {counts}")
@@ -72,18 +72,21 @@ def test_wrong_sizes_are_refused(schedule, message):
 
 
 @pytest.mark.parametrize(("schedule", "place", "message"), [
-  *((reduced((UP,), (wrong,)), 0, "ranks must differ, 0 to 1") for wrong in (
-    transfer(0, 2), transfer(2, 0), transfer(0, -1), transfer(-1, 0),
-    transfer(1, 1),
-  )),
-  *((reduced((UP,), (transfer(1, 0, chunk=chunk),)), 0, "chunks are 0 to 0")
+  *((reduced((UP,), (wrong,)), 0, "ranks must differ, and lie in [0, 2)")
+    for wrong in (
+      transfer(0, 2), transfer(2, 0), transfer(0, -1), transfer(-1, 0),
+      transfer(1, 1),
+    )),
+  *((reduced((UP,), (transfer(1, 0, chunk=chunk),)), 0,
+     "its chunk must lie in [0, 1)")
     for chunk in (-1, 1)),
   (reduced((UP,), (transfer(1, 0, "add"),)), 0,
-   "operations are reduce and copy"),
-  *((reduced((UP,), (transfer(1, 0, path=path),)), 0, f"its path is {path}")
+   "its operation must be reduce or copy"),
+  *((reduced((UP,), (transfer(1, 0, path=path),)), 0,
+     f"its path is {path}; it must lead from the source to the destination")
     for path in ((), (1,), (0, 1), (1, 0, 1), (0, 0))),
   (gathered((THERE,), (transfer(0, 1, chunk=1),)), 0,
-   "the source has no copy of it"),
+   "the source must hold the chunk, but has no copy of it"),
   (reduced((transfer(2, 1, "reduce"),),
            (transfer(0, 1, "reduce"), transfer(2, 1)), n=3), 1, ALONE),
   (reduced((transfer(2, 1, "reduce"),), (transfer(1, 0), UP), n=3), 0,
@@ -125,7 +128,7 @@ def test_incomplete_schedule_is_refused(schedule, message):
 
 def test_collective_and_number_of_ranks_are_checked():
   schedule = reduced((UP,), (DOWN,))
-  with pytest.raises(ValueError, match="sums has 2 ranks, ring 3 has 3"):
+  with pytest.raises(ValueError, match="sums has 2 ranks, but topology ring 3"):
     check(schedule, t.ring(3))
   with pytest.raises(ValueError, match="sums: collective='gather' must be one"):
     check(dataclasses.replace(schedule, collective="gather"))

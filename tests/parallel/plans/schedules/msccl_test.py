@@ -319,7 +319,7 @@ def test_sums_in_scratch_are_received_when_they_are_added(sums):
 def test_own_chunk_may_be_added_to_a_sum_in_scratch():
   """The sum is the rank's newest value, also before it is copied back."""
   text = all_pairs(3, lambda places: [("s1", "s0"), (places[0], "s0")])
-  with pytest.raises(ValueError, match="output does not end with chunk 0"):
+  with pytest.raises(ValueError, match="output must end with the final value"):
     import_xml(text)
   # The last sum is stored in scratch and then copied to the chunk's place.
   text = re.sub(
@@ -351,8 +351,8 @@ def test_wrong_sums_in_scratch_are_refused(sums, message):
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("<algo", "no XML"),
-    ('{"name": "allreduce"}', "not from JSON plans of MSCCL"),
+    ("<algo", "the text is not XML"),
+    ('{"name": "allreduce"}', "not a JSON plan of MSCCL"),
     ("<gpu/>", "must be <algo>"),
     ('<system version="1"/>', "topologies of NCCL are not read"),
     (fused("alltoall", "rrs", "rcs"), "coll one of all_reduce, allreduce"),
@@ -365,12 +365,12 @@ def test_wrong_sums_in_scratch_are_refused(sums, message):
     (FOREIGN.replace('dstoff="2" cnt="2"\n            depid', 'dstoff="1" '
                      'cnt="2" depid', 1), "both use place 1 of buffer 'o'"),
     (FOREIGN.replace('ngpus="2"', 'ngpus="two"'), "ngpus='two'"),
-    (FOREIGN.replace('ngpus="2"', 'ngpus="999999999"'), "there are 2"),
+    (FOREIGN.replace('ngpus="2"', 'ngpus="999999999"'), "the program has 2"),
     (FOREIGN.replace('<algo', '<algo x="' + "y" * 9 + '"').replace(
       'nchunksperloop="4"', 'nchunksperloop="999999998"'), "from 1 to 32767"),
-    (FOREIGN.replace("cpy", "nop", 1), "output does not end with chunk 0"),
+    (FOREIGN.replace("cpy", "nop", 1), "output must end with the final value"),
     (algo("allreduce", 2, [[], []]), "after 0 rounds chunk 0 at rank 0 lacks"),
-    (algo("allgather", 2, [[], []]), "gpu 0: place 1 of the output"),
+    (algo("allgather", 2, [[], []]), "gpu 0: offset 1 of the output"),
     (algo("allgather", 2, [
       [(1, 1, [("r", "o1", "o1"), ("s", "o0", "o0")])],
       [(0, 0, [("r", "o0", "o0"), ("s", "o1", "o1")])],
@@ -385,34 +385,34 @@ def test_wrong_sums_in_scratch_are_refused(sums, message):
       [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],
     ]), "chunk 1 in the place of chunk 0"),
     (ring_gather(2).replace('step s="0"', 'step s="1"', 1),
-     "gpu 0: the steps of threadblock 0 must be numbered from 0"),
+     "the steps of threadblock 0 must be numbered from 0"),
     (FOREIGN.replace('tb id="1"', 'tb id="0"'),
-     "threadblock 0 must be numbered from 0, and no other threadblock"),
+     "the ids of threadblocks must differ, and the steps"),
     (algo("allgather", 2, [
       [(1, 1, [("s", "o0", "o0", 5, 0), ("r", "o1", "o1")])],
       [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],
     ]), "gpu 0, threadblock 0, step 0 waits for step 0 of threadblock 5, which "
      "does not exist"),
     (FOREIGN.replace('cnt="2"', 'cnt="1"', 1),
-     "gpu 1, threadblock 0, step 1 receives 2 chunks, gpu 0, threadblock 0, "
-     "step 0 sends 1"),
+     "gpu 1, threadblock 0, step 1 receives 2 chunks, but gpu 0, "
+     "threadblock 0, step 0 sends 1"),
     (algo("allreduce", 1, [
       [(1, -1, [("s", "i0", "i0")])],
       [(2, 0, [("r", "s0", "s0"), ("s", "s0", "i0")])],
       [(-1, 1, [("r", "i0", "i0")])],
-    ]), "gpu 1, threadblock 0, step 1 forwards from scratch a chunk neither"),
+    ]), "gpu 1, threadblock 0, step 1 forwards from scratch a chunk that was"),
     (algo("allreduce", 1, [
       [(1, -1, [("s", "i0", "i0")] * 2)],
       [(2, 0, [("r", "s0", "s0"), ("r", "s1", "s1"), ("re", "s1", "s0"),
                ("s", "s0", "i0")])],
       [(-1, 1, [("r", "i0", "i0")])],
-    ]), "gpu 1, threadblock 0, step 3 forwards from scratch a chunk neither"),
+    ]), "gpu 1, threadblock 0, step 3 forwards from scratch a chunk that was"),
     (algo("allreduce", 2, [
       [(1, -1, [("s", "i0", "s0"), ("s", "i1", "s1")])],
       [(-1, 0, [("r", "s0", "s0"), ("r", "s1", "s1"), ("re", "s1", "s0")])],
     ]), "gpu 1, threadblock 0, step 2 adds chunk 1 to chunk 0"),
     (algo("allreduce", 1, [[(-1, -1, [("re", "i0", "i0")])], []]),
-     "step 0 adds a value of its own gpu"),
+     "step 0 adds two values of its own gpu"),
     (algo("allreduce", 1, [
       [(-1, 1, [("cpy", "i0", "s1"), ("rrc", "i0", "i0"), ("r", "s0", "s0"),
                 ("re", "s0", "s1")])],
@@ -428,7 +428,7 @@ def test_wrong_sums_in_scratch_are_refused(sums, message):
      "place 1 of buffer 'i', which does not exist"),
     (algo("allreduce", 0, [[]]), "nchunksperloop=0 must be from 1 to 32767"),
     (algo("allgather", 3, [[], []]), "a multiple of ngpus=2 unless coll is"),
-    ('<algo coll="allreduce" ngpus="0" nchunksperloop="1"/>', "there are 0"),
+    ('<algo coll="allreduce" ngpus="0" nchunksperloop="1"/>', "program has 0"),
     (FOREIGN.replace('gpu id="1"', 'gpu id="2"'), "for each id from 0"),
     # The send and the receive of one place are concurrent.
     (algo("allreduce", 1, [

@@ -151,9 +151,9 @@ FIELDS = [
   ({"gradients": 1, "optimizer": 1}, {"gradients": 1}, "must not decrease"),
   ({"weights": 1, "gradients": 1, "optimizer": 1},
    {"weights": 2, "gradients": 1, "optimizer": 2}, "must not decrease"),
-  ({}, {"weights": -1}, "weights=-1, gradients=0 and optimizer=0 of 3 levels"),
+  ({}, {"weights": -1}, "weights=-1, gradients=0 and optimizer=0 must not"),
   ({"weight_codec": "int8", "optimizer": 1}, {"weight_codec": "int8"},
-   "weight_codec='int8' has no effect: nothing is gathered"),
+   "weight_codec='int8' has no effect, since no weights are gathered"),
   ({"gradient_codec": "int4", "optimizer": 1}, {"gradient_codec": "int4"},
    "gradient_codec='int4' has no effect"),
   ({"weight_codec": "int4", "optimizer": 1},
@@ -168,9 +168,9 @@ FIELDS = [
 COPY = {"weights": 1, "gradients": 1, "optimizer": 2}
 FIELDS += [
   (COPY | {"secondary": 1}, COPY | {"secondary": 0},
-   "secondary=0 must be 1 to 2"),
+   "secondary=0 must lie in .1, 2"),
   (COPY | {"secondary": 2}, COPY | {"secondary": 3},
-   "secondary=3 must be 1 to 2"),
+   "secondary=3 must lie in .1, 2"),
   (COPY | {"secondary": 1, "secondary_codec": "int8"},
    COPY | {"secondary_codec": "int8"}, "has no effect without a second copy"),
   (COPY | {"secondary": 2}, {"optimizer": 2, "secondary": 2},
