@@ -24,7 +24,7 @@ def main() -> None:
   from caatnet.composition import training
   from caatnet.config import experiments
   from caatnet.config.override import override, take_sweep
-  from caatnet.show import pictures, tables
+  from caatnet.show import pictures, render, tables
   from caatnet.train import sweep, traffic
   from parallel.base import files
 
@@ -66,7 +66,7 @@ def main() -> None:
     row = sweep.run_point(experiment, point, workdir, count_bytes)
     rows.append(row)
     sweep.write_csv(rows, workdir / "sweep.csv")
-  tables.print_sweep(rows)
+  render.show(tables.sweep_table(rows))
   for path in pictures.plot_study(rows, workdir):
     print(f"figure: {path}, .svg and .pdf")
   print(f"table: {workdir}/sweep.csv")

@@ -53,6 +53,10 @@ def test_stored_outputs_belong_to_the_cells(path):
   # The title is a question, and the first working cell draws a picture.
   assert "?" in kept(path).cells[0].source.splitlines()[0]
   assert any("image/png" in o.get("data", {}) for o in code[1].outputs)
+  assert kept(path).cells[-1].source.startswith("## What to conclude\n")
+  for text in outputs(kept(path), "text/plain"):
+    for head in re.findall("┏.*┓", text):
+      assert head.count("┳") < 6, text  # at most six columns
   for picture in outputs(kept(path), "image/png"):
     assert 5_000 < len(base64.b64decode(picture)) < 100_000
 

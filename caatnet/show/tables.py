@@ -14,7 +14,7 @@ from parallel.base.report import Column, Table
 def measure_rows(
   measures: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]
 ) -> list[list[str]]:
-  """Returns rows of a model's name and its measures, in the labels' order."""
+  """Returns a row per model: its name, and measures in the labels' order."""
   return [
     [name, *(_number(values.get(key, math.nan)) for key in labels)]
     for name, values in measures.items()
@@ -103,12 +103,12 @@ def communication_text(rows: Sequence[Mapping[str, Any]], phase: str) -> str:
   return ", ".join(parts) or "0"
 
 
-def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
-  """Prints each point's loss, and its difference from the first point's loss.
+def sweep_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+  """Returns each point's loss, and its difference from the first point's loss.
 
-  Both are means and ranges over seeds. Runs with the same seed have the same
-  initial parameters and data order, so differences are computed per seed, which
-  cancels the common part.
+  A point is a set of config overrides. Loss and difference are means and ranges
+  over seeds. Runs with the same seed have the same initial parameters and data
+  order, so differences are computed per seed, which cancels this randomness.
 
   Args:
     rows: Rows of the sweep's CSV.
@@ -132,7 +132,7 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
   lines = []
   for point, runs in points.items():
     losses = {seed: run["validation_loss"] for seed, run in runs.items()}
-    # Only seeds that the first point has, too.
+    # Uses only seeds with which the first point was run, too.
     differences = [
       loss - first[seed]["validation_loss"]
       for seed, loss in losses.items() if seed in first
@@ -143,7 +143,7 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
       | mean_and_range("", list(losses.values()), "")
       | mean_and_range("diff_", differences, "+")
     )
-  render.show(Table(
+  return Table(
     "validation loss in nats, and its difference from the first point "
     "seed by seed; operand bytes per device and step: MB of the tensor axis, "
     "kB of the worker axis",
@@ -156,7 +156,7 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
       Column("worker_bytes", "worker kB", ",.1f", unit=1e3, default="0.0"),
     ],
     lines,
-  ))
+  )
 
 
 def print_tasks(found: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ import dataclasses
 from typing import Any
 
 from parallel.base import labels
+from parallel.base.checks import known
 from parallel.base.plot import Figure
 
 Row = Mapping[str, Any]
@@ -154,6 +155,17 @@ class Table:
     """Returns the text of each row's cells."""
     return [[column.text(row) for column in self.columns] for row in self.rows]
 
+  def only(self, *headings: str) -> "Table":
+    """Returns the table with the columns of these headings, in this order.
+
+    Raises:
+      ValueError: The table has no column with one of the headings.
+    """
+    columns = dict(zip(self.headings, self.columns, strict=True))
+    for heading in headings:
+      known(f"column of {self.title!r}: ", heading, columns)
+    return dataclasses.replace(self, columns=[columns[h] for h in headings])
+
 
 def keyed(
   names: Iterable[str], form: str | Callable[[Any], str] = "", **options: Any
@@ -221,3 +233,17 @@ class Report:
   def tables(self) -> list[Table]:
     """Tables of the report."""
     return [part for part in self.parts if isinstance(part, Table)]
+
+  def table(self, words: str) -> Table:
+    """Returns the first table whose title begins with these words.
+
+    Raises:
+      ValueError: No title begins with them.
+    """
+    for table in self.tables:
+      if table.title.startswith(words):
+        return table
+    raise ValueError(
+      f"no title of a table of {self.title!r} begins with {words!r}; the titles "
+      "are " + "; ".join(repr(table.title) for table in self.tables)
+    )

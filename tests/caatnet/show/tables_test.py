@@ -5,7 +5,7 @@ import pytest
 
 from caatnet.data.protocol import Dataset
 from caatnet.data.text import TextData, measured
-from caatnet.show import tables
+from caatnet.show import render, tables
 from caatnet.train.evaluate import Evaluation
 from tests.caatnet.show import terminal
 
@@ -24,7 +24,7 @@ def test_points_are_compared_seed_by_seed(capsys):
     row("", 1, 2.0), row("", 2, 3.0), row("b", 2, 3.25), row("b", 1, 2.125),
     row("c", 7, 1.0, forward_bytes=2.5e6, worker_bytes=None),
   ]
-  tables.print_sweep(rows)
+  render.show(tables.sweep_table(rows))
   ((title, (headings, *printed)),) = terminal.tables(
     capsys.readouterr().out
   ).items()

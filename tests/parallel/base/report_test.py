@@ -407,3 +407,18 @@ def test_without_matplotlib_documents_have_no_figure(tmp_path, monkeypatch):
     assert "png" not in (tmp_path / name).read_text()
   with pytest.raises(ValueError, match=r'pip install "caatnet\[plot\]"'):
     drawing.pyplot()
+
+
+def test_table_by_its_title_and_columns_by_their_headings():
+  first, second = (
+    Table(title, "a | b | c=d", [{"a": 1, "b": 2, "c": 3}])
+    for title in ("sizes of links", "sizes")
+  )
+  found = Report("links", ["a line", first, second])
+  assert found.table("sizes of") is first
+  assert found.table("siz") is first  # the first of two
+  assert found.table("sizes").only("d", "a").cells() == [["3", "1"]]
+  with pytest.raises(ValueError, match="begins with 'links'.*'sizes of links'"):
+    found.table("links")
+  with pytest.raises(ValueError, match="column of 'sizes': 'c' must be one of"):
+    second.only("c")
