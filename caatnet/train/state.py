@@ -235,18 +235,20 @@ def check_equal_start(program: Program, params: Any) -> None:
   layout = program.layout
 
   def digest(params):  # uint32 [W]
-    names = layout.rank_names
-
-    def of(x):
+    names, total = layout.rank_names, 0
+    size = sum(x[0].size for x in jax.tree.leaves(params))
+    first = jax.lax.axis_index(names).astype(jnp.uint32) * size
+    for x in jax.tree.leaves(params):
       bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
       bits = bits.reshape(x.shape[0], -1)
       # Odd weights are invertible modulo 2^32, so one different element changes
-      # the sum. Since all weights differ, so does an exchange of two elements.
-      weights = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
-      # Replicated parameters count once per device, equally for all workers.
-      return varying(jnp.sum(bits * weights[None], axis=1), *names)
-
-    return jax.lax.psum(sum(map(of, jax.tree.leaves(params))), names)
+      # the sum. The weights of all leaves and devices differ, so an exchange of
+      # two elements changes it, too.
+      weights = 2 * (first + jnp.arange(bits.shape[1], dtype=jnp.uint32)) + 1
+      total += varying(jnp.sum(bits * weights[None], axis=1), *names)
+      first += bits.shape[1]
+    # Replicated parameters count once per device, equally for all workers.
+    return jax.lax.psum(total, names)
 
   digests = jax.jit(
     jax.shard_map(

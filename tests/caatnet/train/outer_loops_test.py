@@ -595,9 +595,28 @@ def test_workers_that_start_with_different_parameters_are_an_error():
   experiment = make("diloco", mesh={"worker": 4, "tensor": 2})
   program, params = experiment.program, experiment.init_state().params
   check_equal_start(program, params)
-  params["head"] = params["head"].at[2, 0, 3, 5].add(1e-7)
+  other = params["head"].at[2, 0, 3, 5].add(1e-7)
   with pytest.raises(ValueError, match="worker 2"):
-    check_equal_start(program, params)
+    check_equal_start(program, {**params, "head": other})
+
+
+def test_workers_whose_parameters_are_exchanged_are_an_error():
+  """Two elements, the halves of two devices, and two leaves of equal shape."""
+  experiment = make("diloco", mesh={"worker": 4, "tensor": 2})
+  program, params = experiment.program, experiment.init_state().params
+  head, blocks = params["head"], params["blocks"]
+  one, other = blocks["w_qkv"], blocks["w_gate_up"]
+  swapped = {
+    "w_qkv": one.at[2].set(other[2]), "w_gate_up": other.at[2].set(one[2]),
+  }
+  for changed in (
+    {"head": head.at[2, 0, 3, 5].set(head[2, 0, 3, 6])
+                 .at[2, 0, 3, 6].set(head[2, 0, 3, 5])},
+    {"head": head.at[2].set(head[2, ::-1])},
+    {"blocks": {**blocks, **swapped}},
+  ):
+    with pytest.raises(ValueError, match="worker 2"):
+      check_equal_start(program, {**params, **changed})
 
 
 @dataclasses.dataclass(frozen=True)
