@@ -1,8 +1,9 @@
-"""Losses of a composition on held-out text, and of its baselines.
+"""Evaluation of a composition of experts, and of its baselines.
 
 A held-out sequence consists of a prompt, which the router receives, and a
-completion. The loss is the mean over the completion's tokens, of the model that
-the router, the true kind ("oracle") or a random choice ("random") selects.
+completion. An expert is selected by the router ("routed"), by the true kind of
+the text ("oracle") or at random ("random"). The loss of a sequence is the mean
+loss of the selected expert over the tokens of the completion.
 
 Shape legend: N = sequences of a kind, T = tokens of a sequence.
 """
@@ -32,10 +33,10 @@ _CODES = ("whole", "int8", "int4")
 def router_of(
   workdir: epath.Path, options: Kinds, texts: Mapping[str, Text], seed: int
 ) -> Router:
-  """Returns the router of a seed, which is trained if it does not exist.
+  """Returns the router of a seed; trains and stores it if there is none.
 
   Raises:
-    ValueError: It was trained with other options.
+    ValueError: The stored router was trained with other options.
   """
   folder = _router_folder(workdir, seed)
   used = _of_router(options)
@@ -57,7 +58,7 @@ def router_of(
 
 
 def read_router(workdir: epath.Path, seed: int) -> Router:
-  """Reads the router of a seed."""
+  """Reads the router that `router_of` has stored for a seed."""
   return Router.read(_router_folder(workdir, seed))
 
 
@@ -86,23 +87,25 @@ def of_seed(
     router: The router.
     options: Section ``kinds``.
     texts: The texts by kind.
-    stored: File of the result.
-    with_forms: Whether to evaluate stored differences.
+    stored: JSON file of the result; it is read if its options are the same.
+    with_forms: Whether to evaluate stored differences from the base, too.
 
   Returns:
-    Plain data: "options" that it depends on; "losses" of each model by kind, in
-    nats per byte; "accuracy" of the router by length and kind; sizes and losses
-    of stored "forms".
+    Plain data: "options", on which the result depends; "losses" by model or way
+    of selection, then by kind, in nats per byte; "routed_right", the fraction
+    of sequences that the router assigns to their kind; "accuracy", the same for
+    prompts of several lengths; "parameters" by model; "sha256" of the texts;
+    and "forms", sizes and losses of stored differences.
   """
   used = {
-    "prompt_bytes": options.prompt_bytes,
+    "models": sorted(folders), "prompt_bytes": options.prompt_bytes,
     "ranks": list(options.ranks) if with_forms else [],
   }
   if stored.exists():
     result = files.read_json(stored)
     if result.get("options") == used:
       return result
-  # Models of other shapes than the base: only "same".
+  # Only "same" has other shapes than the base; the experts have the base's.
   experiment = {
     name: experiments.from_folder(path) for name, path in folders.items()
     if name in ("base", "same")
@@ -167,7 +170,7 @@ def _selected(
   each: Mapping[str, Mapping[str, np.ndarray]],
   chosen: Mapping[str, Sequence[str]],
 ) -> dict[str, dict[str, float]]:
-  """Returns mean losses of all models and of the ways to select an expert.
+  """Returns mean losses by model or way to select an expert, and by kind.
 
   Args:
     each: Losses ``[N]`` by model and kind.
@@ -192,7 +195,7 @@ def _selected(
 def _scores(
   experiment: Experiment, prompt: int
 ) -> Callable[[Any, np.ndarray], np.ndarray]:
-  """Returns a function of parameters and sequences: mean losses ``[N]``."""
+  """Returns a function: parameters, int32 ``[N, T + 1]`` -> losses ``[N]``."""
   scores = evaluate.make_scores(experiment.program, experiment.data.batch_size)
   shardings = experiment.program.layout.shardings(
     experiment.program.whole_specs
@@ -217,7 +220,7 @@ def _forms(
   losses: Callable[[Any, str], np.ndarray],
   texts: Mapping[str, Text],
 ) -> list[dict[str, Any]]:
-  """Returns mean size and loss of the experts in each form."""
+  """Returns the experts' mean size in bytes and mean loss for each form."""
   restore = jax.jit(differences.restore, static_argnames="form")
   base = params["base"]
   rows = []

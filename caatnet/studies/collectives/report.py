@@ -36,7 +36,7 @@ def report(result: Mapping[str, Any]) -> Report:
     f"sizes: {PUBLISHED['over ring']}x over ring, "
     f"{PUBLISHED['over prior art']}x over prior art)",
     "model | {mean:.2f}x=mean | {least:.2f}x to {most:.2f}x=range | "
-    "{wins} of {cells}=fastest",
+    "{wins} of {cells}=not slower",
     [
       gain | {"model": f"{model.removesuffix('_us')}, {name}"}
       for model, found in result["speedups"].items()

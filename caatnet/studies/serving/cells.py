@@ -1,8 +1,8 @@
-"""Simulated runs as plain data, stored as soon as they finish.
+"""Simulated runs ("cells") of a study; results are stored as they finish.
 
-A long study is a list of cells. A stored result depends on all inputs of its
-cell, including the simulator's code. An interrupted study resumes with the
-first missing cell.
+A long study is a list of cells. A stored result is reused if all inputs of its
+cell are the same, including the files in ``_CODE``. So an interrupted study
+resumes with the first missing cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,13 @@ from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
 from caatnet.studies.serving.server import Machine, Outcome
 from parallel.base.kept import Kept
+from parallel.plans.network import inference
 
-# Files that determine the course of a run; a change invalidates stored cells.
+# Code of the simulator and of its cost model. A change to these files
+# invalidates stored cells.
 _CODE = (
   *pathlib.Path(traces.__file__).parent.rglob("*.py"),
-  *(pathlib.Path(m.__file__) for m in (server, tails)),
+  *(pathlib.Path(m.__file__) for m in (server, tails, inference)),
   pathlib.Path(__file__),
 )
 
@@ -35,9 +37,9 @@ class Cell:
   """Run to simulate.
 
   Attributes:
-    where: Names by which tables look the run up.
+    where: Columns that identify the run in tables, such as "arm" and "load".
     machine: Device and host.
-    arm: Rules for allocating and copying pages.
+    arm: Rules for allocating and copying pages: an entry of ``config.arms``.
     arrivals: Requests with their arrival times.
     limits: Limits of a step.
     priorities: Arguments of `Priorities`.
@@ -54,12 +56,12 @@ class Cell:
 
   @property
   def inputs(self) -> list[str]:
-    """All inputs of the run, as text."""
+    """All inputs of the run as texts, with a hash of the files in ``_CODE``."""
     names = (repr(getattr(self, f.name)) for f in dataclasses.fields(self))
     return [_code_hash(), *names]
 
   def simulate(self) -> dict[str, Any]:
-    """Simulates the run and returns its numbers."""
+    """Simulates the run; returns ``where`` and the results of `numbers`."""
     outcome = server.serve(
       self.machine, self.arm, self.arrivals, self.limits, self.priorities,
       self.policy,
@@ -76,10 +78,10 @@ def _code_hash() -> str:
 
 
 def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
-  """Simulates cells in their order, except those that a file already has.
+  """Returns the results of cells, after simulating those not yet in a file.
 
   Args:
-    cells: Runs to simulate.
+    cells: Runs to simulate, in this order.
     path: File of JSON lines, created or extended; "" for none.
   """
   kept = Kept(path)
@@ -92,12 +94,12 @@ def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
 
 
 def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the numbers of a run.
+  """Returns statistics of a simulated run: latencies, throughput and copies.
 
   Copies are those to and from the host. "ranges" counts contiguous byte ranges:
-  one for each layer, for keys and for values, and for each run of pages that is
-  contiguous on both sides; if ``arm["single"]``, for each page. "calls" counts
-  calls of copy programs: whole runs, cut into powers of two.
+  one per layer, for keys and for values, and per run of pages that is
+  contiguous on both sides or, if ``arm["single"]``, per page. "calls" counts
+  calls of copy programs, each of which copies a power of two of pages.
   """
   counts, served = outcome.scheduler.counts, outcome.served
   per_run = outcome.copies.ranges_per_run
@@ -115,7 +117,7 @@ def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
     "requests": len(served),
     "refused": len(outcome.requests) - len(served),
     "seconds": outcome.seconds,
-    # Throughput of a server that is full until the last tenth of the requests.
+    # Requests per second until 90% have finished: later the server is not full.
     "capacity": 0.9 * len(served) / float(
       np.quantile([r.end_s for r in served], 0.9)
     ),

@@ -1,12 +1,13 @@
-"""Cost of switching between requests, by how their pages are allocated.
+"""Cost of preempting requests, by methods ("arms") of allocating pages.
 
-Two settings. The first is FastSwitch's evaluation (arXiv 2411.18424):
+The first of two settings is FastSwitch's evaluation (arXiv 2411.18424):
 conversations of several turns with an 8B model on an A10, priorities that
 change while requests run, and no prefix cache, as in vLLM 0.3.3. The second
 replays public traces on a server with a prefix cache. Arrivals are scaled to
-fractions of the capacity of recomputation: 90% of the requests divided by the
-time in which they finish if all arrive at the beginning and no priority
-changes. With changes, throughput falls with the number of queued requests.
+fractions of a capacity: 90% of the requests divided by the time in which they
+finish with the arm "recompute", if all arrive at the beginning and priorities
+are constant. If they change, throughput decreases with the number of queued
+requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ SAMPLES = {
   "mooncake": "mooncake_conversation.jsonl.gz",
 }
 BASELINE, SWAP, COST = "recompute", "reuse", "cost"
-# The arm of the first setting that corresponds to today's vLLM.
+# Arm of the first setting: the baseline with a prefix cache, as vLLM has now.
 TODAY = "recompute, pages found"
 
 
@@ -39,8 +40,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/serving/fastswitch.py, as nested dicts.
 
   Returns:
-    Plain data: "sessions" and "traces", a row for each arm and load; "seeds",
-    "shares"; "machine" and "loads", the assumptions.
+    Plain data: "sessions" and "traces", a row for each arm (method) and load;
+    "seeds", the cost model compared with its alternatives; "shares", partial
+    sync; "machine" and "loads", the assumptions.
 
   Raises:
     ValueError: A trace cannot be read, or the machine is invalid.
@@ -48,6 +50,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   known("config.seeds_trace=", config["seeds_trace"], tuple(config["traces"]))
   for arm in config["order"]:
     known("config.order=", arm, tuple(config["arms"]))
+  # These are compared, or have values that the report shows.
+  for arm in (BASELINE, SWAP, COST, "groups", "asynchronous"):
+    known("an arm ", arm, tuple(config["arms"]))
   machine = server.machine(config["model"], config["hardware"])
   study = _Study(config, machine)
   sessions = cells.run(study.sessions(), config["keep"])
@@ -87,7 +92,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Study:
-  """Builder of the study's cells."""
+  """Builder of the simulations (`Cell`) of the study."""
 
   def __init__(self, config: Mapping[str, Any], machine: Machine) -> None:
     self._config, self._machine = config, machine
@@ -132,10 +137,15 @@ class _Study:
       path or _FOLDER / SAMPLES[name], self._config["num_requests"]
     )
     kept = [a for a in arrivals if a.prompt + a.output <= self._machine.tokens]
+    if not kept:
+      raise ValueError(
+        f"config.traces: all {len(arrivals)} requests of {name} are longer than "
+        f"the cache of {self._machine.tokens} tokens"
+      )
     return kept, len(arrivals) - len(kept)
 
   def full(self, name: str, arrivals: Sequence[Arrival]) -> Cell:
-    """Returns a cell in which all requests arrive at the beginning."""
+    """Returns the cell that measures capacity: all requests arrive at once."""
     at_once = [dataclasses.replace(a, time_s=0.0) for a in arrivals]
     return self._cell({"trace": name}, BASELINE, at_once, True, "none")
 
@@ -214,7 +224,7 @@ def _compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   Returns:
     A row for each load, seed and measure: the three values in seconds; "width",
     half the bootstrap interval of the cost model's value; "worse", its excess
-    over the better alternative; and whether that is more than "width".
+    over the better alternative; "beyond", whether "worse" exceeds "width".
   """
   # The cost model chooses between recomputation (BASELINE) and SWAP.
   by = {(r["load"], r["seed"], r["arm"]): r for r in rows}

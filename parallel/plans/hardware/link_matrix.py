@@ -33,11 +33,13 @@ from scipy import optimize
 from parallel.base import checks
 from parallel.plans.hardware.clusters import Cluster, Level
 from parallel.plans.hardware.devices import Device, slowed, weakest
+from parallel.plans.hardware.links import PCIE_4, PCIE_5
 
-# Matrices and their search are quadratic: 4,096 devices take 268 MB.
+# Both matrices together take 268 MB for 4,096 devices, and grow quadratically.
 MAX_DEVICES = 4096
-# Latencies of one ring step (protocol "Simple"). Vendors publish none; these
-# are constants of NCCL's cost model, which it selects algorithms with.
+# Seconds of one step of a ring (protocol "Simple") over NVLink, PCI Express and
+# a network. Vendors publish no latencies; these are constants of the cost model
+# with which NCCL selects algorithms.
 INSIDE_S, PCIE_S, NETWORK_S = 3.4e-6, 5.7e-6, 14.0e-6
 LATENCY_SOURCE = "NCCL, src/graph/tuning.cc, hwLat, ring, Simple"
 MARKS = ("measured", "published", "assumption", "drawn")
@@ -55,7 +57,7 @@ class Links(NamedTuple):
   bandwidth: np.ndarray
 
   def seconds(self, size_bytes: float) -> np.ndarray:
-    """Returns the time of a message of a size over each link, ``[...]``."""
+    """Returns the seconds that a message takes on each link, ``[...]``."""
     return self.latency_s + size_bytes / self.bandwidth
 
 
@@ -65,8 +67,8 @@ class LinkMatrix:
 
   Attributes:
     name: Name in tables.
-    device: Type of all devices; if there are several, `devices.weakest` of
-      them, as which a program with equal shards sees them.
+    device: Type of all devices. If their types differ, `devices.weakest` of
+      them, which bounds the time of a program with equal shards.
     nodes: ``[N]``: number of each device's node, in ascending order, so that
       devices of a node are contiguous.
     bandwidth: float64 ``[N, N]``, bytes per second; infinite on the diagonal.
@@ -76,9 +78,9 @@ class LinkMatrix:
     residuals: log(measured / predicted) of step times of compiled programs that
       the rates were not fitted to (`parallel.ledger.conformal`); () if there
       are none.
-    family: Values by key of the programs of the residuals.
-    widening: Logarithm of the factor by which the ends of an interval move for
-      each key by which a program is outside of the family.
+    family: Config key -> its values in the programs of the residuals.
+    widening: Logarithm of the factor by which both ends of a prediction
+      interval move for each key whose value is outside of ``family``.
     devices: Type of each device, ``[N]``, if there are several; () if all are
       `device`.
 
@@ -138,7 +140,7 @@ class LinkMatrix:
     return len(self.nodes)
 
   def seconds(self, size_bytes: float) -> np.ndarray:
-    """Returns the time of a message between all pairs.
+    """Returns the time of a message between each pair of devices.
 
     Args:
       size_bytes: Size of the message.
@@ -149,7 +151,7 @@ class LinkMatrix:
     return Links(self.latency_s, self.bandwidth).seconds(size_bytes)
 
   def between(self, here: np.ndarray, there: np.ndarray) -> Links:
-    """Returns the links from some devices to others.
+    """Returns the links from devices ``here`` to devices ``there``.
 
     Args:
       here: Devices that send, int ``[...]``.
@@ -158,7 +160,7 @@ class LinkMatrix:
     return Links(self.latency_s[here, there], self.bandwidth[here, there])
 
   def per_device(self, value: Callable[[Device], float]) -> np.ndarray:
-    """Returns a value of each device, float64 ``[N]``."""
+    """Returns ``value(device)`` of each device, float64 ``[N]``."""
     if not self.devices:
       return np.full(self.num_devices, value(self.device))
     kinds = {device.name: value(device) for device in self.devices}
@@ -214,7 +216,8 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
 
   Args:
     cluster: Record of the cluster.
-    groups: Number of groups of its outermost level, such as nodes.
+    groups: Number of groups of its outermost level, such as nodes; devices if
+      the cluster has one level.
 
   Raises:
     ValueError: The cluster has fewer groups, or there are too many devices.
@@ -237,7 +240,7 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
     group = devices // inside
     # Pairs whose innermost common group is on this level. [N, N]
     new = (group[:, None] == group) & np.isnan(bandwidth)
-    # Each device's share if all devices send concurrently.
+    # Bandwidth of each device while all devices send concurrently.
     bandwidth[new] = level.link.bandwidth * level.links_per_device
     latency_s[new] = _latency(level, index == len(levels) - 1 and index > 0)
   # A node is a group of the level below the outermost one.
@@ -259,7 +262,7 @@ def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
     clusters: Records, each with a number of groups of its outermost level.
 
   Raises:
-    ValueError: `of_cluster` refuses one, or one has no network between nodes.
+    ValueError: `of_cluster` rejects a cluster, or one has no network.
 
   Example:
     >>> from parallel.plans.hardware.clusters import CLUSTERS
@@ -299,14 +302,15 @@ def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
 
 
 def slow(links: LinkMatrix, slowdowns: Mapping[int, float]) -> LinkMatrix:
-  """Returns a cluster some of whose devices compute more slowly.
+  """Returns a copy of a cluster in which some devices are slower.
 
   Args:
     links: The cluster.
-    slowdowns: Device -> how many times as long its products take.
+    slowdowns: Index of a device -> factor by which its products, memory
+      accesses and overhead take longer (`slowed`).
 
   Raises:
-    ValueError: There is no such device, or `slowed` refuses a factor.
+    ValueError: There is no such device, or `slowed` rejects a factor.
   """
   devices = list(links.devices or (links.device,) * links.num_devices)
   for index, factor in slowdowns.items():
@@ -320,26 +324,28 @@ def slow(links: LinkMatrix, slowdowns: Mapping[int, float]) -> LinkMatrix:
 
 
 def _latency(level: Level, network: bool) -> float:
-  """Returns a level's published latency, or NCCL's constant."""
+  """Returns a level's published latency in seconds, or NCCL's constant."""
   if level.link.latency_s is not None:
     return level.link.latency_s
-  return NETWORK_S if network else INSIDE_S
+  if network:
+    return NETWORK_S
+  return PCIE_S if level.link in (PCIE_4, PCIE_5) else INSIDE_S
 
 
 def uneven(
   links: LinkMatrix, seed: int, least: float = 0.25, jitter: float = 0.05
 ) -> LinkMatrix:
-  """Draws a cluster whose links reach only a part of their nominal bandwidth.
+  """Returns a cluster whose bandwidths are reduced at random.
 
-  Each pair of nodes reaches a share of its bandwidth, uniform in [least, 1].
-  Each direction between nodes, and each direction of each pair of devices, is
-  reduced further by a factor uniform in [1 - jitter, 1]. Pipette (arXiv
+  The bandwidth between two nodes is multiplied by a factor that is uniform in
+  [least, 1]. Each direction between two nodes, and each direction between two
+  devices, has another factor, uniform in [1 - jitter, 1]. Pipette (arXiv
   2405.18093) reports such uneven networks; the distribution is our choice.
 
   Args:
     links: Cluster with nominal bandwidths.
     seed: Seed of the random generator.
-    least: Smallest share between nodes.
+    least: Smallest factor between two nodes.
     jitter: Largest relative reduction per direction.
   """
   rng, n = np.random.default_rng(seed), links.num_devices
@@ -349,7 +355,7 @@ def uneven(
   shares = np.triu(rng.uniform(least, 1, (count, count)))
   shares += shares.T
   shares = shares * rng.uniform(1 - jitter, 1, (count, count))
-  np.fill_diagonal(shares, 1.0)  # links inside a node keep their share
+  np.fill_diagonal(shares, 1.0)  # only `pairs` reduces links inside a node
   pairs = rng.uniform(1 - jitter, 1, (n, n))
   return dataclasses.replace(
     links, name=f"{links.name}, uneven {seed}",
@@ -362,10 +368,10 @@ def uneven(
 def fit(
   sizes: Sequence[float], seconds: Sequence[float]
 ) -> tuple[float, float]:
-  """Fits latency + bytes / bandwidth to message times, with both nonnegative.
+  """Fits latency + bytes / bandwidth to the times of messages.
 
-  The squared relative errors are minimised, so that small and large messages
-  have equal weight.
+  Both parameters are nonnegative. Squared relative errors are minimised, so
+  that small and large messages have equal weight.
 
   Args:
     sizes: Message sizes in bytes.

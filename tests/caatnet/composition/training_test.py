@@ -1,5 +1,6 @@
 """Compositions of planted kinds: training, resumption and the library."""
 
+import dataclasses
 import filecmp
 import random
 import re
@@ -120,6 +121,36 @@ def test_prompt_of_one_byte_leaves_the_loss_of_the_whole_text(finished):
   assert own[0] == pytest.approx(own[1], abs=1e-4)
   assert abs(rest[0] - rest[1]) > 1e-3
   assert evaluation._prompt(np.array([97, 0, 98, 99]), 3) == b"ab"
+
+
+def test_stored_evaluation_is_read_if_models_and_prompt_are_the_same(
+  finished, tmp_path
+):
+  workdir, of_kinds, _ = finished
+  options = tree.section_of("kinds", make_config().kinds)
+  texts, _ = training._collect(
+    workdir / "text", of_kinds, names=list(options.names), count=2,
+    size_bytes=options.size_bytes, min_bytes=options.min_bytes,
+    validation_percent=30.0,
+  )
+  runs = {
+    name: workdir / "runs" / f"{name}_seed0" for name in ("base", *LETTERS)
+  }
+  router = evaluation.read_router(workdir, 0)
+  stored = epath.Path(tmp_path / "seed0.json")
+
+  def found(more=(), **changes):
+    return evaluation.of_seed(
+      runs | dict(more), router, dataclasses.replace(options, **changes), texts,
+      stored, with_forms=False,
+    )["losses"]
+
+  first = found()
+  stored.write_text(stored.read_text().replace('"oracle"', '"read"'))
+  assert "read" in found()
+  assert "read" not in found(prompt_bytes=options.prompt_bytes + 1)
+  assert found() == first
+  assert "union" in found({"union": runs["c"]})
 
 
 def test_report_has_one_row_per_model_and_no_claim_of_one_seed(finished):
