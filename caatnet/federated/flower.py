@@ -143,14 +143,13 @@ def _float32(index: int, x: np.ndarray) -> np.ndarray:
     raise ValueError(
       f"array {index} has dtype {x.dtype}; it must be of real numbers"
     )
-  with np.errstate(over="ignore"):  # infinite, and refused by the server
-    found = x.reshape(-1).astype(np.float32)
-  if x.dtype.kind in "iu" and (np.abs(found) > 2**24).any():
+  if x.dtype.kind in "iu" and (np.abs(x.astype(np.float64)) > 2**24).any():
     raise ValueError(
       f"array {index} of dtype {x.dtype} must not have values above 2**24, "
       "which float32 does not represent"
     )
-  return found
+  with np.errstate(over="ignore"):  # infinite, and refused by the server
+    return x.reshape(-1).astype(np.float32)
 
 
 def _as(part: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -24,8 +24,8 @@ class CompiledProgram:
     target: Machine that it is compiled for.
     mesh: Mesh of the target's devices.
     module: Optimised HLO module.
-    asked: Collectives of the lowered program.
-    made: Collectives of the compiled program.
+    asked: Ledger entries of the lowered program.
+    made: Ledger entries of the compiled program.
     facts: Target, fingerprint and ledger as plain data.
     compiled: jax's handle of the executable.
   """
@@ -75,7 +75,8 @@ class CompiledProgram:
       wire_seconds: Function from a collective to its seconds; None uses its
         bytes over the links' bandwidth.
       reads: Bytes that kernels read of arrays, as in `roofline.cost`.
-      hides: Instructions that count as compute during a collective.
+      hides: Predicate: whether an instruction counts as compute that hides a
+        collective.
     """
     return overlap.ScheduledProgram(
       self.module, self.mesh, self.target.hardware,
@@ -203,7 +204,7 @@ def timeline(
         "beside_seconds": t.overlapped.seconds,
         # A synchronous collective blocks, whatever is scheduled around it.
         "hidden": t.hidden if t.asynchronous else 0.0,
-        "beside": list(t.between),
+        "beside": list(t.between[:3]),
       }
       for t in transfers
       if t.bytes
@@ -219,8 +220,10 @@ def host_copies(program: overlap.ScheduledProgram) -> list[dict[str, Any]]:
   """Converts copies between device and host to plain data, equal ones once.
 
   Returns:
-    A row for each direction, place and size; "overlapped_seconds" is the
-    shortest compute that one of them overlaps, None if one is synchronous.
+    A row for each direction, place, size and kind (asynchronous or not).
+    "overlapped_seconds" is the shortest compute that a copy of the row
+    overlaps, "hiding_rate" the bytes per second of a host link that hide it;
+    both are None for synchronous copies.
   """
   rows: dict[tuple[Any, ...], dict[str, Any]] = {}
   for copy in program.host_copies():
@@ -251,9 +254,9 @@ def bounds(
     rows: Transfers over each set of axes, summed by `overlap.by_axis`.
 
   Returns:
-    Step time with full overlap, as scheduled, and without overlap; the terms of
-    these sums; and the number of transfers that are excluded because their
-    number of executions is unknown.
+    In seconds, the step time with full overlap, as scheduled, and without
+    overlap, and the terms of these sums; and the number of transfers that are
+    excluded because their number of executions is unknown.
   """
   wire = sum(row["seconds"] for row in rows)
   exposed = sum(row["exposed_seconds"] for row in rows)  # not hidden

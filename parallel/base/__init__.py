@@ -1,1 +1,1 @@
-"""Checks, schemas, lazy exports and files; imports nothing else of ours."""
+"""Checks, schemas, lazy exports and files; imports no other project package."""

@@ -1,4 +1,4 @@
-"""Arrays in .npz and .npy files, whose faults are ValueErrors."""
+"""Readers of .npz and .npy files; damaged files raise ValueErrors."""
 
 from collections.abc import Iterable
 import mmap
@@ -10,9 +10,9 @@ import zlib
 
 import numpy as np
 
-# numpy and zipfile raise all of these for damaged files: RuntimeError, for
-# example, for one that claims to be encrypted, and errors of Python's parser
-# for the header of an array.
+# Exceptions that numpy and zipfile raise for damaged files. For example, a
+# file marked as encrypted gives a RuntimeError, and the header of an array
+# gives errors of Python's parser.
 DAMAGED = (
   OSError, EOFError, MemoryError, RuntimeError, SyntaxError, TypeError,
   ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
@@ -34,7 +34,7 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
       opened, allow_pickle=False
     ) as arrays:
       return {name: arrays[name] for name in arrays.files}
-  except AttributeError as error:  # an .npy file
+  except TypeError as error:  # an .npy file
     raise ValueError("it has no names of arrays") from error
   except DAMAGED as error:
     raise ValueError(str(error) or type(error).__name__) from error
@@ -60,10 +60,10 @@ def expect_no_order(arrays: Iterable[np.ndarray], room: int) -> bool:
   """Disables readahead (MADV_RANDOM) of mapped arrays larger than memory.
 
   On a page fault, the operating system also reads adjacent pages, since most
-  programs read sequentially. Rows of features and neighbours of nodes are read
-  in random order: in a file larger than memory, each row of 512 bytes would
+  programs read sequentially. Features and neighbours of graph nodes are read in
+  random order: if the file is larger than memory, each row of 512 bytes would
   cost a read of 128 KiB, which evicts pages that are still in use. Arrays that
-  fit into memory are read only once, which is faster with readahead.
+  fit into memory are read from disk once, which is faster with readahead.
 
   Args:
     arrays: Arrays of `numpy.memmap`; other arrays are ignored.

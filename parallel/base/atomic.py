@@ -11,9 +11,9 @@ import secrets
 def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Context manager that replaces a local file atomically.
 
-  At any time, even if this process is killed or several processes write the
-  file, it has its old or a complete new content, which is on disk when the
-  context ends. The parent folder is created.
+  At any time the file has either its old or a complete new content, even if
+  this process is killed or several processes write the file. When the context
+  ends, the new content is on disk. The parent folder is created.
 
   Args:
     path: The file.
@@ -78,9 +78,9 @@ def remove_unfinished(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-  """Context manager that adds the name of a file to errors of the system.
+  """Context manager that adds a file's name to an OSError without a name.
 
-  Errors of opened files have no name.
+  An error while reading or writing an open file does not name the file.
   """
   try:
     yield
@@ -91,7 +91,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _sync(path: pathlib.Path) -> None:
-  """Waits until a file, or the names of a folder, are on disk."""
+  """Waits until a file, or the list of a folder's files, is on disk."""
   opened = os.open(path, os.O_RDONLY)
   try:
     os.fsync(opened)

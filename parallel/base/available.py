@@ -3,8 +3,8 @@
 import os
 import pathlib
 
-# Folder and file of a control group's memory limit (versions 1 and 2), by the
-# controller field of a line of /proc/self/cgroup; see cgroups(7).
+# Controller field of a line of /proc/self/cgroup -> folder and file of the
+# memory limit, for control groups of versions 1 and 2; see cgroups(7).
 _LIMITS = {
   "memory": ("memory", "memory.limit_in_bytes"), "": (".", "memory.max"),
 }
@@ -46,12 +46,12 @@ def available_bytes(
 ) -> int:
   """Returns the memory that a process can allocate at the moment, in bytes.
 
-  Caches of files count as available, since the kernel reclaims them. The result
-  is at most `limit_bytes`, from which the present use of the control group is
-  not subtracted. Where the system reports nothing, it is `limit_bytes`.
+  The page cache counts as available, since the kernel reclaims it. The result
+  is at most `limit_bytes`, from which the memory that the control group already
+  uses is not subtracted. On systems without ``meminfo`` it is `limit_bytes`.
 
   Args:
-    meminfo: The file in which Linux reports it; see proc_meminfo(5).
+    meminfo: File in which Linux reports its memory; see proc_meminfo(5).
   """
   path = pathlib.Path(meminfo)
   for line in path.read_text().splitlines() if path.exists() else ():

@@ -32,8 +32,8 @@ def not_negative(key: str, value: float) -> None:
 
 def at_least(key: str, value: float, least: int = 1) -> None:
   """Raises ValueError unless ``value`` is an integer of at least ``least``."""
-  # Two messages: `int` would fail for infinities and NaN, and a count that is
-  # merely too small is an integer already.
+  # Infinities and NaN are tested first, since `int` fails for them. An integer
+  # that is too small gets the second, shorter message.
   if not -math.inf < value < math.inf or value != int(value):
     raise ValueError(
       f"{key}={_shown(value)} must be an integer, at least {least}"
@@ -49,7 +49,7 @@ def fraction(key: str, value: float) -> None:
 
 
 def _shown(value: float) -> str:
-  """Returns a number with 6 digits; an integer beyond float64 as infinity."""
+  """Formats a number with 6 digits; integers beyond float64 as "inf"."""
   try:
     return f"{value:g}"
   except OverflowError:
@@ -100,7 +100,7 @@ def options(text: str) -> tuple[str, dict[str, Any]]:
     >>> options("dgx:2x8,bandwidth=4e11,rail=True")
     ('dgx:2x8', {'bandwidth': 400000000000.0, 'rail': True})
   """
-  # Only a comma before ``option=`` separates, so a value may contain commas.
+  # Only commas before ``option=`` separate options: values may contain commas.
   name, *parts = re.split(r",\s*(?=[a-z_]+=)", text)
   found = {}
   for part in parts:

@@ -23,8 +23,8 @@ from etils import epath
 
 from parallel.base.atomic import check_writable, naming, whole
 
-# Modules and packages that read and write files and TensorBoard events, by the
-# scheme of the address. Arrays need none: TensorStore supports both schemes.
+# Scheme of an address -> {module: package} needed for files and for TensorBoard
+# events. Arrays need no package: TensorStore supports both schemes.
 _PACKAGES = {
   "gs://": {"gcsfs": "gcsfs", "google.cloud.storage": "google-cloud-storage"},
   "s3://": {"s3fs": "s3fs", "boto3": "boto3"},
@@ -76,7 +76,7 @@ def replace(path: pathlib.Path | epath.Path, text: str) -> None:
 def to_json(data: Any, indent: int | None = None) -> str:
   """Returns data as JSON, in which NaN and infinity are null.
 
-  JSON has no such numbers; a line on stderr names the first of them.
+  JSON cannot represent them; a warning on stderr names the first one.
 
   Args:
     data: Plain data.
@@ -118,7 +118,7 @@ def read_json(path: pathlib.Path | epath.Path) -> dict[str, Any]:
 
 
 def _finite(value: Any, name: str, missing: list[str]) -> Any:
-  """Returns data without NaN and infinity, whose places are appended."""
+  """Replaces NaN and infinity by None; appends their names to ``missing``."""
   if isinstance(value, Mapping):
     return {
       k: _finite(x, f"{name}.{k}" if name else str(k), missing)
@@ -242,8 +242,8 @@ def slot(parent: epath.Path, name: str) -> tuple[epath.Path, Any]:
     name: Prefix of the folders' names.
 
   Returns:
-    The path ``parent/name-N`` with the lowest N that no running process has
-    reserved, and the open lock file, which reserves it until it is closed.
+    The path ``parent/name-N`` with the smallest N that no running process has
+    reserved, and an open lock file; the path is reserved until it is closed.
   """
   parent.mkdir(parents=True, exist_ok=True)
   for number in itertools.count():

@@ -1,16 +1,16 @@
-"""Memory that the C library keeps when arrays are freed.
+"""Options of the C library's allocator that keep the memory of freed arrays.
 
-XLA:CPU allocates the temporaries of a program anew for each run. glibc maps
-blocks of that size and unmaps them afterwards, so that the system zeroes and
-maps gigabytes of pages in every step. A heap that keeps its pages does so once.
+XLA:CPU allocates the temporaries of a program anew for each run. By default
+glibc maps blocks of that size and unmaps them afterwards, so that the system
+maps and zeroes gigabytes of pages in every step instead of once.
 """
 
 import ctypes
 import os
 
-# Parameters of glibc's mallopt and their values (malloc.h). Blocks of all sizes
-# are in the heap, and its end is never returned. There is one heap: others
-# cannot hold blocks above 64 MB, and jax's threads would use them.
+# Parameters of glibc's mallopt and their values (malloc.h): the heap holds
+# blocks of all sizes, its end is never returned to the system, and all threads
+# use this heap, since further heaps cannot hold blocks above 64 MB.
 _OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1),
             "M_ARENA_MAX": (-8, 1)}
 
@@ -24,8 +24,8 @@ def keep_freed() -> bool:
   wait for one another. Options of the environment have precedence.
 
   Returns:
-    Whether it does: the C library is glibc, and the environment has no options
-    of its allocator.
+    Whether the options were set: False if the C library is not glibc, or if the
+    environment has options of its allocator.
   """
   library = ctypes.CDLL(None)
   if not hasattr(library, "gnu_get_libc_version") or any(

@@ -1,8 +1,8 @@
 """Results of a long computation, each stored as soon as it is known.
 
-A file has one JSON line for each result, with a hash of all that the result
-depends on. A computation that was interrupted starts again, and does not repeat
-results that the file has. Lines that were not written whole are ignored.
+A file has one JSON line per result, with a hash of all inputs that the result
+depends on. If an interrupted computation is started again, it reads the results
+in the file instead of repeating them. Incomplete lines are ignored.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from parallel.base import files, schema
 
 
 class _Line(schema.Schema):
-  """Line of a file."""
+  """JSON line of the file: hash of the inputs, and the result."""
 
   key: str
   result: Any
 
 
 class Kept:
-  """File of results.
+  """File of a computation's results, which are looked up by their inputs.
 
   Example:
     >>> kept = Kept("")  # without a file
@@ -63,13 +63,13 @@ class Kept:
     """Returns a stored result, or computes and stores it.
 
     Args:
-      inputs: All that the result depends on, as plain data.
-      compute: Returns the result, plain data.
+      inputs: All inputs on which the result depends, as JSON data.
+      compute: Computes the result, JSON data.
     """
     text = json.dumps(inputs, sort_keys=True)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     if key not in self._found:
-      # New results take the same form as stored ones.
+      # New results take the form of stored ones: a tuple becomes a list.
       result = json.loads(files.to_json(compute()))
       self._append(json.dumps({"key": key, "result": result}))
       self._found[key] = result

@@ -1,4 +1,4 @@
-"""Headings and texts that follow from the names of keys and their units.
+"""Headings and texts of values, derived from the keys and the units in them.
 
   >>> heading("num_rounds"), heading("switch_s"), heading("links_gb_s")
   ('rounds', 'switch', 'links (GB/s)')
@@ -22,7 +22,7 @@ _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def heading(key: str) -> str:
-  """Returns the words of a key, and its unit unless the texts have it."""
+  """Returns the words of a key, and its unit unless each text has a unit."""
   for suffix, unit in _UNITS.items():
     if key.endswith(suffix):
       return f"{heading(key.removesuffix(suffix))} ({unit})"
@@ -32,10 +32,10 @@ def heading(key: str) -> str:
 
 
 def find(row: Mapping[str, Any], key: str) -> Any:
-  """Returns the value of a key; "a.b" is an item of a mapping if no key.
+  """Returns the value of a key; "a.b", if it is no key, is item b of mapping a.
 
   Raises:
-    KeyError: There is none.
+    KeyError: The row has no such key or item.
   """
   if key in row or "." not in key:
     return row[key]
@@ -49,8 +49,9 @@ def text(value: Any, key: str = "") -> str:
   Args:
     value: Plain data: None is "-", booleans are "yes" and "no", items of lists
       and mappings are separated by commas.
-    key: Key of the value: "..._s" is a time in seconds, "...bytes" a size, a
-      share or a fraction is shown in percent.
+    key: Key of the value: "..._s" is a time in seconds, "...bytes" a size
+      (in powers of 1000, "...size_bytes" in powers of 1024); a key with the
+      word share, fraction or utilisation is shown in percent.
   """
   if value is None:
     return "-"
@@ -98,7 +99,7 @@ def number(value: float) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-  """Formats a size: 65536 is "64 KiB"."""
+  """Formats a size in powers of 1024: 65536 is "64 KiB"."""
   for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
     if size_bytes >= unit:
       return f"{size_bytes / unit:g} {name}"

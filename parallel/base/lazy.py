@@ -1,14 +1,15 @@
 """Public names of a package, imported when they are first used (PEP 562).
 
-``import parallel`` loads no submodule, so that directories without JAX can be
-imported without loading JAX. Errors name the extra that installs a package.
+``import parallel`` loads no submodule, so that subpackages that do not use JAX
+can be imported without loading JAX. If a package is missing, the error names
+the extra (as in ``pip install caatnet[extra]``) that installs the package.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import importlib
 from typing import Any
 
-# Packages of the extra "training" of setup.cfg, by the names of their imports.
+# Import names of the packages in the extra "training" of setup.cfg.
 TRAINING = (
   "flax", "grain", "optax", "orbax", "safetensors", "tensorboardX",
   "tokenizers",
@@ -57,7 +58,7 @@ def lacking(error: ModuleNotFoundError) -> str | None:
   """Returns "needs PACKAGE: ..." with the command that installs the package.
 
   Args:
-    error: A failed import.
+    error: Error of the failed import.
 
   Returns:
     None if the package is not one of the extra "training".

@@ -1,4 +1,4 @@
-"""Validation errors: invalid value, config key, and allowed values.
+"""Names of config keys in validation errors, and allowed dtypes.
 
 The keys of configs and their ranges are declared in `caatnet.schema`.
 """
@@ -23,7 +23,7 @@ def naming(
   Args:
     prefix: Name of the section.
     keys: Keys of the section.
-    joint: Separator of both; "" for flags, whose prefix is "--".
+    joint: Separator between prefix and key; "" for flags, with the prefix "--".
   """
   try:
     yield

@@ -1,10 +1,9 @@
 """Figures as plain data: panels of lines, bars and matrices.
 
-Panels of rows are made by `lines` and `stacks`, and `figure` arranges them.
-
-`caatnet.show.drawing` writes them as PNG. Marks have only the attributes
-that the figures here need; legend locations, markers and colours are named as
-in matplotlib.
+`lines` and `stacks` make panels from the rows of a table, `figure` arranges
+panels, and `caatnet.show.drawing` writes figures as PNG. Marks have only the
+attributes that this project's figures need; legend locations, markers and
+colours are named as in matplotlib.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,9 +26,9 @@ class Axis:
     label: Label with the unit.
     scale: "linear", "log" or "symlog".
     limits: Minimum and maximum; computed from the marks if None.
-    ticks: Places and texts of ticks, instead of numbers.
+    ticks: Coordinates and texts of ticks; None for ticks with numbers.
     reverse: Whether values increase to the left or downwards.
-    plain: Whether numbers of a logarithmic scale are written out.
+    plain: Whether a logarithmic scale has numbers like 20, not powers of ten.
   """
 
   label: str = ""
@@ -113,15 +112,15 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-  """Bars: of a chart, of a stack, or the tasks of a schedule over time.
+  """Bars of a bar chart, of a stack, or of the tasks in a schedule over time.
 
   Attributes:
-    places: Coordinate of each bar's middle, across the bars.
+    places: Coordinate of each bar's middle on the axis across the bars.
     lengths: Length of each bar.
     starts: Start of each bar; 0 if None.
     label: Label in the legend; "" for none.
     colour: Colour of all bars, one per bar, or numbers in [0, 1] for shades.
-    thickness: Extent across the bar.
+    thickness: Width of each bar on the axis across the bars.
     horizontal: Whether bars are horizontal.
     edge: Width of the white edge, in points.
     texts: Texts in the bars, at a size that fits.
@@ -273,7 +272,7 @@ def _key(spec: str) -> tuple[str, float, str]:
 
 
 def _value(row: Row, spec: str) -> float | None:
-  """Returns a number of a row in its unit."""
+  """Returns the number of a key in a row, divided by the key's unit."""
   key, unit, _ = _key(spec)
   found = labels.find(row, key)
   return None if found is None else found / unit
@@ -290,7 +289,8 @@ def _groups(
 
 
 def _axis(label: str, values: Sequence[float | None], is_log: bool) -> Axis:
-  """Returns an axis; numbers of a short logarithmic one are written out."""
+  """Returns an axis; a logarithmic one below a ratio of 30 has plain numbers.
+  """
   if not is_log:
     return Axis(label)
   found = [value for value in values if value]
@@ -307,12 +307,12 @@ def lines(
 
   Args:
     rows: Rows, in the order of the points.
-    x: Key of the horizontal axis: "key", "key/unit=label", and "a.b" for an
-      item of a mapping.
-    *y: Keys of the vertical axis. The lines of a group differ in style, and
-      without groups in colour.
-    by: Keys with a group for each of their values, separated by spaces.
-    each: Keys with a panel for each of their values.
+    x: Key of the horizontal axis, as "key" or "key/unit=label"; values are
+      divided by the number ``unit``, and "a.b" is item b of the mapping a.
+    *y: Keys of the vertical axis, in the same form. The lines of a group differ
+      in style, and lines without groups in colour.
+    by: Keys, separated by spaces, whose values group the rows.
+    each: Keys, separated by spaces, whose values select the panel of a row.
     log: Axes with a logarithmic scale: "", "x", "y" or "xy".
     label: Label of the vertical axis; that of the first key if "".
     title: Title of the panels, before the values of their keys.
@@ -361,7 +361,7 @@ def stacks(
   rows: Sequence[Row], name: str, parts: Mapping[str, str] | str, *,
   label: str = "", each: str = "", title: str = "",
 ) -> list[Panel]:
-  """Returns panels with a horizontal bar of parts for each row.
+  """Returns panels with a horizontal stacked bar for each row.
 
   Args:
     rows: Rows.
@@ -369,7 +369,7 @@ def stacks(
     parts: Label of each part -> its key as in `lines`, or the key of a mapping
       whose items are the parts; parts that are 0 in all rows are left out.
     label: Label of the axis.
-    each: Keys with a panel for each of their values.
+    each: Keys, separated by spaces, whose values select the panel of a row.
     title: Title of the panels, before the values of their keys.
   """
   keys = parts
@@ -404,7 +404,7 @@ def figure(
     **options: Further attributes of `Figure`.
   """
   columns = min(columns, len(panels))
-  # Panels of wide figures are smaller, so that pages show them whole.
+  # Panels of figures with many columns are smaller, to fit the page's width.
   width, height = (4.5, 3.8) if columns < 3 else (3.2, 2.9)
   size = 1 + width * columns, 0.6 + height * -(-len(panels) // columns)
   return Figure(panels, size, columns, title, **options)

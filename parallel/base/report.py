@@ -74,9 +74,9 @@ class Column:
 def _parsed(text: str, title: str, rows: Sequence[Row]) -> list[Column]:
   """Returns the columns of a text "key/unit:form=heading".
 
-  Unit, form and heading follow from the key if they are left out. "key.*" is a
-  column for each item of the mappings under a key. A text with braces is a
-  template.
+  Unit, form and heading follow from the key if they are left out. "key.*" gives
+  a column for each item of the mappings under the key. A text with braces is a
+  template, as in `Column.form`.
   """
   text, _, heading = text.strip().partition("=")
   if "{" in text:
@@ -104,11 +104,11 @@ class Table:
 
   Attributes:
     title: Title; may have several lines.
-    columns: Columns; the first is aligned left, the others right. A string is
-      "key", "key/unit:form=heading", where form is a format specification and
-      "a.b" the key of an item of a mapping, "a.*" with a column for each item,
-      or "template=heading". One string is several of them, separated by "|".
-    rows: Rows, plain data. A row without the key of a string has the cell "-".
+    columns: Columns; the first is aligned left, the others right. A column may
+      be a string: "template=heading", or "key/unit:form=heading", of which only
+      the key is required. "a.b" is item b of the mapping a, and "a.*" makes a
+      column for each item. "|" separates several columns in one string.
+    rows: Rows, plain data; "-" is the cell of a string column without its key.
 
   Raises:
     ValueError: Two columns have the same heading, or rows lack a key.
@@ -185,13 +185,13 @@ def span(
 def pivot(
   rows: Iterable[Row], index: Sequence[str], column: str, value: str
 ) -> list[dict[str, Any]]:
-  """Returns a row for each value of some keys, with a mapping under "of".
+  """Groups rows; the rows of a group become one row with a mapping "of".
 
   Args:
-    rows: Rows, one for each combination.
-    index: Keys that the rows of the result differ in.
-    column: Key whose values are the keys of the mapping.
-    value: Key of the values of the mapping.
+    rows: Rows, one for each combination of the values of index and column.
+    index: Keys whose values define the groups.
+    column: Key whose values become the keys of the mapping.
+    value: Key whose values become the values of the mapping.
 
   Example:
     >>> pivot([{"a": 1, "b": "x", "c": 2}, {"a": 1, "b": "y", "c": 3}],
@@ -244,6 +244,6 @@ class Report:
       if table.title.startswith(words):
         return table
     raise ValueError(
-      f"no title of a table of {self.title!r} begins with {words!r}; the titles "
-      "are " + "; ".join(repr(table.title) for table in self.tables)
+      f"no title of a table of {self.title!r} begins with {words!r}; the "
+      "titles are " + "; ".join(repr(table.title) for table in self.tables)
     )

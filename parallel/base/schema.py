@@ -1,4 +1,4 @@
-"""Schemas of files that users write, checked with one line per error.
+"""Schemas of files that users write, with one-line error messages.
 
 A schema is strict: numbers are numbers (neither ``true`` nor ``"50e9"``),
 finite, and in their range; unknown and repeated keys are errors; no value is
@@ -29,10 +29,10 @@ import pydantic
 
 from parallel.base import checks
 
-# Bytes of a file: more than any matrix of 4,096 devices.
+# Maximum bytes of a file: more than a matrix between 4,096 devices needs.
 MAX_BYTES = 2**30
-# Bytes of an object up to which its keys are searched for repetitions; only
-# matrices are larger.
+# Maximum bytes of an object whose keys are searched for repetitions; only files
+# with matrices are larger.
 _MAX_UNIQUE = 2**24
 _GZIP = b"\x1f\x8b"  # magic number
 
@@ -46,15 +46,15 @@ Count = Annotated[int, pydantic.Field(ge=1, lt=2**63)]
 MAX_RATE, _MAX_SECONDS = 1e24, 1e12
 Rate = Annotated[float, pydantic.Field(gt=0, le=MAX_RATE)]
 Seconds = Annotated[float, pydantic.Field(ge=0, le=_MAX_SECONDS)]
-# Logarithm of a ratio of such times, whose exponential is finite.
+# Logarithm of a ratio of times, limited so that its exponential is finite.
 LogRatio = Annotated[float, pydantic.Field(ge=-100, le=100)]
-# Entries of a matrix of such numbers, whose sign its user checks.
+# Entries of matrices of rates and of times; readers of matrices check the sign.
 AnyRate = Annotated[float, pydantic.Field(le=MAX_RATE)]
 AnySeconds = Annotated[float, pydantic.Field(le=_MAX_SECONDS)]
 
 
 class Schema(pydantic.BaseModel):
-  """Object of a file whose keys are all known."""
+  """Base class of schemas whose objects must not have unknown keys."""
 
   model_config = pydantic.ConfigDict(
     extra="forbid", strict=True, allow_inf_nan=False, frozen=True
@@ -62,7 +62,7 @@ class Schema(pydantic.BaseModel):
 
 
 class OpenSchema(Schema):
-  """Object of a file of other programs, whose further keys are ignored."""
+  """Base class of schemas of other programs' files; ignores unknown keys."""
 
   model_config = pydantic.ConfigDict(extra="ignore")
 
@@ -72,11 +72,11 @@ _T = TypeVar("_T")
 
 
 def either(**kinds: Any) -> Any:
-  """Returns the type of values of one of two kinds, told apart by their type.
+  """Returns a union type, whose member is selected by the type of the value.
 
   Args:
-    kinds: Types by a name: ``text`` for strings, ``number`` for numbers,
-      ``other`` for the rest.
+    kinds: Members of the union: ``text`` for strings, ``number`` for numbers,
+      ``other`` for all other values.
   """
 
   def kind_of(value: Any) -> str:
@@ -102,11 +102,11 @@ def read(
   """Reads a JSON file, gzipped or not.
 
   Args:
-    schema: Schema of its object.
+    schema: Schema of the file's object.
     path: The file.
-    max_bytes: Largest size of the file, and of its content.
-    then: Returns the result for the file's object. Its errors name the file,
-      too.
+    max_bytes: Maximum bytes of the file, after decompression.
+    then: Maps the file's object to the result. The file's name is also added to
+      its ValueErrors.
 
   Raises:
     ValueError: The file is too large or invalid; the message names it.
@@ -123,11 +123,11 @@ def read_bytes(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> bytes:
 
   Args:
     path: The file.
-    max_bytes: Largest size of the file, and of its content.
+    max_bytes: Maximum bytes of the file, after decompression.
 
   Raises:
-    ValueError: It is too large, no regular file, or its compression is damaged.
-    OSError: It cannot be read.
+    ValueError: The file is too large or not regular, or its gzip is damaged.
+    OSError: The file cannot be read.
   """
   if path.exists() and not path.is_file():  # opening a FIFO would block
     raise ValueError("is not a regular file")
@@ -215,7 +215,7 @@ def parse(schema: type[_S], data: str | bytes) -> _S:
   """Parses a JSON object.
 
   Raises:
-    ValueError: It is invalid; the message has one line.
+    ValueError: The object is invalid; the message has one line.
   """
   try:
     found = schema.model_validate_json(data)
@@ -249,7 +249,7 @@ def check(schema: type[_S], value: Any) -> _S:
 def _explained(
   schema: type[Schema], failed: pydantic.ValidationError
 ) -> str:
-  """Returns the first error as one line: place, value, what it must be."""
+  """Returns the first error in one line: path, value, and what is allowed."""
   errors = failed.errors(include_url=False)
   error, more = errors[0], len(errors) - 1
   place = _place(error["loc"])
@@ -288,7 +288,7 @@ def _place(location: Iterable[int | str]) -> str:
 
 
 def _fields_at(schema: Any, location: tuple[int | str, ...]) -> list[str]:
-  """Returns the keys of the object at a place."""
+  """Returns the keys that a schema allows in the object at a location."""
   kinds = [schema]
   for part in location:
     if isinstance(part, str) and not part.startswith("<"):

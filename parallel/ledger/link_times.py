@@ -5,6 +5,7 @@ another, and the slowest link of all groups determines the time.
 """
 
 from collections.abc import Callable
+import dataclasses
 import functools
 
 import jax
@@ -28,9 +29,9 @@ def groups(
   numbers = np.arange(mesh.size).reshape(sizes)
   if not isinstance(mesh, AbstractMesh):
     numbers = np.vectorize(lambda d: d.id, otypes=[int])(mesh.devices)
-  if not entry.axes:
-    return numbers.reshape(1, -1)
   names = list(mesh.axis_names)
+  if not entry.axes or not set(entry.axes) <= set(names):
+    return numbers.reshape(1, -1)
   last = [names.index(axis) for axis in entry.axes]
   order = [i for i in range(len(names)) if i not in last] + last
   return numbers.transpose(order).reshape(-1, entry.group_size)
@@ -61,6 +62,8 @@ def seconds(
     if not entry.bytes:
       return 0.0
     found = groups(mesh, entry)
+    if entry.group_size is None:
+      entry = dataclasses.replace(entry, group_size=found.shape[1])
     pair = found, np.roll(found, -1, 1)
     return float((
       entry.ring_hops * links.latency_s[pair]

@@ -49,8 +49,8 @@ class ScheduledCollective:
     wire_seconds: Time of one execution on the links, in seconds.
     overlapped: Cost of the instructions between start and done.
     hidden_seconds: Part of ``wire_seconds`` hidden under that compute.
-    between: Names of the (up to three) longest-running instructions between
-      start and done.
+    between: Names of the instructions between start and done that take time,
+      longest first.
   """
 
   entries: tuple[Collective, ...]
@@ -96,7 +96,7 @@ class HostCopy:
 
   @property
   def hiding_rate(self) -> float:
-    """Smallest bytes per second of a host link that hide the copy entirely."""
+    """Minimum bytes per second of a host link at which the copy is hidden."""
     if not self.overlapped.seconds:
       return math.inf
     return self.bytes / self.overlapped.seconds
@@ -263,7 +263,7 @@ class ScheduledProgram:
           wire_seconds=wire,
           overlapped=sum(costs.values(), Cost()),
           hidden_seconds=hidden,
-          between=tuple(n for n in costly[:3] if costs[n].seconds),
+          between=tuple(n for n in costly if costs[n].seconds),
         )
       )
     self._schedules[name] = found, sum(left)

@@ -129,7 +129,7 @@ def measured(target: Target, links: LinkMatrix) -> Target:
 
 @contextlib.contextmanager
 def described(devices: Sequence[jax.Device]) -> Iterator[None]:
-  """Makes functions of jax describe devices that are not here.
+  """Context manager: jax.devices, device_count and make_mesh use a target's.
 
   Args:
     devices: Devices of a target; () for those of this process.
@@ -247,20 +247,20 @@ _GPU_LIMITS = """
   block_dim_limit_y: 65535 block_dim_limit_z: 65535
   shared_memory_per_block_optin: {optin}
   cuda_compute_capability {{ major: {major} minor: {minor} }}
-  core_count: {cores} fpus_per_core: 128 memory_bandwidth: {bandwidth}
+  core_count: {cores} fpus_per_core: {fpus} memory_bandwidth: {bandwidth}
   l2_cache_size: {l2} clock_rate_ghz: {clock} device_memory_size: {memory}
 """
 _GPUS = {
-  "a100": dict(major=8, minor=0, cores=108, l2=40 << 20, clock=1.41,
+  "a100": dict(major=8, minor=0, cores=108, fpus=64, l2=40 << 20, clock=1.41,
                shared=164 << 10, optin=163 << 10),
-  "a100-pcie": dict(major=8, minor=0, cores=108, l2=40 << 20, clock=1.41,
-                    shared=164 << 10, optin=163 << 10),
-  "h100": dict(major=9, minor=0, cores=132, l2=50 << 20, clock=1.98,
+  "a100-pcie": dict(major=8, minor=0, cores=108, fpus=64, l2=40 << 20,
+                    clock=1.41, shared=164 << 10, optin=163 << 10),
+  "h100": dict(major=9, minor=0, cores=132, fpus=128, l2=50 << 20, clock=1.98,
                shared=228 << 10, optin=227 << 10),
-  "h200": dict(major=9, minor=0, cores=132, l2=50 << 20, clock=1.98,
+  "h200": dict(major=9, minor=0, cores=132, fpus=128, l2=50 << 20, clock=1.98,
                shared=228 << 10, optin=227 << 10),
-  "b200": dict(major=10, minor=0, cores=148, l2=126 << 20, clock=1.965,
-               shared=228 << 10, optin=227 << 10),
+  "b200": dict(major=10, minor=0, cores=148, fpus=128, l2=126 << 20,
+               clock=1.965, shared=228 << 10, optin=227 << 10),
 }
 
 

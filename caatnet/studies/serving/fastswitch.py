@@ -139,8 +139,8 @@ class _Study:
     kept = [a for a in arrivals if a.prompt + a.output <= self._machine.tokens]
     if not kept:
       raise ValueError(
-        f"config.traces: all {len(arrivals)} requests of {name} are longer than "
-        f"the cache of {self._machine.tokens} tokens"
+        f"config.traces: all {len(arrivals)} requests of {name} are longer "
+        f"than the cache of {self._machine.tokens} tokens"
       )
     return kept, len(arrivals) - len(kept)
 

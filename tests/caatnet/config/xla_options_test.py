@@ -106,7 +106,7 @@ def test_options_are_passed_to_the_compiler(run, tmp_path):
 
 def test_wrong_option_names_its_key():
   with pytest.raises(
-    ValueError, match=r"config\.parallel\.xla_options: 'fast' must be xla_NAME="
+    ValueError, match=r"config\.parallel\.xla_options: .*'fast' must"
   ):
     experiments.build(config("fast"))
 

@@ -237,7 +237,7 @@ _MISTAKES = {
   ),
   "not JSON": (
     {"x.jsonl": b'{"text": "a"}\nb\n'}, "x.jsonl", 5,
-    "config.data.path: .*x.jsonl:2: not valid JSON"
+    "config.data.path: .*x.jsonl:2 is not valid JSON"
   ),
   "not an object": (
     {"x.jsonl": b'["text"]'}, "x.jsonl", 5, r"x.jsonl:1: .*\"text\" field"

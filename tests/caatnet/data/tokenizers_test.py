@@ -262,8 +262,8 @@ def test_conversation_is_rendered_by_its_template():
     ("{% for i in range(10 ** 9) %}{% endfor %}", "fails: Range too big"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recur"),
     ("{{ 'a'.encode('b') }}", "fails: unknown encoding: b"),
-    (None, "x: no chat template in tokenizer_config.json"),
-    (["{{ messages }}"], "x: no chat template in tokenizer_config.json"),
+    (None, "x has no chat template, neither in tokenizer_config"),
+    (["{{ messages }}"], "x has no chat template, neither in tokenizer_config"),
   ],
 )
 def test_template_can_refuse_but_not_escape_its_sandbox(template, message):
@@ -399,7 +399,7 @@ MISTAKES = {
   ),
   "an end that is no text": (
     {MAIN: None, "tokenizer_config.json": '{"eos_token": 2}'}, "",
-    "tokenizer_config.json has eos_token=2",
+    "tokenizer_config.json has an invalid value, eos_token=2",
   ),
   "an end beyond the vocabulary": (
     {MAIN: None, "generation_config.json": '{"eos_token_id": [2, 272]}'}, "",

@@ -112,7 +112,7 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
     run.client(federation, 1, "127.0.0.1:1", SECURITY)
   other = federated.build(override(config, "federated.local_steps=3"))
   again = run.serving(other, tmp_path)
-  with pytest.raises(ValueError, match=r"federated\.local_steps=2, this one"):
+  with pytest.raises(ValueError, match=r"federated\.local_steps=2, but"):
     again.__enter__()
   # The rows of an ended run are those of its rounds.
   with run.serving(federation, tmp_path, lines.append) as ended:

@@ -95,7 +95,7 @@ def test_prompts_are_read_one_per_line(tmp_path, monkeypatch):
     (["a", ""], None, "--prompt number 2 is empty"),
     (["-"], None, "--prompt number 1 is empty"),  # of standard input
     (["-", "-"], None, "only one of"),
-    ([], "\n\n", "prompts.jsonl has no prompt"),
+    ([], "\n\n", "prompts.jsonl must have at least one prompt"),
     ([], '{"prompt": "a"}\n{}', "line 2: prompt is missing"),
     ([], '["prompt"]', "line 1: the content must be an object"),
     ([], "a", "line 1: is not JSON"),

@@ -62,7 +62,7 @@ class Narrow(Deep):
     (Misspelt(), "Misspelt.parameters has 'bais', which is not a parameter"),
     (Narrow(), "Narrow.init: 'b' is bfloat16, but parameters are stored as"),
     (stacked(block=2), "Model.stacks has 'block', which is none of the top"),
-    (stacked(blocks=3), "Model.stacks: 'blocks' has 3 layers, but 'blocks/w'"),
+    (stacked(blocks=3), "Model.stacks: 'blocks' has 3 layers, so the first"),
     (changed(Parameter(P(), 0, "float32")),
      "Model.parameters: 'blocks/w' has num_lead=0, but its first dim is the"),
     (changed(Parameter(P(), 4, "float32")),

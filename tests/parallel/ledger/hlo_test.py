@@ -329,7 +329,7 @@ def test_longest_instructions_in_flight_are_named():
     hlo.parse(text), make_mesh(), DEVICES["h100"], lambda _: 1.0
   )
   first, last = schedule.collectives()
-  assert first.between == ("n8", "n6", "n4")
+  assert first.between == ("n8", "n6", "n4", "n2")
   assert last.between == ()
   assert first.overlapped.bytes == 2 * 4 * (2 + 8 + 6 + 4)
   assert (first.bytes, first.hidden) == (4000, first.hidden_seconds)

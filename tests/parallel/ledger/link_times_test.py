@@ -50,6 +50,15 @@ def test_time_is_that_of_the_hops_and_bytes_of_a_ring(kind, axes, hops, size):
   assert seconds == pytest.approx(hops * 1e-3 + size / 1e6)
 
 
+def test_group_that_no_axes_describe_may_have_all_devices():
+  """The network between TPU slices is no axis; its groups may be unknown."""
+  of_all = entry("all_reduce", MESH.axis_names)
+  seconds = link_times.seconds(cluster(), MESH)
+  for axes, size in (((), None), (("slices",), None), (("slices",), 8)):
+    found = dataclasses.replace(of_all, axes=axes, group_size=size)
+    assert seconds(found) == seconds(of_all) > 0
+
+
 def test_slowest_link_between_neighbours_counts():
   links = cluster()
   links.bandwidth[6, 4] = 1e5  # in a group along the stages
