@@ -26,7 +26,7 @@ def is_installed() -> bool:
 
 
 def root() -> pathlib.Path:
-  """Returns the directory of ``launch``, ``configs`` and ``results``."""
+  """Returns the directory that has ``launch``, ``configs`` and ``results``."""
   return _BUNDLE if is_installed() else _BUNDLE.parents[1]
 
 
@@ -57,7 +57,7 @@ def find_config(name: str) -> str:
   Args:
     name: Path of a file, or name of a config of this package, such as
       ``caatnet/tiny``. The prefix ``configs/`` and the suffix ``.py`` may be
-      omitted. An existing file takes precedence.
+      omitted. A file at that path takes precedence over this package's configs.
 
   Raises:
     FileNotFoundError: The file does not exist; the message contains the most
@@ -96,7 +96,7 @@ def main() -> None:
   Raises:
     SystemExit: The script's exit code; 2 for an unknown command.
   """
-  from caatnet import interrupts  # notebooks copy this file alone
+  from caatnet import interrupts  # not at the top: notebooks copy this file
 
   interrupts.install()
   known = scripts()

@@ -1,13 +1,13 @@
-"""End of a command by SIGINT (Ctrl-C) or SIGTERM: one line, and 128 + signal.
+"""Handling of SIGINT (Ctrl-C) and SIGTERM: one line, exit code 128 + signal.
 
-Python raises ``KeyboardInterrupt`` wherever the main thread is. A callback,
-such as jax's at each garbage collection, discards it. The compilation of a
-program delays it, and the interpreter's exit after it may crash in XLA. Here a
-signal ends the process directly. Only within `working` it raises
-``KeyboardInterrupt``, so that contexts end child processes and remove temporary
-files; at a second signal, or after `GRACE_S` seconds, the process ends without
-them. A run that saves its state (`caatnet.train.stop`) and a server install
-their own handlers.
+At Ctrl-C, Python raises ``KeyboardInterrupt`` wherever the main thread is. In a
+callback, such as jax's at each garbage collection, the exception is discarded.
+While XLA compiles a program, the exception is delayed, and XLA may crash when
+the interpreter then exits. Here a signal ends the process directly. Only within
+`working` does it raise ``KeyboardInterrupt``, so that context managers end
+child processes and remove temporary files; at a second signal, or after
+`GRACE_S` seconds, the process ends without this cleanup. A run that saves its
+state (`caatnet.train.stop`) and a server install their own handlers.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ import time
 from types import FrameType
 from typing import Any, NoReturn
 
-# Most seconds from a signal to the end of the process, while contexts end.
+# Maximum seconds from a signal to the end of the process, for the cleanup.
 GRACE_S = 3.0
 # Seconds that a handler has to end the process at a second signal.
 _SECOND_S = 0.2
@@ -33,32 +33,32 @@ _FLUSH_S = 1.0
 _LINES = {signal.SIGINT: b"interrupted\n", signal.SIGTERM: b"terminated\n"}
 
 _works = False  # whether a signal raises KeyboardInterrupt
-_received = 0  # first signal of `_on_signal`, or 0
+_received = 0  # first signal that `_on_signal` has handled; 0 before
 
 
 def install() -> None:
-  """Handles both signals, except those that this process ignores."""
+  """Installs `_on_signal` for both signals, unless the process ignores them."""
   for number in _LINES:
     if signal.getsignal(number) != signal.SIG_IGN:
       signal.signal(number, _on_signal)
 
 
 def ignore() -> None:
-  """Ignores both signals; after the work, while the interpreter exits."""
+  """Ignores both signals: called after the work, before the process exits."""
   for number in _LINES:
     signal.signal(number, signal.SIG_IGN)
 
 
 def watch() -> None:
-  """Installs the handlers, and a thread for signals that they do not see.
+  """Installs the handlers, and a thread that ends the process if they are late.
 
-  The main thread executes no handler while it is in a call of a library.
+  Python runs a handler in the main thread, after a call of a library returns.
   """
   install()
   outlet, inlet = os.pipe()
   os.set_blocking(inlet, False)
   signal.set_wakeup_fd(inlet, warn_on_full_buffer=False)
-  # A forked process has no such thread, and must not write to this one's.
+  # A forked process has no such thread, and must not write to this pipe.
   os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
   signal.signal(signal.SIGALRM, _raise_again)
   sys.unraisablehook = _on_discarded
@@ -101,7 +101,7 @@ def end(number: int = 0) -> NoReturn:
     module = sys.modules.get("multiprocessing")
     for child in getattr(module, "active_children", list)():
       child.terminate()
-    # In a thread, since nobody may read a pipe that is full.
+    # In a thread: a write to a full pipe that nobody reads would never return.
     flush = threading.Thread(target=_flush, daemon=True)
     flush.start()
     flush.join(_FLUSH_S)
@@ -135,7 +135,7 @@ def _raise_again(number: int, frame: FrameType | None) -> None:
 
 
 def _on_discarded(discarded: Any) -> None:
-  """Replaces the traceback of a discarded exception after a signal."""
+  """Handles a discarded exception; raises an interrupt again after a signal."""
   if not _received:
     sys.__unraisablehook__(discarded)
   elif discarded.exc_type is KeyboardInterrupt:
@@ -143,7 +143,7 @@ def _on_discarded(discarded: Any) -> None:
 
 
 def _watch(outlet: int) -> None:
-  """Ends the process some time after a signal that the main thread ignores."""
+  """Ends the process if the main thread has not done so within the limits."""
   number, count, limit = 0, 0, None
   while True:
     left = None if limit is None else max(0.0, limit - time.monotonic())
@@ -152,7 +152,7 @@ def _watch(outlet: int) -> None:
     arrived = os.read(outlet, 1)[0]
     if arrived in _LINES:
       number, count = arrived, count + 1
-      if count > 1:  # of any handler
+      if count > 1:  # whichever handler is installed
         limit = time.monotonic() + _SECOND_S
       elif signal.getsignal(number) == _on_signal:
         limit = time.monotonic() + GRACE_S

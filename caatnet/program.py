@@ -32,14 +32,15 @@ from parallel.zero.shards import Shards, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Axes, mesh and partition of a model.
+  """Placement of a model: its axes, the mesh, and the partition of its state.
 
   Attributes:
     worker: Axis of workers, each with its own parameters.
     data: Levels of data-parallel ranks within a worker, outermost first.
     tensor: Tensor axis.
     mesh: Devices, with one mesh axis per axis.
-    partition: Levels over which each part of a worker's state is sharded.
+    partition: Number of levels over which weights, gradients and optimizer
+      state are each sharded.
     kernels: Implementations of norms and codecs in order of preference, as in
       `parallel.kernels.selection`.
     prefetch: Whether a layer's weights are gathered while the previous layer
@@ -49,8 +50,8 @@ class Layout:
     activations: Activations that layers save for their backward, and their
       memory.
     stages: Stages of a pipeline; None if every rank runs the whole model.
-    xla_options: XLA options and their values, in addition to those of the
-      devices or instead of them.
+    xla_options: Pairs (name, value) of XLA options, which extend or override
+      the default options for the kind of device.
   """
 
   worker: Axis
@@ -78,7 +79,7 @@ class Layout:
 
   @property
   def rank_names(self) -> tuple[str, ...]:
-    """Names of the axes of one worker's ranks, outermost first."""
+    """Names of the mesh axes over one worker's ranks, outermost first."""
     return tuple(axis.name for axis in (*self.data, *self.model_axes))
 
   @property
@@ -88,9 +89,9 @@ class Layout:
 
   @property
   def ordered(self) -> bool:
-    """Whether collectives must be ordered, as between several CPU devices.
+    """Whether collectives need a fixed order, as between several CPU devices.
 
-    The reason is in `parallel.collectives.after`.
+    Without it, CPU devices can deadlock (`parallel.collectives.after`).
     """
     return self.on_cpu and self.mesh.size > 1
 
@@ -98,7 +99,7 @@ class Layout:
     """Returns the XLA options with which a step is compiled.
 
     Args:
-      in_pieces: Whether the step is run in nano-batches.
+      in_pieces: Whether the step is split into nano-batches.
     """
     options = of_device(self.mesh.devices.flat[0], in_pieces)
     options |= dict(self.xla_options)
@@ -134,7 +135,7 @@ class Layout:
     return (self.worker.size, *(axis.size for axis in self.data))
 
   def per_worker(self, specs: Any) -> Any:
-    """Returns the specs of the same arrays with a leading worker dim."""
+    """Returns the specs of arrays to which a leading worker dim is added."""
     return jax.tree.map(
       lambda spec: P(self.worker.name, *spec), specs, is_leaf=is_spec
     )
@@ -164,14 +165,14 @@ class Leaf(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A model on a layout.
+  """Model on a layout: shapes, specs and initialisation of its parameters.
 
   Attributes:
     model: Architecture and sizes.
     layout: Axes, mesh and partition.
 
   Raises:
-    ValueError: Members of the model contradict each other.
+    ValueError: The model's `parameters` or `stacks` contradict its `init`.
   """
 
   model: Model
@@ -182,10 +183,11 @@ class Program:
     _ = self._whole_shapes  # sizes that do not fit fail here
 
   def readable(self, params: Any) -> Any:
-    """Returns one worker's unpartitioned parameters in the dtypes of the model.
+    """Returns parameters that the model's functions read in its dtypes.
 
     Args:
-      params: Stored arrays, of all parameters or of some top-level keys.
+      params: One worker's stored arrays, without a partition: all parameters,
+        or those of some top-level keys.
     """
     parameters = self.model.parameters
     return declared(params, {key: parameters[key] for key in params})
@@ -211,7 +213,7 @@ class Program:
 
   @functools.cached_property
   def _whole_shapes(self) -> Any:
-    """Logical shapes of one worker's parameters, split over stages."""
+    """Logical shapes of one worker's parameters after the split over stages."""
     if self.layout.stages is None:
       return self._drawn_shapes
     return jax.eval_shape(self._init_whole, jax.random.key(0))
@@ -287,7 +289,7 @@ class Program:
 
   @property
   def cost_parameters(self) -> list[cost.Parameter]:
-    """Parameters on one device, in the form of `parallel.plans.zero.cost`."""
+    """Parameters on one device, as input of `parallel.plans.zero.cost`."""
 
     def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
       # Copies of the tensor on one device: layers and lanes.
@@ -352,7 +354,8 @@ def by_end_of_path(
 
   Args:
     of_parameters: A tree with one leaf per parameter.
-    is_leaf: Returns whether an object is such a leaf, if it could be a tree.
+    is_leaf: Returns whether an object is a leaf of ``of_parameters``, for
+      leaves that are themselves trees.
 
   Returns:
     A function of a path that returns the leaf of its parameter, or None if the

@@ -1,10 +1,10 @@
 """Model parameters over the stages of a pipeline.
 
-A parameter that is split over stages has a leading dim of stages between steps.
-Of a stack of layers, a stage has the layers of its chunks in order; of a
-vocabulary, a slice. A program has one shape on all devices, so all parts have
-the same number of layers: shorter ones are padded at the end with layers of
-zeros, which are the identity and remain zero during training.
+Between steps, a parameter that is split over stages has a leading dim of
+stages. A stage holds the layers of its chunks, in order, and a slice of the
+vocabulary. All devices run one program, so each part (one chunk of one stage)
+needs the same number of layers: shorter parts are padded at the end with layers
+of zeros, which compute the identity and remain zero during training.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 
 @dataclasses.dataclass(frozen=True)
 class Stages:
-  """Stages of a pipeline, and their schedules.
+  """Split of a model's parameters over pipeline stages, and the schedules.
 
   Attributes:
     axis: Axis of stages.
     schedule: Pipeline schedule of a training step.
     evaluation: Pipeline schedule of an evaluation, without backward passes.
-    keeps: Whether a forward keeps its residuals for the backward, instead of
-      only its input.
+    keeps: Whether a forward saves its residuals for the backward; otherwise it
+      saves only its input.
   """
 
   axis: Axis
@@ -35,10 +35,10 @@ class Stages:
   keeps: bool = False
 
   def layers(self, num_layers: int) -> np.ndarray:
-    """Returns the layers of each stage, int ``[stages, layers]``; -1 pads.
+    """Returns the layer indices of each stage, int ``[stages, n]``; -1 pads.
 
-    If the layers do not divide evenly, parts in the middle have one more than
-    those at the ends, since embedding and head are at the ends.
+    If the layers do not divide evenly, parts in the middle get one layer more
+    than those at the ends, which also compute the embedding or the output head.
     """
     parts = self.schedule.num_parts
     least, more = divmod(num_layers, parts)
@@ -53,7 +53,7 @@ class Stages:
     return np.swapaxes(chunks, 0, 1).reshape(self.axis.size, -1)
 
   def _places(self, dim: int, size: int) -> np.ndarray:
-    """Returns the indices of a dim on each stage, ``[stages, n]``; -1 pads."""
+    """Returns the indices along a dim by stage, ``[stages, n]``; -1 pads."""
     if dim == 0:
       return self.layers(size)
     count = -(-size // self.axis.size)
@@ -69,7 +69,7 @@ class Stages:
       lead: Number of dims before those of the parameter.
 
     Returns:
-      ``[*lead, stages, ..., n, ...]``, padded with zeros.
+      ``[*lead, stages, ..., n, ...]``, n per stage, padded with zeros.
     """
     at = dim + lead
     places = self._places(dim, x.shape[at])

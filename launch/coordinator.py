@@ -27,13 +27,15 @@ flags.DEFINE_string(
 flags.DEFINE_string(
   "log", "", "File of the log; in the journal's folder if unset."
 )
-flags.DEFINE_integer("least", 1, "Smallest number of peers to start a run.", 1)
+flags.DEFINE_integer("least", 1, "Minimum number of peers to start a run.", 1)
 flags.DEFINE_integer(
   "quorum", 0, "Contributions that suffice for a round after --grace_s; 0: all "
   "of them.", 0
 )
-flags.DEFINE_integer("max_peers", 256, "Largest number of peers.", 1, 1024)
-flags.DEFINE_float("grace_s", 10.0, "Seconds to wait beyond the quorum.")
+flags.DEFINE_integer("max_peers", 256, "Maximum number of peers.", 1, 1024)
+flags.DEFINE_float(
+  "grace_s", 10.0, "Seconds to wait for late contributions after the quorum."
+)
 flags.DEFINE_float(
   "silence_s", 10.0, "Seconds without a heartbeat until a peer is dropped."
 )

@@ -24,7 +24,7 @@ for _name, _row in FILTERS.items():
   _type = "integer" if _row.kind is int else "float"
   getattr(flags, f"DEFINE_{_type}")(_name, None, _row.help)
 flags.DEFINE_integer("seed", 0, "Seed of the first prompt; prompt n adds n.")
-flags.DEFINE_multi_string("stop", [], "Text that ends it. May be repeated.")
+flags.DEFINE_multi_string("stop", [], "Text that ends an answer; repeatable.")
 flags.DEFINE_bool("logprobs", False, "Show each token's log-probability.")
 flags.DEFINE_bool("chat", False, "Apply the chat template to prompts.")
 

@@ -47,7 +47,7 @@ flags.DEFINE_list(
   "time; 8e6, 64e6 and 256e6, or 4 times a larger cache, if unset."
 )
 flags.DEFINE_list("numa_nodes", [], "memory: numbers of nodes; all if unset.")
-flags.DEFINE_string("file", "", "memory: file to create, measure and remove.")
+flags.DEFINE_string("file", "", "memory: new file, in whose folder to measure.")
 OF = {
   "links": ("num_processes", "hosts", "prefix", "topo", "nccl", "device",
             "nodes", "network", "pcie"),

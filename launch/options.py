@@ -56,8 +56,8 @@ flags.DEFINE_integer(
   "cpu_devices", None, "Run on this many virtual CPU devices.", lower_bound=1
 )
 flags.DEFINE_string(
-  "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13, and "
-  "whose collectives are measured.",
+  "profile", "", "Steps FIRST to LAST - 1 to trace for Perfetto and to measure "
+  "collectives in, as FIRST:LAST, e.g. 10:13.",
 )
 flags.DEFINE_bool("json", False, "Print JSON instead of text and tables.")
 flags.DEFINE_bool("check", False, "Write nothing; fail if output is stale.")
@@ -99,7 +99,7 @@ flags.DEFINE_string(
   'Overrides of a second step, "config.sync.p=0.5 ...", to compare.',
 )
 flags.DEFINE_string("trace", "", "File to replay; conversations if unset.")
-flags.DEFINE_integer("max_tokens", None, "Most tokens of an answer.", 1)
+flags.DEFINE_integer("max_tokens", None, "Maximum tokens of an answer.", 1)
 flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
 flags.DEFINE_integer("port", 8000, "Port; 0 for any free port.", 0, 65535)
 flags.DEFINE_string(
@@ -163,7 +163,7 @@ def run(
     positional: Flag that may also be given without its name.
     writes: Flags of other files that the script writes, and NAME/ for folders.
       All paths are checked before the script begins.
-    helps: Help of shared flags that have a meaning of their own here.
+    helps: Shared flag -> help text that replaces it in this script.
     reads_run: Whether --workdir must hold a run, which is checked before jax is
       imported.
   """
@@ -173,7 +173,7 @@ def run(
     helps or {}, reads_run,
   ))
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
-  if not several:  # which wait for each other at their exit
+  if not several:  # several processes wait for each other at their exit
     interrupts.ignore()
   processes.leave(code, several)
 
@@ -181,9 +181,10 @@ def run(
 def resume_gc(freeze: bool = False) -> None:
   """Resumes garbage collection; with `freeze`, without objects that exist.
 
-  It is paused at the start of a script with the flag ``--programs``, which must
-  call this: modules, and models built until then, stay, and collections of them
-  took 0.8 of the 4.7 s before the first token of the demo's model.
+  A script with the flag ``--programs`` starts with garbage collection paused,
+  and must call this. Modules, and models built until then, are never freed;
+  examining them took 0.8 of the 4.7 s before the first token of the demo's
+  model.
   """
   if freeze:
     gc.freeze()
@@ -599,7 +600,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _reads(uses: Sequence[str]) -> bool:
-  """Returns whether something reads more of programs than the cache keeps."""
+  """Returns whether a profile or a dump needs programs that are not cached."""
   # A program from the cache may have the source lines of an older version, by
   # which a profile is read; XLA dumps only what it compiles.
   parallel = {} if FLAGS.config is None else FLAGS.config.get("parallel", {})

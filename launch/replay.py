@@ -24,7 +24,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("url", "http://127.0.0.1:8000", "Address of the server.")
 flags.DEFINE_integer("sessions", 20, "Conversations without --trace.", 1)
 flags.DEFINE_float("rate", 0.0, "Requests per second; 0: the trace's, or 1.", 0)
-flags.DEFINE_float("think_s", 30.0, "Mean seconds between turns.", 0)
+flags.DEFINE_float("think_s", 30.0, "Mean seconds before the next turn.", 0)
 flags.DEFINE_integer("num_requests", 0, "Number of requests; 0 for all.", 0)
 flags.DEFINE_string("key_file", "", "File with the API key of the server.")
 flags.DEFINE_integer("arrivals_seed", 0, "Seed of random arrivals.", 0)

@@ -68,7 +68,7 @@ def endpoint() -> Any:
 
 
 def _address(name: str, least: int = 0) -> Any:
-  """Returns a flag HOST:PORT, or None if it is not set; port 0 is any."""
+  """Returns (host, port) of a flag, or None; ``least`` is the smallest port."""
   from parallel.peers.transport import handshake
 
   text = FLAGS[name].value

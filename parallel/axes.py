@@ -1,4 +1,4 @@
-"""Parallel axes, each with lanes x devices ranks, and meshes built from them.
+"""Parallel axes of logical ranks, and device meshes that host the ranks.
 
 An experiment has a number of *logical* ranks per axis; a machine has a number
 of devices. Each device hosts ``lanes`` ranks as a leading array dim, so
@@ -21,8 +21,8 @@ import numpy as np
 
 from parallel.base.checks import divisors
 
-# Axis that receives devices first if several assignments use equally many
-# devices: tensor ranks exchange activations in every layer.
+# Axis that gets as many devices as possible if several assignments use equally
+# many in total: tensor ranks communicate most, in every layer.
 _PREFERRED = "tensor"
 
 
@@ -84,10 +84,11 @@ def assign_devices(
   Args:
     sizes: Logical size of each axis, outermost axis first.
     num_devices: Number of devices that the machine has.
-    requested: Number of devices per axis, as the user requests them; an axis
-      that it does not name gets one device. None chooses the divisors of the
-      sizes with the largest product of devices, ties in favour of the tensor
-      axis and then of the innermost axes.
+    requested: Number of devices per axis that the user requests; an axis
+      without an entry gets one device. None uses as many devices as possible,
+      where each axis gets a divisor of its size; of several such assignments
+      it chooses the one with most devices on the tensor axis, then on the
+      innermost axes.
 
   Returns:
     The axes in the order of ``sizes``.
@@ -130,7 +131,7 @@ def assign_devices(
 def _largest_assignment(
   sizes: Mapping[str, int], num_devices: int
 ) -> dict[str, int]:
-  """Returns the number of devices per axis with the largest product."""
+  """Returns numbers of devices per axis that use the most devices in total."""
   names = list(sizes)
   # The sort is stable: it moves the preferred axis, if any, to the front and
   # leaves the order of the other axes unchanged.

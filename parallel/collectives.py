@@ -1,12 +1,13 @@
 """Collectives on lane-stacked arrays, inside ``jax.shard_map``.
 
 A lane-stacked array ``x_R...`` has a leading dim of ``axis.lanes`` logical
-ranks. Every collective works over R first, on the device, and over the mesh
-axis second, so the result does not depend on the number of devices that carry
-the ranks. The number of a rank is ``device * lanes + lane``.
+ranks. Every collective first combines the R lanes on each device and then
+communicates over the mesh axis. Up to the rounding of sums, the result does not
+depend on the number of devices that host the ranks. Lane ``lane`` of device
+``device`` is rank ``device * lanes + lane``.
 
 Shape legend: R = lanes on this device; N = logical ranks; n = devices of the
-mesh axis; K = last dim; s = elements of one rank's slice.
+mesh axis; s = elements of one rank's slice.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +20,9 @@ from jax.sharding import PartitionSpec as P
 
 from parallel.axes import Axis
 
-# Function (array, name of a mesh axis) -> array summed over that axis. As the
-# ``via`` of `reduce_scatter` and `all_gather` it scatters or gathers dim 0.
+# Function (array, name of a mesh axis) -> array summed over that axis. Passed
+# as ``via`` to `reduce_scatter` it reduce-scatters dim 0 of the array instead,
+# and passed to `all_gather` it gathers along dim 0.
 Reduction = Callable[[jax.Array, str], jax.Array]
 
 
@@ -131,19 +133,20 @@ def after(tree: Any, results: Any, needed: bool = True) -> Any:
 
 
 def in_turn(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
-  """Returns both trees, such that what reads ``tree`` follows ``results``.
+  """Returns both trees, with operations on ``tree`` ordered after ``results``.
 
-  If a collective returned ``results``, a collective of ``tree`` starts after it
-  has ended, while ``tree`` itself is computed meanwhile. Without an order, XLA
-  merges both collectives into one, during which nothing is left to compute.
+  Example: ``results`` is the output of one collective and ``tree`` the operand
+  of another. ``tree`` is computed during the first collective, and the second
+  one starts when the first has ended. Without this order XLA merges the two
+  collectives into one, which overlaps with no computation.
 
   Args:
     tree: Arrays, such as operands of a collective.
-    results: Results of an earlier collective, read from the second return
-      value only: so they are needed after ``tree``.
+    results: Results of an earlier collective. Callers use the second return
+      value instead, so that consumers of the results also wait for ``tree``.
     ordered: Whether a data dependency is needed, as between CPU devices
-      (`after`); otherwise it is an optimisation barrier, whose outputs may vary
-      over more axes by type.
+      (`after`); otherwise an optimization barrier is used, whose outputs may
+      vary over more mesh axes by type.
   """
   if ordered:
     return after(tree, results), results
@@ -182,8 +185,8 @@ def all_reduce(
   Args:
     x: ``[R, ...]``, one summand per lane.
     axis: Axis to reduce over.
-    via: Replacement of ``lax.psum`` over the mesh axis, for example a
-      schedule's executor. Its result may be device-varying by type.
+    via: Replacement of ``lax.psum`` over the mesh axis, for example a function
+      of `parallel.routes`. Its result may be device-varying by type.
 
   Returns:
     ``[...]``, the sum, equal on every device.
@@ -262,7 +265,7 @@ def _scatter(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
 
 
 def _in_tiles(x: jax.Array, n: int) -> jax.Array:
-  """Reshapes to ``[n, rows, 128]`` if 128 divides, else to ``[n, elements]``.
+  """Reshapes slices to ``[n, rows, 128]`` if possible, else ``[n, elements]``.
 
   Dim 0 of ``x`` has size n, one slice per device.
   """
@@ -359,8 +362,8 @@ def permute(
     ``[R, ...]``, the array that each rank receives.
 
   Raises:
-    ValueError: A rank is out of range or appears twice on one side, or the axis
-      has a backend.
+    ValueError: A rank is out of range, the source or the destination of two
+      pairs, or the axis has a backend.
   """
   _needs_mesh(axis, "a permute")
   for side, ranks in zip(("source", "destination"), zip(*pairs, strict=True),
@@ -392,15 +395,15 @@ def permute(
 def permute_routes(
   axis: Axis, pairs: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], list[tuple[int, int]] | None]:
-  """Returns the mesh permutes of a `permute`, each of one rank's array.
+  """Returns the ``lax.ppermute`` calls that `permute` makes for some pairs.
 
   Args:
     axis: Axis whose ranks the pairs refer to.
     pairs: Pairs (source rank, destination rank).
 
   Returns:
-    (source lane, destination lane) -> pairs (source device, destination
-    device); None if every device keeps its array, which needs no communication.
+    (source lane, destination lane) -> pairs (source device, destination device)
+    of one call; None if every device keeps its array, so that no call is made.
 
   Example:
     >>> ring = [(rank, (rank + 1) % 4) for rank in range(4)]

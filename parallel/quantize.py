@@ -1,17 +1,18 @@
-"""Means over an axis of deltas that are encoded with few bits.
+"""Mean of deltas over the ranks of an axis, sent with few bits per element.
 
-Every logical rank of an `Axis` (a worker) has one delta, lane-stacked
-``[R, ...]``. The mean over all ranks has no lane dim, is float32 and bitwise
-equal on all devices. There are three routes:
+A delta is an array to average, such as a worker's change of the parameters.
+Every logical rank of an `Axis` (a worker) has one, lane-stacked ``[R, ...]``.
+The mean over all ranks has no lane dim, is float32 and bitwise equal on all
+devices. There are three routes:
 
   all-reduce    Without a codec, float32 (or bfloat16) deltas are summed.
   all-gather    Each worker sends its encoded delta to all others, and each
                 device decodes and sums all of them. Every delta is rounded
                 once. This is the form of Streaming DiLoCo, and the default.
   all-to-all    Worker m receives slice m of every delta, encoded, and sends the
-                mean of these slices, encoded again, to all others. There are
-                two roundings, of which the paper has only the first; a worker
-                sends about 2 (N - 1) / N encoded deltas instead of N - 1.
+                mean of these slices, encoded again, to all others. Values are
+                rounded twice (in the paper only once); a worker sends about
+                2 (N - 1) / N encoded deltas instead of N - 1.
 
 Decoded deltas are summed one at a time, in the order of the workers 0 to N - 1,
 so that the result does not depend on the split of the workers into lanes and
@@ -153,13 +154,13 @@ def roundtrip(
 ) -> jax.Array:
   """Encodes and decodes each lane's delta, as the ranks of `coded_mean` do.
 
-  Includes only the first rounding, which concerns a single worker's delta: the
-  second rounding of the all-to-all route applies to a mean, and the roundings
-  of a bfloat16 all-reduce apply to partial sums.
+  Only the first rounding is included, that of a single worker's delta: the
+  second rounding of the all-to-all route applies to a mean, and the further
+  roundings of a bfloat16 all-reduce apply to partial sums.
 
   Args:
-    x: One delta per lane, ``[R, *B, ...]`` float32.
-    axis: Axis to average over.
+    x: One delta per lane, ``[R, ...]`` float32, encoded as for block_dims=0.
+    axis: Axis whose ranks have the deltas.
     wire: Codec and route of the deltas.
     key: Random key, as passed to `coded_mean`.
 
@@ -234,13 +235,14 @@ def reduce_scatter(
 def sent_bytes(
   num_elements: int, axis: Axis, wire: Wire, rows: int = 1
 ) -> dict[str, int]:
-  """Returns the operand bytes per device of one `coded_mean`, as in ledgers.
+  """Returns the operand bytes of the collectives of one `coded_mean`.
 
-  A device sends the payloads and scales of all its lanes. An all-gather sends
-  its whole operand to each other device, an all-to-all a share to each.
+  `parallel.ledger` counts the same bytes: payloads and scales of all lanes of
+  one device. An all-gather sends this whole operand to each other device, an
+  all-to-all sends one slice of it to each.
 
   Args:
-    num_elements: Elements of a row of one rank's delta on one device.
+    num_elements: Elements per row of one rank's delta on one device.
     axis: Axis to average over.
     wire: Codec and route of the deltas.
     rows: Number of rows, the product of the dims that no block crosses.
@@ -290,8 +292,8 @@ def _mean_by_all_reduce(
   return total.astype(jnp.float32) * (1.0 / divisor)
 
 
-# Anchor or None, arrays of the ranks, residual or None, each reshaped by
-# `_rows` to ``[R, *B, ..., n]``.
+# Anchor (or None), the ranks' arrays and residual (or None) of `coded_mean`,
+# each reshaped by `_rows` to ``[R, *B, ..., n]``.
 _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 
 
@@ -304,8 +306,8 @@ def _mean_by_all_gather(
   decoded rows of one rank.
 
   Returns:
-    The result of ``epilogue`` on the mean, without R; and the new residual as
-    rows, or None.
+    The result of ``epilogue`` on the mean, without lane dim; and the new
+    residual as rows, or None.
   """
   encoded, left = _encode_lanes(rows, call)
   result = epilogue.of_encoded(
@@ -321,7 +323,7 @@ def _mean_by_all_to_all(
   """Averages rows by an all-to-all of slices and an all-gather of their means.
 
   Returns:
-    The mean as rows without R, and the new residual as rows, or None.
+    The mean as rows without lane dim, and the new residual as rows, or None.
   """
   axis, codec = call.axis, call.codec
   *lead, n = rows[1].shape
@@ -392,9 +394,9 @@ def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
 def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
   """Reshapes ``[R, *B, ...]`` to float32 rows ``[R, *B, n]``.
 
-  On the all-gather route, if the last dim is a multiple of the block, the
-  result is ``[R, *B, m, n]`` with n the last dim. The blocks are the same, and
-  TPUs need no copy: joining the two minor dims would change the tiled layout.
+  On the all-gather route, if the last dim n is a multiple of the block, the
+  result is ``[R, *B, m, n]``, where m joins the dims between. The blocks are
+  the same, and TPUs need no copy: joining m and n would change the tiling.
   """
   assert x.shape[0] == axis.lanes, (x.shape, str(axis))
   assert 0 <= block_dims < x.ndim, (x.shape, block_dims)
@@ -405,7 +407,7 @@ def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
 
 
 def _slice(n: int, axis: Axis, codec: Codec) -> int:
-  """Returns the size of each rank's slice of n elements, whole blocks."""
+  """Returns the elements of a rank's slice of n, rounded up to whole blocks."""
   return codec.padded(-(-n // axis.size))
 
 

@@ -74,9 +74,10 @@ def sum_by_ring(x: jax.Array, name: str) -> jax.Array:
 def sum_by_one_shot(x: jax.Array, name: str) -> jax.Array:
   """Sums over a mesh axis by one all-gather of all summands.
 
-  One step replaces reduce-scatter and all-gather, at n / 2 times the bytes of a
-  ring. Each device adds the summands in the order of the devices, in float32 if
-  x is narrower, and rounds once; the sums are bitwise equal on all devices.
+  One step replaces reduce-scatter and all-gather, but sends n / 2 times the
+  bytes of a ring. Each device adds the summands in the order of the devices, in
+  float32 if the dtype of x is narrower, and rounds the sum once, so that the
+  sums are bitwise equal on all devices.
 
   Args:
     x: ``[...]``, one summand per device.
@@ -154,8 +155,8 @@ def _rows(x: jax.Array, parts: int):
   return padded, lambda y: y[: rows.shape[0]].reshape(shape)
 
 
-# Sums over a mesh axis, by the names that configs use. They differ in bytes,
-# number of steps and, through the order of additions, in the last bits.
+# Name of a route in configs -> its function. Routes differ in bytes, in number
+# of steps and, since they add in different orders, in the last bits of the sum.
 ROUTES: dict[str, Reduction] = {
   "psum": lax.psum,
   "scatter_gather": sum_by_scatter_gather,

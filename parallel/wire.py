@@ -1,6 +1,7 @@
-"""Wire format of a coded mean, and the operation applied to the mean.
+"""Wire format of encoded deltas, and the operation applied to their mean.
 
-Both are arguments of `parallel.quantize.coded_mean`.
+Both are arguments of `parallel.quantize.coded_mean`. In shapes, N is the number
+of ranks that are averaged, and B are the dims that codec blocks do not cross.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-  """Encoding of deltas and collective that averages them.
+  """Encoding of deltas, and the collective that averages them.
 
   Attributes:
     codec: "int8", "int4", "e3m0" or "fp8"; or "none" for an all-reduce in
@@ -92,8 +93,8 @@ class Epilogue(Protocol):
   """Operation on a mean, fused with the decoding of the mean if possible.
 
   Both methods return the same result. `of_encoded` is called on the all-gather
-  route, the only one that leaves all encoded rows on each device; `of_mean` on
-  the others.
+  route, the only route on which each device receives all encoded rows;
+  `of_mean` is called on the other routes.
   """
 
   def of_mean(self, mean: jax.Array) -> Any:
@@ -122,7 +123,7 @@ class Epilogue(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-  """Identity: the result is the mean."""
+  """Epilogue that returns the mean unchanged."""
 
   def of_mean(self, mean: jax.Array) -> jax.Array:
     return mean
@@ -142,12 +143,12 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True)
 class NesterovStep:
-  """Outer Nesterov step; the results are the new parameters and momentum.
+  """Epilogue: an outer Nesterov step; returns new parameters and new momentum.
 
   Attributes:
     params: Outer parameters, float32 ``[*B, ...]``.
     momentum: Outer momentum, float32 ``[*B, ...]``.
-    outer: Learning rate and decay of the momentum.
+    outer: Learning rate, and decay of the momentum.
   """
 
   params: jax.Array
@@ -175,6 +176,6 @@ class NesterovStep:
     )
 
 
-# Defaults of `coded_mean`: an all-reduce in float32, which returns the mean.
+# Defaults of `coded_mean`: an all-reduce in float32, whose mean is returned.
 FLOAT32 = Wire()
 IDENTITY = Identity()

@@ -1,6 +1,6 @@
-"""Former name of `parallel.ledger`, which programs of users may import.
+"""Deprecated alias of `parallel.ledger`, for programs that still import it.
 
-An import of it or of its modules warns that it "is now parallel.ledger".
+Importing it or one of its modules warns that it "is now parallel.ledger".
 """
 
 import contextlib
@@ -14,9 +14,9 @@ from parallel import ledger
 warnings.warn(
   "parallel.xla is now parallel.ledger", FutureWarning, stacklevel=2
 )
-# The same modules under both names: a second copy would define other classes.
+# Both names refer to the same modules: a copy would define the classes again.
 for _found in pkgutil.iter_modules(ledger.__path__):
-  with contextlib.suppress(ModuleNotFoundError):  # a plugin without pytest
+  with contextlib.suppress(ModuleNotFoundError):  # pytest is not installed
     sys.modules[f"{__name__}.{_found.name}"] = importlib.import_module(
       f"{ledger.__name__}.{_found.name}"
     )

@@ -1,4 +1,4 @@
-"""Runs as experts of a library: any checkpoint with the base's model."""
+"""Functions that add checkpoints of runs to a library, as experts."""
 
 import os
 import pathlib
@@ -30,8 +30,8 @@ def read_params(
   Args:
     workdir: Folder of a run, or of weights that launch.convert converted.
     step: Step of the checkpoint; None for the newest one.
-    experiment: The run, or one with the same model and outer loop; None to
-      build it.
+    experiment: Experiment of the run, or of another run with the same model and
+      outer loop; None to build it from the folder.
 
   Raises:
     FileNotFoundError: There is no such run or checkpoint.
@@ -48,8 +48,8 @@ def create(
 ) -> Library:
   """Creates a library whose first expert, "base", is a run's checkpoint.
 
-  The library has the config and the tokenizer of the run, which all experts
-  share. An existing library is opened.
+  The library stores the config and the tokenizer of the run; all experts must
+  have the same ones. An existing library is opened.
 
   Args:
     path: Directory of the library.
@@ -88,7 +88,7 @@ def add_run(
     name: Name of the expert.
     workdir: Folder of a run, or of weights that launch.convert converted.
     step: Step of the checkpoint; None for the newest one.
-    form: Form in which it is stored, one of `caatnet.serving.experts.FORMS`.
+    form: Form of the stored parameters, in `caatnet.serving.experts.FORMS`.
     rank: Rank of the form "low_rank".
     replace: Whether to replace the expert of this name instead.
     experiment: Argument of `read_params`.
@@ -124,11 +124,11 @@ def put(
   Args:
     library: The library.
     name: Name of the expert.
-    replaces: Whether the expert exists.
+    replaces: Whether to replace an existing expert of this name.
     path: The folder, or a file with all parameters.
-    kind: Kind of text; "" for none, or for that of the replaced expert. The
+    kind: Kind of text; "" for none or, with ``replaces``, the old one. The
       router selects an added expert only if none was fine-tuned for its kind.
-    description: Description; "" for none, or for that of the replaced expert.
+    description: Description; "" for none or, with ``replaces``, the old one.
 
   Raises:
     FileNotFoundError: There is no such run.

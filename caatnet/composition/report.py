@@ -1,4 +1,4 @@
-"""Report of a composition: losses by kind, router, and stored differences."""
+"""Report of a composition: losses, router accuracy, and stored differences."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,14 +7,14 @@ import numpy as np
 
 from parallel.base.report import Report, Table, keyed
 
-# Rows of the table of losses, by the names in the result.
+# Name of a model in the result -> its name in the table of losses.
 _MODELS = {
   "base": "base", "same": "one model, parameters of router and expert",
   "union": "base trained further, tokens of all experts",
   "random": "experts, random routing", "routed": "experts, routed",
   "oracle": "experts, routed by the true kind",
 }
-_CLAIM_SEEDS = 3  # least number of seeds of a claim about loss
+_CLAIM_SEEDS = 3  # a claim about loss needs at least this many seeds
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -73,7 +73,7 @@ def _differences(
   kinds: Sequence[str], seeds: Sequence[Mapping[str, Any]],
   models: Sequence[str],
 ) -> Table:
-  """Returns the table of routed losses minus those of other models."""
+  """Returns the table of routed experts' losses minus other models' losses."""
   rows = []
   for name in models:
     if name == "routed":
@@ -103,7 +103,7 @@ def _router(
 ) -> Table:
   """Returns the table of the router's accuracy by length of the prompt."""
   rows = []
-  # JSON has no integer keys.
+  # JSON stores the lengths as strings; they are sorted as numbers.
   for length in sorted(seeds[0]["accuracy"], key=int):
     row = {
       kind: _mean(seeds, lambda s, k=kind: s["accuracy"][length][k])  # noqa: B023
@@ -127,7 +127,7 @@ def _router(
 
 
 def _forms(rows: Sequence[Mapping[str, Any]]) -> Table:
-  """Returns the table of stored differences, relative to whole experts."""
+  """Returns the table of sizes and losses of experts in each stored form."""
   whole = rows[0]
   return Table(
     "experts stored as differences from the base, first seed: size of one in "

@@ -30,7 +30,7 @@ def train_router(
   Args:
     documents: Training documents of each kind.
     num_prompts: Number of training prompts of each kind, over all `LENGTHS`.
-    num_buckets: Number of features.
+    num_buckets: Number of hash buckets, each of which is a feature.
     num_steps: Number of steps of Adam.
     seed: Determines the prompts.
   """
@@ -66,7 +66,7 @@ def train_router(
 def accuracy(
   router: Router, documents: Mapping[str, Sequence[bytes]], seed: int
 ) -> dict[int, dict[str, float]]:
-  """Returns the share of correctly routed prompts by length and kind.
+  """Returns the fraction of correctly routed prompts by length and kind.
 
   Args:
     router: The router.

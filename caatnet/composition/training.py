@@ -1,11 +1,11 @@
 """Sweep that trains a composition: a base, a router, and an expert per kind.
 
-For each seed, a base is trained on the union of all kinds of text, and every
-expert from the base's parameters on the text of its kind. Two baselines have
-the same tokens or the same size: "union" is the base trained further on the
-union, with the tokens of all experts together; "same" is one model with the
-parameters of router and expert, trained on the union with the tokens of base
-and expert. The same command resumes a stopped sweep.
+For each seed, a base is trained on the union of all kinds of text. Each expert
+is initialised with the base's parameters and trained on one kind of text. There
+are two baselines. "union" is the base after further training on the union, with
+as many tokens as all experts together. "same" is a single model with as many
+parameters as router and expert together, trained on the union with as many
+tokens as base and expert together. The same command resumes a stopped sweep.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ COLLECTED = "collected.json"
 
 @dataclasses.dataclass(frozen=True)
 class Planned:
-  """Planned run.
+  """Training run of the sweep.
 
   Attributes:
     name: "base", "union", "same", or the kind of an expert.
@@ -60,7 +60,7 @@ def run(
   seeds: Sequence[int] = (),
   texts: Mapping[str, kinds.Kind] | None = None,
 ) -> dict[str, Any]:
-  """Trains and evaluates a composition, and writes its library.
+  """Trains and evaluates a composition, and writes its library of experts.
 
   Args:
     config: Config of the base's run, with the sections ``kinds`` and ``sweep``.
@@ -70,7 +70,9 @@ def run(
     texts: Kinds of text by name; None for those of `kinds.KINDS`.
 
   Returns:
-    The result, plain data as in `RESULT`.
+    Plain data, as in the file `RESULT`: "kinds", their names; "seeds", the
+    result of `evaluation.of_seed` for each seed; and "left_out", messages about
+    kinds without enough text.
 
   Raises:
     SystemExit: A signal has stopped a run, which has been saved.
@@ -150,12 +152,12 @@ def planned(
   config: ml_collections.ConfigDict, options: Kinds, names: tuple[str, ...],
   workdir: epath.Path, seed: int,
 ) -> Iterator[Planned]:
-  """Yields the runs of a seed; each starts after the ones before it.
+  """Yields the runs of a seed in the order in which they must be trained.
 
   Args:
     config: Config of the base's run.
     options: Section ``kinds``.
-    names: The kinds.
+    names: Names of the kinds of text.
     workdir: Folder of the sweep.
     seed: The seed.
   """
@@ -172,7 +174,7 @@ def planned(
     if from_base:
       own.train.init_from = str(base_folder)
       own.optimizer.learning_rate = options.learning_rate
-    # All checkpoints, which are experts too.
+    # Keeps all checkpoints, since the library may store them as experts, too.
     own.train.keep_checkpoints = 1 + num_steps // own.train.checkpoint_every
     folder = workdir / "runs" / f"{name}_seed{seed}"
     return Planned(name, seed, folder, own)
@@ -184,7 +186,7 @@ def planned(
   if options.baselines:
     yield made(UNION, UNION, len(names) * options.expert_steps, True)
     same = made(SAME, UNION, steps + options.expert_steps, False)
-    # Hidden channels for the router's parameters: three matrices per layer.
+    # Adds as many parameters as the router has, 3 x width per hidden channel.
     extra = (options.buckets + 1) * len(names)
     model = same.config.model
     model.ffn_width += math.ceil(extra / (3 * model.width * model.num_layers))
@@ -196,9 +198,9 @@ def write_library(
 ) -> library.Library:
   """Writes the library of experts of finished runs.
 
-  The experts of the first seed are the fine-tuned ones. Experts of other seeds
-  and earlier checkpoints follow, up to ``options.experts``; no result of the
-  report depends on them.
+  The library has the base and the fine-tuned experts of the first seed, then
+  experts of other seeds and earlier checkpoints, up to ``options.experts``. The
+  report does not depend on the latter.
   """
   first = next(iter(runs))
   (base, *_) = runs[first]
@@ -225,8 +227,8 @@ def write_library(
 def _experts(
   runs: Mapping[int, list[Planned]], first: int
 ) -> Iterator[tuple[str, Planned, int, str]]:
-  """Yields name, run, step and origin of experts in order of preference."""
-  # The model "same" has other shapes.
+  """Yields name, run, step and origin of experts, the preferred ones first."""
+  # "same" has other shapes than the base, so it cannot be an expert.
   usable = [x for of in runs.values() for x in of if x.name != SAME]
   tuned = [x for x in usable if x.name not in (BASE, UNION)]
   for one in tuned:
@@ -248,7 +250,7 @@ def _train(one: Planned, mesh: Mapping[str, int] | None) -> None:
   """Trains a run unless it is finished."""
   done, steps = one.folder / "finished", f"{one.config.train.num_steps}\n"
   if done.exists():
-    if done.read_text() != steps:  # later runs began with its parameters
+    if done.read_text() != steps:  # experts were initialised with its result
       raise ValueError(
         f"{one.folder} finished after {done.read_text().strip()} steps, but "
         f"the config has {steps.strip()}; use another --workdir"
@@ -267,10 +269,11 @@ def _train(one: Planned, mesh: Mapping[str, int] | None) -> None:
 def _collect(
   folder: epath.Path, texts: Mapping[str, kinds.Kind] | None, **options: Any
 ) -> tuple[dict[str, Text], list[str]]:
-  """Returns the result of `kinds.available` at the first start of a sweep.
+  """Returns the texts of a sweep by kind, and messages about omitted kinds.
 
-  A resumed sweep reads it from files, since the machine's files may have
-  changed in the meantime, for example by an update.
+  The first start of a sweep collects them with `kinds.available` and stores
+  them. A resumed sweep reads what was stored, since the machine's files may
+  have changed in the meantime, for example by an update.
 
   Args:
     folder: The folder for the corpora, as .jsonl files.
@@ -301,7 +304,7 @@ def _collect(
       "machine; lower config.kinds.min_bytes"
     )
   written = kinds.write_corpora(found, folder)
-  records.write_json(path, {  # last: it makes the files complete
+  records.write_json(path, {  # written last: the corpora are complete
     "kinds": list(found), "left_out": left_out, "options": options,
     "files": written,
   })

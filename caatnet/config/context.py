@@ -1,4 +1,4 @@
-"""Context of a model's builder: other parts of the experiment that it reads."""
+"""Parts of an experiment that the builder of its model reads."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -17,11 +17,11 @@ class Context:
     platform: The platform of the devices: "cpu", "gpu" or "tpu".
     tensor: The tensor axis.
     kernels: Implementations of all kernels in order of preference.
-    evidence_of: The device kind whose measurements select the implementation of
-      norms; None to use their kernel unconditionally.
+    evidence_of: The device kind whose measurements decide whether norms use a
+      kernel; None to use the kernel unconditionally.
     data: The training data.
     sync: The section ``config.sync``; None if the config has none.
-    stage: The stage axis if pipeline stages cut the vocabulary, else None.
+    stage: The stage axis if the vocabulary is sharded over stages, else None.
   """
 
   platform: str
@@ -33,7 +33,7 @@ class Context:
   stage: Axis | None = None
 
   def check_unshared(self, model: str, name: str, data: type) -> None:
-    """Checks the config of a model without tensor parallelism.
+    """Checks the config of a model that supports no tensor parallelism.
 
     Args:
       model: ``config.model.name``.
@@ -61,7 +61,7 @@ class Context:
       )
 
   def check_language(self, model: str) -> None:
-    """Checks the config of a language model with tensor parallelism.
+    """Checks the config of a language model that supports tensor parallelism.
 
     Args:
       model: ``config.model.name``.

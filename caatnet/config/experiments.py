@@ -1,7 +1,7 @@
 """Builder of an experiment from a config.
 
 The built objects take frozen dataclasses and do not depend on ml_collections.
-This folder has one file per section of a config, with the section's name.
+Each other file of this folder builds one section of a config and has its name.
 """
 
 from collections.abc import Mapping
@@ -52,10 +52,10 @@ _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",
   "zero", "memory", "data", "optimizer", "train", "inference", "elastic",
 )
-# Sections that only some models (with sync policies, pipeline stages or text
-# generation) or runs (in a swarm) have.
+# Sections of some configs only: of models with sync policies, pipeline stages
+# or text generation, and of runs in a swarm.
 _OPTIONAL = ("sync", "pipeline", "inference", "elastic")
-# Keys of configs that are not training runs -> launch script of these configs.
+# Keys that only other configs have -> launch script for such a config.
 _OTHERS = {
   "study": "simulate", "sweep": "sweep", "kinds": "sweep",
   "benchmark": "benchmark", "federated": "federate",
@@ -72,7 +72,7 @@ def build(
   Args:
     config: A config with the sections of ``configs/caatnet/base.py``.
     requested_mesh: Devices per axis (``--mesh``); None for the assignment that
-      uses most devices.
+      uses the largest number of devices.
     devices: The devices to use; None for all devices of this machine.
 
   Returns:
@@ -83,7 +83,7 @@ def build(
       allowed values.
   """
   check(config)
-  # The partition first: it defines the data levels, hence the mesh's axes.
+  # The partition is built first, since its levels are axes of the mesh.
   zero: Zero = sections.call(
     "zero", build_zero, config.zero, config.parallel.data
   )
@@ -97,7 +97,7 @@ def build(
     "vocab_size": config.model.get("vocab_size"),
     "kernels": program.layout.kernels,
   }
-  # Arguments of data that are keys of other sections.
+  # Fields of the data whose values are keys of other sections.
   data = dataclasses.replace(data, **{
     f.name: told[f.name] for f in dataclasses.fields(data) if f.name in told
   })
@@ -150,7 +150,7 @@ def build_program(
   axes = _axes(parallel, zero, len(devices), requested_mesh)
   kernels = _kernels(config.kernels, platform)
   pipeline = _pipeline(config)
-  # With "sharded", stages cut embedding and head in addition to tensor ranks.
+  # With "sharded", embedding and head are split over stages and tensor ranks.
   together = pipeline is not None and pipeline.vocabulary == "sharded"
   context = Context(
     platform,
@@ -189,7 +189,7 @@ def from_folder(
   workdir: str | os.PathLike[str],
   requested_mesh: Mapping[str, int] | None = None,
 ) -> Experiment:
-  """Builds the experiment of a run's folder, with the run's stored tokenizer.
+  """Builds the experiment in a run's folder, with the run's stored tokenizer.
 
   Args:
     workdir: The run's folder.
@@ -213,7 +213,7 @@ def from_folder(
 
 
 def stored(workdir: str | os.PathLike[str]) -> ml_collections.ConfigDict:
-  """Returns the config of a run's folder, without keys of its machine."""
+  """Returns the config in a run's folder; machine-specific keys are reset."""
   config = ml_collections.ConfigDict(records.read_config(files.folder(workdir)))
   config.parallel.device_order, config.parallel.xla_options = (), ""
   return config
@@ -250,7 +250,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def check_cache(section: Mapping[str, Any]) -> None:
-  """Raises ValueError if a sequence of ``context`` exceeds the whole cache."""
+  """Raises ValueError if ``context`` tokens do not fit into the cache."""
   with naming("config.inference", ("context",)):
     options: Inference = tree.section_of("inference", section)
     held = options.pages * options.page_size
@@ -272,7 +272,7 @@ def _axes(
   num_devices: int,
   requested_mesh: Mapping[str, int] | None,
 ) -> dict[str, Axis]:
-  """Returns all axes by name, outermost first; data is split into levels."""
+  """Returns all axes by name, outermost first, with one axis per data level."""
   sizes = (
     {"worker": parallel.worker}
     | {level.name: level.size for level in zero.partition.levels}
@@ -297,7 +297,7 @@ def _mesh(
 
 
 def _xla_options(parallel: Parallel) -> tuple[tuple[str, bool | str], ...]:
-  """Returns ``config.parallel.xla_options`` as pairs."""
+  """Parses ``config.parallel.xla_options`` to pairs (name, value)."""
   try:
     return tuple(compiler_options.parse(parallel.xla_options).items())
   except ValueError as error:
@@ -305,7 +305,7 @@ def _xla_options(parallel: Parallel) -> tuple[tuple[str, bool | str], ...]:
 
 
 def _pipeline(config: ml_collections.ConfigDict) -> Pipeline | None:
-  """Returns ``config.pipeline``; None for one stage."""
+  """Returns ``config.pipeline``; None if there is only one stage."""
   if config.parallel.get("stage", 1) == 1:
     return None
   if "pipeline" not in config:
@@ -322,15 +322,16 @@ def _stages(
   """Builds the pipeline stages of a model.
 
   Raises:
-    ValueError: If the model cannot be cut into stages, the pipeline schedule is
-      unknown or does not support these numbers, or there are too few layers.
+    ValueError: If the model cannot be split into stages, the pipeline schedule
+      is unknown or does not support the numbers of stages, microbatches and
+      chunks, or there are too few layers.
   """
   with (
     naming("config.model", ("widths",)),
     naming("config.sync", ("p_attention", "p_mlp", "carry")),
   ):
     stack = model.parts().stack
-  # The layers are cut into stages x chunks parts.
+  # The layers are split into stages x chunks parts.
   num_layers, chunks = model.stacks[stack], pipeline.chunks
   with naming("config.pipeline", fields.keys(Pipeline)):
     if pipeline.schedule == "forward":
@@ -340,7 +341,7 @@ def _stages(
       )
     size = (pipeline.schedule, axis.size, microbatches, chunks)
     builders.taken(*size)
-    # Before `build`, whose time grows with the number of stages.
+    # Checked before `build`, whose time grows with the number of stages.
     if axis.size * chunks > num_layers:
       raise ValueError(
         f"chunks={chunks} x config.parallel.stage={axis.size} must be at most "
@@ -356,7 +357,7 @@ def _stages(
 def _check_kept(
   layout: Layout, config: ml_collections.ConfigDict
 ) -> None:
-  """Rejects configs in which stored residuals would increase memory or work.
+  """Rejects configs for which storing residuals would increase memory or work.
 
   Raises:
     ValueError: If residuals would include gradients, or weights would have to
@@ -367,10 +368,10 @@ def _check_kept(
     return
   kept = "config.pipeline.keep='residuals'"
   if stages.schedule.splits:
-    # A split backward separates cotangents of inputs from those of weights.
-    # Rematerialised functions and functions of a partition are not separable:
-    # their weight gradients would be computed with the cotangents of inputs and
-    # stored until the second half.
+    # A split backward computes the cotangents of inputs in its first half and
+    # those of weights in its second half. Rematerialised functions and gathers
+    # of weight shards cannot be separated: the first half would compute their
+    # weight gradients, too, and store them until the second half.
     kept += f" with schedule={stages.schedule.name!r}"
     if config.model.get("remat", "none") != "none":
       raise ValueError(
@@ -420,7 +421,7 @@ def _kernels(value: str, platform: str) -> tuple[str, ...]:
   """Returns implementations in order of preference, for a platform."""
   if value == "interpret":
     return ("tpu_interpret", "reference")
-  # Further exceptions of "auto" are decided by the builders of models.
+  # The builders of models may also exclude kernels if the value is "auto".
   return selection.preference("auto" if value == "pallas" else value, platform)
 
 

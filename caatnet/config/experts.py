@@ -25,7 +25,7 @@ from caatnet.train import records, tokenizer
 from parallel.base.checks import known
 from parallel.plans.placement.slots import Slots
 
-# Largest share of a device's free memory for slots; the rest is for the cache.
+# Largest fraction of a device's free memory for slots; the cache has the rest.
 _SLOTS_SHARE = 0.8
 
 
@@ -35,13 +35,13 @@ def build(
   say: Callable[[str], None] = print,
   change: Change = unchangeable,
 ) -> Served:
-  """Opens a library and loads its first experts.
+  """Builds a server of a library of experts, and loads the first experts.
 
   Args:
     config: Config with the sections ``experts``, ``inference`` and ``serving``,
       and with those of a model if ``experts.random`` is not 0.
     requested_mesh: Devices per axis; None for the default assignment.
-    say: Prints a line: an expert that cannot be loaded.
+    say: Prints a warning about an expert that cannot be loaded.
     change: Adds or replaces an expert at run time.
 
   Raises:
@@ -89,7 +89,7 @@ def build(
 
 
 def _opened(config: ml_collections.ConfigDict, options: Options) -> Library:
-  """Opens the library, which is created if it is to have random experts."""
+  """Opens the library; creates it if ``options.random`` is not 0."""
   if options.random:
     return create_random(options.path, config, options.random)
   if not os.path.exists(os.path.join(options.path, INDEX)):
@@ -107,7 +107,7 @@ def _opened(config: ml_collections.ConfigDict, options: Options) -> Library:
 
 
 def _has_differences(library: Library) -> bool:
-  """Returns whether an expert is stored as a difference from its base."""
+  """Returns whether any expert is stored as a difference from the base."""
   for name in library.names:
     with contextlib.suppress(ValueError):  # a damaged file
       if library.form(name) != WHOLE:
@@ -119,7 +119,7 @@ def _built(
   library: Library, config: ml_collections.ConfigDict,
   requested_mesh: Mapping[str, int] | None,
 ) -> inference.Inference:
-  """Builds the model of a library."""
+  """Builds the model of a library's experts."""
   run = experiments.stored(library.path)
   run.inference = config.inference
   run.parallel.data = 1
@@ -161,12 +161,12 @@ def create_random(
 ) -> Library:
   """Creates or completes a library of experts with random parameters.
 
-  They are named random-000, random-001 and so on. Each has a kind of its own,
-  with its name, so that a router can select it.
+  Experts are named random-000, random-001 and so on. The kind of text of each
+  expert is its name, so that a router can select it.
 
   Args:
     path: Directory of the library.
-    config: Config of a run: the model.
+    config: Config of a run, which defines the model of the experts.
     count: Number of experts.
   """
   library = Library.create(path)

@@ -26,14 +26,14 @@ class Federation:
 
   Attributes:
     config: The whole config as plain data, for ``config.json``.
-    experiment: Model, data and inner optimizer of a client; None for clients of
+    experiment: Model, data and inner optimizer of a client; None if clients run
       ``numpy_client``.
     section: ``config.federated``.
-    vectors: Parameters as one vector.
+    vectors: Conversion of parameters to one vector and back.
     rules: Constants of the server.
-    arithmetic: Arithmetic of the server.
-    uplink: Codec of updates.
-    downlink: Codec of differences between revisions.
+    arithmetic: The server's computations on vectors.
+    uplink: Codec of clients' updates.
+    downlink: Codec of differences between revisions of the model.
     links: Emulated link of each client; () for none.
   """
 
@@ -48,7 +48,7 @@ class Federation:
   links: tuple[links.Link, ...]
 
   def trainer(self, client: int) -> Trainer:
-    """Returns the local training of a client; reads its data."""
+    """Reads the data of a client and returns its trainer."""
     some, experiment = self.section, self.experiment
     if experiment is None:
       return flower.NumPyTrainer(
@@ -67,7 +67,7 @@ class Federation:
     )
 
   def codecs(self, client: int) -> Codecs:
-    """Returns the codecs of a client."""
+    """Returns a client's functions to encode updates and decode models."""
     key = jax.random.fold_in(jax.random.key(self.rules.seed), client)
 
     def encode(delta: np.ndarray, round: int) -> bytes:
@@ -82,7 +82,7 @@ def build(config: ml_collections.ConfigDict, client: int = 0) -> Federation:
   Args:
     config: A config with the sections of ``configs/federated/tiny.py``.
     client: With ``numpy_client``, id of the client whose initial parameters
-      define shapes and, on the server, initial values.
+      define the shapes and, on the server, the initial model.
 
   Raises:
     ValueError: If a value is not allowed; the message has the key.
@@ -115,7 +115,7 @@ def build(config: ml_collections.ConfigDict, client: int = 0) -> Federation:
 def _numpy_vectors(
   config: ml_collections.ConfigDict, section: Federated, number: int
 ) -> flower.Vectors:
-  """Returns the initial parameters of a client."""
+  """Returns the initial parameters of client `number` as one vector."""
   if "model" in config or section.split != "own" or section.test:
     raise ValueError(
       f"config.federated.numpy_client={section.numpy_client!r} needs a config "
@@ -130,7 +130,7 @@ def _federation(
   config: ml_collections.ConfigDict, section: Federated,
   experiment: Experiment | None, vectors: Vectors | flower.Vectors,
 ) -> Federation:
-  """Builds the server's part."""
+  """Builds codecs, links and the server's rules and arithmetic."""
   with naming("config.federated", fields.keys(Federated)):
     rules = Rules(
       digest=vectors.digest, seed=config.seed, **{

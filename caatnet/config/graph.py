@@ -3,7 +3,7 @@
 from caatnet.config.data import of_keys
 from caatnet.data.graphs import builders, loaders
 
-# Sources of a graph. They receive the section and the folder to write.
+# Builders of a graph. They receive the section and the folder to write to.
 SOURCES = {
   name: of_keys(make)
   for name, make in {

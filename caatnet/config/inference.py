@@ -34,15 +34,15 @@ _COMPILED_BYTES = 1 << 22
 
 @dataclasses.dataclass(frozen=True)
 class Inference:
-  """Language model on a mesh, with the sizes of its cache.
+  """Factory of decoders and scorers of a language model on a mesh.
 
   Attributes:
-    program: The model on a mesh, with one worker and without a partition.
-    capacity: Capacity of each replica.
-    cache_shape: The cache of one rank.
-    layers_apart: Whether layers have separate arrays instead of stacked ones.
+    program: The model on a mesh, with one worker and without a ZeRO partition.
+    capacity: Sizes of the batch and of a sequence, for each replica.
+    cache_shape: Shape of the cache of one rank.
+    layers_apart: Whether each layer has its own arrays instead of stacked ones.
     coded: Whether matrices are stored as int8 codes.
-    nanobatches: Cuts of each step into pieces; None for none.
+    nanobatches: Rule that splits each step into pieces; None for whole steps.
   """
 
   program: Program
@@ -53,7 +53,7 @@ class Inference:
   nanobatches: Nanobatches | None = None
 
   def decoder(self, params: Any) -> Decoder:
-    """Returns a decoder of given parameters.
+    """Returns a decoder with given parameters.
 
     Args:
       params: float32 parameters ``[..., ranks, ...]``, which are donated.
@@ -61,13 +61,13 @@ class Inference:
     return self.decoder_of(self.weights(params))
 
   def decoder_of(self, weights: Weights) -> Decoder:
-    """Returns a decoder of `weights`."""
+    """Returns a decoder with `weights`."""
     return Decoder(
       self.program, weights, self.capacity, self.cache_shape, self.nanobatches
     )
 
   def scorer_of(self, weights: Weights) -> Scorer:
-    """Returns a scorer of `weights`."""
+    """Returns a scorer with `weights`."""
     capacity = self.capacity
     return Scorer(self.program, weights, capacity.context, capacity.batch)
 
@@ -88,16 +88,17 @@ def build(
 ) -> Inference:
   """Checks a run's config and builds its model for inference.
 
-  The model has all tensor ranks of the run, one worker, no partition and one
-  pipeline stage. Data-parallel ranks are replicas.
+  The model has all tensor ranks of the run, one worker, no ZeRO partition and
+  one pipeline stage. Data-parallel ranks are replicas.
 
   Args:
-    config: The config of a run. For older runs without a section ``inference``,
-      the section has its defaults.
+    config: The config of a run. If it is from an older run and has no section
+      ``inference``, the section's defaults are used.
     requested_mesh: Devices per axis (``--mesh``); None for the default
       assignment.
     devices: The devices to use; None for all devices of this machine.
-    machine: Their name, for plans; "" if ``config.inference`` has it.
+    machine: Name of the devices' machine, such as gpu:h200:1x8, if
+      ``config.inference.machine`` is ""; it is used to plan nano-batches.
 
   Raises:
     ValueError: If a value is not allowed, or the model is not a language model.
@@ -111,7 +112,7 @@ def build(
   )
   with config.unlocked():
     config.parallel.worker = config.parallel.stage = 1
-    # Keys that affect training only have neutral values.
+    # Keys that affect only training get neutral values.
     config.model.dtype = options.dtype or config.model.dtype
     if "remat" in config.model:
       config.model.remat = "none"
@@ -145,7 +146,7 @@ def build(
 def _cache(
   options: schema.Inference, program: Program
 ) -> tuple[Capacity, CacheShape]:
-  """Returns the sizes of the batch and of the cache."""
+  """Returns the capacity of a replica and the shape of its cache."""
   capacity = Capacity(
     options.batch, options.context, options.page_size,
     options.batch if options.batch_invariant else options.chunk,
@@ -163,7 +164,7 @@ def _cache(
       "positions, since positions are int32"
     )
   layout = program.layout
-  # Kernels must support `vmap` if a device has several lanes.
+  # On a device with several lanes (logical ranks), `vmap` maps kernels.
   mapped = any(axis.lanes > 1 for axis in (layout.tensor, *layout.data))
   shape = program.model.cache_shape(
     CacheSizes(
@@ -192,7 +193,7 @@ def _platform(program: Program) -> str:
 def with_inference(
   config: ml_collections.ConfigDict,
 ) -> ml_collections.ConfigDict:
-  """Returns a copy of a config, with the section ``inference`` added."""
+  """Returns a copy of a config, with a default ``inference`` if missing."""
   config = config.copy_and_resolve_references()
   if "inference" not in config:
     with config.unlocked():
@@ -205,7 +206,7 @@ def of_folder(
   requested_mesh: Mapping[str, int] | None = None,
   overrides: str = "",
 ) -> Inference:
-  """Builds the inference of a run's folder without reading its parameters.
+  """Builds the `Inference` of a run's folder without reading its parameters.
 
   Arguments and errors are those of `from_folder`.
   """
@@ -219,7 +220,7 @@ def read(
   """Reads the parameters of a run's folder.
 
   Args:
-    made: Inference of the run, whose mesh receives the parameters.
+    made: The run's `Inference`, whose mesh receives the parameters.
     workdir: The run's folder.
     step: The step of the checkpoint; None for the newest one.
 
@@ -244,7 +245,7 @@ def from_folder(
   overrides: str = "",
   step: int | None = None,
 ) -> tuple[Inference, Any, int]:
-  """Builds the inference of a run's folder and reads its parameters.
+  """Builds the `Inference` of a run's folder and reads its parameters.
 
   Args:
     workdir: The run's folder.
@@ -253,7 +254,7 @@ def from_folder(
     step: The step of the checkpoint; None for the newest one.
 
   Returns:
-    The inference, the run's float32 parameters on its mesh, and the step of
+    The `Inference`, the run's float32 parameters on its mesh, and the step of
     the checkpoint.
 
   Raises:

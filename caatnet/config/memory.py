@@ -1,9 +1,9 @@
-"""Builder of ``config.memory``: the update of a step, and its memory.
+"""Builder of ``config.memory``: the optimizer's update and memory placement.
 
-Of a file of ``launch.place``, a run executes the tiers of master weights,
-moments and gradients, and which layers save which activations on the device or
-on the host. `unexecuted` names the rest: XLA has one kind of pinned memory, of
-any NUMA node, and weights stay on the device.
+A run executes two parts of a placement that ``launch.place`` has written: the
+tiers of master weights, moments and gradients, and the activations that layers
+save on the device or on the host. `unexecuted` names other parts: XLA cannot
+choose the NUMA node of pinned memory, and weights stay on the device.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _Memories = dict[Literal["device", "host"], _Share]
 
 
 class _Row(files.OpenSchema):
-  """Policy in a file of ``launch.place``; None where it does not apply."""
+  """Policy in a file of ``launch.place``; fields that do not apply are None."""
 
   policy: str
   host_optimizer: dict[str, dict[str, _Share]] | None = None
@@ -41,20 +41,20 @@ class _Placements(files.OpenSchema):
 
 
 def moments(section: Memory) -> str:
-  """Returns the memory kind of moments between steps, as jax arrays.
+  """Returns the jax memory kind of the inner optimizer's moments between steps.
 
-  Those of the host's optimizer are jax arrays when they are read from a
-  checkpoint.
+  The moments of an optimizer on the host are jax arrays only while they are
+  read from a checkpoint.
   """
   return "pinned_host" if section.optimizer == "host" else section.moments
 
 
 def activations(section: Memory) -> Activations:
-  """Returns what layers save for their backward, and where.
+  """Returns which activations layers save for their backward, and where.
 
   Raises:
-    ValueError: There is no placement, or not of this policy.
-    OSError: Its file cannot be read.
+    ValueError: There is no placement, or its file lacks the section's policy.
+    OSError: The file of the placement cannot be read.
   """
   if section.activations != PLACEMENT:
     return ON_DEVICE if section.activations == "device" else ON_HOST
@@ -89,7 +89,7 @@ def unexecuted(section: Memory) -> str:
       f"config.memory.moments={section.moments!r}",
     ) | {"gradients": "on the device"}
   elif "gradients" not in _planned(section, "host_optimizer"):
-    # Files of earlier versions have no tiers of gradients for the host.
+    # Files of earlier versions have no tiers of the host's gradients.
     reasons["gradients"] = "in memory of any node"
   found = []
   for tensor, shares in _planned(section, "placed").items():
@@ -102,14 +102,14 @@ def unexecuted(section: Memory) -> str:
 def build_update(
   config: ml_collections.ConfigDict
 ) -> DeviceUpdate | HostUpdate:
-  """Builds the update of ``config.memory.optimizer``.
+  """Builds the inner optimizer's update on ``config.memory.optimizer``.
 
   Args:
     config: The config of a run, which has been checked.
 
   Raises:
-    ValueError: The host cannot update the state of this run, or a key has no
-      effect.
+    ValueError: The optimizer on the host does not support this run, or a key
+      has no effect.
   """
   section: Memory = tree.section_of("memory", config.memory)
   if section.optimizer == "device":
@@ -143,10 +143,10 @@ def build_update(
 
 
 def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
-  """Returns the tiers of each array of the host's optimizer.
+  """Returns the tiers, with fractions, of each array of the host's optimizer.
 
   Raises:
-    ValueError: The file of a placement has none that the host can execute.
+    ValueError: The file has no placement that the host can execute.
     OSError: The file cannot be read.
   """
   planned = (
@@ -160,7 +160,7 @@ def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
 
 
 def _planned(section: Memory, field: str) -> Mapping[str, Any]:
-  """Returns a field that the file of ``launch.place`` has for the policy."""
+  """Returns a field of the section's policy in the file of ``launch.place``."""
   try:
     read = files.parse(
       _Placements, files.read_bytes(pathlib.Path(section.placement))
@@ -186,7 +186,7 @@ def _planned(section: Memory, field: str) -> Mapping[str, Any]:
 
 
 def _check(config: ml_collections.ConfigDict) -> None:
-  """Raises ValueError for a config that the host cannot update."""
+  """Raises ValueError if the optimizer on the host cannot run a config."""
   for name, needed in (
     ("memory.moments", "device"),
     ("optimizer.name", "adamw"),

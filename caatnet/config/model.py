@@ -50,7 +50,7 @@ def transformer(
 def _stack(
   model: str, section: schema.Stack, context: Context
 ) -> tuple[Sync, dict[str, Any]]:
-  """Returns sync policies and the fields common to all `StackConfig`."""
+  """Returns sync policies, and arguments common to all `StackConfig`."""
   context.check_language(model)
   sync: Sync = sections.call(
     "sync", build_sync, context.sync, context, section.num_layers, section.remat
@@ -61,11 +61,11 @@ def _stack(
 
 
 def check_positions(key: str, length: int, most: int) -> None:
-  """Raises ValueError for sequences that exceed a model's positions.
+  """Raises ValueError if sequences are longer than a model supports.
 
   Args:
-    key: Key of the length.
-    length: Longest sequence.
+    key: The config key that sets `length`.
+    length: Length of the longest sequence.
     most: ``config.model.max_positions``; 0 for no limit.
   """
   if 0 < most < length:
@@ -142,7 +142,7 @@ def graph(section: schema.Graph, context: Context) -> Model:
   Raises:
     ValueError: If a value is not allowed, or requires tensor parallelism.
   """
-  # Other runs do not load the packages of graphs.
+  # Imported here, so that other runs do not load the packages of graphs.
   from caatnet.data.graphs.data import GraphData
   from caatnet.models.graph import LAYERS, GraphModel
 

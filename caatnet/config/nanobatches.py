@@ -16,14 +16,14 @@ def build(
   value: str, machine: str, program: Program, cache_shape: CacheShape,
   most_sequences: int,
 ) -> Nanobatches | None:
-  """Returns the cuts of a model's steps; None for none.
+  """Returns how a model's steps are split into pieces; None for whole steps.
 
   Args:
     value: Number of pieces, or "plan".
-    machine: Name of the devices, for a plan; "" if unknown.
+    machine: Name of the devices' machine, for a plan; "" if unknown.
     program: The model on its mesh.
-    cache_shape: Cache of one rank.
-    most_sequences: Sequences of a full step of decodes.
+    cache_shape: Shape of the cache of one rank.
+    most_sequences: Largest number of sequences that a step decodes.
 
   Raises:
     ValueError: The value is unknown, there are more pieces than tokens, the

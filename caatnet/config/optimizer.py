@@ -44,8 +44,8 @@ def _sgd(section: schema.SGD, num_steps: int, decays: Any) -> Inner:
   return Inner(optimizer, rate, section.clip_norm)
 
 
-# Builders by config name. They receive the section, config.train.num_steps, and
-# a tree of booleans: whether weight decay applies to a parameter.
+# Builders by optimizer name. They receive the section, config.train.num_steps,
+# and a tree with a boolean per parameter: whether weight decay applies to it.
 OPTIMIZERS = {"adamw": _adamw, "sgd": _sgd}
 
 
@@ -55,7 +55,7 @@ def _warmup_cosine(
   """Returns a schedule: linear warm-up to the peak, then a cosine decay.
 
   The cosine ends at step ``decay_steps``, or ``num_steps`` if that is 0. Later
-  steps have its last value, ``final_fraction`` of the peak.
+  steps keep the final learning rate, ``final_fraction`` of the peak.
   """
   peak, warmup_steps = section.learning_rate, section.warmup_steps
   end = section.decay_steps or num_steps

@@ -60,7 +60,7 @@ def _rule(section: schema.Judging, program: Program) -> health.Rule:
 
 
 def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
-  """Returns the weights of workers' means, one for each worker or none."""
+  """Returns one weight per worker for means; () for equal weights."""
   worker = program.layout.worker
   weights = tuple(map(float, section.weights))
   if len(weights) not in (0, worker.size):  # () means equal weights
@@ -74,7 +74,7 @@ def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
 def _exchange(
   section: schema.Exchanging, program: Program, seed: int
 ) -> Exchange:
-  """Builds a mean over workers, possibly sent in low precision."""
+  """Builds the exchange that averages values over workers."""
   return Exchange(
     program.layout.worker, _wire(section, program.layout.kernels),
     _block_dims(program), _weights(section, program), section.error_feedback,
@@ -83,13 +83,14 @@ def _exchange(
 
 
 def _wire(section: schema.Exchanging, kernels: tuple[str, ...]) -> Wire:
-  """Builds the wire format of an exchange."""
+  """Builds the format in which an exchange sends values."""
   if section.codec not in ("float32", "bfloat16"):
     return Wire(
       section.codec, section.block or DEFAULT_BLOCK, section.route,
       section.stochastic_rounding, implementation=kernels,
     )
-  # An all-reduce has no blocks, and float32 has no rounding error.
+  # Other values have no effect: an all-reduce has no blocks, and float32 has no
+  # rounding error.
   neutral = {"block": 0, "route": "all_gather", "stochastic_rounding": False}
   if section.codec == "float32":
     neutral["error_feedback"] = False
@@ -153,10 +154,10 @@ def _streaming(
 
 
 def _fragments(section: schema.Streaming, program: Program) -> Fragments:
-  """Builds the fragments; each pipeline stage has equally many layers of one.
+  """Builds fragments that have equally many layers on each pipeline stage.
 
   Raises:
-    ValueError: If stages would have different numbers of a fragment's layers.
+    ValueError: If a fragment would have more layers on some stages.
   """
   stages, layers = program.layout.stages, section.fragment_layers
   stacks, strided = program.model.stacks, section.pattern == "strided"
@@ -170,7 +171,7 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
       "pattern='strided', so that each stage has equally many layers of a "
       "fragment"
     )
-  fragments(stacks, layers, strided)  # raises if layers do not divide
+  fragments(stacks, layers, strided)  # raises if layers are not divisible
   # A part has whole periods of the stride, so a stage's layers are strided.
   here = {key: count // stages.axis.size for key, count in stacks.items()}
   return fragments(here, layers // stages.axis.size, strided, num_lead=1)
@@ -207,8 +208,8 @@ def _noloco(section: schema.NoLoCo, program: Program, seed: int) -> OuterLoop:
   )
 
 
-# Builders of the algorithms by config name. They receive the section, the
-# program, and the seed of random clients, pairs and stochastic rounding.
+# Builders by config.outer.algorithm. They receive the section, the program, and
+# the seed of sampled clients, random pairs and stochastic rounding.
 OUTER = {
   "data_parallel": _data_parallel,
   "local_sgd": _local_sgd,
@@ -223,9 +224,9 @@ OUTER = {
 
 
 def _block_dims(program: Program) -> Any:
-  """Returns for each parameter the number of leading dims outside of blocks.
+  """Returns each parameter's number of leading dims that no block crosses.
 
-  A spec ends with the last dim that is cut over devices. Blocks of codes are
-  within the later dims, so no block spans the slices of two ranks.
+  A parameter's spec ends with the last dim that is sharded over devices. Blocks
+  of codes are within later dims, so that no block spans shards of two ranks.
   """
   return jax.tree.map(len, program.specs, is_leaf=is_spec)

@@ -1,4 +1,4 @@
-"""Config overrides by text, and the points of a sweep."""
+"""Config overrides, such as ``"sync.p=0.5 seed=1"``, and sweeps of them."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -14,7 +14,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """Runs of a sweep: ``config.sweep``.
+  """Points and seeds of a sweep, from ``config.sweep``.
 
   Attributes:
     points: Override strings such as ``"sync.p=0.5"``.
@@ -29,7 +29,7 @@ class Sweep:
 
 
 def take_sweep(config: ml_collections.ConfigDict) -> Sweep:
-  """Removes and returns ``config.sweep``; a sweep of one run if absent."""
+  """Removes ``config.sweep`` and returns it; without it, a sweep of one run."""
   if "sweep" not in config:
     return Sweep(("",), (config.get("seed", 0),), {})
   sweep = tree.section_of("sweep", config.sweep)
@@ -47,12 +47,12 @@ def override(
 
   A selector, such as ``outer.algorithm``, replaces its section by the defaults
   of the choice. Selectors are applied first, independent of their position,
-  since the other keys belong to the new section.
+  since other overrides refer to keys of the new section.
 
   Args:
     config: The config, which is not changed.
     overrides: Keys and values, separated by spaces.
-    sections: Sections that selectors apply instead of the declared defaults.
+    sections: Sections that selectors use instead of the declared defaults.
 
   Raises:
     ValueError: If a key is unknown (the message has the nearest one), a value

@@ -18,9 +18,9 @@ def from_folder(
 ) -> tuple[Responder, int]:
   """Reads the model and the tokenizer of a run's folder.
 
-  The default context is the sequence length of training, since a truncated
-  context would change the task. The cache for generation is allocated with the
-  first generation request.
+  The default of ``inference.context`` is the sequence length of training, since
+  truncated prompts would change the task. The first generation request
+  allocates the key-value cache.
 
   Args:
     workdir: The run's folder.

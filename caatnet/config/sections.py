@@ -1,7 +1,8 @@
 """Calls of builders with checked, frozen sections of a config.
 
-`parallel` and the models do not depend on configs. Their errors name arguments;
-the functions here replace these by the config keys that a user can change.
+`parallel` and the models do not depend on configs, so their error messages name
+arguments. The functions here replace these names by the config keys that a user
+can change.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ def call(
 
   Args:
     name: The section's name, such as "sync".
-    builder: A function of the section's dataclass and of ``args``.
+    builder: Function that receives the section's dataclass and ``args``.
     values: The section's keys and values.
     *args: Further arguments of the builder.
 

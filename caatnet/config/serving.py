@@ -32,16 +32,16 @@ from caatnet.serving.server.served import Served
 from caatnet.train import tokenizer
 from parallel.base import available, files
 
-# Ratio of consecutive batch sizes of decodes. Each batch size needs a compiled
-# program per chunk size; a smaller ratio would make the start too slow.
+# Ratio of consecutive batch sizes of decoding programs. Each batch size needs a
+# program per chunk size; with a smaller ratio, compiling them takes too long.
 FACTOR = 16
-# Largest shares of free memory for the cache and for the host cache.
+# Largest fractions of free memory for the device cache and for the host cache.
 _CACHE_SHARE, _HOST_SHARE = 0.5, 0.25
 _SECTION = "serving."
 
 
 def options(overrides: str) -> tuple[ServingOptions, str]:
-  """Splits overrides into ``config.serving`` and the rest.
+  """Splits overrides into those of ``config.serving`` and all others.
 
   Args:
     overrides: Keys of a config and values, ``"serving.queue=4 ..."``.
@@ -109,9 +109,9 @@ def from_folder(
 
 
 def _stored_bytes(program: Program) -> float:
-  """Returns the bytes of float32 parameters in the memory of a device.
+  """Returns the size of float32 parameters in the memory of a device, in bytes.
 
-  All CPU devices share the memory of the host, so their bytes are added up.
+  All CPU devices share the host's memory, so the result is their sum.
   """
   leaves = jax.tree.leaves(program.local_params)
   on_device = sum(x.dtype.itemsize * math.prod(x.shape) for x in leaves)
@@ -141,14 +141,14 @@ def one_model(
 
 
 def sized(made: Inference, reserved_bytes: float = 0.0) -> Inference:
-  """Returns an inference whose cache fits into free memory.
+  """Returns an `Inference` whose cache fits into free memory.
 
-  A number of pages that the config sets is not changed, and the cache has room
-  for at least one sequence.
+  If the config sets the number of pages, it is not changed. The cache always
+  has enough pages for one sequence.
 
   Args:
-    made: The model, with the largest useful cache.
-    reserved_bytes: Free memory of a device that is not for the cache.
+    made: The model, with a cache for a whole batch of the longest sequences.
+    reserved_bytes: Free bytes of a device that the cache must not use.
   """
   capacity, shape = made.capacity, made.cache_shape
   full = capacity.batch * capacity.pages_per_sequence  # the default of `pages`
@@ -184,7 +184,7 @@ def engine(
   decoder: Decoder, chosen: ServingOptions,
   weights: ExpertWeights | None = None, policy: Policy | None = None,
 ) -> Engine:
-  """Returns an idle engine.
+  """Builds an engine without requests.
 
   Args:
     decoder: The model, with an empty cache.
@@ -194,7 +194,7 @@ def engine(
   """
   capacity, shape = decoder.capacity, decoder.cache_shape
   host_pages = chosen.host_pages
-  # Only these options copy pages to the host; else the host cache is empty.
+  # Without these options no pages are copied to the host cache, which is empty.
   swaps = chosen.preempt != "recompute" or chosen.keep_turns
   if swaps and not host_pages:
     cpu = jax.devices("cpu")[0]
@@ -210,7 +210,7 @@ def engine(
   executor = DecoderExecutor(
     decoder, host_pages, FACTOR, filters=True, top=True, weights=weights
   )
-  # Sequences with states cannot start from another sequence's pages.
+  # A recurrent state cannot be reused for a prefix of its sequence.
   reuse = chosen.reuse and shape.shares_prefixes
   pages = Pages(shape.num_pages, shape.page_size, reuse)
   if policy is None:
@@ -227,10 +227,10 @@ def engine(
 
 
 def reuse_notice(decoder: Decoder, chosen: ServingOptions) -> str:
-  """Returns a line for users if ``reuse`` is set and has no effect, else "".
+  """Returns a notice to users if ``reuse`` is set but has no effect, else "".
 
-  This is a notice and not an error, since ``reuse`` is set by default: a model
-  with states can be served without a change of its config.
+  It is not an error, since ``reuse`` is set by default, and a model with
+  recurrent states can be served without a change of its config.
 
   Args:
     decoder: The model.
@@ -246,7 +246,7 @@ def reuse_notice(decoder: Decoder, chosen: ServingOptions) -> str:
 
 
 def describe(decoder: Decoder, made: Engine) -> dict[str, Any]:
-  """Returns the sizes of a server that are printed at its start."""
+  """Returns the numbers of slots, pages and states and their sizes in GB."""
   shape, scheduler = decoder.cache_shape, made.scheduler
   page, state = page_bytes(decoder), decoder.state_bytes
   host = scheduler.swapping.host

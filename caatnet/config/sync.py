@@ -20,8 +20,8 @@ from parallel.tensor.partial_sync import (
   PartialSync,
 )
 
-# Schedules import networkx and scipy, which take 0.2 s and other routes do not
-# need.
+# Imported lazily, since schedules need networkx and scipy, which take 0.2 s to
+# import and which other routes do not need.
 with epy.lazy_imports():
   from parallel.kernels.schedule_all_reduce import api as schedule_kernels
   from parallel.plans.schedules import builders, table
@@ -34,9 +34,9 @@ class Sync:
   """Sync policies of a language model.
 
   Attributes:
-    policies: For each layer, the policies of the row-parallel projections of
-      attention (or recurrence) and MLP.
-    carry: Whether the next layer's norm may reduce the MLP's update.
+    policies: For each layer, the policies of the two row-parallel projections:
+      of attention (or recurrence), and of the MLP.
+    carry: Whether the next layer's norm may reduce the MLP's output.
   """
 
   policies: tuple[tuple[PartialSync, PartialSync], ...]
@@ -63,8 +63,8 @@ def build_sync(
       f"carry={carry!r} has no effect with route={route!r}; it is for "
       f"{', '.join(FUSED_ROUTES)}"
     )
-  # On TPUs, XLA splits the product itself, and without the projection's barrier
-  # it hides a larger part of the reduction
+  # "auto" is off on TPUs, where XLA splits the product itself. The barrier of a
+  # split projection would let less of the all-reduce overlap with compute
   # (log/2026-11-21-reductions-under-compute.md).
   on_gpu = context.platform == "gpu"
   overlap = section.overlap
@@ -97,8 +97,8 @@ def build_sync(
     ]
 
   attention, mlp = policies_of("p_attention"), policies_of("p_mlp")
-  # With rematerialisation a layer would repeat the reduction of an update that
-  # is carried into it.
+  # With rematerialisation, the backward would repeat the all-reduce of an MLP's
+  # output that is carried into the next layer.
   carries = carry == "on" or (carry == "auto" and remat == "none")
   return Sync(tuple(zip(attention, mlp, strict=True)), carries)
 
@@ -106,8 +106,8 @@ def build_sync(
 def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
   """Returns implementations of the norms, without kernels that are slower.
 
-  All layers have one choice, by their mean p. A route with a fused kernel is
-  requested by name, so its kernel is used in any case.
+  All layers have the same choice, which depends on the mean p. A fused route
+  always uses its kernel, since the config requests it by name.
   """
   policies = [policy for layer in sync.policies for policy in layer]
   # The mean over all projections.
@@ -119,7 +119,7 @@ def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
 
 
 def _route(route: str, topology: str, context: Context) -> str | Reduction:
-  """Returns a route; for "schedule:NAME,OPTIONS" the function that runs it."""
+  """Returns a route's name; for "schedule:NAME,OPTIONS", its all-reduce."""
   kind, _, name = route.partition(":")
   if kind != "schedule":
     if route not in PROJECTION_ROUTES:
@@ -131,7 +131,7 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
         "not a schedule"
       )
     return route
-  # A schedule is for devices; lanes of a device are reduced before it.
+  # A schedule sends between devices; lanes on one device are added first.
   topology, devices = topology or "torus", context.tensor.devices
   try:
     name, options = builders.named(name)
@@ -145,16 +145,17 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
     ) from error
 
 
-# Cached, since functions are compared by identity: equal configs must give
-# equal models.
+# Cached so that equal configs give equal models: functions are compared by
+# identity.
 @functools.cache
 def _executor(
   name: str, options: tuple[tuple[str, Any], ...], topology: str, devices: int,
   kernels: tuple[str, ...],
 ) -> Reduction:
-  """Returns an all-reduce by a schedule, run by a kernel or by permutes.
+  """Returns an all-reduce that executes a schedule.
 
-  The kernel is used for arrays that it supports.
+  It uses one kernel for arrays that the kernel supports, and permutes for all
+  other arrays.
   """
   network = topologies.of_size(topology, devices)
   schedule = builders.build(name, network, **dict(options))

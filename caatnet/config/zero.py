@@ -12,7 +12,7 @@ DEFAULT_BLOCK = 256
 
 @dataclasses.dataclass(frozen=True)
 class Zero:
-  """Partition of a worker's training state, and when weights are gathered.
+  """Partition of a worker's training state, and prefetching of weights.
 
   Attributes:
     partition: Levels over which each part of a worker's state is sharded.
@@ -35,7 +35,7 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
   found = parse_levels(section.levels, num_ranks)
-  # Innermost first: depth d stands for the d innermost levels.
+  # Names from the innermost level; depth d stands for the d innermost levels.
   names = [level.name for level in found[::-1]]
   changes: dict[str, Any] = {
     "block": section.block or DEFAULT_BLOCK,
@@ -43,7 +43,7 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
   }
   for key in ("weights", "gradients", "optimizer", "secondary"):
     value = getattr(section, key)
-    if not value:  # the scheme's value
+    if not value:  # the scheme sets the depth
       continue
     if value not in ("none", *names):
       raise ValueError(
@@ -80,7 +80,7 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:
-  """Parses ``config.zero.levels``.
+  """Parses ``config.zero.levels``, names and sizes of levels.
 
   Args:
     text: The levels, outermost first, as in ``"node:2,gpu:4"``; "" for one

@@ -20,12 +20,12 @@ _CHUNK_SIZE = 1 << 22  # bytes per chunk: pairs take 8 bytes each, as int64
 
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-  """Losses on equal targets, in nats per byte; bits are nats / ln 2.
+  """Losses of simple models on the same targets, in nats per byte.
 
   Attributes:
     unigram: Cross-entropy of byte frequencies.
     bigram: Cross-entropy of byte frequencies given the previous byte.
-    xz: Compressed size.
+    xz: Size after compression by xz.
   """
 
   unigram: float
@@ -118,7 +118,7 @@ def compressed_bits_per_byte(text: bytes) -> float:
 def label_frequencies(
   train: np.ndarray, truth: np.ndarray, num_classes: int
 ) -> dict[str, float]:
-  """Returns loss and accuracy of predicting label frequencies.
+  """Returns loss and accuracy of a model that predicts label frequencies.
 
   One is added to every count, so that no label has probability 0.
 

@@ -56,7 +56,7 @@ def written(
     return environment.from_string(template).render(
       **variables, **(options or {})
     )
-  except Exception as error:  # a program, which can divide by 0
+  except Exception as error:  # of any type: a template is a program
     raise ValueError(f"the chat template fails: {error}") from error
 
 

@@ -8,7 +8,7 @@ from jinja2.parser import Parser
 class Generation(Extension):
   """Tag ``{% generation %}``, which marks the assistant's text for training.
 
-  The text is part of the prompt like any other.
+  The marked text is rendered into the prompt like any other text.
   """
 
   tags = frozenset({"generation"})

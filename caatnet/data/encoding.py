@@ -27,9 +27,9 @@ class EncodedCorpus:
     text: The validation documents joined by byte 0, uint8 ``[num_bytes]``.
     sizes: Bytes of ``text`` per validation token, int32
       ``[num_validation_tokens]``. A character that is split over several tokens
-      counts to the first of them. A token between documents is one byte, as
-      without a tokenizer. Text that a normalizer removes counts to the next
-      token.
+      is counted in the first of them. A token between documents has one byte,
+      as byte 0 of ``text``. Text that a normalizer removes is counted in the
+      next token.
   """
 
   corpus: sources.Corpus
@@ -40,7 +40,7 @@ class EncodedCorpus:
 def encoded(
   documents: sources.Documents, tokenizer: LibraryTokenizer
 ) -> EncodedCorpus:
-  """Encodes documents; prints a line every ten seconds.
+  """Encodes documents; prints the progress every ten seconds.
 
   Args:
     documents: The documents.
@@ -101,10 +101,10 @@ def _sizes(text: str, stops: Sequence[int]) -> np.ndarray:
   # UTF-8 has one byte, plus one for each of these bounds that is reached.
   longer = sum((code_points >= bound for bound in (0x80, 0x800, 0x10000)), 1)
   ends = np.concatenate([[0], np.cumsum(longer)])  # byte offset by character
-  # Tokens without characters have arbitrary ends, hence the running maximum.
+  # Tokens without characters have arbitrary stops, hence the running maximum.
   reached = np.maximum.accumulate(ends[np.array(stops, np.int64)])
   if len(reached):
-    reached[-1] = ends[-1]  # trailing text without a token counts to the last
+    reached[-1] = ends[-1]  # the last token includes text that follows it
   return np.diff(reached, prepend=0).astype(np.int32)
 
 
@@ -131,7 +131,7 @@ class _Progress:
     self._last_line = time.monotonic()
 
   def texts(self, documents: Sequence[bytes]) -> list[str]:
-    """Returns the documents as text; prints a line if the last one is old."""
+    """Returns documents as text; prints progress if the last line is old."""
     if time.monotonic() - self._last_line > _SECONDS_PER_LINE:
       self._last_line = time.monotonic()
       print(

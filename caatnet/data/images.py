@@ -2,7 +2,7 @@
 
 As for text, a hash of each image's content determines the split into training
 and validation. So the split is independent of the seed and of the order, and
-copies of an image are on the same side.
+copies of an image are in the same split.
 """
 
 from collections.abc import Mapping

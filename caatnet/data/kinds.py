@@ -1,9 +1,9 @@
-"""Kinds of text that are installed on many machines, by the files' names.
+"""Kinds of text that are installed on many machines, found by file names.
 
 A kind is a set of files, such as C headers or manual pages. Its documents are
-read in the order of the hashes of their relative paths until they have a given
-size. A hash of the content decides which documents are held out, as in
-`caatnet.data.sources`, so a document is on the same side in all kinds.
+read in the order of the hashes of their relative paths until their total size
+reaches a limit. A hash of the content decides which documents are held out, as
+in `caatnet.data.sources`, so a document is held out in all kinds or in none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,11 @@ from etils import epath
 from caatnet.data import sources
 from parallel.base import schema
 
-# Limits of a document in bytes: longer ones are cut at the end of a line.
+# Limits of a document in bytes: shorter ones are left out, and longer ones are
+# cut at the end of a line.
 SHORTEST, LONGEST = 200, 16 * 1024
-# A held-out document is left out if more than this share of its lines, weighted
-# by length, is in training documents: licences and changelogs repeat texts.
+# A held-out document is left out if more than this fraction of its bytes is in
+# lines of training documents: licences and changelogs repeat texts.
 MAX_REPEATED = 0.5
 
 _EXCLUDED = frozenset(("__pycache__", ".git", "test", "tests", "idle_test"))
@@ -36,7 +37,7 @@ _EXCLUDED = frozenset(("__pycache__", ".git", "test", "tests", "idle_test"))
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """Kind of text.
+  """Kind of text, defined by file names.
 
   Attributes:
     description: Description for users.
@@ -91,11 +92,11 @@ KINDS = {
 
 
 class Manifest(schema.Schema):
-  """File next to corpora, which is written after them.
+  """Content of the file that describes corpora and is written after them.
 
   Attributes:
     kinds: Names of the kinds.
-    left_out: Messages of `available`.
+    left_out: Messages of `available` about kinds that were left out.
     options: Arguments of `available`.
     files: SHA-256 of each corpus by its file's name, in hex digits.
   """
@@ -137,9 +138,9 @@ def read(
   Args:
     kind: The kind.
     size_bytes: Size after which no more documents are read.
-    validation_percent: Expected share of held-out documents, in percent.
+    validation_percent: Expected percentage of documents that are held out.
   """
-  documents: dict[bytes, None] = {}  # in order, without copies
+  documents: dict[bytes, None] = {}  # a set that keeps the order
   total = 0
   for path in _files(kind.places):
     if total >= size_bytes:
@@ -160,7 +161,7 @@ def read(
 
 
 def repeated(document: bytes, lines: set[bytes]) -> float:
-  """Returns the share of a document, by bytes, whose lines are in a set.
+  """Returns the fraction of a document's bytes that is in lines of a set.
 
   Example:
     >>> repeated(b"abc\\nd\\n", {b"abc"})
@@ -181,8 +182,8 @@ def available(
     count: Number of kinds.
     size_bytes: Size of each kind's text.
     min_bytes: Smallest size of a kind's training text; its held-out text must
-      have at least `validation_percent` / 4 percent of it.
-    validation_percent: Expected share of held-out documents, in percent.
+      have at least `validation_percent` / 4 percent of ``min_bytes``.
+    validation_percent: Expected percentage of documents that are held out.
     kinds: The kinds by name; None for `KINDS`.
 
   Returns:
@@ -211,7 +212,7 @@ def available(
 
 
 def _files(places: Sequence[tuple[str, str]]) -> list[pathlib.Path]:
-  """Returns the files of some places, in the order of their paths' hashes."""
+  """Returns the files of some places, ordered by hashes of relative paths."""
   found: dict[str, tuple[bytes, pathlib.Path]] = {}
   for root, pattern in places:
     folder = pathlib.Path(
@@ -344,7 +345,7 @@ def read_corpora(
 
 
 def _text(train: Sequence[bytes], validation: Sequence[bytes]) -> Text:
-  """Returns documents with their hash."""
+  """Returns a `Text` of given documents, with their hash."""
   digest = hashlib.sha256()
   for document in (*train, *validation):
     digest.update(hashlib.sha256(document).digest())

@@ -133,7 +133,7 @@ def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
   dataset = (
     ordered(source, seed)
     .batch(batch_size)
-    # Without threads, since copying a few examples costs less than a hand-over.
+    # Without threads: copying a few examples is faster than a thread switch.
     .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
   )
   return iter(dataset)

@@ -1,9 +1,9 @@
 """Text documents, split into training and validation.
 
-A hash of each document's content determines its side. So the split is
-independent of the seed and of paths, identical documents are on the same side,
-and a document stays on its side if others are added. A separate validation text
-replaces the split; its documents are removed from the training text.
+A hash of each document's content determines its side: training or validation.
+So the split is independent of the seed and of paths, identical documents are on
+the same side, and a document stays there if others are added. A separate
+validation text replaces the split; its documents are removed from training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -138,9 +138,9 @@ def load_documents(
 def packages(validation_percent: float) -> list[Documents]:
   """Reads the packages of this interpreter's standard library.
 
-  A package is a folder; modules outside of folders belong to none. Tests are
-  left out, as for `load_documents`, whose split into training and validation
-  this is.
+  A package is a folder; modules outside of folders belong to none. As in
+  `load_documents`, tests are left out, and hashes of the documents determine
+  the split into training and validation.
 
   Args:
     validation_percent: The expected percentage of the documents in validation.
@@ -206,7 +206,7 @@ def split_place(document: bytes) -> float:
 
 
 def _content_sha256(files: Sequence[tuple[str, bytes]]) -> str:
-  """Hashes names and contents of files."""
+  """Returns the SHA-256 of names and contents of files, in hex digits."""
   digest = hashlib.sha256()
   for name, content in files:
     for part in (os.fsencode(name), content):

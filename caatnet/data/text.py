@@ -25,8 +25,8 @@ class TextData(Text):
   Attributes:
     vocab_size: Vocabulary size of the model (config.model.vocab_size), checked
       against the tokens; None for no check.
-    kept: The tokenizer that is stored with a run; None to read the path
-      ``tokenizer``.
+    kept: The tokenizer that is stored with a run; None to read the one at
+      ``config.data.tokenizer``.
   """
 
   unit: ClassVar[str] = "tokens"
@@ -99,7 +99,7 @@ class TextData(Text):
   def _by_token(
     self, found: encoding.EncodedCorpus, tokenizer: tokenizers.Tokenizer
   ) -> tuple[float, _Losses]:
-    """Returns the mean bytes per target, and losses of simple models.
+    """Returns mean bytes per target, and a function of simple models' losses.
 
     The mean converts a loss in nats per token to nats per byte of the targets'
     text.

@@ -25,7 +25,7 @@ class Stream(Protocol):
     ...
 
   def flush(self) -> str:
-    """Returns the rest of the text after the last token."""
+    """Returns the rest of the text; called after the last token."""
     ...
 
 
@@ -56,8 +56,8 @@ class TokenStream:
   differently.
 
   The library's own stream fails for byte tokens: a run of them is decoded as
-  UTF-8, or to one U+FFFD per byte if the whole run is not valid. So a run is
-  held back until another token ends it.
+  UTF-8, or to one U+FFFD per byte if the whole run is not valid. So a run of
+  byte tokens is held back until another token ends it.
   """
 
   def __init__(
@@ -85,7 +85,7 @@ class TokenStream:
     return self._take(last=True)
 
   def _take(self, last: bool) -> str:
-    """Decodes the held tokens, unless a character may be incomplete."""
+    """Returns the held tokens' text; "" if a character may be incomplete."""
     # The new text is the difference of two decodings with a common start.
     known = self._library.decode(self._before)
     text = self._library.decode([*self._before, *self._held])

@@ -42,7 +42,7 @@ _IGNORED = ("version", "truncation", "padding")
 def _byte_letters() -> dict[str, int]:
   """Returns the byte of each letter in byte-level vocabularies, as in GPT-2.
 
-  Printable bytes stand for themselves, the others in order for U+0100 onwards.
+  Printable bytes stand for themselves; U+0100 onwards are all other bytes.
   """
   printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
   others = [byte for byte in range(256) if byte not in printable]
@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
   Attributes:
     name: Name of the tokenizer for users.
     identity: Hex digest of all that determines encoding and decoding, or
-      "bytes". Tokenizers with equal identities are interchangeable.
+      "bytes". Tokenizers with equal identities give equal tokens and texts.
     vocab_size: One more than the largest token.
     separator: The token between two documents of a corpus; None for none.
     start_ids: The tokens at the beginning of a prompt, such as Llama's ``<s>``;
@@ -218,7 +218,8 @@ class LibraryTokenizer:
     self.stop_ids = self._stop_ids() or (() if end is None else (end,))
     self.separator = end if end is not None else next(iter(self.stop_ids), None)
     self.start_ids = self._start_ids()
-    # Everything that determines tokens and prompts is part of the identity.
+    # Everything that determines the tokens of texts is part of the identity;
+    # the chat template and the stop tokens are not.
     decides = {
       "tokenizer": {k: v for k, v in main.items() if k not in _IGNORED},
       "separator": self.separator,
@@ -239,8 +240,7 @@ class LibraryTokenizer:
   ) -> list[tokenizers.Encoding]:
     """Encodes documents; special tokens in their text are ordinary text.
 
-    So a document that contains the text of the separator token does not end
-    there.
+    So a document does not end where its text contains the separator token.
 
     Args:
       documents: The texts.
@@ -439,7 +439,7 @@ def _add_stop_ids(found: dict[str, str], config: str, where: str) -> None:
 
 
 def _text(file: pathlib.Path, where: str) -> str:
-  """Returns the text of a file; errors have its location."""
+  """Returns the text of a file; errors name ``where`` and the file."""
   try:
     if not file.is_file():  # opening a FIFO would block
       raise ValueError("it is not a regular file")

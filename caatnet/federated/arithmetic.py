@@ -17,7 +17,7 @@ from caatnet.federated.vector_codec import Plain, VectorCodec
 from parallel.outer import health
 
 OPTIMIZERS = ("fedavg", "fedavgm", "fedadam")
-# Least number of norms with outliers: of two, either may be the wrong one.
+# Minimum number of norms to detect an outlier: of two, either may be wrong.
 _MIN_JUDGED = 3
 
 
@@ -79,7 +79,7 @@ class VectorArithmetic:
     structure = jax.tree.structure(
       jax.eval_shape(self._transformation.init, params)
     )
-    # Optimizers move against a gradient; the mean is progress.
+    # Optimizers subtract gradients, but the mean update is to be added.
     updates, state = self._transformation.update(
       -mean, structure.unflatten(leaves), params
     )

@@ -137,10 +137,10 @@ class Client:
     self._sender = ids.make(("127.0.0.1", 1), security.identity)
     self._alone_s, self._say = alone_s, say
     self._events: queue.Queue[Any] = queue.Queue()
-    self._waiting: list[Any] = []  # events that training has looked at
+    self._waiting: list[Any] = []  # events received during training
     self._channel: Channel | None = None
     self._ended = threading.Event()
-    self._clock = ""  # that of the server
+    self._clock = ""  # digest that names the server's clock
     self._retained: tuple[messages.Result, bytes] | None = None
     # Connection and round of the update that was sent last.
     self._sent: tuple[Channel | None, int] = None, -1
@@ -237,7 +237,8 @@ class Client:
         for event in assembler.take(message):
           self._events.put(event)
           if isinstance(event.message, messages.Work):
-            # At once, so that a client that computes delays no other's model.
+            # At once, before training: the server may then send the model to
+            # the next client.
             channel.send(messages.Delivered(event.message.round))
 
       kept = self._retained

@@ -34,10 +34,10 @@ _MBIT = 1e6 / 8  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class Emulation:
-  """Surroundings of a server and its clients.
+  """Emulated links and processors of a server and its clients.
 
   Attributes:
-    means: One line: the means of emulation.
+    means: One line that names the tools of the emulation.
     rows: Shaped and measured values of each client, plain data; [] if nothing
       is emulated.
     host: Address for the server to listen at.
@@ -89,12 +89,12 @@ class Emulation:
       service.serve(clients.check)
 
   def parts(self) -> list[str | Table]:
-    """Returns the means and a table of shaped and measured values."""
+    """Returns `means` and a table of shaped and measured values."""
     return parts(self.means, self.rows)
 
 
 def parts(means: str, rows: Sequence[Mapping[str, Any]]) -> list[str | Table]:
-  """Returns the means of emulation and a table; [] if nothing is emulated.
+  """Returns `means` and a table of link rates; [] if nothing is emulated.
 
   Args:
     means, rows: Attributes of `Emulation`.

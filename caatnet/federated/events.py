@@ -39,7 +39,7 @@ class Update(NamedTuple):
     loss: Mean loss of the received model on the client's validation examples,
       in nats; NaN for none.
     validated: Number of these examples.
-    busy_s: Time in which the client has computed it, in seconds.
+    busy_s: Seconds that the client took to compute it.
   """
 
   client: int
@@ -72,7 +72,7 @@ class Gone(NamedTuple):
 
 
 class Tick(NamedTuple):
-  """Time has passed; see `wake_s`."""
+  """Time has passed; `server.wake_s` returns when one is needed."""
 
 
 class Save(NamedTuple):

@@ -37,7 +37,7 @@ class ProximalState(NamedTuple):
 
 
 def proximal(weight: float) -> optax.GradientTransformation:
-  """Returns FedProx' term; the parameters at its initialisation are phi."""
+  """Returns the transformation that adds FedProx' term; ``init`` takes phi."""
 
   def update(grads: Any, state: ProximalState, params: Any) -> Any:
     return jax.tree.map(
@@ -105,8 +105,8 @@ class LocalTrainer:
         that of the client.
       examples: Examples of the client.
       client: Id of the client, a part of the seed of its batches.
-      local_steps: H.
-      weight: Weight of FedProx' term; 0 for none.
+      local_steps: H, the number of local steps per round.
+      weight: mu, the weight of FedProx' term; 0 for none.
       validate: Whether received parameters are evaluated.
       test: Whether trained parameters are evaluated.
     """

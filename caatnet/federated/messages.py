@@ -84,7 +84,7 @@ class End(NamedTuple):
 
   Attributes:
     reason: Reason.
-    valid: Whether the run has ended, rather than that the client is refused.
+    valid: True if the run has ended; False if the client is refused.
   """
 
   reason: str
@@ -210,7 +210,7 @@ class Assembler:
     )
 
   def take(self, message: Any) -> Iterator[Received]:
-    """Returns the message that has become complete, if any.
+    """Yields the message that has become complete, if any.
 
     Raises:
       FrameError: Vectors are too long, or parts do not match their message.
@@ -266,9 +266,9 @@ def max_waiting(num_bytes: int) -> int:
 
 @functools.cache
 def clock() -> str:
-  """Returns a digest that is equal for processes with one monotonic clock.
+  """Returns a digest that names this machine's monotonic clock; "" if unknown.
 
-  Processes of one boot of a machine share it, network namespaces included.
+  All processes since one boot share the clock, in any network namespace.
   """
   path = pathlib.Path("/proc/sys/kernel/random/boot_id")
   name = path.read_bytes() if path.exists() else b""

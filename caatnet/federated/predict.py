@@ -40,15 +40,16 @@ from parallel.peers.transport.frames import HEADER_BYTES, encode
 from parallel.plans.hardware.client_links import Link
 from parallel.plans.network import fluid
 
-# Data in the bytes of Ethernet frames, which shaped rates count: 1,448 of
-# 1,514. Measured with tbf and htb: 0.958 and 0.965.
+# Fraction of data in the bytes of Ethernet frames, which shaped rates count:
+# 1,448 of 1,514. Measured with tbf and htb: 0.958 and 0.965.
 DATA_SHARE = fluid.SEGMENT / 1514
 # Frame of a part, and of a `Work` or `Result` with its numbers.
 _PART_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
 _HEAD_BYTES = HEADER_BYTES + 120
 _ELEMENTS = 1024  # of the vector that stands for the model
 
-# Seconds by phase; for all clients, or for each: in all rounds, or in each.
+# Phase -> seconds: one mapping for all clients, or for each client one mapping
+# or a sequence of one per round.
 Times = Mapping[str, float]
 Compute = Times | Sequence[Times | Sequence[Times]]
 
@@ -87,7 +88,7 @@ class Shaped:
       links: Link of each client. Those with equal names share one if they are
         ``shared``.
       fixed_s: Time of a message before its first byte is sent.
-      data_share: Share of the data in the bytes that the rates count.
+      data_share: Fraction of data in the bytes that the rates count.
     """
     self._fixed_s = fixed_s
     self.message_s = max(link.rtt_s for link in links) / 2
@@ -137,7 +138,7 @@ def simulated(
       round, which is repeated.
     fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
     rounds: Number of rounds; None for that of the rules.
-    data_share: Share of the data in the bytes that the rates count.
+    data_share: Fraction of data in the bytes that the rates count.
 
   Raises:
     ValueError: The links or the compute times are not one per client.
@@ -215,11 +216,11 @@ def _aggregation_s(times: Times | Sequence[Times]) -> float:
 def fit_fixed(
   measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[str, Any]]
 ) -> float:
-  """Returns the fixed time of a message, at least 0.
+  """Returns the fixed time of a message in seconds, at least 0.
 
-  It is half the median difference of downlink plus uplink between measured rows
-  and those that are predicted without a fixed time. It grows with the size of
-  the message: interpolate between fits of several models.
+  It is half the difference between two medians of downlink plus uplink: that of
+  measured rows, and that of rows predicted without a fixed time. It grows with
+  the size of the message: interpolate between fits of several models.
 
   Raises:
     ValueError: There are no rows with both times.

@@ -11,7 +11,7 @@ _END_S = 10.0  # for processes to end after the run
 class Clients:
   """Client processes, one per id, with their output in files.
 
-  Leaving the context ends those that are still there.
+  On exit, the context waits for the processes, and kills those that do not end.
   """
 
   def __init__(

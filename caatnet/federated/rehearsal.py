@@ -3,8 +3,8 @@
 With `rehearse`, the server's core, codecs, samples and local steps are those of
 a run over sockets. `rehearse_streamed` trains in the order of `streamed.py`, in
 which clients send fragments under their compute. Compute times are given and
-links are simulated (`predict.Shaped`), so a machine that is faster or slower
-than the clients shows the loss that they would have at a time.
+links are simulated (`predict.Shaped`), so the result, the loss at each time,
+does not depend on the speed of the machine that executes the rehearsal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -156,7 +156,7 @@ def _linked(federation: Any) -> Any:
 
 
 class _Streams:
-  """Parameters of a streamed run's server and clients.
+  """Server and clients of a streamed run.
 
   Attributes:
     clients: Clients with examples.

@@ -1,4 +1,4 @@
-"""Report of the times and bytes of a federated run."""
+"""Report of a federated run: times t_* (see `service.py`) and bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import statistics
@@ -58,7 +58,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
   long = len(rows) > _MAX_ROWS
   title = "times of each client, medians" if long else "times of each round"
   shown = _medians(rows) if long else rows
-  # The sum is shown where clocks differ.
+  # Where clocks differ, only the sum "t_d + t_u" is known.
   times = [
     name for name in _TIMES if any(row.get(name) is not None for row in shown)
   ]
@@ -79,8 +79,8 @@ def interfaces(
 ) -> Table:
   """Returns the medians of each phase by the name of the client's link.
 
-  The cost of stragglers is the slowest client's time less the median client's,
-  both of clients with the same link, as the median of all rounds.
+  The cost of stragglers is the slowest client's time minus the median client's,
+  both of clients with the same link; the table has its median over rounds.
 
   Args:
     rows, links: Arguments of `report`.

@@ -59,7 +59,7 @@ def coefficients(
   weights: Mapping[int, float], num: int, sampling: str,
   merged: Sequence[tuple[int, int, int]],
 ) -> list[float]:
-  """Returns the factors of updates in the step of a round.
+  """Returns the factor of each update of ``merged`` in the step of a round.
 
   Args:
     weights: Positive weights of all clients.

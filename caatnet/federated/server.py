@@ -65,7 +65,7 @@ _MAX_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
 
 
 class Arithmetic(Protocol):
-  """Computations on vectors; `arithmetic.py` has the one of real runs."""
+  """Computations on vectors; `arithmetic.py` implements them for real runs."""
 
   def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
     """Returns the initial state of the server's optimizer."""
@@ -261,7 +261,7 @@ def _hello(
 def _offer(
   state: ServerState, client: int, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Sends a client the work that it has not done."""
+  """Sends a client its model or asks for its retained update, if due."""
   member = state.members[client]
   if not member.connected or member.working >= 0 or state.started is None:
     return state
@@ -400,7 +400,7 @@ def _miscounted(
 def _begin(
   state: ServerState, time: float, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Starts the round of the state's number."""
+  """Starts round ``state.round``."""
   weights = _weights(state, rules)
   if not weights:
     return _finish(state, "no client has training examples", effects)
@@ -437,9 +437,9 @@ def _begin(
 def _ready_s(state: ServerState, rules: Rules) -> float:
   """Returns the time from which a round may begin; infinity for unknown.
 
-  At the start and after a restart, all clients are waited for, but those that
-  have been there before for no more than `Rules.reconnect_s` seconds after the
-  last one has connected.
+  At the start of a run, the server waits for all clients. After a restart, it
+  waits for clients that have not reconnected for at most `Rules.reconnect_s`
+  seconds after the last connection.
   """
   members = state.members.values()
   last = max((m.since for m in members if m.connected), default=math.inf)

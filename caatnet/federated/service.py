@@ -103,7 +103,8 @@ class Service:
     self._senders: dict[int, Id] = {}  # ids of the clients' processes
     self._clocks: dict[int, str] = {}
     self._sent: dict[int, float] = {}  # time of each client's last `Work`
-    self._counted: dict[int, tuple[int, int]] = {}  # bytes of ended channels
+    # Bytes (down, up) of ended channels, minus those already in a record.
+    self._counted: dict[int, tuple[int, int]] = {}
     self._refused: dict[int, str] = {}  # reasons, until the client connects
     self._results: dict[int, dict[str, Any]] = {}  # of the round in progress
     self._aggregation_s = 0.0
@@ -271,7 +272,7 @@ class Service:
       delta = self._decode(data, self.state.params.size)
     except ValueError as error:
       self._say(f"client {client}: {error}")
-      delta = np.zeros(0, np.float32)  # refused as of another size
+      delta = np.zeros(0, np.float32)  # the core refuses it for its size
     self._aggregation_s += time.monotonic() - start
     self._results[client] = self._times(client, event)
     self._step(events.Update(

@@ -12,7 +12,7 @@ A fault concerns one client, or the server:
   stop   the process pauses; the server closes its silent connection
   hang   the process pauses, and its connection continues
   cut    the connection ends; the process continues, and connects again
-  count  the client reports its updates as those of the next round
+  count  the client reports its updates with the number of the next round
   server the server ends, and starts again from its last saved state
 """
 
@@ -99,8 +99,8 @@ class Clients(NamedTuple):
   Attributes:
     examples: Number of examples of each client.
     train: Maps client, round and the received parameters to the update.
-    compute: Maps client and round to the durations of the client's phases in
-      seconds, by name ("t_v", "t_tr", "t_te").
+    compute: Maps client and round to phase -> seconds, for validation "t_v",
+      training "t_tr" and test "t_te".
   """
 
   examples: Sequence[int]
@@ -116,7 +116,7 @@ class Transport(NamedTuple):
     message_s: Time of other messages.
     silence_s: Time after which the server closes a silent connection.
     downlink_bytes: Maps the server's state and the revision of a client to the
-      bytes of its downlink; None for those of the state.
+      bytes of its downlink; None for the payload of `server.downlink`.
     uplink_bytes: Bytes of an update; None for those of the parameters.
   """
 

@@ -1,4 +1,4 @@
-"""Examples of federated clients: splits of a data set, and naturally own ones.
+"""Examples of federated clients: parts of a data set, or data of their own.
 
 Splits depend on the arrays and the seed only. ``numpy.random.RandomState`` has
 the same numbers in all versions of numpy.

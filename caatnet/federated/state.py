@@ -85,7 +85,7 @@ class Member:
     left: Newest round that has ended without its update.
     lost: Connections that it has lost while the round in progress waited for
       its update.
-    busy_s: Time in which it computed its newest update, in seconds.
+    busy_s: Seconds that it took to compute its newest update.
   """
 
   examples: int
@@ -101,7 +101,7 @@ class Member:
 
 
 class Contribution(NamedTuple):
-  """Valid update in the round in progress, with its number of draws."""
+  """Valid update in the round in progress, its number of draws and 2-norm."""
 
   update: Update
   draws: int
@@ -126,15 +126,15 @@ class ServerState:
     bases: Parameters that the clients of each of these rounds received, by
       round, for `Rules.compensation`; {} without it.
     started: Start of the round in progress; None if there is none.
-    downlinks: Clients that receive models, `Rules.downlinks_at_once` of them,
-      and those that wait for it, in order.
-    uplinks: Clients that send updates, `Rules.uplinks_at_once` of them, and
-      those that wait for it, in order.
+    downlinks: Queue of clients: the first `Rules.downlinks_at_once` receive
+      models, the others wait.
+    uplinks: Queue of clients: the first `Rules.uplinks_at_once` send updates,
+      the others wait.
     received: Valid updates of the round in progress.
     refused: (client, reason) of each update refused in the round in progress.
     counts: Number of refused updates by reason, over all rounds.
     best: Lowest validation loss.
-    stale: Rounds since then.
+    stale: Rounds since ``best`` was measured.
     finished: Reason for which the run has ended; "" if it has not.
   """
 
@@ -166,13 +166,13 @@ class ServerState:
 
 
 def put(state: ServerState, client: int, member: Member) -> ServerState:
-  """Returns the state with another member."""
+  """Returns the state with a client's member added or replaced."""
   members = {**state.members, client: member}
   return dataclasses.replace(state, members=members)
 
 
 def replaced(state: ServerState, client: int, **changes: Any) -> ServerState:
-  """Returns the state with other attributes of a member."""
+  """Returns the state with changed attributes of a client's member."""
   return put(
     state, client, dataclasses.replace(state.members[client], **changes)
   )

@@ -55,7 +55,7 @@ def merged_s(
   num, last = len(links), rounds * fragments
   computed, idle = [0] * num, [True] * num  # pieces; whether a client waits
   allowed = [0] * num  # pieces for which a client has the fragments
-  there = [0] * last  # updates of each fragment
+  there = [0] * last  # number of received updates of each fragment
   left = last  # fragments that are not merged
   ends = [0.0] * last
   counter = itertools.count()  # equal times in the order of their creation
@@ -67,7 +67,7 @@ def merged_s(
     network.start(time, Transfer(client, up, piece), predict.framed(size))
 
   def begin(time: float, client: int) -> None:
-    """Computes the next piece if its fragment is there."""
+    """Starts a client's next piece, or lets it wait for that fragment."""
     idle[client] = computed[client] >= min(allowed[client], last)
     if not idle[client]:
       heapq.heappush(

@@ -1,7 +1,8 @@
 """Queues of a federated server: few clients receive or send at a time.
 
-A queue has the clients in the order of their transfers. The first ones, as many
-as the limit, have begun. A limit of 0 allows all transfers, without a queue.
+A queue lists clients in the order of their transfers. The transfers of the
+first ones, as many as the limit, are in progress. A limit of 0 allows all
+transfers at once, without a queue.
 """
 
 import dataclasses
@@ -17,10 +18,10 @@ def enqueue(
   """Begins a client's download or upload, or appends it to the queue.
 
   Args:
-    state: State in which the client waits, by ``Member.working``.
+    state: State in which ``Member.working`` of the client is set.
     client: Id of the client.
     rules: Constants of the run.
-    effects: Effects, to which the begin of the transfer is added.
+    effects: List to which the effect that starts the transfer is appended.
     up: Whether it is an upload.
   """
   limit = rules.uplinks_at_once if up else rules.downlinks_at_once
@@ -37,7 +38,7 @@ def enqueue(
 def dequeue(
   state: ServerState, client: int, rules: Rules, effects: list[Any], up: bool
 ) -> ServerState:
-  """Ends a client's transfer, if it has one, and begins that of the next.
+  """Ends a client's transfer, if it has one, and starts the next client's.
 
   Args:
     state, client, rules, effects, up: Arguments of `enqueue`.
@@ -72,9 +73,10 @@ def _transfer(
 def without_waiting(state: ServerState, rules: Rules) -> ServerState:
   """Returns the state at the start of a round, in which no model waits.
 
-  Models on the way and late updates continue if late updates are merged. If
-  they are dropped, a client may still receive the model of the last round: it
-  is not counted, since the queue does not have the rounds of models.
+  If late updates are merged, downloads in progress and uploads continue.
+  Otherwise both queues are emptied. A client may then still receive the model
+  of the last round, in addition to the allowed number: a queue does not record
+  the rounds of its models.
   """
   if rules.stragglers != "late":
     return dataclasses.replace(state, downlinks=(), uplinks=())

@@ -63,7 +63,7 @@ class Interval(NamedTuple):
   """Part of a schedule.
 
   Attributes:
-    start_s, end_s: Its times.
+    start_s, end_s: Start and end in seconds.
     rates: Rate of each client, in bytes per second.
   """
 
@@ -102,8 +102,8 @@ def grouped_s(
     capacity: C, in bytes per second.
     groups: Clients of each group, first priority first; each client once.
   """
-  # The time within which a client's rate is constant is not known in advance:
-  # the discipline receives paths, in which the name of a link is the client's.
+  # Rates change whenever an uplink starts or ends. The network then calls
+  # `discipline` with paths, each of which has one link, named by its client.
   place = {k: i for i, group in enumerate(groups) for k in group}
 
   def discipline(
@@ -240,7 +240,11 @@ class _Shares:
     ]
 
   def sums(self, open_end: bool) -> np.ndarray:
-    """Returns the matrix of the bytes of each client."""
+    """Returns the matrix of sums of each client's bytes, one row per client.
+
+    Args:
+      open_end: Whether the length of the last interval is the last variable.
+    """
     found = np.zeros((len(self._uplinks), self.num + open_end))
     for j, (k, _) in enumerate(self._places):
       found[k, j] = 1.0

@@ -44,7 +44,7 @@ class VectorCodec(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-  """Four bytes per element."""
+  """Codec without compression: four bytes, a float32, per element."""
 
   def encode(self, x: np.ndarray, key: jax.Array) -> bytes:
     del key
@@ -77,7 +77,7 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Sparse:
-  """The k largest elements of each chunk: positions, codes and magnitudes.
+  """Codec of the k largest elements of each chunk, by position and magnitude.
 
   Attributes:
     chunk: Elements per chunk.
@@ -119,7 +119,7 @@ class Sparse:
 
 
 def make(name: str, stochastic: bool = False, k: int = 64) -> VectorCodec:
-  """Returns the codec of a name.
+  """Returns the codec with a given name.
 
   Args:
     name: One of `NAMES`.

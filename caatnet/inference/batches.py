@@ -1,7 +1,9 @@
-"""Arrays of a decoder's step, from slots and page tables.
+"""Input arrays of a decoder's step, built from slots and page tables.
 
-Shape legend: D = decodes, C = chunks, S = D + C, P = pages of a table, B =
-slots.
+A decode reads the newest token of a sequence, a chunk reads part of a prompt.
+
+Shape legend: D = decodes, C = chunks, S = D + C, P = width of the page tables
+in pages, B = slots.
 """
 
 from collections.abc import Sequence
@@ -44,7 +46,7 @@ class Sizes:
     decodes: Number of decodes.
     chunks: Number of chunks.
     length: Tokens per chunk.
-    pages: P.
+    pages: Width of the page tables in pages, P.
   """
 
   decodes: int
@@ -53,7 +55,7 @@ class Sizes:
   pages: int
 
   def holds(self, other: "Sizes") -> bool:
-    """Returns whether a step of other sizes fits if it is padded."""
+    """Returns whether a step of the other sizes can be padded to these."""
     pairs = zip(
       dataclasses.astuple(self), dataclasses.astuple(other), strict=True
     )
@@ -71,7 +73,7 @@ def sizes_of(
     contexts: Number of positions that each decode attends to, including its
       own, ``[D]``.
     chunks: First position and length of each chunk.
-    factor: Ratio of successive buckets of the number of decodes.
+    factor: Ratio of each bucket of the number of decodes to the previous one.
   """
   most = capacity.pages_per_sequence
   if capacity.batch_invariant:
@@ -105,8 +107,8 @@ def batch_of(
     slots: Slots of the decodes, int ``[D]``; each reads its newest token, which
       may be on the device only.
     positions: Positions of these tokens in their sequences, int ``[D]``.
-    chunks: Parts of sequences. If ``sizes`` has none, each of their tokens is
-      read as a decode.
+    chunks: Parts of sequences. If ``sizes.chunks`` is 0, each of their tokens
+      is read like a decode, in a row of its own.
   """
   d, length = sizes.decodes, sizes.length
   num_rows, num_tokens = d + sizes.chunks, d + sizes.chunks * length
@@ -159,9 +161,9 @@ class Drawing:
   """Sampling parameters of all slots.
 
   Attributes:
-    filters: Whether the logits of all ranks must be gathered, bool ``[B]``.
-    asked: Whether the most probable tokens are needed, int32 ``[B + 1]``; the
-      last entry is for rows that draw nothing.
+    filters: Whether a slot's request needs gathered logits, bool ``[B]``.
+    asked: Number of most probable tokens to return, int32 ``[B + 1]``; 0 in the
+      last entry, which is for rows that draw nothing.
   """
 
   def __init__(self, num_slots: int) -> None:
@@ -179,7 +181,7 @@ class Drawing:
       array[slot] = value
 
   def of(self, sequences: np.ndarray) -> Sampling:
-    """Returns parameters of slots ``[S]``; -1 for rows that draw nothing."""
+    """Returns the parameters of the slots ``[S]``; slot -1 draws nothing."""
     return Sampling(*(array[sequences] for array in self._arrays))
 
 

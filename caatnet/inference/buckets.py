@@ -12,16 +12,16 @@ SHORT = 1024
 
 
 def chunk_sizes(chunk: int, batch: int) -> list[tuple[int, int]]:
-  """Returns the maximum number of chunks of a step, with their maximum length.
+  """Returns alternative limits of a step's chunks: number and length.
 
-  Each entry has about the same total number of tokens.
+  All alternatives have about the same total number of tokens.
 
   Args:
     chunk: Total tokens of a step's chunks.
     batch: Maximum number of concurrent sequences.
 
   Returns:
-    Pairs (number of chunks, tokens per chunk), few long chunks first.
+    Pairs (maximum chunks, maximum tokens per chunk), few long chunks first.
 
   Example:
     >>> chunk_sizes(chunk=256, batch=8)

@@ -1,16 +1,16 @@
 """Copies of page runs between a decoder's cache and host memory.
 
+A run consists of adjacent pages, the same ones in every layer. Its length is
+part of a program's shape, so runs should have few different lengths, as those
+of a buddy allocator do. A run is copied in pieces of k layers. All runs of a
+length have the same k, and the first layer is an argument, so there is one
+program per length. A piece is first copied on the device, before the next step
+is dispatched, since that step donates the cache. The copy is transferred to the
+host while later steps are computed.
+
 Recurrent states, which are blocks of a fixed size, are copied in the same way
 (`HostStates`); a run of states belongs to one sequence or to neighbouring
 slots.
-
-A run consists of adjacent pages, the same ones in every layer. Its length is
-part of a program's shape, so lengths should come in few sizes, as those of a
-buddy allocator do. A run is copied in pieces of k layers. All runs of a length
-have the same k, and the first layer is an argument, so there is one program per
-length. Reading makes a copy of a piece on the device before the next step is
-dispatched, since that step donates the cache. The piece is transferred to the
-host while later steps are computed.
 
 Shape legend: L = layers, N = pages of a layer, n = pages of a run, k = layers
 of a piece.
@@ -32,20 +32,20 @@ from caatnet.inference.decoder import Decoder, replica_spec
 from caatnet.models.paged import Cache, CacheShape
 from caatnet.program import Program
 
-# Bytes of a part of a copy on a device and of its staging buffer. Reading it
-# delays a step by 0.1 ms at 1 TB/s. As each part waits for a step, smaller ones
-# would take more steps (log/2026-11-27-copies-in-parts.md).
+# Maximum bytes per device of a part of a copy, and of its staging buffer.
+# Reading a part delays a step by 0.1 ms at 1 TB/s. Each part waits for a step,
+# so smaller parts would take more steps (log/2026-11-27-copies-in-parts.md).
 PART_BYTES = 64 << 20
 
 
 class PageCopy(NamedTuple):
-  """Some layers of a run of pages, and the pages of its copy on the host.
+  """Piece of a copy: some layers of a run of pages, and their host pages.
 
   Attributes:
     layer: First layer.
-    num_layers: k.
-    first: First page of the run.
-    pages: n host pages.
+    num_layers: Number of layers, k.
+    first: First page of the run on the device.
+    pages: Host pages of the copy, one for each of the run's n pages.
   """
 
   layer: int
@@ -59,11 +59,11 @@ class HostPages:
 
   Attributes:
     num_pages: Number of host pages.
-    part_bytes: Largest size of a part of a copy in bytes per device. A part
-      exceeds it if it is one layer of a run that is larger.
+    part_bytes: Maximum bytes of a part of a copy on one device. Only a single
+      layer of a long run may be larger.
     arrays: One numpy array for each array of the cache, of the same shape
       except for the number of pages: ``[..., L, num_pages, ...]``.
-    calls: Number of started copy programs.
+    calls: Number of copy programs that have been dispatched.
   """
 
   _of_states = False
@@ -91,7 +91,7 @@ class HostPages:
       )
       for x in arrays
     ]
-    # Of one page or state in one layer, on one device.
+    # Bytes of one page or state in one layer, on one device.
     num = shape.num_states if self._of_states else shape.num_pages
     self._block_bytes = sum(
       math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
@@ -208,7 +208,7 @@ class HostStates(HostPages):
 def make_copies(
   program: Program, cache_shape: CacheShape, of_states: bool = False
 ) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
-  """Returns the jitted copies of a run of pages, cached by their arguments.
+  """Returns the jitted functions that read and write a run of pages (cached).
 
   Args:
     program: The model on a mesh.
@@ -252,8 +252,8 @@ def _make_copies(
   @functools.partial(jax.jit, donate_argnums=0)
   def write(cache, piece, layer, first):
     def updates(arrays, piece, layer, first):
-      # Without a dim of layers: for a reshape, XLA:CPU copies a cache with dims
-      # of size 1, such as a single lane.
+      # Layer by layer, without a reshape to a dim of layers: XLA:CPU would copy
+      # a cache that has dims of size 1, such as a single lane.
       def of_layer(i, arrays):
         return [
           lax.dynamic_update_slice_in_dim(
@@ -285,7 +285,7 @@ def _arrays(cache: Cache, of_states: bool) -> list[jax.Array]:
 
 
 def _dim(program: Program, shape: CacheShape, of_states: bool) -> int:
-  """Returns the dim of blocks of a cache's arrays ``[*levels, ranks, ...]``."""
+  """Returns the dim of pages or states in arrays ``[*levels, ranks, ...]``."""
   lead = len(program.layout.data) + 1
   return lead + (not of_states and shape.order != "interleaved")
 
@@ -293,5 +293,5 @@ def _dim(program: Program, shape: CacheShape, of_states: bool) -> int:
 def _split(
   dims: Sequence[int], dim: int, num_layers: int, count: int
 ) -> tuple[int, ...]:
-  """Returns the shape of ``count`` blocks of each of some layers."""
+  """Returns ``dims`` with the dim at ``dim`` split into layers and blocks."""
   return (*dims[:dim], num_layers, count, *dims[dim + 1 :])

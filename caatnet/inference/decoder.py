@@ -8,7 +8,8 @@ which are bucketed.
 Data-parallel ranks are replicas: each has the whole model, sharded over the
 tensor axis, and separate sequences and caches. All replicas run in lockstep.
 
-Shape legend: D = replicas, S = sequences of a replica in a step.
+Shape legend: D = replicas, S = sequences of a replica in a step, *levels = the
+data-parallel axes, whose product is D, ranks = tensor ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +70,7 @@ class Capacity:
 
 
 class Decoder:
-  """Runs the steps of a model, and holds its cache.
+  """Decoding steps of a model on a mesh, with the cache that they update.
 
   Attributes:
     program: The model on a mesh.
@@ -80,8 +81,8 @@ class Decoder:
       own parameters.
     shapes: Shapes of batches whose programs are compiled.
     before_compile: Called before a program is compiled, which takes seconds.
-    compile_seconds: Seconds of the first `step` of each shape, which compiles
-      its program unless `compile` has.
+    compile_seconds: Total seconds of the first `step` of each shape, which
+      compiles the program unless `compile` was called before.
   """
 
   def __init__(
@@ -100,7 +101,7 @@ class Decoder:
         arrays, the cache is allocated when it is first used.
       capacity: Capacity of a replica.
       cache_shape: Cache of one rank.
-      nanobatches: Cuts of each step into pieces; None for none.
+      nanobatches: How a step is cut into pieces; None for steps in one piece.
 
     Raises:
       ValueError: The cache does not fit in memory; with shapes instead of
@@ -127,7 +128,7 @@ class Decoder:
 
   @property
   def cache(self) -> Cache:
-    """Cache, arrays ``[*levels, ranks, ...]``, donated by the next step."""
+    """Cache, arrays ``[*levels, ranks, ...]``, which the next step donates."""
     return self._state[0]
 
   @cache.setter
@@ -136,11 +137,12 @@ class Decoder:
 
   @property
   def chunk_limits(self) -> tuple[tuple[int, int], ...]:
-    """Alternatives (number of chunks, tokens of a chunk) of a step's chunks."""
+    """Alternative limits of a step: (number of chunks, tokens per chunk)."""
     capacity = self.capacity
     if not capacity.batch_invariant:
       return tuple(buckets.chunk_sizes(capacity.chunk, capacity.batch))
-    # Rows of one sequence read its pages, but not each other's states.
+    # Each row reads one token. Rows of one sequence share its pages, but a row
+    # cannot read the recurrent state after another row of the same step.
     most = 1 if self.cache_shape.states else capacity.batch
     return ((capacity.batch, most),)
 
@@ -194,8 +196,8 @@ class Decoder:
     and shardings of `weights`. Another thread may use the devices meanwhile.
 
     Args:
-      batch: Batch with the shapes of an argument of `step`; the values have no
-        effect, like those of the next arguments.
+      batch: Batch with the shapes that `step` will get. The values of this and
+        of the other arrays have no effect.
       sampling: Sampling parameters, arrays ``[D, S]``.
       filters: Whether filters that gather logits apply.
       asked: int32 ``[D, S]``, or None.
@@ -211,7 +213,7 @@ class Decoder:
     self, batch: Batch, sampling: Sampling, filters: bool,
     asked: np.ndarray | None = None,
   ) -> bool:
-    """Returns whether the program of `compile` exists."""
+    """Returns whether the program for these arguments has been compiled."""
     return self._inputs(batch, sampling, filters, asked)[0] in self.shapes
 
   def _inputs(
@@ -277,7 +279,7 @@ def _of_packed(
   Args:
     step: Result of `make_step`.
     num_replicas: D.
-    compiler_options: XLA options of its programs.
+    compiler_options: XLA options of the step's programs.
 
   Returns:
     A function ``(params, state, packed, types, filters) -> (tokens [D, S],
@@ -423,7 +425,7 @@ def make_step(
 
 
 def _but_pages(f: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-  """Maps the arrays of a tree, except pages that keep their dims."""
+  """Maps the arrays of a tree, except pages with `CacheShape.keeps_dims`."""
 
   def of_cache(x):
     if not isinstance(x, Cache) or not x.shape.keeps_dims:
@@ -444,7 +446,7 @@ def make_forward(
   Returns:
     A function ``(params, cache, batch) -> (logits, cache)`` that donates the
     cache, arrays ``[*levels, ranks, ...]``. The logits are float32 ``[*levels,
-    ranks, n, V]``, for the n tokens in ``batch.rows``.
+    ranks, n, V]``: n tokens in ``batch.rows``, V tokens of a rank's vocabulary.
   """
   levels = replica_spec(program)
   specs = state_specs(program, cache_shape)[0]

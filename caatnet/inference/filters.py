@@ -9,9 +9,9 @@ To add a filter, write a function and a row of `FILTERS`. Fields of requests, of
 the server and of lm-evaluation-harness, flags of ``launch.generate``, the
 arrays of a step and the properties in
 ``tests/caatnet/inference/sampling_test.py`` derive from the row. This module
-imports jax when a filter runs, so that flags can be parsed before.
+imports jax only when a filter runs, so that flags are parsed without it.
 
-Shape legend: S = sequences, N V = vocabulary of all ranks.
+Shape legend: S = sequences, N V = vocabulary of all N ranks, V tokens each.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class Filter:
     floor: Returns the smallest value that is kept, float32 ``[S]``, given the
       requests' values ``[S]`` and, if ``gathers``, a `Gathered`.
     help: Description of the value, for ``--help``.
-    least, most: Range of the value, both ends included; an int if both are and
-      a float otherwise.
+    least, most: Range of the value, both ends included. The values of a filter
+      are integers if its range is given in integers.
     neutral: End of the range that keeps all tokens.
     greedy: Value that keeps the most probable token only.
     example: Value that keeps some tokens, for tests.
-    above: Whether the value must be greater than ``least``.
+    above: Whether ``least`` itself is excluded.
     gathers: Whether the filter needs the logits of all ranks.
 
   Example:
@@ -142,15 +142,16 @@ class Filter:
 
 FILTERS = {
   "top_k": Filter(
-    top_k, "Draw from the k most probable; 0: all.", 0, 2**31 - 1,
+    top_k, "Draw from the k most probable tokens; 0: all.", 0, 2**31 - 1,
     neutral=0, greedy=1, example=5, gathers=True,
   ),
   "top_p": Filter(
-    top_p, "Draw from the fewest with this total probability.", 0.0, 1.0,
+    top_p, "Draw from the fewest tokens with this total probability.", 0.0, 1.0,
     neutral=1.0, greedy=1e-6, example=0.7, above=True, gathers=True,
   ),
   "min_p": Filter(
-    min_p, "Draw from those with this share of the top probability.", 0.0, 1.0,
+    min_p, "Draw from tokens with at least this fraction of the largest "
+    "probability.", 0.0, 1.0,
     neutral=0.0, greedy=1.0, example=0.1,
   ),
 }

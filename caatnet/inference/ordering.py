@@ -37,7 +37,7 @@ def highest(
       the condition; values are uint32 ``[S, 1]``, mapped by `ordered`. The
       condition is monotone: if it holds for a value, it holds for all smaller
       ones. It holds for -inf.
-    like: float32 ``[S]``; the result has its type.
+    like: float32 ``[S]``; the result has its shape and varying mesh axes.
   """
 
   # Bisection from the highest bit: a bit is set if the condition still holds.
@@ -54,8 +54,8 @@ def highest(
 def ordered_sum(x: jax.Array) -> jax.Array:
   """Sums ``[..., n]`` over n in an order that trailing zeros do not change.
 
-  A compiler chooses the order of a reduction, and a different one for another
-  batch size. In addition, ranks pad the vocabulary differently.
+  A compiler may choose another order of a reduction for another batch size, and
+  with another number of ranks the vocabulary has another padding.
   """
   size = x.shape[-1]
   width = 1 << (size - 1).bit_length()

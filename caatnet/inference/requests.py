@@ -92,7 +92,7 @@ class Completion:
     tokens: All drawn tokens, including the one that ended the sequence.
     logprobs: Their log-probabilities in nats: those of the model at temperature
       1 without filters.
-    reason: Reason of the end.
+    reason: Reason why the sequence ended.
   """
 
   text: str

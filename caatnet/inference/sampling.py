@@ -49,6 +49,7 @@ Sampling = NamedTuple(
 DTYPES = {"seed": "uint32", "temperature": "float32"} | {
   name: row.dtype for name, row in FILTERS.items()
 }
+# Names of the filters that need the logits of all ranks.
 GATHERING = tuple(name for name, row in FILTERS.items() if row.gathers)
 # Number of most probable tokens of `top_logprobs`: the limit of OpenAI's API.
 NUM_TOP = 20
@@ -121,7 +122,8 @@ def sample(
     def at_best(x):
       return jnp.take_along_axis(x, best[..., None], axis=-1)[..., 0]
 
-    # Maximum of each rank as int32 bits, so that nothing rounds: [R, 4, S].
+    # Best token of each rank with three floats, whose bits are passed as int32
+    # so that nothing is rounded: [R, 4, S].
     mine = jnp.stack(
       [
         jax.vmap(jnp.take)(token_ids, best),
@@ -187,7 +189,7 @@ def top_logprobs(
       none = jnp.zeros((lanes, num, 2 * k + 1), jnp.int32)
       none = varying_as(none, shifted, token_ids, asked)
       mine = lax.cond(jnp.any(asked != 0), find, lambda: none)
-    # [N, S, 2 k + 1] to [S, N k] twice and [N, S].
+    # From [N, S, 2 k + 1]: ids and values, [S, N k] each, and totals, [N, S].
     ranks = all_gather(mine[:, None], axis)
     ids, values = (
       jnp.moveaxis(ranks[..., first : first + k], 0, 1).reshape(num, -1)
@@ -251,7 +253,8 @@ def _noise_if(
   token_ids: jax.Array,
 ) -> jax.Array:
   """Returns Gumbel noise ``[R, S, V]``, 0 for sequences at temperature 0."""
-  # Within a conditional under vmap jax 0.10 casts an operand a second time.
+  # Cast here: inside the conditional, jax 0.10 under vmap would cast an operand
+  # a second time.
   sampled, seed, positions, token_ids = same_axes(
     sampled, seed, positions, token_ids
   )
@@ -298,9 +301,10 @@ def _rows(
 def _kept(z: jax.Array, sampling: Sampling) -> jax.Array:
   """Returns the tokens that filters of gathered logits keep, bool ``[S, N V]``.
 
-  The floor is one of the logits. They must not be computed twice, once for the
-  floor and once, rounded differently, for the comparison, as XLA:CPU does in a
-  program of one sequence. The operands of a conditional are computed once.
+  The floor equals one of the logits, so it must be compared with bitwise the
+  same logits. In a program of one sequence, XLA:CPU would compute the logits
+  twice with different rounding: for the floor, and for the comparison. It
+  computes the operands of a conditional only once.
 
   Args:
     z: All logits / temperature, as in `_floor`.

@@ -1,9 +1,9 @@
-"""Scoring of given tokens by the model, on any mesh and in few shapes.
+"""Log-probabilities of given tokens, on any mesh and with few programs.
 
 No cache is involved: every row of tokens is one forward pass, as in training.
 Rows are padded at their end, which does not affect a causal model.
 
-Shape legend: B = rows, T = position, V = vocabulary of one rank.
+Shape legend: B = rows, T = positions, V = vocabulary of one rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from caatnet.program import Program
 
 
 class TargetScores(NamedTuple):
-  """Scores of the tokens of a row after the first.
+  """Scores of a row's T tokens after the first token.
 
   Attributes:
     log_probabilities: Log-probabilities in nats, float32 ``[T]``.
@@ -38,7 +38,7 @@ class TargetScores(NamedTuple):
 
 
 class Scorer:
-  """Scores rows of tokens with a model's parameters.
+  """Scorer of rows of tokens by a model, with one program per padded length.
 
   Attributes:
     context: Maximum number of tokens that the model reads; a row has one more.
@@ -54,8 +54,8 @@ class Scorer:
     Args:
       program: The model on a mesh. Data-parallel ranks are replicas, which
         share the rows.
-      weights: Parameters in the format of inference; shapes if each call of
-        `score` has parameters.
+      weights: Parameters in the format of inference; only their shapes if each
+        call of `score` passes parameters.
       context: Maximum number of tokens that the model reads.
       batch: Rows per replica and call.
     """
@@ -206,7 +206,7 @@ class Scorer:
     self._program(self._judge_with_top, self._padded(length, 1))
 
   def _padded(self, length: int, targets: int) -> int:
-    """Returns the length to which a row with so many targets is padded."""
+    """Returns the padded length of a row of ``length`` tokens; see `_run`."""
     return targets + next(n for n in self._lengths if n >= length - targets)
 
   def _program(self, step: Callable[..., Any], length: int) -> Any:

@@ -99,7 +99,7 @@ class StopStrings:
 
 
 class Ending:
-  """Text and stop conditions of one sequence.
+  """Detector of the end of one sequence, which also returns its text.
 
   Attributes:
     reason: Reason of the end; None before the end.

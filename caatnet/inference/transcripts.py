@@ -21,7 +21,7 @@ class Transcript:
   def __init__(
     self, request: Request, tokenizer: Tokenizer, context: int
   ) -> None:
-    """Starts after the prompt.
+    """Starts an empty continuation of the prompt.
 
     Args:
       request: The request.

@@ -17,7 +17,7 @@ from parallel.kernels.coded import Coded
 
 @dataclasses.dataclass(frozen=True)
 class Stored(Access):
-  """Access to parameters in the format of inference.
+  """Access of a model's functions to parameters in the format of inference.
 
   XLA:CPU and XLA:GPU copy a layer's weights out of a stack before a matrix
   product, which takes longer than the products of a step with few tokens. On
@@ -26,7 +26,8 @@ class Stored(Access):
   Attributes:
     apart: Whether layers are a tuple of each layer's parameters instead of a
       stack.
-    few: Whether products of few rows read codes instead of decoded matrices.
+    few: Whether matrices of one lane stay int8 codes, which products of few
+      rows read without decoding the matrix (`parallel.kernels.coded`).
   """
 
   apart: bool
@@ -59,7 +60,7 @@ class Stored(Access):
     return x
 
   def _read(self, params: Any) -> Any:
-    """Returns parameters, decoded except for matrices of a lane if `few`."""
+    """Decodes parameters, except the matrices that `few` leaves as codes."""
 
     def read(x):
       if not isinstance(x, Coded) or (self.few and _has_one_lane(x)):
@@ -147,7 +148,7 @@ def host_weights(
 def conversion(
   program: Program, apart: bool, coded: bool
 ) -> tuple[Callable[[Any], Any], Any, Access]:
-  """Returns the function that converts parameters, its specs, and an access.
+  """Returns a function that converts parameters, its result's specs, an access.
 
   The function accepts jax's and numpy's arrays, and can be traced.
   """
@@ -164,7 +165,8 @@ def conversion(
     }
 
   def store(p: Parameter, x: jax.Array) -> Any:
-    # An embedding table would be decoded completely to look up a few rows.
+    # Only matrices that are used in one product: to look up a few rows of an
+    # embedding table, the whole table would be decoded.
     product_only = p.decays and p.uses == p.regathered == 1
     if coded and product_only:
       return Coded.encode(x, p.dtype)

@@ -40,7 +40,7 @@ PHASES = ("prefill", "decode")
 
 @dataclasses.dataclass(frozen=True)
 class DecodingStep:
-  """Inference step.
+  """Inference step to compile.
 
   Attributes:
     phase: One of ``PHASES``.
@@ -48,7 +48,7 @@ class DecodingStep:
     weights: Storage of the parameters, with shapes instead of arrays.
     capacity: Sequences and tokens that a replica holds.
     cache_shape: Shape of one rank's cache.
-    nanobatches: Cuts of the step; None for none.
+    nanobatches: Division of the step into nano-batches; None for none.
   """
 
   phase: str
@@ -60,7 +60,7 @@ class DecodingStep:
 
   @property
   def _has_decodes(self) -> bool:
-    """Whether each row reads one token, as those of prompts may do, too."""
+    """Whether each row is one token: decoding, or `batch_invariant`."""
     return self.phase == "decode" or self.capacity.batch_invariant
 
   @property
@@ -118,7 +118,7 @@ class DecodingStep:
   def read_inputs(self) -> Any:
     """The parts of ``inputs`` that are arguments of the compiled program."""
     batch, sampling = self.inputs
-    # jit drops unused arguments: without filters, those of the filters.
+    # jit drops unused arguments: parameters of filters, which are off here.
     return batch, [
       x for name, x in sampling._asdict().items() if name not in GATHERING
     ]
@@ -131,7 +131,7 @@ class DecodingStep:
     return run.lower(self.params, self.state, *self.inputs, filters=False)
 
   def formula(self) -> dict[tuple[str, str], int]:
-    """Returns the operand bytes of a device over the tensor axis.
+    """Returns the bytes that a device reduces over the tensor axis in a step.
 
     Returns:
       (kind, dtype) -> bytes, by the closed formulas of the model and of
@@ -344,19 +344,20 @@ def _schedule(
 def hidden_pieces(
   made: CompiledProgram, reads: Mapping[tuple[int, ...], float]
 ) -> list[dict[str, Any]]:
-  """Returns the bytes that pieces reduce, and how many of them are overlapped.
+  """Returns the bytes that nano-batches reduce, and how many are overlapped.
 
-  A reduction is overlapped if a matrix product or a kernel of attention of
-  another piece is between its start and its done. The share of it that is
-  hidden is the roofline time of all instructions of other pieces there, divided
-  by its time on the links.
+  A reduction of a nano-batch ("piece") is overlapped if a matrix product or a
+  custom kernel of another piece is between its start and its done. Its hidden
+  fraction is the roofline time of all instructions of other pieces between
+  them, divided by its time on the links.
 
   Args:
     made: The program.
     reads: Bytes that kernels read, as in `CompiledProgram.schedule`.
 
   Returns:
-    A row for each kind of collective in a piece's scope; [] without pieces.
+    A row of operand bytes for each kind of collective in a piece's scope; []
+    without pieces.
   """
 
   def piece(path: str) -> str:
@@ -411,7 +412,7 @@ def _kernel_reads(
   of those of its nano-batch.
   """
   shape, sizes = step.cache_shape, step.sizes
-  # The share of the cache that one call reads: at most one layer, and no more
+  # Fraction of the cache that one call reads: at most one layer, and no more
   # positions than the sequences have.
   slots = shape.num_layers * shape.num_pages * shape.page_size
   part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)
@@ -423,10 +424,10 @@ def _kernel_reads(
 
 
 def _piece_share(step: DecodingStep) -> float:
-  """Returns the mean share of the step's positions that a nano-batch reads.
+  """Returns the mean fraction of all cached positions that a nano-batch reads.
 
-  Pieces of decodes read each context once. A piece of a chunk also reads the
-  pieces before it.
+  Nano-batches of a decoding step read each context once. A nano-batch of a
+  prefill chunk also reads the positions of the ones before it.
   """
   if step.nanobatches is None:
     return 1.0

@@ -149,7 +149,7 @@ def _memory(results: Results) -> Table:
 
 
 def ledger_tables(label: str, result: Result) -> list[Table]:
-  """Returns a program's collectives, by axis and phase and by place."""
+  """Returns a program's collectives: by axes and phase, and by named scope."""
 
   def cell(side: Sequence[Mapping[str, Any]]) -> str:
     lines = []
@@ -291,7 +291,7 @@ def _roofline(results: Results) -> Table:
 
 
 def _interval_rows(results: Results) -> list[dict[str, str]]:
-  """Returns the intervals of times by rates whose residuals are known."""
+  """Returns the intervals of step times; [] if not all programs have one."""
   if not all("interval" in r for r in results.values()):
     return []
   return [{"": f"step, ms: median and {conformal.COVERAGE:.0%} interval"} | {
@@ -343,7 +343,7 @@ def _inference(label: str, result: Result) -> Table:
 
 
 def _nanobatches(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-  """Returns the bytes that pieces reduce, and the share that is overlapped."""
+  """Returns the bytes that nano-batches reduce, and the overlapped fraction."""
   return Table(
     f"nano-batches of {label}: operand bytes of reductions, and the share of "
     "them\nwith a product of another nano-batch between start and done, and "

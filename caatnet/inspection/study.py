@@ -22,8 +22,8 @@ from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.pipeline import simulate
 from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 
-# Keys of the config that define the family of a calibration: model, sizes, and
-# how the step is split. Nothing is known about the others.
+# Keys of the config that define the family of a calibration
+# (`parallel.ledger.conformal`): model, sizes, and how the step is split.
 _FAMILY = (
   "model.name", "model.width", "model.ffn_width", "model.num_layers",
   "model.num_heads", "model.vocab_size", "model.dtype", "model.remat",
@@ -117,7 +117,8 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
 def schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
   """Returns the schedule, compute concurrent with collectives, and bounds.
 
-  With rates whose residuals are known, also the interval of the step's time.
+  If the residuals of the target's rates are known, the result also has the
+  interval of the step's time.
 
   Args:
     experiment: The run.
@@ -160,7 +161,7 @@ def schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
 def features(
   config: Mapping[str, Any], target: str, devices: int
 ) -> dict[str, str | float]:
-  """Returns what tells whether a run's step is of a calibration's family.
+  """Returns the values by which `conformal.outside` judges a run's step.
 
   Args:
     config: The run's config as plain data.
@@ -179,7 +180,7 @@ def features(
 def interval(
   step_s: float, links: LinkMatrix, values: Mapping[str, str | float]
 ) -> dict[str, Any]:
-  """Returns the interval of a predicted step, and why it is widened, if so."""
+  """Returns the interval of a predicted step, and the reasons to widen it."""
   outside = conformal.outside(links.family, values)
   wider = links.widening * len(outside) if outside else 0.0
   return {"outside": outside, "interval": conformal.interval(

@@ -17,7 +17,7 @@ from caatnet.models.transformer.positions import Linear, Llama3
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """Properties that distinguish a family of models.
+  """Family of published models, by the properties in which families differ.
 
   Attributes:
     architecture: Name of its class in transformers.
@@ -121,7 +121,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 class _Reader:
-  """Reads fields, and collects errors.
+  """Reader of config fields, which collects error messages.
 
   Attributes:
     fields: Fields to read.
@@ -136,7 +136,7 @@ class _Reader:
   def count(
     self, key: str, default: int | None = None, most: int = _MOST
   ) -> int:
-    """Reads a positive integer; an invalid one is recorded and counts as 1."""
+    """Reads a positive integer; if it is invalid, returns the default or 1."""
     value = self.fields.get(key)
     if value is None and default is not None:
       return default
@@ -150,7 +150,7 @@ class _Reader:
     return value
 
   def number(self, key: str, default: float | None = None) -> float:
-    """Reads a positive number; an invalid one is recorded and counts as 1."""
+    """Reads a positive number; handles an invalid one like `count`."""
     value = self.fields.get(key)
     if value is None and default is not None:
       return default
@@ -266,7 +266,7 @@ def _most_positions(reader: _Reader, scaling: tuple[str | float, ...]) -> int:
   if reader.fields.get("max_position_embeddings") is None:
     return 0
   most = reader.count("max_position_embeddings", most=_MAX_POSITIONS)
-  # Linear scaling multiplies it; with other kinds it is the scaled length.
+  # Linear scaling multiplies this length; other kinds already include it.
   factor = float(scaling[1]) if scaling[:1] == ("linear",) else 1.0
   if most * factor > _MAX_POSITIONS:
     reader.wrong.append(

@@ -1,4 +1,4 @@
-"""Tasks of EleutherAI's lm-evaluation-harness: the extra ``eval``."""
+"""Evaluation by EleutherAI's lm-evaluation-harness (the extra ``eval``)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib

@@ -276,7 +276,7 @@ def _cast(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
 
 
 def num_tensors(experiment: Experiment) -> int:
-  """Returns the number of tensors of the published form of a run's model."""
+  """Returns how many tensors a run's model has in its published form."""
   _check_dense(model := experiment.program.model)
   slots = layout.slots(model.config, model.tensor.size)
   return len(list(layout.published(slots)))
@@ -330,8 +330,9 @@ def _read_params(
 ) -> Any:
   """Opens the parameters of a run, arrays ``[1 or workers, ...]``.
 
-  With data parallelism all workers have the same parameters. With other outer
-  loops the evaluated parameters are computed, and all are in memory.
+  With data parallelism all workers have the same parameters, which are read
+  lazily. With another outer loop, the parameters that are evaluated are
+  computed from its state, so all of them are in memory.
   """
   if experiment.config["outer"]["algorithm"] != "data_parallel":
     params, _ = export.read(experiment, workdir, step)

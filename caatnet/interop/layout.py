@@ -20,14 +20,14 @@ from parallel.base.checks import divisors
 
 @dataclasses.dataclass(frozen=True)
 class PublishedTensor:
-  """One published tensor of each layer or of the model.
+  """Published tensor: one in each layer, or one in the whole model.
 
   Attributes:
     name: Published name, with ``{layer}`` for the number of the layer.
     shape: Published shape.
     dim: Published dim that is sharded over ranks; None if every rank has the
       whole tensor.
-    cut: Size of that dim on a rank; at the end some of it is padding.
+    cut: Size of that dim on a rank, with padding on the last ranks.
     transposed: Whether the dims of our matrix are in the opposite order.
     repeats: Number of times that each group of ``unit`` rows is repeated.
     unit: Rows of a key/value head.
@@ -48,7 +48,7 @@ class PublishedTensor:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-  """A parameter, and the tensors that are concatenated in it.
+  """Parameter of our model, and the published tensors concatenated in it.
 
   Attributes:
     path: Keys of the parameter.
@@ -63,7 +63,7 @@ class Slot:
   ranks: int
 
   def rows(self) -> Sequence[int | None]:
-    """Returns the layers; [None] if the parameter is not stacked."""
+    """Returns the layer numbers; [None] if the parameter is not stacked."""
     return range(self.layers) if self.layers else [None]
 
   @property
@@ -85,7 +85,7 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
   A rank has the query heads that belong to its key/value heads. If each
   key/value head is repeated r times, consecutively, each copy has 1/r of its
   query heads. The query heads and their order do not change, so attention
-  computes the same result. Heads that the ranks do not divide are padded.
+  computes the same result. Heads are padded to a multiple of ``ranks``.
 
   The choice gives a rank the fewest key/value heads and, among equal numbers,
   the fewest query heads.
@@ -96,8 +96,8 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
     ranks: Number of ranks.
 
   Raises:
-    ValueError: With any number of repetitions, half of the padded heads would
-      be zeros; the message lists the possible numbers of ranks.
+    ValueError: With any number of repetitions, at least half of the heads would
+      be padding; the message lists the possible numbers of ranks.
 
   Example:
     Two key/value heads on four ranks are repeated twice, three are padded:
@@ -280,7 +280,7 @@ def _uncut(part: PublishedTensor, x: np.ndarray) -> np.ndarray:
   x = x[:size]  # without padding
   if part.repeats > 1:
     heads = x.reshape(-1, part.repeats, part.unit, *x.shape[1:])
-    # Bits, so that NaN equals NaN and -0 differs from 0.
+    # Compares bits, so that NaN equals NaN and -0 differs from 0.
     bits = heads.view(f"u{x.dtype.itemsize}")
     if (bits != bits[:, :1]).any():
       raise ValueError(

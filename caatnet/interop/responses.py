@@ -1,7 +1,7 @@
 """Responses to the requests of EleutherAI's lm-evaluation-harness.
 
 The harness builds requests from its tasks' documents and computes metrics from
-the responses. Requests are interpreted as by its models of Hugging Face
+the responses. Requests are interpreted as by its class for Hugging Face models
 (``lm_eval.models.huggingface``, 0.4.13): the boundary between context and
 continuation in tokens, the truncation of inputs longer than the model's
 context, and the windows in which a long text is scored. Two cases that are
@@ -45,7 +45,7 @@ class EvalRequest(Protocol):
 
 
 class Window(NamedTuple):
-  """Tokens of one forward pass.
+  """Tokens of one forward pass, the last of which are scored.
 
   Attributes:
     tokens: Token ids, at most one more than the model's context.
@@ -57,7 +57,7 @@ class Window(NamedTuple):
 
 
 class Responder:
-  """Computes the responses to the harness's requests with one model.
+  """Responder to the harness's requests, with one model.
 
   Attributes:
     context: Maximum number of tokens that the model reads.
@@ -153,7 +153,7 @@ class Responder:
     """Returns the request to continue a context."""
     given = {key: value for key, value in how.items() if value is not None}
     until = given.pop("until", [])
-    # All are removed, and the first that is given applies.
+    # All these names are removed, and the first one that was given applies.
     named = [given.pop(name, None) for name in _NUM_TOKENS]
     max_tokens = next((int(n) for n in named if n is not None), _MAX_TOKENS)
     samples = given.pop("do_sample", None)
@@ -238,7 +238,7 @@ class Responder:
 
   @property
   def _prefix(self) -> int:
-    """Token that precedes a text, given which its first token is scored."""
+    """Token before a text, on which the score of its first token depends."""
     t = self._tokenizer
     separators = () if t.separator is None else (t.separator,)
     for token in (*t.start_ids[-1:], *separators, *t.stop_ids):

@@ -23,7 +23,7 @@ _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A checked published model, and its conversion to a run.
+  """Published model that has been checked, and the mapping to a run's model.
 
   Attributes:
     folder: The published folder.
@@ -31,8 +31,8 @@ class Source:
     tensors: Its tensors by name.
     section: Values of ``config.model`` that describe the model.
     ranks: Number of tensor ranks.
-    repeats: Number of times that key/value heads are repeated for the ranks.
-    slots: Parameters of the model.
+    repeats: Number of copies of each published key/value head, over the ranks.
+    slots: Parameters of the run's model, each with its published tensors.
     tokenizer: Its tokenizer; None if the folder has no supported one.
   """
 
@@ -47,7 +47,7 @@ class Source:
 
   @property
   def num_positions(self) -> int:
-    """Length of its context; 2**31 - 1 if not given."""
+    """Length of the model's context in tokens; 2**31 - 1 if not given."""
     return self.section["max_positions"] or 2**31 - 1
 
   @property
@@ -119,7 +119,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
 
 
 def make_config(section: Mapping[str, Any]) -> TransformerConfig:
-  """Returns a model's sizes from values of ``config.model``, at p = 1."""
+  """Returns the config of a fully synchronised model from ``config.model``."""
   every = PartialSync(1.0)
   return TransformerConfig(
     **{**section, "rope_scaling": parse_scaling(section["rope_scaling"])},

@@ -39,11 +39,11 @@ _CODES = {name: code for code, name in DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """A tensor in a file.
+  """Location, dtype and shape of a tensor in a safetensors file.
 
   Attributes:
     path: The file.
-    dtype: Dtype by jax's name; an unsupported one by the format's name.
+    dtype: Name of the dtype in jax, or in the file if it is not in `DTYPES`.
     shape: Shape.
     checksum: CRC-32 of its bytes in hex digits; None if it is not known.
   """
@@ -62,8 +62,8 @@ class Tensor:
 def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
   """Returns a folder's tensors, from one file or from an index and its shards.
 
-  With `CHECKSUMS`, the other files are compared with it, and `read` compares
-  the tensors.
+  If the folder has `CHECKSUMS`, the files other than safetensors are verified
+  here, and each tensor when `read` reads it.
 
   Args:
     folder: The folder.
@@ -72,7 +72,7 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
     The tensors by name, and messages on problems with the files.
 
   Raises:
-    FileNotFoundError: The folder has no such files.
+    FileNotFoundError: The folder has no safetensors files.
     ValueError: The index, or `CHECKSUMS`, is damaged.
   """
   if not (folder / CHECKSUMS).exists():
@@ -97,7 +97,7 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def _find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
-  """Returns what `find` does, without checksums."""
+  """Implements `find`, without checksums."""
   if (folder / SINGLE).exists():
     return _of_file(folder / SINGLE)
   if not (folder / INDEX).exists():
@@ -172,7 +172,7 @@ def _crc(data: bytes | np.ndarray) -> str:
 
 
 class Writer:
-  """Writes tensors to the files of a folder, in any order, one at a time.
+  """Writer of a folder's safetensors files, one tensor at a time, in any order.
 
   Attributes:
     checksums: Checksums of the tensors that were written, by name.

@@ -33,7 +33,7 @@ def declared(params: Any, parameters: Any) -> Any:
 
   Args:
     params: Tree of float32 arrays.
-    parameters: A `caatnet.models.protocol.Parameter` for each.
+    parameters: Tree of `caatnet.models.protocol.Parameter`, one per array.
 
   Returns:
     The tree, with a `Declared` for each array that an `Access` has to cast.
@@ -47,7 +47,7 @@ def declared(params: Any, parameters: Any) -> Any:
 
 
 def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns ``f`` as a function of parameters that may be `Declared`."""
+  """Wraps ``f`` to cast `Declared` parameters before it reads them."""
 
   def read(x: Any) -> Any:
     return x.value.astype(x.dtype) if isinstance(x, Declared) else x
@@ -63,7 +63,7 @@ def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Access:
-  """Reads parameters unchanged, or in the dtypes that are `declared`.
+  """Reader of parameters, which casts `Declared` ones to their dtypes.
 
   The cast is part of the function that reads the parameter. If the backward
   pass rematerialises that function, no copy in the other dtype is stored.
@@ -103,7 +103,7 @@ class Access:
       f: A function of parameters and arguments.
       params: The parameters.
       *args: The arguments.
-      policy: Residuals saved for the backward pass; None saves all.
+      policy: Selects the residuals saved for the backward; None saves all.
     """
     f = _reading(f)
     if policy is not None:
@@ -122,10 +122,10 @@ class Access:
 
     Args:
       f: A layer's function; its result has the type of ``x``.
-      params: The parameters of all layers, ``[L, ...]``.
+      params: The parameters of all layers, ``[layers, ...]``.
       x: Input of the first layer.
-      unroll: Layers per iteration of the loop.
-      policy: Residuals of a layer saved for the backward pass; None saves all.
+      unroll: Periods of layers (`Activations.layers`) per loop iteration.
+      policy: Selects the residuals saved for the backward; None saves all.
 
     Returns:
       The result of the last layer.

@@ -196,9 +196,9 @@ class ConvolutionalModel(Modules):
     return classes.scores(logits, labels, self.tensor)
 
   def flops(self, example: Any) -> float:
-    """Returns six FLOPs per weight and position at which it is applied.
+    """Returns the FLOPs of training on one example.
 
-    The forward has two and the backward four, as for matrix products.
+    Each weight has 2 per position in the forward and 4 in the backward.
     """
     height, width, channels = example["image"].shape
     forward, places = 0.0, height * width

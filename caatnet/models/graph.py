@@ -2,8 +2,8 @@
 
 An example is a node with a tree of its neighbours, their neighbours and so on,
 one level per layer (`caatnet.data.graphs.sampling`). Layer l = 0, 1, ...
-computes new states of all levels except the last l + 1, each from the level
-below:
+computes new states h_v of the nodes v of all levels except the last l + 1, from
+the states h_u of their children u and from node degrees d:
 
     GraphSAGE, mean (Hamilton et al., arXiv 1706.02216, algorithm 2)
       h_v = W_self h_v + W_neighbours mean over u of h_u + b
@@ -90,7 +90,7 @@ class Gcn(nnx.Module):
       degree_below: Node degrees of its children, int32 ``[B, P, K]``.
     """
     there, count = _children(degree, below.shape[2])
-    # The factor d_v / count makes the sampled sum unbiased.
+    # The factor degree / count makes the sum over sampled children unbiased.
     share = degree / jnp.maximum(count, 1) / jnp.sqrt(degree + 1.0)
     weight = jnp.where(
       there, share[..., None] * lax.rsqrt(degree_below + 1.0), 0
@@ -212,7 +212,7 @@ class GraphModel(Modules):
     return classes.scores(logits[:, 0], labels, self.tensor)
 
   def flops(self, example: Any) -> float:
-    """Returns six FLOPs per weight and position at which it is applied."""
+    """Returns the FLOPs of training, 6 per weight of a matrix and position."""
     shapes = jax.eval_shape(self.init, jax.random.key(0))
     total = 0.0
     for number in range(len(self.fanouts)):

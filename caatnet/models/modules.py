@@ -14,10 +14,11 @@ from caatnet.models.protocol import Parameter, Reduction
 
 
 class Modules(abc.ABC):
-  """Base class of such models, a part of `caatnet.models.protocol.Model`.
+  """Base class of models that are a sequence of NNX modules.
 
-  The parameters are a dict, name of a module -> its parameters. They are not
-  divided over tensor ranks, of which there is one. A subclass defines
+  It defines a part of `caatnet.models.protocol.Model`. The parameters are a
+  dict, name of a module -> its parameters. They are not divided over tensor
+  ranks, of which there is only one. A subclass defines
   `_makers`, and ``stacks`` if some modules are stacks of layers.
   """
 
@@ -77,5 +78,5 @@ class Modules(abc.ABC):
     data_lanes: int,
     accumulation: int = 1,
   ) -> collections.Counter[Reduction]:
-    """Returns no reductions: one rank reduces nothing."""
+    """Returns an empty counter, since one tensor rank reduces nothing."""
     return collections.Counter()

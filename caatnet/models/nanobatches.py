@@ -1,8 +1,8 @@
 """Nano-batches: a decoding step in pieces, over contiguous ranges of tokens.
 
 A piece's products run during the reduction of another piece. A step is cut
-between sequences, and within a chunk that is long compared with the pieces: the
-second part of a chunk attends to the cached first part.
+between sequences, or within a prompt chunk if its borders are not near: the
+second part of the chunk then attends to its first part in the cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ import jax.numpy as jnp
 
 from caatnet.models.paged import Batch
 
-# A cut within a chunk moves to the chunk's border if that is nearer than this
-# fraction of the smallest piece: every part of a chunk is one more attention.
+# A cut within a chunk, which costs one more attention, moves to the chunk's
+# border if that is within this fraction of the smallest piece.
 _MOVES = 1 / 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Nanobatches:
-  """Cuts of a decoding step.
+  """Rule by which decoding steps are cut into pieces.
 
   Attributes:
     sizes: Function from a step to the numbers of tokens of its pieces.
@@ -39,8 +39,8 @@ class Piece(Batch):
   """Contiguous tokens of a step; ``rows`` and ``sequences`` are empty.
 
   Attributes:
-    runs: Consecutive sequences with equally many tokens in this piece: their
-      number, and the tokens of each.
+    runs: A pair for each run of consecutive sequences with equally many tokens
+      in this piece: number of sequences, and tokens per sequence.
   """
 
   runs: tuple[tuple[int, int], ...] = dataclasses.field(
@@ -95,7 +95,7 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
       f"nano-batches of {', '.join(map(str, sizes))} tokens must have {total} "
       "tokens in total, the tokens of a step"
     )
-  # First and last token of each sequence.
+  # Indices of each sequence's first token, and after its last token.
   spans = [
     (first, first + length)
     for _, tokens, length in batch.parts

@@ -1,4 +1,4 @@
-"""Batch and cache of a decoding step.
+"""Batch and cache of an inference step.
 
 A cache consists of components of two kinds.
 
@@ -37,7 +37,7 @@ class StateShape(NamedTuple):
   """Fixed-size component: shape and dtype of one state.
 
   Attributes:
-    shape: Shape of the state of one layer, sequence and rank.
+    shape: Shape of the state of one sequence, in one layer on one rank.
     dtype: Dtype of the state.
   """
 
@@ -155,10 +155,10 @@ class CacheShape:
 
   @property
   def keeps_dims(self) -> bool:
-    """Whether a step maps over all leading dims of pages, even those of size 1.
+    """Whether a step keeps all leading dims of pages, even those of size 1.
 
-    XLA:CPU copies pages with several dims of size 1 if a step removes one of
-    them and adds it again.
+    XLA:CPU copies the pages if a step removes one of several dims of size 1 and
+    adds it again.
     """
     return self.order == "heads" and {*self.kernels} <= {"cpu", "reference"}
 
@@ -244,7 +244,8 @@ class Cache:
 
   Attributes:
     pages: Keys and values: arrays of `CacheShape.pages` with a leading dim of
-      lanes, and levels of one replica before it if `CacheShape.keeps_dims`.
+      lanes. If `CacheShape.keeps_dims`, dims of the data-parallel levels, of
+      size 1 in one replica, precede it.
     shape: Sizes, layout and kernels.
     states: Arrays of `CacheShape.state_arrays` with a leading dim of lanes.
   """
@@ -367,9 +368,9 @@ class Cache:
 
   @property
   def _has_single_dims(self) -> bool:
-    """Whether a dim of a rank's pages has size 1, and is not the first of all.
+    """Whether pages have a dim of size 1 other than the first dim.
 
-    For such pages XLA:CPU copies even a view without the dims of one lane.
+    For such pages XLA:CPU copies even a view that omits the dims of one lane.
     """
     if not self.shape.keeps_dims:
       return False

@@ -104,7 +104,7 @@ class Model(Protocol):
   """Model whose parameters are a nested dict of arrays.
 
   Attributes:
-    dtype: The dtype of matrix products, which determines peak FLOP/s.
+    dtype: The dtype of matrix products, which determines the peak FLOP/s.
     num_params: Number of logical parameters, without padding.
     stacks: Top-level keys of the parameters whose leaves are stacked over
       equal layers, ``[layers, ...]``, with their number of layers. Outer loops
@@ -148,7 +148,7 @@ class Model(Protocol):
     ...
 
   def parts(self) -> Parts:
-    """Returns the model in parts, for the stages of a pipeline.
+    """Returns input part, layers and output part, for pipeline stages.
 
     Raises:
       ValueError: If the model is not one stack of layers whose inputs and
@@ -259,8 +259,8 @@ class LanguageModel(Model, Protocol):
       cache: Cache of earlier tokens, with the shape of `cache_shape`.
       batch: The step's tokens.
       access: Reads the parameters for the model's functions.
-      nanobatches: Cuts of the step into pieces, so that the reduction of one
-        runs during products of another; None for none.
+      nanobatches: Rule that cuts the step into pieces, so that the reduction of
+        a piece runs during products of another; None to run the step whole.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,

@@ -2,7 +2,7 @@
 
 Source: Hawk of De et al., "Griffin: Mixing Gated Linear Recurrences with Local
 Attention", arXiv 2402.19427. The unit of a layer multiplies two branches of the
-normalised stream x, and the product is projected to the stream:
+normalised stream x, and W_out projects the product to the stream:
 
     u_t = convolution of W_u x over the last K positions, channel by channel
     r_t = sigmoid(W_r u_t + b_r)               recurrence gate, equation 1
@@ -43,7 +43,7 @@ _C = 8.0
 
 
 class Unit(NamedTuple):
-  """Parameters of one rank's recurrence.
+  """Recurrent unit with the parameters of one rank.
 
   Attributes:
     conv: ``[K, F]``; the last row multiplies the input of the same position.
@@ -68,7 +68,7 @@ class Unit(NamedTuple):
     d = channels // config.num_heads
     taps = jax.random.normal(rngs.params(), (config.conv_width, channels))
     gates = jax.random.normal(rngs.params(), (config.num_heads, d, 2 * d))
-    # a^c at r = 1 is uniform in [0.9, 0.999], as in the paper.
+    # a_t at r_t = 1 (the paper's a^c) is uniform in [0.9, 0.999].
     a = jax.random.uniform(rngs.params(), (channels,), minval=0.9, maxval=0.999)
     return cls(
       Sharded(cut_columns(taps / math.sqrt(config.conv_width), ranks, cut)),
@@ -103,7 +103,7 @@ class Unit(NamedTuple):
     bias = self.gates_bias.reshape(1, 1, *gates.shape[2:])
     gates = jax.nn.sigmoid(gates.astype(jnp.float32) + bias)
     r, i = (x.reshape(u.shape) for x in jnp.split(gates, 2, axis=-1))
-    # Equations 3, 4 and 6; expm1 is exact where a is close to 1.
+    # Equations 3, 4 and 6. With expm1, 1 - a_t^2 is exact for a_t close to 1.
     log_a = -_C * r * jax.nn.softplus(self.rate)[None, None]
     b = jnp.sqrt(-jnp.expm1(2 * log_a)) * i * u
     all_h = linear_recurrence(jnp.exp(log_a), b, h, written)
@@ -113,7 +113,7 @@ class Unit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(StatefulConfig):
-  """Sizes of the model.
+  """Sizes of a recurrent language model.
 
   Attributes:
     rnn_width: Channels of the recurrence; a multiple of ``num_heads``.
@@ -141,6 +141,6 @@ class RecurrentConfig(StatefulConfig):
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentModel(StatefulLanguageModel):
-  """Recurrent language model; an example is int ``[T + 1]``."""
+  """Recurrent language model; an example is T + 1 tokens, int ``[T + 1]``."""
 
   config: RecurrentConfig

@@ -2,14 +2,14 @@
 
 A *fire* module squeezes its input to few channels with 1 x 1 convolutions, and
 expands these by 1 x 1 and 3 x 3 convolutions, whose outputs are concatenated.
-Eight of them lie between two convolutions. The last one has a channel for each
-class; its mean over positions gives the logits.
+Eight fire modules lie between two convolutions. The last convolution has a
+channel for each class; its mean over positions gives the logits.
 
 Sizes are those of the published network (and of torchvision): with three input
 channels and 10 classes it has 740,554 parameters. Poolings of 3 x 3 with stride
-2 round sizes up. Three of them need images of at least 21 x 21. The published
-network drops half of the last convolution's inputs in training; a `Model` has
-no random state between steps, so this one drops none.
+2 round sizes up; there are three, so images must be at least 21 x 21. The
+published network applies dropout of 50% before the last convolution; a `Model`
+has no random state between steps, so this one has no dropout.
 
 The network is not cut over tensor ranks: the tensor axis must have one rank.
 
@@ -143,10 +143,10 @@ class SqueezeNet(Modules):
     )
 
   def flops(self, example: Any) -> float:
-    """Returns six FLOPs per weight and position at which it is applied.
+    """Returns the FLOPs of training on one example.
 
-    The forward has two and the backward four, as for matrix products. The first
-    convolution differentiates no input.
+    Each weight has 2 per position in the forward and 4 in the backward. The
+    first convolution has only 2 in the backward: images need no gradient.
     """
     height, width, channels = example["image"].shape
     sides = [(height - 7) // 2 + 1, (width - 7) // 2 + 1]

@@ -1,4 +1,4 @@
-"""``config.experts``: experts of one base that a server switches between."""
+"""``config.experts``: experts, trained from one base, that a server loads."""
 
 from caatnet.schema.fields import (
   COUNT,
@@ -11,13 +11,13 @@ from caatnet.schema.fields import (
 # Names of `parallel.plans.placement.evictions.EVICTIONS` for servers.
 EVICTIONS = "lru", "lfu", "lookahead"
 DEADLINE = (
-  "Seconds without a step after which an expert with requests is loaded, "
+  "Seconds without a step after which an expert that has requests is loaded, "
   "regardless of the switching cost."
 )
 PATIENCE = (
-  "Factor of the switching cost: a load that evicts an expert with requests "
-  "starts when the accumulated waiting time exceeds patience x switch_s x its "
-  "requests."
+  "Factor of the switching cost. A load that evicts an expert with requests "
+  "starts when (requests of the loaded expert) x (seconds since its last step) "
+  "is at least patience x switch_s x (requests of the evicted expert)."
 )
 
 
@@ -28,31 +28,31 @@ class Experts:
   ``config.serving.policy`` must be "experts".
   """
 
-  path: str = field("", "Directory of the experts, with experts.json.")
-  slots: int = field(4, "Experts whose weights are on the device.", COUNT)
+  path: str = field("", "Directory of the experts, which has experts.json.")
+  slots: int = field(4, "Largest number of experts in device memory.", COUNT)
   eviction: str = field(
     "lookahead", "Policy that selects the expert that a load replaces.",
     EVICTIONS,
   )
   prefetch: int = field(
     1, "Largest number of loads that run concurrently with steps of other "
-    "experts; 0 to load only when no expert on the device has requests.",
-    COUNT_OR_NONE,
+    "experts; 0 to load only when no expert on the device has requests, or "
+    "after deadline_s.", COUNT_OR_NONE,
   )
   pinned: tuple[str, ...] = field(
     (), "Experts that stay on the device after their first load."
   )
   host_experts: int = field(
-    16, "Experts that are kept in host memory; others are read from their "
-    "files.", COUNT_OR_NONE,
+    16, "Largest number of experts that are kept in host memory; others are "
+    "read from their files.", COUNT_OR_NONE,
   )
   deadline_s: float = field(30.0, DEADLINE, NOT_NEGATIVE)
   switch_s: float = field(
-    0.0, "Time of a switch in seconds; 0 for the median of recent loads.",
-    NOT_NEGATIVE,
+    0.0, "Assumed time to load an expert, in seconds; 0 for the median of "
+    "recent loads.", NOT_NEGATIVE,
   )
   patience: float = field(1.0, PATIENCE, NOT_NEGATIVE)
   random: int = field(
-    0, "Number of experts with random parameters that are created in the "
-    "directory; 0 for an existing one.", COUNT_OR_NONE,
+    0, "Number of experts with random parameters that are created in path; 0 "
+    "to serve the existing experts.", COUNT_OR_NONE,
   )

@@ -68,7 +68,7 @@ class Range:
     )
 
   def __str__(self) -> str:
-    """Returns text after "must", such as "be an integer from 1 to 9"."""
+    """Returns the text after "must", such as "be an integer from 1 to 9"."""
     if self.whole:
       return f"be an integer from {self.low} to {self.high}"
     if self.high == math.inf:
@@ -95,16 +95,16 @@ Allowed = Range | tuple[str, ...] | None
 
 
 class Config:
-  """Type of a key whose value is a whole config, or {} for none."""
+  """Type of a key whose value is a whole config; {} for no config."""
 
 
 class Sections:
-  """Type of a key whose value is sections by name and choice."""
+  """Type of a key whose value maps section name -> choice -> section."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-  """Declaration of one key.
+  """Declaration of one config key.
 
   Attributes:
     kind: The type: bool, int, float, str, a section, a union, a tuple, or a
@@ -112,7 +112,7 @@ class Key:
     allowed: The range of every number in the value, or the allowed texts; None
       for any text.
     doc: The documentation.
-    empty: Whether a tuple of any length may have no part.
+    empty: Whether a tuple of variable length may be empty.
   """
 
   kind: Any
@@ -121,7 +121,7 @@ class Key:
   empty: bool = True
 
   def must(self) -> str:
-    """Returns text after "must", such as "lie in [0, 1]"."""
+    """Returns the text after "must", such as "lie in [0, 1]"."""
     text = _must(self.kind, self.allowed)
     if not self.empty:
       text = text.replace("be a tuple", "be a non-empty tuple", 1)
@@ -131,7 +131,7 @@ class Key:
     """Checks type and range of a value.
 
     Args:
-      name: The key with its sections, as in "sync.p".
+      name: The key, preceded by its section, as in "sync.p".
       value: The value. A list counts as a tuple, since JSON has no tuples.
 
     Raises:
@@ -152,14 +152,14 @@ def field(
   """Declares a key of a section.
 
   Args:
-    default: The default; for a mutable type, a function that returns it. Runs
-      whose config is older than the key get the default, so it must reproduce
-      the earlier behaviour.
+    default: The default; for a mutable type, a function that returns it. A run
+      whose stored config is older than the key gets the default, which must
+      therefore reproduce the earlier behaviour.
     doc: The documentation, with unit and the meaning of special values.
     allowed: The range of all numbers in the value, or the allowed texts; None
       for any text, booleans and sections.
-    empty: Whether a tuple of any length may have no part. One whose default is
-      empty always may.
+    empty: Whether a tuple of variable length may be empty. It always may if its
+      default is empty.
   """
   metadata = {"doc": doc, "allowed": allowed, "empty": empty}
   if callable(default):
@@ -171,11 +171,11 @@ def field(
   frozen_default=True, kw_only_default=True, field_specifiers=(field,)
 )
 def section(cls: type) -> type:
-  """Returns the frozen dataclass of a class with fields declared by `field`.
+  """Makes a class with fields declared by `field` a frozen dataclass.
 
   Raises:
-    TypeError: If a field has no documentation, or a number has no range of its
-      type.
+    TypeError: If a field has no documentation, or the range of a number is
+      missing or has another type (int or float).
   """
   made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
   for name, key in keys(made).items():
@@ -212,7 +212,7 @@ def default_of(cls: type, name: str) -> Any:
 
 
 def _any_length(kind: Any) -> bool:
-  """Returns whether a type is a tuple of any length."""
+  """Returns whether a type is a tuple of variable length."""
   return (
     typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is Ellipsis
   )
@@ -228,7 +228,7 @@ def _numbers(kind: Any) -> list[type]:
 
 
 def _must(kind: Any, allowed: Allowed) -> str:
-  """Returns text after "must" for one type."""
+  """Returns the text after "must" for one type."""
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
   if kind in (int, float):
     return str(allowed)

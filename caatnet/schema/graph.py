@@ -11,7 +11,7 @@ from caatnet.schema.fields import (
   section,
 )
 
-_UNDIRECTED = "Whether each edge has both directions."
+_UNDIRECTED = "Whether each edge is used in both directions."
 SCALE = Range(1, 30, whole=True)
 
 
@@ -20,19 +20,21 @@ class Drawn:
   """Keys common to generated graphs."""
 
   num_features: int = field(128, "Features of a node.", COUNT)
-  num_classes: int = field(8, "Labels: node v has v % num_classes.", COUNT)
+  num_classes: int = field(
+    8, "Number of labels; node v has the label v % num_classes.", COUNT
+  )
   signal: float = field(
-    1.0, "Norm of a label's mean features, in units of the noise's standard "
-    "deviation.", NOT_NEGATIVE,
+    1.0, "Norm of the mean feature vector of a label, in units of the standard "
+    "deviation of the noise.", NOT_NEGATIVE,
   )
   seed: int = field(0, "Seed of all random numbers.", SEED)
 
 
 @section
 class RMAT(Drawn):
-  """R-MAT graph."""
+  """R-MAT graph: a random graph with a skewed distribution of degrees."""
 
-  scale: int = field(16, "Binary logarithm of the number of nodes.", SCALE)
+  scale: int = field(16, "The graph has 2^scale nodes.", SCALE)
   num_edges: int = field(
     1_000_000, "Edges, including duplicates.", COUNT_OR_NONE
   )
@@ -44,22 +46,22 @@ class RMAT(Drawn):
 
 @section
 class Communities(Drawn):
-  """Graph of planted communities, which are the labels."""
+  """Random graph of planted communities; a node's label is its community."""
 
   num_nodes: int = field(65_536, "Number of nodes.", COUNT)
   mean_degree: float = field(
-    15.0, "Mean of the Poisson number of neighbours.", NOT_NEGATIVE
+    15.0, "Mean of the number of neighbours, a Poisson variable.", NOT_NEGATIVE
   )
   inside: float = field(
-    0.6, "Probability that a neighbour is of the same community.", FRACTION
+    0.6, "Probability that a neighbour is in the same community.", FRACTION
   )
 
 
 @section
 class Edges:
-  """Graph of a text file with pairs of nodes, and .npy files."""
+  """Graph read from a text file of edges, with .npy files for the nodes."""
 
-  path: str = field("", "Text file of pairs of nodes.")
+  path: str = field("", "Text file with a pair of nodes per edge.")
   features: str = field("", "An .npy file of the nodes' features.")
   labels: str = field("", "An .npy file of the nodes' labels.")
   undirected: bool = field(False, _UNDIRECTED)
@@ -67,7 +69,7 @@ class Edges:
 
 @section
 class Npz:
-  """Graph of an .npz file."""
+  """Graph read from an .npz file."""
 
   path: str = field("", "The .npz file.")
   undirected: bool = field(False, _UNDIRECTED)

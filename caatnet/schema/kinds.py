@@ -18,11 +18,10 @@ NAMES = (
 
 @section
 class Kinds:
-  """Sweep that trains a base, and an expert per kind of text from it."""
+  """Sweep that trains a base, then from it one expert per kind of text."""
 
   names: tuple[str, ...] = field(
-    NAMES, "Kinds of text (caatnet/data/kinds.py), in order of preference.",
-    NAMES,
+    NAMES, "Kinds of text (caatnet/data/kinds.py), preferred ones first.", NAMES
   )
   count: int = field(
     8, "Number of kinds: the first ones with enough text on this machine.",
@@ -32,40 +31,41 @@ class Kinds:
     1_200_000, "Text of each kind in bytes, including held-out files.", COUNT
   )
   min_bytes: int = field(
-    300_000, "Training text of a kind in bytes, below which it is left out.",
+    300_000, "A kind with less training text than this, in bytes, is left out.",
     COUNT,
   )
   expert_steps: int = field(120, "Training steps of an expert.", COUNT)
   learning_rate: float = field(
-    1e-3, "Highest learning rate of experts, and of the base that is trained "
-    "further on all kinds.", POSITIVE,
+    1e-3, "Peak learning rate of the experts, and of the baseline that trains "
+    "the base further on all kinds.", POSITIVE,
   )
   prompt_bytes: int = field(
-    128, "Tokens at the start of a held-out sequence that the router receives; "
-    "losses are means over the rest.", COUNT,
+    128, "Bytes (tokens) at the start of a held-out sequence by which the "
+    "router selects an expert; losses are means over the rest.", COUNT,
   )
-  buckets: int = field(512, "Features of the router.", COUNT)
+  buckets: int = field(512, "Features of the router: hashed n-grams.", COUNT)
   router_prompts: int = field(
-    2048, "Training prompts of the router per kind.", COUNT
+    2048, "Training prompts of the router, per kind.", COUNT
   )
   router_steps: int = field(100, "Training steps of the router.", COUNT)
   baselines: bool = field(
-    True, "Whether to train a model of as many parameters as router and "
-    "expert, and the base further on the union of all kinds.",
+    True, "Whether to train two baselines: a model with as many parameters as "
+    "router and expert together, and the base further on all kinds.",
   )
   experts: int = field(
-    150, "Most experts in the library: those of further seeds and checkpoints "
-    "follow those of the first seed.", COUNT,
+    150, "Largest number of experts in the library: first those of the first "
+    "seed, then those of other seeds and of earlier checkpoints.", COUNT,
   )
   form: str = field(
-    "whole", 'Form of stored experts: "whole", or differences from the base: '
-    '"low_rank", "int8" or "int4".', ("whole", "low_rank", "int8", "int4"),
+    "whole", 'Form in which experts are stored: "whole" (all parameters), or '
+    'their difference from the base as "low_rank", "int8" or "int4".',
+    ("whole", "low_rank", "int8", "int4"),
   )
   ranks: tuple[int, ...] = field(
     (4, 16), "Ranks of low-rank differences in the report; the first one is "
     "the rank of stored experts.", COUNT,
   )
   forms_seeds: int = field(
-    1, "Seeds for which the report has losses of stored differences.",
-    COUNT_OR_NONE,
+    1, "Number of seeds for which the report has the losses of experts that "
+    "are stored as differences.", COUNT_OR_NONE,
   )

@@ -19,7 +19,7 @@ class Stack:
   """Keys common to all language models with a stack of layers."""
 
   vocab_size: int = field(
-    256, "Size of the vocabulary, more than the largest token of the data.",
+    256, "Size of the vocabulary; must exceed the largest token of the data.",
     COUNT,
   )
   width: int = field(128, "Channels of the residual stream.", COUNT)
@@ -27,7 +27,7 @@ class Stack:
   ffn_width: int = field(352, "Hidden channels of the MLP.", COUNT)
   norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", POSITIVE)
   tied_embeddings: bool = field(
-    False, "Whether the head uses the embedding's table."
+    False, "Whether the head and the embedding share one table."
   )
   init_std: float = field(
     0.02, "Standard deviation of initial weights.", POSITIVE
@@ -35,12 +35,12 @@ class Stack:
   dtype: str = field("float32", _DTYPE, DTYPES)
   remat: str = field(
     "none", 'Activations that the backward recomputes: "none", "full" (a whole '
-    'layer), "reduced" (all except the results of reductions over ranks, so '
-    'that recomputation does not communicate), or "named" (also except those '
-    "that the model names: queries, keys, values, and both inputs of the MLP's "
+    'layer), "reduced" (all except the results of all-reduces over ranks, so '
+    'that recomputation does not communicate), or "named" (as "reduced", and '
+    "also except queries, keys, values, and both inputs of the MLP's "
     "activation function).", ("none", "full", "reduced", "named"),
   )
-  unroll: int = field(1, "Layers per iteration of the scan.", COUNT)
+  unroll: int = field(1, "Layers per iteration of the scan over layers.", COUNT)
 
 
 @section
@@ -52,15 +52,15 @@ class Transformer(Stack):
   head_width: int = field(
     0, "Channels of one head; 0 for width / num_heads.", COUNT_OR_NONE
   )
-  qkv_bias: bool = field(False, "Biases of queries, keys and values (Qwen2).")
-  qk_norm: bool = field(False, "Norms of each head's queries and keys (Qwen3).")
+  qkv_bias: bool = field(False, "Whether q, k and v have biases (Qwen2).")
+  qk_norm: bool = field(False, "Whether each head normalises q and k (Qwen3).")
   sliding_window: int = field(
-    0, "Positions that a query attends to, including its own (Mistral); 0 for "
-    "full causal attention.", COUNT_OR_NONE,
+    0, "Number of positions that a query attends to, including its own "
+    "(Mistral); 0 for full causal attention.", COUNT_OR_NONE,
   )
   max_positions: int = field(
-    0, "Longest sequence that the model was published for: a limit of "
-    "data.seq_len and inference.context; 0 for none.", COUNT_OR_NONE,
+    0, "Longest sequence for which the model was published, an upper limit of "
+    "data.seq_len and inference.context; 0 for no limit.", COUNT_OR_NONE,
   )
   rope_base: float = field(10_000.0, "Base of rotary frequencies.", Range(1))
   rope_scaling: tuple[str | float, ...] = field(
@@ -95,10 +95,8 @@ class Convolutional:
   """Residual convolutional network with GroupNorm."""
 
   widths: tuple[int, ...] = field(
-    (16, 32),
-    "Channels of each stage; each stage after the first halves height and "
-    "width.",
-    COUNT,
+    (16, 32), "Channels of each stage; each stage after the first halves "
+    "height and width.", COUNT,
   )
   blocks: int = field(
     2, "Residual blocks per stage, each of two 3 x 3 convolutions.", COUNT

@@ -15,15 +15,14 @@ from caatnet.schema.fields import (
 class WarmupCosine:
   """Keys of the learning-rate schedule (warm-up, cosine) and of clipping."""
 
-  learning_rate: float = field(3e-3, "Highest learning rate.", POSITIVE)
+  learning_rate: float = field(3e-3, "Peak learning rate.", POSITIVE)
   warmup_steps: int = field(20, "Steps of linear warm-up.", COUNT_OR_NONE)
   decay_steps: int = field(
     0, "Step at which the cosine ends; 0 for config.train.num_steps.",
     COUNT_OR_NONE,
   )
   final_fraction: float = field(
-    0.1, "Learning rate after the decay, as a fraction of the highest.",
-    FRACTION,
+    0.1, "Learning rate after the decay, as a fraction of the peak.", FRACTION
   )
   clip_norm: float = field(
     1.0, "Gradient norm of a worker above which gradients are clipped; 0 "
@@ -33,7 +32,7 @@ class WarmupCosine:
 
 @section
 class AdamW(WarmupCosine):
-  """AdamW."""
+  """AdamW: Adam with decoupled weight decay."""
 
   beta_1: float = field(0.9, "Decay of the first moment.", DECAY)
   beta_2: float = field(0.95, "Decay of the second moment.", DECAY)
@@ -43,12 +42,12 @@ class AdamW(WarmupCosine):
 
 @section
 class SGD(WarmupCosine):
-  """SGD with momentum."""
+  """SGD with momentum and L2 weight decay."""
 
-  learning_rate: float = field(0.3, "Highest learning rate.", POSITIVE)
+  learning_rate: float = field(0.3, "Peak learning rate.", POSITIVE)
   momentum: float = field(0.9, "Momentum; 0 for none.", DECAY)
   weight_decay: float = field(
-    0.0, "Weight decay, as part of the gradient.", NOT_NEGATIVE
+    0.0, "Weight decay, added to the gradient (L2).", NOT_NEGATIVE
   )
 
 

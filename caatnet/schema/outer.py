@@ -15,16 +15,14 @@ from caatnet.schema.fields import (
 
 @section
 class Rounds:
-  """Key of loops that exchange every H steps."""
+  """Key of outer loops whose workers exchange every H steps."""
 
-  sync_every: int = field(
-    30, "Inner steps between exchanges (H).", COUNT
-  )
+  sync_every: int = field(30, "Inner steps between exchanges (H).", COUNT)
 
 
 @section
 class OuterStep:
-  """Keys of loops with an outer optimizer."""
+  """Keys of outer loops with an outer optimizer."""
 
   optimizer: str = field(
     "nesterov", 'Outer optimizer: "nesterov", "sgd" (with momentum=0) or '
@@ -36,20 +34,18 @@ class OuterStep:
 
 @section
 class Judging:
-  """Key of loops that mask diverged workers out of an exchange."""
+  """Key of outer loops that exclude diverged workers from an exchange."""
 
   outlier_factor: float = field(
-    10.0,
-    "Norm of a worker's difference, as a multiple of the median over workers, "
-    "above which the worker is masked out; 0 masks non-finite differences "
-    "only.",
-    NOT_NEGATIVE,
+    10.0, "A worker is excluded from an exchange if the norm of its difference "
+    "exceeds this multiple of the median over workers; 0 excludes only workers "
+    "whose difference is not finite.", NOT_NEGATIVE,
   )
 
 
 @section
 class Weighted:
-  """Key of loops with weighted means."""
+  """Key of outer loops with weighted means over workers."""
 
   weights: tuple[float, ...] = field(
     (), "One weight per worker, such as its number of tokens; () for equal "
@@ -59,30 +55,27 @@ class Weighted:
 
 @section
 class Exchanging(Judging, Weighted):
-  """Keys of loops that exchange a mean, possibly in low precision."""
+  """Keys of outer loops that exchange a mean, possibly in low precision."""
 
   codec: str = field(
-    "float32", '"float32" or "bfloat16" for an all-reduce; or "int8", "fp8", '
-    '"int4" or "e3m0" for blocks of codes with one float32 scale each. "e3m0" '
-    "with rounding to nearest shrinks Gaussian differences by 3.5% in blocks "
-    "of 256.",
+    "float32", 'Format of exchanged values: "float32" or "bfloat16" for an '
+    'all-reduce; or "int8", "fp8", "int4" or "e3m0" for blocks of codes with '
+    'one float32 scale each. With rounding to nearest in blocks of 256, "e3m0" '
+    "shrinks Gaussian differences by 3.5%.",
   )
   block: int = field(
-    0,
-    "Elements per block of codes; 0 for 256.",
-    COUNT_OR_NONE,
+    0, "Elements per block of codes with one scale; 0 for 256.", COUNT_OR_NONE
   )
   route: str = field(
-    "all_gather", 'Collective for blocks: "all_gather" (each difference is '
-    'rounded once) or "all_to_all" (means are rounded a second time).',
+    "all_gather", 'Collective that exchanges blocks: "all_gather" (each '
+    'difference is rounded once) or "all_to_all" (means are rounded, too).',
   )
   stochastic_rounding: bool = field(
-    False,
-    "Whether codes are rounded stochastically, without bias, instead of to "
-    "nearest.",
+    False, "Whether codes are rounded stochastically, without bias, instead of "
+    "to nearest.",
   )
   error_feedback: bool = field(
-    False, "Whether a worker's rounding error is added to its next exchange."
+    False, "Whether a worker adds its rounding error to its next difference."
   )
 
 
@@ -101,19 +94,19 @@ class FedAvg(Rounds, Exchanging):
   """FedAvg: weighted averages of the parameters of sampled workers."""
 
   clients: int = field(
-    0, "Number of workers in a round, sampled for each round; 0 for all.",
+    0, "Number of workers that are sampled for each round; 0 for all.",
     COUNT_OR_NONE,
   )
 
 
 @section
 class DiLoCo(Rounds, OuterStep, Exchanging):
-  """DiLoCo."""
+  """DiLoCo: an outer optimizer on the workers' averaged differences."""
 
 
 @section
 class Streaming(DiLoCo):
-  """Streaming DiLoCo."""
+  """Streaming DiLoCo: exchanges of one fragment of the model at a time."""
 
   fragment_layers: int = field(
     1, "Layers per fragment; 0 for one fragment of all parameters.",
@@ -124,14 +117,16 @@ class Streaming(DiLoCo):
     '("sequential").', ("strided", "sequential"),
   )
   overlap: tuple[int, ...] = field(
-    (0,), "Steps from send to receipt (tau): one number, or one per worker.",
-    COUNT_OR_NONE,
+    (0,), "Steps between sending a fragment and receiving its mean (tau): one "
+    "number, or one per worker.", COUNT_OR_NONE,
   )
   keep: float = field(
-    0.0, "Weight of a worker's own parameters when it receives a mean (alpha).",
-    FRACTION,
+    0.0, "Weight (alpha) of a worker's own parameters in their average with "
+    "the new outer parameters, when a mean is received.", FRACTION,
   )
-  pieces: int = field(1, "Steps over which an exchange is spread.", COUNT)
+  pieces: int = field(
+    1, "Number of steps over which a fragment's exchange is spread.", COUNT
+  )
 
 
 @section
@@ -141,31 +136,31 @@ class Eager(DiLoCo):
 
 @section
 class DCS3GD(Exchanging):
-  """Delay-compensated stale-synchronous SGD."""
+  """DC-S3GD: delay-compensated stale-synchronous SGD."""
 
   compensation: float = field(
-    0.2, "Strength of the delay compensation (lambda_0); 0 for none.",
-    NOT_NEGATIVE,
+    0.2, "Delay compensation (lambda_0): norm of a gradient's correction "
+    "divided by the norm of the gradient; 0 for none.", NOT_NEGATIVE,
   )
 
 
 @section
 class SparseLoCo(Rounds, Judging, Weighted):
-  """SparseLoCo."""
+  """SparseLoCo: DiLoCo with top-k differences and error feedback."""
 
   learning_rate: float = field(0.7, "Outer learning rate.", POSITIVE)
-  chunk: int = field(4096, "Elements per chunk.", COUNT)
-  top_k: int = field(64, "Elements of a chunk that are sent.", COUNT)
+  chunk: int = field(4096, "Elements per chunk; top_k of them are sent.", COUNT)
+  top_k: int = field(64, "Elements of each chunk that are sent.", COUNT)
   error_decay: float = field(
-    0.95, "Share of the unsent part that remains after a round.", FRACTION
+    0.95, "Factor by which the unsent part decays in each round.", FRACTION
   )
 
 
 @section
 class NoLoCo(Rounds, Judging):
-  """NoLoCo.
+  """NoLoCo: workers average in random pairs, without a global reduction.
 
-  Defaults are published (arXiv 2506.10911, section 4, and its authors' code).
+  The defaults are those of arXiv 2506.10911, section 4, and its authors' code.
   With a momentum of 0.9 and a pull of 0.5, 6 workers diverge.
   """
 

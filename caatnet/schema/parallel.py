@@ -10,23 +10,22 @@ class Parallel:
   worker: int = field(
     1, "Workers: groups of ranks with separate parameters.", COUNT
   )
-  data: int = field(1, "Data-parallel ranks of a worker.", COUNT)
+  data: int = field(1, "Data-parallel ranks per worker.", COUNT)
   stage: int = field(
-    1,
-    "Pipeline stages, each with a part of the layers; more than one requires "
-    "the section pipeline.",
-    COUNT,
+    1, "Pipeline stages, each with a part of the layers; more than one "
+    "requires the section pipeline.", COUNT,
   )
-  tensor: int = field(8, "Tensor ranks.", COUNT)
+  tensor: int = field(8, "Tensor-parallel ranks.", COUNT)
   device_order: tuple[int, ...] = field(
-    (), "Index in jax.devices() of each position of the mesh, whose axes are "
-    "worker, data (outermost level first), stage and tensor, in row-major "
-    "order, as recommended by launch.plan; () for jax's order.", COUNT_OR_NONE,
+    (), "Index in jax.devices() of each position of the mesh in row-major "
+    "order, as recommended by launch.plan; the mesh's axes are worker, data "
+    "(outermost level first), stage, tensor. () for jax's order.",
+    COUNT_OR_NONE,
   )
   xla_options: str = field(
-    "", 'XLA options of steps of training and inference, "NAME=VALUE '
-    'NAME=VALUE", which are added to those of the devices '
-    "(parallel/ledger/compiler_options.py) or replace their values; no value "
+    "", 'XLA options of training and inference steps, "NAME=VALUE NAME=VALUE". '
+    "They are added to the default options of the platform "
+    "(parallel/ledger/compiler_options.py) or replace them; an empty value "
     "removes an option.",
   )
 
@@ -45,16 +44,15 @@ class Pipeline:
     '"zb_v" and "dualpipe_v".', COUNT
   )
   vocabulary: str = field(
-    "sharded",
-    'Placement of embedding and head: "sharded" over the stages, which compute '
-    'them together, or "replicated", with the results of the first and the '
-    "last stage.",
+    "sharded", 'Placement of embedding and head: "sharded" over the stages, '
+    'which compute them together, or "replicated" on all stages, of which the '
+    "first uses the embedding and the last uses the head.",
     ("sharded", "replicated"),
   )
   keep: str = field(
     "inputs", 'Activations stored for the backward: "inputs" of chunks, whose '
-    'forward is then recomputed, or "residuals", subject to '
-    'config.model.remat. Split backwards ("zb_h1", "zb_h2", "zb_v", '
-    '"dualpipe_v") are only faster '
-    "with residuals.", ("inputs", "residuals"),
+    'forward is then recomputed, or "residuals", all that config.model.remat '
+    'does not recompute. Schedules with split backwards ("zb_h1", "zb_h2", '
+    '"zb_v", "dualpipe_v") are only faster '
+    'with "residuals".', ("inputs", "residuals"),
   )

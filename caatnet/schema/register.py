@@ -1,8 +1,8 @@
 """Registration of the keys of studies and benchmarks.
 
-Their declarations are in the directories of the experiments, in files named
-``keys.py``. A config imports those that it uses, and the registries of studies
-and benchmarks import all.
+The keys are declared in files named ``keys.py``, in the directories of the
+studies and benchmarks. A config file imports those that it uses, and the
+registries of studies and benchmarks import all.
 """
 
 from collections.abc import Callable
@@ -10,9 +10,10 @@ import typing
 
 from caatnet.schema.fields import default_of, field, keys, section
 
-# Configs of studies by config.study and, for serving, config.subject.
+# Classes of studies by "STUDY", or "STUDY.SUBJECT" for studies with a key
+# ``subject``.
 STUDIES: dict[str, type] = {}
-# Sections config.benchmark by config.benchmark.name.
+# Classes of the section config.benchmark by config.benchmark.name.
 BENCHMARKS: dict[str, type] = {}
 
 
@@ -20,9 +21,10 @@ BENCHMARKS: dict[str, type] = {}
   frozen_default=True, kw_only_default=True, field_specifiers=(field,)
 )
 def study(cls: type) -> type:
-  """Returns a class as a section, registered as the config of a study.
+  """Makes a class a `section` and registers it as the config of a study.
 
-  The defaults of its keys ``study`` and ``subject`` are its name.
+  Its name in `STUDIES` consists of the defaults of its keys ``study`` and
+  ``subject``.
   """
   made = section(cls)
   names = [default_of(made, k) for k in ("study", "subject") if k in keys(made)]
@@ -33,7 +35,7 @@ def study(cls: type) -> type:
   frozen_default=True, kw_only_default=True, field_specifiers=(field,)
 )
 def benchmark(name: str) -> Callable[[type], type]:
-  """Returns a decorator: `section`, registered as ``config.benchmark``.
+  """Returns a decorator that makes and registers a ``config.benchmark``.
 
   Args:
     name: The benchmark, ``config.benchmark.name``.
@@ -42,7 +44,7 @@ def benchmark(name: str) -> Callable[[type], type]:
 
 
 def _add(table: dict[str, type], name: str, cls: type) -> type:
-  """Adds a row to a table, whose order does not depend on imports."""
+  """Adds a class to a table, which stays sorted in any order of imports."""
   table[name] = cls
   for other in sorted(table):
     table[other] = table.pop(other)

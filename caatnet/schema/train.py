@@ -12,10 +12,10 @@ from caatnet.schema.fields import (
 
 @section
 class Train:
-  """Length of a run and intervals of its records, in steps."""
+  """Length of a run and intervals between its records, in steps."""
 
   num_steps: int = field(200, "Steps of the run.", COUNT)
-  accumulation: int = field(1, "Microbatches per step.", COUNT)
+  accumulation: int = field(1, "Microbatches per step and rank.", COUNT)
   log_every: int = field(1, "Steps between records of the metrics.", COUNT)
   eval_every: int = field(100, "Steps between evaluations.", COUNT)
   checkpoint_every: int = field(100, "Steps between checkpoints.", COUNT)
@@ -24,7 +24,8 @@ class Train:
   )
   init_from: str = field(
     "", "Folder of a run with the same model and ranks (p may differ), whose "
-    'newest parameters are the initial ones; "" for random initialisation.',
+    'newest checkpoint has the initial parameters; "" for random '
+    "initialisation.",
   )
 
 
@@ -33,33 +34,31 @@ class Elastic:
   """Membership of a worker in a swarm (``launch.train --elastic``)."""
 
   order: str = field(
-    "direct", 'Order of floating-point sums: "direct" (order of the workers) '
-    'or "ring". Codes are always added in the order of the workers.',
-    ("direct", "ring"),
+    "direct", 'Order of floating-point additions: "direct" (the order of the '
+    'workers) or "ring" (that of a ring all-reduce). Values encoded by a codec '
+    "are always added in the order of the workers.", ("direct", "ring"),
   )
   measured: bool = field(
-    False, 'Whether links are measured at each change of the membership, and '
-    'order="ring" uses the fastest one of a ring, a direct exchange and a sum '
-    "inside sites first; equal for all workers.",
+    False, "Whether workers measure their links when the membership changes, "
+    'to choose the fastest algorithm for order="ring": a ring, a direct '
+    "exchange, or sums inside sites first. Must be equal on all workers.",
   )
   alone_s: float = field(
-    300.0, "Seconds without a coordinator after which a worker saves and ends.",
-    POSITIVE,
+    300.0, "Seconds without a coordinator after which a worker saves its state "
+    "and exits.", POSITIVE,
   )
   num_connections: int = field(
-    1,
-    "Connections between each pair of workers; several help on links with a "
-    "high bandwidth-delay product.",
-    COUNT,
+    1, "Connections between each pair of workers; several help on links with a "
+    "high bandwidth-delay product.", COUNT,
   )
   checksums: bool = field(
-    False, "Whether exchanged data have checksums in addition to TCP's."
+    False, "Whether exchanges have checksums in addition to those of TCP."
   )
 
 
 @section
 class Sweep:
-  """Runs of a sweep."""
+  """Points and seeds of a sweep, one run for each pair."""
 
   points: tuple[str, ...] = field(
     ("",), 'Overrides of each point, as in "sync.p=0.5 seed=1".', empty=True,
@@ -68,6 +67,6 @@ class Sweep:
     (0,), "Seeds; each point runs with each seed.", SEED, empty=True,
   )
   sections: Sections = field(
-    dict, "Sections, by name and choice, that a point with a selector such as "
-    "outer.algorithm=diloco receives instead of the declared defaults.",
+    dict, "Sections by name and choice, such as outer and diloco; a point with "
+    "outer.algorithm=diloco gets this section instead of declared defaults.",
   )

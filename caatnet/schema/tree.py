@@ -1,16 +1,16 @@
 """Configs as trees of declared sections: defaults, checks, overrides, help.
 
 A config is a ``ConfigDict`` while it is written and parsed. Builders receive
-its sections as frozen dataclasses, from `section_of`. For choices, of model,
-data, optimizer or outer loop, each choice has its own section, and a *selector*
-such as ``outer.algorithm`` names it. A selector in an override replaces the
-section by the declared defaults of the choice before any other override is
-applied. Values of keys that both choices have are not kept, since keys with
-equal names may have different defaults and ranges.
+its sections as frozen dataclasses, from `section_of`. Model, data, optimizer
+and outer loop are choices: each choice has a section with its own keys, and a
+*selector* such as ``outer.algorithm`` names the choice. A selector in an
+override replaces the section by the declared defaults of the new choice, before
+other overrides are applied. Values of keys that both choices have are not kept,
+since keys with equal names may have different defaults and ranges.
 
 A tree of mutable dataclasses could replace ``ConfigDict``, but not the parser
-of overrides in ``ml_collections`` or the format of ``config.json``. Misspelt
-keys in config files, which slots would reject, are found by `check`.
+of overrides in ``ml_collections`` or the format of ``config.json``. `check`
+finds misspelt keys in config files, which ``__slots__`` would reject.
 """
 
 import ast
@@ -49,8 +49,8 @@ from caatnet.schema.sync import Sync
 from caatnet.schema.train import Elastic, Sweep, Train
 from caatnet.schema.zero import Zero
 
-# Former names of keys -> their names now. Configs of older runs are translated
-# (`completed`); in overrides and config files, old names are errors.
+# Former names of keys -> present names. `completed` renames them in configs of
+# older runs; in overrides and config files, former names are errors.
 RENAMED = {
   "certified": "certified_clusters",
   "every": "sync_every",
@@ -71,7 +71,7 @@ RENAMED = {
   "timetable": "schedule",
   "timetables": "schedules",
 }
-# Keys that are now in another section, for errors.
+# Keys that have moved to another section, for error messages.
 MOVED = {"zero.offload": "memory.moments"}
 
 
@@ -79,25 +79,24 @@ MOVED = {"zero.offload": "memory.moments"}
 class Run:
   """Top-level keys of a config with a model, or of a benchmark."""
 
-  name: str = field("base", "Name of the run, and of its folder in runs/.")
+  name: str = field("base", "Name of the run and of its folder in runs/.")
   seed: int = field(0, "Seed of the parameters and the order of data.", SEED)
   kernels: str = field(
-    "auto",
-    'Implementation of norms and codecs: "pallas" (kernels on TPUs and GPUs '
-    'for supported sizes), "auto" ("pallas" without kernels that make a model '
-    'slower: parallel/kernels/evidence.py), "reference" (jnp), or "interpret" '
-    "(the TPU's kernels, interpreted on any machine; slow).",
+    "auto", 'Implementation of norms and codecs: "pallas" (kernels on TPUs and '
+    'GPUs, for supported sizes), "auto" ("pallas" except for kernels that make '
+    'a model slower: parallel/kernels/evidence.py), "reference" (jnp), or '
+    '"interpret" (TPU kernels, interpreted on any machine; slow).',
     ("auto", "pallas", "reference", "interpret"),
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """Sections among which a selector chooses.
+  """Alternative sections, one of which a selector chooses.
 
   Attributes:
     selector: The key that names the choice.
-    sections: The section's class, by choice.
+    sections: Class of the section for each choice.
     doc: Documentation of the selector.
   """
 
@@ -107,7 +106,7 @@ class Choice:
 
   @property
   def key(self) -> Key:
-    """The selector as a key."""
+    """Declaration of the selector as a key."""
     return Key(str, tuple(self.sections), self.doc)
 
 
@@ -142,10 +141,10 @@ def defaults(
   """Returns a section with the defaults of its keys.
 
   Args:
-    name: The section's name; "run" for the keys at the top of a training
-      config. Or the class of the keys of a study, for its whole config, or of a
-      benchmark, for ``config.benchmark``.
-    chosen: The choice, for the name of a section with a selector.
+    name: The section's name, or "run" for the top-level keys of a training
+      config; or the class of a study, for its whole config, or of a benchmark,
+      for ``config.benchmark``.
+    chosen: The choice, if the named section has a selector.
 
   Raises:
     ValueError: If there is no such choice.
@@ -169,9 +168,9 @@ def defaults(
 
 
 def section_of(name: str, values: Mapping[str, Any]) -> Any:
-  """Checks a section and returns it as its frozen dataclass.
+  """Checks a section and returns it as a frozen dataclass.
 
-  Missing keys have their defaults, since configs of older runs lack newer keys.
+  Missing keys get their defaults, since configs of older runs lack newer keys.
 
   Args:
     name: The section's name.
@@ -198,15 +197,14 @@ def section_of(name: str, values: Mapping[str, Any]) -> Any:
 
 
 def completed(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a stored training config with all of today's keys.
+  """Returns a stored training config with all keys of the present version.
 
   Every reader of ``config.json`` calls this (`caatnet.train.records`). Keys
-  that were renamed or moved since the run have their new names; missing keys
-  have their defaults, which reproduce the behaviour before their introduction.
+  that were renamed or moved since the run get their new names; missing keys
+  get their defaults, which reproduce the behaviour before their introduction.
 
   Args:
-    config: The config of a run as plain data, which may be older than some
-      keys.
+    config: The config of a run as plain data, possibly of an older version.
 
   Example:
     >>> old = {"outer": {"algorithm": "local_sgd", "every": 7}}
@@ -233,7 +231,7 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 def _name_now(
   key: str, known: Mapping[str, Any], values: Mapping[str, Any]
 ) -> str:
-  """Returns the name that a key of a stored section has today."""
+  """Returns the present name of a key in a stored section."""
   new = RENAMED.get(key)
   is_old = key not in known and new in known and new not in values
   return new if is_old else key
@@ -279,12 +277,13 @@ def select(
   overrides: Sequence[str],
   sections: Mapping[str, Mapping[str, Any]],
 ) -> None:
-  """Replaces the sections of a config whose selectors overrides change.
+  """Replaces each section of a config whose selector an override changes.
 
   Args:
     config: The config, which is changed in place.
     overrides: Strings ``SECTION.KEY=VALUE``; only selectors are applied.
-    sections: Sections by name and choice that replace the declared defaults.
+    sections: Section name -> choice -> section that is used instead of the
+      declared defaults.
 
   Raises:
     ValueError: If there is no such choice.
@@ -307,7 +306,7 @@ def select(
 
 
 def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
-  """Returns a hint with the new or the most similar name, or "".
+  """Returns a hint at a key's new name or at the most similar one, or "".
 
   Example:
     >>> nearest("moment", ["momentum", "sync_every"])
@@ -331,7 +330,7 @@ def parsed(name: str, key: Key, text: str) -> Any:
   """Parses the value of a key in an override.
 
   Args:
-    name: The key with its sections, for messages.
+    name: The key, preceded by its sections, for error messages.
     key: The declaration of the key.
     text: The value: text, or a Python literal for a key of another type.
 
@@ -369,7 +368,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-  """Returns sections as dicts, and None as a placeholder for a number."""
+  """Converts sections to dicts, and None to a placeholder for a number."""
   if dataclasses.is_dataclass(value):
     return {name: _plain(getattr(value, name)) for name in keys(type(value))}
   if isinstance(value, Mapping):
@@ -399,7 +398,7 @@ def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
       "configs/diloco/utilisation.py"
     )
   top = keys(cls)
-  # Without a name of its own it is the study of the run in the other sections.
+  # A study without a key ``name`` studies the run of the other sections.
   return top if "name" in top else _OF_RUNS | keys(Run) | top
 
 
@@ -409,8 +408,8 @@ def _walk(
   """Yields name, declaration and value of every key in a part of a config.
 
   Args:
-    kind: A section, a `Choice`, or a dict with the kinds of keys.
-    values: The part's keys and values.
+    kind: Class of a section, a `Choice`, or a dict of such kinds by key.
+    values: Keys and values of this part of the config.
     prefix: The part's name; "" for the whole config.
   """
   if not isinstance(values, Mapping | ml_collections.ConfigDict):

@@ -3,18 +3,19 @@
 from caatnet.schema.fields import COUNT_OR_NONE, field, section
 
 _LEVEL = (
-  'Outermost level over which {} sharded, with all levels inside it; "none" '
-  'for none, "" for the scheme\'s.'
+  'Outermost level over which {} sharded, together with all inner levels; '
+  '"none" for no level, "" for the default of config.zero.scheme.'
 )
 _CODEC = (
-  'Codec of {} on the wire: "none", "int8" or "int4"; "" for the scheme\'s.'
+  'Codec in which {} are sent: "none", "int8" or "int4"; "" for the default of '
+  "config.zero.scheme."
 )
 _CODECS = ("", "none", "int8", "int4")
 
 
 @section
 class Zero:
-  """Partition: ranks over which each part of the training state is sharded."""
+  """Partition: levels over which each part of the training state is sharded."""
 
   levels: str = field(
     "", "Levels of data-parallel ranks, outermost first, as in "
@@ -29,28 +30,23 @@ class Zero:
   gradients: str = field("", _LEVEL.format("gradients are"))
   optimizer: str = field("", _LEVEL.format("the optimizer's state is"))
   secondary: str = field(
-    "", _LEVEL.format("the second copy of the weights, from which the backward "
+    "", _LEVEL.format("a second copy of the weights, from which the backward "
                       "gathers, is"),
   )
   weight_codec: str = field("", _CODEC.format("weights"), _CODECS)
   gradient_codec: str = field("", _CODEC.format("gradients"), _CODECS)
-  secondary_codec: str = field("", _CODEC.format("the second copy"), _CODECS)
+  secondary_codec: str = field("", _CODEC.format("second copies"), _CODECS)
   block: int = field(
-    0,
-    "Elements per block of codes; 0 for 256.",
-    COUNT_OR_NONE,
+    0, "Elements per block of codes with one scale; 0 for 256.", COUNT_OR_NONE
   )
   coded_blocks: int = field(
-    1,
-    "Smallest number of blocks in a rank's shard of a parameter for the "
-    "parameter to be coded; smaller ones are sent without a codec. 0 codes "
-    "all.",
-    COUNT_OR_NONE,
+    1, "Smallest number of blocks in a rank's shard of a parameter for which "
+    "the parameter is sent with a codec; 0 for all parameters.", COUNT_OR_NONE,
   )
   gradient_hops: str = field(
-    "", 'Hops of coded gradients: one per level ("by_level"), or one over all '
-    'inner levels and one over the outermost level ("two"); "" for the '
-    "scheme's.",
+    "", 'Hops in which coded gradients are reduced: one per level '
+    '("by_level"), or one over all inner levels and one over the outermost '
+    'level ("two"); "" for the default of config.zero.scheme.',
   )
   prefetch: bool = field(
     False, "Whether a layer's weights are gathered while the previous layer "

@@ -35,9 +35,10 @@ def encode(
       than their factors are stored unchanged.
 
   Returns:
-    A nested dict of numpy arrays. For a parameter NAME, it has the difference
-    ``NAME``; or ``NAME:left`` ``[..., m, rank]`` and ``NAME:right``
-    ``[..., rank, n]``; or ``NAME:codes`` uint8 and ``NAME:scales`` float32.
+    A nested dict of numpy arrays. For a parameter NAME, it has ``NAME``, the
+    value ("whole") or difference; or ``NAME:left`` ``[..., m, rank]`` and
+    ``NAME:right`` ``[..., rank, n]``; or ``NAME:codes`` uint8 and
+    ``NAME:scales`` float32.
   """
   stored: dict[str, Any] = {}
   for key, value in params.items():

@@ -34,7 +34,7 @@ INDEX = "experts.json"
 WHOLE = "whole"
 FORMS = (WHOLE, "low_rank", "int8", "int4")
 ORIGINS = ("base", "fine-tuned", "checkpoint", "seed")
-_BLOCK = 128  # most elements of a row that share a scale
+_BLOCK = 128  # maximum number of elements of a row that share a scale
 
 _Parameter = tuple[np.dtype, tuple[int, ...]]
 # Names of experts are model names of a server, whose name for the router's
@@ -75,11 +75,11 @@ class _List(schema.Schema):
 
 
 class Reader(NamedTuple):
-  """Revision of an expert.
+  """Access to the weights of one revision of an expert.
 
   Attributes:
     revision: First 12 hex digits of the hash of its file.
-    load: Reads the arrays.
+    load: Reads the arrays from the open file.
     form: One of `FORMS`.
     base: Name of the base of a difference; "" for a whole expert.
   """
@@ -193,8 +193,8 @@ class Library:
       name: Name of the expert.
 
     Returns:
-      Among others, the function. It returns a nested dict of numpy arrays in
-      newly allocated memory: parameters, or a difference from the base.
+      The revision and the function, `Reader.load`. It returns a nested dict of
+      newly allocated numpy arrays: parameters, or a difference from the base.
 
     Raises:
       ValueError: There is no such expert, its file is missing, or its
@@ -334,7 +334,7 @@ class Library:
   def _store(self, name: str, entries: Iterable[Entry]) -> None:
     """Replaces the list, and deletes an expert's files that are not listed.
 
-    These are the file of its last revision, and files of killed writers.
+    These are the file of its previous revision, and files of killed writers.
     """
     made = _List(experts=tuple(entries))
     text = made.model_dump_json(indent=2)

@@ -31,7 +31,7 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
 
-# Ratio of successive buckets of the number of decodes, one program each.
+# Ratio of each bucket of the number of decodes to the previous one.
 _FACTOR = 4
 
 
@@ -66,7 +66,7 @@ class Speed:
 
 
 class Generation:
-  """Continues requests with a decoder.
+  """Continuous-batching loop that continues requests with a decoder.
 
   Attributes:
     speed: Tokens and seconds so far.
@@ -128,7 +128,7 @@ class Generation:
                                           requests))
 
   def _request(self, index: int, request: Request) -> serving.Request:
-    """Returns a request as the scheduler's type."""
+    """Converts a request to the scheduler's type."""
     transcript = self._transcripts[index]
     drawn = Drawn(request)
 

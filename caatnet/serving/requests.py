@@ -72,7 +72,8 @@ class Request:
     more: Whether another turn of the conversation may follow.
     stop: Tokens that end the sequence, or a function that returns whether a
       token does; it is called once with each token, in order.
-    weight: Share of the client among clients, for fair policies.
+    weight: Weight of the client, to which its service in fair policies is
+      proportional.
     payload: Sampling parameters for the executor.
     error: Reason of the state FAILED if the weights could not be loaded, or a
       program could not be compiled.
@@ -193,7 +194,7 @@ class Request:
     return token in stop if isinstance(stop, frozenset) else stop(token)
 
   def join_conversation(self, conversation: Hashable | None) -> None:
-    """Makes it a turn of a conversation, or of none.
+    """Makes the request a turn of a conversation; None makes it independent.
 
     Turns of a conversation that different experts answer have different copies
     in the host cache.
@@ -205,7 +206,7 @@ class Request:
 
   @property
   def length(self) -> int:
-    """Number of its tokens on the host, including the prompt."""
+    """Number of known tokens: the prompt, and drawn tokens on the host."""
     if self.buffer is not None:
       self.buffer(self)
     return len(self.prompt) + self._num_drawn

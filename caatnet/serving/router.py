@@ -21,7 +21,7 @@ from parallel.base import atomic
 FILE = "router.safetensors"
 # Lengths of n-grams in bytes.
 _NGRAMS = (1, 2, 3, 4)
-# Only the end of a longer prompt is classified, bytes.
+# Maximum bytes of a prompt that are classified: the end of a longer prompt.
 LONGEST = 4096
 _MULTIPLIER = np.uint32(2654435761)  # 2^32 / golden ratio (Knuth)
 

@@ -33,7 +33,7 @@ _MAX_BLOCKS = 2**48  # maximum id of a block in `tokens`
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-  """Arrival of a request.
+  """Request of a trace: its time of arrival and its lengths in tokens.
 
   Attributes:
     number: Unique in its trace.
@@ -253,7 +253,7 @@ def _format(text: str) -> _Format:
 
 
 def _spread(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
-  """Spreads requests with equal timestamps uniformly over the time to the next.
+  """Spreads requests of equal timestamps uniformly until the next timestamp.
 
   In two of Mooncake's traces, timestamps belong to batches, 3 s apart; used as
   arrival times they would be bursts that no client sent. A request with a

@@ -1,4 +1,4 @@
-"""Safetensors files of a server: read as a whole, written with equal bytes.
+"""Safetensors files of a server: read as a whole, written reproducibly.
 
 Files are copied to memory instead of mapped: an access to a mapped file that
 another process truncates ends this process by SIGBUS. Unlike
@@ -55,9 +55,9 @@ class Header:
 
 
 class WeightsFile:
-  """Open file, which is closed when this object is deleted.
+  """Safetensors file that is open for reading until this object is deleted.
 
-  Its content stays readable after the file has been unlinked.
+  The content stays readable after the file has been unlinked.
   """
 
   def __init__(self, path: pathlib.Path) -> None:
@@ -71,7 +71,7 @@ class WeightsFile:
       self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
       raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    # Unlike __del__, not called after modules were deleted at the exit.
+    # Unlike `__del__`, it does not run after the exit has deleted modules.
     weakref.finalize(self, os.close, self._descriptor)
 
   def header(self) -> Header:
@@ -118,7 +118,7 @@ class WeightsFile:
       if not count:
         raise ValueError(f"{self.path} is truncated: {done} of {size_bytes} B")
       done += count
-    # Links are not part of the stamp: a replaced file is unlinked.
+    # The stamp omits the number of links, which changes if a file is replaced.
     if stamp(os.fstat(self._descriptor)) != before:
       raise ValueError(f"{self.path} changed while it was read")
     return data, before

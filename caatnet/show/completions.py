@@ -73,7 +73,7 @@ class Screen:
     self._bar.stop()
 
   def on_text(self, index: int, text: str) -> None:
-    """Prints new text if there is one prompt."""
+    """Streams new text to stdout if there is a single prompt."""
     if self._streams:
       _write(text)
 
@@ -106,7 +106,7 @@ class Screen:
 
 
 def print_speed(speed: Speed, num_programs: int, seconds: float) -> None:
-  """Prints tokens per second on stderr.
+  """Prints tokens per second of prefill and of decoding on stderr.
 
   Args:
     speed: Tokens and seconds of the generation.

@@ -73,8 +73,8 @@ def draw(figure: Figure) -> Any:
   """Returns a figure as a matplotlib figure, which the caller must close."""
   plt, panels = pyplot(), figure.panels
   columns = min(figure.columns, len(panels))
-  # Large and small numbers share an exponent at the end of their axis; no
-  # number is to be added to those of the ticks.
+  # Large and small tick labels share an exponent at the end of the axis, but no
+  # additive offset.
   with plt.rc_context({
     "axes.formatter.limits": (-3, 5), "axes.formatter.useoffset": False,
   }):
@@ -85,7 +85,7 @@ def draw(figure: Figure) -> Any:
     )
   for axis in axes.flat[len(panels) :]:
     axis.set_visible(False)  # the last row may be incomplete
-  # Shared limits depend on the marks of all panels.
+  # All marks are drawn before limits are set: panels may share their limits.
   for step in _draw_marks, _finish:
     for axis, panel in zip(axes.flat, panels, strict=False):
       step(axis, panel)
@@ -129,7 +129,7 @@ def _draw_marks(axis: Any, panel: Panel) -> None:
 
 
 def _finish(axis: Any, panel: Panel) -> None:
-  """Sets limits and ticks, and draws texts and legends that depend on them."""
+  """Sets the limits and ticks of a panel, then draws texts and the legend."""
   for name, of in zip("xy", panel.axes, strict=True):
     _set_limits(axis, name, of)
   # The size of a text inside a bar depends on the limits.
@@ -163,7 +163,7 @@ def _set_limits(axis: Any, name: str, of: Axis) -> None:
   if of.plain:
     number = getattr(axis, f"{name}axis")
     number.set_major_formatter("{x:g}")
-    if name == "y":  # there is room for numbers of minor ticks
+    if name == "y":  # labels of minor ticks do not overlap here
       number.set_minor_formatter("{x:g}")
 
 

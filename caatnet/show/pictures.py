@@ -24,7 +24,7 @@ def plot_losses(
 ) -> plot.Figure:
   """Plots training and validation losses of several runs in one figure.
 
-  A run without one of the losses has no line for it.
+  If a run has no training loss or no validation loss, that line is omitted.
 
   Args:
     runs: Directory of each run, by its label.
@@ -69,7 +69,7 @@ def plot_positions(
   """Plots the loss at each position of the context.
 
   Args:
-    losses: Losses, float ``[T]``.
+    losses: Loss at each of T positions, float ``[T]``.
     path: PNG to write.
     label: Unit of losses, as in `caatnet.data.protocol.Data.labels`.
 
@@ -87,7 +87,7 @@ def plot_sweep(
 ) -> plot.Figure:
   """Plots the validation loss against a column of a sweep.
 
-  Marks are means over seeds, error bars their range.
+  A mark is the mean over seeds, an error bar the range over seeds.
 
   Args:
     rows: Rows of the sweep's CSV.
@@ -98,12 +98,13 @@ def plot_sweep(
   for line in sorted({_line(row) for row in rows}):
     groups: dict[tuple[float, float], list[float]] = {}
     for row in rows:
-      # p = 1 has no private channels, so it is a point of every scale's line.
+      # p is the synchronised fraction of channels. With p = 1 no channels are
+      # private, so the row is a point of the lines of all private scales.
       same = _line(row) == line
       if same or (row["p"] == 1.0 and row["tensor"] == line[0]):
         key = (row["p"], row[x])
         groups.setdefault(key, []).append(row["validation_loss"])
-    # Along the axis: the x value, with all losses of its seeds.
+    # (x, losses of all seeds), in ascending order of x.
     points = sorted((key[1], values) for key, values in groups.items())
     marks.append(_means(
       points, label=f"r={line[0]}, private scale: {line[1]}", marker="o"
@@ -162,14 +163,14 @@ def plot_points(
 ) -> plot.Figure:
   """Plots the validation loss against sent bytes, one mark per point.
 
-  With several points, losses are differences from the first point's, the
-  baseline, seed by seed: seeds have equal initial parameters and data.
+  A point is a set of config overrides. With several points, the first point's
+  loss with the same seed (equal initial parameters and data) is subtracted.
 
   Args:
-    rows: Rows of the sweep's CSV. Marks are means over seeds, error bars their
-      range. Seeds that the first point lacks are left out.
+    rows: Rows of the sweep's CSV. A mark is the mean over seeds, an error bar
+      the range over seeds. Seeds that the first point lacks are left out.
     sent: Returns the bytes that the run of a row sends.
-    xlabel: Label of that axis, with its unit.
+    xlabel: Label of the horizontal axis, with its unit.
   """
   points: dict[str, dict[int, Mapping[str, Any]]] = {}
   for row in rows:
@@ -202,7 +203,7 @@ def plot_points(
 
 
 def _bytes_axis(label: str, amounts: Sequence[float]) -> plot.Axis:
-  """Returns an axis of bytes, logarithmic for more than a factor of ten."""
+  """Returns an axis of bytes, logarithmic if they differ by more than 10x."""
   low, high = min(amounts), max(amounts)
   if high <= 10 * low:
     return plot.Axis(label)
@@ -217,7 +218,7 @@ def _bytes_axis(label: str, amounts: Sequence[float]) -> plot.Axis:
 
 
 def _short(point: str) -> str:
-  """Returns the overrides of a point without sections of the config."""
+  """Returns the config overrides of a point without the names of sections."""
   return re.sub(
     r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point
   ) or "base"
@@ -226,7 +227,7 @@ def _short(point: str) -> str:
 def _means(
   points: Sequence[tuple[float, Sequence[float]]], **options: Any
 ) -> plot.Line:
-  """Returns the means of values at each coordinate, with ranges as errors."""
+  """Returns a line through the mean values, with their ranges as error bars."""
   return plot.Line(
     [place for place, _ in points],
     [float(np.mean(values)) for _, values in points],
@@ -241,7 +242,7 @@ def _line(row: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _loss_label(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the label of an axis of losses; old sweeps have no label."""
+  """Returns the label of an axis of losses; in nats for sweeps without one."""
   return f"validation loss [{rows[0].get('loss_label', _NATS)}]"
 
 

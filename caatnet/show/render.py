@@ -27,8 +27,8 @@ p { white-space: pre-line; }
 img { max-width: 100%; }
 """
 
-# A column of single words of which one is longer, such as paths, may be
-# continued on the next line of a terminal.
+# A column of single words such as paths, one of which is longer than this, is
+# folded on a narrow terminal. In other columns, words too long are truncated.
 _LONG_WORD = 24  # characters
 
 
@@ -61,14 +61,14 @@ def table(
 
   Args:
     title: Title.
-    columns: Headings, or the columns as a text (`Table`).
-    rows: Rows of cells; mappings if the columns are a text.
+    columns: Headings; or a single string of columns in the syntax of `Table`.
+    rows: Rows of cells; mappings if ``columns`` is a string.
   """
   if isinstance(columns, str):
     of = Table(title, columns, rows)
     columns, rows = of.headings, of.cells()
   made, console = grid(title, columns, rows), Console()
-  if not console.is_terminal:  # a file has no width: long words are whole
+  if not console.is_terminal:  # a file has no width: no word is folded
     room = 0
     for column in made.columns:
       if column.overflow == "fold":
@@ -228,7 +228,7 @@ def present(
     output: JSON file to write; "" for none.
     picture: PNG to write; "" for none.
     document: Markdown or HTML file to write; "" for none.
-    saved: Content of the JSON file; `result` if None.
+    saved: Content of the JSON file ``output``; None for ``result``.
 
   Raises:
     ValueError: A PNG is requested of a report without a picture; the rest is

@@ -33,7 +33,7 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
     "commit": commands.commit(),
     "versions": {"python": platform.python_version()}
     | {p: installed[p] for p in _PACKAGES if p in installed}
-    | result.get("versions", {}),  # of the compiler of another platform
+    | result.get("versions", {}),  # a compiler's, for another platform
   }
   content = json.loads(files.to_json(facts | dict(result) | facts))
   content["sha256"] = digest(content)
@@ -41,7 +41,7 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
 
 
 def digest(content: Mapping[str, Any]) -> str:
-  """Returns the hash of a result, by which later edits are detected.
+  """Returns a result's SHA-256 in hexadecimal, which reveals later edits.
 
   Args:
     content: Content of the file; its key ``sha256`` is left out.
@@ -64,7 +64,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def rows(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the rows of the result in a file; none if it does not exist.
+  """Returns the rows of the result in a file; [] if the file does not exist.
 
   Raises:
     ValueError: The file is damaged; the message names it.
@@ -76,7 +76,7 @@ def rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _command() -> str:
-  """Returns the command line of this process, with the script's module."""
+  """Returns a command line that runs this process again."""
   # Scripts are run as modules (python -m), except in tests.
   spec = sys.modules["__main__"].__spec__
   script = f"-m {spec.name}" if spec else sys.argv[0]

@@ -15,7 +15,7 @@ _CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
 def progress(steps: Iterable[Any], count: int) -> None:
-  """Iterates over compilation steps with a progress bar."""
+  """Runs ``count`` compilation steps, with a progress bar on stderr."""
   for _ in track(
     steps, "compiling programs", total=count, transient=True,
     console=Console(stderr=True),
@@ -92,10 +92,11 @@ def show_times(result: dict[str, Any]) -> None:
 def answers(
   policy: str,
 ) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
-  """Shows the progress of a load on stderr.
+  """Shows on stderr how many requests of a load test have been answered.
 
   Args:
-    policy: Policy of the server that is started first; "" for a given server.
+    policy: Policy of the server that this command starts; "" for a server that
+      is running already.
 
   Yields:
     The functions ``begun`` and ``on_end`` of `caatnet.serving.server.load.
@@ -123,7 +124,7 @@ def show_replay(
 
   Args:
     results: Policy -> result of `caatnet.serving.server.client.summary`.
-    asked: Requests per second that were asked for; 0 for those of a trace.
+    asked: Requested rate in requests per second; 0 for the times of a trace.
   """
   if len(results) == 1:
     (result,) = results.values()
@@ -151,8 +152,7 @@ def show_replay(
 def _show_rate(
   asked: float, result: Mapping[str, Any], head: str = ""
 ) -> None:
-  """Prints the rate of requests, with a warning if it is below half of `asked`.
-  """
+  """Prints the sent requests per second; warns below half of ``asked``."""
   sent = result["sent_per_second"]
   line = f"{head}{sent:.3g} requests/s were sent"
   if asked:

@@ -1,6 +1,6 @@
-"""Live view of a swarm on the coordinator's terminal.
+"""Live view of a swarm of peers on the coordinator's terminal.
 
-Without a terminal, lines are printed as in a log.
+If the output is not a terminal, lines are printed as in a log.
 """
 
 import time
@@ -17,9 +17,9 @@ _MINUTE_S = 60.0
 
 
 class Screen:
-  """Log lines of a coordinator, and on a terminal a live table of its peers.
+  """Output of a coordinator: log lines, and a live table of its peers.
 
-  Lines scroll above the table.
+  The table is shown on a terminal only; log lines scroll above it.
   """
 
   def __init__(self, console: Console | None = None) -> None:
@@ -42,7 +42,7 @@ class Screen:
       print(line, flush=True)
 
   def follow(self, there: service.Service) -> None:
-    """Shows a service until the context is left."""
+    """Prints a service's address; on a terminal starts the live table."""
     self.say("coordinator at {}:{}".format(*there.address))
     if self._console.is_terminal:
       self._live = Live(
@@ -95,7 +95,7 @@ def _cells(report: Any) -> tuple[str, str, str]:
 
 
 def _bytes(count: float) -> str:
-  """Formats a number of bytes."""
+  """Formats a number of bytes with its unit, such as "12 MB"."""
   for unit in ("B", "kB", "MB", "GB"):
     if count < 1000:
       return f"{count:.0f} {unit}"

@@ -10,7 +10,7 @@ from parallel.plans.schedules.schedule import Schedule
 from parallel.plans.topology import text as topologies
 from parallel.plans.topology.graph import Topology
 
-# A ring all-reduce on this many ranks has two million transfers.
+# Limits schedules: a ring all-reduce on this many ranks has 2e6 transfers.
 MAX_RANKS = 1024
 
 
@@ -67,10 +67,10 @@ def check_lists(
   """Rejects lists that contain unknown names.
 
   Args:
-    config: Config with a list of algorithms, and one for each keyword.
+    config: Config with a list of algorithms and with the lists in ``allowed``.
     other_algorithms: Valid algorithm names that are not schedule builders.
     key: Config key of the algorithms.
-    **allowed: Valid names in each of these lists.
+    **allowed: Config key of a list -> valid names in it.
 
   Raises:
     ValueError: A list contains an unknown name.

@@ -17,7 +17,7 @@ TIERS = (
   "File of a host's memory tiers, or a key of HOSTS in "
   "parallel/plans/hardware/tiers.py"
 )
-UTILISATION = "Achieved share of peak FLOP/s of matrix products, an assumption."
+UTILISATION = "Assumed fraction of peak FLOP/s that matrix products achieve."
 ALGORITHMS = (
   "ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
   "hdrm", "double_tree", "swing", "direct", "multitree", "optimal",
@@ -34,10 +34,12 @@ class Export:
   )
   protocol: str = field("Simple", 'Protocol: "Simple", "LL" or "LL128".')
   min_bytes: int = field(
-    0, "Smallest buffer in bytes.", Range(0, 2**63 - 1, whole=True)
+    0, "Smallest buffer in bytes for which the runtime uses the schedule.",
+    Range(0, 2**63 - 1, whole=True)
   )
   max_bytes: int = field(
-    2**63 - 1, "Largest buffer in bytes.", Range(0, 2**63 - 1, whole=True)
+    2**63 - 1, "Largest buffer in bytes for which the runtime uses it.",
+    Range(0, 2**63 - 1, whole=True)
   )
 
 
@@ -49,8 +51,8 @@ def study_key(name: str) -> Any:
 def random_numberings_key() -> Any:
   """Declares the number of random numberings of a topology's ranks."""
   return field(
-    0, "Random numberings of the ranks that are tried in addition to those of "
-    "the topology and, for a grid, of its transpositions; the fastest counts.",
+    0, "Number of random numberings of the ranks to try in addition to the "
+    "topology's own and a grid's transpositions; the fastest one is used.",
     Range(0, 64, whole=True),
   )
 
@@ -58,6 +60,6 @@ def random_numberings_key() -> Any:
 def pieces_key() -> Any:
   """Declares the number of pieces of each chunk of a schedule."""
   return field(
-    0, "Pieces of each chunk, which are pipelined; 0 for the fastest number of "
-    "each size and time model.", COUNT_OR_NONE,
+    0, "Number of pieces into which each chunk is cut for pipelining; 0 for "
+    "the fastest number, by size and time model.", COUNT_OR_NONE,
   )

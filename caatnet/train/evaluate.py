@@ -23,7 +23,7 @@ class Evaluation:
   Attributes:
     means: Mean of each score over examples and over all other dims.
     per_place: Mean of each score over examples only, float32 ``[...]``: ``[T]``
-      for the loss of text, a scalar ``[]`` for an image.
+      for the loss of texts with T positions, a scalar ``[]`` for images.
     num_examples: The number of examples that were evaluated.
   """
 
@@ -47,14 +47,14 @@ def put_batch(layout: Layout, batch: Any) -> Any:
     batch: Tree of arrays or `Lookup`s ``[batch, ...]``.
 
   Returns:
-    A tree of arrays ``[workers, *levels, batch per rank, ...]``; integers as
-    int32.
+    A tree of arrays ``[workers, *levels, batch per rank, ...]``, with a dim per
+    level of data-parallel ranks; integers as int32.
   """
   return prepare_batch(layout, batch)()
 
 
 def prepare_batch(layout: Layout, batch: Any) -> Callable[[], Any]:
-  """Does the host's part of `put_batch`.
+  """Prepares a batch on the host for its transfer to devices.
 
   This may run in a thread, since it dispatches nothing to devices.
 

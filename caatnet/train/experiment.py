@@ -20,8 +20,8 @@ from caatnet.train.state import (
 from caatnet.train.update import DeviceUpdate, HostUpdate
 from parallel.outer.base import OuterLoop, Plan
 
-# Most steps whose plans are counted, about 2 s for Streaming DiLoCo; a longer
-# run has the means of its first steps.
+# Maximum number of steps whose plans are counted, which takes about 2 s for
+# Streaming DiLoCo. Means per step of a longer run are over its first steps.
 _MAX_STEPS = 200_000
 
 
@@ -40,7 +40,7 @@ class Experiment:
     data: The training and validation data.
     train: Number of steps, and intervals of logs, evaluations and checkpoints.
     seed: Determines initial parameters and the order of the data.
-    update: Update of a step, in the device's program or on the host.
+    update: Update of parameters, in the device's program or on the host.
     unexecuted: Tensors whose tiers in ``config.memory.placement`` the run does
       not execute, as text; "" for none.
   """
@@ -130,10 +130,10 @@ class Experiment:
 
   @functools.cached_property
   def plans(self) -> dict[Hashable, tuple[Plan, int]]:
-    """First plan of each variant in the run, and its number of steps.
+    """Plan variant -> the first plan with it, and its number of steps.
 
-    A period of the outer loop does not represent the run: the run may end
-    before an exchange, and rounds may be unequal.
+    All steps of the run are counted. One period of the outer loop would not
+    represent the run, which may end before an exchange or have unequal rounds.
     """
     found: dict[Hashable, tuple[Plan, int]] = {}
     for step in range(min(self.train.num_steps, _MAX_STEPS)):

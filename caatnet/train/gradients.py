@@ -1,10 +1,10 @@
 """Loss and gradients of one worker, inside ``jax.shard_map``.
 
 Gradients are local to a data-parallel rank and are reduced once per step, after
-accumulation. A ZeRO partition (`parallel.zero`) reduces a part of the way at
-every layer.
+accumulation. With a ZeRO partition (`parallel.zero`), they are also partly
+reduced at every layer.
 
-Shape legend: D = data-parallel ranks of this device, of all levels; M =
+Shape legend: D = data-parallel ranks of this device (lanes), of all levels; M =
 microbatches; B = examples of one microbatch.
 """
 
@@ -86,7 +86,7 @@ def _summed_copies(program: Program, grads: Any) -> Any:
   """
   names = [axis.name for axis in program.layout.model_axes]
   ordered = program.layout.ordered
-  # Axes of a sum -> results.
+  # Axes of an all-reduce -> its results.
   sums: dict[tuple[str, ...], list[jax.Array]] = {}
 
   def summed(grad, spec):
@@ -100,7 +100,7 @@ def _summed_copies(program: Program, grads: Any) -> Any:
     return sums[over][-1]
 
   grads = jax.tree.map(summed, grads, program.specs)
-  # The sums of norms over other axes follow.
+  # Orders the all-reduces of gradient norms, over other axes, after these sums.
   return after(grads, grads, ordered and len(sums) > 1)
 
 

@@ -3,12 +3,12 @@
 XLA copies arguments from host memory as early as it can: a program that copies
 all moments to the device before it updates them has all of them in device
 memory at one time. Here a loop copies the moments of one layer, updates them,
-and copies them back into the same memory. Other large parameters are updated in
-a loop over pieces, each in its own.
+and copies them back into the same memory. Each other large parameter is updated
+in a separate loop over pieces of the parameter.
 
 CPUs have one memory, so all parameters are updated at once there. The
-operations are the same, but compilers may round them differently in a loop:
-XLA:CPU fuses other products with sums.
+operations are the same, but a compiler may round them differently in a loop:
+XLA:CPU, for example, fuses different pairs of products and sums.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from jax.tree_util import keystr
 
 from caatnet.program import Program, by_end_of_path, is_spec
 
-# Bytes of an array that is not cut into pieces.
+# Maximum bytes of a piece; smaller arrays are not cut.
 _PIECE = 2**24
-# Returns the part of the array at a path in a tree; None for step counts.
+# Path of an array in a tree -> its stack or parameter; None for step counts.
 Find = Callable[[tuple[Any, ...]], str | None]
 
 
@@ -33,8 +33,8 @@ def apply(
 
   Args:
     program: The model on a mesh.
-    f: Function of arrays in device memory, elementwise in those of parameters.
-      For a part of the state, it receives None instead of other parameters.
+    f: Function of trees in device memory, elementwise in arrays of parameters.
+      In a call for one part, arrays of all other parameters are None.
     changed: Tree of ``[W, ...]``. The path of an array of a parameter ends with
       the path of the parameter; such arrays may be in host memory. All others
       are step counts, which all parts have.
@@ -59,7 +59,7 @@ def in_parts(
 
   Args:
     program, f, changed, fixed: Arguments of `apply`.
-    piece: Bytes of an array that is not cut, if it belongs to no stack.
+    piece: Maximum bytes of a piece of an array that belongs to no stack.
   """
   stacks = program.model.stacks
   owners = jax.tree.map_with_path(
@@ -120,7 +120,7 @@ def _loop(
         x, _like(x, new), number * (x.shape[dim] // count), dim
       )
 
-    # All parts have the step counts from before the loop.
+    # Each part reads the counts before the loop, so that they increase once.
     mine = jax.tree.map_with_path(
       lambda path, first, x: first if find(path) is None else part(x), old, now
     )

@@ -41,8 +41,8 @@ def make_update(
   layout = program.layout
   measure = functools.partial(_norms, program, clip_norm)
 
-  # Clipping is a part of it, so that the update of a part can overwrite the
-  # gradients themselves, instead of a clipped copy of all.
+  # Clips within the update: the update of one part of the state can then
+  # overwrite its gradients. Clipping before it would need a copy of them all.
   def of_worker(factor, grads, opt_state, params):
     return optimizer.update(_scaled(grads, factor), opt_state, params)
 
@@ -50,8 +50,8 @@ def make_update(
     factor, norms = measure(grads)
     return *of_worker(factor, grads, opt_state, params), norms
 
-  # XLA:CPU copies moments whose dim of workers is removed and restored, and
-  # updates them in place if `vmap` keeps it.
+  # XLA:CPU copies the moments if their worker dim is removed and restored. It
+  # updates them in place if `vmap` keeps that dim.
   in_place = layout.on_cpu and layout.worker.lanes == 1
 
   def of_workers(factor, grads, opt_state, params):
@@ -102,7 +102,7 @@ def make_clip(
 def _norms(
   program: Program, clip_norm: float, grads: Any
 ) -> tuple[jax.Array | None, Metrics]:
-  """Returns the factor that clips gradients, None for none, and their norms."""
+  """Returns the clipping factor (None: no clipping), and gradient norms."""
   groups = group_norms(grads, program)
   norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
   # 1e-12 keeps the quotient finite if all gradients are 0.

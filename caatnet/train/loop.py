@@ -52,11 +52,11 @@ _WINDOW = 50
 
 
 class NonFiniteError(ValueError):
-  """Training diverged; the message has step, parameters and checkpoint."""
+  """Error: training diverged; names step, parameters and good checkpoint."""
 
 
 class LostProcessError(ValueError):
-  """Another process of this run has ended or is unreachable."""
+  """Error: another process of this run has ended or is unreachable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,8 @@ class TrainResult:
       two; None if it made no other steps.
     communication: Communication per step by axis and phase, rows of
       `caatnet.train.traffic.communication_per_step`.
-    exit_code: 128 + signal if a signal has stopped the run, else 0; 143 if
-      another process has received it.
+    exit_code: 128 + signal number if a signal has stopped the run; 143, as for
+      SIGTERM, if another process has received the signal; else 0.
     profiled: Programs of the steps in the profiler's trace, by the variant of
       the outer loop's plan.
   """
@@ -159,7 +159,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 class Run:
-  """Open files, compiled programs and training state of one run."""
+  """Owner of one run's open files, compiled programs and training state."""
 
   def __init__(
     self,
@@ -242,7 +242,7 @@ class Run:
         state, self.started_from = start.start_state(self.experiment)
         return state
       state = self.experiment.init_state()
-      # A restored state is one checkpoint, so workers need no such check.
+      # A restored state needs no such check: all workers read one checkpoint.
       if self.experiment.program.layout.worker.size > 1:
         check_equal_start(self.experiment.program, state.params)
       return state
@@ -312,7 +312,7 @@ class Run:
         evaluation = self._evaluate(step)
       if saves or step == options.num_steps:
         self._save()
-      if evaluates or saves:  # which are not part of a step's time
+      if evaluates or saves:  # neither is part of a step's time
         self.started = time.perf_counter()
     self._record()
     self._profile(None)
@@ -480,5 +480,5 @@ class Run:
       self.progress.say(f"trace     {self.workdir / 'profile'}")
 
   def close(self) -> None:
-    """Closes the files after a checkpoint that is being written."""
+    """Waits for a checkpoint that is being written, and closes all files."""
     self.opened.close()

@@ -20,7 +20,7 @@ Step = tuple[int, dict[str, Any]]
 
 
 class LateMetrics:
-  """Metrics that have not reached the host yet, in the order of their steps."""
+  """Queue of metrics that the host has not read yet, in the order of steps."""
 
   def __init__(self) -> None:
     # Metrics that this process can read, and those of other processes' workers.
@@ -28,7 +28,7 @@ class LateMetrics:
     self._elsewhere: list[Step] = []
 
   def add(self, step: int, metrics: dict[str, jax.Array], due: bool) -> None:
-    """Adds the metrics of a step; waits for this or an earlier one.
+    """Adds the metrics of a step; may wait for this or an earlier step.
 
     Args:
       step: The number of updates made.

@@ -1,4 +1,4 @@
-"""Norms over all ranks of trees with the layout of a worker's parameters."""
+"""L2 norms, over all ranks, of trees with the layout of the parameters."""
 
 from typing import Any
 

@@ -20,7 +20,7 @@ class PrefetchIterator:
 
   Attributes:
     waited_s: Seconds that the caller has waited for batches, in total.
-    worked_s: Seconds of drawing and preparing batches, in total.
+    worked_s: Seconds spent on drawing and preparing batches, in total.
   """
 
   def __init__(self, layout: Layout, batches: Any, ahead: int = 0) -> None:
@@ -57,7 +57,7 @@ class PrefetchIterator:
     """Draws a batch.
 
     Returns:
-      A function that transfers it, the data position after it, and seconds.
+      A function that transfers it, the data position after it, and the seconds.
     """
     start = time.perf_counter()
     put = prepare_batch(self._layout, next(self._batches))

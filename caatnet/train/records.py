@@ -126,8 +126,8 @@ def check_data(workdir: epath.Path, sha256: str) -> None:
 def read_config(workdir: epath.Path) -> dict[str, Any]:
   """Reads the config of a run's folder as plain data.
 
-  The config of an older run has the names that its keys have now, and values
-  that reproduce the run for keys that were introduced later.
+  In the config of an older run, renamed keys get their current names, and keys
+  that were introduced later get the values that reproduce the run.
 
   Raises:
     FileNotFoundError: If the folder holds no run.
@@ -165,7 +165,7 @@ def read_environment(workdir: epath.Path) -> dict[str, Any]:
 
 
 def write_json(path: epath.Path, facts: Any) -> None:
-  """Replaces a JSON file atomically by one with plain data; NaN is null."""
+  """Replaces a JSON file atomically by plain data; NaN is written as null."""
   files.replace(path, files.to_json(facts, indent=2) + "\n")
 
 
@@ -271,7 +271,7 @@ class MetricsWriter:
 
 
 class _Board:
-  """Writer of TensorBoard events in the caller's thread, which gets errors."""
+  """Writer of TensorBoard events that raises errors in the caller's thread."""
 
   def __init__(self, folder: str, first_step: int) -> None:
     """Opens a new file; TensorBoard hides later steps of earlier files.
@@ -290,7 +290,7 @@ class _Board:
     self.flush()
 
   def add(self, step: int, values: dict[str, Any]) -> None:
-    """Adds scalars, which are flushed at least every 30 s of additions."""
+    """Adds scalars; flushes if the last flush was more than 30 s ago."""
     now = time.time()
     for key, value in values.items():
       self._events.write_event(

@@ -31,7 +31,7 @@ def gradients(
       sinks. They vary by type over all axes over which gradients are reduced
       later.
     batch: Tree of ``[M * B, ...]``; with a partition ``[D, M * B, ...]``.
-    weights: With a partition, its weights in this step; else None.
+    weights: With a partition, the gathered weights of this step; else None.
 
   Returns:
     The mean loss over microbatches and examples (with a partition, summed over
@@ -87,7 +87,7 @@ def scores(
     program: The model on a mesh with stages.
     params: Parameters, or None at all leaves with a partition's ``weights``.
     batch: Tree of ``[B, ...]``; with a partition ``[D, B, ...]``.
-    weights: With a partition, its weights; else None.
+    weights: With a partition, the gathered weights; else None.
   """
   stages, parts = _stages(program), program.model.parts()
   pipeline = Pipeline(stages.evaluation, stages.axis, program.layout.ordered)
@@ -113,8 +113,8 @@ def _functions(
   Args:
     program: The model on a mesh with stages.
     parts: The parts of the model.
-    weights: With a partition, its weights in this step; else None.
-    judged: Function that is applied to the scores on the last stage.
+    weights: With a partition, the gathered weights of this step; else None.
+    judged: Function that the last stage applies to the scores.
   """
   shards, axis = program.layout.shards, _stages(program).axis
   access = program.layout.access
@@ -180,8 +180,8 @@ def _joined(program: Program, parts: Parts, grads: Params) -> Any:
   """Merges gradients of the stack and of the other parameters.
 
   Gradients of padding layers are set to zero, so that these remain the
-  identity. In a layer with biases after its products they would not be zero by
-  themselves.
+  identity. In a layer with biases after its matrix products, these gradients
+  would otherwise not be zero.
   """
   stages = _stages(program)
   of_stages = stages.layers(program.model.stacks[parts.stack])

@@ -61,7 +61,7 @@ def outer_specs(program: Program, outer: OuterLoop) -> Any:
 
 
 def specs_like_outer(program: Program, outer: OuterLoop, state: Any) -> Any:
-  """Returns specs for an outer loop's state, which may differ within a step.
+  """Returns specs of an outer loop's state; a step may add keys to the state.
 
   Entries in ``OWN`` have a leading dim of workers, the others do not.
   """

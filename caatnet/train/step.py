@@ -125,7 +125,7 @@ def _compiled(
   program: Program, optimizer: optax.GradientTransformation, outer: OuterLoop,
   step: Callable[..., tuple[Any, Metrics]], updates: bool,
 ) -> Callable[..., tuple[Any, Metrics]]:
-  """Places a function ``(state, batch, numbers) -> (result, metrics)``.
+  """Returns a jitted ``(state, batch, numbers) -> (result, metrics)``.
 
   Args:
     program: The model on a mesh.
@@ -185,7 +185,7 @@ def _all_gradients(
   with jax.named_scope("outer"):
     carried = outer.begin(params, state, plan)
   batch = after(batch, carried, layout.ordered)
-  # A partition's gathers do not read the batch.
+  # A partition's gathers do not read the batch, so params are ordered, too.
   params = after(params, carried, layout.ordered and layout.shards is not None)
   loss, grads = each_lane(
     functools.partial(worker_gradients, program, accumulation),

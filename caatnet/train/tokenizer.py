@@ -1,9 +1,9 @@
 """Storage of a run's tokenizer in its folder.
 
 The files that define tokens, stop tokens and chat template are copied to
-``WORKDIR/tokenizer``, with their hash in ``identity.json``. So a checkpoint is
-always used with the tokenizer of its training, independent of the tokenizer's
-origin. A run without this folder has the byte tokenizer.
+``WORKDIR/tokenizer``, with the tokenizer's identity in ``identity.json``. So a
+checkpoint is always used with the tokenizer of its training, even if the
+original files change. A run without this folder has the byte tokenizer.
 """
 
 from collections.abc import Mapping
@@ -123,7 +123,7 @@ def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
     )
   folder.mkdir(parents=True, exist_ok=True)
   for name in (*(name for name in texts if name != main), main):
-    # The main file last, since the folder is a tokenizer only with it.
+    # The main file is last, since readers take a folder with it as complete.
     files.replace(folder / name, texts[name])
 
 

@@ -24,7 +24,7 @@ def communication_per_step(
   experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered],
   strict: bool = True,
 ) -> list[dict[str, Any]]:
-  """Returns bytes per step, averaged over all steps of the run.
+  """Returns communicated bytes per step, averaged over all steps of the run.
 
   Args:
     experiment: The run.
@@ -57,7 +57,7 @@ def communication_per_step(
 def unknown(
   experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
 ) -> list[str]:
-  """Returns operations that may communicate and are in no row, each once."""
+  """Returns names of operations that may communicate but are not counted."""
   mesh = experiment.program.layout.mesh
   found = [u.what for x in lowered.values() for u in ledger.read(x, mesh)[1]]
   return sorted(set(found))

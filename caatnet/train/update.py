@@ -11,11 +11,11 @@ Checkpoints of both have the same arrays, so a run can change the update, the
 tiers and the number of threads when it resumes. Tiers and threads change no
 bit; the update on the host rounds as optax does outside of `jax.jit`.
 
-The buffer has 12 bytes per parameter, or 16 if gradients have tiers, too;
-gradients that have arrived take 4 more during a step, and a checkpoint 8 until
-it is written. With several processes, each updates the shards of its devices on
-its own tiers: parameters that no partition cuts are updated by all, from
-gradients that the devices have reduced and clipped.
+The host's buffer has 12 bytes per parameter, or 16 if gradients have tiers,
+too. Gradients that have arrived take 4 more during a step, and moments that are
+copied for a checkpoint 8 more until it is written. With several processes, each
+updates the shards of its devices on its own tiers: parameters that no partition
+cuts are updated by all, from gradients that devices have reduced and clipped.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,22 +37,22 @@ from parallel.memory.placed_buffer import Tier
 
 # A compiled program of a step.
 Compiled = Callable[..., Any]
-# First element of a shard, and the element after its last, by dim.
+# Range of a shard in each dim: its first index, and the index after its last.
 _Index = tuple[tuple[int, int], ...]
-# Arrays of the host's optimizer whose tiers are always chosen.
+# Arrays that the host's optimizer always has; gradients are optional.
 STATE = ("weights", "first", "second")
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceUpdate:
-  """Update in the device's program."""
+  """Update of parameters within the device's program."""
 
   make_step = staticmethod(make_train_step)
 
   def open(
     self, program: Program, learning_rate: optax.Schedule
   ) -> "DeviceUpdate":
-    """Returns the steps of a run, which need nothing from the host."""
+    """Returns the object that runs the steps: itself, without host memory."""
     return self
 
   def load(self, state: TrainState) -> TrainState:
@@ -76,7 +76,7 @@ class DeviceUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class HostUpdate:
-  """Update by AdamW on the host, of one worker.
+  """Update of one worker's parameters by AdamW on the host.
 
   Attributes:
     settings: Hyperparameters, without clipping, which the device does.
@@ -103,8 +103,8 @@ class HostUpdate:
     """Allocates master weights and moments.
 
     Raises:
-      ValueError: A tier does not exist or lacks space, shares do not sum to 1,
-        or numba is not installed.
+      ValueError: A tier does not exist or lacks space, fractions of an array do
+        not sum to 1, or numba is not installed.
       OSError: The system refuses.
     """
     return HostSteps(self, program, learning_rate)
@@ -113,8 +113,8 @@ class HostUpdate:
 class HostSteps:
   """Steps of a run whose state, except for weights, is on the host.
 
-  Each process has the shards of its devices, those that several of its devices
-  hold once.
+  Each process has the shards of its devices; a shard that several of its
+  devices hold is stored once.
 
   Attributes:
     optimizer: Master weights and moments, float32 ``[N]``: the shards of the
@@ -230,7 +230,7 @@ class _Leaf:
   def __init__(
     self, shape: tuple[int, ...], sharding: NamedSharding, start: int
   ) -> None:
-    """Appends the shards to those before ``start``.
+    """Assigns consecutive ranges of the arrays, from ``start``, to the shards.
 
     Args:
       shape: ``[1, ...]``, of one worker.
@@ -249,7 +249,7 @@ class _Leaf:
     self.stop = start
 
   def _key(self, index: tuple[slice, ...]) -> _Index:
-    """Returns the range of elements by dim; slices have no hash."""
+    """Returns a shard's range in each dim, a key (slices have no hash)."""
     return tuple(
       x.indices(size)[:2] for x, size in zip(index, self._shape, strict=True)
     )
@@ -262,14 +262,14 @@ class _Leaf:
   def views(
     self, array: np.ndarray, x: jax.Array
   ) -> list[tuple[np.ndarray, jax.Array]]:
-    """Returns each shard's view of an array ``[N]``, and its array."""
+    """Returns each shard's view of a host array ``[N]``, and device array."""
     return [
       (array[start : start + shard.size].reshape(shard.shape), shard)
       for start, shard in self.parts(x)
     ]
 
   def array(self, array: np.ndarray, kind: str = "device") -> jax.Array:
-    """Returns the parameter of an array ``[N]``, in a kind of memory."""
+    """Returns the parameter that a host array ``[N]`` holds, as a jax array."""
 
     def shard(index: tuple[slice, ...]) -> np.ndarray:
       start, shape = self._places[self._key(index)]
@@ -282,7 +282,7 @@ class _Leaf:
 
 
 def _everywhere(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  """Returns an array that all processes have; `jax.device_put` compares it."""
+  """Returns an array of an equal value, which `jax.device_put` would check."""
   return jax.make_array_from_callback(
     value.shape, sharding, lambda index: value[index]
   )

@@ -56,7 +56,7 @@ class WorkerMetrics:
 
   @property
   def of_workers(self) -> dict[str, float | None]:
-    """Recorded metrics of each of several workers; None if not finite."""
+    """Metrics per worker to record, None if not finite; {} for one worker."""
     keys = ("loss", "delta_norm", "left_out")
     found = {
       f"{key}/worker_{worker}": float(value)

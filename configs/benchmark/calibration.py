@@ -1,4 +1,4 @@
-r"""Step times predicted by rates of three configurations, with intervals.
+r"""Step times predicted from three profiled configurations, with intervals.
 
   python -m launch.benchmark --config=configs/benchmark/calibration.py \
     --cpu_devices=4 --output=results/calibration.json
@@ -6,22 +6,21 @@ r"""Step times predicted by rates of three configurations, with intervals.
     --config.parallel.tensor=4 --cluster=runs/calibration_cluster.json
 
 Rates of a virtual device and its links are fitted to profiles of three
-configurations. The step model of `launch.compile` then predicts random ones:
-fraction p, partition, pipeline schedule, outer loop, lanes, mesh, batch. The
-errors of 20 correct the median and give the intervals of 100 others, by split
-conformal prediction. The tables have the rates with their residuals, the errors
-of the predictions, the share of intervals that contain the measured time, of
-all and per group, and the spread of repeated measurements. The file of the
-rates names the family of the 20; for a step outside of it, such as one of
-another model, `launch.compile` widens the interval and names the keys that
-differ. A line is added
-to `config.benchmark.results` after each configuration, and a later run
-continues; the rates are then those of the first run. It takes an estimated 45
-minutes on two quiet cores, where no other process should run;
-`GLIBC_TUNABLES=glibc.malloc.hugetlb=1` reduces the spread.
+configurations. The step model of `launch.compile` then predicts step times of
+random configurations, which differ in p, partition, pipeline schedule, outer
+loop, lanes, mesh and batch. The errors of 20 configurations correct the median
+and give the intervals of 100 others, by split conformal prediction. The tables
+have the rates with their residuals, the errors of the predictions, the fraction
+of intervals that contain the measured time (in total and by group), and the
+spread of repeated measurements. The file of the rates describes the family of
+the 20 configurations. For a step outside of the family, such as one of another
+model, `launch.compile` widens the interval and names the keys that differ.
 
-Virtual devices share the processor, so that times of collectives are not those
-of a network.
+A line is added to `config.benchmark.results` after each configuration, and a
+later run continues with the rates of the first run. It takes an estimated 45
+minutes on two cores, on which no other process should run;
+`GLIBC_TUNABLES=glibc.malloc.hugetlb=1` reduces the spread. Virtual devices
+share the processor, so times of collectives are not those of a network.
 
 `:test` takes about a minute with three small configurations; its intervals are
 infinite.

@@ -3,10 +3,10 @@
   python -m launch.benchmark --config=configs/benchmark/decoding.py \
     --cpu_devices=1 --config.benchmark.rival=/path/to/python
 
-The rival is a Python with torch and transformers, whose `generate` is timed;
-without one, only our decoding is timed. Both continue the same number of random
-prompts greedily in float32, in alternation, after one warm-up round. Both use
-two cores: `taskset --cpu-list 0,1` on machines with more.
+config.benchmark.rival is a Python with torch and transformers, whose `generate`
+is timed; without it, only our decoding is timed. Both continue the same number
+of random prompts greedily in float32, in alternation, after one warm-up round.
+Both use two cores: `taskset --cpu-list 0,1` on machines with more cores.
 """
 
 import ml_collections

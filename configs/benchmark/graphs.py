@@ -1,4 +1,4 @@
-r"""Graph networks: sampler, caches, waiting for features, and a large graph.
+r"""Graph networks: sampling, caches, waits for features, and a large graph.
 
   python -m launch.benchmark --config=configs/benchmark/graphs.py
   python -m launch.benchmark --config=configs/benchmark/graphs.py \
@@ -11,9 +11,9 @@ The part "sampler" measures sampled edges per second, compared with DGL if
 config.benchmark.python_path is a Python with DGL (DGL 2.1.0 needs torch 2.2.1
 and numpy < 2, hence a separate environment). "caches" counts hits of hot sets,
 LRU and Belady's rule on the same batches, and bytes per epoch. "waits" trains
-and measures the share of a step's time that waits for features. "large" builds
-a graph and trains in a process with limited memory. "predicted" predicts steps
-on GPUs. Times are of one machine and one run. Results: log/README.md,
+and measures the fraction of a step that waits for features. "large" builds a
+graph and trains in a process with limited memory. "predicted" predicts step
+times on GPUs. Times are of one machine and one run. Results: log/README.md,
 2026-11-23.
 """
 

@@ -1,4 +1,4 @@
-r"""Quality of the planner's device orders, compared with bounds and searches.
+r"""Quality of the planner's device orders, against bounds and other searches.
 
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/planner.py:test
@@ -9,12 +9,12 @@ The benchmark has six parts: (1) comparison with exhaustive search of device
 orders, up to eight devices in clusters with independent random links; (2)
 comparison with CP-SAT up to sixteen devices, if python_path is a Python
 with ortools (`python -m venv /tmp/ortools && /tmp/ortools/bin/pip install
-ortools`), or with its bound if it does not finish; (3) certified gaps at 64
-devices; (4) time and gap at 1,024 devices; (5) the benefit of an order on
-uneven links: default order, Pipette's annealing of nodes, and ours; (6) the
-regret of a whole plan compared with all configurations in all orders, up to
-eight devices. The model is that of configs/planner/gpt_11b.py. It takes half an
-hour of one core without CP-SAT.
+ortools`), or with its bound if it does not finish; (3) gaps to the lower bound
+at 64 devices; (4) time and gap at 1,024 devices; (5) step times on uneven links
+in the default order, in that of Pipette's annealing of nodes, and in ours; (6)
+the excess of a plan's step time over the best of all configurations in all
+orders (regret), up to eight devices. The model is that of
+configs/planner/gpt_11b.py. It takes half an hour on one core without CP-SAT.
 """
 
 import ml_collections

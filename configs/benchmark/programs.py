@@ -1,13 +1,12 @@
-"""Training step of the 7B model compiled for TPUs, with and without kernels.
+"""Training step of the 7B model, compiled for TPUs with and without kernels.
 
   python -m launch.benchmark --config=configs/benchmark/programs.py
 
 Nothing is executed: times are lower bounds from peak rates without latency,
 with transfers overlapped as XLA schedules them. A program takes a minute or
-two; its row is added to `config.benchmark.results` afterwards. These rows
-determine the norms in which `config.kernels="auto"` uses a kernel: `make
-tables` writes them to parallel/kernels/evidence.py. Needs the extra
-`tpu`.
+two; its row is then added to `config.benchmark.results`. These rows determine
+for which norms `config.kernels="auto"` uses a kernel: `make tables` writes them
+to parallel/kernels/evidence.py. Needs the optional dependencies `tpu`.
 """
 
 import importlib

@@ -4,17 +4,17 @@ r"""Time of an all-reduce of 256 MB among peers, compared with TCP and gloo.
     --output=results/ring.json
 
 Peers are processes on this machine. For each all-reduce by `parallel.peers`,
-the same bytes are also sent over raw streams between the same processes,
+the same bytes are also sent over raw TCP streams between the same processes,
 concurrently and without additions, which gives the rate of this machine's
-sockets. With a Python in config.benchmark.python_path, which has torch, its
+sockets. With a Python that has torch in config.benchmark.python_path, torch's
 all-reduce over gloo is timed in addition to jax's. Other programs on the
-machine slow all of them, so only ratios within a run are meaningful, and the
-table has the load. Bytes sent are compared with the formula and with the
-kernel's counters; a difference is an error. As root, two peers in network
+machine slow all variants, so only ratios within a run are meaningful, and the
+table has the machine's load. Bytes sent are compared with the formula and with
+the kernel's counters; a difference is an error. As root, two peers in network
 namespaces also run the all-reduce over slow and long links, with one and with
-several connections: the bytes in flight of one connection are limited by the
-kernel's buffers (net.ipv4.tcp_wmem), which are less than the bandwidth-delay
-product of a long link. `ring.py:links` measures only these, in two minutes.
+several connections: the kernel's buffers (net.ipv4.tcp_wmem) limit the bytes in
+flight of one connection, and are smaller than the bandwidth-delay product of a
+long link. `ring.py:links` measures only these links, in two minutes.
 
 Aim: an all-reduce takes at most 1 / 0.8 of the time of the raw streams.
 `ring.py:test` takes seconds.

@@ -5,10 +5,10 @@ r"""Time to build schedules, and gap of optimal schedules to the cut bound.
 
 The benchmark has four parts: MultiTree on square tori and meshes of increasing
 size; the event loop on all-gathers of 1,024 ranks; optimal trees on some
-graphs, one of them with failed links; and optimal trees on twice 200 random
-graphs, some with switches and some with failed links. Link bandwidths are 25,
-50, 100 or 200 GB/s in the first 200 graphs, and uniform from 25 to 200 GB/s in
-the others. For each graph of the last two parts the output has the tight cut
+graphs, one of them with failed links; and optimal trees on 400 random graphs,
+some with switches and some with failed links. Link bandwidths are 25, 50, 100
+or 200 GB/s in the first 200 random graphs, and uniform from 25 to 200 GB/s in
+the others. For each graph of the last two parts the output has the tightest cut
 (its nodes, and the outgoing bandwidth, which gives a lower bound of the
 all-gather time); the time of the busiest link of packed trees, relative to this
 bound; and the relative time of the schedule that

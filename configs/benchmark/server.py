@@ -3,11 +3,11 @@ r"""500 concurrent streams of a 25M-parameter model, with and without HTTP.
   python -m launch.benchmark --config=configs/benchmark/server.py \
     --cpu_devices=1 --output=results/serving_http.json
 
-Both engines get the same requests concurrently, in alternating rounds, with
-lengths of responses drawn from half to one and a half of the mean. Without
-HTTP, a thread executes steps and reads tokens. With HTTP, the server does, and
-a separate client process sends the requests and reads 500 streams. The client
-runs on the same cores, so its time is included in the server's time.
+Both variants get the same concurrent requests, in alternating rounds. Lengths
+of responses are random, from 0.5 to 1.5 times the mean. Without HTTP, a thread
+executes steps and reads tokens. With HTTP, the server does so, and a separate
+client process sends the requests and reads 500 streams. The client runs on the
+same cores, so its time is included in the server's time.
 `server.py:test` takes seconds.
 """
 

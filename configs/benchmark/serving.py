@@ -5,13 +5,13 @@ r"""Scheduling time per step, with 256 running and 1,000 waiting requests.
 
 For each policy the server has a constant load: whenever a request ends, another
 one arrives. Prompts begin with one of several system prompts, whose pages are
-shared; priorities change; the number of pages is small enough that one step of
-twenty preempts requests, which the table reports. The time of a step includes
-its scheduling, the processing of its tokens, and changes of priorities. The
-time of a request's arrival, mostly for the block hashes of its prompt, is a
-separate column. No model is executed. The same steps are repeated in several
-rounds, and all repetitions are counted. `NUMBA_DISABLE_JIT=1` in the
-environment measures the scheduler without numba (of the extra `serve`).
+shared; priorities change; there are so few pages that one step of twenty
+preempts requests, which the table reports. The time of a step includes its
+scheduling, the processing of its tokens, and changes of priorities. The time to
+accept a request, mostly to hash the blocks of its prompt, is a separate column.
+No model is executed. The same steps are repeated in several rounds, and all
+repetitions are counted. `NUMBA_DISABLE_JIT=1` in the environment measures the
+scheduler without numba (of the optional dependencies `serve`).
 
 Aims: a median below 200 us and a P99 below 1 ms for each policy. It takes a
 minute; `serving.py:test` takes seconds.

@@ -11,8 +11,8 @@ All variants run in alternation on one device. The table has medians, ranges,
 and times relative to the first variant of the same dtype. It takes about eight
 minutes on two cores.
 
-Aims: with one rank, the time of the plain step; with eight lanes at most 1.2
-times the time of one rank at p = 1, and 1.6 times at p = 0.5.
+Aims: one rank takes as long as the plain step; eight lanes take at most 1.2
+times as long as one rank at p = 1, and 1.6 times at p = 0.5.
 """
 
 import ml_collections

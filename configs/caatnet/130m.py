@@ -3,8 +3,8 @@
   python -m launch.train --config=configs/caatnet/130m.py --config.sync.p=0.5
 
 The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Without
-`config.data.tokenizer`, tokens are bytes, which use 256 of these. So the config
-compiles and runs, but its loss is not comparable to the paper's.
+`config.data.tokenizer`, tokens are bytes, which use only 256 entries of the
+vocabulary, and the loss is not comparable to the paper's.
 """
 
 import ml_collections
@@ -30,8 +30,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.batch_size = 256
   config.optimizer.learning_rate = 6e-4
   config.optimizer.warmup_steps = 2_000
-  # The schedule has 500,000 steps; training stops at step 30,010, at 0.993 of
-  # the highest rate.
+  # The learning-rate schedule has 500,000 steps; training stops at step 30,010,
+  # at 0.993 of the peak rate.
   config.optimizer.decay_steps = 500_000
   config.train.num_steps = 30_010
   config.train.log_every = 10

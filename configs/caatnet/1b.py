@@ -3,8 +3,8 @@
   python -m launch.train --config=configs/caatnet/1b.py --config.sync.p=0.5
 
 The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Without
-`config.data.tokenizer`, tokens are bytes, which use 256 of these. So the config
-compiles and runs, but its loss is not comparable to the paper's.
+`config.data.tokenizer`, tokens are bytes, which use only 256 entries of the
+vocabulary, and the loss is not comparable to the paper's.
 """
 
 import ml_collections

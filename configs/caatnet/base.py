@@ -1,8 +1,8 @@
-"""Base config of language models with all sections; others change a few keys.
+"""Base config of language models with all sections, for other configs.
 
 Hyperparameters are those of the CAAT-Net paper (arXiv 2506.19645) and its
-official code: AdamW (0.9, 0.95), weight decay 0.1, clipping at 1, warm-up, and
-a cosine decay to a tenth.
+official code: AdamW with betas 0.9 and 0.95, weight decay 0.1, clipping at
+norm 1, warm-up, and a cosine decay to a tenth of the peak learning rate.
 """
 
 import ml_collections

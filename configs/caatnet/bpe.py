@@ -1,4 +1,4 @@
-r"""Model of tiny.py with the tokens of a tokenizer instead of bytes.
+r"""Model of `tiny.py` with the tokens of a trained tokenizer instead of bytes.
 
   python -m launch.tokenizer --config=configs/caatnet/bpe.py
   python -m launch.train --config=configs/caatnet/bpe.py --cpu_devices=8

@@ -1,4 +1,4 @@
-r"""Loss of a dense model that continues at p = 0.5, at once and after training.
+r"""Loss of a model trained at p = 1 that continues to train at p = 0.5.
 
   for seed in 0 1 2; do
     for part in dense half half_unscaled full half_drawn full_drawn; do

@@ -1,8 +1,8 @@
-r"""Sweep of p, the number of tensor ranks r, and the private scale.
+r"""Sweep of p, the number of tensor ranks r, and the scale of private channels.
 
 The sweep has p = 1, 0.75, 0.5, 0.25 and 0 at r = 4, and r = 2, 4 and 8 at p =
-0.5, with private channels scaled by sqrt(r) or not, and 3 seeds: 39 runs, each
-of slightly over a minute on one core.
+0.5, with and without private channels scaled by sqrt(r), and 3 seeds: 39 runs,
+each of slightly over a minute on one core.
 
   python -m launch.sweep --config=configs/caatnet/sweep.py \
     --cpu_devices=8 --mesh=tensor:1

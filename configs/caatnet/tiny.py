@@ -3,8 +3,8 @@ r"""Byte-level model for a laptop CPU: for the demo, tests and first steps.
   python -m launch.train --config=configs/caatnet/tiny.py \
     --config.sync.p=0.5 --cpu_devices=8
 
-Expected result: a validation loss well below the bigram model's, in two minutes
-on two cores. `tiny.py:test` has a few steps of a smaller model.
+Expected result: a validation loss well below that of a bigram model, in two
+minutes on two cores. `tiny.py:test` has a few steps of a smaller model.
 """
 
 import ml_collections

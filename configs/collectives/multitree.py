@@ -16,17 +16,17 @@ Each algorithm has the number of pieces per chunk that is fastest for it.
     --config.topologies='("torus:4x4",)' --config.size_bytes='(1048576,)' \
     --export=fastest.xml    # the recommended schedule, for MSCCL's runtime
 
-Nothing is trained; it takes three minutes of one core. Link constants are those
-of ASTRA-sim's example, not the paper's. The two-level fat tree is a leaf-spine
+Nothing is trained; it takes three minutes on one core. Link constants are those
+of ASTRA-sim's example, not of the paper. The two-level fat tree is a leaf-spine
 network with as many spines as hosts per leaf.
 
-Expected result: in the event model, MultiTree is not slower than the best of
-all other algorithms except optimal trees in 22 of 40 cases (geometric mean of
-its speed-up 0.97); in the lockstep model in 7 of 40 (0.56). Direct exchange is
-faster on switches, Swing and the bucket form on square tori. Compared with
-optimal trees its speed-up is 0.94 and 0.62. At 64 MiB on the 4 x 4 torus,
-MultiTree reaches 79% of the bound in lockstep and 83% by events, the bucket
-form 99% and 100%.
+Expected result: MultiTree is at least as fast as the best of all other
+algorithms except optimal trees in 22 of 40 cases in the event model (geometric
+mean of its speed-up: 0.97), and in 7 of 40 in the lockstep model (0.56). Direct
+exchange is faster on switches, Swing and the bucket form on square tori. The
+speed-up over optimal trees is 0.94 in the event and 0.62 in the lockstep model.
+At 64 MiB on the 4 x 4 torus, MultiTree reaches 83% of the bound in the event
+model and 79% in lockstep, the bucket form 100% and 99%.
 """
 
 import ml_collections

@@ -26,7 +26,7 @@ from caatnet.studies.schedule.keys import Schedule
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """Returns MultiTree on a 4 x 4 torus ("small") or a 2 x 2 torus ("test")."""
+  """Returns the study: "small" (4 x 4 torus) or "test" (2 x 2 torus)."""
   # Topology, and the round that --plot draws.
   topologies = {"small": ("torus:4x4", 5), "test": ("torus:2x2", 2)}
   if size not in topologies:

@@ -3,8 +3,8 @@ r"""Compares routing of flows over leaf-spine networks with packet spraying.
 Ethereal (arXiv 2407.00550) splits equal flows into as few pieces as possible
 such that every link has the load of per-packet spraying. It is compared with
 ECMP, with one path per destination, and with one edge colouring for all hosts.
-The colouring is ours, and needs no splits if the number of spines divides a
-leaf's flows.
+The colouring is this project's; it splits no flows if the number of spines
+divides the number of flows of a leaf.
 
   python -m launch.simulate --config=configs/collectives/spraying.py
   python -m launch.simulate --config=configs/collectives/spraying.py \
@@ -17,8 +17,8 @@ leaf's flows.
 Nothing is trained; it takes about half a minute. Expected result: with 16
 leaves, 16 spines, 16 hosts per leaf, and host i sending to i + 16, the most
 loaded uplink has 1 flow (ECMP: 4). Ethereal reaches this with 4,096 pieces, the
-colouring with 256 flows. The paper's times (up to 30% below spraying) are from
-a packet simulator. By loads only, as here, Ethereal and spraying are equal.
+colouring with 256 whole flows. The paper's times (up to 30% below spraying) are
+from a packet simulator; the loads compared here are equal for both.
 """
 
 import ml_collections

@@ -16,7 +16,7 @@ and confidence marks; nothing is measured. Defaults are those of arXiv
 2407.12819 if stated there, else derived from its outputs. --html writes a
 self-contained page with sliders. It takes ten seconds.
 
-With ":planner" the achieved share of peak FLOP/s is not a constant, but the
+With ":planner" the achieved fraction of peak FLOP/s is not a constant, but the
 prediction of `parallel/plans/planner` for a model of 11B parameters on a pod of
 64 GPUs. It is used for the whole datacentre, even with other accelerators.
 """

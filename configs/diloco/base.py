@@ -1,11 +1,11 @@
 """Shared config of this folder, with the model sizes of Streaming DiLoCo.
 
-Layers, heads, hidden width, sequences of 1,024, 2 workers and 30 inner steps
-per round are those of the paper's runs on C4 (arXiv 2501.18512), with its
-"hidden dim" interpreted as four times the width and heads of 64 dims. Learning
-rate, batch, warm-up and number of steps are ours. Deviations: SwiGLU with that
-hidden width, neither QK-norm nor z-loss, and bytes as tokens, as in
-`configs/caatnet/130m.py`.
+Numbers of layers and heads, hidden width, sequences of 1,024 tokens, 2 workers
+and 30 inner steps per round are those of the paper's runs on C4 (arXiv
+2501.18512). Its "hidden dim" is interpreted as four times the width, and heads
+have 64 dims. Learning rate, batch, warm-up and number of steps are ours.
+Deviations: SwiGLU with that hidden width, neither QK-norm nor z-loss, and bytes
+as tokens, as in `configs/caatnet/130m.py`.
 
 `tiny` is `configs/caatnet/tiny.py` with 2 workers of 4 tensor ranks each.
 """
@@ -30,7 +30,7 @@ SIZES = {
 def get_config(
   algorithm: str = "diloco", size: str = "tiny"
 ) -> ml_collections.ConfigDict:
-  """Returns an outer loop at a size: `tiny`, `test` or one of ``SIZES``."""
+  """Returns the config of an outer loop; sizes: tiny, test and ``SIZES``."""
   if size in ("tiny", "test"):
     config = tiny.get_config("demo" if size == "tiny" else "test")
     config.parallel.tensor = 4

@@ -1,4 +1,4 @@
-"""Eager updates, arXiv 2502.12996: means are delayed by one round.
+"""Eager updates, arXiv 2502.12996: DiLoCo with means of the previous round.
 
   python -m launch.train --config=configs/diloco/eager.py --cpu_devices=8
 

@@ -2,7 +2,7 @@
 
   python -m launch.train --config=configs/diloco/sparseloco.py --cpu_devices=8
 
-`sparseloco.py:35m` etc. are the larger sizes of `base.py`. Results:
+`sparseloco.py:35m` and so on are the larger sizes of `base.py`. Results:
 log/2026-11-21-outer-loops-600-steps.md.
 """
 

@@ -1,6 +1,6 @@
-"""Streaming DiLoCo, arXiv 2501.18512: strided fragments, tau = 1, 4 bits.
+"""Streaming DiLoCo, arXiv 2501.18512: 4 bits, one step of overlap (tau = 1).
 
-E3M0 shrinks Gaussian differences by 3.5% (`rounding.py` measures the cost).
+E3M0 shrinks Gaussian differences by 3.5% (`rounding.py` measures the effect).
 
   python -m launch.train --config=configs/diloco/streaming.py --cpu_devices=8
 

@@ -1,17 +1,17 @@
 r"""Sweep of the outer loops: loss at equal tokens, 3 seeds.
 
-`study`, the default, has 600 steps of 1,024 bytes, summed over workers. Every
-outer loop runs with 2 workers and 30 inner steps per round; DiLoCo and full
-Streaming (one step of overlap, E3M0) also with 4 and 8 workers, and with 100
+`study`, the default, has 600 steps of 1,024 bytes over all workers. Every outer
+loop runs with 2 workers and 30 inner steps per round. DiLoCo and full Streaming
+DiLoCo (one step of overlap, E3M0) also run with 4 and 8 workers, and with 100
 inner steps. `long` has 3,000 steps of 2,048 bytes, with data parallelism and
-full Streaming. `short` has 120 steps, for a first look at a new loop
+full Streaming DiLoCo. `short` has 120 steps, to try a new loop
 (docs/your_own.md). Models have 0.87M parameters. A run of `study` takes over
 one minute on one core, a run of `long` over ten.
 
-Outer momentum is 0.3 at a rate of 1, and workers replace their parameters by
-the received mean (alpha = 0). The published momentum 0.9 at rate 0.7, and alpha
-= 0.5, are worse in so few rounds
-(log/2026-11-21-outer-loops-3000-steps.md). For the same reason NoLoCo does not
+The outer optimizer has rate 1 and momentum 0.3, and workers replace their
+parameters by the received mean (keep = 0). The published rate 0.7, momentum 0.9
+and keep = 0.5 give a higher loss after so few rounds
+(log/2026-11-21-outer-loops-3000-steps.md). For the same reason, NoLoCo does not
 have its published settings.
 
   python -m launch.sweep --config=configs/diloco/sweep.py \
@@ -58,7 +58,7 @@ SIZES = {"study": (600, 8), "long": (3000, 16), "short": (120, 8)}
 
 
 def _sections(size: str) -> ml_collections.ConfigDict:
-  """Returns the sections of all outer loops, with the sweep's outer rates."""
+  """Returns the sections of all outer loops, with the sweep's settings."""
   loops = ml_collections.ConfigDict(
     {name: defaults("outer", name) for name in choices("outer")}
   )

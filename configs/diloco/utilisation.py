@@ -11,10 +11,10 @@ for that model on a link.
     --config.recommend.link=ethernet_1g --config.recommend.parameters=1e9 \
     --config.recommend.num_layers=24 --config.recommend.step_seconds=0.1
 
-Nothing is trained; it takes seconds on one core. Expected result: of the
-paper's 75 cells, 3 are equal and 72 within one of the grid's 50 points. With
---config.fitted_factor=True, a factor fitted to these cells, 70 are equal and 75
-within one point.
+Nothing is trained; it takes seconds on one core. Expected result: 3 of the
+paper's 75 cells are equal, and 72 differ by at most one point of the grid of 50
+bandwidths. With --config.fitted_factor=True, a factor fitted to these cells, 70
+are equal, and all differ by at most one point.
 """
 
 import ml_collections

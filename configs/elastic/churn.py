@@ -14,19 +14,20 @@ times one of these events occurs:
   heartbeat timeout.
 - A worker loses a connection, or a connection no longer delivers data.
 - A bit of a worker's state is flipped.
-- A worker joins, with a run that has not begun, or with one that is ahead of
-  the group and refused.
+- A worker joins, with a run that has not begun, or with a run that is ahead of
+  the group, which is refused.
 - The coordinator is killed and restarted.
-- All are killed, and a new run starts from a checkpoint, with a worker that has
-  none.
+- All processes are killed, and a new run starts from a checkpoint, with a
+  worker that has no checkpoint.
 
-An event is drawn from those that have occurred least often in the current phase
-(between rounds, in an exchange, or while members connect and fetch state).
+An event is chosen at random from those that have occurred least often in the
+current phase (between rounds, in an exchange, or while members connect and
+fetch state).
 
-The digests of all revisions of all workers are compared, the coordinator's log
-is replayed, and the loss is compared with that of the same number of samples
-without events. More than benchmark.limit_s seconds without a committed round
-are an error.
+The benchmark compares the digests of all revisions of all workers, replays the
+coordinator's log, and compares the loss with that of a run with as many samples
+and no events. More than benchmark.limit_s seconds without a committed round are
+an error.
 
 With `network`, workers are in network namespaces with round trips of 1 to 200
 ms, and reachability is disturbed as well: ports are closed, a worker listens at
@@ -45,7 +46,7 @@ from configs.elastic import diloco
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns a size.
+  """Returns the benchmark.
 
   Args:
     size: `all`, `short` (minutes), `soak` (an hour), `network`, `training` or

@@ -6,9 +6,9 @@ r"""DiLoCo with elastic membership: each worker is a separate process.
 
 The argument is the outer loop: diloco, local_sgd, fedavg, streaming, eager,
 dc_s3gd, sparseloco, or data_parallel, which communicates in each step; with
-`,test` the run has a few steps of a smaller model. The batch size is that of
-one worker. A killed worker is restarted by the same command in the same folder,
-and resumes from the swarm's shared state.
+`,test` the run has a few steps of a smaller model. The batch size is per
+worker. After a worker is killed, the same command in the same folder restarts
+it; it resumes from the swarm's shared state.
 """
 
 import ml_collections

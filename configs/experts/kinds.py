@@ -1,10 +1,10 @@
 r"""Composition of experts: a router, and an expert for each kind of text.
 
-The text is found on the machine: Python source, C headers, licences,
-documentation, JSON, shell scripts, changelogs and manual pages, or Perl and
-markup instead of a kind with too little text (caatnet/data/kinds.py). For each
-of 3 seeds, a base of 0.87M parameters is trained on all kinds, 8 experts are
-trained from it, and two baselines have the same tokens or the same size.
+The text is found on this machine: Python source, C headers, licences,
+documentation, JSON, shell scripts, changelogs and manual pages. Perl and markup
+replace kinds with too little text (caatnet/data/kinds.py). For each of 3 seeds,
+a base of 0.87M parameters is trained on all kinds, 8 experts are trained from
+the base, and two baselines have as many tokens or parameters.
 
   python -m launch.sweep --config=configs/experts/kinds.py
 

@@ -1,18 +1,19 @@
-r"""SqueezeNet by eight clients in a 5G cell: less and scheduled communication.
+r"""SqueezeNet trained by eight clients in a 5G cell, with less communication.
 
   python -m launch.federate --config=configs/federated/cell.py:float32
   python -m launch.federate --config=configs/federated/cell.py:scheduled
   python -m launch.federate --config=configs/federated/cell.py:late \
     --config.seed=1
 
-The link is emulated (docs/federated.md), 20 MHz shared by all clients. The
-argument is a variant; with `,test` the run has two small rounds of two clients:
+All clients share an emulated link of 20 MHz (docs/federated.md). The
+argument is a variant; with `,test` the run has three small rounds of two
+clients:
 
   float32    models and updates in float32, all at once
   int8, int4 updates in 8 or 4 bits, models as float32
   coded      updates and differences between models in 4 bits
   sparse     the 64 largest of each 4,096 numbers of an update
-  late       4-bit updates; those that miss the deadline are merged later
+  late       4-bit updates; updates that miss the deadline are merged later
   scheduled  two clients at a time receive models, or send updates
 """
 

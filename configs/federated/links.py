@@ -6,15 +6,15 @@ r"""Federated rounds over Ethernet, WiFi and 5G, predicted.
     --config.links="('wifi', 'mine.json')" --config.training_s=4
   python -m launch.simulate --config=configs/federated/links.py:figures
 
-A simulated server and its clients (`caatnet/federated/predict.py`), with the
+A server and its clients are simulated (`caatnet/federated/predict.py`) with the
 links of `parallel/plans/hardware/client_links.py`. Compute times and the fixed
-time of a message are assumed; `launch.federate` measures them. The second part
-has the figures of a 5G testbed (arXiv 2504.04678): what these links give, and
-which fixed time and rate the published ratios would need. The third part
-compares shared with scheduled transfers, and coded, late and streamed updates.
+time per message are assumptions; `launch.federate` measures them. The second
+part predicts published results of a 5G testbed (arXiv 2504.04678), and which
+fixed time and rate these would need. The third part compares shared with
+scheduled transfers, and coded, late and streamed updates.
 
-Sizes: `all` takes seconds, `figures` has the testbed's figures only, `test` has
-a few rows of each table.
+Sizes: `all` takes seconds, `figures` has only the second part, `test` has a few
+rows of each table.
 """
 
 import ml_collections

@@ -4,8 +4,8 @@ r"""Federated learning with a client of Flower, a NumPyClient (docs/flower.md).
   python -m launch.federate --config=configs/federated/numpy.py \
     --config.federated.numpy_client=my_app/client_app.py:client_fn
 
-The default client trains logistic regression on scikit-learn's digits. The
-argument test is a run of three rounds of two clients.
+The default client trains logistic regression on scikit-learn's digits. With
+`numpy.py:test` the run has three rounds of two clients.
 """
 
 import ml_collections

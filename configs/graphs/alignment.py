@@ -4,11 +4,11 @@ r"""Counts the memory transactions of a gather of feature rows from the host.
   python -m launch.simulate --config=configs/graphs/alignment.py \
     --config.features="(100,602)" --config.offset=64 --plot=alignment.png
 
-A GPU that reads rows in host memory requests lines of 128 bytes. With the
-circular shift (arXiv 2103.03330), accesses of its warps are aligned to lines.
-Nothing is timed; it takes a second. Expected result: a row of 100 features (400
-bytes) needs 4.00 requests instead of 6.63, a row of 602 features 19.75 instead
-of 36.63; for multiples of 32 features the number is unchanged.
+A GPU that reads rows in host memory requests lines of 128 bytes. The circular
+shift of arXiv 2103.03330 aligns the accesses of its warps to lines. Nothing is
+timed; it takes a second. Expected result: with the shift, a row of 100 features
+(400 bytes) needs 4.00 requests instead of 6.63, and a row of 602 features 19.75
+instead of 36.63; for multiples of 32 features the number is unchanged.
 """
 
 import ml_collections

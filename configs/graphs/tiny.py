@@ -10,13 +10,13 @@ r"""Graph network on planted communities, for a laptop CPU.
 The run has two workers of two data-parallel ranks. The argument is an outer
 loop of `caatnet/schema/outer.py`; with `,test` the run has a few steps.
 All keys of outer loops and of `config.zero` have the same effect as for
-language models. With the extra `graphs` (numba), sampling is faster and draws
-the same trees.
+language models. With the optional dependencies `graphs` (numba), sampling is
+faster and gives the same trees.
 
 Expected result, in a minute on two cores: an accuracy within three points of
-Bayes' rule on the same trees, which is also printed and is 0.85. Bayes' rule
-with the node's own features only has 0.39. A GCN, which divides a node's own
-features by its degree, is within nine points.
+Bayes' rule on the same trees, which is 0.85 and is also printed. Bayes' rule on
+the node's own features alone has 0.39. A GCN, which divides a node's own
+features by its degree, is within nine points of Bayes' rule.
 """
 
 import ml_collections

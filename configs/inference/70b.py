@@ -1,4 +1,4 @@
-r"""Inference with the sizes of Llama 2 70B on eight devices, to be compiled.
+r"""Inference with the sizes of Llama 2 70B on 8 devices, for `launch.compile`.
 
   python -m launch.compile --config=configs/inference/70b.py --phase=decode \
     --target=gpu:h200:1x8 --mesh=tensor:8 --compare=config.sync.p=0.5

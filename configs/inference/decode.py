@@ -1,4 +1,4 @@
-r"""Bounds of prefill and decode of 7B and 70B, and savings of partial sync.
+r"""Bounds of prefill and decode times of 7B and 70B, with partial sync.
 
   python -m launch.simulate --config=configs/inference/decode.py
   python -m launch.simulate --config=configs/inference/decode.py \
@@ -6,13 +6,13 @@ r"""Bounds of prefill and decode of 7B and 70B, and savings of partial sync.
   python -m launch.simulate --config=configs/inference/decode.py \
     --config.machines="('gpu:h100:1x4', 'tpu:v5p:4x4x4')" --json
 
-Nothing is compiled; it takes seconds. Collectives are timed by their bytes
-only, and with latency. The latency was measured between H100s and is also used
-for H200s, which have the same links. For A100s and TPUs it is an assumption,
-which is in the last table. Expected result: a decode step of 32 sequences with
-the 70B model on eight H200s takes 9.1 to 11.1 ms with latency and 4.5 ms
-without; p = 0.5 saves 4 to 19% with latency and 4% without, synchronising every
-second layer 27 to 31% and 4%.
+Nothing is compiled; it takes seconds. Times of collectives are predicted with
+and without latency. The latency was measured between H100s and is also used for
+H200s, which have the same links. For A100s and TPUs it is an assumption, which
+is in the last table. Expected result: a decode step of 32 sequences with the
+70B model on eight H200s takes 9.1 to 11.1 ms with latency and 4.5 ms without.
+Partial synchronisation with p = 0.5 saves 4 to 19% with latency and 4% without;
+synchronising only every second layer saves 27 to 31% and 4%.
 """
 
 import ml_collections

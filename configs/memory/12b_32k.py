@@ -8,13 +8,14 @@ r"""Places a fine-tuning step of 12B parameters at 32,768 tokens of context.
     --config.placement.state=run --config.memory.activations=placement \
     --output=placement.json
 
-Model sizes and context lengths are those of CXL-aware allocation (arXiv
-2507.03305): 7B and 12B parameters, 4,096 to 32,768 tokens, one GPU. The layer
-sizes are those of public models with as many parameters (Mistral Nemo, Llama 2
-7B), since the paper's were not available. All times are predictions.
+Numbers of parameters and context lengths are those of arXiv 2507.03305
+(CXL-aware allocation): 7B and 12B, 4,096 to 32,768 tokens, one GPU. The paper's
+layer sizes were not available; those of Mistral Nemo and Llama 2 7B, with as
+many parameters, are used instead. All times are predictions.
 
-With state=run, the state is that of `launch.train` with this config: the host
-updates float32 parameters, and layers save named activations or recompute them.
+With placement.state=run, the training state is that of `launch.train` with this
+config: the host updates float32 parameters, and layers save named activations
+or recompute them.
 """
 
 import ml_collections

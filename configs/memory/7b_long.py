@@ -6,8 +6,8 @@ r"""LLaMA 7B with one long sequence on one device.
     --target=tpu:v5p:2x2x1 --mesh=data:1 --config.data.seq_len=32768
 
 Sizes are those of `configs/caatnet/7b.py`. Parameters, gradients and moments
-are float32, products bfloat16. Moments and the inputs of layers are in pinned
-host memory; `config.memory` places them. The longest contexts that fit,
+are float32, matrix products bfloat16. `config.memory` places the moments and
+the inputs of layers in pinned host memory. The longest contexts that fit,
 according to the compiler, are in log/2026-11-26-longest-context.md.
 """
 

@@ -23,7 +23,7 @@ from caatnet.studies.pipeline.keys import Pipeline
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """Returns 4 stages and 8 microbatches ("small"), or 2 and 4 ("test")."""
+  """Returns the study: "small" (4 stages, 8 microbatches) or "test" (2, 4)."""
   sizes = {"small": (4, 8), "test": (2, 4)}
   if size not in sizes:
     raise ValueError(

@@ -6,10 +6,10 @@ r"""Model of `configs/caatnet/tiny.py` in four stages of two tensor ranks.
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8 \
     --config.pipeline.schedule=zb_h1 --config.pipeline.keep=residuals
 
-Expected result: in every step the loss of the same run without stages
-(`--config.parallel.stage=1`), up to float32 rounding. On virtual devices it is
-slower than that run, since these share the processor. `tiny.py:test` has a few
-steps of a smaller model.
+Expected result: in every step, the loss equals that of the same run without
+stages (`--config.parallel.stage=1`) up to float32 rounding. Virtual devices
+share the processor, so the run is slower than without stages. `tiny.py:test`
+has a few steps of a smaller model.
 """
 
 import ml_collections

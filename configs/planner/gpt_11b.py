@@ -6,19 +6,19 @@ r"""Plans a language model of 11.1B parameters on 128 GPUs.
   python -m launch.plan --config=configs/planner/gpt_11b.py \
     --cluster=my_cluster.json --why_not="parallel.stage=8 parallel.tensor=8"
 
-The number of parameters is that of the larger model of Pipette (arXiv
-2405.18093), as are the clusters; layers, width, vocabulary and batch are ours.
+The number of parameters and the clusters are those of Pipette (arXiv
+2405.18093, larger model); layers, width, vocabulary and batch are ours.
 Clusters are JSON files (`parallel/plans/hardware/cluster_files.py`; written by
-`launch.measure`) or names of examples. All times are predictions. The
-plan takes half a minute on one core. Each reported configuration ends with the
-flags of a training run:
+`launch.measure`) or names of examples. All times are predictions. The plan
+takes half a minute on one core. Each reported configuration ends with the flags
+of a training run:
 
   python -m launch.train --config=configs/planner/gpt_11b.py:train \
     --config.parallel.stage=4 ...
 
-A separate table has variants that are faster but change training, with the
-flags of each row (`config.planner.second`). Rows with an outer loop refer to
-the config with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
+A second table (`config.planner.second`) has variants that are faster but change
+training, with the flags of each row. Rows with an outer loop need the config
+with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
 
 `gpt_11b.py:test` plans a small model for eight devices in a second.
 """
@@ -33,7 +33,7 @@ SIZES = ("plan", "train", "test", "test_train")
 
 
 def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
-  """Returns the config of the plan, or with "train" of the training run.
+  """Returns the config of the plan or, with "train", of the training run.
 
   Args:
     arguments: One of ``SIZES``; for a training run, optionally with an outer

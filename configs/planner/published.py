@@ -1,17 +1,17 @@
-r"""Predicted step times of published configurators' choices.
+r"""Predicted step times of configurations that published planners choose.
 
   python -m launch.simulate --config=configs/planner/published.py \
     --plot=published.png
   python -m launch.simulate --config=configs/planner/published.py \
     --config.choosers='("amp","pipette","same")' --config.seeds='(7,)'
 
-The choices of Megatron's rules, AMP and Pipette
-(caatnet/studies/published/choosers.py) on Pipette's two clusters are simulated
-by the model of `launch.plan`, for published link bandwidths and for randomly
-slower links. All times are predictions. Clusters and numbers of parameters,
-sequences and tokens are Pipette's (arXiv 2405.18093); layers, widths and the
-batch are ours. It takes 20 minutes on one core; without "whole" and "same" half
-a minute. `published.py:test` takes a second.
+The model of `launch.plan` predicts the times of configurations that Megatron's
+rules, AMP and Pipette choose (caatnet/studies/published/choosers.py), on two
+clusters with published link bandwidths and with randomly slower links. Clusters
+and numbers of parameters, sequences and tokens are those of Pipette (arXiv
+2405.18093); layers, widths and the batch are ours. It takes 20 minutes on one
+core, and half a minute without the choosers "whole" and "same".
+`published.py:test` takes a second.
 """
 
 import ml_collections

@@ -4,8 +4,8 @@ r"""Byte-level gated linear recurrence (Hawk) for a laptop CPU.
     --workdir=runs/recurrent
   python -m launch.generate --workdir=runs/recurrent --prompt="def "
 
-Expected result: a validation loss well below the bigram model's. The model has
-a fixed-size state per sequence instead of keys and values, so the time per
+Expected result: a validation loss well below that of a bigram model. The model
+has a fixed-size state per sequence instead of keys and values, so the time per
 generated token is independent of the position. `tiny.py:test` has a few steps
 of a smaller model.
 """

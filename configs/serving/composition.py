@@ -7,14 +7,14 @@ r"""Compositions of experts: switching costs, hit rates, and fairness.
     --config.experts.slots=2 --config.experts.copy_rate=32e9
 
 One H100 serves 150 experts with the sizes of Llama 2 7B, four of which are in
-slots; the others are in host memory behind PCI Express 5. The study compares
-eviction policies on several orders of requests, reports the part of switches
-that is exposed over the load, and the front of fairness and switching. The
-figures of the paper's machines (SN40L and Composition of Experts, arXiv
-2405.07518) follow from rates and capacities, or from scanned execution times.
+device memory; the others are in host memory behind PCI Express 5. The study
+compares eviction policies on several orders of requests, and reports, for each
+load, how much switching does not overlap with steps, and the trade-off between
+fairness and switching. Results of SN40L and Composition of Experts (arXiv
+2405.07518) are computed from rates, capacities and assumed execution times.
 
-Sizes: `all` takes some minutes on one core, `figures` has the paper's figures
-only, `test` takes seconds.
+Sizes: `all` takes some minutes on one core, `figures` has only the published
+results, `test` takes seconds.
 """
 
 import ml_collections

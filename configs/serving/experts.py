@@ -1,4 +1,4 @@
-r"""Server of experts: one model name each, and `auto` for the router's choice.
+r"""Server of experts: each has a model name; `auto` lets the router choose.
 
   python -m launch.sweep --config=configs/experts/kinds.py
   python -m launch.serve --config=configs/serving/experts.py
@@ -8,10 +8,10 @@ r"""Server of experts: one model name each, and `auto` for the router's choice.
 The first command trains the experts. `experts.py:random` serves small experts
 with random parameters, which it creates, and no router.
 
-A server with a key adds experts at run time: POST /v1/experts with the fields
-name, path, kind and description. `auto` prefers the experts that the sweep has
-trained, and replacements of these (PUT /v1/experts/NAME). It selects an added
-expert only if none of these has its kind; requests can always name it.
+A server with an API key adds experts at run time: POST /v1/experts with the
+fields name, path, kind and description. `auto` selects among experts that the
+sweep has trained, or that replace these (PUT /v1/experts/NAME). It selects an
+added expert only if none of them has its kind; requests can always name it.
 """
 
 import ml_collections

@@ -6,9 +6,9 @@ r"""Cost of fairness between clients whose load exceeds the server's capacity.
 Two clients with requests of different lengths and an aggressor always have
 waiting requests; a fourth client has occasional requests. Each policy serves
 the same requests. The study reports the largest difference of service between
-two clients that both have waiting requests, compared with the bound of virtual
-token counters, and the effect on tail latencies and throughput. It takes a
-minute; `fairness.py:test` takes seconds.
+two clients that both have waiting requests, compared with the bound for virtual
+token counters (VTC), and the effect on tail latencies and throughput. It takes
+a minute; `fairness.py:test` takes seconds.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-r"""Nano-batches: when does cutting a step into pieces pay?
+r"""Decode step times with nano-batches: steps split into overlapping pieces.
 
   python -m launch.simulate --config=configs/serving/nanobatches.py \
     --plot=nanobatches.png
@@ -6,19 +6,19 @@ r"""Nano-batches: when does cutting a step into pieces pay?
   python -m launch.simulate --config=configs/serving/nanobatches.py \
     --config.interference="(0.1,)" --config.max_pieces=2
 
-Decode steps of Llama 2 70B on tensor ranks. The planner of
+The study predicts decode steps of Llama 2 70B on tensor ranks. The planner of
 `parallel/plans/nanobatches/nanobatch.py` chooses number and sizes of the
-pieces, whose order is fixed; below the break-even it returns one batch. Times
-of A100 and H100 are profiles of Vidur, those of other devices follow from
-rooflines. The figures of NanoFlow (arXiv 2408.12757) are predicted with its
-published pipelines.
+pieces, whose order is fixed; if splitting does not help, it returns one piece.
+Times of A100 and H100 are profiles of Vidur, times of other devices come from
+rooflines. Published results of NanoFlow (arXiv 2408.12757) are predicted with
+its published pipelines.
 
-Not compared: kernels that overlap a product with its own reduction, as in Flux
-(arXiv 2406.06858), and a reduction that is fused with the norm and runs during
-the other half of the tokens, as in TokenWeave (arXiv 2505.11329).
+Not compared: kernels that overlap a product with its own all-reduce, as in Flux
+(arXiv 2406.06858), and an all-reduce that is fused with the norm and runs
+during the other half of the tokens, as in TokenWeave (arXiv 2505.11329).
 
-Sizes: `all` takes seconds, `figures` has the paper's figures only, `test` has a
-few points of each curve.
+Sizes: `all` takes seconds, `figures` has only the results of NanoFlow, `test`
+has a few points of each curve.
 """
 
 import ml_collections

@@ -20,12 +20,12 @@ there; elsewhere config.profile and config.model.path give them:
   python -m launch.simulate --config=configs/serving/vllm_log.py \
     --config.log=LLMServingSim/bench/examples/RTX4090/Llama-3.1-8B
 
-One engine is simulated. Logs of several engines, and other fields that change
-what a server does and are not modelled, are refused by name.
+One engine is simulated. Logs of several engines, and logs with fields that are
+not modelled and change what a server does, are rejected; the error names them.
 
 Times come from operations that were measured on the same GPU; nothing is fitted
-to the log. A log has no prompts; the prompts with common prefixes, which share
-pages, are known from the published workload: 32 of 300. The workload's file
+to the log. A log has no prompts; from the published workload it is known which
+of them (32 of 300) have common prefixes and share pages. The workload's file
 gives the same results.
 """
 

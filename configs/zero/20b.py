@@ -1,4 +1,4 @@
-r"""Model of 20B parameters on 64 chips in three levels, to be compiled.
+r"""Model of 20B parameters on 64 chips, for `launch.compile`.
 
 The number of parameters is that of Xu et al. (arXiv 2501.04266). Layers, width,
 heads and sequences are those of GPT-NeoX-20B (arXiv 2204.06745; its
@@ -9,11 +9,11 @@ and 8 nodes. Vocabulary and batch are ours.
   python -m launch.compile --config=configs/zero/20b.py \
     --target=tpu:v5p:4x4x4 --config.zero.scheme=frontier3
 
-Expected result (log/2026-11-21-zero-20b-program.md): the bytes of the
-program over each level equal those of `parallel/plans/zero/cost.py`, and it
-fits into the memory of a chip. `--config.zero.scheme=zeropp_by_level` needs a
-third of the memory and half of the time on the links. Each compilation takes a
-minute or two.
+Expected result (log/2026-11-21-zero-20b-program.md): the bytes that the program
+sends over each level equal those of `parallel/plans/zero/cost.py`, and the
+program fits into the memory of a chip. `--config.zero.scheme=zeropp_by_level`
+needs a third of the memory and half of the time on the links. Each compilation
+takes a minute or two.
 """
 
 import ml_collections

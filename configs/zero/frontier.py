@@ -14,9 +14,9 @@ model size.
     --config.cluster=h100 --config.zero.levels=node:16,gpu:8 \
     --config.parallel.data=128 --config.memory_gb=80
 
-Nothing is trained; it takes seconds on one core. Expected result: the memory of
-each scheme is exact arithmetic. The step time is from a model whose assumptions
-are printed, and which does not reproduce the paper's speed-ups.
+Nothing is trained; it takes seconds on one core. The memory of each scheme is
+exact arithmetic. Step times come from a model whose assumptions are printed;
+expected result: it does not reproduce the paper's speed-ups.
 """
 
 import ml_collections

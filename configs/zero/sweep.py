@@ -1,10 +1,10 @@
 r"""Sweep of quantised partitions: loss at equal tokens, 3 seeds.
 
-Runs have 300 steps of 1,024 bytes on 8 data-parallel ranks (2 nodes x 2 x 2)
-and 0.87M parameters: without a partition, with ZeRO-3, with ZeRO-3 and int8
-weights or int8 gradients, and with the two schemes of int8 weights and int4
-gradients, rounded once per level. Blocks have 256 elements, and parameters of
-all sizes are coded. A run takes about two minutes on one core.
+Runs have 300 steps of 1,024 bytes, 8 data-parallel ranks (2 nodes x 2 x 2) and
+0.87M parameters. Points are: no partition, ZeRO-3, ZeRO-3 with int8 weights or
+with int8 gradients, and two schemes with int8 weights and int4 gradients, which
+are rounded once per level. Blocks have 256 elements, and parameters of all
+sizes are encoded. A run takes about two minutes on one core.
 
   python -m launch.sweep --config=configs/zero/sweep.py \
     --cpu_devices=8 --mesh=tensor:1

@@ -1,8 +1,8 @@
 """Functions shared by the kernels of all ops.
 
-Included are ``pallas_call`` for TPUs, varying types of operands and results in
-``jax.shard_map``, device ids of remote copies, block sizes, and the flattening
-of arrays to rows.
+They build ``pallas_call`` for TPUs, set the types of operands and results in
+``jax.shard_map``, compute device ids of remote copies and block sizes, and
+flatten arrays to rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-# Kernels that use a barrier semaphore; each has one per mesh axis.
+# Kernels that use a barrier semaphore; each has a separate one per mesh axis.
 BARRIERS = ("ring_partial_all_reduce", "schedule_all_reduce")
 
 # VMEM bytes available to the blocks of one grid step. A kernel on a v5e may use
@@ -29,7 +29,7 @@ class Sends(NamedTuple):
 
   Attributes:
     axis_name: Mesh axis over which the kernel sends.
-    messages: Number of messages per device, the maximum over devices.
+    messages: Maximum over the devices of the number of messages that one sends.
     elements: Number of elements in one message.
     dtype: Dtype of the elements.
   """
@@ -141,7 +141,7 @@ def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
 def position(
   axis_name: str,
 ) -> tuple[jax.Array, Callable[[Any, Any], dict[str, Any]]]:
-  """Returns this device's mesh coordinates, and a function to device ids.
+  """Returns this device's mesh coordinates and a function for device ids.
 
   The coordinates are an operand of the kernel instead of ``axis_index`` calls
   in its body, for two reasons. With ``check_vma=True`` Mosaic cannot determine
@@ -263,15 +263,15 @@ def as_arrays(
 ) -> list[jax.Array]:
   """Reshapes rows to the shapes of ``like``; the inverse of `as_rows`.
 
-  Arrays without channels (last dim 0) are not passed to kernels and are not in
-  ``rows``; they are returned unchanged from ``like``.
+  Arrays without channels (last dim 0) are never passed to kernels, so ``rows``
+  lacks them; they are returned unchanged from ``like``.
   """
   rows = iter(rows)
   return [next(rows).reshape(x.shape) if x.shape[-1] else x for x in like]
 
 
 def spans(parts: Sequence[Any]) -> list[tuple[int, int]]:
-  """Returns the position of each part in the concatenated row.
+  """Returns the position of each part in a row that concatenates the parts.
 
   Returns:
     One ``(first channel, width)`` per part, in the order of the parts.

@@ -1,9 +1,9 @@
-"""Matrix of int8 codes, and products of few rows that read the codes.
+"""Matrix of int8 codes, and products of few rows with it on CPUs.
 
-XLA:CPU writes a decoded matrix to memory before it multiplies by it, four bytes
-per element, which takes several times as long as the product of a single row.
-The product here decodes in registers. Its loops are compiled by numba
-(`coded_loops`), and its features are cut into pieces (`cpu_calls`).
+Before a product, XLA:CPU writes the decoded matrix to memory, four bytes per
+element, which takes several times as long as the product with a single row. The
+product here decodes in registers. Its loops are compiled by numba
+(`coded_loops`), and its features are divided between threads (`cpu_calls`).
 
 Shape legend: R = lanes, H = channels, F = features of one rank.
 """
@@ -20,12 +20,13 @@ from parallel.kernels.codec import reference as codec
 
 # Maximum number of elements of a matrix row that share a scale.
 BLOCK = 128
-# Largest number of rows of such a product. XLA:CPU decodes an element in 1.3 ns
-# on two cores. Products of a decoded matrix take 1.9 times as long for 64 rows,
-# 1.2 times for 128 (log/2026-11-28-products-of-few-rows.md).
+# Maximum number of rows of a product that reads the codes. XLA:CPU decodes an
+# element in 1.3 ns on two cores. With decoding by XLA, products take 1.9 times
+# as long for 64 rows, 1.2 times for 128
+# (log/2026-11-28-products-of-few-rows.md).
 _MAX_ROWS = 64
-# Smallest number of elements: the overhead of a call exceeds the time of a
-# smaller product.
+# Minimum number of elements of the matrix: for a smaller matrix, the overhead
+# of a call exceeds the time of the product.
 _LEAST = 2**18
 
 
@@ -34,7 +35,7 @@ _LEAST = 2**18
 class Coded:
   """Matrix as int8 codes, with one scale per block of a row.
 
-  jax's functions decode it and accept it like an array, but it has only the
+  jax's functions accept it like an array, which decodes it, but it has only the
   methods below.
 
   Attributes:
@@ -71,11 +72,11 @@ class Coded:
     return *self.encoded.payload.shape[:-1], self.width
 
   def astype(self, dtype: Any) -> "Coded":
-    """Returns the matrix with another dtype in which it is read."""
+    """Returns the same codes with another ``dtype`` of the decoded matrix."""
     return dataclasses.replace(self, dtype=jnp.dtype(dtype).name)
 
   def __getitem__(self, index: Any) -> Any:
-    """Returns itself for ``...``, else part of the array."""
+    """Returns itself for the index ``...``, else decodes and indexes."""
     return self if index is ... else self.decode()[index]
 
   def product(self, x: jax.Array) -> jax.Array:

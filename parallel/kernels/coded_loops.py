@@ -1,4 +1,4 @@
-"""Loops of `coded`, compiled, or read from numba's cache, at import.
+"""Loops of `coded`; the import compiles them or reads them from numba's cache.
 
 Shape legend: M = rows, H = channels, F = features, B = features per scale.
 """
@@ -9,24 +9,25 @@ import numpy as np
 from parallel.kernels import coded
 from parallel.kernels import cpu_calls as calls
 
-# Features of a task, which have one scale in a row.
+# Features of a task (a strip of the matrix), which share one scale per row.
 STRIP = coded.BLOCK
-# Tasks whose results, for a row, remain in a core's first-level cache.
+# Tasks that are computed together: their results of one row of x fit in a
+# core's first-level cache.
 _GROUP = 8
 
 
 @calls.loop
 def _add(x, codes, scales, first, out):
-  """Adds the products of a few strips.
+  """Adds the products of x with a few strips to ``out``.
 
-  Four channels at a time: fewer loads and stores of the results.
+  Four channels are processed at a time, to load and store sums less often.
 
   Args:
     x: float32 ``[M, H]``; H is a multiple of 4.
     codes: int8 ``[H, F]``.
     scales: float32 ``[H, F / B]``; B is `STRIP`, or at least F.
     first: Number of the first strip.
-    out: float32 ``[strips, M, STRIP]``; zeros at first.
+    out: float32 ``[strips, M, STRIP]``, updated.
   """
   (rows, channels), features = x.shape, codes.shape[1]
   for h in range(0, channels, 4):
@@ -49,7 +50,7 @@ def _add(x, codes, scales, first, out):
 
 
 def _product(frame):
-  """Runs a piece of the tasks, each a strip of features.
+  """Runs some of the tasks, each of which computes one strip of features.
 
   Operands: first task ``[1]``; x float32 ``[M, H]``; codes ``[H, F]``; scales
   float32 ``[H, F / B]``. The result is float32 ``[tasks, M, STRIP]``, with

@@ -2,12 +2,12 @@
 
 A kernel is a `numba.cfunc` that decodes the call frame of XLA's foreign
 function interface, by the functions of this module, and loops over the arrays.
-`call` cuts the kernel's tasks into pieces. Each piece is a custom call of its
-own: XLA:CPU executes them concurrently in its thread pool, so there is no
-second pool that competes for the cores.
+`call` divides the kernel's tasks into pieces, each of which is a separate
+custom call. XLA:CPU executes these calls concurrently in its thread pool, so no
+second thread pool competes for the cores.
 
-Source: offsets of the structs of xla/ffi/api/c_api.h, which jaxlib contains,
-on machines with pointers of 8 bytes.
+Source: the offsets are those of the structs in xla/ffi/api/c_api.h, which
+jaxlib contains, on machines with pointers of 8 bytes.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from parallel.kernels import calls
 # Type of a kernel: from the address of a call frame to 0, for success.
 _KERNEL = "int64(int64)"
 
-# Pieces per core: with 8 calls in all, XLA:CPU executes one after another; with
-# 16 on two cores, it divides them between its threads.
+# Pieces per core. On two cores, XLA:CPU executes 8 calls one after another but
+# divides 16 calls between its threads.
 _PIECES = 8
 
-# Machine code without bounds checks that may reorder sums, but keeps NaN, by
-# which a server notices a diverged request.
+# Decorator of loops: numba may reorder sums, but must keep NaN, by which a
+# server detects a diverged request.
 loop = numba.njit(
   fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy",
   inline="never",
@@ -59,16 +59,16 @@ def _word(address):
 
 @numba.njit
 def answered(frame):
-  """Writes the version of the interface, if the call only requests it.
+  """Answers a call that only requests the version of the interface.
 
   Args:
     frame: Address of the call frame.
 
   Returns:
-    Whether it does, so that nothing is to be computed.
+    Whether this is such a call, so that the kernel must compute nothing.
   """
   extension = _word(frame + 8)
-  # Another extension is not XLA_FFI_Extension_Metadata = 1.
+  # Only the extension XLA_FFI_Extension_Metadata = 1 requests the version.
   if extension == 0 or _word(extension + 8) & 0xFFFFFFFF != 1:
     return False
   # XLA_FFI_Metadata.api_version: four bytes of the major version, 0, with which
@@ -95,7 +95,7 @@ def results(frame):
 
 @numba.njit
 def dim(buffers, number, last):
-  """Returns a dim of an operand or result; ``last`` = 1 is the last one."""
+  """Returns the size of the ``last``-th dim from the end of a buffer."""
   buffer = _word(buffers + 8 * number)
   rank = _word(buffer + 32)
   return _word(_word(buffer + 40) + 8 * (rank - last))
@@ -115,10 +115,10 @@ def array(buffers, number, dtype, shape):
   """Returns an operand or result as an array.
 
   Args:
-    buffers: `operands` or `results`.
-    number: Its number.
+    buffers: Address that `operands` or `results` returns.
+    number: Index of the operand or result.
     dtype: numba's dtype of its elements.
-    shape: The shape.
+    shape: Shape of the array.
   """
   data = _word(_word(buffers + 8 * number) + 24)
   return numba.carray(_pointer(data, dtype), shape)
@@ -127,7 +127,7 @@ def array(buffers, number, dtype, shape):
 def registered(name: str, function: Callable[[Any], Any]) -> str:
   """Compiles a kernel, registers it for `call`, and returns its name.
 
-  numba's cache notices changes of the kernel's own file only.
+  numba's cache does not detect changes in other files than the kernel's own.
   """
   try:
     kernel = numba.cfunc(_KERNEL, cache=True)(function)
@@ -159,8 +159,8 @@ def call(
     shape: Shape of a task's result.
     *operands: Operands of the kernel, after the number of the piece's first
       task, int32 ``[1]``.
-    vmap_method: That of `jax.ffi.ffi_call`; "sequential" for a kernel whose
-      operands have no leading dims.
+    vmap_method: Argument of `jax.ffi.ffi_call`; "sequential" for a kernel that
+      does not support operands with leading batch dims.
 
   Returns:
     The results, float32 ``[num_tasks, *shape]``.

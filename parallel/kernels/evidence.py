@@ -1,10 +1,10 @@
-"""Effect of norm kernels on the step time of whole models, read by "auto".
+"""Effect of norm kernels on the step time of whole models, for "auto".
 
-A kernel moves fewer bytes than XLA's program of its reference. In a model,
+A kernel moves fewer bytes than the reference compiled by XLA. In a model,
 however, it may prevent fusions into adjacent matrix products: casts, slices and
-scales of its operands become separate passes over memory. The criterion is
-therefore the step of a whole model, compiled with and without the kernel, and
-its roofline time with transfers overlapped as scheduled.
+scales of its operands become separate passes over memory. The step of a whole
+model is therefore compiled with and without the kernel, and the roofline times
+of both programs are compared, with transfers overlapped as scheduled.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def helps(device_kind: str, op: str, p: float) -> bool:
   """Returns whether a model's step is faster with an op's kernel.
 
   For p = 1 there are no private channels and kernels have other operands, so
-  that p = 1 is looked up exactly; any other p uses the nearest measured p < 1.
+  p = 1 uses only measurements of p = 1; other p use the nearest measured p < 1.
   The result is True for devices without measurements.
 
   Args:

@@ -4,12 +4,12 @@ The result is a cluster (`parallel.plans.hardware.link_matrix`), which
 `launch.plan` and `launch.compile` read, with the rates of the roofline
 (`parallel.ledger.roofline`):
 
-- Matrix rate, memory bandwidth and overhead of an instruction have the least
-  sum of (model - measured)^2 / measured, a weight between those of absolute and
-  of relative errors. Products are the bound of instructions with more FLOPs per
-  byte than a limit; all limits are tried, and the one with the least sum is
-  used. The rates are then scaled, so that the model's total is the measured
-  one.
+- Matrix rate, memory bandwidth and overhead per instruction minimise the sum of
+  (model - measured)^2 / measured, a compromise between absolute and relative
+  errors. Products bound the time of instructions with at least some limit of
+  FLOPs per byte, memory that of others; of all limits, the one with the least
+  sum is used. The rates are then scaled so that the modelled total time of all
+  instructions equals the measured one.
 - Latency and bandwidth of a link are fitted to the transfers of the smallest
   group of devices that contains it.
 - The rest of a step, in which a device waits for others or for the host, is
@@ -35,11 +35,11 @@ from parallel.plans.hardware import cluster_files, devices, link_matrix
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.hardware.link_matrix import LinkMatrix
 
-_FREE = cluster_files.MAX_RATE  # rate of work whose fitted time is 0
+_FREE = cluster_files.MAX_RATE  # rate that replaces an infinite fitted one
 
 
 class InstructionWork(NamedTuple):
-  """Instruction that does not communicate: means of one execution.
+  """Measured instruction without communication; means of one execution.
 
   Attributes:
     flops: FLOPs of its products.
@@ -69,11 +69,11 @@ class Rates(NamedTuple):
 
 
 class Message(NamedTuple):
-  """Collective instruction.
+  """Measured collective instruction.
 
   Attributes:
-    over: Its axes.
-    groups: Its groups of devices.
+    over: Mesh axes, joined by ",".
+    groups: Device numbers of each group.
     hops: Messages that follow one another in a ring.
     bytes: Bytes that a device sends per execution.
     seconds: Transfer of one execution, without waiting.
@@ -93,12 +93,12 @@ class Observed:
   """Profile of a program.
 
   Attributes:
-    reading: The program.
+    reading: The compiled program.
     steps: Runs of the program in the trace.
     step_s: Seconds from one run to the next.
-    work: Its compute.
+    work: Its instructions without communication.
     messages: Its collectives.
-    dtype: Dtype of most of its products.
+    dtype: Dtype with the most FLOPs of products; "" without products.
   """
 
   reading: Reading
@@ -192,7 +192,7 @@ def calibrate(
   Args:
     observed: Profiles of programs on the same devices.
     name: Name of device and cluster.
-    memory_bytes: Memory that the devices share.
+    memory_bytes: Bytes of memory that all devices share.
 
   Raises:
     ValueError: There are no products, or only products.
@@ -285,8 +285,8 @@ def rates(work: Sequence[InstructionWork]) -> Rates:
 def link(messages: Sequence[Message]) -> tuple[float, float]:
   """Returns latency in seconds and bandwidth in bytes/s of a ring's links.
 
-  The total over all messages is the measured one. If larger messages take no
-  longer, the latency is 0.
+  Both are scaled so that the modelled total time of all messages equals the
+  measured one. If larger messages take no longer, the latency is 0.
   """
   try:
     latency_s, bandwidth = link_matrix.fit(
@@ -313,8 +313,7 @@ def _scheduled(
 
 
 def _parts(reading: Reading, links: LinkMatrix) -> tuple[float, float]:
-  """Returns a step's seconds of compute, and of collectives not hidden by it.
-  """
+  """Returns a step's seconds of compute, and of collectives not hidden."""
   program = _scheduled(reading, links.device, links)
   exposed_s = sum(
     (t.wire_seconds - t.hidden_seconds * t.asynchronous) * (t.count or 1)
@@ -326,7 +325,7 @@ def _parts(reading: Reading, links: LinkMatrix) -> tuple[float, float]:
 def _matrices(
   messages: Sequence[Message], num_devices: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns latency and bandwidth of all pairs, ``[N, N]`` each."""
+  """Returns latency (s) and bandwidth (bytes/s) of all pairs, ``[N, N]``."""
   latency = np.full((num_devices, num_devices), np.nan)
   bandwidth = latency.copy()
   # Pairs in a small group are not measured by a larger one that contains it.
@@ -359,7 +358,7 @@ def _by_group(
 def _work_rows(
   work: Sequence[InstructionWork], fitted: Rates, total_s: float
 ) -> list[dict[str, Any]]:
-  """Returns the residuals of the rates, before the rest is spread."""
+  """Returns a row per rate, before the rest of steps is spread over compute."""
   rows = []
   for what, rate, products in (("products", fitted.matrix, True),
                                ("memory", fitted.memory, False)):

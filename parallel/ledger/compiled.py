@@ -88,10 +88,10 @@ def collectives(
 
 
 def across_partitions(found: hlo.Instruction) -> bool:
-  """Returns whether the groups of a collective are of replicas.
+  """Returns whether the groups of a collective list replicas, not devices.
 
-  Each then has all partitions of its replicas, whose number is not in the
-  groups. Source: ``GetCollectiveOpGroupMode`` of XLA.
+  Such a group contains all partitions of its replicas, whose number the
+  instruction does not give. Source: ``GetCollectiveOpGroupMode`` of XLA.
   """
   return found.opcode.removesuffix("-start") in (
     "all-reduce", "all-gather", "reduce-scatter"
@@ -177,7 +177,10 @@ class Reader:
     return next((match[1] for match in found if match), "")
 
   def done(self, computation: hlo.Computation, start: int) -> int:
-    """Returns the index of a start's done; ``start`` if it is synchronous."""
+    """Returns the index of the `-done` that matches the `-start` at ``start``.
+
+    The result is ``start`` itself for a synchronous instruction.
+    """
     order = computation.instructions
     name = order[start].name
     # XLA:TPU may spread a collective over a chain of fusions that contain
@@ -324,11 +327,11 @@ class Reader:
       yield Unknown("", f"unknown syntax {line.strip()[:60]!r}")
 
   def _counted(self) -> tuple[set[str], set[str]]:
-    """Returns the collectives that are counted, by name.
+    """Returns the names of counted collectives, and computations with copies.
 
     Returns:
-      Names of those collectives; and names of the computations of fusions that
-      hold further copies of them.
+      Names of the counted collectives; and names of the computations of fusions
+      that hold further copies of them.
     """
     reached, counted, links = set(), set(), {}
     for computation, _ in self.module.runs():
@@ -385,8 +388,8 @@ class Reader:
   ) -> list[hlo.Instruction]:
     """Returns the instructions that compute what a collective sends."""
     operands = computation.operands(found)
-    # The others of a ragged exchange are the buffer of the result, and offsets
-    # and sizes of rows; that of a send is a token.
+    # The other operands of a ragged exchange are the buffer of the result, and
+    # offsets and sizes of rows; the other operand of a send is a token.
     first = found.opcode.startswith(("ragged", "send"))
     return operands[:1] if first else operands
 
@@ -426,7 +429,7 @@ def _of_slices(instruction: hlo.Instruction) -> bool:
 def read(
   module: hlo.Module, mesh: jax.sharding.Mesh
 ) -> tuple[list[Collective], list[Unknown]]:
-  """Returns what `collectives` does, and the instructions that it refuses."""
+  """Returns the entries of `collectives`, and instructions it cannot read."""
   reader = Reader(module, mesh, strict=False)
   return reader.collectives(), [*reader.all_unknown()]
 

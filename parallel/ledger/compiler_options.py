@@ -47,7 +47,7 @@ def of_device(
 
 
 def parse(text: str) -> Mapping[str, bool | str]:
-  """Parses options as ``"NAME=VALUE NAME=VALUE"``; "" removes an option.
+  """Parses ``"NAME=VALUE NAME=VALUE"``; an empty VALUE removes an option.
 
   Raises:
     ValueError: A part has another form, or an option is given twice.

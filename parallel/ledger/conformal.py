@@ -8,8 +8,8 @@ distribution of the errors is. Both ends are separate quantiles, since errors of
 a roofline are not symmetric. Too few residuals give an infinite interval.
 
 The probability is a mean over such steps, and can be lower for a group of them.
-So residuals have a family, the values of named keys of their programs, and the
-interval of a program outside of it is widened (`widening`).
+So a calibration records its family: for each of some config keys, the values in
+its programs. The interval of a program outside is widened (`widening`).
 
 Source: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World",
 2005; Lei et al., "Distribution-Free Predictive Inference for Regression", JASA
@@ -97,7 +97,7 @@ def _ends(
 
 
 def family(programs: Sequence[Mapping[str, Value]]) -> dict[str, list[Value]]:
-  """Returns the family of programs that are given by values of the same keys.
+  """Returns the family of programs, each given as the same keys -> values.
 
   Example:
     >>> found = family([
@@ -121,8 +121,8 @@ def family(programs: Sequence[Mapping[str, Value]]) -> dict[str, list[Value]]:
 def outside(known: Family, program: Mapping[str, Value]) -> list[str]:
   """Returns a text for each key by which a program is outside of a family.
 
-  A number is inside from the least to the greatest value of its key, a text if
-  it is one of the values. An empty family contains no program.
+  A number is inside if it lies between the least and the greatest value of its
+  key, a text if it is one of the values. An empty family contains no program.
   """
   if not known:
     return ["the calibration names no family"]
@@ -144,12 +144,13 @@ def widening(
   programs: Sequence[Mapping[str, Value]], residuals: Sequence[float],
   coverage: float = COVERAGE,
 ) -> float:
-  """Returns what intervals lack for a group that the residuals are not of.
+  """Returns by how much to widen intervals of programs outside a family.
 
-  Each group, a text or the least or the greatest number of a key, is predicted
-  by the residuals of all other programs. The result is the largest distance to
-  their interval, in logarithms, within which the share ``coverage`` of a group
-  lies (all of a small one); infinite if no key varies, or too few remain.
+  A group has all programs with one value of a key: any text, the least or the
+  greatest number. Each group is predicted by the residuals of all other
+  programs; its distance is that to their interval within which the fraction
+  ``coverage`` of the group lies (all of a small one). The result is the largest
+  distance, in logarithms; infinite if no key varies, or too few others remain.
   """
   needed = []
   for key, values in family(programs).items():

@@ -4,7 +4,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-# module_0001.jit_step.gpu_after_optimizations.txt, also with sm_9.0_ or none.
+# module_0001.jit_step.gpu_after_optimizations.txt, or another or no platform.
 _OPTIMIZED = re.compile(
   r"(module_(\d+)\..+?)\.(?:[\w.]+_)?after_optimizations\.txt"
 )
@@ -33,7 +33,8 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
       as if two processes had written to it, or a file is not UTF-8 text.
   """
   names = {path.name for path in folder.iterdir()}
-  # Names of programs may have dots, which the platform's may have, too.
+  # Both a program's and a platform's name may contain dots, so the end of the
+  # program's name is taken from its file before optimizations.
   stems = sorted(
     (n.removesuffix(_UNOPTIMIZED) for n in names if n.endswith(_UNOPTIMIZED)),
     key=len, reverse=True,

@@ -234,7 +234,7 @@ _RUNS = re.compile(r"\bruns_(\d+)_of_(\d+)\b")
 
 
 def shares(path: str) -> list[fractions.Fraction]:
-  """Returns the share of runs that each enclosing conditional takes a branch.
+  """Returns, per enclosing conditional, the fraction of runs with this branch.
 
   Args:
     path: Scopes from the outermost in, joined by "/". The name ``runs_2_of_5``

@@ -129,7 +129,7 @@ class MeshAxes:
 def _groups_of_axes(
   sizes: Mapping[str, int],
 ) -> Iterator[tuple[frozenset[frozenset[int]], tuple[str, ...]]]:
-  """Yields each set of mesh axes after the device groups along these axes.
+  """Yields (device groups along a set of mesh axes, the axes) for each set.
 
   Axes of size 1 are omitted, so that different sets have different groups.
   """

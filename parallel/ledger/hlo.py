@@ -164,7 +164,7 @@ class Module:
     scheduled: Whether instructions are in the order of execution.
     aliased: Numbers of the donated parameters, whose memory holds results.
     name: Name of the program, such as "jit_step".
-    unread: Lines of its computations that are no instructions.
+    unread: Lines of its computations that could not be parsed.
   """
 
   computations: dict[str, Computation]

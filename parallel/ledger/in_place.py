@@ -14,7 +14,7 @@ XLA:TPU may keep a whole array in its vector memory during a program: it copies
 the array there in slices, and back at the end. That is no fault.
 
 XLA:CPU scatters 16-bit floats in float32: it widens the whole array and narrows
-the result. Such conversions are listed apart from other copies.
+the result. Such conversions are listed separately from other copies.
 """
 
 from collections.abc import Iterable, Sequence
@@ -195,7 +195,7 @@ def _converts(
   computation: hlo.Computation,
   instruction: hlo.Instruction,
 ) -> bool:
-  """Returns whether an instruction converts, or copies a converted array.
+  """Returns whether an instruction converts, or copies what was converted.
 
   The conversion is between 16-bit floats and float32. Nothing else is computed
   on the way, and no dims are transposed.

@@ -140,7 +140,7 @@ def collectives(
 def read(
   lowered: jax.stages.Lowered, mesh: jax.sharding.Mesh
 ) -> tuple[list[Collective], list[Unknown]]:
-  """Returns what `collectives` does, and the operations that it refuses."""
+  """Returns the entries of `collectives`, and operations it cannot read."""
   reader = _Reader(lowered.compiler_ir("stablehlo"), dict(mesh.shape))
   return reader.read(), reader.unknown
 
@@ -156,7 +156,7 @@ def of_text(
     sizes: Mesh axis -> size; {} to infer them from the groups of devices.
 
   Returns:
-    The collectives, what may communicate and is not among them, and the axes.
+    (collectives, other operations that may communicate, mesh axis -> size).
 
   Raises:
     ValueError: The text is not StableHLO, or of another mesh.

@@ -22,8 +22,8 @@ class ProgramMemory:
     host: Bytes of ``arguments`` and ``padding`` in host memory instead of
       device memory.
     host_temporaries: Bytes of offloaded activations in host memory.
-    peak: Most bytes of device memory in use at one time, as XLA:TPU and XLA:GPU
-      report it; None on CPUs, where the report has no temporaries.
+    peak: Maximum bytes of device memory in use at one time, as XLA:TPU and
+      XLA:GPU report it; None on CPUs, where the report has no temporaries.
   """
 
   arguments: dict[str, int]

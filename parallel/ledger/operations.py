@@ -69,10 +69,10 @@ def all_groups(module: ir.Module) -> list[list[list[int]]]:
 
 
 def across_partitions(op: ir.Operation) -> bool:
-  """Returns whether the groups of a collective are of replicas.
+  """Returns whether the groups of a collective list replicas, not devices.
 
-  Each then has all partitions of its replicas, whose number is not in the
-  groups. Source: the StableHLO specification, process groups.
+  Such a group contains all partitions of its replicas, whose number the
+  operation does not give. Source: the StableHLO specification, process groups.
   """
   return op.name in (
     "stablehlo.all_reduce", "stablehlo.all_gather", "stablehlo.reduce_scatter"
@@ -89,12 +89,12 @@ def manual_axes(op: ir.Operation) -> set[str]:
 class Shardings:
   """Shardings of arrays between manual computations and at the program's ends.
 
-  XLA changes the sharding of an array where two of them differ, which may
-  communicate.
+  Where the shardings of an array at two places differ, XLA reshards the array,
+  which may communicate.
   """
 
   def __init__(self, functions: Mapping[str, ir.Operation]) -> None:
-    """Initializes it with the functions of a program, "main" among them."""
+    """Collects shardings from a program's functions, "main" among them."""
     self._functions = functions
     self._calls: dict[str, list[ir.Operation]] = {}
     for function in functions.values():

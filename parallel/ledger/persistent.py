@@ -36,7 +36,7 @@ def keep_programs(folder: str) -> None:
 
 
 def _prune(folder: pathlib.Path, max_bytes: float) -> None:
-  """Removes the programs that were read least recently, down to a size."""
+  """Removes the least recently read programs, down to `max_bytes`."""
   found = []
   for file in folder.glob("*-cache"):
     with contextlib.suppress(OSError):  # another process removed it

@@ -41,7 +41,7 @@ class Measured:
     instruction: Name of the instruction, or of its start.
     executions: Number of executions on a device in the trace.
     transfer_s: Mean seconds on the device that waited least.
-    waiting_s: Mean seconds that the others took longer, over devices.
+    waiting_s: Mean seconds beyond ``transfer_s``, over all devices.
     hidden: Fraction of the time during which its device executed other
       instructions.
     bytes: Bytes that a device sends per execution with the ring algorithm.
@@ -102,7 +102,7 @@ def events(folder: pathlib.Path) -> dict[str, list[Events]]:
 
 
 def of_program(reading: Reading, candidates: Sequence[Events]) -> Events | None:
-  """Returns the events of a compiled program among those of equal names.
+  """Selects a compiled program's events from those of programs with its name.
 
   Args:
     reading: The compiled program.
@@ -189,7 +189,7 @@ def measured(reading: Reading, found: Events) -> list[Measured]:
 def _joined(
   of_device: Mapping[str, list[Interval]], start: str, done: str
 ) -> list[Interval]:
-  """Returns the executions of a collective that the trace has whole."""
+  """Returns the executions of a collective that the trace has completely."""
   starts, ends = (sorted(of_device.get(name, ())) for name in (start, done))
   # The trace may begin between a start and its done.
   ends = [end for end in ends if starts and end.end >= starts[0].end]

@@ -37,7 +37,7 @@ from parallel.ledger.entries import Collective, Unknown
 from parallel.ledger.groups import inferred_axes, replica_groups
 from parallel.ledger.sources import Lines, Requested, mesh_named_in
 
-# The groups of all sets of axes are listed, which takes memory.
+# Limit, since the device groups of all sets of axes are kept in memory.
 _MAX_DEVICES = 1 << 17
 _INFERRED = (
   "The program does not name its mesh: axes are SIZE@STRIDE, inferred from the "
@@ -62,8 +62,8 @@ class Executed:
     entry: The ledger's entry: kind, axes, dtype, shape and executions.
     requested: NumPy name of the dtype that the program requests; None if it is
       not known.
-    source: FILE:LINE that made it, or else that uses its result first; "" if
-      neither is known.
+    source: FILE:LINE of the operation that made it, or else of the first use of
+      its result; "" if neither is known.
     instruction: Name of the instruction, unique in the module; of an
       asynchronous pair, of its start.
     done: Name of the done of an asynchronous pair, else of the instruction.
@@ -212,8 +212,8 @@ def read(
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
   """Compiles, or reads a program with the same lines of source from a cache.
 
-  The persistent cache may have an equal program from other lines, for which
-  requests cannot be found.
+  Without it, the persistent cache may return an equal program compiled from
+  other lines, by which requested dtypes cannot be found.
   """
   key = "jax_compilation_cache_include_metadata_in_key"
   before = getattr(jax.config, key)
@@ -407,7 +407,7 @@ def _axes(
 
 
 def _within_slice(mesh: jax.sharding.Mesh, num_devices: int) -> dict[str, int]:
-  """Returns the sizes of a mesh's axes in the part that has a program.
+  """Returns the axis sizes of the part of a mesh that one program covers.
 
   Args:
     mesh: The mesh.
@@ -440,8 +440,8 @@ def _executed(
   for owner, found in collectives:
     operands = owner.operands(found)
     entries = list(reader.entry(owner, found, outer.op_name))
-    # Merged collectives have the lines of their operands, which those that XLA
-    # has split (all-to-all) do not have.
+    # Operands of a merged collective have source lines of their own; operands
+    # that XLA has split off (all-to-all) have none.
     single = len(operands) == 1 or len(entries) == 1
     of_use = functools.cache(lambda: _line_of_use(computation, index, lines))
     for number, entry in enumerate(entries):

@@ -45,7 +45,7 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """Instruction that needs the result of an execution, by its number."""
+  """First need for the result of the `Started` execution with this number."""
 
   number: int
 
@@ -61,7 +61,7 @@ class Bar(NamedTuple):
     name: Name of the instruction; on the row of compute, "wait for NAME" while
       nothing is computed.
     start_s: Start, in seconds from the start of the program.
-    end_s: End.
+    end_s: End, in seconds from the start of the program.
     where: Name stack of jax's operation.
     bytes: Bytes in main memory, or operand bytes of a collective.
     flops: FLOPs of products.
@@ -193,7 +193,7 @@ class _Part(NamedTuple):
     action: Compute or start; None for a loop, branch or call.
     done: Index of the done of a collective.
     times: Number of runs of ``inner``.
-    inner: Computation that it runs.
+    inner: Name of the computation that it runs; "" for none.
   """
 
   index: int

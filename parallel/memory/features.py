@@ -1,9 +1,9 @@
 """Feature tables in host memory, and lookups of their rows by devices.
 
 A model reads features of sampled nodes; the table of all features does not fit
-in device memory. A batch holds a `Lookup` instead of these features: ids, and
-the `Table` with their rows. The table's access determines the transfer of rows
-to the devices:
+in device memory. Instead of features, a batch has a `Lookup`: ids of rows, and
+the `Table` with the rows. The table's access determines how rows are
+transferred to the devices:
 
     cpu_gather  the host gathers rows into a staging buffer, which is copied:
                 three passes over host memory per useful byte
@@ -17,11 +17,11 @@ to the devices:
 Each device requests an id once even if its batch contains the id several times,
 and does not request rows of the hot cache, which is replicated on all devices.
 The received rows are then copied to their positions in the batch. All accesses
-return bitwise equal results.
+give bitwise equal results.
 
-Host work is separated from dispatch: `Table.prepare` may run in a thread during
-the current step, and returns a function that only dispatches. Programs with
-communication are thus dispatched by one thread, in the same order on all
+Host work is separated from dispatch: `Table.prepare` may run in another thread
+during the current step, and returns a function that only dispatches. One thread
+can thus dispatch all programs with communication, in the same order on all
 devices.
 
 Shape legend: N = rows of the table, F = features, D = devices, n = positions of
@@ -46,14 +46,14 @@ from parallel.kernels.selection import Implementation, preference
 from parallel.memory.ways import AXIS, WAYS, on_devices, rounded_up
 
 ACCESSES = ("auto", "cpu_gather", "device", "sharded")
-# Passes over host memory of a gather by the CPU: reading rows, writing the
+# Passes over host memory when the CPU gathers rows: reading rows, writing the
 # staging buffer, and reading the buffer for the transfer.
 CPU_PASSES = 3
 
 
 @dataclasses.dataclass
 class Counts:
-  """Statistics of all lookups, for training and evaluation.
+  """Statistics of all lookups, in training and evaluation together.
 
   Attributes:
     places: Number of batch positions that were filled.
@@ -71,7 +71,7 @@ class Counts:
 
 
 class Table:
-  """Feature rows in host memory, with an access for devices.
+  """Table of feature rows in host memory, from which devices fetch rows.
 
   Attributes:
     rows: float32 ``[N, F]``, memory-mapped from a file or in memory.
@@ -151,7 +151,7 @@ class Table:
       return self._placed[devices].prepare(ids, sharding)
 
   def summary(self, devices: Sequence[jax.Device]) -> str:
-    """Describes the access that is used and the reason for it, for users."""
+    """Returns text for users: the access that is used, and the reason."""
     kind, why = _resolved(self, devices)
     cache = f", {len(self.hot):,} hot rows on each device" * bool(len(self.hot))
     return f"{kind}{cache}" + (f" ({why})" if why else "")
@@ -159,7 +159,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Lookup:
-  """Placeholder in a batch for rows of a table, ``[B, n, F]``.
+  """Placeholder in a batch for the features ``[B, n, F]`` of B examples.
 
   Attributes:
     table: The table.
@@ -186,8 +186,8 @@ class Lookup:
     """Runs the host's part of the lookup; see `Table.prepare`.
 
     Args:
-      dims: Leading dims into which the dim of examples is split; the examples
-        of a rank are the last dim of the split.
+      dims: Leading dims into which the dim of examples is split; it is followed
+        by a dim of the examples of one rank.
       sharding: Sharding of these dims over devices.
     """
     ids = self.ids.reshape(*dims, -1, self.ids.shape[1])
@@ -237,7 +237,7 @@ def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
 
 
 class _Placed:
-  """Table with its cache and access on a given set of devices."""
+  """State of a table on a set of devices: hot cache, access, buffer sizes."""
 
   def __init__(self, table: Table, devices: tuple[jax.Device, ...]) -> None:
     self.table, self.devices = table, devices
@@ -272,8 +272,8 @@ class _Placed:
     def dispatch() -> jax.Array:
       rows = self.way.fetch(staged)  # [D, U, F]
       found = _put(self.mesh)(rows, on_devices(index, self.each), self.cache)
-      # The shards of a device have the same values in both shardings; only the
-      # mesh differs, so that no data moves.
+      # Each device has the same shard in both shardings, which differ only in
+      # their meshes, so no data are moved.
       return jax.make_array_from_single_device_arrays(
         (*ids.shape, width), target,
         [shard.data for shard in found.addressable_shards],
@@ -312,7 +312,7 @@ class _Placed:
       self.table.counts.programs += 1
     size = self.capacity[places]
     self.table.counts.fetched += size * len(wanted)
-    # Repeats the last id, whose row is then in the processor's cache.
+    # Padding repeats the last id, whose row is then in the processor's cache.
     return np.stack([
       np.pad(ids, (0, size - len(ids)), "edge") if len(ids)
       else np.zeros(size, ids.dtype)
@@ -332,7 +332,7 @@ def _put(mesh: Mesh) -> Callable[..., jax.Array]:
     hot = cache.shape[0]
     if not hot:
       return rows[0][index]
-    # Both branches are evaluated, so both indices are clipped to valid ones.
+    # Both branches are evaluated, so both indices are clipped to valid ranges.
     return jnp.where(
       (index < hot)[..., None],
       cache[jnp.minimum(index, hot - 1)],

@@ -1,8 +1,8 @@
 """Host memory on NUMA nodes, by Linux system calls.
 
 `allocate` returns an array whose pages are on one node (``mbind`` before the
-first touch); `nodes_of` reads the nodes of its pages back and `move` changes
-them (``move_pages``).
+first touch); `nodes_of` returns the nodes of an array's pages, and `move` moves
+the pages (``move_pages``).
 
 Example:
   >>> import numpy as np
@@ -45,7 +45,7 @@ def nodes() -> list[int]:
 
 
 def free_bytes(node: int) -> int:
-  """Returns the free bytes of a node, without reclaimable caches of files."""
+  """Returns the free bytes of a node, excluding reclaimable file caches."""
   check_node(node)
   path = _SYSTEM / f"node{node}/meminfo"
   if not path.exists():
@@ -67,7 +67,7 @@ def check_node(node: int) -> None:
 
 
 def allocate(size: int, node: int) -> np.ndarray:
-  """Returns memory on a node.
+  """Allocates memory on a node.
 
   Args:
     size: Number of bytes.
@@ -78,7 +78,7 @@ def allocate(size: int, node: int) -> np.ndarray:
 
   Raises:
     ValueError: The node does not exist.
-    OSError: The system refuses.
+    OSError: A system call fails.
   """
   check_node(node)
   area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -88,15 +88,15 @@ def allocate(size: int, node: int) -> np.ndarray:
 
 
 def bind(array: np.ndarray, node: int) -> None:
-  """Sets the node of pages that are touched later.
+  """Sets the node of pages that have not been touched yet.
 
   Args:
     array: Whole pages.
-    node: Their node.
+    node: Node for the pages.
 
   Raises:
     ValueError: The node does not exist.
-    OSError: The system refuses.
+    OSError: A system call fails.
   """
   check_node(node)
   mask = (ctypes.c_ulong * _MASK_WORDS).from_buffer_copy(
@@ -113,11 +113,11 @@ def move(array: np.ndarray, node: int) -> None:
 
   Args:
     array: Whole pages, all touched.
-    node: Their new node.
+    node: New node of the pages.
 
   Raises:
     ValueError: The node does not exist.
-    OSError: The system refuses, or a page is not touched yet.
+    OSError: A system call fails, or a page has not been touched yet.
   """
   bind(array, node)
   count = -(-array.nbytes // PAGE)
@@ -131,7 +131,7 @@ def nodes_of(array: np.ndarray, most: int = 1024) -> list[int]:
   """Returns the nodes of up to ``most`` pages of an array, evenly spaced.
 
   Raises:
-    OSError: The system refuses, or a page was not touched yet.
+    OSError: A system call fails, or a page has not been touched yet.
   """
   start = -(-array.ctypes.data // PAGE) * PAGE  # the first whole page
   count = (array.ctypes.data + array.nbytes - start) // PAGE
@@ -144,7 +144,7 @@ def nodes_of(array: np.ndarray, most: int = 1024) -> list[int]:
 def _query_or_move(
   pages: ctypes.Array, targets: ctypes.Array | None
 ) -> list[int]:
-  """Calls move_pages, which without target nodes only reports.
+  """Calls move_pages, which only reports nodes if there are no target nodes.
 
   Returns:
     The nodes of the pages.

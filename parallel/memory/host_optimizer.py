@@ -4,22 +4,22 @@ The buffer holds four arrays float32 ``[N]``: master weights, gradients, first
 and second moments. A step updates ranges of them in any order, each as soon as
 its gradient has arrived. Loops are compiled by numba (extra ``memory``).
 
-The result has the bits of `optax.adamw`, after `optax.clip_by_global_norm`, on
-one array on a CPU and outside of `jax.jit`, so that operations are executed one
-by one; for any number of threads, order of ranges and placement. Two properties
-of XLA:CPU are part of this: a quotient by a scalar is a product with its
-rounded reciprocal, and subnormal operands and results are zeros. Processors
-other than x86-64 keep subnormal numbers here. Jitted optax has other bits,
-since XLA fuses products with sums.
+For any number of threads, order of ranges and placement, the result is bitwise
+that of `optax.adamw` after `optax.clip_by_global_norm`, on one array on a CPU
+and outside of `jax.jit`, so that operations are executed one by one. This
+includes two properties of XLA:CPU: a quotient by a scalar is a product with its
+rounded reciprocal, and subnormal operands and results are replaced by zeros (on
+x86-64; other processors keep subnormal numbers here). Jitted optax has other
+bits, since XLA fuses products with sums.
 
-If a part of the buffer is in files, checksums of weights and moments are
-computed in each step: of the values that it reads, and of those that it writes.
-A value that changes between two steps is an error. A checksum is the sum of the
-elements' bits times ``2 i + 1``, modulo 2^64; it detects every change of one
-element, and of the signs of two.
+If a part of the buffer is in files, each step computes checksums of the weights
+and moments that it reads, and of those that it writes. It is an error if values
+change between two steps. The checksum is the sum of the bits of element i times
+``2 i + 1``, modulo 2^64. It detects every change of one element, and changes of
+the signs of two elements.
 
-Source: Decoupled Weight Decay Regularization (arXiv 1711.05101); a CPU
-optimizer that begins before the backward ends, ZeRO-Offload (arXiv 2101.06840).
+Source: Decoupled Weight Decay Regularization (arXiv 1711.05101). ZeRO-Offload
+(arXiv 2101.06840) has a CPU optimizer that begins before the backward ends.
 
 Example:
   >>> import numpy as np
@@ -53,16 +53,16 @@ from parallel.memory.placed_buffer import Tier
 from parallel.plans.placement import rates
 
 ARRAYS = ("weights", "gradients", "first", "second")
-_VERIFIED = ("weights", "first", "second")  # if any array is in a file
+_VERIFIED = ("weights", "first", "second")  # arrays with checksums
 _FLOAT = 4  # bytes
-# Bytes of all arrays that an element's update reads and writes.
+# Bytes, over all arrays, that the update of an element reads and writes.
 READ_BYTES, WRITTEN_BYTES = _FLOAT * 4, _FLOAT * 3
 MOVED_BYTES = READ_BYTES + WRITTEN_BYTES
 # Elements that a thread updates at a time.
 _BLOCK = 2**15
-# Least elements for each thread: to start one takes longer than fewer do.
+# Smallest number of elements per thread: fewer take less time than its start.
 _LEAST = 2**19
-# Flags of MXCSR: results, and operands, that are subnormal become zeros.
+# Flags of MXCSR that replace subnormal results, and operands, by zeros.
 _FLUSH = 0x8000 | 0x0040
 
 
@@ -86,14 +86,14 @@ class AdamW:
 
 
 class HostOptimizer:
-  """AdamW with its state.
+  """AdamW on the host, with its state.
 
   Attributes:
     weights, gradients, first, second: Views float32 ``[N]`` of the buffer.
-      ``gradients`` is memory that callers may use, unless ``arrays`` omits it;
+      Callers may write gradients to ``gradients``, unless ``arrays`` omits it;
       `update` also accepts other arrays.
     count: Number of completed steps.
-    buffer: The buffer.
+    buffer: The buffer with all arrays.
   """
 
   weights: np.ndarray
@@ -126,14 +126,14 @@ class HostOptimizer:
       num_threads: Largest number of threads; None for all cores. Short ranges
         use fewer.
       stripe_bytes: Mean size of a stripe of an array over its tiers.
-      ahead: Number of elements that are read from files while as many are
-        updated. Threads wait for each other in between, which takes
+      ahead: Number of elements that are read from files while the same number
+        is updated. Threads synchronise after each such block, which takes
         milliseconds on a busy machine.
 
     Raises:
       ValueError: A size, a range or a fraction is invalid, a tier does not
         exist or lacks space, or numba is not installed.
-      OSError: The system refuses.
+      OSError: A system call fails.
     """
     checks.at_least("size", size)
     checks.at_least("num_threads", num_threads or 1)
@@ -155,8 +155,9 @@ class HostOptimizer:
       setattr(self, name, part.view(np.float32))
     self._scalars: tuple[np.float32 | bool, ...] | None = None
     self._left: list[tuple[int, int]] = []
-    # Checksums of `_VERIFIED` after the last step, uint64 [3], and of the bits
-    # that this step has read and written so far, uint64 [2, 3].
+    # Checksums of `_VERIFIED` after the last step, uint64 [3], and of the
+    # values that this step has read (row 0) and written (row 1) so far, uint64
+    # [2, 3].
     self._sums: np.ndarray | None = None
     self._seen = np.zeros((2, len(_VERIFIED)), np.uint64)
 
@@ -177,24 +178,24 @@ class HostOptimizer:
     """Changes the placement; the state keeps its bits.
 
     Args:
-      placement: Shares of tiers by array, as the constructor takes them.
+      placement: Fractions on tiers for each array, as in the constructor.
 
     Raises:
       ValueError: A fraction is invalid, or a tier does not exist or lacks
         space.
-      OSError: The system refuses.
+      OSError: A system call fails.
     """
     self.buffer.move(self._pieces(len(self.weights), placement))
     self.buffer.check()
 
   def written(self) -> None:
-    """Accepts values that were written to the arrays between two steps."""
+    """Must be called after callers have written weights or moments."""
     self._sums = None
 
   def verify(self) -> None:
-    """Verifies weights and moments, if a part of the buffer is in files.
+    """Verifies checksums of weights and moments, if a part is in files.
 
-    `end` does so in each step.
+    `end` also verifies them, in each step.
 
     Raises:
       ValueError: Values have changed since the last step.
@@ -219,7 +220,7 @@ class HostOptimizer:
         )
 
   def begin(self, learning_rate: float, norm: float | None = None) -> None:
-    """Begins a step.
+    """Begins a step, whose updates follow.
 
     Args:
       learning_rate: Learning rate of the step.
@@ -301,7 +302,7 @@ class HostOptimizer:
       numba.set_num_threads(before)
 
   def _prefetch(self, start: int, stop: int) -> None:
-    """Requests elements of all arrays that are in files."""
+    """Requests elements of all arrays from files, without waiting."""
     size = len(self.buffer.array) // len(self._arrays)
     for i in range(len(self._arrays)):
       self.buffer.prefetch(
@@ -309,7 +310,7 @@ class HostOptimizer:
       )
 
   def end(self) -> None:
-    """Ends the step.
+    """Ends a step, after all elements were updated.
 
     Raises:
       ValueError: Elements were not updated, no step has begun, or weights or
@@ -332,7 +333,7 @@ class HostOptimizer:
     return f"elements {', '.join(texts)} are not updated"
 
   def _take(self, start: int, stop: int) -> None:
-    """Removes a range from those that this step has not updated yet."""
+    """Removes a range from the ranges that this step has not updated yet."""
     for i, (first, last) in enumerate(self._left):
       if first <= start <= stop <= last:
         parts = (first, start), (stop, last)
@@ -347,7 +348,7 @@ class HostOptimizer:
 def _checked(
   decayed: Sequence[tuple[int, int]] | None, size: int
 ) -> np.ndarray:
-  """Returns ranges ``[R, 2]``.
+  """Returns ranges with weight decay as int64 ``[R, 2]``.
 
   Raises:
     ValueError: They are not ascending and disjoint within ``[0, size)``.
@@ -382,7 +383,7 @@ def _blocks(start: int, stop: int, decayed: np.ndarray) -> np.ndarray:
   bounds = np.unique(np.concatenate([
     np.arange(start, stop, _BLOCK), [stop], decayed.ravel().clip(start, stop)
   ]))
-  # An element has decay if more ranges begin than end before or at it.
+  # An element has weight decay if, up to it, more ranges begin than end.
   began = np.searchsorted(decayed[:, 0], bounds[:-1], "right")
   ended = np.searchsorted(decayed[:, 1], bounds[:-1], "right")
   return np.stack(
@@ -392,7 +393,7 @@ def _blocks(start: int, stop: int, decayed: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _loops() -> SimpleNamespace:
-  """Returns the compiled loops.
+  """Returns the loops of a step, compiled by numba.
 
   Raises:
     ValueError: numba is not installed.

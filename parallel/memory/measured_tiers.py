@@ -1,9 +1,9 @@
-"""Tiers of this machine, measured: NUMA nodes, a file, and device copies.
+"""Measurement of this machine's tiers: NUMA nodes, a file, device copies.
 
-The rate of a node is measured on the largest array with all cores, and its
-range over numbers of threads and arrays beyond the last-level cache. Rates of
-files are measured in steps of the optimizer on the host, by size on all tiers.
-Rates of device copies are medians.
+The rate of a node is that of the largest array with all cores; its range is
+over numbers of threads, and over arrays that exceed the last-level cache. On
+all tiers, steps of the optimizer on the host are timed for each array size;
+they give the rates of files. Rates of device copies are medians.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,31 +34,31 @@ from parallel.plans.placement import rates
 _CPUS = pathlib.Path("/sys/devices/system/cpu")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _FLOAT = 4  # bytes
-# Elements of a file that are requested while as many are read.
+# Elements of a file that are requested while the previous ones are read.
 _AHEAD = 2**26
 LEARNING_RATE = 1e-3
 # Quick steps are repeated for this many seconds, at most `_MOST` times.
 _REPEAT_S, _MOST = 1.0, 50
-# Seconds of steps in memory before a timed one: threads sleep, and caches have
-# other pages, after a step that waited for a disk.
+# Seconds of untimed steps before a timed step in memory: after a wait for a
+# disk, threads sleep and caches hold other data.
 _WARM_S = 0.02
 
 
 def file_of(
   sizes: Sequence[str], file: str, nodes: Sequence[str]
 ) -> tuple[str, str]:
-  """Measures this machine's memory as `measure` does, with printed progress.
+  """Measures this machine's memory by `measure`, for options given as text.
 
   Args:
-    sizes: Bytes of arrays, as texts such as 64e6; none for `default_sizes`.
+    sizes: Bytes of arrays, as texts such as 64e6; () for `default_sizes`.
     file: Path of a file to measure; "" for none.
-    nodes: Numbers of NUMA nodes, as texts; none for all.
+    nodes: Numbers of NUMA nodes, as texts; () for all.
 
   Returns:
-    Text of a file of tiers, and its contents in words.
+    JSON text of the tiers, and a description such as "2 tiers".
 
   Raises:
-    ValueError: A text is no such number, or as for `measure`.
+    ValueError: A text is not a valid number, or `measure` raises it.
     OSError: The file cannot be written.
   """
   host = measure(
@@ -71,7 +71,7 @@ def file_of(
 
 
 def default_sizes() -> list[int]:
-  """Returns bytes of arrays, the largest of 4 times the last-level cache."""
+  """Returns array sizes in bytes, the largest 4 times the last-level cache."""
   return [8 * 10**6, 64 * 10**6, max(256 * 10**6, 4 * cache_bytes())]
 
 
@@ -103,17 +103,18 @@ def measure(
   nodes: Sequence[int] = (),
   progress: Callable[[str], None] = print,
 ) -> Host:
-  """Measures this machine's memory.
+  """Measures NUMA nodes, a file, and device copies of this machine.
 
   Args:
-    sizes: Bytes of arrays; three of each are allocated at a time.
-    path: File that is created, measured as a tier and removed; None for none.
+    sizes: Bytes of arrays; three arrays of one size are allocated at a time.
+    path: New path for a tier; temporary files in its folder are measured. None
+      for no such tier.
     nodes: Numbers of NUMA nodes; () for all.
     progress: Receives one line for each measurement.
 
   Returns:
-    The host. Its device link leads to JAX's default device; on a CPU it is a
-    copy in memory, as its source states.
+    The host. Its device link leads to JAX's default device. If that is a CPU,
+    the link is a copy in memory, which its ``source`` states.
 
   Raises:
     ValueError: numba is not installed, the arrays do not fit, a node does not
@@ -156,7 +157,7 @@ def cache_bytes() -> int:
 
 
 def _quantity(values: Sequence[float], source: str) -> Quantity:
-  """Returns a quantity with the last value, and the range of all."""
+  """Returns the last value as a quantity with the range of all values."""
   return Quantity(
     value=values[-1], low=min(values), high=max(values), source=source
   )
@@ -168,7 +169,7 @@ def _median(values: Sequence[float], source: str) -> Quantity:
 
 
 def _arrays(size: int, node: int) -> list[np.ndarray]:
-  """Returns three arrays float32 of ``size`` bytes each on a node."""
+  """Returns three float32 arrays of ``size`` bytes each on a node."""
   arrays = [
     host_memory.allocate(size, node=node).view(np.float32) for _ in range(3)
   ]
@@ -182,7 +183,7 @@ def _arrays(size: int, node: int) -> list[np.ndarray]:
 def _node(
   node: int, sizes: Sequence[int], cache: int, progress: Callable[[str], None]
 ) -> Tier:
-  """Measures a NUMA node."""
+  """Measures rates and latency of a NUMA node."""
   free = host_memory.free_bytes(node)
   if 3 * max(sizes) > free:
     raise ValueError(
@@ -227,7 +228,7 @@ def _has_cores(node: int) -> bool:
 
 
 def _check_disk(path: pathlib.Path, size: int) -> int:
-  """Returns the free bytes of a new file's disk; raises if it has no room."""
+  """Returns the free bytes of a new file's disk; raises if they are too few."""
   if path.exists():
     raise FileExistsError(errno.EEXIST, "File exists", str(path))
   if not path.parent.is_dir():
@@ -272,9 +273,9 @@ def _file(
 
 
 def _pass(tier: int | str, size: int) -> Pass:
-  """Measures the optimizer on a node, or on a file in a folder.
+  """Times steps of the optimizer on a node, or on a file in a folder.
 
-  A step reads all four arrays and writes three of them. After it, files are
+  A step reads all four arrays and writes three of them. After a step, files are
   written to disk and dropped from memory, so that the next step reads the disk.
 
   Args:
@@ -288,7 +289,7 @@ def _pass(tier: int | str, size: int) -> Pass:
   made.gradients.fill(1)
   once_s = step_s(made)
   rounds = max(rates.NUM_REPEATS, min(_MOST, int(_REPEAT_S / once_s)))
-  # In turns, so that a drift of the machine's speed affects both.
+  # Alternating, so that a drift of the machine's speed affects both.
   found = [(step_s(made), _read_s(made)) for _ in range(1 + rounds)]
   update_s, read_s = map(statistics.median, zip(*found[1:], strict=True))
   read_s, write_s = _divided(update_s, read_s, isinstance(tier, int))
@@ -300,32 +301,32 @@ def _pass(tier: int | str, size: int) -> Pass:
 def _divided(
   update_s: float, read_s: float, is_memory: bool
 ) -> tuple[float, float]:
-  """Returns the seconds of reading all bytes of the state, and of writing them.
+  """Divides a step's seconds into those of reading and of writing all bytes.
 
   Args:
     update_s: Seconds of a step, which reads 16 bytes of an element and writes
       12.
     read_s: Seconds of reading alone.
     is_memory: Whether the state is in memory, not in a file. A step reads and
-      writes memory at one time, so that all bytes count alike.
+      writes memory concurrently, so time is divided in proportion to bytes.
   """
   if is_memory:
     read_s = update_s * READ_BYTES / MOVED_BYTES
-  # Noise can exceed the difference of small sizes.
+  # For small sizes, noise can exceed the difference.
   write_s = max(update_s - read_s, update_s / 100)
   return read_s, write_s * READ_BYTES / WRITTEN_BYTES
 
 
 def step(optimizer: HostOptimizer) -> None:
-  """Updates all parameters once."""
+  """Runs one step of an optimizer on all its elements."""
   optimizer.begin(LEARNING_RATE)
   optimizer.update(0, optimizer.gradients)
   optimizer.end()
 
 
 def step_s(optimizer: HostOptimizer) -> float:
-  """Returns the seconds of a step, until its files are dropped from memory."""
-  if not optimizer.buffer.has_files:  # else a step leaves nothing in caches
+  """Returns the seconds of a step, including the drop of files from memory."""
+  if not optimizer.buffer.has_files:  # with files, there is nothing to warm up
     end = time.perf_counter() + _WARM_S
     step(optimizer)
     while time.perf_counter() < end:
@@ -337,7 +338,7 @@ def step_s(optimizer: HostOptimizer) -> float:
 
 
 def _read_s(optimizer: HostOptimizer) -> float:
-  """Returns the seconds of reading all arrays, until files are dropped."""
+  """Returns the seconds of reading all arrays, including the drop of files."""
   start = time.perf_counter()
   flat = optimizer.buffer.array.view(np.float32)
   optimizer.buffer.prefetch(0, _FLOAT * _AHEAD)

@@ -7,11 +7,11 @@ which `with_named_input` names, and those that the layer itself names with
 `jax.ad_checkpoint.checkpoint_name` and a policy selects. The backward
 recomputes all others. XLA schedules the copies; XLA:CPU elides them.
 
-`Activations` has shares of the layers: those that save what a policy selects or
-only their input, in device memory or on the host. A scan over layers runs one
-period of them per iteration, each with its own policy. XLA then has the weights
-and gradients of a period in additional memory, instead of those of a layer; a
-period of equal layers is one layer.
+`Activations` has the fractions of layers that save what a policy selects, or
+only their input, in device memory or on the host. A scan over layers then runs
+one period of layers per iteration, each layer with its own policy. XLA keeps
+the weights and gradients of a period in additional memory, instead of those of
+one layer. If all layers are equal, a period is one layer.
 """
 
 from collections.abc import Callable
@@ -37,9 +37,9 @@ class Way(NamedTuple):
   """Activations that a layer saves for its backward, and their memory.
 
   Attributes:
-    saves: Whether it saves what the model's policy selects; if not, it saves
-      its input only.
-    offloads: Whether this is in pinned host memory until the backward.
+    saves: Whether the layer saves what the model's policy selects; if not, it
+      saves only its input.
+    offloads: Whether saved values are in pinned host memory until the backward.
   """
 
   saves: bool
@@ -48,14 +48,14 @@ class Way(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
-  """Shares of layers by what they save, and where.
+  """Fractions of layers by what they save, and where.
 
-  The layers that are left save their input in host memory.
+  All other layers save their input in host memory.
 
   Attributes:
-    saved: Share that saves what the policy selects, in device memory.
-    inputs: Share that saves its input, in device memory.
-    saved_on_host: Share that saves what the policy selects, in host memory.
+    saved: Fraction that saves what the policy selects, in device memory.
+    inputs: Fraction that saves only its input, in device memory.
+    saved_on_host: Fraction that saves what the policy selects, in host memory.
 
   Example:
     >>> Activations(saved=0.5).ways(num_layers=12)[1:3]
@@ -69,8 +69,9 @@ class Activations:
   def ways(self, num_layers: int) -> tuple[Way, ...]:
     """Returns the ways of a period of layers (see `placement.periods`).
 
-    Shares are rounded down to whole layers of a period, in the order of the
-    attributes, so that device memory never has more than its share.
+    Cumulative fractions, in the order of the attributes, are rounded down to
+    whole layers of a period, so that device memory never holds more layers than
+    requested.
     """
     length = periods.length(num_layers)
     shares = (self.saved, self.inputs, self.saved_on_host)
@@ -84,7 +85,7 @@ class Activations:
     ]
     if len(set(found)) == 1:
       return (found[0],)
-    return tuple(reversed(found))  # copies of the first layers have most time
+    return tuple(reversed(found))  # copies of first layers have the most time
 
   def layers(
     self, f: Callable[[Any, Any], Any], policy: Policy | None, num_layers: int
@@ -107,23 +108,23 @@ class Activations:
     return found
 
 
-# Activations of all layers in one memory, as the model's policy selects them.
+# All layers save what the model's policy selects, in one kind of memory.
 ON_DEVICE, ON_HOST = Activations(saved=1.0), Activations(saved_on_host=1.0)
 
 
 def grouped(tree: Any, length: int) -> Any:
-  """Returns arrays ``[L, ...]`` as ``[L / length, length, ...]``."""
+  """Reshapes arrays ``[L, ...]`` to periods ``[L / length, length, ...]``."""
   if length == 1:
     return tree
   return jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), tree)
 
 
 def members(tree: Any, length: int) -> list[Any]:
-  """Returns arrays ``[length, ...]`` of `grouped` as ``length`` trees."""
+  """Splits the arrays ``[length, ...]`` of a period into ``length`` trees."""
   if length == 1:
     return [tree]
   leaves, structure = jax.tree.flatten(tree)
-  # The transpose of a split is one concatenation, that of indexing many sums.
+  # In the backward, a split becomes one concatenation, but indexing many sums.
   parts = [lax.split(x, [1] * length) for x in leaves]
   return [
     structure.unflatten(part[i].squeeze(0) for part in parts)
@@ -132,7 +133,7 @@ def members(tree: Any, length: int) -> list[Any]:
 
 
 def together(trees: list[Any]) -> Any:
-  """Returns trees of arrays ``[...]`` as one ``[length, ...]``."""
+  """Stacks trees of arrays ``[...]`` to one tree of ``[length, ...]``."""
   if len(trees) == 1:
     return trees[0]
   return jax.tree.map(lambda *x: jnp.stack(x), *trees)

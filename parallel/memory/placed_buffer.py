@@ -49,7 +49,7 @@ class Piece:
 
   Attributes:
     start, stop: Range of bytes, multiples of the page size.
-    tier: Their tier.
+    tier: Tier that holds the bytes.
   """
 
   start: int
@@ -58,7 +58,7 @@ class Piece:
 
 
 def rounded_up(size: int) -> int:
-  """Returns the bytes of the whole pages that hold ``size`` bytes."""
+  """Returns a number of bytes, rounded up to whole pages."""
   return -(-size // PAGE) * PAGE
 
 
@@ -66,14 +66,14 @@ def stripes(
   size: int, shares: Mapping[Tier, float], start: int = 0,
   stripe_bytes: int = STRIPE_BYTES,
 ) -> list[Piece]:
-  """Returns stripes over tiers, whose sizes are proportional to shares.
+  """Divides a range of bytes into stripes, which alternate between tiers.
 
   Args:
-    size: Number of bytes; the last page is a whole one.
+    size: Number of bytes, which is rounded up to whole pages.
     shares: Tier -> fraction of the bytes. The fractions sum to 1.
     start: First byte, a multiple of the page size.
     stripe_bytes: Mean size of a stripe. The bytes of a tier deviate from its
-      share by at most one page per stripe.
+      fraction by at most one page per stripe.
 
   Raises:
     ValueError: A fraction is outside of [0, 1], or their sum is not 1.
@@ -100,13 +100,13 @@ def stripes(
 
 
 class Buffer:
-  """Zeros whose pages are placed before they are first touched.
+  """Buffer of zeros whose pages are placed before they are first touched.
 
-  A file has no name: it disappears with the buffer or the process.
+  Its files are temporary: they are removed with the buffer or the process.
 
   Attributes:
     array: uint8 ``[size]``.
-    pieces: The pieces.
+    pieces: Tiers of all byte ranges, in order.
   """
 
   def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -114,7 +114,7 @@ class Buffer:
 
     Raises:
       ValueError: A node does not exist, or a file system lacks space.
-      OSError: The system refuses.
+      OSError: A system call fails.
     """
     stops = [0, *(piece.stop for piece in pieces)]
     assert [piece.start for piece in pieces] == stops[:-1], "not contiguous"
@@ -161,24 +161,24 @@ class Buffer:
         )
 
   def _map_file(self, piece: Piece) -> None:
-    """Maps bytes of the tier's file, at the offset that they have here."""
+    """Maps a piece to the tier's file, at the same offset as in the buffer."""
     if piece.tier not in self._files:
       file = tempfile.TemporaryFile(dir=piece.tier)  # noqa: SIM115
       weakref.finalize(self, file.close)  # open as long as the buffer exists
       self._files[piece.tier] = file
     number = self._files[piece.tier].fileno()
     size = piece.stop - piece.start
-    # Without space, a later write to the mapping would end the process.
+    # If the disk were full, a later write to the mapping would end the process.
     os.posix_fallocate(number, piece.start, size)
     _map(self.part(piece), mmap.MAP_SHARED, number, piece.start)
 
   def check(self) -> None:
-    """Reads the tiers of pages back; an assertion fails if one is wrong."""
+    """Asserts that the system has placed all pages on their tiers."""
     mapped = _mappings()
     for piece in self.pieces:
       if isinstance(piece.tier, str):
         address = self.array.ctypes.data + piece.start
-        # File offset of each mapping that overlaps the piece, less its address.
+        # For each mapping that overlaps the piece: file offset minus address.
         found = {
           offset - first if inode else None
           for first, last, offset, inode in mapped
@@ -190,14 +190,14 @@ class Buffer:
         assert on == {piece.tier}, f"pages of {piece} are on nodes {on}"
 
   def move(self, pieces: Sequence[Piece]) -> None:
-    """Changes the tiers of pages; their content remains.
+    """Moves pages to other tiers; their content remains.
 
     Args:
       pieces: New pieces of the whole buffer.
 
     Raises:
       ValueError: A node does not exist, or a file system lacks space.
-      OSError: The system refuses.
+      OSError: A system call fails.
     """
     assert pieces[-1].stop == len(self.array)
     changed = [
@@ -227,7 +227,7 @@ class Buffer:
   def prefetch(self, start: int, stop: int) -> None:
     """Requests the file pages of a range of bytes, and does not wait for them.
 
-    Otherwise each thread waits for the pages that it touches, a few at a time.
+    Without it, a thread waits for each few pages when it first touches them.
     """
     first = bisect.bisect_right(self.pieces, start, key=lambda p: p.stop)
     for piece in itertools.islice(self.pieces, first, None):
@@ -240,7 +240,7 @@ class Buffer:
         )
 
   def drop(self) -> None:
-    """Writes files to disk, and removes their pages from memory."""
+    """Writes files to disk and drops their pages from memory."""
     for piece in self.pieces:
       if isinstance(piece.tier, str):
         # The kernel does not drop pages that are mapped.
@@ -279,7 +279,7 @@ def _library() -> ctypes.CDLL:
 
 
 def _map(part: np.ndarray, flags: int, number: int, offset: int) -> None:
-  """Replaces the mapping of whole pages, at the same address."""
+  """Maps whole pages anew, at the same address."""
   got = _library().mmap(
     part.ctypes.data, part.nbytes, mmap.PROT_READ | mmap.PROT_WRITE,
     flags | _MAP_FIXED, number, offset,

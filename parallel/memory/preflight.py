@@ -1,7 +1,7 @@
 """Pre-flight check of this machine's memory and disks for a placement.
 
-`check` returns a warning for memory that is not free or cannot be locked at the
-moment, and raises an error for bytes that this machine can never hold.
+`check` returns a warning if memory is not free or cannot be locked at the
+moment, and raises an error if the machine is too small for a placement.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ def check(
   """Compares a placement with this machine, if the host describes it.
 
   Args:
-    host: Host. It describes this machine if ``name`` is its host name, as in
-      files of `launch.measure`.
-    occupied: Bytes by instant and tier (`Cost.occupied`).
-    locked: Bytes that are locked for copies to and from the device.
+    host: The host. It describes this machine if ``name`` is the machine's host
+      name, as in files of `launch.measure`.
+    occupied: Instant of a step -> tier -> bytes (`Cost.occupied`).
+    locked: Bytes of host memory that are locked for copies to and from devices.
 
   Returns:
     Warnings of one line; none for other machines.

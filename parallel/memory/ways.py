@@ -1,9 +1,9 @@
 """Implementations of row transfers from the host to the devices.
 
-`parallel.memory.features` selects one. Each class has two methods: ``stage`` is
-the host's part of a fetch, ``fetch`` dispatches the device's part. ``stage``
-takes ids int32 ``[D, U]``, one row per device; ``fetch`` returns rows
-``[D, U, F]``, sharded over devices.
+`parallel.memory.features` selects one. Each class has two methods: ``stage``
+does the host's part of a transfer, ``fetch`` dispatches the device's part.
+``stage`` takes ids int32 ``[D, U]``, one row of ids per device; ``fetch``
+returns feature rows ``[D, U, F]``, sharded over devices.
 
 Shape legend: N = rows, F = features, D = devices, U = rows that a device
 fetches, Q = rows that a device requests from another one.
@@ -22,8 +22,8 @@ from parallel.kernels.selection import Implementation, preference
 
 # Name of the mesh axis of all devices.
 AXIS = "features"
-# Buffer sizes are multiples of ROUNDING and exceed the largest need so far by
-# the factor ROOM, so that few programs are compiled.
+# Buffer sizes are multiples of ROUNDING and exceed the largest number of rows
+# so far by the factor ROOM, so that few programs are compiled.
 ROUNDING, ROOM = 256, 1.15
 
 
@@ -50,7 +50,7 @@ class CpuGather:
   ) -> None:
     self.rows = rows
     self.sharding = NamedSharding(mesh, P(AXIS))
-    # Devices of this process: only their rows are gathered here.
+    # Whether each device belongs to this process, which gathers its rows.
     self.here = [
       d.process_index == jax.process_index() for d in mesh.devices.flat
     ]
@@ -58,8 +58,8 @@ class CpuGather:
   def stage(self, ids: np.ndarray) -> np.ndarray:
     """Gathers rows ``[D, U, F]`` for ids ``[D, U]`` of this process's devices.
 
-    Every call allocates a new buffer: the transfer of the previous one may be
-    in progress, and XLA:CPU uses the buffer itself without a copy.
+    Every call allocates a new buffer, since the transfer of the previous buffer
+    may be in progress, and XLA:CPU uses the buffer without a copy.
     """
     staging = np.empty((*ids.shape, self.rows.shape[1]), np.float32)
     for wanted, buffer, here in zip(ids, staging, self.here, strict=True):
@@ -75,9 +75,9 @@ class CpuGather:
 class Device:
   """Transfer of rows that devices read directly from host memory.
 
-  A device executes programs in the order of dispatch, so that the read of the
-  next batch follows the current step. There is one pinned copy of the table per
-  device; CPU devices share the memory-mapped table.
+  A device executes programs in the order of dispatch, so it reads the rows of
+  the next batch after the current step. There is one pinned copy of the table
+  per device; CPU devices share the memory-mapped table.
   """
 
   def __init__(

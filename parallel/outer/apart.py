@@ -1,18 +1,18 @@
-"""Workers in separate processes: runs a function in stages.
+"""Execution of a function in stages, for workers in separate processes.
 
-An outer loop communicates over its worker axis by that axis' collectives. If
-each worker is a process outside jax' process group, such as a peer of
-`parallel.peers`, no program can contain these collectives. A function that
-has some is therefore run in stages. Stage n is the whole function with the
-results of its first n collectives as arguments; it ends at the next collective
-and returns that collective's operand. The host runs the collective and then the
-next stage. XLA removes the unused part of a stage, so little is computed twice.
+An outer loop communicates by collectives over its worker axis. If each worker
+is a process outside jax's process group, such as a peer of `parallel.peers`,
+an XLA program cannot contain these collectives. A function with collectives is
+therefore run in stages. Stage n is the whole function with the results of its
+first n collectives as arguments; it ends at the next collective and returns
+that collective's operand. The host runs the collective and then the next stage.
+XLA removes the unused part of a stage, so little is computed twice.
 
 Loops, codecs and sums are thus the same as on a mesh, with ranks in the same
 order. Only gathers and float32 sums are supported
-(`parallel.collectives.CollectiveBackend`). Within a worker the mesh belongs to
-jax: a collective over workers is run for each of its devices, or once for
-devices with equal operands.
+(`parallel.collectives.CollectiveBackend`). A worker may have a jax mesh of
+several devices: a collective over workers then exchanges one operand per
+device, or a single one for devices with equal operands.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +31,8 @@ from parallel.axes import Axis
 from parallel.collectives import varying, varying_axes
 
 Weights = tuple[Any, ...]  # float32 scalars
-# Builds the function from the worker axis and the workers' weights, () if
-# equal.
+# Builds the function from the worker axis and the workers' weights in a mean;
+# () for equal weights.
 Make = Callable[[Axis, Weights], Callable[..., Any]]
 
 
@@ -59,7 +59,7 @@ class PeerCollectives(Protocol):
 
 
 class Alone:
-  """Exchange with a single worker: collectives return their operand.
+  """`PeerCollectives` of a single worker: collectives return their operand.
 
   Example:
     >>> Alone().gather(b"delta")
@@ -77,7 +77,7 @@ class Alone:
 
 
 class _Stop(Exception):
-  """Raised when a stage reaches a collective without a result."""
+  """Raised when a stage reaches the first collective whose result it lacks."""
 
   def __init__(self, verb: str, x: jax.Array) -> None:
     super().__init__(verb)
@@ -133,7 +133,7 @@ class Apart:
         arrays ``[1, ...]``, as inside ``jax.shard_map``.
       mesh: Devices of this worker; the worker axis has one.
       worker: Name of the worker axis.
-      specs: Maps such a dict, or one of shapes, to its partition specs.
+      specs: Maps such a dict of arrays or of shapes to their partition specs.
       options: XLA compiler options of the programs.
     """
     self._make, self._mesh, self._worker = make, mesh, worker
@@ -143,7 +143,7 @@ class Apart:
 
   @property
   def alone(self) -> Callable[[Any], Any]:
-    """The function of a single worker, for use inside another function."""
+    """The function for a single worker, for use inside a larger program."""
     return self._make(Axis(self._worker, 1), ())
 
   def __call__(self, exchange: PeerCollectives, args: Any) -> Any:
@@ -179,7 +179,8 @@ class Apart:
     self, size: int, weights: np.ndarray, results: list[jax.Array],
     specs: list[P], args: Any,
   ) -> _Stage:
-    # A stage is compiled once per number of workers and collective index.
+    # A stage is compiled once for each number of workers, equal or different
+    # weights, number of known results, and structure of the arguments.
     key = size, weights.size, len(results), jax.tree.structure(args)
     with self._lock:
       if key not in self._stages:
@@ -193,7 +194,7 @@ class Apart:
     def run(
       rank: jax.Array, weights: jax.Array, results: list[jax.Array], args: Any
     ) -> Any:
-      # Each result has a leading device dim, of which this device has one.
+      # Each result has a leading device dim, of size 1 inside `jax.shard_map`.
       backend = _ReplayBackend(
         varying(rank, self._worker), [x[0] for x in results]
       )
@@ -230,7 +231,8 @@ class Apart:
     if not is_stop:
       return _Stage(self._jit(run, in_specs, self._specs(value)))
     verb, of = value
-    # All workers receive the same result, so it varies over other axes only.
+    # All workers receive the same result, so it varies over the other mesh axes
+    # only.
     others = tuple(name for name in of if name != self._worker)
     return _Stage(
       self._jit(stopped, in_specs, P(of) if of else P()), verb,
@@ -301,8 +303,7 @@ def _check_sum(x: Any) -> None:
 def _run_collective(
   exchange: PeerCollectives, verb: str, x: np.ndarray
 ) -> np.ndarray:
-  """Runs a collective on ``[devices, ...]``; returns results of equal layout.
-  """
+  """Runs a collective on ``[devices, ...]``; returns ``[devices, ...]``."""
   x = np.ascontiguousarray(x)
   if verb == "sum":
     _check_sum(x)

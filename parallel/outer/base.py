@@ -5,15 +5,15 @@ Parameters and optimizer state of the workers have a leading dim: inside
 are on this device. State that all workers share, such as the outer parameters,
 has no such dim and is equal on every device of that axis.
 
-An outer loop is five methods (`init`, `plan`, `begin`, `gradients`, `finish`)
-and four facts (`period`, `export_params`, `metrics`, `sent_bytes`), all with
-defaults. `parallel.outer.joining` adapts it to workers that join and leave. The
-trainer calls a loop three times in each step:
+An outer loop has five methods that train (`init`, `plan`, `begin`, `gradients`,
+`finish`) and four that describe it (`period`, `export_params`, `metrics`,
+`sent_bytes`), all with defaults. `parallel.outer.joining` adapts it to workers
+that join and leave. The trainer calls a loop three times in each step:
 
     state         = loop.begin(params, state, plan)
-    grads         = gradients at params, per worker
+    grads         = gradients of the loss at params, per worker
     grads         = loop.gradients(grads, state)
-    updates       = inner optimizer's, per worker
+    updates       = updates of the inner optimizer, per worker
     params, state = loop.finish(params, updates, state, plan)
 
 After an exchange that excluded a worker (`parallel.outer.health`), the trainer
@@ -44,23 +44,24 @@ from parallel.collectives import all_reduce, ranks_here, varying
 Params = Any
 State = Any
 
-# Keys of a state whose arrays have a leading worker dim; "mask_here", between
-# `begin` and `finish` only: which workers the exchange of this step includes.
+# Keys of a state whose arrays have a leading worker dim. "mask_here", bool [W],
+# marks the workers in this step's exchange; it is removed at the step's end.
 OWN = ("workers", "mask_here")
-# Key of a shared array with one element per worker: those in the next exchange.
+# Keys of shared arrays with one element per worker. "mask", float32, marks the
+# workers that the next exchange includes.
 OF_EACH = ("mask",)
 
-# Least number of steps whose plans must repeat, to find rounds that get longer
-# and periods that are shorter than a round.
+# Minimum number of steps for which `steady_round` compares plans: enough to
+# detect rounds that get longer, and a `period` that is shorter than a round.
 _CHECKED_STEPS = 10_000
 
 
 class Plan(NamedTuple):
   """Communication of an outer loop in one step.
 
-  The collectives of a step are static, so that no program contains a collective
-  that it does not run. Values that differ between steps of one program are its
-  arguments.
+  Which collectives a step runs is known at compile time, so that no program
+  contains a collective that it does not run. Values that differ between steps
+  of one program are arguments of the program.
 
   Attributes:
     variant: Selects the compiled program; steps with equal variants share one.
@@ -103,7 +104,7 @@ class OuterLoop:
 
   @property
   def period(self) -> int:
-    """Steps after which the plans' variants repeat, in the steady state.
+    """Number of steps after which plan variants repeat, in the steady state.
 
     `steady_round` refuses loops whose variants do not repeat.
     """
@@ -111,7 +112,7 @@ class OuterLoop:
 
   @property
   def steady_round(self) -> range:
-    """Steps of one period, whose plans represent all later ones.
+    """Steps of one period in the steady state, which represents all later ones.
 
     A loop whose plans never repeat can override it with the steps of any round
     if that round represents all others (`parallel.outer.noloco`).
@@ -119,8 +120,8 @@ class OuterLoop:
     Raises:
       ValueError: The variants of later plans do not repeat with the period.
     """
-    # A period is at least one round. The first sends occur after one round, and
-    # each arrives less than one round later: both occur by the third period.
+    # A period is at least one round. The first exchange is sent after one round
+    # and arrives less than one round later. The third period thus has both.
     found = range(2 * self.period, 3 * self.period)
     for step in range(found.start, max(4 * self.period, _CHECKED_STEPS)):
       later = step + self.period
@@ -206,11 +207,11 @@ class OuterLoop:
     return mean_over_workers(params, self.worker)
 
   def metrics(self, state: State) -> dict[str, Any]:
-    """Returns the metrics of each worker, arrays ``[workers]`` by name.
+    """Returns the metrics of each worker.
 
     Returns:
-      "delta_norm" and "left_out" (`parallel.outer.health.init`); empty for
-      loops that exclude no worker.
+      Name -> ``[workers]``: "delta_norm" and "left_out", as described in
+      `parallel.outer.health.init`; empty for loops that exclude no worker.
     """
     workers = state.get("workers", {})
     return {
@@ -225,8 +226,8 @@ class OuterLoop:
 
     Returns:
       Operand bytes of collectives by dtype on the wire; empty if one device has
-      all workers. By default those of one `Exchange`, the attribute
-      ``exchange``; empty for loops without it.
+      all workers. The default is the bytes of one exchange by the attribute
+      ``exchange`` (`parallel.outer.exchange.Exchange`), if there is one.
     """
     exchange = getattr(self, "exchange", None)
     return {} if exchange is None else exchange.sent_bytes(shapes)
@@ -255,8 +256,8 @@ def mean_over_workers(tree: Params, worker: Axis) -> Params:
 def of_first(tree: Params, worker: Axis) -> Params:
   """Broadcasts worker 0's values of ``[W, ...]`` to every device as ``[...]``.
 
-  The sum over workers, with zeros for all others, is exact and has a type that
-  is equal on all devices; a slice of one device's array would vary by type. The
+  The sum over workers, with zeros for all except worker 0, is exact and
+  invarying by type; a slice of one device's array would be device-varying. The
   bits are summed as integers, since a sum of floats turns -0 into 0.
   """
   only_first = jax.vmap(lambda rank, x: jnp.where(rank == 0, x, 0))
@@ -275,8 +276,8 @@ def to_workers(tree: Params, worker: Axis) -> Params:
 
   def copies(x):
     stacked = jnp.broadcast_to(x, (worker.lanes, *x.shape))
-    # Parameters of workers have a device-varying type, and a step returns the
-    # types that it takes.
+    # Parameters of workers are device-varying, and a step must return arrays of
+    # the same types as its arguments.
     return varying(stacked, worker.name)
 
   return jax.tree.map(copies, tree)
@@ -295,7 +296,7 @@ def stacked_zeros(params: Params, worker: Axis) -> Params:
 
 
 def at_path(tree: Any, path: tuple[Any, ...]) -> Any:
-  """Returns the leaf of a nested dict at a path of `jax.tree` functions."""
+  """Returns the leaf of a nested dict at a path of `jax.tree.map_with_path`."""
   return functools.reduce(lambda part, key: part[key.key], path, tree)
 
 

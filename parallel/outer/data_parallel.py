@@ -1,8 +1,8 @@
 """Data parallelism over the worker axis: averages the gradients in every step.
 
-This is the baseline of all other outer loops. It excludes no diverged worker:
-all workers hold one model, so there are no outer parameters that a diverged
-worker could restart from.
+The other outer loops are compared with this one. It excludes no diverged
+worker: all workers hold the same model, so there are no separate outer
+parameters from which a diverged worker could restart.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from parallel.outer.base import (
 
 @dataclasses.dataclass(frozen=True)
 class DataParallel(OuterLoop):
-  """All-reduces the gradients in every step, so that workers stay equal."""
+  """Outer loop that all-reduces gradients, so that all workers stay equal."""
 
   equal: ClassVar[bool] = True
 

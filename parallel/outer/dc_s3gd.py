@@ -1,10 +1,11 @@
 """DC-S3GD: stale-synchronous SGD, one step delayed, with delay compensation.
 
-The workers' updates are averaged while the next gradients are computed. A step
-of worker i, with u_i the inner optimizer's update of the previous step:
+The workers' updates are averaged while the next gradients are computed. Let w
+be the parameters that all workers share, g_i the gradient of worker i, and u_i
+the update of its inner optimizer in the previous step. A step of worker i is
 
     w_i = w + u_i                         worker i does not wait for the mean
-    send u_i;  g_i at w_i;  receive       D_i = mean(u) - u_i
+    send u_i; compute g_i at w_i; receive mean(u);  D_i = mean(u) - u_i
     l_i = l_0 |g_i| / |g_i * g_i * D_i|   elementwise products, Euclidean norms
     w  <- w + mean(u)
     u_i <- U(g_i + l_i g_i * g_i * D_i)   U: the inner optimizer
@@ -50,10 +51,11 @@ from parallel.outer.exchange import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class DCS3GD(OuterLoop):
-  """Exchanges updates at the start of each step and applies them at its end.
+  """Outer loop that averages the updates of the previous step in each step.
 
   Attributes:
-    exchange: Mean over the workers. Its norm is also that of the compensation.
+    exchange: Mean over the workers. ``exchange.rule.norm`` also computes the
+      norms of gradient and correction.
     compensation: l_0, the norm of the correction divided by that of the
       gradient; 0 for no correction.
   """

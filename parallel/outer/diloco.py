@@ -36,8 +36,8 @@ from parallel.outer.base import (
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import OuterOptimizer
 
-# `Exchange.mean` folds the index of each parameter into the round's key; no
-# parameter has this index.
+# Folded into a round's key to sample its clients. `Exchange.mean` folds in the
+# index of each parameter, which is always smaller.
 _CLIENTS = 2**32 - 1
 
 
@@ -87,7 +87,7 @@ class DiLoCo(Rounds):
 
   def plan(self, step: int) -> Plan:
     ends = (step + 1) % self.sync_every == 0
-    # The round number seeds the round's random draws.
+    # The number of the round seeds its random numbers.
     return Plan(ends, ((step + 1) // self.sync_every,))
 
   def finish(

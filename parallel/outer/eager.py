@@ -1,8 +1,8 @@
 """Eager updates: DiLoCo with delayed means and immediate own deltas.
 
-At the end of round k a worker has its own outer gradient d_m(k), but only the
-mean over the M workers of round k - 1. It replaces its own part of that mean by
-its newest one:
+At the end of round k, worker m has its own outer gradient d_m(k), but the mean
+over the M workers only for round k - 1. It replaces its own part of that mean,
+d_m(k - 1) / M, by its newest part:
 
     d~_m(k) = d_m(k) / M + (mean(k - 1) - d_m(k - 1) / M)
     phi_m  <- OuterOpt(phi_m, d~_m);  theta_m <- phi_m
@@ -19,11 +19,12 @@ With weights, 1 / M is the worker's share in the mean of that round. A worker
 that has diverged (`parallel.outer.health`) has share 0 and d_m = 0; it
 continues from its own phi_m and the others' means.
 
-With elastic membership, the workers also share one common trajectory, that of a
-worker whose own d_m is always zero: OuterOpt by the means alone. A joining
-worker starts from it with d_m = 0. A worker subtracts from a mean exactly what
-it has added before, even if its share in that mean has changed since, so the
-sum telescopes for any set of workers.
+With elastic membership, the workers also share one common trajectory: outer
+parameters to which OuterOpt applies the means alone, as for a worker whose own
+d_m is always zero. A joining worker starts from them with d_m = 0. A worker
+subtracts from a mean exactly the part that it applied one round earlier, even
+if its share in that mean has changed since, so the sum telescopes for any set
+of workers.
 
 Source: Kale et al., "Eager updates for overlapped communication and computation
 in DiLoCo", arXiv 2502.12996, Algorithm 3. The formula agrees with an
@@ -56,15 +57,16 @@ from parallel.outer.optimizers import OuterOptimizer
 
 @dataclasses.dataclass(frozen=True)
 class Eager(Rounds):
-  """Sends a round's outer gradients in the next one; applies them at its end.
+  """Outer loop that overlaps the exchange of a round with the next round.
 
   Attributes:
     sync_every: H, the number of inner steps per round.
     optimizer: Outer optimizer; each worker has a separate state.
     exchange: Mean over the workers.
-    common: Whether the state contains the common trajectory, "params" and
-      "optimizer", which takes as much memory as one worker's own. It is then
-      the one to evaluate, since all workers have it.
+    common: Whether the state also has the common trajectory of the module
+      docstring, as "params" and "optimizer", which takes as much memory as the
+      outer parameters of one worker. Then these parameters are evaluated, since
+      all workers have them.
   """
 
   optimizer: OuterOptimizer
@@ -75,7 +77,7 @@ class Eager(Rounds):
     workers = shared.pop("workers", {}) | {
       "params": stacked(params, self.worker),
       "optimizer": stacked(self.optimizer.init(params), self.worker),
-      # d_m of the last round and its share in the mean.
+      # d_m of the previous round, and the worker's share in that round's mean.
       "delta": stacked_zeros(params, self.worker),
       "share": jnp.zeros(self.worker.size),
     }
@@ -135,8 +137,8 @@ class Eager(Rounds):
       ),
       delta, own["delta"], state["mean"],
     )
-    # `update` instead of `step`: the mean was decoded in an earlier step, and
-    # each worker adds its own part, so no decoder could apply this step.
+    # `update` instead of `step`, which fuses the outer step into the decoder:
+    # the mean was decoded earlier, and each worker adds its own part to it.
     updates, optimizer = jax.vmap(self.optimizer.update)(
       eager, own["optimizer"], own["params"]
     )

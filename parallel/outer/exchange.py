@@ -1,8 +1,8 @@
-"""Means of trees of deltas over the workers, in few bits.
+"""Mean of the workers' deltas of all parameters, sent with few bits.
 
-This module combines `parallel.quantize`, which averages one array, with an
-outer loop's per-parameter data (residuals, codec blocks and random draws) and
-with the rule that excludes a diverged worker (`parallel.outer.health`).
+`parallel.quantize` averages one array. This module applies it to a tree of
+parameters, with separate residuals, codec blocks and random numbers for each
+parameter, and excludes diverged workers (`parallel.outer.health`).
 """
 
 import collections
@@ -32,10 +32,10 @@ class Exchange:
       the ranks of other axes, so that results do not depend on the number of
       those ranks per device.
     weights: One weight per worker, such as its number of tokens; empty for
-      equal ones. The mean is divided by the sum over the included workers.
+      equal weights. The weights of included workers are divided by their sum.
     error_feedback: Whether the rounding error of a worker's delta is kept and
-      added to the worker's next one.
-    seed: Seed of stochastic rounding and of the outer loop's other draws.
+      added to that worker's next delta.
+    seed: Seed of stochastic rounding and of other random choices of the loop.
     rule: Criterion that excludes diverged workers.
 
   Example:
@@ -105,7 +105,7 @@ class Exchange:
 
     Args:
       workers: Tree of float32 ``[W, ...]``: the deltas, or with an anchor the
-        arrays to subtract from it. The path of a leaf is its parameter's.
+        arrays to subtract from it. Each leaf has the path of a parameter.
       state: State of an outer loop, with the part that `init` returned.
       number: int32, the number of this exchange, which seeds its random draws.
       mask: Mask of included workers, float32 ``[workers]``, 1 or 0, multiplied
@@ -113,8 +113,8 @@ class Exchange:
         read, and they keep their residuals.
       anchor: Tree of ``[...]``, equal for all workers, from which the encoder
         subtracts the workers' arrays; None if these are deltas already.
-      epilogues: Tree with an `Epilogue` for each leaf, which is applied to its
-        mean; None returns the means.
+      epilogues: Tree with one `parallel.wire.Epilogue` per leaf, which is
+        applied to the mean of the leaf; None returns the means.
 
     Returns:
       A tree of means ``[...]``, or of the epilogues' results, with the same

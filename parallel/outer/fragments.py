@@ -9,9 +9,9 @@ from jax import lax
 
 from parallel.outer.base import Params
 
-# The kind of a fragment names the arrays that it is sliced from. A fragment of
-# layers has its stack's key as its kind. Two kinds are not slices of a stack:
-# all parameters outside the stacks, and the whole tree.
+# The kind of a fragment names the arrays from which it is sliced. For layers it
+# is the key of their stack. Two further kinds are no slices of a stack: all
+# parameters outside the stacks, and the whole tree.
 REST, WHOLE = "(rest)", "(whole)"
 
 
@@ -104,7 +104,8 @@ class Fragments:
       tree: Tree whose stacks have leaves ``[..., L, ...]``.
       kind: Kind of the fragment.
       place: Index among the fragments of this kind; may be traced.
-      dim: Position of L: 0 for the arrays of one worker, 1 after a worker dim.
+      dim: Position of the layer dim L, not counting the ``num_lead`` dims: 0
+        for the arrays of one worker, 1 after a worker dim.
 
     Returns:
       Tree with the fragment's top-level keys; a stack has leaves ``[...,

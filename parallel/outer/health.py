@@ -1,10 +1,11 @@
 """Exclusion of diverged workers from the mean of an exchange.
 
-Each worker is judged by the norm of its delta, its contribution to the mean. It
-is excluded if that norm is not finite, or if it is more than *factor* times the
-median of all workers' finite norms. For an even number of norms the median is
-the lower middle one, so that of two workers the one with the larger norm is
-suspect. At least one worker with a finite norm is included.
+The rule compares the norms of the workers' deltas, their contributions to the
+mean. A worker is excluded if its norm is not finite, or if it is more than
+*factor* times the median of all workers' finite norms. For an even number of
+norms the median is the lower of the two middle ones, so that of two workers
+only the one with the larger norm can be excluded. Of the workers with finite
+norms, at least one is always included.
 
 An excluded worker has zero weight in the mean and continues from the outer
 parameters with a new inner optimizer. If no norm is finite, no healthy worker
@@ -25,8 +26,8 @@ from parallel.axes import Axis
 from parallel.collectives import after, all_gather, ranks_here
 from parallel.outer.base import Params, State
 
-# Maps a tree [W, ...], whose leaves have the paths of parameters, to each
-# worker's norm [W], over all ranks, with each logical element counted once.
+# Maps a tree [W, ...] with the paths of parameters to each worker's norm [W].
+# If other axes shard or replicate parameters, each element counts once.
 Norm = Callable[[Params], jax.Array]
 
 
@@ -62,9 +63,9 @@ class Rule:
     norm: Computes the norms of the workers.
     outlier_factor: Largest allowed ratio of a worker's norm to the median of
       all norms; 0 allows any finite norm.
-    ordered: Whether later collectives are ordered after those of the norms by
-      data flow. XLA:CPU requires this if the norms are also reduced over other
-      axes (`parallel.collectives.after`).
+    ordered: Whether a data dependency orders later collectives after those that
+      compute the norms. XLA:CPU requires this if the norms are also reduced
+      over other axes (`parallel.collectives.after`).
   """
 
   norm: Norm = norms_here
@@ -86,7 +87,7 @@ class Rule:
     )
 
   def then(self, tree: Params, mask: jax.Array) -> Params:
-    """Returns the tree, ordered after the exchange that made ``mask``."""
+    """Returns the tree, ordered after the collectives that compute ``mask``."""
     return after(tree, mask, self.ordered)
 
 
@@ -124,8 +125,8 @@ def init(worker: Axis) -> dict[str, jax.Array]:
   """Returns the health statistics of the workers, under "workers" of a state.
 
   Returns:
-    "delta_norm", float32: the norm at the last exchange, and "left_out", int32:
-    the number of exchanges that excluded the worker; each ``[workers]``.
+    "delta_norm", float32: norm of each delta at the last exchange; "left_out",
+    int32: number of exchanges that excluded the worker; each ``[workers]``.
   """
   return {
     "delta_norm": jnp.zeros(worker.size),
@@ -134,7 +135,7 @@ def init(worker: Axis) -> dict[str, jax.Array]:
 
 
 def noted(workers: State, norms: jax.Array, mine: jax.Array) -> State:
-  """Returns the part "workers" of a state after an exchange.
+  """Returns the part "workers" of a state with updated health statistics.
 
   Args:
     workers: That part before the exchange.
@@ -178,5 +179,5 @@ def weights_of(
 
 
 def sent_bytes(worker: Axis) -> dict[str, int]:
-  """Returns the operand bytes of a verdict, per device, by dtype."""
+  """Returns the operand bytes per device of a judgment's gather, by dtype."""
   return {} if worker.devices == 1 else {"float32": 4 * worker.lanes}

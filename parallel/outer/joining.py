@@ -1,10 +1,10 @@
-"""Workers that join, leave or are late: an adapter of an outer loop.
+"""Adapters of outer loops to workers that join, leave or miss an exchange.
 
 An outer loop synchronises a fixed set of workers. Between two rounds, a run can
-resume with another number of workers, and in an elastic run each peer is one
-worker: it joins from the state that all workers share, and contributes to a
-later exchange if it misses one. `adapted` returns the adapter of a loop; the
-default one suffices unless a late contribution depends on the algorithm.
+resume with another number of workers. In an elastic run each peer is one
+worker: it starts from the state that all workers share, and if it misses an
+exchange, it contributes to a later one. `adapted` returns the adapter of a
+loop; `Joining` suffices unless a late contribution depends on the algorithm.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,14 @@ from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.eager import Eager
 from parallel.outer.streaming import Streaming
 
-# Entries of "workers" that belong to one worker only, and start at zero.
+# Entries of a state's "workers" that are not shared, so that they are zero for
+# a worker that joins.
 _PRIVATE = ("delta_norm", "left_out", "residual")
 
 
 @dataclasses.dataclass(frozen=True)
 class Joining:
-  """Adapter of an outer loop.
+  """Adapter of an outer loop to a changing set of workers.
 
   Attributes:
     loop: The outer loop.
@@ -45,15 +46,15 @@ class Joining:
   def elastic(self) -> OuterLoop:
     """Returns the same loop for elastic membership.
 
-    Its state contains the values that a joining worker starts from, even if a
-    fixed set of workers does not need them.
+    The state of the returned loop contains the values from which a joining
+    worker starts, even if a fixed set of workers does not need them.
     """
     return self.loop
 
   def is_border(self, step: int) -> bool:
     """Returns whether the number of workers may change before a step."""
-    # Between rounds no exchange is partially sent. Means that have not been
-    # applied yet are complete and do not depend on the later set of workers.
+    # Between rounds no exchange is partially sent. Means that are not applied
+    # yet are complete, and a change of the set of workers does not affect them.
     loop = self.loop
     return not isinstance(loop, Rounds) or step % loop.sync_every == 0
 
@@ -70,11 +71,12 @@ class Joining:
   ) -> tuple[Params, State]:
     """Initializes the workers that join a run.
 
-    They start from the outer parameters; if workers have separate ones, from
-    the mean of these and of the other parts of an exchange. (All outer
-    optimizers except Adam are linear, so a mean over the workers is the state
-    of a worker that follows the means.) The method operates on arrays of
-    logical shape, outside ``jax.shard_map``.
+    They start from the shared outer parameters. If each worker has its own
+    outer parameters, they start from the mean of these over the workers, and
+    so do other entries under "workers", except residuals and health statistics.
+    (All outer optimizers except Adam are linear, so the mean of their states is
+    the state that the mean gradients would give.) The method operates on arrays
+    of logical shape, outside ``jax.shard_map``.
 
     Args:
       params: Parameters of the workers, ``[workers, ...]``.
@@ -105,12 +107,12 @@ class Joining:
     """Returns the state of a worker that joins an elastic run.
 
     Args:
-      state: Current shared state, with a worker's initial own part.
+      state: Current shared state of the run, whose part "workers" is initial.
     """
     own = state.get("workers", {})
     if "params" not in own:
       return state
-    # Parts without a common value have not been sent yet.
+    # Entries without a shared value, such as an unsent delta, are zero.
     return state | {"workers": own | {
       key: stacked(state[key], self.loop.worker) if key in state
       else jax.tree.map(jnp.zeros_like, own[key])
@@ -121,19 +123,18 @@ class Joining:
     self, params: Params, state: State, shared: State, hooks: tuple[str, str],
     steps: tuple[int, int],
   ) -> tuple[Params, State]:
-    """Moves the pending contribution of a worker to a later exchange.
+    """Moves a worker's contribution from a missed exchange to a later one.
 
-    A worker of an elastic run that misses an exchange contributes to a later
-    one instead. The method operates on arrays of logical shape, outside
-    ``jax.shard_map``.
+    The worker belongs to an elastic run. The method operates on arrays of
+    logical shape, outside ``jax.shard_map``.
 
     Args:
       params: Parameters of the worker, updates included, ``[1, ...]``.
       state: The state at the missed exchange.
-      shared: That state with the shared values of the later exchange.
-      hooks: Hook of the missed exchange and hook of the later one, each "begin"
-        or "finish".
-      steps: Numbers of the steps of these two hooks.
+      shared: ``state`` with the shared values at the later exchange.
+      hooks: Methods of the loop that run the missed and the later exchange,
+        each "begin" or "finish".
+      steps: Numbers of the steps of the missed and of the later exchange.
 
     Returns:
       The parameters, shifted by the change of the common parameters between the
@@ -161,13 +162,14 @@ class _OfEager(Joining):
     said, later = hooks
     own = state["workers"]
     delta = own["delta"]
-    if said == "finish":  # the stored delta has been sent, this one has not
+    if said == "finish":  # own["delta"] has been sent, the new delta has not
       delta = jax.tree.map(jnp.subtract, own["params"], params)
     shared = self.started(shared)
     own = shared["workers"]
-    if (said, later) == ("begin", "begin"):  # already judged
+    if (said, later) == ("begin", "begin"):  # `finish` has judged this delta
       return own["params"], shared | {"workers": own | {"delta": delta}}
-    # As if the worker had trained from the current common parameters to here.
+    # Parameters as if the worker had started this round from the current common
+    # parameters and moved by its delta.
     return jax.tree.map(jnp.subtract, own["params"], delta), shared
 
 
@@ -182,9 +184,9 @@ class _OfStreaming(Joining):
   ) -> tuple[Params, State]:
     loop = self.loop
     moved, shared = super().late(params, state, shared, hooks, steps)
-    # Deltas that it sent earlier and that have arrived since are included in
-    # phi. They are merged as for a worker in time; else they would be sent
-    # twice.
+    # Fragments that this worker sent before it was late, and whose means have
+    # arrived since: phi includes their deltas. They are merged as in a worker
+    # that is on time; otherwise it would send these deltas again.
     (first, last), tau = steps, min(loop.overlap)
     for sent_at in range(first + 1 - tau, min(first, last + 1 - tau)):
       if (number := loop.times.sent(sent_at)) is not None:
@@ -194,7 +196,7 @@ class _OfStreaming(Joining):
     if loop.pieces > 1:
       workers = shared["workers"]
       old, new = (loop.plan(step).numbers.send for step in steps)
-      # No piece of this exchange has been sent by the worker.
+      # The worker has sent no piece of the exchange that is running now.
       if old.exchange != new.exchange or not old.piece:
         zeros = jax.tree.map(jnp.zeros_like, workers["sending"])
         shared = shared | {"workers": workers | {"sending": zeros}}
@@ -211,9 +213,9 @@ class _OfDCS3GD(Joining):
     said, later = hooks
     if said == "begin":
       return moved, shared
-    # u_i has already been sent. Only the update computed since is sent at the
-    # later exchange. `begin` does not judge it, so a non-finite one is replaced
-    # by zero here, as by `ANY_FINITE`.
+    # u_i has been sent already, so the later exchange gets only the update that
+    # was computed since. `begin` does not judge updates, so a non-finite one is
+    # replaced by zero here, as `ANY_FINITE` does.
     update = jax.tree.map(
       lambda x, w, u: x - w[None] - u, params, state["params"],
       state["workers"]["update"],
@@ -247,7 +249,7 @@ def adapted(loop: OuterLoop) -> Joining:
 def over(
   loop: OuterLoop, worker: Axis, weights: tuple[float, ...] = ()
 ) -> Any:
-  """Returns the same loop for another worker axis.
+  """Returns an outer loop with the same options for another worker axis.
 
   Args:
     loop: The outer loop.
@@ -267,7 +269,7 @@ def over(
 
 
 def of_joined(tree: Params, new: Params, first: int) -> Params:
-  """Sets the joining workers' part of a tree.
+  """Returns a tree in which the values of the joining workers are replaced.
 
   Args:
     tree: Arrays ``[workers, ...]`` of logical shape.

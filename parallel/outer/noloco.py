@@ -12,15 +12,15 @@ exchanges d and phi in float32.
 
 First, the two exchange the norms of d, 4 bytes each, and judge each other
 (`parallel.outer.health`): the d of a diverged worker is replaced by its
-partner's, or by zero if both have diverged. Its phi does not depend on the
-divergence and is used unchanged.
+partner's, or by zero if both have diverged. The phi of a diverged worker dates
+from before the divergence and is used unchanged.
 
-The pairs are a random round of a round-robin tournament, in which every worker
-meets every other one once. With an odd number of workers one sits out and is
-its own partner. The paper samples from all pairings. The tournament is a
-deviation: a permute needs its pairs at compile time, and a tournament has few
-pairings, N - 1 programs for an even number N of workers. A worker that sits out
-takes the step of its own outer gradient d_i, without a pull.
+The pairs of a round are one random round of a round-robin tournament, in which
+every worker meets every other one once. With an odd number of workers one sits
+out and is its own partner: it takes a step with its own outer gradient d_i and
+without the pull. The tournament deviates from the paper, which samples from all
+pairings: a permute needs its pairs at compile time, and a tournament of an even
+number N of workers has only N - 1 rounds, each of which is one program.
 
 Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training
 method for large models", arXiv 2506.10911, Eqs. 1 to 3 for groups of two;
@@ -55,7 +55,7 @@ from parallel.outer.base import (
 
 @dataclasses.dataclass(frozen=True)
 class NoLoCo(Rounds):
-  """Exchanges in pairs at the end of every H-th step.
+  """Outer loop that averages pairs of workers at the end of every H-th step.
 
   The spread of the outer parameters depends on momentum and pull. Without
   gradients their mean square distance shrinks for N workers, N even, while 0 <
@@ -97,7 +97,8 @@ class NoLoCo(Rounds):
 
   @property
   def steady_round(self) -> range:
-    # Rounds differ in their pairs, which are drawn and do not repeat.
+    # The random pairs of the rounds do not repeat, so no period represents all
+    # later rounds exactly.
     return range(2 * self.period, 3 * self.period)
 
   def finish(
@@ -136,7 +137,7 @@ class NoLoCo(Rounds):
     return outer, {"workers": own | {"params": outer, "momentum": momentum}}
 
   def _pairs(self, number: int) -> list[tuple[int, int]]:
-    """Returns all (source, destination) of a round.
+    """Returns the pairs (source rank, destination rank) of a round.
 
     A worker that sits out sends to itself: then d_j = d_i, and the pull is
     zero.
@@ -167,13 +168,13 @@ def num_rounds(workers: int) -> int:
 
 
 def partners_of_round(workers: int, number: int) -> list[int]:
-  """Returns each worker's partner in one round; a worker that sits out itself.
+  """Returns each worker's partner in one round; itself if it sits out.
 
-  This is the circle method. The workers sit around a table and each plays the
-  one opposite. From one round to the next the last seat stays and all others
-  move by one, so that in seats - 1 rounds every worker meets every other one.
-  With an odd number of workers the last seat is empty, and the worker opposite
-  to it sits out.
+  This is the circle method for tournaments. Workers sit around a table, and
+  each is paired with the one opposite. From one round to the next, the worker
+  on the last seat stays and all others move by one seat, so that after seats -
+  1 rounds every worker has met every other one. With an odd number of workers
+  the last seat is empty, and the worker opposite to it sits out.
 
   Args:
     workers: Number of workers.

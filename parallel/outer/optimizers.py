@@ -1,7 +1,7 @@
-"""Outer optimizers: they apply the mean delta to the outer parameters.
+"""Outer optimizers, which apply the mean delta to the outer parameters.
 
-An outer optimizer has two forms of a step. `update` takes a mean, as optax
-optimizers do. `step` takes the exchange that computes the mean, so that an
+An outer optimizer has two methods for a step. `update` takes the mean, as optax
+optimizers do. `step` takes the function that computes the mean, so that an
 optimizer can fuse its arithmetic into the decoder (`parallel.quantize`); then
 the mean is never written to memory.
 """
@@ -23,7 +23,7 @@ MeanExchange = Callable[[Any], tuple[Any, State]]
 
 
 class OuterOptimizer(Protocol):
-  """Optimizer of outer parameters."""
+  """Interface of optimizers of the outer parameters."""
 
   def init(self, params: Params) -> State:
     """Returns the initial state of the optimizer."""

@@ -1,4 +1,4 @@
-"""Splits an exchanged tree into pieces that are sent in different steps."""
+"""Partition of an exchanged tree into pieces, sent in different steps."""
 
 import dataclasses
 import math

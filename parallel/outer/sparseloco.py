@@ -49,18 +49,18 @@ from parallel.outer.base import (
 
 @dataclasses.dataclass(frozen=True)
 class SparseLoCo(Rounds):
-  """Exchanges k elements of each chunk at the end of every H-th step.
+  """Outer loop that exchanges k elements of each chunk after every H-th step.
 
   Attributes:
     sync_every: H, the number of inner steps per round.
     rate: Outer learning rate.
     block_dims: Tree in the structure of the parameters: the number of leading
       dims of each parameter that no chunk crosses.
-    decay: Factor of e_m in each round.
+    decay: Factor by which the unsent part e_m decays per round.
     chunk: Elements per chunk.
     top_k: Elements that are kept of each chunk.
     weights: One weight per worker, such as its number of tokens; empty for
-      equal ones.
+      equal weights.
     rule: Criterion that excludes diverged workers.
 
   Raises:

@@ -1,9 +1,9 @@
 """Streaming DiLoCo: exchanges one fragment at a time, overlapped with compute.
 
-A fragment is a few whole layers; the last one holds all parameters outside the
-layers. Fragment f of F is sent every H steps, starting at t_f = f (H // F), at
-least H steps after the start (`parallel.plans.outer.fragment_plan` has the
-schedule):
+A fragment is a few whole layers; the last fragment holds all parameters outside
+the layers. Fragment f of F is sent every H steps, with the offset t_f = f (H //
+F), and for the first time at least H steps after the start of training
+(`parallel.plans.outer.fragment_plan` computes the schedule):
 
     send    after update t where (t - t_f) mod H = 0 and t - t_f >= H:
               delta <- mean over m of (phi_f - theta_m,f)     in few bits
@@ -23,8 +23,9 @@ the new outer parameters into theirs: keep = 0 discards those steps, keep = 1
 ignores the other workers.
 
 A worker whose fragment has diverged (`parallel.outer.health`) is excluded from
-that exchange, and at the end of the step that sent it takes phi for all
-fragments: one healthy fragment among diverged ones would diverge after a step.
+that exchange. At the end of the step that sent the fragment, it replaces all
+its parameters by phi: a healthy fragment among diverged ones would diverge
+within a step.
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
 arXiv 2501.18512, Algorithm 2, where keep is alpha. Slots and pieces are
@@ -80,8 +81,8 @@ class Streaming(Rounds):
     fragments: Partition of the parameters.
     overlap: tau, the steps between send and receive: one number, or one per
       worker; all zero or all positive.
-    keep: alpha, the share of its own parameters that a worker keeps when a mean
-      arrives.
+    keep: alpha, the weight of a worker's own parameters, in [0, 1], when it
+      merges a fragment that has arrived.
     pieces: Number of steps over which an exchange is spread, for links that are
       slower than a step. At most tau, so that the mean is complete when it is
       applied; at most the steps between two sends, so that only one exchange is
@@ -130,9 +131,9 @@ class Streaming(Rounds):
 
   @property
   def period(self) -> int:
-    # Slots are static and taken in rotation. A fragment returns to the same
-    # slot after as many rounds as it takes for the number of sends to be a
-    # multiple of the number of slots.
+    # The slots, which are compile-time constants, are used in turn. A fragment
+    # uses the same slot again when the number of sends since its last use is a
+    # multiple of the number of slots, which may take several rounds.
     many = max(1, self.fragments.num_layer_fragments)
     return self.sync_every * math.lcm(many, max(1, self.slots)) // many
 
@@ -140,9 +141,9 @@ class Streaming(Rounds):
   def slots(self) -> int:
     """Maximum number of fragments of layers in flight at once."""
     most = max(1, self.fragments.num_layer_fragments)
-    # There is a send every `spacing` steps, and its slot is occupied until the
-    # first workers receive. Workers with a larger tau merge phi_f, which
-    # already includes the mean, and read no slot.
+    # A fragment is sent every `spacing` steps, and its slot is occupied until
+    # the workers with the smallest tau receive it. Workers with a larger tau
+    # merge phi_f, which then includes the mean, and read no slot.
     return min(most, -(-min(self.overlap) // self.times.spacing))
 
   @property
@@ -158,7 +159,7 @@ class Streaming(Rounds):
     )
     cut, last = self.fragments, self.fragments.last_kind
     state = {"params": params, "optimizer": optimizer}
-    if min(self.overlap):  # slots for means from send to receive
+    if min(self.overlap):  # slots, which hold means from send to receive
       zeros = jax.tree.map(jnp.zeros_like, params)
       # The last fragment needs one slot: it is sent again H > tau steps later.
       arriving = {last: {"0": cut.take(zeros, last, 0, 0)}}
@@ -168,8 +169,8 @@ class Streaming(Rounds):
       state["arriving"] = arriving
     state |= self.exchange.init(params)
     if self.pieces > 1:
-      # Deltas in flight, per worker: later pieces must be slices of the deltas
-      # at the first piece, and the worker's parameters have changed since.
+      # Deltas of the exchange in flight, per worker: all its pieces are slices
+      # of the deltas at the first piece, but the parameters change in between.
       stacked = stacked_zeros(params, self.worker)
       sending = {
         kind: cut.take(stacked, kind, 0, 1)
@@ -202,8 +203,8 @@ class Streaming(Rounds):
       if fragment is not None:
         kind, place = self.fragments.place(fragment)
         slot = self._slot(fragment, sent_at)
-        # The outer step is taken once; workers with a larger tau only merge
-        # later.
+        # Only the first receive takes the outer step; workers with a larger tau
+        # merge its result later.
         first = tau == min(self.overlap)
         receives.append(ReceiveVariant(kind, slot, first))
         receive_numbers.append(ReceiveNumbers(place, sent_at, tau))
@@ -265,7 +266,7 @@ class Streaming(Rounds):
           )
         state = self._outer_update(delta, state, kind, place)
       params = self._merge(params, state, kind, numbers)
-    # Workers that the exchange sent in this step, if any, has excluded.
+    # Workers that this step's exchange, if any, has excluded restart from phi.
     if (mine := state.pop("mask_here", None)) is not None:
       outer = to_workers(state["params"], self.worker)
       params = health.choose(mine, params, outer)
@@ -415,13 +416,13 @@ def _in_shape_of(params: Params):
 
 
 def _noted(state: State, verdict: health.Verdict) -> State:
-  """Returns the state with a verdict, which the end of the step removes."""
+  """Returns the state with a verdict, whose "mask_here" `finish` removes."""
   workers = health.noted(state["workers"], verdict.norms, verdict.mine)
   return state | {"workers": workers, "mask_here": verdict.mine}
 
 
 def _arriving(state: State, variant: SendVariant | ReceiveVariant) -> Params:
-  """Returns the slot of a fragment in flight."""
+  """Returns the mean in the slot of a fragment in flight."""
   return state["arriving"][variant.kind][str(variant.slot)]
 
 

@@ -6,7 +6,7 @@ own thread; a new epoch cancels them. The user's contribution is never modified,
 and is kept until its round is committed.
 
 If the coordinator is unreachable, the agent retries with exponential backoff;
-after t_c seconds the peer halts.
+after `Settings.alone_s` seconds the peer halts.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,29 +47,29 @@ from parallel.peers.transport.listener import Listener, Offer
 from parallel.peers.transport.transfers import Lost, Unreachable
 
 LOG = logging.getLogger(__name__)
-# Exponential backoff before a failed attempt is reported: without it, a
-# persistent failure would cause thousands of epochs.
+# First and longest pause before a failed attempt is reported (exponential
+# backoff): without it, a persistent failure would cause thousands of epochs.
 _FAILED_S, _MAX_FAILED_S = 0.02, 2.0
 # A peer whose fetches are outdated by this many consecutive commits leaves and
 # joins again: the swarm waits for new members before it starts a round.
 _MAX_OVERTAKEN = 3
-_CONNECT = 1.5  # time limit for connecting to the members, in units of t_h
+_CONNECT = 1.5  # time limit for connecting to members, in units of silence_s
 _SAID_S = 10.0  # interval of warnings about an unreachable coordinator
 
 
 class Agent:
-  """Peer with its threads, connections and state.
+  """Process of a peer: its threads, connections and state.
 
   Attributes:
     changed: Condition that is notified when a contribution is due or the peer
       has ended; guards the attributes below.
     working: Whether the user's program has to compute a contribution.
-    drawn: (`Leases.round`, samples) of that contribution.
+    drawn: (`Leases.round` at the time, sample spans) of that contribution.
     newest: Newest committed revision that the peer holds.
     peer: State of the protocol.
     members: Members of the newest epoch, in the order of their ranks.
     counted: Whether the last contribution is known to be in a committed round.
-    error: Reason for which the peer has ended; None while it runs.
+    error: Exception that ended the peer; None while it runs.
   """
 
   def __init__(
@@ -151,7 +151,7 @@ class Agent:
       except Cancelled:
         return
       except OSError as error:
-        if left_s <= _SAID_S:  # the dial used up the rest of t_c
+        if left_s <= _SAID_S:  # the dial used up the rest of alone_s
           self._events.put((m.Alone(), invalid or error))
           return
         self._say(
@@ -242,7 +242,7 @@ class Agent:
   def _verify(self) -> bool:
     """Computes the digest of the held revision; returns whether it is wrong.
 
-    Another digest makes the protocol fetch the revision.
+    If memory has changed, the new digest makes the protocol fetch the revision.
     """
     held = revisions.make(self.newest.number, self.newest.shared)
     if held.digest == self.newest.digest:
@@ -394,7 +394,7 @@ class Agent:
       self._links.close(reason)
 
   def _connect(self, task: m.Connect) -> None:
-    """Starts connecting to an epoch's members, or repeats the result."""
+    """Starts connecting to an epoch's members, or reports the result again."""
     # A repeated Prepare of the same epoch: do not connect twice.
     if self._links is not None and self._links.epoch == task.epoch:
       if self._reached is not None:
@@ -425,8 +425,8 @@ class Agent:
   def _reach(self, links: Links) -> None:
     """Connects to all members and reports unreachable ones.
 
-    The time limit is longer than t_h, after which the coordinator drops a dead
-    member.
+    The time limit is longer than `_silence_s`, after which the coordinator
+    drops a dead member.
     """
     unreachable: tuple[Id, ...] = ()
     absent: tuple[Id, ...] = ()
@@ -462,7 +462,7 @@ class Agent:
       return
     if self._fetch is not None:
       self._fetch.cancel()
-      # A new epoch repeats the request; only commits in an epoch overtake it.
+      # In the same epoch, only a commit makes a fetch outdated.
       self._overtaken += self._fetching[0] == self.peer.epoch
     if self._overtaken >= _MAX_OVERTAKEN and self._channel is not None:
       LOG.info("rounds are committed faster than they can be fetched")

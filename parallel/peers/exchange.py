@@ -22,7 +22,7 @@ from parallel.peers.ring.link_collectives import Order
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.transfers import disagreement
 
-_MAX_OPERATIONS = 1 << 20  # per round: a round's tags start at a multiple
+_MAX_OPERATIONS = 1 << 20  # per round; round r's tags follow r times this
 _TIMED_BYTES = 1 << 16  # smaller sums measure latency, not bandwidth
 
 
@@ -34,7 +34,8 @@ class RoundExchange:
     epoch: Epoch of the attempt.
     contributors: Contributing peers, in the order of their ranks.
     weights: Weight of each contribution, in the order of the ranks.
-    samples: peer -> samples of its contribution; empty spans without leases.
+    samples: peer -> sample numbers of its contribution, as [start, stop) spans;
+      () without leases.
   """
 
   def __init__(
@@ -108,7 +109,7 @@ class RoundExchange:
     Args:
       x: float32 ``[...]``, contiguous, of equal shape on all contributors.
       order: Order of additions, as for `link_collectives.all_reduce`. With
-        measured links, "ring" stands for the algorithm of `algorithm`.
+        measured links, "ring" selects the algorithm that `algorithm` returns.
 
     Returns:
       float32 ``[...]``, bitwise identical on all contributors.
@@ -130,9 +131,10 @@ class RoundExchange:
     return total
 
   def algorithm(self, nbytes: int) -> Algorithm:
-    """Returns the algorithm of a sum in the order "ring".
+    """Returns the algorithm that `sum` uses for order="ring".
 
-    It determines the bits of the sum, so reproducing a result requires it.
+    Its order of additions determines the bits of the sum, so a result can only
+    be reproduced with the same algorithm.
 
     Args:
       nbytes: Bytes of the array.
@@ -193,7 +195,8 @@ class PeerContribution(NamedTuple):
     value: Value passed to `combine`.
     combine: Function that computes the next state.
     weight: Weight of the contribution, e.g. its number of tokens.
-    begun: `leases.Leases.round` when its samples were drawn.
+    begun: Number of committed rounds (`Leases.round`) when its samples were
+      drawn.
     samples: Samples of the contribution; empty without leases.
     loss: Loss of the contribution, for monitoring; None for none.
   """

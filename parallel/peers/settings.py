@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import dataclasses
 
-# Most data connections to a peer; each costs two threads per pair of peers.
+# Maximum data connections to one peer, each with two threads (send, receive).
 MAX_CONNECTIONS = 64
 
 
@@ -12,16 +12,18 @@ class Settings:
   """Settings of a peer.
 
   Attributes:
-    alone_s: t_c: seconds without a coordinator after which the peer halts.
+    alone_s: t_c, seconds without a connection to the coordinator after which
+      the peer halts.
     num_connections: Number of data connections to each other peer; may differ
       between peers.
     checked: Whether exchanged blocks carry checksums.
-    samples: Number of samples per contribution, or a function from the round's
-      number to it, equal on all peers; 0 disables leases.
-    measured: Whether links are measured, and sums in the order "ring" use the
-      fastest one of a ring, a direct exchange and a sum inside sites first;
-      equal on all peers. A measurement takes some tenths of a second per epoch,
-      and some seconds per peer with round trips of 100 ms.
+    samples: Training samples per contribution, or a function from a round's
+      number to it; equal on all peers. 0 disables sample leases
+      (`parallel.peers.membership.leases`).
+    measured: Whether peers measure their links, and sums with order="ring" use
+      the fastest of three algorithms: a ring, a direct exchange, or a sum
+      inside each site first. Equal on all peers. A measurement takes tenths of
+      a second per epoch, or seconds per peer with round trips of 100 ms.
     rounds: Number of rounds of the run. A peer that connects after the last
       one ends with `Finished`. 0 for a run without an end.
     listen: (host, port) at which the peer listens; port 0 selects a free port.

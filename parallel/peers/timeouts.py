@@ -1,4 +1,4 @@
-"""Timeout of a peer that waits for its admission, and reasons to end."""
+"""Timeout of a peer that waits for admission, and errors that end a peer."""
 
 from collections.abc import Callable
 import time
@@ -20,7 +20,7 @@ class Finished(RuntimeError):
 
 
 class AdmissionTimeout:
-  """Decides from the coordinator's `Waiting` messages when a peer gives up."""
+  """Timeout after which a peer that waits for admission gives up."""
 
   def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
     """Starts without a deadline.
@@ -33,7 +33,7 @@ class AdmissionTimeout:
     self._lost_since: float | None = None
 
   def update(self, message: Waiting) -> Exception | None:
-    """Processes a message; returns the error that ends the peer, or None."""
+    """Processes a status; returns the error that ends the peer, or None."""
     rounds, now = self._settings.rounds, time.monotonic()
     # All rounds are committed: admission would never come.
     if 0 < rounds <= message.revision:

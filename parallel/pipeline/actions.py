@@ -1,7 +1,9 @@
-"""Actions of a stage in a tick: branches of a switch inside ``jax.shard_map``.
+"""Actions of a stage in a tick, a time step of a pipeline schedule.
 
-Stages take different branches, so a branch must not communicate over the axis
-of stages, and over other axes only among devices of one stage.
+A part is the layers of one chunk of a stage. An action, such as the forward of
+a part, is a branch of a switch inside ``jax.shard_map``. Stages take different
+branches, so a branch must not communicate over the axis of stages, and over
+other axes only among devices of one stage.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +20,10 @@ from parallel.plans.pipeline.pipeline_schedule import Kind, PipelineSchedule
 
 
 class Row(NamedTuple):
-  """One tick of a table; arrays ``[S]``, or ``[G]`` of this device's stages."""
+  """Actions and buffer slots of one tick (`parallel.plans.pipeline.table`).
+
+  Arrays are int32 ``[stages]``, of all stages or of this device's, or ``[]``.
+  """
 
   kind: jax.Array
   chunk: jax.Array
@@ -33,13 +38,14 @@ class Row(NamedTuple):
 
 
 class Buffers(NamedTuple):
-  """Buffers of a stage; trees of ``[P, ...]``, with P of each kind separate.
+  """Buffers of a stage: trees of ``[P, ...]``, each with its own P slots.
 
   Attributes:
     inputs: Inputs of parts. The last slot takes values that are not read.
-    cotangents: Cotangents of their outputs, with an equal last slot.
+    cotangents: Cotangents of the outputs of parts; the last slot as above.
     residuals: Residuals that forwards have saved for backwards.
-    deltas: Deltas that backwards' first halves have saved for the second ones.
+    deltas: Values that the first half of a split backward saves for the second
+      half (`parallel.pipeline.residuals`).
   """
 
   inputs: Tree
@@ -76,14 +82,14 @@ class Actions(NamedTuple):
 
     Args:
       entering: Input of the first part, if one enters in this tick.
-      row: This stage's numbers of the tick.
+      row: Action and buffer slots of this stage in the tick.
       params: Parameters of the stage's parts, ``[chunks, ...]``.
       constants: Constants of the stage's parts, ``[chunks, ...]``.
       inputs: Buffer of inputs, ``[P + 1, ...]``.
-      arriving: Value that arrives in each direction of the buffer.
+      arriving: Values from other stages, one for each direction.
 
     Returns:
-      The part's output, and the buffer.
+      The part's output, and the updated buffer.
     """
     # First receive, then run: an action may read a value of this tick.
     inputs = self._received(
@@ -107,11 +113,14 @@ class Actions(NamedTuple):
     arriving: tuple[Sequence[Tree], Sequence[Tree]],
     grads: Tree,
   ) -> tuple[Tree, Tree, Buffers, Tree]:
-    """Runs a stage's action; arguments as in `forward_only`, of both buffers.
+    """Runs a stage's action in a schedule with backward.
+
+    Arguments are those of `forward_only`; ``entering`` and ``arriving`` are
+    pairs, for inputs and for cotangents. ``grads`` are sums of gradients.
 
     Returns:
-      The part's output and the cotangents of its input, the buffers, and the
-      gradients of the stage's parts.
+      The part's output, the cotangents of its input, the updated buffers, and
+      the updated sums of gradients.
     """
     # First receive, then run: an action may read a value of this tick.
     inputs = self._received(
@@ -151,8 +160,8 @@ class Actions(NamedTuple):
       of_params = how.of_weight(*given(), _read_kept(deltas, row.deltas))
       return _added(grads, of_params, row)
 
-    # Several switches instead of one: XLA copies a buffer that a branch both
-    # reads and returns, and these branches either read buffers or change them.
+    # Several switches instead of one: XLA copies a buffer that a switch both
+    # reads and returns. Each of these either reads a buffer or changes it.
     y, residuals = self._one_of(
       row, {Kind.FORWARD: forward}, (nothing, residuals)
     )
@@ -166,9 +175,9 @@ class Actions(NamedTuple):
   def _one_of(
     self, row: Row, actions: dict[Kind, Callable[[], Tree]], otherwise: Tree
   ) -> Tree:
-    """Runs one of several actions, if the tick has one of them."""
-    # Branches that never run are not compiled.
-    # `schedule` is static data: the choice is made at trace time.
+    """Runs the one of some actions that the tick has; else ``otherwise``."""
+    # Kinds that the schedule never uses are excluded at trace time, so that
+    # their branches are not compiled.
     used = [kind for kind in actions if (self.schedule.kinds == kind).any()]
     if not used:
       return otherwise
@@ -183,7 +192,7 @@ class Actions(NamedTuple):
   def _scoped(
     self, action: Callable[..., Tree], kind: Kind
   ) -> Callable[..., Tree]:
-    """Adds scopes to an action: its number of runs, its kind and its phase."""
+    """Adds named scopes to an action: number of runs, kind and phase."""
     # The ledger groups bytes and FLOPs by these scopes.
     phase = "forward" if kind is Kind.FORWARD else "backward"
     return scoped(
@@ -199,7 +208,7 @@ class Actions(NamedTuple):
       for values, place in zip(arriving, places, strict=True):
         buffer = write(buffer, values, place)
       return write(buffer, entering, entered)
-    # At most one of the two has a slot, the smaller number.
+    # At most one of the two is read; the other one has the last slot's number.
     place, = places
     values = jax.tree.map(
       lambda a, e: jnp.where(place < entered, a, e), *arriving, entering
@@ -218,7 +227,7 @@ class Actions(NamedTuple):
 
 
 def runs(count: int, schedule: PipelineSchedule) -> str:
-  """Returns the scope of code that runs in ``count`` ticks, for the ledger.
+  """Returns the scope by which the ledger knows in how many ticks code runs.
 
   Example:
     >>> from parallel.plans.pipeline.builders import build
@@ -253,7 +262,7 @@ def _read_kept(tree: Tree, place: jax.Array) -> Tree:
 
 
 def _write_kept(tree: Tree, values: Tree, place: jax.Array) -> Tree:
-  """Writes values to a slot of such a buffer."""
+  """Writes values to a slot of a buffer with a fixed layout."""
   return _row_major(write(tree, values, place))
 
 
@@ -276,7 +285,7 @@ def write(tree: Tree, values: Tree, place: jax.Array) -> Tree:
 
 
 def _chunk(tree: Tree, row: Row) -> Tree:
-  """Slices the parameters of an action's part; without a copy for one part."""
+  """Slices the parameters of an action's part; no copy if there is one part."""
   # [1, ...] -> [...] by a static slice, which is free.
   leaves = jax.tree.leaves(tree)
   if leaves and leaves[0].shape[0] == 1:
@@ -285,7 +294,7 @@ def _chunk(tree: Tree, row: Row) -> Tree:
 
 
 def _added(grads: Tree, of_params: Tree, row: Row) -> Tree:
-  """Adds the gradients of an action's part."""
+  """Adds the gradients of an action's part to the sums ``[chunks, ...]``."""
 
   def added(total, x):
     if total.shape[0] == 1:

@@ -1,20 +1,20 @@
-"""Residuals of a part: recomputed in the backward, or saved by the forward.
+"""Residuals of a pipeline part: recomputed or saved for the backward.
 
 A backward reads values of the forward, its *residuals*. `Recomputed` saves none
 of them and repeats the forward. `Kept` saves those that depend on the part's
-input. The others are a part's parameters or functions of these alone, such as a
-copy in bfloat16. Saved, they would be stored once per microbatch, so they are
-recomputed.
+input. The other residuals are parameters, or functions of parameters alone such
+as a copy in bfloat16. They are recomputed, since saving them would store a copy
+per microbatch.
 
-If a backward may be two actions, `Kept` repeats no computation in either. A
-part's linearization is a sum of the products with weight tangents and of the
-remaining terms: y' = U(e, x') with e = K(p'), for tangents p' of weights and x'
-of the input. The first action transposes U: it returns the cotangents of the
-input and saves those of e, the *deltas*. The second one transposes K.
+A schedule may split a backward into two actions; `Kept` then repeats no
+computation in either. The linearization of a part is y' = U(e, x') with e =
+K(p'), for tangents p' of the weights and x' of the input: e are the products
+that contain weight tangents, U is the rest. The first action transposes U: it
+returns the cotangents of the input and saves those of e, called *deltas*. The
+second action transposes K.
 
-Source of the split of a backward: Qi et al., "Zero Bubble Pipeline
-Parallelism", 2401.10241; it is found here by partial evaluation instead of in
-the code of each layer.
+Source of the split: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv
+2401.10241. Here partial evaluation finds it, instead of code in each layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -141,7 +141,7 @@ class Kept(NamedTuple):
       The program, and the number of its results that are the output.
     """
     # Both functions are pytrees of residuals. A linearization can be split in
-    # two; a VJP is a transpose already, which partitions define themselves.
+    # two. A VJP is already transposed; it supports the custom VJPs of ZeRO.
     linearize = jax.linearize if self.splits else jax.vjp
 
     def forward(params, fixed, x):
@@ -155,7 +155,7 @@ class Kept(NamedTuple):
   ) -> Callable[..., Any]:
     """Rebuilds the linear function from its forward's saved residuals."""
     program, num = self._linearized(params, fixed, x)
-    # A result that is an output too, or occurs twice, is saved only once.
+    # A residual that is also an output or another residual is saved only once.
     same, numbers = program.same(num), range(num, len(program.shapes))
     found = dict(zip(_to_keep(program, num), kept, strict=True))
     # Residuals that do not depend on x are recomputed from the parameters.
@@ -178,7 +178,7 @@ class _Program:
     self.shapes, self.tree = jax.tree.flatten(shapes)
 
   def same(self, start: int) -> list[int]:
-    """Returns for each result the first equal one, from ``start`` on."""
+    """Returns, per result, the index of the first equal one from ``start``."""
     # Equal results are one variable of the traced program.
     ids = [id(v) for v in self._closed.jaxpr.outvars]
     return [ids.index(v, min(i, start)) for i, v in enumerate(ids)]
@@ -201,7 +201,7 @@ class _Program:
     return jax.core.eval_jaxpr(jaxpr, self._closed.consts, *args)
 
   def _only(self, wanted: Sequence[int]) -> tuple[Any, list[bool]]:
-    """Returns the program of some results, and a mask of its used arguments."""
+    """Returns the jaxpr of some results, and a mask of its used arguments."""
     return partial_eval.dce_jaxpr(
       self._closed.jaxpr, [i in wanted for i in range(len(self.shapes))]
     )
@@ -210,7 +210,8 @@ class _Program:
 def _to_keep(program: _Program, num: int) -> list[int]:
   """Returns the indices, from ``num`` on, of the results that a forward saves.
   """
-  # Each value once, and no functions of parameters alone or plain arguments.
+  # Each value is saved once; functions of parameters alone and unchanged
+  # arguments are not saved.
   return [
     i for i, first in enumerate(program.same(num))
     if i >= num and i == first and program.reads_last(i)
@@ -219,7 +220,7 @@ def _to_keep(program: _Program, num: int) -> list[int]:
 
 
 class _Sums:
-  """Linear function of parameters' and x's tangents, as U(K(p'), x').
+  """Linear function of tangents p' and x', split as U(K(p'), x').
 
   Attributes:
     summands: Shapes of the results of K.
@@ -256,11 +257,11 @@ class _Sums:
     self.summands = [program.shapes[i] for i in self._moving]
 
   def of_params(self, params: Tree) -> list[jax.Array]:
-    """Computes K."""
+    """Computes K(p') of the tangents ``params``."""
     return _Program(self._known, params).results(self._moving)
 
   def added_up(self, summands: list[jax.Array], x: Tree) -> Tree:
-    """Computes U."""
+    """Computes U(e, x') of ``summands`` e and tangents ``x``."""
     values = self._still | dict(zip(self._moving, summands, strict=True))
     return self._tree.unflatten(jax.core.eval_jaxpr(
       self._rest, [values[i] for i in sorted(values)], *jax.tree.leaves(x)

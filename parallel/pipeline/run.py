@@ -2,12 +2,12 @@
 
 In a tick every stage looks up its action and runs it, a branch of a switch.
 Then activations are sent to the next stage and cotangents to the previous one,
-by one permute each. In a V, where both may be sent either way, each stage sends
-the result of its action, one of the two, to both neighbours. The layers before
-the first part and after the last one, such as a vocabulary that is sharded over
-stages, run outside of the branches on all stages at once: there, collectives
-may use the axis of stages. Inside a branch they must not, since stages take
-different branches.
+by one permute each. In a V-shaped placement of parts both may be sent either
+way, so each stage sends its action's result to both neighbours. The layers
+before the first part and after the last part, such as an embedding that is
+sharded over stages, run on all stages at once, outside of the switch. There,
+collectives may use the axis of stages. Inside a branch they must not, since
+stages take different branches.
 
 A stage stores the inputs of its parts, in as many slots as the schedule needs
 (`parallel.plans.pipeline.table`), and either recomputes the rest of a part in
@@ -46,10 +46,11 @@ from parallel.plans.pipeline.table import Table, table
 
 
 class Functions(NamedTuple):
-  """A model in parts; only the results of ``part`` differ between stages.
+  """Functions of a model in parts; only results of ``part`` differ by stage.
 
   Attributes:
-    enter: ``(around, microbatch) -> x``, the input of the first part.
+    enter: ``(around, microbatch) -> x``, the input of the first part, where
+      ``around`` are the parameters outside of the parts (`Params`).
     part: ``(params of a part, constants of a part, x) -> x``.
     judge: ``(around, x, microbatch) -> scores`` of the last part's output. For
       a training step these are a scalar, the loss.
@@ -73,7 +74,7 @@ class Params(NamedTuple):
 
 
 class _Ends(NamedTuple):
-  """Microbatches of a tick's work outside of stages, -1 for none.
+  """Microbatches that a tick processes outside of the parts; -1 for none.
 
   Attributes:
     entering: Microbatch that the first part reads in the next tick.
@@ -91,10 +92,10 @@ class _Carry(NamedTuple):
 
   Attributes:
     buffers: Buffers of the stages, ``[G, P, ...]``.
-    arriving: Received values, ``[G, ...]``: an input and a cotangent, one tuple
-      each, or a tuple with a value of each direction for both.
-    entering: Input of the first part and cotangent of the last one, from
-      outside.
+    arriving: Received values, ``[G, ...]``. In a loop of stages there are two
+      tuples, of one input and of one cotangent; otherwise one tuple, with a
+      value for each direction, is used for both.
+    entering: Input of the first part, and cotangent of the last part's output.
     total: Scores of all microbatches, ``[M, ...]``, or the sum of losses.
     grads: Sum of gradients; None without backward.
   """
@@ -173,7 +174,7 @@ class Pipeline:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
-  """A run of a pipeline during its trace; see `Pipeline.gradients`."""
+  """Arguments of `Pipeline.gradients` with the functions that trace it."""
 
   pipeline: Pipeline
   functions: Functions
@@ -214,14 +215,14 @@ class _Run:
     )
 
   def places(self, *lead: int, like: Any = None) -> Any:
-    """Makes the slots of each stage, for activations or values as ``like``."""
+    """Makes zeros ``[G, *lead, ...]`` like activations, or like ``like``."""
     return self.zeros(
       self.of_x if like is None else like, self.axis.lanes, *lead,
       names=(self.axis.name,),
     )
 
   def nothing(self) -> tuple[tuple[Any, ...], ...]:
-    """Makes values that arrive in the first tick, which no stage reads."""
+    """Makes the values that "arrive" in the first tick; no stage reads them."""
     if self.pipeline.schedule.is_loop:
       return (self.places(),), (self.places(),)
     return tuple(self.places() for _ in self.table.directions),
@@ -270,12 +271,12 @@ class _Run:
 
   def first(self) -> Any:
     """Returns the input of the first part in the first tick."""
-    # Later microbatches enter at the end of the tick before; see `send_on`.
+    # A tick computes the input of the next one; see `next_microbatch`.
     enter = scoped(self.enter, "phase_forward")
     return enter(int(self.table.enters[0]))
 
   def scan(self, tick: Callable[..., Any], start: _Carry) -> _Carry:
-    """Runs all ticks."""
+    """Runs all ticks and returns the last carry."""
     t = self.table
     rows = Row(
       t.kinds, t.chunks, t.inputs.write, t.inputs.enter, t.inputs.read,
@@ -335,7 +336,7 @@ class _Run:
     # actions, of the loss, and of the first part's gradient.
     outputs = after(outputs, (back, of_parts), ordered)
 
-    # Loss and its cotangent on all stages at once, once the last part is done.
+    # Loss and its cotangent, on all stages at once, if the last part has run.
     def judge(m):
       x = scoped(self.of_stage, "phase_forward")(outputs, self.stage_of(-1))
       loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
@@ -354,7 +355,7 @@ class _Run:
       _, vjp = jax.vjp(
         lambda a: self.functions.enter(a, self.microbatch(m, dx)), around
       )
-      # `vjp` holds what the forward has gathered.
+      # Ordered after `vjp`, whose residuals include gathered parameters.
       return jax.tree.map(jnp.add, grads, *vjp(after(dx, vjp, ordered)))
 
     leave = scoped(leave, "phase_backward")
@@ -377,7 +378,7 @@ class _Run:
 
   def next_microbatch(self, ends: _Ends, late: Any) -> Any:
     """Returns the first part's input of the next tick."""
-    # One run fewer than microbatches: the first one enters before the scan.
+    # One run fewer than microbatches: `first` computes the first input.
     enter = scoped(lambda m: self.enter(m, late), "phase_forward")
     return self.if_any(
       ends.entering, enter, lambda: self.zeros(self.of_x), in_loop=-1

@@ -101,7 +101,7 @@ class Transformer:
 
   @property
   def num_params(self) -> int:
-    """Number of logical parameters: layers, tables, norms; without padding."""
+    """Number of logical parameters of the whole model, without padding."""
     # Embedding and head, [vocab_size, width] each, and the final norm [width].
     tables = 1 if self.tied_embeddings else 2
     table = self.vocab_size * self.width
@@ -122,8 +122,8 @@ class Transformer:
   def flops_per_token(self, seq_len: int) -> float:
     """Returns training FLOPs per token: 6 per weight, plus attention scores.
 
-    Source: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B; deviation:
-    half of the score matrix, since attention is causal.
+    Source: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B. Deviation:
+    half of the score matrix is counted, since attention is causal.
     """
     # An embedding lookup is no matrix product; a tied table counts once, for
     # its use as the head.
@@ -156,10 +156,10 @@ class Transformer:
   def kept_bytes(self, tokens: float, tensor: int) -> float:
     """Returns bytes of a layer's activations saved for its backward, per rank.
 
-    Replicated on every rank: the stream before both norms and both normalised
-    copies. Partitioned over the ranks: queries, keys, values, the output of
-    attention, gate, up and their product. Scores are not saved: attention is
-    fused.
+    Every rank saves the residual stream before each of the two norms and the
+    normalised copies. The ranks partition queries, keys, values, the output of
+    attention, gate, up and the product of gate and up. Scores are not saved,
+    since attention is fused.
 
     Args:
       tokens: Number of tokens of all sequences.
@@ -183,8 +183,8 @@ class TrainingStep:
     model: Sizes of the model.
     batch_size: Number of examples of a step.
     seq_len: Positions of an example.
-    backward_bytes: Bytes per element of the tensor ranks' reductions in the
-      backward pass.
+    backward_bytes: Bytes per element that tensor ranks reduce in the backward
+      pass.
   """
 
   model: Transformer
@@ -214,9 +214,9 @@ class TrainingStep:
   ) -> float:
     """Returns seconds of a layer's forward without communication (roofline).
 
-    The time of the matrix products is the maximum of their FLOPs at
-    ``utilisation`` times the peak and of the read of their weights. Activations
-    are written once and read once.
+    The matrix products take the larger of two times: that of their FLOPs at
+    ``utilisation`` times the peak, and that of reading their weights.
+    Activations are written once and read once.
 
     Args:
       examples: Number of examples.

@@ -2,8 +2,8 @@
 
 The (source, destination) pairs of a round are split into partial permutations:
 sets in which no rank sends twice or receives twice. Each set becomes one
-permute. A constant table, indexed by the rank's number, holds the chunks that a
-rank sends in it. So the program sends exactly the chunks of the schedule. Every
+permute. A constant table, indexed by rank, lists the chunks that a rank sends
+in the permute, so the program sends exactly the chunks of the schedule. Every
 step is linear, so jax derives the transpose for the backward pass.
 
 Shape legend: N = ranks of the schedule; R = lanes on this device; C = chunks;
@@ -32,8 +32,8 @@ def executor(schedule: Schedule) -> Executor:
   """Returns a function that runs the schedule over a mesh axis.
 
   Args:
-    schedule: Schedule, which is proven here. Its ranks are the devices of the
-      mesh axis.
+    schedule: Schedule, whose correctness is checked here. Its ranks are the
+      devices of the mesh axis.
 
   Returns:
     A function of a device's array and the name of a mesh axis. It computes the
@@ -78,8 +78,8 @@ def on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
     Array(4., dtype=float32)
 
   Args:
-    schedule: Schedule, which is proven here. Its ranks are the logical ranks of
-      the axis.
+    schedule: Schedule, whose correctness is checked here. Its ranks are the
+      logical ranks of the axis.
     x: ``[R, ...]``: array of each lane, with the shape of a device's array in
       `executor`.
     axis: Axis over whose ranks the schedule runs.
@@ -121,8 +121,8 @@ def _steps(schedule: Schedule) -> list[list[_Step]]:
 def _round_steps(schedule: Schedule, transfers: Round) -> list[_Step]:
   """Groups a round's transfers into permutes.
 
-  All pairs of a permute send arrays of one shape. So only pairs with the same
-  number of chunks share a permute, and no chunk is padding.
+  All pairs of a permute send arrays of one shape. Only pairs with the same
+  number of chunks share a permute, so that none sends padding.
   """
   # All chunks from one rank to another in this round form one message.
   chunks: dict[tuple[int, int, bool], list[int]] = {}
@@ -135,9 +135,9 @@ def _round_steps(schedule: Schedule, transfers: Round) -> list[_Step]:
   steps = []
   for (reduces, count), pairs in kinds.items():
     for part in partial_permutations(pairs):
-      # Ranks that do not send read chunk 0, which is not in any pair. Ranks
-      # that do not receive get zeros from the permute and drop them, as their
-      # writes are out of range.
+      # Ranks that do not send read chunk 0, which the permute ignores. Ranks
+      # that do not receive get zeros from the permute and drop them, since
+      # their writes are out of range.
       reads = np.zeros((schedule.num_ranks, count), np.int32)
       writes = np.full_like(reads, schedule.num_chunks)
       for source, there in part:

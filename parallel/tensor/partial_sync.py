@@ -1,4 +1,4 @@
-"""Partial synchronisation: the shared channels of an update of tensor ranks.
+"""Options of partial synchronisation: which channels are summed over ranks.
 
 Source: Lamprecht et al., "Tensor-Parallelism with Partially Synchronized
 Activations" (CAAT-Net), arXiv 2506.19645.
@@ -28,20 +28,20 @@ FUSED_ROUTES = ("one_shot", "ring_kernel")
 
 @dataclasses.dataclass(frozen=True)
 class PartialSync:
-  """Synchronization of a row-parallel projection's output.
+  """Options of the reduction of a row-parallel projection's output over ranks.
 
   Attributes:
     p: Fraction of the channels that is summed over all ranks, in [0, 1].
-    private_scale: Scaling of private channels. One rank's partial output
-      replaces a sum over all ranks, whose standard deviation is sqrt(ranks)
-      times as large. "forward" multiplies by sqrt(ranks), "init" leaves that to
-      the initialisation of the weights, "none" does neither.
-    forward_dtype: Dtype of the forward reduction; None: the activations'.
-    backward_dtype: Dtype of the backward reduction; None: the cotangents'.
-    overlap: Whether the shared columns of the product are computed first, and
-      the private ones while the shared ones are reduced, if the compiler
-      reduces asynchronously. Otherwise a device with one lane computes all
-      columns in one product.
+    private_scale: Scaling of the private channels, which are not summed: the
+      sum over ranks would have sqrt(ranks) times their standard deviation.
+      "forward" multiplies them by sqrt(ranks), "init" leaves the factor to the
+      initialisation of the weights, "none" omits it.
+    forward_dtype: Dtype of the forward reduction; None: dtype of activations.
+    backward_dtype: Dtype of the backward reduction; None: dtype of cotangents.
+    overlap: Whether shared channels are computed first, by a separate product,
+      so that a compiler with asynchronous collectives reduces them while the
+      private channels are computed. If not, a device with one lane computes all
+      channels in one product.
     route: Implementation of both reductions: a key of ``PROJECTION_ROUTES``, or
       a function that replaces ``lax.psum``. The routes in ``FUSED_ROUTES`` use
       their kernels where `reductions.kernel_of_norm` finds one.

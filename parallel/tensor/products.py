@@ -1,8 +1,8 @@
-"""Products and norms of projections, as each compiler runs them best.
+"""Matrix products and norms of projections, in the fastest form per platform.
 
-XLA:CPU runs some forms of a product at a fraction of the rate of others, so
-`parallel.tensor.projections` calls the functions of this module, which return
-the same values on all platforms.
+XLA:CPU runs some forms of a product at a fraction of the rate of others.
+`parallel.tensor.projections` therefore calls the functions of this module,
+which select a form by the platform and compute the same result in each.
 
 Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), F
 = features of one rank.
@@ -21,25 +21,25 @@ from parallel.kernels.calls import same_axes
 from parallel.kernels.coded import Coded
 from parallel.kernels.selection import Implementation
 
-# No product has a dim of size one next to the contracted one, and a batch dim
-# only with several lanes: XLA:CPU runs others at a fraction of the rate of a
-# plain matrix product (docs/methods.md).
+# No product here has a dim of size 1 next to the contracted dim, and a product
+# has a batch dim only for several lanes: XLA:CPU runs other products at a
+# fraction of the rate of a plain matrix product (docs/methods.md).
 
 
 def product(x: jax.Array, w: jax.Array | Coded) -> jax.Array:
   """Multiplies ``[B, T, H]`` by the one matrix of ``[1, H, F]``."""
   if isinstance(w, Coded):
     return w.product(x)
-  # On CPUs, where its backward avoids a copy for the weights' gradient.
+  # On CPUs the backward of `each_rank` avoids a copy in the weights' gradient.
   return each_rank(x[None], w)[0] if on_cpu() else x @ w[0]
 
 
 def each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies each lane's ``[B, T, H]`` by its ``[H, F]``.
 
-  The backward is written by hand, since autodiff would save each lane's slices
-  of x and w in addition to x and w, and compute the transpose of the weights'
-  gradient, for which XLA:CPU copies an operand into its order.
+  The backward is written by hand, for two reasons. Autodiff would save each
+  lane's slices of x and w in addition to x and w. It would also compute the
+  weights' gradient transposed, for which XLA:CPU copies an operand.
 
   Args:
     x: ``[R, B, T, H]``.
@@ -74,7 +74,8 @@ def each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
     return f(*(x[0] for x in operands))[None]
 
   def over_tokens(a, b):
-    # Of one dim: XLA:CPU copies operands to merge several. H or F may be 0.
+    # Merges B and T: XLA:CPU copies operands to contract two dims. H or F may
+    # be 0, so the merged size cannot be -1.
     a, b = (x.reshape(x.shape[0] * x.shape[1], x.shape[2]) for x in (a, b))
     return matmul(a.T, b)
 
@@ -83,10 +84,10 @@ def each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def scales_streams(features: int, width: int) -> bool:
-  """Returns whether lanes' streams are scaled by the norm, not their products.
+  """Returns whether the norm scales the lanes' streams, not their products.
 
-  On CPUs the smaller of both are scaled: with scaled streams, one product has
-  all channels, and there is nothing to add or scale after it.
+  On CPUs the smaller of the two arrays is scaled. If that is the stream, one
+  product covers all channels, and nothing is added or scaled after it.
 
   Args:
     features: F.
@@ -100,9 +101,9 @@ def add_norm(
   d_private: jax.Array | None, gain: jax.Array, eps: float,
   implementation: Implementation = "reference",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Computes `parallel.kernels.add_norm.api.add_norm`.
+  """Adds an update and normalises: `parallel.kernels.add_norm.api.add_norm`.
 
-  On CPUs, where no kernel takes the operands, with the backward of `times`.
+  On CPUs without a kernel, the backward of `times` saves less memory.
   """
   chosen = kernels.choice(shared, private, implementation)
   if not (on_cpu() and chosen.name == "reference"):
@@ -149,7 +150,7 @@ def _row_sums(x: jax.Array) -> jax.Array:
   """Sums the last dim of ``[..., n]`` to ``[..., 1]``."""
   if not on_cpu():
     return jnp.sum(x, axis=-1, keepdims=True)
-  # XLA:CPU fuses a sum with what it sums, and runs that slower than a product:
-  # log/2026-11-28-training-step-memory.md.
+  # XLA:CPU fuses a sum with the computation of its operand, which is slower
+  # than a product: log/2026-11-28-training-step-memory.md.
   rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
   return (rows @ jnp.ones((x.shape[-1], 1), x.dtype)).reshape(*x.shape[:-1], 1)

@@ -55,14 +55,14 @@ def column_parallel(
 ) -> tuple[Stream, jax.Array]:
   """Normalizes each rank's stream (RMSNorm) and multiplies by its columns.
 
-  If the stream carries an update, it is added first. A kernel does that in the
-  same pass as the norm, and also reduces a pending update. Unless an update is
-  pending, this function does not communicate.
+  If the stream carries an update, the update is added first. A kernel adds it
+  in the same pass as the norm, and also reduces a pending update. Unless an
+  update is pending, this function does not communicate.
 
-  Each rank normalises its stream by its statistics, in float32 over all H
-  channels. The factor of a token commutes with the product, ``norm(x) @ w =
-  rstd * ((x * gain) @ w)``, so with several lanes the shared part is one
-  product for all of them.
+  Each rank normalises its stream by its own statistics, in float32 over all H
+  channels. The factor rstd = 1 / sqrt(mean(x^2) + eps) of a token commutes with
+  the product, ``norm(x) @ w = rstd * ((x * gain) @ w)``, so with several lanes
+  the shared channels need one product for all of them.
 
   Args:
     x: The residual stream.
@@ -70,8 +70,8 @@ def column_parallel(
     w: Columns of each rank, ``[R, H, F]``.
     eps: Number that is added to the mean square.
     implementation: Implementations of the norm in order of preference, as in
-      `parallel.kernels.selection`. Kernels take one stream, so devices with
-      several use the reference.
+      `parallel.kernels.selection`. Kernels process one stream, so devices with
+      several different streams use the reference.
 
   Returns:
     The stream with its update added, and the products ``[R, B, T, F]`` in the
@@ -127,14 +127,14 @@ def _kernel(
 def _reduce_add_columns(
   x: Stream, gain: jax.Array, w: jax.Array, reduce_add_norm: ReduceAddNorm
 ) -> tuple[Stream, jax.Array]:
-  """Runs `column_parallel` by a kernel, for one lane with a pending update."""
+  """Runs `column_parallel` by a kernel, on one lane with a pending update."""
   k = x.update.shared.shape[-1]
   shared, private, normed = reduce_add_norm(
     *_split_at(x, k), x.update.shared, x.update.private[0], gain
   )
   y = _all_columns(normed, w.astype(normed.dtype))
-  # If the stream shares fewer channels than the update, the channels beyond
-  # differed between ranks before the sum was added, and still do.
+  # If the stream shares fewer channels than the update, the further channels of
+  # the stream differed between ranks before the addition, and still do.
   x = Stream(shared, private[None]).narrow(min(k, x.shared.shape[-1]))
   return x, y
 
@@ -152,8 +152,8 @@ def _columns_of_lanes(
       )[2]
     )(x.private)  # [R, B, T, H]
     return products.each_rank(normed, w.astype(dtype))
-  # The gain multiplies the weights: a product with the stream would be another
-  # array [R, B, T, H] to write and to save for the backward.
+  # The weights are multiplied by the gain: multiplying the stream would write,
+  # and save for the backward, another array [R, B, T, H].
   w = w.astype(dtype).astype(gain.dtype)
   w = (gain[None, :, None] * w).astype(dtype)
   y = products.each_rank(x.private, w[:, k:])  # [R, B, T, F]

@@ -3,7 +3,7 @@
 Partial sums are reduced by a route of `parallel.routes`, or by a kernel that
 also adds the sum to the residual stream and normalises it. In both cases the
 backward is written by hand: it sums the ranks' cotangents of the shared
-channels, in a separate dtype.
+channels, in a dtype that can differ from that of the forward.
 
 Shape legend: B = batch, T = position, H = width (stream channels), K = shared
 channels, P = H - K private ones.
@@ -27,7 +27,7 @@ from parallel.kernels.selection import Implementation
 from parallel.routes import parts_of_all
 from parallel.tensor.partial_sync import PROJECTION_ROUTES, PartialSync
 
-# Name of reduced values for remat policies.
+# Name of the reduced values, by which remat policies select them.
 REDUCED = "reduced"
 
 # Maps one rank's shared [B, T, K] and private channels [B, T, P], its partial
@@ -154,8 +154,8 @@ def _differentiable(
   """Defines the derivative of ``reduce`` as that of a norm of the new stream.
 
   Partial sums are added to the stream, so the cotangent of a rank's partial sum
-  equals that of the new shared channels, summed over ranks. The kernel itself
-  transposes like a gather, which sends every rank's block.
+  equals that of the new shared channels, summed over ranks. Autodiff would
+  transpose the gather instead, which sends a cotangent for each rank's block.
   """
   differentiable = jax.custom_vjp(reduce)
 

@@ -22,7 +22,7 @@ from parallel.tensor.reductions import cast_to_ranks, sum_over_ranks
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-  """Outstanding reduction of an update over ranks.
+  """Reduction of an update over ranks that is still to be done.
 
   Attributes:
     axis: The tensor axis.
@@ -139,7 +139,7 @@ class Stream:
     return Stream(x.shared + y.shared, x.private + y.private)
 
   def take(self, positions: jax.Array) -> "Stream":
-    """Returns the stream at some positions, int ``[t]``: ``[B, t, H]``."""
+    """Returns the stream ``[B, t, H]`` at the positions of an int ``[t]``."""
     x = self.resolved()
     return Stream(x.shared[:, positions], x.private[:, :, positions])
 

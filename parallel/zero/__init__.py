@@ -1,2 +1,1 @@
-"""ZeRO partitions of the training state: sharding, collectives and their cost.
-"""
+"""ZeRO on a mesh: collectives and execution for partitioned training state."""

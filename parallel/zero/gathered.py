@@ -1,17 +1,17 @@
-"""Functions of partitioned parameters: gathers before, scatters after.
+"""Execution of functions of whole parameters on partitioned (ZeRO) parameters.
 
 `Gathered.apply` and `Gathered.scan` run a function of whole parameters on
 shards. The forward gathers a layer's parameters, runs the layer and keeps its
 residuals without the parameters. The backward gathers the parameters again,
 from the shards or from the secondary copy, runs the layer's VJP and immediately
 reduces the parameters' gradients. At most one layer's parameters are whole at a
-time, or two layers' with prefetch.
+time, or two layers' with prefetch. `parallel.zero.shards` defines depths.
 
 The backward is written by hand (`jax.custom_vjp`). The transpose of the gather
 is unsuitable, for three reasons:
 
-- It gives gradients at the depth of the weights; a partition may keep them at
-  another one.
+- It shards gradients at the depth of the weights, but a partition may shard
+  them at another depth.
 - It sums the lanes of a device first; a gradient codec needs each lane's
   summand separately.
 - The gathered parameters would be residuals, so every layer would stay whole
@@ -142,7 +142,8 @@ class Gathered:
 
     def backward(residuals, dy):
       vjp, source, done = residuals
-      # The cotangent of a loss is a constant, after which nothing is ordered.
+      # Ordered after the forward's result `done`: dy alone does not suffice,
+      # since the cotangent of a loss is a constant.
       source = after(source, done, self.shards.ordered)
       dsinks, *dargs = self._backward(tensors, vjp, source, dy)
       # The gradient of the parameters is the cotangent of the sinks; None marks
@@ -169,7 +170,7 @@ class Gathered:
       x: Tree of activations ``[D, ...]`` before the first layer.
       unroll: Layers per iteration of the loop.
       policy: A `jax.checkpoint` policy that selects a layer's residuals. None
-        saves everything but parameters and their forms.
+        saves everything but parameters and reshaped or cast ones (`_FORMS`).
 
     Returns:
       The activations ``[D, ...]`` after the last layer.
@@ -203,8 +204,8 @@ class Gathered:
 
     def forward(weights, sinks, x):
       weights = grouped(weights, length)
-      # vjps, copies: residuals and secondary copies of each layer of a period,
-      # stacked over periods.
+      # vjps, copies: residuals and secondary copies of the layers of a period
+      # (one iteration), stacked over iterations.
       y, (vjps, copies) = lax.scan(period, x, weights, unroll=unroll)
       return y, (vjps, copies, weights if None in copies else None)
 
@@ -275,8 +276,8 @@ class Gathered:
 
     def backward(residuals, dy):
       vjps, vjp, sources, source = residuals
-      # All layers' VJPs have one structure: either each reads its parameters,
-      # or none does.
+      # The VJPs of all layers have the same structure: either all of them read
+      # their parameters, or none does.
       reads = vjp.args_res[0] is None
 
       def gather(source, dy):
@@ -317,7 +318,7 @@ class Gathered:
   def _forward(
     self, lifted: Callable[..., Any], tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, Any]:
-    """Gathers the parameters and runs `_call`; returns the same values."""
+    """Gathers the parameters and returns the result of `_call` with them."""
     whole, *args = self._gather(tensors, weights, *args)
     return self._call(lifted, tensors, whole, *args)
 
@@ -422,7 +423,7 @@ class Gathered:
   def _lifted(
     self, f: Callable[..., Any], policy: Callable[..., bool] | None = None
   ) -> Callable[..., Any]:
-    """Lifts f over D and excludes other forms of parameters from residuals.
+    """Maps f over D and excludes reshaped or cast parameters from residuals.
 
     Returns:
       f on arrays ``[D, ...]``.

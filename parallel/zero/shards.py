@@ -1,8 +1,9 @@
-"""Collectives between the depths of a partition: gather, scatter, store.
+"""Collectives between the depths of a ZeRO partition: gather, scatter, store.
 
-A tensor is partitioned along its flattened elements, padded with zeros to equal
-shards. Each layer, and each lane of another axis, is partitioned separately.
-This device's shards at depth d are
+A tensor at depth d is partitioned over the d innermost levels of data-parallel
+ranks, along its flattened elements, padded with zeros to equal shards. Each
+layer, and each lane of another axis, is partitioned separately. This device's
+shards at depth d are
 
     [*lead, lanes of level 0, ..., lanes of level d - 1, elements]
 
@@ -140,7 +141,7 @@ class Shards:
     )
 
   def working(self, stored: Any, tensors: Any) -> Any:
-    """Gathers stored shards to the weights of a step, once per step.
+    """Gathers stored shards from depth o to w, once per step.
 
     Args:
       stored: Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32.
@@ -164,7 +165,7 @@ class Shards:
     )
 
   def materialise(self, weights: Any, tensors: Any) -> Any:
-    """Gathers the weights of a step to whole tensors.
+    """Gathers the weights of a step from depth w to whole tensors.
 
     Args:
       weights: Result of `working`, or slices of its leading dims, such as one
@@ -176,8 +177,8 @@ class Shards:
     """
     whole = self._gather(weights, self.partition.weights, 0)
 
-    # Each stored shard was encoded separately, so it ends with a block, at
-    # every depth that it has been gathered to.
+    # Each stored shard was encoded separately, so that no block crosses the end
+    # of a stored shard, to whatever depth it has been gathered.
     def decode(tensor, x):
       codec = self._codec(self.partition.weight_codec, tensor)
       return self._decode(x, tensor, codec, self.partition.shard(tensor.size))
@@ -283,7 +284,7 @@ class Shards:
     return self._scatter(laid_out, 0, self.partition.gradients)
 
   def finish(self, gradients: Any) -> Any:
-    """Sums reduced gradients over the other levels, once per step.
+    """Sums reduced gradients over the levels beyond g, once per step.
 
     Each level between g and o has a reduce-scatter. The levels beyond o hold
     replicas of the optimizer state and share one all-reduce.
@@ -346,7 +347,7 @@ class Shards:
       codec = Codec(partition.gradient_codec, partition.block)
     inside = partition.degree(partition.optimizer) // partition.degree(lower)
 
-    def is_coded(x):  # by its shard at the optimizer's depth
+    def is_coded(x):  # decided by the size of the shard at depth o
       return codec is not None and partition.is_coded(x.shape[-1] // inside)
 
     coded = jax.tree.map(is_coded, tree)
@@ -404,7 +405,7 @@ class Shards:
     return after(tree, tree, self.ordered)
 
   def _encode(self, x: jax.Array, codec: Codec) -> Encoded:
-    """Encodes along the last dim, in blocks that end with a shard."""
+    """Encodes along the last dim, one shard, in blocks of the codec."""
     return api.encode(x, codec, implementation=self.kernels)
 
   def _decode(

@@ -1,1 +1,1 @@
-"""Benchmarks of elastic membership: churn, rings, protocol state search."""
+"""Benchmarks of elastic membership: faults, ring sums, protocol search."""

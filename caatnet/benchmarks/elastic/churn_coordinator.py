@@ -23,7 +23,7 @@ class Coordinator:
 
   Attributes:
     port: Port that it listens on, also after a restart.
-    output: File of all its output.
+    output: File to which the process writes its stdout and stderr.
   """
 
   def __init__(
@@ -90,7 +90,7 @@ class Coordinator:
     return list(history.replay(history.read(self._log)))
 
   def lines(self, start: float, stop: float) -> list[str]:
-    """Returns the output between two times, with a margin of a second."""
+    """Returns lines printed between two `time.time`s, with 1 s of margin."""
     clock = [
       time.strftime("%H:%M:%S", time.localtime(moment))
       for moment in (start - 1, stop + 1)

@@ -3,8 +3,8 @@
 The coordinator and each worker are in network namespaces with one link for each
 pair, whose round trips are random. In addition to the events of `Churn`, ports
 are closed and packets of one direction are dropped. The next event waits for a
-committed round, so that a pause belongs to one event and to those disturbances
-that still last.
+committed round, so that a time without rounds is caused by one event and by
+disturbances that still last.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _RATE = 125e6  # bytes per second of all links: only delays matter
 
 
 class Network(Churn):
-  """Run of a coordinator and workers in namespaces; node 0 coordinates."""
+  """Run of `Churn` in network namespaces; the coordinator is in namespace 0."""
 
   kinds = (*KINDS, *REACHABILITY)
 
@@ -59,7 +59,7 @@ class Network(Churn):
     self._loopback = False  # whether the next worker listens at 127.0.0.1
     # Node -> (source, target) links whose packets are dropped for it.
     self._dropped_for: dict[int, list[tuple[int, int]]] = {}
-    self._lifted = threading.Event()  # the run is over: no timer restores
+    self._lifted = threading.Event()  # set at the end: timers do nothing then
     super().__init__(folder, config, seed)
 
   def end(self) -> None:
@@ -116,7 +116,7 @@ class Network(Churn):
       super()._cause("kill", rng)
       return
     awake = [w for w in self._there() if not w.stopped]
-    # As many workers as always are undisturbed.
+    # At least FEWEST workers remain undisturbed.
     if not joins and len(awake) <= FEWEST:
       super()._cause("join", rng)
       return

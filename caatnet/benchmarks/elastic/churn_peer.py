@@ -3,16 +3,16 @@ r"""Worker of the churn benchmark that learns the mean of noisy vectors.
   python -m caatnet.benchmarks.elastic.churn_peer PORT PARAMETERS SAMPLES \
     PAUSE_S FOLDER new [COORDINATOR_HOST HOST]
 
-Its token is in the environment. A work item takes PAUSE_S in addition to its
-arithmetic. Sample n is a target plus noise, drawn from n alone. A worker starts
-with a new state or, with "checkpoint" instead of "new", from the newest
-checkpoint in the folder; with "ahead", as if its run had completed more rounds,
-so that it is refused, which it prints. After each round it writes a checkpoint
-there and then prints a line of JSON. Commands on stdin are "end" and faults:
-"cut" breaks one of its connections; "half-open" makes the kernel drop all
-packets that arrive on one, without notifying either end; "bits" flips a bit of
-its state. A contribution that was not counted is a line, too, and an error
-unless the swarm has reported it.
+The swarm's token is in the environment. A contribution takes PAUSE_S seconds in
+addition to its arithmetic. Sample n is a target plus noise with the seed n. A
+worker starts with a new state or, with "checkpoint" instead of "new", from the
+newest checkpoint in the folder. With "ahead", it claims that its run has
+completed more rounds, so that it is refused, which it prints. After each round
+it writes a checkpoint and prints a line of JSON. It also prints a line for each
+contribution that was not counted, which is an error unless the swarm has
+reported it. Commands on stdin are "end" and faults: "cut" breaks a connection;
+"half-open" makes the kernel drop all packets that arrive on a connection,
+without notifying either end; "bits" flips a bit of the state.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of asm-generic/socket.h
 
 
 def gradient(theta: np.ndarray, samples: Spans) -> np.ndarray:
-  """Returns the mean of ``theta - x`` over samples, float32 ``[n]``."""
+  """Returns the mean of ``theta - x`` over samples x, in the shape of theta."""
   noise = np.zeros_like(theta)
   count = 0
   for start, stop in samples:
@@ -65,7 +65,7 @@ def loss(theta: np.ndarray) -> float:
 
 
 def combine(exchange, state, part):
-  """Performs a step of gradient descent; counts the samples."""
+  """Returns the next shared state: a gradient step, and the samples so far."""
   value, count = part
   counts = exchange.gather(np.array([count], np.int64))
   total = sum(int(np.frombuffer(c, np.int64)[0]) for c in counts)
@@ -111,7 +111,7 @@ def deafen(sock: socket.socket) -> None:
 
 
 def turn(address: int, index: int) -> None:
-  """Flips the last bit of a float32 of an array in memory."""
+  """Flips the last bit of an element of a float32 array at an address."""
   ctypes.c_uint32.from_address(address + 4 * index).value ^= 1
 
 
@@ -125,8 +125,8 @@ def obey(spoil: Callable[[], None], end: Callable[[], None]) -> None:
   """Executes the commands of stdin until "end".
 
   Args:
-    spoil: Function called at "bits".
-    end: Function called at "end", and when stdin ends.
+    spoil: Function called for the command "bits".
+    end: Function called for the command "end", and when stdin ends.
   """
   harms = {"cut": _cut, "half-open": deafen}
   for line in sys.stdin:

@@ -43,8 +43,8 @@ _WHEN = {
   Phase.OPEN: "between rounds", Phase.RUNNING: "in an exchange",
 }
 COLUMNS = ("between rounds", "in an exchange", "members form")
-FEWEST = 2  # workers that no event affects
-MORE = 2  # additional workers that join so that members form
+FEWEST = 2  # minimum number of workers that no event affects
+MORE = 2  # maximum number of workers beyond config.benchmark.workers
 _AIM_S = 5.0  # maximum wait for the phase of a column
 
 
@@ -94,7 +94,7 @@ class Churn:
     self._coordinate()
 
   def run(self, progress: Progress) -> dict[str, Any]:
-    """Injects events until the goal; returns the outcome."""
+    """Injects events until `goal`; returns the row of the run (`_outcome`)."""
     seed, options = self._seed, self._options
     rng = random.Random(seed)
     for _ in range(options.workers):
@@ -127,7 +127,7 @@ class Churn:
 
   @property
   def done(self) -> float:
-    """Number of events so far, or seconds since the first one."""
+    """Number of events so far; with ``minutes``, seconds since the start."""
     if self._options.minutes:
       return time.monotonic() - self._begun
     return len(self._events)
@@ -175,7 +175,7 @@ class Churn:
     )
 
   def _compare(self, line: dict[str, Any]) -> None:
-    """Compares a worker's line with those of other workers."""
+    """Handles a line printed by a worker; results of a round must be equal."""
     with self._lock:
       if "dropped" in line:
         self._dropped += line["dropped"]
@@ -292,7 +292,7 @@ class Churn:
 
     Args:
       new: Number of the worker that joins without a checkpoint; None for none.
-        The most advanced run wins, since two workers have to be there.
+        The coordinator waits for two workers, so one has the checkpoint.
     """
     for worker in self._there():
       worker.kill()
@@ -322,7 +322,7 @@ class Churn:
     return _WHEN[self._coordinator.phase(moment)]
 
   def _classed(self) -> list[tuple[str, str]]:
-    """Returns all events, with the coordinator's phase."""
+    """Returns all events, each as its kind and the column of its phase."""
     return [(kind, self._when(moment)) for moment, kind in self._events]
 
   def _outcome(self) -> dict[str, Any]:
@@ -363,7 +363,7 @@ class Churn:
     return self._seen[self.reached]["loss"]
 
   def _calm(self, samples: int) -> float:
-    """Returns the loss after the same number of samples without events."""
+    """Returns the loss of a run without events after as many samples."""
     state = churn_peer.start(self._options.parameters)
     theta = state["theta"]
     each = self._options.workers * self._options.samples

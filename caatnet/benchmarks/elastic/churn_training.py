@@ -2,9 +2,9 @@
 
 The workers are processes that run the same code as ``launch.train --elastic``
 (`churn_trainer`). A run lasts for the steps of its config, and faults occur
-during most of them. Its loss is compared with that of a swarm without events
-that has trained on the same number of samples, with a learning-rate schedule of
-its own length.
+during most of them. Its loss is compared with that of a swarm without faults
+that trains on the same number of samples, with a learning-rate schedule over
+the steps that these samples take.
 """
 
 import json
@@ -24,7 +24,7 @@ _UNTIL = 0.85
 
 
 class Training(Churn):
-  """Swarm of workers that train."""
+  """Run of `Churn` whose workers train a model."""
 
   kinds = tuple(k for k in KINDS if k not in ("last holder", "ahead"))
 

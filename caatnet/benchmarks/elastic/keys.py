@@ -23,7 +23,9 @@ class Churn:
 
   workers: int = field(8, "Number of workers.", TWO_OR_MORE)
   events: int = field(220, "Smallest number of events.", COUNT)
-  minutes: float = field(0.0, "Smallest duration in minutes.", NOT_NEGATIVE)
+  minutes: float = field(
+    0.0, "Duration in minutes, instead of events; 0 for none.", NOT_NEGATIVE
+  )
   seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
   gap_s: float = field(1.5, "Mean seconds between two events.", POSITIVE)
   silence_s: float = field(
@@ -33,7 +35,7 @@ class Churn:
     60.0, "Seconds without a committed round after which the benchmark fails.",
     POSITIVE,
   )
-  parameters: int = field(250_000, "Parameters of the model.", COUNT)
+  parameters: int = field(250_000, "Number of parameters.", COUNT)
   samples: int = field(16, "Samples per contribution to a round.", COUNT)
   pause_s: float = field(
     0.05, "Sleep per contribution in addition to its arithmetic, in seconds.",
@@ -77,8 +79,8 @@ class Membership:
       {"peers": 3, "rounds": 2, "least": 3, "leaves": 1},
       {"peers": 4, "rounds": 1, "least": 4, "cuts": 1},
     ),
-    'Worlds: numbers of "peers" and "rounds", "least" and "quorum" of the '
-    "coordinator's rules, and numbers of faults by kind.", COUNT_OR_NONE,
+    'Systems to search, each with its number of "peers" and "rounds", "least" '
+    'and "quorum" of `Rules`, and number of faults by kind.', COUNT_OR_NONE,
   )
   most: int = field(
     500_000, "Number of states after which the search of a world stops.", COUNT
@@ -94,7 +96,7 @@ class Ring:
     (2, 4, 8), "Numbers of peers.", COUNT, empty=True
   )
   block_bytes: int = field(
-    2**22, "Bytes per block of sending and adding.", COUNT
+    2**22, "Bytes that are sent and added at a time.", COUNT
   )
   send_buffer: int = field(
     2**18, "Send buffer of sockets in bytes, also of raw streams; 0 for the "
@@ -124,5 +126,5 @@ class Ring:
   )
   shaped_rounds: int = field(3, "Repetitions over these links.", COUNT)
   shaped_block_bytes: int = field(
-    2**18, "Bytes per block of sending and adding over these links.", COUNT
+    2**18, "Bytes that are sent and added at a time over these links.", COUNT
   )

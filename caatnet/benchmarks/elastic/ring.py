@@ -1,4 +1,4 @@
-"""Sums over `parallel.peers`'s links, compared with raw streams and gloo."""
+"""Times of sums over links of `parallel.peers`, raw streams and gloo."""
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
@@ -12,7 +12,7 @@ from caatnet.show import tables
 from parallel.peers.emulation import namespaces, processes
 from parallel.peers.ring import link_collectives
 
-# Limit of all sums by torch; a process that fails leaves the others waiting.
+# Time limit of torch's processes in seconds: if one fails, the others wait.
 _TORCH_S = 600.0
 
 Order = tuple[str, Callable[[int], dict[str, Any]]]
@@ -93,10 +93,10 @@ class Peers(processes.Peers):
 
 
 def _orders(count: int, size: int, block: int) -> dict[str, Order]:
-  """Returns the orders of one round by the names of their rows.
+  """Returns what peers do in a round: name of the row -> method and arguments.
 
-  Raw streams use the links of a ring, half of the bytes in each direction,
-  from and to the arrays of the sum.
+  Raw streams send the bytes of a sum between the same arrays, without adding:
+  in both directions of a ring, or between all pairs.
   """
   # A ring all-reduce sends 2 (n - 1) / n of the 4 * size bytes per peer, half
   # in each direction.
@@ -133,7 +133,7 @@ def _orders(count: int, size: int, block: int) -> dict[str, Order]:
 def _on_loopback(
   count: int, size: int, options: Any
 ) -> list[dict[str, Any]]:
-  """Returns the rows of one number of peers.
+  """Measures one number of peers on loopback; returns its rows.
 
   Raw streams, sums and additions alone alternate. The first round touches new
   memory and is not counted.
@@ -192,7 +192,7 @@ def _on_loopback(
 def _same_as_stated(
   order: str, size: int, found: Sequence[dict[str, int]], block: int
 ) -> dict[str, int]:
-  """Compares the bytes counted by peers and by the kernel with the formula."""
+  """Returns the bytes that peer 0 sent; checks all peers' by the formula."""
   stated = [
     link_collectives.sum_bytes(order, size, len(found), rank, block)
     for rank in range(len(found))

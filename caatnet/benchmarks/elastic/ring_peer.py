@@ -18,7 +18,7 @@ _NAME_BYTES = 16
 
 
 class RingPeer:
-  """One peer's arrays, links and raw connections."""
+  """Peer that sums arrays over its links, and sends bytes over raw sockets."""
 
   def __init__(self, me: str, host: str) -> None:
     self.me, self.host = me, host
@@ -61,7 +61,7 @@ class RingPeer:
   def sum(
     self, order: str, block_bytes: int, ranks: list[str] | None = None
   ) -> dict[str, int]:
-    """Sums all peers' arrays; returns the number of bytes sent."""
+    """Sums all peers' arrays; returns numbers of bytes sent, by kind."""
     before = self.links.traffic.sent.payload, self.links.traffic.sent.framing
     kernel = self.links.socket_bytes()
     link_collectives.all_reduce(
@@ -111,7 +111,7 @@ class RingPeer:
       thread.join()
 
   def add(self, size: int, block_bytes: int) -> None:
-    """Adds ``size`` elements, in the blocks of a ring."""
+    """Performs the additions of a ring all-reduce, without communication."""
     step = block_bytes // 4
     scratch = self.x[:step].copy()
     for i in range(0, size, step):
@@ -156,8 +156,8 @@ def _connect_all(
 def _part(view: memoryview, part: slice) -> memoryview:
   """Returns a part of an array, shifted to end within the array.
 
-  A ring of two peers sends its one neighbour more than twice half of the array,
-  so a part may extend past the end. No part is longer than the array.
+  The parts of a plan may together be longer than the array, so that one extends
+  past the end. No single part is longer than the array.
   """
   size = part.stop - part.start
   start = min(part.start, len(view) - size)
@@ -165,7 +165,7 @@ def _part(view: memoryview, part: slice) -> memoryview:
 
 
 class Gloo:
-  """One process of jax's all-reduce over gloo."""
+  """Process that takes part in jax's all-reduces over gloo."""
 
   def __init__(self, index: str, count: str, port: str) -> None:
     import jax

@@ -1,4 +1,4 @@
-"""Times of torch's all-reduce over gloo, for the benchmark of sums.
+"""Script that times torch's all-reduce over gloo, for `ring`.
 
 It runs in a separate Python, which has torch, once per process of the group,
 and imports nothing of this repository. It reads one line of JSON from stdin and
@@ -11,7 +11,7 @@ import time
 
 
 def main() -> None:
-  """Joins the group of stdin's line, and sums an array several times."""
+  """Joins the process group that stdin describes, and times all-reduces."""
   import torch
   from torch import distributed
 

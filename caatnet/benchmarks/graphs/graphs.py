@@ -136,7 +136,7 @@ def _dgl(
 
 
 def _caches(options: Any, graph: Graph) -> dict[str, Any]:
-  """Counts hits, and bytes of an epoch, on the batches of a run."""
+  """Computes hit rates of caches and bytes of features of sampled batches."""
   trees = Trees(
     Sampler(graph, options.fanouts, 0, options.threads), graph.nodes("train"),
     options.batch_size, seed=0,
@@ -190,7 +190,7 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
 
 
 def training(config: Any, folder: Any, **changes: Any) -> Any:
-  """Builds the benchmark's training run on a graph that is written.
+  """Builds the benchmark's training run on a graph in a folder.
 
   Args:
     config: Config like configs/benchmark/graphs.py.
@@ -238,8 +238,8 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
     steps: Number of timed steps.
 
   Returns:
-    Seconds per step, of waiting and of the host's work, bytes fetched for a
-    step, losses of the first and last one.
+    Per timed step: its seconds, seconds of waiting for a batch and of the
+    host's work, and bytes fetched; and losses of the first and last step.
   """
   dataset = experiment.data.load(experiment.seed)
   batches = PrefetchIterator(
@@ -331,7 +331,7 @@ def _built_and_trained(config: Any) -> dict[str, Any]:
 
 
 def _row(part: str, start: float, loss: str) -> dict[str, Any]:
-  """Returns the time since ``start`` and the peak of memory so far."""
+  """Returns the time since ``start``, own memory and peak resident memory."""
   status = {
     line.split(":")[0]: int(line.split()[1])
     for line in pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -345,7 +345,7 @@ def _row(part: str, start: float, loss: str) -> dict[str, Any]:
 
 
 def _predicted(options: Any) -> dict[str, Any]:
-  """Predicts steps of a host with GPUs, for the paper's comparison."""
+  """Predicts step times on H200s, to compare with those of arXiv 2103.03330."""
   given, rows = options.predicted, []
   device = DEVICES["h200"]
   places = num_places(options.fanouts)

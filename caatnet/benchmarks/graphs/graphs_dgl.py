@@ -21,7 +21,7 @@ def parsed(arguments: list[str]) -> tuple[pathlib.Path, int, int, list[int]]:
 
 
 def main() -> None:
-  """Prints one line of JSON."""
+  """Samples all batches; prints counts and seconds as a line of JSON."""
   import dgl
   import numpy as np
   import torch
@@ -31,7 +31,7 @@ def main() -> None:
   # DGL's fan-outs begin with the level that is farthest from the roots.
   sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])
   batches = np.load(folder / "roots.npy")
-  # With int32, which DGL 2.1.0 accepts too, it samples a third of the edges.
+  # With int32, which DGL 2.1.0 accepts, it samples only a third of the edges.
   indptr, indices = (
     torch.from_numpy(np.load(folder / f"{name}.npy").astype(np.int64))
     for name in ("indptr", "indices")

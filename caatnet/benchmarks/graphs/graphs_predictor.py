@@ -12,8 +12,8 @@ host (Min et al., arXiv 2103.03330):
 where ``gather`` is the rate at which a device's share of the host's cores
 gathers, in bytes of features per second, and ``lines`` is the number of
 requested bytes per useful byte. Several devices share the host's cores and its
-memory, which the conventional way passes through three times and zero-copy
-once; each device has a separate link.
+memory; each device has a separate link. A byte of features is read or written
+in host memory three times in the conventional way, and once by zero-copy.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Host:
   """Host with devices.
 
   Attributes:
-    gather: Bytes of features per second that all its cores gather together.
+    gather: Bytes of features per second that all cores together gather.
     memory: Memory bandwidth in bytes per second.
     link: Bytes per second from the host to one device.
     devices: Number of devices that fetch at the same time.
@@ -66,7 +66,7 @@ class StepTime:
 
   @property
   def faster_overlapped(self) -> float:
-    """Speedup if zero-copy overlaps with compute."""
+    """Speedup over the conventional way if zero-copy overlaps with compute."""
     return self.conventional_s / self.overlapped_s
 
 
@@ -86,7 +86,7 @@ def predict(
     host: Host and its devices.
     feature_bytes: X, bytes of rows that a device needs.
     compute_s: Seconds of the device's compute.
-    lines: Bytes of lines that are read for each useful byte.
+    lines: Number of bytes that zero-copy requests for each useful byte.
   """
   all_bytes = feature_bytes * host.devices
   # The slower of the cores and of the host's memory, shared by devices.

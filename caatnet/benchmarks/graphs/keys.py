@@ -30,23 +30,23 @@ class LargeGraph:
 
 @section
 class PredictedSteps:
-  """Assumptions of predicted steps; only the key distinct was measured."""
+  """Assumptions of predicted steps; only ``distinct`` was measured."""
 
   gather: float = field(
-    20e9, "Gather rate of the cores of a host, in bytes/s.", POSITIVE
+    20e9, "Bytes/s of features that a host's cores gather.", POSITIVE
   )
   memory_bandwidth: float = field(
     150e9, "Bandwidth of the host's memory, in bytes/s.", POSITIVE
   )
   link_share: float = field(
-    0.85, "Achieved share of a link's bandwidth.", POSITIVE_FRACTION
+    0.85, "Achieved fraction of a link's bandwidth.", POSITIVE_FRACTION
   )
   utilisation: float = field(
-    0.05, "Achieved share of a device's peak FLOP/s.", POSITIVE_FRACTION
+    0.05, "Achieved fraction of a device's peak FLOP/s.", POSITIVE_FRACTION
   )
   hidden: int = field(256, "Channels of hidden states.", COUNT)
   distinct: float = field(
-    0.14, "Share of distinct rows among all tree positions, as measured by the "
+    0.14, "Distinct rows per tree position of a batch, as measured by the "
     'part "sampler".', POSITIVE_FRACTION,
   )
 
@@ -71,7 +71,7 @@ class Graphs:
   threads: int = field(2, "Threads of the sampler.", COUNT)
   python_path: str = field("", 'A Python with DGL; "" for none.')
   shares: tuple[float, ...] = field(
-    (0.01, 0.05, 0.2), "Sizes of caches as shares of all rows.", FRACTION
+    (0.01, 0.05, 0.2), "Sizes of caches as fractions of all rows.", FRACTION
   )
   steps: int = field(
     60, "Training steps for each setting of ahead and cache_rows.", COUNT

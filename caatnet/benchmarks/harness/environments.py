@@ -1,4 +1,4 @@
-"""Environments of other projects' packages, each made once."""
+"""Virtual environments with other projects' packages, each made once."""
 
 from collections.abc import Mapping, Sequence
 import fcntl
@@ -16,14 +16,14 @@ _SOURCES = ("INDEX_URL", "EXTRA_INDEX_URL", "FIND_LINKS")
 def create(
   folder: pathlib.Path, packages: Sequence[str], python: str = ""
 ) -> pathlib.Path:
-  """Returns the Python of an environment, which is made if it is not there.
+  """Returns the Python of a virtual environment; creates it if it is missing.
 
-  It waits while another process makes the same environment.
+  A call waits while another process makes the same environment.
 
   Args:
     folder: Folder of the environment.
     packages: Requirements, as pip and uv take them.
-    python: Python that makes it; "" for this one.
+    python: Python that creates the environment; "" for the running one.
 
   Raises:
     ValueError: The Python cannot be run, or the packages cannot be installed.
@@ -47,7 +47,7 @@ def create(
 
 
 def _of_uv(environment: Mapping[str, str]) -> dict[str, str]:
-  """Returns uv's variables for pip's sources of packages, if it has none.
+  """Returns variables by which uv uses pip's package sources, if unset.
 
   Example:
     >>> _of_uv({"PIP_FIND_LINKS": "a b", "UV_INDEX_URL": "c"})
@@ -74,7 +74,7 @@ def execute(
     environment: Variables in addition to those of this process.
 
   Raises:
-    ValueError: It cannot be run, or fails; with the line that says why.
+    ValueError: The command cannot be run, or fails; with its error line.
   """
   try:
     ended = subprocess.run(

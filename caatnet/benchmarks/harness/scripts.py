@@ -27,11 +27,11 @@ def ask_script(
     command: Python, script and its arguments.
     question: Request, plain data for a line of JSON on its stdin.
     environment: Variables in addition to those of this process.
-    limit_s: Seconds after which it is ended.
+    limit_s: Seconds after which the script is ended; None for no limit.
 
   Raises:
-    ValueError: It cannot be run, takes too long, prints no JSON, or fails; with
-      the last line of its stderr.
+    ValueError: The script cannot be run, takes too long, prints no JSON, or
+      fails; with the last line of its stderr.
   """
   named = f"config.benchmark.python_path={command[0]!r}"
   try:
@@ -122,6 +122,6 @@ def alone(function: Callable[..., T], *arguments: Any) -> T:
 def shared(
   function: Callable[[Any], T], items: Sequence[Any], count: int
 ) -> Iterable[T]:
-  """Yields a function's result of each item, computed by several processes."""
+  """Yields a function's result for each item, computed by several processes."""
   with pool(count) as executor:
     yield from executor.map(function, items)

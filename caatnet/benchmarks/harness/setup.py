@@ -1,4 +1,4 @@
-"""Configs without the benchmark's section, random batches, environments."""
+"""Preparation of benchmarks: config, random batch and environment."""
 
 from typing import Any
 

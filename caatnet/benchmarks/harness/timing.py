@@ -76,8 +76,8 @@ def seconds(function: Callable[[], Any]) -> float:
 def seconds_after_one(function: Callable[[], Any]) -> float:
   """Returns the seconds of a second call.
 
-  The first call is not timed: memory freed since the function's last turn may
-  not be in the cache.
+  The first call is not timed: since the function's last turn, other functions
+  may have evicted its data from the caches.
   """
   function()
   return seconds(function)

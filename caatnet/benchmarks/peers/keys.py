@@ -11,7 +11,7 @@ class Peers:
 
   results: str = field("runs/peers.json", RESULTS)
   rounds: int = field(3, ROUNDS, COUNT)
-  steps: int = field(2, "Training steps of a round.", COUNT)
+  steps: int = field(2, "Training steps per round.", COUNT)
   variants: tuple[tuple[str, str], ...] = field(
     (
       ("r=1", "parallel.tensor=1"),
@@ -19,7 +19,7 @@ class Peers:
       ("r=8 lanes, p=1", "parallel.tensor=8"),
       ("r=8 lanes, p=.5", "parallel.tensor=8 sync.p=0.5"),
     ),
-    "Label and overrides of each of our training steps.", empty=True,
+    "Label and config overrides of each of our training steps.", empty=True,
   )
   batches: tuple[int, ...] = field(
     (1, 16, 64), "Sequences that are decoded together.", COUNT, empty=True,

@@ -1,11 +1,11 @@
-"""Times of llama.cpp's greedy decoding, for the benchmark of peers.
+"""Script that times llama.cpp's greedy decoding, for the benchmark of peers.
 
 It runs in a separate Python, which has llama-cpp-python and gguf, and imports
 nothing of this repository. It reads one JSON object per line from stdin and
 writes one to stdout for each: first the model, whose weights are an npz file
 with the names and orientations of Hugging Face's Llama, then for each round the
-prompts, and the number of tokens. A model with a ``path`` is only written
-there, with a word for each token, as llama.cpp's server needs it.
+prompts, and the number of tokens. If the model has a ``path``, the script only
+writes a GGUF file there, with a word for each token, for llama.cpp's server.
 """
 
 import ctypes
@@ -171,7 +171,7 @@ class Llama:
 
 
 def main() -> None:
-  """Loads the model of stdin's first line; times the runs of the others."""
+  """Loads the model of stdin's first line; times a round for each next line."""
   asked = json.loads(sys.stdin.readline())
   if "path" in asked:
     write(asked["path"], asked)
@@ -196,7 +196,7 @@ def main() -> None:
 
 
 def timed(llama: Llama, prompts: np.ndarray, count: int) -> dict[str, Any]:
-  """Continues prompts ``[sequences, n]`` by a number of tokens."""
+  """Continues prompts ``[sequences, n]``; returns seconds and drawn tokens."""
   llama.clear()
   start = time.perf_counter()
   drawn = [llama.step(prompts, 0)]

@@ -1,10 +1,10 @@
-"""Training steps of nanodo's transformer, for the benchmark of peers.
+"""Script that times nanodo's training steps, for the benchmark of peers.
 
 It runs in a separate process with a checkout of
 https://github.com/google-deepmind/nanodo on its path, and imports nothing of
 this repository. It reads one JSON object per line from stdin and writes one to
-stdout for each: first the sizes of the model and the batch, which are random,
-then for each round the number of steps.
+stdout for each: first the sizes of the model and of the batch, whose values are
+random, then for each round the number of steps.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 
 
 def main() -> None:
-  """Creates the model of stdin's first line; times the steps of the others."""
+  """Creates the model of stdin's first line; times steps for each next line."""
   from nanodo.model import DoConfig, TransformerDo
 
   asked = json.loads(sys.stdin.readline())

@@ -1,4 +1,4 @@
-"""Streams over HTTP from our server, vLLM's and llama.cpp's, in turns."""
+"""Rates of streams over HTTP from our server, vLLM's and llama.cpp's."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -42,7 +42,7 @@ def rows(config: Any, python: str) -> list[dict[str, Any]]:
     )
     if options.llama_server:
       np.savez(weights, **decoders.published(made, params))
-    decoder = made.decoder(params)  # which deletes them
+    decoder = made.decoder(params)  # deletes the parameters
     sizes = decoder, serving.FACTOR
     shown.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
     pool = stack.enter_context(scripts.pool(1))  # the client's process

@@ -1,6 +1,7 @@
-"""Our training steps and decoding, and those of other projects, in turns.
+"""Times of our training steps and decoding, and of other projects' ones.
 
-Each other project runs in a process of its own, which waits while others run.
+Measurements alternate. Each other project runs in a separate process, which
+waits while the others run.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ _FREE = ("results", "plot", "target")
 # Measures of decoding: of drawn tokens, and of the tokens of prompts.
 _SPEEDS = ("tokens_per_second", "prompt_tokens_per_second")
 
-# Function that runs a turn, and returns its measure.
+# Function that runs one measurement, and returns its seconds.
 Turn = Callable[[], float]
 
 
@@ -151,7 +152,7 @@ def _training(config: Any, python: str) -> list[dict[str, Any]]:
 def _peers(
   config: Any, python: str
 ) -> Iterator[tuple[list[str], str, dict[str, str], dict[str, Any]]]:
-  """Yields command, needs, environment and first line of each peer."""
+  """Yields each peer's command, packages, environment and first request."""
   options, model, data = config.benchmark, config.model, config.data
   batch = {"batch": data.batch_size, "length": data.seq_len}
   for compiled in _compiled(options) if python else ():
@@ -172,7 +173,7 @@ def _peers(
       batch | {"model": {
         "D": model.width, "H": model.num_heads, "L": data.seq_len,
         "N": model.num_layers, "V": model.vocab_size,
-        # Two matrices instead of three.
+        # Two matrices instead of three, so 3/2 of the width: as many weights.
         "F": model.ffn_width * 3 // 2,
       }},
     )
@@ -184,12 +185,12 @@ def _compiled(options: Any) -> tuple[bool, ...]:
 
 
 def _steps_s(step: Callable[[], None], count: int) -> float:
-  """Returns the mean seconds of our steps."""
+  """Returns the mean seconds per step of our runner."""
   return timing.seconds(lambda: [step() for _ in range(count)]) / count
 
 
 def _asked_s(ask: Callable[[Any], Any], count: int) -> float:
-  """Returns the mean seconds of a peer's steps."""
+  """Returns the mean seconds per step of a peer."""
   return float(ask({"steps": count})["seconds"])
 
 
@@ -272,7 +273,7 @@ def _decoding(
 def _same_sequences(
   last: Mapping[str, Sequence[Sequence[int]]]
 ) -> dict[str, float]:
-  """Returns the share of sequences that equal those of "caatnet".
+  """Returns, by decoder, the fraction of sequences equal to those of "caatnet".
 
   Rounding may decide between almost equal logits of single tokens; another
   convention of rotary positions or norms changes all sequences.
@@ -337,11 +338,11 @@ def _llama_cpp(
 def _bytes_read(params: Any) -> int:
   """Returns the bytes of weights that a step reads."""
   size = sum(x.nbytes for x in jax.tree.leaves(params))
-  return size - params["embedding"].nbytes  # of which it reads rows
+  return size - params["embedding"].nbytes  # a step reads only a few rows of it
 
 
 def _ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-  """Returns how many times as fast the base is, median and range."""
+  """Returns how many times as fast as ``row`` the base is: median and range."""
   return timing.range_text(
     np.array(base["tokens_per_second"]) / row["tokens_per_second"], ".2f"
   )

@@ -1,8 +1,9 @@
-"""Servers of other projects, which answer as OpenAI's API for completions.
+"""Servers of other projects with OpenAI's API for completions.
 
 vLLM has a model of the same sizes with random weights, and a tokenizer with a
-word for each token, so that each of its tokens is an event, as each of ours is
-by its log-probability. llama.cpp has our weights in float32, and such words.
+word for each token, so that it sends one event per token. Our server does so
+because clients ask for log-probabilities. llama.cpp has our weights in float32,
+and the same words.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +89,7 @@ def llama_cpp(
     positions = context + 1  # it ends a sequence that fills its context
     question = model_file(config, positions, "F32", weights) | {"path": path}
     scripts.ask_script([python, "-P", str(LLAMA)], question)
-    # Without prompts of earlier rounds, as above.
+    # Keeps no prompts of earlier rounds, like the other servers.
     command = [
       config.benchmark.llama_server, "--model", path, "--ctx-size",
       batch * positions, "--parallel", batch, "--threads", threads,
@@ -159,7 +160,7 @@ def model_file(
 
 
 def write_model(folder: pathlib.Path, model: Any, positions: int) -> None:
-  """Writes a Llama's sizes, and a tokenizer whose tokens are words.
+  """Writes the config of a Llama, and a tokenizer with a word for each token.
 
   Args:
     folder: Folder of the files, as Hugging Face names them.

@@ -1,10 +1,10 @@
-"""Training steps of Hugging Face's Llama, for the benchmark of peers.
+"""Script that times training steps of Hugging Face's Llama, for `peers`.
 
 It runs in a separate Python, which has torch and transformers, and imports
 nothing of this repository. It reads one JSON object per line from stdin and
-writes one to stdout for each: first the sizes of the model and the batch, which
-are random, and whether torch compiles the model; then for each round the number
-of steps.
+writes one to stdout for each: first the sizes of the model and of the batch,
+whose values are random, and whether torch compiles the model; then for each
+round the number of steps.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 
 
 def main() -> None:
-  """Creates the model of stdin's first line; times the steps of the others."""
+  """Creates the model of stdin's first line; times steps for each next line."""
   import torch
   import transformers
 

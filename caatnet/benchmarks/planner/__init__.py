@@ -1,1 +1,1 @@
-"""Benchmarks of the planner: device orders, memory, measured clusters."""
+"""Benchmark of the planner: device orders, compared with other searches."""

@@ -20,10 +20,11 @@ class Planner:
     10, "Number of clusters of 64 devices for each grid.", COUNT
   )
   premise_clusters: int = field(
-    200, "Number of clusters for the test of the premise.", COUNT
+    200, "Number of clusters with uneven links.", COUNT
   )
   regret_clusters: int = field(
-    32, "Number of clusters for the measurement of regret.", COUNT
+    32, "Number of clusters on which a plan's step time is compared with that "
+    "of the best plan (regret: their ratio - 1).", COUNT
   )
   grids: tuple[tuple[int, int, int], ...] = field(
     ((4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (2, 8, 4), (4, 4, 4),

@@ -1,4 +1,4 @@
-"""Benchmark of device orders: optimality, bounds, scaling and benefit."""
+"""Benchmark of the planner's device orders: optimality, bounds and times."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -24,8 +24,8 @@ from parallel.plans.planner.message_costs import Family, Grid, Traffic, cost
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
 
-# Grids that are used cyclically: all orders of up to 8 devices can be searched,
-# and CP-SAT solves up to 16; clusters with uneven links have 64.
+# Grids (stages, data, tensor) that are used cyclically. All orders of up to 8
+# devices can be searched, and CP-SAT solves up to 16; uneven clusters have 64.
 _EXACT_GRIDS = tuple(itertools.starmap(Grid, (
   (4, 2, 1), (2, 2, 2), (8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 4, 2), (3, 2, 1),
   (7, 1, 1),
@@ -65,9 +65,10 @@ def _text(value: Any) -> str:
 def _problem(
   config: Any, links: LinkMatrix, grid: Grid
 ) -> tuple[Configuration, Problem, Traffic]:
-  """Returns the model on a cluster, with a batch for the benchmark's steps.
+  """Returns a configuration, the model on a cluster, and its communication.
 
-  Stages are not synchronised in each tick, so that whole pipelines count.
+  With execution "events", stages are not synchronised in each tick, so the time
+  of a step depends on whole pipelines.
   """
   options = config.benchmark
   c = Configuration(*grid, options.microbatches)
@@ -153,7 +154,7 @@ def _cp_sat(
   def sums(family: Family) -> Sequence[Sequence[int]]:
     if not family.summed:
       return [[i] for i in range(len(family.source))]
-    # Costs of one pipeline are summed, the worst pipeline counts.
+    # Costs are summed over each pipeline; the largest sum counts.
     pipes = family.source % planes
     return [np.flatnonzero(pipes == i).tolist() for i in range(planes)]
 
@@ -173,7 +174,7 @@ def _cp_sat(
 
 
 def _certified(config: Any) -> list[dict[str, Any]]:
-  """Returns gaps to the bound, for the order's terms and for a whole step."""
+  """Compares orders with the bound: relative to it, and to a whole step."""
   rows, everyone = [], []
   for entry in config.benchmark.grids:
     grid, gaps, steps = Grid(*entry), [], []
@@ -222,7 +223,7 @@ def _large(config: Any) -> list[dict[str, Any]]:
 
 
 def _premise(config: Any) -> list[dict[str, Any]]:
-  """Returns the benefit of orders on uneven links, in seconds of a step."""
+  """Compares predicted step times of three device orders on uneven links."""
   options = config.benchmark
   ratios: dict[str, list[float]] = {"own": [], "pipette": []}
   for seed in _progress(options.premise_clusters, "uneven links"):
@@ -244,7 +245,7 @@ def _premise(config: Any) -> list[dict[str, Any]]:
 
 
 def _slower(name: str, ratios: Sequence[float]) -> dict[str, Any]:
-  """Returns the row of an order's seconds over ours."""
+  """Returns the row of an order: percentiles of its step time over ours."""
   return {
     "order": name, "clusters": len(ratios), **{
       f"{q}%": float(np.percentile(ratios, q))

@@ -1,10 +1,10 @@
-"""Device order by CP-SAT, in a Python that has ortools.
+"""Script that solves a device order by CP-SAT, in a Python with ortools.
 
 The script reads a problem from stdin, a line of JSON, and writes one: "seconds"
 of the best order, a lower "bound" of all orders, and whether the order is
-proven optimal. Each coordinate has a device, all different; each link's cost is
-read from a table of all pairs. Costs are rounded down to a ten-thousandth of
-the best order that is known, so a bound stays one.
+proven optimal. Each coordinate of the grid has a different device; each link's
+cost is read from a table of all pairs. Costs are rounded down to multiples of a
+ten-thousandth of the best known order's cost, so the bound remains a lower one.
 """
 
 import json

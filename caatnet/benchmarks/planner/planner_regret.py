@@ -1,4 +1,6 @@
-"""Regret of a plan against all configurations in all orders of devices.
+"""Regret of a plan: its step time over the optimum, minus 1.
+
+The optimum is over all configurations in all orders of devices.
 
 All orders of a configuration are timed at once
 (`parallel.plans.planner.steps`). The best of them is also timed by
@@ -24,12 +26,12 @@ from parallel.plans.planner.steps import all_orders, steps_s
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Best:
-  """Best configuration and order.
+  """Result of `exhaustive`: the best configuration and device order.
 
   Attributes:
     seconds: Predicted time of a step.
     configuration: The configuration.
-    order: Device of each coordinate, int ``[p, d, t]``.
+    order: Device of each coordinate, int ``[stages, data, tensor]``.
     configurations: Number of configurations tried.
     orders: Number of orders tried, over all configurations.
   """
@@ -55,7 +57,7 @@ def regret(problem: Problem, choices: Choices) -> dict[str, Any]:
 
 
 def exhaustive(problem: Problem, choices: Choices) -> Best:
-  """Times each configuration that fits in all orders of devices."""
+  """Finds the optimum by timing configurations that fit, in all orders."""
   best: tuple[float, Configuration, np.ndarray] | None = None
   tried = count = 0
   for c in _fitting(problem, choices):

@@ -2,9 +2,9 @@
 
 The prediction is that of `launch.compile`: the roofline of each instruction of
 the compiled step, and its collectives on the links, with the rates of
-`parallel.ledger.calibration`. Intervals, and the family of programs that they
-hold for, are those of `parallel.ledger.conformal`. Measured is the mean step of
-a round of the outer loop.
+`parallel.ledger.calibration`. `parallel.ledger.conformal` gives the prediction
+intervals, and the family of programs for which they hold. The measured time is
+the mean over the steps of a round of the outer loop.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,9 +36,9 @@ from parallel.ledger.targets import Target
 from parallel.plans.hardware import cluster_files
 
 _AXES = ("worker", "data", "stage", "tensor")
-# Steps of a trace.
+# Rounds in a profiler trace.
 _PROFILED = 4
-# Draws of a configuration until one is valid.
+# Maximum number of draws until a configuration is valid.
 _DRAWS = 200
 
 
@@ -105,14 +105,15 @@ def judged(
     rows: Rows with ``predicted_s`` and ``blocks_s``, mean seconds of a step in
       each block. Configurations are independent draws, so that the first ones
       and the others are exchangeable if the machine does not change.
-    held_out: Number of first rows that give the residuals.
+    held_out: Number of first rows, whose residuals give the intervals.
     values: `features` of the rows.
 
   Returns:
-    ``residuals`` and their ``family``, the other ``rows`` with ``interval``,
-    not widened, their ``widening`` and ``coverage``, and ``summary``: over
-    these rows, median and 95th percentile of |median / measured - 1|, share of
-    intervals that contain the measured time, and of |block / measured - 1|.
+    ``residuals`` and ``family`` of the first rows; the other ``rows`` with
+    their ``interval``, not widened, ``widening`` and ``coverage``; and
+    ``summary`` of these: fraction of intervals that contain the measured time,
+    and median and 95th percentile of the error |median / measured - 1| and of
+    the spread |block / measured - 1|.
   """
   measured = [float(np.median(row["blocks_s"])) for row in rows]
   errors_of = [
@@ -187,12 +188,12 @@ def drawn(
     if mesh["worker"] > 1:
       parts += [f"outer.algorithm={choice(options.loops)}",
                 "outer.sync_every=2"]
-    # A mesh may not name stages if there is one.
+    # A mesh must not name the stage axis if there is only one stage.
     yield " ".join(parts), {a: size for a, size in mesh.items() if size > 1}
 
 
 class _Steps:
-  """Compiled steps of a round, which run one after another."""
+  """Run whose rounds are timed: its compiled steps, batch and state."""
 
   def __init__(
     self, config: Any, overrides: str, mesh: Mapping[str, int], target: Target
@@ -229,7 +230,7 @@ class _Steps:
     jax.block_until_ready(metrics)
 
   def predicted_s(self) -> float:
-    """Returns the mean step of a round as `launch.compile` predicts it."""
+    """Returns the mean seconds per step that `launch.compile` predicts."""
     seconds = {
       variant: study.schedule(self.experiment, made)["roofline"][
         "step_as_scheduled"
@@ -238,7 +239,7 @@ class _Steps:
     return float(np.mean([seconds[plan.variant] for plan in self.plans]))
 
   def blocks_s(self, blocks: int, block_s: float) -> list[float]:
-    """Returns the mean step of each block, in seconds, after two rounds."""
+    """Returns mean seconds per step in each block, after two untimed rounds."""
     self.round()
     self.round()
     return [
@@ -247,7 +248,7 @@ class _Steps:
 
 
 def _block_s(function: Callable[[], None], min_s: float) -> float:
-  """Returns the mean seconds of calls that together take ``min_s``."""
+  """Returns mean seconds per call, of calls that take ``min_s`` in total."""
   start, calls = time.perf_counter(), 0
   while (taken := time.perf_counter() - start) < min_s or not calls:
     function()
@@ -308,7 +309,7 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _observed(steps: _Steps, seconds: float) -> Observed:
-  """Profiles a run with one program, whose step takes given seconds."""
+  """Profiles a run with one program; ``seconds``: a step without profiler."""
   if len(steps.made) != 1:
     raise ValueError(
       "config.benchmark.profiled needs an outer loop with one program, but "
@@ -329,7 +330,7 @@ def _observed(steps: _Steps, seconds: float) -> Observed:
 
 
 def _text(config: Any) -> str:
-  """Returns what the rows depend on; `tested` may grow."""
+  """Returns the keys that rows depend on, as JSON; ``tested`` may grow."""
   options = config.benchmark.to_dict()
   for key in ("results", "cluster", "tested"):
     del options[key]
@@ -350,7 +351,7 @@ def _show_fit(fit: Sequence[Mapping[str, Any]]) -> None:
 def coverage(
   rows: Sequence[Mapping[str, Any]], values: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, str]]:
-  """Returns how many intervals of `judged` contain the time, per group."""
+  """Counts intervals that contain the measured time, by value of a feature."""
   found = []
   for key, seen in conformal.family(values).items():
     parts = []

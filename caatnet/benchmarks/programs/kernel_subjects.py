@@ -1,4 +1,4 @@
-"""Subjects of the kernel benchmark: each op on each of its cases."""
+"""Subjects of the kernel benchmark: each op with each of its cases."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -30,14 +30,14 @@ _OUTER = OuterStep(learning_rate=0.7, decay=0.9)
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-  """One op on one case.
+  """One op with the shapes and dtypes of one case.
 
   Attributes:
     op: Name of the op, one of ``config.benchmark.ops``.
     case: Label of the case.
     num_bytes: Bytes that must be read and written.
-    choose: Function that returns the selected implementation for operands,
-      given preferences.
+    choose: Function from implementations in order of preference to the one
+      that is selected for the case.
     run: The op, called with the operands and ``implementation=``.
     stages: The reference split into functions. Each takes the results of the
       previous one, then the operands.
@@ -69,7 +69,7 @@ class Subject:
   def shapes(
     self, implementation: str, device: jax.Device
   ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the operands of an implementation without values.
+    """Returns shapes, dtypes and shardings of an implementation's operands.
 
     Args:
       implementation: A kernel or "reference".
@@ -88,7 +88,7 @@ class Subject:
     return tuple(shapes)
 
   def reads(self, implementation: str) -> dict[tuple[int, ...], float]:
-    """Returns dims -> bytes read, for arrays that are not read entirely.
+    """Returns shape -> bytes read, for arrays that are not read entirely.
 
     It is empty for tables on the device, and for the reference, whose HLO shows
     the bytes that it reads.
@@ -273,7 +273,7 @@ def _rounding_key(codec: Any) -> jax.Array | None:
 
 
 def _wire_bytes(case: Any) -> tuple[int, int]:
-  """Returns the elements of a case, and the bytes of their code."""
+  """Returns a case's number of elements, and the bytes of their encoding."""
   elements, n = int(np.prod(case.shape)), case.shape[-1]
   c = case.codec
   # Each row of n elements has a payload and float32 scales.

@@ -293,7 +293,7 @@ def _timers(
 def _timer(
   function: Callable[..., Any], sets: Sequence[tuple[Any, ...]], times: int
 ) -> Callable[[], float]:
-  """Returns a function that measures the seconds of a call of another.
+  """Returns a function that measures the seconds per call of ``function``.
 
   Args:
     function: Function to time.

@@ -14,7 +14,7 @@ from caatnet.schema.fields import (
 
 @register.benchmark("calibration")
 class Calibration:
-  """Step times by rates of a profile, compared with measured ones."""
+  """Step times predicted by calibrated rates, compared with measured ones."""
 
   results: str = field(
     "runs/calibration.jsonl", "File with a line of JSON per configuration, "
@@ -33,13 +33,13 @@ class Calibration:
     "Overrides and meshes of the configurations that rates are fitted to.",
   )
   held_out: int = field(
-    20, "Random configurations that give the residuals.", COUNT
+    20, "Random configurations that calibrate prediction intervals.", COUNT
   )
-  tested: int = field(100, "Further random configurations.", COUNT)
-  devices: int = field(4, "Devices of a configuration.", TWO_OR_MORE)
+  tested: int = field(100, "Configurations that test the intervals.", COUNT)
+  devices: int = field(4, "Devices of each configuration.", TWO_OR_MORE)
   p: tuple[float, ...] = field(
-    (1.0, 0.75, 0.5, 0.25, 0.0), "Fractions of the synchronised channels.",
-    FRACTION,
+    (1.0, 0.75, 0.5, 0.25, 0.0), "Random choices for sync.p, the fraction of "
+    "synchronised channels.", FRACTION,
   )
   schemes: tuple[str, ...] = field(
     ("ddp", "zero1", "zero2", "zero3"), "Partitions of the training state."
@@ -52,13 +52,13 @@ class Calibration:
     "Outer loops of configurations with workers.",
   )
   lanes: tuple[int, ...] = field(
-    (1, 2), "Logical ranks of a device along the tensor axis.", COUNT
+    (1, 2), "Tensor ranks per device to choose from.", COUNT
   )
   batch_sizes: tuple[int, ...] = field(
-    (4, 8, 16), "Examples of a step.", COUNT
+    (4, 8, 16), "Examples per step to choose from.", COUNT
   )
-  blocks: int = field(5, "Timed blocks of steps.", COUNT)
-  block_s: float = field(0.5, "Least seconds of a block.", POSITIVE)
+  blocks: int = field(5, "Number of timed blocks of steps.", COUNT)
+  block_s: float = field(0.5, "Minimum seconds per block.", POSITIVE)
   seed: int = field(0, "Seed of the configurations.", SEED)
 
 

@@ -1,7 +1,7 @@
 """Compiled steps of a model for several targets, with and without kernels.
 
-Each row has the fingerprint of its program. So `known` determines by lowering
-alone, in seconds, whether the row belongs to the current program.
+Each row has the fingerprint of its lowered program. So a row is checked against
+the current code by lowering alone, in seconds (`known`).
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,1 +1,1 @@
-"""Benchmarks of decoding, the engine, the scheduler and the server."""
+"""Benchmarks of decoding, of the scheduler and of the server."""

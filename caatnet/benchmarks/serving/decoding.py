@@ -6,14 +6,13 @@ differences between programs without some of the work. All have the shapes of a
 step in which every sequence generates a token and has a cache that is three
 quarters full:
 
-  inputs      `Decoder.step` with arrays of numpy, less the program alone
-  sampling    the program, less one that returns the logits
-  gathering   that, less one that slices a cache with contiguous pages of each
-              sequence instead of gathering them
-  attention   that, less one whose attention returns the queries and writes
+  inputs      `Decoder.step` with arrays of numpy, minus its program alone
+  sampling    the program, minus program A, which returns the logits
+  gathering   A, minus program B, which slices contiguous pages of each sequence
+              out of the cache instead of gathering them
+  attention   B, minus program C, whose attention returns the queries and writes
               nothing to the cache
-  products    the rest: products, norms, rotary positions of the queries,
-              embedding
+  products    C: products, norms, rotary positions of the queries, embedding
 """
 
 from collections.abc import Callable, Iterator
@@ -73,7 +72,7 @@ def run(config: Any) -> dict[str, Any]:
 def _measure(
   config: Any, batch: int, ask: Callable[[Any], Any] | None
 ) -> dict[str, Any]:
-  """Times one batch size."""
+  """Times our decoder, its parts and the rival with one batch size."""
   options = config.benchmark
   made = decoders.built(
     config, batch=batch, context=options.prompt + options.tokens
@@ -111,7 +110,7 @@ def _measure(
 
 
 def prompts(vocab_size: int, asked: dict[str, int]) -> list[list[int]]:
-  """Returns random prompts."""
+  """Returns random prompts, lists of token ids."""
   return np.random.default_rng(0).integers(
     vocab_size, size=(asked["batch"], asked["prompt"])
   ).tolist()
@@ -140,7 +139,7 @@ def generate(
 
 
 class _Dense(Cache):
-  """Cache that assumes contiguous pages of each sequence."""
+  """Cache whose attention assumes that a sequence's pages are contiguous."""
 
   def attend(
     self, layer: jax.Array, queries: jax.Array, batch: Batch, window: int
@@ -173,7 +172,7 @@ class _Dense(Cache):
 
 
 class _NoAttention(Cache):
-  """Cache that stores nothing, with an attention that does nothing."""
+  """Cache that stores nothing, and whose attention returns the queries."""
 
   def write(
     self, layer: jax.Array, keys: jax.Array, values: jax.Array, batch: Batch
@@ -191,7 +190,7 @@ for _type in (_Dense, _NoAttention):
 
 
 def _batch(capacity: Capacity) -> Batch:
-  """Returns a token of each sequence, whose cache is three quarters full."""
+  """Returns a step of one token per sequence, with 3/4 of its cache in use."""
   s, pages = capacity.batch, capacity.pages_per_sequence
   own = np.arange(s * pages, dtype=np.int32).reshape(s, pages)  # block tables
   position = capacity.context * 3 // 4  # of the new token

@@ -1,4 +1,4 @@
-"""Times of Hugging Face's generate, for the benchmark of decoding.
+"""Script that times Hugging Face's generate, for the benchmark of decoding.
 
 It runs in a separate Python, which has torch and transformers, and imports
 nothing of this repository. It reads one JSON object per line from stdin and
@@ -13,7 +13,7 @@ import time
 
 
 def main() -> None:
-  """Creates the model of stdin's first line; times the runs of the others."""
+  """Creates the model of stdin's first line; times a round for each other."""
   import torch
   import transformers
 

@@ -34,20 +34,20 @@ class Server:
 
 @register.benchmark("serving")
 class Serving:
-  """Scheduling time per step."""
+  """Time that the scheduler takes per step."""
 
   policies: tuple[str, ...] = field(
     ("first_come", "strict_priority", "shortest_first", "vtc", "dlpm"),
     "Scheduling policies.",
   )
-  running: int = field(256, "Running requests.", COUNT)
-  waiting: int = field(1000, "Waiting requests.", COUNT)
+  running: int = field(256, "Number of running requests.", COUNT)
+  waiting: int = field(1000, "Number of waiting requests.", COUNT)
   pages: dict[str, int] = field(
     lambda: {
       "first_come": 10700, "strict_priority": 11400, "shortest_first": 8500,
       "vtc": 10700, "dlpm": 10500,
-    }, "Pages of 16 tokens for each policy; few enough for preemption in one "
-    "of twenty steps.", COUNT,
+    }, "Number of pages of 16 tokens for each policy, so few that one of 20 "
+    "steps preempts.", COUNT,
   )
   warm_up: int = field(600, "Steps before the timed ones.", COUNT_OR_NONE)
   steps: int = field(2000, "Number of timed steps.", COUNT)
@@ -59,4 +59,4 @@ class Serving:
     0.99, "Probability that a request keeps its priority in such a step.",
     FRACTION,
   )
-  clients: int = field(27, "Clients.", COUNT)
+  clients: int = field(27, "Number of clients that send requests.", COUNT)

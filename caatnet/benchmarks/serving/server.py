@@ -1,4 +1,4 @@
-"""Times of many streams over HTTP, compared with the engine without it."""
+"""Rate of many streams over HTTP, compared with the engine without a server."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def _measure(config: Any, batch: int) -> dict[str, Any]:
-  """Times one number of concurrently running sequences."""
+  """Times server and engine with up to ``batch`` sequences running at once."""
   options = config.benchmark
   chosen = options_of(options.streams)
   decoder = decoders.decoder(decoders.built(config, batch=batch))
@@ -49,8 +49,8 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   prompts = rng.integers(
     config.model.vocab_size, size=(options.streams, options.prompt)
   ).tolist()
-  # Of equal lengths, streams that begin together would end together: whether
-  # the first prompts share a step would change the steps of the whole run.
+  # Lengths differ: with equal ones, streams that begin together would also end
+  # together, and the steps of a run would depend on which prompts share a step.
   lengths = rng.integers(
     options.tokens // 2, 3 * options.tokens // 2, size=len(prompts),
     endpoint=True,
@@ -107,7 +107,7 @@ def served(
   decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
   lengths: Sequence[int], pool: futures.Executor,
 ) -> dict[str, Any]:
-  """Returns the measurements of a client in a process of a pool; see `ask`."""
+  """Starts a server; returns the result of `ask` in a process of a pool."""
   listener = http.bound("127.0.0.1", 0)
   made = Served(
     serving.engine(decoder, chosen), decoder, OneModel("benchmark"), Bytes(),

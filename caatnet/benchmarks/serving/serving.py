@@ -23,7 +23,7 @@ from caatnet.show import tables
 from parallel.base.checks import at_least, known
 
 _PAGE_SIZE = 16
-# Tokens of prompts in a step, its time, and pages of an 8B model.
+# Maximum number of prompt tokens per step, and simulated seconds per step.
 _CHUNKS = 1024
 _STEP_S = 0.03
 # Tokens that end a response; the simulator generates none of them.
@@ -36,14 +36,14 @@ _COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
 
 
 class _Steady:
-  """Steps of constant duration."""
+  """Model of step times: all steps take equally long."""
 
   def step_s(self, contexts: np.ndarray, chunks: Any) -> float:
     return _STEP_S
 
 
 class _Load:
-  """Requests that keep a server full."""
+  """Source of random requests, which keep a server full."""
 
   def __init__(self, clients: int, seed: int) -> None:
     self._rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ class _Load:
 
 
 class _Watch:
-  """Sum of the durations of function calls, in wall-clock and thread time."""
+  """Timer that sums wall-clock and thread time of the functions it wraps."""
 
   def __init__(self) -> None:
     self.spent = np.zeros(2)
@@ -182,7 +182,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
 
 
 def _over(rows: list[dict[str, Any]]) -> dict[str, Any]:
-  """Returns a policy's row over the steps of all rounds, which are equal."""
+  """Merges the rows of a policy's rounds, which make the same decisions."""
   spent = np.array([row.pop("spent_us") for row in rows])
   arrival = float(np.mean([row.pop("arrival_us") for row in rows]))
   assert all(row == rows[0] for row in rows), "the rounds differ"

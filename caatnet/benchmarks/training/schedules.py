@@ -1,4 +1,4 @@
-"""Times of builders and simulator; optimal trees against the cut bound.
+"""Times of building and simulating schedules; optimal trees and their bound.
 
 Seconds are processor time, which other programs on the machine affect less.
 """
@@ -29,7 +29,7 @@ from parallel.plans.schedules.optimal import trees
 from parallel.plans.topology import builders as topologies
 from parallel.plans.topology.graph import Link, Topology
 
-# Bytes per second of links of random graphs: in powers of two, and any.
+# Link bandwidths of random graphs, in bytes/s: 25e9 times powers of 2, or any.
 SPEEDS: dict[str, Callable[[random.Random], float]] = {
   "doubling": lambda rng: rng.choice((25e9, 50e9, 100e9, 200e9)),
   "uneven": lambda rng: rng.uniform(25e9, 200e9),
@@ -137,7 +137,7 @@ def _simulations(options: Any) -> list[dict[str, Any]]:
 def _show_optimal(
   named: list[dict[str, Any]], models: Sequence[str]
 ) -> None:
-  """Prints tables of packed trees, and of times at sizes, over the bounds."""
+  """Prints tables of packed trees and of all-gather times, both over bounds."""
   tables.table(
     "packed trees of all-gathers: busiest link over the cut bound",
     "topology | trees_per_rank=k | ratio:.4f=over bound | "
@@ -236,8 +236,8 @@ def _summary(
 def _multitree(topology: Topology) -> dict[str, Any]:
   """Times MultiTree on a topology.
 
-  The bound of its steps: a rank must receive n - 1 chunks, one per port and
-  step.
+  A lower bound of its steps: each of n ranks must receive n - 1 chunks, at most
+  one per port and step.
   """
   steps, seconds = timing.cpu_seconds(lambda: multitree.grow(topology))
   n = topology.num_ranks
@@ -341,7 +341,7 @@ def _ranges(nodes: Iterable[int]) -> str:
 
 
 def _cut(row: dict[str, Any]) -> str:
-  """Describes a tight cut."""
+  """Describes a tight cut: its ranks, and the bandwidth of leaving links."""
   return (
     f"{row['cut_ranks']} ranks / {row['leaving_bytes_per_second'] / 1e9:g} GB/s"
   )

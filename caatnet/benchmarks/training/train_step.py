@@ -1,4 +1,4 @@
-"""Times of our training steps, with and without lanes, against plain JAX.
+"""Times of our training steps, with and without lanes, and of plain JAX.
 
 The plain step uses nothing but jax and optax: the same architecture, optimizer
 and scan. All variants alternate, so that a drift of the machine's speed affects
@@ -118,13 +118,13 @@ def timed_in_turns(
 
 
 class Runner(NamedTuple):
-  """Compiled training step, with its state.
+  """Compiled training step that is ready to be timed.
 
   Attributes:
     step: Function that runs a step and waits for it.
     device_bytes: Device memory of the program: arguments, results that do not
       reuse them, and temporaries.
-    host_bytes: Its arguments and temporaries in the host's memory.
+    host_bytes: Arguments and temporaries of the program in host memory.
   """
 
   step: Callable[[], None]
@@ -133,7 +133,7 @@ class Runner(NamedTuple):
 
 
 def _runner(step: Callable[[], None], program: jax.stages.Compiled) -> Runner:
-  """Runs a step twice, since the first steps allocate memory."""
+  """Returns a runner; runs two steps, since the first ones allocate memory."""
   step(), step()
   found = program.memory_analysis()
   return Runner(
@@ -169,7 +169,7 @@ def plain_runner(
   tokens: np.ndarray,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Runner:
-  """Returns the same step in plain JAX.
+  """Returns a training step of the same architecture in plain JAX.
 
   Args:
     experiment: Run, whose model and optimizer, AdamW, are reimplemented.
@@ -237,7 +237,7 @@ def _plain_optimizer(
 
 
 def _plain_params(config: Any) -> dict[str, Any]:
-  """Draws dense parameters, those of blocks stacked over layers."""
+  """Draws float32 parameters; blocks are stacked, ``[layers, ...]``."""
   h, f = config.width, config.ffn_width  # H, F
   qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_width
   shapes = {"w_qkv": (h, qkv), "w_out": (h, h), "w_gate_up": (h, 2 * f),

@@ -8,7 +8,8 @@ computed from the leaves to the root (belief propagation):
     log P(tree of v | c) = log N(x_v; mean_c, 1)
                          + sum over children u of log sum_c' T[c, c'] P(u | c')
 
-with T the probability that a neighbour of a node in c is in c'. Bayes' rule
+with T[c, c'] the probability that a neighbour of a node in community c is in
+community c', and N(x; m, 1) the normal density of mean m. Bayes' rule
 selects the community with the largest likelihood. No function of the same tree
 has a higher expected accuracy, except for the few trees in which a node occurs
 twice.
@@ -59,7 +60,7 @@ def accuracy(
   # log N(x; mean_c, 1) without the terms that are equal for all communities.
   known, places = np.unique(ids, return_inverse=True)
   evidence = features[known] @ means.T - np.square(means).sum(axis=1) / 2
-  evidence = evidence[places.reshape(ids.shape)]  # [B, T, K]
+  evidence = evidence[places.reshape(ids.shape)]  # [B, T, communities]
   others = (1 - made["inside"]) / (num_classes - 1)
   transition = np.full((num_classes, num_classes), others)
   np.fill_diagonal(transition, made["inside"])

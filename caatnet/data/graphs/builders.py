@@ -31,10 +31,10 @@ from caatnet.data.graphs.csr import (
 )
 from parallel.base.checks import at_least, fraction, not_negative
 
-# The shares of nodes that are trained on, validated on, and tested on.
+# Fractions of the nodes in the training, validation and test splits.
 SHARES = (0.6, 0.2, 0.2)
-_NODES = CHUNK >> 4  # nodes per chunk of rows: fewer, since rows have features
-# Purposes of random streams.
+_NODES = CHUNK >> 4  # nodes per chunk: fewer than edges, as they have features
+# Numbers of independent random streams, by purpose.
 _EDGES, _DEGREES, _FEATURES, _MEANS = range(4)
 
 

@@ -281,7 +281,7 @@ def _write_edges(
 def _remove_repeated(folder: pathlib.Path, num_nodes: int) -> None:
   """Sorts each node's neighbours and removes repeated ones.
 
-  Nodes with up to `CHUNK` edges in all, or a single node, are in memory.
+  Blocks of nodes with at most `CHUNK` edges, or of one node, are in memory.
   """
   indptr = np.array(np.load(folder / "indptr.npy", mmap_mode="r"))
   if not indptr[-1]:
@@ -289,7 +289,7 @@ def _remove_repeated(folder: pathlib.Path, num_nodes: int) -> None:
   indices = np.load(folder / "indices.npy", mmap_mode="r")
 
   def parts() -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (node << 32) + neighbour of the nodes from a node on, sorted."""
+    """Yields each block's first node, and its sorted node << 32 | neighbour."""
     start = 0
     while start < num_nodes:
       last = np.searchsorted(indptr, indptr[start] + CHUNK, side="right") - 1

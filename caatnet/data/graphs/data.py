@@ -38,7 +38,8 @@ CACHES = ("degree", "presampling")
 _MAX_PLACES = 2**31 - 1
 # Batches that are sampled to estimate the access frequency of rows.
 _PRESAMPLED = 50
-# First example indices of validation and presampling, beyond those of training.
+# First example indices of validation and presampling. They are above those of
+# training, so that the random numbers of the trees are different.
 _VALIDATION, _PRESAMPLING = 2**32, 2**33
 
 
@@ -195,7 +196,7 @@ class GraphData(Graphs):
 
 
 class Trees:
-  """Examples of a run: nodes in shuffled epochs, with a tree for each."""
+  """Sequence of a run's examples: a node and its tree, in shuffled epochs."""
 
   def __init__(
     self, sampler: Sampler, nodes: np.ndarray, batch_size: int, seed: int
@@ -209,7 +210,7 @@ class Trees:
       seed: Determines the order, together with the number of nodes.
     """
     self.sampler, self.nodes, self.batch_size = sampler, nodes, batch_size
-    # The order of an epoch; caching two suffices if a batch spans two epochs.
+    # The order of an epoch. Two are cached, as a batch may span two epochs.
     self._order = functools.lru_cache(2)(
       lambda epoch: np.random.Generator(
         np.random.SFC64([seed, epoch])
@@ -283,5 +284,5 @@ class Batches:
 
 
 def _only_accuracy(value: float) -> dict[str, float]:
-  """Returns measures of a rule without probabilities, hence without a loss."""
+  """Returns the measures of a rule that gives no probabilities, so no loss."""
   return {"loss": math.nan, "accuracy": value}

@@ -27,7 +27,8 @@ from caatnet.data.graphs.csr import (
 )
 from parallel.base.arrays import map_npy, read_npz
 
-# Most classes: a larger label is an id, and each class has weights of a model.
+# Maximum number of classes: a larger label is probably an id, and the model has
+# weights for each class.
 _MAX_CLASSES = 2**20
 
 
@@ -207,9 +208,9 @@ LOADERS: Mapping[str, Callable[..., Graph]] = {
 def _write(
   folder, stream, rows, labels, split, undirected, name
 ) -> Graph:
-  """Checks and writes a graph of arrays and a stream of (source, target).
+  """Checks and writes a graph.
 
-  Without a split, a hash of node ids determines it.
+  Edges are a stream of (source, target); without a split, ids are hashed.
   """
   for what, array, dims, kind, form in (
     ("labels", labels, 1, np.integer, "integers [N]"),

@@ -16,13 +16,14 @@ ids are fetched once.
 Random numbers are a function of seed, example, position and draw (SplitMix64:
 Steele, Lea and Flood, OOPSLA 2014), not of a generator's state. So trees do not
 depend on the number of threads or on the order of sampling. A random number
-below n is the upper half of 32 random bits times n; its bias is below n / 2^32.
+below n is the product of n and 32 random bits, shifted right by 32 bits; its
+bias is below n / 2^32.
 
 `reference` is the specification in numpy. `compiled` is equivalent code in
 numba (the extra ``graphs``). It releases Python's global interpreter lock, so
-threads sample parts of a batch in parallel. numba's own thread pool cannot be
-used from two Python threads, and one batch is sampled while another is
-evaluated.
+threads sample parts of a batch in parallel. numba's own thread pool is not
+used: two Python threads cannot share it, and one batch may be sampled while
+another is evaluated.
 """
 
 from collections.abc import Callable
@@ -166,7 +167,7 @@ def reference(
   ids: np.ndarray,
   degrees: np.ndarray,
 ) -> None:
-  """Fills in the trees of examples.
+  """Samples trees into ``ids`` and ``degrees``; the specification.
 
   Args:
     indptr: int64 ``[N + 1]``.
@@ -178,7 +179,7 @@ def reference(
     degrees: int32 ``[B, T]`` of zeros; filled here.
   """
   example = _mixed(key + numbers * np.uint64(_GOLDEN))  # [B]
-  counts = np.ones((len(ids), 1), bool)  # whether a position is not padding
+  counts = np.ones((len(ids), 1), bool)  # False for positions of padding
   start, width = 0, 1
   for fanout in fanouts:
     places = np.arange(start, start + width)
@@ -223,7 +224,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def compiled() -> Callable[..., None]:
-  """Returns `reference` compiled by numba; fanouts are an array."""
+  """Returns `reference` compiled by numba; ``fanouts`` is an int64 array."""
   import numba
 
   first, second = np.uint64(_FIRST), np.uint64(_SECOND)

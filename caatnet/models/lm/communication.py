@@ -1,7 +1,8 @@
 """Closed formulas for a language model's collectives over the tensor axis.
 
-A training step with microbatches of n tokens, in elements per microbatch, where
-k is the number of shared channels of a row-parallel projection:
+The collectives of a training step, in elements per microbatch of n tokens, with
+H = width of the stream, L = layers and k = shared channels of a row-parallel
+projection:
 
     forward:  n H (embedding) + sum over projections of n k + O(n) (softmax)
     backward: n H (stack entry) + sum over projections of n k

@@ -9,9 +9,9 @@ from parallel.base.checks import divisors, known
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
 
-# Checkpoint policies by config name. "none" saves all residuals, "full" none,
-# "reduced" only results of collectives, so that recomputation does not
-# communicate, "named" also those of `caatnet.models.lm.layers.kept`.
+# Checkpoint policies by config name. "none" saves all residuals; "full" saves
+# none; "reduced" saves only results of collectives, so that recomputation does
+# not communicate; "named" also saves arrays of `caatnet.models.lm.layers.kept`.
 REMAT_POLICIES = {
   "none": None,
   "full": jax.checkpoint_policies.nothing_saveable,

@@ -8,7 +8,7 @@ Shape legend: F = features of one rank.
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-# Name of activations for checkpoint policies.
+# Name by which checkpoint policies refer to activations that `kept` marks.
 ACTIVATION = "activation"
 
 

@@ -3,7 +3,8 @@
 Every rank has a slice of the logits. The functions reduce O(1) numbers per
 token over the tensor axis instead of gathering V logits per token and rank.
 
-Shape legend: R = lanes, B = batch, T = position, V = vocabulary of one rank.
+Shape legend: R = ranks of this device, B = batch, T = position, V = vocabulary
+of one rank.
 """
 
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class Targets(NamedTuple):
 
 
 def cross_entropy(logits: jax.Array, targets: Targets) -> jax.Array:
-  """Returns the cross-entropy, log(sum of exp(logit)) - logit of the target.
+  """Computes the cross-entropy: log(sum of exp(logits)) - target's logit.
 
   Args:
     logits: float32 ``[R, B, T, V]``; -inf for padding of the vocabulary.
@@ -52,7 +53,7 @@ def cross_entropy(logits: jax.Array, targets: Targets) -> jax.Array:
 def target_scores(
   logits: jax.Array, targets: Targets
 ) -> dict[str, jax.Array]:
-  """Returns the log-probability of targets, and whether greedy picks them.
+  """Returns targets' log-probabilities, and whether greedy decoding picks them.
 
   Args:
     logits: float32 ``[R, B, T, V]``; -inf for padding of the vocabulary.
@@ -133,10 +134,10 @@ def _sums(
 def _looked_up_sums(
   logits: jax.Array, largest: jax.Array, tokens: jax.Array, ids: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes `_sums` in fewer passes over the logits than XLA:CPU otherwise.
+  """Computes `_sums` with fewer passes over the logits, for CPUs.
 
-  The target's logit is looked up, not selected, and the backward reads only the
-  exponentials.
+  The target's logit is gathered by its index instead of selected by a mask, and
+  the backward reads only the saved exponentials.
   """
   return _looked_up_forward(logits, largest, tokens, ids)[0]
 

@@ -30,7 +30,7 @@ BLOCKS = "blocks"
 
 @dataclasses.dataclass(frozen=True)
 class StackedLanguageModel:
-  """Base class of language models; an example is int ``[T + 1]``.
+  """Base class of language models; an example is T + 1 tokens, int ``[T + 1]``.
 
   A subclass defines ``module_type``, `cache_shape` and `flops`.
 
@@ -57,7 +57,7 @@ class StackedLanguageModel:
 
   @property
   def _module(self) -> LanguageModule:
-    """Module with abstract parameters."""
+    """Module whose parameters are only shapes and dtypes."""
     module = nnx.merge(*self._abstract)
     module.stage = self.stage
     return module

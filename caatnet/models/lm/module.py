@@ -66,7 +66,7 @@ class LanguageModule(nnx.Module):
       rngs: The random streams.
 
     Raises:
-      ValueError: If features or tokens would be padded to twice their number.
+      ValueError: If padding would double the number of features or tokens.
     """
     for key in ("ffn_width", "vocab_size"):
       check_padding(getattr(config, key), key, axis.size)
@@ -143,7 +143,7 @@ class LanguageModule(nnx.Module):
       cache: Cache of earlier tokens.
       batch: The tokens.
       access: Reads the parameters.
-      nanobatches: Cuts of the step; None for none.
+      nanobatches: Rule that cuts the step into pieces; None to run it whole.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
@@ -246,7 +246,7 @@ class LanguageModule(nnx.Module):
     return access.apply(judged, self._last(params), x, targets)
 
   def _last(self, params: Any) -> dict[str, Any]:
-    """Returns the final norm's gain and the head's table (tied if absent)."""
+    """Returns the final norm's gain, and the head's table or the tied one."""
     table = params.get("head", params["embedding"])
     return {"norm": params["norm"], "table": table}
 

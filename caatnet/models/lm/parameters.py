@@ -1,7 +1,8 @@
 """Parameters of language models, and their slices on tensor ranks.
 
-Every parameter is drawn in its *dense* form and then cut into one slice per
-rank. So at p = 1 the model does not depend on the number of ranks.
+Every parameter is initialised in its *dense* form and then cut into one slice
+per rank. So at p = 1, where all channels are synchronised, the model does not
+depend on the number of ranks.
 
 Shape legend: L = layers, R = lanes (ranks outside shard_map), H = width.
 """
@@ -81,7 +82,7 @@ class Drawing:
     of every matrix.
 
     Args:
-      *sizes: For each matrix its columns, and the columns of a rank.
+      *sizes: For each matrix, its number of columns in total and per rank.
 
     Returns:
       float32 ``[R, H, sum of a rank's columns]``.
@@ -153,7 +154,7 @@ def check_padding(size: int, key: str, ranks: int) -> None:
     ranks: The number of tensor ranks.
 
   Raises:
-    ValueError: If it does not; the message lists numbers of ranks that fit.
+    ValueError: If it adds as many or more; the message lists ranks that fit.
   """
   if fits(size, ranks):
     return

@@ -1,17 +1,17 @@
 """Layers of a decoding step in nano-batches, with their reductions in order.
 
-At any time at most one reduction is under way. The column-parallel products of
-a piece, and its attention, run during the reduction of the piece before it,
-which ends before the piece's row-parallel product. So the last reduction of a
-layer runs during the first products of the next layer, and its operand is
-carried to the next iteration of the scan.
+At most one reduction runs at any time. The column-parallel products of a piece,
+and its attention, run during the reduction of the previous piece, which ends
+before this piece's row-parallel product. So the last reduction of a layer runs
+during the first products of the next layer, and its operand is carried to the
+next iteration of the scan.
 `parallel.plans.nanobatches.nanobatch` times the same order of products and
 reductions.
 
 The end of a reduction is ordered before the row-parallel product, so that
 attention or the MLP's first product can run during it. XLA:TPU starts a
-reduction only as early as its assumed time requires, and assumes too short a
-time; an option of `parallel.ledger.compiler_options` lengthens it
+reduction only as early as the time that XLA assumes for it requires, and
+assumes too short a time; `parallel.ledger.compiler_options` lengthens it
 (log/2026-11-27-nanobatches-gpus.md).
 """
 
@@ -33,7 +33,7 @@ from parallel.tensor.stream import Stream, Update
 
 
 class Half(NamedTuple):
-  """Attention or MLP, without the sum of its row-parallel projection.
+  """Half of a layer: attention or MLP, without its sum over ranks.
 
   Attributes:
     name: Name scope.
@@ -51,7 +51,7 @@ Halves = Callable[[Any, Syncs], Sequence[Half]]
 
 
 class Order(NamedTuple):
-  """Sums over ranks, one after another.
+  """Executor of sums over ranks, one after another.
 
   Attributes:
     axis: The tensor axis.
@@ -62,7 +62,7 @@ class Order(NamedTuple):
   ordered: bool
 
   def after(self, tree: Any, results: Any) -> tuple[Any, Any]:
-    """Returns both; what reads ``tree`` follows ``results``."""
+    """Returns both arguments; readers of ``tree`` run after ``results``."""
     return in_turn(tree, results, self.ordered)
 
   def sum(self, update: Update, sync: PartialSync) -> Update:
@@ -103,8 +103,8 @@ def run(
   Args:
     halves: Builds the halves of a layer.
     params: Parameters of all layers, as in `caatnet.models.lm.stack.run`.
-    xs: Stream of each piece, of two or more: a single one would read its own
-      stream before its sum has ended.
+    xs: Stream of each piece. There are at least two pieces: a single one would
+      read its stream before its own reduction has ended.
     state: The cache, and the index of the next layer.
     mixes: The sequence mixer of each piece.
     config: Width, sync policies of the layers, and layers per iteration of a
@@ -132,7 +132,8 @@ def run(
 
     xs = [narrowed(x, alike, config.width, access) for x in xs]
     with jax.named_scope("blocks"):
-      # Before the first layer, no update is left: a carry of another type.
+      # Outside of the scan: before the first layer no update is pending, so the
+      # type of the carry differs.
       carried = numbered(start, (xs, None, state))
       if isinstance(params, tuple):
         for index in others:
@@ -163,7 +164,7 @@ def _layer(
     order: Order of the sums.
 
   Returns:
-    The same after this layer.
+    Values like ``carried``, after this layer.
   """
   xs, left, (cache, index) = carried
   xs, sync = list(xs), syncs[-1]  # `sync`: that of the update `left`
@@ -178,7 +179,7 @@ def _layer(
         with jax.named_scope(scope(before % len(xs))):
           total = order.sum(left, sync)
       with jax.named_scope(scope(i)), jax.named_scope(half.name):
-        # During that sum.
+        # Products and attention run during the sum above.
         xs[i], y, (cache, _) = half.columns(xs[i], (cache, index), mix)
         if left is None:
           y, xs[before] = order.after(y, xs[before])
@@ -187,5 +188,5 @@ def _layer(
           xs[before] = xs[before] + total
         left = half.rows(y)
       sync = next_sync
-  # The last stream lacks `left`; it has no other update, since the MLP adds it.
+  # The last stream still lacks the update `left`; no other one is pending.
   return [x.resolved() for x in xs], left, (cache, index + 1)

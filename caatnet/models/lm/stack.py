@@ -1,7 +1,4 @@
-"""Scan over layers whose sync policies may differ.
-
-Layers may synchronise different fractions of the stream's channels.
-"""
+"""Scan over layers that may synchronise different fractions of channels."""
 
 from collections.abc import Callable, Sequence
 import itertools
@@ -56,8 +53,8 @@ def run(
 
   Args:
     layer: A function ``(params, (x, state), syncs) -> (x, state)``.
-    params: The parameters of all layers: arrays ``[L, ...]``, or a tuple of
-      each layer's parameters, which ``access`` runs one after another.
+    params: The parameters of all layers: arrays ``[layers, ...]``, or a tuple
+      with each layer's parameters, whose layers run one after another.
     x: The stream before the first layer.
     state: Value carried from layer to layer along with the stream.
     syncs: For each layer, the sync policies of its row-parallel projections.

@@ -15,9 +15,9 @@ initial parameters of all ranks ``[R, ...]``, as variables of
 `caatnet.models.lm.parameters`. Channels are cut over tensor ranks by heads, so
 a unit is rank-local.
 
-Shape legend: R = lanes, B and S = sequences, T = positions, F = features of one
-rank's columns, f = its channels, K = width of a convolution, H = width of the
-stream.
+Shape legend: R = lanes, B and S = sequences, T = positions, F = columns of W_in
+on one rank, f = channels that the unit returns on one rank, K = width of a
+convolution, H = width of the stream.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ from parallel.tensor.stream import Stream
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StatefulConfig(StackConfig):
-  """Sizes of the model.
+  """Sizes of a language model with a fixed-size state.
 
   Attributes:
     unit: The class of the unit.
@@ -171,7 +171,7 @@ class StatefulModule(LanguageModule):
 
 @dataclasses.dataclass(frozen=True)
 class StatefulLanguageModel(StackedLanguageModel):
-  """Language model with a fixed-size state; an example is int ``[T + 1]``.
+  """Language model with a fixed-size state per sequence; T + 1 tokens each.
 
   Attributes:
     config: Sizes of the model and of its states, and sync policies of the
@@ -201,7 +201,7 @@ class StatefulLanguageModel(StackedLanguageModel):
     )
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
-    """Returns six FLOPs per weight in a matrix product and position."""
+    """Returns the FLOPs of training, 6 per weight of a product and position."""
     config = self.config
     products = config.num_layers * config.layer_products
     products += config.vocab_size * config.width
@@ -219,11 +219,11 @@ def causal_convolution(
     window: The K - 1 inputs before x, ``[S, K - 1, f]``.
     taps: ``[K, f]``; the last row multiplies the input of the same position.
     bias: ``[f]``.
-    written: bool ``[S, T]``, see the module.
+    written: bool ``[S, T]``; False for padding at the end of a sequence.
 
   Returns:
     The result in the shape and dtype of x, and the window after the last
-    written position, float32.
+    written position, float32 ``[S, K - 1, f]``.
   """
   size, length, dtype = taps.shape[0], x.shape[1], x.dtype
   inputs = jnp.concatenate([window.astype(dtype), x], axis=1)
@@ -248,7 +248,7 @@ def linear_recurrence(
     a: float32 ``[S, T, ...]``.
     b: float32 ``[S, T, ...]``.
     h: The state before the first position, float32 ``[S, ...]``.
-    written: bool ``[S, T]``, see the module.
+    written: bool ``[S, T]``; False for padding, which leaves h unchanged.
 
   Returns:
     h at all positions, float32 ``[S, T, ...]``.

@@ -74,8 +74,8 @@ class Vocabulary:
   def logits(self, last: Any, x: Stream) -> jax.Array:
     """Computes each rank's slice of the logits, float32 ``[R, B, T, V]``.
 
-    At p < 1 each rank's slice is computed from the rank's own stream; streams
-    of ranks differ in their private channels.
+    Each rank computes its slice from its own stream. If only a part of the
+    channels is synchronised, the streams of ranks differ in the others.
 
     Args:
       last: The final norm's gain, and the table of the head.

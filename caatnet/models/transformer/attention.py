@@ -17,8 +17,8 @@ from parallel.collectives import varying, varying_axes
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 
-# Most and fewest query positions per block of the "xla" implementation,
-# otherwise a quarter of the sequence. A block skips keys after its last query.
+# Maximum and minimum number of query positions per block of "xla"; between them
+# it is a quarter of the sequence. A block skips keys after its last query.
 _BLOCK, _MIN_BLOCK = 512, 128
 
 
@@ -123,7 +123,7 @@ def _blockwise(
   """Computes attention one block of queries at a time, over visible keys."""
   batch, num_positions, num_heads, head_width = q.shape
   num_groups = k.shape[2]
-  # Queries of 32 bits are scaled instead of the scores, which are more.
+  # In float32, queries are scaled: scores have more elements.
   scale = head_width**-0.5
   if q.dtype == jnp.float32:
     q, scale = q * scale, 1.0
@@ -180,12 +180,12 @@ def _attend_block(
   visible = key_position <= query_position
   if window:
     visible &= key_position > query_position - window
-  # `jnp.where` with scores would save its mask, and select in the backward.
+  # `jnp.where` on the scores would save its mask for the backward.
   hidden = jnp.where(visible, 0.0, -jnp.inf)
   scores = scores + jnp.tile(hidden, (group, 1))[None, None]
   largest = lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
   weights = jnp.exp(scores - largest)
-  # The sums divide the result, which is smaller than the weights.
+  # Divides the result instead of the weights, which have more elements.
   total = jnp.sum(weights, axis=-1, keepdims=True)
   out = jnp.einsum(
     "bkts,bksd->bktd", weights.astype(v.dtype), v,
@@ -278,8 +278,8 @@ def _splash_kernel(
     splash_attention_mask as mask,
   )
 
-  # The kernel is multi-query attention, of one key/value head and its group of
-  # query heads; `vmap` below maps it over batch and key/value heads.
+  # The kernel computes multi-query attention: one key/value head with its group
+  # of query heads. `vmap` below maps it over batch and key/value heads.
   batch, num_positions, num_heads, head_width = q.shape
   num_groups = k.shape[2]
   group = num_heads // num_groups

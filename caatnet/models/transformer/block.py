@@ -1,6 +1,6 @@
 """One layer of the transformer: attention and an MLP.
 
-Each is between a column- and a row-parallel projection.
+Both are between a column-parallel and a row-parallel projection.
 
 Shape legend: R = lanes (ranks outside shard_map), B = batch, T = position, H =
 width.
@@ -117,10 +117,10 @@ class Block(nnx.Module):
     return x if carries else x.resolved(), state
 
   def halves(self, syncs: tuple[PartialSync, PartialSync]) -> tuple[Half, Half]:
-    """Returns attention and MLP in parts, without their sums over ranks.
+    """Returns attention and MLP, each without its sum over ranks.
 
     Args:
-      syncs: Sync policies of their row-parallel projections.
+      syncs: Sync policies of the row-parallel projections of both.
     """
 
     def gated(x, state, attend):
@@ -161,7 +161,7 @@ class Block(nnx.Module):
     )
 
   def _gated(self, gate_and_up: jax.Array) -> jax.Array:
-    """Returns the product of both halves ``[R, B, T, F]``."""
+    """Returns SwiGLU's output ``[R, B, T, F]`` of both column products."""
     # The product is recomputed in the backward, since that is cheaper than to
     # save it; only w_down reads it.
     gated = jax.checkpoint(jax.vmap(swiglu), prevent_cse=False)

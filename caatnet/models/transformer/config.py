@@ -19,7 +19,10 @@ class TransformerConfig(StackConfig):
     qk_norm: Whether each head's queries and keys are normalised, as in Qwen3.
     sliding_window: Positions that a query attends to, including its own, as in
       Mistral; 0 for full causal attention.
-    rope_base: The longest rotary wavelength, divided by 2 pi.
+    max_positions: Longest sequence for which the model was published; 0 for no
+      limit.
+    rope_base: Base of the rotary wavelengths, the longest of which is about
+      ``2 pi rope_base`` positions.
     rope_scaling: Scaling of rotary frequencies for longer contexts, or None.
     attention: Name of the implementation, see `attention.attention`.
 
@@ -62,7 +65,7 @@ class TransformerConfig(StackConfig):
 
   @property
   def workload(self) -> Workload:
-    """Sizes that determine parameters, FLOPs and bytes, without jax types."""
+    """Sizes that determine numbers of parameters, FLOPs and bytes."""
     names = (field.name for field in dataclasses.fields(Workload))
     return Workload(**{name: getattr(self, name) for name in names})
 

@@ -1,4 +1,4 @@
-"""Rank-local layers, written for one tensor rank and lifted over lanes by vmap.
+"""Layers of one tensor rank, which callers map over lanes by `jax.vmap`.
 
 No function here communicates or depends on the number of ranks.
 

@@ -13,7 +13,7 @@ from parallel.kernels.paged_attention import api
 
 @dataclasses.dataclass(frozen=True)
 class TransformerModel(StackedLanguageModel):
-  """Transformer language model; an example is int ``[T + 1]``.
+  """Transformer language model; an example is T + 1 tokens, int ``[T + 1]``.
 
   Attributes:
     config: Sizes, and sync policies of the row-parallel projections.

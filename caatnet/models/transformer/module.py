@@ -39,8 +39,8 @@ class Transformer(LanguageModule):
       rngs: The random streams.
 
     Raises:
-      ValueError: If heads, features or tokens would be padded to twice
-        their number.
+      ValueError: If padding would double the number of heads, features or
+        tokens.
     """
     check_padding(config.num_kv_heads, "num_kv_heads", axis.size)
     super().__init__(config, axis, rngs)

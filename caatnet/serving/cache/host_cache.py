@@ -1,4 +1,4 @@
-"""Host cache: copies of sequences in host memory that outlive a turn.
+"""Host cache: copies of sequences in host memory, kept between turns.
 
 A sequence's keys and values are append-only, so a copy never becomes invalid. A
 copy to the host therefore moves only the pages that changed since the previous
@@ -90,7 +90,7 @@ class HostCache:
     return self._pages.num_used
 
   def valid(self, owner: Hashable) -> int:
-    """Returns the number of tokens of an owner's sequence that are copied."""
+    """Returns how many tokens of an owner's sequence have been copied."""
     return self._copies[owner].tokens if owner in self._copies else 0
 
   def increment(self, owner: Hashable, tokens: int) -> tuple[int, int]:

@@ -36,7 +36,7 @@ NONE = -1  # no page
 
 
 class Book(NamedTuple):
-  """State of all pages, int32.
+  """Bookkeeping of all pages: counters, flags and linked lists, int32 arrays.
 
   Attributes:
     holders: Number of sequences that hold a page, ``[N]``.
@@ -251,7 +251,7 @@ def _evict(book, table, count):
   """
   count, gone = min(count, book.lengths[IDLE]), 0
   pages = view(np.empty(count, np.int32))
-  # A sequence released its last page first, so the reversed order is ascending.
+  # A sequence releases its last page first: filled from the end, pages ascend.
   for i in range(count - 1, -1, -1):
     page = pages[i] = book.after[len(book.where) + IDLE]
     _remove(book, page)

@@ -2,9 +2,9 @@
 
 A page is *held* by each sequence that reads it. A full page has a block hash
 (`caatnet.serving.cache.prefixes`), by which other sequences find it. A page
-without holders is *idle* while its block hash can still be matched, and *free*
-afterwards. A copy to the host *reads* pages: a page that is released during the
-copy is *leaving* until the copy ends. At any time
+with a block hash that its last holder releases is *idle* until its eviction;
+other released pages are *free*. A copy to the host *reads* pages: a page that
+is released during the copy is *leaving* until the copy ends. At any time
 
     held + idle + leaving + free = all pages.
 
@@ -22,8 +22,8 @@ from caatnet.serving.cache import page_loops as loops
 from caatnet.serving.cache import prefixes
 from caatnet.serving.scheduler.running import Running
 
-# States of a page: free, held by one sequence, held by several, idle with a
-# block hash, or released while a copy reads it.
+# States of a page: free, held by one sequence, held by several, idle ("cached")
+# or released while a copy reads it.
 STATES = ("free", "held", "shared", "cached", "leaving")
 # An eviction frees at least 1/_AHEAD of all pages: among many pages some are
 # adjacent, so that later allocations consist of few runs.

@@ -119,7 +119,7 @@ def _copies(
   executor: DecoderExecutor, runs: Sequence[int],
   state: tuple[int, int] | None = None,
 ) -> None:
-  """Measures copies of page runs, or of a state, out and back."""
+  """Measures copies of page runs, or of a state, to the host and back."""
   pages: list[int] = []
   for length in runs:  # separated by one page, so that runs do not merge
     first = pages[-1] + 2 if pages else 0
@@ -140,7 +140,7 @@ def _copies(
 
 
 def await_copy(executor: DecoderExecutor, copy: Copy) -> float:
-  """Runs a copy and returns its seconds."""
+  """Runs a copy and returns its duration in seconds."""
   begun = executor.now()
   executor.copy(copy)
   while not executor.wait(float("inf")):  # until the last part has been moved

@@ -68,7 +68,7 @@ class Drawn:
 
 
 class Dispatched(NamedTuple):
-  """Dispatched step of all replicas, possibly not computed yet.
+  """Step of all replicas that was dispatched and may not be computed yet.
 
   Attributes:
     steps: Step of each replica; None if it reads nothing.
@@ -130,7 +130,7 @@ class Dispatched(NamedTuple):
 
 
 def as_dict(top: Top, num_top: int) -> dict[int, float]:
-  """Returns the first tokens of one position, without padding.
+  """Returns the most probable tokens of a position as {id: log-probability}.
 
   Args:
     top: Arrays ``[k]``.
@@ -157,7 +157,7 @@ def dispatch(
       the longest sequence.
     steps: Step of each replica; None if it reads nothing.
     drawings: Sampling parameters of the slots of each replica; updated.
-    factor: Ratio of successive buckets of the number of decodes.
+    factor: Ratio of each bucket of the number of decodes to the previous one.
     filters: Whether top-k and top-p are applied even if no sequence of this
       step uses them.
     top: Whether the program can return the most probable tokens.
@@ -228,7 +228,7 @@ class DecoderExecutor:
     decoder: The model and its cache, with one replica.
     host: Pages of the host cache.
     host_states: Recurrent states of the host cache, as many as pages.
-    factor: Ratio of successive buckets of the number of decodes.
+    factor: Ratio of each bucket of the number of decodes to the previous one.
     weights: Weights of the experts; None for one model.
     programs: Compiles programs in a thread; None if steps compile their own.
     costs: Measured times of steps, and of copies that run alone, which only
@@ -245,7 +245,7 @@ class DecoderExecutor:
     Args:
       decoder: Decoder with one replica and without sequences.
       num_host_pages: Number of pages of the host cache.
-      factor: Ratio of successive buckets of the number of decodes of a step.
+      factor: Ratio of each bucket of the number of decodes to the previous one.
       filters: Whether all steps apply top-k and top-p, so that requests which
         use them need no programs of their own.
       top: Whether requests may ask for the most probable tokens.
@@ -266,7 +266,7 @@ class DecoderExecutor:
     self.host_states = HostStates(decoder, num_host_pages)
     self.costs = MeasuredCosts()
     self._thread = futures.ThreadPoolExecutor(1, "copies")
-    # Copies of pages do not wait for weights, which are larger.
+    # A separate thread: copies of pages must not wait for weights (larger).
     self._loader = futures.ThreadPoolExecutor(1, "loads")
     # Loads under way, in order; the first one runs.
     self._loads: collections.deque[Load] = collections.deque()
@@ -323,7 +323,7 @@ class DecoderExecutor:
   ) -> None:
     """Runs `work` in a thread, by default that of copies.
 
-    Its result is called by the thread that waits, to get the event.
+    `work` returns a function; the thread that waits calls it to get the event.
     """
     self._num_copies += 1
 
@@ -363,7 +363,7 @@ class DecoderExecutor:
     """Waits for the end of a part or load.
 
     Returns:
-      No event after a wake-up, and if the copy has more parts.
+      The event; none after a wake-up, or if the copy has more parts.
     """
     end = self._ended.get(timeout=timeout)
     if end is None:
@@ -491,7 +491,7 @@ class DecoderExecutor:
     return found
 
   def wake(self) -> None:
-    """Makes `wait` return, for a thread with new work for the waiting one."""
+    """Makes `wait` return; called by a thread with work for the waiting one."""
     self._ended.put(None)
 
 

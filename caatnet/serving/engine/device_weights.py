@@ -22,7 +22,7 @@ from caatnet.serving import differences
 
 
 class DeviceWeights:
-  """Copies sets of weights of one model to its mesh; safe in several threads.
+  """Copier of weight sets of one model to its mesh; safe in several threads.
 
   Attributes:
     abstract: Shapes, shardings, specs and access of a set.

@@ -153,9 +153,9 @@ class Event(NamedTuple):
 
   Attributes:
     time_s: Time of the end in seconds.
-    step: The step, if it is the end of one.
-    copy: The copy, if it is the end of one.
-    load: The load, if it is the end of one. A step may then read the slot: all
+    step: The step that has ended, or None.
+    copy: The copy that has ended, or None.
+    load: The load that has ended, or None. A step may then read the slot: all
       weights are there, or arrive before the step reads them.
     error: Reason of a failed load; "" if the load has succeeded.
     tokens: Drawn tokens, int ``[n]``, in the order of `EngineStep.drawing`.
@@ -175,7 +175,7 @@ class Costs(Protocol):
   """Estimated times of steps and copies, in seconds."""
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns the additional time of steps that also read a chunk."""
+    """Returns the time that a chunk adds to the steps that read it."""
     ...
 
   def copy_s(self, kind: Kind, num_runs: int, num_pages: int) -> float:
@@ -184,7 +184,7 @@ class Costs(Protocol):
 
 
 class Executor(Protocol):
-  """Runs steps, copies and loads asynchronously.
+  """Interface of an executor, which runs steps, copies and loads concurrently.
 
   An executor for one model has no `load`.
 
@@ -195,7 +195,7 @@ class Executor(Protocol):
   costs: Costs
 
   def now(self) -> float:
-    """Returns the time in seconds."""
+    """Returns the time on the executor's clock, in seconds."""
     ...
 
   def submit(self, step: EngineStep) -> None:
@@ -205,8 +205,8 @@ class Executor(Protocol):
   def copy(self, copy: Copy) -> None:
     """Enqueues a copy after those of its kind and after all submitted steps.
 
-    A copy "in" or "within" has ended when subsequently submitted steps read its
-    result; one "out" when they may overwrite its source.
+    After the end of a copy "in" or "within", steps that are submitted read its
+    result; after the end of a copy "out", they may overwrite its source.
     """
     ...
 
@@ -215,7 +215,7 @@ class Executor(Protocol):
     ...
 
   def wait(self, until_s: float) -> list[Event]:
-    """Waits for a step, a load, a copy or part of it, a time or a wake-up.
+    """Waits until a step, load, or part of a copy ends, or until a time.
 
     Returns:
       Events since the last call, in order; empty after a timeout, a wake-up or

@@ -23,13 +23,13 @@ import jax
 from caatnet.serving.engine.device_weights import DeviceWeights
 from caatnet.serving.experts import WHOLE
 
-# Recent loads whose median time estimates the next one.
+# Number of recent loads, whose median time is the estimate for the next load.
 _WINDOW = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-  """Expert as its file stores it.
+  """Arrays of an expert as its file stores them.
 
   Attributes:
     form: One of `caatnet.serving.experts.FORMS`.
@@ -64,7 +64,7 @@ class Moved:
 
 
 class ExpertWeights:
-  """Weights by slot, and copies of recently loaded weights in host memory.
+  """Loader of experts' weights into device slots, with a cache on the host.
 
   One thread calls `load`, and another one the other methods.
 
@@ -141,7 +141,7 @@ class ExpertWeights:
       arrays = self._put(stored)
     except KeyboardInterrupt:
       raise
-    # Any other failure, also of memory, ends only the requests of this expert.
+    # Any other failure, even lack of memory, ends only this expert's requests.
     except BaseException as error:
       counters.failures += 1
       reason = " ".join(str(error).split()) or type(error).__name__

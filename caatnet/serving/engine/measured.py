@@ -12,7 +12,7 @@ _WINDOW = 64
 
 
 class MeasuredCosts:
-  """Estimates from recent steps and copies; 0 without measurements.
+  """Cost estimates (`executor.Costs`) from recent measurements; 0 without any.
 
   The time of a copy is a * runs + b * pages, fitted by least squares. A chunk
   lengthens a step by a time per token: the median over steps with chunks of
@@ -48,7 +48,7 @@ class MeasuredCosts:
     self._copies[kind].append((num_runs, num_pages, seconds))
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns the additional seconds of steps that also read a chunk."""
+    """Returns the seconds that a chunk adds to the steps that read it."""
     del start  # attention costs little compared with the matrix products
     rest = _median(self._decodes)
     per_token = _median(

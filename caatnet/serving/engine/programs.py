@@ -1,6 +1,6 @@
 """Programs of a decoder's steps, compiled by a thread while others run.
 
-A step that has no program of its own sizes runs a larger one, padded. A request
+A step whose own sizes have no program runs a larger program, padded. A request
 is therefore admitted once there is a program for one of its chunks together
 with all running requests, at the longest context that any of them can reach:
 until it ends, no decode has to wait for the compiler. Programs of the exact
@@ -45,11 +45,11 @@ class Programs:
   def __init__(
     self, decoder: Decoder, factor: int, wake: Callable[[], None]
   ) -> None:
-    """Knows no program yet.
+    """Starts without programs.
 
     Args:
       decoder: Decoder that compiles and runs the programs.
-      factor: Ratio of successive buckets of the number of decodes.
+      factor: Ratio of each bucket of the number of decodes to the previous one.
       wake: Called by the compiling thread after each compilation.
     """
     self._decoder, self._factor, self._wake = decoder, factor, wake
@@ -97,13 +97,13 @@ class Programs:
   def choose(self, sizes: Sizes) -> Sizes:
     """Returns the sizes of the program that a step runs.
 
-    They are the step's own if no program that is compiled can run it.
+    These are the step's own sizes if no compiled program can run it.
     """
     found = self._smallest(sizes)
     if found == sizes or found is None:
       return sizes
     if sizes not in self._begun and self._idle:
-      self._begin(sizes)  # again after an error only by `ready`
+      self._begin(sizes)  # after an error, only `ready` tries again
     return found
 
   @property
@@ -128,7 +128,7 @@ class Programs:
     )
 
   def _begin(self, sizes: Sizes) -> None:
-    """Compiles a program in the thread."""
+    """Starts the compilation of a program in the compiling thread."""
 
     def work() -> None:
       self._decoder.compile(*idle_step(self._decoder.capacity, sizes))

@@ -28,7 +28,7 @@ class CopyTimes:
     page_bytes: Bytes of a page over all layers.
     ranges_per_run: Contiguous byte ranges per run of pages: one for each layer
       and each array of the cache.
-    call_s: Seconds per byte range.
+    call_s: Seconds of overhead per byte range.
     out_rate: Bytes per second to the host.
     in_rate: Bytes per second from the host.
     within_rate: Bytes per second within the device.
@@ -81,7 +81,7 @@ class _Loading:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedCosts:
-  """The simulator's own cost model, as the scheduler's estimates.
+  """Estimates for the scheduler (`executor.Costs`) by the simulator's models.
 
   Attributes:
     steps: Cost model of steps.
@@ -94,10 +94,10 @@ class SimulatedCosts:
   most: int
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns the additional seconds of steps that also read a chunk.
+    """Returns the seconds that a chunk adds to the steps that read it.
 
     The chunk shares its steps with other sequences, for which the weights are
-    read in any case. One decode represents them.
+    read in any case. One decode represents these sequences.
     """
     one = np.ones(1)
     seconds, end = 0.0, start + length
@@ -142,9 +142,9 @@ class Simulator:
       most: Maximum number of tokens of a step.
       draw: Returns a request's token at a position; None makes all tokens 0.
       delay: Returns a copy's additional seconds, unknown to the scheduler.
-      load_s: Returns the seconds of a load, and the seconds after its begin at
-        which a step may begin, since it reads the last weights later; both
-        without steps.
+      load_s: Returns two times of a load in seconds, if no step runs: its
+        duration, and the time after its begin at which a step of the expert
+        may begin, since the step reads the last weights later.
       load_rate: Speed of loads while a step runs, relative to that without.
       steps_first: Whether `wait` waits for the first step under way even if
         a copy or load ends earlier, like
@@ -158,8 +158,8 @@ class Simulator:
     self._free_s = 0.0
     self._copied_s: dict[str, float] = {}
     self._ends: dict[int, float] = {}
-    # Loads that have not ended before the last step, the end of the one before
-    # them, and begins and ends of steps since then.
+    # Loads that had not ended when the last step began, the end of the load
+    # before them, and (begin, end) of the steps since then.
     self._loads: collections.deque[_Loading] = collections.deque()
     self._loaded_until_s = 0.0
     self._spans: list[tuple[float, float]] = []
@@ -215,7 +215,7 @@ class Simulator:
     self._end(Event(self._ready_s[load], load=load))
 
   def _slow_loads(self) -> None:
-    """Sets the times of loads, which depend on steps."""
+    """Recomputes the begin and end of loads, which concurrent steps delay."""
     last = self._loaded_until_s
     for each in self._loads:
       each.begin_s = max(each.asked_s, last)
@@ -223,7 +223,7 @@ class Simulator:
       self._ready_s[each.load] = self._after(each.begin_s, each.until_step_s)
 
   def _after(self, begin: float, work_s: float) -> float:
-    """Returns when a load has done work of ``work_s`` seconds without steps."""
+    """Returns the end of work that takes ``work_s`` seconds if no step runs."""
     for start, stop in self._spans if self._load_rate < 1 else ():
       if begin + work_s <= start:
         break
@@ -237,7 +237,7 @@ class Simulator:
     return begin + work_s
 
   def _expose(self, until_s: float) -> None:
-    """Adds the time of loads between the previous step and a time."""
+    """Adds to `exposed_s` the load time between the last step and a time."""
     for each in self._loads:
       begin = max(each.begin_s, self._free_s)
       self.exposed_s += max(0.0, min(each.end_s, until_s) - begin)

@@ -17,6 +17,7 @@ from parallel.plans.network import inference
 from parallel.plans.network.inference import Machine
 from parallel.plans.workload import Transformer
 
+# Grid point: chunk length, positions before it, decodes, their mean context.
 Point = tuple[int, int, int, int]
 Chunks = Sequence[tuple[int, int]]
 
@@ -45,7 +46,7 @@ class Attention:
   """
 
   def __init__(self, points: Mapping[Point, float]) -> None:
-    """Takes seconds by grid point, with (0, 0) for an absent chunk or batch."""
+    """Takes seconds by grid point; (0, 0) stands for no chunk or no decodes."""
     self._points = dict(points)
     self._axes = [
       sorted({point[axis] for point in points} - {0}) for axis in range(4)
@@ -131,13 +132,13 @@ class Profile:
 
   Attributes:
     num_layers: Number of layers of the model; one layer was measured.
-    per_layer: Seconds of a layer's operations by the number of tokens.
-    once: Seconds of the operations outside the layers by the number of tokens.
-    per_sequence: Seconds of head and sampling by the number of sequences.
+    per_layer: For each operation of a layer, numbers of tokens and seconds.
+    once: For each operation outside the layers, numbers of tokens and seconds.
+    per_sequence: For head and sampling, numbers of sequences and seconds.
     attention: Seconds of a layer's attention.
     scale: Factor of all times.
-    skew: Position of that time between the mean (0) and the largest context
-      (1): alpha of LLMServingSim's fit.
+    skew: Position of attention's time between that with the mean (0) and that
+      with the largest context (1): alpha of LLMServingSim's fit.
     all_reduces: All-reduces over tensor ranks; None for a single device.
   """
 
@@ -195,7 +196,7 @@ class Profile:
 
 @dataclasses.dataclass
 class Roofline:
-  """Lower bound of a step's time by device rates and links of tensor ranks.
+  """Lower bound of a step's time, from rates of the device and of its links.
 
   All-reduces take the shortest time among the known algorithms.
 

@@ -1,4 +1,4 @@
-"""Compiles a server's programs before it accepts requests.
+"""Compilation of a server's programs before it accepts requests.
 
 Each shape of a step is a program. The sizes of a step are bucketed, so that all
 shapes can be compiled at the start: while the weights are read (`compiling`),
@@ -112,7 +112,7 @@ def compiling(
 
   Args:
     decoder: Decoder whose weights are shapes.
-    factor: Ratio of successive buckets of the number of decodes.
+    factor: Ratio of each bucket of the number of decodes to the previous one.
     progress: Iterates over the compiled steps, in a thread of its own.
   """
   ended = threading.Event()
@@ -140,7 +140,7 @@ def warm_up(
 
   Args:
     decoder: The model and its cache.
-    factor: Ratio of successive buckets of the number of decodes.
+    factor: Ratio of each bucket of the number of decodes to the previous one.
     params: Parameters of an expert; None for those of the decoder. Other
       experts run the same programs.
 

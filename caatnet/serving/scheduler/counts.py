@@ -17,7 +17,7 @@ class Decision:
     swap_s: Seconds to copy its pages out and back.
     recompute_s: Seconds to read its tokens again.
     swapped: Whether the pages were copied.
-    able: Whether both alternatives were possible.
+    able: Whether swapping was possible; if not, ``swap_s`` is 0.
   """
 
   swap_s: float
@@ -62,7 +62,7 @@ class Counts:
   )
 
   def decide(self, decision: Decision) -> None:
-    """Counts a preemption."""
+    """Counts a preemption, and keeps the decision."""
     self.decisions.append(decision)
     self.preemptions["swap" if decision.swapped else "recompute"] += 1
 

@@ -100,14 +100,16 @@ def _kept(kept, times, slot, first, tokens, token_times):
 
 
 class Running:
-  """Requests that have a slot, in the order of their admission.
+  """Table of the requests that have a slot, as arrays indexed by slot.
+
+  Iteration yields the requests in the order of their admission.
 
   Attributes:
     requests: Request of each slot, or None; object ``[S]``.
-    computed: Number of its tokens that steps have read, including steps under
-      way; int64 ``[S]``, as all arrays by slot.
+    computed: Number of a request's tokens that steps have read, including steps
+      under way; int64 ``[S]``, like the following arrays if not stated.
     context: Number of tokens known at admission, which are read in chunks.
-    longest: Number of tokens read at the end of the sequence.
+    longest: Number of tokens that will have been read at the sequence's end.
     number: Number of the slot's request.
     values: Value of the slot's request (`policies.base.Policy.value`), float64
       ``[S]``.
@@ -131,7 +133,7 @@ class Running:
     self.room, self.epochs, self._left = (zeros.copy() for _ in "abc")
     self._payers, self.number = zeros.copy(), zeros.copy()
     self.values = np.zeros(num_slots)
-    # Stop tokens, int32 [max stop tokens of a request, S], or a function.
+    # Stop tokens, int32 [max stop tokens of a request, S], and stop functions.
     self._stops = np.full((0, num_slots), _NONE, np.int32)
     self._asked: dict[int, Callable[[int], bool]] = {}
     # Ring buffer of the tokens that steps have drawn, int32 [K, S], and their
@@ -199,7 +201,7 @@ class Running:
     stop = request.stop
     few = isinstance(stop, frozenset) and len(stop) <= _STOPS
     stops = sorted(stop) if few else []
-    # More rows for all slots, padded with no token.
+    # Adds rows for all slots, in which `_NONE` is padding.
     if len(stops) > len(self._stops):
       more = len(stops) - len(self._stops), len(self.requests)
       self._stops = np.concatenate([self._stops, np.full(more, _NONE, "i4")])
@@ -341,7 +343,7 @@ class Running:
   def clients(
     self, slots: np.ndarray
   ) -> tuple[Sequence[tuple[Hashable, float]], list[int]]:
-    """Returns all clients with weights, and each one's number of given slots.
+    """Returns all pairs (client, weight), and how many of the slots each has.
 
     The number may be 0.
     """

@@ -38,7 +38,7 @@ from caatnet.serving.scheduler.swapping import Swapping
 
 
 class Scheduler:
-  """Admits and preempts requests, allocates their pages, and makes steps.
+  """Scheduler of one replica: admits and preempts requests, and makes steps.
 
   Attributes:
     limits: Limits of a step.
@@ -48,10 +48,10 @@ class Scheduler:
     swapping: Copies of pages.
     counts: Counters of steps, preemptions and copies.
     ended: Callback for each request that has ended, or None.
-    has_program: Whether a compiled program can run a step with so many decodes,
-      chunks, tokens of the longest chunk, and positions of a sequence; if not,
-      it is being compiled. Raises ValueError if that failed. None if the
-      executor runs any step.
+    has_program: Returns whether a compiled program can run a step, given its
+      numbers of decodes and chunks, the tokens of its longest chunk, and the
+      positions of its longest sequence; if not, the program is being compiled.
+      Raises ValueError if that failed. None if the executor runs any step.
   """
 
   ended: Callable[[Request], None] | None = None
@@ -157,7 +157,7 @@ class Scheduler:
         budget -= self._read_on(request, room, chunks)
     if not self._short:
       self._admit(now, budget, chunks)
-    # Requests that wait for pages or were preempted in this call drop out.
+    # Without requests that wait for pages or were preempted in this call.
     if without or self._short:
       alive = self.running.epochs[decodes] == epochs
       alive[without] = False
@@ -299,7 +299,8 @@ class Scheduler:
       if full or (matches and not room):
         self.swapping.arrived_later(request)
         continue
-      # One of another batch key also gets a slot, so that it can be preempted.
+      # A request of another batch key gets a slot too: only requests with a
+      # slot can be preempted.
       self._join(request, request.swapped)
       if matches:
         budget -= self._read_on(request, room, chunks)
@@ -343,9 +344,9 @@ class Scheduler:
   def _runnable(self, request: Request, length: int) -> bool:
     """Returns whether the step can read a chunk of a request.
 
-    Its program must also hold a decode of each running request at its longest:
-    then no later step of theirs waits for a program. The request ends if the
-    program cannot be compiled.
+    A program must be able to run the chunk together with a decode of each
+    running request at its maximum length, so that none of their later steps
+    waits for the compiler. If the compilation fails, the request ends.
     """
     if self.has_program is None:
       return True
@@ -415,7 +416,7 @@ class Scheduler:
       self.policy.served(*slots.clients(drawing))
     for chunk in chunks:
       request, stop = chunk.request, chunk.start + chunk.length
-      slots.computed[request.slot] = stop  # also with the step under way
+      slots.computed[request.slot] = stop  # before the step has run
       self._publish(request, stop, chunk.start // size)
     self.counts.steps += 1
     return step

@@ -30,10 +30,10 @@ from caatnet.serving.scheduler.limits import Limits
 
 
 class PageSources(NamedTuple):
-  """Sources of the pages that a request is admitted with.
+  """Sources of the keys and values with which a request is admitted.
 
   Attributes:
-    start: Number of its tokens that these pages hold.
+    start: Number of the request's tokens that need not be read again.
     found: Pages cached on the device, int32 ``[n]``.
     source: Cached page that is copied on write, int32 ``[1]``, or ``[0]``
       for none.
@@ -46,7 +46,7 @@ class PageSources(NamedTuple):
   host: Sequence[int] = ()
 
   def need(self, tokens: int, pages: Pages) -> int:
-    """Returns the number of available pages that `tokens` tokens require."""
+    """Returns how many available pages the first `tokens` tokens use up."""
     idle = pages.num_idle(self.found)
     if len(self.source):
       idle += pages.num_idle(self.source)
@@ -54,7 +54,7 @@ class PageSources(NamedTuple):
 
 
 class Swapping:
-  """Decides on copies of pages, and tracks the copies under way.
+  """Planner of copies of pages and states, which tracks the copies under way.
 
   Attributes:
     host: Allocator and index of the host cache.
@@ -96,7 +96,7 @@ class Swapping:
     return coming + len(self._arrived)
 
   def take(self) -> list[Copy]:
-    """Returns the copies to begin."""
+    """Returns the new copies, which the caller starts."""
     new, self._new = self._new, []
     return new
 
@@ -168,7 +168,7 @@ class Swapping:
   def _out(
     self, request: Request, tokens: int, pinned: bool, slot: int
   ) -> bool:
-    """Copies to the host what it lacks; returns whether a copy was started."""
+    """Copies pages that the host lacks; returns whether a copy was started."""
     first, last = self.host.increment(request.owner, tokens)
     source = request.pages[first:last].tolist()
     target = self.host.write(request.owner, tokens, pinned)
@@ -222,7 +222,7 @@ class Swapping:
     if not able:
       return Decision(0.0, recompute, swapped=False, able=False)
     first, last = self.host.increment(owner, computed)
-    # Pages beyond, allocated by `growth`, hold no token and are not copied.
+    # Further pages, allocated in advance (`Limits.growth`), hold no token.
     pages = request.pages[: -(-computed // self._pages.page_size)].tolist()
     swap = self._copy_s("out", pages[first:last]) + self._copy_s("in", pages)
     # Costs decide only with preempt="cost".

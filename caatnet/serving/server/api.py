@@ -38,7 +38,7 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 # the response, since clients do not read a response while they send.
 _PATIENCE = 16
 _RETRY = {"Retry-After": "1"}
-_LISTED = 8  # models that an error names
+_LISTED = 8  # maximum number of models that an error names
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -67,7 +67,7 @@ class Bounds:
 
 
 class Api:
-  """Handles HTTP requests with a service.
+  """Handlers of HTTP requests, on top of a service.
 
   Attributes:
     service: Engine thread and its calls.
@@ -123,7 +123,7 @@ class Api:
     )
 
   def _guarded(self, handler: _Handler, closed: bool) -> _Handler:
-    """Returns a handler that checks the key and turns errors into responses."""
+    """Returns a handler that checks the key if ``closed``, and sends errors."""
 
     async def guarded(request: Request) -> Response:
       try:
@@ -184,10 +184,10 @@ class Api:
     return Json(self._card(name, await self.service.state()))
 
   def _card(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the description of a model, with fields of our own.
+    """Returns the description of a model, with fields that OpenAI's API lacks.
 
     Raises:
-      ApiError: It was removed meanwhile.
+      ApiError: The model was removed meanwhile.
     """
     try:
       details = self._models.details(name, state)
@@ -224,7 +224,7 @@ class Api:
     return await self._change(name, True, given)
 
   async def _remove_expert(self, request: Request) -> Response:
-    """Removes an expert; its running requests are answered."""
+    """Removes an expert; its running requests are still answered."""
     name = request.path_params["name"]
     self._check_expert(name)
     await self._blocking(self._models.library.remove, name)
@@ -353,7 +353,7 @@ class Api:
     return self._respond(request, body["model"], asked, [tokens], ())
 
   async def _tokenize(self, request: Request) -> Response:
-    """Returns the tokens of a text; with the next two, vLLM's interface."""
+    """Returns the tokens of a text; this and the next two routes are vLLM's."""
     text, start = fields.text(await self._body(request, named=False))
     found = await asyncio.to_thread(self._tokens, text)
     if start:
@@ -387,7 +387,8 @@ class Api:
       named: Whether the body must name the model.
     """
     if {"content-length", "transfer-encoding"} <= {*request.headers}:
-      # A proxy that believes the other header would see another request.
+      # A proxy that uses the other header could see another request in the
+      # body (request smuggling).
       raise ApiError(
         400, "a body has Content-Length or Transfer-Encoding, not both",
         "ambiguous_length", headers={"Connection": "close"},
@@ -468,7 +469,7 @@ class Api:
       self.service.forget(retired, self._models.pinned)
 
   def _forget(self) -> None:
-    """Frees experts that were replaced or removed; pins those of the list."""
+    """Frees experts that were replaced or removed; updates the pinned ones."""
     self.service.forget(self._models.retire(), self._models.pinned)
 
   def _add_choices(

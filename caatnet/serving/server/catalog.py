@@ -51,7 +51,7 @@ class Models(Protocol):
     ...
 
   def open(self, name: str, text: Callable[[], str]) -> Opened:
-    """Returns the model for a request, which must be closed.
+    """Returns the model for a request, whose end `close` must report.
 
     Args:
       name: One of `names`.
@@ -63,7 +63,7 @@ class Models(Protocol):
     ...
 
   def close(self, opened: Opened) -> None:
-    """Ends a request."""
+    """Ends a request's use of its model."""
     ...
 
   def retire(self) -> Sequence[str]:
@@ -106,7 +106,7 @@ class OneModel:
     return Opened(name)
 
   def close(self, opened: Opened) -> None:
-    """Ends a request."""
+    """Ends a request's use of its model."""
 
   def retire(self) -> Sequence[str]:
     """Returns no keys: the weights stay."""
@@ -120,7 +120,7 @@ class OneModel:
 
 @dataclasses.dataclass
 class _Revision:
-  """Revision of an expert.
+  """Revision of an expert that requests or the library's list refer to.
 
   Attributes:
     read: Reads the weights from an open file; None after a failure, so that the
@@ -215,7 +215,7 @@ class Catalog:
     )
 
   def close(self, opened: Opened) -> None:
-    """Ends a request."""
+    """Ends a request's use of its model."""
     with self._lock:
       self._revisions[opened.key].num_open -= 1
 

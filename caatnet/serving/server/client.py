@@ -1,7 +1,6 @@
 """Load generator: sends requests at given times and records token times.
 
-Times are measured by the client: from sending a request, or from the time at
-which it should have been sent, to reading a token.
+Times are measured by the client, from sending a request to reading a token.
 """
 
 import asyncio
@@ -90,7 +89,7 @@ def questions_of(
 
 @dataclasses.dataclass
 class Outcome:
-  """Measurements of one request.
+  """Measured times of one request and its response.
 
   Attributes:
     sent_s: Sending time in seconds.
@@ -121,8 +120,8 @@ async def card(url: str, key: str) -> dict[str, Any]:
   """Returns the server's description of its model (``/v1/models``).
 
   Raises:
-    ValueError: The server is unreachable, refuses the request or does not
-      describe its model as ours does.
+    ValueError: The server is unreachable, refuses the request, or lacks a field
+      that ``launch.serve`` adds to a model's description.
   """
   try:
     async with httpx2.AsyncClient(headers=_headers(key)) as client:
@@ -148,7 +147,7 @@ def _is_secure(url: str) -> bool:
   """Returns whether a URL is that of a server with TLS.
 
   Raises:
-    ValueError: It has a user, whom requests would not name.
+    ValueError: The URL contains a user, which requests would not send.
   """
   parts = urllib.parse.urlsplit(url)
   if "@" in parts.netloc:
@@ -178,7 +177,7 @@ async def ask(
     The measurements of each request.
 
   Raises:
-    ValueError: The URL has a user.
+    ValueError: The URL contains a user.
   """
   context = httpx2.create_ssl_context() if _is_secure(url) else None
   start = time.perf_counter()

@@ -27,7 +27,7 @@ _PROBE_S = 0.1
 
 
 class Connection(H11Protocol):
-  """Connection of a client."""
+  """Connection of a client, with timeouts for reading and writing."""
 
   def __init__(
     self, *args: Any, read_s: float, write_s: float, **kwargs: Any

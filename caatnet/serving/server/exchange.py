@@ -22,8 +22,9 @@ class HttpExchange(asyncio.Protocol):
 
   Attributes:
     status: Status code of the response; 0 before its head.
-    last_s: Time of the last data, or of the connection (`time.perf_counter`).
-    ended: Result None after the whole response; otherwise the exception.
+    last_s: Time at which data arrived last, or of construction before
+      (`time.perf_counter`).
+    ended: Future that is done after the whole response, or has the exception.
   """
 
   def __init__(
@@ -118,7 +119,7 @@ async def post(
         parts.port or (443 if context else 80), ssl=context,
       )
   except TimeoutError as error:
-    if not limit.expired():  # of the operating system, with a reason
+    if not limit.expired():  # the operating system's, which has a message
       raise
     raise TimeoutError(
       f"no connection to {parts.netloc} within {timeout_s:g} s"

@@ -55,7 +55,7 @@ _NEUTRAL_CHAT = _NEUTRAL | {
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-  """Validated request.
+  """Validated body of a completion or chat request.
 
   Attributes:
     prompts: Texts or lists of token ids; empty for a chat.
@@ -353,7 +353,7 @@ class _Tokens(_Object):
 
 
 class Expert(_Object):
-  """Expert to add or to replace.
+  """Body of a request that adds or replaces an expert.
 
   The router selects an added expert only if none was fine-tuned for its kind
   (`caatnet.serving.router`).

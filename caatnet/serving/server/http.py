@@ -52,7 +52,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-  """Serves an `Api` until a signal arrives.
+  """Uvicorn server of an `Api`, which runs until a signal arrives.
 
   Attributes:
     api: The HTTP interface.

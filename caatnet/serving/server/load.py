@@ -12,15 +12,16 @@ from parallel.base import checks
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-  """Requests to send.
+  """Load to send to a server: a trace or synthetic conversations.
 
   Attributes:
     trace: Requests of a trace; None for `traces.Sessions`.
     sessions: Number of conversations without a trace.
-    rate: Requests per second; 0 for those of the trace, or 1.
+    rate: Requests per second; 0 for the trace's own times, or 1 without a
+      trace.
     think_s: Mean seconds between an answer and the next turn of a conversation.
-    max_tokens: Longest answer in tokens; 0 for no other limit than the trace's,
-      or than half of the model's context.
+    max_tokens: Longest answer in tokens; 0 for the lengths of the trace, or
+      1,000 without a trace. Without one, half of the context is a limit too.
     num_requests: Number of requests, from the first; 0 for all.
     seed: Seed of random arrivals and lengths.
 
@@ -85,8 +86,8 @@ def replay(
     url: URL of the server.
     load: The requests.
     key: API key; "" for none.
-    begun: Called with the numbers of requests to send, and of those that are
-      too long.
+    begun: Called with two numbers: of requests to send, and of requests that
+      are too long.
     on_end: Called when a response has ended.
 
   Returns:

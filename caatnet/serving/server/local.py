@@ -32,7 +32,7 @@ def started(workdir: str, arguments: Sequence[str]) -> Iterator[str]:
     The URL of the server, which has compiled its programs.
 
   Raises:
-    ValueError: The server has ended, with the last line that it printed.
+    ValueError: The server has ended; the message is its last printed line.
   """
   command = [
     *with_parent(),

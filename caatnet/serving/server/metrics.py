@@ -109,7 +109,7 @@ class Metrics:
 
 
 class _Now(Collector):
-  """Collector of the metrics of a scheduler's snapshot."""
+  """Prometheus collector of gauges and counters from one snapshot."""
 
   def __init__(self, state: dict[str, Any], sizes: dict[str, int]) -> None:
     self._state, self._sizes = state, sizes

@@ -18,7 +18,7 @@ _REASONS = {
   "stop_id": "stop", "stop_string": "stop", "max_tokens": "length",
   "context": "length", "interrupted": "length",
 }
-# Least log-probability in JSON, which has no infinity; the same as in vLLM.
+# Smallest log-probability in JSON, which has no infinity; the same as in vLLM.
 _LEAST = -9999.0
 DONE = b"data: [DONE]\n\n"  # end of a stream in OpenAI's API
 # `json.dumps` would make an encoder per call, which takes as long as an event.
@@ -87,7 +87,7 @@ class Scored(NamedTuple):
 
 
 class ResponseFormatter:
-  """Formats the events of a call as JSON."""
+  """Formatter of a call's events as JSON in OpenAI's formats."""
 
   def __init__(
     self, asked: Asked, model: str, tokenizer: Tokenizer,
@@ -271,7 +271,7 @@ def _finite(logprob: float | None) -> float | None:
 
 def usage(choices: Sequence[WaitingChoice]) -> dict[str, Any]:
   """Returns token counts; a prompt with several responses counts once."""
-  # First choice of each prompt: later ones overwrite in reversed order.
+  # First choice of each prompt: in reversed order it is stored last.
   firsts = {choice.prompt: choice.request for choice in reversed(choices)}
   read = sum(len(request.prompt) for request in firsts.values())
   drawn = sum(len(choice.transcript.tokens) for choice in choices)

@@ -48,7 +48,7 @@ class Wakeable(Executor, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class News:
-  """Event of a choice: a new token, or its end without one.
+  """Event of a choice: a new token, or the choice's end without a token.
 
   A choice that draws no token, since only its prompt is scored, has one event:
   its end with the state FINISHED.
@@ -169,7 +169,7 @@ class Call:
 
 
 class Service:
-  """Runs an engine in a thread, and delivers its tokens to calls.
+  """Thread of an engine, and the delivery of its tokens to calls.
 
   The thread also scores prompts, one between two steps, without the cache: one
   thread launches all programs of the mesh, so that they have one order. Another
@@ -202,10 +202,10 @@ class Service:
     self.engine, self.metrics = engine, metrics
     self._scorer = scorer
     self._compiler = futures.ThreadPoolExecutor(1, "scorers")
-    # Choices of one prompt each, whose weights are on the device.
+    # Choices to score, grouped by prompt, whose weights are on the device.
     self._unscored: collections.deque[list[WaitingChoice]] = collections.deque()
-    # Choices of one prompt each by expert, and each expert's ticket, which is
-    # for the first of them.
+    # By expert: choices to score, grouped by prompt, that wait for its weights;
+    # and its ticket, which is for the first group.
     self._absent: dict[str, collections.deque[list[WaitingChoice]]] = {}
     self._tickets: dict[str, Request] = {}
     self.calls: set[Call] = set()
@@ -372,11 +372,11 @@ class Service:
       self._add(call.choices)
 
   def _compile(self, call: Call) -> None:
-    """Compiles what scores a call's prompts; called in the scorers' thread."""
+    """Compiles programs that score a call's prompts; runs in `_compiler`."""
     try:
       for choice in call.choices:
         self._scorer.compile(len(choice.request.prompt))
-    except Exception as error:  # of any layer of the compiler
+    except Exception as error:  # any layer of the compiler may fail
       failure = ApiError(
         500, f"no program scores the prompt: {error}", "not_compiled"
       )

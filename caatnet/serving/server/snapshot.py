@@ -29,8 +29,8 @@ def describe(engine: Engine) -> dict[str, Any]:
   Must be called by the thread that runs the engine.
 
   Returns:
-    The result of `of_scheduler`; ``experts``: None for a server of one model,
-    else that of `of_experts`.
+    The result of `of_scheduler`, with ``experts``: the result of `of_experts`,
+    or None for a server of one model.
   """
   scheduler, experts = engine.scheduler, None
   weights = getattr(engine.executor, "weights", None)
@@ -77,12 +77,14 @@ def of_scheduler(scheduler: Scheduler) -> dict[str, Any]:
   """Returns a scheduler's state as plain data.
 
   Returns:
-    ``requests``: number of requests by state; ``listed``: number, state, tokens
-    read and drawn, pages and preemptions of up to 100 requests; ``pages``:
-    number of pages by state; ``map``: one digit per page, the index of its
-    state in ``page_states``; ``host_pages``: total and used pages; ``copies``:
-    copied pages, states and runs by kind; ``prefixes``: pages found, not found
-    and evicted; ``preemptions`` by kind; ``steps``; ``stalls``.
+    ``requests``: number of requests by state; ``listed``: of up to 100 requests
+    the number, state, prompt tokens, drawn tokens and their maximum, pages,
+    preemptions and priority; ``slots``: maximum of running requests;
+    ``page_size`` in tokens; ``pages``: number of pages by state; ``map``: one
+    digit per page, the index of its state in ``page_states``; ``host_pages``:
+    total and used pages; ``copies``: copied pages, states and runs by kind;
+    ``prefixes``: pages found, not found and evicted; ``preemptions`` by kind;
+    ``steps``; ``stalls``.
   """
   requests, pages = scheduler.requests, scheduler.pages
   counts = scheduler.counts

@@ -18,7 +18,7 @@ def key(path: str, flag: str = "api_key_file") -> str:
   """Returns the API key that clients must send; "" for none.
 
   Args:
-    path: File that contains the key; "" for the environment variable ``KEY``.
+    path: File that contains the key; "" for the environment variable `KEY`.
     flag: Name of the flag, for messages.
 
   Raises:

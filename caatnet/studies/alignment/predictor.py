@@ -1,7 +1,7 @@
 """Exact counts of the memory lines and sectors that a gather of rows touches.
 
-A GPU reads the host's memory over PCIe in requests of one 128-byte line, or of
-those of its four 32-byte sectors that a warp needs. A warp is 32 lanes of 4
+A GPU reads the host's memory over PCIe by requests for a 128-byte line, or for
+those 32-byte sectors of a line that a warp needs. A warp is 32 lanes of 4
 bytes, so it reads 128 bytes at a time. If a row begins inside a line, each warp
 touches two lines, and every line is requested twice. The circular shift avoids
 this: warps begin with the line instead of the row, and lanes before the row are
@@ -10,9 +10,10 @@ idle (Min et al., arXiv 2103.03330, section 4.3).
 With a row of R bytes at byte address s, and a = s mod 128:
 
     lines, shifted      floor((a + R - 1) / 128) + 1, those that contain the row
-    lines, not shifted  the sum of that over pieces of 128 bytes from s on
+    lines, not shifted  the sum of this formula over the pieces of the row
 
-The same holds for sectors. A piece is the 128 bytes that one warp reads.
+A piece is the 128 bytes that one warp reads; the first piece begins at s. The
+same formulas with 32 instead of 128 count sectors.
 """
 
 from typing import NamedTuple
@@ -25,11 +26,11 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 
 
 class Touched(NamedTuple):
-  """Requested lines and sectors, summed over requests.
+  """Numbers of lines and sectors that a gather requests, over all its rows.
 
   Attributes:
     lines: Lines of 128 bytes, one request each.
-    sectors: Sectors of 32 bytes, which cross the link.
+    sectors: Sectors of 32 bytes, the units that are sent over PCIe.
   """
 
   lines: int
@@ -53,7 +54,7 @@ def touched(
     ids: Rows, int ``[n]``.
     row_bytes: R, bytes from one row to the next.
     offset: Byte address of row 0.
-    shifted: Whether lanes are shifted to the beginnings of lines.
+    shifted: Whether warps begin at lines (circular shift) instead of rows.
   """
   starts = offset + np.asarray(ids, np.int64) * row_bytes
   # Only the row's offset within a line matters: 128 cases at most.
@@ -76,7 +77,7 @@ def blocks(
     shifted: Whether lanes are shifted, see `touched`.
 
   Returns:
-    int64 ``[n]``.
+    Number of blocks of each row, int64 ``[n]``.
 
   Raises:
     ValueError: ``row_bytes`` is less than 1.

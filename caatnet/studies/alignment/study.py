@@ -6,8 +6,8 @@ gather touches, with and without the circular shift of Min et al. (arXiv
 2103.03330). `parallel.kernels.gather_rows.order` gives the bytes that a TPU's
 DMA moves in blocks.
 
-No figure of the paper by row size was available. ``PUBLISHED`` lists the
-statements of the paper and its companion with their row sizes: run times on
+No measurement of the paper by row size was available for comparison.
+``PUBLISHED`` lists statements of the paper and its companion: run times on
 GPUs, which cannot be derived from a count of lines.
 """
 

@@ -1,7 +1,7 @@
 """Choice of the fastest schedule of a collective for a message size.
 
-Small messages need few rounds and shallow trees; large ones need all links
-busy, and so many small pieces. The optimum in between depends on links,
+Small messages need few rounds and shallow trees; large ones keep all links busy
+only if they are cut into many pieces. The optimum in between depends on links,
 latencies and switches. Builders also depend on the numbers of ranks
 (`parallel.plans.schedules.renumber`). So candidates are built and timed by the
 simulator.
@@ -23,10 +23,10 @@ from parallel.plans.topology.graph import Topology
 
 Model = Literal["events", "barrier", "lockstep"]
 
-# Limits on candidates; whole chunks are always tried. A message below some size
-# costs more than its latency and its bytes, the only costs in the models.
+# Limits on candidates that cut chunks into pieces or grow trees. Small messages
+# have costs that the time models, which count latency and bytes only, ignore.
 MAX_TRANSFERS = 2**15
-MAX_TREES = 160  # grown ones, of all ranks together
+MAX_TREES = 160  # number of grown trees, of all ranks together
 MIN_CHUNK_BYTES = 2**12
 
 
@@ -38,7 +38,7 @@ class ChosenSchedule:
     schedule: The schedule.
     builder: Key of `builders.BUILDERS` that made it.
     options: Keyword arguments of the builder.
-    pieces: Pieces of each chunk.
+    pieces: Number of pieces into which each chunk is cut.
     seconds: Predicted time of the schedule, in seconds.
   """
 
@@ -70,8 +70,8 @@ def fastest(
   """Returns a builder's fastest schedule for a message.
 
   Every builder is tried with several numbers of pieces, and on all
-  transpositions of a grid. "optimal" without options stands for packed trees,
-  grown trees and those of "multitree".
+  transpositions of a grid. For "optimal" without options, packed trees, grown
+  trees and the trees of "multitree" are tried.
 
   Example:
     >>> from parallel.plans.topology.builders import ring
@@ -88,17 +88,18 @@ def fastest(
       (`simulate.events`). For machines with a barrier after each round, such as
       `parallel.schedules.run`: "lockstep" (`simulate.lockstep`) or "barrier"
       (`simulate.events`, in which switches wait for whole messages).
-    pieces: Pieces of each chunk. None chooses them, and the trees of "optimal".
+    pieces: Number of pieces of each chunk; None for the fastest number and for
+      the fastest trees of "optimal".
     random_numberings: Number of random numberings of ranks that are tried in
-      addition to transpositions, with whole chunks. Each costs as much as the
-      first; schedules of more than ``MAX_TRANSFERS`` transfers are not
-      renumbered.
-    fits: Whether a schedule is a candidate.
+      addition to transpositions, with whole chunks. Each one builds and times
+      another schedule; schedules of more than ``MAX_TRANSFERS`` transfers are
+      not renumbered.
+    fits: Returns whether a schedule is a candidate.
     **options: Keyword arguments of the builder; ``numbering`` selects one
       numbering.
 
   Returns:
-    The fastest candidate, proven.
+    The fastest candidate, after `check` has verified it.
 
   Raises:
     ValueError: The builder does not support the topology, the message has
@@ -182,7 +183,7 @@ def _numbered(
     if not number:
       yield plain
       continue
-    # A builder may need the shape of a grid, which is lost at random.
+    # A builder may need the shape of a grid, which random numberings destroy.
     with contextlib.suppress(ValueError):
       yield timed(builder, options | {"numbering": number}, pieces, None)
 
@@ -199,16 +200,16 @@ def _cut(
   model: Model,
   timed: Callable[..., ChosenSchedule],
 ) -> Iterator[ChosenSchedule]:
-  """Yields a schedule in increasing numbers of pieces while this helps."""
+  """Yields a schedule with more and more pieces, while that is faster."""
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):
     chunk_bytes = size_bytes / schedule.num_chunks / pieces
     num_transfers = schedule.num_transfers * pieces
     if num_transfers > MAX_TRANSFERS or chunk_bytes < MIN_CHUNK_BYTES:
       return
-    # If links differ, they can carry loads in proportion to their bandwidths
-    # only in rounds of several chunks. With "events", the assignment to rounds
-    # does not matter.
+    # If bandwidths differ, loads can be proportional to them only in rounds in
+    # which a link carries several chunks. With "events", the assignment of
+    # transfers to rounds does not matter.
     capacities = [schedule.link_capacity]
     if model != "events" and not topology.even and schedule.link_capacity:
       capacities += [
@@ -229,7 +230,7 @@ def _cut(
 def _grown(
   topology: Topology, size_bytes: int, model: Model
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the options of grown trees, in increasing numbers."""
+  """Yields builder options for increasing numbers of grown trees."""
   for weight in (1, 2, 4, 8, 16):
     num_trees = weight * topology.num_ranks
     # One tree per rank is always tried; more only if their chunks are large

@@ -36,10 +36,11 @@ def timed(
   """Returns the fastest schedule of one algorithm.
 
   Args are those of `chosen.fastest`, except for:
-    text: Algorithm, as in `builders.named`, whose ``pieces`` have precedence.
-    pieces: Pieces of each chunk; 0 chooses them.
-    runtime: Key of `exporter.RUNTIMES` within whose limits the schedule must
-      be, in any number of pieces; "" for no limits.
+    text: Algorithm, as in `builders.named`; its option ``pieces`` has
+      precedence over the argument.
+    pieces: Number of pieces of each chunk; 0 for the fastest number.
+    runtime: Key of `exporter.RUNTIMES` whose limits the schedule must respect,
+      whatever its number of pieces; "" for no limits.
   """
   name, options = builders.named(text)
   options = {"pieces": pieces or None} | options
@@ -55,7 +56,7 @@ def timed(
 def fastest_of(
   texts: tuple[str, ...], topology: Topology, *args: Any, **search: Any
 ) -> ChosenSchedule:
-  """Returns the fastest schedule of the algorithms that have one.
+  """Returns the fastest schedule of several algorithms.
 
   Args:
     texts: Algorithms, as in `builders.named`.
@@ -64,7 +65,7 @@ def fastest_of(
     **search: Further arguments of `timed`.
 
   Raises:
-    ValueError: No algorithm has a schedule.
+    ValueError: No algorithm has a schedule for the topology.
   """
   found, errors, console = [], [], Console(stderr=True)
   for text in track(
@@ -88,16 +89,17 @@ def export(
   topology: Topology,
   *args: Any,
 ) -> None:
-  """Writes the fastest schedule as `write` does.
+  """Writes the fastest schedule to a file for other programs, see `write`.
 
   If the schedule exceeds the limits of ``config.export.runtime``, the fastest
-  one within them is written, in any number of pieces, and a line reports both.
+  schedule within the limits, with any number of pieces, is written instead, and
+  a line on stderr reports both.
 
   Args:
     path: File to write.
     config: Config of a study.
     key: Config key of an algorithm, or of a tuple of them.
-    others: Algorithms of which the error names one that fits.
+    others: Further algorithms; the error suggests the fastest that fits.
     topology: Network that the schedule runs on.
     *args: Collective, bytes of the buffer, and other arguments of `timed`.
 
@@ -128,7 +130,7 @@ def export(
     raise ValueError(refusal)
   write(path, found.schedule, topology, size_bytes, config["export"])
   if refusal:
-    # A file has neither paths nor an order of the transfers of a round.
+    # The file stores neither paths nor the order within a round: times differ.
     read = importer.import_xml(path.read_text(), topology)
     us = simulate.events(on_links(read, topology), size_bytes).finish_ns / 1e3
     print(
@@ -175,7 +177,7 @@ def write(
 
 
 def _refusal(schedule: Schedule, runtime: str) -> str:
-  """Returns why a runtime does not take a schedule; "" if it does."""
+  """Returns why a runtime cannot run a schedule; "" if it can."""
   try:
     exporter.check_limits(schedule, runtime)
   except ValueError as error:

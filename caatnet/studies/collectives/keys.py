@@ -35,10 +35,10 @@ class Collectives:
     "Sizes of messages in bytes.", BYTES,
   )
   export: Export = field(
-    Export, "Format of --export, for one topology and one size."
+    Export, "Format of --export, which needs one topology and one size."
   )
   bandwidth: str = field("", BANDWIDTH)
   latency_s: str = field("", LATENCY)
   barrier: bool = field(
-    False, "Whether there is a barrier between rounds."
+    False, "Whether all ranks wait for each other after each round."
   )

@@ -1,7 +1,7 @@
 """Comparison of all-reduce algorithms on topologies: times, bounds, speed-ups.
 
 Sizes and topologies are like those in the figures of MultiTree (Huang et al.,
-ISCA 2021). Deviation: its simulator sends flits,
+ISCA 2021). Deviation: the paper's simulator sends flits,
 `parallel.plans.network.simulate` sends whole messages.
 """
 
@@ -29,7 +29,7 @@ from parallel.plans.topology.graph import Topology
 PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}
 
 
-# Config keys that appear in errors of schedules and their times.
+# Names of arguments in error messages, which get the prefix "config.".
 _NAMED = ("size_bytes", "bandwidth", "latency_s", "pieces")
 
 
@@ -42,9 +42,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     Plain data. "rows" has times in us for each topology, algorithm and size.
     "skipped" has algorithms that do not run on a topology, and the reasons.
-    "speedups" has those of MultiTree, as geometric means over sizes and
-    topologies: over the ring, over the best of the other algorithms in the
-    config, and over "optimal".
+    "recommended" has the fastest row of each topology and size. "speedups" has
+    MultiTree's speed-ups, as geometric means over sizes and topologies: over
+    the ring, over the best other algorithm in the config, and over "optimal".
 
   Raises:
     ValueError: A topology or algorithm is unknown or missing, or a size is not
@@ -61,7 +61,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     cases, "simulating", transient=True, console=Console(stderr=True)
   ):
     try:
-      on_links(build_schedule(name, net), net)  # proves it
+      on_links(build_schedule(name, net), net)  # verifies the schedule
     except ValueError as error:
       skipped.append(
         {"topology": net.name, "algorithm": name, "why": str(error)}
@@ -94,7 +94,8 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
     path: File to write, as in `exports.export`.
 
   Raises:
-    ValueError: There are several topologies or sizes, or as there.
+    ValueError: There are several topologies or sizes, or `exports.export`
+      raises it.
   """
   check_lists(config)
   for key in ("topologies", "size_bytes"):
@@ -115,7 +116,7 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def _recommended(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-  """Returns the fastest row by events of each topology and size."""
+  """Returns the row of the fastest algorithm for each topology and size."""
   best: dict[tuple[str, int], Mapping[str, Any]] = {}
   for row in rows:
     cell = row["topology"], row["size_bytes"]
@@ -128,7 +129,7 @@ def _row(
   net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int,
   random_numberings: int,
 ) -> dict[str, Any]:
-  """Times an algorithm, for each time model in its best number of pieces."""
+  """Times an algorithm by two models, each with its best number of pieces."""
   by_events, in_lockstep = (
     exports.timed(
       net, name, "all_reduce", size_bytes, pieces, random_numberings, model
@@ -155,7 +156,7 @@ def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
   Returns:
     For each time model, geometric mean and range over all topologies and sizes,
-    and the number of these cells in which it is the fastest ("wins").
+    and the number of these cells in which MultiTree is not slower ("wins").
   """
   cells: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
   for row in rows:

@@ -12,10 +12,10 @@ Hoffmann et al., 2203.15556.
 Inside a site, each replica of the model has one scale-up domain of tensor ranks
 per stage, without any sharding over replicas. The fraction of the peak that
 this layout permits is computed separately: if it is less than the assumed
-fraction, another layout is needed. Bytes are as in this project's programs: two
-reductions of a layer over tensor ranks, forward and backward, a hop of the
-residual stream each way, and one reduction of the gradients, all by rings and
-with two bytes per number.
+fraction, another layout is needed. Bytes are those of this project's programs:
+per layer, two all-reduces over tensor ranks in the forward and two in the
+backward; per stage, one send of the residual stream in each direction; and one
+all-reduce of the gradients. They use rings, with two bytes per number.
 
 Failures occur at random, at a constant rate. A failure stops all replicas or,
 with elastic membership, one of them. The work since the last checkpoint is
@@ -52,6 +52,7 @@ _DAY_S = 86_400
 _FIBRE_KM_S = 2e5  # speed of light in glass, two thirds of that in a vacuum
 _ITEM_BYTES = 2  # bytes per activation or gradient element inside a site
 _LARGE = 300.0  # exp(2 * _LARGE) is still finite in float64
+# Fraction of the published interruptions that are due to hardware.
 _HARDWARE = 1 - sum(
   sites.INTERRUPTIONS[cause] for cause in sites.SOFTWARE_CAUSES
 ) / sum(sites.INTERRUPTIONS.values())
@@ -64,7 +65,7 @@ class Result(NamedTuple):
     formula: Formula in knobs and earlier results.
     unit: Unit; "" for a plain number.
     meaning: Short description.
-    group: Part of the report that it belongs to.
+    group: Title of its table in the report.
   """
 
   formula: Expression
@@ -170,7 +171,7 @@ def _inside() -> dict[str, Result]:
      "pipeline stages that a replica's state needs"),
     ("fit", n("accelerators") / (n("stages") * n("tensor")), "",
      "accelerators / those of a replica; below 1 no replica fits"),
-    # At most the number of microbatches.
+    # No more replicas than the batch has microbatches.
     ("replicas", maximum(1, minimum(
       floor(n("fit")), floor(n("batch_tokens") / n("microbatch_tokens"))
     )), "", "replicas of the model"),
@@ -184,7 +185,7 @@ def _inside() -> dict[str, Result]:
     ("layout_share", (1 - n("bubble")) * minimum(
       1, n("replicas") * n("stages") * n("tensor") / n("accelerators")
     ), "", "upper bound of this layout's share of the peak"),
-    # (p - 1) / (v m + p - 1) = 1/10
+    # Solves bubble = 1/10 for the tokens of a step.
     ("tokens_of_tenth", 9 * (n("stages") - 1) / n("chunks")
      * n("microbatch_tokens") * n("replicas"), "",
      "tokens per step at which stages idle a tenth of the time"),
@@ -242,15 +243,16 @@ def _failures() -> dict[str, Result]:
   def daly(mtbf: Expression, interval: Expression, save: Expression):
     # Daly's expected time per interval; exponents are capped to stay finite.
     part = minimum((interval + save) / mtbf, _LARGE)
-    # exp(part) - 1 without cancellation for a small `part` (Kahan): the error
-    # of `grown` is in `grown - 1` and in its logarithm, and cancels.
+    # exp(part) - 1 without cancellation for a small `part` (Kahan): `grown - 1`
+    # and log(grown) use the same rounded `grown`, whose error thus cancels.
     grown = maximum(exp(part), 1 + np.finfo(float).eps)
     work = (grown - 1) * part / log(grown)
     return interval / (
       mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work
     )
 
-  replica = minimum(n("accelerators"), n("stages") * n("tensor"))  # size
+  # Number of accelerators of a replica.
+  replica = minimum(n("accelerators"), n("stages") * n("tensor"))
   return _group("failures", (
     ("mtbf_s", 3600 * n("mtbf_h") / n("accelerators"), "s",
      "time between failures of the machine"),
@@ -293,12 +295,12 @@ def results(given: str = "budget") -> dict[str, Result]:
 
 
 def formulas(given: str = "budget") -> dict[str, Expression]:
-  """Returns only the formulas of `results`."""
+  """Returns the formula of each result, in the order of computation."""
   return {key: result.formula for key, result in results(given).items()}
 
 
 def knobs_of(given: str = "budget") -> list[str]:
-  """Returns the knobs that a plan reads, in the order of ``KNOBS``."""
+  """Returns the names of the knobs that a plan reads, ordered as ``KNOBS``."""
   found, read = results(given), set()
   for result in found.values():
     read.update(result.formula.names())
@@ -348,7 +350,7 @@ def plan(
 
 
 def possible(values: Mapping[str, Any], given: str = "budget") -> np.ndarray:
-  """Returns which plans `plan` would accept, as bool.
+  """Returns which plans `plan` would accept, bool of the knobs' shape.
 
   Args:
     values: Knobs within their bounds, as for `plan`.
@@ -367,7 +369,7 @@ def _rack_w(own: Mapping[str, Any]) -> Any:
 
 
 def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns all knobs.
+  """Returns all knobs: the given values, and the defaults of the others.
 
   Raises:
     ValueError: A knob is unknown or out of its bounds.

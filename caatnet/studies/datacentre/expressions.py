@@ -166,12 +166,12 @@ def floor(x: Operand) -> Expression:
 
 
 def maximum(x: Operand, y: Operand) -> Expression:
-  """Returns the larger one."""
+  """Returns the larger of two operands."""
   return _apply("max", x, y)
 
 
 def minimum(x: Operand, y: Operand) -> Expression:
-  """Returns the smaller one."""
+  """Returns the smaller of two operands."""
   return _apply("min", x, y)
 
 

@@ -25,14 +25,14 @@ _KNOBS = (
 
 @register.study
 class Datacentre:
-  """Datacentre for training."""
+  """Plan of a datacentre for training."""
 
   name: str = field("hundred_billion", "Name of the config.")
   study: str = study_key("datacentre")
   given: str = field(
     "budget",
-    'Quantity from which the size follows: "budget", "accelerators" or '
-    '"model", the last one with days_allowed.',
+    'Quantity that determines the number of accelerators: "budget", '
+    '"accelerators", or "model", which is trained within days_allowed.',
   )
   rack: str = field(
     "gb200", "Key of RACKS in parallel/plans/hardware/sites.py."
@@ -40,8 +40,8 @@ class Datacentre:
   precision: str = field("bf16", "One of the rack's number formats.")
   cooling: str = field(
     "liquid",
-    "Key of COOLING in parallel/plans/hardware/sites.py: total power over IT "
-    "power.",
+    "Key of COOLING in parallel/plans/hardware/sites.py, which sets the ratio "
+    "of total power to IT power.",
   )
   sites: tuple[str, ...] = field(
     ("east", "west"), "NAME:WATTS, or names of SITES in "
@@ -53,20 +53,23 @@ class Datacentre:
     "knob or the rack.", NOT_NEGATIVE,
   )
   round_steps: int = field(
-    100, "Steps of a round between sites.", Range(1, 100_000, whole=True)
+    100, "Steps between synchronisations of sites.",
+    Range(1, 100_000, whole=True)
   )
   targets: tuple[float, ...] = field(
-    (0.5, 0.8, 0.9, 0.95, 0.99), "Target shares of time spent on compute.",
+    (0.5, 0.8, 0.9, 0.95, 0.99), "Fractions of the time spent on compute, for "
+    "each of which the bandwidth between sites is computed.",
     INNER_FRACTION,
   )
   num_draws: int = field(10_000, "Number of plans with random knobs.", COUNT)
   seed: int = field(0, "Seed of the random knobs.", SEED)
   tornado: str = field(
     "",
-    'Result of the tornado plot; "" for replica_days, or accelerators if their '
-    "number follows from a model.",
+    'Result of the tornado plot; "" for replica_days or, with given="model", '
+    "accelerators.",
   )
   pod: Config = field(
     dict,
-    "Config of a planner study whose utilisation is used; {} for none.",
+    "Config of a planner study whose predicted utilisation replaces the knob "
+    "utilisation; {} for none.",
   )

@@ -7,11 +7,11 @@ from caatnet.studies.datacentre import closed_forms, knobs
 from parallel.plans.hardware import sites
 
 _PAPER = "arXiv 2407.12819"
-# Relation to the published figure. "fitted": an input was derived from the
-# figure. "same source": an input is another figure of its source, and the
-# result is within `TOLERANCE` of the published one. "differs": such an input,
-# and a larger error. "same formula": the source uses the same formula.
-# "predicted": none of these.
+# Relation of a result to the published figure. "fitted": an input was derived
+# from that figure. "same source": an input is another figure of the same
+# source, and the error is within `TOLERANCE`. "differs": likewise, but with a
+# larger error. "same formula": the source uses the same formula. "predicted":
+# none of these.
 VERDICTS = ("fitted", "same source", "differs", "same formula", "predicted")
 TOLERANCE = 0.05
 
@@ -55,9 +55,9 @@ class Row(NamedTuple):
 def paper() -> list[dict[str, Any]]:
   """Compares the paper's figures with two plans.
 
-  The first uses a rack's price and power derived from the paper's outputs. The
-  second uses, for the same number of racks, their power as sold, a tenth for
-  network and storage, and a published PUE.
+  The first plan uses a rack's price and power derived from the paper's outputs.
+  The second has the same number of racks, but uses the power of a rack as sold,
+  10% more for network and storage, and a published PUE.
   """
   # Defaults include a price and power derived from the paper's outputs.
   backed = closed_forms.plan()
@@ -84,7 +84,7 @@ def paper() -> list[dict[str, Any]]:
 
 
 def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
-  """Returns the conditions under which models of 50T and 100T can be trained.
+  """Returns rows: whether models of 50e12 or 100e12 parameters can be trained.
 
   Args:
     rack: Key of ``sites.RACKS``.
@@ -110,7 +110,7 @@ def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def machines() -> list[dict[str, Any]]:
-  """Compares figures of machines that were built and used with plans."""
+  """Compares published figures of existing machines with those of plans."""
   llama = closed_forms.plan({
     **knobs.of_rack("h100", "bf16"), "accelerators": 16_384,
     "parameters": 405e9, "tokens_per_parameter": 15.6e12 / 405e9,
@@ -125,7 +125,8 @@ def machines() -> list[dict[str, Any]]:
     "utilisation": 0.462, "memory_bytes": 32 * 2**30,
   }, "accelerators")
   chips = palm["days"] * 24 * 6144
-  # A node of four is a rack here; 8,730,112 cores are 9,248 nodes of 944.
+  # A node of four MI250X counts as a rack. The published 8,730,112 cores are
+  # 9,248 nodes of 944 cores.
   frontier = closed_forms.plan({
     "per_rack": 4, "per_domain": 4, "accelerators": 4 * 9248, "peak": 47.9e12,
     "utilisation": 1, "rack_w": 4 * 560 + 280, "overhead": 1,

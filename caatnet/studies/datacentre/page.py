@@ -1,8 +1,8 @@
 """Interactive page of a plan: one self-contained HTML file with sliders.
 
-The closed forms are the functions that `caatnet.studies.datacentre.expressions`
-writes. Other parts of a result, such as simulations, are shown as tables with
-their inputs.
+The page evaluates the closed forms with JavaScript that
+`caatnet.studies.datacentre.expressions` generates. Other parts of a result,
+such as simulations, do not follow the sliders: they are tables with inputs.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ FUNCTION = "plan"
 
 
 def text(result: Mapping[str, Any]) -> str:
-  """Returns the page.
+  """Returns the HTML of the page.
 
   Args:
     result: Result of `caatnet.studies.datacentre.study.run`.

@@ -117,7 +117,7 @@ def report(result: Mapping[str, Any]) -> Report:
 def _uncertainty(
   result: Mapping[str, Any], of: Mapping[str, Row]
 ) -> list[Table]:
-  """Returns quantiles of results, and the knobs that decide one of them."""
+  """Returns tables: quantiles of results, effects of knobs on one result."""
   tornado = result["tornado"]
   target = of[tornado["target"]]
   return [

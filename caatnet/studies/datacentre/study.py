@@ -43,10 +43,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/datacentre/hundred_billion.py, as nested dicts.
 
   Returns:
-    Plain data: "knobs" and "results" with units and sources, "sites", "paper"
-    (published figures and ours), "trainable" (models by precision), "known"
-    (machines), "causes" (of failures, per day), "scales", "between" (bandwidths
-    between sites), "multipath", "quantiles" and "tornado".
+    Plain data: "knobs" and "results" with units and sources; "sites" with their
+    power; "pod", the planner's plan; "paper" and "known", comparisons with
+    published figures; "trainable", models by precision; "causes", failures per
+    day; "scales", plans of other sizes; "between", bandwidths between sites;
+    "multipath", link loads; "quantiles" and "tornado", the uncertainty.
 
   Raises:
     ValueError: A value is invalid; the message names its key.
@@ -110,7 +111,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_page(result: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the page with sliders.
+  """Writes a result as an HTML page with sliders for the knobs.
 
   Args:
     result: Result of `run`.
@@ -156,7 +157,7 @@ def _set(
   places: Mapping[str, float], values: dict[str, float],
   sources: dict[str, sites.Source],
 ) -> None:
-  """Sets the knobs of the pod, of the config itself and of the sites."""
+  """Sets the knobs that the pod, ``config.knobs`` and the sites determine."""
   if pod is not None:
     values["utilisation"] = pod["utilisation"]
     sources["utilisation"] = (
@@ -201,7 +202,7 @@ def _knobs(
 
 
 def _scales(values: Mapping[str, float]) -> list[dict[str, Any]]:
-  """Computes the same plan for machines of all sizes in ``SCALES``."""
+  """Computes the plan for each number of accelerators in ``SCALES``."""
   keys = (
     "budget", "facility_w", "sites_needed", "fit", "largest", "mtbf_s", "tiers",
   )
@@ -233,14 +234,14 @@ def _between(
   )
 
   def utilisation(method: predictor.Method, grid: np.ndarray) -> np.ndarray:
-    """Returns the share of compute in a step for each bandwidth of a grid."""
+    """Returns the compute utilisation at each bandwidth (bit/s) of a grid."""
     return predictor.simulate(
       model, method, grid, volume_factor=2 * (count - 1) / count,
       latency_s=float(found["rtt_s"]) / 2,
     ).utilisation
 
   def needed(method: predictor.Method) -> dict[str, float | None]:
-    """Returns the least bandwidth by target, to 0.2%; None if none works."""
+    """Returns the minimum bandwidth in bit/s, to 0.2%, by target, or None."""
     coarse, least = utilisation(method, _BANDWIDTHS), {}
     for target in targets:
       if coarse[-1] < target:
@@ -272,7 +273,7 @@ def _between(
 
 
 def _multipath() -> dict[str, Any]:
-  """Routes a shift over leaves and spines, intact and with one link removed."""
+  """Routes `patterns.shift` over a network with and without a failed link."""
   net = link_loads.fabric(topologies.parse(_FABRIC))
   leaf, spine = sorted(set(net.leaf_of))[0], net.spines[0]
   # One failed link, in both directions.

@@ -2,8 +2,8 @@
 
 Knobs that are not decisions are drawn independently, each from a triangular
 distribution over its range with the mode at its value. The widths of the ranges
-are judgements, and so are the resulting quantiles. The tornado also varies
-decisions.
+are judgements, and so are the resulting quantiles. The tornado changes one knob
+at a time, also those that are decisions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,8 +62,8 @@ def draws(
     seed: Seed of the random generator.
 
   Returns:
-    Knobs and results by their names, float64 ``[n]``. Invalid draws, such as a
-    budget below the price of a rack, are excluded.
+    Knobs and results by their names, float64 ``[n]`` for n valid draws. Invalid
+    ones, such as a budget below the price of a rack, are excluded.
 
   Raises:
     ValueError: No draw is a valid plan.

@@ -1,6 +1,6 @@
-"""Less communication in a 5G cell: coded, sparse, late and streamed updates.
+"""Predicted rounds in a 5G cell with coded, sparse, late or streamed updates.
 
-Times and bytes of a round; log/2026-11-27-federated-cell.md compares accuracy.
+Predicts times and bytes; log/2026-11-27-federated-cell.md compares accuracy.
 """
 
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from caatnet.federated.predict import Bytes
 from caatnet.studies.federated import rounds
 from parallel.plans.hardware import client_links as records
 
-# Sizes of the codecs: codes of blocks of 256 with a float32 scale, and the 64
-# largest of each 4,096 elements (`caatnet.federated.vector_codec`).
+# Sizes of `caatnet.federated.vector_codec`: elements per float32 scale; and for
+# "sparse", elements per chunk and the number of largest ones that are kept.
 _BLOCK, _CHUNK, _KEPT = 256, 4096, 64
 
 
@@ -68,9 +68,9 @@ def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _coded(
   config: Mapping[str, Any], name: str, sizes: Bytes, stragglers: str, num: int
 ) -> dict[str, Any]:
-  """Returns the row of a variant; one client is slower by ``config.slow``.
+  """Returns a variant's row; one client computes ``config.slow`` times as long.
 
-  The deadline of late updates is the time of the other clients' round.
+  The deadline for late updates is 1% more than a round without a slow client.
   """
   links = records.of_clients((config["cell"],), num)
   times = rounds.compute(config, num)
@@ -87,7 +87,7 @@ def _coded(
       deadline_s=1.01 * rounds.ended(usual)[-1].duration_s,
     ), links, sizes, times, config["fixed_s"],
   )
-  # The first model is not coded, and delays the rounds after it.
+  # The first model is not coded and delays the next rounds: eight are ignored.
   ends = rounds.ended(run)[8:]
   rows = [row for row in run.rows if row["round"] >= 8]
   return {
@@ -102,12 +102,12 @@ def _coded(
 def streamed(
   config: Mapping[str, Any], num: int, size: int, fragments: int
 ) -> float:
-  """Returns the time of a round whose fragments are sent under the compute.
+  """Returns the seconds of a round in which sending overlaps with compute.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
-    num: Number of clients, one of which is slower by ``config.slow``.
-    size: Bytes of a model's fragments, and of their updates.
+    num: Number of clients; one computes ``config.slow`` times as long.
+    size: Bytes of all fragments of a model together, in each direction.
     fragments: Number of fragments.
   """
   num_rounds, part = config["streamed_rounds"], size // fragments
@@ -122,5 +122,5 @@ def streamed(
     fragments, num_rounds, config["fixed_s"],
     config["aggregation_s"] / fragments,
   )
-  # Without the first round, in which the pipeline fills.
+  # Ignores the first round, in which the pipeline of transfers fills.
   return (ends[-1] - ends[fragments - 1]) / (num_rounds - 1)

@@ -2,10 +2,10 @@
 
 The paper has three ratios and, in a later version, two shares of trials, but
 neither times nor rates. `ratios` predicts the ratios with the links of
-`parallel.plans.hardware.client_links`. `region` returns the fixed times of a
-message and the rates of a client on 5G that give the published ratios of
-uplinks, with t = o + size / rate, for a range of rates of WiFi. That is a fit:
-the published ratios are its input.
+`parallel.plans.hardware.client_links`. `region` models the time of an uplink as
+o + size / rate with a fixed time o per message, and returns the values of o and
+of the 5G rate that give the published ratios, for a range of WiFi rates. That
+is a fit: the published ratios are its input.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from caatnet.studies.federated import rounds
 from parallel.plans.hardware import client_links as records
 from parallel.plans.hardware.client_links import Link
 
-OVER_ETHERNET, OVER_WIFI = 33.3, 17.8  # of uplinks on 5G
-UPLINK_SHARE = 0.23  # of a round with all clients
+OVER_ETHERNET, OVER_WIFI = 33.3, 17.8  # ratios of uplink times on 5G
+UPLINK_SHARE = 0.23  # uplink time / time of a round with all clients
 CONSISTENT = 0.7  # share of trials with one consistent straggler
 
 
 def ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns uplinks of each 5G link, relative to Ethernet and WiFi.
+  """Returns uplink times on each 5G link, relative to Ethernet and WiFi.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts; the model
@@ -43,9 +43,9 @@ def ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
       "share_up": rows[name]["share_up"],
       "straggler_s": rows[name]["straggler_s"],
       "ethernet_straggler_s": rows["ethernet"]["straggler_s"],
-      # Rate of a client while all of a cell send.
+      # Bytes per second of a client while all clients of its cell send.
       "rate": link.up / (clients if link.shared else 1),
-      # Compute with which the uplink has its published share.
+      # Compute time at which the uplink has its published share of a round.
       "compute_s": (
         rows[name]["t_u"] / UPLINK_SHARE - rows[name]["t_u"]
         - rows[name]["t_d"] - config["aggregation_s"]
@@ -59,10 +59,11 @@ def region(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns fixed times and rates that give the published ratios.
 
   Returns:
-    "points": for each rate of WiFi, the only fixed time and rate that give both
-    ratios; and "rates" with, for each, the least and greatest fixed time of
-    which both ratios are within ``config.tolerance`` of the published ones, for
-    some rate of WiFi in the range of ``config.wifi``; None for none.
+    "points": for each WiFi rate, the only fixed time and 5G rate that give both
+    ratios. "rates": 5G rates in bytes/s; "low" and "high": for each of them the
+    range of fixed times, in seconds, at which both ratios are within
+    ``config.tolerance`` of the published ones for some WiFi rate in the range
+    of ``config.wifi``; None if there is no such time.
   """
   size = 4 * config["published_parameters"]
   ethernet = records.LINKS["ethernet"].up
@@ -72,7 +73,7 @@ def region(config: Mapping[str, Any]) -> dict[str, Any]:
   wifi = [rate * 1e6 / 8 for rate in config["wifi"]]
   low, high = [], []
   for rate in rates:
-    # Fixed times decrease with the ratio and increase with the rate of WiFi.
+    # `fixed_s` decreases with the ratio and increases with the WiFi rate.
     least = max(
       0.0, fixed_s(size, rate, ethernet, OVER_ETHERNET * slack),
       fixed_s(size, rate, min(wifi), OVER_WIFI * slack),
@@ -90,7 +91,7 @@ def region(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fixed_s(size: int, rate: float, other: float, ratio: float) -> float:
-  """Returns o with ``o + size / rate = ratio (o + size / other)``."""
+  """Returns o in seconds with o + size / rate = ratio (o + size / other)."""
   return (size / rate - ratio * size / other) / (ratio - 1)
 
 
@@ -98,8 +99,8 @@ def _point(
   config: Mapping[str, Any], size: int, ethernet: float, wifi: float
 ) -> dict[str, Any]:
   """Returns the fixed time and the rate that give both ratios exactly."""
-  # From both equations: o + size / rate = a (o + size / ethernet), and the same
-  # with b and WiFi. Negative if no fixed time gives both.
+  # Solves o + size / rate = a (o + size / ethernet) = b (o + size / wifi) for
+  # `fixed`, that is o. It is negative if no fixed time gives both ratios.
   a, b = OVER_ETHERNET, OVER_WIFI
   fixed = size * (b / wifi - a / ethernet) / (a - b)
   uplink_s = a * (fixed + size / ethernet)
@@ -112,12 +113,12 @@ def _point(
 
 
 def stragglers(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns the share of trials in which one client is mostly the slowest.
+  """Returns the fraction of random trials with one consistent straggler.
 
-  A client's time in a round is normal, with a deviation between clients that
-  lasts for a trial, and one of each round. The share depends on their ratio, on
-  the numbers of clients and rounds, and on the definition: consistent is a
-  client that is the slowest in at least ``config.consistent`` of the rounds.
+  A client's time in a round is a sum of two normal deviates: one is drawn once
+  per trial, the other in each round. The share depends on the ratio of their
+  standard deviations and on the numbers of clients and rounds. A straggler is
+  consistent if it is the slowest in a fraction ``config.consistent`` of rounds.
   """
   draw = np.random.RandomState(config["seed"])
   shape = (config["trials"], config["trial_rounds"])
@@ -143,7 +144,8 @@ def fitted_ratios(
   """Returns the ratio of deviations that gives the published share of trials.
 
   Args:
-    rows: Result of `stragglers`, with ascending ratios; interpolated.
+    rows: Result of `stragglers`, with ascending ratios. Ratios between those of
+      the rows are interpolated.
   """
   found = []
   for clients in dict.fromkeys(row["clients"] for row in rows):
@@ -160,6 +162,6 @@ def fitted_ratios(
 
 
 def _cellular(config: Mapping[str, Any]) -> dict[str, Link]:
-  """Returns the config's 5G links; a file is one by the name of its record."""
+  """Returns the config's links whose names, also in files, begin with "5g"."""
   found = {name: records.link(name) for name in config["links"]}
   return {k: link for k, link in found.items() if link.name.startswith("5g")}

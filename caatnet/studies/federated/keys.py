@@ -14,9 +14,9 @@ from caatnet.schema.fields import (
 )
 from caatnet.studies.keys import study_key
 
-_MAX_S = 1e6  # float64 still resolves the duration of a transfer then
+_MAX_S = 1e6  # at larger times float64 does not resolve a short transfer
 _SECONDS = Range(0, _MAX_S)
-# HiGHS, which optimises schedules, has tolerances of 1e-7.
+# Ranges within which the tolerances of HiGHS, 1e-7, are small.
 _APART, _LIMIT = Range(0, 1e3), Range(1e-3, 1)
 
 
@@ -29,7 +29,7 @@ class FederatedLinks:
   links: tuple[str, ...] = field(
     ("ethernet", "wifi", "5g-20mhz", "5g-40mhz", "5g-100mhz", "5g-b210",
      "5g-fr2", "5g-public", "5g-bad"),
-    "Links, with the names of parallel/plans/hardware/client_links.py.",
+    "Names of links in parallel/plans/hardware/client_links.py, or files.",
   )
   clients: tuple[int, ...] = field(
     (4, 8, 16), "Numbers of clients, all of which are in each round.", COUNT
@@ -44,20 +44,20 @@ class FederatedLinks:
     "launch.federate measures it as t_tr.", Range(0, _MAX_S, above=True),
   )
   validation_s: float = field(
-    0.5, "Time of the evaluation of the received model, t_v.", _SECONDS
+    0.5, "Seconds of the evaluation of the received model, t_v.", _SECONDS
   )
   test_s: float = field(
-    0.5, "Time of the evaluation of the trained model, t_te.", _SECONDS
+    0.5, "Seconds of the evaluation of the trained model, t_te.", _SECONDS
   )
   aggregation_s: float = field(
-    0.05, "Time of decoding and merging on the server, t_a.", _SECONDS
+    0.05, "Seconds of decoding and merging on the server, t_a.", _SECONDS
   )
   compute_spread: float = field(
     0.05, "Relative standard deviation of compute times between clients.",
     FRACTION,
   )
   fixed_s: float = field(
-    0.005, "Time of a message before its first byte is sent.", _SECONDS
+    0.005, "Seconds of a message before its first byte is sent.", _SECONDS
   )
   seed: int = field(0, "Seed of the order of compute times, and of trials.",
                     SEED)
@@ -73,20 +73,20 @@ class FederatedLinks:
     POSITIVE,
   )
   tolerance: float = field(
-    0.1, "Relative deviation from the published ratios in the region.",
+    0.1, "Largest accepted relative deviation from the published ratios.",
     FRACTION,
   )
-  region_points: int = field(121, "Rates of the region.", COUNT)
-  trials: int = field(2000, "Trials of stragglers.", COUNT)
+  region_points: int = field(121, "Number of 5G rates to fit.", COUNT)
+  trials: int = field(2000, "Number of random trials of stragglers.", COUNT)
   trial_rounds: int = field(10, "Rounds of a trial.", COUNT)
   consistent: float = field(
-    0.8, "Share of a trial's rounds in which one client is the slowest, from "
-    "which on it is a consistent straggler.", POSITIVE_FRACTION,
+    0.8, "A client is a consistent straggler if it is the slowest in at least "
+    "this fraction of a trial's rounds.", POSITIVE_FRACTION,
   )
   lasting: tuple[float, ...] = field(
     (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0),
-    "Deviations of times between clients, relative to those between rounds, "
-    "ascending.", NOT_NEGATIVE,
+    "Standard deviations of times between clients, which last for a trial, "
+    "relative to those between rounds, ascending.", NOT_NEGATIVE,
   )
   cell: str = field(
     "5g-20mhz", "Cell of the schedules and of coded and late updates."
@@ -95,19 +95,22 @@ class FederatedLinks:
     4, "Clients of the schedules.", Range(1, 6, whole=True)
   )
   apart: tuple[float, ...] = field(
-    (0.0, 0.5, 1.5), "Times between ready updates, relative to the time of an "
-    "uplink that has the cell alone.", _APART, empty=True,
+    (0.0, 0.5, 1.5), "Intervals between the times at which clients' updates "
+    "are ready, in times of an uplink that has the cell alone.", _APART,
+    empty=True,
   )
   limits: tuple[float, ...] = field(
-    (1.0, 0.5, 0.25), "Largest rates of every second client, as shares of the "
-    "cell.", _LIMIT,
+    (1.0, 0.5, 0.25), "Maximum rates of every second client, as fractions of "
+    "the cell's rate.", _LIMIT,
   )
   deadline: float = field(
-    0.95, "Deadline, relative to the time of a round with sharing.", POSITIVE
+    0.95, "Deadline, relative to the time of a round in which uplinks share "
+    "the cell.", POSITIVE
   )
   at_once: tuple[tuple[int, int], ...] = field(
     ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 2)),
-    "Clients that receive and that send at once; 0 for all.", COUNT_OR_NONE,
+    "Largest numbers of clients that receive and that send at the same time; 0 "
+    "for all.", COUNT_OR_NONE,
   )
   slow: float = field(
     1.5, "Compute time of one slow client, relative to its usual one, in the "

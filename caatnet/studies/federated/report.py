@@ -51,7 +51,7 @@ def _rounds(result: Row) -> list[Table]:
 
 
 def _published(result: Row) -> list[Table | str]:
-  """Returns what the links give for the testbed's figures, and the region."""
+  """Returns the testbed's figures predicted with the links, and the fits."""
   return [
     Table(
       f"uplinks of {result['published_clients']} clients, "
@@ -85,7 +85,7 @@ def _published(result: Row) -> list[Table | str]:
 
 
 def _cell(result: Row) -> list[Table]:
-  """Returns scheduled transfers, and coded, late and streamed updates."""
+  """Returns tables of scheduled transfers, and of variants of updates."""
   clients = f"{result['most_clients']} clients in the cell {result['cell']}"
   return [
     Table(
@@ -127,7 +127,7 @@ def _figure(result: Row) -> plot.Figure:
   rows = result["rounds"]
   if rows:
     clients = max(row["clients"] for row in rows)
-    # The model of a size nearest to the testbed's.
+    # Shows the model whose size is nearest to that of the testbed's model.
     size = min(
       (row["model_bytes"] for row in rows),
       key=lambda s: abs(s - 4 * result["published_parameters"]),

@@ -1,8 +1,8 @@
-"""Predicted rounds by interface, number of clients and model size.
+"""Predicted rounds by link, number of clients and model size.
 
-Compute times are given; they do not depend on the model, so that sizes change
-communication only. Rates of clients without a common cell and compute times
-differ by their spreads: quantiles of normal distributions.
+Compute times come from the config and do not depend on the model, so that its
+size changes communication only. Clients' compute times, and their rates if they
+have no common cell, are quantiles of normal distributions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ def rules(clients: int, **changes: Any) -> Rules:
 def compute(config: Mapping[str, Any], clients: int) -> list[dict[str, float]]:
   """Returns the compute times of each client, in seconds.
 
-  They are in a random order, so that they are independent of the rates, which
-  ascend.
+  The clients' rates ascend; compute times are shuffled, so that they are
+  independent of the rates.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
@@ -53,7 +53,7 @@ def compute(config: Mapping[str, Any], clients: int) -> list[dict[str, float]]:
 
 
 def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns one row per interface, number of clients and model size.
+  """Returns one row per link, number of clients and model size.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
@@ -80,8 +80,8 @@ def row(
     model_bytes: Bytes of a model, and of an update.
 
   Returns:
-    Times in seconds; "round_s" is t_a and the time of the slowest client,
-    "straggler_s" this time minus the median of all.
+    Times in seconds. "round_s" is t_a plus the time of the slowest client,
+    "straggler_s" the slowest client's time minus the median of all clients.
   """
   links = records.of_clients((name,), clients)
   times = compute(config, clients)
@@ -111,12 +111,12 @@ def row(
 
 
 def ended(run: simulate.Simulation) -> list[events.Ended]:
-  """Returns the ends of a run's rounds."""
+  """Returns the events at which the rounds of a run ended."""
   return [e for _, e in run.effects if isinstance(e, events.Ended)]
 
 
 def last_round(run: simulate.Simulation) -> Sequence[Mapping[str, Any]]:
-  """Returns the rows of a run's last round."""
+  """Returns the rows of a run's last round, one per client."""
   last = max(each["round"] for each in run.rows)
   return [each for each in run.rows if each["round"] == last]
 
@@ -125,10 +125,10 @@ def _parts(
   config: Mapping[str, Any], slowest: Mapping[str, Any], link: Link,
   model_bytes: int,
 ) -> dict[str, float]:
-  """Returns what a client's time consists of, in seconds.
+  """Returns the seconds of a round by cause, for its slowest client.
 
-  The time at its own rate, what round trips (slow start) and the other clients
-  of its cell add, fixed times of messages, and compute.
+  Causes are compute, bytes at the client's own rate, other clients of its cell,
+  round trips (slow start), fixed times of messages, and aggregation.
   """
   # The same transfers without other clients.
   (alone,) = predict.predict(

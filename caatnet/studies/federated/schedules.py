@@ -1,8 +1,8 @@
-"""Scheduled uplinks against sharing: ends of rounds, and updates by a deadline.
+"""Comparison of scheduled uplinks with uplinks that share a cell.
 
-A few clients with ready times, sizes and limits (`caatnet.federated.uplinks`),
-and whole rounds of the simulator, in which the server lets few clients receive
-and send at a time.
+`cases` schedules uplinks of a few clients with ready times and maximum rates
+(`caatnet.federated.uplinks`). `simulated` simulates whole rounds in which the
+server lets a limited number of clients receive and send at the same time.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,16 @@ from parallel.plans.hardware import client_links as records
 
 
 def cases(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns ends of sharing, of the best order of groups, and of the optimum.
+  """Returns end times of uplinks: shared, in the best order, and optimal.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts. The
       prediction is for the published model in the cell ``config.cell``.
 
   Returns:
-    Rows by spread of ready times (of the time that all uplinks take) and by
-    limit (the largest rate of every second client, as a share of the cell).
-    "by_deadline": updates that are complete when ``config.deadline`` of the
-    time of sharing has passed.
+    Rows by ``config.apart`` and ``config.limits``, with ends in seconds.
+    "by_deadline" has the number of updates that are complete after a fraction
+    ``config.deadline`` of the time with sharing.
   """
   capacity = predict.DATA_SHARE * records.link(config["cell"]).up
   size, num = 4 * config["published_parameters"], config["scheduled_clients"]
@@ -60,14 +59,14 @@ def cases(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def simulated(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns simulated rounds by the number of clients that transfer at once.
+  """Returns simulated rounds by the number of concurrent transfers.
 
   Round trips, slow start and the messages that grant an uplink are included.
 
   Returns:
-    Rows by policy for stragglers: "wait", or "drop" at a deadline, at which
-    sharing completes few uplinks; "downlinks" and "uplinks" are clients at
-    once, 0 for all.
+    Rows by policy for stragglers: "wait", or "drop" at a deadline by which few
+    uplinks are complete with sharing. "downlinks" and "uplinks" are the largest
+    numbers of clients that receive and send at the same time, 0 for all.
   """
   num = max(config["clients"])
   links = records.of_clients((config["cell"],), num)
@@ -82,7 +81,8 @@ def simulated(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         ), links, predict.Bytes(size, size), rounds.compute(config, num),
         config["fixed_s"],
       )
-      # In the first round the server has no compute times yet.
+      # Uses the last round, since the server orders clients by the compute
+      # times of earlier rounds.
       end = rounds.ended(run)[-1]
       rows = [row for row in run.rows if row["round"] == end.round]
       found.append({
@@ -94,7 +94,7 @@ def simulated(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _deadline_s(config: Mapping[str, Any], clients: int) -> float:
-  """Returns ``config.deadline`` of the time of a round with sharing."""
+  """Returns the deadline: a fraction of the time of a round with sharing."""
   size = 4 * config["published_parameters"]
   usual = rounds.row(config, config["cell"], clients, size)
   return config["deadline"] * usual["round_s"]

@@ -25,11 +25,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/federated/links.py, as nested dicts.
 
   Returns:
-    Plain data: "links" (their records), "rounds", "ratios", "region",
-    "stragglers" and "fitted_ratios" of the testbed, "schedules" and "ordered"
-    (scheduled transfers), "variants" (coded, late and streamed updates), and
-    values of the config. "rounds" is empty without parameters, "schedules" and
-    "ordered" without ``apart``, "variants" without fragments.
+    Plain data: "links" (their records) and "rounds"; of the testbed "ratios",
+    "region", "stragglers" and "fitted_ratios"; "schedules" and "ordered"
+    (scheduled transfers); "variants" (coded, late and streamed updates); and
+    values of the config. "rounds" is empty if ``config.parameters`` is,
+    "schedules" and "ordered" with ``apart``, "variants" with ``fragments``.
 
   Raises:
     ValueError: A link is unknown.

@@ -13,11 +13,11 @@ class Flows:
   study: str = study_key("flows")
   topologies: tuple[str, ...] = field(
     ("leaf_spine:16x16x16", "leaf_spine:8x6x8", "leaf_spine:8x8x8"),
-    "Topologies. The first one is also used for failures, collectives and the "
-    "program.",
+    "Leaf-spine networks. The first one is also used for failures, collectives "
+    "and the program.",
   )
   patterns: tuple[str, ...] = field(
-    ("shift", "permutation", "all_to_all"), "Patterns of traffic."
+    ("shift", "permutation", "all_to_all"), "Traffic patterns to route."
   )
   routers: tuple[str, ...] = field(
     ("ecmp", "single_path", "spray", "ethereal", "coordinated",
@@ -31,7 +31,8 @@ class Flows:
   )
   algorithms: tuple[str, ...] = field(
     ("ring", "halving_doubling", "all_to_all"),
-    "Builders of parallel/plans/schedules/builders.py, and all_to_all.",
+    "Collectives to time: builders of parallel/plans/schedules/builders.py, or "
+    "all_to_all.",
   )
   size_bytes: tuple[int, ...] = field(
     tuple(m * 2**20 for m in (1, 16, 128)), "Sizes of messages in bytes.", BYTES

@@ -1,7 +1,7 @@
 """Exact link loads of flows on a leaf-spine network, for several routers.
 
-A flow between hosts of different leaves takes one spine, or its pieces take
-several. Routers differ in the choice of spines:
+A flow between hosts of different leaves takes one spine, or is split into
+pieces that take several. Routers differ in the choice of spines:
 
 - `ecmp` hashes each flow onto one spine.
 - `single_path` derives the spine from the destination (D-mod-k).
@@ -19,8 +19,8 @@ several. Routers differ in the choice of spines:
   same degree and all flows the same size.
 
 Loads are exact rationals. A link's time is its load over its bandwidth: the
-fluid limit, without packets, queues or reordering. So routers that differ only
-in these have equal results here.
+fluid limit, without packets, queues or reordering. Routers that differ only in
+packets, queues or reordering have equal results.
 """
 
 import collections
@@ -48,14 +48,14 @@ class Flow(NamedTuple):
 
 
 class SpineShare(NamedTuple):
-  """Part of a flow that takes one spine: numerator / denominator of it."""
+  """Fraction, numerator / denominator, of a flow that takes one spine."""
 
   spine: int
   numerator: int = 1
   denominator: int = 1
 
 
-# Pieces of one flow; empty if it stays below its leaf and takes no spine.
+# Pieces of one flow; empty if both hosts are on one leaf, so no spine is used.
 Route = tuple[SpineShare, ...]
 
 
@@ -81,7 +81,7 @@ class Fabric:
   def live(self) -> dict[tuple[int, int], tuple[int, ...]]:
     """(leaf, other leaf) -> spines with links from the first to the second.
 
-    Links that the topology lacks count as failed.
+    Links between leaves and spines that the topology lacks count as failed.
     """
     links = self.topology.links_by_pair
     leaves = sorted(set(self.leaf_of))
@@ -146,7 +146,7 @@ def ecmp(net: Fabric, flows: Sequence[Flow], seed: int = 0) -> list[Route]:
 
 
 def single_path(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """Routes each flow over the live spine number destination mod their count."""
+  """Routes each flow over live spine number (destination mod live spines)."""
   return _each(
     net, flows,
     lambda flow, live: (SpineShare(live[flow.destination % len(live)]),),
@@ -238,7 +238,7 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 
 
 def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """Routes flows with the smallest load of the fullest uplink and few splits.
+  """Routes flows with the minimum load of the fullest uplink and few splits.
 
   The load of the fullest uplink equals `least_fullest_uplink`. Flows of one
   size are split as little as that allows if all leaves send and receive equal
@@ -300,8 +300,8 @@ def _avoid_failures(
       load[spine, b] += flows[index].bytes
     else:
       displaced.append((index, a, b))
-  # After all others are counted: each flow takes the spine that minimises the
-  # larger load of its two links, up to the spine and down from it.
+  # All other flows are counted now. Each displaced flow takes the spine that
+  # minimises the larger load of its two links, to the spine and from it.
   for index, a, b in displaced:
     spine = min(
       net.live[a, b], key=lambda s: max(load[a, s], load[s, b])
@@ -322,7 +322,7 @@ ROUTERS: dict[str, Callable[[Fabric, Sequence[Flow]], list[Route]]] = {
 
 
 def num_sent(routes: Sequence[Route]) -> int:
-  """Counts the flows and pieces of flows between leaves."""
+  """Counts the whole flows and the pieces that are sent between leaves."""
   return sum(map(len, routes))
 
 
@@ -386,10 +386,10 @@ def fullest_uplink(
 def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
   """Returns a lower bound on `fullest_uplink` over all routings.
 
-  Bytes that must cross one of several links load the fullest of these with at
-  least their equal share. Three such sets of links are tried: a leaf's links to
-  all spines, its links from all spines, and, for the flows between two leaves,
-  the links to the spines that join the two.
+  If bytes must cross one of n links, the fullest of these links carries at
+  least 1 / n of the bytes. Three kinds of sets of links are tried: a leaf's
+  links to all spines, its links from all spines, and, for the flows between two
+  leaves, the links to the spines that join the two.
   """
   # Bytes by (leaf, -1): all that leave a leaf; by (-1, leaf): all that reach
   # it; by (leaf, leaf): those between two leaves.
@@ -410,7 +410,7 @@ def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
 
 
 def optimum(net: Fabric, flows: Sequence[Flow]) -> float:
-  """Returns the least `fullest_uplink` of all routings that may split flows.
+  """Returns the minimum `fullest_uplink` over all routings, also with splits.
 
   A linear program chooses the bytes that each pair of leaves sends over each
   live spine. Without failures `spray` reaches the optimum. With failures no
@@ -475,7 +475,7 @@ def step_seconds(
   Args:
     net: Network, with bandwidth and latency of its links.
     link_loads: Bytes on each link in one step, from `loads`.
-    scale: Number of bytes that each byte of the loads stands for.
+    scale: Factor by which the loads are multiplied.
   """
   links = net.topology.links_by_pair
   slowest = max(

@@ -11,14 +11,14 @@ Pattern = Callable[[Fabric, int], list[Flow]]
 
 
 def shift(net: Fabric, _: int) -> list[Flow]:
-  """Sends 1 byte from every host to the host at its position one leaf on."""
+  """Sends 1 byte from every host to the same position of the next leaf."""
   n = len(net.leaf_of)
   hosts = net.leaf_of.count(net.leaf_of[0])  # hosts per leaf
   return [Flow(i, (i + hosts) % n, 1) for i in range(n)]
 
 
 def permutation(net: Fabric, seed: int) -> list[Flow]:
-  """Sends 1 byte from every host to one, by a random permutation."""
+  """Sends 1 byte from every host to one other, by a random permutation."""
   hosts = range(len(net.leaf_of))
   drawn = random.Random(seed).sample(hosts, len(hosts))
   return [Flow(i, j, 1) for i, j in zip(hosts, drawn, strict=True) if i != j]
@@ -87,8 +87,8 @@ def ring_demands(
   Raises:
     ValueError: The kind is unknown.
   """
-  # Kind -> (steps, parts into which the operand is cut). An all-gather forwards
-  # whole operands, each of which is one rank's slice of the result.
+  # Kind -> (steps, parts into which the operand is cut). In an all-gather the
+  # operand, one rank's slice of the result, is forwarded as a whole.
   size = len(groups[0])
   steps, parts = {
     "all_reduce": (2 * (size - 1), size),
@@ -101,7 +101,7 @@ def ring_demands(
   if not parts:
     raise ValueError(f"no ring algorithm for the kind {kind!r}")
   amount = -(-operand_bytes // parts)  # rounded up
-  # Each rank sends to the next one; in an all-to-all to all others at once.
+  # Each rank sends to the next one or, in an all-to-all, to all others.
   flows = []
   for group in groups:
     for place, source in enumerate(group):

@@ -1,11 +1,11 @@
 """Study of routing flows over leaf-spine networks.
 
-It computes the fullest uplinks of traffic patterns, with and without failed
-links, and completion times of collectives and of those of a compiled program.
-The models are in `caatnet.studies.flows.link_loads`.
+It computes the loads of the fullest uplink for traffic patterns, with and
+without failed links, and completion times of collectives, also those of a
+compiled program. The models are in `caatnet.studies.flows.link_loads`.
 
-It follows Ethereal (arXiv 2407.00550), whose own times come from a packet
-simulator.
+The study follows Ethereal (arXiv 2407.00550), whose own times come from a
+packet simulator.
 """
 
 import collections
@@ -52,9 +52,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/collectives/spraying.py, as nested dicts.
 
   Returns:
-    Plain data: "patterns" and "failures" with loads in flows, as exact text and
-    as floats, after failures with the optimum of routes that may be split;
-    "collectives" and "program" with times in us.
+    Plain data: "patterns" and "failures" with loads of the fullest uplink, in
+    flows, as text of exact fractions; "over_bound" is relative to the lower
+    bound, and "failures" also has "optimum", the load of the best routes.
+    "collectives" and "program" have times in us.
 
   Raises:
     ValueError: A topology, pattern, router, algorithm or uplink is unknown.
@@ -88,7 +89,7 @@ def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
 
 
 def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
-  """Returns the network without its failed links, in both directions."""
+  """Returns the network without ``config.failed_uplinks``, both directions."""
   # The config numbers leaves and spines from 0; node numbers are larger.
   leaves = sorted(set(net.leaf_of))
   pairs = []
@@ -112,8 +113,7 @@ def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
 def _route(
   config: Mapping[str, Any], net: Fabric, router: str, sent: Sequence[Flow]
 ) -> list[link_loads.Route]:
-  """Routes flows by a router; only ECMP's hash has a seed."""
-  # Only ECMP draws random numbers.
+  """Routes flows by a router; only "ecmp" draws random numbers."""
   options = {"seed": config["seed"]} if router == "ecmp" else {}
   return link_loads.ROUTERS[router](net, sent, **options)
 
@@ -190,8 +190,8 @@ def _steps(
   """Returns the flows that an algorithm sends in its steps.
 
   Returns:
-    Number of chunks; and for each kind of step, given by its flows with a byte
-    per chunk, the number of such steps.
+    Number of chunks; and the flows of a step, with one byte per chunk, -> the
+    number of such steps.
   """
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
@@ -203,7 +203,7 @@ def _steps(
     check(schedule, net.topology)
   except ValueError as error:
     raise ValueError(f"config.algorithms: {error}") from error
-  # With num_chunks bytes in all, a chunk has one byte. Counts equal rounds.
+  # With num_chunks bytes in total, a chunk has one byte. Counts equal rounds.
   rounds = patterns.demands(schedule, schedule.num_chunks)
   return schedule.num_chunks, collections.Counter(rounds)
 
@@ -227,8 +227,8 @@ def _link_loads(
 def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   """Computes times of the collectives that `launch.compile --json` printed.
 
-  They run as rings. Device d of the program's mesh, in row-major order, is rank
-  d of the network.
+  The collectives use the ring algorithm. Device d of the program's mesh, in
+  row-major order, is rank d of the network.
   """
   path = pathlib.Path(config["program"])
   key = f"config.program={path}"

@@ -13,7 +13,7 @@ from caatnet.studies.keys import study_key
 
 @register.study
 class Inference:
-  """Bounds of prefill and decoding, and the saving of partial sync."""
+  """Bounds of prefill and decode times, and the time saved by partial sync."""
 
   name: str = field("decode", "Name of the config.")
   study: str = study_key("inference")
@@ -27,8 +27,8 @@ class Inference:
     "device is a tensor rank.",
   )
   p: tuple[float, ...] = field(
-    (1.0, 0.75, 0.5, 0.25), "Fractions of the channels that all row-parallel "
-    "projections reduce over ranks.", FRACTION,
+    (1.0, 0.75, 0.5, 0.25), "Fractions of the channels that every row-parallel "
+    "projection reduces over ranks.", FRACTION,
   )
   every: tuple[int, ...] = field(
     (2,), "Alternative to p: in one of every N layers both projections reduce "
@@ -42,8 +42,8 @@ class Inference:
     2048, "Tokens of a prefilled prompt; 0 for none.", COUNT_OR_NONE
   )
   compute_factor: float = field(
-    1.0, "Factor of the roofline's time. Measured layers take 1.4 to 2.3 times "
-    "as long (the table of layers), which reduces the saving.", POSITIVE,
+    1.0, "Factor on the roofline's compute time. Measured layers take 1.4 to "
+    "2.3 times as long (table of layers), which reduces the saving.", POSITIVE,
   )
   threshold: float = field(
     0.05, "Smallest relative saving of a step that counts as an improvement.",

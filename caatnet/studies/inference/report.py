@@ -66,7 +66,7 @@ def _steps(result: Mapping[str, Any], model: str) -> Table:
 
 
 def layers(result: Mapping[str, Any]) -> Table:
-  """Returns measured layers of Llama-2-70B and the roofline's."""
+  """Returns measured times of layers of Llama-2-70B, and the roofline's."""
   return Table(
     "us of a layer of Llama-2-70B without attention's core and all-reduces: "
     f"measured, and by the roofline\n({result['layers_source']})",

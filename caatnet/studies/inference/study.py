@@ -1,10 +1,10 @@
 """Study of prefill and decode under tensor parallelism.
 
-It bounds the time of steps on machines of eight devices from bytes and products
-alone, and with the latency of collectives. It compares two ways to synchronise
-less: a fraction p of the channels in all layers, or all channels in every n-th
-layer. Nothing is compiled; `launch.compile --phase=decode` compiles the same
-steps.
+It bounds the time of steps on machines of eight devices: by bytes and matrix
+products alone, and with the latency of collectives. It compares two ways to
+synchronise less: a fraction p of the channels in all layers, or all channels in
+every n-th layer. Nothing is compiled; `launch.compile --phase=decode` compiles
+the same steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ MODELS = {
 }
 
 
-# Largest number of sequences in curves.
+# Largest number of sequences for which curves are computed.
 _MOST = 1024
 
 
@@ -37,10 +37,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data: "rows" (a step of a model on a machine with a policy), "curves"
-    (savings of a policy in decoding, by sequences), "helps" (least number of
-    sequences for which p saves more than the threshold), "layers" (measured
-    ones), "machines" (sources of the constants). Times are in ms; those with
-    latency are [least, greatest].
+    (time that a policy saves in decoding, by number of sequences), "helps"
+    (smallest number of sequences from which on a policy saves the threshold),
+    "layers" (measured times), "machines" (constants and their sources). Times
+    are in ms; those with latency are [least, greatest].
 
   Raises:
     ValueError: A model or machine is unknown, or a number is out of its range.
@@ -75,7 +75,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policies(config: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
-  """Returns synchronisation policies by name: (p, interval in layers)."""
+  """Returns name -> (p, interval in layers) of synchronisation policies."""
   found = {f"p={p:g}": (p, 1) for p in config["p"]}
   return found | {f"1 in {n} layers": (1.0, n) for n in config["every"]}
 
@@ -95,7 +95,7 @@ def shares(model: Transformer, policy: tuple[float, int]) -> list[float]:
 
 
 def saved(bounds: Bounds, base: Bounds) -> dict[str, Any]:
-  """Returns the fraction of a step that a policy saves, with both latencies."""
+  """Returns the fractions of a step that are saved, by latency."""
   with_latency = [
     1 - mine / theirs
     for mine, theirs in zip(
@@ -109,7 +109,7 @@ def saved(bounds: Bounds, base: Bounds) -> dict[str, Any]:
 
 
 def most_sequences(model: Transformer, machine: Machine, context: int) -> int:
-  """Returns the number of sequences whose caches fit with the weights, or 0."""
+  """Returns the largest number of sequences whose caches fit; 0 for none."""
   one = inference.memory_bytes(
     model, ModelStep(1, 1, context), machine.num_ranks
   )
@@ -189,7 +189,7 @@ def _curves(
 
 
 def _helps(curve: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-  """Returns the least number of sequences with such savings; None if never."""
+  """Returns from how many sequences on ``threshold`` is saved, or None."""
 
   def first(values: Sequence[float]) -> int | None:
     # The savings must also hold for all larger numbers, despite later dips.

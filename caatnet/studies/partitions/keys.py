@@ -24,21 +24,21 @@ class Partitions:
 
   @section
   class Levels:
-    """Levels and blocks of a training run."""
+    """Levels of the ranks of a training run, and blocks of its codecs."""
 
     levels: str = field(
       "node:48,gpu:4,gcd:2", "Levels of the data-parallel ranks, outermost "
       "first.",
     )
-    block: int = field(256, "Elements per block of codes.", COUNT_OR_NONE)
+    block: int = field(256, "Elements per scale of a codec.", COUNT_OR_NONE)
 
   name: str = field("zero_frontier", "Name of the config.")
   study: str = study_key("partitions")
   cluster: str = field(
     "frontier", "A cluster of parallel/plans/hardware/clusters.py."
   )
-  parallel: Ranks = field(Ranks, "Ranks, as in a training run.")
-  zero: Levels = field(Levels, "Levels, as in a training run.")
+  parallel: Ranks = field(Ranks, "Ranks, as in the config of a training run.")
+  zero: Levels = field(Levels, "Levels, as in the config of a training run.")
   bandwidths: str = field(
     "",
     "Receive bandwidth of a device over a level in GB/s, instead of the "
@@ -50,14 +50,14 @@ class Partitions:
   )
   utilisation: float = field(
     0.4,
-    "Achieved share of the bfloat16 peak of compute alone, an assumption.",
+    "Assumed fraction of the bfloat16 peak that compute alone achieves.",
     POSITIVE_FRACTION,
   )
   parameters: float = field(20e9, "Parameters of the model.", POSITIVE)
   num_layers: int = field(
     50,
-    "Layers, which are partitioned separately; only padding depends on their "
-    "number.",
+    "Number of layers, which are partitioned separately; it affects only "
+    "padding.",
     COUNT,
   )
   tokens: int = field(
@@ -85,8 +85,8 @@ class Partitions:
     ("none", "int8", "int4"), "Codecs of gradients to try."
   )
   secondary_codecs: tuple[str, ...] = field(
-    ("none", "int8"), "Codecs of the second copy to try; () for no second "
-    "copy.", empty=True,
+    ("none", "int8"), "Codecs to try for a second copy of the weights; () for "
+    "no second copy.", empty=True,
   )
   accumulations: tuple[int, ...] = field(
     (1, 2, 4, 8, 16), "Microbatches per step for which the best partition is "

@@ -1,10 +1,9 @@
 """Predictor of step time and memory of every partition of a training state.
 
-`parallel.plans.zero.cost` gives the stored and sent bytes of a partition. Here
-these bytes become seconds on a machine, for all partitions at once: the 20
-triples of three levels, times the secondary copies, times the codecs. The space
-is small, so the best partition under a memory cap is found by exhaustive
-search.
+`parallel.plans.zero.cost` gives the stored and sent bytes of a partition; this
+module predicts the seconds that they take on a machine. The space of partitions
+(triples of sharding levels, times secondary copies, times codecs) is small, so
+the best partition under a memory cap is found by exhaustive search.
 
 The time of a step is
 
@@ -27,12 +26,12 @@ The bytes that cross a level depend on the algorithm:
               (`Partition.hops`), as ZeRO++ is designed for that.
 
 All times are proportional to P, and so is memory except for padding. So the
-Pareto front of time and memory is the same for all model sizes. Each partition
-of the front is the best one for the models that fit with it and do not fit with
-the next faster one.
+Pareto front of time and memory is the same for all model sizes. A partition of
+the front is the best one for each model that fits with it, but does not fit
+with the next faster one.
 
-Sources: the space, AMSP (arXiv 2311.00257) and PaRO (arXiv 2310.06003); the
-machine, Xu et al., arXiv 2501.04266. The time model is not from a paper.
+Sources: AMSP (arXiv 2311.00257) and PaRO (arXiv 2310.06003) for the space, Xu
+et al. (arXiv 2501.04266) for the machine. The time model is not from a paper.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +80,7 @@ def machine(
   flops: float,
   memory_bytes: float,
 ) -> Machine:
-  """Returns the model of the part of a cluster that a run uses.
+  """Returns a `Machine` for the part of a cluster that a run uses.
 
   Args:
     cluster: The cluster; it has a link for each level.
@@ -93,7 +92,7 @@ def machine(
   Raises:
     ValueError: The levels are not the cluster's, or a number is out of range.
   """
-  # Both innermost first. Only the outermost level in use may be partly used.
+  # Innermost level first. Only the outermost used level may be partly used.
   sizes = [level.size for level in levels[::-1]]
   theirs = [level.size for level in cluster.levels]
   if (
@@ -237,7 +236,7 @@ def received(
     if reuse and e.kind != "all_reduce":
       add(e.levels[0], e.when, e.received_bytes)
       continue
-    # Equal shares per level at first; only their sum is used below.
+    # Splits the bytes equally over levels; only their sum is used below.
     chain = chains.setdefault((e.kind, e.when, e.dtype), {})
     for name in e.levels:
       chain[name] = chain.get(name, 0.0) + e.received_bytes / len(e.levels)
@@ -246,12 +245,12 @@ def received(
     ranks = math.prod(sizes[name] for name in inner)
     inside = 1
     for name in inner:
-      # Of all other ranks' parts, those that cross this level. Without reuse a
-      # rank receives one part from every rank that shares its unit of this
-      # level but not that of the level inside. With reuse (only all-reduces
-      # reach this branch) the levels inside have reduced and scattered first,
-      # so the remaining exchange is smaller by their number of ranks. Both sum
-      # to ranks - 1 over the levels.
+      # Number of other ranks' parts that cross this level. Without reuse, a
+      # rank receives a part from every rank in the same unit of this level (for
+      # example a node) but in another unit of the next inner level. With reuse
+      # (here only all-reduces), inner levels have reduced and scattered first,
+      # which divides the exchange by their number of ranks. In both cases the
+      # numbers of all levels sum to ranks - 1.
       others = (sizes[name] - 1) * (
         ranks / inside / sizes[name] if reuse else inside
       )
@@ -354,8 +353,8 @@ def best(
   Args:
     predictions: Predictions of one workload on one machine.
     cap: Bytes of memory that a rank has for the training state.
-    reuse: Whether to compare step times with reuse or without. Among times that
-      are equal to six digits, the smallest memory wins.
+    reuse: Whether to compare step times with reuse or without. If times are
+      equal to six digits, the partition with less memory is preferred.
   """
   fitting = [p for p in predictions if p.memory.total <= cap]
   return min(fitting, key=lambda p: _order(p, reuse), default=None)
@@ -378,7 +377,7 @@ def front(
   """
   chosen: list[Prediction] = []
   # In the order of step time, a partition is on the front if it needs less
-  # memory than all faster ones. The last one chosen needs the least of these.
+  # memory than all faster ones, of which the last chosen one needs the least.
   for p in sorted(predictions, key=lambda p: _order(p, reuse)):
     smaller = not chosen or p.memory.total < chosen[-1].memory.total
     if p.memory.total <= cap and smaller:

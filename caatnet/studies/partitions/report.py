@@ -9,12 +9,12 @@ from parallel.base.report import Report, Table
 
 Row = Mapping[str, Any]
 
-# Columns of a partition: degrees, copy and codecs; bytes and seconds.
+# Columns of a partition: sharding degrees, second copy, codecs.
 _PARTITION = (
   "degrees=w, g, o over | secondary=copy | "
   "{weight_codec}, {gradient_codec}, {secondary_codec}=codecs"
 )
-# Cells of a question that no partition answers.
+# Cells of a row for which no partition fits.
 _NONE = dict.fromkeys(("weight_codec", "gradient_codec", "secondary_codec"))
 _COST = (
   "memory.total/1e9:.2f=GB | fits | seconds.reuse:.2f=s, reuse | "
@@ -64,7 +64,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _assumptions(a: Row) -> str:
-  """Returns the sizes and what the prediction assumes."""
+  """Returns a text with the sizes of the run and the assumptions."""
   lines = [
     f"{a['parameters'] / 1e9:g}e9 parameters in {a['num_layers']} equal "
     f"layers, {a['devices']} devices of {a['cluster']}, "
@@ -96,7 +96,7 @@ def _assumptions(a: Row) -> str:
 
 
 def _published(published: Row) -> list[Table | str]:
-  """Returns the paper's ratios, and the ranges of ours."""
+  """Returns tables of the paper's ratios and of the predicted ranges."""
   rows, ranges = published["rows"], {}
   for row in rows:
     ours = ranges.setdefault(row["ratio"], row | {"all": []})["all"]

@@ -2,9 +2,9 @@
 
 `caatnet.studies.partitions.predictor` predicts the cost of every named scheme
 and of all partitions of nested levels on a cluster. The study finds the fastest
-one under a memory cap, for several numbers of microbatches and for every model
-size. For the setting of Xu et al. (arXiv 2501.04266) it compares the published
-speedups with the predicted ones, which do not reproduce them.
+partition under a memory cap, for several numbers of microbatches and for every
+model size. For the setting of Xu et al. (arXiv 2501.04266) it compares the
+published speedups with the predicted ones, which do not reproduce them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ from parallel.plans.zero import partition
 from parallel.plans.zero.partition import CODECS, Partition
 
 SOURCE = "arXiv 2501.04266: 20B parameters, 384 GCDs"
-# Published ratios of TFLOPS per GPU: one scheme over another, and one scheme on
-# all nodes over the same on few nodes.
+# Published ratios of TFLOPS per GPU: one scheme to another, and one scheme on
+# all nodes to the same scheme on few nodes.
 _SPEEDUPS = (
   ("frontier3_quantised", "zeropp", 1.71),
   ("zeropp", "zero3", 1.405),
@@ -41,10 +41,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/zero/frontier.py, as nested dicts.
 
   Returns:
-    Plain data: "assumptions", "schemes" (the named ones), "candidates" (all
-    partitions), "fronts" (for any memory), "best" (for each number of
-    microbatches) and "published" (None if the setting is not the paper's).
-    Sizes are in bytes, times in seconds per step.
+    Plain data: "assumptions"; "schemes", the named partitions; "candidates",
+    all partitions; "fronts", Pareto fronts without a memory cap; "best", the
+    fastest partition by number of microbatches; "published", None if the
+    setting is not the paper's. Sizes are in bytes, times in seconds per step.
 
   Raises:
     ValueError: The cluster is unknown, the levels are not the cluster's, or a
@@ -157,7 +157,7 @@ def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
   for key in keys:
     for codec in config[key]:
       checks.known(f"config.{key}: ", codec, CODECS)
-    # The fronts without codecs need uncoded candidates.
+    # Some fronts contain only partitions without codecs.
     if "none" not in config[key] and key != "secondary_codecs":
       raise ValueError(f"config.{key}={tuple(config[key])} must contain 'none'")
   return list(predictor.candidates(
@@ -174,7 +174,7 @@ def _schemes(machine: Machine, block: int) -> dict[str, Partition]:
       found[name] = dataclasses.replace(
         partition.named(name, machine.levels), block=block
       )
-    except ValueError:  # on one level only, a scheme may need two
+    except ValueError:  # with one level: the scheme needs two
       if len(machine.levels) > 1:
         raise
   return found
@@ -183,11 +183,11 @@ def _schemes(machine: Machine, block: int) -> dict[str, Partition]:
 def _questions(
   candidates: Sequence[Prediction],
 ) -> Iterator[tuple[str, bool, list[Prediction]]]:
-  """Yields the sets of partitions in which the fastest is searched.
+  """Yields the sets of partitions of which the fastest is searched.
 
   Yields:
-    A name, whether ranks of a node reuse the data that enter it, and the
-    candidates: all of them, or those without codecs.
+    Name of the set; whether step times assume that ranks of a node reuse the
+    data that enter it; and the candidates: all, or those without codecs.
   """
   plain = [
     p for p in candidates
@@ -325,7 +325,7 @@ def _fewest(
   for size in range(1, outermost.size):
     levels = (dataclasses.replace(outermost, size=size), *inside)
     fewer = dataclasses.replace(machine, levels=levels)
-    # Shards per rank depend on the number of nodes, and so does memory.
+    # The size of a shard, and so memory, depends on the number of nodes.
     part = _schemes(fewer, config["zero"]["block"])[scheme]
     if predictor.predict(part, fewer, workload).memory.total <= (
       machine.memory_bytes

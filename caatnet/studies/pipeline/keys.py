@@ -13,10 +13,10 @@ class Pipeline:
   class Stages:
     """Sizes of the pipeline."""
 
-    stages: int = field(4, "Stages.", COUNT)
+    stages: int = field(4, "Number of stages.", COUNT)
     microbatches: int = field(8, "Microbatches of a step.", COUNT)
     chunks: int = field(
-      2, "Model chunks per stage, for schedules with several.", COUNT
+      2, "Model chunks per stage, for schedules that allow several.", COUNT
     )
     schedule: str = field(
       "1f1b", "Pipeline schedule whose timeline --export writes."
@@ -28,13 +28,13 @@ class Pipeline:
 
     forward_s: float = field(0.01, "Seconds of the forward.", POSITIVE)
     input_s: float = field(
-      0.01, "Seconds of the cotangents of inputs.", POSITIVE
+      0.01, "Seconds of the backward for inputs.", POSITIVE
     )
     weight_s: float = field(
-      0.01, "Seconds of the cotangents of weights.", POSITIVE
+      0.01, "Seconds of the backward for weights.", POSITIVE
     )
     factors: tuple[float, ...] = field(
-      (), "Factor of each stage's times; () for equal stages.", POSITIVE
+      (), "Factor on the times of each stage; () for equal stages.", POSITIVE
     )
     recompute: bool = field(
       False, "Whether a backward, or each half of a split backward, recomputes "
@@ -68,7 +68,7 @@ class Pipeline:
   link: Link = field(Link, "Links between stages.")
   boundary_bytes: int = field(
     64 * 2**20,
-    "Bytes of a microbatch's activations at the boundary of two chunks.",
+    "Bytes of activations of a microbatch that one chunk sends to the next.",
     BYTES,
   )
   activation_bytes: int = field(

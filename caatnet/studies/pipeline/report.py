@@ -63,7 +63,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-  """Formats the name of a row, with the schedule built if it differs."""
+  """Formats a schedule's name; adds the built schedule's name if different."""
   if row["built"] == row["schedule"]:
     return row["schedule"]
   return f"{row['schedule']} (is {row['built']})"
@@ -104,7 +104,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
 
 
 def _actions(timeline: Timeline) -> list[plot.Bars]:
-  """Returns a box for each action, in the row of its stage."""
+  """Returns a bar for each action, in the row of its stage."""
   table = timeline.schedule
   here = np.nonzero(table.kinds)
   stages, few = here[1], len(here[1]) <= MAX_NUMBERS

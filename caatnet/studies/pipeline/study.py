@@ -14,20 +14,20 @@ from parallel.plans.pipeline.check import check
 from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.plans.topology.text import quantity
 
-# Limit on ticks summed over stages, idle ones included: a minute per schedule.
+# Limit on busy and idle ticks of all stages: a schedule takes about a minute.
 MAX_TICKS = 2**22
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Builds, proves and times pipeline schedules.
+  """Builds, verifies and simulates pipeline schedules.
 
   Args:
     config: Config like configs/pipeline/schedules.py, as nested dicts.
 
   Returns:
-    Plain data. "rows" has one pipeline schedule each: its counts (see
+    Plain data. "rows" has the counts of each pipeline schedule (see
     `parallel.plans.pipeline.cost.Cost`) and seconds of a step. "skipped" has
-    those that do not support the size, and the reasons.
+    the schedules that do not support the size, and the reasons.
 
   Raises:
     ValueError: No schedule supports the size, or a number or name is invalid.
@@ -84,10 +84,10 @@ def _row(
 
 
 def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
-  """Builds a pipeline schedule for the size of a config, and proves it.
+  """Builds a pipeline schedule for the size of a config, and verifies it.
 
-  Schedules that do not support the number of chunks are built with theirs, one
-  or two.
+  A schedule that does not support ``config.pipeline.chunks`` is built with its
+  only number of chunks, one or two.
 
   Args:
     config: Config as nested dicts.
@@ -139,8 +139,8 @@ def _seconds(
 ) -> tuple[float, float, float]:
   """Returns seconds of a stage's forward and of the halves of its backward.
 
-  With recomputation, each action of a backward begins with a forward; if the
-  backward is split into two actions, both do.
+  With recomputation, a backward begins with another forward; if it is split
+  into two actions, each of them does.
   """
   section = config["work"]
   forward_s = section["forward_s"]
@@ -165,7 +165,7 @@ def _work(
 
 
 def _hops(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Hops:
-  """Returns the links that carry the activations of a config."""
+  """Returns the links between stages, with the times of a config."""
   section = config["link"]
   with naming("config.link", section):
     bandwidth, latency_s = (
@@ -173,7 +173,7 @@ def _hops(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Hops:
     )
     checks.positive("bandwidth", bandwidth)
     return simulate.even_hops(
-      # Seconds per hop.
+      # Stages, seconds that a message occupies a link, and latency.
       table.num_stages, config["boundary_bytes"] / bandwidth, latency_s,
       overlap=section["overlap"],
     )

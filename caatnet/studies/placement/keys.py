@@ -19,7 +19,7 @@ class PlacementOptions:
     "two-cxl", f"{TIERS}.",
   )
   baseline: str = field(
-    "large-dram", f"{TIERS}, on which dram_only is the baseline.",
+    "large-dram", f"{TIERS}, of the baseline: policy dram_only on this host.",
   )
   device: str = field(
     "h200", "Key of DEVICES in parallel/plans/hardware/devices.py."
@@ -37,18 +37,18 @@ class PlacementOptions:
   )
   utilisation: float = field(0.5, UTILISATION, POSITIVE_FRACTION)
   fill: float = field(
-    0.9, "Share of the device's memory that may be used, an assumption.",
+    0.9, "Assumed fraction of the device's memory that may be used.",
     POSITIVE_FRACTION,
   )
   longest: int = field(
     2**20, "Longest context that the search considers, in tokens.", COUNT
   )
   contexts: tuple[int, ...] = field(
-    (), "Further contexts of the scan of rates, in tokens.", COUNT
+    (), "Further contexts in tokens for which rates of tiers are varied.", COUNT
   )
   targets: tuple[float, ...] = field(
-    (0.97, 0.99, 1.0), "Speeds relative to the baseline; the least rate of CXL "
-    "cards for each of them is searched.", POSITIVE,
+    (0.97, 0.99, 1.0), "Speeds relative to the baseline, for each of which the "
+    "minimum rate of CXL cards is searched.", POSITIVE,
   )
 
 

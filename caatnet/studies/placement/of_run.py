@@ -2,10 +2,10 @@
 
 `parallel.plans.placement.problem.training_step` counts the bytes of published
 offloading systems. A run differs from them in three ways. Its weights and
-gradients are float32. Weights stay on the device. The gradients of a step are
-arrays on the device until its program ends, so XLA has activations and
-gradients in memory at the same time. With the optimizer on the host, XLA also
-allocates DRAM for the gradients that arrive and the weights that leave; the
+gradients are float32. Its weights stay on the device. Its gradients stay on the
+device until the step's program ends, so activations and gradients are in memory
+at the same time. With the optimizer on the host, XLA also allocates DRAM for
+the gradients that arrive there and for the weights that are sent back; the
 gradients are then copied to their tiers.
 
 Moments, the host's arrays and saved activations are exact
@@ -55,22 +55,22 @@ def problem(
     step: Model and batch of the step.
     device: The device.
     host: The host.
-    utilisation: Achieved share of the device's peak, an assumption.
-    fill: Share of the device's memory that may be used, an assumption.
+    utilisation: Assumed fraction of the device's peak FLOP/s.
+    fill: Assumed fraction of the device's memory that may be used.
 
   Raises:
-    ValueError: The formulas do not include an option of the run; the message
+    ValueError: The formulas do not support an option of the run; the message
       names its key.
   """
   c = _configuration(config, step.batch_size)
   found = memory.terms(c, step)
   fit = memory.FITS[device.platform].of(c)
-  # Layers that save different activations run in periods: their weights and
-  # gradients are in memory together.
+  # If layers save different activations, they run in groups (periods) whose
+  # weights and gradients are in memory at the same time.
   mixed = config["memory"]["activations"] == "placement"
   period = periods.length(step.model.num_layers) if mixed else 1
   found["gathered"] *= period
-  found["streams"] = 0.0  # activations are placed
+  found["streams"] = 0.0  # activations are placed, hence not reserved
   reserved = fit.estimate(found)
   tokens = c.examples(step.batch_size) * step.seq_len
   rate = utilisation * device.peak(step.model.dtype) * c.tensor / c.microbatches
@@ -119,7 +119,7 @@ def _configuration(
 
 
 def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
-  """Returns the state that is placed.
+  """Returns the part of the state, such as moments, whose bytes are placed.
 
   Args:
     stored: Bytes of the float32 weights that the device stores.
@@ -136,7 +136,7 @@ def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
       Use("update", "device", written=1), Use("update", "device", read=1),
       Use("update", "cpu", read=1, written=1),
     )
-    # XLA allocates what arrives and what leaves; all of it can be in flight.
+    # XLA allocates all gradients that arrive and all weights that are sent.
     update = ("end of backward",)
     arrived = Tensor(
       "arrived gradients", stored, update,
@@ -185,7 +185,7 @@ def _activations(
   scores = total - 2 * tokens * (qkv + out + first + second)
 
   def way(name: str, tensor: str, size: float, *products: int) -> Way:
-    """Returns a way whose backward repeats attention and some products."""
+    """Returns a way whose backward recomputes attention and ``products``."""
     again = (scores + 2 * tokens * sum(products)) / total
     return Way(
       name,

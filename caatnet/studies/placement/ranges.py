@@ -1,8 +1,8 @@
 """Speeds over the ranges of tiers' rates, and the rates that give a speed.
 
-Published speeds come without the rates of the machine. These functions return
-the speeds at both ends of each range, the rate of CXL cards from which a speed
-is reached, and the CPU's update and the copies with tensors on one tier only.
+Papers publish speeds without the rates of their tiers. `scanned` returns speeds
+at both ends of each rate's range, `needed` the lowest rate of CXL cards for a
+speed, and `alone` the times of the CPU's update and of copies on one tier only.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from parallel.plans.placement import greedy
 from parallel.plans.placement.costs import Placement, loads
 from parallel.plans.placement.problem import Problem, Tensor, Use
 
-# The search of a card's rate: its ends in bytes/s, and the number of halvings.
+# Bisection for a card's rate: its ends in bytes/s, and its number of steps.
 _SLOWEST, _FASTEST, _HALVINGS = 1e9, 1e12, 30
 # Name of the row in which all rates have their values.
 UNCHANGED = "nothing"
@@ -34,8 +34,8 @@ def scanned(
     contexts: Numbers of tokens.
 
   Returns:
-    Rows with "speeds" by policy, None for one that does not fit, and "gain" of
-    the paper's order over interleaved pages.
+    Rows with "speeds" by policy, None for one that does not fit, and "gain",
+    that of "latency_first" (the paper's order) over "interleave".
   """
   rows = []
   for tokens in contexts:
@@ -58,15 +58,15 @@ def needed(
   made: Callable[..., Problem], host: Host, baseline: Host,
   targets: Sequence[float], contexts: Sequence[int],
 ) -> list[dict[str, Any]]:
-  """Returns the least rate of a card for a speed of the paper's order.
+  """Returns the lowest rate of a card at which "latency_first" reaches a speed.
 
   Args:
     made, host, baseline, contexts: See `scanned`.
     targets: Speeds relative to the baseline.
 
   Returns:
-    Rows with bytes per second in both directions; None if the speed is not
-    reached, or the host has no cards.
+    Rows with "rate", bytes per second of reads and of writes; None if the speed
+    is not reached, or the host has no cards.
   """
   return [
     {
@@ -82,7 +82,7 @@ def needed(
 
 
 def _least(holds: Callable[[float], bool]) -> float | None:
-  """Returns the least rate at which a condition holds; None for none."""
+  """Returns the lowest rate at which a condition holds, or None."""
   low, high = _SLOWEST, _FASTEST
   if not holds(high):
     return None
@@ -95,15 +95,15 @@ def _least(holds: Callable[[float], bool]) -> float | None:
 def alone(
   made: Callable[..., Problem], host: Host
 ) -> list[dict[str, Any]]:
-  """Returns the CPU's update and the copies with all tensors on one tier.
+  """Returns times of the update and of copies with all tensors on one tier.
 
-  Capacities have no effect. The last rows stripe tensors over all cards, if
-  there are several.
+  Capacities are ignored. With several CXL cards, the last row of each rate
+  stripes the tensors over all of them.
 
   Returns:
-    Rows by changed rate and tier: "update_s" in seconds, "to_device" and
-    "from_device" in bytes per second, and "slower", the ratio of the update to
-    that of the first row with the same rates.
+    Rows by changed rate and tier: "update_s", seconds of the CPU's update;
+    "to_device" and "from_device", rates of copies in bytes per second; and
+    "slower", update_s relative to the first row with the same rates.
   """
   rows = []
   for name, rates, changed, _ in _ends(host, host):
@@ -126,7 +126,7 @@ def alone(
 
 
 def _update_s(step: Problem, shares: Mapping[str, float]) -> float:
-  """Returns seconds of the update with all host tensors on some tiers."""
+  """Returns the seconds of the update with host tensors on the given tiers."""
   room, host, ways = greedy.layout(step)
   for key, tensor in host:
     for tier, share in shares.items():
@@ -136,7 +136,7 @@ def _update_s(step: Problem, shares: Mapping[str, float]) -> float:
 
 
 def _rate(step: Problem, shares: Mapping[str, float], use: Use) -> float:
-  """Returns bytes per second of one access to bytes on some tiers."""
+  """Returns bytes per second of an access to data on the given tiers."""
   busy: dict[str, float] = {}
   for tier, share in shares.items():
     seconds = loads(step, Tensor("byte", 1.0, (), (use,), "host"), tier)
@@ -165,11 +165,11 @@ def _seconds(step: Problem, policy: str) -> float | None:
 def _ends(
   host: Host, baseline: Host
 ) -> Iterator[tuple[str, str, Host, Host]]:
-  """Yields both hosts unchanged, and with rates at an end of their range.
+  """Yields both hosts unchanged, then with rates at an end of their range.
 
-  Both directions and all tiers of a kind change together. Capacities and links
-  keep their values. Each item begins with the kind and end, as in "cxl low",
-  and the rates, as in "28.0 GB/s".
+  Reads and writes of all tiers of a kind change together; capacities and links
+  do not change. An item is the changed kind and end ("cxl low"), the rates
+  ("28.0 GB/s"), the host and the baseline.
   """
   yield UNCHANGED, "", host, baseline
   for kind in dict.fromkeys(tier.kind for tier in host.tiers):

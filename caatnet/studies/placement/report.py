@@ -9,7 +9,7 @@ from parallel.base.report import Column, Report, Table
 from parallel.plans.placement.problem import INSTANTS, PHASES
 
 Row = Mapping[str, Any]
-# Tensor -> its memory in a run that executes the placement (`config.memory`).
+# Tensor -> memory that holds it in a run with ``config.memory.placement``.
 _EXECUTED = {
   "master weights": "these tiers", "first moments": "these tiers",
   "second moments": "these tiers", "activations": "device or pinned",
@@ -18,7 +18,7 @@ _EXECUTED = {
   "arrived gradients": "any node",
   "moments": "device or pinned, all",
 }
-# Sentence on the state of a step by ``config.placement.state``.
+# ``config.placement.state`` -> description of the state of a step.
 _STATES = {
   "mixed": "weights and gradients in the dtype of activations, on the device "
   "or on the host",
@@ -97,7 +97,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _unfit(row: Row) -> str:
-  """Returns the bytes that a policy lacks, and what would fit."""
+  """Returns a line on the memory that a policy lacks, and on what would fit."""
   text = f"{row['policy']}: {row['error']}"
   if "longest" not in row:  # of the baseline
     return text

@@ -1,7 +1,8 @@
 """Study of placements: where each tensor of a training step is held.
 
-Other sections of the config define the model and its batch. Policies are
-compared on one host; ``placement.baseline`` is a host with enough DRAM.
+Other sections of the config define the model and its batch. The policies place
+tensors on the host ``placement.tiers`` and are compared with the policy
+"dram_only" on ``placement.baseline``, a host with enough DRAM.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from parallel.plans.placement.costs import Cost, Placement
 from parallel.plans.placement.problem import INSTANTS, PHASES, Problem
 from parallel.plans.workload import TrainingStep, Transformer
 
-# Fractions below this are rounding of the solver.
+# Smaller fractions are rounding errors of the solver.
 SMALLEST = 1e-6
 # Arrays of the host's optimizer -> tensors of a step.
 _ARRAYS = {
@@ -44,14 +45,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     Plain data:
 
     - "policies", a row for each: seconds by phase, binding resource, missing
-      bytes, longest context, largest model, "above", the share of seconds
-      above the lower bound of all placements, and "placed", tensors by tier.
+      bytes, longest context, largest model; "above", relative excess of the
+      seconds over a lower bound for all placements; "placed", tensors by tier.
       Training executes "host_optimizer" and "activations" (``config.memory``);
     - of the optimum: "tensors" with their tiers and the cost of other tiers,
       "occupied" bytes by instant and tier, "timeline" of bytes by tier at the
       ends of phases, and "whole", the optimum of whole layers;
-    - "scanned" speeds with rates at the ends of their ranges, "needed" rates of
-      cards for a speed, and "alone" with tensors on one tier only;
+    - "scanned", "needed" and "alone": results of the functions in `ranges`;
     - "host" with every rate, its range and source, and "warnings" if the host
       is this machine.
 
@@ -79,7 +79,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       DEVICES[section["device"]], on, section["utilisation"], section["fill"],
     )
 
-  # The optimum there separates recomputation and updates from tiers.
+  # The baseline's optimum gains by recomputation and updates, not by tiers.
   rows = [
     {"policy": f"{baseline.name}, {policy}"}
     | _priced(made(on=baseline), policy) | _executed(None)
@@ -126,11 +126,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bound_s(step: Problem) -> float | None:
-  """Returns a lower bound of a step's seconds over all placements.
+  """Returns a lower bound of a step's seconds over all placements, or None.
 
-  It is the optimum of the linear program. None if nothing fits, or if a tier
-  has measured passes: the program does not have their seconds, so its optimum
-  is no bound.
+  The bound is the optimum of the linear program. There is none if nothing fits,
+  or if a tier has measured passes, whose seconds are not in the program.
   """
   if any(tier.passes for tier in step.host.tiers):
     return None
@@ -144,7 +143,7 @@ def _mixed(
   config: Mapping[str, Any], step: TrainingStep, device: Device, host: Host,
   utilisation: float, fill: float,
 ) -> Problem:
-  """Returns the problem of published systems; see `of_run.problem`."""
+  """Returns the problem with the state of published offloading systems."""
   return problem.training_step(
     step.model, batch_size=step.batch_size, seq_len=step.seq_len,
     device=device, host=host, utilisation=utilisation, fill=fill,
@@ -152,7 +151,7 @@ def _mixed(
 
 
 def _priced(step: Problem, policy: str) -> dict[str, Any]:
-  """Returns time and missing bytes of a policy's placement."""
+  """Returns the time and the missing memory of a policy's placement."""
   try:
     chosen = placement.place(step, policy)
   except ValueError as error:
@@ -204,8 +203,8 @@ def _host_optimizer(
   """Returns the tiers of the host's optimizer, for ``config.memory.placement``.
 
   Returns:
-    Array -> number of the node, or folder of the file -> share of the array.
-    None if a part of the parameters is updated on the device.
+    Array -> number of the NUMA node, or folder of the file -> share of the
+    array. None if some parameters are updated on the device.
   """
   names = {
     tier.name: str(pathlib.Path(tier.path).parent) if tier.kind == "file"
@@ -265,7 +264,7 @@ def _largest(
 
 
 def _most(fits: Callable[[int], bool], most: int) -> int | None:
-  """Returns about the largest number up to ``most`` that fits, within 1/64."""
+  """Returns the largest number up to ``most`` that fits, within 1/64 of it."""
   if not fits(1):
     return None
   low, high = 1, 2
@@ -319,7 +318,7 @@ def _optimum(step: Problem) -> dict[str, Any]:
 
 
 def _locked(step: Problem, best: Placement) -> float:
-  """Returns the bytes on NUMA nodes that the device copies, at their most."""
+  """Returns the peak bytes on NUMA nodes that the device reads or writes."""
   nodes = {tier.name for tier in step.host.tiers if tier.kind != "file"}
   return max(
     sum(
@@ -338,7 +337,7 @@ def _elsewhere(
 ) -> dict[str, float | None]:
   """Returns how many seconds longer a step is with a tensor on one tier only.
 
-  Tiers that hold all of it already are left out; None if nothing fits.
+  A tier that holds the whole tensor already is left out; None if nothing fits.
   """
   found: dict[str, float | None] = {}
   for tier in step.tiers_of(tensor):
@@ -378,9 +377,9 @@ def _timeline(
 ) -> list[dict[str, Any]]:
   """Returns the bytes of each tier at the start and at the end of each phase.
 
-  Between them bytes change linearly: activations grow in the forward, and make
-  room for gradients in the backward, which the update frees. At the start only
-  tensors that stay between steps are in memory.
+  In between, bytes change linearly: activations grow in the forward, gradients
+  replace them in the backward, and the update frees the gradients. At the start
+  only tensors that are kept between steps are in memory.
   """
   between = dict.fromkeys([problem.DEVICE, *(t.name for t in step.host.tiers)],
                           0.0)

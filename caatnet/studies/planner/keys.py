@@ -15,7 +15,7 @@ from caatnet.studies.keys import EXECUTIONS, TIERS, UTILISATION, study_key
 
 @section
 class Second:
-  """Second pass: variants of the best configurations that change training."""
+  """Second pass: variants of the best plans that train another model."""
 
   best: int = field(
     3,
@@ -27,20 +27,23 @@ class Second:
     "config.sync.p.", DECAY, empty=True,
   )
   outer: tuple[str, ...] = field(
-    ("diloco", "streaming"), "Outer loops; data-parallel ranks, or groups of "
-    "them, become workers.", empty=True,
+    ("diloco", "streaming"), "Outer loops to try; data-parallel ranks, or "
+    "groups of them, become workers.", empty=True,
   )
   sync_every: int = field(
-    30, "Steps of a round; as published: H = 30 (arXiv 2501.18512).", COUNT
+    30, "Inner steps of a round of the outer loop: 30 in arXiv 2501.18512.",
+    COUNT
   )
   overlap: int = field(
-    1, 'Steps from send to receipt, for "streaming"; as published.',
+    1, 'Steps from send to receipt with "streaming"; 1 in the same paper.',
     COUNT_OR_NONE,
   )
-  outer_codec: str = field("e3m0", 'Codec, for "streaming"; as published.')
+  outer_codec: str = field(
+    "e3m0", 'Codec of "streaming"; "e3m0" in the same paper.'
+  )
   zero_codecs: tuple[str, ...] = field(
-    ("int8/int4",), 'Codecs of a partition, "WEIGHTS/GRADIENTS", each "none", '
-    '"int8" or "int4"; int8 and int4 as in ZeRO++ (arXiv 2306.10209).',
+    ("int8/int4",), 'Codecs of ZeRO to try, "WEIGHTS/GRADIENTS", each "none", '
+    '"int8" or "int4"; "int8/int4" is ZeRO++ (arXiv 2306.10209).',
     empty=True,
   )
 
@@ -51,9 +54,9 @@ class PlannerOptions:
 
   cluster: str = field(
     "pipette-a100:16",
-    "File of a cluster, or NAME:GROUPS of parallel/plans/hardware/clusters.py, "
-    'with ",uneven=SEED" for links between nodes with reduced bandwidth, '
-    '",slow=(DEVICE,FACTOR)" for a slow device; "h100:1+a100:1" has nodes of '
+    "File of a cluster, or NAME:GROUPS of parallel/plans/hardware/clusters.py; "
+    'append ",uneven=SEED" for randomly reduced bandwidths between nodes or '
+    '",slow=(DEVICE,FACTOR)" for a slow device. "h100:1+a100:1" has nodes of '
     "two kinds.",
   )
   execution: str = field(
@@ -73,10 +76,10 @@ class PlannerOptions:
   )
   chunks: tuple[int, ...] = field((1, 2), "Chunks per stage to try.", COUNT)
   schemes: tuple[str, ...] = field(
-    ("ddp", "zero1", "zero2", "zero3"), "Partitions to try."
+    ("ddp", "zero1", "zero2", "zero3"), "Values of config.zero.scheme to try."
   )
   routes: tuple[str, ...] = field(
-    ("psum", "one_shot"), "Routes of the tensor axis to try."
+    ("psum", "one_shot"), "Reductions over the tensor axis to try."
   )
   remats: tuple[str, ...] = field(
     ("none", "reduced", "full"), "Values of config.model.remat to try."
@@ -94,8 +97,8 @@ class PlannerOptions:
     256, "Largest number of microbatches to try.", COUNT
   )
   min_devices: int = field(
-    0, "Fewest devices of the cluster to use; 0 for half of them, or for 16 "
-    "less than those of the fastest kind if these are fewer.",
+    0, "Fewest devices to use; 0 for half of the cluster or, with devices of "
+    "different speed, 16 less than the fastest kind has, if this is smaller.",
     COUNT_OR_NONE,
   )
   top: int = field(5, "Number of reported configurations.", COUNT)
@@ -104,11 +107,11 @@ class PlannerOptions:
   )
   max_s: float = field(
     120.0, "Seconds after which no further search of a device order or of a "
-    "smaller cluster starts; the report counts the skipped ones.", POSITIVE
+    "smaller cluster starts; the report counts skipped searches.", POSITIVE
   )
   why_not: tuple[str, ...] = field(
     (),
-    "Configurations to compare with the best one, each as in "
+    "Configurations to compare with the best one, each in the form "
     '"parallel.stage=8 parallel.tensor=8"; other keys have the values of the '
     "best one.",
   )
@@ -119,7 +122,7 @@ class PlannerOptions:
 
 @register.study
 class Planner:
-  """Plan for the training run in the other sections of the config."""
+  """Plan for the training run that the config's other sections define."""
 
   study: str = study_key("planner")
   planner: PlannerOptions = field(

@@ -9,7 +9,7 @@ from parallel.base import labels, plot
 from parallel.base.report import Report, Table
 
 Row = Mapping[str, Any]
-_NAMED = 16  # largest number of unused devices that are named with their nodes
+_NAMED = 16  # up to this many unused devices are listed with their nodes
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -55,7 +55,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _devices(cluster: Row) -> str:
-  """Returns the number and the kind of devices, or of each kind."""
+  """Returns the number and the kind of devices; of each kind, if several."""
   several = " + " in cluster["device"]
   return cluster["device"] if several else (
     f"{cluster['devices']} {cluster['device']}"
@@ -92,7 +92,7 @@ def _left_out(found: Row) -> list[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-  """Formats integers in ascending order; from three on, runs as "0 to 7"."""
+  """Formats integers; three or more consecutive ones become "0 to 7"."""
   runs: list[list[int]] = []
   for number in sorted(numbers):
     if runs and number == runs[-1][-1] + 1:
@@ -106,7 +106,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def flags(keys: Mapping[str, Any]) -> str:
-  """Formats some of a training run's keys as command-line flags."""
+  """Formats config keys of a training run as command-line flags."""
   return " ".join(
     f"--config.{key}={_text(value)}" for key, value in keys.items()
     if value != ()

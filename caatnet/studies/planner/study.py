@@ -26,7 +26,7 @@ from parallel.plans.workload import TrainingStep, Transformer
 
 # Largest number of devices for which a result includes the link matrix.
 MAX_DRAWN = 256
-# Values of the fields of a configuration that are names.
+# Valid values of a configuration's fields, for those that are names.
 _NAMES = {
   "scheme": space.SCHEMES, "route": space.ROUTES, "remat": space.REMATS,
   "keep": space.KEEPS, "schedule": builders.BUILDERS,
@@ -40,9 +40,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/planner/gpt_11b.py, as nested dicts.
 
   Returns:
-    Plain data: the cluster, "best" (seconds and bytes by cause, the device
-    order, the run's keys), "front", "excluded", "why_not" and "assumptions".
-    "second" contains faster configurations that train another model.
+    Plain data: "cluster"; "best" (seconds and bytes by cause, device order and
+    config keys); "front", the Pareto front of time and memory; "excluded",
+    numbers by reason; "why_not"; "assumptions"; and "second", faster
+    configurations that train another model.
 
   Raises:
     ValueError: No configuration fits, or a value is invalid; the message names
@@ -112,7 +113,7 @@ def _assumptions(problem: Problem, fit: memory.Fit) -> dict[str, str]:
 
 
 def _left_out(subset: Subset, whole: LinkMatrix) -> dict[str, Any]:
-  """Returns the devices that are not used, and what a step takes with all."""
+  """Returns unused devices, and the seconds of a step on all devices."""
   return {
     "devices": [
       {"device": i, "node": whole.nodes[i]} for i in subset.left_out
@@ -160,7 +161,7 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
   })
   return TrainingStep(
     model, config["data"]["batch_size"], config["data"]["seq_len"],
-    # Bytes per element of the reduced backward.
+    # Bytes of an element that the backward reduces.
     backward_bytes=4 if (backward or sizes["dtype"]) == "float32" else 2,
   )
 
@@ -183,8 +184,7 @@ def _asked(text: str, best: Configuration) -> Configuration:
   """Parses a configuration from a run's keys; missing keys are as in ``best``.
 
   Raises:
-    ValueError: A key is not among those that the planner chooses, or has no
-      such value.
+    ValueError: The planner does not choose this key, or not with this value.
   """
   changes = {}
   for part in text.split():

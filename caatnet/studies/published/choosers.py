@@ -1,21 +1,21 @@
 """Choices of published configurators, all timed by one simulator.
 
-All choose stages, data and tensor ranks and microbatches of 1F1B without ZeRO,
-keep tensor ranks within a node, and are given the memory that a configuration
-needs:
+All choose the numbers of stages p, data and tensor ranks and microbatches m of
+1F1B without ZeRO, keep tensor ranks within a node, and are given the memory
+that a configuration needs. f + b is the time of a microbatch on a stage:
 
 - ``rule``: rules of Narayanan et al. (arXiv 2104.04473): as many tensor ranks
   as a node has devices, then the fewest stages with which the model fits, then
-  the microbatches that minimise (m + p - 1)(f + b). Devices in their own order.
-- ``megatron``: the same tensor ranks; all stages and microbatches are simulated
-  on the cluster, and the fastest are chosen.
+  the m that minimises (m + p - 1)(f + b). Devices in the cluster's order.
+- ``megatron``: as many tensor ranks as ``rule``; all numbers of stages and
+  microbatches are simulated on the cluster, and the fastest are chosen.
 - ``trials``: all configurations that fit are simulated in the same way.
 - ``amp``: AMP's model (arXiv 2210.07297) on links as published, in its order.
   It has no memory model: candidates that do not fit are skipped.
-- ``pipette``: Pipette's model (arXiv 2405.18093) on measured links. Its best
-  few candidates get an order of nodes by annealing, and the best is chosen.
-- ``same``: this planner's model and order of devices, on the same choices.
-- ``whole``: all of this planner's choices.
+- ``pipette``: Pipette's model (arXiv 2405.18093) on the actual links. Annealing
+  orders the nodes of its best few candidates, and the best is chosen.
+- ``same``: this project's planner on the choices that the others have.
+- ``whole``: this project's planner on its whole search space.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,8 @@ class PublishedSetting:
 
   Attributes:
     problem: Training step on the actual links.
-    nominal: Training step on the links as published.
-    choices: Configurations that this planner tries.
+    nominal: Training step on links with their published bandwidth.
+    choices: Search space of this project's planner.
     annealed: Number of best candidates for which Pipette anneals the order.
     steps: Number of orders that one annealing tries.
   """
@@ -82,8 +82,8 @@ class ChosenPlan:
   Attributes:
     configuration: The configuration.
     order: Device of each coordinate, int ``[p, d, t]``.
-    said_s: Seconds of a step predicted by its own model; None without a model.
-    in_vain: Number of candidates that it prefers but that do not fit.
+    said_s: Seconds of a step by the configurator's own model; None without one.
+    in_vain: Number of candidates that its model prefers but that do not fit.
   """
 
   configuration: Configuration

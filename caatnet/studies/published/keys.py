@@ -13,12 +13,12 @@ class Published:
   study: str = study_key("published")
   clusters: tuple[str, ...] = field(
     ("pipette-v100:16", "pipette-a100:16"),
-    "Names of parallel/plans/hardware/clusters.py, with a number of nodes.",
+    "Clusters: NAME:NODES, with a name in parallel/plans/hardware/clusters.py.",
   )
-  even: bool = field(True, "Whether to include links with published bandwidth.")
+  even: bool = field(True, "Whether to try links with published bandwidth.")
   seeds: tuple[int, ...] = field(
-    (1, 2, 3), "Seeds of links that are randomly slower than published.", SEED,
-    empty=True,
+    (1, 2, 3), "Seeds of randomly reduced bandwidths; each one is another "
+    "cluster to try.", SEED, empty=True,
   )
   models: tuple[str, ...] = field(
     ("3.1B", "11.1B"), "Keys of MODELS in caatnet/studies/published/study.py."

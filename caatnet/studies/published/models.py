@@ -1,25 +1,28 @@
 """Published models of a step's time, and Pipette's search, as baselines.
 
 Both follow Pipette's code (arXiv 2405.18093, yimjinkyu1/date2024_pipette,
-a2b0683) including its faults, since they serve as baselines:
+a2b0683) including its faults, since they serve as baselines. With p stages, m
+microbatches, t tensor ranks, k nodes on a ring, width h, vocabulary V, f and b
+the times of a microbatch's forward and backward on a stage, a the bytes that it
+sends to the next stage, and M the bytes of gradients that a rank reduces:
 
-    g      = m // p            0: one group, and m - 1 instead of p - 1
+    g      = m // p            if 0: g = 1, and m - 1 instead of p - 1
     T      = g (T_pp + p (f + b)) + (p - 1) (f + b) + T_intra + T_inter
     T_pp   = max over pipelines of the sum of hops, 2 a / rate each
     T_inter = 2 (k - 1) / k M / the slowest rate on the ring of stage 0's nodes
     T_intra likewise within a node
     M      = bytes (h V + layers 16 h^2) / t
-    AMP    = (m - 1) 3 f + T_pp + 3 f p + a flat ring of M at the slower rate
+    AMP    = (m - 1) 3 f + T_pp + 3 f p + a flat ring of M at its slowest rate
 
-Both are given f + b as a measurement of one stage would find it
+Both receive f + b as a measurement of one stage would find it
 (`latency.measured`), also for AMP's 3 f: neither model includes recomputation.
 
-The integer division of m drops the remainder; there is no latency; the stages
-after the first have no data ring. Pipette's annealing orders nodes, not
-devices, and minimises T_pp + T_inter + T_intra, without g. It accepts a worse
-order with the probability exp(-change / T), where the change is scaled by its
-own decade, so its size hardly matters. The original stops after a time limit,
-this one after a number of steps.
+Faults: m // p drops the remainder, there is no latency, and only stage 0 has a
+data ring. Pipette's annealing orders nodes, not devices, and minimises T_pp +
+T_inter + T_intra, without g. It accepts a worse order with the probability
+exp(-change / T), where the change is first divided by its power of ten, so that
+its size hardly matters. The original stops after a time limit, this version
+after a number of steps.
 """
 
 import math
@@ -32,8 +35,8 @@ from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Configuration
 from parallel.plans.workload import Transformer
 
-KAPPA = 16  # for GPT; 12 for BERT
-_GRADIENT_BYTES = 4  # as this project's trainer reduces them
+KAPPA = 16  # parameters of a layer / width^2: 16 for GPT, 12 for BERT
+_GRADIENT_BYTES = 4  # float32, as in this project's trainer
 
 
 def pipette_s(
@@ -68,7 +71,7 @@ def stage_s(c: Configuration, problem: Problem) -> float:
 
 
 def _state_bytes(c: Configuration, model: Transformer) -> float:
-  """Returns M, the bytes that stage 0 reduces."""
+  """Returns M, the bytes of gradients that a rank of stage 0 reduces."""
   layers = model.layers_per_part(c.stages)
   size = model.width * model.vocab_size + layers * KAPPA * model.width**2
   return _GRADIENT_BYTES * size / c.tensor
@@ -138,7 +141,7 @@ def pipette_order(
     trial = _moved(now, rng)
     found = seconds(trial)
     change = found - value
-    if change > 0:  # scaled by its own decade
+    if change > 0:  # divided by its power of ten: from 1 to 10
       change /= 10.0 ** math.floor(math.log10(change))
     if change <= 0 or rng.random() < math.exp(-change / temperature):
       now, value = trial, found

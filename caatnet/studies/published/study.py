@@ -22,7 +22,7 @@ from parallel.plans.workload import (
   Transformer,
 )
 
-# Models of Pipette's evaluation; the V100 has no bfloat16.
+# Models of Pipette's evaluation, in float16, since the V100 has no bfloat16.
 MODELS = {
   name: Transformer(
     vocab_size=50_256, width=width, num_layers=num_layers, num_heads=32,
@@ -45,7 +45,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/planner/published.py, as nested dicts.
 
   Returns:
-    Plain data: "rows", one for each cluster, model and configurator;
+    Plain data: "rows", one for each cluster, links, model and configurator;
     "speed_ups" of Pipette over the others; and "assumptions".
 
   Raises:

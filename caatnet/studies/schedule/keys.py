@@ -27,7 +27,7 @@ class Schedule:
     'failed, as in "torus:4x4,failed=0-1".',
   )
   picture_round: int = field(
-    5, "Round that --plot draws, from 0.", COUNT_OR_NONE,
+    5, "Number of the round that --plot draws, counted from 0.", COUNT_OR_NONE,
   )
   algorithm: str = field(
     "multitree", "Name of a builder in parallel/plans/schedules/builders.py; "
@@ -37,8 +37,8 @@ class Schedule:
   collective: str = field("all_reduce", "Collective to build.")
   pieces: int = pieces_key()
   alternatives: tuple[str, ...] = field(
-    ALGORITHMS, "Algorithms that are timed, too, on at most 64 ranks, for a "
-    "warning if one is faster; () for none.", empty=True,
+    ALGORITHMS, "Further algorithms to time, on at most 64 ranks; the report "
+    "warns if one is faster. () for none.", empty=True,
   )
   random_numberings: int = random_numberings_key()
   msccl: str = field(

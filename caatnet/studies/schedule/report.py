@@ -32,7 +32,7 @@ def report(result: Mapping[str, Any]) -> Report:
   """Returns times and the busiest links, and a round of the schedule."""
   links, faster = result["links"], result["faster"]
   built = result["built"] or result["config"]["msccl"]
-  # A file would have precedence over the algorithm.
+  # The flag unsets the file, which has precedence over the algorithm.
   flags = "--config.msccl= " * bool(result["config"]["msccl"])
   far = result["events_us"] / result["bound_us"]
   return Report("Schedule of a collective", [
@@ -105,7 +105,7 @@ def _round(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
     ))
   marks.append(plot.Arrows(
     [places[a] for a, _ in hops], [places[b] for _, b in hops],
-    # Shade: first chunk.
+    # The shade shows the first chunk on the link.
     [chunks[0] / schedule.num_chunks for chunks in hops.values()],
     gap=size / 2,
   ))
@@ -136,7 +136,7 @@ def _timeline(timeline: Timeline) -> plot.Panel:
 
 
 def _places(net: Topology, graph: networkx.DiGraph) -> Places:
-  """Places nodes: grids in rows and columns, trees of switches in layers."""
+  """Returns (x, y) by node: grids in rows, trees of switches in layers."""
   if net.num_switches == 0 and len(net.shape) == 2:
     return {
       v: (v % net.shape[1], -(v // net.shape[1])) for v in range(net.num_ranks)
@@ -160,7 +160,7 @@ def _places(net: Topology, graph: networkx.DiGraph) -> Places:
 
 
 def _bigraph_places(ranks_per_switch: int, switches: int) -> Places:
-  """Places a BiGraph: upper ranks, upper switches, lower switches and ranks."""
+  """Returns (x, y) by node of a BiGraph: switches in two rows between ranks."""
   half, places = switches // 2, {}
   for switch in range(switches):
     lower, column = divmod(switch, half)

@@ -16,11 +16,11 @@ from parallel.plans.schedules.msccl import exporter, importer
 from parallel.plans.schedules.schedule import Collective, Schedule
 from parallel.plans.topology.graph import Topology
 
-# Config keys that appear in errors of times.
+# Names of arguments in error messages, which get the prefix "config.".
 _NAMED = ("size_bytes", "bandwidth", "latency_s", "pieces")
-# Alternatives are not timed for more ranks, which takes minutes.
+# Largest number of ranks for which alternatives are timed; more take minutes.
 MAX_COMPARED = 64
-# A smaller gain of an alternative is not reported.
+# An alternative is reported if it is faster by at least this factor.
 LEAST_GAIN = 1.01
 
 
@@ -31,9 +31,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/collectives/schedule.py, as nested dicts.
 
   Returns:
-    Plain data: times in us, and the links, the busiest ones first. "bound_us"
-    is a lower bound for all schedules, "lower_bound_us" one for this schedule.
-    "faster" has an alternative that takes less time, None if there is none.
+    Plain data: times in us, and "links", the busiest first. "bound_us" is a
+    lower bound for all schedules, "lower_bound_us" one for this schedule.
+    "faster" is an alternative that takes less time, None if there is none.
 
   Raises:
     ValueError: The topology, the schedule or the size is invalid.
@@ -88,9 +88,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def of_config(
   config: Mapping[str, Any],
 ) -> tuple[Topology, Schedule, RoutedSchedule]:
-  """Builds or reads the topology and the schedule of a config, and proves it.
+  """Builds or reads a config's topology and schedule, and verifies them.
 
-  A schedule is built with the numbering of the ranks that is fastest by events.
+  The schedule has the numbering of ranks that is fastest by `simulate.events`.
 
   Args:
     config: Config as nested dicts.
@@ -139,9 +139,9 @@ def _faster(
   config: Mapping[str, Any], net: Topology, collective: Collective, us: float,
   bound_us: float,
 ) -> dict[str, Any] | None:
-  """Returns an alternative that takes less than ``us`` microseconds.
+  """Returns the fastest alternative if it takes less than ``us`` microseconds.
 
-  Each has its best number of pieces.
+  Each alternative has its fastest number of pieces.
   """
   if net.num_ranks > MAX_COMPARED or us < LEAST_GAIN * bound_us:
     return None
@@ -156,7 +156,7 @@ def _faster(
 
 
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the schedule, or one within the limits, as in `exports.export`.
+  """Writes the schedule, or one within a runtime's limits (`exports.export`).
 
   Args:
     config: Config as nested dicts.

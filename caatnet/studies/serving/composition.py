@@ -1,14 +1,14 @@
-"""Compositions of experts: switching on a simulated clock.
+"""Simulation of a server that switches between the experts of a composition.
 
-One device serves many experts of equal sizes, some of which are in slots. The
-server's own scheduler, policy `experts` and slots are used; steps are timed by
-a roofline model, loads by their bytes over a rate. Loads do not slow steps
-down.
+One device serves many experts of equal sizes; the weights of some are in slots
+on the device. The simulation runs the server's own scheduler, policy `experts`
+and slots. Steps are timed by a roofline model, loads of weights by their bytes
+over a rate. Loads do not slow steps down.
 
 A load is *exposed* while it runs and no step does. The misses are compared with
-those of Belady's policy on the order in which requests were served, which the
-scheduler has chosen itself. The figures of the paper (SN40L and Composition of
-Experts, arXiv 2405.07518) are in `caatnet.studies.serving.composition_figures`.
+those of Belady's policy for the order in which the scheduler served requests.
+`caatnet.studies.serving.composition_figures` has the figures of the paper
+(SN40L and Composition of Experts, arXiv 2405.07518).
 """
 
 from collections.abc import Mapping
@@ -33,24 +33,25 @@ from parallel.plans.network import inference
 from parallel.plans.placement.slots import Slots, misses
 from parallel.plans.workload import Transformer
 
-# Ways to begin loads: largest number of loads ahead of need, and whether a step
-# begins when the layers that it reads first have arrived.
+# Ways to load: largest number of loads that run ahead of need, and whether a
+# step begins before the expert's last layers have arrived.
 WAYS = {
   "on demand": (0, False), "ahead": (1, False), "layer-wise": (1, True),
 }
-# Responses of at least so many tokens are simulated with fewer requests.
+# With responses of _LONG tokens or more, there are _FEWER times fewer requests.
 _LONG, _FEWER = 100, 5
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates streams, slots, loads and the front of fairness and switching.
+  """Simulates a server for several streams, slots, loads and patiences.
 
   Args:
     config: Config like configs/serving/composition.py, as nested dicts.
 
   Returns:
-    Plain data: "streams", "slots", "load" and "front", lists of rows of
-    `simulate`; and the figures of the paper's machines.
+    Plain data: lists of results of `simulate`: "streams" (orders of requests),
+    "slots", "load" (request rates) and "front" (the trade-off of fairness and
+    switching); and the figures of the paper's machines.
 
   Raises:
     ValueError: A stream or policy is unknown, or the slots do not fit.
@@ -103,7 +104,7 @@ def expert_bytes(model: Mapping[str, Any]) -> float:
 
 
 def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
-  """Returns a device whose cache has the memory that slots leave.
+  """Returns a device whose cache has the memory that is not used by slots.
 
   Raises:
     ValueError: The device is unknown, or the slots leave no room for a
@@ -126,7 +127,7 @@ def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
 def zipf(
   rng: np.random.Generator, count: int, config: Mapping[str, Any]
 ) -> np.ndarray:
-  """Returns experts whose probability is a power of their rank, ``[count]``."""
+  """Returns experts drawn from Zipf's distribution, int ``[count]``."""
   number = config["experts"]["number"]
   with np.errstate(over="ignore"):  # an infinite power is a weight of 0
     weights = 1 / np.arange(1.0, number + 1) ** config["stream"]["exponent"]
@@ -153,7 +154,7 @@ def _cyclic(
   return np.arange(count) % (config["experts"]["slots"] + 1)
 
 
-# Orders of requested experts by name.
+# Name -> function that draws the expert of each request.
 ORDERS = {
   "zipf": zipf, "uniform": _uniform, "bursty": _bursty, "cyclic": _cyclic,
 }
@@ -197,19 +198,19 @@ class Recorded(Slots):
     self.order: list[str] = []
 
   def touch(self, slot: int) -> None:
-    """Records and counts a request."""
+    """Records the expert in a slot and counts a request for it."""
     self.order.append(self.expert(slot))
     super().touch(slot)
 
 
 class Tiers:
-  """Times of loads from host memory, or from files for experts not there."""
+  """Model of load times: from host memory or, for other experts, from files."""
 
   def __init__(
     self, given: Mapping[str, Any], size: float, num_layers: int,
     step_s: float, layerwise: bool,
   ) -> None:
-    """Makes a host memory that has the experts with the lowest numbers.
+    """Creates a host memory with the experts of the lowest numbers.
 
     Args:
       given: Section ``config.experts``.
@@ -227,7 +228,7 @@ class Tiers:
     self._layerwise = layerwise
 
   def load_s(self, load: Load) -> tuple[float, float]:
-    """Returns the seconds of a load, and those until a step may begin."""
+    """Returns the seconds of a load, and the seconds until a step may begin."""
     slot, rate = self._host.find(load.expert), self._rates[0]
     if slot is None:
       slot, rate = self._read(load.expert), min(self._rates)
@@ -235,14 +236,14 @@ class Tiers:
     seconds = self._size / rate
     if not self._layerwise:
       return seconds, seconds
-    # Layer l arrives at (l + 1) seconds / L and is read l step_s / L after the
-    # step's begin: the first or the last layer decides.
+    # Of L layers, layer l arrives at (l + 1) seconds / L and is read l step_s /
+    # L after the step began. The first or the last layer is the constraint.
     first = 1 / self._num_layers
     return seconds, max(first * seconds, seconds - (1 - first) * self._step_s)
 
 
   def _read(self, expert: str) -> int:
-    """Returns the place of an expert that is read from its file."""
+    """Reads an expert from its file; returns its slot in host memory."""
     slot = self._host.reserve(expert)
     assert slot is not None  # none is in use
     self._host.loaded(slot)
@@ -251,7 +252,7 @@ class Tiers:
 
 @dataclasses.dataclass(frozen=True)
 class SweepPoint:
-  """Values that a simulation varies.
+  """Parameters that the simulations of this study vary.
 
   Attributes:
     stream: Order of the experts, a key of `ORDERS`.
@@ -276,20 +277,20 @@ class SweepPoint:
 
 
 def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
-  """Serves a stream.
+  """Simulates a server that serves one stream of requests.
 
   Args:
     config: Config like configs/serving/composition.py, as nested dicts.
-    **varied: Fields of a `SweepPoint`. Others have the config's values: Zipf
-      requests, look-ahead, loads ahead.
+    **varied: Fields of a `SweepPoint`. Other fields have the config's values or
+      the defaults "zipf", "lookahead" and "ahead".
 
   Returns:
-    The case, and: "hits", "misses", "loads" and "bytes"; "least", Belady's
-    misses on the order served, and "above_least", the excess over it;
-    "exposed_s", "load_s" and "seconds"; "hidden", the share of the load time in
-    which steps ran; "busy", the share of time in which steps ran; times to the
-    first token and latencies in seconds; "jain", Jain's index of the experts'
-    mean times to the first token.
+    The fields of the point, and: "hits", "misses", "loads" and their "bytes";
+    "least", the misses of Belady's policy for the served order, and
+    "above_least", the relative excess; "exposed_s", "load_s" and "seconds";
+    "hidden" and "busy", the fractions of the load time and of all time in which
+    steps ran; times to the first token (TTFT) and latencies in seconds; "jain",
+    Jain's index of the experts' mean TTFTs.
 
   Raises:
     ValueError: See `machine`; or the cache can hold no request.
@@ -344,7 +345,7 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
 
 
 def _waits(served: list[Request]) -> dict[str, float]:
-  """Returns percentiles of waiting, and its fairness among experts."""
+  """Returns percentiles of latencies in seconds, and fairness of experts."""
   ttft = np.array([request.ttft_s for request in served])
   whole = np.array([request.end_s - request.arrival_s for request in served])
   names = [request.expert for request in served]
@@ -361,7 +362,7 @@ def _waits(served: list[Request]) -> dict[str, float]:
 
 
 def mark_front(rows: list[dict[str, Any]]) -> None:
-  """Marks rows that no other row beats in loads and in the worst wait."""
+  """Marks the Pareto-optimal rows in number of loads and worst waiting time."""
   for row in rows:
     row["best"] = not any(
       other["loads"] <= row["loads"]

@@ -1,13 +1,13 @@
-"""Figures of Samba-CoE that follow from tiers, and those that need more.
+"""Published figures of Samba-CoE, computed from rates and capacities.
 
 A request takes the time of a switch, if its expert is not on the devices, and
 an execution time t:
 
-    seconds = miss x bytes / rate of the switch + t.
+    seconds = (bytes / rate of the switch, if the expert is absent) + t.
 
-Switches and numbers of machines follow from rates and capacities alone. The
-ratios of whole requests and of fused programs depend on execution times, which
-are scanned; the time that gives a published ratio is solved for.
+Switch times and numbers of machines follow from rates and capacities alone. The
+ratios of whole requests and of fused programs also depend on execution times:
+several are tried, and the one that gives a published ratio is solved for.
 
 Source: SN40L and Composition of Experts (arXiv 2405.07518).
 """
@@ -18,11 +18,11 @@ from typing import Any
 from parallel.plans.hardware.nodes import NODES, Node
 
 BASE = "sn40l"
-# Published ratios of whole requests to those of SN40L.
+# Published ratios of the time of a request to that on SN40L.
 _WHOLE = {"dgx-h100": 3.7, "dgx-a100": 6.6}
-# Published gains by fusion, the least and the largest.
+# Smallest and largest published speed-up by fusion.
 _FUSION = (2.0, 13.0)
-# Ratios of execution times, of a DGX to SN40L, that are scanned.
+# Ratios of the execution time on a DGX to that on SN40L, to try.
 _EXECUTIONS = (1.0, 1.5, 2.0)
 
 
@@ -34,9 +34,10 @@ def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     num_layers: Layers of an expert.
 
   Returns:
-    Plain data: "nodes", "whole" and "fusion", lists of rows; "solved", the
-    execution times that give the published ratios; "one_node"; and
-    "max_experts", for which the nodes' "most_machines" are.
+    Plain data: "nodes", switches and capacities; "whole", ratios of requests;
+    "solved", the execution times that give the published ratios; "fusion";
+    "one_node", what fits on one SN40L node; and "max_experts", the number of
+    experts to which "most_machines" of a node refers.
   """
   expert = published["parameters"] * published["item_bytes"]
   base = NODES[BASE]
@@ -67,7 +68,7 @@ def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
 def _node(
   node: Node, published: Mapping[str, Any], expert: float
 ) -> dict[str, Any]:
-  """Returns switches, capacities and numbers of machines of a node."""
+  """Returns a node's switch times, capacities and numbers of machines."""
   base = NODES[BASE].switch_s(expert)
   once, spread = node.switch_s(expert), node.switch_s(expert, spread=True)
   return {
@@ -80,12 +81,12 @@ def _node(
 
 
 def ratio(name: str, expert: float, exec_s: float) -> float:
-  """Returns a request's time on a node over that on SN40L, with a miss each.
+  """Returns the time of a request with a miss, relative to that on SN40L.
 
   Args:
     name: Key of `NODES`.
     expert: Bytes of an expert.
-    exec_s: Seconds of the execution, equal on both.
+    exec_s: Seconds of the execution, equal on both nodes.
 
   Example:
     >>> [round(ratio(name, 13.476831232e9, 0.0595), 1) for name in _WHOLE]
@@ -120,10 +121,11 @@ def solved(
 def _fusion(
   node: Node, published: Mapping[str, Any], expert: float, num_layers: int
 ) -> list[dict[str, Any]]:
-  """Returns gains of a decode step by fusion, by the time of a launch.
+  """Returns the speed-up of a decode step by fusion, by the time of a launch.
 
   A fused step reads the weights once at the devices' rate; an unfused one also
-  launches each operator. The rows with "published" are solved for the launch.
+  launches each operator. In rows with "published", the launch time follows from
+  a published gain.
   """
   fused = expert / (node.num_devices * node.device_rate.value)
   launches = num_layers * published["operators"]

@@ -27,7 +27,7 @@ class Composition:
     """Experts and the tiers that hold them."""
 
     number: int = field(150, "Number of experts.", TWO_OR_MORE)
-    slots: int = field(4, "Experts on the device.", COUNT)
+    slots: int = field(4, "Number of experts on the device.", COUNT)
     copy_rate: float = field(
       64e9, "Bytes per second from host memory to a slot: PCI Express 5 x16.",
       POSITIVE,
@@ -46,7 +46,7 @@ class Composition:
     """Requests of a stream."""
 
     requests: int = field(
-      600, "Number of requests; a fifth with responses of 100 tokens or more.",
+      600, "Number of requests; for responses of 100 tokens or more, a fifth.",
       COUNT,
     )
     prompt: int = field(128, "Tokens of a prompt.", COUNT)
@@ -66,18 +66,18 @@ class Composition:
     """Figures of the paper's machines (arXiv 2405.07518)."""
 
     experts: int = field(150, "Experts of Samba-CoE.", COUNT)
-    max_experts: int = field(850, "Experts of the largest footprint.", COUNT)
+    max_experts: int = field(850, "Largest published number of experts.", COUNT)
     parameters: float = field(
       6.738415616e9, "Parameters of an expert: Llama 2 7B.", POSITIVE
     )
     item_bytes: int = field(2, "Bytes of a parameter: bfloat16.", COUNT)
     exec_s: tuple[float, ...] = field(
       (0.01, 0.03, 0.06, 0.1, 0.3, 1.0),
-      "Execution times of a request that are scanned, in seconds.", POSITIVE,
+      "Execution times of a request to try, in seconds.", POSITIVE,
     )
     call_s: tuple[float, ...] = field(
       (1e-6, 2e-6, 5e-6, 1e-5, 2e-5),
-      "Times of an unfused operator's launch that are scanned, in seconds.",
+      "Times of the launch of an unfused operator to try, in seconds.",
       POSITIVE,
     )
     operators: int = field(
@@ -97,7 +97,7 @@ class Composition:
   hardware: Hardware = field(
     lambda: Hardware(
       device="h100", pages=0, copy_rate=50e9, host_bytes=0.0
-    ), "Machine that serves; pages=0 for those that fit after the slots.",
+    ), "Machine; pages=0 for the number that fits in memory with the slots.",
   )
   limits: Limits = field(lambda: Limits(slots=64), "Limits of a step.")
   experts: Experts = field(Experts, "Experts and their tiers.")
@@ -109,28 +109,30 @@ class Composition:
     EVICTIONS, "Eviction policies to compare.", EVICTIONS
   )
   slots: tuple[int, ...] = field(
-    (1, 2, 3, 4, 5), "Numbers of slots to scan.", COUNT, empty=True,
+    (1, 2, 3, 4, 5), "Numbers of slots to compare.", COUNT, empty=True,
   )
   rates: tuple[float, ...] = field(
-    (0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Requests per second to scan.", RATE,
+    (0.5, 1.0, 2.0, 4.0, 8.0, 16.0), "Requests per second to compare.", RATE,
     empty=True,
   )
   batches: tuple[int, ...] = field(
-    (1, 8), "Numbers of requests that arrive together to scan.", COUNT
+    (1, 8), "Numbers of requests that arrive together, to compare.", COUNT
   )
   outputs: tuple[int, ...] = field(
-    (20, 200), "Tokens of a response to scan.", COUNT
+    (20, 200), "Tokens of a response, to compare.", COUNT
   )
   patiences: tuple[float, ...] = field(
-    (0.0, 1.0, 2.0, 4.0, 8.0, 16.0), "Factors of the switching cost to scan.",
+    (0.0, 1.0, 2.0, 4.0, 8.0, 16.0), "Values of patience to compare.",
     NOT_NEGATIVE,
   )
   deadlines: tuple[float, ...] = field(
-    (1.0, 30.0), "Deadlines to scan, in seconds.", NOT_NEGATIVE, empty=True,
+    (1.0, 30.0), "Deadlines to compare, in seconds.", NOT_NEGATIVE, empty=True,
   )
   front_rate: float = field(
-    3.0, "Requests per second of the front of fairness and switching.",
+    3.0, "Requests per second in the comparison of patiences and deadlines.",
     RATE,
   )
-  front_output: int = field(200, "Tokens of a response of the front.", COUNT)
+  front_output: int = field(
+    200, "Tokens of a response in that comparison.", COUNT
+  )
   published: Published = field(Published, "Figures of the paper's machines.")

@@ -32,7 +32,7 @@ def report(result: Row) -> Report:
 def _simulated(result: Row) -> list[Table | str]:
   """Returns the tables of simulations."""
   experts, stream = result["experts"], result["stream"]
-  # The lowest rate is the last one, which a pivot keeps.
+  # Sorted so that the lowest rate is last: the pivot below keeps the last row.
   hidden = sorted(
     (r | {"found": r["rate"] if r["hidden"] >= _HIDDEN else None}
      for r in result["load"]),
@@ -112,7 +112,7 @@ def _published(result: Row) -> list[Table | str]:
 
 
 def _figure(result: Row) -> plot.Figure:
-  """Returns exposed switching over load, and the front."""
+  """Returns the exposed part of loads by request rate, and the Pareto front."""
   panels = plot.lines(
     [row | {"exposed": 1 - row["hidden"]} for row in result["load"]],
     "rate=requests per second", "exposed/0.01=exposed part of loads (%)",

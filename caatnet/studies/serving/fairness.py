@@ -1,10 +1,10 @@
 """Cost of fairness between clients whose demand exceeds a server's capacity.
 
-Service is measured by virtual token counters (Sheng et al., OSDI 2024): a token
-read counts 1, a generated token 2; tokens found in the cache are not read. Two
-clients are compared over windows in which both have queued requests. In these,
-VTC bounds the difference by 2 max(w_p L, w_q M), with L tokens in the longest
-prompt and M tokens in the fullest batch.
+Service is measured by virtual token counters (VTC, Sheng et al., OSDI 2024): a
+prompt token counts w_p = 1, unless it is found in the cache, and a generated
+token w_q = 2. Two clients are compared over windows in which both have queued
+requests. In these, VTC bounds the difference by 2 max(w_p L, w_q M), with L
+tokens in the longest prompt and M tokens in the fullest batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,9 +22,10 @@ from caatnet.studies.serving import server, tails
 from parallel.base.checks import known
 
 INPUT_COST, OUTPUT_COST = 1.0, 2.0
-# Points of the curves of service over time.
+# Number of points of the curves of service over time.
 _POINTS = 200
 
+# Number of a request -> name and priority of its client.
 Clients = dict[int, tuple[str, float]]
 
 
@@ -88,8 +89,7 @@ def arrive(
   a client begin with the same "shared" tokens.
 
   Args:
-    sections: Client name -> "requests", "rate" per second or 0 for all at once,
-      "prompt", "output", "shared" and "priority".
+    sections: Client name -> its section of ``config.clients``.
     seed: Seed of the random generator.
 
   Returns:
@@ -160,7 +160,7 @@ def _row(
     pair: difference(*(services[n] for n in pair), *(lines[n] for n in pair))
     for pair in pairs
   }
-  # Curves end when the first backlogged client's queue is empty.
+  # Curves end as soon as the queue of one of the compared clients is empty.
   end = min(max(r.scheduled_s for r in by[n]) for n in greedy)
   grid = np.linspace(0, end, _POINTS)
   curves = {name: at(services[name], grid).tolist() for name in by}
@@ -185,11 +185,12 @@ def _row(
   }
 
 
+# Step function: ascending times in seconds, and the value from each time on.
 Curve = tuple[np.ndarray, np.ndarray]
 
 
 def service(requests: Sequence[Request]) -> Curve:
-  """Returns ascending times, and a client's service up to each of them."""
+  """Returns a client's service up to each time, in weighted tokens."""
   events = [
     (r.scheduled_s, INPUT_COST * (len(r.prompt) - r.num_hits))
     for r in requests
@@ -199,7 +200,7 @@ def service(requests: Sequence[Request]) -> Curve:
 
 
 def in_line(requests: Sequence[Request]) -> Curve:
-  """Returns ascending times, and a client's queued requests after each."""
+  """Returns a client's number of queued requests after each time."""
   events = [(r.arrival_s, 1.0) for r in requests]
   return _summed(events + [(r.scheduled_s, -1.0) for r in requests])
 
@@ -223,9 +224,9 @@ def difference(
 ) -> float:
   """Returns the largest difference of service over any common backlog.
 
-  Over a window, the difference of service is the change of the difference of
-  the two curves. So its maximum over an interval in which both clients have
-  queued requests is the range of that difference there.
+  Over a window, the services of the clients differ by the change of first -
+  second. So the largest difference over windows in an interval in which both
+  clients have queued requests (line_1, line_2) is the range of first - second.
   """
   times = np.unique(np.concatenate([c[0] for c in (first, second, line_1,
                                                    line_2)]))

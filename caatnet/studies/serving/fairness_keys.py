@@ -22,11 +22,11 @@ class FoundArm(Arm):
 
 @section
 class Client:
-  """Client with its own requests."""
+  """Requests and priority of a client."""
 
   requests: int = field(400, "Number of requests.", COUNT)
   rate: float = field(
-    0.0, "Requests per second; 0 for simultaneous arrival.", NOT_NEGATIVE
+    0.0, "Requests per second; 0 if all arrive at the beginning.", NOT_NEGATIVE
   )
   prompt: int = field(
     128, "Mean tokens of a prompt, without the common prefix.", COUNT
@@ -39,13 +39,13 @@ class Client:
     1, "Strict priority; lower is served earlier.", COUNT_OR_NONE
   )
   backlogged: bool = field(
-    True, "Whether the client is included in the comparison."
+    True, "Whether its service is compared with other clients' service."
   )
 
 
 @register.study
 class Fairness:
-  """Cost of fairness between clients that exceed a server's capacity."""
+  """Cost of fairness between clients whose demand exceeds the capacity."""
 
   name: str = field("fairness", "Name of the config.")
   study: str = study_key("serving")
@@ -57,7 +57,7 @@ class Fairness:
   seed: int = field(0, "Seed of the requests.", SEED)
   model: Workload = field(Workload, "Sizes of the model.")
   hardware: Hardware = field(Hardware, "Machine that serves.")
-  arm: FoundArm = field(FoundArm, "Handling of preemption.")
+  arm: FoundArm = field(FoundArm, "Preemption method.")
   limits: Limits = field(
     lambda: Limits(slots=16), "Limits of a step. The number of slots is small, "
     "since the fairness bound grows with it.",

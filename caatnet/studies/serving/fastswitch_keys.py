@@ -17,7 +17,7 @@ from caatnet.studies.serving.keys import RATE, Arm, Hardware, Limits, Workload
 
 
 def _arms() -> dict[str, Arm]:
-  """Returns the arms; each adds one feature to the previous one."""
+  """Returns preemption methods, each with one feature more than the last."""
   copies = {"preempt": "swap", "single": False, "growth": 4}
   return {
     "recompute": Arm(),
@@ -35,12 +35,12 @@ class FastSwitch:
 
   @section
   class Priorities:
-    """Changing priorities."""
+    """Random changes of priorities."""
 
     frequency: float = field(
       0.04,
-      "Probability that a step changes priorities, as in the paper for an 8B "
-      "model.",
+      "Probability that priorities change after a step, as in the paper for an "
+      "8B model.",
       FRACTION,
     )
     levels: int = field(8, "Number of priorities, an assumption.", COUNT)
@@ -86,12 +86,12 @@ class FastSwitch:
   )
   order: tuple[str, ...] = field(
     ("recompute", "blocks", "groups", "asynchronous", "reuse", "cost"),
-    "Arms to simulate, in this order.",
+    "Preemption methods to simulate, keys of config.arms, in this order.",
   )
   priorities: Priorities = field(Priorities, "Changes of priorities.")
   kinds: tuple[str, ...] = field(
     ("random", "markov"), "Kinds of priority changes in the first setting; the "
-    "second setting has the first kind.",
+    'second setting has "random" changes.',
   )
   sessions: Sessions = field(Sessions, "Sessions of the first setting.")
   traces: dict[str, Trace] = field(
@@ -105,14 +105,14 @@ class FastSwitch:
     COUNT_OR_NONE,
   )
   loads: tuple[float, ...] = field(
-    (0.5, 0.7, 0.9), "Arrival rates as shares of the first arm's capacity.",
-    RATE,
+    (0.5, 0.7, 0.9), "Arrival rates as fractions of the capacity with the "
+    'method "recompute".', RATE,
   )
   seeds: tuple[int, ...] = field(
-    (0, 1, 2, 3, 4), "Seeds of Poisson arrivals, for the comparison of costs.",
+    (0, 1, 2, 3, 4), "Seeds of Poisson arrivals, to compare the cost model.",
     SEED,
   )
-  seeds_trace: str = field("azure_conv", "Trace of the comparison of costs.")
+  seeds_trace: str = field("azure_conv", "Trace of that comparison.")
   ranks: int = field(8, "Tensor ranks of the CAAT-Net experiment.", TWO_OR_MORE)
   ranks_device: str = field("h100", "Device of the tensor ranks.")
   shares: tuple[float, ...] = field(

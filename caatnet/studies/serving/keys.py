@@ -18,7 +18,7 @@ RATE = Range(1e-6)
 
 @section
 class Workload:
-  """Sizes of a served transformer: Llama-3.1-8B in bfloat16."""
+  """Sizes of a served transformer, by default Llama-3.1-8B in bfloat16."""
 
   vocab_size: int = field(128256, "Size of the vocabulary.", COUNT)
   width: int = field(4096, "Channels of the residual stream.", COUNT)
@@ -34,21 +34,21 @@ class Hardware:
 
   device: str = field("a10", "Device of parallel/plans/hardware/devices.py.")
   utilisation: float = field(
-    0.5, "Achieved share of peak FLOP/s of a step, an assumption.",
+    0.5, "Assumed fraction of peak FLOP/s that a step achieves.",
     POSITIVE_FRACTION,
   )
   memory_fraction: float = field(
-    0.8, "Achieved share of memory bandwidth of a step, an assumption.",
+    0.8, "Assumed fraction of memory bandwidth that a step achieves.",
     POSITIVE_FRACTION,
   )
   memory_share: float = field(
-    0.9, "Share of memory for weights and cache, by vLLM's default.",
+    0.9, "Fraction of memory for weights and cache; vLLM's default.",
     POSITIVE_FRACTION,
   )
   page_size: int = field(16, "Positions of a page of the cache.", COUNT)
   pages: int = field(
-    2588, "Pages of the cache; 0 for the number that fits. The default is the "
-    "number of vLLM 0.19.0 for this model on another GPU of 24 GB "
+    2588, "Pages of the cache; 0 for the number that fits. The default is what "
+    "vLLM 0.19.0 allocates for this model on another GPU of 24 GB "
     "(configs/serving/vllm_log.py).", COUNT_OR_NONE,
   )
   copy_rate: float = field(
@@ -71,17 +71,17 @@ class Arm:
   """Preemption method."""
 
   preempt: str = field(
-    "recompute", 'Handling of preempted pages: "recompute", "swap", or "cost", '
-    "the cheaper one.", ("recompute", "swap", "cost"),
+    "recompute", 'Handling of preempted pages: "recompute", "swap", or "cost" '
+    "for the cheaper of the two.", ("recompute", "swap", "cost"),
   )
   single: bool = field(True, "Whether each page is copied separately.")
-  growth: int = field(1, "Pages per allocation of a request.", COUNT)
+  growth: int = field(1, "Pages that a request allocates at once.", COUNT)
   wait_s: float = field(
     1e6, "Longest copy, in seconds, for which a step waits.", NOT_NEGATIVE
   )
   keep: bool = field(
-    False, "Whether the host cache keeps copies after their use, and copies of "
-    "conversation turns.",
+    False, "Whether the host cache keeps copies after swapping in and stores "
+    "finished conversation turns.",
   )
 
 
@@ -90,5 +90,5 @@ class Limits:
   """Limits of a step."""
 
   slots: int = field(256, "Largest number of running requests.", COUNT)
-  tokens: int = field(2048, "Tokens of a step.", COUNT)
+  tokens: int = field(2048, "Largest number of tokens of a step.", COUNT)
   steps_ahead: int = field(2, "Largest number of steps in flight.", COUNT)

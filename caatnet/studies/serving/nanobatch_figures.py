@@ -1,14 +1,14 @@
-"""NanoFlow's figures, computed with profiles that were not measured for them.
+"""Predictions of NanoFlow's published figures, from other measured profiles.
 
-The optimum counts input and output tokens: peak rate / (2 parameters). The time
-of a step is predicted from Vidur's profile of an A100, for the pipeline that
-NanoFlow's search found; attention runs at the peak rates of an A100. The
-interference is fitted to the published gains of one workload and then predicts
-the other workloads. The loss by splitting alone is predicted and not fitted.
+The optimum is peak rate / (2 parameters), in input and output tokens per
+second. The time of a step is predicted from Vidur's profile of an A100, for the
+pipeline that NanoFlow's search found; attention runs at the peak rates of an
+A100. The interference (slowdown by overlap) is fitted to the published gains of
+one workload and then predicts the others. The loss by splitting is predicted.
 
-A step of a workload has input and output tokens in their long-run ratio. Source
-of the published figures: NanoFlow (Zhu et al., OSDI 2025, arXiv 2408.12757) and
-its repository; tokens per second and GPU.
+A step of a workload has input and output tokens in their long-run ratio.
+Published figures are in tokens per second and GPU, from NanoFlow (Zhu et al.,
+OSDI 2025, arXiv 2408.12757) and its repository.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,17 +28,17 @@ from parallel.plans.network import inference
 from parallel.plans.network.inference import ModelStep
 
 PARAMETERS = 70e9  # the paper's round number
-PUBLISHED_OPTIMUM = 1857.0
-QUOTED_RATE = 280e12
-NETWORK, MEMORY = 1.07, 1.17
-# Largest and smallest rate of a PCI Express 4 link of 16 lanes that a copy
-# reaches: its raw rate, and an assumption.
+PUBLISHED_OPTIMUM = 1857.0  # tokens per second and GPU
+QUOTED_RATE = 280e12  # FLOP/s that the paper states with the optimum
+NETWORK, MEMORY = 1.07, 1.17  # published gains: network overlaps; memory too
+# Bytes/s of copies over PCI Express 4 x16: the raw rate, and an assumed one.
 COPY_RATES = (32e9, 25e9)
+# Published cost of offloading (share of a step), and factor of saved compute.
 OFFLOAD_COST, OFFLOAD_GAIN = 0.030, 3.02
 
 
 class Workload(NamedTuple):
-  """Lengths of a workload and published throughputs.
+  """Lengths of a workload's requests, and its published throughputs.
 
   Attributes:
     input, output: Mean tokens of prompt and response.
@@ -68,7 +68,7 @@ def _constant(size: int, response: int, *published: float) -> Workload:
 
 
 _MOMENTS = "moments of efeslab/Nanoflow (Apache-2.0), datasets/traces/{}.csv"
-# Moments of lengths with prompts cut to 4,096 positions minus the response.
+# Prompts are cut so that prompt and response have at most 4,096 positions.
 WORKLOADS = {
   "512 in, 512 out": _constant(512, 512, 494, 490, 735, 1286),
   "1024 in, 512 out": _constant(1024, 512, 552, 513, 817, 1263),
@@ -96,8 +96,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/serving/nanobatches.py, as nested dicts.
 
   Returns:
-    Plain data: "optimum", "speedups", "ablation" (a row for each end of the
-    times of reductions), "workloads", "pipelines", "offload".
+    Plain data: "optimum", "speedups", "ablation" (with the least and with the
+    greatest times of reductions), "workloads", "pipelines", "offload".
   """
   ablation = [_ablation(end) for end in nanobatch_costs.ENDS]
   return {
@@ -116,7 +116,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def optimum() -> list[dict[str, Any]]:
-  """Returns the rates that give the published optimum, and their optima."""
+  """Returns candidates for the peak rate behind the published optimum."""
   model = pipelines.PIPELINES["llama-2-70b"].model
   published = PUBLISHED_OPTIMUM
   return [
@@ -137,7 +137,7 @@ def optimum() -> list[dict[str, Any]]:
 
 
 def speedups() -> dict[str, Any]:
-  """Returns ratios of published throughputs."""
+  """Returns published speed-ups of NanoFlow over other systems, by workload."""
   rows = [
     {
       "workload": name, "optimal": w.nanoflow / PUBLISHED_OPTIMUM,
@@ -159,7 +159,7 @@ def speedups() -> dict[str, Any]:
 
 
 def mix(workload: Workload, tokens: int) -> Mix:
-  """Returns a step whose decodes are the output tokens' share."""
+  """Returns a step with prompt and output tokens in the workload's ratio."""
   decodes = round(
     tokens * workload.output / (workload.input + workload.output)
   )
@@ -169,11 +169,11 @@ def mix(workload: Workload, tokens: int) -> Mix:
 
 
 def fitted(seconds: Callable[[float], float], target: float) -> float | None:
-  """Returns the interference at which a time is reached; None if none does.
+  """Returns the interference in [0, 1] that gives a time; None if none does.
 
   Args:
-    seconds: Time by interference, increasing.
-    target: Time.
+    seconds: Returns the time for an interference; increasing.
+    target: Time in seconds.
   """
   low, high = 0.0, 1.0
   if not seconds(low) <= target <= seconds(high):
@@ -188,7 +188,7 @@ def fitted(seconds: Callable[[float], float], target: float) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Timed:
-  """Times of a published pipeline, and of the same tokens without overlap."""
+  """Step times of a published pipeline, with and without overlap."""
 
   pipeline: PublishedPipeline
   layer: pipelines.Layer
@@ -205,7 +205,7 @@ class _Timed:
 
 
 def _timed(workload: Workload, end: str) -> _Timed:
-  """Returns the published pipeline of LLaMA-2-70B for a workload."""
+  """Returns the times of the published LLaMA-2-70B pipeline for a workload."""
   pipeline = pipelines.PIPELINES["llama-2-70b"]
   profile = nanobatch_costs.profiles()["a100", pipeline.gpus]
   return _Timed(pipeline, pipelines.layer(
@@ -214,7 +214,7 @@ def _timed(workload: Workload, end: str) -> _Timed:
 
 
 def _ablation(end: str) -> dict[str, Any]:
-  """Returns gains of the steps of NanoFlow's ablation, predicted and fitted."""
+  """Returns the gains in NanoFlow's ablation, and the fitted interferences."""
   timed = _timed(WORKLOADS[FITTED_ON], end)
   tokens = timed.pipeline.tokens
   whole = timed.sequential(tokens)
@@ -235,7 +235,7 @@ def _ablation(end: str) -> dict[str, Any]:
 
 
 def _workloads(ablation: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns throughputs of all workloads: none, ideal and fitted overlap."""
+  """Returns all workloads' throughputs with no, ideal and fitted overlap."""
   rows = []
   for name, workload in WORKLOADS.items():
     timed = _timed(workload, ablation["end"])
@@ -265,7 +265,7 @@ def _workloads(ablation: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def bound_by(best: Optimum) -> str:
-  """Returns the resource that takes longest."""
+  """Returns the resource with the longest time: compute, memory or network."""
   times = dataclasses.asdict(best)
   return max(times, key=times.__getitem__)
 
@@ -273,7 +273,7 @@ def bound_by(best: Optimum) -> str:
 def _pipeline(
   name: str, end: str, utilisation: float, ablation: list[dict[str, Any]]
 ) -> dict[str, Any]:
-  """Returns gains of a published pipeline and of our plan by one model."""
+  """Returns gains of a published pipeline and of our plan, by one model."""
   pipeline = pipelines.PIPELINES[name]
   profile = nanobatch_costs.roofline(
     pipeline.model, A100, pipeline.gpus, pipeline.tokens, utilisation,
@@ -292,7 +292,7 @@ def _pipeline(
   slowed = nanobatch.plan(costs, pipeline.tokens, interference=interference)
   memory_s = timed.overlapped(fit["memory_interference"], memory=True)
   throughput = pipeline.tokens / pipeline.gpus / memory_s
-  # At the rate of the published optimum.
+  # Tokens per second and GPU at the FLOP/s of the published optimum.
   optimal = PUBLISHED_OPTIMUM * PARAMETERS / pipeline.active_parameters
   return {
     "model": name, "end": end, "tokens": pipeline.tokens,
@@ -311,7 +311,7 @@ def _pipeline(
 
 
 def offload() -> dict[str, Any]:
-  """Returns what copies of finished caches need, and what would cost 3.0%.
+  """Returns the rates of copies of finished caches to the host, and their cost.
 
   Every token's keys and values are copied to the host once.
   """

@@ -1,11 +1,10 @@
-"""Pipelines that NanoFlow's search found, timed by one model.
+"""Pipelines that NanoFlow's search found, all timed by the same model.
 
 Sizes are from efeslab/Nanoflow (Apache-2.0), ``pipeline/config_all``; the order
 of operations is from ``pipeline/src/pipeline.cu`` and, for one GPU, from
 ``pipeline/src/pipeline_local.cu``. Attention has four nano-batches and the rest
-of a layer two. The first nano-batch gathers the outputs of attention,
-multiplies by columns of the projection and gathers again, which sends the bytes
-of the all-reduce of the second one.
+of a layer two. In the first nano-batch, all-gathers before and after the output
+projection replace the all-reduce, with the same number of bytes.
 """
 
 from collections.abc import Sequence
@@ -27,15 +26,15 @@ SOURCE = "efeslab/Nanoflow (Apache-2.0), pipeline/config_all"
 
 @dataclasses.dataclass(frozen=True)
 class PublishedPipeline:
-  """Published pipeline.
+  """Sizes of a published pipeline.
 
   Attributes:
     model: Sizes of the model.
     gpus: Number of A100s.
     tokens: Tokens of a step.
-    first: Tokens of the first nano-batch.
-    attention: Tokens of the parts of the two nano-batches in attention.
-    experts: Number of experts of an MLP, and of those that a token uses.
+    first: Tokens of the first of two nano-batches.
+    attention: For each of these, the tokens of its nano-batches in attention.
+    experts: Number of experts of an MLP, and number that a token uses.
   """
 
   model: Transformer
@@ -84,9 +83,9 @@ class Layer:
   """Times of a layer's operations on ranges of tokens, in seconds.
 
   Attributes:
-    parts: Times by operation of a profile, ``[tokens + 1]`` each.
-    attend: Cumulative time of attention, ``[tokens + 1]``.
-    sums: Time of an all-reduce, ``[tokens + 1]``; None for one device.
+    parts: Operation -> time by number of tokens, float ``[tokens + 1]``.
+    attend: Time of attention of the first n tokens, float ``[tokens + 1]``.
+    sums: Time of an all-reduce, float ``[tokens + 1]``; None for one device.
     num_layers: Number of layers.
   """
 
@@ -139,12 +138,12 @@ def layer(
 def operations(
   pipeline: PublishedPipeline, times: Layer, memory: bool = True
 ) -> list[NanoOperation]:
-  """Returns a layer of a published pipeline in the order of its resources.
+  """Returns a layer's operations, in the order in which resources run them.
 
   Args:
     pipeline: Sizes.
     times: Times of its operations.
-    memory: Whether attention runs alongside products, or between them.
+    memory: Whether attention overlaps with products instead of alternating.
 
   Raises:
     ValueError: Tokens are missing in an operation, or are in two ranges.
@@ -160,7 +159,7 @@ def operations(
 def _operations(
   pipeline: PublishedPipeline, times: Layer, memory: bool
 ) -> list[NanoOperation]:
-  """Returns operations that have not been checked."""
+  """Returns the operations of a layer, without checking them."""
   halves = _ranges((pipeline.first, pipeline.tokens - pipeline.first))
   parts = _ranges([n for half in pipeline.attention for n in half])
   first = [r for r in parts if r[1] <= pipeline.first]
@@ -178,8 +177,8 @@ def _operations(
     ]
 
   if pipeline.gpus == 1:
-    # Nano-batches are half a layer apart: the products of one run during the
-    # attention of the other, which belongs to the next layer.
+    # The nano-batches run with an offset of half a layer: the products of one
+    # overlap with the attention of the other, which belongs to the next layer.
     return [
       o
       for half, own in zip(halves, (first, second), strict=True)
@@ -208,7 +207,7 @@ def _operations(
 
 
 def sequential(times: Layer, sizes: Sequence[int]) -> list[NanoOperation]:
-  """Returns the operations of pieces of which none overlaps another."""
+  """Returns the operations of pieces of ``sizes`` tokens, without overlap."""
   kinds = ["qkv", "attend", "out", "sum_1", "up", "down", "sum_2"]
   if times.sums is None:
     kinds = [kind for kind in kinds if not kind.startswith("sum")]
@@ -221,7 +220,7 @@ def sequential(times: Layer, sizes: Sequence[int]) -> list[NanoOperation]:
 
 
 def costs(name: str, pipeline: PublishedPipeline, times: Layer) -> Costs:
-  """Returns the same times for `parallel.plans.nanobatches.nanobatch.plan`."""
+  """Returns the times in the form that `nanobatch.plan` takes."""
   parts = times.parts
   none = np.zeros(pipeline.tokens + 1)
   return Costs(
@@ -234,12 +233,12 @@ def costs(name: str, pipeline: PublishedPipeline, times: Layer) -> Costs:
 
 
 def share(plan: NanobatchPlan) -> str:
-  """Returns the sizes of a plan as text."""
+  """Formats the sizes of a plan's pieces, as in "640 + 1,408"."""
   return " + ".join(f"{size:,}" for size in plan.sizes)
 
 
 def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
-  """Returns consecutive ranges of sizes."""
+  """Returns consecutive (start, stop) ranges of the given sizes."""
   ends = np.cumsum(sizes).tolist()
   return [
     (end - size, end) for size, end in zip(sizes, ends, strict=True)

@@ -55,7 +55,7 @@ def _curves(result: Row) -> list[Table | str]:
 
 
 def _joint(result: Row) -> list[Table]:
-  """Returns nano-batches together with p and bits."""
+  """Returns tables of nano-batches combined with p and low-bit reductions."""
   return [
     Table(
       "nano-batches, p and bits of a reduced number: throughput, relative to "
@@ -74,7 +74,7 @@ def _joint(result: Row) -> list[Table]:
 
 
 def _published(result: Row) -> list[Table | str]:
-  """Returns NanoFlow's figures."""
+  """Returns tables of NanoFlow's published figures and their predictions."""
   best = result["speedups"]
   return [
     Table(

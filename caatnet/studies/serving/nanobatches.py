@@ -1,11 +1,11 @@
-"""Nano-batches: break-even, and their interplay with p and low-bit reductions.
+"""Study of nano-batches: break-even, and combination with smaller reductions.
 
 `parallel.plans.nanobatches.nanobatch` plans a step of decodes and prompt tokens
-for each machine, number of tokens and interference. The break-even is the
-smallest number of tokens from which on every larger step gains more than a
-threshold. The joint table combines pieces with the fraction p of reduced
-channels and with the bits of a reduced number. The figures of NanoFlow are in
-`caatnet.studies.serving.nanobatch_figures`.
+for each machine, number of tokens and interference (slowdown by overlap). The
+break-even is the smallest number of tokens from which on all steps gain more
+than a threshold. The joint table combines nano-batches with the fraction p of
+reduced channels and with the bits of a reduced number. NanoFlow's figures are
+in `caatnet.studies.serving.nanobatch_figures`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data: "curves" (a step on a machine), "break_even", "joint", "stops"
-    (largest p at which nano-batches stop paying), "plan_s" (processor seconds
+    (largest p at which nano-batches do not gain), "plan_s" (processor seconds
     of all plans), and the figures of the paper.
 
   Raises:
@@ -83,7 +83,7 @@ def _shown(*values: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
 
 
 class _Planner:
-  """Plans steps, and records the processor time that this takes."""
+  """Planner of steps that records its own processor time."""
 
   def __init__(self, config: Mapping[str, Any]) -> None:
     self._config = config
@@ -102,10 +102,10 @@ class _Planner:
       tokens: Number of tokens.
       end: "least" or "greatest" plausible time of reductions.
       interference: Slowdown while device and network are busy.
-      reductions: Ways to reduce, of which the plan chooses one.
+      reductions: Candidate reductions, of which the plan chooses one.
 
     Raises:
-      ValueError: Steps of so many tokens were not measured.
+      ValueError: The profile has no steps with this number of tokens.
     """
     utilisation = self._config["utilisation"]
     try:
@@ -129,7 +129,7 @@ class _Planner:
 def mix(tokens: int, config: Mapping[str, Any]) -> Mix:
   """Returns a step of decodes, and of prompt tokens beyond their number."""
   decodes, context = min(tokens, config["decodes"]), config["context"]
-  # The prompt of a chunk becomes the context of a decode.
+  # Prompts are as long as a decode's context, so the mean is half of it.
   return Mix(decodes, context, tokens - decodes, context / 2)
 
 
@@ -166,7 +166,7 @@ def _curve(
 def _break_even(
   curves: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns the smallest step from which on all gain; None if none does.
+  """Returns the smallest step from which on all steps gain, or None.
 
   Args:
     curves: Rows of `_curve`, with ascending numbers of tokens.
@@ -216,7 +216,7 @@ def _joint(
 def _stops(
   joint: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns the largest p from which on, downwards, no step gains.
+  """Returns the largest p such that no step with this or a smaller p gains.
 
   Args:
     joint: Rows of `_joint`, with descending p.

@@ -31,12 +31,12 @@ class NanoBatches:
     "Tokens of the steps of the curves.", COUNT,
   )
   decodes: int = field(
-    256, "Most decodes of a step; its other tokens belong to prompts.", COUNT
+    256, "Maximum decodes of a step; other tokens belong to prompts.", COUNT
   )
   context: int = field(1024, "Mean positions that a decode attends to.", COUNT)
   interference: tuple[float, ...] = field(
-    (0.0, 0.25, 0.5), "Slowdowns of device and network while both are busy, "
-    "from independent (0) to no gain by overlap (1).", FRACTION,
+    (0.0, 0.25, 0.5), "Slowdowns of device and network while both are busy: 0 "
+    "for none, 1 if overlap gains nothing.", FRACTION,
   )
   threshold: float = field(
     0.01, "Gain above which nano-batches are worthwhile.", NOT_NEGATIVE
@@ -51,7 +51,7 @@ class NanoBatches:
     (256, 2048), "Tokens of the steps of the joint table.", COUNT
   )
   joint_interference: float = field(
-    0.25, "Slowdown in the joint table.", FRACTION
+    0.25, "Interference in the joint table.", FRACTION
   )
   p: tuple[float, ...] = field(
     (1.0, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.0),

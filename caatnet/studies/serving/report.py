@@ -52,7 +52,7 @@ def _vllm_log(result: Row) -> Parts:
 
 
 def _log_assumptions(given: Row) -> str:
-  """Returns what a simulation of a log depends on."""
+  """Returns a text with the assumptions of a simulation of a log."""
   lines = [
     f"{given['model']} on {given['ranks']} GPU(s); {given['pages']:,} pages, "
     f"{given['slots']} slots, {given['tokens']:,} tokens of a step; attention "
@@ -73,7 +73,7 @@ def _log_assumptions(given: Row) -> str:
 def _latencies(
   title: str, names: Sequence[str], measures: Sequence[str], rows: Sequence[Row]
 ) -> Table:
-  """Returns percentiles of some measures, summaries of `tails`."""
+  """Returns a table of percentiles of measures, from `tails.summary`."""
   return Table(
     f"{title} (s), with its 95% bootstrap interval over requests; "
     + "; ".join(
@@ -92,7 +92,7 @@ def _latencies(
 
 
 def _name(measure: str) -> str:
-  """Returns "TTFT" or "TBT"."""
+  """Returns "TTFT" or "TBT" for a key such as "all_ttft" or "tbt.short"."""
   return measure.split(".")[0].removeprefix("all_").upper()
 
 
@@ -135,7 +135,7 @@ def _fastswitch(result: Row) -> Parts:
 
 
 def _assumptions(machine: Row) -> str:
-  """Returns what a simulation of preemption depends on."""
+  """Returns a text with the assumptions of a simulation of preemption."""
   return (
     f"simulated: Llama-3.1-8B in bfloat16 on {machine['device']}, "
     f"{machine['pages']:,} pages of {machine['page_size']} tokens "

@@ -1,4 +1,4 @@
-"""Simulated server: its options as data, and the outcome as numbers."""
+"""Simulated server: construction from a config, and its event loop."""
 
 from collections.abc import Hashable, Mapping, Sequence
 import dataclasses
@@ -23,12 +23,12 @@ from parallel.plans.hardware.devices import DEVICES, Device
 from parallel.plans.network import inference
 from parallel.plans.workload import Transformer
 
-# Keys and values: the arrays of the cache. Both are [layers, pages, page_size,
-# heads, head_width], so a run of pages is one range in each layer of each.
+# Number of arrays of the cache: keys and values. Both are [layers, pages,
+# page_size, heads, head_width], so a run of pages is one range per layer.
 _ARRAYS = 2
 # Interval, in steps, at which free pages are sampled.
 _EVERY = 16
-# Pages per run of 512 tokens; free runs of at least this size count as large.
+# Groups of so many free pages (512 tokens with page_size=16) or more are large.
 LARGE = 32
 
 
@@ -37,8 +37,8 @@ class Machine:
   """Device that serves a model, and the host's memory.
 
   Attributes:
-    steps: Times of steps.
-    copies: Times of copies.
+    steps: Cost model of steps.
+    copies: Cost model of copies between device and host.
     page_size: Tokens per page.
     pages: Pages of the cache.
     host_pages: Pages in the host's memory.
@@ -86,8 +86,8 @@ def machine(
     key: Config key of the device, for messages.
 
   Raises:
-    ValueError: The device is unknown, there are no times of all-reduces of the
-      ranks, or the model does not fit on the device.
+    ValueError: The device is unknown, the times of all-reduces over the ranks
+      are not known, or the model does not fit on the device.
   """
   device, sizes = device_of(hardware, key), Transformer(**model)
   several = None
@@ -136,13 +136,13 @@ class Outcome:
   Attributes:
     requests: All requests, including rejected ones.
     scheduler: Scheduler in its final state.
-    copies: Times of copies.
-    seconds: Time from the first arrival to the last completion.
+    copies: Cost model of copies.
+    seconds: Time of the last completion, in seconds of the simulated clock.
     busy_s: Seconds in which a step was computed.
     present_s: Seconds in which at least one request was in the system.
     in_system: Integral over time of the number of requests in the system.
     held: Pages of running requests, summed over the sampled steps.
-    filled: Computed tokens of running requests in pages, summed likewise.
+    filled: Pages that their computed tokens would fill, summed likewise.
     large: Free pages in groups of at least `LARGE`, summed likewise.
     free: Free pages, summed likewise.
   """
@@ -184,7 +184,7 @@ def serve(
     priorities: Arguments of `Priorities`.
     policy: Name of the scheduling policy.
     clients: Number of an arrival -> its client and priority; None for a single
-      client, with `priorities`.
+      client with random ``priorities``.
 
   Raises:
     ValueError: The cache is too small for every request.
@@ -222,7 +222,7 @@ def _own_token(request: Request, position: int) -> int:
 
 
 class _Clock:
-  """Event loop: adds requests, changes priorities, integrates over time."""
+  """Event loop: adds requests, changes priorities, samples statistics."""
 
   def __init__(
     self, engine: Engine, arrivals: Sequence[Arrival], priorities: Priorities,

@@ -1,12 +1,12 @@
 """Study of serving: simulations of the scheduler.
 
 ``config.subject`` selects the simulation: ``vllm_log`` replays the log of a
-real server (`caatnet.studies.serving.vllm_log`), ``fastswitch`` compares ways
-of allocating a request's pages (`caatnet.studies.serving.fastswitch`),
-``fairness`` compares policies (`caatnet.studies.serving.fairness`),
-``composition`` switches experts (`caatnet.studies.serving.composition`), and
-``nanobatches`` cuts steps into pieces that overlap
-(`caatnet.studies.serving.nanobatches`).
+real server (`caatnet.studies.serving.vllm_log`), ``fastswitch`` compares
+methods of preemption (`caatnet.studies.serving.fastswitch`), ``fairness``
+compares scheduling policies (`caatnet.studies.serving.fairness`),
+``composition`` switches between experts
+(`caatnet.studies.serving.composition`), and ``nanobatches`` cuts steps into
+pieces that overlap (`caatnet.studies.serving.nanobatches`).
 """
 
 from collections.abc import Mapping

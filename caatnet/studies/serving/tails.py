@@ -1,7 +1,7 @@
 """Percentiles of latencies and their confidence intervals.
 
-Percentiles are interpolated linearly. Gaps between the tokens of one request
-are correlated, so the bootstrap draws requests, each with all its gaps.
+Percentiles are interpolated linearly. Times between the tokens of a request are
+correlated, so the bootstrap draws requests, each with all its samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
 # Bootstrap: number of draws, and confidence level of the interval in percent.
 _DRAWS, _SHARE = 200, 95.0
-# Fractions of samples above the points of a tail's curve.
+# Fractions of the samples that exceed the points of a tail's curve.
 ABOVE = tuple(float(x) for x in np.logspace(0, -4, 41))
 
 

@@ -1,8 +1,8 @@
 """Fields of a vLLM log that change its meaning, and their simulated values.
 
-`caatnet.studies.serving.vllm_logs` reads some fields. Of the others, this
-module lists those without effect on the schedule, and for those with an effect
-the values that the simulation models. Names are those of LLMServingSim's
+`caatnet.studies.serving.vllm_logs` reads some fields. For the others, this
+module lists the names of those without effect on the schedule, and the names
+and accepted values of those with an effect. Names are those of LLMServingSim's
 cluster and profile, and of vLLM's arguments and resolved config. A name has the
 same meaning at any depth.
 """
@@ -19,7 +19,7 @@ REPLICAS = (
   "one engine is simulated, and a log does not tell which engine served a "
   "request; give a log of one engine"
 )
-# Reason -> field -> values that are simulated; null always is.
+# Reason for an error -> field -> accepted values; null is always accepted.
 _SIMULATED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
   REPLICAS: {
     "num_nodes": (1,), "num_instances": (1,), "data_parallel_size": (1,),
@@ -66,7 +66,7 @@ _UNUSED = ("compilation_config", "cpu_mem", "cudagraph", "cxl_mem", "power")
 # Objects with hundreds of fields, of which only those above are checked.
 _SNAPSHOTS = ("hardware", "kv_cache", "resolved_config")
 _PART = re.compile(r"resolved_config(\.\w+)?")
-# Further fields without effect on the steps and their measured times.
+# Further fields that affect neither the steps nor their measured times.
 _NO_EFFECT = {
   *_UNUSED, "dataset_hash", "disable_custom_all_reduce", "disable_log_stats",
   "dp_group", "enable_block_copy", "enforce_eager", "engine_kwargs",
@@ -117,7 +117,7 @@ weights and cache are simulated with 16 bits
 
 
 def first(value: Any, names: Collection[str]) -> dict[str, Any]:
-  """Returns the first value of each field, without null and objects."""
+  """Returns each named field's first value that is no object and not null."""
   found: dict[str, Any] = {}
   for _, key, item in _fields(value):
     if key in names and item is not None and not isinstance(item, dict):

@@ -1,15 +1,15 @@
 """Simulation of a real server's run, with percentiles compared with its log.
 
 Nothing is fitted to the log. Lengths, arrivals (`queued_s`: the time at which
-the server's loop takes a request), limits and memory come from the log. All
-times come from operations that were measured separately, all-reduces over
-tensor ranks from a link's bandwidth and latency, and common prefixes of prompts
-from the workload. The rules are vLLM's, as values of
-`caatnet.serving`: first come, first served; decodes first, then chunks up to a
-budget. A request is admitted if pages for all its tokens are free, and not in a
-step with a preemption. The request that was admitted last is preempted and
-recomputed. Unused pages form one queue, with or without a block hash. One page
-is never used. A step is scheduled while the previous one is computed.
+the server's loop takes a request), limits and memory come from the log, common
+prefixes of prompts from the workload. Times come from operations that were
+measured separately; all-reduces use the bandwidth and the latency of a link.
+The simulation runs the scheduler of `caatnet.serving` with vLLM's rules: first
+come, first served; decodes first, then prompt chunks up to a token budget. A
+request is admitted if pages for all its tokens are free and the step preempts
+no request. The last admitted request is preempted and later recomputed. Unused
+pages form one queue, whether or not the prefix cache can find them. One page is
+never used. A step is scheduled while the previous one is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +39,12 @@ _NULL_PAGES = 1
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedRun:
-  """Run of a simulated server.
+  """Result of a simulated server.
 
   Attributes:
     requests: The requests.
-    series: Times in s, running and waiting requests, and the used fraction of
-      pages in percent, at each end of a step; float64 ``[n, 4]``.
+    series: Time in s, running requests, waiting requests and used pages in
+      percent, at the ends of n steps; float64 ``[n, 4]``.
     counts: Steps, preemptions, and pages found in the prefix cache.
   """
 
@@ -65,7 +65,7 @@ class Setting:
     profile: Folder of measured operations.
     all_reduces: All-reduces over the ranks; None for one rank.
     skew: Effect of unequal contexts; None for the fit in the profile.
-    server: Section ``config.server``, with the values of the log for 0.
+    server: Section ``config.server``, with the log's values instead of 0.
     scale: Factor on all times.
     prefixes: Common prefixes of prompts.
   """
@@ -128,13 +128,14 @@ def setting(config: Mapping[str, Any]) -> Setting:
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates the log, and its sensitivity to pages, times and rules.
+  """Simulates a log, also with other pages, times and rules.
 
   Args:
     config: Config like configs/serving/vllm_log.py, as nested dicts.
 
   Returns:
-    Plain data: "rows", "sensitivity", "counts", "assumptions" and "series".
+    Plain data: "rows" (a statistic, simulated and in the log), "sensitivity"
+    (errors after one change), "counts", "assumptions" and "series".
 
   Raises:
     ValueError: A file is missing or damaged, or a request does not fit.
@@ -261,7 +262,7 @@ def _statistics(
 def of_requests(
   requests: Sequence[Request], percentiles: Sequence[int]
 ) -> dict[str, float]:
-  """Returns statistics of served requests, in seconds."""
+  """Returns statistics of TTFT and TPOT of served requests, in seconds."""
   ttft = np.array([r.ttft_s for r in requests])
   tpot = np.array([r.tpot_s for r in requests])
   return _statistics("TTFT", ttft, percentiles) | _statistics(
@@ -296,7 +297,7 @@ def _row(
 def _changes(
   base: Setting, change: float, skew: float
 ) -> list[tuple[str, Setting]]:
-  """Returns other runs with their labels; none if ``change`` is 0."""
+  """Returns labels and settings with one change; [] if ``change`` is 0."""
   if not change:
     return []
 

@@ -16,7 +16,7 @@ from caatnet.studies.keys import study_key
 
 @register.study
 class VLLMLog:
-  """Simulation of a vLLM run of 300 requests, compared with its log."""
+  """Simulation of a run of a vLLM server, compared with its log."""
 
   @section
   class Server:
@@ -39,8 +39,8 @@ class VLLMLog:
       "those that fit in memory next to the weights.", COUNT_OR_NONE,
     )
     reuse: bool = field(
-      True, "Whether requests share pages of prefixes; never if the log's do "
-      "not."
+      True, "Whether requests share pages of prefixes, if the logged server "
+      "does so."
     )
     whole_prompt: bool = field(
       True, "Whether admission of a request requires free pages for its whole "
@@ -74,7 +74,7 @@ class VLLMLog:
       NOT_NEGATIVE,
     )
     latency_s: float | None = field(
-      None, "Seconds of a message without its bytes; None for that of the log.",
+      None, "Latency of a message in seconds; None for that of the log.",
       NOT_NEGATIVE,
     )
 
@@ -97,9 +97,9 @@ class VLLMLog:
     Collectives, "All-reduces over tensor ranks."
   )
   skew: float | None = field(
-    None, "Attention of sequences of unequal length: position of its time "
-    "between those of the mean (0) and of the largest context (1); None for "
-    "the fit in the profile.", FRACTION,
+    None, "Time of attention over contexts of unequal length: that of the mean "
+    "context (0), of the largest (1), or in between; None for the fit in the "
+    "profile.", FRACTION,
   )
   num_requests: int = field(
     0, "Number of requests of the log; 0 for all.", COUNT_OR_NONE
@@ -115,7 +115,7 @@ class VLLMLog:
     Range(0, 100, whole=True),
   )
   tolerance: float = field(
-    0.02, "Relative error above which a rule is reported.", FRACTION
+    0.02, "Relative error above which the report marks a statistic.", FRACTION
   )
   change: float = field(
     0.01,

@@ -1,8 +1,8 @@
-"""Logs of vLLM and profiles of its operations, in LLMServingSim's format.
+"""Reader of vLLM logs and of profiles of operations in LLMServingSim's format.
 
-casys-kaist/LLMServingSim defines the format. The folder of a log has, there or
-in its folder ``vllm``, ``requests.jsonl``, ``timeseries.csv`` and at least one
-of ``config.json`` (of its simulator, or of the model) and ``meta.json`` (of
+casys-kaist/LLMServingSim defines the format. The folder of a log, or its
+subfolder ``vllm``, has ``requests.jsonl``, ``timeseries.csv`` and at least one
+of ``config.json`` (of the simulator, or of the model) and ``meta.json`` (of
 vLLM, which is preferred). The folder of a profile has ``attention.csv``,
 ``dense.csv``, ``per_sequence.csv`` and, there or in its parent, ``meta.yaml``.
 Each may be gzipped. A log does not contain the tokens of prompts. In a copy of
@@ -65,7 +65,7 @@ _TokenCount = Annotated[int, Field(ge=0, le=_MAX_TOKENS)]
 
 
 class ServerSettings(OpenSchema):
-  """Settings in ``config.json`` and ``meta.json``, by the names there."""
+  """Settings of a server, as named in ``config.json`` and ``meta.json``."""
 
   model_name: str = ""  # in config.json
   model: str = ""  # in meta.json
@@ -90,7 +90,7 @@ class ServerSettings(OpenSchema):
 class _Request(OpenSchema):
   request_id: str | None = None
   input_toks: Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
-  # The time per output token needs two.
+  # At least 2, since the time per output token excludes the first token.
   output_toks: Annotated[int, Field(ge=2, le=_MAX_TOKENS)]
   queued_ts: Seconds
   scheduled_ts: Seconds
@@ -98,14 +98,14 @@ class _Request(OpenSchema):
   last_token_ts: Seconds
 
 
-class _Second(OpenSchema):  # of a log
+class _Second(OpenSchema):  # row of timeseries.csv
   t: NotNegative
   running: NotNegative
   waiting: NotNegative
   kv_cache_pct: NotNegative
 
 
-# Of a log's files, also the fields and columns without effect.
+# Known fields of requests.jsonl and timeseries.csv, also those without effect.
 _REQUEST = {*_Request.model_fields, "arrival_time"}
 _SERIES = {
   *_Second.model_fields, "prompt_throughput", "prompt_compute_throughput",
@@ -135,7 +135,7 @@ class _PerSequence(OpenSchema):
   time_us: Seconds
 
 
-class _Point(OpenSchema):  # of attention
+class _Point(OpenSchema):  # row of attention.csv
   prefill_chunk: _TokenCount
   kv_prefill: _TokenCount
   n_decode: _TokenCount
@@ -160,7 +160,7 @@ class _Profile(OpenSchema):  # meta.yaml
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-  """Run of a server.
+  """Log of a server's run.
 
   Attributes:
     name: Name of an included log, or the folder.
@@ -223,7 +223,7 @@ def load(name: str) -> Log:
 
 
 def _ranks(server: ServerSettings) -> dict[str, int]:
-  """Returns the number of tensor ranks, by each name that it has in a log."""
+  """Returns name -> number of tensor ranks, for all names that a log uses."""
   names = (
     "tp_size", "tensor_parallel_size", "num_npus", "world_size_across_dp"
   )
@@ -239,7 +239,7 @@ def _server(folder: pathlib.Path) -> ServerSettings:
         schema.parse(OpenSchema, text)
         fields = json.loads(text)
         if file == "config.json" and "model_type" in fields:
-          continue  # of the model
+          continue  # the config of the model, not of the simulator
         vllm_fields.check(fields, ServerSettings.model_fields)
         found |= vllm_fields.first(fields, ServerSettings.model_fields)
         server = schema.check(ServerSettings, found)
@@ -258,9 +258,9 @@ def _server(folder: pathlib.Path) -> ServerSettings:
 def profile_folder(log: Log, given: str, ranks: int) -> pathlib.Path:
   """Returns the folder of a device's measured times.
 
-  It is ``given`` (``config.profile``) or, by default, ``profile`` in the log's
-  folder or else the one in LLMServingSim's repository; and in any of them the
-  folder ``tpN`` for N ranks, if it exists.
+  The folder is ``given`` (``config.profile``) or, by default, ``profile`` in
+  the log's folder or else the one in LLMServingSim's repository. If it has a
+  subfolder ``tpN`` for N ranks, that is returned instead.
   """
   folder = pathlib.Path(given or log.folder / "profile")
   if not given and not folder.is_dir():
@@ -330,10 +330,10 @@ def profile(
 
 
 def prefixes_of(log: Log, prefixes: str) -> str:
-  """Returns ``prefixes``, or the source for which "auto" stands.
+  """Returns ``prefixes``, or the source that "auto" selects.
 
-  This is "published" if the log has ``prefixes.csv``, else the path of the
-  workload's file if the log is in a copy of its repository, else "none".
+  "auto" selects "published" if the log has ``prefixes.csv``, else the path of
+  the workload's file if the log is in a copy of its repository, else "none".
   """
   if prefixes != "auto":
     return prefixes
@@ -462,8 +462,8 @@ def _published(path: pathlib.Path) -> Transformer:
 def num_pages(log: Log, model: Transformer, ranks: int, page_size: int) -> int:
   """Returns the number of pages that fit in memory together with the weights.
 
-  Newer logs have the number of vLLM. In others, LLMServingSim has set the
-  memory so that the result is this number.
+  Newer logs contain vLLM's number of blocks, which is used. In older ones,
+  LLMServingSim chose ``mem_size`` such that the formula gives that number.
   """
   server = log.server
   if server.num_gpu_blocks and ranks == log.ranks:
@@ -479,7 +479,7 @@ def num_pages(log: Log, model: Transformer, ranks: int, page_size: int) -> int:
 
 @contextlib.contextmanager
 def _reading(folder: pathlib.Path, name: str) -> Iterator[str]:
-  """Reads a file, gzipped or not; errors of reading and parsing name it."""
+  """Yields the text of a file, gzipped or not; errors raised name the file."""
   path = _find(folder, name) or folder / name
   try:
     yield schema.read_bytes(path).decode()
@@ -498,7 +498,7 @@ def _find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
 
 
 def _upwards(folder: pathlib.Path, path: str) -> pathlib.Path | None:
-  """Returns a path relative to a folder or one that contains it, if any."""
+  """Returns ``path`` below a folder or one of its parents; None without it."""
   folder = folder.resolve()
   places = (place / path for place in (folder, *folder.parents))
   return next((place for place in places if place.exists()), None)
@@ -530,7 +530,7 @@ def _requests(text: str) -> list[dict[str, float]]:
 def _times(
   row: type[_Dense | _PerSequence], text: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """Parses seconds by number of tokens or sequences, for each operation."""
+  """Returns operation -> numbers of tokens or sequences, and their seconds."""
   found: dict[str, list[tuple[float, float]]] = {}
   for _, entry in parse_table(row, text):
     point = entry.count, entry.time_us * 1e-6
@@ -544,7 +544,7 @@ def _times(
 def _skew(
   folder: pathlib.Path, model: Transformer, ranks: int, skew: float | None
 ) -> float:
-  """Checks ``meta.yaml``; returns ``skew``, for None the fit there, or 0."""
+  """Checks ``meta.yaml``; returns ``skew`` or, for None, its fit or 0."""
   for place in (folder, folder.parent):
     if _find(place, "meta.yaml"):
       with _reading(place, "meta.yaml") as text:

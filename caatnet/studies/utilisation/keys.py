@@ -34,29 +34,29 @@ class Utilisation:
     )
     volume_factor: float = field(
       1.0,
-      "Bits sent per replica and bit of its parameters: 2 (M - 1) / M in a "
-      "ring of M replicas; M - 1 for an all-gather, as for codes of 4 bits.",
+      "Bits that a replica sends for each bit of its parameters: 2 (M - 1) / M "
+      "in a ring of M replicas; M - 1 in an all-gather, which 4-bit codes use.",
       POSITIVE,
     )
     sync_every: tuple[int, ...] = field(
       (1, 10, 30, 50, 100, 200, 500),
-      "Candidates for H. Smaller H is preferred, then smaller overlap, then "
-      "more bits.",
+      "Candidates for the steps between reductions. Fewer steps are preferred, "
+      "then smaller overlap, then more bits.",
       COUNT,
     )
     overlap_steps: tuple[int, ...] = field(
       (0, 1, 2, 5), "Candidates for the overlap, in steps.", COUNT_OR_NONE
     )
     bits: tuple[float, ...] = field(
-      (16, 8, 4), "Candidates for the bits of an element; codes may have a "
-      "fraction of a bit on average.", POSITIVE,
+      (16, 8, 4), "Candidates for the bits of a parameter on the link, which "
+      "may be fractions, since codes may have scales.", POSITIVE,
     )
 
   name: str = field("utilisation", "Name of the config.")
   study: str = study_key("utilisation")
   fitted_factor: bool = field(
-    False, "Whether the published tables are predicted with a fitted volume "
-    "factor.",
+    False, "Whether the published table is predicted with a volume factor that "
+    "was fitted on it.",
   )
   recommend: Recommend = field(
     Recommend, "Model for which an outer loop is recommended."

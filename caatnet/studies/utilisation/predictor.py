@@ -9,11 +9,11 @@ at a bandwidth, or the lowest bandwidth that reaches a given utilisation.
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
 arXiv 2501.18512. The paper gives the graph, 4 L - 1 nodes per step, and the
 results (its table 4), but not the costs of nodes. Assumptions here: all nodes
-of the device take the same time, all layers have the same size, and the
-reduction of a layer sends f x bits x N / L. The embedding, a separate fragment
-in the paper, has its slot in the schedule but sends nothing. The latency is an
-addition. `caatnet.studies.utilisation.published` compares the result with the
-paper's table.
+of the device take the same time, all L layers have the same size, and the
+reduction of a layer sends f x bits x N / L bits, with N parameters and a volume
+factor f (`simulate`). The embedding, a separate fragment in the paper, has its
+slot in the schedule but sends nothing. The latency is not in the paper.
+`caatnet.studies.utilisation.published` compares the result with table 4.
 
 Bandwidths are in bit/s, as in the paper; `parallel.plans.hardware.links` uses
 bytes per second.
@@ -32,8 +32,8 @@ BACKWARD_ACTIVATIONS = "backward for activations"
 BACKWARD_PARAMETERS = "backward for parameters"
 REDUCTION = "reduction"
 
-# Number of simulated periods, of which the last is measured: in the first one
-# no node waits yet, since the link starts free.
+# Number of simulated periods, of which the last is measured: the first one is
+# not in the steady state, since the link is idle at its start.
 _NUM_PERIODS = 3
 
 
@@ -111,10 +111,9 @@ class Method:
 
   @property
   def times(self) -> FragmentTimes:
-    """Send times of the fragments within a period.
+    """Steps of a period after which each fragment is sent.
 
-    With several fragments there is one more, for the parameters outside the
-    layers.
+    With several fragments, a further one has the parameters outside the layers.
     """
     several = self.num_fragments > 1
     return FragmentTimes(self.sync_every, self.num_fragments + several)
@@ -128,12 +127,12 @@ class Method:
 
 
 def data_parallel() -> Method:
-  """Returns data parallelism: all layers after every step, 16 bits."""
+  """Returns data parallelism: reduces all layers after every step, 16 bits."""
   return Method()
 
 
 def diloco(sync_every: int) -> Method:
-  """Returns DiLoCo: all layers after every H-th step, 16 bits.
+  """Returns DiLoCo: reduces all layers after every H-th step, 16 bits.
 
   Source: arXiv 2311.08105.
   """
@@ -170,7 +169,7 @@ class Node:
     kind: One of the four kinds above. A reduction runs on the link, all others
       on the device.
     layer: Number of the layer; 0 is the first one of the forward pass.
-    after: Indices in the graph of the nodes that must have ended before.
+    after: Indices in the graph of the nodes that must end before it starts.
   """
 
   kind: str
@@ -186,7 +185,7 @@ def step_graph(num_layers: int) -> tuple[Node, ...]:
 
   Returns:
     Nodes in the order in which device and link run them. A step that sends
-    fewer layers skips the reductions of the others.
+    fewer layers skips the reductions of other layers.
   """
   nodes = [
     Node(FORWARD, layer, (layer - 1,) if layer else ())
@@ -212,8 +211,8 @@ class Period:
 
   Attributes:
     elapsed_s: Duration of the period in seconds, float ``[bandwidth]``.
-    compute_s: Seconds of it in which the device computes.
-    link_busy_s: Seconds that its reductions take on the link, float
+    compute_s: Seconds of the period in which the device computes.
+    link_busy_s: Seconds in which the period's reductions occupy the link, float
       ``[bandwidth]``.
   """
 
@@ -278,15 +277,15 @@ def simulate(
     start, busy_before = run.device, run.link_busy
     run.period()
   busy = run.link_busy - busy_before
-  # A link with more work than time accumulates a backlog, which for some
-  # periods delays no node. In the steady state it determines the pace, so a
-  # period takes at least as long as its reductions.
+  # If reductions take longer than a period, a backlog grows on the link, which
+  # may delay no node in the first periods. In the steady state, a period takes
+  # at least as long as its reductions.
   elapsed = np.maximum(run.device - start, busy)
   return Period(elapsed, period * model.compute_seconds, busy)
 
 
 class _Run:
-  """State of a simulation: times at which device and link are free, and waits.
+  """Simulation of periods: times at which device and link become free.
 
   Attributes:
     device: Time in seconds at which the device is free, float ``[bandwidth]``.
@@ -340,7 +339,7 @@ class _Run:
     for node in self._graph:
       on_link = node.kind == REDUCTION
       if on_link and node.layer not in sent:
-        ends.append(ends[-1])  # keeps indices right; no node is after it
+        ends.append(ends[-1])  # placeholder, so that indices in `after` hold
         continue
       start = self._link if on_link else self.device
       # A node starts when its resource is free and its predecessors have ended.
@@ -384,8 +383,7 @@ def lowest_bandwidth(
     volume_factor: Bits that a replica sends for each bit of its parameters.
 
   Returns:
-    An index in the grid for each target; None if even the last point does not
-    reach it.
+    An index in the grid for each target; None if no point reaches it.
   """
   timeline = simulate(
     model, method, bandwidth_grid(), volume_factor=volume_factor

@@ -1,10 +1,10 @@
 """Comparison of table 4 of Streaming DiLoCo (arXiv 2501.18512) with our model.
 
 The table has the lowest of 50 bandwidths that reaches a compute utilisation,
-for three models, five methods and five targets. With f = 1, when each of two
-replicas sends every parameter once, 3 of the 75 cells are equal and 72 are
-within one point of the grid. Our model requires slightly more bandwidth
-throughout.
+for three models, five methods and five targets. With the volume factor f = 1
+(each of two replicas sends every parameter once), our model needs slightly more
+bandwidth throughout: 3 of the 75 cells are equal to the paper's, and 72,
+including these, are within one point of the grid.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from caatnet.studies.utilisation.predictor import (
 
 # Value of f with which 70 of table 4's 75 cells are equal and all are within
 # one point of the grid. FITTED ON THAT VERY TABLE, so it predicts nothing
-# there. It equals one step of the grid: an index that is off by one, or 17 % of
-# the parameters that are not reduced, would have the same effect.
+# there. It is the ratio of neighbouring points of the grid: an index that is
+# off by one, or 17 % of unreduced parameters, would have the same effect.
 FITTED_VOLUME_FACTOR = 10 ** (-4 / 49)
 
 PAPER_MODELS = (
@@ -75,8 +75,8 @@ class Cell:
     method: Name of one of `paper_methods`.
     target: Compute utilisation.
     published: The paper's value in Gbit/s.
-    ours: Our value in Gbit/s, rounded like the paper's; None if 1000 are too
-      few.
+    ours: Our value in Gbit/s, rounded like the paper's; None if it exceeds
+      1000.
     notches: Difference between our value and the paper's, in points of the
       grid; None if `ours` is None.
   """
@@ -111,7 +111,7 @@ def compare(volume_factor: float = 1.0) -> list[Cell]:
         ours = notches = None
         if place is not None:
           ours = printed[place]
-          # Two points of the grid may be printed alike: take the nearer one.
+          # Two points may be printed as the same number: uses the nearer one.
           notches = min(
             (place - k for k, x in enumerate(printed) if x == theirs), key=abs
           )

@@ -48,16 +48,17 @@ def recommend(
   Args:
     model: Model that is trained.
     bandwidth: Bandwidth of the replica's link in bit/s.
-    target: Sufficient compute utilisation, in (0, 1).
-    sync_every: Candidates for H.
-    overlap_steps: Candidates for tau; the paper advises up to 5.
+    target: Compute utilisation that the setting must reach, in (0, 1).
+    sync_every: Candidates for H, the steps between reductions of a parameter.
+    overlap_steps: Candidates for tau, the steps that a reduction may overlap;
+      the paper advises up to 5.
     bits: Candidates for the bits per parameter on the link.
     volume_factor: Bits that a replica sends for each bit of its parameters.
     latency_s: Seconds from the end of a reduction on the link to its arrival.
 
   Returns:
     The first setting in that order that reaches the target. None if no setting
-    does; `fewest_steps` then returns the H that the link would need.
+    does; `fewest_steps` then returns the smallest H that the link permits.
 
   Raises:
     ValueError: The target is not in (0, 1), or a list of candidates is empty.
@@ -97,8 +98,8 @@ def candidates(
     for overlap in sorted(overlap_steps):
       for width in sorted(bits, reverse=True):
         for fragments in sorted({1, max(1, num_layers // 3)}):
-          # tau and the number of fragments must be below H (`Method`). Plain
-          # settings have no such bound, so H = 1 is tried plain only.
+          # `Method` requires tau and several fragments to be less than H, so
+          # with H = 1 only the plain setting is tried.
           plain = (overlap, fragments, width) == (0, 1, max(bits))
           if plain or max(overlap, fragments) < steps:
             yield Method(steps, fragments, overlap, width)
@@ -111,16 +112,16 @@ def fewest_steps(
   bits: float,
   volume_factor: float = 1.0,
 ) -> int:
-  """Returns the smallest H at which the link has time for all parameters.
+  """Returns the smallest H at which the link has time for all N parameters.
 
-  This is a lower bound that assumes perfect overlap of the exchange: its
-  f x bits x N / bandwidth seconds must fit into the duration of H steps at this
-  utilisation.
+  This lower bound assumes that the exchange overlaps fully with compute: its
+  f x bits x N / bandwidth seconds must not exceed the duration of H steps at
+  the utilisation ``target``.
 
   Args:
     model: Model that is trained.
     bandwidth: Bandwidth of the replica's link in bit/s.
-    target: Sufficient compute utilisation, in (0, 1).
+    target: Compute utilisation that must be reached, in (0, 1).
     bits: Bits per parameter on the link.
     volume_factor: f, bits that a replica sends for each bit of its parameters.
   """

@@ -39,7 +39,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _least(gbit_s: float | None) -> str:
-  """Formats the lowest sufficient bandwidth."""
+  """Formats the lowest sufficient bandwidth; "> 1000" for None."""
   return "> 1000" if gbit_s is None else f"{gbit_s:.1f}"
 
 

@@ -1,9 +1,9 @@
 """Study of compute utilisation over slow links.
 
 It computes table 4 of Streaming DiLoCo (arXiv 2501.18512) for comparison with
-the paper, and the same table for larger models and for a model of the user. For
-the latter it recommends a setting on a given link. Utilisations are predicted
-by `caatnet.studies.utilisation.predictor`.
+the paper, and the same table for larger models and for a model in the config.
+For the latter it recommends a setting on a given link. Utilisations are
+predicted by `caatnet.studies.utilisation.predictor`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -79,7 +79,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_model(config: Mapping[str, Any]) -> Model:
-  """Builds the user's model."""
+  """Builds the model in ``config.recommend``."""
   keys = ("parameters", "num_layers", "step_seconds")
   with naming("config.recommend", keys):
     return Model(
@@ -102,7 +102,7 @@ def _curves(model: Model, volume_factor: float) -> dict[str, np.ndarray]:
 def _cells(
   curves: Mapping[str, np.ndarray], gbit_s: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-  """Yields the lowest Gbit/s of each method and target; None if all fail."""
+  """Yields the lowest Gbit/s of each method and target; None without one."""
   for name, values in curves.items():
     for target in published.TARGETS:
       reached = gbit_s[values >= target]

@@ -37,7 +37,7 @@ def read_stored(
   workdir: str | os.PathLike[str],
   step: int | None = None,
 ) -> tuple[Any, int]:
-  """Reads the parameters of `read` as stored shards of the partition."""
+  """Reads the same parameters as `read`, as the ZeRO partition stores them."""
   checkpointer = Checkpointer(workdir, experiment.program)
   abstract = experiment.abstract_state()
   params, outer, step, workers = checkpointer.restore_params(

@@ -28,8 +28,8 @@ def to_whole(program: Program, stored: Any) -> Any:
   Returns:
     The same tree with whole arrays instead of arrays that are partitioned or
     cut over stages (parameters, and arrays with their layout such as moments).
-    Whole arrays are sharded over devices along dims that the numbers of devices
-    divide, if there are any.
+    Whole arrays are sharded over devices along dims whose size is a multiple of
+    the number of devices, if there are any.
   """
   if not _cut(program):
     return stored
@@ -83,13 +83,13 @@ def _is_leaf(x: Any) -> bool:
 def _restore(
   layout: Layout, leaf: Leaf, lead: int, x: jax.Array
 ) -> jax.Array:
-  """Returns the whole parameter of stored shards, after ``lead`` dims."""
+  """Returns the whole parameter; ``lead`` dims precede its own dims."""
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if layout.shards is not None:
     x = layout.shards.restore(x, leaf.tensor)
   if stages is None or dim is None:
     return x
-  # A fragment of Streaming DiLoCo has fewer layers, equally many per stage.
+  # A fragment of Streaming DiLoCo has only some layers, as many in each stage.
   rows = x.shape[lead] * x.shape[lead + 1 + dim]
   return stages.restore(x, dim, min(rows, leaf.shape[dim]), lead)
 
@@ -144,7 +144,7 @@ def _convert(
   """Converts an array; for a shape, returns the shape of the result."""
   if isinstance(x, jax.Array):
     # One program at a time: XLA:CPU has one thread per device for all programs,
-    # so that the collectives of concurrent ones can deadlock.
+    # so the collectives of concurrent programs can deadlock.
     return jax.block_until_ready(
       _compiled(convert, layout, leaf, lead, sharding)(x)
     )

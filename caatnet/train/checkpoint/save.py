@@ -67,7 +67,7 @@ class Checkpointer:
     return max(self.steps(), default=None)
 
   def num_workers(self, step: int | None = None) -> int:
-    """Returns the number of workers of a checkpoint; None for the newest."""
+    """Returns the number of workers in a step's checkpoint (None: newest)."""
     step = self._existing(None) if step is None else step
     with self._readable(step, ["params"]) as path:
       params = ocp.StandardCheckpointHandler().metadata(path / "params")
@@ -85,7 +85,7 @@ class Checkpointer:
       position: The position of the data iterator, as plain data.
     """
     step = int(state.step)
-    if step in self._manager.all_steps():  # a run that stops after saving
+    if step in self._manager.all_steps():  # a run that stops just after a save
       return
     state = to_whole(self._program, state)
     trees = _all_items(state)
@@ -262,7 +262,7 @@ class Checkpointer:
 
   @contextlib.contextmanager
   def _readable(self, step: int, items: Iterable[str]) -> Iterator[epath.Path]:
-    """Yields a checkpoint's path; errors of reading become one line of text.
+    """Yields a checkpoint's path; a read error becomes a one-line ValueError.
 
     Raises:
       ValueError: If an item is missing or damaged.
@@ -305,11 +305,11 @@ class Checkpointer:
 
 @contextlib.contextmanager
 def waiting_for_arrays() -> Iterator[None]:
-  """Context manager: a new event loop closes after its pending transfers.
+  """Context manager in which event loops close only after pending transfers.
 
-  Orbax reads and writes arrays concurrently and closes its loop at the first
-  error. Each transfer of TensorStore that ends later would find a closed loop
-  and print a traceback.
+  Orbax reads and writes arrays concurrently and closes its event loop at the
+  first error. Each TensorStore transfer that ends later would find a closed
+  loop and print a traceback.
   """
   policy = asyncio.get_event_loop_policy()
   asyncio.set_event_loop_policy(_Loops())
@@ -329,8 +329,8 @@ class _Loops(asyncio.DefaultEventLoopPolicy):
 class _Loop(asyncio.SelectorEventLoop):
   """Event loop that closes after all of its tasks have ended.
 
-  After a failed write, such as on a full disk, Orbax cancels its other writes.
-  TensorStore ends them later, and their results are discarded.
+  After a failed write, such as on a full disk, Orbax cancels all other writes.
+  TensorStore ends these later, and their results are discarded.
   """
 
   def call_soon_threadsafe(self, *args: Any, **options: Any) -> Any:
@@ -348,7 +348,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def _items(params: Any, outer: Any) -> dict[str, Any]:
-  """Returns the items of parameters and of the outer loop's state.
+  """Returns the checkpoint items "params" and "outer".
 
   An empty state has no item, since Orbax does not write empty trees.
   """
@@ -356,7 +356,7 @@ def _items(params: Any, outer: Any) -> dict[str, Any]:
 
 
 def _all_items(state: TrainState) -> dict[str, Any]:
-  """Returns the items of all arrays of a state."""
+  """Returns the checkpoint items that hold all arrays of a state."""
   rest = {"opt_state": state.opt_state, "key": state.key, "step": state.step}
   return _items(state.params, state.outer) | {"rest": rest}
 

@@ -1,8 +1,8 @@
 """Checkpoints of arrays larger than memory, written and read in slices.
 
-Files are equal to those of `caatnet.train.checkpoint.save`. Orbax supports any
-type of array with a registered handler; the handler here never holds more than
-one slice of an array.
+The files have the format of `caatnet.train.checkpoint.save`. Orbax supports any
+type of array that has a registered handler; the handler here never holds more
+than one slice of an array.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,8 +34,8 @@ class Sliced:
     shape: The shape of the whole array.
     dtype: The dtype of the array and of all slices.
     chunk: The shape of a storage chunk, which is the unit of reading.
-    slices: Returns an iterable of all positions and slices, which are created
-      during iteration.
+    slices: Function that returns an iterable of (position, slice); each slice
+      is created when the iteration reaches it.
   """
 
   shape: tuple[int, ...]
@@ -180,7 +180,7 @@ class _Handler(type_handlers.TypeHandler):
     infos: Sequence[type_handlers.ParamInfo],
     args: Sequence[type_handlers.SaveArgs] | None = None,
   ) -> Sequence[Any]:
-    """Starts writing in a thread that first waits for the folder."""
+    """Starts a thread that waits until the folder exists, then writes."""
     self._idle.clear()
     writing = self._write(values, infos)
     return [

@@ -1,8 +1,8 @@
 """Start of a run from another run's parameters: config.train.init_from.
 
-Parameters are dense matrices cut into ranks, so parameters of a run at p = 1
-have the right shape for any p. In private channels each rank then has only its
-summand of the former sum over ranks.
+Tensor ranks sum only a fraction p of the channels (config.sync.p). Parameters
+are dense matrices cut over ranks, so those of a run at p = 1 fit any p. In a
+private channel, each rank then has only its summand of the former sum.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
 from parallel.base import files
 
-# Keys of ``config.model`` on which its function does not depend.
+# Keys of ``config.model`` that do not change the function that it computes.
 _FREE = ("dtype", "remat", "unroll", "attention", "init_std")
 
 
 def check(
   experiment: Experiment, workdir: epath.Path, tokens: Tokenizer | None
 ) -> None:
-  """Checks that the other run's parameters match, unless this run has begun.
+  """Checks init_from's parameters, unless this run already has a checkpoint.
 
   Args:
     experiment: The run.
@@ -63,7 +63,7 @@ def check(
 def check_model(
   where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> None:
-  """Checks that two runs have the same function of their parameters.
+  """Checks that two runs compute the same function of their parameters.
 
   Args:
     where: Name of the other run in the message.

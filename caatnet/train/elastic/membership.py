@@ -76,8 +76,8 @@ def joined(
     return params, outer
   leaves, tree = jax.tree.flatten((params, outer))
 
-  # One program per array: the means of arrays with different shardings would
-  # be unordered (`parallel.collectives.after`).
+  # One program per array: within one program, the all-reduces of arrays with
+  # different shardings would have no order (`parallel.collectives.after`).
   def fill(params, outer, number):
     found = adapted(experiment.outer).joined(params, outer, before)
     return jax.tree.leaves(found)[number]

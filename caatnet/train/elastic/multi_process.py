@@ -1,12 +1,12 @@
-"""Worker of several processes, of which process 0 is the swarm's peer.
+"""Worker that consists of several processes; process 0 is the swarm's peer.
 
 The processes of a worker run the same programs in the same order, so events of
 the swarm must reach all of them at the same point of the program. While the
 peer waits, process 0 broadcasts events periodically: nothing yet, an attempt of
 a round, or the end. In an attempt all processes run the round's function. Data
 are gathered among the processes, exchanged by process 0, and the result is
-broadcast. Processes communicate by jax collectives in one thread each; so a
-round is never concurrent with steps.
+broadcast. All jax collectives of a process run in one thread, so a round never
+overlaps with steps.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _ENDS = {x.__name__: x for x in (Halted, Finished, Stopped, ValueError)}
 
 
 class SwarmView(NamedTuple):
-  """Attributes of a `Swarm` that a worker reads between its calls.
+  """Copy of the attributes of a `Swarm` that a worker reads between calls.
 
   Attributes:
     newest: The newest revision.
@@ -50,7 +50,7 @@ class SwarmView(NamedTuple):
 
 
 class ReplicatedSwarm:
-  """`Swarm` of all processes of a worker; process 0 has the real one."""
+  """Replica of a swarm on each process of a worker; process 0 has the swarm."""
 
   def __init__(self, swarm: Swarm | None) -> None:
     """Broadcasts the attributes of process 0's swarm.
@@ -116,11 +116,12 @@ class ReplicatedSwarm:
   def _follow(
     self, call: Callable[[], Any], attempt: Callable[..., State] | None = None
   ) -> None:
-    """Runs a call of process 0, and handles its events on all processes.
+    """Runs a call on process 0, and handles its events on all processes.
 
     Args:
       call: Function that process 0 calls in a thread.
-      attempt: Runs an attempt with an exchange and the shared state.
+      attempt: Function ``(exchange, shared state) -> shared state`` of one
+        attempt of a round; None if the call starts no round.
 
     Raises:
       Halted: If the coordinator has ended.
@@ -151,7 +152,7 @@ class ReplicatedSwarm:
     )))
 
   def _next(self) -> tuple[str, Any]:
-    """Returns the next event; other processes get its name without data."""
+    """Returns the next event; processes other than 0 get only its name."""
     found: tuple[str, Any] = "", None
     if self._swarm is not None:
       try:
@@ -174,7 +175,7 @@ class ReplicatedSwarm:
 
 
 class _Exchange:
-  """Exchange of all processes of a worker; process 0 has the real one."""
+  """Replica of an exchange on each process; process 0 has the real exchange."""
 
   def __init__(self, real: Any) -> None:
     self._real = real

@@ -1,7 +1,7 @@
 """Compiled programs and communication points of a single-process worker.
 
-A step without communication between workers is one program, the step of a run
-with one worker. Other steps are split at the communication of the outer loop:
+A step without communication between workers is one program: the step of a run
+with one worker. Other steps are split where the outer loop communicates:
 `begin`, gradients, update and `finish` are separate programs, and `begin` and
 `finish` run in stages between exchanges (`parallel.outer.apart`). A worker has
 parameters ``[1, ...]`` and its private part of the outer loop's state. The rest
@@ -41,11 +41,11 @@ from parallel.outer.joining import adapted, over
 
 ALONE = Alone()
 _HOOKS = ("begin", "gradients", "finish")
-_EQUAL = ("params", "opt_state")  # shared in addition by equal workers
+_EQUAL = ("params", "opt_state")  # fields that equal workers share, too
 
 
 class Event(NamedTuple):
-  """Round: one communication point of a worker.
+  """Round of a worker: one point at which it communicates.
 
   Attributes:
     step: The number of the step, from 0.
@@ -65,7 +65,7 @@ class Programs:
 
   Attributes:
     experiment: The experiment, with one worker.
-    joining: Adapter of its outer loop.
+    joining: Adapter of the outer loop to workers that join and leave.
     options: XLA compiler options of all programs.
   """
 
@@ -121,7 +121,7 @@ class Programs:
   # Communication points.
 
   def event(self, number: int) -> Event:
-    """Returns the round with a number, counted from 0."""
+    """Returns the round with the given number, counted from 0."""
     with self._lock:
       while len(self._events) <= number:
         self._events.append(next(self._more))
@@ -163,7 +163,7 @@ class Programs:
   def communicating_hooks(self, plan: Plan) -> tuple[str, ...]:
     """Returns the hooks of a step that communicate, in execution order.
 
-    Found by tracing the hooks with an axis that counts collectives.
+    They are found by tracing all hooks with an axis that counts collectives.
     """
     if plan.variant in self._sends:
       return self._sends[plan.variant]
@@ -335,7 +335,7 @@ class Programs:
 
   @functools.cache  # noqa: B019
   def _hook(self, hook: str, variant: Any) -> Apart:
-    """Returns the program of a hook in the steps of a plan's variant."""
+    """Returns the program of a hook in all steps with a plan's variant."""
 
     def make(axis, weights):
       loop = over(self._outer, axis, weights)
@@ -362,7 +362,8 @@ class Programs:
         }
         return {"params": params, "outer": state | mine}
 
-      def gradients(args):  # these loops do not communicate in `finish`
+      # Loops that exchange gradients do not communicate in `finish`.
+      def gradients(args):
         found = self._updating(loop)(args)
         return found | finish(args | {"updates": found.pop("updates")})
 

@@ -70,9 +70,9 @@ class Endpoint:
 def shared_by(programs: Programs, state: TrainState) -> State:
   """Returns the shared part of a training state, and properties to agree on.
 
-  A result that differs in the last bit is voted out, and results of other
-  devices or compilers may differ in the last bit. Therefore all workers must
-  have equal configs, axes, devices and jax versions.
+  Workers vote on each result, and a result that differs from the majority's in
+  the last bit is dropped. Other devices or compilers may round the last bit
+  differently, so all workers must have equal configs, axes, devices and jax.
 
   Args:
     programs: The worker's programs.
@@ -109,7 +109,7 @@ def make_swarm(
     say: Receives lines about what the worker is waiting for.
 
   Raises:
-    ValueError: Bandwidths are to be measured for sums that do not use a ring.
+    ValueError: ``options.measured`` is set, but sums do not use a ring.
   """
   if options.measured and options.order != "ring":
     raise ValueError(
@@ -307,7 +307,8 @@ class SwarmRun(loop.Run):
     self._due = not self.peer.idle
     if self._due:
       return
-    # Written first, so that a process killed here has no checkpoint without it.
+    # Written before the checkpoint: if the process is killed in between, there
+    # is no checkpoint without its shared state.
     if jax.process_index() == 0:
       _write(self.workdir, int(self.state.step), *self.swarm.checkpoint)
     super()._save()
@@ -329,12 +330,12 @@ def _write(
     for k, v in shared.items()
   }
   with files.whole(_path(workdir, step)) as path, open(path, "wb") as file:
-    # The format has a CRC-32 of each array, but none of their list.
+    # The format has a CRC-32 of each array, but does not detect a missing one.
     np.savez(file, **{_REVISION: np.array([revision, len(arrays)])}, **arrays)
 
 
 def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
-  """Returns revision and shared state of `_write`; None if there are none."""
+  """Returns the revision and shared state that `_write` stored, or None."""
   path = _path(workdir, step)
   if not path.exists():
     return None

@@ -9,9 +9,9 @@ a worker. Between two rounds each worker updates the shared state by itself,
 which is deterministic.
 
 A round at the beginning of a step runs in a separate thread while the host
-continues with steps, until a step reads the result. Its samples are leased
-before. So the steps in the meantime belong to the same round's samples, and if
-the worker dies in these steps, their samples are not drawn again.
+continues with steps, until a step reads the result. A round's lease, which
+precedes it, includes the samples of these steps. So if the worker dies during
+them, their samples count as used and are not leased again.
 
 Private state of a worker is kept separately, and updated once its contribution
 has been counted. A worker that joins, or whose contribution was not counted,
@@ -64,7 +64,7 @@ class WorkerPart(NamedTuple):
 
 
 class Moved(Exception):
-  """The worker has been moved to a step that does not follow its last one."""
+  """Signal: the worker is now at a step that does not follow its last one."""
 
 
 class SwarmWorker:
@@ -81,7 +81,7 @@ class SwarmWorker:
     read: Callable[[list[int]], Any], *, kept: bool = False,
     order: str = "direct",
   ) -> None:
-    """Creates the worker of a swarm's member.
+    """Creates the training worker of a process that is a member of a swarm.
 
     Args:
       programs: The experiment's programs.
@@ -98,7 +98,7 @@ class SwarmWorker:
     self._flight: Future[Any] | None = None
     self._outcome: tuple[int, Any] = (-1, None)
     self._next = 0  # the first round without a contribution of this worker
-    self._steps = 0  # made since the worker started from the shared state
+    self._steps = 0  # steps since the worker started from the shared state
     self._numbers: Iterator[int] = iter(())
     self.state, self.step = state, int(state.step)
     self._told = jax.tree.map(jnp.copy, state.outer.get("workers", {}))
@@ -196,7 +196,7 @@ class SwarmWorker:
     raise Moved
 
   def close(self) -> None:
-    """Ends the thread."""
+    """Ends the thread in which rounds run."""
     self._thread.shutdown(wait=False)
 
   # Position of the worker.
@@ -213,7 +213,7 @@ class SwarmWorker:
     )
 
   def _take(self, found: Mapping[str, Any]) -> None:
-    """Replaces fields of the training state."""
+    """Replaces those fields of the training state that ``found`` has."""
     self.state = self.state._replace(
       **{k: v for k, v in found.items() if k in TrainState._fields}
     )
@@ -292,7 +292,7 @@ class SwarmWorker:
     plan = self._programs.experiment.outer.plan
     for step in range(event.step + (event.hook != "begin"), until):
       if "finish" in self._programs.communicating_hooks(plan(step)):
-        break  # the next round is here
+        break  # the next round takes place in this step
       found = self._programs.hook(
         "finish", plan(step), ALONE, params=params, updates=_zeros(params),
         outer=outer,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class AddNormCase(NamedTuple):
-  """Sizes of one call.
+  """Sizes and options of one call of the kernel.
 
   Attributes:
     rows: Number of rows (tokens).

@@ -43,7 +43,7 @@ _AHEAD_BYTES = 16384
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns the reason for a rejection of a stream: `api.Kernels.refusal`."""
+  """Returns why a stream is not supported, or None: `api.Kernels.refusal`."""
   if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {dtype}: float32, bfloat16 or float16"
   if num_rows < 1:
@@ -144,8 +144,8 @@ def backward(
       calls.shaped((programs, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
-    # Long rows: addresses and counters, which every thread has, would take a
-    # third of the 64 registers of a thread of 32 warps.
+    # Long rows get fewer warps: with 32 warps a thread has 64 registers, of
+    # which its addresses and counters would take a third.
     **params(
       calls.spans(_split(parts, width)), options.interpret,
       fewer=not _is_prefetched(parts[0], width),
@@ -235,7 +235,7 @@ def _split(refs: Sequence[Any], width: int) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-  """Channels of a part, indexed as a reference: Triton has no nested ones."""
+  """Range of a part's channels, indexed like a ref: Triton cannot nest refs."""
 
   part: Any
   first: int

@@ -45,7 +45,7 @@ def add_norm(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Reference of `api.add_norm`, with the same operands."""
+  """Implements `api.add_norm` in plain jnp."""
   if d_shared is not None:
     # In the stream's dtype, so that a bfloat16 update remains bfloat16.
     scale = jnp.asarray(private_scale, private.dtype)

@@ -32,7 +32,7 @@ from parallel.kernels.add_norm.reference import NormOptions
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns the reason for a rejection of a stream: `api.Kernels.refusal`."""
+  """Returns why a stream is not supported, or None: `api.Kernels.refusal`."""
   if dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {dtype}: float32 or bfloat16"
   if num_rows < 1:

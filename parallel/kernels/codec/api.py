@@ -1,8 +1,8 @@
 """Block codecs, computed by the preferred implementation that is available.
 
 ``reference.py`` specifies every function here. Encodings and means are bitwise
-equal in all implementations (exception: scales in ``gpu.py``). The residual and
-the outer step may differ in the last place.
+equal in all implementations, except for scales in ``gpu.py``. The residual and
+the result of the outer step may differ in the last place.
 
 Shape legend: n = elements of the last dim; M = encoded arrays (senders).
 """

@@ -6,7 +6,7 @@ from parallel.kernels.codec.reference import Codec
 
 
 class CodecCase(NamedTuple):
-  """Sizes of one call.
+  """Sizes and options of one call of the kernel.
 
   Attributes:
     shape: Shape of the array that is encoded.

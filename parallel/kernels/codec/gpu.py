@@ -51,7 +51,7 @@ _UNROLLED = 4
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
-  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
+  """Returns why operands are not supported, or None: `api.Kernels.refusal`."""
   if codec.name == "fp8":
     return "codec fp8: int8, int4 and e3m0 only"
   if codec.block > _MAX_BLOCK:
@@ -66,7 +66,7 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
 
 
 class _Tile:
-  """Blocks of a program, and positions of their parts in memory.
+  """Sizes of the tile of blocks of one program, and memory positions in it.
 
   Attributes:
     parts: Arrays per block: 2 for a 4-bit codec, which packs two elements into
@@ -106,7 +106,7 @@ class _Tile:
   def index(self, part: int = 0) -> tuple[tuple[Any, Any], jax.Array]:
     """Returns the positions of a part's elements, and their validity.
 
-    The positions of part 0 are also those of the payload's bytes.
+    The bytes of the payload have the positions of part 0.
 
     Args:
       part: 0, or 1 for the upper halves of the blocks.

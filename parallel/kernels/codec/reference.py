@@ -52,7 +52,7 @@ class _Format:
 
   Attributes:
     bits: Width of a code in bits.
-    top: Largest number.
+    top: Largest representable number.
     mantissa: Mantissa bits of a floating-point format; None for integers.
     exponent: Smallest exponent of a floating-point format. Numbers below
       2^exponent are evenly spaced down to zero.
@@ -158,7 +158,7 @@ class OuterStep(NamedTuple):
 
 
 def max_error(codec: Codec) -> float:
-  """Returns a bound of ``|decode(encode(x)) - x|``, relative to the block.
+  """Returns an upper bound of the relative error ``|decode(encode(x)) - x|``.
 
   The rounding error is at most half of the widest spacing between adjacent
   numbers: 0.5 / 127 (int8), 0.5 / 7 (int4), 1 / 4 (e3m0, between 1/2 and 1) and
@@ -188,7 +188,7 @@ def max_error(codec: Codec) -> float:
 def encode(
   x: jax.Array, codec: Codec, key: jax.Array | None = None
 ) -> Encoded:
-  """Reference of `api.encode`. A block of zeros has the scale 0."""
+  """Implements `api.encode` in plain jnp. A block of zeros has the scale 0."""
   if codec.stochastic and key is None:
     raise ValueError(
       f"codec {codec} rounds stochastically, so it needs a random key; pass key"
@@ -209,7 +209,7 @@ def encode(
 
 
 def decode(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
-  """Reference of `api.decode`.
+  """Implements `api.decode` in plain jnp.
 
   All elements of a block that contained an infinity or a NaN decode to NaN, so
   that a diverged worker is detected.
@@ -230,7 +230,7 @@ def encode_delta(
   key: jax.Array | None = None,
   residual: jax.Array | None = None,
 ) -> tuple[Encoded, jax.Array | None]:
-  """Reference of `api.encode_delta`."""
+  """Implements `api.encode_delta` in plain jnp."""
   operands = [x for x in (anchor, params, residual) if x is not None]
   delta = difference(operands, residual is not None)
   if residual is None:
@@ -242,7 +242,7 @@ def encode_delta(
 def mean(
   encoded: Encoded, n: int, codec: Codec, weights: jax.Array | None = None
 ) -> jax.Array:
-  """Reference of `api.mean`; vectors are added in order.
+  """Implements `api.mean` in plain jnp; vectors are added in order.
 
   The bits of the result do not depend on the split of a program over devices.
   """
@@ -250,7 +250,7 @@ def mean(
 
 
 def total(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
-  """Reference of `api.total`."""
+  """Implements `api.total` in plain jnp."""
   return sum_of(encoded, lambda part: decode(part, n, codec))
 
 
@@ -318,7 +318,7 @@ def sum_in_order(weights: jax.Array) -> jax.Array:
 def factors(
   senders: int, weights: jax.Array | None, divide: bool
 ) -> jax.Array:
-  """Returns the factors of vectors and of their sum, float32 ``[M + 1]``.
+  """Returns factors of M encoded vectors and of their sum, float32 ``[M + 1]``.
 
   The first M factors are the ``weights`` of the vectors, or ones. The last one
   is the factor of their sum: the reciprocal of the total weight, or 1 without
@@ -337,7 +337,7 @@ def nesterov(
   outer: OuterStep,
   weights: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Reference of `api.nesterov`.
+  """Implements `api.nesterov` in plain jnp.
 
   Source: DiLoCo, arXiv 2311.08105, in the form of
   ``optax.sgd(learning_rate, decay, nesterov=True)``.

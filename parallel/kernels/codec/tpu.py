@@ -52,7 +52,7 @@ _MAX_GROUPS = 8
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
-  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
+  """Returns why operands are not supported, or None: `api.Kernels.refusal`."""
   if codec.name == "fp8":
     return "codec fp8: int8, int4 and e3m0 only"
   # The payload of a block must also be a multiple of 128 bytes (lanes).

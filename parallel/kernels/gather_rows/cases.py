@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class GatherCase(NamedTuple):
-  """Sizes of one call.
+  """Sizes of one call of the kernel.
 
   Attributes:
     rows: Number of rows of the table, N.

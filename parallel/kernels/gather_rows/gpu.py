@@ -1,7 +1,7 @@
 """Gather of rows from host memory by loads of a GPU, in Triton.
 
-Each program copies one row. Its lanes start at the 128-byte line in which the
-row begins; lanes before the row load nothing. Every load of a warp is thus
+Each program copies one row. Its threads start at the 128-byte line in which the
+row begins; threads before the row load nothing. Every load of a warp is thus
 aligned to one line, regardless of the row's start (the circular shift of Min et
 al., arXiv 2103.03330, section 4.3; `caatnet.studies.alignment.predictor` counts
 the saved requests).
@@ -18,14 +18,14 @@ import jax.numpy as jnp
 
 from parallel.kernels import calls
 
-# 4-byte elements of a 128-byte line, and lanes of a warp.
+# 4-byte elements of a 128-byte line, and threads of a warp.
 _LINE = 32
 # Elements of a program's loads in flight: 8 for each of 128 threads.
 _SPAN = 1024
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns the reason for a rejection of a table: `api.Kernels.refusal`."""
+  """Returns why a table is not supported, or None: `api.Kernels.refusal`."""
   if dtype != jnp.float32:
     return f"dtype {dtype}: float32"
   if num_rows * width >= 2**31:
@@ -56,13 +56,13 @@ def gather(
 def _copy(ids_ref, flat_ref, out_ref, *, width, span):
   row = pl.program_id(0)
   start = ids_ref[row] * width
-  # Lane 0 loads the first element of the line in which the row begins.
+  # Thread 0 loads the first element of the line in which the row begins.
   column = jnp.arange(span) - start % _LINE
   for _ in range(0, width + _LINE - 1, span):
     inside = (column >= 0) & (column < width)
     place = jnp.where(inside, start + column, 0)
     values = pltriton.load(flat_ref.at[place], mask=inside, other=0)
-    # Masked lanes address a column past the row; the interpreter drops it.
+    # Masked elements get a column past the row, which the interpreter drops.
     place = jnp.where(inside, column, width)
     pltriton.store(out_ref.at[row, place], values, mask=inside)
     column += span

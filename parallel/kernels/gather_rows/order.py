@@ -2,9 +2,9 @@
 
 The threads of a GPU load single elements, so that rows are stored contiguously
 without padding. A TPU's DMA from host memory addresses blocks of 8 x 256 words
-(smaller ones do not compile: log/2026-11-23-graph-host-reads.md), so that rows
-are padded to a divisor or a multiple of a block, and a row is fetched with its
-whole block. `waste` is the ratio of fetched and useful bytes.
+(smaller ones do not compile: log/2026-11-23-graph-host-reads.md). Rows are
+therefore padded to a divisor or a multiple of a block, and a row is fetched
+with its whole block. `waste` returns the ratio of fetched to useful bytes.
 """
 
 import numpy as np

@@ -5,5 +5,5 @@ import jax.numpy as jnp
 
 
 def gather_rows(rows: jax.Array, ids: jax.Array) -> jax.Array:
-  """Reference of `api.gather_rows`: ``[N, F]``, ids ``[n]`` -> ``[n, F]``."""
+  """Implements `api.gather_rows`: ``[N, F]``, ids ``[n]`` -> ``[n, F]``."""
   return jnp.take(rows, ids, axis=0, mode="clip")

@@ -23,7 +23,7 @@ _COPIES = 1024
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns the reason for a rejection of a table: `api.Kernels.refusal`."""
+  """Returns why a table is not supported, or None: `api.Kernels.refusal`."""
   del num_rows, width
   if dtype != jnp.float32:
     return f"dtype {dtype}: float32"

@@ -45,7 +45,7 @@ ORDERS = {
 
 
 class Kernels(Protocol):
-  """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
+  """Kernels of a platform: functions of ``tpu.py``, ``gpu.py`` and ``cpu.py``.
 
   `library` has the same functions for jax's kernels, with the name of the
   kernel as an additional first argument.
@@ -158,8 +158,8 @@ def best_order(
 ) -> str:
   """Returns the order of pages for the most preferred implementation.
 
-  Orders are ranked by the implementation that they allow, the less preferred
-  one of decoding (1 row) and prompt chunks (16 rows).
+  The rank of an order is that of the less preferred of two implementations: the
+  ones that it allows for decoding (1 row) and for prompt chunks (16 rows).
 
   Args:
     names: Implementations in order of preference, including "reference".

@@ -14,7 +14,7 @@ from parallel.kernels.paged_attention.order import Pages
 
 
 class AttentionCase(NamedTuple):
-  """Sizes of one call.
+  """Sizes and options of one call of the kernel.
 
   Attributes:
     seqs: Number of sequences, S.

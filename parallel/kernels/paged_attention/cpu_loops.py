@@ -1,4 +1,4 @@
-"""Loops of `cpu`, compiled, or read from numba's cache, at import.
+"""Loops of `cpu`; the import compiles them or reads them from numba's cache.
 
 Shape legend: S = sequences, K = kv heads, G = query heads of a kv head, D =
 head width, N = pages, P = pages in a table, L = lanes.
@@ -16,7 +16,7 @@ from parallel.kernels import cpu_calls as calls
 def _scores(query, block, first, stop, scores):
   """Computes products of a query with rows of a page.
 
-  Four rows at a time: the sums over channels are then independent.
+  Four rows are processed at a time, since their sums are independent.
 
   Args:
     query: float32 ``[D]``.
@@ -123,7 +123,7 @@ def _attend(q, keys, values, key_scales, value_scales, table, start, stop, out):
 
 @calls.loop
 def _run(frame, dtype, coded):
-  """Runs a piece of the tasks, each a sequence and a kv head.
+  """Runs some of the tasks, each of which is one sequence and one kv head.
 
   Operands: first task ``[1]``; q ``[..., S, K, G, D]``; keys and values ``[...,
   K, N, page, D]``; tables ``[..., S, P]``; start and stop ``[..., S]``; for

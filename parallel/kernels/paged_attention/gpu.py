@@ -27,8 +27,8 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.paged_attention.order import Pages
 
-# Positions of a block, and its maximum and minimum of rows: Triton's smallest
-# matrix product has 16 rows.
+# Positions of a block, and maximum and minimum of its query rows: Triton's
+# smallest matrix product has 16 rows.
 _POSITIONS = 64
 _ROWS = 64
 _MIN_ROWS = 16
@@ -44,7 +44,7 @@ _UNSEEN = -1e30
 def refusal(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
+  """Returns why operands are not supported, or None: `api.Kernels.refusal`."""
   del tables, window  # no restrictions
   if pages.order != "heads":
     return f"pages in the order {pages.order!r}: reads 'heads' only"

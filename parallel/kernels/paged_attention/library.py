@@ -33,8 +33,8 @@ _GPU_SHARES = 16
 # Query rows of a block of the ragged kernel: its default.
 _RAGGED_ROWS = 32
 
-# Applies to all kernels: they multiply masked values (past a sequence's end,
-# before a window, in padding) by weight zero.
+# Reason to refuse any of these kernels: all multiply masked values (past a
+# sequence's end, before a window, in padding) by weight zero.
 NOT_FINITE = (
   "a NaN in a masked slot would make the result NaN (weight 0 times NaN), and "
   "the pages are not declared finite"
@@ -44,7 +44,7 @@ NOT_FINITE = (
 def refusal(
   name: str, q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns the reason for a rejection of operands: `api.Kernels.refusal`.
+  """Returns why operands are not supported, or None: `api.Kernels.refusal`.
 
   ``name`` is one of ``NAMES``.
   """
@@ -202,7 +202,7 @@ def _scaled(q: jax.Array) -> jax.Array:
 
 
 def _divisor(n: int, most: int, powers: bool = False) -> int:
-  """Returns the largest divisor of n up to ``most``, or power of two if set."""
+  """Returns n's largest divisor up to ``most``; with ``powers``, one of 2^i."""
   return max(
     d for d in range(1, max(1, most) + 1)
     if n % d == 0 and not (powers and d & (d - 1))

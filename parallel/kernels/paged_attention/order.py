@@ -240,7 +240,8 @@ def _scatter(
     arrays: Arrays to update.
     updates: Windows ``[n, ...]``, one array of them for each of ``arrays``.
     at: Start indices of the windows, int32 ``[n]`` for each of ``dims``.
-    dims: Dims of the arrays to which the start indices refer; 0 in others.
+    dims: Dims of the arrays to which the start indices refer; windows start at
+      0 in other dims.
     window: Dims in which windows are longer than 1.
   """
   starts = jnp.stack(at, axis=-1)

@@ -28,7 +28,7 @@ def paged_attention(
   *,
   window: int = 0,
 ) -> jax.Array:
-  """Reference of `api.paged_attention`, with the same operands.
+  """Implements `api.paged_attention` in plain jnp.
 
   Row t of a sequence has position ``first + t``. It attends to the positions up
   to its own that are less than ``lengths``, and with a window only to the last

@@ -65,7 +65,7 @@ class _Blocks(NamedTuple):
 def refusal(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
+  """Returns why operands are not supported, or None: `api.Kernels.refusal`."""
   if pages.order != "packed":
     return f"pages in the order {pages.order!r}: reads 'packed' only"
   if pages.packing * pages.head_width % LANES:

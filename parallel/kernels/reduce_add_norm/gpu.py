@@ -36,7 +36,7 @@ def refusal(
   sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
-  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
+  """Returns why operands are not supported, or None: `api.Kernels.refusal`."""
   del num_rows, private, dtype, sent, block
   if not shared:
     return "nothing to sum"

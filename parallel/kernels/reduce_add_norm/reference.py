@@ -1,4 +1,4 @@
-"""Local part of a one-shot partial all-reduce: the specification.
+"""Computation after the gather of a one-shot all-reduce: the specification.
 
 In a one-shot all-reduce every rank sends its partial sum of the shared channels
 to every other rank. Each device then sums these r arrays, adds the sum and the
@@ -30,7 +30,7 @@ def reduce_add_norm(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Reference of `api.reduce_add_norm`, with the same operands."""
+  """Implements `api.reduce_add_norm` in plain jnp."""
   total = jnp.zeros(shared.shape, jnp.float32)
   for rank in range(partial.shape[0]):
     part = partial[rank].astype(jnp.float32)

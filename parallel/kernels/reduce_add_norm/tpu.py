@@ -32,7 +32,7 @@ def refusal(
   sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
-  """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
+  """Returns why operands are not supported, or None: `api.Kernels.refusal`."""
   allowed = (jnp.float32, jnp.bfloat16)
   for found in (dtype, *((sent,) if block is None else ())):
     if found not in allowed:

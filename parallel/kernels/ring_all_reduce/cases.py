@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class RingCase(NamedTuple):
-  """Sizes of one call.
+  """Sizes and options of one call of the kernel.
 
   Attributes:
     devices: Devices of the ring, n.

@@ -56,7 +56,7 @@ def ring_partial_all_reduce(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Reference of `api.ring_partial_all_reduce`, for all devices in one array.
+  """Implements `api.ring_partial_all_reduce`, for all devices in one array.
 
   ``shared`` is ``[T, K]`` and equal on all devices. The other operands and the
   results are stacked over devices, ``[n, T, ...]``; 2 n divides T.

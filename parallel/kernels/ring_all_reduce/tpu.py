@@ -36,9 +36,9 @@ from parallel.kernels.add_norm.tpu import write_normed
 # The directions of the ring: to device + 1 and to device - 1.
 _UP, _DOWN = 0, 1
 
-# VMEM of a segment, and of the kernel including the compiler's temporaries. A
-# segment has one chunk per device and direction, and needs more than the 16 MB
-# that are the default on a v5e; v5e, v5p and v6e have 64 MB or more.
+# Maximum VMEM bytes of a segment, and of the kernel with the compiler's
+# temporaries. A segment has one chunk per device and direction, which needs
+# more than the default limit of 16 MB on a v5e; v5e, v5p and v6e have >= 64 MB.
 _BUDGET = 24 << 20
 _LIMIT = 48 << 20
 
@@ -270,7 +270,7 @@ def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
 def _add_private(
   hop, n, private_ref, d_private_ref, new_private_ref, scale
 ):
-  """Adds the private update of a share of the chunks: all 2 n in n - 1 hops.
+  """Adds the private update of one hop's part of the 2 n chunks.
 
   All private channels are updated before the all-gather, which normalises whole
   rows.

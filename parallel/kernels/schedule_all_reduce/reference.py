@@ -93,7 +93,7 @@ def senders(table: np.ndarray) -> np.ndarray:
 
 
 def schedule_all_reduce(x: jax.Array, table: np.ndarray) -> jax.Array:
-  """Reference of `api.schedule_all_reduce`, for all devices in one array.
+  """Implements `api.schedule_all_reduce`, for all devices in one array.
 
   Operand and result are stacked over devices, ``[n, T, K]``; the number of
   chunks C divides T.

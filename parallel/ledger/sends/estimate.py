@@ -1,10 +1,10 @@
-"""Times of a program's collectives on a named device, and what could go.
+"""Times of a program's collectives on a named device, and possible savings.
 
 A collective takes the bytes that a device sends with the ring algorithm over
 the bandwidth of one of its links, without latency; compute takes the time of
 the roofline with peak rates. Nothing overlaps. XLA:CPU widens bfloat16 to
-float32: a program in which it widens sums is timed as if it had not, its
-products included.
+float32: a program in which it widens sums is timed as if its sums and products
+were in bfloat16.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ def compute_s(reading: Reading, device: str) -> float | None:
 
 
 def _narrow(device: Device) -> Device:
-  """Returns a device that executes float32 as another one bfloat16."""
+  """Returns a device that executes float32 as fast as ``device`` bfloat16."""
   rate = device.peak("bfloat16")
   return dataclasses.replace(
     device, flops={**device.flops, "float32": rate},
@@ -64,13 +64,13 @@ def savings(
 ) -> list[str]:
   """Returns sentences on bytes that published methods could remove at most.
 
-  Sums in the forward phase are of activations, which partially synchronised
-  tensor parallelism reduces. Axes with sums after it only are those of
-  gradients, which an outer loop exchanges once per round.
+  An axis with sums in the forward phase sums activations, of which partially
+  synchronised tensor parallelism sends less. An axis with sums only after the
+  forward phase sums gradients, which an outer loop exchanges once per round.
 
   Args:
     shown: A program of `parallel.ledger.sends.report.result`.
-    commands: Commands that say more, of "partial_sync" and "outer".
+    commands: "partial_sync" and "outer" -> command that analyses the method.
   """
   rows = [r for r in shown["collectives"] if r["kind"] in _SUMS]
   forward = {r["over"] for r in rows if r["phase"] == "forward"}

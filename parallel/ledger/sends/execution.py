@@ -35,7 +35,7 @@ class _Part(NamedTuple):
 
 
 class _Sent(NamedTuple):
-  """Start of an execution's collectives: its number, row, name and parts."""
+  """Start of an instruction's collectives, with the number of the execution."""
 
   number: int
   row: str
@@ -64,7 +64,7 @@ def traces(program: ScheduledProgram) -> Iterator[list[Node]]:
 
 
 def _steps(program: ScheduledProgram) -> Iterator[Computed | _Sent | int]:
-  """Yields compute, starts, and the numbers of executions at their ends."""
+  """Yields compute, starts of collectives, and their numbers at their ends."""
   parts: dict[str, tuple[_Part, ...]] = {}  # by the name of the instruction
   for action in actions(program):
     if isinstance(action, Computed):
@@ -104,16 +104,16 @@ def _parts(program: ScheduledProgram, started: Started) -> Iterator[_Part]:
 
 @dataclasses.dataclass
 class _Trace:
-  """Nodes of a rank, while they are made.
+  """Builder of a rank's trace.
 
   Attributes:
     rank: The rank.
     nodes: Finished nodes.
-    front: Nodes that the next compute waits for.
-    rows: Row -> nodes of its last collectives.
-    sent: Execution -> its nodes.
-    computed: Compute since the last communicating instruction.
-    first: Name of its first instruction.
+    front: Indices of the nodes that the next compute waits for.
+    rows: Axes -> indices of the nodes of their last collectives.
+    sent: Number of an execution -> indices of its nodes.
+    computed: Cost of the compute since the last communicating instruction.
+    first: Name of the first instruction of that compute.
   """
 
   rank: int
@@ -136,11 +136,11 @@ class _Trace:
       ids = range(len(self.nodes), len(self.nodes) + len(made))
       self.nodes += [node._replace(after=after) for node in made]
       self.sent[step.number] = tuple(ids)
-      # A rank without a part in a permute does not delay the row.
+      # A rank that takes no part in a permute does not delay later collectives.
       self.rows[step.row] = tuple(ids) or self.rows.get(step.row, ())
       return
     needed = self.sent.pop(step)
-    # What these nodes waited for themselves has ended.
+    # The nodes that these ones waited for have ended before them.
     ended = {before for n in needed for before in self.nodes[n].after}
     self.front = tuple(n for n in self.front if n not in ended) + needed
 

@@ -40,9 +40,9 @@ def read(
     Name -> reading; a folder may have several programs.
 
   Raises:
-    ValueError: There is no such program, it does not return a jitted function
-      and arguments, or it or its module raises one, as for a mesh of more
-      devices: the message names ``--devices``. Other errors are not caught.
+    ValueError: There is no such program, or it does not return a jitted
+      function and arguments. If the program or its module raises a ValueError,
+      as for too few devices, the message names ``--devices``.
   """
   found = _read(program, devices)
   if other:
@@ -85,8 +85,8 @@ def calibrate(
   Args:
     readings: Compiled programs.
     folder: Folder of traces of `jax.profiler`.
-    path: File to write, for ``launch.compile`` and ``launch.plan``. Its device
-      has an equal share of this process' memory.
+    path: File to write, for ``launch.compile`` and ``launch.plan``. In it, each
+      device has an equal part of this process's memory limit.
 
   Returns:
     A sentence about the rates.

@@ -104,7 +104,7 @@ def _rows(reading: Reading, rates: str) -> list[dict[str, Any]]:
 def _totals(
   rows: Sequence[Mapping[str, Any]], unknown: int
 ) -> dict[str, dict[str, Any]]:
-  """Returns the totals of a program, which exclude each other.
+  """Returns the totals of a program's rows, each row in one of three totals.
 
   Args:
     rows: Its collectives.
@@ -112,8 +112,9 @@ def _totals(
 
   Returns:
     ``counted``, ``at_most`` and ``unknown``, each with ``number`` (of rows, or
-    of instructions), ``bytes`` and ``wire_bytes``, both None if unknown. A row
-    whose number of executions or of devices is unknown belongs to ``unknown``.
+    of instructions), ``bytes``, ``wire_bytes`` and ``seconds``, None if
+    unknown. A row whose number of executions or of devices is unknown belongs
+    to ``unknown``.
   """
   parts: dict[str, list[Mapping[str, Any]]] = {"counted": [], "at_most": []}
   for row in rows:

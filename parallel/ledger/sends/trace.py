@@ -82,8 +82,9 @@ def write_chakra(
 ) -> str:
   """Writes execution traces of all devices, reads them back and replays them.
 
-  The replay sends whole bytes over rings, whereas the timeline has the bytes of
-  the closed form; the result compares the two.
+  The returned sentence compares two times of communication: that of the replay,
+  which sends whole bytes over rings, and that of the timeline, whose bytes are
+  computed by a formula and may be fractions.
 
   Args:
     readings: One program.

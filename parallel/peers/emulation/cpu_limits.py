@@ -1,8 +1,8 @@
 """Limits of processor time, by control groups, for root.
 
 A file system may accept a limit that has no effect, for instance where
-``/sys/fs/cgroup`` is not a control group. So a limit is measured before it is
-used: a loop in each group, all at once.
+``/sys/fs/cgroup`` is not a control group. So limits are measured before they
+are used, by busy loops that run in all groups at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ done"""
 # A short period spreads the limit evenly; the kernel's least quota is 1 ms.
 _PERIOD_US, _LONG_PERIOD_US, _MIN_US = 20_000, 100_000, 1000
 _LOOP_S = 0.5
-_TOLERANCE = 1.25  # of a loop of half a second, which is not a whole period
+_TOLERANCE = 1.25  # allowed excess of a loop, which may end within a period
 _LOOP = f"""
 import time
 start, used = time.monotonic(), time.process_time()

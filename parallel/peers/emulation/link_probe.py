@@ -1,7 +1,7 @@
 """Measured round trips and rates of emulated links.
 
-Of the processes that measure them, peer 0 is the server, the others are clients
-0, 1, ... with one connection each.
+Of the measuring processes, peer 0 is the server, and peers 1, 2, ... are the
+clients 0, 1, ... with one connection each.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from parallel.plans.hardware.client_links import Link
 _PINGS = 9
 _PIECE = 1 << 16
 _NUMBER_BYTES = 4
-# A stream has what a link transmits in this time and in some round trips, which
-# slow start takes.
+# A measured stream has as many bytes as a link transmits in `_STREAM_S` and in
+# `_ROUND_TRIPS` round trips, which TCP's slow start takes.
 _STREAM_S, _ROUND_TRIPS = 0.4, 4
 
 
@@ -31,7 +31,7 @@ class Probe:
     self._sockets: dict[int, socket.socket] = {}
 
   def listen(self, host: str) -> list | None:
-    """Returns the address of the server; None at clients."""
+    """Starts the server; returns its [host, port], or None at clients."""
     if self._client >= 0:
       return None
     self._listener = socket.create_server((host, 0))
@@ -80,7 +80,7 @@ class Probe:
       down: Whether the server is the sender.
 
     Returns:
-      Bytes per second by client, at the receivers.
+      Client -> bytes per second at the receivers; {} at the senders.
     """
     mine = [(k, size) for k, size in sizes if k in self._sockets]
     if not mine:
@@ -101,7 +101,9 @@ def measured(
 ) -> list[dict[str, float]]:
   """Returns measured round trips and rates of each client.
 
-  Clients are measured one after the other, then those of cells all at once.
+  Clients are measured one after the other ("measured_rtt_s" in seconds,
+  "measured_down" and "measured_up" in bytes per second), then all clients of
+  radio cells at once ("together_down", "together_up").
 
   Args:
     links: Link of each client.
@@ -157,7 +159,7 @@ def _send(sock: socket.socket, size: int) -> None:
 
 
 def _receive(sock: socket.socket, size: int) -> float:
-  """Returns the rate of the second half, after TCP's slow start."""
+  """Returns the bytes/s of a stream's second half, after TCP's slow start."""
   first = left = size
   start = time.monotonic()
   while left:

@@ -33,7 +33,7 @@ _SERVER, _HUB = "10.94.0.1", "10.94.0.2"
 _CLIENTS = ipaddress.IPv4Address("10.95.0.0")
 _MIN_RTT_S = 1e-3  # below it, the forwarder's own delay matters
 _LARGEST = 1 << 16  # bytes of a packet
-_BURST_S = 1e-3  # seconds of a rate that may pass at once
+_BURST_S = 1e-3  # bytes of so many seconds may pass at once
 
 
 @contextlib.contextmanager
@@ -266,7 +266,7 @@ def _shares(
         lines.append(f"class add dev {_DEVICE} parent 1: classid {parent} htb "
                      f"rate {8 * rate:.0f}bit {limits}")
     lines += [
-      # Of an unused share, the others receive a packet each in turn.
+      # If a client does not use its share, the others get packets in turn.
       f"class add dev {_DEVICE} parent {parent} classid 1:{k + 1} htb rate "
       f"{8 * share:.0f}bit {limits} quantum {_MTU}",
       f"filter add dev {_DEVICE} parent 1: protocol ip u32 match ip "
@@ -279,10 +279,10 @@ def _shares(
 def inside(name: str) -> Iterator[None]:
   """Context manager: new sockets of this thread belong to a namespace.
 
-  They remain in it after the context.
+  The sockets remain in that namespace after the context.
   """
   with contextlib.ExitStack() as stack:
-    # An open file names the thread's own namespace until it has returned.
+    # The open file identifies the thread's own namespace, to return to it.
     own = stack.enter_context(open("/proc/thread-self/ns/net"))
     enter(f"/run/netns/{name}")
     stack.callback(enter, f"/proc/self/fd/{own.fileno()}")

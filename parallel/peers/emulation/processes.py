@@ -140,7 +140,7 @@ def cleaned_up(script: str, *arguments: object) -> Iterator[None]:
 
 
 class Done(NamedTuple):
-  """Execution of one order by all peers.
+  """Times and results of one order at all peers.
 
   Attributes:
     seconds: Time from the first peer's start to the last one's end.

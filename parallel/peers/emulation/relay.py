@@ -1,10 +1,10 @@
 """TCP relay with the rates and delays of links, for users without root.
 
-Each client connects to a port of its own, whose connections continue to one
-address. Bytes pass a token bucket, which the clients of a radio cell share, and
-wait in a queue until they are due. Unlike with `namespaces.star`, TCP ends at
-the relay: its slow start sees the round trip of this machine, and losses become
-the rate that they would allow (`parallel.plans.network.fluid.loss_limit`).
+Each client connects to a port of its own, and the relay forwards all clients to
+one address. Bytes pass a token bucket, which the clients of a radio cell share,
+and wait in a queue until they are due. Unlike with `namespaces.star`, TCP ends
+at the relay: its slow start sees the round trip of this machine, and losses
+become the rate that they allow (`parallel.plans.network.fluid.loss_limit`).
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from parallel.peers.transport.handshake import Address
 from parallel.plans.hardware.client_links import Link
 from parallel.plans.network import fluid
 
-_BURST_S = 0.005  # seconds of a rate that may pass at once, for late wake-ups
+_BURST_S = 0.005  # bytes of so many seconds pass at once, for late wake-ups
 _PIECE_S, _MIN_PIECE, _MAX_PIECE = 0.002, 256, 1 << 16
 _MAX_WAITING = 4096  # pieces in flight in a direction
 
 
 class Bucket:
-  """Token bucket: a rate that several threads share equally."""
+  """Token bucket: a rate in bytes per second that several threads share."""
 
   def __init__(self, rate: float) -> None:
     self._rate, self._lock = rate, threading.Lock()
@@ -38,7 +38,7 @@ class Bucket:
     return int(min(max(self._rate * _PIECE_S, _MIN_PIECE), _MAX_PIECE))
 
   def wait(self, num_bytes: int) -> None:
-    """Returns when bytes have passed."""
+    """Blocks until `num_bytes` more bytes may pass."""
     with self._lock:
       earliest = time.monotonic() - _BURST_S
       self._free = max(self._free, earliest) + num_bytes / self._rate
@@ -63,8 +63,8 @@ class Relay:
     Args:
       target: Address of the server.
       links: Link of each client. Shared links with equal names are one cell.
-      cells: Buckets by direction and name, which relays of other targets share;
-        new ones if None.
+      cells: (direction, link name) -> bucket, shared with relays of other
+        targets; new ones if None.
     """
     self._target = target
     self._sockets: set[socket.socket] = set()
@@ -106,7 +106,7 @@ class Relay:
     self, server: socket.socket, client: int, link: Link,
     buckets: dict[str, Bucket],
   ) -> None:
-    """Continues the connections of one client."""
+    """Forwards the connections of one client to the target."""
     while True:
       try:
         near, _ = server.accept()

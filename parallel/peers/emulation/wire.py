@@ -91,7 +91,7 @@ class Delays:
 
 
 class _Way:
-  """One direction: packets of one file, written to another when due."""
+  """One direction: reads packets of one device, writes them when due."""
 
   def __init__(self, source: int, target: int, delays: Delays) -> None:
     self.source, self._target, self._delays = source, target, delays

@@ -311,7 +311,7 @@ def _start(state: Coordinator) -> m.Start:
 
 
 def failed_pairs(state: Coordinator, sender: Id, message: Any) -> set[Pair]:
-  """Returns the failed connections of an epoch that are known with a message.
+  """Returns the known failed connections of an epoch and those of a message.
 
   Args:
     state: State before the message.

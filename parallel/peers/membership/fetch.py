@@ -201,7 +201,7 @@ class Fetch:
 
   @property
   def partial(self) -> tuple[State, states.Manifest] | None:
-    """(arrays, manifest) received so far, as `have` of another fetch.
+    """(arrays, manifest) received so far, usable as `have` of another fetch.
 
     None before the manifest has been received.
     """

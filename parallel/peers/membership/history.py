@@ -90,9 +90,8 @@ def _to_json(state: Coordinator) -> dict[str, Any]:
 def _from_json(data: dict[str, Any]) -> Coordinator:
   state = Coordinator(**{key: m.from_json(x) for key, x in data.items()})
   return state._replace(
-    # JSON has neither enums nor sets.
+    # JSON has neither enums nor sets: they are stored as integers and tuples.
     phase=Phase(state.phase), **{
-      # JSON has no sets: they are stored as sorted tuples.
       key: frozenset(getattr(state, key))
       for key, default in Coordinator()._asdict().items()
       if isinstance(default, frozenset)
@@ -137,7 +136,7 @@ def replay(lines: Iterable[dict[str, Any]]) -> Iterator[Coordinator]:
     else:
       message = m.from_json(line["message"])
       state, effects = coordinator.step(state, line["sender"], message, rules)
-    # Effects must be equal, and so must the order.
+    # The replay must have equal effects in the same order.
     found = [m.to_json(effect) for effect in effects]
     if found != line["effects"]:
       raise ValueError(

@@ -154,7 +154,7 @@ class Journal:
         )
       record = messages.from_json(json.loads(data))
       size += len(line) + 1
-    # The rest is dropped, unless the file is none of a coordinator.
+    # An incomplete last line is dropped if it is the beginning of a record.
     if not _INCOMPLETE.fullmatch(lines[-1]):
       raise ValueError(
         f"{self._path} is not the journal of a coordinator; use another path"

@@ -417,7 +417,7 @@ class Reconnected(NamedTuple):
 
 
 class Alone(NamedTuple):
-  """There was no connection to the coordinator for t_c seconds."""
+  """There was no connection to the coordinator for `Settings.alone_s`."""
 
 
 def to_json(value: Any) -> Any:

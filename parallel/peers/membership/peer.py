@@ -2,10 +2,10 @@
 
 A peer keeps its contribution to a round until the round is known to be
 committed, and never commits a round by itself: without a connection to the
-coordinator for t_c seconds it halts and keeps its state.
+coordinator for `Settings.alone_s` seconds it halts and keeps its state.
 
 A peer that voted may lose its connection before it receives the outcome. The
-next message from the coordinator resolves it, since it names the epoch in which
+coordinator's next message shows the outcome, since it names the epoch in which
 the newest revision was committed. If further rounds have been committed
 meanwhile, the peer fetches the newest revision and drops its contribution: the
 contribution may have been counted, and must not be counted twice.

@@ -32,10 +32,10 @@ def culprits(
 ) -> set[Id]:
   """Returns peers without which all others can connect to each other.
 
-  The peer with the most failed pairs is removed first, until none is left. Of
-  peers with equally many pairs, it is the one that more others could not reach,
-  then the youngest. A peer that others cannot reach has more failed pairs than
-  each of them, so its reports do not remove them.
+  The peer with the most failed pairs is removed first, until no pair is left.
+  Of peers with equally many pairs, it is the one that more others could not
+  reach, then the youngest. A peer that others cannot reach has more failed
+  pairs than each of them, so its reports do not remove them.
 
   Args:
     failed: Failed connections, as (peer that connected, other peer).
@@ -86,7 +86,7 @@ class _Candidate:
   Attributes:
     hello: Its first message.
     pause_s: Pause before the next check.
-    again: Time of the next check; None during a check.
+    again: Time of the next check, `time.monotonic()`; None during a check.
     text: Reason for which it is not admitted; "" for none yet.
   """
 
@@ -103,7 +103,8 @@ class Outcome(NamedTuple):
     peer: The candidate.
     hello: Its first message if it is admitted, else None.
     text: Reason for which it is not admitted.
-    dropped: Waiting peers that have to be dropped for it, with the reason.
+    dropped: (peer, reason) of each waiting peer that is dropped so that the
+      candidate can be admitted.
   """
 
   peer: Id
@@ -116,8 +117,8 @@ class Admission:
   """Connected peers that are not admitted yet, and results of checks.
 
   The caller sends the questions that `questions` returns, passes the responses
-  to `answered`, and executes the decisions of `outcome`. A peer that does not
-  respond within the time limit is no evidence against any other.
+  to `answered`, and executes the decisions of `outcome`. If a peer does not
+  respond within the time limit, this counts against no other peer.
   """
 
   def __init__(self, coordinator: Id, limit_s: float) -> None:
@@ -158,7 +159,7 @@ class Admission:
   def questions(
     self, connected: Collection[Id], now: float
   ) -> dict[Id, list[Id]]:
-    """Returns peers to connect to, by the peer that has to connect.
+    """Returns connecting peer -> peers to connect to, for pairs not yet asked.
 
     Args:
       connected: Members and admitted peers that can be asked.
@@ -182,7 +183,7 @@ class Admission:
   def outcome(
     self, there: Collection[Id], members: Collection[Id], now: float
   ) -> Outcome | None:
-    """Returns the next decision that is due; an admitted candidate is removed.
+    """Returns the next decision, or None; removes an admitted candidate.
 
     Args:
       there: Members and admitted peers.

@@ -5,10 +5,10 @@ connections, from a bounded queue that slows peers down when it is full. The
 thread executes the effects of each step in order, so a record is in the journal
 before a peer is notified of it.
 
-A peer is silent if nothing was received from it for t_h seconds, or if it has
-had no connection for a shorter time; a peer that reconnects before that stays a
-member. If this process itself was suspended, all timeouts restart, so that no
-peer is dropped for it.
+A peer is silent if nothing was received from it for `Timing.silence_s` (t_h),
+or if it has had no connection for `Timing.reconnect_s`; a peer that reconnects
+before that stays a member. If this process itself was suspended, all timeouts
+restart, so that no peer is dropped because of the suspension.
 
 The `Hello` of a new peer is processed only after the peer and all members have
 connected to each other (`parallel.peers.membership.reachability`). Until
@@ -133,8 +133,8 @@ class Service:
       say: Callback that receives lines for the terminal.
 
     Raises:
-      ValueError: `Rules.least` and `max_peers` do not fit, or the address
-        cannot be used.
+      ValueError: `Rules.least` exceeds `max_peers`, `max_peers` is too large,
+        or the address cannot be used.
     """
     if not 1 <= rules.least <= max_peers <= frames.MAX_ITEMS:
       raise ValueError(
@@ -148,7 +148,7 @@ class Service:
     self._events: queue.Queue[tuple[Channel | None, Id, Any]] = queue.Queue(
       _MAX_EVENTS
     )
-    # Responses are ignored after twice the limit: they may be on their way.
+    # Twice the peers' own limit, since responses may still be on their way.
     self._admission = Admission(NAME, 2 * timing.check_s)
     self._scope = Scope()  # of connections to candidates
     self._channels: dict[Id, Channel] = {}
@@ -176,7 +176,7 @@ class Service:
     self._log.started(self._journal.record, self.rules, effects)
     self._do(effects)
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
-    # Fine enough for both timeouts.
+    # Short enough that both timeouts are detected on time.
     tick = min(0.25, self._timing.silence_s / 8, self._timing.reconnect_s / 4)
     awake = time.monotonic()
     while not self._closed.is_set():
@@ -346,7 +346,7 @@ class Service:
     )
 
   def _drop(self, peer: Id, why: str) -> None:
-    """Closes the connection of a peer that is no member."""
+    """Closes the connection of a peer that is not a member."""
     self._line(f"{peer} dropped: {why}")
     self._admission.remove(peer)
     if peer in self._watched:

@@ -67,8 +67,8 @@ class Model:
   def can_go_on(self, world: World) -> bool:
     """Returns whether the live peers must be able to complete the run.
 
-    They must if there are enough for a first epoch, or if one of them holds the
-    newest revision.
+    Before the first epoch this requires `Rules.least` live peers, later one
+    live peer that holds the newest revision.
     """
     there = [p for p in world.peers if self._lives(p)]
     record = world.journal

@@ -29,7 +29,7 @@ class Budget(NamedTuple):
     restarts: The coordinator is killed; it restarts at any later moment.
     losses: The journal is lost while the coordinator is down.
     cuts: A peer's connection to the coordinator breaks.
-    suspicions: A live peer is reported silent for t_h seconds.
+    suspicions: A live peer is reported as silent.
     failures: A peer's exchange fails although all contributors are alive, or a
       connection between two live peers cannot be made.
     copies: A message is delivered twice.

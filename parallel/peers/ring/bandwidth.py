@@ -5,10 +5,10 @@ most one pair per round, so concurrent measurements do not share a peer's link.
 Both directions of a pair are measured concurrently, as a ring uses them.
 
 Delays are measured first, and divide the peers into sites (`sites_of`), whose
-peers probably share the links to other sites. Of two sites, one pair at a time
-is measured, until each peer was in a pair, and then as many disjoint pairs at
-once as the smaller site has peers: `Matrix.shared` is the sum of their rates if
-they share a link. M peers in S sites take about M + S rounds.
+peers probably share the links to other sites. Between two sites, one pair at a
+time is measured until each peer was in a pair. Then as many disjoint pairs as
+the smaller site has peers are measured at once: `Matrix.shared` is the sum of
+their rates if they share a link. M peers in S sites take about M + S rounds.
 
 `Rings` caches an epoch's measured links for each set of contributors, and
 chooses between a ring, a direct exchange and a sum inside sites by their times
@@ -51,14 +51,14 @@ _TRIPS = 8
 # Measure again after `_IN_A_ROW` sums that were `_SLOWER` times slower than the
 # fastest one.
 _SLOWER, _IN_A_ROW = 2.0, 3
-# Shorter delays are as much those of a busy processor as those of a link.
+# Shorter delays count as this: a busy processor causes as much as the link.
 _LEAST_DELAY_S = 1e-3
-_APART = 4.0  # smallest ratio of delays between sites to those inside
+_APART = 4.0  # minimum ratio of delays between sites to delays inside a site
 # Largest ratio of two delays between the same sites: peers that are near each
 # other are equally far from others.
 _ALIKE = 2.0
-# Concurrent messages with less than this share of the sum of their rates alone
-# share a link: two over one link have 1/2, and over two links 1.
+# Pairs share a link if the sum of their concurrent rates is below this fraction
+# of the sum of their single rates: 1/2 for two pairs on one link, 1 on two.
 _SHARED = 0.75
 
 Pairs = Sequence[tuple[int, int]]
@@ -84,11 +84,11 @@ def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
 def sites_of(delays: np.ndarray) -> np.ndarray:
   """Divides peers into sites by the delays between them.
 
-  Rates cannot divide them: pairs that share a link are slow only together. Of
-  all divisions by a largest delay inside (single linkage), the one is used with
-  the largest ratio of delays between sites to delays inside, at least
-  ``_APART``, and with similar delays between the same two sites. If there is
-  none, all peers are one site.
+  Rates do not show sites: pairs that share a link are slow only when they send
+  at once. Single-linkage clustering yields one division per largest delay
+  inside a site. Of those with similar delays between the same two sites, the
+  function selects the one with the largest ratio of delays between sites to
+  delays inside. If no ratio is at least ``_APART``, all peers are one site.
 
   Args:
     delays: Seconds from the row's peer to the column's, ``[M, M]``.
@@ -137,8 +137,8 @@ def measure(
     limit_s: Time limit of each operation in seconds.
 
   Returns:
-    Rates and delays, 0 on the diagonal, sites and what they share. Identical on
-    all peers.
+    Rates and delays (0 on the diagonal), sites, and capacities of links that
+    sites share. Identical on all peers.
 
   Raises:
     Lost: A peer was lost, or an operation exceeded its time limit.
@@ -148,7 +148,7 @@ def measure(
   m, me = len(members), members.index(links.me)
 
   def step(groups: Sequence[Pairs], rates: np.ndarray | None = None) -> None:
-    """Measures delays, or rates, of each group of pairs together."""
+    """Measures each group's pairs at once: `rates`, or delays if it is None."""
     for pairs, pair in ((g, p) for g in groups for p in g if me in p):
       probe = _Probe(
         links, tag, limit_s, [members[i] for i in pair],
@@ -166,7 +166,7 @@ def measure(
     link_collectives.gather(links, tag + 1, b"", ranks=members).result(limit_s)
 
   def columns(mine: np.ndarray) -> np.ndarray:
-    """Returns the columns of all peers, which measure incoming links."""
+    """Gathers each peer's values of incoming links as a column, ``[M, M]``."""
     rows = link_collectives.gather(
       links, tag + 1, mine, ranks=members
     ).result(limit_s)
@@ -201,12 +201,12 @@ def _matrix(
   """Returns the links described by measurements.
 
   Args:
-    delays: Delays of all pairs, ``[M, M]``.
-    site: Site of each peer, ``[M]``.
-    alone: Rates of single pairs, ``[M, M]``, 0 where not measured: between two
-      sites each peer is in one pair or more.
-    at_once: Rates of pairs of two sites that were measured at once, by the
-      time of the slowest one.
+    delays: Delays of all pairs in seconds, ``[M, M]``.
+    site: Site of each peer, int ``[M]``.
+    alone: Bytes per second of pairs measured one at a time, ``[M, M]``; 0 if
+      not measured. Between two sites, each peer is in at least one pair.
+    at_once: Bytes per second of pairs of two sites measured at once, computed
+      from the time of the slowest pair, ``[M, M]``; 0 if not measured.
   """
   num = site.max() + 1
   rates, shared = alone.copy(), np.full((num, num), np.inf)
@@ -223,7 +223,7 @@ def _matrix(
 
 
 class _Probe:
-  """Messages between a pair's peers, while other pairs exchange some, too."""
+  """Timed messages of one pair, while the other pairs of its group send."""
 
   def __init__(
     self, links: Links, tag: int, limit_s: float, pair: Sequence[Id],
@@ -240,7 +240,7 @@ class _Probe:
     self._meet = lambda data: gather(tag + 2, data, group)
 
   def both(self, seconds: float) -> list[float]:
-    """Returns the longest times of both ends of all pairs, this end first."""
+    """Returns the longest seconds over all pairs at [this end, other end]."""
     times = [float(np.frombuffer(t)[0]) for t in self._meet(
       np.array([seconds])
     )]
@@ -263,10 +263,10 @@ def delay_of(timed: Timed, both: Both) -> float:
 
   Args:
     timed: Exchanges messages of some bytes with the partner; returns seconds.
-    both: Returns both ends' times from this peer's, its own end first.
+    both: Exchanges seconds; returns them as [this end's, other end's].
   """
-  # A partner that starts later by some time measures a delay that is shorter by
-  # it.
+  # If the partner starts x seconds later, its delay is x shorter and this
+  # peer's x longer, so the mean is the delay.
   found = both(min(timed(0) for _ in range(3)))
   return sum(found) / 2
 
@@ -292,14 +292,14 @@ def rate_of(
   # Start with 64 KiB: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
-    # All stop at the same size.
+    # `both` makes all peers stop at the same size.
     found = both(timed(size))
     if max(found) >= enough_s:
       # A pause, or a connection in slow start, may have delayed it.
       found = np.minimum(found, both(timed(size)))
     longest, seconds = max(found), float(found[0])
     if longest >= enough_s or 2 * size > max_bytes:
-      # This peer's incoming rate; half of the time is the least that is left.
+      # This peer's incoming rate. At least half of the time counts as transfer.
       return size / max(seconds - delay_s, seconds / 2)
     size *= 4 if (
       8 * (longest - delay_s) < enough_s and 4 * size <= max_bytes

@@ -14,8 +14,8 @@ each of M peers sends 2 (M - 1) / M of the array:
   `parallel.plans.schedules`, so the bits equal those of its executor on a mesh.
   The result depends on the order of the ranks.
 - ``sites``: consecutive ranks form sites, whose peers share the links to other
-  sites. As many ranks of each site as the smallest one has own a chunk. An
-  owner adds the contributions of its site in rank order, sends the site's sum
+  sites. If the smallest site has k ranks, the first k ranks of each site own a
+  chunk. An owner adds its site's contributions in rank order, sends their sum
   to the owners of the chunk in other sites, adds the sums of all sites in their
   order, and sends the total to its site. Each site sends its sum once to each
   other site. ``direct`` is the case of one site.
@@ -294,7 +294,7 @@ class Ring(Sum):
     self._begin()
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns the scratch buffer for a partial sum, or a sum's destination."""
+    """Returns scratch memory for a partial sum, or a final sum's output."""
     chunk, slot = divmod(header.slot, 2)
     n, me = len(self.ranks), self._rank
     # Partial sums come from above, final sums from below.
@@ -486,7 +486,7 @@ def gather(
 
 
 def end(links: Links, tag: int, ranks: Sequence[Id]) -> None:
-  """Returns when all ranks call it, in place of an operation with this tag.
+  """Waits until all ranks call `end` instead of an operation with this tag.
 
   Args:
     links: Links of the epoch.

@@ -27,7 +27,7 @@ from parallel.peers.transport.transfers import (
   disagreement,
 )
 
-END = "end"  # in place of an operation of a peer that calls no more
+END = "end"  # what a peer opens when it calls no further operation
 
 
 class LinkOperation(abc.ABC):
@@ -75,7 +75,7 @@ class LinkOperation(abc.ABC):
     # Blocks for peers that are not ready: (slot, offset, block).
     self._held: dict[Id, list[tuple[int, int, Any]]] = {}
     self._seen: set[tuple[Id, int, int]] = set()  # (peer, slot, offset)
-    # Blocks to compute, to pass to the kernel, and being received.
+    # Numbers of blocks: to compute, to pass to the kernel, being received.
     self._left = self._sending = self._writing = 0
     self._sent, self._received = Bytes(), Bytes()
     self._error: Lost | None = None
@@ -129,13 +129,13 @@ class LinkOperation(abc.ABC):
 
   @abc.abstractmethod
   def _owing(self) -> Id | None:
-    """Returns a peer with an outstanding block; None if there is none."""
+    """Returns a peer whose block has not arrived; None if there is none."""
 
   def opened(self, peer: Id, agreement: Agreement) -> None:
     """Processes a peer's OPEN: sends the blocks held for it.
 
-    A peer whose operation with this tag is a different one receives no blocks;
-    when all peers have opened theirs, the links end.
+    A peer that opens a different operation with this tag receives no blocks;
+    once all peers have opened theirs, the links end with `disagreement`.
 
     Raises:
       FrameError: The peer is not among the ranks.
@@ -174,7 +174,7 @@ class LinkOperation(abc.ABC):
         calls[peer] = f"another operation ({digest[:3].hex()})"
         continue
       if self._agrees(said[peer]):
-        size = self._agreement.size  # those of a gather may differ
+        size = self._agreement.size  # sizes may differ in a gather
       calls[peer] = f"a {self._kind} of {size:,} bytes"
     if len(set(calls.values())) < 2:
       return None

@@ -32,7 +32,7 @@ from parallel.plans.hardware.links import KINDS, LinkKind
 
 # No other process uses these links, but the transport requires a token.
 SECURITY = Security(b"a token of a benchmark")
-LIMIT_S = 300.0  # of a peer that does not answer
+LIMIT_S = 300.0  # time limit for a peer's answer
 _TIMES = 7  # messages of a size, of which the fastest third is averaged
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 
@@ -54,7 +54,7 @@ def file_of(
       name, "" for no network.
 
   Returns:
-    Text of a cluster's file, and its contents in words.
+    (text of a cluster file, one-line description of the cluster).
 
   Raises:
     ValueError: Not one of the three is given, or its values are invalid.
@@ -124,7 +124,7 @@ def fitted(found: Sequence[Any], hosts: Sequence[str]) -> LinkMatrix:
   """Returns the cluster described by the responses of `Peer`.
 
   Args:
-    found: Response of each process: "links" by sender, and its "device".
+    found: Result of `Peer.measure` at each process.
     hosts: Host of each process.
   """
   count = len(found)
@@ -164,7 +164,7 @@ def measured(
     sizes: Bytes of messages.
 
   Returns:
-    For each other member, (size, seconds) of messages from there to here.
+    Sender -> (bytes, seconds) of the messages that this member received.
   """
   members = links.members
   me = members.index(links.me)
@@ -196,7 +196,12 @@ def _seconds(links: Links, pair: list[str], size: int) -> float:
 
 
 def computed(min_s: float = 0.3) -> dict[str, float]:
-  """Measures float32 products and copies while all other processes do too."""
+  """Measures float32 products and copies while all other processes do too.
+
+  Returns:
+    "flops" in FLOP/s, "memory_bandwidth" in bytes/s (reads and writes), and
+    "memory_bytes" of the whole machine.
+  """
   x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
   big = np.zeros(1 << 23, np.float32)
   out, found = np.empty_like(big), {}
@@ -215,7 +220,7 @@ def computed(min_s: float = 0.3) -> dict[str, float]:
 
 
 class Peer:
-  """Orders that a process executes."""
+  """Process of a measurement; its methods are orders of `processes.Peers`."""
 
   def __init__(self, me: str, host: str) -> None:
     self._me, self._listener = me, Listener(me, SECURITY, (host, 0))

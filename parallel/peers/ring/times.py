@@ -6,13 +6,14 @@ second, and a block arrives after a delay. The model follows the blocks of
 has been received and added. Additions take no time, and a rank sends over all
 its links at once. Links from one site to another share a capacity if it has
 been measured (`parallel.peers.ring.bandwidth`): each of n links that a sum uses
-at once has at most 1 / n of it. A limit that links of a rank share is not
-known.
+at once has at most 1 / n of it. The model knows no limit that all links of one
+rank share.
 
-With equal rates of all pairs, a direct exchange of M peers takes 2 / M of the
-array's time on one link, and a ring 2 (M - 1) / M. A ring is faster if it
-avoids links that are much slower than others. If the links of a host share its
-rate, both take about equally long, since both send equally many bytes per host.
+Let t be the time in which one link sends the array. With equal rates of all
+pairs, a direct exchange of M peers takes 2 t / M, and a ring 2 t (M - 1) / M. A
+ring is faster if it avoids links that are much slower than others. If the links
+of a host share its rate, both take about equally long: they send equally many
+bytes per host.
 If two sites of M / 2 ranks share a link, a direct exchange sends M / 2 arrays
 each way, a ring 2 (M - 1) / M, and a sum inside sites first sends one.
 
@@ -80,7 +81,7 @@ class RingChoice(NamedTuple):
 def _rates(
   links: Matrix, sources: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
-  """Returns the rates of links that a sum uses at once.
+  """Returns the rates of links that a sum uses at once, ``[P, M]``, bytes/s.
 
   Args:
     links: Links of M ranks.
@@ -112,7 +113,7 @@ def _blocks(nbytes: float, num_ranks: int, block_bytes: int) -> tuple[
 def direct_seconds(
   links: Matrix, nbytes: float, block_bytes: int, sites: tuple[int, ...] = ()
 ) -> float:
-  """Returns the time of a direct exchange of an array, or of a sum by sites.
+  """Returns the seconds of a direct exchange of an array, or of a sum by sites.
 
   Args:
     links: Links of M ranks.
@@ -179,7 +180,7 @@ def ring_seconds(
     float64 ``[P]``, seconds.
   """
   m = orders.shape[1]
-  if m < 3:  # both directions of a ring of two use one link: as if direct
+  if m < 3:  # a ring of two is a direct exchange: one link, both directions
     seconds = direct_seconds(links, nbytes, block_bytes)
     return np.full(len(orders), seconds)
   count, size = _blocks(nbytes, m, block_bytes)
@@ -274,7 +275,7 @@ def choices(
   links: Matrix, nbytes: float, block_bytes: int,
   start: tuple[int, ...] | None = None,
 ) -> list[RingChoice]:
-  """Returns the algorithms of a sum, with the fastest one of all rings.
+  """Returns each algorithm of a sum with its time; of rings only the fastest.
 
   Args:
     links: Links of M ranks.

@@ -39,10 +39,10 @@ class Channel:
 
   Attributes:
     last_received: `time.monotonic()` of the last received frame.
-    reason: Reason for which this side closed it; "" if it did not.
+    reason: Reason for which this side closed the connection; "" if it did not.
     silence_s: Timeout of sends, and of receives if `ends_silent`.
-    sent_bytes: Bytes of sent frames, without those of TLS.
-    received_bytes: Bytes of received frames, without those of TLS.
+    sent_bytes: Bytes of sent frames, without the overhead of TLS.
+    received_bytes: Bytes of received frames, without the overhead of TLS.
   """
 
   def __init__(
@@ -150,8 +150,8 @@ class Channel:
   def _flush(self) -> bool:
     """Sends one queued message, or a keep-alive if nothing was sent recently.
 
-    One only: both sides may send more than the buffers of the sockets hold, and
-    each must receive in between for the other one to continue.
+    It sends only one message per call, since both sides may send more than the
+    sockets' buffers hold, and each can continue only if the other receives.
 
     Returns:
       Whether more messages are queued.

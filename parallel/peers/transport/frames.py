@@ -100,7 +100,7 @@ class Header(NamedTuple):
     kind: Kind of the payload.
     length: Length of the payload in bytes.
     tag: Operation that the payload belongs to.
-    slot: Slot of the operation, e.g. a chunk of a sum.
+    slot: Number of a buffer of the operation, e.g. that of a sum's chunk.
     offset: Offset within the slot in bytes.
     crc: CRC-32 of the payload; None if the sender computed none.
   """
@@ -144,7 +144,7 @@ def unpack(data: Any) -> Header:
     view[: _FIELDS.size]
   ):
     raise FrameError("the checksum of a header is wrong")
-  # The checksum is valid: a sender of another version, or hostile.
+  # The checksum is valid, so the sender has another version or is hostile.
   if kind not in LIMITS or flags & ~_CHECKED:
     raise FrameError(
       f"a frame has the unknown kind {kind} or unknown flags {flags}"

@@ -79,7 +79,7 @@ class Status(enum.IntEnum):
 
   ACCEPTED = 0
   STALE = 1  # the request's epoch is over
-  EARLY = 2  # the listener has not entered the request's epoch yet
+  EARLY = 2  # the listener has not reached the epoch yet; the dialer retries
   NOT_MEMBER = 3  # the dialer is not a member of the epoch
   FULL = 4  # too many connections
 
@@ -107,7 +107,7 @@ class Refused(ConnectionError):
 
 
 class Early(Refused):
-  """The listener has not entered the request's epoch yet."""
+  """The listener has not reached the request's epoch yet; `dial` retries."""
 
 
 class Cancelled(ConnectionError):
@@ -166,7 +166,7 @@ class Security:
     )
 
   def check_owner(self, peer: Id, public: bytes) -> None:
-    """Compares an id with a public key.
+    """Checks that an id is not bound to another public key.
 
     Raises:
       Refused: The id is bound to another key.
@@ -175,7 +175,7 @@ class Security:
       raise Refused(f"{peer} is the id of another process")
 
   def proof(self, public: bytes, role: bytes, *said: bytes) -> bytes:
-    """Returns the HMAC with the key of this process and another one.
+    """Returns the HMAC whose key the two processes derive from their key pairs.
 
     Args:
       public: Public key of the other process.
@@ -221,10 +221,10 @@ def parse_address(key: str, text: str, least: int = 0) -> Address:
   Args:
     key: Prefix of the text in the error, such as "--listen=".
     text: The text.
-    least: Smallest port; 0 if the system may choose it.
+    least: Smallest allowed port; 0 lets the system choose one.
 
   Raises:
-    ValueError: The text has another form.
+    ValueError: The text is not HOST:PORT.
 
   Example:
     >>> parse_address("", "[::1]:7000")
@@ -477,7 +477,7 @@ def local_host(
   address: Address, request: DialRequest, security: Security,
   refused_s: float = 2.0, slow_s: float = 30.0,
 ) -> str:
-  """Connects once; returns the host of this end of the connection.
+  """Connects to a listener; returns the local host of the connection.
 
   Args:
     address: (host, port) of the listener.
@@ -502,7 +502,7 @@ def reached(
   me: Id, peer: Id, address: Address, security: Security, scope: Scope,
   limit_s: float,
 ) -> str:
-  """Connects to a peer's listener and closes the connection.
+  """Connects to a peer's listener to check that it can be reached.
 
   Args:
     me: Id of the dialing peer.
@@ -528,7 +528,7 @@ def _ask(
   sock: HandshakeSocket, request: DialRequest, security: Security
 ) -> Status:
   """Sends the dialer's request; returns the listener's response."""
-  # First message: the listener's nonce.
+  # First message: the listener's public key and nonce.
   opening = sock.receive(OPENING.size)
   magic, public, _ = OPENING.unpack(opening)
   if magic != MAGIC:

@@ -23,18 +23,18 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 )
 
 PUBLIC_BYTES = 32
-_FINGERPRINT_CHARS = 16  # 64 bits: another key with them costs 2^64 tries
+_FINGERPRINT_CHARS = 16  # 64 bits: an equal one takes 2^64 tries to find
 _OWNED = re.compile(
   rf"[0-9a-f]{{12}}-[0-9a-f]{{4}}-([0-9a-f]{{{_FINGERPRINT_CHARS}}})-.*"
 )
 
 
 class Identity:
-  """Private key, which other processes do not know, and its public key.
+  """Key pair of a process.
 
   Attributes:
-    public: Public key.
-    fingerprint: Hash of the public key, as in ids.
+    public: Public key, 32 bytes.
+    fingerprint: First 16 hex digits of its SHA-256, as in ids.
   """
 
   def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Identity:
     self.fingerprint = fingerprint(self.public)
 
   def shared(self, public: bytes) -> bytes:
-    """Returns the secret that only the owners of both keys can compute.
+    """Returns the 32-byte secret that only the two keys' owners can compute.
 
     Args:
       public: Public key of the other process; untrusted.
 
     Raises:
-      ValueError: It is not a public key.
+      ValueError: `public` is not a valid key.
     """
     try:  # the exchange refuses keys of small order
       return self._secret.exchange(X25519PublicKey.from_public_bytes(public))
@@ -64,7 +64,7 @@ def own() -> Identity:
 
 
 def fingerprint(public: bytes) -> str:
-  """Returns the fingerprint of a public key."""
+  """Returns the first 16 hex digits of a public key's SHA-256."""
   return hashlib.sha256(public).hexdigest()[:_FINGERPRINT_CHARS]
 
 

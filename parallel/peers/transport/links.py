@@ -58,7 +58,7 @@ from parallel.peers.transport.transfers import (
 _CONTROL = 0  # number of the control connection; data connections follow
 # Limit on operations that other peers have opened and this one has not.
 _MAX_UNOPENED = 4096
-_ODD_FIRST_S = 0.5  # delay with which peers that continue end the links
+_ODD_FIRST_S = 0.5  # delay before peers that can continue end the links
 _OPTIONS = Options()
 
 
@@ -143,7 +143,7 @@ class Links:
     return self
 
   def _absent(self) -> set[Id]:
-    """Returns peers of which an incoming connection is missing."""
+    """Returns the peers whose incoming connections are not all there."""
     return {
       peer for peer, count in self._announced.items()
       if any((peer, k) not in self._inward for k in range(count + 1))
@@ -162,8 +162,9 @@ class Links:
   def disagree(self, error: Lost) -> None:
     """Ends all links with the error of `transfers.disagreement`.
 
-    A peer that has to end does so first: an ABORT of another peer would prevent
-    it from reading the operations of the others.
+    The peer that made the wrong call ends its links first. An earlier ABORT
+    would prevent it from reading the other peers' OPENs, and so from finding
+    its own error.
     """
     if error.peer != self.me:
       self._scope.closed.wait(_ODD_FIRST_S)
@@ -175,7 +176,7 @@ class Links:
       if self._error is not None:
         return
       for operation in self._operations.values():
-        # The cause, of which other errors may be consequences.
+        # A disagreement is reported first: other errors may follow from it.
         error = operation.disagreement() or error
       self._error = error
       # Fail them below, without the lock: `failed` calls `end`.
@@ -355,7 +356,7 @@ class Links:
     ):
       raise TimeoutError("the control connection is blocked")
     try:
-      # Control frames are always checked: they are short and steer memory.
+      # Always checked: control frames are short, and determine buffer sizes.
       size = frames.send(
         self._control[peer], header, payload, checked=True
       )

@@ -29,16 +29,17 @@ class Lost(ConnectionError):
 
 
 def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> Lost:
-  """Returns the error of this peer if the calls of peers differ.
+  """Returns this peer's error when peers call different operations.
 
   The most frequent call is right, as in votes on a round. A peer that makes it
-  receives an error that names a peer with another call. All other peers, and if
-  several calls are the most frequent all peers, receive one that names them.
+  receives an error that names a peer with another call. Each other peer
+  receives an error that names itself; if several calls are equally frequent,
+  all peers do.
 
   Args:
     me: This peer.
     calls: peer -> description of its call; at least two descriptions differ.
-    wanted: What all peers must do, after "all peers".
+    wanted: Requirement, the end of a sentence that begins with "all peers".
   """
   peers: dict[str, list[Id]] = {}
   for peer in sorted(calls):
@@ -72,7 +73,7 @@ class Unreachable(ConnectionError):
 
 @dataclasses.dataclass
 class Bytes:
-  """Bytes of blocks, counted when a block is complete.
+  """Counters of the bytes of complete blocks.
 
   Attributes:
     payload: Bytes of the blocks' data.
@@ -90,13 +91,13 @@ class Bytes:
 
 @dataclasses.dataclass
 class Traffic:
-  """Traffic of an epoch's links.
+  """Counters of the bytes on an epoch's links.
 
   Attributes:
-    sent: Blocks sent by operations that succeeded.
-    received: Blocks received by operations that succeeded.
-    aborted_sent: Blocks sent by operations that failed.
-    aborted_received: Blocks received by operations that failed.
+    sent: Bytes of blocks sent by operations that succeeded.
+    received: Bytes of blocks received by operations that succeeded.
+    aborted_sent: Bytes of blocks sent by operations that failed.
+    aborted_received: Bytes of blocks received by operations that failed.
     control: Bytes sent on control connections.
   """
 
@@ -128,14 +129,14 @@ class Agreement(NamedTuple):
 
 
 class Operation(Protocol):
-  """Interface between links and operations.
+  """Interface that `Links` requires of an operation, such as a sum.
 
   The methods run in the threads of the connections.
 
   Attributes:
     tag: Number of the operation, equal on all peers.
-    ready: Peers that have opened the operation.
-    opened_by: OPEN of each such peer, and of this one.
+    ready: Peers that have opened the operation and can receive blocks.
+    opened_by: peer -> content of its OPEN frame, this peer's own included.
   """
 
   tag: int

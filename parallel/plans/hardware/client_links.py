@@ -1,7 +1,7 @@
 """Links between clients and the server of a federated run, with sources.
 
-A link of your own is a JSON file with the fields of `Link`; its path replaces
-a name.
+Any other link is described by a JSON file with the fields of `Link`; its path
+takes the place of a name.
 
 Example:
   >>> from parallel.plans.hardware import client_links
@@ -40,8 +40,8 @@ class Link:
       is shared.
     shared: Whether all clients with this name share both rates, as in a radio
       cell.
-    source: Source of the numbers; "assumed" and "unverified" mark those without
-      one.
+    source: Source of the numbers; "assumed" and "unverified" mark numbers
+      without a source.
 
   Raises:
     ValueError: A value is out of range.
@@ -72,7 +72,7 @@ class Link:
 
 
 class _File(schema.Schema):
-  """Content of a file, with the fields of `Link`."""
+  """JSON file that describes a link, with the fields of `Link`."""
 
   name: str
   down: schema.AnyRate
@@ -132,7 +132,7 @@ def link(name: str, what: str = "links=") -> Link:
 
   Args:
     name: The name or path.
-    what: Prefix of the name in messages.
+    what: Prefix of the name in error messages.
 
   Raises:
     ValueError: The name is unknown, or the file does not describe a link.
@@ -149,16 +149,16 @@ def link(name: str, what: str = "links=") -> Link:
 def of_clients(names: Sequence[str], num: int) -> tuple[Link, ...]:
   """Returns the link of each client.
 
-  Clients of a record with a spread have the quantiles of a normal distribution
-  as rates: the first client the lowest, the last one the highest.
+  If a record has a spread, the rates of its clients are quantiles of a normal
+  distribution: the first client has the lowest rates, the last one the highest.
 
   Args:
     names: One name or path for all clients, or one per client.
     num: Number of clients.
 
   Raises:
-    ValueError: A name is unknown, a file is invalid, or there is another number
-      of names.
+    ValueError: A name is unknown, a file is invalid, or the number of names is
+      neither 1 nor ``num``.
     FileNotFoundError: A file does not exist.
   """
   if len(names) not in (1, num):
@@ -186,7 +186,7 @@ def of_clients(names: Sequence[str], num: int) -> tuple[Link, ...]:
 def spread_factors(num: int, spread: float) -> list[float]:
   """Returns quantiles of a normal distribution with mean 1, ascending.
 
-  They are at least 0.1.
+  Quantiles below 0.1 are replaced by 0.1.
 
   Args:
     num: Number of quantiles.

@@ -16,11 +16,11 @@ A file contains one object:
     latency_s            seconds, a list of rows, or one number for all pairs
     residuals            optional: log(measured / predicted) of step times, for
                          the intervals of `launch.compile`
-    family               optional: values of keys of the config in the programs
-                         of the residuals, as {"parallel.tensor": [1, 4]}
-    widening             optional: for other programs, logarithm of the factor
-                         by which both ends of the interval move, for each key;
-                         without it the interval is infinite
+    family               optional: config keys, each with its values in the
+                         programs of the residuals, {"parallel.tensor": [1, 4]}
+    widening             optional: logarithm of the factor by which both ends of
+                         the interval move for each key whose value is outside
+                         of family; by default such an interval is infinite
 
 Rows of both matrices are senders, columns are receivers.
 
@@ -169,15 +169,15 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
 
 
 def _made(found: _File) -> LinkMatrix:
-  """Returns the cluster of a file."""
+  """Returns the cluster that a file with checked fields describes."""
   if not found.nodes:
     raise ValueError(
       "nodes=[] must have a number of devices per node, as in [8, 8]"
     )
-  # Before anything of this size is allocated.
+  # Checked before arrays of this size are allocated.
   link_matrix.check_size(sum(found.nodes))
   nodes = np.repeat(np.arange(len(found.nodes)), found.nodes)  # [N]
-  # Compact form for clusters with equal links between two nodes.
+  # Rows of nodes: all links between the devices of two nodes are equal.
   by_node = found.rows == "node"
   size = len(found.nodes) if by_node else len(nodes)
   matrices = [

@@ -98,8 +98,8 @@ def from_topo(
     nodes: Number of nodes.
 
   Raises:
-    ValueError: The text is not such output, several nodes have no network, or
-      the bandwidth of the device's NVLinks is unknown.
+    ValueError: The text is not output of `nvidia-smi topo -m`, several nodes
+      have no network, or the bandwidth of the device's NVLinks is unknown.
   """
   kinds = ways(text)
   if nodes > 1 and network is None:
@@ -182,7 +182,7 @@ def nccl_run(text: str) -> NcclRun:
 
 
 def _number(text: str) -> float:
-  """Returns a number; NaN for another text."""
+  """Returns the number that a text contains; NaN if it is not a number."""
   try:
     return float(text)
   except ValueError:

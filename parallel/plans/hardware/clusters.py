@@ -57,7 +57,7 @@ class Cluster:
 def _dgx(
   name: str, device: Device, network: LinkKind, datasheet: str
 ) -> Cluster:
-  """Returns nodes of eight GPUs with one network adapter per GPU."""
+  """Returns a cluster of 8-GPU nodes with one network adapter per GPU."""
   return Cluster(
     name,
     device,

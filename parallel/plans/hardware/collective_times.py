@@ -19,8 +19,8 @@ The measurements do not cover all machines:
 - For PCI Express there are only the 4 workers of "a100_pairwise_nvlink": NVLink
   connects them in pairs, and a ring of four passes over PCI Express.
 
-`between` derives the times of a link from the measurements, and marks derived
-ones as assumptions.
+`between` returns the times for a kind of link. It marks times that it derives
+from measurements of another configuration as assumptions.
 
 TPUs: we know of no published measurements. The time of a collective is a number
 of hops times an assumed time per hop (`HOP_S`), plus the time of its bytes.
@@ -73,11 +73,11 @@ class Span(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """Measured all-reduce times for a number of workers.
+  """All-reduce times by message size, for a fixed number of workers.
 
   Attributes:
     sizes: Message sizes in bytes, ascending.
-    spans: Time of each size.
+    spans: Smallest and largest time of each size.
     source: Source of the times.
     mark: ``MEASURED``, or ``ASSUMPTION`` if derived from another machine.
   """
@@ -88,7 +88,7 @@ class Sample:
   mark: str = MEASURED
 
   def all_reduce(self, size_bytes: float) -> Span:
-    """Returns the time of an all-reduce.
+    """Returns the smallest and largest time of an all-reduce, in seconds.
 
     Between two measured sizes, the logarithm of the time is interpolated
     linearly in the logarithm of the size. Below the smallest measured size the
@@ -125,7 +125,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Hops:
-  """All-reduce times on a torus from hops and bytes.
+  """Model of all-reduce times on a torus: time of hops plus time of bytes.
 
   Attributes:
     hops: Smallest and largest number of sequential hops.
@@ -142,7 +142,7 @@ class Hops:
   mark: str = ASSUMPTION
 
   def all_reduce(self, size_bytes: float) -> Span:
-    """Returns the time of an all-reduce, given operand bytes per chip."""
+    """Returns smallest and largest seconds, given operand bytes per chip."""
     n = self.num_workers
     # Bandwidth-optimal: each chip sends 2 (n - 1) / n of the operand.
     bytes_s = 2 * (n - 1) / n * size_bytes / self.rate
@@ -168,7 +168,8 @@ def between(link: LinkKind, num_workers: int) -> Sample:
     num_workers: Number of GPUs.
 
   Raises:
-    ValueError: The times do not follow from the measurements.
+    ValueError: No times were measured for this link and number of GPUs, and
+      none can be derived.
   """
   measured = samples()
   # Measured directly.
@@ -260,8 +261,9 @@ def reduced(
   """Reduces measured times to powers of two, as in ``collective_times.csv``.
 
   The smallest times are interpolated between the measurements for which no
-  larger message was faster, since a message can be padded. The largest times
-  are interpolated between those for which no smaller message was slower.
+  larger message was faster, since a small message can be padded to the larger
+  size. The largest times are interpolated between the measurements for which no
+  smaller message was slower.
 
   Args:
     rows: (network, number of workers, operand bytes, milliseconds) of each

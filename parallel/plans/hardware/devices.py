@@ -18,7 +18,7 @@ from parallel.plans.hardware import links
 from parallel.plans.hardware.links import LinkKind
 
 _GIB = 2**30
-SLOWDOWNS = 1e-3, 1e3  # factors of `slowed`
+SLOWDOWNS = 1e-3, 1e3  # smallest and largest factor of `slowed`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Device:
     confidence: "published" if read in the source, "reported" if read in a copy
       or summary of the source.
     overhead_s: Seconds that each instruction of a compiled program takes in
-      addition to its products and bytes, if measured.
+      addition to its products and memory accesses; 0 if not measured.
   """
 
   name: str
@@ -73,10 +73,10 @@ def measured(
   name: str, flops: Mapping[str, float], memory_bytes: int,
   memory_bandwidth: float, source: str, overhead_s: float = 0.0,
 ) -> Device:
-  """Returns a device of a file or a measurement.
+  """Returns a device whose numbers come from a file or a measurement.
 
-  A `link_matrix.LinkMatrix` has its links; the bandwidth of ``link`` is a
-  placeholder. Dtypes that are not listed have the rate of the fastest one.
+  Its ``link`` is a placeholder, since a `link_matrix.LinkMatrix` describes the
+  links. Dtypes that ``flops`` does not list have the rate of the fastest one.
   """
   return Device(
     name, {"bfloat16": max(flops.values())} | dict(flops), memory_bytes,
@@ -107,17 +107,17 @@ def slowed(device: Device, factor: float) -> Device:
 
 
 def weakest(devices: Sequence[Device]) -> Device:
-  """Returns a device with the least of each rate, and of the memory.
+  """Returns a device with the lowest of each rate and the smallest memory.
 
-  A program with equal shards on all devices takes at most as long as on it, and
-  exactly as long if one of the devices has all of the least values.
+  A program with equal shards takes at most as long as on devices of this type,
+  and exactly as long if one of the devices is the slowest in every respect.
 
   Args:
     devices: The devices, of one platform.
 
   Raises:
-    ValueError: They have different platforms, or devices that differ have one
-      name.
+    ValueError: Their platforms differ, or two devices have the same name but
+      different numbers.
   """
   kinds: list[Device] = []
   for device in devices:

@@ -133,7 +133,7 @@ ETHERNET_10G = LinkKind(
 ETHERNET_100G = LinkKind(
   "Ethernet 100G", 1e11 / 8, None, "IEEE 802.3ba line rate"
 )
-# Latency: propagation in fiber along the great circle.
+# Latency: propagation in fibre along the great circle.
 WIDE_AREA_10G = LinkKind(
   "10G, New York to London", 10e9 / 8, 5.57e6 * 1.468 / 2.998e8,
   "IEEE 802.3ae line rate; latency: 5,570 km at c / 1.468 (group index of "

@@ -1,8 +1,9 @@
 """Nodes that serve many models: memory of devices and host, and copy rates.
 
-A node holds experts in the main memory of its devices, and more of them in the
-memory of its host (for SN40L, DDR that is attached to its sockets). 1 GB is
-10^9 bytes and 1 GiB is 2^30 bytes.
+A node holds experts, each a complete model, in the main memory of its devices,
+and more of them in the memory of its host. SN40L (arXiv 2405.07518, "the paper"
+below) has DDR attached to its sockets instead. 1 GB is 10^9 bytes and 1 GiB is
+2^30 bytes.
 
 Example:
   >>> expert = 13.5e9  # bytes: Llama 2 7B in bfloat16
@@ -34,11 +35,12 @@ class Node(schema.Schema):
     device_bytes: Bytes of a device's main memory.
     device_rate: Bytes per second of a device's main memory.
     host_bytes: Bytes of the node's memory outside of devices.
-    copy_rate: Bytes per second from that memory to one device.
-    node_rate: Bytes per second of the copy of one model that all devices
-      share, as the paper counts it.
-    attached: Whether that memory is attached to the devices' sockets. The
-      paper counts its capacity then, and otherwise that of the devices.
+    copy_rate: Bytes per second from the memory outside to one device.
+    node_rate: Bytes per second at which one model is copied to the devices, as
+      the paper counts it.
+    attached: Whether the memory outside is attached to the devices' sockets. If
+      so, the paper counts the experts that fit there; otherwise it counts those
+      that fit on the devices.
   """
 
   name: str
@@ -51,7 +53,7 @@ class Node(schema.Schema):
   attached: bool
 
   def switch_s(self, size_bytes: float, spread: bool = False) -> float:
-    """Returns the seconds of a copy of one model to the devices.
+    """Returns the seconds to copy one model to the devices.
 
     Args:
       size_bytes: Bytes of the model.
@@ -71,10 +73,10 @@ class Node(schema.Schema):
     return int(self.host_bytes.value // size_bytes)
 
   def machines(self, num_experts: int, size_bytes: float) -> int:
-    """Returns the number of nodes that serve experts at the devices' rate.
+    """Returns the number of nodes that are needed to serve ``num_experts``.
 
-    A node whose memory is `attached` holds as many as fit there. Others hold
-    those that fit on their devices, since a switch from the host is slow.
+    A node with `attached` memory serves as many experts as fit there. Other
+    nodes serve those that fit on their devices, since a switch is slow.
     """
     room = self.resident(size_bytes)
     if self.attached:

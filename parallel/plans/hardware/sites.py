@@ -25,8 +25,8 @@ class Rack:
       NVLink connects.
     flops: Peak FLOP/s of dense products per accelerator, by number format.
     memory_bytes: Memory per accelerator in bytes.
-    scale_up_bits: Bit/s and direction per accelerator inside its domain.
-    scale_out_bits: Bit/s and direction per accelerator to other domains.
+    scale_up_bits: Bit/s per accelerator inside its domain, in each direction.
+    scale_out_bits: Bit/s per accelerator to other domains, in each direction.
     rack_w: Power of the rack as sold, in watts.
     overhead: Ratio of the power including network and storage to ``rack_w``.
     rack_price: Price of the rack in dollars.
@@ -94,7 +94,7 @@ COOLING: dict[str, tuple[float, Source]] = {
 }
 
 
-# Power of all of the world's plants is less than this: sites cannot have more.
+# Limit on a site's power in watts: all power plants of the world have less.
 MAX_W = 1e13
 
 

@@ -27,21 +27,21 @@ from parallel.base import checks, schema
 from parallel.plans.hardware import links
 from parallel.plans.hardware.links import LinkKind
 
-# A plan has a variable per tensor and tier; more tiers than this are a mistake.
+# The optimal placement has one variable per tensor and tier. A file with more
+# tiers than this is taken for a mistake.
 MAX_TIERS = 64
-# Names of resources of the device in predictions.
+# Names that predictions use for the device's own resources.
 _RESERVED = ("device", "device memory", "compute")
-# Bytes per second: no memory is slower or faster.
+# Allowed rates of memory and links, in bytes per second.
 _MIN_RATE, _MAX_RATE = 1.0, 1e18
 
 
 class Quantity(schema.Schema):
-  """Number with a range.
+  """Number with its uncertainty range and source.
 
   Attributes:
     value: Value that predictions use.
-    low, high: Ends of the range that the source leaves open, with ``value``
-      between them.
+    low, high: Ends of the range of plausible values, which contains ``value``.
     source: Source of the number.
   """
 
@@ -51,7 +51,10 @@ class Quantity(schema.Schema):
   source: str
 
   def check(self, name: str, positive: bool = True) -> None:
-    """Raises ValueError unless the range is ordered, and ``positive``."""
+    """Raises ValueError unless low <= value <= high.
+
+    With ``positive``, ``low`` must also be above 0.
+    """
     if not self.low <= self.value <= self.high:
       raise ValueError(
         f"{name}: value={self.value:g} must lie between low={self.low:g} and "
@@ -62,14 +65,14 @@ class Quantity(schema.Schema):
 
 
 class SharedLink(schema.Schema):
-  """Link that all bytes of its tiers, or between host and device, cross.
+  """Link that several tiers share, or the link between host and device.
 
   Attributes:
     name: Name that tiers refer to.
-    read: Bytes per second towards the reader: from the tiers, and from host to
-      device.
-    write: Bytes per second in the other direction.
-    duplex: Whether both directions have their rate at the same time.
+    read: Bytes per second from the tiers or, for the link between host and
+      device, from host to device.
+    write: Bytes per second in the opposite direction.
+    duplex: Whether both directions reach their rates concurrently.
   """
 
   name: str
@@ -79,12 +82,13 @@ class SharedLink(schema.Schema):
 
 
 class Pass(schema.Schema):
-  """Seconds in which the CPU's optimizer passes over bytes of a tier.
+  """Measured time in which the CPU's optimizer passes over bytes of a tier.
 
   Attributes:
-    size_bytes: Number of bytes, in a step.
+    size_bytes: Bytes that the optimizer processes in a step.
     read_s: Seconds to read them.
-    write_s: Seconds more to write them, too; of a file, until they are on disk.
+    write_s: Additional seconds to write them; for a file, until they are on
+      disk.
   """
 
   size_bytes: schema.Positive
@@ -93,21 +97,21 @@ class Pass(schema.Schema):
 
 
 class Tier(schema.Schema):
-  """Memory of a host.
+  """Memory tier of a host.
 
   Attributes:
     name: Name, unique within the host.
     kind: "dram", "cxl" (a NUMA node without CPUs) or "file" (memory-mapped).
     capacity_bytes: Bytes that may be used.
     read, write: Bytes per second.
-    latency_s: Seconds of one dependent load.
-    duplex: Whether reads and writes have their rates at the same time.
-    link: Name of the link that the tier's bytes cross; None for none.
+    latency_s: Seconds of a load whose address is the value of the load before.
+    duplex: Whether reads and writes reach their rates concurrently.
+    link: Name of the shared link that the tier's bytes cross; None for none.
     node: Number of the NUMA node; None if it is unknown or a file.
-    path: Path of the file.
-    passes: Measured passes of the CPU's optimizer by ascending size; small
-      sizes have the rate of a cache. Empty if ``read`` and ``write`` hold for
-      all sizes.
+    path: Path of the file; None for other kinds.
+    passes: Measured passes of the CPU's optimizer by ascending size, since
+      small sizes fit in a cache and are faster. Empty if ``read`` and ``write``
+      hold for all sizes.
   """
 
   name: str
@@ -123,7 +127,7 @@ class Tier(schema.Schema):
   passes: tuple[Pass, ...] = ()
 
   def pass_s(self, read: float, written: float) -> float:
-    """Returns the seconds of a pass over bytes, interpolated between sizes.
+    """Returns the seconds of an optimizer's pass, interpolated by size.
 
     Args:
       read: Bytes that the CPU's optimizer reads in a step.
@@ -134,7 +138,7 @@ class Tier(schema.Schema):
     )
 
   def at(self, read: float, write: float) -> "Tier":
-    """Returns the tier with other rates; its passes scale with them.
+    """Returns a copy with other rates; the times of passes scale with them.
 
     Args:
       read, write: Bytes per second.
@@ -152,9 +156,10 @@ class Tier(schema.Schema):
 
 
 def _between(passes: Sequence[Pass], key: str, size: float) -> float:
-  """Returns the seconds for a size; beyond the largest, at its rate.
+  """Returns the seconds of a pass over ``size`` bytes, interpolated.
 
-  Below the smallest size, the time is constant, since a file has a fixed cost.
+  Beyond the largest measured size the rate is constant. Below the smallest one
+  the time is constant, since a file has a fixed cost.
   """
   if not size:
     return 0.0
@@ -315,7 +320,7 @@ def _link(name: str, kind: LinkKind, duplex: bool = True) -> SharedLink:
 
 
 def _dram(capacity: float, rate: float, source: str) -> Tier:
-  """Returns local DRAM, whose channels read or write at one time."""
+  """Returns local DRAM, which does not read and write concurrently."""
   speed = _quantity(rate, f"{source}; peak of its channels", 0.5 * rate)
   return Tier(
     name="dram", kind="dram", node=0, duplex=False, read=speed, write=speed,

@@ -1,28 +1,29 @@
 """Exact planner of nano-batches: a step cut into pieces that overlap.
 
-A layer of a tensor-parallel model multiplies, reduces, multiplies and reduces
-again; each of the four waits for the one before it. If the tokens of a step are
-cut into pieces, the reduction of one piece can run during the products of
-another. Each piece reads the weights again and multiplies fewer rows, so pieces
-below a break-even size lose time, and the plan is then a single batch.
+A layer of a tensor-parallel model has an attention block and an MLP, each
+followed by an all-reduce (its *reduction*). Each of the four waits for the one
+before it. If the tokens of a step are cut into pieces, the reduction of one
+piece can run during the products of another. Each piece reads the weights again
+and multiplies fewer rows, so pieces below a break-even size lose time, and the
+plan is then a single batch.
 
-The planner times the order in which `caatnet.models.lm.pieces` executes a
-layer::
+The planner times the order in which `caatnet.models.lm.pieces` executes a layer
+of m pieces::
 
     device     A_1  A_2 ... A_m  M_1 ... M_m
     network    S_m  R_1 ... R_m  S_1 ... S_{m-1}
 
 A_j and M_j are the attention block and the MLP of piece j, R_j and S_j their
-reductions; S_m is left over from the layer before. R_j and S_j wait for their
-product and for the reduction before them, M_j for R_j, and A_m for S_m. While
+reductions; the first S_m is that of the layer before. R_j and S_j wait for A_j
+and M_j and for the reduction before them, M_j for R_j, and A_m for S_m. While
 device and network are both busy, both run at the rate 1 / (1 + interference).
-The executor also orders the end of a reduction and the next row-parallel
-product, which the planner leaves out.
+In the executor a row-parallel product also waits until the reduction before it
+has ended; the planner ignores this.
 
 The search is exact on a grid of sizes: it extends ordered compositions of the
 tokens by one piece after another, discards those whose lower bound is not below
-the best plan so far, and simulates the rest. With device time D and network
-time N of a layer, two bounds are::
+the best plan so far, and simulates the rest. Two lower bounds on the time of a
+layer, with its device time D and its network time N, are::
 
     max(D, N) + interference min(D, N)
     A_1 + ... + A_j + R_j + M_j + ... + M_m        for each j
@@ -55,12 +56,12 @@ import numpy as np
 
 from parallel.base.checks import at_least, fraction
 
-# 4.2 million plans of at most six pieces take 6 s and 1.2 GB for one reduction
-# if bounds exclude few, and 10 ms if they exclude most.
+# Searching 4.2 million plans of at most six pieces with one reduction takes 6 s
+# and 1.2 GB if the bounds exclude few plans, and 10 ms if they exclude most.
 _MAX_PLANS = 10**7
-# Candidates that are simulated at a time.
+# Number of candidates that one call simulates.
 _CHUNK = 4096
-# Times that differ by less are equal: sums in another order.
+# Relative difference of equal times, which are summed in different orders.
 _EQUAL = 1e-9
 
 
@@ -94,7 +95,7 @@ class Costs:
     mlp: Products and norm of the MLP, without its reduction.
     reductions: Time of one reduction, for each way that the plan may choose.
     attend: Cumulative time of attention over the first n tokens, which is added
-      to `attention`; None if that contains it.
+      to `attention`; None if `attention` contains it.
     fixed_s: Time of a step outside of layers: embedding and head.
     optimum_s: Time of a step at the peak rates of the hardware, if compute,
       memory and network overlap fully; 0 if unknown.
@@ -130,7 +131,8 @@ class Costs:
         f"tokens; it must have times up to {len(self.mlp) - 1} tokens, as mlp "
         "has"
       )
-    # Cached positions and private channels may take no time; products may not.
+    # Attention without cached positions and reductions of no channels take no
+    # time; products always take time.
     least = 0 if name not in ("attention", "mlp") else np.nextafter(0, 1)
     bad = ~(np.isfinite(times) & (times >= least))
     bad[0] = times[0] != 0
@@ -149,15 +151,15 @@ class Costs:
 
 @dataclasses.dataclass(frozen=True)
 class NanobatchPlan:
-  """Nano-batches of one step.
+  """Plan that cuts one step into nano-batches.
 
   Attributes:
-    sizes: Tokens of each piece, in token order; one entry is a single batch.
+    sizes: Tokens of each piece, in token order; one entry if nothing is cut.
     model: Name of the model whose costs it minimises.
-    reduction: Way to reduce.
-    step_s: Predicted time of the step.
-    single_s: Predicted time of a single batch with the best reduction for it.
-    optimum_s: Time at the peak rates of the hardware (`Costs.optimum_s`).
+    reduction: Selected reduction.
+    step_s: Predicted seconds of the step.
+    single_s: Predicted seconds of the uncut step with its fastest reduction.
+    optimum_s: Seconds at the peak rates of the hardware (`Costs.optimum_s`).
     considered: Number of plans in the search space.
     simulated: Number of plans that bounds did not exclude.
   """
@@ -177,7 +179,7 @@ class NanobatchPlan:
 
   @property
   def gain(self) -> float:
-    """Throughput relative to a single batch."""
+    """Throughput relative to that of the uncut step."""
     return self.single_s / self.step_s
 
   def check(self, model: str, num_tokens: int) -> None:
@@ -208,8 +210,8 @@ def plan(
     costs: Times of a layer.
     num_tokens: Tokens of the step.
     max_pieces: Largest number of pieces that the executor runs.
-    granularity: Sizes are multiples of so many tokens, except for the last one;
-      None for a grid of at most 64 steps.
+    granularity: Number of tokens of which all sizes but the last are multiples;
+      None for 1/64 of the tokens, rounded up.
     interference: Slowdown while device and network are both busy, from 0
       (independent) to 1 (overlap gains nothing).
 
@@ -274,9 +276,9 @@ def step_seconds(
 
   Args:
     costs: Times of a layer.
-    reduction: Way to reduce.
+    reduction: Reduction of all pieces, a key of `Costs.reductions`.
     sizes: Tokens of each piece, ``[..., pieces]``.
-    interference: Slowdown of both resources, an argument of `plan`.
+    interference: Slowdown of device and network, see `plan`.
   """
   sizes = np.asarray(sizes)
   cut = sizes.reshape(-1, sizes.shape[-1])
@@ -284,8 +286,8 @@ def step_seconds(
   last = sums[:, -1]
   layer = _layer_seconds(attention, mlp, sums, last, interference)
   first = _layer_seconds(attention, mlp, sums, 0 * last, interference)
-  # The first layer finds no reduction left over; that of the last layer follows
-  # the scan.
+  # No reduction is pending at the start of the first layer. The last reduction
+  # of the last layer runs after the scan over layers, without overlap.
   total = costs.fixed_s + first + (costs.num_layers - 1) * layer + last
   return total.reshape(sizes.shape[:-1])
 
@@ -293,7 +295,7 @@ def step_seconds(
 def _pieces(
   costs: Costs, reduction: Reduction, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns times of attention blocks, MLPs and reductions, as ``sizes``."""
+  """Returns seconds of attention, MLPs and reductions, shaped as ``sizes``."""
   attention = costs.attention[sizes]
   if costs.attend is not None:
     ends = sizes.cumsum(-1)
@@ -307,16 +309,16 @@ def _candidates(
 ) -> np.ndarray:
   """Returns sizes that may be faster than the best plan, ``[plans, pieces]``.
 
-  Pieces are added one by one. A prefix is dropped if its times, with the least
-  times that the other pieces can have, do not leave room for a faster plan.
+  Pieces are added one by one. A prefix is dropped if a lower bound, its times
+  plus the smallest times of the pieces that are left, is not below ``best_s``.
 
   Args:
     costs: Times of a layer.
-    reduction: Way to reduce.
+    reduction: Reduction of all pieces.
     cuts: Tokens at which a piece may begin or end, ascending from 0 to the
       number of tokens, int ``[n + 1]``.
     pieces: Number of pieces.
-    interference: Slowdown of both resources, an argument of `plan`.
+    interference: Slowdown of device and network, see `plan`.
     best_s: Time of the best plan.
   """
   last = len(cuts) - 1
@@ -328,7 +330,8 @@ def _candidates(
   )
   if costs.attend is not None:
     attention += costs.attend[cuts][None] - costs.attend[cuts][:, None]
-  # Least device, network and MLP times from a cut to the end, by pieces.
+  # least[n]: smallest device, network and MLP times of n pieces from each cut
+  # to the end, [3, cuts].
   kinds = attention + mlp, sums, mlp
   least = [np.full((3, last + 1), np.inf)]
   least[0][:, last] = 0
@@ -340,7 +343,7 @@ def _candidates(
   device = network = read = path = np.zeros(1)
   for left in reversed(range(pieces)):
     start = chosen[:, -1]
-    # All ends of the next piece that leave a cut to each further one.
+    # All ends of the next piece after which enough cuts are left.
     first = start + 1 if left else np.full_like(start, last)
     count = last - left + 1 - first
     of = np.repeat(np.arange(len(start)), count)
@@ -357,7 +360,7 @@ def _candidates(
       path + more[2],
     )
     bound = costs.fixed_s + costs.num_layers * layer
-    # Looser than `_bounds`, which decide.
+    # A looser tolerance than that of `_bounds`, which make the decision.
     kept = np.flatnonzero(bound * (1 - 2 * _EQUAL) < best_s)
     chosen = np.column_stack([chosen[of[kept]], end[kept]])
     device, network, read, path = (
@@ -372,7 +375,7 @@ def _bounds(
   """Returns lower bounds on the times of steps, ``[plans]``."""
   attention, mlp, sums = _pieces(costs, reduction, sizes)
   device = attention.sum(-1) + mlp.sum(-1)
-  # A_1 ... A_j, R_j, M_j ... M_m, for each j.
+  # A_1 + ... + A_j + R_j + M_j + ... + M_m, for each j.
   paths = attention.cumsum(-1) + sums + mlp[:, ::-1].cumsum(-1)[:, ::-1]
   path, last = paths.max(-1), sums[:, -1]
 
@@ -395,17 +398,18 @@ def _layer_seconds(
 
   Args:
     attention, mlp, sums: Times of the pieces, ``[plans, pieces]``.
-    pending: Time of the reduction that the layer before left, ``[plans]``.
-    interference: Slowdown of both resources, an argument of `plan`.
+    pending: Time of the last reduction of the layer before, ``[plans]``.
+    interference: Slowdown of device and network, see `plan`.
   """
   plans, pieces = sums.shape
   done = np.zeros((plans, 1))
-  # Work of device and network in order; a last entry that never runs.
+  # Times of the entries of device and network, in order, [2, plans, entries].
+  # The last entry is a sentinel that never runs.
   work = np.stack([
     np.concatenate([attention, mlp, done], 1),
     np.concatenate([pending[:, None], sums, sums[:, :-1], done], 1),
   ])
-  # Entries of the other resource that must have ended.
+  # Number of entries of the other resource that must have ended before each.
   never = 2 * pieces + 1
   needs = np.array([
     [*[0] * (pieces - 1), 1, *range(2, pieces + 2), never],

@@ -1,18 +1,18 @@
 """Times of a layer's operations: profiles of GPUs, or the roofline model.
 
-``nanobatch_profiles.csv`` has the times of the products and of the other
-operations of a layer of Llama-2-70B, by tokens. Attention is not in it: its
-time is that of the cached keys and values that decodes read, or of the FLOPs of
-prompt chunks, by the roofline model. Each piece reads the weights again, which
-is in the times of the products: a piece of few tokens takes as long as its
-weights take to read.
+``nanobatch_profiles.csv`` has measured times of a layer of Llama-2-70B by its
+number of tokens: products and other operations except attention. The time of
+attention follows the roofline model. A decode reads its cached keys and values;
+for prompt chunks only FLOPs count. Each piece reads the weights again, which
+the times of products contain: with few tokens, a product takes as long as the
+read of its weights.
 
 Times of reductions are from `parallel.plans.hardware.collective_times`:
 measured for H100s and derived for others. "one_shot" gathers the products of
-all ranks and adds them locally: the smallest time of an all-reduce, and the
-time of its bytes. Fewer than 16 bits are quantised in the kernel of the
-reduction, which reads and writes each number twice at the bandwidth of the
-memory (an assumption).
+all ranks and adds them locally. Its time is that of the smallest all-reduce
+plus that of the gathered bytes. If a reduction sends fewer bits than the
+activations have, its kernel encodes and decodes each number, and reads and
+writes both formats once at the memory bandwidth (an assumption).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ PROFILED = "llama-2-70b"
 LLAMA_2_70B = Transformer(32_000, 8192, 80, 64, 8, 28672)
 _PROFILES = pathlib.Path(__file__).with_name("nanobatch_profiles.csv")
 _PRODUCTS = ("qkv", "out", "up", "down")
-# Parts of a layer's halves, without attention itself.
+# Operations of the attention block, without attention itself, and of the MLP.
 ATTENTION, MLP = ("qkv", "out", "attention_rest"), ("up", "down", "mlp_rest")
 _EXPERTS = ("gate and up", "down")  # operations of `inference.operations`
 ENDS = ("least", "greatest")
@@ -73,7 +73,7 @@ class Profile:
   """Measured times of a layer's operations on one device.
 
   Attributes:
-    name: Name in messages.
+    name: Name in error messages.
     tokens: Measured numbers of tokens, ascending from 1, ``[rows]``.
     seconds: Times by operation, ``[rows]`` each.
 
@@ -106,7 +106,7 @@ class Profile:
         )
 
   def times(self, part: str, max_tokens: int) -> np.ndarray:
-    """Returns times of 0 to ``max_tokens`` tokens, interpolated linearly.
+    """Returns interpolated seconds by tokens, float64 ``[max_tokens + 1]``.
 
     Raises:
       ValueError: The profile ends before ``max_tokens``.
@@ -158,7 +158,7 @@ def read(path: pathlib.Path = _PROFILES) -> dict[tuple[str, int], Profile]:
 
 @functools.cache
 def profiles() -> dict[tuple[str, int], Profile]:
-  """Returns the profiles of this package."""
+  """Returns the profiles in ``nanobatch_profiles.csv``; see `read`."""
   return read()
 
 
@@ -250,12 +250,12 @@ def reduction_times(
   machine: Machine, model: Transformer, reduction: Reduction, max_tokens: int,
   end: str = "least",
 ) -> np.ndarray:
-  """Returns times of one reduction of 0 to ``max_tokens`` tokens.
+  """Returns seconds of a reduction by tokens, float64 ``[max_tokens + 1]``.
 
   Args:
     machine: Devices of the tensor axis.
     model: Sizes of the model.
-    reduction: Way to reduce.
+    reduction: Algorithm, fraction of the channels, and bits.
     max_tokens: Largest number of tokens.
     end: "least" or "greatest" plausible time.
 
@@ -282,7 +282,7 @@ def reduction_times(
     return getattr(machine.all_reduce(size), end)
 
   sizes = np.arange(max_tokens + 1) * channels * reduction.bits / 8
-  # Times are smooth between these points; each costs an interpolation.
+  # At most 64 times are computed, since they are smooth between these points.
   at = np.unique(np.geomspace(1, max_tokens, 64).astype(int))
   times = np.interp(
     np.arange(max_tokens + 1), at, [seconds(sizes[n]) for n in at]
@@ -297,9 +297,9 @@ class Optimum:
   """Times of a step at the peak rates of the hardware, in seconds.
 
   Attributes:
-    compute: FLOPs of products and attention.
-    memory: Bytes of weights and cached keys and values, each read once.
-    network: Bytes of the reductions over the links.
+    compute: Time of the FLOPs of products and attention.
+    memory: Time to read weights and cached keys and values once.
+    network: Time of the reductions' bytes on the links.
   """
 
   compute: float
@@ -316,7 +316,7 @@ def optimum(
   model: Transformer, machine: Machine, mix: Mix,
   experts: tuple[int, int] = (1, 1),
 ) -> Optimum:
-  """Returns the optimum of a step, whatever its schedule.
+  """Returns lower bounds on the time of a step with any schedule.
 
   Source: NanoFlow, arXiv 2408.12757, section 3.
 
@@ -366,7 +366,7 @@ def layer(
     mix: Tokens of the step.
     reductions: Ways to reduce that the plan may choose.
     end: "least" or "greatest" plausible time of reductions.
-    utilisation: Fraction of the peak rate of attention and head.
+    utilisation: Fraction of the peak rate that attention and head reach.
   """
   tokens = mix.tokens
   head = _one_token(model, machine.num_ranks)["head"]
@@ -396,7 +396,7 @@ def profile_of(
   machine: Machine, model: Transformer, max_tokens: int,
   utilisation: float = 1.0,
 ) -> Profile:
-  """Returns the measured profile of a machine, or that of the roofline.
+  """Returns the measured profile of a machine, or else one by the roofline.
 
   Args:
     machine: Devices of the tensor axis.
@@ -404,7 +404,7 @@ def profile_of(
     max_tokens: Largest number of tokens.
     utilisation: Fraction of the peak rate that products reach by the roofline.
   """
-  # An A100 computes alike, whatever its links are.
+  # Links do not affect compute: "a100-pcie" has the profile of "a100".
   key = machine.device.name.removesuffix("-pcie"), machine.num_ranks
   if model == LLAMA_2_70B and key in profiles():
     return profiles()[key]

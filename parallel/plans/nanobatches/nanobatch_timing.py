@@ -1,14 +1,16 @@
 """Times of pipelines of nano-operations on three resources.
 
-A nano-operation is an operation on a range of tokens. It depends on another one
-of its layer, or of the layer before, only if that is a parent and their ranges
-overlap. A device has three resources, compute, memory and network; each runs
-its nano-operations one at a time, in the given order. While k of them are busy,
-all run at the rate ``1 / (1 + (k - 1) interference)``: with 0 they are
-independent, and with 1 overlap gains nothing.
+A nano-operation is an operation on a range of tokens. It depends on each
+nano-operation of its layer, or of the layer before, that is of a parent kind
+and whose range overlaps with its own. A device has three resources, compute,
+memory and network; each runs its nano-operations one at a time, in the given
+order. While k resources are busy, each runs at the rate ``1 / (1 + (k - 1)
+interference)``: with interference 0 the resources are independent, and with 1
+overlap gains nothing.
 
 Source: NanoFlow (Zhu et al., OSDI 2025, arXiv 2408.12757), sections 4 and 5.
-Deviation: one parameter instead of a table of rates by shares of the device.
+Deviation: one parameter, interference, instead of a table of rates by the
+fraction of the device that an operation uses.
 """
 
 from collections.abc import Sequence
@@ -22,15 +24,15 @@ RESOURCES = ("compute", "memory", "network")
 
 @dataclasses.dataclass(frozen=True)
 class NanoOperation:
-  """Nano-operation of a layer.
+  """Operation of a layer on a range of tokens.
 
   Attributes:
-    kind: Operation that it is a part of, such as "qkv".
+    kind: Name of the operation on all tokens, such as "qkv".
     resource: One of ``RESOURCES``.
-    start, stop: Range of its tokens.
+    start, stop: Its tokens, the range [start, stop).
     seconds: Time without interference.
     parents: Kinds that it depends on.
-    carried: Whether the parents belong to the layer before.
+    carried: Whether it depends on its parents in the layer before.
   """
 
   kind: str
@@ -55,12 +57,12 @@ class NanoOperation:
       )
 
   def overlaps(self, other: "NanoOperation") -> bool:
-    """Returns whether two ranges have a token in common."""
+    """Returns whether the two operations have a token in common."""
     return self.start < other.stop and other.start < self.stop
 
 
 def check(operations: Sequence[NanoOperation], num_tokens: int) -> None:
-  """Checks that each kind of operation has each token once.
+  """Checks that the ranges of each kind contain each token exactly once.
 
   Raises:
     ValueError: A range is missing, or tokens are in two ranges.
@@ -79,9 +81,10 @@ def check(operations: Sequence[NanoOperation], num_tokens: int) -> None:
 
 
 def dependencies(operations: Sequence[NanoOperation]) -> list[list[int]]:
-  """Returns the indices of the operations that each one depends on.
+  """Returns, for each operation, the indices of those that it depends on.
 
-  Those of the layer before are negative: ``i - len(operations)``.
+  Operation i of the layer before has the negative index ``i -
+  len(operations)``.
   """
   return [
     [
@@ -97,10 +100,10 @@ def step_seconds(
   operations: Sequence[NanoOperation], num_layers: int,
   interference: float = 0.0,
 ) -> float:
-  """Returns the time of equal layers, whose operations may overlap.
+  """Returns the seconds of equal layers, whose operations may overlap.
 
   Args:
-    operations: Operations of a layer, in the order of their resources.
+    operations: Operations of a layer; each resource runs its own in this order.
     num_layers: Number of layers.
     interference: Slowdown per other busy resource, from 0 to 1.
 
@@ -115,8 +118,8 @@ def step_seconds(
     for r in RESOURCES
   }
   limits = _limits(operations, queues)
-  ended = dict.fromkeys(RESOURCES, 0)  # operations of all layers
-  left = dict.fromkeys(RESOURCES, 0.0)  # time of the one that runs
+  ended = dict.fromkeys(RESOURCES, 0)  # number of operations, over all layers
+  left = dict.fromkeys(RESOURCES, 0.0)  # seconds of the running operation
   started = dict.fromkeys(RESOURCES, False)
   time = 0.0
   while True:
@@ -140,7 +143,7 @@ def step_seconds(
     time += shortest * (1 + (len(running) - 1) * interference)
     for r in running:
       left[r] -= shortest
-      # Rounding may leave a remainder of times that are equal.
+      # The difference of two equal times may be a rounding error, not 0.
       if left[r] <= 1e-12 * shortest:
         ended[r] += 1
         started[r] = False
@@ -154,10 +157,11 @@ def step_seconds(
 def _limits(
   operations: Sequence[NanoOperation], queues: dict[str, list[int]]
 ) -> list[list[tuple[str, int]]]:
-  """Returns the operations that each one waits for, as counts by resource.
+  """Returns what each operation waits for: (resource, ended operations) pairs.
 
-  They are counted from the start of its layer. Resources run in order, so the
-  last operation of a resource that it depends on is enough.
+  The number of ended operations is counted from the start of the operation's
+  own layer. A resource runs its operations in order, so an operation waits for
+  the last one that it depends on.
   """
   count = len(operations)
   found = []
@@ -176,5 +180,5 @@ def _limits(
 def sequential_seconds(
   operations: Sequence[NanoOperation], num_layers: int
 ) -> float:
-  """Returns the time of layers whose operations run one after another."""
+  """Returns the seconds of layers whose operations run one after another."""
   return num_layers * sum(o.seconds for o in operations)

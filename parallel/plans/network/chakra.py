@@ -36,14 +36,14 @@ _GROUPS = "groups.json"
 
 
 class Node(NamedTuple):
-  """Part of a rank's execution.
+  """Node of a rank's trace: compute, a collective or one end of a message.
 
   Attributes:
     kind: "compute", "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
       "broadcast", "send" or "receive".
-    name: Name of the instruction; of merged compute, of its first one.
+    name: Name of the instruction; for merged compute, of the first one.
     after: Indices of the rank's nodes that it waits for.
-    bytes: ``comm_size``; of compute, bytes in main memory.
+    bytes: ``comm_size``; for compute, bytes read and written in main memory.
     seconds: Time of compute; 0 for communication.
     flops: FLOPs of compute.
     ranks: Group of a collective in the order of its ranks; for a message, the
@@ -64,13 +64,14 @@ class Node(NamedTuple):
 def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
   """Writes ``trace.RANK.et`` per rank and ``groups.json``.
 
-  Traces that the folder has are removed first, since it may have more ranks;
+  Old traces in the folder are removed first, since they may be of more ranks;
   ``groups.json`` is written last, so that `read` rejects an incomplete folder.
-  A group has a number from 1, the ``pg_name`` of its collectives. Durations are
-  microseconds: the sums over a trace are rounded, so that they do not drift.
+  It numbers the groups from 1; a collective's ``pg_name`` is that number.
+  Durations are whole microseconds. The running sum is rounded instead of each
+  duration, so that rounding errors do not accumulate.
 
   Args:
-    traces: Nodes of each rank. They are written as they come.
+    traces: Nodes of each rank. Only one rank's nodes are in memory at a time.
     folder: Folder to write to; it is created.
 
   Raises:

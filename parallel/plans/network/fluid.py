@@ -1,4 +1,4 @@
-"""TCP flows that share links, as fluids on a simulated clock.
+"""Fluid simulation of TCP flows that share links: flows have rates, no packets.
 
 Rates are max-min fair: no flow can have a higher rate unless one with the same
 or a lower rate has a lower one (Bertsekas and Gallager, "Data Networks", 1992,
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 SEGMENT = 1448  # bytes of data in an Ethernet frame, with TCP's timestamps
 INITIAL_WINDOW = 10 * SEGMENT
-_INSTANT_S = 1e-9  # what is sent in less time is rounding
+_INSTANT_S = 1e-9  # bytes that take less time are a rounding error
 
 
 class Path(NamedTuple):
@@ -42,7 +42,7 @@ class Path(NamedTuple):
 
 
 # Maps the paths of flows, in the order of their starts, and the capacities of
-# links to the rates of the flows.
+# links to the rates of the flows, all in bytes per second.
 Discipline = Callable[[Sequence[Path], Mapping[Hashable, float]], list[float]]
 
 
@@ -83,7 +83,7 @@ def loss_limit(rtt_s: float, loss: float) -> float:
   """Returns the largest rate of a flow with random losses, in bytes/s.
 
   It is 1.22 segments per round trip, divided by the square root of the loss;
-  infinite without a loss or a round trip.
+  infinite if one of the arguments is 0.
 
   Args:
     rtt_s: Round trip in seconds, without queues.
@@ -103,10 +103,11 @@ class _Flow:
 
   Attributes:
     path: Its path.
-    left: Bytes that are not sent.
-    credit: Bytes that its window allows to send now.
-    window: Bytes that the next window adds.
-    opens_s: Time of the next window.
+    left: Bytes that are not sent yet.
+    credit: Bytes that the current window still allows to send.
+    window: Size of the next window in bytes.
+    opens_s: Time at which the next window opens; infinite if no window limits
+      the flow any more.
     rate: Rate at which it last sent, in bytes/s; 0 if it has not sent yet.
   """
 
@@ -118,16 +119,16 @@ class _Flow:
   rate: float = 0.0
 
   def rounding(self, time: float) -> float:
-    """Returns the bytes that rounding of times can leave, at its last rate."""
+    """Returns the error in bytes that the rounding of times can cause."""
     return 1e-6 + max(_INSTANT_S, math.ulp(time)) * self.rate
 
   def sends(self, time: float) -> bool:
-    """Returns whether it has more to send at a time than rounding can leave."""
+    """Returns whether more bytes than a rounding error can be sent now."""
     return min(self.left, self.credit) > self.rounding(time)
 
 
 class Network:
-  """Links and the flows on them."""
+  """Simulated network: links and the flows on them."""
 
   def __init__(
     self, capacities: Mapping[Hashable, float],
@@ -137,7 +138,7 @@ class Network:
 
     Args:
       capacities: Capacity of each link, in bytes per second.
-      discipline: Computes the rates.
+      discipline: Function that returns the rates of flows.
       window: Initial window in bytes.
     """
     self._capacities, self._discipline = capacities, discipline
@@ -153,15 +154,15 @@ class Network:
     """Starts a flow.
 
     Args:
-      time: Time in seconds; not before the last one of `advance`.
+      time: Time in seconds; not before the last ``time`` of `advance`.
       key: Name of the flow, unique among those in progress.
       path: Its path.
-      size: Bytes.
+      size: Bytes to send.
     """
     self._flows[key] = _Flow(path, size, 0.0, self._window, time)
 
   def cancel(self, time: float, key: Hashable) -> None:
-    """Ends a flow, which does not arrive, before the event after a time."""
+    """Removes a flow at a time before the next event; it never arrives."""
     self._send(time)
     self._flows.pop(key, None)
     self._rates.pop(key, None)
@@ -170,7 +171,7 @@ class Network:
     self._allocate()
 
   def next_s(self) -> float:
-    """Returns the time of the next event; infinity for none."""
+    """Returns the time of the next event in seconds; infinity for none."""
     times = [self._arrivals[0][0]] if self._arrivals else []
     for key, flow in self._flows.items():
       if math.isfinite(flow.opens_s):
@@ -181,7 +182,7 @@ class Network:
     return max(self._time, min(times, default=math.inf))
 
   def advance(self, time: float) -> list[Hashable]:
-    """Continues until a time; returns the flows that have arrived, in order."""
+    """Simulates until ``time``; returns the flows that arrived, in order."""
     found = []
     while (event_s := self.next_s()) <= time:
       self._send(event_s)
@@ -193,14 +194,14 @@ class Network:
     return found
 
   def run(self) -> dict[Hashable, float]:
-    """Continues until all flows have arrived; returns their times."""
+    """Simulates until all flows have arrived; returns flow -> seconds."""
     found = {}
     while (event_s := self.next_s()) < math.inf:
       found.update(dict.fromkeys(self.advance(event_s), event_s))
     return found
 
   def _send(self, time: float) -> None:
-    """Sends at the current rates until a time before the next event."""
+    """Sends at the current rates until ``time``; no event may be earlier."""
     for key, rate in self._rates.items():
       sent = rate * (time - self._time)
       flow = self._flows[key]
@@ -208,7 +209,7 @@ class Network:
     self._time = time
 
   def _open(self) -> None:
-    """Opens windows, and ends flows whose bytes are sent."""
+    """Opens windows that are due, and ends flows whose bytes are sent."""
     for key, flow in list(self._flows.items()):
       if flow.left <= flow.rounding(self._time):
         del self._flows[key]

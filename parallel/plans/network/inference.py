@@ -153,9 +153,9 @@ def operations(
 ) -> list[Operation]:
   """Returns the operations of one device, which hosts one rank, in a step.
 
-  Matrices are sharded over ranks. With twice as many ranks as key/value heads
-  or more, the heads and their cache are replicated. Otherwise a rank has all
-  query heads of its key/value heads; some ranks may have only padding.
+  Matrices are sharded over ranks. If there are at least twice as many ranks as
+  key/value heads, these heads and their cache are replicated. Otherwise a rank
+  has all query heads of its key/value heads; some ranks may have only padding.
 
   Args:
     model: Sizes of the model.

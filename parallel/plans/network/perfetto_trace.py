@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
-SUFFIX = ".perfetto-trace"  # by which the viewer knows the format
+SUFFIX = ".perfetto-trace"  # the viewer detects the format by it
 
 
 class Bar(NamedTuple):
@@ -31,14 +31,14 @@ def write(
   """Writes a trace with one track per row.
 
   Args:
-    bars: Bars, those of a row in the order of time and without overlap. They
-      are written as they come, so that a long timeline needs no memory.
+    bars: Bars; those of one row are in the order of time and do not overlap.
+      Each is written at once, so that a long timeline needs little memory.
     path: File to write.
     name: Name of the program or schedule, which the tracks are grouped under.
     rows: Names of the first rows; others follow when a bar needs them.
 
   Returns:
-    Seconds until the last end.
+    Largest ``end_s`` of the bars.
 
   Raises:
     ValueError: The package perfetto is not installed.

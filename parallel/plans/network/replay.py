@@ -1,10 +1,10 @@
 """Times of execution traces (`parallel.plans.network.chakra`) on a network.
 
 A node starts when the nodes that it waits for have ended. The k-th collective
-of a group on one rank and the k-th on another are one execution, which starts
-when all ranks of the group have reached it; likewise the k-th message of a pair
-of ranks with a tag. Executions do not share links: ranks use other links for
-other groups.
+of a group on each of its ranks is one *execution*, which starts when all these
+ranks have reached it; so are the k-th send and the k-th receive with the same
+ranks and tag. Executions do not delay one another: each is assumed to have
+links of its own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,11 +35,11 @@ class Replay:
 
 
 def ring_seconds(bandwidth: float, latency_s: float = 0.0) -> Seconds:
-  """Returns a function of the time of a collective on a ring of its ranks.
+  """Returns a function that times a collective on a ring of its n ranks.
 
   Reductions and gathers run the schedule "ring" of `parallel.plans.schedules`
-  in the alpha-beta model; an all-to-all has n - 1 rounds of 1/n of the operand,
-  and others send it once. A chunk has at least one byte.
+  in the alpha-beta model, with at least one byte per chunk. An all-to-all has
+  n - 1 rounds, each with 1/n of the operand. Other kinds send the operand once.
 
   Args:
     bandwidth: Bytes per second and direction of each link.
@@ -79,11 +79,11 @@ def replay(traces: Sequence[Sequence[Node]], seconds: Seconds) -> Replay:
     seconds: Function of the time of a collective or message.
 
   Raises:
-    ValueError: A rank lacks a collective or message of another one, they differ
-      in kind or bytes, or nodes wait for each other.
+    ValueError: A collective or message is missing on one of its ranks, its
+      nodes differ in kind or bytes, or nodes wait for each other in a cycle.
   """
   executions = _executions(traces)
-  # (rank, node) -> its execution, and how many nodes that one waits for.
+  # of: (rank, node) -> execution; waits: execution -> nodes that it waits for.
   of = {part: e for e in executions for part in e}
   waits = {e: sum(len(traces[r][n].after) for r, n in e) for e in executions}
   users: dict[tuple[int, int], list[tuple[int, int]]] = {}

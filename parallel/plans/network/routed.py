@@ -264,7 +264,7 @@ def chunk_bytes(size_bytes: int, num_chunks: int) -> np.ndarray:
     int ``[chunk]``, bytes of each chunk; they differ by at most one.
 
   Raises:
-    ValueError: There are fewer bytes than chunks, or not an integer.
+    ValueError: The bytes are fewer than the chunks, or not an integer.
 
   Example:
     >>> from parallel.plans.network.routed import chunk_bytes

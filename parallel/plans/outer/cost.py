@@ -4,10 +4,10 @@ Planners read this closed form of DiLoCo and Streaming DiLoCo. The
 implementation counts the same bytes separately
 (`parallel.outer.base.OuterLoop.sent_bytes`), and tests compare both.
 
-A parameter is stored on a device as rows: no block of a codec crosses from one
-row to the next. All rows of a fragment are exchanged together; DiLoCo has one
-fragment with all parameters. With w workers, each on a separate device, n
-elements are sent
+A parameter is stored on a device as rows. A codec divides each row into blocks
+of elements that share a scale; no block spans two rows. All rows of a fragment
+are exchanged together; DiLoCo has one fragment with all parameters. With w
+workers, each on a separate device, n elements are sent
 
     float32                 by one all-reduce
     a codec, "all_gather"   as codes and scales, from each worker to all others
@@ -91,7 +91,7 @@ class Loop:
     workers: w, the number of workers; at least 2.
     sync_every: H, the steps of a round, which exchanges each parameter once.
     codec: One of ``CODECS``.
-    route: One of ``ROUTES``, the route of encoded deltas.
+    route: Collectives that exchange encoded deltas, one of ``ROUTES``.
     fragment_layers: Layers per fragment; 0 for one fragment of all parameters.
     overlap: Steps from a fragment's send to its receipt; 0 for none.
 
@@ -192,10 +192,12 @@ class Loop:
     """Returns the bytes of a device's outer state between steps.
 
     The state is the outer parameters and their momentum, float32; the means
-    that wait to be applied, each in a slot; and two numbers about its worker.
+    that wait to be applied, each in a slot; and two statistics of 4 bytes about
+    the health of the device's worker.
 
     Args:
-      fragments: Rows of each fragment, last those outside all layers.
+      fragments: Rows of each fragment. The last fragment has the parameters
+        outside of layers.
     """
     elements = [sum(count * size for count, size in x) for x in fragments]
     kept = 2 * sum(elements)  # outer parameters and momentum
@@ -230,7 +232,7 @@ def fewest_layers(num_layers: int, parts: int, sync_every: int) -> int:
   """Returns the smallest allowed number of layers per fragment.
 
   At most one fragment is sent per step, so a round has no more fragments than
-  steps. A fragment has an equal number of layers of each pipeline stage part.
+  steps. A fragment has equally many layers of each part of each pipeline stage.
 
   Args:
     num_layers: Number of layers of the model.
@@ -242,7 +244,8 @@ def fewest_layers(num_layers: int, parts: int, sync_every: int) -> int:
     divisor is allowed.
 
   Example:
-    With 8 layers and the rest, 4 steps allow 2 + 1 fragments.
+    With 4 steps per round, 8 layers form 2 fragments, and the parameters
+    outside of layers a third.
 
     >>> fewest_layers(num_layers=8, parts=1, sync_every=4)
     4

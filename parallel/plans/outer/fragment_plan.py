@@ -28,8 +28,8 @@ class FragmentTimes:
     ValueError: There are more fragments than steps in a round.
 
   Example:
-    Three fragments, one of them every two steps. Nothing is sent in the first
-    round.
+    Three fragments; every two steps one of them is sent. Nothing is sent in the
+    first round.
 
     >>> times = FragmentTimes(sync_every=6, num_fragments=3)
     >>> [times.sent(step) for step in range(12)]
@@ -72,7 +72,7 @@ class SendVariant(NamedTuple):
   Attributes:
     kind: Kind of the fragment (`parallel.outer.fragments`).
     slot: Slot in which the mean waits, among the slots of this kind.
-    starts: Whether this is the first piece of the exchange.
+    starts: Whether this is the first piece of the fragment's exchange.
   """
 
   kind: str
@@ -109,7 +109,7 @@ class SendNumbers(NamedTuple):
 
   Attributes:
     place: Index of the fragment among those of its kind.
-    exchange: Number of the exchange; seeds its random draws.
+    exchange: Number of updates before the exchange; seeds its random numbers.
     piece: Index of the piece that is sent, from 0.
   """
 
@@ -123,7 +123,7 @@ class ReceiveNumbers(NamedTuple):
 
   Attributes:
     place: Index of the fragment among those of its kind.
-    exchange: Number of the exchange; seeds its random draws.
+    exchange: Number of updates before the exchange; seeds its random numbers.
     tau: Overlap, in steps, of the workers that receive in this step.
   """
 

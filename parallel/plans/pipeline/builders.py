@@ -1,12 +1,12 @@
 """Builders of pipeline schedules, by their names in configs.
 
-Each builder defines the order of a stage's actions; `schedule.arranged`
-schedules every action at the earliest possible tick. A step has p stages, m
-microbatches and v chunks per stage. All orders except those with split
-backwards follow one rule: first some forwards (the *warm-up*), then a forward
-before every backward, then the rest. Backwards process microbatches in the
-order of forwards, so all schedules sum gradients in the same order, part by
-part.
+Each builder defines the order of a stage's actions;
+`pipeline_schedule.arranged` schedules every action at the earliest possible
+tick. A step has p stages, m microbatches and v chunks per stage. All orders
+except those with split backwards follow one rule: first some forwards (the
+*warm-up*), then a forward before every backward, then the rest. Backwards
+process microbatches in the order of forwards, so all schedules sum gradients in
+the same order, part by part.
 
 Sources: GPipe (Huang et al., 1811.06965), here with backwards in the order of
 forwards; 1F1B (PipeDream-Flush: Narayanan et al., 2006.09503); interleaved 1F1B
@@ -64,8 +64,8 @@ class Builder:
       there are several chunks.
     one_chunk: Builder that replaces this one for one chunk per stage; "" for
       none.
-    num_chunks: The only number of chunks that is supported; 0 for one, or for
-      any number if stages may have several.
+    num_chunks: Number of chunks if only this one is supported; 0 for any number
+      if ``chunked``, and otherwise for one.
     placement: Function from stages and chunks to the placement of parts.
   """
 
@@ -137,12 +137,12 @@ def _all_stored(size: Size, stage: int) -> int:
 
 
 def _waves(size: Size, stage: int) -> int:
-  """Returns the forwards of 1F1B before a stage's first cotangents."""
+  """Returns the number of stages after a stage, 1F1B's warm-up."""
   return size.stages - stage - 1
 
 
 def _eager_warm_up(size: Size, stage: int) -> int:
-  """Returns Megatron-LM's warm-up; with one chunk that of eager 1F1B."""
+  """Returns the forwards of interleaved 1F1B's (or eager 1F1B's) warm-up."""
   return 2 * _waves(size, stage) + (size.chunks - 1) * size.stages
 
 
@@ -164,10 +164,10 @@ _F, _B, _I, _W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
 def _numbered(
   kinds: Iterable[tuple[Kind, int]], microbatches: int
 ) -> list[Action]:
-  """Returns actions of the first microbatches, from pairs (kind, chunk).
+  """Returns actions with microbatch numbers for a list of (kind, chunk) pairs.
 
-  Each chunk runs each kind on the microbatches in ascending order; a whole
-  backward is an action of both halves.
+  The k-th pair of a kind and chunk runs on microbatch k; a whole backward
+  counts as both of its halves. Pairs beyond the last microbatch are dropped.
   """
   order, count = [], collections.Counter[tuple[Kind, int]]()
   for kind, chunk in kinds:
@@ -180,8 +180,8 @@ def _numbered(
 def _zb_v(size: Size, stage: int) -> list[Action]:
   """Lists ZB-V: weight gradients follow at once, or fill the end of the step.
 
-  With fewer than 2 p - 1 microbatches, these are the first ones of the order
-  for 2 p - 1.
+  With fewer than 2 p - 1 microbatches, the order is that for 2 p - 1 without
+  the actions of the microbatches that do not exist.
   """
   p, waves = size.stages, _waves(size, stage)
   m = max(size.microbatches, 2 * p - 1)
@@ -205,13 +205,13 @@ def _dualpipe_v(size: Size, stage: int) -> list[Action]:
   """Lists DualPipeV: pairs of a forward and a whole backward of two chunks.
 
   Backwards are split where weight gradients fill the bubble: in the warm-up,
-  and at the end of the step. With fewer than 2 p microbatches, these are the
-  first ones of the order for 2 p.
+  and at the end of the step. With fewer than 2 p microbatches, the order is
+  that for 2 p without the actions of the microbatches that do not exist.
   """
   p, waves = size.stages, _waves(size, stage)
   m = max(size.microbatches, 2 * p)
-  # Of the remaining backwards, the second half is split; with those after them,
-  # their weight gradients follow in the order of their cotangents.
+  # Of the backwards after the pairs, the second half is split. Their weight
+  # gradients, and those of the last input cotangents, follow in the same order.
   rest = [1, 0] * (stage + 1)
   whole, split = rest[: stage + 1], rest[stage + 1 :]
   late = split + [0] * waves
@@ -230,7 +230,7 @@ def _dualpipe_v(size: Size, stage: int) -> list[Action]:
 
 
 def _v_stored(size: Size, stage: int, most: int) -> int:
-  """Returns the activations of a V: ``most`` with enough microbatches."""
+  """Returns a V's peak of live activations: ``most`` if m is large enough."""
   m = size.microbatches
   return min(most, 2 * m, m + stage + 1)
 
@@ -282,7 +282,7 @@ BUILDERS: dict[str, Builder] = {
 def build(
   schedule: str, stages: int, microbatches: int, chunks: int = 1
 ) -> PipelineSchedule:
-  """Builds the pipeline schedule of a name.
+  """Builds a pipeline schedule by name.
 
   With one chunk, "interleaved_1f1b" is "eager_1f1b" and "looped" is "gpipe",
   and the schedule has that name.
@@ -339,7 +339,7 @@ def evaluation(
 
 
 def chunks_of(schedule: str, chunks: int) -> int:
-  """Returns the chunks of a builder for a config that asks for ``chunks``.
+  """Returns a builder's chunks per stage if a config asks for ``chunks``.
 
   Args:
     schedule: A key of ``BUILDERS``.

@@ -118,7 +118,7 @@ def _check_once(schedule: PipelineSchedule) -> None:
 
 
 def _check_complete(schedule: PipelineSchedule) -> None:
-  """Checks that all required actions exist, with whole or split backwards."""
+  """Checks that no required action is missing; backwards may be split."""
   done = when(schedule) >= 0  # [kind, part, microbatch]
   both = done[Kind.BACKWARD] & (done[Kind.INPUT] | done[Kind.WEIGHT])
   if both.any():
@@ -196,7 +196,7 @@ def _check_stored(schedule: PipelineSchedule) -> None:
 def _of(
   schedule: PipelineSchedule, kind: Kind, part: int, microbatch: int, why: str
 ) -> ValueError:
-  """Returns the error of an existing action."""
+  """Returns an error that names an action of the schedule and its tick."""
   tick = when(schedule)[kind, part, microbatch]
   return _wrong(schedule, tick, schedule.stage_of_part[part], why)
 
@@ -204,7 +204,7 @@ def _of(
 def _wrong(
   schedule: PipelineSchedule, tick: int, stage: int, why: str
 ) -> ValueError:
-  """Returns the error of the action at a tick on a stage."""
+  """Returns an error that names the action of a stage at a tick."""
   number = int(schedule.kinds[tick, stage])
   kind = Kind(number).name if number in list(Kind) else f"kind {number}"
   return ValueError(

@@ -25,12 +25,12 @@ class Cost:
 
   Attributes:
     ticks: Ticks from the first action to the last.
-    bubble: Share of the stages' ticks in which they are idle.
-    own_bubble: That share of the ticks from each stage's first action to
-      its last: the remaining idle share if a stage may start another step
-      meanwhile.
+    bubble: Fraction of idle ticks, averaged over stages.
+    own_bubble: Fraction of idle ticks among those from each stage's first
+      action to its last. It applies if a stage may start the next step while
+      other stages finish this one.
     stored: Peak number of live activations per stage, ``[S]``, counted in
-      microbatches of one part. A part has 1 / v of a stage's activations.
+      microbatches of one part, which has 1 / chunks of a stage's activations.
     inputs: Peak number of inputs of its parts that each stage holds, ``[S]``;
       see `held`.
     cotangents: Peak number of cotangents of its parts' outputs, ``[S]``.
@@ -76,8 +76,8 @@ def cost(schedule: PipelineSchedule) -> Cost:
     schedule: Schedule that `parallel.plans.pipeline.check.check` accepts.
 
   Example:
-    1F1B idles for (p - 1) / (m + p - 1) of the step; the first stage stores p
-    microbatches.
+    With p stages and m microbatches, 1F1B is idle for (p - 1) / (m + p - 1) of
+    the step; the first stage stores p microbatches.
 
     >>> from parallel.plans.pipeline.builders import build
     >>> found = cost(build("1f1b", stages=4, microbatches=9))
@@ -106,8 +106,8 @@ def cost(schedule: PipelineSchedule) -> Cost:
 def stored(schedule: PipelineSchedule) -> np.ndarray:
   """Counts live activations, int ``[T, S]``, in microbatches of one part.
 
-  A part's activations are stored from its forward to its backward, or to that
-  of its weights, both ticks included. Without backwards nothing is stored.
+  A part's activations are stored from its FORWARD to its BACKWARD or WEIGHT
+  action, both ticks included. Without backwards nothing is stored.
   """
   ticks = when(schedule)
   return _alive(schedule, ticks[Kind.FORWARD], _last_use(ticks))
@@ -120,7 +120,7 @@ def held(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
   produced it, until its part last reads it: in the backward, which repeats the
   forward, or in the forward if there are no backwards. The first part takes its
   input from the batch at its forward and holds it until the same action. A
-  cotangent is held until the backward, or that of the weights. The last part's
+  cotangent is held until the BACKWARD or WEIGHT action. The last part's
   cotangents are the loss's, available one tick after its forward.
   """
   ticks = when(schedule)
@@ -136,9 +136,9 @@ def held(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
 
 
 def halves(schedule: PipelineSchedule) -> np.ndarray:
-  """Counts backwards between their two halves, int ``[T, S]``.
+  """Counts split backwards of which one half has run, int ``[T, S]``.
 
-  The ticks of both halves are included.
+  They count from the tick of INPUT to that of WEIGHT, both included.
   """
   ticks = when(schedule)
   return _alive(schedule, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
@@ -167,8 +167,7 @@ def sends(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _last_use(ticks: np.ndarray) -> np.ndarray:
-  """Returns the last tick of a part's backward, ``[part, microbatch]``, or -1.
-  """
+  """Returns the last tick of each backward or -1, ``[part, microbatch]``."""
   return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.WEIGHT])
 
 
@@ -185,18 +184,19 @@ def _alive(
   change = np.zeros((schedule.num_ticks + 1, schedule.num_stages), int)
   parts, microbatches = np.nonzero(last >= 0)
   stages = schedule.stage_of_part[parts]
-  # A running sum over ticks of births and deaths.
+  # Values add 1 at their first tick and -1 after their last one; the running
+  # sum over ticks is the number of live values.
   np.add.at(change, (first[parts, microbatches], stages), 1)
   np.add.at(change, (last[parts, microbatches] + 1, stages), -1)
   return change[:-1].cumsum(0)
 
 
 def _most(counts: np.ndarray) -> tuple[int, ...]:
-  """Returns the maximum over ticks of each stage."""
+  """Returns the largest count of each stage over all ticks, ``[S]``."""
   return tuple(counts.max(0).tolist())
 
 
-# Closed forms -----------------------------------------------------------------
+# Closed forms, with p stages, m microbatches and v chunks (`Size`) ------------
 
 
 def num_sends(size: Size, backward: bool = True, v_shaped: bool = False) -> int:
@@ -220,7 +220,7 @@ def step_s(
   Args:
     schedule: A key of `builders.BUILDERS`.
     size: The size, which the builder must support.
-    forward_s: Seconds of a microbatch's forward on a stage, all its chunks.
+    forward_s: Seconds of a microbatch's forward on a stage with all its chunks.
     input_s: Seconds of the cotangents of its inputs.
     weight_s: Seconds of the gradients of its weights.
 
@@ -231,13 +231,14 @@ def step_s(
 
   Source: Narayanan et al., 2104.04473, section 2.2, and Lamy-Poirier,
   2211.05953. The formulas of ZB-H1, ZB-H2, ZB-V and DualPipeV were found with
-  `simulate.events`. DualPipeV's pairs of a forward and a backward run one after
-  the other; the published bubble assumes that results of a pair are available
-  at its end: (p - 1) (F + 2 B - W) / v, with the halves B and W of a backward.
-  If the three times are equal, or the last of the terms is the largest, that of
-  ZB-H1 is the paper's (Qi et al., 2401.10241). The papers count the bubble per
-  stage (`Cost.own_bubble`), which is then zero for ZB-H2 and, with equal times,
-  for ZB-V, but stages start one after another.
+  `simulate.events`. In DualPipeV a pair's forward and backward run one after
+  the other here; its published bubble assumes that the results of both are
+  available at the end of the pair: (p - 1) (F + 2 B - W) / v, with F =
+  forward_s, B = input_s and W = weight_s. The formula of ZB-H1 is the paper's
+  (Qi et al., 2401.10241) if the three times are equal or the last term is the
+  largest. The papers count the bubble per stage (`Cost.own_bubble`), which is
+  zero for ZB-H2 and, with equal times, for ZB-V; here the later start of later
+  stages counts, too.
 
   Example:
     (m + p - 1) microbatches of 3 seconds.
@@ -280,7 +281,7 @@ def step_s(
 def bubble(
   schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
 ) -> float:
-  """Returns the idle share of the stages in a step: 1 - m (F + B) / T.
+  """Returns the fraction of a step in which a stage is idle.
 
   For 1F1B it is (p - 1) / (m + p - 1). Arguments and errors are those of
   `step_s`.

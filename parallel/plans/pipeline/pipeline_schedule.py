@@ -10,9 +10,9 @@ one action, or two: the cotangents of its input, which the previous part waits
 for, and those of its weights, which no other action waits for.
 
 In a tick each stage runs one action or none. The result of an action is
-available one tick later, on its own stage and on a neighbour. A schedule is
-proven (`check`), priced (`cost`), simulated (`simulate`) and run (`run`): all
-read the same arrays.
+available one tick later, on its own stage and on a neighbour. The same arrays
+are checked (`check`), priced (`cost`), simulated (`simulate`) and executed
+(`parallel.pipeline.run`).
 
 Shape legend: T = ticks, S = stages, C = chunks.
 """
@@ -110,7 +110,7 @@ class PipelineSchedule:
     """Direction from each part to its successor, int ``[part - 1]``.
 
     1 leads to the next stage, and from the last one to the first; -1 leads to
-    the previous stage, and 0 to the part's own.
+    the previous stage, and 0 to the same stage.
     """
     by = np.diff(self.stage_of_part)
     looped = (by - 1) % self.num_stages == 0
@@ -127,7 +127,7 @@ class PipelineSchedule:
 
   @functools.cached_property
   def splits(self) -> bool:
-    """Whether backwards are two actions."""
+    """Whether any backward is split into two actions."""
     return bool((self.kinds == Kind.INPUT).any())
 
   @functools.cached_property
@@ -147,7 +147,7 @@ class PipelineSchedule:
 
 
 def loop(stages: int, chunks: int) -> np.ndarray:
-  """Places part ``chunk * stages + stage``: int ``[C, S]``.
+  """Returns the placement of a loop, ``chunk * stages + stage``, ``[C, S]``.
 
   Example:
     >>> loop(stages=3, chunks=2).tolist()
@@ -157,9 +157,10 @@ def loop(stages: int, chunks: int) -> np.ndarray:
 
 
 def v_shape(stages: int, chunks: int) -> np.ndarray:
-  """Places successive chunks in opposite directions: int ``[C, S]``.
+  """Returns the placement of a V, int ``[C, S]``.
 
-  With two chunks, the first stage has the first and the last part.
+  Successive chunks have opposite directions. With two chunks, the first stage
+  has the first and the last part.
 
   Example:
     >>> v_shape(stages=3, chunks=2).tolist()

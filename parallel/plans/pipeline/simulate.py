@@ -2,8 +2,9 @@
 
 There are two models. In the event model, each stage runs its actions in the
 schedule's order, each as soon as the stage is idle and the operands have
-arrived; ticks have no length. In the lockstep model, one program on all stages
-(`run`), a tick costs the time of its longest part plus that of its longest hop.
+arrived; ticks have no length. In the lockstep model all stages run one program
+(`parallel.pipeline.run`), and a tick takes the time of its longest action plus
+that of its longest hop.
 
 Shape legend: T = ticks, S = stages.
 """
@@ -28,10 +29,10 @@ class PartTimes:
   """Compute seconds of each part on one microbatch, each ``[part]``.
 
   Attributes:
-    forward_s: Seconds of the output.
-    backward_s: Seconds of the cotangents of input and weights in one action.
-    input_s: Seconds of the cotangents of the input alone.
-    weight_s: Seconds of the cotangents of the weights alone.
+    forward_s: Seconds to compute the output.
+    backward_s: Seconds to compute the cotangents of input and weights together.
+    input_s: Seconds to compute the cotangents of the input alone.
+    weight_s: Seconds to compute the cotangents of the weights alone.
   """
 
   forward_s: tuple[float, ...]
@@ -56,10 +57,10 @@ def even_work(
   parts: np.ndarray | None = None,
   again_s: float = 0.0,
 ) -> PartTimes:
-  """Returns the work of stages that are split into equal parts.
+  """Returns the times of the parts if each stage is split equally.
 
-  A whole backward takes the time of its two halves, and repeats a forward at
-  most once.
+  A backward that is not split takes the time of its two halves, and repeats the
+  forward only once.
 
   Args:
     size: Stages and chunks.
@@ -68,7 +69,8 @@ def even_work(
     weight_s: Seconds of its weights' gradients.
     factors: Slowdown of each stage, ``[stage]``; () for 1.
     parts: Placement of the parts (`PipelineSchedule.parts`); None for a loop.
-    again_s: Seconds of the forward that each action of a backward repeats.
+    again_s: Seconds of the forward that each action of a backward repeats; 0 if
+      activations are saved.
 
   Raises:
     ValueError: Seconds or factors are not positive, or the number of factors is
@@ -160,7 +162,7 @@ class Timeline:
 
   @property
   def bubble(self) -> float:
-    """Share of all stages' time in which they do not compute."""
+    """Fraction of the step in which stages are idle, averaged over stages."""
     busy_s = np.nansum(self.end_s - self.start_s)  # nan where idle
     return 1 - float(busy_s) / (self.finish_s * self.schedule.num_stages)
 
@@ -237,7 +239,7 @@ def many_events_s(
   schedule: PipelineSchedule, work: np.ndarray, forward_s: np.ndarray,
   backward_s: np.ndarray,
 ) -> np.ndarray:
-  """Returns the finish times of `events` for many cases, float64 ``[N]``.
+  """Returns the finish times of `events` in N cases, float64 ``[N]``.
 
   Links have no latency, and stages compute while they send.
 
@@ -281,8 +283,8 @@ def lockstep_s(
   Args:
     schedule: The schedule.
     work: Seconds of its parts.
-    hops: Links between its stages. The hops of a tick follow its parts.
-    lanes: Consecutive stages that share a device, one after another.
+    hops: Links between its stages. The hops of a tick start after its actions.
+    lanes: Number of consecutive stages on each device, which runs them in turn.
   """
   t = schedule
   # Stages of one device run one after another: [T, S] -> [T, devices].
@@ -305,7 +307,7 @@ def lockstep_waiting_s(
     schedule: The schedule.
     action_s: Seconds of actions by the lower-case names of their kinds, such as
       "forward", equal for all parts, so that all devices wait equally long.
-    lanes: Consecutive stages that share a device, one after another.
+    lanes: Number of consecutive stages on each device, which runs them in turn.
   """
   t = schedule
   work = PartTimes(*(

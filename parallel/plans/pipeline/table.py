@@ -25,7 +25,7 @@ class Buffer:
   """Slot assignment of one kind of values.
 
   Attributes:
-    places: Number of slots; the number itself marks "no slot".
+    places: Number of slots P; in the arrays, P means "no slot".
     write: Slot for the value that arrives in each of the buffer's directions
       (`Table.directions`), each int32 ``[T, S]``.
     enter: Slot for a value from outside the parts, int32 ``[T, S]``: the input
@@ -44,9 +44,9 @@ class Table:
   """Arrays of a pipeline schedule for its execution.
 
   Attributes:
-    directions: Directions in which results move, of which a loop uses the first
-      for outputs and the last for cotangents, and other placements all for
-      both.
+    directions: Directions in which results move: 1 to the next stage, -1 to the
+      previous one, 0 within the stage. In a loop, outputs move in direction 1
+      and cotangents in direction -1; otherwise both move in all directions.
     kinds: Kind of each action, int32 ``[T, S]``.
     chunks: Chunk of each action, 0 where idle; int32 ``[T, S]``.
     inputs: Slots of the inputs of parts.
@@ -54,10 +54,10 @@ class Table:
     residuals: Slots of residuals, from a forward to the end of its backward.
     deltas: Slots of the values that the first half of a backward saves for the
       second.
-    enters: Microbatch that the first part reads in a tick, -1 for none; int32
-      ``[T]``, as the following.
-    judged: Microbatch whose last part runs in a tick.
-    leaves: Microbatch whose cotangents of the first part a tick computes.
+    enters: Microbatch that the first part reads in each tick, -1 for none;
+      int32 ``[T]``, as the next two fields.
+    judged: Microbatch whose last output, the operand of the loss, is computed.
+    leaves: Microbatch whose cotangents of the first input are computed.
   """
 
   directions: tuple[int, ...]
@@ -163,7 +163,7 @@ def _buffer(
     outside: The kind, and the part whose values come from outside the parts; -1
       for none.
     made: Tick of arrival by (kind, part, microbatch).
-    used: Ticks of its reads.
+    used: Ticks of the reads, by the same keys.
     arrivals: Index of the direction in which the values of each part arrive.
     num_directions: Number of these directions.
   """
@@ -179,7 +179,7 @@ def _buffer(
       for thing, ticks in used.items()
       if thing[0] == outside[0] and schedule.stage_of_part[thing[1]] == stage
     )
-    busy: list[tuple[int, int]] = []  # last use, place
+    busy: list[tuple[int, int]] = []  # (tick of the last read, slot)
     free: list[int] = []
     count = 0
     for arrival, ticks, direction in things:

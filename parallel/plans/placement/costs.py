@@ -6,9 +6,10 @@ link that is not duplex adds the times of reads and writes. Latencies have no
 effect, since transfers are large. A mapped file is assumed to use no bandwidth
 of DRAM.
 
-A tier whose passes were measured by size (`Tier.passes`) has their seconds for
-all bytes that the CPU's optimizer reads and writes there. The optimum assumes
-the rates of large sizes, since a linear program has no others.
+If passes over a tier were measured by size (`Tier.passes`), their seconds apply
+to all bytes that the CPU's optimizer reads and writes there. The policy
+"optimum" uses the rates of large sizes instead, since times in a linear program
+are proportional to bytes.
 """
 
 from collections.abc import Mapping
@@ -34,13 +35,13 @@ COMPUTE = "compute"
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Fractions of all parts and tensors.
+  """Division of parts over ways, and of tensors over tiers.
 
   Attributes:
-    ways: (part, way) -> fraction of the part that runs this way. Those of a
-      part sum to 1.
-    tiers: (part, way, tensor) -> tier -> fraction of the tensor. Those of a
-      tensor sum to the fraction of its way.
+    ways: (part, way) -> fraction of the part that runs this way. The fractions
+      of a part sum to 1.
+    tiers: (part, way, tensor) -> tier -> fraction of the tensor. The fractions
+      of a tensor sum to the fraction of its way.
   """
 
   ways: Mapping[tuple[str, str], float]
@@ -102,7 +103,7 @@ def loads(
 def _seconds(problem: Problem, use: Use, tier: str) -> dict[str, float]:
   """Returns seconds per byte of a tensor by resource, for one access."""
   if tier == DEVICE:
-    # Accesses within forward and backward are a part of the compute's rate.
+    # The compute time of forward and backward includes these accesses.
     if use.phase != "update":
       return {}
     moved = use.read + use.written
@@ -168,7 +169,7 @@ def cost(problem: Problem, placement: Placement) -> Cost:
   for instant in INSTANTS:
     for tier, capacity in capacities(problem, instant).items():
       excess = occupied[instant][tier] - capacity
-      # One byte in 10^9 is rounding.
+      # An excess of one byte in 10^9 is a rounding error.
       if excess > 1e-9 * max(abs(capacity), 1.0):
         missing[tier] = max(missing.get(tier, 0.0), excess)
   return Cost(

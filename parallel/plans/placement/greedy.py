@@ -1,4 +1,4 @@
-"""Layout and free bytes that greedy policies share."""
+"""Helpers of greedy policies: a layout of tensors, and free bytes of tiers."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ class Room:
     self.tiers: dict[Key, dict[str, float]] = {}
 
   def of(self, tensor: Tensor, tier: str) -> float:
-    """Returns the bytes of a tensor that a tier has room for."""
+    """Returns the bytes of a tensor for which a tier has room."""
     return min(
       (max(0.0, self.free[i][tier]) for i in tensor.held),
       default=tensor.size_bytes,
     )
 
   def put(self, key: Key, tensor: Tensor, tier: str, size: float) -> float:
-    """Places bytes of a tensor on a tier; returns those."""
+    """Places ``size`` bytes of a tensor on a tier; returns ``size``."""
     if size > 0:
       for instant in tensor.held:
         self.free[instant][tier] -= size
@@ -35,7 +35,7 @@ class Room:
   def fill(
     self, key: Key, tensor: Tensor, order: Sequence[str], size: float
   ) -> float:
-    """Fills tiers in an order; returns the bytes that have no room."""
+    """Places bytes on tiers in order; returns those that have no room."""
     for tier in order:
       size -= self.put(key, tensor, tier, min(size, self.of(tensor, tier)))
     return size
@@ -43,7 +43,7 @@ class Room:
   def stripe(
     self, key: Key, tensor: Tensor, weights: dict[str, float], size: float
   ) -> float:
-    """Divides bytes in proportion to weights; returns those without room."""
+    """Divides bytes over tiers by weight; returns those without room."""
     weights = dict(weights)
     while size > 1e-6 * tensor.size_bytes and weights:
       # The tier that is full first ends a round; the others share the rest.
@@ -68,7 +68,7 @@ def tiers(problem: Problem, *kinds: str) -> list[str]:
 
 
 def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
-  """Returns the layout of ZeRO-Offload, before host tensors are placed.
+  """Returns the layout of ZeRO-Offload; the host's tensors have no tier yet.
 
   Returns:
     Free bytes after the device's tensors; the host's tensors with their keys;
@@ -87,7 +87,7 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
   chosen = {}
   for part in problem.parts:
     names = [way.name for way in part.ways]
-    # If the problem does not have this way, the first one of the part.
+    # A part that does not have this way runs its first one.
     name = wanted[part.name]
     chosen[part.name] = name if name in names else names[0]
   ways = {(part, way): 1.0 for part, way in chosen.items()}
@@ -96,7 +96,7 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
     if chosen[part.name] != way.name:
       continue
     key = part.name, way.name, tensor.name
-    if tensor.on in ("device", "dram"):  # not placed
+    if tensor.on in ("device", "dram"):  # the policy has no choice
       names = problem.tiers_of(tensor)
       left = room.fill(key, tensor, names[:-1], tensor.size_bytes)
       room.put(key, tensor, names[-1], left)
@@ -108,7 +108,7 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
 def finish(
   room: Room, ways: dict, left: Sequence[tuple[Key, Tensor, float]]
 ) -> Placement:
-  """Returns the placement; bytes without room exceed the slowest NUMA node."""
+  """Returns the placement; the slowest NUMA node takes bytes without room."""
   last = tiers(room.problem, "dram", "cxl")[-1:] or tiers(room.problem)[-1:]
   for key, tensor, size in left:
     room.put(key, tensor, last[0], size)

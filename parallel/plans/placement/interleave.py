@@ -1,7 +1,7 @@
 """Policy: pages of all tensors alternate between all NUMA nodes.
 
 This is what ``numactl --interleave=all`` does for a process. A node that is
-full is left out of the rest.
+full gets no more pages.
 """
 
 from parallel.plans.placement import greedy

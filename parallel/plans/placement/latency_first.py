@@ -1,10 +1,10 @@
-"""Policy: tensors that the CPU touches in DRAM, others striped over the rest.
+"""Policy: DRAM for tensors that the CPU accesses, other tiers for the rest.
 
-Source: CXL-aware allocation (arXiv 2507.03305). Tensors are ordered by the
-bytes that the CPU reads and writes per byte of size. Those it touches fill
-DRAM; the rest of them, and tensors that only the device's DMA touches, are
-striped over the cards in proportion to their bandwidth. Deviation: files are
-used like cards.
+Source: CXL-aware allocation (arXiv 2507.03305). Tensors are placed in
+descending order of the bytes that the CPU reads and writes per byte of the
+tensor. Those that it accesses fill DRAM. What has no room there, and tensors
+that only the device accesses (by DMA), are striped over the CXL cards in
+proportion to their bandwidth. Deviation: files are used like cards.
 """
 
 from parallel.plans.placement import greedy
@@ -13,7 +13,7 @@ from parallel.plans.placement.problem import Problem
 
 
 def place(problem: Problem) -> Placement:
-  """Returns the placement; without cards or DRAM, the other kind is used."""
+  """Returns the placement; a host without cards or DRAM uses the other kind."""
   room, host, ways = greedy.layout(problem)
   dram = greedy.tiers(problem, "dram")
   cards = {

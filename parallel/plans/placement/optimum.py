@@ -1,9 +1,10 @@
 """Fastest placement, by linear programming.
 
-Variables are the fraction of each part per way, of each tensor per tier, and
-the seconds of each phase, which bound the load of every resource from above.
-With ``whole`` the fractions are multiples of 1 / units of the part (layers), a
-mixed integer program; the fractional optimum is a lower bound of it.
+Variables are the fraction of each part per way, the fraction of each tensor per
+tier, and the seconds of each phase, in which no resource is busy for longer.
+With ``whole`` the fractions are multiples of 1 / `StatePart.units`, such as
+layers. This is a mixed integer program; the optimum without ``whole`` is a
+lower bound on its time.
 
 Example:
   See `parallel.plans.placement.problem`.
@@ -27,7 +28,7 @@ from parallel.plans.placement.costs import (
 )
 from parallel.plans.placement.problem import INSTANTS, PHASES, Problem
 
-# Bytes of the solver's unit, so that its numbers are near 1.
+# Bytes are given to the solver in GB, so that its numbers are near 1.
 _GB = 1e9
 
 
@@ -59,7 +60,7 @@ class _Program:
       minimised: Variables whose sum is minimised.
       integers: Variable -> number of units; its value is a multiple of 1 /
         units.
-      limit_s: Most seconds.
+      limit_s: Time limit in seconds.
     """
     count = len(self.index)
     scale = np.ones(count)
@@ -123,7 +124,7 @@ def place(
     problem: The problem.
     whole: Whether no unit of a part (a layer) is divided.
     forced: (part, way, tensor) -> the only tier that it may use.
-    limit_s: Most seconds of the search.
+    limit_s: Time limit of the search in seconds.
 
   Raises:
     ValueError: The state does not fit on all tiers together, or no placement
@@ -155,17 +156,18 @@ def _program(
 ) -> tuple[
   _Program, dict[tuple[str, str], int], dict[tuple[str, str, str, str], int]
 ]:
-  """Returns the program, and its variables of ways and of tiers.
+  """Returns the program, and the indices of its ways' and tiers' variables.
 
   Args:
     problem: The problem.
-    forced: Tiers of tensors that have one only.
-    extended: Whether capacities can be extended, by variables "added".
+    forced: Argument of `place`.
+    extended: Whether to add variables "added", which extend the capacities.
   """
   program = _Program()
   shares: dict[tuple[str, str], int] = {}
   tiers: dict[tuple[str, str, str, str], int] = {}
-  # Instant and tier -> bytes, phase and resource -> seconds, by variable.
+  # held: (instant, tier) -> variable -> GB.
+  # busy: (phase, resource) -> variable -> seconds.
   held: dict[tuple[str, str], dict[int, float]] = {}
   busy: dict[tuple[str, str], dict[int, float]] = {
     (phase, COMPUTE): {} for phase in PHASES
@@ -203,7 +205,7 @@ def _program(
 
 
 def _shortage(problem: Problem) -> str:
-  """Returns the least bytes that would have to be added, by tier."""
+  """Returns a text with the bytes that each tier lacks, at the minimum."""
   program, _, _ = _program(problem, {}, extended=True)
   added = {
     name[1]: variable for name, variable in program.index.items()

@@ -1,19 +1,19 @@
-"""Periods of layers that save different activations for their backward.
+"""Number of layers in one iteration of a scan, if their policies differ.
 
-A scan over layers runs one period of them per iteration, each layer with its
-own policy (`parallel.memory.offload`). XLA then has the weights and gradients
-of a period in memory, instead of those of a layer.
+The layers of an iteration, a *period*, save different activations for their
+backward, each by its own policy (`parallel.memory.offload`). XLA then has the
+weights and gradients of a period in memory, instead of those of a layer.
 """
 
-# Most layers of a period: each of them takes memory and is compiled separately.
+# Limit on the layers of a period, each of which takes memory and is compiled.
 _MOST = 4
 
 
 def length(num_layers: int) -> int:
-  """Returns the number of layers of a period, which divides that of a model.
+  """Returns the number of layers of a period, a divisor of ``num_layers``.
 
-  There are two periods or more: XLA would merge forward and backward of a loop
-  with one iteration, and undo the copies and the recomputation.
+  Two or more layers have two or more periods: XLA would merge the forward and
+  backward of a loop with one iteration, and undo offloading and recomputation.
 
   Example:
     >>> length(32), length(6), length(2)

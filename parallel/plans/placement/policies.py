@@ -1,8 +1,9 @@
 """Registry of placement policies, keyed by the names that configs use.
 
-A policy receives a problem and returns a `Placement`. The greedy ones keep a
-fixed layout, that of ZeRO-Offload: the CPU updates, weights stay on the device
-if they fit next to it, and the inputs of layers are saved on the host.
+A policy receives a problem and returns a `Placement`. All policies but
+"optimum" are greedy and have the layout of ZeRO-Offload: the CPU runs the
+optimizer, weights stay on the device if they fit there, and the inputs of
+layers are saved on the host.
 """
 
 from collections.abc import Callable

@@ -53,7 +53,7 @@ class Use:
   Attributes:
     phase: Phase of the step.
     by: "device" (by DMA if the tensor is on the host) or "cpu".
-    read, written: Bytes per byte of the tensor.
+    read, written: Bytes read and written per byte of the tensor.
   """
 
   phase: Phase
@@ -68,11 +68,11 @@ class Tensor:
 
   Attributes:
     name: Name, unique within its way.
-    size_bytes: Bytes if its way runs all of the part.
+    size_bytes: Bytes if its way runs the whole part.
     held: Instants at which it is in memory.
     uses: Its accesses.
-    on: "device" or "host" if only one of them is possible, or "any"; "dram" if
-      XLA allocates it, in the host's DRAM.
+    on: Memory that it can be in: "device", "host", or "any" for both; "dram"
+      for the host's DRAM, where XLA allocates it.
   """
 
   name: str
@@ -94,8 +94,8 @@ class Way:
   Attributes:
     name: Name.
     tensors: Tensors that it needs.
-    seconds: Device compute by phase in addition to the step's, if it runs all
-      of the part.
+    seconds: Phase -> seconds of compute in addition to `Problem.seconds`, if
+      this way runs the whole part.
   """
 
   name: str
@@ -111,7 +111,7 @@ class StatePart:
     name: Name.
     ways: Ways to run it; a placement divides the part among them.
     units: Number of equal pieces that are not divided further, such as layers.
-      The optimum of the fractional problem ignores it.
+      Only the optimum with ``whole`` considers it.
   """
 
   name: str
@@ -127,8 +127,8 @@ class Problem:
     host: Tiers and links of the host.
     device: The device.
     device_bytes: Bytes of the device's memory that may be used.
-    reserved: Bytes on the device that are not placed, by instant.
-    seconds: Compute of the device by phase.
+    reserved: Instant -> bytes of the device's memory that are not placed.
+    seconds: Phase -> seconds of the device's compute.
     parts: Parts of the state.
     content: Name of the content of ``reserved``, for figures.
   """
@@ -170,10 +170,11 @@ def training_step(
 ) -> Problem:
   """Returns the problem of a step in mixed precision on one device.
 
-  Per parameter: a weight and a gradient of the activations' dtype, and float32
-  master weight and two moments of AdamW. With the optimizer on the CPU, the
-  device sends gradients and receives new weights. Weights that are on the host
-  are sent to the device twice per step, for the forward and the backward.
+  A parameter has a weight and a gradient in the activations' dtype, and a
+  master weight and two moments of AdamW in float32. With the optimizer on the
+  CPU, the device sends gradients and receives new weights. Weights that are on
+  the host are sent to the device twice per step, for the forward and the
+  backward.
 
   Args:
     model: Sizes of the model.
@@ -181,8 +182,8 @@ def training_step(
     seq_len: Positions of a sequence.
     device: The device.
     host: The host.
-    utilisation: Achieved share of the device's peak, an assumption.
-    fill: Share of the device's memory that may be used, an assumption.
+    utilisation: Fraction of the device's peak that compute reaches, assumed.
+    fill: Fraction of the device's memory that may be used, assumed.
   """
   checks.at_least("batch_size", batch_size)
   checks.at_least("seq_len", seq_len)
@@ -214,7 +215,7 @@ def training_step(
 
 
 def _parameters(model: Transformer) -> StatePart:
-  """Returns weights, gradients and optimizer state."""
+  """Returns the part of weights, gradients and optimizer state."""
   size = model.num_params * model.item_bytes
   always = INSTANTS
   read_twice = (

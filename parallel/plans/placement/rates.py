@@ -1,7 +1,7 @@
 """Measured rates of memory: read, write, copy, triad and latency.
 
-Loops are compiled by numba (extra ``memory``): numpy's would need several
-passes, and Python's are slower than memory.
+The loops are compiled by numba (extra ``memory``): NumPy needs several passes
+for some of them, and loops in Python are slower than memory.
 
 Example:
   >>> import numpy as np
@@ -21,7 +21,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
-# Passes over an array that are timed; the median is reported.
+# Number of timed repetitions; their median is reported.
 NUM_REPEATS = 5
 
 
@@ -138,7 +138,7 @@ def read(array: np.ndarray) -> None:
 
 
 def latency_s(array: np.ndarray, num_loads: int = 2**18) -> float:
-  """Returns the seconds of a load whose address is the previous one's value.
+  """Returns the seconds of a load whose address is the value loaded before.
 
   Args:
     array: Memory, uint8 ``[N]``, overwritten with one cycle through all of its

@@ -47,7 +47,7 @@ class Counts:
 
   Attributes:
     hits: Requests whose expert was in a slot.
-    misses: Requests for which their expert was loaded.
+    misses: Requests whose expert had to be loaded for them.
     loads: Completed loads, including those of experts that no request used.
     failures: Loads that failed.
     evictions: Experts that were replaced.
@@ -70,7 +70,10 @@ class Counts:
 
 @dataclasses.dataclass
 class _Slot:
-  """Slot; `fresh` is whether no request has used the expert since its load."""
+  """Slot: its expert, state, number of steps that read it, and last event.
+
+  ``fresh`` is whether no request has used the expert since its load.
+  """
 
   expert: str = ""
   state: State = State.EMPTY
@@ -114,7 +117,7 @@ class Slots:
     return len(self._slots)
 
   def find(self, expert: str) -> int | None:
-    """Returns the slot that has an expert or is being loaded with it."""
+    """Returns the slot that an expert is in or loading to; None for none."""
     return self._where.get(expert)
 
   def state(self, slot: int) -> State:
@@ -135,14 +138,14 @@ class Slots:
     return slot is not None and self._slots[slot].state is State.READY
 
   def fresh(self, expert: str) -> bool:
-    """Returns whether no request has used a resident since its load began."""
+    """Returns whether no request has used an expert since its load began."""
     return self._slots[self._where[expert]].fresh
 
   def candidate(
     self, queue: Iterable[str] = (), keep: Collection[str] = (),
     used: bool = True,
   ) -> int | None:
-    """Returns the slot that a load would replace: an empty one if there is any.
+    """Returns the slot for a load, an empty one if any; None if there is none.
 
     Args:
       queue: Experts of the waiting requests in the order of service.
@@ -243,17 +246,17 @@ class Slots:
     found.fresh = False
 
   def use(self, slot: int) -> None:
-    """Adds a step that reads a slot."""
+    """Counts one more step that reads a slot."""
     found = self._slots[slot]
     assert found.state is State.READY
-    if found.fresh:  # it was loaded again for requests that had begun
+    if found.fresh:  # reloaded for requests that were counted before
       self.touch(slot)
     self._events += 1
     found.last = self._events
     found.users += 1
 
   def release(self, slot: int) -> None:
-    """Removes a step that read a slot."""
+    """Counts one step less that reads a slot."""
     assert self._slots[slot].users
     self._slots[slot].users -= 1
 

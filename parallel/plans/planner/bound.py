@@ -1,23 +1,24 @@
 """Lower bound of the cost of all device orders, for the optimality gap.
 
-Let E be the time of an order's slowest hop, R that of its slowest link of a
-data ring, and T that of a tensor group. Then
+In an order, let E be the time of the slowest hop between stages, R that of the
+slowest link of a data ring, and T that of the slowest link of a tensor group.
 
-- every device has two neighbours in its ring over links of at most R, and one
-  successor: the graph of such links has a 2-matching and a perfect matching;
-- the devices of a ring are connected by such links, so each connected component
-  has a multiple of d devices; the same holds for the other axes, and for the
-  union of links of several axes. In a cluster of nodes, if only links within
-  nodes are as fast as T, each tensor group is thus within one node;
-- if the components of some axes have exactly that size, each is a unit, and the
-  other axes order the units, a smaller problem of this kind. Between two units
-  each device has one partner in the other, so the slowest link is no faster
-  than the fastest one of any device.
+- Every device has two neighbours in its data ring over links of cost at most R,
+  one of which is its successor: the graph of all links with that cost has a
+  2-matching and a perfect matching.
+- These links connect the devices of a ring, so each connected component has a
+  multiple of d devices. The same holds for the other axes, and for the union of
+  links of several axes. If, for example, only links within nodes cost at most
+  T, each tensor group is within one node.
+- If the components of some axes have exactly the size of a group, each is a
+  unit. The other axes order the units, which is a smaller problem of this kind.
+  Each device of a unit has one partner in an adjacent unit, so the slowest link
+  between two units costs at least as much as the cheapest link of any device.
 
 For up to `device_order.EXACT` units all orders are tried. Otherwise hops have
-separate bounds: the mean of all pipelines by an assignment problem, and the
+separate bounds: the mean of all pipelines from an assignment problem, and the
 cheapest walk through the worst device. E, R and T are enumerated in ranges: the
-lower end is the cost, the upper end selects the allowed links.
+lower end of a range bounds the cost, the upper end selects the allowed links.
 
 Shape legend: N = devices; p, d, t = stages, data, tensor.
 """
@@ -32,8 +33,8 @@ from scipy.sparse import csgraph
 from parallel.plans.planner.device_order import EXACT, brute_force
 from parallel.plans.planner.message_costs import Grid, Traffic
 
-_RANGES = 12  # of each of E, R and T, in addition to merges of components
-_FLOWS = 256  # largest number of devices with a check of 2-matchings
+_RANGES = 12  # ranges of E, of R and of T, besides those where components merge
+_FLOWS = 256  # largest number of devices for which 2-matchings are checked
 
 
 def bound(traffic: Traffic) -> float:
@@ -77,14 +78,14 @@ def bound(traffic: Traffic) -> float:
 def _in_box(
   traffic: Traffic, box: tuple, least: float, known: dict
 ) -> float:
-  """Returns a bound of the orders whose slowest links are in given ranges.
+  """Returns a lower bound of orders whose slowest links are in given ranges.
 
   Args:
     traffic: The messages.
-    box: For each axis the lower end, and each device's component in the graph
-      of links up to the upper end.
+    box: For each axis the lower end of its range, in seconds, and each device's
+      component in the graph of links up to the upper end.
     least: Sum of the lower ends.
-    known: Cache of smaller problems' bounds, which the function extends.
+    known: Cache of bounds of smaller problems, which the function extends.
 
   Returns:
     Seconds; infinity if no order has its slowest links in these ranges.
@@ -131,14 +132,14 @@ def _of_units(
   count = sets.max() + 1
   size = len(sets) // count
 
-  # [units, units]: bound of the links between two units, from the fastest
-  # link of each device to each unit.
+  # [units, units]: lower bound of the slowest link between two units, from each
+  # device's fastest link to the other unit.
   def nearest(matrix, whole):
     if 0 in axes and whole:
       return np.zeros((count, count))
     m = matrix[np.ix_(order, order)].reshape(count, size, count, size)
     out, into = m.min(3), m.min(1)
-    if matrix is traffic.chain:  # the maximum of pipelines is above their mean
+    if matrix is traffic.chain:  # the slowest pipeline is above their mean
       return np.maximum(out.mean(1), into.mean(2))
     return np.maximum(out.max(1), into.max(2))
 
@@ -157,21 +158,24 @@ def _of_units(
 def _levels(
   seconds: np.ndarray, size: int, axis: int
 ) -> Iterator[tuple[float, np.ndarray]]:
-  """Yields ranges: the lower end, and components by links up to the upper end.
+  """Yields ranges of an axis's slowest link, from the lowest that is possible.
 
-  A range ends before links that merge components, so that all values of a range
-  have the same components; further ranges subdivide these.
+  A range ends before a link that would merge connected components, so that all
+  values of a range have the same components; further ranges subdivide these.
+
+  Yields:
+    The lower end in seconds, and each device's component, int ``[N]``.
   """
   n = len(seconds)
   if size == 1:
     yield 0.0, np.arange(n)
     return
   values = np.unique(seconds[~np.eye(n, dtype=bool)])
-  # The smallest value for which a necessary condition holds.
+  # Index of the smallest value at which rings or pipelines may be possible.
   fits = _hops_fit if axis == 0 else _rings_fit
   first = _first(len(values), lambda i: fits(seconds, size, values[i]))
-  # Components merge exactly at the edges of a minimum spanning tree; a tiny
-  # offset keeps zeros from counting as missing edges.
+  # Components merge exactly at the edges of a minimum spanning tree. The offset
+  # distinguishes links of cost zero from missing edges of the sparse matrix.
   tree = csgraph.minimum_spanning_tree(
     sparse.csr_matrix(np.minimum(seconds, seconds.T) + 1e-30)
   )
@@ -249,18 +253,18 @@ def _two_each(allowed: np.ndarray) -> bool:
 
 
 def _hops(traffic: Traffic) -> float:
-  """Returns a bound of the sum of the pipelines' time and the slowest hop."""
+  """Returns a lower bound, in seconds, of slowest pipeline plus slowest hop."""
   grid, chain = traffic.grid, traffic.chain.copy()
   if grid.stages == 1:
     return 0.0
   np.fill_diagonal(chain, np.inf)
   planes = grid.data * grid.tensor
-  # Cheapest walks of each length to and from each device.
+  # Cheapest walks of each length that end or start at each device.
   ahead, back = [np.zeros(len(chain))], [np.zeros(len(chain))]
   for _ in range(grid.stages - 1):
     ahead.append((ahead[-1][:, None] + chain).min(0))
     back.append((chain + back[-1]).min(1))
-  # [p, N]: cheapest pipeline with a device at each stage.
+  # [p, N]: cheapest pipeline that has a given device at a given stage.
   walks = [a + b for a, b in zip(ahead, back[::-1], strict=True)]
   through = float(np.min(walks, axis=0).max())
   slowest = 0.0
@@ -273,9 +277,10 @@ def _hops(traffic: Traffic) -> float:
 
 
 def _mean(chain: np.ndarray, planes: int) -> float:
-  """Returns the mean time of pipelines if each device had the best successor.
+  """Returns the mean time of pipelines if successors are assigned optimally.
 
-  As many devices are last as there are pipelines, and as many are first.
+  `planes` devices, one per pipeline, have no successor, and as many have no
+  predecessor.
   """
   n = len(chain)
   matrix = np.block([

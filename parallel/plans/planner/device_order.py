@@ -1,20 +1,21 @@
-"""Search for a device order: a device for each (stage, data, tensor).
+"""Search for a device order: the device at each (stage, data, tensor).
 
 The search is deterministic. It first forms tensor groups of close devices, then
 orders whole groups, and finally single devices. Each step is the same problem
-with other matrices. From several greedy starts it applies the best exchange of
-a device with any other one until no exchange helps. An exchange changes at most
-four links of each kind, so all exchanges of a device are priced at once
-(`_Exchanges`). Then whole stages and replicas are exchanged, and a few random
-exchanges (with a seed) are tried, from which the search continues if they lead
-to an improvement.
+with other cost matrices. Starting from several greedy orders, each device in
+turn is exchanged with the device for which the cost decreases most, until no
+exchange helps. An exchange changes at most four links of each kind, so all
+exchanges of a device are priced at once (`_Exchanges`). Then whole stages and
+replicas are exchanged, and a few pairs of devices are exchanged at random (with
+a seed); the search continues from there if that leads to a lower cost.
 
-A maximum does not depend on links that are not the slowest. A small share of
-the links' mean is therefore added to the objective, a larger one first.
+The cost is a sum of maxima, which do not change when a link improves that is
+not the slowest. The objective therefore also has the mean of the links with a
+small weight, which is larger in the first round than in the second.
 
 If every link has a different rate, this search ends far from the optimum. For
-few devices orders are therefore also annealed: many at a time, each by
-exchanges of two devices; an exchange that increases the cost is accepted with a
+few devices, orders are therefore also annealed, many at a time: each step
+exchanges two random devices of an order, and accepts a higher cost with a
 probability that decreases over time (Kirkpatrick et al., "Optimization by
 simulated annealing", Science 220, 1983).
 
@@ -30,14 +31,14 @@ import numpy as np
 
 from parallel.plans.planner.message_costs import Family, Grid, Traffic, cost
 
-_FEW = 256  # largest number of devices for which all starts are improved
+_FEW = 256  # largest number of devices for which all greedy orders are improved
 EXACT = 8  # largest number of devices for which all orders are tried
-_SHARES = (0.3, 0.01)  # weights of the mean, one round after the other
-_KICKS = 512  # random restarts times devices; four times as many for few
+_SHARES = (0.3, 0.01)  # weight of the links' mean in each round
+_KICKS = 512  # random restarts x devices; four times as many for few devices
 _ANNEALED = 16  # largest number of devices for which orders are annealed
-# Orders per device, normally and in a quick search; exchanges of each order;
-# number of orders to improve afterwards; first and last temperature, relative
-# to the least cost.
+# Annealing: orders per device in a full and in a quick search, exchanges per
+# order, number of best orders that are then improved, and the first and last
+# temperature as fractions of the lowest cost.
 _CHAINS, _CHAINS_QUICK, _COOLING, _KEPT = 128, 16, 4000, 16
 _HOT, _COLD = 0.1, 0.01
 _CANDIDATES = 2.5e6  # largest number of exchanges that a search prices
@@ -97,8 +98,8 @@ def search(
     seed: Seed of random exchanges.
     kicks: Number of random restarts, for a quick search; None for a number that
       decreases with the number of devices.
-    exact: Whether to try all orders instead for up to ``EXACT`` devices, where
-      that is faster.
+    exact: Whether to try all orders if there are at most ``EXACT`` devices,
+      which is faster than the search.
 
   Returns:
     An order that is never worse than the default one.
@@ -118,7 +119,7 @@ def search(
   """
   if exact and traffic.grid.size <= EXACT:
     return brute_force(traffic)
-  # A plan of a large cluster makes about 20 quick searches.
+  # A plan of a large cluster makes about 20 quick searches: each gets less.
   quick = kicks == 0
   budget = _Budget(_CANDIDATES / (1 + quick * traffic.grid.size // _FEW))
   start = _starting(traffic, seed, budget)
@@ -149,10 +150,10 @@ def search(
 
 
 class _Budget:
-  """Remaining search effort, independent of the machine's speed.
+  """Remaining search effort, counted in exchanges that may still be priced.
 
-  Pricing all exchanges of a device has a fixed cost, equal to that of 150
-  candidates.
+  The result thus does not depend on the machine's speed. Pricing a batch of
+  exchanges has a fixed cost, equal to that of 150 exchanges.
   """
 
   def __init__(self, candidates: float = _CANDIDATES) -> None:
@@ -160,11 +161,11 @@ class _Budget:
 
   @property
   def left(self) -> bool:
-    """Whether any budget is left."""
+    """Whether further exchanges may be priced."""
     return self._left > 0
 
   def take(self, count: int) -> None:
-    """Subtracts a batch of ``count`` candidates."""
+    """Subtracts the cost of pricing ``count`` exchanges in one batch."""
     self._left -= 150 + count
 
 
@@ -177,13 +178,13 @@ def _priced(traffic: Traffic, devices: np.ndarray) -> Order:
 
 
 def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
-  """Returns a start: the best order of whole groups, or a greedy one."""
+  """Returns an initial order ``[N]``: of whole groups, or a greedy one."""
   grid, n = traffic.grid, traffic.grid.size
   if grid.tensor > 1:
     return _by_groups(traffic, Grid(1, 1, grid.tensor), seed, budget)
   starts = [np.arange(n)]
-  # For rings, the next d devices on a walk form a stage; for chains, the next p
-  # form a pipeline. Both kinds of groups can then be ordered as units.
+  # The next d devices on a walk form the data ring of a stage, or the next p
+  # devices a pipeline. Both kinds of groups can also be ordered as units.
   if grid.data > 1:
     starts.append(_walk(traffic.ring, grid.data))
   if grid.stages > 1:
@@ -207,14 +208,14 @@ def _by_groups(
 ) -> np.ndarray:
   """Forms groups of close devices, and then orders the groups.
 
-  A group has 1, or all, of the coordinates along each axis, as in ``whole``.
+  ``whole`` is the size of a group along each axis: 1, or all coordinates.
 
   Returns:
     The device of each coordinate.
   """
   grid, n = traffic.grid, traffic.grid.size
   none = np.zeros((n, n))
-  # Groups are first placed along an axis without messages.
+  # Groups are formed on a grid in which groups exchange no messages.
   count, rest = n // whole.size, Grid(*(
     1 if inside > 1 else size for size, inside in zip(grid, whole, strict=True)
   ))
@@ -236,7 +237,7 @@ def _by_groups(
   if count == 1:
     return groups.reshape(grid).ravel()
 
-  # Cost between groups: the slowest link of devices with equal positions.
+  # Cost between groups: the slowest link between devices at equal positions.
   def slowest(matrix, inside):
     if inside > 1:
       return np.zeros((count, count))
@@ -254,10 +255,10 @@ def _by_groups(
 
 
 def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
-  """Walks to the nearest remaining device; runs start at the farthest one.
+  """Orders devices greedily: each one is followed by the nearest remaining one.
 
-  A run starts with the device with the largest mean distance to all remaining
-  ones, since no later run would reach it at lower cost.
+  A run starts with the device that has the largest mean distance to all
+  remaining ones, since no later run would reach it at lower cost.
 
   Args:
     seconds: Cost of each link, float64 ``[N, N]``.
@@ -287,7 +288,7 @@ def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
 def _annealed(
   traffic: Traffic, chains: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Anneals random orders; returns the best ones found, ``[_KEPT, N]``."""
+  """Anneals random orders and returns the best ones, int ``[_KEPT, N]``."""
   families, grid = traffic.families(), traffic.grid
   everyone = np.arange(grid.size)
 
@@ -311,7 +312,7 @@ def _annealed(
     trial = orders.copy()
     trial[rows, a], trial[rows, b] = orders[rows, b], orders[rows, a]
     new = energy(trial)
-    # Metropolis criterion with a temperature relative to the least cost.
+    # Metropolis criterion; the temperature is a fraction of the lowest cost.
     worse = np.maximum(new - values, 0) / (share * least.min())
     taken = rng.random(chains) < np.exp(-worse)
     orders[taken], values[taken] = trial[taken], new[taken]
@@ -357,7 +358,7 @@ def _blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
 
 
 class _Exchanges:
-  """An order and the costs of all exchanges of one device with others.
+  """Local search from one order by exchanges of two devices.
 
   Attributes:
     devices: The device of each coordinate, ``[N]``.
@@ -372,7 +373,7 @@ class _Exchanges:
     self._reset()
 
   def _reset(self) -> None:
-    """Prices the current links."""
+    """Computes the costs of all links in the current order."""
     y = self.devices
     self._links = [f.seconds[y[f.source], y[f.target]] for f in self._families]
     self._tops, self._sums = [], []
@@ -383,8 +384,8 @@ class _Exchanges:
           family.source % self._planes, links, self._planes
         )
       self._sums.append(worst)
-      # An exchange changes at most four links of a kind, or two pipelines: one
-      # of the five slowest, if there are that many, does not change.
+      # An exchange changes at most four links of a kind, or two pipelines: at
+      # least one of the five slowest, if there are that many, is unchanged.
       self._tops.append(np.argsort(-worst, kind="stable")[:5])
     self.value = sum(
       worst.max() + self._share * worst.mean() for worst in self._sums
@@ -436,16 +437,16 @@ class _Exchanges:
   def _changed(
     self, index: int, family: Family, a: int, b: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the changed links, their new and old costs, ``[B, 4]`` each.
+    """Returns indices, new and old costs of changed links, ``[B, 4]`` each.
 
-    An index of -1 marks no link, or a duplicate.
+    The index is -1 for a missing link or a duplicate.
     """
     y = self.devices
     ids = np.stack([
       np.full_like(b, family.into[a]), np.full_like(b, family.out[a]),
       family.into[b], family.out[b],
     ], 1)
-    # Adjacent a and b share a link, in a ring of two both links.
+    # If a and b are adjacent they share a link; in a ring of two, both links.
     for i, j in itertools.product((2, 3), (0, 1)):
       ids[ids[:, i] == ids[:, j], i] = -1
     source, target = family.source[ids], family.target[ids]

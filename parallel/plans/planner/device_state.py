@@ -1,8 +1,8 @@
 """Training state of one device under a configuration, in closed form.
 
 The tensors of `caatnet/models/transformer` are sharded over stages and tensor
-ranks. `parallel.plans.zero.cost` prices them, and `parallel.plans.outer.cost`
-their exchange between workers.
+ranks. `parallel.plans.zero.cost` computes their memory and collectives, and
+`parallel.plans.outer.cost` their exchange between workers.
 """
 
 import math
@@ -13,15 +13,15 @@ from parallel.plans.workload import Transformer
 from parallel.plans.zero import cost as zero_cost
 from parallel.plans.zero.partition import Level, Partition
 
-# Depth of weights, gradients and optimizer state over the data-parallel ranks.
+# Whether weights, gradients and optimizer state are sharded over data-parallel
+# ranks (1) or replicated (0): depths of a `Partition` with one level.
 _DEPTHS = {
   "ddp": (0, 0, 0), "zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1)
 }
 
 
 def partition(configuration: Configuration) -> Partition:
-  """Returns the partition over a worker's data-parallel ranks, with one level.
-  """
+  """Returns the ZeRO partition over the data-parallel ranks of a worker."""
   c = configuration
   return Partition(
     (Level("data", c.ranks),), *_DEPTHS[c.scheme],
@@ -32,7 +32,7 @@ def partition(configuration: Configuration) -> Partition:
 def parameters(
   configuration: Configuration, model: Transformer
 ) -> list[zero_cost.Parameter]:
-  """Returns the tensors of a device, as `plans.zero.cost` prices them."""
+  """Returns the tensors of a device, as `plans.zero.cost` takes them."""
   c = configuration
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
   # Partitions gather in the activations' dtype; ddp uses the float32 weights.
@@ -78,7 +78,7 @@ def fragments(
   rest = [
     Rows(2, sharding.shard(tables)), Rows(1, sharding.shard(model.width))
   ]
-  # Without fragments everything is exchanged at once.
+  # With DiLoCo, all parameters are exchanged at once, as one fragment.
   layers = c.outer.fragment_layers if c.outer else 0
   if not layers:
     here = c.chunks * model.layers_per_part(c.stages * c.chunks)

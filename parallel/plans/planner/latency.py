@@ -1,27 +1,28 @@
-"""Prediction of a step's seconds on a matrix of links, with a breakdown.
+"""Prediction of the time of a training step on a matrix of links, by cause.
 
 Compute is the roofline of a layer (`TrainingStep.layer_s`); a stage, and the
-head, are as fast as the slowest of their devices. A backward has
-twice a forward's products. Repeated forwards and their reductions are added:
-the whole part in stages that save only inputs, and each layer once more with
-rematerialization. At p = 1 nothing overlaps with a tensor reduction: the
-product of a row-parallel projection has no private columns left to compute
-(`parallel.tensor.projections`). The overlap at p < 1 is not modeled.
+head, are as fast as the slowest of their devices. A backward has twice the
+matrix products of a forward. Forwards that a backward repeats are added, with
+their all-reduces: the whole part in stages that save only inputs, and each
+layer once more with rematerialization. If tensor ranks synchronise all channels
+(``Configuration.p`` = 1), nothing overlaps with their all-reduces, since a
+row-parallel projection has no private columns to compute meanwhile
+(`parallel.tensor.projections`). The overlap with smaller p is not modelled.
 
 Stages run in lockstep, as one program, where a tick takes the time of its
 longest action and then of its longest hop; or independently ("events"), as
 separate processes. In lockstep all stages also compute embedding and head
-together, for which the stream crosses the axis of stages four times per
-microbatch, from neighbour to neighbour (`parallel.pipeline.run`). In "events"
-this is not sent, and each stage computes an equal share.
+together, for which the residual stream is all-reduced over the stages four
+times per microbatch, by rings (`parallel.pipeline.run`). With "events" nothing
+is sent for them, and each stage computes an equal part.
 
-After the pipeline every stage's data ring sends the bytes of
-`parallel.plans.zero.cost`; the slowest link of the slowest stage determines the
-time. A ring of k ranks over a slowest link of rate b and latency a reduces n
-bytes in 2 (k - 1) (a + n / (k b)); `one_shot` sends all partial sums to all
-ranks at once.
+After the pipeline, the data ring of every stage sends the bytes that
+`parallel.plans.zero.cost` gives; the slowest link of the slowest stage
+determines the time. A ring of k ranks whose slowest link has a bandwidth of b
+bytes/s and a latency of a seconds all-reduces n bytes in 2 (k - 1) (a + n /
+(k b)) seconds; "one_shot" sends all partial sums to all ranks at once.
 
-Not modeled: gathers that overlap with compute, encoding, data loading.
+Not modelled: gathers that overlap with compute, encoding, data loading.
 """
 
 import collections
@@ -45,10 +46,10 @@ from parallel.plans.workload import TrainingStep, Transformer
 from parallel.plans.zero import cost as zero_cost
 
 EXECUTIONS = ("lockstep", "events")
-# All-reduces of a microbatch's stream over the axis of stages: of the first
+# All-reduces of a microbatch's residual stream over the stages: of the first
 # part's input, of the last part's output, and of the cotangents of both.
 VOCABULARY_REDUCTIONS = 4
-HOST = tiers.HOSTS["dgx-a100"]  # assumed host of an offloaded optimizer state
+HOST = tiers.HOSTS["dgx-a100"]  # assumed host if optimizer state is offloaded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Timing:
   Attributes:
     utilisation: Fraction of the peak FLOP/s that matrix products reach.
     execution: One of ``EXECUTIONS``.
-    host: Host of each device, for an offloaded optimizer state.
+    host: Host of each device, which holds an offloaded optimizer state.
 
   Raises:
     ValueError: The execution is unknown.
@@ -79,13 +80,13 @@ class Latency:
   Attributes:
     compute: Forwards and backwards of all microbatches on a stage.
     again: Forwards that backwards repeat.
-    tensor: Reductions over tensor ranks.
-    bubble: Idle time of stages if hops took no time.
-    hops: Additional time of a pipeline's hops.
-    vocabulary: Embedding and head, and the stages' exchanges for them.
-    data: Reductions of the slowest stage over data-parallel ranks.
+    tensor: All-reduces over tensor ranks.
+    bubble: Idle time of stages if hops between stages took no time.
+    hops: Additional time because hops between stages take time.
+    vocabulary: Embedding and head, and the stages' all-reduces for them.
+    data: Collectives of the slowest stage over data-parallel ranks.
     offload: Transfers of the optimizer's state from host memory and back.
-    outer: Exchanges between workers that no step hides
+    outer: Exchanges between workers that do not overlap with a step
       (`parallel.plans.planner.outer`).
   """
 
@@ -101,20 +102,20 @@ class Latency:
 
   @property
   def total(self) -> float:
-    """Sum of all causes."""
+    """Seconds of the whole step."""
     return sum(vars(self).values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Messages:
-  """Messages of a configuration, without their endpoints.
+  """Sizes and numbers of a configuration's messages in a step.
 
   Attributes:
-    boundary: Bytes of a hop.
-    reductions: Pairs (bytes, number per microbatch's forward and backward) of
-      reductions over tensor ranks, on one stage.
-    exchanges: Pair (bytes received in total, number of ring steps) over data
-      ranks.
+    boundary: Bytes that a hop sends from one stage to the next.
+    reductions: Pairs (bytes, number per microbatch, in its forward and backward
+      together) of all-reduces over tensor ranks, on one stage.
+    exchanges: Pair (bytes received, number of ring steps) of a rank in all
+      collectives over data-parallel ranks.
   """
 
   boundary: float
@@ -124,7 +125,7 @@ class Messages:
 
 @functools.lru_cache(maxsize=64)
 def messages(c: Configuration, step: TrainingStep) -> Messages:
-  """Counts the messages of a configuration."""
+  """Computes sizes and numbers of the messages of a configuration."""
   model, examples = step.model, c.examples(step.batch_size)
   stream = step.boundary_bytes(examples)
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
@@ -136,8 +137,8 @@ def messages(c: Configuration, step: TrainingStep) -> Messages:
   # embedding adds one; with stages the vocabulary's sums include it.
   forward = 2 + (2 if _recomputes(c) else 0) + (c.remat == "full")
   enters = int(c.stages == 1)
-  # Row-parallel projections reduce k channels (`PartialSync.num_shared`), the
-  # others all.
+  # Row-parallel projections reduce int(p x width) channels
+  # (`PartialSync.num_shared`), the embedding all channels.
   share = int(c.p * model.width) / model.width
   reductions: collections.Counter[float] = collections.Counter()
   for size, times in ((stream, forward * layers), (wide, 2 * layers)):
@@ -147,7 +148,7 @@ def messages(c: Configuration, step: TrainingStep) -> Messages:
     partition(c), parameters(c, model), accumulation=c.microbatches
   )
   received = sum(e.received_bytes for e in found)
-  # All tensors of a kind and phase are sent together, but microbatches are not.
+  # Tensors of a kind and phase are sent together; microbatches send separately.
   rounds = sum(
     (1 if e.when == "step" else c.microbatches)
     * (2 if e.kind == "all_reduce" else 1) for e in found
@@ -163,10 +164,11 @@ def traffic(
 ) -> Traffic:
   """Returns the cost of a configuration's messages between all device pairs.
 
-  Number of waits for a hop: in lockstep every tick that sends in its direction,
-  of which the slowest hop counts; for 1F1B with events that of
-  `parallel.plans.pipeline.cost.exposed_s`; for other schedules one for filling
-  and one for draining.
+  A hop is multiplied by the number of times that a step waits for it. With
+  "lockstep", each tick that sends in its direction waits, for the slowest hop.
+  With "events", the number for 1F1B is that in
+  `parallel.plans.pipeline.cost.exposed_s`; other schedules wait once in each
+  direction, to fill and to drain the pipeline.
 
   Args:
     c: The configuration.
@@ -205,7 +207,7 @@ def traffic(
 
 
 def _exchanges(sent: Messages, links: Links) -> np.ndarray:
-  """Returns the seconds of a data ring if all its links were like each one."""
+  """Returns for each link the seconds of a data ring of equal links."""
   received, steps = sent.exchanges
   return steps * links.latency_s + received / links.bandwidth
 
@@ -221,7 +223,7 @@ def _reductions(c: Configuration, sent: Messages, links: Links) -> np.ndarray:
 def _reduction(
   links: Links, size: float, ranks: int, route: str
 ) -> np.ndarray:
-  """Returns an all-reduce's seconds if all its links were like each one."""
+  """Returns for each link the seconds of an all-reduce over equal links."""
   if route == "one_shot":
     return links.latency_s + (ranks - 1) * size / links.bandwidth
   return 2 * (ranks - 1) * links.seconds(size / ranks)
@@ -308,8 +310,7 @@ def predict(
 def _along(
   links: LinkMatrix, order: np.ndarray, dim: int, by: int = 1
 ) -> Links:
-  """Returns the links along a dim of rings, ``[..., p, d, t]``; see `slowest`.
-  """
+  """Returns the links along a dim of rings; arguments as in `slowest`."""
   return links.between(order, np.roll(order, -by, dim))
 
 
@@ -319,7 +320,8 @@ def stages(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the seconds of each stage's forward and of its repeated forwards.
 
-  Both are per microbatch and without reductions, those of the slowest device.
+  Both are per microbatch, on the slowest device of a stage, and without
+  all-reduces.
 
   Args:
     c: The configuration.
@@ -347,15 +349,15 @@ def _recomputes(c: Configuration) -> bool:
 def measured(
   c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing
 ) -> tuple[float, float]:
-  """Returns the predicted result of measuring one stage on the first devices.
+  """Predicts what a measurement of one stage on the first devices would give.
 
-  Configurators that model only the pipeline obtain their times by such a
+  Planners that model only the pipeline take their times from such a
   measurement.
 
   Returns:
     Seconds of a microbatch's forward, and of its forward and backward together:
-    products, repeated forwards, reductions over tensor ranks, and its share of
-    the head.
+    matrix products, repeated forwards, all-reduces over tensor ranks, and the
+    stage's part of the head.
   """
   first = np.arange(c.tensor).reshape(1, 1, -1)
   stage_s, again_s = (
@@ -366,7 +368,8 @@ def measured(
   if c.tensor > 1:
     sums_s = _reductions(c, messages(c, step), _along(links, first, -1))
     reduce_s = float(sums_s.max())
-  # A backward takes twice a forward; a third of reductions and head is forward.
+  # A backward takes twice as long as a forward; a third of all-reduces and head
+  # belongs to the forward.
   both = 3 * stage_s + again_s + reduce_s + head_s
   return stage_s + (reduce_s + head_s) / 3, both
 
@@ -375,10 +378,11 @@ def _work(
   c: Configuration, stage_s: np.ndarray, again_s: np.ndarray,
   reduce_s: np.ndarray,
 ) -> simulate.PartTimes:
-  """Returns the compute and reduction seconds of each part.
+  """Returns the seconds of each part's forward, backward and backward halves.
 
-  A third of the reductions counts as forward: backward dtypes and repeated
-  forwards account for the rest. Each half of a backward repeats the forward.
+  A third of the all-reduces counts as forward, since those of backwards may
+  have a wider dtype, and backwards repeat forwards. Each half of a split
+  backward repeats the forward.
   """
   shares = []
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
@@ -399,7 +403,7 @@ def _run(
   c: Configuration, work: simulate.PartTimes, hops: simulate.Hops,
   execution: str,
 ) -> float:
-  # Cached by size: many configurations have the same schedule.
+  # Cached by the schedule's sizes, which many configurations have in common.
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
   if execution == "lockstep":
     return simulate.lockstep_s(table, work, hops)
@@ -410,7 +414,7 @@ def _run(
 def _events(
   table: object, work: simulate.PartTimes, hops: simulate.Hops
 ) -> float:
-  """Caches simulations, which configurations with equal pipelines share."""
+  """Simulates a pipeline; cached, since many configurations have equal ones."""
   return simulate.events(table, work, hops).finish_s
 
 
@@ -418,7 +422,7 @@ def vocabulary(
   c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
   order: np.ndarray,
 ) -> np.ndarray:
-  """Returns the seconds of embedding and head: products and the stages' sums.
+  """Returns the seconds of embedding and head, with the stages' all-reduces.
 
   Args:
     c: The configuration.
@@ -451,10 +455,10 @@ def _head(
 
 
 def _offload(c: Configuration, model: Transformer, host: Host) -> float:
-  """Returns the seconds of moving both moments in and out, per step."""
+  """Returns the seconds per step to move both moments to and from the host."""
   if not c.offload:
     return 0.0
   state = zero_cost.memory(partition(c), parameters(c, model))
-  # Two moments of the three stored arrays, in both directions.
+  # Of the three stored arrays of equal size, the two moments are moved.
   moved = state.stored * 2 / 3
   return moved / host.to_device + moved / host.from_device

@@ -1,24 +1,24 @@
-"""Faster configurations that change the trained model, in a second pass.
+"""Second pass of a plan: faster configurations that change the trained model.
 
-A plan's first pass selects among configurations that train the same model. The
-second pass changes one thing at a time in each of the best few:
+The first pass selects among configurations that train the same model. The
+second pass makes one change at a time to each of the best few:
 
     p        tensor ranks synchronise a fraction p of the stream's channels
              (CAAT-Net, arXiv 2506.19645; `parallel.tensor.projections`)
     outer    groups of data-parallel ranks become workers of an outer loop,
              DiLoCo (arXiv 2311.08105) or Streaming DiLoCo (arXiv 2501.18512),
-             with the number of workers that has the fastest step
+             with the number of workers for which a step is fastest
     codec    a partition's gathers and scatters are encoded (qwZ and qgZ of
              ZeRO++, arXiv 2306.10209)
 
-Codecs are part of this pass since they round weights and gradients. With ddp
-nothing is gathered or scattered, and the all-reduce is not encoded, so its
-ranks use the partition zero1 with the codec. If each worker has one rank left,
-no state is shared among ranks: its partition becomes ddp.
+Codecs are part of this pass since they round weights and gradients. "ddp"
+gathers and scatters nothing, and its all-reduce is not encoded, so a codec
+changes "ddp" to the partition "zero1". If each worker has only one
+data-parallel rank, there is nothing to shard, and its partition becomes "ddp".
 
-The loss is not predicted. Devices keep the order of the plan, and workers are
-adjacent in it. Time and memory are predicted as in the first pass; the savings
-of several changes add up if their causes differ.
+The loss is not predicted. Devices keep the order of the first pass, in which
+the ranks of a worker are adjacent. Time and memory are predicted as in the
+first pass; the savings of several changes add up if they have different causes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,14 +41,15 @@ from parallel.plans.zero.partition import CODECS
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-  """Changes to try.
+  """Changes that the second pass tries.
 
   Attributes:
-    best: Number of the first pass's best to change; 0 for no second pass.
-    p: Fractions below 1.
-    outer: Algorithms, from `parallel.plans.outer.cost.ALGORITHMS`.
-    sync_every: H, the steps of a round.
-    overlap: Steps from send to receipt of Streaming DiLoCo's fragments.
+    best: Number of the first pass's best configurations that are changed; 0 for
+      no second pass.
+    p: Fractions, below 1, of channels that tensor ranks synchronise.
+    outer: Outer loops, from `parallel.plans.outer.cost.ALGORITHMS`.
+    sync_every: Steps per round of an outer loop.
+    overlap: Steps from the send to the receipt of a Streaming DiLoCo fragment.
     outer_codec: Codec of Streaming DiLoCo, one of
       `parallel.plans.outer.cost.CODECS`; DiLoCo sends float32.
     zero_codecs: Codecs of weights and of gradients, as in "int8/int4", from
@@ -82,8 +83,8 @@ class Changes:
   def _loop(self, algorithm: str, workers: int, layers: int = 0) -> Loop:
     if algorithm == "diloco":
       return Loop(algorithm, workers, self.sync_every)
-    # Each worker receives fewer bytes by "all_to_all" with more than two
-    # workers, at the cost of a second rounding.
+    # With more than two workers, each receives fewer bytes by "all_to_all" than
+    # by "all_gather", at the cost of a second rounding.
     coded = self.outer_codec != "float32" and workers > 2
     return Loop(
       algorithm, workers, self.sync_every, self.outer_codec,
@@ -93,15 +94,15 @@ class Changes:
   def of(
     self, c: Configuration, num_layers: int
   ) -> Iterator[tuple[str, list[Configuration] | str]]:
-    """Yields the changed configurations of one configuration.
+    """Yields all changes of one configuration.
 
     Args:
       c: Configuration of the first pass.
       num_layers: Number of layers of the model.
 
     Yields:
-      The kind of change, "p", "outer" or "codec", and either configurations, of
-      which the fastest counts, or the reason why there are none.
+      The kind of change ("p", "outer" or "codec"), and either the changed
+      configurations, of which the fastest is used, or a reason for their lack.
     """
     for p in self.p:
       yield "p", (
@@ -110,7 +111,7 @@ class Changes:
       )
     for name in self.outer:
       found = []
-      # Every divisor of the data-parallel ranks is a number of workers.
+      # Tried numbers of workers: all divisors of the data-parallel ranks.
       for workers in range(2, c.data + 1):
         if c.data % workers:
           continue
@@ -140,8 +141,7 @@ class Sent:
   """Operand bytes that a device sends in a step, by axis.
 
   Attributes:
-    tensor: Row-parallel projections, the embedding and its counterpart, forward
-      and backward.
+    tensor: All-reduces over tensor ranks in forwards and backwards.
     data: Gathers and scatters of a partition, or the gradients' all-reduce.
     worker: Exchanges between workers, averaged over a round.
   """
@@ -156,8 +156,8 @@ class Row:
   """A changed configuration with its predictions.
 
   Attributes:
-    base: Index of the changed configuration among the first pass's best.
-    configuration: The configuration.
+    base: Index of the unchanged configuration among the first pass's best.
+    configuration: The changed configuration.
     memory: Bytes of a device, by cause.
     latency: Seconds of a step, by cause.
     sent: Bytes that a device sends in a step.
@@ -177,7 +177,7 @@ class LossyOptions:
   """Result of the second pass.
 
   Attributes:
-    rows: Configurations that are faster than the unchanged ones, fastest first.
+    rows: Changed configurations that are faster than before, fastest first.
     excluded: Constraint -> (number of excluded configurations, last reason).
   """
 
@@ -192,7 +192,7 @@ def search(
   """Finds faster configurations that train another model.
 
   Args:
-    best: The first pass's best, fastest first.
+    best: The first pass's best candidates, fastest first.
     problem: The training step on the cluster.
     choices: Choices of the first pass.
     changes: Changes to try.
@@ -208,8 +208,8 @@ def search(
         both = [_priced(x, number, base, problem, choices) for x in found]
         priced = [x for x in both if isinstance(x, Row)]
         reasons = [x for x in both if not isinstance(x, Row)]
-      # `min` takes the first of equally fast ones, that with the fewest
-      # workers: it changes the least.
+      # Of equally fast configurations `min` returns the first, which has the
+      # fewest workers and thus changes training least.
       row = min(priced, key=lambda x: x.latency.total, default=None)
       if row and row.latency.total >= base.latency.total:
         reasons.append(("no gain", _slower(row, base)))
@@ -240,11 +240,11 @@ def _priced(
   c: Configuration, number: int, base: Candidate, problem: Problem,
   choices: Choices,
 ) -> Row | tuple[str, str]:
-  """Returns a configuration's predictions, or (constraint, reason)."""
+  """Returns a row, or (constraint, reason) if the configuration is excluded."""
   refused = space.refusal(c, problem.step, choices)
   if refused is not None:
     return refused[0], f"{c.learned()}: {refused[1]}"
-  # Memory limit of the first pass, device order of the base.
+  # As in the first pass, with the device order of the unchanged configuration.
   needs = problem.memory(c)
   over = needs.total - problem.memory_bytes
   if over > 0:
@@ -266,7 +266,7 @@ def _slower(row: Row, base: Candidate) -> str:
 
 
 def _pair(text: str) -> tuple[str, str]:
-  """Reads "WEIGHTS/GRADIENTS"."""
+  """Parses "WEIGHTS/GRADIENTS" to the codecs of weights and of gradients."""
   weights, slash, gradients = text.partition("/")
   if not slash:
     raise ValueError(

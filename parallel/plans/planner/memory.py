@@ -1,12 +1,13 @@
 """Peak memory of a device in a step, by cause, in closed form.
 
-All stages run one program, so buffers have the size of the largest stage's. No
-formula predicts how many copies of gradients and weights a compiler keeps alive
-at a time, and which parts of a layer. Inexact causes therefore have factors,
-which are fitted to compiler reports (`fitted`), separately for pipelines, whose
-scan over ticks has other copies. The upper bound is the estimate times the
-largest ratio seen in the fit. Memory that no compiler reports (the runtime's,
-collective buffers, fragmentation) is a margin with a source, not a fit.
+All stages run one program, so buffers have the size of those of the largest
+stage. No formula predicts how many copies of gradients and weights, and which
+activations of a layer, a compiler keeps alive at a time. Inexact terms thus
+have factors, which are fitted to the compiler's memory reports (`fitted`),
+separately for pipelines, whose scan over ticks makes other copies. The upper
+bound is the estimate times the largest ratio of report and estimate in the fit.
+Memory that the compiler does not report (of the runtime, of collectives, and
+lost by fragmentation) is a constant, `MARGIN_BYTES`, and is not fitted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from parallel.plans.zero import cost as zero_cost
 
 # Ridge penalty that pulls fitted factors towards 1.
 _RIDGE = 0.01
-EXACT = ("stored", "saved", "deltas")  # terms without a fitted factor
+EXACT = ("stored", "saved", "deltas")  # exact terms, whose factor is 1
 MARGIN_BYTES = 3e9
 MARGIN_SOURCE = (
   "assumption: CUDA's context and the allocator's fragments about 1 GB, and "
@@ -38,12 +39,12 @@ MARGIN_SOURCE = (
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """Fitted multiplicity of each of `terms`, and an error bound.
+  """Fitted factor of each of the `terms`, and an error bound.
 
   Attributes:
     factors: Term -> factor; 1 for missing terms.
-    upper: Upper bound of the compiler's bytes, divided by the estimate.
-    source: Programs and compiler of the fit.
+    upper: Largest ratio of the compiler's bytes to the estimate, with a margin.
+    source: Programs and compiler to which the factors were fitted.
   """
 
   factors: Mapping[str, float]
@@ -51,11 +52,11 @@ class Fit:
   source: str = ""
 
   def estimate(self, found: Mapping[str, float]) -> float:
-    """Returns the estimated bytes of the compiler's report for `terms`."""
+    """Returns the estimate, in bytes, of the compiler's report for `terms`."""
     return sum(self.factors.get(key, 1.0) * x for key, x in found.items())
 
   def bound(self, found: Mapping[str, float]) -> float:
-    """Returns the upper bound of the compiler's report for `terms`."""
+    """Returns an upper bound, in bytes, of the report for `terms`."""
     return self.upper * self.estimate(found)
 
 
@@ -72,11 +73,11 @@ class Fits:
   stages: Fit
 
   def of(self, c: Configuration) -> Fit:
-    """Returns the fit of a configuration."""
+    """Returns the fit that applies to a configuration."""
     return self.stages if c.stages > 1 else self.alone
 
 
-# The formulas without compiler copies.
+# The formulas alone, without copies that a compiler makes.
 PLAIN = Fit(dict.fromkeys(
   ("cast", "many", "stages", "single", "mlp", "norms"), 0.0
 ), 1.0)
@@ -140,15 +141,15 @@ class PeakMemory:
   """Peak bytes of a device in a step, by cause.
 
   Attributes:
-    weights: float32 weights, and the step's copies in fewer bits.
-    gradients: Sums of gradients, float32, in all copies.
-    optimizer: Two moments, float32; 0 if they are on the host.
+    weights: float32 weights, and copies in the activations' dtype in a step.
+    gradients: float32 sums of gradients, with all copies of them.
+    optimizer: Two float32 moments; 0 if they are on the host.
     kept: Inputs and cotangents of parts that the pipeline schedule stores.
-    activations: Residuals of one part for its own backward, and those that the
-      pipeline schedule stores.
+    activations: Residuals that one part saves for its backward, and those that
+      the pipeline schedule stores.
     gathered: Whole layers in the dtype of activations, with their gradients.
     logits: Logits of one microbatch, with their gradients.
-    buffers: The margin, and the difference of upper bound and estimate.
+    buffers: ``MARGIN_BYTES`` plus the difference of upper bound and estimate.
     outer: State of an outer loop, and its exchange buffers.
   """
 
@@ -164,12 +165,12 @@ class PeakMemory:
 
   @property
   def total(self) -> float:
-    """Sum of all causes."""
+    """Bytes of all causes together."""
     return sum(vars(self).values())
 
   @property
   def binding(self) -> str:
-    """Name of the largest cause."""
+    """Name of the cause with the most bytes."""
     return max(dataclasses.asdict(self).items(), key=lambda item: item[1])[0]
 
 
@@ -177,7 +178,7 @@ class PeakMemory:
 def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
   tuple[PipelineSchedule, cost.Cost]
 ):
-  """Builds a pipeline schedule and its cost; cached, since many calls repeat.
+  """Builds a pipeline schedule and its cost; cached, since calls are repeated.
   """
   found = builders.build(name, stages, microbatches, chunks)
   return found, cost.cost(found)
@@ -187,9 +188,9 @@ def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
 def _state(
   c: Configuration, model: Transformer
 ) -> tuple[zero_cost.StateMemory, float]:
-  """Returns the bytes of the training state, and the layers' share of them.
+  """Returns the bytes of the training state, and the fraction in the layers.
 
-  Many configurations have the same.
+  The result is cached, since many configurations have the same.
   """
   found = parameters(c, model)
   *stacks, embedding, head, gain = found
@@ -201,21 +202,25 @@ def _state(
 
 
 def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
-  """Returns the bytes of the formulas, by term, for a compiler's report.
+  """Returns the terms, in bytes, of an estimate of a compiler's memory report.
 
-  "stored" is exact: parameters and moments between steps. "weights" are the
-  step's weights if a partition gathers or casts them, "cast" the compiler's
-  copy of the stored ones in the activations' dtype. "many" and "stages" are
-  further copies of gradients: with several microbatches, and in a pipeline's
-  scan. In a pipeline they are those of stacked layers, of which it takes
-  slices, without embedding and head; "single" is instead of both if a part is
-  one layer. "layers" are the residuals of a part without rematerialization, and
-  those of one layer with it, when "streams" are the saved inputs of layers.
-  "mlp" are further residuals of a partition's layers. "saved" are the residuals
-  that forwards of a pipeline schedule save, and "deltas" the values between
-  both halves of a backward; both are exact with kernels for norms. Without such
-  kernels, "norms" are float32 copies of the stream among all these. The others
-  are fields of `PeakMemory`.
+      stored    parameters and moments between steps (exact)
+      weights   weights of the step, if a partition gathers or casts them
+      cast      the compiler's copy of stored weights in the activations' dtype
+      many      further copies of gradients with several microbatches
+      stages    further copies of gradients in a pipeline's scan
+      single    replaces the previous two if each part is one layer
+      layers    residuals of a part; with rematerialization, of one layer
+      streams   saved inputs of layers, with rematerialization
+      mlp       further residuals of layers with a partition
+      saved     residuals that forwards of a pipeline schedule save (exact)
+      deltas    values between the two halves of a split backward (exact)
+      norms     float32 copies of the residual stream in the three terms layers,
+                saved and deltas, if no kernels compute the norms
+
+  In a pipeline, the copies of gradients are those of stacked layers, of which
+  the scan takes slices, without embedding and head. "gradients", "kept",
+  "gathered" and "logits" are fields of `PeakMemory`.
 
   Args:
     configuration: The configuration, one that `space.refusal` accepts.
@@ -233,25 +238,26 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
     built, counted = cached_schedule(
       c.schedule, c.stages, c.microbatches, c.chunks
     )
-    # Slots of both buffers, including one unread slot in each, two values in
-    # flight (three in a V), and two entering (`parallel.pipeline.run`).
+    # Slots of the buffers of inputs and cotangents, with one unread slot each,
+    # two values in flight (three in a V schedule), and two that enter
+    # (`parallel.pipeline.run`).
     places = max(counted.inputs) + max(counted.cotangents) + 7 - built.is_loop
     kept = places * boundary
     if c.keep == "residuals":
       saved, halves = max(counted.stored), max(counted.deltas)
   layer = sum(model.matrices) / c.tensor  # elements of a layer on a device
   # A layer in the dtype of activations, and its float32 gradient before the
-  # sum.
+  # reduction.
   gathered = layer * (model.item_bytes + 4)
   # The vocabulary is sharded over stages and tensor ranks.
   logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
   layer = _layer(c, step, examples)
   layers = model.layers_per_part(c.stages * c.chunks)
-  # Gradients of which there are further copies.
+  # Bytes of the gradients of which there are further copies.
   copied = state.gradients * (stacked if c.stages > 1 else 1)
   single = c.stages > 1 and layers == 1
-  # Inputs of layers, with "reduced" also the reduced outputs of their two
-  # row-parallel projections.
+  # Inputs of layers, and with "reduced" also the all-reduced outputs of their
+  # two row-parallel projections.
   streams = {"none": 0, "full": 1, "reduced": 3}[c.remat] * layers * boundary
   all_saved = c.remat == "none"
   return {
@@ -282,7 +288,7 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
 def memory(
   configuration: Configuration, step: TrainingStep, fit: Fit
 ) -> PeakMemory:
-  """Returns the bytes of a device, an upper bound; arguments as in `terms`."""
+  """Returns an upper bound of a device's bytes; arguments as in `terms`."""
   found = terms(configuration, step)
   x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
   # A third of the stored bytes are weights; all of them with offloading.
@@ -311,9 +317,9 @@ class _Layer(NamedTuple):
   """Bytes that a layer saves for its backward, on a device.
 
   Attributes:
-    residuals: Values of the forward.
-    mlp: Further residuals of a partition.
-    deltas: Cotangents between both halves of a backward.
+    residuals: Values that the forward computes.
+    mlp: Further residuals if a partition shards the training state.
+    deltas: Cotangents between both halves of a split backward.
     norms: Additional residuals if no kernel computes the norms.
     norm_deltas: Additional deltas if no kernel computes the norms.
   """
@@ -331,18 +337,19 @@ def _layer(c: Configuration, step: TrainingStep, examples: int) -> _Layer:
   tokens = examples * step.seq_len
   ffn = tokens * model.ffn_width / c.tensor
   queries = model.num_heads + 2 * model.num_kv_heads  # and keys and values
-  # Float32 inputs, normalised inputs and products with the gain instead of
-  # inputs in the dtype of activations; a partition recomputes the first.
+  # Without a kernel, both norms save float32 inputs, normalised inputs and
+  # products with the gain, not inputs in the activations' dtype. A partition
+  # recomputes the float32 inputs.
   copies = 6 if c.scheme == "ddp" else 4
   stream = tokens * model.width
   kernel = c.route == "one_shot"  # it reduces, adds and normalises
   return _Layer(
     step.kept_bytes(examples, c.tensor),
-    # The checkpoint of a partition (`parallel.zero.gathered`) saves each step
-    # of the activation function: six arrays of the MLP's width, not three. XLA
-    # merges equal ones in a loop over layers, but not in a pipeline's buffers.
+    # With a partition, `jax.checkpoint` (`parallel.zero.gathered`) saves all
+    # steps of the activation function: six arrays of the MLP's width, not 3.
+    # XLA merges equal ones in a loop over layers, not in a pipeline's buffers.
     3 * ffn * item * (c.scheme != "ddp" and c.stages > 1),
-    # Of both norms' inputs, of queries, keys and values, of gate and up.
+    # Cotangents of both norms' inputs, of queries, keys, values, gate and up.
     item * (2 * stream + 2 * ffn
             + tokens * queries * model.head_width / c.tensor),
     0.0 if kernel else stream * (4 * copies - 2 * item),
@@ -353,15 +360,15 @@ def _layer(c: Configuration, step: TrainingStep, examples: int) -> _Layer:
 def fitted(
   programs: Sequence[tuple[Mapping[str, float], float]], margin: float = 0.02
 ) -> Fit:
-  """Fits nonnegative factors by least squares of relative errors.
+  """Fits nonnegative factors of `terms` by least squares of relative errors.
 
   A ridge term keeps the factors near 1 if there are few programs. Terms in
   ``EXACT`` have a factor of 1, and "mlp" has that of "layers", since both are
   residuals. The upper bound holds for all fitted programs, with a margin.
 
   Args:
-    programs: Results of `terms`, and the compiler's total bytes.
-    margin: Margin added to the largest ratio.
+    programs: For each program the result of `terms`, and the compiler's bytes.
+    margin: Value added to the largest ratio of report and estimate.
 
   Example:
     A compiler that keeps two copies of the gradients, in ten programs.
@@ -381,7 +388,7 @@ def fitted(
     [found[key] + found.get("mlp", 0.0) * (key == "layers") for key in keys]
     for found, _ in programs
   ])
-  # Rows of the ridge: sqrt(_RIDGE) * (factor - 1) per term.
+  # Ridge penalty: one row sqrt(_RIDGE) * (factor - 1) per term.
   towards = np.sqrt(_RIDGE) * np.eye(len(keys))
   # Relative errors: each row is divided by its program's total.
   factors, _ = optimize.nnls(

@@ -1,15 +1,15 @@
 """Cost of a configuration's messages between each pair of devices.
 
 A device order assigns a device to each coordinate (stage, data, tensor). The
-part of a step that depends on it is, in seconds,
+part of a step's time that depends on the order is, in seconds,
 
     max over pipelines of sum over stages of  chain[i, j]
     + max over all hops of                    hop[i, j]
     + max over all data rings' links of       ring[i, j]
     + max over all tensor groups' links of    reduce[i, j]
 
-with i and j the devices of adjacent coordinates. The matrices contain all other
-factors: sizes, latencies, and the number of waits for a message per step
+with i and j the devices at adjacent coordinates. The matrices include sizes,
+latencies, and the number of times that a step waits for a message
 (`parallel.plans.planner.latency`). The hops of a pipeline add up; a ring is as
 fast as its slowest link. Tensor and data coordinates form rings.
 
@@ -32,7 +32,7 @@ class Grid(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Number of coordinates."""
+    """Number of coordinates, equal to the number of devices."""
     return math.prod(self)
 
   def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Grid(NamedTuple):
 
 
 class Family(NamedTuple):
-  """Links of one kind.
+  """Links that one term of the cost depends on, such as those of data rings.
 
   Attributes:
     seconds: Cost of a link between two devices, float64 ``[N, N]``.
@@ -48,7 +48,8 @@ class Family(NamedTuple):
     target: Target coordinate of each link, ``[links]``.
     into: Link into each coordinate, ``[N]``; -1 for none.
     out: Link out of each coordinate, ``[N]``; -1 for none.
-    summed: Whether the links of a pipeline add up; if not, the slowest counts.
+    summed: Whether the links of a pipeline add up; if not, only the slowest
+      link matters.
   """
 
   seconds: np.ndarray
@@ -64,12 +65,11 @@ class Traffic:
   """Cost matrices of a configuration, float64 ``[N, N]``, in seconds.
 
   Attributes:
-    grid: The coordinates; as many as devices.
+    grid: The coordinates, one per device.
     chain: Hops between consecutive stages, forward and back, that add up.
-    hop: Hops between consecutive stages of which only the slowest counts.
-    ring: Reduction of a data ring in which all links are like this one.
-    reduce: All reductions of a tensor ring in which all links are like this
-      one.
+    hop: Hops between consecutive stages of which only the slowest matters.
+    ring: Collectives of a data ring if all its links are like this one.
+    reduce: All all-reduces of a tensor ring if all its links are like this one.
 
   Example:
     Four devices in two nodes. Crossing nodes costs 9 s per data ring, 1 s
@@ -91,7 +91,7 @@ class Traffic:
   reduce: np.ndarray
 
   def families(self) -> tuple[Family, ...]:
-    """Returns the links of each kind, without kinds that cost nothing."""
+    """Returns the links of each cost matrix, without matrices of zeros."""
     at = np.arange(self.grid.size).reshape(self.grid)  # [p, d, t]
     ahead = at[:-1].ravel(), at[1:].ravel()
     # Pipelines are open chains; data and tensor groups are rings.

@@ -1,17 +1,17 @@
 """Cost of an outer loop in a plan: step time and memory, in closed form.
 
-Workers are groups of data-parallel ranks of a plan, adjacent in its device
-order. Their exchanges use rings with one device of each worker, of the size
-that `parallel.plans.outer.cost` gives; the slowest link of the slowest ring
-determines the time, as for the rings of `parallel.plans.planner.latency`.
+Workers are groups of data-parallel ranks that are adjacent in the device order.
+They exchange over rings with one device of each worker. The bytes are those of
+`parallel.plans.outer.cost`; the slowest link of the slowest ring determines the
+time, as for the rings of `parallel.plans.planner.latency`.
 
-Exchanges are priced as they are executed. DiLoCo exchanges after a round's last
-update, without any compute to overlap with. Streaming DiLoCo with overlap sends
-at the start of a step, and a collective cannot outlive its program: an exchange
-overlaps with one step only, and only with its products, since other messages
-use the same links. `caatnet.studies.utilisation.predictor` is the paper's
-model, in which an exchange can start in the backward and span several steps; it
-is never slower than this one.
+Times are those of this project's implementation. DiLoCo exchanges after a
+round's last update, without any compute to overlap with. Streaming DiLoCo with
+overlap sends at the start of a step, and a collective ends with its program: an
+exchange overlaps with one step only, and only with its matrix products, since
+other messages use the same links. The model of the paper is in
+`caatnet.studies.utilisation.predictor`: an exchange can start in the backward
+and span several steps. It never predicts a longer time than this module.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from parallel.plans.workload import Transformer
 
 
 def sent_bytes(c: Configuration, model: Transformer) -> float:
-  """Returns the mean operand bytes of a device over the worker axis, per step.
+  """Returns the mean operand bytes that a device sends to workers per step.
   """
   if c.outer is None:
     return 0.0
@@ -44,8 +44,8 @@ def memory_bytes(
   Args:
     c: The configuration; 0 bytes without an outer loop.
     model: The model.
-    freed_bytes: Bytes that forwards and backwards have freed at their end. An
-      exchange without overlap reuses them.
+    freed_bytes: Bytes that a step has freed after its backwards. An exchange
+      without overlap reuses them.
   """
   if c.outer is None:
     return 0.0
@@ -95,9 +95,10 @@ def exposed_s(
     model: The model.
     links: The cluster.
     order: The device of each coordinate, int ``[p, d, t]``.
-    compute_s: Seconds of a step's products, which an exchange overlaps with.
+    compute_s: Seconds of matrix products of a step, with which an exchange can
+      overlap.
   """
-  # At most one step hides an exchange: it cannot outlive its program.
+  # An exchange overlaps with one step at most, since it ends with its program.
   hidden = compute_s if c.outer.overlap else 0.0
   waits = exchanges_s(c, model, links, order)
   return sum(max(0.0, x - hidden) for x in waits) / c.outer.sync_every

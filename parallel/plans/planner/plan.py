@@ -1,16 +1,16 @@
 """Selection of a configuration and a device order, with reasons for exclusions.
 
 All configurations are enumerated (`space`). Those that cannot run or do not fit
-are counted by the constraint that excludes them. The others are priced in the
-default device order. Among configurations that differ only in
-rematerialization, offloading and saved values, only the cheapest that fit are
-priced: more of any of them takes time and saves only memory. The best
-configurations of the best few degrees (stages, data, tensor) then get optimised
-device orders, with the gap to a lower bound. In such an order another
-configuration of the same degrees can be faster, and replaces the first. For up
-to ``EXACT`` devices all orders are timed by the whole step, since the search
-objective contains only the slowest links. Finally all candidates are sorted
-again.
+into memory are counted by the constraint that excludes them. The step time of
+all others is predicted in the default device order. If some configurations
+differ only in rematerialization, offloading and saved values, only those are
+predicted that recompute and offload no more than necessary to fit. For the best
+few degrees (stages, data, tensor), the device order of the best configuration
+is then optimised, and its gap to a lower bound computed. Another configuration
+of the same degrees may be faster in this order, and then replaces the first.
+For up to ``EXACT`` devices the whole step is predicted in all orders, since the
+search objective contains only the slowest links. Finally all candidates are
+sorted again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +29,8 @@ from parallel.plans.planner.space import Choices, Configuration
 from parallel.plans.planner.steps import all_orders, steps_s
 from parallel.plans.workload import TrainingStep
 
-_ALIKE = 20  # configurations of equal degrees that are priced in an order
-_NEAR = 1.3  # times the best: slower candidates are not refined
+_ALIKE = 20  # configurations of equal degrees that are tried in an order
+_NEAR = 1.3  # candidates slower than this multiple of the best are not refined
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,9 +43,9 @@ class Candidate:
     latency: Seconds of a step, by cause.
     order: The device of each coordinate, int ``[p, d, t]``.
     own_s: Seconds of a step in the default device order.
-    bound_s: Lower bound, in seconds, of the order-dependent part of a step;
-      None if not computed.
-    order_s: Seconds of that part in this order.
+    bound_s: Lower bound, in seconds, over all orders of the part of a step that
+      depends on the order (`message_costs`); None if not computed.
+    order_s: Seconds of the same part in `order`.
   """
 
   configuration: Configuration
@@ -58,23 +58,23 @@ class Candidate:
 
   @property
   def gap(self) -> float | None:
-    """Upper bound of a better order's saving, as a share of a step."""
+    """Largest time that a better order can save, as a fraction of a step."""
     if self.bound_s is None:
       return None
-    # Both are rounded: of equal values the bound may be the larger one.
+    # By rounding, the bound may exceed an optimal order's seconds.
     return max(0.0, self.order_s - self.bound_s) / self.latency.total
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Result of a plan.
+  """Best configurations of a problem, and why others are excluded.
 
   Attributes:
-    best: The best few, fastest first, at most one per grid.
+    best: The best few candidates, fastest first, at most one per grid.
     front: Pareto front of time and memory, fastest first, in the default device
       order.
     excluded: Constraint -> (number of excluded configurations, last reason).
-    priced: Number of priced configurations.
+    priced: Number of configurations whose step time was predicted.
     skipped: Number of device orders that were not searched for lack of time.
   """
 
@@ -94,13 +94,13 @@ def plan(
   Args:
     problem: The training step on the cluster.
     choices: Values to try.
-    count: Number of results, each of different degrees.
+    count: Number of results, which differ in their (stages, data, tensor).
     ordered: Number of candidates whose device order is optimised.
-    has_time: Asked before each search of a device order; if it answers False,
-      the candidate keeps the order that it has.
+    has_time: Called before each search of a device order; if it returns False,
+      the candidate keeps its present order.
 
   Raises:
-    ValueError: No configuration fits; the message states the excess and the
+    ValueError: No configuration fits; the message states the missing and the
       required memory.
   """
   excluded: dict[str, tuple[int, str]] = {}
@@ -112,7 +112,7 @@ def plan(
     found = []
     for c in alike:
       needs = problem.memory(c)
-      # For the error message if nothing fits.
+      # Used in the error message if nothing fits.
       if smallest is None or needs.total < smallest[1].total:
         smallest = c, needs
       if needs.total <= problem.memory_bytes:
@@ -122,13 +122,13 @@ def plan(
     fitting += _cheapest(found)
   if not fitting:
     raise ValueError(_nothing_fits(smallest, excluded, problem))
-  # First, everything in the default device order.
+  # First, predict all configurations in the default device order.
   priced = [_priced(c, needs, problem.predict(c)) for c, needs in fitting]
   priced.sort(key=lambda x: x.latency.total)
   of_degrees: dict[Grid, Candidate] = {}  # fastest first: keeps the best
   for x in priced:
     of_degrees.setdefault(x.configuration.grid, x)
-  # Second, optimised orders for the best of each grid.
+  # Second, optimise the device order of the best configuration of each grid.
   skipped = 0
 
   def searched(x, search):
@@ -143,7 +143,7 @@ def plan(
     for x in [*of_degrees.values()][: max(count, ordered)]
   ]
   better.sort(key=lambda x: x.latency.total)
-  # Third, other configurations of the same degrees in these orders.
+  # Third, try other configurations of the same degrees in these orders.
   near = _NEAR * better[0].latency.total
   better = [
     searched(x, lambda x: _best_alike(x, priced, problem))
@@ -174,7 +174,7 @@ def front(candidates: Iterable[Candidate]) -> list[Candidate]:
 def why_not(
   c: Configuration, problem: Problem, choices: Choices, best: Candidate
 ) -> str:
-  """Explains in a sentence or two why a configuration is not the plan's."""
+  """Explains in a sentence or two why a configuration is not the best."""
   if c.grid.size != problem.links.num_devices:
     return (
       f"{c.grid} takes {c.grid.size} devices; the cluster has "
@@ -204,7 +204,7 @@ def why_not(
 
 
 def reordered(candidate: Candidate, problem: Problem) -> Candidate:
-  """Returns a candidate with the best device order found."""
+  """Returns a candidate in the best device order that a quick search finds."""
   c = candidate.configuration
   costs = problem.traffic(c)
   # On equal nodes the default order is often one of the best.
@@ -219,7 +219,7 @@ def reordered(candidate: Candidate, problem: Problem) -> Candidate:
 def _best_alike(
   candidate: Candidate, priced: Sequence[Candidate], problem: Problem
 ) -> Candidate:
-  """Returns the best candidate of the same degrees, by the whole step."""
+  """Returns the candidate of the same degrees with the fastest step."""
   grid = candidate.configuration.grid
   alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
   # All in the order that was optimised for the first candidate.
@@ -245,7 +245,7 @@ def _in_order(
 
 
 def _of_all_orders(candidate: Candidate, problem: Problem) -> Candidate:
-  """Returns a candidate with the best of all orders, by the whole step."""
+  """Returns a candidate in the order with the fastest step, of all orders."""
   c = candidate.configuration
   orders = all_orders(c.grid)
   seconds = steps_s(c, problem.step, problem.links, problem.timing, orders)
@@ -255,7 +255,7 @@ def _of_all_orders(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 def _certified(candidate: Candidate, costs: Traffic) -> Candidate:
-  """Returns a candidate with the bound of its order-dependent seconds."""
+  """Adds the lower bound of all device orders to a candidate."""
   return dataclasses.replace(
     candidate, bound_s=bound(costs), order_s=float(cost(costs, candidate.order))
   )
@@ -265,7 +265,7 @@ def _alike(
   step: TrainingStep, num_devices: int, choices: Choices,
   excluded: dict[str, tuple[int, str]],
 ) -> Iterable[list[Configuration]]:
-  """Returns valid configurations, grouped by all but remat, offload and keep.
+  """Returns groups that differ only in remat, offload and keep; all can run.
   """
   groups: dict[Configuration, list[Configuration]] = {}
   for c in space.everything(step.batch_size, num_devices, choices):
@@ -283,7 +283,7 @@ def _cheapest(
   found: list[tuple[Configuration, PeakMemory]]
 ) -> list[tuple[Configuration, PeakMemory]]:
   """Removes configurations that recompute or offload more than necessary."""
-  # Whether a recomputes and offloads at least as much as b.
+  # Whether a differs from b, and recomputes and offloads at least as much.
   def more(a, b):
     levels, keeps = space.REMATS, space.KEEPS
     return (
@@ -323,7 +323,7 @@ def _nothing_fits(
   smallest: tuple[Configuration, PeakMemory] | None,
   excluded: Mapping[str, tuple[int, str]], problem: Problem,
 ) -> str:
-  """Returns the error text: the excess, and the memory or devices that suffice.
+  """Returns the error text: missing memory, and what memory or devices suffice.
   """
   n = problem.links.num_devices
   if smallest is None:

@@ -1,7 +1,7 @@
 """Planning problem: a training step, a cluster and timing assumptions.
 
-The steps of the planner take individual values; a `Problem` is the input of a
-whole plan and passes each step its part.
+Functions of the planner take individual values. A `Problem` is the input of a
+whole plan and passes each function the values that it needs.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from parallel.plans.workload import TrainingStep
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-  """Input of a plan.
+  """Training step on a cluster, for which a plan is searched.
 
   Attributes:
     step: The training step.
@@ -43,7 +43,7 @@ class Problem:
     return memory.FITS[self.links.device.platform].of(c)
 
   def memory(self, c: Configuration) -> PeakMemory:
-    """Returns the bytes of a device, an upper bound."""
+    """Returns an upper bound of the memory of a device, in bytes by cause."""
     return memory.memory(c, self.step, self.fit(c))
 
   def traffic(self, c: Configuration) -> Traffic:
@@ -60,12 +60,12 @@ class Problem:
     self, c: Configuration, order: np.ndarray,
     factors: Sequence[float] = (0.5, 2.0),
   ) -> dict[float, float]:
-    """Returns the seconds of a step with all links faster by each factor.
+    """Returns the seconds of a step if all links were faster by each factor.
 
     Args:
       c: The configuration.
       order: The device of each coordinate, int ``[p, d, t]``.
-      factors: Factors of bandwidth; latencies are divided by them.
+      factors: Numbers that multiply bandwidths and divide latencies.
     """
     found = {}  # factor -> seconds
     for factor in factors:

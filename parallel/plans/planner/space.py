@@ -1,10 +1,10 @@
 """Search space of the planner, and constraints that exclude configurations.
 
-A configuration holds the parallelism settings of a training run. All
+A configuration has the parallelism settings of a training run. All
 combinations are enumerated; each one that cannot run violates a named
-constraint, which explains its exclusion. Fields that also change the trained
-model have their defaults in all of them: only
-`parallel.plans.planner.lossy_options` tries other values.
+constraint, which explains its exclusion. Fields that change the trained model
+keep their defaults: only `parallel.plans.planner.lossy_options` tries other
+values of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,10 +32,10 @@ KEYS = {
   "model.remat": "remat", "pipeline.schedule": "schedule",
   "pipeline.chunks": "chunks", "pipeline.keep": "keep",
 }
-# Values of memory.moments with and without offloading.
+# Whether the optimizer state is offloaded -> value of memory.moments.
 MOMENTS = {False: "device", True: "pinned_host"}
-# Keys that change the trained model, listed only if they differ from the
-# default.
+# Keys that change the trained model -> field of a configuration. Keys with
+# default values are not listed.
 LEARNED_KEYS = {
   "sync.p": "p", "zero.weight_codec": "weight_codec",
   "zero.gradient_codec": "gradient_codec",
@@ -52,20 +52,20 @@ class Configuration:
     tensor: t, the tensor ranks.
     microbatches: m, the microbatches per step in each pipeline.
     schedule: Pipeline schedule, a key of `builders.BUILDERS`.
-    chunks: Parts per stage.
-    scheme: Partition over data-parallel ranks, one of ``SCHEMES``.
-    route: Reduction over tensor ranks, one of ``ROUTES``.
+    chunks: Parts of the model per stage.
+    scheme: ZeRO partition over data-parallel ranks, one of ``SCHEMES``.
+    route: All-reduce algorithm over tensor ranks, one of ``ROUTES``.
     remat: Rematerialization of a layer, one of ``REMATS``.
     offload: Whether the optimizer's moments are in host memory between steps.
     keep: Values that a stage's forward saves for its backward, one of
-      ``KEEPS``: its residuals, or the inputs of parts, whose forward is then
-      repeated.
+      ``KEEPS``: residuals, or only inputs of parts, whose forward the backward
+      then repeats.
     p: Fraction of the stream's channels that tensor ranks synchronise.
     weight_codec: Codec of weight gathers, one of
       `parallel.plans.zero.partition.CODECS`.
     gradient_codec: Codec of gradient scatters.
-    outer: Outer loop between groups of data-parallel ranks; None if all form
-      one worker.
+    outer: Outer loop between workers, which are groups of data-parallel ranks;
+      None if all ranks form one worker.
 
   Example:
     >>> c = Configuration(stages=2, data=4, tensor=1, microbatches=8)
@@ -99,7 +99,7 @@ class Configuration:
 
   @property
   def grid(self) -> Grid:
-    """Coordinates that devices are assigned to."""
+    """Numbers of stages, data-parallel ranks and tensor ranks."""
     return Grid(self.stages, self.data, self.tensor)
 
   def examples(self, batch_size: int) -> int:
@@ -111,21 +111,21 @@ class Configuration:
     return " ".join(f"{key}={value}" for key, value in self.keys().items())
 
   def device_order(self, order: np.ndarray) -> tuple[int, ...]:
-    """Returns an order of devices in the form that a run's config takes.
+    """Converts a device order to the form of a run's config.
 
     Args:
       order: The device of each coordinate, int ``[p, d, t]``.
 
     Returns:
-      The value of ``parallel.device_order``, in which data is outside of
-      stages; () if it is the default order.
+      The value of ``parallel.device_order``, in which the data axis is outside
+      of the stage axis; () for the default order.
     """
     found = np.moveaxis(order, 0, 1).ravel().tolist()  # [d, p, t]
     return () if found == sorted(found) else tuple(found)
 
   def keys(self) -> dict[str, object]:
     """Returns the keys of a training run's config and their values."""
-    # Pipeline keys only with stages, learned keys only if changed.
+    # Pipeline keys are listed only with several stages, others only if changed.
     usual = {x.name: x.default for x in dataclasses.fields(self)}
     found = {
       key: getattr(self, name) for key, name in KEYS.items()
@@ -136,8 +136,8 @@ class Configuration:
     }
     found["memory.moments"] = MOMENTS[self.offload]
     if self.stages > 1 and self.route != "psum":
-      # With a kernel, a layer defers its reduction to the next layer, which may
-      # be on another stage.
+      # Otherwise a fused kernel leaves a layer's all-reduce to the next layer,
+      # which may be on another stage.
       found["sync.carry"] = "off"
     if self.outer is None:
       return found
@@ -166,16 +166,16 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-  """Values to try, in addition to all degrees whose product is the devices.
+  """Values to try, with all degrees whose product is the number of devices.
 
   Attributes:
     schedules: Keys of `builders.BUILDERS`.
     chunks: Parts per stage, for schedules that support several.
-    schemes: Partitions, from ``SCHEMES``.
-    routes: Reductions, from ``ROUTES``.
+    schemes: ZeRO partitions, from ``SCHEMES``.
+    routes: All-reduce algorithms over tensor ranks, from ``ROUTES``.
     remats: Rematerializations, from ``REMATS``.
-    offload: Whether to try offloading.
-    keeps: Saved values, from ``KEEPS``.
+    offload: Whether to also try offloading the optimizer's moments.
+    keeps: Values that stages save, from ``KEEPS``.
     max_microbatches: Maximum number of microbatches per step in a pipeline.
 
   Raises:
@@ -214,11 +214,11 @@ def everything(
         schedules = [
           (name, chunks)
           for name in choices.schedules for chunks in choices.chunks
-          # With one chunk, chunked builders duplicate other builders.
+          # With one chunk, chunked schedules equal schedules without chunks.
           if builders.BUILDERS[name].chunked == (chunks > 1)
           and builders.chunks_of(name, chunks) == chunks
         ]
-      # Along an axis of one rank, all choices are equal: keep one.
+      # Along an axis of one rank, all choices are equivalent: one is kept.
       schemes = choices.schemes if grid.data > 1 else ("ddp",)
       routes = choices.routes if grid.tensor > 1 else ("psum",)
       for (name, chunks), *rest in itertools.product(
@@ -230,7 +230,7 @@ def everything(
 
 
 def grids(num_devices: int) -> Iterator[Grid]:
-  """Yields all degrees of stages, data and tensor ranks for a device count.
+  """Yields all grids of stages, data and tensor ranks for a device count.
 
   Example:
     >>> [tuple(grid) for grid in grids(2)]
@@ -249,7 +249,7 @@ def refusal(
   Args:
     configuration: The configuration.
     step: The training step.
-    choices: Choices with the maximum number of microbatches.
+    choices: Choices of the search, of which ``max_microbatches`` is used.
 
   Returns:
     None if the configuration satisfies all constraints.
@@ -282,7 +282,8 @@ def refusal(
     builders.taken(c.schedule, c.stages, c.microbatches, c.chunks)
   except ValueError as error:
     return "schedule", str(error)
-  # Splitting a linearization needs a plain layer: no checkpoint, no gathers.
+  # A linearized layer can be split into two halves of a backward only if it has
+  # no `jax.checkpoint` and no gathers of weights.
   if c.keep == "residuals" and _splits(c.schedule) and (
     c.remat != "none" or c.scheme != "ddp"
   ):
@@ -297,5 +298,5 @@ def refusal(
 
 @functools.cache
 def _splits(name: str) -> bool:
-  """Returns whether a schedule's backwards are two actions."""
+  """Returns whether a schedule splits each backward into two actions."""
   return builders.build(name, 2, 2, builders.chunks_of(name, 2)).splits

@@ -1,8 +1,9 @@
 """Step times of a configuration for many device orders at once.
 
-`latency.predict` times one order with a breakdown; here numbers are arrays over
-orders, so that all orders of a few devices can be timed. Both give the same
-times. They include all links, while `traffic` includes only the slowest.
+`latency.predict` predicts the time in one order, by cause. Here values are
+arrays over orders, so that all orders of a few devices can be predicted. Both
+give the same times, which depend on all links; the cost of `latency.traffic`
+depends only on the slowest links.
 
 Shape legend: O = orders; p, d, t = stages, data, tensor.
 """
@@ -27,8 +28,8 @@ from parallel.plans.workload import TrainingStep
 def all_orders(grid: Grid) -> np.ndarray:
   """Returns all orders up to rotations of the rings.
 
-  Device 0 is therefore always at data 0 and tensor 0: `steps_s` is invariant
-  under cyclic shifts of all data or tensor coordinates.
+  Device 0 is always at data 0 and tensor 0, since `steps_s` does not change if
+  all data or tensor coordinates are shifted cyclically.
 
   Returns:
     The device of each coordinate, int8 ``[O, p, d, t]``.
@@ -58,7 +59,7 @@ def steps_s(
 ) -> np.ndarray:
   """Returns the seconds of a step in many orders, float64 ``[O]``.
 
-  `latency.predict` returns these times.
+  They are equal to the totals of `latency.predict`.
 
   Args:
     c: The configuration.
@@ -68,7 +69,7 @@ def steps_s(
     orders: The device of each coordinate, int ``[O, p, d, t]``.
   """
   costs = latency.traffic(c, step, links, timing.execution)
-  # Reductions of each stage per microbatch, [p, O].
+  # Seconds of all-reduces of each stage per microbatch, [p, O].
   reduce = latency.slowest(costs.reduce, orders, -1).T / c.microbatches
   # [O, p] -> [p, O]
   stage_s, again_s = (

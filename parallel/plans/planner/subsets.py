@@ -1,15 +1,14 @@
-"""Plans on some of a cluster's devices, if the others cost more than they add.
+"""Plans on a subset of a cluster's devices, if the others slow down a step.
 
-A step waits for the slowest link that its configuration uses and for the
-slowest device, and a cluster of 11 devices may have no configuration that one
-of 8 has. Devices are removed one after the other, always the one with the
-slowest links to those that are left; if devices compute at different rates, the
-slowest ones are also removed first.
-Clusters of few devices are also reduced so that nodes keep multiples of 2, 4
-and so on, which groups of tensor ranks need. Each smaller cluster that may be
-faster gets a quick plan, and the best one a whole plan. A cluster of n devices
-cannot be faster than the FLOPs of a step at the rate of the n fastest devices,
-which ends the search.
+A step waits for the slowest device and for the slowest link that its
+configuration uses, and 11 devices may not allow a configuration that 8 devices
+allow. Devices are removed one after the other, always the one with the slowest
+links to the remaining ones. If devices compute at different rates, a second
+order removes those that compute slowest first. For clusters of few devices,
+further orders leave a multiple of 2, 4 and so on in each node, which groups of
+tensor ranks need. Each smaller cluster that may be faster gets a quick plan,
+and the best one a full plan. The search ends when the FLOPs of a step, at the
+total rate of the n fastest devices, take longer than the best step so far.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,22 +23,23 @@ from parallel.plans.planner.plan import Plan
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices
 
-_MESSAGE_BYTES = 2.0**20  # of the messages by which devices are compared
-# A device is slow if its messages take this many times those of a fast one.
+_MESSAGE_BYTES = 2.0**20  # size of the messages by which devices are compared
+# A device is slow if its messages take this many times as long as those of a
+# fast device.
 _SLOW = 1.5
-# Up to this many devices, all smaller numbers are tried, in several orders, if
-# the messages of a device take this many times those of another one.
+# Up to _FEW devices, all smaller numbers are tried, in several orders, if the
+# messages of one device take _UNEVEN times as long as those of another one.
 _FEW, _UNEVEN = 16, 1.05
 _ROUND = 8  # larger clusters are reduced to a multiple of this number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subset:
-  """A plan on some devices of a cluster.
+  """A plan on a subset of a cluster's devices.
 
   Attributes:
     problem: The problem on the devices that are used.
-    plan: Its plan.
+    plan: The plan of this problem.
     devices: The devices that are used, ascending.
     left_out: The other devices, the slow ones first.
     whole_s: Seconds of the best step on all devices; None if nothing runs on
@@ -56,7 +56,7 @@ class Subset:
 
   @property
   def seconds(self) -> float:
-    """Seconds of the best step."""
+    """Predicted seconds of the best step."""
     return self.plan.best[0].latency.total
 
 
@@ -70,13 +70,13 @@ def search(
   Args:
     problem: The training step on the cluster.
     choices: Values to try.
-    least: Fewest devices to use; 0 for half of them, or for 16 less than those
-      of the fastest kind if these are fewer.
-    count: Number of results, each of different degrees.
+    least: Smallest number of devices to use; 0 for half of all devices, or for
+      the number of devices of the fastest kind minus 16 if that is less.
+    count: Number of results, which differ in their (stages, data, tensor).
     ordered: Number of candidates whose device order is optimised.
     started: Called with a description of each search before it starts: on
       1,000 devices one takes about ten seconds.
-    has_time: Asked before each search; if it answers False, what was found so
+    has_time: Called before each search; if it returns False, the best plan so
       far is the result.
 
   Raises:
@@ -99,7 +99,7 @@ def search(
     )
   )
   num_fast, half = int((layer_s == layer_s.min()).sum()), -(-n // 2)
-  if num_fast < n:  # a round number of the fastest ones is enough
+  if num_fast < n:  # include a round number of devices of the fastest kind
     half = min(half, num_fast - 2 * _ROUND)
   order, num_slow = removals(problem.links, max(1, least or half))
   orders, is_needed = [order], whole is None
@@ -117,7 +117,7 @@ def search(
     numbers = _numbers_of_kinds(n, len(order), slow)
     smaller += [(number, some) for some in orders for number in numbers]
   best, max_s = None, math.inf if whole is None else whole.seconds
-  # The same devices in another order are tried once.
+  # Sets of devices that several orders remove are tried once.
   tried = {
     (number, frozenset(some[:number])): some[:number]
     for number, some in sorted(smaller, key=lambda x: x[0])
@@ -133,7 +133,7 @@ def search(
       f"smaller cluster {turn} of at most {len(tried)}: {n - number:,} devices"
     )
     found = _without(problem, choices, gone, has_time)
-    # Some numbers have no configuration that runs or fits.
+    # Some numbers of devices have no configuration that runs and fits.
     if found and found.seconds < max_s:
       best, max_s = found, found.seconds
   if best is None:
@@ -153,7 +153,7 @@ def _without(
   problem: Problem, choices: Choices, gone: tuple[int, ...],
   has_time: Callable[[], bool],
 ) -> Subset | None:
-  """Returns a quick plan without some devices; None if nothing runs or fits."""
+  """Returns a quick plan without devices `gone`; None if there is none."""
   kept = tuple(i for i in range(problem.links.num_devices) if i not in gone)
   part = dataclasses.replace(problem, links=problem.links.part(kept))
   try:
@@ -183,7 +183,7 @@ def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
   kept, gone, num_slow = list(range(links.num_devices)), [], 0
   while len(kept) > least:
     own = pairs[np.ix_(kept, kept)].sum(axis=1) / (len(kept) - 1)
-    # Of equal devices the last one, so that nodes in front stay whole.
+    # Of equal devices the last one is removed, to keep the first nodes whole.
     at = len(own) - 1 - int(np.argmax(own[::-1]))
     if own[at] > _SLOW * np.quantile(own, 0.25):
       num_slow = len(gone) + 1
@@ -194,13 +194,13 @@ def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
 def _slow_first(
   layer_s: np.ndarray, order: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """Returns as many devices as `order`, the slowest to compute first.
+  """Returns devices to remove, as many as `order`, slowest compute first.
 
   Args:
     layer_s: Seconds of a layer on each device, ``[N]``.
-    order: Devices by their links, from `removals`.
+    order: The devices to remove according to their links, from `removals`.
   """
-  # Of equally fast devices those with slow links; then the last ones.
+  # Of equally fast devices those with slow links are first, then the last ones.
   place = {device: at for at, device in enumerate(order)}
   found = sorted(
     range(len(layer_s)),
@@ -210,7 +210,7 @@ def _slow_first(
 
 
 def _pairs(links: LinkMatrix) -> np.ndarray:
-  """Returns the seconds of messages in the slower direction, ``[N, N]``."""
+  """Returns the seconds of a message in the slower direction, ``[N, N]``."""
   seconds = links.seconds(_MESSAGE_BYTES)
   return np.maximum(seconds, seconds.T)
 
@@ -218,14 +218,14 @@ def _pairs(links: LinkMatrix) -> np.ndarray:
 def _grouped(
   links: LinkMatrix, order: tuple[int, ...], num_slow: int
 ) -> Iterator[tuple[int, ...]]:
-  """Yields orders of as many devices in which nodes keep multiples of a number.
+  """Yields orders of removal that leave multiples of 2, 4, ... in each node.
 
-  The slow devices are the first ones of each order.
+  Each has as many devices as `order`, the slow ones first.
 
   Args:
     links: The cluster.
     order: The devices to remove, from `removals`.
-    num_slow: Number of slow ones among them.
+    num_slow: Number of slow devices, which are the first ones in `order`.
   """
   own = _pairs(links).sum(axis=1)
   size = 2
@@ -234,7 +234,7 @@ def _grouped(
     kept[gone] = -1  # [N]: the node of each device that is left
     while len(gone) < len(order):
       nodes, counts = np.unique(kept[kept >= 0], return_counts=True)
-      # The node with the fewest surplus devices; without one, the smallest.
+      # The node with the fewest devices beyond a multiple; else the smallest.
       left = np.where(counts % size, counts % size, size + counts)
       node = nodes[::-1][np.argmin(left[::-1])]
       inside = np.flatnonzero(kept == node)[::-1]
@@ -253,16 +253,17 @@ def _numbers(
   if n <= _FEW:
     yield from range(1, most + 1)
     return
-  # The slow devices, and further ones down to a round number.
+  # The slow devices, and further ones until a multiple of _ROUND is left.
   last = n - (n - max(num_slow, 1)) // _ROUND * _ROUND
   first = max(1, num_slow - _ROUND)
   yield from range(first, min(last, most) + 1)
 
 
 def _numbers_of_kinds(n: int, most: int, num_slow: int) -> list[int]:
-  """Returns the numbers of devices to remove of which some compute slowly.
+  """Returns numbers of devices to remove if some devices compute slowly.
 
-  All, or only the fast ones, are left, or one of the two round numbers below.
+  Those left are all fast devices, or one of the two largest multiples of _ROUND
+  up to the number of all devices or of the fast ones.
   """
   if n <= _FEW:
     return [*range(1, most + 1)]
@@ -273,7 +274,7 @@ def _numbers_of_kinds(n: int, most: int, num_slow: int) -> list[int]:
 
 
 def _ideal_s(problem: Problem, num_devices: int) -> float:
-  """Returns the seconds of a step's FLOPs without any communication."""
+  """Returns the seconds of a step's FLOPs on the fastest devices alone."""
   step = problem.step
   tokens = step.batch_size * step.seq_len
   flops = tokens * step.model.flops_per_token(step.seq_len)

@@ -12,13 +12,14 @@ from parallel.plans.topology.graph import Topology
 def lower_bound(
   topology: Topology, collective: Collective, size_bytes: int
 ) -> float:
-  """Returns a time in seconds that no schedule of a collective beats.
+  """Returns a lower bound, in seconds, on the time of any schedule.
 
-  It is the larger of the longest latency between two ranks and of a bound from
-  bandwidths. For an all-gather and a reduce-scatter, that is the bound of the
-  tightest cut, which `trees="packed"` nearly reaches for large messages. For an
-  all-reduce, it is the largest of `injection_bound`, of the whole buffer over
-  the tightest cut, and of the bounds of `_between_groups`.
+  It is the larger of the longest latency between two ranks and a bound from
+  bandwidths. For an all-gather or reduce-scatter, the latter is the bound of
+  the tightest cut, which packed trees (`optimal.trees`) nearly reach for large
+  messages. For an all-reduce, it is the largest of `injection_bound`, the time
+  of the whole buffer over the tightest cut, and the bounds of
+  `_between_groups`.
 
   Example:
     A ring of 4 ranks, each of which sends 1.5 times the 8 bytes over two links:
@@ -92,10 +93,10 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
 def _between_groups(
   net: Topology, bandwidth: float, size_bytes: int
 ) -> float:
-  """Returns the bound in seconds of 2 (k - 1) buffers that k groups send.
+  """Returns the seconds in which k groups of nodes can send 2 (k - 1) buffers.
 
-  A group consists of the nodes that links faster than ``bandwidth`` connect; at
-  infinity, it is a rank.
+  A group consists of nodes that links faster than ``bandwidth`` connect; if
+  that is infinity, each rank is a group.
   """
   fast = networkx.Graph()
   fast.add_nodes_from(range(net.num_nodes))

@@ -30,7 +30,7 @@ Builder = Callable[..., Schedule]
 
 
 def _of(gather: Callable[..., Schedule]) -> Builder:
-  """Returns a builder of all three collectives, given one of all-gathers."""
+  """Returns a builder of all collectives from a builder of all-gathers."""
 
   @functools.wraps(gather)  # keeps its signature
   def build(

@@ -62,7 +62,7 @@ summands of ranks 1, 2, 3
 
 
 def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
-  """Checks sizes and owners; does not read the rounds."""
+  """Checks the fields of a schedule except its rounds."""
   n, chunks = schedule.num_ranks, schedule.num_chunks
   name = schedule.name
   known(f"{name}: collective=", schedule.collective, COLLECTIVES)
@@ -180,7 +180,7 @@ def _check_paths(
   topology: Topology,
   rooms: dict[tuple[int, int], int] | None,
 ) -> None:
-  """Checks that paths follow links, and link loads if a bound is claimed."""
+  """Checks that paths follow links, and link loads unless `rooms` is None."""
   pairs = topology.links_by_pair
   for place, t in enumerate(transfers):
     for pair in itertools.pairwise(t.path):
@@ -205,7 +205,7 @@ def _check_paths(
 
 
 def _check_end(schedule: Schedule, held: list[list[int]]) -> None:
-  """Checks that every rank ends with the complete sums that it must hold."""
+  """Checks that every rank ends with the sums that the collective requires."""
   everyone = (1 << schedule.num_ranks) - 1
   for rank, copies in enumerate(held):
     wanted = range(schedule.num_chunks)
@@ -232,6 +232,6 @@ def _wrong(
 
 
 def _ranks(mask: int) -> str:
-  """Formats the ranks of a bit mask for a message, at most eight."""
+  """Formats at most eight ranks of a bit mask, for an error message."""
   found = [i for i in range(mask.bit_length()) if mask >> i & 1]
   return ", ".join(map(str, found[:8])) + (" ..." if len(found) > 8 else "")

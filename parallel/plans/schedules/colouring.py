@@ -23,7 +23,7 @@ Edge = tuple[int, int]  # left vertex, right vertex
 
 
 def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
-  """Colours edges so that all colours are about equally frequent per vertex.
+  """Colours edges so that each vertex has about equally many of each colour.
 
   Args:
     edges: Edges of a bipartite multigraph. Left and right vertices have
@@ -43,10 +43,10 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
     for place, index in enumerate(members[:whole]):
       colours[index] = place % num_colours
     rest += members[whole:]
-  # Each vertex is cut into parts of degree num_colours, and one of at most that
-  # degree. Once padded to a regular graph, these parts are a sum of num_colours
+  # Each vertex is cut into parts of degree num_colours, and one part of at most
+  # that degree. Padded to a regular graph, these parts are a sum of num_colours
   # perfect matchings. With one colour per matching, a full part has every
-  # colour once and the other part has every colour at most once.
+  # colour once, and the other part has every colour at most once.
   left, right = (
     _cut([edges[i][side] for i in rest], num_colours) for side in (0, 1)
   )
@@ -57,8 +57,8 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
   colour = 0
   for columns, weight in _matchings(matrix):
     for pair in enumerate(columns):
-      # A matching repeated `weight` times uses as many colours. Edges that only
-      # pad the graph are in no list.
+      # A matching with multiplicity `weight` uses as many colours. Edges that
+      # only pad the graph are not in `small`.
       for turn in range(weight):
         if small.get(pair):
           colours[rest[small[pair].pop()]] = colour + turn
@@ -93,12 +93,12 @@ def even(
   num_colours: int,
   weights: Sequence[int] | None = None,
 ) -> list[tuple[tuple[int, Fraction], ...]]:
-  """Assigns each edge shares of colours so that all colours have equal loads.
+  """Splits edges between colours so that all colours have equal loads.
 
   A regular graph of degree d on n + n vertices is a sum of d perfect
   matchings. They are laid end to end on a line of length d. The line is cut at
-  the multiples of d / num_colours, and each piece is one colour. An edge that
-  lies across a cut gets shares of several colours.
+  the multiples of d / num_colours, and each section is one colour. An edge that
+  lies across a cut is split between several colours.
 
   This makes n (num_colours - gcd(d, num_colours)) more pieces than there are
   edges, which is the minimum: at a vertex, whole edges can fill a group of
@@ -116,7 +116,7 @@ def even(
     weights: Weight of each edge, at least 1; None for 1 each.
 
   Returns:
-    (colour, share) pairs of each edge. The shares of an edge sum to 1.
+    For each edge, pairs (colour, fraction of the edge); fractions sum to 1.
   """
   weights = [1] * len(edges) if weights is None else weights
   unit = math.gcd(*weights)
@@ -134,8 +134,8 @@ def even(
   for pair, members in small.items():
     slots = lines[pair]
     if max(sizes) == 1:
-      # There may be more slots than edges, as some slots are padding. Real
-      # edges take the slots with the fewest cuts.
+      # There may be more slots than edges, since some slots are padding. Edges
+      # take the slots with the fewest cuts.
       slots = [(x, x + 1) for low, high in slots for x in range(low, high)]
       slots.sort(key=lambda slot: len(_parts([slot], degree, num_colours)))
     left = collections.deque(slots)
@@ -177,7 +177,7 @@ def _taken(slots: collections.deque[Edge], length: int) -> list[Edge]:
 def _parts(
   slots: Sequence[Edge], degree: int, num_colours: int
 ) -> tuple[tuple[int, Fraction], ...]:
-  """Returns (colour, share) of slots when [0, degree) is cut evenly."""
+  """Returns (colour, fraction) of slots when [0, degree) is cut evenly."""
   # In units of 1 / num_colours all borders are integers: length 1 becomes
   # num_colours, and the length of a colour becomes degree.
   total = num_colours * sum(high - low for low, high in slots)
@@ -192,7 +192,7 @@ def _parts(
 
 
 def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
-  """Returns the list indices of the edges between each pair of vertices."""
+  """Returns pair of vertices -> indices of the edges between them."""
   found = collections.defaultdict(list)
   for index, edge in enumerate(edges):
     found[edge].append(index)
@@ -216,7 +216,7 @@ def largest_degree(
 
 
 def _cut(vertices: Sequence[int], degree: int) -> list[int]:
-  """Cuts the vertices of one side into parts of at most the given degree.
+  """Splits the vertices of one side into parts of at most the given degree.
 
   Args:
     vertices: Vertex of each edge.
@@ -253,8 +253,8 @@ def _regular(
   for (u, v), count in counts.items():
     rows[u] -= count
     columns[v] -= count
-  # The missing degrees sum to the same total on both sides. One pass over both
-  # sides fills them: each step completes at least one vertex.
+  # The missing degrees have the same sum on both sides. One pass over both
+  # sides adds them: each step completes at least one vertex.
   i = j = 0
   while i < size and j < size:
     fill = min(rows[i], columns[j])

@@ -1,14 +1,14 @@
 """Double binary tree: two trees that carry half of the data each, in pieces.
 
 For an even number of ranks, every rank has children in only one of the trees.
-So the two trees together keep all ports busy, whereas in a single tree half of
-the ranks are leaves and have nothing to send down.
+The two trees together thus use the ports of all ranks, whereas in a single tree
+half of the ranks are leaves, which send nothing in a broadcast.
 
 Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
 broadcast, reduction and scan", Parallel Computing 35, 2009. The trees are those
 of MultiTree's published simulator. Deviation: in the paper, a 2-colouring of
-the edges fixes the rounds in which pieces move down an edge. Here, the
-colouring only sets the priority, and other edges may use the remaining ports.
+the edges fixes the rounds in which an edge sends pieces. Here, edges of one
+colour only have priority in a round, and other edges may use the free ports.
 """
 
 import collections
@@ -46,8 +46,8 @@ def build(topology: Topology, collective: Collective) -> Schedule:
     collective: "all_reduce", "reduce_scatter" or "all_gather".
 
   Returns:
-    The schedule. It claims a link capacity of 1 if all links are equal and no
-    two transfers of a round share one.
+    The schedule. Its `link_capacity` is 1 if all links have the same bandwidth
+    and no two transfers of a round share a link.
   """
   if collective != "all_reduce":
     return from_gather(_gather, topology, collective)
@@ -65,7 +65,7 @@ def build(topology: Topology, collective: Collective) -> Schedule:
 
 
 def _claimed(schedule: Schedule, topology: Topology) -> Schedule:
-  """Adds the claim of a link capacity if it holds."""
+  """Sets `link_capacity` to 1 if it is true for a schedule."""
   loads = [
     load for transfers in schedule.rounds
     for load in link_loads(transfers).values()
@@ -108,8 +108,8 @@ def _parent(rank: int, n: int) -> int:
   """Returns a rank's parent in the first tree.
 
   With b the lowest set bit of the rank, the parent is (rank XOR b) OR 2 b, or
-  rank XOR b where no rank has that number. So b grows from a rank to its
-  parent, and ranks with b = 1, the odd ones, are leaves.
+  rank XOR b if no rank has that number. A parent's lowest set bit is larger, so
+  ranks with b = 1, the odd ones, are leaves.
   """
   if rank == 0:
     return -1
@@ -139,9 +139,9 @@ def _spread(
     for parents in trees
     for rank, parent in enumerate(parents) if parent >= 0
   ]
-  # Each rank has at most two edges to children and two from parents. So the
-  # split gives two sets of edges, each of which uses a port at most once. Their
-  # edges have priority in alternate rounds.
+  # In both trees together, a rank has at most two edges to children and two
+  # from parents. They are split into two sets in which each rank sends at most
+  # once and receives at most once; the sets have priority in alternate rounds.
   turns = [set(edges) for edges in partial_permutations(down)]
   # edge -> heap of the chunks that its sender holds and has to send
   waiting: dict[_Edge, list[int]] = collections.defaultdict(list)
@@ -181,10 +181,10 @@ def _neighbours(parents: Sequence[int]) -> dict[int, list[int]]:
 def _moved(
   waiting: dict[_Edge, list[int]], turn: Set[_Edge]
 ) -> list[_Move]:
-  """Removes and returns the moves of a round, at most one per port.
+  """Removes and returns the moves of a round, one send and receive per rank.
 
-  Only the first chunk of an edge counts, since its chunks share both ports.
-  Edges of the turn go first, then the smallest chunks.
+  Each edge offers only its first chunk, since its chunks share both ports.
+  Edges in `turn` have priority, then chunks with the smallest numbers.
   """
   heads = sorted(
     (edge not in turn, chunks[0], edge) for edge, chunks in waiting.items()

@@ -2,8 +2,8 @@
 
 Two forms:
 
-- *Bucket*: each dim gathers the data that the previous dims have gathered. So
-  the second dim of the reduce-scatter handles only 1/d of the data, where d is
+- *Bucket*: each dim gathers the data that the previous dims have gathered. In
+  the reduce-scatter, the second dim handles only 1/d of the data, where d is
   the size of the first dim. Source: Jain and Sabharwal, "Optimal bucket
   algorithms for large MPI collectives on torus interconnects", ICS 2010.
 - *2D ring*: a complete all-reduce along rows, then one along columns, as in
@@ -45,8 +45,8 @@ def bucket_gather(topology: Topology) -> Schedule:
   for flow, (order, direction) in enumerate(flows):
     held = [[rank] for rank in range(n)]  # owners of the slices each rank holds
     start = 0
-    # The reduce-scatter reverses this gather and takes the dims in `order`. So
-    # the gather starts with the last one.
+    # The reduce-scatter reverses this gather and takes the dims in `order`, so
+    # the gather starts with the last dim.
     for dim in reversed(order):
       size = dims[dim][0]
       # Around the ring, a rank first sends everything it holds, and then what
@@ -76,8 +76,8 @@ def _capacity(topology: Topology, dims: list[tuple[int, int]]) -> int | None:
   """Returns the largest load of a link in a round of the bucket form.
 
   Returns:
-    Chunks in a message of the last dim, the largest messages; None if the
-    rings of several flows share links.
+    Chunks per message in the last dim, which has the largest messages; None if
+    the rings of several flows share links.
   """
   size = dims[0][0]
   closed = all(
@@ -93,7 +93,7 @@ def _capacity(topology: Topology, dims: list[tuple[int, int]]) -> int | None:
 
 
 def two_pass(topology: Topology, collective: Collective) -> Schedule:
-  """Builds the 2D ring's all-reduce; other collectives take the bucket form.
+  """Builds the 2D ring's all-reduce; other collectives use the bucket form.
 
   Each of four flows has a quarter of the data. The quarter is all-reduced along
   one dim, cut into as many parts as the dim has ranks, and then along the other
@@ -130,10 +130,10 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
         for rank in range(n):
           there = _beside(rank, size, stride, direction)
           path = _path(topology, rank, there, size, stride, direction)
-          # At step 0 a rank sends the part of its own position in the ring,
-          # then the part that has just arrived. After size - 1 reducing steps
-          # the arriving part is complete, and the same formula selects the
-          # parts to copy.
+          # At step 0 a rank sends the part with the number of its position in
+          # the ring, later the part that has just arrived. After size - 1
+          # reducing steps the arriving part is complete, and the same formula
+          # selects the parts to copy.
           part = (rank // stride - direction * step) % size
           rounds[start + step] += [
             Transfer(rank, there, flow * parts + chunk, operation, path)

@@ -1,12 +1,12 @@
 """Greedy growth of trees by arrival time.
 
-Each tree brings one chunk from its root to all ranks. The state records when
-each link becomes free and when each rank of a tree holds the chunk. From this
-follows the earliest time at which a tree can deliver its chunk to one more
-rank. The tree with the earliest such time is extended and occupies the links of
-its path; this repeats until all trees are complete. So slow links are used only
+Each tree sends one chunk from its root to all ranks. The state records when
+each link becomes free and when each rank of a tree holds the chunk. This gives
+the earliest time at which each tree can deliver its chunk to one more rank. The
+tree with the earliest such time is extended and occupies the links of its path;
+this is repeated until all trees are complete. Slow links are thus used only
 where they do not delay a chunk, and trees become wide where latency dominates
-and deep where bandwidth does.
+and deep where bandwidth dominates.
 
 Source: "earliest completing edge first" of Bhat, Raghavendra and Prasanna,
 "Efficient collective communication in distributed heterogeneous systems",
@@ -48,8 +48,8 @@ def grow(
   if topology.num_ranks == 1:
     return ()
   state = _Trees(topology, trees, size_bytes)
-  # (earliest arrival at one more rank, ranks so far, chunk): ties go to the
-  # tree with the fewest ranks.
+  # (earliest arrival at one more rank, ranks so far, chunk): of equal times,
+  # the tree with the fewest ranks is first.
   soonest = [(state.plan(chunk), 1, chunk) for chunk in range(state.num_trees)]
   heapq.heapify(soonest)
   while soonest:
@@ -92,8 +92,8 @@ class _Trees:
     self._out: list[list[int]] = [[] for _ in range(topology.num_nodes)]
     for number, tail in enumerate(self._tails):
       self._out[tail].append(number)
-    # Per tree: arrival time at each of its ranks; links out of these ranks; the
-    # planned path to its next rank, and the arrival time there.
+    # For each tree: arrival time at each of its ranks; links out of these
+    # ranks; planned path to the next rank, and arrival time there.
     self._has = [{chunk // trees: 0.0} for chunk in range(self.num_trees)]
     self._ahead = [list(self._out[c // trees]) for c in range(self.num_trees)]
     self._way: list[list[int]] = [[] for _ in range(self.num_trees)]
@@ -105,8 +105,8 @@ class _Trees:
     free, cost = self._free, self._cost
     ahead = [link for link in self._ahead[tree] if heads[link] not in has]
     self._ahead[tree] = ahead
-    # (time at which the message has crossed, link) of the links out of the
-    # tree's ranks, computed as in `_after`. This is the innermost loop.
+    # For each link out of the tree's ranks: (time at which the message has
+    # crossed it, link). Equal to `_after`, inlined in this innermost loop.
     ways = [
       (max(has[tails[link]], free[link]) + cost[link], link) for link in ahead
     ]
@@ -125,8 +125,8 @@ class _Trees:
 
     Args:
       has: Arrival time at each rank of the tree.
-      ways: Time at which a message would have crossed, and link, for each link
-        out of these ranks.
+      ways: For each link out of these ranks, the time at which a message would
+        have crossed it, and the link.
 
     Returns:
       Arrival time and links of the path.
@@ -150,13 +150,13 @@ class _Trees:
           heapq.heappush(ways, (self._after(further, end), further))
 
   def _after(self, link: int, ready: float) -> float:
-    """Returns the time at which a message ready at ``ready`` has crossed."""
+    """Returns when a message that is ready at ``ready`` has crossed a link."""
     # Store and forward: a node sends a message on once all of it has arrived.
     return max(ready, self._free[link]) + self._cost[link]
 
   def stands(self, tree: int) -> bool:
     """Returns whether the planned path still arrives at the planned time."""
-    # Alternative paths arrive no earlier than when the plan was made.
+    # Then it is still the earliest path, since links only become occupied.
     way = self._way[tree]
     end = self._has[tree][self._tails[way[0]]]
     for link in way:
@@ -185,17 +185,17 @@ def schedule(
 ) -> Schedule:
   """Puts the messages of grown trees into rounds.
 
-  On links of different bandwidths, several round lengths are tried: the time
-  that a link of some bandwidth takes for ``link_capacity`` chunks, from the
-  slowest link upwards. A slower link then carries one chunk, and a round that
-  uses it lasts longer. The length with the smallest total time, without
+  If links have different bandwidths, several round lengths are tried: the times
+  that links of different speeds, from the slowest one on, take for
+  ``link_capacity`` chunks. Links slower than that carry one chunk, and a round
+  that uses one lasts longer. The length with the smallest total time, without
   latencies, is chosen.
 
   Args:
     name: Name of the schedule.
     topology: Network that the schedule runs on.
     messages: Result of `grow` on this network.
-    link_capacity: Largest number of chunks on the slowest link in a round.
+    link_capacity: Largest number of chunks on a slowest link in a round.
 
   Returns:
     An all-gather.
@@ -228,7 +228,7 @@ def speeds(topology: Topology) -> list[float]:
 
 
 def seconds(rounds: Iterable[Round], topology: Topology) -> float:
-  """Returns the seconds that rounds take with chunks of 1 byte, no latency."""
+  """Returns the seconds of rounds with chunks of 1 byte, without latency."""
   links = topology.links_by_pair
   return sum(
     max(

@@ -1,10 +1,10 @@
 """MultiTree: one spanning tree per rank, all grown together step by step.
 
 At the start of a step all links are free. The trees take turns. In its turn, a
-tree gains one rank over free links from a rank that it held at the start of the
-step, and occupies these links. A step ends when a full round of turns adds no
-rank. The trees perform an all-gather, and each step is a round of the schedule.
-The reduce-scatter reverses the all-gather.
+tree adds one rank, over free links from a rank that it had at the start of the
+step, and occupies these links. A step ends when no tree can add a rank. The
+trees perform an all-gather, and each step is a round of the schedule. The
+reduce-scatter reverses the all-gather.
 
 Source: Huang et al., "Communication Algorithm-Architecture Co-Design for
 Distributed Deep Learning", ISCA 2021, and its published simulator.
@@ -58,8 +58,8 @@ def grow(
     state.begin()
     roots, paths = state.turns(ranks)
     # Within a step, links only become occupied, and new ranks are not parents
-    # yet. So a tree that cannot grow in one round of turns cannot grow in the
-    # next, and only the trees that grew take another turn.
+    # yet. A tree that cannot grow in one round of turns cannot grow in the next
+    # one either, so only trees that grew take another turn.
     added = roots
     if farthest_first:
       again = set(added)
@@ -69,7 +69,7 @@ def grow(
       roots += added
       paths += more
     state.end(roots)
-    # Unlike lists, tuples of numbers are not tracked by the garbage collector.
+    # Tuples, since Python's garbage collector does not track tuples of numbers.
     steps.append((tuple(roots), tuple(paths)))
     missing -= len(roots)
   return steps
@@ -115,8 +115,8 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
 def _in_time(topology: Topology) -> Schedule:
   """Builds the all-gather for different bandwidths, by arrival time.
 
-  Variants without the slowest links are tried too, as long as the ranks stay
-  connected: a round with one chunk on such a link delays all other links.
+  Networks without the slowest links are tried too, as long as the ranks stay
+  connected: one chunk on a slow link prolongs the round for all links.
   """
   found = []
   for speed in growth.speeds(topology):
@@ -136,10 +136,10 @@ def _in_time(topology: Topology) -> Schedule:
 class _Direct:
   """Growth of trees on a network without switches.
 
-  A tree's frontier consists of the links from its ranks to ranks outside it.
-  A link that is occupied stays so until the step ends. So each tree examines
-  each link of its frontier at most once per step. Between steps the frontiers
-  of all trees are one array, sorted by root.
+  A tree's frontier consists of the links from its ranks to ranks outside it. An
+  occupied link stays occupied until the step ends, so each tree examines each
+  link of its frontier at most once per step. Between steps the frontiers of all
+  trees are one array, sorted by root.
 
   Growth takes n (n - 1) turns in Python. The inner loop therefore uses lists
   and bytearrays, and numpy handles the work that is done once per step.
@@ -175,7 +175,7 @@ class _Direct:
     ranks = np.arange(len(self._member) + 1)
     bounds = np.searchsorted(self._roots, ranks).tolist()
     # One iterator per tree, which resumes in the next turn at the link where it
-    # stopped in this one. It tests whether a link is free on reaching it.
+    # stopped. It tests whether a link is free when it reaches the link.
     is_free = self._free.__getitem__
     self._ahead = [
       filter(is_free, links[low:high])
@@ -183,7 +183,7 @@ class _Direct:
     ]
 
   def turns(self, roots: list[int]) -> tuple[list[int], list[Path]]:
-    """Gives each tree one turn.
+    """Adds at most one rank to each tree, in turn.
 
     Args:
       roots: Roots of the trees, in the order of their turns.
@@ -236,7 +236,7 @@ class _Direct:
     roots = np.append(self._roots, np.repeat(roots, degree))
     links = np.append(self._frontier, self._out[place])
     # Links whose head is now in the tree are dropped. The stable sort orders
-    # the links by tree, and within a tree keeps those of earlier ranks first.
+    # the links by tree, and within a tree by the time when their rank joined.
     live = np.flatnonzero(~self._held[roots, self._heads[links]])
     live = live[np.argsort(roots[live], kind="stable")]
     self._roots, self._frontier = roots[live], links[live]
@@ -245,11 +245,11 @@ class _Direct:
 class _Switched:
   """Growth of trees on a network with switches.
 
-  A turn takes the path with the fewest links from any parent to a new rank;
-  ties go to the parent that joined first. The search stops at a path as short
-  as the smallest distance between two ranks. A parent without a free path has
-  none until the step ends and is dropped for the step. Most of these parents
-  have no free outgoing link, which is known without a search.
+  A turn takes the path with the fewest links from any parent to a new rank; of
+  equal paths, that of the parent that joined first. The search stops at a path
+  as short as the smallest distance between two ranks. A parent without a free
+  path is not tried again in the same step. Most of these parents have no free
+  outgoing link, which is known without a search.
   """
 
   def __init__(self, topology: Topology) -> None:
@@ -288,7 +288,7 @@ class _Switched:
         self._into[head] += free
 
   def turns(self, roots: list[int]) -> tuple[list[int], list[Path]]:
-    """Gives each tree one turn.
+    """Adds at most one rank to each tree, in turn.
 
     Args:
       roots: Roots of the trees, in the order of their turns.
@@ -306,9 +306,9 @@ class _Switched:
       best: list[int] = []
       stuck = set()
       for parent in self._parents[root]:
-        # Searches dominate the cost, so useless ones are skipped: those from a
-        # parent that is no nearer to any rank outside the tree than `best` is
-        # long, even with all links free.
+        # Searches dominate the cost, so they are skipped if they cannot help:
+        # if even with all links free, no rank outside the tree is nearer to the
+        # parent than the length of `best`.
         within = self._within[parent]
         if best and within[min(len(best), len(within)) - 1].isdisjoint(outside):
           continue
@@ -368,9 +368,9 @@ class _Switched:
   def _links(self, node: int, parent: int) -> list[int]:
     """Returns the links out of a node in the order in which to try them.
 
-    Links to ranks come first, beginning after the parent's number, followed by
-    links to switches. So parents at the same switch try different ranks first
-    and do not all compete for the link to the lowest number.
+    Links to ranks come first, cyclically from the parent's number on, then
+    links to switches. Parents at the same switch thus try different ranks first
+    and do not all compete for the link to the rank with the lowest number.
     """
     key = (node, parent)
     if key not in self._ordered:

@@ -9,7 +9,7 @@ chunks whose owners r can still reach in rounds s, s + 1, ... Then
 and in round s rank r sends its partial sums of B(partner(r, s), s + 1).
 
 Sources: halving-doubling is the all-reduce of Thakur, Rabenseifner and Gropp,
-IJHPCA 19, 2005, with the distances of MPICH's. HDRM maps its ranks onto a
+IJHPCA 19, 2005, with the distances of MPICH. HDRM maps its ranks onto a
 BiGraph: Dong et al., "EFLOPS", HPCA 2020; that text was not available, and the
 mapping is the one in MultiTree's simulator (farabimahmud/accelerator). Swing is
 from De Sensi et al., NSDI 2024, arXiv 2401.09356; it is limited here to powers
@@ -78,9 +78,10 @@ def bigraph_places(ranks_per_switch: int, switches: int) -> list[int]:
   """Returns HDRM's mapping: for each rank of the exchange, its node.
 
   Ranks with an even number of one bits are at upper switches, the others at
-  lower switches. Partners differ in one bit, so each exchange crosses. With s
-  switches, ranks j s to j s + s - 1 take port j of the switches, and those at
-  upper switches are rotated left by (s / 2 - j) mod s/2 switches.
+  lower switches. Partners differ in one bit, so each exchange is between an
+  upper and a lower switch. With s switches, ranks j s to j s + s - 1 are at
+  port j of the switches, and those at upper switches are rotated left by (s / 2
+  - j) mod (s / 2) switches.
 
   Args:
     ranks_per_switch: Number of ranks at each switch.
@@ -103,9 +104,9 @@ def bigraph_places(ranks_per_switch: int, switches: int) -> list[int]:
 def swing(topology: Topology) -> Schedule:
   """Builds Swing: partners at distances 1, 1, 3, 5, 11, ... along a ring.
 
-  On grids, successive rounds use successive dims, cyclically. Every rotation of
-  the dims, and the mirror image of each, carries an equal share of the data, so
-  that all ports of a torus are used.
+  On grids, successive rounds use successive dims, cyclically. The data are
+  split equally over all rotations of the dims and their mirror images, so that
+  all ports of a torus are used.
 
   Args:
     topology: Ring, torus or mesh.
@@ -174,7 +175,7 @@ def _gather(
   Args:
     name: Name of the schedule.
     topology: Network; its number of ranks must be a power of two.
-    partners: Partner functions. Each carries an equal share of the data.
+    partners: Partner functions. Each is used for an equal part of the data.
     places: For each rank of the exchange, its rank in the topology.
 
   Raises:

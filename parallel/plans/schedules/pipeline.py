@@ -1,8 +1,8 @@
 """Pipelining of collective schedules: chunks are cut into pieces.
 
-A rank forwards a piece while it receives the next one. So a deep tree costs the
-time of the most loaded link plus that of a few pieces, not of a few chunks. The
-result is an ordinary schedule with smaller chunks and more rounds.
+A rank forwards a piece while it receives the next one. A deep tree thus takes
+the time of the most loaded link plus that of a few pieces, instead of a few
+chunks. The result is an ordinary schedule with smaller chunks and more rounds.
 """
 
 import collections
@@ -30,11 +30,11 @@ def pipelined(
   pieces: int,
   link_capacity: int | None = None,
 ) -> Schedule:
-  """Cuts every chunk into pieces that follow one another.
+  """Cuts every chunk into pieces that are sent one after the other.
 
-  Each piece makes the transfers of its chunk in their order. Transfers are
-  placed one piece after the other, each into the earliest round in which all
-  links of its path have capacity left.
+  Each piece has the transfers of its chunk, in the same order. The transfers of
+  one piece after the other are put into rounds, each into the earliest round in
+  which all links of its path have capacity left.
 
   Example:
     The ring's all-gather sends 4 chunks in 3 rounds. In halves, it takes twice
@@ -51,9 +51,9 @@ def pipelined(
     schedule: Schedule to cut.
     topology: Network that the schedule runs on.
     pieces: Pieces of each chunk, at least 1; 1 returns the schedule unchanged.
-    link_capacity: Pieces that the slowest link carries in a round. None uses
-      the number of chunks that it carries in a round of the given schedule: a
-      round then takes 1 / ``pieces`` of the time, without latencies.
+    link_capacity: Pieces that a slowest link carries in a round. None uses the
+      number of chunks that it carries in a round of the given schedule, so that
+      a round takes 1 / ``pieces`` of the time, without latencies.
 
   Raises:
     ValueError: `pieces` is not a positive integer, or too large, or in some
@@ -116,8 +116,8 @@ def in_rounds(
     room: Capacity of each link: transfers per round, at least 1.
   """
   rounds: list[list[Transfer]] = []
-  # For each copy (rank, chunk): the first round that may send it, as it has
-  # arrived then, and the first that may overwrite it, after its last send.
+  # For each copy (rank, chunk): the first round that may send it, since it has
+  # arrived, and the first that may overwrite it, that of its last send.
   ready: dict[Pair, int] = collections.defaultdict(int)
   sent: dict[Pair, int] = collections.defaultdict(int)
   links = {pair: _Link(amount) for pair, amount in room.items()}
@@ -152,11 +152,11 @@ class _Link:
   def __init__(self, room: int) -> None:
     self._room = room
     self._used: dict[int, int] = collections.defaultdict(int)
-    # Full round -> a later one; all rounds in between are full, too.
+    # Full round -> a later round; all rounds in between are full.
     self._after: dict[int, int] = {}
 
   def first_free(self, number: int) -> int:
-    """Returns the first round from ``number`` on that is not full."""
+    """Returns the first round, at or after ``number``, that is not full."""
     after, free = self._after, number
     while free in after:
       free = after[free]

@@ -1,14 +1,14 @@
-"""Renumberings of a topology, since builders depend on the numbers of ranks.
+"""Renumberings of a topology, since schedules depend on the numbers of ranks.
 
-MultiTree grows trees in the order of ranks, and a double tree cuts the ranks in
-that order, so the same network gives another schedule if its ranks have other
-numbers. `parallel.plans.schedules.builders.build` builds on a renumbered
+MultiTree grows trees in the order of ranks, and a double tree divides the ranks
+in that order, so the same network gives another schedule if its ranks have
+other numbers. `parallel.plans.schedules.builders.build` builds on a renumbered
 topology and restores the numbers; `caatnet.studies.collectives.chosen` selects
 a numbering by the simulated time.
 
-Number 0 keeps the numbers. For a grid without switches the next ones transpose
-it: a mesh of 3 x 5 and one of 5 x 3 have the same set of numberings. All
-further ones are random permutations of ranks and of switches.
+Numbering 0 keeps the numbers. For a grid without switches, the next numberings
+transpose it, so that meshes of 3 x 5 and of 5 x 3 have the same set. All other
+numberings are random permutations of ranks and of switches.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from parallel.plans.topology.graph import Link, Topology
 
 
 class Numbering(NamedTuple):
-  """Topology with other numbers.
+  """Topology with other numbers of its nodes.
 
   Attributes:
     topology: The renumbered topology.
@@ -45,8 +45,8 @@ def numbered(topology: Topology, number: int) -> Numbering:
 
   Args:
     topology: Network.
-    number: 0 keeps the numbers; the next ones transpose a grid; further ones
-      are random, with this number as their seed.
+    number: 0 keeps the numbers; the next values transpose a grid; larger values
+      are seeds of random permutations.
 
   Raises:
     ValueError: The number is negative.
@@ -55,7 +55,7 @@ def numbered(topology: Topology, number: int) -> Numbering:
   grids = _transposed(topology)
   if number < len(grids):
     return grids[number]
-  # From the same grid for all of its transpositions.
+  # All transpositions of a grid start from the same one.
   base = min(grids, key=lambda found: found.topology.shape)
   rng = random.Random(number)
   ranks = list(range(topology.num_ranks))
@@ -70,7 +70,7 @@ def numbered(topology: Topology, number: int) -> Numbering:
 
 
 def numbers(topology: Topology, num_random: int = 0) -> list[int]:
-  """Returns the numberings to try, in an order that no transposition changes.
+  """Returns the numberings to try, in equal order for transposed grids.
 
   Example:
     >>> from parallel.plans.topology.builders import torus
@@ -97,8 +97,8 @@ def restored(schedule: Schedule, order: tuple[int, ...]) -> Schedule:
   node_of = [0] * len(order)
   for node, number in enumerate(order):
     node_of[number] = node
-  # Chunks are exchanged so that each rank owns those that it would own if the
-  # builder had used the original numbers.
+  # Chunks are renumbered so that each rank owns the chunks that it would own if
+  # the builder had used the original numbers.
   own: dict[int, list[int]] = {}
   for chunk, rank in enumerate(schedule.owners):
     own.setdefault(rank, []).append(chunk)
@@ -150,13 +150,13 @@ def _renumbered(
 ) -> Topology:
   """Returns the topology with other numbers of nodes.
 
-  Links are in the order of their sources. Those of one source keep their order;
-  those of a grid are in the order of dims, as `topology.builders` lists them.
+  Links are in the order of their sources. Links of one source keep their order;
+  in a grid, they are in the order of dims, as in `topology.builders`.
 
   Args:
     topology: Network.
     order: ``[node]``: the new number of each node.
-    shape: Shape of the renumbered grid; () if it is none.
+    shape: Shape of the renumbered grid; () if it is not a grid.
   """
   strides = _strides(shape)
 

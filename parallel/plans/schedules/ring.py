@@ -44,8 +44,8 @@ def _gather(
   Each cycle, an order of all ranks, carries an equal part of every slice.
   """
   n, parts = topology.num_ranks, len(cycles)
-  # The last rank to receive a chunk is the predecessor of its owner, which does
-  # not forward it. So there are n - 1 rounds and not n.
+  # The last rank to receive a chunk, the predecessor of its owner, does not
+  # forward it. There are therefore n - 1 rounds, not n.
   rounds: list[list[Transfer]] = [[] for _ in range(n - 1)]
   for part, order in enumerate(cycles):
     for i in range(n):
@@ -68,8 +68,8 @@ def _gather(
     tuple(map(tuple, rounds)),
     tuple(rank for rank in range(n) for _ in range(parts)),
     # If neighbours on the cycle are joined by links, each link carries one
-    # chunk per round, as the two directions use different links. With two
-    # ranks they do not: both parts use the one link from 0 to 1 (or back).
+    # chunk per round, as the two directions use different links. With two ranks
+    # both parts use the same links, from 0 to 1 and from 1 to 0.
     link_capacity=(1 if n > 2 else parts) if direct else None,
   )
 
@@ -105,9 +105,9 @@ def cycle(topology: Topology) -> list[int]:
 
 
 def _along_links(topology: Topology, order: list[int]) -> list[int]:
-  """Returns a cycle in the direction in which it takes fewer links.
+  """Returns a cycle in the direction in which it has fewer links.
 
-  The directions differ where links have no reverse, as in a one-way ring.
+  The directions differ if links have no reverse, as in a one-way ring.
   """
   back = [order[0], *order[:0:-1]]
   return min(order, back, key=lambda nodes: sum(
@@ -119,10 +119,10 @@ def _along_links(topology: Topology, order: list[int]) -> list[int]:
 def _grid_cycle(shape: Sequence[int]) -> list[int] | None:
   """Returns a cycle without wrap-around links; None if all dims are odd.
 
-  Each row is a line through all dims but the even one. The cycle first goes
-  down the first column, then returns row by row, alternately forwards and
-  backwards through the rest of each row. It ends next to its start because the
-  number of rows is even.
+  A row is a line through all dims except one of even size, along which rows
+  follow one another. The cycle first goes down the first column, then returns
+  row by row, alternately forwards and backwards through the rest of each row.
+  It ends next to its start because the number of rows is even.
 
   Args:
     shape: Sizes of the dims, each at least 2; ranks are in row-major order.
@@ -138,8 +138,8 @@ def _grid_cycle(shape: Sequence[int]) -> list[int] | None:
   line = _snake(rest)  # offsets of one row: a walk through all other dims
   order = [line[0] + row * stride for row in range(shape[even])]
   for row in reversed(range(shape[even])):
-    # Alternately away from the first column and back to it. The first column,
-    # line[0], was visited on the way down. Row 0, the last, ends next to it.
+    # Rows lead alternately away from the first column, line[0], and back to it.
+    # It was visited on the way down; row 0, the last one, ends next to it.
     back = line[1:] if (shape[even] - 1 - row) % 2 == 0 else line[:0:-1]
     order += [node + row * stride for node in back]
   return order

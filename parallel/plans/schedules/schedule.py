@@ -60,10 +60,10 @@ class Schedule:
     rounds: Rounds in the order of execution.
     owners: ``[chunk]``: rank that ends with the chunk's sum (reduce-scatter) or
       starts with the chunk (all-gather); () for an all-reduce.
-    link_capacity: Upper bound on the load of a link in a round, in chunks at
-      the slowest link's bandwidth. A faster link may carry more, in proportion
-      to its bandwidth, rounded down (`Topology.rooms`). `check` proves the
-      bound. None claims nothing: transfers may share links.
+    link_capacity: Largest number of chunks that a slowest link carries in a
+      round. A faster link may carry more, in proportion to its bandwidth and
+      rounded down (`Topology.rooms`). `check` proves this. None: any number of
+      transfers may share a link.
   """
 
   name: str
@@ -106,14 +106,14 @@ def link_loads(
 def reversed_gather(gather: Schedule) -> Schedule:
   """Returns the reduce-scatter that reverses an all-gather.
 
-  It has the all-gather's rounds in reverse order, with every path reversed. So
-  the topology needs the reverse of every link that is used.
+  It has the all-gather's rounds in reverse order, with every path reversed. The
+  topology must therefore have the reverse of every link that is used.
 
   Args:
     gather: An all-gather.
   """
-  # Each link's load moves to the reverse link. So the claim `link_capacity`
-  # remains true if both directions have the same bandwidth.
+  # Each link's load moves to the reverse link. `link_capacity` thus remains
+  # true if both directions have the same bandwidth.
   return dataclasses.replace(
     gather, collective="reduce_scatter", rounds=reversed_rounds(gather.rounds)
   )
@@ -122,9 +122,9 @@ def reversed_gather(gather: Schedule) -> Schedule:
 def reversed_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
   """Turns copies into reductions, in reverse order and along reversed paths.
 
-  Where the gather copies a chunk from a parent to a child of a tree, the
-  scatter adds the child's partial sum to the parent's. In the reverse order, a
-  child has received from all its own children before it sends.
+  If the all-gather copies a chunk from a parent to a child of a tree, the
+  reduce-scatter adds the child's partial sum to that of the parent. In reverse
+  order, a child has received from all its own children before it sends.
   """
   return tuple(
     tuple(
@@ -149,7 +149,7 @@ def scatter_then_gather(scatter: Schedule, gather: Schedule) -> Schedule:
     collective="all_reduce",
     rounds=scatter.rounds + gather.rounds,
     owners=(),
-    # If the two directions of a network differ, the halves' claims may too.
+    # If the two directions of a network differ, the two capacities may differ.
     link_capacity=None if None in capacities else max(capacities),
   )
 

@@ -1,9 +1,9 @@
 """Integer table of an all-reduce schedule, the input of the kernels.
 
-In a round of the table a device sends at most one chunk and receives at most
-one chunk. So a round of the schedule may become several rounds of the table.
-Their order preserves the semantics of the schedule's round, in which all
-transfers read the state before it: no rank's chunk is overwritten before that
+In a round of the table, a device sends at most one chunk and receives at most
+one chunk, so a round of the schedule may become several rounds of the table. In
+a round of the schedule, all transfers read the state before it. The order of
+the table's rounds preserves this: no chunk at a rank is overwritten before the
 rank has sent it.
 """
 
@@ -28,7 +28,7 @@ def table(schedule: Schedule) -> np.ndarray:
     [[2, 1, 2, 0], [0, 2, 0, 0], [1, 0, 1, 0]]
 
   Args:
-    schedule: All-reduce schedule, which is proven here.
+    schedule: All-reduce schedule, which this function proves.
 
   Returns:
     int32 ``[rounds, n, 4]``: for each round and device, the destination of its
@@ -81,9 +81,9 @@ def _together(transfers: list[Transfer]) -> list[Transfer]:
   for transfer in transfers:
     more = [transfer]
     # A transfer overwrites its chunk at the destination. Transfers that send
-    # this chunk from there must not come later, so they join the group; so do
-    # those that send the chunks which the new members overwrite. The loop
-    # extends the list that it iterates over.
+    # the overwritten chunk must not come later, so they join the group, as do
+    # those that send chunks which new members overwrite. The loop extends the
+    # list over which it iterates.
     for t in more:
       more += [
         other for other in readers.get((t.destination, t.chunk), ())

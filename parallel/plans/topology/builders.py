@@ -154,7 +154,7 @@ def switch(
   """Builds a network of one switch, with one link to and from every rank."""
   name = f"switch {num_ranks}"
   _check_size(name, 2 * num_ranks)
-  pairs = [(rank, num_ranks) for rank in range(num_ranks)]  # the switch
+  pairs = [(rank, num_ranks) for rank in range(num_ranks)]  # rank, switch
   found = _both(pairs, bandwidth, latency_s)
   return Topology(name, num_ranks, 1, tuple(found))
 
@@ -368,7 +368,7 @@ def build(name: str, *args: Any, **kwargs: Any) -> Topology:
   checks.known("topology ", name, BUILDERS)
   try:
     return BUILDERS[name](*args, **kwargs)
-  # A wrong number of sizes, or an unknown keyword.
+  # The number of sizes is wrong, or a keyword is unknown.
   except TypeError as error:
     raise ValueError(f"topology {name!r}: {error}") from error
 
@@ -376,9 +376,9 @@ def build(name: str, *args: Any, **kwargs: Any) -> Topology:
 def of_size(name: str, num_ranks: int) -> Topology:
   """Builds a topology of a given number of ranks, as square as possible.
 
-  A torus or mesh has the two dims whose sizes are closest to each other. A
-  BiGraph uses the smaller one as its ranks per switch and the larger one as its
-  number of switches.
+  A torus or mesh has the two dims whose sizes are closest to each other. In a
+  BiGraph, the smaller size is the number of ranks per switch, and the larger
+  size is the number of switches.
 
   Args:
     name: "ring", "torus", "mesh", "bigraph", "switch" or "fully_connected".

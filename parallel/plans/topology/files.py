@@ -15,7 +15,7 @@ from parallel.plans.topology.graph import BANDWIDTH, LATENCY_S, Link, Topology
 class _Link(schema.Schema):
   source: int
   destination: int
-  # Not null: absent ones have the defaults of `from_file`.
+  # null is not allowed; missing values get the defaults of `from_file`.
   bandwidth: schema.Rate = None
   latency_s: schema.Seconds = None
   both_ways: bool = False
@@ -40,8 +40,8 @@ def from_networkx(
   Nodes with a true attribute `switch` become switches. If the graph's nodes are
   numbered from 0 with switches last, the numbers are kept. Otherwise nodes are
   renumbered in the graph's order, switches after ranks, and `Topology.labels`
-  has their names. Renumbering integer nodes emits a warning, since a rank then
-  differs from its node.
+  has their names. A warning is emitted if integer nodes are renumbered, since a
+  rank's number then differs from that of its node in the graph.
 
   Args:
     graph: Directed or undirected graph. Its edges may have the attributes
@@ -129,7 +129,7 @@ def from_file(
       "NCCL's XML is not read"
     ) from error
   defaults = {"bandwidth": bandwidth, "latency_s": latency_s}
-  # Attributes that at least one link lacks, so that a default has an effect.
+  # Attributes that at least one link lacks, for which a default has an effect.
   lacking = set()
   found: list[Link] = []
   for entry in data.links:

@@ -49,7 +49,7 @@ class Topology:
   """Network of ranks and switches, connected by directed links.
 
   Attributes:
-    name: Name in tables and messages.
+    name: Name in tables and error messages.
     num_ranks: Number of ranks. Ranks are nodes 0 to num_ranks - 1.
     num_switches: Number of switches, which are the nodes after the ranks.
       Switches forward messages and do not compute.
@@ -183,7 +183,7 @@ class Topology:
     return {}
 
   def _hops(self, destination: int) -> list[int]:
-    """Returns each node's distance in links; -1 if there is no path."""
+    """Returns each node's number of links to `destination`; -1 for no path."""
     # Breadth-first search from the destination over reversed links.
     if destination not in self._hops_to:
       sources: list[list[int]] = [[] for _ in range(self.num_nodes)]
@@ -224,7 +224,7 @@ class Topology:
     Raises:
       ValueError: No path leads from the source to the destination.
     """
-    # A search takes time in proportion to the number of links, which is n^2 in
+    # Avoids a search, whose time is proportional to the number of links, n^2 in
     # a fully connected network.
     if (source, destination) in self.links_by_pair:
       return source, destination

@@ -42,7 +42,7 @@ def parse(
   head, options = checks.options(text)
   name, _, argument = head.partition(":")
   checks.known("topology ", name, BUILDERS)
-  # Not an option of builders: links are removed after the build.
+  # "failed" is not an option of builders: links are removed after the build.
   failed = options.pop("failed", None)
   # Options that the builder accepts: its keyword-only arguments.
   taken = [
@@ -116,7 +116,7 @@ def quantity(key: str, value: float | str) -> float:
 
 
 def _pairs(net: Topology, text: str) -> list[tuple[int, int]]:
-  """Parses failed links: ``0-1`` means both directions, ``0>1`` one."""
+  """Parses failed links: ``0-1`` is both directions, ``0>1`` is one."""
   pairs = []
   for part in text.split("+"):
     match = re.fullmatch(r"\s*(\d{1,9})\s*([->])\s*(\d{1,9})\s*", part)

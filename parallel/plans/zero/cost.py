@@ -4,11 +4,13 @@ Trainer, simulator and planner share this closed form, so it does not import
 jax. Tests compare it with the lowered programs.
 
 A step has m microbatches. Weights, gradients and optimizer state are sharded
-over the w <= g <= o innermost levels; level 0 is the innermost. A step sends
+over the w <= g <= o innermost levels; level 0 is the innermost. A device may
+host several logical ranks of a level, its *lanes*. A step sends
 
     once       gathers of weights over levels o - 1 ... w
     m times    gathers over levels w - 1 ... 0, in the forward and again in the
-               backward; with a secondary copy the backward's start at its depth
+               backward; with a secondary copy of depth s, those of the
+               backward are over levels s - 1 ... 0
     m times    reduce-scatters of gradients over levels 0 ... g - 1
     once       reduce-scatters over levels g ... o - 1, then one all-reduce over
                the levels beyond o
@@ -117,7 +119,7 @@ def memory(
   Args:
     partition: Partition of the state.
     parameters: All parameters of the model on a device.
-    lanes: Level's name -> ranks per device along it, 1 by default.
+    lanes: Name of a level -> logical ranks per device along it; 1 by default.
 
   Returns:
     The bytes, without activations and gathered layers.
@@ -157,7 +159,7 @@ def memory(
         _encoded(partition.shard(p.size), partition.weight_codec,
                  partition.block).values()
       )
-    elif w < o or p.wire_bytes != 4:  # else the stored weights serve
+    elif w < o or p.wire_bytes != 4:  # else the stored weights are used
       elements = shards(w) * padded // partition.degree(w)
       weights += p.wire_bytes * p.count * elements
     if partition.secondary is not None:
@@ -185,8 +187,8 @@ def level_collectives(
     partition: Partition of the state.
     parameters: All parameters of the model on a device.
     accumulation: Microbatches per step.
-    lanes: Level's name -> ranks per device along it, 1 by default. A level
-      within one device sends nothing.
+    lanes: Name of a level -> logical ranks per device along it; 1 by default. A
+      level within one device sends nothing.
 
   Returns:
     The collectives that send bytes.
@@ -249,7 +251,7 @@ def _weights(
 
 
 class _Shard(NamedTuple):
-  """A shard at the depth of its creation and encoding.
+  """Shard of a parameter, created and encoded at one depth.
 
   Attributes:
     elements: Elements of the shard.

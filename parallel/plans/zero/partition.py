@@ -4,8 +4,8 @@ Data-parallel ranks form nested *levels*, for example 2 nodes of 4 GPUs of 2
 dies. A partition shards weights over the w innermost levels, gradients over the
 g innermost ones and optimizer state over the o innermost ones, w <= g <= o.
 Ranks that differ only in the other levels hold replicas. Three levels thus have
-20 partitions. The named schemes are points among them, some with a second copy
-of the weights and with codecs on the wire.
+20 partitions. Each named scheme (`SCHEMES`) is one of them, some with a second
+copy of the weights and with codecs on the wire.
 
 Between steps a rank stores one shard at depth o: float32 weights and the
 optimizer's moments. Weights at depth w and gradients at depth g exist during a
@@ -26,9 +26,9 @@ Sources:
   makes it equal to hsdp.
 - hsdp, and zero3 as FSDP: Zhao et al., arXiv 2304.11277.
 - frontier3: Xu et al., arXiv 2501.04266. Its abstract has three levels (dies,
-  GPUs, nodes) on top of ZeRO++, and block-based quantisation. The level of each
-  state, the codecs and the depth of the second copy are from memory.
-- The space of all triples: AMSP, arXiv 2311.00257; PaRO, arXiv 2310.06003.
+  GPUs, nodes) on top of ZeRO++, and block-based quantisation. The depth of each
+  state and of the second copy, and the codecs, are recalled, not read.
+- All triples (w, g, o): AMSP, arXiv 2311.00257; PaRO, arXiv 2310.06003.
 
 This module does not import jax, so that simulators and the trainer can both use
 it.
@@ -90,7 +90,8 @@ class Partition:
       0 encodes all tensors; a shard with few elements then takes one block.
     gradient_hops: "by_level" or "two": whether encoded gradients are reduced in
       one hop per level, or in one over all levels inside the outermost and one
-      over the outermost. Each hop rounds. No hop crosses ``gradients``.
+      over the outermost. Each hop rounds once. No hop has levels on both sides
+      of the depth ``gradients``.
 
   Raises:
     ValueError: The depths decrease from weights to optimizer, a value is
@@ -163,7 +164,7 @@ class Partition:
 
   @property
   def inner(self) -> tuple[Level, ...]:
-    """Levels, innermost first: ``inner[:depth]`` shard at that depth."""
+    """Levels, innermost first; a state of depth d is sharded over d of them."""
     return self.levels[::-1]
 
   @property
@@ -202,7 +203,7 @@ class Partition:
       coded: Whether any gradient is encoded; otherwise each hop is one level.
 
     Returns:
-      Indices of levels, 0 for the innermost, outwards.
+      Indices of the levels of each hop, 0 for the innermost level.
     """
     if not coded or self.gradient_hops == "by_level":
       return [range(j, j + 1) for j in range(lower, upper)]

@@ -278,7 +278,7 @@ def test_resumed_sweep_has_the_text_of_its_start(finished, tmp_path):
   assert training.run(make_config(), workdir, texts=changed) == result
   config = make_config()
   config.kinds.size_bytes = 25_000
-  with pytest.raises(ValueError, match="size_bytes=150000, but the config"):
+  with pytest.raises(ValueError, match=r"size_bytes=150000, but the config"):
     training.run(config, workdir, texts=texts)
 
 

@@ -20,7 +20,7 @@ Clients = Sequence[tuple[Hashable, float]]  # (client, weight)
 
 
 class Policy:
-  """First come, first served, and the base class of other policies.
+  """Base class of policies; by itself it serves in the order of arrival.
 
   A policy that orders requests by a number overrides `value`. One whose queue
   order differs from its preemption order also overrides `key`, and one whose
@@ -75,7 +75,7 @@ class Policy:
     return (None,)
 
   def begin_step(self, num_drawn: int) -> int:
-    """Returns the slot of weights that a step of the key `current` reads.
+    """Returns the slot of weights that the step of batch key `current` reads.
 
     Args:
       num_drawn: Number of tokens that the step draws.

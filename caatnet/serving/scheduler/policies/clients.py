@@ -13,7 +13,7 @@ _REMEMBERED = 10_000
 
 
 class ClientLines(Policy):
-  """One queue per client with a waiting request, each ordered by `key`.
+  """Base of policies with one queue per client, each ordered by `key`.
 
   A subclass whose queues are not those of clients overrides `line`.
   """

@@ -20,7 +20,7 @@ from caatnet.serving.scheduler.policies.clients import ClientLines
 
 
 class DeficitLongestPrefix(ClientLines):
-  """Longest cached prefix first, among clients with a positive deficit."""
+  """Policy: longest cached prefix first, of clients with a positive deficit."""
 
   def __init__(
     self, hits: Callable[[Request], int], quantum: float = 8192.0,
@@ -30,8 +30,9 @@ class DeficitLongestPrefix(ClientLines):
 
     Args:
       hits: Returns the number of a request's pages that are cached.
-      quantum: Refill of a client of weight 1, in tokens read.
-      output_cost: Cost of a drawn token, in tokens read.
+      quantum: Refill of the deficit of a client of weight 1; reading a token
+        costs 1.
+      output_cost: Cost of drawing a token.
     """
     super().__init__()
     self.deficits = self._served  # remaining service per client, in tokens
@@ -72,7 +73,7 @@ class DeficitLongestPrefix(ClientLines):
         self.push(request)
 
   def peek(self) -> Request | None:
-    """Returns the longest cached prefix of a client with a positive deficit."""
+    """Returns the next request to admit; None if no request is queued."""
     deficits, lines = self.deficits, self._lines
     while lines:
       able = [line[0] for c, line in lines.items() if deficits[c] > 0]

@@ -8,10 +8,11 @@ evicts an expert with requests starts only when
     requests of the absent expert x seconds since its last step
     >= patience x switch_s x requests of the evicted expert,
 
-so that the requests of the absent expert have waited as long in total as the
-others will (the break-even rule of the ski rental problem), or when the absent
-expert has had no step for `deadline_s`. Overdue experts are served in the order
-of their last steps.
+where switch_s is the time of a load. The requests of the absent expert have
+then waited as long in total as those of the evicted expert will (the break-even
+rule of the ski rental problem). The load also starts when the absent expert has
+had no step for `deadline_s`. Overdue experts are served in the order of their
+last steps.
 
 An expert with requests is not evicted before it has drawn a token since its
 load, nor within min(patience x switch_s, deadline_s) after that. Each load thus
@@ -36,7 +37,7 @@ from parallel.plans.placement.slots import Slots
 
 
 def _one_model() -> Slots:
-  """Returns a slot with the expert ""."""
+  """Returns one slot, which has the expert "" of a server with one model."""
   slots = Slots(1, "lru")
   slots.reserve("")
   slots.loaded(0)
@@ -44,7 +45,7 @@ def _one_model() -> Slots:
 
 
 class Experts(ClientLines):
-  """One queue per expert, and slots with the weights of some experts.
+  """Policy with one queue per expert, and slots for the weights of some.
 
   Attributes:
     slots: Slots of weights.
@@ -119,7 +120,7 @@ class Experts(ClientLines):
     return max(absent, key=lambda request: request.number)
 
   def displaces(self, waiting: Request, running: Running) -> bool:
-    """Returns whether a running request's expert is absent."""
+    """Returns whether the expert of any running request is absent."""
     del waiting
     return bool(self._absent(running))
 
@@ -128,7 +129,7 @@ class Experts(ClientLines):
     return [request for request in running if find(request.expert) is None]
 
   def keys(self, now: float) -> Sequence[Hashable]:
-    """Starts loads; returns the experts that can have a step, in turn."""
+    """Starts loads; returns usable experts, longest without a step first."""
     self._now = now
     self._switch()
     leaving = self._next and self.slots.expert(self._next.slot)

@@ -4,4 +4,4 @@ from caatnet.serving.scheduler.policies.base import Policy
 
 
 class FirstCome(Policy):
-  """Order of arrival; the request that arrived last is preempted first."""
+  """Policy: order of arrival; the last request to arrive is preempted first."""

@@ -6,7 +6,7 @@ from caatnet.serving.scheduler.policies.base import Policy
 
 
 class ShortestFirst(Policy):
-  """Least work first; ``max_tokens`` is used as the unknown output length.
+  """Policy: shortest request first; `max_tokens` stands for the output length.
 
   The value is `Request.longest`, which does not change while a request runs.
   The running request with the largest value is preempted first.

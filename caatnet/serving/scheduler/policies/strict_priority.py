@@ -9,7 +9,7 @@ from caatnet.serving.scheduler.running import Running
 
 
 class StrictPriority(Policy):
-  """Lowest priority number first; ties in the order of arrival.
+  """Policy: lowest priority number first; ties in the order of arrival.
 
   Many priorities change at once, so the queue is sorted lazily, when the next
   request is read.

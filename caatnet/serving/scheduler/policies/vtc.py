@@ -1,9 +1,10 @@
 """Virtual token counters: the client with the least service is next.
 
 A client's counter grows by w_p / weight per token that its requests read at
-admission and by w_q / weight per token that they draw. The counter of a client
-without queued requests is lifted, at its next arrival, to the least counter of
-the clients that have some, so that no client accumulates credit while idle.
+admission and by w_q / weight per token that they draw, where w_p and w_q are
+the costs of input and output. When a client without queued requests sends one,
+its counter is raised at least to the smallest counter of the clients with
+queued requests, so that no client accumulates credit while idle.
 
 Deviations: tokens whose pages are cached are not read and cost nothing; a
 request that was preempted is charged for its prompt once.
@@ -20,7 +21,7 @@ from caatnet.serving.scheduler.policies.clients import ClientLines
 
 
 class VirtualTokenCounter(ClientLines):
-  """Client with the smallest counter first; its requests in arrival order.
+  """Policy: client with the smallest counter first, then order of arrival.
 
   Attributes:
     counters: Weighted service of each client so far.

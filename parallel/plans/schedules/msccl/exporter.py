@@ -1,9 +1,9 @@
-"""Export of schedules as MSCCL's XML, which its runtimes run on GPUs.
+"""Export of schedules as XML of MSCCL, whose runtimes execute it on GPUs.
 
 A written file has one threadblock per rank, peer and direction: it sends to
 that peer, or receives from it, in the order of the rounds. The attributes
-`depid` and `deps` make a step wait for a step of another threadblock. Each
-additional dependency takes a step of type "nop" before the step.
+`depid` and `deps` make a step wait for a step of another threadblock. For each
+additional dependency, a step of type "nop" precedes the step.
 `parallel.plans.schedules.msccl.importer` reads such files, and those of other
 tools.
 
@@ -52,10 +52,10 @@ RUNTIMES = {
                    "reduce_scatter"),
 }
 PROTOCOLS = ("Simple", "LL", "LL128")
-# Limits that all runtimes share: the peers to which the threadblocks of one
-# channel send, or from which they receive; the channels; the largest number of
-# a threadblock that others can wait for (an int8); the largest offset in a
-# buffer (an int16); and the XML elements for which a loader has space.
+# Limits that all runtimes share: number of peers to which the threadblocks of
+# one channel send, or from which they receive; number of channels; largest id
+# of a threadblock for which another one can wait (an int8); largest offset in a
+# buffer (an int16); number of XML elements for which a loader has space.
 MAX_PEERS = 32
 MAX_CHANNELS = 32
 MAX_AWAITED = 127
@@ -74,9 +74,9 @@ class _Step:
   """Send or receive of a transfer, as a step of a threadblock.
 
   Attributes:
-    transfer: Transfer that the step performs one end of.
+    transfer: Transfer whose send or receive the step performs.
     round: Number of the transfer's round.
-    sends: Whether this is the sending end.
+    sends: Whether the step sends.
     after: Steps of the same rank that must complete before this one.
     block: Threadblock of the step.
     place: Number of the step in the threadblock, nops included.
@@ -164,7 +164,7 @@ ngpus="2" coll="allgather" inplace="1" outofplace="0"
 def check_limits(
   schedule: Schedule, runtime: str
 ) -> list[dict[_Block, list[_Step]]]:
-  """Returns the threadblocks of each rank, and the steps of each.
+  """Returns ``[rank]``: threadblock -> steps, if a runtime accepts them.
 
   Raises:
     ValueError: The runtime's loader would reject the schedule.
@@ -252,7 +252,7 @@ def _threadblocks(
       before.awaited = True
     block = blocks[rank][where]
     step.block = where
-    # Each dependency but the last one is a nop before the step.
+    # Each dependency except the last one is a nop before the step.
     end = block[-1].place + 1 if block else 0
     step.place = end + max(len(step.after) - 1, 0)
     block.append(step)
@@ -270,7 +270,7 @@ def _threadblocks(
       add(t.source, (t.destination, -1, channels[t[:2]]), step)
     for t in transfers:
       held = (t.destination, t.chunk)
-      # Threadblocks run concurrently. So a write waits for the last write of
+      # Threadblocks run concurrently, so a write waits for the last write of
       # the chunk and for all pending reads of that value.
       step = _Step(t, number, False, writes[held][-1:] + reads.pop(held, []))
       writes[held].append(step)
@@ -308,7 +308,7 @@ def _add_transfer(
   block: ElementTree.Element, step: _Step,
   where: tuple[str, int, str, int, int], numbers: dict[_Block, int],
 ) -> None:
-  """Adds a transfer, preceded by nops for all but its last dependency.
+  """Adds a step, preceded by nops for all its dependencies except the last.
 
   A step has only one `depid`. The buffers of a nop are ignored.
   """

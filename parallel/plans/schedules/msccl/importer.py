@@ -1,17 +1,17 @@
-"""Import of MSCCL's XML as schedules, from `exporter` and from other tools.
+"""Import of XML of MSCCL, from `exporter` or another tool, as a schedule.
 
 A file is a program: threadblocks run concurrently, each executes its steps in
 order. The program is executed here on symbolic values, and two properties are
-shown that a schedule cannot express: no step waits for itself, and if two steps
-use the same position of a buffer and one of them writes, one waits for the
-other. Then the result of the program is deterministic. It is a schedule, which
-`parallel.plans.schedules.check` proves.
+checked that a schedule cannot express: no step waits for itself, and if two
+steps use the same position of a buffer and one of them writes, one waits for
+the other. The result of the program is then deterministic. It is converted to a
+schedule, which `parallel.plans.schedules.check` proves.
 
 A connection is assumed to buffer any number of messages that have not been
-received yet. A rank of a schedule has one copy of each chunk. So the input and
-the output buffer must hold chunks in their own positions. A scratch buffer may
-keep chunks that have arrived, and their sums, until a step adds them to the
-rank's copy or replaces it; the chunks count as received at that step.
+received yet. In a schedule, a rank has one copy of each chunk, so each chunk
+must have its own position in the input and the output buffer. A scratch buffer
+may keep chunks that have arrived, and their sums, until a step adds them to the
+rank's copy or replaces it; in the schedule, that step receives the chunks.
 """
 
 import collections
@@ -43,17 +43,17 @@ _Place = tuple[int, str, int]  # rank, buffer, offset
 
 
 def import_xml(text: str, topology: Topology | None = None) -> Schedule:
-  """Parses an MSCCL algorithm.
+  """Converts an MSCCL algorithm to a schedule.
 
-  If all steps have the attribute `round`, as in files of `export_xml`, it gives
-  the rounds. In other files the rounds are the earliest possible: a chunk is
-  forwarded in a later round than it arrives, a connection sends one message per
-  round, and a message arrives after the steps before its receive.
+  If all steps have the attribute `round`, as in files of `export_xml`, it sets
+  the rounds. In other files the rounds are the earliest possible ones in which
+  a chunk is forwarded in a later round than it arrives, a connection sends one
+  message per round, and a message arrives after the steps before its receive.
 
   Args:
     text: XML in MSCCL's old format, in which steps are ``step`` elements.
-    topology: Network in which messages take shortest paths. None gives every
-      pair of ranks a link of its own.
+    topology: Network in which messages take shortest paths. None stands for a
+      network with a link between each pair of ranks.
 
   Returns:
     The schedule, not checked. `parallel.plans.schedules.check` proves it.
@@ -99,15 +99,15 @@ class _Program:
   Attributes:
     collective: Name of the collective.
     num_ranks: Number of GPUs.
-    num_chunks: Number of chunks of the longer buffer.
-    each: Chunks of a rank's slice.
+    num_chunks: Number of chunks in the longer one of input and output buffer.
+    each: Number of chunks in a rank's slice.
     steps: All steps, by number.
     messages: All messages, by number.
     connections: Messages of each connection, in order.
     transfers: Result of `run`: (message, chunk, operation).
     writes: (rank, chunk) -> messages that changed the rank's copy, each with
       its operation, in order.
-    reads: (rank, chunk, version) -> messages in which the value was sent.
+    reads: (rank, chunk, version) -> messages that sent this version.
   """
 
   def __init__(self, root: ElementTree.Element) -> None:
@@ -136,7 +136,7 @@ class _Program:
         f"nchunksperloop={self.num_chunks} must be from 1 to {MAX_CHUNKS}, and "
         f"a multiple of ngpus={self.num_ranks} unless coll is allreduce"
       )
-    # The buffer that is only as long as a rank's slice.
+    # The buffer that has only a rank's slice; None if both have all chunks.
     self._short = {"all_gather": "i", "reduce_scatter": "o"}.get(
       self.collective
     )
@@ -206,7 +206,7 @@ class _Program:
     return place
 
   def _held_at(self, place: _Place) -> Value | None:
-    """Returns the value at a position; initially, the input's own chunks."""
+    """Returns the value at a position; initially that of the input buffer."""
     rank, buffer, _ = place
     canonical = self._canonical(place)
     if canonical in self._held or buffer == "s":
@@ -279,9 +279,9 @@ class _Program:
   def _sum(
     self, step: BlockStep, value: Value | None, arrived: Value
   ) -> Value:
-    """Returns the sum of two values, of which one is the rank's copy, or none.
+    """Returns the sum of two values, at most one of which is the rank's copy.
 
-    Without the rank's copy, it is a sum in scratch that is received later.
+    A sum without the rank's copy stays in scratch and is received later.
     """
     if value is None or value.chunk != arrived.chunk:
       raise ValueError(
@@ -308,9 +308,9 @@ class _Program:
     """Records that messages have changed the rank's copy of a chunk.
 
     Args:
-      step: Step at which they count as received.
+      step: Step that adds the messages to the copy, or replaces it.
       value: Value with the messages.
-      operation: That of the first message; the others are added to it.
+      operation: Operation of the first message; the other messages are added.
     """
     writes = self.writes[step.rank, value.chunk]
     for message in value.messages:
@@ -320,7 +320,7 @@ class _Program:
     return Value(value.chunk, len(writes))
 
   def _store(self, step: BlockStep, value: Value, place: _Place) -> Value:
-    """Stores and returns a value, as received if now in its own position."""
+    """Stores and returns a value; it is received if stored outside scratch."""
     chunk = self._chunk(*place)
     if chunk is not None:
       if chunk != value.chunk:
@@ -334,7 +334,7 @@ class _Program:
 
 
 def _text(place: _Place) -> str:
-  """Formats a position for messages."""
+  """Formats a position for error messages."""
   return f"place {place[2]} of buffer {place[1]!r}"
 
 
@@ -346,18 +346,19 @@ class _Races:
 
   def __init__(self, before: dict[int, list[int]]) -> None:
     self._before = before
-    # Bit n of a mask: step n is complete when this one begins. A mask is kept
-    # until the last step that waits for its step has begun.
+    # Step -> bit mask; bit n is set if step n is complete when the step begins.
+    # A mask is kept until the last step that waits for its step has begun.
     self._done: dict[int, int] = {}
     self._needed = collections.Counter(
       p for waits in before.values() for p in waits
     )
-    # Position -> the step that wrote it last, and those that read it since.
+    # Position -> the step that wrote it last, and steps that have read it
+    # since.
     self._written: dict[_Place, int] = {}
     self._read: dict[_Place, set[int]] = collections.defaultdict(set)
 
   def begin(self, number: int) -> None:
-    """Starts a step."""
+    """Makes a step the current one, whose reads and writes follow."""
     mask = 1 << number  # a step is ordered with itself
     for other in self._before[number]:
       mask |= self._done[other]
@@ -384,7 +385,7 @@ class _Races:
 
 
 def _earliest_rounds(program: _Program) -> list[int]:
-  """Returns the earliest round of each message that has the program's effect.
+  """Returns the earliest round of each message that gives the same result.
 
   Raises:
     ValueError: No such rounds exist: the value that a message overwrites is

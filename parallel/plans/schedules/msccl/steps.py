@@ -17,17 +17,17 @@ TYPES = {
 
 @dataclasses.dataclass(eq=False)
 class BlockStep:
-  """Step of a threadblock.
+  """Step of a threadblock, such as a send, a receive or a reduction.
 
   Attributes:
     number: Number among all steps of the file.
-    rank: GPU of the step.
-    block: Number of its threadblock.
-    place: Number in the threadblock.
+    rank: GPU that runs the step.
+    block: Number of the step's threadblock.
+    place: Number of the step in its threadblock.
     kind: Key of ``TYPES``.
     source: Buffer and offset that it reads.
     destination: Buffer and offset that it writes.
-    count: Number of chunks, from these offsets on.
+    count: Number of consecutive chunks, from these offsets on.
     label: Attribute `round`; None without one.
     awaited: Whether it signals its completion (attribute `hasdep`).
     after: Numbers of the steps of the same rank that must complete before it.
@@ -78,10 +78,10 @@ class Value:
 
   Attributes:
     chunk: Chunk of which it is a copy or a partial sum.
-    version: Number of changes of the rank's copy of the chunk before it was
-      read.
-    messages: In scratch, the messages of which it is the sum and that are not
-      received yet; () for the rank's own copy.
+    version: Number of times that the rank's copy of the chunk had changed when
+      it was read.
+    messages: Messages whose sum it is and that are not received yet, for a
+      value in scratch; () for the rank's own copy.
   """
 
   chunk: int
@@ -89,8 +89,8 @@ class Value:
   messages: tuple[Message, ...] = ()
 
 
-# (step, connection on which it sends or receives, whether it sends), with a
-# connection as (source, destination, channel).
+# (step, connection on which it sends or receives, whether it sends). A
+# connection is (source, destination, channel).
 _End = tuple[BlockStep, tuple[int, int, int], bool]
 
 
@@ -148,7 +148,7 @@ def _add_waits(
   steps: Sequence[BlockStep], waits: Sequence[tuple[int, int, int]],
   numbers: Mapping[tuple[int, int, int], int],
 ) -> None:
-  """Adds to each step its dependency in another threadblock."""
+  """Adds to each step the step of another threadblock for which it waits."""
   for step, wait in zip(steps, waits, strict=True):
     if wait[1] < 0:
       continue
@@ -168,7 +168,7 @@ def _add_waits(
 def _where(
   element: ElementTree.Element, side: str, rank: int
 ) -> tuple[str, int]:
-  """Returns the buffer and offset of a step's side, "src" or "dst"."""
+  """Returns a step's buffer and offset for the side "src" or "dst"."""
   buffer = element.get(f"{side}buf")
   if buffer not in ("i", "o", "s"):
     raise ValueError(
@@ -178,7 +178,7 @@ def _where(
 
 
 def connections(ends: Sequence[_End]) -> list[list[Message]]:
-  """Matches the i-th send with the i-th receive of each connection."""
+  """Returns each connection's messages: its i-th send and its i-th receive."""
   sent: dict[tuple[int, int, int], list[BlockStep]] = {}
   received: dict[tuple[int, int, int], list[BlockStep]] = {}
   for step, connection, sends in ends:

@@ -6,12 +6,12 @@ of the links that leave S, no all-gather is faster than
 
     T* = M / n  max over S of (number of ranks in S) / B+(S)
 
-Let y = min over S of B+(S) / (number of ranks in S), so that T* = M / (n y):
-the rate at which every rank can send to all others at once. To test a rate y,
-add a source with a link of bandwidth y to every rank. Some S violates y if and
-only if the max-flow from the source to some rank is below n y (Edmonds). The
-cut of that max-flow is such an S, and gives a smaller y to test next. This is
-Newton's method on y and ends at the tightest S after a few steps.
+Let y = min over S of B+(S) / (number of ranks in S), so that T* = M / (n y). It
+is the rate at which every rank can send to all others at once. To test a rate
+y, add a source with a link of bandwidth y to every rank. Some S has a smaller
+ratio than y if and only if the max-flow from the source to some rank is below
+n y (Edmonds). The cut of that max-flow is such an S, and its ratio is the next
+y to test. This is Newton's method on y; it takes a few steps to the tightest S.
 
 Source: ForestColl, arXiv 2402.06787, which searches y by bisection.
 """
@@ -97,8 +97,8 @@ def integer_capacities(topology: Topology) -> np.ndarray:
   """
   slowest = min(link.bandwidth for link in topology.links)
   fastest = max(link.bandwidth for link in topology.links)
-  # `tightest_cut` multiplies capacities by up to n - 1. It gives each rank a
-  # link from the source with at most the smallest bandwidth into any rank.
+  # `tightest_cut` multiplies capacities by up to n - 1. Its source has a link
+  # to each rank, of at most the smallest bandwidth into any rank.
   into = [0.0] * topology.num_nodes
   for link in topology.links:
     into[link.destination] += link.bandwidth / fastest
@@ -170,7 +170,7 @@ def tightest_cut(topology: Topology) -> tuple[Fraction, frozenset[int]]:
 
 
 class SourceFlow:
-  """Max-flows from a source that is linked to every rank.
+  """Solver of max-flows from a source that is linked to every rank.
 
   Args:
     capacities: int ``[node, node]``: capacity of each link.

@@ -3,14 +3,14 @@
 A tree of weight w stands for w equal trees and takes w units of capacity on
 each of its edges. Trees grow one at a time, breadth-first. Each set S of ranks
 must keep enough incoming capacity for all trees that still have to enter it,
-one unit for each unit of a root outside S. So a new tree edge x -> y may carry
-at most
+one unit for each unit of a root outside S. A new tree edge x -> y may therefore
+carry at most
 
     min over S with y in S, x not in S of  in(S) - (units of roots outside S)
 
-units, where in(S) is the remaining capacity into S. This is a max-flow from x
-to y, minus the units of all roots: x also feeds every root the units that this
-root still has to send.
+units, where in(S) is the remaining capacity into S. This is the value of a
+max-flow from x to y, minus the units of all roots, in a graph in which x also
+has an edge to every root with the units that this root still has to send.
 
 Source: Edmonds' theorem, as used by ForestColl (arXiv 2402.06787) and by Berczi
 and Frank, "Packing arborescences", 2009. Deviation from ForestColl: a tree that
@@ -24,8 +24,8 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse import csgraph
 
-# Each try is a max-flow. After this many edges, the search for an edge that
-# carries all units ends, and the best one so far is taken.
+# Number of edges that are tried, with one max-flow each, to find an edge that
+# carries all units of a tree; after that the best edge so far is taken.
 _TRIES = 6
 
 
@@ -59,8 +59,8 @@ def pack(capacities: np.ndarray, weight: int) -> list[Tree]:
   state = _State(capacities, weight)
   trees = []
   while state.waiting.any():
-    # The root with the most remaining units is next. So roots take turns, and
-    # no root is left with only the capacity that the others did not use.
+    # The root with the most remaining units is next. Roots thus take turns, and
+    # no root is left with only the capacity that other roots did not use.
     trees.append(_grow(state, int(np.argmax(state.waiting))))
   return trees
 
@@ -77,10 +77,10 @@ class _State:
     n = len(capacities)
     self.capacities = capacities.copy()
     self.waiting = np.full(n, weight)
-    # The flow's source x feeds the roots through a hub, node n, so that a new
-    # x changes one entry and not n. The sparse matrix is built once, with an
-    # entry, possibly zero, for every edge that may ever be used. Between flows
-    # only its data change.
+    # The flow's source x has an edge to a hub, node n, which has edges to the
+    # roots, so that a new x changes one entry instead of n. The sparse matrix
+    # is built once, with an entry, possibly zero, for every edge that may be
+    # used. Between flows only its data change.
     rows, columns = np.nonzero(capacities)
     edges = len(rows)
     rows = np.concatenate([rows, np.arange(n), np.full(n, n)])
@@ -89,8 +89,8 @@ class _State:
       (np.arange(1, len(rows) + 1, dtype=np.int32), (rows, columns)),
       shape=(n + 1, n + 1),
     )
-    # The data are the edges' numbers in the order of storage; sorting inverts
-    # the order: edge i is stored at order[i].
+    # The data are the edges' numbers, from 1, in the order of storage; argsort
+    # inverts this order: edge i is stored at order[i].
     order = np.argsort(places.data)
     self._graph = places
     self._graph.data = np.zeros(len(rows), np.int32)
@@ -126,8 +126,8 @@ class _State:
     )
     if most <= 0:
       return 0
-    # A cut of this flow costs in(S) + (units of roots in S). Minus the units of
-    # all roots, this is in(S) - (units of roots outside S).
+    # The capacity of a cut is in(S) + (units of roots in S). Minus the units of
+    # all roots, it is in(S) - (units of roots outside S).
     data = self._graph.data
     data[self._from_hub] = waiting
     data[self._to_hub[source]] = total
@@ -163,7 +163,7 @@ def _grow(state: _State, root: int) -> Tree:
 def _next(
   state: _State, members: list[int], joined: np.ndarray, weight: int
 ) -> tuple[int, int, int]:
-  """Returns the next edge of a tree: one for all its units, or the best tried.
+  """Returns an edge that carries all units of a tree, or the best one tried.
 
   Args:
     state: Remaining capacities and units.
@@ -178,7 +178,7 @@ def _next(
   for source in members:
     ahead = np.flatnonzero((state.capacities[source] > 0) & ~joined)
     # Edges with more remaining capacity come first, which leaves more paths for
-    # the other trees.
+    # other trees.
     for there in ahead[np.argsort(-state.capacities[source, ahead],
                                   kind="stable")]:
       units = state.room(source, int(there), weight)

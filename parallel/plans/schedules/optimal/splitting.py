@@ -8,7 +8,7 @@ local edge-connectivity in mixed graphs", SIAM J. Discrete Math. 8, 1995).
 ForestColl, arXiv 2402.06787, uses this for trees.
 
 Deviation from ForestColl: a whole switch is first split evenly, followed by one
-test of the flows. Only if they do not suffice, the switch is split pair by
+test of the flows. Only if the flows are too small, the switch is split pair by
 pair, with a test for every pair.
 """
 
@@ -88,7 +88,7 @@ def _without_loops(path: Path) -> Path:
 def split_switches(
   capacities: np.ndarray, num_ranks: int, weight: int
 ) -> tuple[np.ndarray, Pool]:
-  """Splits off all switches.
+  """Splits off all switches, so that only capacities between ranks are left.
 
   Args:
     capacities: int ``[node, node]``: capacities, with ranks before switches.
@@ -106,8 +106,8 @@ def split_switches(
   pool = Pool(capacities)
   left = capacities.copy()
   size = len(left)
-  # Switches are split off in the order of their distance from the ranks. When
-  # the farther ones are split, ranks have replaced the nearer switches.
+  # Switches are split off in the order of their distance from the ranks. When a
+  # farther switch is split, links to ranks have replaced the nearer switches.
   hops = {switch: 0 for switch in range(num_ranks, size)}
   near = set(range(num_ranks))
   level = 0
@@ -141,14 +141,14 @@ def _suffices(capacities: np.ndarray, num_ranks: int, weight: int) -> bool:
   return flow.reaches(num_ranks * weight)
 
 
-# (source, destination, units) that a switch forwarded
+# Units that a switch forwarded: (source, destination, number of units).
 Move = tuple[int, int, int]
 
 
 def _even(
   capacities: np.ndarray, switch: int, num_ranks: int, prefer_ranks: bool
 ) -> tuple[np.ndarray, list[Move]]:
-  """Splits a switch unit by unit, each to the pair with the least capacity.
+  """Splits a switch; each unit goes to the pair with the least capacity so far.
 
   Args:
     capacities: int ``[node, node]``; not changed.
@@ -168,10 +168,10 @@ def _even(
   moves: collections.Counter[tuple[int, int]] = collections.Counter()
   while into.any() and out.any():
     source = int(np.argmax(into))
-    # Precedence: back to the source comes last, since this loses the unit; then
-    # the kind of node, if preferred; then the pair with the least capacity. The
-    # fraction is below 1 and only breaks ties, in favour of the node with the
-    # most units left to receive.
+    # Destinations in order of precedence: of the preferred kind, if any; with
+    # the least capacity from the source; last the source itself, which loses
+    # the unit. The fraction is below 1 and only breaks ties, in favour of the
+    # node with the most units left to receive.
     cost = left[source] * 4.0 - out / (1.0 + out.max())
     if prefer_ranks:
       cost += 1e6 * (is_rank == is_rank[source])
@@ -189,7 +189,7 @@ def _even(
 def _pair_by_pair(
   capacities: np.ndarray, switch: int, num_ranks: int, weight: int
 ) -> tuple[np.ndarray, list[Move]]:
-  """Splits a switch pair by pair, as much of each as the ranks' flows allow.
+  """Splits a switch pair by pair, as many units as the ranks' flows allow.
 
   Args:
     capacities: int ``[node, node]``; not changed.

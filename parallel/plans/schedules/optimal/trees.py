@@ -1,17 +1,17 @@
-"""Throughput-optimal trees for any graph, and the cut that proves them so.
+"""Throughput-optimal trees for any graph, with the cut that proves optimality.
 
 There are four steps. First, the capacities are multiplied by a scale U and
 rounded down to integers, with U just large enough that every rank can be the
 root of k trees. Then the switches are split off, the trees are packed, and
 their transfers are put into rounds.
 
-A chunk of 1 / (n k) of the data goes down each tree. A link of capacity c is
-part of at most U c trees, so the busiest link needs at most M U / (n k) seconds
-for M bytes of all slices together. This is the cut bound T* if U / k is as
-small as the bound allows, 1 / y.
+With n ranks, a chunk of 1 / (n k) of the data goes down each tree. A link of
+capacity c is part of at most U c trees, so the busiest link needs at most
+M U / (n k) seconds for M bytes of all slices together. This is the cut bound T*
+if U / k has its smallest possible value, 1 / y (`cut_bound`).
 
 This bounds the time of the busiest link, not of the whole schedule: trees are
-deep, and a chunk has to travel all the way down. With chunks cut into pieces
+deep, and a chunk must pass all their levels. With chunks cut into pieces
 (`parallel.plans.schedules.pipeline`), the time of large messages approaches
 that of the busiest link. For small messages, trees that are grown with
 latencies in mind (`parallel.plans.schedules.growth`) finish earlier.
@@ -57,10 +57,10 @@ class Forest:
 
   Attributes:
     bound: Lower bound T* and the cut that gives it.
-    weight: Trees of each rank, k.
+    weight: Number of trees of each rank, k.
     trees: ``[chunk]``: tree that the chunk goes down, as the paths of its
       edges, parents first. The k chunks of a root are consecutive.
-    seconds_per_byte: Time of the busiest link in seconds, over M bytes.
+    seconds_per_byte: Seconds of the busiest link per byte of all slices.
   """
 
   bound: CutBound
@@ -96,8 +96,8 @@ def forest(
   Args:
     topology: Topology of at least two ranks. A switch should have the same
       bandwidth in and out.
-    weight: Trees of each rank, k. None chooses the smallest k within the
-      tolerance, or the best k if none is.
+    weight: Number of trees of each rank, k. None chooses the smallest k within
+      the tolerance, or the best k if no k is within it.
     max_weight: Largest k that is tried. None stands for 8, or for the k that
       makes 128 chunks if that is larger.
     tolerance: Maximum excess of the busiest link's time over the bound, as a
@@ -105,7 +105,7 @@ def forest(
 
   Raises:
     ValueError: The topology has only one rank, or a switch's bandwidths in and
-      out differ and the ranks need the difference.
+      out differ and the trees need the difference.
   """
   n = topology.num_ranks
   y, cut = tightest_cut(topology)
@@ -139,9 +139,9 @@ def forest(
 def _paths_of_trees(capacities: np.ndarray, n: int, k: int) -> list[list[Path]]:
   """Packs k trees for each of n ranks; returns ``[chunk]``: its tree's paths.
 
-  A packed tree of weight w becomes w trees with the same edges. Each takes its
-  own path for an edge, since a pair's capacity may be spread over several paths
-  through switches.
+  A packed tree of weight w becomes w trees with the same edges. Each tree takes
+  a separate path for an edge, since the capacity between two ranks may be
+  spread over several paths through switches.
   """
   between_ranks, pool = split_switches(capacities, n, k)
   chunks: list[list[Path]] = [[] for _ in range(n * k)]
@@ -169,12 +169,12 @@ def _smallest_scale(
     capacities: int ``[node, node]``: capacities, not scaled.
     n: Number of ranks.
     k: Trees of each rank.
-    y: Rate of the bound. At U = k / y the trees would just fit without
+    y: Rate of the cut bound. At U = k / y the trees would just fit without
       rounding.
-    limit: Ratio that must be improved on; None for no limit.
+    limit: Only ratios below this value are searched; None for no limit.
 
   Returns:
-    The ratio U y / k, at least 1; None if the limit is not improved on.
+    The ratio U y / k, at least 1; None if there is none below the limit.
   """
   def suffices(scale: Fraction) -> bool:
     flow = SourceFlow(_scaled(capacities, scale), n, k)
@@ -186,14 +186,14 @@ def _smallest_scale(
   if suffices(least):
     return Fraction(1)
   values = sorted({int(c) for c in capacities[capacities > 0]})
-  # At this scale U c exceeds its value at the least scale by at least 1 for
-  # every capacity c. So no rounded capacity is below its value before rounding,
-  # and the trees fit.
+  # At this scale, U c exceeds its value at the least scale by at least 1 for
+  # every capacity c. Each rounded capacity is thus at least the exact capacity
+  # at the least scale, and the trees fit.
   most = least + Fraction(1, values[0])
   if limit is not None:
     most = min(most, limit * least)
-  # A rounded capacity changes only where U times the capacity is an integer.
-  # So only these U are tried, and the largest shows whether any of them fits.
+  # A rounded capacity changes only where U times the capacity is an integer, so
+  # only these U are tried; the largest one shows whether any of them fits.
   steps = sorted({
     Fraction(i, c)
     for c in values
@@ -228,16 +228,16 @@ def build(
   """Builds any of the three collectives.
 
   Packed trees load no link more than the cut bound allows, but may be deep:
-  they suit large messages, cut into pieces. Grown trees trade depth against
-  load for a given message size. `caatnet.studies.collectives.chosen` selects
-  between them.
+  they are best for large messages, cut into pieces. Grown trees balance depth
+  against load for a given message size. `caatnet.studies.collectives.chosen`
+  selects between them.
 
   Args:
     topology: Network that the schedule runs on.
     collective: "all_reduce", "reduce_scatter" or "all_gather".
     trees: "packed" (`forest`) or "grown" (`parallel.plans.schedules.growth`).
-    weight: Trees of each rank, k. None means the choice of `forest` for packed
-      trees, and 1 for grown trees.
+    weight: Number of trees of each rank, k. None means the choice of `forest`
+      for packed trees, and 1 for grown trees.
     max_weight: For packed trees, as in `forest`.
     tolerance: For packed trees, as in `forest`.
     size_bytes: For grown trees, bytes of the buffer. None ignores latencies.
@@ -265,9 +265,9 @@ def build(
       collective,
     )
   options = {"max_weight": max_weight, "tolerance": tolerance}
-  # If links have no equal reverse, the two halves of the all-reduce have
-  # different forests. Both must cut the data into the same number of chunks, so
-  # the larger k of the two is used for both.
+  # If some links have no reverse of the same bandwidth, the two halves of the
+  # all-reduce have different forests. Both must cut the data into the same
+  # number of chunks, so the larger k of the two is used for both.
   if (
     collective == "all_reduce"
     and topology.num_ranks > 1
@@ -284,7 +284,7 @@ def build(
 def _check_effects(
   trees: str, given: Mapping[str, tuple[str, bool]]
 ) -> None:
-  """Rejects given options that belong to the other kind of trees."""
+  """Raises ValueError if a given option has no effect on this kind of trees."""
   known("trees=", trees, ("packed", "grown"))
   for key, (needed, is_given) in given.items():
     if is_given and trees != needed:
@@ -326,7 +326,7 @@ def schedule(topology: Topology, found: Forest) -> Schedule:
 def _rounds(
   topology: Topology, trees: tuple[tuple[Path, ...], ...]
 ) -> tuple[tuple[Transfer, ...], ...]:
-  """Puts transfers into rounds, each as early as its links are free.
+  """Puts each transfer into the first round in which its links are free.
 
   Among the ready transfers, those whose child has the longest chain of tree
   edges below it go first: these chains determine the last round.
@@ -337,7 +337,7 @@ def _rounds(
   """
   # (minus the child's height, chunk, path): the heap pops the smallest first.
   ready: list[tuple[int, int, Path]] = []
-  below: list[dict[int, int]] = []  # [chunk]: rank -> height in the tree
+  below: list[dict[int, int]] = []  # [chunk]: rank -> longest chain below it
   # [chunk]: rank -> paths to its children
   children: list[dict[int, list[Path]]] = []
   for chunk, paths in enumerate(trees):
