@@ -32,7 +32,7 @@ class Request(Settings):
     True
     >>> request.check(vocab_size=6, context=16)
     Traceback (most recent call last):
-    ValueError: the prompt has the token 6, and the model has those from 0 ...
+    ValueError: the prompt has the token 6; tokens must lie in [0, 5] ...
   """
 
   prompt: tuple[int, ...]

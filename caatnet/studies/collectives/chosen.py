@@ -91,9 +91,8 @@ def fastest(
     pieces: Number of pieces of each chunk; None for the fastest number and for
       the fastest trees of "optimal".
     random_numberings: Number of random numberings of ranks that are tried in
-      addition to transpositions, with whole chunks. Each one builds and times
-      another schedule; schedules of more than ``MAX_TRANSFERS`` transfers are
-      not renumbered.
+      addition to transpositions, with whole chunks; schedules of more than
+      ``MAX_TRANSFERS`` transfers are not renumbered.
     fits: Returns whether a schedule is a candidate.
     **options: Keyword arguments of the builder; ``numbering`` selects one
       numbering.

@@ -415,7 +415,8 @@ def test_help_lists_each_key_once(name):
 def test_help_has_value_documentation_and_range():
   assert tree.help_text({"sync": {"route": "ring", "p": 0.5}}).startswith(
     "--config.sync.p=0.5\n    Fraction of the residual stream's channels "
-    "that tensor ranks sum.\n    It must lie in [0, 1].\n--config.sync.route='ring"
+    "that tensor ranks sum.\n"
+    "    It must lie in [0, 1].\n--config.sync.route='ring"
   )
 
 

@@ -310,8 +310,10 @@ class Faulty(DeviceWeights):
 
 @pytest.mark.parametrize(("point", "reason"), [
   ("read", "no such file"), ("convert", "MemoryError"), ("copied", "killed"),
-  ("shape", "norm is float32[3], the model has float32[32]"),
-  ("name", "other is float32[1], the model has no parameter"),
+  ("shape", "norm of the expert is float32[3], but the model needs "
+   "float32[32]"),
+  ("name", "other of the expert is float32[1], but the model needs no "
+   "parameter"),
 ])
 def test_failed_load_leaves_its_slot_empty(device, point, reason):
   tree = params(1.0, 1, 1, 0)

@@ -52,8 +52,8 @@ def test_weights_are_read_with_equal_bits(library):
 
 @pytest.mark.parametrize(("given", "options", "message"), [
   ({"norm": np.zeros(4, np.float32)}, {}, "'blocks/w' is missing"),
-  ({**tree(), "norm": np.zeros(5, np.float32)}, {}, r"float32\[5\], in 'base'"),
-  ({**tree(), "norm": np.zeros(4, np.float16)}, {}, r"float16\[4\], in 'base'"),
+  ({**tree(), "norm": np.zeros(5, np.float32)}, {}, r"float32\[5\], but"),
+  ({**tree(), "norm": np.zeros(4, np.float16)}, {}, r"float16\[4\], but"),
   (tree(), {"tokenizer": "abc"}, "has the tokenizer 'abc', the library 'bytes"),
   (tree(), {"origin": "x"}, "origin='x' must be one of"),
   (tree(), {"form": "int8", "base": "zz"}, "expert 'zz' must be one of base"),

@@ -43,7 +43,7 @@ def test_key_is_that_of_the_file_or_of_the_environment(tmp_path, monkeypatch):
   path.write_text(" secret\n")
   assert start.key(str(path)) == "secret"
   path.write_text(" \n")
-  with pytest.raises(ValueError, match=f"^--flag={path} is empty$"):
+  with pytest.raises(ValueError, match=f"^--flag={path} must not be empty$"):
     start.key(str(path), "flag")
   for content in (None, b"\xff"):
     path.unlink(missing_ok=True)
