@@ -123,7 +123,7 @@ class Churn:
   @property
   def goal(self) -> float:
     """Value of `done` at which events end."""
-    return max(self._options.events, self._options.minutes * 60)
+    return self._options.minutes * 60 or self._options.events
 
   @property
   def done(self) -> float:

@@ -331,12 +331,10 @@ def _observed(steps: _Steps, seconds: float) -> Observed:
 
 def _text(config: Any) -> str:
   """Returns the keys that rows depend on, as JSON; ``tested`` may grow."""
-  options = config.benchmark.to_dict()
+  sections = config.to_dict()
   for key in ("results", "cluster", "tested"):
-    del options[key]
-  return json.dumps(
-    [options, config.model.to_dict(), config.data.to_dict()], sort_keys=True
-  )
+    del sections["benchmark"][key]
+  return json.dumps(sections, sort_keys=True)
 
 
 def _show_fit(fit: Sequence[Mapping[str, Any]]) -> None:

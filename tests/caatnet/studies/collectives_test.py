@@ -108,7 +108,7 @@ def test_exported_schedules_can_be_imported(tmp_path):
     (text.replace('"rrc"', '"r"', 1), "would lose the summands"),
     (text.replace('"rrc"', '"nop"', 1), "does not signal"),
     ('<algo coll="allreduce" ngpus="4" nchunksperloop="4"/>', "ngpus=4"),
-    ("not a file", "no XML"),
+    ("not a file", "the text is not XML"),
   ):
     (tmp_path / "wrong.xml").write_text(wrong)
     with pytest.raises(ValueError, match=rf"config.msccl=.*: .*{message}"):

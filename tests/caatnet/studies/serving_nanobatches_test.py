@@ -129,8 +129,8 @@ def test_published_pipelines_have_each_token_once(name):
 def test_pipeline_whose_sizes_do_not_add_up_is_rejected():
   pipeline, layer = timed()
   for attention, message in (
-    (((256, 384), (768,)), "qkv: tokens 1408 to 2048 are missing"),
-    (((256, 384), (768, 641)), "qkv: tokens 2048 to 2049 are in two ranges"),
+    (((256, 384), (768,)), r"operation qkv: tokens \[1408, 2048\) are missing"),
+    (((256, 384), (768, 641)), "qkv: tokens .2048, 2049. are in two ranges"),
   ):
     wrong = dataclasses.replace(pipeline, attention=attention)
     longer = dataclasses.replace(
