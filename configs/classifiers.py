@@ -25,8 +25,8 @@ def config(
   loops = choices("outer")
   if algorithm not in loops or size not in ("", "demo", "test"):
     raise ValueError(
-      f"tiny.py:{arguments}: an outer loop ({', '.join(loops)}), and after a "
-      "comma demo or test"
+      f"tiny.py:{arguments}: use an outer loop ({', '.join(loops)}), possibly "
+      "followed by ',demo' or ',test'"
     )
   config = defaults("run")
   config.name = f"{name}_{algorithm}"

@@ -21,13 +21,13 @@ Relation = Literal["equal", "at most", "at least", "below", "above"]
 Statistic = Literal[
   "", "min", "max", "mean", "median", "sum", "count"
 ]
-# "computed" gives the verdicts "reproduced" and "not reproduced", "predicted"
-# those of `Claim.verdict` on models; both "fitted to the figure".
+# "computed" gives the verdict "reproduced" or "not reproduced", "predicted" one
+# on models (`Claim.verdict`); either may give "fitted to the figure".
 Declared = Literal["computed", "predicted", "cannot be tested here"]
 EntryName = Annotated[
   str, pydantic.StringConstraints(pattern=f"^{log.NAME}$")
 ]
-# Figures that prose must take from a field: decimals, percentages, multiples,
+# Numbers that prose must take from a field: decimals, percentages, multiples,
 # and integers of three digits or more.
 _FIGURE = re.compile(
   r"(?<![\w.,-])[+-]?(\d[\d,]*\.\d+|\d+ ?%|\d+x\b|\d{3,}|\d{1,3}(,\d{3})+)"
@@ -92,7 +92,7 @@ class Tolerance(_Model):
 
 
 EXACT = Tolerance()
-# Of predictions without a tolerance of their own. With rates and a correction
+# Tolerance of predictions that have none. With rates and a correction
 # fitted to the same machine, our step model has a median error of 6.3% on
 # measured steps (results/calibration.json); figures have two or three digits.
 PREDICTED = Tolerance(relative=0.1)
@@ -131,7 +131,7 @@ class Criterion(Tolerance):
   neutral: float = 0.0
 
   def slack(self, bound: float, default: Tolerance = EXACT) -> float:
-    """Returns the tolerance of a bound, or the default one, in its unit."""
+    """Returns the tolerance, or the default one, in the unit of the bound."""
     is_own = self.model_fields_set & {"relative", "absolute"}
     return (self if is_own else default).of(bound - self.neutral)
 

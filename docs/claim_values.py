@@ -66,7 +66,7 @@ def read_one(
     writes: File in results/ -> file that was written instead.
 
   Raises:
-    ValueError: Nothing matches, or it is no number.
+    ValueError: Nothing matches, or the match is no number.
     OSError: A file is missing.
     LookupError: A key is missing.
   """

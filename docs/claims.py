@@ -66,7 +66,7 @@ def load_file(path: pathlib.Path) -> list[Claim]:
   """Returns the claims of one file.
 
   Raises:
-    ValueError: It is not as the schema says.
+    ValueError: The file does not follow the schema.
   """
   try:
     content = tomllib.loads(path.read_text())
@@ -120,7 +120,7 @@ def page(folder: pathlib.Path = FOLDER) -> str:
   """Returns CLAIMS.md, whose tables are still empty.
 
   Raises:
-    ValueError: A section has claims and no mark in the frame.
+    ValueError: The sections of claims differ from those marked in the frame.
   """
   claims = ordered(folder)
   sections = {c.number.split(".")[0] for c in claims}
@@ -189,7 +189,7 @@ def _duration(seconds: float) -> str:
 
 
 def _source(claim: Claim) -> str:
-  """Returns the date and commit of the numbers, and their files."""
+  """Returns date and commit at which numbers were recorded, and their files."""
   files = dict.fromkeys(e.file for e in claim.expected.values() if e.file)
   words = [claim.date.isoformat()]
   if claim.commit:
@@ -198,7 +198,7 @@ def _source(claim: Claim) -> str:
 
 
 def _unread(claim: Claim) -> str:
-  """Returns a sentence on numbers that no file has, with their entries."""
+  """Returns a sentence on numbers that only entries of the log have."""
   recorded: dict[str, list[str]] = {}
   for name, expected in claim.expected.items():
     if expected.log:

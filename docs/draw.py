@@ -35,8 +35,8 @@ from docs.points import (
   read,
 )
 
-# Text as outlines and a seed for identifiers: an SVG that looks the same on
-# every machine. Its background is white, on dark pages too.
+# Outlines instead of text and a seed for identifiers make an SVG equal on every
+# machine. The background is white even on dark pages.
 STYLE = {
   "font.family": "DejaVu Sans",
   "svg.fonttype": "path",
@@ -94,7 +94,7 @@ def draw_loss_against_bytes(path: pathlib.Path) -> None:
   baseline = points["data parallelism"]
   for name, label, at in LABELS:
     point = points[name]
-    # Two loops that send as much and lose as much are drawn side by side.
+    # Local SGD has DiLoCo's bytes and about its loss; it is moved to the left.
     x = point.kilobytes * (0.82 if point.algorithm == "local_sgd" else 1)
     mark(
       right, "worker axis", x, above(point, baseline), label,
@@ -123,8 +123,8 @@ def draw_loss_against_bytes(path: pathlib.Path) -> None:
   save(figure, path, data)
 
 
-# What of results/outer_loops.csv the picture in README shows: the point, its
-# label, and where the label stands (points right of it, above it, alignment).
+# Points of results/outer_loops.csv in README's picture: name, label, and the
+# label's offset from the point (points to the right, upwards, alignment).
 LABELS = (
   ("data parallelism", "data parallelism", (0, -16, "center")),
   ("local SGD, H = 30", "local SGD", (-2, -20, "right")),
@@ -156,7 +156,7 @@ def draw_outer_loops(path: pathlib.Path) -> None:
   of_algorithm: dict[str, int] = {}
   data = {}
   for point in points:
-    # Points that send as much are moved apart, sideways.
+    # Points with equal bytes are moved apart, to the side.
     place = num_at.setdefault(point.kilobytes, 0)
     num_at[point.kilobytes] += 1
     number = of_algorithm.setdefault(point.algorithm, 0)

@@ -124,7 +124,7 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
       figures in results/.
 
   Raises:
-    ValueError: A figure is of no strategy.
+    ValueError: A key of ``figures`` is not the name of a strategy.
   """
   rows = sorted(
     (s for paper in load() for s in paper.strategies), key=lambda s: s.order

@@ -47,7 +47,7 @@ flags.DEFINE_float("budget", 60.0, "Seconds that one claim may take.", 0)
 flags.DEFINE_bool("record", False, "Write values, date, commit to docs/claims.")
 
 STATE = ROOT / "runs" / "reproduce"
-# A command is stopped after this many times its budget, plus a minute.
+# Commands are stopped after this many times their budget, plus a minute.
 _PATIENCE = 10
 
 
@@ -225,7 +225,7 @@ def _shell(
   """Runs a shell command, and returns what it printed on both streams.
 
   Raises:
-    ValueError: It failed or took too long.
+    ValueError: The command failed or took too long.
   """
   base = dict(os.environ if environment is None else environment)
   paths = [str(ROOT), *filter(None, [base.get("PYTHONPATH")])]
@@ -279,7 +279,7 @@ def _key(plan: Plan, code: str) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-  """Returns a table of numbers: those with a criterion, and those that left.
+  """Returns a table of numbers with a criterion or outside of their tolerance.
 
   Other numbers, which agree with the record, are counted in a row.
   """

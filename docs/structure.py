@@ -132,7 +132,7 @@ def cycles(found: list[Module]) -> list[list[str]]:
   graph = nx.DiGraph(
     (module.name, imported)
     for module in found for imported in module.imports & names
-    # Names of a package are imported when they are used, not with it.
+    # A package that imports its own names does so when they are used.
     if imported != module.name
   )
   return [

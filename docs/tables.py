@@ -188,7 +188,7 @@ def _bounds(row: Mapping[str, Any]) -> str:
 
 
 def _over_tensor(row: Mapping[str, Any], key: str) -> str:
-  """Formats the share of the tensor axis's bytes that is async or hidden."""
+  """Formats a key, in bytes, as a fraction of the tensor axis's bytes."""
   (axis,) = [r for r in row["overlap"] if r["axes"] == ["tensor"]]
   return f"{axis[key] / axis['bytes']:.1%}"
 
@@ -211,9 +211,9 @@ def overlap(_: str) -> str:
 
 
 def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
-  """Yields (kind of device, op), p, and the step's time with kernels, relative.
+  """Yields (kind of device, op), p, and step time with kernels over without.
 
-  Routes that are kernels themselves are chosen by name, not by evidence.
+  All-reduces that are kernels themselves are chosen by name, not by evidence.
   """
   seconds = {
     (row["device"], row["overrides"], row["kernels"]):
@@ -427,7 +427,7 @@ def _partitions() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
-  """Yields the rows of collectives and of flows, all predicted."""
+  """Yields the rows of collectives and of routed flows, all predicted."""
   predicted = result("multitree")
   ring, others, optimal = (
     predicted["speedups"]["events_us"][f"over {key}"]
@@ -487,7 +487,7 @@ def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _foreign(key: str) -> list[dict[str, Any]]:
-  """Returns rows of projects, and of frameworks with large environments."""
+  """Returns rows of foreign_programs.json and foreign_frameworks.json."""
   return [
     row for name in ("programs", "frameworks")
     for row in result(f"foreign_{name}")[key]
@@ -549,7 +549,7 @@ def foreign_targets(_: str) -> str:
 
 
 def foreign_faults(_: str) -> str:
-  """Returns the planted faults and the lines that are named."""
+  """Returns, by kind of planted fault, the source lines that are blamed."""
   programs: dict[tuple[str, str], dict[str, str]] = {}
   for row in _foreign("faults"):
     lines = programs.setdefault((row["project"], row["program"]), {})
@@ -580,7 +580,7 @@ def demo(_: str) -> str:
 
 
 def coverage(_: str) -> str:
-  """Returns how many intervals of predicted steps contain the time."""
+  """Returns the number of prediction intervals that contain the step's time."""
   rows = result("calibration")["rows"]
   values = calibration.features(calibration_config.get_config(), rows)
   return markdown_table(

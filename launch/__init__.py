@@ -4,5 +4,5 @@ import sys
 
 from caatnet import interrupts
 
-if sys.argv[0] == "-m":  # Python looks for the script; no import by a library
+if sys.argv[0] == "-m":  # started as a script, not imported by a library
   interrupts.install()  # before the script's imports, which take seconds

@@ -12,12 +12,12 @@ r"""Measures links between processes, or this machine's memory, for plans.
     --sizes=64e6,256e6,1e9
 
 Processes on this machine measure all pairs in rounds; latency and bandwidth are
-fitted to messages of several sizes. Tables of NCCL-tests are those of
-`sendrecv_perf`, one per pair. `launch.plan --cluster=` reads the file.
+fitted to messages of several sizes. --nccl takes outputs of `sendrecv_perf` (of
+NCCL-tests), one per pair. `launch.plan --cluster=` reads the file.
 
-On every NUMA node, and with --file in a mapped file: rates with one core and
-with all, the latency of dependent loads, and steps of the optimizer on the
-host. Copies are those to and from JAX's default device. It needs the extra
+`memory` measures every NUMA node and, with --file, a memory-mapped file: rates
+of one core and of all, the latency of dependent loads, steps of the optimizer
+on the host, and copies to and from JAX's default device. It needs the extra
 `memory` (numba) and takes half a minute, with a file longer. Other work on the
 machine makes rates smaller. `launch.place --tiers=` reads the file.
 """

@@ -123,7 +123,7 @@ _FILES = "output", "plot", "report", "export"
 # Overrides of the config of ``--workdir``, ``SECTION.KEY=VALUE`` each.
 _OVERRIDES: list[str] = []
 
-# Flags whose empty value is one of their values.
+# Flags that may be given an empty value.
 _MAY_BE_EMPTY = "mesh", "profile", "prefix", "programs"
 
 # Longest message of an error, in characters.
@@ -179,12 +179,11 @@ def run(
 
 
 def resume_gc(freeze: bool = False) -> None:
-  """Resumes garbage collection; with `freeze`, without objects that exist.
+  """Resumes garbage collection; with `freeze`, it skips existing objects.
 
   A script with the flag ``--programs`` starts with garbage collection paused,
-  and must call this. Modules, and models built until then, are never freed;
-  examining them took 0.8 of the 4.7 s before the first token of the demo's
-  model.
+  and must call this. Modules, and models built until then, are never freed: to
+  examine them took 0.8 of the 4.7 s before the first token of the demo's model.
   """
   if freeze:
     gc.freeze()
@@ -378,7 +377,7 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
       raise
     name = script.__spec__.name if script.__spec__ else argv[0]
     line = f"{name} {absent}" if absent else full or _one_line(error)
-    if isinstance(error, MemoryError):  # no message of it names a key
+    if isinstance(error, MemoryError):  # its message names no key
       keys = [f"config.{key}={value}" for key, value in overriding.given(argv)]
       line = f"out of memory with {' '.join(keys) or 'this config'}: {line}"
     if option:
@@ -440,7 +439,7 @@ def _parse(
       raise ValueError(f"--{name} is required (--help)")
   # Malformed values fail before jax is loaded.
   mesh()
-  if "config" in uses:  # for sends it is a folder
+  if "config" in uses:  # in launch.sends, --profile is a folder
     profile()
   several = [FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id]
   if (

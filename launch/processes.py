@@ -4,7 +4,7 @@ If a process of a run is lost, jax aborts the others: immediately if a
 connection breaks, else after ``HEARTBEAT_S`` without a heartbeat. The C++
 runtime can only abort (a Python callback instead fails with ``std::bad_cast``,
 jax 0.10.2 and 0.12), and prints some twenty lines and a stack trace. So a child
-process filters the stderr of this process, and replaces these by one line.
+process filters the stderr of this process, and replaces these lines by one.
 """
 
 import os
@@ -66,7 +66,7 @@ def _watch_stderr() -> None:
     os.dup2(inlet, sys.stderr.fileno())
     os.close(inlet)
     return
-  # The child ends with the pipe, and not by a signal to the process group.
+  # The child ends when the pipe closes, not by a signal to the process group.
   os.close(inlet)
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)

@@ -43,7 +43,7 @@ def main() -> None:
     (point, override(config, f"{point} seed={seed}", study.sections))
     for seed in seeds for point in points
   ]
-  # Communication is counted with a device per rank: lanes do not communicate.
+  # Bytes are counted with a device per rank: ranks of one device send nothing.
   everywhere = []
   for _, run_config in runs:  # built before the first run, to show errors now
     axes = experiments.build(run_config, options.mesh()).program.layout.axes

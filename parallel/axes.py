@@ -21,8 +21,8 @@ import numpy as np
 
 from parallel.base.checks import divisors
 
-# Axis that gets as many devices as possible if several assignments use equally
-# many in total: tensor ranks communicate most, in every layer.
+# Axis that is preferred if several assignments use equally many devices in
+# total: it gets as many as possible, since tensor ranks communicate most.
 _PREFERRED = "tensor"
 
 
@@ -85,10 +85,9 @@ def assign_devices(
     sizes: Logical size of each axis, outermost axis first.
     num_devices: Number of devices that the machine has.
     requested: Number of devices per axis that the user requests; an axis
-      without an entry gets one device. None uses as many devices as possible,
-      where each axis gets a divisor of its size; of several such assignments
-      it chooses the one with most devices on the tensor axis, then on the
-      innermost axes.
+      without an entry gets one device. None assigns as many devices as
+      possible in total; each axis gets a divisor of its size. Ties are resolved
+      in favour of the tensor axis, then of the innermost axes.
 
   Returns:
     The axes in the order of ``sizes``.
@@ -195,7 +194,7 @@ def make_mesh(
     devices = [devices[i] for i in order]
   # CPU devices have no physical links to align axes with. JAX's placement also
   # expects devices that form a box of the torus, which the first few devices of
-  # a machine need not do.
+  # a machine need not form.
   by_links = devices[0].platform != "cpu" and count == len(devices)
   if device_order or not by_links:
     grid = np.asarray(devices[:count]).reshape(shape)

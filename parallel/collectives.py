@@ -223,7 +223,7 @@ def reduce_scatter(
     ``[R, ...]`` with ``dim`` N times shorter.
 
   Raises:
-    ValueError: The axis has a backend.
+    ValueError: The ranks are separate processes (``axis.backend`` is set).
   """
   # A device receives the slices of all its lanes as one contiguous slice: the
   # lanes of a device are consecutive ranks, so their slices are adjacent.
@@ -316,7 +316,7 @@ def all_to_all(
     longer.
 
   Raises:
-    ValueError: The axis has a backend.
+    ValueError: The ranks are separate processes (``axis.backend`` is set).
   """
   _needs_mesh(axis, "an all-to-all")
   lanes, devices = axis.lanes, axis.devices
@@ -362,8 +362,8 @@ def permute(
     ``[R, ...]``, the array that each rank receives.
 
   Raises:
-    ValueError: A rank is out of range, the source or the destination of two
-      pairs, or the axis has a backend.
+    ValueError: A rank is out of range, or the source or the destination of two
+      pairs; or the ranks are separate processes (``axis.backend`` is set).
   """
   _needs_mesh(axis, "a permute")
   for side, ranks in zip(("source", "destination"), zip(*pairs, strict=True),

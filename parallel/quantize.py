@@ -3,7 +3,7 @@
 A delta is an array to average, such as a worker's change of the parameters.
 Every logical rank of an `Axis` (a worker) has one, lane-stacked ``[R, ...]``.
 The mean over all ranks has no lane dim, is float32 and bitwise equal on all
-devices. There are three routes:
+devices. There are three algorithms (`Wire.route`):
 
   all-reduce    Without a codec, float32 (or bfloat16) deltas are summed.
   all-gather    Each worker sends its encoded delta to all others, and each
@@ -77,7 +77,7 @@ def coded_mean(
     x: One array per lane, ``[R, *B, ...]`` float32, inside ``jax.shard_map``.
       It may also vary over other mesh axes.
     axis: Axis to average over.
-    wire: Codec and route of the deltas.
+    wire: Codec of the deltas, and the collective that averages them.
     anchor: ``[*B, ...]``, equal on all ranks, from which x is subtracted; None
       if x are the deltas.
     residual: ``[R, *B, ...]`` float32, rounding error of each rank's previous
@@ -86,9 +86,9 @@ def coded_mean(
       weights. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank with weight zero
       contributes nothing, even if its delta is NaN. If all weights are zero,
       the mean is NaN.
-    key: Random key of stochastic rounding, for both roundings of the all-to-all
-      route. It is equal on all devices of the axis; each rank's key is derived
-      from it. Fold in the number of the round, and the rank along other axes if
+    key: Random key of stochastic rounding, for both roundings by an all-to-all.
+      It is equal on all devices of the axis; each rank's key is derived from
+      it. Fold in the number of the round, and the rank along other axes if
       deltas on those ranks should round independently.
     block_dims: Number of dims after R that no block crosses. If these dims hold
       the lanes of other axes, the result does not depend on the split of the
@@ -101,7 +101,7 @@ def coded_mean(
     residual, ``delta - roundtrip(delta)``, None if ``residual`` is None.
 
   Raises:
-    ValueError: Stochastic rounding without a key.
+    ValueError: The codec rounds stochastically, and ``key`` is None.
 
   Example:
     >>> from jax.sharding import PartitionSpec as P
@@ -131,9 +131,8 @@ def coded_mean(
     lambda x: _rows(x, axis, wire, block_dims), (anchor, x, residual)
   )
   call = _Call(axis, codec, weights, key, wire.implementation)
-  # Only on the all-gather route does the last decoding pass compute the mean,
-  # into which the epilogue can be fused; the all-to-all route decodes finished
-  # means.
+  # With an all-gather, the last decoding pass computes the mean, into which the
+  # epilogue can be fused. After an all-to-all, finished means are decoded.
   if wire.route == "all_to_all":
     total, left = _mean_by_all_to_all(rows, call)
     result = epilogue.of_mean(total.reshape(x.shape[1:]))
@@ -155,13 +154,13 @@ def roundtrip(
   """Encodes and decodes each lane's delta, as the ranks of `coded_mean` do.
 
   Only the first rounding is included, that of a single worker's delta: the
-  second rounding of the all-to-all route applies to a mean, and the further
+  second rounding with an all-to-all applies to a mean, and the further
   roundings of a bfloat16 all-reduce apply to partial sums.
 
   Args:
     x: One delta per lane, ``[R, ...]`` float32, encoded as for block_dims=0.
     axis: Axis whose ranks have the deltas.
-    wire: Codec and route of the deltas.
+    wire: Codec of the deltas, and the collective that averages them.
     key: Random key, as passed to `coded_mean`.
 
   Returns:
@@ -244,7 +243,7 @@ def sent_bytes(
   Args:
     num_elements: Elements per row of one rank's delta on one device.
     axis: Axis to average over.
-    wire: Codec and route of the deltas.
+    wire: Codec of the deltas, and the collective that averages them.
     rows: Number of rows, the product of the dims that no block crosses.
 
   Returns:
@@ -394,7 +393,7 @@ def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
 def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
   """Reshapes ``[R, *B, ...]`` to float32 rows ``[R, *B, n]``.
 
-  On the all-gather route, if the last dim n is a multiple of the block, the
+  For an all-gather, if the last dim n is a multiple of the block, the
   result is ``[R, *B, m, n]``, where m joins the dims between. The blocks are
   the same, and TPUs need no copy: joining m and n would change the tiling.
   """

@@ -1,8 +1,8 @@
 """Implementations of a sum over a mesh axis, by the names that configs use.
 
-A route replaces ``lax.psum`` in a column- or row-parallel projection of
-`parallel.tensor` or in a function of `parallel.collectives`. Each route returns
-bitwise equal results on all devices.
+An implementation (*route*) replaces ``lax.psum`` in a column- or row-parallel
+projection of `parallel.tensor` or in a function of `parallel.collectives`. Each
+returns bitwise equal results on all devices.
 
 Shape legend: n = devices of the mesh axis; K = last dim.
 """
@@ -155,7 +155,7 @@ def _rows(x: jax.Array, parts: int):
   return padded, lambda y: y[: rows.shape[0]].reshape(shape)
 
 
-# Name of a route in configs -> its function. Routes differ in bytes, in number
+# Name in configs -> function that sums. They differ in bytes sent, in number
 # of steps and, since they add in different orders, in the last bits of the sum.
 ROUTES: dict[str, Reduction] = {
   "psum": lax.psum,

@@ -66,7 +66,7 @@ class Wire:
           f"wire {field}={value!r} is unknown; use one of "
           f"{', '.join(allowed)}"
         )
-    # An all-reduce has neither codes to round nor a choice of route.
+    # An all-reduce has no codes to round, and ``route`` is for encoded deltas.
     if self.codec == "none" and (self.stochastic or self.route != _ROUTES[0]):
       raise ValueError(
         f"wire codec='none' is an all-reduce, so stochastic={self.stochastic} "
@@ -92,9 +92,9 @@ class Wire:
 class Epilogue(Protocol):
   """Operation on a mean, fused with the decoding of the mean if possible.
 
-  Both methods return the same result. `of_encoded` is called on the all-gather
-  route, the only route on which each device receives all encoded rows;
-  `of_mean` is called on the other routes.
+  Both methods return the same result. `of_encoded` is called after an
+  all-gather, by which each device receives all encoded rows; `of_mean` is
+  called after an all-to-all or an all-reduce.
   """
 
   def of_mean(self, mean: jax.Array) -> Any:
@@ -143,7 +143,7 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True)
 class NesterovStep:
-  """Epilogue: an outer Nesterov step; returns new parameters and new momentum.
+  """Epilogue that takes a Nesterov step; returns new parameters and momentum.
 
   Attributes:
     params: Outer parameters, float32 ``[*B, ...]``.

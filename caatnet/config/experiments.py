@@ -108,7 +108,7 @@ def build(
   outer = sections.choose(
     "outer", OUTER, config.outer, program, config.seed
   )
-  if "elastic" in config:  # also without a coordinator, to read checkpoints
+  if "elastic" in config:  # without a coordinator too: checkpoints depend on it
     outer = adapted(outer).elastic()
   return Experiment(
     config=json.loads(config.to_json()),
@@ -272,7 +272,7 @@ def _axes(
   num_devices: int,
   requested_mesh: Mapping[str, int] | None,
 ) -> dict[str, Axis]:
-  """Returns all axes by name, outermost first, with one axis per data level."""
+  """Returns all axes by name, outermost first, with one axis per ZeRO level."""
   sizes = (
     {"worker": parallel.worker}
     | {level.name: level.size for level in zero.partition.levels}
@@ -360,8 +360,8 @@ def _check_kept(
   """Rejects configs for which storing residuals would increase memory or work.
 
   Raises:
-    ValueError: If residuals would include gradients, or weights would have to
-      be gathered again for them.
+    ValueError: If a split backward would store weight gradients, or each
+      backward would create the secondary copy of the weights again.
   """
   stages, partition = layout.stages, layout.partition
   if stages is None or not stages.keeps:

@@ -42,7 +42,7 @@ class Inference:
     cache_shape: Shape of the cache of one rank.
     layers_apart: Whether each layer has its own arrays instead of stacked ones.
     coded: Whether matrices are stored as int8 codes.
-    nanobatches: Rule that splits each step into pieces; None for whole steps.
+    nanobatches: Rule that splits a step into nano-batches; None for no split.
   """
 
   program: Program
@@ -155,7 +155,7 @@ def _cache(
   if options.batch_invariant and options.nanobatches != "1":
     raise ValueError(
       f"config.inference.nanobatches={options.nanobatches!r} must be '1' with "
-      "batch_invariant, since a sum may depend on the piece that has the row"
+      "batch_invariant, since rounding may depend on the nano-batch of a row"
     )
   if options.pages * options.page_size >= 2**31:
     raise ValueError(

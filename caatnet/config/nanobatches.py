@@ -16,18 +16,20 @@ def build(
   value: str, machine: str, program: Program, cache_shape: CacheShape,
   most_sequences: int,
 ) -> Nanobatches | None:
-  """Returns how a model's steps are split into pieces; None for whole steps.
+  """Returns the rule that splits steps into nano-batches; None for no split.
 
   Args:
-    value: Number of pieces, or "plan".
-    machine: Name of the devices' machine, for a plan; "" if unknown.
+    value: Number of nano-batches of equal size, or "plan" for sizes that
+      `parallel.plans.nanobatches` computes for the machine.
+    machine: Name of the machine, which "plan" needs; "" if unknown.
     program: The model on its mesh.
     cache_shape: Shape of the cache of one rank.
     most_sequences: Largest number of sequences that a step decodes.
 
   Raises:
-    ValueError: The value is unknown, there are more pieces than tokens, the
-      model cannot be run in pieces, or the machine is not that of the mesh.
+    ValueError: The value is unknown, there are more nano-batches than tokens,
+      the model caches more than keys and values, or the machine has another
+      number of devices than the mesh's tensor axis.
   """
   name = f"config.inference.nanobatches={value!r}"
   if value == "1":
@@ -49,7 +51,7 @@ def build(
   if value != "plan":
     raise ValueError(f"{name} must be a number from 1 or 'plan'")
   tensor = program.layout.tensor
-  if on_cpu or tensor.devices == 1:  # nothing runs during a reduction
+  if on_cpu or tensor.devices == 1:  # no all-reduce overlaps with compute
     return None
   if not machine:
     raise ValueError(
@@ -77,7 +79,7 @@ def _even(count: int, batch: Batch) -> Sequence[int]:
 def _planned(
   machine: inference.Machine, program: Program, page_size: int, batch: Batch
 ) -> Sequence[int]:
-  """Returns the planned sizes of the pieces of a step."""
+  """Returns the planned sizes of the nano-batches of a step."""
   config = program.model.config
   sync = config.syncs[0][0]
   tokens, context = batch.tokens.shape[0], batch.tables.shape[1] * page_size

@@ -172,7 +172,7 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
       "fragment"
     )
   fragments(stacks, layers, strided)  # raises if layers are not divisible
-  # A part has whole periods of the stride, so a stage's layers are strided.
+  # Each stage has whole periods of the stride, so its layers are strided, too.
   here = {key: count // stages.axis.size for key, count in stacks.items()}
   return fragments(here, layers // stages.axis.size, strided, num_lead=1)
 

@@ -194,7 +194,7 @@ def engine(
   """
   capacity, shape = decoder.capacity, decoder.cache_shape
   host_pages = chosen.host_pages
-  # Without these options no pages are copied to the host cache, which is empty.
+  # Without these options nothing is copied to the host cache; it may be empty.
   swaps = chosen.preempt != "recompute" or chosen.keep_turns
   if swaps and not host_pages:
     cpu = jax.devices("cpu")[0]

@@ -21,7 +21,7 @@ from parallel.tensor.partial_sync import (
 )
 
 # Imported lazily, since schedules need networkx and scipy, which take 0.2 s to
-# import and which other routes do not need.
+# import and which other all-reduces do not need.
 with epy.lazy_imports():
   from parallel.kernels.schedule_all_reduce import api as schedule_kernels
   from parallel.plans.schedules import builders, table
@@ -104,13 +104,12 @@ def build_sync(
 
 
 def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
-  """Returns implementations of the norms, without kernels that are slower.
+  """Returns implementations of the norms, without kernels measured as slower.
 
-  All layers have the same choice, which depends on the mean p. A fused route
-  always uses its kernel, since the config requests it by name.
+  All layers have the same ones, chosen by the mean of p over all projections.
+  An all-reduce that is fused with norms keeps its kernel: the config names it.
   """
   policies = [policy for layer in sync.policies for policy in layer]
-  # The mean over all projections.
   p = sum(policy.p for policy in policies) / len(policies)
   asked = context.evidence_of is None or policies[0].route in FUSED_ROUTES
   if asked or evidence.helps(context.evidence_of, "add_norm", p):
@@ -119,7 +118,7 @@ def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
 
 
 def _route(route: str, topology: str, context: Context) -> str | Reduction:
-  """Returns a route's name; for "schedule:NAME,OPTIONS", its all-reduce."""
+  """Returns the all-reduce of "schedule:NAME,OPTIONS"; otherwise ``route``."""
   kind, _, name = route.partition(":")
   if kind != "schedule":
     if route not in PROJECTION_ROUTES:
@@ -131,7 +130,7 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
         "not a schedule"
       )
     return route
-  # A schedule sends between devices; lanes on one device are added first.
+  # A schedule sends between devices; ranks on one device are added first.
   topology, devices = topology or "torus", context.tensor.devices
   try:
     name, options = builders.named(name)
@@ -154,8 +153,8 @@ def _executor(
 ) -> Reduction:
   """Returns an all-reduce that executes a schedule.
 
-  It uses one kernel for arrays that the kernel supports, and permutes for all
-  other arrays.
+  It uses one kernel for arrays that the kernel supports, and `lax.ppermute` for
+  all other arrays.
   """
   network = topologies.of_size(topology, devices)
   schedule = builders.build(name, network, **dict(options))

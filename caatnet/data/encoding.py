@@ -98,7 +98,7 @@ def _sizes(text: str, stops: Sequence[int]) -> np.ndarray:
     [1, 2, 1]
   """
   code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-  # UTF-8 has one byte, plus one for each of these bounds that is reached.
+  # A character has one byte in UTF-8, plus one per bound that it reaches.
   longer = sum((code_points >= bound for bound in (0x80, 0x800, 0x10000)), 1)
   ends = np.concatenate([[0], np.cumsum(longer)])  # byte offset by character
   # Tokens without characters have arbitrary stops, hence the running maximum.

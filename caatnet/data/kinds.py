@@ -232,7 +232,7 @@ def _files(places: Sequence[tuple[str, str]]) -> list[pathlib.Path]:
 @functools.cache
 def _names(root: pathlib.Path) -> tuple[str, ...]:
   """Returns the relative paths of all files in a folder, sorted."""
-  # Installed packages are not part of the standard library around them.
+  # Packages installed in the standard library's folder are not part of it.
   excluded = _EXCLUDED
   if root == pathlib.Path(sysconfig.get_paths()["stdlib"]):
     excluded |= {"site-packages", "dist-packages"}
@@ -252,7 +252,7 @@ def _document(path: pathlib.Path) -> bytes | None:
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rb") as file:
       content = file.read(LONGEST + 1)
-  except (OSError, EOFError, zlib.error):  # for example a private key
+  except (OSError, EOFError, zlib.error):  # unreadable, such as a private key
     return None
   if len(content) > LONGEST:
     content = content[: content.rfind(b"\n", 0, LONGEST) + 1]
@@ -298,7 +298,7 @@ def read_manifest(path: epath.Path) -> Manifest:
   """Reads a manifest.
 
   Raises:
-    ValueError: It is damaged; the message has one line.
+    ValueError: The manifest is damaged; the message has one line.
   """
   try:
     return schema.parse(Manifest, path.read_bytes())
@@ -332,7 +332,7 @@ def read_corpora(
     file = f"{name}.{side}.jsonl"
     if file not in contents:
       raise ValueError(
-        f"{folder / file} has no SHA-256 in the list of packages"
+        f"{folder / file} has no SHA-256 in the manifest"
       )
     return [
       json.loads(line)["text"].encode() for line in contents[file].splitlines()

@@ -3,7 +3,7 @@
 Tokens are bytes or those of a tokenizer. A window has seq_len + 1 consecutive
 tokens: the inputs are its first seq_len tokens, the targets its last seq_len.
 Batches are global: every process draws the same batches, independent of the
-numbers of devices and lanes, and transfers the part of its devices.
+number of devices, and transfers the part of its devices.
 """
 
 from __future__ import annotations
@@ -151,8 +151,7 @@ def validation_windows(
       windows of the text, for all.
 
   Returns:
-    int32 ``[N, seq_len + 1]``, in the order of the text. No token is a target
-    twice.
+    int32 ``[N, seq_len + 1]``, in the order of the text; targets are disjoint.
 
   Raises:
     ValueError: If a size is negative, or the text is too short for one window.

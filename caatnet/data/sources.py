@@ -146,8 +146,7 @@ def packages(validation_percent: float) -> list[Documents]:
     validation_percent: The expected percentage of the documents in validation.
 
   Returns:
-    Documents of each package, the largest package first. A side of the split
-    may be empty.
+    Documents of each package, largest first. A side of a split may be empty.
   """
   sha256, names, contents = _stdlib()
   found: dict[str, list[bytes]] = {}

@@ -99,10 +99,9 @@ class TextData(Text):
   def _by_token(
     self, found: encoding.EncodedCorpus, tokenizer: tokenizers.Tokenizer
   ) -> tuple[float, _Losses]:
-    """Returns mean bytes per target, and a function of simple models' losses.
+    """Returns mean bytes per target, and a function that gives baseline losses.
 
-    The mean converts a loss in nats per token to nats per byte of the targets'
-    text.
+    The mean converts losses in nats per token to nats per byte of target text.
     """
     corpus = found.corpus
     # Windows of token indices instead of tokens, to look up sizes and text.

@@ -51,9 +51,8 @@ class ByteStream:
 class TokenStream:
   """`Stream` of a tokenizer of the library `tokenizers`.
 
-  The library decodes lists of tokens. Each list begins with the last token
-  whose text has been returned, since the first token of a text may be decoded
-  differently.
+  The library decodes lists of tokens. Lists begin with the last returned token,
+  since the first token of a text may be decoded differently.
 
   The library's own stream fails for byte tokens: a run of them is decoded as
   UTF-8, or to one U+FFFD per byte if the whole run is not valid. So a run of

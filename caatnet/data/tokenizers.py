@@ -385,8 +385,7 @@ def load(path: str, key: str = _KEY) -> Tokenizer:
     key: Name of the path in error messages.
 
   Raises:
-    ValueError: If there is no tokenizer, or it is damaged; the message has the
-      path.
+    ValueError: If a tokenizer is missing or damaged; the message has the path.
   """
   if not path:
     return Bytes()

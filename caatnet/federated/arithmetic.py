@@ -17,7 +17,7 @@ from caatnet.federated.vector_codec import Plain, VectorCodec
 from parallel.outer import health
 
 OPTIMIZERS = ("fedavg", "fedavgm", "fedadam")
-# Minimum number of norms to detect an outlier: of two, either may be wrong.
+# Minimum number of norms to reject an outlier: of two, either may be wrong.
 _MIN_JUDGED = 3
 
 
@@ -39,7 +39,7 @@ def optimizer(
 
 
 class VectorArithmetic:
-  """Computations on vectors, with jax; see `server.Arithmetic`."""
+  """Computations on vectors with JAX; implements `server.Arithmetic`."""
 
   def __init__(
     self, transformation: optax.GradientTransformation,
@@ -88,11 +88,11 @@ class VectorArithmetic:
   def healthy(self, norms: list[float]) -> list[bool]:
     if not norms:
       return []
-    # A multiple of 16 norms, so that few sizes are compiled. NaNs have no
-    # effect on the median.
+    # Padded to a multiple of 16 norms, so that few sizes are compiled. The
+    # padding, NaN, does not change the median.
     padded = np.full(-(-len(norms) // 16) * 16, np.nan)
     padded[: len(norms)] = norms
-    # Norms above float32's range become infinite, and unhealthy.
+    # Norms above float32's range become infinite, and count as outliers.
     with np.errstate(over="ignore"):
       found = padded.astype(np.float32)
     judged = np.isfinite(found).sum() >= _MIN_JUDGED

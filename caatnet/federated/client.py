@@ -33,8 +33,8 @@ from parallel.peers.transport.handshake import (
 
 _DIAL_S = 2.0
 _AGAIN_S = 0.2  # pause between attempts
-_FAIL_S = 2.0  # for the server to receive the reason of a failure
-_SILENCE_S = 30.0  # until the server has sent its own limit
+_FAIL_S = 2.0  # time for the server to receive the reason of a failure
+_SILENCE_S = 30.0  # timeout until the server has sent its own value
 
 
 class Trained(NamedTuple):
@@ -151,7 +151,7 @@ class Client:
     """Runs until the server ends the run; returns the reason.
 
     Raises:
-      ValueError: The server refuses the client, or is not there.
+      ValueError: The server refuses the client, or is away for `alone_s`.
     """
     threading.Thread(target=self._stay_connected, daemon=True).start()
     try:
@@ -315,8 +315,8 @@ class Client:
       self._params = np.frombuffer(vectors[0], "<f4").copy()
     else:
       if work.base != self.revision:
-        # Sent after a new connection, while work of the old one was still in
-        # the queue. Without a revision, the server sends the whole model.
+        # The server sent this work over a new connection before this client
+        # finished older work. Without a revision, it sends the whole model.
         self.revision = None
         assert self._channel is not None
         self._channel.close("needs the whole model")
@@ -341,7 +341,7 @@ class Client:
           return True
         case Received(message=messages.End()):
           return True
-    # The same work again, after a new connection, changes nothing.
+    # The same work, sent again over a new connection, changes nothing.
     self._waiting = [
       e for e in self._waiting
       if not (isinstance(e, Received) and isinstance(e.message, messages.Work))

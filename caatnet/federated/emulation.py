@@ -26,7 +26,7 @@ from parallel.plans.hardware.client_links import Link
 
 RECORD = "links.json"
 _LOOPBACK = "127.0.0.1"
-# Clients end soon after a server that was killed.
+# Time limit of clients without a server, short in case the server is killed.
 _ALONE = "--config.federated.alone_s=10"
 _MEASURED = ("measured_", "together_")  # prefixes of keys of rows
 _MBIT = 1e6 / 8  # bytes
@@ -42,7 +42,7 @@ class Emulation:
       is emulated.
     host: Address for the server to listen at.
     namespace: Network namespace of the server; "" for that of this process.
-    prefixes: Words before the command of each client.
+    prefixes: Command prefix of each client, e.g. to enter its namespace.
     relayed: Link of each client that a relay emulates; () for no relay.
   """
 

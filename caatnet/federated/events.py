@@ -59,7 +59,7 @@ class Delivered(NamedTuple):
 
 
 class Ready(NamedTuple):
-  """A client has the update of a round, and sends it after a `Resend`."""
+  """A client has computed the update of a round; it waits for a `Resend`."""
 
   client: int
   round: int
@@ -72,7 +72,7 @@ class Gone(NamedTuple):
 
 
 class Tick(NamedTuple):
-  """Time has passed; `server.wake_s` returns when one is needed."""
+  """Requests a check of time limits; `server.wake_s` returns the next time."""
 
 
 class Save(NamedTuple):

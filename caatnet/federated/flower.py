@@ -40,7 +40,7 @@ class NumPyClient(Protocol):
   """Methods of ``flwr.client.NumPyClient`` that are called.
 
   ``get_properties`` is optional. In ``config``, ``server_round`` counts from 1
-  in `fit`; in `evaluate` it is the number of rounds that the model has had.
+  in `fit`; in `evaluate` it is the number of rounds that made the model.
   """
 
   def get_parameters(self, config: dict[str, Any]) -> Arrays:
@@ -93,7 +93,7 @@ class Vectors:
     """Takes shapes and dtypes from a list of arrays.
 
     Raises:
-      ValueError: There are no arrays, or not of numbers.
+      ValueError: There are no arrays, or one does not contain numbers.
     """
     self._arrays = [np.array(x) for x in arrays]
     if not sum(x.size for x in self._arrays):
@@ -197,7 +197,7 @@ class NumPyTrainer:
       validate: Whether received parameters are evaluated.
 
     Raises:
-      ValueError: A method fails, or returns something else than in Flower.
+      ValueError: A method fails, or returns values that Flower does not allow.
     """
     self._client = client
     self._number, self._config = number, dict(config or {})
@@ -221,7 +221,7 @@ class NumPyTrainer:
     """Trains for one round; see `client.Trainer`.
 
     Raises:
-      ValueError: A method fails, or returns something else than in Flower.
+      ValueError: A method fails, or returns values that Flower does not allow.
     """
     start = time.monotonic()
     loss, validated = self._loss(params, round)
@@ -347,8 +347,8 @@ def start_client(
     alone_s: Time without a server after which the client ends.
 
   Raises:
-    ValueError: A method of the client fails, or the server is not there or
-      refuses the client.
+    ValueError: A method of the client fails, the server refuses the client, or
+      there was no server for `alone_s`.
   """
   return Client(
     number, NumPyTrainer(client, number, config, validate),

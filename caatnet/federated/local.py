@@ -207,15 +207,15 @@ class LocalTrainer:
       params: Received parameters, float32 ``[n]``.
       round: Number of the round.
     """
-    # Not a Python number, whose type in a program is weak: the state after a
-    # step would have another type, and the step would be compiled twice.
+    # Not a Python number: its weak type would give the next state another type,
+    # and the step would be compiled twice.
     return self._start(params, np.int32(round * self._local_steps))
 
   def steps(
     self, state: TrainState, round: int, steps: range,
     stops: Callable[[], bool] = lambda: False,
   ) -> TrainState | None:
-    """Returns the state after some steps of a round; None if ``stops``."""
+    """Returns the state after some steps; None if ``stops()`` was True."""
     for step in steps:
       if stops():
         return None
@@ -236,7 +236,7 @@ class LocalTrainer:
   def _loss(
     self, params: np.ndarray, wanted: bool
   ) -> tuple[float | None, int]:
-    """Returns the mean loss on the validation examples, and their number."""
+    """Returns (mean loss on the validation examples, their number)."""
     examples = self._data.validation
     num = len(jax.tree.leaves(examples)[0])
     if not wanted or not num:

@@ -178,7 +178,7 @@ class Assembler:
     self._data = bytearray()
     self._expected = False  # whether a message with vectors was asked for
     self._since = 0.0  # time of `expect`, or of the last part
-    # Round of a sent model without its `Delivered`, and when it had left.
+    # Round of a sent model without its `Delivered`, and time when it was sent.
     self._model: int | None = None
     self._left_s: float | None = None
 
@@ -187,7 +187,7 @@ class Assembler:
     self._since, self._expected = time.monotonic(), True
 
   def is_stalled(self, limit_s: float) -> bool:
-    """Returns whether vectors are due, and none came for `limit_s` seconds."""
+    """Returns whether vectors are expected, but none came for `limit_s`."""
     return (self._expected or self._message is not None) and (
       time.monotonic() - self._since > limit_s
     )
@@ -197,10 +197,10 @@ class Assembler:
     self._left_s, self._model = None, round
 
   def is_unconfirmed(self, sends: bool, limit_s: float) -> bool:
-    """Returns whether a model left `limit_s` seconds ago without `Delivered`.
+    """Returns whether a model, sent `limit_s` ago, lacks its `Delivered`.
 
     Args:
-      sends: Whether the channel still sends; the time begins when it does not.
+      sends: Whether the channel is still sending; the limit begins afterwards.
       limit_s: Time limit in seconds.
     """
     if self._left_s is None and not sends:

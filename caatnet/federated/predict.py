@@ -1,12 +1,12 @@
 """Prediction of a federated run's rounds over given links.
 
 The simulation (`simulate.py`) runs the server's core; models and updates are
-TCP flows (`parallel.plans.network.fluid`). A message takes a fixed time on its
-sender, for queues, copies and codes. Then its flow starts, with the initial
-window, since TCP forgets a window while a client trains. Clients of a shared
-link have the max-min fair parts of its rates. Losses bound the rate of a flow
-(`fluid.loss_limit`). Keep-alives, the variation of delays (their mean is in
-the round trip), and the server's own link are left out.
+TCP flows (`parallel.plans.network.fluid`). A message first takes a fixed time
+on its sender, for queues, copies and encoding. Then its flow starts with TCP's
+initial window, since TCP forgets a window while a client trains. Clients of a
+shared link get max-min fair shares of its rates. Losses bound the rate of a
+flow (`fluid.loss_limit`). Not modelled: keep-alives, the variation of delays
+(the round trip has their mean), and the server's own link.
 
 Example:
   >>> from caatnet.federated import predict
@@ -40,10 +40,10 @@ from parallel.peers.transport.frames import HEADER_BYTES, encode
 from parallel.plans.hardware.client_links import Link
 from parallel.plans.network import fluid
 
-# Fraction of data in the bytes of Ethernet frames, which shaped rates count:
-# 1,448 of 1,514. Measured with tbf and htb: 0.958 and 0.965.
+# Payload bytes per byte of an Ethernet frame, which shaped rates count: 1,448
+# of 1,514 (0.956). Measured with tbf and htb: 0.958 and 0.965.
 DATA_SHARE = fluid.SEGMENT / 1514
-# Frame of a part, and of a `Work` or `Result` with its numbers.
+# Bytes of the frame of a `Part`, and of a `Work` or `Result` without vectors.
 _PART_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
 _HEAD_BYTES = HEADER_BYTES + 120
 _ELEMENTS = 1024  # of the vector that stands for the model
@@ -88,7 +88,7 @@ class Shaped:
       links: Link of each client. Those with equal names share one if they are
         ``shared``.
       fixed_s: Time of a message before its first byte is sent.
-      data_share: Fraction of data in the bytes that the rates count.
+      data_share: Payload bytes per byte that the links' rates count.
     """
     self._fixed_s = fixed_s
     self.message_s = max(link.rtt_s for link in links) / 2
@@ -96,8 +96,8 @@ class Shaped:
       [_path(link, client, upwards, data_share)
        for client, link in enumerate(links)] for upwards in (False, True)
     ]
-    # A cell's directions have separate slots, and all clients of a cell have
-    # its rates.
+    # One network per direction. All clients of a cell have the cell's link,
+    # whose rate is the same for each of them.
     self._networks = [
       fluid.Network({
         path.links[0]: data_share * (link.up if upwards else link.down)
@@ -132,13 +132,13 @@ def simulated(
     rules: Constants of the run.
     links: Link of each client.
     sizes: Sizes of messages, without frames.
-    compute: Durations of "t_v", "t_tr" and "t_te" in seconds, for all clients
-      or for each, and of the server's "t_a", which only the first one sets; 0
-      for missing ones. Those of a client may be a sequence with one for each
+    compute: Seconds of the phases "t_v", "t_tr" and "t_te" (0 if missing), one
+      mapping for all clients or one for each. The first one also sets the
+      server's "t_a". A client's mapping may be a sequence with one for each
       round, which is repeated.
     fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
     rounds: Number of rounds; None for that of the rules.
-    data_share: Fraction of data in the bytes that the rates count.
+    data_share: Payload bytes per byte that the links' rates count.
 
   Raises:
     ValueError: The links or the compute times are not one per client.
@@ -189,7 +189,7 @@ def predict(
 ) -> list[dict[str, Any]]:
   """Returns the rows of a run's clients, as `service.Service.rows` has them.
 
-  Rows are ordered by round and client. An update that is not received has none.
+  Rows are ordered by round and client. An update never received has no row.
 
   Args:
     rules, links, sizes, compute, fixed_s, rounds, **options: Arguments of
@@ -205,7 +205,7 @@ def predict(
 
 
 def _of_rounds(times: Times | Sequence[Times]) -> Sequence[Times]:
-  """Returns a client's durations in the rounds, which are repeated."""
+  """Returns a client's durations per round; shorter sequences are repeated."""
   return [times] if isinstance(times, Mapping) else times
 
 
@@ -238,10 +238,10 @@ def fit_fixed(
 
 
 class _Sizes:
-  """Arithmetic of a run whose vectors have no meaning, only sizes.
+  """Arithmetic of a run whose vectors have a size but no meaningful values.
 
-  Coded differences have the ratio of real ones to the model, so that the server
-  keeps as many.
+  A coded difference has the same fraction of the model's bytes as in a real
+  run, so that the server keeps equally many.
   """
 
   def __init__(self, sizes: Bytes) -> None:

@@ -5,7 +5,7 @@ import pathlib
 import subprocess
 from typing import Any
 
-_END_S = 10.0  # for processes to end after the run
+_END_S = 10.0  # time limit for processes to end after the run
 
 
 class Clients:

@@ -1,10 +1,10 @@
 """Rehearsal of a federated run: real training on a simulated clock.
 
-With `rehearse`, the server's core, codecs, samples and local steps are those of
-a run over sockets. `rehearse_streamed` trains in the order of `streamed.py`, in
-which clients send fragments under their compute. Compute times are given and
-links are simulated (`predict.Shaped`), so the result, the loss at each time,
-does not depend on the speed of the machine that executes the rehearsal.
+`rehearse` uses the server's core, codecs, samples and local steps of a run over
+sockets. In `rehearse_streamed`, clients send fragments of the model while they
+compute, as in `streamed.py`. Compute times are given and links are simulated
+(`predict.Shaped`), so the result, the loss at each time, does not depend on the
+speed of the machine that executes the rehearsal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,19 +93,19 @@ def rehearse_streamed(
 ) -> list[dict[str, Any]]:
   """Returns the rows of `rehearse` for fragments that are sent under compute.
 
-  All clients are in each round, and are waited for. Before piece p of a round,
-  a client continues from the merged values of fragment p, plus its own progress
-  since it sent its update of p. So all progress is sent once, and with one
-  fragment the run equals that of `rehearse`. Keys of `config.federated` for
-  other rules of a round have no effect.
+  All clients are in each round, and are waited for. A round has as many parts
+  as fragments. Before part p, a client replaces fragment p by its merged values
+  plus its own progress since it sent its update of p. So all progress is sent
+  once; with one fragment the run equals that of `rehearse`. `config.federated`
+  keys for other rules of a round have no effect.
 
   Args:
     federation, trainers, compute, fixed_s, measures: Arguments of `rehearse`.
     fragments: Number of fragments, a divisor of the local steps.
 
   Raises:
-    ValueError: The run has no links, its local steps cannot be cut, or not all
-      clients are waited for.
+    ValueError: The run has no links, its local steps are no multiple of
+      `fragments`, or not all clients are waited for.
   """
   section = _linked(federation)
   if section.stragglers != "wait" or section.per_round != section.clients:
@@ -186,13 +186,13 @@ class _Streams:
       self._arithmetic.init(params[part]) for part in self._parts
     ]
     self.merged, self._published = params.copy(), params.copy()
-    # Of each client: its parameters, and those parts of them that it sent last.
+    # For each client: its parameters, and its fragments as it last sent them.
     self._params = [params for _ in self.clients]
     self._sent = [params.copy() for _ in self.clients]
     self._states: list[Any] = [None for _ in self.clients]
 
   def merge(self, round: int, fragment: int) -> tuple[int, int]:
-    """Computes a piece of all clients, and merges their fragment.
+    """Trains all clients for a part of a round, and merges their fragment.
 
     Returns:
       Bytes of the merged fragment, and of an update of it.
@@ -217,7 +217,7 @@ class _Streams:
     return new.nbytes if coded is None else len(coded[0]), size
 
   def _piece(self, i: int, round: int, fragment: int) -> np.ndarray:
-    """Computes a piece of a client; returns its update of the fragment."""
+    """Trains a client for a part; returns its update of the fragment."""
     trainer, part = self._trainers[i], self._parts[fragment]
     params = self._params[i].copy()
     params[part] = self._published[part] + (params[part] - self._sent[i][part])

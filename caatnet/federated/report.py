@@ -66,7 +66,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     f"{title}, ms, and bytes on the socket; models are float32 unless coded",
     [
       *([] if long else ["round"]), "client", *_milliseconds(times),
-      # Rows of an emulation have times only.
+      # Rows from an emulation lack these bytes.
       Column("bytes_down", "kB down", ",.1f", 1e3, "-"),
       Column("bytes_up", "kB up", ",.1f", 1e3, "-"),
     ],

@@ -22,8 +22,8 @@ def serving(
 ) -> Iterator[Service]:
   """Context manager of a run's service, which continues the run of its folder.
 
-  It does not listen yet. A run that ends before its first round leaves no
-  config in a new folder, so that it can start there with another one.
+  It does not listen yet. If the run ends before its first round, a new folder
+  is left without a config, so that another run can use it.
 
   Args:
     federation: A `caatnet.config.federated.Federation`.
@@ -31,7 +31,7 @@ def serving(
     say: Receives lines for the terminal.
 
   Raises:
-    ValueError: The folder has another run, or is in use.
+    ValueError: The folder has another run's state, or is used by a process.
   """
   folder = files.folder(workdir, local=True)
   folder.mkdir(parents=True, exist_ok=True)
@@ -89,8 +89,8 @@ def client(
 def summary(federation: Any, service: Service) -> str:
   """Returns the measures of the final model on all validation examples.
 
-  Clients of ``numpy_client`` have no common examples: the measure is their mean
-  loss of an earlier revision.
+  Clients of ``numpy_client`` have no common examples: the result is their mean
+  validation loss, which they reported for an earlier revision.
   """
   state = service.state
   if federation.experiment is None:

@@ -18,7 +18,7 @@ client k and N the number of clients. Samples of K clients estimate it:
              clients with small weights; to first order, the variance is
              (1 - K/N) / K * sum_k |N p_k (D_k - D)|^2 / (N - 1).
 
-With K = N all clients are sampled once, and the step is D, whatever the choice.
+With K = N all clients are sampled once, and the step is D in all three cases.
 If only some of the sampled clients return an update in time, means are over
 those ("weighted" with K = N: with their weights), which is unbiased only if
 returning does not depend on the update.

@@ -60,7 +60,7 @@ from caatnet.federated.state import (
 )
 
 _MAX_LOST = 5  # lost connections in a round, after which a client is lost
-_MIN_LOSS = -1e-3  # zero, with the rounding of a cross-entropy
+_MIN_LOSS = -1e-3  # 0 minus the rounding error of a cross-entropy
 _MAX_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
 
 
@@ -78,7 +78,7 @@ class Arithmetic(Protocol):
     ...
 
   def healthy(self, norms: list[float]) -> list[bool]:
-    """Returns which norms of updates, or losses, are no outliers."""
+    """Returns for each norm (or loss) whether it is not an outlier."""
     ...
 
   def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
@@ -291,7 +291,7 @@ def _ready(
   if ready.client in state.uplinks or (
     ready.round != state.members[ready.client].working
   ):
-    return state  # it waits already, or the round needs no update any more
+    return state  # already in the queue, or the round needs no update any more
   state = transfers.dequeue(state, ready.client, rules, effects, up=False)
   state = replaced(state, ready.client, retained=ready.round)
   return transfers.enqueue(state, ready.client, rules, effects, up=True)
@@ -358,7 +358,7 @@ def _gone(
 def _idle(
   state: ServerState, client: int, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Ends a client's transfers, and its work."""
+  """Ends a client's transfers and its work in a round."""
   for up in (False, True):
     state = transfers.dequeue(state, client, rules, effects, up)
   return replaced(state, client, working=-1)
@@ -389,7 +389,7 @@ def _cannot_work_on(
 def _miscounted(
   state: ServerState, answer: Update | Ready, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Refuses an answer with a wrong round; its client is lost for this one."""
+  """Refuses a message that names a wrong round; its client counts as lost."""
   reason = "of the past" if answer.round < state.round else "of the future"
   state = _refuse(state, answer, reason, effects)
   if answer.client in _unanswered(state):
@@ -409,7 +409,7 @@ def _begin(
   drawn = sampling.sample(
     weights, rules.per_round, rules.sampling, rules.seed, state.round
   )
-  # A late update may arrive while its client has not returned it.
+  # Keeps rounds for which a sampled client may still send a late update.
   history = {
     r: clients for r, clients in state.history.items()
     if any(state.members[k].done < r for k in clients)
@@ -423,10 +423,10 @@ def _begin(
   effects.append(Save())
   state = transfers.without_waiting(state, rules)
   order = sorted(drawn, key=lambda k: -state.members[k].busy_s)
-  # Clients that are not drawn may have a late update.
+  # Clients not sampled in this round may still owe a late update.
   for client in dict.fromkeys((*order, *state.members)):
     member = state.members[client]
-    # Without late updates, an older round needs no update any more.
+    # Unless late updates are merged, clients abandon older rounds.
     working = member.working if rules.stragglers == "late" else -1
     if (member.working, member.lost) != (working, 0):
       state = replaced(state, client, working=working, lost=0)
@@ -449,7 +449,7 @@ def _ready_s(state: ServerState, rules: Rules) -> float:
 
 
 def _unanswered(state: ServerState) -> list[int]:
-  """Returns the sampled clients without an update, in order."""
+  """Returns the sampled clients whose update is missing, in order."""
   return [
     k for k in dict.fromkeys(state.sampled)
     if state.members[k].done < state.round
@@ -564,7 +564,7 @@ def _merge(
     differences, published = (), params
   else:
     differences = (*state.differences, coded[0])
-    # More differences than the parameters have bytes are never sent.
+    # Differences with more bytes than the whole model are never sent.
     while sum(map(len, differences)) > params.nbytes:
       differences = differences[1:]
     published = state.published + coded[1]
@@ -611,7 +611,7 @@ def _finish(state: ServerState, reason: str, effects: list[Any]) -> ServerState:
 
 
 def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
-  """Warns if a client of several has most of the weights."""
+  """Warns if one of several clients has most of the total weight."""
   most = max(weights, key=lambda k: weights[k], default=0)
   share = weights.get(most, 0.0) / (sum(weights.values()) or 1.0)
   if len(weights) > 1 and share > (0.9 if len(weights) == 2 else 0.5):
@@ -625,7 +625,7 @@ def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
 def _refuse(
   state: ServerState, update: Update | Ready, reason: str, effects: list[Any]
 ) -> ServerState:
-  """Counts and names an update that is not merged."""
+  """Counts and reports an update that is not merged."""
   effects.append(Refused(
     update.client,
     f"update of client {update.client} in round {update.round} refused: "

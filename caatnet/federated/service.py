@@ -42,8 +42,8 @@ from parallel.peers.transport.listener import Listener, Offer
 STATE, METRICS = "server.npz", "metrics.jsonl"
 _TICK_S = 0.05
 _MAX_EVENTS = 1024
-_REPORT_AFTER_S = 2.0  # of waiting without a change
-_FINISH_S = 5.0  # for clients to close their connections at the end
+_REPORT_AFTER_S = 2.0  # time without a change after which a wait is printed
+_FINISH_S = 5.0  # time limit for clients to close their connections at the end
 
 # Maps the bytes of an uplink and the number of elements to the update.
 Decode = Callable[[bytes, int], np.ndarray]
@@ -182,7 +182,7 @@ class Service:
       sock, messages.FROM_CLIENT, self._silence_s, ends_silent=True,
       max_waiting=messages.max_waiting(size),
     )
-    # A code may be longer than float32, by scales of a padded block.
+    # Scales of a padded last block can make a code longer than float32.
     assembler = messages.Assembler(size + 4096)
     self._assemblers[channel] = assembler
     channel.send(messages.Welcome(float(self._silence_s), messages.clock()))
@@ -272,7 +272,7 @@ class Service:
       delta = self._decode(data, self.state.params.size)
     except ValueError as error:
       self._say(f"client {client}: {error}")
-      delta = np.zeros(0, np.float32)  # the core refuses it for its size
+      delta = np.zeros(0, np.float32)  # the core refuses this size
     self._aggregation_s += time.monotonic() - start
     self._results[client] = self._times(client, event)
     self._step(events.Update(

@@ -35,7 +35,7 @@ class Transfer(NamedTuple):
   Attributes:
     client: Id of the client.
     up: Whether the client sends.
-    number: Distinguishes transfers.
+    number: Serial number, which makes the transfer unique.
   """
 
   client: int
@@ -132,7 +132,7 @@ class Fault(NamedTuple):
 
   Attributes:
     time: Time in seconds.
-    kind: One of the kinds at the head of this module.
+    kind: One of the kinds in the docstring of this module.
     client: Id of the client; ignored by "server".
     lasts_s: Duration of the fault in seconds.
   """
@@ -245,7 +245,7 @@ class Simulation:
         heapq.heappop(self._events)[2]()
         continue
       for transfer in self._network.advance(self.time):
-        # One that an earlier arrival has cancelled has no entry.
+        # A transfer that an earlier arrival cancelled has no entry.
         if arrive := self._transfers.pop(transfer, None):
           arrive()
     return self.state
@@ -347,7 +347,7 @@ class Simulation:
   def _work(self, train: events.Train, wait_s: float) -> None:
     """Sends a model to a client, which trains and returns its update."""
     it = self._clients[train.client]
-    if it.working == train.round:  # it has not stopped computing
+    if it.working == train.round:  # it is still computing this round
       self._to_server(
         train.client, events.Delivered(train.client, train.round)
       )

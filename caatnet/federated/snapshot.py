@@ -20,7 +20,7 @@ from parallel.base.arrays import read_npz
 _SCALARS = ("round", "revision", "started", "best", "stale", "finished")
 # Rules that a resumed run may change.
 _FREE = ("rounds", "reconnect_s", "hang_s", "max_examples")
-# Former names of rules -> their names now.
+# Former name of a rule -> its present name.
 _RENAMED = {"least_gain": "min_gain", "most_examples": "max_examples"}
 
 
@@ -42,12 +42,12 @@ def write(path: pathlib.Path, state: ServerState, rules: Rules) -> None:
   }
   arrays = {
     "params": state.params,
-    # Without a coded downlink, clients have the parameters themselves.
+    # Without a coded downlink, clients hold the parameters themselves.
     **(
       {} if state.published is state.params
       else {"published": state.published}
     ),
-    # The round in progress begins again with the published parameters.
+    # Left out for the round in progress, which restarts from `published`.
     **{f"base_{r}": x for r, x in state.bases.items() if r != state.round},
     **{f"optimizer_{i}": x for i, x in enumerate(state.optimizer)},
     **{
@@ -55,7 +55,7 @@ def write(path: pathlib.Path, state: ServerState, rules: Rules) -> None:
       for i, data in enumerate(state.differences)
     },
   }
-  # The format has a CRC-32 of each array, but none of their list.
+  # The file has a CRC-32 for each array, but none for the list of arrays.
   text = json.dumps(meta | {"arrays": [*arrays]})
   arrays["meta"] = np.frombuffer(text.encode(), np.uint8)
   with atomic.whole(path) as temporary:
@@ -110,8 +110,8 @@ def _numbered(
 def _check_rules(
   path: pathlib.Path, old: Mapping[str, Any], rules: Rules
 ) -> None:
-  """Raises ValueError if a run would continue with other rules."""
-  # An older run lacks rules that have a default, and has former names.
+  """Raises ValueError if a run would continue with rules other than its own."""
+  # Files of older versions lack new rules (with defaults) and use former names.
   missing = dataclasses.MISSING
   old = {
     f.name: f.default for f in dataclasses.fields(rules)

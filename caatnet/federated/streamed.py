@@ -1,10 +1,10 @@
-"""Times of rounds whose fragments are sent under the compute.
+"""Times of rounds in which clients send fragments while they compute.
 
-A model is cut into fragments of about equal size. A client computes as many
-pieces of a round as there are fragments. At the end of a piece it sends its
-update of one fragment and continues. When the server has a fragment of all
-clients, it sends the merged one, for which a client waits before it computes
-the same piece of the next round. Workers of Streaming DiLoCo (arXiv 2501.18512)
+A model is cut into fragments of about equal size, and the compute of a round
+into as many parts ("pieces"). At the end of a piece a client sends its update
+of one fragment and continues. When the server has a fragment of all clients, it
+sends the merged one, for which a client waits before it computes the same piece
+of the next round. Workers of Streaming DiLoCo (arXiv 2501.18512)
 exchange fragments in this way.
 
 `rehearsal.rehearse_streamed` trains in this order. `launch.federate` does not
@@ -54,20 +54,20 @@ def merged_s(
   network = predict.Shaped(links, fixed_s)
   num, last = len(links), rounds * fragments
   computed, idle = [0] * num, [True] * num  # pieces; whether a client waits
-  allowed = [0] * num  # pieces for which a client has the fragments
+  allowed = [0] * num  # pieces that a client may begin: it has the fragments
   there = [0] * last  # number of received updates of each fragment
   left = last  # fragments that are not merged
   ends = [0.0] * last
   counter = itertools.count()  # equal times in the order of their creation
-  # Time, number, client, and the merged fragment that it is sent; None for the
-  # end of its piece.
+  # (time, number, client, merged fragment that arrives at the client, or None
+  # for the end of its piece).
   events: list[tuple[float, int, int, int | None]] = []
 
   def send(time: float, client: int, up: bool, piece: int, size: int) -> None:
     network.start(time, Transfer(client, up, piece), predict.framed(size))
 
   def begin(time: float, client: int) -> None:
-    """Starts a client's next piece, or lets it wait for that fragment."""
+    """Starts a client's next piece, or waits for the piece's fragment."""
     idle[client] = computed[client] >= min(allowed[client], last)
     if not idle[client]:
       heapq.heappush(

@@ -3,18 +3,18 @@
 A client k has its update ready at time a_k, S_k bytes long, and sends at most
 with rate c_k. All rates together are at most the capacity C of the cell.
 
-Without limits (c_k >= C) no schedule ends a round earlier than sharing. Let a
-schedule use the whole capacity while an update is waiting, and let [b, T] be
-its last time without a pause. Updates that were ready before b were sent before
+If no client limits the rate (c_k >= C), no schedule ends earlier than equal
+sharing. Let a schedule use the whole capacity while an update is waiting, and
+let [b, T] be its last time without a pause. Updates ready before b were sent by
 b, so the (T - b) C bytes that it sends in [b, T] became ready at b or later,
 and no schedule sends them before T. Every schedule that does not pause while an
 update waits thus ends at T: sharing and all orders.
 
 With limits, sharing gives clients with a low limit less than they could use,
-and the cell is not full at the end. `earliest` is a linear program, which is
-exact, since only the bytes in each interval between ready times matter. By a
-deadline, an order completes more updates than sharing, which delays all:
-`most_updates` is a mixed integer program.
+and the cell is not full at the end. `earliest` solves a linear program, exact
+because only the bytes between consecutive ready times matter. By a deadline,
+sending in an order completes more updates than sharing, which delays all:
+`most_updates` solves a mixed-integer program.
 
 Downlinks are different: clients compute in between. If K equal models are sent
 one after another, client i receives its one at i d instead of K d, with d the
@@ -94,7 +94,7 @@ def grouped_s(
 ) -> list[float]:
   """Returns the end of each uplink if groups of clients have priorities.
 
-  A group has what earlier groups leave, and shares it by max-min fairness.
+  A group gets the rate that earlier groups leave, and shares it max-min fairly.
   Groups of one client are a serial order.
 
   Args:
@@ -158,7 +158,7 @@ def earliest(uplinks: Sequence[Uplink], capacity: float) -> Schedule:
   """
   times = sorted({uplink.ready_s for uplink in uplinks})
   shares = _Shares(uplinks, capacity, [*times, math.inf])
-  # Minimises the length of the last interval, the last variable.
+  # Minimises the last variable: the length of the last interval.
   cost = np.zeros(shares.num + 1)
   cost[-1] = 1.0
   found = optimize.linprog(

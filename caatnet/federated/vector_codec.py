@@ -44,7 +44,7 @@ class VectorCodec(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-  """Codec without compression: four bytes, a float32, per element."""
+  """Codec without compression: each element is four bytes of float32."""
 
   def encode(self, x: np.ndarray, key: jax.Array) -> bytes:
     del key
@@ -104,7 +104,7 @@ class Sparse:
       ("<u2", chunks * self.k), ("u1", chunks * self.k // 4),
       ("<f4", chunks * 2),
     ])
-    # Positions are untrusted: those beyond the chunk would be clipped.
+    # Positions are untrusted, and one beyond the chunk would be clipped.
     if indices.size and int(indices.max()) >= self.chunk:
       raise ValueError(
         f"a position of the coded vector must be below chunk={self.chunk}"

@@ -46,7 +46,7 @@ class DecodingStep:
     phase: One of ``PHASES``.
     program: Model on the target's devices.
     weights: Storage of the parameters, with shapes instead of arrays.
-    capacity: Sequences and tokens that a replica holds.
+    capacity: Maximum number of sequences and tokens that a replica holds.
     cache_shape: Shape of one rank's cache.
     nanobatches: Division of the step into nano-batches; None for none.
   """
@@ -60,7 +60,7 @@ class DecodingStep:
 
   @property
   def _has_decodes(self) -> bool:
-    """Whether each row is one token: decoding, or `batch_invariant`."""
+    """Whether each row is one token, as in decoding or if `batch_invariant`."""
     return self.phase == "decode" or self.capacity.batch_invariant
 
   @property
@@ -214,7 +214,7 @@ def analyse(
   if compiler_options is None:
     compiler_options = layout.compiler_options(step.nanobatches is not None)
   made = programs.compile_for(target, layout.mesh, step.lower, compiler_options)
-  # Shapes of one device's cache arrays, to be found in the compiled HLO.
+  # Shapes of one device's cache arrays, to recognise them in the compiled HLO.
   cache, latest = step.state
   arrays = [
     hlo.Shape(
@@ -299,7 +299,7 @@ def _schedule(
   pieces = hidden_pieces(made, reads)
   if pieces:
     result["nanobatches"] = pieces
-  # A dense copy of all pages is not part of the step's requirements.
+  # A gather of all pages into a dense copy is not required by the step.
   if gathers:
     return result
   operations = inference.operations(
@@ -346,18 +346,18 @@ def hidden_pieces(
 ) -> list[dict[str, Any]]:
   """Returns the bytes that nano-batches reduce, and how many are overlapped.
 
-  A reduction of a nano-batch ("piece") is overlapped if a matrix product or a
-  custom kernel of another piece is between its start and its done. Its hidden
-  fraction is the roofline time of all instructions of other pieces between
-  them, divided by its time on the links.
+  A reduction of a nano-batch is overlapped if a matrix product or a custom
+  kernel of another nano-batch is between its start and its done. Its hidden
+  fraction is the roofline time of all instructions of other nano-batches
+  between them, divided by its time on the links.
 
   Args:
     made: The program.
     reads: Bytes that kernels read, as in `CompiledProgram.schedule`.
 
   Returns:
-    A row of operand bytes for each kind of collective in a piece's scope; []
-    without pieces.
+    A row of operand bytes for each kind of collective in a nano-batch's scope;
+    [] without nano-batches.
   """
 
   def piece(path: str) -> str:
@@ -408,8 +408,8 @@ def _kernel_reads(
 ) -> dict[tuple[int, ...], float]:
   """Returns dims -> bytes that a kernel reads of each cache array.
 
-  A kernel reads one layer, and no more than the positions of all contexts, or
-  of those of its nano-batch.
+  A kernel reads one layer, and at most the positions of its sequences (all, or
+  those of its nano-batch).
   """
   shape, sizes = step.cache_shape, step.sizes
   # Fraction of the cache that one call reads: at most one layer, and no more
@@ -438,7 +438,7 @@ def _piece_share(step: DecodingStep) -> float:
   ))
   read = 0
   for start, stop in itertools.pairwise([0, *itertools.accumulate(sizes)]):
-    # The last position that each of the piece's sequences attends to.
+    # The last position to which each sequence of the nano-batch attends.
     read += sum(
       context - tokens + min(stop - row * tokens, tokens)
       for row in range(start // tokens, math.ceil(stop / tokens))

@@ -45,7 +45,7 @@ def analyse(
   for e in cost.level_collectives(
     *arguments, accumulation=accumulation, lanes=lanes
   ):
-    # A level with a single device sends nothing.
+    # A level of one device needs no communication.
     axes = [name for name in e.levels if layout.mesh.shape[name] > 1]
     add("formula", axes, e.kind, e.dtype, e.operand_bytes)
   levels = {axis.name for axis in layout.data}

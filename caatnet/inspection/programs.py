@@ -24,8 +24,8 @@ class CompiledProgram:
     target: Machine that it is compiled for.
     mesh: Mesh of the target's devices.
     module: Optimised HLO module.
-    asked: Ledger entries of the lowered program.
-    made: Ledger entries of the compiled program.
+    asked: Collectives of the lowered program, before XLA's optimizations.
+    made: Collectives of the compiled program.
     facts: Target, fingerprint and ledger as plain data.
     compiled: jax's handle of the executable.
   """
@@ -178,7 +178,7 @@ def compile_for(
 
 
 def rows(side: dict) -> list[dict[str, Any]]:
-  """Converts one side of a comparison of ledgers to plain data."""
+  """Converts one program's ledger in a comparison to plain data."""
   return [
     {"kind": kind, "dtype": dtype, **sent._asdict()}
     for (kind, dtype), sent in sorted(side.items())
@@ -221,8 +221,8 @@ def host_copies(program: overlap.ScheduledProgram) -> list[dict[str, Any]]:
 
   Returns:
     A row for each direction, place, size and kind (asynchronous or not).
-    "overlapped_seconds" is the shortest compute that a copy of the row
-    overlaps, "hiding_rate" the bytes per second of a host link that hide it;
+    "overlapped_seconds" is the shortest compute that overlaps a copy of the
+    row, "hiding_rate" the host link's bytes/s at which the copy takes as long;
     both are None for synchronous copies.
   """
   rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -260,8 +260,8 @@ def bounds(
   """
   wire = sum(row["seconds"] for row in rows)
   exposed = sum(row["exposed_seconds"] for row in rows)  # not hidden
-  # Different axes may use different links, so only the busiest axes bound the
-  # time in which everything is sent.
+  # Different axes may use different links, so the total transfer time is only
+  # bounded by the axes with the longest transfers.
   busiest = max((row["seconds"] for row in rows), default=0.0)
   return {
     "compute_seconds": compute_seconds,

@@ -109,7 +109,7 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
   """Returns the first step of each program of a period in the steady state."""
   first: dict[Any, int] = {}
   for step in outer.steady_round:
-    # Steps of one variant share a compiled program.
+    # Steps with the same `variant` share a compiled program.
     first.setdefault(outer.plan(step).variant, step)
   return sorted(first.values())
 
@@ -161,7 +161,7 @@ def schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
 def features(
   config: Mapping[str, Any], target: str, devices: int
 ) -> dict[str, str | float]:
-  """Returns the values by which `conformal.outside` judges a run's step.
+  """Returns a run's values that `conformal.outside` compares to a calibration.
 
   Args:
     config: The run's config as plain data.
@@ -180,7 +180,7 @@ def features(
 def interval(
   step_s: float, links: LinkMatrix, values: Mapping[str, str | float]
 ) -> dict[str, Any]:
-  """Returns the interval of a predicted step, and the reasons to widen it."""
+  """Returns the interval of a predicted step time, and reasons to widen it."""
   outside = conformal.outside(links.family, values)
   wider = links.widening * len(outside) if outside else 0.0
   return {"outside": outside, "interval": conformal.interval(

@@ -15,9 +15,9 @@ DEADLINE = (
   "regardless of the switching cost."
 )
 PATIENCE = (
-  "Factor of the switching cost. A load that evicts an expert with requests "
-  "starts when (requests of the loaded expert) x (seconds since its last step) "
-  "is at least patience x switch_s x (requests of the evicted expert)."
+  "Factor of the switching cost. Expert A replaces an expert B with requests "
+  "when (requests of A) x (seconds since the last step of A) is at least "
+  "patience x switch_s x (requests of B)."
 )
 
 

@@ -67,7 +67,7 @@ class Federated:
     Range(0.1, 86_400),
   )
   alone_s: float = field(
-    300.0, "Seconds without a server after which a client exits.", POSITIVE
+    300.0, "Seconds without a connection after which a client exits.", POSITIVE
   )
   downlinks_at_once: int = field(
     0, "Clients that receive models concurrently; 0: all. In a radio cell, a "
@@ -118,8 +118,8 @@ class Federated:
     "receive float32 models.", ("none", "int8", "int4", "e3m0"),
   )
   stochastic: bool = field(
-    False, "Whether the uplink's block codec rounds stochastically, without "
-    "bias, instead of to nearest.",
+    False, 'Whether uplink="int8", "int4" or "e3m0" rounds stochastically, '
+    "without bias, instead of to nearest.",
   )
   top_k: int = field(
     64, 'Elements of each 4,096 that uplink="sparse" sends, those of largest '
@@ -140,7 +140,7 @@ class Federated:
     "examples.",
   )
   test: bool = field(
-    True, "Whether clients evaluate the models that they have trained, too."
+    True, "Whether clients also evaluate the models that they have trained."
   )
   numpy_client: str = field(
     "", "PATH.py:FUNCTION, the client_fn of a Flower app, whose NumPyClient "

@@ -81,7 +81,7 @@ class Range:
 COUNT = Range(1, _LARGEST, whole=True)
 COUNT_OR_NONE = Range(0, _LARGEST, whole=True)
 TWO_OR_MORE = Range(2, _LARGEST, whole=True)
-BYTES = Range(1, 2**53, whole=True)  # exact in float64, as times are computed
+BYTES = Range(1, 2**53, whole=True)  # float64 represents them exactly
 SEED = Range(0, 2**32 - 1, whole=True)
 POSITIVE = Range(0, above=True)
 NOT_NEGATIVE = Range(0)
@@ -174,8 +174,8 @@ def section(cls: type) -> type:
   """Makes a class with fields declared by `field` a frozen dataclass.
 
   Raises:
-    TypeError: If a field has no documentation, or the range of a number is
-      missing or has another type (int or float).
+    TypeError: If a field has no documentation, or a number has no `Range` or
+      has one of another type (int or float).
   """
   made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
   for name, key in keys(made).items():
@@ -280,7 +280,7 @@ def _wrong(value: Any, kind: Any, allowed: Allowed) -> tuple[Any, str] | None:
     fits = isinstance(value, Mapping)
     parts = [(part, arguments[1]) for part in value.values()] if fits else []
   else:
-    raise TypeError(f"{kind} is not a type of a key")
+    raise TypeError(f"{kind} is not a supported type of a config key")
   if not fits:
     return value, _must(kind, allowed)
   for part, of in parts:

@@ -49,14 +49,14 @@ class Inference:
     "token and head.", _STORED,
   )
   nanobatches: str = field(
-    "1", "Number of pieces into which a step's tokens are split, so that the "
-    "all-reduce of one piece overlaps with the matrix products of another; "
+    "1", "Number of nano-batches into which a step's tokens are split, so that "
+    "the all-reduce of one overlaps with the matrix products of another; "
     '"plan" for the number and sizes that are predicted to be fastest on '
-    "`machine`. A step with fewer tokens than pieces is not split.",
+    "`machine`. A step with fewer tokens than nano-batches is not split.",
   )
   machine: str = field(
     "", 'Machine for which nanobatches="plan" plans, such as gpu:h200:1x8; "" '
-    "for the machine of --target, and for CPUs, on which nothing overlaps.",
+    "for that of --target, or on CPUs, where a plan does not split steps.",
   )
 
 
@@ -87,8 +87,8 @@ class Serving:
     1, "Pages added to a sequence whose last page is full.", COUNT
   )
   wait_s: float = field(
-    2e-3, "Longest copy, in seconds, for which a step waits; longer copies run "
-    "concurrently with later steps.", NOT_NEGATIVE,
+    2e-3, "Longest copy of pages to or from the host, in seconds, for which a "
+    "step waits; longer copies overlap with later steps.", NOT_NEGATIVE,
   )
   reuse: bool = field(
     True, "Whether sequences with a common prefix share pages; no effect for a "

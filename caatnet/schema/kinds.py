@@ -18,13 +18,13 @@ NAMES = (
 
 @section
 class Kinds:
-  """Sweep that trains a base, then from it one expert per kind of text."""
+  """Sweep that trains a base model, and from it an expert per kind of text."""
 
   names: tuple[str, ...] = field(
     NAMES, "Kinds of text (caatnet/data/kinds.py), preferred ones first.", NAMES
   )
   count: int = field(
-    8, "Number of kinds: the first ones with enough text on this machine.",
+    8, "Number of kinds: the first of names with enough text on this machine.",
     Range(2, len(NAMES), whole=True),
   )
   size_bytes: int = field(
@@ -43,14 +43,14 @@ class Kinds:
     128, "Bytes (tokens) at the start of a held-out sequence by which the "
     "router selects an expert; losses are means over the rest.", COUNT,
   )
-  buckets: int = field(512, "Features of the router: hashed n-grams.", COUNT)
+  buckets: int = field(512, "Router features: hash buckets of n-grams.", COUNT)
   router_prompts: int = field(
     2048, "Training prompts of the router, per kind.", COUNT
   )
   router_steps: int = field(100, "Training steps of the router.", COUNT)
   baselines: bool = field(
     True, "Whether to train two baselines: a model with as many parameters as "
-    "router and expert together, and the base further on all kinds.",
+    "router and expert together, and the base trained further on all kinds.",
   )
   experts: int = field(
     150, "Largest number of experts in the library: first those of the first "

@@ -3,7 +3,7 @@
 from caatnet.schema.fields import COUNT_OR_NONE, FRACTION, field, section
 
 _KINDS = ("device", "pinned_host")
-# Value of `Memory.activations`.
+# Value of `Memory.activations` that takes them from `Memory.placement`.
 PLACEMENT = "placement"
 
 
@@ -11,15 +11,15 @@ PLACEMENT = "placement"
 class Memory:
   """Placement of tensors in memory of the device and of the host.
 
-  Results differ by rounding only: the optimizer on the host adds in another
-  order than the one on the device, and a compiler may round a recomputed
+  Placements change results by rounding only: the optimizer on the host adds in
+  another order than that on the device, and a compiler may round a recomputed
   activation differently from a saved one. XLA:CPU has one memory, so
   "pinned_host" has no effect there. Each process has its own tiers.
   """
 
   moments: str = field(
     "device", "Memory of the inner optimizer's moments between steps: "
-    '"device" or "pinned_host", from which each step copies them and back.',
+    '"device", or "pinned_host" (steps copy them to the device and back).',
     _KINDS,
   )
   activations: str = field(

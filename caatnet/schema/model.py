@@ -45,7 +45,7 @@ class Stack:
 
 @section
 class Transformer(Stack):
-  """Llama-style transformer; defaults are the sizes of ``tiny``."""
+  """Llama-style transformer, sized as configs/caatnet/tiny.py by default."""
 
   num_heads: int = field(8, "Number of query heads.", COUNT)
   num_kv_heads: int = field(8, "Number of key and value heads.", COUNT)
@@ -76,7 +76,7 @@ class Transformer(Stack):
 
 @section
 class Recurrent(Stack):
-  """Gated linear recurrence (Hawk); defaults are the sizes of ``tiny``."""
+  """Gated linear recurrence (Hawk), sized as configs/recurrent/tiny.py."""
 
   num_heads: int = field(
     8, "Heads of the recurrence's gates, a multiple of the tensor ranks.", COUNT

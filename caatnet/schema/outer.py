@@ -37,9 +37,9 @@ class Judging:
   """Key of outer loops that exclude diverged workers from an exchange."""
 
   outlier_factor: float = field(
-    10.0, "A worker is excluded from an exchange if the norm of its difference "
+    10.0, "A worker is excluded from an exchange if the norm of its update "
     "exceeds this multiple of the median over workers; 0 excludes only workers "
-    "whose difference is not finite.", NOT_NEGATIVE,
+    "whose update is not finite.", NOT_NEGATIVE,
   )
 
 
@@ -152,7 +152,7 @@ class SparseLoCo(Rounds, Judging, Weighted):
   chunk: int = field(4096, "Elements per chunk; top_k of them are sent.", COUNT)
   top_k: int = field(64, "Elements of each chunk that are sent.", COUNT)
   error_decay: float = field(
-    0.95, "Factor by which the unsent part decays in each round.", FRACTION
+    0.95, "Factor by which unsent differences decay in each round.", FRACTION
   )
 
 

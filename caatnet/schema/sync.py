@@ -44,8 +44,8 @@ class Sync:
     "psum", 'Algorithm of the all-reduce: "psum", "scatter_gather" '
     '(reduce-scatter and all-gather), "ring" (of permutes), "one_shot" '
     '(all-gather and a local sum), "ring_kernel" (TPU), or "schedule:NAME", a '
-    "collective schedule for config.sync.topology, with options as in "
-    '"schedule:optimal,pieces=8" (without pieces, optimal may take longer than '
+    'schedule for config.sync.topology, as in "schedule:optimal,pieces=8" (for '
+    "8 pipelined pieces per chunk; with 1, optimal may take longer than "
     'multitree). With "one_shot" and "ring_kernel", one kernel reduces, adds '
     "to the residual stream and normalises if config.kernels allows it.",
   )

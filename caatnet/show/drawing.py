@@ -142,7 +142,7 @@ def _finish(axis: Any, panel: Panel) -> None:
 
 def _set_scale(axis: Any, name: str, of: Axis) -> None:
   """Sets the scale of an axis."""
-  if of.scale != "linear":  # the default; setting it resets the formatter
+  if of.scale != "linear":  # setting the default would reset the formatter
     options = {"linthresh": 1.0} if of.scale == "symlog" else {}
     getattr(axis, f"set_{name}scale")(of.scale, **options)
 

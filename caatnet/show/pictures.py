@@ -163,8 +163,8 @@ def plot_points(
 ) -> plot.Figure:
   """Plots the validation loss against sent bytes, one mark per point.
 
-  A point is a set of config overrides. With several points, the first point's
-  loss with the same seed (equal initial parameters and data) is subtracted.
+  A point is a set of config overrides. With several points, losses are relative
+  to the first point's loss with the same seed (equal initial parameters, data).
 
   Args:
     rows: Rows of the sweep's CSV. A mark is the mean over seeds, an error bar

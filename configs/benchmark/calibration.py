@@ -8,7 +8,7 @@ r"""Step times predicted from three profiled configurations, with intervals.
 Rates of a virtual device and its links are fitted to profiles of three
 configurations. The step model of `launch.compile` then predicts step times of
 random configurations, which differ in p, partition, pipeline schedule, outer
-loop, lanes, mesh and batch. The errors of 20 configurations correct the median
+loop, ranks, mesh and batch. The errors of 20 configurations correct the median
 and give the intervals of 100 others, by split conformal prediction. The tables
 have the rates with their residuals, the errors of the predictions, the fraction
 of intervals that contain the measured time (in total and by group), and the
@@ -22,8 +22,8 @@ minutes on two cores, on which no other process should run;
 `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` reduces the spread. Virtual devices
 share the processor, so times of collectives are not those of a network.
 
-`:test` takes about a minute with three small configurations; its intervals are
-infinite.
+`:test` takes about a minute with three small configurations, too few for finite
+intervals.
 """
 
 import ml_collections

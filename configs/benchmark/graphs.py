@@ -9,12 +9,12 @@ r"""Graph networks: sampling, caches, waits for features, and a large graph.
 
 The part "sampler" measures sampled edges per second, compared with DGL if
 config.benchmark.python_path is a Python with DGL (DGL 2.1.0 needs torch 2.2.1
-and numpy < 2, hence a separate environment). "caches" counts hits of hot sets,
-LRU and Belady's rule on the same batches, and bytes per epoch. "waits" trains
-and measures the fraction of a step that waits for features. "large" builds a
-graph and trains in a process with limited memory. "predicted" predicts step
-times on GPUs. Times are of one machine and one run. Results: log/README.md,
-2026-11-23.
+and numpy < 2, hence a separate environment). "caches" counts hits of fixed, LRU
+and optimal (Belady) caches on the same batches, and bytes per epoch. "waits"
+trains and measures the fraction of a step that waits for features. "large"
+builds a graph and trains in a process with limited memory. "predicted" predicts
+step times on GPUs. Times are of one machine and one run. Results:
+log/README.md, 2026-11-23.
 """
 
 import ml_collections

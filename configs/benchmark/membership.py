@@ -3,11 +3,11 @@ r"""Exhaustive search of the membership protocol of `parallel.peers`.
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/membership.py:test
 
-A world is a number of peers, a number of rounds, and numbers of faults of each
-kind, which may occur at any time (`parallel.peers.membership.world`). For each
-world the output has the number of different states, whether the search was
-complete, and violated invariants with a shortest trace. It takes some minutes
-and gigabytes; the search of a world stops after benchmark.most states.
+A world is a system with given numbers of peers, rounds and faults of each kind,
+which may occur at any time (`parallel.peers.membership.world`). For each world
+the output has the number of different states, whether the search was complete,
+and violated invariants with a shortest trace. It takes some minutes and
+gigabytes; the search of a world stops after benchmark.most states.
 """
 
 import ml_collections

@@ -23,10 +23,10 @@ without CUDA. llama-cpp-python is compiled for this machine, which needs a C++
 compiler and takes long, once.
 
 Aims for training: 1.0 times the speed of Hugging Face, 1.2 times that of
-nanodo; lanes take at most 1.05 times (p = 1) and 1.3 times (p = .5) as long as
-one rank. Aims for decoding: with one sequence 2.0 times the speed of Hugging
-Face and 0.9 times that of llama.cpp, with 16 sequences 1.2 times that of
-Hugging Face; int8 weights 1.5 times the speed of float32.
+nanodo; 8 ranks on the device take at most 1.05 times (p = 1) and 1.3 times (p =
+.5) as long as one. Aims for decoding: with one sequence 2.0 times the speed of
+Hugging Face and 0.9 times that of llama.cpp, with 16 sequences 1.2 times that
+of Hugging Face; int8 weights 1.5 times the speed of float32.
 
 It takes ten minutes on two cores with vLLM and without compiled models. Results
 are in `config.benchmark.results`, and the same command continues after an

@@ -28,7 +28,7 @@ def get_config(size: str = "7b") -> ml_collections.ConfigDict:
   v5p, v6e, v5e = "tpu:v5p:4x4x4", "tpu:v6e:8x8", "tpu:v5e:8x8"
   config.benchmark.programs = (
     *((target, f"sync.p={p}") for target in (v5p, v6e) for p in (1.0, 0.5)),
-    # All 32 layers do not fit.
+    # 32 layers do not fit into the memory of the target.
     *((v5e, f"model.num_layers=4 sync.p={p}") for p in (1.0, 0.5)),
     (v5p, "sync.p=0.25"),
     (v5p, "sync.p=0.5 sync.route=one_shot"),

@@ -1,4 +1,4 @@
-r"""Time to build schedules, and gap of optimal schedules to the cut bound.
+r"""Time to build schedules, and their time over the tightest cut's bound.
 
   python -m launch.benchmark --config=configs/benchmark/schedules.py \
     --config.benchmark.plot=schedules.png --output=results/schedules.json
@@ -10,9 +10,10 @@ some with switches and some with failed links. Link bandwidths are 25, 50, 100
 or 200 GB/s in the first 200 random graphs, and uniform from 25 to 200 GB/s in
 the others. For each graph of the last two parts the output has the tightest cut
 (its nodes, and the outgoing bandwidth, which gives a lower bound of the
-all-gather time); the time of the busiest link of packed trees, relative to this
-bound; and the relative time of the schedule that
-`caatnet.studies.collectives.chosen` selects for a size, in two time models.
+all-gather time); the time of the busiest link of the optimal (packed) trees,
+divided by this bound; and for each message size the time of the schedule that
+`caatnet.studies.collectives.chosen` selects, divided by a bound that includes
+latency, event by event ("events") and round by round ("lockstep").
 
 Aims: MultiTree on 32x32 under 5 s and on a 64x64 torus under 60 s; 300,000 link
 traversals per second; packed trees of an 8x8 torus under 10 s. Seconds in the

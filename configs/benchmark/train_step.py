@@ -11,8 +11,8 @@ All variants run in alternation on one device. The table has medians, ranges,
 and times relative to the first variant of the same dtype. It takes about eight
 minutes on two cores.
 
-Aims: one rank takes as long as the plain step; eight lanes take at most 1.2
-times as long as one rank at p = 1, and 1.6 times at p = 0.5.
+Aims: one rank takes as long as the plain step; eight ranks on the device take
+at most 1.2 times as long as one at p = 1, and 1.6 times at p = 0.5.
 """
 
 import ml_collections
@@ -21,7 +21,7 @@ from caatnet.benchmarks.training.keys import TrainStep
 from caatnet.schema.tree import defaults
 from configs.caatnet import base
 
-# Steps that differ on an accelerator.
+# Label and overrides of each step of the size `270m`, for accelerators.
 _ON_ACCELERATOR = (
   ("plain JAX step", ""),
   ("r=1", "parallel.tensor=1"),

@@ -23,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.ffn_width = 5632
   config.model.dtype = "bfloat16"
   config.model.remat = "reduced"
-  # One rank for each of 64 chips; fewer devices host several ranks as lanes.
+  # One rank for each of 64 chips; fewer devices hold several ranks each.
   config.parallel.data = 8
   config.parallel.tensor = 8
   config.train.accumulation = 16

@@ -5,7 +5,7 @@ network: the baselines of its paper (ring, 2D ring, double binary tree,
 halving-doubling with rank mapping, HDRM) and others (bidirectional rings, the
 bucket form of the 2D ring, halving-doubling without mapping, Swing, direct
 exchange). Optimal trees, which may equal MultiTree's, are a separate baseline.
-Each algorithm has the number of pieces per chunk that is fastest for it.
+Each algorithm pipelines chunks in the number of pieces that is fastest for it.
 
   python -m launch.simulate --config=configs/collectives/multitree.py
   python -m launch.simulate --config=configs/collectives/multitree.py:large \

@@ -12,11 +12,11 @@ r"""Analyses one collective schedule on one topology.
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --config.msccl=multitree.xml
 
-Nothing is trained; it takes some seconds. Expected result: chunks in 16 pieces
-take 12.7 us in the event model, in which a transfer starts as soon as its chunk
-has arrived. That is 1.29 times a lower bound, and a warning names "swing",
-which takes 10.7 us. With --config.pieces=1, 10 rounds of whole chunks take 16.1
-us.
+Nothing is trained; it takes some seconds. Expected result: MultiTree with 16
+pieces per chunk takes 12.7 us in the event model, in which a transfer starts as
+soon as its chunk has arrived. That is 1.29 times a lower bound, and a warning
+names "swing", which takes 10.7 us. With --config.pieces=1, 10 rounds of whole
+chunks take 16.1 us.
 """
 
 import ml_collections

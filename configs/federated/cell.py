@@ -5,9 +5,8 @@ r"""SqueezeNet trained by eight clients in a 5G cell, with less communication.
   python -m launch.federate --config=configs/federated/cell.py:late \
     --config.seed=1
 
-All clients share an emulated link of 20 MHz (docs/federated.md). The
-argument is a variant; with `,test` the run has three small rounds of two
-clients:
+All clients share an emulated link of 20 MHz (docs/federated.md). The argument
+is a variant; with `,test` the run has three small rounds of two clients:
 
   float32    models and updates in float32, all at once
   int8, int4 updates in 8 or 4 bits, models as float32
@@ -37,7 +36,7 @@ def get_config(arguments: str = "float32") -> ml_collections.ConfigDict:
   variant, _, size = arguments.partition(",")
   if variant not in VARIANTS or size not in ("", "test"):
     raise ValueError(
-      f"cell.py:{arguments}: {', '.join(VARIANTS)}, and after a comma test"
+      f"cell.py:{arguments}: use one of {', '.join(VARIANTS)}, or add ',test'"
     )
   config = tiny.get_config("squeezenet,test" if size else "squeezenet")
   config.name = f"federated_cell_{variant}"

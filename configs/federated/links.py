@@ -9,8 +9,8 @@ r"""Federated rounds over Ethernet, WiFi and 5G, predicted.
 A server and its clients are simulated (`caatnet/federated/predict.py`) with the
 links of `parallel/plans/hardware/client_links.py`. Compute times and the fixed
 time per message are assumptions; `launch.federate` measures them. The second
-part predicts published results of a 5G testbed (arXiv 2504.04678), and which
-fixed time and rate these would need. The third part compares shared with
+part predicts published results of a 5G testbed (arXiv 2504.04678), and computes
+the fixed time and rate that would give them. The third part compares shared and
 scheduled transfers, and coded, late and streamed updates.
 
 Sizes: `all` takes seconds, `figures` has only the second part, `test` has a few

@@ -27,8 +27,8 @@ def get_config(arguments: str = "convolutional") -> ml_collections.ConfigDict:
     size not in ("", "test")
   ):
     raise ValueError(
-      f"tiny.py:{arguments}: convolutional, squeezenet or text, and after a "
-      "comma test"
+      f"tiny.py:{arguments}: the argument must be convolutional, squeezenet or "
+      "text, optionally followed by ',test'"
     )
   if model == "text":
     config = tiny.get_config("test" if size else "demo")

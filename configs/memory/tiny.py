@@ -1,4 +1,4 @@
-r"""Byte-level model whose moments and saved activations are in host memory.
+r"""Byte-level model with moments and saved activations in host memory.
 
   python -m launch.train --config=configs/memory/tiny.py
   python -m launch.compile --config=configs/memory/tiny.py \

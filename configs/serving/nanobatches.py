@@ -1,4 +1,4 @@
-r"""Decode step times with nano-batches: steps split into overlapping pieces.
+r"""Decode step times with nano-batches, parts of a step that overlap.
 
   python -m launch.simulate --config=configs/serving/nanobatches.py \
     --plot=nanobatches.png
@@ -8,7 +8,7 @@ r"""Decode step times with nano-batches: steps split into overlapping pieces.
 
 The study predicts decode steps of Llama 2 70B on tensor ranks. The planner of
 `parallel/plans/nanobatches/nanobatch.py` chooses number and sizes of the
-pieces, whose order is fixed; if splitting does not help, it returns one piece.
+nano-batches, whose order is fixed; if splitting does not help, it returns one.
 Times of A100 and H100 are profiles of Vidur, times of other devices come from
 rooflines. Published results of NanoFlow (arXiv 2408.12757) are predicted with
 its published pipelines.

@@ -10,9 +10,9 @@ import zlib
 
 import numpy as np
 
-# Exceptions that numpy and zipfile raise for damaged files. For example, a
-# file marked as encrypted gives a RuntimeError, and the header of an array
-# gives errors of Python's parser.
+# Exceptions that numpy and zipfile raise for damaged files. For example, damage
+# that marks a file as encrypted gives a RuntimeError, and damage to the header
+# of an array gives errors of Python's parser.
 DAMAGED = (
   OSError, EOFError, MemoryError, RuntimeError, SyntaxError, TypeError,
   ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
@@ -35,7 +35,7 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     ) as arrays:
       return {name: arrays[name] for name in arrays.files}
   except TypeError as error:  # an .npy file
-    raise ValueError("it has no names of arrays") from error
+    raise ValueError("it is not an .npz file of named arrays") from error
   except DAMAGED as error:
     raise ValueError(str(error) or type(error).__name__) from error
 

@@ -45,11 +45,11 @@ def check_writable(
   Args:
     path: The file or folder, which may exist. Missing parents are allowed.
     flag: Beginning of the error message, such as ``--output=``.
-    is_folder: Whether it is a folder rather than a file.
+    is_folder: Whether ``path`` is a folder rather than a file.
 
   Raises:
-    ValueError: If the path is not of this kind, or its closest existing parent
-      is not a writable folder.
+    ValueError: If the path exists but is not a file (or folder, as requested),
+      or its closest existing parent is not a writable folder.
   """
   path = pathlib.Path(path)
   above = next(p for p in path.absolute().parents if os.path.lexists(p))
@@ -58,7 +58,7 @@ def check_writable(
   elif not os.access(above, os.W_OK | os.X_OK):
     reason = f"{above} is read-only"
   elif path.exists() and not (path.is_dir() if is_folder else path.is_file()):
-    # A device such as /dev/null would be replaced by a file.
+    # Refused, since writing would replace a device such as /dev/null.
     reason = f"it is not a {'folder' if is_folder else 'file'}"
   else:
     return

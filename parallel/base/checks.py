@@ -1,7 +1,7 @@
 """Validation of numbers, names and option strings; failures are ValueErrors.
 
 Each message starts with the argument's name. `caatnet.config.sections` adds the
-config section to the name. `divisors` are the allowed values of many sizes.
+config section to the name. `divisors` lists the allowed values of many sizes.
 """
 
 import ast

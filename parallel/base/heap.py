@@ -21,11 +21,11 @@ def keep_freed() -> bool:
   It must be called before other threads allocate memory, and so before jax is
   imported. It is meant for training, whose steps need the same memory again and
   again: the process returns no memory, and threads that allocate small blocks
-  wait for one another. Options of the environment have precedence.
+  wait for one another. Environment variables of the allocator take precedence.
 
   Returns:
     Whether the options were set: False if the C library is not glibc, or if the
-    environment has options of its allocator.
+    environment already has variables for its allocator.
   """
   library = ctypes.CDLL(None)
   if not hasattr(library, "gnu_get_libc_version") or any(

@@ -57,7 +57,7 @@ class Kept:
         "earlier run; name another file, or remove it"
       )
     if not data.endswith(b"\n"):
-      self._append("")  # terminates a line that was cut
+      self._append("")  # ends an incomplete last line
 
   def get(self, inputs: Any, compute: Callable[[], Any]) -> Any:
     """Returns a stored result, or computes and stores it.

@@ -22,7 +22,7 @@ _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def heading(key: str) -> str:
-  """Returns the words of a key, and its unit unless each text has a unit."""
+  """Returns a key in words, with its unit unless value texts include it."""
   for suffix, unit in _UNITS.items():
     if key.endswith(suffix):
       return f"{heading(key.removesuffix(suffix))} ({unit})"
@@ -32,7 +32,7 @@ def heading(key: str) -> str:
 
 
 def find(row: Mapping[str, Any], key: str) -> Any:
-  """Returns the value of a key; "a.b", if it is no key, is item b of mapping a.
+  """Returns the value of a key; an unknown "a.b" is item b of the mapping a.
 
   Raises:
     KeyError: The row has no such key or item.

@@ -112,7 +112,7 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-  """Bars of a bar chart, of a stack, or of the tasks in a schedule over time.
+  """Bars of a bar chart, of a stacked bar chart, or of a Gantt chart.
 
   Attributes:
     places: Coordinate of each bar's middle on the axis across the bars.
@@ -281,7 +281,7 @@ def _value(row: Row, spec: str) -> float | None:
 def _groups(
   rows: Sequence[Row], keys: str
 ) -> dict[tuple[Any, ...], list[Row]]:
-  """Returns rows by the values of some keys, separated by spaces."""
+  """Groups rows by the values of keys; ``keys`` separates them by spaces."""
   found: dict[tuple[Any, ...], list[Row]] = {}
   for row in rows:
     found.setdefault(tuple(row[key] for key in keys.split()), []).append(row)
@@ -289,7 +289,7 @@ def _groups(
 
 
 def _axis(label: str, values: Sequence[float | None], is_log: bool) -> Axis:
-  """Returns an axis; a logarithmic one below a ratio of 30 has plain numbers.
+  """Returns an axis; logarithmic ones with max / min < 30 have plain numbers.
   """
   if not is_log:
     return Axis(label)

@@ -214,8 +214,8 @@ class Report:
   Attributes:
     title: Title of the document.
     parts: Tables and lines of text, in order. Tables without rows are left out.
-    figure: Returns the figure, which may be expensive to compute; None if
-      there is none.
+    figure: Function that returns the figure, which may be expensive to compute;
+      None if there is none.
   """
 
   title: str

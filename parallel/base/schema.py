@@ -31,8 +31,8 @@ from parallel.base import checks
 
 # Maximum bytes of a file: more than a matrix between 4,096 devices needs.
 MAX_BYTES = 2**30
-# Maximum bytes of an object whose keys are searched for repetitions; only files
-# with matrices are larger.
+# Objects with more bytes are not searched for repeated keys, to save time. Only
+# files with matrices are larger.
 _MAX_UNIQUE = 2**24
 _GZIP = b"\x1f\x8b"  # magic number
 
@@ -225,7 +225,7 @@ def parse(schema: type[_S], data: str | bytes) -> _S:
     # Otherwise the last value of a repeated key would count.
     try:
       json.loads(data, object_pairs_hook=_unique)
-    except RecursionError as error:  # of a key that the schema ignores
+    except RecursionError as error:  # in the value of an ignored key
       raise ValueError("is nested too deeply") from error
   return found
 

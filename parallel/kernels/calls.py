@@ -105,7 +105,7 @@ def tpu_call(
     ),
     **options,
   )
-  # One call per lane, as described above; other kernels are vmapped by Pallas.
+  # Interpreted and sending kernels are called per lane; Pallas vmaps others.
   if interpret or sends is not None:
     return jax.custom_batching.sequential_vmap(call)
   return call

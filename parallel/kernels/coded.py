@@ -35,8 +35,8 @@ _LEAST = 2**18
 class Coded:
   """Matrix as int8 codes, with one scale per block of a row.
 
-  jax's functions accept it like an array, which decodes it, but it has only the
-  methods below.
+  jax's functions accept it as an array, and decode it. It has no other methods
+  of arrays than those below.
 
   Attributes:
     encoded: Codes and scales.
@@ -109,5 +109,5 @@ class Coded:
 
 
 def _codec(width: int) -> codec.Codec:
-  """Returns the int8 codec of rows of a given length; blocks are even."""
+  """Returns the int8 codec of rows of a given length; blocks must be even."""
   return codec.Codec("int8", min(BLOCK, width + width % 2))

@@ -71,9 +71,9 @@ def answered(frame):
   # Only the extension XLA_FFI_Extension_Metadata = 1 requests the version.
   if extension == 0 or _word(extension + 8) & 0xFFFFFFFF != 1:
     return False
-  # XLA_FFI_Metadata.api_version: four bytes of the major version, 0, with which
-  # these offsets are valid, so that XLA refuses the kernel in another one; then
-  # four bytes of the minor version, that of XLA_FFI_Api.api_version.
+  # XLA_FFI_Metadata.api_version: four bytes of the major version, four of the
+  # minor one. The offsets above are valid for major version 0; XLA refuses the
+  # kernel if its own differs. The minor version is copied from XLA_FFI_Api.
   api, metadata = _word(frame + 16), _word(extension + 24)
   numba.carray(_pointer(metadata + 24, numba.int64), (1,))[0] = (
     _word(api + 32) >> 32 << 32

@@ -6,15 +6,15 @@ The result is a cluster (`parallel.plans.hardware.link_matrix`), which
 
 - Matrix rate, memory bandwidth and overhead per instruction minimise the sum of
   (model - measured)^2 / measured, a compromise between absolute and relative
-  errors. Products bound the time of instructions with at least some limit of
-  FLOPs per byte, memory that of others; of all limits, the one with the least
-  sum is used. The rates are then scaled so that the modelled total time of all
+  errors. An instruction is bound by its matrix products if its FLOPs per byte
+  reach a threshold, else by memory; the threshold is the one with the least
+  sum. The rates are then scaled so that the modelled total time of all
   instructions equals the measured one.
 - Latency and bandwidth of a link are fitted to the transfers of the smallest
   group of devices that contains it.
-- The rest of a step, in which a device waits for others or for the host, is
-  spread over compute by one factor of both rates and the overhead. On virtual
-  devices, which share processors, it is mostly the compute of others.
+- A device also waits for others or for the host. This rest of a step is counted
+  as compute: both rates and the overhead are scaled by one factor. Virtual
+  devices share processors, so they mostly wait for the compute of others.
 """
 
 import collections
@@ -39,11 +39,11 @@ _FREE = cluster_files.MAX_RATE  # rate that replaces an infinite fitted one
 
 
 class InstructionWork(NamedTuple):
-  """Measured instruction without communication; means of one execution.
+  """Means over the executions of an instruction without communication.
 
   Attributes:
-    flops: FLOPs of its products.
-    bytes: Bytes in main memory.
+    flops: FLOPs of its matrix products.
+    bytes: Bytes read from and written to main memory.
     seconds: Time on a device.
     count: Executions on a device in a step.
   """
@@ -74,9 +74,9 @@ class Message(NamedTuple):
   Attributes:
     over: Mesh axes, joined by ",".
     groups: Device numbers of each group.
-    hops: Messages that follow one another in a ring.
+    hops: Number of messages that follow one another in a ring.
     bytes: Bytes that a device sends per execution.
-    seconds: Transfer of one execution, without waiting.
+    seconds: Transfer time of one execution, without waiting.
     count: Executions in a step.
   """
 
@@ -113,7 +113,7 @@ class Calibrated(NamedTuple):
   """Result of `calibrate`.
 
   Attributes:
-    links: The cluster.
+    links: The devices with their fitted rates, and the links between them.
     rows: Fitted rates: ``what``, ``samples``, ``rate`` (FLOP/s or bytes per
       second), ``latency_s`` (or overhead of an instruction), ``share`` of the
       seconds of all steps, and ``residual``: median of |model / measured - 1|
@@ -125,7 +125,7 @@ class Calibrated(NamedTuple):
 
 
 def observe(reading: Reading, events: Events) -> Observed:
-  """Joins a program with its events.
+  """Joins a program with its events in a profile.
 
   Args:
     reading: The compiled program.
@@ -151,7 +151,7 @@ def observe(reading: Reading, events: Events) -> Observed:
     for x in found
   ]
   span_s = (max(x.end for x in every) - min(x.start for x in every)) / 1e9
-  program = _scheduled(reading, DEVICES["a100"])  # only its counts are used
+  program = _scheduled(reading, DEVICES["a100"])  # for counts only: any device
   work = []
   flops: collections.Counter[str] = collections.Counter()  # by dtype
   for computation in {c.name: c for c, _ in module.runs()}.values():
@@ -195,7 +195,7 @@ def calibrate(
     memory_bytes: Bytes of memory that all devices share.
 
   Raises:
-    ValueError: There are no products, or only products.
+    ValueError: No instruction is a matrix product, or all of them are.
   """
   work = [w for o in observed for w in o.work if w.seconds > 0]
   fitted = rates(work)
@@ -217,7 +217,7 @@ def calibrate(
       ), (0,) * num_devices, per_s, latency, source, "measured",
     )
 
-  # Spread the rest of the steps over compute.
+  # One factor slows down all compute, so that waiting counts as compute.
   wanted = predicted = 0.0
   for o in observed:
     compute_s, exposed_s = _parts(o.reading, cluster(1.0))
@@ -242,7 +242,7 @@ def rates(work: Sequence[InstructionWork]) -> Rates:
   """Fits rates to instructions.
 
   Raises:
-    ValueError: There are no products, or only products.
+    ValueError: No instruction is a matrix product, or all of them are.
 
   Example:
     >>> true = Rates(2e10, 1e9, 1e-5)
@@ -313,7 +313,7 @@ def _scheduled(
 
 
 def _parts(reading: Reading, links: LinkMatrix) -> tuple[float, float]:
-  """Returns a step's seconds of compute, and of collectives not hidden."""
+  """Returns a step's seconds of compute, and of exposed communication."""
   program = _scheduled(reading, links.device, links)
   exposed_s = sum(
     (t.wire_seconds - t.hidden_seconds * t.asynchronous) * (t.count or 1)
@@ -328,7 +328,7 @@ def _matrices(
   """Returns latency (s) and bandwidth (bytes/s) of all pairs, ``[N, N]``."""
   latency = np.full((num_devices, num_devices), np.nan)
   bandwidth = latency.copy()
-  # Pairs in a small group are not measured by a larger one that contains it.
+  # Smallest groups first: a pair gets the rates of the smallest group it is in.
   by_group = sorted(_by_group(messages).items(), key=lambda x: len(x[0][0]))
   for groups, found in by_group:
     fitted = link(found)
@@ -358,7 +358,7 @@ def _by_group(
 def _work_rows(
   work: Sequence[InstructionWork], fitted: Rates, total_s: float
 ) -> list[dict[str, Any]]:
-  """Returns a row per rate, before the rest of steps is spread over compute."""
+  """Returns a row per rate, as fitted: waiting is not counted as compute."""
   rows = []
   for what, rate, products in (("products", fitted.matrix, True),
                                ("memory", fitted.memory, False)):

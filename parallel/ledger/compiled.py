@@ -157,7 +157,7 @@ class Reader:
   ) -> list[Collective]:
     """Returns the entries of an instruction, with counts of one.
 
-    Of an asynchronous pair, the start has entries and the done has none.
+    The start of an asynchronous pair has entries, its done has none.
     """
     return [
       entry
@@ -246,7 +246,7 @@ class Reader:
       # may contain the collective.
       for name in instruction.calls():
         inner = self.module.computations[name]
-        # Only the first fusion of a chain has this mark.
+        # Only the first fusion of a chain contains AsyncCollectiveStart.
         if self.chain(instruction) and not any(
           "AsyncCollectiveStart" in i.attributes for i in inner.instructions
         ):
@@ -270,11 +270,11 @@ class Reader:
   ) -> str:
     """Returns how an instruction may communicate without being counted.
 
-    The result is "" for an instruction that is counted or known to be silent.
+    The result is "" for an instruction that is counted, or sends nothing.
     """
     opcode = _SUFFIX.sub("", instruction.opcode)
     if instruction.opcode in ("send-done", "recv-done"):
-      return ""  # the transfer is that of the send
+      return ""  # the matching send is counted
     if self._sends(instruction):
       operands = self._operands(computation, instruction)
       if opcode == "custom-call" or all(o.shapes for o in operands):
@@ -295,7 +295,7 @@ class Reader:
       silently = received or handler in silent.HOST_HANDLERS
       return "" if silently else f"{opcode} to an unknown place"
     if opcode in _KINDS or silent.opcode(opcode) or opcode == "custom-call":
-      return ""  # of an asynchronous pair, the start is counted
+      return ""  # the start of an asynchronous pair is counted
     return f"unknown operation {opcode!r}"
 
   def all_unknown(self, lines: Lines | None = None) -> Iterator[Unknown]:
@@ -375,7 +375,7 @@ class Reader:
     elif kind in ("all_reduce", "reduce_scatter"):
       combine = self.module.computations[found.calls("to_apply")[0]].root
       reduction = _REDUCTIONS.get(combine.opcode, combine.opcode)
-    # Operands, not results, as in the ledger of lowered programs.
+    # Counts operands, not results, as the ledger of lowered programs does.
     operands = self._operands(computation, found)
     for shape in itertools.chain.from_iterable(o.shapes for o in operands):
       yield Collective(
@@ -396,7 +396,7 @@ class Reader:
   def _axes(self, found: hlo.Instruction) -> Group:
     """Returns the axes of a collective and the sizes of its groups."""
     if _of_slices(found):
-      # "{1,2}x{0:3}" are slices x devices, {{100000,200000},...} groups.
+      # "{1,2}x{0:3}" (slices x devices), or groups, "{{100000,200000},...}".
       target = found.attribute("_xla_megascale_target")
       sizes = {n.count(",") + 1 for n in re.findall(r"\{([\d,]+)\}", target)}
       return Group((SLICES,), sizes.pop() if len(sizes) == 1 else None)
@@ -487,8 +487,8 @@ def compare(
   """Compares the collectives of a lowered and a compiled program.
 
   Args:
-    lowered: Entries of the lowered program; entries of zero bytes are ignored.
-    compiled: Entries of the compiled program, likewise.
+    lowered: Entries of the lowered program; those of zero bytes are ignored.
+    compiled: Entries of the compiled program; those of zero bytes are ignored.
 
   Returns:
     One `Difference` per set of axes and phase, including those without a

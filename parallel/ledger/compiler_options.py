@@ -16,11 +16,11 @@ _SPARSE_CORE = {
   "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,
   "xla_tpu_use_tc_device_shape_on_sc": True,
 }
-# XLA:TPU starts an all-reduce only as early as its estimated time requires,
-# which is too short: log/2026-11-27-nanobatches-early.md and
+# XLA:TPU starts an all-reduce only as early as its estimated duration requires.
+# The estimate is too short: log/2026-11-27-nanobatches-early.md and
 # log/2026-11-27-nanobatches-v6e.md.
 _EARLY = {"xla_tpu_sparse_core_all_reduce_latency_multiplier": "10"}
-# `jax.Device.device_kind` -> options of all steps, and more for nano-batches.
+# `jax.Device.device_kind` -> (options of all steps, more for nano-batches).
 _TPU = {
   "TPU v5": (_SPARSE_CORE, _EARLY),  # v5p
   "TPU v5p": (_SPARSE_CORE, _EARLY),
@@ -37,8 +37,8 @@ def of_device(
 
   Args:
     device: One of the devices, or the description of one.
-    in_pieces: Whether the step is run in nano-batches, whose order lets
-      reductions start early.
+    in_pieces: Whether a batch is split into nano-batches, so that reductions
+      of one overlap with the compute of the next.
   """
   if device.platform == "gpu":
     return dict(_GPU)

@@ -1,7 +1,7 @@
 """Prediction intervals of step times by split conformal prediction.
 
-A residual is the logarithm of a measured over a predicted time, of a step that
-the rates of the prediction were not fitted to. If these steps and a new one are
+A residual is log(measured time / predicted time) of a step that was not used to
+fit the rates of the prediction. If these steps and a new one are
 exchangeable, such as random configurations of one machine, the interval
 contains the new step's time with at least the given probability, whatever the
 distribution of the errors is. Both ends are separate quantiles, since errors of
@@ -9,11 +9,11 @@ a roofline are not symmetric. Too few residuals give an infinite interval.
 
 The probability is a mean over such steps, and can be lower for a group of them.
 So a calibration records its family: for each of some config keys, the values in
-its programs. The interval of a program outside is widened (`widening`).
+its programs. The interval of a program outside it is widened (`widening`).
 
 Source: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World",
 2005; Lei et al., "Distribution-Free Predictive Inference for Regression", JASA
-113, 2018, algorithm 2, here with two ends.
+113, 2018, algorithm 2, here applied to each end.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,12 +83,12 @@ def interval(
 def _ends(
   residuals: Sequence[float], coverage: float
 ) -> tuple[float, float, float]:
-  """Returns low end, median and high end as logarithms."""
+  """Returns low end, median and high end of an interval of residuals."""
   checks.fraction("coverage", coverage)
   found = np.sort(np.asarray(residuals, float))
   n = len(found)
   # Of n + 1 exchangeable errors, the new one has each rank with the same
-  # probability. Rounded, since (1 - 0.9) / 2 * 20 is slightly less than 1.
+  # probability. The product is rounded: (1 - 0.9) / 2 * 20 is less than 1.
   outside = math.floor(round((1 - coverage) / 2 * (n + 1), 9))
   low, high = -math.inf, math.inf
   if outside:
@@ -97,7 +97,7 @@ def _ends(
 
 
 def family(programs: Sequence[Mapping[str, Value]]) -> dict[str, list[Value]]:
-  """Returns the family of programs, each given as the same keys -> values.
+  """Returns the sorted values that each key has in a set of programs.
 
   Example:
     >>> found = family([
@@ -146,11 +146,11 @@ def widening(
 ) -> float:
   """Returns by how much to widen intervals of programs outside a family.
 
-  A group has all programs with one value of a key: any text, the least or the
-  greatest number. Each group is predicted by the residuals of all other
-  programs; its distance is that to their interval within which the fraction
-  ``coverage`` of the group lies (all of a small one). The result is the largest
-  distance, in logarithms; infinite if no key varies, or too few others remain.
+  A group has all programs with one value of a key: any text, or the least or
+  greatest number. The residuals of all other programs give an interval, which
+  is widened until it contains the fraction ``coverage`` of the group. The
+  result is the largest widening of all groups, as a logarithm. It is infinite
+  if no key varies, or if too few other programs remain.
   """
   needed = []
   for key, values in family(programs).items():

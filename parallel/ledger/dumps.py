@@ -4,7 +4,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-# module_0001.jit_step.gpu_after_optimizations.txt, or another or no platform.
+# Such as module_0001.jit_step.gpu_after_optimizations.txt; "gpu_" is optional.
 _OPTIMIZED = re.compile(
   r"(module_(\d+)\..+?)\.(?:[\w.]+_)?after_optimizations\.txt"
 )
@@ -29,8 +29,8 @@ def dumps(folder: pathlib.Path) -> list[Dump]:
   """Returns the programs of a folder, in the order of compilation.
 
   Raises:
-    ValueError: The folder has no optimized program as text, or two of a name,
-      as if two processes had written to it, or a file is not UTF-8 text.
+    ValueError: The folder has no optimized program as text, two programs of one
+      name (from two processes), or a file that is not UTF-8 text.
   """
   names = {path.name for path in folder.iterdir()}
   # Both a program's and a platform's name may contain dots, so the end of the

@@ -1,6 +1,6 @@
 """Ledger entries, one per collective operand: selection, sums, merging.
 
-What a ledger cannot count is an `Unknown`; it is never left out.
+An instruction that a ledger cannot count is listed as an `Unknown`.
 """
 
 import collections
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 Phase = Literal["forward", "backward", "update"]
-# Axis of the traffic between TPU slices, each of which has a program.
+# Axis of the traffic between TPU slices, which run one program each.
 SLICES = "slices"
 
 
@@ -147,8 +147,8 @@ class Unknown:
   """Instruction that may communicate, and whose bytes are not counted.
 
   Attributes:
-    name: Name of the instruction; of StableHLO, its name stack; "" if it has
-      none.
+    name: Name of the instruction, or name stack of a StableHLO operation; "" if
+      it has none.
     what: Operation, such as "custom call of 'pfft3d'".
     source: FILE:LINE that made it; "" if it is not known.
     target: Target of a custom call; "" for other instructions.
@@ -191,7 +191,7 @@ def select(
   def keep(entry: Collective) -> bool:
     if isinstance(axis, str) and axis not in entry.axes:
       return False
-    # Sets: the order of a tuple does not matter.
+    # Compared as sets, since the order of a tuple does not matter.
     if isinstance(axis, tuple) and set(axis) != set(entry.axes):
       return False
     return (

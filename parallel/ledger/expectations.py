@@ -1,8 +1,8 @@
 """Assertions about what a program sends, for tests of any project.
 
 `assert_sends` fails with the source lines of the collectives that differ from
-what a test expects: more bytes, another dtype, another kind or an axis too
-many. `parallel.ledger.pytest_plugin` offers it as a fixture of that name.
+what a test expects in bytes, dtype, kind or axes. It is also the fixture of
+`parallel.ledger.pytest_plugin`.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,9 +15,9 @@ from parallel.ledger.reading import Executed, Reading, read
 
 # Decimal units of a size.
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-# Names that are not those of mesh axes.
+# Keys of ``expect`` that are not names of mesh axes.
 _NO_AXES = rf"{SLICES}|(\d+ to )?\d+ devices|all devices, number unknown"
-# Bytes ("3.2 GB", 4096), or kind and executions.
+# Bytes ("3.2 GB" or 4096), or (kind, number of executions).
 Expected = str | int | tuple[str, int]
 
 
@@ -41,8 +41,8 @@ def assert_sends(
       which the program communicates must be named; between TPU slices,
       "slices".
     mesh: Mesh that names the axes; None to find them in the program.
-    dtype: NumPy name of the dtype of all operands: as requested where that is
-      known, as compiled otherwise; None for any.
+    dtype: NumPy name of the dtype that all operands must have; None for any.
+      The requested dtype counts if it is known, else the compiled one.
     silent: Targets of custom calls that are known not to communicate, in
       addition to those of `parallel.ledger.silent`.
     **kwargs: Keyword arguments of a function.
@@ -51,7 +51,7 @@ def assert_sends(
     The reading, for further assertions.
 
   Raises:
-    AssertionError: The program sends something else.
+    AssertionError: The program does not send exactly what is expected.
     ValueError: An expectation has another form, or names an axis that the mesh
       does not have.
 
@@ -125,7 +125,7 @@ def _of_size(size: int, expected: str | int) -> str:
   match = re.fullmatch(r"(\d+(?:\.(\d+))?) ?([kMGT]?B)", str(expected))
   if not match:
     raise ValueError(f"expect={expected!r} must be a size, as in '3.2 GB'")
-  # Exact, unlike a quotient of floats.
+  # A quotient of decimals is exact, unlike one of floats.
   shown = decimal.Decimal(size) / _UNITS[match[3]]
   text = f"{shown:.{len(match[2] or '')}f}"
   if decimal.Decimal(text) == decimal.Decimal(match[1]):

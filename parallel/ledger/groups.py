@@ -172,8 +172,8 @@ def inferred_axes(
 
   Returns:
     Axis -> size, outermost first. An axis is named SIZE@STRIDE, where STRIDE is
-    the difference of the numbers of neighbouring devices. One axis, if no mesh
-    has axes along which all groups extend.
+    the difference of the numbers of neighbouring devices. There is one axis if
+    no mesh has axes along which all groups extend.
 
   Example:
     >>> inferred_axes([[[0, 2], [1, 3]]], num_devices=8)

@@ -43,7 +43,7 @@ _OPCODE = re.compile(r"[a-z][\w\-]*\(")
 # First line of a computation: %name (parameters) -> result {; the short form of
 # texts written by hand has no parameters and result.
 _HEADER = re.compile(r"\s*(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{$")
-# Ends of lines that an instruction continues after, as in metadata of kernels.
+# Last characters of a line whose instruction continues on the next line.
 _CONTINUES = tuple(",({")
 _TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LINE = re.compile(r"[^\r\n]+")
@@ -88,7 +88,7 @@ class Shape:
     return math.ceil(self.elements * self.bits / 8)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)  # there may be a million
+@dataclasses.dataclass(frozen=True, slots=True)  # a million may exist
 class Instruction:
   """Instruction of a computation: one line of HLO text.
 
@@ -270,7 +270,7 @@ class Module:
     condition = self.computations[loop.calls("condition")[0]]
     body = self.computations[loop.calls("body")[0]]
     test = condition.root
-    # Any other form of condition: unknown trip count.
+    # The trip count of other forms of conditions is unknown.
     if test.opcode != "compare":
       return None
     counter, bound = condition.operands(test)  # counter < bound
@@ -365,7 +365,7 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 def text_lines(text: str) -> Iterator[str]:
   """Yields the lines of a module's text, one per instruction."""
-  # Not all at once: a text may have a million lines.
+  # Lines are not split all at once, since a text may have a million of them.
   lines = (match[0] for match in _LINE.finditer(text))
   for line in lines:
     if line.endswith(_CONTINUES) and _INSTRUCTION.match(line):
@@ -413,7 +413,7 @@ def _operands(opcode: str, inside: str) -> tuple[str, ...]:
   """Returns names of operands: ``%x``, or ``x`` if names have no mark."""
   names = re.findall(r"%([\w.\-]+)", inside)
   if not names and opcode not in ("parameter", "constant"):
-    # Each may follow its shape, (f32[2,3]{1,0}, s32[]) x, or a comment,
+    # A name may follow a shape, (f32[2,3]{1,0}, s32[]) x, or a comment,
     # /*index=5*/x.
     names = re.findall(r"[\w.\-]+(?=, |$)", inside)
   return tuple(names)
@@ -430,7 +430,7 @@ def _balanced(text: str, start: int = 0) -> int:
 
 
 def _value(text: str) -> str:
-  """Returns the value at the start of ``text``: a bracket, text or a word."""
+  """Returns the value at the start of ``text``: quoted, bracketed or a word."""
   if quoted := _TEXTS.match(text):
     return quoted[0][1:-1]
   # Replica groups as axes of a mesh: mesh['a'=2], device_ids=([2]) {'a'}.
@@ -493,5 +493,5 @@ def _step(
     o for o in operands
     if o.opcode == "get-tuple-element" and int(o.attribute("index")) == index
   ]
-  # Exactly one constant and the previous value of the element, in any order.
+  # Known only for a sum of one constant and the element's previous value.
   return sizes[0] if len(sizes) == len(moved) == 1 else None

@@ -34,7 +34,7 @@ _PASS_ON = {
 _UPDATES = {"dynamic-update-slice", "scatter"}
 # Opcodes whose result is a part of their operand.
 _SLICES = {"slice", "dynamic-slice"}
-# Asynchronous ones. The tuple that they return begins with their operands.
+# Starts of asynchronous slices, which return a tuple: operands, then results.
 _STARTS = {f"{opcode}-start" for opcode in _SLICES}
 # Instructions whose result has as many elements as their operand: a fusion may
 # apply them to a slice before it writes the slice.
@@ -174,7 +174,7 @@ def _fault(
   if any(s.on_chip for s in whole):
     return ""
   if opcode == "fusion":
-    # A result of the whole shape that is neither an update nor a parameter.
+    # Results of the array's whole size that are neither updates nor parameters.
     copies = [
       root for _, root in roots
       if root.opcode not in _UPDATES | {"parameter"}
@@ -237,7 +237,7 @@ def _slices(
   views: set[tuple[int, ...]],
   parts: int,
 ) -> bool:
-  """Returns whether a result is a slice of an array, at least a part of it."""
+  """Returns whether a result is a slice of at least one part of an array."""
   while instruction.opcode in _KEEPS_SIZE:
     instruction = computation.operands(instruction)[0]
   if instruction.opcode not in _SLICES | _STARTS:
@@ -248,7 +248,7 @@ def _slices(
     result = instruction.shapes[sum(len(x.shapes) for x in operands)]
     if result.on_chip:  # one of the copies to vector memory
       return False
-  # At least one part, such as a layer; smaller slices are the step's reads.
+  # Slices smaller than a part (such as a layer) are what the step must read.
   return source.dims in views and (
     result.elements * parts >= source.elements
   )

@@ -26,7 +26,7 @@ Counting rules:
   operand, which is the most that it can send.
 - A Pallas kernel that sends to other devices declares its messages in its
   metadata; they are listed as permutes.
-- An operation that is neither a collective nor known to be silent
+- An operation that is neither a collective nor in the tables of local ones
   (`parallel.ledger.silent`) may communicate. It is an error for `collectives`
   and is listed by `read`.
 
@@ -159,7 +159,7 @@ def of_text(
     (collectives, other operations that may communicate, mesh axis -> size).
 
   Raises:
-    ValueError: The text is not StableHLO, or of another mesh.
+    ValueError: The text is not StableHLO, or was lowered for another mesh.
   """
   # A context in which jax has registered its dialects.
   with jax.jit(lambda: 0).lower().compiler_ir("stablehlo").context:
@@ -214,8 +214,8 @@ class _Reader:
     """
     self.sizes = dict(sizes)
     self.unknown: list[Unknown] = []
-    # Whether an operation is outside of regions that are manual over all axes,
-    # so that the partitioner may add collectives.
+    # Whether an operation was found outside of regions that are manual over all
+    # axes (so the partitioner may add collectives), and whether in one now.
     self.automatic, self.manual = False, False
     self.functions: dict[str, ir.Operation] = {}
     self.meshes: dict[str, dict[str, int]] = {}
@@ -272,8 +272,8 @@ class _Reader:
     # Name stacks restart in functions and in manual computations; the stacks of
     # the callers are passed down and prepended.
     stack = getattr(op.location, "name_str", "")
-    # Not only the stacks of collectives: the loss of a program may be computed
-    # without communication, and its gradients be reduced nevertheless.
+    # Stacks of all operations are searched: a loss may be computed without
+    # communication, although its gradients are reduced.
     self.differentiates |= "jvp(" in stack
     if op.name in _KINDS:
       return self._collective(op, (*stacks, stack))

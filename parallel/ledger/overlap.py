@@ -121,7 +121,7 @@ class ScheduledProgram:
       mesh: Mesh that the program was compiled for.
       device: Device whose roofline gives the time of compute.
       wire_seconds: Function from a collective to its seconds on the links.
-      reads: Bytes that kernels read of arrays, as in `roofline.cost`.
+      reads: Dims of arrays -> bytes that kernels read of such an array.
       hides: Whether an instruction between start and done of a collective
         counts as compute that hides it.
 
@@ -374,9 +374,9 @@ def wire_seconds(
 
 
 def group(mesh: jax.sharding.Mesh, entry: Collective) -> np.ndarray:
-  """Returns the devices of a collective's first group; others are alike."""
-  # All devices along the entry's axes, the first one along the others. Groups
-  # that no set of axes describes may be anywhere in the mesh: all devices.
+  """Returns the devices of a collective's first group, as an example of all."""
+  # Selects all devices along the entry's axes, and the first along others, or
+  # all devices of the mesh if no set of axes describes the groups.
   index = tuple(
     slice(None) if name in entry.axes or not entry.axes else 0
     for name in mesh.axis_names
@@ -385,7 +385,7 @@ def group(mesh: jax.sharding.Mesh, entry: Collective) -> np.ndarray:
 
 
 def level_of(target: Target, devices: np.ndarray) -> Level:
-  """Returns the innermost level with one group that contains all devices."""
+  """Returns the innermost level of the network that connects the devices."""
   # Devices are numbered level by level: all are in one unit of ``size`` devices
   # if the first and the last one are.
   numbers = [target.devices.index(d) for d in devices]

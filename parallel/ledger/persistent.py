@@ -1,8 +1,8 @@
 """Compiled programs that are kept between processes.
 
 The keys of jax's cache depend on program, versions, options and the instruction
-set of the CPU, so machines can share a folder. jax reports an entry that it
-cannot read, which a killed process leaves, and compiles the program each time.
+set of the CPU, so machines can share a folder. A killed process may leave an
+unreadable entry: jax then warns, and compiles that program in each process.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import pathlib
 
 import jax
 
-# A training step takes 0.1 to 1 MB. jax's own bound fails forever after a
+# A training step takes 0.1 to 1 MB. jax's own size limit fails forever after a
 # process was killed between the two files that it writes per program.
 _MAX_BYTES = 1e9
 
@@ -31,7 +31,7 @@ def keep_programs(folder: str) -> None:
     path = pathlib.Path(folder).expanduser()
     _prune(path, _MAX_BYTES)
     jax.config.update("jax_compilation_cache_dir", str(path))
-    # Many small programs take as long as a large one.
+    # Also keeps programs that compile fast: many of them take long together.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
@@ -41,11 +41,11 @@ def _prune(folder: pathlib.Path, max_bytes: float) -> None:
   for file in folder.glob("*-cache"):
     with contextlib.suppress(OSError):  # another process removed it
       stat = file.stat()
-      # Some file systems keep no time of reading.
+      # Some file systems do not record the time of the last access.
       found.append((max(stat.st_atime, stat.st_mtime), stat.st_size, file))
   total = 0
   for _, size, file in sorted(found, reverse=True):
     total += size
     if total > max_bytes:
-      with contextlib.suppress(OSError):  # of another user, or a folder
+      with contextlib.suppress(OSError):  # another user's, or a folder
         file.unlink()

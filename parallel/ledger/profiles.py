@@ -61,7 +61,7 @@ class Measured:
 
 
 def events(folder: pathlib.Path) -> dict[str, list[Events]]:
-  """Reads a folder of `jax.profiler` traces; of several, the newest.
+  """Reads the newest trace in a folder of `jax.profiler`.
 
   Args:
     folder: Folder that was passed to ``jax.profiler.start_trace``.
@@ -189,7 +189,7 @@ def measured(reading: Reading, found: Events) -> list[Measured]:
 def _joined(
   of_device: Mapping[str, list[Interval]], start: str, done: str
 ) -> list[Interval]:
-  """Returns the executions of a collective that the trace has completely."""
+  """Returns the executions of which the trace has both start and done."""
   starts, ends = (sorted(of_device.get(name, ())) for name in (start, done))
   # The trace may begin between a start and its done.
   ends = [end for end in ends if starts and end.end >= starts[0].end]

@@ -1,8 +1,8 @@
 """Fixture of pytest, for projects that have this package installed.
 
 A conftest.py loads it: ``pytest_plugins = ["parallel.ledger.pytest_plugin"]``.
-It is no entry point, since pytest would then rewrite the assertions of this
-whole distribution, which numba cannot compile.
+It is not registered as an entry point: pytest would then rewrite assertions in
+this whole distribution, which numba cannot compile.
 """
 
 from collections.abc import Callable

@@ -43,7 +43,7 @@ _INFERRED = (
   "The program does not name its mesh: axes are SIZE@STRIDE, inferred from the "
   "groups of devices."
 )
-# Marks of HLO that the partitioner has not read yet.
+# Text that occurs only in HLO before partitioning.
 _TO_PARTITION = re.compile(
   r'xla\.sdy\.|custom_call_target="(Sharding|SPMD\w+)"|sharding=\{devices='
 )
@@ -64,8 +64,8 @@ class Executed:
       not known.
     source: FILE:LINE of the operation that made it, or else of the first use of
       its result; "" if neither is known.
-    instruction: Name of the instruction, unique in the module; of an
-      asynchronous pair, of its start.
+    instruction: Name of the instruction, or of the start of an asynchronous
+      pair; unique in the module.
     done: Name of the done of an asynchronous pair, else of the instruction.
     operand: Index of the operand.
     promoted: Whether the compiler marks it as widened.
@@ -102,7 +102,7 @@ class HostTransfer:
     bytes: Bytes of one execution on one device.
     count: Executions per run of the program; None if unknown.
     source: FILE:LINE that made it; "" if it is not known.
-    instruction: Name of its instruction; of a pair, of its start.
+    instruction: Name of its instruction, or of the start of a pair.
     asynchronous: Whether it consists of a start and a done.
   """
 
@@ -119,8 +119,8 @@ class Reading:
   """Result of `read`.
 
   Attributes:
-    axes: Mesh axis -> size, outermost first; of a program of one TPU slice,
-      sizes within the slice.
+    axes: Mesh axis -> size, outermost first. If each TPU slice has a program,
+      these are the sizes within a slice.
     executed: Operands of collectives in the order of execution, without those
       of zero bytes.
     unknown: Instructions that may communicate and are not in ``executed``.
@@ -210,10 +210,10 @@ def read(
 
 
 def _compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-  """Compiles, or reads a program with the same lines of source from a cache.
+  """Compiles a program with source lines in the key of the persistent cache.
 
-  Without it, the persistent cache may return an equal program compiled from
-  other lines, by which requested dtypes cannot be found.
+  Otherwise the cache may return an equal program compiled from other lines, by
+  which requested dtypes cannot be found.
   """
   key = "jax_compilation_cache_include_metadata_in_key"
   before = getattr(jax.config, key)
@@ -274,7 +274,7 @@ def _of_dump(dump: Dump, mesh: Any) -> Reading:
     return _of_module(module, dump.optimized, dump.unoptimized, mesh)
   except ValueError as error:
     raise ValueError(f"{dump.name}: {error}") from error
-  except LookupError as error:  # of an instruction that is not in the text
+  except LookupError as error:  # a missing operand or callee
     raise ValueError(
       f"{dump.name}: is damaged: an instruction refers to a part that is "
       f"missing ({type(error).__name__}: {error})"
@@ -360,7 +360,7 @@ def _axes(
   """Returns the axes, whether the number of devices is known, and notes."""
   head = text.split("\n", 1)[0]
   counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)
-  # The text omits a number of 1, and parts of a module may have no first line.
+  # The text omits a count of 1, and a part of a module may have no first line.
   num_devices = math.prod(map(int, counts))
   named = mesh_named_in([unoptimized or "", head]) if mesh is None else {}
   if isinstance(mesh, jax.sharding.Mesh):

@@ -87,8 +87,8 @@ class Requested:
     """Returns the requested dtype of an operand; None if it is not known.
 
     Args:
-      made: The collective; of several that XLA has merged, the instruction that
-        computes the operand.
+      made: The collective, or the instruction that computes the operand if XLA
+        has merged several collectives.
       line: Source line of ``made``.
       reduces: Whether the collective sums results of an operation, such as
         partial products. Others move an operand of the operation.

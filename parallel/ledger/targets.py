@@ -117,19 +117,19 @@ def measured(target: Target, links: LinkMatrix) -> Target:
   """Returns a target with the rates of a measured cluster.
 
   Raises:
-    ValueError: The cluster has fewer devices.
+    ValueError: The cluster has fewer devices than the target.
   """
   if links.num_devices < len(target.devices):
     raise ValueError(
       f"--cluster={links.name!r} has {links.num_devices} devices, but "
-      f"--target={target.name} has {len(target.devices)}; they must be equal"
+      f"--target={target.name} needs {len(target.devices)}"
     )
   return dataclasses.replace(target, hardware=links.device, links=links)
 
 
 @contextlib.contextmanager
 def described(devices: Sequence[jax.Device]) -> Iterator[None]:
-  """Context manager: jax.devices, device_count and make_mesh use a target's.
+  """Context manager in which jax lists, counts and meshes a target's devices.
 
   Args:
     devices: Devices of a target; () for those of this process.
@@ -237,7 +237,7 @@ def _wait_for_libtpu() -> None:
 
 
 # Properties of a GPU that XLA needs for compilation, in the text format of
-# GpuTargetConfigProto. Sizes in bytes, the clock in GHz.
+# GpuTargetConfigProto. Sizes are in bytes, the clock is in GHz.
 # Source: NVIDIA CUDA programming guide, table of compute capabilities.
 _GPU_LIMITS = """
   threads_per_block_limit: 1024 threads_per_warp: 32
@@ -315,7 +315,7 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
     raise ValueError(
       f"--target={name}: {str(error).splitlines()[0]}"
     ) from error
-  # Fewer nodes, or fewer GPUs per node, than the recorded cluster has.
+  # A target may have fewer nodes or GPUs per node than the recorded cluster.
   levels = tuple(
     dataclasses.replace(level, size=size)
     for level, size in zip(cluster.levels, (gpus, nodes), strict=False)

@@ -45,7 +45,7 @@ class Started(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """First need for the result of the `Started` execution with this number."""
+  """Point at which the result of `Started` ``number`` is first needed."""
 
   number: int
 
@@ -81,8 +81,8 @@ def actions(
 ) -> Iterator[Action]:
   """Yields what a device does in one run, in the order of the schedule.
 
-  A loop with an unknown trip count runs once. Of a conditional, the branch that
-  takes longest runs.
+  A loop with an unknown trip count runs once. A conditional runs the branch
+  that takes longest.
 
   Args:
     program: The program, with rates of a device and its links.
@@ -103,7 +103,7 @@ def timeline(
     start: Name of the computation to run; None for the whole program.
   """
   now = 0.0
-  free: dict[str, float] = {}  # row -> when it is free
+  free: dict[str, float] = {}  # row -> seconds at which it is free
   sent: dict[int, Bar] = {}  # transfers whose results are not needed yet
   for action in actions(program, start):
     if isinstance(action, Computed):

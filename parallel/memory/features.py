@@ -272,8 +272,8 @@ class _Placed:
     def dispatch() -> jax.Array:
       rows = self.way.fetch(staged)  # [D, U, F]
       found = _put(self.mesh)(rows, on_devices(index, self.each), self.cache)
-      # Each device has the same shard in both shardings, which differ only in
-      # their meshes, so no data are moved.
+      # A device has the same shard in ``target`` as in ``found``, which differ
+      # only in their meshes, so no data are moved.
       return jax.make_array_from_single_device_arrays(
         (*ids.shape, width), target,
         [shard.data for shard in found.addressable_shards],

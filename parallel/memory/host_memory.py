@@ -102,7 +102,7 @@ def bind(array: np.ndarray, node: int) -> None:
   mask = (ctypes.c_ulong * _MASK_WORDS).from_buffer_copy(
     (1 << node).to_bytes(8 * _MASK_WORDS, "little")
   )
-  # The kernel reads one bit less than its count.
+  # Linux reads one bit of the mask less than the given count.
   _call(
     0, array.ctypes.data, array.nbytes, _BIND, mask, 64 * _MASK_WORDS + 1, 0
   )

@@ -125,7 +125,7 @@ class HostOptimizer:
         disjoint; None for all.
       num_threads: Largest number of threads; None for all cores. Short ranges
         use fewer.
-      stripe_bytes: Mean size of a stripe of an array over its tiers.
+      stripe_bytes: Mean size of the stripes that alternate between tiers.
       ahead: Number of elements that are read from files while the same number
         is updated. Threads synchronise after each such block, which takes
         milliseconds on a busy machine.
@@ -189,7 +189,7 @@ class HostOptimizer:
     self.buffer.check()
 
   def written(self) -> None:
-    """Must be called after callers have written weights or moments."""
+    """Discards checksums; call it after writing to weights or moments."""
     self._sums = None
 
   def verify(self) -> None:
@@ -238,7 +238,7 @@ class HostOptimizer:
       )
     clips = bool(s.clip_norm) and not f(norm) < f(s.clip_norm)
     count = f(self.count + 1)
-    with np.errstate(under="ignore"):  # powers
+    with np.errstate(under="ignore"):  # powers may underflow
       self._scalars = (
         clips, f(1) / f(norm) if clips else f(1), f(s.clip_norm),
         f(s.beta_1), f(1 - s.beta_1), f(s.beta_2), f(1 - s.beta_2),

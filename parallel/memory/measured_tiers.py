@@ -1,7 +1,7 @@
 """Measurement of this machine's tiers: NUMA nodes, a file, device copies.
 
-The rate of a node is that of the largest array with all cores; its range is
-over numbers of threads, and over arrays that exceed the last-level cache. On
+The rate of a node is measured with the largest array and all cores; its range
+includes fewer threads, and all arrays that exceed the last-level cache. On
 all tiers, steps of the optimizer on the host are timed for each array size;
 they give the rates of files. Rates of device copies are medians.
 """
@@ -250,7 +250,7 @@ def _file(
   path: pathlib.Path, sizes: Sequence[int], cache: int,
   progress: Callable[[str], None],
 ) -> Tier:
-  """Measures a mapped file, without the kernel's page cache."""
+  """Measures bandwidths of a mapped file, whose pages are evicted each time."""
   free = _check_disk(path, len(ARRAYS) * max(sizes))
   passes = [_pass(str(path.parent), size) for size in sorted(sizes)]
   for found in passes:

@@ -67,7 +67,7 @@ class Activations:
   saved_on_host: float = 0.0
 
   def ways(self, num_layers: int) -> tuple[Way, ...]:
-    """Returns the ways of a period of layers (see `placement.periods`).
+    """Returns what each layer of a period saves (see `placement.periods`).
 
     Cumulative fractions, in the order of the attributes, are rounded down to
     whole layers of a period, so that device memory never holds more layers than
@@ -85,7 +85,7 @@ class Activations:
     ]
     if len(set(found)) == 1:
       return (found[0],)
-    return tuple(reversed(found))  # copies of first layers have the most time
+    return tuple(reversed(found))  # first layers have most time to copy
 
   def layers(
     self, f: Callable[[Any, Any], Any], policy: Policy | None, num_layers: int

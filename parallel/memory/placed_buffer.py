@@ -168,7 +168,7 @@ class Buffer:
       self._files[piece.tier] = file
     number = self._files[piece.tier].fileno()
     size = piece.stop - piece.start
-    # If the disk were full, a later write to the mapping would end the process.
+    # Reserves space: writing a mapped page to a full disk ends the process.
     os.posix_fallocate(number, piece.start, size)
     _map(self.part(piece), mmap.MAP_SHARED, number, piece.start)
 

@@ -172,5 +172,5 @@ class Sharded:
     return self.exchange(self.rows, asked, places)
 
 
-# Implementations by the names of accesses.
+# Value of `Table.access` -> implementation.
 WAYS = {"cpu_gather": CpuGather, "device": Device, "sharded": Sharded}

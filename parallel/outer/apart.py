@@ -108,7 +108,7 @@ class _Stage:
   """A compiled stage.
 
   Attributes:
-    program: Maps (rank, weights, results, arguments) to the value or to the
+    program: Maps (rank, weights, results, arguments) to the final value or the
       operand of the next collective, ``[devices with distinct operands, ...]``.
     verb: The next collective, "sum" or "gather"; "" after the last one.
     spec: Partition spec of that collective's result.
@@ -204,7 +204,7 @@ class Apart:
     names = self._mesh.axis_names
     found: list[Any] = []
 
-    # Abstract run: records the next collective or the types of the value.
+    # An abstract run records the next collective or the types of the value.
     def look(*all_args):
       try:
         found.append(jax.tree.map(jax.typeof, run(*all_args)))

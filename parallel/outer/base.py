@@ -64,7 +64,7 @@ class Plan(NamedTuple):
   of one program are arguments of the program.
 
   Attributes:
-    variant: Selects the compiled program; steps with equal variants share one.
+    variant: Key of the compiled program, shared by all steps with equal keys.
     numbers: Tree of int32 that the program takes as an argument, such as the
       number of the round.
   """
@@ -104,9 +104,9 @@ class OuterLoop:
 
   @property
   def period(self) -> int:
-    """Number of steps after which plan variants repeat, in the steady state.
+    """Number of steps after which programs repeat, in the steady state.
 
-    `steady_round` refuses loops whose variants do not repeat.
+    `steady_round` checks that the programs (`Plan.variant`) repeat.
     """
     return 1
 
@@ -118,7 +118,7 @@ class OuterLoop:
     if that round represents all others (`parallel.outer.noloco`).
 
     Raises:
-      ValueError: The variants of later plans do not repeat with the period.
+      ValueError: A later period needs other programs (`Plan.variant`).
     """
     # A period is at least one round. The first exchange is sent after one round
     # and arrives less than one round later. The third period thus has both.
@@ -127,9 +127,9 @@ class OuterLoop:
       later = step + self.period
       if self.plan(later).variant != self.plan(step).variant:
         raise ValueError(
-          f"{type(self).__name__}: the plans of steps {step} and {later} must "
-          f"have equal variants, since period={self.period}; override `period` "
-          "of the outer loop"
+          f"{type(self).__name__}: period={self.period}, but steps {step} and "
+          f"{later} need different programs (plan(step).variant differs); "
+          "override `period` of the outer loop"
         )
     return found
 
@@ -150,7 +150,7 @@ class OuterLoop:
     return {}
 
   def plan(self, step: int) -> Plan:
-    """Returns the plan of a step; steps are counted from 0."""
+    """Returns the communication of a step; steps are counted from 0."""
     return Plan()
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:

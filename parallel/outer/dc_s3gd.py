@@ -86,7 +86,7 @@ class DCS3GD(OuterLoop):
     if not self.compensation:
       return grads
     correction = jax.tree.map(
-      lambda g, m, u: g * g * (m[None] - u),  # g_i * g_i * D_i
+      lambda g, m, u: g * g * (m[None] - u),  # m - u is D_i
       grads, state["mean"], state["workers"]["update"],
     )
     size = self.exchange.rule.norm(correction)
@@ -94,8 +94,8 @@ class DCS3GD(OuterLoop):
     # collectives, and all devices must run them in one order
     # (`collectives.after`).
     norm = self.exchange.rule.norm(after(grads, size))
-    # l_i [W]; 0 where D_i is zero, as in the first step, before any update. The
-    # inner `where` keeps the division finite in that case.
+    # Factor of the correction (l_i), [W]; 0 where the correction is zero, as in
+    # the first step. There the inner `where` keeps the division finite.
     strength = jnp.where(
       size > 0,
       self.compensation * norm / jnp.where(size > 0, size, 1.0),
@@ -110,9 +110,9 @@ class DCS3GD(OuterLoop):
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     state = dict(state)
-    # The state holds w, and all workers add the same mean to it. If each kept
-    # only its w_i and added D_i, as in the paper, rounding errors would
-    # accumulate and the workers' copies of w would drift apart.
+    # The state holds the common parameters, to which all workers add the same
+    # mean. If each worker only added mean - update to its own parameters, as in
+    # the paper, rounding errors would make the workers drift apart.
     common = optax.apply_updates(state["params"], state.pop("mean"))
     state["params"] = common
     verdict = self.exchange.judge(updates)

@@ -36,8 +36,8 @@ from parallel.outer.base import (
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import OuterOptimizer
 
-# Folded into a round's key to sample its clients. `Exchange.mean` folds in the
-# index of each parameter, which is always smaller.
+# Number that is folded into a round's key to sample its clients.
+# `Exchange.mean` folds in the index of each parameter, which is smaller.
 _CLIENTS = 2**32 - 1
 
 
@@ -105,7 +105,7 @@ class DiLoCo(Rounds):
       "workers": health.noted(state["workers"], verdict.norms, verdict.mine)
     }
 
-    # The subtraction phi - theta_m is fused into the encoder and the outer step
+    # Subtracting workers' parameters is fused into the encoder, the outer step
     # into the decoder: with kernels, neither the deltas nor the mean are
     # materialised.
     def exchange(epilogues):
@@ -113,7 +113,7 @@ class DiLoCo(Rounds):
 
     new, optimizer, rest = self.optimizer.step(outer, optimizer, exchange)
     state = state | rest | {"params": new, "optimizer": optimizer}
-    # Workers that were excluded from the mean restart from phi, too.
+    # All workers restart from the outer parameters, also excluded ones.
     return to_workers(new, self.worker), state
 
   def _drawn(self, number: jax.Array, healthy: jax.Array) -> jax.Array:

@@ -63,10 +63,10 @@ class Eager(Rounds):
     sync_every: H, the number of inner steps per round.
     optimizer: Outer optimizer; each worker has a separate state.
     exchange: Mean over the workers.
-    common: Whether the state also has the common trajectory of the module
-      docstring, as "params" and "optimizer", which takes as much memory as the
-      outer parameters of one worker. Then these parameters are evaluated, since
-      all workers have them.
+    common: Whether the state also has outer parameters that only means update,
+      as "params" and "optimizer". They are equal on all workers, are evaluated
+      instead of the mean of the workers' outer parameters, and take as much
+      memory as the outer parameters of one worker.
   """
 
   optimizer: OuterOptimizer
@@ -77,7 +77,7 @@ class Eager(Rounds):
     workers = shared.pop("workers", {}) | {
       "params": stacked(params, self.worker),
       "optimizer": stacked(self.optimizer.init(params), self.worker),
-      # d_m of the previous round, and the worker's share in that round's mean.
+      # Outer gradient d_m of the previous round, and its share in that mean.
       "delta": stacked_zeros(params, self.worker),
       "share": jnp.zeros(self.worker.size),
     }
@@ -128,7 +128,7 @@ class Eager(Rounds):
 
     @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None))
     def eager_mean(now, share, last, last_share, all_last):
-      # In parentheses: the other workers' part of the previous round's mean.
+      # The parentheses hold the other workers' part of the previous mean.
       return now * share + (all_last - last * last_share)
 
     eager = jax.tree.map(

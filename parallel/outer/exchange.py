@@ -26,7 +26,7 @@ class Exchange:
 
   Attributes:
     worker: The worker axis.
-    wire: Codec and route of encoded deltas.
+    wire: Codec of the deltas, and the collective that averages them.
     block_dims: Tree in the structure of the parameters: the number of leading
       dims of each parameter that no block of the codec crosses. These dims hold
       the ranks of other axes, so that results do not depend on the number of
@@ -86,7 +86,7 @@ class Exchange:
 
     Args:
       workers: Tree of float32 ``[W, ...]``, as in `mean`.
-      anchor: Tree of ``[...]``, as in `mean`.
+      anchor: Tree of ``[...]`` from which to subtract ``workers``, or None.
     """
     if anchor is not None:
       workers = jax.tree.map(lambda x, y: x[None] - y, anchor, workers)

@@ -9,9 +9,8 @@ from jax import lax
 
 from parallel.outer.base import Params
 
-# The kind of a fragment names the arrays from which it is sliced. For layers it
-# is the key of their stack. Two further kinds are no slices of a stack: all
-# parameters outside the stacks, and the whole tree.
+# The kind of a fragment is the key of the stack that holds its layers, or one
+# of these: all parameters outside the stacks, or the whole tree.
 REST, WHOLE = "(rest)", "(whole)"
 
 
@@ -67,11 +66,11 @@ class Fragments:
     return sum(self._num_of(key) for key, _ in self.stacks)
 
   def _num_of(self, kind: str) -> int:
-    """Returns the number of fragments of one stack."""
+    """Returns the number of fragments of the stack with the key ``kind``."""
     return dict(self.stacks)[kind] // self.layers if self.layers else 0
 
   def first_of(self, kind: str) -> int:
-    """Returns the number of the first fragment of a kind."""
+    """Returns the number of the first fragment of a stack, or of the rest."""
     first = 0
     for key, _ in self.stacks:
       if key == kind:
@@ -81,16 +80,16 @@ class Fragments:
 
   @property
   def stack_kinds(self) -> tuple[str, ...]:
-    """Kinds of the fragments of layers."""
+    """Keys of the stacks that are split into fragments."""
     return tuple(key for key, _ in self.stacks) if self.layers else ()
 
   @property
   def last_kind(self) -> str:
-    """Kind of the last fragment, which contains no layers of a stack."""
+    """Kind of the last fragment: `REST`, or `WHOLE` if it is the only one."""
     return REST if self.layers else WHOLE
 
   def place(self, number: int) -> tuple[str, int]:
-    """Returns a fragment's kind and its index among those of its kind."""
+    """Returns a fragment's kind and its index among those of this kind."""
     for kind in self.stack_kinds:
       if number < self._num_of(kind):
         return kind, number
@@ -102,8 +101,8 @@ class Fragments:
 
     Args:
       tree: Tree whose stacks have leaves ``[..., L, ...]``.
-      kind: Kind of the fragment.
-      place: Index among the fragments of this kind; may be traced.
+      kind: Key of the fragment's stack, or `last_kind`.
+      place: Index among the fragments of this stack; may be traced.
       dim: Position of the layer dim L, not counting the ``num_lead`` dims: 0
         for the arrays of one worker, 1 after a worker dim.
 

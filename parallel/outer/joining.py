@@ -162,7 +162,7 @@ class _OfEager(Joining):
     said, later = hooks
     own = state["workers"]
     delta = own["delta"]
-    if said == "finish":  # own["delta"] has been sent, the new delta has not
+    if said == "finish":  # the delta in the state has been sent
       delta = jax.tree.map(jnp.subtract, own["params"], params)
     shared = self.started(shared)
     own = shared["workers"]
@@ -185,8 +185,8 @@ class _OfStreaming(Joining):
     loop = self.loop
     moved, shared = super().late(params, state, shared, hooks, steps)
     # Fragments that this worker sent before it was late, and whose means have
-    # arrived since: phi includes their deltas. They are merged as in a worker
-    # that is on time; otherwise it would send these deltas again.
+    # arrived since, so that the outer parameters include their deltas. They are
+    # merged as in a worker on time, which else would send these deltas again.
     (first, last), tau = steps, min(loop.overlap)
     for sent_at in range(first + 1 - tau, min(first, last + 1 - tau)):
       if (number := loop.times.sent(sent_at)) is not None:
@@ -213,8 +213,8 @@ class _OfDCS3GD(Joining):
     said, later = hooks
     if said == "begin":
       return moved, shared
-    # u_i has been sent already, so the later exchange gets only the update that
-    # was computed since. `begin` does not judge updates, so a non-finite one is
+    # The last update was already sent, so the later exchange gets only the one
+    # computed since. `begin` does not judge updates, so a non-finite one is
     # replaced by zero here, as `ANY_FINITE` does.
     update = jax.tree.map(
       lambda x, w, u: x - w[None] - u, params, state["params"],

@@ -139,8 +139,8 @@ class NoLoCo(Rounds):
   def _pairs(self, number: int) -> list[tuple[int, int]]:
     """Returns the pairs (source rank, destination rank) of a round.
 
-    A worker that sits out sends to itself: then d_j = d_i, and the pull is
-    zero.
+    A worker that sits out sends to itself: its partner's outer gradient is its
+    own, and the attraction between the outer parameters is zero.
     """
     partners = partners_of_round(self.worker.size, number)
     return [(partner, i) for i, partner in enumerate(partners)]
@@ -148,14 +148,14 @@ class NoLoCo(Rounds):
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     """Returns the bytes that a device sends in the round of `steady_round`.
 
-    Each mesh permute sends d, phi and the norm of d. The number of permutes
+    Each permute sends outer gradient and parameters, and a norm. Their number
     depends on the pairs of the round: a pair may be on one device, and a device
     may send for several workers.
     """
     plan = self.plan(self.steady_round[-1])
     routes = permute_routes(self.worker, self._pairs(plan.variant)).values()
     elements = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-    # Permutes in which at least one source and destination device differ.
+    # Number of permutes that send between different devices.
     sent = sum(
       any(source != there for source, there in moves or ()) for moves in routes
     )

@@ -17,8 +17,8 @@ from parallel.kernels.codec.reference import OuterStep
 from parallel.outer.base import Params, State
 from parallel.wire import NesterovStep
 
-# Maps a tree with one `Epilogue` per parameter (None: return the means) to the
-# tree of the epilogues' results and the exchange's new state.
+# Maps a tree of `Epilogue`, one operation on the mean of each parameter (None:
+# return the means), to the tree of their results and the exchange's new state.
 MeanExchange = Callable[[Any], tuple[Any, State]]
 
 

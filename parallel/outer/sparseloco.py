@@ -108,7 +108,7 @@ class SparseLoCo(Rounds):
     weights = health.weights_of(self.weights, verdict.mask, self.worker)
     deltas = self.rule.then(deltas, weights)
     old = state["workers"]["residual"]
-    # e_m of this round, [W, ...].
+    # Decayed unsent parts of earlier rounds plus this round's delta, [W, ...].
     total = jax.tree.map(lambda e, d: self.decay * e + d, old, deltas)
     leaves, treedef = jax.tree.flatten_with_path(total)
     means, left = [], []
@@ -132,15 +132,16 @@ class SparseLoCo(Rounds):
   def _mean(
     self, x: jax.Array, block_dims: int, weights: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Averages the workers' encoded deltas.
+    """Averages the top-k elements of the workers' accumulated deltas.
 
     Args:
-      x: e_m of one parameter, ``[W, ...]``.
+      x: Accumulated deltas of one parameter, ``[W, ...]``.
       block_dims: Number of leading dims after W that no chunk crosses.
       weights: Weights of the workers, ``[workers]``.
 
     Returns:
-      The mean of all c_m, ``[...]``, and the c_m of this device, ``[W, ...]``.
+      The mean of the decoded top-k elements of all workers, ``[...]``, and
+      those elements of this device's workers, ``[W, ...]``.
     """
     n = math.prod(x.shape[1 + block_dims :])
     rows = x.reshape(*x.shape[: 1 + block_dims], n)

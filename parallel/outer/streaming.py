@@ -84,9 +84,9 @@ class Streaming(Rounds):
     keep: alpha, the weight of a worker's own parameters, in [0, 1], when it
       merges a fragment that has arrived.
     pieces: Number of steps over which an exchange is spread, for links that are
-      slower than a step. At most tau, so that the mean is complete when it is
-      applied; at most the steps between two sends, so that only one exchange is
-      in pieces at a time.
+      slower than a step. It is at most tau, so that the mean is complete when
+      it is applied, and at most the number of steps between two sends, so that
+      only one exchange is in pieces at a time.
 
   Raises:
     ValueError: ``overlap``, ``keep`` or ``pieces`` is out of range, or there
@@ -142,8 +142,8 @@ class Streaming(Rounds):
     """Maximum number of fragments of layers in flight at once."""
     most = max(1, self.fragments.num_layer_fragments)
     # A fragment is sent every `spacing` steps, and its slot is occupied until
-    # the workers with the smallest tau receive it. Workers with a larger tau
-    # merge phi_f, which then includes the mean, and read no slot.
+    # the workers with the smallest `overlap` receive it. Later workers merge
+    # the outer parameters, which then include the mean, and read no slot.
     return min(most, -(-min(self.overlap) // self.times.spacing))
 
   @property
@@ -161,7 +161,7 @@ class Streaming(Rounds):
     state = {"params": params, "optimizer": optimizer}
     if min(self.overlap):  # slots, which hold means from send to receive
       zeros = jax.tree.map(jnp.zeros_like, params)
-      # The last fragment needs one slot: it is sent again H > tau steps later.
+      # The last fragment needs one slot: `sync_every` exceeds `overlap`.
       arriving = {last: {"0": cut.take(zeros, last, 0, 0)}}
       for kind in cut.stack_kinds:
         layers = cut.take(zeros, kind, 0, 0)
@@ -203,8 +203,8 @@ class Streaming(Rounds):
       if fragment is not None:
         kind, place = self.fragments.place(fragment)
         slot = self._slot(fragment, sent_at)
-        # Only the first receive takes the outer step; workers with a larger tau
-        # merge its result later.
+        # Only the first receive takes the outer step; workers with a larger
+        # `overlap` merge its result later.
         first = tau == min(self.overlap)
         receives.append(ReceiveVariant(kind, slot, first))
         receive_numbers.append(ReceiveNumbers(place, sent_at, tau))
@@ -214,7 +214,7 @@ class Streaming(Rounds):
     )
 
   def _slot(self, fragment: int, sent_at: int) -> int:
-    """Returns the slot in which the mean of a send waits."""
+    """Returns the slot that holds a fragment's mean from send to receive."""
     many = self.fragments.num_layer_fragments
     if not self.slots or fragment >= many:  # the last fragment has one slot
       return 0
@@ -260,13 +260,13 @@ class Streaming(Rounds):
       if receive.first:
         if min(self.overlap):
           delta = _arriving(state, receive)
-        else:  # tau = 0: sent and received at once
+        else:  # sent and received in one step
           delta, state = self._exchange(
             params, state, kind, place, numbers.exchange
           )
         state = self._outer_update(delta, state, kind, place)
       params = self._merge(params, state, kind, numbers)
-    # Workers that this step's exchange, if any, has excluded restart from phi.
+    # Workers that an exchange has excluded restart from the outer parameters.
     if (mine := state.pop("mask_here", None)) is not None:
       outer = to_workers(state["params"], self.worker)
       params = health.choose(mine, params, outer)
@@ -275,14 +275,14 @@ class Streaming(Rounds):
   def sides(
     self, params: Params, state: State, kind: str, place: Any
   ) -> tuple[Params, Params]:
-    """Returns one fragment's current phi ``[...]`` and theta ``[W, ...]``."""
+    """Returns a fragment of outer ``[...]`` and own ``[W, ...]`` parameters."""
     outer = self.fragments.take(state["params"], kind, place, 0)
     return outer, self.fragments.take(params, kind, place, 1)
 
   def _exchange(
     self, params: Params, state: State, kind: str, place: Any, exchange: Any
   ) -> tuple[Params, State]:
-    """Averages a fragment's outer gradients phi - theta over the workers.
+    """Averages a fragment's outer gradients over the workers.
 
     Returns:
       The mean, a tree of ``[...]``, and the state with new residuals and the
@@ -322,7 +322,7 @@ class Streaming(Rounds):
       arriving: Slot of the fragment, with the pieces that have arrived.
       state: State of the outer loop.
       mask: Mask of included workers, float32 ``[workers]``.
-      kind: Kind of the fragment.
+      kind: Key of the fragment's stack, as in `Fragments.take`.
       numbers: Numbers of the exchange and of the piece.
 
     Returns:
@@ -351,7 +351,7 @@ class Streaming(Rounds):
   ) -> State:
     """Takes the outer step of one fragment, with its part of the state."""
     cut = self.fragments
-    index = cut.first_of(kind) + place  # into counts [fragments]
+    index = cut.first_of(kind) + place  # of the fragment's step count
     whole = state["optimizer"]
     # An optimizer's state contains trees in the structure of the parameters,
     # such as momentum, from which the fragment is sliced, and counts
@@ -376,12 +376,12 @@ class Streaming(Rounds):
   def _merge(
     self, params: Params, state: State, kind: str, numbers: ReceiveNumbers
   ) -> Params:
-    """Mixes a fragment of phi into the workers with this receive's tau."""
+    """Mixes outer parameters into those of the workers that receive now."""
     cut, place = self.fragments, numbers.place
     outer, mine = self.sides(params, state, kind, place)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
-    # One program runs on all devices, so each lane looks up its worker's tau:
-    # bool [W].
+    # bool [W]: one program runs on all devices, so each lane looks up the
+    # `overlap` of its worker.
     now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers.tau
 
     mixed = jax.tree.map(
@@ -390,7 +390,7 @@ class Streaming(Rounds):
     return cut.put(params, mixed, kind, place, 1)
 
   def mix(self, outer: jax.Array, mine: jax.Array) -> jax.Array:
-    """Returns keep * theta + (1 - keep) * phi, ``[W, ...]``."""
+    """Returns keep * mine + (1 - keep) * outer, ``[W, ...]``."""
     if not self.keep:
       return jnp.broadcast_to(outer, mine.shape)
     return self.keep * mine + (1.0 - self.keep) * outer[None]

@@ -64,7 +64,7 @@ class Agent:
     changed: Condition that is notified when a contribution is due or the peer
       has ended; guards the attributes below.
     working: Whether the user's program has to compute a contribution.
-    drawn: (`Leases.round` at the time, sample spans) of that contribution.
+    drawn: (`Leases.round`, [start, stop) sample spans) when it was drawn.
     newest: Newest committed revision that the peer holds.
     peer: State of the protocol.
     members: Members of the newest epoch, in the order of their ranks.
@@ -158,7 +158,7 @@ class Agent:
           f"coordinator {format_address(self._coordinator)}: {error}; "
           f"{self.peer.id} halts in {left_s:.0f} s"
         )
-        self._scope.closed.wait(1.0)  # a refusal may be immediate
+        self._scope.closed.wait(1.0)  # pause: a refusal may come at once
         continue
       channel = Channel(
         sock, frames.FROM_COORDINATOR, self._silence_s, ends_silent=True
@@ -257,13 +257,13 @@ class Agent:
     return True
 
   def _void(self, newest: Revision) -> bool:
-    """Drops the contribution if a revision grants its samples to others."""
+    """Drops the contribution if its samples are now granted to other peers."""
     part = self._part
     if part is None or not self._settings.samples:
       return False
     begun = part.begun, part.samples
-    # Valid: still granted to this peer, or drawn above the counter since the
-    # last commit.
+    # Valid: its samples are still granted to this peer, or were drawn from
+    # ungranted numbers since the last commit.
     if leases.valid(newest.leases, begun, self.peer.id):
       return False
     self._part, self.counted = None, False
@@ -527,7 +527,7 @@ class Agent:
       # The first message of a round: weights, samples, measurement requests.
       exchange = RoundExchange(links, task, part.weight, part.samples, rings)
       made = dict(part.combine(exchange, newest.visible, part.value))
-      exchange.end()  # a peer that calls a further operation is named
+      exchange.end()  # raises `Lost` if a peer calls one more operation
       if self._settings.samples:
         # All contributors compute the same leases from the same samples.
         made[LEASES] = leases.encode(leases.committed(

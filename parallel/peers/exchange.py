@@ -22,7 +22,7 @@ from parallel.peers.ring.link_collectives import Order
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.transfers import disagreement
 
-_MAX_OPERATIONS = 1 << 20  # per round; round r's tags follow r times this
+_MAX_OPERATIONS = 1 << 20  # per round; round r has tags from r times this
 _TIMED_BYTES = 1 << 16  # smaller sums measure latency, not bandwidth
 
 
@@ -141,8 +141,8 @@ class RoundExchange:
 
     Returns:
       Order of additions, contributors in that order, and sizes of sites. With
-      measured links the fastest one of a ring, a direct exchange and a sum
-      inside sites first; otherwise the ring of the ranks.
+      measured links it is the fastest of a ring, a direct exchange and a sum
+      inside each site first; otherwise it is a ring in the order of the ranks.
     """
     if self._rings is None:
       return Algorithm("ring", self.contributors)

@@ -48,7 +48,7 @@ class AdmissionTimeout:
     if not message.lost:
       self._lost_since = None
       return None
-    # Without a holder of the newest revision the swarm cannot continue.
+    # No connected peer holds the newest revision: the swarm cannot continue.
     self._lost_since = self._lost_since or now
     # A holder may still reconnect.
     if now - self._lost_since <= self._settings.alone_s:

@@ -38,11 +38,11 @@ class Row(NamedTuple):
 
 
 class Buffers(NamedTuple):
-  """Buffers of a stage: trees of ``[P, ...]``, each with its own P slots.
+  """Buffers of a stage: trees of ``[P, ...]``, where P slots differ by tree.
 
   Attributes:
     inputs: Inputs of parts. The last slot takes values that are not read.
-    cotangents: Cotangents of the outputs of parts; the last slot as above.
+    cotangents: Cotangents of the outputs of parts. Its last slot is not read.
     residuals: Residuals that forwards have saved for backwards.
     deltas: Values that the first half of a split backward saves for the second
       half (`parallel.pipeline.residuals`).
@@ -175,7 +175,7 @@ class Actions(NamedTuple):
   def _one_of(
     self, row: Row, actions: dict[Kind, Callable[[], Tree]], otherwise: Tree
   ) -> Tree:
-    """Runs the one of some actions that the tick has; else ``otherwise``."""
+    """Runs the tick's action if it is in ``actions``; else ``otherwise``."""
     # Kinds that the schedule never uses are excluded at trace time, so that
     # their branches are not compiled.
     used = [kind for kind in actions if (self.schedule.kinds == kind).any()]
@@ -208,7 +208,7 @@ class Actions(NamedTuple):
       for values, place in zip(arriving, places, strict=True):
         buffer = write(buffer, values, place)
       return write(buffer, entering, entered)
-    # At most one of the two is read; the other one has the last slot's number.
+    # At most one of arriving, entering is read; the other has the last slot.
     place, = places
     values = jax.tree.map(
       lambda a, e: jnp.where(place < entered, a, e), *arriving, entering
@@ -227,7 +227,7 @@ class Actions(NamedTuple):
 
 
 def runs(count: int, schedule: PipelineSchedule) -> str:
-  """Returns the scope by which the ledger knows in how many ticks code runs.
+  """Returns the named scope that tells a ledger in how many ticks code runs.
 
   Example:
     >>> from parallel.plans.pipeline.builders import build

@@ -119,7 +119,7 @@ class Kept(NamedTuple):
   def of_input(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
-    # Transposes U: cotangents of e (the deltas) and of x.
+    # The transpose of U gives the deltas (cotangents of K's result), and dx.
     sums = _Sums(self._linear(params, fixed, x, kept), params, x)
     deltas, dx = jax.linear_transpose(sums.added_up, sums.summands, x)(dy)
     return dx, deltas
@@ -128,7 +128,7 @@ class Kept(NamedTuple):
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree,
     deltas: Tree,
   ) -> Tree:
-    # Transposes K: from the deltas to the gradients.
+    # The transpose of K maps the deltas to the gradients of the parameters.
     sums = _Sums(self._linear(params, fixed, x, kept), params, x)
     return jax.linear_transpose(sums.of_params, params)(deltas)[0]
 
@@ -220,7 +220,7 @@ def _to_keep(program: _Program, num: int) -> list[int]:
 
 
 class _Sums:
-  """Linear function of tangents p' and x', split as U(K(p'), x').
+  """Linear function of tangents p' (parameters), x' (input): U(K(p'), x').
 
   Attributes:
     summands: Shapes of the results of K.
@@ -257,11 +257,11 @@ class _Sums:
     self.summands = [program.shapes[i] for i in self._moving]
 
   def of_params(self, params: Tree) -> list[jax.Array]:
-    """Computes K(p') of the tangents ``params``."""
+    """Computes the products with ``params``, the tangents of parameters: K."""
     return _Program(self._known, params).results(self._moving)
 
   def added_up(self, summands: list[jax.Array], x: Tree) -> Tree:
-    """Computes U(e, x') of ``summands`` e and tangents ``x``."""
+    """Computes the function of K's result and of ``x``, input tangents: U."""
     values = self._still | dict(zip(self._moving, summands, strict=True))
     return self._tree.unflatten(jax.core.eval_jaxpr(
       self._rest, [values[i] for i in sorted(values)], *jax.tree.leaves(x)

@@ -162,7 +162,7 @@ class Pipeline:
     """Returns the scores ``[M, ...]``; arguments as in `gradients`."""
     assert not self.schedule.has_backward
     run = _Run(self, functions, params, constants, batch)
-    # No cotangents, residuals, deltas or gradients: empty trees.
+    # Cotangents, residuals, deltas and gradients are empty trees.
     count = self.schedule.num_microbatches
     start = _Carry(
       Buffers(run.places(run.table.inputs.places + 1), (), (), ()),

@@ -69,7 +69,8 @@ class Transformer:
     if not self.head_width:
       if self.num_heads > self.width:
         raise ValueError(
-          f"num_heads={self.num_heads} is more than width={self.width}"
+          f"num_heads={self.num_heads} is more than width={self.width}, so "
+          "heads would have no channels; set head_width"
         )
       object.__setattr__(self, "head_width", self.width // self.num_heads)
 

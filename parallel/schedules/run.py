@@ -179,12 +179,12 @@ def _round(
 
 
 def _add(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
-  """Adds ``[k, K]`` to chunks of ``[C, K]``; index C is dropped."""
+  """Adds ``[k, K]`` to chunks of ``[C, K]``; drops those with index C."""
   return chunks.at[where].add(arrived, mode="drop")
 
 
 def _put(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
-  """Writes ``[k, K]`` over chunks of ``[C, K]``; index C is dropped."""
+  """Writes ``[k, K]`` over chunks of ``[C, K]``; drops those with index C."""
   return chunks.at[where].set(arrived, mode="drop")
 
 
@@ -195,7 +195,7 @@ def _take(chunks: jax.Array, where: jax.Array) -> jax.Array:
 
 
 def _all_reduce_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Reshapes ``[R, ...]`` to ``[R, C, K]``; returns it and the inverse."""
+  """Splits ``[R, ...]`` to chunks ``[R, C, K]``; also returns the inverse."""
   del axis
   size = math.prod(x.shape[1:])
   chunks = _cut(x.reshape(x.shape[0], size), schedule.num_chunks)
@@ -203,7 +203,7 @@ def _all_reduce_layout(schedule: Schedule, x: jax.Array, axis: Axis):
 
 
 def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Reshapes ``[R, N s, ...]`` to ``[R, C, K]``; returns it and a function.
+  """Splits ``[R, N s, ...]`` to chunks ``[R, C, K]``; also returns a function.
 
   The returned function extracts each lane's slice, ``[R, s, ...]``, from the
   result ``[R, C, K]``.
@@ -229,7 +229,7 @@ def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
 
 
 def _all_gather_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Reshapes ``[R, s, ...]`` to ``[R, C, K]``; returns it and a function.
+  """Splits ``[R, s, ...]`` to chunks ``[R, C, K]``; also returns a function.
 
   A lane's own chunks are in place, the others are zero. The returned function
   turns ``[R, C, K]`` into all slices in rank order, ``[R, N s, ...]``.

@@ -22,7 +22,7 @@ PRIVATE_SCALES = ("none", "init", "forward")
 # runs only if a norm follows; otherwise it is a psum.
 PROJECTION_ROUTES: dict[str, Reduction] = ROUTES | {"ring_kernel": lax.psum}
 
-# Routes with a kernel that reduces, adds and normalises.
+# Reductions with a kernel that also adds the sum and normalises.
 FUSED_ROUTES = ("one_shot", "ring_kernel")
 
 
@@ -36,15 +36,15 @@ class PartialSync:
       sum over ranks would have sqrt(ranks) times their standard deviation.
       "forward" multiplies them by sqrt(ranks), "init" leaves the factor to the
       initialisation of the weights, "none" omits it.
-    forward_dtype: Dtype of the forward reduction; None: dtype of activations.
-    backward_dtype: Dtype of the backward reduction; None: dtype of cotangents.
+    forward_dtype: Dtype of the forward reduction; None for that of activations.
+    backward_dtype: Dtype of the backward reduction; None for the cotangents'.
     overlap: Whether shared channels are computed first, by a separate product,
       so that a compiler with asynchronous collectives reduces them while the
       private channels are computed. If not, a device with one lane computes all
       channels in one product.
     route: Implementation of both reductions: a key of ``PROJECTION_ROUTES``, or
-      a function that replaces ``lax.psum``. The routes in ``FUSED_ROUTES`` use
-      their kernels where `reductions.kernel_of_norm` finds one.
+      a function that replaces ``lax.psum``. Those in ``FUSED_ROUTES`` use their
+      kernels where `reductions.kernel_of_norm` finds one.
 
   Raises:
     ValueError: A value is unknown or out of range.

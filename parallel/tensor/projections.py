@@ -6,7 +6,7 @@ block reads the stream through a column-parallel projection, which communicates
 nothing, and updates it through a row-parallel projection, which turns the
 partial outputs ``y_m`` of the ranks into
 
-    F(y)_m = [ sum_j y_j[..., :k] , s * y_m[..., k:] ]
+    F(y)_m = [ sum_j y_j[..., :k] , s * y_m[..., k:] ]    s: `PartialSync.scale`
 
 The backward is the exact transpose. Each rank has separate cotangents, and only
 F^T, which sums the same k channels over ranks, communicates. At ``p = 1`` this
@@ -98,7 +98,7 @@ def column_parallel(
   if w.shape[0] > 1 and num_shared < x.width:  # the lanes' streams differ
     x = x.resolved()
     return x, _columns_of_lanes(x, gain, w, eps)
-  # One stream on this device: either there is one lane, or all channels are
+  # This device has one stream: there is one lane, or all channels are
   # shared and the private part [R, B, T, 0] is empty, so that lane 0 represents
   # all.
   updates = (None, None)
@@ -174,11 +174,11 @@ def row_parallel(
 ) -> Update:
   """Multiplies by each rank's rows; sums the shared channels over ranks.
 
-  With the routes "one_shot" and "ring_kernel" the sum is deferred to the next
-  column-parallel projection of the stream, if a device has one lane and a
-  kernel takes the operands: one kernel then sums, adds and normalises.
-  Otherwise this function sums; "one_shot" is then a route of `parallel.routes`
-  and "ring_kernel" a psum.
+  The sum is deferred to the kernel of the stream's next column-parallel
+  projection if ``sync.route`` is "one_shot" or "ring_kernel", a device has one
+  lane, and the kernel supports the operands. It sums, adds and normalises.
+  Otherwise this function sums: "one_shot" as in `parallel.routes`,
+  "ring_kernel" by a psum.
 
   Args:
     y: Rank-local activations ``[R, B, T, F]``.
@@ -191,7 +191,7 @@ def row_parallel(
     The update of the residual stream.
 
   Raises:
-    ValueError: The route does not support the dtype of the reduction.
+    ValueError: "ring_kernel" does not support ``sync.forward_dtype``.
 
   Example:
     Two ranks share the first of two channels. It is the sum 1 + 2; the private
@@ -218,7 +218,7 @@ def row_parallel(
       y.shape[1:-1], w.shape[-1], y.dtype, axis, sync, implementation
     )
   if fused is not None:
-    # The kernel multiplies private channels by the scale, hence 1.0 here.
+    # The scale is 1, since the kernel multiplies private channels by it later.
     return Update(*_row_products(y, w, sync, 1.0), Pending(axis, sync))
   return summed(row_products(y, w, axis, sync), axis, sync)
 

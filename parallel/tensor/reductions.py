@@ -1,6 +1,6 @@
 """Sums of row-parallel projections over ranks, forward and backward.
 
-Partial sums are reduced by a route of `parallel.routes`, or by a kernel that
+Partial sums are reduced by a function of `parallel.routes`, or by a kernel that
 also adds the sum to the residual stream and normalises it. In both cases the
 backward is written by hand: it sums the ranks' cotangents of the shared
 channels, in a dtype that can differ from that of the forward.
@@ -49,7 +49,7 @@ def sum_over_ranks(
   Args:
     y: Partial sums of this device, ``[B, T, K]``.
     name: Mesh axis of the tensor ranks.
-    sync: Dtypes and route of the reductions.
+    sync: Dtypes and algorithm of the reductions.
 
   Returns:
     The sums ``[B, T, K]`` in y's dtype, named ``REDUCED`` for remat policies.
@@ -72,11 +72,11 @@ def kernel_of_norm(
   sync: PartialSync,
   implementation: Implementation,
 ) -> Callable[[float], ReduceAddNorm] | None:
-  """Returns the route's kernel that reduces, adds and normalises.
+  """Returns the kernel of ``sync.route`` that reduces, adds and normalises.
 
   "one_shot" gathers all ranks' partial sums and adds them in the kernel;
-  "ring_kernel" reduces in the kernel. In the backward the route sums the ranks'
-  cotangents without its kernel.
+  "ring_kernel" reduces in the kernel. The backward sums the ranks' cotangents
+  without a kernel ("ring_kernel": by a psum).
 
   Rematerialization that does not repeat the reduction must save the new stream
   and the normalised rows: 2 H channels, where `sum_over_ranks` alone saves K.
@@ -92,7 +92,7 @@ def kernel_of_norm(
 
   Returns:
     A function from eps, the number that is added to the mean square, to the
-    kernel; None if the route has no kernel for such a stream.
+    kernel; None if ``sync.route`` has no kernel for such a stream.
 
   Raises:
     ValueError: The kernel does not support the dtype of the reduction.
@@ -121,7 +121,7 @@ def kernel_of_norm(
 def _reduce_add_norm(
   axis: Axis, sync: PartialSync, implementation: Implementation, eps: float
 ) -> ReduceAddNorm:
-  """Builds the differentiable kernel of a route in ``FUSED_ROUTES``."""
+  """Builds the differentiable kernel of ``sync.route``, a fused one."""
   options = {
     "private_scale": sync.scale(axis), "eps": eps,
     "implementation": implementation,
@@ -174,8 +174,8 @@ def _differentiable(
     d_shared, d_private, d_gain = transpose(cotangents)
     total = _sum_in(d_shared, axis.name, sync.backward_dtype, sync.route)
     scale = jnp.asarray(sync.scale(axis), d_private.dtype)
-    # Cotangents of shared, private, partial sums, update of private channels
-    # and gain.
+    # Cotangents of shared channels, private channels, partial sums, update of
+    # private channels, and gain.
     return (
       d_shared, d_private, varying(total, axis.name), d_private * scale, d_gain
     )
@@ -232,7 +232,7 @@ def cast_to_ranks(
   Args:
     x: Activations that are equal on all ranks.
     name: Mesh axis of the tensor ranks.
-    backward_dtype: Dtype of that sum; None: the cotangents'.
+    backward_dtype: Dtype of that sum; None for the dtype of the cotangents.
   """
   return _with_transpose(
     lambda x: varying(x, name), lambda g: _sum_in(g, name, backward_dtype), x

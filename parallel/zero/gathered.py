@@ -5,7 +5,8 @@ shards. The forward gathers a layer's parameters, runs the layer and keeps its
 residuals without the parameters. The backward gathers the parameters again,
 from the shards or from the secondary copy, runs the layer's VJP and immediately
 reduces the parameters' gradients. At most one layer's parameters are whole at a
-time, or two layers' with prefetch. `parallel.zero.shards` defines depths.
+time, or two layers' with prefetch. A depth is a number of levels of ranks over
+which a tensor is sharded (`parallel.zero.shards`).
 
 The backward is written by hand (`jax.custom_vjp`). The transpose of the gather
 is unsuitable, for three reasons:
@@ -146,8 +147,8 @@ class Gathered:
       # since the cotangent of a loss is a constant.
       source = after(source, done, self.shards.ordered)
       dsinks, *dargs = self._backward(tensors, vjp, source, dy)
-      # The gradient of the parameters is the cotangent of the sinks; None marks
-      # the weights' zero cotangent.
+      # The gradient of the parameters is the cotangent of `Shard.sink`; None
+      # marks the weights' zero cotangent.
       return None, dsinks, *dargs
 
     call.defvjp(forward, backward)
@@ -243,7 +244,8 @@ class Gathered:
     left to gather and runs outside the loop.
 
     Returns:
-      A differentiable function of weights, sinks and x.
+      A differentiable function of the weights' shards, of their sinks (zeros
+      whose cotangents are the gradients, see `Shard`) and of activations x.
     """
 
     def run(weights, x):
@@ -267,8 +269,8 @@ class Gathered:
       return run(weights, x)[0]
 
     def forward(weights, sinks, x):
-      # vjps and copies: of layers 0 to last - 1, stacked; vjp and copy: of the
-      # last layer.
+      # vjps and copies are those of layers 0 to last - 1, stacked; vjp and copy
+      # are those of the last layer.
       y, ((vjps, copies), (vjp, copy)) = run(weights, x)
       if copy is None:
         copies, copy = weights, _at(weights, last)
@@ -325,7 +327,7 @@ class Gathered:
   def _backward(
     self, tensors: Any, vjp: Any, source: Any, dy: Any
   ) -> tuple[Any, ...]:
-    """Returns the gradients of the sinks and of the arguments."""
+    """Returns the gradients of the parameters (`Shard.sink`) and arguments."""
     # `_call` has stored None here if the VJP needs parameters.
     whole = None
     if vjp.args_res[0] is None:
@@ -396,7 +398,7 @@ class Gathered:
     """Runs a VJP and reduces the gradients of the parameters.
 
     Returns:
-      The gradients of the sinks, then one gradient per argument.
+      The parameters' gradients (`Shard.sink`), then one gradient per argument.
     """
     if vjp.args_res[0] is None:
       vjp.args_res[0] = self._per_lane(whole)
@@ -462,7 +464,7 @@ def _put(tree: Any, layer: Any, i: Any) -> Any:
 
 
 def _parts(params: Any) -> tuple[Any, Any, Any]:
-  """Splits a tree of `Shard` into trees of weights, sinks and tensors."""
+  """Splits a tree of `Shard` into trees of its weight, sink and tensor."""
 
   def part(field):
     return jax.tree.map(

@@ -59,7 +59,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-  """A partition on a mesh.
+  """ZeRO partition of a training state on a mesh.
 
   Attributes:
     partition: Sharding depth of each part of the state.
@@ -141,7 +141,7 @@ class Shards:
     )
 
   def working(self, stored: Any, tensors: Any) -> Any:
-    """Gathers stored shards from depth o to w, once per step.
+    """Gathers optimizer shards (depth o) to weight shards (depth w) per step.
 
     Args:
       stored: Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32.
@@ -153,8 +153,8 @@ class Shards:
       hold equal values.
     """
 
-    # Weights are encoded before the first gather and stay encoded at depth w: a
-    # single rounding, and few bits on every level and in memory.
+    # Weights are encoded before the first gather and stored encoded: they are
+    # rounded once, and have few bits on every level and in memory.
     def to_wire(x, tensor):
       codec = self._codec(self.partition.weight_codec, tensor)
       return self._encode(x, codec) if codec else x.astype(tensor.dtype)
@@ -165,7 +165,7 @@ class Shards:
     )
 
   def materialise(self, weights: Any, tensors: Any) -> Any:
-    """Gathers the weights of a step from depth w to whole tensors.
+    """Gathers the weights of a step from their depth w to whole tensors.
 
     Args:
       weights: Result of `working`, or slices of its leading dims, such as one
@@ -186,7 +186,7 @@ class Shards:
     return jax.tree.map(decode, tensors, whole)
 
   def copy(self, whole: Any, tensors: Any) -> Any:
-    """Slices this device's part of the secondary copy out of whole tensors.
+    """Slices this device's part of the secondary copy of the whole weights.
 
     Args:
       whole: Tree of ``[*lead, *shape]``, as `materialise` returns it.
@@ -194,7 +194,7 @@ class Shards:
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{s-1}, k]``, or of `Encoded` with such
-      payloads and scales.
+      payloads and scales; s is the depth of the copy.
     """
     depth = self.partition.secondary
 
@@ -216,7 +216,7 @@ class Shards:
     return jax.tree.map(part, tensors, whole)
 
   def materialise_copy(self, copies: Any, tensors: Any) -> Any:
-    """Gathers the secondary copy to whole tensors.
+    """Gathers the secondary copy of the weights to whole tensors.
 
     Args:
       copies: Result of `copy`, or slices of its leading dims.
@@ -247,7 +247,7 @@ class Shards:
     depth = self.partition.optimizer
     lead = stored.shape[: stored.ndim - depth - 1]
     lanes = [axis.lanes for axis in self.inner]
-    # A gradient at depth g has the length of this many shards at depth o >= g.
+    # A gradient shard is as long as this many shards of the optimizer state.
     parts = self.partition.degree(depth) // self.partition.degree(
       self.partition.gradients
     )
@@ -255,7 +255,7 @@ class Shards:
     return varying(zeros, *collectives.varying_axes(stored), *self.names)
 
   def reduce(self, gradients: Any, tensors: Any) -> Any:
-    """Reduce-scatters gradients of whole tensors over the g inner levels.
+    """Reduce-scatters whole tensors' gradients to their depth, g inner levels.
 
     Args:
       gradients: Tree of ``[D, *lead, *shape]``, one summand per lane of this
@@ -284,10 +284,10 @@ class Shards:
     return self._scatter(laid_out, 0, self.partition.gradients)
 
   def finish(self, gradients: Any) -> Any:
-    """Sums reduced gradients over the levels beyond g, once per step.
+    """Sums gradients over the levels beyond their depth g, once per step.
 
-    Each level between g and o has a reduce-scatter. The levels beyond o hold
-    replicas of the optimizer state and share one all-reduce.
+    Each level between g and the optimizer's depth o has a reduce-scatter. The
+    levels beyond o hold replicas of its state and share one all-reduce.
 
     Args:
       gradients: Result of `reduce`, or its sum over microbatches.
@@ -303,8 +303,8 @@ class Shards:
     names = tuple(axis.name for axis in self.inner[depth:])
 
     def all_reduce(x):
-      # x: [*lead, l_0, l_1, ..., k]; the lanes of the levels beyond o are the
-      # last dims before k.
+      # x: [*lead, l_0, l_1, ..., k]. The last dims before k are lanes of the
+      # levels over which the optimizer state is not sharded.
       beyond = tuple(range(x.ndim - 1 - (num_levels - depth), x.ndim - 1))
       return lax.psum(jnp.sum(x, axis=beyond), names)
 
@@ -347,7 +347,7 @@ class Shards:
       codec = Codec(partition.gradient_codec, partition.block)
     inside = partition.degree(partition.optimizer) // partition.degree(lower)
 
-    def is_coded(x):  # decided by the size of the shard at depth o
+    def is_coded(x):  # depends on the size of optimizer shards
       return codec is not None and partition.is_coded(x.shape[-1] // inside)
 
     coded = jax.tree.map(is_coded, tree)

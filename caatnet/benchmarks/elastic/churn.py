@@ -20,8 +20,7 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/elastic/churn.py.
 
   Raises:
-    RuntimeError: Digests differ, no round is committed for too long, or a
-      worker fails.
+    RuntimeError: Digests differ, a worker fails, or no round ends for limit_s.
   """
   options = config.benchmark
   runs = []

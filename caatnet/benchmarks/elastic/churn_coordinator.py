@@ -90,7 +90,7 @@ class Coordinator:
     return list(history.replay(history.read(self._log)))
 
   def lines(self, start: float, stop: float) -> list[str]:
-    """Returns lines printed between two `time.time`s, with 1 s of margin."""
+    """Returns lines printed from 1 s before ``start`` to 1 s after ``stop``."""
     clock = [
       time.strftime("%H:%M:%S", time.localtime(moment))
       for moment in (start - 1, stop + 1)

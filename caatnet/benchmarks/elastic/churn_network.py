@@ -57,7 +57,7 @@ class Network(Churn):
     self._nodes: dict[int, Worker] = {}  # node -> its newest worker
     self._caused = 0.0  # time of the last event, `time.monotonic`
     self._loopback = False  # whether the next worker listens at 127.0.0.1
-    # Node -> (source, target) links whose packets are dropped for it.
+    # Node -> links (source, target) that an event of this node disturbs.
     self._dropped_for: dict[int, list[tuple[int, int]]] = {}
     self._lifted = threading.Event()  # set at the end: timers do nothing then
     super().__init__(folder, config, seed)
@@ -97,7 +97,7 @@ class Network(Churn):
 
   def _join(self, word: str = "new") -> None:
     node = self._free()
-    self._restore(node)  # dropped for a former worker
+    self._restore(node)  # ends an event of the node's former worker
     super()._join(word)
     self._nodes[node] = self._workers[-1]
 
@@ -106,7 +106,7 @@ class Network(Churn):
       self._mesh.restore(*link)
 
   def _cause(self, kind: str, rng: random.Random) -> None:
-    """Injects an event; a disturbed worker counts as stopped for that time."""
+    """Injects an event; its worker is `stopped` while the event lasts."""
     self._caused = time.monotonic()
     if kind not in REACHABILITY:
       super()._cause(kind, rng)
@@ -142,7 +142,7 @@ class Network(Churn):
     if kind != "loopback":
       self._dropped_for[node] = links
       for link in links:
-        self._mesh.restore(*link)  # of an event of the other end
+        self._mesh.restore(*link)  # ends an event of the link's other end
         self._mesh.drop(*link, what)
     worker.stopped = True
     if not joins:

@@ -41,7 +41,7 @@ from parallel.peers.transport import handshake
 
 RATE = np.float32(0.05)
 TARGET = np.float32(1.0)
-_AHEAD = 1000  # rounds
+_AHEAD = 1000  # rounds that an "ahead" worker adds to its checkpoint's
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of asm-generic/socket.h
 
 
@@ -65,7 +65,7 @@ def loss(theta: np.ndarray) -> float:
 
 
 def combine(exchange, state, part):
-  """Returns the next shared state: a gradient step, and the samples so far."""
+  """Takes a gradient step, counts samples, and returns the new shared state."""
   value, count = part
   counts = exchange.gather(np.array([count], np.int64))
   total = sum(int(np.frombuffer(c, np.int64)[0]) for c in counts)
@@ -142,7 +142,7 @@ def obey(spoil: Callable[[], None], end: Callable[[], None]) -> None:
 
 
 def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
-  """Writes a checkpoint unless it exists; keeps the last few."""
+  """Writes a checkpoint unless it exists; keeps the newest three."""
   path = folder / f"{revision:09}.checkpoint"
   if path.exists():
     return

@@ -1,7 +1,6 @@
 """Swarm with faults: its processes, and the injected events.
 
-Workers of `Churn` have no model (`churn_peer`); those of `churn_training`
-train.
+Workers of `Churn` have no model (`churn_peer`), those of `churn_training` do.
 """
 
 from collections import Counter
@@ -52,7 +51,7 @@ class Worker(processes.Process):
   """Process of a worker.
 
   Attributes:
-    stopped: Whether it is stopped temporarily (SIGSTOP).
+    stopped: Whether it is no event's target: paused, unreachable or refused.
   """
 
   stopped = False
@@ -89,8 +88,8 @@ class Churn:
     self._workers: list[Worker] = []
     self._run = 0  # number of complete restarts
     self._dropped: list[str] = []  # reports of contributions not counted
-    self._refused = 0  # workers whose run is ahead
-    self._least = 0  # revision of the checkpoint of the newest run
+    self._refused = 0  # number of refused workers, whose run is ahead
+    self._least = 0  # revision of the checkpoint that the newest run began with
     self._coordinate()
 
   def run(self, progress: Progress) -> dict[str, Any]:
@@ -186,7 +185,7 @@ class Churn:
       if line["revision"] <= self._least:
         self._problem = f"rounds up to {self._least} are lost: {line}"
       # All workers must report the same digest and samples for a revision. A
-      # loss also depends on a bit flipped after the digest was computed.
+      # loss is computed later and may differ, after a bit was flipped.
       there = self._seen.setdefault(line["revision"], line)
       if there is line and line["revision"] == self.reached:
         self._commits.append(time.monotonic())

@@ -40,7 +40,7 @@ class Training(Churn):
       num_steps: Number of steps; 0 keeps the config's.
     """
     self._config, self._losses = config, set[float]()
-    self._homes: list[pathlib.Path] = []  # of the workers, in their order
+    self._homes: list[pathlib.Path] = []  # folder of each of the workers
     changed = json.loads(config.to_json())
     del changed["benchmark"]
     changed["seed"] = seed

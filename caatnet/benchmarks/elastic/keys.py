@@ -79,11 +79,12 @@ class Membership:
       {"peers": 3, "rounds": 2, "least": 3, "leaves": 1},
       {"peers": 4, "rounds": 1, "least": 4, "cuts": 1},
     ),
-    'Systems to search, each with its number of "peers" and "rounds", "least" '
-    'and "quorum" of `Rules`, and number of faults by kind.', COUNT_OR_NONE,
+    'Systems to search: numbers of "peers", "rounds", members to start '
+    '("least"), contributions to a round ("quorum"), and faults by kind.',
+    COUNT_OR_NONE,
   )
   most: int = field(
-    500_000, "Number of states after which the search of a world stops.", COUNT
+    500_000, "Number of states after which the search of a system stops.", COUNT
   )
 
 
@@ -122,9 +123,9 @@ class Ring:
     "ms, and size of the all-reduce in MB.", COUNT_OR_NONE, empty=True,
   )
   num_connections: tuple[int, ...] = field(
-    (1, 4, 8), "Data connections over these links.", COUNT
+    (1, 4, 8), "Numbers of data connections for each link in `links`.", COUNT
   )
-  shaped_rounds: int = field(3, "Repetitions over these links.", COUNT)
+  shaped_rounds: int = field(3, "Repetitions for each link in `links`.", COUNT)
   shaped_block_bytes: int = field(
-    2**18, "Bytes that are sent and added at a time over these links.", COUNT
+    2**18, "Bytes sent and added at a time on each link in `links`.", COUNT
   )

@@ -19,7 +19,7 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/membership.py.
 
   Raises:
-    ValueError: A world has an unknown key.
+    ValueError: An item of config.benchmark.worlds has an unknown key.
   """
   rows = [_searched(world, config.benchmark.most)
           for world in config.benchmark.worlds]

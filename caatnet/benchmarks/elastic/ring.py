@@ -1,4 +1,4 @@
-"""Times of sums over links of `parallel.peers`, raw streams and gloo."""
+"""Times of all-reduces by `parallel.peers` and gloo, and of raw TCP streams."""
 
 from collections.abc import Callable, Sequence
 import concurrent.futures
@@ -149,7 +149,7 @@ def _on_loopback(
       },
       options.rounds, label=f"{count} peers",
     )
-  # Fails if a sum has sent other bytes than the closed formula.
+  # Fails if a sum has not sent the bytes that the closed formula gives.
   counted = {
     name: _same_as_stated(name, size, each.found, options.block_bytes)
     for name, (order, _) in orders.items() if order == "sum"
@@ -192,17 +192,24 @@ def _on_loopback(
 def _same_as_stated(
   order: str, size: int, found: Sequence[dict[str, int]], block: int
 ) -> dict[str, int]:
-  """Returns the bytes that peer 0 sent; checks all peers' by the formula."""
+  """Checks the bytes that peers sent by a formula; returns those of peer 0."""
   stated = [
     link_collectives.sum_bytes(order, size, len(found), rank, block)
     for rank in range(len(found))
   ]
   for rank, (there, wanted) in enumerate(zip(found, stated, strict=True)):
     if (there["payload"], there["framing"]) != wanted:
-      raise RuntimeError(f"{order}: peer {rank} sent {there}, not {wanted}")
+      raise RuntimeError(
+        f"{order}: peer {rank} sent {there['payload']:,} bytes of payload and "
+        f"{there['framing']:,} of framing, but the formula gives {wanted[0]:,} "
+        f"and {wanted[1]:,}"
+      )
   kernel = sum(there["kernel"] for there in found)
   if kernel != sum(map(sum, stated)):
-    raise RuntimeError(f"{order}: the kernel has counted {kernel:,} bytes")
+    raise RuntimeError(
+      f"{order}: the kernel has counted {kernel:,} bytes from all peers, not "
+      f"{sum(map(sum, stated)):,}"
+    )
   return {"payload": stated[0][0], "framing": stated[0][1]}
 
 
@@ -267,7 +274,7 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
         rows.append({
           **link, "num_connections": num_connections, "first_s": taken[0],
           "seconds": seconds,
-          # Each of two peers sends the array once in all.
+          # In total, each of the two peers sends the bytes of one array.
           "payload_mbit": 32 * size / seconds / 1e6, **sent,
         })
   return rows

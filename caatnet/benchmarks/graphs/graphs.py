@@ -274,7 +274,7 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
 
 
 def _large(config: Any) -> dict[str, Any]:
-  """Builds and trains in a separate process with a memory limit."""
+  """Builds a graph and trains on it in a process with a memory limit."""
   options = config.benchmark
   config = copy.deepcopy(config)
   with tempfile.TemporaryDirectory() as folder:
@@ -296,7 +296,7 @@ def _large(config: Any) -> dict[str, Any]:
 
 
 def _built_and_trained(config: Any) -> dict[str, Any]:
-  """Builds and trains a large graph in a process with little memory.
+  """Builds a large graph and trains on it in a process with little memory.
 
   The limit (RLIMIT_DATA) applies to private memory: the heap, stacks and
   private mappings. Pages of the graph's files belong to the page cache, which
@@ -331,7 +331,7 @@ def _built_and_trained(config: Any) -> dict[str, Any]:
 
 
 def _row(part: str, start: float, loss: str) -> dict[str, Any]:
-  """Returns the time since ``start``, own memory and peak resident memory."""
+  """Returns the time since ``start``, private and peak resident memory."""
   status = {
     line.split(":")[0]: int(line.split()[1])
     for line in pathlib.Path("/proc/self/status").read_text().splitlines()

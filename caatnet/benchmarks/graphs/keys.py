@@ -23,8 +23,8 @@ class LargeGraph:
   num_features: int = field(128, "Features of a node.", COUNT)
   steps: int = field(100, "Training steps.", COUNT)
   limit_mb: int = field(
-    2000, "Memory limit of the process without mapped files (RLIMIT_DATA), in "
-    "MB.", COUNT,
+    2000, "Limit of the process's private memory (RLIMIT_DATA), in MB; mapped "
+    "files do not count.", COUNT,
   )
 
 

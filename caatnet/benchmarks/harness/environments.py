@@ -1,4 +1,4 @@
-"""Virtual environments with other projects' packages, each made once."""
+"""Virtual environments with other projects' packages, each created once."""
 
 from collections.abc import Mapping, Sequence
 import fcntl
@@ -58,7 +58,7 @@ def _of_uv(environment: Mapping[str, str]) -> dict[str, str]:
       " ", "," if name == "FIND_LINKS" else " "
     ) for name in _SOURCES if f"PIP_{name}" in environment
   }
-  # As pip does: the best version of all indexes.
+  # Like pip, uv then takes the best version of all indexes.
   found |= {"UV_INDEX_STRATEGY": "unsafe-best-match"}
   return {k: v for k, v in found.items() if k not in environment}
 
@@ -74,7 +74,7 @@ def execute(
     environment: Variables in addition to those of this process.
 
   Raises:
-    ValueError: The command cannot be run, or fails; with its error line.
+    ValueError: The command cannot be run, or fails; the message has its error.
   """
   try:
     ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""Scripts of other Pythons, and functions in fresh processes."""
+"""Scripts in other Python interpreters, and functions in new processes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import concurrent.futures
@@ -21,7 +21,7 @@ def ask_script(
   command: Sequence[str], question: Any = None, *,
   environment: Mapping[str, str] = _NONE, limit_s: float | None = None,
 ) -> Any:
-  """Runs a script of another Python; returns its last line of JSON.
+  """Runs a script in another Python; returns the last line of its JSON output.
 
   Args:
     command: Python, script and its arguments.
@@ -31,7 +31,7 @@ def ask_script(
 
   Raises:
     ValueError: The script cannot be run, takes too long, prints no JSON, or
-      fails; with the last line of its stderr.
+      fails; the message then has the last line of its stderr.
   """
   named = f"config.benchmark.python_path={command[0]!r}"
   try:

@@ -33,7 +33,7 @@ class Peers:
   )
   packages: tuple[str, ...] = field(
     ("torch", "transformers", "llama-cpp-python", "gguf"),
-    "Requirements of that environment.", empty=True,
+    "Requirements of the environment that is made.", empty=True,
   )
   compiled: bool = field(
     True, "Whether Hugging Face's model is also timed with torch.compile, "

@@ -108,7 +108,7 @@ class Llama:
 
     Args:
       path: The file.
-      asked: ``threads``, ``batch`` sequences, and ``model``.
+      asked: Numbers of ``threads`` and sequences (``batch``), and ``model``.
 
     Raises:
       RuntimeError: llama.cpp rejects the file.
@@ -117,7 +117,7 @@ class Llama:
 
     self.api, self.batch = api, asked["batch"]
     self.size = asked["model"]["vocab_size"]
-    # Without it, every message of the library is printed to stderr.
+    # Without a callback, the library prints its messages to stderr.
     self._quiet = api.llama_log_callback(lambda *_: None)
     api.llama_log_set(self._quiet, ctypes.c_void_p(0))
     self._model = api.llama_model_load_from_file(
@@ -131,7 +131,7 @@ class Llama:
     # Positions of a step: at most all prompts at once.
     options.n_batch = options.n_ubatch = options.n_ctx
     options.n_threads = options.n_threads_batch = asked["threads"]
-    options.type_k = options.type_v = 0  # float32, as the other subjects
+    options.type_k = options.type_v = 0  # float32, as in the other programs
     self._context = api.llama_init_from_model(self._model, options)
     if not self._context:
       raise RuntimeError("llama.cpp cannot create a context")

@@ -18,7 +18,7 @@ from caatnet.show import tables
 
 
 def rows(config: Any, python: str) -> list[dict[str, Any]]:
-  """Returns the rates of all servers, in the same rounds.
+  """Returns the rates of all servers, which are measured in turns.
 
   Args:
     config: Config like configs/benchmark/peers.py, with ``benchmark.vllm`` or

@@ -66,7 +66,7 @@ def run(config: Any) -> dict[str, Any]:
     return kept.get(of, compute)
 
   served, training, decoded = [], [], []
-  # First, since other servers may not start.
+  # Servers first, since those of other projects may fail to start.
   if options.vllm or options.llama_server:
     served = get("http", lambda: over_http.rows(config, python))
   if options.variants:
@@ -180,7 +180,7 @@ def _peers(
 
 
 def _compiled(options: Any) -> tuple[bool, ...]:
-  """Returns for each of Hugging Face's subjects whether torch compiles it."""
+  """Returns whether torch compiles each of Hugging Face's timed models."""
   return (False, True) if options.compiled else (False,)
 
 

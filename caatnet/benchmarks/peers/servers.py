@@ -25,7 +25,7 @@ from parallel.peers.emulation import processes
 
 # Script that writes llama.cpp's files and times its decoding.
 LLAMA = pathlib.Path(__file__).with_name("llama.py")
-_START_S = 600.0  # vLLM compiles its model
+_START_S = 600.0  # time limit of a start, in which vLLM compiles its model
 _TOKENIZER = {
   "version": "1.0", "added_tokens": [],
   **dict.fromkeys((
@@ -45,7 +45,7 @@ def vllm(config: Any, batch: int, context: int) -> Iterator[str]:
     context: Tokens of a sequence.
 
   Raises:
-    ValueError: It cannot be run, or does not answer.
+    ValueError: The server cannot be run, or does not answer.
   """
   with tempfile.TemporaryDirectory() as folder:
     write_model(pathlib.Path(folder), config.model, context)
@@ -81,12 +81,12 @@ def llama_cpp(
     weights: npz file of `decoders.published`.
 
   Raises:
-    ValueError: It cannot be run, or does not answer.
+    ValueError: The server cannot be run, or does not answer.
   """
   threads = config.benchmark.threads
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "model.gguf")
-    positions = context + 1  # it ends a sequence that fills its context
+    positions = context + 1  # the server ends a sequence that fills its context
     question = model_file(config, positions, "F32", weights) | {"path": path}
     scripts.ask_script([python, "-P", str(LLAMA)], question)
     # Keeps no prompts of earlier rounds, like the other servers.
@@ -109,15 +109,15 @@ def _started(
   """Starts a server on a free port, and waits until it answers.
 
   Args:
-    key: Config key that names its program, for errors.
+    key: Config key that names the server's program, for errors.
     command: Program and arguments, without host and port.
     environment: Variables in addition to those of this process.
 
   Yields:
-    Its URL.
+    The server's URL.
 
   Raises:
-    ValueError: It cannot be run, or does not answer.
+    ValueError: The server cannot be run, or does not answer.
   """
   port = processes.free_port()
   url = f"http://127.0.0.1:{port}"
@@ -187,7 +187,7 @@ def _wait(
   """Waits until a server answers.
 
   Raises:
-    ValueError: It has ended, with the last line of its log, or is too slow.
+    ValueError: The server has ended (see its last line) or is too slow.
   """
   begin = time.monotonic()
   while time.monotonic() - begin < _START_S:

@@ -24,7 +24,7 @@ from parallel.plans.planner.message_costs import Family, Grid, Traffic, cost
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
 
-# Grids (stages, data, tensor) that are used cyclically. All orders of up to 8
+# Grids (stages, data, tensor), used in turn. All orders of up to 8
 # devices can be searched, and CP-SAT solves up to 16; uneven clusters have 64.
 _EXACT_GRIDS = tuple(itertools.starmap(Grid, (
   (4, 2, 1), (2, 2, 2), (8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 4, 2), (3, 2, 1),
@@ -110,7 +110,7 @@ def _exact(config: Any) -> list[dict[str, Any]]:
 def _against_best(
   ratios: Sequence[float], own: Sequence[float]
 ) -> dict[str, Any]:
-  """Returns the row of ratios to the best order, ours and the default."""
+  """Returns ratios of our and the default order to the best one, as a row."""
   return {
     "clusters": len(ratios), "ours / best, worst": max(ratios),
     "within 1%": sum(ratio <= 1.01 for ratio in ratios),
@@ -174,7 +174,7 @@ def _cp_sat(
 
 
 def _certified(config: Any) -> list[dict[str, Any]]:
-  """Compares orders with the bound: relative to it, and to a whole step."""
+  """Returns gaps of orders to the lower bound, relative to it and to a step."""
   rows, everyone = [], []
   for entry in config.benchmark.grids:
     grid, gaps, steps = Grid(*entry), [], []

@@ -49,8 +49,8 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/calibration.py.
 
   Raises:
-    ValueError: There are too few devices, or the file of results is another
-      one.
+    ValueError: There are too few devices, or config.benchmark.results is
+      not a file of results.
   """
   options = config.benchmark
   if len(jax.devices()) < options.devices:
@@ -109,10 +109,10 @@ def judged(
     values: `features` of the rows.
 
   Returns:
-    ``residuals`` and ``family`` of the first rows; the other ``rows`` with
-    their ``interval``, not widened, ``widening`` and ``coverage``; and
-    ``summary`` of these: fraction of intervals that contain the measured time,
-    and median and 95th percentile of the error |median / measured - 1| and of
+    ``residuals`` and ``family`` of the first rows; the other ``rows``, each
+    with its ``interval`` before widening; their ``widening``, ``coverage`` and
+    ``summary``: the fraction of intervals that contain the measured time,
+    median and 95th percentile of the error |median / measured - 1| and of
     the spread |block / measured - 1|.
   """
   measured = [float(np.median(row["blocks_s"])) for row in rows]
@@ -309,7 +309,7 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _observed(steps: _Steps, seconds: float) -> Observed:
-  """Profiles a run with one program; ``seconds``: a step without profiler."""
+  """Profiles a run of one program; a step takes ``seconds`` if not profiled."""
   if len(steps.made) != 1:
     raise ValueError(
       "config.benchmark.profiled needs an outer loop with one program, but "
@@ -330,7 +330,7 @@ def _observed(steps: _Steps, seconds: float) -> Observed:
 
 
 def _text(config: Any) -> str:
-  """Returns the keys that rows depend on, as JSON; ``tested`` may grow."""
+  """Returns the keys that rows depend on, without ``tested``, as JSON."""
   sections = config.to_dict()
   for key in ("results", "cluster", "tested"):
     del sections["benchmark"][key]

@@ -99,7 +99,7 @@ class Subject:
     table, ids = jax.eval_shape(lambda: self.draw(0))
     waste = order.waste(table.shape[1], kind)
     stored = order.stored_shape(*table.shape, kind)
-    # Float32 rows; `waste` is the number of bytes read per useful byte.
+    # Rows are float32; `waste` is the number of bytes read per useful byte.
     return {stored: waste * 4 * table.shape[1] * ids.size}
 
 
@@ -309,8 +309,7 @@ def _encode(name: str, case: Any) -> Subject:
 def _mean(name: str, case: Any, step: bool = False) -> Subject | None:
   """Returns the mean of codes, or a Nesterov step with it, on a case.
 
-  None if the case equals another one: decoding does not depend on the rounding
-  of codes.
+  None for cases with stochastic rounding, which does not affect decoding.
   """
   c, n = case.codec, case.shape[-1]
   if c.stochastic:

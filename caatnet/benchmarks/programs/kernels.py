@@ -33,7 +33,7 @@ _TIMED_BYTES = 1 << 32
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Checks, measures or counts; prints a table and returns it as plain data.
+  """Checks and times kernels, or counts bytes; prints and returns a table.
 
   Args:
     config: Config like configs/benchmark/kernels.py.
@@ -138,7 +138,7 @@ def _lowered(
   mesh = contextlib.nullcontext()
   if subject.from_host or target.devices[0].platform == "gpu":
     # Pallas queries the mesh for the device: for GPUs since jax 0.11, for TPUs
-    # when a block is a vector. Other programs for TPUs keep their fingerprints.
+    # when a block is a vector. A mesh would change other TPU fingerprints.
     mesh = jax.set_mesh(
       make_mesh({"device": Axis("device", 1)}, list(target.devices))
     )

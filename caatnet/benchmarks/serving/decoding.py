@@ -53,7 +53,7 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/decoding.py.
 
   Raises:
-    ValueError: The rival is not a Python, or lacks torch or transformers.
+    ValueError: config.benchmark.rival is no Python with torch, transformers.
   """
   options = config.benchmark
   rows = []

@@ -23,13 +23,13 @@ from caatnet.show import tables
 from parallel.base.checks import at_least, known
 
 _PAGE_SIZE = 16
-# Maximum number of prompt tokens per step, and simulated seconds per step.
+# Maximum number of prompt tokens per step, and simulated duration of a step.
 _CHUNKS = 1024
 _STEP_S = 0.03
 # Tokens that end a response; the simulator generates none of them.
 _STOPS = frozenset((1, 2))
-# Tokens of a prompt: shared ones, and at most this many own ones; and at most
-# this many tokens of a response.
+# Tokens of a prompt: those shared with other prompts, and the maximum number of
+# further ones; and the maximum number of tokens of a response.
 _SHARED, _OWN, _ANSWER = 8 * _PAGE_SIZE, 900, 400
 _VOCABULARY = np.iinfo(np.int32).max
 _COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)

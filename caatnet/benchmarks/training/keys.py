@@ -50,8 +50,8 @@ class Schedules:
     "used for random graphs.", Range(1, 2**53, whole=True),
   )
   models: tuple[str, ...] = field(
-    ("events", "lockstep"),
-    "Time models; a schedule is selected for each one.",
+    ("events", "lockstep"), "Time models for each of which a schedule is "
+    'selected: event by event ("events"), round by round ("lockstep").',
   )
   num_random: int = field(200, "Number of random graphs.", COUNT)
   max_nodes: int = field(

@@ -1,4 +1,4 @@
-"""Times of building and simulating schedules; optimal trees and their bound.
+"""Times to build and simulate schedules, and optimal trees against a bound.
 
 Seconds are processor time, which other programs on the machine affect less.
 """
@@ -29,7 +29,7 @@ from parallel.plans.schedules.optimal import trees
 from parallel.plans.topology import builders as topologies
 from parallel.plans.topology.graph import Link, Topology
 
-# Link bandwidths of random graphs, in bytes/s: 25e9 times powers of 2, or any.
+# Kind of links -> function that draws a bandwidth, in bytes/s.
 SPEEDS: dict[str, Callable[[random.Random], float]] = {
   "doubling": lambda rng: rng.choice((25e9, 50e9, 100e9, 200e9)),
   "uneven": lambda rng: rng.uniform(25e9, 200e9),
@@ -137,7 +137,7 @@ def _simulations(options: Any) -> list[dict[str, Any]]:
 def _show_optimal(
   named: list[dict[str, Any]], models: Sequence[str]
 ) -> None:
-  """Prints tables of packed trees and of all-gather times, both over bounds."""
+  """Prints times of packed trees and all-gathers, divided by lower bounds."""
   tables.table(
     "packed trees of all-gathers: busiest link over the cut bound",
     "topology | trees_per_rank=k | ratio:.4f=over bound | "
@@ -304,7 +304,7 @@ def _times(
   size_bytes: int,
   models: Sequence[str],
 ) -> dict[str, Any]:
-  """Compares the schedules that are chosen for a size with the bound.
+  """Compares the fastest schedule in each time model with a lower bound.
 
   No all-gather is faster than the tightest cut allows, nor than the latencies
   of a shortest path between the two ranks that are farthest apart.

@@ -1,4 +1,4 @@
-"""Times of our training steps, with and without lanes, and of plain JAX.
+"""Times of training steps: ours, with one or several ranks, and plain JAX.
 
 The plain step uses nothing but jax and optax: the same architecture, optimizer
 and scan. All variants alternate, so that a drift of the machine's speed affects

@@ -9,10 +9,9 @@ computed from the leaves to the root (belief propagation):
                          + sum over children u of log sum_c' T[c, c'] P(u | c')
 
 with T[c, c'] the probability that a neighbour of a node in community c is in
-community c', and N(x; m, 1) the normal density of mean m. Bayes' rule
-selects the community with the largest likelihood. No function of the same tree
-has a higher expected accuracy, except for the few trees in which a node occurs
-twice.
+community c', and N(x; m, 1) the normal density of mean m. Bayes' rule selects
+the community with the largest likelihood. No function of the same tree has a
+higher expected accuracy, except for the few trees in which a node occurs twice.
 """
 
 from collections.abc import Mapping
@@ -51,8 +50,8 @@ def accuracy(
   made, num_classes = meta["generator"], meta["num_classes"]
   if made["name"] != "communities":
     raise ValueError(
-      f"the graph {made['name']} has no accuracy bound; only generated graphs "
-      "have one"
+      f"the graph {made['name']} has no accuracy bound; only graphs of planted "
+      "communities have one"
     )
   means = class_means(
     num_classes, features.shape[1], made["signal"], made["seed"]

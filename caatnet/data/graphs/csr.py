@@ -289,7 +289,7 @@ def _remove_repeated(folder: pathlib.Path, num_nodes: int) -> None:
   indices = np.load(folder / "indices.npy", mmap_mode="r")
 
   def parts() -> Iterator[tuple[int, np.ndarray]]:
-    """Yields each block's first node, and its sorted node << 32 | neighbour."""
+    """Yields each block's first node, and node << 32 | neighbour, sorted."""
     start = 0
     while start < num_nodes:
       last = np.searchsorted(indptr, indptr[start] + CHUNK, side="right") - 1

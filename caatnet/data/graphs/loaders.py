@@ -35,8 +35,7 @@ _MAX_CLASSES = 2**20
 def _naming_path(load: Callable[..., Graph]) -> Callable[..., Graph]:
   """Wraps a loader so that its errors begin with the name of an argument.
 
-  An error that does not begin with an argument's name is attributed to
-  ``path``.
+  Errors that do not begin with an argument's name are attributed to ``path``.
   """
 
   @functools.wraps(load)
@@ -176,7 +175,7 @@ def ogb(
   if labels.shape[1] != 1:
     raise ValueError(f"{root} has {labels.shape[1]} tasks, but must have one")
   labels = np.where(np.isnan(labels[:, 0]), -1, labels[:, 0])
-  # Larger floats are no int64.
+  # Floats from 2^53 on may be rounded integers.
   if not ((np.abs(labels) < 2**53) & (labels == np.floor(labels))).all():
     raise ValueError(f"{root} has a label that is not an integer below 2^53")
   labels = labels.astype(np.int64)

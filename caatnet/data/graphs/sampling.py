@@ -167,7 +167,7 @@ def reference(
   ids: np.ndarray,
   degrees: np.ndarray,
 ) -> None:
-  """Samples trees into ``ids`` and ``degrees``; the specification.
+  """Samples trees into ``ids`` and ``degrees``; `compiled` does the same.
 
   Args:
     indptr: int64 ``[N + 1]``.

@@ -1,11 +1,11 @@
 """Exact counts of the memory lines and sectors that a gather of rows touches.
 
 A GPU reads the host's memory over PCIe by requests for a 128-byte line, or for
-those 32-byte sectors of a line that a warp needs. A warp is 32 lanes of 4
+those 32-byte sectors of a line that a warp needs. A warp is 32 threads of 4
 bytes, so it reads 128 bytes at a time. If a row begins inside a line, each warp
 touches two lines, and every line is requested twice. The circular shift avoids
-this: warps begin with the line instead of the row, and lanes before the row are
-idle (Min et al., arXiv 2103.03330, section 4.3).
+this: warps begin with the line instead of the row, and threads before the row
+are idle (Min et al., arXiv 2103.03330, section 4.3).
 
 With a row of R bytes at byte address s, and a = s mod 128:
 
@@ -74,7 +74,7 @@ def blocks(
     starts: Byte addresses of rows, int64 ``[n]``.
     row_bytes: R, bytes of a row.
     size: Bytes of a block: ``LINE_BYTES`` or ``SECTOR_BYTES``.
-    shifted: Whether lanes are shifted, see `touched`.
+    shifted: Whether warps begin at lines instead of rows, as in `touched`.
 
   Returns:
     Number of blocks of each row, int64 ``[n]``.
@@ -110,7 +110,7 @@ def mean_blocks(
     row_bytes: R, a multiple of ``element``.
     size: Bytes of a block.
     element: Bytes of an element.
-    shifted: Whether lanes are shifted, see `touched`.
+    shifted: Whether warps begin at lines instead of rows, as in `touched`.
 
   Raises:
     ValueError: ``row_bytes`` is not a multiple of ``element``.

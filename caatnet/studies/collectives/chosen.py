@@ -1,8 +1,8 @@
 """Choice of the fastest schedule of a collective for a message size.
 
 Small messages need few rounds and shallow trees; large ones keep all links busy
-only if they are cut into many pieces. The optimum in between depends on links,
-latencies and switches. Builders also depend on the numbers of ranks
+only if chunks are cut into many pieces (pipelining). The optimum depends on
+links, latencies and switches. Builders also depend on the numbers of ranks
 (`parallel.plans.schedules.renumber`). So candidates are built and timed by the
 simulator.
 """
@@ -23,8 +23,8 @@ from parallel.plans.topology.graph import Topology
 
 Model = Literal["events", "barrier", "lockstep"]
 
-# Limits on candidates that cut chunks into pieces or grow trees. Small messages
-# have costs that the time models, which count latency and bytes only, ignore.
+# Limits on candidates that cut chunks or grow trees. The time models count only
+# latency and bytes, and ignore other costs that matter for small messages.
 MAX_TRANSFERS = 2**15
 MAX_TREES = 160  # number of grown trees, of all ranks together
 MIN_CHUNK_BYTES = 2**12
@@ -125,7 +125,7 @@ def fastest(
     kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
   found = []
   for kind in kinds:
-    # The best whole-chunk schedule of each kind is then cut into pieces.
+    # The fastest schedule of each kind with whole chunks is then pipelined.
     wholes = [
       choice for x in kind
       for choice in _numbered(
@@ -188,7 +188,7 @@ def _numbered(
 
 
 def _soonest(choices: Iterable[ChosenSchedule]) -> ChosenSchedule:
-  """Returns the first choice with the smallest time."""
+  """Returns the choice with the smallest time; the first one if several."""
   return min(choices, key=lambda choice: choice.seconds)
 
 
@@ -199,16 +199,16 @@ def _cut(
   model: Model,
   timed: Callable[..., ChosenSchedule],
 ) -> Iterator[ChosenSchedule]:
-  """Yields a schedule with more and more pieces, while that is faster."""
+  """Yields a schedule cut into more and more pieces, while it gets faster."""
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):
     chunk_bytes = size_bytes / schedule.num_chunks / pieces
     num_transfers = schedule.num_transfers * pieces
     if num_transfers > MAX_TRANSFERS or chunk_bytes < MIN_CHUNK_BYTES:
       return
-    # If bandwidths differ, loads can be proportional to them only in rounds in
-    # which a link carries several chunks. With "events", the assignment of
-    # transfers to rounds does not matter.
+    # If bandwidths differ, loads can match them only if a link may carry
+    # several chunks in a round. With "events", the rounds of transfers
+    # do not matter.
     capacities = [schedule.link_capacity]
     if model != "events" and not topology.even and schedule.link_capacity:
       capacities += [

@@ -39,8 +39,8 @@ def timed(
     text: Algorithm, as in `builders.named`; its option ``pieces`` has
       precedence over the argument.
     pieces: Number of pieces of each chunk; 0 for the fastest number.
-    runtime: Key of `exporter.RUNTIMES` whose limits the schedule must respect,
-      whatever its number of pieces; "" for no limits.
+    runtime: Key of `exporter.RUNTIMES` whose limits the schedule must respect;
+      "" for no limits.
   """
   name, options = builders.named(text)
   options = {"pieces": pieces or None} | options
@@ -130,7 +130,7 @@ def export(
     raise ValueError(refusal)
   write(path, found.schedule, topology, size_bytes, config["export"])
   if refusal:
-    # The file stores neither paths nor the order within a round: times differ.
+    # The file lacks paths and the order within rounds, so its time may differ.
     read = importer.import_xml(path.read_text(), topology)
     us = simulate.events(on_links(read, topology), size_bytes).finish_ns / 1e3
     print(

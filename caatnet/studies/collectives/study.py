@@ -152,7 +152,7 @@ def _row(
 
 
 def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Returns MultiTree's speed-ups over ring, the best other one and optimal.
+  """Returns MultiTree's speed-ups over other algorithms, see `run`.
 
   Returns:
     For each time model, geometric mean and range over all topologies and sizes,

@@ -11,7 +11,7 @@ Hoffmann et al., 2203.15556.
 
 Inside a site, each replica of the model has one scale-up domain of tensor ranks
 per stage, without any sharding over replicas. The fraction of the peak that
-this layout permits is computed separately: if it is less than the assumed
+this layout permits is a separate result: if it is less than the assumed
 fraction, another layout is needed. Bytes are those of this project's programs:
 per layer, two all-reduces over tensor ranks in the forward and two in the
 backward; per stage, one send of the residual stream in each direction; and one
@@ -243,8 +243,8 @@ def _failures() -> dict[str, Result]:
   def daly(mtbf: Expression, interval: Expression, save: Expression):
     # Daly's expected time per interval; exponents are capped to stay finite.
     part = minimum((interval + save) / mtbf, _LARGE)
-    # exp(part) - 1 without cancellation for a small `part` (Kahan): `grown - 1`
-    # and log(grown) use the same rounded `grown`, whose error thus cancels.
+    # exp(part) - 1 without cancellation for a small `part` (Kahan): `grown` has
+    # the same rounding error in `grown - 1` and in log(grown).
     grown = maximum(exp(part), 1 + np.finfo(float).eps)
     work = (grown - 1) * part / log(grown)
     return interval / (

@@ -7,9 +7,9 @@ import math
 from parallel.base.checks import known
 from parallel.plans.hardware import sites
 
-# Evidence for a number: read in the "paper" itself or its abstract, in a
-# "published" document, in secondary sources ("reported"), derived from a
-# paper's outputs ("derived"), recalled ("unverified"), or our own "choice".
+# Evidence for a value: read in the "paper" itself or its abstract, in another
+# "published" document, in secondary sources ("reported"), computed from a
+# paper's results ("derived"), recalled ("unverified"), or our own "choice".
 MARKS = ("paper", "published", "reported", "derived", "unverified", "choice")
 
 

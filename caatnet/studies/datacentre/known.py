@@ -9,9 +9,9 @@ from parallel.plans.hardware import sites
 _PAPER = "arXiv 2407.12819"
 # Relation of a result to the published figure. "fitted": an input was derived
 # from that figure. "same source": an input is another figure of the same
-# source, and the error is within `TOLERANCE`. "differs": likewise, but with a
-# larger error. "same formula": the source uses the same formula. "predicted":
-# none of these.
+# source, and the error is within `TOLERANCE`. "differs": such an input, but the
+# error is larger. "same formula": the source uses the same formula.
+# "predicted": none of these.
 VERDICTS = ("fitted", "same source", "differs", "same formula", "predicted")
 TOLERANCE = 0.05
 
@@ -40,7 +40,7 @@ class Row(NamedTuple):
   def plain(self) -> dict[str, Any]:
     """Returns the row with its error, relative to the nearer end of a range.
 
-    A row with inputs of the same source "differs" above the tolerance.
+    If an input has the same source, an error above `TOLERANCE` "differs".
     """
     near = min(  # clamps `ours` to the range
       max(self.ours, min(self.published)), max(self.published)

@@ -1,8 +1,8 @@
 """Interactive page of a plan: one self-contained HTML file with sliders.
 
 The page evaluates the closed forms with JavaScript that
-`caatnet.studies.datacentre.expressions` generates. Other parts of a result,
-such as simulations, do not follow the sliders: they are tables with inputs.
+`caatnet.studies.datacentre.expressions` generates. Other results, such as
+simulations, do not follow the sliders; they are tables with their inputs.
 """
 
 from collections.abc import Mapping

@@ -157,7 +157,7 @@ def _set(
   places: Mapping[str, float], values: dict[str, float],
   sources: dict[str, sites.Source],
 ) -> None:
-  """Sets the knobs that the pod, ``config.knobs`` and the sites determine."""
+  """Sets the knobs given by the planned pod, ``config.knobs`` and the sites."""
   if pod is not None:
     values["utilisation"] = pod["utilisation"]
     sources["utilisation"] = (
@@ -303,7 +303,7 @@ def _causes(accelerators: float) -> dict[str, float]:
 
 
 def _pod(config: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Plans a pod with the planner; returns None without a pod in the config."""
+  """Plans a group of devices (pod); None if the config has no ``pod``."""
   if not config:
     return None
   plan = planner.run(config)

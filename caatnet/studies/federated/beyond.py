@@ -13,8 +13,8 @@ from caatnet.federated.predict import Bytes
 from caatnet.studies.federated import rounds
 from parallel.plans.hardware import client_links as records
 
-# Sizes of `caatnet.federated.vector_codec`: elements per float32 scale; and for
-# "sparse", elements per chunk and the number of largest ones that are kept.
+# Sizes of `caatnet.federated.vector_codec`: elements per float32 scale; of
+# "sparse", elements per chunk and the number of them that are kept.
 _BLOCK, _CHUNK, _KEPT = 256, 4096, 64
 
 
@@ -34,7 +34,7 @@ def coded_bytes(name: str, n: int) -> int:
 
 
 def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns times and bytes of a round of each variant.
+  """Returns times and bytes of a round for each codec and straggler policy.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
@@ -68,7 +68,7 @@ def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _coded(
   config: Mapping[str, Any], name: str, sizes: Bytes, stragglers: str, num: int
 ) -> dict[str, Any]:
-  """Returns a variant's row; one client computes ``config.slow`` times as long.
+  """Returns a codec's row; one client computes ``config.slow`` times as long.
 
   The deadline for late updates is 1% more than a round without a slow client.
   """
@@ -87,7 +87,7 @@ def _coded(
       deadline_s=1.01 * rounds.ended(usual)[-1].duration_s,
     ), links, sizes, times, config["fixed_s"],
   )
-  # The first model is not coded and delays the next rounds: eight are ignored.
+  # Leaves out eight rounds, which the uncoded first model delays.
   ends = rounds.ended(run)[8:]
   rows = [row for row in run.rows if row["round"] >= 8]
   return {

@@ -1,11 +1,11 @@
 """Figures of a 5G testbed (Hayek et al., arXiv 2504.04678), and predictions.
 
-The paper has three ratios and, in a later version, two shares of trials, but
-neither times nor rates. `ratios` predicts the ratios with the links of
+The paper gives three ratios and, in a later version, two fractions of trials,
+but neither times nor rates. `ratios` predicts the ratios with the links of
 `parallel.plans.hardware.client_links`. `region` models the time of an uplink as
-o + size / rate with a fixed time o per message, and returns the values of o and
-of the 5G rate that give the published ratios, for a range of WiFi rates. That
-is a fit: the published ratios are its input.
+o + size / rate with a fixed time o per message. For a range of WiFi rates it
+returns the o and the 5G rate that give the published ratios, which are thus
+inputs of a fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -116,9 +116,9 @@ def stragglers(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns the fraction of random trials with one consistent straggler.
 
   A client's time in a round is a sum of two normal deviates: one is drawn once
-  per trial, the other in each round. The share depends on the ratio of their
+  per trial, the other in each round. The fraction depends on the ratio of their
   standard deviations and on the numbers of clients and rounds. A straggler is
-  consistent if it is the slowest in a fraction ``config.consistent`` of rounds.
+  consistent if it is slowest in a fraction ``config.consistent`` of rounds.
   """
   draw = np.random.RandomState(config["seed"])
   shape = (config["trials"], config["trial_rounds"])
@@ -141,7 +141,7 @@ def stragglers(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def fitted_ratios(
   rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-  """Returns the ratio of deviations that gives the published share of trials.
+  """Returns the ratio of deviations that gives the published trial fraction.
 
   Args:
     rows: Result of `stragglers`, with ascending ratios. Ratios between those of

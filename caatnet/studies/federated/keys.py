@@ -16,7 +16,7 @@ from caatnet.studies.keys import study_key
 
 _MAX_S = 1e6  # at larger times float64 does not resolve a short transfer
 _SECONDS = Range(0, _MAX_S)
-# Ranges within which the tolerances of HiGHS, 1e-7, are small.
+# Ranges in which the solver's tolerances (HiGHS, 1e-7) are comparatively small.
 _APART, _LIMIT = Range(0, 1e3), Range(1e-3, 1)
 
 
@@ -36,7 +36,7 @@ class FederatedLinks:
   )
   parameters: tuple[int, ...] = field(
     (100_000, 740_554, 11_181_642),
-    "Parameters of models, in float32: a small one, SqueezeNet 1.0 and "
+    "Numbers of float32 parameters: a small model, SqueezeNet 1.0 and "
     "ResNet-18 for 10 classes.", COUNT, empty=True,
   )
   training_s: float = field(
@@ -85,18 +85,18 @@ class FederatedLinks:
   )
   lasting: tuple[float, ...] = field(
     (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0),
-    "Standard deviations of times between clients, which last for a trial, "
-    "relative to those between rounds, ascending.", NOT_NEGATIVE,
+    "Standard deviations of clients' mean times in a trial, divided by that of "
+    "a client's times between rounds; ascending.", NOT_NEGATIVE,
   )
   cell: str = field(
     "5g-20mhz", "Cell of the schedules and of coded and late updates."
   )
   scheduled_clients: int = field(
-    4, "Clients of the schedules.", Range(1, 6, whole=True)
+    4, "Clients in the table of schedules.", Range(1, 6, whole=True)
   )
   apart: tuple[float, ...] = field(
     (0.0, 0.5, 1.5), "Intervals between the times at which clients' updates "
-    "are ready, in times of an uplink that has the cell alone.", _APART,
+    "are ready, relative to the time of one uplink alone in the cell.", _APART,
     empty=True,
   )
   limits: tuple[float, ...] = field(

@@ -1,8 +1,8 @@
 """Predicted rounds by link, number of clients and model size.
 
-Compute times come from the config and do not depend on the model, so that its
-size changes communication only. Clients' compute times, and their rates if they
-have no common cell, are quantiles of normal distributions.
+Compute times come from the config and do not depend on the model, so its size
+changes communication only. Compute times and, without a shared cell, the rates
+of clients are quantiles of normal distributions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,7 +130,7 @@ def _parts(
   Causes are compute, bytes at the client's own rate, other clients of its cell,
   round trips (slow start), fixed times of messages, and aggregation.
   """
-  # The same transfers without other clients.
+  # Times of the same transfers if the client were alone in its cell.
   (alone,) = predict.predict(
     rules(1), [link], predict.Bytes(model_bytes, model_bytes), {},
     config["fixed_s"], rounds=1,

@@ -1,7 +1,7 @@
 """Exact link loads of flows on a leaf-spine network, for several routers.
 
-A flow between hosts of different leaves takes one spine, or is split into
-pieces that take several. Routers differ in the choice of spines:
+A flow between hosts of different leaves takes one spine, or is split into parts
+("pieces") that take several. Routers differ in the choice of spines:
 
 - `ecmp` hashes each flow onto one spine.
 - `single_path` derives the spine from the destination (D-mod-k).
@@ -18,9 +18,9 @@ pieces that take several. Routers differ in the choice of spines:
   `spray`, for any sizes of flows, with the fewest splits if all leaves have the
   same degree and all flows the same size.
 
-Loads are exact rationals. A link's time is its load over its bandwidth: the
-fluid limit, without packets, queues or reordering. Routers that differ only in
-packets, queues or reordering have equal results.
+Loads are exact rationals. A link's time is its load over its bandwidth, without
+packets, queues or reordering (the fluid limit). Routers that differ only in
+these have equal results.
 """
 
 import collections
@@ -55,7 +55,7 @@ class SpineShare(NamedTuple):
   denominator: int = 1
 
 
-# Pieces of one flow; empty if both hosts are on one leaf, so no spine is used.
+# A flow's parts by spine; empty if both hosts are on one leaf (no spine used).
 Route = tuple[SpineShare, ...]
 
 
@@ -96,7 +96,7 @@ class Fabric:
 
   @property
   def whole(self) -> bool:
-    """Whether no link between a leaf and a spine has failed."""
+    """Whether every leaf has a link to and from every spine."""
     return all(live == self.spines for live in self.live.values())
 
 
@@ -222,8 +222,8 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   """Routes each flow over one spine, by an equitable edge colouring.
 
   Flows are edges of the multigraph of leaves and colours are spines. Flows of
-  each size are coloured separately. A flow with a failed link on its path moves
-  to the least loaded live spine, one flow at a time.
+  each size are coloured separately. If the path of a flow has a failed link,
+  the flow moves to the least loaded spine that is connected to both leaves.
   """
   def whole(
     ends: Sequence[colouring.Edge], count: int, sizes: Sequence[int]

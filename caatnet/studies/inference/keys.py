@@ -31,8 +31,8 @@ class Inference:
     "projection reduces over ranks.", FRACTION,
   )
   every: tuple[int, ...] = field(
-    (2,), "Alternative to p: in one of every N layers both projections reduce "
-    "all channels, in other layers none.", COUNT, empty=True,
+    (2,), "Alternatives to partial sync (p): in one of every N layers both "
+    "projections reduce all channels, in other layers none.", COUNT, empty=True,
   )
   batch: tuple[int, ...] = field(
     (1, 32, 256), "Concurrently decoding sequences.", COUNT

@@ -1,8 +1,8 @@
 """Comparison of measured layers of Llama-2-70B with the roofline.
 
-``layers.csv`` has median times in us of the operations of one layer, on one of
-4 or 8 tensor ranks, by the number of tokens. Attention between queries and
-cache and the all-reduces are not included. The file is a sample of the profiles
+``layers.csv`` has median times in us of the operations of one layer by number
+of tokens, on one of 4 or 8 tensor ranks. Attention between queries and cache
+and the all-reduces are not included. The file is a sample of the profiles
 of Microsoft's Vidur (MIT licence).
 """
 
@@ -19,8 +19,8 @@ SOURCE = (
   "Llama-2-70b-hf/mlp.csv, few of its sizes"
 )
 _SAMPLE = pathlib.Path(__file__).with_name("layers.csv")
-# Columns of the sample: matrix products, by their names in
-# `parallel.plans.network.inference`; and operations that the roofline ignores.
+# Columns of the sample: PRODUCTS by the names of the matrix products in
+# `parallel.plans.network.inference`; the roofline ignores the OTHERS.
 PRODUCTS = {
   "qkv": "attn_pre_proj", "out": "attn_post_proj",
   "gate and up": "mlp_up_proj", "down": "mlp_down_proj",

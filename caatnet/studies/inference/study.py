@@ -189,7 +189,7 @@ def _curves(
 
 
 def _helps(curve: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-  """Returns from how many sequences on ``threshold`` is saved, or None."""
+  """Returns the least sequences from which ``threshold`` is saved, or None."""
 
   def first(values: Sequence[float]) -> int | None:
     # The savings must also hold for all larger numbers, despite later dips.

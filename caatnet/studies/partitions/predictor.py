@@ -2,8 +2,8 @@
 
 `parallel.plans.zero.cost` gives the stored and sent bytes of a partition; this
 module predicts the seconds that they take on a machine. The space of partitions
-(triples of sharding levels, times secondary copies, times codecs) is small, so
-the best partition under a memory cap is found by exhaustive search.
+(triples of sharding levels, secondary copies and codecs) is small, so the best
+partition under a memory cap is found by exhaustive search.
 
 The time of a step is
 
@@ -27,8 +27,8 @@ The bytes that cross a level depend on the algorithm:
 
 All times are proportional to P, and so is memory except for padding. So the
 Pareto front of time and memory is the same for all model sizes. A partition of
-the front is the best one for each model that fits with it, but does not fit
-with the next faster one.
+the front is the fastest for each model that fits with it, but not with the next
+faster partition of the front.
 
 Sources: AMSP (arXiv 2311.00257) and PaRO (arXiv 2310.06003) for the space, Xu
 et al. (arXiv 2501.04266) for the machine. The time model is not from a paper.
@@ -90,7 +90,7 @@ def machine(
     memory_bytes: Bytes that a device has for the training state.
 
   Raises:
-    ValueError: The levels are not the cluster's, or a number is out of range.
+    ValueError: The levels do not fit the cluster, or a number is out of range.
   """
   # Innermost level first. Only the outermost used level may be partly used.
   sizes = [level.size for level in levels[::-1]]
@@ -315,7 +315,7 @@ def candidates(
   secondary_codecs: Sequence[str] = ("none", "int8"),
   block: int = 256,
 ) -> Iterator[Partition]:
-  """Yields all combinations of triples, secondary copies and codecs.
+  """Yields all combinations of sharding levels, secondary copies and codecs.
 
   Args:
     levels: Levels of data-parallel ranks, outermost first.
@@ -327,7 +327,7 @@ def candidates(
   Yields:
     Every valid partition once.
   """
-  # A triple shards weights, gradients and optimizer state over nested levels.
+  # A triple gives the levels that shard weights, gradients, optimizer state.
   for triple in triples(levels):
     depth = triple.optimizer
     # A copy requires sharded weights, and a codec requires a transfer.
@@ -392,7 +392,7 @@ def largest_model(
 
   Args:
     partition: Sharding of the state.
-    workload: Run whose number of parameters is ignored.
+    workload: Model and steps of a run; its number of parameters is ignored.
     cap: Bytes of memory that a rank has for the training state.
 
   Raises:

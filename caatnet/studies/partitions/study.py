@@ -29,8 +29,8 @@ _SPEEDUPS = (
 )
 _SCALING = ("frontier3_quantised", 0.94)
 
-# Two ways to count the bytes that enter a node: with reuse, one rank receives
-# them and the node's ranks forward them; without, every rank receives them.
+# Two ways to count the bytes that enter a node. With reuse, one rank receives
+# them and forwards them inside the node; without, every rank receives them.
 REUSE = {"reuse": True, "no reuse": False}
 
 
@@ -47,8 +47,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     setting is not the paper's. Sizes are in bytes, times in seconds per step.
 
   Raises:
-    ValueError: The cluster is unknown, the levels are not the cluster's, or a
-      number is out of its range.
+    ValueError: The cluster is unknown, the levels do not fit it, or a number is
+      out of its range.
   """
   machine, workload = _machine(config), _workload(config)
   space = _space(config, machine)
@@ -186,8 +186,8 @@ def _questions(
   """Yields the sets of partitions of which the fastest is searched.
 
   Yields:
-    Name of the set; whether step times assume that ranks of a node reuse the
-    data that enter it; and the candidates: all, or those without codecs.
+    (name of the set; whether step times assume that ranks of a node reuse the
+    data that enter it; the partitions: all, or only those without codecs).
   """
   plain = [
     p for p in candidates
@@ -238,7 +238,7 @@ def _assumptions(
   """Returns the assumptions of the predictions, with sources."""
   cluster = clusters.CLUSTERS[config["cluster"]]
   device = cluster.device
-  # A cluster's levels are innermost first, and may exceed those in use.
+  # A cluster's levels begin with the innermost one; a run may use only some.
   used = zip(machine.levels[::-1], cluster.levels, strict=False)
   return {
     "cluster": cluster.name,

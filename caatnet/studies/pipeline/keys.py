@@ -24,7 +24,7 @@ class Pipeline:
 
   @section
   class Work:
-    """Seconds per microbatch and stage, over all chunks."""
+    """Seconds of a stage for a microbatch, summed over the stage's chunks."""
 
     forward_s: float = field(0.01, "Seconds of the forward.", POSITIVE)
     input_s: float = field(
@@ -34,7 +34,7 @@ class Pipeline:
       0.01, "Seconds of the backward for weights.", POSITIVE
     )
     factors: tuple[float, ...] = field(
-      (), "Factor on the times of each stage; () for equal stages.", POSITIVE
+      (), "Each stage's factor on the times; () for equal stages.", POSITIVE
     )
     recompute: bool = field(
       False, "Whether a backward, or each half of a split backward, recomputes "

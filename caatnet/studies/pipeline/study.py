@@ -14,7 +14,7 @@ from parallel.plans.pipeline.check import check
 from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.plans.topology.text import quantity
 
-# Limit on busy and idle ticks of all stages: a schedule takes about a minute.
+# Limit on busy and idle ticks, summed over stages, which takes about a minute.
 MAX_TICKS = 2**22
 
 
@@ -57,7 +57,7 @@ def _row(
   found = cost.cost(table)
   timeline = timed(config, table)
   work, hops = _work(config, table), _hops(config, table)
-  alone = simulate.even_hops(table.num_stages)  # instantaneous hops
+  alone = simulate.even_hops(table.num_stages)  # sending takes no time
   closed_s = None
   if not config["work"]["factors"]:  # closed forms assume equal stages
     with contextlib.suppress(ValueError):  # not all schedules have one
@@ -86,8 +86,8 @@ def _row(
 def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
   """Builds a pipeline schedule for the size of a config, and verifies it.
 
-  A schedule that does not support ``config.pipeline.chunks`` is built with its
-  only number of chunks, one or two.
+  If a schedule does not support ``config.pipeline.chunks``, it is built with
+  the only number of chunks that it supports, one or two.
 
   Args:
     config: Config as nested dicts.

@@ -19,7 +19,7 @@ class PlacementOptions:
     "two-cxl", f"{TIERS}.",
   )
   baseline: str = field(
-    "large-dram", f"{TIERS}, of the baseline: policy dram_only on this host.",
+    "large-dram", f"{TIERS}, on which policy dram_only has speed 1.",
   )
   device: str = field(
     "h200", "Key of DEVICES in parallel/plans/hardware/devices.py."
@@ -44,7 +44,7 @@ class PlacementOptions:
     2**20, "Longest context that the search considers, in tokens.", COUNT
   )
   contexts: tuple[int, ...] = field(
-    (), "Further contexts in tokens for which rates of tiers are varied.", COUNT
+    (), "Further context lengths (tokens) for which rates are varied.", COUNT
   )
   targets: tuple[float, ...] = field(
     (0.97, 0.99, 1.0), "Speeds relative to the baseline, for each of which the "

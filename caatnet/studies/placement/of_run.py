@@ -10,9 +10,9 @@ gradients are then copied to their tiers.
 
 Moments, the host's arrays and saved activations are exact
 (`parallel.plans.zero.cost`, and the names that ``config.model.remat`` saves).
-The rest of the device's memory is not placed. It is the planner's estimate
-(`parallel.plans.planner.memory`), whose factors are fitted to compiled
-programs.
+The rest of the device's memory is not placed: it is reserved, as much as the
+planner estimates (`parallel.plans.planner.memory`), whose factors are fitted to
+compiled programs.
 
 Each device has one rank of each axis and all tiers of the host. The time of
 collectives is not included. ``config.sync.p`` changes neither bytes nor FLOPs
@@ -185,7 +185,7 @@ def _activations(
   scores = total - 2 * tokens * (qkv + out + first + second)
 
   def way(name: str, tensor: str, size: float, *products: int) -> Way:
-    """Returns a way whose backward recomputes attention and ``products``."""
+    """Returns a `Way` whose backward recomputes attention and ``products``."""
     again = (scores + 2 * tokens * sum(products)) / total
     return Way(
       name,

@@ -1,8 +1,8 @@
-"""Speeds over the ranges of tiers' rates, and the rates that give a speed.
+"""Speeds over the ranges of tiers' bandwidths, and bandwidths for a speed.
 
-Papers publish speeds without the rates of their tiers. `scanned` returns speeds
-at both ends of each rate's range, `needed` the lowest rate of CXL cards for a
-speed, and `alone` the times of the CPU's update and of copies on one tier only.
+Papers publish speeds without the bandwidths ("rates") of their memory tiers.
+`scanned` returns speeds at both ends of each rate's range, `needed` the lowest
+rate of CXL cards for a speed, `alone` times of update and copies on one tier.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from parallel.plans.placement.problem import Problem, Tensor, Use
 
 # Bisection for a card's rate: its ends in bytes/s, and its number of steps.
 _SLOWEST, _FASTEST, _HALVINGS = 1e9, 1e12, 30
-# Name of the row in which all rates have their values.
+# Name of the row in which all rates have their default values.
 UNCHANGED = "nothing"
 
 
@@ -24,7 +24,7 @@ def scanned(
   made: Callable[..., Problem], host: Host, baseline: Host,
   policies: Sequence[str], contexts: Sequence[int],
 ) -> list[dict[str, Any]]:
-  """Returns speeds relative to the baseline, by context and changed rate.
+  """Returns speeds relative to ``baseline``, by context and changed rate.
 
   Args:
     made: Returns the problem of a context (``seq_len``) and a host (``on``).
@@ -35,7 +35,7 @@ def scanned(
 
   Returns:
     Rows with "speeds" by policy, None for one that does not fit, and "gain",
-    that of "latency_first" (the paper's order) over "interleave".
+    the relative gain of "latency_first" (the paper's order) over "interleave".
   """
   rows = []
   for tokens in contexts:

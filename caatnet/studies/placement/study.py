@@ -24,7 +24,7 @@ from parallel.plans.placement.costs import Cost, Placement
 from parallel.plans.placement.problem import INSTANTS, PHASES, Problem
 from parallel.plans.workload import TrainingStep, Transformer
 
-# Smaller fractions are rounding errors of the solver.
+# Smaller fractions of a tensor are rounding errors of the solver.
 SMALLEST = 1e-6
 # Arrays of the host's optimizer -> tensors of a step.
 _ARRAYS = {
@@ -79,7 +79,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       DEVICES[section["device"]], on, section["utilisation"], section["fill"],
     )
 
-  # The baseline's optimum gains by recomputation and updates, not by tiers.
+  # On the baseline, "optimum" chooses recomputation and updates, but no tiers.
   rows = [
     {"policy": f"{baseline.name}, {policy}"}
     | _priced(made(on=baseline), policy) | _executed(None)
@@ -129,7 +129,7 @@ def _bound_s(step: Problem) -> float | None:
   """Returns a lower bound of a step's seconds over all placements, or None.
 
   The bound is the optimum of the linear program. There is none if nothing fits,
-  or if a tier has measured passes, whose seconds are not in the program.
+  or if a tier has `passes`: the program lacks their measured seconds.
   """
   if any(tier.passes for tier in step.host.tiers):
     return None
@@ -337,7 +337,7 @@ def _elsewhere(
 ) -> dict[str, float | None]:
   """Returns how many seconds longer a step is with a tensor on one tier only.
 
-  A tier that holds the whole tensor already is left out; None if nothing fits.
+  Tiers that hold the whole tensor are left out; None where nothing fits.
   """
   found: dict[str, float | None] = {}
   for tier in step.tiers_of(tensor):

@@ -15,7 +15,7 @@ from caatnet.studies.keys import EXECUTIONS, TIERS, UTILISATION, study_key
 
 @section
 class Second:
-  """Second pass: variants of the best plans that train another model."""
+  """Second pass: changes of the best plans that alter what the model learns."""
 
   best: int = field(
     3,
@@ -97,9 +97,8 @@ class PlannerOptions:
     256, "Largest number of microbatches to try.", COUNT
   )
   min_devices: int = field(
-    0, "Fewest devices to use; 0 for half of the cluster or, with devices of "
-    "different speed, 16 less than the fastest kind has, if this is smaller.",
-    COUNT_OR_NONE,
+    0, "Fewest devices to use; 0 for half of the cluster, or for the number of "
+    "devices of the fastest kind minus 16 if that is less.", COUNT_OR_NONE,
   )
   top: int = field(5, "Number of reported configurations.", COUNT)
   ordered: int = field(

@@ -14,7 +14,7 @@ that a configuration needs. f + b is the time of a microbatch on a stage:
   It has no memory model: candidates that do not fit are skipped.
 - ``pipette``: Pipette's model (arXiv 2405.18093) on the actual links. Annealing
   orders the nodes of its best few candidates, and the best is chosen.
-- ``same``: this project's planner on the choices that the others have.
+- ``same``: this project's planner, restricted to the choices of the others.
 - ``whole``: this project's planner on its whole search space.
 """
 

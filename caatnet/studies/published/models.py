@@ -6,7 +6,7 @@ microbatches, t tensor ranks, k nodes on a ring, width h, vocabulary V, f and b
 the times of a microbatch's forward and backward on a stage, a the bytes that it
 sends to the next stage, and M the bytes of gradients that a rank reduces:
 
-    g      = m // p            if 0: g = 1, and m - 1 instead of p - 1
+    g      = m // p            but if m < p: 1, and m - 1 replaces p - 1
     T      = g (T_pp + p (f + b)) + (p - 1) (f + b) + T_intra + T_inter
     T_pp   = max over pipelines of the sum of hops, 2 a / rate each
     T_inter = 2 (k - 1) / k M / the slowest rate on the ring of stage 0's nodes
@@ -158,19 +158,19 @@ def _node_devices(links: LinkMatrix) -> list[np.ndarray]:
 
 def _moved(order: list[int], rng: np.random.Generator) -> list[int]:
   """Returns an order after one of the five moves, chosen uniformly."""
-  # The run is order[i:j], never empty.
+  # The segment is order[i:j], never empty.
   i, j = sorted(rng.choice(len(order) + 1, 2, replace=False).tolist())
   kind = int(rng.integers(5))
   run, rest = order[i:j], order[:i] + order[j:]
-  # Reverses the run in place.
+  # Reverses the segment in place.
   if kind == 0:
     return order[:i] + run[::-1] + order[j:]
-  # Swaps the ends of the run.
+  # Swaps the ends of the segment.
   if kind == 2:
     swapped = list(order)
     swapped[i], swapped[j - 1] = swapped[j - 1], swapped[i]
     return swapped
-  # Moves one node. Kinds 3 and 4 move the run, 4 also reverses it.
+  # Moves one node. Kinds 3 and 4 move the segment, 4 also reverses it.
   if kind == 1:
     run, rest = order[i : i + 1], order[:i] + order[i + 1 :]
   if kind == 4:

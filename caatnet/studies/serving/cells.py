@@ -39,7 +39,7 @@ class Cell:
   Attributes:
     where: Columns that identify the run in tables, such as "arm" and "load".
     machine: Device and host.
-    arm: Rules for allocating and copying pages: an entry of ``config.arms``.
+    arm: Preemption method (rules for pages), an entry of ``config.arms``.
     arrivals: Requests with their arrival times.
     limits: Limits of a step.
     priorities: Arguments of `Priorities`.
@@ -96,10 +96,10 @@ def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
 def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
   """Returns statistics of a simulated run: latencies, throughput and copies.
 
-  Copies are those to and from the host. "ranges" counts contiguous byte ranges:
-  one per layer, for keys and for values, and per run of pages that is
-  contiguous on both sides or, if ``arm["single"]``, per page. "calls" counts
-  calls of copy programs, each of which copies a power of two of pages.
+  Copies are those to and from the host. "ranges" counts contiguous byte ranges,
+  for each layer, for keys and for values: one per run of pages that is
+  contiguous on both sides or, with ``arm["single"]``, one per page. "calls" is
+  the number of calls of copy programs, each for a power of two of pages.
   """
   counts, served = outcome.scheduler.counts, outcome.served
   per_run = outcome.copies.ranges_per_run
@@ -110,7 +110,7 @@ def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
   }
   num_runs = sum(runs.values())
   able = [d for d in counts.decisions if d.able]
-  # Decisions in which the chosen option was the cheaper one.
+  # Number of decisions in which the chosen option was the cheaper one.
   cheaper = sum(d.swapped == (d.swap_s < d.recompute_s) for d in able)
   drawn = sum(len(r.tokens) for r in served)
   return {

@@ -5,8 +5,8 @@ on the device. The simulation runs the server's own scheduler, policy `experts`
 and slots. Steps are timed by a roofline model, loads of weights by their bytes
 over a rate. Loads do not slow steps down.
 
-A load is *exposed* while it runs and no step does. The misses are compared with
-those of Belady's policy for the order in which the scheduler served requests.
+A load is *exposed* while it is in progress and no step is. The misses are
+compared with the fewest possible (Belady) for the order of served requests.
 `caatnet.studies.serving.composition_figures` has the figures of the paper
 (SN40L and Composition of Experts, arXiv 2405.07518).
 """
@@ -33,8 +33,8 @@ from parallel.plans.network import inference
 from parallel.plans.placement.slots import Slots, misses
 from parallel.plans.workload import Transformer
 
-# Ways to load: largest number of loads that run ahead of need, and whether a
-# step begins before the expert's last layers have arrived.
+# Name -> (largest number of loads that start before a request needs them,
+# whether a step begins before the expert's last layers have arrived).
 WAYS = {
   "on demand": (0, False), "ahead": (1, False), "layer-wise": (1, True),
 }
@@ -43,7 +43,7 @@ _LONG, _FEWER = 100, 5
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates a server for several streams, slots, loads and patiences.
+  """Simulates a server for several streams, slots, rates and patiences.
 
   Args:
     config: Config like configs/serving/composition.py, as nested dicts.
@@ -113,7 +113,7 @@ def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
   hardware = dict(config["hardware"])
   if not hardware["pages"]:
     rest = (num_slots - 1) * expert_bytes(config["model"])
-    # `server.machine` subtracts the weights of one model.
+    # `server.machine` subtracts the weights of the remaining slot.
     memory_bytes = server.device_of(hardware).memory_bytes
     hardware["memory_share"] -= rest / memory_bytes
   try:
@@ -129,7 +129,7 @@ def zipf(
 ) -> np.ndarray:
   """Returns experts drawn from Zipf's distribution, int ``[count]``."""
   number = config["experts"]["number"]
-  with np.errstate(over="ignore"):  # an infinite power is a weight of 0
+  with np.errstate(over="ignore"):  # a power that overflows is a weight of 0
     weights = 1 / np.arange(1.0, number + 1) ** config["stream"]["exponent"]
   return rng.choice(number, count, p=weights / weights.sum())
 
@@ -236,8 +236,8 @@ class Tiers:
     seconds = self._size / rate
     if not self._layerwise:
       return seconds, seconds
-    # Of L layers, layer l arrives at (l + 1) seconds / L and is read l step_s /
-    # L after the step began. The first or the last layer is the constraint.
+    # Layer l of L arrives at (l + 1) seconds / L and is read l step_s / L after
+    # the step began. So the first or the last layer limits the start.
     first = 1 / self._num_layers
     return seconds, max(first * seconds, seconds - (1 - first) * self._step_s)
 

@@ -1,7 +1,7 @@
 """Published figures of Samba-CoE, computed from rates and capacities.
 
-A request takes the time of a switch, if its expert is not on the devices, and
-an execution time t:
+A request takes an execution time t and, if its expert is not on the devices,
+the time of a switch:
 
     seconds = (bytes / rate of the switch, if the expert is absent) + t.
 
@@ -20,9 +20,9 @@ from parallel.plans.hardware.nodes import NODES, Node
 BASE = "sn40l"
 # Published ratios of the time of a request to that on SN40L.
 _WHOLE = {"dgx-h100": 3.7, "dgx-a100": 6.6}
-# Smallest and largest published speed-up by fusion.
+# Smallest and largest published speed-up by fusing operators into one program.
 _FUSION = (2.0, 13.0)
-# Ratios of the execution time on a DGX to that on SN40L, to try.
+# Ratios to try: execution time on a DGX divided by that on SN40L.
 _EXECUTIONS = (1.0, 1.5, 2.0)
 
 
@@ -106,7 +106,7 @@ def solved(
     name: Key of `NODES`.
     expert: Bytes of an expert.
     published: Ratio of whole requests.
-    execution: Ratio of execution times of the node to SN40L.
+    execution: Execution time on the node divided by that on SN40L.
     spread: Whether each device of both nodes copies its shard.
 
   Returns:

@@ -46,8 +46,8 @@ class Composition:
     """Requests of a stream."""
 
     requests: int = field(
-      600, "Number of requests; for responses of 100 tokens or more, a fifth.",
-      COUNT,
+      600, "Number of requests; a fifth of it with responses of 100 tokens or "
+      "more.", COUNT,
     )
     prompt: int = field(128, "Tokens of a prompt.", COUNT)
     output: int = field(20, "Tokens of a response.", COUNT)

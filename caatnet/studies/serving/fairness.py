@@ -214,7 +214,7 @@ def _summed(events: Sequence[tuple[float | None, float]]) -> Curve:
 
 def at(curve: Curve, times: np.ndarray) -> np.ndarray:
   """Returns the values of a step function at times; 0 before its first step."""
-  # Place 0 is the zero that is prepended below.
+  # Index 0 is the zero that is prepended below, before the first step.
   places = np.searchsorted(curve[0], times, side="right")
   return np.concatenate([[0.0], curve[1]])[places]
 

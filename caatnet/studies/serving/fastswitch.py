@@ -3,11 +3,11 @@
 The first of two settings is FastSwitch's evaluation (arXiv 2411.18424):
 conversations of several turns with an 8B model on an A10, priorities that
 change while requests run, and no prefix cache, as in vLLM 0.3.3. The second
-replays public traces on a server with a prefix cache. Arrivals are scaled to
-fractions of a capacity: 90% of the requests divided by the time in which they
-finish with the arm "recompute", if all arrive at the beginning and priorities
-are constant. If they change, throughput decreases with the number of queued
-requests.
+replays public traces on a server with a prefix cache. Arrival rates are
+fractions of a capacity, which is measured with the arm "recompute", constant
+priorities and all requests at the start: 90% of the requests divided by the
+time in which these finish. If priorities changed, longer queues would lower
+the throughput.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ SAMPLES = {
   "mooncake": "mooncake_conversation.jsonl.gz",
 }
 BASELINE, SWAP, COST = "recompute", "reuse", "cost"
-# Arm of the first setting: the baseline with a prefix cache, as vLLM has now.
+# The baseline with a prefix cache, as vLLM has now, in the first setting.
 TODAY = "recompute, pages found"
 
 
@@ -50,7 +50,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   known("config.seeds_trace=", config["seeds_trace"], tuple(config["traces"]))
   for arm in config["order"]:
     known("config.order=", arm, tuple(config["arms"]))
-  # These are compared, or have values that the report shows.
+  # The report compares these arms, or shows values of them.
   for arm in (BASELINE, SWAP, COST, "groups", "asynchronous"):
     known("an arm ", arm, tuple(config["arms"]))
   machine = server.machine(config["model"], config["hardware"])
@@ -114,7 +114,7 @@ class _Study:
     arrivals = Sessions(**config["sessions"]).arrivals()
     made = []
     for kind in config["kinds"]:
-      # The baseline once more, with a prefix cache as in today's vLLM.
+      # The baseline again, with a prefix cache as in today's vLLM.
       today = self._cell({"kind": kind}, BASELINE, arrivals, True, kind)
       made.append(
         dataclasses.replace(today, where={"kind": kind, "arm": TODAY})

@@ -1,10 +1,10 @@
 """Predictions of NanoFlow's published figures, from other measured profiles.
 
-The optimum is peak rate / (2 parameters), in input and output tokens per
+NanoFlow's optimum is peak rate / (2 parameters), in input and output tokens per
 second. The time of a step is predicted from Vidur's profile of an A100, for the
 pipeline that NanoFlow's search found; attention runs at the peak rates of an
 A100. The interference (slowdown by overlap) is fitted to the published gains of
-one workload and then predicts the others. The loss by splitting is predicted.
+one workload and used to predict the others. The loss by splitting is predicted.
 
 A step of a workload has input and output tokens in their long-run ratio.
 Published figures are in tokens per second and GPU, from NanoFlow (Zhu et al.,

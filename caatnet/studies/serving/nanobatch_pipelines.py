@@ -33,7 +33,7 @@ class PublishedPipeline:
     gpus: Number of A100s.
     tokens: Tokens of a step.
     first: Tokens of the first of two nano-batches.
-    attention: For each of these, the tokens of its nano-batches in attention.
+    attention: Token counts of the attention nano-batches in each of the two.
     experts: Number of experts of an MLP, and number that a token uses.
   """
 
@@ -207,7 +207,7 @@ def _operations(
 
 
 def sequential(times: Layer, sizes: Sequence[int]) -> list[NanoOperation]:
-  """Returns the operations of pieces of ``sizes`` tokens, without overlap."""
+  """Returns the operations of batches of ``sizes`` tokens, without overlap."""
   kinds = ["qkv", "attend", "out", "sum_1", "up", "down", "sum_2"]
   if times.sums is None:
     kinds = [kind for kind in kinds if not kind.startswith("sum")]
@@ -233,12 +233,12 @@ def costs(name: str, pipeline: PublishedPipeline, times: Layer) -> Costs:
 
 
 def share(plan: NanobatchPlan) -> str:
-  """Formats the sizes of a plan's pieces, as in "640 + 1,408"."""
+  """Formats the sizes of a plan's nano-batches, as in "640 + 1,408"."""
   return " + ".join(f"{size:,}" for size in plan.sizes)
 
 
 def _ranges(sizes: Sequence[int]) -> list[tuple[int, int]]:
-  """Returns consecutive (start, stop) ranges of the given sizes."""
+  """Returns consecutive (start, stop) ranges of lengths ``sizes``."""
   ends = np.cumsum(sizes).tolist()
   return [
     (end - size, end) for size, end in zip(sizes, ends, strict=True)

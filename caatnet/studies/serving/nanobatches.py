@@ -166,7 +166,7 @@ def _curve(
 def _break_even(
   curves: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns the smallest step from which on all steps gain, or None.
+  """Returns the least tokens from which on all steps gain, or None.
 
   Args:
     curves: Rows of `_curve`, with ascending numbers of tokens.

@@ -28,7 +28,7 @@ from parallel.plans.workload import Transformer
 _ARRAYS = 2
 # Interval, in steps, at which free pages are sampled.
 _EVERY = 16
-# Groups of so many free pages (512 tokens with page_size=16) or more are large.
+# Minimum pages of a "large" free group: 512 tokens with page_size=16.
 LARGE = 32
 
 
@@ -120,7 +120,7 @@ def machine(
   rate = hardware["copy_rate"]
   copies = CopyTimes(
     page_bytes, _ARRAYS * sizes.num_layers, hardware["copy_call_s"], rate, rate,
-    # A copy within the device reads and writes each byte.
+    # A copy within the device reads and writes each byte: half the bandwidth.
     slower.memory_bandwidth / 2,
   )
   return Machine(
@@ -140,7 +140,7 @@ class Outcome:
     seconds: Time of the last completion, in seconds of the simulated clock.
     busy_s: Seconds in which a step was computed.
     present_s: Seconds in which at least one request was in the system.
-    in_system: Integral over time of the number of requests in the system.
+    in_system: Number of requests in the system, integrated over time.
     held: Pages of running requests, summed over the sampled steps.
     filled: Pages that their computed tokens would fill, summed likewise.
     large: Free pages in groups of at least `LARGE`, summed likewise.
@@ -178,7 +178,7 @@ def serve(
 
   Args:
     host: The machine.
-    arm: Rules for allocating and copying pages: an entry of ``config.arms``.
+    arm: Preemption method (rules for pages), an entry of ``config.arms``.
     arrivals: Requests with their arrival times.
     limits: Limits of a step: slots, tokens, steps_ahead.
     priorities: Arguments of `Priorities`.

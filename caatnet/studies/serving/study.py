@@ -6,7 +6,7 @@ methods of preemption (`caatnet.studies.serving.fastswitch`), ``fairness``
 compares scheduling policies (`caatnet.studies.serving.fairness`),
 ``composition`` switches between experts
 (`caatnet.studies.serving.composition`), and ``nanobatches`` cuts steps into
-pieces that overlap (`caatnet.studies.serving.nanobatches`).
+nano-batches that overlap (`caatnet.studies.serving.nanobatches`).
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ import numpy as np
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
 # Bootstrap: number of draws, and confidence level of the interval in percent.
 _DRAWS, _SHARE = 200, 95.0
-# Fractions of the samples that exceed the points of a tail's curve.
+# Fractions of samples; a tail's curve has the value that each fraction exceeds.
 ABOVE = tuple(float(x) for x in np.logspace(0, -4, 41))
 
 

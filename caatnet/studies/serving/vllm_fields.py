@@ -61,7 +61,7 @@ _BY_NAME = {
   name: (values, reason)
   for reason, names in _SIMULATED.items() for name, values in names.items()
 }
-# Objects without effect, unless one of the fields above uses them.
+# Objects without effect, unless one of the fields above enables their use.
 _UNUSED = ("compilation_config", "cpu_mem", "cudagraph", "cxl_mem", "power")
 # Objects with hundreds of fields, of which only those above are checked.
 _SNAPSHOTS = ("hardware", "kv_cache", "resolved_config")

@@ -3,7 +3,7 @@
 Nothing is fitted to the log. Lengths, arrivals (`queued_s`: the time at which
 the server's loop takes a request), limits and memory come from the log, common
 prefixes of prompts from the workload. Times come from operations that were
-measured separately; all-reduces use the bandwidth and the latency of a link.
+measured separately, times of all-reduces from a link's bandwidth and latency.
 The simulation runs the scheduler of `caatnet.serving` with vLLM's rules: first
 come, first served; decodes first, then prompt chunks up to a token budget. A
 request is admitted if pages for all its tokens are free and the step preempts
@@ -64,8 +64,8 @@ class Setting:
     ranks: Number of tensor ranks.
     profile: Folder of measured operations.
     all_reduces: All-reduces over the ranks; None for one rank.
-    skew: Effect of unequal contexts; None for the fit in the profile.
-    server: Section ``config.server``, with the log's values instead of 0.
+    skew: See `Profile.skew`, the effect of unequal contexts; None for its fit.
+    server: Section ``config.server``, in which the log's values replace 0.
     scale: Factor on all times.
     prefixes: Common prefixes of prompts.
   """
@@ -128,7 +128,7 @@ def setting(config: Mapping[str, Any]) -> Setting:
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates a log, also with other pages, times and rules.
+  """Simulates a log, and again with other pages, times and rules.
 
   Args:
     config: Config like configs/serving/vllm_log.py, as nested dicts.
@@ -187,7 +187,7 @@ def simulate(base: Setting) -> tuple[SimulatedRun, Profile]:
     in_turn=True,
   )
   with naming("config.server", server):
-    # vLLM's rules as options of our scheduler.
+    # vLLM's rules, expressed as options of our scheduler.
     limits = Limits(
       slots=server["slots"], tokens=server["tokens"],
       whole_prompt=server["whole_prompt"], copy_on_write=False,

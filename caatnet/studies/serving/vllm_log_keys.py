@@ -97,8 +97,8 @@ class VLLMLog:
     Collectives, "All-reduces over tensor ranks."
   )
   skew: float | None = field(
-    None, "Time of attention over contexts of unequal length: that of the mean "
-    "context (0), of the largest (1), or in between; None for the fit in the "
+    None, "Context that sets the time of attention over unequal contexts: the "
+    "mean (0), the largest (1), or one in between; None for the fit in the "
     "profile.", FRACTION,
   )
   num_requests: int = field(

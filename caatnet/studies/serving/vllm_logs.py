@@ -56,7 +56,7 @@ _PER_LAYER = (
   "layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj",
   "act_fn", "down_proj",
 )
-_OPTIONAL = ("qk_norm",)  # of a layer, in some models
+_OPTIONAL = ("qk_norm",)  # operation of a layer that some models lack
 _ONCE = ("embedding", "final_layernorm")
 _PER_SEQUENCE = ("lm_head", "sampler")
 # Largest number of tokens of a request.
@@ -445,7 +445,7 @@ def _model_file(log: Log, path: str) -> pathlib.Path | None:
 
 def _published(path: pathlib.Path) -> Transformer:
   """Reads the sizes of a published model."""
-  from caatnet.interop import families  # imports jax
+  from caatnet.interop import families  # imported here, since it imports jax
 
   with _reading(path.parent, path.name) as text:
     schema.parse(OpenSchema, text)

@@ -55,8 +55,8 @@ class Utilisation:
   name: str = field("utilisation", "Name of the config.")
   study: str = study_key("utilisation")
   fitted_factor: bool = field(
-    False, "Whether the published table is predicted with a volume factor that "
-    "was fitted on it.",
+    False, "Whether table 4 of arXiv 2501.18512 is predicted with a volume "
+    "factor (bits sent per bit of parameters) fitted to it, instead of 1.",
   )
   recommend: Recommend = field(
     Recommend, "Model for which an outer loop is recommended."

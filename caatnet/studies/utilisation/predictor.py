@@ -111,7 +111,7 @@ class Method:
 
   @property
   def times(self) -> FragmentTimes:
-    """Steps of a period after which each fragment is sent.
+    """For each fragment, the step of a period after which it is sent.
 
     With several fragments, a further one has the parameters outside the layers.
     """
@@ -166,8 +166,8 @@ class Node:
   """Node of a step's graph.
 
   Attributes:
-    kind: One of the four kinds above. A reduction runs on the link, all others
-      on the device.
+    kind: One of the constants above. A reduction runs on the link, nodes of
+      all other kinds on the device.
     layer: Number of the layer; 0 is the first one of the forward pass.
     after: Indices in the graph of the nodes that must end before it starts.
   """
@@ -277,9 +277,9 @@ def simulate(
     start, busy_before = run.device, run.link_busy
     run.period()
   busy = run.link_busy - busy_before
-  # If reductions take longer than a period, a backlog grows on the link, which
-  # may delay no node in the first periods. In the steady state, a period takes
-  # at least as long as its reductions.
+  # If reductions take longer than a period, the backlog on the link grows, but
+  # may delay no node yet in the first periods. In the steady state, a period
+  # takes at least as long as its reductions.
   elapsed = np.maximum(run.device - start, busy)
   return Period(elapsed, period * model.compute_seconds, busy)
 

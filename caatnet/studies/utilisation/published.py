@@ -17,9 +17,9 @@ from caatnet.studies.utilisation.predictor import (
 )
 
 # Value of f with which 70 of table 4's 75 cells are equal and all are within
-# one point of the grid. FITTED ON THAT VERY TABLE, so it predicts nothing
-# there. It is the ratio of neighbouring points of the grid: an index that is
-# off by one, or 17 % of unreduced parameters, would have the same effect.
+# one point of the grid. It was FITTED TO THAT TABLE, so it predicts nothing
+# there. It is the ratio of neighbouring grid points: an index off by one, or
+# 17% of unreduced parameters, would have the same effect.
 FITTED_VOLUME_FACTOR = 10 ** (-4 / 49)
 
 PAPER_MODELS = (
@@ -77,8 +77,7 @@ class Cell:
     published: The paper's value in Gbit/s.
     ours: Our value in Gbit/s, rounded like the paper's; None if it exceeds
       1000.
-    notches: Difference between our value and the paper's, in points of the
-      grid; None if `ours` is None.
+    notches: Grid index of our value minus the paper's; None if `ours` is None.
   """
 
   model: str

@@ -73,7 +73,7 @@ def recommend(
   for method in candidates(model.num_layers, sync_every, overlap_steps, bits):
     fewest = fewest_steps(model, bandwidth, target, method.bits, volume_factor)
     if method.sync_every < fewest:
-      continue  # the link alone takes too long: no need to simulate
+      continue  # the reductions alone take too long: no need to simulate
     timeline = simulate(model, method, bandwidth, **factors)
     if timeline.utilisation[0] >= target:
       return Recommendation(method, float(timeline.utilisation[0]))

@@ -55,7 +55,7 @@ def add_norm(
   squares = sum_of_squares(shared) + sum_of_squares(private)  # [...]
   both = jnp.concatenate([shared, private], axis=-1)
   rstd = lax.rsqrt(squares / both.shape[-1] + eps)[..., None]
-  # Operations in this order: fingerprints of recorded programs depend on it.
+  # Fingerprints of recorded programs depend on the order of these operations.
   normed = both.astype(jnp.float32) * rstd
   normed = normed * jnp.expand_dims(gain, range(both.ndim - 1))
   return shared, private, normed.astype(both.dtype)

@@ -148,7 +148,7 @@ def encode(
     Packed codes, and one scale per block.
 
   Raises:
-    ValueError: Stochastic rounding without a key, an unknown name, or no
+    ValueError: Stochastic rounding has no ``key``, a name is unknown, or no
       preferred implementation supports the operands.
 
   Example:
@@ -189,7 +189,7 @@ def encode_delta(
     if ``residual`` is None.
 
   Raises:
-    ValueError: Stochastic rounding without a key, an unknown name, or no
+    ValueError: Stochastic rounding has no ``key``, a name is unknown, or no
       preferred implementation supports the operands.
   """
   key = _key_of(codec, key)
@@ -327,7 +327,7 @@ def nesterov(
   if chosen.name == "reference":
     return reference.nesterov(encoded, params, momentum, codec, outer, weights)
   encoded = _rows_of(encoded)
-  # [rows, padded n]; the padding is stepped too, and dropped below.
+  # [rows, padded n]; the padding is updated too, and dropped below.
   others = [_to_rows(x, codec) for x in (params, momentum)]
   rows = KERNELS[chosen.kind].over_senders(
     encoded, others, codec, outer, weights, True, chosen.interpret

@@ -242,7 +242,7 @@ def _nesterov(
 
 
 def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
-  """Returns one ``((index, mask), mean)`` for each part of a tile.
+  """Returns ``((index, mask), mean)`` for each part (`_Tile.parts`) of a tile.
 
   Args:
     number_ref: Factors of each sender and of the sum, ``[M + 1]``.

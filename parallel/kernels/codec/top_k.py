@@ -39,10 +39,10 @@ def encode_top_k(
   """Encodes the k elements of largest magnitude of each chunk, 2 bits each.
 
   The kept elements of a chunk are sorted by magnitude; of equal elements, the
-  earlier one ranks higher. The upper k / 2 elements are encoded by their signs
-  and their mean magnitude, the lower k / 2 by their signs and theirs, which
-  preserves the sum of the kept magnitudes. A zero, which is kept if a chunk has
-  fewer than k nonzero elements, has a positive sign.
+  earlier one ranks higher. The k / 2 largest ones are encoded by their signs
+  and mean magnitude, and so are the other k / 2. This preserves the sum of the
+  kept magnitudes. A zero, which is kept if a chunk has fewer than k nonzero
+  elements, has a positive sign.
 
   Args:
     x: Array to encode, ``[..., n]``; cast to float32, and padded with zeros to

@@ -72,7 +72,7 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
 def _groups(
   codec: Codec, num_rows: int, senders: int = 1, arrays: int = 4
 ) -> int:
-  """Returns the number of groups per grid step: a power of two, or 0.
+  """Returns the number of groups of 128 rows per step: a power of two, or 0.
 
   ``arrays`` is the number of float32 arrays of a step. The default is the
   maximum over all calls, for `refusal`, which is independent of the call: three

@@ -20,7 +20,7 @@ from parallel.kernels import calls
 
 # 4-byte elements of a 128-byte line, and threads of a warp.
 _LINE = 32
-# Elements of a program's loads in flight: 8 for each of 128 threads.
+# Elements that a program loads concurrently: 8 for each of 128 threads.
 _SPAN = 1024
 
 

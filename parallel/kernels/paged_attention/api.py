@@ -158,8 +158,8 @@ def best_order(
 ) -> str:
   """Returns the order of pages for the most preferred implementation.
 
-  The rank of an order is that of the less preferred of two implementations: the
-  ones that it allows for decoding (1 row) and for prompt chunks (16 rows).
+  For each order, `choice` selects one implementation for decoding (1 row) and
+  one for prompt chunks (16 rows); the less preferred one determines the rank.
 
   Args:
     names: Implementations in order of preference, including "reference".
@@ -182,7 +182,7 @@ def best_order(
       pages = order.shapes(
         name, 1, page_size, num_kv_heads, head_width, stored
       )
-    except ValueError:  # rows of several tokens do not divide the page
+    except ValueError:  # a page is not a whole number of rows
       return len(names)
     chosen = [
       choice(
@@ -193,7 +193,7 @@ def best_order(
     ]
     return max(names.index(each.name) for each in chosen)
 
-  # Ties: the first one, "heads", which the reference reads on any platform.
+  # On ties the first order, "heads", which the reference reads on any platform.
   return min(order.NAMES, key=rank)
 
 
@@ -242,7 +242,7 @@ def paged_attention(
     q, pages, tables, window=window, finite=finite,
     implementation=implementation,
   )
-  # Keys past the last row of a sequence do not exist; padding has none.
+  # Keys past the last row of a sequence do not exist; padding has no keys.
   ends = first + q.shape[1]
   lengths = ends if lengths is None else jnp.minimum(lengths, ends)
   lengths = jnp.where(first < 0, 0, lengths)

@@ -189,5 +189,5 @@ def _load(ref, head, slot, channel, alive, exists):
 
 
 def _dot(a: Any, b: Any, **options: Any) -> jax.Array:
-  """Multiplies matrices; float32 operands in float32 instead of TF32."""
+  """Multiplies matrices; does not round float32 operands to TF32."""
   return pltriton.dot(a, b, allow_tf32=False, **options).astype(jnp.float32)

@@ -131,7 +131,7 @@ def paged_attention(
   )
   with jax.numpy_dtype_promotion("standard"):  # the kernels rely on it
     out = calls.unchecked(call, *operands).reshape(q.shape)
-  # The kernels' results for padding are undefined: replaced by zeros.
+  # The kernels' results for padding are undefined, and replaced by zeros.
   is_padding = (first < 0)[:, None, None, None]
   return jnp.where(is_padding, jnp.zeros_like(out), out)
 

@@ -33,7 +33,7 @@ from parallel.kernels import calls
 from parallel.kernels.paged_attention.order import LANES, Pages
 
 # Target number of positions of a grid step, which then loads 2 x 128 KB for a
-# head of 128 bfloat16 channels: longer than the overhead of a step.
+# head of 128 bfloat16 channels. This takes longer than the overhead of a step.
 _POSITIONS = 512
 # Maximum number of blocks of one array in a grid step.
 _PAGES = 16
@@ -102,7 +102,7 @@ def _blocks(
   _, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads // lanes, pages.page_size
   group = num_heads // k
-  # Whole tiles of rows, or all of them.
+  # A block has whole tiles of 16 rows, or all rows.
   tokens = min(num_rows, max(16, _ROWS // group // 16 * 16))
   # Maximum number of pages visible to a block of rows, for any offset of its
   # first row in a page.
@@ -193,7 +193,7 @@ def _call(
   # [S, T, H, D] -> [S, K, T G, D]: the rows of a kv head are contiguous.
   heads_first = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
   heads_first = heads_first.reshape(num_seqs, k, num_rows * group, width)
-  # [S, K, f, T G, f D]: copy i has its channels in the lanes of token i.
+  # [S, K, f, T G, f D]: of f copies, the i-th is in the lanes of token i.
   spread = jnp.stack([
     jnp.pad(heads_first, ((0, 0),) * 3 + ((i * width, (f - 1 - i) * width),))
     for i in range(f)
@@ -377,7 +377,7 @@ def _update(
   Args:
     q_ref: Query rows, ``[f, R, f D]``.
     keys: Pages ``[page / f, f D]``, C positions in total.
-    values: Pages of values, likewise.
+    values: Pages of values, shaped as ``keys``.
     scales: Scales of keys and scales of values, ``[f, page / f]`` per page;
       empty for floats.
     sight: Attention mask of the step.
@@ -440,7 +440,7 @@ def _together(
     share = jnp.exp(top[i] - highest)
     weight += share * total[i]
     o += share * acc[i, :, i * width : (i + 1) * width]
-  # Padding attends to no position: 0 / 1.
+  # Padding attends to no position, so that its result is 0 / 1.
   return o / jnp.where(weight == 0.0, 1.0, weight)
 
 

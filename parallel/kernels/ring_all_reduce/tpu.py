@@ -156,12 +156,12 @@ def ring_partial_all_reduce(
     out_specs=[spec(k), spec(p), spec(k + p)],
     out_shape=[shape(k), shape(p), shape(k + p)],
     scratch_shapes=[
-      pltpu.VMEM((2, 2, rows, k), dtype),  # [way, buffer]: received messages
-      # [way]: message to send. Mosaic rejects a DMA from an operand's block,
-      # which has a squeezed dim.
+      pltpu.VMEM((2, 2, rows, k), dtype),  # [up/down, buffer]: received
+      # [up/down]: message to send. Mosaic rejects a DMA from an operand's
+      # block, which has a squeezed dim.
       pltpu.VMEM((2, rows, k), dtype),
-      pltpu.SemaphoreType.DMA((2, 2)),  # [way, buffer]: a message has arrived
-      pltpu.SemaphoreType.DMA((2,)),  # [way]: a message has been sent
+      pltpu.SemaphoreType.DMA((2, 2)),  # [up/down, buffer]: it has arrived
+      pltpu.SemaphoreType.DMA((2,)),  # [up/down]: it has been sent
     ],
     name="ring_partial_all_reduce",
     sends=calls.Sends(
@@ -185,7 +185,7 @@ def _kernel(
 ):
   here = here_ref[0]
   hops = 2 * (n - 1)  # n - 1 of the reduce-scatter, n - 1 of the all-gather
-  to = lax.rem(here + 1, n), lax.rem(here + n - 1, n)  # [way]: the receiver
+  to = lax.rem(here + 1, n), lax.rem(here + n - 1, n)  # [up/down]: receiver
 
   # A message may only be sent to a device that has entered this kernel; before,
   # its VMEM and semaphores belong to other operations. Therefore each device
@@ -202,7 +202,7 @@ def _kernel(
     pl.semaphore_wait(barrier, 2)
 
   def message(way, hop):
-    # Equals t % 2 (module docstring): a segment has an even number of hops.
+    # Messages alternate between buffers; a segment has an even number of hops.
     buffer = hop % 2
     return buffer, pltpu.make_async_remote_copy(
       src_ref=sent_ref.at[way],
@@ -270,7 +270,7 @@ def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
 def _add_private(
   hop, n, private_ref, d_private_ref, new_private_ref, scale
 ):
-  """Adds the private update of one hop's part of the 2 n chunks.
+  """Adds private updates to the part of the 2 n chunks assigned to a hop.
 
   All private channels are updated before the all-gather, which normalises whole
   rows.

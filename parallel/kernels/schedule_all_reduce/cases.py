@@ -21,7 +21,7 @@ def ring(n: int) -> np.ndarray:
 
 
 def recursive_doubling(n: int) -> np.ndarray:
-  """Returns recursive doubling: exchanges at distance 1, 2, 4, ...; one chunk.
+  """Returns recursive doubling of one chunk: exchanges at distance 1, 2, 4, ...
 
   n must be a power of two.
 
@@ -37,7 +37,7 @@ def recursive_doubling(n: int) -> np.ndarray:
 
 
 def chain(n: int) -> np.ndarray:
-  """Returns a reduction down a chain to device 0, then copies up; one chunk.
+  """Returns a reduction of one chunk along a chain to device 0, then copies up.
 
   In each round all devices except two are idle.
   """

@@ -2,10 +2,10 @@
 
 A table is int32 ``[rounds, n, 4]``. In each round, device i
 
-  - sends chunk ``[i, 1]`` of its array to device ``[i, 0]``; -1 in both: no
-    send;
+  - sends chunk ``[i, 1]`` of its array to device ``[i, 0]``, or nothing if both
+    are -1;
   - receives into chunk ``[i, 2]``, and adds (``[i, 3]`` = 0) or copies (1) the
-    received chunk; -1 in both: no receive.
+    received chunk, or receives nothing if both are -1.
 
 All sends of a round read the array before the round. Sums are rounded to the
 array's dtype at each addition.

@@ -1,9 +1,9 @@
 """Times of a program's collectives on a named device, and possible savings.
 
-A collective takes the bytes that a device sends with the ring algorithm over
-the bandwidth of one of its links, without latency; compute takes the time of
-the roofline with peak rates. Nothing overlaps. XLA:CPU widens bfloat16 to
-float32: a program in which it widens sums is timed as if its sums and products
+The time of a collective is the bytes that a device sends in the ring algorithm,
+divided by the bandwidth of one of its links, without latency. Compute takes the
+time of the roofline with peak rates. Nothing overlaps. If XLA:CPU has widened
+sums from bfloat16 to float32, the program is timed as if its sums and products
 were in bfloat16.
 """
 
@@ -47,7 +47,7 @@ def compute_s(reading: Reading, device: str) -> float | None:
 
 
 def _narrow(device: Device) -> Device:
-  """Returns a device that executes float32 as fast as ``device`` bfloat16."""
+  """Returns ``device`` with the rate of bfloat16 for float32 as well."""
   rate = device.peak("bfloat16")
   return dataclasses.replace(
     device, flops={**device.flops, "float32": rate},
@@ -62,7 +62,7 @@ def _itemsize(dtype: str) -> int:
 def savings(
   shown: Mapping[str, Any], commands: Mapping[str, str]
 ) -> list[str]:
-  """Returns sentences on bytes that published methods could remove at most.
+  """Returns sentences on how many bytes published methods save at most.
 
   An axis with sums in the forward phase sums activations, of which partially
   synchronised tensor parallelism sends less. An axis with sums only after the

@@ -26,7 +26,7 @@ class _Part(NamedTuple):
   Attributes:
     kind: Kind of the ledger's entry.
     bytes: Operand bytes on one device.
-    groups: Ranks of each group; of a permute, (source, target) pairs.
+    groups: Ranks of each group, or (source, target) pairs of a permute.
   """
 
   kind: str
@@ -64,7 +64,7 @@ def traces(program: ScheduledProgram) -> Iterator[list[Node]]:
 
 
 def _steps(program: ScheduledProgram) -> Iterator[Computed | _Sent | int]:
-  """Yields compute, starts of collectives, and their numbers at their ends."""
+  """Yields compute, starts of collectives and, at each end, its number."""
   parts: dict[str, tuple[_Part, ...]] = {}  # by the name of the instruction
   for action in actions(program):
     if isinstance(action, Computed):
@@ -140,7 +140,7 @@ class _Trace:
       self.rows[step.row] = tuple(ids) or self.rows.get(step.row, ())
       return
     needed = self.sent.pop(step)
-    # The nodes that these ones waited for have ended before them.
+    # Dependencies of the needed nodes are implied, and need not be repeated.
     ended = {before for n in needed for before in self.nodes[n].after}
     self.front = tuple(n for n in self.front if n not in ended) + needed
 

@@ -1,4 +1,4 @@
-"""Loads programs of users by name, and reads them."""
+"""Loads programs of users by name, and reads their collectives."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -92,8 +92,8 @@ def calibrate(
     A sentence about the rates.
 
   Raises:
-    ValueError: The path does not end in .json, or there is no trace, as for
-      `measured`, or it has no products.
+    ValueError: The path does not end in .json, the folder has no trace of the
+      programs, or the trace has no matrix products.
   """
   if not folder:
     raise ValueError("--calibrate needs --profile")
@@ -142,9 +142,9 @@ def of_trace(
   """Returns what programs sent, with measured times.
 
   Args:
-    programs: Variant of a step (`parallel.outer.base.Plan`) -> program that ran
-      during the trace.
-    mesh: Their mesh.
+    programs: Key of a compiled program (`parallel.outer.base.Plan.variant`) ->
+      the program, which ran during the trace.
+    mesh: Mesh of the programs.
     folder: Folder of the trace.
 
   Raises:

@@ -30,7 +30,7 @@ def result(
 
   Returns:
     Name -> dict with the axes, the memory, the notes, and ``collectives``:
-    rows over one kind, axes, phase, dtype and source line each, with
+    one row per kind, axes, phase, dtype and source line, with
 
     - ``bytes``: operand bytes of one run per device,
     - ``wire_bytes``: bytes that a device sends with the ring algorithm; None if
@@ -133,7 +133,7 @@ def _totals(
 
 
 def _by_axes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns the totals of the rows of each axes and phase."""
+  """Returns the totals of the rows with equal axes and phase."""
   parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
   for row in rows:
     parts.setdefault((row["over"], row["phase"]), []).append(row)
@@ -275,7 +275,7 @@ def _host_copies(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 def _measured_rows(
   reading: Reading, measured: Sequence[Measured]
 ) -> list[dict[str, Any]]:
-  # Of merged collectives, the first.
+  # The first operand represents a merged collective.
   found = {e.instruction: e for e in reversed(reading.executed)}
   return [
     _row(found[m.instruction]) | dataclasses.asdict(m)
@@ -323,7 +323,7 @@ def _difference(readings: Mapping[str, Reading]) -> Table:
     for d in compare(*(r.entries for r in readings.values()))
   ]
   unknown = ["\n".join(map(str, r.unknown)) for r in readings.values()]
-  if any(unknown):  # they may differ even if their texts are equal
+  if any(unknown):  # unknown sizes may differ
     rows.append({
       "axes": "unknown", "phase": "", **dict(zip(names, unknown, strict=True)),
       "differs": "may differ",

@@ -1,7 +1,7 @@
 """Timeline and execution traces of a program, with the rates of a device.
 
-The time of a collective is the bytes that a device sends with the ring
-algorithm over the bandwidth of one of its links, without latency.
+The time of a collective is the bytes that a device sends in the ring algorithm,
+divided by the bandwidth of one of its links, without latency.
 """
 
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from parallel.plans.network import chakra, perfetto_trace, replay
 
 
 def rates_of(name: str, target: Target | None) -> str:
-  """Returns the name of the device whose rates times are computed with.
+  """Returns the name of the device whose rates give the times.
 
   Args:
     name: Value of ``--rates``; "" for the device of the target, or an H100.
     target: The target to compile for; None for this machine.
 
   Raises:
-    ValueError: The rates are unknown.
+    ValueError: No device has this name.
   """
   if not name and target and target.hardware:
     return target.hardware.name
@@ -63,7 +63,7 @@ def write(
 
 
 def _without(readings: Mapping[str, Reading]) -> str:
-  """Returns how many instructions of a program have no transfer."""
+  """Returns how many instructions may communicate at unknown times."""
   missing = sum(len(reading.unknown) for reading in readings.values())
   return f", without {missing} instructions that may communicate" * (
     missing > 0
@@ -95,7 +95,7 @@ def write_chakra(
     A sentence about the traces.
 
   Raises:
-    ValueError: As for `write`, with the package mlc-chakra.
+    ValueError: As for `write`, with mlc-chakra instead of perfetto.
   """
   _, program = _program("--chakra", readings, rates)
   chakra.write(execution.traces(program), folder)

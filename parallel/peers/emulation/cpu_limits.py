@@ -28,7 +28,7 @@ done"""
 # A short period spreads the limit evenly; the kernel's least quota is 1 ms.
 _PERIOD_US, _LONG_PERIOD_US, _MIN_US = 20_000, 100_000, 1000
 _LOOP_S = 0.5
-_TOLERANCE = 1.25  # allowed excess of a loop, which may end within a period
+_TOLERANCE = 1.25  # allowed ratio of measured to set processor time
 _LOOP = f"""
 import time
 start, used = time.monotonic(), time.process_time()
@@ -95,7 +95,7 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
 
 @contextlib.contextmanager
 def _group() -> Iterator[pathlib.Path]:
-  """Creates a group, and removes it later with its processes, also if killed.
+  """Creates a control group; deletes it and its processes, even if killed.
 
   Yields:
     Its folder. A process joins by its id in ``cgroup.procs``.
@@ -107,15 +107,15 @@ def _group() -> Iterator[pathlib.Path]:
 
 
 def _in_us(quota: float) -> tuple[int, int]:
-  """Returns a period and the processor time in it, in microseconds."""
+  """Returns (period, processor time per period) of a quota, in microseconds."""
   period = _PERIOD_US if quota * _PERIOD_US >= _MIN_US else _LONG_PERIOD_US
   return period, int(quota * period)
 
 
 def _measure(prefixes: Sequence[Sequence[str]]) -> list[float | None]:
-  """Returns the processors that a loop after each prefix uses.
+  """Returns the processors used by a busy loop started with each prefix.
 
-  None for a loop that has not run.
+  None where the loop has not run.
   """
   with contextlib.ExitStack() as stack:
     loops = [

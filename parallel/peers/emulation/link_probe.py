@@ -18,8 +18,8 @@ from parallel.plans.hardware.client_links import Link
 _PINGS = 9
 _PIECE = 1 << 16
 _NUMBER_BYTES = 4
-# A measured stream has as many bytes as a link transmits in `_STREAM_S` and in
-# `_ROUND_TRIPS` round trips, which TCP's slow start takes.
+# A measured stream has as many bytes as a link transmits in `_STREAM_S` seconds
+# and `_ROUND_TRIPS` round trips, the duration of TCP's slow start.
 _STREAM_S, _ROUND_TRIPS = 0.4, 4
 
 
@@ -109,7 +109,7 @@ def measured(
     links: Link of each client.
     host: Address of the server.
     namespace: Network namespace of the server; "" for links by a relay.
-    prefixes: Words before the command of each client.
+    prefixes: Command prefix of each client, as in `namespaces.Star.prefixes`.
   """
   num = len(links)
   sizes = {

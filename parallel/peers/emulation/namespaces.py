@@ -33,7 +33,7 @@ _SERVER, _HUB = "10.94.0.1", "10.94.0.2"
 _CLIENTS = ipaddress.IPv4Address("10.95.0.0")
 _MIN_RTT_S = 1e-3  # below it, the forwarder's own delay matters
 _LARGEST = 1 << 16  # bytes of a packet
-_BURST_S = 1e-3  # bytes of so many seconds may pass at once
+_BURST_S = 1e-3  # burst size, in seconds of the link's rate
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def long_link(
     Addresses of the ends, and the prefix of a command that runs at each.
 
   Raises:
-    ValueError: This machine or this user cannot create them.
+    ValueError: The user is not root, or the kernel lacks a needed feature.
   """
   with contextlib.ExitStack() as stack:
     names = stack.enter_context(_made(2))
@@ -124,7 +124,7 @@ def mesh(rates: np.ndarray, delays_s: np.ndarray) -> Iterator[Mesh]:
     delays_s: Seconds in each direction, symmetric ``[N, N]``.
 
   Raises:
-    ValueError: This machine or this user cannot create them.
+    ValueError: The user is not root, or the kernel lacks a needed feature.
   """
   count = len(rates)
   with contextlib.ExitStack() as stack:
@@ -185,14 +185,14 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
   A hub joins the clients' links to the server's device. Rates are limited at
   both ends of that device: downlinks in the server's namespace, uplinks in the
   hub's. A radio cell is one class of htb, whose rate its clients share equally
-  while all of them send. Queues are long and drop no packet. Links without
-  jitter, loss and a delay above `_MIN_RTT_S` have this machine's delay.
+  while all of them send. Queues are long and drop no packet. A link with a
+  shorter round trip than `_MIN_RTT_S`, no jitter and no loss adds no delay.
 
   Args:
     links: Link of each client. Shared links with equal names are one cell.
 
   Raises:
-    ValueError: This machine or this user cannot create them.
+    ValueError: The user is not root, or the kernel lacks a needed feature.
   """
   hosts = [str(_CLIENTS + 1 + k) for k in range(len(links))]
   with contextlib.ExitStack() as stack:
@@ -266,7 +266,7 @@ def _shares(
         lines.append(f"class add dev {_DEVICE} parent 1: classid {parent} htb "
                      f"rate {8 * rate:.0f}bit {limits}")
     lines += [
-      # If a client does not use its share, the others get packets in turn.
+      # Clients that need more than their share divide unused shares equally.
       f"class add dev {_DEVICE} parent {parent} classid 1:{k + 1} htb rate "
       f"{8 * share:.0f}bit {limits} quantum {_MTU}",
       f"filter add dev {_DEVICE} parent 1: protocol ip u32 match ip "

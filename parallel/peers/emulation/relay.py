@@ -4,7 +4,7 @@ Each client connects to a port of its own, and the relay forwards all clients to
 one address. Bytes pass a token bucket, which the clients of a radio cell share,
 and wait in a queue until they are due. Unlike with `namespaces.star`, TCP ends
 at the relay: its slow start sees the round trip of this machine, and losses
-become the rate that they allow (`parallel.plans.network.fluid.loss_limit`).
+only lower the rate of a connection (`parallel.plans.network.fluid.loss_limit`).
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from parallel.peers.transport.handshake import Address
 from parallel.plans.hardware.client_links import Link
 from parallel.plans.network import fluid
 
-_BURST_S = 0.005  # bytes of so many seconds pass at once, for late wake-ups
+_BURST_S = 0.005  # burst size in seconds of the rate, since wake-ups are late
 _PIECE_S, _MIN_PIECE, _MAX_PIECE = 0.002, 256, 1 << 16
-_MAX_WAITING = 4096  # pieces in flight in a direction
+_MAX_WAITING = 4096  # blocks read and not yet sent, per direction
 
 
 class Bucket:
@@ -34,7 +34,7 @@ class Bucket:
 
   @property
   def piece(self) -> int:
-    """Largest number of bytes of one call of `wait`."""
+    """Largest number of bytes that one call of `wait` may request."""
     return int(min(max(self._rate * _PIECE_S, _MIN_PIECE), _MAX_PIECE))
 
   def wait(self, num_bytes: int) -> None:

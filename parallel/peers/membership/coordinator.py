@@ -212,7 +212,7 @@ def _assemble(
   if not record.epoch:  # nothing has been decided yet
     elected = _elected([hello for _, hello in state.pending])
     if elected is None:
-      return state, []  # another peer, or one peer less, may decide
+      return state, []  # a tie; a peer that joins or leaves may break it
     revision, digest, committed = elected
     state = state._replace(record=record._replace(
       revision=revision, digest=digest, committed=committed

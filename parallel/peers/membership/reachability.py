@@ -40,7 +40,7 @@ def culprits(
   Args:
     failed: Failed connections, as (peer that connected, other peer).
     kept: Peers that are not removed; pairs of two of them are ignored.
-    doubted: Peers that the coordinator could not reach either; they are removed
+    doubted: Peers that the coordinator could not reach, too; they are removed
       before others.
   """
   # Both directions of a pair count once.

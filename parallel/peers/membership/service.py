@@ -508,8 +508,8 @@ def waits(state: Coordinator, rules: Rules) -> str:
       if there and more <= 0:
         newest = max(hello.revision for _, hello in state.pending)
         return (
-          f"waits for a peer more or less: as many peers have one state of "
-          f"revision {newest} as another, or other configs, so none is chosen"
+          f"waits for one peer more or less: two states of revision {newest}, "
+          "or two configs, are held by equally many peers"
         )
       return (
         f"waits for {more} more peer{'s' * (more != 1)}: {len(there)} of "

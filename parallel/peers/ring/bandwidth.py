@@ -143,7 +143,7 @@ def measure(
   Raises:
     Lost: A peer was lost, or an operation exceeded its time limit.
   """
-  # Rank order; all peers use the same.
+  # In the order of the ranks, which is the same on all peers.
   members = tuple(ranks or links.members)
   m, me = len(members), members.index(links.me)
 
@@ -154,7 +154,7 @@ def measure(
         links, tag, limit_s, [members[i] for i in pair],
         [members[i] for p in pairs for i in p],
       )
-      other = pair[pair[0] == me]  # index 1 if this peer is first
+      other = pair[pair[0] == me]  # the partner: index 1 if this peer is first
       if rates is None:
         mine[other] = delay_of(probe.timed, probe.both)
       else:
@@ -213,7 +213,7 @@ def _matrix(
   for s, t in itertools.permutations(range(num), 2):
     part = np.ix_(site == s, site == t)
     there, several = alone[part], at_once[part]
-    # A pair that was not measured has the smaller one of its peers' rates.
+    # A pair that was not measured gets the smaller of its two peers' rates.
     ends = np.minimum(there.max(1, keepdims=True), there.max(0, keepdims=True))
     rates[part] = np.where(there > 0, there, ends)
     used = several > 0

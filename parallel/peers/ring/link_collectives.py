@@ -55,7 +55,7 @@ ORDERS = ("direct", "ring", "sites")
 # Larger blocks cost less time per byte on fast links, and delay the first
 # addition on slow ones: see configs/benchmark/ring.py.
 BLOCK_BYTES = 1 << 20
-# Elements added at once: several contributions fit into a core's cache.
+# Elements added per step: several contributions fit into a core's cache.
 _PIECE = 1 << 15
 # Slots: contributions or partial sums, final sums, and sums of single sites.
 _PART, _WHOLE, _SITE = 0, 1, 2
@@ -114,7 +114,7 @@ class Sum(LinkOperation):
     return len(self._blocks(chunk))
 
   def _missing(self, peer: Id, slot: int, chunk: int) -> bool:
-    """Returns whether a peer owes a block of a chunk."""
+    """Returns whether a block of a chunk from a peer has not arrived."""
     return any(
       (peer, slot, self._offset(chunk, start)) not in self._seen
       for start, _ in self._blocks(chunk)
@@ -122,9 +122,9 @@ class Sum(LinkOperation):
 
 
 class Direct(Sum):
-  """Sum in rank order, in each site and then over the sites.
+  """Sum in rank order inside each site, then over the sites in their order.
 
-  Each of the first ranks of a site owns and adds one chunk.
+  In each site, the first ranks own one chunk each and add it.
   """
 
   def __init__(
@@ -279,8 +279,8 @@ class Ring(Sum):
     if n == 1:
       np.copyto(self._out, self._x)
     else:
-      # Reduce-scatter: every chunk arrives to be added to, except the one that
-      # starts here. All-gather: every sum arrives, except this rank's own.
+      # Reduce-scatter: a partial sum of each chunk arrives except of the one
+      # that starts here. All-gather: all final sums arrive except the own one.
       first = (me + 1) % n  # the chunk that starts here
       self._left = sum(
         self._count(c) * ((c != first) + (c != me)) for c in range(n)
@@ -297,7 +297,7 @@ class Ring(Sum):
     """Returns scratch memory for a partial sum, or a final sum's output."""
     chunk, slot = divmod(header.slot, 2)
     n, me = len(self.ranks), self._rank
-    # Partial sums come from above, final sums from below.
+    # Partial sums come from the rank above, final sums from the rank below.
     source, not_here = (
       (self._up, (me + 1) % n) if slot == _PART else (self._down, me)
     )
@@ -536,7 +536,7 @@ def sum_bytes(
 
 
 def _add(terms: Sequence[np.ndarray], out: np.ndarray) -> None:
-  """Adds arrays from left to right: the same bits for every chunking."""
+  """Adds arrays in order, so that the bits do not depend on the chunks."""
   if len(terms) == 1:
     np.copyto(out, terms[0])
     return

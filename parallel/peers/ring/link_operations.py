@@ -27,7 +27,7 @@ from parallel.peers.transport.transfers import (
   disagreement,
 )
 
-END = "end"  # what a peer opens when it calls no further operation
+END = "end"  # kind of operation opened by a peer that has no further one
 
 
 class LinkOperation(abc.ABC):

@@ -2,8 +2,8 @@
 
 Pairs of processes are measured in rounds. In each round every process exchanges
 messages with one other (`parallel.peers.ring.bandwidth.rounds`), in both
-directions at once. A message is a gather of two, which its receiver opens
-first; so a latency includes the protocol of `parallel.peers`.
+directions at once. A message is an all-gather of two processes, so a latency
+includes the receiver's OPEN message of `parallel.peers`.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from parallel.plans.hardware.links import KINDS, LinkKind
 # No other process uses these links, but the transport requires a token.
 SECURITY = Security(b"a token of a benchmark")
 LIMIT_S = 300.0  # time limit for a peer's answer
-_TIMES = 7  # messages of a size, of which the fastest third is averaged
+_TIMES = 7  # repetitions per size; the mean of the fastest third counts
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 
 
@@ -49,15 +49,15 @@ def file_of(
     prefix: See `measure`.
     topo: File with the output of ``nvidia-smi topo -m``; "" for none.
     nccl: Files with the output of ``sendrecv_perf``.
-    device: Kind of GPU of the output.
-    nodes, network, pcie: See `cluster_imports.from_topo`; kinds of links by
-      name, "" for no network.
+    device: Name of the GPU type that produced the output.
+    nodes, network, pcie: See `cluster_imports.from_topo`; names of link types,
+      "" for no network.
 
   Returns:
     (text of a cluster file, one-line description of the cluster).
 
   Raises:
-    ValueError: Not one of the three is given, or its values are invalid.
+    ValueError: `num_processes`, `topo` and `nccl` are missing or invalid.
     FileNotFoundError: A file does not exist.
   """
   if bool(topo) + bool(nccl) + (num_processes is not None) != 1:
@@ -90,15 +90,15 @@ def measure(
 
   Args:
     hosts: Address that each process listens on; equal addresses are one node.
-    prefix: Words before each command, with "{i}" for its number, as in
-      "ip netns exec n{i}"; "" for none.
+    prefix: Prefix of each command, in which "{i}" is the process's number, as
+      in "ip netns exec n{i}"; "" for none.
     sizes: Bytes of messages.
 
   Returns:
     The cluster, with processes of a node as neighbours.
 
   Raises:
-    ValueError: There are fewer than two hosts, or a process has ended.
+    ValueError: There are fewer than two hosts, or a process ended early.
   """
   if len(hosts) < 2:
     raise ValueError("links need two processes or more")
@@ -184,7 +184,7 @@ def _meet(links: Links) -> None:
 
 
 def _seconds(links: Links, pair: list[str], size: int) -> float:
-  """Returns the seconds of a message: the mean of the fastest third."""
+  """Returns a message's time in seconds: the mean of the fastest third."""
   data, times = np.zeros(size, np.uint8), []
   for _ in range(_TIMES):
     # Synchronises the pair, so that both directions start together.

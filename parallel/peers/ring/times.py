@@ -6,8 +6,8 @@ second, and a block arrives after a delay. The model follows the blocks of
 has been received and added. Additions take no time, and a rank sends over all
 its links at once. Links from one site to another share a capacity if it has
 been measured (`parallel.peers.ring.bandwidth`): each of n links that a sum uses
-at once has at most 1 / n of it. The model knows no limit that all links of one
-rank share.
+at once has at most 1 / n of it. The model has no joint limit for the links of
+one rank.
 
 Let t be the time in which one link sends the array. With equal rates of all
 pairs, a direct exchange of M peers takes 2 t / M, and a ring 2 t (M - 1) / M. A

@@ -58,7 +58,7 @@ from parallel.peers.transport.transfers import (
 _CONTROL = 0  # number of the control connection; data connections follow
 # Limit on operations that other peers have opened and this one has not.
 _MAX_UNOPENED = 4096
-_ODD_FIRST_S = 0.5  # delay before peers that can continue end the links
+_ODD_FIRST_S = 0.5  # head start of the peer whose call differs from all others
 _OPTIONS = Options()
 
 
@@ -99,7 +99,7 @@ class Links:
     self._operations: dict[int, Operation] = {}
     # OPENs of operations that this peer has not started: (tag, peer) -> it.
     self._unopened: dict[tuple[int, Id], Agreement] = {}
-    # Data connections that each peer opens; as many as this one if unknown.
+    # Number of data connections of each peer; this peer's own if unknown.
     self._announced = dict.fromkeys(self._addresses, options.num_connections)
     self._error: Lost | None = None
     self._free: dict[int, list[np.ndarray]] = {}  # bytes -> reusable memory
@@ -133,7 +133,7 @@ class Links:
         lambda: self._error or missing or not self._absent(), limit_s
       )
       error = self._error
-      # A dial that failed may have ended the wait before its time.
+      # A failed dial ends the wait early, when other peers may still connect.
       absent = () if missing else self._absent()
     if error is not None:
       raise error
@@ -233,8 +233,8 @@ class Links:
       # From here on, blocks of the operation are accepted.
       self._operations[operation.tag] = operation
       others = [p for p in ranks if p != self.me]
-      # Peers that were faster. A further OPEN of one of them with this tag
-      # belongs to the tag's next use.
+      # OPENs of peers that were faster than this one. A further OPEN of such a
+      # peer with this tag belongs to the tag's next use.
       early = {
         peer: self._unopened.pop((operation.tag, peer))
         for peer in others if (operation.tag, peer) in self._unopened

@@ -13,8 +13,8 @@ class Lost(ConnectionError):
   """The links of an epoch have ended.
 
   Attributes:
-    peer: Peer that was lost; None if this peer closed the links. This peer
-      itself if it has to end, since it would fail in each attempt.
+    peer: Peer that was lost; None if this peer closed the links; this peer's
+      own id if it has to end, since it would fail in each attempt.
     reason: Observed error.
     tag: Operation that failed; None for none.
   """
@@ -31,7 +31,7 @@ class Lost(ConnectionError):
 def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> Lost:
   """Returns this peer's error when peers call different operations.
 
-  The most frequent call is right, as in votes on a round. A peer that makes it
+  The most frequent call counts as right, as in a vote. A peer that makes it
   receives an error that names a peer with another call. Each other peer
   receives an error that names itself; if several calls are equally frequent,
   all peers do.

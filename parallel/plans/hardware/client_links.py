@@ -89,7 +89,7 @@ def _record(
   name: str, down_mbit: float, up_mbit: float, rtt_ms: float, jitter_ms: float,
   source: str, spread: float = 0.0, shared: bool = False,
 ) -> Link:
-  """Returns a link without loss; rates in Mbit/s, times in ms."""
+  """Returns a link without packet loss from rates in Mbit/s, times in ms."""
   return Link(
     name, down_mbit * 1e6 / 8, up_mbit * 1e6 / 8, rtt_ms / 1e3, jitter_ms / 1e3,
     0.0, spread, shared, source,
@@ -128,10 +128,10 @@ LINKS: Mapping[str, Link] = MappingProxyType({link.name: link for link in (
 
 
 def link(name: str, what: str = "links=") -> Link:
-  """Returns a record by name, or by the path of a JSON file.
+  """Returns a link of `LINKS` by name, or one that a JSON file describes.
 
   Args:
-    name: The name or path.
+    name: Key of `LINKS`, or a path that ends in .json.
     what: Prefix of the name in error messages.
 
   Raises:
@@ -149,8 +149,8 @@ def link(name: str, what: str = "links=") -> Link:
 def of_clients(names: Sequence[str], num: int) -> tuple[Link, ...]:
   """Returns the link of each client.
 
-  If a record has a spread, the rates of its clients are quantiles of a normal
-  distribution: the first client has the lowest rates, the last one the highest.
+  If a link has a `spread`, the rates of the clients that use it are quantiles
+  of a normal distribution, in ascending order.
 
   Args:
     names: One name or path for all clients, or one per client.

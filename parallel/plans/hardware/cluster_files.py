@@ -15,9 +15,9 @@ A file contains one object:
     bandwidth            bytes per second, a list of rows; null on the diagonal
     latency_s            seconds, a list of rows, or one number for all pairs
     residuals            optional: log(measured / predicted) of step times, for
-                         the intervals of `launch.compile`
-    family               optional: config keys, each with its values in the
-                         programs of the residuals, {"parallel.tensor": [1, 4]}
+                         the prediction intervals of `launch.compile`
+    family               optional: config keys, each with its values in the runs
+                         that gave residuals, as in {"parallel.tensor": [1, 4]}
     widening             optional: logarithm of the factor by which both ends of
                          the interval move for each key whose value is outside
                          of family; by default such an interval is infinite
@@ -177,7 +177,7 @@ def _made(found: _File) -> LinkMatrix:
   # Checked before arrays of this size are allocated.
   link_matrix.check_size(sum(found.nodes))
   nodes = np.repeat(np.arange(len(found.nodes)), found.nodes)  # [N]
-  # Rows of nodes: all links between the devices of two nodes are equal.
+  # With rows="node", all links between the devices of two nodes are equal.
   by_node = found.rows == "node"
   size = len(found.nodes) if by_node else len(nodes)
   matrices = [
@@ -221,7 +221,7 @@ def _matrix(key: str, rows: float | _Rates | _Times, size: int) -> np.ndarray:
 
 
 def _device(found: str | _Device) -> Device:
-  """Returns a device by name, or from its fields."""
+  """Returns the device with a name in `DEVICES`, or one with given fields."""
   if isinstance(found, str):
     checks.known("device=", found, DEVICES)
     return DEVICES[found]
@@ -275,7 +275,7 @@ def to_json(links: LinkMatrix) -> str:
 
 
 def _device_json(device: Device) -> str | dict[str, Any]:
-  """Returns the name of a known device, or the fields of another one."""
+  """Returns the name of a device in `DEVICES`, or the fields of any other."""
   if DEVICES.get(device.name) is device:
     return device.name
   found = {key: getattr(device, key) for key in _DEVICE_KEYS}

@@ -35,8 +35,8 @@ from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.hardware.links import LinkKind
 
 PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
-# Bytes per second and direction of one NVLink. NVIDIA's datasheets give 300 /
-# 6, 600 / 12, 900 / 18 and 1,800 / 18 GB/s as the sum of both directions.
+# Bytes per second and direction of one NVLink: half of the datasheets' GB/s per
+# GPU over its number of links, 300 / 6, 600 / 12, 900 / 18 and 1,800 / 18.
 NVLINK_RATES = {
   "v100": 25e9, "a100": 25e9, "h100": 25e9, "h200": 25e9, "b200": 50e9
 }
@@ -58,7 +58,7 @@ def ways(text: str) -> list[list[str]]:
   text = re.sub(r"\x1b\[[0-9;]*m", "", text)  # the header is underlined
   rows = [line.split() for line in text.splitlines()]
   rows = [r for r in rows if r and re.fullmatch(r"GPU\d+", r[0])]
-  # The header starts with GPU0, too.
+  # The header line also starts with GPU0.
   if [r[0] for r in rows[:2]] == ["GPU0", "GPU0"]:
     del rows[0]
   if not rows:
@@ -98,8 +98,8 @@ def from_topo(
     nodes: Number of nodes.
 
   Raises:
-    ValueError: The text is not output of `nvidia-smi topo -m`, several nodes
-      have no network, or the bandwidth of the device's NVLinks is unknown.
+    ValueError: The text is not output of `nvidia-smi topo -m`, ``network`` is
+      missing for several nodes, or the bandwidth of the NVLinks is unknown.
   """
   kinds = ways(text)
   if nodes > 1 and network is None:

@@ -43,8 +43,8 @@ class Cluster:
   Attributes:
     name: Key in ``CLUSTERS``.
     device: Type of all devices.
-    levels: Levels, innermost first. The size of the last one is an upper limit
-      for runs.
+    levels: Levels, innermost first. A run may use fewer groups than the size of
+      the outermost level.
     source: Source of the structure.
   """
 
@@ -93,10 +93,10 @@ FRONTIER = Cluster(
   "frontier_user_guide.html; 9,408 nodes: Atchley et al., SC 2023",
 )
 
-# The two clusters of Pipette (arXiv 2405.18093), from its published code:
-# nodes of eight, EDR with NVLink of 300 GB/s and HDR with 600 GB/s (sum of both
-# directions). The code does not give the number of adapters per node.
-# Assumptions: one adapter, shared by eight devices that all send concurrently.
+# The two clusters of Pipette (arXiv 2405.18093), from its published code: nodes
+# of eight GPUs with InfiniBand EDR and NVLink of 300 GB/s, or HDR and 600 GB/s
+# (sum of both directions). The code does not give the number of adapters per
+# node: one, which eight concurrently sending devices share, is assumed.
 _PIPETTE = (
   "Pipette (arXiv 2405.18093), published code: 16 nodes of 8 {}; one adapter "
   "per node, shared by all of its devices, is an assumption"

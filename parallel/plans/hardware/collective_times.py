@@ -190,13 +190,13 @@ def between(link: LinkKind, num_workers: int) -> Sample:
   # Derived from a ring of four workers.
   if link == PCIE_4 and num_workers >= 4:
     four, n = measured["a100_pairwise_nvlink", 4], num_workers
-    steps = (n - 1) / 3  # ring steps, relative to the four workers' 2 * 3
+    steps = (n - 1) / 3  # ratio of ring steps: 2 (n - 1) to four workers' 2 * 3
     return four if n == 4 else four.derived(
       lambda size: Span(
         # Bytes per worker: 2 (n - 1) / n of the message, relative to 2 * 3 / 4.
         steps * 4 / n * four.all_reduce(size).least,
-        # The chunk of a step has size / n bytes, as for four workers with size
-        # * 4 / n.
+        # A step sends size / n bytes, as with four workers and a message of
+        # 4 size / n bytes.
         steps * four.all_reduce(size * 4 / n).greatest,
       ),
       f"{n} in a ring take longer by its bytes at least; at most by its steps, "
@@ -216,8 +216,8 @@ def on_torus(
   """Returns all-reduce times among neighbouring TPUs of a slice.
 
   The smallest number of hops is the distance to the farthest chip, whose
-  contribution must reach all others. The largest belongs to a ring of all chips
-  (reduce-scatter and all-gather): 2 (n - 1).
+  contribution must reach all others. The largest, 2 (n - 1), belongs to a ring
+  of all n chips (reduce-scatter and all-gather).
 
   Args:
     generation: Key of `parallel.plans.hardware.slices.SLICES`.
@@ -281,7 +281,7 @@ def reduced(
   found = []
   for key, times in groups.items():
     times.sort()
-    # Lower envelope from the right, upper envelope from the left.
+    # Scan from the right for the lower envelope, from the left for the upper.
     fast, slow = [times[-1]], [times[0]]
     for size, t in reversed(times[:-1]):
       if t <= fast[0][1]:

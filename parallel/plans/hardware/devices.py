@@ -76,7 +76,7 @@ def measured(
   """Returns a device whose numbers come from a file or a measurement.
 
   Its ``link`` is a placeholder, since a `link_matrix.LinkMatrix` describes the
-  links. Dtypes that ``flops`` does not list have the rate of the fastest one.
+  links. Dtypes missing in ``flops`` have the rate of the fastest listed dtype.
   """
   return Device(
     name, {"bfloat16": max(flops.values())} | dict(flops), memory_bytes,
@@ -116,8 +116,8 @@ def weakest(devices: Sequence[Device]) -> Device:
     devices: The devices, of one platform.
 
   Raises:
-    ValueError: Their platforms differ, or two devices have the same name but
-      different numbers.
+    ValueError: TPUs and GPUs are mixed, or two devices have the same name but
+      different rates or memory.
   """
   kinds: list[Device] = []
   for device in devices:

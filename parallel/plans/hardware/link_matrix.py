@@ -49,8 +49,8 @@ class Links(NamedTuple):
   """Links between pairs of devices.
 
   Attributes:
-    latency_s: Seconds, float64 ``[...]``.
-    bandwidth: Bytes per second, float64 ``[...]``.
+    latency_s: Latency of each link in seconds, float64 ``[...]``.
+    bandwidth: Bytes per second of each link, float64 ``[...]``.
   """
 
   latency_s: np.ndarray
@@ -66,19 +66,19 @@ class LinkMatrix:
   """Cluster of devices with a link for every ordered pair.
 
   Attributes:
-    name: Name in tables.
-    device: Type of all devices. If their types differ, `devices.weakest` of
-      them, which bounds the time of a program with equal shards.
+    name: Name in printed tables.
+    device: Type of all devices. If types differ, a device with the lowest rates
+      of all (`devices.weakest`), which bounds the time of equal shards.
     nodes: ``[N]``: number of each device's node, in ascending order, so that
       devices of a node are contiguous.
     bandwidth: float64 ``[N, N]``, bytes per second; infinite on the diagonal.
     latency_s: float64 ``[N, N]``, seconds; 0 on the diagonal.
     source: Source of the numbers.
-    mark: One of ``MARKS``.
+    mark: Kind of ``source``, one of ``MARKS``.
     residuals: log(measured / predicted) of step times of compiled programs that
       the rates were not fitted to (`parallel.ledger.conformal`); () if there
       are none.
-    family: Config key -> its values in the programs of the residuals.
+    family: Config key -> its values in the programs that gave ``residuals``.
     widening: Logarithm of the factor by which both ends of a prediction
       interval move for each key whose value is outside of ``family``.
     devices: Type of each device, ``[N]``, if there are several; () if all are
@@ -253,7 +253,7 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
 
 
 def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
-  """Returns the matrices of nodes of several kinds on one network.
+  """Returns one cluster of nodes of several kinds on one network.
 
   A message between nodes of two kinds takes the slower adapter's rate and the
   longer latency.
@@ -262,7 +262,7 @@ def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
     clusters: Records, each with a number of groups of its outermost level.
 
   Raises:
-    ValueError: `of_cluster` rejects a cluster, or one has no network.
+    ValueError: `of_cluster` rejects a cluster, or one has only a single level.
 
   Example:
     >>> from parallel.plans.hardware.clusters import CLUSTERS
@@ -338,8 +338,8 @@ def uneven(
   """Returns a cluster whose bandwidths are reduced at random.
 
   The bandwidth between two nodes is multiplied by a factor that is uniform in
-  [least, 1]. Each direction between two nodes, and each direction between two
-  devices, has another factor, uniform in [1 - jitter, 1]. Pipette (arXiv
+  [least, 1]. Each direction between two nodes, and each between two devices,
+  has an additional factor, uniform in [1 - jitter, 1]. Pipette (arXiv
   2405.18093) reports such uneven networks; the distribution is our choice.
 
   Args:
@@ -351,7 +351,7 @@ def uneven(
   rng, n = np.random.default_rng(seed), links.num_devices
   of = np.array(links.nodes)  # [N]
   count = int(of.max()) + 1
-  # [nodes, nodes]: symmetric, then different in both directions.
+  # [nodes, nodes]: a factor per pair of nodes, then another per direction.
   shares = np.triu(rng.uniform(least, 1, (count, count)))
   shares += shares.T
   shares = shares * rng.uniform(1 - jitter, 1, (count, count))

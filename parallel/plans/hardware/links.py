@@ -17,10 +17,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class LinkKind:
-  """Kind of link.
+  """Kind of link between devices, such as NVLink 4.
 
   Attributes:
-    name: Name in tables.
+    name: Name in printed tables.
     bandwidth: Bytes per second and direction of one link.
     latency_s: Seconds from sender to receiver; None if not published.
     source: Source of the numbers.
@@ -44,7 +44,7 @@ ICI_V4 = LinkKind(
   "ICI v4", 50e9, None, "Jouppi et al., arXiv 2304.01433, table 4: six links "
   "of 50 GB/s per chip"
 )
-# Two directions, four ports.
+# Divided by two directions and four ports.
 ICI_V5E = LinkKind(
   "ICI v5e", 400e9 / 2 / 4, None, f"{_TPU_DOCS}/docs/v5e: 400 GB/s per chip "
   "both ways, 4 ports"
@@ -62,7 +62,7 @@ ICI_7X = LinkKind(
   "chip both ways; 3D torus, so 6 ports"
 )
 
-# NVLink: per GPU, all its links together, one direction.
+# NVLink: bandwidth of all links of a GPU together, in one direction.
 NVLINK_2 = LinkKind(
   "NVLink 2", 300e9 / 2, None, "NVIDIA V100 datasheet: 300 GB/s per GPU both "
   "ways (all six links together)"
@@ -89,7 +89,7 @@ PCIE_5 = LinkKind(
   "PCIe 5.0 x16", 32e9 * 16 / 8 * 128 / 130, None, "PCI Express 5.0: 32 GT/s, "
   "16 lanes, 128b/130b"
 )
-# InfiniBand: data rate of one adapter; bits to bytes.
+# InfiniBand: data rate of one adapter, converted from bits to bytes.
 INFINIBAND_EDR = LinkKind(
   "InfiniBand EDR", 100e9 / 8, None, "InfiniBand Trade Association roadmap: "
   "EDR of four lanes, 100 Gb/s"

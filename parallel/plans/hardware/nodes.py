@@ -35,12 +35,12 @@ class Node(schema.Schema):
     device_bytes: Bytes of a device's main memory.
     device_rate: Bytes per second of a device's main memory.
     host_bytes: Bytes of the node's memory outside of devices.
-    copy_rate: Bytes per second from the memory outside to one device.
+    copy_rate: Bytes per second from this memory to one device.
     node_rate: Bytes per second at which one model is copied to the devices, as
-      the paper counts it.
-    attached: Whether the memory outside is attached to the devices' sockets. If
-      so, the paper counts the experts that fit there; otherwise it counts those
-      that fit on the devices.
+      counted in arXiv 2405.07518.
+    attached: Whether ``host_bytes`` is attached to the devices' sockets. If so,
+      `machines` counts the experts that fit there; otherwise those that fit on
+      the devices.
   """
 
   name: str
@@ -75,8 +75,8 @@ class Node(schema.Schema):
   def machines(self, num_experts: int, size_bytes: float) -> int:
     """Returns the number of nodes that are needed to serve ``num_experts``.
 
-    A node with `attached` memory serves as many experts as fit there. Other
-    nodes serve those that fit on their devices, since a switch is slow.
+    A node with memory `attached` to its devices serves the experts that fit
+    there. Others serve those that fit on the devices, since copies are slow.
     """
     room = self.resident(size_bytes)
     if self.attached:
@@ -102,7 +102,7 @@ _SN40L = "SN40L (arXiv 2405.07518)"
 
 
 def _dgx(name: str, device: Device, rate: float) -> Node:
-  """Returns a DGX; `rate` is its PCI Express as the paper counts it, in B/s."""
+  """Returns a DGX; `rate`: bytes per second of one PCI Express x16 link."""
   host = HOSTS[name]
   return Node(
     name=name, num_devices=8,

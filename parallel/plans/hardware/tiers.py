@@ -82,7 +82,7 @@ class SharedLink(schema.Schema):
 
 
 class Pass(schema.Schema):
-  """Measured time in which the CPU's optimizer passes over bytes of a tier.
+  """Measured time of one pass of an optimizer on the CPU over bytes of a tier.
 
   Attributes:
     size_bytes: Bytes that the optimizer processes in a step.
@@ -138,7 +138,7 @@ class Tier(schema.Schema):
     )
 
   def at(self, read: float, write: float) -> "Tier":
-    """Returns a copy with other rates; the times of passes scale with them.
+    """Returns a copy with other rates; the times of `passes` scale inversely.
 
     Args:
       read, write: Bytes per second.
@@ -208,7 +208,7 @@ def read(path: pathlib.Path) -> Host:
   """Reads a host from a JSON file; errors name the file.
 
   Raises:
-    ValueError: A key or value is invalid, in one line.
+    ValueError: A key or value is invalid; the message has one line.
     OSError: The file cannot be read.
   """
   return schema.read(Host, path, then=checked)
@@ -309,7 +309,7 @@ def checked(host: Host) -> Host:
 def _quantity(
   value: float, source: str, low: float | None = None, high: float | None = None
 ) -> Quantity:
-  """Returns a quantity; without ends its range is the value itself."""
+  """Returns a quantity; a missing ``low`` or ``high`` equals ``value``."""
   low, high = (value if end is None else end for end in (low, high))
   return Quantity(value=float(value), low=low, high=high, source=source)
 

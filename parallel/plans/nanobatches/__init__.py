@@ -1,1 +1,1 @@
-"""Nano-batches: a step cut into pieces that overlap, planned and timed."""
+"""Planner of nano-batches, parts of a step's tokens that overlap in time."""

@@ -1,29 +1,29 @@
-"""Exact planner of nano-batches: a step cut into pieces that overlap.
+"""Exact planner of nano-batches, parts of a step's tokens that overlap in time.
 
 A layer of a tensor-parallel model has an attention block and an MLP, each
-followed by an all-reduce (its *reduction*). Each of the four waits for the one
-before it. If the tokens of a step are cut into pieces, the reduction of one
-piece can run during the products of another. Each piece reads the weights again
-and multiplies fewer rows, so pieces below a break-even size lose time, and the
-plan is then a single batch.
+followed by an all-reduce (its *reduction*). Each of the four operations waits
+for the one before it. If a step is cut into nano-batches ("pieces" in the
+code), the reduction of one can run during the products of another. Each reads
+the weights again and multiplies fewer rows, so nano-batches below a break-even
+size lose time; the plan is then a single batch.
 
 The planner times the order in which `caatnet.models.lm.pieces` executes a layer
-of m pieces::
+of m nano-batches::
 
     device     A_1  A_2 ... A_m  M_1 ... M_m
     network    S_m  R_1 ... R_m  S_1 ... S_{m-1}
 
-A_j and M_j are the attention block and the MLP of piece j, R_j and S_j their
-reductions; the first S_m is that of the layer before. R_j and S_j wait for A_j
-and M_j and for the reduction before them, M_j for R_j, and A_m for S_m. While
-device and network are both busy, both run at the rate 1 / (1 + interference).
-In the executor a row-parallel product also waits until the reduction before it
-has ended; the planner ignores this.
+A_j and M_j are the attention block and the MLP of nano-batch j, R_j and S_j
+their reductions; the first S_m belongs to the layer before. R_j waits for A_j,
+S_j for M_j, M_j for R_j, A_m for S_m, and each reduction for the one before it.
+While device and network are both busy, each runs at the rate 1 / (1 +
+interference). In the executor a row-parallel product also waits until the
+reduction before it has ended; the planner ignores this.
 
-The search is exact on a grid of sizes: it extends ordered compositions of the
-tokens by one piece after another, discards those whose lower bound is not below
-the best plan so far, and simulates the rest. Two lower bounds on the time of a
-layer, with its device time D and its network time N, are::
+The search is exact on a grid of sizes: it appends one nano-batch after another,
+discards plans whose lower bound is not below the best time so far, and
+simulates the rest. Two lower bounds on the time of a layer, with its device
+time D and its network time N, are::
 
     max(D, N) + interference min(D, N)
     A_1 + ... + A_j + R_j + M_j + ... + M_m        for each j
@@ -56,18 +56,18 @@ import numpy as np
 
 from parallel.base.checks import at_least, fraction
 
-# Searching 4.2 million plans of at most six pieces with one reduction takes 6 s
-# and 1.2 GB if the bounds exclude few plans, and 10 ms if they exclude most.
+# Searching 4.2 million plans of at most six nano-batches takes 6 s and 1.2 GB
+# if the lower bounds exclude few plans, and 10 ms if they exclude most.
 _MAX_PLANS = 10**7
-# Number of candidates that one call simulates.
+# Number of plans that one call of `step_seconds` simulates.
 _CHUNK = 4096
-# Relative difference of equal times, which are summed in different orders.
+# Times with a smaller relative difference are equal up to rounding errors.
 _EQUAL = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Reduction:
-  """Way to sum a row-parallel product over ranks.
+  """Kind of all-reduce that sums a row-parallel product over tensor ranks.
 
   Attributes:
     algorithm: Name of the all-reduce's algorithm.
@@ -90,10 +90,10 @@ class Costs:
   Attributes:
     model: Name of the model.
     num_layers: Number of layers.
-    attention: Products, norms and attention of the attention block, without its
-      reduction.
-    mlp: Products and norm of the MLP, without its reduction.
-    reductions: Time of one reduction, for each way that the plan may choose.
+    attention: Time of the attention block's products, norms and attention,
+      without its reduction.
+    mlp: Time of the MLP's products and norm, without its reduction.
+    reductions: Times of each reduction that the plan may choose.
     attend: Cumulative time of attention over the first n tokens, which is added
       to `attention`; None if `attention` contains it.
     fixed_s: Time of a step outside of layers: embedding and head.
@@ -145,7 +145,7 @@ class Costs:
 
   @property
   def max_tokens(self) -> int:
-    """Largest number of tokens."""
+    """Largest number of tokens for which there are times."""
     return len(self.mlp) - 1
 
 
@@ -154,7 +154,7 @@ class NanobatchPlan:
   """Plan that cuts one step into nano-batches.
 
   Attributes:
-    sizes: Tokens of each piece, in token order; one entry if nothing is cut.
+    sizes: Tokens of each nano-batch, in token order; a single batch has one.
     model: Name of the model whose costs it minimises.
     reduction: Selected reduction.
     step_s: Predicted seconds of the step.
@@ -204,12 +204,12 @@ def plan(
   costs: Costs, num_tokens: int, *, max_pieces: int = 4,
   granularity: int | None = None, interference: float = 0.0,
 ) -> NanobatchPlan:
-  """Returns the fastest plan; among equal ones, that with the fewest pieces.
+  """Returns the fastest plan; among equal ones, that with fewest nano-batches.
 
   Args:
     costs: Times of a layer.
     num_tokens: Tokens of the step.
-    max_pieces: Largest number of pieces that the executor runs.
+    max_pieces: Largest number of nano-batches that the executor runs.
     granularity: Number of tokens of which all sizes but the last are multiples;
       None for 1/64 of the tokens, rounded up.
     interference: Slowdown while device and network are both busy, from 0
@@ -276,8 +276,8 @@ def step_seconds(
 
   Args:
     costs: Times of a layer.
-    reduction: Reduction of all pieces, a key of `Costs.reductions`.
-    sizes: Tokens of each piece, ``[..., pieces]``.
+    reduction: Reduction of all nano-batches, a key of `Costs.reductions`.
+    sizes: Tokens of each nano-batch, ``[..., nano-batches]``.
     interference: Slowdown of device and network, see `plan`.
   """
   sizes = np.asarray(sizes)
@@ -307,22 +307,22 @@ def _candidates(
   costs: Costs, reduction: Reduction, cuts: np.ndarray, pieces: int,
   interference: float, best_s: float,
 ) -> np.ndarray:
-  """Returns sizes that may be faster than the best plan, ``[plans, pieces]``.
+  """Returns sizes that may beat the best plan, ``[plans, nano-batches]``.
 
-  Pieces are added one by one. A prefix is dropped if a lower bound, its times
-  plus the smallest times of the pieces that are left, is not below ``best_s``.
+  Nano-batches are added one by one. The first ones are dropped if their times
+  plus the smallest times of those that are left are not below ``best_s``.
 
   Args:
     costs: Times of a layer.
-    reduction: Reduction of all pieces.
-    cuts: Tokens at which a piece may begin or end, ascending from 0 to the
+    reduction: Reduction of all nano-batches.
+    cuts: Tokens at which a nano-batch may begin or end, ascending from 0 to the
       number of tokens, int ``[n + 1]``.
-    pieces: Number of pieces.
+    pieces: Number of nano-batches.
     interference: Slowdown of device and network, see `plan`.
     best_s: Time of the best plan.
   """
   last = len(cuts) - 1
-  # Times of a piece from cut i to cut j, [n + 1, n + 1]; inf unless i < j.
+  # Times of the nano-batch from cut i to cut j, [n + 1, n + 1]; inf if i >= j.
   sizes = np.maximum(cuts[None] - cuts[:, None], 0)
   attention, mlp, sums = (
     np.where(sizes > 0, times[sizes], np.inf)
@@ -330,8 +330,8 @@ def _candidates(
   )
   if costs.attend is not None:
     attention += costs.attend[cuts][None] - costs.attend[cuts][:, None]
-  # least[n]: smallest device, network and MLP times of n pieces from each cut
-  # to the end, [3, cuts].
+  # least[k]: smallest device, network and MLP times of k nano-batches from each
+  # cut to the end, [3, n + 1].
   kinds = attention + mlp, sums, mlp
   least = [np.full((3, last + 1), np.inf)]
   least[0][:, last] = 0
@@ -339,11 +339,11 @@ def _candidates(
     least.append(np.stack([
       (kind + rest).min(1) for kind, rest in zip(kinds, least[-1], strict=True)
     ]))
-  chosen = np.zeros((1, 1), int)  # cuts of each prefix
+  chosen = np.zeros((1, 1), int)  # cuts so far, [plans, nano-batches + 1]
   device = network = read = path = np.zeros(1)
   for left in reversed(range(pieces)):
     start = chosen[:, -1]
-    # All ends of the next piece after which enough cuts are left.
+    # The next nano-batch may end at any cut that leaves enough cuts after it.
     first = start + 1 if left else np.full_like(start, last)
     count = last - left + 1 - first
     of = np.repeat(np.arange(len(start)), count)
@@ -360,7 +360,7 @@ def _candidates(
       path + more[2],
     )
     bound = costs.fixed_s + costs.num_layers * layer
-    # A looser tolerance than that of `_bounds`, which make the decision.
+    # The tolerance is looser than in `_bounds`, which are applied later.
     kept = np.flatnonzero(bound * (1 - 2 * _EQUAL) < best_s)
     chosen = np.column_stack([chosen[of[kept]], end[kept]])
     device, network, read, path = (
@@ -375,7 +375,7 @@ def _bounds(
   """Returns lower bounds on the times of steps, ``[plans]``."""
   attention, mlp, sums = _pieces(costs, reduction, sizes)
   device = attention.sum(-1) + mlp.sum(-1)
-  # A_1 + ... + A_j + R_j + M_j + ... + M_m, for each j.
+  # Attention of nano-batches 1 to j, reduction j, MLPs from j on, for each j.
   paths = attention.cumsum(-1) + sums + mlp[:, ::-1].cumsum(-1)[:, ::-1]
   path, last = paths.max(-1), sums[:, -1]
 
@@ -397,29 +397,29 @@ def _layer_seconds(
   """Returns the times of one layer, ``[plans]``.
 
   Args:
-    attention, mlp, sums: Times of the pieces, ``[plans, pieces]``.
+    attention, mlp, sums: Times of nano-batches, ``[plans, nano-batches]``.
     pending: Time of the last reduction of the layer before, ``[plans]``.
     interference: Slowdown of device and network, see `plan`.
   """
   plans, pieces = sums.shape
   done = np.zeros((plans, 1))
-  # Times of the entries of device and network, in order, [2, plans, entries].
-  # The last entry is a sentinel that never runs.
+  # Times of the operations that device and network run in order, [2, plans,
+  # operations]. The last operation is a sentinel that never runs.
   work = np.stack([
     np.concatenate([attention, mlp, done], 1),
     np.concatenate([pending[:, None], sums, sums[:, :-1], done], 1),
   ])
-  # Number of entries of the other resource that must have ended before each.
+  # Number of operations that the other resource must end before each may start.
   never = 2 * pieces + 1
   needs = np.array([
     [*[0] * (pieces - 1), 1, *range(2, pieces + 2), never],
     [0, *range(1, pieces + 1), *range(pieces + 1, 2 * pieces), never],
   ])
   row, rows = np.arange(2)[:, None], np.arange(plans)[None]
-  at = np.zeros((2, plans), int)  # entries that have ended
+  at = np.zeros((2, plans), int)  # operations that have ended
   left = work[:, :, 0].copy()
   time = np.zeros(plans)
-  for _ in range(4 * pieces):  # each round ends at least one entry
+  for _ in range(4 * pieces):  # each iteration ends at least one operation
     runs = at[::-1] >= needs[row, at]
     slow = np.where(runs.all(0), 1 + interference, 1.0)
     rounds = np.where(runs, left, np.inf).min(0)

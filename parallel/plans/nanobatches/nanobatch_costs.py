@@ -3,8 +3,8 @@
 ``nanobatch_profiles.csv`` has measured times of a layer of Llama-2-70B by its
 number of tokens: products and other operations except attention. The time of
 attention follows the roofline model. A decode reads its cached keys and values;
-for prompt chunks only FLOPs count. Each piece reads the weights again, which
-the times of products contain: with few tokens, a product takes as long as the
+for prompt chunks only FLOPs count. Each nano-batch reads the weights again. The
+times of products contain this: with few tokens, a product takes as long as the
 read of its weights.
 
 Times of reductions are from `parallel.plans.hardware.collective_times`:
@@ -282,7 +282,7 @@ def reduction_times(
     return getattr(machine.all_reduce(size), end)
 
   sizes = np.arange(max_tokens + 1) * channels * reduction.bits / 8
-  # At most 64 times are computed, since they are smooth between these points.
+  # Computed for at most 64 numbers of tokens, interpolated for all others.
   at = np.unique(np.geomspace(1, max_tokens, 64).astype(int))
   times = np.interp(
     np.arange(max_tokens + 1), at, [seconds(sizes[n]) for n in at]
@@ -364,7 +364,7 @@ def layer(
     profile: Times of products and norms on one device of the machine.
     machine: Devices of the tensor axis.
     mix: Tokens of the step.
-    reductions: Ways to reduce that the plan may choose.
+    reductions: All-reduces that the plan may choose from.
     end: "least" or "greatest" plausible time of reductions.
     utilisation: Fraction of the peak rate that attention and head reach.
   """

@@ -1,8 +1,8 @@
 """Times of pipelines of nano-operations on three resources.
 
-A nano-operation is an operation on a range of tokens. It depends on each
-nano-operation of its layer, or of the layer before, that is of a parent kind
-and whose range overlaps with its own. A device has three resources, compute,
+A nano-operation is an operation on a range of tokens. It depends on the
+nano-operations of its parent kinds whose ranges overlap with its own, in its
+layer or in the layer before. A device has three resources, compute,
 memory and network; each runs its nano-operations one at a time, in the given
 order. While k resources are busy, each runs at the rate ``1 / (1 + (k - 1)
 interference)``: with interference 0 the resources are independent, and with 1
@@ -100,7 +100,7 @@ def step_seconds(
   operations: Sequence[NanoOperation], num_layers: int,
   interference: float = 0.0,
 ) -> float:
-  """Returns the seconds of equal layers, whose operations may overlap.
+  """Returns the seconds of all layers, whose operations may overlap.
 
   Args:
     operations: Operations of a layer; each resource runs its own in this order.
@@ -159,9 +159,9 @@ def _limits(
 ) -> list[list[tuple[str, int]]]:
   """Returns what each operation waits for: (resource, ended operations) pairs.
 
-  The number of ended operations is counted from the start of the operation's
-  own layer. A resource runs its operations in order, so an operation waits for
-  the last one that it depends on.
+  The operation starts after that resource has ended that number of operations,
+  counted from the start of the operation's own layer. A resource runs its
+  operations in order, so it is enough to wait for the last dependency.
   """
   count = len(operations)
   found = []
@@ -180,5 +180,5 @@ def _limits(
 def sequential_seconds(
   operations: Sequence[NanoOperation], num_layers: int
 ) -> float:
-  """Returns the seconds of layers whose operations run one after another."""
+  """Returns the seconds of all layers if no operations overlap."""
   return num_layers * sum(o.seconds for o in operations)

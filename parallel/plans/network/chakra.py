@@ -43,7 +43,7 @@ class Node(NamedTuple):
       "broadcast", "send" or "receive".
     name: Name of the instruction; for merged compute, of the first one.
     after: Indices of the rank's nodes that it waits for.
-    bytes: ``comm_size``; for compute, bytes read and written in main memory.
+    bytes: Operand bytes on a rank; for compute, bytes read and written.
     seconds: Time of compute; 0 for communication.
     flops: FLOPs of compute.
     ranks: Group of a collective in the order of its ranks; for a message, the
@@ -64,9 +64,9 @@ class Node(NamedTuple):
 def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
   """Writes ``trace.RANK.et`` per rank and ``groups.json``.
 
-  Old traces in the folder are removed first, since they may be of more ranks;
-  ``groups.json`` is written last, so that `read` rejects an incomplete folder.
-  It numbers the groups from 1; a collective's ``pg_name`` is that number.
+  Old traces in the folder are removed first, since they may be of more ranks.
+  ``groups.json`` maps a number from 1, the ``pg_name`` of a collective, to its
+  ranks. It is written last, so that `read` rejects an incomplete folder.
   Durations are whole microseconds. The running sum is rounded instead of each
   duration, so that rounding errors do not accumulate.
 

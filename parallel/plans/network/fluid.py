@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 SEGMENT = 1448  # bytes of data in an Ethernet frame, with TCP's timestamps
 INITIAL_WINDOW = 10 * SEGMENT
-_INSTANT_S = 1e-9  # bytes that take less time are a rounding error
+_INSTANT_S = 1e-9  # bytes that are sent in less time are a rounding error
 
 
 class Path(NamedTuple):
-  """Path of a flow.
+  """Path of a flow through the network, and limits of its rate.
 
   Attributes:
     links: Names of its links.
@@ -154,7 +154,7 @@ class Network:
     """Starts a flow.
 
     Args:
-      time: Time in seconds; not before the last ``time`` of `advance`.
+      time: Time in seconds, not before that of the last call of `advance`.
       key: Name of the flow, unique among those in progress.
       path: Its path.
       size: Bytes to send.

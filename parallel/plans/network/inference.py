@@ -105,7 +105,7 @@ class Machine:
     return 2 * (n - 1) / n * size_bytes / self.rate
 
   def all_reduce(self, size_bytes: float) -> Span:
-    """Returns the time including latency; at least `wire_seconds`."""
+    """Returns an all-reduce's time with latency; at least `wire_seconds`."""
     wire = self.wire_seconds(size_bytes)
     return Span(*(max(wire, s) for s in self.times.all_reduce(size_bytes)))
 
@@ -250,9 +250,9 @@ class Bounds:
   """Times of a step in seconds, by component.
 
   Attributes:
-    compute: Products, weights and cache by the roofline model.
-    wire: All-reduces, from their bytes over the links.
-    collectives: All-reduces including latency.
+    compute: Time of products, weights and cache by the roofline model.
+    wire: Time of the all-reduces' bytes on the links, without latency.
+    collectives: Time of the all-reduces including latency.
     num_collectives: Number of all-reduces.
     sent_bytes: Total operand bytes of the all-reduces.
   """
@@ -270,7 +270,7 @@ class Bounds:
 
   @property
   def with_latency(self) -> Span:
-    """Step time without overlap."""
+    """Step time without overlap, including the collectives' latency."""
     return Span(*(self.compute + seconds for seconds in self.collectives))
 
   @property

@@ -1,10 +1,9 @@
 """Times of execution traces (`parallel.plans.network.chakra`) on a network.
 
-A node starts when the nodes that it waits for have ended. The k-th collective
-of a group on each of its ranks is one *execution*, which starts when all these
-ranks have reached it; so are the k-th send and the k-th receive with the same
-ranks and tag. Executions do not delay one another: each is assumed to have
-links of its own.
+A node starts when the nodes that it waits for have ended. The k-th collectives
+of a group's ranks form one *execution*, which starts when all these ranks have
+reached it. The k-th send and the k-th receive with the same ranks and tag also
+form one. Executions do not delay one another: each has links of its own.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from parallel.plans.network.chakra import Node
 from parallel.plans.schedules import builders
 from parallel.plans.topology.builders import ring
 
-# (kind, operand bytes on a rank, ranks of the group) -> seconds.
+# (kind, operand bytes on a rank, number of ranks) -> seconds.
 Seconds = Callable[[str, int, int], float]
 
 
@@ -76,14 +75,14 @@ def replay(traces: Sequence[Sequence[Node]], seconds: Seconds) -> Replay:
 
   Args:
     traces: Nodes of each rank.
-    seconds: Function of the time of a collective or message.
+    seconds: Function that returns the time of a collective or message.
 
   Raises:
-    ValueError: A collective or message is missing on one of its ranks, its
-      nodes differ in kind or bytes, or nodes wait for each other in a cycle.
+    ValueError: A rank lacks a collective or message of its group, ranks differ
+      in its kind or bytes, or nodes wait for each other in a cycle.
   """
   executions = _executions(traces)
-  # of: (rank, node) -> execution; waits: execution -> nodes that it waits for.
+  # of: (rank, node) -> execution; waits: execution -> number of awaited nodes.
   of = {part: e for e in executions for part in e}
   waits = {e: sum(len(traces[r][n].after) for r, n in e) for e in executions}
   users: dict[tuple[int, int], list[tuple[int, int]]] = {}

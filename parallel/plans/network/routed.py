@@ -123,7 +123,7 @@ class RoutedSchedule:
       )
     return HopTimes(
       np.repeat(np.arange(len(self.links)), len(sizes)),
-      # The minimum is for links without hops, which may exceed the limit.
+      # Clipped, since times of links without hops were not checked above.
       np.floor(np.minimum(send, _MOST)).astype(np.int64).ravel(),
       np.floor(np.minimum(arrival, _MOST)).astype(np.int64).ravel(),
       kinds,

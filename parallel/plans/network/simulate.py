@@ -8,8 +8,8 @@ arithmetic is that of ASTRA-sim's congestion-aware analytical network
 (astra-network-analytical, Link.cpp): a message of s bytes occupies a link of B
 bytes per nanosecond for floor(s / B) ns and arrives after
 floor(latency + s / B) ns. Events in the same nanosecond are processed in the
-order of their creation. Deviations from ASTRA-sim: any graph, and the paths of
-the schedule.
+order of their creation. Deviations from ASTRA-sim: the topology may be any
+graph, and messages follow the paths of the schedule.
 
 `lockstep` is the alpha-beta model with a barrier after every round and
 cut-through switches: the time of a round is the latency of a path plus the time
@@ -83,7 +83,7 @@ class Timeline:
     # By link, then time; at equal times, messages leave before others enter.
     order = np.lexsort((step, at, link))
     longest = np.zeros(len(self.routed.links), np.int64)
-    # Each link's steps sum to 0, so one running sum serves all of them.
+    # Each link's steps sum to 0, so one running sum serves all links.
     np.maximum.at(longest, link[order], np.cumsum(step[order]))
     return longest
 
@@ -140,8 +140,8 @@ class _Segments:
   close in memory. The last segment contains the transfers without dependencies.
 
   Attributes:
-    of_send: int ``[transfer]``, segment in which it leaves its source.
-    of_arrival: int ``[transfer]``, segment in which it arrives.
+    of_send: int ``[transfer]``, segment in which a transfer leaves its source.
+    of_arrival: int ``[transfer]``, segment in which a transfer arrives.
     waits: int ``[segment]``, number of events that its release waits for: its
       arrivals, and the release of the buffer's previous segment, if any.
     later: int ``[segment]``, next segment of the buffer; -1 for none.

@@ -48,7 +48,7 @@ def messages(timeline: Timeline) -> tuple[list[str], Iterator[Bar]]:
 
 
 def actions(timeline: pipeline.Timeline) -> tuple[list[str], Iterator[Bar]]:
-  """Returns three rows per stage, compute and two links, and their bars.
+  """Returns three rows per stage, for compute and two links, and their bars.
 
   Args:
     timeline: Result of `parallel.plans.pipeline.simulate.events`.

@@ -1,6 +1,6 @@
-"""Cost of an outer loop on a device: sent and kept bytes; no jax.
+"""Bytes that an outer loop sends and stores on a device, without jax.
 
-Planners read this closed form of DiLoCo and Streaming DiLoCo. The
+Planners read this closed form for DiLoCo and Streaming DiLoCo. The
 implementation counts the same bytes separately
 (`parallel.outer.base.OuterLoop.sent_bytes`), and tests compare both.
 
@@ -40,7 +40,7 @@ Kind = Literal["all_reduce", "all_gather", "all_to_all"]
 
 
 class Rows(NamedTuple):
-  """Rows of equal length.
+  """Rows of equal length that hold parameters on a device.
 
   Attributes:
     count: Number of rows.
@@ -90,7 +90,7 @@ class Loop:
     algorithm: One of ``ALGORITHMS``.
     workers: w, the number of workers; at least 2.
     sync_every: H, the steps of a round, which exchanges each parameter once.
-    codec: One of ``CODECS``.
+    codec: Codec of the exchanged deltas, one of ``CODECS``.
     route: Collectives that exchange encoded deltas, one of ``ROUTES``.
     fragment_layers: Layers per fragment; 0 for one fragment of all parameters.
     overlap: Steps from a fragment's send to its receipt; 0 for none.
@@ -191,9 +191,9 @@ class Loop:
   def state_bytes(self, fragments: Sequence[Sequence[Rows]]) -> int:
     """Returns the bytes of a device's outer state between steps.
 
-    The state is the outer parameters and their momentum, float32; the means
-    that wait to be applied, each in a slot; and two statistics of 4 bytes about
-    the health of the device's worker.
+    The state consists of the outer parameters and their momentum in float32,
+    the averaged deltas that wait to be applied, each in a slot, and two
+    statistics of 4 bytes about the health of the device's worker.
 
     Args:
       fragments: Rows of each fragment. The last fragment has the parameters
@@ -202,8 +202,8 @@ class Loop:
     elements = [sum(count * size for count, size in x) for x in fragments]
     kept = 2 * sum(elements)  # outer parameters and momentum
     if self.overlap:
-      # The last fragment has one slot. The others have equal sizes and share
-      # slots in rotation (`parallel.outer.streaming`).
+      # The last fragment has one slot for its mean. The others have equal sizes
+      # and share slots in rotation (`parallel.outer.streaming`).
       many = len(fragments) - 1
       spacing = FragmentTimes(self.sync_every, len(fragments)).spacing
       slots = min(many, -(-self.overlap // spacing))
@@ -236,7 +236,7 @@ def fewest_layers(num_layers: int, parts: int, sync_every: int) -> int:
 
   Args:
     num_layers: Number of layers of the model.
-    parts: Number of parts of all stages; 1 without stages.
+    parts: Number of pipeline parts (stages x chunks); 1 without a pipeline.
     sync_every: H, the steps of a round.
 
   Returns:

@@ -54,25 +54,26 @@ class FragmentTimes:
 
   def in_round(self, step: int) -> int | None:
     """Returns the fragment that is due after update ``step``, or None."""
-    # If F does not divide H, no fragment is due in the last steps of a round.
+    # If fragments do not divide the steps, none is due in a round's last steps.
     fragment, left = divmod(step % self.sync_every, self.spacing)
     return fragment if not left and fragment < self.num_fragments else None
 
   def sent(self, step: int) -> int | None:
     """Returns the fragment that is sent after update ``step``, or None.
 
-    Nothing is sent in round 0: every fragment first trains for H steps.
+    Nothing is sent in round 0: every fragment first trains for a whole round.
     """
     return self.in_round(step) if step >= self.sync_every else None
 
 
 class SendVariant(NamedTuple):
-  """Static part of a send: it selects the compiled program.
+  """Compile-time values of a send; steps with equal values share a program.
 
   Attributes:
-    kind: Kind of the fragment (`parallel.outer.fragments`).
-    slot: Slot in which the mean waits, among the slots of this kind.
-    starts: Whether this is the first piece of the fragment's exchange.
+    kind: Key of the stack of layers that the fragment is sliced from, or
+      "(rest)" or "(whole)" (`parallel.outer.fragments`).
+    slot: Buffer in which the averaged delta waits, among those of this kind.
+    starts: Whether this step starts the exchange, which may span several steps.
   """
 
   kind: str
@@ -81,13 +82,13 @@ class SendVariant(NamedTuple):
 
 
 class ReceiveVariant(NamedTuple):
-  """Static part of a receive: it selects the compiled program.
+  """Compile-time values of a receive; steps with equal values share a program.
 
   Attributes:
-    kind: Kind of the fragment (`parallel.outer.fragments`).
-    slot: Slot in which the mean waits, among the slots of this kind.
-    first: Whether these are the first workers to receive this mean, so that the
-      outer step is due.
+    kind: As in `SendVariant`.
+    slot: Buffer in which the averaged delta waits, among those of this kind.
+    first: Whether these workers receive the average first and thus take the
+      outer step; workers with more overlap receive it later.
   """
 
   kind: str
@@ -96,21 +97,21 @@ class ReceiveVariant(NamedTuple):
 
 
 class Variant(NamedTuple):
-  """The `Plan.variant` of a step: its send, then its receives."""
+  """Compile-time values of a step, which select its compiled program."""
 
   send: SendVariant | None
   receives: tuple[ReceiveVariant, ...]
 
 
 class SendNumbers(NamedTuple):
-  """Dynamic part of a send: an argument of the program.
+  """Run-time values of a send, which are arguments of the compiled program.
 
   Fragments of one kind have equal shapes and share one program.
 
   Attributes:
     place: Index of the fragment among those of its kind.
     exchange: Number of updates before the exchange; seeds its random numbers.
-    piece: Index of the piece that is sent, from 0.
+    piece: Which slice of the fragment this step sends, from 0.
   """
 
   place: int
@@ -119,7 +120,7 @@ class SendNumbers(NamedTuple):
 
 
 class ReceiveNumbers(NamedTuple):
-  """Dynamic part of a receive: an argument of the program.
+  """Run-time values of a receive, which are arguments of the compiled program.
 
   Attributes:
     place: Index of the fragment among those of its kind.
@@ -133,7 +134,7 @@ class ReceiveNumbers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-  """The `Plan.numbers` of a step, with one entry per receive of its variant."""
+  """Run-time values of a step, with one entry per receive in its `Variant`."""
 
   send: SendNumbers | None
   receives: tuple[ReceiveNumbers, ...]

@@ -56,16 +56,16 @@ class Builder:
   """Rule of a pipeline schedule, and the sizes that it supports.
 
   Attributes:
-    order: Returns the actions of a stage in order, given size and stage.
-    stored: Returns the maximum number of live activations on a stage, counted
-      in microbatches of one part: the closed form.
+    order: Function from size and stage to the stage's actions in order.
+    stored: Closed form, from size and stage, of the maximum number of live
+      activations on the stage, counted in microbatches of one part.
     chunked: Whether stages may have several chunks.
     in_rounds: Whether the microbatches must be a multiple of the stages if
       there are several chunks.
     one_chunk: Builder that replaces this one for one chunk per stage; "" for
       none.
-    num_chunks: Number of chunks if only this one is supported; 0 for any number
-      if ``chunked``, and otherwise for one.
+    num_chunks: The only number of chunks that stages may have; 0 for any number
+      if ``chunked``, otherwise for one.
     placement: Function from stages and chunks to the placement of parts.
   """
 
@@ -137,7 +137,7 @@ def _all_stored(size: Size, stage: int) -> int:
 
 
 def _waves(size: Size, stage: int) -> int:
-  """Returns the number of stages after a stage, 1F1B's warm-up."""
+  """Returns the number of stages after a stage, the warm-up of 1F1B."""
   return size.stages - stage - 1
 
 
@@ -180,14 +180,14 @@ def _numbered(
 def _zb_v(size: Size, stage: int) -> list[Action]:
   """Lists ZB-V: weight gradients follow at once, or fill the end of the step.
 
-  With fewer than 2 p - 1 microbatches, the order is that for 2 p - 1 without
-  the actions of the microbatches that do not exist.
+  With fewer than 2 x stages - 1 microbatches, the order is the one for that
+  number without the actions of the microbatches that do not exist.
   """
   p, waves = size.stages, _waves(size, stage)
   m = max(size.microbatches, 2 * p - 1)
   both = [(_I, 0), (_W, 0), (_F, 1), (_I, 1), (_W, 1)]
   return _numbered([
-    # Forwards until the first microbatch returns, then until its cotangents do.
+    # Forwards until microbatch 0 returns on chunk 1, then its backwards start.
     *[(_F, 0)] * (2 * waves + 1),
     *[(_F, 1), (_F, 0)] * stage,
     *[(_F, 1), (_I, 1), (_W, 1)] * (waves + 1),
@@ -205,8 +205,8 @@ def _dualpipe_v(size: Size, stage: int) -> list[Action]:
   """Lists DualPipeV: pairs of a forward and a whole backward of two chunks.
 
   Backwards are split where weight gradients fill the bubble: in the warm-up,
-  and at the end of the step. With fewer than 2 p microbatches, the order is
-  that for 2 p without the actions of the microbatches that do not exist.
+  and at the end of the step. With fewer than 2 x stages microbatches, it is the
+  order for that number without the actions of microbatches that do not exist.
   """
   p, waves = size.stages, _waves(size, stage)
   m = max(size.microbatches, 2 * p)
@@ -230,7 +230,7 @@ def _dualpipe_v(size: Size, stage: int) -> list[Action]:
 
 
 def _v_stored(size: Size, stage: int, most: int) -> int:
-  """Returns a V's peak of live activations: ``most`` if m is large enough."""
+  """Returns a V's peak of live activations; ``most`` for many microbatches."""
   m = size.microbatches
   return min(most, 2 * m, m + stage + 1)
 

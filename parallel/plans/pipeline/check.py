@@ -18,7 +18,7 @@ from parallel.plans.pipeline.pipeline_schedule import (
 
 
 def check(schedule: PipelineSchedule) -> None:
-  """Proves a schedule.
+  """Proves that a schedule is a training step and respects its limits.
 
   Args:
     schedule: The schedule.
@@ -79,7 +79,7 @@ def _check_fields(schedule: PipelineSchedule) -> None:
 
 
 def _check_placement(schedule: PipelineSchedule) -> None:
-  """Checks that each part has one place, and a neighbour as its successor."""
+  """Checks that each part has one place, next to that of the next part."""
   t = schedule
   shape = t.num_chunks, t.num_stages
   if t.parts.shape != shape or (
@@ -106,7 +106,7 @@ def _check_once(schedule: PipelineSchedule) -> None:
   ticks, stages = np.nonzero(schedule.kinds)
   parts = schedule.part_of_actions()[ticks, stages]
   kinds = schedule.kinds[ticks, stages]
-  # `when` has one tick per action, so one of two equal actions differs from it.
+  # `when` holds one tick per action; one of two equal actions has another tick.
   again = found[kinds, parts, schedule.microbatches[ticks, stages]] != ticks
   if again.any():
     place = np.flatnonzero(again)[0]
@@ -151,7 +151,7 @@ def _check_order(schedule: PipelineSchedule) -> None:
   """Checks that the operands of each action are produced at an earlier tick."""
   ticks = when(schedule)
   forward = ticks[Kind.FORWARD]
-  # Tick of the input's cotangents, by either kind, [part, microbatch].
+  # Tick of the input's cotangents, by BACKWARD or INPUT, [part, microbatch].
   back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
   # Batch and loss are available from the start (-1): they are not results of an
   # action.
@@ -176,7 +176,7 @@ def _check_order(schedule: PipelineSchedule) -> None:
       raise _of(
         schedule, kind, part, m,
         f"it needs the result of stage {stage}, chunk {chunk}, of tick "
-        f"{needed[part, m]}",
+        f"{needed[part, m]}, which is not earlier",
       )
 
 

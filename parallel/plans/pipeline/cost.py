@@ -34,10 +34,10 @@ class Cost:
     inputs: Peak number of inputs of its parts that each stage holds, ``[S]``;
       see `held`.
     cotangents: Peak number of cotangents of its parts' outputs, ``[S]``.
-    deltas: Peak number of deltas per stage, ``[S]``, counted in microbatches of
-      one part: values that the first half of a backward saves for the second; 0
-      for whole backwards. With saved residuals these are the cotangents of all
-      products with weights.
+    deltas: Peak number of deltas, the values that the first half of a backward
+      saves for the second, ``[S]``, in microbatches of one part; 0 for whole
+      backwards. With saved residuals they are the cotangents of all products
+      with weights.
     forward_sends: Outputs that each stage sends to another one, ``[S]``.
     backward_sends: Cotangents that each stage sends to another one, ``[S]``.
   """
@@ -138,7 +138,7 @@ def held(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
 def halves(schedule: PipelineSchedule) -> np.ndarray:
   """Counts split backwards of which one half has run, int ``[T, S]``.
 
-  They count from the tick of INPUT to that of WEIGHT, both included.
+  A backward counts from the tick of INPUT to that of WEIGHT, both included.
   """
   ticks = when(schedule)
   return _alive(schedule, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
@@ -167,7 +167,7 @@ def sends(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _last_use(ticks: np.ndarray) -> np.ndarray:
-  """Returns the last tick of each backward or -1, ``[part, microbatch]``."""
+  """Returns each backward's last tick, ``[part, microbatch]``; -1 for none."""
   return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.WEIGHT])
 
 
@@ -200,9 +200,10 @@ def _most(counts: np.ndarray) -> tuple[int, ...]:
 
 
 def num_sends(size: Size, backward: bool = True, v_shaped: bool = False) -> int:
-  """Returns the number of tensors that stages send in a step: 2 m (v p - 1).
+  """Returns the number of tensors that stages send in a step.
 
-  In a V, v - 1 boundaries are between parts of one stage: 2 m v (p - 1).
+  For p stages, m microbatches and v chunks it is 2 m (v p - 1). In a V, v - 1
+  boundaries are between parts of one stage, and it is 2 m v (p - 1).
   """
   if size.stages == 1:
     return 0
@@ -221,13 +222,14 @@ def step_s(
     schedule: A key of `builders.BUILDERS`.
     size: The size, which the builder must support.
     forward_s: Seconds of a microbatch's forward on a stage with all its chunks.
-    input_s: Seconds of the cotangents of its inputs.
-    weight_s: Seconds of the gradients of its weights.
+    input_s: Seconds to compute the cotangents of the stage's inputs.
+    weight_s: Seconds to compute the gradients of the stage's weights.
 
   Raises:
-    ValueError: No closed form is known: ZB-H1 with m < p, ZB-H2 with m < 2 p -
-      1; ZB-V with m < 2 p - 1 or input_s shorter than one of the others;
-      DualPipeV with m < 2 p or input_s other than forward_s.
+    ValueError: No closed form is known. With p stages and m microbatches, this
+      holds for ZB-H1 if m < p; for ZB-H2 if m < 2 p - 1; for ZB-V if m < 2 p -
+      1 or input_s is not the longest time; for DualPipeV if m < 2 p or input_s
+      differs from forward_s.
 
   Source: Narayanan et al., 2104.04473, section 2.2, and Lamy-Poirier,
   2211.05953. The formulas of ZB-H1, ZB-H2, ZB-V and DualPipeV were found with
@@ -241,7 +243,7 @@ def step_s(
   stages counts, too.
 
   Example:
-    (m + p - 1) microbatches of 3 seconds.
+    1F1B takes the time of m + p - 1 microbatches, 3 seconds each.
 
     >>> step_s("1f1b", Size(4, 9), forward_s=1.0, input_s=1.0, weight_s=1.0)
     36.0
@@ -283,8 +285,8 @@ def bubble(
 ) -> float:
   """Returns the fraction of a step in which a stage is idle.
 
-  For 1F1B it is (p - 1) / (m + p - 1). Arguments and errors are those of
-  `step_s`.
+  For 1F1B with p stages and m microbatches it is (p - 1) / (m + p - 1).
+  Arguments and errors are those of `step_s`.
   """
   work_s = forward_s
   if schedule != "forward":
@@ -297,8 +299,9 @@ def exposed_s(size: Size, hop_s: float) -> float:
   """Returns the seconds that hops add to a step of 1F1B.
 
   Without hops, a stage has just enough microbatches in flight to cover the path
-  to the last stage and back. Each round of p microbatches thus waits for 2 (p -
-  1) hops, and each microbatch of an incomplete round for two.
+  to the last stage and back. With p stages, the first microbatch and each full
+  round of p others thus wait for 2 (p - 1) hops. In an incomplete round, each
+  microbatch but its first waits for two.
 
   Args:
     size: The size, of one chunk.

@@ -66,8 +66,8 @@ class PipelineSchedule:
     microbatches: Microbatch of each action, int32 ``[T, S]``; -1 where idle.
     chunks: Chunk of each action, int32 ``[T, S]``; -1 where idle.
     limits: Maximum number of live activations per stage, int ``[S]``, counted
-      in microbatches of one part: from a forward to the last action that reads
-      them.
+      in microbatches of one part. They are live from a forward to the last
+      action that reads them.
     parts: Placement: the part of each chunk of each stage, int ``[C, S]``.
   """
 
@@ -107,7 +107,7 @@ class PipelineSchedule:
 
   @functools.cached_property
   def directions(self) -> np.ndarray:
-    """Direction from each part to its successor, int ``[part - 1]``.
+    """Direction from each part to its successor, int ``[num_parts - 1]``.
 
     1 leads to the next stage, and from the last one to the first; -1 leads to
     the previous stage, and 0 to the same stage.

@@ -65,8 +65,8 @@ def even_work(
   Args:
     size: Stages and chunks.
     forward_s: Seconds of a stage's forward, all its chunks together.
-    input_s: Seconds of its inputs' cotangents.
-    weight_s: Seconds of its weights' gradients.
+    input_s: Seconds to compute the cotangents of the stage's inputs.
+    weight_s: Seconds to compute the gradients of the stage's weights.
     factors: Slowdown of each stage, ``[stage]``; () for 1.
     parts: Placement of the parts (`PipelineSchedule.parts`); None for a loop.
     again_s: Seconds of the forward that each action of a backward repeats; 0 if
@@ -122,7 +122,7 @@ def even_hops(
   stages: int, busy_s: float = 0.0, latency_s: float = 0.0, *,
   overlap: bool = True,
 ) -> Hops:
-  """Returns equal links.
+  """Returns equal links between all stages.
 
   Args:
     stages: Stages of the pipeline.
@@ -146,9 +146,9 @@ class Timeline:
     schedule: The simulated schedule.
     start_s: Start of each action, float ``[T, S]``; nan where idle.
     end_s: End of each action.
-    leave_s: Time at which its result is put on a link; nan without a message.
-    sent_s: Time at which the link is free again.
-    arrival_s: Time of arrival on the other stage.
+    leave_s: Time at which an action's result is put on a link; nan for none.
+    sent_s: Time at which that link is free again.
+    arrival_s: Time at which the result arrives on the other stage.
     finish_s: End of the last action.
   """
 
@@ -239,7 +239,7 @@ def many_events_s(
   schedule: PipelineSchedule, work: np.ndarray, forward_s: np.ndarray,
   backward_s: np.ndarray,
 ) -> np.ndarray:
-  """Returns the finish times of `events` in N cases, float64 ``[N]``.
+  """Returns the finish times of `events` for N sets of times, float64 ``[N]``.
 
   Links have no latency, and stages compute while they send.
 
@@ -278,7 +278,7 @@ def many_events_s(
 def lockstep_s(
   schedule: PipelineSchedule, work: PartTimes, hops: Hops, lanes: int = 1
 ) -> float:
-  """Returns the seconds of a step in which all stages wait for each tick.
+  """Returns the seconds of a step if stages wait for one another in each tick.
 
   Args:
     schedule: The schedule.

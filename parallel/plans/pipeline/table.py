@@ -22,7 +22,7 @@ from parallel.plans.pipeline.pipeline_schedule import Kind, PipelineSchedule
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Buffer:
-  """Slot assignment of one kind of values.
+  """Buffer slots of one kind of values, such as the inputs of parts.
 
   Attributes:
     places: Number of slots P; in the arrays, P means "no slot".
@@ -174,7 +174,7 @@ def _buffer(
   places = 0
   for stage in range(schedule.num_stages):
     things = sorted(
-      # (tick of arrival, ticks of reads, array of the slot at arrival)
+      # (tick of arrival, ticks of reads, direction of arrival or -1: outside)
       (made[thing], ticks, -1 if thing[:2] == outside else arrivals[thing[1]])
       for thing, ticks in used.items()
       if thing[0] == outside[0] and schedule.stage_of_part[thing[1]] == stage
@@ -194,5 +194,5 @@ def _buffer(
       read[ticks, stage] = place
     places = max(places, count)
   for array in (*write, enter, read):
-    array[array < 0] = places  # one past the last slot: no slot
+    array[array < 0] = places  # one past the last slot means no slot
   return Buffer(places, tuple(write), enter, read)

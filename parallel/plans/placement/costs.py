@@ -28,14 +28,14 @@ from parallel.plans.placement.problem import (
   Use,
 )
 
-# Part, way and tensor by name.
+# Names of a part of the state, of the way to run it, and of a tensor.
 Key = tuple[str, str, str]
 COMPUTE = "compute"
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Division of parts over ways, and of tensors over tiers.
+  """Division of state parts over ways to run them, and of tensors over tiers.
 
   Attributes:
     ways: (part, way) -> fraction of the part that runs this way. The fractions
@@ -53,7 +53,7 @@ class Cost:
   """Memory and time of a placement.
 
   Attributes:
-    occupied: Instant -> tier -> bytes.
+    occupied: Instant of a step -> tier -> occupied bytes.
     missing: Tier -> bytes by which its capacity is exceeded; empty if the
       placement fits.
     loads: Phase -> resource -> seconds.

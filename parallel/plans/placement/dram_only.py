@@ -6,7 +6,7 @@ from parallel.plans.placement.problem import Problem
 
 
 def place(problem: Problem) -> Placement:
-  """Returns the placement without other tiers; see `costs.Cost.missing`.
+  """Returns the placement; `costs.Cost.missing` has the bytes without room.
 
   Raises:
     ValueError: The host has no DRAM tier.

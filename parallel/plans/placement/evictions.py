@@ -1,13 +1,13 @@
-"""Eviction policies of weight slots: the resident that a load replaces.
+"""Eviction policies of weight slots: the expert that a new one replaces.
 
-A policy is a function of the residents that may be evicted and of the experts
-of the requests that wait, in the order of service. A new policy is a function
-and a row of `EVICTIONS`.
+A policy is a function of the *residents* (experts in slots) that may be evicted
+and of the experts of the waiting requests, in the order of service. A new
+policy is a function and a row of `EVICTIONS`.
 
-`farthest` evicts the resident whose next request is farthest. Given the experts
-of waiting requests it looks ahead over the queue, beyond which it assumes that
-less frequent experts are requested later. Given all later requests it is
-Belady's policy (IBM Systems Journal 1966), whose number of misses is minimal.
+`farthest` evicts the resident whose next request is farthest. If it is given
+the waiting requests only, it assumes that less frequent experts are requested
+later. Given all later requests it is Belady's policy (IBM Systems Journal
+1966), whose number of misses is minimal.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ def least_recent(
 def least_frequent(
   residents: Sequence[Resident], queue: Iterable[str]
 ) -> Resident:
-  """Returns the resident with the fewest requests; ties: least recent."""
+  """Returns the resident with the fewest requests, then the least recent."""
   del queue
   return min(residents, key=lambda r: (r.num_requests, r.last))
 
@@ -53,8 +53,8 @@ def least_frequent(
 def farthest(residents: Sequence[Resident], queue: Iterable[str]) -> Resident:
   """Returns the resident whose next request is farthest.
 
-  Residents without a request in the queue are evicted first, the least frequent
-  of them.
+  If several have no request in the queue, the one with the fewest requests so
+  far is returned.
 
   Example:
     >>> residents = [Resident(i, name, i, 1) for i, name in enumerate("abc")]

@@ -1,4 +1,4 @@
-"""Helpers of greedy policies: a layout of tensors, and free bytes of tiers."""
+"""Helpers of greedy placement policies: initial layout, free bytes of tiers."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ class Room:
   def fill(
     self, key: Key, tensor: Tensor, order: Sequence[str], size: float
   ) -> float:
-    """Places bytes on tiers in order; returns those that have no room."""
+    """Places bytes on tiers in order; returns the bytes without room."""
     for tier in order:
       size -= self.put(key, tensor, tier, min(size, self.of(tensor, tier)))
     return size
@@ -43,7 +43,7 @@ class Room:
   def stripe(
     self, key: Key, tensor: Tensor, weights: dict[str, float], size: float
   ) -> float:
-    """Divides bytes over tiers by weight; returns those without room."""
+    """Divides bytes over tiers by weight; returns the bytes without room."""
     weights = dict(weights)
     while size > 1e-6 * tensor.size_bytes and weights:
       # The tier that is full first ends a round; the others share the rest.
@@ -71,8 +71,8 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
   """Returns the layout of ZeRO-Offload; the host's tensors have no tier yet.
 
   Returns:
-    Free bytes after the device's tensors; the host's tensors with their keys;
-    and the fraction of each way.
+    Free bytes once the device's tensors are placed; the host's tensors with
+    their keys; and the fraction of each way to run a part.
   """
   room = Room(problem)
   weights = sum(
@@ -87,7 +87,7 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
   chosen = {}
   for part in problem.parts:
     names = [way.name for way in part.ways]
-    # A part that does not have this way runs its first one.
+    # A part without the wanted way to run it uses its first way.
     name = wanted[part.name]
     chosen[part.name] = name if name in names else names[0]
   ways = {(part, way): 1.0 for part, way in chosen.items()}

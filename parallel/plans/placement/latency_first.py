@@ -2,9 +2,9 @@
 
 Source: CXL-aware allocation (arXiv 2507.03305). Tensors are placed in
 descending order of the bytes that the CPU reads and writes per byte of the
-tensor. Those that it accesses fill DRAM. What has no room there, and tensors
-that only the device accesses (by DMA), are striped over the CXL cards in
-proportion to their bandwidth. Deviation: files are used like cards.
+tensor. Tensors that it accesses fill DRAM. Bytes without room there, and
+tensors that only the device accesses (by DMA), are striped over the CXL cards
+in proportion to their bandwidth. Deviation: files are used like cards.
 """
 
 from parallel.plans.placement import greedy

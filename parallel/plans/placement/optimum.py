@@ -1,7 +1,8 @@
 """Fastest placement, by linear programming.
 
-Variables are the fraction of each part per way, the fraction of each tensor per
-tier, and the seconds of each phase, in which no resource is busy for longer.
+Variables are the fraction of each state part per way to run it, the fraction of
+each tensor per tier, and the seconds of each phase, an upper limit for the time
+that each resource is busy.
 With ``whole`` the fractions are multiples of 1 / `StatePart.units`, such as
 layers. This is a mixed integer program; the optimum without ``whole`` is a
 lower bound on its time.
@@ -156,7 +157,7 @@ def _program(
 ) -> tuple[
   _Program, dict[tuple[str, str], int], dict[tuple[str, str, str, str], int]
 ]:
-  """Returns the program, and the indices of its ways' and tiers' variables.
+  """Returns the program, and indices of its variables of ways and of tiers.
 
   Args:
     problem: The problem.
@@ -205,7 +206,7 @@ def _program(
 
 
 def _shortage(problem: Problem) -> str:
-  """Returns a text with the bytes that each tier lacks, at the minimum."""
+  """Returns a text with the fewest bytes that would have to be added."""
   program, _, _ = _program(problem, {}, extended=True)
   added = {
     name[1]: variable for name, variable in program.index.items()

@@ -1,8 +1,8 @@
-"""Number of layers in one iteration of a scan, if their policies differ.
+"""Number of layers per iteration of a scan, if they save different activations.
 
-The layers of an iteration, a *period*, save different activations for their
-backward, each by its own policy (`parallel.memory.offload`). XLA then has the
-weights and gradients of a period in memory, instead of those of a layer.
+Each layer of an iteration, a *period*, saves activations for its backward by
+its own policy (`parallel.memory.offload`). XLA then has the weights and
+gradients of a period in memory, instead of those of a layer.
 """
 
 # Limit on the layers of a period, each of which takes memory and is compiled.

@@ -110,8 +110,8 @@ class StatePart:
   Attributes:
     name: Name.
     ways: Ways to run it; a placement divides the part among them.
-    units: Number of equal pieces that are not divided further, such as layers.
-      Only the optimum with ``whole`` considers it.
+    units: Number of equal units, such as layers, that `optimum.place` does not
+      divide if ``whole``; other policies ignore it.
   """
 
   name: str
@@ -127,7 +127,7 @@ class Problem:
     host: Tiers and links of the host.
     device: The device.
     device_bytes: Bytes of the device's memory that may be used.
-    reserved: Instant -> bytes of the device's memory that are not placed.
+    reserved: Instant -> bytes of the device's memory that no tensor may use.
     seconds: Phase -> seconds of the device's compute.
     parts: Parts of the state.
     content: Name of the content of ``reserved``, for figures.

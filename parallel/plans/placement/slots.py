@@ -267,7 +267,7 @@ def misses(order: Sequence[str], num_slots: int, eviction: str) -> int:
   Args:
     order: Experts of the requests in the order of service.
     num_slots: Number of slots.
-    eviction: A key of `EVICTIONS`. Look-ahead knows all later requests.
+    eviction: A key of `EVICTIONS`, which is given all later requests.
 
   Example:
     Cyclic requests for one expert more than there are slots:

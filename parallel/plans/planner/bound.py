@@ -4,7 +4,7 @@ In an order, let E be the time of the slowest hop between stages, R that of the
 slowest link of a data ring, and T that of the slowest link of a tensor group.
 
 - Every device has two neighbours in its data ring over links of cost at most R,
-  one of which is its successor: the graph of all links with that cost has a
+  one of which is its successor, so the graph of all links up to that cost has a
   2-matching and a perfect matching.
 - These links connect the devices of a ring, so each connected component has a
   multiple of d devices. The same holds for the other axes, and for the union of
@@ -33,7 +33,7 @@ from scipy.sparse import csgraph
 from parallel.plans.planner.device_order import EXACT, brute_force
 from parallel.plans.planner.message_costs import Grid, Traffic
 
-_RANGES = 12  # ranges of E, of R and of T, besides those where components merge
+_RANGES = 12  # ranges per axis, besides those that start where components merge
 _FLOWS = 256  # largest number of devices for which 2-matchings are checked
 
 
@@ -41,7 +41,7 @@ def bound(traffic: Traffic) -> float:
   """Returns a lower bound, in seconds, of `message_costs.cost` over all orders.
 
   Args:
-    traffic: The messages.
+    traffic: Cost matrices of the messages.
 
   Example:
     Four data ranks in two nodes: every ring crosses nodes.
@@ -81,7 +81,7 @@ def _in_box(
   """Returns a lower bound of orders whose slowest links are in given ranges.
 
   Args:
-    traffic: The messages.
+    traffic: Cost matrices of the messages.
     box: For each axis the lower end of its range, in seconds, and each device's
       component in the graph of links up to the upper end.
     least: Sum of the lower ends.
@@ -99,7 +99,7 @@ def _in_box(
       sizes = np.bincount(sets)
       if (sizes % size).any():  # a component cannot consist of whole groups
         return np.inf
-      # Each component is one group of these axes: order components as units.
+      # Each component is one group of these axes, so components are ordered.
       if size < grid.size and (sizes == size).all():
         key = some, sets.tobytes()
         if key not in known:
@@ -126,14 +126,14 @@ def _joined(labels: list[np.ndarray]) -> np.ndarray:
 def _of_units(
   traffic: Traffic, axes: tuple[int, ...], sets: np.ndarray
 ) -> Traffic:
-  """Returns the smaller problem in which each component is one unit."""
+  """Returns the smaller problem in which each component is one device."""
   grid = traffic.grid
   order = np.argsort(sets, kind="stable")
   count = sets.max() + 1
   size = len(sets) // count
 
-  # [units, units]: lower bound of the slowest link between two units, from each
-  # device's fastest link to the other unit.
+  # [components, components]: lower bound of the slowest link between two, from
+  # each device's fastest link to the other component.
   def nearest(matrix, whole):
     if 0 in axes and whole:
       return np.zeros((count, count))
@@ -158,10 +158,10 @@ def _of_units(
 def _levels(
   seconds: np.ndarray, size: int, axis: int
 ) -> Iterator[tuple[float, np.ndarray]]:
-  """Yields ranges of an axis's slowest link, from the lowest that is possible.
+  """Yields ranges of the time of an axis's slowest link, the lowest first.
 
-  A range ends before a link that would merge connected components, so that all
-  values of a range have the same components; further ranges subdivide these.
+  A range ends before a link that would merge components of the graph of links
+  up to that time. Long ranges are subdivided.
 
   Yields:
     The lower end in seconds, and each device's component, int ``[N]``.
@@ -195,8 +195,7 @@ def _levels(
 
 
 def _first(count: int, fits: Callable[[int], bool]) -> int:
-  """Returns the first index at which a monotone predicate holds, by bisection.
-  """
+  """Returns the first index at which a monotone predicate holds (bisection)."""
   low, high = 0, count - 1
   while low < high:
     middle = (low + high) // 2

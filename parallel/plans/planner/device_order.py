@@ -33,7 +33,7 @@ from parallel.plans.planner.message_costs import Family, Grid, Traffic, cost
 
 _FEW = 256  # largest number of devices for which all greedy orders are improved
 EXACT = 8  # largest number of devices for which all orders are tried
-_SHARES = (0.3, 0.01)  # weight of the links' mean in each round
+_SHARES = (0.3, 0.01)  # weight of the links' mean time in rounds 1 and 2
 _KICKS = 512  # random restarts x devices; four times as many for few devices
 _ANNEALED = 16  # largest number of devices for which orders are annealed
 # Annealing: orders per device in a full and in a quick search, exchanges per
@@ -49,7 +49,7 @@ class Order:
   """A device order and its cost.
 
   Attributes:
-    devices: The device of each coordinate, int ``[p, d, t]``.
+    devices: Device by stage, data and tensor rank, int ``[p, d, t]``.
     seconds: Its `message_costs.cost`.
   """
 
@@ -91,10 +91,10 @@ def search(
   traffic: Traffic, *, seed: int = 0, kicks: int | None = None,
   exact: bool = True,
 ) -> Order:
-  """Finds a good order; see the module's docstring.
+  """Searches for an order of low cost as the module's docstring describes.
 
   Args:
-    traffic: The messages.
+    traffic: Cost matrices of the messages.
     seed: Seed of random exchanges.
     kicks: Number of random restarts, for a quick search; None for a number that
       decreases with the number of devices.
@@ -119,7 +119,7 @@ def search(
   """
   if exact and traffic.grid.size <= EXACT:
     return brute_force(traffic)
-  # A plan of a large cluster makes about 20 quick searches: each gets less.
+  # A plan makes about 20 quick searches; on large clusters each prices fewer.
   quick = kicks == 0
   budget = _Budget(_CANDIDATES / (1 + quick * traffic.grid.size // _FEW))
   start = _starting(traffic, seed, budget)
@@ -183,8 +183,8 @@ def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
   if grid.tensor > 1:
     return _by_groups(traffic, Grid(1, 1, grid.tensor), seed, budget)
   starts = [np.arange(n)]
-  # The next d devices on a walk form the data ring of a stage, or the next p
-  # devices a pipeline. Both kinds of groups can also be ordered as units.
+  # Consecutive devices on a walk form the data ring of a stage, or a pipeline.
+  # Both kinds of groups can also be ordered as units.
   if grid.data > 1:
     starts.append(_walk(traffic.ring, grid.data))
   if grid.stages > 1:
@@ -211,7 +211,7 @@ def _by_groups(
   ``whole`` is the size of a group along each axis: 1, or all coordinates.
 
   Returns:
-    The device of each coordinate.
+    Device by stage, data and tensor rank.
   """
   grid, n = traffic.grid, traffic.grid.size
   none = np.zeros((n, n))
@@ -337,7 +337,7 @@ def _improved(
 
 
 def _blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
-  """Reverses runs of stages or replicas, and swaps pairs of them."""
+  """Reverses runs of stages or replicas, or swaps two, while the cost falls."""
   grid = traffic.grid
   best = devices.reshape(grid)
   while True:
@@ -361,7 +361,7 @@ class _Exchanges:
   """Local search from one order by exchanges of two devices.
 
   Attributes:
-    devices: The device of each coordinate, ``[N]``.
+    devices: Device at each position of the order, ``[N]``.
   """
 
   def __init__(

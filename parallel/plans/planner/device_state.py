@@ -67,8 +67,8 @@ def fragments(
       Rows(count, sharding.shard(math.ceil(size / c.tensor)))
       for size in model.matrices
     ]
-    # Gains are not sharded without a partition: their codec blocks then span
-    # layers.
+    # Without a ZeRO partition, norm gains of all layers are one row of codec
+    # blocks.
     gains = Rows(1, count * model.width)
     if sharding.optimizer:
       gains = Rows(count, sharding.shard(model.width))

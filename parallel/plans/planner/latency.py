@@ -164,9 +164,9 @@ def traffic(
 ) -> Traffic:
   """Returns the cost of a configuration's messages between all device pairs.
 
-  A hop is multiplied by the number of times that a step waits for it. With
-  "lockstep", each tick that sends in its direction waits, for the slowest hop.
-  With "events", the number for 1F1B is that in
+  A hop's time is multiplied by the number of times that a step waits for it.
+  With "lockstep", each tick that sends in a direction waits for the slowest
+  hop. With "events", the number for 1F1B is that in
   `parallel.plans.pipeline.cost.exposed_s`; other schedules wait once in each
   direction, to fill and to drain the pipeline.
 
@@ -207,7 +207,7 @@ def traffic(
 
 
 def _exchanges(sent: Messages, links: Links) -> np.ndarray:
-  """Returns for each link the seconds of a data ring of equal links."""
+  """Returns for each link the seconds of a data ring if all links equal it."""
   received, steps = sent.exchanges
   return steps * links.latency_s + received / links.bandwidth
 
@@ -236,13 +236,13 @@ def slowest(
 
   Args:
     matrix: Value of the link between each pair of devices, ``[N, N]``.
-    order: The device of each coordinate, int ``[..., p, d, t]``.
+    order: Device by stage, data and tensor rank, int ``[..., p, d, t]``.
     dim: The dim, -3, -2 or -1.
     by: Distance on the ring from the device that sends to the one that
       receives.
 
   Returns:
-    float64 ``[..., p]``; zeros for a dim of one device.
+    float64 ``[..., stages]``; zeros for a dim of one device.
   """
   if order.shape[dim] == 1:
     return np.zeros(order.shape[:-2])
@@ -260,8 +260,8 @@ def predict(
     step: The training step.
     links: The cluster.
     timing: Assumptions about the time of computation and stages.
-    order: The device of each coordinate, int ``[p, d, t]``; None for the
-      default order.
+    order: Device by stage, data and tensor rank, int ``[p, d, t]``; None for
+      the default order.
   """
   if order is None:
     order = np.arange(c.grid.size).reshape(c.grid)
@@ -328,10 +328,10 @@ def stages(
     step: The training step.
     links: The cluster.
     utilisation: Fraction of the peak FLOP/s that matrix products reach.
-    order: The device of each coordinate, int ``[..., p, d, t]``.
+    order: Device by stage, data and tensor rank, int ``[..., p, d, t]``.
 
   Returns:
-    Two arrays, float64 ``[..., p]``.
+    Two arrays, float64 ``[..., stages]``.
   """
   layers = step.model.layers_per_part(c.stages * c.chunks) * c.chunks
   of_device = layers * links.per_device(lambda device: step.layer_s(
@@ -429,7 +429,7 @@ def vocabulary(
     step: The training step.
     links: The cluster.
     timing: Assumptions about the time of computation and stages.
-    order: The device of each coordinate, int ``[..., p, d, t]``.
+    order: Device by stage, data and tensor rank, int ``[..., p, d, t]``.
 
   Returns:
     Seconds of a step, float64 ``[...]``.

@@ -41,7 +41,7 @@ from parallel.plans.zero.partition import CODECS
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-  """Changes that the second pass tries.
+  """Changes that the second pass tries on the first pass's best configurations.
 
   Attributes:
     best: Number of the first pass's best configurations that are changed; 0 for
@@ -102,7 +102,7 @@ class Changes:
 
     Yields:
       The kind of change ("p", "outer" or "codec"), and either the changed
-      configurations, of which the fastest is used, or a reason for their lack.
+      configurations, of which the fastest is used, or why there are none.
     """
     for p in self.p:
       yield "p", (
@@ -174,7 +174,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class LossyOptions:
-  """Result of the second pass.
+  """Result of the second pass: faster configurations that change training.
 
   Attributes:
     rows: Changed configurations that are faster than before, fastest first.

@@ -39,7 +39,7 @@ MARGIN_SOURCE = (
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """Fitted factor of each of the `terms`, and an error bound.
+  """Fitted factors of the memory `terms`, and an error bound.
 
   Attributes:
     factors: Term -> factor; 1 for missing terms.
@@ -62,7 +62,7 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Fits:
-  """Fits of a platform's compiler.
+  """Fitted memory factors for the compiler of one platform.
 
   Attributes:
     alone: Fit of steps without pipeline stages.
@@ -178,8 +178,7 @@ class PeakMemory:
 def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
   tuple[PipelineSchedule, cost.Cost]
 ):
-  """Builds a pipeline schedule and its cost; cached, since calls are repeated.
-  """
+  """Builds a pipeline schedule and its cost; both are cached."""
   found = builders.build(name, stages, microbatches, chunks)
   return found, cost.cost(found)
 
@@ -253,7 +252,7 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
   layer = _layer(c, step, examples)
   layers = model.layers_per_part(c.stages * c.chunks)
-  # Bytes of the gradients of which there are further copies.
+  # Bytes of the gradients that the compiler copies.
   copied = state.gradients * (stacked if c.stages > 1 else 1)
   single = c.stages > 1 and layers == 1
   # Inputs of layers, and with "reduced" also the all-reduced outputs of their

@@ -24,7 +24,7 @@ import numpy as np
 
 
 class Grid(NamedTuple):
-  """Number of coordinates along each axis: p, d and t."""
+  """Numbers of stages (p), data-parallel ranks (d) and tensor ranks (t)."""
 
   stages: int
   data: int
@@ -44,10 +44,10 @@ class Family(NamedTuple):
 
   Attributes:
     seconds: Cost of a link between two devices, float64 ``[N, N]``.
-    source: Source coordinate of each link, ``[links]``.
-    target: Target coordinate of each link, ``[links]``.
-    into: Link into each coordinate, ``[N]``; -1 for none.
-    out: Link out of each coordinate, ``[N]``; -1 for none.
+    source: Flat index in the `Grid` at which each link starts, ``[links]``.
+    target: Flat index in the `Grid` at which each link ends, ``[links]``.
+    into: Link into each position of the grid, ``[N]``; -1 for none.
+    out: Link out of each position of the grid, ``[N]``; -1 for none.
     summed: Whether the links of a pipeline add up; if not, only the slowest
       link matters.
   """
@@ -65,7 +65,7 @@ class Traffic:
   """Cost matrices of a configuration, float64 ``[N, N]``, in seconds.
 
   Attributes:
-    grid: The coordinates, one per device.
+    grid: Grid of the ranks, each of which is on one device.
     chain: Hops between consecutive stages, forward and back, that add up.
     hop: Hops between consecutive stages of which only the slowest matters.
     ring: Collectives of a data ring if all its links are like this one.
@@ -103,7 +103,7 @@ class Traffic:
     found = []
     for seconds, source, target, summed in kinds:
       if len(source) and seconds.any():
-        # Index of the link into and out of each coordinate.
+        # Index of the link into and out of each position of the grid.
         ends = np.full((2, self.grid.size), -1)
         ends[0, target] = ends[1, source] = np.arange(len(source))
         found.append(Family(seconds, source, target, *ends, summed))
@@ -118,11 +118,11 @@ def _around(at: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def parts(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
-  """Returns the cost of orders, float64 ``[..., 4]``: chain, hop, ring, reduce.
+  """Returns cost terms chain, hop, ring, reduce of orders, float ``[..., 4]``.
 
   Args:
-    traffic: The messages.
-    orders: The device of each coordinate, int ``[..., p, d, t]``.
+    traffic: Cost matrices of the messages.
+    orders: Device by stage, data and tensor rank, int ``[..., p, d, t]``.
   """
   x, lead = orders, orders.shape[:-3]  # [..., p, d, t]
   found = np.zeros((*lead, 4))
@@ -140,6 +140,5 @@ def parts(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
 
 
 def cost(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
-  """Returns the seconds of orders, float64 ``[...]``; arguments as in `parts`.
-  """
+  """Returns seconds of orders, float64 ``[...]``; arguments as in `parts`."""
   return parts(traffic, orders).sum(-1)

@@ -23,8 +23,7 @@ from parallel.plans.workload import Transformer
 
 
 def sent_bytes(c: Configuration, model: Transformer) -> float:
-  """Returns the mean operand bytes that a device sends to workers per step.
-  """
+  """Returns mean operand bytes that a device sends to workers per step."""
   if c.outer is None:
     return 0.0
   return sum(
@@ -42,7 +41,7 @@ def memory_bytes(
   (`parallel.plans.outer.cost.Loop.passing_bytes`).
 
   Args:
-    c: The configuration; 0 bytes without an outer loop.
+    c: The configuration. Without an outer loop the result is 0.
     model: The model.
     freed_bytes: Bytes that a step has freed after its backwards. An exchange
       without overlap reuses them.
@@ -66,7 +65,7 @@ def exchanges_s(
     c: A configuration with an outer loop.
     model: The model.
     links: The cluster.
-    order: The device of each coordinate, int ``[p, d, t]``.
+    order: Device by stage, data and tensor rank, int ``[p, d, t]``.
   """
   workers = c.outer.workers
   # [p, d, t] -> [p, workers, ranks * t]: the next device of a ring has the same
@@ -94,7 +93,7 @@ def exposed_s(
     c: A configuration with an outer loop.
     model: The model.
     links: The cluster.
-    order: The device of each coordinate, int ``[p, d, t]``.
+    order: Device by stage, data and tensor rank, int ``[p, d, t]``.
     compute_s: Seconds of matrix products of a step, with which an exchange can
       overlap.
   """

@@ -29,7 +29,7 @@ from parallel.plans.planner.space import Choices, Configuration
 from parallel.plans.planner.steps import all_orders, steps_s
 from parallel.plans.workload import TrainingStep
 
-_ALIKE = 20  # configurations of equal degrees that are tried in an order
+_ALIKE = 20  # configurations of one grid that are tried in a device order
 _NEAR = 1.3  # candidates slower than this multiple of the best are not refined
 
 
@@ -41,10 +41,10 @@ class Candidate:
     configuration: The configuration.
     memory: Bytes of a device, by cause.
     latency: Seconds of a step, by cause.
-    order: The device of each coordinate, int ``[p, d, t]``.
+    order: Device by stage, data and tensor rank, int ``[p, d, t]``.
     own_s: Seconds of a step in the default device order.
-    bound_s: Lower bound, in seconds, over all orders of the part of a step that
-      depends on the order (`message_costs`); None if not computed.
+    bound_s: Lower bound over all device orders, in seconds, of the part of a
+      step's time that depends on the order; None if not computed.
     order_s: Seconds of the same part in `order`.
   """
 
@@ -143,7 +143,7 @@ def plan(
     for x in [*of_degrees.values()][: max(count, ordered)]
   ]
   better.sort(key=lambda x: x.latency.total)
-  # Third, try other configurations of the same degrees in these orders.
+  # Third, try other configurations of the same grid in these orders.
   near = _NEAR * better[0].latency.total
   better = [
     searched(x, lambda x: _best_alike(x, priced, problem))
@@ -219,7 +219,7 @@ def reordered(candidate: Candidate, problem: Problem) -> Candidate:
 def _best_alike(
   candidate: Candidate, priced: Sequence[Candidate], problem: Problem
 ) -> Candidate:
-  """Returns the candidate of the same degrees with the fastest step."""
+  """Returns the candidate of the same grid with the fastest step."""
   grid = candidate.configuration.grid
   alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
   # All in the order that was optimised for the first candidate.
@@ -265,8 +265,7 @@ def _alike(
   step: TrainingStep, num_devices: int, choices: Choices,
   excluded: dict[str, tuple[int, str]],
 ) -> Iterable[list[Configuration]]:
-  """Returns groups that differ only in remat, offload and keep; all can run.
-  """
+  """Groups runnable configurations that differ only in remat, offload, keep."""
   groups: dict[Configuration, list[Configuration]] = {}
   for c in space.everything(step.batch_size, num_devices, choices):
     refused = space.refusal(c, step, choices)
@@ -323,8 +322,7 @@ def _nothing_fits(
   smallest: tuple[Configuration, PeakMemory] | None,
   excluded: Mapping[str, tuple[int, str]], problem: Problem,
 ) -> str:
-  """Returns the error text: missing memory, and what memory or devices suffice.
-  """
+  """Returns the error text: missing memory, and enough memory or devices."""
   n = problem.links.num_devices
   if smallest is None:
     why = "; ".join(f"{k}: {reason}" for k, (_, reason) in excluded.items())
@@ -334,7 +332,7 @@ def _nothing_fits(
   state *= problem.fit(c).upper  # a part of `needs.buffers`
   rest = needs.total - state  # assumed independent of the device count
   most = problem.memory_bytes
-  text = f"nothing fits. The smallest: {_too_much(c, needs, most)}. "
+  text = f"no configuration fits. The smallest: {_too_much(c, needs, most)}. "
   if rest >= most:
     return text + (
       "It does not fit even without training state: use shorter sequences or "

@@ -64,7 +64,7 @@ class Problem:
 
     Args:
       c: The configuration.
-      order: The device of each coordinate, int ``[p, d, t]``.
+      order: Device by stage, data and tensor rank, int ``[p, d, t]``.
       factors: Numbers that multiply bandwidths and divide latencies.
     """
     found = {}  # factor -> seconds

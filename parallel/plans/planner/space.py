@@ -34,8 +34,7 @@ KEYS = {
 }
 # Whether the optimizer state is offloaded -> value of memory.moments.
 MOMENTS = {False: "device", True: "pinned_host"}
-# Keys that change the trained model -> field of a configuration. Keys with
-# default values are not listed.
+# Keys that change the trained model -> field of a configuration.
 LEARNED_KEYS = {
   "sync.p": "p", "zero.weight_codec": "weight_codec",
   "zero.gradient_codec": "gradient_codec",
@@ -60,7 +59,7 @@ class Configuration:
     keep: Values that a stage's forward saves for its backward, one of
       ``KEEPS``: residuals, or only inputs of parts, whose forward the backward
       then repeats.
-    p: Fraction of the stream's channels that tensor ranks synchronise.
+    p: Fraction of the residual stream's channels that tensor ranks synchronise.
     weight_codec: Codec of weight gathers, one of
       `parallel.plans.zero.partition.CODECS`.
     gradient_codec: Codec of gradient scatters.
@@ -114,7 +113,7 @@ class Configuration:
     """Converts a device order to the form of a run's config.
 
     Args:
-      order: The device of each coordinate, int ``[p, d, t]``.
+      order: Device by stage, data and tensor rank, int ``[p, d, t]``.
 
     Returns:
       The value of ``parallel.device_order``, in which the data axis is outside
@@ -166,7 +165,7 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-  """Values to try, with all degrees whose product is the number of devices.
+  """Values that a plan tries, in combination with all grids of the devices.
 
   Attributes:
     schedules: Keys of `builders.BUILDERS`.

@@ -32,7 +32,7 @@ def all_orders(grid: Grid) -> np.ndarray:
   all data or tensor coordinates are shifted cyclically.
 
   Returns:
-    The device of each coordinate, int8 ``[O, p, d, t]``.
+    Device by stage, data and tensor rank, int8 ``[O, p, d, t]``.
 
   Raises:
     ValueError: There are more than ``EXACT`` devices.
@@ -66,7 +66,7 @@ def steps_s(
     step: The training step.
     links: The cluster.
     timing: Assumptions about the time of computation and stages.
-    orders: The device of each coordinate, int ``[O, p, d, t]``.
+    orders: Device by stage, data and tensor rank, int ``[O, p, d, t]``.
   """
   costs = latency.traffic(c, step, links, timing.execution)
   # Seconds of all-reduces of each stage per microbatch, [p, O].

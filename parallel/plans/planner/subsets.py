@@ -27,8 +27,8 @@ _MESSAGE_BYTES = 2.0**20  # size of the messages by which devices are compared
 # A device is slow if its messages take this many times as long as those of a
 # fast device.
 _SLOW = 1.5
-# Up to _FEW devices, all smaller numbers are tried, in several orders, if the
-# messages of one device take _UNEVEN times as long as those of another one.
+# With at most _FEW devices, all smaller numbers are tried if the messages of
+# one device take more than _UNEVEN times as long as those of another one.
 _FEW, _UNEVEN = 16, 1.05
 _ROUND = 8  # larger clusters are reduced to a multiple of this number
 
@@ -200,7 +200,7 @@ def _slow_first(
     layer_s: Seconds of a layer on each device, ``[N]``.
     order: The devices to remove according to their links, from `removals`.
   """
-  # Of equally fast devices those with slow links are first, then the last ones.
+  # Of equally fast devices, those with slow links are first, then high indices.
   place = {device: at for at, device in enumerate(order)}
   found = sorted(
     range(len(layer_s)),
@@ -234,7 +234,7 @@ def _grouped(
     kept[gone] = -1  # [N]: the node of each device that is left
     while len(gone) < len(order):
       nodes, counts = np.unique(kept[kept >= 0], return_counts=True)
-      # The node with the fewest devices beyond a multiple; else the smallest.
+      # Node with fewest devices beyond a multiple of `size`, else the smallest.
       left = np.where(counts % size, counts % size, size + counts)
       node = nodes[::-1][np.argmin(left[::-1])]
       inside = np.flatnonzero(kept == node)[::-1]
@@ -262,8 +262,8 @@ def _numbers(
 def _numbers_of_kinds(n: int, most: int, num_slow: int) -> list[int]:
   """Returns numbers of devices to remove if some devices compute slowly.
 
-  Those left are all fast devices, or one of the two largest multiples of _ROUND
-  up to the number of all devices or of the fast ones.
+  All fast devices are left, or one of the two largest multiples of ``_ROUND``
+  that do not exceed the number of all devices or of the fast ones.
   """
   if n <= _FEW:
     return [*range(1, most + 1)]

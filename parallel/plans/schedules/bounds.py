@@ -68,7 +68,7 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
   """Returns a lower bound in seconds on an all-reduce, from the ranks' links.
 
   Each rank must send and receive at least the size of the buffer over its own
-  links. All ranks together must send 2 (n - 1) times that size (Patarasuk and
+  links. All n ranks together must send 2 (n - 1) times that size (Patarasuk and
   Yuan, 2009), which is the tighter bound if all have equal links. A single rank
   may send less than 2 (n - 1) / n of the buffer if it reduces nothing for
   others: its sends of the reduce-scatter may then overlap its receives of the

@@ -98,7 +98,9 @@ def named(text: str) -> tuple[str, dict[str, Any]]:
       names = ", ".join(
         a.__name__ if isinstance(a, type) else repr(a) for a in allowed
       )
-      raise ValueError(f"{name}'s {option}={value!r} must be of {names}")
+      raise ValueError(
+        f"{name}'s {option}={value!r} is not allowed; allowed are {names}"
+      )
   return name, options
 
 
@@ -113,8 +115,8 @@ def build(
 ) -> Schedule:
   """Builds a schedule with the named builder.
 
-  The best number of pieces depends on the message size, and the best numbering
-  on the network: `caatnet.studies.collectives.chosen` selects them.
+  The best ``pieces`` depends on the message size, and the best ``numbering`` on
+  the network: `caatnet.studies.collectives.chosen` selects them.
 
   Example:
     On four ranks, the ring's all-reduce is three rounds of reduce-scatter and
@@ -131,11 +133,10 @@ def build(
     name: A key of ``BUILDERS``.
     topology: Network that the schedule runs on.
     collective: "all_reduce", "reduce_scatter" or "all_gather".
-    pieces: Number of pieces into which each chunk is cut for pipelining
+    pieces: Number of parts into which each chunk is cut for pipelining
       (`parallel.plans.schedules.pipeline`); 1 keeps whole chunks.
-    numbering: Numbers of the nodes while the schedule is built, as in
-      `parallel.plans.schedules.renumber.numbered`; 0 keeps those of the
-      topology.
+    numbering: Index of the node numbering in which the schedule is built
+      (`parallel.plans.schedules.renumber.numbered`); 0 keeps the topology's.
     **options: Keyword arguments of the builder.
 
   Returns:

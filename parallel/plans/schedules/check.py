@@ -180,7 +180,7 @@ def _check_paths(
   topology: Topology,
   rooms: dict[tuple[int, int], int] | None,
 ) -> None:
-  """Checks that paths follow links, and link loads unless `rooms` is None."""
+  """Checks that paths follow links and, with ``rooms``, chunks per link."""
   pairs = topology.links_by_pair
   for place, t in enumerate(transfers):
     for pair in itertools.pairwise(t.path):

@@ -100,14 +100,14 @@ def even(
   the multiples of d / num_colours, and each section is one colour. An edge that
   lies across a cut is split between several colours.
 
-  This makes n (num_colours - gcd(d, num_colours)) more pieces than there are
+  This makes n (num_colours - gcd(d, num_colours)) more parts than there are
   edges, which is the minimum: at a vertex, whole edges can fill a group of
   whole colours only if the group has at least num_colours / gcd colours.
 
   A graph that is not regular is padded to a regular one. Then no vertex has
   more of a colour than the largest degree over num_colours. An edge of weight w
   counts as w edges, and the loads remain equal. With different weights,
-  however, edges may be cut more often than necessary: the number of pieces is
+  however, edges may be cut more often than necessary: the number of parts is
   minimal only for equal weights.
 
   Args:
@@ -177,7 +177,7 @@ def _taken(slots: collections.deque[Edge], length: int) -> list[Edge]:
 def _parts(
   slots: Sequence[Edge], degree: int, num_colours: int
 ) -> tuple[tuple[int, Fraction], ...]:
-  """Returns (colour, fraction) of slots when [0, degree) is cut evenly."""
+  """Returns (colour, fraction) pairs of slots if colours cut [0, degree)."""
   # In units of 1 / num_colours all borders are integers: length 1 becomes
   # num_colours, and the length of a colour becomes degree.
   total = num_colours * sum(high - low for low, high in slots)

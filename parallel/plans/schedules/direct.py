@@ -11,7 +11,7 @@ def gather(topology: Topology) -> Schedule:
     topology: Network that the schedule runs on.
 
   Returns:
-    An all-gather of n chunks and n (n - 1) transfers.
+    For n ranks, an all-gather of n chunks and n (n - 1) transfers.
   """
   n = topology.num_ranks
   # Sorted by distance: a link that sends one message at a time uses this order,

@@ -1,4 +1,4 @@
-"""Double binary tree: two trees that carry half of the data each, in pieces.
+"""Double binary tree: two trees, each of which carries half of the chunks.
 
 For an even number of ranks, every rank has children in only one of the trees.
 The two trees together thus use the ports of all ranks, whereas in a single tree
@@ -7,7 +7,7 @@ half of the ranks are leaves, which send nothing in a broadcast.
 Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
 broadcast, reduction and scan", Parallel Computing 35, 2009. The trees are those
 of MultiTree's published simulator. Deviation: in the paper, a 2-colouring of
-the edges fixes the rounds in which an edge sends pieces. Here, edges of one
+the edges fixes the rounds in which an edge sends chunks. Here, edges of one
 colour only have priority in a round, and other edges may use the free ports.
 """
 
@@ -36,10 +36,9 @@ _Move = tuple[int, int, int]  # chunk, sender, receiver
 def build(topology: Topology, collective: Collective) -> Schedule:
   """Builds a collective on the double binary tree.
 
-  The all-reduce sums towards the roots and copies back, in n pieces (n + 1 if
-  n is odd). In the all-gather, each rank's slice spreads from that rank along
-  the edges, half of it in each tree. The reduce-scatter is the reversed
-  all-gather.
+  With n ranks, the all-reduce sums n chunks (n + 1 if n is odd) towards the
+  roots and copies back. In the all-gather, each rank's slice spreads along the
+  edges, half of it in each tree. The reduce-scatter is the reversed all-gather.
 
   Args:
     topology: Network that the schedule runs on.
@@ -65,7 +64,7 @@ def build(topology: Topology, collective: Collective) -> Schedule:
 
 
 def _claimed(schedule: Schedule, topology: Topology) -> Schedule:
-  """Sets `link_capacity` to 1 if it is true for a schedule."""
+  """Sets `link_capacity` to 1 if links are equal and unshared in each round."""
   loads = [
     load for transfers in schedule.rounds
     for load in link_loads(transfers).values()
@@ -128,7 +127,7 @@ def _spread(
   Args:
     topology: Network in which paths are looked up.
     trees: ``[tree][rank]``: parent of the rank; -1 at the root.
-    starts: ``[chunk]``: its tree and the rank that holds it initially.
+    starts: ``[chunk]``: tree of the chunk, and rank that holds it initially.
 
   Returns:
     Rounds in which a rank sends at most one chunk and receives at most one.

@@ -32,7 +32,7 @@ def bucket_gather(topology: Topology) -> Schedule:
     topology: Ring, torus or mesh that the schedule runs on.
 
   Returns:
-    An all-gather of 2 n chunks for each dim of more than one rank.
+    For n ranks, an all-gather of 2 n chunks per dim of more than one rank.
 
   Raises:
     ValueError: The topology is not a ring, torus or mesh, or has failed links.
@@ -105,7 +105,7 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
     collective: "all_reduce", "reduce_scatter" or "all_gather".
 
   Raises:
-    ValueError: The topology is not such a torus or mesh, or has failed links.
+    ValueError: The topology is no torus or mesh of two dims, or links failed.
   """
   dims = _dims("ring_2d", topology)
   if len(dims) != 2:

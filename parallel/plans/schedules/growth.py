@@ -156,7 +156,7 @@ class _Trees:
 
   def stands(self, tree: int) -> bool:
     """Returns whether the planned path still arrives at the planned time."""
-    # Then it is still the earliest path, since links only become occupied.
+    # If so, it is still the earliest path, since links only become occupied.
     way = self._way[tree]
     end = self._has[tree][self._tails[way[0]]]
     for link in way:

@@ -83,8 +83,8 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
     farthest_first: Order of turns, as in `grow`.
 
   Returns:
-    An all-gather of n chunks, with one chunk per link and round if all links
-    have the same bandwidth.
+    An all-gather of one chunk per rank, with one chunk per link and round if
+    all links have the same bandwidth.
 
   Raises:
     ValueError: `farthest_first` is True but bandwidths differ, so that trees
@@ -141,8 +141,8 @@ class _Direct:
   link of its frontier at most once per step. Between steps the frontiers of all
   trees are one array, sorted by root.
 
-  Growth takes n (n - 1) turns in Python. The inner loop therefore uses lists
-  and bytearrays, and numpy handles the work that is done once per step.
+  For n ranks, growth takes n (n - 1) turns in Python, so the inner loop uses
+  lists and bytearrays. NumPy handles the work that is done once per step.
   """
 
   def __init__(self, topology: Topology) -> None:

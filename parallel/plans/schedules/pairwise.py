@@ -37,7 +37,7 @@ def halving_doubling(topology: Topology) -> Schedule:
     topology: Network that the schedule runs on.
 
   Returns:
-    An all-gather of n chunks in log2 n rounds.
+    For n ranks, an all-gather of n chunks in log2 n rounds.
 
   Raises:
     ValueError: The number of ranks is not a power of two.
@@ -56,7 +56,7 @@ def hdrm(topology: Topology) -> Schedule:
     topology: A BiGraph.
 
   Returns:
-    An all-gather of n chunks in log2 n rounds.
+    For n ranks, an all-gather of n chunks in log2 n rounds.
 
   Raises:
     ValueError: The topology is not a BiGraph, has failed links, or its number
@@ -112,8 +112,8 @@ def swing(topology: Topology) -> Schedule:
     topology: Ring, torus or mesh.
 
   Returns:
-    An all-gather of 2 n chunks for each dim of more than one rank, in log2 n
-    rounds.
+    For n ranks, an all-gather of 2 n chunks per dim of more than one rank, in
+    log2 n rounds.
 
   Raises:
     ValueError: The topology is not a ring, torus or mesh, has failed links, or
@@ -192,7 +192,8 @@ def _gather(
   parts = len(partners)
   rounds: list[list[Transfer]] = [[] for _ in range(num_rounds)]
   for part, partner in enumerate(partners):
-    blocks = [[rank] for rank in range(n)]  # B(r, s + 1)
+    # The module's B(r, step + 1): chunks of ranks that r reaches after `step`.
+    blocks = [[rank] for rank in range(n)]
     for step in reversed(range(num_rounds)):
       there = [partner(rank, step) for rank in range(n)]
       for rank in range(n):

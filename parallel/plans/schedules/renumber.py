@@ -35,7 +35,7 @@ class Numbering(NamedTuple):
 
 
 def numbered(topology: Topology, number: int) -> Numbering:
-  """Returns a numbering of a topology.
+  """Returns a topology in the numbering with index ``number``.
 
   Example:
     >>> from parallel.plans.topology.builders import mesh
@@ -55,7 +55,7 @@ def numbered(topology: Topology, number: int) -> Numbering:
   grids = _transposed(topology)
   if number < len(grids):
     return grids[number]
-  # All transpositions of a grid start from the same one.
+  # Transposed grids thus have the same random permutations.
   base = min(grids, key=lambda found: found.topology.shape)
   rng = random.Random(number)
   ranks = list(range(topology.num_ranks))
@@ -70,7 +70,7 @@ def numbered(topology: Topology, number: int) -> Numbering:
 
 
 def numbers(topology: Topology, num_random: int = 0) -> list[int]:
-  """Returns the numberings to try, in equal order for transposed grids.
+  """Returns the numberings to try; transposed grids try the same networks.
 
   Example:
     >>> from parallel.plans.topology.builders import torus
@@ -128,7 +128,7 @@ def _transposed(topology: Topology) -> list[Numbering]:
   seen = {shape}
   for dims in itertools.permutations(range(len(shape))):
     new = tuple(shape[dim] for dim in dims)
-    if new in seen:  # equal sizes: an automorphism
+    if new in seen:  # dims of equal size were exchanged: the same grid
       continue
     seen.add(new)
     strides = _strides(new)

@@ -18,7 +18,7 @@ def gather(topology: Topology) -> Schedule:
     topology: Network that the schedule runs on.
 
   Returns:
-    An all-gather of n chunks in n - 1 rounds.
+    For n ranks, an all-gather of n chunks in n - 1 rounds.
   """
   return _gather("ring", topology, [cycle(topology)])
 
@@ -30,7 +30,7 @@ def gather_both_ways(topology: Topology) -> Schedule:
     topology: Network that the schedule runs on.
 
   Returns:
-    An all-gather of 2 n chunks in n - 1 rounds.
+    For n ranks, an all-gather of 2 n chunks in n - 1 rounds.
   """
   order = cycle(topology)
   return _gather("bidirectional_ring", topology, [order, order[::-1]])

@@ -1,4 +1,4 @@
-"""Integer table of an all-reduce schedule, the input of the kernels.
+"""Integer table of an all-reduce schedule, which communication kernels read.
 
 In a round of the table, a device sends at most one chunk and receives at most
 one chunk, so a round of the schedule may become several rounds of the table. In

@@ -4,8 +4,8 @@ Trainer, simulator and planner share this closed form, so it does not import
 jax. Tests compare it with the lowered programs.
 
 A step has m microbatches. Weights, gradients and optimizer state are sharded
-over the w <= g <= o innermost levels; level 0 is the innermost. A device may
-host several logical ranks of a level, its *lanes*. A step sends
+over the w, g and o innermost levels, w <= g <= o; level 0 is the innermost. A
+device may host several logical ranks of a level, its *lanes*. A step sends
 
     once       gathers of weights over levels o - 1 ... w
     m times    gathers over levels w - 1 ... 0, in the forward and again in the
@@ -41,9 +41,9 @@ class Parameter:
 
   Attributes:
     size: Elements of one tensor.
-    count: Number of tensors (layers x lanes of the tensor axis).
-    wire_bytes: Bytes per element when sent without a codec and when gathered: 2
-      for bfloat16.
+    count: Number of tensors (layers x tensor ranks on the device).
+    wire_bytes: Bytes per element when gathered and when sent without a codec,
+      such as 2 for bfloat16.
     uses: Number of functions of the model that read it; each has a separate
       gather and reduce-scatter.
     regathered: Number of these functions whose backward reads it too; the
@@ -62,7 +62,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class LevelCollective:
-  """All collectives of one kind, phase and dtype over one level.
+  """All collectives of one kind, phase and dtype over a level of ranks.
 
   Attributes:
     levels: Name of the level's axis; several names, outermost first, for an
@@ -93,10 +93,10 @@ class StateMemory:
   ``stored`` is an argument of the step; the rest are its temporaries.
 
   Attributes:
-    stored: float32 weights and two moments, at depth o.
-    weights: Weights of a step, at depth w; 0 if they are the stored ones.
-    gradients: One copy of the accumulated gradients, at depth g.
-    secondary: Secondary copy of the weights.
+    stored: Shards of float32 weights and two moments (`Partition.optimizer`).
+    weights: Weights that a step gathers or casts; 0 if it uses the stored ones.
+    gradients: One copy of the accumulated gradients (`Partition.gradients`).
+    secondary: Second copy of the weights (`Partition.secondary`).
   """
 
   stored: int
@@ -153,7 +153,7 @@ def memory(
     gradients += p.gradient_bytes * p.count * all_lanes * elements
     if partition.weight_codec != "none" and coded:
       # Encoded once, as stored shards padded to whole blocks. A gathered shard
-      # of depth w consists of several such units.
+      # consists of several such units.
       units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
       weights += units * sum(
         _encoded(partition.shard(p.size), partition.weight_codec,
@@ -256,8 +256,8 @@ class _Shard(NamedTuple):
   Attributes:
     elements: Elements of the shard.
     codec: Codec, or "none".
-    depth: Depth at which it was created. Encoded shards are padded to whole
-      blocks at this depth, so bytes are counted in these shards at every level.
+    depth: Number of innermost levels over which it is sharded. Encoded shards
+      are padded to whole blocks, so every level's bytes count whole shards.
   """
 
   elements: int

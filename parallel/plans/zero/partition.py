@@ -43,8 +43,8 @@ from parallel.base.checks import known, not_negative
 
 # Codecs of `parallel.kernels.codec` that are allowed for weights and gradients.
 CODECS = ("none", "int8", "int4")
-# Levels per hop of encoded gradients: one, or all inside the outermost
-# together.
+# Hops that reduce encoded gradients: one per level, or one over all levels
+# inside the outermost and one over the outermost.
 HOPS = ("by_level", "two")
 _STATES = ("weights", "gradients", "optimizer")
 
@@ -195,11 +195,11 @@ class Partition:
   def hops(
     self, lower: int, upper: int, coded: bool = True
   ) -> list[range]:
-    """Returns the levels of each hop of gradients between two depths.
+    """Returns the levels that each reduction (hop) of gradients covers.
 
     Args:
-      lower: Depth before the first hop.
-      upper: Depth after the last one.
+      lower: Number of innermost levels reduced before the first hop.
+      upper: Number of innermost levels reduced after the last hop.
       coded: Whether any gradient is encoded; otherwise each hop is one level.
 
     Returns:
@@ -285,8 +285,8 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
   groups = {*states, special.get("secondary")}
   if len(levels) < 2 and groups & {"inner", "first"}:
     raise ValueError(
-      f"scheme={scheme!r} needs two levels or more, and there are "
-      f"{len(levels)}: e.g. levels=node:2,gpu:4"
+      f"scheme={scheme!r} needs two levels or more, as in levels=node:2,gpu:4, "
+      f"but there are {len(levels)}"
     )
   depths = {
     "none": 0, "first": 1, "inner": len(levels) - 1, "all": len(levels)

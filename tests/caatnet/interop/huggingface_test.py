@@ -296,7 +296,7 @@ def test_tokenizer_is_published_with_the_weights(tmp_path):
   size = json.loads((folder / "config.json").read_text())["vocab_size"]
   num_tokens = LibraryTokenizer("x", llama_files(), "x").vocab_size
   assert num_tokens > size
-  with pytest.raises(ValueError, match=f"but vocab_size={size}: use the"):
+  with pytest.raises(ValueError, match=f"but vocab_size={size}; use the"):
     open_source(folder, 1)
   arrays = safetensors.numpy.load_file(folder / "model.safetensors")
   for name in ("model.embed_tokens.weight", "lm_head.weight"):

@@ -107,7 +107,7 @@ def test_refusal_gives_the_reason():
   assert chosen.name == "reference"
   assert "do not fit" in chosen.refused["tpu"]
   assert "registers" in chosen.refused["gpu"]
-  with pytest.raises(ValueError, match=r"left \(gpu: .* registers"):
+  with pytest.raises(ValueError, match=r"can be used \(gpu: .* registers"):
     api.choice(x, empty, "gpu")
   with pytest.raises(ValueError, match="'cuda' must be 'auto' or"):
     api.choice(x, empty, "cuda")

@@ -87,7 +87,7 @@ def test_programs_of_one_name_are_told_apart_by_their_instructions():
   assert profiles.of_program(program, [other, mine]) is mine
   assert profiles.of_program(program, [other]) is other
   assert profiles.of_program(program, []) is None
-  with pytest.raises(ValueError, match="2 programs named jit_f ran, whose"):
+  with pytest.raises(ValueError, match="2 programs named jit_f, whose"):
     profiles.of_program(program, [mine, mine])
 
 

@@ -163,7 +163,7 @@ def test_gpu_target_has_the_nodes_and_rates_of_its_cluster(asked, gpu):
     }.items():
       assert limits[name] == str(value), name
   assert os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] == "1"
-  with pytest.raises(ValueError, match=f"at most {largest} nodes of {gpu}"):
+  with pytest.raises(ValueError, match=f"{gpu} supports at most {largest}"):
     targets.resolve(f"gpu:{gpu}:{largest + 1}x1")
 
 

@@ -115,8 +115,8 @@ _RECORD = m.Record(2, ("a", "b"), 7, 1, "0a")
   (Coordinator(), "waits for 2 more peers: 0 of 2 there", {}),
   (Coordinator(pending=tuple(
     (who, m.Hello(0, 7, digest, None)) for who, digest in ("ca", "db")
-  )), "waits for a peer more or less: as many peers have one state of revision "
-   "7 as another, or other configs, so none is chosen", {}),
+  )), "waits for one peer more or less: two states of revision 7, or two "
+   "configs, are held by equally many peers", {}),
   (Coordinator(pending=(("c", NEW),)), "waits for 1 more peer: 1 of 2 there",
    {"c": "waits to join"}),
   (Coordinator(_RECORD, pending=(("b", NEW),)),

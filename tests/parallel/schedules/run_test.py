@@ -238,7 +238,7 @@ def test_projections_of_a_model_reduce_by_a_schedule(name, pieces):
     ("multitree", "'multitree' must be one of psum, .*schedule:multitree"),
     ("schedule:tree", "config.sync.route='schedule:tree'.* one of ring, "),
     ("schedule:hdrm", "hdrm: torus 2x2 is not a BiGraph"),
-    ("schedule:ring,pieces=2.5", "ring's pieces=2.5 must be of int"),
+    ("schedule:ring,pieces=2.5", "pieces=2.5 is not allowed; allowed are int"),
   ],
 )
 def test_invalid_route_in_a_config_is_refused(route, message):

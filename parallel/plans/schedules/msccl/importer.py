@@ -59,10 +59,10 @@ def import_xml(text: str, topology: Topology | None = None) -> Schedule:
     The schedule, not checked. `parallel.plans.schedules.check` proves it.
 
   Raises:
-    ValueError: The text is not such XML or is another collective; sends and
+    ValueError: The text is not such XML or names another collective; sends and
       receives do not match; steps wait for one another in a cycle, or use a
       position of a buffer without waiting; a chunk is stored in the position of
-      another one; or no rounds have the same effect.
+      another one; or no sequence of rounds gives the same result.
   """
   try:
     root = ElementTree.fromstring(text)
@@ -107,7 +107,7 @@ class _Program:
     transfers: Result of `run`: (message, chunk, operation).
     writes: (rank, chunk) -> messages that changed the rank's copy, each with
       its operation, in order.
-    reads: (rank, chunk, version) -> messages that sent this version.
+    reads: (rank, chunk, number of writes before) -> messages with this value.
   """
 
   def __init__(self, root: ElementTree.Element) -> None:
@@ -405,7 +405,7 @@ def _earliest_rounds(program: _Program) -> list[int]:
     labels = [0] * len(labels)
     _follow_waits(program, follows)
   _follow_values(program, follows)
-  # All nodes of a cycle are equal, so the weights of its edges must be 0.
+  # All nodes of a cycle are in one round, so its edges must have weight 0.
   whole = networkx.condensation(graph)
   group = whole.graph["mapping"]
   first = dict.fromkeys(whole, 0)
@@ -416,7 +416,7 @@ def _earliest_rounds(program: _Program) -> list[int]:
       edge = whole.edges[group[a], group[b]]
       edge["w"] = max(edge.get("w", 0), weight)
     elif weight:
-      raise ValueError("no order of rounds has the effect of these steps")
+      raise ValueError("no sequence of rounds gives the result of these steps")
   for node in networkx.topological_sort(whole):
     for _, other, weight in whole.edges(node, data="w"):
       first[other] = max(first[other], first[node] + weight)

@@ -37,9 +37,9 @@ class CutBound:
   """Lower bound on an all-gather's time, and the cut that proves it.
 
   Attributes:
-    seconds_per_byte: T* / M, with M the bytes of all ranks' slices together.
-    cut: Nodes of S. Each rank in S must send its slice out of S.
-    leaving: B+(S), the bandwidth out of S in bytes per second.
+    seconds_per_byte: Bound divided by the bytes of all ranks' slices together.
+    cut: Nodes on the sending side. Each rank in it must send its slice out.
+    leaving: Bandwidth of the links out of ``cut``, in bytes per second.
   """
 
   seconds_per_byte: float
@@ -73,7 +73,7 @@ def bound_of(topology: Topology, nodes: frozenset[int]) -> CutBound:
 
   Args:
     topology: The topology.
-    nodes: Nodes of S.
+    nodes: Nodes on the sending side of the cut, with at least one rank.
   """
   leaving = math.fsum(
     link.bandwidth for link in topology.links
@@ -125,13 +125,13 @@ def integer_capacities(topology: Topology) -> np.ndarray:
 
 
 def tightest_cut(topology: Topology) -> tuple[Fraction, frozenset[int]]:
-  """Returns the largest rate y and the set S that limits it.
+  """Returns the largest rate at which all ranks can send, and its tightest cut.
 
   Args:
     topology: Topology of at least two ranks.
 
   Returns:
-    y in units of `integer_capacities`, and the nodes of S.
+    The rate, in units of `integer_capacities`, and the cut's sending side.
 
   Raises:
     ValueError: The topology has only one rank.
@@ -142,13 +142,13 @@ def tightest_cut(topology: Topology) -> tuple[Fraction, frozenset[int]]:
       f"topology {topology.name} has one rank; a collective needs at least two"
     )
   capacities = integer_capacities(topology)
-  # First guess: S is every node except the rank with the least bandwidth in.
+  # First guess: a cut around the rank with the least incoming bandwidth.
   into = capacities.sum(axis=0)[:n]
   last = int(np.argmin(into))
   cut = frozenset(range(topology.num_nodes)) - {last}
   y = Fraction(int(into[last]), n - 1)
-  # y is proven once the flows to all n ranks suffice. Ranks are tested in
-  # cyclic order: after y decreases, the rank that failed is tested first.
+  # The rate y is proven once the flows to all ranks suffice. Ranks are tested
+  # in cyclic order: after y decreases, the rank that failed is tested first.
   proven = 0  # consecutive ranks whose flow suffices
   rank = 0
   while proven < n:

@@ -49,12 +49,12 @@ def pack(capacities: np.ndarray, weight: int) -> list[Tree]:
 
   Args:
     capacities: int ``[rank, rank]``: units of capacity from one rank to
-      another. With ``weight`` units from a source to each rank, every rank's
-      max-flow from it must be at least n times ``weight``.
-    weight: Units of each root, k.
+      another. With ``weight`` units from a source to each of n ranks, every
+      rank's max-flow from it must be at least n times ``weight``.
+    weight: Units of each root.
 
   Returns:
-    Trees whose weights sum to k for each root.
+    Trees whose weights sum to ``weight`` for each root.
   """
   state = _State(capacities, weight)
   trees = []
@@ -126,8 +126,8 @@ class _State:
     )
     if most <= 0:
       return 0
-    # The capacity of a cut is in(S) + (units of roots in S). Minus the units of
-    # all roots, it is in(S) - (units of roots outside S).
+    # A cut is the capacity into a set plus the units of the roots in it. Minus
+    # the units of all roots, it is what trees from outside leave free.
     data = self._graph.data
     data[self._from_hub] = waiting
     data[self._to_hub[source]] = total

@@ -136,7 +136,7 @@ def split_switches(
 
 
 def _suffices(capacities: np.ndarray, num_ranks: int, weight: int) -> bool:
-  """Returns whether every rank's max-flow from the source is at least n k."""
+  """Returns whether each rank's max-flow is at least ``num_ranks * weight``."""
   flow = SourceFlow(capacities, num_ranks, weight)
   return flow.reaches(num_ranks * weight)
 
@@ -148,7 +148,7 @@ Move = tuple[int, int, int]
 def _even(
   capacities: np.ndarray, switch: int, num_ranks: int, prefer_ranks: bool
 ) -> tuple[np.ndarray, list[Move]]:
-  """Splits a switch; each unit goes to the pair with the least capacity so far.
+  """Splits a switch; each unit moves to the pair with the least capacity yet.
 
   Args:
     capacities: int ``[node, node]``; not changed.
@@ -189,7 +189,7 @@ def _even(
 def _pair_by_pair(
   capacities: np.ndarray, switch: int, num_ranks: int, weight: int
 ) -> tuple[np.ndarray, list[Move]]:
-  """Splits a switch pair by pair, as many units as the ranks' flows allow.
+  """Splits a switch pair by pair and moves as many units as the flows allow.
 
   Args:
     capacities: int ``[node, node]``; not changed.

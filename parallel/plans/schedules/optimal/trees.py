@@ -56,7 +56,7 @@ class Forest:
   """Set of k spanning trees for every rank.
 
   Attributes:
-    bound: Lower bound T* and the cut that gives it.
+    bound: Lower bound on an all-gather's time, and the cut that proves it.
     weight: Number of trees of each rank, k.
     trees: ``[chunk]``: tree that the chunk goes down, as the paths of its
       edges, parents first. The k chunks of a root are consecutive.
@@ -112,7 +112,7 @@ def forest(
   capacities = integer_capacities(topology)
   # A larger k rounds capacities less, but makes more and smaller chunks.
   tried = range(1, (max_weight or max(8, 128 // n)) + 1)
-  best: tuple[Fraction, int] | None = None  # (U y / k, k)
+  best: tuple[Fraction, int] | None = None  # (scale over its lower bound, k)
   for k in tried if weight is None else (weight,):
     limit = None if best is None else best[0]
     ratio = _smallest_scale(capacities, n, k, y, limit)
@@ -121,7 +121,7 @@ def forest(
     if best is not None and best[0] <= 1 + tolerance:
       break
   ratio, k = best
-  # ratio = U y / k, so U = ratio k / y.
+  # The ratio is that of the scale to its lower bound, k / y.
   chunks = _paths_of_trees(_scaled(capacities, ratio * k / y), n, k)
   # The time uses the real bandwidths, not the rounded capacities.
   loads = collections.Counter(
@@ -169,9 +169,9 @@ def _smallest_scale(
     capacities: int ``[node, node]``: capacities, not scaled.
     n: Number of ranks.
     k: Trees of each rank.
-    y: Rate of the cut bound. At U = k / y the trees would just fit without
-      rounding.
-    limit: Only ratios below this value are searched; None for no limit.
+    y: Largest rate that the tightest cut allows. At U = k / y the trees would
+      just fit without rounding.
+    limit: Only results below this value are searched; None for no limit.
 
   Returns:
     The ratio U y / k, at least 1; None if there is none below the limit.
@@ -186,9 +186,9 @@ def _smallest_scale(
   if suffices(least):
     return Fraction(1)
   values = sorted({int(c) for c in capacities[capacities > 0]})
-  # At this scale, U c exceeds its value at the least scale by at least 1 for
-  # every capacity c. Each rounded capacity is thus at least the exact capacity
-  # at the least scale, and the trees fit.
+  # At this scale, every scaled capacity exceeds that at the least scale by at
+  # least 1. Rounded down, it is thus at least the exact capacity at the least
+  # scale, and the trees fit.
   most = least + Fraction(1, values[0])
   if limit is not None:
     most = min(most, limit * least)
@@ -228,7 +228,7 @@ def build(
   """Builds any of the three collectives.
 
   Packed trees load no link more than the cut bound allows, but may be deep:
-  they are best for large messages, cut into pieces. Grown trees balance depth
+  they are best for large, pipelined messages. Grown trees balance depth
   against load for a given message size. `caatnet.studies.collectives.chosen`
   selects between them.
 

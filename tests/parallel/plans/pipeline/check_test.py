@@ -77,7 +77,7 @@ def another_microbatch(rng, t):
   new["microbatches"][tick, stage] += 1
   new["microbatches"][tick, stage] %= t.num_microbatches
   return replaced(t, **new), (
-    rf"stage {stage} \(.*repeats (tick \d+'s action|the same work)"
+    rf"stage {stage} \(.*(repeats tick \d+'s action|also has a BACKWARD)"
   )
 
 
@@ -99,7 +99,7 @@ def another_kind(rng, t):
   kinds = [k for k in Kind if k not in (Kind.IDLE, t.kinds[tick, stage])]
   new["kinds"][tick, stage] = rng.choice(kinds)
   return replaced(t, **new), (
-    rf"stage {stage} \(.*(repeats tick \d+|repeats the same work)|"
+    rf"stage {stage} \(.*(repeats tick \d+|also has a BACKWARD)|"
     "never runs "
   )
 
@@ -309,7 +309,7 @@ def test_cotangents_of_the_next_part_are_available_a_tick_later(kinds):
     check(schedule([first, first], *both))
   assert str(error.value) == (
     f"mine: tick 2, stage 0 ({kinds[0].name} of microbatch 0 in chunk 0): it "
-    "needs the result of stage 1, chunk 0, of tick 2"
+    "needs the result of stage 1, chunk 0, of tick 2, which is not earlier"
   )
 
 
@@ -336,7 +336,7 @@ def test_first_of_several_errors_is_named():
   )
   assert message(**{k: x[::-1] for k, x in columns(schedule).items()}) == (
     "1f1b: tick 10, stage 1 (FORWARD of microbatch 0 in chunk 0): it needs the "
-    "result of stage 0, chunk 0, of tick 11"
+    "result of stage 0, chunk 0, of tick 11, which is not earlier"
   )
   cut = columns(schedule)
   for array, idle in zip(cut.values(), (0, -1, -1), strict=True):
@@ -351,5 +351,5 @@ def test_whole_and_split_backward_of_a_microbatch_are_refused():
   tick, stage = np.argwhere(schedule.kinds == Kind.WEIGHT)[0]
   new = columns(schedule)
   new["kinds"][tick, stage] = Kind.BACKWARD
-  with pytest.raises(ValueError, match=r"INPUT .*repeats the same work"):
+  with pytest.raises(ValueError, match=r"INPUT .*also has a BACKWARD"):
     check(replaced(schedule, **new))

@@ -193,11 +193,11 @@ def test_builder_refuses_unsupported_topologies(name, topology, message):
   ("multitre", "schedule 'multitre' must be one of ring, .*mean multitree"),
   ("ring,weight=2", "ring's option 'weight' must be one of pieces"),
   ("optimal,wieght=2", "optimal's option 'wieght' .* did you mean weight"),
-  ("ring,pieces=1.5", "ring's pieces=1.5 must be of int$"),
-  ("ring,pieces=True", "ring's pieces=True must be of int$"),
-  ("multitree,farthest_first=1", "farthest_first=1 must be of bool$"),
-  ("optimal,trees=tall", "trees='tall' must be of 'packed', 'grown'$"),
-  ("optimal,weight=2.0", "weight=2.0 must be of int, NoneType$"),
+  ("ring,pieces=1.5", "ring's pieces=1.5 is not allowed; allowed are int$"),
+  ("ring,pieces=True", "ring's pieces=True is not allowed; allowed are int$"),
+  ("multitree,farthest_first=1", "first=1 is not allowed; allowed are bool$"),
+  ("optimal,trees=tall", "'tall' is not allowed; .* are 'packed', 'grown'$"),
+  ("optimal,weight=2.0", "2.0 is not allowed; allowed are int, NoneType$"),
 ])
 def test_options_in_text_have_the_types_of_the_builder(text, expected):
   if isinstance(expected, tuple):

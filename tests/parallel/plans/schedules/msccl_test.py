@@ -449,7 +449,7 @@ def test_wrong_sums_in_scratch_are_refused(sums, message):
       [(-1, 2, [("r", "i0", "i0")]), (-1, 0, [("rrc", "i0", "i0", 0, 0)])],
       [(0, 0, [("s", "i0", "i0"), ("r", "i0", "i0")]),
        (1, -1, [("s", "i0", "i0", 0, 1)])],
-    ]), "no order of rounds has the effect of these steps"),
+    ]), "no sequence of rounds gives the result of these steps"),
   ],
 )
 def test_invalid_files_are_refused(text, message):
