@@ -1,9 +1,9 @@
 """Evaluation of a composition of experts, and of its baselines.
 
 A held-out sequence consists of a prompt, which the router receives, and a
-completion. An expert is selected by the router ("routed"), by the true kind of
-the text ("oracle") or at random ("random"). The loss of a sequence is the mean
-loss of the selected expert over the tokens of the completion.
+completion. Each expert is trained on one kind of text. The expert of a sequence
+is selected by the router ("routed"), by the sequence's true kind ("oracle") or
+at random ("random"); its mean loss over the completion is the sequence's loss.
 
 Shape legend: N = sequences of a kind, T = tokens of a sequence.
 """
@@ -33,7 +33,7 @@ _CODES = ("whole", "int8", "int4")
 def router_of(
   workdir: epath.Path, options: Kinds, texts: Mapping[str, Text], seed: int
 ) -> Router:
-  """Returns the router of a seed; trains and stores it if there is none.
+  """Returns the stored router of a seed, or trains and stores one.
 
   Raises:
     ValueError: The stored router was trained with other options.
@@ -88,14 +88,15 @@ def of_seed(
     options: Section ``kinds``.
     texts: The texts by kind.
     stored: JSON file of the result; it is read if its options are the same.
-    with_forms: Whether to evaluate stored differences from the base, too.
+    with_forms: Whether to evaluate compressed experts, too, which are stored as
+      differences from the base.
 
   Returns:
-    Plain data: "options", on which the result depends; "losses" by model or way
-    of selection, then by kind, in nats per byte; "routed_right", the fraction
-    of sequences that the router assigns to their kind; "accuracy", the same for
-    prompts of several lengths; "parameters" by model; "sha256" of the texts;
-    and "forms", sizes and losses of stored differences.
+    Plain data: "options" of the evaluation; "losses" by model or selection
+    method, then by kind, in nats per byte; "routed_right", the fraction of
+    sequences that the router assigns to their kind; "accuracy", the same for
+    prompts of several lengths; "parameters", their number by model; "sha256" of
+    the texts; "forms", sizes and losses of the compressed experts.
   """
   used = {
     "models": sorted(folders), "prompt_bytes": options.prompt_bytes,
@@ -105,7 +106,7 @@ def of_seed(
     result = files.read_json(stored)
     if result.get("options") == used:
       return result
-  # Only "same" has other shapes than the base; the experts have the base's.
+  # Experts and "union" have the base's shapes; the baseline "same" is wider.
   experiment = {
     name: experiments.from_folder(path) for name, path in folders.items()
     if name in ("base", "same")
@@ -154,7 +155,7 @@ def of_seed(
     "forms": _forms(params, options, losses, texts) if with_forms else [],
   }
   records.write_json(stored, result)
-  return files.read_json(stored)  # with texts as keys
+  return files.read_json(stored)  # keys are strings, as in a resumed sweep
 
 
 def _windows(base: Experiment, folder: epath.Path) -> np.ndarray:
@@ -170,7 +171,7 @@ def _selected(
   each: Mapping[str, Mapping[str, np.ndarray]],
   chosen: Mapping[str, Sequence[str]],
 ) -> dict[str, dict[str, float]]:
-  """Returns mean losses by model or way to select an expert, and by kind.
+  """Returns mean losses by model or selection method, then by kind of text.
 
   Args:
     each: Losses ``[N]`` by model and kind.
@@ -220,7 +221,7 @@ def _forms(
   losses: Callable[[Any, str], np.ndarray],
   texts: Mapping[str, Text],
 ) -> list[dict[str, Any]]:
-  """Returns the experts' mean size in bytes and mean loss for each form."""
+  """Returns the experts' mean size and loss for each compressed form."""
   restore = jax.jit(differences.restore, static_argnames="form")
   base = params["base"]
   rows = []

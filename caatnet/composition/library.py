@@ -126,8 +126,8 @@ def put(
     name: Name of the expert.
     replaces: Whether to replace an existing expert of this name.
     path: The folder, or a file with all parameters.
-    kind: Kind of text; "" for none or, with ``replaces``, the old one. The
-      router selects an added expert only if none was fine-tuned for its kind.
+    kind: Kind of text; "" for none or, with ``replaces``, the old one. Of the
+      experts of a kind, the router prefers those with the origin "fine-tuned".
     description: Description; "" for none or, with ``replaces``, the old one.
 
   Raises:

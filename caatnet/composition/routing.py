@@ -92,8 +92,8 @@ def cut(
   """Returns a part of a document at a random position.
 
   Args:
-    documents: The documents; longer ones are drawn more often, such that all
-      bytes are equally frequent.
+    documents: The documents; each is drawn with a probability proportional to
+      its length.
     length: Length of the part in bytes; shorter documents are taken whole.
     generator: Source of randomness.
   """

@@ -186,7 +186,8 @@ def planned(
   if options.baselines:
     yield made(UNION, UNION, len(names) * options.expert_steps, True)
     same = made(SAME, UNION, steps + options.expert_steps, False)
-    # Adds as many parameters as the router has, 3 x width per hidden channel.
+    # Widens the MLPs by the router's number of parameters. A hidden channel of
+    # an MLP has 3 x width parameters.
     extra = (options.buckets + 1) * len(names)
     model = same.config.model
     model.ffn_width += math.ceil(extra / (3 * model.width * model.num_layers))
@@ -199,8 +200,8 @@ def write_library(
   """Writes the library of experts of finished runs.
 
   The library has the base and the fine-tuned experts of the first seed, then
-  experts of other seeds and earlier checkpoints, up to ``options.experts``. The
-  report does not depend on the latter.
+  experts of other seeds and earlier checkpoints, up to ``options.experts`` in
+  total. The report does not depend on other seeds' experts and checkpoints.
   """
   first = next(iter(runs))
   (base, *_) = runs[first]
@@ -227,7 +228,7 @@ def write_library(
 def _experts(
   runs: Mapping[int, list[Planned]], first: int
 ) -> Iterator[tuple[str, Planned, int, str]]:
-  """Yields name, run, step and origin of experts, the preferred ones first."""
+  """Yields name, run, step and origin of experts, best candidates first."""
   # "same" has other shapes than the base, so it cannot be an expert.
   usable = [x for of in runs.values() for x in of if x.name != SAME]
   tuned = [x for x in usable if x.name not in (BASE, UNION)]
@@ -250,7 +251,7 @@ def _train(one: Planned, mesh: Mapping[str, int] | None) -> None:
   """Trains a run unless it is finished."""
   done, steps = one.folder / "finished", f"{one.config.train.num_steps}\n"
   if done.exists():
-    if done.read_text() != steps:  # experts were initialised with its result
+    if done.read_text() != steps:  # it cannot continue: experts start from it
       raise ValueError(
         f"{one.folder} finished after {done.read_text().strip()} steps, but "
         f"the config has {steps.strip()}; use another --workdir"

@@ -66,7 +66,7 @@ def sizes_of(
   capacity: Capacity, contexts: np.ndarray,
   chunks: Sequence[tuple[int, int]], factor: int = 4,
 ) -> Sizes:
-  """Returns the bucketed sizes of a step's arrays.
+  """Returns a step's sizes, each rounded up to one of a few buckets.
 
   Args:
     capacity: Capacity of a replica.
@@ -81,7 +81,7 @@ def sizes_of(
   last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
   least = min(most, -(-buckets.SHORT // capacity.page_size))
   return Sizes(
-    # At least one decode, so that there are no programs without decodes.
+    # At least one, so that no program is compiled for steps without decodes.
     bucket(len(contexts) or 1, 1, capacity.batch, factor),
     bucket(len(chunks), 1, math.inf, buckets.CHUNK_FACTOR),
     bucket(
@@ -161,7 +161,8 @@ class Drawing:
   """Sampling parameters of all slots.
 
   Attributes:
-    filters: Whether a slot's request needs gathered logits, bool ``[B]``.
+    filters: Whether a slot's request uses top-k or top-p, for which the logits
+      of all ranks are gathered, bool ``[B]``.
     asked: Number of most probable tokens to return, int32 ``[B + 1]``; 0 in the
       last entry, which is for rows that draw nothing.
   """

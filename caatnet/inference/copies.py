@@ -4,9 +4,9 @@ A run consists of adjacent pages, the same ones in every layer. Its length is
 part of a program's shape, so runs should have few different lengths, as those
 of a buddy allocator do. A run is copied in pieces of k layers. All runs of a
 length have the same k, and the first layer is an argument, so there is one
-program per length. A piece is first copied on the device, before the next step
-is dispatched, since that step donates the cache. The copy is transferred to the
-host while later steps are computed.
+program per length. A piece of the cache is first copied on the device, since
+the next step, which is dispatched after that copy, donates the cache. The copy
+is transferred to the host while later steps are computed.
 
 Recurrent states, which are blocks of a fixed size, are copied in the same way
 (`HostStates`); a run of states belongs to one sequence or to neighbouring
@@ -32,9 +32,9 @@ from caatnet.inference.decoder import Decoder, replica_spec
 from caatnet.models.paged import Cache, CacheShape
 from caatnet.program import Program
 
-# Maximum bytes per device of a part of a copy, and of its staging buffer.
-# Reading a part delays a step by 0.1 ms at 1 TB/s. Each part waits for a step,
-# so smaller parts would take more steps (log/2026-11-27-copies-in-parts.md).
+# Maximum bytes per device of one part of a copy, and of its staging buffer.
+# Parts alternate with steps: a part delays a step by 0.1 ms at 1 TB/s, and
+# smaller parts would take more steps (log/2026-11-27-copies-in-parts.md).
 PART_BYTES = 64 << 20
 
 
@@ -113,7 +113,7 @@ class HostPages:
     size, num_layers = math.inf, self._decoder.cache_shape.num_layers
     for first, pages in runs:
       layer_bytes = len(pages) * self._block_bytes
-      # A divisor, so that all pieces of runs of n pages have one shape.
+      # A divisor of the number of layers: runs of n pages need one program.
       most = max(1, self.part_bytes // max(1, layer_bytes))
       num = max(
         k for k in range(1, num_layers + 1) if k <= most and not num_layers % k
@@ -176,7 +176,7 @@ class HostPages:
 
     Args:
       first: First page of the run.
-      count: n.
+      count: Number of pages of the run.
     """
     layers = self._decoder.cache_shape.num_layers
     arrays = [
@@ -198,8 +198,8 @@ class HostStates(HostPages):
   """Recurrent states in host memory, with the methods of `HostPages`.
 
   Block n of the cache is the state of the sequence in slot n. A sequence that
-  is preempted between two steps resumes from a copy of its block; a sequence
-  whose last token is withdrawn, from a copy of the block before that step.
+  is preempted between two steps resumes from a copy of its block. A sequence
+  whose last token is undone resumes from a copy made before that token's step.
   """
 
   _of_states = True

@@ -101,7 +101,7 @@ class Decoder:
         arrays, the cache is allocated when it is first used.
       capacity: Capacity of a replica.
       cache_shape: Cache of one rank.
-      nanobatches: How a step is cut into pieces; None for steps in one piece.
+      nanobatches: Rule that cuts steps into nano-batches; None not to cut them.
 
     Raises:
       ValueError: The cache does not fit in memory; with shapes instead of
@@ -141,8 +141,8 @@ class Decoder:
     capacity = self.capacity
     if not capacity.batch_invariant:
       return tuple(buckets.chunk_sizes(capacity.chunk, capacity.batch))
-    # Each row reads one token. Rows of one sequence share its pages, but a row
-    # cannot read the recurrent state after another row of the same step.
+    # With batch invariance each row of a step reads one token. Rows of one
+    # sequence can read its pages, but only one can read its recurrent state.
     most = 1 if self.cache_shape.states else capacity.batch
     return ((capacity.batch, most),)
 
@@ -363,7 +363,7 @@ def make_step(
 ):
   """Returns the jitted step, which donates the cache and the newest tokens.
 
-  With ``nanobatches`` a step is run in pieces: `caatnet.models.lm.pieces`.
+  With ``nanobatches`` a step's tokens are cut (`caatnet.models.lm.pieces`).
 
   Returns:
     A function ``(params, state, batch, sampling, asked, filters) -> (tokens,
@@ -377,7 +377,7 @@ def make_step(
     cache, latest = state
     d = batch.num_decodes
     known = batch.tokens[:d]
-    # A token of -1 is not known to the host: it is the newest one of its slot.
+    # A token of -1, not known to the host yet, is the newest one of its slot.
     newest = latest[jnp.maximum(batch.sequences[:d], 0)]
     tokens = batch.tokens.at[:d].set(jnp.where(known < 0, newest, known))
     logits, cache = model.decode(
@@ -391,7 +391,7 @@ def make_step(
     top = None if asked is None else (
       top_logprobs(logits, model.token_ids(), layout.tensor, asked)
     )
-    # Rows without a sequence have an index out of range and are dropped.
+    # Rows without a sequence get an index out of range: `set` drops them.
     kept = jnp.where(batch.sequences < 0, latest.shape[0], batch.sequences)
     latest = latest.at[kept].set(drawn, mode="drop")
     return drawn, logprobs, (cache, latest), top

@@ -12,7 +12,7 @@ import numpy as np
 
 from parallel.collectives import varying, varying_axes
 
-# The sign bit of a float32, and the first bit that is tried.
+# The sign bit of a float32, which the bisection in `highest` tries first.
 _TOP_BIT = np.uint32(1 << 31)
 
 

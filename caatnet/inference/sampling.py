@@ -122,8 +122,8 @@ def sample(
     def at_best(x):
       return jnp.take_along_axis(x, best[..., None], axis=-1)[..., 0]
 
-    # Best token of each rank with three floats, whose bits are passed as int32
-    # so that nothing is rounded: [R, 4, S].
+    # Best token of each rank, and three floats with their bits as int32, since
+    # one all-gather has one dtype: [R, 4, S].
     mine = jnp.stack(
       [
         jax.vmap(jnp.take)(token_ids, best),
@@ -141,7 +141,7 @@ def sample(
     noisy, shifted, normalisers = jnp.moveaxis(
       lax.bitcast_convert_type(ranks[:, 1:], jnp.float32), 1, 0
     )
-    winner = jnp.argmax(noisy, axis=0)[None]  # [1, S]; the first rank of equals
+    winner = jnp.argmax(noisy, axis=0)[None]  # [1, S]; if equal, first rank
     tokens = jnp.take_along_axis(ids, winner, axis=0)[0]
     chosen = jnp.take_along_axis(shifted, winner, axis=0)[0]
     return tokens, chosen - jnp.log(ordered_sum(normalisers.T))
@@ -253,8 +253,8 @@ def _noise_if(
   token_ids: jax.Array,
 ) -> jax.Array:
   """Returns Gumbel noise ``[R, S, V]``, 0 for sequences at temperature 0."""
-  # Cast here: inside the conditional, jax 0.10 under vmap would cast an operand
-  # a second time.
+  # Cast before the conditional: inside it, jax 0.10 under vmap would cast one
+  # operand twice.
   sampled, seed, positions, token_ids = same_axes(
     sampled, seed, positions, token_ids
   )

@@ -2,7 +2,7 @@
 
 Tokens arrive one at a time, and text is streamed. A stop string may span
 several tokens, so text that could be its beginning is held back until more text
-decides. The end of a sequence does not depend on how its text is split into
+has arrived. The end of a sequence does not depend on how its text is split into
 tokens.
 """
 
@@ -74,8 +74,8 @@ class StopStrings:
       if (start := text.find(string)) >= 0
     ]
     if ends:
-      # The string that is completed first: the result must not depend on how
-      # the text is split into pieces.
+      # The stop string that is complete first, so that the result does not
+      # depend on how the text is split into calls of `push`.
       _, start, self.found = min(ends)
       self._held = ""
       return text[:start]

@@ -165,8 +165,8 @@ def conversion(
     }
 
   def store(p: Parameter, x: jax.Array) -> Any:
-    # Only matrices that are used in one product: to look up a few rows of an
-    # embedding table, the whole table would be decoded.
+    # Only matrices whose one use is a product are coded: looking up rows of an
+    # embedding table would decode the whole table.
     product_only = p.decays and p.uses == p.regathered == 1
     if coded and product_only:
       return Coded.encode(x, p.dtype)

@@ -1,9 +1,9 @@
 """Families of published models that are supported, and their config files.
 
-A config file is interpreted as by the library that publishes it: a missing key
-has that family's default (transformers 5.23, `configuration_llama.py` and the
-corresponding files). Rotary positions have two formats: ``rope_parameters``
-since version 5, ``rope_theta`` and ``rope_scaling`` before.
+A config file is interpreted as by the transformers library: a missing key has
+the default of its family (5.23, `configuration_llama.py` and the corresponding
+files). Rotary positions have two formats: ``rope_parameters`` since
+transformers 5, ``rope_theta`` and ``rope_scaling`` before.
 """
 
 from collections.abc import Mapping
@@ -55,10 +55,10 @@ _FIXED = {
 }
 
 
-# Values of `layer_types`, and the upper bound of numbers.
+# Allowed values of `layer_types`, and the largest float that a key may have.
 _LAYERS = ("full_attention", "sliding_attention")
 _LARGEST = sys.float_info.max
-# Largest sizes: of a dim, of the number of heads or layers, and of positions.
+# Largest dim, largest number of heads or layers, largest number of positions.
 _MOST, _MAX_HEADS, _MAX_POSITIONS = 2**24, 2**14, 2**31 - 1
 
 
@@ -111,7 +111,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     "tied_embeddings": reader.flag("tie_word_embeddings"),
   }
   head_width = reader.count("head_dim", family.head_width or width // heads)
-  # 0 stands for width / heads in our config.
+  # 0 stands for width / heads in config.model.head_width.
   equal = head_width * heads == width
   section["head_width"] = 0 if equal else head_width
   section["sliding_window"] = _window(family, reader, num_layers)

@@ -1,10 +1,10 @@
 """Conversion between Hugging Face's folders and a run's folder.
 
 A published folder contains ``config.json``, safetensors files, and the files of
-its tokenizer. A run's folder that was converted from one contains, in addition
-to the files of every run, the file `ORIGIN` with the source's config and
-dtypes, and all files of the tokenizer. Tensors are converted one by one: at
-most the tensors of one layer's parameter are in memory.
+its tokenizer. A run's folder that was converted from one also contains the file
+`ORIGIN` with the published config and dtypes, and all files of the tokenizer.
+Tensors are converted one by one: at most the tensors of one parameter of one
+layer are in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

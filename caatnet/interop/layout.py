@@ -27,7 +27,7 @@ class PublishedTensor:
     shape: Published shape.
     dim: Published dim that is sharded over ranks; None if every rank has the
       whole tensor.
-    cut: Size of that dim on a rank, with padding on the last ranks.
+    cut: Size of dim ``dim`` on one rank; the last ranks may have padding.
     transposed: Whether the dims of our matrix are in the opposite order.
     repeats: Number of times that each group of ``unit`` rows is repeated.
     unit: Rows of a key/value head.
@@ -87,8 +87,8 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
   query heads. The query heads and their order do not change, so attention
   computes the same result. Heads are padded to a multiple of ``ranks``.
 
-  The choice gives a rank the fewest key/value heads and, among equal numbers,
-  the fewest query heads.
+  The number of repetitions is chosen to give a rank the fewest key/value heads;
+  of several such numbers, the one that gives it the fewest query heads.
 
   Args:
     num_heads: Number of query heads.

@@ -1,11 +1,11 @@
 """Safetensors files of a folder, read and written one tensor at a time.
 
-Reading uses the library, which checks a file's header against its size. It
-reads one tensor at a time, and the file is closed in between, since the pages
-of a mapped file count as memory of this process. Writing is implemented here,
-since the library takes all tensors of a file at once. A folder that this module
-wrote has a file `CHECKSUMS` with the CRC-32 of each tensor and of each other
-file; other programs ignore it.
+Reading uses the safetensors library, which checks a file's header against its
+size. It opens and closes the file for each tensor, since the pages of a mapped
+file count as memory of this process. Writing is implemented here, since the
+library takes all tensors of a file at once. A folder that this module wrote has
+a file `CHECKSUMS` with the CRC-32 of each tensor and of each other file; other
+programs ignore it.
 
 Source of the format: huggingface.co/docs/safetensors.
 """
@@ -122,7 +122,7 @@ def _find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
     tensors, problems = _of_file(path)
     wrong += problems
     listed = {name for name, place in place_of.items() if place == shard}
-    # A damaged shard lists no tensors: one message suffices.
+    # A damaged shard has its own message, so its tensors are not also missing.
     lacking = set() if problems else listed - set(tensors)
     wrong += [f"{shard} lacks {name}" for name in sorted(lacking)]
     wrong += [

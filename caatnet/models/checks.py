@@ -1,7 +1,7 @@
 """Validation of a model against `caatnet.models.protocol.Model`.
 
-`check` compares shapes only and initialises no parameters. `check_scores` reads
-types while a program is traced. Each error is one line with the wrong member.
+`check` compares shapes and initialises no parameters. `check_scores` checks the
+types of scores while a program is traced. Each error names the wrong member.
 """
 
 from collections.abc import Iterator

@@ -17,9 +17,8 @@ class Modules(abc.ABC):
   """Base class of models that are a sequence of NNX modules.
 
   It defines a part of `caatnet.models.protocol.Model`. The parameters are a
-  dict, name of a module -> its parameters. They are not divided over tensor
-  ranks, of which there is only one. A subclass defines
-  `_makers`, and ``stacks`` if some modules are stacks of layers.
+  dict from each module's name to its parameters. There is one tensor rank. A
+  subclass defines `_makers`, and ``stacks`` if some modules are stacks.
   """
 
   dtype: str

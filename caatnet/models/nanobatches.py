@@ -1,7 +1,7 @@
-"""Nano-batches: a decoding step in pieces, over contiguous ranges of tokens.
+"""Nano-batches: contiguous ranges (*pieces*) of the tokens of a decoding step.
 
 A piece's products run during the reduction of another piece. A step is cut
-between sequences, or within a prompt chunk if its borders are not near: the
+between sequences. If no border is near, it is cut within a prompt chunk: the
 second part of the chunk then attends to its first part in the cache.
 """
 
@@ -21,10 +21,10 @@ _MOVES = 1 / 8
 
 @dataclasses.dataclass(frozen=True)
 class Nanobatches:
-  """Rule by which decoding steps are cut into pieces.
+  """Rule by which decoding steps are cut into nano-batches.
 
   Attributes:
-    sizes: Function from a step to the numbers of tokens of its pieces.
+    sizes: Function from a step to the numbers of tokens of its nano-batches.
     ordered: Whether collectives are ordered by data flow, as on CPUs
       (`parallel.collectives.in_turn`).
   """
@@ -36,7 +36,7 @@ class Nanobatches:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Piece(Batch):
-  """Contiguous tokens of a step; ``rows`` and ``sequences`` are empty.
+  """Nano-batch: contiguous tokens of a step; no ``rows`` and ``sequences``.
 
   Attributes:
     runs: A pair for each run of consecutive sequences with equally many tokens
@@ -58,10 +58,10 @@ class Piece(Batch):
 
 
 def even(tokens: int, count: int) -> tuple[int, ...]:
-  """Returns the sizes of ``count`` pieces, which differ by at most one token.
+  """Returns sizes of ``count`` nano-batches, which differ by at most one token.
 
   Raises:
-    ValueError: There are more pieces than tokens.
+    ValueError: There are more nano-batches than tokens.
 
   Example:
     >>> even(11, 4)
@@ -77,7 +77,7 @@ def even(tokens: int, count: int) -> tuple[int, ...]:
 
 
 def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
-  """Cuts a step into pieces.
+  """Cuts a step into nano-batches, near the requested sizes.
 
   Args:
     batch: The step.
@@ -87,7 +87,7 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
     The pieces, in that order; each token is in one of them.
 
   Raises:
-    ValueError: The sizes are not those of this step.
+    ValueError: The sum of the sizes is not the step's number of tokens.
   """
   total = batch.tokens.shape[0]
   if sum(sizes) != total or min(sizes) < 1:

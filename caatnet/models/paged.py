@@ -69,9 +69,8 @@ class Component(NamedTuple):
   """One component of a cache, as a scheduler sees it.
 
   Attributes:
-    paged: Whether the component has pages, whose number grows with a sequence
-      and which sequences may share. If not, a sequence has one block, at the
-      index of its slot.
+    paged: Whether the component has pages, which sequences may share. If not,
+      each sequence has one block, at the index of its slot.
     num_blocks: The number of pages, or of states.
     block_bytes: Bytes of one page or state on one rank, over all layers.
   """
@@ -86,7 +85,7 @@ class CacheShape:
   """Sizes, memory layout and attention kernels of a cache.
 
   A cache without keys and values has no paged component. Its pages take no
-  memory, but they still number positions, to which `Batch.places` refers.
+  memory; they only define the indices in `Batch.places`.
 
   Attributes:
     num_layers: Layers of the model.
@@ -196,8 +195,8 @@ class Batch:
   padded at its end. All arrays are int32.
 
   Attributes:
-    tokens: ``[N]``. -1 in a decode stands for the token that was sampled last
-      for its sequence, which may still be on the device only.
+    tokens: ``[N]``. In a decode -1 stands for the newest sampled token of its
+      sequence, which the host may not know yet.
     positions: ``[N]``, each token's position in its sequence, ascending by one
       within a chunk; -1 for a decode slot without a sequence.
     places: ``[N]``, the cache slot for the token's keys and values, ``page *
@@ -362,7 +361,7 @@ class Cache:
 
   @property
   def _lead(self) -> tuple[int, ...]:
-    """Dims of pages before those of one rank."""
+    """Sizes of the leading dims of pages, before those of one rank."""
     x = self.pages.data[0]
     return x.shape[: x.ndim - len(self.shape.pages().data[0].shape)]
 
@@ -375,7 +374,7 @@ class Cache:
     if not self.shape.keeps_dims:
       return False
     lead = self._lead
-    # Without a dim of levels, a step is mapped over several replicas.
+    # Pages without dims of data-parallel levels are in a `vmap` over replicas.
     first = len(lead) + (len(lead) > 1 and max(lead) == 1)
     return any(1 in x.shape[first:] for x in jax.tree.leaves(self.pages))
 

@@ -1,9 +1,9 @@
 """Model protocol: the interface between models and all other code.
 
 Training, partitions, outer loops, checkpoints, ledgers and studies use a model
-through this protocol only. A model is a function of its parameters and has no
-other state between steps, such as running means. Therefore averaging parameters
-averages models, and a partition of the parameters partitions the model.
+through this protocol only. A model has no state besides its parameters, such as
+running means. Therefore averaging parameters averages models, and a partition
+of the parameters partitions the model.
 
 A new architecture is one file or folder here with a class that has these
 members, and one row in `caatnet.config.model`.
@@ -45,10 +45,9 @@ class Parameter:
       which stages own in the order of the pipeline's chunks; a later dim is cut
       into contiguous slices in stage order. None if every stage has the whole
       parameter.
-    cast: Whether an access without a partition casts it to ``dtype``. False
-      for functions that cast it themselves: without a partition they read
-      float32, so that, for example, cotangents of an embedding table are
-      summed in float32.
+    cast: Whether `Access` casts the parameter to ``dtype``. If False, functions
+      read float32 and cast it themselves, so that, for example, cotangents of
+      an embedding table are summed in float32.
   """
 
   spec: PartitionSpec
@@ -259,8 +258,8 @@ class LanguageModel(Model, Protocol):
       cache: Cache of earlier tokens, with the shape of `cache_shape`.
       batch: The step's tokens.
       access: Reads the parameters for the model's functions.
-      nanobatches: Rule that cuts the step into pieces, so that the reduction of
-        a piece runs during products of another; None to run the step whole.
+      nanobatches: Rule that cuts the step into nano-batches, so that each one's
+        reductions run during another one's products; None not to cut it.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,

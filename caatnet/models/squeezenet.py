@@ -41,8 +41,8 @@ _FIRES = (
   (16, 64, 64), (16, 64, 64), (32, 128, 128), (32, 128, 128),
   (48, 192, 192), (48, 192, 192), (64, 256, 256), (64, 256, 256),
 )
-# Numbers of convolutions (1: the first one, 2: the first fire module) after
-# which a pooling follows.
+# Parts that a pooling follows; 1 is the first convolution, 2 to 9 are the fire
+# modules.
 _POOLED = (1, 4, 8)
 _MIN_SIDE = 21
 

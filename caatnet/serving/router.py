@@ -56,9 +56,9 @@ class Router:
   def route(self, prompt: bytes, entries: Sequence[Entry]) -> str:
     """Returns the name of the expert for a prompt.
 
-    It is an expert of the most probable kind that experts have: the first one
-    that was fine-tuned, in the order of the library, or the first one of
-    another origin if none was.
+    The kind of text is the most probable one for which the library has an
+    expert. Of several experts of this kind, it is the first fine-tuned one in
+    the library's order, or the first one if none is fine-tuned.
 
     Args:
       prompt: The prompt's text.

@@ -7,10 +7,10 @@ projection:
     forward:  n H (embedding) + sum over projections of n k + O(n) (softmax)
     backward: n H (stack entry) + sum over projections of n k
 
-All are all-reduces; with the route "one_shot", row-parallel projections
+All are all-reduces; with ``sync.route`` "one_shot", row-parallel projections
 all-gather operands of the same size instead. Full rematerialisation repeats a
 layer's first row-parallel projection in the backward, and that of the MLP if
-its update is carried into the next layer. Once per step there are (2 L + 1) H
+its reduction is deferred to the next layer. Once per step there are (2 L + 1) H
 elements for gradients of the norms' gains, the gradients of other parameters
 that every rank has whole (`StackConfig.gains`), and one element per sliced
 parameter for the gradient norm.
@@ -21,7 +21,7 @@ its slice of the logits of the requested rows. Communication of sampling from
 these slices is not counted here.
 
 Source: Lamprecht et al., arXiv 2506.19645, section 3. Tests compare these
-formulas with the ledger of the lowered program.
+formulas with the collectives in the lowered program (`parallel.ledger`).
 """
 
 import collections
@@ -31,7 +31,7 @@ from caatnet.models.lm.config import StackConfig
 from caatnet.models.protocol import Reduction
 from parallel.tensor.partial_sync import PartialSync
 
-# Route of a row-parallel projection that is one collective -> kind of it.
+# `PartialSync.route`, if it is a single collective -> kind of that collective.
 _KINDS = {"psum": "all_reduce", "one_shot": "all_gather"}
 
 
@@ -56,7 +56,7 @@ def tensor_reductions(
     Number of runs of each collective per step.
 
   Raises:
-    ValueError: If the route of a row-parallel projection is not one collective.
+    ValueError: The ``route`` of a sync policy is neither "psum" nor "one_shot".
   """
   tokens = (data_lanes, batch_size, seq_len)
   width, dtype = config.width, config.dtype
@@ -66,7 +66,7 @@ def tensor_reductions(
     count[Reduction(phase, dtype, tuple(shape), kind)] += accumulation
 
   add("forward", dtype, *tokens, width)  # embedding
-  # Transpose of the stack's entry, which is the identity in the forward.
+  # The entry of the stack is the identity in the forward; its transpose sums.
   entry = config.syncs[0][0].backward_dtype or dtype
   add("backward", entry, *tokens, width)
   for layer, syncs in enumerate(config.syncs):
@@ -110,7 +110,7 @@ def decoding_reductions(
     Number of runs of each collective per step, without those of sampling.
 
   Raises:
-    ValueError: If the route of a row-parallel projection is not one collective.
+    ValueError: The ``route`` of a sync policy is neither "psum" nor "one_shot".
   """
   dtype, count = config.dtype, collections.Counter()
   count[Reduction("forward", dtype, (tokens, config.width))] += 1

@@ -43,8 +43,8 @@ class StackConfig:
     init_std: Standard deviation of all matrices at initialisation. Output
       projections use it divided by sqrt(2 layers), as GPT-2 and Megatron-LM do.
     unroll: Layers per iteration of the scan.
-    carry: Whether the MLP's row-parallel projection may leave its reduction to
-      the first norm of the next layer, on routes with a kernel that fuses both.
+    carry: Whether the MLP's reduction may be deferred to the first norm of the
+      next layer, if ``route`` of the sync policy has a kernel that fuses both.
   """
 
   vocab_size: int

@@ -2,17 +2,18 @@
 
 The module has an embedding, a stack of equal layers, a norm and a head.
 Embedding, head and cross-entropy are cut over tensor ranks along the
-vocabulary. A forward has one all-reduce of full width at the embedding, two
-partial ones per layer, and none at the head. The backward's all-reduce of full
-width is at the entry of the stack of layers.
+vocabulary. A forward has one all-reduce of all channels at the embedding, two
+all-reduces of a fraction of the channels per layer, and none at the head. The
+backward's all-reduce of full width is at the entry of the stack of layers.
 
 A subclass defines its blocks and their sequence mixer (`mixer`): attention or a
 recurrence.
 
 Source, for the placement of the reductions: Lamprecht et al., arXiv 2506.19645.
 
-Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
-T = position, H = width, V = vocabulary of one rank.
+Shape legend: L = layers, R = lanes, the tensor ranks of one device (outside
+shard_map: all ranks), B = batch, T = position, H = width, V = vocabulary of one
+rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -102,7 +103,7 @@ class LanguageModule(nnx.Module):
     raise NotImplementedError
 
   def carries(self, syncs: stack.Syncs) -> bool:
-    """Returns whether a block may leave its update to the next block's norm."""
+    """Returns whether the next block's norm may reduce a block's MLP update."""
     return False
 
   @property
@@ -143,7 +144,7 @@ class LanguageModule(nnx.Module):
       cache: Cache of earlier tokens.
       batch: The tokens.
       access: Reads the parameters.
-      nanobatches: Rule that cuts the step into pieces; None to run it whole.
+      nanobatches: Rule that cuts the step's tokens into nano-batches, or None.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
@@ -166,7 +167,7 @@ class LanguageModule(nnx.Module):
     self, params: Any, cache: Cache, batches: Sequence[Batch], access: Access,
     ordered: bool,
   ) -> tuple[Any, Stream, Cache]:
-    """Runs embedding and blocks on the pieces of a step.
+    """Runs embedding and blocks on the nano-batches of a step.
 
     Returns:
       The head's parameters, the stream of all tokens, and the cache.
@@ -219,7 +220,7 @@ class LanguageModule(nnx.Module):
     return stack.narrowed(x, self.config.syncs[0], self.config.width, access)
 
   def some_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
-    """Runs the given blocks, which must have equal sync policies."""
+    """Runs the blocks in ``params``, which must have equal sync policies."""
     graph = nnx.graphdef(self.blocks)
     syncs, policy = self.config.syncs[0], REMAT_POLICIES[self.config.remat]
 

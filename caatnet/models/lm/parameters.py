@@ -4,7 +4,7 @@ Every parameter is initialised in its *dense* form and then cut into one slice
 per rank. So at p = 1, where all channels are synchronised, the model does not
 depend on the number of ranks.
 
-Shape legend: L = layers, R = lanes (ranks outside shard_map), H = width.
+Shape legend: L = layers, R = tensor ranks, H = width.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ class Sharded(nnx.Param):
 
 
 class Bias(Sharded):
-  """`Sharded` parameter without weight decay: a bias, or a matrix of rates."""
+  """`Sharded` parameter without weight decay, such as a bias."""
 
 
 class Wide(Bias):
-  """`Bias` that functions read in float32."""
+  """`Bias` that functions read in float32, not in the dtype of activations."""
 
 
 def cut_size(size: int, ranks: int) -> int:
@@ -145,8 +145,7 @@ def row_scales(
 def check_padding(size: int, key: str, ranks: int) -> None:
   """Checks that padding to equal slices adds fewer zeros than there are values.
 
-  A rank may have only padding: its outputs, and the gradients of its slice, are
-  zero.
+  A rank may have only padding, whose outputs and gradients are zero.
 
   Args:
     size: Value of the key.
@@ -154,7 +153,8 @@ def check_padding(size: int, key: str, ranks: int) -> None:
     ranks: The number of tensor ranks.
 
   Raises:
-    ValueError: If it adds as many or more; the message lists ranks that fit.
+    ValueError: If padding adds as many zeros as values or more; the message
+      lists numbers of ranks that fit.
   """
   if fits(size, ranks):
     return

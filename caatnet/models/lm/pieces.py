@@ -1,12 +1,11 @@
 """Layers of a decoding step in nano-batches, with their reductions in order.
 
-At most one reduction runs at any time. The column-parallel products of a piece,
-and its attention, run during the reduction of the previous piece, which ends
-before this piece's row-parallel product. So the last reduction of a layer runs
-during the first products of the next layer, and its operand is carried to the
-next iteration of the scan.
-`parallel.plans.nanobatches.nanobatch` times the same order of products and
-reductions.
+A *piece* is one nano-batch: some of a step's tokens. At most one reduction runs
+at any time. The column-parallel products and the attention of a piece run
+during the reduction of the previous piece, which ends before this piece's
+row-parallel product. So a layer's last reduction runs during the first products
+of the next layer, and its operand is carried to the next iteration of the scan.
+`parallel.plans.nanobatches.nanobatch` times the same order of operations.
 
 The end of a reduction is ordered before the row-parallel product, so that
 attention or the MLP's first product can run during it. XLA:TPU starts a
@@ -51,11 +50,11 @@ Halves = Callable[[Any, Syncs], Sequence[Half]]
 
 
 class Order(NamedTuple):
-  """Executor of sums over ranks, one after another.
+  """Executor of sums over tensor ranks, of which only one runs at a time.
 
   Attributes:
     axis: The tensor axis.
-    ordered: Argument of `parallel.collectives.in_turn`.
+    ordered: Whether data flow orders them (`parallel.collectives.in_turn`).
   """
 
   axis: Axis
@@ -106,9 +105,8 @@ def run(
     xs: Stream of each piece. There are at least two pieces: a single one would
       read its stream before its own reduction has ended.
     state: The cache, and the index of the next layer.
-    mixes: The sequence mixer of each piece.
-    config: Width, sync policies of the layers, and layers per iteration of a
-      scan.
+    mixes: The sequence mixer (such as attention) of each piece.
+    config: Width, sync policies of the layers, and layers per scan iteration.
     access: Reads the parameters of the layers.
     order: Order of the sums.
 
@@ -132,8 +130,8 @@ def run(
 
     xs = [narrowed(x, alike, config.width, access) for x in xs]
     with jax.named_scope("blocks"):
-      # Outside of the scan: before the first layer no update is pending, so the
-      # type of the carry differs.
+      # The first layer runs outside of the scan: no update is pending before
+      # it, so its carry has another type.
       carried = numbered(start, (xs, None, state))
       if isinstance(params, tuple):
         for index in others:
@@ -157,8 +155,8 @@ def _layer(
 
   Args:
     halves: Halves of the layer.
-    carried: The streams of the pieces; the update of the last piece by the
-      layer before, which is neither summed nor added, or None; and the state.
+    carried: The streams of the pieces; the previous layer's update of the last
+      piece, not yet summed over ranks or added, or None; and the state.
     mixes: The sequence mixer of each piece.
     syncs: Sync policies of the halves.
     order: Order of the sums.
@@ -167,13 +165,13 @@ def _layer(
     Values like ``carried``, after this layer.
   """
   xs, left, (cache, index) = carried
-  xs, sync = list(xs), syncs[-1]  # `sync`: that of the update `left`
+  xs, sync = list(xs), syncs[-1]  # `sync`: policy of the pending update `left`
   for half, next_sync in zip(halves, syncs, strict=True):
     for i, mix in enumerate(mixes):
-      before = i - 1  # -1: the last piece, in the half before this one
+      before = i - 1  # -1: the last piece, whose update is of the previous half
       if i:
-        # A piece writes the cache after the one before it has read it:
-        # otherwise XLA copies the cache.
+        # A piece writes the cache only after the previous piece has read the
+        # cache; otherwise XLA would copy it.
         xs[i], left = order.after(xs[i], left)
       if left is not None:
         with jax.named_scope(scope(before % len(xs))):
@@ -188,5 +186,5 @@ def _layer(
           xs[before] = xs[before] + total
         left = half.rows(y)
       sync = next_sync
-  # The last stream still lacks the update `left`; no other one is pending.
+  # Only the last stream has a pending update, `left`.
   return [x.resolved() for x in xs], left, (cache, index + 1)

@@ -46,10 +46,10 @@ def run(
 
   Consecutive layers with equal sync policies are scanned together. The carry of
   a scan must keep its type. The type of a stream includes the number of shared
-  channels and the policy of a pending update. So the stream is narrowed before
-  the scan, to the smallest number of channels that the layers share. If layers
-  leave an update pending, the first of them runs before the scan, since its
-  input has no pending update, or one of another policy.
+  channels (equal on all ranks) and the policy of a pending update (not reduced
+  yet). So the stream is narrowed before the scan, to the smallest number of
+  shared channels. If layers leave an update pending, the first one runs before
+  the scan: its input has no pending update, or one of another policy.
 
   Args:
     layer: A function ``(params, (x, state), syncs) -> (x, state)``.

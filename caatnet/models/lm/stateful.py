@@ -71,7 +71,7 @@ class StatefulConfig(StackConfig):
 
   @functools.cached_property
   def _layer(self) -> list[nnx.Variable]:
-    """Parameters of a layer on one rank, where none has padding."""
+    """Parameters of one layer for a single rank, where nothing is padded."""
     layer = nnx.eval_shape(
       lambda: Block(
         self, Axis("tensor", 1), jnp.ones((2, self.width)), nnx.Rngs(0)

@@ -4,8 +4,8 @@ The embedding has one all-reduce of full width over the tensor axis and the head
 has none; the losses of `caatnet.models.lm.losses` reduce a few numbers per
 token. Pipeline stages may cut the vocabulary further.
 
-Shape legend: R = lanes (ranks outside shard_map), B = batch, T = position,
-H = width, V = vocabulary of one rank, G = stages of a device.
+Shape legend: R = lanes (the tensor ranks of one device), B = batch, T =
+position, H = width, V = vocabulary of one rank, G = stages of a device.
 """
 
 from collections.abc import Callable
@@ -74,8 +74,8 @@ class Vocabulary:
   def logits(self, last: Any, x: Stream) -> jax.Array:
     """Computes each rank's slice of the logits, float32 ``[R, B, T, V]``.
 
-    Each rank computes its slice from its own stream. If only a part of the
-    channels is synchronised, the streams of ranks differ in the others.
+    Each rank computes its slice from its own stream; streams differ between
+    ranks in channels that are not synchronised.
 
     Args:
       last: The final norm's gain, and the table of the head.

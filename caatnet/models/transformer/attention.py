@@ -120,10 +120,11 @@ def resolve(
 def _blockwise(
   q: jax.Array, k: jax.Array, v: jax.Array, window: int
 ) -> jax.Array:
-  """Computes attention one block of queries at a time, over visible keys."""
+  """Computes attention by blocks of queries, each over the keys it may see."""
   batch, num_positions, num_heads, head_width = q.shape
   num_groups = k.shape[2]
-  # In float32, queries are scaled: scores have more elements.
+  # In float32 the queries are scaled instead of the scores, which have more
+  # elements.
   scale = head_width**-0.5
   if q.dtype == jnp.float32:
     q, scale = q * scale, 1.0

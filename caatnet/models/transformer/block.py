@@ -2,8 +2,8 @@
 
 Both are between a column-parallel and a row-parallel projection.
 
-Shape legend: R = lanes (ranks outside shard_map), B = batch, T = position, H =
-width.
+Shape legend: R = lanes (the tensor ranks of one device), B = batch, T =
+position, H = width.
 """
 
 from collections.abc import Callable
@@ -99,16 +99,16 @@ class Block(nnx.Module):
       attend: Attention of all lanes.
 
     Returns:
-      The stream, in which the MLP's update is pending only if `carries`, and
-      attention's state.
+      The stream, in which the MLP's update may be not reduced yet (`carries`),
+      and attention's state.
     """
     sync_attention, sync_mlp = syncs
     axis, kernels = self.axis, self.config.kernels
     with jax.named_scope("attention"):
       x, y, state = self._attended(x, state, attend)
       x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
-      # This column-parallel projection adds attention's update, and a fused
-      # kernel also reduces it; so profiles and ledgers assign it to attention.
+      # This projection first adds attention's update, and a fused kernel also
+      # reduces it, so profiles count the projection as attention.
       x, gate_and_up = self._gate_and_up(x)
     with jax.named_scope("mlp"):
       y = self._gated(gate_and_up)

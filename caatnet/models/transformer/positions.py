@@ -37,8 +37,8 @@ class Llama3:
   """Frequency scaling of Llama 3.1: only long wavelengths are stretched.
 
   A wavelength with more than ``high`` periods in the original context is
-  unchanged, one with less than ``low`` periods is multiplied by the factor, and
-  in between the frequency is interpolated.
+  unchanged. One with less than ``low`` periods is multiplied by the factor. In
+  between, frequencies are interpolated.
 
   Source: `apply_scaling` in the published code of Llama 3.1
   (github.com/meta-llama/llama-models, models/llama3/model.py).
