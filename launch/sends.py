@@ -31,9 +31,7 @@ _MORE = {
 }
 flags.DEFINE_string("program", None, "The program, also without --program=.")
 flags.DEFINE_integer("devices", 1, "Number of virtual CPU devices.", 1, 4096)
-flags.DEFINE_string(
-  "rates", "", "Device whose times are predicted; --target's or h100 if unset."
-)
+flags.DEFINE_string("rates", "", "Device for times: --target's, or h100.")
 flags.DEFINE_string("chakra", "", "Folder for execution traces of all devices.")
 flags.DEFINE_string("calibrate", "", "File to write rates of --profile to.")
 
