@@ -41,12 +41,12 @@ class Planner:
     Range(2, 8, whole=True),
   )
   positions: tuple[int, ...] = field(
-    (2048, 16_384), "Sequence lengths of the regret test, each with all values "
-    "of sizes and executions in turn.", COUNT,
+    (2048, 16_384), "Sequence lengths of the regret test; each is combined "
+    "with all executions, and these with all sizes.", COUNT,
   )
   executions: tuple[str, ...] = field(
-    ("events", "lockstep"), "Execution models of stages in the regret test, "
-    "each with all values of sizes in turn.",
+    ("events", "lockstep"), "Execution models of pipeline stages in the regret "
+    "test; each is combined with all sizes.",
   )
   layers: int = field(8, "Layers of the regret test's model.", COUNT)
   batch_size: int = field(16, "Sequences per step in the regret test.", COUNT)

@@ -167,7 +167,7 @@ def _shared(
   items: Sequence[Any],
   what: str,
 ) -> list[dict[str, Any]]:
-  """Measures graphs, which are distributed over several processes."""
+  """Returns ``measure(item)`` of each topology or seed, in some processes."""
   found = scripts.shared(measure, items, options.processes)
   return list(timing.progress(found, what, len(items)))
 

@@ -50,11 +50,12 @@ Halves = Callable[[Any, Syncs], Sequence[Half]]
 
 
 class Order(NamedTuple):
-  """Executor of sums over tensor ranks, of which only one runs at a time.
+  """Computes the all-reduces of nano-batches, if wanted one after another.
 
   Attributes:
     axis: The tensor axis.
-    ordered: Whether data flow orders them (`parallel.collectives.in_turn`).
+    ordered: Whether artificial data dependencies make each all-reduce end
+      before the next one starts (`parallel.collectives.in_turn`).
   """
 
   axis: Axis

@@ -14,9 +14,10 @@ _WINDOW = 64
 class MeasuredCosts:
   """Cost estimates (`executor.Costs`) from recent measurements; 0 without any.
 
-  The time of a copy is a * runs + b * pages, fitted by least squares. A chunk
-  lengthens a step by a time per token: the median over steps with chunks of
-  (time - median time of steps without chunks) / tokens of the chunks.
+  A copy of pages in some contiguous runs takes a * num_runs + b * num_pages
+  seconds; a and b are fitted by least squares. A prompt chunk lengthens a step
+  by seconds per token: the median, over steps with chunks, of (time - median
+  time of steps without chunks) / tokens of the chunks.
   """
 
   def __init__(self) -> None:

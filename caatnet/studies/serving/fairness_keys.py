@@ -39,7 +39,8 @@ class Client:
     1, "Strict priority; lower is served earlier.", COUNT_OR_NONE
   )
   backlogged: bool = field(
-    True, "Whether its service is compared with other clients' service."
+    True, "Whether the client is meant to have waiting requests at all times; "
+    "the service of such clients is compared.",
   )
 
 

@@ -34,15 +34,16 @@ TODAY = "recompute, pages found"
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates both settings and the supplementary comparisons.
+  """Simulates the paper's setting, replays of traces, and two comparisons.
 
   Args:
     config: Config like configs/serving/fastswitch.py, as nested dicts.
 
   Returns:
     Plain data: "sessions" and "traces", a row for each arm (method) and load;
-    "seeds", the cost model compared with its alternatives; "shares", partial
-    sync; "machine" and "loads", the assumptions.
+    "seeds", the cost model and its two alternatives for each seed of Poisson
+    arrivals; "shares", a row for each p of partial synchronisation; "machine"
+    and "loads", the assumptions.
 
   Raises:
     ValueError: A trace cannot be read, or the machine is invalid.
@@ -180,7 +181,7 @@ class _Study:
   def shares(
     self, loaded: Mapping[str, tuple[list[Arrival], int]]
   ) -> list[Cell]:
-    """Returns cells with partial sync of tensor ranks, without preemption."""
+    """Returns a simulation for each p of the tensor ranks; none preempts."""
     config, name = self._config, self._config["seeds_trace"]
     arrivals = traces.poisson(loaded[name][0], config["shares_rate"], 0)
     hardware = config["hardware"] | {

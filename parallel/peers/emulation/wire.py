@@ -8,9 +8,9 @@ start behave as on a long link. Packets arrive in the order of their departure,
 as over a radio link, which retransmits lost blocks. The delay has a normal
 distribution, and is drawn again every `_HOLD_S`: if it were drawn per packet,
 delivery in order would give nearly every packet the largest of many delays.
-the kernel hands over several segments of TCP as one packet, which takes less
-processor time. It prints "ready" as a line of JSON when both devices exist, or
-why they cannot be created.
+With LARGE=1, the kernel hands over several segments of TCP as one packet, which
+takes less processor time. The program prints "ready" as a line of JSON when
+both devices exist, or why they cannot be created.
 """
 
 import collections

@@ -148,7 +148,7 @@ def measure(
   m, me = len(members), members.index(links.me)
 
   def step(groups: Sequence[Pairs], rates: np.ndarray | None = None) -> None:
-    """Measures each group's pairs at once: `rates`, or delays if it is None."""
+    """Measures all pairs of a group at once, into ``rates``; None: delays."""
     for pairs, pair in ((g, p) for g in groups for p in g if me in p):
       probe = _Probe(
         links, tag, limit_s, [members[i] for i in pair],

@@ -98,12 +98,12 @@ def measure(
   arrays: Sequence[np.ndarray], num_threads: int | None = None,
   names: Sequence[str] = tuple(MOVED),
 ) -> dict[str, float]:
-  """Returns bytes per second by loop, the median of `NUM_REPEATS`.
+  """Returns bytes per second by loop (read, write, copy, triad, as in STREAM).
 
   Args:
     arrays: Three arrays float32 ``[N]``. They are overwritten.
     num_threads: Number of threads; None for all cores.
-    names: Names of the loops.
+    names: Loops to time; each takes the median of `NUM_REPEATS` times.
 
   Raises:
     ValueError: numba is not installed.

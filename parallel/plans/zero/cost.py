@@ -336,8 +336,8 @@ def _gradients(
         size * (ranks - 1) / ranks,
       )
       continue
-    # With a codec: an all-to-all of encoded slices, one for each receiver. The
-    # receivers sum in float32, so lanes are not summed before sending.
+    # With a codec, an all-to-all sends an encoded slice to each receiver, which
+    # sums in float32: a device sends each of its lanes' slices, not their sum.
     slices = _encoded(
       whole // ranks, partition.gradient_codec, partition.block
     )
