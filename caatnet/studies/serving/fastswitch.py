@@ -138,11 +138,6 @@ class _Study:
       path or _FOLDER / SAMPLES[name], self._config["num_requests"]
     )
     kept = [a for a in arrivals if a.prompt + a.output <= self._machine.tokens]
-    if not kept:
-      raise ValueError(
-        f"config.traces: all {len(arrivals)} requests of {name} are longer "
-        f"than the cache of {self._machine.tokens} tokens"
-      )
     return kept, len(arrivals) - len(kept)
 
   def full(self, name: str, arrivals: Sequence[Arrival]) -> Cell:

@@ -257,7 +257,7 @@ def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
   ({"arms": {k: v for k, v in CONFIG["arms"].items() if k != "groups"},
     "order": ("reuse",)}, "an arm 'groups' must be one of"),
   ({"kinds": (), "hardware": CONFIG["hardware"] | {"pages": 1}},
-   r"config\.traces: all \d+ requests of azure_conv are longer"),
+   r"config\.hardware\.pages=1 are too few for any of the requests"),
   ({"traces": {"azure_conv": {"path": "absent.csv"}}, "kinds": ()},
    "absent.csv"),
   ({"traces": {"azure_chat": {"path": ""}}, "kinds": (),
