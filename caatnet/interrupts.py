@@ -101,7 +101,7 @@ def end(number: int = 0) -> NoReturn:
     module = sys.modules.get("multiprocessing")
     for child in getattr(module, "active_children", list)():
       child.terminate()
-    # In a thread: a write to a full pipe that nobody reads would never return.
+    # In a thread: a write to a full pipe without a reader would never return.
     flush = threading.Thread(target=_flush, daemon=True)
     flush.start()
     flush.join(_FLUSH_S)

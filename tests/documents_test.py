@@ -1,96 +1,138 @@
-"""Commands of the documents run: quick ones always, some others for a commit.
+"""Tables and figures of documents, compared with the files in results/."""
 
-Each command runs in a folder with links to the repository, so that its outputs
-do not remain.
-"""
-
-import contextlib
-import os
-import pathlib
+import itertools
 import re
-import shlex
-import signal
-import subprocess
-import sys
+import types
 
 import pytest
 
-from tests.claims_test import commands as commands_of
+from docs import documents, log, tables
+from docs.points import ROOT, above, read
+from parallel.kernels import evidence
 
-ROOT = pathlib.Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Each takes less than 5 s of processor time.
-QUICK = (
-  "launch.sends docs/examples/mlp.py:step --devices=8",
-  "configs/inference/decode.py", "configs/diloco/utilisation.py",
-  "configs/graphs/alignment.py", "configs/datacentre/hundred_billion.py",
-  "configs/zero/frontier.py", "configs/memory/12b_32k.py",
-)
-# Cannot run alone: they need a server or another role, a folder or a file that
-# another command writes, a recipe's file, or a download.
-MORE = re.compile(
-  r"make |pytest|launch\.train$|serve|coordinator|replay|--elastic|--role|"
-  r"easgd|hypercube|FOLDER|DUMP|SmolLM2|my_app|evaluate|generate|"
-  r"target=[tg]pu|peers\.py|calibration_cluster|placement\.json"
-)
-SECONDS = 60  # after these a command is ended; it has printed no error so far
-PART = 2  # commands of a commit
+TEXTS = {name: (ROOT / name).read_text() for name in tables.DOCUMENTS}
+TABLE = re.compile(r"(?:<!--|#) table: (\w+).*?end of table", re.DOTALL)
 
 
-def commands():
-  """Returns the commands of all documents that run alone, each once."""
-  found = [c for path in PAGES for c in commands_of(path.read_text())]
-  return [c for c in dict.fromkeys(found) if not MORE.search(c)]
+@pytest.mark.quick
+@pytest.mark.parametrize("name", tables.DOCUMENTS)
+def test_tables_equal_the_results(name):
+  _, changed = documents.rewritten(TEXTS[name], tables.TABLES)
+  assert changed == [], "make tables"
 
 
-def is_quick(command):
-  return any(part in command for part in QUICK)
+def test_every_table_is_in_a_document():
+  found = [t for text in TEXTS.values() for t in TABLE.findall(text)]
+  assert sorted(found) == sorted(tables.TABLES)
 
 
-def of_commit():
-  """Returns commands that are not quick: another part for each commit."""
-  others = [c for c in commands() if not is_quick(c)]
-  found = subprocess.run(
-    ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True,
-    check=False,
+def numbers():
+  """Yields a document, a table in it, and the position of its last number."""
+  for name, text in TEXTS.items():
+    for match in TABLE.finditer(text):
+      # "p = 1" of a head or ".0" of a key may be words: requires a figure.
+      figures = [*re.finditer(r"\d\.\d\d+", match[0])]
+      if figures:  # a table of words has no figure
+        place = match.start() + figures[-1].end() - 1
+        yield pytest.param(name, match[1], place, id=match[1])
+
+
+@pytest.mark.parametrize(("name", "table", "place"), list(numbers()))
+def test_changed_figure_is_named_and_corrected(name, table, place):
+  text = TEXTS[name]
+  wrong = str((int(text[place]) + 1) % 10)
+  wrong = text[:place] + wrong + text[place + 1 :]
+  right, changed = documents.rewritten(wrong, tables.TABLES)
+  assert changed == [table]
+  assert right == text
+
+
+MARKED = """\
+a <!-- table: one -->
+<!-- table: one -->
+x
+<!-- end of table -->
+b
+# table: two
+# y
+# end of table
+c"""
+
+
+def test_only_lines_between_markers_are_replaced():
+  """Each table receives its present lines; markers within a line are text."""
+  text, changed = documents.rewritten(
+    MARKED, {"one": lambda body: 2 * body, "two": lambda body: body}
   )
-  first = int(found.stdout or "0", 16)
-  return [others[(first + i) % len(others)] for i in range(PART)]
+  assert text == MARKED.replace("x\n", "x\nx\n")
+  assert changed == ["one"]
+  text, changed = documents.rewritten(
+    MARKED, {"two": lambda body: "", "one": lambda body: "z\n"}
+  )
+  assert text == MARKED.replace("x\n", "z\n").replace("# y\n", "")
+  assert changed == ["one", "two"]
 
 
-def run(command, folder):
-  """Runs a command; returns its exit code and output, None if it was ended."""
-  for path in ROOT.iterdir():
-    if path.name[0] != "." and path.name not in ("runs", "site"):
-      (folder / path.name).symlink_to(path)
-  _, *words = shlex.split(command, comments=True)
-  with open(folder / "log.txt", "w") as log:
-    process = subprocess.Popen(
-      [sys.executable, *words], cwd=folder, stdout=log, stderr=log,
-      start_new_session=True, env=os.environ | {"XLA_FLAGS": ""},
-    )
-  with contextlib.suppress(subprocess.TimeoutExpired):
-    process.wait(SECONDS)
-  code = process.poll()
-  with contextlib.suppress(ProcessLookupError):
-    os.killpg(process.pid, signal.SIGKILL)
-  process.wait()
-  return code, (folder / "log.txt").read_text()
+@pytest.mark.parametrize("text", [
+  "# table: one\n", "# end of table\n",
+  "# table: one\n# table: one\n# end of table\n",
+  "# table: one\n# end of table\n# end of table\n",
+  "<!-- table: one -->\n\n# table: one\n# end of table\n",
+])
+def test_marker_without_its_pair_is_an_error(text):
+  with pytest.raises(ValueError, match="each table must have a first and a"):
+    documents.rewritten(text, {"one": lambda body: body})
 
 
-@pytest.mark.parametrize("command", [*filter(is_quick, commands())])
-def test_quick_command_runs(command, tmp_path):
-  code, output = run(command, tmp_path)
-  assert code == 0, output
+def test_unknown_table_is_an_error_that_lists_the_known_ones():
+  with pytest.raises(ValueError, match="the table 'two' is unknown; use one"):
+    documents.rewritten(MARKED, {"one": lambda _: "", "three": lambda _: ""})
 
 
-def test_every_quick_command_is_in_a_document():
-  assert all(any(part in c for c in commands()) for part in QUICK)
-  assert len(commands()) > 40
+def test_command_names_differences_and_writes_them(tmp_path, monkeypatch):
+  copy = tmp_path / "README.md"
+  wrong = TEXTS["README.md"].replace("nats/byte ┃", "nats/bite ┃")
+  copy.write_text(wrong)
+  monkeypatch.setattr(tables, "DOCUMENTS", (str(copy),))
+  monkeypatch.setattr(tables, "FLAGS", types.SimpleNamespace(check=True))
+  with pytest.raises(ValueError, match=r"demo in .* differ from results/; run"):
+    tables.main()
+  assert copy.read_text() == wrong
+  tables.FLAGS.check = False
+  tables.main()
+  assert copy.read_text() == TEXTS["README.md"]
 
 
-@pytest.mark.skipif(os.environ["TEST_ROWS"] != "all", reason="for .ci/run")
-@pytest.mark.parametrize("command", of_commit())
-def test_command_of_this_commit_runs(command, tmp_path):
-  code, output = run(command, tmp_path)
-  assert code in (0, None), output
+SPREAD = r"(?<![\d.])[-+]?0\.\d{3} \([-+]?0\.\d{3}\s+to\s+[-+]?0\.\d{3}\)"
+
+
+@pytest.mark.parametrize("name", ["docs/strategies.md", "CLAIMS.md", "log"])
+def test_differences_of_losses_are_those_of_a_sweep(name):
+  """Each "mean (least to most)" belongs to two points of one file."""
+  known = set()
+  for path in (ROOT / "results").glob("*.csv"):
+    for point, other in itertools.permutations(read(path.stem), 2):
+      known.add(tables.spread(above(point, other)))
+  paths = log.paths() if name == "log" else [ROOT / name]
+  text = "\n".join(path.read_text() for path in paths)
+  found = {" ".join(spread.split()) for spread in re.findall(SPREAD, text)}
+  assert len(found) > 10
+  assert {s for s in found if _signed(s) not in known} == set()
+
+
+def _signed(text):
+  """Formats a difference like `tables.spread`."""
+  return re.sub(
+    r"[-+]?0\.\d{3}",
+    lambda m: tables.signed(float(m[0])) if float(m[0]) else "0.000", text,
+  )
+
+
+def test_kernels_are_used_where_they_make_a_step_faster(monkeypatch):
+  steps = {("chip", "op"): {1.0: 0.9, 0.5: 1.1, 0.25: 0.95}}
+  monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", steps)
+  helps = [evidence.helps("chip", "op", p) for p in (1.0, 0.99, 0.4, 0.3, 0.0)]
+  # p = 1 is a separate case; other values use the nearest measured one.
+  assert helps == [True, False, False, True, True]
+  assert evidence.helps("chip", "another", 0.5)
+  assert evidence.helps("another", "op", 0.5)

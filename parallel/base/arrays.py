@@ -30,12 +30,12 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     raise ValueError("it is not a regular file")
   try:
     # numpy does not close a damaged archive that it has opened itself.
-    with open(file, "rb") as opened, np.load(
-      opened, allow_pickle=False
-    ) as arrays:
-      return {name: arrays[name] for name in arrays.files}
-  except TypeError as error:  # an .npy file
-    raise ValueError("it is not an .npz file of named arrays") from error
+    with open(file, "rb") as opened:
+      found = np.load(opened, allow_pickle=False)
+      if isinstance(found, np.ndarray):  # an .npy file
+        raise ValueError("it is not an .npz file of named arrays")
+      with found as arrays:
+        return {name: arrays[name] for name in arrays.files}
   except DAMAGED as error:
     raise ValueError(str(error) or type(error).__name__) from error
 

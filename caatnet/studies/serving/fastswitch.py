@@ -53,7 +53,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     known("config.order=", arm, tuple(config["arms"]))
   # The report compares these arms, or shows values of them.
   for arm in (BASELINE, SWAP, COST, "groups", "asynchronous"):
-    known("an arm ", arm, tuple(config["arms"]))
+    if arm not in config["arms"]:
+      raise ValueError(f"config.arms must have the arm {arm!r}")
   machine = server.machine(config["model"], config["hardware"])
   study = _Study(config, machine)
   sessions = cells.run(study.sessions(), config["keep"])

@@ -85,7 +85,7 @@ class ReceiveVariant(NamedTuple):
   """Compile-time values of a receive; steps with equal values share a program.
 
   Attributes:
-    kind: As in `SendVariant`.
+    kind: Kind of the fragment, a key as in `SendVariant`.
     slot: Buffer in which the averaged delta waits, among those of this kind.
     first: Whether these workers receive the average first and thus take the
       outer step; workers with more overlap receive it later.
@@ -111,7 +111,7 @@ class SendNumbers(NamedTuple):
   Attributes:
     place: Index of the fragment among those of its kind.
     exchange: Number of updates before the exchange; seeds its random numbers.
-    piece: Which slice of the fragment this step sends, from 0.
+    piece: Slice of the fragment that this step sends, from 0.
   """
 
   place: int

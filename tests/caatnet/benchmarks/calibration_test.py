@@ -115,7 +115,9 @@ def test_small_benchmark_ends_with_its_tables_and_continues(tmp_path, capsys):
   # More configurations may be tested later, but not of another model.
   text, config.benchmark.tested = calibration._text(config), 7
   assert calibration._text(config) == text
-  config.model.width = 64
+  config.sync.p = 0.5
+  assert calibration._text(config) != text
+  config.sync.p, config.model.width = 1.0, 64
   assert calibration._text(config) != text
 
 

@@ -81,6 +81,8 @@ def test_deviations_of_workers_are_errors(churn):
   assert (churn.goal, churn.done) == (100, 0)
   churn._options.minutes, churn._begun = 2.0, time.monotonic() - 5
   assert churn.goal == 120
+  churn._options.minutes = 1.0
+  assert churn.goal == 60  # not the number of events
   assert 5 <= churn.done < 60
   # A bit flipped after the digest was computed may change the loss.
   churn._compare(line | {"loss": 0.750000001})

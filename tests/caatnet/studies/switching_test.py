@@ -255,7 +255,7 @@ def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
   ({"kinds": (), "ranks_device": "a11"}, r"config\.ranks_device='a11' must"),
   ({"kinds": (), "ranks": 7}, r"config\.ranks=7: .* not measured"),
   ({"arms": {k: v for k, v in CONFIG["arms"].items() if k != "groups"},
-    "order": ("reuse",)}, "an arm 'groups' must be one of"),
+    "order": ("reuse",)}, r"config\.arms must have the arm 'groups'"),
   ({"kinds": (), "hardware": CONFIG["hardware"] | {"pages": 1}},
    r"config\.hardware\.pages=1 are too few for any of the requests"),
   ({"traces": {"azure_conv": {"path": "absent.csv"}}, "kinds": ()},

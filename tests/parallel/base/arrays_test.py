@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from parallel.base.arrays import expect_no_order
+from parallel.base.arrays import expect_no_order, read_npz
 
 
 @pytest.mark.skipif(
@@ -24,3 +24,16 @@ def test_file_larger_than_memory_is_read_row_by_row(room, told, tmp_path):
   flags = smaps[smaps.index(f"{tmp_path}/rows.npy"):]
   line = next(x for x in flags.splitlines() if x.startswith("VmFlags"))
   assert ("rr" in line.split()) == told
+
+
+def test_arrays_have_names(tmp_path):
+  np.savez(tmp_path / "two.npz", a=np.arange(3), b=np.ones(2))
+  assert {k: x.sum() for k, x in read_npz(tmp_path / "two.npz").items()} == {
+    "a": 3, "b": 2
+  }
+  np.save(tmp_path / "one.npy", np.ones(2))
+  with pytest.raises(ValueError, match="not an .npz file of named"):
+    read_npz(tmp_path / "one.npy")
+  (tmp_path / "cut.npz").write_bytes((tmp_path / "two.npz").read_bytes()[:-40])
+  with pytest.raises(ValueError, match="zip"):
+    read_npz(tmp_path / "cut.npz")

@@ -57,15 +57,16 @@ def test_block_shared_memory_is_one_kib_below_the_device_s():
 
 
 def test_gpus_have_the_sizes_of_their_data_sheets():
-  """Multiprocessors, L2 in MiB and boost clock in GHz.
+  """Multiprocessors, their FP32 cores, L2 in MiB and boost clock in GHz.
 
   Sources: NVIDIA's A100 and H100 white papers; ``deviceQuery`` on a B200.
   """
   sheets = {
-    (8, 0): (108, 40, 1.41), (9, 0): (132, 50, 1.98), (10, 0): (148, 126, 1.965)
+    (8, 0): (108, 64, 40, 1.41), (9, 0): (132, 128, 50, 1.98),
+    (10, 0): (148, 128, 126, 1.965),
   }
   for gpu in targets._GPUS.values():
-    found = gpu["cores"], gpu["l2"] / 2**20, gpu["clock"]
+    found = gpu["cores"], gpu["fpus"], gpu["l2"] / 2**20, gpu["clock"]
     assert found == sheets[gpu["major"], gpu["minor"]]
 
 
@@ -154,7 +155,8 @@ def test_gpu_target_has_the_nodes_and_rates_of_its_cluster(asked, gpu):
     limits = dict(itertools.pairwise(config.split()))
     values = targets._GPUS[gpu]
     for name, value in {
-      "core_count:": values["cores"], "l2_cache_size:": values["l2"],
+      "core_count:": values["cores"], "fpus_per_core:": values["fpus"],
+      "l2_cache_size:": values["l2"],
       "clock_rate_ghz:": values["clock"], "major:": 9,
       "memory_bandwidth:": int(DEVICES[gpu].memory_bandwidth),
       "device_memory_size:": DEVICES[gpu].memory_bytes,
