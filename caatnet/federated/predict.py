@@ -43,7 +43,7 @@ from parallel.plans.network import fluid
 # Payload bytes per byte of an Ethernet frame, which shaped rates count: 1,448
 # of 1,514 (0.956). Measured with tbf and htb: 0.958 and 0.965.
 DATA_SHARE = fluid.SEGMENT / 1514
-# Bytes of the frame of a `Part`, and of a `Work` or `Result` without vectors.
+# Bytes of frames without vectors: of a `Part`, and of a `Work` or `Result`.
 _PART_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
 _HEAD_BYTES = HEADER_BYTES + 120
 _ELEMENTS = 1024  # of the vector that stands for the model

@@ -11,7 +11,8 @@ _END_S = 10.0  # time limit for processes to end after the run
 class Clients:
   """Client processes, one per id, with their output in files.
 
-  On exit, the context waits for the processes, and kills those that do not end.
+  On exit, the context waits for the processes (after an exception, it ends them
+  first), and kills those that do not end.
   """
 
   def __init__(

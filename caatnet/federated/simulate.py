@@ -35,7 +35,7 @@ class Transfer(NamedTuple):
   Attributes:
     client: Id of the client.
     up: Whether the client sends.
-    number: Serial number, which makes the transfer unique.
+    number: Distinguishes transfers of a client in one direction.
   """
 
   client: int

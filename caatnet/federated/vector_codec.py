@@ -77,7 +77,7 @@ class Blocks:
 
 @dataclasses.dataclass(frozen=True)
 class Sparse:
-  """Codec of the k largest elements of each chunk, by position and magnitude.
+  """Codec of each chunk's k largest elements: positions, codes, magnitudes.
 
   Attributes:
     chunk: Elements per chunk.

@@ -23,7 +23,7 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
   """Returns the arrays of an .npz file.
 
   Raises:
-    ValueError: The file is missing or damaged.
+    ValueError: The file is missing, damaged or no .npz file.
   """
   file = pathlib.Path(path)
   if file.exists() and not file.is_file():  # opening a FIFO would block

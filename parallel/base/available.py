@@ -48,7 +48,7 @@ def available_bytes(
 
   The page cache counts as available, since the kernel reclaims it. The result
   is at most `limit_bytes`, from which the memory that the control group already
-  uses is not subtracted. On systems without ``meminfo`` it is `limit_bytes`.
+  uses is not subtracted. Without MemAvailable in ``meminfo``, it is that limit.
 
   Args:
     meminfo: File in which Linux reports its memory; see proc_meminfo(5).

@@ -289,8 +289,7 @@ def _groups(
 
 
 def _axis(label: str, values: Sequence[float | None], is_log: bool) -> Axis:
-  """Returns an axis; logarithmic ones with max / min < 30 have plain numbers.
-  """
+  """Returns an axis; a logarithmic one has plain numbers if max / min < 30."""
   if not is_log:
     return Axis(label)
   found = [value for value in values if value]

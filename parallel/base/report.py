@@ -108,7 +108,7 @@ class Table:
       be a string: "template=heading", or "key/unit:form=heading", of which only
       the key is required. "a.b" is item b of the mapping a, and "a.*" makes a
       column for each item. "|" separates several columns in one string.
-    rows: Rows, plain data; "-" is the cell of a string column without its key.
+    rows: Rows, plain data. A row without the key of a string has the cell "-".
 
   Raises:
     ValueError: Two columns have the same heading, or rows lack a key.

@@ -88,7 +88,7 @@ def _ends(
   found = np.sort(np.asarray(residuals, float))
   n = len(found)
   # Of n + 1 exchangeable errors, the new one has each rank with the same
-  # probability. The product is rounded: (1 - 0.9) / 2 * 20 is less than 1.
+  # probability. Rounded, since (1 - 0.9) / 2 * 20 as floats is less than 1.
   outside = math.floor(round((1 - coverage) / 2 * (n + 1), 9))
   low, high = -math.inf, math.inf
   if outside:
@@ -148,9 +148,9 @@ def widening(
 
   A group has all programs with one value of a key: any text, or the least or
   greatest number. The residuals of all other programs give an interval, which
-  is widened until it contains the fraction ``coverage`` of the group. The
-  result is the largest widening of all groups, as a logarithm. It is infinite
-  if no key varies, or if too few other programs remain.
+  is widened until it contains the fraction ``coverage`` of the group (all of a
+  small one). The result is the largest widening of all groups, as a logarithm.
+  It is infinite if no key varies, or if too few other programs remain.
   """
   needed = []
   for key, values in family(programs).items():

@@ -4,7 +4,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-# Such as module_0001.jit_step.gpu_after_optimizations.txt; "gpu_" is optional.
+# module_0001.jit_step.gpu_after_optimizations.txt; also sm_9.0_gpu_ or none.
 _OPTIMIZED = re.compile(
   r"(module_(\d+)\..+?)\.(?:[\w.]+_)?after_optimizations\.txt"
 )

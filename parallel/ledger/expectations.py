@@ -51,7 +51,7 @@ def assert_sends(
     The reading, for further assertions.
 
   Raises:
-    AssertionError: The program does not send exactly what is expected.
+    AssertionError: The program does not send what is expected.
     ValueError: An expectation has another form, or names an axis that the mesh
       does not have.
 

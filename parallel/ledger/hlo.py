@@ -43,7 +43,7 @@ _OPCODE = re.compile(r"[a-z][\w\-]*\(")
 # First line of a computation: %name (parameters) -> result {; the short form of
 # texts written by hand has no parameters and result.
 _HEADER = re.compile(r"\s*(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{$")
-# Last characters of a line whose instruction continues on the next line.
+# Ends of lines whose instruction may continue, as in metadata of kernels.
 _CONTINUES = tuple(",({")
 _TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LINE = re.compile(r"[^\r\n]+")

@@ -121,7 +121,7 @@ def measured(target: Target, links: LinkMatrix) -> Target:
   """
   if links.num_devices < len(target.devices):
     raise ValueError(
-      f"--cluster={links.name!r} has {links.num_devices} devices, but "
+      f"--cluster: {links.name!r} has {links.num_devices} devices, but "
       f"--target={target.name} needs {len(target.devices)}"
     )
   return dataclasses.replace(target, hardware=links.device, links=links)

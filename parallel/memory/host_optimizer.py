@@ -317,9 +317,7 @@ class HostOptimizer:
         moments in files have changed since the last step.
     """
     if self._scalars is None:
-      raise ValueError(
-        "no step has begun; call begin before end"
-      )
+      raise ValueError("no step has begun; call begin before end")
     if self._left:
       raise ValueError(f"step {self.count} cannot end: {self._missing()}")
     self._scalars = None

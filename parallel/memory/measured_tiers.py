@@ -47,7 +47,7 @@ _WARM_S = 0.02
 def file_of(
   sizes: Sequence[str], file: str, nodes: Sequence[str]
 ) -> tuple[str, str]:
-  """Measures this machine's memory by `measure`, for options given as text.
+  """Measures memory by `measure`, with printed progress, for options as text.
 
   Args:
     sizes: Bytes of arrays, as texts such as 64e6; () for `default_sizes`.
@@ -71,7 +71,7 @@ def file_of(
 
 
 def default_sizes() -> list[int]:
-  """Returns array sizes in bytes, the largest 4 times the last-level cache."""
+  """Returns array sizes in bytes, the largest >= 4 x the last-level cache."""
   return [8 * 10**6, 64 * 10**6, max(256 * 10**6, 4 * cache_bytes())]
 
 

@@ -66,7 +66,7 @@ def stripes(
   size: int, shares: Mapping[Tier, float], start: int = 0,
   stripe_bytes: int = STRIPE_BYTES,
 ) -> list[Piece]:
-  """Divides a range of bytes into stripes, which alternate between tiers.
+  """Divides bytes into stripes that alternate between tiers, sized by shares.
 
   Args:
     size: Number of bytes, which is rounded up to whole pages.
@@ -227,7 +227,7 @@ class Buffer:
   def prefetch(self, start: int, stop: int) -> None:
     """Requests the file pages of a range of bytes, and does not wait for them.
 
-    Without it, a thread waits for each few pages when it first touches them.
+    Without it, each thread waits for the pages it touches, a few at a time.
     """
     first = bisect.bisect_right(self.pieces, start, key=lambda p: p.stop)
     for piece in itertools.islice(self.pieces, first, None):

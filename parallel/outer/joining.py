@@ -186,7 +186,7 @@ class _OfStreaming(Joining):
     moved, shared = super().late(params, state, shared, hooks, steps)
     # Fragments that this worker sent before it was late, and whose means have
     # arrived since, so that the outer parameters include their deltas. They are
-    # merged as in a worker on time, which else would send these deltas again.
+    # merged as in a worker on time; else this one would send the deltas again.
     (first, last), tau = steps, min(loop.overlap)
     for sent_at in range(first + 1 - tau, min(first, last + 1 - tau)):
       if (number := loop.times.sent(sent_at)) is not None:

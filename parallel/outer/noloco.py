@@ -139,8 +139,8 @@ class NoLoCo(Rounds):
   def _pairs(self, number: int) -> list[tuple[int, int]]:
     """Returns the pairs (source rank, destination rank) of a round.
 
-    A worker that sits out sends to itself: its partner's outer gradient is its
-    own, and the attraction between the outer parameters is zero.
+    A worker that sits out sends to itself: its partner's outer gradient and
+    parameters are its own, so that the pull is zero.
     """
     partners = partners_of_round(self.worker.size, number)
     return [(partner, i) for i, partner in enumerate(partners)]

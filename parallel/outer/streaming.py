@@ -266,7 +266,7 @@ class Streaming(Rounds):
           )
         state = self._outer_update(delta, state, kind, place)
       params = self._merge(params, state, kind, numbers)
-    # Workers that an exchange has excluded restart from the outer parameters.
+    # Workers that this step's exchange has excluded take the outer parameters.
     if (mine := state.pop("mask_here", None)) is not None:
       outer = to_workers(state["params"], self.worker)
       params = health.choose(mine, params, outer)
@@ -422,7 +422,7 @@ def _noted(state: State, verdict: health.Verdict) -> State:
 
 
 def _arriving(state: State, variant: SendVariant | ReceiveVariant) -> Params:
-  """Returns the mean in the slot of a fragment in flight."""
+  """Returns the contents of the slot of a fragment in flight."""
   return state["arriving"][variant.kind][str(variant.slot)]
 
 

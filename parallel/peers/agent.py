@@ -64,7 +64,7 @@ class Agent:
     changed: Condition that is notified when a contribution is due or the peer
       has ended; guards the attributes below.
     working: Whether the user's program has to compute a contribution.
-    drawn: (`Leases.round`, [start, stop) sample spans) when it was drawn.
+    drawn: (`Leases.round` when drawn, [start, stop) spans) of its samples.
     newest: Newest committed revision that the peer holds.
     peer: State of the protocol.
     members: Members of the newest epoch, in the order of their ranks.

@@ -190,7 +190,7 @@ class Swarm:
     Raises:
       ValueError: The weight is negative or not finite; or peers call different
         operations of the exchange, or pass arrays of different sizes, and this
-        peer is in the minority.
+        peer's call is not the most frequent one.
       Halted: The coordinator cannot be reached. The peer's state is kept.
     """
     if not 0 <= weight < math.inf:

@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 
 class Buffers(NamedTuple):
-  """Buffers of a stage: trees of ``[P, ...]``, where P slots differ by tree.
+  """Buffers of a stage: trees of ``[P, ...]``; the number P differs by tree.
 
   Attributes:
     inputs: Inputs of parts. The last slot takes values that are not read.

@@ -103,7 +103,7 @@ def add_norm(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Adds an update and normalises: `parallel.kernels.add_norm.api.add_norm`.
 
-  On CPUs without a kernel it uses `times`, whose backward saves less memory.
+  On CPUs without a kernel it uses `times`, which saves less for the backward.
   """
   chosen = kernels.choice(shared, private, implementation)
   if not (on_cpu() and chosen.name == "reference"):

@@ -141,7 +141,7 @@ class Shards:
     )
 
   def working(self, stored: Any, tensors: Any) -> Any:
-    """Gathers optimizer shards (depth o) to weight shards (depth w) per step.
+    """Gathers stored shards (depth o) to depth w, once per step.
 
     Args:
       stored: Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32.

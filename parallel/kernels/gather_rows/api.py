@@ -73,7 +73,7 @@ def gather_rows(
 
   Args:
     stored: Table in the layout of `order.stored` for ``chosen.kind``.
-    ids: int32 ``[n]``, numbers of rows of the table.
+    ids: int32 ``[n]``, numbers of rows from 0 to N - 1.
     width: Features of a row, F.
     chosen: Result of `choice`.
 

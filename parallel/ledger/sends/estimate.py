@@ -47,7 +47,7 @@ def compute_s(reading: Reading, device: str) -> float | None:
 
 
 def _narrow(device: Device) -> Device:
-  """Returns ``device`` with the rate of bfloat16 for float32 as well."""
+  """Returns a device that executes float32 as fast as this one bfloat16."""
   rate = device.peak("bfloat16")
   return dataclasses.replace(
     device, flops={**device.flops, "float32": rate},

@@ -40,9 +40,9 @@ def read(
     Name -> reading; a folder may have several programs.
 
   Raises:
-    ValueError: There is no such program, or it does not return a jitted
-      function and arguments. If the program or its module raises a ValueError,
-      as for too few devices, the message names ``--devices``.
+    ValueError: There is no such program, it does not return a jitted function
+      and arguments, or it or its module raises a ValueError, as for too few
+      devices: the message names ``--devices``. Other errors are not caught.
   """
   found = _read(program, devices)
   if other:
@@ -93,7 +93,7 @@ def calibrate(
 
   Raises:
     ValueError: The path does not end in .json, the folder has no trace of the
-      programs, or the trace has no matrix products.
+      programs, or the trace lacks matrix products or other instructions.
   """
   if not folder:
     raise ValueError("--calibrate needs --profile")

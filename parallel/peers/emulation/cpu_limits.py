@@ -28,7 +28,7 @@ done"""
 # A short period spreads the limit evenly; the kernel's least quota is 1 ms.
 _PERIOD_US, _LONG_PERIOD_US, _MIN_US = 20_000, 100_000, 1000
 _LOOP_S = 0.5
-_TOLERANCE = 1.25  # allowed ratio of measured to set processor time
+_TOLERANCE = 1.25  # allowed ratio of measured to set time, as periods are cut
 _LOOP = f"""
 import time
 start, used = time.monotonic(), time.process_time()

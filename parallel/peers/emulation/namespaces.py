@@ -50,7 +50,7 @@ def long_link(
     Addresses of the ends, and the prefix of a command that runs at each.
 
   Raises:
-    ValueError: The user is not root, or the kernel lacks a needed feature.
+    ValueError: Root, a command or a feature of the kernel is missing.
   """
   with contextlib.ExitStack() as stack:
     names = stack.enter_context(_made(2))
@@ -124,7 +124,7 @@ def mesh(rates: np.ndarray, delays_s: np.ndarray) -> Iterator[Mesh]:
     delays_s: Seconds in each direction, symmetric ``[N, N]``.
 
   Raises:
-    ValueError: The user is not root, or the kernel lacks a needed feature.
+    ValueError: Root, a command or a feature of the kernel is missing.
   """
   count = len(rates)
   with contextlib.ExitStack() as stack:
@@ -192,7 +192,7 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
     links: Link of each client. Shared links with equal names are one cell.
 
   Raises:
-    ValueError: The user is not root, or the kernel lacks a needed feature.
+    ValueError: Root, a command or a feature of the kernel is missing.
   """
   hosts = [str(_CLIENTS + 1 + k) for k in range(len(links))]
   with contextlib.ExitStack() as stack:

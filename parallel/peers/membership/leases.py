@@ -146,7 +146,7 @@ def committed(
   drawn = sorted(span for spans in used.values() for span in spans)
   for (_, stop), (start, _) in itertools.pairwise(drawn):
     if start < stop:
-      raise ValueError(f"sample {start} is reported by two workers")
+      raise ValueError(f"sample {start} is reported twice")
   # Late members keep their grants.
   kept = {
     peer: spans for peer, spans in held.items()

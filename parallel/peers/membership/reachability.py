@@ -159,7 +159,7 @@ class Admission:
   def questions(
     self, connected: Collection[Id], now: float
   ) -> dict[Id, list[Id]]:
-    """Returns connecting peer -> peers to connect to, for pairs not yet asked.
+    """Returns connecting peer -> peers that it has to connect to now.
 
     Args:
       connected: Members and admitted peers that can be asked.

@@ -57,7 +57,7 @@ def file_of(
     (text of a cluster file, one-line description of the cluster).
 
   Raises:
-    ValueError: `num_processes`, `topo` and `nccl` are missing or invalid.
+    ValueError: Not exactly one of num_processes, topo, nccl; or invalid values.
     FileNotFoundError: A file does not exist.
   """
   if bool(topo) + bool(nccl) + (num_processes is not None) != 1:

@@ -58,7 +58,7 @@ from parallel.peers.transport.transfers import (
 _CONTROL = 0  # number of the control connection; data connections follow
 # Limit on operations that other peers have opened and this one has not.
 _MAX_UNOPENED = 4096
-_ODD_FIRST_S = 0.5  # head start of the peer whose call differs from all others
+_ODD_FIRST_S = 0.5  # head start of peers with another call than most
 _OPTIONS = Options()
 
 

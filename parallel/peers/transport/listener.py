@@ -219,7 +219,6 @@ class Listener:
       proof, security.proof(public, b"dialer", opening, said)
     ):
       raise Refused(f"{request.sender} has not proved its identity")
-    # Not parsed before the MAC is verified: the request was untrusted.
     if magic != MAGIC:
       raise Refused("the peer has another version of the protocol")
     with self._lock:

@@ -33,7 +33,7 @@ def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> Lost:
 
   The most frequent call counts as right, as in a vote. A peer that makes it
   receives an error that names a peer with another call. Each other peer
-  receives an error that names itself; if several calls are equally frequent,
+  receives an error that names itself; if several calls are the most frequent,
   all peers do.
 
   Args:

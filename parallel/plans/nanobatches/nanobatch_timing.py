@@ -2,11 +2,10 @@
 
 A nano-operation is an operation on a range of tokens. It depends on the
 nano-operations of its parent kinds whose ranges overlap with its own, in its
-layer or in the layer before. A device has three resources, compute,
-memory and network; each runs its nano-operations one at a time, in the given
-order. While k resources are busy, each runs at the rate ``1 / (1 + (k - 1)
-interference)``: with interference 0 the resources are independent, and with 1
-overlap gains nothing.
+layer or in the layer before. A device has three resources, compute, memory and
+network; each runs its nano-operations one at a time, in the given order. While
+k resources are busy, each runs at the rate ``1 / (1 + (k - 1) interference)``:
+with interference 0 they are independent, and with 1 overlap gains nothing.
 
 Source: NanoFlow (Zhu et al., OSDI 2025, arXiv 2408.12757), sections 4 and 5.
 Deviation: one parameter, interference, instead of a table of rates by the

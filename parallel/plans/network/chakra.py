@@ -71,7 +71,7 @@ def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
   duration, so that rounding errors do not accumulate.
 
   Args:
-    traces: Nodes of each rank. Only one rank's nodes are in memory at a time.
+    traces: Nodes of each rank, which may be generated one rank at a time.
     folder: Folder to write to; it is created.
 
   Raises:

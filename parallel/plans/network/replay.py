@@ -114,8 +114,8 @@ def replay(traces: Sequence[Sequence[Node]], seconds: Seconds) -> Replay:
           free.append(later)
   if done < len(executions):
     raise ValueError(
-      f"{len(executions) - done} nodes of the traces can never start, since "
-      "nodes wait for each other in a cycle"
+      f"{len(executions) - done} executions can never start, since nodes wait "
+      "for each other in a cycle"
     )
   return Replay(finish, tuple(map(covered_s, bars)))
 
@@ -154,8 +154,8 @@ def _executions(
     present = {rank for rank, _ in parts}
     if first.ranks and present != set(first.ranks):
       raise ValueError(
-        f"collective {first.name}: ranks {sorted(set(first.ranks) - present)} "
-        f"do not take part, but all of {list(first.ranks)} must"
+        f"node {first.name}: ranks {sorted(set(first.ranks) - present)} do not "
+        f"take part, but all of {list(first.ranks)} must"
       )
     kinds = {"receive" if n.kind == "send" else n.kind for n in nodes}
     if len(kinds) > 1 or len({n.bytes for n in nodes}) > 1:

@@ -187,7 +187,7 @@ def _zb_v(size: Size, stage: int) -> list[Action]:
   m = max(size.microbatches, 2 * p - 1)
   both = [(_I, 0), (_W, 0), (_F, 1), (_I, 1), (_W, 1)]
   return _numbered([
-    # Forwards until microbatch 0 returns on chunk 1, then its backwards start.
+    # Forwards until microbatch 0 returns, then until its cotangents do.
     *[(_F, 0)] * (2 * waves + 1),
     *[(_F, 1), (_F, 0)] * stage,
     *[(_F, 1), (_I, 1), (_W, 1)] * (waves + 1),

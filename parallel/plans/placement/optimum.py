@@ -2,10 +2,9 @@
 
 Variables are the fraction of each state part per way to run it, the fraction of
 each tensor per tier, and the seconds of each phase, an upper limit for the time
-that each resource is busy.
-With ``whole`` the fractions are multiples of 1 / `StatePart.units`, such as
-layers. This is a mixed integer program; the optimum without ``whole`` is a
-lower bound on its time.
+that each resource is busy. With ``whole`` the fractions are multiples of 1 /
+`StatePart.units`, such as layers. This is a mixed integer program; the optimum
+without ``whole`` is a lower bound on its time.
 
 Example:
   See `parallel.plans.placement.problem`.

@@ -67,8 +67,8 @@ def fragments(
       Rows(count, sharding.shard(math.ceil(size / c.tensor)))
       for size in model.matrices
     ]
-    # Without a ZeRO partition, norm gains of all layers are one row of codec
-    # blocks.
+    # Without a ZeRO partition, the norm gains of a fragment are one row, whose
+    # codec blocks span layers.
     gains = Rows(1, count * model.width)
     if sharding.optimizer:
       gains = Rows(count, sharding.shard(model.width))
@@ -78,7 +78,7 @@ def fragments(
   rest = [
     Rows(2, sharding.shard(tables)), Rows(1, sharding.shard(model.width))
   ]
-  # With DiLoCo, all parameters are exchanged at once, as one fragment.
+  # Without layers per fragment, all parameters are exchanged at once.
   layers = c.outer.fragment_layers if c.outer else 0
   if not layers:
     here = c.chunks * model.layers_per_part(c.stages * c.chunks)

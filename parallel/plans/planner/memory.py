@@ -141,7 +141,7 @@ class PeakMemory:
   """Peak bytes of a device in a step, by cause.
 
   Attributes:
-    weights: float32 weights, and copies in the activations' dtype in a step.
+    weights: float32 weights, and the step's copies of them in fewer bits.
     gradients: float32 sums of gradients, with all copies of them.
     optimizer: Two float32 moments; 0 if they are on the host.
     kept: Inputs and cotangents of parts that the pipeline schedule stores.

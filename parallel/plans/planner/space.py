@@ -124,7 +124,7 @@ class Configuration:
 
   def keys(self) -> dict[str, object]:
     """Returns the keys of a training run's config and their values."""
-    # Pipeline keys are listed only with several stages, others only if changed.
+    # Pipeline keys only with several stages, `LEARNED_KEYS` only if changed.
     usual = {x.name: x.default for x in dataclasses.fields(self)}
     found = {
       key: getattr(self, name) for key, name in KEYS.items()

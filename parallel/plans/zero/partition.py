@@ -126,8 +126,8 @@ class Partition:
     if not 0 <= depths[0] <= depths[1] <= depths[2] <= len(self.levels):
       raise ValueError(
         f"weights={depths[0]}, gradients={depths[1]} and optimizer={depths[2]} "
-        f"must not decrease and lie in [0, {len(self.levels)}], since a rank "
-        "updates only weights whose gradients it has"
+        f"must lie in [0, {len(self.levels)}] and must not decrease, since a "
+        "rank updates only weights whose gradients it has"
       )
     for key in ("weight_codec", "gradient_codec", "secondary_codec"):
       known(f"{key}=", getattr(self, key), CODECS)
@@ -164,7 +164,7 @@ class Partition:
 
   @property
   def inner(self) -> tuple[Level, ...]:
-    """Levels, innermost first; a state of depth d is sharded over d of them."""
+    """Levels, innermost first; depth d shards a state over the first d."""
     return self.levels[::-1]
 
   @property

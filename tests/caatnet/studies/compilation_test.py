@@ -200,7 +200,7 @@ def test_only_devices_with_processors_of_their_own_wait_for_stages():
 
 
 def test_measured_cluster_needs_the_devices_of_the_target():
-  with pytest.raises(ValueError, match="--cluster='c' has 3 devices, but"):
+  with pytest.raises(ValueError, match="--cluster: 'c' has 3 devices, but"):
     targets.measured(targets.resolve("cpu:4"), cluster(count=3))
 
 

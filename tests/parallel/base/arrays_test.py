@@ -32,7 +32,7 @@ def test_arrays_have_names(tmp_path):
     "a": 3, "b": 2
   }
   np.save(tmp_path / "one.npy", np.ones(2))
-  with pytest.raises(ValueError, match="not an .npz file of named"):
+  with pytest.raises(ValueError, match=r"not an .npz file of named"):
     read_npz(tmp_path / "one.npy")
   (tmp_path / "cut.npz").write_bytes((tmp_path / "two.npz").read_bytes()[:-40])
   with pytest.raises(ValueError, match="zip"):

@@ -371,7 +371,7 @@ def test_invalid_leases_are_refused():
     leases.committed(now, 1, ("a", "b"), {"a": ((12, 16),)}, 4)
   with pytest.raises(ValueError, match="below 16"):
     leases.committed(now, 2, ("a", "b", "c"), {"c": ((0, 4),)}, 4)
-  with pytest.raises(ValueError, match="by two workers"):
+  with pytest.raises(ValueError, match="reported twice"):
     leases.committed(
       now, 2, ("c", "d"), {"c": ((16, 20),), "d": ((18, 22),)}, 4
     )
