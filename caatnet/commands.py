@@ -30,7 +30,7 @@ def root() -> pathlib.Path:
   return _BUNDLE if is_installed() else _BUNDLE.parents[1]
 
 
-def runnable(text: str) -> str:
+def rewrite_commands(text: str) -> str:
   """Rewrites commands in a text to the form of this installation.
 
   Args:
@@ -46,7 +46,7 @@ def runnable(text: str) -> str:
   return re.sub(rf"(python -m )?\blaunch\.({names})\b", r"caatnet \2", text)
 
 
-def spawned(name: str, *arguments: str) -> list[str]:
+def script_command(name: str, *arguments: str) -> list[str]:
   """Returns the command line of a child process that runs a launch script."""
   return [sys.executable, "-m", "caatnet", name, *arguments]
 
@@ -76,7 +76,7 @@ def find_config(name: str) -> str:
     for path in configs.glob("*/*.py") if path.stem != "__init__"
   ]
   raise FileNotFoundError(
-    f"--config={name}: no such file{_nearest(name, known)}"
+    f"--config={name}: no such file{_suggestion(name, known)}"
   )
 
 
@@ -105,9 +105,9 @@ def main() -> None:
     width = max(map(len, known))
     lines = [f"  {key:{width}}  {line}" for key, line in known.items()]
     text = "\n".join([_USAGE, "", "commands (each has --help):", *lines])
-    print(runnable(text))
+    print(rewrite_commands(text))
   elif name not in known:
-    mistake = f"unknown command {name!r}{_nearest(name, list(known))}"
+    mistake = f"unknown command {name!r}{_suggestion(name, list(known))}"
     print(
       f"error: {mistake if name else _USAGE} (--help lists commands)",
       file=sys.stderr,
@@ -120,13 +120,13 @@ def main() -> None:
     runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def _suggestion(name: str, known: list[str]) -> str:
   """Returns "; did you mean ...?" for a misspelt name, or ""."""
   near = difflib.get_close_matches(name, known, 1)
   return f"; did you mean {near[0]}?" if near else ""
 
 
-def commit() -> str:
+def current_commit() -> str:
   """Returns the commit of the checkout, or "unknown".
 
   An installed package has none: site-packages may lie in the working tree of

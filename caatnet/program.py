@@ -17,17 +17,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from caatnet.models.access import Access, declared
+from caatnet.models.access import Access, mark_read_dtypes
 from caatnet.models.checks import check, check_scores, is_parameter
 from caatnet.models.protocol import Model, Parameter
 from caatnet.stages import Stages
 from parallel.axes import Axis
 from parallel.ledger.compiler_options import of_device
-from parallel.memory.offload import ON_DEVICE, Activations
+from parallel.memory.offload import ON_DEVICE, ActivationPlacement
 from parallel.plans.zero import cost
 from parallel.plans.zero.partition import Partition
-from parallel.zero.gathered import Gathered
-from parallel.zero.shards import Shards, Tensor
+from parallel.zero.gathered import GatheredAccess
+from parallel.zero.shards import MeshPartition, TensorSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Layout:
     data: Levels of data-parallel ranks within a worker, outermost first.
     tensor: Tensor axis.
     mesh: Devices, with one mesh axis per axis.
-    partition: Number of levels over which weights, gradients and optimizer
-      state are each sharded.
+    partition: ZeRO partition: the number of innermost levels over which each of
+      weights, gradients and optimizer state is sharded.
     kernels: Implementations of norms and codecs in order of preference, as in
       `parallel.kernels.selection`.
     prefetch: Whether a layer's weights are gathered while the previous layer
@@ -62,7 +62,7 @@ class Layout:
   kernels: tuple[str, ...] = ("reference",)
   prefetch: bool = False
   moments: str = "device"
-  activations: Activations = ON_DEVICE
+  activations: ActivationPlacement = ON_DEVICE
   stages: Stages | None = None
   xla_options: tuple[tuple[str, bool | str], ...] = ()
 
@@ -91,7 +91,7 @@ class Layout:
   def ordered(self) -> bool:
     """Whether collectives need a fixed order, as between several CPU devices.
 
-    Without it, CPU devices can deadlock (`parallel.collectives.after`).
+    Without it, CPU devices can deadlock (`parallel.collectives.order_after`).
     """
     return self.on_cpu and self.mesh.size > 1
 
@@ -111,18 +111,18 @@ class Layout:
     return self.partition.num_ranks
 
   @functools.cached_property
-  def shards(self) -> Shards | None:
-    """Partition on the mesh; None if every data rank holds the whole state."""
+  def shards(self) -> MeshPartition | None:
+    """ZeRO partition on the mesh; None if each rank holds the whole state."""
     if not self.partition.optimizer:
       return None
-    return Shards(self.partition, self.data, self.ordered, self.kernels)
+    return MeshPartition(self.partition, self.data, self.ordered, self.kernels)
 
   @property
-  def access(self) -> Access | Gathered:
+  def access(self) -> Access | GatheredAccess:
     """Access through which the model reads its parameters in training."""
     if self.shards is None:
       return Access(activations=self.activations)
-    return Gathered(self.shards, self.prefetch, self.activations)
+    return GatheredAccess(self.shards, self.prefetch, self.activations)
 
   @property
   def batch_spec(self) -> P:
@@ -134,7 +134,7 @@ class Layout:
     """Logical sizes of a batch's dims before B: workers, then levels."""
     return (self.worker.size, *(axis.size for axis in self.data))
 
-  def per_worker(self, specs: Any) -> Any:
+  def add_worker_dim(self, specs: Any) -> Any:
     """Returns the specs of arrays to which a leading worker dim is added."""
     return jax.tree.map(
       lambda spec: P(self.worker.name, *spec), specs, is_leaf=is_spec
@@ -153,13 +153,13 @@ class Leaf(NamedTuple):
   Attributes:
     parameter: Declaration in the model.
     shape: Logical shape, including layers and tensor ranks.
-    tensor: Dims and dtype of the part that a partition shards.
+    tensor: Dims that a ZeRO partition shards, and the dtype.
     num_stored_dims: Number of dims of the stored array.
   """
 
   parameter: Parameter
   shape: tuple[int, ...]
-  tensor: Tensor
+  tensor: TensorSpec
   num_stored_dims: int
 
 
@@ -179,18 +179,18 @@ class Program:
   layout: Layout
 
   def __post_init__(self) -> None:
-    check(self.model, self._drawn_shapes, self.layout.tensor)
-    _ = self._whole_shapes  # sizes that do not fit fail here
+    check(self.model, self._init_shapes, self.layout.tensor)
+    _ = self._unpartitioned_shapes  # sizes that do not fit fail here
 
   def readable(self, params: Any) -> Any:
-    """Returns parameters that the model's functions read in its dtypes.
+    """Returns parameters marked with the dtypes in which the model reads them.
 
     Args:
       params: One worker's stored arrays, without a partition: all parameters,
         or those of some top-level keys.
     """
     parameters = self.model.parameters
-    return declared(params, {key: parameters[key] for key in params})
+    return mark_read_dtypes(params, {key: parameters[key] for key in params})
 
   def checked(self, scores: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the model's scores after checking their types during tracing."""
@@ -202,23 +202,23 @@ class Program:
     """Tree of `Leaf`, one per parameter."""
     return jax.tree.map(
       lambda p, x, tensor, stored: Leaf(p, x.shape, tensor, stored.ndim),
-      self.model.parameters, self._drawn_shapes, self.tensors,
+      self.model.parameters, self._init_shapes, self.tensors,
       self.stored_shapes, is_leaf=is_parameter,
     )
 
   @functools.cached_property
-  def _drawn_shapes(self) -> Any:
+  def _init_shapes(self) -> Any:
     """Shapes of one worker's parameters as the model initialises them."""
     return jax.eval_shape(self.model.init, jax.random.key(0))
 
   @functools.cached_property
-  def _whole_shapes(self) -> Any:
-    """Logical shapes of one worker's parameters after the split over stages."""
+  def _unpartitioned_shapes(self) -> Any:
+    """Logical shapes of one worker's parameters, split over stages only."""
     if self.layout.stages is None:
-      return self._drawn_shapes
-    return jax.eval_shape(self._init_whole, jax.random.key(0))
+      return self._init_shapes
+    return jax.eval_shape(self._init_unpartitioned, jax.random.key(0))
 
-  def _init_whole(self, key: jax.Array) -> Any:
+  def _init_unpartitioned(self, key: jax.Array) -> Any:
     """Initializes one worker's parameters, split over stages only."""
     whole = self.model.init(key)
     stages = self.layout.stages
@@ -256,9 +256,10 @@ class Program:
 
   @functools.cached_property
   def tensors(self) -> Any:
-    """Tree of `Tensor`, one per parameter: the dims after layers and ranks."""
+    """Each parameter's `TensorSpec`: dims without layers and ranks, dtype."""
     return self._map(
-      lambda p, x: Tensor(x.shape[p.num_lead :], p.dtype), self._whole_shapes
+      lambda p, x: TensorSpec(x.shape[p.num_lead :], p.dtype),
+      self._unpartitioned_shapes
     )
 
   @property
@@ -267,7 +268,7 @@ class Program:
     return self._map(lambda p: p.decays)
 
   @property
-  def whole_specs(self) -> Any:
+  def unpartitioned_specs(self) -> Any:
     """Tree of specs of one worker's unpartitioned parameters."""
     return self._map(lambda p: p.spec)
 
@@ -276,7 +277,7 @@ class Program:
     """Tree of specs of one worker's stored parameters."""
     layout = self.layout
     if layout.shards is None:
-      return self.whole_specs
+      return self.unpartitioned_specs
     # The optimizer's state has the finest partition, and parameters are stored
     # like it.
     inner = layout.shards.inner[: layout.partition.optimizer]
@@ -292,20 +293,20 @@ class Program:
     """Parameters on one device, as input of `parallel.plans.zero.cost`."""
 
     def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
-      # Copies of the tensor on one device: layers and lanes.
+      # Number of such tensors on one device: one per layer and lane.
       count = math.prod(x.shape[: p.num_lead])
       for axis in self.layout.model_axes:
         if axis.name in p.spec:
-          count //= axis.devices  # copies on other devices do not count
+          count //= axis.devices  # tensors on other devices do not count
       return cost.Parameter(
         math.prod(x.shape[p.num_lead :]), count, jnp.dtype(p.dtype).itemsize,
         uses=p.uses, regathered=p.regathered,
       )
 
-    return jax.tree.leaves(self._map(parameter, self._whole_shapes))
+    return jax.tree.leaves(self._map(parameter, self._unpartitioned_shapes))
 
   @property
-  def local_params(self) -> Any:
+  def local_shapes(self) -> Any:
     """Shapes of one worker's stored parameters on one device."""
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(s.shard_shape(x.shape), x.dtype),
@@ -320,7 +321,7 @@ class Program:
 
   def init_params(self, key: jax.Array) -> Any:
     """Initializes one worker's parameters from a key, in stored form."""
-    whole = self._init_whole(key)
+    whole = self._init_unpartitioned(key)
     if self.layout.shards is None:
       return whole
     return jax.tree.map(self.layout.shards.store, whole, self.tensors)
@@ -332,7 +333,7 @@ class Program:
       tree: A tree such as an optimizer's state. A leaf whose path ends with the
         path of a parameter is sharded like it. All other leaves are replicated.
     """
-    find = by_end_of_path(self.specs)
+    find = make_suffix_lookup(self.specs)
     return jax.tree.map_with_path(
       lambda path, _: P() if (spec := find(path)) is None else spec, tree
     )
@@ -343,7 +344,7 @@ def is_spec(x: Any) -> bool:
   return isinstance(x, P)
 
 
-def by_end_of_path(
+def make_suffix_lookup(
   of_parameters: Any, is_leaf: Callable[[Any], bool] = is_spec
 ) -> Callable[[tuple[Any, ...]], Any]:
   """Returns a function that finds the parameter that a path ends with.
@@ -362,7 +363,7 @@ def by_end_of_path(
     path belongs to no parameter.
 
   Example:
-    >>> find = by_end_of_path({"blocks": {"w_out": P(None, "tensor")}})
+    >>> find = make_suffix_lookup({"blocks": {"w_out": P(None, "tensor")}})
     >>> key = jax.tree_util.DictKey
     >>> tuple(find((key("mu"), key("blocks"), key("w_out"))))
     (None, 'tensor')

@@ -25,8 +25,8 @@ class Stages:
     axis: Axis of stages.
     schedule: Pipeline schedule of a training step.
     evaluation: Pipeline schedule of an evaluation, without backward passes.
-    keeps: Whether a forward saves its residuals for the backward; otherwise it
-      saves only its input.
+    keeps: Whether the forward of a part saves its residuals for the backward;
+      otherwise it saves only its input.
   """
 
   axis: Axis
@@ -52,8 +52,8 @@ class Stages:
     chunks = found[self.schedule.parts]  # [chunks, stages, layers]
     return np.swapaxes(chunks, 0, 1).reshape(self.axis.size, -1)
 
-  def _places(self, dim: int, size: int) -> np.ndarray:
-    """Returns the indices along a dim by stage, ``[stages, n]``; -1 pads."""
+  def _stage_indices(self, dim: int, size: int) -> np.ndarray:
+    """Returns the indices in a dim that each stage has, ``[stages, n]``."""
     if dim == 0:
       return self.layers(size)
     count = -(-size // self.axis.size)
@@ -72,7 +72,7 @@ class Stages:
       ``[*lead, stages, ..., n, ...]``, n per stage, padded with zeros.
     """
     at = dim + lead
-    places = self._places(dim, x.shape[at])
+    places = self._stage_indices(dim, x.shape[at])
     x = jnp.take(x, np.maximum(places, 0).ravel(), axis=at)
     if (places < 0).any():
       there = (places >= 0).reshape(-1, *[1] * (x.ndim - at - 1))
@@ -92,7 +92,7 @@ class Stages:
       lead: Number of dims before that of stages.
     """
     at = dim + lead
-    places = self._places(dim, size).ravel()
+    places = self._stage_indices(dim, size).ravel()
     x = jnp.moveaxis(x, lead, at)
     x = x.reshape(*x.shape[:at], -1, *x.shape[at + 2 :])
     # Padding has index -1 and is sorted first.

@@ -1,4 +1,4 @@
-"""Shared config of small runs of classifiers."""
+"""Config that small runs of image and graph classifiers share."""
 
 import ml_collections
 
@@ -18,8 +18,8 @@ def config(
     data: The section of the data.
 
   Returns:
-    The config, its outer loop, and whether it has the size test (a few steps of
-    small batches).
+    The config, the name of its outer loop, and whether its size is "test": a
+    few steps of small batches.
   """
   algorithm, _, size = arguments.partition(",")
   loops = choices("outer")

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from docs import log
-from docs.points import mean, spread
+from docs.points import format_mean_and_range, mean
 
 Source = Literal["paper", "code", "arithmetic", "unverified"]
 Relation = Literal["equal", "at most", "at least", "below", "above"]
@@ -23,17 +23,17 @@ Statistic = Literal[
 ]
 # "computed" gives the verdict "reproduced" or "not reproduced", "predicted" one
 # on models (`Claim.verdict`); either may give "fitted to the figure".
-Declared = Literal["computed", "predicted", "cannot be tested here"]
+Judgement = Literal["computed", "predicted", "cannot be tested here"]
 EntryName = Annotated[
-  str, pydantic.StringConstraints(pattern=f"^{log.NAME}$")
+  str, pydantic.StringConstraints(pattern=f"^{log.NAME_PATTERN}$")
 ]
 # Numbers that prose must take from a field: decimals, percentages, multiples,
 # and integers of three digits or more.
-_FIGURE = re.compile(
+_FIGURE_PATTERN = re.compile(
   r"(?<![\w.,-])[+-]?(\d[\d,]*\.\d+|\d+ ?%|\d+x\b|\d{3,}|\d{1,3}(,\d{3})+)"
 )
 # Text in which digits are names: code, identifiers of arXiv, dates, references.
-_NAMES = re.compile(
+_NAME_PATTERN = re.compile(
   r"`[^`]*`|\{[^{}]*\}|<!--.*?-->|arXiv \d{4}\.\d{5}|\d{4}-\d\d-\d\d"
   r"|\bp = \d(?:\.\d+)?|\b(?:section|claim|vLLM|LLMServingSim|Llama|RTX) "
   r"\d+(?:\.\d+)*B?"
@@ -43,16 +43,16 @@ _NAMES = re.compile(
 _FITTED = "fitted to the figure"
 
 
-class Number(float):
-  """Mean over seeds; formats as a number, or as mean (least to most).
+class SeedMean(float):
+  """Mean over seeds; the format "spread" gives mean (least to most).
 
   Example:
-    >>> from docs.claim_schema import Number
-    >>> f"{Number([0.25, 0.5]):.3f} {Number([0.25, 0.5]):spread}"
+    >>> from docs.claim_schema import SeedMean
+    >>> f"{SeedMean([0.25, 0.5]):.3f} {SeedMean([0.25, 0.5]):spread}"
     '0.375 +0.375 (+0.250 to +0.500)'
   """
 
-  def __new__(cls, seeds: Sequence[float]) -> "Number":
+  def __new__(cls, seeds: Sequence[float]) -> "SeedMean":
     made = super().__new__(cls, mean(seeds))
     made.seeds = tuple(seeds)
     return made
@@ -67,7 +67,7 @@ class Number(float):
 
   def __format__(self, spec: str) -> str:
     if spec == "spread":
-      return spread(self.seeds)
+      return format_mean_and_range(self.seeds)
     if spec == "percents":  # "3%" or "2 to 3%"
       low, high = (round(100 * x) for x in (self.min, self.max))
       return f"{low}%" if low == high else f"{low} to {high}%"
@@ -81,7 +81,7 @@ class _Model(pydantic.BaseModel):
 
 
 class Tolerance(_Model):
-  """Largest deviation: `absolute`, or `relative` times a value if larger."""
+  """Allowed deviation: the larger of `absolute` and `relative` * value."""
 
   relative: float = pydantic.Field(0.0, ge=0)
   absolute: float = pydantic.Field(0.0, ge=0)
@@ -92,10 +92,10 @@ class Tolerance(_Model):
 
 
 EXACT = Tolerance()
-# Tolerance of predictions that have none. With rates and a correction
+# Tolerance of predictions whose criterion has none. With rates and a correction
 # fitted to the same machine, our step model has a median error of 6.3% on
-# measured steps (results/calibration.json); figures have two or three digits.
-PREDICTED = Tolerance(relative=0.1)
+# measured steps (results/calibration.json); papers print two or three digits.
+PREDICTION_TOLERANCE = Tolerance(relative=0.1)
 
 
 class Quantity(_Model):
@@ -105,7 +105,7 @@ class Quantity(_Model):
   unit: str = ""
 
 
-class Published(_Model):
+class PublishedClaim(_Model):
   """Published claim: its text, its values, and where the claim was read."""
 
   text: str
@@ -117,9 +117,9 @@ class Criterion(Tolerance):
   """Relation that a value has to a published one if the claim holds.
 
   Attributes:
-    name: Published value.
-    number: Bound of a claim without a published value, such as a sign.
-    relation: Relation of our value to that one, for each seed.
+    name: Name of the published value, which is the bound; "" for `number`.
+    number: Bound if the claim has no published value: 0 for a sign.
+    relation: Relation that our value of each seed must have to the bound.
     neutral: Value that means no effect: 1 for a speedup. The relative tolerance
       is a share of the published effect, and "equal" needs effects of the same
       sign, whatever the tolerance.
@@ -155,7 +155,7 @@ class Criterion(Tolerance):
     )
 
 
-class Expected(_Model):
+class ExpectedNumber(_Model):
   """Named number that this codebase gives, and how it is read.
 
   Attributes:
@@ -172,11 +172,11 @@ class Expected(_Model):
     printed: Regular expression with a group "value" on what is printed; with
       the statistic "count", the number of its matches is the value.
     statistic: Reduction of several values to one.
-    ratio: Two names of expected numbers, whose quotient this is.
-    scale: Factor of the number that is read.
+    ratio: Names of two expected numbers; the value is their quotient.
+    scale: Factor by which the number that is read is multiplied.
     offset: Number that is added after scaling.
-    log: Name of the entry in log/ that records a number which no file has
-      and which no command here gives again: "2026-11-22-multitree".
+    log: Name of an entry in log/, the only record of a number that neither a
+      file nor a command gives: "2026-11-22-multitree".
     against_published: Relation to a published value on which the verdict
       depends.
     fitted_to: Published values by which the number, a parameter behind it, or
@@ -209,14 +209,14 @@ class Expected(_Model):
     return self.value if isinstance(self.value, list) else [self.value]
 
   def agrees(self, seen: Sequence[float]) -> bool:
-    """Returns whether values keep to the tolerance of the recorded ones."""
+    """Returns whether values are within tolerance of the recorded ones."""
     return len(seen) == len(self.values) and all(
       abs(now - then) <= self.against_recorded.of(then)
       for now, then in zip(seen, self.values, strict=True)
     )
 
   @pydantic.model_validator(mode="after")
-  def _has_one_reader(self) -> "Expected":
+  def _has_one_reader(self) -> "ExpectedNumber":
     ways = (
       bool(self.file or self.output), bool(self.printed), bool(self.ratio),
       bool(self.log),
@@ -248,30 +248,30 @@ class Claim(_Model):
     conditions: Named settings of the runs, for placeholders.
     commands: Shell commands that give the numbers, run in this order.
     shown: Further commands for the page, which are not run.
-    same_as: Number of a claim that has the commands.
-    note: Words after the time of the commands.
+    same_as: Number of another claim, whose commands give the numbers.
+    note: Words on the page after the time of the commands.
     budget_s: Seconds that the commands take on two cores.
     cannot_run: Reason why they are not run here.
     writes: File in results/ -> file that the commands write instead.
     reads: Keys of all expected numbers that are read from a file; a number's
       own keys take precedence.
     expected: Named numbers.
-    judgement: "computed" or "predicted", or the verdict.
-    checks: Entries in log/ on those checks of the ledger (docs/ledger.md) that
-      support a prediction, for claims that are predicted.
+    judgement: "computed" or "predicted", or the verdict itself.
+    checks: Entries in log/ on checks of the ledger (docs/ledger.md) that
+      support the prediction; only for claims that are predicted.
     reproduced_if: Whether all criteria must hold, or any.
-    scope: Scope of a claim that is reproduced.
+    scope: Words after "reproduced" in the verdict, which limit it.
     date: Day on which the numbers were seen.
     commit: Commit at which they were seen, if known.
-    seen: Prose with placeholders.
-    explanation: Prose with placeholders, after the verdict.
+    seen: Prose on what was seen, with placeholders.
+    explanation: Prose after the verdict, with placeholders.
     after: Markdown after the entry, such as a generated table.
   """
 
   number: Annotated[str, pydantic.StringConstraints(pattern=r"^\d+\.\d+$")]
   title: str
   heading: str = ""
-  published: Published
+  published: PublishedClaim
   conditions: dict[str, int | float | str] = {}
   commands: list[str] = []
   shown: list[str] = []
@@ -281,8 +281,8 @@ class Claim(_Model):
   cannot_run: str = ""
   writes: dict[str, str] = {}
   reads: dict[str, Any] = {}
-  expected: dict[str, Expected] = {}
-  judgement: Declared = "computed"
+  expected: dict[str, ExpectedNumber] = {}
+  judgement: Judgement = "computed"
   checks: list[EntryName] = []
   reproduced_if: Literal["all", "any"] = "all"
   scope: str = ""
@@ -297,7 +297,7 @@ class Claim(_Model):
     """Key that sorts numbers: 3.9 before 3.10."""
     return tuple(map(int, self.number.split(".")))
 
-  def criteria(self) -> dict[str, tuple[Expected, Criterion, float]]:
+  def criteria(self) -> dict[str, tuple[ExpectedNumber, Criterion, float]]:
     """Returns expected numbers with a criterion, and the bound of each."""
     found = {}
     for name, expected in self.expected.items():
@@ -312,7 +312,7 @@ class Claim(_Model):
   def verdict(
     self, seen: dict[str, Sequence[float]] | None = None
   ) -> str:
-    """Returns the verdict on recorded values, or on others.
+    """Returns the verdict on recorded values, or on those in ``seen``.
 
     Args:
       seen: Values by the name of an expected number; recorded ones for names
@@ -320,9 +320,9 @@ class Claim(_Model):
     """
     if self.judgement == "cannot be tested here":
       return self.judgement
-    held = [held for *_, held in self.compared(seen)]
+    held = [held for *_, held in self.comparisons(seen)]
     if not held:
-      return _FITTED if self._fitted() else "predicted, no figure"
+      return _FITTED if self._fitted_names() else "predicted, no figure"
     holds = all(held) if self.reproduced_if == "all" else any(held)
     if self.judgement == "predicted":
       return "predicted within tolerance" if holds else "predicted, misses"
@@ -330,9 +330,9 @@ class Claim(_Model):
       return "not reproduced"
     return " ".join(["reproduced", self.scope]).strip()
 
-  def compared(
+  def comparisons(
     self, seen: dict[str, Sequence[float]] | None = None
-  ) -> list[tuple[str, Number, Criterion, float, float, bool]]:
+  ) -> list[tuple[str, SeedMean, Criterion, float, float, bool]]:
     """Returns the comparisons that decide the verdict.
 
     Args:
@@ -342,29 +342,29 @@ class Claim(_Model):
       Name of an expected number, its values, criterion, bound, tolerance in the
       unit of the bound, and whether all values keep to it.
     """
-    default = PREDICTED if self.judgement == "predicted" else EXACT
+    default = PREDICTION_TOLERANCE if self.judgement == "predicted" else EXACT
     found = []
     for name, (expected, criterion, bound) in self.criteria().items():
       values = (seen or {}).get(name, expected.values)
       if not expected.fitted_to:
         found.append((
-          name, Number(values), criterion, bound,
+          name, SeedMean(values), criterion, bound,
           criterion.slack(bound, default),
           criterion.holds(values, bound, default),
         ))
     return found
 
-  def _fitted(self) -> set[str]:
+  def _fitted_names(self) -> set[str]:
     return {name for e in self.expected.values() for name in e.fitted_to}
 
   def fields(self) -> dict[str, Any]:
-    """Returns the namespaces of placeholders: published, seen, condition."""
+    """Returns the values of placeholders: published, seen and condition."""
     return {
       "published": _Names({
-        name: Number([q.value]) for name, q in self.published.values.items()
+        name: SeedMean([q.value]) for name, q in self.published.values.items()
       }),
       "seen": _Names({
-        name: Number(e.values) for name, e in self.expected.items()
+        name: SeedMean(e.values) for name, e in self.expected.items()
       }),
       "condition": _Names(self.conditions),
     }
@@ -375,7 +375,7 @@ class Claim(_Model):
 
   @pydantic.model_validator(mode="before")
   @classmethod
-  def _read_alike(cls, fields: dict[str, Any]) -> dict[str, Any]:
+  def _inherit_reads(cls, fields: dict[str, Any]) -> dict[str, Any]:
     expected = {
       name: number if {"printed", "ratio", "log"} & number.keys()
       else fields.get("reads", {}) | number
@@ -404,8 +404,10 @@ class Claim(_Model):
       try:
         self.filled(text)
       except (KeyError, AttributeError, IndexError, ValueError) as error:
-        raise ValueError(f"{key}: placeholder {error}") from error
-      bare = _FIGURE.search(_NAMES.sub(" ", " ".join(text.split())))
+        raise ValueError(f"{key}: placeholder has no value: {error}") from error
+      bare = _FIGURE_PATTERN.search(
+        _NAME_PATTERN.sub(" ", " ".join(text.split()))
+      )
       if bare:
         raise ValueError(
           f"{key}: the number {bare[0]!r} must be a placeholder, as in {{name}}"
@@ -440,12 +442,14 @@ class Claim(_Model):
       raise ValueError("an unverified claim must not be marked as reproduced")
 
   def _check_fits(self) -> None:
-    unknown = self._fitted() - set(self.published.values)
+    unknown = self._fitted_names() - set(self.published.values)
     if unknown:
       raise ValueError(
         f"fitted_to: published.values has no value {min(unknown)!r}"
       )
-    names = {c.name for _, c, _ in self.criteria().values()} | self._fitted()
+    names = {
+      c.name for _, c, _ in self.criteria().values()
+    } | self._fitted_names()
     missing = set(self.published.values) - names
     if self.judgement == "predicted" and missing:
       raise ValueError(
@@ -455,13 +459,13 @@ class Claim(_Model):
 
 
 class Claims(_Model):
-  """Content of one file."""
+  """Content of one file docs/claims/PAPER.toml."""
 
   claims: list[Claim]
 
 
 class _Names:
-  """Attributes of a placeholder, such as ``seen.ratio``."""
+  """Namespace with values as attributes, for placeholders as ``seen.ratio``."""
 
   def __init__(self, values: dict[str, Any]) -> None:
     self.__dict__.update(values)

@@ -9,7 +9,7 @@ import re
 import statistics
 from typing import Any
 
-from docs.claim_schema import Claim, Expected
+from docs.claim_schema import Claim, ExpectedNumber
 
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
   "min": min, "max": max, "mean": statistics.fmean,
@@ -52,7 +52,7 @@ def read(claim: Claim, folder: pathlib.Path, printed: str) -> dict[
 
 
 def read_one(
-  expected: Expected,
+  expected: ExpectedNumber,
   folder: pathlib.Path,
   printed: str = "",
   writes: Mapping[str, str] | None = None,
@@ -60,7 +60,7 @@ def read_one(
   """Returns one expected number, or one per seed.
 
   Args:
-    expected: Number with its reader.
+    expected: Description of the number, and of how it is read.
     folder: Folder of its file.
     printed: Text of its commands.
     writes: File in results/ -> file that was written instead.
@@ -83,7 +83,7 @@ def read_one(
     if expected.column:
       values = _column(text, expected)
     else:
-      values = list(map(_number, pointed(
+      values = list(map(_number, select_by_pointer(
         json.loads(text), expected.pointer.strip("/").split("/")
       )))
   if expected.statistic:
@@ -91,15 +91,15 @@ def read_one(
   return [value * expected.scale + expected.offset for value in values]
 
 
-def pointed(content: Any, path: Sequence[str]) -> Iterator[Any]:
-  """Yields what a pointer selects; see `Expected.pointer`.
+def select_by_pointer(content: Any, path: Sequence[str]) -> Iterator[Any]:
+  """Yields the values that a pointer selects; see `ExpectedNumber.pointer`.
 
   Example:
-    >>> from docs.claim_values import pointed
+    >>> from docs.claim_values import select_by_pointer
     >>> content = {"rows": [{"p": 1, "s": 3.5}, {"p": 0.5, "s": 2.5}]}
-    >>> list(pointed(content, ["rows", "p=0.5", "s"]))
+    >>> list(select_by_pointer(content, ["rows", "p=0.5", "s"]))
     [2.5]
-    >>> list(pointed(content, ["rows", "*", "s"]))
+    >>> list(select_by_pointer(content, ["rows", "*", "s"]))
     [3.5, 2.5]
 
   Raises:
@@ -112,7 +112,7 @@ def pointed(content: Any, path: Sequence[str]) -> Iterator[Any]:
   if key.startswith("*"):
     entries = content.values() if isinstance(content, dict) else content
     for entry in _matching(entries, key[1:]):
-      yield from pointed(entry, rest)
+      yield from select_by_pointer(entry, rest)
   elif isinstance(content, list) and "=" in key:
     matching = _matching(content, key)
     if len(matching) != 1:
@@ -120,16 +120,16 @@ def pointed(content: Any, path: Sequence[str]) -> Iterator[Any]:
         f"{len(matching)} entries have the key {key!r}; exactly one must have "
         "it"
       )
-    yield from pointed(matching[0], rest)
+    yield from select_by_pointer(matching[0], rest)
   elif isinstance(content, list):
-    yield from pointed(content[int(key)], rest)
+    yield from select_by_pointer(content[int(key)], rest)
   else:
     if key not in content:
       raise LookupError(
         f"the key {key!r} is missing; the keys are "
         f"{', '.join(map(str, content))}"
       )
-    yield from pointed(content[key], rest)
+    yield from select_by_pointer(content[key], rest)
 
 
 def _matching(entries: Iterable[Any], condition: str) -> list[Any]:
@@ -142,7 +142,7 @@ def _matching(entries: Iterable[Any], condition: str) -> list[Any]:
   ]
 
 
-def _column(text: str, expected: Expected) -> list[float]:
+def _column(text: str, expected: ExpectedNumber) -> list[float]:
   rows = list(csv.DictReader(io.StringIO(text)))
 
   def select(wanted: Mapping[str, str]) -> list[float]:
@@ -162,7 +162,7 @@ def _column(text: str, expected: Expected) -> list[float]:
 
 
 def _number(value: Any) -> float:
-  """Converts JSON's numbers, and fractions such as "8/7"."""
+  """Converts a JSON number, or a fraction such as "8/7", to a float."""
   if isinstance(value, str) and "/" in value:
     over, under = value.split("/")
     return float(over) / float(under)

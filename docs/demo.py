@@ -22,7 +22,7 @@ def main() -> None:
   from caatnet.show import pictures, results, tables
   from caatnet.train import loop
 
-  workdir = files.folder(FLAGS.workdir or "runs/demo", local=True)
+  workdir = files.parse_folder(FLAGS.workdir or "runs/demo", local=True)
   folders, rows = {}, []
   for p in FRACTIONS:
     config = override(FLAGS.config, f"sync.p={p}")
@@ -53,7 +53,7 @@ def main() -> None:
       [*row, "", "", ""] for row in tables.measure_rows(baselines, data.labels)
     ],
   }
-  tables.table(table["title"], table["columns"], table["rows"])
+  tables.print_table(table["title"], table["columns"], table["rows"])
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), table)
   picture = workdir / "loss.png"
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  heap.keep_freed()
+  heap.keep_freed_memory()
   options.run(
     main, defaults={"config": "configs/caatnet/tiny.py", "cpu_devices": "8"},
     uses=("config", "workdir", "mesh", "cpu_devices", "output", "programs"),

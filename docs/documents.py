@@ -5,15 +5,15 @@ A table is between two marker lines, in Markdown
   <!-- table: NAME -->
   <!-- end of table -->
 
-and in Python the same text after a "#". `rewritten` replaces the lines between
-them with the table of that name.
+and in Python the same text after a "#". `rewrite_tables` replaces the lines
+between them with the table of that name.
 """
 
 from collections.abc import Callable, Mapping
 import re
 
 # Function from the current text between the marker lines to the new text.
-Table = Callable[[str], str]
+TableFunction = Callable[[str], str]
 
 _TABLE = re.compile(
   r"(?P<first>^(?:<!--|#) table: (?P<name>\w+)(?: -->)?\n)"
@@ -23,8 +23,8 @@ _TABLE = re.compile(
 )
 
 
-def rewritten(
-  text: str, tables: Mapping[str, Table]
+def rewrite_tables(
+  text: str, tables: Mapping[str, TableFunction]
 ) -> tuple[str, list[str]]:
   r"""Regenerates all tables of a document.
 
@@ -40,7 +40,7 @@ def rewritten(
 
   Example:
     >>> text = "# table: sum\nold\n# end of table\n"
-    >>> print(rewritten(text, {"sum": lambda body: "1 + 1 = 2\n"}))
+    >>> print(rewrite_tables(text, {"sum": lambda body: "1 + 1 = 2\n"}))
     ('# table: sum\n1 + 1 = 2\n# end of table\n', ['sum'])
   """
   changed = []

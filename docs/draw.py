@@ -27,11 +27,11 @@ from docs.points import (
   BLACK,
   BLUE,
   GREEN,
-  LOOPS,
+  LOOP_STYLES,
   ORANGE,
   ROOT,
-  above,
   loop_name,
+  loss_differences,
   read,
 )
 
@@ -48,19 +48,19 @@ GREY, LIGHT = "#6b6b6b", "#e9e9e9"
 
 
 def mean_and_range(values: Sequence[float]) -> tuple[float, list[list[float]]]:
-  """Returns the mean over seeds, and the bar's lengths below and above it."""
+  """Returns the mean over seeds, and an error bar's length below and above."""
   mean = float(np.mean(values))
   return mean, [[mean - min(values)], [max(values) - mean]]
 
 
 def set_ticks(axes: Any, places: Sequence[float]) -> None:
-  """Marks places on a logarithmic axis in plain numbers."""
+  """Sets the ticks of a logarithmic x axis, labelled with plain numbers."""
   axes.set_xticks(places, [f"{place:,}" for place in places])
   axes.set_xticks([], minor=True)
 
 
 def draw_loss_against_bytes(path: pathlib.Path) -> None:
-  """Draws loss against bytes, on the tensor and on the worker axis."""
+  """Draws loss against bytes sent: a panel per mesh axis, tensor and worker."""
   figure, (left, right) = plt.subplots(
     1, 2, figsize=(10, 4.6), sharey=True, layout="constrained",
     width_ratios=(1, 1.75),
@@ -87,7 +87,7 @@ def draw_loss_against_bytes(path: pathlib.Path) -> None:
   for point in points:
     p = float(point.get("sync.p"))
     mark(
-      left, "tensor axis", point.kilobytes, above(point, baseline),
+      left, "tensor axis", point.kilobytes, loss_differences(point, baseline),
       f"p = {p:g}", BLUE, (0, 22, "center"),
     )
   points = {loop_name(point): point for point in read("outer_loops")}
@@ -97,12 +97,12 @@ def draw_loss_against_bytes(path: pathlib.Path) -> None:
     # Local SGD has DiLoCo's bytes and about its loss; it is moved to the left.
     x = point.kilobytes * (0.82 if point.algorithm == "local_sgd" else 1)
     mark(
-      right, "worker axis", x, above(point, baseline), label,
-      LOOPS[point.algorithm][1], at,
+      right, "worker axis", x, loss_differences(point, baseline), label,
+      LOOP_STYLES[point.algorithm][1], at,
     )
   long = read("outer_loops_long")
   mark(
-    right, "worker axis", long[1].kilobytes, above(long[1], long[0]),
+    right, "worker axis", long[1].kilobytes, loss_differences(long[1], long[0]),
     "Streaming, 4 bit, 1 step late, 3,000 steps", ORANGE, (10, 0, "left"), "*",
   )
   left.set(
@@ -148,7 +148,7 @@ LABELS = (
 def draw_outer_loops(path: pathlib.Path) -> None:
   """Draws all points of results/outer_loops.csv, with a legend."""
   figure, axes = plt.subplots(figsize=(11.5, 6), layout="constrained")
-  order = list(LOOPS)
+  order = list(LOOP_STYLES)
   points = sorted(
     read("outer_loops"), key=lambda point: order.index(point.algorithm)
   )
@@ -166,7 +166,7 @@ def draw_outer_loops(path: pathlib.Path) -> None:
     axes.errorbar(
       point.kilobytes * 1.12 ** (place - (many - 1) / 2), mean, yerr=bar,
       marker="osD^v*"[number], markersize=7, capsize=3, linestyle="none",
-      color=LOOPS[point.algorithm][1], label=loop_name(point),
+      color=LOOP_STYLES[point.algorithm][1], label=loop_name(point),
     )
     data[loop_name(point)] = [
       round(point.kilobytes, 3), *(round(loss, 4) for loss in point.losses)
@@ -320,7 +320,7 @@ def save(figure: Any, path: pathlib.Path, data: Any) -> None:
   plt.close(figure)
 
 
-# Where in a folder each picture goes.
+# Path of each picture in a folder -> function that draws it.
 PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
   "docs/loss_against_bytes.svg": draw_loss_against_bytes,
   "docs/stream.svg": draw_stream,

@@ -15,8 +15,8 @@ An entry begins with a title and a fixed head, followed by two sections:
 
 Results are sentences that can be read without the code, and tables with units.
 The first sentence of the verdict is the entry's line in the index,
-log/README.md. An entry is history: the last commit of its head has the files
-that it names.
+log/README.md. An entry is history: the files that it names exist at the last
+commit in its head.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,11 +30,11 @@ from docs.points import ROOT
 
 FOLDER = ROOT / "log"
 # Pattern of the name of an entry.
-NAME = r"\d{4}-\d\d-\d\d(-[a-z0-9]+)+"
+NAME_PATTERN = r"\d{4}-\d\d-\d\d(-[a-z0-9]+)+"
 _REQUIRED = ("Question", "Date", "Machine", "Commit", "Command")
 _HEADINGS = ["Result", "Verdict"]
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_COMMIT = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{7,40}\b")
+_COMMIT_PATTERN = re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{7,40}\b")
 _FIELD = re.compile(r"^- (\w+):((?:.|\n(?=  ))*)", re.MULTILINE)
 
 # A number with thousands separated by commas: sign, decimals, per cent.
@@ -79,7 +79,7 @@ def parse(name: str, text: str) -> Entry:
     The entry.
 
   Raises:
-    ValueError: The name, the head or the sections have another form.
+    ValueError: The name, the head or the sections do not have this form.
 
   Example:
     >>> text = "# Ring\n\n- Question: How fast?\n- Date: 2026-11-25\n"
@@ -108,10 +108,10 @@ def parse(name: str, text: str) -> Entry:
     raise ValueError(
       f"{name}: the head of the entry must have {', '.join(missing)}"
     )
-  commits = _COMMIT.findall(head["Commit"])
+  commits = _COMMIT_PATTERN.findall(head["Commit"])
   if not commits:
     raise ValueError(f"{name}: Commit must have a hash, got {head['Commit']!r}")
-  if not re.fullmatch(NAME, name) or not name.startswith(head["Date"]):
+  if not re.fullmatch(NAME_PATTERN, name) or not name.startswith(head["Date"]):
     raise ValueError(
       f"{name}: the name of the entry must be {head['Date']}-subject"
     )
@@ -139,14 +139,14 @@ def path_of(name: str) -> pathlib.Path:
 
 
 def link(name: str) -> str:
-  """Returns a Markdown link to an entry for a document of the root."""
+  """Returns a Markdown link to an entry, for documents in the root folder."""
   path = path_of(name)
   title = parse(name, path.read_text()).title
   return f"[{title}]({path.relative_to(ROOT).as_posix()})"
 
 
-def records(text: str, figure: str) -> bool:
-  """Returns whether the result or the verdict of an entry has a figure.
+def contains_figure(text: str, figure: str) -> bool:
+  """Returns whether the result or the verdict of an entry has a number.
 
   Dates, code blocks and targets of links are ignored.
 
@@ -160,7 +160,8 @@ def records(text: str, figure: str) -> bool:
 
   Example:
     >>> entry = "2.5%\\n## Result\\n1,024.38 us, 24% of 4.27 ms.\\n"
-    >>> [records(entry, figure) for figure in ("1,024.4", "4.2", "24%", "2.5%")]
+    >>> figures = ("1,024.4", "4.2", "24%", "2.5%")
+    >>> [contains_figure(entry, figure) for figure in figures]
     [True, False, True, False]
   """
   _, _, body = text.partition("\n## Result\n")
@@ -190,7 +191,7 @@ def _value(number: re.Match[str]) -> decimal.Decimal:
   )
 
 
-def with_tables() -> tuple[str, ...]:
+def documents_with_tables() -> tuple[str, ...]:
   """Returns the documents of the log with generated tables."""
   found = [path for path in paths() if "<!-- table:" in path.read_text()]
   return tuple(
@@ -198,7 +199,7 @@ def with_tables() -> tuple[str, ...]:
   )
 
 
-def experiments(_: str = "") -> str:
+def index_table(_: str = "") -> str:
   """Returns the index of the log: a row for each entry, newest first."""
   return markdown_table(
     ["date", "subject", "question", "verdict"],

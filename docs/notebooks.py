@@ -5,7 +5,7 @@
   python -m docs.notebooks --first_cell    # executes nothing
   python -m docs.notebooks --check    # exits with 2 if a notebook is stale
 
-All begin with the same cell. Locally it uses the checkout. On Colab it installs
+All have the same first cell. Locally it uses the checkout. On Colab it installs
 the package from the repository, whose address is ``url`` in setup.cfg, or from
 a wheel or zip that the user uploads. Needs the extra ``colab``.
 """
@@ -64,7 +64,7 @@ def first_cell(url: str) -> str:
   return _FIRST_CELL.format(url=url)
 
 
-def prepared(path: pathlib.Path) -> Any:
+def read_with_first_cell(path: pathlib.Path) -> Any:
   """Reads a notebook and updates its first cell, without executing it."""
   import nbformat
 
@@ -76,7 +76,7 @@ def prepared(path: pathlib.Path) -> Any:
   return notebook
 
 
-def sources(notebook: Any) -> str:
+def hash_sources(notebook: Any) -> str:
   """Returns a hash of all code cells of a notebook."""
   # Text cells do not affect outputs.
   cells = [c.source for c in notebook.cells if c.cell_type == "code"]
@@ -90,11 +90,11 @@ def is_stale(path: pathlib.Path) -> bool:
   kept = nbformat.read(path, as_version=4)
   # Compared with the current first cell, and with the cells as stored.
   return kept.metadata.get("caatnet", {}).get("sources") != (
-    sources(prepared(path))
-  ) or sources(kept) != sources(prepared(path))
+    hash_sources(read_with_first_cell(path))
+  ) or hash_sources(kept) != hash_sources(read_with_first_cell(path))
 
 
-def with_first_cell(path: pathlib.Path) -> Any:
+def update_first_cell(path: pathlib.Path) -> Any:
   """Reads a notebook and updates its first cell, which affects no output.
 
   Raises:
@@ -103,20 +103,20 @@ def with_first_cell(path: pathlib.Path) -> Any:
   import nbformat
 
   kept = nbformat.read(path, as_version=4)
-  if kept.metadata.get("caatnet", {}).get("sources") != sources(kept):
+  if kept.metadata.get("caatnet", {}).get("sources") != hash_sources(kept):
     raise ValueError(
       f"{path.name} has changed since it was executed; run make notebooks"
     )
-  notebook = prepared(path)
-  notebook.metadata["caatnet"]["sources"] = sources(notebook)
+  notebook = read_with_first_cell(path)
+  notebook.metadata["caatnet"]["sources"] = hash_sources(notebook)
   return notebook
 
 
-def executed(path: pathlib.Path) -> Any:
+def execute_notebook(path: pathlib.Path) -> Any:
   """Executes a notebook; returns it with outputs, hash and versions."""
   import nbclient
 
-  notebook = prepared(path)
+  notebook = read_with_first_cell(path)
   nbclient.NotebookClient(
     notebook,
     timeout=600,  # seconds per cell
@@ -126,18 +126,18 @@ def executed(path: pathlib.Path) -> Any:
   ).execute(env=os.environ | {"PYTHONWARNINGS": "ignore:install"})
   for cell in notebook.cells:
     if "outputs" in cell:
-      cell.outputs = _joined(cell.outputs)
+      cell.outputs = _merge_streams(cell.outputs)
     for output in cell.get("outputs", []):
       if "image/png" in output.get("data", {}):
-        output.data["image/png"] = _small(output.data["image/png"])
+        output.data["image/png"] = _reduce_colours(output.data["image/png"])
   notebook.metadata["caatnet"] = {
-    "sources": sources(notebook),
+    "sources": hash_sources(notebook),
     "versions": versions(),
   }
   return notebook
 
 
-def _joined(outputs: list[Any]) -> list[Any]:
+def _merge_streams(outputs: list[Any]) -> list[Any]:
   """Returns a cell's outputs with consecutive parts of a stream merged.
 
   The number of parts depends on timing. A progress bar that has ended leaves
@@ -155,7 +155,7 @@ def _joined(outputs: list[Any]) -> list[Any]:
   return joined
 
 
-def _small(png: str) -> str:
+def _reduce_colours(png: str) -> str:
   """Reduces a PNG in base64 to 256 colours, which makes it much smaller."""
   from PIL import Image
 
@@ -194,7 +194,7 @@ def main() -> None:
         "make notebooks"
       )
     return
-  make = with_first_cell if FLAGS.first_cell else executed
+  make = update_first_cell if FLAGS.first_cell else execute_notebook
   for path in paths:
     nbformat.write(make(path), path)
     print(path.name)

@@ -1,8 +1,8 @@
-"""Registry of papers, docs/papers.toml, and documents generated from it.
+"""Registry of papers, docs/papers.toml, and tables generated from it.
 
-docs/papers.md, docs/strategies.md, the directories of ARCHITECTURE.md and the
-map of the code, docs/map.md, are generated from it: `docs.tables` has
-one row for each. Claims are in `docs.claims`.
+The tables of docs/papers.md, docs/strategies.md and of the papers in
+docs/map.md come from the registry; those of directories and modules in
+ARCHITECTURE.md and docs/map.md come from docstrings. `docs.tables` writes them.
 """
 
 import ast
@@ -116,7 +116,7 @@ def _paper(
     raise ValueError(f"{PATH.name}, papers.{key}: {error}") from error
 
 
-def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
+def strategy_table(figures: Mapping[str, tuple[str, str]]) -> str:
   """Returns the table of strategies.
 
   Args:
@@ -148,14 +148,14 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
   )
 
 
-def verdicts(_: str = "") -> str:
+def verdict_table(_: str = "") -> str:
   """Returns the table of papers with savings and our verdicts."""
   rows = []
   for paper in load():
     if paper.saves:
       rows.append([
         f"{paper.subject.split(':')[0]} ({paper.reference})", paper.saves,
-        claims.counts(paper.claims),
+        claims.format_verdict_counts(paper.claims),
         f"`{paper.configs[0]}`",
       ])
   return markdown_table(
@@ -164,7 +164,7 @@ def verdicts(_: str = "") -> str:
   )
 
 
-def papers(_: str = "") -> str:
+def paper_table(_: str = "") -> str:
   """Returns the table of papers: the files of each."""
   return markdown_table(
     ["paper", "mechanism", "cost model", "studies", "configs", "notebooks",
@@ -179,7 +179,7 @@ def papers(_: str = "") -> str:
           )
         ),
         ", ".join(c.number for c in p.claims)
-        + f" ({claims.counts(p.claims)})" if p.claims else "-",
+        + f" ({claims.format_verdict_counts(p.claims)})" if p.claims else "-",
       ]
       for p in load()
     ],
@@ -187,7 +187,7 @@ def papers(_: str = "") -> str:
   )
 
 
-def modules(_: str = "") -> str:
+def module_map(_: str = "") -> str:
   """Returns the map of the code: each module with its docstring's first line.
 
   Modules are listed by directory, directories in alphabetical order.
@@ -206,7 +206,7 @@ def modules(_: str = "") -> str:
   return "".join(lines).lstrip("\n")
 
 
-def directories(_: str = "") -> str:
+def directory_table(_: str = "") -> str:
   """Returns the files of `parallel` and `caatnet`, then their directories."""
   rows = []
   for package in ("parallel", "caatnet"):

@@ -12,10 +12,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BLACK, BLUE, ORANGE, GREEN = "#1a1a1a", "#0072b2", "#d55e00", "#009e73"
 
 # Values in configs/diloco/sweep.py of keys that a point does not set.
-EVERY, WORKERS = "30", "2"
-ROUNDS = ("local_sgd", "diloco", "streaming", "eager", "sparseloco", "noloco")
+DEFAULT_SYNC_EVERY, DEFAULT_WORKERS = "30", "2"
+ROUND_ALGORITHMS = (
+  "local_sgd", "diloco", "streaming", "eager", "sparseloco", "noloco"
+)
 # Algorithm -> name and colour in pictures.
-LOOPS = {
+LOOP_STYLES = {
   "data_parallel": ("data parallelism", BLACK),
   "local_sgd": ("local SGD", "#e69f00"),
   "diloco": ("DiLoCo", BLUE),
@@ -28,7 +30,7 @@ LOOPS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class SweepPoint:
   """Runs of one point of a sweep.
 
   Attributes:
@@ -54,7 +56,7 @@ class Point:
     return self.get("outer.algorithm")
 
 
-def read(name: str) -> list[Point]:
+def read(name: str) -> list[SweepPoint]:
   """Returns the points of results/NAME.csv in the order of the file."""
   with (ROOT / "results" / f"{name}.csv").open() as file:
     rows = list(csv.DictReader(file))
@@ -68,7 +70,7 @@ def read(name: str) -> list[Point]:
     return sum(float(row[key]) for key in over_others or over_tensor) / 1e3
 
   return [
-    Point(
+    SweepPoint(
       overrides,
       kilobytes(runs[0]),
       tuple(float(run["validation_loss"]) for run in runs),
@@ -77,11 +79,11 @@ def read(name: str) -> list[Point]:
   ]
 
 
-def loop_name(point: Point) -> str:
-  """Describes a point of the sweep of outer loops."""
-  words = [LOOPS[point.algorithm][0]]
-  if point.algorithm in ROUNDS:
-    words.append(f"H = {point.get('outer.sync_every', EVERY)}")
+def loop_name(point: SweepPoint) -> str:
+  """Returns a point's outer loop with its settings: "DiLoCo, H = 30"."""
+  words = [LOOP_STYLES[point.algorithm][0]]
+  if point.algorithm in ROUND_ALGORITHMS:
+    words.append(f"H = {point.get('outer.sync_every', DEFAULT_SYNC_EVERY)}")
   if point.get("outer.overlap"):
     assert point.get("outer.overlap") == "(1,)"
     words.append("1 step late")
@@ -92,12 +94,14 @@ def loop_name(point: Point) -> str:
     words.append("not compensated")
   if point.get("optimizer.name") == "sgd":
     words.append("inner SGD")
-  if point.get("parallel.worker", WORKERS) != WORKERS:
+  if point.get("parallel.worker", DEFAULT_WORKERS) != DEFAULT_WORKERS:
     words.append(f"{point.get('parallel.worker')} workers")
   return ", ".join(words)
 
 
-def above(point: Point, baseline: Point) -> tuple[float, ...]:
+def loss_differences(
+  point: SweepPoint, baseline: SweepPoint
+) -> tuple[float, ...]:
   """Returns the loss minus that of the baseline, per seed."""
   pairs = zip(point.losses, baseline.losses, strict=True)
   return tuple(a - b for a, b in pairs)
@@ -108,15 +112,15 @@ def mean(values: Sequence[float]) -> float:
   return sum(values) / len(values)
 
 
-def spread(differences: Sequence[float], digits: int = 3) -> str:
+def format_mean_and_range(differences: Sequence[float], digits: int = 3) -> str:
   """Formats the mean and the range of differences of losses."""
   middle, least, most = (
-    signed(f(differences), digits) for f in (mean, min, max)
+    format_signed(f(differences), digits) for f in (mean, min, max)
   )
   return f"{middle} ({least} to {most})"
 
 
-def signed(number: float, digits: int = 3) -> str:
+def format_signed(number: float, digits: int = 3) -> str:
   """Formats a number with its sign; one that is rounded to zero has none."""
   text = f"{number:+.{digits}f}"
   return text if float(text) else text[1:]

@@ -62,7 +62,7 @@ class Hint(NamedTuple):
   write: str
 
 
-def of_markdown(text: str) -> Iterator[Line]:
+def markdown_lines(text: str) -> Iterator[Line]:
   """Yields the lines of Markdown that are not code."""
   fenced = False
   for number, line in enumerate(text.splitlines(), 1):
@@ -72,15 +72,15 @@ def of_markdown(text: str) -> Iterator[Line]:
       yield Line(number, line)
 
 
-def of_notebook(text: str) -> Iterator[Line]:
+def notebook_lines(text: str) -> Iterator[Line]:
   """Yields the lines of a notebook's Markdown cells."""
   for number, cell in enumerate(json.loads(text)["cells"], 1):
     if cell["cell_type"] == "markdown":
-      for line in of_markdown("".join(cell["source"])):
+      for line in markdown_lines("".join(cell["source"])):
         yield Line(number, line.text)
 
 
-def of_python(text: str) -> Iterator[Line]:
+def python_prose_lines(text: str) -> Iterator[Line]:
   """Yields comments, lines of docstrings and texts for users."""
   for token in tokenize.generate_tokens(io.StringIO(text).readline):
     if token.type == tokenize.COMMENT:
@@ -91,14 +91,14 @@ def of_python(text: str) -> Iterator[Line]:
       for offset, line in enumerate(doc.splitlines()):
         if line.strip():
           yield Line(start + offset, line, offset == 0)
-    for argument in _texts(node):
+    for argument in _user_texts(node):
       for part in ast.walk(argument):
         text = part.value if isinstance(part, ast.Constant) else None
         if isinstance(text, str) and " " in text:
           yield Line(part.lineno, text.replace("\n", " "))
 
 
-def _texts(node: ast.AST) -> list[ast.expr]:
+def _user_texts(node: ast.AST) -> list[ast.expr]:
   """Returns the texts for users of an error, a flag or a config key."""
   if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
     return node.exc.args
@@ -113,16 +113,18 @@ def _texts(node: ast.AST) -> list[ast.expr]:
   return found
 
 
-_READERS = {".py": of_python, ".md": of_markdown, ".ipynb": of_notebook}
+_READERS = {
+  ".py": python_prose_lines, ".md": markdown_lines, ".ipynb": notebook_lines
+}
 
 
-class Check:
-  """The patterns of a data file.
+class ProseChecker:
+  """Checks lines of prose against the patterns of a data file.
 
   Args:
     path: TOML file with `wording` (pattern -> what to write instead),
-      `openers`, `most_per_1000` and a list `exception` of `path`, `text` (a
-      pattern) and `reason`.
+      `openers` (words that must not begin a text), `most_per_1000` (allowed
+      hints per 1,000 lines), and `exception` (`path`, `text` and `reason`).
   """
 
   def __init__(self, path: pathlib.Path = ROOT / "docs/prose.toml") -> None:
@@ -186,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     "--table", action="store_true", help="one line per directory, no hints"
   )
   options = parser.parse_args(arguments)
-  check, totals = Check(), {}
+  check, totals = ProseChecker(), {}
   hints = 0
   for path in files(ROOT, options.paths):
     found, num_lines = check.read(path, ROOT)

@@ -5,8 +5,8 @@ r"""Runs the commands of claims again, and compares the numbers with CLAIMS.md.
   python -m docs.reproduce all --budget=600 --record
 
 Arguments are numbers of claims, keys of papers (docs/papers.toml) or "all".
-Claims whose commands take longer than --budget seconds, or need what is not
-here, are listed with the reason. Exit status 1: a number left its tolerance.
+Claims whose commands take longer than --budget seconds, or cannot run here, are
+listed with the reason. Exit status 1: a number is out of tolerance, or failed.
 
 Commands run in a temporary folder with links to the tree and a copy of
 results/, so that no tracked file is written. A run that was killed resumes from
@@ -48,7 +48,7 @@ flags.DEFINE_bool("record", False, "Write values, date, commit to docs/claims.")
 
 STATE = ROOT / "runs" / "reproduce"
 # Commands are stopped after this many times their budget, plus a minute.
-_PATIENCE = 10
+_TIMEOUT_FACTOR = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """Result of one claim.
+  """Result of the commands of one claim.
 
   Attributes:
     plan: The claim and its commands.
@@ -86,7 +86,7 @@ class Outcome:
 
   @property
   def left(self) -> list[str]:
-    """Names of numbers that left their tolerance of the recorded ones."""
+    """Names of numbers that are not within tolerance of the recorded ones."""
     expected = self.plan.claim.expected
     return [k for k, v in self.values.items() if not expected[k].agrees(v)]
 
@@ -156,7 +156,7 @@ def run(
     environment: Environment of the commands; this process's if None.
   """
   state.mkdir(parents=True, exist_ok=True)
-  code = _code()
+  code = _code_digest()
   found = []
   with tempfile.TemporaryDirectory(prefix="reproduce_") as above:
     # Commands -> folder in which they have run, and what they printed.
@@ -194,8 +194,8 @@ def _run_one(
   try:
     if plan.commands not in ran:
       folder = pathlib.Path(tempfile.mkdtemp(dir=above))
-      _tree(folder)
-      timeout = _PATIENCE * plan.budget_s + 60
+      _link_tree(folder)
+      timeout = _TIMEOUT_FACTOR * plan.budget_s + 60
       printed = "".join(
         _shell(command, folder, timeout, environment)
         for command in plan.commands
@@ -207,8 +207,8 @@ def _run_one(
   return Outcome(plan, values, time.monotonic() - begin)
 
 
-def _tree(folder: pathlib.Path) -> None:
-  """Fills a folder with links to the tree, and a copy of results/."""
+def _link_tree(folder: pathlib.Path) -> None:
+  """Fills a folder with links to the repository, and a copy of results/."""
   for path in ROOT.iterdir():
     if path.name.startswith(".") or path.name in ("results", "runs", "build"):
       continue
@@ -258,8 +258,8 @@ def _shell(
   return printed
 
 
-def _code() -> str:
-  """Returns what identifies the code: the commit, and changes since."""
+def _code_digest() -> str:
+  """Returns a hash of the commit and of the uncommitted changes of the code."""
   parts = [
     _git("rev-parse", "HEAD"), _git("diff", "HEAD", "--", ":!docs/claims")
   ]
@@ -307,8 +307,8 @@ def _rows(outcome: Outcome) -> Iterator[list[str]]:
   for name in shown or [""]:
     published = recorded = seen = ""
     if name:
-      recorded = _figures(claim.expected[name].values)
-      seen = _figures(outcome.values[name])
+      recorded = _format_values(claim.expected[name].values)
+      seen = _format_values(outcome.values[name])
     if name in bounds:
       _, criterion, bound = bounds[name]
       published = f"{criterion.relation} {bound:g}"
@@ -322,7 +322,7 @@ def _rows(outcome: Outcome) -> Iterator[list[str]]:
     yield [head[0], f"{others} others", "", "", "as recorded", "", ""]
 
 
-def _figures(values: Sequence[float]) -> str:
+def _format_values(values: Sequence[float]) -> str:
   text = f"{statistics.fmean(values):.5g}"
   if len(values) > 1:
     text += f" ({min(values):.5g} to {max(values):.5g})"
@@ -330,7 +330,7 @@ def _figures(values: Sequence[float]) -> str:
 
 
 def record(outcome: Outcome, folder: pathlib.Path = claims.FOLDER) -> None:
-  """Writes numbers that were seen, the date and the commit into its file.
+  """Writes an outcome's numbers, date and commit into the claim's file.
 
   Raises:
     ValueError: A number is not written as this function expects, with
@@ -347,11 +347,13 @@ def record(outcome: Outcome, folder: pathlib.Path = claims.FOLDER) -> None:
   if _git("status", "--porcelain", "--", ".", ":!docs/claims", ":!CLAIMS.md"):
     commit += "-dirty"
   today = datetime.date.today()
-  text = recorded(path.read_text(), number, outcome.values, today, commit)
+  text = update_claim_text(
+    path.read_text(), number, outcome.values, today, commit
+  )
   path.write_text(text)
 
 
-def recorded(
+def update_claim_text(
   text: str,
   number: str,
   values: Mapping[str, Sequence[float]],

@@ -30,7 +30,9 @@ def pages(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
   )
 
 
-def linked(page: pathlib.Path, root: pathlib.Path = ROOT) -> set[pathlib.Path]:
+def linked_files(
+  page: pathlib.Path, root: pathlib.Path = ROOT
+) -> set[pathlib.Path]:
   """Returns the files that a page links to, relative to the repository.
 
   Raises:
@@ -56,7 +58,7 @@ def write(source: pathlib.Path, root: pathlib.Path = ROOT) -> None:
   """Writes the pages, and all files that they link to, to a new folder."""
   shutil.rmtree(source, ignore_errors=True)
   mine = pages(root)
-  for path in {*mine, *(x for page in mine for x in linked(page, root))}:
+  for path in {*mine, *(x for page in mine for x in linked_files(page, root))}:
     target = source / path
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(root / path, target)

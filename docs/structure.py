@@ -32,14 +32,14 @@ _NO_CODE = (
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """One module, read.
+  """Sizes and imports of one Python module.
 
   Attributes:
     name: Its dotted name.
-    lines: All lines.
-    code: Lines with code: no blank lines, comments or docstrings.
-    docstring: Lines of docstrings.
-    comment: Lines with a comment.
+    lines: Number of all lines.
+    code: Number of lines with code: not blank, no comments or docstrings.
+    docstring: Number of lines of docstrings.
+    comment: Number of lines with a comment.
     functions: Name -> (lines, parameters) of each function.
     imports: Dotted names that it imports when it is imported.
   """
@@ -96,8 +96,8 @@ def _functions(
 def _imports(body: list[ast.stmt]) -> Iterator[str]:
   """Yields what a module imports when it is itself imported.
 
-  Imports inside functions are left out: they load heavy packages where these
-  are used.
+  Imports inside functions are left out: they delay the import of heavy packages
+  until a function needs them.
   """
   for node in body:
     if isinstance(node, ast.Import):
@@ -119,7 +119,7 @@ def modules(root: pathlib.Path) -> list[Module]:
 
 
 def code_of_directories(found: list[Module]) -> collections.Counter[str]:
-  """Returns the code lines of each file or directory at a package's top."""
+  """Returns the number of code lines by top-level file or directory."""
   counts = collections.Counter[str]()
   for module in found:
     counts[".".join(module.name.split(".")[:2])] += module.code
@@ -142,7 +142,7 @@ def cycles(found: list[Module]) -> list[list[str]]:
 
 
 def summary(found: list[Module]) -> dict[str, int | float | str]:
-  """Returns what `main` prints, by its name."""
+  """Returns the sizes of the code by name, as `main` prints them."""
   functions = {
     f"{module.name}.{name}": size
     for module in found for name, size in module.functions.items()
@@ -170,11 +170,11 @@ def summary(found: list[Module]) -> dict[str, int | float | str]:
   }
 
 
-def places(root: pathlib.Path) -> dict[str, int]:
+def files_per_extension(root: pathlib.Path) -> dict[str, int]:
   """Returns the number of files to write or change for each kind of extension.
 
-  These are the files that ARCHITECTURE.md names, for some of which
-  tests/recipes_test.py adds an extension in exactly these files.
+  ARCHITECTURE.md names these files. For some kinds, tests/recipes_test.py adds
+  an extension in exactly these files.
 
   Args:
     root: A checkout.
@@ -203,7 +203,7 @@ def main(argv: list[str]) -> None:
   for name, value in summary(found).items():
     print(f"{name:40} {value:,}" if isinstance(value, int) else
           f"{name:40} {value}")
-  for kind, number in places(options.root).items():
+  for kind, number in files_per_extension(options.root).items():
     print(f"{f'files of a new {kind}':40} {number}")
   if options.list:
     for module in found:

@@ -20,16 +20,16 @@ from caatnet.benchmarks.programs import calibration
 from caatnet.show.render import grid, markdown_table
 from configs.benchmark import calibration as calibration_config
 from docs import claims, documents, log, papers
-from docs.documents import Table
+from docs.documents import TableFunction
 from docs.points import (
   ROOT,
-  Point,
-  above,
+  SweepPoint,
+  format_mean_and_range,
+  format_signed,
   loop_name,
+  loss_differences,
   mean,
   read,
-  signed,
-  spread,
 )
 from launch import options
 from parallel.base import files
@@ -37,12 +37,12 @@ from parallel.tensor.partial_sync import FUSED_ROUTES
 
 FLAGS = flags.FLAGS
 
-# Each document with tables, by its path.
+# Paths of the documents with tables.
 DOCUMENTS = (
   "README.md", "ARCHITECTURE.md", "CLAIMS.md", "docs/map.md",
   "docs/strategies.md", "docs/ledger.md", "docs/papers.md", "docs/your_own.md",
   "parallel/kernels/evidence.py",
-  *log.with_tables(),
+  *log.documents_with_tables(),
 )
 
 # Kinds of faults that are planted in programs of other projects, in tests.
@@ -57,15 +57,16 @@ def result(name: str) -> dict[str, Any]:
   return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
 
-def names(points: Sequence[Point]) -> dict[str, Point]:
+def points_by_name(points: Sequence[SweepPoint]) -> dict[str, SweepPoint]:
   """Returns the points of a sweep of outer loops by name."""
   return {loop_name(point): point for point in points}
 
 
 def _losses(
-  points: Sequence[Point], name: Callable[[Point], str], digits: int = 3
+  points: Sequence[SweepPoint], name: Callable[[SweepPoint], str],
+  digits: int = 3
 ) -> str:
-  """Returns the losses of each seed, compared with the first point's."""
+  """Returns a table of losses by seed, and minus those of the first point."""
   first, *_ = points
   return markdown_table(
     ["", *(f"seed {i}" for i in range(len(first.losses))), "mean",
@@ -75,7 +76,9 @@ def _losses(
         name(point),
         *(f"{loss:.4f}" for loss in point.losses),
         f"{mean(point.losses):.4f}",
-        "" if point is first else spread(above(point, first), digits),
+        "" if point is first else format_mean_and_range(
+          loss_differences(point, first), digits
+        ),
         f"{point.kilobytes:,.1f}",
       ]
       for point in points
@@ -92,7 +95,7 @@ def outer_loops_long(_: str) -> str:
 
 
 def zero(_: str) -> str:
-  def name(point: Point) -> str:
+  def name(point: SweepPoint) -> str:
     words = [point.get("zero.scheme")]
     words += [
       f"{point.get(f'zero.{part}_codec')} {part}s"
@@ -104,7 +107,7 @@ def zero(_: str) -> str:
 
 
 def rounding(_: str) -> str:
-  def name(point: Point) -> str:
+  def name(point: SweepPoint) -> str:
     words = [point.get("outer.codec")]
     if point.get("outer.stochastic_rounding"):
       words.append("stochastic rounding")
@@ -115,8 +118,8 @@ def rounding(_: str) -> str:
   return _losses(read("rounding"), name)
 
 
-def _partial_sync(points: Sequence[Point], ranks: str) -> str:
-  """Returns losses by p, ranks and private scale; p = 1 is the first point."""
+def _partial_sync(points: Sequence[SweepPoint], ranks: str) -> str:
+  """Returns a table of losses by ranks, p and private scale; p = 1 is first."""
   first, *_ = points
   scales = {"forward": "sqrt(r)", "none": "none"}
   rows = []
@@ -128,7 +131,9 @@ def _partial_sync(points: Sequence[Point], ranks: str) -> str:
       "-" if p == 1 else scale,
       f"{mean(point.losses):.4f}",
       f"{min(point.losses):.3f} to {max(point.losses):.3f}",
-      "" if point is first else spread(above(point, first), 4),
+      "" if point is first else format_mean_and_range(
+        loss_differences(point, first), 4
+      ),
       f"{point.kilobytes / 1e3:.2f}",
     ])
   return markdown_table(
@@ -172,13 +177,13 @@ def training_step(_: str) -> str:
   )
 
 
-def _in_words(overrides: str) -> str:
+def _describe_overrides(overrides: str) -> str:
   """Describes overrides of a program: "p = 0.5, route = one_shot"."""
   words = re.sub(r"sync\.|model\.|\.0\b", "", overrides)
   return words.replace(" ", ", ").replace("=", " = ")
 
 
-def _bounds(row: Mapping[str, Any]) -> str:
+def _format_step_bounds(row: Mapping[str, Any]) -> str:
   bounds = row["roofline"]
   return " / ".join(
     f"{bounds[key]:.2f}" for key in (
@@ -187,30 +192,33 @@ def _bounds(row: Mapping[str, Any]) -> str:
   )
 
 
-def _over_tensor(row: Mapping[str, Any], key: str) -> str:
-  """Formats a key, in bytes, as a fraction of the tensor axis's bytes."""
+def _tensor_axis_share(row: Mapping[str, Any], key: str) -> str:
+  """Formats the bytes under a key as a fraction of all on the tensor axis."""
   (axis,) = [r for r in row["overlap"] if r["axes"] == ["tensor"]]
   return f"{axis[key] / axis['bytes']:.1%}"
 
 
 def overlap(_: str) -> str:
-  """Returns the programs of the 7B step compiled for TPUs."""
+  """Returns the table of the programs of a 7B step compiled for TPUs."""
   return markdown_table(
     ["target", "program", "kernels", "asynchronous", "hidden",
      "main memory, GB", "step, s: none / as scheduled / all overlapped"],
     [
       [
-        row["target"].removeprefix("tpu:"), _in_words(row["overrides"]),
+        row["target"].removeprefix("tpu:"),
+        _describe_overrides(row["overrides"]),
         "on" if row["kernels"] == "pallas" else "off",
-        _over_tensor(row, "asynchronous"), _over_tensor(row, "hidden"),
-        f"{row['roofline']['memory_bytes'] / 1e9:,.0f}", _bounds(row),
+        _tensor_axis_share(row, "asynchronous"),
+        _tensor_axis_share(row, "hidden"),
+        f"{row['roofline']['memory_bytes'] / 1e9:,.0f}",
+        _format_step_bounds(row),
       ]
       for row in result("programs")["rows"]
     ],
   )
 
 
-def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
+def _kernel_step_ratios() -> Iterator[tuple[tuple[str, str], float, float]]:
   """Yields (kind of device, op), p, and step time with kernels over without.
 
   All-reduces that are kernels themselves are chosen by name, not by evidence.
@@ -231,9 +239,9 @@ def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
 
 
 def kernels(_: str) -> str:
-  """Writes the dict of parallel/kernels/evidence.py."""
+  """Returns the source text of the dict in parallel/kernels/evidence.py."""
   found: dict[tuple[str, str], dict[float, float]] = {}
-  for key, p, ratio in _evidence():
+  for key, p, ratio in _kernel_step_ratios():
     found.setdefault(key, {})[p] = round(ratio, 3)
   lines = [
     f'  ("{device}", "{op}"): {ratios},\n'
@@ -243,10 +251,10 @@ def kernels(_: str) -> str:
   return head + "".join(lines) + "}\n"
 
 
-def _auto() -> dict[tuple[str, float], Mapping[str, Any]]:
-  """Returns (target, p) -> row of `config.kernels="auto"` with psum."""
+def _auto_kernel_rows() -> dict[tuple[str, float], Mapping[str, Any]]:
+  """Returns by (target, p) the row that `config.kernels="auto"` selects."""
   slower = {
-    (device, p) for (device, _), p, ratio in _evidence() if ratio >= 1
+    (device, p) for (device, _), p, ratio in _kernel_step_ratios() if ratio >= 1
   }
   found = {}
   for row in result("programs")["rows"]:
@@ -259,21 +267,24 @@ def _auto() -> dict[tuple[str, float], Mapping[str, Any]]:
 
 
 def bounds_of_a_step(_: str) -> str:
-  """Returns claim 1.5: bounds of a step from the compiled program."""
+  """Returns the table of claim 1.5: bounds on a step from its program."""
   return markdown_table(
     ["64 chips", "p", "hidden",
      "step, s: none / as scheduled / all overlapped"],
     [
-      [target, f"{p:g}", _over_tensor(row, "hidden"), _bounds(row)]
+      [
+        target, f"{p:g}", _tensor_axis_share(row, "hidden"),
+        _format_step_bounds(row)
+      ]
       for (target, p), row in sorted(
-        _auto().items(), key=lambda item: (item[0][0], -item[0][1])
+        _auto_kernel_rows().items(), key=lambda item: (item[0][0], -item[0][1])
       )
     ],
   )
 
 
 # Op of the benchmark of kernels -> its name in the log, and the cases there.
-_MOVED = {
+_LOGGED_CASES = {
   "add_norm": ("add_norm", ("7B, p=.5", "8192 x 8192")),
   "add_norm_backward": (
     "add_norm, forward and backward", ("7B, p=.5", "8192 x 8192")
@@ -298,7 +309,7 @@ def kernels_bytes(_: str) -> str:
     for target in ("h200", "v5p")
   )
   rows = []
-  for op, (name, cases) in _MOVED.items():
+  for op, (name, cases) in _LOGGED_CASES.items():
     for case in cases:
       least = h200[op, case]["least_bytes"]
       rows.append([f"{name}: {case}", f"{least / 1e6:,.1f}"] + [
@@ -313,16 +324,20 @@ def kernels_bytes(_: str) -> str:
 
 
 def strategies(_: str) -> str:
-  """Returns the strategies of docs/papers.toml, with figures from results/."""
-  return papers.strategies(dict(_figures()))
+  """Returns the table of strategies, with figures from results/."""
+  return papers.strategy_table(dict(_strategy_figures()))
 
 
-def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
+def _strategy_figures() -> Iterator[tuple[str, tuple[str, str]]]:
   """Yields the name of a strategy, its savings and its costs."""
   full, half, quarter, *_ = read("partial_sync_480_steps")
-  yield "partial synchronisation, p = .5; .25", (
-    "50%; 75% of a block's all-reduces",
-    f"{spread(above(half, full))}; {spread(above(quarter, full))} [a]",
+  yield (
+    "partial synchronisation, p = .5; .25",
+    (
+      "50%; 75% of a block's all-reduces",
+      f"{format_mean_and_range(loss_differences(half, full))}; "
+      f"{format_mean_and_range(loss_differences(quarter, full))} [a]",
+    ),
   )
   yield from _loops()
   yield from _partitions()
@@ -346,15 +361,15 @@ def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _loops() -> Iterator[tuple[str, tuple[str, str]]]:
-  """Yields the rows of outer loops and their codecs."""
-  loops = names(read("outer_loops"))
+  """Yields `_strategy_figures` of outer loops and their codecs."""
+  loops = points_by_name(read("outer_loops"))
   base = loops["data parallelism"]
 
   def fewer(name: str) -> str:
     return f"{base.kilobytes / loops[name].kilobytes:,.0f}x"
 
   def cost(name: str, against: str = "data parallelism") -> str:
-    return spread(above(loops[name], loops[against]))
+    return format_mean_and_range(loss_differences(loops[name], loops[against]))
 
   yield "local SGD, H = 30", (
     f"{fewer('local SGD, H = 30')} fewer bytes",
@@ -366,10 +381,14 @@ def _loops() -> Iterator[tuple[str, tuple[str, str]]]:
   )
   late = "Streaming DiLoCo, H = 30, 1 step late"
   long = read("outer_loops_long")
-  yield "Streaming DiLoCo, 1 step late, 4 bit", (
-    f"{fewer(f'{late}, 4 bit')}; hidden on H200, not on v5p (claim 3.11)",
-    f"{cost(f'{late}, 4 bit')} [b]; {spread(above(long[1], long[0]))} after "
-    "100 rounds [c]",
+  yield (
+    "Streaming DiLoCo, 1 step late, 4 bit",
+    (
+      f"{fewer(f'{late}, 4 bit')}; hidden on H200, not on v5p (claim 3.11)",
+      f"{cost(f'{late}, 4 bit')} [b]; "
+      f"{format_mean_and_range(loss_differences(long[1], long[0]))} after "
+      "100 rounds [c]",
+    ),
   )
   yield "eager DiLoCo", (
     f"{fewer('eager DiLoCo, H = 30')}, under a round's compute",
@@ -396,7 +415,7 @@ def _loops() -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def _partitions() -> Iterator[tuple[str, tuple[str, str]]]:
-  """Yields the rows of partitions of the training state."""
+  """Yields `_strategy_figures` of partitions of the training state."""
   ddp, zero3, _, _, zeropp, frontier3 = read("zero")
 
   def state(scheme: str) -> str:
@@ -406,7 +425,7 @@ def _partitions() -> Iterator[tuple[str, tuple[str, str]]]:
   yield "ZeRO-1; 2; 3 (FSDP)", (
     f"{state('ddp')} GB of state become {state('zero1')}; {state('zero2')}; "
     f"{state('zero3')} [d]",
-    f"zero3: {signed(mean(above(zero3, ddp)))}, with "
+    f"zero3: {format_signed(mean(loss_differences(zero3, ddp)))}, with "
     f"{zero3.kilobytes / ddp.kilobytes:.1f}x the operand bytes of ddp, three "
     "levels added up [e]",
   )
@@ -414,20 +433,25 @@ def _partitions() -> Iterator[tuple[str, tuple[str, str]]]:
     f"{state('ddp')} GB become {state('hsdp')}, gathers stay in a node [d]", "-"
   )
   part = zeropp.kilobytes / zero3.kilobytes
-  yield "ZeRO++ (hpZ, qwZ, qgZ)", (
-    f"{state('zeropp')} GB [d]; {part:.0%} of zero3's operand bytes, by level "
-    "[e]",
-    f"{spread(above(zeropp, ddp))} by level; in two hops, as published: not "
-    "run [e]",
+  yield (
+    "ZeRO++ (hpZ, qwZ, qgZ)",
+    (
+      f"{state('zeropp')} GB [d]; {part:.0%} of zero3's operand bytes, by "
+      "level "
+      "[e]",
+      f"{format_mean_and_range(loss_differences(zeropp, ddp))} by level; in "
+      "two hops, as published: not "
+      "run [e]",
+    ),
   )
   yield "three levels; quantised", (
     f"{state('frontier3')}; {state('frontier3_quantised')} GB [d]",
-    f"-; {spread(above(frontier3, ddp))} [e]",
+    f"-; {format_mean_and_range(loss_differences(frontier3, ddp))} [e]",
   )
 
 
 def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
-  """Yields the rows of collectives and of routed flows, all predicted."""
+  """Yields `_strategy_figures` of collectives and flows, all predicted."""
   predicted = result("multitree")
   ring, others, optimal = (
     predicted["speedups"]["events_us"][f"over {key}"]
@@ -486,8 +510,8 @@ def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
   )
 
 
-def _foreign(key: str) -> list[dict[str, Any]]:
-  """Returns rows of foreign_programs.json and foreign_frameworks.json."""
+def _foreign_rows(key: str) -> list[dict[str, Any]]:
+  """Returns ``key`` of foreign_programs.json and foreign_frameworks.json."""
   return [
     row for name in ("programs", "frameworks")
     for row in result(f"foreign_{name}")[key]
@@ -495,7 +519,7 @@ def _foreign(key: str) -> list[dict[str, Any]]:
 
 
 def foreign_programs(_: str) -> str:
-  """Returns the bytes of other projects' programs."""
+  """Returns a table: bytes read from other projects' programs, and expected."""
 
   def sizes(sent: Mapping[str, int]) -> str:
     return "; ".join(f"{k} {v:,}" for k, v in sent.items()) or "nothing"
@@ -512,13 +536,13 @@ def foreign_programs(_: str) -> str:
         "equal" if row["equal"] else sizes(row["expected"]),
         "; ".join(row["unknown"]) or "nothing",
       ]
-      for row in _foreign("rows")
+      for row in _foreign_rows("rows")
     ],
   )
 
 
 def foreign_targets(_: str) -> str:
-  """Returns the bytes of other projects' programs on other targets."""
+  """Returns a table: whether bytes are as expected, by program and target."""
   found: dict[tuple[str, str], dict[str, str]] = {}
   rows = [
     row for name in ("512", "v5p", "v5p_512", "h200")
@@ -549,9 +573,9 @@ def foreign_targets(_: str) -> str:
 
 
 def foreign_faults(_: str) -> str:
-  """Returns, by kind of planted fault, the source lines that are blamed."""
+  """Returns a table: source lines blamed, by program and planted fault."""
   programs: dict[tuple[str, str], dict[str, str]] = {}
-  for row in _foreign("faults"):
+  for row in _foreign_rows("faults"):
     lines = programs.setdefault((row["project"], row["program"]), {})
     expected, named = row["lines"], row["blamed"]
     lines[row["fault"]] = ", ".join([
@@ -569,7 +593,7 @@ def foreign_faults(_: str) -> str:
 
 
 def demo(_: str) -> str:
-  """Returns the last output of `make demo`."""
+  """Returns the table that `make demo` printed last, as a code block."""
   printed = result("demo")
   out = io.StringIO()
   Console(file=out, width=130).print(
@@ -580,7 +604,7 @@ def demo(_: str) -> str:
 
 
 def coverage(_: str) -> str:
-  """Returns the number of prediction intervals that contain the step's time."""
+  """Returns a table: intervals that contain the step's time, by feature."""
   rows = result("calibration")["rows"]
   values = calibration.features(calibration_config.get_config(), rows)
   return markdown_table(
@@ -590,23 +614,23 @@ def coverage(_: str) -> str:
 
 
 def recipe(kind: str) -> str:
-  """Returns the files of a recipe, which a test adds to a copy of the tree."""
+  """Returns a recipe's text; a test adds its files to a copy of the tree."""
   text = (ROOT / "tests" / "recipes" / f"{kind}.md").read_text()
   return text.partition("\n\n")[2]
 
 
-TABLES: dict[str, Table] = {
+TABLES: dict[str, TableFunction] = {
   "coverage": coverage,
   "demo": demo,
-  "experiments": log.experiments,
+  "experiments": log.index_table,
   "strategies": strategies,
   "claims": claims.overview,
-  "papers": papers.papers,
-  "verdicts": papers.verdicts,
+  "papers": papers.paper_table,
+  "verdicts": papers.verdict_table,
   "recipe_outer_loop": lambda _: recipe("outer_loop"),
   "recipe_route": lambda _: recipe("route"),
-  "modules": papers.modules,
-  "directories": papers.directories,
+  "modules": papers.module_map,
+  "directories": papers.directory_table,
   "outer_loops": outer_loops,
   "outer_loops_long": outer_loops_long,
   "rounding": rounding,
@@ -633,7 +657,7 @@ def main() -> None:
     try:
       old = path.read_text()
       source = GENERATED.get(name, lambda old=old: old)()
-      text, changed = documents.rewritten(source, TABLES)
+      text, changed = documents.rewrite_tables(source, TABLES)
     except ValueError as error:
       raise ValueError(f"{name}: {error}") from error
     if name in GENERATED:

@@ -10,8 +10,7 @@ r"""Compiles a step for a machine that is not present, and analyses it.
 
 Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; extra `tpu`),
 gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; extra `cuda`) and cpu:N.
-Logical sizes are those of config.parallel. Prefill reads a chunk of one prompt,
-decode a token of every sequence.
+Logical sizes are those of config.parallel. Prefill is a chunk of one prompt.
 """
 
 import functools
@@ -49,7 +48,8 @@ def main() -> None:
 
   target, results, programs = targets.resolve(FLAGS.target), {}, {}
   if FLAGS.cluster:
-    target = targets.measured(target, cluster_files.cluster(FLAGS.cluster))
+    measured = cluster_files.cluster(FLAGS.cluster)
+    target = targets.with_measured_links(target, measured)
   for label in dict.fromkeys(["", FLAGS.compare]):
     text = re.sub(r"(^|\s)(--)?config\.", r"\1", label)
     config, where = override(FLAGS.config, text), list(target.devices)

@@ -19,9 +19,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("from", None, "Folder to read.")
 flags.DEFINE_string("to", None, "Folder to write, which must not exist.")
 flags.DEFINE_integer("ranks", None, "Tensor ranks of a run; 1 if unset.", 1)
-flags.DEFINE_string(
-  "dtype", "", "Dtype of activations or published tensors; unset: unchanged."
-)
+flags.DEFINE_string("dtype", "", "Dtype of activations or published tensors.")
 
 
 def main() -> None:
@@ -35,8 +33,8 @@ def main() -> None:
   from parallel.base.checks import known
 
   source, to = (
-    pathlib.Path(files.folder(FLAGS[name].value, local=True, flag=f"--{name}"))
-    for name in ("from", "to")
+    pathlib.Path(files.parse_folder(FLAGS[x].value, local=True, flag=f"--{x}"))
+    for x in ("from", "to")
   )
   is_run = huggingface.is_run(source)
   huggingface.check_target(source, to)
@@ -48,14 +46,15 @@ def main() -> None:
     experiment = experiments.from_folder(source)
     total = huggingface.num_tensors(experiment)
     write = functools.partial(
-      huggingface.write_published, experiment, source, to, step=FLAGS.step,
-      dtype=FLAGS.dtype,
+      huggingface.write_published_model, experiment, source, to,
+      step=FLAGS.step, dtype=FLAGS.dtype,
     )
   else:
     experiments.check(config := FLAGS.config)
     known("config.model.name=", config.model.name, ("transformer",))
     options.refuse_config(("model.", "parallel.tensor"), "see --ranks, --dtype")
-    published = sources.open_source(source, FLAGS.ranks or 1, FLAGS.dtype)
+    sizes = FLAGS.ranks or 1, FLAGS.dtype
+    published = sources.open_published_model(source, *sizes)
     total = published.num_tensors
     config.name = to.name
     config.model.update(published.section)
@@ -69,7 +68,7 @@ def main() -> None:
   with progress.Progress(console=console.Console(stderr=True)) as bar:
     task = bar.add_task("tensors", total=total)
     made = write(advance=lambda: bar.advance(task))
-  tables.table(f"{made.folder}", ["", "published", "run"], made.rows)
+  tables.print_table(f"{made.folder}", ["", "published", "run"], made.rows)
 
 
 if __name__ == "__main__":

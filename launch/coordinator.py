@@ -2,9 +2,10 @@ r"""Runs the coordinator of a swarm, whose peers may join and leave.
 
   python -m launch.coordinator --port=7000 --least=2
 
-The coordinator tracks members and committed rounds, and holds no tensors; on a
-terminal it shows both. Each decision is in its journal before peers receive it:
-restarted with the same journal, it continues, and no peer has to restart.
+The coordinator tracks members and committed rounds, shows them on a terminal,
+and holds no tensors. Each decision is in its journal before peers receive it: a
+coordinator that is restarted with the same journal continues, without a restart
+of the peers.
 SIGTERM ends it with exit code 0, Ctrl-C with 130. Peers wait for it for at most
 config.elastic.alone_s seconds, and then save and end. --log has messages and
 decisions as lines of JSON. Peers of the same user on this machine find the
@@ -29,8 +30,8 @@ flags.DEFINE_string(
 )
 flags.DEFINE_integer("least", 1, "Minimum number of peers to start a run.", 1)
 flags.DEFINE_integer(
-  "quorum", 0, "Contributions that suffice for a round after --grace_s; 0: all "
-  "of them.", 0
+  "quorum", 0, "Contributions that suffice for a round after --grace_s; 0: one "
+  "of each member.", 0
 )
 flags.DEFINE_integer("max_peers", 256, "Maximum number of peers.", 1, 1024)
 flags.DEFINE_float(
@@ -58,7 +59,7 @@ def main() -> None:
     timing = service.Timing(
       FLAGS.silence_s, FLAGS.reconnect_s, FLAGS.grace_s, FLAGS.recover_s
     )
-    with service.Service(
+    with service.CoordinatorService(
       (FLAGS.host, FLAGS.port), swarms.security(), kept, timing=timing,
       rules=Rules(FLAGS.least, FLAGS.quorum), max_peers=FLAGS.max_peers,
       log=history.Log(FLAGS.log or f"{path}.log.jsonl"),

@@ -24,7 +24,7 @@ flags.DEFINE_float(
 
 def main() -> None:
   if FLAGS.tasks:
-    return on_tasks()
+    return evaluate_on_tasks()
   for name, value in (("limit", FLAGS.limit), ("config", options.overrides())):
     if value not in (None, ""):
       raise ValueError(f"--{name} has no effect on evaluate without --tasks")
@@ -33,7 +33,8 @@ def main() -> None:
   from caatnet.train import evaluate
   from caatnet.train.checkpoint import export
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
-  params, step = export.read_stored(experiment, FLAGS.workdir, FLAGS.step)
+  run = experiment, FLAGS.workdir, FLAGS.step
+  params, step = export.read_stored_params(*run)
   options.resume_gc()
   data = experiment.data
   dataset = data.load(experiment.seed)
@@ -53,7 +54,7 @@ def main() -> None:
     pictures.plot_positions(losses, path, data.labels["loss"])
 
 
-def on_tasks() -> None:
+def evaluate_on_tasks() -> None:
   from caatnet.config import responses
   from caatnet.interop import harness
   from caatnet.show import tables

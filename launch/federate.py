@@ -1,4 +1,4 @@
-r"""Trains a model on the examples of clients, which never leave them.
+r"""Trains a model on examples that never leave the clients that have them.
 
   python -m launch.federate --config=configs/federated/tiny.py
   python -m launch.federate --config=configs/federated/tiny.py --role=server \
@@ -6,9 +6,9 @@ r"""Trains a model on the examples of clients, which never leave them.
   python -m launch.federate --config=configs/federated/tiny.py --role=client \
     --client=0 --server=HOST:7100
 
-The first command runs the server and all clients on this machine. A server that
-was killed resumes by the same command: its state is in --workdir, with
-metrics.jsonl. Tokens and certificates are those of docs/elastic.md, the
+The first command runs the server and all clients on this machine. If a server
+was killed, the same command resumes it from its state in --workdir, which also
+has metrics.jsonl. Tokens and certificates are those of docs/elastic.md, the
 protocol is described in docs/federated.md.
 """
 
@@ -41,20 +41,20 @@ def main() -> None:
   federation = federated.build(FLAGS.config, FLAGS.client or 0)
   security = swarms.security()
   if FLAGS.role == "server":
-    emulation.check_none(federation)
+    emulation.check_not_emulated(federation)
   if FLAGS.role == "client":
-    print(run.client(federation, FLAGS.client, FLAGS.server, security))
+    print(run.run_client(federation, FLAGS.client, FLAGS.server, security))
     return
   workdir = FLAGS.workdir or f"runs/{FLAGS.config.name}"
-  with run.serving(federation, workdir) as service:
+  with run.open_service(federation, workdir) as service:
     if not service.state.finished:
-      with emulation.emulated(federation, FLAGS.host) as network:
+      with emulation.start_emulation(federation, FLAGS.host) as network:
         render.show(*network.parts())
-        with network.listening():
+        with network.listening_context():
           service.listen((network.host, FLAGS.port), security)
         print(f"server at {format_address(service.address)}", flush=True)
         if FLAGS.role == "all":
-          network.serve(service, commands.spawned(
+          network.serve(service, commands.script_command(
             "federate", *sys.argv[1:], "--role=client"
           ))
         else:

@@ -11,7 +11,7 @@ import os
 
 from absl import flags
 
-from caatnet.inference.filters import FILTERS, chosen
+from caatnet.inference.filters import FILTERS, choose_sampling_params
 from launch import options
 
 FLAGS = flags.FLAGS
@@ -36,18 +36,18 @@ def main() -> int:
   from caatnet.serving import generate
   from caatnet.show import completions
   from caatnet.train import stop, tokenizer
-  from parallel.base.naming import naming
+  from parallel.base.naming import prefix_error_keys
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
-  given = {name: FLAGS[name].value for name in FILTERS}
-  given = chosen(given | {"temperature": FLAGS.temperature}, tokens.generation)
-  with naming("--", ("max_tokens", "stop", "seed", *given), ""):
+  given = {name: FLAGS[name].value for name in ("temperature", *FILTERS)}
+  given = choose_sampling_params(given, tokens.generation)
+  with prefix_error_keys("--", ("max_tokens", "stop", "seed", *given), ""):
     ends = stops.Stops(
       FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)
     )
     asked = [
-      requests.Request(requests.encoded(text, tokens, FLAGS.chat), ends,
+      requests.Request(requests.encode_prompt(text, tokens, FLAGS.chat), ends,
                        seed=FLAGS.seed + number, **given)
       for number, text in enumerate(texts)
     ]

@@ -39,13 +39,13 @@ def main() -> None:
   if not FLAGS.output:
     raise ValueError("--output is required: the folder to write the graph to")
   output = pathlib.Path(FLAGS.output).expanduser()
-  with files.whole_folder(output) as folder, Console(stderr=True).status(
+  with files.atomic_folder(output) as folder, Console(stderr=True).status(
     Text(f"writing {output}")
   ):
-    sections.choose("graph", SOURCES, config.graph, folder)
+    sections.build_selected("graph", SOURCES, config.graph, folder)
   graph = open_graph(output)
   size = sum(f.stat().st_size for f in graph.folder.iterdir())
-  tables.table(
+  tables.print_table(
     f"{graph.meta['name']} in {graph.folder}",
     ["nodes", "edges", "features", "classes", "train", "validation", "GB"],
     [[
@@ -55,7 +55,7 @@ def main() -> None:
       f"{size / 1e9:.2f}",
     ]],
   )
-  print(commands.runnable(
+  print(commands.rewrite_commands(
     "train on it: python -m launch.train --config=configs/graphs/tiny.py "
     f"--config.data.path={graph.folder} "
     f"--config.data.num_features={graph.features.shape[1]} "

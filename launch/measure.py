@@ -13,13 +13,13 @@ r"""Measures links between processes, or this machine's memory, for plans.
 
 Processes on this machine measure all pairs in rounds; latency and bandwidth are
 fitted to messages of several sizes. --nccl takes outputs of `sendrecv_perf` (of
-NCCL-tests), one per pair. `launch.plan --cluster=` reads the file.
+NCCL-tests), one per pair. `launch.plan --cluster=` reads the output.
 
 `memory` measures every NUMA node and, with --file, a memory-mapped file: rates
-of one core and of all, the latency of dependent loads, steps of the optimizer
-on the host, and copies to and from JAX's default device. It needs the extra
-`memory` (numba) and takes half a minute, with a file longer. Other work on the
-machine makes rates smaller. `launch.place --tiers=` reads the file.
+of one core and of all cores, the latency of dependent loads, the speed of the
+optimizer on the host, and of copies to and from JAX's default device. It needs
+the extra `memory` (numba) and takes half a minute; with --file, longer. Other
+work on the machine lowers the rates. `launch.place --tiers=` reads the output.
 """
 
 import pathlib
@@ -48,7 +48,7 @@ flags.DEFINE_list(
 )
 flags.DEFINE_list("numa_nodes", [], "memory: numbers of nodes; all if unset.")
 flags.DEFINE_string("file", "", "memory: new file, in whose folder to measure.")
-OF = {
+FLAGS_BY_SUBJECT = {
   "links": ("num_processes", "hosts", "prefix", "topo", "nccl", "device",
             "nodes", "network", "pcie"),
   "memory": ("sizes", "file", "numa_nodes"),
@@ -58,15 +58,16 @@ OF = {
 def main() -> None:
   from parallel.base import files
 
-  for what, names in OF.items():
+  for what, names in FLAGS_BY_SUBJECT.items():
     for name in names:
       if what != FLAGS.what and FLAGS[name].present:
         raise ValueError(f"--{name} has no effect on measure {FLAGS.what}")
   if FLAGS.what == "links":
-    from parallel.peers.ring import measured_links as measured
+    from parallel.peers.ring.measured_links import build_cluster_file as measure
   else:
-    from parallel.memory import measured_tiers as measured
-  text, contents = measured.file_of(*(FLAGS[x].value for x in OF[FLAGS.what]))
+    from parallel.memory.measured_tiers import measure_to_json as measure
+  values = (FLAGS[name].value for name in FLAGS_BY_SUBJECT[FLAGS.what])
+  text, contents = measure(*values)
   files.replace(pathlib.Path(FLAGS.output), text)
   print(f"{contents}: {FLAGS.output}")
 

@@ -1,8 +1,9 @@
 """Shared flags of launch scripts, and the entry point of a script.
 
-Each script declares the shared flags that it uses; others are errors. An error
-of the user prints one line on stderr and exits with code 2; ``--debug`` shows
-the traceback. jax is imported only after the flags have been checked.
+Each script declares the shared flags that it uses; any other shared flag is an
+error. An error that the user can correct prints one line on stderr and exits
+with code 2; ``--debug`` shows the traceback. jax is imported only after the
+flags have been checked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +36,8 @@ config_flags.DEFINE_config_file(
   "--config.sync.p=0.5",
   lock_config=True,
 )
-# ``config_flags`` would execute the file a second time.
-_CONFIG = FLAGS["config"].parser = overriding.Loaded()
+# Without this parser, ``config_flags`` would execute the file a second time.
+_CONFIG_PARSER = FLAGS["config"].parser = overriding.LoadedConfigParser()
 flags.DEFINE_bool(
   "help_config",
   False,
@@ -115,7 +116,7 @@ flags.DEFINE_string(
 flags.DEFINE_integer("num_processes", None, "Number of processes.")
 flags.DEFINE_integer("process_id", None, "This process's number, from 0.")
 
-_SHARED = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
+_SHARED_FLAGS = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
 
 # Shared flags of files that a script writes when its work is done.
 _FILES = "output", "plot", "report", "export"
@@ -161,29 +162,30 @@ def run(
     devices: Whether this module imports jax, which takes seconds, and sets up
       the devices.
     positional: Flag that may also be given without its name.
-    writes: Flags of other files that the script writes, and NAME/ for folders.
-      All paths are checked before the script begins.
-    helps: Shared flag -> help text that replaces it in this script.
+    writes: Flags, besides the shared ones, that name a file which the script
+      writes; NAME/ for a folder. All paths are checked before the script runs.
+    helps: Help texts of this script that replace those of shared flags.
     reads_run: Whether --workdir must hold a run, which is checked before jax is
       imported.
   """
-  interrupts.watch()
-  code = _run(main, _Accepted(
+  interrupts.install_with_watchdog()
+  code = _run(main, _AcceptedFlags(
     uses, required, defaults or {}, changeable, devices, positional, writes,
     helps or {}, reads_run,
   ))
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   if not several:  # several processes wait for each other at their exit
     interrupts.ignore()
-  processes.leave(code, several)
+  processes.exit_process(code, several)
 
 
 def resume_gc(freeze: bool = False) -> None:
   """Resumes garbage collection; with `freeze`, it skips existing objects.
 
   A script with the flag ``--programs`` starts with garbage collection paused,
-  and must call this. Modules, and models built until then, are never freed: to
-  examine them took 0.8 of the 4.7 s before the first token of the demo's model.
+  and must call this. Modules and models that exist by then are never freed:
+  collections that examined them took 0.8 s of the 4.7 s until the first token
+  of the demo's model.
   """
   if freeze:
     gc.freeze()
@@ -208,7 +210,7 @@ def refuse_config(keys: Sequence[str], why: str) -> None:
 
   Args:
     keys: Prefixes of the keys; () for all config flags.
-    why: Reason for the message.
+    why: Reason, which the message has.
 
   Raises:
     ValueError: If the command line has such a flag.
@@ -219,7 +221,7 @@ def refuse_config(keys: Sequence[str], why: str) -> None:
       raise ValueError(f"{argument} has no effect: {why}")
 
 
-def profile() -> tuple[int, int] | None:
+def profiled_steps() -> tuple[int, int] | None:
   """Returns ``--profile`` as (first step, step after the last), or None."""
   return parse_profile(FLAGS.profile)
 
@@ -307,8 +309,8 @@ def split_overrides(
   return rest, changes
 
 
-class _Accepted(NamedTuple):
-  """Accepted flags and paths of a script; see `run`."""
+class _AcceptedFlags(NamedTuple):
+  """Flags and paths that a script accepts: the arguments of `run`."""
 
   uses: Sequence[str]
   required: Sequence[str]
@@ -321,7 +323,7 @@ class _Accepted(NamedTuple):
   reads_run: bool
 
 
-def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
+def _run(main: Callable[[], int | None], accepted: _AcceptedFlags) -> int:
   """Runs a script and returns its exit code."""
   script, argv = sys.modules["__main__"], list(sys.argv)
   uses, required = accepted.uses, accepted.required
@@ -329,7 +331,7 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
-      return _printed(_help(script, accepted))
+      return _print_and_succeed(_help(script, accepted))
     for name, value in accepted.defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
@@ -340,15 +342,19 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
       required = ("config",)  # no run, hence no other required flags
     _parse(argv, uses, required, accepted.positional)
     if FLAGS.help_config:
-      return _printed(commands.runnable(tree.help_text(FLAGS.config)))
+      return _print_and_succeed(
+        commands.rewrite_commands(tree.help_text(FLAGS.config))
+      )
     _check_paths(uses, accepted.writes)
     if accepted.reads_run and FLAGS.workdir:
       _check_run(FLAGS.workdir)
     if "programs" in uses:
       gc.disable()
     if accepted.devices:
-      _set_up_devices(keep_programs="programs" in uses and not _reads(uses))
-    with interrupts.working():
+      _set_up_devices(
+        keep_programs="programs" in uses and not _needs_fresh_programs(uses)
+      )
+    with interrupts.interruptible():
       code = main() or 0
     assert gc.isenabled(), "the script has not called resume_gc"
     sys.stdout.flush()  # fails here if it is a file on a full disk
@@ -356,7 +362,7 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
   except KeyboardInterrupt:
     if debug:
       traceback.print_exc()
-    interrupts.end()
+    interrupts.end_process()
   except (BrokenPipeError, SystemExit) as error:  # stdout's reader has ended
     # rich replaces BrokenPipeError by SystemExit(1).
     if isinstance(error, SystemExit) and not isinstance(
@@ -366,8 +372,8 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     _discard_stdout()
     return 141
   except Exception as error:
-    full = full_disks.described(error)
-    absent = isinstance(error, ModuleNotFoundError) and lazy.lacking(error)
+    full = full_disks.describe_full_disk(error)
+    absent = isinstance(error, ModuleNotFoundError) and lazy.install_hint(error)
     # An `OSError` that names a file is an error of its path.
     of_user = isinstance(error, _USER_ERRORS) or (
       isinstance(error, OSError) and error.filename is not None
@@ -378,11 +384,14 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     name = script.__spec__.name if script.__spec__ else argv[0]
     line = f"{name} {absent}" if absent else full or _one_line(error)
     if isinstance(error, MemoryError):  # its message names no key
-      keys = [f"config.{key}={value}" for key, value in overriding.given(argv)]
+      keys = [
+        f"config.{key}={value}" for key,
+        value in overriding.find_overrides(argv)
+      ]
       line = f"out of memory with {' '.join(keys) or 'this config'}: {line}"
     if option:
       line = f"{line} (config.parallel.xla_options=NAME= removes an option)"
-    line = commands.runnable(line)
+    line = commands.rewrite_commands(line)
     print(f"error: {line}", file=sys.stderr)
     if full:
       _discard_stdout()
@@ -391,7 +400,7 @@ def _run(main: Callable[[], int | None], accepted: _Accepted) -> int:
     gc.enable()
 
 
-def _printed(text: str) -> int:
+def _print_and_succeed(text: str) -> int:
   """Prints a text, and returns an exit code of 0."""
   print(text, flush=True)
   return 0
@@ -409,15 +418,15 @@ def _parse(
   """Parses the flags; every error becomes a ``ValueError`` of one line."""
   for argument in argv[1:]:
     match = re.match(r"--?(?:no)?(\w+)", argument)
-    if match and match[1] in _SHARED - _of_all(uses):
+    if match and match[1] in _SHARED_FLAGS - _with_implicit_flags(uses):
       raise ValueError(
         f"--{match[1]} has no effect on {pathlib.Path(argv[0]).stem} (--help "
         "lists its flags)"
       )
   value = _config_value(argv)
   if value is not None:
-    path, _CONFIG.config = _load_config(value)
-    overriding.prepare(argv[1:], path, _CONFIG.config)
+    path, _CONFIG_PARSER.config = _load_config(value)
+    overriding.prepare(argv[1:], path, _CONFIG_PARSER.config)
   try:
     rest = FLAGS(argv)
     if positional and rest[1:] and FLAGS[positional].value is None:
@@ -425,7 +434,9 @@ def _parse(
   except flags.UnrecognizedFlagError as error:
     raise ValueError(_unknown_flag(error.flagname, uses)) from error
   except (flags.Error, AttributeError, KeyError, TypeError) as error:
-    message = overriding.refused(_one_line(error), _CONFIG.config)
+    message = overriding.rewrite_absl_message(
+      _one_line(error), _CONFIG_PARSER.config
+    )
     raise ValueError(message) from error
   if FLAGS.config is not None:
     tree.check(FLAGS.config)
@@ -440,7 +451,7 @@ def _parse(
   # Malformed values fail before jax is loaded.
   mesh()
   if "config" in uses:  # in launch.sends, --profile is a folder
-    profile()
+    profiled_steps()
   several = [FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id]
   if (
     "coordinator" in uses and None in several
@@ -457,7 +468,7 @@ def _parse(
 def _check_values() -> None:
   """Raises ValueError for a flag that is given with an empty value.
 
-  A shell passes one for a variable that is not set: --workdir=$UNSET.
+  A shell passes an empty value for an unset variable: --workdir=$UNSET.
   """
   for name in FLAGS:
     flag = FLAGS[name]
@@ -475,7 +486,7 @@ def _check_values() -> None:
 
 
 def _check_paths(uses: Sequence[str], writes: Sequence[str]) -> None:
-  """Raises ValueError for a path that the script could not write."""
+  """Raises ValueError if the script could not write to a path of its flags."""
   names = dict.fromkeys((x for x in _FILES if x in uses), False)
   names |= {x.rstrip("/"): x.endswith("/") for x in writes}
   for name, is_folder in names.items():
@@ -549,7 +560,7 @@ def _config_value(argv: Sequence[str]) -> str | None:
 
 
 def _unknown_flag(name: str, uses: Sequence[str]) -> str:
-  """Returns the message for an unknown flag, with a similar one if any."""
+  """Returns the error message for an unknown flag; it names a similar flag."""
   if name.startswith("config."):
     return f"--{name} needs --config=PATH"
   near = difflib.get_close_matches(name, _our_flags(uses), 1)
@@ -562,16 +573,16 @@ def _our_flags(uses: Sequence[str]) -> set[str]:
   by_module = FLAGS.flags_by_module_dict()
   modules = [sys.argv[0], "__main__"]
   own = {f.name for m in modules for f in by_module.get(m, [])}
-  return own | _of_all(uses)
+  return own | _with_implicit_flags(uses)
 
 
-def _of_all(uses: Sequence[str]) -> set[str]:
+def _with_implicit_flags(uses: Sequence[str]) -> set[str]:
   """Returns the shared flags of a script, including the implicit ones."""
   more = {"help_config"} if "config" in uses else set()
   return {"debug", *more, *uses}
 
 
-def _help(script: Any, accepted: _Accepted) -> str:
+def _help(script: Any, accepted: _AcceptedFlags) -> str:
   """Returns the script's docstring and its flags."""
   lines = [(script.__doc__ or "").strip(), "", "flags:"]
   for name in sorted(_our_flags(accepted.uses)):
@@ -582,7 +593,7 @@ def _help(script: Any, accepted: _Accepted) -> str:
     lines.append(f"  --{name}\n      {text}{default}")
   for name in accepted.changeable:
     lines.append(f"  --config.{name}\n      Overrides the run's config.")
-  return commands.runnable("\n".join(lines))
+  return commands.rewrite_commands("\n".join(lines))
 
 
 def _one_line(error: BaseException) -> str:
@@ -598,10 +609,10 @@ def _one_line(error: BaseException) -> str:
   return f"{text[:half]} [...] {text[-half:]}"
 
 
-def _reads(uses: Sequence[str]) -> bool:
-  """Returns whether a profile or a dump needs programs that are not cached."""
-  # A program from the cache may have the source lines of an older version, by
-  # which a profile is read; XLA dumps only what it compiles.
+def _needs_fresh_programs(uses: Sequence[str]) -> bool:
+  """Returns whether the flags ask for a profile or dump of new programs."""
+  # A profile is read by source lines, which may be outdated in a program from
+  # the cache; XLA dumps only programs that it compiles.
   parallel = {} if FLAGS.config is None else FLAGS.config.get("parallel", {})
   return ("profile" in uses and bool(FLAGS.profile)) or (
     "xla_dump" in parallel.get("xla_options", "")
@@ -625,7 +636,7 @@ def _set_up_devices(keep_programs: bool = False) -> None:
   if keep_programs:
     from parallel.ledger import persistent
 
-    persistent.keep_programs(FLAGS.programs)
+    persistent.enable_compile_cache(FLAGS.programs)
   if FLAGS.cpu_devices:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", FLAGS.cpu_devices)

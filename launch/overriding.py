@@ -9,7 +9,7 @@ from absl import flags
 from caatnet.schema import tree
 
 
-class Loaded(flags.ArgumentParser):
+class LoadedConfigParser(flags.ArgumentParser):
   """Parser of ``--config`` that returns an already loaded config.
 
   Attributes:
@@ -19,12 +19,12 @@ class Loaded(flags.ArgumentParser):
   config: Any = None
 
   def parse(self, argument: str) -> Any:
-    """Returns the config, locked."""
+    """Returns the loaded config, locked against new keys."""
     self.config.lock()
     return self.config
 
 
-def given(argv: Sequence[str]) -> list[tuple[str, str]]:
+def find_overrides(argv: Sequence[str]) -> list[tuple[str, str]]:
   """Returns key and value of each ``--config.KEY=VALUE`` of a command line."""
   overrides = []
   for index, argument in enumerate(argv):
@@ -36,7 +36,7 @@ def given(argv: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def prepare(argv: Sequence[str], path: str, config: Any) -> None:
-  """Applies the command line's selectors to a config, and checks its keys.
+  """Applies selectors of the command line to a config; checks overridden keys.
 
   Selectors such as ``--config.outer.algorithm=diloco`` are applied first. For
   an unknown key, absl would print a traceback of 53 lines.
@@ -49,29 +49,29 @@ def prepare(argv: Sequence[str], path: str, config: Any) -> None:
   Raises:
     ValueError: A key is unknown, or a tuple is given twice (absl joins both).
   """
-  overrides = given(argv)
-  tree.select(config, [f"{key}={value}" for key, value in overrides],
+  overrides = find_overrides(argv)
+  tree.apply_selectors(config, [f"{key}={value}" for key, value in overrides],
               config.get("sweep", {}).get("sections", {}))
-  declared = tree.declared(config)
+  declared = tree.keys_with_values(config)
   for key, _ in overrides:
     if key not in declared:
-      near = tree.nearest(key, list(declared), "--config.")
+      near = tree.format_suggestion(key, list(declared), "--config.")
       raise ValueError(f"{path} has no key config.{key}{near}")
     values = [value for other, value in overrides if other == key]
     if len(values) > 1 and isinstance(declared[key][1], tuple):
       raise ValueError(f"config.{key} is given twice: {' and '.join(values)}")
 
 
-def refused(message: str, config: Any) -> str:
-  """Replaces absl's message of a wrong override by the key's allowed values.
+def rewrite_absl_message(message: str, config: Any) -> str:
+  """Returns absl's message, or for a wrong override the key's allowed values.
 
   Args:
-    message: The message of absl.
+    message: absl's error message.
     config: The config, or None if there is none.
   """
   match = re.match(r"flag --(?:no)?config\.([^=]+)=(.*?): ", message)
   if match and config is not None:
-    declared = tree.declared(config)
+    declared = tree.keys_with_values(config)
     if match[1] in declared:
       key = declared[match[1]][0]
       return f"config.{match[1]}={match[2]!r} must {key.must()}"

@@ -7,10 +7,10 @@ r"""Places the tensors of a training step on device memory, DRAM, CXL and files.
     --tiers=tiers.json --output=placement.json --report=placement.html
 
 Nothing is trained, and no device is needed; it takes a few seconds. Policies
-are compared with a host whose DRAM holds everything. The result has each
-policy's seconds by phase with the resource that determines them, the longest
-context and the largest model that fit, and for each tensor of the optimum what
-another tier would cost.
+are compared with a host whose DRAM holds everything. The result has for each
+policy the seconds of each phase with the resource that determines them, and the
+longest context and the largest model that fit; and for each tensor in the
+optimal placement the time that another tier would cost.
 """
 
 from absl import flags

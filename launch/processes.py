@@ -1,6 +1,6 @@
 """Start and termination of a run with several processes.
 
-If a process of a run is lost, jax aborts the others: immediately if a
+If a process of a run is lost, jax aborts the other processes: immediately if a
 connection breaks, else after ``HEARTBEAT_S`` without a heartbeat. The C++
 runtime can only abort (a Python callback instead fails with ``std::bad_cast``,
 jax 0.10.2 and 0.12), and prints some twenty lines and a stack trace. So a child
@@ -17,11 +17,11 @@ from typing import BinaryIO, NoReturn
 # default is 100 s.
 HEARTBEAT_S = 30
 
-LOST = (
+LOST_MESSAGE = (
   b"error: another process of this run has ended, or cannot be reached; the "
   b"same commands on all of them resume the run\n"
 )
-# Log lines of jax's coordination between processes, and its last line.
+# Log lines of jax's coordination between processes, and the last such line.
 _LOGS = re.compile(
   rb"[IWEF]\d{4} .*(coordination_service|preemption_sync_manager)"
 )
@@ -45,7 +45,7 @@ def initialize(coordinator: str, num_processes: int, process_id: int) -> None:
   )
 
 
-def leave(code: int, several: bool) -> NoReturn:
+def exit_process(code: int, several: bool) -> NoReturn:
   """Exits with a code.
 
   With several processes, an error exits immediately: the regular exit would
@@ -94,5 +94,5 @@ def condense(lines: BinaryIO, out: BinaryIO) -> None:
   if not fatal:
     out.write(b"".join(held))
   elif not last.startswith(b"error: "):  # not reported yet
-    out.write(LOST)
+    out.write(LOST_MESSAGE)
   out.flush()

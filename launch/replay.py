@@ -5,12 +5,12 @@ r"""Replays a trace of requests against a server, and prints latencies.
     --think_s=1 --compare=first_come,shortest_first
 
 The server must have OpenAI's /v1/completions with lists of tokens and
-ignore_eos, as launch.serve; --compare starts one for each scheduling policy,
-which receives the same requests. A published trace (Azure, BurstGPT, Mooncake)
-gives arrival times and lengths; tokens of prompts are random, with the common
-prefixes of the trace if it has them. Without a trace, conversations with the
-lengths of ShareGPT are generated. Times are measured by the client: TTFT from
-sending to the first token, TBT between texts, TPOT the mean per token.
+ignore_eos, as launch.serve has; --compare starts a server for each scheduling
+policy, with equal requests. A published trace (Azure, BurstGPT, Mooncake) has
+arrival times, lengths and perhaps common prefixes; prompts have random tokens.
+Without a trace, conversations with the lengths of ShareGPT are generated. Times
+are the client's: TTFT from sending to the first token, TBT between texts, TPOT
+per token.
 """
 
 import contextlib
@@ -38,11 +38,10 @@ def main() -> int:
   try:
     from caatnet.serving.server import load, local, start
   except ImportError as error:
-    raise ValueError(
-      f'replaying needs {error.name}: pip install "caatnet[serve]"'
-    ) from error
-  key = start.key(FLAGS.key_file, "key_file")
-  policies = local.policies(FLAGS.compare) if FLAGS.compare else [""]
+    needed = f'replaying needs {error.name}: pip install "caatnet[serve]"'
+    raise ValueError(needed) from error
+  key = start.read_api_key(FLAGS.key_file, "key_file")
+  policies = local.parse_policies(FLAGS.compare) if FLAGS.compare else [""]
   given = [bool(FLAGS.compare), FLAGS.workdir is not None]
   if any(given) and (not all(given) or FLAGS["url"].present):
     raise ValueError("--compare and --workdir go together, without --url")
@@ -52,10 +51,12 @@ def main() -> int:
                     FLAGS.max_tokens or 0, most, seed)
   found = {}
   for policy in policies:
-    server = contextlib.nullcontext(FLAGS.url) if not policy else local.started(
-      FLAGS.workdir, [f"--config.serving.policy={policy}"]
+    override = [f"--config.serving.policy={policy}"]
+    server = (
+      local.running_server(FLAGS.workdir, override) if policy
+      else contextlib.nullcontext(FLAGS.url)
     )
-    with servers.answers(policy) as (begun, on_end), server as url:
+    with servers.show_answer_progress(policy) as (begun, on_end), server as url:
       found[policy] = load.replay(url, asked, key, begun, on_end)
   result = found if FLAGS.compare else found[""]
   if FLAGS.json:

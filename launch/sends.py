@@ -24,7 +24,7 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-_MORE = {
+_FURTHER_COMMANDS = {
   "partial_sync": "launch.compile --config=configs/caatnet/tiny.py "
   "--target=cpu:8 --compare=config.sync.p=0.5",
   "outer": "launch.plan --config=configs/planner/gpt_11b.py",
@@ -47,10 +47,10 @@ def main() -> None:
   jax.config.update("jax_num_cpu_devices", FLAGS.devices)
   sys.path.insert(0, os.getcwd())
   target = targets.resolve(FLAGS.target) if FLAGS.target else None
-  rates = trace.rates_of(FLAGS.rates, target)
+  rates = trace.rates_device(FLAGS.rates, target)
   devices = target.devices if target else ()
   readings = foreign.read(FLAGS.program, devices, FLAGS.compare)
-  measured = foreign.measured(readings, FLAGS.profile)
+  measured = foreign.measure_collectives(readings, FLAGS.profile)
   files = (trace.write, FLAGS.trace), (trace.write_chakra, FLAGS.chakra)
   lines = [
     write(readings, pathlib.Path(path), rates) for write, path in files if path
@@ -58,9 +58,9 @@ def main() -> None:
   if path := FLAGS.calibrate:
     lines.append(foreign.calibrate(readings, FLAGS.profile, pathlib.Path(path)))
   render.present(
-    report.report(readings, measured, rates, _MORE),
-    report.result(readings, measured, rates), FLAGS.json, FLAGS.output,
-    document=FLAGS.report,
+    report.report(readings, measured, rates, _FURTHER_COMMANDS),
+    report.readings_as_data(readings, measured, rates), FLAGS.json,
+    FLAGS.output, document=FLAGS.report,
   )
   for line in lines:
     print(line, file=sys.stderr)

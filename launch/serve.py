@@ -7,10 +7,11 @@ r"""Serves a run's model, converted weights or experts by OpenAI's HTTP API.
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' \
     -d '{"model": "p0.5", "prompt": "def ", "max_tokens": 32}'
 
-/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize; /
-has the state, /state as JSON; /metrics is for Prometheus, /health for proxies.
-CAATNET_API_KEY or --api_key_file sets the key that clients must send. After
-SIGTERM or Ctrl-C, running requests finish; a second signal ends the process.
+Paths are /v1/completions, /v1/chat/completions, /v1/models, /tokenize and
+/detokenize; / (a page) and /state (JSON) have the server's state, /metrics is
+for Prometheus, /health for proxies. CAATNET_API_KEY or --api_key_file sets the
+key that clients must send. After SIGTERM or Ctrl-C, running requests finish; a
+second signal ends the process.
 config.inference.batch is the number of concurrent sequences; in config.serving:
 
   policy      first_come, strict_priority (the default, by a field "priority"),
@@ -19,7 +20,7 @@ config.inference.batch is the number of concurrent sequences; in config.serving:
   host_pages, growth, wait_s, reuse, keep_turns: use of cache pages
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
---help_config explains each key. Models with a state per sequence have no reuse.
+--help_config explains each key.
 """
 
 from absl import flags
@@ -42,28 +43,28 @@ def main() -> int:
   try:
     from caatnet.serving.server import http, start
   except ImportError as error:
-    raise ValueError(
-      f'a server needs {error.name}: pip install "caatnet[serve]"'
-    ) from error
+    needed = f'a server needs {error.name}: pip install "caatnet[serve]"'
+    raise ValueError(needed) from error
   if (FLAGS.workdir is None) == (FLAGS.config is None):
     raise ValueError("--workdir is required, or --config for experts (--help)")
   if FLAGS.config is not None and (FLAGS.name or FLAGS.step is not None):
     raise ValueError("--name and --step have no effect with --config")
-  listener = http.bound(FLAGS.host, FLAGS.port)
-  key, mesh, say = start.key(FLAGS.api_key_file), options.mesh(), servers.say
+  listener = http.bind_listener(FLAGS.host, FLAGS.port)
+  key = start.read_api_key(FLAGS.api_key_file)
+  mesh, say = options.mesh(), servers.say
   say(f"reading {FLAGS.workdir or 'experts'}" + ", compiling" * FLAGS.warm_up)
+  progress = servers.run_with_progress if FLAGS.warm_up else None
   options.resume_gc()
   if FLAGS.config is not None:
     made = experts.build(FLAGS.config, mesh, say, library.put)
   else:
-    made = serving.one_model(
-      FLAGS.workdir, FLAGS.name, mesh, options.overrides(), FLAGS.step,
-      servers.progress if FLAGS.warm_up else None,
+    made = serving.build_server(
+      FLAGS.workdir, FLAGS.name, mesh, options.overrides(), FLAGS.step, progress
     )
   if notice := serving.reuse_notice(made.decoder, made.chosen):
     say(notice)
-  warm_up.prepare(made.engine, servers.progress if FLAGS.warm_up else None)
-  server = start.server(made, key, serving.page_bytes(made.decoder), say)
+  warm_up.prepare(made.engine, progress)
+  server = start.build_server(made, key, serving.page_bytes(made.decoder), say)
   servers.announce(
     made.models.title, listener, serving.describe(made.decoder, made.engine),
     made.chosen, bool(key),

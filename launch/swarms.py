@@ -28,16 +28,16 @@ flags.DEFINE_string("authority", "", "TLS certificate file of the authority.")
 
 
 def security() -> Any:
-  """Returns the `handshake.Security` of the flags."""
+  """Returns the `handshake.Security` of connections that the flags define."""
   from parallel.peers.transport import handshake
 
-  return handshake.from_files(
+  return handshake.read_security(
     FLAGS.token_file, FLAGS.certificate, FLAGS.key, FLAGS.authority
   )
 
 
 def endpoint() -> Any:
-  """Returns the `swarm_loop.Endpoint` of the flags; None for processes > 0.
+  """Returns the `swarm_loop.Endpoint` of process 0; None on other processes.
 
   Raises:
     ValueError: If a flag is invalid, or no coordinator accepts the connection.
@@ -53,10 +53,11 @@ def endpoint() -> Any:
     return None
   protected = security()
   request = handshake.DialRequest(
-    handshake.Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
+    handshake.Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)),
+    service.COORDINATOR_ID
   )
   try:
-    here = handshake.local_host(coordinator, request, protected)
+    here = handshake.find_local_host(coordinator, request, protected)
   except OSError as error:
     raise ValueError(
       f"--elastic={FLAGS.elastic}: no coordinator there accepts this "
@@ -68,7 +69,7 @@ def endpoint() -> Any:
 
 
 def _address(name: str, least: int = 0) -> Any:
-  """Returns (host, port) of a flag, or None; ``least`` is the smallest port."""
+  """Returns a flag's (host, port), with port >= ``least``; None if not set."""
   from parallel.peers.transport import handshake
 
   text = FLAGS[name].value

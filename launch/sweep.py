@@ -30,7 +30,8 @@ def main() -> None:
 
   config = FLAGS.config.copy_and_resolve_references()
   seeds = options.integers("seeds")
-  workdir = files.folder(FLAGS.workdir or f"runs/{config.name}", local=True)
+  workdir = FLAGS.workdir or f"runs/{config.name}"
+  workdir = files.parse_folder(workdir, local=True)
   if "kinds" in config:
     if FLAGS.grid:
       raise ValueError(f"--grid={FLAGS.grid} has no effect with config.kinds")
@@ -50,10 +51,8 @@ def main() -> None:
     everywhere.append({axis.name: axis.size for axis in axes})
   needed = max(math.prod(mesh.values()) for mesh in everywhere)
   if jax.device_count() < needed:
-    raise ValueError(
-      "counting communication needs one device per worker and rank: "
-      f"--cpu_devices={needed}"
-    )
+    raise ValueError("counting communication needs one device per worker and "
+                     f"rank: --cpu_devices={needed}")
   rows = []
   for index, (point, run_config) in enumerate(runs):
     print(f"run {index + 1} of {len(runs)}: {point} seed={run_config.seed}")

@@ -28,13 +28,13 @@ def main() -> None:
   from caatnet.show import tables
   from caatnet.train import tokenizer
   from parallel.base.checks import known
-  from parallel.base.naming import naming
+  from parallel.base.naming import prefix_error_keys
 
   config = FLAGS.config
   if "data" not in config or "model" not in config:
     raise ValueError("--config is not a training run: it has no data or model")
   known("config.data.name=", config.data.name, ("text",))
-  data = sections.choose("data", DATA, config.data)
+  data = sections.build_selected("data", DATA, config.data)
   folder = FLAGS.output or data.tokenizer
   if not folder:
     raise ValueError("--output is required if config.data.tokenizer is ''")
@@ -42,11 +42,12 @@ def main() -> None:
     data.path, data.validation_percent, data.validation_path
   )
   size = FLAGS.vocab_size or config.model.vocab_size
-  with naming("config.model", ("vocab_size",)):
-    files = bpe.trained((text.decode() for text in documents.train), size)
+  with prefix_error_keys("config.model", ("vocab_size",)):
+    texts = (text.decode() for text in documents.train)
+    files = bpe.train_tokenizer(texts, size)
   tokenizer.write(epath.Path(folder).expanduser(), files)
   made = tokenizers.load(folder, "--output")
-  corpus = encoding.encoded(documents, made).corpus
+  corpus = encoding.encode_corpus(documents, made).corpus
   sides = {
     "training": (documents.train, corpus.train),
     "validation": (documents.validation, corpus.validation),
@@ -58,10 +59,9 @@ def main() -> None:
       side, f"{len(texts):,}", f"{size_bytes:,}", f"{len(tokens):,}",
       f"{size_bytes / len(tokens):.3f}",
     ])
-  tables.table(
+  tables.print_table(
     f"{made.vocab_size:,} tokens of {documents.name}",
-    ["documents", "number", "bytes", "tokens", "bytes per token"],
-    rows,
+    ["documents", "number", "bytes", "tokens", "bytes per token"], rows,
   )
   if made.vocab_size < size:
     print(f"{made.vocab_size:,} tokens, not {size:,}: in the words of the "

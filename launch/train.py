@@ -27,14 +27,14 @@ def main() -> None:
   config = FLAGS.config
   experiment = experiments.build(config, options.mesh())
   options.resume_gc()
-  workdir = files.folder(FLAGS.workdir or f"runs/{config.name}")
+  workdir = files.parse_folder(FLAGS.workdir or f"runs/{config.name}")
   train = loop.train
   if FLAGS.elastic:
     from caatnet.train.elastic import swarm_loop
 
     endpoint = swarms.endpoint()
     if not FLAGS.workdir:  # a separate folder for each worker of this machine
-      workdir, _mine = files.slot(workdir, "worker")
+      workdir, _mine = files.reserve_folder(workdir, "worker")
     train = functools.partial(
       swarm_loop.train, endpoint=endpoint,
       options=experiments.swarm_options(config),
@@ -42,13 +42,13 @@ def main() -> None:
   elif "elastic" in config:
     raise ValueError("config.elastic has no effect without --elastic=HOST:PORT")
   result = train(
-    experiment, workdir, label=config.name, profile=options.profile()
+    experiment, workdir, label=config.name, profile=options.profiled_steps()
   )
   if result.profiled:
     from caatnet.show import render
     from parallel.ledger.sends import foreign
 
-    render.show(foreign.of_trace(
+    render.show(foreign.report_of_trace(
       result.profiled, experiment.program.layout.mesh, workdir / "profile"
     ))
   if not result.finished:
@@ -60,13 +60,13 @@ def main() -> None:
   speed = result.units_per_second  # None after fewer than three steps
   measured = "" if speed is None else f"{speed:,.0f} {data.unit}/s; "
   print(f"step {result.step}: validation {measures}; {measured}in {workdir}")
-  print(commands.runnable(
+  print(commands.rewrite_commands(
     f"evaluate: python -m launch.evaluate --workdir={workdir}"
   ))
 
 
 if __name__ == "__main__":
-  heap.keep_freed()
+  heap.keep_freed_memory()
   options.run(
     main,
     uses=(

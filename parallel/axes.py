@@ -130,7 +130,7 @@ def assign_devices(
 def _largest_assignment(
   sizes: Mapping[str, int], num_devices: int
 ) -> dict[str, int]:
-  """Returns numbers of devices per axis that use the most devices in total."""
+  """Returns the number of devices per axis that uses most devices in total."""
   names = list(sizes)
   # The sort is stable: it moves the preferred axis, if any, to the front and
   # leaves the order of the other axes unchanged.
@@ -140,7 +140,7 @@ def _largest_assignment(
     by_name = dict(zip(names, counts, strict=True))
     return (math.prod(counts), *(by_name[n] for n in innermost_first))
 
-  # A handful of axes with few divisors each: few enough to try all assignments.
+  # There are few axes with few divisors each, so all assignments are tried.
   candidates = itertools.product(*(divisors(sizes[n]) for n in names))
   fitting = [c for c in candidates if math.prod(c) <= num_devices]
   return dict(zip(names, max(fitting, key=rank), strict=True))
@@ -154,7 +154,7 @@ def make_mesh(
 
   Args:
     axes: The axes by name, as ``assign_devices`` returns them.
-    devices: Devices to use, the first ones of ``jax.devices()`` by default.
+    devices: Available devices (default: ``jax.devices()``); the first are used.
     device_order: Index into ``devices`` for each mesh coordinate, in row-major
       order (the last axis varies fastest), for example from a plan. () lets JAX
       choose the order if the mesh uses all given TPU or GPU devices, and

@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec as P
 
 from parallel.axes import Axis
 
-# Function (array, name of a mesh axis) -> array summed over that axis. Passed
-# as ``via`` to `reduce_scatter` it reduce-scatters dim 0 of the array instead,
-# and passed to `all_gather` it gathers along dim 0.
+# Function of an array and a mesh axis's name. As ``via`` of `all_reduce`, it
+# sums the array over this axis; as ``via`` of `reduce_scatter`, it
+# reduce-scatters dim 0; as ``via`` of `all_gather`, it gathers along dim 0.
 Reduction = Callable[[jax.Array, str], jax.Array]
 
 
@@ -30,17 +30,17 @@ class CollectiveBackend(Protocol):
   """Interface of sums and gathers between processes, without a mesh axis.
 
   Attributes:
-    rank: int32 ``[]``, rank of this process, which has one lane.
+    rank: int32 ``[]``, rank of this process; each process has one rank.
   """
 
   rank: jax.Array
 
   def sum(self, x: jax.Array) -> jax.Array:
-    """Returns the sum over all ranks of ``x [...]``, ``[...]``."""
+    """Returns the sum of x over all ranks, with x's shape."""
     ...
 
   def gather(self, x: jax.Array) -> jax.Array:
-    """Concatenates ``x [k, ...]`` of all ranks, in order: ``[N * k, ...]``."""
+    """Concatenates x ``[k, ...]`` in the order of the ranks: ``[N k, ...]``."""
     ...
 
 
@@ -85,7 +85,7 @@ def ranks_here(axis: Axis) -> jax.Array:
   return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
 
 
-def after(tree: Any, results: Any, needed: bool = True) -> Any:
+def order_after(tree: Any, results: Any, needed: bool = True) -> Any:
   """Returns ``tree`` unchanged, with a data dependency on ``results``.
 
   XLA:CPU runs independent operations of a program in any order, including
@@ -132,7 +132,7 @@ def after(tree: Any, results: Any, needed: bool = True) -> Any:
   return jax.tree.map(delayed, tree)
 
 
-def in_turn(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
+def order_both(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
   """Returns both trees, with operations on ``tree`` ordered after ``results``.
 
   Example: ``results`` is the output of one collective and ``tree`` the operand
@@ -145,11 +145,11 @@ def in_turn(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
     results: Results of an earlier collective. Callers use the second return
       value instead, so that consumers of the results also wait for ``tree``.
     ordered: Whether a data dependency is needed, as between CPU devices
-      (`after`); otherwise an optimization barrier is used, whose outputs may
-      vary over more mesh axes by type.
+      (`order_after`); otherwise an optimization barrier is used, whose outputs
+      may vary over more mesh axes by type.
   """
   if ordered:
-    return after(tree, results), results
+    return order_after(tree, results), results
   return lax.optimization_barrier((tree, results))
 
 
@@ -227,7 +227,7 @@ def reduce_scatter(
   """
   # A device receives the slices of all its lanes as one contiguous slice: the
   # lanes of a device are consecutive ranks, so their slices are adjacent.
-  _needs_mesh(axis, "a reduce-scatter")
+  _check_has_mesh(axis, "a reduce-scatter")
   summed = jnp.sum(x, axis=0)
   if via is None:
     mine = _scatter(summed, axis, dim)
@@ -318,11 +318,11 @@ def all_to_all(
   Raises:
     ValueError: The ranks are separate processes (``axis.backend`` is set).
   """
-  _needs_mesh(axis, "an all-to-all")
+  _check_has_mesh(axis, "an all-to-all")
   lanes, devices = axis.lanes, axis.devices
   shape = x.shape[1:]
-  # The number of a slice is device * lanes + lane: split_dim -> (receiving
-  # device, receiving lane, elements).
+  # Slice device * lanes + lane is for that lane, so split_dim is reshaped to
+  # (receiving device, receiving lane, elements).
   slices = x.reshape(
     lanes,
     *shape[:split_dim],
@@ -365,7 +365,7 @@ def permute(
     ValueError: A rank is out of range, or the source or the destination of two
       pairs; or the ranks are separate processes (``axis.backend`` is set).
   """
-  _needs_mesh(axis, "a permute")
+  _check_has_mesh(axis, "a permute")
   for side, ranks in zip(("source", "destination"), zip(*pairs, strict=True),
                          strict=False):
     if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(axis.size)):
@@ -385,9 +385,9 @@ def permute(
       arrived = x[source]
     else:
       arrived = lax.ppermute(x[source], axis.name, moves)
-    # Several mesh permutes may end in the same lane, on different devices. A
-    # device that is not a destination receives zeros, so their sum combines
-    # them.
+    # Several mesh permutes may send to the same lane, on different devices. A
+    # device that is not a destination receives zeros, so the permutes' results
+    # are added.
     received[destination] = received[destination] + arrived
   return jnp.stack(received)
 
@@ -419,14 +419,14 @@ def permute_routes(
     devices = (source // axis.lanes, destination // axis.lanes)
     routes.setdefault(lane_pair, []).append(devices)
   everywhere = {(d, d) for d in range(axis.devices)}
-  # Sorted, so that the program does not depend on the order of the pairs.
+  # They are sorted, so that the order of the pairs does not change the program.
   return {
     lane_pair: None if set(moves) == everywhere else moves
     for lane_pair, moves in sorted(routes.items())
   }
 
 
-def _needs_mesh(axis: Axis, what: str) -> None:
+def _check_has_mesh(axis: Axis, what: str) -> None:
   """Raises ValueError for an axis with a backend, which has no mesh axis."""
   if axis.backend is not None:
     raise ValueError(

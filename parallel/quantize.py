@@ -1,14 +1,15 @@
 """Mean of deltas over the ranks of an axis, sent with few bits per element.
 
 A delta is an array to average, such as a worker's change of the parameters.
-Every logical rank of an `Axis` (a worker) has one, lane-stacked ``[R, ...]``.
-The mean over all ranks has no lane dim, is float32 and bitwise equal on all
-devices. There are three algorithms (`Wire.route`):
+Every logical rank of an `Axis` (a worker) has one; the deltas of a device's
+ranks (lanes) are stacked, ``[R, ...]``. The mean over all ranks is float32
+``[...]``, bitwise equal on all devices. There are three algorithms
+(`Wire.route`):
 
   all-reduce    Without a codec, float32 (or bfloat16) deltas are summed.
   all-gather    Each worker sends its encoded delta to all others, and each
                 device decodes and sums all of them. Every delta is rounded
-                once. This is the form of Streaming DiLoCo, and the default.
+                once. Streaming DiLoCo does this; it is the default.
   all-to-all    Worker m receives slice m of every delta, encoded, and sends the
                 mean of these slices, encoded again, to all others. Values are
                 rounded twice (in the paper only once); a worker sends about
@@ -19,9 +20,9 @@ so that the result does not depend on the split of the workers into lanes and
 devices. Payloads are sent as uint8 and scales as float32, with one collective
 each.
 
-Source: Streaming DiLoCo, arXiv 2501.18512, section 2.3. Weights other than
-1 / N and error feedback (SparseLoCo, arXiv 2508.15706; MuLoCo, arXiv
-2505.23725) are additions.
+Source: Streaming DiLoCo, arXiv 2501.18512, section 2.3. It has neither weights
+other than 1 / N nor error feedback (SparseLoCo, arXiv 2508.15706; MuLoCo, arXiv
+2505.23725).
 
 Shape legend: R = lanes on this device; N = logical ranks of the axis; B =
 dims that blocks do not cross; n = product of the other dims; s = elements of a
@@ -46,8 +47,8 @@ from parallel.kernels.selection import Implementation
 from parallel.wire import FLOAT32, IDENTITY, Epilogue, Wire
 
 
-class _Call(NamedTuple):
-  """Arguments shared by all steps of a coded mean; see `coded_mean`."""
+class _MeanArguments(NamedTuple):
+  """Arguments of `coded_mean` that its steps share."""
 
   axis: Axis
   codec: Codec
@@ -75,7 +76,7 @@ def coded_mean(
 
   Args:
     x: One array per lane, ``[R, *B, ...]`` float32, inside ``jax.shard_map``.
-      It may also vary over other mesh axes.
+      It may vary over other mesh axes, too.
     axis: Axis to average over.
     wire: Codec of the deltas, and the collective that averages them.
     anchor: ``[*B, ...]``, equal on all ranks, from which x is subtracted; None
@@ -86,10 +87,10 @@ def coded_mean(
       weights. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank with weight zero
       contributes nothing, even if its delta is NaN. If all weights are zero,
       the mean is NaN.
-    key: Random key of stochastic rounding, for both roundings by an all-to-all.
-      It is equal on all devices of the axis; each rank's key is derived from
-      it. Fold in the number of the round, and the rank along other axes if
-      deltas on those ranks should round independently.
+    key: Random key of stochastic rounding, from which each rank's keys are
+      derived; equal on all devices of the axis. Fold in the number of the
+      round, and the rank along other axes if deltas on those ranks should round
+      independently.
     block_dims: Number of dims after R that no block crosses. If these dims hold
       the lanes of other axes, the result does not depend on the split of the
       ranks of those axes into lanes and devices either.
@@ -128,11 +129,11 @@ def coded_mean(
   if anchor is not None:  # one copy per lane: [R, *B, ...]
     anchor = jnp.broadcast_to(anchor, x.shape)
   rows = jax.tree.map(
-    lambda x: _rows(x, axis, wire, block_dims), (anchor, x, residual)
+    lambda x: _to_rows(x, axis, wire, block_dims), (anchor, x, residual)
   )
-  call = _Call(axis, codec, weights, key, wire.implementation)
-  # With an all-gather, the last decoding pass computes the mean, into which the
-  # epilogue can be fused. After an all-to-all, finished means are decoded.
+  call = _MeanArguments(axis, codec, weights, key, wire.implementation)
+  # With an all-gather, the last decoding pass computes the mean and may include
+  # the epilogue. After an all-to-all, finished means are decoded.
   if wire.route == "all_to_all":
     total, left = _mean_by_all_to_all(rows, call)
     result = epilogue.of_mean(total.reshape(x.shape[1:]))
@@ -169,11 +170,11 @@ def roundtrip(
   codec = wire.block_codec
   if codec is None:
     return x.astype(wire.dtype).astype(jnp.float32)
-  rows = _rows(x, axis, wire, 0)
+  rows = _to_rows(x, axis, wire, 0)
   n = rows.shape[-1]
   if wire.route == "all_to_all":  # no block crosses a slice boundary
-    rows = _pad(rows, axis.size * _slice(n, axis, codec))
-  call = _Call(axis, codec, None, key, wire.implementation)
+    rows = _pad(rows, axis.size * _slice_size(n, axis, codec))
+  call = _MeanArguments(axis, codec, None, key, wire.implementation)
   encoded, _ = _encode_lanes((None, rows, None), call)
   return reference.decode(encoded, n, codec).reshape(x.shape)
 
@@ -195,7 +196,7 @@ def mean_of_encoded(
   Returns:
     The mean of the decoded deltas, bitwise equal on all devices of the axis.
   """
-  return reference.mean_of(_gathered(encoded, axis), decode, weights)
+  return reference.mean_of(_all_gather_each(encoded, axis), decode, weights)
 
 
 def reduce_scatter(
@@ -226,7 +227,7 @@ def reduce_scatter(
   slices = x.reshape(*x.shape[:-1], axis.size, -1)
   encoded = api.encode(slices, codec, implementation=implementation)
   return api.total(
-    _deliver(encoded, axis), slices.shape[-1], codec,
+    _exchange_slices(encoded, axis), slices.shape[-1], codec,
     implementation=implementation,
   )
 
@@ -264,7 +265,7 @@ def sent_bytes(
     return {wire.dtype: rows * num_elements * size}
   elements = num_elements
   if wire.route == "all_to_all":
-    s = _slice(num_elements, axis, codec)
+    s = _slice_size(num_elements, axis, codec)
     elements = (axis.size + 1) * s  # N slices of the delta and one of the mean
   units = axis.lanes * rows
   return {
@@ -291,13 +292,13 @@ def _mean_by_all_reduce(
   return total.astype(jnp.float32) * (1.0 / divisor)
 
 
-# Anchor (or None), the ranks' arrays and residual (or None) of `coded_mean`,
-# each reshaped by `_rows` to ``[R, *B, ..., n]``.
+# (anchor or None, x, residual or None) of `coded_mean`, each reshaped by
+# `_to_rows` to ``[R, *B, ..., n]``.
 _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 
 
 def _mean_by_all_gather(
-  rows: _Rows, call: _Call, epilogue: Epilogue
+  rows: _Rows, call: _MeanArguments, epilogue: Epilogue
 ) -> tuple[Any, jax.Array | None]:
   """Averages rows by an all-gather of the encoded rows.
 
@@ -310,14 +311,14 @@ def _mean_by_all_gather(
   """
   encoded, left = _encode_lanes(rows, call)
   result = epilogue.of_encoded(
-    _gathered(encoded, call.axis), rows[1].shape[1:], call.codec, call.weights,
-    call.implementation,
+    _all_gather_each(encoded, call.axis), rows[1].shape[1:], call.codec,
+    call.weights, call.implementation,
   )
   return result, left
 
 
 def _mean_by_all_to_all(
-  rows: _Rows, call: _Call
+  rows: _Rows, call: _MeanArguments
 ) -> tuple[jax.Array, jax.Array | None]:
   """Averages rows by an all-to-all of slices and an all-gather of their means.
 
@@ -326,14 +327,14 @@ def _mean_by_all_to_all(
   """
   axis, codec = call.axis, call.codec
   *lead, n = rows[1].shape
-  dims, s = len(lead) - 1, _slice(n, axis, codec)
+  dims, s = len(lead) - 1, _slice_size(n, axis, codec)
   # [R, *B, n] -> [R, *B, N slices, s], each of whole blocks.
   slices = jax.tree.map(
     lambda x: _pad(x, axis.size * s).reshape(*lead, axis.size, s), rows
   )
   encoded, left = _encode_lanes(slices, call)
   mine = api.mean(
-    _deliver(encoded, axis), s, codec, call.weights,
+    _exchange_slices(encoded, axis), s, codec, call.weights,
     implementation=call.implementation,
   )  # [R, *B, s]
   # draw=1: the means use other random numbers than the deltas.
@@ -347,11 +348,11 @@ def _mean_by_all_to_all(
 
 
 def _encode_lanes(
-  rows: _Rows, call: _Call, draw: int = 0
+  rows: _Rows, call: _MeanArguments, draw: int = 0
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes the lanes' deltas; returns them and the new residual, if any.
+  """Encodes the lanes' deltas; returns the codes and the residual or None.
 
-  ``draw`` is the index of the rounding within the exchange, 0 or 1.
+  ``draw`` is 0 for the first rounding of a `coded_mean`, 1 for the second.
   """
   axis, codec, _, key, implementation = call
 
@@ -370,14 +371,14 @@ def _encode_lanes(
   return collectives.each_lane(encode, axis, rows, keys)
 
 
-def _gathered(encoded: Any, axis: Axis) -> Any:
+def _all_gather_each(encoded: Any, axis: Axis) -> Any:
   """All-gathers each array of a tuple: ``[R, ...] -> [N, ...]``."""
   return type(encoded)(
     *(collectives.all_gather(part[:, None], axis) for part in encoded)
   )
 
 
-def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
+def _exchange_slices(encoded: Encoded, axis: Axis) -> Encoded:
   """Sends ``[R, ..., N receivers, k]``; returns ``[N senders, R, ..., k]``."""
 
   def send(part):
@@ -390,7 +391,9 @@ def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
   return Encoded(*map(send, encoded))
 
 
-def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
+def _to_rows(
+  x: jax.Array, axis: Axis, wire: Wire, block_dims: int
+) -> jax.Array:
   """Reshapes ``[R, *B, ...]`` to float32 rows ``[R, *B, n]``.
 
   For an all-gather, if the last dim n is a multiple of the block, the
@@ -405,8 +408,8 @@ def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
   return x.astype(jnp.float32).reshape(*lead, *last)
 
 
-def _slice(n: int, axis: Axis, codec: Codec) -> int:
-  """Returns the elements of a rank's slice of n, rounded up to whole blocks."""
+def _slice_size(n: int, axis: Axis, codec: Codec) -> int:
+  """Returns the size of a rank's slice of n elements, in whole blocks."""
   return codec.padded(-(-n // axis.size))
 
 

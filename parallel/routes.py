@@ -1,8 +1,8 @@
 """Implementations of a sum over a mesh axis, by the names that configs use.
 
 An implementation (*route*) replaces ``lax.psum`` in a column- or row-parallel
-projection of `parallel.tensor` or in a function of `parallel.collectives`. Each
-returns bitwise equal results on all devices.
+projection of `parallel.tensor` or in a function of `parallel.collectives`. Its
+result is bitwise equal on all devices.
 
 Shape legend: n = devices of the mesh axis; K = last dim.
 """
@@ -39,7 +39,7 @@ def sum_by_scatter_gather(x: jax.Array, name: str) -> jax.Array:
     >>> f(jnp.ones([4, 1, 2])).tolist()
     [[4.0, 4.0]]
   """
-  rows, restore = _rows(x, lax.axis_size(name))
+  rows, restore = _to_padded_rows(x, lax.axis_size(name))
   mine = lax.psum_scatter(rows, name, scatter_dimension=0, tiled=True)
   return restore(lax.all_gather(mine, name, tiled=True, to="invarying"))
 
@@ -64,7 +64,7 @@ def sum_by_ring(x: jax.Array, name: str) -> jax.Array:
     ``[..., K]``, the sum; device-varying by type, though equal on all devices.
   """
   n = lax.axis_size(name)
-  rows, restore = _rows(x, 2 * n)
+  rows, restore = _to_padded_rows(x, 2 * n)
   up, down = jnp.split(rows, 2)
   return restore(
     jnp.concatenate([_ring(up, name, n, 1), _ring(down, name, n, -1)])
@@ -90,13 +90,13 @@ def sum_by_one_shot(x: jax.Array, name: str) -> jax.Array:
   if jnp.issubdtype(wide, jnp.floating) and wide.itemsize < 4:
     wide = jnp.float32
   total = jnp.zeros(x.shape, wide)
-  for part in parts_of_all(x, name):
+  for part in gather_parts(x, name):
     total = total + part.astype(wide)
   return total.astype(x.dtype)
 
 
-def parts_of_all(x: jax.Array, name: str) -> jax.Array:
-  """Gathers the arrays of all devices, in the order of the devices.
+def gather_parts(x: jax.Array, name: str) -> jax.Array:
+  """Gathers the arrays of all devices along a new dim 0, in device order.
 
   Args:
     x: ``[...]``.
@@ -124,8 +124,8 @@ def _ring(x: jax.Array, name: str, n: int, step: int) -> jax.Array:
   def part(number):
     return lax.dynamic_index_in_dim(parts, number % n, keepdims=False)
 
-  # Device i starts the sum of part i, so that all n partial sums travel
-  # concurrently. After ``hop`` hops a device holds the partial sum of part
+  # Device i starts the sum of part i, so that all n partial sums travel at
+  # once. After ``hop`` hops, device ``here`` holds the partial sum of part
   # ``here - step * hop``, to which it adds its own summand.
   moving = part(here)
   for hop in range(1, n):
@@ -143,7 +143,7 @@ def _ring(x: jax.Array, name: str, n: int, step: int) -> jax.Array:
   return total.reshape(x.shape)
 
 
-def _rows(x: jax.Array, parts: int):
+def _to_padded_rows(x: jax.Array, parts: int):
   """Flattens ``[..., K]`` to ``[rows, K]``, padded to a multiple of ``parts``.
 
   Returns the rows, and the inverse function from rows to the shape of x.

@@ -1,4 +1,4 @@
-"""Wire format of encoded deltas, and the operation applied to their mean.
+"""Encoding of averaged arrays (deltas), and an operation on their mean.
 
 Both are arguments of `parallel.quantize.coded_mean`. In shapes, N is the number
 of ranks that are averaged, and B are the dims that codec blocks do not cross.
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import jax
 
 from parallel.kernels.codec import api, reference
-from parallel.kernels.codec.reference import Codec, Encoded, OuterStep
+from parallel.kernels.codec.reference import Codec, Encoded, OuterOptions
 from parallel.kernels.selection import Implementation
 
 # Allowed values of `Wire.codec`, `Wire.route` and `Wire.dtype`.
@@ -25,14 +25,14 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-  """Encoding of deltas, and the collective that averages them.
+  """Encoding of deltas for transmission, and the collective that averages them.
 
   Attributes:
     codec: "int8", "int4", "e3m0" or "fp8"; or "none" for an all-reduce in
       ``dtype``.
     block: Number of elements that share a scale; even.
-    route: Collective of encoded deltas: "all_gather" (each delta is rounded
-      once) or "all_to_all" (the means of slices are rounded a second time).
+    route: Collective that sends encoded deltas: "all_gather" (each delta is
+      rounded once) or "all_to_all" (means of slices are rounded, too).
     stochastic: Whether the codec uses unbiased stochastic rounding instead of
       rounding to the nearest representable number.
     dtype: "float32" or "bfloat16", dtype of the all-reduce of codec "none". In
@@ -83,7 +83,7 @@ class Wire:
 
   @property
   def block_codec(self) -> Codec | None:
-    """Codec of the payloads; None for an all-reduce."""
+    """Codec of the deltas; None for an all-reduce, which encodes nothing."""
     if self.codec == "none":
       return None
     return Codec(self.codec, self.block, self.stochastic)
@@ -92,8 +92,8 @@ class Wire:
 class Epilogue(Protocol):
   """Operation on a mean, fused with the decoding of the mean if possible.
 
-  Both methods return the same result. `of_encoded` is called after an
-  all-gather, by which each device receives all encoded rows; `of_mean` is
+  Both methods return the result of the operation. `of_encoded` is called after
+  an all-gather, by which each device receives all encoded rows; `of_mean` is
   called after an all-to-all or an all-reduce.
   """
 
@@ -109,7 +109,7 @@ class Epilogue(Protocol):
     weights: jax.Array | None,
     implementation: Implementation,
   ) -> Any:
-    """Computes the result from all encoded rows, in the pass that decodes.
+    """Computes the result from all encoded rows, in the pass that decodes them.
 
     Args:
       encoded: Payloads and scales ``[N, *rows, ...]`` of all N ranks.
@@ -146,17 +146,17 @@ class NesterovStep:
   """Epilogue that takes a Nesterov step; returns new parameters and momentum.
 
   Attributes:
-    params: Outer parameters, float32 ``[*B, ...]``.
-    momentum: Outer momentum, float32 ``[*B, ...]``.
-    outer: Learning rate, and decay of the momentum.
+    params: Parameters of the outer optimizer, float32 ``[*B, ...]``.
+    momentum: Momentum of the outer optimizer, float32 ``[*B, ...]``.
+    outer: Learning rate and decay of the momentum.
   """
 
   params: jax.Array
   momentum: jax.Array
-  outer: OuterStep
+  outer: OuterOptions
 
   def of_mean(self, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # The mean is already decoded: no kernel is needed.
+    # The mean is decoded already, so no kernel is needed.
     return reference.nesterov_step(
       mean, self.params, self.momentum, self.outer
     )

@@ -10,10 +10,10 @@ import pydantic
 import pytest
 
 from docs import claim_values, claims, log, papers, reproduce
-from docs.claim_schema import Claim, Criterion, Expected, Number
+from docs.claim_schema import Claim, Criterion, ExpectedNumber, SeedMean
 from docs.points import ROOT
 
-ALL = claims.ordered()
+ALL = claims.load_ordered()
 MODELS = {
   "predicted within tolerance", "predicted, misses", "fitted to the figure",
   "predicted, no figure",
@@ -104,9 +104,9 @@ def test_keys_of_results_exist_and_have_the_recorded_values(claim):
       found = claim_values.read_one(expected, ROOT)
       assert expected.agrees(found), (name, found)
     if expected.ratio:
-      over, under = (Number(claim.expected[n].values) for n in expected.ratio)
+      over, under = (SeedMean(claim.expected[n].values) for n in expected.ratio)
       value = over / under * expected.scale
-      assert Number(expected.values) == pytest.approx(value, rel=1e-4), name
+      assert SeedMean(expected.values) == pytest.approx(value, rel=1e-4), name
 
 
 @pytest.mark.quick
@@ -151,7 +151,7 @@ def test_entries_of_the_log_have_the_figures_that_claims_take_from_them():
         count += len(figures)
         missing += [
           (claim.number, name, figure, expected.log) for figure in figures
-          if not log.records(text, figure)
+          if not log.contains_figure(text, figure)
         ]
   assert missing == []
   assert count > 60
@@ -163,8 +163,8 @@ def test_claims_link_to_entries_of_the_log_and_not_to_its_index():
   links, others = set(), []
   for claim in ALL:
     prose = " ".join([claim.seen, claim.explanation, claim.note, claim.after])
-    links |= set(re.findall(rf"\]\(log/({log.NAME})\.md\)", prose))
-    rest = re.sub(rf"\]\(log/{log.NAME}\.md\)", "", prose)
+    links |= set(re.findall(rf"\]\(log/({log.NAME_PATTERN})\.md\)", prose))
+    rest = re.sub(rf"\]\(log/{log.NAME_PATTERN}\.md\)", "", prose)
     others += re.findall(r"\blog/|LOG\.md|recorded in the log", rest, re.I)
   assert others == []
   assert links != set()
@@ -377,7 +377,7 @@ def test_verdicts_on_predictions(published, value, keys, verdict):
     fields["judgement"] = judgement
     fitted = Claim.model_validate(fields)
     assert fitted.verdict({"bytes": [published]}) == "fitted to the figure"
-    assert fitted.compared() == []
+    assert fitted.comparisons() == []
 
 
 @given(st.lists(FINITE, min_size=1, max_size=5), FINITE)
@@ -417,7 +417,7 @@ def test_all_or_any_criteria_decide(held):
        st.floats(-2, 2))
 def test_agreement_with_the_record(values, relative, shift):
   """Each seed counts: one that leaves its tolerance is enough."""
-  expected = Expected(
+  expected = ExpectedNumber(
     value=values, log="2026-11-25-ring", against_recorded={"relative": relative}
   )
   assert expected.agrees(values)
@@ -451,7 +451,7 @@ def test_readers(tmp_path, reader, values):
   name = "x.csv" if "column" in reader else "x.json"
   (tmp_path / "x.json").write_text(json.dumps(JSON))
   (tmp_path / "x.csv").write_text("p,loss\n1,1.5\n1,2.5\n0,2.5\n0,1.5\n")
-  expected = Expected(value=0, output=name, **reader)
+  expected = ExpectedNumber(value=0, output=name, **reader)
   if values is LookupError:
     with pytest.raises((LookupError, ValueError)):
       claim_values.read_one(expected, tmp_path)
@@ -479,7 +479,7 @@ def test_the_page_has_every_claim_and_placeholders_are_filled():
 
 
 def test_a_number_formats_as_a_spread():
-  number = Number([0.01, -0.02, 0.04])
+  number = SeedMean([0.01, -0.02, 0.04])
   assert f"{number:spread}" == "+0.010 (-0.020 to +0.040)"
   assert f"{number:.2f} {number.min:+.1%}" == "0.01 -2.0%"
   assert f"{number:percents}" == "-2 to 4%"
@@ -493,7 +493,7 @@ def test_every_number_of_the_files_can_be_recorded_again():
         name: [value + 1.5 for value in expected.values]
         for name, expected in claim.expected.items()
       }
-      made = tomllib.loads(reproduce.recorded(
+      made = tomllib.loads(reproduce.update_claim_text(
         text, claim.number, values, claim.date, claim.commit
       ))
       (entry,) = (c for c in made["claims"] if c["number"] == claim.number)

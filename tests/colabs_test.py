@@ -75,7 +75,7 @@ def test_changed_cell_is_stale(tmp_path):
 @pytest.mark.parametrize("path", EXECUTED, ids=lambda p: p.stem)
 def test_notebook_runs_and_prints_the_stored_numbers(path):
   """Within 2%, if Python, whose library is the text, and jax are the same."""
-  done = notebooks.executed(path)
+  done = notebooks.execute_notebook(path)
   assert [*outputs(done, "image/png")]
   if done.metadata["caatnet"] != kept(path).metadata["caatnet"]:
     pytest.skip(f"made by {kept(path).metadata['caatnet']['versions']}")
@@ -141,11 +141,11 @@ def test_first_cell_can_be_replaced_alone(tmp_path):
   notebook = nbformat.read(PATHS[0], as_version=4)
   code = [cell for cell in notebook.cells if cell.cell_type == "code"]
   code[0].source = "root = 1"
-  notebook.metadata["caatnet"]["sources"] = notebooks.sources(notebook)
+  notebook.metadata["caatnet"]["sources"] = notebooks.hash_sources(notebook)
   path = tmp_path / "notebook.ipynb"
   nbformat.write(notebook, path)
-  assert notebooks.with_first_cell(path) == kept(PATHS[0])
+  assert notebooks.update_first_cell(path) == kept(PATHS[0])
   code[-1].source += "  # changed"
   nbformat.write(notebook, path)
   with pytest.raises(ValueError, match=r"^notebook\.ipynb has changed"):
-    notebooks.with_first_cell(path)
+    notebooks.update_first_cell(path)

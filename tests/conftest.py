@@ -141,12 +141,12 @@ def pool():
 @pytest.fixture
 def root():
   """Skips the test if this user cannot shape links."""
-  with unavailable.skips(), namespaces.long_link(100, 10):
+  with unavailable.skips(), namespaces.delayed_link(100, 10):
     pass
 
 
 @pytest.fixture
 def quotas():
   """Skips the test if this user cannot limit processor time."""
-  with unavailable.skips(), cpu_limits.limited(0.9, 1):
+  with unavailable.skips(), cpu_limits.limited_groups(0.9, 1):
     pass

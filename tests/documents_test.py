@@ -7,7 +7,7 @@ import types
 import pytest
 
 from docs import documents, log, tables
-from docs.points import ROOT, above, read
+from docs.points import ROOT, loss_differences, read
 from parallel.kernels import evidence
 
 TEXTS = {name: (ROOT / name).read_text() for name in tables.DOCUMENTS}
@@ -17,7 +17,7 @@ TABLE = re.compile(r"(?:<!--|#) table: (\w+).*?end of table", re.DOTALL)
 @pytest.mark.quick
 @pytest.mark.parametrize("name", tables.DOCUMENTS)
 def test_tables_equal_the_results(name):
-  _, changed = documents.rewritten(TEXTS[name], tables.TABLES)
+  _, changed = documents.rewrite_tables(TEXTS[name], tables.TABLES)
   assert changed == [], "make tables"
 
 
@@ -42,7 +42,7 @@ def test_changed_figure_is_named_and_corrected(name, table, place):
   text = TEXTS[name]
   wrong = str((int(text[place]) + 1) % 10)
   wrong = text[:place] + wrong + text[place + 1 :]
-  right, changed = documents.rewritten(wrong, tables.TABLES)
+  right, changed = documents.rewrite_tables(wrong, tables.TABLES)
   assert changed == [table]
   assert right == text
 
@@ -61,12 +61,12 @@ c"""
 
 def test_only_lines_between_markers_are_replaced():
   """Each table receives its present lines; markers within a line are text."""
-  text, changed = documents.rewritten(
+  text, changed = documents.rewrite_tables(
     MARKED, {"one": lambda body: 2 * body, "two": lambda body: body}
   )
   assert text == MARKED.replace("x\n", "x\nx\n")
   assert changed == ["one"]
-  text, changed = documents.rewritten(
+  text, changed = documents.rewrite_tables(
     MARKED, {"two": lambda body: "", "one": lambda body: "z\n"}
   )
   assert text == MARKED.replace("x\n", "z\n").replace("# y\n", "")
@@ -81,12 +81,14 @@ def test_only_lines_between_markers_are_replaced():
 ])
 def test_marker_without_its_pair_is_an_error(text):
   with pytest.raises(ValueError, match="each table must have a first and a"):
-    documents.rewritten(text, {"one": lambda body: body})
+    documents.rewrite_tables(text, {"one": lambda body: body})
 
 
 def test_unknown_table_is_an_error_that_lists_the_known_ones():
   with pytest.raises(ValueError, match="the table 'two' is unknown; use one"):
-    documents.rewritten(MARKED, {"one": lambda _: "", "three": lambda _: ""})
+    documents.rewrite_tables(
+      MARKED, {"one": lambda _: "", "three": lambda _: ""}
+    )
 
 
 def test_command_names_differences_and_writes_them(tmp_path, monkeypatch):
@@ -112,7 +114,7 @@ def test_differences_of_losses_are_those_of_a_sweep(name):
   known = set()
   for path in (ROOT / "results").glob("*.csv"):
     for point, other in itertools.permutations(read(path.stem), 2):
-      known.add(tables.spread(above(point, other)))
+      known.add(tables.format_mean_and_range(loss_differences(point, other)))
   paths = log.paths() if name == "log" else [ROOT / name]
   text = "\n".join(path.read_text() for path in paths)
   found = {" ".join(spread.split()) for spread in re.findall(SPREAD, text)}
@@ -124,15 +126,18 @@ def _signed(text):
   """Formats a difference like `tables.spread`."""
   return re.sub(
     r"[-+]?0\.\d{3}",
-    lambda m: tables.signed(float(m[0])) if float(m[0]) else "0.000", text,
+    lambda m: tables.format_signed(float(m[0])) if float(m[0]) else "0.000",
+    text,
   )
 
 
 def test_kernels_are_used_where_they_make_a_step_faster(monkeypatch):
   steps = {("chip", "op"): {1.0: 0.9, 0.5: 1.1, 0.25: 0.95}}
   monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", steps)
-  helps = [evidence.helps("chip", "op", p) for p in (1.0, 0.99, 0.4, 0.3, 0.0)]
+  helps = [
+    evidence.is_step_faster("chip", "op", p) for p in (1.0, 0.99, 0.4, 0.3, 0.0)
+  ]
   # p = 1 is a separate case; other values use the nearest measured one.
   assert helps == [True, False, False, True, True]
-  assert evidence.helps("chip", "another", 0.5)
-  assert evidence.helps("another", "op", 0.5)
+  assert evidence.is_step_faster("chip", "another", 0.5)
+  assert evidence.is_step_faster("another", "op", 0.5)

@@ -17,7 +17,7 @@ import pytest
 
 from caatnet.federated import server, snapshot
 from caatnet.interop import tensors
-from caatnet.interop.source import open_source
+from caatnet.interop.source import open_published_model
 from caatnet.serving.router import Router
 from caatnet.train.checkpoint import slices
 from caatnet.train.checkpoint.save import Checkpointer
@@ -66,9 +66,9 @@ def make_slices(folder):
   w, b = draw(1, 3, 20, 21), draw(1, 5)
   (folder / "checkpoints").mkdir()
   slices.write_params(folder / "checkpoints", 2, {
-    "w": slices.Sliced(w.shape, w.dtype, (1, 1, 20, 21), lambda: (
+    "w": slices.SlicedArray(w.shape, w.dtype, (1, 1, 20, 21), lambda: (
       ((0, row), w[0, row]) for row in range(3))),
-    "b": slices.Sliced(b.shape, b.dtype, b.shape, lambda: [((0,), b[0])]),
+    "b": slices.SlicedArray(b.shape, b.dtype, b.shape, lambda: [((0,), b[0])]),
   })
 
 
@@ -80,14 +80,14 @@ def read_slices(folder):
 
 
 def read_export(folder):
-  source = open_source(folder, 1)
+  source = open_published_model(folder, 1)
   return source.fields, source.section, source.tokenizer.identity, [
     (name, tensors.read(x, name)) for name, x in sorted(source.tensors.items())
   ]
 
 
 def make_federated(folder):
-  made = server.initial(numeric.PARAMS, numeric.Plain())
+  made = server.initial_state(numeric.PARAMS, numeric.Plain())
   snapshot.write(folder / "server.npz", dataclasses.replace(
     made, params=draw(200), published=draw(200, 1)[:, 0],
     optimizer=(draw(200),), differences=(b"abc" * 9,),
@@ -105,9 +105,9 @@ STORED = {
   "export": ("", malformed_test.make_export, read_export),
   "federated state": ("", make_federated, lambda folder: dataclasses.asdict(
     snapshot.read(folder / "server.npz", numeric.rules()))),
-  "swarm state": ("swarm", lambda folder: swarm_loop._write(
+  "swarm state": ("swarm", lambda folder: swarm_loop._write_shared_state(
     epath.Path(folder), 2, 1, {"a": draw(200), "b": b"c" * 9}
-  ), lambda folder: swarm_loop._read(epath.Path(folder), 2)),
+  ), lambda folder: swarm_loop._read_shared_state(epath.Path(folder), 2)),
   "router": ("", make_router, lambda folder: dataclasses.astuple(
     Router.read(folder))),
 }

@@ -91,7 +91,7 @@ def test_every_result_with_a_generated_table_is_among_the_documents():
     path.relative_to(ROOT).as_posix() for path in log.FOLDER.iterdir()
     if "<!-- table:" in path.read_text()
   }
-  assert marked == set(log.with_tables())
+  assert marked == set(log.documents_with_tables())
 
 
 def test_verdict_is_the_first_sentence():
@@ -114,7 +114,7 @@ def test_a_figure_is_recorded_if_it_is_in_the_result_or_the_verdict(
 ):
   """1.5 rounds to 1 or 2; dates, code and parts of numbers do not count."""
   text = TEXT.replace("12 s.", "12 s (2026-11-25).")
-  assert log.records(text, figure) == is_recorded
+  assert log.contains_figure(text, figure) == is_recorded
 
 
 @given(st.integers(0, 10**7), st.integers(0, 4), st.sampled_from(["", "%"]))
@@ -123,15 +123,15 @@ def test_a_figure_is_found_with_as_many_decimals_or_fewer(digits, count, unit):
   entry = f"## Result\n\n12 {value:,.{count}f}{unit}"
   text = f"# Ring\n\n{entry} in a ring.\n"
   for decimals in range(count + 1):
-    assert log.records(text, f"{value:,.{decimals}f}{unit}")
-  assert not log.records(text, f"{value:,.{count + 1}f}{unit}")
-  assert not log.records(text, f"{value + 20:,.{count}f}{unit}")
+    assert log.contains_figure(text, f"{value:,.{decimals}f}{unit}")
+  assert not log.contains_figure(text, f"{value:,.{count + 1}f}{unit}")
+  assert not log.contains_figure(text, f"{value + 20:,.{count}f}{unit}")
 
 
 @pytest.mark.parametrize("figure", ["", "fast", "12 s", "1.5.2"])
 def test_only_numbers_are_looked_up(figure):
   with pytest.raises(ValueError, match=f"expected a number, got '{figure}'"):
-    log.records(TEXT, figure)
+    log.contains_figure(TEXT, figure)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from caatnet.data.graphs import csr, loaders
 from caatnet.federated import server, snapshot
 from caatnet.inference import prompts
 from caatnet.interop import tensors
-from caatnet.interop.source import open_source
+from caatnet.interop.source import open_published_model
 from caatnet.schema import tree
 from caatnet.schema.memory import Memory
 from caatnet.serving import router, traces
@@ -224,7 +224,7 @@ def make_tokenizer(folder: pathlib.Path) -> None:
 
 def make_run_tokenizer(folder: pathlib.Path) -> None:
   made = tokenizers.LibraryTokenizer("small", llama_files(), "small")
-  run_tokenizer.keep(epath.Path(folder), made)
+  run_tokenizer.copy_to_run(epath.Path(folder), made)
   make_run(folder)
 
 
@@ -272,7 +272,7 @@ def make_profile(folder: pathlib.Path) -> None:
 
 
 def read_profile(folder: pathlib.Path) -> None:
-  vllm_logs.profile(folder, vllm_logs.MODELS["meta-llama/Llama-3.1-8B"])
+  vllm_logs.read_profile(folder, vllm_logs.MODELS["meta-llama/Llama-3.1-8B"])
 
 
 def read_log(folder: pathlib.Path) -> None:
@@ -281,14 +281,14 @@ def read_log(folder: pathlib.Path) -> None:
 
 def read_schedule(folder: pathlib.Path) -> None:
   config = tree.defaults(Schedule).to_dict()
-  schedule.of_config(config | {
+  schedule.build_from_config(config | {
     "msccl": str(folder / "a.xml"), "topology": "ring:3"
   })
 
 
 def read_program(folder: pathlib.Path) -> None:
   config = tree.defaults(Flows).to_dict()
-  flows._program(
+  flows._program_times(
     config | {"program": str(folder / "a.json")},
     flows._fabric(config, "leaf_spine:2x2x2"),
   )
@@ -320,13 +320,15 @@ def read_library(folder: pathlib.Path) -> None:
 
 def make_federated(folder: pathlib.Path) -> None:
   snapshot.write(
-    folder / "server.npz", server.initial(numeric.PARAMS, numeric.Plain()),
-    numeric.rules(),
+    folder / "server.npz",
+    server.initial_state(numeric.PARAMS, numeric.Plain()), numeric.rules(),
   )
 
 
 def make_swarm(folder: pathlib.Path) -> None:
-  swarm_loop._write(epath.Path(folder), 1, 1, {"a": np.ones(3), "b": b"c"})
+  swarm_loop._write_shared_state(
+    epath.Path(folder), 1, 1, {"a": np.ones(3), "b": b"c"}
+  )
 
 
 def one(name: str, text: str, read: Callable[[pathlib.Path], object]) -> Format:
@@ -354,7 +356,7 @@ FORMATS = {
   ),
   "topology": one("a.json", TOPOLOGY, topology_files.from_file),
   "federated link": one("a.json", FEDERATED_LINK, lambda path: (
-    federated_links.of_clients([str(path)], 2)
+    federated_links.assign_links([str(path)], 2)
   )),
   "msccl": Format("a.xml", texts(a__xml=MSCCL), read_schedule),
   "topo": one("a.txt", TOPO, lambda path: cluster_imports.from_topo(
@@ -378,7 +380,7 @@ FORMATS = {
                  lambda path: prompts.read([], str(path))),
   **{
     f"model/{name}": Format(
-      name, make_model, lambda folder: open_source(folder, 1),
+      name, make_model, lambda folder: open_published_model(folder, 1),
       binary=name.endswith("safetensors"),
     )
     for name in ("config.json", "tokenizer.json", "generation_config.json",
@@ -386,7 +388,8 @@ FORMATS = {
                  "model.safetensors.index.json")
   },
   "export": Format(
-    tensors.CHECKSUMS, make_export, lambda folder: open_source(folder, 1)),
+    tensors.CHECKSUMS_FILE, make_export,
+    lambda folder: open_published_model(folder, 1)),
   **{
     f"tokenizer/{name}": Format(
       name, make_tokenizer, lambda folder: tokenizers.load(str(folder))
@@ -447,7 +450,8 @@ FORMATS = {
     binary=True),
   "swarm state": Format(
     "swarm/1.npz", make_swarm,
-    lambda folder: swarm_loop._read(epath.Path(folder), 1), binary=True),
+    lambda folder: swarm_loop._read_shared_state(epath.Path(folder), 1),
+    binary=True),
 }
 # Kinds of faults that every reader of a text must refuse, and readers of texts
 # that have no structure, are free to ignore lines, or may be empty.
@@ -480,7 +484,7 @@ BAD_VALUES = ("", "x", "NaN", "1e999", "-3", "1" + "0" * 30, "[" * 10_000,
 
 
 def build_schedule(text: str) -> None:
-  name, chosen = builders.named(text)
+  name, chosen = builders.parse_builder(text)
   builders.build(name, topologies.torus((2, 2)), **chosen)
 
 
@@ -498,11 +502,11 @@ READERS = {
     tiny.get_config("test"), text)),
   "profile": ("10:13", options.parse_profile),
   "schedule": ("multitree,farthest_first=True,pieces=2", build_schedule),
-  "sites": ("a:1e6", lambda text: datacentre._places([text])),
+  "sites": ("a:1e6", lambda text: datacentre._parse_sites([text])),
   "slice": ("tpu:v5p:2x2x2", inference.machine),
   "topology": ("torus:4x4,bandwidth=1e9,failed=0-1", topology_text.parse),
   "why_not": ("parallel.stage=2 zero.scheme=zero1", lambda text: (
-    planner._asked(text, Configuration(1, 1, 1, 1)))),
+    planner._parse_configuration(text, Configuration(1, 1, 1, 1)))),
   "xla_options": ("xla_a=1 xla_b=true", compiler_options.parse),
 }
 

@@ -29,7 +29,7 @@ def stored(path, made):
 
 def test_prepared_notebook_has_the_common_first_cell(tmp_path):
   path = stored(tmp_path / "a.ipynb", notebook("x = 1", "y = 2"))
-  made = notebooks.prepared(path)
+  made = notebooks.read_with_first_cell(path)
   title, *code = [cell.source for cell in made.cells]
   assert (title, code[1:]) == ("# Title?", ["x = 1", "y = 2"])
   assert made.nbformat == 4
@@ -45,10 +45,10 @@ def test_prepared_notebook_has_the_common_first_cell(tmp_path):
 def test_hash_depends_on_the_text_and_order_of_code_cells_only():
   made = notebook("x = 1")
   expected = hashlib.sha256(b"first\n\nx = 1").hexdigest()
-  assert notebooks.sources(made) == expected
+  assert notebooks.hash_sources(made) == expected
   made.cells[0].source = "# Another title"
-  assert notebooks.sources(made) == expected
-  assert notebooks.sources(notebook("y = 1")) != expected
+  assert notebooks.hash_sources(made) == expected
+  assert notebooks.hash_sources(notebook("y = 1")) != expected
 
 
 @pytest.mark.parametrize("which", [
@@ -56,13 +56,13 @@ def test_hash_depends_on_the_text_and_order_of_code_cells_only():
 ])
 def test_notebook_is_stale_if_any_code_has_changed(tmp_path, which):
   path = stored(tmp_path / "a.ipynb", notebook("x = 1"))
-  made = notebooks.prepared(path)
-  made.metadata["caatnet"] = {"sources": notebooks.sources(made)}
+  made = notebooks.read_with_first_cell(path)
+  made.metadata["caatnet"] = {"sources": notebooks.hash_sources(made)}
   if which == "cell":
     made.cells[2].source = "x = 2"
   elif which == "first cell":  # with its own hash
     made.cells[1].source = "root = 1"
-    made.metadata["caatnet"]["sources"] = notebooks.sources(made)
+    made.metadata["caatnet"]["sources"] = notebooks.hash_sources(made)
   elif which == "stored first cell":  # the hash is that of the common one
     made.cells[1].source = "root = 1"
   elif which == "hash":  # it was never executed
@@ -74,16 +74,20 @@ def test_notebook_is_stale_if_any_code_has_changed(tmp_path, which):
 def test_first_cell_is_replaced_in_executed_notebooks_only(tmp_path):
   made = notebook("x = 1")
   path = tmp_path / "a.ipynb"
-  made.metadata["caatnet"] = {"sources": notebooks.sources(made), "kept": 1}
-  now = notebooks.with_first_cell(stored(path, made))
-  assert now.cells[1].source == notebooks.prepared(path).cells[1].source
-  assert now.metadata["caatnet"] == {
-    "sources": notebooks.sources(now), "kept": 1
+  made.metadata["caatnet"] = {
+    "sources": notebooks.hash_sources(made), "kept": 1
   }
-  for wrong in ("", notebooks.sources(notebook("x = 2"))):
+  now = notebooks.update_first_cell(stored(path, made))
+  assert (
+    now.cells[1].source == notebooks.read_with_first_cell(path).cells[1].source
+  )
+  assert now.metadata["caatnet"] == {
+    "sources": notebooks.hash_sources(now), "kept": 1
+  }
+  for wrong in ("", notebooks.hash_sources(notebook("x = 2"))):
     made.metadata["caatnet"]["sources"] = wrong
     with pytest.raises(ValueError, match=r"^a\.ipynb has changed since it was"):
-      notebooks.with_first_cell(stored(path, made))
+      notebooks.update_first_cell(stored(path, made))
 
 
 def stream(name, text):
@@ -94,7 +98,7 @@ def test_consecutive_parts_of_a_stream_are_joined():
   shown = nbformat.v4.new_output("display_data", data={"text/plain": "x"})
   parts = [stream("stdout", "a"), stream("stdout", "b"), stream("stderr", "c"),
            stream("stdout", "d"), shown, shown, stream("stdout", "e")]
-  joined = notebooks._joined(parts)
+  joined = notebooks._merge_streams(parts)
   assert [(o.get("name"), o.get("text")) for o in joined] == [
     ("stdout", "ab"), ("stderr", "c"), ("stdout", "d"), (None, None),
     (None, None), ("stdout", "e"),
@@ -112,7 +116,7 @@ def test_pictures_are_reduced_to_256_colours():
   picture = Image.new("RGBA", (64, 65))
   picture.putdata([(0, 4 * g, 4 * b, 255) for g in range(64)
                    for b in range(64)] + [(255, 0, 0, 255)] * 64)
-  small = notebooks._small(encoded(picture))
+  small = notebooks._reduce_colours(encoded(picture))
   made = Image.open(io.BytesIO(base64.b64decode(small)))
   assert (made.format, made.mode, made.size) == ("PNG", "P", (64, 65))
   colours = made.convert("RGB").getcolors()
@@ -135,7 +139,7 @@ def test_executed_notebook_has_outputs_hash_and_versions(tmp_path):
   made.cells[2].source = made.cells[2].source.replace(
     "ROOT", repr(str(notebooks.ROOT))
   )
-  made = notebooks.executed(stored(path, made))
+  made = notebooks.execute_notebook(stored(path, made))
   _, first, second, third = made.cells
   assert first.outputs == []
   (output,) = second.outputs
@@ -144,7 +148,7 @@ def test_executed_notebook_has_outputs_hash_and_versions(tmp_path):
   picture = base64.b64decode(output.data["image/png"])
   assert Image.open(io.BytesIO(picture)).mode == "P"
   assert made.metadata["caatnet"] == {
-    "sources": notebooks.sources(made),
+    "sources": notebooks.hash_sources(made),
     "versions": {"python": platform.python_version(),
                  "jax": importlib.metadata.version("jax")},
   }

@@ -289,7 +289,7 @@ def test_local_config_takes_precedence(installed):
 
 
 def test_coordinator_is_spawned_by_the_command_of_benchmarks(installed):
-  """Checks `commands.spawned` in an installed package."""
+  """Checks `commands.script_command` in an installed package."""
   program = """
 import subprocess
 from caatnet import commands
@@ -326,7 +326,7 @@ def test_extra_training_has_the_packages_that_errors_name():
   config.read(ROOT / "setup.cfg")
   extra = config["options.extras_require"]["training"].split()
   names = {Requirement(line).name.partition("-")[0] for line in extra}
-  assert names == set(lazy.TRAINING)
+  assert names == set(lazy.TRAINING_PACKAGES)
 
 
 def test_ledger_imports_no_package_for_training():
@@ -336,7 +336,7 @@ import launch.sends, parallel.ledger
 for name in parallel.ledger.__all__:
   getattr(parallel.ledger, name)
 from parallel.ledger.sends import foreign, report, trace
-print(*(name for name in sys.modules if name in {lazy.TRAINING}))
+print(*(name for name in sys.modules if name in {lazy.TRAINING_PACKAGES}))
 """
   ended = subprocess.run(
     [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,

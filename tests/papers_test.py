@@ -38,7 +38,7 @@ def test_every_study_and_notebook_belongs_to_a_paper():
 
 
 def test_every_module_is_in_the_map_with_a_summary():
-  rows = [r for r in papers.modules().splitlines() if r.startswith("- ")]
+  rows = [r for r in papers.module_map().splitlines() if r.startswith("- ")]
   sources = [
     path for top in ("caatnet", "parallel", "launch", "configs")
     for path in (ROOT / top).rglob("*.py") if path.name != "__init__.py"
@@ -65,4 +65,4 @@ def test_invalid_entry_is_named(tmp_path, entry, message):
 
 def test_figure_of_no_strategy_is_refused():
   with pytest.raises(ValueError, match="must have rows for nothing"):
-    papers.strategies({"nothing": ("", "")})
+    papers.strategy_table({"nothing": ("", "")})

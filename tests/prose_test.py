@@ -44,7 +44,7 @@ In place of a word.
 def found(name, text, check=None):
   path = pathlib.Path(name)
   lines = prose._READERS[path.suffix](textwrap.dedent(text))
-  hints = [(check or prose.Check()).hint(path, line) for line in lines]
+  hints = [(check or prose.ProseChecker()).hint(path, line) for line in lines]
   return sorted((h.line.number, h.found) for h in hints if h)
 
 
@@ -74,7 +74,7 @@ def test_exception_holds_for_its_file_and_text(tmp_path):
     'most_per_1000 = 1\nopeners = ["Of"]\n[wording]\n"beside" = "alongside"\n'
     '[[exception]]\npath = "a/*"\ntext = "beside the point"\nreason = "idiom"\n'
   )
-  check = prose.Check(data)
+  check = prose.ProseChecker(data)
   text = "beside the point\n\nbeside it\n"
   assert found("a/b.md", text, check) == [(3, "beside")]
   assert found("b/b.md", text, check) == [(1, "beside"), (3, "beside")]

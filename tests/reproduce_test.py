@@ -226,12 +226,12 @@ def test_a_record_changes_one_claim(tmp_path):
   assert second["date"] == datetime.date.today()
   assert re.fullmatch(r"[0-9a-f]{7,}(-dirty)?", second["commit"])
   assert made.startswith("# A comment.\n")
-  again = reproduce.recorded(
+  again = reproduce.update_claim_text(
     made, "1.2", {"bytes": [8.1]}, datetime.date(2026, 11, 25), "c"
   )
   assert tomllib.loads(again)["claims"][1]["commit"] == "c"
   with pytest.raises(ValueError, match=r"claim 1\.2 has no value of bytes"):
-    reproduce.recorded(
+    reproduce.update_claim_text(
       made.replace("\nvalue", "\n# Here.\nvalue"), "1.2", {"bytes": [8.0]},
       datetime.date.today(), "",
     )

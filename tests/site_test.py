@@ -35,7 +35,7 @@ def test_site_has_what_its_pages_link_to(tmp_path):
   }
   assert {*site.pages()} <= copied
   for page in site.pages():
-    assert site.linked(page) <= copied
+    assert site.linked_files(page) <= copied
   assert pathlib.Path("docs/loss_against_bytes.svg") in copied
   terms = (tmp_path / "docs" / "glossary.md").read_text()
   assert "**lane**" in terms
@@ -50,7 +50,7 @@ def test_link_to_nothing_is_an_error(tmp_path, name):
   page = folder / "a.md"
   page.write_text(f"[x](https://a.b) [y](#z) [w]({name}#part)")
   with pytest.raises(ValueError, match=f"a.md has a link to {name}"):
-    site.linked(pathlib.Path("docs/a.md"), tmp_path)
+    site.linked_files(pathlib.Path("docs/a.md"), tmp_path)
   page.write_text("[a](a.md#b)")
-  found = site.linked(pathlib.Path("docs/a.md"), tmp_path)
+  found = site.linked_files(pathlib.Path("docs/a.md"), tmp_path)
   assert found == {pathlib.Path("docs/a.md")}

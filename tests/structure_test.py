@@ -111,7 +111,9 @@ def test_files_of_an_extension_are_counted(tree):
 
     | word | `d/e.py` | `d/f.py` | - |
     """))
-  assert structure.places(tree) == {"loop": 3, "route": 1, "study": 1}
+  assert structure.files_per_extension(tree) == {
+    "loop": 3, "route": 1, "study": 1
+  }
 
 
 def test_hidden_cycle_is_found(tree):

@@ -1,1 +1,1 @@
-"""Bodies of launch.benchmark, by subject, and their common harness."""
+"""Benchmarks for launch.benchmark, by subject, and their common harness."""

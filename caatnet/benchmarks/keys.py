@@ -1,6 +1,6 @@
 """Documentation of keys that several benchmarks share."""
 
-ROUNDS = "Repetitions of each measurement; the median is reported."
-PROMPT = "Tokens of a prompt."
-TOKENS = "Tokens generated after a prompt."
-RESULTS = 'JSON file of the rows; "" for none.'
+ROUNDS_DOC = "Repetitions of each measurement; the median is reported."
+PROMPT_DOC = "Tokens of a prompt."
+TOKENS_DOC = "Tokens generated after a prompt."
+RESULTS_DOC = 'JSON file of the rows; "" for none.'

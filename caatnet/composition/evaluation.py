@@ -30,7 +30,7 @@ from parallel.base import files
 _CODES = ("whole", "int8", "int4")
 
 
-def router_of(
+def train_or_read_router(
   workdir: epath.Path, options: Kinds, texts: Mapping[str, Text], seed: int
 ) -> Router:
   """Returns the stored router of a seed, or trains and stores one.
@@ -39,7 +39,7 @@ def router_of(
     ValueError: The stored router was trained with other options.
   """
   folder = _router_folder(workdir, seed)
-  used = _of_router(options)
+  used = _router_options(options)
   if (folder / FILE).exists():
     if files.read_json(folder / "options.json") != used:
       raise ValueError(
@@ -58,11 +58,11 @@ def router_of(
 
 
 def read_router(workdir: epath.Path, seed: int) -> Router:
-  """Reads the router that `router_of` has stored for a seed."""
+  """Reads the router that `train_or_read_router` has stored for a seed."""
   return Router.read(_router_folder(workdir, seed))
 
 
-def _of_router(options: Kinds) -> dict[str, int]:
+def _router_options(options: Kinds) -> dict[str, int]:
   keys = "router_prompts", "router_steps", "buckets"
   return {key: getattr(options, key) for key in keys}
 
@@ -71,7 +71,7 @@ def _router_folder(workdir: epath.Path, seed: int) -> epath.Path:
   return workdir / "runs" / f"router_seed{seed}"
 
 
-def of_seed(
+def evaluate_seed(
   folders: Mapping[str, epath.Path],
   router: Router,
   options: Kinds,
@@ -121,7 +121,8 @@ def of_seed(
     kind: _windows(experiment["base"], folders[kind]) for kind in texts
   }
   scores = {
-    name: _scores(x, options.prompt_bytes) for name, x in experiment.items()
+    name: _make_loss_function(x, options.prompt_bytes) for name,
+    x in experiment.items()
   }
 
   def losses(tree: Any, kind: str, model: str = "base") -> np.ndarray:
@@ -140,7 +141,7 @@ def of_seed(
   }
   result = {
     "options": used,
-    "losses": _selected(each, chosen),
+    "losses": _mean_losses(each, chosen),
     "routed_right": {
       kind: float(np.mean([name == kind for name in names]))
       for kind, names in chosen.items()
@@ -152,7 +153,9 @@ def of_seed(
       name: x.program.model.num_params for name, x in experiment.items()
     } | {"router": router.num_params},
     "sha256": {kind: text.sha256 for kind, text in texts.items()},
-    "forms": _forms(params, options, losses, texts) if with_forms else [],
+    "forms": _evaluate_forms(
+      params, options, losses, texts
+    ) if with_forms else [],
   }
   records.write_json(stored, result)
   return files.read_json(stored)  # keys are strings, as in a resumed sweep
@@ -167,7 +170,7 @@ def _windows(base: Experiment, folder: epath.Path) -> np.ndarray:
   return data.load(base.seed).validation
 
 
-def _selected(
+def _mean_losses(
   each: Mapping[str, Mapping[str, np.ndarray]],
   chosen: Mapping[str, Sequence[str]],
 ) -> dict[str, dict[str, float]]:
@@ -175,7 +178,7 @@ def _selected(
 
   Args:
     each: Losses ``[N]`` by model and kind.
-    chosen: The router's choice for each sequence, by kind.
+    chosen: Kind that the router selects for each sequence, by true kind.
   """
   found = {
     name: {kind: float(x.mean()) for kind, x in by_kind.items()}
@@ -193,13 +196,13 @@ def _selected(
   return found
 
 
-def _scores(
+def _make_loss_function(
   experiment: Experiment, prompt: int
 ) -> Callable[[Any, np.ndarray], np.ndarray]:
   """Returns a function: parameters, int32 ``[N, T + 1]`` -> losses ``[N]``."""
   scores = evaluate.make_scores(experiment.program, experiment.data.batch_size)
   shardings = experiment.program.layout.shardings(
-    experiment.program.whole_specs
+    experiment.program.unpartitioned_specs
   )
 
   def losses(tree: Any, examples: np.ndarray) -> np.ndarray:
@@ -215,7 +218,7 @@ def _prompt(window: np.ndarray, length: int) -> bytes:
   return bytes(window[:length].astype(np.uint8)).replace(SEPARATOR, b"")
 
 
-def _forms(
+def _evaluate_forms(
   params: Mapping[str, Any],
   options: Kinds,
   losses: Callable[[Any, str], np.ndarray],

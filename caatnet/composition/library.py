@@ -10,7 +10,7 @@ import numpy as np
 
 from caatnet.config import experiments
 from caatnet.serving import differences
-from caatnet.serving.experts import WHOLE, Library
+from caatnet.serving.experts import WHOLE_FORM, Library
 from caatnet.serving.weights_file import WeightsFile
 from caatnet.train import records, tokenizer
 from caatnet.train.checkpoint import export, start
@@ -38,7 +38,7 @@ def read_params(
     ValueError: A file is damaged.
   """
   experiment = experiment or experiments.from_folder(workdir)
-  params, _ = export.read(experiment, workdir, step)
+  params, _ = export.read_params(experiment, workdir, step)
   return jax.tree.map(lambda x: np.asarray(x, np.float32), params)
 
 
@@ -59,9 +59,9 @@ def create(
   library = Library.create(path)
   folder = epath.Path(path)
   if not (folder / "config.json").exists():
-    tokenizer.keep(folder, tokenizer.load(workdir))
+    tokenizer.copy_to_run(folder, tokenizer.load(workdir))
     records.write_json(
-      folder / "config.json", records.read_config(files.folder(workdir))
+      folder / "config.json", records.read_config(files.parse_folder(workdir))
     )
   if _BASE not in library.names:
     add_run(library, _BASE, workdir, step, origin="base",
@@ -75,7 +75,7 @@ def add_run(
   workdir: str | os.PathLike[str],
   step: int | None = None,
   *,
-  form: str = WHOLE,
+  form: str = WHOLE_FORM,
   rank: int = 8,
   replace: bool = False,
   experiment: Experiment | None = None,
@@ -102,10 +102,10 @@ def add_run(
     ValueError: The run has another model or tokenizer, or a file is damaged.
   """
   ours = records.read_config(epath.Path(library.path))
-  theirs = records.read_config(files.folder(workdir))
+  theirs = records.read_config(files.parse_folder(workdir))
   start.check_model(f"expert {name!r}: {workdir}", theirs, ours)
   params = read_params(workdir, step, experiment)
-  if form != WHOLE:
+  if form != WHOLE_FORM:
     params = differences.encode(params, library.read(_BASE)[1](), form, rank)
   tokens = tokenizer.load(workdir)
   identity = tokens.identity if tokens.files else ""
@@ -141,9 +141,9 @@ def put(
     return
   file = WeightsFile(pathlib.Path(path))
   header = file.header()
-  form = header.metadata.get("form", WHOLE)
-  if form != WHOLE:
-    raise ValueError(f"{path} has the form {form!r}; it must be {WHOLE!r}")
+  form = header.metadata.get("form", WHOLE_FORM)
+  if form != WHOLE_FORM:
+    raise ValueError(f"{path} has the form {form!r}; it must be {WHOLE_FORM!r}")
   content, _ = file.content(header.size_bytes)
   write = library.replace if replaces else library.add
   write(

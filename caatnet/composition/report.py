@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel.base.report import Report, Table, keyed
+from parallel.base.report import Report, Table, columns_of_keys
 
 # Name of a model in the result -> its name in the table of losses.
 _MODELS = {
@@ -14,7 +14,7 @@ _MODELS = {
   "random": "experts, random routing", "routed": "experts, routed",
   "oracle": "experts, routed by the true kind",
 }
-_CLAIM_SEEDS = 3  # a claim about loss needs at least this many seeds
+_MIN_CLAIM_SEEDS = 3  # a claim about loss needs at least this many seeds
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -31,10 +31,10 @@ def report(result: Mapping[str, Any]) -> Report:
   ]
   if seeds[0]["forms"]:
     parts.append(_forms(seeds[0]["forms"]))
-  if len(seeds) < _CLAIM_SEEDS:
+  if len(seeds) < _MIN_CLAIM_SEEDS:
     parts.append(
       f"{len(seeds)} seeds: no claim about loss rests on fewer than "
-      f"{_CLAIM_SEEDS}"
+      f"{_MIN_CLAIM_SEEDS}"
     )
   return Report("composition of experts", [*parts, *result["left_out"]])
 
@@ -64,7 +64,7 @@ def _losses(
     f"loss on held-out text in nats per byte, mean of {len(seeds)} seeds; "
     f"parameters: expert {sizes['base']:,}, router {sizes['router']:,}"
     + (f", one model {sizes['same']:,}" if "same" in sizes else ""),
-    ["model", *keyed((*kinds, "mean"), ".3f")],
+    ["model", *columns_of_keys((*kinds, "mean"), ".3f")],
     rows,
   )
 
@@ -121,7 +121,7 @@ def _router(
   })
   return Table(
     "share of held-out prompts that the router assigns to their kind",
-    ["length=bytes of the prompt", *keyed((*kinds, "mean"), ".0%")],
+    ["length=bytes of the prompt", *columns_of_keys((*kinds, "mean"), ".0%")],
     rows,
   )
 

@@ -11,7 +11,7 @@ from caatnet.serving.router import Router, features
 
 # Lengths of training and test prompts in bytes.
 LENGTHS = (16, 32, 64, 128, 256, 512)
-_TESTS = 64  # test prompts per kind and length
+_NUM_TEST_PROMPTS = 64  # test prompts per kind and length
 _LEARNING_RATE = 0.1
 _WEIGHT_DECAY = 1e-2
 
@@ -40,7 +40,7 @@ def train_router(
   for label, kind in enumerate(kinds):
     for index in range(num_prompts):
       length = LENGTHS[index % len(LENGTHS)]
-      prompt = cut(documents[kind], length, generator)
+      prompt = draw_excerpt(documents[kind], length, generator)
       found.append(features(prompt, num_buckets))
       labels.append(label)
   x, y = jnp.asarray(np.stack(found)), jnp.asarray(labels)
@@ -77,8 +77,8 @@ def accuracy(
   return {
     length: {
       kind: float(np.mean([
-        router.kind(cut(documents[kind], length, generator)) == kind
-        for _ in range(_TESTS)
+        router.kind(draw_excerpt(documents[kind], length, generator)) == kind
+        for _ in range(_NUM_TEST_PROMPTS)
       ]))
       for kind in router.kinds
     }
@@ -86,7 +86,7 @@ def accuracy(
   }
 
 
-def cut(
+def draw_excerpt(
   documents: Sequence[bytes], length: int, generator: np.random.Generator
 ) -> bytes:
   """Returns a part of a document at a random position.

@@ -31,13 +31,13 @@ from caatnet.train import loop, records
 from parallel.base import files
 from parallel.ledger import persistent
 
-BASE, UNION, SAME = "base", "union", "same"
+BASE, UNION, SAME_SIZE = "base", "union", "same"
 RESULT, LIBRARY = "composition.json", "library"
-COLLECTED = "collected.json"
+MANIFEST_FILE = "collected.json"
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class PlannedRun:
   """Training run of the sweep.
 
   Attributes:
@@ -71,8 +71,8 @@ def run(
 
   Returns:
     Plain data, as in the file `RESULT`: "kinds", their names; "seeds", the
-    result of `evaluation.of_seed` for each seed; and "left_out", messages about
-    kinds without enough text.
+    result of `evaluation.evaluate_seed` for each seed; and "left_out", messages
+    about kinds without enough text.
 
   Raises:
     SystemExit: A signal has stopped a run, which has been saved.
@@ -80,13 +80,13 @@ def run(
       enough text, another process uses the folder, or a file is damaged.
   """
   config = config.copy_and_resolve_references()
-  options: Kinds = tree.section_of("kinds", config.kinds)
+  options: Kinds = tree.parse_section("kinds", config.kinds)
   with config.unlocked():
     del config.kinds
   study = take_sweep(config)
   seeds = tuple(seeds) or study.seeds
   _check(config, options, study, seeds)
-  persistent.keep_programs(str(workdir / "programs"))
+  persistent.enable_compile_cache(str(workdir / "programs"))
   workdir.mkdir(parents=True, exist_ok=True)
   with files.lock(workdir):
     found, messages = _collect(
@@ -98,16 +98,16 @@ def run(
       print(f"{name:14}{text.describe()}")
     print(*messages, sep="\n", end="\n" if messages else "")
     runs = {
-      seed: list(planned(config, options, tuple(found), workdir, seed))
+      seed: list(plan_runs(config, options, tuple(found), workdir, seed))
       for seed in seeds
     }
     rows = []
     for seed, of_seed in runs.items():
-      router = evaluation.router_of(workdir, options, found, seed)
+      router = evaluation.train_or_read_router(workdir, options, found, seed)
       for index, one in enumerate(of_seed):
         print(f"seed {seed}, run {index + 1} of {len(of_seed)}: {one.name}")
         _train(one, mesh)
-      rows.append(evaluation.of_seed(
+      rows.append(evaluation.evaluate_seed(
         {one.name: one.folder for one in of_seed}, router, options, found,
         workdir / f"seed{seed}.json",
         with_forms=len(rows) < options.forms_seeds,
@@ -148,10 +148,10 @@ def _check(
     )
 
 
-def planned(
+def plan_runs(
   config: ml_collections.ConfigDict, options: Kinds, names: tuple[str, ...],
   workdir: epath.Path, seed: int,
-) -> Iterator[Planned]:
+) -> Iterator[PlannedRun]:
   """Yields the runs of a seed in the order in which they must be trained.
 
   Args:
@@ -177,7 +177,7 @@ def planned(
     # Keeps all checkpoints, since the library may store them as experts, too.
     own.train.keep_checkpoints = 1 + num_steps // own.train.checkpoint_every
     folder = workdir / "runs" / f"{name}_seed{seed}"
-    return Planned(name, seed, folder, own)
+    return PlannedRun(name, seed, folder, own)
 
   steps = config.train.num_steps
   yield made(BASE, UNION, steps, False)
@@ -185,7 +185,7 @@ def planned(
     yield made(name, name, options.expert_steps, True)
   if options.baselines:
     yield made(UNION, UNION, len(names) * options.expert_steps, True)
-    same = made(SAME, UNION, steps + options.expert_steps, False)
+    same = made(SAME_SIZE, UNION, steps + options.expert_steps, False)
     # Widens the MLPs by the router's number of parameters. A hidden channel of
     # an MLP has 3 x width parameters.
     extra = (options.buckets + 1) * len(names)
@@ -195,7 +195,7 @@ def planned(
 
 
 def write_library(
-  runs: Mapping[int, list[Planned]], options: Kinds, workdir: epath.Path
+  runs: Mapping[int, list[PlannedRun]], options: Kinds, workdir: epath.Path
 ) -> library.Library:
   """Writes the library of experts of finished runs.
 
@@ -226,11 +226,11 @@ def write_library(
 
 
 def _experts(
-  runs: Mapping[int, list[Planned]], first: int
-) -> Iterator[tuple[str, Planned, int, str]]:
-  """Yields name, run, step and origin of experts, best candidates first."""
+  runs: Mapping[int, list[PlannedRun]], first: int
+) -> Iterator[tuple[str, PlannedRun, int, str]]:
+  """Yields name, run, step and origin of experts, in order of preference."""
   # "same" has other shapes than the base, so it cannot be an expert.
-  usable = [x for of in runs.values() for x in of if x.name != SAME]
+  usable = [x for of in runs.values() for x in of if x.name != SAME_SIZE]
   tuned = [x for x in usable if x.name not in (BASE, UNION)]
   for one in tuned:
     if one.seed == first:
@@ -247,11 +247,11 @@ def _experts(
       yield f"{one.name}-seed{one.seed}-step{step}", one, step, "checkpoint"
 
 
-def _train(one: Planned, mesh: Mapping[str, int] | None) -> None:
+def _train(one: PlannedRun, mesh: Mapping[str, int] | None) -> None:
   """Trains a run unless it is finished."""
   done, steps = one.folder / "finished", f"{one.config.train.num_steps}\n"
   if done.exists():
-    if done.read_text() != steps:  # it cannot continue: experts start from it
+    if done.read_text() != steps:  # experts start from the run's last step
       raise ValueError(
         f"{one.folder} finished after {done.read_text().strip()} steps, but "
         f"the config has {steps.strip()}; use another --workdir"
@@ -272,20 +272,20 @@ def _collect(
 ) -> tuple[dict[str, Text], list[str]]:
   """Returns the texts of a sweep by kind, and messages about omitted kinds.
 
-  The first start of a sweep collects them with `kinds.available` and stores
-  them. A resumed sweep reads what was stored, since the machine's files may
-  have changed in the meantime, for example by an update.
+  The first start of a sweep collects them with `kinds.read_available` and
+  stores them. A resumed sweep reads what was stored, since the machine's files
+  may have changed in the meantime, for example by an update.
 
   Args:
     folder: The folder for the corpora, as .jsonl files.
     texts: Kinds of text by name; None for those of `kinds.KINDS`.
-    **options: Arguments of `kinds.available`.
+    **options: Arguments of `kinds.read_available`.
 
   Raises:
     ValueError: There are fewer than two kinds, the options have changed, or a
       file is damaged.
   """
-  path = folder / COLLECTED
+  path = folder / MANIFEST_FILE
   if path.exists():
     collected = kinds.read_manifest(path)
     old = {tree.RENAMED.get(k, k): v for k, v in collected.options.items()}
@@ -298,7 +298,7 @@ def _collect(
         )
     corpora = kinds.read_corpora(folder, collected.kinds, collected.files)
     return corpora, list(collected.left_out)
-  found, left_out = kinds.available(**options, kinds=texts)
+  found, left_out = kinds.read_available(**options, kinds=texts)
   if len(found) < 2:
     raise ValueError(
       f"config.kinds.names: only {len(found)} kinds have enough text on this "

@@ -1,4 +1,4 @@
-"""Parts of an experiment that the builder of its model reads."""
+"""Parts of an experiment that the builders of models read."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -10,15 +10,15 @@ from parallel.axes import Axis
 
 
 @dataclasses.dataclass(frozen=True)
-class Context:
+class ModelContext:
   """Parts of an experiment on which a model depends.
 
   Attributes:
     platform: The platform of the devices: "cpu", "gpu" or "tpu".
     tensor: The tensor axis.
     kernels: Implementations of all kernels in order of preference.
-    evidence_of: The device kind whose measurements decide whether norms use a
-      kernel; None to use the kernel unconditionally.
+    evidence_of: The device kind for which measurements decide whether norms use
+      a kernel (`parallel.kernels.evidence`); None to use it in any case.
     data: The training data.
     sync: The section ``config.sync``; None if the config has none.
     stage: The stage axis if the vocabulary is sharded over stages, else None.
@@ -32,7 +32,7 @@ class Context:
   sync: Mapping[str, Any] | None
   stage: Axis | None = None
 
-  def check_unshared(self, model: str, name: str, data: type) -> None:
+  def check_single_rank(self, model: str, name: str, data: type) -> None:
     """Checks the config of a model that supports no tensor parallelism.
 
     Args:
@@ -60,7 +60,7 @@ class Context:
         f"config.data.name must be {name!r} with config.model.name={model!r}"
       )
 
-  def check_language(self, model: str) -> None:
+  def check_language_model(self, model: str) -> None:
     """Checks the config of a language model that supports tensor parallelism.
 
     Args:

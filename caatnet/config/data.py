@@ -1,4 +1,4 @@
-"""Builders of ``config.data`` by selector."""
+"""Builders of the data by ``config.data.name``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ from caatnet.data.images import ImageData
 from caatnet.data.text import TextData
 
 
-def of_keys(make: Callable[..., Any]) -> Callable[..., Any]:
+def pass_keys_as_kwargs(make: Callable[..., Any]) -> Callable[..., Any]:
   """Returns a builder that passes a section's keys as keyword arguments."""
   return lambda section, *args: make(*args, **vars(section))
 
 
 def _graphs(*args: Any, **keys: Any) -> Any:
-  """Builds `GraphData`; imported here so that other runs do not load it."""
+  """Builds `GraphData`; imports it here, so that other runs do not load it."""
   from caatnet.data.graphs.data import GraphData
 
   return GraphData(*args, **keys)
@@ -21,6 +21,7 @@ def _graphs(*args: Any, **keys: Any) -> Any:
 
 # Each class inherits its fields from its section in `caatnet.schema.data`.
 DATA = {
-  "text": of_keys(TextData), "images": of_keys(ImageData),
-  "graphs": of_keys(_graphs),
+  "text": pass_keys_as_kwargs(TextData),
+  "images": pass_keys_as_kwargs(ImageData),
+  "graphs": pass_keys_as_kwargs(_graphs),
 }

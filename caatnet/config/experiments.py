@@ -1,7 +1,7 @@
 """Builder of an experiment from a config.
 
 The built objects take frozen dataclasses and do not depend on ml_collections.
-Each other file of this folder builds one section of a config and has its name.
+Each other file of this folder builds the section of a config that has its name.
 """
 
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from jax.sharding import Mesh
 import ml_collections
 
 from caatnet.config import sections
-from caatnet.config.context import Context
+from caatnet.config.context import ModelContext
 from caatnet.config.data import DATA
 from caatnet.config.memory import (
   activations,
   build_update,
-  moments,
-  unexecuted,
+  describe_unexecuted,
+  moments_memory_kind,
 )
 from caatnet.config.model import MODELS
-from caatnet.config.optimizer import OPTIMIZERS, Inner
+from caatnet.config.optimizer import OPTIMIZERS, InnerOptimizer
 from caatnet.config.outer import OUTER
 from caatnet.config.zero import Zero, build_zero
 from caatnet.data.protocol import Data
@@ -33,7 +33,7 @@ from caatnet.models.protocol import Model
 from caatnet.program import Layout, Program
 from caatnet.schema import fields, tree
 from caatnet.schema.inference import Inference
-from caatnet.schema.memory import PLACEMENT, Memory
+from caatnet.schema.memory import FROM_PLACEMENT, Memory
 from caatnet.schema.parallel import Parallel, Pipeline
 from caatnet.schema.train import Elastic, Train
 from caatnet.stages import Stages
@@ -41,11 +41,11 @@ from caatnet.train import records, tokenizer
 from caatnet.train.experiment import Experiment
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.base import files
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.kernels import selection
 from parallel.ledger import compiler_options
 from parallel.memory.offload import ON_DEVICE
-from parallel.outer.joining import adapted
+from parallel.outer.joining import elastic_adapter
 from parallel.plans.pipeline import builders
 
 _SECTIONS = (
@@ -54,9 +54,9 @@ _SECTIONS = (
 )
 # Sections of some configs only: of models with sync policies, pipeline stages
 # or text generation, and of runs in a swarm.
-_OPTIONAL = ("sync", "pipeline", "inference", "elastic")
-# Keys that only other configs have -> launch script for such a config.
-_OTHERS = {
+_OPTIONAL_SECTIONS = ("sync", "pipeline", "inference", "elastic")
+# Name of the launch script for each key that no training config has.
+_SCRIPT_OF_KEY = {
   "study": "simulate", "sweep": "sweep", "kinds": "sweep",
   "benchmark": "benchmark", "federated": "federate",
 }
@@ -84,11 +84,11 @@ def build(
   """
   check(config)
   # The partition is built first, since its levels are axes of the mesh.
-  zero: Zero = sections.call(
+  zero: Zero = sections.build_section(
     "zero", build_zero, config.zero, config.parallel.data
   )
-  data = sections.choose("data", DATA, config.data)
-  train: Train = tree.section_of("train", config.train)
+  data = sections.build_selected("data", DATA, config.data)
+  train: Train = tree.parse_section("train", config.train)
   _check_batch(
     data, train, config.parallel.worker * zero.partition.num_ranks
   )
@@ -101,15 +101,15 @@ def build(
   data = dataclasses.replace(data, **{
     f.name: told[f.name] for f in dataclasses.fields(data) if f.name in told
   })
-  inner: Inner = sections.choose(
+  inner: InnerOptimizer = sections.build_selected(
     "optimizer", OPTIMIZERS, config.optimizer, train.num_steps,
     program.decays,
   )
-  outer = sections.choose(
+  outer = sections.build_selected(
     "outer", OUTER, config.outer, program, config.seed
   )
   if "elastic" in config:  # without a coordinator too: checkpoints depend on it
-    outer = adapted(outer).elastic()
+    outer = elastic_adapter(outer).elastic()
   return Experiment(
     config=json.loads(config.to_json()),
     program=program,
@@ -121,7 +121,7 @@ def build(
     train=train,
     seed=config.seed,
     update=build_update(config),
-    unexecuted=unexecuted(tree.section_of("memory", config.memory)),
+    unexecuted=describe_unexecuted(tree.parse_section("memory", config.memory)),
   )
 
 
@@ -146,13 +146,13 @@ def build_program(
   """
   devices = devices or jax.devices()
   platform = devices[0].platform
-  parallel: Parallel = tree.section_of("parallel", config.parallel)
+  parallel: Parallel = tree.parse_section("parallel", config.parallel)
   axes = _axes(parallel, zero, len(devices), requested_mesh)
   kernels = _kernels(config.kernels, platform)
   pipeline = _pipeline(config)
   # With "sharded", embedding and head are split over stages and tensor ranks.
   together = pipeline is not None and pipeline.vocabulary == "sharded"
-  context = Context(
+  context = ModelContext(
     platform,
     axes["tensor"],
     kernels,
@@ -162,8 +162,8 @@ def build_program(
     config.get("sync", None),
     axes["stage"] if together else None,
   )
-  model = sections.choose("model", MODELS, config.model, context)
-  memory: Memory = tree.section_of("memory", config.memory)
+  model = sections.build_selected("model", MODELS, config.model, context)
+  memory: Memory = tree.parse_section("memory", config.memory)
   layout = Layout(
     axes["worker"],
     tuple(axes[level.name] for level in zero.partition.levels),
@@ -172,16 +172,16 @@ def build_program(
     zero.partition,
     kernels,
     zero.prefetch,
-    moments(memory),
+    moments_memory_kind(memory),
     activations(memory),
     None if pipeline is None else _stages(
       pipeline, axes["stage"], model, config.train.accumulation
     ),
     _xla_options(parallel),
   )
-  _check_kept(layout, config)
+  _check_residuals(layout, config)
   _check_offloaded(layout, config)
-  with naming("config.model", tuple(config.model)):
+  with prefix_error_keys("config.model", tuple(config.model)):
     return Program(model, layout)
 
 
@@ -200,8 +200,8 @@ def from_folder(
     ValueError: If the config is damaged or of an incompatible version, or the
       run's tokenizer is damaged, missing or changed.
   """
-  workdir = files.folder(workdir)
-  config = stored(workdir)
+  workdir = files.parse_folder(workdir)
+  config = read_run_config(workdir)
   try:
     experiment = build(config, requested_mesh)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -212,9 +212,13 @@ def from_folder(
   return dataclasses.replace(experiment, data=data)
 
 
-def stored(workdir: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+def read_run_config(
+  workdir: str | os.PathLike[str]
+) -> ml_collections.ConfigDict:
   """Returns the config in a run's folder; machine-specific keys are reset."""
-  config = ml_collections.ConfigDict(records.read_config(files.folder(workdir)))
+  config = ml_collections.ConfigDict(
+    records.read_config(files.parse_folder(workdir))
+  )
   config.parallel.device_order, config.parallel.xla_options = (), ""
   return config
 
@@ -226,7 +230,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     ValueError: If a section or key is unknown or missing, or a value is out of
       range; the message names the key.
   """
-  for key, script in _OTHERS.items():
+  for key, script in _SCRIPT_OF_KEY.items():
     if key in config:
       raise ValueError(
         f"config.{key} has no effect on a training run; for this config there "
@@ -239,7 +243,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         f"{', '.join(_SECTIONS)}"
       )
   for key in _SECTIONS:
-    if key not in config and key not in _OPTIONAL:
+    if key not in config and key not in _OPTIONAL_SECTIONS:
       raise ValueError(
         f"config.{key} is missing, so this is not the config of a training "
         "run, or it is from an older version"
@@ -250,9 +254,9 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def check_cache(section: Mapping[str, Any]) -> None:
-  """Raises ValueError if ``context`` tokens do not fit into the cache."""
-  with naming("config.inference", ("context",)):
-    options: Inference = tree.section_of("inference", section)
+  """Raises ValueError if a cache cannot hold one sequence of full length."""
+  with prefix_error_keys("config.inference", ("context",)):
+    options: Inference = tree.parse_section("inference", section)
     held = options.pages * options.page_size
     if 0 < held < options.context:
       raise ValueError(
@@ -263,7 +267,7 @@ def check_cache(section: Mapping[str, Any]) -> None:
 
 def swarm_options(config: ml_collections.ConfigDict) -> Elastic:
   """Returns ``config.elastic``, or its defaults if there is no section."""
-  return tree.section_of("elastic", config.get("elastic", {}))
+  return tree.parse_section("elastic", config.get("elastic", {}))
 
 
 def _axes(
@@ -292,7 +296,7 @@ def _mesh(
   parallel: Parallel, axes: Mapping[str, Axis], devices: list[jax.Device]
 ) -> Mesh:
   """Returns the mesh, in the config's device order if it has one."""
-  with naming("config.parallel", ("device_order",)):
+  with prefix_error_keys("config.parallel", ("device_order",)):
     return make_mesh(axes, devices, parallel.device_order)
 
 
@@ -313,7 +317,7 @@ def _pipeline(config: ml_collections.ConfigDict) -> Pipeline | None:
       f"config.parallel.stage={config.parallel.stage} needs the section "
       "config.pipeline, which is missing (caatnet/schema/parallel.py)"
     )
-  return tree.section_of("pipeline", config.pipeline)
+  return tree.parse_section("pipeline", config.pipeline)
 
 
 def _stages(
@@ -327,20 +331,20 @@ def _stages(
       chunks, or there are too few layers.
   """
   with (
-    naming("config.model", ("widths",)),
-    naming("config.sync", ("p_attention", "p_mlp", "carry")),
+    prefix_error_keys("config.model", ("widths",)),
+    prefix_error_keys("config.sync", ("p_attention", "p_mlp", "carry")),
   ):
     stack = model.parts().stack
   # The layers are split into stages x chunks parts.
   num_layers, chunks = model.stacks[stack], pipeline.chunks
-  with naming("config.pipeline", fields.keys(Pipeline)):
+  with prefix_error_keys("config.pipeline", fields.keys(Pipeline)):
     if pipeline.schedule == "forward":
       raise ValueError(
         'schedule="forward" has no backward, so it cannot train; use another '
         "schedule"
       )
     size = (pipeline.schedule, axis.size, microbatches, chunks)
-    builders.taken(*size)
+    builders.check_supported(*size)
     # Checked before `build`, whose time grows with the number of stages.
     if axis.size * chunks > num_layers:
       raise ValueError(
@@ -349,19 +353,20 @@ def _stages(
       )
     schedule = builders.build(*size)
     return Stages(
-      axis, schedule, builders.evaluation(schedule),
+      axis, schedule, builders.build_evaluation(schedule),
       pipeline.keep == "residuals",
     )
 
 
-def _check_kept(
+def _check_residuals(
   layout: Layout, config: ml_collections.ConfigDict
 ) -> None:
-  """Rejects configs for which storing residuals would increase memory or work.
+  """Rejects pipelines in which storing residuals costs more than it saves.
 
   Raises:
-    ValueError: If a split backward would store weight gradients, or each
-      backward would create the secondary copy of the weights again.
+    ValueError: If a schedule splits backwards and the first half of a backward
+      would have to store weight gradients, or if each backward would create the
+      secondary copy of ZeRO weights again.
   """
   stages, partition = layout.stages, layout.partition
   if stages is None or not stages.keeps:
@@ -370,8 +375,8 @@ def _check_kept(
   if stages.schedule.splits:
     # A split backward computes the cotangents of inputs in its first half and
     # those of weights in its second half. Rematerialised functions and gathers
-    # of weight shards cannot be separated: the first half would compute their
-    # weight gradients, too, and store them until the second half.
+    # of weight shards cannot be split: the first half would also compute their
+    # weight gradients, and store them until the second half.
     kept += f" with schedule={stages.schedule.name!r}"
     if config.model.get("remat", "none") != "none":
       raise ValueError(
@@ -410,7 +415,7 @@ def _check_offloaded(
       f"{key} needs config.pipeline.keep='inputs', since residuals of stages "
       "must stay in device memory"
     )
-  if config.memory.activations == PLACEMENT and layout.prefetch:
+  if config.memory.activations == FROM_PLACEMENT and layout.prefetch:
     raise ValueError(
       f"{key} cannot be combined with config.zero.prefetch=True, which needs "
       "equal layers"
@@ -418,7 +423,7 @@ def _check_offloaded(
 
 
 def _kernels(value: str, platform: str) -> tuple[str, ...]:
-  """Returns implementations in order of preference, for a platform."""
+  """Returns kernel implementations by preference for ``config.kernels``."""
   if value == "interpret":
     return ("tpu_interpret", "reference")
   # The builders of models may also exclude kernels if the value is "auto".
@@ -426,7 +431,7 @@ def _kernels(value: str, platform: str) -> tuple[str, ...]:
 
 
 def _check_batch(data: Data, train: Train, num_ranks: int) -> None:
-  """Raises ValueError if ranks x microbatches do not divide the batch size."""
+  """Raises ValueError unless all ranks get equal, whole microbatches."""
   unit = num_ranks * train.accumulation
   if data.batch_size % unit:
     raise ValueError(

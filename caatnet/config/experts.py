@@ -13,14 +13,14 @@ import numpy as np
 from caatnet.config import experiments, inference, sections, serving
 from caatnet.schema import tree
 from caatnet.schema.experts import Experts as Options
-from caatnet.serving.engine.device_weights import DeviceWeights
+from caatnet.serving.engine.device_weights import WeightUploader
 from caatnet.serving.engine.expert_weights import ExpertWeights
-from caatnet.serving.experts import INDEX, WHOLE, Library
+from caatnet.serving.experts import INDEX, WHOLE_FORM, Library
 from caatnet.serving.options import ServingOptions
 from caatnet.serving.router import FILE, Router
-from caatnet.serving.scheduler.policies.experts import Experts
-from caatnet.serving.server.catalog import Catalog, Change, unchangeable
-from caatnet.serving.server.served import Served
+from caatnet.serving.scheduler.policies.experts import ExpertsPolicy
+from caatnet.serving.server.catalog import Catalog, ExpertChanger, refuse_change
+from caatnet.serving.server.served import ServerParts
 from caatnet.train import records, tokenizer
 from parallel.base.checks import known
 from parallel.plans.placement.slots import Slots
@@ -33,8 +33,8 @@ def build(
   config: ml_collections.ConfigDict,
   requested_mesh: Mapping[str, int] | None = None,
   say: Callable[[str], None] = print,
-  change: Change = unchangeable,
-) -> Served:
+  change: ExpertChanger = refuse_change,
+) -> ServerParts:
   """Builds a server of a library of experts, and loads the first experts.
 
   Args:
@@ -48,18 +48,18 @@ def build(
     ValueError: If there is no library, no expert can be loaded, there is no
       room for the slots, or a value is not allowed.
   """
-  options: Options = tree.section_of("experts", config.experts)
-  chosen = sections.call(
+  options: Options = tree.parse_section("experts", config.experts)
+  chosen = sections.build_section(
     "serving", lambda section: ServingOptions(**vars(section)), config.serving
   )
   known("serving.policy=", chosen.policy, ("experts",))
-  library = _opened(config, options)
+  library = _open_library(config, options)
   for name in options.pinned:
     known("experts.pinned=", name, library.names)
-  made = _built(library, config, requested_mesh)
-  device = DeviceWeights(made.program, made.layers_apart, made.coded)
+  made = _build_inference(library, config, requested_mesh)
+  device = WeightUploader(made.program, made.layers_apart, made.coded)
   num_devices = made.program.layout.mesh.size
-  base_bytes = device.base_bytes / num_devices * _has_differences(library)
+  base_bytes = device.base_bytes / num_devices * _has_delta_experts(library)
   reserved = options.slots * device.size_bytes / num_devices + base_bytes
   free = serving.free_bytes(made.program.layout.mesh.devices.flat[0])
   if reserved > _SLOTS_SHARE * free:
@@ -77,18 +77,20 @@ def build(
   weights = ExpertWeights(
     device, options.slots, options.host_experts, catalog.read
   )
-  slots = _preloaded(options, catalog, weights, say)
-  policy = Experts(
+  slots = _preload_experts(options, catalog, weights, say)
+  policy = ExpertsPolicy(
     slots, options.switch_s or (lambda: weights.load_s), options.deadline_s,
     options.prefetch, options.patience,
   )
-  decoder = serving.sized(made, reserved).decoder_of(device.abstract)
+  decoder = serving.fit_cache(made, reserved).decoder_of(device.abstract)
   engine = serving.engine(decoder, chosen, weights, policy)
   tokens = tokenizer.load(library.path)
-  return Served(engine, decoder, catalog, tokens, chosen)
+  return ServerParts(engine, decoder, catalog, tokens, chosen)
 
 
-def _opened(config: ml_collections.ConfigDict, options: Options) -> Library:
+def _open_library(
+  config: ml_collections.ConfigDict, options: Options
+) -> Library:
   """Opens the library; creates it if ``options.random`` is not 0."""
   if options.random:
     return create_random(options.path, config, options.random)
@@ -106,27 +108,27 @@ def _opened(config: ml_collections.ConfigDict, options: Options) -> Library:
   return library
 
 
-def _has_differences(library: Library) -> bool:
+def _has_delta_experts(library: Library) -> bool:
   """Returns whether any expert is stored as a difference from the base."""
   for name in library.names:
     with contextlib.suppress(ValueError):  # a damaged file
-      if library.form(name) != WHOLE:
+      if library.form(name) != WHOLE_FORM:
         return True
   return False
 
 
-def _built(
+def _build_inference(
   library: Library, config: ml_collections.ConfigDict,
   requested_mesh: Mapping[str, int] | None,
 ) -> inference.Inference:
   """Builds the model of a library's experts."""
-  run = experiments.stored(library.path)
+  run = experiments.read_run_config(library.path)
   run.inference = config.inference
   run.parallel.data = 1
   return inference.build(run, requested_mesh)
 
 
-def _preloaded(
+def _preload_experts(
   options: Options, catalog: Catalog, weights: ExpertWeights,
   say: Callable[[str], None],
 ) -> Slots:
@@ -173,9 +175,9 @@ def create_random(
   folder = epath.Path(path)
   if not (folder / "config.json").exists():
     plain = config.to_dict()
-    run = {k: v for k, v in plain.items() if k not in _NOT_OF_RUNS}
+    run = {k: v for k, v in plain.items() if k not in _SERVER_SECTIONS}
     records.write_json(folder / "config.json", run)
-  made = _built(library, config, None)
+  made = _build_inference(library, config, None)
   draw = jax.jit(made.program.model.init)
   for number in range(count):
     name = f"random-{number:03}"
@@ -188,4 +190,4 @@ def create_random(
 
 
 # Sections of a server's config that a run's config does not have.
-_NOT_OF_RUNS = ("experts", "serving", "inference", "benchmark")
+_SERVER_SECTIONS = ("experts", "serving", "inference", "benchmark")

@@ -11,12 +11,12 @@ import numpy as np
 from caatnet.config import experiments
 from caatnet.federated import arithmetic, flower, splits, vector_codec
 from caatnet.federated.client import Codecs, Trainer
-from caatnet.federated.local import LocalTrainer, Vectors
+from caatnet.federated.local import LocalTrainer, ParamsFlattener
 from caatnet.federated.server import Rules
 from caatnet.schema import fields, tree
 from caatnet.schema.federated import Federated
 from caatnet.train.experiment import Experiment
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.hardware import client_links as links
 
 
@@ -30,7 +30,7 @@ class Federation:
       ``numpy_client``.
     section: ``config.federated``.
     vectors: Conversion of parameters to one vector and back.
-    rules: Constants of the server.
+    rules: Options of the server's rounds.
     arithmetic: The server's computations on vectors.
     uplink: Codec of clients' updates.
     downlink: Codec of differences between revisions of the model.
@@ -40,7 +40,7 @@ class Federation:
   config: dict[str, Any]
   experiment: Experiment | None
   section: Federated
-  vectors: Vectors | flower.Vectors
+  vectors: ParamsFlattener | flower.ArrayFlattener
   rules: Rules
   arithmetic: arithmetic.VectorArithmetic
   uplink: vector_codec.VectorCodec
@@ -56,8 +56,8 @@ class Federation:
         {"local_steps": some.local_steps, "proximal_mu": some.proximal},
         some.validate,
       )
-    with naming("config.federated", fields.keys(Federated)):
-      examples = splits.of_client(
+    with prefix_error_keys("config.federated", fields.keys(Federated)):
+      examples = splits.client_examples(
         experiment.data, some.split, client, some.clients, some.alpha,
         experiment.seed,
       )
@@ -93,7 +93,7 @@ def build(config: ml_collections.ConfigDict, client: int = 0) -> Federation:
       "configs/federated/tiny.py"
     )
   tree.check(config)
-  section: Federated = tree.section_of("federated", config.federated)
+  section: Federated = tree.parse_section("federated", config.federated)
   if section.numpy_client:
     vectors = _numpy_vectors(config, section, client)
     return _federation(config, section, None, vectors)
@@ -109,13 +109,13 @@ def build(config: ml_collections.ConfigDict, client: int = 0) -> Federation:
       "are set by config.federated.clients"
     )
   experiment = experiments.build(rest)
-  return _federation(config, section, experiment, Vectors(experiment))
+  return _federation(config, section, experiment, ParamsFlattener(experiment))
 
 
 def _numpy_vectors(
   config: ml_collections.ConfigDict, section: Federated, number: int
-) -> flower.Vectors:
-  """Returns the initial parameters of client `number` as one vector."""
+) -> flower.ArrayFlattener:
+  """Returns a flattener with the initial parameters of a client."""
   if "model" in config or section.split != "own" or section.test:
     raise ValueError(
       f"config.federated.numpy_client={section.numpy_client!r} needs a config "
@@ -123,15 +123,16 @@ def _numpy_vectors(
       "configs/federated/numpy.py"
     )
   client = flower.load(section.numpy_client, number, section.clients)
-  return flower.vectors(client, number)
+  return flower.make_flattener(client, number)
 
 
 def _federation(
   config: ml_collections.ConfigDict, section: Federated,
-  experiment: Experiment | None, vectors: Vectors | flower.Vectors,
+  experiment: Experiment | None,
+  vectors: ParamsFlattener | flower.ArrayFlattener,
 ) -> Federation:
   """Builds codecs, links and the server's rules and arithmetic."""
-  with naming("config.federated", fields.keys(Federated)):
+  with prefix_error_keys("config.federated", fields.keys(Federated)):
     rules = Rules(
       digest=vectors.digest, seed=config.seed, **{
         f.name: getattr(section, f.name) for f in dataclasses.fields(Rules)
@@ -142,7 +143,9 @@ def _federation(
       section.uplink, section.stochastic, section.top_k
     )
     of_clients = (
-      links.of_clients(section.links, section.clients) if section.links else ()
+      links.assign_links(
+        section.links, section.clients
+      ) if section.links else ()
     )
   downlink = vector_codec.make(section.downlink)
   return Federation(

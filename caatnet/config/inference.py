@@ -16,7 +16,7 @@ from caatnet.config.zero import Zero
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.weights import Weights, abstract_weights, make_weights
-from caatnet.models.nanobatches import Nanobatches
+from caatnet.models.nanobatches import NanobatchRule
 from caatnet.models.paged import CacheShape, CacheSizes
 from caatnet.models.protocol import continues_text
 from caatnet.program import Program
@@ -27,9 +27,9 @@ from parallel.base import files
 from parallel.kernels.paged_attention import api
 from parallel.plans.zero.partition import Level, Partition
 
-# Smallest cache whose attention numba compiles on CPUs: with a smaller one, the
-# overhead of the calls exceeds their gain.
-_COMPILED_BYTES = 1 << 22
+# Smallest cache for which numba compiles attention on CPUs. With a smaller one,
+# the calls of the compiled code cost more time than they save.
+_MIN_COMPILED_BYTES = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Inference:
   cache_shape: CacheShape
   layers_apart: bool
   coded: bool
-  nanobatches: Nanobatches | None = None
+  nanobatches: NanobatchRule | None = None
 
   def decoder(self, params: Any) -> Decoder:
     """Returns a decoder with given parameters.
@@ -105,7 +105,7 @@ def build(
   """
   config = with_inference(config)
   experiments.check(config)
-  options: schema.Inference = tree.section_of("inference", config.inference)
+  options: schema.Inference = tree.parse_section("inference", config.inference)
   check_positions(
     "inference.context", options.context,
     getattr(config.model, "max_positions", 0),
@@ -120,7 +120,7 @@ def build(
       config.sync.carry = "off"
     config.memory = tree.defaults("memory")
   levels = (Level("data", config.parallel.data),)
-  data = sections.choose("data", DATA, config.data)
+  data = sections.build_selected("data", DATA, config.data)
   program = experiments.build_program(
     config, Zero(Partition(levels), False), data, requested_mesh, devices
   )
@@ -129,7 +129,7 @@ def build(
       f"config.model.name={config.model.name!r} does not continue text: it is "
       "not a LanguageModel (caatnet/models/protocol.py)"
     )
-  capacity, shape = _cache(options, program)
+  capacity, shape = _capacity_and_shape(options, program)
   return Inference(
     program,
     capacity,
@@ -143,7 +143,7 @@ def build(
   )
 
 
-def _cache(
+def _capacity_and_shape(
   options: schema.Inference, program: Program
 ) -> tuple[Capacity, CacheShape]:
   """Returns the capacity of a replica and the shape of its cache."""
@@ -164,7 +164,7 @@ def _cache(
       "positions, since positions are int32"
     )
   layout = program.layout
-  # On a device with several lanes (logical ranks), `vmap` maps kernels.
+  # With several ranks (lanes) on one device, `vmap` maps the kernels.
   mapped = any(axis.lanes > 1 for axis in (layout.tensor, *layout.data))
   shape = program.model.cache_shape(
     CacheSizes(
@@ -173,10 +173,10 @@ def _cache(
       options.page_size,
       options.batch,
       "int8" if options.cache == "int8" else "",
-      api.preferred(_platform(program), mapped),
+      api.preferred_kernels(_platform(program), mapped),
     )
   )
-  if "cpu" in shape.kernels and shape.size_bytes < _COMPILED_BYTES:
+  if "cpu" in shape.kernels and shape.size_bytes < _MIN_COMPILED_BYTES:
     shape = dataclasses.replace(shape, kernels=("reference",))
   if not shape.paged:  # one page per sequence, which takes no memory
     capacity = dataclasses.replace(capacity, page_size=capacity.context)
@@ -193,7 +193,7 @@ def _platform(program: Program) -> str:
 def with_inference(
   config: ml_collections.ConfigDict,
 ) -> ml_collections.ConfigDict:
-  """Returns a copy of a config, with a default ``inference`` if missing."""
+  """Returns a copy of a config, with the default ``inference`` if missing."""
   config = config.copy_and_resolve_references()
   if "inference" not in config:
     with config.unlocked():
@@ -201,7 +201,7 @@ def with_inference(
   return config
 
 
-def of_folder(
+def build_from_folder(
   workdir: str | os.PathLike[str],
   requested_mesh: Mapping[str, int] | None = None,
   overrides: str = "",
@@ -210,11 +210,11 @@ def of_folder(
 
   Arguments and errors are those of `from_folder`.
   """
-  config = experiments.stored(files.folder(workdir))
+  config = experiments.read_run_config(files.parse_folder(workdir))
   return build(override(with_inference(config), overrides), requested_mesh)
 
 
-def read(
+def read_params(
   made: Inference, workdir: str | os.PathLike[str], step: int | None = None
 ) -> tuple[Any, int]:
   """Reads the parameters of a run's folder.
@@ -231,11 +231,11 @@ def read(
     FileNotFoundError: If there is no such checkpoint.
     ValueError: If a file is damaged.
   """
-  workdir = files.folder(workdir)
+  workdir = files.parse_folder(workdir)
   experiment = experiments.from_folder(workdir)
-  params, step = export.read(experiment, workdir, step)
+  params, step = export.read_params(experiment, workdir, step)
   program = made.program
-  shardings = program.layout.shardings(program.whole_specs)
+  shardings = program.layout.shardings(program.unpartitioned_specs)
   return jax.device_put(params, shardings), step
 
 
@@ -261,5 +261,5 @@ def from_folder(
     FileNotFoundError: If the folder holds no run, or no such checkpoint.
     ValueError: If a file is damaged, or a value is not allowed.
   """
-  made = of_folder(workdir, requested_mesh, overrides)
-  return made, *read(made, workdir, step)
+  made = build_from_folder(workdir, requested_mesh, overrides)
+  return made, *read_params(made, workdir, step)

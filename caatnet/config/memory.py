@@ -1,9 +1,10 @@
 """Builder of ``config.memory``: the optimizer's update and memory placement.
 
-A run executes two parts of a placement that ``launch.place`` has written: the
-tiers of master weights, moments and gradients, and the activations that layers
-save on the device or on the host. `unexecuted` names other parts: XLA cannot
-choose the NUMA node of pinned memory, and weights stay on the device.
+``launch.place`` writes a placement: the memory tiers of all tensors. A run can
+follow it for master weights, moments and gradients, and for the activations
+that layers save on the device or on the host. `describe_unexecuted` names all
+other tensors: XLA cannot choose the NUMA node of pinned memory, and weights
+stay on the device.
 """
 
 from collections.abc import Mapping
@@ -14,24 +15,26 @@ import ml_collections
 
 from caatnet.schema import optimizer as schema
 from caatnet.schema import tree
-from caatnet.schema.memory import PLACEMENT, Memory
-from caatnet.train.update import STATE, DeviceUpdate, HostUpdate
+from caatnet.schema.memory import FROM_PLACEMENT, Memory
+from caatnet.train.update import STATE_ARRAYS, DeviceUpdate, HostUpdate
 from parallel.base import schema as files
 from parallel.memory.host_optimizer import AdamW
-from parallel.memory.offload import ON_DEVICE, ON_HOST, Activations
+from parallel.memory.offload import ON_DEVICE, ON_HOST, ActivationPlacement
 from parallel.memory.placed_buffer import Tier
 
 _Share = Annotated[float, files.Field(ge=0, le=1 + 1e-6)]
-_Memories = dict[Literal["device", "host"], _Share]
+_MemoryFractions = dict[Literal["device", "host"], _Share]
 
 
 class _Row(files.OpenSchema):
-  """Policy in a file of ``launch.place``; fields that do not apply are None."""
+  """Result of a placement policy; fields that do not apply to it are None."""
 
   policy: str
   host_optimizer: dict[str, dict[str, _Share]] | None = None
   placed: dict[str, dict[str, _Share]] | None = None
-  activations: dict[Literal["saved", "recomputed"], _Memories] | None = None
+  activations: dict[
+    Literal["saved", "recomputed"], _MemoryFractions
+  ] | None = None
 
 
 class _Placements(files.OpenSchema):
@@ -40,7 +43,7 @@ class _Placements(files.OpenSchema):
   policies: tuple[_Row, ...]
 
 
-def moments(section: Memory) -> str:
+def moments_memory_kind(section: Memory) -> str:
   """Returns the jax memory kind of the inner optimizer's moments between steps.
 
   The moments of an optimizer on the host are jax arrays only while they are
@@ -49,33 +52,34 @@ def moments(section: Memory) -> str:
   return "pinned_host" if section.optimizer == "host" else section.moments
 
 
-def activations(section: Memory) -> Activations:
+def activations(section: Memory) -> ActivationPlacement:
   """Returns which activations layers save for their backward, and where.
 
   Raises:
-    ValueError: There is no placement, or its file lacks the section's policy.
-    OSError: The file of the placement cannot be read.
+    ValueError: If there is no placement, or its file lacks the policy.
+    OSError: If the file of the placement cannot be read.
   """
-  if section.activations != PLACEMENT:
+  if section.activations != FROM_PLACEMENT:
     return ON_DEVICE if section.activations == "device" else ON_HOST
   if not section.placement:
     raise ValueError(
-      f"config.memory.activations={PLACEMENT!r} needs config.memory.placement, "
+      f"config.memory.activations={FROM_PLACEMENT!r} needs "
+      "config.memory.placement, "
       "a file that launch.place --output has written"
     )
-  found = _planned(section, "activations")
-  return Activations(
+  found = _read_policy_field(section, "activations")
+  return ActivationPlacement(
     found.get("saved", {}).get("device", 0.0),
     found.get("recomputed", {}).get("device", 0.0),
     found.get("saved", {}).get("host", 0.0),
   )
 
 
-def unexecuted(section: Memory) -> str:
-  """Returns the tensors whose tiers a run does not execute; "" for none."""
+def describe_unexecuted(section: Memory) -> str:
+  """Names the tensors that a run does not place as planned; "" for none."""
   if not section.placement:
     return ""
-  layers = section.activations == PLACEMENT
+  layers = section.activations == FROM_PLACEMENT
   on_host = section.optimizer == "host"
   reasons = {
     "weights": "on the device",
@@ -88,11 +92,11 @@ def unexecuted(section: Memory) -> str:
       ("master weights", "first moments", "second moments"),
       f"config.memory.moments={section.moments!r}",
     ) | {"gradients": "on the device"}
-  elif "gradients" not in _planned(section, "host_optimizer"):
-    # Files of earlier versions have no tiers of the host's gradients.
+  elif "gradients" not in _read_policy_field(section, "host_optimizer"):
+    # Files of earlier versions have no tiers for gradients on the host.
     reasons["gradients"] = "in memory of any node"
   found = []
-  for tensor, shares in _planned(section, "placed").items():
+  for tensor, shares in _read_policy_field(section, "placed").items():
     tiers = [tier for tier in shares if tier != "device"]
     if tensor in reasons and tiers:
       found.append(f"{tensor} on {', '.join(tiers)} ({reasons[tensor]})")
@@ -102,19 +106,19 @@ def unexecuted(section: Memory) -> str:
 def build_update(
   config: ml_collections.ConfigDict
 ) -> DeviceUpdate | HostUpdate:
-  """Builds the inner optimizer's update on ``config.memory.optimizer``.
+  """Builds the inner optimizer's update, on the device or on the host.
 
   Args:
     config: The config of a run, which has been checked.
 
   Raises:
-    ValueError: The optimizer on the host does not support this run, or a key
+    ValueError: If the optimizer on the host does not support this run, or a key
       has no effect.
   """
-  section: Memory = tree.section_of("memory", config.memory)
+  section: Memory = tree.parse_section("memory", config.memory)
   if section.optimizer == "device":
     keys = ["tiers", "threads"]
-    keys += [] if section.activations == PLACEMENT else ["placement"]
+    keys += [] if section.activations == FROM_PLACEMENT else ["placement"]
     for key in keys:
       if value := getattr(section, key):
         raise ValueError(
@@ -122,7 +126,7 @@ def build_update(
           "config.memory.optimizer='device'"
         )
     return DeviceUpdate()
-  _check(config)
+  _check_host_optimizer(config)
   if section.tiers and section.placement:
     raise ValueError(
       f"config.memory.placement={section.placement!r} cannot be combined with "
@@ -133,7 +137,7 @@ def build_update(
     raise ValueError(
       f"config.memory.tiers={section.tiers!r} must name each tier once"
     )
-  optimizer: schema.AdamW = tree.section_of("optimizer", config.optimizer)
+  optimizer: schema.AdamW = tree.parse_section("optimizer", config.optimizer)
   return HostUpdate(
     AdamW(
       optimizer.beta_1, optimizer.beta_2, optimizer.eps, optimizer.weight_decay
@@ -143,15 +147,15 @@ def build_update(
 
 
 def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
-  """Returns the tiers, with fractions, of each array of the host's optimizer.
+  """Returns the fraction on each tier, for arrays of the host's optimizer.
 
   Raises:
-    ValueError: The file has no placement that the host can execute.
-    OSError: The file cannot be read.
+    ValueError: If the file has no placement that the host can execute.
+    OSError: If the file cannot be read.
   """
   planned = (
-    _planned(section, "host_optimizer") if section.placement
-    else {name: dict(section.tiers) for name in STATE if section.tiers}
+    _read_policy_field(section, "host_optimizer") if section.placement
+    else {name: dict(section.tiers) for name in STATE_ARRAYS if section.tiers}
   )
   return {
     name: {int(t) if t.isdecimal() else t: x for t, x in shares.items()}
@@ -159,8 +163,8 @@ def _placement(section: Memory) -> Mapping[str, Mapping[Tier, float]]:
   }
 
 
-def _planned(section: Memory, field: str) -> Mapping[str, Any]:
-  """Returns a field of the section's policy in the file of ``launch.place``."""
+def _read_policy_field(section: Memory, field: str) -> Mapping[str, Any]:
+  """Returns a field of the policy's `_Row` in the placement file."""
   try:
     read = files.parse(
       _Placements, files.read_bytes(pathlib.Path(section.placement))
@@ -185,7 +189,7 @@ def _planned(section: Memory, field: str) -> Mapping[str, Any]:
   return rows[section.policy]
 
 
-def _check(config: ml_collections.ConfigDict) -> None:
+def _check_host_optimizer(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError if the optimizer on the host cannot run a config."""
   for name, needed in (
     ("memory.moments", "device"),

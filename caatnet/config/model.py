@@ -1,9 +1,9 @@
-"""Builders of ``config.model`` by selector."""
+"""Builders of models by ``config.model.name``."""
 
 from typing import Any
 
 from caatnet.config import sections
-from caatnet.config.context import Context
+from caatnet.config.context import ModelContext
 from caatnet.config.sync import Sync, build_sync, kernels_of_norms
 from caatnet.data.images import ImageData
 from caatnet.models.convolutional import ConvolutionalModel
@@ -19,7 +19,7 @@ from parallel.base.checks import known
 
 
 def transformer(
-  section: schema.Transformer, context: Context
+  section: schema.Transformer, context: ModelContext
 ) -> TransformerModel:
   """Builds a transformer from ``config.model`` and ``config.sync``.
 
@@ -32,7 +32,7 @@ def transformer(
     ValueError: If a value is not allowed; the message has the allowed values.
   """
   known("attention=", section.attention, attentions.IMPLEMENTATIONS)
-  sync, fields = _stack("transformer", section, context)
+  sync, fields = _build_stack_args("transformer", section, context)
   check_positions("data.seq_len", context.data.seq_len, section.max_positions)
   fields |= {
     "rope_scaling": parse_scaling(section.rope_scaling),
@@ -47,12 +47,12 @@ def transformer(
   )
 
 
-def _stack(
-  model: str, section: schema.Stack, context: Context
+def _build_stack_args(
+  model: str, section: schema.StackedModel, context: ModelContext
 ) -> tuple[Sync, dict[str, Any]]:
-  """Returns sync policies, and arguments common to all `StackConfig`."""
-  context.check_language(model)
-  sync: Sync = sections.call(
+  """Returns sync policies, and arguments for any subclass of `StackConfig`."""
+  context.check_language_model(model)
+  sync: Sync = sections.build_section(
     "sync", build_sync, context.sync, context, section.num_layers, section.remat
   )
   return sync, vars(section) | {
@@ -75,7 +75,9 @@ def check_positions(key: str, length: int, most: int) -> None:
     )
 
 
-def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:
+def recurrent(
+  section: schema.Recurrent, context: ModelContext
+) -> RecurrentModel:
   """Builds a recurrent model from ``config.model`` and ``config.sync``.
 
   Args:
@@ -86,14 +88,14 @@ def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:
   Raises:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
-  _, fields = _stack("recurrent", section, context)
+  _, fields = _build_stack_args("recurrent", section, context)
   return RecurrentModel(
     RecurrentConfig(**fields), context.tensor, context.stage
   )
 
 
 def convolutional(
-  section: schema.Convolutional, context: Context
+  section: schema.Convolutional, context: ModelContext
 ) -> ConvolutionalModel:
   """Builds a convolutional network.
 
@@ -104,7 +106,7 @@ def convolutional(
   Raises:
     ValueError: If a value is not allowed, or requires tensor parallelism.
   """
-  context.check_unshared("convolutional", "images", ImageData)
+  context.check_single_rank("convolutional", "images", ImageData)
   return ConvolutionalModel(
     **vars(section),
     shape=tuple(context.data.shape),
@@ -113,7 +115,7 @@ def convolutional(
   )
 
 
-def squeezenet(section: schema.SqueezeNet, context: Context) -> SqueezeNet:
+def squeezenet(section: schema.SqueezeNet, context: ModelContext) -> SqueezeNet:
   """Builds SqueezeNet.
 
   Args:
@@ -123,7 +125,7 @@ def squeezenet(section: schema.SqueezeNet, context: Context) -> SqueezeNet:
   Raises:
     ValueError: If images are too small, or tensor parallelism is required.
   """
-  context.check_unshared("squeezenet", "images", ImageData)
+  context.check_single_rank("squeezenet", "images", ImageData)
   return SqueezeNet(
     **vars(section),
     shape=tuple(context.data.shape),
@@ -132,7 +134,7 @@ def squeezenet(section: schema.SqueezeNet, context: Context) -> SqueezeNet:
   )
 
 
-def graph(section: schema.Graph, context: Context) -> Model:
+def graph(section: schema.Graph, context: ModelContext) -> Model:
   """Builds a graph network.
 
   Args:
@@ -146,7 +148,7 @@ def graph(section: schema.Graph, context: Context) -> Model:
   from caatnet.data.graphs.data import GraphData
   from caatnet.models.graph import LAYERS, GraphModel
 
-  context.check_unshared("graph", "graphs", GraphData)
+  context.check_single_rank("graph", "graphs", GraphData)
   known("layer=", section.layer, tuple(LAYERS))
   return GraphModel(
     **vars(section),
@@ -157,7 +159,7 @@ def graph(section: schema.Graph, context: Context) -> Model:
   )
 
 
-# A builder receives the section and a `caatnet.config.context.Context`.
+# A builder receives the section and a `caatnet.config.context.ModelContext`.
 MODELS = {
   "transformer": transformer, "recurrent": recurrent,
   "convolutional": convolutional, "squeezenet": squeezenet, "graph": graph,

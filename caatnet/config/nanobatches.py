@@ -5,7 +5,7 @@ import functools
 
 import jax.numpy as jnp
 
-from caatnet.models.nanobatches import Nanobatches, even
+from caatnet.models.nanobatches import NanobatchRule, even_sizes
 from caatnet.models.paged import Batch, CacheShape
 from caatnet.program import Program
 from parallel.plans.nanobatches import nanobatch, nanobatch_costs
@@ -15,7 +15,7 @@ from parallel.plans.network import inference
 def build(
   value: str, machine: str, program: Program, cache_shape: CacheShape,
   most_sequences: int,
-) -> Nanobatches | None:
+) -> NanobatchRule | None:
   """Returns the rule that splits steps into nano-batches; None for no split.
 
   Args:
@@ -27,9 +27,9 @@ def build(
     most_sequences: Largest number of sequences that a step decodes.
 
   Raises:
-    ValueError: The value is unknown, there are more nano-batches than tokens,
-      the model caches more than keys and values, or the machine has another
-      number of devices than the mesh's tensor axis.
+    ValueError: If the value is unknown, there are more nano-batches than
+      tokens, the model caches states other than keys and values, or the machine
+      has another number of devices than the mesh's tensor axis.
   """
   name = f"config.inference.nanobatches={value!r}"
   if value == "1":
@@ -42,12 +42,14 @@ def build(
   on_cpu = program.layout.on_cpu
   if value.isdecimal() and int(value):
     try:
-      even(most_sequences, int(value))
+      even_sizes(most_sequences, int(value))
     except ValueError as error:
       raise ValueError(
         f"{name}: {error}: config.inference.batch={most_sequences}"
       ) from error
-    return Nanobatches(functools.partial(_even, int(value)), on_cpu)
+    return NanobatchRule(
+      functools.partial(_even_step_sizes, int(value)), on_cpu
+    )
   if value != "plan":
     raise ValueError(f"{name} must be a number from 1 or 'plan'")
   tensor = program.layout.tensor
@@ -66,24 +68,24 @@ def build(
       f"{name}: {machine} has {devices.num_ranks} devices, but "
       f"{tensor.size} tensor ranks are on {tensor.devices}"
     )
-  return Nanobatches(
-    functools.partial(_planned, devices, program, cache_shape.page_size)
+  return NanobatchRule(
+    functools.partial(_planned_sizes, devices, program, cache_shape.page_size)
   )
 
 
-def _even(count: int, batch: Batch) -> Sequence[int]:
+def _even_step_sizes(count: int, batch: Batch) -> Sequence[int]:
   tokens = batch.tokens.shape[0]
-  return even(tokens, count) if count <= tokens else (tokens,)
+  return even_sizes(tokens, count) if count <= tokens else (tokens,)
 
 
-def _planned(
+def _planned_sizes(
   machine: inference.Machine, program: Program, page_size: int, batch: Batch
 ) -> Sequence[int]:
-  """Returns the planned sizes of the nano-batches of a step."""
+  """Returns the numbers of tokens of a step's nano-batches, as planned."""
   config = program.model.config
   sync = config.syncs[0][0]
   tokens, context = batch.tokens.shape[0], batch.tables.shape[1] * page_size
-  mix = nanobatch_costs.Mix(
+  mix = nanobatch_costs.TokenMix(
     batch.num_decodes, context, tokens - batch.num_decodes, context / 2
   )
   sent = sync.forward_dtype or config.dtype
@@ -91,7 +93,7 @@ def _planned(
     p=sync.p, bits=8 * jnp.dtype(sent).itemsize
   )
   try:
-    costs = nanobatch_costs.layer(
+    costs = nanobatch_costs.layer_costs(
       "config.model", config.workload,
       nanobatch_costs.profile_of(machine, config.workload, tokens), machine,
       mix, [reduction],

@@ -9,7 +9,7 @@ from caatnet.schema import optimizer as schema
 
 
 @dataclasses.dataclass(frozen=True)
-class Inner:
+class InnerOptimizer:
   """Inner optimizer of every worker.
 
   Attributes:
@@ -25,23 +25,25 @@ class Inner:
   clip_norm: float
 
 
-def _adamw(section: schema.AdamW, num_steps: int, decays: Any) -> Inner:
+def _adamw(
+  section: schema.AdamW, num_steps: int, decays: Any
+) -> InnerOptimizer:
   rate = _warmup_cosine(section, num_steps)
   optimizer = optax.adamw(
     rate, b1=section.beta_1, b2=section.beta_2, eps=section.eps,
     weight_decay=section.weight_decay, mask=decays,
   )
-  return Inner(optimizer, rate, section.clip_norm)
+  return InnerOptimizer(optimizer, rate, section.clip_norm)
 
 
-def _sgd(section: schema.SGD, num_steps: int, decays: Any) -> Inner:
+def _sgd(section: schema.SGD, num_steps: int, decays: Any) -> InnerOptimizer:
   rate = _warmup_cosine(section, num_steps)
   optimizer = optax.chain(
     # Coupled weight decay: added to the gradient before momentum.
     optax.add_decayed_weights(section.weight_decay, mask=decays),
     optax.sgd(rate, section.momentum or None),
   )
-  return Inner(optimizer, rate, section.clip_norm)
+  return InnerOptimizer(optimizer, rate, section.clip_norm)
 
 
 # Builders by optimizer name. They receive the section, config.train.num_steps,
@@ -54,8 +56,8 @@ def _warmup_cosine(
 ) -> optax.Schedule:
   """Returns a schedule: linear warm-up to the peak, then a cosine decay.
 
-  The cosine ends at step ``decay_steps``, or ``num_steps`` if that is 0. Later
-  steps keep the final learning rate, ``final_fraction`` of the peak.
+  The cosine ends at step ``decay_steps`` or, if this key is 0, ``num_steps``.
+  Later steps keep the final learning rate, ``final_fraction`` of the peak.
   """
   peak, warmup_steps = section.learning_rate, section.warmup_steps
   end = section.decay_steps or num_steps

@@ -45,7 +45,9 @@ def _optimizer(section: schema.OuterStep) -> OuterOptimizer:
   return Optax(optax.sgd(section.learning_rate))
 
 
-def _rule(section: schema.Judging, program: Program) -> health.Rule:
+def _outlier_rule(
+  section: schema.OutlierExclusion, program: Program
+) -> health.ExclusionRule:
   """Builds the rule that masks diverged workers out of an exchange."""
   factor = section.outlier_factor
   if factor and not 1 < factor < math.inf:
@@ -53,13 +55,15 @@ def _rule(section: schema.Judging, program: Program) -> health.Rule:
       f"outlier_factor={factor:g} must be 0 or above 1, since it multiplies "
       "the median norm of all workers"
     )
-  return health.Rule(
+  return health.ExclusionRule(
     functools.partial(worker_norms, program=program), factor,
     program.layout.on_cpu,
   )
 
 
-def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
+def _worker_weights(
+  section: schema.Weighted, program: Program
+) -> tuple[float, ...]:
   """Returns one weight per worker for means; () for equal weights."""
   worker = program.layout.worker
   weights = tuple(map(float, section.weights))
@@ -77,8 +81,8 @@ def _exchange(
   """Builds the exchange that averages values over workers."""
   return Exchange(
     program.layout.worker, _wire(section, program.layout.kernels),
-    _block_dims(program), _weights(section, program), section.error_feedback,
-    seed, rule=_rule(section, program),
+    _num_lead_dims(program), _worker_weights(section, program),
+    section.error_feedback, seed, rule=_outlier_rule(section, program),
   )
 
 
@@ -157,7 +161,7 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
   """Builds fragments that have equally many layers on each pipeline stage.
 
   Raises:
-    ValueError: If a fragment would have more layers on some stages.
+    ValueError: If a fragment would have more layers on some stages than others.
   """
   stages, layers = program.layout.stages, section.fragment_layers
   stacks, strided = program.model.stacks, section.pattern == "strided"
@@ -196,15 +200,15 @@ def _sparseloco(
 ) -> OuterLoop:
   return SparseLoCo(
     program.layout.worker, section.sync_every, section.learning_rate,
-    _block_dims(program), section.error_decay, section.chunk, section.top_k,
-    _weights(section, program), rule=_rule(section, program),
+    _num_lead_dims(program), section.error_decay, section.chunk, section.top_k,
+    _worker_weights(section, program), rule=_outlier_rule(section, program),
   )
 
 
 def _noloco(section: schema.NoLoCo, program: Program, seed: int) -> OuterLoop:
   return NoLoCo(
     program.layout.worker, section.sync_every, section.learning_rate,
-    section.momentum, section.pull, seed, rule=_rule(section, program),
+    section.momentum, section.pull, seed, rule=_outlier_rule(section, program),
   )
 
 
@@ -223,10 +227,10 @@ OUTER = {
 }
 
 
-def _block_dims(program: Program) -> Any:
-  """Returns each parameter's number of leading dims that no block crosses.
+def _num_lead_dims(program: Program) -> Any:
+  """Returns each parameter's number of dims before those cut into code blocks.
 
-  A parameter's spec ends with the last dim that is sharded over devices. Blocks
-  of codes are within later dims, so that no block spans shards of two ranks.
+  A parameter's spec ends with the last dim that is sharded over devices. Only
+  later dims are cut into blocks of codes, so that no block spans two ranks.
   """
   return jax.tree.map(len, program.specs, is_leaf=is_spec)

@@ -8,7 +8,7 @@ import ml_collections
 
 from caatnet.schema import tree
 
-# Name of a section -> choice -> the whole section.
+# Whole sections, by the section's name and by choice.
 Sections = Mapping[str, Mapping[str, Any]]
 
 
@@ -32,7 +32,7 @@ def take_sweep(config: ml_collections.ConfigDict) -> Sweep:
   """Removes ``config.sweep`` and returns it; without it, a sweep of one run."""
   if "sweep" not in config:
     return Sweep(("",), (config.get("seed", 0),), {})
-  sweep = tree.section_of("sweep", config.sweep)
+  sweep = tree.parse_section("sweep", config.sweep)
   with config.unlocked():
     del config.sweep
   return Sweep(sweep.points, sweep.seeds, sweep.sections)
@@ -69,14 +69,14 @@ def override(
   config = config.copy_and_resolve_references()
   parts = overrides.split()
   # Selectors first, since they replace sections and thereby the known keys.
-  tree.select(config, parts, sections or {})
-  declared = tree.declared(config)
+  tree.apply_selectors(config, parts, sections or {})
+  declared = tree.keys_with_values(config)
   for part in parts:
     name, _, text = part.partition("=")
     if name not in declared:
       raise ValueError(
-        f"no config key {name!r}{tree.nearest(name, list(declared))}"
+        f"no config key {name!r}{tree.format_suggestion(name, list(declared))}"
       )
-    value = tree.parsed(name, declared[name][0], text)
+    value = tree.parse_value(name, declared[name][0], text)
     config.update_from_flattened_dict({name: value})
   return config

@@ -37,7 +37,7 @@ def from_folder(
       is not allowed.
   """
   tokens = tokenizer.load(workdir)
-  data = records.read_config(files.folder(workdir))["data"]
+  data = records.read_config(files.parse_folder(workdir))["data"]
   made, params, step = inference.from_folder(
     workdir, requested_mesh,
     f"inference.context={data['seq_len']} {overrides}", step,

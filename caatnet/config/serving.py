@@ -28,19 +28,19 @@ from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.server.catalog import OneModel
-from caatnet.serving.server.served import Served
+from caatnet.serving.server.served import ServerParts
 from caatnet.train import tokenizer
 from parallel.base import available, files
 
 # Ratio of consecutive batch sizes of decoding programs. Each batch size needs a
 # program per chunk size; with a smaller ratio, compiling them takes too long.
-FACTOR = 16
+BATCH_SIZE_FACTOR = 16
 # Largest fractions of free memory for the device cache and for the host cache.
 _CACHE_SHARE, _HOST_SHARE = 0.5, 0.25
 _SECTION = "serving."
 
 
-def options(overrides: str) -> tuple[ServingOptions, str]:
+def split_overrides(overrides: str) -> tuple[ServingOptions, str]:
   """Splits overrides into those of ``config.serving`` and all others.
 
   Args:
@@ -53,7 +53,7 @@ def options(overrides: str) -> tuple[ServingOptions, str]:
     ValueError: If a key is unknown, or a value is not allowed.
 
   Example:
-    >>> chosen, rest = options("serving.queue=4 inference.batch=8")
+    >>> chosen, rest = split_overrides("serving.queue=4 inference.batch=8")
     >>> chosen.queue, chosen.reuse, rest
     (4, True, 'inference.batch=8')
   """
@@ -63,7 +63,7 @@ def options(overrides: str) -> tuple[ServingOptions, str]:
     ml_collections.ConfigDict({"serving": tree.defaults("serving")}),
     " ".join(mine),
   )
-  found = sections.call(
+  found = sections.build_section(
     "serving", lambda section: ServingOptions(**vars(section)), config.serving
   )
   return found, " ".join(part for part in parts if part not in mine)
@@ -83,8 +83,8 @@ def from_folder(
     requested_mesh: Devices per axis; None for the default assignment.
     overrides: Keys of the config and values, including ``serving``.
     step: The step of the checkpoint; None for the newest one.
-    progress: Argument of `warm_up.compiling`, to compile all programs while the
-      weights are read; None to compile none.
+    progress: Argument of `warm_up.compile_in_background`, to compile all
+      programs while the weights are read; None to compile none.
 
   Returns:
     The decoder, and the options of ``config.serving``.
@@ -93,40 +93,44 @@ def from_folder(
     FileNotFoundError: If the folder holds no run, or no such checkpoint.
     ValueError: If a file is damaged, or a value is not allowed.
   """
-  chosen, rest = options(overrides)
-  made = inference.of_folder(
+  chosen, rest = split_overrides(overrides)
+  made = inference.build_from_folder(
     workdir, requested_mesh, f"{rest} parallel.data=1"
   )
-  made = sized(made, _stored_bytes(made.program))
+  made = fit_cache(made, _param_bytes(made.program))
   decoder = made.decoder_of(made.abstract_weights())
   with contextlib.ExitStack() as stack:
     if progress is not None:
-      stack.enter_context(warm_up.compiling(decoder, FACTOR, progress))
+      stack.enter_context(
+        warm_up.compile_in_background(decoder, BATCH_SIZE_FACTOR, progress)
+      )
     # No variable refers to the float32 parameters, so that their memory is
     # released.
-    decoder.weights = made.weights(inference.read(made, workdir, step)[0])
+    decoder.weights = made.weights(
+      inference.read_params(made, workdir, step)[0]
+    )
   return decoder, chosen
 
 
-def _stored_bytes(program: Program) -> float:
-  """Returns the size of float32 parameters in the memory of a device, in bytes.
+def _param_bytes(program: Program) -> float:
+  """Returns the size in bytes of float32 parameters in a device's memory.
 
-  All CPU devices share the host's memory, so the result is their sum.
+  For CPUs this is the sum over all devices, which share the host's memory.
   """
-  leaves = jax.tree.leaves(program.local_params)
+  leaves = jax.tree.leaves(program.local_shapes)
   on_device = sum(x.dtype.itemsize * math.prod(x.shape) for x in leaves)
   devices = program.layout.mesh.devices.flat
   return on_device * (len(devices) if devices[0].platform == "cpu" else 1)
 
 
-def one_model(
+def build_server(
   workdir: str | os.PathLike[str],
   name: str = "",
   requested_mesh: Mapping[str, int] | None = None,
   overrides: str = "",
   step: int | None = None,
   progress: warm_up.Progress | None = None,
-) -> Served:
+) -> ServerParts:
   """Returns a server of a run's model; see `from_folder`.
 
   Args:
@@ -136,11 +140,11 @@ def one_model(
   decoder, chosen = from_folder(
     workdir, requested_mesh, overrides, step, progress
   )
-  models = OneModel(name or files.folder(workdir).name)
-  return Served(engine(decoder, chosen), decoder, models, tokens, chosen)
+  models = OneModel(name or files.parse_folder(workdir).name)
+  return ServerParts(engine(decoder, chosen), decoder, models, tokens, chosen)
 
 
-def sized(made: Inference, reserved_bytes: float = 0.0) -> Inference:
+def fit_cache(made: Inference, reserved_bytes: float = 0.0) -> Inference:
   """Returns an `Inference` whose cache fits into free memory.
 
   If the config sets the number of pages, it is not changed. The cache always
@@ -175,7 +179,7 @@ def free_bytes(device: jax.Device) -> float:
 
 
 def page_bytes(decoder: Decoder) -> int:
-  """Returns the size of a page over all layers and ranks, in bytes."""
+  """Returns the size in bytes of a cache page over all layers and ranks."""
   arrays = jax.tree.leaves(decoder.cache.pages)
   return sum(x.nbytes for x in arrays) // decoder.cache_shape.num_pages
 
@@ -194,7 +198,8 @@ def engine(
   """
   capacity, shape = decoder.capacity, decoder.cache_shape
   host_pages = chosen.host_pages
-  # Without these options nothing is copied to the host cache; it may be empty.
+  # Without these options nothing is copied to the host cache, which may then
+  # have no pages.
   swaps = chosen.preempt != "recompute" or chosen.keep_turns
   if swaps and not host_pages:
     cpu = jax.devices("cpu")[0]
@@ -208,7 +213,8 @@ def engine(
     keep_turns=chosen.keep_turns,
   )
   executor = DecoderExecutor(
-    decoder, host_pages, FACTOR, filters=True, top=True, weights=weights
+    decoder, host_pages, BATCH_SIZE_FACTOR, filters=True, top=True,
+    weights=weights
   )
   # A recurrent state cannot be reused for a prefix of its sequence.
   reuse = chosen.reuse and shape.shares_prefixes

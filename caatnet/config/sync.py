@@ -9,7 +9,7 @@ from typing import Any
 from etils import epy
 import jax
 
-from caatnet.config.context import Context
+from caatnet.config.context import ModelContext
 from caatnet.schema import sync as schema
 from parallel.base.checks import known
 from parallel.collectives import Reduction
@@ -36,7 +36,7 @@ class Sync:
   Attributes:
     policies: For each layer, the policies of the two row-parallel projections:
       of attention (or recurrence), and of the MLP.
-    carry: Whether the next layer's norm may reduce the MLP's output.
+    carry: Whether the next layer's norm may do the all-reduce of an MLP.
   """
 
   policies: tuple[tuple[PartialSync, PartialSync], ...]
@@ -44,7 +44,7 @@ class Sync:
 
 
 def build_sync(
-  section: schema.Sync, context: Context, num_layers: int, remat: str
+  section: schema.Sync, context: ModelContext, num_layers: int, remat: str
 ) -> Sync:
   """Builds a `PartialSync` for each row-parallel projection.
 
@@ -74,7 +74,7 @@ def build_sync(
       f"p={p} has no effect, since p_attention={section.p_attention} and "
       f"p_mlp={section.p_mlp} set the value of all row-parallel projections"
     )
-  reduction = _route(route, section.topology, context)
+  reduction = _build_reduction(route, section.topology, context)
 
   def policies_of(key: str) -> list[PartialSync]:
     values = getattr(section, key) or (p,)
@@ -103,22 +103,25 @@ def build_sync(
   return Sync(tuple(zip(attention, mlp, strict=True)), carries)
 
 
-def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
-  """Returns implementations of the norms, without kernels measured as slower.
+def kernels_of_norms(context: ModelContext, sync: Sync) -> tuple[str, ...]:
+  """Returns the norms' implementations, without kernels measured as slower.
 
-  All layers have the same ones, chosen by the mean of p over all projections.
-  An all-reduce that is fused with norms keeps its kernel: the config names it.
+  They are equal for all layers; the mean of p over all projections decides. If
+  the config selects an all-reduce that is fused with norms, it uses its kernel
+  in any case.
   """
   policies = [policy for layer in sync.policies for policy in layer]
   p = sum(policy.p for policy in policies) / len(policies)
   asked = context.evidence_of is None or policies[0].route in FUSED_ROUTES
-  if asked or evidence.helps(context.evidence_of, "add_norm", p):
+  if asked or evidence.is_step_faster(context.evidence_of, "add_norm", p):
     return context.kernels
   return ("reference",)
 
 
-def _route(route: str, topology: str, context: Context) -> str | Reduction:
-  """Returns the all-reduce of "schedule:NAME,OPTIONS"; otherwise ``route``."""
+def _build_reduction(
+  route: str, topology: str, context: ModelContext
+) -> str | Reduction:
+  """Returns the all-reduce of a route "schedule:NAME"; others are unchanged."""
   kind, _, name = route.partition(":")
   if kind != "schedule":
     if route not in PROJECTION_ROUTES:
@@ -133,7 +136,7 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
   # A schedule sends between devices; ranks on one device are added first.
   topology, devices = topology or "torus", context.tensor.devices
   try:
-    name, options = builders.named(name)
+    name, options = builders.parse_builder(name)
     return _executor(
       name, (*sorted(options.items()),), topology, devices, context.kernels
     )
@@ -164,7 +167,7 @@ def _executor(
   steps = table.table(schedule)
 
   def reduce(x: jax.Array, axis_name: str) -> jax.Array:
-    if schedule_kernels.choice(x, steps, kernels).name == "reference":
+    if schedule_kernels.select_kernel(x, steps, kernels).name == "reference":
       return by_permutes(x, axis_name)
     return schedule_kernels.schedule_all_reduce(
       x, steps, axis_name=axis_name, implementation=kernels

@@ -80,7 +80,7 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:
-  """Parses ``config.zero.levels``, names and sizes of levels.
+  """Parses names and sizes of levels from the text of ``config.zero.levels``.
 
   Args:
     text: The levels, outermost first, as in ``"node:2,gpu:4"``; "" for one

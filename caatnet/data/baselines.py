@@ -1,4 +1,4 @@
-"""Baseline losses of simple models on the validation data: text and labels.
+"""Baselines: losses of simple models on validation text or labels.
 
 The unigram and bigram models count bytes in the training text, with one added
 to every count (Laplace smoothing), so that no byte has probability 0. xz
@@ -14,18 +14,18 @@ import math
 
 import numpy as np
 
-_NUM_BYTES = 256
+_NUM_BYTE_VALUES = 256
 _CHUNK_SIZE = 1 << 22  # bytes per chunk: pairs take 8 bytes each, as int64
 
 
 @dataclasses.dataclass(frozen=True)
 class Baselines:
-  """Losses of simple models on the same targets, in nats per byte.
+  """Losses of simple models on the validation targets, in nats per byte.
 
   Attributes:
     unigram: Cross-entropy of byte frequencies.
     bigram: Cross-entropy of byte frequencies given the previous byte.
-    xz: Size after compression by xz.
+    xz: Size of the text after compression by xz.
   """
 
   unigram: float
@@ -34,7 +34,7 @@ class Baselines:
 
 
 def text_baselines(train: np.ndarray, windows: np.ndarray) -> Baselines:
-  """Returns all baselines of a text of bytes.
+  """Returns the losses of all simple models on a text of bytes.
 
   Args:
     train: The training text, uint8 ``[num_train_bytes]``.
@@ -52,7 +52,7 @@ def text_baselines(train: np.ndarray, windows: np.ndarray) -> Baselines:
 
 
 def unigram_loss(
-  train: np.ndarray, windows: np.ndarray, num_tokens: int = _NUM_BYTES
+  train: np.ndarray, windows: np.ndarray, num_tokens: int = _NUM_BYTE_VALUES
 ) -> float:
   """Returns the cross-entropy of add-one smoothed token frequencies.
 
@@ -85,20 +85,21 @@ def bigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
   Returns:
     The mean over the targets, in nats per byte.
   """
-  counts = np.ones(_NUM_BYTES * _NUM_BYTES, np.int64)  # add-one smoothing
+  # add-one smoothing
+  counts = np.ones(_NUM_BYTE_VALUES * _NUM_BYTE_VALUES, np.int64)
   for start in range(0, len(train) - 1, _CHUNK_SIZE):
     # One byte more than the chunk, since its last pair ends in the next chunk.
     chunk = train[start : start + _CHUNK_SIZE + 1].astype(np.int64)
-    pairs = chunk[:-1] * _NUM_BYTES + chunk[1:]
+    pairs = chunk[:-1] * _NUM_BYTE_VALUES + chunk[1:]
     counts += np.bincount(pairs, minlength=counts.size)
-  counts = counts.reshape(_NUM_BYTES, _NUM_BYTES)
+  counts = counts.reshape(_NUM_BYTE_VALUES, _NUM_BYTE_VALUES)
   # log P(byte | previous byte), [256, 256].
   log_probs = np.log(counts / counts.sum(axis=1, keepdims=True))
   return -float(np.mean(log_probs[windows[:, :-1], windows[:, 1:]]))
 
 
 def xz_bits_per_byte(windows: np.ndarray) -> float:
-  """Returns the size of all targets, concatenated and compressed by xz -9e.
+  """Returns the compressed bits per byte of all targets in sequence, by xz -9e.
 
   Args:
     windows: The validation windows, int ``[N, seq_len + 1]``.
@@ -115,7 +116,7 @@ def compressed_bits_per_byte(text: bytes) -> float:
   return 8 * len(compressed) / len(text)
 
 
-def label_frequencies(
+def label_frequency_measures(
   train: np.ndarray, truth: np.ndarray, num_classes: int
 ) -> dict[str, float]:
   """Returns loss and accuracy of a model that predicts label frequencies.

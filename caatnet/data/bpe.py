@@ -12,10 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 # The token between documents, which also ends generated text.
 END = "<|endoftext|>"
-_SMALLEST = 257
+_MIN_VOCAB_SIZE = 257
 
 
-def trained(documents: Iterable[str], vocab_size: int) -> dict[str, str]:
+def train_tokenizer(
+  documents: Iterable[str], vocab_size: int
+) -> dict[str, str]:
   """Trains a tokenizer; equal documents give equal files.
 
   Args:
@@ -29,9 +31,10 @@ def trained(documents: Iterable[str], vocab_size: int) -> dict[str, str]:
   Raises:
     ValueError: If ``vocab_size`` is less than 257.
   """
-  if vocab_size < _SMALLEST:
+  if vocab_size < _MIN_VOCAB_SIZE:
     raise ValueError(
-      f"vocab_size={vocab_size} must be at least {_SMALLEST}: 256 bytes and "
+      f"vocab_size={vocab_size} must be at least {_MIN_VOCAB_SIZE}: 256 bytes "
+      "and "
       "one token between documents"
     )
   tokenizer = Tokenizer(models.BPE())

@@ -10,7 +10,7 @@ import json
 from typing import Any, NoReturn
 
 
-def written(
+def render_prompt(
   template: str,
   messages: Sequence[Mapping[str, Any]],
   tokens: Mapping[str, str],

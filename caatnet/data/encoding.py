@@ -27,9 +27,9 @@ class EncodedCorpus:
     text: The validation documents joined by byte 0, uint8 ``[num_bytes]``.
     sizes: Bytes of ``text`` per validation token, int32
       ``[num_validation_tokens]``. A character that is split over several tokens
-      is counted in the first of them. A token between documents has one byte,
-      as byte 0 of ``text``. Text that a normalizer removes is counted in the
-      next token.
+      counts in the first of them. A token between documents counts as one byte,
+      the byte 0 in ``text``. Text that a normalizer removes counts in the next
+      token.
   """
 
   corpus: sources.Corpus
@@ -37,7 +37,7 @@ class EncodedCorpus:
   sizes: np.ndarray
 
 
-def encoded(
+def encode_corpus(
   documents: sources.Documents, tokenizer: LibraryTokenizer
 ) -> EncodedCorpus:
   """Encodes documents; prints the progress every ten seconds.
@@ -72,7 +72,9 @@ def encoded(
     ):
       # Sizes need the characters of each token, which only validation computes.
       validation.append(np.array(found.ids, dtype))
-      sizes.append(_sizes(text, [stop for _, stop in found.offsets]))
+      sizes.append(
+        _count_token_bytes(text, [stop for _, stop in found.offsets])
+      )
   return EncodedCorpus(
     corpus=sources.Corpus(
       name=documents.name,
@@ -81,12 +83,12 @@ def encoded(
       validation=join(validation, between),
       unit="tokens",
     ),
-    text=sources.joined(documents).validation,
+    text=sources.join_documents(documents).validation,
     sizes=join(sizes, [1] * len(between)),
   )
 
 
-def _sizes(text: str, stops: Sequence[int]) -> np.ndarray:
+def _count_token_bytes(text: str, stops: Sequence[int]) -> np.ndarray:
   """Returns the number of bytes of each token of a document, int32 ``[N]``.
 
   Args:
@@ -94,7 +96,8 @@ def _sizes(text: str, stops: Sequence[int]) -> np.ndarray:
     stops: For each token, the index of the character after its last one.
 
   Example:
-    >>> _sizes("né!", [1, 2, 3]).tolist()  # é has two bytes in UTF-8
+    >>> # é has two bytes in UTF-8
+    >>> _count_token_bytes("né!", [1, 2, 3]).tolist()
     [1, 2, 1]
   """
   code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -131,7 +134,7 @@ class _Progress:
     self._last_line = time.monotonic()
 
   def texts(self, documents: Sequence[bytes]) -> list[str]:
-    """Returns documents as text; prints progress if the last line is old."""
+    """Decodes documents; prints the progress if this is due again."""
     if time.monotonic() - self._last_line > _SECONDS_PER_LINE:
       self._last_line = time.monotonic()
       print(

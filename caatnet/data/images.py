@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.data import pipeline
-from caatnet.data.baselines import label_frequencies
+from caatnet.data.baselines import label_frequency_measures
 from caatnet.data.protocol import Dataset
-from caatnet.data.sources import split_place
+from caatnet.data.sources import hash_to_unit_interval
 from caatnet.schema.data import Images
 from parallel.base.arrays import read_npz
 
@@ -60,7 +60,7 @@ class ImageData(Images):
       # An image is held out if the hash of its content is below the share.
       share = self.validation_percent / 100
       held_out = np.array(
-        [split_place(image.tobytes()) < share for image in images]
+        [hash_to_unit_interval(image.tobytes()) < share for image in images]
       )
     if held_out.all() or not (held_out.any() or own):
       key = "validation_path" if own else "validation_percent"
@@ -83,13 +83,15 @@ class ImageData(Images):
     return Dataset(
       name=name,
       sha256=digest.hexdigest(),
-      batches=pipeline.shuffled(_Rows(train), self.batch_size, seed),
+      batches=pipeline.shuffled_batches(
+        _ExampleSource(train), self.batch_size, seed
+      ),
       validation=validation,
       measures=lambda means: {
         "loss": means["loss"], "accuracy": means["accuracy"]
       },
       baselines=lambda: _baselines(train, validation, self.num_classes),
-      examples=pipeline.ordered(_Rows(train), seed),
+      examples=pipeline.shuffled_examples(_ExampleSource(train), seed),
       train=train,
     )
 
@@ -143,7 +145,7 @@ def enlarged(
   return images
 
 
-class _Rows:
+class _ExampleSource:
   """Random-access source of single examples, for grain."""
 
   def __init__(self, examples: Examples) -> None:
@@ -204,7 +206,7 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
 def _baselines(
   train: Examples, validation: Examples, num_classes: int
 ) -> dict[str, dict[str, float]]:
-  """Returns the measures of label frequencies and of nearest class means."""
+  """Returns loss and accuracy of simple classifiers, by classifier name."""
   flat = {k: v["image"].reshape(len(v["image"]), -1)
           for k, v in (("train", train), ("validation", validation))}
   # A class without training images has infinite distance to every image.
@@ -218,7 +220,7 @@ def _baselines(
   ])
   truth = validation["label"]
   return {
-    "label frequencies": label_frequencies(
+    "label frequencies": label_frequency_measures(
       train["label"], truth, num_classes
     ),
     "nearest class mean": {

@@ -1,4 +1,4 @@
-"""Kinds of text that are installed on many machines, found by file names.
+"""Kinds of text in files that many machines have, such as manual pages.
 
 A kind is a set of files, such as C headers or manual pages. Its documents are
 read in the order of the hashes of their relative paths until their total size
@@ -27,10 +27,10 @@ from parallel.base import schema
 
 # Limits of a document in bytes: shorter ones are left out, and longer ones are
 # cut at the end of a line.
-SHORTEST, LONGEST = 200, 16 * 1024
+MIN_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES = 200, 16 * 1024
 # A held-out document is left out if more than this fraction of its bytes is in
 # lines of training documents: licences and changelogs repeat texts.
-MAX_REPEATED = 0.5
+MAX_REPEATED_FRACTION = 0.5
 
 _EXCLUDED = frozenset(("__pycache__", ".git", "test", "tests", "idle_test"))
 
@@ -41,8 +41,8 @@ class Kind:
 
   Attributes:
     description: Description for users.
-    places: Roots, absolute or names of `sysconfig` paths, each with a pattern
-      of paths relative to it (`fnmatch`; "*" also matches "/").
+    places: Pairs of a folder (absolute, or the name of a `sysconfig` path) and
+      a pattern of paths in this folder (`fnmatch`; "*" also matches "/").
     starts: Regular expression that matches at the start of every document.
   """
 
@@ -51,8 +51,8 @@ class Kind:
   starts: bytes = b""
 
 
-def _everywhere(*patterns: str) -> tuple[tuple[str, str], ...]:
-  """Returns places in the libraries of Python and of the system."""
+def _library_places(*patterns: str) -> tuple[tuple[str, str], ...]:
+  """Returns `Kind.places` in the libraries of Python and of the system."""
   roots = ("stdlib", "purelib", "/usr/share", "/usr/lib")
   return tuple((root, pattern) for root in roots for pattern in patterns)
 
@@ -69,11 +69,11 @@ KINDS = {
   )),
   "documentation": Kind(
     "documentation in Markdown and reStructuredText",
-    (*_everywhere("*.md", "*.rst"), ("purelib", "*.dist-info/METADATA")),
+    (*_library_places("*.md", "*.rst"), ("purelib", "*.dist-info/METADATA")),
   ),
-  "json": Kind("JSON", _everywhere("*.json"), rb"\s*[{\[]"),
+  "json": Kind("JSON", _library_places("*.json"), rb"\s*[{\[]"),
   "shell": Kind("shell scripts", (
-    *_everywhere("*.sh"), ("/usr/bin", "*"), ("/usr/sbin", "*"),
+    *_library_places("*.sh"), ("/usr/bin", "*"), ("/usr/sbin", "*"),
     ("/etc", "*"), ("/var/lib/dpkg/info", "*inst"),
     ("/var/lib/dpkg/info", "*rm"),
   ), rb"#!\s*/\S*(/|env )(ba|da)?sh\b"),
@@ -87,17 +87,17 @@ KINDS = {
     ("/usr/share/perl", "*.p[lm]"), ("/usr/share/perl5", "*.p[lm]"),
     ("/usr/lib", "*.pm"),
   )),
-  "markup": Kind("HTML and XML", _everywhere("*.html", "*.xml", "*.svg")),
+  "markup": Kind("HTML and XML", _library_places("*.html", "*.xml", "*.svg")),
 }
 
 
 class Manifest(schema.Schema):
-  """Content of the file that describes corpora and is written after them.
+  """Content of the file that is written after corpora and describes them.
 
   Attributes:
     kinds: Names of the kinds.
-    left_out: Messages of `available` about kinds that were left out.
-    options: Arguments of `available`.
+    left_out: Messages of `read_available` about kinds that were left out.
+    options: Arguments of `read_available`.
     files: SHA-256 of each corpus by its file's name, in hex digits.
   """
 
@@ -153,25 +153,27 @@ def read(
       total += len(document)
   train, held = [], []
   for document in documents:
-    is_held = 100 * sources.split_place(document) < validation_percent
+    is_held = 100 * sources.hash_to_unit_interval(document) < validation_percent
     (held if is_held else train).append(document)
   lines = {line for document in train for line in document.splitlines()}
-  held = [x for x in held if repeated(x, lines) <= MAX_REPEATED]
+  held = [
+    x for x in held if repeated_fraction(x, lines) <= MAX_REPEATED_FRACTION
+  ]
   return _text(train, held)
 
 
-def repeated(document: bytes, lines: set[bytes]) -> float:
+def repeated_fraction(document: bytes, lines: set[bytes]) -> float:
   """Returns the fraction of a document's bytes that is in lines of a set.
 
   Example:
-    >>> repeated(b"abc\\nd\\n", {b"abc"})
+    >>> repeated_fraction(b"abc\\nd\\n", {b"abc"})
     0.75
   """
   found = document.splitlines()
   return sum(len(x) for x in found if x in lines) / max(1, sum(map(len, found)))
 
 
-def available(
+def read_available(
   names: Sequence[str], count: int, size_bytes: int, min_bytes: int,
   validation_percent: float, kinds: Mapping[str, Kind] | None = None,
 ) -> tuple[dict[str, Text], list[str]]:
@@ -245,22 +247,24 @@ def _names(root: pathlib.Path) -> tuple[str, ...]:
 
 
 def _document(path: pathlib.Path) -> bytes | None:
-  """Returns the text of a file; None if it is no text, or cannot be read."""
+  """Returns a file's UTF-8 text, cut if long; None if it is not usable text."""
   try:
     if not path.is_file():  # opening a FIFO would block
       return None
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rb") as file:
-      content = file.read(LONGEST + 1)
+      content = file.read(MAX_DOCUMENT_BYTES + 1)
   except (OSError, EOFError, zlib.error):  # unreadable, such as a private key
     return None
-  if len(content) > LONGEST:
-    content = content[: content.rfind(b"\n", 0, LONGEST) + 1]
+  if len(content) > MAX_DOCUMENT_BYTES:
+    content = content[: content.rfind(b"\n", 0, MAX_DOCUMENT_BYTES) + 1]
   try:
     content.decode("utf-8")
   except UnicodeDecodeError:
     return None
-  is_text = sources.SEPARATOR not in content and len(content) >= SHORTEST
+  is_text = (
+    sources.SEPARATOR not in content and len(content) >= MIN_DOCUMENT_BYTES
+  )
   return content if is_text else None
 
 

@@ -71,23 +71,23 @@ def train_batches(
       f"{corpus.unit}, but config.data.batch_size={batch_size} and "
       f"config.data.seq_len={seq_len} need {needed} for one batch"
     )
-  return shuffled(_Windows(corpus.train, seq_len), batch_size, seed)
+  return shuffled_batches(_Windows(corpus.train, seq_len), batch_size, seed)
 
 
 def train_examples(
   corpus: sources.Corpus, seq_len: int, seed: int
 ) -> grain.MapDataset:
-  """Returns the examples of `train_batches` in the same order; see `ordered`.
+  """Returns examples in the order of `train_batches`; see `shuffled_examples`.
 
   Args:
     corpus: The text.
     seq_len: Tokens per sequence.
     seed: Determines the order, together with the length of the text.
   """
-  return ordered(_Windows(corpus.train, seq_len), seed)
+  return shuffled_examples(_Windows(corpus.train, seq_len), seed)
 
 
-def ordered(source: Any, seed: int) -> grain.MapDataset:
+def shuffled_examples(source: Any, seed: int) -> grain.MapDataset:
   """Returns a source's examples in the order of training.
 
   Args:
@@ -101,7 +101,7 @@ def ordered(source: Any, seed: int) -> grain.MapDataset:
     ValueError: If the seed is out of range.
 
   Example:
-    >>> examples = ordered(["a", "b", "c"], seed=0)
+    >>> examples = shuffled_examples(["a", "b", "c"], seed=0)
     >>> sorted(examples[i] for i in range(3))  # one epoch
     ['a', 'b', 'c']
   """
@@ -116,7 +116,9 @@ def ordered(source: Any, seed: int) -> grain.MapDataset:
   return grain.MapDataset.source(source).shuffle(shuffle_seed).repeat(epochs)
 
 
-def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
+def shuffled_batches(
+  source: Any, batch_size: int, seed: int
+) -> grain.DatasetIterator:
   """Returns an endless iterator over shuffled batches of a source's examples.
 
   Args:
@@ -131,7 +133,7 @@ def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
     ValueError: If the seed is out of range.
   """
   dataset = (
-    ordered(source, seed)
+    shuffled_examples(source, seed)
     .batch(batch_size)
     # Without threads: copying a few examples is faster than a thread switch.
     .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))

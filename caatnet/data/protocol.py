@@ -20,9 +20,9 @@ class Dataset:
       which devices replace by an array. Its ``get_state()`` returns plain data;
       ``set_state()`` continues from it.
     validation: The validation examples, a tree of such leaves ``[N, ...]``.
-    measures: A function from the means over ``validation`` of the scores of
-      `caatnet.models.protocol.Model.scores` to reported measures: numbers by
-      key, with "loss" as the first.
+    measures: A function that returns the reported measures, numbers by key with
+      "loss" first. Its argument is the mean over ``validation`` of each score
+      that `caatnet.models.protocol.Model.scores` returns.
     baselines: A function that returns the measures of simple models on
       ``validation``, by the model's name.
     tokenizer: The tokenizer of the data; None if they are not text.

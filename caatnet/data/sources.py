@@ -66,7 +66,7 @@ class Corpus:
   unit: str = "bytes"
 
 
-def joined(documents: Documents) -> Corpus:
+def join_documents(documents: Documents) -> Corpus:
   """Returns the corpus of bytes, with byte 0 between documents."""
   return Corpus(
     name=documents.name,
@@ -135,7 +135,7 @@ def load_documents(
   return Documents(name, sha256, train, validation)
 
 
-def packages(validation_percent: float) -> list[Documents]:
+def load_stdlib_packages(validation_percent: float) -> list[Documents]:
   """Reads the packages of this interpreter's standard library.
 
   A package is a folder; modules outside of folders belong to none. As in
@@ -148,7 +148,7 @@ def packages(validation_percent: float) -> list[Documents]:
   Returns:
     Documents of each package, largest first. A side of a split may be empty.
   """
-  sha256, names, contents = _stdlib()
+  sha256, names, contents = _read_stdlib_files()
   found: dict[str, list[bytes]] = {}
   for name, content in zip(names, contents, strict=True):
     package, inside, _ = name.partition("/")
@@ -160,7 +160,7 @@ def packages(validation_percent: float) -> list[Documents]:
       name, sha256,
       *(
         [x for x in found[name] if held_out == (
-          100 * split_place(x) < validation_percent
+          100 * hash_to_unit_interval(x) < validation_percent
         )] for held_out in (False, True)
       ),
     )
@@ -173,7 +173,7 @@ def _split(
 ) -> tuple[list[bytes], list[bytes]]:
   """Returns the training and the validation documents; neither is empty."""
   train, validation = [], []
-  places = [100 * split_place(document) for document in documents]
+  places = [100 * hash_to_unit_interval(document) for document in documents]
   for document, place in zip(documents, places, strict=True):
     (validation if place < validation_percent else train).append(document)
   if not train or not validation:
@@ -192,11 +192,11 @@ def _split(
   return train, validation
 
 
-def split_place(document: bytes) -> float:
+def hash_to_unit_interval(document: bytes) -> float:
   """Hashes a document to a uniformly distributed number in [0, 1).
 
   Example:
-    >>> round(split_place(b"hello"), 4)
+    >>> round(hash_to_unit_interval(b"hello"), 4)
     0.1756
   """
   # The first 53 bits, which a float represents exactly.
@@ -235,14 +235,14 @@ def _find_files(
 
 def _read_stdlib() -> tuple[str, list[bytes]]:
   """Reads Python's standard library; returns hash and documents."""
-  sha256, _, contents = _stdlib()
+  sha256, _, contents = _read_stdlib_files()
   return sha256, contents
 
 
-def _stdlib() -> tuple[str, list[str], list[bytes]]:
+def _read_stdlib_files() -> tuple[str, list[str], list[bytes]]:
   """Reads Python's standard library; returns hash, paths and contents."""
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-  with _of("config.data.path"):
+  with _prefix_errors("config.data.path"):
     names = _find_files(root, (".py",), _EXCLUDED_FOLDERS)
     files = [(name, _read_bytes(root / name)) for name in names]
   if not names:
@@ -257,7 +257,7 @@ def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
   """Reads the file or folder of a key; returns hash and documents."""
   root = pathlib.Path(os.path.expanduser(path))
   if os.path.isdir(root):
-    with _of(key):
+    with _prefix_errors(key):
       names = _find_files(root, _SUFFIXES)
     if not names:
       what = "has no .txt or .jsonl files" if os.listdir(root) else "is empty"
@@ -273,7 +273,7 @@ def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
 
   documents = []
   # All files are read before the first is parsed, so that the hash covers all.
-  with _of(key):
+  with _prefix_errors(key):
     files = [(name, _read_bytes(root / name)) for name in names]
     for name, content in files:
       _check_text(root / name, content)
@@ -287,7 +287,7 @@ def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
 
 
 @contextlib.contextmanager
-def _of(key: str) -> Iterator[None]:
+def _prefix_errors(key: str) -> Iterator[None]:
   """Context manager that prefixes errors with the config key of the file."""
   try:
     yield

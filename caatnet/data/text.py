@@ -15,7 +15,7 @@ from caatnet.data.protocol import Dataset
 from caatnet.schema.data import Text
 
 _Losses = Callable[[], dict[str, float]]
-_XZ = "xz (this text alone)"
+_XZ_LABEL = "xz (this text alone)"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,17 +56,17 @@ class TextData(Text):
     if isinstance(tokenizer, tokenizers.LibraryTokenizer):
       # Checked before encoding, which may take minutes.
       self._check_vocabulary(tokenizer.vocab_size - 1, tokenizer.name)
-      found = encoding.encoded(documents, tokenizer)
+      found = encoding.encode_corpus(documents, tokenizer)
       corpus = found.corpus
       windows = self._windows(corpus)
-      bytes_per_token, losses = self._by_token(found, tokenizer)
+      bytes_per_token, losses = self._token_baselines(found, tokenizer)
     else:
-      corpus = sources.joined(documents)
+      corpus = sources.join_documents(documents)
       largest = max(int(corpus.train.max()), int(corpus.validation.max()))
       self._check_vocabulary(largest, corpus.name)
       windows = self._windows(corpus)
-      bytes_per_token, losses = 1.0, lambda: _by_byte(corpus, windows)
-    measures = functools.partial(measured, bytes_per_token=bytes_per_token)
+      bytes_per_token, losses = 1.0, lambda: _byte_baselines(corpus, windows)
+    measures = functools.partial(text_measures, bytes_per_token=bytes_per_token)
     return Dataset(
       name=corpus.name,
       sha256=corpus.sha256,
@@ -96,12 +96,13 @@ class TextData(Text):
       corpus, seq_len=self.seq_len, num_windows=self.validation_windows
     )
 
-  def _by_token(
+  def _token_baselines(
     self, found: encoding.EncodedCorpus, tokenizer: tokenizers.Tokenizer
   ) -> tuple[float, _Losses]:
-    """Returns mean bytes per target, and a function that gives baseline losses.
+    """Returns mean bytes per target, and a function that returns baselines.
 
-    The mean converts losses in nats per token to nats per byte of target text.
+    The mean converts nats per token to nats per byte. Baselines are losses in
+    nats per token, by the model's name.
     """
     corpus = found.corpus
     # Windows of token indices instead of tokens, to look up sizes and text.
@@ -121,16 +122,16 @@ class TextData(Text):
           corpus.train, corpus.validation[places], tokenizer.vocab_size
         ),
         # Bits per byte to nats per token, the unit of all losses here.
-        _XZ: bits * math.log(2) * bytes_per_token,
+        _XZ_LABEL: bits * math.log(2) * bytes_per_token,
       }
 
     return bytes_per_token, losses
 
 
-def measured(
+def text_measures(
   means: Mapping[str, float], bytes_per_token: float = 1.0
 ) -> dict[str, float]:
-  """Returns the measures of text.
+  """Returns the measures that are reported for text.
 
   Args:
     means: The mean "loss", in nats per token.
@@ -144,9 +145,9 @@ def measured(
   return {"loss": loss, "bits_per_byte": bits_per_token / bytes_per_token}
 
 
-def _by_byte(
+def _byte_baselines(
   corpus: sources.Corpus, windows: np.ndarray
 ) -> dict[str, float]:
-  """Returns losses of simple models of bytes, in nats per byte."""
+  """Returns losses in nats per byte, by the name of a simple byte model."""
   found = baselines.text_baselines(corpus.train, windows)
-  return {"unigram": found.unigram, "bigram": found.bigram, _XZ: found.xz}
+  return {"unigram": found.unigram, "bigram": found.bigram, _XZ_LABEL: found.xz}

@@ -14,7 +14,7 @@ import tokenizers
 
 _REPLACEMENT = "\ufffd"
 # Byte tokens, by which some tokenizers represent rare characters.
-_BYTE = re.compile("<0x[0-9a-fA-F]{2}>")
+_BYTE_TOKEN = re.compile("<0x[0-9a-fA-F]{2}>")
 
 
 class Stream(Protocol):
@@ -51,12 +51,12 @@ class ByteStream:
 class TokenStream:
   """`Stream` of a tokenizer of the library `tokenizers`.
 
-  The library decodes lists of tokens. Lists begin with the last returned token,
-  since the first token of a text may be decoded differently.
+  The library decodes lists of tokens. Each list begins with the last token that
+  has been decoded, since the first token of a list may be decoded differently.
 
-  The library's own stream fails for byte tokens: a run of them is decoded as
-  UTF-8, or to one U+FFFD per byte if the whole run is not valid. So a run of
-  byte tokens is held back until another token ends it.
+  The library's own stream fails for byte tokens: it decodes a run of them as
+  UTF-8, but to one U+FFFD per byte if the run is not valid as a whole. So a run
+  of byte tokens is held back until another token ends it.
   """
 
   def __init__(
@@ -78,12 +78,16 @@ class TokenStream:
     if name is None or token in self._special:  # neither has text
       return ""
     self._held.append(token)
-    return "" if _BYTE.fullmatch(name) else self._take(last=False)
+    return (
+      ""
+      if _BYTE_TOKEN.fullmatch(name)
+      else self._decode_held_tokens(last=False)
+    )
 
   def flush(self) -> str:
-    return self._take(last=True)
+    return self._decode_held_tokens(last=True)
 
-  def _take(self, last: bool) -> str:
+  def _decode_held_tokens(self, last: bool) -> str:
     """Returns the held tokens' text; "" if a character may be incomplete."""
     # The new text is the difference of two decodings with a common start.
     known = self._library.decode(self._before)

@@ -3,9 +3,9 @@
 Checkpoints in Hugging Face's format have a ``tokenizer.json``. Further files in
 the same folder define the token that ends a document
 (``tokenizer_config.json``, ``special_tokens_map.json``), the tokens that end
-generated text and the defaults of sampling (``generation_config.json``, and
-``config.json`` for the former), and the chat template
-(``tokenizer_config.json``, ``chat_template.jinja``).
+generated text (``generation_config.json`` or, without an entry there,
+``config.json``), the defaults of sampling (``generation_config.json``), and the
+chat template (``tokenizer_config.json``, ``chat_template.jinja``).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +27,16 @@ FILES = (
   "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
   "generation_config.json", "chat_template.jinja",
 )
-_MAIN, _CONFIG, _SPECIAL, _GENERATION, _TEMPLATE = FILES
-_MODEL = "config.json"
-_KEY = "config.data.tokenizer"
-_SENTENCEPIECE = ".model"
-_ADVICE = (
+(
+  _TOKENIZER_FILE, _CONFIG_FILE, _SPECIAL_TOKENS_FILE, _GENERATION_FILE,
+  _TEMPLATE_FILE
+) = FILES
+_MODEL_CONFIG_FILE = "config.json"
+_CONFIG_KEY = "config.data.tokenizer"
+_SENTENCEPIECE_SUFFIX = ".model"
+_SENTENCEPIECE_ADVICE = (
   "models of sentencepiece are not read; the fast tokenizers of transformers "
-  f"write a {_MAIN} (save_pretrained)"
+  f"write a {_TOKENIZER_FILE} (save_pretrained)"
 )
 # Parts of a tokenizer.json without effect: truncation and padding are disabled.
 _IGNORED = ("version", "truncation", "padding")
@@ -42,7 +45,8 @@ _IGNORED = ("version", "truncation", "padding")
 def _byte_letters() -> dict[str, int]:
   """Returns the byte of each letter in byte-level vocabularies, as in GPT-2.
 
-  Printable bytes stand for themselves; U+0100 onwards are all other bytes.
+  A printable byte is represented by the letter of equal code. The other bytes,
+  in ascending order, are represented by the letters from U+0100 on.
   """
   printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
   others = [byte for byte in range(256) if byte not in printable]
@@ -51,7 +55,7 @@ def _byte_letters() -> dict[str, int]:
   }
 
 
-_BYTES = _byte_letters()
+_BYTE_OF_LETTER = _byte_letters()
 
 
 class Tokenizer(Protocol):
@@ -108,9 +112,9 @@ class Tokenizer(Protocol):
     ...
 
   def special(self, name: str) -> str:
-    """Returns the text of "eos_token", "bos_token" or others; "" for none.
+    """Returns the text of a special token such as "eos_token"; "" for none.
 
-    The text encodes to the token.
+    `encode` converts this text to the token.
     """
     ...
 
@@ -135,13 +139,13 @@ class Tokenizer(Protocol):
     ...
 
 
-class Bytes:
+class ByteTokenizer:
   """Byte tokenizer; byte 0 separates documents and ends generated text.
 
   Example:
-    >>> Bytes().encode("né").tolist()
+    >>> ByteTokenizer().encode("né").tolist()
     [110, 195, 169]
-    >>> Bytes().decode([110, 195])  # an incomplete character
+    >>> ByteTokenizer().decode([110, 195])  # an incomplete character
     'n\ufffd'
   """
 
@@ -196,12 +200,12 @@ class LibraryTokenizer:
     self.name = name
     self.files = dict(files)
     self._where = where
-    main = self._json(_MAIN)
+    main = self._json(_TOKENIZER_FILE)
     try:
-      self._library = tokenizers.Tokenizer.from_str(files[_MAIN])
+      self._library = tokenizers.Tokenizer.from_str(files[_TOKENIZER_FILE])
     except Exception as error:  # the library raises plain Exceptions
       raise ValueError(
-        f"{where}: {_MAIN} is not a tokenizer: {error}"
+        f"{where}: {_TOKENIZER_FILE} is not a tokenizer: {error}"
       ) from error
     self._library.no_truncation()
     self._library.no_padding()
@@ -213,8 +217,8 @@ class LibraryTokenizer:
     self._decoders = {
       part.get("type") for part in (decoder, *decoder.get("decoders", ()))
     }
-    end = self._token("eos_token")
-    self.generation = self._json(_GENERATION)
+    end = self._special_token_id("eos_token")
+    self.generation = self._json(_GENERATION_FILE)
     self.stop_ids = self._stop_ids() or (() if end is None else (end,))
     self.separator = end if end is not None else next(iter(self.stop_ids), None)
     self.start_ids = self._start_ids()
@@ -231,7 +235,7 @@ class LibraryTokenizer:
 
   def encode(self, text: str) -> np.ndarray:
     text.encode()  # raises a clear error for an unpaired surrogate
-    with self._encoding():
+    with self._add_location_to_errors():
       found = self._library.encode(text, add_special_tokens=False)
     return np.array(found.ids, np.int32)
 
@@ -251,7 +255,7 @@ class LibraryTokenizer:
     encode = library.encode_batch if offsets else library.encode_batch_fast
     library.encode_special_tokens = True  # special tokens as ordinary text
     try:
-      with self._encoding():
+      with self._add_location_to_errors():
         return encode(documents, add_special_tokens=False)
     finally:
       library.encode_special_tokens = False
@@ -270,8 +274,8 @@ class LibraryTokenizer:
     if token in self._added_ids or name is None:
       return text.encode()
     if "ByteLevel" in self._decoders:
-      if all(letter in _BYTES for letter in name):
-        return bytes(_BYTES[letter] for letter in name)
+      if all(letter in _BYTE_OF_LETTER for letter in name):
+        return bytes(_BYTE_OF_LETTER[letter] for letter in name)
     elif "ByteFallback" in self._decoders and (
       match := re.fullmatch("<0x([0-9A-F]{2})>", name)
     ):
@@ -287,13 +291,13 @@ class LibraryTokenizer:
     options: Mapping[str, Any] | None = None,
   ) -> str:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    return chat.written(
+    return chat.render_prompt(
       self._template(), messages,
       {name: self.special(name) for name in names}, options,
     )
 
   @contextlib.contextmanager
-  def _encoding(self) -> Iterator[None]:
+  def _add_location_to_errors(self) -> Iterator[None]:
     """Context manager that adds the tokenizer's location to errors."""
     try:
       yield
@@ -302,7 +306,7 @@ class LibraryTokenizer:
 
   def _template(self) -> str:
     """Returns the chat template, a jinja2 program."""
-    found = self.files.get(_TEMPLATE) or self._json(_CONFIG).get(
+    found = self.files.get(_TEMPLATE_FILE) or self._json(_CONFIG_FILE).get(
       "chat_template"
     )
     if isinstance(found, list):  # several named templates
@@ -310,8 +314,8 @@ class LibraryTokenizer:
       found = {x.get("name"): x.get("template") for x in named}.get("default")
     if not isinstance(found, str):
       raise ValueError(
-        f"{self._where} has no chat template, neither in {_CONFIG} nor as "
-        f"{_TEMPLATE}"
+        f"{self._where} has no chat template, neither in {_CONFIG_FILE} nor as "
+        f"{_TEMPLATE_FILE}"
       )
     return found
 
@@ -326,7 +330,7 @@ class LibraryTokenizer:
     return found
 
   def special(self, name: str) -> str:
-    for file in (_CONFIG, _SPECIAL):
+    for file in (_CONFIG_FILE, _SPECIAL_TOKENS_FILE):
       found = self._json(file).get(name)
       if isinstance(found, dict):
         found = found.get("content")
@@ -338,46 +342,49 @@ class LibraryTokenizer:
         return found
     return ""
 
-  def _token(self, name: str) -> int | None:
+  def _special_token_id(self, name: str) -> int | None:
     """Returns a special token; None if the files do not name it."""
     text = self.special(name)
     token = self._library.token_to_id(text) if text else None
     if text and token is None:
       raise ValueError(
-        f"{self._where}: {name}={text!r} is not a token of {_MAIN}"
+        f"{self._where}: {name}={text!r} is not a token of {_TOKENIZER_FILE}"
       )
     return token
 
   def _stop_ids(self) -> tuple[int, ...]:
-    """Returns the tokens of generation_config.json; () if it names none."""
+    """Returns the end tokens in generation_config.json; () if it has none."""
     found = self.generation.get("eos_token_id")
     listed = found if isinstance(found, list) else [found]
     listed = [token for token in listed if token is not None]
     for token in listed:
       if type(token) is not int or not 0 <= token < self.vocab_size:
         raise ValueError(
-          f"{self._where}: {_GENERATION} has eos_token_id={found!r}, but it "
-          f"must be at most {self.vocab_size - 1}, the largest token of {_MAIN}"
+          f"{self._where}: {_GENERATION_FILE} has eos_token_id={found!r}, but "
+          "it "
+          f"must be at most {self.vocab_size - 1}, the largest token of "
+          f"{_TOKENIZER_FILE}"
         )
     return tuple(listed)
 
   def _start_ids(self) -> tuple[int, ...]:
-    """Returns the special tokens that the library adds before a text.
+    """Returns the special tokens to add before a text.
 
-    ``add_bos_token`` of the tokenizer's config overrides them, if it is set.
+    These are the tokens that the library adds, unless ``add_bos_token`` is set
+    in the tokenizer's config.
     """
-    asked = self._json(_CONFIG).get("add_bos_token")
+    asked = self._json(_CONFIG_FILE).get("add_bos_token")
     if isinstance(asked, bool):
-      start = self._token("bos_token") if asked else None
+      start = self._special_token_id("bos_token") if asked else None
       return () if start is None else (start,)
-    with self._encoding():
+    with self._add_location_to_errors():
       found = self._library.encode("a")
     added = found.special_tokens_mask
     count = added.index(0) if 0 in added else 0
     return tuple(found.ids[:count])
 
 
-def load(path: str, key: str = _KEY) -> Tokenizer:
+def load(path: str, key: str = _CONFIG_KEY) -> Tokenizer:
   """Reads a tokenizer.
 
   Args:
@@ -388,31 +395,41 @@ def load(path: str, key: str = _KEY) -> Tokenizer:
     ValueError: If a tokenizer is missing or damaged; the message has the path.
   """
   if not path:
-    return Bytes()
+    return ByteTokenizer()
   file = pathlib.Path(path).expanduser()
   where = f"{key}={path!r}"
   if not file.exists():
     raise ValueError(f"{where} does not exist")
   folder = file if file.is_dir() else file.parent
-  if file.is_dir() and not (file / _MAIN).exists():
+  if file.is_dir() and not (file / _TOKENIZER_FILE).exists():
     there = sorted(x.name for x in file.iterdir())
-    models = [name for name in there if name.endswith(_SENTENCEPIECE)]
-    what = f"has no {_MAIN}" if there else f"is an empty folder: no {_MAIN}"
-    raise ValueError(
-      f"{where} {what}" + (f" but {models[0]}: {_ADVICE}" if models else "")
+    models = [name for name in there if name.endswith(_SENTENCEPIECE_SUFFIX)]
+    what = (
+      f"has no {_TOKENIZER_FILE}"
+      if there
+      else f"is an empty folder: no {_TOKENIZER_FILE}"
     )
-  if file.name.endswith(_SENTENCEPIECE):
-    raise ValueError(f"{where} is not a {_MAIN}: {_ADVICE}")
-  if not (file.is_dir() or file.name == _MAIN):
+    raise ValueError(
+      f"{where} {what}" + (
+        f" but {models[0]}: {_SENTENCEPIECE_ADVICE}" if models else ""
+      )
+    )
+  if file.name.endswith(_SENTENCEPIECE_SUFFIX):
+    raise ValueError(
+      f"{where} is not a {_TOKENIZER_FILE}: {_SENTENCEPIECE_ADVICE}"
+    )
+  if not (file.is_dir() or file.name == _TOKENIZER_FILE):
     # For a file of another name, the other files of its folder may belong to
     # other tokenizers, so they are not read.
-    return LibraryTokenizer(file.name, {_MAIN: _text(file, where)}, where)
+    return LibraryTokenizer(
+      file.name, {_TOKENIZER_FILE: _text(file, where)}, where
+    )
   found = {
     name: _text(folder / name, where)
     for name in FILES if (folder / name).exists()
   }
-  if (folder / _MODEL).exists():
-    _add_stop_ids(found, _text(folder / _MODEL, where), where)
+  if (folder / _MODEL_CONFIG_FILE).exists():
+    _add_stop_ids(found, _text(folder / _MODEL_CONFIG_FILE, where), where)
   return LibraryTokenizer(folder.absolute().name, found, where)
 
 
@@ -423,8 +440,8 @@ def _add_stop_ids(found: dict[str, str], config: str, where: str) -> None:
   from the model's config in the same way.
   """
   parts = []
-  given = found.get(_GENERATION, "{}")
-  for name, text in (_GENERATION, given), (_MODEL, config):
+  given = found.get(_GENERATION_FILE, "{}")
+  for name, text in (_GENERATION_FILE, given), (_MODEL_CONFIG_FILE, config):
     try:
       parts.append(json.loads(text))
     except (ValueError, RecursionError) as error:
@@ -434,7 +451,7 @@ def _add_stop_ids(found: dict[str, str], config: str, where: str) -> None:
     return  # generation_config.json is checked with the other files
   end = model.get("eos_token_id")
   if end is not None and generation.get("eos_token_id") is None:
-    found[_GENERATION] = json.dumps(generation | {"eos_token_id": end})
+    found[_GENERATION_FILE] = json.dumps(generation | {"eos_token_id": end})
 
 
 def _text(file: pathlib.Path, where: str) -> str:

@@ -18,20 +18,20 @@ from parallel.outer import health
 
 OPTIMIZERS = ("fedavg", "fedavgm", "fedadam")
 # Minimum number of norms to reject an outlier: of two, either may be wrong.
-_MIN_JUDGED = 3
+_MIN_NORMS_TO_REJECT = 3
 
 
 def optimizer(
   name: str, rate: float, momentum: float, beta_2: float, eps: float
 ) -> optax.GradientTransformation:
-  """Returns the server's optimizer.
+  """Returns the optax optimizer that applies a round's mean update.
 
   Args:
     name: One of `OPTIMIZERS`.
-    rate: Learning rate; 1 is the mean of the clients' models for "fedavg".
+    rate: Learning rate; "fedavg" with 1 takes the mean of the clients' models.
     momentum: Momentum of "fedavgm", and beta_1 of "fedadam".
     beta_2: Decay of the second moment of "fedadam".
-    eps: Epsilon of "fedadam", the tau of the paper.
+    eps: Epsilon of "fedadam", tau in Reddi et al.
   """
   if name == "fedadam":
     return optax.adam(rate, momentum, beta_2, eps)
@@ -48,21 +48,21 @@ class VectorArithmetic:
     """Creates the arithmetic of a run.
 
     Args:
-      transformation: The server's optimizer, elementwise.
+      transformation: The server's optimizer, which must act elementwise.
       downlink: Codec of the differences between revisions, whose rounding must
         be deterministic.
       outlier_factor: Largest norm of a valid update, as a multiple of the
-        median of at least three; 0 allows any finite norm.
+        median of at least three norms; 0 allows any finite norm.
     """
     self._downlink, self._factor = downlink, outlier_factor
     self._transformation = transformation
     self._update = jax.jit(self._updated)
 
   def warm_up(self, params: np.ndarray) -> None:
-    """Compiles the programs, so that rounds measure no compilation."""
+    """Compiles the jitted functions, so that no round includes compilation."""
     zeros = np.zeros_like(params)
     self.update(zeros, self.init(params), params)
-    self.healthy([1.0] * _MIN_JUDGED)
+    self.healthy([1.0] * _MIN_NORMS_TO_REJECT)
     self.publish(zeros)
 
   def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -95,7 +95,7 @@ class VectorArithmetic:
     # Norms above float32's range become infinite, and count as outliers.
     with np.errstate(over="ignore"):
       found = padded.astype(np.float32)
-    judged = np.isfinite(found).sum() >= _MIN_JUDGED
+    judged = np.isfinite(found).sum() >= _MIN_NORMS_TO_REJECT
     factor = self._factor if judged else 0.0
     return health.healthy(found, factor).tolist()[: len(norms)]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from caatnet.federated import messages
-from caatnet.federated.messages import Received
+from caatnet.federated.messages import ReceivedMessage
 from parallel.peers.membership import ids
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.handshake import (
@@ -25,26 +25,27 @@ from parallel.peers.transport.handshake import (
   DialRequest,
   Purpose,
   Refused,
-  Scope,
   Security,
+  SocketGroup,
   dial,
   format_address,
 )
 
 _DIAL_S = 2.0
-_AGAIN_S = 0.2  # pause between attempts
-_FAIL_S = 2.0  # time for the server to receive the reason of a failure
-_SILENCE_S = 30.0  # timeout until the server has sent its own value
+_AGAIN_S = 0.2  # pause between attempts to connect
+# time for the server to receive the reason of a failure
+_FAILURE_REPORT_S = 2.0
+_SILENCE_S = 30.0  # timeout of a silent server, until `Welcome` sets another
 
 
-class Trained(NamedTuple):
-  """Result of a client's part of a round.
+class TrainingResult(NamedTuple):
+  """Result of a client's local training in one round; times in seconds.
 
   Attributes:
     params: Trained parameters, float32 ``[n]``.
-    loss: Validation loss of the received parameters; None for none.
+    loss: Validation loss of the received parameters; None if not evaluated.
     validated: Number of validation examples.
-    test_loss: Validation loss of the trained parameters; None for none.
+    test_loss: Validation loss of the trained parameters; None if not evaluated.
     training_s: Time of the local steps.
     test_s: Time of the evaluation of the trained parameters.
     validation_s: Time of the evaluation of the received parameters.
@@ -74,7 +75,7 @@ class Trainer(Protocol):
 
   def train(
     self, params: np.ndarray, round: int, stops: Callable[[], bool]
-  ) -> Trained | None:
+  ) -> TrainingResult | None:
     """Trains for one round.
 
     Args:
@@ -94,15 +95,15 @@ class Codecs(NamedTuple):
   """Codecs of a client.
 
   Attributes:
-    encode: Maps an update and its round to bytes.
-    decode: Maps the bytes of a difference and n to float32 ``[n]``.
+    encode: Maps an update, float32 ``[n]``, and its round to bytes.
+    decode: Maps a coded difference and its size n to float32 ``[n]``.
   """
 
   encode: Callable[[np.ndarray, int], bytes]
   decode: Callable[[bytes, int], np.ndarray]
 
 
-class _Failed(NamedTuple):
+class _ConnectionFailed(NamedTuple):
   """Event: no server accepts this client."""
 
   reason: str
@@ -155,30 +156,30 @@ class Client:
     """
     threading.Thread(target=self._stay_connected, daemon=True).start()
     try:
-      return self._serve()
+      return self._process_events()
     finally:
       self._ended.set()
       if self._channel is not None:
         self._channel.close("done")
 
-  def _serve(self) -> str:
+  def _process_events(self) -> str:
     """Processes events until the run ends; see `run`."""
     while True:
       event = self._next()
       match event:
-        case _Failed():
+        case _ConnectionFailed():
           raise ValueError(event.reason)
-        case Received(message=messages.Work()):
+        case ReceivedMessage(message=messages.Work()):
           try:
-            self._work(event)
+            self._train_round(event)
           except Exception as error:
-            self._fail(str(error) or type(error).__name__)
+            self._report_failure(str(error) or type(error).__name__)
             raise
-        case Received(message=messages.Resend() as resend):
+        case ReceivedMessage(message=messages.Resend() as resend):
           kept = self._retained
           if kept is not None and kept[0].round == resend.round:
             self._send_retained()
-        case Received(message=messages.End() as end):
+        case ReceivedMessage(message=messages.End() as end):
           if not end.valid:
             raise ValueError(end.reason)
           return end.reason
@@ -195,37 +196,41 @@ class Client:
         self._converse()
         lost, printed = time.monotonic(), ""
       except Refused as error:
-        self._events.put(_Failed(f"the server refuses: {error}"))
+        self._events.put(_ConnectionFailed(f"the server refuses: {error}"))
         return
       except OSError as error:
         where = f"no server at {format_address(self._address)}"
         if time.monotonic() - lost > self._alone_s:
-          self._events.put(_Failed(f"{where} for {self._alone_s:g} s: {error}"))
+          self._events.put(
+            _ConnectionFailed(f"{where} for {self._alone_s:g} s: {error}")
+          )
           return
         if str(error) != printed:
           printed = str(error)
           self._say(f"{where}, tries again: {error}")
       except Exception as error:  # else the main thread waits for ever
-        self._events.put(_Failed(
+        self._events.put(_ConnectionFailed(
           f"the connection ended by {type(error).__name__}: {error}"
         ))
         return
       self._ended.wait(_AGAIN_S)
 
   def _converse(self) -> None:
-    """Connects, introduces this client, and receives until the end.
+    """Connects, sends `ClientHello`, and receives until the connection ends.
 
     Raises:
-      OSError: There is no connection.
+      OSError: The connection cannot be opened.
     """
-    request = DialRequest(Purpose.CONTROL, 0, 0, self._sender, messages.NAME)
+    request = DialRequest(
+      Purpose.CONTROL, 0, 0, self._sender, messages.SERVER_ID
+    )
     size = 4 * self._trainer.num_params
     with dial(
-      self._address, request, self._security, Scope(), _DIAL_S
+      self._address, request, self._security, SocketGroup(), _DIAL_S
     ) as sock:
       channel = Channel(
         sock, messages.FROM_SERVER, _SILENCE_S, ends_silent=True,
-        max_waiting=messages.max_waiting(size),
+        max_waiting=messages.max_queue_length(size),
       )
       assembler = messages.Assembler(size + 4096)
 
@@ -239,13 +244,13 @@ class Client:
           if isinstance(event.message, messages.Work):
             # At once, before training: the server may then send the model to
             # the next client.
-            channel.send(messages.Delivered(event.message.round))
+            channel.send(messages.ModelReceived(event.message.round))
 
       kept = self._retained
-      channel.send(messages.Connected(
+      channel.send(messages.ClientHello(
         self._client, self._trainer.examples, self.revision,
         self._trainer.digest, None if kept is None else kept[0].round,
-        messages.clock(),
+        messages.clock_id(),
       ))
       self._channel = channel
       try:
@@ -254,7 +259,7 @@ class Client:
         if not self._ended.is_set():
           self._say(f"no connection to the server: {error}")
 
-  def _work(self, event: Received) -> None:
+  def _train_round(self, event: ReceivedMessage) -> None:
     """Receives a model, trains it and sends the update."""
     work = event.message
     kept = self._retained
@@ -263,19 +268,19 @@ class Client:
       # it sent the work while the update was on its way on this connection.
       # Only in the first case it needs the update again.
       if self._sent != (self._channel, work.round):
-        self._deliver(work)
+        self._offer_update(work)
       return
-    if not self._apply(work, event.vectors):
+    if not self._receive_model(work, event.vectors):
       return
     trained = self._trainer.train(
-      self._params, work.round, lambda: self._stops(work.round)
+      self._params, work.round, lambda: self._is_abandoned(work.round)
     )
     if trained is None:
       return
     delta = trained.params - self._params
     data = self._codecs.encode(delta, work.round)
     now = time.monotonic()
-    one_clock = self._clock == messages.clock() != ""
+    one_clock = self._clock == messages.clock_id() != ""
     result = messages.Result(
       work.round, work.revision, (len(data),), trained.loss, trained.validated,
       trained.test_loss,
@@ -284,13 +289,13 @@ class Client:
       now - event.time_s, now,
     )
     self._retained = result, data
-    self._deliver(work)
+    self._offer_update(work)
 
-  def _deliver(self, work: messages.Work) -> None:
+  def _offer_update(self, work: messages.Work) -> None:
     """Sends the retained update, or waits until the server asks for it."""
     if work.waits:
       assert self._channel is not None
-      self._channel.send(messages.Ready(work.round))
+      self._channel.send(messages.UpdateReady(work.round))
     else:
       self._send_retained()
 
@@ -300,16 +305,18 @@ class Client:
     self._sent = self._channel, result.round
     self._send(result._replace(sent_s=time.monotonic()), data)
 
-  def _fail(self, reason: str) -> None:
-    """Sends the reason for which this client ends."""
+  def _report_failure(self, reason: str) -> None:
+    """Sends the server the error that ends this client."""
     self._ended.set()  # no new connection
     assert self._channel is not None
     line = " ".join(reason.split()).encode("ascii", "backslashreplace")
     self._channel.send(messages.Failed(line.decode()[:400]))
-    self._channel.finish(_FAIL_S)
+    self._channel.finish(_FAILURE_REPORT_S)
 
-  def _apply(self, work: messages.Work, vectors: tuple[bytes, ...]) -> bool:
-    """Moves to the revision of a `Work`; returns whether that was possible."""
+  def _receive_model(
+    self, work: messages.Work, vectors: tuple[bytes, ...]
+  ) -> bool:
+    """Sets the parameters to the revision of ``work``; False if impossible."""
     n = self._trainer.num_params
     if work.base is None:
       self._params = np.frombuffer(vectors[0], "<f4").copy()
@@ -326,25 +333,31 @@ class Client:
     self.revision = work.revision
     return True
 
-  def _stops(self, round: int) -> bool:
-    """Returns whether a round in progress is to be abandoned."""
+  def _is_abandoned(self, round: int) -> bool:
+    """Returns whether training in a round is to stop early."""
     with contextlib.suppress(queue.Empty):
       while True:
         self._waiting.append(self._events.get_nowait())
     for event in self._waiting:
       match event:
-        case _Failed():
+        case _ConnectionFailed():
           return True
-        case Received(message=messages.Work(round=other)) if other != round:
+        case ReceivedMessage(
+          message=messages.Work(round=other)
+        ) if other != round:
           return True
-        case Received(message=messages.Abandon(round=other)) if other == round:
+        case ReceivedMessage(
+          message=messages.Abandon(round=other)
+        ) if other == round:
           return True
-        case Received(message=messages.End()):
+        case ReceivedMessage(message=messages.End()):
           return True
     # The same work, sent again over a new connection, changes nothing.
     self._waiting = [
       e for e in self._waiting
-      if not (isinstance(e, Received) and isinstance(e.message, messages.Work))
+      if not (
+        isinstance(e, ReceivedMessage) and isinstance(e.message, messages.Work)
+      )
     ]
     return False
 
@@ -354,7 +367,7 @@ class Client:
 
 
 def digest(shapes: Any) -> str:
-  """Returns the digest of names, shapes and dtypes of parameters.
+  """Returns a hex digest of the parameters' names, shapes and dtypes.
 
   Args:
     shapes: Sequence of (name, shape, dtype), in the order of the vector.

@@ -1,6 +1,6 @@
 """Links and processors of clients on one machine, emulated and measured.
 
-As root, server and clients are in network namespaces
+With root privileges, server and clients run in network namespaces
 (`parallel.peers.emulation.namespaces.star`). Otherwise a relay
 (`parallel.peers.emulation.relay`) delays the bytes of their connections.
 """
@@ -13,8 +13,8 @@ from typing import Any
 from caatnet.federated import processes as client_processes
 from caatnet.federated.service import Service
 from parallel.base import atomic, files
-from parallel.base.naming import naming
-from parallel.base.report import Table, keyed
+from parallel.base.naming import prefix_error_keys
+from parallel.base.report import Table, columns_of_keys
 from parallel.peers.emulation import (
   cpu_limits,
   link_probe,
@@ -24,11 +24,11 @@ from parallel.peers.emulation import (
 from parallel.peers.transport.handshake import format_address
 from parallel.plans.hardware.client_links import Link
 
-RECORD = "links.json"
+LINKS_FILE = "links.json"
 _LOOPBACK = "127.0.0.1"
 # Time limit of clients without a server, short in case the server is killed.
-_ALONE = "--config.federated.alone_s=10"
-_MEASURED = ("measured_", "together_")  # prefixes of keys of rows
+_NO_SERVER_FLAG = "--config.federated.alone_s=10"
+_MEASURED_PREFIXES = ("measured_", "together_")  # prefixes of keys of rows
 _MBIT = 1e6 / 8  # bytes
 
 
@@ -38,8 +38,8 @@ class Emulation:
 
   Attributes:
     means: One line that names the tools of the emulation.
-    rows: Shaped and measured values of each client, plain data; [] if nothing
-      is emulated.
+    rows: Configured and measured link and processor quota of each client, as
+      plain data; [] if nothing is emulated.
     host: Address for the server to listen at.
     namespace: Network namespace of the server; "" for that of this process.
     prefixes: Command prefix of each client, e.g. to enter its namespace.
@@ -53,8 +53,8 @@ class Emulation:
   prefixes: Sequence[Sequence[str]]
   relayed: Sequence[Link]
 
-  def listening(self) -> contextlib.AbstractContextManager[None]:
-    """Returns the context in which the server begins to listen."""
+  def listening_context(self) -> contextlib.AbstractContextManager[None]:
+    """Returns a context manager that enters the server's network namespace."""
     if self.namespace:
       return namespaces.inside(self.namespace)
     return contextlib.nullcontext()
@@ -71,7 +71,7 @@ class Emulation:
     """
     if self.rows:
       record = {"means": self.means, "clients": list(self.rows)}
-      with atomic.whole(service.workdir / RECORD) as temporary:
+      with atomic.atomic_file(service.workdir / LINKS_FILE) as temporary:
         temporary.write_text(files.to_json(record, indent=2) + "\n")
     addresses = [service.address] * len(self.prefixes)
     with contextlib.ExitStack() as stack:
@@ -81,7 +81,7 @@ class Emulation:
         ).addresses
       clients = stack.enter_context(client_processes.Clients([
         [*prefix, *command, f"--server={format_address(own)}",
-         f"--client={k}", _ALONE]
+         f"--client={k}", _NO_SERVER_FLAG]
         for k, (prefix, own) in enumerate(
           zip(self.prefixes, addresses, strict=True)
         )
@@ -89,39 +89,51 @@ class Emulation:
       service.serve(clients.check)
 
   def parts(self) -> list[str | Table]:
-    """Returns `means` and a table of shaped and measured values."""
-    return parts(self.means, self.rows)
+    """Returns the parts of a report: `means`, and a table of `rows`."""
+    return build_report_parts(self.means, self.rows)
 
 
-def parts(means: str, rows: Sequence[Mapping[str, Any]]) -> list[str | Table]:
-  """Returns `means` and a table of link rates; [] if nothing is emulated.
+def build_report_parts(
+  means: str, rows: Sequence[Mapping[str, Any]]
+) -> list[str | Table]:
+  """Returns the parts of an emulation's report; [] if nothing is emulated.
 
   Args:
     means, rows: Attributes of `Emulation`.
   """
   if not rows:
     return []
-  return [means, Table(
-    "shaped, measured alone, and measured while all clients of cells receive "
-    "or send;\nrates of TCP's data; quotas in processors",
-    keyed(["client", "link", "down, Mbit/s", "up, Mbit/s", "round trip, ms",
-           "jitter, ms", "loss", "quota"]),
-    [{
-      "client": row["client"], "link": row.get("name", "-"),
-      "down, Mbit/s": _texts(row, "down", "{:.4g}", _MBIT),
-      "up, Mbit/s": _texts(row, "up", "{:.4g}", _MBIT),
-      "round trip, ms": _texts(row, "rtt_s", "{:.1f}", 1e-3),
-      "jitter, ms": _texts(row, "jitter_s", "{:.1f}", 1e-3),
-      "loss": _texts(row, "loss", "{:.2%}"),
-      "quota": _texts(row, "quota", "{:.2f}"),
-    } for row in rows],
-  )]
+  return [
+    means,
+    Table(
+      "shaped, measured alone, and measured while all clients of cells receive "
+      "or send;\nrates of TCP's data; quotas in processors",
+      columns_of_keys(
+        [
+          "client", "link", "down, Mbit/s", "up, Mbit/s", "round trip, ms",
+          "jitter, ms", "loss", "quota",
+        ]
+      ),
+      [
+        {
+          "client": row["client"], "link": row.get("name", "-"),
+          "down, Mbit/s": _format_values(row, "down", "{:.4g}", _MBIT),
+          "up, Mbit/s": _format_values(row, "up", "{:.4g}", _MBIT),
+          "round trip, ms": _format_values(row, "rtt_s", "{:.1f}", 1e-3),
+          "jitter, ms": _format_values(row, "jitter_s", "{:.1f}", 1e-3),
+          "loss": _format_values(row, "loss", "{:.2%}"),
+          "quota": _format_values(row, "quota", "{:.2f}"),
+        }
+        for row in rows
+      ],
+    ),
+  ]
 
 
-def check_none(federation: Any) -> None:
-  """Raises ValueError if links or processors are to be emulated.
+def check_not_emulated(federation: Any) -> None:
+  """Raises ValueError if the config asks for emulated links or processors.
 
-  For a server whose clients are on other machines; clients ignore these keys.
+  For a server whose clients are on other machines, which cannot be emulated.
   """
   section = federation.section
   if section.links or section.cpu_quota:
@@ -132,26 +144,26 @@ def check_none(federation: Any) -> None:
     )
 
 
-def _texts(
+def _format_values(
   row: Mapping[str, Any], key: str, form: str, unit: float = 1.0
 ) -> str:
-  """Returns the shaped and the measured values of a key."""
-  values = [row.get(f"{prefix}{key}") for prefix in ("", *_MEASURED)]
+  """Formats a key's configured and measured values, separated by commas."""
+  values = [row.get(f"{prefix}{key}") for prefix in ("", *_MEASURED_PREFIXES)]
   return ", ".join(form.format(v / unit) for v in values if v is not None)
 
 
 @contextlib.contextmanager
-def emulated(
+def start_emulation(
   federation: Any, host: str = _LOOPBACK
 ) -> Iterator[Emulation]:
-  """Context manager of emulated links and processors, measured first.
+  """Context manager that emulates and measures links and processors.
 
   Args:
     federation: A `caatnet.config.federated.Federation`.
     host: Address for the server to listen at, without network namespaces.
 
   Raises:
-    ValueError: The quota cannot be set, or has no effect.
+    ValueError: The processor quota cannot be set, or has no effect.
   """
   links, quota = federation.links, federation.section.cpu_quota
   num = federation.section.clients
@@ -175,13 +187,13 @@ def emulated(
           "TUN forwarder, TCP (Reno) from end to end"
         )
       for row, link, found in zip(
-        rows, links, link_probe.measured(links, host, namespace, prefixes),
+        rows, links, link_probe.measure_links(links, host, namespace, prefixes),
         strict=True
       ):
         row |= dataclasses.asdict(link) | found
     if quota:
-      with naming("config.federated", ("cpu_quota",)):
-        groups = stack.enter_context(cpu_limits.limited(quota, num))
+      with prefix_error_keys("config.federated", ("cpu_quota",)):
+        groups = stack.enter_context(cpu_limits.limited_groups(quota, num))
       means.append("quotas of processor time by control groups")
       for row, prefix, group in zip(rows, prefixes, groups, strict=True):
         row |= {"quota": quota, "measured_quota": group.measured}

@@ -1,7 +1,7 @@
-"""Messages to the core of a federated server (`server.py`), and its effects.
+"""Messages to a federated server's core (`server.py`), and its effects.
 
-`Hello`, `Delivered`, `Ready`, `Update`, `Gone` and `Tick` are messages. All
-others are effects, which the caller executes in order.
+`Hello`, `ModelReceived`, `UpdateReady`, `Update`, `Disconnected` and `Tick` are
+messages. All others are effects, which the caller executes in order.
 """
 
 import math
@@ -38,7 +38,7 @@ class Update(NamedTuple):
     delta: Trained minus received parameters, float32 ``[n]``.
     loss: Mean loss of the received model on the client's validation examples,
       in nats; NaN for none.
-    validated: Number of these examples.
+    validated: Number of these validation examples.
     busy_s: Seconds that the client took to compute it.
   """
 
@@ -51,28 +51,28 @@ class Update(NamedTuple):
   busy_s: float = 0.0
 
 
-class Delivered(NamedTuple):
+class ModelReceived(NamedTuple):
   """A client has received the model of a round."""
 
   client: int
   round: int
 
 
-class Ready(NamedTuple):
+class UpdateReady(NamedTuple):
   """A client has computed the update of a round; it waits for a `Resend`."""
 
   client: int
   round: int
 
 
-class Gone(NamedTuple):
+class Disconnected(NamedTuple):
   """The connection to a client has ended."""
 
   client: int
 
 
 class Tick(NamedTuple):
-  """Requests a check of time limits; `server.wake_s` returns the next time."""
+  """Requests a check of time limits; `server.wake_s` returns its time."""
 
 
 class Save(NamedTuple):
@@ -80,7 +80,7 @@ class Save(NamedTuple):
 
 
 class Train(NamedTuple):
-  """The client is to train from a revision; `downlink` returns its payload.
+  """The client is to train; `server.downlink_payload` returns what to send.
 
   Attributes:
     client: Id of the client.
@@ -109,7 +109,7 @@ class Abandon(NamedTuple):
   round: int
 
 
-class Refuse(NamedTuple):
+class RefuseClient(NamedTuple):
   """The client cannot participate; its connection is closed."""
 
   client: int
@@ -122,7 +122,7 @@ class Stop(NamedTuple):
   reason: str
 
 
-class Ended(NamedTuple):
+class RoundEnded(NamedTuple):
   """A round has ended.
 
   Attributes:
@@ -135,7 +135,7 @@ class Ended(NamedTuple):
     loss: Validation loss of the revision before the round, over the examples of
       all clients that returned one, in nats; NaN for none.
     duration_s: Time from the round's start to its end.
-    late: Whether the deadline ended it.
+    late: Whether the round ended at its time limit.
   """
 
   round: int
@@ -149,14 +149,14 @@ class Ended(NamedTuple):
   late: bool
 
 
-class Refused(NamedTuple):
-  """An update, or its loss, does not count; the reason names its fault."""
+class UpdateRefused(NamedTuple):
+  """An update, or its validation loss, has been refused for a reason."""
 
   client: int
   reason: str
 
 
-class Warned(NamedTuple):
+class PrintWarning(NamedTuple):
   """Print a warning: the run continues, but its results may be wrong."""
 
   reason: str

@@ -11,7 +11,7 @@ rounded. Means of integers are rounded to the nearest integer, means of booleans
 are true from 0.5.
 
 In Flower a client reports its number of examples with its update, but a server
-that samples without bias needs all numbers before the first round. They are
+that samples without bias needs all numbers before the first round. It uses
 ``get_properties({})["num_examples"]``; without this key, `NumPyTrainer` calls
 ``fit`` once on the initial parameters.
 """
@@ -29,15 +29,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from caatnet.federated.client import Client, Codecs, Trained, digest
+from caatnet.federated.client import Client, Codecs, TrainingResult, digest
 from parallel.peers.transport.handshake import Security, parse_address
 
 Arrays = list[np.ndarray]
-_KEY = "config.federated.numpy_client"
+_CONFIG_KEY = "config.federated.numpy_client"
 
 
 class NumPyClient(Protocol):
-  """Methods of ``flwr.client.NumPyClient`` that are called.
+  """Methods of ``flwr.client.NumPyClient`` that `NumPyTrainer` calls.
 
   ``get_properties`` is optional. In ``config``, ``server_round`` counts from 1
   in `fit`; in `evaluate` it is the number of rounds that made the model.
@@ -74,15 +74,15 @@ class Context(NamedTuple):
   run_config: Mapping[str, Any]
 
 
-class Vectors:
-  """Lists of arrays of fixed shapes and dtypes as float32 vectors.
+class ArrayFlattener:
+  """Converts lists of arrays of fixed shapes to float32 vectors, and back.
 
   Attributes:
     num: n, the number of elements of all arrays.
     digest: Hex digest of shapes and dtypes.
 
   Example:
-    >>> vectors = Vectors([np.float16([[1, 2]]), np.int64(7)])
+    >>> vectors = ArrayFlattener([np.float16([[1, 2]]), np.int64(7)])
     >>> vectors.vector([np.float16([[3, 4]]), np.int64(8)])
     array([3., 4., 8.], dtype=float32)
     >>> vectors.arrays(np.float32([0.5, 1, 7.75]))
@@ -132,7 +132,7 @@ class Vectors:
     """Returns a vector ``[n]`` as new arrays."""
     ends = np.cumsum([x.size for x in self._arrays])[:-1]
     return [
-      _as(part, like.dtype).reshape(like.shape)
+      _cast_array(part, like.dtype).reshape(like.shape)
       for part, like in zip(np.split(vector, ends), self._arrays, strict=True)
     ]
 
@@ -152,7 +152,7 @@ def _float32(index: int, x: np.ndarray) -> np.ndarray:
     return x.reshape(-1).astype(np.float32)
 
 
-def _as(part: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _cast_array(part: np.ndarray, dtype: np.dtype) -> np.ndarray:
   """Returns float32 values in another dtype, as a new array."""
   if dtype.kind == "b":
     return part >= 0.5
@@ -163,14 +163,14 @@ def _as(part: np.ndarray, dtype: np.dtype) -> np.ndarray:
   return part.astype(dtype)
 
 
-def vectors(client: NumPyClient, number: int) -> Vectors:
-  """Returns the vectors of a client's parameters, and their initial values.
+def make_flattener(client: NumPyClient, number: int) -> ArrayFlattener:
+  """Returns the flattener of a client's arrays, with their initial values.
 
   Raises:
     ValueError: ``get_parameters`` fails, or returns no arrays of numbers.
   """
-  with _one_line(f"get_parameters of client {number}"):
-    return Vectors(client.get_parameters({}))
+  with _one_line_errors(f"get_parameters of client {number}"):
+    return ArrayFlattener(client.get_parameters({}))
 
 
 class NumPyTrainer:
@@ -180,7 +180,7 @@ class NumPyTrainer:
     examples: Number of training examples.
     num_params: n, the number of parameters.
     digest: Hex digest of shapes and dtypes.
-    vectors: Parameters as one vector.
+    vectors: Converter between the client's arrays and one vector.
   """
 
   def __init__(
@@ -202,13 +202,13 @@ class NumPyTrainer:
     self._client = client
     self._number, self._config = number, dict(config or {})
     self._validate = validate
-    self.vectors = vectors(client, number)
+    self.vectors = make_flattener(client, number)
     self.num_params, self.digest = self.vectors.num, self.vectors.digest
-    self.examples = self._examples()
+    self.examples = self._count_examples()
 
-  def _examples(self) -> int:
+  def _count_examples(self) -> int:
     """Returns the number of training examples."""
-    with _one_line(f"get_properties of client {self._number}"):
+    with _one_line_errors(f"get_properties of client {self._number}"):
       read = getattr(self._client, "get_properties", lambda config: {})
       found = read({}).get("num_examples")
       if found is not None:
@@ -217,7 +217,7 @@ class NumPyTrainer:
 
   def train(
     self, params: np.ndarray, round: int, stops: Callable[[], bool]
-  ) -> Trained | None:
+  ) -> TrainingResult | None:
     """Trains for one round; see `client.Trainer`.
 
     Raises:
@@ -239,14 +239,14 @@ class NumPyTrainer:
         f"fit of client {self._number} in round {round} returned values that "
         "are not finite; the server refuses them"
       )
-    return Trained(
+    return TrainingResult(
       trained, loss, validated, None, time.monotonic() - validated_s, 0.0,
       validated_s - start,
     )
 
   def _fit(self, params: np.ndarray, round: int) -> tuple[np.ndarray, int]:
-    """Returns the trained vector and the number of examples."""
-    with _one_line(f"fit of client {self._number} in round {round}"):
+    """Returns the trained parameters, ``[n]``, and the number of examples."""
+    with _one_line_errors(f"fit of client {self._number} in round {round}"):
       arrays, examples, _ = self._client.fit(
         self.vectors.arrays(params), {"server_round": round + 1, **self._config}
       )
@@ -256,7 +256,9 @@ class NumPyTrainer:
     """Returns the validation loss and the number of examples."""
     if not self._validate:
       return None, 0
-    with _one_line(f"evaluate of client {self._number} in round {round}"):
+    with _one_line_errors(
+      f"evaluate of client {self._number} in round {round}"
+    ):
       loss, examples, _ = self._client.evaluate(
         self.vectors.arrays(params), {"server_round": round}
       )
@@ -265,7 +267,7 @@ class NumPyTrainer:
 
 
 @contextlib.contextmanager
-def _one_line(where: str) -> Iterator[None]:
+def _one_line_errors(where: str) -> Iterator[None]:
   """Context manager that turns any error into a ValueError of one line."""
   try:
     yield
@@ -275,7 +277,7 @@ def _one_line(where: str) -> Iterator[None]:
 
 
 def load(name: str, client: int, num: int) -> NumPyClient:
-  """Returns a client of a file's function, which receives a `Context`.
+  """Returns the client that a function of a file makes from a `Context`.
 
   The function may return a ``flwr.client.Client``, the result of
   ``NumPyClient.to_client``.
@@ -292,11 +294,12 @@ def load(name: str, client: int, num: int) -> NumPyClient:
   path, _, function = name.rpartition(":")
   if not pathlib.Path(path).is_file():
     raise ValueError(
-      f"{_KEY}={name!r} must be PATH.py:FUNCTION; there is no file {path!r}"
+      f"{_CONFIG_KEY}={name!r} must be PATH.py:FUNCTION; there is no file "
+      f"{path!r}"
     )
   place = pathlib.Path(path).resolve()
-  with _one_line(f"{_KEY}={name!r}, client {client}"):
-    app, run_config = _app(place)
+  with _one_line_errors(f"{_CONFIG_KEY}={name!r}, client {client}"):
+    app, run_config = _find_app(place)
     folders = map(str, dict.fromkeys([place.parent, app]))
     sys.path += [x for x in folders if x not in sys.path]
     make = runpy.run_path(path)[function]
@@ -306,8 +309,8 @@ def load(name: str, client: int, num: int) -> NumPyClient:
     return getattr(found, "numpy_client", found)
 
 
-def _app(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
-  """Returns the folder of the app that has a file, and its configuration."""
+def _find_app(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
+  """Returns the folder of a file's Flower app, and the app's run config."""
   for folder in path.parents:
     project = folder / "pyproject.toml"
     if project.is_file():
@@ -318,7 +321,7 @@ def _app(path: pathlib.Path) -> tuple[pathlib.Path, dict[str, Any]]:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns the values of a table and of its inner tables."""
+  """Flattens nested tables; dots join the keys of inner tables."""
   found: dict[str, Any] = {}
   for key, value in table.items():
     name = f"{prefix}{key}"
@@ -340,8 +343,8 @@ def start_client(
     server: HOST:PORT of the server.
     client: The client.
     number: Id of the client.
-    security: Token and TLS settings, of
-      `parallel.peers.transport.handshake.from_files`.
+    security: Token and TLS settings, the result of
+      `parallel.peers.transport.handshake.read_security`.
     config: See `NumPyTrainer`.
     validate: See `NumPyTrainer`.
     alone_s: Time without a server after which the client ends.
@@ -352,12 +355,14 @@ def start_client(
   """
   return Client(
     number, NumPyTrainer(client, number, config, validate),
-    Codecs(lambda delta, round: delta.astype("<f4").tobytes(), _no_difference),
+    Codecs(
+      lambda delta, round: delta.astype("<f4").tobytes(), _reject_difference
+    ),
     parse_address("server=", server, 1), security, alone_s=alone_s,
   ).run()
 
 
-def _no_difference(data: bytes, n: int) -> np.ndarray:
+def _reject_difference(data: bytes, n: int) -> np.ndarray:
   raise ValueError(
     'the server sends coded differences: this client needs config.federated.'
     'downlink="none"'

@@ -21,23 +21,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from caatnet.federated.client import Trained, digest
+from caatnet.federated.client import TrainingResult, digest
 from caatnet.federated.splits import Examples
 from caatnet.train.evaluate import make_evaluate, put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState, state_shardings
 from caatnet.train.step import make_train_step
-from parallel.outer.base import stacked
+from parallel.outer.base import stack_copies
 
 
 class ProximalState(NamedTuple):
-  """State of `proximal`: the received parameters."""
+  """State of `proximal`: the received parameters, its anchor."""
 
   anchor: Any
 
 
 def proximal(weight: float) -> optax.GradientTransformation:
-  """Returns the transformation that adds FedProx' term; ``init`` takes phi."""
+  """Returns FedProx's transformation: adds ``weight * (params - anchor)``."""
 
   def update(grads: Any, state: ProximalState, params: Any) -> Any:
     return jax.tree.map(
@@ -47,8 +47,8 @@ def proximal(weight: float) -> optax.GradientTransformation:
   return optax.GradientTransformation(ProximalState, update)
 
 
-class Vectors:
-  """Parameters of an experiment as one vector, in the order of the tree.
+class ParamsFlattener:
+  """Converts an experiment's tree of parameters to one vector, and back.
 
   Attributes:
     num: n, the number of parameters.
@@ -114,7 +114,7 @@ class LocalTrainer:
     self._client, self._local_steps = client, local_steps
     self._validate, self._test = validate, test
     self.examples = examples.num
-    self.vectors = Vectors(experiment)
+    self.vectors = ParamsFlattener(experiment)
     self.num_params, self.digest = self.vectors.num, self.vectors.digest
     optimizer = experiment.optimizer
     if weight:
@@ -122,11 +122,11 @@ class LocalTrainer:
     program, outer = experiment.program, experiment.outer
     shardings = state_shardings(program, optimizer, outer)
     self._start = jax.jit(
-      functools.partial(_start, self.vectors, optimizer, experiment),
+      functools.partial(_init_train_state, self.vectors, optimizer, experiment),
       out_shardings=shardings,
     )
     self._move = jax.jit(
-      functools.partial(_move, self.vectors, experiment),
+      functools.partial(_replace_params, self.vectors, experiment),
       out_shardings=shardings,
     )
     step = make_train_step(
@@ -144,7 +144,7 @@ class LocalTrainer:
     self._evaluate = make_evaluate(program, experiment.data.batch_size)
 
   def for_client(self, examples: Examples, client: int) -> "LocalTrainer":
-    """Returns the trainer of another client, which shares the programs.
+    """Returns a trainer for another client, with the same compiled programs.
 
     Args:
       examples: Examples of the client.
@@ -156,7 +156,7 @@ class LocalTrainer:
     return other
 
   def warm_up(self) -> None:
-    """Compiles the programs, so that rounds measure no compilation."""
+    """Compiles the jitted functions, so that no round includes compilation."""
     if self.examples:
       steps, self._local_steps = self._local_steps, 1
       self.train(self.vectors.initial(), 0, lambda: False)
@@ -182,7 +182,7 @@ class LocalTrainer:
 
   def train(
     self, params: np.ndarray, round: int, stops: Callable[[], bool]
-  ) -> Trained | None:
+  ) -> TrainingResult | None:
     """Trains for one round; see `client.Trainer`."""
     start = time.monotonic()
     loss, validated = self._loss(params, self._validate)
@@ -195,7 +195,7 @@ class LocalTrainer:
     trained = self.params(state)
     trained_s = time.monotonic()
     test_loss, _ = self._loss(trained, self._test)
-    return Trained(
+    return TrainingResult(
       trained, loss, validated, test_loss, trained_s - validated_s,
       time.monotonic() - trained_s, validated_s - start,
     )
@@ -215,7 +215,7 @@ class LocalTrainer:
     self, state: TrainState, round: int, steps: range,
     stops: Callable[[], bool] = lambda: False,
   ) -> TrainState | None:
-    """Returns the state after some steps; None if ``stops()`` was True."""
+    """Returns the state after the given steps; None if ``stops()`` is True."""
     for step in steps:
       if stops():
         return None
@@ -230,13 +230,13 @@ class LocalTrainer:
     return np.asarray(self._vector(state))
 
   def moved(self, state: TrainState, params: np.ndarray) -> TrainState:
-    """Returns a state with other parameters, float32 ``[n]``."""
+    """Returns ``state`` with ``params``, float32 ``[n]``, as parameters."""
     return self._move(state, params)
 
   def _loss(
     self, params: np.ndarray, wanted: bool
   ) -> tuple[float | None, int]:
-    """Returns (mean loss on the validation examples, their number)."""
+    """Returns (mean validation loss, number of examples), or (None, 0)."""
     examples = self._data.validation
     num = len(jax.tree.leaves(examples)[0])
     if not wanted or not num:
@@ -246,21 +246,21 @@ class LocalTrainer:
     return (loss, num) if np.isfinite(loss) else (None, 0)
 
 
-def _move(
-  vectors: Vectors, experiment: Experiment, state: TrainState,
+def _replace_params(
+  vectors: ParamsFlattener, experiment: Experiment, state: TrainState,
   vector: jax.Array,
 ) -> TrainState:
-  """Returns the state of a worker with other parameters."""
+  """Returns ``state`` with its parameters replaced by those of ``vector``."""
   return state._replace(
-    params=stacked(vectors.tree(vector), experiment.program.layout.worker)
+    params=stack_copies(vectors.tree(vector), experiment.program.layout.worker)
   )
 
 
-def _start(
-  vectors: Vectors, optimizer: optax.GradientTransformation,
+def _init_train_state(
+  vectors: ParamsFlattener, optimizer: optax.GradientTransformation,
   experiment: Experiment, vector: jax.Array, first: jax.Array,
 ) -> TrainState:
-  """Returns the state of a worker before step ``first`` of all rounds."""
+  """Returns the state at a round's start; ``first`` is its global step."""
   params, worker = vectors.tree(vector), experiment.program.layout.worker
 
   def is_schedule(x: Any) -> bool:
@@ -273,8 +273,8 @@ def _start(
   _, key = jax.random.split(jax.random.key(experiment.seed))
   return TrainState(
     step=first,
-    params=stacked(params, worker),
-    opt_state=stacked(opt_state, worker),
+    params=stack_copies(params, worker),
+    opt_state=stack_copies(opt_state, worker),
     outer=experiment.outer.init(params),
     key=jax.random.key_data(key),
   )

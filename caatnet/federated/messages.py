@@ -1,8 +1,8 @@
 """Messages between a federated server and its clients, on a `Channel`.
 
 A vector follows its message as parts of at most 64 KiB, so that keep-alives and
-other messages pass in between, and a slow link transmits a part before the
-other side expects one.
+other messages are sent between parts, and even a slow link transmits a part
+before the receiver's timeout.
 """
 
 from collections.abc import Hashable, Iterator
@@ -16,10 +16,10 @@ from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.frames import FrameError
 
 PART_BYTES = 1 << 16
-NAME = "federated"  # the server's id in handshakes
+SERVER_ID = "federated"  # the server's id in handshakes
 
 
-class Connected(NamedTuple):
+class ClientHello(NamedTuple):
   """First message of a client.
 
   Attributes:
@@ -97,7 +97,7 @@ class Result(NamedTuple):
   Attributes:
     round: Round of the update.
     revision: Revision that it started from.
-    sizes: Bytes of the vector, one item.
+    sizes: Bytes of the coded vector, as the only item.
     loss: Validation loss of the received model in nats; None for none.
     validated: Number of validation examples.
     test_loss: Validation loss of the trained model; None for none.
@@ -106,7 +106,7 @@ class Result(NamedTuple):
     training_s: Time of the local steps.
     test_s: Time of the evaluation of the trained model.
     validation_s: Time of the evaluation of the received model.
-    busy_s: Time from the last part of the model to `sent_s`.
+    busy_s: Time from the arrival of the model until the update is encoded.
     sent_s: Time when it was queued, on the client's clock.
   """
 
@@ -124,13 +124,13 @@ class Result(NamedTuple):
   sent_s: float
 
 
-class Delivered(NamedTuple):
+class ModelReceived(NamedTuple):
   """The model of a round has been received."""
 
   round: int
 
 
-class Ready(NamedTuple):
+class UpdateReady(NamedTuple):
   """The update of a round has been computed, and waits for a `Resend`."""
 
   round: int
@@ -147,17 +147,17 @@ class Failed(NamedTuple):
 
 
 class Part(NamedTuple):
-  """Bytes of the vectors of the last message with ``sizes``."""
+  """Some bytes of the vectors that follow a message with ``sizes``."""
 
   data: bytes
 
 
-FROM_CLIENT = (Connected, Delivered, Ready, Result, Failed, Part)
+FROM_CLIENT = (ClientHello, ModelReceived, UpdateReady, Result, Failed, Part)
 FROM_SERVER = (Welcome, Work, Resend, Abandon, End, Part)
 
 
-class Received(NamedTuple):
-  """A message with its vectors, complete at ``time_s`` of this clock."""
+class ReceivedMessage(NamedTuple):
+  """A message with its vectors, complete at monotonic time ``time_s``."""
 
   message: Any
   vectors: tuple[bytes, ...]
@@ -178,26 +178,27 @@ class Assembler:
     self._data = bytearray()
     self._expected = False  # whether a message with vectors was asked for
     self._since = 0.0  # time of `expect`, or of the last part
-    # Round of a sent model without its `Delivered`, and time when it was sent.
+    # Round of a sent model without its `ModelReceived`, and time when it was
+    # sent.
     self._model: int | None = None
     self._left_s: float | None = None
 
   def expect(self) -> None:
-    """Declares that a message with vectors has been asked for."""
+    """Declares that the peer was asked for a message with vectors."""
     self._since, self._expected = time.monotonic(), True
 
   def is_stalled(self, limit_s: float) -> bool:
-    """Returns whether vectors are expected, but none came for `limit_s`."""
+    """Returns whether no part of expected vectors came for ``limit_s``."""
     return (self._expected or self._message is not None) and (
       time.monotonic() - self._since > limit_s
     )
 
   def expect_delivered(self, round: int) -> None:
-    """Declares that the model of a round is being sent."""
+    """Declares that a round's model is being sent; see `is_unconfirmed`."""
     self._left_s, self._model = None, round
 
   def is_unconfirmed(self, sends: bool, limit_s: float) -> bool:
-    """Returns whether a model, sent `limit_s` ago, lacks its `Delivered`.
+    """Returns whether a model, sent `limit_s` ago, lacks its `ModelReceived`.
 
     Args:
       sends: Whether the channel is still sending; the limit begins afterwards.
@@ -209,8 +210,8 @@ class Assembler:
       time.monotonic() - self._left_s > limit_s
     )
 
-  def take(self, message: Any) -> Iterator[Received]:
-    """Yields the message that has become complete, if any.
+  def take(self, message: Any) -> Iterator[ReceivedMessage]:
+    """Processes a message; yields the message that is now complete, if any.
 
     Raises:
       FrameError: Vectors are too long, or parts do not match their message.
@@ -218,7 +219,7 @@ class Assembler:
     # First, since another thread calls `is_stalled` and `is_unconfirmed`.
     if isinstance(message, Part) or hasattr(message, "sizes"):
       self._since, self._expected = time.monotonic(), False
-    if isinstance(message, Delivered) and message.round == self._model:
+    if isinstance(message, ModelReceived) and message.round == self._model:
       self._model = None
     if isinstance(message, Part):
       if self._message is None:
@@ -237,7 +238,7 @@ class Assembler:
         )
       self._message = message
     else:
-      yield Received(message, (), time.monotonic())
+      yield ReceivedMessage(message, (), time.monotonic())
       return
     left = sum(self._message.sizes) - len(self._data)
     if left < 0:
@@ -247,7 +248,7 @@ class Assembler:
       for size in self._message.sizes:
         vectors.append(whole[place:place + size])
         place += size
-      yield Received(self._message, tuple(vectors), time.monotonic())
+      yield ReceivedMessage(self._message, tuple(vectors), time.monotonic())
       self._message, self._data = None, bytearray()
 
 
@@ -259,13 +260,13 @@ def send(channel: Channel, message: Any, vectors: tuple[bytes, ...]) -> None:
     channel.send(Part(data[place:place + PART_BYTES]))
 
 
-def max_waiting(num_bytes: int) -> int:
-  """Returns the length of a queue for two vectors and some messages."""
+def max_queue_length(num_bytes: int) -> int:
+  """Returns a queue's length in messages: two vectors' parts, and 64 more."""
   return 2 * -(-num_bytes // PART_BYTES) + 64
 
 
 @functools.cache
-def clock() -> str:
+def clock_id() -> str:
   """Returns a digest that names this machine's monotonic clock; "" if unknown.
 
   All processes since one boot share the clock, in any network namespace.

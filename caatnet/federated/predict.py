@@ -18,8 +18,8 @@ Example:
   ...   patience=0, min_gain=0,
   ... )
   >>> rows = predict.predict(
-  ...   rules, client_links.of_clients(("5g-40mhz",), 4),
-  ...   predict.Bytes(2_962_216, 2_962_216), {"t_tr": 10.0},
+  ...   rules, client_links.assign_links(("5g-40mhz",), 4),
+  ...   predict.MessageSizes(2_962_216, 2_962_216), {"t_tr": 10.0},
   ... )
   >>> [f"{row['t_d']:.2f} {row['t_u']:.2f}" for row in rows]
   ['0.68 1.24', '0.68 1.24', '0.68 1.24', '0.68 1.24']
@@ -44,17 +44,17 @@ from parallel.plans.network import fluid
 # of 1,514 (0.956). Measured with tbf and htb: 0.958 and 0.965.
 DATA_SHARE = fluid.SEGMENT / 1514
 # Bytes of frames without vectors: of a `Part`, and of a `Work` or `Result`.
-_PART_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
-_HEAD_BYTES = HEADER_BYTES + 120
-_ELEMENTS = 1024  # of the vector that stands for the model
+_PART_OVERHEAD_BYTES = HEADER_BYTES + len(encode(messages.Part(b"")))
+_MESSAGE_OVERHEAD_BYTES = HEADER_BYTES + 120
+_STAND_IN_SIZE = 1024  # elements of the vector that stands for the model
 
 # Phase -> seconds: one mapping for all clients, or for each client one mapping
 # or a sequence of one per round.
-Times = Mapping[str, float]
-Compute = Times | Sequence[Times | Sequence[Times]]
+PhaseTimes = Mapping[str, float]
+ComputeTimes = PhaseTimes | Sequence[PhaseTimes | Sequence[PhaseTimes]]
 
 
-class Bytes(NamedTuple):
+class MessageSizes(NamedTuple):
   """Sizes of messages.
 
   Attributes:
@@ -70,12 +70,12 @@ class Bytes(NamedTuple):
   model: int | None = None
 
 
-class Shaped:
-  """Network of a `simulate.Simulation` from the links of clients.
+class LinkNetwork:
+  """`simulate.Network` that consists of the clients' links.
 
   Attributes:
-    message_s: Time of a message without a model: half of the largest round
-      trip.
+    message_s: Seconds that a message without a vector takes: half of the
+      largest round trip.
   """
 
   def __init__(
@@ -85,10 +85,10 @@ class Shaped:
     """Creates a network without transfers.
 
     Args:
-      links: Link of each client. Those with equal names share one if they are
-        ``shared``.
+      links: Link of each client. Clients of ``shared`` links with one name
+        share the link.
       fixed_s: Time of a message before its first byte is sent.
-      data_share: Payload bytes per byte that the links' rates count.
+      data_share: Payload bytes per byte of a frame; links' rates count frames.
     """
     self._fixed_s = fixed_s
     self.message_s = max(link.rtt_s for link in links) / 2
@@ -121,27 +121,28 @@ class Shaped:
     return [t for network in self._networks for t in network.advance(time)]
 
 
-def simulated(
-  rules: Rules, links: Sequence[Link], sizes: Bytes, compute: Compute,
-  fixed_s: float = 0.0, rounds: int | None = None, *,
+def simulate_run(
+  rules: Rules, links: Sequence[Link], sizes: MessageSizes,
+  compute: ComputeTimes, fixed_s: float = 0.0, rounds: int | None = None, *,
   data_share: float = DATA_SHARE,
 ) -> simulate.Simulation:
-  """Returns a simulated run; see `predict`.
+  """Simulates a run until it ends; returns its `simulate.Simulation`.
 
   Args:
     rules: Constants of the run.
     links: Link of each client.
     sizes: Sizes of messages, without frames.
-    compute: Seconds of the phases "t_v", "t_tr" and "t_te" (0 if missing), one
-      mapping for all clients or one for each. The first one also sets the
-      server's "t_a". A client's mapping may be a sequence with one for each
-      round, which is repeated.
-    fixed_s: Time of a message before its first byte is sent; see `fit_fixed`.
+    compute: Mapping from the phases "t_v", "t_tr" and "t_te" to seconds (0 if
+      missing) for all clients, or one entry per client: a mapping, or a list
+      of mappings that rounds use in turn. The first mapping also has the
+      server's "t_a".
+    fixed_s: Time of a message before its first byte is sent; see
+      `fit_fixed_time_s`.
     rounds: Number of rounds; None for that of the rules.
-    data_share: Payload bytes per byte that the links' rates count.
+    data_share: Payload bytes per byte of a frame; links' rates count frames.
 
   Raises:
-    ValueError: The links or the compute times are not one per client.
+    ValueError: The number of links or compute times is not that of clients.
   """
   each = [compute] * rules.clients if isinstance(compute, Mapping) else compute
   if not len(links) == len(each) == rules.clients:
@@ -152,7 +153,7 @@ def simulated(
   phases = [
     [
       {name: times.get(name, 0.0) for name in ("t_v", "t_tr", "t_te")}
-      for times in _of_rounds(given)
+      for times in _times_per_round(given)
     ] for given in each
   ]
   rules = dataclasses.replace(
@@ -161,15 +162,15 @@ def simulated(
   )
 
   def downlink_bytes(state: ServerState, base: int) -> int:
-    coded, parts = server.downlink(state, base)
+    coded, parts = server.downlink_payload(state, base)
     return framed(
       len(parts) * sizes.down if coded else sizes.model or sizes.down
     )
 
-  network = Shaped(links, fixed_s, data_share)
-  params = np.zeros(_ELEMENTS, np.float32)
+  network = LinkNetwork(links, fixed_s, data_share)
+  params = np.zeros(_STAND_IN_SIZE, np.float32)
   found = simulate.Simulation(
-    rules, _Sizes(sizes), params,
+    rules, _SizeOnlyArithmetic(sizes), params,
     simulate.Clients(
       [1] * rules.clients, lambda client, round, received: params,
       lambda client, round: phases[client][round % len(phases[client])],
@@ -184,43 +185,46 @@ def simulated(
 
 
 def predict(
-  rules: Rules, links: Sequence[Link], sizes: Bytes, compute: Compute,
+  rules: Rules, links: Sequence[Link], sizes: MessageSizes,
+  compute: ComputeTimes,
   fixed_s: float = 0.0, rounds: int | None = None, **options: Any,
 ) -> list[dict[str, Any]]:
-  """Returns the rows of a run's clients, as `service.Service.rows` has them.
+  """Returns predicted rows, with the keys of `service.Service.rows`.
 
   Rows are ordered by round and client. An update never received has no row.
 
   Args:
     rules, links, sizes, compute, fixed_s, rounds, **options: Arguments of
-      `simulated`.
+      `simulate_run`.
 
   Raises:
-    ValueError: The links or the compute times are not one per client.
+    ValueError: The number of links or compute times is not that of clients.
   """
-  run = simulated(rules, links, sizes, compute, fixed_s, rounds, **options)
+  run = simulate_run(rules, links, sizes, compute, fixed_s, rounds, **options)
   first = compute if isinstance(compute, Mapping) else compute[0]
   rows = sorted(run.rows, key=lambda row: (row["round"], row["client"]))
   return [row | {"t_a": _aggregation_s(first)} for row in rows]
 
 
-def _of_rounds(times: Times | Sequence[Times]) -> Sequence[Times]:
-  """Returns a client's durations per round; shorter sequences are repeated."""
+def _times_per_round(
+  times: PhaseTimes | Sequence[PhaseTimes]
+) -> Sequence[PhaseTimes]:
+  """Returns a client's phase times as a list that its rounds use in turn."""
   return [times] if isinstance(times, Mapping) else times
 
 
-def _aggregation_s(times: Times | Sequence[Times]) -> float:
-  return _of_rounds(times)[0].get("t_a", 0.0)
+def _aggregation_s(times: PhaseTimes | Sequence[PhaseTimes]) -> float:
+  return _times_per_round(times)[0].get("t_a", 0.0)
 
 
-def fit_fixed(
+def fit_fixed_time_s(
   measured: Sequence[Mapping[str, Any]], predicted: Sequence[Mapping[str, Any]]
 ) -> float:
   """Returns the fixed time of a message in seconds, at least 0.
 
-  It is half the difference between two medians of downlink plus uplink: that of
-  measured rows, and that of rows predicted without a fixed time. It grows with
-  the size of the message: interpolate between fits of several models.
+  It is half of the measured minus the predicted median time of downlink plus
+  uplink; the prediction must be without a fixed time. It grows with the size
+  of the message: interpolate between fits of several models.
 
   Raises:
     ValueError: There are no rows with both times.
@@ -237,17 +241,19 @@ def fit_fixed(
   return max(0.0, (medians[0] - medians[1]) / 2)
 
 
-class _Sizes:
+class _SizeOnlyArithmetic:
   """Arithmetic of a run whose vectors have a size but no meaningful values.
 
   A coded difference has the same fraction of the model's bytes as in a real
-  run, so that the server keeps equally many.
+  run, so that the server keeps as many differences.
   """
 
-  def __init__(self, sizes: Bytes) -> None:
+  def __init__(self, sizes: MessageSizes) -> None:
     self._coded = None
     if sizes.model is not None:
-      self._coded = bytes(math.ceil(4 * _ELEMENTS * sizes.down / sizes.model))
+      self._coded = bytes(
+        math.ceil(4 * _STAND_IN_SIZE * sizes.down / sizes.model)
+      )
 
   def init(self, params: np.ndarray) -> tuple[np.ndarray, ...]:
     return ()
@@ -265,7 +271,7 @@ class _Sizes:
 
 
 def _path(link: Link, client: int, up: bool, data_share: float) -> fluid.Path:
-  """Returns the path of a client's transfers."""
+  """Returns a client's link, largest rate and round trip in one direction."""
   rate = min(
     data_share * (link.up if up else link.down),
     fluid.loss_limit(link.rtt_s, link.loss),
@@ -276,5 +282,7 @@ def _path(link: Link, client: int, up: bool, data_share: float) -> fluid.Path:
 
 
 def framed(size: int) -> int:
-  """Returns the bytes of a message and its vectors on the socket."""
-  return size + _HEAD_BYTES + _PART_BYTES * -(-size // messages.PART_BYTES)
+  """Returns the bytes sent for a message with ``size`` bytes of vectors."""
+  return size + _MESSAGE_OVERHEAD_BYTES + _PART_OVERHEAD_BYTES * -(
+    -size // messages.PART_BYTES
+  )

@@ -5,7 +5,7 @@ import pathlib
 import subprocess
 from typing import Any
 
-_END_S = 10.0  # time limit for processes to end after the run
+_EXIT_TIMEOUT_S = 10.0  # time limit for processes to end after the run
 
 
 class Clients:
@@ -27,7 +27,7 @@ class Clients:
     self._folder = folder
     self._processes = []
     for client, command in enumerate(commands):
-      with open(self._log(client), "w") as log:
+      with open(self._log_path(client), "w") as log:
         self._processes.append(subprocess.Popen(
           command, stdout=log, stderr=subprocess.STDOUT
         ))
@@ -36,13 +36,13 @@ class Clients:
     """Raises ValueError if a process has failed."""
     for client, process in enumerate(self._processes):
       if process.poll():
-        lines = self._log(client).read_text().strip().splitlines()
+        lines = self._log_path(client).read_text().strip().splitlines()
         raise ValueError(
           f"client {client} ended with code {process.returncode}: "
-          f"{lines[-1] if lines else 'no output'} ({self._log(client)})"
+          f"{lines[-1] if lines else 'no output'} ({self._log_path(client)})"
         )
 
-  def _log(self, client: int) -> pathlib.Path:
+  def _log_path(self, client: int) -> pathlib.Path:
     return self._folder / f"client-{client}.log"
 
   def __enter__(self) -> "Clients":
@@ -54,7 +54,7 @@ class Clients:
         process.terminate()
     for process in self._processes:
       try:
-        process.wait(_END_S)
+        process.wait(_EXIT_TIMEOUT_S)
       except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

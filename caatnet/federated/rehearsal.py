@@ -1,10 +1,10 @@
 """Rehearsal of a federated run: real training on a simulated clock.
 
-`rehearse` uses the server's core, codecs, samples and local steps of a run over
-sockets. In `rehearse_streamed`, clients send fragments of the model while they
+`rehearse` uses the same server core, codecs, samples and local steps as a run
+over sockets. In `rehearse_streamed`, clients send parts of the model while they
 compute, as in `streamed.py`. Compute times are given and links are simulated
-(`predict.Shaped`), so the result, the loss at each time, does not depend on the
-speed of the machine that executes the rehearsal.
+(`predict.LinkNetwork`), so the result, the loss at each time, does not depend
+on the speed of the machine that executes the rehearsal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +31,7 @@ def rehearse(
     federation: A `caatnet.config.federated.Federation`, whose
       ``config.federated.links`` are simulated.
     trainers: Trainer of each client.
-    compute: Compute times of each client, as for `predict.simulated`.
+    compute: Compute times of each client, as for `predict.simulate_run`.
     fixed_s: Time of a message before its first byte is sent.
     measures: Maps parameters, float32 ``[n]``, to measures by name.
 
@@ -42,7 +42,7 @@ def rehearse(
   Raises:
     ValueError: The run has no links.
   """
-  section = _linked(federation)
+  section = _section_with_links(federation)
   codecs = [federation.codecs(k) for k in range(section.clients)]
   params = federation.vectors.initial()
   found: list[dict[str, Any]] = []
@@ -54,7 +54,9 @@ def rehearse(
     return federation.uplink.decode(data, params.size)
 
   def downlink_bytes(state: ServerState, base: int) -> int:
-    return predict.framed(sum(map(len, server.downlink(state, base)[1])))
+    return predict.framed(
+      sum(map(len, server.downlink_payload(state, base)[1]))
+    )
 
   def observe(time: float, state: ServerState) -> None:
     found.append({
@@ -66,7 +68,7 @@ def rehearse(
       **measures(state.params),
     })
 
-  network = predict.Shaped(federation.links, fixed_s)
+  network = predict.LinkNetwork(federation.links, fixed_s)
   run = simulate.Simulation(
     federation.rules, federation.arithmetic, params,
     simulate.Clients(
@@ -91,13 +93,13 @@ def rehearse_streamed(
   compute: Sequence[Mapping[str, float]], fixed_s: float,
   measures: Callable[[np.ndarray], Mapping[str, float]], fragments: int,
 ) -> list[dict[str, Any]]:
-  """Returns the rows of `rehearse` for fragments that are sent under compute.
+  """Returns the rows of `rehearse` if clients send fragments while they train.
 
-  All clients are in each round, and are waited for. A round has as many parts
-  as fragments. Before part p, a client replaces fragment p by its merged values
-  plus its own progress since it sent its update of p. So all progress is sent
-  once; with one fragment the run equals that of `rehearse`. `config.federated`
-  keys for other rules of a round have no effect.
+  The server waits for all clients in each round. A round has as many parts as
+  fragments. Before part p, a client sets fragment p to the server's merged
+  values plus its own progress since it last sent p, so all progress is sent
+  once. With one fragment, the run equals that of `rehearse`. Other keys of
+  `config.federated` that define the rules of a round have no effect.
 
   Args:
     federation, trainers, compute, fixed_s, measures: Arguments of `rehearse`.
@@ -107,7 +109,7 @@ def rehearse_streamed(
     ValueError: The run has no links, its local steps are no multiple of
       `fragments`, or not all clients are waited for.
   """
-  section = _linked(federation)
+  section = _section_with_links(federation)
   if section.stragglers != "wait" or section.per_round != section.clients:
     raise ValueError(
       f"config.federated.stragglers={section.stragglers!r} and "
@@ -119,16 +121,16 @@ def rehearse_streamed(
       f"config.federated.local_steps={section.local_steps} must be a multiple "
       f"of {fragments} streamed fragments"
     )
-  run = _Streams(federation, trainers, fragments)
+  run = _StreamedRun(federation, trainers, fragments)
   found: list[Mapping[str, float]] = []
   for round in range(section.rounds):
     sizes = [run.merge(round, fragment) for fragment in range(fragments)]
     found.append(measures(run.merged))
   downs, ups = zip(*sizes, strict=True)  # of fragments, equal in all rounds
   down, up = (sum(map(predict.framed, each)) for each in (downs, ups))
-  ends = streamed.merged_s(
+  ends = streamed.compute_merge_times_s(
     [federation.links[k] for k in run.clients],
-    predict.Bytes(max(downs), max(ups), run.merged.nbytes),
+    predict.MessageSizes(max(downs), max(ups), run.merged.nbytes),
     [
       sum(compute[k].get(name, 0.0) for name in _PHASES) / fragments
       for k in run.clients
@@ -146,8 +148,8 @@ def rehearse_streamed(
   ]
 
 
-def _linked(federation: Any) -> Any:
-  """Returns ``config.federated``, if it has links."""
+def _section_with_links(federation: Any) -> Any:
+  """Returns ``config.federated``; raises ValueError if it has no links."""
   if not federation.links:
     raise ValueError(
       "config.federated.links=() must name a link, as in ('5g-20mhz',)"
@@ -155,7 +157,7 @@ def _linked(federation: Any) -> Any:
   return federation.section
 
 
-class _Streams:
+class _StreamedRun:
   """Server and clients of a streamed run.
 
   Attributes:
@@ -192,17 +194,17 @@ class _Streams:
     self._states: list[Any] = [None for _ in self.clients]
 
   def merge(self, round: int, fragment: int) -> tuple[int, int]:
-    """Trains all clients for a part of a round, and merges their fragment.
+    """Trains all clients for a part of a round, and merges one fragment.
 
     Returns:
-      Bytes of the merged fragment, and of an update of it.
+      Bytes of the merged fragment, and of one client's update of it, as sent.
     """
     part = self._parts[fragment]
     mean, size = np.zeros_like(self.merged[part]), 0
     for i, (codecs, share) in enumerate(
       zip(self._codecs, self._shares, strict=True)
     ):
-      update = self._piece(i, round, fragment)
+      update = self._train_piece(i, round, fragment)
       data = codecs.encode(update, round * len(self._parts) + fragment)
       size = len(data)
       mean += share * self._decode(data, mean.size)
@@ -216,8 +218,8 @@ class _Streams:
     )
     return new.nbytes if coded is None else len(coded[0]), size
 
-  def _piece(self, i: int, round: int, fragment: int) -> np.ndarray:
-    """Trains a client for a part; returns its update of the fragment."""
+  def _train_piece(self, i: int, round: int, fragment: int) -> np.ndarray:
+    """Trains client ``clients[i]`` for one part; returns its update."""
     trainer, part = self._trainers[i], self._parts[fragment]
     params = self._params[i].copy()
     params[part] = self._published[part] + (params[part] - self._sent[i][part])

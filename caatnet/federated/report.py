@@ -9,8 +9,8 @@ from parallel.base.report import Column, Report, Table
 from parallel.plans.hardware.client_links import Link
 
 _MAX_ROWS = 48
-_TIMES = ("t_a", "t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")
-_NUMBERS = (*_TIMES, "bytes_down", "bytes_up", "payload_up")
+_TIME_KEYS = ("t_a", "t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")
+_NUMERIC_KEYS = (*_TIME_KEYS, "bytes_down", "bytes_up", "payload_up")
 
 
 def report(
@@ -24,7 +24,7 @@ def report(
   """
   return Report(
     "Federated run",
-    [table(rows), *([interfaces(rows, links)] if links else [])],
+    [table(rows), *([interface_table(rows, links)] if links else [])],
     (lambda: figure(rows, links)) if rows else None,
   )
 
@@ -32,18 +32,18 @@ def report(
 def figure(
   rows: Sequence[Mapping[str, Any]], links: Sequence[Link] = ()
 ) -> plot.Figure:
-  """Returns the phases of each client, medians of all rounds, as stacked bars.
+  """Returns stacked bars of each client's phases, their medians over rounds.
 
   Args:
     rows, links: Arguments of `report`.
   """
-  times = [name for name in _TIMES if any(name in row for row in rows)]
+  times = [name for name in _TIME_KEYS if any(name in row for row in rows)]
   shown = [
     dict.fromkeys(times, 0.0) | row | {
       "link": links[row["client"]].name if links else "links of this machine",
     } for row in _medians(rows)
   ]
-  return plot.figure(plot.stacks(
+  return plot.figure(plot.stacked_bar_panels(
     shown, "client", {name: name for name in times}, label="seconds",
     each="link",
   ), "phases of a round, medians")
@@ -60,12 +60,14 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
   shown = _medians(rows) if long else rows
   # Where clocks differ, only the sum "t_d + t_u" is known.
   times = [
-    name for name in _TIMES if any(row.get(name) is not None for row in shown)
+    name for name in _TIME_KEYS if any(
+      row.get(name) is not None for row in shown
+    )
   ]
   return Table(
     f"{title}, ms, and bytes on the socket; models are float32 unless coded",
     [
-      *([] if long else ["round"]), "client", *_milliseconds(times),
+      *([] if long else ["round"]), "client", *_millisecond_columns(times),
       # Rows from an emulation lack these bytes.
       Column("bytes_down", "kB down", ",.1f", 1e3, "-"),
       Column("bytes_up", "kB up", ",.1f", 1e3, "-"),
@@ -74,10 +76,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
   )
 
 
-def interfaces(
+def interface_table(
   rows: Sequence[Mapping[str, Any]], links: Sequence[Link]
 ) -> Table:
-  """Returns the medians of each phase by the name of the client's link.
+  """Returns a table of the medians of all phases, one row per name of a link.
 
   The cost of stragglers is the slowest client's time minus the median client's,
   both of clients with the same link; the table has its median over rounds.
@@ -94,13 +96,13 @@ def interfaces(
     rounds: dict[int, list[float]] = {}
     for row in some:
       rounds.setdefault(row["round"], []).append(
-        sum(row[phase] for phase in _TIMES[:-1])
+        sum(row[phase] for phase in _TIME_KEYS[:-1])
       )
     slowest = list(map(max, rounds.values()))
     found.append({
       "interface": name,
       **{phase: statistics.median(row[phase] for row in some)
-         for phase in _TIMES[:-1]},
+         for phase in _TIME_KEYS[:-1]},
       "slowest": statistics.median(slowest),
       "stragglers": statistics.median(
         max(times) - statistics.median(times) for times in rounds.values()
@@ -112,25 +114,28 @@ def interfaces(
     "medians by interface, ms; t_a and the phases of the slowest client; its "
     "excess over\nthe median client; mean uplink as a share of the mean "
     "slowest time",
-    ["interface", *_milliseconds((*_TIMES[:-1], "slowest", "stragglers")),
-     "share:.0%=uplink"],
+    [
+      "interface",
+      *_millisecond_columns((*_TIME_KEYS[:-1], "slowest", "stragglers")),
+      "share:.0%=uplink",
+    ],
     found,
   )
 
 
-def _milliseconds(names: Iterable[str]) -> list[str]:
-  """Returns columns of seconds, shown as milliseconds."""
+def _millisecond_columns(names: Iterable[str]) -> list[str]:
+  """Returns columns that show values in seconds as milliseconds."""
   return [f"{name}/1e-3:,.1f={name}" for name in names]
 
 
 def _medians(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns the medians of each client."""
+  """Returns a row per client, with the medians of its numbers over rounds."""
   found = []
   for client in sorted({row["client"] for row in rows}):
     mine = [row for row in rows if row["client"] == client]
     values = {
       name: [row[name] for row in mine if row.get(name) is not None]
-      for name in _NUMBERS
+      for name in _NUMERIC_KEYS
     }
     found.append({"client": client} | {
       name: statistics.median(some) for name, some in values.items() if some

@@ -9,7 +9,7 @@ import numpy as np
 
 from caatnet.federated.client import Client
 from caatnet.federated.local import LocalTrainer
-from caatnet.federated.service import STATE, Service
+from caatnet.federated.service import STATE_FILE, Service
 from caatnet.train import records
 from caatnet.train.evaluate import make_evaluate
 from parallel.base import files
@@ -17,10 +17,10 @@ from parallel.peers.transport.handshake import Security, parse_address
 
 
 @contextlib.contextmanager
-def serving(
+def open_service(
   federation: Any, workdir: str, say: Callable[[str], None] = print
 ) -> Iterator[Service]:
-  """Context manager of a run's service, which continues the run of its folder.
+  """Context manager of a `Service`, which resumes the run of its folder.
 
   It does not listen yet. If the run ends before its first round, a new folder
   is left without a config, so that another run can use it.
@@ -33,7 +33,7 @@ def serving(
   Raises:
     ValueError: The folder has another run's state, or is used by a process.
   """
-  folder = files.folder(workdir, local=True)
+  folder = files.parse_folder(workdir, local=True)
   folder.mkdir(parents=True, exist_ok=True)
   with files.lock(folder):
     is_new = not (folder / "config.json").exists()
@@ -41,7 +41,7 @@ def serving(
     if notice:
       say(notice)
     params, uplink = federation.vectors.initial(), federation.uplink
-    # Compile before clients connect, so that rounds measure no compilation.
+    # Compile before clients connect, so that no round includes compilation.
     federation.arithmetic.warm_up(params)
     uplink.decode(uplink.encode(params, jax.random.key(0)), params.size)
     try:
@@ -51,11 +51,11 @@ def serving(
       ) as service:
         yield service
     finally:
-      if is_new and not (folder / STATE).exists():
+      if is_new and not (folder / STATE_FILE).exists():
         (folder / "config.json").unlink()
 
 
-def client(
+def run_client(
   federation: Any, number: int, server: str, security: Security
 ) -> str:
   """Runs a client until the run ends; returns the reason of the end.
@@ -67,8 +67,8 @@ def client(
     security: Token and TLS settings.
 
   Raises:
-    ValueError: The address has another form, the run has no client with this
-      id, or the server is not there or refuses the client.
+    ValueError: The address is not HOST:PORT, the run has no client with this
+      id, or the server cannot be reached or refuses the client.
   """
   address = parse_address("--server=", server, 1)
   last = federation.section.clients - 1
@@ -87,10 +87,10 @@ def client(
 
 
 def summary(federation: Any, service: Service) -> str:
-  """Returns the measures of the final model on all validation examples.
+  """Returns a line with the reason of the end and the final model's measures.
 
-  Clients of ``numpy_client`` have no common examples: the result is their mean
-  validation loss, which they reported for an earlier revision.
+  With ``numpy_client``, the server has no validation examples: the measure is
+  the lowest mean loss that clients reported for an earlier revision.
   """
   state = service.state
   if federation.experiment is None:

@@ -25,8 +25,8 @@ which update is asked for next are decisions of the server. Models are sent to
 the client first that computed longest in its last round.
 
 `Save` precedes the messages that depend on the saved state. After a crash,
-`resumed` waits for the clients and starts the saved round again: they return
-retained updates or compute them again, which gives the same bits.
+`resume_state` waits for the clients and starts the saved round again: they
+return retained updates or compute them again, which gives the same bits.
 """
 
 import dataclasses
@@ -38,17 +38,17 @@ import numpy as np
 from caatnet.federated import sampling, transfers
 from caatnet.federated.events import (
   Abandon,
-  Delivered,
-  Ended,
-  Gone,
+  Disconnected,
   Hello,
-  Ready,
-  Refuse,
-  Refused,
+  ModelReceived,
+  PrintWarning,
+  RefuseClient,
+  RoundEnded,
   Save,
   Stop,
   Update,
-  Warned,
+  UpdateReady,
+  UpdateRefused,
 )
 from caatnet.federated.state import (
   Contribution,
@@ -56,12 +56,13 @@ from caatnet.federated.state import (
   Rules,
   ServerState,
   put,
-  replaced,
+  replace_member,
 )
 
 _MAX_LOST = 5  # lost connections in a round, after which a client is lost
 _MIN_LOSS = -1e-3  # 0 minus the rounding error of a cross-entropy
-_MAX_SUM = 1.5  # sum of a round's coefficients; a warning is printed above it
+# sum of a round's coefficients; a warning is printed above it
+_MAX_COEFFICIENT_SUM = 1.5
 
 
 class Arithmetic(Protocol):
@@ -74,7 +75,7 @@ class Arithmetic(Protocol):
   def update(
     self, mean: np.ndarray, state: tuple[np.ndarray, ...], params: np.ndarray
   ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Returns new parameters ``[n]`` and optimizer state, given the step."""
+    """Returns parameters ``[n]`` and optimizer state after a mean update."""
     ...
 
   def healthy(self, norms: list[float]) -> list[bool]:
@@ -82,11 +83,11 @@ class Arithmetic(Protocol):
     ...
 
   def publish(self, difference: np.ndarray) -> tuple[bytes, np.ndarray] | None:
-    """Returns (coded difference, its decoded value); None for no coding."""
+    """Returns (coded difference, its decoded value); None without a codec."""
     ...
 
 
-def initial(params: np.ndarray, arithmetic: Arithmetic) -> ServerState:
+def initial_state(params: np.ndarray, arithmetic: Arithmetic) -> ServerState:
   """Returns the state before the first client connects.
 
   Args:
@@ -96,10 +97,10 @@ def initial(params: np.ndarray, arithmetic: Arithmetic) -> ServerState:
   return ServerState(params, params, arithmetic.init(params))
 
 
-def resumed(state: ServerState, time: float, rules: Rules) -> ServerState:
+def resume_state(state: ServerState, time: float, rules: Rules) -> ServerState:
   """Returns a saved state after a restart: no client is connected.
 
-  A run that has ended after its rounds continues if the rules have more.
+  A run whose rounds have all ended continues if the rules allow more rounds.
   """
   continues = state.round < rules.rounds and not _is_stale(state, rules)
   members = {
@@ -120,8 +121,8 @@ def step(
 
   Args:
     state: The state.
-    message: `Hello`, `Delivered`, `Ready`, `Update`, `Gone` or `Tick`; see
-      `events.py`.
+    message: `Hello`, `ModelReceived`, `UpdateReady`, `Update`, `Disconnected`
+      or `Tick`; see `events.py`.
     time: Current time in seconds, of any monotonic clock.
     rules: Constants of the run.
     arithmetic: Computations on vectors.
@@ -133,36 +134,38 @@ def step(
   match message:
     case Hello():
       state = _hello(state, message, time, rules, effects)
-    case Delivered(client=client, round=round) if (
+    case ModelReceived(client=client, round=round) if (
       client in state.members and state.members[client].working == round
     ):
       state = transfers.dequeue(state, client, rules, effects, up=False)
-    case Ready() if message.client in state.members:
+    case UpdateReady() if message.client in state.members:
       state = _ready(state, message, rules, effects)
     case Update():
       state = _update(state, message, rules, effects)
-    case Gone() if message.client in state.members:
+    case Disconnected() if message.client in state.members:
       state = _gone(state, message.client, time, rules, effects)
   if state.finished:
     return state, effects
   if state.started is None:
-    if time >= _ready_s(state, rules):
-      state = _begin(state, time, rules, effects)
-  elif _complete(state, time, rules):
-    state = _end(state, time, rules, arithmetic, effects)
+    if time >= _earliest_start_s(state, rules):
+      state = _begin_round(state, time, rules, effects)
+  elif _is_round_complete(state, time, rules):
+    state = _end_round(state, time, rules, arithmetic, effects)
   return state, effects
 
 
-def downlink(state: ServerState, base: int) -> tuple[bool, tuple[bytes, ...]]:
-  """Returns the payload that leads from a revision to the newest one.
+def downlink_payload(state: ServerState, base: int) -> tuple[
+  bool, tuple[bytes, ...]
+]:
+  """Returns the bytes by which a client obtains the newest revision.
 
   Args:
     state: The state.
     base: Revision that the client holds; -1 for none.
 
   Returns:
-    Whether it is a list of coded differences, and the differences; otherwise
-    one item, the published parameters as float32 bytes.
+    (True, coded differences to add in order), or (False, one item: the
+    published parameters as float32 bytes).
   """
   behind = state.revision - base
   if base >= 0 and behind <= len(state.differences):
@@ -171,22 +174,22 @@ def downlink(state: ServerState, base: int) -> tuple[bool, tuple[bytes, ...]]:
 
 
 def wake_s(state: ServerState, rules: Rules) -> float | None:
-  """Returns the time of the next event without a message; None for none."""
+  """Returns the time at which `step` needs a `Tick`; None if it needs none."""
   if state.finished:
     return None
   if state.started is None:
-    ready_s = _ready_s(state, rules)
+    ready_s = _earliest_start_s(state, rules)
     return ready_s if math.isfinite(ready_s) else None
   lost = [
-    state.members[k].since + rules.reconnect_s for k in _unanswered(state)
+    state.members[k].since + rules.reconnect_s for k in _missing_clients(state)
     if not state.members[k].connected
   ]
-  times = [max(lost)] if len(lost) == len(_unanswered(state)) > 0 else []
+  times = [max(lost)] if len(lost) == len(_missing_clients(state)) > 0 else []
   times.append(state.started + rules.limit_s)
   return min(times) if math.isfinite(min(times)) else None
 
 
-def waits(state: ServerState, rules: Rules) -> str:
+def describe_wait(state: ServerState, rules: Rules) -> str:
   """Returns a description of what the server waits for."""
   if state.finished:
     return state.finished
@@ -194,17 +197,18 @@ def waits(state: ServerState, rules: Rules) -> str:
     there = [k for k, m in state.members.items() if m.connected]
     missing = [k for k in range(rules.clients) if k not in there]
     return (
-      f"waits for clients {_list(missing)} to connect: {len(there)} of "
+      f"waits for clients {_format_clients(missing)} to connect: {len(there)} "
+      "of "
       f"{rules.clients} there"
     )
-  left = _unanswered(state)
+  left = _missing_clients(state)
   away = [k for k in left if not state.members[k].connected]
   text = (
-    f"round {state.round}: waits for updates of clients {_list(left)}"
+    f"round {state.round}: waits for updates of clients {_format_clients(left)}"
     if left else f"round {state.round}: all updates are there"
   )
   if away:
-    text += f"; without a connection: {_list(away)}"
+    text += f"; without a connection: {_format_clients(away)}"
   if math.isfinite(rules.limit_s):
     text += f"; the deadline is {rules.limit_s:g} s"
   return text
@@ -235,11 +239,11 @@ def _hello(
       "the number is right"
     )
   if reason:
-    effects.append(Refuse(hello.client, reason))
+    effects.append(RefuseClient(hello.client, reason))
     return state
   before = state.members.get(hello.client, Member(hello.examples))
   if before.examples != hello.examples:
-    effects.append(Refuse(
+    effects.append(RefuseClient(
       hello.client,
       f"client {hello.client} has {hello.examples} examples, before it had "
       f"{before.examples}",
@@ -251,14 +255,14 @@ def _hello(
     retained=hello.retained, working=-1,
   ))
   if is_new and len(state.members) == rules.clients:
-    _warn_of_majority(_weights(state, rules), effects)
+    _warn_of_majority(_client_weights(state, rules), effects)
   if state.finished:
-    effects.append(Refuse(hello.client, state.finished))
+    effects.append(RefuseClient(hello.client, state.finished))
     return state
-  return _offer(state, hello.client, rules, effects)
+  return _start_transfer_if_due(state, hello.client, rules, effects)
 
 
-def _offer(
+def _start_transfer_if_due(
   state: ServerState, client: int, rules: Rules, effects: list[Any]
 ) -> ServerState:
   """Sends a client its model or asks for its retained update, if due."""
@@ -272,43 +276,43 @@ def _offer(
   if member.retained > member.done and (
     late or (now and member.retained == state.round)
   ):
-    state = replaced(state, client, working=member.retained)
+    state = replace_member(state, client, working=member.retained)
     return transfers.enqueue(state, client, rules, effects, up=True)
   if now:
-    state = replaced(state, client, working=state.round)
+    state = replace_member(state, client, working=state.round)
     return transfers.enqueue(state, client, rules, effects, up=False)
   return state
 
 
 def _ready(
-  state: ServerState, ready: Ready, rules: Rules, effects: list[Any]
+  state: ServerState, ready: UpdateReady, rules: Rules, effects: list[Any]
 ) -> ServerState:
   """Requests a client's update, now or when others have sent theirs."""
   if state.started is None:
     return state  # the next round asks for it
   if _cannot_work_on(state, ready, rules):
-    return _miscounted(state, ready, rules, effects)
+    return _refuse_wrong_round(state, ready, rules, effects)
   if ready.client in state.uplinks or (
     ready.round != state.members[ready.client].working
   ):
     return state  # already in the queue, or the round needs no update any more
   state = transfers.dequeue(state, ready.client, rules, effects, up=False)
-  state = replaced(state, ready.client, retained=ready.round)
+  state = replace_member(state, ready.client, retained=ready.round)
   return transfers.enqueue(state, ready.client, rules, effects, up=True)
 
 
 def _update(
   state: ServerState, update: Update, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Counts or refuses an update."""
+  """Adds an update to those of the round in progress, or refuses it."""
   member = state.members.get(update.client)
   if member is None:
     return _refuse(state, update, "not registered", effects)
   if state.started is None:
-    state = replaced(state, update.client, retained=update.round)
+    state = replace_member(state, update.client, retained=update.round)
     return _refuse(state, update, "between rounds", effects)
   if update.revision > state.revision or _cannot_work_on(state, update, rules):
-    return _miscounted(state, update, rules, effects)
+    return _refuse_wrong_round(state, update, rules, effects)
   if member.done >= update.round:
     return _refuse(state, update, "a duplicate", effects)
   if member.working == update.round:
@@ -316,7 +320,7 @@ def _update(
       state = transfers.dequeue(state, update.client, rules, effects, up)
   draws = state.history.get(update.round, ()).count(update.client)
   norm = _norm(update.delta)
-  state = replaced(
+  state = replace_member(
     state, update.client, done=update.round, retained=update.round,
     busy_s=update.busy_s,
     working=-1 if member.working == update.round else member.working,
@@ -335,45 +339,45 @@ def _update(
     found = Contribution(update, draws, norm)
     state = dataclasses.replace(state, received=(*state.received, found))
   # A straggler starts the round in progress after its late update.
-  return _offer(state, update.client, rules, effects)
+  return _start_transfer_if_due(state, update.client, rules, effects)
 
 
 def _gone(
   state: ServerState, client: int, time: float, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Counts a lost connection; after `_MAX_LOST`, the client is lost."""
+  """Records a lost connection; after `_MAX_LOST`, gives up on the update."""
   member = state.members[client]
-  missed = state.started is not None and client in _unanswered(state)
-  state = replaced(
+  missed = state.started is not None and client in _missing_clients(state)
+  state = replace_member(
     state, client, connected=False, since=time, lost=member.lost + missed
   )
   if missed and member.lost + 1 >= _MAX_LOST:
     state = _refuse(
-      state, Ready(client, state.round), "interrupted too often", effects
+      state, UpdateReady(client, state.round), "interrupted too often", effects
     )
-    return _without_update(state, client, rules, effects)
-  return _idle(state, client, rules, effects)
+    return _give_up_on_update(state, client, rules, effects)
+  return _stop_client_work(state, client, rules, effects)
 
 
-def _idle(
+def _stop_client_work(
   state: ServerState, client: int, rules: Rules, effects: list[Any]
 ) -> ServerState:
   """Ends a client's transfers and its work in a round."""
   for up in (False, True):
     state = transfers.dequeue(state, client, rules, effects, up)
-  return replaced(state, client, working=-1)
+  return replace_member(state, client, working=-1)
 
 
-def _without_update(
+def _give_up_on_update(
   state: ServerState, client: int, rules: Rules, effects: list[Any]
 ) -> ServerState:
   """Ends a client's work; the round no longer waits for its update."""
-  state = _idle(state, client, rules, effects)
-  return replaced(state, client, done=state.round, left=state.round)
+  state = _stop_client_work(state, client, rules, effects)
+  return replace_member(state, client, done=state.round, left=state.round)
 
 
 def _cannot_work_on(
-  state: ServerState, answer: Update | Ready, rules: Rules
+  state: ServerState, answer: Update | UpdateReady, rules: Rules
 ) -> bool:
   """Returns whether a client reports a round that it cannot work on.
 
@@ -386,22 +390,23 @@ def _cannot_work_on(
   )
 
 
-def _miscounted(
-  state: ServerState, answer: Update | Ready, rules: Rules, effects: list[Any]
+def _refuse_wrong_round(
+  state: ServerState, answer: Update | UpdateReady, rules: Rules,
+  effects: list[Any]
 ) -> ServerState:
   """Refuses a message that names a wrong round; its client counts as lost."""
   reason = "of the past" if answer.round < state.round else "of the future"
   state = _refuse(state, answer, reason, effects)
-  if answer.client in _unanswered(state):
-    state = _without_update(state, answer.client, rules, effects)
+  if answer.client in _missing_clients(state):
+    state = _give_up_on_update(state, answer.client, rules, effects)
   return state
 
 
-def _begin(
+def _begin_round(
   state: ServerState, time: float, rules: Rules, effects: list[Any]
 ) -> ServerState:
   """Starts round ``state.round``."""
-  weights = _weights(state, rules)
+  weights = _client_weights(state, rules)
   if not weights:
     return _finish(state, "no client has training examples", effects)
   if state.round >= rules.rounds:
@@ -421,7 +426,7 @@ def _begin(
     state, history=history | {state.round: drawn}, bases=bases, started=time
   )
   effects.append(Save())
-  state = transfers.without_waiting(state, rules)
+  state = transfers.drop_waiting_models(state, rules)
   order = sorted(drawn, key=lambda k: -state.members[k].busy_s)
   # Clients not sampled in this round may still owe a late update.
   for client in dict.fromkeys((*order, *state.members)):
@@ -429,12 +434,12 @@ def _begin(
     # Unless late updates are merged, clients abandon older rounds.
     working = member.working if rules.stragglers == "late" else -1
     if (member.working, member.lost) != (working, 0):
-      state = replaced(state, client, working=working, lost=0)
-    state = _offer(state, client, rules, effects)
+      state = replace_member(state, client, working=working, lost=0)
+    state = _start_transfer_if_due(state, client, rules, effects)
   return state
 
 
-def _ready_s(state: ServerState, rules: Rules) -> float:
+def _earliest_start_s(state: ServerState, rules: Rules) -> float:
   """Returns the time from which a round may begin; infinity for unknown.
 
   At the start of a run, the server waits for all clients. After a restart, it
@@ -448,7 +453,7 @@ def _ready_s(state: ServerState, rules: Rules) -> float:
   return last + (0 if all(m.connected for m in members) else rules.reconnect_s)
 
 
-def _unanswered(state: ServerState) -> list[int]:
+def _missing_clients(state: ServerState) -> list[int]:
   """Returns the sampled clients whose update is missing, in order."""
   return [
     k for k in dict.fromkeys(state.sampled)
@@ -456,10 +461,10 @@ def _unanswered(state: ServerState) -> list[int]:
   ]
 
 
-def _complete(state: ServerState, time: float, rules: Rules) -> bool:
+def _is_round_complete(state: ServerState, time: float, rules: Rules) -> bool:
   """Returns whether the round in progress ends now."""
   assert state.started is not None
-  unanswered = _unanswered(state)
+  unanswered = _missing_clients(state)
   # Without any connection, a round waits, instead of ending without updates.
   if len(unanswered) == len(set(state.sampled)) and not any(
     m.connected for m in state.members.values()
@@ -474,12 +479,12 @@ def _complete(state: ServerState, time: float, rules: Rules) -> bool:
   )
 
 
-def _end(
+def _end_round(
   state: ServerState, time: float, rules: Rules, arithmetic: Arithmetic,
   effects: list[Any],
 ) -> ServerState:
   """Merges the updates of a round, and starts the next one."""
-  missing = _unanswered(state)
+  missing = _missing_clients(state)
   # Ordered by sample, not by arrival, so that the sum has the same bits.
   order = {k: i for i, k in enumerate(dict.fromkeys(state.sampled))}
   received = sorted(state.received, key=lambda c: (
@@ -491,7 +496,7 @@ def _end(
       state = _refuse(state, contribution.update, "an outlier", effects)
   kept = [c for c, valid in zip(received, healthy, strict=True) if valid]
   factors = sampling.coefficients(
-    _weights(state, rules), rules.per_round, rules.sampling,
+    _client_weights(state, rules), rules.per_round, rules.sampling,
     [
       (c.update.client, c.draws, state.revision - c.update.revision)
       for c in kept
@@ -500,13 +505,13 @@ def _end(
   loss = _mean_loss([c.update for c in received], arithmetic, effects)
   if kept:
     state = _merge(state, kept, factors, rules, arithmetic)
-  if sum(factors) > _MAX_SUM:
-    effects.append(Warned(
+  if sum(factors) > _MAX_COEFFICIENT_SUM:
+    effects.append(PrintWarning(
       f"coefficients of round {state.round} sum to {sum(factors):.2f} instead "
       f"of 1: with sampling={rules.sampling!r} and unequal weights, training "
       'may diverge; choose "weighted" or "ratio"'
     ))
-  effects.append(Ended(
+  effects.append(RoundEnded(
     state.round, state.revision, state.sampled,
     tuple(
       (c.update.client, c.update.round, f)
@@ -516,12 +521,12 @@ def _end(
     bool(missing) and time >= (state.started or 0.0) + rules.limit_s,
   ))
   for client in missing:
-    state = replaced(state, client, left=state.round)
+    state = replace_member(state, client, left=state.round)
     if rules.stragglers != "late" and (
       state.members[client].working == state.round
     ):
       effects.append(Abandon(client, state.round))
-      state = replaced(state, client, working=-1)
+      state = replace_member(state, client, working=-1)
   if not math.isnan(loss):
     better = loss < state.best - rules.min_gain
     state = dataclasses.replace(
@@ -536,7 +541,7 @@ def _end(
       state, f"the validation loss has not decreased for {state.stale} rounds",
       effects,
     )
-  return _begin(state, time, rules, effects)
+  return _begin_round(state, time, rules, effects)
 
 
 def _is_stale(state: ServerState, rules: Rules) -> bool:
@@ -554,7 +559,7 @@ def _merge(
     update = contribution.update
     delta = update.delta
     if update.round in state.bases and update.revision < state.revision:
-      delta = _compensated(
+      delta = _compensate_delay(
         delta, state.published - state.bases[update.round], rules.compensation
       )
     mean += np.float32(factor) * delta
@@ -574,7 +579,7 @@ def _merge(
   )
 
 
-def _compensated(
+def _compensate_delay(
   delta: np.ndarray, moved: np.ndarray, strength: float
 ) -> np.ndarray:
   """Returns a late update, corrected to first order for its delay.
@@ -615,7 +620,7 @@ def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
   most = max(weights, key=lambda k: weights[k], default=0)
   share = weights.get(most, 0.0) / (sum(weights.values()) or 1.0)
   if len(weights) > 1 and share > (0.9 if len(weights) == 2 else 0.5):
-    effects.append(Warned(
+    effects.append(PrintWarning(
       f"client {most} reports {weights[most]:,.0f} examples, {share:.1%} of "
       "all, so its updates determine the model: lower max_examples to refuse "
       "such numbers, or set weights='equal' to ignore them"
@@ -623,10 +628,11 @@ def _warn_of_majority(weights: dict[int, float], effects: list[Any]) -> None:
 
 
 def _refuse(
-  state: ServerState, update: Update | Ready, reason: str, effects: list[Any]
+  state: ServerState, update: Update | UpdateReady, reason: str,
+  effects: list[Any]
 ) -> ServerState:
   """Counts and reports an update that is not merged."""
-  effects.append(Refused(
+  effects.append(UpdateRefused(
     update.client,
     f"update of client {update.client} in round {update.round} refused: "
     f"{reason}",
@@ -638,7 +644,7 @@ def _refuse(
   )
 
 
-def _weights(state: ServerState, rules: Rules) -> dict[int, float]:
+def _client_weights(state: ServerState, rules: Rules) -> dict[int, float]:
   """Returns the weights of all clients with examples."""
   return {
     k: float(m.examples) if rules.weights == "examples" else 1.0
@@ -658,7 +664,7 @@ def _mean_loss(
     u.loss if u.loss >= _MIN_LOSS else math.nan for u in said
   ])
   effects += [
-    Refused(
+    UpdateRefused(
       u.client, f"loss of client {u.client} in round {u.round} refused: "
       f"{u.loss:g} is negative or an outlier",
     ) for u, valid in zip(said, healthy, strict=True) if not valid
@@ -673,7 +679,7 @@ def _norm(delta: np.ndarray) -> float:
   return float(np.sqrt(np.sum(np.square(delta, dtype=np.float64))))
 
 
-def _list(clients: list[int]) -> str:
-  """Formats ids; the first eight of a long list."""
+def _format_clients(clients: list[int]) -> str:
+  """Formats client ids with commas: at most eight, and the number of others."""
   more = f" and {len(clients) - 8} more" if len(clients) > 8 else ""
   return ", ".join(map(str, clients[:8])) + more

@@ -5,10 +5,10 @@ executes effects in order, so the state is on disk before clients receive work
 that depends on it. A stopped client is detected by its silence: channels send
 keep-alives while a client trains.
 
-Times are defined as in the paper on 5G testbeds: aggregation t_a (decoding,
-merging, coding; server), downlink t_d, training t_tr, test t_te (trained
-model), validation t_v (received model) and uplink t_u, and the round's time t_a
-+ max_k(t_d + t_v + t_tr + t_te + t_u). One-way times need one clock: with
+Times are defined as in arXiv 2504.04678: aggregation t_a (decoding, merging and
+coding by the server), downlink t_d, training t_tr, test t_te (trained model),
+validation t_v (received model) and uplink t_u, and the round's time t_a +
+max_k(t_d + t_v + t_tr + t_te + t_u). One-way times need one clock: with
 clients on other machines only the sum t_d + t_u is known, from the server's
 elapsed time and the client's busy time.
 """
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from caatnet.federated import events, messages, server, snapshot
-from caatnet.federated.messages import Received
+from caatnet.federated.messages import ReceivedMessage
 from caatnet.federated.server import Arithmetic, Rules, ServerState
 from parallel.base import atomic, files, schema
 from parallel.peers.membership.messages import Id
@@ -37,9 +37,9 @@ from parallel.peers.transport.handshake import (
   Security,
   format_address,
 )
-from parallel.peers.transport.listener import Listener, Offer
+from parallel.peers.transport.listener import AcceptRule, Listener
 
-STATE, METRICS = "server.npz", "metrics.jsonl"
+STATE_FILE, METRICS_FILE = "server.npz", "metrics.jsonl"
 _TICK_S = 0.05
 _MAX_EVENTS = 1024
 _REPORT_AFTER_S = 2.0  # time without a change after which a wait is printed
@@ -49,7 +49,7 @@ _FINISH_S = 5.0  # time limit for clients to close their connections at the end
 Decode = Callable[[bytes, int], np.ndarray]
 
 
-class _Ended(NamedTuple):
+class _ConnectionEnded(NamedTuple):
   """Event: a connection has ended."""
 
   reason: str
@@ -70,7 +70,7 @@ class Service:
     address: (host, port) at which it listens, after `listen`.
     workdir: Folder of the state and the metrics.
     state: State of the core.
-    rows: One dict per client and round; see `metrics.jsonl`.
+    rows: One dict per client and round, as in "clients" of `metrics.jsonl`.
   """
 
   def __init__(
@@ -90,7 +90,7 @@ class Service:
       say: Receives lines for the terminal.
 
     Raises:
-      ValueError: The state is of another run.
+      ValueError: The workdir has the state of another run.
     """
     self._rules, self._arithmetic, self._decode = rules, arithmetic, decode
     self._silence_s, self._say = silence_s, say
@@ -111,14 +111,14 @@ class Service:
     # Last description of a wait, its start, and whether it was printed.
     self._wait, self._since, self._said = "", time.monotonic(), False
     self.rows: list[dict[str, Any]] = []
-    saved = snapshot.read(workdir / STATE, rules)
+    saved = snapshot.read(workdir / STATE_FILE, rules)
     if saved is None:
-      self.state = server.initial(params, arithmetic)
+      self.state = server.initial_state(params, arithmetic)
     else:
-      self.state = server.resumed(saved, time.monotonic(), rules)
+      self.state = server.resume_state(saved, time.monotonic(), rules)
       say(f"resumes round {saved.round} from revision {saved.revision}")
-    self._metrics = workdir / METRICS
-    for path in (workdir / STATE, self._metrics):
+    self._metrics = workdir / METRICS_FILE
+    for path in (workdir / STATE_FILE, self._metrics):
       atomic.remove_unfinished(path)
     self._read_metrics()
     self._listener: Listener | None = None
@@ -134,7 +134,7 @@ class Service:
       ValueError: The address cannot be used.
     """
     try:
-      self._listener = Listener(messages.NAME, security, address)
+      self._listener = Listener(messages.SERVER_ID, security, address)
     except OSError as error:
       raise ValueError(
         f"cannot listen at {format_address(address)}: {error}"
@@ -148,7 +148,7 @@ class Service:
       check: Called several times per second; an error ends the service.
     """
     assert self._listener is not None, "listen was not called"
-    self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
+    self._listener.serve(Purpose.CONTROL, AcceptRule(0, None, self._meet))
     while not self.state.finished:
       self._step(events.Tick())  # first, for a run that is complete
       with contextlib.suppress(queue.Empty):
@@ -180,12 +180,12 @@ class Service:
     size = self.state.params.nbytes
     channel = Channel(
       sock, messages.FROM_CLIENT, self._silence_s, ends_silent=True,
-      max_waiting=messages.max_waiting(size),
+      max_waiting=messages.max_queue_length(size),
     )
     # Scales of a padded last block can make a code longer than float32.
     assembler = messages.Assembler(size + 4096)
     self._assemblers[channel] = assembler
-    channel.send(messages.Welcome(float(self._silence_s), messages.clock()))
+    channel.send(messages.Welcome(float(self._silence_s), messages.clock_id()))
 
     def take(message: Any) -> None:
       for event in assembler.take(message):
@@ -195,7 +195,7 @@ class Service:
       channel.run(take)
     except Exception as error:  # of any kind: the round waits for the event
       reason = channel.reason or str(error) or type(error).__name__
-      self._events.put((channel, request.sender, _Ended(reason)))
+      self._events.put((channel, request.sender, _ConnectionEnded(reason)))
     finally:
       del self._assemblers[channel]
 
@@ -203,28 +203,28 @@ class Service:
     """Processes one event of a connection."""
     known = {c: k for k, c in self._channels.items()}
     client = known.get(channel)
-    if isinstance(event, _Ended):
+    if isinstance(event, _ConnectionEnded):
       if client is not None:
         self._say(f"client {client} has no connection: {event.reason}")
         self._lose(client)
-    elif isinstance(event.message, messages.Connected) and client is None:
+    elif isinstance(event.message, messages.ClientHello) and client is None:
       self._connect(channel, sender, event.message)
     elif isinstance(event.message, messages.Failed):
-      # Untrusted text, printed with escapes; `_Ended` follows.
+      # Untrusted text, printed with escapes; `_ConnectionEnded` follows.
       channel.close(f"it has failed: {event.message.reason!a}")
     elif client is not None:
       match event.message:
-        case messages.Delivered(round=round):
-          self._step(events.Delivered(client, round))
-        case messages.Ready(round=round):
-          self._step(events.Ready(client, round))
-        case messages.Connected():
-          channel.close("has sent a second Connected on one connection")
+        case messages.ModelReceived(round=round):
+          self._step(events.ModelReceived(client, round))
+        case messages.UpdateReady(round=round):
+          self._step(events.UpdateReady(client, round))
+        case messages.ClientHello():
+          channel.close("has sent a second ClientHello on one connection")
         case _:
           self._receive(client, event)
 
   def _connect(
-    self, channel: Channel, sender: Id, hello: messages.Connected
+    self, channel: Channel, sender: Id, hello: messages.ClientHello
   ) -> None:
     """Registers a connection under its client's id.
 
@@ -251,7 +251,7 @@ class Service:
     ))
 
   def _refuse(self, channel: Channel, reason: str) -> None:
-    """Ends a client, which closes the connection."""
+    """Sends a client the reason of a refusal, after which it disconnects."""
     self._say(f"refused: {reason}")
     channel.send(messages.End(reason[:400], False))
 
@@ -261,10 +261,10 @@ class Service:
     self._counted[client] = (
       down + channel.sent_bytes, up + channel.received_bytes
     )
-    self._step(events.Gone(client))
+    self._step(events.Disconnected(client))
 
-  def _receive(self, client: int, event: Received) -> None:
-    """Decodes an update."""
+  def _receive(self, client: int, event: ReceivedMessage) -> None:
+    """Decodes an update, and passes it to the core."""
     result = event.message
     start = time.monotonic()
     try:
@@ -274,18 +274,20 @@ class Service:
       self._say(f"client {client}: {error}")
       delta = np.zeros(0, np.float32)  # the core refuses this size
     self._aggregation_s += time.monotonic() - start
-    self._results[client] = self._times(client, event)
+    self._results[client] = self._make_client_row(client, event)
     self._step(events.Update(
       client, result.round, result.revision, delta,
       float("nan") if result.loss is None else result.loss, result.validated,
       result.busy_s,
     ))
 
-  def _times(self, client: int, event: Received) -> dict[str, Any]:
-    """Returns the row of a client's round."""
+  def _make_client_row(
+    self, client: int, event: ReceivedMessage
+  ) -> dict[str, Any]:
+    """Returns the times, losses and sizes of a client's part in a round."""
     result = event.message
     one_clock = result.downlink_s is not None and (
-      self._clocks[client] == messages.clock() != ""
+      self._clocks[client] == messages.clock_id() != ""
     )
     row = {
       "round": result.round, "client": client,
@@ -310,7 +312,7 @@ class Service:
     for effect in effects:
       match effect:
         case events.Save():
-          snapshot.write(self.workdir / STATE, self.state, self._rules)
+          snapshot.write(self.workdir / STATE_FILE, self.state, self._rules)
         case events.Train():
           self._send_work(effect)
         case events.Resend():
@@ -322,13 +324,13 @@ class Service:
             assembler.expect()
         case events.Abandon():
           self._channels[effect.client].send(messages.Abandon(effect.round))
-        case events.Refuse():
+        case events.RefuseClient():
           self._refuse(self._channels.pop(effect.client), effect.reason)
           if 0 <= effect.client < self._rules.clients:
             self._refused[effect.client] = effect.reason
-        case events.Refused() | events.Warned():
+        case events.UpdateRefused() | events.PrintWarning():
           self._say(effect.reason)
-        case events.Ended():
+        case events.RoundEnded():
           self._record(effect)
         case events.Stop():
           for channel in self._channels.values():
@@ -336,7 +338,7 @@ class Service:
 
   def _send_work(self, train: events.Train) -> None:
     """Sends the model as differences, or as a whole."""
-    coded, vectors = server.downlink(self.state, train.base)
+    coded, vectors = server.downlink_payload(self.state, train.base)
     now = time.monotonic()
     self._sent[train.client] = now
     channel = self._channels[train.client]
@@ -349,7 +351,7 @@ class Service:
       tuple(map(len, vectors)), now, self._rules.uplinks_at_once > 0,
     ), vectors)
 
-  def _record(self, end: events.Ended) -> None:
+  def _record(self, end: events.RoundEnded) -> None:
     """Writes the metrics of a round, and prints a line."""
     clients = []
     for client in dict.fromkeys((*end.sampled, *self._results)):
@@ -396,7 +398,7 @@ class Service:
     except ValueError as error:
       raise ValueError(f"{self._metrics} is damaged: {error}") from error
     kept = [x.round < self.state.round for x in found]
-    with atomic.whole(self._metrics) as temporary:
+    with atomic.atomic_file(self._metrics) as temporary:
       temporary.write_text("".join(itertools.compress(whole, kept)))
     for record in itertools.compress(found, kept):
       self._add_rows(record.clients, record.t_a)
@@ -409,7 +411,7 @@ class Service:
 
   def _report(self) -> None:
     """Prints what the server waits for, once it has waited for a while."""
-    now, text = time.monotonic(), server.waits(self.state, self._rules)
+    now, text = time.monotonic(), server.describe_wait(self.state, self._rules)
     if self._refused:
       text += f"; refused: {'; '.join(self._refused.values())}"
     if text != self._wait:
@@ -420,6 +422,6 @@ class Service:
 
 
 def _client_s(row: Mapping[str, Any]) -> float:
-  """Returns a client's time in a round."""
+  """Returns the sum of a client's phases in a round, in seconds."""
   names = ("t_d", "t_v", "t_tr", "t_te", "t_u", "t_d + t_u")
   return sum(row.get(name, 0.0) for name in names)

@@ -63,11 +63,11 @@ class Network(Protocol):
     ...
 
 
-class Constant:
+class ConstantNetwork:
   """Network with constant durations.
 
   Example:
-    >>> network = Constant(downlink_s=0.3, uplink_s=0.4)
+    >>> network = ConstantNetwork(downlink_s=0.3, uplink_s=0.4)
     >>> network.start(1.0, Transfer(client=0, up=True, number=0), 100)
     >>> network.next_s(), network.advance(2.0)
     (1.4, [Transfer(client=0, up=True, number=0)])
@@ -116,7 +116,7 @@ class Transport(NamedTuple):
     message_s: Time of other messages.
     silence_s: Time after which the server closes a silent connection.
     downlink_bytes: Maps the server's state and the revision of a client to the
-      bytes of its downlink; None for the payload of `server.downlink`.
+      bytes of its downlink; None for the payload of `server.downlink_payload`.
     uplink_bytes: Bytes of an update; None for those of the parameters.
   """
 
@@ -151,8 +151,8 @@ class _Client:
     connection: Number of its connection; 0 for none. Messages of an earlier
       connection are lost.
     process: Number of its process. Events of an earlier process are void.
-    wakes: Time until which it is stopped.
-    miscounts: Time until which it reports the next round.
+    wakes: Time until which its process is paused.
+    miscounts: Time until which its updates have the next round's number.
     phase: Current activity, for statistics of faults.
     revision: Revision that it holds; -1 for none.
     retained: Newest update; None for none.
@@ -180,8 +180,9 @@ class Simulation:
     state: State of the server.
     time: Current time in seconds.
     effects: (time, effect) of each effect of the server, without `Save`.
-    rows: One dict per received update, with the keys of `service.Service.rows`:
-      times of the client's phases in seconds, and bytes of transfers.
+    rows: One dict per received update, with the keys of
+      `service.Service.rows`: times of the client's phases in seconds, and
+      bytes of transfers.
     hit: (kind, phase of the client) of each fault.
   """
 
@@ -222,7 +223,7 @@ class Simulation:
     self._server = 1  # number of its process; 0 while it is down
     self._servers = 1
     self.time = 0.0
-    self.state = server.initial(params, arithmetic)
+    self.state = server.initial_state(params, arithmetic)
     self._saved = self.state
     self.effects: list[tuple[float, Any]] = []
     self.rows: list[dict[str, Any]] = []
@@ -272,9 +273,9 @@ class Simulation:
 
   def _to_server(self, client: int, message: Any) -> None:
     """Sends a message, which is lost if the connection ends before."""
-    self._after(self._message_s, self._arrival(client, message))
+    self._after(self._message_s, self._make_arrival(client, message))
 
-  def _arrival(self, client: int, message: Any) -> Callable[[], None]:
+  def _make_arrival(self, client: int, message: Any) -> Callable[[], None]:
     """Returns a function that passes a message of a client to the server."""
     connection = self._clients[client].connection
     sent_s = self.time
@@ -314,14 +315,18 @@ class Simulation:
     self.state, effects = server.step(
       self.state, message, self.time, self._rules, self._arithmetic
     )
-    aggregates = any(isinstance(effect, events.Ended) for effect in effects)
+    aggregates = any(
+      isinstance(effect, events.RoundEnded) for effect in effects
+    )
     for effect in effects:
       match effect:
         case events.Save():
           self._saved = self.state
           continue
         case events.Train():
-          self._work(effect, self._aggregation_s if aggregates else 0.0)
+          self._start_client_round(
+            effect, self._aggregation_s if aggregates else 0.0
+          )
         case events.Resend():
           self._after(
             self._message_s, functools.partial(self._resend, effect)
@@ -330,7 +335,7 @@ class Simulation:
           it = self._clients[effect.client]
           if it.working == effect.round:
             it.working, it.phase = -1, "idle"
-        case events.Ended():
+        case events.RoundEnded():
           self._observe(self.time, self.state)
       self.effects.append((self.time, effect))
     wake = server.wake_s(self.state, self._rules)
@@ -344,12 +349,12 @@ class Simulation:
       if wake > self.time:
         self._after(wake - self.time, tick)
 
-  def _work(self, train: events.Train, wait_s: float) -> None:
+  def _start_client_round(self, train: events.Train, wait_s: float) -> None:
     """Sends a model to a client, which trains and returns its update."""
     it = self._clients[train.client]
     if it.working == train.round:  # it is still computing this round
       self._to_server(
-        train.client, events.Delivered(train.client, train.round)
+        train.client, events.ModelReceived(train.client, train.round)
       )
       return
     connection, process = it.connection, it.process
@@ -367,7 +372,7 @@ class Simulation:
         self._after(it.wakes - self.time, received)
       elif connection and it.connection == connection:
         self._to_server(
-          train.client, events.Delivered(train.client, train.round)
+          train.client, events.ModelReceived(train.client, train.round)
         )
         if it.sent == (connection, train.round):
           return  # the update was on its way when the server sent the model
@@ -392,7 +397,7 @@ class Simulation:
         if self._rules.uplinks_at_once:
           it.phase = "waiting"
           self._to_server(
-            train.client, events.Ready(train.client, train.round)
+            train.client, events.UpdateReady(train.client, train.round)
           )
         else:
           self._upload(train.client, it.retained)
@@ -416,7 +421,7 @@ class Simulation:
       if it.miscounts > self.time:
         update = update._replace(round=update.round + 1)
       self._transfer(
-        client, True, self._uplink_bytes, self._arrival(client, update)
+        client, True, self._uplink_bytes, self._make_arrival(client, update)
       )
 
   def _fault(self, fault: Fault) -> None:
@@ -450,7 +455,7 @@ class Simulation:
     if self._clients[client].connection:
       self._disconnect(client)
       if self._server:
-        self._step(events.Gone(client))
+        self._step(events.Disconnected(client))
 
   def _stop_server(self, lasts_s: float) -> None:
     """Ends the server, which starts again from its saved state."""
@@ -465,12 +470,12 @@ class Simulation:
     def start() -> None:
       self._servers += 1
       self._server = self._servers
-      self.state = server.resumed(self._saved, self.time, self._rules)
+      self.state = server.resume_state(self._saved, self.time, self._rules)
       self._step(events.Tick())
 
     self._after(lasts_s, start)
 
 
 def _downlink_bytes(state: ServerState, base: int) -> int:
-  """Returns the bytes of the downlink to a client with a revision."""
-  return sum(map(len, server.downlink(state, base)[1]))
+  """Returns the payload bytes for a client that holds revision ``base``."""
+  return sum(map(len, server.downlink_payload(state, base)[1]))

@@ -19,7 +19,7 @@ from parallel.base.arrays import read_npz
 
 _SCALARS = ("round", "revision", "started", "best", "stale", "finished")
 # Rules that a resumed run may change.
-_FREE = ("rounds", "reconnect_s", "hang_s", "max_examples")
+_CHANGEABLE_RULES = ("rounds", "reconnect_s", "hang_s", "max_examples")
 # Former name of a rule -> its present name.
 _RENAMED = {"least_gain": "min_gain", "most_examples": "max_examples"}
 
@@ -58,7 +58,7 @@ def write(path: pathlib.Path, state: ServerState, rules: Rules) -> None:
   # The file has a CRC-32 for each array, but none for the list of arrays.
   text = json.dumps(meta | {"arrays": [*arrays]})
   arrays["meta"] = np.frombuffer(text.encode(), np.uint8)
-  with atomic.whole(path) as temporary:
+  with atomic.atomic_file(path) as temporary:
     np.savez(temporary, **arrays)
 
 
@@ -118,7 +118,7 @@ def _check_rules(
     if f.default is not missing
   } | {_RENAMED.get(name, name): value for name, value in old.items()}
   for name, value in dataclasses.asdict(rules).items():
-    if old.get(name) != value and name not in _FREE:
+    if old.get(name) != value and name not in _CHANGEABLE_RULES:
       raise ValueError(
         f"{path} is from a run with {name}={old.get(name)!r}, but this run has "
         f"{value!r}; restore this value, or choose another workdir"

@@ -1,7 +1,7 @@
 """Examples of federated clients: parts of a data set, or data of their own.
 
-Splits depend on the arrays and the seed only. ``numpy.random.RandomState`` has
-the same numbers in all versions of numpy.
+Splits depend on the arrays and the seed only. ``numpy.random.RandomState``
+generates the same numbers in all versions of numpy.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Examples(NamedTuple):
   """Examples of one client.
 
   Attributes:
-    name: Name for users.
+    name: Name of the examples in reports.
     train: Tree of arrays ``[n, ...]``; n may be 0.
     validation: Tree of arrays ``[m, ...]``; m may be 0.
   """
@@ -37,7 +37,7 @@ class Examples(NamedTuple):
     return len(jax.tree.leaves(self.train)[0])
 
 
-def of_client(
+def client_examples(
   data: Data, split: str, client: int, num: int, alpha: float, seed: int
 ) -> Examples:
   """Returns the examples of a client.
@@ -54,7 +54,7 @@ def of_client(
     ValueError: The data cannot be split in this way.
   """
   if split == "packages":
-    return _package(data, client, num)
+    return _package_examples(data, client, num)
   dataset = data.load(seed)
   if dataset.train is None:
     raise ValueError(
@@ -64,7 +64,7 @@ def of_client(
     return Examples(dataset.name, dataset.train, dataset.validation)
   if split == "dirichlet" and not isinstance(data, ImageData):
     raise ValueError("split='dirichlet' needs images, since it needs labels")
-  train, validation = parts(dataset, split, num, alpha, seed)
+  train, validation = split_indices(dataset, split, num, alpha, seed)
   return Examples(
     f"{dataset.name}, part {client} of {num}",
     _rows(dataset.train, train[client]),
@@ -72,7 +72,7 @@ def of_client(
   )
 
 
-def parts(
+def split_indices(
   dataset: Dataset, split: str, num: int, alpha: float, seed: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Returns the indices of each client's training and validation examples.
@@ -103,21 +103,21 @@ def _rows(tree: Any, places: np.ndarray) -> Any:
   return jax.tree.map(lambda x: x[places], tree)
 
 
-def _package(data: Data, client: int, num: int) -> Examples:
-  """Returns the windows of the client-th largest package."""
+def _package_examples(data: Data, client: int, num: int) -> Examples:
+  """Returns text of the standard library's client-th largest package."""
   if not isinstance(data, TextData) or data.path or data.tokenizer:
     raise ValueError(
       "split='packages' needs config.data.name='text' with path='' and "
       "tokenizer='': the bytes of Python's standard library"
     )
-  packages = sources.packages(data.validation_percent)
+  packages = sources.load_stdlib_packages(data.validation_percent)
   if num > len(packages):
     raise ValueError(
       f"clients={num} must be at most {len(packages)}, the number of packages "
       "of Python's standard library"
     )
   documents = packages[client]
-  corpus = sources.joined(documents)
+  corpus = sources.join_documents(documents)
 
   def windows(tokens: np.ndarray) -> np.ndarray:
     if len(tokens) <= data.seq_len:

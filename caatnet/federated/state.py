@@ -171,7 +171,9 @@ def put(state: ServerState, client: int, member: Member) -> ServerState:
   return dataclasses.replace(state, members=members)
 
 
-def replaced(state: ServerState, client: int, **changes: Any) -> ServerState:
+def replace_member(
+  state: ServerState, client: int, **changes: Any
+) -> ServerState:
   """Returns the state with changed attributes of a client's member."""
   return put(
     state, client, dataclasses.replace(state.members[client], **changes)

@@ -16,22 +16,22 @@ import heapq
 import itertools
 
 from caatnet.federated import predict
-from caatnet.federated.predict import Bytes
+from caatnet.federated.predict import MessageSizes
 from caatnet.federated.simulate import Transfer
 from parallel.plans.hardware.client_links import Link
 
 
-def merged_s(
-  links: Sequence[Link], sizes: Bytes, piece_s: Sequence[float],
+def compute_merge_times_s(
+  links: Sequence[Link], sizes: MessageSizes, piece_s: Sequence[float],
   fragments: int, rounds: int, fixed_s: float = 0.0, aggregation_s: float = 0.0,
 ) -> list[float]:
-  """Returns the time at which the server has each fragment of all clients.
+  """Returns the times at which fragments have arrived from all clients.
 
   Args:
     links: Link of each client.
     sizes: Bytes of a merged fragment, of an update of one, and of the model
       that each client receives first; without frames.
-    piece_s: Time of a piece of each client's compute, in seconds.
+    piece_s: Seconds that each client computes per piece.
     fragments: Number of fragments, and of pieces of a round.
     rounds: Number of rounds.
     fixed_s: Time of a message before its first byte is sent.
@@ -44,14 +44,15 @@ def merged_s(
   Example:
     >>> from caatnet.federated import predict
     >>> from parallel.plans.hardware import client_links
-    >>> ends = merged_s(
-    ...   client_links.of_clients(("ethernet",), 2),
-    ...   predict.Bytes(1000, 1000, 4000), [1.0, 2.0], fragments=2, rounds=2,
+    >>> ends = compute_merge_times_s(
+    ...   client_links.assign_links(("ethernet",), 2),
+    ...   predict.MessageSizes(1000, 1000, 4000), [1.0, 2.0],
+    ...   fragments=2, rounds=2,
     ... )
     >>> [round(end) for end in ends]  # the slower client's pieces
     [2, 4, 6, 8]
   """
-  network = predict.Shaped(links, fixed_s)
+  network = predict.LinkNetwork(links, fixed_s)
   num, last = len(links), rounds * fragments
   computed, idle = [0] * num, [True] * num  # pieces; whether a client waits
   allowed = [0] * num  # pieces that a client may begin: it has the fragments

@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any
 
 from caatnet.federated.events import Resend, Train
-from caatnet.federated.state import Rules, ServerState, replaced
+from caatnet.federated.state import Rules, ServerState, replace_member
 
 
 def enqueue(
@@ -67,10 +67,10 @@ def _transfer(
   effects.append(Train(client, state.round, state.revision, member.revision))
   # Messages of a connection arrive in order; after a new one, `Hello` has the
   # revision that the client holds.
-  return replaced(state, client, revision=state.revision)
+  return replace_member(state, client, revision=state.revision)
 
 
-def without_waiting(state: ServerState, rules: Rules) -> ServerState:
+def drop_waiting_models(state: ServerState, rules: Rules) -> ServerState:
   """Returns the state at the start of a round, in which no model waits.
 
   If late updates are merged, downloads in progress and uploads continue.
@@ -82,5 +82,5 @@ def without_waiting(state: ServerState, rules: Rules) -> ServerState:
     return dataclasses.replace(state, downlinks=(), uplinks=())
   limit = rules.downlinks_at_once
   for client in state.downlinks[limit:]:
-    state = replaced(state, client, working=-1)
+    state = replace_member(state, client, working=-1)
   return dataclasses.replace(state, downlinks=state.downlinks[:limit])

@@ -5,30 +5,31 @@ with rate c_k. All rates together are at most the capacity C of the cell.
 
 If no client limits the rate (c_k >= C), no schedule ends earlier than equal
 sharing. Let a schedule use the whole capacity while an update is waiting, and
-let [b, T] be its last time without a pause. Updates ready before b were sent by
+let [b, T] be its last busy interval. Updates ready before b were sent by
 b, so the (T - b) C bytes that it sends in [b, T] became ready at b or later,
 and no schedule sends them before T. Every schedule that does not pause while an
 update waits thus ends at T: sharing and all orders.
 
 With limits, sharing gives clients with a low limit less than they could use,
-and the cell is not full at the end. `earliest` solves a linear program, exact
-because only the bytes between consecutive ready times matter. By a deadline,
-sending in an order completes more updates than sharing, which delays all:
-`most_updates` solves a mixed-integer program.
+and the cell is not full at the end. `earliest_schedule` solves a linear
+program; it is exact, since only the number of bytes that a client sends between
+consecutive ready times matters. Sharing delays all updates, so fewer meet a
+deadline than if clients send one after another: `select_on_time_clients` solves
+a mixed-integer program.
 
-Downlinks are different: clients compute in between. If K equal models are sent
-one after another, client i receives its one at i d instead of K d, with d the
-time of one alone, so no update is ready later than by sharing, whatever the
-order. The first is ready (K - 1) d earlier, and so is the end of the round if
-the cell's uplink is busy from then on.
+Downlinks differ, since clients compute before they send. Let d be the time of
+one model alone. If K equal models are sent one after another, the i-th arrives
+at i d; if they share the cell, all arrive at K d. So no update is ready later
+than with sharing. The first is ready (K - 1) d earlier, and the round ends as
+much earlier if the cell's uplink is busy from then on.
 
 Example:
   >>> from caatnet.federated import uplinks
   >>> slow, fast = uplinks.Uplink(0.0, 9.0, 3.0), uplinks.Uplink(0.0, 4.0)
   >>> each = [slow, fast, fast, fast]
-  >>> max(uplinks.shared_s(each, capacity=7.0))
+  >>> max(uplinks.fair_sharing_ends_s(each, capacity=7.0))
   3.952...
-  >>> uplinks.earliest(each, capacity=7.0).end_s
+  >>> uplinks.earliest_schedule(each, capacity=7.0).end_s
   3.0
 """
 
@@ -46,11 +47,11 @@ _CELL = "cell"
 
 
 class Uplink(NamedTuple):
-  """Uplink of a client in a round.
+  """Update that a client sends in a round.
 
   Attributes:
-    ready_s: Time from which it can be sent.
-    size: Bytes.
+    ready_s: Time in seconds from which it can be sent.
+    size: Size in bytes.
     most: Largest rate of the client, in bytes per second.
   """
 
@@ -79,27 +80,29 @@ class Schedule(NamedTuple):
   intervals: tuple[Interval, ...]
 
 
-def shared_s(uplinks: Sequence[Uplink], capacity: float) -> list[float]:
-  """Returns the end of each uplink with max-min fair rates.
+def fair_sharing_ends_s(
+  uplinks: Sequence[Uplink], capacity: float
+) -> list[float]:
+  """Returns the end of each uplink in seconds, with max-min fair rates.
 
   Args:
     uplinks: Uplinks of the clients.
-    capacity: C, in bytes per second.
+    capacity: Capacity of the cell in bytes per second.
   """
-  return grouped_s(uplinks, capacity, [range(len(uplinks))])
+  return group_priority_ends_s(uplinks, capacity, [range(len(uplinks))])
 
 
-def grouped_s(
+def group_priority_ends_s(
   uplinks: Sequence[Uplink], capacity: float, groups: Sequence[Sequence[int]]
 ) -> list[float]:
-  """Returns the end of each uplink if groups of clients have priorities.
+  """Returns the end of each uplink in seconds, if groups have priorities.
 
   A group gets the rate that earlier groups leave, and shares it max-min fairly.
-  Groups of one client are a serial order.
+  If all groups have one client, clients send in the order of the groups.
 
   Args:
     uplinks: Uplinks of the clients.
-    capacity: C, in bytes per second.
+    capacity: Capacity of the cell in bytes per second.
     groups: Clients of each group, first priority first; each client once.
   """
   # Rates change whenever an uplink starts or ends. The network then calls
@@ -133,31 +136,31 @@ def grouped_s(
 def best_groups(
   uplinks: Sequence[Uplink], capacity: float
 ) -> tuple[float, tuple[tuple[int, ...], ...]]:
-  """Returns the earliest end over all priorities of groups, by trying all.
+  """Tries all groups and priorities; returns those that end the round first.
 
   Args:
-    uplinks: Uplinks of at most six clients, which have 4,683 orders.
-    capacity: C, in bytes per second.
+    uplinks: Uplinks of at most six clients, which have 4,683 ordered groupings.
+    capacity: Capacity of the cell in bytes per second.
 
   Returns:
-    (end of the round, groups).
+    (end of the round in seconds, groups by priority).
   """
   assert len(uplinks) <= 6
   return min(
-    (max(grouped_s(uplinks, capacity, groups)), groups)
+    (max(group_priority_ends_s(uplinks, capacity, groups)), groups)
     for groups in _ordered_groups(tuple(range(len(uplinks))))
   )
 
 
-def earliest(uplinks: Sequence[Uplink], capacity: float) -> Schedule:
-  """Returns a schedule with the earliest end of all uplinks.
+def earliest_schedule(uplinks: Sequence[Uplink], capacity: float) -> Schedule:
+  """Returns a schedule whose last uplink ends as early as possible.
 
   Args:
     uplinks: Uplinks of the clients.
-    capacity: C, in bytes per second.
+    capacity: Capacity of the cell in bytes per second.
   """
   times = sorted({uplink.ready_s for uplink in uplinks})
-  shares = _Shares(uplinks, capacity, [*times, math.inf])
+  shares = _LinearProgram(uplinks, capacity, [*times, math.inf])
   # Minimises the last variable: the length of the last interval.
   cost = np.zeros(shares.num + 1)
   cost[-1] = 1.0
@@ -171,22 +174,22 @@ def earliest(uplinks: Sequence[Uplink], capacity: float) -> Schedule:
   return Schedule(end_s, shares.intervals(found.x, end_s))
 
 
-def most_updates(
+def select_on_time_clients(
   uplinks: Sequence[Uplink], capacity: float, deadline_s: float
 ) -> tuple[int, ...]:
   """Returns a largest set of clients whose uplinks can end by a deadline.
 
   Args:
     uplinks: Uplinks of the clients.
-    capacity: C, in bytes per second.
-    deadline_s: Time of the deadline.
+    capacity: Capacity of the cell in bytes per second.
+    deadline_s: Time of the deadline in seconds.
   """
   mine = [k for k, u in enumerate(uplinks) if u.ready_s < deadline_s]
   if not mine:
     return ()
   some = [uplinks[k] for k in mine]
   times = sorted({uplink.ready_s for uplink in some})
-  shares = _Shares(some, capacity, [*times, deadline_s])
+  shares = _LinearProgram(some, capacity, [*times, deadline_s])
   sizes = np.diag([uplink.size for uplink in some])
   chosen = optimize.milp(
     np.concatenate([np.zeros(shares.num), -np.ones(len(some))]),
@@ -210,8 +213,8 @@ def most_updates(
   )
 
 
-class _Shares:
-  """Variables of a linear program: bytes of each client in each interval.
+class _LinearProgram:
+  """Linear program whose variables are each client's bytes in each interval.
 
   Attributes:
     num: Number of variables.
@@ -224,7 +227,7 @@ class _Shares:
 
     Args:
       uplinks: Uplinks of the clients.
-      capacity: C, in bytes per second.
+      capacity: Capacity of the cell in bytes per second.
       times: Ascending ends of the intervals. The last one is infinity if the
         length of the last interval is a variable.
     """
@@ -240,7 +243,7 @@ class _Shares:
     ]
 
   def sums(self, open_end: bool) -> np.ndarray:
-    """Returns the matrix of sums of each client's bytes, one row per client.
+    """Returns the matrix that sums each client's bytes, one row per client.
 
     Args:
       open_end: Whether the length of the last interval is the last variable.
@@ -251,10 +254,10 @@ class _Shares:
     return found
 
   def limits(self, open_end: bool) -> np.ndarray:
-    """Returns the matrix of the rates of clients, and of the cell.
+    """Returns the matrix that bounds the rates of clients and of the cell.
 
-    Rows are bytes divided by a rate, at most the length of the interval: first
-    one for each variable, then one for the cell in each interval.
+    A row gives the seconds that bytes take at the largest rate; they must not
+    exceed the interval. There is a row per variable, then one per interval.
     """
     count = len(self._times) - 1
     found = np.zeros((self.num + count, self.num + open_end))
@@ -268,7 +271,7 @@ class _Shares:
     return found
 
   def lengths(self) -> np.ndarray:
-    """Returns the bounds of the rows of `limits`."""
+    """Returns the upper bound of each row of `limits`, in seconds."""
     length = [
       b - a if math.isfinite(b) else 0.0
       for a, b in itertools.pairwise(self._times)
@@ -278,7 +281,7 @@ class _Shares:
   def intervals(
     self, values: np.ndarray, end_s: float
   ) -> tuple[Interval, ...]:
-    """Returns the intervals of a solution."""
+    """Returns the intervals, with rates, of the program's solution."""
     times = [*self._times[:-1], end_s]
     sent = np.zeros((len(times) - 1, len(self._uplinks)))
     for (k, i), value in zip(self._places, values, strict=False):

@@ -165,7 +165,7 @@ def _decode_sparse(
 
 
 def _split(data: bytes, parts: list[tuple[str, int]]) -> list[np.ndarray]:
-  """Cuts bytes into arrays of a dtype and a number of elements each."""
+  """Cuts bytes into arrays, each with a given dtype and number of elements."""
   expected = sum(np.dtype(dtype).itemsize * n for dtype, n in parts)
   if len(data) != expected:
     raise ValueError(

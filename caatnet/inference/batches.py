@@ -17,7 +17,7 @@ import numpy as np
 from caatnet.inference import buckets
 from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Capacity
-from caatnet.inference.requests import Request, stacked
+from caatnet.inference.requests import Request, stack_sampling_params
 from caatnet.inference.sampling import Sampling
 from caatnet.models.paged import Batch
 
@@ -73,7 +73,7 @@ def sizes_of(
     contexts: Number of positions that each decode attends to, including its
       own, ``[D]``.
     chunks: First position and length of each chunk.
-    factor: Ratio of each bucket of the number of decodes to the previous one.
+    factor: Ratio between successive bucket sizes for the number of decodes.
   """
   most = capacity.pages_per_sequence
   if capacity.batch_invariant:
@@ -104,8 +104,8 @@ def batch_of(
     sizes: Sizes of the arrays.
     page_size: Positions per page.
     tables: Page table of each slot, int32 ``[B, n]``.
-    slots: Slots of the decodes, int ``[D]``; each reads its newest token, which
-      may be on the device only.
+    slots: Slots of the decodes, int ``[D]``. A decode reads its slot's newest
+      token, which may not be on the host yet.
     positions: Positions of these tokens in their sequences, int ``[D]``.
     chunks: Parts of sequences. If ``sizes.chunks`` is 0, each of their tokens
       is read like a decode, in a row of its own.
@@ -157,7 +157,7 @@ def batch_of(
   return Batch(tokens, at, places, own, rows, sequences, d, states)
 
 
-class Drawing:
+class SlotSampling:
   """Sampling parameters of all slots.
 
   Attributes:
@@ -172,20 +172,22 @@ class Drawing:
     self.filters = np.zeros(num_slots, bool)
     self.asked = np.zeros(num_slots + 1, np.int32)
     # The last entry, index -1, is for rows that draw nothing.
-    self._arrays = stacked([None] * (num_slots + 1))
+    self._arrays = stack_sampling_params([None] * (num_slots + 1))
 
   def set(self, slot: int, request: Request, num_top: int = 0) -> None:
     """Sets the sampling parameters of a slot."""
     self.filters[slot] = request.filters
     self.asked[slot] = num_top
-    for array, (value,) in zip(self._arrays, stacked([request]), strict=True):
+    for array, (value,) in zip(
+      self._arrays, stack_sampling_params([request]), strict=True
+    ):
       array[slot] = value
 
   def of(self, sequences: np.ndarray) -> Sampling:
-    """Returns the parameters of the slots ``[S]``; slot -1 draws nothing."""
+    """Returns the parameters of slots ``[S]``; -1 is a row without a draw."""
     return Sampling(*(array[sequences] for array in self._arrays))
 
 
-def of_one_replica(tree: Any) -> Any:
+def add_replica_dim(tree: Any) -> Any:
   """Adds the leading dim of replicas, of size 1, to arrays."""
   return jax.tree.map(lambda x: x[None], tree)

@@ -79,8 +79,8 @@ class HostPages:
     self.num_pages, self.calls = num_pages, 0
     self.part_bytes = PART_BYTES
     shape = decoder.cache_shape
-    self._dim = _dim(decoder.program, shape, self._of_states)
-    self._read, self._write = make_copies(
+    self._dim = _block_dim(decoder.program, shape, self._of_states)
+    self._read, self._write = make_copy_functions(
       decoder.program, shape, self._of_states
     )
     arrays = _arrays(decoder.cache, self._of_states)
@@ -113,7 +113,8 @@ class HostPages:
     size, num_layers = math.inf, self._decoder.cache_shape.num_layers
     for first, pages in runs:
       layer_bytes = len(pages) * self._block_bytes
-      # A divisor of the number of layers: runs of n pages need one program.
+      # A divisor of the number of layers, so that one program copies all pieces
+      # of a run.
       most = max(1, self.part_bytes // max(1, layer_bytes))
       num = max(
         k for k in range(1, num_layers + 1) if k <= most and not num_layers % k
@@ -205,10 +206,10 @@ class HostStates(HostPages):
   _of_states = True
 
 
-def make_copies(
+def make_copy_functions(
   program: Program, cache_shape: CacheShape, of_states: bool = False
 ) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
-  """Returns the jitted functions that read and write a run of pages (cached).
+  """Returns jitted functions that read and write a run of pages; memoised.
 
   Args:
     program: The model on a mesh.
@@ -220,17 +221,17 @@ def make_copies(
     piece, layer, first) -> cache``, which donates the cache. A piece has an
     array ``[..., k, n, ...]`` for each array ``[..., L N, ...]`` of the cache.
   """
-  return _make_copies(program, cache_shape, of_states)
+  return _make_copy_functions(program, cache_shape, of_states)
 
 
 @functools.cache
-def _make_copies(
+def _make_copy_functions(
   program: Program, cache_shape: CacheShape, of_states: bool
 ) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
-  """Implements `make_copies`."""
+  """Implements `make_copy_functions`."""
   layout = program.layout
   spec = P(*replica_spec(program), layout.tensor.name)
-  dim = _dim(program, cache_shape, of_states)
+  dim = _block_dim(program, cache_shape, of_states)
   num = cache_shape.num_states if of_states else cache_shape.num_pages
 
   @functools.partial(jax.jit, static_argnums=(3, 4))
@@ -280,11 +281,11 @@ def _make_copies(
 
 
 def _arrays(cache: Cache, of_states: bool) -> list[jax.Array]:
-  """Returns the arrays of pages or of states."""
+  """Returns a cache's arrays of states if `of_states`, else those of pages."""
   return list(cache.states) if of_states else jax.tree.leaves(cache.pages)
 
 
-def _dim(program: Program, shape: CacheShape, of_states: bool) -> int:
+def _block_dim(program: Program, shape: CacheShape, of_states: bool) -> int:
   """Returns the dim of pages or states in arrays ``[*levels, ranks, ...]``."""
   lead = len(program.layout.data) + 1
   return lead + (not of_states and shape.order != "interleaved")
@@ -293,5 +294,5 @@ def _dim(program: Program, shape: CacheShape, of_states: bool) -> int:
 def _split(
   dims: Sequence[int], dim: int, num_layers: int, count: int
 ) -> tuple[int, ...]:
-  """Returns ``dims`` with the dim at ``dim`` split into layers and blocks."""
+  """Splits the dim ``dim`` of a shape into layers and pages (or states)."""
   return (*dims[:dim], num_layers, count, *dims[dim + 1 :])

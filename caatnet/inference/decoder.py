@@ -26,9 +26,9 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from caatnet.inference import buckets
-from caatnet.inference.sampling import Sampling, Top, sample, top_logprobs
+from caatnet.inference.sampling import Sampling, TopTokens, sample, top_logprobs
 from caatnet.inference.weights import Weights
-from caatnet.models.nanobatches import Nanobatches
+from caatnet.models.nanobatches import NanobatchRule
 from caatnet.models.paged import Batch, Cache, CacheShape
 from caatnet.program import Program
 
@@ -75,7 +75,7 @@ class Decoder:
   Attributes:
     program: The model on a mesh.
     capacity: Capacity of a replica.
-    num_replicas: D.
+    num_replicas: D, the number of replicas.
     cache_shape: Cache of one rank.
     weights: Parameters of the model; only their shapes if each step gets its
       own parameters.
@@ -91,17 +91,18 @@ class Decoder:
     weights: Weights,
     capacity: Capacity,
     cache_shape: CacheShape,
-    nanobatches: Nanobatches | None = None,
+    nanobatches: NanobatchRule | None = None,
   ) -> None:
     """Allocates an empty cache; a program is compiled at its first step.
 
     Args:
-      program: The model on a mesh, with one worker and without a partition.
+      program: The model on a mesh, with one worker and no ZeRO partition.
       weights: Parameters in the format of inference. With shapes instead of
         arrays, the cache is allocated when it is first used.
       capacity: Capacity of a replica.
       cache_shape: Cache of one rank.
-      nanobatches: Rule that cuts steps into nano-batches; None not to cut them.
+      nanobatches: Rule that cuts a step's tokens into nano-batches; None for no
+        cuts.
 
     Raises:
       ValueError: The cache does not fit in memory; with shapes instead of
@@ -114,7 +115,7 @@ class Decoder:
     self.compile_seconds = 0.0
     self.cache_shape = cache_shape
     self.weights = weights
-    self._run = _of_packed(
+    self._run = _make_packed_step(
       make_step(program, weights, cache_shape, nanobatches), self.num_replicas,
       program.layout.compiler_options(nanobatches is not None),
     )
@@ -155,16 +156,17 @@ class Decoder:
   def step(
     self, batch: Batch, sampling: Sampling, filters: bool,
     asked: np.ndarray | None = None, params: Any = None,
-  ) -> tuple[jax.Array, jax.Array, Top | None]:
+  ) -> tuple[jax.Array, jax.Array, TopTokens | None]:
     """Reads a batch and draws the next token of each of its sequences.
 
     Args:
       batch: Numpy arrays ``[D, ...]``.
       sampling: Sampling parameters, arrays ``[D, S]``.
-      filters: Whether filters that gather logits apply; selects the program.
+      filters: Whether filters that gather logits, such as top-k, apply; selects
+        the program.
       asked: Nonzero for sequences that need the most probable tokens, int32
         ``[D, S]``; None selects a program that does not compute them.
-      params: Parameters in the format of `weights`, arguments of the program;
+      params: Parameters that the program reads, in the format of `weights`;
         None for those of `weights`.
 
     Returns:
@@ -270,7 +272,7 @@ def _packed(leaves: Sequence[np.ndarray]) -> np.ndarray:
   )
 
 
-def _of_packed(
+def _make_packed_step(
   step: Callable[..., Any], num_replicas: int,
   compiler_options: dict[str, bool | str],
 ) -> Callable[..., Any]:
@@ -313,7 +315,7 @@ def _of_packed(
 
 
 def replica_spec(program: Program) -> P:
-  """Returns the spec of arrays ``[*levels, ...]`` that differ by replica."""
+  """Returns the partition spec of arrays ``[*levels, ...]`` of all replicas."""
   return P(*(axis.name for axis in program.layout.data))
 
 
@@ -359,11 +361,11 @@ def state_specs(program: Program, cache_shape: CacheShape) -> Any:
 
 def make_step(
   program: Program, weights: Weights, cache_shape: CacheShape,
-  nanobatches: Nanobatches | None = None,
+  nanobatches: NanobatchRule | None = None,
 ):
   """Returns the jitted step, which donates the cache and the newest tokens.
 
-  With ``nanobatches`` a step's tokens are cut (`caatnet.models.lm.pieces`).
+  ``nanobatches`` cuts a step's tokens into parts (`caatnet.models.lm.pieces`).
 
   Returns:
     A function ``(params, state, batch, sampling, asked, filters) -> (tokens,
@@ -401,8 +403,8 @@ def make_step(
     args = state, batch, sampling, asked
     lanes = jax.tree.leaves(batch)[0].shape[:num_levels]
     if math.prod(lanes) == 1:  # one replica per device needs no vmap
-      args = _but_pages(lambda x: x.reshape(x.shape[num_levels:]), args)
-      return _but_pages(lambda x: x.reshape(*lanes, *x.shape), f(*args))
+      args = _map_except_pages(lambda x: x.reshape(x.shape[num_levels:]), args)
+      return _map_except_pages(lambda x: x.reshape(*lanes, *x.shape), f(*args))
     merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[num_levels:]), args)
     out = jax.vmap(f)(*merged)
     return jax.tree.map(lambda x: x.reshape(*lanes, *x.shape[1:]), out)
@@ -424,8 +426,8 @@ def make_step(
   return run
 
 
-def _but_pages(f: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-  """Maps the arrays of a tree, except pages with `CacheShape.keeps_dims`."""
+def _map_except_pages(f: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
+  """Maps a tree's arrays, except pages of caches with `keeps_dims`."""
 
   def of_cache(x):
     if not isinstance(x, Cache) or not x.shape.keeps_dims:
@@ -439,9 +441,9 @@ def _but_pages(f: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
 
 def make_forward(
   program: Program, weights: Weights, cache_shape: CacheShape,
-  nanobatches: Nanobatches | None = None,
+  nanobatches: NanobatchRule | None = None,
 ) -> Callable[..., tuple[jax.Array, Cache]]:
-  """Returns a step that returns logits instead of drawing tokens.
+  """Returns a jitted step that returns logits instead of drawing tokens.
 
   Returns:
     A function ``(params, cache, batch) -> (logits, cache)`` that donates the

@@ -1,7 +1,7 @@
-"""Sampling filters such as top-k, by the names in requests, flags and servers.
+"""Sampling filters such as top-k, by their names in requests and flags.
 
 A filter keeps the tokens whose logit / temperature reaches a floor; logits are
-shifted so that the largest is 0. Filters apply in the order of the table, as in
+shifted so that the largest is 0. Filters apply in the order of `FILTERS`, as in
 Hugging Face's ``generate``. Tokens with equal logits are kept or removed
 together, whereas Hugging Face's top-p depends on the order of a sort.
 
@@ -29,12 +29,12 @@ with epy.lazy_imports():
   from caatnet.inference import ordering
 
 
-class Gathered(NamedTuple):
+class GatheredLogits(NamedTuple):
   """Logits of the whole vocabulary, for filters that need them.
 
   Attributes:
     z: Logits / temperature, float32 ``[S, N V]``; the largest is 0.
-    keys: ``z`` as uint32 in the same order (`ordering.ordered`).
+    keys: ``z`` as uint32 in the same order (`ordering.float_to_ordered_bits`).
     floor: Smallest value that earlier filters keep, float32 ``[S]``; -inf where
       they keep all.
   """
@@ -44,25 +44,25 @@ class Gathered(NamedTuple):
   floor: jax.Array
 
 
-def top_k(values: jax.Array, gathered: Gathered) -> jax.Array:
-  """Keeps the k most probable tokens."""
+def top_k(values: jax.Array, gathered: GatheredLogits) -> jax.Array:
+  """Returns the floor that keeps the k most probable tokens."""
   z, keys, floor = gathered
   size = z.shape[-1]
   num_kept = jnp.where(values > 0, jnp.minimum(values, size), size)
-  return ordering.highest(
+  return ordering.find_largest_float(
     lambda t: jnp.sum(keys >= t, -1) >= num_kept, floor
   )
 
 
-def top_p(values: jax.Array, gathered: Gathered) -> jax.Array:
-  """Keeps the smallest set of most probable tokens with total probability p.
+def top_p(values: jax.Array, gathered: GatheredLogits) -> jax.Array:
+  """Returns the floor that keeps the fewest tokens with total probability p.
 
   Source: Holtzman et al., arXiv 1904.09751.
   """
   z, keys, floor = gathered
   weights = jnp.where(z >= floor[:, None], jnp.exp(z), 0.0)
   enough = values * ordering.ordered_sum(weights)
-  found = ordering.highest(
+  found = ordering.find_largest_float(
     lambda t: ordering.ordered_sum(jnp.where(keys >= t, weights, 0.0))
     >= enough,
     floor,
@@ -72,7 +72,7 @@ def top_p(values: jax.Array, gathered: Gathered) -> jax.Array:
 
 
 def min_p(values: jax.Array) -> jax.Array:
-  """Keeps tokens at least p times as probable as the most probable token.
+  """Returns the floor at p times the probability of the most probable token.
 
   Source: Nguyen et al., arXiv 2407.01082.
   """
@@ -85,14 +85,14 @@ class Filter:
 
   Attributes:
     floor: Returns the smallest value that is kept, float32 ``[S]``, given the
-      requests' values ``[S]`` and, if ``gathers``, a `Gathered`.
+      requests' values ``[S]`` and, if ``gathers``, a `GatheredLogits`.
     help: Description of the value, for ``--help``.
-    least, most: Range of the value, both ends included. The values of a filter
-      are integers if its range is given in integers.
+    least, most: Range of the value, including ``most`` and, unless ``above``,
+      ``least``. The values are integers if the range is given in integers.
     neutral: End of the range that keeps all tokens.
     greedy: Value that keeps the most probable token only.
     example: Value that keeps some tokens, for tests.
-    above: Whether ``least`` itself is excluded.
+    above: Whether the value must be above ``least``.
     gathers: Whether the filter needs the logits of all ranks.
 
   Example:
@@ -134,7 +134,7 @@ class Filter:
     return bool(low and value <= self.most)
 
   def used(self, values: Any) -> Any:
-    """Returns whether a value, or each of an array, may remove tokens."""
+    """Returns whether a value, or each entry of an array, may remove tokens."""
     if self.neutral == self.least:
       return values > self.neutral
     return values < self.neutral
@@ -169,7 +169,7 @@ Settings = dataclasses.make_dataclass(
 )
 
 
-def chosen(
+def choose_sampling_params(
   given: Mapping[str, float | None], generation: Mapping[str, Any]
 ) -> dict[str, float]:
   """Returns sampling parameters: given ones, otherwise recommended ones.
@@ -186,11 +186,11 @@ def chosen(
 
   Example:
     >>> model = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 2}
-    >>> chosen({"temperature": None}, model)
+    >>> choose_sampling_params({"temperature": None}, model)
     {'temperature': 0.6, 'top_p': 0.9}
-    >>> chosen({"temperature": 0.0}, model)  # greedy
+    >>> choose_sampling_params({"temperature": 0.0}, model)  # greedy
     {'temperature': 0.0, 'top_p': 0.9}
-    >>> chosen({}, {})
+    >>> choose_sampling_params({}, {})
     {'temperature': 0.8, 'top_p': 0.95}
   """
   found = {

@@ -12,7 +12,8 @@ import numpy as np
 
 from parallel.collectives import varying, varying_axes
 
-# The sign bit of a float32, which the bisection in `highest` tries first.
+# The sign bit of a float32, which the bisection in `find_largest_float` tries
+# first.
 _TOP_BIT = np.uint32(1 << 31)
 
 
@@ -21,22 +22,22 @@ def varying_as(x: jax.Array, *others: jax.Array) -> jax.Array:
   return varying(x, *frozenset().union(*map(varying_axes, others)))
 
 
-def ordered(x: jax.Array) -> jax.Array:
+def float_to_ordered_bits(x: jax.Array) -> jax.Array:
   """Maps float32 to uint32, preserving the order."""
   bits = lax.bitcast_convert_type(x, jnp.uint32)
   return jnp.where(bits >= _TOP_BIT, ~bits, bits | _TOP_BIT)
 
 
-def highest(
+def find_largest_float(
   holds: Callable[[jax.Array], jax.Array], like: jax.Array
 ) -> jax.Array:
   """Returns for each sequence the largest float32 that satisfies a condition.
 
   Args:
     holds: Returns for each sequence, bool ``[S]``, whether a value satisfies
-      the condition; values are uint32 ``[S, 1]``, mapped by `ordered`. The
-      condition is monotone: if it holds for a value, it holds for all smaller
-      ones. It holds for -inf.
+      the condition; values are uint32 ``[S, 1]``, mapped by
+      `float_to_ordered_bits`. The condition is monotone: if it holds for a
+      value, it holds for all smaller ones. It holds for -inf.
     like: float32 ``[S]``; the result has its shape and varying mesh axes.
   """
 
@@ -54,8 +55,8 @@ def highest(
 def ordered_sum(x: jax.Array) -> jax.Array:
   """Sums ``[..., n]`` over n in an order that trailing zeros do not change.
 
-  A compiler may choose another order of a reduction for another batch size, and
-  with another number of ranks the vocabulary has another padding.
+  A compiler may order a reduction differently for each batch size, and the
+  padding of the vocabulary depends on the number of ranks.
   """
   size = x.shape[-1]
   width = 1 << (size - 1).bit_length()

@@ -38,7 +38,7 @@ def read(prompts: Sequence[str], path: str | None) -> list[str]:
       "character"
     )
   if path is not None:
-    lines = _lines(path)
+    lines = _read_prompt_file(path)
     if not lines:
       raise ValueError(f"--prompt_file={path} must have at least one prompt")
     found += lines
@@ -52,7 +52,7 @@ def read(prompts: Sequence[str], path: str | None) -> list[str]:
   return found
 
 
-def _lines(path: str) -> list[str]:
+def _read_prompt_file(path: str) -> list[str]:
   """Returns the prompts of a file."""
   try:
     text = (

@@ -7,7 +7,7 @@ import numpy as np
 
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.filters import FILTERS, Settings
-from caatnet.inference.sampling import DTYPES, GATHERING, Sampling
+from caatnet.inference.sampling import DTYPES, GATHERING_FILTERS, Sampling
 from caatnet.inference.stops import Reason, Stops
 
 
@@ -57,7 +57,7 @@ class Request(Settings):
   def filters(self) -> bool:
     """Whether the logits of all ranks must be gathered to draw a token."""
     return self.temperature > 0 and any(
-      FILTERS[name].used(getattr(self, name)) for name in GATHERING
+      FILTERS[name].used(getattr(self, name)) for name in GATHERING_FILTERS
     )
 
   def check(self, vocab_size: int, context: int) -> None:
@@ -101,7 +101,9 @@ class Completion:
   reason: Reason
 
 
-def encoded(text: str, tokenizer: Tokenizer, chat: bool) -> tuple[int, ...]:
+def encode_prompt(
+  text: str, tokenizer: Tokenizer, chat: bool
+) -> tuple[int, ...]:
   """Returns the token ids of a prompt.
 
   Args:
@@ -119,7 +121,7 @@ def encoded(text: str, tokenizer: Tokenizer, chat: bool) -> tuple[int, ...]:
   return (*start, *tokenizer.encode(text).tolist())
 
 
-def stacked(requests: Sequence[Request | None]) -> Sampling:
+def stack_sampling_params(requests: Sequence[Request | None]) -> Sampling:
   """Returns the sampling parameters of requests as arrays ``[S]``.
 
   Args:

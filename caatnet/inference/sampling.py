@@ -29,12 +29,16 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from caatnet.inference.filters import FILTERS, Filter, Gathered
-from caatnet.inference.ordering import ordered, ordered_sum, varying_as
+from caatnet.inference.filters import FILTERS, Filter, GatheredLogits
+from caatnet.inference.ordering import (
+  float_to_ordered_bits,
+  ordered_sum,
+  varying_as,
+)
 from caatnet.models.protocol import Reduction
 from parallel.axes import Axis
 from parallel.collectives import all_gather, ranks_here
-from parallel.kernels.calls import same_axes
+from parallel.kernels.calls import unify_varying_axes
 from parallel.kernels.codec import threefry
 
 # Sampling parameters of each sequence, arrays ``[S]``:
@@ -50,12 +54,12 @@ DTYPES = {"seed": "uint32", "temperature": "float32"} | {
   name: row.dtype for name, row in FILTERS.items()
 }
 # Names of the filters that need the logits of all ranks.
-GATHERING = tuple(name for name, row in FILTERS.items() if row.gathers)
+GATHERING_FILTERS = tuple(name for name, row in FILTERS.items() if row.gathers)
 # Number of most probable tokens of `top_logprobs`: the limit of OpenAI's API.
-NUM_TOP = 20
+NUM_TOP_TOKENS = 20
 
 
-class Top(NamedTuple):
+class TopTokens(NamedTuple):
   """Most probable tokens at each position, the most probable first.
 
   Attributes:
@@ -107,14 +111,16 @@ def sample(
     scaled = shifted / temperature[None, :, None]
     kept = functools.reduce(operator.and_, [
       scaled >= row.floor(values)[None, :, None]
-      for row, values in _rows(sampling, gathers=False)
+      for row, values in _select_filters(sampling, gathers=False)
     ])
     if filters:
       everyone = all_gather(scaled, axis, dim=1)  # [S, N V]
-      kept &= _of_ranks_here(_kept(everyone, sampling), axis)
+      kept &= _of_ranks_here(_kept_token_mask(everyone, sampling), axis)
     noisy = jnp.where(
       kept,
-      scaled + _noise_if(sampled, sampling.seed, positions, token_ids),
+      scaled + _noise_where_sampled(
+        sampled, sampling.seed, positions, token_ids
+      ),
       -jnp.inf,
     )
     best = jnp.argmax(noisy, axis=-1)  # [R, S]; the first, so the lowest id
@@ -150,7 +156,7 @@ def sample(
 def top_logprobs(
   logits: jax.Array, token_ids: jax.Array, axis: Axis,
   asked: jax.Array | None = None,
-) -> Top:
+) -> TopTokens:
   """Returns the most probable tokens, at temperature 1 and without filters.
 
   Each rank selects its own, so that only k tokens per rank are communicated.
@@ -163,12 +169,12 @@ def top_logprobs(
       takes no time. None for all sequences.
 
   Returns:
-    `NUM_TOP` tokens, or the whole vocabulary if it is smaller, ``[S, k]``;
-    every device of the axis has the same. Of equal logits, the lowest token is
-    first.
+    `NUM_TOP_TOKENS` tokens, or the whole vocabulary if it is smaller, ``[S,
+    k]``; every device of the axis has the same. Of equal logits, the lowest
+    token is first.
   """
   lanes, num, size = logits.shape
-  k = min(NUM_TOP, size)
+  k = min(NUM_TOP_TOKENS, size)
 
   def bits(x):
     return lax.bitcast_convert_type(x, jnp.int32)
@@ -199,8 +205,8 @@ def top_logprobs(
       lax.bitcast_convert_type(x, jnp.float32) for x in (values, ranks[..., -1])
     )
     # Ranks have ascending tokens, so the first of equals is the lowest.
-    best, places = lax.top_k(values, min(NUM_TOP, values.shape[-1]))
-    return Top(
+    best, places = lax.top_k(values, min(NUM_TOP_TOKENS, values.shape[-1]))
+    return TopTokens(
       jnp.take_along_axis(ids, places, axis=-1),
       best - jnp.log(ordered_sum(totals.T))[:, None],
     )
@@ -248,14 +254,14 @@ def sampling_reductions(
   return count
 
 
-def _noise_if(
+def _noise_where_sampled(
   sampled: jax.Array, seed: jax.Array, positions: jax.Array,
   token_ids: jax.Array,
 ) -> jax.Array:
   """Returns Gumbel noise ``[R, S, V]``, 0 for sequences at temperature 0."""
   # Cast before the conditional: inside it, jax 0.10 under vmap would cast one
   # operand twice.
-  sampled, seed, positions, token_ids = same_axes(
+  sampled, seed, positions, token_ids = unify_varying_axes(
     sampled, seed, positions, token_ids
   )
 
@@ -288,17 +294,17 @@ def _gumbel(key_0: jax.Array, key_1: jax.Array, index: jax.Array) -> jax.Array:
   return -jnp.log(-jnp.log1p(-rest))
 
 
-def _rows(
+def _select_filters(
   sampling: Sampling, gathers: bool
 ) -> list[tuple[Filter, jax.Array]]:
-  """Returns the filters with the given `gathers`, and their values."""
+  """Returns pairs of each filter with this `gathers` and its values ``[S]``."""
   return [
     (row, getattr(sampling, name)) for name, row in FILTERS.items()
     if row.gathers == gathers
   ]
 
 
-def _kept(z: jax.Array, sampling: Sampling) -> jax.Array:
+def _kept_token_mask(z: jax.Array, sampling: Sampling) -> jax.Array:
   """Returns the tokens that filters of gathered logits keep, bool ``[S, N V]``.
 
   The floor equals one of the logits, so it must be compared with bitwise the
@@ -307,15 +313,15 @@ def _kept(z: jax.Array, sampling: Sampling) -> jax.Array:
   computes the operands of a conditional only once.
 
   Args:
-    z: All logits / temperature, as in `_floor`.
+    z: All logits / temperature, as in `_filter_floor`.
     sampling: Sampling parameters.
   """
-  rows = _rows(sampling, gathers=True)
+  rows = _select_filters(sampling, gathers=True)
   return lax.cond(
     functools.reduce(
       operator.or_, [jnp.any(row.used(values)) for row, values in rows]
     ),
-    lambda: z >= _floor(z, rows)[:, None],
+    lambda: z >= _filter_floor(z, rows)[:, None],
     lambda: varying_as(
       jnp.ones(z.shape, bool), z, *(values for _, values in rows)
     ),
@@ -328,7 +334,7 @@ def _of_ranks_here(x: jax.Array, axis: Axis) -> jax.Array:
   return jnp.moveaxis(apart[:, ranks_here(axis)], 1, 0)
 
 
-def _floor(
+def _filter_floor(
   z: jax.Array, rows: list[tuple[Filter, jax.Array]]
 ) -> jax.Array:
   """Returns the smallest value that all filters in turn keep, ``[S]``.
@@ -340,11 +346,11 @@ def _floor(
   floor = varying_as(
     jnp.full(z.shape[:1], -jnp.inf), z, *(values for _, values in rows)
   )
-  keys = ordered(z)
+  keys = float_to_ordered_bits(z)
   for row, values in rows:
     floor = lax.cond(
       jnp.any(row.used(values)),
-      functools.partial(row.floor, values, Gathered(z, keys, floor)),
+      functools.partial(row.floor, values, GatheredLogits(z, keys, floor)),
       lambda kept=floor: kept,
     )
   return floor

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from caatnet.inference.sampling import Top, top_logprobs
+from caatnet.inference.sampling import TopTokens, top_logprobs
 from caatnet.inference.weights import Weights
 from caatnet.models.lm.losses import Targets, target_scores
 from caatnet.program import Program
@@ -34,14 +34,15 @@ class TargetScores(NamedTuple):
 
   log_probabilities: np.ndarray
   greedy: np.ndarray
-  top: Top | None = None
+  top: TopTokens | None = None
 
 
 class Scorer:
   """Scorer of rows of tokens by a model, with one program per padded length.
 
   Attributes:
-    context: Maximum number of tokens that the model reads; a row has one more.
+    context: Maximum number of tokens that the model reads; rows may have one
+      token more.
     vocab_size: Vocabulary size.
     num_compilations: Number of compiled programs.
   """
@@ -179,7 +180,7 @@ class Scorer:
     self, step: Callable[..., Any], rows: Sequence[np.ndarray], targets: int,
     params: Any = None,
   ) -> Any:
-    """Runs a step on rows, which are padded to a full batch.
+    """Returns a step's result, on the host, for rows padded to a full batch.
 
     Args:
       step: `_judge`, `_judge_with_top` or `_logits`.

@@ -79,7 +79,7 @@ class StopStrings:
       _, start, self.found = min(ends)
       self._held = ""
       return text[:start]
-    held = self._possible_beginning(text)
+    held = self._partial_match_length(text)
     self._held = text[len(text) - held :]
     return text[: len(text) - held]
 
@@ -88,7 +88,7 @@ class StopStrings:
     held, self._held = self._held, ""
     return held
 
-  def _possible_beginning(self, text: str) -> int:
+  def _partial_match_length(self, text: str) -> int:
     """Returns the length of the longest suffix that may begin a stop string."""
     longest = max((len(s) for s in self._strings), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
@@ -98,7 +98,7 @@ class StopStrings:
     return 0
 
 
-class Ending:
+class EndDetector:
   """Detector of the end of one sequence, which also returns its text.
 
   Attributes:

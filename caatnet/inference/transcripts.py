@@ -2,11 +2,11 @@
 
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.requests import Completion, Request
-from caatnet.inference.stops import Ending
+from caatnet.inference.stops import EndDetector
 
 # Number of prompt tokens that are decoded before the drawn ones: whether a
 # token's text has a leading space may depend on the previous token.
-_NUM_BEFORE = 16
+_NUM_PREFIX_TOKENS = 16
 
 
 class Transcript:
@@ -33,10 +33,10 @@ class Transcript:
     self.text = ""
     self._num_before = len(request.prompt)
     stream = tokenizer.stream()
-    for token in request.prompt[-_NUM_BEFORE:]:
+    for token in request.prompt[-_NUM_PREFIX_TOKENS:]:
       stream.push(token)
     stream.flush()
-    self._ending = Ending(
+    self._ending = EndDetector(
       request.stops, stream, context - len(request.prompt)
     )
 
@@ -58,11 +58,11 @@ class Transcript:
     """Appends a token; returns the new text that can be shown."""
     self.tokens.append(token)
     self.logprobs.append(logprob)
-    return self._more(self._ending.push(token))
+    return self._append_text(self._ending.push(token))
 
   def interrupt(self) -> str:
     """Ends the sequence early; returns the rest of the text."""
-    return "" if self.ended else self._more(self._ending.interrupt())
+    return "" if self.ended else self._append_text(self._ending.interrupt())
 
   @property
   def completion(self) -> Completion:
@@ -73,7 +73,7 @@ class Transcript:
       self.text, tuple(self.tokens), tuple(self.logprobs), reason
     )
 
-  def _more(self, text: str) -> str:
+  def _append_text(self, text: str) -> str:
     """Appends text, and returns it."""
     self.text += text
     return text

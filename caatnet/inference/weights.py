@@ -9,14 +9,14 @@ import jax
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
-from caatnet.models.access import Access, Policy
+from caatnet.models.access import Access, RematPolicy
 from caatnet.models.protocol import Parameter
 from caatnet.program import Program, is_spec
-from parallel.kernels.coded import Coded
+from parallel.kernels.coded import CodedMatrix
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored(Access):
+class InferenceAccess(Access):
   """Access of a model's functions to parameters in the format of inference.
 
   XLA:CPU and XLA:GPU copy a layer's weights out of a stack before a matrix
@@ -26,8 +26,9 @@ class Stored(Access):
   Attributes:
     apart: Whether layers are a tuple of each layer's parameters instead of a
       stack.
-    few: Whether matrices of one lane stay int8 codes, which products of few
-      rows read without decoding the matrix (`parallel.kernels.coded`).
+    few: Whether coded matrices of a device with one lane (one tensor rank) are
+      not decoded, since products with few rows read codes directly
+      (`parallel.kernels.coded`).
   """
 
   apart: bool
@@ -38,7 +39,7 @@ class Stored(Access):
     f: Callable[..., Any],
     params: Any,
     *args: Any,
-    policy: Policy = None,
+    policy: RematPolicy = None,
   ) -> Any:
     return f(self._read(params), *args)
 
@@ -48,7 +49,7 @@ class Stored(Access):
     params: Any,
     x: Any,
     unroll: int,
-    policy: Policy,
+    policy: RematPolicy,
   ) -> Any:
     def decoding(layer, x):
       return f(self._read(layer), x)
@@ -63,15 +64,17 @@ class Stored(Access):
     """Decodes parameters, except the matrices that `few` leaves as codes."""
 
     def read(x):
-      if not isinstance(x, Coded) or (self.few and _has_one_lane(x)):
+      if not isinstance(x, CodedMatrix) or (self.few and _has_one_lane(x)):
         return x
       return x.decode()
 
-    return jax.tree.map(read, params, is_leaf=lambda x: isinstance(x, Coded))
+    return jax.tree.map(
+      read, params, is_leaf=lambda x: isinstance(x, CodedMatrix)
+    )
 
 
-def _has_one_lane(x: Coded) -> bool:
-  """Returns whether an array is the matrix ``[1, H, F]`` of one lane."""
+def _has_one_lane(x: CodedMatrix) -> bool:
+  """Returns whether a coded matrix ``[lanes, H, F]`` has only one lane."""
   return len(x.shape) == 3 and x.shape[0] == 1
 
 
@@ -97,13 +100,13 @@ def make_weights(
   """Converts parameters to the format of inference.
 
   Args:
-    program: The model on a mesh, without a partition.
+    program: The model on a mesh, without a ZeRO partition.
     params: float32 parameters as training stores them; they are donated.
     apart: Whether each layer gets separate arrays.
     coded: Whether matrices are stored as int8 codes, except for embedding
       tables.
   """
-  convert, specs, access = conversion(program, apart, coded)
+  convert, specs, access = make_converter(program, apart, coded)
   convert = jax.jit(
     convert, out_shardings=program.layout.shardings(specs), donate_argnums=0
   )
@@ -115,7 +118,7 @@ def make_weights(
 
 def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
   """Returns the result of `make_weights` with shapes instead of arrays."""
-  convert, specs, access = conversion(program, apart, coded)
+  convert, specs, access = make_converter(program, apart, coded)
   params = jax.eval_shape(
     convert, jax.eval_shape(program.model.init, jax.random.key(0))
   )
@@ -135,22 +138,22 @@ def host_weights(
   """Returns the parameters of `make_weights` as numpy arrays, in host memory.
 
   Args:
-    program: The model on a mesh, without a partition.
+    program: The model on a mesh, without a ZeRO partition.
     params: float32 parameters as training stores them, numpy arrays. Arrays
       whose dtype does not change are not copied.
     apart: Whether each layer gets separate arrays.
     coded: Whether matrices are stored as int8 codes.
   """
-  convert, _, _ = conversion(program, apart, coded)
+  convert, _, _ = make_converter(program, apart, coded)
   return jax.tree.map(np.asarray, convert(params))
 
 
-def conversion(
+def make_converter(
   program: Program, apart: bool, coded: bool
 ) -> tuple[Callable[[Any], Any], Any, Access]:
-  """Returns a function that converts parameters, its result's specs, an access.
+  """Returns a converter of parameters, and specs and access of its result.
 
-  The function accepts jax's and numpy's arrays, and can be traced.
+  The converter accepts jax's and numpy's arrays, and can be traced.
   """
   stacks = program.model.stacks if apart else {}
 
@@ -169,7 +172,7 @@ def conversion(
     # embedding table would decode the whole table.
     product_only = p.decays and p.uses == p.regathered == 1
     if coded and product_only:
-      return Coded.encode(x, p.dtype)
+      return CodedMatrix.encode(x, p.dtype)
     return x.astype(p.dtype, copy=False)
 
   def convert(params):
@@ -179,6 +182,6 @@ def conversion(
     )
     return split(stored, lambda x, i: x[i])
 
-  specs = split(program.whole_specs, lambda spec, i: P(*spec[1:]))
+  specs = split(program.unpartitioned_specs, lambda spec, i: P(*spec[1:]))
   platform = program.layout.mesh.devices.flat[0].platform
-  return convert, specs, Stored(apart, few=platform == "cpu")
+  return convert, specs, InferenceAccess(apart, few=platform == "cpu")

@@ -1,8 +1,8 @@
 """Ahead-of-time compilation and analysis of an inference step.
 
-A decoding step reads one token of each of ``batch`` sequences, all at the end
-of their context. A prefill step reads one chunk of a prompt that ends there. No
-request uses top-k or top-p, whose filters gather the logits.
+A decoding step reads the last token of a full context, for each of ``batch``
+sequences. A prefill step reads the last chunk of a prompt that fills the
+context. No request uses top-k or top-p, whose filters gather the logits.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ from caatnet.inference import decoder
 from caatnet.inference.decoder import Capacity
 from caatnet.inference.sampling import (
   DTYPES,
-  GATHERING,
+  GATHERING_FILTERS,
   Sampling,
   sampling_reductions,
 )
 from caatnet.inference.weights import Weights
 from caatnet.inspection import programs
 from caatnet.inspection.programs import CompiledProgram
-from caatnet.models.nanobatches import Nanobatches
+from caatnet.models.nanobatches import NanobatchRule
 from caatnet.models.paged import Batch, CacheShape
 from caatnet.program import Program
 from parallel.ledger import hlo, in_place, latency, ledger
@@ -39,7 +39,7 @@ PHASES = ("prefill", "decode")
 
 
 @dataclasses.dataclass(frozen=True)
-class DecodingStep:
+class InferenceStep:
   """Inference step to compile.
 
   Attributes:
@@ -56,11 +56,11 @@ class DecodingStep:
   weights: Weights
   capacity: Capacity
   cache_shape: CacheShape
-  nanobatches: Nanobatches | None = None
+  nanobatches: NanobatchRule | None = None
 
   @property
   def _has_decodes(self) -> bool:
-    """Whether each row is one token, as in decoding or if `batch_invariant`."""
+    """Whether each sequence has one token: decoding or `batch_invariant`."""
     return self.phase == "decode" or self.capacity.batch_invariant
 
   @property
@@ -115,16 +115,17 @@ class DecodingStep:
     )
 
   @property
-  def read_inputs(self) -> Any:
+  def used_inputs(self) -> Any:
     """The parts of ``inputs`` that are arguments of the compiled program."""
     batch, sampling = self.inputs
     # jit drops unused arguments: parameters of filters, which are off here.
     return batch, [
-      x for name, x in sampling._asdict().items() if name not in GATHERING
+      x for name,
+      x in sampling._asdict().items() if name not in GATHERING_FILTERS
     ]
 
   def lower(self) -> jax.stages.Lowered:
-    """Lowers the program that the decoder runs for such a step."""
+    """Lowers the step's program, as the decoder runs it."""
     run = decoder.make_step(
       self.program, self.weights, self.cache_shape, self.nanobatches
     )
@@ -158,39 +159,39 @@ class DecodingStep:
     return found
 
 
-class Built(Protocol):
+class BuiltModel(Protocol):
   """Language model that a config describes, without its parameters."""
 
   program: Program
   capacity: Capacity
   cache_shape: CacheShape
-  nanobatches: Nanobatches | None
+  nanobatches: NanobatchRule | None
 
   def abstract_weights(self) -> Weights:
     """Returns the weights with shapes instead of arrays."""
     ...
 
 
-def step_of(phase: str, built: Built) -> DecodingStep:
+def step_of(phase: str, built: BuiltModel) -> InferenceStep:
   """Returns the step of a phase of the inference that a config describes.
 
   Raises:
-    ValueError: The model keeps a recurrent state, which the bounds here do not
-      cover.
+    ValueError: The model keeps a recurrent state, for which this module has no
+      bounds.
   """
   if built.cache_shape.states:
     raise ValueError(
       f"--phase={phase} supports only models with a cache of keys and values: "
       f"{type(built.program.model).__name__} keeps a state per sequence"
     )
-  return DecodingStep(
+  return InferenceStep(
     phase, built.program, built.abstract_weights(), built.capacity,
     built.cache_shape, built.nanobatches,
   )
 
 
 def analyse(
-  step: DecodingStep,
+  step: InferenceStep,
   target: Target,
   compiler_options: Mapping[str, bool | str] | None = None,
 ) -> dict[str, Any]:
@@ -230,7 +231,7 @@ def analyse(
     "memory": made.memory({
       "parameters": step.params,
       "cache": cache,
-      "batch": (latest, step.read_inputs),
+      "batch": (latest, step.used_inputs),
     }),
     "inference": {
       "phase": step.phase,
@@ -240,17 +241,17 @@ def analyse(
       "order": step.cache_shape.order,
       "gathers_pages": gathers,
       "widened": list(uses.widened),
-      "kernels": sorted({_readable(name) for name in uses.kernels}),
-      "formula": _formula(step, made),
+      "kernels": sorted({_kernel_scope(name) for name in uses.kernels}),
+      "formula": _compare_formula(step, made),
     },
   }
   if target.hardware is not None:
-    result |= _schedule(step, made, arrays, gathers)
+    result |= _analyse_schedule(step, made, arrays, gathers)
   return result
 
 
 def _check_in_place(
-  step: DecodingStep, target: Target, uses: in_place.Uses
+  step: InferenceStep, target: Target, uses: in_place.Uses
 ) -> None:
   """Raises ValueError if the program copies or slices the cache."""
   on_cpu = target.devices[0].platform == "cpu"
@@ -263,13 +264,15 @@ def _check_in_place(
     )
 
 
-def _readable(name: str) -> str:
+def _kernel_scope(name: str) -> str:
   """Returns a kernel's name scope in the model, without jax's own scopes."""
-  return ledger.place(name)[2]
+  return ledger.parse_name_stack(name)[2]
 
 
-def _formula(step: DecodingStep, made: CompiledProgram) -> list[dict[str, Any]]:
-  """Compares bytes of the closed formula with those of both ledgers."""
+def _compare_formula(step: InferenceStep, made: CompiledProgram) -> list[
+  dict[str, Any]
+]:
+  """Returns bytes by formula and in the lowered and compiled programs."""
   formula = step.formula()
   axis = step.program.layout.tensor.name
   sides: dict[str, dict[tuple[str, str], int]] = {"formula": formula}
@@ -287,8 +290,8 @@ def _formula(step: DecodingStep, made: CompiledProgram) -> list[dict[str, Any]]:
   ]
 
 
-def _schedule(
-  step: DecodingStep, made: CompiledProgram, arrays: list[hlo.Shape],
+def _analyse_schedule(
+  step: InferenceStep, made: CompiledProgram, arrays: list[hlo.Shape],
   gathers: bool,
 ) -> dict[str, Any]:
   """Returns the schedule, and bounds of its time with and without latency."""
@@ -296,7 +299,7 @@ def _schedule(
   reads = _kernel_reads(step, made.module, arrays)
   times = programs.timeline(made.schedule(reads=reads).collectives())
   result: dict[str, Any] = times | {"constants": made.constants(dtype)}
-  pieces = hidden_pieces(made, reads)
+  pieces = nanobatch_overlap(made, reads)
   if pieces:
     result["nanobatches"] = pieces
   # A gather of all pages into a dense copy is not required by the step.
@@ -322,12 +325,12 @@ def _schedule(
     "formula_seconds": per_device * sum(
       o.count * o.seconds(hardware, dtype) for o in operations
     ),
-    **programs.bounds(compute, times["overlap"]),
+    **programs.step_time_bounds(compute, times["overlap"]),
   }
   try:
-    span = latency.seconds(made.target, made.mesh)
+    span = latency.build_time_model(made.target, made.mesh)
     result["with_latency"] = [
-      programs.bounds(
+      programs.step_time_bounds(
         compute,
         programs.timeline(
           made.schedule(lambda e, i=i: span(e)[i], reads).collectives()
@@ -341,15 +344,15 @@ def _schedule(
   return result
 
 
-def hidden_pieces(
+def nanobatch_overlap(
   made: CompiledProgram, reads: Mapping[tuple[int, ...], float]
 ) -> list[dict[str, Any]]:
   """Returns the bytes that nano-batches reduce, and how many are overlapped.
 
-  A reduction of a nano-batch is overlapped if a matrix product or a custom
-  kernel of another nano-batch is between its start and its done. Its hidden
-  fraction is the roofline time of all instructions of other nano-batches
-  between them, divided by its time on the links.
+  A nano-batch's reduction is overlapped if a matrix product or custom kernel of
+  another nano-batch is between the instructions that start and end it. Its
+  hidden fraction is the roofline time of all instructions of other nano-batches
+  between these two, divided by its time on the links.
 
   Args:
     made: The program.
@@ -395,7 +398,7 @@ def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
   found = {}
   for entry in made.made:
     if entry.bytes and entry.kind == "all_reduce":
-      times = latency.times(made.target, made.mesh, entry)
+      times = latency.all_reduce_times(made.target, made.mesh, entry)
       least, greatest = (end * 1e6 for end in times.all_reduce(1))
       found[f"smallest all-reduce over {','.join(entry.axes)}"] = [
         f"{least:.0f} to {greatest:.0f} us, {times.mark}", times.source
@@ -404,7 +407,7 @@ def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
 
 
 def _kernel_reads(
-  step: DecodingStep, module: hlo.Module, arrays: list[hlo.Shape]
+  step: InferenceStep, module: hlo.Module, arrays: list[hlo.Shape]
 ) -> dict[tuple[int, ...], float]:
   """Returns dims -> bytes that a kernel reads of each cache array.
 
@@ -416,14 +419,14 @@ def _kernel_reads(
   # positions than the sequences have.
   slots = shape.num_layers * shape.num_pages * shape.page_size
   part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)
-  part *= _piece_share(step)
+  part *= _nanobatch_fraction(step)
   return {
     dims: array.bytes * part
-    for array in arrays for dims in in_place.views(module, [array])
+    for array in arrays for dims in in_place.view_dims(module, [array])
   }
 
 
-def _piece_share(step: DecodingStep) -> float:
+def _nanobatch_fraction(step: InferenceStep) -> float:
   """Returns the mean fraction of all cached positions that a nano-batch reads.
 
   Nano-batches of a decoding step read each context once. A nano-batch of a

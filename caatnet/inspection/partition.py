@@ -7,7 +7,7 @@ from caatnet.program import Program
 from parallel.ledger.ledger import Collective
 from parallel.plans.zero import cost
 
-SIDES = ("formula", "lowered", "compiled")
+BYTE_SOURCES = ("formula", "lowered", "compiled")
 
 
 def analyse(
@@ -16,7 +16,7 @@ def analyse(
   lowered: Iterable[Collective],
   compiled: Iterable[Collective],
 ) -> dict[str, Any]:
-  """Compares memory and bytes of `parallel.plans.zero.cost` and of a program.
+  """Returns memory by formula, and bytes by formula and in both programs.
 
   Args:
     program: Model on a mesh, with a partition.
@@ -25,10 +25,10 @@ def analyse(
     compiled: Collectives of the program compiled by XLA.
 
   Returns:
-    Plain data. "memory" has the bytes of a device by formula. "bytes" has a row
-    for each set of levels, kind of collective and dtype, with operand bytes per
-    device and step; None if a count is unknown. The counts of the programs
-    include norms and losses.
+    Plain data. "memory" has the bytes of a device by formula
+    (`parallel.plans.zero.cost`). "bytes" has a row for each set of levels, kind
+    of collective and dtype, with operand bytes per device and step; None if a
+    count is unknown. The counts of the programs include norms and losses.
   """
   layout = program.layout
   lanes = {axis.name: axis.lanes for axis in layout.data}
@@ -38,7 +38,7 @@ def analyse(
 
   def add(side, axes, kind, dtype, size):
     key = ",".join(axes), kind, dtype
-    row = rows.setdefault(key, dict.fromkeys(SIDES, 0))
+    row = rows.setdefault(key, dict.fromkeys(BYTE_SOURCES, 0))
     # One unknown count makes the sum unknown.
     row[side] = None if None in (row[side], size) else row[side] + size
 

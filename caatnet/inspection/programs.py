@@ -74,14 +74,14 @@ class CompiledProgram:
     Args:
       wire_seconds: Function from a collective to its seconds; None uses its
         bytes over the links' bandwidth.
-      reads: Bytes that kernels read of arrays, as in `roofline.cost`.
+      reads: Dims of an array -> bytes that a kernel reads of it.
       hides: Predicate: whether an instruction counts as compute that hides a
         collective.
     """
     return overlap.ScheduledProgram(
       self.module, self.mesh, self.target.hardware,
-      wire_seconds or overlap.wire_seconds(self.target, self.mesh), reads,
-      hides,
+      wire_seconds or overlap.build_wire_time_model(self.target, self.mesh),
+      reads, hides,
     )
 
   def constants(self, dtype: str) -> dict[str, list[str]]:
@@ -150,8 +150,8 @@ def compile_for(
       {
         "axes": list(d.axes),
         "phase": d.phase,
-        "lowered": rows(d.lowered),
-        "compiled": rows(d.compiled),
+        "lowered": ledger_rows(d.lowered),
+        "compiled": ledger_rows(d.compiled),
         "differs": d.differs,
       }
       for d in compiled_ledger.compare(asked, made)
@@ -177,8 +177,8 @@ def compile_for(
   return CompiledProgram(target, mesh, module, asked, made, facts, compiled)
 
 
-def rows(side: dict) -> list[dict[str, Any]]:
-  """Converts one program's ledger in a comparison to plain data."""
+def ledger_rows(side: dict) -> list[dict[str, Any]]:
+  """Converts (kind, dtype) -> bytes that a program sends to a list of rows."""
   return [
     {"kind": kind, "dtype": dtype, **sent._asdict()}
     for (kind, dtype), sent in sorted(side.items())
@@ -211,7 +211,7 @@ def timeline(
     ],
     "overlap": [
       {"axes": list(names), **row}
-      for names, row in overlap.by_axis(list(transfers)).items()
+      for names, row in overlap.sum_by_axes(list(transfers)).items()
     ],
   }
 
@@ -244,14 +244,14 @@ def host_copies(program: overlap.ScheduledProgram) -> list[dict[str, Any]]:
   return list(rows.values())
 
 
-def bounds(
+def step_time_bounds(
   compute_seconds: float, rows: Collection[Mapping[str, float]]
 ) -> dict[str, float]:
   """Returns bounds on a step's time from its compute and its transfers.
 
   Args:
     compute_seconds: Time of compute.
-    rows: Transfers over each set of axes, summed by `overlap.by_axis`.
+    rows: Transfers over each set of axes, summed by `overlap.sum_by_axes`.
 
   Returns:
     In seconds, the step time with full overlap, as scheduled, and without

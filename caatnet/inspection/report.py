@@ -6,14 +6,20 @@ from typing import Any
 
 from caatnet.inspection import partition
 from parallel.base import plot
-from parallel.base.report import Column, Report, Table, keyed, span
+from parallel.base.report import (
+  Column,
+  Report,
+  Table,
+  columns_of_keys,
+  format_range,
+)
 from parallel.ledger import conformal
 
 Result = Mapping[str, Any]
 Results = Mapping[str, Result]
 
 # Suffix of table titles when transfers of unknown count are excluded.
-_LEFT_OUT = ", without transfers of unknown count"
+_EXCLUSION_SUFFIX = ", without transfers of unknown count"
 # Key of the bounds -> its heading, and the unit of the heading.
 _BOUNDS = {
   "model_flops": ("model FLOPs, 10^12", 1e12),
@@ -39,7 +45,7 @@ _LATENCY_BOUNDS = {
 
 
 def report(results: Results) -> Report:
-  """Returns tables and bars of programs; with two, also their ratio.
+  """Returns tables and a figure of programs; with two, also their ratio.
 
   Args:
     results: Label -> result of `caatnet.inspection.study.analyse` or
@@ -65,7 +71,7 @@ def _parts(results: Results) -> Iterator[Table | str]:
     if "inference" in result:
       yield _inference(label, result["inference"])
       if result["inference"].get("widened"):
-        yield _widened(label, result["inference"]["widened"])
+        yield _widening_notice(label, result["inference"]["widened"])
   if others:
     yield _bytes_ratio(results)
   if "transfers" not in first:
@@ -92,7 +98,7 @@ def _parts(results: Results) -> Iterator[Table | str]:
       "which a kernel for attention over pages does not."
     )
   yield Table(
-    "constants", keyed(["", "value", "source"]),
+    "constants", columns_of_keys(["", "value", "source"]),
     [
       dict(zip(("", "value", "source"), (name, *values), strict=True))
       for name, values in first["constants"].items()
@@ -100,16 +106,16 @@ def _parts(results: Results) -> Iterator[Table | str]:
   )
 
 
-def _sides(results: Results) -> list[Column]:
+def _program_columns(results: Results) -> list[Column]:
   """Returns a column for each program and, with two, the ratio."""
   ratio = [Column("ratio", "ratio", default="")] if len(results) == 2 else []
-  return [*keyed(results, default=""), *ratio]
+  return [*columns_of_keys(results, default=""), *ratio]
 
 
-def _side_by_side(
+def _program_cells(
   results: Results, values: Sequence[Any], form: Callable[[Any], str]
 ) -> dict[str, str]:
-  """Returns the cells of `_sides` from the value of each program."""
+  """Returns the cells of `_program_columns` from the value of each program."""
   cells = dict(zip(results, map(form, values), strict=True))
   if len(values) == 2:
     before, after = values
@@ -129,7 +135,7 @@ def _memory(results: Results) -> Table:
   sides = [r["memory"] for r in results.values()]
   rows = [
     {"": name}
-    | _side_by_side(results, [side.get(name, 0) for side in sides], _gb)
+    | _program_cells(results, [side.get(name, 0) for side in sides], _gb)
     for name in dict.fromkeys(itertools.chain(*sides)) if name != "capacity"
   ]
   capacity = sides[0]["capacity"]
@@ -144,7 +150,7 @@ def _memory(results: Results) -> Table:
     rows.append(verdicts)
   return Table(
     f"memory per device, GB ({next(iter(results.values()))['target']})",
-    ["", *_sides(results)], rows,
+    ["", *_program_columns(results)], rows,
   )
 
 
@@ -200,11 +206,11 @@ def _bytes_ratio(results: Results) -> Table:
         cells[index] += sum(r["bytes"] for r in row[side])
         unknown |= any(r["unknown_bytes"] for r in row[side])
   return Table(
-    "operand MB per device and step" + _LEFT_OUT * unknown,
-    ["axes", "phase", "", *_sides(results)],
+    "operand MB per device and step" + _EXCLUSION_SUFFIX * unknown,
+    ["axes", "phase", "", *_program_columns(results)],
     [
       dict(zip(("axes", "phase", ""), key, strict=True))
-      | _side_by_side(results, values, lambda v: f"{v / 1e6:,.3f}")
+      | _program_cells(results, values, lambda v: f"{v / 1e6:,.3f}")
       for key, values in totals.items()
     ],
   )
@@ -270,7 +276,7 @@ def overlap_table(results: Results) -> Table:
 def _roofline(results: Results) -> Table:
   bounds = [r["roofline"] for r in results.values()]
   rows = [
-    {"": name} | _side_by_side(
+    {"": name} | _program_cells(
       results, [b[key] / unit for b in bounds], lambda v: f"{v:,.3f}"
     )
     for key, (name, unit) in _BOUNDS.items()
@@ -284,14 +290,14 @@ def _roofline(results: Results) -> Table:
   if any("links" in r["constants"] for r in results.values()):
     rates = "step of a device, predicted with the rates of the cluster"
   return Table(
-    rates + _LEFT_OUT * unknown,
-    ["", *_sides(results)],
+    rates + _EXCLUSION_SUFFIX * unknown,
+    ["", *_program_columns(results)],
     rows + _latency_rows(results) + _interval_rows(results),
   )
 
 
 def _interval_rows(results: Results) -> list[dict[str, str]]:
-  """Returns the intervals of step times; [] if not all programs have one."""
+  """Returns the intervals of step times; [] if a program has no interval."""
   if not all("interval" in r for r in results.values()):
     return []
   return [{"": f"step, ms: median and {conformal.COVERAGE:.0%} interval"} | {
@@ -317,12 +323,12 @@ def _latency_rows(results: Results) -> list[dict[str, str]]:
       for r in results.values()
     ]
     row = {"": name} | {
-      label: span(end, "{:,.3f}".format)
+      label: format_range(end, "{:,.3f}".format)
       for label, end in zip(results, ends, strict=True)
     }
     if len(ends) == 2:
       ratios = [b / a for a, b in zip(*ends, strict=True)]
-      row["ratio"] = span(ratios, "{:.3f}".format)
+      row["ratio"] = format_range(ratios, "{:.3f}".format)
     rows.append(row)
   return rows
 
@@ -337,7 +343,10 @@ def _inference(label: str, result: Result) -> Table:
     f"{result['phase']} of {label}: {result['sequences']} x {result['tokens']} "
     f"tokens of each replica, in contexts of {result['context']}; {attention}\n"
     "operand MB over the tensor axis, per device and step",
-    ["kind", "dtype", *keyed(partition.SIDES, ",.6f", unit=1e6)],
+    [
+      "kind", "dtype",
+      *columns_of_keys(partition.BYTE_SOURCES, ",.6f", unit=1e6)
+    ],
     result["formula"],
   )
 
@@ -359,8 +368,8 @@ def _nanobatches(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   )
 
 
-def _widened(label: str, names: Sequence[str]) -> str:
-  """Returns the conversions of a 16-bit cache, and the key that avoids them."""
+def _widening_notice(label: str, names: Sequence[str]) -> str:
+  """Returns a notice on conversions of a 16-bit cache and how to avoid them."""
   more = f"; and {len(names) - 3} more" if names[3:] else ""
   return (
     f"{label}: XLA:CPU updates a 16-bit cache in float32. {len(names)} "
@@ -375,20 +384,20 @@ def partition_tables(label: str, result: Result) -> list[Table]:
   return [
     Table(
       f"training state of {label} by formula, GB per device",
-      keyed(result["memory"], ".3f", unit=1e9), [result["memory"]],
+      columns_of_keys(result["memory"], ".3f", unit=1e9), [result["memory"]],
     ),
     Table(
       f"levels of {label} ({result['partition']}): operand MB per device and "
       "step",
       ["axes", "kind", "dtype",
-       *keyed(partition.SIDES, ",.3f", unit=1e6, default="?")],
+       *columns_of_keys(partition.BYTE_SOURCES, ",.3f", unit=1e6, default="?")],
       result["bytes"],
     ),
   ]
 
 
 def _figure(results: Results) -> plot.Figure:
-  """Returns memory, bytes by axis and phase, and bytes hidden under compute."""
+  """Plots memory, bytes by axis and phase, and bytes hidden under compute."""
   rows = []
   for label, result in results.items():
     overlap = result.get("overlap", ())
@@ -412,13 +421,15 @@ def _figure(results: Results) -> plot.Figure:
       row[key] = dict.fromkeys(parts, 0) | row[key]
   sent = "operand GB per device and step"
   panels = [
-    *plot.stacks(rows, "program", "memory/1e9", label="GB per device",
-                 title="memory"),
-    *plot.stacks(rows, "program", "sent/1e9", label=sent,
-                 title="collectives, compiled"),
+    *plot.stacked_bar_panels(
+      rows, "program", "memory/1e9", label="GB per device", title="memory"
+    ),
+    *plot.stacked_bar_panels(
+      rows, "program", "sent/1e9", label=sent, title="collectives, compiled"
+    ),
   ]
   if all("overlap" in r for r in results.values()):
-    panels += plot.stacks(
+    panels += plot.stacked_bar_panels(
       rows, "program", {"hidden": "hidden/1e9", "exposed": "exposed/1e9"},
       label=sent, title="under compute, by the roofline",
     )

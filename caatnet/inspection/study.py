@@ -24,7 +24,7 @@ from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 
 # Keys of the config that define the family of a calibration
 # (`parallel.ledger.conformal`): model, sizes, and how the step is split.
-_FAMILY = (
+_FAMILY_KEYS = (
   "model.name", "model.width", "model.ffn_width", "model.num_layers",
   "model.num_heads", "model.vocab_size", "model.dtype", "model.remat",
   "data.seq_len", "data.batch_size", "parallel.worker", "parallel.data",
@@ -72,7 +72,7 @@ def analyse(
       program, experiment.train.accumulation, made.asked, made.made
     )
   if target.hardware is not None:
-    result |= schedule(experiment, made)
+    result |= analyse_schedule(experiment, made)
   return result
 
 
@@ -114,11 +114,13 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
   return sorted(first.values())
 
 
-def schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
+def analyse_schedule(
+  experiment: Experiment, made: CompiledProgram
+) -> dict[str, Any]:
   """Returns the schedule, compute concurrent with collectives, and bounds.
 
-  If the residuals of the target's rates are known, the result also has the
-  interval of the step's time.
+  If prediction errors of other steps are known for the target's links, the
+  result also has an interval of the step's time.
 
   Args:
     experiment: The run.
@@ -134,34 +136,43 @@ def schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
   compute = max(cost.seconds, model_flops / peak)
   stages, waiting = program.layout.stages, {}
   if stages is not None and not target.shares_processors:
-    waiting = {"waiting_seconds": _waiting(
+    waiting = {"waiting_seconds": _stage_waiting_s(
       stages.schedule, stages.axis.lanes, scheduled
     )}
   copies = programs.host_copies(scheduled)
-  bounds = programs.bounds(compute + sum(waiting.values()), times["overlap"])
-  return times | ({"host_copies": copies} if copies else {}) | {
-    "roofline": {
-      "model_flops": model_flops,
-      "product_flops": cost.flops,
-      "memory_bytes": cost.bytes,
-      "model_flops_seconds": model_flops / peak,
-      "memory_seconds": cost.bytes / hardware.memory_bandwidth,
-      **waiting,
-      **bounds,
-    },
-    **(
-      interval(bounds["step_as_scheduled"], target.links, features(
-        experiment.config, target.name, program.layout.mesh.size
-      )) if target.links is not None and target.links.residuals else {}
-    ),
-    "constants": made.constants(program.model.dtype),
-  }
+  bounds = programs.step_time_bounds(
+    compute + sum(waiting.values()), times["overlap"]
+  )
+  return (
+    times
+    | ({"host_copies": copies} if copies else {})
+    | {
+      "roofline": {
+        "model_flops": model_flops, "product_flops": cost.flops,
+        "memory_bytes": cost.bytes, "model_flops_seconds": model_flops / peak,
+        "memory_seconds": cost.bytes / hardware.memory_bandwidth, **waiting,
+        **bounds,
+      },
+      **(
+        step_time_interval(
+          bounds["step_as_scheduled"],
+          target.links,
+          calibration_features(
+            experiment.config, target.name, program.layout.mesh.size
+          ),
+        )
+        if target.links is not None and target.links.residuals
+        else {}
+      ),
+      "constants": made.constants(program.model.dtype),
+    }
+  )
 
 
-def features(
+def calibration_features(
   config: Mapping[str, Any], target: str, devices: int
 ) -> dict[str, str | float]:
-  """Returns a run's values that `conformal.outside` compares to a calibration.
+  """Returns the values of a run that `conformal.find_extrapolations` compares.
 
   Args:
     config: The run's config as plain data.
@@ -169,7 +180,7 @@ def features(
     devices: Number of devices of the mesh.
   """
   found = {"target": target.partition(":")[0], "devices": devices}
-  for key in _FAMILY:
+  for key in _FAMILY_KEYS:
     section, _, name = key.partition(".")
     found[key] = config.get(section, {}).get(name, "none")
   if found["parallel.stage"] == 1:  # the schedule is not used
@@ -177,18 +188,18 @@ def features(
   return found
 
 
-def interval(
+def step_time_interval(
   step_s: float, links: LinkMatrix, values: Mapping[str, str | float]
 ) -> dict[str, Any]:
-  """Returns the interval of a predicted step time, and reasons to widen it."""
-  outside = conformal.outside(links.family, values)
+  """Returns a step time's interval, and "outside", the values that widen it."""
+  outside = conformal.find_extrapolations(links.family, values)
   wider = links.widening * len(outside) if outside else 0.0
   return {"outside": outside, "interval": conformal.interval(
     step_s, links.residuals, wider=wider
   )._asdict()}
 
 
-def _waiting(
+def _stage_waiting_s(
   schedule: PipelineSchedule, lanes: int, program: overlap.ScheduledProgram
 ) -> float:
   """Returns the seconds for which a device waits for other stages' actions.

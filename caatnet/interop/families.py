@@ -1,7 +1,7 @@
 """Families of published models that are supported, and their config files.
 
-A config file is interpreted as by the transformers library: a missing key has
-the default of its family (5.23, `configuration_llama.py` and the corresponding
+A config file is interpreted as by the transformers library 5.23: a missing key
+has the default of its family (`configuration_llama.py` and the corresponding
 files). Rotary positions have two formats: ``rope_parameters`` since
 transformers 5, ``rope_theta`` and ``rope_scaling`` before.
 """
@@ -12,11 +12,11 @@ import sys
 from typing import Any
 
 from caatnet.models.transformer.config import TransformerConfig
-from caatnet.models.transformer.positions import Linear, Llama3
+from caatnet.models.transformer.positions import LinearScaling, Llama3Scaling
 
 
 @dataclasses.dataclass(frozen=True)
-class Family:
+class ModelFamily:
   """Family of published models, by the properties in which families differ.
 
   Attributes:
@@ -35,17 +35,17 @@ class Family:
   window: str = "never"
 
 
-FAMILIES = {
-  "llama": Family("LlamaForCausalLM"),
-  "mistral": Family("MistralForCausalLM", window="always"),
-  "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="choose"),
-  "qwen3": Family(
+MODEL_FAMILIES = {
+  "llama": ModelFamily("LlamaForCausalLM"),
+  "mistral": ModelFamily("MistralForCausalLM", window="always"),
+  "qwen2": ModelFamily("Qwen2ForCausalLM", qkv_bias=True, window="choose"),
+  "qwen3": ModelFamily(
     "Qwen3ForCausalLM", qk_norm=True, head_width=128, window="choose"
   ),
 }
 
 # Keys with a single supported value; null is equivalent to it.
-_FIXED = {
+_SUPPORTED_VALUES = {
   "hidden_act": "silu",
   "attention_bias": False,
   "mlp_bias": False,
@@ -56,13 +56,15 @@ _FIXED = {
 
 
 # Allowed values of `layer_types`, and the largest float that a key may have.
-_LAYERS = ("full_attention", "sliding_attention")
-_LARGEST = sys.float_info.max
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_MAX_FLOAT = sys.float_info.max
 # Largest dim, largest number of heads or layers, largest number of positions.
-_MOST, _MAX_HEADS, _MAX_POSITIONS = 2**24, 2**14, 2**31 - 1
+_MAX_SIZE, _MAX_HEADS, _MAX_POSITIONS = 2**24, 2**14, 2**31 - 1
 
 
-def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def parse_published_config(fields: Mapping[str, Any]) -> tuple[
+  dict[str, Any], list[str]
+]:
   """Parses a published config.
 
   Args:
@@ -74,7 +76,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     keys.
 
   Example:
-    >>> section, wrong = parse({
+    >>> section, wrong = parse_published_config({
     ...   "model_type": "llama", "vocab_size": 256, "hidden_size": 64,
     ...   "intermediate_size": 128, "num_hidden_layers": 2,
     ...   "num_attention_heads": 4, "hidden_act": "gelu"})
@@ -83,14 +85,14 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     >>> wrong
     ["hidden_act='gelu': 'silu' only"]
   """
-  family = FAMILIES.get(str(fields.get("model_type")))
+  family = MODEL_FAMILIES.get(str(fields.get("model_type")))
   if family is None:
     return {}, [
       f"model_type={fields.get('model_type')!r} must be one of "
-      f"{', '.join(FAMILIES)}"
+      f"{', '.join(MODEL_FAMILIES)}"
     ]
   reader = _Reader(fields)
-  for key, value in _FIXED.items():
+  for key, value in _SUPPORTED_VALUES.items():
     found = fields.get(key)
     if found not in (None, value):
       allowed = "not supported" if value is None else f"{value!r} only"
@@ -115,7 +117,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
   equal = head_width * heads == width
   section["head_width"] = 0 if equal else head_width
   section["sliding_window"] = _window(family, reader, num_layers)
-  section |= _positions(reader)
+  section |= _parse_rope(reader)
   section["max_positions"] = _most_positions(reader, section["rope_scaling"])
   return {} if reader.failed else section, reader.wrong
 
@@ -134,7 +136,7 @@ class _Reader:
     self._where = where
 
   def count(
-    self, key: str, default: int | None = None, most: int = _MOST
+    self, key: str, default: int | None = None, most: int = _MAX_SIZE
   ) -> int:
     """Reads a positive integer; if it is invalid, returns the default or 1."""
     value = self.fields.get(key)
@@ -154,7 +156,7 @@ class _Reader:
     value = self.fields.get(key)
     if value is None and default is not None:
       return default
-    if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+    if type(value) not in (int, float) or not 0 < value <= _MAX_FLOAT:
       self._fail(key, "a positive number")
       return default or 1.0
     return float(value)
@@ -174,7 +176,7 @@ class _Reader:
     self.failed = True
 
 
-def _window(family: Family, reader: _Reader, num_layers: int) -> int:
+def _window(family: ModelFamily, reader: _Reader, num_layers: int) -> int:
   """Returns the number of positions that a query attends to; 0 for all."""
   fields = reader.fields
   if family.window == "never":
@@ -197,10 +199,13 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
     kinds = ["full_attention"] * first
     kinds += ["sliding_attention"] * (num_layers - first)
   if kinds is not None and (
-    not isinstance(kinds, list) or any(kind not in _LAYERS for kind in kinds)
+    not isinstance(kinds, list) or any(
+      kind not in _LAYER_TYPES for kind in kinds
+    )
   ):
     reader.wrong.append(
-      f"layer_types={_short(kinds)} must be a list of {' and '.join(_LAYERS)}"
+      f"layer_types={_short(kinds)} must be a list of "
+      f"{' and '.join(_LAYER_TYPES)}"
     )
     return window
   # One model has one attention pattern in all its layers.
@@ -212,8 +217,8 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
   return 0 if kinds and kinds[0] == "full_attention" else window
 
 
-def _positions(reader: _Reader) -> dict[str, Any]:
-  """Returns base and scaling of rotary positions."""
+def _parse_rope(reader: _Reader) -> dict[str, Any]:
+  """Returns ``rope_base`` and ``rope_scaling`` of ``config.model``."""
   fields = reader.fields
   said = [k for k in ("rope_scaling", "rope_parameters") if fields.get(k)]
   key = said[0] if said else "rope_scaling"
@@ -262,7 +267,7 @@ def _positions(reader: _Reader) -> dict[str, Any]:
 
 
 def _most_positions(reader: _Reader, scaling: tuple[str | float, ...]) -> int:
-  """Returns the length of the context; 0 if not given."""
+  """Returns the length of the context in positions; 0 if not given."""
   if reader.fields.get("max_position_embeddings") is None:
     return 0
   most = reader.count("max_position_embeddings", most=_MAX_POSITIONS)
@@ -277,10 +282,10 @@ def _most_positions(reader: _Reader, scaling: tuple[str | float, ...]) -> int:
   return int(most * factor)
 
 
-def describe(
+def to_published_config(
   config: TransformerConfig, dtype: str, num_positions: int
 ) -> dict[str, Any]:
-  """Returns the config file of a published model; the inverse of `parse`.
+  """Returns a published model's config; inverse of `parse_published_config`.
 
   Args:
     config: Sizes of the model.
@@ -295,7 +300,7 @@ def describe(
   has = config.qkv_bias, config.qk_norm
   name = next(
     (
-      name for name, family in FAMILIES.items()
+      name for name, family in MODEL_FAMILIES.items()
       if (family.qkv_bias, family.qk_norm) == has
       and (not config.sliding_window or family.window != "never")
     ),
@@ -304,11 +309,11 @@ def describe(
   if name is None:
     raise ValueError(
       f"config.model.qkv_bias={config.qkv_bias} and config.model.qk_norm="
-      f"{config.qk_norm}: none of {', '.join(FAMILIES)} has both"
+      f"{config.qk_norm}: none of {', '.join(MODEL_FAMILIES)} has both"
     )
-  family = FAMILIES[name]
+  family = MODEL_FAMILIES[name]
   if config.max_positions:
-    is_linear = isinstance(config.rope_scaling, Linear)
+    is_linear = isinstance(config.rope_scaling, LinearScaling)
     factor = config.rope_scaling.factor if is_linear else 1
     num_positions = int(config.max_positions / factor)
   fields: dict[str, Any] = {
@@ -340,13 +345,13 @@ def describe(
 
 
 def _scaling_fields(config: TransformerConfig) -> dict[str, Any] | None:
-  """Returns the config value of rotary scaling."""
+  """Returns the value of ``rope_scaling`` in a published config."""
   match config.rope_scaling:
     case None:
       return None
-    case Linear(factor):
+    case LinearScaling(factor):
       return {"rope_type": "linear", "factor": factor}
-    case Llama3(factor, low, high, context):
+    case Llama3Scaling(factor, low, high, context):
       return {
         "rope_type": "llama3", "factor": factor, "low_freq_factor": low,
         "high_freq_factor": high, "original_max_position_embeddings": context,

@@ -25,7 +25,7 @@ class TaskMetric(NamedTuple):
     num_shots: Number of examples before each document.
     num_documents: Number of evaluated documents.
     metric: Name of the metric.
-    filter: Postprocessing of the responses by the harness.
+    filter: Name of the harness's postprocessing of the responses.
     value: Value of the metric.
     stderr: Standard error; None if the harness reports none.
   """
@@ -68,7 +68,7 @@ def check(tasks: Sequence[str], limit: float | None) -> None:
 def evaluate(
   responder: Responder, tasks: Sequence[str], limit: float | None = None
 ) -> dict[str, Any]:
-  """Runs tasks of the harness.
+  """Evaluates a model on tasks of the harness.
 
   Args:
     responder: Computes the responses.
@@ -126,7 +126,7 @@ def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
   files = _files(tasks)
   # The harness interprets a path as a task (0.4.13). It finds a group only by
   # name, in the directories of `include_path`.
-  groups = {file: name for file in files if (name := _group(file))}
+  groups = {file: name for file in files if (name := _read_group_name(file))}
   manager = TaskManager(
     include_path=sorted({os.path.dirname(file) for file in groups}),
     include_defaults=len(files) < len(tasks),
@@ -156,7 +156,7 @@ def _files(tasks: Sequence[str]) -> list[str]:
   return [task for task in tasks if task.endswith(".yaml")]
 
 
-def _group(file: str) -> str | None:
+def _read_group_name(file: str) -> str | None:
   """Returns the name of the group that a file defines; None for a task."""
   import yaml  # a dependency of the harness
 

@@ -2,9 +2,9 @@
 
 A published folder contains ``config.json``, safetensors files, and the files of
 its tokenizer. A run's folder that was converted from one also contains the file
-`ORIGIN` with the published config and dtypes, and all files of the tokenizer.
-Tensors are converted one by one: at most the tensors of one parameter of one
-layer are in memory.
+`ORIGIN_FILE` with the published config and dtypes, and all files of the
+tokenizer. Tensors are converted one by one: at most the tensors of one
+parameter of one layer are in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ import numpy as np
 from caatnet.data.tokenizers import FILES
 from caatnet.interop import families, layout, tensors
 from caatnet.interop.source import (
-  HEAD,
-  TABLE,
-  Source,
-  is_computed,
+  EMBEDDING_TENSOR,
+  HEAD_TENSOR,
+  PublishedModel,
+  is_computed_tensor,
   make_config,
 )
 from caatnet.models.transformer.model import TransformerModel
@@ -40,16 +40,16 @@ from parallel.base import files
 from parallel.base.checks import known
 from parallel.base.naming import DTYPES
 
-ORIGIN = "huggingface.json"
+ORIGIN_FILE = "huggingface.json"
 
 # Files of the tokenizer, which are copied unchanged.
-_COPIED = (
+_TOKENIZER_FILES = (
   *FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Conversion:
+class ConversionSummary:
   """Summary of a conversion.
 
   Attributes:
@@ -105,7 +105,7 @@ def is_run(folder: pathlib.Path) -> bool:
   """Returns whether a folder is a run's, rather than a published model's.
 
   Raises:
-    FileNotFoundError: It is neither.
+    FileNotFoundError: The folder is neither.
   """
   if (folder / "checkpoints").is_dir():
     return True
@@ -118,11 +118,11 @@ def is_run(folder: pathlib.Path) -> bool:
 
 
 def write_run(
-  source: Source,
+  source: PublishedModel,
   experiment: Experiment,
   folder: pathlib.Path,
   advance: Callable[[], None] = lambda: None,
-) -> Conversion:
+) -> ConversionSummary:
   """Writes a run's folder, with a checkpoint of step 0, from a published model.
 
   The checkpoint contains only parameters, in their published dtype.
@@ -139,14 +139,15 @@ def write_run(
   """
   model = experiment.program.model
   params = _tree({
-    slot.path: _sliced(source, slot, advance) for slot in source.slots
+    slot.path: _make_lazy_param(source, slot, advance) for slot in source.slots
   })
   expected = jax.eval_shape(model.init, jax.random.key(0))
   # Without the leading dim of workers.
   shapes = jax.tree.map(lambda x: x.shape[1:], params)
   assert shapes == jax.tree.map(lambda x: x.shape, expected), shapes
   published = {
-    name: x for name, x in source.tensors.items() if not is_computed(name)
+    name: x for name,
+    x in source.tensors.items() if not is_computed_tensor(name)
   }
   origin = {
     "folder": str(source.folder.absolute()),
@@ -155,21 +156,22 @@ def write_run(
     "tensors": {name: x.dtype for name, x in published.items()},
   }
   # Written to a temporary folder, which is renamed when it is complete.
-  with files.whole_folder(folder) as partial:
+  with files.atomic_folder(folder) as partial:
     (partial / "checkpoints").mkdir()
     slices.write_params(partial / "checkpoints", 0, params)
-    tokenizer.keep(epath.Path(partial), source.tokenizer)
-    _copy(source.folder, partial / tokenizer.FOLDER)
+    tokenizer.copy_to_run(epath.Path(partial), source.tokenizer)
+    _copy_tokenizer_files(source.folder, partial / tokenizer.FOLDER)
     records.write_json(partial / "config.json", experiment.config)
-    records.write_json(partial / ORIGIN, origin)
+    records.write_json(partial / ORIGIN_FILE, origin)
   name = source.tokenizer.name if source.tokenizer else ""
-  return _conversion(folder, model, published, source.repeats, name)
+  return _make_summary(folder, model, published, source.repeats, name)
 
 
-def _sliced(
-  source: Source, slot: layout.Slot, advance: Callable[[], None]
-) -> slices.Sliced:
-  """Returns a parameter, whose tensors are read while it is written."""
+def _make_lazy_param(
+  source: PublishedModel, slot: layout.MappedParameter,
+  advance: Callable[[], None]
+) -> slices.SlicedArray:
+  """Returns a parameter whose published tensors are read when it is written."""
   names = [part.named(row) for row in slot.rows() for part in slot.parts]
   # A parameter made of several tensors has the widest of their dtypes.
   dtype = functools.reduce(
@@ -177,7 +179,7 @@ def _sliced(
   )
 
   # Read lazily, one layer at a time, while the checkpoint is written.
-  def made() -> Iterator[tuple[slices.Place, np.ndarray]]:
+  def made() -> Iterator[tuple[slices.SliceIndex, np.ndarray]]:
     for row in slot.rows():
       arrays = []
       for part in slot.parts:
@@ -191,12 +193,12 @@ def _sliced(
 
   # Chunks of the checkpoint: one worker, layer and rank each.
   ones = (1,) * (1 + len(slot.shape) - len(slot.slice_shape))
-  return slices.Sliced(
+  return slices.SlicedArray(
     (1, *slot.shape), jnp.dtype(dtype), (*ones, *slot.slice_shape), made
   )
 
 
-def write_published(
+def write_published_model(
   experiment: Experiment,
   workdir: pathlib.Path,
   folder: pathlib.Path,
@@ -205,7 +207,7 @@ def write_published(
   dtype: str = "",
   shard_bytes: int = tensors.SHARD_BYTES,
   advance: Callable[[], None] = lambda: None,
-) -> Conversion:
+) -> ConversionSummary:
   """Writes a published folder from a checkpoint of a run.
 
   Args:
@@ -224,43 +226,46 @@ def write_published(
     ValueError: The model has no published form, or a file is damaged.
   """
   model = experiment.program.model
-  _check_dense(model)
+  _check_publishable(model)
   known("dtype=", dtype, ("", *DTYPES))
   tokens = tokenizer.load(workdir)
   origin = _read_origin(experiment, workdir)
   repeats = origin.get("repeats", 1)
-  slots = layout.slots(model.config, model.tensor.size, repeats)
-  shapes = {name: part.shape for name, part in layout.published(slots)}
+  slots = layout.map_parameters(model.config, model.tensor.size, repeats)
+  shapes = {name: part.shape for name, part in layout.published_tensors(slots)}
   dtypes = origin.get("tensors") or dict.fromkeys(shapes, "float32")
-  if HEAD in dtypes:  # tied embeddings that are published twice
-    shapes.setdefault(HEAD, shapes[TABLE])
+  if HEAD_TENSOR in dtypes:  # tied embeddings that are published twice
+    shapes.setdefault(HEAD_TENSOR, shapes[EMBEDDING_TENSOR])
   if dtypes.keys() != shapes.keys() or not {*dtypes.values()} <= {*DTYPES}:
     raise ValueError(
-      f"{workdir / ORIGIN} is damaged: its tensors are not those of the model"
+      f"{workdir / ORIGIN_FILE} is damaged: its tensors are not those of the "
+      "model"
     )
   announced = {name: (dtype or dtypes[name], shapes[name]) for name in dtypes}
-  fields = dict(origin.get("config") or families.describe(
+  fields = dict(origin.get("config") or families.to_published_config(
     model.config, dtype or "float32", experiment.data.seq_len
   ))
   # The config must agree with the dtype of the tensors.
   for key in {"dtype", "torch_dtype"} & set(fields) if dtype else ():
     fields[key] = dtype
   stored = _read_params(experiment, workdir, step)
-  with files.whole_folder(folder) as partial:
+  with files.atomic_folder(folder) as partial:
     with tensors.Writer(partial, announced, shard_bytes) as writer:
       for name, values in _take_apart(slots, stored):
         writer.write(name, _cast(values, announced[name][0], name))
         advance()
-        if name == TABLE and model.config.tied_embeddings and HEAD in announced:
-          writer.write(HEAD, values.astype(announced[HEAD][0]))
+        tied = name == EMBEDDING_TENSOR and model.config.tied_embeddings
+        if tied and HEAD_TENSOR in announced:
+          writer.write(HEAD_TENSOR, values.astype(announced[HEAD_TENSOR][0]))
     records.write_json(partial / "config.json", fields)
-    _copy(workdir / tokenizer.FOLDER, partial)
+    _copy_tokenizer_files(workdir / tokenizer.FOLDER, partial)
     tensors.write_checksums(partial, writer.checksums)
   written = {
-    name: tensors.Tensor(folder, *tensor) for name, tensor in announced.items()
+    name: tensors.TensorInfo(folder, *tensor) for name,
+    tensor in announced.items()
   }
   name = tokens.name if tokens.files else ""
-  return _conversion(folder, model, written, repeats, name)
+  return _make_summary(folder, model, written, repeats, name)
 
 
 def _cast(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
@@ -277,12 +282,12 @@ def _cast(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
 
 def num_tensors(experiment: Experiment) -> int:
   """Returns how many tensors a run's model has in its published form."""
-  _check_dense(model := experiment.program.model)
-  slots = layout.slots(model.config, model.tensor.size)
-  return len(list(layout.published(slots)))
+  _check_publishable(model := experiment.program.model)
+  slots = layout.map_parameters(model.config, model.tensor.size)
+  return len(list(layout.published_tensors(slots)))
 
 
-def _check_dense(model: Any) -> None:
+def _check_publishable(model: Any) -> None:
   """Raises ValueError for a model that has no published form."""
   if not isinstance(model, TransformerModel):
     raise ValueError(
@@ -300,13 +305,13 @@ def _check_dense(model: Any) -> None:
 def _read_origin(
   experiment: Experiment, workdir: pathlib.Path
 ) -> dict[str, Any]:
-  """Reads and checks the file `ORIGIN`; {} if the run has none."""
-  path = workdir / ORIGIN
+  """Reads and checks the file `ORIGIN_FILE`; {} if the run has none."""
+  path = workdir / ORIGIN_FILE
   if not path.exists():
     return {}
   origin = tensors.read_json(path)
   try:
-    section, wrong = families.parse(origin["config"])
+    section, wrong = families.parse_published_config(origin["config"])
     # The run has repeated heads, the published config has not.
     section["num_kv_heads"] *= origin["repeats"]
     same = make_config(section)
@@ -335,14 +340,16 @@ def _read_params(
   computed from its state, so all of them are in memory.
   """
   if experiment.config["outer"]["algorithm"] != "data_parallel":
-    params, _ = export.read(experiment, workdir, step)
-    return jax.tree.map(lambda x: slices.InMemory(np.asarray(x)[None]), params)
+    params, _ = export.read_params(experiment, workdir, step)
+    return jax.tree.map(
+      lambda x: slices.InMemoryArray(np.asarray(x)[None]), params
+    )
   with contextlib.closing(Checkpointer(workdir, experiment.program)) as reader:
     return reader.open_params(step)[0]
 
 
 def _take_apart(
-  slots: Sequence[layout.Slot], stored: Any
+  slots: Sequence[layout.MappedParameter], stored: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields name and values of all published tensors of a checkpoint."""
   for slot in slots:
@@ -371,21 +378,21 @@ def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
   return tree
 
 
-def _copy(source: pathlib.Path, to: pathlib.Path) -> None:
+def _copy_tokenizer_files(source: pathlib.Path, to: pathlib.Path) -> None:
   """Copies the files of the tokenizer."""
-  for name in _COPIED:
+  for name in _TOKENIZER_FILES:
     if (source / name).is_file():
       to.mkdir(exist_ok=True)
       shutil.copyfile(source / name, to / name)
 
 
-def _conversion(
+def _make_summary(
   folder: pathlib.Path,
   model: TransformerModel,
-  published: Mapping[str, tensors.Tensor],
+  published: Mapping[str, tensors.TensorInfo],
   repeats: int,
   tokenizer: str,
-) -> Conversion:
+) -> ConversionSummary:
   """Returns the summary of a conversion."""
   config, ranks = model.config, model.tensor.size
   kv_heads = config.num_kv_heads // repeats, config.num_kv_heads
@@ -393,7 +400,7 @@ def _conversion(
   # Keys and values of one head in all layers, in elements per token.
   width = 2 * config.num_layers * config.head_width
   itemsize = jnp.dtype(config.dtype).itemsize
-  return Conversion(
+  return ConversionSummary(
     folder,
     sum(math.prod(x.shape) for x in published.values()),
     sum(x.size_bytes for x in published.values()),

@@ -13,7 +13,7 @@ import dataclasses
 
 import numpy as np
 
-from caatnet.models.lm.parameters import cut_size, fits
+from caatnet.models.lm.parameters import cut_size, has_little_padding
 from caatnet.models.transformer.config import TransformerConfig
 from parallel.base.checks import divisors
 
@@ -28,7 +28,7 @@ class PublishedTensor:
     dim: Published dim that is sharded over ranks; None if every rank has the
       whole tensor.
     cut: Size of dim ``dim`` on one rank; the last ranks may have padding.
-    transposed: Whether the dims of our matrix are in the opposite order.
+    transposed: Whether our parameter has the dims in the opposite order.
     repeats: Number of times that each group of ``unit`` rows is repeated.
     unit: Rows of a key/value head.
   """
@@ -47,7 +47,7 @@ class PublishedTensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
+class MappedParameter:
   """Parameter of our model, and the published tensors concatenated in it.
 
   Attributes:
@@ -114,12 +114,12 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
     kv_heads = cut_size(num_kv_heads * repeats, ranks)
     return kv_heads, kv_heads * group // repeats
 
-  fitting = [r for r in choices if fits(num_kv_heads * r, ranks)]
+  fitting = [r for r in choices if has_little_padding(num_kv_heads * r, ranks)]
   if fitting:
     return min(fitting, key=of_rank)
   possible = [
     number for number in range(1, 2 * num_heads)
-    if any(fits(num_kv_heads * r, number) for r in choices)
+    if any(has_little_padding(num_kv_heads * r, number) for r in choices)
   ]
   raise ValueError(
     f"ranks={ranks} would leave half of the ranks without any of the "
@@ -128,9 +128,9 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
   )
 
 
-def slots(
+def map_parameters(
   config: TransformerConfig, ranks: int, repeats: int = 1
-) -> list[Slot]:
+) -> list[MappedParameter]:
   """Returns all parameters with the published tensors that they consist of.
 
   Args:
@@ -192,8 +192,10 @@ def slots(
     others["head"] = (matrix("lm_head", config.vocab_size, vocab, 0),)
 
   def slot(path, parts, layers):
-    # All parts of a slot are sharded, or none.
-    return Slot(path, parts, layers, ranks if parts[0].dim is not None else 0)
+    # Either all parts of a parameter are sharded, or none.
+    return MappedParameter(
+      path, parts, layers, ranks if parts[0].dim is not None else 0
+    )
 
   found = [slot((key,), parts, 0) for key, parts in others.items()]
   for key, parts in blocks.items():
@@ -205,15 +207,17 @@ def slots(
   return found
 
 
-def published(found: Sequence[Slot]) -> Iterator[tuple[str, PublishedTensor]]:
-  """Yields name and part of every published tensor of a model."""
+def published_tensors(found: Sequence[MappedParameter]) -> Iterator[
+  tuple[str, PublishedTensor]
+]:
+  """Yields the name and the description of every published tensor."""
   for slot in found:
     for layer in slot.rows():
       for part in slot.parts:
         yield part.named(layer), part
 
 
-def join(slot: Slot, tensors: Sequence[np.ndarray]) -> np.ndarray:
+def join(slot: MappedParameter, tensors: Sequence[np.ndarray]) -> np.ndarray:
   """Returns one layer of a parameter from its published tensors.
 
   Args:
@@ -229,7 +233,7 @@ def join(slot: Slot, tensors: Sequence[np.ndarray]) -> np.ndarray:
   return cut[0] if len(cut) == 1 else np.concatenate(cut, axis=-1)
 
 
-def take_apart(slot: Slot, values: np.ndarray) -> list[np.ndarray]:
+def take_apart(slot: MappedParameter, values: np.ndarray) -> list[np.ndarray]:
   """Returns published tensors from one layer of a parameter; undoes `join`.
 
   Args:

@@ -28,10 +28,10 @@ from caatnet.inference.stops import Stops
 
 # Names under which tasks set the maximum number of tokens, in order of
 # precedence, and the default.
-_NUM_TOKENS = (
+_MAX_TOKENS_KEYS = (
   "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens",
 )
-_MAX_TOKENS = 256
+_DEFAULT_MAX_TOKENS = 256
 
 
 class EvalRequest(Protocol):
@@ -96,14 +96,14 @@ class Responder:
       For each request the log-probability of the continuation in nats, and
       whether each of its tokens is the greedy choice given the previous tokens.
     """
-    pairs = [self._pair(*request.args) for request in asked]
+    pairs = [self._encode_pair(*request.args) for request in asked]
     room = self.context + 1
     # At least one token of a context is kept, to predict the first target.
     self.num_cut += sum(
       len(context) > max(1, room - len(continuation))
       for context, continuation in pairs
     )
-    return self._judge(pairs)
+    return self._score_pairs(pairs)
 
   def loglikelihood_rolling(self, asked: Sequence[EvalRequest]) -> list[float]:
     """Scores whole texts independently.
@@ -121,7 +121,7 @@ class Responder:
       ([self._prefix], self._encode(text))
       for (text,) in (request.args for request in asked)
     ]
-    return [total for total, _ in self._judge(pairs)]
+    return [total for total, _ in self._score_pairs(pairs)]
 
   def generate_until(self, asked: Sequence[EvalRequest]) -> list[str]:
     """Continues contexts until a stop string.
@@ -142,20 +142,22 @@ class Responder:
         tokens that there is no room for any context.
     """
     found = self._generate([
-      self._continued(*request.args, seed)
+      self._make_request(*request.args, seed)
       for seed, request in enumerate(asked)
     ])
     return [completion.text for completion in found]
 
-  def _continued(
+  def _make_request(
     self, context: str, how: Mapping[str, Any], seed: int
   ) -> requests.Request:
-    """Returns the request to continue a context."""
+    """Returns a request to continue a context, with the task's settings."""
     given = {key: value for key, value in how.items() if value is not None}
     until = given.pop("until", [])
     # All these names are removed, and the first one that was given applies.
-    named = [given.pop(name, None) for name in _NUM_TOKENS]
-    max_tokens = next((int(n) for n in named if n is not None), _MAX_TOKENS)
+    named = [given.pop(name, None) for name in _MAX_TOKENS_KEYS]
+    max_tokens = next(
+      (int(n) for n in named if n is not None), _DEFAULT_MAX_TOKENS
+    )
     samples = given.pop("do_sample", None)
     temperature = float(given.pop("temperature", 1.0 if samples else 0.0))
     filters = {
@@ -189,7 +191,7 @@ class Responder:
       **filters,
     )
 
-  def _judge(
+  def _score_pairs(
     self, pairs: Sequence[tuple[list[int], list[int]]]
   ) -> list[tuple[float, bool]]:
     """Scores continuations of contexts, both as token ids."""
@@ -214,7 +216,7 @@ class Responder:
       responses.append((total, greedy))
     return responses
 
-  def _pair(
+  def _encode_pair(
     self, context: str, continuation: str
   ) -> tuple[list[int], list[int]]:
     """Returns the token ids of a context and of its continuation.
@@ -265,7 +267,7 @@ def _windows(
     limit: Maximum number of tokens that the model reads.
 
   Example:
-    A model that reads two tokens scores four tokens after the token 0:
+    A model that reads two tokens scores five tokens after the token 0:
 
     >>> for window in _windows([0], [1, 2, 3, 4, 5], limit=2):
     ...   print(window.tokens, window.num_targets)

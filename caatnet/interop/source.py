@@ -14,15 +14,15 @@ from parallel.base.checks import known
 from parallel.base.naming import DTYPES
 from parallel.tensor.partial_sync import PartialSync
 
-HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+HEAD_TENSOR, EMBEDDING_TENSOR = "lm_head.weight", "model.embed_tokens.weight"
 
-# Early files of Llama contain the frequencies of rotary positions, which both
-# libraries compute instead.
+# Early files of Llama contain the frequencies of rotary positions, which this
+# library and transformers compute instead.
 _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class PublishedModel:
   """Published model that has been checked, and the mapping to a run's model.
 
   Attributes:
@@ -38,11 +38,11 @@ class Source:
 
   folder: pathlib.Path
   fields: Mapping[str, Any]
-  tensors: Mapping[str, tensors.Tensor]
+  tensors: Mapping[str, tensors.TensorInfo]
   section: Mapping[str, Any]
   ranks: int
   repeats: int
-  slots: Sequence[layout.Slot]
+  slots: Sequence[layout.MappedParameter]
   tokenizer: Tokenizer | None
 
   @property
@@ -53,10 +53,12 @@ class Source:
   @property
   def num_tensors(self) -> int:
     """Number of tensors to read."""
-    return len(list(layout.published(self.slots)))
+    return len(list(layout.published_tensors(self.slots)))
 
 
-def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
+def open_published_model(
+  folder: pathlib.Path, ranks: int, dtype: str = ""
+) -> PublishedModel:
   """Reads and checks a published model's config and the headers of its files.
 
   Args:
@@ -76,7 +78,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
     raise ValueError(
       f"{folder / 'config.json'} is damaged: it must contain a JSON object"
     )
-  section, wrong = families.parse(fields)
+  section, wrong = families.parse_published_config(fields)
   found, damaged = tensors.find(folder)
   wrong += damaged
   repeats, slots = 1, []
@@ -93,11 +95,11 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
         published.num_heads, published.num_kv_heads, ranks
       )
       section["num_kv_heads"] *= repeats
-      slots = layout.slots(make_config(section), ranks, repeats)
+      slots = layout.map_parameters(make_config(section), ranks, repeats)
     except ValueError as error:
       wrong.append(str(error))
   if slots and not damaged:
-    wrong += _compare(found, slots, section["tied_embeddings"])
+    wrong += _find_mismatches(found, slots, section["tied_embeddings"])
   tokenizer = None
   # `load` raises an error for formats that are not supported.
   if any((folder / name).is_file() for name in (FILES[0], "tokenizer.model")):
@@ -111,15 +113,15 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
   # Newer files have the key "dtype" instead.
   said = fields.get("torch_dtype", fields.get("dtype"))
   section["dtype"] = dtype or (
-    said if said in DTYPES else found[TABLE].dtype
+    said if said in DTYPES else found[EMBEDDING_TENSOR].dtype
   )
-  return Source(
+  return PublishedModel(
     folder, fields, found, section, ranks, repeats, slots, tokenizer
   )
 
 
 def make_config(section: Mapping[str, Any]) -> TransformerConfig:
-  """Returns the config of a fully synchronised model from ``config.model``."""
+  """Returns a config for ``config.model``, with p = 1: all channels summed."""
   every = PartialSync(1.0)
   return TransformerConfig(
     **{**section, "rope_scaling": parse_scaling(section["rope_scaling"])},
@@ -127,34 +129,37 @@ def make_config(section: Mapping[str, Any]) -> TransformerConfig:
   )
 
 
-def is_computed(name: str) -> bool:
+def is_computed_tensor(name: str) -> bool:
   """Returns whether a tensor is computed from the config, not learned."""
   return _COMPUTED.search(name) is not None
 
 
-def _compare(
-  found: Mapping[str, tensors.Tensor],
-  slots: Sequence[layout.Slot],
+def _find_mismatches(
+  found: Mapping[str, tensors.TensorInfo],
+  slots: Sequence[layout.MappedParameter],
   tied: bool,
 ) -> list[str]:
   """Returns messages on missing or unexpected tensors, shapes and dtypes."""
-  expected = {name: part.shape for name, part in layout.published(slots)}
+  expected = {
+    name: part.shape for name, part in layout.published_tensors(slots)
+  }
   wrong = []
   if missing := expected.keys() - found.keys():
-    wrong.append(f"missing: {_grouped(missing)}")
+    wrong.append(f"missing: {_abbreviate_names(missing)}")
   surplus = {
     name for name in found.keys() - expected.keys()
-    if not is_computed(name)
+    if not is_computed_tensor(name)
   }
   # Some publishers store tied embeddings twice; the copies must be equal.
-  if tied and HEAD in surplus and TABLE in found:
-    surplus.remove(HEAD)
-    if not _are_equal(found, HEAD, TABLE):
+  if tied and HEAD_TENSOR in surplus and EMBEDDING_TENSOR in found:
+    surplus.remove(HEAD_TENSOR)
+    if not _are_equal(found, HEAD_TENSOR, EMBEDDING_TENSOR):
       wrong.append(
-        f"{HEAD} differs from {TABLE}, but tie_word_embeddings=True"
+        f"{HEAD_TENSOR} differs from {EMBEDDING_TENSOR}, but "
+        "tie_word_embeddings=True"
       )
   if surplus:
-    wrong.append(f"not known: {_grouped(surplus)}")
+    wrong.append(f"not known: {_abbreviate_names(surplus)}")
   common = sorted(expected.keys() & found.keys())
   wrong += [
     f"{name} has shape {list(found[name].shape)}, expected "
@@ -165,7 +170,8 @@ def _compare(
   for dtype in sorted({found[name].dtype for name in others}):
     names = [name for name in others if found[name].dtype == dtype]
     wrong.append(
-      f"{_grouped(names)} in {dtype}, which is not one of {', '.join(DTYPES)}"
+      f"{_abbreviate_names(names)} in {dtype}, which is not one of "
+      f"{', '.join(DTYPES)}"
     )
   return wrong
 
@@ -180,7 +186,7 @@ def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
 
 
 def _are_equal(
-  found: Mapping[str, tensors.Tensor], one: str, other: str
+  found: Mapping[str, tensors.TensorInfo], one: str, other: str
 ) -> bool:
   """Returns whether two tensors are bitwise equal."""
   bits = (tensors.read(found[name], name) for name in (one, other))
@@ -190,7 +196,7 @@ def _are_equal(
   return len({*dtypes}) == len({*shapes}) == len({*values}) == 1
 
 
-def _grouped(names: Iterable[str]) -> str:
+def _abbreviate_names(names: Iterable[str]) -> str:
   """Returns a list of names in which layers are abbreviated as ranges."""
   layers: dict[str, list[int]] = {}
   for name in names:

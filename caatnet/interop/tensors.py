@@ -1,11 +1,11 @@
 """Safetensors files of a folder, read and written one tensor at a time.
 
 Reading uses the safetensors library, which checks a file's header against its
-size. It opens and closes the file for each tensor, since the pages of a mapped
+size. `read` opens and closes the file for each tensor, since mapped pages of a
 file count as memory of this process. Writing is implemented here, since the
 library takes all tensors of a file at once. A folder that this module wrote has
-a file `CHECKSUMS` with the CRC-32 of each tensor and of each other file; other
-programs ignore it.
+a file `CHECKSUMS_FILE` with the CRC-32 of each tensor and of each other file;
+other programs ignore it.
 
 Source of the format: huggingface.co/docs/safetensors.
 """
@@ -26,19 +26,19 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-CHECKSUMS = "checksums.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+CHECKSUMS_FILE = "checksums.json"
 # Maximum size of a file, as in published models.
 SHARD_BYTES = 5 * 10**9
 
-# Supported dtypes of weights by their names in the format.
+# Supported dtypes of weights by their names in the file format.
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-_CODES = {name: code for code, name in DTYPES.items()}
+_DTYPE_CODES = {name: code for code, name in DTYPES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
+class TensorInfo:
   """Location, dtype and shape of a tensor in a safetensors file.
 
   Attributes:
@@ -59,11 +59,11 @@ class Tensor:
     return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
 
 
-def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
+def find(folder: pathlib.Path) -> tuple[dict[str, TensorInfo], list[str]]:
   """Returns a folder's tensors, from one file or from an index and its shards.
 
-  If the folder has `CHECKSUMS`, the files other than safetensors are verified
-  here, and each tensor when `read` reads it.
+  If the folder has `CHECKSUMS_FILE`, the files other than safetensors are
+  verified here, and each tensor when `read` reads it.
 
   Args:
     folder: The folder.
@@ -73,22 +73,24 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
 
   Raises:
     FileNotFoundError: The folder has no safetensors files.
-    ValueError: The index, or `CHECKSUMS`, is damaged.
+    ValueError: The index, or `CHECKSUMS_FILE`, is damaged.
   """
-  if not (folder / CHECKSUMS).exists():
+  if not (folder / CHECKSUMS_FILE).exists():
     return _find(folder)
-  stored = read_json(folder / CHECKSUMS)
+  stored = read_json(folder / CHECKSUMS_FILE)
   try:
     (sums := stored["tensors"]).keys()
     wrong = [
-      f"{name} has another checksum than in {CHECKSUMS}; if the change is "
-      f"intended, delete {CHECKSUMS}"
+      f"{name} has another checksum than in {CHECKSUMS_FILE}; if the change is "
+      f"intended, delete {CHECKSUMS_FILE}"
       for name, sum_ in stored["files"].items()
       if not (folder / name).is_file()
       or _crc((folder / name).read_bytes()) != sum_
     ]
   except (AttributeError, KeyError, TypeError) as error:
-    raise ValueError(f"{folder / CHECKSUMS} is damaged: {error}") from error
+    raise ValueError(
+      f"{folder / CHECKSUMS_FILE} is damaged: {error}"
+    ) from error
   found, problems = _find(folder)
   return {
     name: dataclasses.replace(x, checksum=sums.get(name, "none"))
@@ -96,44 +98,44 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
   }, wrong + problems
 
 
-def _find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
+def _find(folder: pathlib.Path) -> tuple[dict[str, TensorInfo], list[str]]:
   """Implements `find`, without checksums."""
-  if (folder / SINGLE).exists():
-    return _of_file(folder / SINGLE)
-  if not (folder / INDEX).exists():
+  if (folder / SINGLE_FILE).exists():
+    return _read_file_headers(folder / SINGLE_FILE)
+  if not (folder / INDEX_FILE).exists():
     pickled = sorted(path.name for path in folder.glob("*.bin"))
     why = (
       f"only {pickled[0]}, which is pickled: reading it can run any code. "
       "Convert it to safetensors first" if pickled else "no such file"
     )
     raise FileNotFoundError(
-      f"{folder} must have {SINGLE} or {INDEX}; there is {why}"
+      f"{folder} must have {SINGLE_FILE} or {INDEX_FILE}; there is {why}"
     )
-  place_of = _read_index(folder / INDEX)
-  found: dict[str, Tensor] = {}
+  place_of = _read_index(folder / INDEX_FILE)
+  found: dict[str, TensorInfo] = {}
   wrong: list[str] = []
   there = {path.name for path in folder.iterdir() if path.is_file()}
   for shard in sorted(set(place_of.values())):
     path = folder / shard
     # A name with a directory could point outside the folder.
     if pathlib.Path(shard).name != shard or shard not in there:
-      wrong.append(f"{INDEX} names {shard!r}, which is not in the folder")
+      wrong.append(f"{INDEX_FILE} names {shard!r}, which is not in the folder")
       continue
-    tensors, problems = _of_file(path)
+    tensors, problems = _read_file_headers(path)
     wrong += problems
     listed = {name for name, place in place_of.items() if place == shard}
     # A damaged shard has its own message, so its tensors are not also missing.
     lacking = set() if problems else listed - set(tensors)
     wrong += [f"{shard} lacks {name}" for name in sorted(lacking)]
     wrong += [
-      f"{name} is in {shard}, but not according to {INDEX}"
+      f"{name} is in {shard}, but not according to {INDEX_FILE}"
       for name in sorted(set(tensors) - listed)
     ]
     found |= {name: x for name, x in tensors.items() if name in listed}
   return found, wrong
 
 
-def read(tensor: Tensor, name: str) -> np.ndarray:
+def read(tensor: TensorInfo, name: str) -> np.ndarray:
   """Returns the values of a tensor.
 
   Raises:
@@ -144,13 +146,13 @@ def read(tensor: Tensor, name: str) -> np.ndarray:
   if tensor.checksum not in (None, _crc(values)):
     raise ValueError(
       f"{tensor.path} is damaged: {name} has another checksum than in "
-      f"{CHECKSUMS}"
+      f"{CHECKSUMS_FILE}"
     )
   return values
 
 
 def write_checksums(folder: pathlib.Path, sums: Mapping[str, str]) -> None:
-  """Writes `CHECKSUMS`, after all other files.
+  """Writes `CHECKSUMS_FILE`, after all other files.
 
   Args:
     folder: The folder.
@@ -161,7 +163,7 @@ def write_checksums(folder: pathlib.Path, sums: Mapping[str, str]) -> None:
     if path.suffix != ".safetensors"
   }
   text = json.dumps({"tensors": sums, "files": others}, indent=2)
-  (folder / CHECKSUMS).write_text(text + "\n")
+  (folder / CHECKSUMS_FILE).write_text(text + "\n")
 
 
 def _crc(data: bytes | np.ndarray) -> str:
@@ -193,7 +195,7 @@ class Writer:
         larger.
     """
     sizes = {
-      name: Tensor(folder, *tensor).size_bytes
+      name: TensorInfo(folder, *tensor).size_bytes
       for name, tensor in tensors.items()
     }
     self._place: dict[str, tuple[IO[bytes], int]] = {}
@@ -204,7 +206,7 @@ class Writer:
       place_of: dict[str, str] = {}
       for number, names in enumerate(shards, 1):
         shard = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        path = folder / (SINGLE if len(shards) == 1 else shard)
+        path = folder / (SINGLE_FILE if len(shards) == 1 else shard)
         file = opened.enter_context(open(path, "wb"))
         self._write_header(file, {name: sizes[name] for name in names})
         place_of |= dict.fromkeys(names, path.name)
@@ -213,7 +215,7 @@ class Writer:
           "metadata": {"total_size": sum(sizes.values())},
           "weight_map": dict(sorted(place_of.items())),
         }
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
       self._opened = opened.pop_all()
 
   def _write_header(self, file: IO[bytes], sizes: Mapping[str, int]) -> None:
@@ -223,7 +225,7 @@ class Writer:
     for name, size in sizes.items():
       dtype, shape = self._tensors[name]
       header[name] = {
-        "dtype": _CODES[dtype], "shape": list(shape),
+        "dtype": _DTYPE_CODES[dtype], "shape": list(shape),
         "data_offsets": [start, start + size],
       }
       start += size
@@ -272,7 +274,7 @@ def _shards(
 
 
 def _read_index(path: pathlib.Path) -> dict[str, str]:
-  """Returns the file of each tensor."""
+  """Returns the file name of each tensor, by the tensor's name."""
   index = read_json(path)
   place_of = index.get("weight_map") if isinstance(index, dict) else None
   if not isinstance(place_of, dict) or not all(
@@ -282,7 +284,9 @@ def _read_index(path: pathlib.Path) -> dict[str, str]:
   return place_of
 
 
-def _of_file(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
+def _read_file_headers(path: pathlib.Path) -> tuple[
+  dict[str, TensorInfo], list[str]
+]:
   """Returns the tensors of one file, and messages on its problems."""
   try:
     with _opened(path) as file:
@@ -290,7 +294,7 @@ def _of_file(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
       for name in list(file.keys()):
         part = file.get_slice(name)
         dtype = part.get_dtype()
-        tensors[name] = Tensor(
+        tensors[name] = TensorInfo(
           path, DTYPES.get(dtype, dtype), tuple(part.get_shape())
         )
     # The library ignores duplicate names: the last tensor of a name is used.
@@ -304,7 +308,7 @@ def _of_file(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
 
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[Any]:
-  """Opens a file with the library; its errors become a ValueError."""
+  """Opens a file with safetensors, whose errors become ValueErrors."""
   try:
     with safetensors.safe_open(path, "numpy") as file:
       yield file

@@ -8,15 +8,20 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from parallel.memory.offload import ON_DEVICE, Activations, grouped, members
+from parallel.memory.offload import (
+  ON_DEVICE,
+  ActivationPlacement,
+  group_into_periods,
+  split_period,
+)
 
 # Rematerialisation policy of `jax.checkpoint`; None saves all activations.
-Policy = Callable[..., bool] | None
+RematPolicy = Callable[..., bool] | None
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Declared:
+class CastOnRead:
   """Stored parameter that functions read in its declared dtype.
 
   Attributes:
@@ -28,7 +33,7 @@ class Declared:
   dtype: str = dataclasses.field(metadata={"static": True})
 
 
-def declared(params: Any, parameters: Any) -> Any:
+def mark_read_dtypes(params: Any, parameters: Any) -> Any:
   """Marks stored parameters with the dtypes in which functions read them.
 
   Args:
@@ -36,25 +41,25 @@ def declared(params: Any, parameters: Any) -> Any:
     parameters: Tree of `caatnet.models.protocol.Parameter`, one per array.
 
   Returns:
-    The tree, with a `Declared` for each array that an `Access` has to cast.
+    The tree, with a `CastOnRead` for each array that an `Access` has to cast.
   """
 
   def mark(x: jax.Array, p: Any) -> Any:
     cast = p.cast and x.dtype != jnp.dtype(p.dtype)
-    return Declared(x, p.dtype) if cast else x
+    return CastOnRead(x, p.dtype) if cast else x
 
   return jax.tree.map(mark, params, parameters)
 
 
-def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
-  """Wraps ``f`` to cast `Declared` parameters before it reads them."""
+def _with_casts(f: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a function that casts `CastOnRead` parameters and calls ``f``."""
 
   def read(x: Any) -> Any:
-    return x.value.astype(x.dtype) if isinstance(x, Declared) else x
+    return x.value.astype(x.dtype) if isinstance(x, CastOnRead) else x
 
   def reading(params: Any, *args: Any) -> Any:
     params = jax.tree.map(
-      read, params, is_leaf=lambda x: isinstance(x, Declared)
+      read, params, is_leaf=lambda x: isinstance(x, CastOnRead)
     )
     return f(params, *args)
 
@@ -63,7 +68,7 @@ def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Access:
-  """Reader of parameters, which casts `Declared` ones to their dtypes.
+  """Reader of parameters, which casts `CastOnRead` ones to their dtypes.
 
   The cast is part of the function that reads the parameter. If the backward
   pass rematerialises that function, no copy in the other dtype is stored.
@@ -83,19 +88,19 @@ class Access:
     >>> layer = lambda w, x: w * x
     >>> Access().scan(layer, weights, jnp.float32(1), 1, None)
     Array(6., dtype=float32)
-    >>> stored = Declared(weights, "bfloat16")
+    >>> stored = CastOnRead(weights, "bfloat16")
     >>> Access().apply(lambda w: w, stored).dtype
     dtype(bfloat16)
   """
 
-  activations: Activations = ON_DEVICE
+  activations: ActivationPlacement = ON_DEVICE
 
   def apply(
     self,
     f: Callable[..., Any],
     params: Any,
     *args: Any,
-    policy: Policy = None,
+    policy: RematPolicy = None,
   ) -> Any:
     """Computes ``f(params, *args)``.
 
@@ -105,7 +110,7 @@ class Access:
       *args: The arguments.
       policy: Selects the residuals saved for the backward; None saves all.
     """
-    f = _reading(f)
+    f = _with_casts(f)
     if policy is not None:
       f = jax.checkpoint(f, policy=policy)
     return f(params, *args)
@@ -116,7 +121,7 @@ class Access:
     params: Any,
     x: Any,
     unroll: int,
-    policy: Policy,
+    policy: RematPolicy,
   ) -> Any:
     """Computes ``x = f(one layer's params, x)`` for one layer after another.
 
@@ -124,7 +129,9 @@ class Access:
       f: A layer's function; its result has the type of ``x``.
       params: The parameters of all layers, ``[layers, ...]``.
       x: Input of the first layer.
-      unroll: Periods of layers (`Activations.layers`) per loop iteration.
+      unroll: Periods per iteration of the compiled loop. A period is one layer,
+        or several whose activations are placed in a fixed pattern
+        (`ActivationPlacement.layers`).
       policy: Selects the residuals saved for the backward; None saves all.
 
     Returns:
@@ -137,16 +144,19 @@ class Access:
     layers = [
       f if policy is None
       else jax.checkpoint(f, policy=policy, prevent_cse=False)
-      for f, policy in self.activations.layers(_reading(f), policy, num_layers)
+      for f,
+      policy in self.activations.layers(_with_casts(f), policy, num_layers)
     ]
     length = len(layers)
 
     def period(x: Any, params: Any) -> tuple[Any, None]:
-      for layer, one in zip(layers, members(params, length), strict=True):
+      for layer, one in zip(layers, split_period(params, length), strict=True):
         x = layer(one, x)
       return x, None
 
-    return lax.scan(period, x, grouped(params, length), unroll=unroll)[0]
+    return lax.scan(
+      period, x, group_into_periods(params, length), unroll=unroll
+    )[0]
 
 
-AS_THEY_ARE = Access()
+DEFAULT_ACCESS = Access()

@@ -1,7 +1,8 @@
 """Validation of a model against `caatnet.models.protocol.Model`.
 
 `check` compares shapes and initialises no parameters. `check_scores` checks the
-types of scores while a program is traced. Each error names the wrong member.
+types of scores while a program is traced. An error names the member of `Model`
+that is wrong.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ def is_parameter(x: Any) -> bool:
 
 
 def check(model: Model, shapes: Any, tensor: Axis) -> None:
-  """Checks that `parameters` and `stacks` match the parameters of `init`.
+  """Checks that a model's `parameters` and `stacks` match those of `init`.
 
   Args:
     model: The model.
@@ -103,7 +104,7 @@ def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
 def _faults(
   p: Any, x: jax.ShapeDtypeStruct, tensor: Axis
 ) -> Iterator[tuple[str, str]]:
-  """Yields ``(member, description)`` for each fault of one parameter."""
+  """Yields ``(member of Model, fault)`` for each fault of one parameter."""
   if not is_parameter(p):
     yield "parameters", f"is a {type(p).__name__}, not a Parameter"
     return
@@ -143,7 +144,7 @@ def _faults(
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
-  """Returns the leaves of a nested dict, ``{"blocks/w": leaf}``."""
+  """Flattens a nested dict to leaves by path, ``{"blocks/w": leaf}``."""
   return {
     "/".join(str(getattr(key, "key", key)) for key in path): leaf
     for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_parameter)

@@ -23,12 +23,12 @@ import jax
 import jax.numpy as jnp
 
 from caatnet.models import classes
-from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.modules import Modules
-from caatnet.models.protocol import Parts
+from caatnet.models.access import DEFAULT_ACCESS, Access
+from caatnet.models.modules import SequentialModel
+from caatnet.models.protocol import PipelineParts
 from parallel.axes import Axis
 
-_STAGE = "stage_"
+_STAGE_PREFIX = "stage_"
 _HE_NORMAL = nnx.initializers.he_normal()
 
 
@@ -72,7 +72,7 @@ class Head(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvolutionalModel(Modules):
+class ConvolutionalModel(SequentialModel):
   """Convolutional network as a `caatnet.models.protocol.Model`.
 
   An example is ``{"image": float [H, W, C], "label": int}``.
@@ -120,7 +120,7 @@ class ConvolutionalModel(Modules):
 
   @property
   def stacks(self) -> Mapping[str, int]:
-    return {f"{_STAGE}{i}": self.blocks for i in range(len(self.widths))}
+    return {f"{_STAGE_PREFIX}{i}": self.blocks for i in range(len(self.widths))}
 
   def _makers(self) -> dict[str, Any]:
     widths, dtype = self.widths, self.dtype
@@ -133,7 +133,7 @@ class ConvolutionalModel(Modules):
       )
       block = functools.partial(Block, width, self.groups, dtype)
       # Parameters of a stage are stacked over its blocks: [L, ...].
-      makers[f"{_STAGE}{stage}"] = lambda rngs, block=block: nnx.vmap(
+      makers[f"{_STAGE_PREFIX}{stage}"] = lambda rngs, block=block: nnx.vmap(
         lambda rngs: block(rngs=rngs), in_axes=0
       )(rngs.split(self.blocks))
     makers["head"] = functools.partial(
@@ -147,49 +147,50 @@ class ConvolutionalModel(Modules):
     }
 
   def scores(
-    self, params: Any, batch: Any, access: Access = AS_THEY_ARE
+    self, params: Any, batch: Any, access: Access = DEFAULT_ACCESS
   ) -> dict[str, jax.Array]:
     """Returns "loss" in nats and "accuracy", 0 or 1, float32 ``[B]`` each."""
     x = access.apply(
       lambda _, image: image.astype(self.dtype), None, batch["image"]
     )
     for stage in range(len(self.widths)):
-      enter, stack = f"enter_{stage}", f"{_STAGE}{stage}"
-      x = access.apply(self._run(enter), params[enter], x)
-      x = access.scan(self._run(stack), params[stack], x, 1, None)
-    logits = access.apply(self._run("head"), params["head"], x)
-    return access.apply(self._judge, None, logits, batch["label"])
+      enter, stack = f"enter_{stage}", f"{_STAGE_PREFIX}{stage}"
+      x = access.apply(self._part_function(enter), params[enter], x)
+      x = access.scan(self._part_function(stack), params[stack], x, 1, None)
+    logits = access.apply(self._part_function("head"), params["head"], x)
+    return access.apply(self._compute_scores, None, logits, batch["label"])
 
-  def parts(self) -> Parts:
+  def parts(self) -> PipelineParts:
     if len(self.widths) > 1:
       raise ValueError(
         f"widths={self.widths} must have one entry, since pipeline stages "
         "exchange activations of one shape"
       )
-    stack = f"{_STAGE}0"
-    return Parts(
+    stack = f"{_STAGE_PREFIX}0"
+    return PipelineParts(
       stack,
       lambda params, batch, access: access.apply(
-        self._run("enter_0"), params["enter_0"],
+        self._part_function("enter_0"), params["enter_0"],
         access.apply(
           lambda _, image: image.astype(self.dtype), None, batch["image"]
         ),
       ),
       lambda params, x, access: access.scan(
-        self._run(stack), params, x, 1, None
+        self._part_function(stack), params, x, 1, None
       ),
       lambda params, x, batch, access: access.apply(
-        self._judge, None, access.apply(self._run("head"), params["head"], x),
+        self._compute_scores, None,
+        access.apply(self._part_function("head"), params["head"], x),
         batch["label"],
       ),
     )
 
-  def _run(self, part: str) -> Any:
-    """Returns a part as a function ``(params, x) -> output``."""
-    graph = self._graphs[part]
+  def _part_function(self, part: str) -> Any:
+    """Returns a module, given its name, as a function of (params, input)."""
+    graph = self._graphdefs[part]
     return lambda params, x: nnx.merge(graph, params)(x)
 
-  def _judge(
+  def _compute_scores(
     self, _: None, logits: jax.Array, labels: jax.Array
   ) -> dict[str, jax.Array]:
     """Computes scores of logits ``[B, classes]`` given labels ``[B]``."""
@@ -198,7 +199,7 @@ class ConvolutionalModel(Modules):
   def flops(self, example: Any) -> float:
     """Returns the FLOPs of training on one example.
 
-    Each weight has 2 per position in the forward and 4 in the backward.
+    A weight has 2 FLOPs per position in the forward and 4 in the backward.
     """
     height, width, channels = example["image"].shape
     forward, places = 0.0, height * width

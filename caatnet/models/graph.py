@@ -35,9 +35,9 @@ from jax import lax
 import jax.numpy as jnp
 
 from caatnet.models import classes
-from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.modules import Modules
-from caatnet.models.protocol import Parts
+from caatnet.models.access import DEFAULT_ACCESS, Access
+from caatnet.models.modules import SequentialModel
+from caatnet.models.protocol import PipelineParts
 from parallel.axes import Axis
 
 
@@ -63,7 +63,7 @@ class Sage(nnx.Module):
       degree: Node degrees of the level, int32 ``[B, P]``.
       _: Node degrees of its children, which the mean does not use.
     """
-    there, count = _children(degree, below.shape[2])
+    there, count = _mask_children(degree, below.shape[2])
     total = jnp.sum(jnp.where(there[..., None], below, 0), axis=2)
     mean = total / jnp.maximum(count, 1)[..., None].astype(x.dtype)
     return self.own(x) + self.neighbours(mean)
@@ -89,7 +89,7 @@ class Gcn(nnx.Module):
       degree: Node degrees of the level, int32 ``[B, P]``.
       degree_below: Node degrees of its children, int32 ``[B, P, K]``.
     """
-    there, count = _children(degree, below.shape[2])
+    there, count = _mask_children(degree, below.shape[2])
     # The factor degree / count makes the sum over sampled children unbiased.
     share = degree / jnp.maximum(count, 1) / jnp.sqrt(degree + 1.0)
     weight = jnp.where(
@@ -100,7 +100,9 @@ class Gcn(nnx.Module):
     return self.linear(own + near)
 
 
-def _children(degree: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
+def _mask_children(degree: jax.Array, places: int) -> tuple[
+  jax.Array, jax.Array
+]:
   """Returns the mask of existing children and their number.
 
   Args:
@@ -118,7 +120,7 @@ LAYERS = {"sage": Sage, "gcn": Gcn}
 
 
 @dataclasses.dataclass(frozen=True)
-class GraphModel(Modules):
+class GraphModel(SequentialModel):
   """Graph network as a `caatnet.models.protocol.Model`.
 
   An example is ``{"features": float32 [T, F], "degree": int32 [T], "label":
@@ -143,7 +145,7 @@ class GraphModel(Modules):
   tensor: Axis
 
   @functools.cached_property
-  def _levels(self) -> tuple[int, ...]:
+  def _level_sizes(self) -> tuple[int, ...]:
     """Number of tree positions of each level, beginning with the root."""
     return tuple(
       math.prod(self.fanouts[:level]) for level in range(len(self.fanouts) + 1)
@@ -161,7 +163,7 @@ class GraphModel(Modules):
     }
 
   def scores(
-    self, params: Any, batch: Any, access: Access = AS_THEY_ARE
+    self, params: Any, batch: Any, access: Access = DEFAULT_ACCESS
   ) -> dict[str, jax.Array]:
     """Returns "loss" in nats and "accuracy", 0 or 1, float32 ``[B]`` each."""
     degree = batch["degree"]
@@ -169,33 +171,35 @@ class GraphModel(Modules):
       lambda _, features: features.astype(self.dtype), None, batch["features"]
     )
     for number in range(len(self.fanouts)):
-      x = access.apply(self._run(number), params[f"layer_{number}"], x, degree)
-    return access.apply(self._judge, None, x, batch["label"])
+      x = access.apply(
+        self._layer_function(number), params[f"layer_{number}"], x, degree
+      )
+    return access.apply(self._compute_scores, None, x, batch["label"])
 
-  def parts(self) -> Parts:
+  def parts(self) -> PipelineParts:
     raise ValueError(
       f"layer={self.layer!r}: each layer reads one level less than the "
       "previous one, so layers cannot be split into pipeline stages; "
       "parallel.stage must be 1"
     )
 
-  def _run(self, number: int) -> Any:
+  def _layer_function(self, number: int) -> Any:
     """Returns a layer as a function ``(params, states, degree) -> states``.
 
-    Input states are ``[B, positions of the remaining levels, F]``; the output
-    has one level less.
+    Input states are ``[B, positions of the first levels, F]``; the output lacks
+    the last of these levels.
     """
-    graph, last = self._graphs[f"layer_{number}"], len(self.fanouts) - 1
+    graph, last = self._graphdefs[f"layer_{number}"], len(self.fanouts) - 1
     # End of each level in the dim of all positions T.
-    ends = [sum(self._levels[: level + 1]) for level in range(last + 2)]
+    ends = [sum(self._level_sizes[: level + 1]) for level in range(last + 2)]
 
     def run(params: Any, x: jax.Array, degree: jax.Array) -> jax.Array:
       layer, new = nnx.merge(graph, params), []
       for level in range(last + 1 - number):
         # Positions of this level, and of its children.
-        here = slice(ends[level] - self._levels[level], ends[level])
+        here = slice(ends[level] - self._level_sizes[level], ends[level])
         under = slice(ends[level], ends[level + 1])
-        children = self._levels[level], self.fanouts[level]
+        children = self._level_sizes[level], self.fanouts[level]
         y = layer(
           x[:, here], x[:, under].reshape(-1, *children, x.shape[2]),
           degree[:, here], degree[:, under].reshape(-1, *children),
@@ -205,18 +209,21 @@ class GraphModel(Modules):
 
     return run
 
-  def _judge(
+  def _compute_scores(
     self, _: None, logits: jax.Array, labels: jax.Array
   ) -> dict[str, jax.Array]:
     """Computes scores of logits ``[B, 1, classes]`` given labels ``[B]``."""
     return classes.scores(logits[:, 0], labels, self.tensor)
 
   def flops(self, example: Any) -> float:
-    """Returns the FLOPs of training, 6 per weight of a matrix and position."""
+    """Returns the training FLOPs of an example.
+
+    These are 6 FLOPs for each weight matrix element and tree position.
+    """
     shapes = jax.eval_shape(self.init, jax.random.key(0))
     total = 0.0
     for number in range(len(self.fanouts)):
-      places = sum(self._levels[: len(self.fanouts) - number])
+      places = sum(self._level_sizes[: len(self.fanouts) - number])
       total += 6 * places * sum(
         x.size for path, x in jax.tree.leaves_with_path(
           shapes[f"layer_{number}"]

@@ -13,21 +13,21 @@ from jax.sharding import PartitionSpec as P
 from caatnet.models.protocol import Parameter, Reduction
 
 
-class Modules(abc.ABC):
+class SequentialModel(abc.ABC):
   """Base class of models that are a sequence of NNX modules.
 
   It defines a part of `caatnet.models.protocol.Model`. The parameters are a
   dict from each module's name to its parameters. There is one tensor rank. A
-  subclass defines `_makers`, and ``stacks`` if some modules are stacks.
+  subclass defines `_makers`, and ``stacks`` if a module is a stack of layers.
   """
 
   dtype: str
 
   @abc.abstractmethod
   def _makers(self) -> dict[str, Callable[[nnx.Rngs], nnx.Module]]:
-    """Returns a factory for each module, by name, in forward order.
+    """Returns each module's constructor by name, in forward order.
 
-    The parameters of a stack are ``[layers, ...]``.
+    The parameters of a stack of layers must be ``[layers, ...]``.
     """
 
   @property
@@ -35,7 +35,7 @@ class Modules(abc.ABC):
     return {}
 
   @functools.cached_property
-  def _graphs(self) -> dict[str, Any]:
+  def _graphdefs(self) -> dict[str, Any]:
     """Graph definition of each module, by name, in forward order."""
     return {
       name: nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))[0]
@@ -49,7 +49,7 @@ class Modules(abc.ABC):
 
   @property
   def parameters(self) -> Any:
-    """Tree of `Parameter`; only kernels have weight decay and ``dtype``."""
+    """Tree of `Parameter`; all except kernels are float32 without decay."""
 
     def parameter(path: tuple[Any, ...], _: Any) -> Parameter:
       is_kernel, stacked = path[-1].key == "kernel", path[0].key in self.stacks

@@ -1,8 +1,8 @@
 """Nano-batches: contiguous ranges (*pieces*) of the tokens of a decoding step.
 
-A piece's products run during the reduction of another piece. A step is cut
-between sequences. If no border is near, it is cut within a prompt chunk: the
-second part of the chunk then attends to its first part in the cache.
+A piece's matrix products run during the all-reduce of another piece. A step is
+cut between two sequences or, if no border between sequences is near, within a
+prompt chunk: the second part of the chunk then reads the first from the cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,19 +14,19 @@ import jax.numpy as jnp
 
 from caatnet.models.paged import Batch
 
-# A cut within a chunk, which costs one more attention, moves to the chunk's
-# border if that is within this fraction of the smallest piece.
-_MOVES = 1 / 8
+# A cut within a chunk, which needs one more attention kernel, moves to the
+# chunk's border if the distance is at most this fraction of the smallest piece.
+_MOVE_FRACTION = 1 / 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Nanobatches:
+class NanobatchRule:
   """Rule by which decoding steps are cut into nano-batches.
 
   Attributes:
     sizes: Function from a step to the numbers of tokens of its nano-batches.
     ordered: Whether collectives are ordered by data flow, as on CPUs
-      (`parallel.collectives.in_turn`).
+      (`parallel.collectives.order_both`).
   """
 
   sizes: Callable[[Batch], Sequence[int]]
@@ -35,12 +35,12 @@ class Nanobatches:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Piece(Batch):
-  """Nano-batch: contiguous tokens of a step; no ``rows`` and ``sequences``.
+class Nanobatch(Batch):
+  """Nano-batch: contiguous tokens of a step; ``rows``, ``sequences`` are empty.
 
   Attributes:
-    runs: A pair for each run of consecutive sequences with equally many tokens
-      in this piece: number of sequences, and tokens per sequence.
+    runs: (number of sequences, tokens per sequence) for each run of consecutive
+      sequences that have equally many tokens in this nano-batch.
   """
 
   runs: tuple[tuple[int, int], ...] = dataclasses.field(
@@ -57,14 +57,14 @@ class Piece(Batch):
     return found
 
 
-def even(tokens: int, count: int) -> tuple[int, ...]:
+def even_sizes(tokens: int, count: int) -> tuple[int, ...]:
   """Returns sizes of ``count`` nano-batches, which differ by at most one token.
 
   Raises:
     ValueError: There are more nano-batches than tokens.
 
   Example:
-    >>> even(11, 4)
+    >>> even_sizes(11, 4)
     (3, 3, 3, 2)
   """
   if count > tokens:
@@ -76,7 +76,7 @@ def even(tokens: int, count: int) -> tuple[int, ...]:
   return (least + 1,) * more + (least,) * (count - more)
 
 
-def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
+def split(batch: Batch, sizes: Sequence[int]) -> list[Nanobatch]:
   """Cuts a step into nano-batches, near the requested sizes.
 
   Args:
@@ -84,7 +84,7 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
     sizes: Tokens of each piece, in the order of the step's tokens.
 
   Returns:
-    The pieces, in that order; each token is in one of them.
+    The nano-batches, in the order of ``sizes``; each token is in one of them.
 
   Raises:
     ValueError: The sum of the sizes is not the step's number of tokens.
@@ -105,25 +105,25 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Piece]:
   cuts = []
   for cut in itertools.accumulate(sizes[:-1]):
     nearest = min(borders, key=lambda border: abs(border - cut))
-    moves = abs(nearest - cut) <= _MOVES * min(sizes)
+    moves = abs(nearest - cut) <= _MOVE_FRACTION * min(sizes)
     cuts.append(nearest if moves else cut)
   return [
-    _piece(batch, spans, start, stop)
+    _make_nanobatch(batch, spans, start, stop)
     for start, stop in itertools.pairwise([0, *cuts, total])
   ]
 
 
-def _piece(
+def _make_nanobatch(
   batch: Batch, spans: Sequence[tuple[int, int]], start: int, stop: int
-) -> Piece:
-  """Returns the tokens from ``start`` to ``stop`` of a step."""
+) -> Nanobatch:
+  """Returns the nano-batch of a step's tokens from ``start`` to ``stop``."""
   rows = [i for i, (a, b) in enumerate(spans) if a < stop and b > start]
   lengths = [
     min(stop, b) - max(start, a) for a, b in spans[rows[0] : rows[-1] + 1]
   ]
   own, tokens = slice(rows[0], rows[-1] + 1), slice(start, stop)
   none = batch.rows[:0]
-  piece = Piece(
+  piece = Nanobatch(
     batch.tokens[tokens], batch.positions[tokens], batch.places[tokens],
     batch.tables[own], none, none, 0,
     None if batch.states is None else batch.states[own],

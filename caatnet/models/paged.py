@@ -124,7 +124,7 @@ class CacheShape:
   num_states: int = 0
 
   def pages(self) -> Pages | tuple[()]:
-    """Returns the arrays of one rank's pages; () without a paged component."""
+    """Returns the shapes of one rank's page arrays; () without pages."""
     if not self.num_kv_heads:
       return ()
     return order.shapes(
@@ -133,7 +133,7 @@ class CacheShape:
     )
 
   def state_arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Returns the arrays of one rank's states, ``[layers * states, ...]``."""
+    """Returns the shapes of one rank's states, ``[layers * states, ...]``."""
     count = self.num_layers * self.num_states
     return tuple(
       jax.ShapeDtypeStruct((count, *state.shape), state.dtype)
@@ -142,7 +142,7 @@ class CacheShape:
 
   @property
   def components(self) -> tuple[Component, ...]:
-    """The paged component, if there is one, followed by the states."""
+    """The paged component, if any, followed by the fixed-size components."""
     found = []
     if self.num_kv_heads:
       size = _size_bytes(self.pages()) // self.num_pages
@@ -210,8 +210,8 @@ class Batch:
     num_decodes: Number of decodes among the S sequences.
     states: ``[S]``, the block of each sequence's state; -1 for a slot without a
       sequence. None if the cache has pages only. A sequence occurs once in a
-      step. One whose first position is 0 starts from zeros, regardless of the
-      content of its block.
+      step. A sequence whose first position is 0 starts from zeros, regardless
+      of the content of its block.
   """
 
   tokens: jax.Array
@@ -225,9 +225,10 @@ class Batch:
 
   @property
   def parts(self) -> list[tuple[slice, slice, int]]:
-    """The decodes and the chunks; a part without sequences is left out.
+    """Slices of the decodes and of the chunks, unless there are none.
 
-    Each is a tuple ``(sequences, tokens, tokens per sequence)``.
+    A part is a tuple ``(slice of the sequences, slice of the tokens, tokens per
+    sequence)``.
     """
     d, n, s = self.num_decodes, self.tokens.shape[0], self.tables.shape[0]
     parts = [(slice(0, d), slice(0, d), 1)] if d else []
@@ -360,7 +361,7 @@ class Cache:
 
 
   @property
-  def _lead(self) -> tuple[int, ...]:
+  def _lead_dims(self) -> tuple[int, ...]:
     """Sizes of the leading dims of pages, before those of one rank."""
     x = self.pages.data[0]
     return x.shape[: x.ndim - len(self.shape.pages().data[0].shape)]
@@ -369,11 +370,11 @@ class Cache:
   def _has_single_dims(self) -> bool:
     """Whether pages have a dim of size 1 other than the first dim.
 
-    For such pages XLA:CPU copies even a view that omits the dims of one lane.
+    XLA:CPU copies such pages even for a reshape that removes a lane's dims.
     """
     if not self.shape.keeps_dims:
       return False
-    lead = self._lead
+    lead = self._lead_dims
     # Pages without dims of data-parallel levels are in a `vmap` over replicas.
     first = len(lead) + (len(lead) > 1 and max(lead) == 1)
     return any(1 in x.shape[first:] for x in jax.tree.leaves(self.pages))
@@ -381,8 +382,8 @@ class Cache:
   def _each_rank(
     self, f: Callable[..., Any], keeps_dims: bool, *trees: Any
   ) -> Any:
-    """Maps a function of a rank's pages and of arrays ``[R, ...]``."""
-    lead = self._lead
+    """Maps ``f`` over ranks, with their pages and slices of ``[R, ...]``."""
+    lead = self._lead_dims
     if not keeps_dims:
       pages = jax.tree.map(
         lambda x: x.reshape(x.shape[len(lead) - 1 :]), self.pages

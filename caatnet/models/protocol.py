@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from jax.sharding import PartitionSpec
 
-from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.nanobatches import Nanobatches
+from caatnet.models.access import DEFAULT_ACCESS, Access
+from caatnet.models.nanobatches import NanobatchRule
 from caatnet.models.paged import Batch, Cache, CacheShape, CacheSizes
 
 
@@ -37,10 +37,10 @@ class Parameter:
       it in this dtype. The stored parameter is float32.
     decays: Whether weight decay applies: to matrices, except those such as the
       decay rates of a state; not to gains and biases.
-    uses: Number of functions of the model that read it in a forward pass; a
-      partition gathers it once for each.
-    regathered: Number of these functions that read it again in the backward
-      pass. The backward of a table lookup does not.
+    uses: Number of functions of the model that read the parameter in a forward
+      pass; a partition gathers it once for each function.
+    regathered: Number of these functions that read the parameter again in the
+      backward pass. A table lookup does not.
     stage_dim: The dim that pipeline stages cut: 0 for the layers of a stack,
       which stages own in the order of the pipeline's chunks; a later dim is cut
       into contiguous slices in stage order. None if every stage has the whole
@@ -76,7 +76,7 @@ class Reduction(NamedTuple):
   kind: str = "all_reduce"
 
 
-class Parts(NamedTuple):
+class PipelineParts(NamedTuple):
   """A model as a stack of equal layers between an input and an output part.
 
   All functions run inside ``jax.shard_map``. Their parameters are those of
@@ -129,7 +129,7 @@ class Model(Protocol):
     ...
 
   def scores(
-    self, params: Any, batch: Any, access: Access = AS_THEY_ARE
+    self, params: Any, batch: Any, access: Access = DEFAULT_ACCESS
   ) -> dict[str, jax.Array]:
     """Computes the scores of examples, inside ``jax.shard_map``.
 
@@ -146,7 +146,7 @@ class Model(Protocol):
     """
     ...
 
-  def parts(self) -> Parts:
+  def parts(self) -> PipelineParts:
     """Returns input part, layers and output part, for pipeline stages.
 
     Raises:
@@ -180,8 +180,8 @@ class Model(Protocol):
       accumulation: Microbatches per step.
 
     Returns:
-      Number of runs of each collective per step; empty for a model that is not
-      cut over tensor ranks.
+      How often each collective runs per step; empty for a model that is not cut
+      over tensor ranks.
     """
     ...
 
@@ -196,7 +196,7 @@ class LanguageModel(Model, Protocol):
   vocab_size: int
 
   def logits(
-    self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
+    self, params: Any, tokens: jax.Array, access: Access = DEFAULT_ACCESS
   ) -> jax.Array:
     """Computes logits of the next token, inside ``jax.shard_map``.
 
@@ -213,7 +213,7 @@ class LanguageModel(Model, Protocol):
     ...
 
   def target_scores(
-    self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
+    self, params: Any, batch: jax.Array, access: Access = DEFAULT_ACCESS
   ) -> dict[str, jax.Array]:
     """Scores each token given its prefix, inside ``jax.shard_map``.
 
@@ -231,14 +231,17 @@ class LanguageModel(Model, Protocol):
     ...
 
   def token_ids(self) -> jax.Array:
-    """Returns the token of each logit of this device, int32 ``[R, V]``."""
+    """Returns the token of each of this device's logits, int32 ``[R, V]``.
+
+    R is the number of tensor ranks on the device, V that of tokens per rank.
+    """
     ...
 
   def cache_shape(self, sizes: CacheSizes) -> CacheShape:
-    """Returns the components of the cache that `decode` reads and writes.
+    """Returns the shape of the cache that `decode` reads and writes.
 
     Raises:
-      ValueError: If the cache cannot have this dtype.
+      ValueError: If the model does not support ``sizes.dtype``.
     """
     ...
 
@@ -247,8 +250,8 @@ class LanguageModel(Model, Protocol):
     params: Any,
     cache: Cache,
     batch: Batch,
-    access: Access = AS_THEY_ARE,
-    nanobatches: Nanobatches | None = None,
+    access: Access = DEFAULT_ACCESS,
+    nanobatches: NanobatchRule | None = None,
   ) -> tuple[jax.Array, Cache]:
     """Runs one step of inference, inside ``jax.shard_map``.
 
@@ -258,8 +261,8 @@ class LanguageModel(Model, Protocol):
       cache: Cache of earlier tokens, with the shape of `cache_shape`.
       batch: The step's tokens.
       access: Reads the parameters for the model's functions.
-      nanobatches: Rule that cuts the step into nano-batches, so that each one's
-        reductions run during another one's products; None not to cut it.
+      nanobatches: Rule that cuts the step into nano-batches, so that the
+        all-reduces of one overlap with the matrix products of another, or None.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,

@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 
 from caatnet.models.lm.config import check_divides
-from caatnet.models.lm.layers import kept
-from caatnet.models.lm.parameters import Bias, Sharded, Wide, cut_columns
+from caatnet.models.lm.layers import name_activations
+from caatnet.models.lm.parameters import Bias, Float32Bias, Sharded, cut_columns
 from caatnet.models.lm.stateful import (
   StatefulConfig,
   StatefulLanguageModel,
@@ -39,7 +39,7 @@ from caatnet.models.lm.stateful import (
 )
 from caatnet.models.paged import StateShape
 
-_C = 8.0
+_DECAY_SCALE = 8.0
 
 
 class Unit(NamedTuple):
@@ -63,7 +63,7 @@ class Unit(NamedTuple):
   def draw(
     cls, config: "RecurrentConfig", ranks: int, rngs: nnx.Rngs
   ) -> "Unit":
-    """Draws the parameters of all ranks, variables ``[R, ...]``."""
+    """Draws initial parameters of all ranks, variables ``[R, ...]``."""
     channels, cut = config.rnn_width, config.rnn_width // ranks
     d = channels // config.num_heads
     taps = jax.random.normal(rngs.params(), (config.conv_width, channels))
@@ -74,8 +74,10 @@ class Unit(NamedTuple):
       Sharded(cut_columns(taps / math.sqrt(config.conv_width), ranks, cut)),
       Bias(jnp.zeros((ranks, cut))),
       Sharded(gates.reshape(ranks, -1, d, 2 * d) / math.sqrt(d)),
-      Wide(jnp.zeros((ranks, 2 * cut))),
-      Wide(jnp.log(jnp.expm1(-jnp.log(a) / _C)).reshape(ranks, cut)),
+      Float32Bias(jnp.zeros((ranks, 2 * cut))),
+      Float32Bias(
+        jnp.log(jnp.expm1(-jnp.log(a) / _DECAY_SCALE)).reshape(ranks, cut)
+      ),
     )
 
   def __call__(
@@ -94,7 +96,7 @@ class Unit(NamedTuple):
       position.
     """
     window, h = states
-    gate, u = kept(*jnp.split(y, 2, axis=-1))
+    gate, u = name_activations(*jnp.split(y, 2, axis=-1))
     u, window = causal_convolution(
       u, window, self.conv, self.conv_bias, written
     )
@@ -104,7 +106,7 @@ class Unit(NamedTuple):
     gates = jax.nn.sigmoid(gates.astype(jnp.float32) + bias)
     r, i = (x.reshape(u.shape) for x in jnp.split(gates, 2, axis=-1))
     # Equations 3, 4 and 6. With expm1, 1 - a_t^2 is exact for a_t close to 1.
-    log_a = -_C * r * jax.nn.softplus(self.rate)[None, None]
+    log_a = -_DECAY_SCALE * r * jax.nn.softplus(self.rate)[None, None]
     b = jnp.sqrt(-jnp.expm1(2 * log_a)) * i * u
     all_h = linear_recurrence(jnp.exp(log_a), b, h, written)
     out = jax.nn.gelu(gate) * all_h.astype(y.dtype)
@@ -134,7 +136,7 @@ class RecurrentConfig(StatefulConfig):
     return self.rnn_width, self.rnn_width
 
   def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
-    """Returns one rank's states: last inputs of the convolution, and h."""
+    """Returns the shapes of a rank's states: convolution inputs, and h."""
     channels = self.rnn_width // ranks
     return StateShape((self.conv_width - 1, channels)), StateShape((channels,))
 

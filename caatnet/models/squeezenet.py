@@ -30,9 +30,9 @@ from jax import lax
 import jax.numpy as jnp
 
 from caatnet.models import classes
-from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.modules import Modules
-from caatnet.models.protocol import Parts
+from caatnet.models.access import DEFAULT_ACCESS, Access
+from caatnet.models.modules import SequentialModel
+from caatnet.models.protocol import PipelineParts
 from parallel.axes import Axis
 
 _FIRST = 96  # channels of the first convolution, 7 x 7 with stride 2
@@ -67,7 +67,7 @@ class Fire(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class SqueezeNet(Modules):
+class SqueezeNet(SequentialModel):
   """SqueezeNet 1.0 as a `caatnet.models.protocol.Model`.
 
   An example is ``{"image": float [H, W, C], "label": int}``.
@@ -110,33 +110,33 @@ class SqueezeNet(Modules):
     return makers
 
   def scores(
-    self, params: Any, batch: Any, access: Access = AS_THEY_ARE
+    self, params: Any, batch: Any, access: Access = DEFAULT_ACCESS
   ) -> dict[str, jax.Array]:
     """Returns "loss" in nats and "accuracy", 0 or 1, float32 ``[B]`` each."""
     x = access.apply(
       lambda _, image: image.astype(self.dtype), None, batch["image"]
     )
-    for number, name in enumerate(self._graphs, 1):
+    for number, name in enumerate(self._graphdefs, 1):
       x = access.apply(
         functools.partial(self._run, name, number in _POOLED), params[name], x
       )
-    return access.apply(self._judge, None, x, batch["label"])
+    return access.apply(self._compute_scores, None, x, batch["label"])
 
   def _run(
     self, name: str, pooled: bool, params: Any, x: jax.Array
   ) -> jax.Array:
-    """Returns the output of a part, after its ReLU and pooling."""
-    y = jax.nn.relu(nnx.merge(self._graphs[name], params)(x))
+    """Returns a module's output after a ReLU and, if ``pooled``, a pooling."""
+    y = jax.nn.relu(nnx.merge(self._graphdefs[name], params)(x))
     return _pool(y) if pooled else y
 
-  def _judge(
+  def _compute_scores(
     self, _: None, x: jax.Array, labels: jax.Array
   ) -> dict[str, jax.Array]:
-    """Computes scores of the last maps ``[B, H, W, classes]``."""
+    """Computes scores from the last feature maps ``[B, H, W, classes]``."""
     logits = x.mean(axis=(1, 2)).astype(jnp.float32)
     return classes.scores(logits, labels, self.tensor)
 
-  def parts(self) -> Parts:
+  def parts(self) -> PipelineParts:
     raise ValueError(
       "model.name='squeezenet' does not support pipeline stages, since it has "
       "no stack of equal layers"
@@ -145,8 +145,8 @@ class SqueezeNet(Modules):
   def flops(self, example: Any) -> float:
     """Returns the FLOPs of training on one example.
 
-    Each weight has 2 per position in the forward and 4 in the backward. The
-    first convolution has only 2 in the backward: images need no gradient.
+    A weight has 2 FLOPs per position in the forward and 4 in the backward. In
+    the first convolution it has 2 in the backward: images need no gradient.
     """
     height, width, channels = example["image"].shape
     sides = [(height - 7) // 2 + 1, (width - 7) // 2 + 1]

@@ -1,6 +1,6 @@
 """``config.data``: one section per kind of data."""
 
-from caatnet.schema.fields import COUNT, COUNT_OR_NONE, Range, field, section
+from caatnet.schema.fields import COUNT, COUNT_OR_ZERO, Range, field, section
 
 _PERCENT = Range(0, 100, above=True, below=True)
 
@@ -30,7 +30,7 @@ class Text:
     'the training text; "" to hold out validation_percent of path.',
   )
   validation_windows: int = field(
-    256, "Windows of seq_len tokens per evaluation; 0 for all.", COUNT_OR_NONE
+    256, "Windows of seq_len tokens per evaluation; 0 for all.", COUNT_OR_ZERO
   )
 
 
@@ -85,7 +85,7 @@ class Graphs:
     256, "Nodes per step, over all workers and data-parallel ranks.", COUNT
   )
   validation_nodes: int = field(
-    4096, "Nodes per evaluation; 0 for all.", COUNT_OR_NONE
+    4096, "Nodes per evaluation; 0 for all.", COUNT_OR_ZERO
   )
   sampler: str = field(
     "auto", 'Sampler of neighbours: "compiled" (by numba, in the optional '
@@ -93,7 +93,7 @@ class Graphs:
     "numba is installed. Both sample the same neighbours.",
   )
   threads: int = field(
-    0, "Threads of the compiled sampler; 0 for one per core.", COUNT_OR_NONE
+    0, "Threads of the compiled sampler; 0 for one per core.", COUNT_OR_ZERO
   )
   access: str = field(
     "auto", 'Method by which devices read node features: "cpu_gather" (the CPU '
@@ -102,13 +102,13 @@ class Graphs:
     'or "auto" for the one of the first two that moves fewer bytes.',
   )
   cache_rows: int = field(
-    0, "Rows of features that are cached on every device.", COUNT_OR_NONE
+    0, "Rows of features that are cached on every device.", COUNT_OR_ZERO
   )
   cache: str = field(
     "degree", 'Selection of the cached rows: nodes with most edges ("degree"), '
     'or rows that sampled batches read most often ("presampling").',
   )
-  ahead: int = field(1, "Batches that the host prefetches.", COUNT_OR_NONE)
+  ahead: int = field(1, "Batches that the host prefetches.", COUNT_OR_ZERO)
 
 
 DATA = {"text": Text, "images": Images, "graphs": Graphs}

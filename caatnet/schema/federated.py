@@ -2,7 +2,7 @@
 
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   DECAY,
   FRACTION,
   NOT_NEGATIVE,
@@ -72,16 +72,16 @@ class Federated:
   downlinks_at_once: int = field(
     0, "Clients that receive models concurrently; 0: all. In a radio cell, a "
     "round ends earlier with 1 or 2. Clients that computed longest in their "
-    "last round receive theirs first.", COUNT_OR_NONE,
+    "last round receive theirs first.", COUNT_OR_ZERO,
   )
   uplinks_at_once: int = field(
     0, "Clients that send updates concurrently, each on the server's request; "
     "0: all, without requests. In a radio cell, more updates arrive by a "
-    "deadline with 1 or 2.", COUNT_OR_NONE,
+    "deadline with 1 or 2.", COUNT_OR_ZERO,
   )
   patience: int = field(
     0, "Rounds without a lower validation loss after which the run stops; 0: "
-    "never.", COUNT_OR_NONE,
+    "never.", COUNT_OR_ZERO,
   )
   min_gain: float = field(
     0.0, "Smallest decrease of the validation loss, in nats, that resets "

@@ -21,7 +21,7 @@ import numpy as np
 _TINY = float(np.finfo(np.float32).tiny)
 _HUGE = float(np.finfo(np.float32).max)
 # Sizes and counts are int32 in compiled programs.
-_LARGEST = 2**31 - 1
+_INT32_MAX = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Range:
     return f"lie in {left}{self.low}, {self.high}{right}"
 
 
-COUNT = Range(1, _LARGEST, whole=True)
-COUNT_OR_NONE = Range(0, _LARGEST, whole=True)
-TWO_OR_MORE = Range(2, _LARGEST, whole=True)
+COUNT = Range(1, _INT32_MAX, whole=True)
+COUNT_OR_ZERO = Range(0, _INT32_MAX, whole=True)
+TWO_OR_MORE = Range(2, _INT32_MAX, whole=True)
 BYTES = Range(1, 2**53, whole=True)  # float64 represents them exactly
 SEED = Range(0, 2**32 - 1, whole=True)
 POSITIVE = Range(0, above=True)
@@ -94,12 +94,12 @@ DECAY = Range(0, 1, below=True)
 Allowed = Range | tuple[str, ...] | None
 
 
-class Config:
+class NestedConfig:
   """Type of a key whose value is a whole config; {} for no config."""
 
 
-class Sections:
-  """Type of a key whose value maps section name -> choice -> section."""
+class SectionsByChoice:
+  """Type of a key whose value has sections by section name and choice."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Key:
   empty: bool = True
 
   def must(self) -> str:
-    """Returns the text after "must", such as "lie in [0, 1]"."""
-    text = _must(self.kind, self.allowed)
+    """Returns the text after "must" for the key's values: "lie in [0, 1]"."""
+    text = _format_requirement(self.kind, self.allowed)
     if not self.empty:
       text = text.replace("be a tuple", "be a non-empty tuple", 1)
     return text
@@ -138,7 +138,7 @@ class Key:
       ValueError: If the value is not allowed; the message has key, value and
         the allowed values.
     """
-    found = _wrong(value, self.kind, self.allowed)
+    found = _find_wrong_part(value, self.kind, self.allowed)
     if found is not None and found[0] is not value:
       part, must = found
       raise ValueError(f"config.{name}={part!r} must {must}")
@@ -174,14 +174,14 @@ def section(cls: type) -> type:
   """Makes a class with fields declared by `field` a frozen dataclass.
 
   Raises:
-    TypeError: If a field has no documentation, or a number has no `Range` or
-      has one of another type (int or float).
+    TypeError: If a field has no documentation, or a number has no `Range`, or a
+      `Range` of integers for a float or the reverse.
   """
   made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
   for name, key in keys(made).items():
     if not key.doc:
       raise TypeError(f"{cls.__name__}.{name} has no documentation")
-    for kind in _numbers(key.kind):
+    for kind in _number_types(key.kind):
       whole = isinstance(key.allowed, Range) and key.allowed.whole
       if not isinstance(key.allowed, Range) or whole != (kind is int):
         raise TypeError(f"{cls.__name__}.{name} has no range of {kind}s")
@@ -195,7 +195,7 @@ def keys(cls: type) -> dict[str, Key]:
     f.name: Key(
       hints[f.name], f.metadata["allowed"], f.metadata["doc"],
       f.metadata["empty"] or not (
-        _any_length(hints[f.name]) and default_of(cls, f.name)
+        _is_variadic_tuple(hints[f.name]) and default_of(cls, f.name)
       ),
     )
     for f in dataclasses.fields(cls) if "doc" in f.metadata
@@ -211,24 +211,26 @@ def default_of(cls: type, name: str) -> Any:
   return factory()
 
 
-def _any_length(kind: Any) -> bool:
+def _is_variadic_tuple(kind: Any) -> bool:
   """Returns whether a type is a tuple of variable length."""
   return (
     typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is Ellipsis
   )
 
 
-def _numbers(kind: Any) -> list[type]:
+def _number_types(kind: Any) -> list[type]:
   """Returns the types of all numbers within a type."""
   if kind in (int, float):
     return [kind]
   if typing.get_origin(kind) is None:
     return []
-  return [found for part in typing.get_args(kind) for found in _numbers(part)]
+  return [
+    found for part in typing.get_args(kind) for found in _number_types(part)
+  ]
 
 
-def _must(kind: Any, allowed: Allowed) -> str:
-  """Returns the text after "must" for one type."""
+def _format_requirement(kind: Any, allowed: Allowed) -> str:
+  """Returns the requirement of a type and a range, the text after "must"."""
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
   if kind in (int, float):
     return str(allowed)
@@ -241,22 +243,28 @@ def _must(kind: Any, allowed: Allowed) -> str:
   if kind is type(None):
     return "be None"
   if origin in (typing.Union, types.UnionType):
-    return " or ".join(_must(part, allowed) for part in arguments)
-  if _any_length(kind):
-    return f"be a tuple, each part of which must {_must(arguments[0], allowed)}"
+    return " or ".join(_format_requirement(part, allowed) for part in arguments)
+  if _is_variadic_tuple(kind):
+    part = _format_requirement(arguments[0], allowed)
+    return f"be a tuple, each part of which must {part}"
   if origin is tuple:
-    parts = dict.fromkeys(_must(part, allowed) for part in arguments)
+    parts = dict.fromkeys(
+      _format_requirement(part, allowed) for part in arguments
+    )
     return (
       f"be a tuple of {len(arguments)}, each part of which must "
       f"{' or '.join(parts)}"
     )
   if origin is dict:
-    return f"be a dict, each value of which must {_must(arguments[1], allowed)}"
+    value = _format_requirement(arguments[1], allowed)
+    return f"be a dict, each value of which must {value}"
   return "be a section"
 
 
-def _wrong(value: Any, kind: Any, allowed: Allowed) -> tuple[Any, str] | None:
-  """Returns the first wrong part of a value and what it must be, or None."""
+def _find_wrong_part(
+  value: Any, kind: Any, allowed: Allowed
+) -> tuple[Any, str] | None:
+  """Returns the first wrong part of a value and its requirement, or None."""
   origin, arguments = typing.get_origin(kind), typing.get_args(kind)
   parts: list[tuple[Any, Any]] = []
   if kind in (int, float):
@@ -268,10 +276,12 @@ def _wrong(value: Any, kind: Any, allowed: Allowed) -> tuple[Any, str] | None:
   elif kind in (bool, type(None)):
     fits = isinstance(value, kind)
   elif origin in (typing.Union, types.UnionType):
-    fits = any(_wrong(value, part, allowed) is None for part in arguments)
+    fits = any(
+      _find_wrong_part(value, part, allowed) is None for part in arguments
+    )
   elif origin is tuple:
     fits = isinstance(value, tuple | list)
-    if fits and _any_length(kind):
+    if fits and _is_variadic_tuple(kind):
       parts = [(part, arguments[0]) for part in value]
     elif fits:
       fits = len(value) == len(arguments)
@@ -282,9 +292,9 @@ def _wrong(value: Any, kind: Any, allowed: Allowed) -> tuple[Any, str] | None:
   else:
     raise TypeError(f"{kind} is not a supported type of a config key")
   if not fits:
-    return value, _must(kind, allowed)
+    return value, _format_requirement(kind, allowed)
   for part, of in parts:
-    found = _wrong(part, of, allowed)
+    found = _find_wrong_part(part, of, allowed)
     if found is not None:
       return found
   return None

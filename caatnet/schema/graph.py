@@ -2,7 +2,7 @@
 
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   FRACTION,
   NOT_NEGATIVE,
   SEED,
@@ -11,12 +11,12 @@ from caatnet.schema.fields import (
   section,
 )
 
-_UNDIRECTED = "Whether each edge is used in both directions."
+_UNDIRECTED_DOC = "Whether each edge is used in both directions."
 SCALE = Range(1, 30, whole=True)
 
 
 @section
-class Drawn:
+class GeneratedGraph:
   """Keys common to generated graphs."""
 
   num_features: int = field(128, "Features of a node.", COUNT)
@@ -31,12 +31,12 @@ class Drawn:
 
 
 @section
-class RMAT(Drawn):
+class RMAT(GeneratedGraph):
   """R-MAT graph: a random graph with a skewed distribution of degrees."""
 
   scale: int = field(16, "The graph has 2^scale nodes.", SCALE)
   num_edges: int = field(
-    1_000_000, "Edges, including duplicates.", COUNT_OR_NONE
+    1_000_000, "Edges, including duplicates.", COUNT_OR_ZERO
   )
   quarters: tuple[float, ...] = field(
     (0.57, 0.19, 0.19), "Probabilities a, b and c of three quadrants of the "
@@ -45,7 +45,7 @@ class RMAT(Drawn):
 
 
 @section
-class Communities(Drawn):
+class Communities(GeneratedGraph):
   """Random graph of planted communities; a node's label is its community."""
 
   num_nodes: int = field(65_536, "Number of nodes.", COUNT)
@@ -64,7 +64,7 @@ class Edges:
   path: str = field("", "Text file with a pair of nodes per edge.")
   features: str = field("", "An .npy file of the nodes' features.")
   labels: str = field("", "An .npy file of the nodes' labels.")
-  undirected: bool = field(False, _UNDIRECTED)
+  undirected: bool = field(False, _UNDIRECTED_DOC)
 
 
 @section
@@ -72,7 +72,7 @@ class Npz:
   """Graph read from an .npz file."""
 
   path: str = field("", "The .npz file.")
-  undirected: bool = field(False, _UNDIRECTED)
+  undirected: bool = field(False, _UNDIRECTED_DOC)
 
 
 @section
@@ -80,7 +80,7 @@ class OGB:
   """Dataset of the Open Graph Benchmark (OGB)."""
 
   path: str = field("", "Folder that the package ogb has unpacked.")
-  undirected: bool = field(False, _UNDIRECTED)
+  undirected: bool = field(False, _UNDIRECTED_DOC)
 
 
 SOURCES = {

@@ -2,7 +2,7 @@
 
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   NOT_NEGATIVE,
   POSITIVE,
   field,
@@ -10,7 +10,7 @@ from caatnet.schema.fields import (
 )
 from parallel.base.naming import DTYPES
 
-_STORED = ("float", "int8")
+_STORAGE_FORMATS = ("float", "int8")
 
 
 @section
@@ -27,7 +27,7 @@ class Inference:
   page_size: int = field(64, "Tokens per page of the cache.", COUNT)
   pages: int = field(
     0, "Pages of a replica's cache; 0 for the number that a whole batch can "
-    "fill. No effect for a model without keys and values.", COUNT_OR_NONE,
+    "fill. No effect for a model without keys and values.", COUNT_OR_ZERO,
   )
   chunk: int = field(256, "Prompt tokens that one step reads.", COUNT)
   batch_invariant: bool = field(
@@ -42,11 +42,11 @@ class Inference:
   )
   weights: str = field(
     "float", 'Storage of matrices: "float", or "int8" with a scale per block.',
-    _STORED,
+    _STORAGE_FORMATS,
   )
   cache: str = field(
     "float", 'Storage of keys and values: "float", or "int8" with a scale per '
-    "token and head.", _STORED,
+    "token and head.", _STORAGE_FORMATS,
   )
   nanobatches: str = field(
     "1", "Number of nano-batches into which a step's tokens are split, so that "
@@ -56,7 +56,7 @@ class Inference:
   )
   machine: str = field(
     "", 'Machine for which nanobatches="plan" plans, such as gpu:h200:1x8; "" '
-    "for that of --target, or on CPUs, where a plan does not split steps.",
+    "for the machine of --target, or on CPUs, whose steps are never split.",
   )
 
 
@@ -81,7 +81,7 @@ class Serving:
   host_pages: int = field(
     0, "Pages (for a model without keys and values, recurrent states) of the "
     "host cache for swapped sequences; 0 for the number on the device, limited "
-    "to a quarter of the free host memory.", COUNT_OR_NONE,
+    "to a quarter of the free host memory.", COUNT_OR_ZERO,
   )
   growth: int = field(
     1, "Pages added to a sequence whose last page is full.", COUNT
@@ -98,12 +98,12 @@ class Serving:
     True, "Whether the host cache keeps a conversation until its next turn."
   )
   queue: int = field(
-    1024, "Largest number of sequences that wait for a slot.", COUNT_OR_NONE
+    1024, "Largest number of sequences that wait for a slot.", COUNT_OR_ZERO
   )
   choices: int = field(64, "Largest number of answers (n) per request.", COUNT)
   max_tokens: int = field(
     0, "Largest number of tokens of a response; 0 for no limit except the "
-    "context.", COUNT_OR_NONE,
+    "context.", COUNT_OR_ZERO,
   )
   body_bytes: int = field(
     4 << 20, "Largest size of a request's body, in bytes.", COUNT

@@ -2,7 +2,7 @@
 
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   POSITIVE,
   Range,
   field,
@@ -67,5 +67,5 @@ class Kinds:
   )
   forms_seeds: int = field(
     1, "Number of seeds for which the report has the losses of experts that "
-    "are stored as differences.", COUNT_OR_NONE,
+    "are stored as differences.", COUNT_OR_ZERO,
   )

@@ -1,20 +1,20 @@
 """``config.memory``: the memory that holds each part of the training state."""
 
-from caatnet.schema.fields import COUNT_OR_NONE, FRACTION, field, section
+from caatnet.schema.fields import COUNT_OR_ZERO, FRACTION, field, section
 
 _KINDS = ("device", "pinned_host")
 # Value of `Memory.activations` that takes them from `Memory.placement`.
-PLACEMENT = "placement"
+FROM_PLACEMENT = "placement"
 
 
 @section
 class Memory:
   """Placement of tensors in memory of the device and of the host.
 
-  Placements change results by rounding only: the optimizer on the host adds in
-  another order than that on the device, and a compiler may round a recomputed
+  Placements change results by rounding only: the host's optimizer adds numbers
+  in another order than the device's, and a compiler may round a recomputed
   activation differently from a saved one. XLA:CPU has one memory, so
-  "pinned_host" has no effect there. Each process has its own tiers.
+  "pinned_host" has no effect there. Each process has its own memory tiers.
   """
 
   moments: str = field(
@@ -30,7 +30,7 @@ class Memory:
     "config.memory.placement sets the fractions of layers that save what "
     "config.model.remat selects, or only their input, on device or host. "
     "Fractions are rounded down to quarters, thirds or halves, whichever "
-    "divides the number of layers.", (*_KINDS, PLACEMENT),
+    "divides the number of layers.", (*_KINDS, FROM_PLACEMENT),
   )
   optimizer: str = field(
     "device", 'Processor of the inner optimizer: "device", or "host" for '
@@ -57,5 +57,5 @@ class Memory:
     "update all parameters on the host."
   )
   threads: int = field(
-    0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_NONE
+    0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_ZERO
   )

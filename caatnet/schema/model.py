@@ -2,7 +2,7 @@
 
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   POSITIVE,
   TWO_OR_MORE,
   Range,
@@ -11,11 +11,11 @@ from caatnet.schema.fields import (
 )
 from parallel.base.naming import DTYPES
 
-_DTYPE = "Dtype of activations; parameters are float32."
+_DTYPE_DOC = "Dtype of activations; parameters are float32."
 
 
 @section
-class Stack:
+class StackedModel:
   """Keys common to all language models with a stack of layers."""
 
   vocab_size: int = field(
@@ -32,7 +32,7 @@ class Stack:
   init_std: float = field(
     0.02, "Standard deviation of initial weights.", POSITIVE
   )
-  dtype: str = field("float32", _DTYPE, DTYPES)
+  dtype: str = field("float32", _DTYPE_DOC, DTYPES)
   remat: str = field(
     "none", 'Activations that the backward recomputes: "none", "full" (a whole '
     'layer), "reduced" (all except the results of all-reduces over ranks, so '
@@ -44,23 +44,23 @@ class Stack:
 
 
 @section
-class Transformer(Stack):
+class Transformer(StackedModel):
   """Llama-style transformer, sized as configs/caatnet/tiny.py by default."""
 
   num_heads: int = field(8, "Number of query heads.", COUNT)
   num_kv_heads: int = field(8, "Number of key and value heads.", COUNT)
   head_width: int = field(
-    0, "Channels of one head; 0 for width / num_heads.", COUNT_OR_NONE
+    0, "Channels of one head; 0 for width / num_heads.", COUNT_OR_ZERO
   )
   qkv_bias: bool = field(False, "Whether q, k and v have biases (Qwen2).")
   qk_norm: bool = field(False, "Whether each head normalises q and k (Qwen3).")
   sliding_window: int = field(
     0, "Number of positions that a query attends to, including its own "
-    "(Mistral); 0 for full causal attention.", COUNT_OR_NONE,
+    "(Mistral); 0 for full causal attention.", COUNT_OR_ZERO,
   )
   max_positions: int = field(
     0, "Longest sequence for which the model was published, an upper limit of "
-    "data.seq_len and inference.context; 0 for no limit.", COUNT_OR_NONE,
+    "data.seq_len and inference.context; 0 for no limit.", COUNT_OR_ZERO,
   )
   rope_base: float = field(10_000.0, "Base of rotary frequencies.", Range(1))
   rope_scaling: tuple[str | float, ...] = field(
@@ -75,7 +75,7 @@ class Transformer(Stack):
 
 
 @section
-class Recurrent(Stack):
+class Recurrent(StackedModel):
   """Gated linear recurrence (Hawk), sized as configs/recurrent/tiny.py."""
 
   num_heads: int = field(
@@ -104,14 +104,14 @@ class Convolutional:
   groups: int = field(
     4, "Channel groups of GroupNorm; divides all widths.", COUNT
   )
-  dtype: str = field("float32", _DTYPE, DTYPES)
+  dtype: str = field("float32", _DTYPE_DOC, DTYPES)
 
 
 @section
 class SqueezeNet:
   """SqueezeNet 1.0, whose sizes are fixed."""
 
-  dtype: str = field("float32", _DTYPE, DTYPES)
+  dtype: str = field("float32", _DTYPE_DOC, DTYPES)
 
 
 @section
@@ -122,7 +122,7 @@ class Graph:
     "sage", 'Kind of layers: "sage" (GraphSAGE, mean) or "gcn".'
   )
   width: int = field(64, "Channels of hidden states.", COUNT)
-  dtype: str = field("float32", _DTYPE, DTYPES)
+  dtype: str = field("float32", _DTYPE_DOC, DTYPES)
 
 
 MODELS = {

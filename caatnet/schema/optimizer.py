@@ -1,7 +1,7 @@
 """``config.optimizer``: one section per inner optimizer."""
 
 from caatnet.schema.fields import (
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   DECAY,
   FRACTION,
   NOT_NEGATIVE,
@@ -16,10 +16,10 @@ class WarmupCosine:
   """Keys of the learning-rate schedule (warm-up, cosine) and of clipping."""
 
   learning_rate: float = field(3e-3, "Peak learning rate.", POSITIVE)
-  warmup_steps: int = field(20, "Steps of linear warm-up.", COUNT_OR_NONE)
+  warmup_steps: int = field(20, "Steps of linear warm-up.", COUNT_OR_ZERO)
   decay_steps: int = field(
     0, "Step at which the cosine ends; 0 for config.train.num_steps.",
-    COUNT_OR_NONE,
+    COUNT_OR_ZERO,
   )
   final_fraction: float = field(
     0.1, "Learning rate after the decay, as a fraction of the peak.", FRACTION

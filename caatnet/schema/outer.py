@@ -2,7 +2,7 @@
 
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   DECAY,
   FRACTION,
   NOT_NEGATIVE,
@@ -33,7 +33,7 @@ class OuterStep:
 
 
 @section
-class Judging:
+class OutlierExclusion:
   """Key of outer loops that exclude diverged workers from an exchange."""
 
   outlier_factor: float = field(
@@ -54,7 +54,7 @@ class Weighted:
 
 
 @section
-class Exchanging(Judging, Weighted):
+class Exchanging(OutlierExclusion, Weighted):
   """Keys of outer loops that exchange a mean, possibly in low precision."""
 
   codec: str = field(
@@ -64,7 +64,7 @@ class Exchanging(Judging, Weighted):
     "shrinks Gaussian differences by 3.5%.",
   )
   block: int = field(
-    0, "Elements per block of codes with one scale; 0 for 256.", COUNT_OR_NONE
+    0, "Elements per block of codes with one scale; 0 for 256.", COUNT_OR_ZERO
   )
   route: str = field(
     "all_gather", 'Collective that exchanges blocks: "all_gather" (each '
@@ -95,7 +95,7 @@ class FedAvg(Rounds, Exchanging):
 
   clients: int = field(
     0, "Number of workers that are sampled for each round; 0 for all.",
-    COUNT_OR_NONE,
+    COUNT_OR_ZERO,
   )
 
 
@@ -110,7 +110,7 @@ class Streaming(DiLoCo):
 
   fragment_layers: int = field(
     1, "Layers per fragment; 0 for one fragment of all parameters.",
-    COUNT_OR_NONE,
+    COUNT_OR_ZERO,
   )
   pattern: str = field(
     "strided", 'Layers of a fragment: evenly spread ("strided") or consecutive '
@@ -118,7 +118,7 @@ class Streaming(DiLoCo):
   )
   overlap: tuple[int, ...] = field(
     (0,), "Steps between sending a fragment and receiving its mean (tau): one "
-    "number, or one per worker.", COUNT_OR_NONE,
+    "number, or one per worker.", COUNT_OR_ZERO,
   )
   keep: float = field(
     0.0, "Weight (alpha) of a worker's own parameters in their average with "
@@ -145,7 +145,7 @@ class DCS3GD(Exchanging):
 
 
 @section
-class SparseLoCo(Rounds, Judging, Weighted):
+class SparseLoCo(Rounds, OutlierExclusion, Weighted):
   """SparseLoCo: DiLoCo with top-k differences and error feedback."""
 
   learning_rate: float = field(0.7, "Outer learning rate.", POSITIVE)
@@ -157,7 +157,7 @@ class SparseLoCo(Rounds, Judging, Weighted):
 
 
 @section
-class NoLoCo(Rounds, Judging):
+class NoLoCo(Rounds, OutlierExclusion):
   """NoLoCo: workers average in random pairs, without a global reduction.
 
   The defaults are those of arXiv 2506.10911, section 4, and its authors' code.

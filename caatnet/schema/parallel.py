@@ -1,6 +1,6 @@
 """``config.parallel`` and ``config.pipeline``."""
 
-from caatnet.schema.fields import COUNT, COUNT_OR_NONE, field, section
+from caatnet.schema.fields import COUNT, COUNT_OR_ZERO, field, section
 
 
 @section
@@ -20,7 +20,7 @@ class Parallel:
     (), "Index in jax.devices() of each position of the mesh in row-major "
     "order, as recommended by launch.plan; the mesh's axes are worker, data "
     "(outermost level first), stage, tensor. () for jax's order.",
-    COUNT_OR_NONE,
+    COUNT_OR_ZERO,
   )
   xla_options: str = field(
     "", 'XLA options of training and inference steps, "NAME=VALUE NAME=VALUE". '

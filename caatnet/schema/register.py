@@ -1,8 +1,8 @@
 """Registration of the keys of studies and benchmarks.
 
 The keys are declared in files named ``keys.py``, in the directories of the
-studies and benchmarks. A config file imports those that it uses, and the
-registries of studies and benchmarks import all.
+studies and benchmarks. A config file imports the ``keys.py`` of its study, and
+the registries of studies and benchmarks import all of these files.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ def study(cls: type) -> type:
   frozen_default=True, kw_only_default=True, field_specifiers=(field,)
 )
 def benchmark(name: str) -> Callable[[type], type]:
-  """Returns a decorator that makes and registers a ``config.benchmark``.
+  """Returns a decorator that registers a class as a benchmark's section.
 
   Args:
     name: The benchmark, ``config.benchmark.name``.
@@ -44,7 +44,7 @@ def benchmark(name: str) -> Callable[[type], type]:
 
 
 def _add(table: dict[str, type], name: str, cls: type) -> type:
-  """Adds a class to a table, which stays sorted in any order of imports."""
+  """Adds a class to a table and sorts the table by name."""
   table[name] = cls
   for other in sorted(table):
     table[other] = table.pop(other)

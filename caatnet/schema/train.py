@@ -4,7 +4,7 @@ from caatnet.schema.fields import (
   COUNT,
   POSITIVE,
   SEED,
-  Sections,
+  SectionsByChoice,
   field,
   section,
 )
@@ -41,7 +41,8 @@ class Elastic:
   measured: bool = field(
     False, "Whether workers measure their links when the membership changes, "
     'to choose the fastest algorithm for order="ring": a ring, a direct '
-    "exchange, or sums inside sites first. Must be equal on all workers.",
+    "exchange, or first sums within each site (a group of near workers). Must "
+    "be equal on all workers.",
   )
   alone_s: float = field(
     300.0, "Seconds without a coordinator after which a worker saves its state "
@@ -66,7 +67,7 @@ class Sweep:
   seeds: tuple[int, ...] = field(
     (0,), "Seeds; each point runs with each seed.", SEED, empty=True,
   )
-  sections: Sections = field(
+  sections: SectionsByChoice = field(
     dict, "Sections by name and choice, such as outer and diloco; a point with "
     "outer.algorithm=diloco gets this section instead of declared defaults.",
   )

@@ -1,7 +1,7 @@
 """Configs as trees of declared sections: defaults, checks, overrides, help.
 
 A config is a ``ConfigDict`` while it is written and parsed. Builders receive
-its sections as frozen dataclasses, from `section_of`. Model, data, optimizer
+its sections as frozen dataclasses, from `parse_section`. Model, data, optimizer
 and outer loop are choices: each choice has a section with its own keys, and a
 *selector* such as ``outer.algorithm`` names the choice. A selector in an
 override replaces the section by the declared defaults of the new choice, before
@@ -28,9 +28,9 @@ from caatnet.schema.experts import Experts
 from caatnet.schema.federated import Federated
 from caatnet.schema.fields import (
   SEED,
-  Config,
   Key,
-  Sections,
+  NestedConfig,
+  SectionsByChoice,
   default_of,
   field,
   keys,
@@ -49,8 +49,8 @@ from caatnet.schema.sync import Sync
 from caatnet.schema.train import Elastic, Sweep, Train
 from caatnet.schema.zero import Zero
 
-# Former names of keys -> present names. `completed` renames them in configs of
-# older runs; in overrides and config files, former names are errors.
+# Former names of keys -> present names. `upgrade_config` renames them in
+# configs of older runs; in overrides and config files, former names are errors.
 RENAMED = {
   "certified": "certified_clusters",
   "every": "sync_every",
@@ -71,12 +71,12 @@ RENAMED = {
   "timetable": "schedule",
   "timetables": "schedules",
 }
-# Keys that have moved to another section, for error messages.
+# Former place of a key -> present place, for error messages.
 MOVED = {"zero.offload": "memory.moments"}
 
 
 @section
-class Run:
+class TopLevelKeys:
   """Top-level keys of a config with a model, or of a benchmark."""
 
   name: str = field("base", "Name of the run and of its folder in runs/.")
@@ -120,14 +120,14 @@ _CHOICES = {
   "graph": Choice("source", SOURCES, "Source of the graph."),
   "benchmark": Choice("name", BENCHMARKS, "Benchmark that runs."),
 }
-_PLAIN = {
+_PLAIN_SECTIONS = {
   "sync": Sync, "parallel": Parallel, "pipeline": Pipeline, "zero": Zero,
   "memory": Memory, "train": Train, "inference": Inference, "elastic": Elastic,
   "sweep": Sweep, "kinds": Kinds, "serving": Serving, "experts": Experts,
   "federated": Federated,
 }
 # Sections of a config with a model.
-_OF_RUNS = {**_CHOICES, **_PLAIN}
+_RUN_SECTIONS = {**_CHOICES, **_PLAIN_SECTIONS}
 
 
 def choices(name: str) -> tuple[str, ...]:
@@ -142,8 +142,8 @@ def defaults(
 
   Args:
     name: The section's name, or "run" for the top-level keys of a training
-      config; or the class of a study, for its whole config, or of a benchmark,
-      for ``config.benchmark``.
+      config; or the class of a study for the study's whole config, or of a
+      benchmark for ``config.benchmark``.
     chosen: The choice, if the named section has a selector.
 
   Raises:
@@ -159,7 +159,9 @@ def defaults(
         return defaults("benchmark", benchmark)
     return ml_collections.ConfigDict(_defaults(name))
   if name not in _CHOICES:
-    return ml_collections.ConfigDict(_defaults({"run": Run, **_PLAIN}[name]))
+    return ml_collections.ConfigDict(
+      _defaults({"run": TopLevelKeys, **_PLAIN_SECTIONS}[name])
+    )
   among = _CHOICES[name]
   among.key.check(f"{name}.{among.selector}", chosen)
   return ml_collections.ConfigDict(
@@ -167,7 +169,7 @@ def defaults(
   )
 
 
-def section_of(name: str, values: Mapping[str, Any]) -> Any:
+def parse_section(name: str, values: Mapping[str, Any]) -> Any:
   """Checks a section and returns it as a frozen dataclass.
 
   Missing keys get their defaults, since configs of older runs lack newer keys.
@@ -180,23 +182,24 @@ def section_of(name: str, values: Mapping[str, Any]) -> Any:
     ValueError: If a key is not declared, or a value is not allowed.
 
   Example:
-    >>> section_of("outer", {"algorithm": "diloco", "sync_every": 10}).momentum
+    >>> section = {"algorithm": "diloco", "sync_every": 10}
+    >>> parse_section("outer", section).momentum
     0.9
-    >>> section_of("sync", {"p": 1.5})
+    >>> parse_section("sync", {"p": 1.5})
     Traceback (most recent call last):
     ValueError: config.sync.p=1.5 must lie in [0, 1]
   """
-  kind = _OF_RUNS[name]
+  kind = _RUN_SECTIONS[name]
   for inner, key, value in _walk(kind, values, name):
     key.check(inner, value)
   values = dict(values)
   if isinstance(kind, Choice):
     # The selector determines the class; it is not one of its fields.
     kind = kind.sections[values.pop(kind.selector)]
-  return kind(**{key: _frozen(value) for key, value in values.items()})
+  return kind(**{key: _lists_to_tuples(value) for key, value in values.items()})
 
 
-def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+def upgrade_config(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a stored training config with all keys of the present version.
 
   Every reader of ``config.json`` calls this (`caatnet.train.records`). Keys
@@ -208,7 +211,7 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Example:
     >>> old = {"outer": {"algorithm": "local_sgd", "every": 7}}
-    >>> completed(old)["outer"]["sync_every"]
+    >>> upgrade_config(old)["outer"]["sync_every"]
     7
   """
   made = dict(config)
@@ -217,7 +220,7 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
     moments = "pinned_host" if zero.pop("offload", False) else "device"
     made |= {"zero": zero, "memory": {"moments": moments}}
   for name, values in made.items():
-    kind = _OF_RUNS.get(name)
+    kind = _RUN_SECTIONS.get(name)
     if isinstance(kind, Choice) and isinstance(values, Mapping):
       kind = kind.sections.get(values.get(kind.selector))
     if kind is not None and isinstance(values, Mapping):
@@ -231,13 +234,13 @@ def completed(config: Mapping[str, Any]) -> dict[str, Any]:
 def _name_now(
   key: str, known: Mapping[str, Any], values: Mapping[str, Any]
 ) -> str:
-  """Returns the present name of a key in a stored section."""
+  """Returns the present name of a key that may have been renamed."""
   new = RENAMED.get(key)
   is_old = key not in known and new in known and new not in values
   return new if is_old else key
 
 
-def declared(config: Mapping[str, Any]) -> dict[str, tuple[Key, Any]]:
+def keys_with_values(config: Mapping[str, Any]) -> dict[str, tuple[Key, Any]]:
   """Returns the declaration and the value of every key of a config.
 
   Args:
@@ -249,7 +252,7 @@ def declared(config: Mapping[str, Any]) -> dict[str, tuple[Key, Any]]:
   """
   return {
     name: (key, value)
-    for name, key, value in _walk(_kinds(config), config)
+    for name, key, value in _walk(_top_level_kinds(config), config)
   }
 
 
@@ -263,7 +266,7 @@ def check(config: Mapping[str, Any]) -> None:
     ValueError: If a key is not declared or a value is not allowed; the message
       has key, value and the allowed values.
   """
-  for name, key, value in _walk(_kinds(config), config):
+  for name, key, value in _walk(_top_level_kinds(config), config):
     key.check(name, value)
 
 
@@ -272,18 +275,18 @@ def choice(name: str, values: Mapping[str, Any]) -> str:
   return values[_CHOICES[name].selector]
 
 
-def select(
+def apply_selectors(
   config: ml_collections.ConfigDict,
   overrides: Sequence[str],
   sections: Mapping[str, Mapping[str, Any]],
 ) -> None:
-  """Replaces each section of a config whose selector an override changes.
+  """Replaces a section of a config if an override changes its selector.
 
   Args:
     config: The config, which is changed in place.
     overrides: Strings ``SECTION.KEY=VALUE``; only selectors are applied.
-    sections: Section name -> choice -> section that is used instead of the
-      declared defaults.
+    sections: Sections to use instead of the declared defaults, by section name
+      and choice.
 
   Raises:
     ValueError: If there is no such choice.
@@ -305,13 +308,13 @@ def select(
       )
 
 
-def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
-  """Returns a hint at a key's new name or at the most similar one, or "".
+def format_suggestion(name: str, names: Sequence[str], prefix: str = "") -> str:
+  """Returns a hint at a key's new name or the most similar name; "" for none.
 
   Example:
-    >>> nearest("moment", ["momentum", "sync_every"])
+    >>> format_suggestion("moment", ["momentum", "sync_every"])
     '; did you mean momentum?'
-    >>> nearest("every", ["momentum", "sync_every"])
+    >>> format_suggestion("every", ["momentum", "sync_every"])
     '; it is now sync_every'
   """
   config = "config." if prefix else ""
@@ -326,7 +329,7 @@ def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
   return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
-def parsed(name: str, key: Key, text: str) -> Any:
+def parse_value(name: str, key: Key, text: str) -> Any:
   """Parses the value of a key in an override.
 
   Args:
@@ -356,7 +359,7 @@ def help_text(config: Mapping[str, Any]) -> str:
     config: The config.
   """
   lines = []
-  for name, (key, value) in sorted(declared(config).items()):
+  for name, (key, value) in sorted(keys_with_values(config).items()):
     lines.append(f"--config.{name}={value!r}\n    {key.doc}")
     lines.append(f"    It must {key.must()}.")
   return "\n".join(lines)
@@ -368,7 +371,7 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-  """Converts sections to dicts, and None to a placeholder for a number."""
+  """Converts sections to dicts, and None to the placeholder of a float."""
   if dataclasses.is_dataclass(value):
     return {name: _plain(getattr(value, name)) for name in keys(type(value))}
   if isinstance(value, Mapping):
@@ -376,10 +379,10 @@ def _plain(value: Any) -> Any:
   return config_dict.placeholder(float) if value is None else value
 
 
-def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the top-level keys of a config: fields, sections and choices."""
+def _top_level_kinds(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a config's fields, sections and choices by top-level key."""
   if "study" not in config:
-    return _OF_RUNS | keys(Run)
+    return _RUN_SECTIONS | keys(TopLevelKeys)
   study, subject = config["study"], config.get("subject")
   cls = STUDIES.get(f"{study}.{subject}") or STUDIES.get(f"{study}")
   if cls is None:
@@ -399,7 +402,7 @@ def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
     )
   top = keys(cls)
   # A study without a key ``name`` studies the run of the other sections.
-  return top if "name" in top else _OF_RUNS | keys(Run) | top
+  return top if "name" in top else _RUN_SECTIONS | keys(TopLevelKeys) | top
 
 
 def _walk(
@@ -431,7 +434,8 @@ def _walk(
     if name not in known:
       raise ValueError(
         f"config.{joint}{name}={value!r} has no effect{because}"
-        f"{nearest(name, list(known), f'config.{joint}')}; the keys are "
+        f"{format_suggestion(name, list(known), f'config.{joint}')}; the keys "
+        "are "
         f"{', '.join(known) or 'none'}"
       )
     yield from _walk_key(known[name], value, joint + name)
@@ -440,15 +444,15 @@ def _walk(
 def _walk_key(
   key: Any, value: Any, name: str
 ) -> Iterator[tuple[str, Key, Any]]:
-  """Yields a key, or all inner keys of a section or a dict."""
+  """Yields name, declaration and value of a key, or of all its inner keys."""
   kind = key.kind if isinstance(key, Key) else key
   if isinstance(kind, Choice) or dataclasses.is_dataclass(kind):
     yield from _walk(kind, value, name)
-  elif kind is Config:
+  elif kind is NestedConfig:
     if value:
-      for inner, found, part in _walk(_kinds(value), value):
+      for inner, found, part in _walk(_top_level_kinds(value), value):
         yield f"{name}.{inner}", found, part
-  elif kind is Sections:
+  elif kind is SectionsByChoice:
     for inner, by_choice in value.items():
       if inner not in _CHOICES:
         raise ValueError(
@@ -470,14 +474,14 @@ def _walk_key(
 
 
 def _value(values: Any, name: str) -> Any:
-  """Returns the value of a key; None for an unset placeholder."""
+  """Returns the value of a key; None for a placeholder without a value."""
   if isinstance(values, ml_collections.ConfigDict):
     return values.get(name)
   return values[name]
 
 
-def _frozen(value: Any) -> Any:
+def _lists_to_tuples(value: Any) -> Any:
   """Converts lists to tuples, recursively, since JSON has no tuples."""
   if isinstance(value, list | tuple):
-    return tuple(_frozen(part) for part in value)
+    return tuple(_lists_to_tuples(part) for part in value)
   return value

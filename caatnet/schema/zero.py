@@ -1,12 +1,12 @@
 """``config.zero``: the partition of the training state."""
 
-from caatnet.schema.fields import COUNT_OR_NONE, field, section
+from caatnet.schema.fields import COUNT_OR_ZERO, field, section
 
-_LEVEL = (
+_LEVEL_DOC = (
   'Outermost level over which {} sharded, together with all inner levels; '
   '"none" for no level, "" for the default of config.zero.scheme.'
 )
-_CODEC = (
+_CODEC_DOC = (
   'Codec in which {} are sent: "none", "int8" or "int4"; "" for the default of '
   "config.zero.scheme."
 )
@@ -26,22 +26,23 @@ class Zero:
     '"mics", "hpz", "zeropp", "zeropp_by_level", "frontier3" or '
     '"frontier3_quantised".',
   )
-  weights: str = field("", _LEVEL.format("weights are"))
-  gradients: str = field("", _LEVEL.format("gradients are"))
-  optimizer: str = field("", _LEVEL.format("the optimizer's state is"))
+  weights: str = field("", _LEVEL_DOC.format("weights are"))
+  gradients: str = field("", _LEVEL_DOC.format("gradients are"))
+  optimizer: str = field("", _LEVEL_DOC.format("the optimizer's state is"))
   secondary: str = field(
-    "", _LEVEL.format("a second copy of the weights, from which the backward "
+    "",
+    _LEVEL_DOC.format("a second copy of the weights, from which the backward "
                       "gathers, is"),
   )
-  weight_codec: str = field("", _CODEC.format("weights"), _CODECS)
-  gradient_codec: str = field("", _CODEC.format("gradients"), _CODECS)
-  secondary_codec: str = field("", _CODEC.format("second copies"), _CODECS)
+  weight_codec: str = field("", _CODEC_DOC.format("weights"), _CODECS)
+  gradient_codec: str = field("", _CODEC_DOC.format("gradients"), _CODECS)
+  secondary_codec: str = field("", _CODEC_DOC.format("second copies"), _CODECS)
   block: int = field(
-    0, "Elements per block of codes with one scale; 0 for 256.", COUNT_OR_NONE
+    0, "Elements per block of codes with one scale; 0 for 256.", COUNT_OR_ZERO
   )
   coded_blocks: int = field(
     1, "Smallest number of blocks in a rank's shard of a parameter for which "
-    "the parameter is sent with a codec; 0 for all parameters.", COUNT_OR_NONE,
+    "the parameter is sent with a codec; 0 for all parameters.", COUNT_OR_ZERO,
   )
   gradient_hops: str = field(
     "", 'Hops in which coded gradients are reduced: one per level '

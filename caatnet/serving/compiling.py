@@ -1,19 +1,22 @@
 """Compilation of numpy loops by numba, from the optional extra `serve`.
 
-Where numba is not installed, with ``NUMBA_DISABLE_JIT=1``, or with `INTERPRET`
-= 1 in the environment, the functions run as plain Python on the same arrays.
+Where numba is not installed, or the environment variable ``NUMBA_DISABLE_JIT``
+or the one named by `INTERPRET_VARIABLE` is 1, the functions run as plain Python
+on the same arrays.
 """
 
 from collections.abc import Callable
 import os
 
 # Environment variable for commands that run few steps: loading the compiled
-# loops takes 0.3 s, and a step in plain Python only 0.3 ms more than with them.
-INTERPRET = "CAATNET_INTERPRET_SCHEDULER"
+# loops takes 0.3 s, but plain Python makes a step only 0.3 ms slower.
+INTERPRET_VARIABLE = "CAATNET_INTERPRET_SCHEDULER"
 
 try:
   # numba is not imported if nothing is compiled: the import takes 0.2 s.
-  if {os.environ.get(INTERPRET), os.environ.get("NUMBA_DISABLE_JIT")} & {"1"}:
+  if {
+    os.environ.get(INTERPRET_VARIABLE), os.environ.get("NUMBA_DISABLE_JIT")
+  } & {"1"}:
     numba = None
   else:
     import numba

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.serving.experts import WHOLE, block
+from caatnet.serving.experts import WHOLE_FORM, scale_block_size
 from parallel.kernels.codec import reference as codec
 
 
@@ -35,8 +35,8 @@ def encode(
       than their factors are stored unchanged.
 
   Returns:
-    A nested dict of numpy arrays. For a parameter NAME, it has ``NAME``, the
-    value ("whole") or difference; or ``NAME:left`` ``[..., m, rank]`` and
+    A nested dict of numpy arrays. A parameter NAME becomes ``NAME``, its value
+    ("whole") or unencoded difference; or ``NAME:left`` ``[..., m, rank]`` and
     ``NAME:right`` ``[..., rank, n]``; or ``NAME:codes`` uint8 and
     ``NAME:scales`` float32.
   """
@@ -45,7 +45,7 @@ def encode(
     if isinstance(value, Mapping):
       stored[key] = encode(value, base[key], form, rank)
       continue
-    if form == WHOLE:
+    if form == WHOLE_FORM:
       stored[key] = np.asarray(value)
       continue
     delta = np.asarray(value) - np.asarray(base[key])
@@ -76,10 +76,10 @@ def restore(
 
   Args:
     base: The base's parameters.
-    stored: The result of `encode` or of a library's ``load``.
+    stored: Result of `encode`, or of `caatnet.serving.experts.Reader.load`.
     form: Form of ``stored``; "whole" returns it unchanged.
   """
-  if form == WHOLE:
+  if form == WHOLE_FORM:
     return dict(stored)
   made: dict[str, Any] = {}
   for key, value in base.items():
@@ -102,16 +102,16 @@ def restore(
 
 
 def size_bytes(stored: Any) -> int:
-  """Returns the size of all arrays of a tree in bytes."""
+  """Returns the total size in bytes of all arrays in a tree."""
   return sum(x.nbytes for x in jax.tree.leaves(stored))
 
 
 @functools.partial(jax.jit, static_argnames="form")
 def _encoded(delta: jax.Array, form: str) -> codec.Encoded:
-  """Returns codes and scales of a matrix's rows."""
+  """Returns a matrix as integer codes and scales of its rows."""
   return codec.encode(delta, _codec(form, delta.shape[-1]))
 
 
 def _codec(form: str, width: int) -> codec.Codec:
-  """Returns the codec of rows of a given length."""
-  return codec.Codec(form, block(width))
+  """Returns the codec of a form for rows with ``width`` elements."""
+  return codec.Codec(form, scale_block_size(width))

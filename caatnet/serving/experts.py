@@ -5,7 +5,7 @@ training stores them, named by their paths joined by "/" (form "whole"), or a
 difference from another expert of the library, its base
 (`caatnet.serving.differences`). ``experts.json`` lists the experts with the
 SHA-256 hash of each file. The first 12 hex digits of the hash are the expert's
-revision. All experts have the parameters of the first one in the list.
+revision. All experts have the parameter names and shapes of the first one.
 
 A file is never changed: replacing an expert writes a file of another name and
 then replaces ``experts.json``, so a reader gets the old or the new weights,
@@ -31,15 +31,15 @@ from parallel.base import atomic, schema
 from parallel.base.checks import known
 
 INDEX = "experts.json"
-WHOLE = "whole"
-FORMS = (WHOLE, "low_rank", "int8", "int4")
+WHOLE_FORM = "whole"
+FORMS = (WHOLE_FORM, "low_rank", "int8", "int4")
 ORIGINS = ("base", "fine-tuned", "checkpoint", "seed")
-_BLOCK = 128  # maximum number of elements of a row that share a scale
+_MAX_BLOCK_SIZE = 128  # maximum number of elements of a row that share a scale
 
-_Parameter = tuple[np.dtype, tuple[int, ...]]
+_ParameterType = tuple[np.dtype, tuple[int, ...]]
 # Names of experts are model names of a server, whose name for the router's
 # choice is "auto"; "@" separates name and revision.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Entry(schema.Schema):
@@ -68,7 +68,7 @@ class Entry(schema.Schema):
     return self.sha256[:12]
 
 
-class _List(schema.Schema):
+class _ExpertList(schema.Schema):
   """Content of experts.json."""
 
   experts: tuple[Entry, ...]
@@ -90,13 +90,13 @@ class Reader(NamedTuple):
   base: str
 
 
-class _About(NamedTuple):
+class _AddOptions(NamedTuple):
   """Options of `Library.add`."""
 
   kind: str
   description: str
   origin: str
-  form: str = WHOLE
+  form: str = WHOLE_FORM
   base: str = ""
   tokenizer: str = ""
 
@@ -124,18 +124,18 @@ class Library:
       ValueError: The directory has no list of experts, or it is damaged.
     """
     self.path = pathlib.Path(path)
-    # Stamp of the list, and its entries by name; replaced together, since
-    # threads share a library.
+    # Fingerprint of the list's file, and entries by name; replaced together,
+    # since threads share a library.
     self._state: tuple[Any, dict[str, Entry]] = None, {}
     self._verified: set[Any] = set()
     self.refresh()
 
   @classmethod
   def create(cls, path: str | os.PathLike[str]) -> "Library":
-    """Opens a library, which is created with no experts if it is missing."""
+    """Opens a library; creates an empty one if it does not exist."""
     path = pathlib.Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    with _locked(path):
+    with _exclusive_lock(path):
       if not (path / INDEX).exists():
         weights_file.replace(path / INDEX, b'{"experts": []}\n')
     return cls(path)
@@ -158,7 +158,7 @@ class Library:
     """Reads the list again if it has changed; returns whether it has."""
     index = self.path / INDEX
     try:
-      stamp = weights_file.stamp(os.stat(index))
+      stamp = weights_file.stat_fingerprint(os.stat(index))
       if stamp == self._state[0]:
         return False
       text = index.read_bytes()
@@ -167,7 +167,7 @@ class Library:
         f"{index} cannot be read: {error.strerror}"
       ) from error
     try:
-      entries = schema.parse(_List, text).experts
+      entries = schema.parse(_ExpertList, text).experts
     except ValueError as error:
       raise ValueError(f"{index} is damaged: {error}") from error
     self._state = stamp, {entry.name: entry for entry in entries}
@@ -183,23 +183,23 @@ class Library:
     return self._entries[name]
 
   def read(self, name: str) -> Reader:
-    """Returns an expert's revision, and a function that reads its weights.
+    """Returns access to the weights of an expert's current revision.
 
-    The file is opened here and closed with the function, so that the function
+    The file is opened here and closed when `Reader.load` is deleted, so `load`
     returns the weights of this revision even if the expert is replaced or
-    removed in between. It may be called several times, in any thread.
+    removed in between. `load` may be called several times, in any thread.
 
     Args:
       name: Name of the expert.
 
     Returns:
-      The revision and the function, `Reader.load`. It returns a nested dict of
-      newly allocated numpy arrays: parameters, or a difference from the base.
+      A `Reader`. Its ``load`` returns a nested dict of newly allocated numpy
+      arrays: parameters, or a difference from the base.
 
     Raises:
       ValueError: There is no such expert, its file is missing, or its
-        parameters are not those of the library. The function raises ValueError
-        if the file is truncated, damaged or changed.
+        parameters are not those of the library. ``load`` raises ValueError if
+        the file is truncated, damaged or changed.
     """
     self.refresh()
     while True:
@@ -215,7 +215,7 @@ class Library:
     form = _form(header)
     return Reader(
       entry.revision, lambda: _nested(self._load(entry, file, header)), form,
-      "" if form == WHOLE else self._base(entry, header).name,
+      "" if form == WHOLE_FORM else self._base(entry, header).name,
     )
 
   def form(self, name: str) -> str:
@@ -231,7 +231,7 @@ class Library:
     return WeightsFile(self.path / self.entry(name).file).header()
 
   def size_bytes(self, name: str) -> int:
-    """Returns the size of an expert's file."""
+    """Returns the size of an expert's file in bytes."""
     return self.header(name).size_bytes
 
   def add(
@@ -242,7 +242,7 @@ class Library:
     kind: str = "",
     description: str = "",
     origin: str = "checkpoint",
-    form: str = WHOLE,
+    form: str = WHOLE_FORM,
     base: str = "",
     tokenizer: str = "",
   ) -> str:
@@ -265,7 +265,7 @@ class Library:
       ValueError: The name is taken or not allowed, or the parameters or the
         tokenizer are not those of the library.
     """
-    about = _About(kind, description, origin, form, base, tokenizer)
+    about = _AddOptions(kind, description, origin, form, base, tokenizer)
     return self._write(name, tree, about, exists=False)
 
   def replace(self, name: str, tree: Mapping[str, Any], **options: str) -> str:
@@ -277,7 +277,7 @@ class Library:
     self.refresh()
     old = self.entry(name)
     kept = {key: getattr(old, key) for key in ("kind", "description", "origin")}
-    return self._write(name, tree, _About(**(kept | options)), exists=True)
+    return self._write(name, tree, _AddOptions(**(kept | options)), exists=True)
 
   def remove(self, name: str) -> None:
     """Removes an expert.
@@ -285,31 +285,31 @@ class Library:
     Raises:
       ValueError: There is no such expert, or it is the base of another one.
     """
-    with _locked(self.path):
+    with _exclusive_lock(self.path):
       self.refresh()
       self._check_unused(self.entry(name))
       self._store(name, [x for x in self.entries if x.name != name])
 
   def _write(
-    self, name: str, tree: Mapping[str, Any], about: _About, exists: bool
+    self, name: str, tree: Mapping[str, Any], about: _AddOptions, exists: bool
   ) -> str:
     """Writes an expert's file and lists it; returns the revision."""
-    if not _NAME.fullmatch(name) or name == "auto":
+    if not _NAME_PATTERN.fullmatch(name) or name == "auto":
       raise ValueError(
         f"expert {name!r} must consist of letters, digits, '.', '_' and '-', "
         "and not be 'auto'"
       )
     known("origin=", about.origin, ORIGINS)
     known("form=", about.form, FORMS)
-    with _locked(self.path):
+    with _exclusive_lock(self.path):
       self.refresh()
       if (name in self._entries) != exists:
         raise ValueError(
           f"expert {name!r} {'does not exist' if exists else 'exists'}"
         )
       metadata = {"form": about.form, "tokenizer": about.tokenizer}
-      if about.form != WHOLE:
-        if about.base == name or self.form(about.base) != WHOLE:
+      if about.form != WHOLE_FORM:
+        if about.base == name or self.form(about.base) != WHOLE_FORM:
           raise ValueError(
             f"base {about.base!r} must be another expert, stored whole"
           )
@@ -336,7 +336,7 @@ class Library:
 
     These are the file of its previous revision, and files of killed writers.
     """
-    made = _List(experts=tuple(entries))
+    made = _ExpertList(experts=tuple(entries))
     text = made.model_dump_json(indent=2)
     weights_file.replace(self.path / INDEX, text.encode() + b"\n")
     listed = {entry.file for entry in made.experts}
@@ -366,7 +366,7 @@ class Library:
     )
 
   def _base(self, entry: Entry, header: Header) -> Entry:
-    """Returns the base of a difference."""
+    """Returns the base of a difference; raises ValueError if it is missing."""
     for other in self.entries:
       if other.sha256 == header.metadata.get("base"):
         return other
@@ -376,12 +376,12 @@ class Library:
     )
 
   def _check(self, entry: Entry, file: WeightsFile, header: Header) -> None:
-    """Checks form, tokenizer and parameters of an expert."""
+    """Raises ValueError for an invalid form, base, tokenizer or parameter."""
     known(f"{file.path}: form=", _form(header), FORMS)
-    if _form(header) != WHOLE:
+    if _form(header) != WHOLE_FORM:
       self._base(entry, header)
-    reference, first = self._reference() or (entry.name, header)
-    if _form(first) != WHOLE:
+    reference, first = self._first_readable_whole() or (entry.name, header)
+    if _form(first) != WHOLE_FORM:
       raise ValueError(
         f"expert {reference!r} is stored as a difference, but the first expert "
         "of a library must be whole"
@@ -399,11 +399,11 @@ class Library:
       if found.get(name) != expected.get(name):
         raise ValueError(
           f"expert {entry.name!r} must have the parameters of {reference!r}: "
-          f"{name!r} is {_text(found.get(name))}, but must be "
-          f"{_text(expected.get(name))}"
+          f"{name!r} is {_format_parameter(found.get(name))}, but must be "
+          f"{_format_parameter(expected.get(name))}"
         )
 
-  def _reference(self) -> tuple[str, Header] | None:
+  def _first_readable_whole(self) -> tuple[str, Header] | None:
     """Returns the first whole expert whose file can be read, or None.
 
     Not always the first expert: if its file is damaged, others stay usable.
@@ -411,14 +411,14 @@ class Library:
     for name in self.names:
       with contextlib.suppress(ValueError):
         header = self.header(name)
-        if _form(header) == WHOLE:
+        if _form(header) == WHOLE_FORM:
           return name, header
     return None
 
   def _load(
     self, entry: Entry, file: WeightsFile, header: Header
   ) -> dict[str, np.ndarray]:
-    """Reads all tensors of a file, and checks its hash at the first time."""
+    """Returns all tensors of a file; the first read checks the file's hash."""
     data, stamp = file.content(header.size_bytes)
     if (entry.sha256, stamp) not in self._verified:
       sha256 = hashlib.sha256(data).hexdigest()
@@ -431,35 +431,35 @@ class Library:
     return header.views(data)
 
 
-def block(width: int) -> int:
-  """Returns the number of elements that share a scale (int8, int4); even.
+def scale_block_size(width: int) -> int:
+  """Returns how many elements share a scale in "int8" and "int4"; it is even.
 
   Args:
     width: Length of a row.
   """
-  return min(_BLOCK, width + width % 2)
+  return min(_MAX_BLOCK_SIZE, width + width % 2)
 
 
 def _form(header: Header) -> str:
   """Returns the form of an expert's file."""
-  return header.metadata.get("form", WHOLE)
+  return header.metadata.get("form", WHOLE_FORM)
 
 
 def _parameters(
-  header: Header, expected: Mapping[str, _Parameter]
-) -> dict[str, _Parameter | None]:
-  """Returns the parameters that a file represents; None for damaged ones.
+  header: Header, expected: Mapping[str, _ParameterType]
+) -> dict[str, _ParameterType | None]:
+  """Returns dtype and shape of a file's parameters; None for damaged ones.
 
   Args:
     header: Header of the file.
-    expected: The parameters of the library. Differences take dtypes and the
-      unpadded lengths of rows from them.
+    expected: Dtypes and shapes of the library's parameters. A difference has
+      these dtypes, and rows of these lengths without padding.
   """
-  if _form(header) == WHOLE:
+  if _form(header) == WHOLE_FORM:
     return {name: x[:2] for name, x in header.tensors.items()}
   bits = 4 if _form(header) == "int4" else 8
   shapes = {name: shape for name, (_, shape, _) in header.tensors.items()}
-  found: dict[str, _Parameter | None] = {}
+  found: dict[str, _ParameterType | None] = {}
   for name, shape in shapes.items():
     path, _, part = name.partition(":")
     dtype, want = expected.get(path, (np.dtype(np.float32), ()))
@@ -470,7 +470,7 @@ def _parameters(
       fits = len(shape) > 1 and (*shape[:-2], shape[-1]) == right[:-1]
       found[path] = (dtype, (*shape[:-1], right[-1])) if fits else None
     elif part == "codes":
-      size = block(want[-1]) if want else 1
+      size = scale_block_size(want[-1]) if want else 1
       blocks = -(-want[-1] // size) if want else 0
       fits = (
         shape == (*want[:-1], blocks * size * bits // 8)
@@ -482,7 +482,7 @@ def _parameters(
   return found
 
 
-def _text(parameter: _Parameter | None) -> str:
+def _format_parameter(parameter: _ParameterType | None) -> str:
   """Formats a parameter: "float32[2, 3]"."""
   if parameter is None:
     return "missing or damaged"
@@ -513,7 +513,7 @@ def _nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
+def _exclusive_lock(path: pathlib.Path) -> Iterator[None]:
   """Context manager that excludes other writers of a library."""
   with open(path / ".lock", "a", encoding="utf-8") as file:
     fcntl.flock(file, fcntl.LOCK_EX)

@@ -25,14 +25,18 @@ from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
-from caatnet.serving.engine.device import Dispatched, Drawn, dispatch
+from caatnet.serving.engine.device import (
+  DispatchedStep,
+  SamplingState,
+  dispatch,
+)
 from caatnet.serving.engine.measured import MeasuredCosts
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
 
-# Ratio of each bucket of the number of decodes to the previous one.
-_FACTOR = 4
+# Ratio between successive bucket sizes for the number of decodes.
+_BUCKET_FACTOR = 4
 
 
 @dataclasses.dataclass
@@ -54,7 +58,7 @@ class Speed:
   decoded_tokens: int = 0
   decode_seconds: float = 0.0
 
-  def add(self, sent: Dispatched, seconds: float) -> None:
+  def add(self, sent: DispatchedStep, seconds: float) -> None:
     """Counts a step and the seconds until its tokens arrived."""
     steps = [step for step in sent.steps if step is not None]
     if num_read := sum(c.length for step in steps for c in step.chunks):
@@ -94,10 +98,10 @@ class Generation:
     """
     self.speed = Speed()
     self._decoder, self._on_text, self._on_end = decoder, on_text, on_end
-    self._pending: Dispatched | None = None
+    self._pending: DispatchedStep | None = None
     capacity = decoder.capacity
-    # All steps apply filters if any request does, so that each step has one
-    # program.
+    # All steps apply filters if any request does, so that steps of equal sizes
+    # run one program.
     self._filters = capacity.batch_invariant or any(
       request.filters for request in requests
     )
@@ -123,14 +127,17 @@ class Generation:
     self._schedulers = [
       _scheduler(decoder) for _ in range(decoder.num_replicas)
     ]
-    self._drawings = [batches.Drawing(capacity.batch) for _ in self._schedulers]
-    self._waiting = collections.deque(map(self._request, range(len(requests)),
-                                          requests))
+    self._drawings = [
+      batches.SlotSampling(capacity.batch) for _ in self._schedulers
+    ]
+    self._waiting = collections.deque(
+      map(self._convert_request, range(len(requests)), requests)
+    )
 
-  def _request(self, index: int, request: Request) -> serving.Request:
+  def _convert_request(self, index: int, request: Request) -> serving.Request:
     """Converts a request to the scheduler's type."""
     transcript = self._transcripts[index]
-    drawn = Drawn(request)
+    drawn = SamplingState(request)
 
     # Called by the scheduler once per token, in order.
     def stop(token: int) -> bool:
@@ -150,7 +157,7 @@ class Generation:
     """Continues all requests to their ends.
 
     Args:
-      interrupted: Whether to stop early; called before each step.
+      interrupted: Returns whether to stop early; called before each step.
 
     Returns:
       The completion of each prompt, in the order of the requests.
@@ -167,7 +174,7 @@ class Generation:
         self._admit()
         # The next step is dispatched before the previous one is received,
         # unless its program must be compiled first.
-        sent = self._send()
+        sent = self._dispatch_step()
         self._receive()
         self._pending = sent
     finally:
@@ -194,14 +201,14 @@ class Generation:
         return
       scheduler.add(self._waiting.popleft())
 
-  def _send(self) -> Dispatched | None:
+  def _dispatch_step(self) -> DispatchedStep | None:
     """Dispatches the next step; None if all remaining work is under way."""
     now = self._clock()
     steps = [scheduler.step(now) for scheduler in self._schedulers]
     if not any(steps):
       return None
     return dispatch(
-      self._decoder, self._capacity, steps, self._drawings, _FACTOR,
+      self._decoder, self._capacity, steps, self._drawings, _BUCKET_FACTOR,
       self._filters,
     )
 
@@ -220,7 +227,8 @@ class Generation:
       assert event.step is not None
       for request in map(event.step.request, event.failed):
         count = len(self._transcripts[request.number].tokens)
-        if request.state not in serving.ENDS:  # else it ended one step earlier
+        # else it ended one step earlier
+        if request.state not in serving.FINAL_STATES:
           raise ValueError(
             f"prompt {request.number + 1}: the model's logits are NaN after "
             f"{count} generated tokens, so it has diverged or overflows in its "
@@ -236,7 +244,7 @@ class Generation:
 def _scheduler(decoder: Decoder) -> Scheduler:
   """Returns a replica's scheduler, without swapping and prefix reuse.
 
-  The cache may therefore have components of any kind.
+  The cache may therefore have pages, recurrent states or both.
   """
   capacity = decoder.capacity
   pages = Pages(decoder.cache_shape.num_pages, capacity.page_size, reuse=False)

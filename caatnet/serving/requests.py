@@ -35,7 +35,7 @@ class State(enum.Enum):
   FAILED = "failed"
 
 
-ENDS = (
+FINAL_STATES = (
   State.FINISHED, State.CANCELLED, State.EXPIRED, State.REFUSED, State.FAILED
 )
 
@@ -67,8 +67,8 @@ class Request:
       with one model.
     conversation: Conversation that the request is a turn of; None for none. The
       prompt of a turn begins with the previous prompt and response.
-    owner: Key of its copy in the host cache: the conversation with the expert,
-      or the request.
+    owner: Key of the request's copy in the host cache: its conversation and
+      expert or, without a conversation, the request itself.
     more: Whether another turn of the conversation may follow.
     stop: Tokens that end the sequence, or a function that returns whether a
       token does; it is called once with each token, in order.
@@ -88,9 +88,9 @@ class Request:
     context: Number of known tokens at the last admission; these are read in
       chunks, and later tokens are decoded.
     pages: Pages on the device, int32 ``[n]``; for a request with a slot, a view
-      of its row in `Running.tables`.
-    num_pending: Number of tokens that are being drawn, for a request without a
-      slot.
+      of its row in `RunningRequests.tables`.
+    num_pending: Number of tokens that steps under way draw for a request that
+      no longer has a slot.
     buffer: Function that moves buffered tokens of a request with a slot to the
       request; None without a slot.
     swapped: Number of its tokens that only the host has.
@@ -224,7 +224,7 @@ class Request:
   def hash_pages(self, page_size: int) -> None:
     """Computes the block hashes of the pages that its known tokens fill."""
     self.block_hashes += prefixes.block_hashes(
-      self.block_hashes[-prefixes.SIZE :] or prefixes.root(self.expert),
+      self.block_hashes[-prefixes.HASH_BYTES :] or prefixes.root(self.expert),
       self.all_tokens(self.num_hashed * page_size).tobytes(),
       page_size * self.prompt.itemsize,
     )
@@ -232,7 +232,7 @@ class Request:
   @property
   def num_hashed(self) -> int:
     """Number of pages in `block_hashes`."""
-    return len(self.block_hashes) // prefixes.SIZE
+    return len(self.block_hashes) // prefixes.HASH_BYTES
 
   @property
   def ttft_s(self) -> float:

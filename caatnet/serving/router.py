@@ -21,19 +21,19 @@ from parallel.base import atomic
 FILE = "router.safetensors"
 # Lengths of n-grams in bytes.
 _NGRAMS = (1, 2, 3, 4)
-# Maximum bytes of a prompt that are classified: the end of a longer prompt.
-LONGEST = 4096
+# Maximum bytes of a prompt that are classified; of a longer prompt, its end.
+MAX_PROMPT_BYTES = 4096
 _MULTIPLIER = np.uint32(2654435761)  # 2^32 / golden ratio (Knuth)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Router:
-  """Linear classifier.
+  """Linear classifier of prompts.
 
   Attributes:
-    kinds: Names of the classes.
-    weights: float32 ``[buckets, kinds]``.
-    bias: float32 ``[kinds]``.
+    kinds: Names of the classes, which are kinds of text.
+    weights: Weight of each feature for each kind, float32 ``[buckets, kinds]``.
+    bias: Bias of each kind, float32 ``[kinds]``.
   """
 
   kinds: tuple[str, ...]
@@ -81,14 +81,14 @@ class Router:
 
   def write(self, folder: str | os.PathLike[str]) -> None:
     """Writes the router to `FILE` in a folder, atomically."""
-    with atomic.whole(pathlib.Path(folder) / FILE) as temporary:
+    with atomic.atomic_file(pathlib.Path(folder) / FILE) as temporary:
       weights_file.write(
         temporary, {"weights": self.weights, "bias": self.bias},
         {"kinds": json.dumps(self.kinds), "crc32": self._crc()},
       )
 
   def _crc(self) -> str:
-    """Returns the CRC-32 of everything that is stored."""
+    """Returns the CRC-32 of weights, bias and kinds, in hex digits."""
     arrays = self.weights.tobytes() + self.bias.tobytes()
     return f"{zlib.crc32(arrays + json.dumps(self.kinds).encode()):08x}"
 
@@ -122,7 +122,7 @@ def features(prompt: bytes, num_buckets: int) -> np.ndarray:
   """Returns the features of a prompt.
 
   Args:
-    prompt: Text; only its last `LONGEST` bytes count.
+    prompt: Text; only its last `MAX_PROMPT_BYTES` bytes count.
     num_buckets: Number of features.
 
   Returns:
@@ -133,7 +133,7 @@ def features(prompt: bytes, num_buckets: int) -> np.ndarray:
     >>> features(b"ab", 8).shape
     (8,)
   """
-  text = np.frombuffer(prompt[-LONGEST:], np.uint8).astype(np.uint32)
+  text = np.frombuffer(prompt[-MAX_PROMPT_BYTES:], np.uint8).astype(np.uint32)
   counts = np.zeros(num_buckets, np.float32)
   for n in _NGRAMS:
     if len(text) < n:

@@ -1,9 +1,9 @@
 """Arrivals of requests: recorded in public traces, or generated.
 
-A trace contains lengths but no text. `tokens` generates token ids of these
-lengths that agree where the trace requires it: a turn of a conversation begins
-with the previous turns, and prompts with equal leading blocks have equal
-leading tokens.
+A trace contains lengths but no text. `synthetic_token_ids` generates token ids
+of these lengths that agree where the trace requires it: a turn of a
+conversation begins with the previous turns, and prompts with equal leading
+blocks have equal leading tokens.
 
 Sources: AzureLLMInferenceTrace of Azure/AzurePublicDataset (Patel et al.,
 Splitwise, ISCA 2024); the FAST'25 traces of kvcache-ai/Mooncake (Qin et al.,
@@ -27,8 +27,9 @@ from parallel.base.schema import Field, OpenSchema, Schema, Seconds
 MOONCAKE_BLOCK = 512
 # Seconds between Mooncake's batches, whose requests share a timestamp.
 _BATCH_S = 3.0
-_MAX_PLACES = 2**24  # maximum length of a sequence in `tokens`
-_MAX_BLOCKS = 2**48  # maximum id of a block in `tokens`
+# maximum length of a sequence in `synthetic_token_ids`
+_MAX_SEQUENCE_TOKENS = 2**24
+_MAX_BLOCKS = 2**48  # maximum id of a block in `synthetic_token_ids`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +37,19 @@ class Arrival:
   """Request of a trace: its time of arrival and its lengths in tokens.
 
   Attributes:
-    number: Unique in its trace.
-    time_s: Time of arrival in seconds after the trace's first request. For a
-      later turn of a generated session: the time if responses took no time.
-    prompt: Tokens of the prompt, including earlier turns.
-    output: Tokens of the response.
+    number: Number of the request, unique in its trace.
+    time_s: Time of arrival in seconds after the trace's first request. Times of
+      later turns in generated sessions assume that responses take no time.
+    prompt: Number of prompt tokens, including earlier turns.
+    output: Number of response tokens.
     conversation: Number of its conversation; None if unknown.
-    context: Tokens of the prompt that are earlier turns.
+    context: Number of prompt tokens that belong to earlier turns.
     think_s: Seconds between the end of the previous turn and this one; None for
       a request that depends on no other.
     more: Whether another turn follows.
     blocks: Id of each block of the prompt, the last of which may be partial.
-      Requests whose first n ids are equal have n equal blocks. Empty if
-      unknown.
+      Requests whose first n ids are equal begin with the same n blocks of
+      tokens. Empty if unknown.
     block_size: Tokens per block; 0 without blocks.
   """
 
@@ -64,7 +65,9 @@ class Arrival:
   block_size: int = 0
 
 
-def tokens(arrival: Arrival, vocabulary: int = 2**31 - 1) -> np.ndarray:
+def synthetic_token_ids(
+  arrival: Arrival, vocabulary: int = 2**31 - 1
+) -> np.ndarray:
   """Returns token ids of a prompt and its response.
 
   A token is a hash of its sequence (or block) and position, so that sequences
@@ -82,7 +85,7 @@ def tokens(arrival: Arrival, vocabulary: int = 2**31 - 1) -> np.ndarray:
 
     >>> a = Arrival(0, 0.0, 4, 1, blocks=(7, 8), block_size=2)
     >>> b = Arrival(1, 0.0, 4, 1, blocks=(7, 9), block_size=2)
-    >>> (tokens(a) == tokens(b)).tolist()
+    >>> (synthetic_token_ids(a) == synthetic_token_ids(b)).tolist()
     [True, True, False, False, False]
   """
   places = np.arange(arrival.prompt + arrival.output, dtype=np.uint64)
@@ -90,16 +93,16 @@ def tokens(arrival: Arrival, vocabulary: int = 2**31 - 1) -> np.ndarray:
   kind, name = 0, arrival.number
   if arrival.conversation is not None:
     kind, name = 1, arrival.conversation
-  keys = np.uint64((kind << 62) + name * _MAX_PLACES) + places
+  keys = np.uint64((kind << 62) + name * _MAX_SEQUENCE_TOKENS) + places
   if arrival.blocks:
     size, end = arrival.block_size, arrival.prompt
     ids = np.repeat(np.array(arrival.blocks, np.uint64), size)[:end]
     inside = places[:end] % np.uint64(size)
     keys[:end] = np.uint64(2 << 62) + ids * np.uint64(size) + inside
-  return (_mixed(keys) % np.uint64(vocabulary)).astype(np.int32)
+  return (_splitmix64(keys) % np.uint64(vocabulary)).astype(np.int32)
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _splitmix64(x: np.ndarray) -> np.ndarray:
   """Returns hashes, uint64: the output function of SplitMix64.
 
   Source: Steele, Lea and Flood, OOPSLA 2014.
@@ -133,7 +136,7 @@ def load(
   except (OSError, ValueError) as error:
     raise ValueError(f"{path}: cannot be read: {error}") from error
   try:
-    form = _format(text)
+    form = _detect_format(text)
     parse = schema.parse_table if form.is_table else schema.parse_lines
     found: list[Arrival] = []
     for number, row in parse(form.row, text):
@@ -148,7 +151,7 @@ def load(
   if not found:
     raise ValueError(f"{path}: has no requests")
   if form.row is _Mooncake:
-    found = _spread(found, seed)
+    found = _spread_equal_times(found, seed)
   found.sort(key=lambda a: a.time_s)
   found = found[: num_requests or None]
   first = found[0].time_s
@@ -158,8 +161,8 @@ def load(
   ]
 
 
-_Tokens = Annotated[int, Field(ge=1, le=_MAX_PLACES)]
-_TokensOrNone = Annotated[int, Field(ge=0, le=_MAX_PLACES)]
+_Tokens = Annotated[int, Field(ge=1, le=_MAX_SEQUENCE_TOKENS)]
+_TokensOrZero = Annotated[int, Field(ge=0, le=_MAX_SEQUENCE_TOKENS)]
 
 
 class _Azure(Schema):
@@ -170,8 +173,8 @@ class _Azure(Schema):
 
 class _Burst(OpenSchema):  # its models and sessions are ignored
   time_s: Seconds = Field(alias="Timestamp")
-  request: _TokensOrNone = Field(alias="Request tokens")
-  response: _TokensOrNone = Field(alias="Response tokens")
+  request: _TokensOrZero = Field(alias="Request tokens")
+  response: _TokensOrZero = Field(alias="Response tokens")
 
 
 class _Mooncake(Schema):
@@ -231,7 +234,7 @@ class _Format(NamedTuple):
 _TABLES = (_Format(_Azure, _azure), _Format(_Burst, _burst))
 
 
-def _format(text: str) -> _Format:
+def _detect_format(text: str) -> _Format:
   """Returns the format of a trace; raises ValueError if it is unknown."""
   first = text.split("\n", 1)[0]
   if not first.strip():
@@ -252,7 +255,9 @@ def _format(text: str) -> _Format:
   )
 
 
-def _spread(arrivals: Sequence[Arrival], seed: int) -> list[Arrival]:
+def _spread_equal_times(
+  arrivals: Sequence[Arrival], seed: int
+) -> list[Arrival]:
   """Spreads requests of equal timestamps uniformly until the next timestamp.
 
   In two of Mooncake's traces, timestamps belong to batches, 3 s apart; used as
@@ -284,8 +289,8 @@ def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
   """Returns arrivals with times scaled to a mean rate in requests per second.
 
   Raises:
-    ValueError: The rate is not positive, or all of several requests arrive at
-      one time, whose rate cannot be changed.
+    ValueError: The rate is not positive, or there are several requests that all
+      arrive at the same time.
 
   Example:
     >>> found = scaled([Arrival(0, 0.0, 8, 8), Arrival(1, 60.0, 8, 8)], rate=1)
@@ -312,7 +317,7 @@ def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
 def poisson(
   arrivals: Sequence[Arrival], rate: float, seed: int
 ) -> list[Arrival]:
-  """Returns arrivals in their order at the times of a Poisson process.
+  """Returns arrivals, in the same order, at the times of a Poisson process.
 
   Args:
     arrivals: The requests.

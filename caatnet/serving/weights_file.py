@@ -102,14 +102,14 @@ class WeightsFile:
     return found
 
   def content(self, size_bytes: int) -> tuple[np.ndarray, Any]:
-    """Returns all bytes, uint8 ``[size]``, and the `stamp` of the file.
+    """Returns all bytes, uint8 ``[size_bytes]``, and the `stat_fingerprint`.
 
     Raises:
       ValueError: The file is truncated, or another process changed it.
     """
     data = np.empty(size_bytes, np.uint8)
     view = memoryview(data)
-    before = stamp(os.fstat(self._descriptor))
+    before = stat_fingerprint(os.fstat(self._descriptor))
     done = 0
     while done < size_bytes:
       # At most 1 GiB at a time: Linux transfers less than 2 GiB per call.
@@ -118,14 +118,14 @@ class WeightsFile:
       if not count:
         raise ValueError(f"{self.path} is truncated: {done} of {size_bytes} B")
       done += count
-    # The stamp omits the number of links, which changes if a file is replaced.
-    if stamp(os.fstat(self._descriptor)) != before:
+    # The fingerprint omits the number of links, which a replacement changes.
+    if stat_fingerprint(os.fstat(self._descriptor)) != before:
       raise ValueError(f"{self.path} changed while it was read")
     return data, before
 
 
-def stamp(stat: os.stat_result) -> tuple[int, ...]:
-  """Returns numbers that change if a file's content changes."""
+def stat_fingerprint(stat: os.stat_result) -> tuple[int, ...]:
+  """Returns device, inode, size and time in ns of a file's last change."""
   return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
@@ -165,8 +165,8 @@ def write(
 ) -> str:
   """Writes a safetensors file durably; returns its SHA-256 hash.
 
-  Equal tensors and metadata give equal bytes, unlike the library's writer,
-  which does not order metadata.
+  Equal tensors and metadata give equal bytes, unlike with the safetensors
+  library, which does not order metadata.
   """
   header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
   start = 0
@@ -193,5 +193,5 @@ def write(
 
 def replace(path: pathlib.Path, content: bytes) -> None:
   """Replaces a file atomically."""
-  with atomic.whole(path) as temporary:
+  with atomic.atomic_file(path) as temporary:
     temporary.write_bytes(content)

@@ -17,7 +17,7 @@ from rich.text import Text
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.requests import Completion
 from caatnet.serving.generate import Speed
-from caatnet.show.tables import table
+from caatnet.show.tables import print_table
 from parallel.base import files
 
 # Control characters in generated text, such as escape sequences, would be
@@ -150,7 +150,7 @@ def _line(prompt: str, completion: Completion, logprobs: bool) -> str:
 
 def _print_logprobs(completion: Completion, tokenizer: Tokenizer) -> None:
   """Prints a table of tokens with their text and log-probability."""
-  table(
+  print_table(
     "log-probabilities in nats, at temperature 1 without filters",
     ("text", "token", "log-probability"),
     [

@@ -44,15 +44,15 @@ def write(figure: Figure, path: pathlib.Path) -> None:
 
   Args:
     figure: The figure.
-    path: File to write: an SVG or a PDF if it ends so, otherwise a PNG.
+    path: File to write: SVG or PDF if it has that suffix, otherwise PNG.
   """
   suffix = path.suffix[1:]
-  data = rendered(figure, suffix if suffix in ("svg", "pdf") else "png")
-  with files.whole(path) as temporary:
+  data = render_figure(figure, suffix if suffix in ("svg", "pdf") else "png")
+  with files.atomic_file(path) as temporary:
     temporary.write_bytes(data)
 
 
-def rendered(figure: Figure, form: str = "png") -> bytes:
+def render_figure(figure: Figure, form: str = "png") -> bytes:
   """Returns a figure as the bytes of a file; equal figures give equal bytes.
 
   Args:
@@ -141,14 +141,14 @@ def _finish(axis: Any, panel: Panel) -> None:
 
 
 def _set_scale(axis: Any, name: str, of: Axis) -> None:
-  """Sets the scale of an axis."""
+  """Sets the scale of the axis "x" or "y", such as "log"."""
   if of.scale != "linear":  # setting the default would reset the formatter
     options = {"linthresh": 1.0} if of.scale == "symlog" else {}
     getattr(axis, f"set_{name}scale")(of.scale, **options)
 
 
 def _set_limits(axis: Any, name: str, of: Axis) -> None:
-  """Sets limits, direction and ticks of an axis."""
+  """Sets limits, direction and ticks of the axis "x" or "y"."""
   get, put = (getattr(axis, f"{verb}_{name}lim") for verb in ("get", "set"))
   if of.limits:
     put(of.limits)
@@ -169,7 +169,7 @@ def _set_limits(axis: Any, name: str, of: Axis) -> None:
 
 @functools.singledispatch
 def _draw(mark: plot.Mark, axis: Any) -> None:
-  """Draws a mark."""
+  """Draws a mark, such as a line or bars, into a panel's axes."""
   raise TypeError(f"unknown mark: {mark}")
 
 
@@ -193,12 +193,12 @@ def _(mark: plot.Line, axis: Any) -> None:
   else:
     axis.plot(x, y, **options)
   if mark.texts:
-    _write(axis, mark.texts, x, y)
+    _draw_texts(axis, mark.texts, x, y)
 
 
 @_draw.register
 def _(mark: plot.Texts, axis: Any) -> None:
-  _write(axis, mark, mark.x, mark.y)
+  _draw_texts(axis, mark, mark.x, mark.y)
 
 
 @_draw.register
@@ -215,7 +215,7 @@ def _(mark: plot.Bars, axis: Any) -> None:
     not isinstance(colour[0], str)
   ):
     # Numbers are shades of the colour map.
-    colour = _shade(colour)
+    colour = _map_to_colours(colour)
   bar = axis.barh if mark.horizontal else axis.bar
   bar(
     mark.places, mark.lengths, mark.thickness,
@@ -251,7 +251,7 @@ def _(mark: plot.Heat, axis: Any) -> None:
 @_draw.register
 def _(mark: plot.Arrows, axis: Any) -> None:
   for tail, head, colour in zip(
-    mark.tails, mark.heads, _shade(mark.shades), strict=True
+    mark.tails, mark.heads, _map_to_colours(mark.shades), strict=True
   ):
     axis.annotate("", head, tail, arrowprops={
       "arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.12", "color": colour,
@@ -260,7 +260,7 @@ def _(mark: plot.Arrows, axis: Any) -> None:
     })
 
 
-def _write(axis: Any, mark: plot.Texts, x: Any, y: Any) -> None:
+def _draw_texts(axis: Any, mark: plot.Texts, x: Any, y: Any) -> None:
   """Writes texts at points."""
   horizontal, vertical = mark.align
   for text, *point in zip(mark.texts, x, y, strict=True):
@@ -288,8 +288,8 @@ def _write_inside(axis: Any, mark: plot.Bars) -> None:
       )
 
 
-def _shade(values: Any) -> Any:
-  """Returns the colours of numbers in [0, 1]."""
+def _map_to_colours(values: Any) -> Any:
+  """Returns the colours (RGBA) of numbers in [0, 1]."""
   pyplot()
   from matplotlib import colormaps
 

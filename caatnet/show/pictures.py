@@ -57,7 +57,7 @@ def plot_losses(
     plot.Rule(loss, colour="gray", text=name)
     for name, loss in (reference or {}).items()
   ]
-  return _written((7, 4.2), path, plot.Panel(
+  return _write_panel((7, 4.2), path, plot.Panel(
     marks, "", plot.Axis("step"), plot.Axis(f"loss [{label}]"),
     legend="best" if marks else "",
   ))
@@ -76,7 +76,7 @@ def plot_positions(
   Returns:
     The figure.
   """
-  return _written((7, 4), path, plot.Panel(
+  return _write_panel((7, 4), path, plot.Panel(
     [plot.Line(range(1, len(losses) + 1), losses.tolist(), width=1)], "",
     plot.Axis("tokens of context", "log"), plot.Axis(f"loss [{label}]"),
   ))
@@ -95,18 +95,18 @@ def plot_sweep(
     xlabel: Label of that axis, with its unit.
   """
   marks = []
-  for line in sorted({_line(row) for row in rows}):
+  for line in sorted({_line_key(row) for row in rows}):
     groups: dict[tuple[float, float], list[float]] = {}
     for row in rows:
       # p is the synchronised fraction of channels. With p = 1 no channels are
       # private, so the row is a point of the lines of all private scales.
-      same = _line(row) == line
+      same = _line_key(row) == line
       if same or (row["p"] == 1.0 and row["tensor"] == line[0]):
         key = (row["p"], row[x])
         groups.setdefault(key, []).append(row["validation_loss"])
     # (x, losses of all seeds), in ascending order of x.
     points = sorted((key[1], values) for key, values in groups.items())
-    marks.append(_means(
+    marks.append(_mean_line(
       points, label=f"r={line[0]}, private scale: {line[1]}", marker="o"
     ))
   return plot.Figure([plot.Panel(
@@ -181,12 +181,12 @@ def plot_points(
     for seed, row in points[first].items()
   }
   marks = [
-    _means(
+    _mean_line(
       [(sent(next(iter(runs.values()))), [
         run["validation_loss"] - base[seed]
         for seed, run in runs.items() if seed in base
       ])],
-      label=_short(point), marker=marker, style="",
+      label=_shorten_overrides(point), marker=marker, style="",
     )
     for (point, runs), marker in zip(
       points.items(), itertools.cycle("osD^v<>pPX*hd8"), strict=False
@@ -194,7 +194,9 @@ def plot_points(
   ]
   label = _loss_label(rows)
   if others:
-    label = label.replace("loss [", f"loss above that of {_short(first)}\n[")
+    label = label.replace(
+      "loss [", f"loss above that of {_shorten_overrides(first)}\n["
+    )
     marks.append(plot.Rule(0.0, colour="gray", style="--"))
   axis = _bytes_axis(xlabel, list(map(sent, rows)))
   panel = plot.Panel(marks, "", axis, plot.Axis(label))
@@ -217,14 +219,14 @@ def _bytes_axis(label: str, amounts: Sequence[float]) -> plot.Axis:
   ])
 
 
-def _short(point: str) -> str:
+def _shorten_overrides(point: str) -> str:
   """Returns the config overrides of a point without the names of sections."""
   return re.sub(
     r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point
   ) or "base"
 
 
-def _means(
+def _mean_line(
   points: Sequence[tuple[float, Sequence[float]]], **options: Any
 ) -> plot.Line:
   """Returns a line through the mean values, with their ranges as error bars."""
@@ -236,17 +238,17 @@ def _means(
   )
 
 
-def _line(row: Mapping[str, Any]) -> tuple[int, str]:
-  """Returns the line that a row belongs to: tensor ranks and private scale."""
+def _line_key(row: Mapping[str, Any]) -> tuple[int, str]:
+  """Returns (tensor ranks, private scale), equal for all rows of a line."""
   return (row["tensor"], row["private_scale"])
 
 
 def _loss_label(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns the label of an axis of losses; in nats for sweeps without one."""
+  """Returns the label of an axis of losses, by default in nats per byte."""
   return f"validation loss [{rows[0].get('loss_label', _NATS)}]"
 
 
-def _written(
+def _write_panel(
   size: tuple[float, float], path: pathlib.Path, panel: plot.Panel
 ) -> plot.Figure:
   """Writes a figure with one panel, and returns it."""

@@ -54,7 +54,7 @@ def grid(
   return made
 
 
-def table(
+def print_table(
   title: str, columns: str | Sequence[str], rows: Sequence[Any]
 ) -> None:
   """Prints a table.
@@ -84,7 +84,7 @@ def show(*parts: Report | Table | str) -> None:
     if isinstance(part, Report):
       show(*part.parts)
     elif isinstance(part, Table):
-      table(part.title, part.headings, part.cells())
+      print_table(part.title, part.headings, part.cells())
     else:
       print(part)
 
@@ -141,7 +141,7 @@ def _escaped(text: str) -> str:
 
 
 def _paragraph(line: str) -> str:
-  """Returns a line as a paragraph, or as an item if it starts with "- "."""
+  """Returns a line as a paragraph, or a list item if it starts with "- "."""
   line = line.strip()
   item, line = ("- ", line[2:]) if line.startswith("- ") else ("", line)
   # At the beginning of a line these start headings, quotes, items or rules.
@@ -199,13 +199,13 @@ def write(report: Report, path: pathlib.Path) -> None:
     raise ValueError(f"--report={path} must end in .md or .html")
   picture = None
   if report.figure and drawing.is_available():
-    picture = drawing.rendered(report.figure())
+    picture = drawing.render_figure(report.figure())
   if path.suffix == ".html":
     files.replace(path, page(report, picture))
     return
   target = path.with_suffix(".png")
   if picture is not None:
-    with files.whole(target) as temporary:
+    with files.atomic_file(target) as temporary:
       temporary.write_bytes(picture)
   files.replace(path, markdown(report, target.name if picture else ""))
 

@@ -30,7 +30,7 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
   facts = {
     "command": _command(),
     "date": now.isoformat(timespec="seconds"),
-    "commit": commands.commit(),
+    "commit": commands.current_commit(),
     "versions": {"python": platform.python_version()}
     | {p: installed[p] for p in _PACKAGES if p in installed}
     | result.get("versions", {}),  # a compiler's, for another platform
@@ -81,4 +81,4 @@ def _command() -> str:
   spec = sys.modules["__main__"].__spec__
   script = f"-m {spec.name}" if spec else sys.argv[0]
   command = f"python {script} {shlex.join(sys.argv[1:])}".strip()
-  return commands.runnable(command)
+  return commands.rewrite_commands(command)

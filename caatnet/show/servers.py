@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, track
 
-from caatnet.show.tables import table
+from caatnet.show.tables import print_table
 
 _CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
-def progress(steps: Iterable[Any], count: int) -> None:
+def run_with_progress(steps: Iterable[Any], count: int) -> None:
   """Runs ``count`` compilation steps, with a progress bar on stderr."""
   for _ in track(
     steps, "compiling programs", total=count, transient=True,
@@ -73,7 +73,7 @@ def show_times(result: dict[str, Any]) -> None:
   """Prints the result of `caatnet.serving.server.client.summary`."""
   measures = result["measures"]
   columns = list(measures["TTFT"])
-  table(
+  print_table(
     f"{result['requests']:,} requests, {result['tokens']:,} tokens, "
     f"{result['tokens_per_second']:,.0f} tokens/s; milliseconds",
     ["", *columns],
@@ -89,7 +89,7 @@ def show_times(result: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def answers(
+def show_answer_progress(
   policy: str,
 ) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
   """Shows on stderr how many requests of a load test have been answered.
@@ -99,8 +99,8 @@ def answers(
       is running already.
 
   Yields:
-    The functions ``begun`` and ``on_end`` of `caatnet.serving.server.load.
-    replay`.
+    The arguments ``begun`` and ``on_end`` of `replay` in
+    `caatnet.serving.server.load`.
   """
   with Progress(transient=True, console=Console(stderr=True)) as bar:
     text = f"starting a server, {policy}" if policy else "answers"
@@ -132,7 +132,7 @@ def show_replay(
     _show_rate(asked, result)
     return
   first = next(iter(results.values()))
-  table(
+  print_table(
     f"{first['requests']:,} requests, the same for each policy; milliseconds",
     ["policy", "tokens/s", "TTFT P50", "TTFT P99", "TPOT mean", "TPOT P99",
      "failed"],

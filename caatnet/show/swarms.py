@@ -41,7 +41,7 @@ class Screen:
     else:
       print(line, flush=True)
 
-  def follow(self, there: service.Service) -> None:
+  def follow(self, there: service.CoordinatorService) -> None:
     """Prints a service's address; on a terminal starts the live table."""
     self.say("coordinator at {}:{}".format(*there.address))
     if self._console.is_terminal:
@@ -51,7 +51,7 @@ class Screen:
       )
       self._live.start()
 
-  def view(self, there: service.Service) -> Group:
+  def view(self, there: service.CoordinatorService) -> Group:
     """Returns the view of a service: a summary line, and a row per peer."""
     state, now = there.state, time.monotonic()
     # Samples (time, revision) of the last minute.
@@ -66,11 +66,13 @@ class Screen:
       x.report.loss for x in seen if x.report and x.report.loss is not None
     ]
     head = [
-      f"epoch {state.record.epoch}", f"round {state.record.revision:,}",
+      f"epoch {state.record.epoch}",
+      f"round {state.record.revision:,}",
       f"{(state.record.revision - first) / max(now - start, 1) * 60:.0f} a "
       "minute",
       f"{len(state.record.members)} members",
-      f"{_bytes(sum(x.report.sent_bytes for x in seen if x.report))} sent",
+      f"{_format_bytes(sum(x.report.sent_bytes for x in seen if x.report))} "
+      "sent",
       *([f"loss {sum(losses) / len(losses):.4f}"] if losses else []),
     ]
     table = Table("peer", "is at", box=None)
@@ -82,7 +84,7 @@ class Screen:
         "no connection" if silent_s is None else f"{silent_s:.1f}",
         *_cells(report),
       )
-    waits = service.waits(state, there.rules)
+    waits = service.describe_wait(state, there.rules)
     return Group("", ", ".join(head), Text(waits), table)
 
 
@@ -91,10 +93,10 @@ def _cells(report: Any) -> tuple[str, str, str]:
   if report is None:
     return "-", "-", "-"
   loss = "-" if report.loss is None else f"{report.loss:.4f}"
-  return f"{report.revision:,}", _bytes(report.sent_bytes), loss
+  return f"{report.revision:,}", _format_bytes(report.sent_bytes), loss
 
 
-def _bytes(count: float) -> str:
+def _format_bytes(count: float) -> str:
   """Formats a number of bytes with its unit, such as "12 MB"."""
   for unit in ("B", "kB", "MB", "GB"):
     if count < 1000:

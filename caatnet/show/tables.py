@@ -6,7 +6,7 @@ from typing import Any
 
 from caatnet.data.protocol import Data, Dataset
 from caatnet.show import render
-from caatnet.show.render import table
+from caatnet.show.render import print_table
 from caatnet.train.evaluate import Evaluation
 from parallel.base.report import Column, Table
 
@@ -66,7 +66,7 @@ def print_evaluation(
     f"checkpoint of step {step}": dataset.measures(evaluation.means)
   } | dict(dataset.baselines())
   count = evaluation.num_examples * data.units_per_example
-  table(
+  print_table(
     f"validation, {count:,} {data.unit}",
     ["model", *data.labels.values()],
     measure_rows(measures, data.labels),
@@ -81,7 +81,7 @@ def print_evaluation(
     mean = float(positions[start:stop].mean())
     rows.append([f"{start + 1} to {stop}", f"{mean:.4f}"])
     start = stop
-  table(
+  print_table(
     "loss by position", [f"{data.unit} of context", data.labels["loss"]], rows
   )
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from parallel.base import checks
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.schedules import builders
 from parallel.plans.schedules.schedule import Schedule
 from parallel.plans.topology import text as topologies
@@ -27,9 +27,9 @@ def parse_topology(config: Mapping[str, Any], key: str, text: str) -> Topology:
     ValueError: A number is out of its range, the text is malformed, or the
       number of ranks is not from 2 to ``MAX_RANKS``. The message names the key.
   """
-  with naming("config", ("bandwidth", "latency_s")):
+  with prefix_error_keys("config", ("bandwidth", "latency_s")):
     given = {
-      name: topologies.quantity(name, config[name])
+      name: topologies.parse_quantity(name, config[name])
       for name in ("bandwidth", "latency_s") if config[name] != ""
     }
     checks.positive("bandwidth", given.get("bandwidth", 1.0))
@@ -47,13 +47,13 @@ def parse_topology(config: Mapping[str, Any], key: str, text: str) -> Topology:
 
 
 def build_schedule(text: str, net: Topology) -> Schedule:
-  """Builds the all-reduce that "multitree,farthest_first=True" names.
+  """Builds an all-reduce from a text like "multitree,farthest_first=True".
 
   Raises:
     ValueError: The text is malformed, or the builder does not support the
       topology.
   """
-  name, options = builders.named(text)
+  name, options = builders.parse_builder(text)
   return builders.build(name, net, "all_reduce", **options)
 
 
@@ -78,7 +78,7 @@ def check_lists(
   for text in config[key]:
     if text not in other_algorithms:
       try:
-        builders.named(text)
+        builders.parse_builder(text)
       except ValueError as error:
         raise ValueError(f"config.{key}: {error}") from error
   for listed, names in allowed.items():

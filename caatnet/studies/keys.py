@@ -2,27 +2,29 @@
 
 from typing import Any
 
-from caatnet.schema.fields import COUNT_OR_NONE, Range, field, section
+from caatnet.schema.fields import COUNT_OR_ZERO, Range, field, section
 
-BANDWIDTH = (
+BANDWIDTH_DOC = (
   "Bandwidth of links in bytes/s, or a kind of link of "
   'parallel/plans/hardware/links.py ("nvlink_4"); "" for the default of the '
   "topology."
 )
-LATENCY = (
+LATENCY_DOC = (
   "Latency of links in seconds, or a kind of link of "
   'parallel/plans/hardware/links.py; "" for the topology\'s default.'
 )
-TIERS = (
+TIERS_DOC = (
   "File of a host's memory tiers, or a key of HOSTS in "
   "parallel/plans/hardware/tiers.py"
 )
-UTILISATION = "Assumed fraction of peak FLOP/s that matrix products achieve."
+UTILISATION_DOC = (
+  "Assumed fraction of peak FLOP/s that matrix products achieve."
+)
 ALGORITHMS = (
   "ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
   "hdrm", "double_tree", "swing", "direct", "multitree", "optimal",
 )
-EXECUTIONS = ("events", "lockstep")
+EXECUTION_MODELS = ("events", "lockstep")
 
 
 @section
@@ -30,7 +32,7 @@ class Export:
   """Format of the MSCCL XML file of ``--export``."""
 
   runtime: str = field(
-    "nccl", 'Runtime that reads it: "nccl", "rccl" or "msccl".'
+    "nccl", 'Runtime that reads the file: "nccl", "rccl" or "msccl".'
   )
   protocol: str = field("Simple", 'Protocol: "Simple", "LL" or "LL128".')
   min_bytes: int = field(
@@ -38,7 +40,7 @@ class Export:
     Range(0, 2**63 - 1, whole=True)
   )
   max_bytes: int = field(
-    2**63 - 1, "Largest buffer in bytes for which the runtime uses it.",
+    2**63 - 1, "Largest buffer in bytes for which the schedule is used.",
     Range(0, 2**63 - 1, whole=True)
   )
 
@@ -49,7 +51,7 @@ def study_key(name: str) -> Any:
 
 
 def random_numberings_key() -> Any:
-  """Declares the number of random numberings of a topology's ranks."""
+  """Declares the key for the number of random numberings of ranks."""
   return field(
     0, "Number of random numberings of the ranks to try in addition to the "
     "topology's own and a grid's transpositions; the fastest one is used.",
@@ -58,8 +60,8 @@ def random_numberings_key() -> Any:
 
 
 def pieces_key() -> Any:
-  """Declares the number of pieces of each chunk of a schedule."""
+  """Declares the key for the number of pieces of a schedule's chunks."""
   return field(
     0, "Number of pieces into which each chunk is cut for pipelining; 0 for "
-    "the fastest number, by size and time model.", COUNT_OR_NONE,
+    "the fastest number, by size and time model.", COUNT_OR_ZERO,
   )

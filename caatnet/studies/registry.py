@@ -4,7 +4,7 @@ A study is a directory. Its ``study.py`` has ``run``, which takes a config as
 nested dicts and returns plain data, and may have ``export`` and ``write_page``.
 Its ``report.py`` has ``report``, which returns a result's tables and figure
 (`parallel.base.report`). Its ``keys.py`` declares the config. A new study is a
-directory and a name in ``SUBJECTS``. An import of this module registers the
+directory and a name in ``STUDY_NAMES``. An import of this module registers the
 configs of all studies.
 """
 
@@ -18,19 +18,19 @@ from caatnet.schema import tree
 from parallel.base.report import Report
 
 # Valid values of config.study: names of the subdirectories.
-SUBJECTS = (
+STUDY_NAMES = (
   "alignment", "collectives", "datacentre", "federated", "flows", "inference",
   "partitions", "pipeline", "placement", "planner", "published", "schedule",
   "serving", "utilisation",
 )
 # Files that register the configs; each subject of serving has one.
-KEYS = (
-  *(f"{name}.keys" for name in SUBJECTS),
+KEY_MODULES = (
+  *(f"{name}.keys" for name in STUDY_NAMES),
   *(f"serving.{subject}_keys" for subject in (
     "composition", "fairness", "fastswitch", "nanobatches", "vllm_log",
   )),
 )
-for _name in KEYS:
+for _name in KEY_MODULES:
   importlib.import_module(f"caatnet.studies.{_name}")
 
 

@@ -21,7 +21,7 @@ class Evaluation:
   """Mean scores of an evaluation.
 
   Attributes:
-    means: Mean of each score over examples and over all other dims.
+    means: Mean of each score over examples and all other dims, by name.
     per_place: Mean of each score over examples only, float32 ``[...]``: ``[T]``
       for the loss of texts with T positions, a scalar ``[]`` for images.
     num_examples: The number of examples that were evaluated.
@@ -82,7 +82,7 @@ def prepare_batch(layout: Layout, batch: Any) -> Callable[[], Any]:
 
 
 def _padded(x: np.ndarray | Lookup, size: int) -> np.ndarray | Lookup:
-  """Pads arrays with zeros, and a lookup with arbitrary rows."""
+  """Pads an array with zeros, or a lookup with arbitrary rows, to ``size``."""
   if isinstance(x, Lookup):
     return x.padded(size)
   return np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])
@@ -156,7 +156,7 @@ def make_evaluate(
 
 
 def make_eval_step(program: Program) -> Callable[[Any, Any], Any]:
-  """Returns the jitted evaluation of a batch.
+  """Returns a jitted function that computes the scores of a batch.
 
   Args:
     program: The model on a mesh.
@@ -195,7 +195,7 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Any]:
     leaves, tree = jax.tree.flatten(mapped(params, batch))
     lead = leaves[0].shape[: num_dims + 1]
     # Gathered as one array: the gathers of several arrays over several axes
-    # would be unordered (`parallel.collectives.after`).
+    # would be unordered (`parallel.collectives.order_after`).
     joined = jnp.concatenate([x.reshape(*lead, -1) for x in leaves], axis=-1)
     joined = lax.with_sharding_constraint(joined, layout.shardings(P()))
     sizes = [math.prod(x.shape[num_dims + 1 :]) for x in leaves]

@@ -20,9 +20,9 @@ from caatnet.train.state import (
 from caatnet.train.update import DeviceUpdate, HostUpdate
 from parallel.outer.base import OuterLoop, Plan
 
-# Maximum number of steps whose plans are counted, which takes about 2 s for
-# Streaming DiLoCo. Means per step of a longer run are over its first steps.
-_MAX_STEPS = 200_000
+# Maximum number of steps whose plans `Experiment.plans` counts, which takes 2 s
+# for Streaming DiLoCo. In a longer run, only the first steps are counted.
+_MAX_COUNTED_STEPS = 200_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Experiment:
     train: Number of steps, and intervals of logs, evaluations and checkpoints.
     seed: Determines initial parameters and the order of the data.
     update: Update of parameters, in the device's program or on the host.
-    unexecuted: Tensors whose tiers in ``config.memory.placement`` the run does
-      not execute, as text; "" for none.
+    unexecuted: Text that names the tensors for which the run does not use the
+      memory tiers of ``config.memory.placement``; "" for none.
   """
 
   config: dict[str, Any]
@@ -74,8 +74,8 @@ class Experiment:
     """Returns the training state before the first step.
 
     Args:
-      params: Stored parameters ``[workers, ...]``, of which all workers get the
-        first worker's; None to initialise them from the seed.
+      params: Stored parameters ``[workers, ...]``; all workers start with those
+        of the first one. None to initialise parameters from the seed.
     """
     return init_state(
       self.program, self.optimizer, self.outer, self.seed, params
@@ -110,11 +110,11 @@ class Experiment:
       self.data.example,
     )
 
-  def make_export(self) -> Callable[[Any, Any], Any]:
-    """Returns a function ``(params, outer state) -> params`` to evaluate.
+  def make_export_params(self) -> Callable[[Any, Any], Any]:
+    """Returns a function that maps a state to the parameters to evaluate.
 
-    The outer loop defines which parameters are evaluated, for example the
-    global ones or the workers' mean. The result has no worker dim.
+    Its arguments are the workers' parameters and the outer loop's state. The
+    result has no worker dim: for example, the mean over workers.
     """
     program, layout = self.program, self.program.layout
     return jax.jit(
@@ -122,7 +122,7 @@ class Experiment:
         self.outer.export_params,
         mesh=layout.mesh,
         in_specs=(
-          layout.per_worker(program.specs), outer_specs(program, self.outer)
+          layout.add_worker_dim(program.specs), outer_specs(program, self.outer)
         ),
         out_specs=program.specs,
       )
@@ -130,13 +130,13 @@ class Experiment:
 
   @functools.cached_property
   def plans(self) -> dict[Hashable, tuple[Plan, int]]:
-    """Plan variant -> the first plan with it, and its number of steps.
+    """For each `Plan.variant`, its first plan and its number of steps.
 
     All steps of the run are counted. One period of the outer loop would not
     represent the run, which may end before an exchange or have unequal rounds.
     """
     found: dict[Hashable, tuple[Plan, int]] = {}
-    for step in range(min(self.train.num_steps, _MAX_STEPS)):
+    for step in range(min(self.train.num_steps, _MAX_COUNTED_STEPS)):
       plan = self.outer.plan(step)
       first, count = found.get(plan.variant, (plan, 0))
       found[plan.variant] = first, count + 1
@@ -146,7 +146,7 @@ class Experiment:
     """Lowers the training step of a run, without any data.
 
     Args:
-      plan: The outer loop's actions in the step; None for those of step 0.
+      plan: The outer loop's plan of the step; None for that of step 0.
     """
     plan = plan or self.outer.plan(0)
     step = self.update.make_step(

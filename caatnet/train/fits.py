@@ -10,7 +10,7 @@ from parallel.base import available
 
 
 def device_bytes(tree: Any, on_cpu: bool) -> int:
-  """Returns the bytes of arrays that a device holds in its own memory.
+  """Returns the bytes of arrays in one device's own memory.
 
   Args:
     tree: Arrays, or their shapes, dtypes and shardings.
@@ -24,9 +24,9 @@ def device_bytes(tree: Any, on_cpu: bool) -> int:
 
 
 def check(experiment: Experiment) -> None:
-  """Raises an error if the state and gradients exceed the memory.
+  """Raises an error if training state and gradients exceed the memory.
 
-  This is a lower bound: activations and temporaries of a step are not counted.
+  A run may need more memory: activations and temporaries are not counted.
 
   Raises:
     ValueError: The devices of this process cannot hold the run.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from caatnet.program import Program
 from caatnet.train import microbatches, staged
-from parallel.collectives import after, varying
+from parallel.collectives import order_after, varying
 from parallel.zero.gathered import Shard
 
 
@@ -61,9 +61,11 @@ def worker_gradients(
           params, rank, accumulation,
         )
       )(batch)
-    # All leaves depend on all others, so the reductions over the data axes
-    # follow the last reduction of the backward over the tensor axis.
-    losses, grads = after((losses, grads), (losses, grads), layout.ordered)
+    # Every leaf is made to depend on all others, so the reductions over the
+    # data axes follow the backward's last reduction over the tensor axis.
+    losses, grads = order_after(
+      (losses, grads), (losses, grads), layout.ordered
+    )
     # [D, ...] -> [...]: over lanes, then over devices.
     loss, grads = jax.tree.map(
       lambda x: lax.psum(jnp.sum(x, axis=0), names), (losses, grads)
@@ -73,16 +75,16 @@ def worker_gradients(
   loss, grads = jax.tree.map(
     lambda x: x / layout.num_data_ranks, (loss, grads)
   )
-  grads = after(grads, (loss, grads), layout.ordered)
-  return loss, _summed_copies(program, grads)
+  grads = order_after(grads, (loss, grads), layout.ordered)
+  return loss, _reduce_replicated_grads(program, grads)
 
 
-def _summed_copies(program: Program, grads: Any) -> Any:
+def _reduce_replicated_grads(program: Program, grads: Any) -> Any:
   """Sums gradients over the ranks that hold copies of a parameter.
 
   All tensor ranks and stages read a replicated parameter, such as a norm's
-  gain, so its gradient is the sum over them. A slice is read by one rank only,
-  so its gradient is not summed.
+  gain, so its gradient is the sum over all of them. A slice of a parameter is
+  read by one rank only, so its gradient is not summed.
   """
   names = [axis.name for axis in program.layout.model_axes]
   ordered = program.layout.ordered
@@ -95,13 +97,13 @@ def _summed_copies(program: Program, grads: Any) -> Any:
       return grad
     others = [x for axes, results in sums.items() if axes != over
               for x in results]
-    grad = after(grad, others, ordered)
+    grad = order_after(grad, others, ordered)
     sums.setdefault(over, []).append(lax.psum(grad, over))
     return sums[over][-1]
 
   grads = jax.tree.map(summed, grads, program.specs)
   # Orders the all-reduces of gradient norms, over other axes, after these sums.
-  return after(grads, grads, ordered and len(sums) > 1)
+  return order_after(grads, grads, ordered and len(sums) > 1)
 
 
 def _partitioned_gradients(
@@ -126,7 +128,7 @@ def _partitioned_gradients(
   # to those of the weights, which may be cut over fewer data levels.
   with jax.named_scope("zero"):
     weights = shards.working(params, program.tensors)
-  batch = after(batch, weights, layout.ordered)
+  batch = order_after(batch, weights, layout.ordered)
   # Cast for the same reason as in `worker_gradients`. Differentiation is with
   # respect to the sinks, which receive the gradients of the gathered weights
   # (`parallel.zero.gathered`).
@@ -142,9 +144,9 @@ def _partitioned_gradients(
     loss, grads = staged.gradients(program, sinks, batch, weights)
   else:
     loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
-  loss, grads = after((loss, grads), (loss, grads), layout.ordered)
+  loss, grads = order_after((loss, grads), (loss, grads), layout.ordered)
   loss = lax.psum(loss, shards.names)
-  grads = after(grads, loss, layout.ordered)
+  grads = order_after(grads, loss, layout.ordered)
   with jax.named_scope("zero"):
     return loss, shards.finish(grads)
 
@@ -160,11 +162,12 @@ def scores(
 
   Args:
     program: The model on a mesh.
-    params: The stored parameters; with sinks, the weights of the step.
-    batch: Tree of ``[D, B, ...]``, as a partition requires, or ``[B, ...]``.
+    params: The stored parameters; with ``sinks``, the weights gathered for the
+      step.
+    batch: Tree of ``[D, B, ...]``, or without a partition also ``[B, ...]``.
     num_lead: The number of dims before B, 1 or 0.
-    sinks: Gradient sinks of a partition, see `parallel.zero.gathered`; None
-      without differentiation.
+    sinks: Arrays whose gradients are those of a partition's weights
+      (`parallel.zero.gathered`); None without differentiation.
   """
   model, shards = program.model, program.layout.shards
   if shards is None:
@@ -179,7 +182,7 @@ def scores(
       )
 
     return (jax.vmap(score) if num_lead else score)(batch)
-  assert num_lead == 1  # `Gathered` maps the model's functions over D itself
+  assert num_lead == 1  # `GatheredAccess` maps the functions over D itself
   if sinks is None:
     params = shards.working(params, program.tensors)
     sinks = jax.tree.map(lambda _: None, program.tensors)

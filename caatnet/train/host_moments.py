@@ -3,10 +3,10 @@
 XLA copies arguments from host memory as early as it can: a program that copies
 all moments to the device before it updates them has all of them in device
 memory at one time. Here a loop copies the moments of one layer, updates them,
-and copies them back into the same memory. Each other large parameter is updated
-in a separate loop over pieces of the parameter.
+and copies them back into the same memory. A large parameter that belongs to no
+layer is updated in a separate loop over pieces of the parameter.
 
-CPUs have one memory, so all parameters are updated at once there. The
+CPUs have one memory, so on CPUs all parameters are updated at once. The
 operations are the same, but a compiler may round them differently in a loop:
 XLA:CPU, for example, fuses different pairs of products and sums.
 """
@@ -18,26 +18,29 @@ import jax
 from jax import lax
 from jax.tree_util import keystr
 
-from caatnet.program import Program, by_end_of_path, is_spec
+from caatnet.program import Program, is_spec, make_suffix_lookup
 
 # Maximum bytes of a piece; smaller arrays are not cut.
-_PIECE = 2**24
-# Path of an array in a tree -> its stack or parameter; None for step counts.
-Find = Callable[[tuple[Any, ...]], str | None]
+_MAX_PIECE_BYTES = 2**24
+# Maps the path of an array to the name of its stack of layers or parameter, and
+# the path of a step count to None.
+OwnerOfPath = Callable[[tuple[Any, ...]], str | None]
 
 
 def apply(
   program: Program, f: Callable[[Any, Any], Any], changed: Any, fixed: Any
 ) -> Any:
-  """Computes ``f(changed, fixed)``, inside ``jax.shard_map``.
+  """Computes ``f(changed, fixed)``; ``changed`` may be in host memory.
+
+  Runs inside ``jax.shard_map``; W is the number of workers on the device.
 
   Args:
     program: The model on a mesh.
-    f: Function of trees in device memory, elementwise in arrays of parameters.
-      In a call for one part, arrays of all other parameters are None.
-    changed: Tree of ``[W, ...]``. The path of an array of a parameter ends with
-      the path of the parameter; such arrays may be in host memory. All others
-      are step counts, which all parts have.
+    f: Elementwise function of trees in device memory. It is called for one
+      parameter or stack of layers at a time; all other arrays are then None.
+    changed: Tree of ``[W, ...]``. Arrays whose paths end with the path of a
+      parameter may be in host memory. Other arrays are step counts, which are
+      passed to every call.
     fixed: Tree of ``[W, ...]`` in device memory, with the structure of the
       parameters.
 
@@ -45,28 +48,28 @@ def apply(
     The result of ``f``, with the structure and memory of ``changed``.
   """
   if program.layout.moments != "device" and not program.layout.on_cpu:
-    return in_parts(program, f, changed, fixed)
+    return apply_in_parts(program, f, changed, fixed)
   return jax.tree.map(
-    _like, changed, f(jax.tree.map(_to_device, changed), fixed)
+    _to_memory_of, changed, f(jax.tree.map(_to_device, changed), fixed)
   )
 
 
-def in_parts(
+def apply_in_parts(
   program: Program, f: Callable[[Any, Any], Any], changed: Any, fixed: Any,
-  piece: int = _PIECE,
+  piece: int = _MAX_PIECE_BYTES,
 ) -> Any:
-  """Computes ``f(changed, fixed)`` as `apply` does, a part at a time.
+  """Computes ``f(changed, fixed)`` as `apply` does, layer by layer.
 
   Args:
     program, f, changed, fixed: Arguments of `apply`.
-    piece: Maximum bytes of a piece of an array that belongs to no stack.
+    piece: Maximum bytes of a piece of a parameter that is not in the layers.
   """
   stacks = program.model.stacks
   owners = jax.tree.map_with_path(
     lambda path, _: path[0].key if path[0].key in stacks else keystr(path),
     program.specs, is_leaf=is_spec,
   )
-  find = by_end_of_path(owners)
+  find = make_suffix_lookup(owners)
   done = changed
   for owner in dict.fromkeys(jax.tree.leaves(owners)):
     old, others = (
@@ -81,14 +84,14 @@ def in_parts(
       dim = 1 if program.layout.stages is None else 2
       count = x.shape[dim]
     else:
-      dim, count = _cut(x, piece)
+      dim, count = _choose_cut(x, piece)
     new = _loop(f, old, others, find, dim, count)
     done = jax.tree.map(lambda x, y: x if y is None else y, done, new)
   return done
 
 
-def _cut(x: jax.Array, piece: int) -> tuple[int, int]:
-  """Returns the dim that is cut, and the number of equal parts.
+def _choose_cut(x: jax.Array, piece: int) -> tuple[int, int]:
+  """Returns the dim along which to cut an array, and the number of parts.
 
   The last dim is never cut, since devices copy whole rows.
   """
@@ -103,8 +106,8 @@ def _cut(x: jax.Array, piece: int) -> tuple[int, int]:
 
 
 def _loop(
-  f: Callable[[Any, Any], Any], old: Any, others: Any, find: Find, dim: int,
-  count: int,
+  f: Callable[[Any, Any], Any], old: Any, others: Any, find: OwnerOfPath,
+  dim: int, count: int,
 ) -> Any:
   """Computes ``f(old, others)`` in ``count`` parts along a dim."""
 
@@ -117,10 +120,10 @@ def _loop(
 
     def put(x: jax.Array, new: jax.Array) -> jax.Array:
       return lax.dynamic_update_slice_in_dim(
-        x, _like(x, new), number * (x.shape[dim] // count), dim
+        x, _to_memory_of(x, new), number * (x.shape[dim] // count), dim
       )
 
-    # Each part reads the counts before the loop, so that they increase once.
+    # Each part reads the step counts of ``old``, so that they increase once.
     mine = jax.tree.map_with_path(
       lambda path, first, x: first if find(path) is None else part(x), old, now
     )
@@ -140,6 +143,6 @@ def _to_device(x: jax.Array) -> jax.Array:
   return jax.device_put(x, jax.memory.Space.Device) if _on_host(x) else x
 
 
-def _like(x: jax.Array, new: jax.Array) -> jax.Array:
-  """Copies a new array to the memory of the one that it replaces."""
+def _to_memory_of(x: jax.Array, new: jax.Array) -> jax.Array:
+  """Copies ``new`` to the kind of memory, host or device, that holds ``x``."""
   return jax.device_put(new, jax.memory.Space.Host) if _on_host(x) else new

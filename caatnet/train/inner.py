@@ -17,7 +17,7 @@ import optax
 
 from caatnet.program import Program
 from caatnet.train import host_moments
-from caatnet.train.norms import group_norms
+from caatnet.train.norms import gradient_norms
 from parallel.collectives import each_lane
 
 Metrics = dict[str, jax.Array]
@@ -26,7 +26,7 @@ Metrics = dict[str, jax.Array]
 def make_update(
   program: Program, optimizer: optax.GradientTransformation, clip_norm: float
 ) -> Callable[[Any, Any, Any], tuple[Any, Any, Metrics]]:
-  """Returns the clipped update of all workers, inside ``jax.shard_map``.
+  """Returns a function that clips gradients and computes updates.
 
   Args:
     program: The model on a mesh.
@@ -36,13 +36,13 @@ def make_update(
 
   Returns:
     A function ``(gradients, optimizer state, parameters) -> (updates, optimizer
-    state, norms of the gradients)`` of ``[W, ...]``.
+    state, gradient norms)`` of W workers' arrays, inside ``jax.shard_map``.
   """
   layout = program.layout
-  measure = functools.partial(_norms, program, clip_norm)
+  measure = functools.partial(_clip_factor_and_norms, program, clip_norm)
 
-  # Clips within the update: the update of one part of the state can then
-  # overwrite its gradients. Clipping before it would need a copy of them all.
+  # Clips within the update, so that the update of one part of the state can
+  # overwrite its gradients. Clipping them all first would need a copy of them.
   def of_worker(factor, grads, opt_state, params):
     return optimizer.update(_scaled(grads, factor), opt_state, params)
 
@@ -88,22 +88,22 @@ def make_clip(
       0 disables clipping.
 
   Returns:
-    A function of one worker's gradients that returns clipped gradients, and
-    the norms before clipping.
+    A function of one worker's gradients. It returns the clipped gradients, and
+    the gradient norms before clipping, by metric name.
   """
 
   def clip(grads):
-    factor, norms = _norms(program, clip_norm, grads)
+    factor, norms = _clip_factor_and_norms(program, clip_norm, grads)
     return _scaled(grads, factor), norms
 
   return clip
 
 
-def _norms(
+def _clip_factor_and_norms(
   program: Program, clip_norm: float, grads: Any
 ) -> tuple[jax.Array | None, Metrics]:
-  """Returns the clipping factor (None: no clipping), and gradient norms."""
-  groups = group_norms(grads, program)
+  """Returns the factor that clips gradients (or None), and gradient norms."""
+  groups = gradient_norms(grads, program)
   norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
   # 1e-12 keeps the quotient finite if all gradients are 0.
   factor = (
@@ -115,7 +115,7 @@ def _norms(
 
 
 def _scaled(grads: Any, factor: jax.Array | None) -> Any:
-  """Returns gradients times a factor, unchanged if it is None."""
+  """Returns gradients times a factor; unchanged if the factor is None."""
   if factor is None:
     return grads
   return jax.tree.map(lambda g: g * factor, grads)

@@ -24,8 +24,8 @@ from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.elastic import membership
 from caatnet.train.evaluate import Evaluation, make_evaluate
 from caatnet.train.experiment import Experiment
-from caatnet.train.metrics import LateMetrics
-from caatnet.train.norms import parameter_groups
+from caatnet.train.metrics import MetricsQueue
+from caatnet.train.norms import parameter_names
 from caatnet.train.prefetch import PrefetchIterator
 from caatnet.train.progress import TrainProgress
 from caatnet.train.records import (
@@ -48,15 +48,15 @@ from caatnet.train.workers import WorkerMetrics
 from parallel.base import files
 
 # Number of last steps whose median time gives the throughput.
-_WINDOW = 50
+_THROUGHPUT_WINDOW = 50
 
 
 class NonFiniteError(ValueError):
-  """Error: training diverged; names step, parameters and good checkpoint."""
+  """Raised if training diverges; names step, parameters, good checkpoint."""
 
 
 class LostProcessError(ValueError):
-  """Error: another process of this run has ended or is unreachable."""
+  """Raised if another process of this run has ended or is unreachable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +71,13 @@ class TrainResult:
     measures: Measures of the evaluation by key, such as loss and accuracy;
       empty if the run is not finished.
     units_per_second: Throughput in units of the data, such as tokens per
-      second: the median over this process's last 50 steps without its first
-      two; None if it made no other steps.
+      second: the median over this process's last 50 steps, except its first
+      two; None if it made at most two steps.
     communication: Communication per step by axis and phase, rows of
       `caatnet.train.traffic.communication_per_step`.
     exit_code: 128 + signal number if a signal has stopped the run; 143, as for
       SIGTERM, if another process has received the signal; else 0.
-    profiled: Programs of the steps in the profiler's trace, by the variant of
-      the outer loop's plan.
+    profiled: Programs that ran during the profiler's trace, by `Plan.variant`.
   """
 
   step: int
@@ -128,7 +127,7 @@ def train(
       try:
         return run.loop(stop)
       except (jax.errors.JaxRuntimeError, ValueError) as error:
-        if _is_lost(error):
+        if _is_lost_process(error):
           # Closing the files would block on collectives with other processes.
           run.opened.pop_all()
         raise
@@ -139,7 +138,7 @@ def train(
         "a smaller config.model or config.data.batch_size, config.model.remat, "
         "or more devices"
       ) from error
-    if not _is_lost(error):
+    if not _is_lost_process(error):
       raise
     raise LostProcessError(
       f"another process was lost ({str(error).splitlines()[0][:99]}); the same "
@@ -151,7 +150,7 @@ def train(
     raise ValueError(f"--workdir={workdir}: {error}") from error
 
 
-def _is_lost(error: Exception) -> bool:
+def _is_lost_process(error: Exception) -> bool:
   """Returns whether jax failed on a connection to another process."""
   states = "UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED"
   state = re.match(f"({states}|FAILED_PRECONDITION): ", str(error))
@@ -169,7 +168,7 @@ class Run:
     profile: tuple[int, int] | None,
     quiet: bool,
   ) -> None:
-    self.experiment, self.workdir = experiment, files.folder(workdir)
+    self.experiment, self.workdir = experiment, files.parse_folder(workdir)
     self.profile, self.tracing = profile, False
     self.profiled: dict[Any, jax.stages.Compiled] = {}
     if profile is not None and files.is_cloud(self.workdir):
@@ -196,9 +195,9 @@ class Run:
     quiet: bool,
     opened: contextlib.ExitStack,
   ) -> None:
-    """Opens all files, restores the state and lowers the programs."""
+    """Opens the run's files, restores its state and lowers its programs."""
     experiment, program = self.experiment, self.experiment.program
-    tokenizer.keep(self.workdir, self.dataset.tokenizer)
+    tokenizer.copy_to_run(self.workdir, self.dataset.tokenizer)
     notice = write_config(self.workdir, experiment.config)
     self.checkpointer = Checkpointer(
       self.workdir, program, experiment.train.keep_checkpoints
@@ -220,7 +219,7 @@ class Run:
     )
     opened.callback(self.progress.close)
     self.evaluate = make_evaluate(program, experiment.data.batch_size)
-    self.export = experiment.make_export()
+    self.export = experiment.make_export_params()
     self.count_non_finite = make_count_non_finite(program)
     self.lowered = traffic.lower_steps(experiment)
     self.programs: dict[Any, jax.stages.Compiled] = {}
@@ -230,8 +229,8 @@ class Run:
     self._write_environment()
     if notice:
       self.progress.say(f"longer    {notice}")
-    self.metrics = LateMetrics()
-    self.seconds = collections.deque[float](maxlen=_WINDOW)
+    self.metrics = MetricsQueue()
+    self.seconds = collections.deque[float](maxlen=_THROUGHPUT_WINDOW)
     self.leaves_out = bool(experiment.outer.metrics(self.state.outer))
     self.diverged: set[int] = set()  # workers that have been reported
 
@@ -250,7 +249,7 @@ class Run:
       self.experiment.abstract_state()
     )
     self.batches.set_state(position)
-    return membership.state_of_all(
+    return membership.init_new_states(
       self.experiment, state, self.checkpointer.num_workers()
     )
 
@@ -264,7 +263,7 @@ class Run:
       "matmul_flops_per_second": self.rate,
       "communication_per_step": self.communication,
     }
-    if unknown := traffic.unknown(self.experiment, self.lowered):
+    if unknown := traffic.uncounted_operations(self.experiment, self.lowered):
       facts["communication_unknown"] = unknown
     if self.started_from:
       facts["started_from"] = self.started_from
@@ -273,7 +272,7 @@ class Run:
     say = self.progress.say
     for line in summary(self.experiment, dataset, facts):
       say(line)
-    saving = traffic.saving(program, self.communication)
+    saving = traffic.format_saving(program, self.communication)
     if saving:
       say(saving)
     if self.started_from:
@@ -338,7 +337,7 @@ class Run:
     )
 
   def _advance(self, step: int) -> tuple[int, Any]:
-    """Dispatches a step; returns the number of updates, and metrics."""
+    """Dispatches a step; returns the next step's number, and metrics."""
     batch = next(self.batches)
     plan = self.experiment.outer.plan(step)
     if plan.variant not in self.programs:
@@ -381,12 +380,12 @@ class Run:
     if not all(map(math.isfinite, values.values())):
       groups = [
         group
-        for group in parameter_groups(self.state.params)
+        for group in parameter_names(self.state.params)
         if not math.isfinite(values[f"grad_norm/{group}"])
       ]
       # The parameters after step - 1 gave this step's non-finite metrics, so
       # the last good ones are those after step - 2.
-      raise self._non_finite(
+      raise self._non_finite_error(
         f"step {step}: loss {values['loss']}, gradient norm "
         f"{values['grad_norm']}{workers.names()}; non-finite gradients in "
         f"{', '.join(groups) or 'no group'}", step - 2,
@@ -406,8 +405,11 @@ class Run:
         values["fraction_of_matmul_rate"] = speed * flops / self.rate
       self.writer.write(step, values | workers.of_workers)
 
-  def _non_finite(self, what: str, last_good: int) -> NonFiniteError:
-    """Returns the error; checkpoints after ``last_good`` count as diverged."""
+  def _non_finite_error(self, what: str, last_good: int) -> NonFiniteError:
+    """Returns the error about ``what``, with good and diverged checkpoints.
+
+    Checkpoints of steps after ``last_good`` count as diverged.
+    """
     self.checkpointer.wait()
     steps = self.checkpointer.steps()
     good = max((s for s in steps if s <= last_good), default=None)
@@ -422,7 +424,7 @@ class Run:
     evaluation = self._validation()
     measures = self.dataset.measures(evaluation.means)
     if not math.isfinite(evaluation.loss):
-      raise self._non_finite(
+      raise self._non_finite_error(
         f"step {step}: validation loss {evaluation.loss}", step - 1
       )
     self.writer.write(
@@ -446,7 +448,7 @@ class Run:
     # If the outer loop masks diverged workers, one finite worker is sufficient.
     if of_workers.all() if self.leaves_out else of_workers.any():
       bad = [name for name, count in counts.items() if count.any()]
-      raise self._non_finite(
+      raise self._non_finite_error(
         f"step {step}: non-finite parameters in {', '.join(bad)}", step - 1
       )
     self.writer.flush()  # records of earlier steps precede the checkpoint
@@ -460,7 +462,7 @@ class Run:
     return self.experiment.units_per_step / float(np.median(self.seconds))
 
   def _profile(self, step: int | None) -> None:
-    """Starts the profiler's trace before its first step, and stops it.
+    """Starts or stops the profiler's trace if this is due before ``step``.
 
     Args:
       step: The step that is about to run; None at the end of the loop.

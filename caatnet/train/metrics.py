@@ -1,8 +1,9 @@
 """Asynchronous transfer of a step's metrics to the host.
 
-The host never waits for the step that it has just dispatched. If workers are on
-other processes, their metrics are gathered for several steps at once, so that
-workers that communicate rarely do not synchronise in every step for a loss.
+With one process, the host never waits for the step that it has just dispatched.
+With several, metrics of other processes' workers are gathered for several steps
+at once, so that workers that communicate rarely do not wait for each other in
+every step.
 """
 
 from collections.abc import Callable
@@ -16,26 +17,26 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 
 # Number of a step, and its metrics [workers] by name.
-Step = tuple[int, dict[str, Any]]
+StepMetrics = tuple[int, dict[str, Any]]
 
 
-class LateMetrics:
+class MetricsQueue:
   """Queue of metrics that the host has not read yet, in the order of steps."""
 
   def __init__(self) -> None:
     # Metrics that this process can read, and those of other processes' workers.
-    self._here: list[Step] = []
-    self._elsewhere: list[Step] = []
+    self._here: list[StepMetrics] = []
+    self._elsewhere: list[StepMetrics] = []
 
   def add(self, step: int, metrics: dict[str, jax.Array], due: bool) -> None:
-    """Adds the metrics of a step; may wait for this or an earlier step.
+    """Adds a step's metrics; may wait until this or an earlier step has ended.
 
     Args:
       step: The number of updates made.
       metrics: Arrays ``[workers]``, which may not be computed yet.
       due: Whether to gather the metrics of all steps so far from other
-        processes, which waits for this step. Since it is a collective, it
-        must be equal on all processes.
+        processes, which waits for this step. The gather is a collective, so
+        ``due`` must be equal on all processes.
     """
     if all(
       x.is_fully_addressable or x.is_fully_replicated for x in metrics.values()
@@ -50,12 +51,12 @@ class LateMetrics:
       mesh = next(iter(metrics.values())).sharding.mesh
       # The next step does not depend on this program. On CPUs the collectives
       # of both, if run concurrently, could deadlock.
-      everywhere = jax.block_until_ready(_to_all(mesh)(trees))
+      everywhere = jax.block_until_ready(_make_replicate(mesh)(trees))
       self._here += zip(steps, everywhere, strict=True)
       self._elsewhere = []
 
-  def take(self) -> list[Step]:
-    """Removes and returns all readable metrics as arrays on the host."""
+  def take(self) -> list[StepMetrics]:
+    """Removes and returns the steps and metrics that the host can read."""
     found = [
       (step, {name: np.asarray(x) for name, x in metrics.items()})
       for step, metrics in self._here
@@ -65,7 +66,7 @@ class LateMetrics:
 
 
 @functools.cache
-def _to_all(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
+def _make_replicate(mesh: jax.sharding.Mesh) -> Callable[[Any], Any]:
   """Returns a jitted function that replicates metrics on all devices."""
   everywhere = NamedSharding(mesh, P())
 

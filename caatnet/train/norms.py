@@ -7,18 +7,18 @@ from jax import lax
 import jax.numpy as jnp
 
 from caatnet.program import Program, is_spec
-from parallel.collectives import after
+from parallel.collectives import order_after
 from parallel.outer.base import at_path
 
 
-def parameter_groups(params: Any) -> list[str]:
+def parameter_names(params: Any) -> list[str]:
   """Returns the sorted names of parameters in metrics and errors."""
   return sorted(
-    {_group(path) for path, _ in jax.tree.leaves_with_path(params)}
+    {_parameter_name(path) for path, _ in jax.tree.leaves_with_path(params)}
   )
 
 
-def group_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
+def gradient_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
   """Computes the L2 norm of each parameter's gradient over all ranks.
 
   Every logical element counts once. Squares of a sliced parameter are summed
@@ -41,25 +41,25 @@ def group_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
   ):
     names = tuple(name for name in spec if name)
     square = jnp.sum(jnp.square(grad.astype(jnp.float32)))
-    squares.setdefault(names, {})[_group(path)] = square
+    squares.setdefault(names, {})[_parameter_name(path)] = square
   total = {}
   for names, of_groups in squares.items():
     stacked = jnp.stack(list(of_groups.values()))  # [parameters]
     # A data dependency orders the all-reduces equally on all processes.
-    stacked = after(stacked, total, program.layout.ordered)
+    stacked = order_after(stacked, total, program.layout.ordered)
     summed = lax.psum(stacked, names) if names else stacked
     total |= dict(zip(of_groups, summed, strict=True))
   return {group: jnp.sqrt(square) for group, square in total.items()}
 
 
 def worker_norms(tree: Any, program: Program) -> jax.Array:
-  """Computes each worker's L2 norm of a tree with the layout of parameters.
+  """Computes the L2 norm of each worker's part of a tree.
 
   Every logical element of all ranks counts once.
 
   Args:
-    tree: Arrays ``[W, ...]`` at the paths of all or some parameters. Dims that
-      no mesh axis cuts may differ in size from the parameter's.
+    tree: Arrays ``[W, ...]`` of W workers, at the paths of all or some
+      parameters and sharded like them. Other dims may differ in size.
     program: The model on a mesh.
 
   Returns:
@@ -75,11 +75,11 @@ def worker_norms(tree: Any, program: Program) -> jax.Array:
   # One all-reduce per set of axes, in the same order on all processes.
   total = jnp.zeros(())
   for names, square in squares.items():
-    square = after(square, total, program.layout.ordered)
+    square = order_after(square, total, program.layout.ordered)
     total = total + (lax.psum(square, names) if names else square)
   return jnp.sqrt(total)
 
 
-def _group(path: tuple[Any, ...]) -> str:
+def _parameter_name(path: tuple[Any, ...]) -> str:
   """Returns a parameter's name, for example "blocks/w_qkv"."""
   return "/".join(str(key.key) for key in path)

@@ -57,7 +57,8 @@ class PrefetchIterator:
     """Draws a batch.
 
     Returns:
-      A function that transfers it, the data position after it, and the seconds.
+      A function that transfers the batch to the devices, the data position
+      after the batch, and the seconds that this call took.
     """
     start = time.perf_counter()
     put = prepare_batch(self._layout, next(self._batches))

@@ -22,12 +22,14 @@ from parallel.base import files
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 
-_NUM_STEPS, _DECAY_STEPS = ("train", "num_steps"), ("optimizer", "decay_steps")
+_NUM_STEPS_KEY, _DECAY_STEPS_KEY = ("train", "num_steps"), (
+  "optimizer", "decay_steps"
+)
 
 # Keys that a resumed run may change, since they do not affect its results. It
 # may also change config.zero, config.memory, the stages, the device order and
 # XLA's options, since checkpoints do not depend on them.
-_FREE = {
+_MUTABLE_KEYS = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
               "keep_checkpoints")
@@ -42,10 +44,12 @@ _FREE = {
   for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")
 }
 
-# Workers may join and leave between resumed runs
-# (`caatnet.train.elastic.membership`), so keys with a value per worker change.
-_WORKER = ("parallel", "worker")
-_OF_WORKERS = tuple(("outer", key) for key in ("weights", "clients", "overlap"))
+# A resumed run may have another number of workers
+# (`caatnet.train.elastic.membership`); then these keys may change, too.
+_WORKER_KEY = ("parallel", "worker")
+_PER_WORKER_KEYS = tuple(
+  ("outer", key) for key in ("weights", "clients", "overlap")
+)
 
 
 def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
@@ -69,16 +73,18 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
   notice = ""
   if path.exists():
     stored = flatten(read_config(workdir))
-    ours = flatten(_completed(json.loads(json.dumps(config))))
+    ours = flatten(_upgrade_config(json.loads(json.dumps(config))))
     old, new = _decay_steps(stored), _decay_steps(ours)
-    longer = ours.get(_NUM_STEPS, 0) > stored.get(_NUM_STEPS, 0)
-    moved = stored.get(_WORKER) != ours.get(_WORKER)
+    longer = ours.get(_NUM_STEPS_KEY, 0) > stored.get(_NUM_STEPS_KEY, 0)
+    moved = stored.get(_WORKER_KEY) != ours.get(_WORKER_KEY)
     for key in sorted(stored.keys() | ours.keys()):
       free = (
-        key in _FREE or key[0] in ("zero", "memory", "pipeline", "inference")
-        or (key == _NUM_STEPS and longer)
-        or (key == _DECAY_STEPS and old == new)
-        or (moved and key in (_WORKER, *_OF_WORKERS))
+        key in _MUTABLE_KEYS or key[0] in (
+          "zero", "memory", "pipeline", "inference"
+        )
+        or (key == _NUM_STEPS_KEY and longer)
+        or (key == _DECAY_STEPS_KEY and old == new)
+        or (moved and key in (_WORKER_KEY, *_PER_WORKER_KEYS))
       )
       if not free and stored.get(key) != ours.get(key):
         raise ValueError(
@@ -98,7 +104,7 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
 
 def _decay_steps(flat: dict[Any, Any]) -> int | None:
   """Returns the number of steps over which the learning rate decays."""
-  return flat.get(_DECAY_STEPS) or flat.get(_NUM_STEPS)
+  return flat.get(_DECAY_STEPS_KEY) or flat.get(_NUM_STEPS_KEY)
 
 
 def check_data(workdir: epath.Path, sha256: str) -> None:
@@ -146,12 +152,12 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
       f"{path} is the config of a published model; convert it to a run with "
       "launch.convert"
     )
-  return _completed(config)
+  return _upgrade_config(config)
 
 
-def _completed(config: dict[str, Any]) -> dict[str, Any]:
-  """Returns a stored config as `tree.completed` does, as plain JSON data."""
-  return json.loads(json.dumps(tree.completed(config)))
+def _upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
+  """Returns a stored config with the present keys, as plain JSON data."""
+  return json.loads(json.dumps(tree.upgrade_config(config)))
 
 
 def read_environment(workdir: epath.Path) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def read_environment(workdir: epath.Path) -> dict[str, Any]:
 
 
 def write_json(path: epath.Path, facts: Any) -> None:
-  """Replaces a JSON file atomically by plain data; NaN is written as null."""
+  """Writes data to a JSON file, atomically replaced; NaN becomes null."""
   files.replace(path, files.to_json(facts, indent=2) + "\n")
 
 
@@ -185,7 +191,7 @@ def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
 
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-  """Returns date, versions, devices and commit as plain data."""
+  """Returns a run's date, versions, devices and commit, as plain data."""
   device = mesh.devices.flat[0]
   now = datetime.datetime.now(datetime.UTC)
   return {
@@ -196,7 +202,7 @@ def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     "devices": f"{mesh.devices.size} x {device.device_kind}",
     "processes": jax.process_count(),
     "mesh": dict(mesh.shape),
-    "commit": commands.commit(),
+    "commit": commands.current_commit(),
   }
 
 
@@ -207,10 +213,10 @@ class MetricsWriter:
   """
 
   def __init__(self, workdir: epath.Path, first_step: int) -> None:
-    """Opens the files, and drops records of steps after the resumed one.
+    """Opens the files, and drops records of steps that will be repeated.
 
-    A killed run may have recorded steps after its last checkpoint, or before
-    its first one; the resumed run repeats them.
+    A killed run may have recorded steps after its last checkpoint, which the
+    resumed run repeats; without any checkpoint, it repeats all steps.
 
     Args:
       workdir: The run's folder.
@@ -233,7 +239,7 @@ class MetricsWriter:
       files.replace(self._path, kept)
     if not files.is_cloud(self._path):
       self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-    self._board = _Board(
+    self._board = _TensorBoardWriter(
       os.fspath(self._path.parent / "tensorboard"), first_step
     )
 
@@ -243,7 +249,7 @@ class MetricsWriter:
       return
     line = files.to_json({"step": step, **values}) + "\n"
     if self._file is not None:
-      with files.naming(self._path):
+      with files.name_file_in_errors(self._path):
         self._file.write(line)
     else:
       self._lines.append(line)
@@ -265,16 +271,16 @@ class MetricsWriter:
       if self._board is not None:
         opened.callback(self._board.close)
       if self._file is not None:
-        opened.enter_context(files.naming(self._path))
+        opened.enter_context(files.name_file_in_errors(self._path))
         opened.callback(self._file.close)
       self.flush()
 
 
-class _Board:
+class _TensorBoardWriter:
   """Writer of TensorBoard events that raises errors in the caller's thread."""
 
   def __init__(self, folder: str, first_step: int) -> None:
-    """Opens a new file; TensorBoard hides later steps of earlier files.
+    """Opens a new file; TensorBoard then ignores repeated steps in older files.
 
     Args:
       folder: The folder of all event files of the run.
@@ -302,12 +308,12 @@ class _Board:
   def flush(self) -> None:
     """Writes all added events."""
     self._flushed = time.time()
-    with files.naming(self._folder):
+    with files.name_file_in_errors(self._folder):
       self._events.flush()
 
   def close(self) -> None:
     """Writes all added events and closes the file."""
-    with files.naming(self._folder):
+    with files.name_file_in_errors(self._folder):
       self._events.close()
 
 
@@ -322,7 +328,7 @@ def read_metrics(workdir: os.PathLike[str] | str) -> list[dict[str, Any]]:
 
 
 def _records(path: epath.Path, text: str) -> list[tuple[str, dict[str, Any]]]:
-  """Parses ``metrics.jsonl`` into pairs of a line and its record.
+  """Parses ``metrics.jsonl``; returns (line, record) for each line.
 
   A last line without newline is left out: it is being written, or the run was
   killed while writing it.

@@ -11,12 +11,12 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from caatnet.models.protocol import Parts
+from caatnet.models.protocol import PipelineParts
 from caatnet.program import Program
 from caatnet.stages import Stages
 from caatnet.train import microbatches
 from parallel.collectives import ranks_here
-from parallel.pipeline.run import Functions, Params, Pipeline
+from parallel.pipeline.run import ModelFunctions, Pipeline, PipelineParams
 from parallel.zero.gathered import Shard
 
 
@@ -28,8 +28,8 @@ def gradients(
   Args:
     program: The model on a mesh with stages.
     params: Tree to differentiate: parameters, or a ZeRO partition's gradient
-      sinks. They vary by type over all axes over which gradients are reduced
-      later.
+      sinks. Its arrays have the JAX type "varying" over all axes over which
+      gradients are reduced later.
     batch: Tree of ``[M * B, ...]``; with a partition ``[D, M * B, ...]``.
     weights: With a partition, the gathered weights of this step; else None.
 
@@ -50,12 +50,12 @@ def gradients(
     return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
 
   loss, grads = pipeline.gradients(
-    _functions(program, parts, weights, loss_of),
+    _pipeline_functions(program, parts, weights, loss_of),
     _params(stages, parts, params), _chunks(stages, parts, weights),
     microbatches.split(batch, count, num_lead=0 if weights is None else 1),
   )
   return loss / count, jax.tree.map(
-    lambda x: x / count, _joined(program, parts, grads)
+    lambda x: x / count, _merge_gradients(program, parts, grads)
   )
 
 
@@ -85,14 +85,14 @@ def scores(
 
   Args:
     program: The model on a mesh with stages.
-    params: Parameters, or None at all leaves with a partition's ``weights``.
+    params: Parameters; with a partition, a tree whose leaves are None.
     batch: Tree of ``[B, ...]``; with a partition ``[D, B, ...]``.
     weights: With a partition, the gathered weights; else None.
   """
   stages, parts = _stages(program), program.model.parts()
   pipeline = Pipeline(stages.evaluation, stages.axis, program.layout.ordered)
   found = pipeline.scores(
-    _functions(program, parts, weights, lambda scores: scores),
+    _pipeline_functions(program, parts, weights, lambda scores: scores),
     _params(stages, parts, params), _chunks(stages, parts, weights),
     jax.tree.map(lambda x: x[None], batch),  # one microbatch
   )
@@ -105,16 +105,16 @@ def _stages(program: Program) -> Stages:
   return stages
 
 
-def _functions(
-  program: Program, parts: Parts, weights: Any, judged: Any
-) -> Functions:
-  """Returns the functions of the model that a pipeline runs.
+def _pipeline_functions(
+  program: Program, parts: PipelineParts, weights: Any, judged: Any
+) -> ModelFunctions:
+  """Returns the model's functions in the form that `Pipeline` calls.
 
   Args:
     program: The model on a mesh with stages.
     parts: The parts of the model.
     weights: With a partition, the gathered weights of this step; else None.
-    judged: Function that the last stage applies to the scores.
+    judged: Function from the last stage's scores to the pipeline's result.
   """
   shards, axis = program.layout.shards, _stages(program).axis
   access = program.layout.access
@@ -157,11 +157,11 @@ def _functions(
     found = program.checked(parts.judge(all_viewed(around), x, batch, access))
     return of(axis.size - 1, judged(found))
 
-  return Functions(enter, part, judge)
+  return ModelFunctions(enter, part, judge)
 
 
-def _chunks(stages: Stages, parts: Parts, tree: Any) -> Any:
-  """Returns the stack's arrays of a tree, ``[G, chunks, layers, ...]``."""
+def _chunks(stages: Stages, parts: PipelineParts, tree: Any) -> Any:
+  """Returns a tree's layer arrays by chunk, ``[G, chunks, layers, ...]``."""
   if tree is None:
     return None
   chunks = stages.schedule.num_chunks
@@ -171,17 +171,20 @@ def _chunks(stages: Stages, parts: Parts, tree: Any) -> Any:
   )
 
 
-def _params(stages: Stages, parts: Parts, params: Any) -> Params:
+def _params(
+  stages: Stages, parts: PipelineParts, params: Any
+) -> PipelineParams:
   around = {k: v for k, v in params.items() if k != parts.stack}
-  return Params(_chunks(stages, parts, params), around)
+  return PipelineParams(_chunks(stages, parts, params), around)
 
 
-def _joined(program: Program, parts: Parts, grads: Params) -> Any:
+def _merge_gradients(
+  program: Program, parts: PipelineParts, grads: PipelineParams
+) -> Any:
   """Merges gradients of the stack and of the other parameters.
 
-  Gradients of padding layers are set to zero, so that these remain the
-  identity. In a layer with biases after its matrix products, these gradients
-  would otherwise not be zero.
+  Gradients of padding layers are set to zero, so that these layers remain the
+  identity. Without this, biases of padding layers would get gradients.
   """
   stages = _stages(program)
   of_stages = stages.layers(program.model.stacks[parts.stack])

@@ -9,11 +9,11 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 
-from caatnet.program import Program, by_end_of_path
+from caatnet.program import Program, make_suffix_lookup
 from caatnet.train import host_moments
 from parallel.collectives import varying
-from parallel.outer.base import OWN, OuterLoop, stacked
-from parallel.outer.health import choose
+from parallel.outer.base import WORKER_DIM_KEYS, OuterLoop, stack_copies
+from parallel.outer.health import select_per_worker
 
 
 class TrainState(NamedTuple):
@@ -42,7 +42,7 @@ def state_specs(
   outer: OuterLoop,
 ) -> TrainState:
   """Returns a ``PartitionSpec`` for each leaf of the training state."""
-  per_worker = program.layout.per_worker
+  per_worker = program.layout.add_worker_dim
   opt_state = jax.eval_shape(optimizer.init, program.stored_shapes)
   return TrainState(
     step=P(),
@@ -61,13 +61,14 @@ def outer_specs(program: Program, outer: OuterLoop) -> Any:
 
 
 def specs_like_outer(program: Program, outer: OuterLoop, state: Any) -> Any:
-  """Returns specs of an outer loop's state; a step may add keys to the state.
+  """Returns a ``PartitionSpec`` for each leaf of an outer loop's state.
 
-  Entries in ``OWN`` have a leading dim of workers, the others do not.
+  ``state`` may have entries that only exist within a step. Entries in
+  ``WORKER_DIM_KEYS`` have a leading dim of workers.
   """
   specs = program.specs_like_params(state)
-  own = {key: specs[key] for key in OWN if key in specs}
-  return specs | program.layout.per_worker(own)
+  own = {key: specs[key] for key in WORKER_DIM_KEYS if key in specs}
+  return specs | program.layout.add_worker_dim(own)
 
 
 def state_shardings(
@@ -82,7 +83,7 @@ def state_shardings(
   """
   specs = state_specs(program, optimizer, outer)
   shardings = program.layout.shardings(specs)
-  kind, find = program.layout.moments, by_end_of_path(program.specs)
+  kind, find = program.layout.moments, make_suffix_lookup(program.specs)
   if kind == "device":
     return shardings
   return shardings._replace(opt_state=jax.tree.map_with_path(
@@ -105,8 +106,8 @@ def init_state(
     optimizer: The inner optimizer; each worker gets its initial state.
     outer: The outer loop.
     seed: Determines initial parameters, which are equal for all workers.
-    start: Parameters ``[workers, ...]``, of which all workers get the first
-      worker's; they are donated. None to initialise parameters from the seed.
+    start: Parameters ``[workers, ...]``, which are donated; all workers start
+      with those of the first one. None to initialise them from the seed.
   """
   worker = program.layout.worker
 
@@ -118,8 +119,8 @@ def init_state(
       params = jax.tree.map(lambda x: x[0], start)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
-      params=stacked(params, worker),
-      opt_state=stacked(optimizer.init(params), worker),
+      params=stack_copies(params, worker),
+      opt_state=stack_copies(optimizer.init(params), worker),
       outer=outer.init(params),
       key=jax.random.key_data(run_key),
     )
@@ -138,7 +139,7 @@ def make_count_non_finite(
 
   Returns:
     A function of the workers' parameters, tree of ``[workers, ...]``. It
-    returns the counts over all ranks, int32 ``[workers]``, by parameter path.
+    returns each worker's count, int32 ``[workers]``, by parameter path.
   """
   layout = program.layout
   names = layout.rank_names
@@ -155,7 +156,7 @@ def make_count_non_finite(
   counted = jax.jit(
     jax.shard_map(
       count, mesh=layout.mesh,
-      in_specs=(layout.per_worker(program.specs),),
+      in_specs=(layout.add_worker_dim(program.specs),),
       out_specs=P(None, layout.worker.name),
     ),
     out_shardings=layout.shardings(P()),
@@ -171,16 +172,17 @@ def make_count_non_finite(
   return named
 
 
-def restarted(
+def reset_left_out(
   program: Program,
   optimizer: optax.GradientTransformation,
   opt_state: Any,
   params: Any,
   told: Mapping[str, jax.Array],
 ) -> Any:
-  """Resets the inner optimizer of workers masked out of the last exchange.
+  """Resets inner optimizers of workers that the last exchange excluded.
 
-  The step of the learning-rate schedule is kept.
+  The step of the learning-rate schedule is kept. W is the number of workers on
+  the device.
 
   Args:
     program: The model on a mesh.
@@ -198,17 +200,17 @@ def restarted(
 
   def reset(opt_state, params):
     new = with_schedule_of(opt_state, jax.vmap(optimizer.init)(params))
-    return choose(told["just_left_out"] > 0, new, opt_state)
+    return select_per_worker(told["just_left_out"] > 0, new, opt_state)
 
   return host_moments.apply(program, reset, opt_state, params)
 
 
 def with_schedule_of(opt_state: Any, new: Any) -> Any:
-  """Returns an optimizer state with the schedule step of another one.
+  """Returns ``new`` with the learning-rate schedule's step in ``opt_state``.
 
   Args:
-    opt_state: State with the schedule step to keep.
-    new: State with all other values, of the same structure.
+    opt_state: Optimizer state with the step of the schedule to keep.
+    new: Optimizer state of the same structure, with all other values.
   """
 
   def is_schedule(x):
@@ -254,7 +256,7 @@ def check_equal_start(program: Program, params: Any) -> None:
     jax.shard_map(
       digest,
       mesh=layout.mesh,
-      in_specs=(layout.per_worker(program.specs),),
+      in_specs=(layout.add_worker_dim(program.specs),),
       out_specs=P(layout.worker.name),
     ),
     out_shardings=layout.shardings(P()),

@@ -7,11 +7,11 @@ the gradients (`caatnet.train.gradients`), which do not depend on them.
 `caatnet.train.update` then runs on the host.
 
 On several CPU devices all collectives of a step are ordered
-(`collectives.after`): XLA:CPU runs independent collectives in any order, and
-two devices with different orders deadlock until they are aborted.
+(`collectives.order_after`): XLA:CPU runs independent collectives in any order,
+and two devices with different orders deadlock until they are aborted.
 
 A diverged worker that is masked out of an exchange gets a new inner optimizer
-in that step, since the moments of the old one have diverged, too.
+in that step, since the moments of its old optimizer have diverged, too.
 """
 
 from collections.abc import Callable, Hashable
@@ -25,14 +25,14 @@ import optax
 from caatnet.program import Program
 from caatnet.train.gradients import worker_gradients
 from caatnet.train.inner import Metrics, make_clip, make_update
-from caatnet.train.norms import parameter_groups
+from caatnet.train.norms import parameter_names
 from caatnet.train.state import (
   TrainState,
-  restarted,
+  reset_left_out,
   state_shardings,
   state_specs,
 )
-from parallel.collectives import after, each_lane
+from parallel.collectives import each_lane, order_after
 from parallel.outer.base import OuterLoop, Plan
 
 
@@ -70,11 +70,11 @@ def make_train_step(
       program, outer, accumulation, state.params, state.outer, batch, plan
     )
     updates, opt_state, norms = update(grads, state.opt_state, state.params)
-    updates = after(updates, (loss, norms), layout.ordered)
+    updates = order_after(updates, (loss, norms), layout.ordered)
     with jax.named_scope("outer"):
       params, carried = outer.finish(state.params, updates, carried, plan)
-    told = told_of(outer, carried, state.outer)
-    opt_state = restarted(program, optimizer, opt_state, params, told)
+    told = outer_metrics(outer, carried, state.outer)
+    opt_state = reset_left_out(program, optimizer, opt_state, params, told)
     new_state = TrainState(
       state.step + 1, params, opt_state, carried, state.key
     )
@@ -91,12 +91,12 @@ def make_gradient_step(
   accumulation: int,
   variant: Hashable,
 ) -> Callable[..., tuple[Any, Metrics]]:
-  """Returns the jitted part of a training step before the update.
+  """Returns a jitted function that computes a step's clipped gradients.
 
   Args:
     program: The model on a mesh.
     optimizer: The inner optimizer, which only defines the state's structure.
-    outer: The outer loop, which must only change gradients.
+    outer: The outer loop, which may change gradients but not parameters.
     clip_norm: The gradient norm above which gradients are clipped; 0 disables
       clipping.
     accumulation: Microbatches per step.
@@ -132,8 +132,9 @@ def _compiled(
     optimizer: The inner optimizer.
     outer: The outer loop.
     step: The function, which runs inside ``jax.shard_map``.
-    updates: Whether the result is a state, which replaces the given one; else
-      it has the layout of the parameters, and ``opt_state`` is empty.
+    updates: Whether the result is the next state, and the given state is
+      donated. Otherwise the result has the layout of the parameters, and
+      ``opt_state`` of the given state is empty.
   """
   layout = program.layout
   specs = state_specs(program, optimizer, outer)
@@ -184,9 +185,11 @@ def _all_gradients(
   # Before the gradients, so that transfers overlap with their compute.
   with jax.named_scope("outer"):
     carried = outer.begin(params, state, plan)
-  batch = after(batch, carried, layout.ordered)
+  batch = order_after(batch, carried, layout.ordered)
   # A partition's gathers do not read the batch, so params are ordered, too.
-  params = after(params, carried, layout.ordered and layout.shards is not None)
+  params = order_after(
+    params, carried, layout.ordered and layout.shards is not None
+  )
   loss, grads = each_lane(
     functools.partial(worker_gradients, program, accumulation),
     layout.worker, params, batch,
@@ -199,13 +202,13 @@ def _all_gradients(
 def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
   """Returns a ``PartitionSpec`` for each metric of a step, ``[workers]``."""
   names = ["loss", "grad_norm"]
-  names += [f"grad_norm/{g}" for g in parameter_groups(program.specs)]
+  names += [f"grad_norm/{g}" for g in parameter_names(program.specs)]
   first = jax.eval_shape(outer.init, program.stored_shapes)
-  told = jax.eval_shape(functools.partial(told_of, outer), first, first)
+  told = jax.eval_shape(functools.partial(outer_metrics, outer), first, first)
   return {name: P(program.layout.worker.name) for name in (*names, *told)}
 
 
-def told_of(outer: OuterLoop, after: Any, before: Any) -> Metrics:
+def outer_metrics(outer: OuterLoop, after: Any, before: Any) -> Metrics:
   """Returns the outer loop's metrics of a step.
 
   Args:
@@ -214,8 +217,8 @@ def told_of(outer: OuterLoop, after: Any, before: Any) -> Metrics:
     before: State of the outer loop before the step.
 
   Returns:
-    Arrays ``[W]`` by name; with "just_left_out", the exchanges of this step
-    that masked the worker out. Empty if the outer loop has no metrics.
+    Arrays ``[W]`` by name, one element per worker; "just_left_out" counts this
+    step's exchanges that excluded the worker. {} for a loop without metrics.
   """
   told = outer.metrics(after)
   if not told:

@@ -18,7 +18,7 @@ class Stop:
     signalled: Whether this process has received a signal.
     exit_code: Exit code after the signal by shell convention, 128 + its number;
       0 without a signal.
-    asked: Number of agreement rounds between processes.
+    asked: How often this process has asked the others whether to stop.
   """
 
   def __init__(self) -> None:
@@ -29,8 +29,8 @@ class Stop:
     """Returns whether to stop, with the same result per step on all processes.
 
     Processes that stopped at different steps would deadlock in a collective.
-    They agree through jax's coordination service, without devices, so the stop
-    is delayed by a few steps.
+    They agree on a step through jax's coordination service, without devices,
+    which delays the stop by a few steps.
     """
     if jax.process_count() == 1:
       return self.signalled

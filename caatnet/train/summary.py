@@ -6,7 +6,7 @@ from typing import Any
 from caatnet.data.protocol import Dataset
 from caatnet.train import tokenizer
 from caatnet.train.experiment import Experiment
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 
 
 def summary(
@@ -25,7 +25,7 @@ def summary(
     yield f"tokens    {tokenizer.summary(dataset.tokenizer)}"
   if dataset.table is not None:
     devices = layout.mesh.devices.flatten()
-    with naming("config.data", ("access",)):
+    with prefix_error_keys("config.data", ("access",)):
       features = dataset.table.summary(devices)
     yield f"features  {features}"
   yield (

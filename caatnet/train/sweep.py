@@ -61,11 +61,11 @@ def run_point(
     point: The overrides of the run, which name its folder and its CSV row.
     workdir: The sweep's folder.
     count_bytes: Returns rows like `TrainResult.communication` for a mesh where
-      every worker and rank has a device. The run itself may use fewer devices,
-      whose lanes do not communicate.
+      every worker and rank has its own device. The run itself may use fewer
+      devices; ranks on the same device do not communicate.
 
   Returns:
-    A CSV row.
+    A CSV row: config, results and communication of the run by column name.
 
   Raises:
     SystemExit: A signal has stopped the run, which has been saved.

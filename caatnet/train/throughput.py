@@ -10,12 +10,12 @@ from jax.sharding import PartitionSpec as P
 
 # Sides of the matrices by platform: large enough for the full rate, and small
 # enough for well under a second.
-_SIZE = {"cpu": 512, "gpu": 8192, "tpu": 8192}
+_MATRIX_SIDES = {"cpu": 512, "gpu": 8192, "tpu": 8192}
 
 
 @functools.cache
 def matmul_rate(mesh: Mesh, dtype: str) -> float:
-  """Returns the FLOP/s of square matrix products on all devices concurrently.
+  """Measures the FLOP/s of square matrix products on all devices at once.
 
   Args:
     mesh: The devices.
@@ -25,7 +25,7 @@ def matmul_rate(mesh: Mesh, dtype: str) -> float:
     FLOP/s of all devices together, in the fastest of five measurements.
   """
   devices = mesh.devices.size
-  size = _SIZE.get(mesh.devices.flat[0].platform, 4096)
+  size = _MATRIX_SIDES.get(mesh.devices.flat[0].platform, 4096)
   sharding = NamedSharding(mesh, P(mesh.axis_names))
 
   def products(x):  # eight products hide the launch overhead

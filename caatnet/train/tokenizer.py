@@ -13,12 +13,17 @@ import os
 from etils import epath
 import jax
 
-from caatnet.data.tokenizers import FILES, Bytes, LibraryTokenizer, Tokenizer
+from caatnet.data.tokenizers import (
+  FILES,
+  ByteTokenizer,
+  LibraryTokenizer,
+  Tokenizer,
+)
 from caatnet.train import records
 from parallel.base import files
 
 FOLDER = "tokenizer"
-_IDENTITY = "identity.json"
+_IDENTITY_FILE = "identity.json"
 
 
 def load(workdir: str | os.PathLike[str]) -> Tokenizer:
@@ -29,7 +34,7 @@ def load(workdir: str | os.PathLike[str]) -> Tokenizer:
     ValueError: If the run has no text data, or its tokenizer is damaged,
       missing, or different from the one of its training.
   """
-  workdir = files.folder(workdir)
+  workdir = files.parse_folder(workdir)
   data = records.read_config(workdir).get("data", {})
   if data.get("name") != "text":
     raise ValueError(
@@ -41,7 +46,7 @@ def load(workdir: str | os.PathLike[str]) -> Tokenizer:
       raise ValueError(
         f"{folder / FILES[0]} is missing; it holds the tokenizer of the run"
       )
-    return Bytes()
+    return ByteTokenizer()
   try:
     texts = {
       name: (folder / name).read_text()
@@ -49,13 +54,14 @@ def load(workdir: str | os.PathLike[str]) -> Tokenizer:
     }
   except UnicodeDecodeError as error:
     raise ValueError(f"{folder} has a damaged file: {error}") from error
-  recorded = _recorded(folder)
+  recorded = _read_identity(folder)
   name = recorded.get("name", workdir.name)
   found = LibraryTokenizer(name, texts, str(folder))
   if recorded and recorded["sha256"] != found.identity:
     raise ValueError(
       f"{folder} has changed: the run there has the tokenizer {name} "
-      f"({_short(recorded['sha256'])}), its files are {_short(found.identity)}"
+      f"({_format_hash(recorded['sha256'])}), its files are "
+      f"{_format_hash(found.identity)}"
     )
   return found
 
@@ -81,7 +87,7 @@ def check(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
     )
 
 
-def keep(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
+def copy_to_run(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
   """Copies a tokenizer to the folder of a new run.
 
   If ``config.json`` exists, the folder belongs to a run and is not changed.
@@ -101,7 +107,7 @@ def keep(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
     (folder / name).unlink(missing_ok=True)
   write(folder, tokenizer.files)
   facts = {"name": tokenizer.name, "sha256": tokenizer.identity}
-  records.write_json(folder / _IDENTITY, facts)
+  records.write_json(folder / _IDENTITY_FILE, facts)
 
 
 def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
@@ -129,18 +135,18 @@ def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
 
 def summary(tokenizer: Tokenizer) -> str:
   """Returns a tokenizer's name and the first digits of its hash."""
-  if isinstance(tokenizer, Bytes):
+  if isinstance(tokenizer, ByteTokenizer):
     return tokenizer.name
-  return f"{tokenizer.name} ({_short(tokenizer.identity)})"
+  return f"{tokenizer.name} ({_format_hash(tokenizer.identity)})"
 
 
-def _short(identity: str) -> str:
+def _format_hash(identity: str) -> str:
   return f"sha256 {identity[:16]}"
 
 
-def _recorded(folder: epath.Path) -> dict[str, str]:
+def _read_identity(folder: epath.Path) -> dict[str, str]:
   """Returns the recorded name and hash of a tokenizer; {} without a record."""
-  path = folder / _IDENTITY
+  path = folder / _IDENTITY_FILE
   try:
     found = json.loads(path.read_text()) if path.exists() else {}
     if found and not {"name", "sha256"} <= found.keys():

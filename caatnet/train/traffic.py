@@ -9,11 +9,11 @@ import numpy as np
 from caatnet.program import Program
 from caatnet.train.experiment import Experiment
 from parallel.ledger import ledger
-from parallel.outer.base import float32_bytes
+from parallel.outer.base import float32_sum_bytes
 
 
 def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
-  """Lowers the programs of all steps of a run, by `Plan.variant`."""
+  """Returns the lowered programs of a run's steps, by `Plan.variant`."""
   return {
     variant: experiment.lower_step(plan)
     for variant, (plan, _) in experiment.plans.items()
@@ -29,21 +29,21 @@ def communication_per_step(
   Args:
     experiment: The run.
     lowered: Programs of the run, from `lower_steps`.
-    strict: Whether an operation that `unknown` lists is an error; otherwise it
-      is left out.
+    strict: Whether an operation that `uncounted_operations` lists is an error;
+      otherwise it is left out.
 
   Returns:
-    Rows like those of `summary`, with bytes as means per step.
+    Rows like those of `sum_bytes_by_axis`, with bytes as means per step.
 
   Raises:
-    NotImplementedError: ``strict``, and there is such an operation.
+    NotImplementedError: If ``strict`` is set and there is such an operation.
   """
   mesh = experiment.program.layout.mesh
   counts = {key: count for key, (_, count) in experiment.plans.items()}
   totals: dict[tuple[str, str, str], np.ndarray] = {}
   for program, count in counts.items():
     read = ledger.collectives if strict else lambda *x: ledger.read(*x)[0]
-    for row in summary(read(lowered[program], mesh), mesh):
+    for row in sum_bytes_by_axis(read(lowered[program], mesh), mesh):
       key = (row["axis"], row["phase"], row["dtype"])
       sizes = np.array([row["bytes"], row["wire_bytes"]]) * count
       totals[key] = totals.get(key, 0.0) + sizes / sum(counts.values())
@@ -54,7 +54,7 @@ def communication_per_step(
   ]
 
 
-def unknown(
+def uncounted_operations(
   experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
 ) -> list[str]:
   """Returns names of operations that may communicate but are not counted."""
@@ -63,7 +63,7 @@ def unknown(
   return sorted(set(found))
 
 
-def summary(
+def sum_bytes_by_axis(
   entries: list[ledger.Collective], mesh: jax.sharding.Mesh
 ) -> list[dict[str, Any]]:
   """Sums the bytes that a device sends, by axis, phase and dtype.
@@ -97,8 +97,8 @@ def summary(
   ]
 
 
-def saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
-  """Compares an outer loop's bytes per step with data parallelism.
+def format_saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
+  """Formats how many bytes an outer loop saves, relative to data parallelism.
 
   Args:
     program: The model on a mesh.
@@ -113,7 +113,7 @@ def saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
   wire = sum(row["wire_bytes"] for row in rows)
   if not sent:
     return ""
-  dense = sum(float32_bytes(program.local_params, worker).values())
+  dense = sum(float32_sum_bytes(program.local_shapes, worker).values())
   devices = worker.devices
   ring = 2 * (devices - 1) / devices * dense  # of all-reduced gradients
   return (

@@ -3,19 +3,19 @@
 `DeviceUpdate` is the default: one program computes gradients and new weights.
 With `HostUpdate` the program ends with the clipped gradients. They are copied
 to the host, all at the same time, and the update of a parameter starts when
-its gradient has arrived. Master weights and moments are in memory of the host
-that is placed on tiers (`parallel.memory.host_optimizer`), and each new weight
-is sent to the device at once.
+its gradient has arrived. Master weights and moments are in memory tiers of the
+host (`parallel.memory.host_optimizer`): NUMA nodes and memory-mapped files.
+Each new weight is sent to the device as soon as it is computed.
 
-Checkpoints of both have the same arrays, so a run can change the update, the
-tiers and the number of threads when it resumes. Tiers and threads change no
-bit; the update on the host rounds as optax does outside of `jax.jit`.
+Checkpoints of both updates have the same arrays, so a run can change the
+update, the tiers and the number of threads when it resumes. Tiers and threads
+do not change results; the host rounds as optax does outside of `jax.jit`.
 
-The host's buffer has 12 bytes per parameter, or 16 if gradients have tiers,
-too. Gradients that have arrived take 4 more during a step, and moments that are
-copied for a checkpoint 8 more until it is written. With several processes, each
-updates the shards of its devices on its own tiers: parameters that no partition
-cuts are updated by all, from gradients that devices have reduced and clipped.
+The host's buffer has 12 bytes per parameter, or 16 if gradients are placed on
+tiers, too. Gradients that have arrived take 4 more bytes per parameter during a
+step, and copies of the moments take 8 more until a checkpoint is written. Each
+process updates the shards of its devices on its own tiers. Parameters that no
+partition cuts are updated by every process, from equal gradients.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,11 +36,11 @@ from parallel.memory.host_optimizer import ARRAYS, AdamW, HostOptimizer
 from parallel.memory.placed_buffer import Tier
 
 # A compiled program of a step.
-Compiled = Callable[..., Any]
+CompiledStep = Callable[..., Any]
 # Range of a shard in each dim: its first index, and the index after its last.
-_Index = tuple[tuple[int, int], ...]
+_ShardRange = tuple[tuple[int, int], ...]
 # Arrays that the host's optimizer always has; gradients are optional.
-STATE = ("weights", "first", "second")
+STATE_ARRAYS = ("weights", "first", "second")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DeviceUpdate:
   def open(
     self, program: Program, learning_rate: optax.Schedule
   ) -> "DeviceUpdate":
-    """Returns the object that runs the steps: itself, without host memory."""
+    """Returns the object that runs the steps, which is this one."""
     return self
 
   def load(self, state: TrainState) -> TrainState:
@@ -60,7 +60,7 @@ class DeviceUpdate:
     return state
 
   def run(
-    self, compiled: Compiled, state: TrainState, batch: Any, numbers: Any
+    self, compiled: CompiledStep, state: TrainState, batch: Any, numbers: Any
   ) -> tuple[TrainState, Metrics]:
     """Runs a step of `make_train_step`, which donates the state."""
     return compiled(state, batch, numbers)
@@ -70,7 +70,7 @@ class DeviceUpdate:
     return state
 
   def on_device(self, state: TrainState) -> TrainState:
-    """Returns the part of a state that the program reads, all of it."""
+    """Returns the part of a state that the program reads: the whole state."""
     return state
 
 
@@ -79,11 +79,11 @@ class HostUpdate:
   """Update of one worker's parameters by AdamW on the host.
 
   Attributes:
-    settings: Hyperparameters, without clipping, which the device does.
-    placement: Array of `parallel.memory.host_optimizer.ARRAYS` -> tier ->
-      fraction of its bytes. Arrays of the state that are missing are on the
-      first NUMA node. Gradients that are missing stay where jax copies them, in
-      memory of any node; others are copied once more, to their tiers.
+    settings: Hyperparameters of AdamW; the device clips gradients.
+    placement: For each of `parallel.memory.host_optimizer.ARRAYS`, the fraction
+      of its bytes on each tier. An array of the state without an entry is on
+      the first NUMA node. Without an entry for gradients, these stay where jax
+      copies them; with an entry, they are copied once more, to their tiers.
     num_threads: Largest number of threads; None for all cores.
   """
 
@@ -94,18 +94,18 @@ class HostUpdate:
   make_step = staticmethod(make_gradient_step)
 
   def on_device(self, state: TrainState) -> TrainState:
-    """Returns the part of a state that the program reads."""
+    """Returns the part of a state that the program reads: all but moments."""
     return state._replace(opt_state=())
 
   def open(
     self, program: Program, learning_rate: optax.Schedule
   ) -> "HostSteps":
-    """Allocates master weights and moments.
+    """Allocates master weights and moments; returns what runs the steps.
 
     Raises:
-      ValueError: A tier does not exist or lacks space, fractions of an array do
-        not sum to 1, or numba is not installed.
-      OSError: The system refuses.
+      ValueError: If a tier does not exist or lacks space, fractions of an array
+        do not sum to 1, or numba is not installed.
+      OSError: If the operating system refuses to allocate the memory.
     """
     return HostSteps(self, program, learning_rate)
 
@@ -117,8 +117,8 @@ class HostSteps:
   devices hold is stored once.
 
   Attributes:
-    optimizer: Master weights and moments, float32 ``[N]``: the shards of the
-      first leaf of stored parameters, then those of the second.
+    optimizer: Master weights and moments, arrays float32 ``[N]`` of all shards:
+      those of the first parameter, then those of the second, and so on.
   """
 
   def __init__(
@@ -126,14 +126,14 @@ class HostSteps:
   ) -> None:
     layout = program.layout
     shapes, self._structure = jax.tree.flatten(program.stored_shapes)
-    shardings = layout.shardings(layout.per_worker(program.specs))
+    shardings = layout.shardings(layout.add_worker_dim(program.specs))
     end, decayed = 0, []
-    self._leaves: list[_Leaf] = []
+    self._leaves: list[_ParameterShards] = []
     for shape, sharding, decays in zip(
       shapes, jax.tree.leaves(shardings), jax.tree.leaves(program.decays),
       strict=True,
     ):
-      leaf = _Leaf((1, *shape.shape), sharding, end)
+      leaf = _ParameterShards((1, *shape.shape), sharding, end)
       decayed += [(end, leaf.stop)] if decays else []
       self._leaves.append(leaf)
       end = leaf.stop
@@ -141,7 +141,7 @@ class HostSteps:
     self._learning_rate = learning_rate
     self.optimizer = HostOptimizer(
       end, update.settings, update.placement,
-      arrays=[x for x in ARRAYS if x in STATE or x in update.placement],
+      arrays=[x for x in ARRAYS if x in STATE_ARRAYS or x in update.placement],
       num_threads=update.num_threads, decayed=decayed,
     )
     self._gradients = (
@@ -174,9 +174,9 @@ class HostSteps:
     return state._replace(opt_state=())
 
   def run(
-    self, compiled: Compiled, state: TrainState, batch: Any, numbers: Any
+    self, compiled: CompiledStep, state: TrainState, batch: Any, numbers: Any
   ) -> tuple[TrainState, Metrics]:
-    """Runs a step of `make_gradient_step`, and updates the state."""
+    """Runs a step's gradient program, and updates parameters on the host."""
     grads, metrics = compiled(state, batch, numbers)
     grads = jax.tree.leaves(grads)
     for grad, leaf in zip(grads, self._leaves, strict=True):
@@ -195,7 +195,7 @@ class HostSteps:
       params.append(leaf.array(host.weights))
     host.end()
     return state._replace(
-      step=_everywhere(np.int32(host.count), state.step.sharding),
+      step=_make_replicated(np.int32(host.count), state.step.sharding),
       params=self._structure.unflatten(params),
     ), metrics
 
@@ -214,32 +214,32 @@ class HostSteps:
     )
     count = optax.tree_utils.tree_get_all_with_path(self._others, "count")
     return state._replace(opt_state=optax.tree_utils.tree_set(
-      self._others, mu=mu, nu=nu, count=_everywhere(
+      self._others, mu=mu, nu=nu, count=_make_replicated(
         np.full(1, host.count, np.int32), count[0][1].sharding
       ),
     ))
 
 
-class _Leaf:
+class _ParameterShards:
   """Shards of a stored parameter on the devices of this process.
 
   Attributes:
-    stop: End of its range in the optimizer's arrays.
+    stop: End of the parameter's range in the optimizer's arrays.
   """
 
   def __init__(
     self, shape: tuple[int, ...], sharding: NamedSharding, start: int
   ) -> None:
-    """Assigns consecutive ranges of the arrays, from ``start``, to the shards.
+    """Assigns a range of the optimizer's arrays to each shard.
 
     Args:
-      shape: ``[1, ...]``, of one worker.
+      shape: Shape of one worker's parameter, ``[1, ...]``.
       sharding: Sharding of the parameter.
-      start: First element in the optimizer's arrays.
+      start: Index of the first shard's first element in the arrays.
     """
     self._shape, self._sharding = shape, sharding
     # Shard -> first element, and shape.
-    self._places: dict[_Index, tuple[int, tuple[int, ...]]] = {}
+    self._places: dict[_ShardRange, tuple[int, tuple[int, ...]]] = {}
     for index in sharding.addressable_devices_indices_map(shape).values():
       key = self._key(index)
       if key not in self._places:
@@ -248,28 +248,28 @@ class _Leaf:
         start += math.prod(size)
     self.stop = start
 
-  def _key(self, index: tuple[slice, ...]) -> _Index:
-    """Returns a shard's range in each dim, a key (slices have no hash)."""
+  def _key(self, index: tuple[slice, ...]) -> _ShardRange:
+    """Returns a shard's (start, stop) in each dim; slices are not hashable."""
     return tuple(
       x.indices(size)[:2] for x, size in zip(index, self._shape, strict=True)
     )
 
   def parts(self, x: jax.Array) -> list[tuple[int, jax.Array]]:
-    """Returns the first element and the array of each shard."""
+    """Returns (start in the optimizer's arrays, device array) of each shard."""
     found = {self._key(s.index): s.data for s in x.addressable_shards}
     return [(start, found[key]) for key, (start, _) in self._places.items()]
 
   def views(
     self, array: np.ndarray, x: jax.Array
   ) -> list[tuple[np.ndarray, jax.Array]]:
-    """Returns each shard's view of a host array ``[N]``, and device array."""
+    """Returns each shard's (view of a host array ``[N]``, device array)."""
     return [
       (array[start : start + shard.size].reshape(shard.shape), shard)
       for start, shard in self.parts(x)
     ]
 
   def array(self, array: np.ndarray, kind: str = "device") -> jax.Array:
-    """Returns the parameter that a host array ``[N]`` holds, as a jax array."""
+    """Copies the parameter in a host array ``[N]`` to a sharded jax array."""
 
     def shard(index: tuple[slice, ...]) -> np.ndarray:
       start, shape = self._places[self._key(index)]
@@ -281,8 +281,11 @@ class _Leaf:
     )
 
 
-def _everywhere(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  """Returns an array of an equal value, which `jax.device_put` would check."""
+def _make_replicated(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+  """Returns a jax array of a value that is equal on all processes.
+
+  `jax.device_put` would compare the processes' values, which communicates.
+  """
   return jax.make_array_from_callback(
     value.shape, sharding, lambda index: value[index]
   )

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 # Metrics of outer loops, which are not averaged over workers.
-_TOLD = ("delta_norm", "left_out", "just_left_out")
+_OUTER_METRICS = ("delta_norm", "left_out", "just_left_out")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class WorkerMetrics:
 
   Attributes:
     metrics: Arrays ``[workers]`` by name. A worker has diverged if one of them,
-      except the outer loop's (``_TOLD``), is not finite.
+      except the outer loop's (``_OUTER_METRICS``), is not finite.
 
   Example:
     >>> loss = np.array([2.0, 3.0, np.nan])
@@ -36,7 +36,7 @@ class WorkerMetrics:
   @functools.cached_property
   def finite(self) -> np.ndarray:
     """Mask of workers with finite metrics, bool ``[workers]``."""
-    own = [x for key, x in self.metrics.items() if key not in _TOLD]
+    own = [x for key, x in self.metrics.items() if key not in _OUTER_METRICS]
     return np.all(np.isfinite(own), axis=0)
 
   @property
@@ -51,12 +51,12 @@ class WorkerMetrics:
       counted = np.ones_like(counted)
     return {
       key: float(np.mean(x[counted]))
-      for key, x in self.metrics.items() if key not in _TOLD
+      for key, x in self.metrics.items() if key not in _OUTER_METRICS
     }
 
   @property
   def of_workers(self) -> dict[str, float | None]:
-    """Metrics per worker to record, None if not finite; {} for one worker."""
+    """Each worker's recorded metrics, None if not finite; {} for one worker."""
     keys = ("loss", "delta_norm", "left_out")
     found = {
       f"{key}/worker_{worker}": float(value)
@@ -68,14 +68,14 @@ class WorkerMetrics:
     return {k: v if math.isfinite(v) else None for k, v in found.items()}
 
   def names(self) -> str:
-    """Returns text with the diverged workers, "" for a run of one worker."""
+    """Returns the diverged workers, as in " (worker 2 of 3)"; "" for none."""
     bad = np.flatnonzero(~self.finite)
     if self.finite.size == 1 or not bad.size:
       return ""
     return f" (worker {', '.join(map(str, bad))} of {self.finite.size})"
 
   def notices(self, step: int, known: set[int]) -> Iterator[str]:
-    """Yields a line per newly diverged worker and per masked worker.
+    """Yields a line for each worker that diverged or was excluded in a step.
 
     Args:
       step: The number of updates made.

@@ -4,10 +4,10 @@
 
 For each kernel the table has the bytes that it must move, its time, its
 bandwidth as a fraction of that of a copy in the same run, and the ratio of its
-time to that of the reference, compiled as one program and as one program per
-stage. Times are medians over rounds in which all variants alternate, on random
-data in several sets of buffers. On CPUs, kernels are interpreted on small
-shapes: results are checked and bytes are counted, but nothing is timed.
+time to that of the reference, compiled as a whole or as one program per
+operation. Times are medians over rounds in which all variants alternate, on
+random data in several sets of buffers. On CPUs, kernels are interpreted on
+small shapes: results are checked and bytes are counted, but nothing is timed.
 
 gather_rows reads rows from host memory, so its copy is from host memory; the
 reference, which cannot read host memory, has the table on the device.

@@ -28,9 +28,9 @@ nanodo; 8 ranks on the device take at most 1.05 times (p = 1) and 1.3 times (p =
 Hugging Face and 0.9 times that of llama.cpp, with 16 sequences 1.2 times that
 of Hugging Face; int8 weights 1.5 times the speed of float32.
 
-It takes ten minutes on two cores with vLLM and without compiled models. Results
+It takes ten minutes on two cores with vLLM and without torch.compile. Results
 are in `config.benchmark.results`, and the same command continues after an
-interruption. `peers.py:135m` has weights of many times a CPU's caches, and
+interruption. `peers.py:135m` has weights much larger than a CPU's caches, and
 skips the training steps; `peers.py:test` has tiny models and no other programs.
 """
 

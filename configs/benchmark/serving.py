@@ -5,7 +5,7 @@ r"""Scheduling time per step, with 256 running and 1,000 waiting requests.
 
 For each policy the server has a constant load: whenever a request ends, another
 one arrives. Prompts begin with one of several system prompts, whose pages are
-shared; priorities change; there are so few pages that one step of twenty
+shared; priorities change; there are so few pages that one step in twenty
 preempts requests, which the table reports. The time of a step includes its
 scheduling, the processing of its tokens, and changes of priorities. The time to
 accept a request, mostly to hash the blocks of its prompt, is a separate column.

@@ -15,8 +15,8 @@ r"""Analyses one collective schedule on one topology.
 Nothing is trained; it takes some seconds. Expected result: MultiTree with 16
 pieces per chunk takes 12.7 us in the event model, in which a transfer starts as
 soon as its chunk has arrived. That is 1.29 times a lower bound, and a warning
-names "swing", which takes 10.7 us. With --config.pieces=1, 10 rounds of whole
-chunks take 16.1 us.
+names a faster algorithm, "swing" with 10.7 us. With --config.pieces=1, 10
+rounds of whole chunks take 16.1 us.
 """
 
 import ml_collections

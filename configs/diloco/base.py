@@ -30,7 +30,7 @@ SIZES = {
 def get_config(
   algorithm: str = "diloco", size: str = "tiny"
 ) -> ml_collections.ConfigDict:
-  """Returns the config of an outer loop; sizes: tiny, test and ``SIZES``."""
+  """Returns an outer loop's config, with size tiny, test or a key of SIZES."""
   if size in ("tiny", "test"):
     config = tiny.get_config("demo" if size == "tiny" else "test")
     config.parallel.tensor = 4

@@ -1,10 +1,10 @@
 r"""Sweep of E3M0 rounding modes in DiLoCo's exchanges, 3 seeds.
 
 Rounding to nearest in E3M0 shrinks Gaussian differences: in blocks of 256, the
-projection of decoded on original differences is 0.965. Stochastic rounding is
-unbiased and has 1.45 times the error. The outer step is linear in the mean, so
-a scale corrected by 1 / 0.965 is equivalent to an outer learning rate larger by
-that factor, which is the last point of the sweep.
+projection of the rounded on the original differences is 0.965 of the original.
+Stochastic rounding is unbiased and has 1.45 times the error. The outer step is
+linear in the mean, so a correction by 1 / 0.965 is equivalent to an outer
+learning rate larger by that factor, which is the last point of the sweep.
 
 Runs have 2 workers, 10 rounds of 30 steps of 1,024 bytes, a model of 0.87M
 parameters, and outer Nesterov with rate 1 and momentum 0.3, as in `sweep.py`.

@@ -14,8 +14,8 @@ times one of these events occurs:
   heartbeat timeout.
 - A worker loses a connection, or a connection no longer delivers data.
 - A bit of a worker's state is flipped.
-- A worker joins, with a run that has not begun, or with a run that is ahead of
-  the group, which is refused.
+- A worker joins, either with a run that has not begun, or with a run that is
+  ahead of the group; the second one is refused.
 - The coordinator is killed and restarted.
 - All processes are killed, and a new run starts from a checkpoint, with a
   worker that has no checkpoint.

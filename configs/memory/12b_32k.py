@@ -13,9 +13,9 @@ Numbers of parameters and context lengths are those of arXiv 2507.03305
 layer sizes were not available; those of Mistral Nemo and Llama 2 7B, with as
 many parameters, are used instead. All times are predictions.
 
-With placement.state=run, the training state is that of `launch.train` with this
-config: the host updates float32 parameters, and layers save named activations
-or recompute them.
+With placement.state=run, the placed tensors are those of `launch.train` with
+this config: the host updates float32 parameters, and layers save named
+activations or recompute them.
 """
 
 import ml_collections

@@ -1,1 +1,1 @@
-"""Placements on memory tiers."""
+"""Configs that place tensors on memory tiers."""

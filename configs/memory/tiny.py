@@ -32,8 +32,8 @@ machine's tiers, and of the layers that save activations or recompute them:
 
 With placement.state=run the plan has the float32 weights and gradients of a
 run, and the policy "optimum" updates all parameters on the host. The run's
-first lines name the tensors whose tiers it does not execute: XLA cannot choose
-the NUMA node of pinned memory.
+first lines name the tensors that it does not place as planned: XLA cannot
+choose the NUMA node of pinned memory.
 """
 
 import ml_collections

@@ -5,13 +5,13 @@ r"""Predicted step times of configurations that published planners choose.
   python -m launch.simulate --config=configs/planner/published.py \
     --config.choosers='("amp","pipette","same")' --config.seeds='(7,)'
 
-The model of `launch.plan` predicts the times of configurations that Megatron's
+The time model of `launch.plan` predicts times of configurations that Megatron's
 rules, AMP and Pipette choose (caatnet/studies/published/choosers.py), on two
 clusters with published link bandwidths and with randomly slower links. Clusters
 and numbers of parameters, sequences and tokens are those of Pipette (arXiv
 2405.18093); layers, widths and the batch are ours. It takes 20 minutes on one
-core, and half a minute without the choosers "whole" and "same".
-`published.py:test` takes a second.
+core, and half a minute without the choosers "same" and "whole", which run the
+planner of `launch.plan`. `published.py:test` takes a second.
 """
 
 import ml_collections

@@ -9,9 +9,9 @@ The first command trains the experts. `experts.py:random` serves small experts
 with random parameters, which it creates, and no router.
 
 A server with an API key adds experts at run time: POST /v1/experts with the
-fields name, path, kind and description. `auto` selects among experts that the
-sweep has trained, or that replace these (PUT /v1/experts/NAME). It selects an
-added expert only if none of them has its kind; requests can always name it.
+fields name, path, kind and description. `auto` selects an expert by its kind of
+text. Among experts of one kind, it prefers those that the sweep has trained or
+that replace these (PUT /v1/experts/NAME). Requests can always name an expert.
 """
 
 import ml_collections

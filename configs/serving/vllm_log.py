@@ -24,9 +24,9 @@ One engine is simulated. Logs of several engines, and logs with fields that are
 not modelled and change what a server does, are rejected; the error names them.
 
 Times come from operations that were measured on the same GPU; nothing is fitted
-to the log. A log has no prompts; from the published workload it is known which
-of them (32 of 300) have common prefixes and share pages. The workload's file
-gives the same results.
+to the log. A log has no prompts; the published workload tells which prompts (32
+of 300) have common prefixes and share pages. With the workload's own file
+(config.prefixes), results are the same.
 """
 
 import ml_collections

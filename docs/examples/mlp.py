@@ -27,7 +27,7 @@ def update(params, x):
 
 
 def step():
-  """Returns the jitted function and its arguments, which need no memory."""
+  """Returns the jitted step and its arguments, as shapes without data."""
   mesh = jax.make_mesh(
     (2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3
   )

@@ -1,4 +1,4 @@
-"""Readers of .npz and .npy files; damaged files raise ValueErrors."""
+"""Readers of .npz and .npy files, which raise ValueErrors for damaged files."""
 
 from collections.abc import Iterable
 import mmap
@@ -13,7 +13,7 @@ import numpy as np
 # Exceptions that numpy and zipfile raise for damaged files. For example, damage
 # that marks a file as encrypted gives a RuntimeError, and damage to the header
 # of an array gives errors of Python's parser.
-DAMAGED = (
+DAMAGED_FILE_ERRORS = (
   OSError, EOFError, MemoryError, RuntimeError, SyntaxError, TypeError,
   ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )
@@ -36,19 +36,19 @@ def read_npz(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         raise ValueError("it is not an .npz file of named arrays")
       with found as arrays:
         return {name: arrays[name] for name in arrays.files}
-  except DAMAGED as error:
+  except DAMAGED_FILE_ERRORS as error:
     raise ValueError(str(error) or type(error).__name__) from error
 
 
 def map_npy(path: str | os.PathLike[str]) -> np.ndarray:
-  """Maps an .npy file into memory.
+  """Returns the array of an .npy file, mapped into memory.
 
   Raises:
     ValueError: The file is missing or damaged.
   """
   try:
     found = np.load(path, mmap_mode="r", allow_pickle=False)
-  except DAMAGED as error:
+  except DAMAGED_FILE_ERRORS as error:
     raise ValueError(str(error) or type(error).__name__) from error
   if not isinstance(found, np.ndarray):  # an .npz file
     found.close()
@@ -56,18 +56,19 @@ def map_npy(path: str | os.PathLike[str]) -> np.ndarray:
   return found
 
 
-def expect_no_order(arrays: Iterable[np.ndarray], room: int) -> bool:
-  """Disables readahead (MADV_RANDOM) of mapped arrays larger than memory.
+def disable_readahead(arrays: Iterable[np.ndarray], room: int) -> bool:
+  """Disables readahead of mapped arrays if they do not fit into memory.
 
-  On a page fault, the operating system also reads adjacent pages, since most
-  programs read sequentially. Features and neighbours of graph nodes are read in
-  random order: if the file is larger than memory, each row of 512 bytes would
-  cost a read of 128 KiB, which evicts pages that are still in use. Arrays that
-  fit into memory are read from disk once, which is faster with readahead.
+  On a page fault, the operating system also reads adjacent pages (unless
+  MADV_RANDOM is set), since most programs read sequentially. Features and
+  neighbours of graph nodes are read in random order: if the file is larger than
+  memory, each row of 512 bytes would cost a read of 128 KiB, which evicts pages
+  that are still in use. Arrays that fit into memory are read from disk once,
+  which is faster with readahead.
 
   Args:
     arrays: Arrays of `numpy.memmap`; other arrays are ignored.
-    room: Memory for the arrays in bytes.
+    room: Bytes of memory that the arrays may use together.
 
   Returns:
     Whether readahead was disabled.

@@ -8,10 +8,10 @@ import secrets
 
 
 @contextlib.contextmanager
-def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Context manager that replaces a local file atomically.
 
-  At any time the file has either its old or a complete new content, even if
+  At any time the file has either its old content or a complete new one, even if
   this process is killed or several processes write the file. When the context
   ends, the new content is on disk. The parent folder is created.
 
@@ -27,7 +27,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"
   temporary = path.with_name(own)
   try:
-    with naming(path):
+    with name_file_in_errors(path):
       yield temporary
     # Without fsync, the file may be empty after a power failure.
     _sync(temporary)
@@ -40,7 +40,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 def check_writable(
   path: str | os.PathLike[str], flag: str = "", is_folder: bool = False
 ) -> None:
-  """Checks a path before the work whose result is written to it.
+  """Checks that a path can be written, before a long computation for it.
 
   Args:
     path: The file or folder, which may exist. Missing parents are allowed.
@@ -66,10 +66,10 @@ def check_writable(
 
 
 def remove_unfinished(path: str | os.PathLike[str]) -> None:
-  """Removes temporary files of processes that were killed in `whole`.
+  """Removes temporary files of processes that were killed in `atomic_file`.
 
   Args:
-    path: The file, which no other process writes now.
+    path: The file, which no process may be writing at the moment.
   """
   path = pathlib.Path(path)
   for left in path.parent.glob(f".{path.stem}.*_*{path.suffix}"):
@@ -77,7 +77,7 @@ def remove_unfinished(path: str | os.PathLike[str]) -> None:
 
 
 @contextlib.contextmanager
-def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+def name_file_in_errors(path: str | os.PathLike[str]) -> Iterator[None]:
   """Context manager that adds a file's name to an OSError without a name.
 
   An error while reading or writing an open file does not name the file.

@@ -16,11 +16,11 @@ def limit_bytes(
 ) -> int:
   """Returns the memory limit of this process in bytes, page cache included.
 
-  This is the minimum of the machine's memory and the limits of the process'
+  This is the minimum of the machine's memory and the limits of the process's
   control groups.
 
   Args:
-    groups: The file that lists the process' control groups.
+    groups: The file that lists the process's control groups.
     root: The folder of all control groups.
   """
   found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -48,7 +48,8 @@ def available_bytes(
 
   The page cache counts as available, since the kernel reclaims it. The result
   is at most `limit_bytes`, from which the memory that the control group already
-  uses is not subtracted. Without MemAvailable in ``meminfo``, it is that limit.
+  uses is not subtracted. If ``meminfo`` has no MemAvailable, the result is
+  `limit_bytes`.
 
   Args:
     meminfo: File in which Linux reports its memory; see proc_meminfo(5).

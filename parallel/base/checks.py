@@ -1,7 +1,7 @@
 """Validation of numbers, names and option strings; failures are ValueErrors.
 
-Each message starts with the argument's name. `caatnet.config.sections` adds the
-config section to the name. `divisors` lists the allowed values of many sizes.
+Each message starts with the name of the invalid argument, to which
+`caatnet.config.sections` adds the config section.
 """
 
 import ast
@@ -21,13 +21,13 @@ def divisors(n: int) -> list[int]:
 def positive(key: str, value: float) -> None:
   """Raises ValueError unless ``value`` is finite and greater than 0."""
   if not 0 < value < math.inf:
-    raise ValueError(f"{key}={_shown(value)} must be positive")
+    raise ValueError(f"{key}={_format_number(value)} must be positive")
 
 
 def not_negative(key: str, value: float) -> None:
   """Raises ValueError unless ``value`` is finite and at least 0."""
   if not 0 <= value < math.inf:
-    raise ValueError(f"{key}={_shown(value)} must be at least 0")
+    raise ValueError(f"{key}={_format_number(value)} must be at least 0")
 
 
 def at_least(key: str, value: float, least: int = 1) -> None:
@@ -36,20 +36,20 @@ def at_least(key: str, value: float, least: int = 1) -> None:
   # that is too small gets the second, shorter message.
   if not -math.inf < value < math.inf or value != int(value):
     raise ValueError(
-      f"{key}={_shown(value)} must be an integer, at least {least}"
+      f"{key}={_format_number(value)} must be an integer, at least {least}"
     )
   if value < least:
-    raise ValueError(f"{key}={_shown(value)} must be at least {least}")
+    raise ValueError(f"{key}={_format_number(value)} must be at least {least}")
 
 
 def fraction(key: str, value: float) -> None:
   """Raises ValueError unless ``value`` lies in [0, 1]; NaN does not."""
   if not 0 <= value <= 1:
-    raise ValueError(f"{key}={_shown(value)} must lie in [0, 1]")
+    raise ValueError(f"{key}={_format_number(value)} must lie in [0, 1]")
 
 
-def _shown(value: float) -> str:
-  """Formats a number with 6 digits; integers beyond float64 as "inf"."""
+def _format_number(value: float) -> str:
+  """Formats a number with 6 digits; integers too large for float64 as "inf"."""
   try:
     return f"{value:g}"
   except OverflowError:
@@ -83,7 +83,7 @@ def known(what: str, name: str | None, names: Iterable[str]) -> None:
     )
 
 
-def options(text: str) -> tuple[str, dict[str, Any]]:
+def parse_options(text: str) -> tuple[str, dict[str, Any]]:
   """Parses a name with options, such as ``"dgx:2x8,bandwidth=4e11"``.
 
   Args:
@@ -91,13 +91,13 @@ def options(text: str) -> tuple[str, dict[str, Any]]:
       (a number, True, False, None, a tuple); all other values are strings.
 
   Returns:
-    The name, and the options by their names.
+    The name, and a dict of the options by their names.
 
   Raises:
     ValueError: An option is given twice.
 
   Example:
-    >>> options("dgx:2x8,bandwidth=4e11,rail=True")
+    >>> parse_options("dgx:2x8,bandwidth=4e11,rail=True")
     ('dgx:2x8', {'bandwidth': 400000000000.0, 'rail': True})
   """
   # Only commas before ``option=`` separate options: values may contain commas.

@@ -21,7 +21,11 @@ from typing import IO, Any
 
 from etils import epath
 
-from parallel.base.atomic import check_writable, naming, whole
+from parallel.base.atomic import (
+  atomic_file,
+  check_writable,
+  name_file_in_errors,
+)
 
 # Scheme of an address -> {module: package} needed for files and for TensorBoard
 # events. Arrays need no package: TensorStore supports both schemes.
@@ -31,7 +35,7 @@ _PACKAGES = {
 }
 
 
-def folder(
+def parse_folder(
   path: str | os.PathLike[str], *, local: bool = False, flag: str = "--workdir"
 ) -> epath.Path:
   """Returns the path of a run's folder, which may not exist yet.
@@ -42,8 +46,8 @@ def folder(
     flag: Name of the path in error messages.
 
   Raises:
-    ValueError: If the cloud storage is not supported, ``local`` is set for an
-      address in cloud storage, or a package is missing.
+    ValueError: If the kind of cloud storage is not supported, ``local`` is set
+      for an address in cloud storage, or a package is missing.
   """
   if not is_cloud(path):
     return epath.Path(path)
@@ -65,18 +69,18 @@ def is_cloud(path: os.PathLike[str]) -> bool:
 
 
 def replace(path: pathlib.Path | epath.Path, text: str) -> None:
-  """Replaces a file by the given text atomically; see `whole`."""
+  """Replaces a file by the given text atomically; see `atomic_file`."""
   if is_cloud(path):
     path.write_text(text)
     return
-  with whole(path) as temporary:
+  with atomic_file(path) as temporary:
     temporary.write_text(text, encoding="utf-8")
 
 
 def to_json(data: Any, indent: int | None = None) -> str:
-  """Returns data as JSON, in which NaN and infinity are null.
+  """Returns data as JSON text, in which NaN and infinity are null.
 
-  JSON cannot represent them; a warning on stderr names the first one.
+  JSON cannot represent them. A warning on stderr names the first such value.
 
   Args:
     data: Plain data.
@@ -90,7 +94,7 @@ def to_json(data: Any, indent: int | None = None) -> str:
     return json.dumps(data, indent=indent, allow_nan=False)
   except ValueError:
     missing: list[str] = []
-    finite = _finite(data, "", missing)
+    finite = _replace_nonfinite(data, "", missing)
     if not missing:
       raise
     found = json.dumps(finite, indent=indent)
@@ -103,7 +107,7 @@ def to_json(data: Any, indent: int | None = None) -> str:
 
 
 def read_json(path: pathlib.Path | epath.Path) -> dict[str, Any]:
-  """Reads a file with a JSON object.
+  """Returns the JSON object in a file.
 
   Raises:
     ValueError: The file is damaged; the message names it.
@@ -117,15 +121,18 @@ def read_json(path: pathlib.Path | epath.Path) -> dict[str, Any]:
   return found
 
 
-def _finite(value: Any, name: str, missing: list[str]) -> Any:
-  """Replaces NaN and infinity by None; appends their names to ``missing``."""
+def _replace_nonfinite(value: Any, name: str, missing: list[str]) -> Any:
+  """Replaces NaN and infinity by None; appends their paths to ``missing``."""
   if isinstance(value, Mapping):
     return {
-      k: _finite(x, f"{name}.{k}" if name else str(k), missing)
+      k: _replace_nonfinite(x, f"{name}.{k}" if name else str(k), missing)
       for k, x in value.items()
     }
   if isinstance(value, list | tuple):
-    return [_finite(x, f"{name}[{i}]", missing) for i, x in enumerate(value)]
+    return [
+      _replace_nonfinite(x, f"{name}[{i}]", missing) for i,
+      x in enumerate(value)
+    ]
   if isinstance(value, float) and not math.isfinite(value):
     missing.append(name)
     return None
@@ -145,7 +152,7 @@ def check_new(path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Context manager that creates a folder with all of its files, or none.
 
   The folder is renamed to ``path`` at the end, and removed after an error.
@@ -182,7 +189,7 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
       for left in partial.iterdir():
         shutil.rmtree(left) if left.is_dir() else left.unlink()
-      with naming(path):
+      with name_file_in_errors(path):
         yield partial
       os.rename(partial, path)
     except BaseException as error:
@@ -227,14 +234,14 @@ def lock(
     ) from error
   except OSError:  # a file system without locks
     pass
-  with naming(workdir / "lock"):
+  with name_file_in_errors(workdir / "lock"):
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
   return file
 
 
-def slot(parent: epath.Path, name: str) -> tuple[epath.Path, Any]:
+def reserve_folder(parent: epath.Path, name: str) -> tuple[epath.Path, Any]:
   """Reserves a numbered folder for one of several processes of this machine.
 
   Args:
@@ -243,7 +250,7 @@ def slot(parent: epath.Path, name: str) -> tuple[epath.Path, Any]:
 
   Returns:
     The path ``parent/name-N`` with the smallest N that no running process has
-    reserved, and an open lock file; the path is reserved until it is closed.
+    reserved; and an open lock file, which reserves the path until it is closed.
   """
   parent.mkdir(parents=True, exist_ok=True)
   for number in itertools.count():

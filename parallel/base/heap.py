@@ -1,8 +1,8 @@
 """Options of the C library's allocator that keep the memory of freed arrays.
 
 XLA:CPU allocates the temporaries of a program anew for each run. By default
-glibc maps blocks of that size and unmaps them afterwards, so that the system
-maps and zeroes gigabytes of pages in every step instead of once.
+glibc maps such large blocks and unmaps them afterwards, so that the system maps
+and zeroes gigabytes of pages in every step instead of once.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ _OPTIONS = {"M_MMAP_MAX": (-4, 0), "M_TRIM_THRESHOLD": (-1, -1),
             "M_ARENA_MAX": (-8, 1)}
 
 
-def keep_freed() -> bool:
+def keep_freed_memory() -> bool:
   """Makes the C library keep the memory of freed arrays for later ones.
 
   It must be called before other threads allocate memory, and so before jax is

@@ -1,4 +1,4 @@
-"""Results of a long computation, each stored as soon as it is known.
+"""File of results of a long computation, each stored as soon as it is known.
 
 A file has one JSON line per result, with a hash of all inputs that the result
 depends on. If an interrupted computation is started again, it reads the results
@@ -17,27 +17,27 @@ from parallel.base import files, schema
 
 
 class _Line(schema.Schema):
-  """JSON line of the file: hash of the inputs, and the result."""
+  """Line of the file: hash of the inputs of a computation, and its result."""
 
   key: str
   result: Any
 
 
-class Kept:
+class ResultCache:
   """File of a computation's results, which are looked up by their inputs.
 
   Example:
-    >>> kept = Kept("")  # without a file
+    >>> kept = ResultCache("")  # without a file
     >>> kept.get(["batch", 8], lambda: {"loss": 0.5})
     {'loss': 0.5}
   """
 
   def __init__(self, path: str | os.PathLike[str], name: str = "") -> None:
-    """Reads a file.
+    """Reads the results in a file.
 
     Args:
-      path: File of JSON lines, created or extended; "" for none.
-      name: Name of the path in the message of an error.
+      path: File of JSON lines, created or extended; "" to store no results.
+      name: Name of the argument ``path`` in error messages.
 
     Raises:
       ValueError: The file has lines, but no results.
@@ -60,11 +60,11 @@ class Kept:
       self._append("")  # ends an incomplete last line
 
   def get(self, inputs: Any, compute: Callable[[], Any]) -> Any:
-    """Returns a stored result, or computes and stores it.
+    """Returns the stored result for some inputs, or computes and stores it.
 
     Args:
       inputs: All inputs on which the result depends, as JSON data.
-      compute: Computes the result, JSON data.
+      compute: Function without arguments that returns the result, JSON data.
     """
     text = json.dumps(inputs, sort_keys=True)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

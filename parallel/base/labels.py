@@ -1,4 +1,4 @@
-"""Headings and texts of values, derived from the keys and the units in them.
+"""Headings and texts of values, derived from their keys, which name units.
 
   >>> heading("num_rounds"), heading("switch_s"), heading("links_gb_s")
   ('rounds', 'switch', 'links (GB/s)')
@@ -22,7 +22,7 @@ _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
 def heading(key: str) -> str:
-  """Returns a key in words, with its unit unless value texts include it."""
+  """Returns a key in words, with its unit unless it is seconds or bytes."""
   for suffix, unit in _UNITS.items():
     if key.endswith(suffix):
       return f"{heading(key.removesuffix(suffix))} ({unit})"
@@ -32,7 +32,7 @@ def heading(key: str) -> str:
 
 
 def find(row: Mapping[str, Any], key: str) -> Any:
-  """Returns the value of a key; an unknown "a.b" is item b of the mapping a.
+  """Returns row[key]; for "a.b", if it is no key itself, row["a"]["b"].
 
   Raises:
     KeyError: The row has no such key or item.
@@ -44,21 +44,22 @@ def find(row: Mapping[str, Any], key: str) -> Any:
 
 
 def text(value: Any, key: str = "") -> str:
-  """Returns the text of a value, in the unit that its key names.
+  """Formats a value in the unit that its key names.
 
   Args:
-    value: Plain data: None is "-", booleans are "yes" and "no", items of lists
-      and mappings are separated by commas.
-    key: Key of the value: "..._s" is a time in seconds, "...bytes" a size
-      (in powers of 1000, "...size_bytes" in powers of 1024); a key with the
-      word share, fraction or utilisation is shown in percent.
+    value: Plain data. None is formatted as "-", booleans as "yes" and "no";
+      items of lists and mappings are separated by commas.
+    key: Key of the value. "..._s" is a time in seconds, "...bytes" a size,
+      formatted in powers of 1000 ("...size_bytes" in powers of 1024). If the
+      key has the word share, fraction or utilisation, the value is formatted
+      in percent.
   """
   if value is None:
     return "-"
   if isinstance(value, bool):
     return "yes" if value else "no"
   if isinstance(value, Mapping):
-    # Names of items may have units, too.
+    # Keys of items may name units, too.
     return ", ".join(
       f"{heading(str(k))} {text(x, f'{key} {k}')}" for k, x in value.items()
     )
@@ -69,28 +70,28 @@ def text(value: Any, key: str = "") -> str:
   if key.endswith("size_bytes"):
     return size_text(int(value))
   if key.endswith("bytes"):
-    return _scaled(value, _BYTES)
+    return _format_scaled(value, _BYTES)
   if key.endswith("_s") and not any(map(key.endswith, _UNITS)):
-    return _scaled(value, _SECONDS)
+    return _format_scaled(value, _SECONDS)
   if _FRACTIONS & set(key.replace(" ", "_").split("_")):
     return f"{value:.1%}"
-  return number(value)
+  return format_number(value)
 
 
-def _scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
+def _format_scaled(value: float, units: tuple[tuple[float, str], ...]) -> str:
   """Formats a number in the largest unit that does not exceed it."""
   if not value:
     return "0"
   size, unit = next((u for u in units if abs(value) >= u[0]), units[-1])
-  return f"{number(value / size)} {unit}"
+  return f"{format_number(value / size)} {unit}"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
   """Formats a number: integers whole, others with four significant digits.
 
   Example:
-    >>> number(12_345), number(0.123456), number(12_345.678), number(2e10)
-    ('12,345', '0.1235', '12,346', '2e+10')
+    >>> [format_number(x) for x in (12_345, 0.123456, 12_345.678, 2e10)]
+    ['12,345', '0.1235', '12,346', '2e+10']
   """
   # From 9999.5 on, four digits would be rounded to 1e+04.
   if isinstance(value, int) or 9999.5 <= abs(value) < 1e10:
@@ -106,6 +107,6 @@ def size_text(size_bytes: int) -> str:
   return f"{size_bytes} B"
 
 
-def facts(values: Mapping[str, Any]) -> str:
-  """Returns a line for each value: its heading and its text."""
+def format_items(values: Mapping[str, Any]) -> str:
+  """Returns one line of text for each value: its heading and the value."""
   return "\n".join(f"{heading(k)}: {text(x, k)}" for k, x in values.items())

@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 # Import names of the packages in the extra "training" of setup.cfg.
-TRAINING = (
+TRAINING_PACKAGES = (
   "flax", "grain", "optax", "orbax", "safetensors", "tensorboardX",
   "tokenizers",
 )
@@ -23,8 +23,8 @@ def attach(
 
   Args:
     package: The package's ``__name__``.
-    names: Public names by the submodule that defines them. No public name may
-      equal the name of a submodule: importing the submodule would replace it.
+    names: Submodule -> public names that it defines. No public name may equal
+      the name of a submodule: importing the submodule would replace it.
 
   Returns:
     ``__all__``, ``__getattr__`` and ``__dir__`` of the package.
@@ -43,7 +43,7 @@ def attach(
     try:
       module = importlib.import_module(f"{package}.{places[name]}")
     except ModuleNotFoundError as error:
-      if (needs := lacking(error)) is None:
+      if (needs := install_hint(error)) is None:
         raise
       raise ModuleNotFoundError(
         f"{package}.{name} {needs}", name=error.name
@@ -54,20 +54,20 @@ def attach(
   return public, get, lambda: public
 
 
-def lacking(error: ModuleNotFoundError) -> str | None:
-  """Returns "needs PACKAGE: ..." with the command that installs the package.
+def install_hint(error: ModuleNotFoundError) -> str | None:
+  """Names the command that installs a package whose import has failed.
 
   Args:
     error: Error of the failed import.
 
   Returns:
-    None if the package is not one of the extra "training".
+    "needs PACKAGE: COMMAND"; None if the extra "training" lacks the package.
 
   Example:
-    >>> lacking(ModuleNotFoundError(name="orbax.checkpoint"))
+    >>> install_hint(ModuleNotFoundError(name="orbax.checkpoint"))
     "needs orbax: pip install 'caatnet[training]'"
   """
   package = (error.name or "").partition(".")[0]
-  if package not in TRAINING:
+  if package not in TRAINING_PACKAGES:
     return None
   return f"needs {package}: pip install 'caatnet[training]'"

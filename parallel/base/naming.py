@@ -1,4 +1,4 @@
-"""Names of config keys in validation errors, and allowed dtypes.
+"""Allowed dtypes, and names of config sections in validation errors.
 
 The keys of configs and their ranges are declared in `caatnet.schema`.
 """
@@ -12,10 +12,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 @contextlib.contextmanager
-def naming(
+def prefix_error_keys(
   prefix: str, keys: Iterable[str], joint: str = "."
 ) -> Iterator[None]:
-  """Prepends a section's name to the keys in the message of a ``ValueError``.
+  """Context manager that adds a section's name to keys in a ``ValueError``.
 
   With the prefix "section", ``pieces=3 must be ...`` becomes
   ``section.pieces=3 must be ...``.

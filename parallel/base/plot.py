@@ -1,8 +1,8 @@
 """Figures as plain data: panels of lines, bars and matrices.
 
-`lines` and `stacks` make panels from the rows of a table, `figure` arranges
-panels, and `caatnet.show.drawing` writes figures as PNG. Marks have only the
-attributes that this project's figures need; legend locations, markers and
+`lines` and `stacked_bar_panels` make panels from the rows of a table, `figure`
+arranges panels, and `caatnet.show.drawing` writes figures as PNG. The contents
+of a panel, such as a `Line`, are called marks. Legend locations, markers and
 colours are named as in matplotlib.
 """
 
@@ -54,7 +54,7 @@ class Line:
     alpha: Opacity.
     steps: Position of steps between points: "pre", "post", or "" for none.
     errors: Lower and upper ends of error bars.
-    texts: Text next to each point.
+    texts: Texts next to the points; None for none.
   """
 
   x: Numbers
@@ -78,7 +78,7 @@ class Texts:
 
   Attributes:
     texts: Texts, one per point.
-    x, y: Points; those of the line that the texts belong to if None.
+    x, y: Coordinates of the points; None for those of the line with the texts.
     offset: Distance from the point, in points (1/72 inch).
     align: Horizontal and vertical alignment.
     size: Font size.
@@ -100,8 +100,8 @@ class Band:
 
   Attributes:
     x: Horizontal coordinates.
-    low, high: Lower and upper ends.
-    colour: Colour.
+    low, high: Vertical coordinates of the two lines.
+    colour: Colour of the area.
   """
 
   x: Numbers
@@ -115,15 +115,15 @@ class Bars:
   """Bars of a bar chart, of a stacked bar chart, or of a Gantt chart.
 
   Attributes:
-    places: Coordinate of each bar's middle on the axis across the bars.
+    places: Middle of each bar, on the axis perpendicular to the bars.
     lengths: Length of each bar.
     starts: Start of each bar; 0 if None.
     label: Label in the legend; "" for none.
-    colour: Colour of all bars, one per bar, or numbers in [0, 1] for shades.
-    thickness: Width of each bar on the axis across the bars.
+    colour: Colour of all bars, colour of each bar, or its shade in [0, 1].
+    thickness: Width of the bars, on the axis perpendicular to them.
     horizontal: Whether bars are horizontal.
     edge: Width of the white edge, in points.
-    texts: Texts in the bars, at a size that fits.
+    texts: Text in each bar, in a font size that fits; () for none.
   """
 
   places: Sequence[float]
@@ -146,7 +146,7 @@ class Rule:
     vertical: Whether the line is vertical.
     label: Label in the legend; "" for none.
     style, colour, width: Attributes of the line, as in `Line`.
-    text: Text at the right end.
+    text: Text at the right end of the line.
   """
 
   at: float
@@ -230,7 +230,7 @@ class Figure:
     title: Title.
     legend: Location of a common legend as matplotlib names it; "" for none.
     legend_columns: Number of columns of that legend.
-    share_x, share_y: Panels with a common axis: "all", "row", "col" or "none".
+    share_x, share_y: Which panels share an axis: "all", "row", "col" or "none".
   """
 
   panels: Sequence[Panel]
@@ -243,7 +243,7 @@ class Figure:
   share_y: str = "none"
 
 
-def stacked(
+def stacked_bars(
   parts: Mapping[str, Sequence[float]], **options: Any
 ) -> list[Bars]:
   """Returns stacked bars, one series per part.
@@ -264,16 +264,16 @@ def stacked(
   return found
 
 
-def _key(spec: str) -> tuple[str, float, str]:
-  """Returns key, unit and label of a text "key/unit=label"."""
+def _parse_spec(spec: str) -> tuple[str, float, str]:
+  """Returns (key, unit, label) of a text "key/unit=label"."""
   spec, _, label = spec.partition("=")
   key, _, unit = spec.partition("/")
   return key, float(unit or 1), label or labels.heading(key)
 
 
 def _value(row: Row, spec: str) -> float | None:
-  """Returns the number of a key in a row, divided by the key's unit."""
-  key, unit, _ = _key(spec)
+  """Returns the value of a key "key/unit" in a row, divided by the unit."""
+  key, unit, _ = _parse_spec(spec)
   found = labels.find(row, key)
   return None if found is None else found / unit
 
@@ -281,7 +281,7 @@ def _value(row: Row, spec: str) -> float | None:
 def _groups(
   rows: Sequence[Row], keys: str
 ) -> dict[tuple[Any, ...], list[Row]]:
-  """Groups rows by the values of keys; ``keys`` separates them by spaces."""
+  """Groups rows by the values of some keys, which are separated by spaces."""
   found: dict[tuple[Any, ...], list[Row]] = {}
   for row in rows:
     found.setdefault(tuple(row[key] for key in keys.split()), []).append(row)
@@ -302,22 +302,23 @@ def lines(
   log: str = "", label: str = "", title: str = "", marker: str = "o",
   legend: str = "best", joined: bool = True,
 ) -> list[Panel]:
-  """Returns panels with a line for each group of rows.
+  """Returns panels with a line for each group of rows and each key of ``y``.
 
   Args:
     rows: Rows, in the order of the points.
     x: Key of the horizontal axis, as "key" or "key/unit=label"; values are
       divided by the number ``unit``, and "a.b" is item b of the mapping a.
-    *y: Keys of the vertical axis, in the same form. The lines of a group differ
-      in style, and lines without groups in colour.
+    *y: Keys of the vertical axis, in the same form. Their lines differ in style
+      if rows are grouped, and otherwise in colour.
     by: Keys, separated by spaces, whose values group the rows.
     each: Keys, separated by spaces, whose values select the panel of a row.
     log: Axes with a logarithmic scale: "", "x", "y" or "xy".
     label: Label of the vertical axis; that of the first key if "".
-    title: Title of the panels, before the values of their keys.
+    title: Beginning of the panels' titles; the values of ``each`` follow.
     marker: Marker of the points.
     legend: Location of the legend of the first panel.
-    joined: Whether points are joined by lines; otherwise groups have markers.
+    joined: Whether points are joined by lines. If not, each group has a
+      different marker.
 
   Example:
     >>> rows = [{"p": 0.5, "rate": 2}, {"p": 1, "rate": 1}]
@@ -331,7 +332,7 @@ def lines(
     marks = [
       Line(
         [_value(row, x) for row in own], [_value(row, key) for row in own],
-        _words((*group, _key(key)[2] if len(y) > 1 or not by else "")),
+        _words((*group, _parse_spec(key)[2] if len(y) > 1 or not by else "")),
         # The eleventh group has the colour of the first, and another style.
         _STYLES[(i + number[group] // 10) % 3 if by else 0] * joined,
         marker if joined else _MARKERS[number[group] % len(_MARKERS)],
@@ -343,7 +344,8 @@ def lines(
     ends = (
       _axis(text, [v for mark in marks for v in getattr(mark, name)],
             name in log)
-      for name, text in (("x", _key(x)[2]), ("y", label or _key(y[0])[2]))
+      for name,
+      text in (("x", _parse_spec(x)[2]), ("y", label or _parse_spec(y[0])[2]))
     )
     found.append(Panel(
       marks, _words((title, *panel)), *ends, "" if found else legend, grid=True,
@@ -356,7 +358,7 @@ def _words(values: Iterable[Any]) -> str:
   return ", ".join(filter(None, map(labels.text, values)))
 
 
-def stacks(
+def stacked_bar_panels(
   rows: Sequence[Row], name: str, parts: Mapping[str, str] | str, *,
   label: str = "", each: str = "", title: str = "",
 ) -> list[Panel]:
@@ -369,18 +371,18 @@ def stacks(
       whose items are the parts; parts that are 0 in all rows are left out.
     label: Label of the axis.
     each: Keys, separated by spaces, whose values select the panel of a row.
-    title: Title of the panels, before the values of their keys.
+    title: Beginning of the panels' titles; the values of ``each`` follow.
   """
   keys = parts
   if isinstance(keys, str):
-    key, unit, _ = _key(keys)
+    key, unit, _ = _parse_spec(keys)
     keys = {part: f"{key}.{part}/{unit}" for part in rows[0][key]
             if any(row[key][part] for row in rows)}
   found = []
   for panel, chosen in _groups(rows, each).items():
     names = [_words(group) for row in chosen for group in _groups([row], name)]
     found.append(Panel(
-      stacked({
+      stacked_bars({
         part: [_value(row, key) or 0.0 for row in chosen]
         for part, key in keys.items()
       }),
@@ -394,7 +396,7 @@ def stacks(
 def figure(
   panels: Sequence[Panel], title: str = "", columns: int = 3, **options: Any
 ) -> Figure:
-  """Returns panels as a figure of a size that suits their number.
+  """Arranges panels in a figure, whose size follows from their number.
 
   Args:
     panels: Panels, row by row.

@@ -28,15 +28,15 @@ class Column:
   """Column of a table.
 
   Attributes:
-    key: Key of the rows; unused if ``form`` is a template.
+    key: Key of the values in the rows; unused if ``form`` is a template.
     heading: Heading, unique within the table.
     form: Format specification (",.1f") of a number or of a list's items, a
       function that returns the text of a value, or a template that formats
-      several keys of a row ("{weights:.1f} + {cache:.1f}"). "" is the text that
-      follows from the key and the value (`labels.text`).
-    unit: Size of one unit of the heading: 1e-3 shows seconds as milliseconds.
-    default: Text of a row without a value (the key is absent or None). If
-      `default` is None, every row must have the key.
+      several keys of a row ("{weights:.1f} + {cache:.1f}"). "" formats the
+      value in the unit that the key names (`labels.text`).
+    unit: Divisor of the values: 1e-3 shows seconds as milliseconds.
+    default: Text for a row in which the key is absent or its value is None. If
+      ``default`` is None, every row must have the key.
   """
 
   key: str
@@ -46,12 +46,12 @@ class Column:
   default: str | None = None
 
   def text(self, row: Row) -> str:
-    """Returns the cell of a row."""
+    """Returns the text of this column's cell in a row."""
     if isinstance(self.form, str) and "{" in self.form:
       return self.form.format_map(row)  # a template of several keys
     try:
       value = labels.find(row, self.key)
-    except (KeyError, TypeError):  # TypeError: a mapping is None
+    except (KeyError, TypeError):  # TypeError if the mapping in "a.b" is None
       if self.default is None:
         raise
       value = None
@@ -71,12 +71,12 @@ class Column:
     return format(value if self.unit == 1 else value / self.unit, self.form)
 
 
-def _parsed(text: str, title: str, rows: Sequence[Row]) -> list[Column]:
-  """Returns the columns of a text "key/unit:form=heading".
+def _parse_columns(text: str, title: str, rows: Sequence[Row]) -> list[Column]:
+  """Returns the columns that a text "key/unit:form=heading" describes.
 
   Unit, form and heading follow from the key if they are left out. "key.*" gives
-  a column for each item of the mappings under the key. A text with braces is a
-  template, as in `Column.form`.
+  one column for each item of the mappings that are the key's values. A text
+  with braces is a template, as in `Column.form`.
   """
   text, _, heading = text.strip().partition("=")
   if "{" in text:
@@ -108,7 +108,8 @@ class Table:
       be a string: "template=heading", or "key/unit:form=heading", of which only
       the key is required. "a.b" is item b of the mapping a, and "a.*" makes a
       column for each item. "|" separates several columns in one string.
-    rows: Rows, plain data. A row without the key of a string has the cell "-".
+    rows: Rows of plain data. If a column is a string, rows without its key have
+      the cell "-".
 
   Raises:
     ValueError: Two columns have the same heading, or rows lack a key.
@@ -124,11 +125,11 @@ class Table:
       columns = columns.split("|")
     columns = tuple(
       column for given in columns for column in (
-        _parsed(given, self.title, self.rows)
+        _parse_columns(given, self.title, self.rows)
         if isinstance(given, str) else [given]
       )
     )
-    # The class is frozen.
+    # A plain assignment fails, since the class is frozen.
     object.__setattr__(self, "columns", columns)
     headings = self.headings
     if len(set(headings)) < len(headings):
@@ -152,7 +153,7 @@ class Table:
     return [column.heading for column in self.columns]
 
   def cells(self) -> list[list[str]]:
-    """Returns the text of each row's cells."""
+    """Returns a list of cell texts for each row."""
     return [[column.text(row) for column in self.columns] for row in self.rows]
 
   def only(self, *headings: str) -> "Table":
@@ -167,17 +168,17 @@ class Table:
     return dataclasses.replace(self, columns=[columns[h] for h in headings])
 
 
-def keyed(
+def columns_of_keys(
   names: Iterable[str], form: str | Callable[[Any], str] = "", **options: Any
 ) -> list[Column]:
   """Returns columns whose headings are their keys, with a common format."""
   return [Column(name, name, form, **options) for name in names]
 
 
-def span(
+def format_range(
   ends: Iterable[Any], form: Callable[[Any], str], between: str = " to "
 ) -> str:
-  """Formats a minimum and a maximum, once if their texts are equal."""
+  """Formats a minimum and a maximum, as one text if both have the same text."""
   # A dict keeps the order and removes duplicates.
   return between.join(dict.fromkeys(map(form, ends)))
 
@@ -185,7 +186,7 @@ def span(
 def pivot(
   rows: Iterable[Row], index: Sequence[str], column: str, value: str
 ) -> list[dict[str, Any]]:
-  """Groups rows; the rows of a group become one row with a mapping "of".
+  """Groups rows, and makes one row per group with a mapping under the key "of".
 
   Args:
     rows: Rows, one for each combination of the values of index and column.
@@ -226,7 +227,7 @@ class Report:
     shown = [
       part for part in self.parts if not isinstance(part, Table) or part.rows
     ]
-    # The class is frozen.
+    # A plain assignment fails, since the class is frozen.
     object.__setattr__(self, "parts", shown)
 
   @property

@@ -3,7 +3,7 @@
 A schema is strict: numbers are numbers (neither ``true`` nor ``"50e9"``),
 finite, and in their range; unknown and repeated keys are errors; no value is
 converted except an integer to a float. Files are JSON objects, lines of JSON
-objects, or CSV tables, whose fields are texts of such values.
+objects, or CSV tables, in which the same values are written as text.
 
 Example:
   >>> class Link(Schema):
@@ -33,7 +33,7 @@ from parallel.base import checks
 MAX_BYTES = 2**30
 # Objects with more bytes are not searched for repeated keys, to save time. Only
 # files with matrices are larger.
-_MAX_UNIQUE = 2**24
+_MAX_UNIQUE_CHECK_BYTES = 2**24
 _GZIP = b"\x1f\x8b"  # magic number
 
 Field = pydantic.Field
@@ -41,8 +41,8 @@ Positive = Annotated[float, pydantic.Field(gt=0)]
 NotNegative = Annotated[float, pydantic.Field(ge=0)]
 # Integers of 64 bits, far from the limits of floats.
 Count = Annotated[int, pydantic.Field(ge=1, lt=2**63)]
-# Rates in bytes or operations per second, and times in seconds, whose sums and
-# products are far from the limits of floats.
+# Rates in bytes or operations per second, and times in seconds; the limits keep
+# sums and products far from the largest float.
 MAX_RATE, _MAX_SECONDS = 1e24, 1e12
 Rate = Annotated[float, pydantic.Field(gt=0, le=MAX_RATE)]
 Seconds = Annotated[float, pydantic.Field(ge=0, le=_MAX_SECONDS)]
@@ -62,7 +62,7 @@ class Schema(pydantic.BaseModel):
 
 
 class OpenSchema(Schema):
-  """Base class of schemas of other programs' files; ignores unknown keys."""
+  """Base class of schemas for files of other programs; ignores unknown keys."""
 
   model_config = pydantic.ConfigDict(extra="ignore")
 
@@ -72,11 +72,11 @@ _T = TypeVar("_T")
 
 
 def either(**kinds: Any) -> Any:
-  """Returns a union type, whose member is selected by the type of the value.
+  """Returns a union of types, which validates a value by one of them.
 
   Args:
-    kinds: Members of the union: ``text`` for strings, ``number`` for numbers,
-      ``other`` for all other values.
+    kinds: Types of the union: ``text`` validates strings, ``number`` numbers,
+      and ``other`` all other values.
   """
 
   def kind_of(value: Any) -> str:
@@ -105,8 +105,8 @@ def read(
     schema: Schema of the file's object.
     path: The file.
     max_bytes: Maximum bytes of the file, after decompression.
-    then: Maps the file's object to the result. The file's name is also added to
-      its ValueErrors.
+    then: Function that converts the file's object to the result. The file's
+      name is added to the ValueErrors of this function, too.
 
   Raises:
     ValueError: The file is too large or invalid; the message names it.
@@ -144,7 +144,7 @@ def read_bytes(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def parse_lines(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
-  """Yields the number and the object of each line of JSON.
+  """Yields (line number, object) of each line of JSON.
 
   Raises:
     ValueError: A line is invalid; the message has its number.
@@ -157,7 +157,7 @@ def parse_lines(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
 
 
 def parse_table(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
-  """Yields the line number and the object of each row of a CSV table.
+  """Yields (line number, object) of each row of a CSV table.
 
   Args:
     schema: Schema of a row, whose keys are the names of columns.
@@ -184,7 +184,7 @@ def parse_table(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
       found = schema.model_validate_strings(row)
     except pydantic.ValidationError as error:
       line = f"line {rows.line_num}"
-      raise ValueError(f"{line}: {_explained(schema, error)}") from error
+      raise ValueError(f"{line}: {_explain_error(schema, error)}") from error
     except (csv.Error, ValueError) as error:
       raise ValueError(f"line {rows.reader.line_num}: {error}") from error
     yield rows.line_num, found
@@ -220,17 +220,17 @@ def parse(schema: type[_S], data: str | bytes) -> _S:
   try:
     found = schema.model_validate_json(data)
   except pydantic.ValidationError as error:
-    raise ValueError(_explained(schema, error)) from error
-  if len(data) <= _MAX_UNIQUE:
-    # Otherwise the last value of a repeated key would count.
+    raise ValueError(_explain_error(schema, error)) from error
+  if len(data) <= _MAX_UNIQUE_CHECK_BYTES:
+    # Without this check, the last value of a repeated key would count.
     try:
-      json.loads(data, object_pairs_hook=_unique)
+      json.loads(data, object_pairs_hook=_check_unique_keys)
     except RecursionError as error:  # in the value of an ignored key
       raise ValueError("is nested too deeply") from error
   return found
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
+def _check_unique_keys(pairs: list[tuple[str, Any]]) -> None:
   """Raises an error if an object has a key twice."""
   counts = collections.Counter(key for key, _ in pairs)
   for key, count in counts.items():
@@ -239,20 +239,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def check(schema: type[_S], value: Any) -> _S:
-  """Checks an object that is parsed already; see `parse`."""
+  """Validates an object that has been parsed; returns it as ``schema``."""
   try:
     return schema.model_validate(value)
   except pydantic.ValidationError as error:
-    raise ValueError(_explained(schema, error)) from error
+    raise ValueError(_explain_error(schema, error)) from error
 
 
-def _explained(
+def _explain_error(
   schema: type[Schema], failed: pydantic.ValidationError
 ) -> str:
-  """Returns the first error in one line: path, value, and what is allowed."""
+  """Returns a line about the first error: path, value, and allowed values."""
   errors = failed.errors(include_url=False)
   error, more = errors[0], len(errors) - 1
-  place = _place(error["loc"])
+  place = _format_location(error["loc"])
   kind, value = error["type"], error["input"]
   if kind == "json_invalid":
     text = f"is not JSON: {error['ctx']['error']}"
@@ -260,7 +260,7 @@ def _explained(
     keys = ", ".join(_fields_at(schema, error["loc"][:-1]))
     text = f"{place} is missing; keys are {keys}"
   elif kind == "extra_forbidden":
-    outer = _place(error["loc"][:-1])
+    outer = _format_location(error["loc"][:-1])
     keys = _fields_at(schema, error["loc"][:-1])
     where = f"{outer}: key " if outer else "key "
     try:
@@ -276,7 +276,7 @@ def _explained(
   return text + (f" ({more} more errors)" if more else "")
 
 
-def _place(location: Iterable[int | str]) -> str:
+def _format_location(location: Iterable[int | str]) -> str:
   """Returns the path of a value, as in ``links[2].bandwidth``."""
   text = ""
   for part in location:
@@ -306,7 +306,7 @@ def _is_schema(kind: Any) -> bool:
 
 
 def _schemas(kind: Any) -> list[Any]:
-  """Returns the schemas within a type."""
+  """Returns the schemas in a type, such as those of a union or of a list."""
   if _is_schema(kind):
     return [kind]
   parts = getattr(kind, "__args__", ())

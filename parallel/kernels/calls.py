@@ -17,14 +17,14 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
 # Kernels that use a barrier semaphore; each has a separate one per mesh axis.
-BARRIERS = ("ring_partial_all_reduce", "schedule_all_reduce")
+BARRIER_KERNELS = ("ring_partial_all_reduce", "schedule_all_reduce")
 
 # VMEM bytes available to the blocks of one grid step. A kernel on a v5e may use
 # 16 MB by default; the other half is reserved for the compiler's temporaries.
-VMEM_BYTES = 8 << 20
+MAX_BLOCK_VMEM_BYTES = 8 << 20
 
 
-class Sends(NamedTuple):
+class KernelSends(NamedTuple):
   """Messages of a kernel to other devices.
 
   Attributes:
@@ -59,7 +59,7 @@ def tpu_call(
   *semantics: str,
   name: str,
   interpret: bool,
-  sends: Sends | None = None,
+  sends: KernelSends | None = None,
   detect_races: bool = False,
   vmem_limit_bytes: int | None = None,
   **options: Any,
@@ -89,7 +89,7 @@ def tpu_call(
     # XLA must not eliminate the call as dead code: other devices wait for its
     # messages.
     params = {
-      "collective_id": barrier(name, sends.axis_name),
+      "collective_id": barrier_id(name, sends.axis_name),
       "has_side_effects": True,
     }
   call = pl.pallas_call(
@@ -111,7 +111,7 @@ def tpu_call(
   return call
 
 
-def barrier(kernel: str, axis_name: str) -> int:
+def barrier_id(kernel: str, axis_name: str) -> int:
   """Returns the number of a kernel's barrier semaphore on an axis.
 
   A device that has completed one kernel may start the next one, over another
@@ -119,15 +119,17 @@ def barrier(kernel: str, axis_name: str) -> int:
   the same semaphore, the signal would be counted in the first kernel.
 
   Args:
-    kernel: One of ``BARRIERS``.
+    kernel: One of ``BARRIER_KERNELS``.
     axis_name: Mesh axis over which the kernel sends.
   """
   axes = jax.sharding.get_abstract_mesh().axis_names
   # Distinct for every pair (axis, kernel).
-  return axes.index(axis_name) * len(BARRIERS) + BARRIERS.index(kernel)
+  return axes.index(axis_name) * len(
+    BARRIER_KERNELS
+  ) + BARRIER_KERNELS.index(kernel)
 
 
-def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
+def output_type(shape: tuple[int, ...], dtype: Any, like: jax.Array):
   """Returns the type of a result that varies over the mesh axes of ``like``.
 
   With ``check_vma=True``, ``pallas_call`` does not infer the mesh axes over
@@ -138,7 +140,7 @@ def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
   )
 
 
-def position(
+def device_addressing(
   axis_name: str,
 ) -> tuple[jax.Array, Callable[[Any, Any], dict[str, Any]]]:
   """Returns this device's mesh coordinates and a function for device ids.
@@ -161,7 +163,7 @@ def position(
   others = [n for n, size in sizes.items() if n != axis_name and size > 1]
   alone = [n for n, size in sizes.items() if n != axis_name and size == 1]
   # Cast to one varying type, so that they can be stacked.
-  numbers = same_axes(*map(lax.axis_index, (axis_name, *others)))
+  numbers = unify_varying_axes(*map(lax.axis_index, (axis_name, *others)))
 
   def device_id(position_ref, number):
     along = {n: position_ref[1 + i] for i, n in enumerate(others)}
@@ -181,7 +183,7 @@ def compiles_loops() -> bool:
   return not numba.config.DISABLE_JIT
 
 
-def same_axes(*operands: jax.Array) -> list[jax.Array]:
+def unify_varying_axes(*operands: jax.Array) -> list[jax.Array]:
   """Casts operands to vary over the union of their varying mesh axes.
 
   A ``pallas_call`` and its ``custom_vjp`` require operands of one varying type.
@@ -197,7 +199,7 @@ def same_axes(*operands: jax.Array) -> list[jax.Array]:
   return list(map(cast, operands, each))
 
 
-def unchecked(
+def call_unchecked(
   f: Callable[..., jax.Array], *operands: jax.Array
 ) -> jax.Array:
   """Calls a library kernel whose result types do not name their varying axes.
@@ -215,7 +217,7 @@ def unchecked(
   axes = jax.sharding.get_abstract_mesh().manual_axes
   if not axes:
     return f(*operands)
-  operands = same_axes(*operands)
+  operands = unify_varying_axes(*operands)
   varying = jax.typeof(operands[0]).manual_axis_type.varying
   # An empty set of manual axes: every device keeps its local operands.
   whole = jax.sharding.PartitionSpec()
@@ -240,7 +242,7 @@ def rows_per_block(num_rows: int, row_bytes: int) -> int:
     >>> rows_per_block(10_000, row_bytes=4096 * 10)  # 8 MiB: 204 rows fit
     128
   """
-  fitting = VMEM_BYTES // row_bytes
+  fitting = MAX_BLOCK_VMEM_BYTES // row_bytes
   # Mosaic requires blocks of whole tiles, or of all rows. A TPU tile has 8 rows
   # of 4-byte elements or 16 rows of 2-byte elements; 16 is a multiple of both.
   if fitting < min(16, num_rows):
@@ -248,14 +250,14 @@ def rows_per_block(num_rows: int, row_bytes: int) -> int:
   return min(num_rows, max(16, 1 << (fitting.bit_length() - 1)))
 
 
-def leading(x: jax.Array) -> int:
+def leading_size(x: jax.Array) -> int:
   """Returns the product of all dims but the last."""
   return math.prod(x.shape[:-1])
 
 
 def as_rows(*arrays: jax.Array) -> list[jax.Array]:
   """Flattens each array ``[..., n]`` to ``[rows, n]``."""
-  return [x.reshape(leading(x), x.shape[-1]) for x in arrays]
+  return [x.reshape(leading_size(x), x.shape[-1]) for x in arrays]
 
 
 def as_arrays(

@@ -5,7 +5,7 @@ element, which takes several times as long as the product with a single row. The
 product here decodes in registers. Its loops are compiled by numba
 (`coded_loops`), and its features are divided between threads (`cpu_calls`).
 
-Shape legend: R = lanes, H = channels, F = features of one rank.
+Shape legend: H = channels, F = features of one rank.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ BLOCK = 128
 _MAX_ROWS = 64
 # Minimum number of elements of the matrix: for a smaller matrix, the overhead
 # of a call exceeds the time of the product.
-_LEAST = 2**18
+_MIN_ELEMENTS = 2**18
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Coded:
+class CodedMatrix:
   """Matrix as int8 codes, with one scale per block of a row.
 
   jax's functions accept it as an array, and decode it. It has no other methods
@@ -44,7 +44,7 @@ class Coded:
     dtype: Dtype in which the model reads the matrix.
 
   Example:
-    >>> coded = Coded.encode(jnp.array([[127.0, -1.0, 64.0]]), "float32")
+    >>> coded = CodedMatrix.encode(jnp.array([[127.0, -1.0, 64.0]]), "float32")
     >>> coded.shape, jnp.multiply(2, coded).tolist()
     ((1, 3), [[254.0, -2.0, 128.0]])
   """
@@ -54,7 +54,7 @@ class Coded:
   dtype: str = dataclasses.field(metadata={"static": True})
 
   @classmethod
-  def encode(cls, x: jax.Array, dtype: str) -> "Coded":
+  def encode(cls, x: jax.Array, dtype: str) -> "CodedMatrix":
     """Encodes an array ``[..., width]``."""
     width = x.shape[-1]
     return cls(codec.encode(x, _codec(width)), width, dtype)
@@ -71,7 +71,7 @@ class Coded:
     """Shape of the array."""
     return *self.encoded.payload.shape[:-1], self.width
 
-  def astype(self, dtype: Any) -> "Coded":
+  def astype(self, dtype: Any) -> "CodedMatrix":
     """Returns the same codes with another ``dtype`` of the decoded matrix."""
     return dataclasses.replace(self, dtype=jnp.dtype(dtype).name)
 
@@ -80,7 +80,7 @@ class Coded:
     return self if index is ... else self.decode()[index]
 
   def product(self, x: jax.Array) -> jax.Array:
-    """Multiplies ``[..., H]`` by the matrix ``[1, H, F]`` of one lane.
+    """Multiplies ``[..., H]`` by the matrix ``[1, H, F]`` of one rank.
 
     Args:
       x: Rows in the dtype of this matrix.
@@ -91,8 +91,11 @@ class Coded:
     _, channels, width = self.shape
     rows = math.prod(x.shape[:-1])
     if not (
-      rows <= _MAX_ROWS and channels * width >= _LEAST and channels % 4 == 0
-      and x.dtype == jnp.float32 and compiles_loops()  # imports numba
+      rows <= _MAX_ROWS
+      and channels * width >= _MIN_ELEMENTS
+      and channels % 4 == 0
+      and x.dtype == jnp.float32
+      and compiles_loops()  # imports numba
     ):
       return x @ self.decode()[0]
     # Compiles, or reads numba's cache: only programs with this kernel need it.
@@ -100,7 +103,7 @@ class Coded:
 
     strip = coded_loops.STRIP
     y = cpu_calls.call(
-      coded_loops.PRODUCT, -(-width // strip), (rows, strip),
+      coded_loops.PRODUCT_KERNEL, -(-width // strip), (rows, strip),
       x.reshape(rows, channels),
       *(values[0] for values in self.encoded), vmap_method="sequential",
     )
@@ -109,5 +112,5 @@ class Coded:
 
 
 def _codec(width: int) -> codec.Codec:
-  """Returns the int8 codec of rows of a given length; blocks must be even."""
+  """Returns the int8 codec for rows of length ``width``, in even blocks."""
   return codec.Codec("int8", min(BLOCK, width + width % 2))

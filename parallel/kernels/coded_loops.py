@@ -13,12 +13,12 @@ from parallel.kernels import cpu_calls as calls
 STRIP = coded.BLOCK
 # Tasks that are computed together: their results of one row of x fit in a
 # core's first-level cache.
-_GROUP = 8
+_STRIPS_PER_GROUP = 8
 
 
-@calls.loop
-def _add(x, codes, scales, first, out):
-  """Adds the products of x with a few strips to ``out``.
+@calls.compile_loop
+def _add_strip_products(x, codes, scales, first, out):
+  """Adds the products of x with strips of ``STRIP`` features to ``out``.
 
   Four channels are processed at a time, to load and store sums less often.
 
@@ -26,7 +26,7 @@ def _add(x, codes, scales, first, out):
     x: float32 ``[M, H]``; H is a multiple of 4.
     codes: int8 ``[H, F]``.
     scales: float32 ``[H, F / B]``; B is `STRIP`, or at least F.
-    first: Number of the first strip.
+    first: Index of the first strip.
     out: float32 ``[strips, M, STRIP]``, updated.
   """
   (rows, channels), features = x.shape, codes.shape[1]
@@ -50,15 +50,15 @@ def _add(x, codes, scales, first, out):
 
 
 def _product(frame):
-  """Runs some of the tasks, each of which computes one strip of features.
+  """Computes the products of x with some strips of features, one per task.
 
-  Operands: first task ``[1]``; x float32 ``[M, H]``; codes ``[H, F]``; scales
-  float32 ``[H, F / B]``. The result is float32 ``[tasks, M, STRIP]``, with
-  zeros for features after the last one.
+  Operands in ``frame``: number of the first task ``[1]``; x float32 ``[M, H]``;
+  codes ``[H, F]``; scales float32 ``[H, F / B]``. The result is float32
+  ``[tasks, M, STRIP]``, with zeros for features after the last one.
   """
-  if calls.answered(frame):
+  if calls.answer_version_query(frame):
     return 0
-  ins, outs = calls.operands(frame), calls.results(frame)
+  ins, outs = calls.operands_address(frame), calls.results_address(frame)
   rows, channels = calls.dim(ins, 1, 2), calls.dim(ins, 1, 1)
   num_tasks = calls.dim(outs, 0, 3)
   first = calls.array(ins, 0, numba.int32, (1,))[0]
@@ -67,9 +67,11 @@ def _product(frame):
   scales = calls.array(ins, 3, numba.float32, (channels, calls.dim(ins, 3, 1)))
   out = calls.array(outs, 0, numba.float32, (num_tasks, rows, STRIP))
   out[:] = 0
-  for task in range(0, num_tasks, _GROUP):
-    _add(x, codes, scales, first + task, out[task : task + _GROUP])
+  for task in range(0, num_tasks, _STRIPS_PER_GROUP):
+    _add_strip_products(
+      x, codes, scales, first + task, out[task : task + _STRIPS_PER_GROUP]
+    )
   return 0
 
 
-PRODUCT = calls.registered("coded_product", _product)
+PRODUCT_KERNEL = calls.register_kernel("coded_product", _product)

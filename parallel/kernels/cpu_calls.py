@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from parallel.kernels import calls
 
 # Type of a kernel: from the address of a call frame to 0, for success.
-_KERNEL = "int64(int64)"
+_KERNEL_SIGNATURE = "int64(int64)"
 
 # Pieces per core. On two cores, XLA:CPU executes 8 calls one after another but
 # divides 16 calls between its threads.
@@ -33,7 +33,7 @@ _PIECES = 8
 
 # Decorator of loops: numba may reorder sums, but must keep NaN, by which a
 # server detects a diverged request.
-loop = numba.njit(
+compile_loop = numba.njit(
   fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy",
   inline="never",
 )
@@ -58,7 +58,7 @@ def _word(address):
 
 
 @numba.njit
-def answered(frame):
+def answer_version_query(frame):
   """Answers a call that only requests the version of the interface.
 
   Args:
@@ -82,28 +82,28 @@ def answered(frame):
 
 
 @numba.njit
-def operands(frame):
+def operands_address(frame):
   """Returns the address of the operands of a call frame."""
   return _word(frame + 72)
 
 
 @numba.njit
-def results(frame):
+def results_address(frame):
   """Returns the address of the results of a call frame."""
   return _word(frame + 112)
 
 
 @numba.njit
 def dim(buffers, number, last):
-  """Returns the size of the ``last``-th dim from the end of a buffer."""
+  """Returns the size of dim ``-last`` of an array; arguments as in `array`."""
   buffer = _word(buffers + 8 * number)
   rank = _word(buffer + 32)
   return _word(_word(buffer + 40) + 8 * (rank - last))
 
 
 @numba.njit
-def leading(buffers, number, last):
-  """Returns the product of all dims of a buffer but the ``last`` ones."""
+def leading_size(buffers, number, last):
+  """Returns the product of all dims of an array but the last ``last`` ones."""
   product, rank = 1, _word(_word(buffers + 8 * number) + 32)
   for i in range(last + 1, rank + 1):
     product *= dim(buffers, number, i)
@@ -115,7 +115,7 @@ def array(buffers, number, dtype, shape):
   """Returns an operand or result as an array.
 
   Args:
-    buffers: Address that `operands` or `results` returns.
+    buffers: Address that `operands_address` or `results_address` returns.
     number: Index of the operand or result.
     dtype: numba's dtype of its elements.
     shape: Shape of the array.
@@ -124,15 +124,15 @@ def array(buffers, number, dtype, shape):
   return numba.carray(_pointer(data, dtype), shape)
 
 
-def registered(name: str, function: Callable[[Any], Any]) -> str:
+def register_kernel(name: str, function: Callable[[Any], Any]) -> str:
   """Compiles a kernel, registers it for `call`, and returns its name.
 
   numba's cache does not detect changes in other files than the kernel's own.
   """
   try:
-    kernel = numba.cfunc(_KERNEL, cache=True)(function)
+    kernel = numba.cfunc(_KERNEL_SIGNATURE, cache=True)(function)
   except (RuntimeError, OSError, EOFError):  # cache not writable, or damaged
-    kernel = numba.cfunc(_KERNEL)(function)
+    kernel = numba.cfunc(_KERNEL_SIGNATURE)(function)
   address = ctypes.cast(kernel.address, ctypes.c_void_p)
   jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(address), platform="cpu")
   return name
@@ -157,8 +157,8 @@ def call(
     name: Name of the kernel.
     num_tasks: Number of tasks.
     shape: Shape of a task's result.
-    *operands: Operands of the kernel, after the number of the piece's first
-      task, int32 ``[1]``.
+    *operands: Operands of the kernel, which also receives the number of the
+      first task of its piece, int32 ``[1]``, before them.
     vmap_method: Argument of `jax.ffi.ffi_call`; "sequential" for a kernel that
       does not support operands with leading batch dims.
 
@@ -177,4 +177,4 @@ def call(
       for start, stop in itertools.pairwise(bounds)
     ])
 
-  return calls.unchecked(run, *operands)
+  return calls.call_unchecked(run, *operands)

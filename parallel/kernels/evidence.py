@@ -1,4 +1,4 @@
-"""Effect of norm kernels on the step time of whole models, for "auto".
+"""Effect of norm kernels on a model's step time, for the preference "auto".
 
 A kernel moves fewer bytes than the reference compiled by XLA. In a model,
 however, it may prevent fusions into adjacent matrix products: casts, slices and
@@ -9,8 +9,8 @@ of both programs are compared, with transfers overlapped as scheduled.
 
 from collections.abc import Mapping
 
-# (device kind as named by jax, op) -> p -> step time with the kernel, divided
-# by the step time without it.
+# (jax's device kind, op) -> fraction p of shared channels -> step time with the
+# kernel, divided by the step time without it.
 # table: kernels
 STEP_WITH_KERNEL: dict[tuple[str, str], Mapping[float, float]] = {
   ("TPU v5", "add_norm"): {1.0: 1.043, 0.5: 1.033, 0.25: 1.046},
@@ -20,7 +20,7 @@ STEP_WITH_KERNEL: dict[tuple[str, str], Mapping[float, float]] = {
 # end of table
 
 
-def helps(device_kind: str, op: str, p: float) -> bool:
+def is_step_faster(device_kind: str, op: str, p: float) -> bool:
   """Returns whether a model's step is faster with an op's kernel.
 
   For p = 1 there are no private channels and kernels have other operands, so
@@ -33,8 +33,8 @@ def helps(device_kind: str, op: str, p: float) -> bool:
     p: Fraction of the channels that tensor ranks share, in (0, 1].
 
   Example:
-    >>> helps("TPU v5", "add_norm", p=0.5), helps("TPU v4", "add_norm", p=0.5)
-    (False, True)
+    >>> [is_step_faster(tpu, "add_norm", p=0.5) for tpu in ("TPU v5", "TPU v4")]
+    [False, True]
   """
   steps = STEP_WITH_KERNEL.get((device_kind, op), {})
   alike = [q for q in steps if (q == 1.0) == (p == 1.0)]

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import jax
 
 # Platform -> names of the kernels of an op on it, in order of preference.
-Kernels = Mapping[str, Sequence[str]]
-KERNELS: Kernels = {"tpu": ("tpu",), "gpu": ("gpu",)}
+KernelNames = Mapping[str, Sequence[str]]
+KERNELS: KernelNames = {"tpu": ("tpu",), "gpu": ("gpu",)}
 
 # Suffix of a kernel's name to run it in the interpreter.
 _INTERPRET = "_interpret"
@@ -55,7 +55,7 @@ class SelectedKernel(NamedTuple):
 def preference(
   implementation: Implementation,
   platform: str | None = None,
-  kernels: Kernels = KERNELS,
+  kernels: KernelNames = KERNELS,
 ) -> tuple[str, ...]:
   """Expands "auto", a name or several names to a tuple of names.
 
@@ -96,7 +96,7 @@ def choose(
   op: str,
   implementation: Implementation,
   refusal: Callable[[str], str | None],
-  kernels: Kernels = KERNELS,
+  kernels: KernelNames = KERNELS,
 ) -> SelectedKernel:
   """Returns the first preferred implementation that supports the operands.
 

@@ -12,9 +12,9 @@ The result is a cluster (`parallel.plans.hardware.link_matrix`), which
   instructions equals the measured one.
 - Latency and bandwidth of a link are fitted to the transfers of the smallest
   group of devices that contains it.
-- A device also waits for others or for the host. This rest of a step is counted
-  as compute: both rates and the overhead are scaled by one factor. Virtual
-  devices share processors, so they mostly wait for the compute of others.
+- Time in which a device waits for other devices or for the host is counted as
+  compute: both rates and the overhead are scaled by one factor. Virtual devices
+  share processors, so they mostly wait for the compute of other devices.
 """
 
 import collections
@@ -35,11 +35,11 @@ from parallel.plans.hardware import cluster_files, devices, link_matrix
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.hardware.link_matrix import LinkMatrix
 
-_FREE = cluster_files.MAX_RATE  # rate that replaces an infinite fitted one
+_MAX_RATE = cluster_files.MAX_RATE  # rate that replaces an infinite fitted one
 
 
 class InstructionWork(NamedTuple):
-  """Means over the executions of an instruction without communication.
+  """Mean work of one execution of an instruction that does not communicate.
 
   Attributes:
     flops: FLOPs of its matrix products.
@@ -68,7 +68,7 @@ class Rates(NamedTuple):
     )
 
 
-class Message(NamedTuple):
+class CollectiveSample(NamedTuple):
   """Measured collective instruction.
 
   Attributes:
@@ -89,27 +89,27 @@ class Message(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Observed:
+class ProgramProfile:
   """Profile of a program.
 
   Attributes:
     reading: The compiled program.
     steps: Runs of the program in the trace.
     step_s: Seconds from one run to the next.
-    work: Its instructions without communication.
-    messages: Its collectives.
-    dtype: Dtype with the most FLOPs of products; "" without products.
+    work: Instructions of the program that do not communicate.
+    messages: Collectives of the program.
+    dtype: Dtype with the most FLOPs of matrix products; "" if there are none.
   """
 
   reading: Reading
   steps: int
   step_s: float
   work: tuple[InstructionWork, ...]
-  messages: tuple[Message, ...]
+  messages: tuple[CollectiveSample, ...]
   dtype: str
 
 
-class Calibrated(NamedTuple):
+class CalibrationResult(NamedTuple):
   """Result of `calibrate`.
 
   Attributes:
@@ -124,7 +124,7 @@ class Calibrated(NamedTuple):
   rows: list[dict[str, Any]]
 
 
-def observe(reading: Reading, events: Events) -> Observed:
+def join_profile(reading: Reading, events: Events) -> ProgramProfile:
   """Joins a program with its events in a profile.
 
   Args:
@@ -151,7 +151,9 @@ def observe(reading: Reading, events: Events) -> Observed:
     for x in found
   ]
   span_s = (max(x.end for x in every) - min(x.start for x in every)) / 1e9
-  program = _scheduled(reading, DEVICES["a100"])  # for counts only: any device
+  program = _scheduled_program(
+    reading, DEVICES["a100"]
+  )  # for counts only: any device
   work = []
   flops: collections.Counter[str] = collections.Counter()  # by dtype
   for computation in {c.name: c for c, _ in module.runs()}.values():
@@ -162,7 +164,9 @@ def observe(reading: Reading, events: Events) -> Observed:
         for x in of_device.get(instruction.name, ())
       ]
       if found and (cost.flops or cost.bytes):
-        dtype = roofline.products(module, computation, instruction)[1]
+        dtype = roofline.product_flops_and_dtype(
+          module, computation, instruction
+        )[1]
         flops[dtype] += cost.flops * len(found)
         work.append(InstructionWork(
           cost.flops, cost.bytes,
@@ -171,23 +175,23 @@ def observe(reading: Reading, events: Events) -> Observed:
         ))
   first = {e.instruction: e.entry for e in reversed(reading.executed)}
   messages = []
-  for m in profiles.measured(reading, events):
+  for m in profiles.measure_collectives(reading, events):
     groups = link_times.groups(reading.mesh, first[m.instruction])
-    messages.append(Message(
+    messages.append(CollectiveSample(
       first[m.instruction].over, tuple(map(tuple, groups.tolist())),
       first[m.instruction].ring_hops, m.bytes, m.transfer_s,
       m.executions / steps,
     ))
-  return Observed(
+  return ProgramProfile(
     reading, steps, span_s / steps, tuple(work), tuple(messages),
     max(flops, key=flops.__getitem__, default=""),
   )
 
 
 def calibrate(
-  observed: Sequence[Observed], name: str, memory_bytes: int
-) -> Calibrated:
-  """Fits rates to profiles.
+  observed: Sequence[ProgramProfile], name: str, memory_bytes: int
+) -> CalibrationResult:
+  """Fits the rates of devices and links to profiles of programs.
 
   Args:
     observed: Profiles of programs on the same devices.
@@ -198,48 +202,50 @@ def calibrate(
     ValueError: No instruction is a matrix product, or all of them are.
   """
   work = [w for o in observed for w in o.work if w.seconds > 0]
-  fitted = rates(work)
+  fitted = fit_rates(work)
   steps = sum(o.steps for o in observed)
   source = f"profile of {steps} steps of {len(observed)} programs"
   messages = [m for o in observed for m in o.messages if m.seconds > 0]
   # A program of one device has no mesh.
   num_devices = max(1, *(o.reading.mesh.size for o in observed))
-  latency, per_s = _matrices(messages, num_devices)
+  latency, per_s = _fit_link_matrices(messages, num_devices)
 
   def cluster(factor: float) -> LinkMatrix:
     matrix, memory = (
-      min(_FREE, rate / factor) for rate in (fitted.matrix, fitted.memory)
+      min(_MAX_RATE, rate / factor) for rate in (fitted.matrix, fitted.memory)
     )
     return LinkMatrix(
-      name, devices.measured(
+      name, devices.make_measured_device(
         name, {observed[0].dtype: matrix}, memory_bytes // num_devices,
         memory, source, fitted.overhead_s * factor,
       ), (0,) * num_devices, per_s, latency, source, "measured",
     )
 
-  # One factor slows down all compute, so that waiting counts as compute.
+  # One factor slows down all compute, so that it includes the time of waiting.
   wanted = predicted = 0.0
   for o in observed:
-    compute_s, exposed_s = _parts(o.reading, cluster(1.0))
+    compute_s, exposed_s = _compute_and_exposed_s(o.reading, cluster(1.0))
     wanted += o.step_s - exposed_s
     predicted += compute_s
   links = cluster(max(wanted / predicted, 1e-3))
   total_s = sum(o.step_s for o in observed)
-  return Calibrated(links, [
+  return CalibrationResult(links, [
     *_work_rows(work, fitted, total_s),
     *_message_rows(messages, links, total_s),
     {
       "what": "steps", "samples": len(observed), "rate": None,
       "latency_s": None, "share": 1.0,
       "residual": float(np.median([
-        abs(sum(_parts(o.reading, links)) / o.step_s - 1) for o in observed
+        abs(
+          sum(_compute_and_exposed_s(o.reading, links)) / o.step_s - 1
+        ) for o in observed
       ])),
     },
   ])
 
 
-def rates(work: Sequence[InstructionWork]) -> Rates:
-  """Fits rates to instructions.
+def fit_rates(work: Sequence[InstructionWork]) -> Rates:
+  """Fits the rates of the roofline to the seconds of instructions.
 
   Raises:
     ValueError: No instruction is a matrix product, or all of them are.
@@ -248,7 +254,7 @@ def rates(work: Sequence[InstructionWork]) -> Rates:
     >>> true = Rates(2e10, 1e9, 1e-5)
     >>> made = [InstructionWork(f, b, 0.0, 1) for f, b in (
     ...   (2e9, 1e6), (4e9, 1e6), (0.0, 1e6), (1e3, 4e6))]
-    >>> found = rates([w._replace(seconds=true.seconds(w)) for w in made])
+    >>> found = fit_rates([w._replace(seconds=true.seconds(w)) for w in made])
     >>> print(*(f"{x:.3g}" for x in found))
     2e+10 1e+09 1e-05
   """
@@ -273,7 +279,7 @@ def rates(work: Sequence[InstructionWork]) -> Rates:
     fits.append((error, tuple(found / scale)))
   # A rate that the fit leaves infinite must stay finite in files.
   per_flop, per_byte, overhead = np.maximum(
-    min(fits)[1], [1 / _FREE, 1 / _FREE, 0]
+    min(fits)[1], [1 / _MAX_RATE, 1 / _MAX_RATE, 0]
   )
   made = Rates(*(float(x) for x in (1 / per_flop, 1 / per_byte, overhead)))
   factor = float(np.sum(count * seconds)) / sum(
@@ -282,7 +288,7 @@ def rates(work: Sequence[InstructionWork]) -> Rates:
   return Rates(made.matrix / factor, made.memory / factor, overhead * factor)
 
 
-def link(messages: Sequence[Message]) -> tuple[float, float]:
+def fit_link(messages: Sequence[CollectiveSample]) -> tuple[float, float]:
   """Returns latency in seconds and bandwidth in bytes/s of a ring's links.
 
   Both are scaled so that the modelled total time of all messages equals the
@@ -303,18 +309,22 @@ def link(messages: Sequence[Message]) -> tuple[float, float]:
   return latency_s * factor, bandwidth / factor
 
 
-def _scheduled(
+def _scheduled_program(
   reading: Reading, device: devices.Device, links: LinkMatrix | None = None
 ) -> ScheduledProgram:
   return ScheduledProgram(
     reading.module, reading.mesh, device,
-    link_times.seconds(links, reading.mesh) if links else lambda _: 0.0,
+    link_times.build_time_model(
+      links, reading.mesh
+    ) if links else lambda _: 0.0,
   )
 
 
-def _parts(reading: Reading, links: LinkMatrix) -> tuple[float, float]:
+def _compute_and_exposed_s(
+  reading: Reading, links: LinkMatrix
+) -> tuple[float, float]:
   """Returns a step's seconds of compute, and of exposed communication."""
-  program = _scheduled(reading, links.device, links)
+  program = _scheduled_program(reading, links.device, links)
   exposed_s = sum(
     (t.wire_seconds - t.hidden_seconds * t.asynchronous) * (t.count or 1)
     for t in program.collectives()
@@ -322,16 +332,16 @@ def _parts(reading: Reading, links: LinkMatrix) -> tuple[float, float]:
   return program.total().seconds, exposed_s
 
 
-def _matrices(
-  messages: Sequence[Message], num_devices: int
+def _fit_link_matrices(
+  messages: Sequence[CollectiveSample], num_devices: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns latency (s) and bandwidth (bytes/s) of all pairs, ``[N, N]``."""
+  """Returns latency (s) and bandwidth (bytes/s) of device pairs, ``[N, N]``."""
   latency = np.full((num_devices, num_devices), np.nan)
   bandwidth = latency.copy()
   # Smallest groups first: a pair gets the rates of the smallest group it is in.
   by_group = sorted(_by_group(messages).items(), key=lambda x: len(x[0][0]))
   for groups, found in by_group:
-    fitted = link(found)
+    fitted = fit_link(found)
     for group in groups:
       for pair in itertools.permutations(group, 2):
         if np.isnan(latency[pair]):
@@ -339,7 +349,7 @@ def _matrices(
   # Pairs that were not measured have the slowest rates. Without collectives,
   # no link is used.
   slowest = (
-    (np.nanmax(latency), np.nanmin(bandwidth)) if by_group else (0.0, _FREE)
+    (np.nanmax(latency), np.nanmin(bandwidth)) if by_group else (0.0, _MAX_RATE)
   )
   missing = np.isnan(latency)
   latency[missing], bandwidth[missing] = slowest
@@ -347,9 +357,9 @@ def _matrices(
 
 
 def _by_group(
-  messages: Sequence[Message],
-) -> dict[tuple[tuple[int, ...], ...], list[Message]]:
-  found: dict[tuple[tuple[int, ...], ...], list[Message]] = {}
+  messages: Sequence[CollectiveSample],
+) -> dict[tuple[tuple[int, ...], ...], list[CollectiveSample]]:
+  found: dict[tuple[tuple[int, ...], ...], list[CollectiveSample]] = {}
   for message in messages:
     found.setdefault(message.groups, []).append(message)
   return found
@@ -358,7 +368,7 @@ def _by_group(
 def _work_rows(
   work: Sequence[InstructionWork], fitted: Rates, total_s: float
 ) -> list[dict[str, Any]]:
-  """Returns a row per rate, as fitted: waiting is not counted as compute."""
+  """Returns a table row per fitted rate, before waiting counts as compute."""
   rows = []
   for what, rate, products in (("products", fitted.matrix, True),
                                ("memory", fitted.memory, False)):
@@ -378,7 +388,7 @@ def _work_rows(
 
 
 def _message_rows(
-  messages: Sequence[Message], links: LinkMatrix, total_s: float
+  messages: Sequence[CollectiveSample], links: LinkMatrix, total_s: float
 ) -> list[dict[str, Any]]:
   rows = []
   for groups, found in _by_group(messages).items():

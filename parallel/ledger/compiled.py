@@ -14,7 +14,7 @@ before compilation. In other programs XLA changes them:
   the collective; only the first one sends.
 - XLA:TPU compiles one program per slice, which sends to other slices by
   transfers to the host's runtime (megascale); they are entries over the axis
-  `SLICES`.
+  `SLICE_AXIS`.
 - XLA:GPU writes pipelined permutes as sends and receives.
 """
 
@@ -28,10 +28,14 @@ import jax
 import numpy as np
 
 from parallel.ledger import hlo, operations, silent
-from parallel.ledger.entries import SLICES, Unknown, alike
+from parallel.ledger.entries import (
+  SLICE_AXIS,
+  UnknownInstruction,
+  branches_are_equal,
+)
 from parallel.ledger.groups import Group, MeshAxes, replica_groups
-from parallel.ledger.ledger import Collective, place
-from parallel.ledger.sources import Lines
+from parallel.ledger.ledger import Collective, parse_name_stack
+from parallel.ledger.sources import SourceLines
 
 # HLO opcode, without "-start" -> kind of a ledger entry.
 _KINDS = {
@@ -52,7 +56,7 @@ _SLICE_KINDS = {
 }
 _MEGASCALE = '_xla_host_transfer_handler_name="xla_megascale_runtime"'
 # Pairs of a permute, of a send or of a receive.
-PAIRS = re.compile(r'source_target_pairs="?(\{[\d,{}\s]*\})')
+SOURCE_TARGET_PAIRS = re.compile(r'source_target_pairs="?(\{[\d,{}\s]*\})')
 # Instructions whose computation is read where they are.
 _WRAPPERS = ("fusion",) + tuple(
   f"{name}-start" for name in ("async", "call", "custom-call", "fusion")
@@ -87,7 +91,7 @@ def collectives(
   return Reader(module, mesh).collectives()
 
 
-def across_partitions(found: hlo.Instruction) -> bool:
+def groups_list_replicas(found: hlo.Instruction) -> bool:
   """Returns whether the groups of a collective list replicas, not devices.
 
   Such a group contains all partitions of its replicas, whose number the
@@ -101,7 +105,7 @@ def across_partitions(found: hlo.Instruction) -> bool:
 
 
 class Reader:
-  """Reader of the instructions of a module as ledger entries of count one."""
+  """Reads the instructions of a compiled program as ledger entries."""
 
   def __init__(
     self, module: hlo.Module, mesh: jax.sharding.Mesh, strict: bool = True,
@@ -149,7 +153,8 @@ class Reader:
     yielded, and its count is known.
     """
     return self.module.runs(
-      start, lambda branches: alike(map(self.collectives, branches))
+      start,
+      lambda branches: branches_are_equal(map(self.collectives, branches))
     )
 
   def entries(
@@ -204,10 +209,10 @@ class Reader:
   def host_copy(
     self, computation: hlo.Computation, start: int
   ) -> tuple[bool, int] | None:
-    """Reads a copy between device and host memory, by its first instruction.
+    """Describes the copy between device and host that begins at ``start``.
 
     Returns:
-      Whether it copies to the host, and its bytes; None for other instructions.
+      Whether it copies to the host, and its bytes; None if it is no such copy.
     """
     inner, found = computation, computation.instructions[start]
     wraps = found.opcode.removesuffix("-start") in ("fusion", "async")
@@ -232,7 +237,7 @@ class Reader:
   def find(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
-    """Finds the collectives in an instruction and in the ones it wraps.
+    """Finds the collectives in an instruction and in computations it wraps.
 
     Yields:
       Pairs (computation, collective or sending kernel in that computation).
@@ -262,13 +267,13 @@ class Reader:
     if opcode == "custom-call":
       return operations.kernel_sends(instruction.attributes) is not None
     if opcode == "send":
-      return _of_slices(instruction) or len(self.pairs(instruction)) > 0
+      return _is_slice_transfer(instruction) or len(self.pairs(instruction)) > 0
     return opcode in _KINDS
 
   def unknown(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> str:
-    """Returns how an instruction may communicate without being counted.
+    """Describes how an instruction may communicate without being counted.
 
     The result is "" for an instruction that is counted, or sends nothing.
     """
@@ -286,19 +291,25 @@ class Reader:
     ):
       target = instruction.attribute("custom_call_target")
       effect = instruction.attribute("custom_call_has_side_effect") == "true"
-      if silent.call(target, effect, instruction.attributes):
+      if silent.is_silent_call(target, effect, instruction.attributes):
         return ""
       return f"custom call of {target!r}" + ", with a side effect" * effect
     if opcode in ("send", "recv"):
       handler = instruction.attribute("_xla_host_transfer_handler_name")
-      received = _of_slices(instruction) or len(self.pairs(instruction))
+      received = _is_slice_transfer(instruction) or len(self.pairs(instruction))
       silently = received or handler in silent.HOST_HANDLERS
       return "" if silently else f"{opcode} to an unknown place"
-    if opcode in _KINDS or silent.opcode(opcode) or opcode == "custom-call":
+    if (
+      opcode in _KINDS
+      or silent.is_silent_opcode(opcode)
+      or opcode == "custom-call"
+    ):
       return ""  # the start of an asynchronous pair is counted
     return f"unknown operation {opcode!r}"
 
-  def all_unknown(self, lines: Lines | None = None) -> Iterator[Unknown]:
+  def all_unknown(self, lines: SourceLines | None = None) -> Iterator[
+    UnknownInstruction
+  ]:
     """Yields all instructions that may communicate without being counted.
 
     Args:
@@ -319,15 +330,15 @@ class Reader:
         ):
           what = f"{instruction.opcode} in a computation that is not followed"
         if what:
-          yield Unknown(
+          yield UnknownInstruction(
             instruction.name, what, lines.of(instruction) if lines else "",
             instruction.attribute("custom_call_target"),
           )
     for line in self.module.unread:
-      yield Unknown("", f"unknown syntax {line.strip()[:60]!r}")
+      yield UnknownInstruction("", f"unknown syntax {line.strip()[:60]!r}")
 
   def _counted(self) -> tuple[set[str], set[str]]:
-    """Returns the names of counted collectives, and computations with copies.
+    """Finds the counted collectives, and computations with copies of them.
 
     Returns:
       Names of the counted collectives; and names of the computations of fusions
@@ -348,7 +359,7 @@ class Reader:
   ) -> Iterator[Collective]:
     """Yields one ledger entry per operand of a collective."""
     # Some wrapped collectives have no name stack; their wrapper's is used.
-    phase, rematted, where = place(found.op_name or outer)
+    phase, rematted, where = parse_name_stack(found.op_name or outer)
     if not self.differentiates:
       phase = "forward"
     opcode = found.opcode.removesuffix("-start")
@@ -360,7 +371,7 @@ class Reader:
       )
       return
     kind = _KINDS[opcode]
-    if _of_slices(found):
+    if _is_slice_transfer(found):
       transfer = found.attribute("_xla_megascale_transfer_type")
       kind = _SLICE_KINDS.get(transfer, "permute")
     if computation.name.startswith("all-reduce-scatter"):
@@ -369,7 +380,7 @@ class Reader:
       kind = "reduce_scatter"
     axes, group_size, smallest = self._axes(found)
     reduction = None
-    if _of_slices(found):
+    if _is_slice_transfer(found):
       name = found.attribute("_xla_megascale_reduce_operation").lower()
       reduction = name.replace("sum", "add") or None
     elif kind in ("all_reduce", "reduce_scatter"):
@@ -395,22 +406,22 @@ class Reader:
 
   def _axes(self, found: hlo.Instruction) -> Group:
     """Returns the axes of a collective and the sizes of its groups."""
-    if _of_slices(found):
+    if _is_slice_transfer(found):
       # "{1,2}x{0:3}" (slices x devices), or groups, "{{100000,200000},...}".
       target = found.attribute("_xla_megascale_target")
       sizes = {n.count(",") + 1 for n in re.findall(r"\{([\d,]+)\}", target)}
-      return Group((SLICES,), sizes.pop() if len(sizes) == 1 else None)
-    if PAIRS.search(found.attributes):
+      return Group((SLICE_AXIS,), sizes.pop() if len(sizes) == 1 else None)
+    if SOURCE_TARGET_PAIRS.search(found.attributes):
       return self.mesh_axes.of_pairs(self.pairs(found))
-    if across_partitions(found):
+    if groups_list_replicas(found):
       return Group((), None)
     if found.attribute("replica_groups") in ("", "{}"):
       return self.mesh_axes.of_groups([])
     return self.mesh_axes.of_groups(self.groups(found))
 
   def pairs(self, found: hlo.Instruction) -> np.ndarray:
-    """Returns sources and targets of a permute, int ``[n, 2]``, else n = 0."""
-    text = PAIRS.search(found.attributes)  # {{0,1},{1,0}}
+    """Returns sources and targets, int ``[n, 2]``; n = 0 if not a permute."""
+    text = SOURCE_TARGET_PAIRS.search(found.attributes)  # {{0,1},{1,0}}
     numbers = re.findall(r"\d+", text[1]) if text else []
     return np.array(numbers, int).reshape(-1, 2)
 
@@ -421,20 +432,20 @@ class Reader:
     )
 
 
-def _of_slices(instruction: hlo.Instruction) -> bool:
+def _is_slice_transfer(instruction: hlo.Instruction) -> bool:
   """Returns whether an instruction is a transfer between TPU slices."""
   return _MEGASCALE in instruction.attributes
 
 
 def read(
   module: hlo.Module, mesh: jax.sharding.Mesh
-) -> tuple[list[Collective], list[Unknown]]:
+) -> tuple[list[Collective], list[UnknownInstruction]]:
   """Returns the entries of `collectives`, and instructions it cannot read."""
   reader = Reader(module, mesh, strict=False)
   return reader.collectives(), [*reader.all_unknown()]
 
 
-class Sent(NamedTuple):
+class SentTotals(NamedTuple):
   """Sums over a set of collectives of a program.
 
   Attributes:
@@ -463,8 +474,8 @@ class Difference:
 
   axes: tuple[str, ...]
   phase: str
-  lowered: dict[tuple[str, str], Sent]
-  compiled: dict[tuple[str, str], Sent]
+  lowered: dict[tuple[str, str], SentTotals]
+  compiled: dict[tuple[str, str], SentTotals]
 
   @property
   def differs(self) -> bool:
@@ -510,14 +521,14 @@ def compare(
     for entry in entries:
       if not entry.bytes:
         continue
-      # (axes, phase) -> (label, dtype) -> Sent
+      # (axes, phase) -> (label, dtype) -> SentTotals
       sums = side.setdefault((entry.axes, entry.phase), {})
-      count, known, unknown = sums.get((entry.label, entry.dtype), Sent())
+      count, known, unknown = sums.get((entry.label, entry.dtype), SentTotals())
       if entry.count is None:
-        sent = Sent(count, known, unknown + entry.bytes)
+        sent = SentTotals(count, known, unknown + entry.bytes)
       else:
         more = entry.count * entry.bytes
-        sent = Sent(count + entry.count, known + more, unknown)
+        sent = SentTotals(count + entry.count, known + more, unknown)
       sums[entry.label, entry.dtype] = sent
     sides.append(side)
   keys = list(dict.fromkeys([*sides[0], *sides[1]]))

@@ -1,4 +1,4 @@
-"""XLA options for steps whose reductions run during products.
+"""XLA options for steps whose all-reduces overlap matrix products.
 
 A platform's defaults leave all-reduces synchronous, or start them late. These
 options are passed to the compiler with each step of training and inference,
@@ -19,13 +19,13 @@ _SPARSE_CORE = {
 # XLA:TPU starts an all-reduce only as early as its estimated duration requires.
 # The estimate is too short: log/2026-11-27-nanobatches-early.md and
 # log/2026-11-27-nanobatches-v6e.md.
-_EARLY = {"xla_tpu_sparse_core_all_reduce_latency_multiplier": "10"}
+_EARLY_ALL_REDUCE = {"xla_tpu_sparse_core_all_reduce_latency_multiplier": "10"}
 # `jax.Device.device_kind` -> (options of all steps, more for nano-batches).
 _TPU = {
-  "TPU v5": (_SPARSE_CORE, _EARLY),  # v5p
-  "TPU v5p": (_SPARSE_CORE, _EARLY),
-  "TPU v6 lite": (_SPARSE_CORE, _EARLY),  # v6e
-  "TPU v6e": (_SPARSE_CORE, _EARLY),
+  "TPU v5": (_SPARSE_CORE, _EARLY_ALL_REDUCE),  # v5p
+  "TPU v5p": (_SPARSE_CORE, _EARLY_ALL_REDUCE),
+  "TPU v6 lite": (_SPARSE_CORE, _EARLY_ALL_REDUCE),  # v6e
+  "TPU v6e": (_SPARSE_CORE, _EARLY_ALL_REDUCE),
 }
 _GPU = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
@@ -33,12 +33,12 @@ _GPU = {"xla_gpu_enable_latency_hiding_scheduler": True}
 def of_device(
   device: jax.Device, in_pieces: bool = False
 ) -> dict[str, bool | str]:
-  """Returns the options for a step on devices of a kind; {} on CPUs.
+  """Returns XLA option -> value for a step on devices; {} on CPUs.
 
   Args:
     device: One of the devices, or the description of one.
-    in_pieces: Whether a batch is split into nano-batches, so that reductions
-      of one overlap with the compute of the next.
+    in_pieces: Whether a batch is split into nano-batches, so that all-reduces
+      of a nano-batch overlap with the compute of the next one.
   """
   if device.platform == "gpu":
     return dict(_GPU)
@@ -50,7 +50,7 @@ def parse(text: str) -> Mapping[str, bool | str]:
   """Parses ``"NAME=VALUE NAME=VALUE"``; an empty VALUE removes an option.
 
   Raises:
-    ValueError: A part has another form, or an option is given twice.
+    ValueError: A part is not xla_NAME=VALUE, or an option is given twice.
 
   Example:
     >>> parse("xla_gpu_enable_latency_hiding_scheduler=false xla_x=10")

@@ -8,8 +8,8 @@ distribution of the errors is. Both ends are separate quantiles, since errors of
 a roofline are not symmetric. Too few residuals give an infinite interval.
 
 The probability is a mean over such steps, and can be lower for a group of them.
-So a calibration records its family: for each of some config keys, the values in
-its programs. The interval of a program outside it is widened (`widening`).
+So a calibration records its family: the values of some config keys in all its
+programs. A program with other values gets a wider interval (`widening`).
 
 Source: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random World",
 2005; Lei et al., "Distribution-Free Predictive Inference for Regression", JASA
@@ -26,8 +26,8 @@ from parallel.base import checks
 
 COVERAGE = 0.9
 Value = str | float
-# Key -> values of it in the programs of a calibration.
-Family = Mapping[str, Sequence[Value]]
+# Config key -> its values in the programs of a calibration.
+ConfigValues = Mapping[str, Sequence[Value]]
 
 
 class Interval(NamedTuple):
@@ -74,13 +74,13 @@ def interval(
     >>> interval(2.0, residuals[:18]).high
     inf
   """
-  low, middle, high = _ends(residuals, coverage)
+  low, middle, high = _residual_interval(residuals, coverage)
   return Interval(*(
     predicted_s * float(np.exp(x)) for x in (low - wider, middle, high + wider)
   ))
 
 
-def _ends(
+def _residual_interval(
   residuals: Sequence[float], coverage: float
 ) -> tuple[float, float, float]:
   """Returns low end, median and high end of an interval of residuals."""
@@ -96,18 +96,20 @@ def _ends(
   return low, float(np.median(found)) if n else 0.0, high
 
 
-def family(programs: Sequence[Mapping[str, Value]]) -> dict[str, list[Value]]:
+def values_by_key(programs: Sequence[Mapping[str, Value]]) -> dict[
+  str, list[Value]
+]:
   """Returns the sorted values that each key has in a set of programs.
 
   Example:
-    >>> found = family([
+    >>> found = values_by_key([
     ...   {"tensor": 4, "zero": "ddp"}, {"tensor": 1, "zero": "ddp"},
     ... ])
     >>> found
     {'tensor': [1, 4], 'zero': ['ddp']}
-    >>> outside(found, {"tensor": 2, "zero": "ddp"})
+    >>> find_extrapolations(found, {"tensor": 2, "zero": "ddp"})
     []
-    >>> outside(found, {"tensor": 8, "zero": "zero3"})
+    >>> find_extrapolations(found, {"tensor": 8, "zero": "zero3"})
     ['tensor=8 (calibration: 1 to 4)', 'zero=zero3 (calibration: ddp)']
   """
   keys = programs[0] if programs else ()
@@ -118,11 +120,13 @@ def family(programs: Sequence[Mapping[str, Value]]) -> dict[str, list[Value]]:
   }
 
 
-def outside(known: Family, program: Mapping[str, Value]) -> list[str]:
-  """Returns a text for each key by which a program is outside of a family.
+def find_extrapolations(
+  known: ConfigValues, program: Mapping[str, Value]
+) -> list[str]:
+  """Returns a text for each key whose value a calibration does not cover.
 
-  A number is inside if it lies between the least and the greatest value of its
-  key, a text if it is one of the values. An empty family contains no program.
+  A number is covered if it lies between the least and the greatest known value
+  of its key, a text if it is one of them. Without keys, nothing is covered.
   """
   if not known:
     return ["the calibration names no family"]
@@ -144,16 +148,16 @@ def widening(
   programs: Sequence[Mapping[str, Value]], residuals: Sequence[float],
   coverage: float = COVERAGE,
 ) -> float:
-  """Returns by how much to widen intervals of programs outside a family.
+  """Returns how much wider intervals of uncovered programs are, as a logarithm.
 
-  A group has all programs with one value of a key: any text, or the least or
-  greatest number. The residuals of all other programs give an interval, which
-  is widened until it contains the fraction ``coverage`` of the group (all of a
-  small one). The result is the largest widening of all groups, as a logarithm.
-  It is infinite if no key varies, or if too few other programs remain.
+  All programs with one value of a key form a group; of numbers only the least
+  and the greatest do. The interval of the residuals of all other programs is
+  widened until it contains the fraction ``coverage`` of the group's residuals
+  (all of a small group). The result is the maximum over the groups; infinite if
+  no key varies, or if too few other programs remain.
   """
   needed = []
-  for key, values in family(programs).items():
+  for key, values in values_by_key(programs).items():
     is_text = isinstance(values[0], str)
     groups = values if is_text else sorted({values[0], values[-1]})
     for value in groups if len(values) > 1 else ():
@@ -161,7 +165,7 @@ def widening(
         [r for p, r in zip(programs, residuals, strict=True)
          if (p[key] == value) == is_own] for is_own in (True, False)
       )
-      low, _, high = _ends(others, coverage)
+      low, _, high = _residual_interval(others, coverage)
       beyond = sorted(max(low - r, r - high, 0.0) for r in own)
       rank = min(math.ceil(coverage * (len(own) + 1)), len(own))
       needed.append(float(beyond[rank - 1]) if low > -math.inf else math.inf)

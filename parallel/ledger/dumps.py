@@ -4,7 +4,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-# module_0001.jit_step.gpu_after_optimizations.txt; also sm_9.0_gpu_ or none.
+# NAME.gpu_after_optimizations.txt; the platform may be sm_9.0_gpu or absent.
 _OPTIMIZED = re.compile(
   r"(module_(\d+)\..+?)\.(?:[\w.]+_)?after_optimizations\.txt"
 )
@@ -17,7 +17,7 @@ class Dump(NamedTuple):
   Attributes:
     name: Name, such as "module_0001.jit_step".
     optimized: HLO text of the optimized program.
-    unoptimized: HLO text before; None if it was not dumped.
+    unoptimized: HLO text before optimizations; None if it was not dumped.
   """
 
   name: str
@@ -25,7 +25,7 @@ class Dump(NamedTuple):
   unoptimized: str | None
 
 
-def dumps(folder: pathlib.Path) -> list[Dump]:
+def read_dumps(folder: pathlib.Path) -> list[Dump]:
   """Returns the programs of a folder, in the order of compilation.
 
   Raises:

@@ -1,6 +1,6 @@
 """Ledger entries, one per collective operand: selection, sums, merging.
 
-An instruction that a ledger cannot count is listed as an `Unknown`.
+An instruction that a ledger cannot count is listed as an `UnknownInstruction`.
 """
 
 import collections
@@ -15,7 +15,7 @@ import numpy as np
 
 Phase = Literal["forward", "backward", "update"]
 # Axis of the traffic between TPU slices, which run one program each.
-SLICES = "slices"
+SLICE_AXIS = "slices"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Collective:
       "ragged_all_to_all", "permute" or "broadcast".
     axes: Mesh axes over which it communicates, in mesh order, without axes of
       size 1. If it is empty and `group_size` > 1, no set of mesh axes describes
-      the groups of devices. `SLICES` is the network between TPU slices.
+      the groups of devices. `SLICE_AXIS` is the network between TPU slices.
     group_size: Number of devices in one replica group, in the largest one if
       groups differ in size; None if unknown.
     dtype: NumPy name of the element type, such as "bfloat16".
@@ -87,7 +87,7 @@ class Collective:
 
   @property
   def label(self) -> str:
-    """Kind, and whether its bytes are an upper bound."""
+    """Kind, followed by ", at most" if its bytes are an upper bound."""
     return f"{self.kind}, at most" if self.at_most else self.kind
 
   @property
@@ -143,7 +143,7 @@ class Collective:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unknown:
+class UnknownInstruction:
   """Instruction that may communicate, and whose bytes are not counted.
 
   Attributes:
@@ -233,24 +233,24 @@ def total(entries: Iterable[Collective], **wanted: Any) -> int:
 _RUNS = re.compile(r"\bruns_(\d+)_of_(\d+)\b")
 
 
-def shares(path: str) -> list[fractions.Fraction]:
-  """Returns, per enclosing conditional, the fraction of runs with this branch.
+def branch_run_shares(path: str) -> list[fractions.Fraction]:
+  """Returns the fractions of runs that take the branches of a scope path.
 
   Args:
     path: Scopes from the outermost in, joined by "/". The name ``runs_2_of_5``
       declares that two of five executions of a conditional take this branch.
 
   Returns:
-    One fraction per such scope, outermost first.
+    One fraction per scope ``runs_N_of_M``, outermost first.
 
   Example:
-    >>> shares("step/runs_2_of_5/blocks")
+    >>> branch_run_shares("step/runs_2_of_5/blocks")
     [Fraction(2, 5)]
   """
   return [fractions.Fraction(*map(int, n)) for n in _RUNS.findall(path)]
 
 
-def alike(branches: Iterable[Iterable[Collective]]) -> bool:
+def branches_are_equal(branches: Iterable[Iterable[Collective]]) -> bool:
   """Returns whether all branches of a conditional have equal collectives.
 
   Order and named scopes may differ.

@@ -10,13 +10,15 @@ import decimal
 import re
 from typing import Any
 
-from parallel.ledger.entries import SLICES
+from parallel.ledger.entries import SLICE_AXIS
 from parallel.ledger.reading import Executed, Reading, read
 
 # Decimal units of a size.
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 # Keys of ``expect`` that are not names of mesh axes.
-_NO_AXES = rf"{SLICES}|(\d+ to )?\d+ devices|all devices, number unknown"
+_NON_AXIS_KEY = (
+  rf"{SLICE_AXIS}|(\d+ to )?\d+ devices|all devices, number unknown"
+)
 # Bytes ("3.2 GB" or 4096), or (kind, number of executions).
 Expected = str | int | tuple[str, int]
 
@@ -27,7 +29,7 @@ def assert_sends(
 ) -> Reading:
   """Asserts what a program sends over each axis in one run.
 
-  A program with an instruction that may communicate and is not counted fails.
+  It also fails if an instruction may communicate and is not counted.
 
   Args:
     program: Program as `parallel.ledger.reading.read` accepts it, such as a
@@ -48,7 +50,7 @@ def assert_sends(
     **kwargs: Keyword arguments of a function.
 
   Returns:
-    The reading, for further assertions.
+    What `parallel.ledger.reading.read` returns, for further assertions.
 
   Raises:
     AssertionError: The program does not send what is expected.
@@ -61,7 +63,7 @@ def assert_sends(
     ()
   """
   reading = read(program, *args, mesh=mesh, **kwargs)
-  expect = {_in_order(key, reading): value for key, value in expect.items()}
+  expect = {_sort_axes(key, reading): value for key, value in expect.items()}
   sent: dict[str, list[Executed]] = {over: [] for over in expect}
   for found in reading.executed:
     sent.setdefault(found.entry.over, []).append(found)
@@ -72,7 +74,7 @@ def assert_sends(
   for axes, executed in sent.items():
     if axes not in expect:
       faults.append(_fault(f"{axes}: nothing is expected", executed))
-    elif fault := _differs(expect[axes], executed):
+    elif fault := _describe_difference(expect[axes], executed):
       faults.append(_fault(f"{axes}: {fault}", executed))
   others = [
     e for e in reading.executed
@@ -85,10 +87,10 @@ def assert_sends(
   return reading
 
 
-def _in_order(key: str, reading: Reading) -> str:
+def _sort_axes(key: str, reading: Reading) -> str:
   """Returns the axes of an expectation in the order of the mesh."""
   names = key.split(",")
-  if re.fullmatch(_NO_AXES, key):
+  if re.fullmatch(_NON_AXIS_KEY, key):
     return key
   if not set(names) <= set(reading.axes):
     raise ValueError(
@@ -97,7 +99,7 @@ def _in_order(key: str, reading: Reading) -> str:
   return ",".join(name for name in reading.axes if name in names)
 
 
-def _differs(expected: Expected, executed: list[Executed]) -> str:
+def _describe_difference(expected: Expected, executed: list[Executed]) -> str:
   """Returns how collectives differ from what is expected; "" if they do not."""
   if isinstance(expected, tuple):
     kind, times = expected
@@ -113,12 +115,12 @@ def _differs(expected: Expected, executed: list[Executed]) -> str:
   if bound != str(expected).startswith("at most "):
     return "at most " * bound + f"{size:,} B, expected {expected}"
   if bound:
-    fault = _of_size(size, expected.removeprefix("at most "))
+    fault = _describe_size_error(size, expected.removeprefix("at most "))
     return fault and f"at most {fault}"
-  return _of_size(size, expected)
+  return _describe_size_error(size, expected)
 
 
-def _of_size(size: int, expected: str | int) -> str:
+def _describe_size_error(size: int, expected: str | int) -> str:
   """Returns how bytes differ from an expected size; "" if they do not."""
   if isinstance(expected, int):
     return "" if size == expected else f"{size:,} B, expected {expected:,} B"
@@ -134,10 +136,10 @@ def _of_size(size: int, expected: str | int) -> str:
 
 
 def _fault(what: str, executed: list[Executed]) -> str:
-  return "\n".join([what, *(f"  {_line(e)}" for e in executed)])
+  return "\n".join([what, *(f"  {_format_line(e)}" for e in executed)])
 
 
-def _line(found: Executed) -> str:
+def _format_line(found: Executed) -> str:
   entry = found.entry
   count = "?" if entry.count is None else entry.count
   dtype = entry.dtype

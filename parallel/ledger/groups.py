@@ -90,7 +90,7 @@ class MeshAxes:
       sets = frozenset([frozenset(range(self.num_devices))])
     numbers = set().union(*sets)
     if numbers != set(range(self.num_devices)):
-      raise self._another_mesh(numbers)
+      raise self._mesh_error(numbers)
     lengths = [*map(len, sets)]
     size, smallest = max(lengths), min(lengths)
     return Group(
@@ -111,7 +111,7 @@ class MeshAxes:
     """
     pairs = pairs.reshape(-1, 2)
     if pairs.max(initial=0) >= self.num_devices:
-      raise self._another_mesh(set(pairs.ravel().tolist()))
+      raise self._mesh_error(set(pairs.ravel().tolist()))
     # Mesh coordinates, [axes, n, 2].
     places = np.stack(np.unravel_index(pairs, tuple(self._sizes.values())))
     # Axes along which any pair moves, bool [axes].
@@ -119,7 +119,7 @@ class MeshAxes:
     axes = tuple(itertools.compress(self._sizes, moves))
     return Group(axes, math.prod(self._sizes[name] for name in axes))
 
-  def _another_mesh(self, numbers: set[int]) -> ValueError:
+  def _mesh_error(self, numbers: set[int]) -> ValueError:
     return ValueError(
       f"devices 0 to {max(numbers)} communicate, but the mesh {self._sizes} "
       f"has {self.num_devices}: it is not the program's mesh"
@@ -138,12 +138,12 @@ def _groups_of_axes(
   for chosen in itertools.chain.from_iterable(
     itertools.combinations(dims, n) for n in range(len(dims) + 1)
   ):
-    rows = along(devices, tuple(sizes.values()), chosen)
+    rows = groups_along_dims(devices, tuple(sizes.values()), chosen)
     groups = frozenset(frozenset(row) for row in rows)
     yield groups, tuple(list(sizes)[dim] for dim in chosen)
 
 
-def along(
+def groups_along_dims(
   devices: np.ndarray, shape: Iterable[int], chosen: Iterable[int]
 ) -> list[list[int]]:
   """Returns the groups of devices whose coordinates differ in chosen dims only.
@@ -219,9 +219,9 @@ def replica_groups(text: str, num_devices: int) -> list[list[int]]:
   if text == "{}":
     return [list(range(num_devices))]
   if iota := _IOTA.fullmatch(text):
-    return _in_order(iota[2]).reshape(_integers(iota[1])).tolist()
+    return _parse_device_order(iota[2]).reshape(_integers(iota[1])).tolist()
   if mesh := _MESH.fullmatch(text):
-    return _of_mesh(*mesh.groups())
+    return _parse_mesh_groups(*mesh.groups())
   groups = [_integers(row) for row in _NUMBERS.findall(text)]
   if not groups:
     raise ValueError(
@@ -230,7 +230,9 @@ def replica_groups(text: str, num_devices: int) -> list[list[int]]:
   return groups
 
 
-def _of_mesh(axes: str, order: str | None, chosen: str) -> list[list[int]]:
+def _parse_mesh_groups(
+  axes: str, order: str | None, chosen: str
+) -> list[list[int]]:
   """Parses groups that are written as axes of a mesh, or factors of axes."""
   sizes = [(n, int(s)) for n, s in re.findall(r"'([^']+)'=(\d+)", axes)]
   # 'a':(4)2 is the factor of size 2 of axis a after major factors of product 4.
@@ -252,11 +254,13 @@ def _of_mesh(axes: str, order: str | None, chosen: str) -> list[list[int]]:
   devices = np.arange(math.prod(shape))
   if order is not None:
     listed = re.fullmatch(r"[\d,]+", order)
-    devices = np.array(_integers(order)) if listed else _in_order(order)
-  return along(devices, shape, dims)
+    devices = np.array(
+      _integers(order)
+    ) if listed else _parse_device_order(order)
+  return groups_along_dims(devices, shape, dims)
 
 
-def _in_order(text: str) -> np.ndarray:
+def _parse_device_order(text: str) -> np.ndarray:
   """Parses ``[2,4]T(1,0)``: 0 to 7 as 2 x 4, transposed and flattened."""
   match = _ORDER.fullmatch(text)
   if not match:

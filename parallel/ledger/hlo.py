@@ -16,7 +16,7 @@ import functools
 import math
 import re
 
-from parallel.ledger.entries import shares
+from parallel.ledger.entries import branch_run_shares
 
 # Name of an element type in HLO -> (NumPy name, bits per element).
 _DTYPES = {
@@ -45,7 +45,7 @@ _OPCODE = re.compile(r"[a-z][\w\-]*\(")
 _HEADER = re.compile(r"\s*(ENTRY )?%?([^\s(]+) (?:\(.*\) -> .* )?\{$")
 # Ends of lines whose instruction may continue, as in metadata of kernels.
 _CONTINUES = tuple(",({")
-_TEXTS = re.compile(r'"(?:[^"\\]|\\.)*"')
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _LINE = re.compile(r"[^\r\n]+")
 _BRACKET = re.compile(r"[(){}\[\]]")
 # Attributes that name computations, with one name or a list in braces.
@@ -192,13 +192,17 @@ class Module:
         declare how many runs take each branch (`branch_shares`), all branches
         are yielded with None.
     """
-    for computation, times in self._runs(start or self.entry, 1, alike):
+    for computation, times in self._executed_computations(
+      start or self.entry, 1, alike
+    ):
       # A fraction means that the trips of a loop are not a multiple of the
       # denominator of a branch's share: the number is then unknown.
       whole = times is not None and times == int(times)
       yield computation, int(times) if whole else None
 
-  def _runs(self, name: str, times: fractions.Fraction | int | None, alike):
+  def _executed_computations(
+    self, name: str, times: fractions.Fraction | int | None, alike
+  ):
     computation = self.computations[name]
     yield computation, times
     for instruction in computation.instructions:
@@ -207,7 +211,9 @@ class Module:
         # The condition runs once more than the body: its last result is False.
         for key, more in (("condition", 1), ("body", 0)):
           inside = None if None in (trips, times) else (trips + more) * times
-          yield from self._runs(instruction.calls(key)[0], inside, alike)
+          yield from self._executed_computations(
+            instruction.calls(key)[0], inside, alike
+          )
       elif instruction.opcode == "conditional":
         branches = instruction.calls()
         parts = self.branch_shares(instruction)
@@ -217,27 +223,30 @@ class Module:
           branches, parts or [None] * len(branches), strict=True
         ):
           inside = None if None in (part, times) else part * times
-          yield from self._runs(branch, inside, alike)
+          yield from self._executed_computations(branch, inside, alike)
       elif instruction.opcode == "call":
-        yield from self._runs(instruction.calls("to_apply")[0], times, alike)
+        yield from self._executed_computations(
+          instruction.calls("to_apply")[0], times, alike
+        )
 
   def branch_shares(
     self, conditional: Instruction
   ) -> list[fractions.Fraction] | None:
     """Returns the share of a conditional's runs that take each branch.
 
-    The shares are declared by scopes inside the branches (`entries.shares`).
-    One branch lacks a scope; its share is the remainder. The result is None if
-    not exactly one branch lacks a scope, or if scopes contradict each other.
+    The shares are declared by scopes inside the branches
+    (`entries.branch_run_shares`). One branch lacks a scope; its share is the
+    remainder. The result is None if not exactly one branch lacks a scope, or if
+    scopes contradict each other.
     """
     # Scopes of enclosing conditionals precede the scope of this one.
-    outside = len(shares(conditional.op_name))
+    outside = len(branch_run_shares(conditional.op_name))
     parts: list[fractions.Fraction | None] = []
     for branch in conditional.calls():
       inside = {
         found[outside]
         for instruction in self.computations[branch].instructions
-        if len(found := shares(instruction.op_name)) > outside
+        if len(found := branch_run_shares(instruction.op_name)) > outside
       }
       if len(inside) > 1:
         return None
@@ -369,14 +378,14 @@ def text_lines(text: str) -> Iterator[str]:
   lines = (match[0] for match in _LINE.finditer(text))
   for line in lines:
     if line.endswith(_CONTINUES) and _INSTRUCTION.match(line):
-      while _open(line) and (more := next(lines, "")):
+      while _is_incomplete(line) and (more := next(lines, "")):
         line += " " + more.strip()
     yield line
 
 
-def _open(line: str) -> bool:
+def _is_incomplete(line: str) -> bool:
   """Returns whether an instruction continues on the next line."""
-  shown = _TEXTS.sub("", line).rstrip()
+  shown = _QUOTED.sub("", line).rstrip()
   brackets = sum(map(shown.count, "({[")) - sum(map(shown.count, ")}]"))
   return shown.endswith(",") or brackets > 0
 
@@ -389,11 +398,11 @@ def _instruction(match: re.Match) -> Instruction:
   if _OPCODE.match(rest):
     end = 0
   elif rest.startswith("("):
-    end = _balanced(rest)
+    end = _end_of_brackets(rest)
   else:
     end = rest.index(" ", rest.find("]") + 1)
   start = rest.index("(", end)
-  stop = _balanced(rest, start)
+  stop = _end_of_brackets(rest, start)
   result, opcode = rest[:end], rest[end:start].lstrip()
   inside, attributes = rest[start + 1 : stop - 1], rest[stop:]
   op_name = re.search(r'op_name="((?:[^"\\]|\\.)*)"', attributes)
@@ -410,7 +419,7 @@ def _instruction(match: re.Match) -> Instruction:
 
 
 def _operands(opcode: str, inside: str) -> tuple[str, ...]:
-  """Returns names of operands: ``%x``, or ``x`` if names have no mark."""
+  """Parses names of operands: ``%x``, or ``x`` in texts without percents."""
   names = re.findall(r"%([\w.\-]+)", inside)
   if not names and opcode not in ("parameter", "constant"):
     # A name may follow a shape, (f32[2,3]{1,0}, s32[]) x, or a comment,
@@ -419,7 +428,7 @@ def _operands(opcode: str, inside: str) -> tuple[str, ...]:
   return tuple(names)
 
 
-def _balanced(text: str, start: int = 0) -> int:
+def _end_of_brackets(text: str, start: int = 0) -> int:
   """Returns the index after the bracket expression that begins at ``start``."""
   depth = 0
   for match in _BRACKET.finditer(text, start):
@@ -431,13 +440,13 @@ def _balanced(text: str, start: int = 0) -> int:
 
 def _value(text: str) -> str:
   """Returns the value at the start of ``text``: quoted, bracketed or a word."""
-  if quoted := _TEXTS.match(text):
+  if quoted := _QUOTED.match(text):
     return quoted[0][1:-1]
   # Replica groups as axes of a mesh: mesh['a'=2], device_ids=([2]) {'a'}.
   if mesh := re.match(r"mesh\[[^{]*\{[^}]*\}", text):
     return mesh[0]
   if text[:1] in ("{", "["):
-    end = _balanced(text)
+    end = _end_of_brackets(text)
     # An iota list of replica groups has a second part: [8,8]<=[8,8]T(1,0).
     tail = re.match(r"<=\[[\d,]*\](T\([\d,]*\))?", text[end:])
     return text[: end + (tail.end() if tail else 0)]
@@ -466,14 +475,14 @@ def _shapes(result: str) -> tuple[Shape, ...]:
 
 def _integer(computation: Computation, value: Instruction) -> int | None:
   """Returns the value of an integer constant; None for other instructions."""
-  value = _original(computation, value)
+  value = _skip_copies(computation, value)
   if value.opcode != "constant":
     return None
   number = re.fullmatch(r"-?\d+", value.literal)
   return int(number[0]) if number else None
 
 
-def _original(computation: Computation, value: Instruction) -> Instruction:
+def _skip_copies(computation: Computation, value: Instruction) -> Instruction:
   """Returns the source of a chain of copies, or the instruction itself."""
   while value.opcode == "copy":
     value = computation.by_name[value.operands[0]]
@@ -483,11 +492,11 @@ def _original(computation: Computation, value: Instruction) -> Instruction:
 def _step(
   body: Computation, value: Instruction, index: int
 ) -> int | None:
-  """Returns the constant that a trip adds to element ``index`` of the state."""
-  value = _original(body, value)
+  """Returns what a loop's trip adds to state element ``index``, or None."""
+  value = _skip_copies(body, value)
   if value.opcode != "add":
     return None
-  operands = [_original(body, o) for o in body.operands(value)]
+  operands = [_skip_copies(body, o) for o in body.operands(value)]
   sizes = [n for o in operands if (n := _integer(body, o)) is not None]
   moved = [
     o for o in operands

@@ -35,7 +35,7 @@ _UPDATES = {"dynamic-update-slice", "scatter"}
 # Opcodes whose result is a part of their operand.
 _SLICES = {"slice", "dynamic-slice"}
 # Starts of asynchronous slices, which return a tuple: operands, then results.
-_STARTS = {f"{opcode}-start" for opcode in _SLICES}
+_SLICE_STARTS = {f"{opcode}-start" for opcode in _SLICES}
 # Instructions whose result has as many elements as their operand: a fusion may
 # apply them to a slice before it writes the slice.
 _KEEPS_SIZE = {"bitcast", "reshape", "convert", "copy", "transpose"}
@@ -73,7 +73,7 @@ def uses(
     parts: Number of equal parts of an array, such as layers. A slice is a fault
       if it is at least as large as one part.
   """
-  seen_as = views(module, arrays)
+  seen_as = view_dims(module, arrays)
   faults = _not_aliased(module, arrays)
   widened, gathers, kernels = [], [], []
   narrow = any(array.dtype in _NARROW for array in arrays)
@@ -83,7 +83,7 @@ def uses(
       continue
     seen.add(computation.name)
     for instruction in computation.instructions:
-      what = _fault(module, computation, instruction, seen_as, parts)
+      what = _describe_copy(module, computation, instruction, seen_as, parts)
       if what:
         converts = narrow and _converts(module, computation, instruction)
         (widened if converts else faults).append(
@@ -104,10 +104,10 @@ def uses(
   )
 
 
-def views(
+def view_dims(
   module: hlo.Module, arrays: Iterable[hlo.Shape]
 ) -> set[tuple[int, ...]]:
-  """Returns all dims of the arrays and their bitcasts and reshapes.
+  """Returns the shapes of arrays, of their bitcasts and of their reshapes.
 
   Args:
     module: The compiled program.
@@ -150,7 +150,7 @@ def _not_aliased(
   return missing
 
 
-def _fault(
+def _describe_copy(
   module: hlo.Module,
   computation: hlo.Computation,
   instruction: hlo.Instruction,
@@ -168,7 +168,7 @@ def _fault(
     if _slices(owner, root, views, parts):
       return "a slice:"
   whole = [s for s in instruction.shapes if s.dims in views]
-  if not whole or opcode in _PASS_ON | _UPDATES | _STARTS:
+  if not whole or opcode in _PASS_ON | _UPDATES | _SLICE_STARTS:
     return ""
   # A small array may be moved into a TPU's vector memory and back: no fault.
   if any(s.on_chip for s in whole):
@@ -195,7 +195,7 @@ def _converts(
   computation: hlo.Computation,
   instruction: hlo.Instruction,
 ) -> bool:
-  """Returns whether an instruction converts, or copies what was converted.
+  """Returns whether an instruction converts, or copies a converted array.
 
   The conversion is between 16-bit floats and float32. Nothing else is computed
   on the way, and no dims are transposed.
@@ -240,11 +240,11 @@ def _slices(
   """Returns whether a result is a slice of at least one part of an array."""
   while instruction.opcode in _KEEPS_SIZE:
     instruction = computation.operands(instruction)[0]
-  if instruction.opcode not in _SLICES | _STARTS:
+  if instruction.opcode not in _SLICES | _SLICE_STARTS:
     return False
   operands = computation.operands(instruction)
   source, result = operands[0].shapes[0], instruction.shapes[0]
-  if instruction.opcode in _STARTS:
+  if instruction.opcode in _SLICE_STARTS:
     result = instruction.shapes[sum(len(x.shapes) for x in operands)]
     if result.on_chip:  # one of the copies to vector memory
       return False

@@ -1,10 +1,10 @@
 """Time of a compiled program's collectives including latency, as an interval.
 
-`overlap.wire_seconds` is the time of the bytes on the links, without latency.
-`parallel.plans.hardware.collective_times` has the times of all-reduces with
-latency. Other collectives do a part of the work of an all-reduce; an all-gather
-or a reduce-scatter is one half. Their times are assumed to lie between half the
-time of the all-reduce of the whole array and its full time.
+`overlap.build_wire_time_model` gives the time of bytes on the links, without
+latency. `parallel.plans.hardware.collective_times` has the times of all-reduces
+with latency. Other collectives do a part of the work of an all-reduce; an
+all-gather or a reduce-scatter is one half. Their times are assumed to lie
+between half the time of the all-reduce of the whole array and its full time.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from parallel.ledger import overlap
 from parallel.ledger.ledger import Collective
 from parallel.ledger.targets import Target
 from parallel.plans.hardware import collective_times
-from parallel.plans.hardware.collective_times import Span, Times
+from parallel.plans.hardware.collective_times import AllReduceTimes, Span
 
 
-def seconds(
+def build_time_model(
   target: Target, mesh: jax.sharding.Mesh
 ) -> Callable[[Collective], Span]:
-  """Returns a function from a collective to the seconds of one execution.
+  """Returns a function from a collective to an interval of its seconds.
 
   Args:
     target: Target of the compilation; not a CPU.
@@ -35,12 +35,12 @@ def seconds(
     The function raises ``ValueError`` if no times of such a collective are
     known.
   """
-  wire = overlap.wire_seconds(target, mesh)
+  wire = overlap.build_wire_time_model(target, mesh)
 
   def span(entry: Collective) -> Span:
     if not entry.bytes:
       return Span(0.0, 0.0)
-    known = times(target, mesh, entry)
+    known = all_reduce_times(target, mesh, entry)
     # The operand of an all-gather is one slice; the whole array is n slices.
     if entry.kind == "all_reduce":
       found = known.all_reduce(entry.bytes)
@@ -53,10 +53,10 @@ def seconds(
   return functools.cache(span)
 
 
-def times(
+def all_reduce_times(
   target: Target, mesh: jax.sharding.Mesh, entry: Collective
-) -> Times:
-  """Returns the known times of all-reduces among a collective's devices.
+) -> AllReduceTimes:
+  """Returns a model of all-reduce times among a collective's devices.
 
   Args:
     target: Target of the compilation.
@@ -66,7 +66,7 @@ def times(
   Raises:
     ValueError: No times are known for these devices.
   """
-  hardware, group = target.hardware, overlap.group(mesh, entry)
+  hardware, group = target.hardware, overlap.first_group_devices(mesh, entry)
   if hardware.num_links > 1:  # a torus: the time depends on the group's box
     everywhere = np.array([d.coords for d in target.devices])
     # Coordinates of the group, [devices, dims]; its box is their extent.
@@ -77,4 +77,4 @@ def times(
       (np.ptp(places, axis=0) + 1).tolist(),
     )
   level = overlap.level_of(target, group)
-  return collective_times.between(level.link, entry.group_size)
+  return collective_times.times_between_gpus(level.link, entry.group_size)

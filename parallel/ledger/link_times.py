@@ -37,7 +37,7 @@ def groups(
   return numbers.transpose(order).reshape(-1, entry.group_size)
 
 
-def seconds(
+def build_time_model(
   links: LinkMatrix, mesh: jax.sharding.Mesh | AbstractMesh
 ) -> Callable[[Collective], float]:
   """Returns a function from a collective to the seconds of one execution.

@@ -57,7 +57,7 @@ def all_groups(module: ir.Module) -> list[list[list[int]]]:
   found = []
 
   def visit(op: ir.Operation) -> ir.WalkResult:
-    if "replica_groups" in op.attributes and not across_partitions(op):
+    if "replica_groups" in op.attributes and not groups_list_replicas(op):
       groups = op.attributes["replica_groups"]
       if isinstance(groups, ir.DenseIntElementsAttr) and len(groups):
         rows = np.array(groups).tolist()  # shorter groups are padded with -1
@@ -68,7 +68,7 @@ def all_groups(module: ir.Module) -> list[list[list[int]]]:
   return found
 
 
-def across_partitions(op: ir.Operation) -> bool:
+def groups_list_replicas(op: ir.Operation) -> bool:
   """Returns whether the groups of a collective list replicas, not devices.
 
   Such a group contains all partitions of its replicas, whose number the
@@ -99,7 +99,7 @@ class Shardings:
     self._calls: dict[str, list[ir.Operation]] = {}
     for function in functions.values():
       function.walk(self._visit)
-    self._given = _listed(functions["main"], "arg_attrs")
+    self._given = _parse_shardings(functions["main"], "arg_attrs")
     # Argument of main without a sharding -> that of its first use.
     self._chosen: dict[int, str] = {}
 
@@ -116,10 +116,10 @@ class Shardings:
       for value, sharding in zip(op.operands, inside, strict=True)
     )
 
-  def change_results(self) -> bool:
+  def may_reshard_results(self) -> bool:
     """Returns whether a result of the program may be resharded."""
     main = self._functions["main"]
-    wanted = _listed(main, "res_attrs")
+    wanted = _parse_shardings(main, "res_attrs")
     returned = list(main.regions[0].blocks[0].operations)[-1].operands
     return any(
       not self._has(value, sharding)
@@ -151,7 +151,7 @@ class Shardings:
     return given == sharding
 
 
-def _listed(function: ir.Operation, name: str) -> list[str]:
+def _parse_shardings(function: ir.Operation, name: str) -> list[str]:
   """Returns the shardings in a function's attributes, "" for none."""
   if name not in function.attributes:
     return []
@@ -271,7 +271,7 @@ def _trips(direction: str, first: int, last: int, by: int) -> int | None:
 
 
 def asynchronous_config(op: ir.Operation) -> dict[str, Any]:
-  """Returns the settings of an explicit asynchronous collective (jax 0.12)."""
+  """Returns the JSON config of an asynchronous collective (jax 0.12)."""
   attributes = ir.DictAttr(op.attributes["mhlo.frontend_attributes"])
   return json.loads(attributes["async_collective_config"].value)
 
@@ -315,7 +315,7 @@ def kernel_metadata(op: ir.Operation) -> str:
   return attributes["kernel_metadata"].value
 
 
-def to_host(op: ir.Operation) -> bool:
+def is_host_transfer(op: ir.Operation) -> bool:
   """Returns whether a send or receive is part of a callback to the host."""
   name = "mhlo.frontend_attributes"
   return name in op.attributes and any(
@@ -332,7 +332,7 @@ def config(op: ir.Operation) -> str:
   return given.value if isinstance(given, ir.StringAttr) else str(given)
 
 
-def called(op: ir.Operation) -> list[str]:
+def called_functions(op: ir.Operation) -> list[str]:
   """Returns the names of the functions that a custom call refers to."""
   if "called_computations" not in op.attributes:
     return []

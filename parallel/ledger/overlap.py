@@ -27,12 +27,12 @@ import numpy as np
 
 from parallel.ledger import hlo, link_times, roofline
 from parallel.ledger.compiled import Reader
-from parallel.ledger.ledger import Collective, place
+from parallel.ledger.ledger import Collective, parse_name_stack
 from parallel.ledger.roofline import Cost
 from parallel.ledger.targets import Target
 from parallel.plans.hardware.clusters import Level
 from parallel.plans.hardware.devices import Device
-from parallel.plans.hardware.slices import SLICES
+from parallel.plans.hardware.slices import SLICE_RULES
 
 # Scope of a conditional's branch whose cost is reported by name.
 _ACTION = re.compile(r"\baction_(\w+)\b")
@@ -48,7 +48,7 @@ class ScheduledCollective:
     asynchronous: Whether it consists of a start and a done.
     wire_seconds: Time of one execution on the links, in seconds.
     overlapped: Cost of the instructions between start and done.
-    hidden_seconds: Part of ``wire_seconds`` hidden under that compute.
+    hidden_seconds: Part of ``wire_seconds`` that is hidden under that compute.
     between: Names of the instructions between start and done that take time,
       longest first.
   """
@@ -68,7 +68,7 @@ class ScheduledCollective:
 
   @property
   def hidden(self) -> float:
-    """Fraction of its time, 0 to 1, that is hidden under compute."""
+    """Fraction of ``wire_seconds``, 0 to 1, that is hidden under compute."""
     if not self.wire_seconds:  # nothing to hide
       return 1.0
     return self.hidden_seconds / self.wire_seconds
@@ -136,7 +136,7 @@ class ScheduledProgram:
     self.module, self.device = module, device
     self.reader = Reader(module, mesh, strict=False)
     self.wire_seconds, self.reads, self.hides = wire_seconds, reads, hides
-    # Results of `_schedule` by the name of the computation.
+    # Results of `_time_collectives` by the name of the computation.
     self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}
 
   def total(self) -> Cost:
@@ -154,10 +154,9 @@ class ScheduledProgram:
     return cost
 
   def actions(self) -> dict[str, Cost]:
-    """Returns the costs of branches in scopes ``action_NAME``, by NAME.
+    """Returns NAME -> cost of one run of the branch with scope ``action_NAME``.
 
-    Each is the cost of one run of the branch. Its time includes the time of its
-    communication that is not hidden.
+    Its seconds include those of communication that is not hidden under compute.
     """
     return {
       name[1]: self._run(branch)
@@ -171,14 +170,14 @@ class ScheduledProgram:
     }
 
   def _run(self, start: str) -> Cost:
-    """Returns the cost of one run of a computation, with exposed transfers."""
+    """Returns a computation's cost per run, with exposed communication."""
     total = Cost()
     for computation, count in self.module.runs(start):
       costs = [self.cost(computation, i) for i in computation.instructions]
       # A synchronous transfer is exposed entirely.
       exposed = sum(
         t.wire_seconds - t.hidden_seconds * t.asynchronous
-        for t in self._schedule(computation.name)[0]
+        for t in self._time_collectives(computation.name)[0]
       )
       once = sum(costs, Cost(seconds=exposed))
       total += once * (1 if count is None else count)
@@ -193,7 +192,7 @@ class ScheduledProgram:
     return [
       dataclasses.replace(transfer, count=count)
       for computation, count in self.reader.runs()
-      for transfer in self._schedule(computation.name)[0]
+      for transfer in self._time_collectives(computation.name)[0]
     ]
 
   def host_copies(self) -> list[HostCopy]:
@@ -216,13 +215,15 @@ class ScheduledProgram:
     return HostCopy(
       *copied, 1, done > index,
       sum(
-        (self._inclusive(computation, order[i])
+        (self._inclusive_cost(computation, order[i])
          for i in range(index + 1, done)), Cost(),
       ),
-      place(order[index].op_name)[2],
+      parse_name_stack(order[index].op_name)[2],
     )
 
-  def _schedule(self, name: str) -> tuple[list[ScheduledCollective], float]:
+  def _time_collectives(self, name: str) -> tuple[
+    list[ScheduledCollective], float
+  ]:
     """Times the communicating instructions of one run of a computation.
 
     Returns:
@@ -235,7 +236,7 @@ class ScheduledProgram:
     order = computation.instructions
     found = []
     # Seconds of each instruction that do not hide a transfer yet.
-    left = [self._left(computation, i) for i in order]
+    left = [self._available_seconds(computation, i) for i in order]
     for index, instruction in enumerate(order):
       entries = self.reader.entries(computation, instruction)
       if not entries:
@@ -252,7 +253,7 @@ class ScheduledProgram:
         share = min(left[i], wire - hidden)
         left[i] -= share
         hidden += share
-      costs = {order[i].name: self._inclusive(computation, order[i])
+      costs = {order[i].name: self._inclusive_cost(computation, order[i])
                for i in between}
       costly = sorted(costs, key=lambda n: -costs[n].seconds)
       found.append(
@@ -269,16 +270,16 @@ class ScheduledProgram:
     self._schedules[name] = found, sum(left)
     return self._schedules[name]
 
-  def _left(
+  def _available_seconds(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> float:
-    """Returns the seconds of an instruction that hide no transfer inside it."""
+    """Returns an instruction's seconds that hide no collective inside it."""
     times, name = self.runs(computation, instruction)
     if name is None:
       return self.cost(computation, instruction).seconds
-    return times * self._schedule(name)[1]
+    return times * self._time_collectives(name)[1]
 
-  def _inclusive(
+  def _inclusive_cost(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Cost:
     """Returns an instruction's cost, including its loop body or callee."""
@@ -286,7 +287,7 @@ class ScheduledProgram:
     if name is None:
       return self.cost(computation, instruction)
     inner = self.module.computations[name]
-    inside = (self._inclusive(inner, i) for i in inner.instructions)
+    inside = (self._inclusive_cost(inner, i) for i in inner.instructions)
     return sum(inside, Cost()) * times
 
   def runs(
@@ -310,7 +311,7 @@ class ScheduledProgram:
   ) -> Cost:
     """Returns the cost of one instruction, without a loop body or callee.
 
-    Communication has no compute cost; its time is ``wire_seconds``.
+    Communication has a cost of zero: its time is in `ScheduledCollective`.
     """
     if self.reader.entries(computation, instruction):
       return Cost()
@@ -319,7 +320,7 @@ class ScheduledProgram:
     )
 
 
-def wire_seconds(
+def build_wire_time_model(
   target: Target, mesh: jax.sharding.Mesh
 ) -> Callable[[Collective], float]:
   """Returns a function from a collective to its seconds on the links.
@@ -345,7 +346,7 @@ def wire_seconds(
     A function from a collective to the seconds of one execution.
   """
   if target.links is not None:
-    return link_times.seconds(target.links, mesh)
+    return link_times.build_time_model(target.links, mesh)
   hardware = target.hardware
 
   def links_of_torus(entry: Collective) -> int:
@@ -353,9 +354,11 @@ def wire_seconds(
     everywhere = np.array([d.coords for d in target.devices])
     # Dims of the torus, and of the box that the group spans.
     extent = everywhere.max(axis=0) + 1
-    places = np.array([d.coords for d in group(mesh, entry)])
+    places = np.array([d.coords for d in first_group_devices(mesh, entry)])
     spanned = np.ptp(places, axis=0) + 1
-    closes = [SLICES[hardware.name].closes(int(size)) for size in extent]
+    closes = [
+      SLICE_RULES[hardware.name].wraps_around(int(size)) for size in extent
+    ]
     closed = (spanned == extent) & np.array(closes)
     # At least one link: the two devices of a chip have equal coordinates.
     return max(1, int(np.sum((spanned > 1) * (1 + closed))))
@@ -366,14 +369,16 @@ def wire_seconds(
     if hardware.num_links > 1:
       rate = links_of_torus(entry) * hardware.link.bandwidth
     else:
-      level = level_of(target, group(mesh, entry))
+      level = level_of(target, first_group_devices(mesh, entry))
       rate = level.link.bandwidth * level.links_per_device
     return entry.wire_bytes_ring / rate
 
   return functools.cache(seconds)
 
 
-def group(mesh: jax.sharding.Mesh, entry: Collective) -> np.ndarray:
+def first_group_devices(
+  mesh: jax.sharding.Mesh, entry: Collective
+) -> np.ndarray:
   """Returns the devices of a collective's first group, as an example of all."""
   # Selects all devices along the entry's axes, and the first along others, or
   # all devices of the mesh if no set of axes describes the groups.
@@ -397,7 +402,7 @@ def level_of(target: Target, devices: np.ndarray) -> Level:
   return level
 
 
-def by_axis(
+def sum_by_axes(
   collectives: list[ScheduledCollective],
 ) -> Mapping[tuple[str, ...], dict[str, float]]:
   """Sums bytes and seconds of one run over the transfers of each set of axes.

@@ -16,7 +16,7 @@ import jax
 _MAX_BYTES = 1e9
 
 
-def keep_programs(folder: str) -> None:
+def enable_compile_cache(folder: str) -> None:
   """Enables jax's persistent compilation cache, unless the environment sets it.
 
   With ``--xla_dump_to`` or another such flag in XLA_FLAGS, no cache is enabled:

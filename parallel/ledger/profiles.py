@@ -34,7 +34,7 @@ Events = dict[str, dict[str, list[Interval]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class MeasuredCollective:
   """Measured executions of a collective instruction.
 
   Attributes:
@@ -60,7 +60,7 @@ class Measured:
     return self.bytes / self.transfer_s if self.transfer_s else math.inf
 
 
-def events(folder: pathlib.Path) -> dict[str, list[Events]]:
+def read_events(folder: pathlib.Path) -> dict[str, list[Events]]:
   """Reads the newest trace in a folder of `jax.profiler`.
 
   Args:
@@ -101,7 +101,9 @@ def events(folder: pathlib.Path) -> dict[str, list[Events]]:
   return {module: list(each.values()) for module, each in found.items()}
 
 
-def of_program(reading: Reading, candidates: Sequence[Events]) -> Events | None:
+def select_program_events(
+  reading: Reading, candidates: Sequence[Events]
+) -> Events | None:
   """Selects a compiled program's events from those of programs with its name.
 
   Args:
@@ -133,7 +135,9 @@ def of_program(reading: Reading, candidates: Sequence[Events]) -> Events | None:
   return candidates[others.index(min(others))] if others else None
 
 
-def measured(reading: Reading, found: Events) -> list[Measured]:
+def measure_collectives(reading: Reading, found: Events) -> list[
+  MeasuredCollective
+]:
   """Joins the collectives of a program with its events.
 
   Args:
@@ -161,7 +165,9 @@ def measured(reading: Reading, found: Events) -> list[Measured]:
   result = []
   for start, size in wire.items():
     devices = [
-      _joined(of_device, start, dones[start]) for of_device in found.values()
+      _join_start_and_done(
+        of_device, start, dones[start]
+      ) for of_device in found.values()
     ]
     count = min(map(len, devices), default=0)
     if not count:
@@ -179,14 +185,14 @@ def measured(reading: Reading, found: Events) -> list[Measured]:
       )
       hidden += sum(_overlap(x, busy) for x in intervals)
       total += sum(x.end - x.start for x in intervals)
-    result.append(Measured(
+    result.append(MeasuredCollective(
       start, count, transfer / count / 1e9, waiting / count / 1e9,
       hidden / total if total else 0.0, size,
     ))
   return result
 
 
-def _joined(
+def _join_start_and_done(
   of_device: Mapping[str, list[Interval]], start: str, done: str
 ) -> list[Interval]:
   """Returns the executions of which the trace has both start and done."""

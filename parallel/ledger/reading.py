@@ -31,24 +31,28 @@ from jax.sharding import AbstractMesh
 import numpy as np
 
 from parallel.ledger import hlo, ledger
-from parallel.ledger.compiled import PAIRS, Reader, across_partitions
-from parallel.ledger.dumps import Dump, dumps
-from parallel.ledger.entries import Collective, Unknown
+from parallel.ledger.compiled import (
+  SOURCE_TARGET_PAIRS,
+  Reader,
+  groups_list_replicas,
+)
+from parallel.ledger.dumps import Dump, read_dumps
+from parallel.ledger.entries import Collective, UnknownInstruction
 from parallel.ledger.groups import inferred_axes, replica_groups
-from parallel.ledger.sources import Lines, Requested, mesh_named_in
+from parallel.ledger.sources import RequestedDtypes, SourceLines, mesh_named_in
 
 # Limit, since the device groups of all sets of axes are kept in memory.
 _MAX_DEVICES = 1 << 17
-_INFERRED = (
+_INFERRED_NOTE = (
   "The program does not name its mesh: axes are SIZE@STRIDE, inferred from the "
   "groups of devices."
 )
 # Text that occurs only in HLO before partitioning.
-_TO_PARTITION = re.compile(
+_UNPARTITIONED_TEXT = re.compile(
   r'xla\.sdy\.|custom_call_target="(Sharding|SPMD\w+)"|sharding=\{devices='
 )
 # Instructions that take no time.
-_FREE = {
+_FREE_OPCODES = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota",
   "partition-id", "replica-id", "after-all",
 }
@@ -126,14 +130,14 @@ class Reading:
     unknown: Instructions that may communicate and are not in ``executed``.
       Only if there are none, a program without ``executed`` sends nothing.
     host: Copies between device and host in the order of execution.
-    memory: Name -> bytes on one device; {} if the form has no sizes.
-    notes: Sentences about information that the form lacks.
+    memory: Name -> bytes on one device; {} if the form of input has no sizes.
+    notes: Sentences about information that the form of input lacks.
     module: The compiled program; None if it was not compiled.
   """
 
   axes: Mapping[str, int]
   executed: tuple[Executed, ...]
-  unknown: tuple[Unknown, ...] = ()
+  unknown: tuple[UnknownInstruction, ...] = ()
   host: tuple[HostTransfer, ...] = ()
   memory: Mapping[str, int] = dataclasses.field(default_factory=dict)
   notes: tuple[str, ...] = ()
@@ -150,7 +154,7 @@ class Reading:
     return [e.entry for e in self.executed]
 
   def check_timed(self, flag: str) -> None:
-    """Raises ValueError if collectives of the program have no times."""
+    """Raises ValueError, naming ``flag``, if collectives have unknown times."""
     if self.module is None:
       raise ValueError(
         f"{flag} needs a compiled program, but this program is not compiled"
@@ -229,7 +233,7 @@ def read_all(
   mesh: jax.sharding.Mesh | AbstractMesh | None = None,
 ) -> dict[str, Reading]:
   """Returns name -> reading of each program in a folder of `--xla_dump_to`."""
-  return {d.name: _of_dump(d, mesh) for d in dumps(pathlib.Path(folder))}
+  return {d.name: _of_dump(d, mesh) for d in read_dumps(pathlib.Path(folder))}
 
 
 def _read_text(program: str | pathlib.Path, mesh: Any) -> Reading:
@@ -237,7 +241,7 @@ def _read_text(program: str | pathlib.Path, mesh: Any) -> Reading:
     return _of_text(program, "the text", mesh)
   path = pathlib.Path(program)
   try:
-    found = dumps(path) if path.is_dir() else []
+    found = read_dumps(path) if path.is_dir() else []
     text = "" if found else path.read_text()
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f"{str(path)[:80]}: {error}") from error
@@ -263,7 +267,7 @@ def _of_text(text: str, name: str, mesh: Any) -> Reading:
     axes, tuple(Executed(e, e.dtype, e.where) for e in found if e.bytes),
     tuple(unknown), notes=(
       "Not compiled: collectives of automatic partitioning are not included.",
-      *[_INFERRED] * (not named),
+      *[_INFERRED_NOTE] * (not named),
     ),
   )
 
@@ -276,7 +280,7 @@ def _of_dump(dump: Dump, mesh: Any) -> Reading:
     raise ValueError(f"{dump.name}: {error}") from error
   except LookupError as error:  # a missing operand or callee
     raise ValueError(
-      f"{dump.name}: is damaged: an instruction refers to a part that is "
+      f"{dump.name} is damaged: an instruction refers to a part that is "
       f"missing ({type(error).__name__}: {error})"
     ) from error
 
@@ -319,8 +323,8 @@ def _of_module(
     mesh: Mesh that names the axes; None to find them.
   """
   axes, counted, notes = _axes(module, text, unoptimized, mesh)
-  reader, lines = Reader(module, _mesh(axes), False, counted), Lines(text)
-  requested = None if unoptimized is None else Requested(unoptimized)
+  reader, lines = Reader(module, _mesh(axes), False, counted), SourceLines(text)
+  requested = None if unoptimized is None else RequestedDtypes(unoptimized)
   if requested is None:
     notes.append(
       "Requested dtypes are not known: they need the program before XLA's "
@@ -335,7 +339,9 @@ def _of_module(
         dataclasses.replace(
           found, entry=dataclasses.replace(found.entry, count=count)
         )
-        for found in _executed(reader, computation, index, lines, requested)
+        for found in _operands_of_collective(
+          reader, computation, index, lines, requested
+        )
         if found.entry.bytes
       )
       if copied := reader.host_copy(computation, index):
@@ -346,8 +352,8 @@ def _of_module(
   if any(e.dtype_differs for e in executed):
     notes.append("The compiler sends other dtypes than the program requests.")
   unknown = [*reader.all_unknown(lines)]
-  if not module.scheduled and _TO_PARTITION.search(text):
-    unknown.append(Unknown("", "automatic partitioning by XLA"))
+  if not module.scheduled and _UNPARTITIONED_TEXT.search(text):
+    unknown.append(UnknownInstruction("", "automatic partitioning by XLA"))
   return Reading(
     axes, tuple(executed), tuple(unknown), tuple(host), notes=tuple(notes),
     module=module,
@@ -364,7 +370,7 @@ def _axes(
   num_devices = math.prod(map(int, counts))
   named = mesh_named_in([unoptimized or "", head]) if mesh is None else {}
   if isinstance(mesh, jax.sharding.Mesh):
-    named = _within_slice(mesh, num_devices)
+    named = _slice_axis_sizes(mesh, num_devices)
   elif mesh is not None:
     named = dict(mesh.shape)
   # The text before optimizations names the mesh of all slices.
@@ -386,7 +392,7 @@ def _axes(
     instruction.attribute("replica_groups")
     for computation in module.computations.values()
     for instruction in computation.instructions
-    if not across_partitions(instruction)
+    if not groups_list_replicas(instruction)
   ]
   if "1" not in counts and len(counts) > 1 and (
     "use_global_device_ids=true" not in text
@@ -399,14 +405,18 @@ def _axes(
   numbers = [n for each in groups for group in each for n in group]
   counted = bool(counts or numbers)
   numbers += [
-    int(n) for each in PAIRS.findall(text) for n in re.findall(r"\d+", each)
+    int(n)
+    for each in SOURCE_TARGET_PAIRS.findall(text)
+    for n in re.findall(r"\d+", each)
   ]
   num_devices = max(num_devices, 1 + max(numbers, default=0))
   axes = inferred_axes(groups, num_devices)
-  return axes, counted, [_INFERRED]
+  return axes, counted, [_INFERRED_NOTE]
 
 
-def _within_slice(mesh: jax.sharding.Mesh, num_devices: int) -> dict[str, int]:
+def _slice_axis_sizes(
+  mesh: jax.sharding.Mesh, num_devices: int
+) -> dict[str, int]:
   """Returns the axis sizes of the part of a mesh that one program covers.
 
   Args:
@@ -422,9 +432,9 @@ def _within_slice(mesh: jax.sharding.Mesh, num_devices: int) -> dict[str, int]:
   return dict(mesh.shape)
 
 
-def _executed(
-  reader: Reader, computation: hlo.Computation, index: int, lines: Lines,
-  requested: Requested | None,
+def _operands_of_collective(
+  reader: Reader, computation: hlo.Computation, index: int, lines: SourceLines,
+  requested: RequestedDtypes | None,
 ) -> Iterator[Executed]:
   """Yields the operands of a collective, with counts of one."""
   outer = computation.instructions[index]
@@ -435,7 +445,7 @@ def _executed(
   last = computation.instructions[done].name
   between = tuple(
     x.name for x in computation.instructions[index + 1 : done]
-    if x.opcode not in _FREE
+    if x.opcode not in _FREE_OPCODES
   )
   for owner, found in collectives:
     operands = owner.operands(found)
@@ -458,7 +468,7 @@ def _executed(
 
 
 def _line_of_use(
-  computation: hlo.Computation, index: int, lines: Lines
+  computation: hlo.Computation, index: int, lines: SourceLines
 ) -> str:
   """Returns the line of the first use of a result; "" if it is not known.
 

@@ -31,7 +31,7 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 # Opcodes that move no data. `overlap.ScheduledProgram` counts the computations
 # that loops, branches and calls run.
-_FREE = {
+_FREE_OPCODES = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while",
   "conditional", "call", "after-all", "partition-id", "replica-id", "iota",
   "opt-barrier", "domain", "add-dependency",
@@ -90,11 +90,11 @@ def cost(
   """
   # Starts and dones are collectives, which are timed on their links, or copies,
   # which overlap with compute.
-  if instruction.opcode in _FREE or instruction.opcode.endswith(
+  if instruction.opcode in _FREE_OPCODES or instruction.opcode.endswith(
     ("-start", "-done", "-update")
   ):
     return Cost()
-  flops, dtype = products(module, computation, instruction)
+  flops, dtype = product_flops_and_dtype(module, computation, instruction)
   if instruction.opcode == "custom-call" and reads:
     moved = _bytes_of_kernel(computation, instruction, reads)
   else:
@@ -105,15 +105,15 @@ def cost(
   return Cost(flops, moved, seconds)
 
 
-def products(
+def product_flops_and_dtype(
   module: hlo.Module,
   computation: hlo.Computation,
   instruction: hlo.Instruction,
 ) -> tuple[float, str]:
   """Returns the FLOPs of the products in an instruction, and their dtype.
 
-  The dtype is the dtype of the left operand of the last product; without a
-  product it has no effect.
+  The dtype is the dtype of the left operand of the last product; "bfloat16" if
+  there is no product.
   """
   if instruction.opcode in ("dot", "convolution"):
     return (
@@ -125,7 +125,7 @@ def products(
     for name in instruction.calls():
       inner = module.computations[name]
       for inside in inner.instructions:
-        more, its_dtype = products(module, inner, inside)
+        more, its_dtype = product_flops_and_dtype(module, inner, inside)
         dtype = its_dtype if more else dtype
         flops += more
   return flops, dtype
@@ -139,7 +139,7 @@ def _bytes(
   """Returns the main-memory bytes that an instruction reads and writes."""
   operands = computation.operands(instruction)
   if instruction.opcode != "fusion":
-    return _moved(computation, instruction)
+    return _operation_bytes(computation, instruction)
   # Intermediates of a fusion stay in registers or on-chip memory; only its
   # parameters and results are in main memory.
   inner = module.computations[instruction.calls()[0]]
@@ -150,9 +150,9 @@ def _bytes(
     operand = operands[int(parameter.literal)]
     if not _on_chip(operand):
       # Slices may overlap, so their sum is limited to the whole operand.
-      total += min(_read(module, inner, parameter), _size(operand))
+      total += min(_bytes_read(module, inner, parameter), _size(operand))
   if not _on_chip(instruction):
-    total += _written(inner, inner.root)
+    total += _bytes_written(inner, inner.root)
   return total
 
 
@@ -184,7 +184,7 @@ def _on_chip(instruction: hlo.Instruction) -> bool:
   )
 
 
-def _moved(
+def _operation_bytes(
   computation: hlo.Computation, instruction: hlo.Instruction
 ) -> float:
   """Returns the main-memory bytes that one operation reads and writes."""
@@ -206,7 +206,7 @@ def _users(
   return tuple(i for i in computation.instructions if name in i.operands)
 
 
-def _read(
+def _bytes_read(
   module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction
 ) -> float:
   """Returns the bytes that a fusion reads of its parameter ``value``."""
@@ -218,7 +218,7 @@ def _read(
     if user.opcode in ("dynamic-slice", "slice", "gather"):
       total += sum(s.bytes for s in user.shapes)
     elif user.opcode == "bitcast":
-      total += _read(module, computation, user)
+      total += _bytes_read(module, computation, user)
     elif user.opcode in _UPDATES and user.operands[0] == value.name:
       continue  # updated in place: not read
     elif user.opcode == "fusion":  # XLA:TPU nests fusions
@@ -227,18 +227,22 @@ def _read(
         if parameter.opcode == "parameter" and (
           user.operands[int(parameter.literal)] == value.name
         ):
-          total += _read(module, inner, parameter)
+          total += _bytes_read(module, inner, parameter)
     else:
       return whole
   return total
 
 
-def _written(computation: hlo.Computation, root: hlo.Instruction) -> float:
+def _bytes_written(
+  computation: hlo.Computation, root: hlo.Instruction
+) -> float:
   """Returns the bytes that a fusion writes of its result ``root``."""
   if root.opcode == "tuple":
-    return sum(_written(computation, o) for o in computation.operands(root))
+    return sum(
+      _bytes_written(computation, o) for o in computation.operands(root)
+    )
   if root.opcode == "bitcast":
-    return _written(computation, computation.operands(root)[0])
+    return _bytes_written(computation, computation.operands(root)[0])
   if root.opcode in _UPDATES:
     update = computation.operands(root)[_UPDATES[root.opcode]]
     return float(sum(s.bytes for s in update.shapes))

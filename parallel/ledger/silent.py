@@ -82,7 +82,7 @@ _EFFECTS = re.compile("|".join((
 HOST_HANDLERS = ("pjrt_rendezvous",)
 
 
-def opcode(name: str) -> bool:
+def is_silent_opcode(name: str) -> bool:
   """Returns whether an HLO opcode is known not to communicate.
 
   Args:
@@ -91,12 +91,12 @@ def opcode(name: str) -> bool:
   return name in _OPCODES
 
 
-def operation(name: str) -> bool:
+def is_silent_operation(name: str) -> bool:
   """Returns whether an MLIR operation is known not to communicate.
 
   Example:
-    >>> operation("stablehlo.add"), operation("stablehlo.send")
-    (True, False)
+    >>> [is_silent_operation(f"stablehlo.{name}") for name in ("add", "send")]
+    [True, False]
   """
   dialect, _, short = name.partition(".")
   if dialect == "stablehlo":
@@ -105,7 +105,7 @@ def operation(name: str) -> bool:
   return dialect == "chlo" or short in _DIALECTS.get(dialect, ())
 
 
-def call(target: str, has_side_effect: bool, config: str) -> bool:
+def is_silent_call(target: str, has_side_effect: bool, config: str) -> bool:
   """Returns whether a custom call is known not to communicate.
 
   Args:
@@ -115,8 +115,10 @@ def call(target: str, has_side_effect: bool, config: str) -> bool:
       a TPU kernel communicates.
 
   Example:
-    >>> call("__cublas$gemm", False, ""), call("pfft3d", True, "")
-    (True, False)
+    >>> is_silent_call("__cublas$gemm", False, "")
+    True
+    >>> is_silent_call("pfft3d", True, "")
+    False
   """
   if target == "tpu_custom_call":
     return '"custom_call_config"' in config and not re.search(

@@ -17,7 +17,7 @@ _ROW = re.compile(r"(\d+) (?:\{(.*)\}|\"(.*)\")")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
-class Lines:
+class SourceLines:
   """Lookup from an instruction to its source line.
 
   Args:
@@ -56,7 +56,7 @@ def _field(text: str, name: str) -> int:
   return int(match[1]) if match else -1
 
 
-class Requested:
+class RequestedDtypes:
   """Lookup from a compiled collective to the dtype that was requested.
 
   Args:
@@ -64,7 +64,7 @@ class Requested:
   """
 
   def __init__(self, text: str) -> None:
-    lines = Lines(text)
+    lines = SourceLines(text)
     # (source line, name of jax's operation) -> dtypes of its results, and of
     # its operands.
     self._results: dict[tuple[str, str], set[str]] = {}
@@ -90,8 +90,8 @@ class Requested:
       made: The collective, or the instruction that computes the operand if XLA
         has merged several collectives.
       line: Source line of ``made``.
-      reduces: Whether the collective sums results of an operation, such as
-        partial products. Others move an operand of the operation.
+      reduces: Whether the collective sums results of jax's operation, such as
+        partial products; otherwise it moves an operand of that operation.
     """
     known = self._results if reduces else self._operands
     dtypes = known.get((line, _operation(made)), set())

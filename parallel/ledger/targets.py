@@ -22,7 +22,7 @@ from jax.experimental import topologies
 from parallel.plans.hardware.clusters import CLUSTERS, Level
 from parallel.plans.hardware.devices import DEVICES, Device
 from parallel.plans.hardware.link_matrix import LinkMatrix
-from parallel.plans.hardware.slices import SLICES
+from parallel.plans.hardware.slices import SLICE_RULES
 
 # Syntax of a target's name, for help texts and errors.
 SYNTAX = (
@@ -51,9 +51,9 @@ class Target:
   Attributes:
     name: Name of the target as the user wrote it.
     devices: Descriptions of the devices, valid for `jax.sharding.Mesh`.
-    hardware: Rates and sizes of one device; None for CPUs, which have no
-      record.
-    levels: Groups of devices and the links in each, innermost first. A TPU
+    hardware: Rates and memory of one device; None for CPUs, for which none are
+      recorded.
+    levels: Nested groups of devices with their links, innermost first. A TPU
       slice is one level. Links between slices are not included.
     links: Measured links, which replace the levels; None for the published
       ones.
@@ -113,7 +113,7 @@ def resolve(name: str) -> Target:
   raise ValueError(f"--target={name!r} must have the form {SYNTAX}")
 
 
-def measured(target: Target, links: LinkMatrix) -> Target:
+def with_measured_links(target: Target, links: LinkMatrix) -> Target:
   """Returns a target with the rates of a measured cluster.
 
   Raises:
@@ -128,8 +128,8 @@ def measured(target: Target, links: LinkMatrix) -> Target:
 
 
 @contextlib.contextmanager
-def described(devices: Sequence[jax.Device]) -> Iterator[None]:
-  """Context manager in which jax lists, counts and meshes a target's devices.
+def patch_jax_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
+  """Makes jax list, count and build meshes of a target's devices, in a context.
 
   Args:
     devices: Devices of a target; () for those of this process.
@@ -154,7 +154,7 @@ def described(devices: Sequence[jax.Device]) -> Iterator[None]:
 def _tpu(
   name: str, generation: str, topology: str, slices: str = "1"
 ) -> Target:
-  """Returns equal slices of TPUs, described by libtpu."""
+  """Returns a target of equal TPU slices, described by libtpu."""
   if generation not in _TPUS:
     raise ValueError(
       f"--target={name}: the TPU generation {generation!r} is unknown; use one "
@@ -169,7 +169,9 @@ def _tpu(
       f"--target={name}: the number of slices {slices!r} must be an integer "
       "from 1 to 9999"
     )
-  refusal = SLICES[generation].refusal([int(n) for n in topology.split("x")])
+  refusal = SLICE_RULES[generation].refusal(
+    [int(n) for n in topology.split("x")]
+  )
   if refusal:
     raise ValueError(
       f"--target={name}: {generation} has no slice {topology}: {refusal}"
@@ -265,7 +267,7 @@ _GPUS = {
 
 
 def _gpu(name: str, gpu: str, shape: str) -> Target:
-  """Returns nodes of GPUs, described by a `GpuTargetConfigProto`."""
+  """Returns a target of GPU nodes, described by a `GpuTargetConfigProto`."""
   if gpu not in _GPUS:
     raise ValueError(
       f"--target={name}: the GPU {gpu!r} is unknown; use one of "

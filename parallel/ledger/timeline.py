@@ -17,14 +17,14 @@ from parallel.ledger.roofline import Cost
 COMPUTE = "compute"
 
 
-class Computed(NamedTuple):
+class ComputeAction(NamedTuple):
   """Execution of an instruction that does not communicate, and its cost."""
 
   instruction: hlo.Instruction
   cost: Cost
 
 
-class Started(NamedTuple):
+class CollectiveStart(NamedTuple):
   """Start of the collectives of an instruction.
 
   Attributes:
@@ -44,13 +44,13 @@ class Started(NamedTuple):
   seconds: float
 
 
-class Ended(NamedTuple):
-  """Point at which the result of `Started` ``number`` is first needed."""
+class CollectiveEnd(NamedTuple):
+  """Point at which the result of a `CollectiveStart` is first needed."""
 
   number: int
 
 
-Action = Computed | Started | Ended
+Action = ComputeAction | CollectiveStart | CollectiveEnd
 
 
 class Bar(NamedTuple):
@@ -106,13 +106,13 @@ def timeline(
   free: dict[str, float] = {}  # row -> seconds at which it is free
   sent: dict[int, Bar] = {}  # transfers whose results are not needed yet
   for action in actions(program, start):
-    if isinstance(action, Computed):
+    if isinstance(action, ComputeAction):
       begin, now = now, now + action.cost.seconds
       yield Bar(
         COMPUTE, action.instruction.name, begin, now,
         action.instruction.op_name, action.cost.bytes, action.cost.flops,
       )
-    elif isinstance(action, Started):
+    elif isinstance(action, CollectiveStart):
       begin = max(now, free.get(action.row, 0.0))
       free[action.row] = begin + action.seconds
       sent[action.number] = Bar(
@@ -128,26 +128,27 @@ def timeline(
 
 
 class _Walk:
-  """Walk through a program, which reads each instruction once."""
+  """Iterates over executed instructions; reads each computation once."""
 
   def __init__(self, program: ScheduledProgram) -> None:
     self.program = program
-    self.parts: dict[str, list[_Part]] = {}  # by the name of the computation
+    # Name of a computation -> its instructions that take time.
+    self.parts: dict[str, list[_TimedInstruction]] = {}
 
   def actions(self, name: str, numbers: Iterator[int]) -> Iterator[Action]:
     if name not in self.parts:
       self.parts[name] = [*self.read(self.program.module.computations[name])]
-    pending: dict[int, list[Ended]] = {}  # by the index of the done
+    pending: dict[int, list[CollectiveEnd]] = {}  # by the index of the done
     for part in self.parts[name]:
       for index in sorted(i for i in pending if i <= part.index):
         yield from pending.pop(index)
-      if isinstance(part.action, Started):
+      if isinstance(part.action, CollectiveStart):
         number = next(numbers)
         yield part.action._replace(number=number)
         if part.done == part.index:
-          yield Ended(number)
+          yield CollectiveEnd(number)
         else:
-          pending.setdefault(part.done, []).append(Ended(number))
+          pending.setdefault(part.done, []).append(CollectiveEnd(number))
       elif part.action is not None:
         yield part.action
       else:
@@ -156,7 +157,7 @@ class _Walk:
     for ended in pending.values():
       yield from ended
 
-  def read(self, computation: hlo.Computation) -> Iterator["_Part"]:
+  def read(self, computation: hlo.Computation) -> Iterator["_TimedInstruction"]:
     """Yields the instructions of a computation that take time."""
     program = self.program
     for index, instruction in enumerate(computation.instructions):
@@ -164,7 +165,7 @@ class _Walk:
         e for e in program.reader.entries(computation, instruction) if e.bytes
       ]
       if entries:
-        yield _Part(index, Started(
+        yield _TimedInstruction(index, CollectiveStart(
           0, computation, instruction, entries[0].over,
           sum(e.bytes for e in entries),
           sum(map(program.wire_seconds, entries)),
@@ -175,17 +176,17 @@ class _Walk:
         inner = max(instruction.calls(), key=self.seconds)
       cost = program.cost(computation, instruction)
       if inner is not None:
-        yield _Part(index, None, times=times, inner=inner)
+        yield _TimedInstruction(index, None, times=times, inner=inner)
       elif cost.seconds:
-        yield _Part(index, Computed(instruction, cost))
+        yield _TimedInstruction(index, ComputeAction(instruction, cost))
 
   def seconds(self, branch: str) -> float:
-    """Returns the seconds of a branch that starts with free links."""
+    """Returns the seconds of a branch if no link is busy at its start."""
     bars = timeline(self.program, branch)
     return max((bar.end_s for bar in bars), default=0.0)
 
 
-class _Part(NamedTuple):
+class _TimedInstruction(NamedTuple):
   """Instruction that takes time.
 
   Attributes:
@@ -197,7 +198,7 @@ class _Part(NamedTuple):
   """
 
   index: int
-  action: Computed | Started | None
+  action: ComputeAction | CollectiveStart | None
   done: int = 0
   times: int = 1
   inner: str = ""

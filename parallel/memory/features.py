@@ -43,7 +43,7 @@ import numpy as np
 from parallel.base.checks import known
 from parallel.kernels.gather_rows import api, order
 from parallel.kernels.selection import Implementation, preference
-from parallel.memory.ways import AXIS, WAYS, on_devices, rounded_up
+from parallel.memory.ways import AXIS, ROW_TRANSFERS, buffer_size, on_devices
 
 ACCESSES = ("auto", "cpu_gather", "device", "sharded")
 # Passes over host memory when the CPU gathers rows: reading rows, writing the
@@ -52,7 +52,7 @@ CPU_PASSES = 3
 
 
 @dataclasses.dataclass
-class Counts:
+class LookupStats:
   """Statistics of all lookups, in training and evaluation together.
 
   Attributes:
@@ -114,10 +114,10 @@ class Table:
     self.rows, self.access = rows, access
     self.hot = np.asarray(hot, np.int64)
     self.implementation = implementation
-    self.counts = Counts()
+    self.counts = LookupStats()
     self._lock = threading.Lock()
     # Devices of a mesh -> the table on these devices, created on first use.
-    self._placed: dict[tuple[jax.Device, ...], _Placed] = {}
+    self._placed: dict[tuple[jax.Device, ...], _PlacedTable] = {}
 
   def prepare(
     self, ids: np.ndarray, sharding: NamedSharding
@@ -147,12 +147,12 @@ class Table:
     devices = tuple(sharding.mesh.devices.flat)
     with self._lock:  # training and evaluation may prepare batches concurrently
       if devices not in self._placed:
-        self._placed[devices] = _Placed(self, devices)
+        self._placed[devices] = _PlacedTable(self, devices)
       return self._placed[devices].prepare(ids, sharding)
 
   def summary(self, devices: Sequence[jax.Device]) -> str:
     """Returns text for users: the access that is used, and the reason."""
-    kind, why = _resolved(self, devices)
+    kind, why = _resolve_access(self, devices)
     cache = f", {len(self.hot):,} hot rows on each device" * bool(len(self.hot))
     return f"{kind}{cache}" + (f" ({why})" if why else "")
 
@@ -206,15 +206,17 @@ def stacked(*parts: np.ndarray | Lookup) -> np.ndarray | Lookup:
   return np.stack(parts)
 
 
-def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
+def _resolve_access(
+  table: Table, devices: Sequence[jax.Device]
+) -> tuple[str, str]:
   """Returns the access that is used, and the reason for it."""
   platform = devices[0].platform
   num_rows, width = table.rows.shape
   if table.access in ("cpu_gather", "sharded"):
     return table.access, ""
   names = preference(table.implementation, platform)
-  chosen = api.choice(num_rows, width, table.rows.dtype, names)
-  waste = order.waste(width, chosen.kind)
+  chosen = api.select_kernel(num_rows, width, table.rows.dtype, names)
+  waste = order.read_amplification(width, chosen.kind)
   refused = "; ".join(f"{k}: {v}" for k, v in chosen.refused.items())
   if table.access == "device":
     if chosen.name != "reference":
@@ -227,7 +229,8 @@ def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
     )
   if chosen.name == "reference":
     return "cpu_gather", refused or f"no kernel on {platform}"
-  # A TPU's kernel reads padding in addition to useful bytes (`order.waste`).
+  # A TPU's kernel reads padding in addition to useful bytes
+  # (`order.read_amplification`).
   if waste >= CPU_PASSES:
     return "cpu_gather", (
       f"the kernel's {waste:.2f} bytes per useful byte are not less than the "
@@ -236,15 +239,15 @@ def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
   return "device", f"{chosen.name}, {waste:.2f} bytes per useful byte"
 
 
-class _Placed:
+class _PlacedTable:
   """State of a table on a set of devices: hot cache, access, buffer sizes."""
 
   def __init__(self, table: Table, devices: tuple[jax.Device, ...]) -> None:
     self.table, self.devices = table, devices
     self.mesh = Mesh(np.array(devices), (AXIS,))
     self.each = NamedSharding(self.mesh, P(AXIS))
-    kind, _ = _resolved(table, devices)
-    self.way = WAYS[kind](table.rows, self.mesh, table.implementation)
+    kind, _ = _resolve_access(table, devices)
+    self.way = ROW_TRANSFERS[kind](table.rows, self.mesh, table.implementation)
     self.capacity: dict[int, int] = {}  # positions of a device -> U
     hot = table.hot
     self.cache = on_devices(table.rows[hot], NamedSharding(self.mesh, P()))
@@ -261,7 +264,7 @@ class _Placed:
     # Device -> its slices of the ids.
     parts = sharding.devices_indices_map(ids.shape)
     wanted, places = zip(
-      *(self._wanted(ids[parts[device]]) for device in self.devices),
+      *(self._rows_to_fetch(ids[parts[device]]) for device in self.devices),
       strict=True,
     )
     staged = self.way.stage(self._padded(wanted, places[0].size))
@@ -271,7 +274,9 @@ class _Placed:
 
     def dispatch() -> jax.Array:
       rows = self.way.fetch(staged)  # [D, U, F]
-      found = _put(self.mesh)(rows, on_devices(index, self.each), self.cache)
+      found = _build_put(self.mesh)(
+        rows, on_devices(index, self.each), self.cache
+      )
       # A device has the same shard in ``target`` as in ``found``, which differ
       # only in their meshes, so no data are moved.
       return jax.make_array_from_single_device_arrays(
@@ -281,7 +286,7 @@ class _Placed:
 
     return dispatch
 
-  def _wanted(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  def _rows_to_fetch(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows that a device fetches, and the index of each position.
 
     An index below C is a slot of the cache; C + i is the i-th fetched row.
@@ -308,7 +313,7 @@ class _Placed:
     largest = max(map(len, wanted))
     # -1: the buffer is allocated even if all rows are in the cache.
     if largest > self.capacity.get(places, -1):
-      self.capacity[places] = rounded_up(largest, places)
+      self.capacity[places] = buffer_size(largest, places)
       self.table.counts.programs += 1
     size = self.capacity[places]
     self.table.counts.fetched += size * len(wanted)
@@ -321,10 +326,10 @@ class _Placed:
 
 
 @functools.cache
-def _put(mesh: Mesh) -> Callable[..., jax.Array]:
+def _build_put(mesh: Mesh) -> Callable[..., jax.Array]:
   """Builds the program that copies rows to their positions in the batch.
 
-  Its arguments are rows ``[D, U, F]``, indices ``[D * leading, ...]`` (both
+  The program takes rows ``[D, U, F]``, indices ``[D * leading, ...]`` (both
   sharded over devices) and the cache ``[C, F]`` (replicated); C may be 0.
   """
 

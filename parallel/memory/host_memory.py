@@ -23,7 +23,7 @@ import platform
 import numpy as np
 
 # Numbers of the system calls mbind and move_pages.
-_CALLS = {"x86_64": (237, 279), "aarch64": (235, 239)}
+_SYSCALL_NUMBERS = {"x86_64": (237, 279), "aarch64": (235, 239)}
 _BIND = 2  # MPOL_BIND
 _MOVE = 2  # MPOL_MF_MOVE: pages that only this process maps
 _MASK_WORDS = 16  # 1,024 nodes, as in Linux
@@ -91,7 +91,7 @@ def bind(array: np.ndarray, node: int) -> None:
   """Sets the node of pages that have not been touched yet.
 
   Args:
-    array: Whole pages.
+    array: Memory that consists of whole pages.
     node: Node for the pages.
 
   Raises:
@@ -103,7 +103,7 @@ def bind(array: np.ndarray, node: int) -> None:
     (1 << node).to_bytes(8 * _MASK_WORDS, "little")
   )
   # Linux reads one bit of the mask less than the given count.
-  _call(
+  _syscall(
     0, array.ctypes.data, array.nbytes, _BIND, mask, 64 * _MASK_WORDS + 1, 0
   )
 
@@ -112,7 +112,7 @@ def move(array: np.ndarray, node: int) -> None:
   """Moves touched pages to a node, and binds them to it.
 
   Args:
-    array: Whole pages, all touched.
+    array: Memory that consists of whole pages, all of them touched.
     node: New node of the pages.
 
   Raises:
@@ -147,21 +147,21 @@ def _query_or_move(
   """Calls move_pages, which only reports nodes if there are no target nodes.
 
   Returns:
-    The nodes of the pages.
+    The node of each page.
   """
   status = (ctypes.c_int * len(pages))()
   flags = 0 if targets is None else _MOVE
-  _call(1, 0, len(pages), pages, targets, status, flags)
+  _syscall(1, 0, len(pages), pages, targets, status, flags)
   failed = [code for code in status if code < 0]
   if failed:
     raise OSError(-failed[0], os.strerror(-failed[0]))
   return list(status)
 
 
-def _call(index: int, *arguments: object) -> None:
+def _syscall(index: int, *arguments: object) -> None:
   """Calls mbind (0) or move_pages (1); raises OSError if it fails."""
   machine = platform.machine()
-  if machine not in _CALLS:
+  if machine not in _SYSCALL_NUMBERS:
     raise OSError(
       f"NUMA system calls are not supported on {machine} processors"
     )
@@ -169,6 +169,6 @@ def _call(index: int, *arguments: object) -> None:
   converted = [
     ctypes.c_long(x) if isinstance(x, int) else x for x in arguments
   ]
-  if library.syscall(_CALLS[machine][index], *converted) != 0:
+  if library.syscall(_SYSCALL_NUMBERS[machine][index], *converted) != 0:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number))

@@ -53,15 +53,15 @@ from parallel.memory.placed_buffer import Tier
 from parallel.plans.placement import rates
 
 ARRAYS = ("weights", "gradients", "first", "second")
-_VERIFIED = ("weights", "first", "second")  # arrays with checksums
+_CHECKSUMMED_ARRAYS = ("weights", "first", "second")  # arrays with checksums
 _FLOAT = 4  # bytes
 # Bytes, over all arrays, that the update of an element reads and writes.
-READ_BYTES, WRITTEN_BYTES = _FLOAT * 4, _FLOAT * 3
-MOVED_BYTES = READ_BYTES + WRITTEN_BYTES
+ELEMENT_READ_BYTES, ELEMENT_WRITTEN_BYTES = _FLOAT * 4, _FLOAT * 3
+ELEMENT_MOVED_BYTES = ELEMENT_READ_BYTES + ELEMENT_WRITTEN_BYTES
 # Elements that a thread updates at a time.
-_BLOCK = 2**15
+_BLOCK_ELEMENTS = 2**15
 # Smallest number of elements per thread: fewer take less time than its start.
-_LEAST = 2**19
+_MIN_THREAD_ELEMENTS = 2**19
 # Flags of MXCSR that replace subnormal results, and operands, by zeros.
 _FLUSH = 0x8000 | 0x0040
 
@@ -140,7 +140,7 @@ class HostOptimizer:
     checks.at_least("ahead", ahead)
     self._loops = _loops()
     self._settings = settings
-    self._decayed = _checked(decayed, size)
+    self._decayed = _check_decayed_ranges(decayed, size)
     self._threads = num_threads or os.cpu_count() or 1
     self._stripe_bytes = stripe_bytes
     self._arrays = arrays
@@ -148,18 +148,18 @@ class HostOptimizer:
     self.count = 0
     self.buffer = placed_buffer.Buffer(self._pieces(size, placement or {}))
     self.buffer.check()
-    array_bytes = placed_buffer.rounded_up(_FLOAT * size)
+    array_bytes = placed_buffer.round_up_to_pages(_FLOAT * size)
     for i, name in enumerate(arrays):
       start = i * array_bytes
       part = self.buffer.array[start : start + _FLOAT * size]
       setattr(self, name, part.view(np.float32))
     self._scalars: tuple[np.float32 | bool, ...] | None = None
     self._left: list[tuple[int, int]] = []
-    # Checksums of `_VERIFIED` after the last step, uint64 [3], and of the
-    # values that this step has read (row 0) and written (row 1) so far, uint64
-    # [2, 3].
+    # Checksums of `_CHECKSUMMED_ARRAYS` after the last step, uint64 [3], and of
+    # the values that this step has read (row 0) and written (row 1) so far,
+    # uint64 [2, 3].
     self._sums: np.ndarray | None = None
-    self._seen = np.zeros((2, len(_VERIFIED)), np.uint64)
+    self._seen = np.zeros((2, len(_CHECKSUMMED_ARRAYS)), np.uint64)
 
   def _pieces(
     self, size: int, placement: Mapping[str, Mapping[Tier, float]]
@@ -201,18 +201,20 @@ class HostOptimizer:
       ValueError: Values have changed since the last step.
     """
     if self._sums is not None:
-      self._compare(self._folded())
+      self._check_checksums(self._compute_checksums())
 
   def _bits(self) -> list[np.ndarray]:
-    """Returns views uint32 ``[N]`` of `_VERIFIED`."""
-    return [getattr(self, name).view(np.uint32) for name in _VERIFIED]
+    """Returns views uint32 ``[N]`` of `_CHECKSUMMED_ARRAYS`."""
+    return [getattr(self, name).view(np.uint32) for name in _CHECKSUMMED_ARRAYS]
 
-  def _folded(self) -> np.ndarray:
+  def _compute_checksums(self) -> np.ndarray:
     return np.array([self._loops.fold(x, 0) for x in self._bits()], np.uint64)
 
-  def _compare(self, found: np.ndarray) -> None:
+  def _check_checksums(self, found: np.ndarray) -> None:
     """Raises ValueError unless checksums are those of the last step."""
-    for name, mine, last in zip(_VERIFIED, found, self._sums, strict=True):
+    for name, mine, last in zip(
+      _CHECKSUMMED_ARRAYS, found, self._sums, strict=True
+    ):
       if mine != last:
         raise ValueError(
           f"{name} of the optimizer were changed in memory or in a file after "
@@ -230,7 +232,9 @@ class HostOptimizer:
       ValueError: The previous step has not ended, or the norm is missing.
     """
     if self._left:
-      raise ValueError(f"step {self.count} has not ended: {self._missing()}")
+      raise ValueError(
+        f"step {self.count} has not ended: {self._describe_missing()}"
+      )
     s, f = self._settings, np.float32
     if s.clip_norm and norm is None:
       raise ValueError(
@@ -250,7 +254,7 @@ class HostOptimizer:
     if not self.buffer.has_files:
       self._sums = None
     elif self._sums is None:
-      self._sums = self._folded()
+      self._sums = self._compute_checksums()
     self._seen[:] = 0
 
   def update(self, start: int, gradient: np.ndarray) -> None:
@@ -270,14 +274,14 @@ class HostOptimizer:
         "must be float32 with one dim"
       )
     stop = start + len(gradient)
-    self._take(start, stop)
+    self._mark_updated(start, stop)
     if not len(gradient):
       return
     numba = self._loops.numba
     before = numba.get_num_threads()
     numba.set_num_threads(min(
       self._threads, numba.config.NUMBA_NUM_THREADS,
-      max(1, len(gradient) // _LEAST),
+      max(1, len(gradient) // _MIN_THREAD_ELEMENTS),
     ))
     ahead = self._ahead if self.buffer.has_files else len(gradient)
     try:
@@ -319,18 +323,20 @@ class HostOptimizer:
     if self._scalars is None:
       raise ValueError("no step has begun; call begin before end")
     if self._left:
-      raise ValueError(f"step {self.count} cannot end: {self._missing()}")
+      raise ValueError(
+        f"step {self.count} cannot end: {self._describe_missing()}"
+      )
     self._scalars = None
     if self._sums is not None:
-      self._compare(self._seen[0])
+      self._check_checksums(self._seen[0])
       self._sums = self._seen[1].copy()
     self.count += 1
 
-  def _missing(self) -> str:
+  def _describe_missing(self) -> str:
     texts = [f"[{start}, {stop})" for start, stop in self._left]
     return f"elements {', '.join(texts)} are not updated"
 
-  def _take(self, start: int, stop: int) -> None:
+  def _mark_updated(self, start: int, stop: int) -> None:
     """Removes a range from the ranges that this step has not updated yet."""
     for i, (first, last) in enumerate(self._left):
       if first <= start <= stop <= last:
@@ -339,11 +345,15 @@ class HostOptimizer:
         return
     raise ValueError(
       f"elements [{start}, {stop}) cannot be updated: "
-      + (self._missing() if self._left else "all are updated, or no step began")
+      + (
+        self._describe_missing()
+        if self._left
+        else "all are updated, or no step began"
+      )
     )
 
 
-def _checked(
+def _check_decayed_ranges(
   decayed: Sequence[tuple[int, int]] | None, size: int
 ) -> np.ndarray:
   """Returns ranges with weight decay as int64 ``[R, 2]``.
@@ -379,7 +389,8 @@ def _blocks(start: int, stop: int, decayed: np.ndarray) -> np.ndarray:
     [[0, 2, 1], [2, 8, 0], [8, 10, 1]]
   """
   bounds = np.unique(np.concatenate([
-    np.arange(start, stop, _BLOCK), [stop], decayed.ravel().clip(start, stop)
+    np.arange(start, stop, _BLOCK_ELEMENTS), [stop],
+    decayed.ravel().clip(start, stop)
   ]))
   # An element has weight decay if, up to it, more ranges begin than end.
   began = np.searchsorted(decayed[:, 0], bounds[:-1], "right")
@@ -397,7 +408,7 @@ def _loops() -> SimpleNamespace:
     ValueError: numba is not installed.
   """
   numba = rates.imported_numba("the host optimizer")
-  get_flags, set_flags = _flags()
+  get_flags, set_flags = _mxcsr_functions()
 
   @numba.njit(error_model="numpy")
   def block(w, g, m, v, decays, scalars):
@@ -448,7 +459,7 @@ def _loops() -> SimpleNamespace:
   return SimpleNamespace(update=update, fold=fold, numba=numba)
 
 
-def _flags() -> tuple:
+def _mxcsr_functions() -> tuple:
   """Returns functions that read and write MXCSR, the flags of x86-64 floats."""
   from llvmlite import ir
   import numba

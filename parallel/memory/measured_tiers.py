@@ -1,9 +1,9 @@
 """Measurement of this machine's tiers: NUMA nodes, a file, device copies.
 
-The rate of a node is measured with the largest array and all cores; its range
-includes fewer threads, and all arrays that exceed the last-level cache. On
-all tiers, steps of the optimizer on the host are timed for each array size;
-they give the rates of files. Rates of device copies are medians.
+The rate of a NUMA node is that of the largest array with all cores; its range
+also covers a single thread, and all arrays larger than twice the last-level
+cache. On all tiers, steps of the host optimizer are timed for each array size;
+rates of files are computed from them. Rates of device copies are medians.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,33 +21,39 @@ import numpy as np
 from parallel.memory import host_memory
 from parallel.memory.host_optimizer import (
   ARRAYS,
-  MOVED_BYTES,
-  READ_BYTES,
-  WRITTEN_BYTES,
+  ELEMENT_MOVED_BYTES,
+  ELEMENT_READ_BYTES,
+  ELEMENT_WRITTEN_BYTES,
   AdamW,
   HostOptimizer,
 )
 from parallel.plans.hardware import tiers
-from parallel.plans.hardware.tiers import Host, Pass, Quantity, SharedLink, Tier
+from parallel.plans.hardware.tiers import (
+  Host,
+  OptimizerPass,
+  Quantity,
+  SharedLink,
+  Tier,
+)
 from parallel.plans.placement import rates
 
 _CPUS = pathlib.Path("/sys/devices/system/cpu")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _FLOAT = 4  # bytes
 # Elements of a file that are requested while the previous ones are read.
-_AHEAD = 2**26
+_PREFETCH_ELEMENTS = 2**26
 LEARNING_RATE = 1e-3
-# Quick steps are repeated for this many seconds, at most `_MOST` times.
-_REPEAT_S, _MOST = 1.0, 50
+# Quick steps are repeated for this many seconds, at most `_MAX_REPEATS` times.
+_REPEAT_S, _MAX_REPEATS = 1.0, 50
 # Seconds of untimed steps before a timed step in memory: after a wait for a
 # disk, threads sleep and caches hold other data.
 _WARM_S = 0.02
 
 
-def file_of(
+def measure_to_json(
   sizes: Sequence[str], file: str, nodes: Sequence[str]
 ) -> tuple[str, str]:
-  """Measures memory by `measure`, with printed progress, for options as text.
+  """Runs `measure` for options given as texts, and prints its progress.
 
   Args:
     sizes: Bytes of arrays, as texts such as 64e6; () for `default_sizes`.
@@ -62,9 +68,9 @@ def file_of(
     OSError: The file cannot be written.
   """
   host = measure(
-    [_size(text) for text in sizes] or default_sizes(),
+    [_parse_size(text) for text in sizes] or default_sizes(),
     pathlib.Path(file) if file else None,
-    [_number(text) for text in nodes],
+    [_parse_node(text) for text in nodes],
   )
   count = len(host.tiers)
   return tiers.to_json(host), f"{count} tier{'s' if count > 1 else ''}"
@@ -75,7 +81,7 @@ def default_sizes() -> list[int]:
   return [8 * 10**6, 64 * 10**6, max(256 * 10**6, 4 * cache_bytes())]
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
   """Parses a number of bytes such as 64e6."""
   try:
     size = float(text)
@@ -88,7 +94,7 @@ def _size(text: str) -> int:
   return int(size)
 
 
-def _number(text: str) -> int:
+def _parse_node(text: str) -> int:
   """Parses the number of a node."""
   if not text.isdecimal():
     raise ValueError(
@@ -113,8 +119,8 @@ def measure(
     progress: Receives one line for each measurement.
 
   Returns:
-    The host. Its device link leads to JAX's default device. If that is a CPU,
-    the link is a copy in memory, which its ``source`` states.
+    The tiers' rates, and those of the link to JAX's default device. If it is a
+    CPU, copies in memory are measured instead, which ``source`` states.
 
   Raises:
     ValueError: numba is not installed, the arrays do not fit, a node does not
@@ -132,12 +138,12 @@ def measure(
   if path is not None:
     _check_disk(path, len(ARRAYS) * max(sizes))  # before all measurements
   found = [
-    _node(node, sizes, cache, progress)
+    _measure_node(node, sizes, cache, progress)
     for node in nodes or host_memory.nodes()
   ]
   if path is not None:
-    found.append(_file(path, sizes, cache, progress))
-  return tiers.checked(Host(
+    found.append(_measure_file(path, sizes, cache, progress))
+  return tiers.check_host(Host(
     name=platform.node() or "this machine",
     source="measured by launch.measure",
     device_link=_device_link(max(sizes), progress), links=(),
@@ -180,7 +186,7 @@ def _arrays(size: int, node: int) -> list[np.ndarray]:
   return arrays
 
 
-def _node(
+def _measure_node(
   node: int, sizes: Sequence[int], cache: int, progress: Callable[[str], None]
 ) -> Tier:
   """Measures rates and latency of a NUMA node."""
@@ -206,9 +212,9 @@ def _node(
   delay = rates.latency_s(arrays[0].view(np.uint8))
   progress(f"node {node}: {1e9 * delay:.0f} ns per dependent load")
   del arrays
-  passes = [_pass(node, size) for size in sorted(sizes)]
+  passes = [_measure_pass(node, size) for size in sorted(sizes)]
   for one in passes:
-    progress(f"node {node}: {_text(one)}")
+    progress(f"node {node}: {_format_pass(one)}")
   source = f"measured, {counts[-1]} cores, {max(sizes) / 1e6:,.0f} MB; range " \
     "over sizes beyond the cache and numbers of threads"
   return Tier(
@@ -246,15 +252,15 @@ def _check_disk(path: pathlib.Path, size: int) -> int:
   return free
 
 
-def _file(
+def _measure_file(
   path: pathlib.Path, sizes: Sequence[int], cache: int,
   progress: Callable[[str], None],
 ) -> Tier:
-  """Measures bandwidths of a mapped file, whose pages are evicted each time."""
+  """Measures bandwidths of a mapped file, dropped from memory after use."""
   free = _check_disk(path, len(ARRAYS) * max(sizes))
-  passes = [_pass(str(path.parent), size) for size in sorted(sizes)]
+  passes = [_measure_pass(str(path.parent), size) for size in sorted(sizes)]
   for found in passes:
-    progress(f"file {path}: {_text(found)}")
+    progress(f"file {path}: {_format_pass(found)}")
   read, write = (
     _quantity(
       [x.size_bytes / getattr(x, f"{name}_s") for x in passes
@@ -272,15 +278,15 @@ def _file(
   )
 
 
-def _pass(tier: int | str, size: int) -> Pass:
-  """Times steps of the optimizer on a node, or on a file in a folder.
+def _measure_pass(tier: int | str, size: int) -> OptimizerPass:
+  """Returns times of optimizer steps on a node, or on a file in a folder.
 
   A step reads all four arrays and writes three of them. After a step, files are
   written to disk and dropped from memory, so that the next step reads the disk.
 
   Args:
     tier: The node or the folder.
-    size: Bytes of an array of the optimizer.
+    size: Bytes of each of the four arrays.
   """
   count = size // _FLOAT
   made = HostOptimizer(
@@ -288,20 +294,20 @@ def _pass(tier: int | str, size: int) -> Pass:
   )
   made.gradients.fill(1)
   once_s = step_s(made)
-  rounds = max(rates.NUM_REPEATS, min(_MOST, int(_REPEAT_S / once_s)))
+  rounds = max(rates.NUM_REPEATS, min(_MAX_REPEATS, int(_REPEAT_S / once_s)))
   # Alternating, so that a drift of the machine's speed affects both.
   found = [(step_s(made), _read_s(made)) for _ in range(1 + rounds)]
   update_s, read_s = map(statistics.median, zip(*found[1:], strict=True))
-  read_s, write_s = _divided(update_s, read_s, isinstance(tier, int))
-  return Pass(
-    size_bytes=READ_BYTES * count, read_s=read_s, write_s=write_s
+  read_s, write_s = _split_step_seconds(update_s, read_s, isinstance(tier, int))
+  return OptimizerPass(
+    size_bytes=ELEMENT_READ_BYTES * count, read_s=read_s, write_s=write_s
   )
 
 
-def _divided(
+def _split_step_seconds(
   update_s: float, read_s: float, is_memory: bool
 ) -> tuple[float, float]:
-  """Divides a step's seconds into those of reading and of writing all bytes.
+  """Returns seconds of reading and of writing all bytes, given those of a step.
 
   Args:
     update_s: Seconds of a step, which reads 16 bytes of an element and writes
@@ -311,10 +317,10 @@ def _divided(
       writes memory concurrently, so time is divided in proportion to bytes.
   """
   if is_memory:
-    read_s = update_s * READ_BYTES / MOVED_BYTES
+    read_s = update_s * ELEMENT_READ_BYTES / ELEMENT_MOVED_BYTES
   # For small sizes, noise can exceed the difference.
   write_s = max(update_s - read_s, update_s / 100)
-  return read_s, write_s * READ_BYTES / WRITTEN_BYTES
+  return read_s, write_s * ELEMENT_READ_BYTES / ELEMENT_WRITTEN_BYTES
 
 
 def step(optimizer: HostOptimizer) -> None:
@@ -325,7 +331,7 @@ def step(optimizer: HostOptimizer) -> None:
 
 
 def step_s(optimizer: HostOptimizer) -> float:
-  """Returns the seconds of a step, including the drop of files from memory."""
+  """Returns the seconds of a step and, for files, `Buffer.drop`."""
   if not optimizer.buffer.has_files:  # with files, there is nothing to warm up
     end = time.perf_counter() + _WARM_S
     step(optimizer)
@@ -338,19 +344,19 @@ def step_s(optimizer: HostOptimizer) -> float:
 
 
 def _read_s(optimizer: HostOptimizer) -> float:
-  """Returns the seconds of reading all arrays, including the drop of files."""
+  """Returns the seconds of reading all arrays and, for files, `Buffer.drop`."""
   start = time.perf_counter()
   flat = optimizer.buffer.array.view(np.float32)
-  optimizer.buffer.prefetch(0, _FLOAT * _AHEAD)
-  for begin in range(0, len(flat), _AHEAD):
-    end = begin + _AHEAD
-    optimizer.buffer.prefetch(_FLOAT * end, _FLOAT * (end + _AHEAD))
+  optimizer.buffer.prefetch(0, _FLOAT * _PREFETCH_ELEMENTS)
+  for begin in range(0, len(flat), _PREFETCH_ELEMENTS):
+    end = begin + _PREFETCH_ELEMENTS
+    optimizer.buffer.prefetch(_FLOAT * end, _FLOAT * (end + _PREFETCH_ELEMENTS))
     rates.read(flat[begin:end])
   optimizer.buffer.drop()
   return time.perf_counter() - start
 
 
-def _text(found: Pass) -> str:
+def _format_pass(found: OptimizerPass) -> str:
   return (
     f"optimizer, {found.size_bytes / 1e6:,.1f} MB: read in "
     f"{1e3 * found.read_s:.1f} ms, written in {1e3 * found.write_s:.1f} ms more"

@@ -1,17 +1,17 @@
 """Saved activations of layers in host memory.
 
 A layer's backward reads activations that its forward has saved. With
-`offloading` they are copied to pinned host memory when they are saved, and back
-before the layer's backward. Only named activations are saved: a layer's input,
-which `with_named_input` names, and those that the layer itself names with
-`jax.ad_checkpoint.checkpoint_name` and a policy selects. The backward
+`offload_policy` they are copied to pinned host memory when they are saved, and
+back before the layer's backward. Only named activations are saved: a layer's
+input, which `with_named_input` names, and those that the layer itself names
+with `jax.ad_checkpoint.checkpoint_name` and a policy selects. The backward
 recomputes all others. XLA schedules the copies; XLA:CPU elides them.
 
-`Activations` has the fractions of layers that save what a policy selects, or
-only their input, in device memory or on the host. A scan over layers then runs
-one period of layers per iteration, each layer with its own policy. XLA keeps
-the weights and gradients of a period in additional memory, instead of those of
-one layer. If all layers are equal, a period is one layer.
+`ActivationPlacement` has the fractions of layers that save what a policy
+selects, or only their input, in device memory or on the host. A scan over
+layers then runs one period of layers per iteration, each layer with its own
+policy. XLA keeps the weights and gradients of a period in additional memory,
+instead of those of one layer. If all layers are equal, a period is one layer.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ LAYER_INPUT = "layer_input"
 Policy = Callable[..., Any]
 
 
-class Way(NamedTuple):
+class SaveMode(NamedTuple):
   """Activations that a layer saves for its backward, and their memory.
 
   Attributes:
@@ -47,7 +47,7 @@ class Way(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Activations:
+class ActivationPlacement:
   """Fractions of layers by what they save, and where.
 
   All other layers save their input in host memory.
@@ -58,15 +58,15 @@ class Activations:
     saved_on_host: Fraction that saves what the policy selects, in host memory.
 
   Example:
-    >>> Activations(saved=0.5).ways(num_layers=12)[1:3]
-    (Way(saves=False, offloads=True), Way(saves=True, offloads=False))
+    >>> ActivationPlacement(saved=0.5).ways(num_layers=12)[1:3]
+    (SaveMode(saves=False, offloads=True), SaveMode(saves=True, offloads=False))
   """
 
   saved: float = 0.0
   inputs: float = 0.0
   saved_on_host: float = 0.0
 
-  def ways(self, num_layers: int) -> tuple[Way, ...]:
+  def ways(self, num_layers: int) -> tuple[SaveMode, ...]:
     """Returns what each layer of a period saves (see `placement.periods`).
 
     Cumulative fractions, in the order of the attributes, are rounded down to
@@ -78,8 +78,8 @@ class Activations:
     ends = [int(length * x + 1e-6) for x in itertools.accumulate(shares)]
     found = [
       way for way, (start, end) in zip(
-        (Way(True, False), Way(False, False), Way(True, True),
-         Way(False, True)),
+        (SaveMode(True, False), SaveMode(False, False), SaveMode(True, True),
+         SaveMode(False, True)),
         itertools.pairwise([0, *ends, length]), strict=True,
       ) for _ in range(end - start)
     ]
@@ -102,24 +102,26 @@ class Activations:
       one = policy if saves else jax.checkpoint_policies.nothing_saveable
       if offloads:
         assert one is not None
-        found.append((with_named_input(f), offloading(one)))
+        found.append((with_named_input(f), offload_policy(one)))
       else:
         found.append((f, one))
     return found
 
 
 # All layers save what the model's policy selects, in one kind of memory.
-ON_DEVICE, ON_HOST = Activations(saved=1.0), Activations(saved_on_host=1.0)
+ON_DEVICE, ON_HOST = ActivationPlacement(saved=1.0), ActivationPlacement(
+  saved_on_host=1.0
+)
 
 
-def grouped(tree: Any, length: int) -> Any:
+def group_into_periods(tree: Any, length: int) -> Any:
   """Reshapes arrays ``[L, ...]`` to periods ``[L / length, length, ...]``."""
   if length == 1:
     return tree
   return jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), tree)
 
 
-def members(tree: Any, length: int) -> list[Any]:
+def split_period(tree: Any, length: int) -> list[Any]:
   """Splits the arrays ``[length, ...]`` of a period into ``length`` trees."""
   if length == 1:
     return [tree]
@@ -132,14 +134,14 @@ def members(tree: Any, length: int) -> list[Any]:
   ]
 
 
-def together(trees: list[Any]) -> Any:
+def stack_trees(trees: list[Any]) -> Any:
   """Stacks trees of arrays ``[...]`` to one tree of ``[length, ...]``."""
   if len(trees) == 1:
     return trees[0]
   return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
-def offloading(policy: Policy) -> Policy:
+def offload_policy(policy: Policy) -> Policy:
   """Returns a policy that saves named activations, in pinned host memory.
 
   Args:
@@ -153,7 +155,7 @@ def offloading(policy: Policy) -> Policy:
     ...   return jnp.sin(w * x)
     >>> f = jax.checkpoint(
     ...   with_named_input(layer), prevent_cse=False,
-    ...   policy=offloading(jax.checkpoint_policies.nothing_saveable),
+    ...   policy=offload_policy(jax.checkpoint_policies.nothing_saveable),
     ... )
     >>> step = jax.jit(jax.grad(lambda w, x: jnp.sum(f(w, x))))
     >>> x = jnp.ones(3)

@@ -39,7 +39,7 @@ Tier = int | str
 
 STRIPE_BYTES = 2**21
 # Bytes that are copied at a time if pages move to or from a file.
-_COPIED = 2**26
+_COPY_BYTES = 2**26
 _MAP_FIXED = 0x10
 
 
@@ -57,7 +57,7 @@ class Piece:
   tier: Tier
 
 
-def rounded_up(size: int) -> int:
+def round_up_to_pages(size: int) -> int:
   """Returns a number of bytes, rounded up to whole pages."""
   return -(-size // PAGE) * PAGE
 
@@ -83,7 +83,7 @@ def stripes(
   total = sum(shares.values())
   if abs(total - 1) > 1e-6:
     raise ValueError(f"shares of tiers sum to {total:g}; they must sum to 1")
-  pages = rounded_up(size) // PAGE
+  pages = round_up_to_pages(size) // PAGE
   used = {tier: share for tier, share in shares.items() if share > 0}
   rounds = max(1, pages * PAGE // (stripe_bytes * len(used)))
   if len(used) == 1:
@@ -211,8 +211,8 @@ class Buffer:
       if isinstance(old_tier, int) and isinstance(piece.tier, int):
         host_memory.move(self.part(piece), piece.tier)
         continue
-      for start in range(piece.start, piece.stop, _COPIED):
-        some = Piece(start, min(start + _COPIED, piece.stop), piece.tier)
+      for start in range(piece.start, piece.stop, _COPY_BYTES):
+        some = Piece(start, min(start + _COPY_BYTES, piece.stop), piece.tier)
         content = self.part(some).copy()
         if isinstance(piece.tier, str):
           self._map_file(some)
@@ -268,7 +268,7 @@ def _overlaps(
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
+def _load_libc() -> ctypes.CDLL:
   library = ctypes.CDLL(None, use_errno=True)
   library.mmap.restype = ctypes.c_void_p
   library.mmap.argtypes = (
@@ -279,8 +279,8 @@ def _library() -> ctypes.CDLL:
 
 
 def _map(part: np.ndarray, flags: int, number: int, offset: int) -> None:
-  """Maps whole pages anew, at the same address."""
-  got = _library().mmap(
+  """Maps pages at their present address to file descriptor ``number``."""
+  got = _load_libc().mmap(
     part.ctypes.data, part.nbytes, mmap.PROT_READ | mmap.PROT_WRITE,
     flags | _MAP_FIXED, number, offset,
   )

@@ -49,14 +49,16 @@ def check(
     sum(held for tier, held in at.items() if tier in nodes)
     for at in occupied.values()
   ), default=0.0)
-  found = _compared(
+  found = _check_capacity(
     "memory", needed, available.limit_bytes(), available.available_bytes()
   )
   for tier in host.tiers:
     if tier.path is not None:
       disk = shutil.disk_usage(pathlib.Path(tier.path).absolute().parent)
       held = max((at[tier.name] for at in occupied.values()), default=0.0)
-      found += _compared(f"{tier.path}: disk", held, disk.total, disk.free)
+      found += _check_capacity(
+        f"{tier.path}: disk", held, disk.total, disk.free
+      )
   most = _lockable()
   if locked > most:
     found.append(
@@ -67,7 +69,7 @@ def check(
   return found
 
 
-def _compared(
+def _check_capacity(
   what: str, needed: float, total: float, free: float
 ) -> list[str]:
   """Returns a warning if too little is free, or raises if too little exists."""

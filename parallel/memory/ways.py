@@ -22,9 +22,9 @@ from parallel.kernels.selection import Implementation, preference
 
 # Name of the mesh axis of all devices.
 AXIS = "features"
-# Buffer sizes are multiples of ROUNDING and exceed the largest number of rows
-# so far by the factor ROOM, so that few programs are compiled.
-ROUNDING, ROOM = 256, 1.15
+# Buffer sizes are multiples of BUFFER_MULTIPLE, and BUFFER_HEADROOM times the
+# largest number of rows so far, so that few programs are compiled.
+BUFFER_MULTIPLE, BUFFER_HEADROOM = 256, 1.15
 
 
 def on_devices(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -32,14 +32,17 @@ def on_devices(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
   return jax.make_array_from_callback(x.shape, sharding, lambda part: x[part])
 
 
-def rounded_up(count: int, most: int) -> int:
+def buffer_size(count: int, most: int) -> int:
   """Returns the size of a buffer for ``count`` rows, at most ``most``.
 
   Example:
-    >>> rounded_up(1000, most=10_000)  # 1151 rows with room, in units of 256
+    >>> buffer_size(1000, most=10_000)  # 1151 rows with room, in units of 256
     1280
   """
-  return min(most, -(-int(count * ROOM + 1) // ROUNDING) * ROUNDING)
+  return min(
+    most,
+    -(-int(count * BUFFER_HEADROOM + 1) // BUFFER_MULTIPLE) * BUFFER_MULTIPLE
+  )
 
 
 class CpuGather:
@@ -72,7 +75,7 @@ class CpuGather:
     return on_devices(staging, self.sharding)
 
 
-class Device:
+class DeviceGather:
   """Transfer of rows that devices read directly from host memory.
 
   A device executes programs in the order of dispatch, so it reads the rows of
@@ -86,11 +89,11 @@ class Device:
     num_rows, width = rows.shape
     platform = mesh.devices.flat[0].platform
     names = preference(implementation, platform)
-    chosen = api.choice(num_rows, width, rows.dtype, names)
+    chosen = api.select_kernel(num_rows, width, rows.dtype, names)
     whole = {} if platform == "cpu" else {"memory_kind": "pinned_host"}
     # XLA:CPU uses the memory-mapped table without a copy.
     self.rows = on_devices(
-      order.stored(rows, chosen.kind), NamedSharding(mesh, P(), **whole)
+      order.lay_out_table(rows, chosen.kind), NamedSharding(mesh, P(), **whole)
     )
     self.sharding = NamedSharding(mesh, P(AXIS))
     self.gather = jax.jit(jax.shard_map(
@@ -107,7 +110,7 @@ class Device:
     return self.gather(self.rows, on_devices(ids, self.sharding))
 
 
-class Sharded:
+class ShardedGather:
   """Transfer of rows of a sharded table by an all-to-all.
 
   Row r is stored on device ``r % D``. The host computes the requests of all
@@ -154,7 +157,7 @@ class Sharded:
     # [requesting device, owner]: number of requested rows.
     counts = np.stack([np.bincount(o, minlength=self.num) for o in owner])
     if counts.max() > self.capacity:
-      self.capacity = rounded_up(int(counts.max()), ids.shape[1])
+      self.capacity = buffer_size(int(counts.max()), ids.shape[1])
     asked = np.zeros((self.num, self.num, self.capacity), np.int32)
     places = np.empty(ids.shape, np.int32)
     for device, sorted_ids in enumerate(by_owner):
@@ -173,4 +176,6 @@ class Sharded:
 
 
 # Value of `Table.access` -> implementation.
-WAYS = {"cpu_gather": CpuGather, "device": Device, "sharded": Sharded}
+ROW_TRANSFERS = {
+  "cpu_gather": CpuGather, "device": DeviceGather, "sharded": ShardedGather
+}

@@ -33,7 +33,7 @@ from parallel.collectives import varying, varying_axes
 Weights = tuple[Any, ...]  # float32 scalars
 # Builds the function from the worker axis and the workers' weights in a mean;
 # () for equal weights.
-Make = Callable[[Axis, Weights], Callable[..., Any]]
+FunctionFactory = Callable[[Axis, Weights], Callable[..., Any]]
 
 
 class PeerCollectives(Protocol):
@@ -58,11 +58,11 @@ class PeerCollectives(Protocol):
     ...
 
 
-class Alone:
+class LoopbackCollectives:
   """`PeerCollectives` of a single worker: collectives return their operand.
 
   Example:
-    >>> Alone().gather(b"delta")
+    >>> LoopbackCollectives().gather(b"delta")
     [b'delta']
   """
 
@@ -119,12 +119,12 @@ class _Stage:
   spec: P | None = None
 
 
-class Apart:
+class StagedFunction:
   """Function of one worker that communicates with other processes."""
 
   def __init__(
-    self, make: Make, mesh: Mesh, worker: str, specs: Callable[[Any], Any],
-    options: Mapping[str, Any] | None = None,
+    self, make: FunctionFactory, mesh: Mesh, worker: str,
+    specs: Callable[[Any], Any], options: Mapping[str, Any] | None = None,
   ) -> None:
     """Stores the function; stages are compiled at the first call.
 
@@ -143,7 +143,7 @@ class Apart:
 
   @property
   def alone(self) -> Callable[[Any], Any]:
-    """The function for a single worker, for use inside a larger program."""
+    """Function of a single worker, without stages, for use in any program."""
     return self._make(Axis(self._worker, 1), ())
 
   def __call__(self, exchange: PeerCollectives, args: Any) -> Any:
@@ -170,7 +170,7 @@ class Apart:
       value = stage.program(rank, weights, results, args)
       if not stage.verb:
         return value
-      found = _run_collective(exchange, stage.verb, whole(value))
+      found = _run_collective(exchange, stage.verb, to_host_array(value))
       where = NamedSharding(self._mesh, stage.spec)
       results.append(jax.device_put(found, where))
       specs.append(stage.spec)
@@ -184,10 +184,12 @@ class Apart:
     key = size, weights.size, len(results), jax.tree.structure(args)
     with self._lock:
       if key not in self._stages:
-        self._stages[key] = self._made(size, weights, results, specs, args)
+        self._stages[key] = self._build_stage(
+          size, weights, results, specs, args
+        )
       return self._stages[key]
 
-  def _made(
+  def _build_stage(
     self, size: int, weights: np.ndarray, results: list[jax.Array],
     specs: list[P], args: Any,
   ) -> _Stage:
@@ -262,7 +264,7 @@ class _CountingBackend:
     return jnp.zeros((self._size * x.shape[0], *x.shape[1:]), x.dtype)
 
 
-def counting(worker: str) -> tuple[Axis, Callable[[], int]]:
+def counting_axis(worker: str) -> tuple[Axis, Callable[[], int]]:
   """Returns an axis of two workers that counts collectives in a trace.
 
   Args:
@@ -274,7 +276,7 @@ def counting(worker: str) -> tuple[Axis, Callable[[], int]]:
 
   Example:
     >>> from parallel.collectives import all_reduce
-    >>> axis, count = counting("worker")
+    >>> axis, count = counting_axis("worker")
     >>> def step(x):
     ...   return all_reduce(x, axis) / axis.size
     >>> _ = jax.eval_shape(step, jnp.ones((1, 8)))
@@ -285,7 +287,7 @@ def counting(worker: str) -> tuple[Axis, Callable[[], int]]:
   return Axis(worker, 2, 2, backend), lambda: backend.count
 
 
-def whole(x: jax.Array) -> np.ndarray:
+def to_host_array(x: jax.Array) -> np.ndarray:
   """Returns an array on the host, gathered from other processes if needed."""
   if x.is_fully_addressable or x.is_fully_replicated:
     return np.asarray(x)

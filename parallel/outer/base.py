@@ -46,10 +46,10 @@ State = Any
 
 # Keys of a state whose arrays have a leading worker dim. "mask_here", bool [W],
 # marks the workers in this step's exchange; it is removed at the step's end.
-OWN = ("workers", "mask_here")
+WORKER_DIM_KEYS = ("workers", "mask_here")
 # Keys of shared arrays with one element per worker. "mask", float32, marks the
 # workers that the next exchange includes.
-OF_EACH = ("mask",)
+PER_WORKER_KEYS = ("mask",)
 
 # Minimum number of steps for which `steady_round` compares plans: enough to
 # detect rounds that get longer, and a `period` that is shorter than a round.
@@ -112,7 +112,7 @@ class OuterLoop:
 
   @property
   def steady_round(self) -> range:
-    """Steps of one period in the steady state, which represents all later ones.
+    """Steps of one steady-state period that represents all later periods.
 
     A loop whose plans never repeat can override it with the steps of any round
     if that round represents all others (`parallel.outer.noloco`).
@@ -234,7 +234,7 @@ class OuterLoop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounds(OuterLoop):
+class RoundLoop(OuterLoop):
   """Outer loop with an exchange at the end of each round.
 
   Attributes:
@@ -249,11 +249,11 @@ class Rounds(OuterLoop):
 
 
 def mean_over_workers(tree: Params, worker: Axis) -> Params:
-  """Averages ``[W, ...]`` to ``[...]`` over all workers, by an all-reduce."""
+  """Averages leaves ``[W, ...]`` over all workers, by an all-reduce."""
   return jax.tree.map(lambda x: all_reduce(x, worker) / worker.size, tree)
 
 
-def of_first(tree: Params, worker: Axis) -> Params:
+def broadcast_first(tree: Params, worker: Axis) -> Params:
   """Broadcasts worker 0's values of ``[W, ...]`` to every device as ``[...]``.
 
   The sum over workers, with zeros for all except worker 0, is exact and
@@ -272,7 +272,7 @@ def of_first(tree: Params, worker: Axis) -> Params:
 
 
 def to_workers(tree: Params, worker: Axis) -> Params:
-  """Copies ``[...]`` to ``[W, ...]``, once for each worker of this device."""
+  """Copies leaves ``[...]`` to ``[W, ...]``, once per worker on this device."""
 
   def copies(x):
     stacked = jnp.broadcast_to(x, (worker.lanes, *x.shape))
@@ -283,8 +283,8 @@ def to_workers(tree: Params, worker: Axis) -> Params:
   return jax.tree.map(copies, tree)
 
 
-def stacked(tree: Params, worker: Axis) -> Params:
-  """Copies ``[...]`` to ``[workers, ...]``, of logical size, for `init`."""
+def stack_copies(tree: Params, worker: Axis) -> Params:
+  """Copies leaves ``[...]`` to ``[workers, ...]``, of logical size."""
   return jax.tree.map(
     lambda x: jnp.broadcast_to(x, (worker.size, *jnp.shape(x))), tree
   )
@@ -292,7 +292,7 @@ def stacked(tree: Params, worker: Axis) -> Params:
 
 def stacked_zeros(params: Params, worker: Axis) -> Params:
   """Returns zeros ``[workers, ...]`` for every parameter ``[...]``."""
-  return jax.tree.map(jnp.zeros_like, stacked(params, worker))
+  return jax.tree.map(jnp.zeros_like, stack_copies(params, worker))
 
 
 def at_path(tree: Any, path: tuple[Any, ...]) -> Any:
@@ -300,7 +300,7 @@ def at_path(tree: Any, path: tuple[Any, ...]) -> Any:
   return functools.reduce(lambda part, key: part[key.key], path, tree)
 
 
-def float32_bytes(shapes: Params, worker: Axis) -> dict[str, int]:
+def float32_sum_bytes(shapes: Params, worker: Axis) -> dict[str, int]:
   """Returns the operand bytes of one all-reduce of all parameters in float32.
 
   The lanes of a device are summed locally, so their number does not matter.

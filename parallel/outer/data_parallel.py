@@ -12,9 +12,9 @@ from parallel.outer.base import (
   OuterLoop,
   Params,
   State,
-  float32_bytes,
+  broadcast_first,
+  float32_sum_bytes,
   mean_over_workers,
-  of_first,
   to_workers,
 )
 
@@ -32,7 +32,7 @@ class DataParallel(OuterLoop):
 
   def export_params(self, params: Params, state: State) -> Params:
     # All workers are equal; taking their mean would round.
-    return of_first(params, self.worker)
+    return broadcast_first(params, self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    return float32_bytes(shapes, self.worker)
+    return float32_sum_bytes(shapes, self.worker)

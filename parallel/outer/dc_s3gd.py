@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from parallel.collectives import after
+from parallel.collectives import order_after
 from parallel.outer import health
 from parallel.outer.base import (
   OuterLoop,
@@ -92,8 +92,8 @@ class DCS3GD(OuterLoop):
     size = self.exchange.rule.norm(correction)
     # The second norm is ordered after the first: each can contain several
     # collectives, and all devices must run them in one order
-    # (`collectives.after`).
-    norm = self.exchange.rule.norm(after(grads, size))
+    # (`collectives.order_after`).
+    norm = self.exchange.rule.norm(order_after(grads, size))
     # Factor of the correction (l_i), [W]; 0 where the correction is zero, as in
     # the first step. There the inner `where` keeps the division finite.
     strength = jnp.where(
@@ -116,10 +116,12 @@ class DCS3GD(OuterLoop):
     common = optax.apply_updates(state["params"], state.pop("mean"))
     state["params"] = common
     verdict = self.exchange.judge(updates)
-    updates = health.choose(
+    updates = health.select_per_worker(
       verdict.mine, updates, jax.tree.map(jnp.zeros_like, updates)
     )
-    workers = health.noted(state["workers"], verdict.norms, verdict.mine)
+    workers = health.record_statistics(
+      state["workers"], verdict.norms, verdict.mine
+    )
     state["workers"] = workers | {"update": updates}
     state["mask"] = verdict.mask
     params = optax.apply_updates(to_workers(common, self.worker), updates)

@@ -29,7 +29,7 @@ from parallel.outer import health
 from parallel.outer.base import (
   Params,
   Plan,
-  Rounds,
+  RoundLoop,
   State,
   to_workers,
 )
@@ -38,11 +38,11 @@ from parallel.outer.optimizers import OuterOptimizer
 
 # Number that is folded into a round's key to sample its clients.
 # `Exchange.mean` folds in the index of each parameter, which is smaller.
-_CLIENTS = 2**32 - 1
+_CLIENTS_FOLD = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class DiLoCo(Rounds):
+class DiLoCo(RoundLoop):
   """Outer loop that averages all parameters at the end of every H-th step.
 
   Attributes:
@@ -102,7 +102,9 @@ class DiLoCo(Rounds):
     verdict = self.exchange.judge(params, outer)
     mask = self._drawn(number, verdict.mask)
     state = state | {
-      "workers": health.noted(state["workers"], verdict.norms, verdict.mine)
+      "workers": health.record_statistics(
+        state["workers"], verdict.norms, verdict.mine
+      )
     }
 
     # Subtracting workers' parameters is fused into the encoder, the outer step
@@ -131,7 +133,7 @@ class DiLoCo(Rounds):
       return healthy
     # All devices draw from the same key, so they agree without communication.
     key = jax.random.fold_in(jax.random.key(self.exchange.seed), number)
-    key = jax.random.fold_in(key, _CLIENTS)
+    key = jax.random.fold_in(key, _CLIENTS_FOLD)
     order = jax.random.permutation(key, self.worker.size)
     # Unhealthy workers are ranked after all healthy ones.
     order = jnp.where(healthy > 0, order, order + self.worker.size)

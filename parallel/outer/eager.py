@@ -46,9 +46,9 @@ from parallel.outer import health
 from parallel.outer.base import (
   Params,
   Plan,
-  Rounds,
+  RoundLoop,
   State,
-  stacked,
+  stack_copies,
   stacked_zeros,
 )
 from parallel.outer.exchange import Exchange
@@ -56,7 +56,7 @@ from parallel.outer.optimizers import OuterOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Eager(Rounds):
+class Eager(RoundLoop):
   """Outer loop that overlaps the exchange of a round with the next round.
 
   Attributes:
@@ -75,8 +75,8 @@ class Eager(Rounds):
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)
     workers = shared.pop("workers", {}) | {
-      "params": stacked(params, self.worker),
-      "optimizer": stacked(self.optimizer.init(params), self.worker),
+      "params": stack_copies(params, self.worker),
+      "optimizer": stack_copies(self.optimizer.init(params), self.worker),
       # Outer gradient d_m of the previous round, and its share in that mean.
       "delta": stacked_zeros(params, self.worker),
       "share": jnp.zeros(self.worker.size),
@@ -117,8 +117,8 @@ class Eager(Rounds):
     own = state["workers"]
     delta = jax.tree.map(jnp.subtract, own["params"], params)
     verdict = self.exchange.judge(delta)
-    own = health.noted(own, verdict.norms, verdict.mine)
-    delta = health.choose(
+    own = health.record_statistics(own, verdict.norms, verdict.mine)
+    delta = health.select_per_worker(
       verdict.mine, delta, jax.tree.map(jnp.zeros_like, delta)
     )
     weights = health.weights_of(

@@ -62,7 +62,7 @@ class Exchange:
   weights: tuple[float, ...] = ()
   error_feedback: bool = False
   seed: int = 0
-  rule: health.Rule = health.ANY_FINITE
+  rule: health.ExclusionRule = health.ANY_FINITE
 
   def init(self, params: Params) -> State:
     """Returns the initial state.
@@ -82,7 +82,7 @@ class Exchange:
   def judge(
     self, workers: Params, anchor: Params | None = None
   ) -> health.Verdict:
-    """Decides which workers' deltas are included.
+    """Decides which workers' deltas the mean of an exchange includes.
 
     Args:
       workers: Tree of float32 ``[W, ...]``, as in `mean`.
@@ -124,7 +124,7 @@ class Exchange:
     # roundings.
     key = jax.random.fold_in(jax.random.key(self.seed), number)
     if mask is not None:
-      workers = self.rule.then(workers, mask)
+      workers = self.rule.order_after(workers, mask)
     # Leaves in sorted order of paths, as for all parameter trees.
     leaves, treedef = jax.tree.flatten_with_path(workers)
     nones = [None] * len(leaves)
@@ -158,7 +158,7 @@ class Exchange:
     residual = treedef.unflatten(left)
     # Excluded workers have sent nothing: their residuals do not change.
     if mask is not None:
-      residual = health.choose(
+      residual = health.select_per_worker(
         mask[ranks_here(self.worker)] > 0, residual,
         state["workers"]["residual"],
       )
@@ -182,6 +182,5 @@ class Exchange:
     return dict(total)
 
   def num_block_dims(self, path: tuple[Any, ...]) -> int:
-    """Returns the number of leading dims of a parameter that no block crosses.
-    """
+    """Returns how many leading dims of a parameter no block crosses."""
     return at_path(self.block_dims, path)

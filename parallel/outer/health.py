@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from parallel.axes import Axis
-from parallel.collectives import after, all_gather, ranks_here
+from parallel.collectives import all_gather, order_after, ranks_here
 from parallel.outer.base import Params, State
 
 # Maps a tree [W, ...] with the paths of parameters to each worker's norm [W].
@@ -46,9 +46,8 @@ class Verdict(NamedTuple):
   mine: jax.Array
 
 
-def norms_here(tree: Params) -> jax.Array:
-  """Returns each worker's norm ``[W]`` if no other axis shards the parameters.
-  """
+def worker_norms(tree: Params) -> jax.Array:
+  """Returns norms of workers' trees, ``[W]``, if no other axis shards them."""
   return jnp.sqrt(sum(
     jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
     for x in jax.tree.leaves(tree)
@@ -56,7 +55,7 @@ def norms_here(tree: Params) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class ExclusionRule:
   """Criterion that excludes diverged workers.
 
   Attributes:
@@ -65,15 +64,15 @@ class Rule:
       all norms; 0 allows any finite norm.
     ordered: Whether a data dependency orders later collectives after those that
       compute the norms. XLA:CPU requires this if the norms are also reduced
-      over other axes (`parallel.collectives.after`).
+      over other axes (`parallel.collectives.order_after`).
   """
 
-  norm: Norm = norms_here
+  norm: Norm = worker_norms
   outlier_factor: float = 0.0
   ordered: bool = False
 
   def judge(self, deltas: Params, worker: Axis) -> Verdict:
-    """Decides which workers' deltas are included.
+    """Decides which workers' deltas the mean of an exchange includes.
 
     Args:
       deltas: Deltas of the workers, ``[W, ...]``.
@@ -86,13 +85,13 @@ class Rule:
       mask.astype(jnp.float32), norms, mask[ranks_here(worker)]
     )
 
-  def then(self, tree: Params, mask: jax.Array) -> Params:
+  def order_after(self, tree: Params, mask: jax.Array) -> Params:
     """Returns the tree, ordered after the collectives that compute ``mask``."""
-    return after(tree, mask, self.ordered)
+    return order_after(tree, mask, self.ordered)
 
 
 # Excludes only workers with a norm that is not finite.
-ANY_FINITE = Rule()
+ANY_FINITE = ExclusionRule()
 
 
 def healthy(norms: jax.Array, factor: float) -> jax.Array:
@@ -134,7 +133,9 @@ def init(worker: Axis) -> dict[str, jax.Array]:
   }
 
 
-def noted(workers: State, norms: jax.Array, mine: jax.Array) -> State:
+def record_statistics(
+  workers: State, norms: jax.Array, mine: jax.Array
+) -> State:
   """Returns the part "workers" of a state with updated health statistics.
 
   Args:
@@ -146,7 +147,7 @@ def noted(workers: State, norms: jax.Array, mine: jax.Array) -> State:
   return workers | {"delta_norm": norms, "left_out": left_out}
 
 
-def choose(mine: jax.Array, this: Params, that: Params) -> Params:
+def select_per_worker(mine: jax.Array, this: Params, that: Params) -> Params:
   """Selects, for each worker, its part of one of two trees ``[W, ...]``.
 
   The values that are not selected may be NaN.
@@ -179,5 +180,5 @@ def weights_of(
 
 
 def sent_bytes(worker: Axis) -> dict[str, int]:
-  """Returns the operand bytes per device of a judgment's gather, by dtype."""
+  """Returns dtype -> bytes that a device sends to the gather of all norms."""
   return {} if worker.devices == 1 else {"float32": 4 * worker.lanes}

@@ -3,8 +3,9 @@
 An outer loop synchronises a fixed set of workers. Between two rounds, a run can
 resume with another number of workers. In an elastic run each peer is one
 worker: it starts from the state that all workers share, and if it misses an
-exchange, it contributes to a later one. `adapted` returns the adapter of a
-loop; `Joining` suffices unless a late contribution depends on the algorithm.
+exchange, it contributes to a later one. `elastic_adapter` returns the adapter
+of a loop; `ElasticAdapter` suffices unless a late contribution depends on the
+algorithm.
 """
 
 from collections.abc import Callable
@@ -20,9 +21,9 @@ from parallel.outer.base import (
   OuterLoop,
   Params,
   Plan,
-  Rounds,
+  RoundLoop,
   State,
-  stacked,
+  stack_copies,
 )
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.eager import Eager
@@ -34,7 +35,7 @@ _PRIVATE = ("delta_norm", "left_out", "residual")
 
 
 @dataclasses.dataclass(frozen=True)
-class Joining:
+class ElasticAdapter:
   """Adapter of an outer loop to a changing set of workers.
 
   Attributes:
@@ -51,12 +52,12 @@ class Joining:
     """
     return self.loop
 
-  def is_border(self, step: int) -> bool:
+  def is_round_boundary(self, step: int) -> bool:
     """Returns whether the number of workers may change before a step."""
     # Between rounds no exchange is partially sent. Means that are not applied
     # yet are complete, and a change of the set of workers does not affect them.
     loop = self.loop
-    return not isinstance(loop, Rounds) or step % loop.sync_every == 0
+    return not isinstance(loop, RoundLoop) or step % loop.sync_every == 0
 
   def awaits(self, plan: Plan) -> bool:
     """Returns whether a step reads or changes the state after `begin`.
@@ -97,24 +98,26 @@ class Joining:
     elif "params" in own:
       means = {key: mean(own[key]) for key in own if key not in _PRIVATE}
       new = means["params"]
-      filled = {key: of_joined(own[key], means[key], first) for key in means}
+      filled = {
+        key: set_joining_values(own[key], means[key], first) for key in means
+      }
       state = state | {"workers": own | filled}
     else:
       new = state["params"] if "params" in state else mean(params)
-    return of_joined(params, new, first), state
+    return set_joining_values(params, new, first), state
 
   def started(self, state: State) -> State:
     """Returns the state of a worker that joins an elastic run.
 
     Args:
-      state: Current shared state of the run, whose part "workers" is initial.
+      state: Shared state of the run, with the initial values of "workers".
     """
     own = state.get("workers", {})
     if "params" not in own:
       return state
     # Entries without a shared value, such as an unsent delta, are zero.
     return state | {"workers": own | {
-      key: stacked(state[key], self.loop.worker) if key in state
+      key: stack_copies(state[key], self.loop.worker) if key in state
       else jax.tree.map(jnp.zeros_like, own[key])
       for key in own if key not in _PRIVATE
     }}
@@ -147,7 +150,7 @@ class Joining:
     return moved, shared
 
 
-class _OfEager(Joining):
+class _EagerAdapter(ElasticAdapter):
 
   def elastic(self) -> Eager:
     return dataclasses.replace(self.loop, common=True)
@@ -173,7 +176,7 @@ class _OfEager(Joining):
     return jax.tree.map(jnp.subtract, own["params"], delta), shared
 
 
-class _OfStreaming(Joining):
+class _StreamingAdapter(ElasticAdapter):
 
   def awaits(self, plan: Plan) -> bool:
     return bool(plan.variant.receives)
@@ -191,7 +194,9 @@ class _OfStreaming(Joining):
     for sent_at in range(first + 1 - tau, min(first, last + 1 - tau)):
       if (number := loop.times.sent(sent_at)) is not None:
         place = loop.fragments.place(number)
-        mixed = jax.tree.map(loop.mix, *loop.sides(params, shared, *place))
+        mixed = jax.tree.map(
+          loop.mix, *loop.outer_and_own_params(params, shared, *place)
+        )
         moved = loop.fragments.put(moved, mixed, *place, 1)
     if loop.pieces > 1:
       workers = shared["workers"]
@@ -203,7 +208,7 @@ class _OfStreaming(Joining):
     return moved, shared
 
 
-class _OfDCS3GD(Joining):
+class _DCS3GDAdapter(ElasticAdapter):
 
   def late(
     self, params: Params, state: State, shared: State, hooks: tuple[str, str],
@@ -223,30 +228,31 @@ class _OfDCS3GD(Joining):
     if later == "finish":
       moved = jax.tree.map(lambda w, u: w[None] + u, shared["params"], update)
       return moved, shared
-    finite = jnp.isfinite(health.norms_here(update))
-    update = health.choose(
+    finite = jnp.isfinite(health.worker_norms(update))
+    update = health.select_per_worker(
       finite, update, jax.tree.map(jnp.zeros_like, update)
     )
     return moved, shared | {"workers": shared["workers"] | {"update": update}}
 
 
-_ADAPTERS: dict[type, Callable[[Any], Joining]] = {
-  Eager: _OfEager, Streaming: _OfStreaming, DCS3GD: _OfDCS3GD,
+_ADAPTERS: dict[type, Callable[[Any], ElasticAdapter]] = {
+  Eager: _EagerAdapter, Streaming: _StreamingAdapter, DCS3GD: _DCS3GDAdapter,
 }
 
 
-def adapted(loop: OuterLoop) -> Joining:
+def elastic_adapter(loop: OuterLoop) -> ElasticAdapter:
   """Returns the adapter of an outer loop.
 
   Example:
-    >>> borders = adapted(Rounds(Axis("worker", size=2), sync_every=3))
-    >>> [step for step in range(7) if borders.is_border(step)]
+    >>> loop = RoundLoop(Axis("worker", size=2), sync_every=3)
+    >>> borders = elastic_adapter(loop)
+    >>> [step for step in range(7) if borders.is_round_boundary(step)]
     [0, 3, 6]
   """
-  return _ADAPTERS.get(type(loop), Joining)(loop)
+  return _ADAPTERS.get(type(loop), ElasticAdapter)(loop)
 
 
-def over(
+def with_worker_axis(
   loop: OuterLoop, worker: Axis, weights: tuple[float, ...] = ()
 ) -> Any:
   """Returns an outer loop with the same options for another worker axis.
@@ -268,7 +274,7 @@ def over(
   )
 
 
-def of_joined(tree: Params, new: Params, first: int) -> Params:
+def set_joining_values(tree: Params, new: Params, first: int) -> Params:
   """Returns a tree in which the values of the joining workers are replaced.
 
   Args:

@@ -46,15 +46,15 @@ from parallel.outer import health
 from parallel.outer.base import (
   Params,
   Plan,
-  Rounds,
+  RoundLoop,
   State,
-  stacked,
+  stack_copies,
   stacked_zeros,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class NoLoCo(Rounds):
+class NoLoCo(RoundLoop):
   """Outer loop that averages pairs of workers at the end of every H-th step.
 
   The spread of the outer parameters depends on momentum and pull. Without
@@ -78,11 +78,11 @@ class NoLoCo(Rounds):
   momentum: float
   pull: float
   seed: int = 0
-  rule: health.Rule = health.ANY_FINITE
+  rule: health.ExclusionRule = health.ANY_FINITE
 
   def init(self, params: Params) -> State:
     momentum = stacked_zeros(params, self.worker)
-    copies = stacked(params, self.worker)
+    copies = stack_copies(params, self.worker)
     workers = {"params": copies, "momentum": momentum}
     return {"workers": health.init(self.worker) | workers}
 
@@ -90,7 +90,7 @@ class NoLoCo(Rounds):
     if (step + 1) % self.sync_every:
       return Plan(None)
     number = (step + 1) // self.sync_every
-    rounds = num_rounds(self.worker.size)
+    rounds = num_pairing_rounds(self.worker.size)
     # A text seed gives equal draws in all processes and Python versions: every
     # process must compile the same pairs.
     return Plan(random.Random(f"{self.seed} {number}").randrange(rounds))
@@ -114,7 +114,7 @@ class NoLoCo(Rounds):
     # [2, W]: own norms and those of the partners.
     both = jnp.stack([norms, permute(norms, self.worker, pairs)])
     mine, other = health.healthy(both, self.rule.outlier_factor)  # [W] each
-    deltas, phis = self.rule.then((deltas, own["params"]), both)
+    deltas, phis = self.rule.order_after((deltas, own["params"]), both)
 
     @jax.vmap
     def mean_of_healthy(delta, other_delta, mine, other):
@@ -133,7 +133,7 @@ class NoLoCo(Rounds):
 
     momentum = jax.tree.map(step, own["momentum"], phis, deltas)
     outer = jax.tree.map(jnp.add, own["params"], momentum)
-    own = health.noted(own, norms, mine)
+    own = health.record_statistics(own, norms, mine)
     return outer, {"workers": own | {"params": outer, "momentum": momentum}}
 
   def _pairs(self, number: int) -> list[tuple[int, int]]:
@@ -162,7 +162,7 @@ class NoLoCo(Rounds):
     return {"float32": sent * (2 * elements + 1) * 4} if sent else {}
 
 
-def num_rounds(workers: int) -> int:
+def num_pairing_rounds(workers: int) -> int:
   """Returns the number of rounds of a tournament of all pairs."""
   return max(1, workers - 1 + workers % 2)
 
@@ -181,7 +181,7 @@ def partners_of_round(workers: int, number: int) -> list[int]:
     number: Index of the round, from 0.
 
   Example:
-    >>> for number in range(num_rounds(4)):
+    >>> for number in range(num_pairing_rounds(4)):
     ...   print(partners_of_round(4, number))
     [1, 0, 3, 2]
     [3, 2, 1, 0]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import jax
 import optax
 
-from parallel.kernels.codec.reference import OuterStep
+from parallel.kernels.codec.reference import OuterOptions
 from parallel.outer.base import Params, State
 from parallel.wire import NesterovStep
 
@@ -130,7 +130,7 @@ class Nesterov:
     # One fused decode-and-step per parameter: (mean, p, m) -> (p, m).
     epilogues = jax.tree.map(
       lambda p, m: NesterovStep(
-        p, m, OuterStep(self.learning_rate, self.momentum)
+        p, m, OuterOptions(self.learning_rate, self.momentum)
       ),
       params, momentum,
     )

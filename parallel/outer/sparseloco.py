@@ -39,7 +39,7 @@ from parallel.outer import health
 from parallel.outer.base import (
   Params,
   Plan,
-  Rounds,
+  RoundLoop,
   State,
   at_path,
   stacked_zeros,
@@ -48,7 +48,7 @@ from parallel.outer.base import (
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseLoCo(Rounds):
+class SparseLoCo(RoundLoop):
   """Outer loop that exchanges k elements of each chunk after every H-th step.
 
   Attributes:
@@ -76,7 +76,7 @@ class SparseLoCo(Rounds):
   chunk: int
   top_k: int
   weights: tuple[float, ...] = ()
-  rule: health.Rule = health.ANY_FINITE
+  rule: health.ExclusionRule = health.ANY_FINITE
 
   def __post_init__(self) -> None:
     if not 4 <= self.top_k <= self.chunk <= 65536 or self.top_k % 4:
@@ -106,7 +106,7 @@ class SparseLoCo(Rounds):
     deltas = jax.tree.map(lambda x, y: x[None] - y, outer, params)
     verdict = self.rule.judge(deltas, self.worker)
     weights = health.weights_of(self.weights, verdict.mask, self.worker)
-    deltas = self.rule.then(deltas, weights)
+    deltas = self.rule.order_after(deltas, weights)
     old = state["workers"]["residual"]
     # Decayed unsent parts of earlier rounds plus this round's delta, [W, ...].
     total = jax.tree.map(lambda e, d: self.decay * e + d, old, deltas)
@@ -123,8 +123,12 @@ class SparseLoCo(Rounds):
     outer = jax.tree.map(
       lambda phi, mean: phi - self.rate * mean, outer, treedef.unflatten(means)
     )
-    residual = health.choose(verdict.mine, treedef.unflatten(left), old)
-    workers = health.noted(state["workers"], verdict.norms, verdict.mine)
+    residual = health.select_per_worker(
+      verdict.mine, treedef.unflatten(left), old
+    )
+    workers = health.record_statistics(
+      state["workers"], verdict.norms, verdict.mine
+    )
     workers = workers | {"residual": residual}
     state = state | {"params": outer, "workers": workers}
     return to_workers(outer, self.worker), state

@@ -49,7 +49,7 @@ from parallel.outer import health
 from parallel.outer.base import (
   Params,
   Plan,
-  Rounds,
+  RoundLoop,
   State,
   stacked_zeros,
   to_workers,
@@ -59,18 +59,18 @@ from parallel.outer.fragments import Fragments
 from parallel.outer.optimizers import OuterOptimizer
 from parallel.outer.pieces import Pieces
 from parallel.plans.outer.fragment_plan import (
-  FragmentTimes,
-  Numbers,
-  ReceiveNumbers,
+  FragmentSchedule,
+  ReceiveArguments,
   ReceiveVariant,
-  SendNumbers,
+  SendArguments,
   SendVariant,
-  Variant,
+  StepArguments,
+  StepVariant,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Streaming(Rounds):
+class Streaming(RoundLoop):
   """Outer loop that exchanges one fragment after the other.
 
   Attributes:
@@ -123,9 +123,9 @@ class Streaming(Rounds):
     fraction("keep", self.keep)
 
   @property
-  def times(self) -> FragmentTimes:
-    """The schedule of the fragments."""
-    return FragmentTimes(
+  def times(self) -> FragmentSchedule:
+    """Schedule of the steps after which each fragment is sent."""
+    return FragmentSchedule(
       self.sync_every, self.fragments.num_layer_fragments + 1
     )
 
@@ -154,7 +154,7 @@ class Streaming(Rounds):
     optimizer = jax.tree.map(
       # Scalars of the optimizer's state, such as Adam's step count, become
       # [fragments]: each fragment counts its own outer steps.
-      lambda x: x if x.ndim else jnp.broadcast_to(x, self._counts),
+      lambda x: x if x.ndim else jnp.broadcast_to(x, self._counts_shape),
       self.optimizer.init(params),
     )
     cut, last = self.fragments, self.fragments.last_kind
@@ -180,7 +180,7 @@ class Streaming(Rounds):
     return state
 
   @property
-  def _counts(self) -> tuple[int]:
+  def _counts_shape(self) -> tuple[int]:
     return (self.fragments.num_layer_fragments + 1,)
 
   def plan(self, step: int) -> Plan:
@@ -195,7 +195,7 @@ class Streaming(Rounds):
       if fragment is not None:
         kind, place = self.fragments.place(fragment)
         send = SendVariant(kind, self._slot(fragment, sent_at), piece == 0)
-        send_numbers = SendNumbers(place, sent_at, piece)
+        send_numbers = SendArguments(place, sent_at, piece)
     receives, receive_numbers = [], []
     for tau in sorted(set(self.overlap)):
       sent_at = now - tau
@@ -207,10 +207,10 @@ class Streaming(Rounds):
         # `overlap` merge its result later.
         first = tau == min(self.overlap)
         receives.append(ReceiveVariant(kind, slot, first))
-        receive_numbers.append(ReceiveNumbers(place, sent_at, tau))
+        receive_numbers.append(ReceiveArguments(place, sent_at, tau))
     return Plan(
-      Variant(send, tuple(receives)),
-      Numbers(send_numbers, tuple(receive_numbers)),
+      StepVariant(send, tuple(receives)),
+      StepArguments(send_numbers, tuple(receive_numbers)),
     )
 
   def _slot(self, fragment: int, sent_at: int) -> int:
@@ -231,9 +231,11 @@ class Streaming(Rounds):
       arrived, state = self._exchange(
         params, state, send.kind, numbers.place, numbers.exchange
       )
-      return _with_arriving(state, send, arrived)
+      return _write_slot(state, send, arrived)
     if send.starts:  # snapshot: the parameters change between pieces
-      outer, mine = self.sides(params, state, send.kind, numbers.place)
+      outer, mine = self.outer_and_own_params(
+        params, state, send.kind, numbers.place
+      )
       deltas = jax.tree.map(lambda x, y: x[None] - y, outer, mine)
       workers = state["workers"]
       sending = workers["sending"] | {send.kind: deltas}
@@ -242,11 +244,11 @@ class Streaming(Rounds):
     # Each piece repeats the judgment of the same deltas, with the same result.
     verdict = self.exchange.judge(deltas)
     if send.starts:
-      state = _noted(state, verdict)
+      state = _record_verdict(state, verdict)
     arrived, state = self._exchange_piece(
-      deltas, _arriving(state, send), state, verdict.mask, send.kind, numbers
+      deltas, _read_slot(state, send), state, verdict.mask, send.kind, numbers
     )
-    return _with_arriving(state, send, arrived)
+    return _write_slot(state, send, arrived)
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
@@ -259,7 +261,7 @@ class Streaming(Rounds):
       kind, place = receive.kind, numbers.place
       if receive.first:
         if min(self.overlap):
-          delta = _arriving(state, receive)
+          delta = _read_slot(state, receive)
         else:  # sent and received in one step
           delta, state = self._exchange(
             params, state, kind, place, numbers.exchange
@@ -269,10 +271,10 @@ class Streaming(Rounds):
     # Workers that this step's exchange has excluded take the outer parameters.
     if (mine := state.pop("mask_here", None)) is not None:
       outer = to_workers(state["params"], self.worker)
-      params = health.choose(mine, params, outer)
+      params = health.select_per_worker(mine, params, outer)
     return params, state
 
-  def sides(
+  def outer_and_own_params(
     self, params: Params, state: State, kind: str, place: Any
   ) -> tuple[Params, Params]:
     """Returns a fragment of outer ``[...]`` and own ``[W, ...]`` parameters."""
@@ -285,13 +287,13 @@ class Streaming(Rounds):
     """Averages a fragment's outer gradients over the workers.
 
     Returns:
-      The mean, a tree of ``[...]``, and the state with new residuals and the
-      mask of included workers.
+      The mean, a tree of ``[...]``, and the state with new residuals, health
+      statistics and the mask of this device's included workers.
     """
     cut = self.fragments
-    outer, mine = self.sides(params, state, kind, place)
+    outer, mine = self.outer_and_own_params(params, state, kind, place)
     verdict = self.exchange.judge(mine, outer)
-    state = _noted(state, verdict)
+    state = _record_verdict(state, verdict)
     workers = state["workers"]
     mean = functools.partial(
       self.exchange.mean, mine, number=exchange, mask=verdict.mask,
@@ -313,20 +315,20 @@ class Streaming(Rounds):
     state: State,
     mask: jax.Array,
     kind: str,
-    numbers: SendNumbers,
+    numbers: SendArguments,
   ) -> tuple[Params, State]:
     """Averages one piece of a fragment's outer gradients over the workers.
 
     Args:
-      deltas: Outer gradients of the fragment at its first piece, ``[W, ...]``.
-      arriving: Slot of the fragment, with the pieces that have arrived.
+      deltas: Outer gradients when the first piece was sent, ``[W, ...]``.
+      arriving: Mean of the fragment; pieces that have not arrived are stale.
       state: State of the outer loop.
       mask: Mask of included workers, float32 ``[workers]``.
       kind: Key of the fragment's stack, as in `Fragments.take`.
       numbers: Numbers of the exchange and of the piece.
 
     Returns:
-      The slot with this piece, and the state with new residuals.
+      The mean with this piece included, and the state with new residuals.
     """
     cut, place, piece = self.fragments, numbers.place, numbers.piece
     take = functools.partial(self._cutter.take, number=piece)
@@ -349,14 +351,14 @@ class Streaming(Rounds):
   def _outer_update(
     self, delta: Params, state: State, kind: str, place: Any
   ) -> State:
-    """Takes the outer step of one fragment, with its part of the state."""
+    """Returns the state after the outer step of one fragment."""
     cut = self.fragments
     index = cut.first_of(kind) + place  # of the fragment's step count
     whole = state["optimizer"]
     # An optimizer's state contains trees in the structure of the parameters,
     # such as momentum, from which the fragment is sliced, and counts
     # [fragments].
-    is_tree = _in_shape_of(state["params"])
+    is_tree = _structure_predicate(state["params"])
     part = jax.tree.map(
       lambda x: cut.take(x, kind, place, 0) if is_tree(x) else x[index],
       whole, is_leaf=is_tree,
@@ -374,11 +376,11 @@ class Streaming(Rounds):
     return state | {"params": params, "optimizer": optimizer}
 
   def _merge(
-    self, params: Params, state: State, kind: str, numbers: ReceiveNumbers
+    self, params: Params, state: State, kind: str, numbers: ReceiveArguments
   ) -> Params:
-    """Mixes outer parameters into those of the workers that receive now."""
+    """Mixes a fragment's outer parameters into those of receiving workers."""
     cut, place = self.fragments, numbers.place
-    outer, mine = self.sides(params, state, kind, place)
+    outer, mine = self.outer_and_own_params(params, state, kind, place)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
     # bool [W]: one program runs on all devices, so each lane looks up the
     # `overlap` of its worker.
@@ -409,26 +411,28 @@ class Streaming(Rounds):
     return {dtype: rounds * size for dtype, size in total.items()}
 
 
-def _in_shape_of(params: Params):
+def _structure_predicate(params: Params):
   """Returns a predicate: whether a tree has the structure of the parameters."""
   treedef = jax.tree.structure(params)
   return lambda x: jax.tree.structure(x) == treedef
 
 
-def _noted(state: State, verdict: health.Verdict) -> State:
-  """Returns the state with a verdict, whose "mask_here" `finish` removes."""
-  workers = health.noted(state["workers"], verdict.norms, verdict.mine)
+def _record_verdict(state: State, verdict: health.Verdict) -> State:
+  """Returns the state with new statistics and, until `finish`, a mask."""
+  workers = health.record_statistics(
+    state["workers"], verdict.norms, verdict.mine
+  )
   return state | {"workers": workers, "mask_here": verdict.mine}
 
 
-def _arriving(state: State, variant: SendVariant | ReceiveVariant) -> Params:
-  """Returns the contents of the slot of a fragment in flight."""
+def _read_slot(state: State, variant: SendVariant | ReceiveVariant) -> Params:
+  """Returns the mean that a fragment's exchange has computed so far."""
   return state["arriving"][variant.kind][str(variant.slot)]
 
 
-def _with_arriving(
+def _write_slot(
   state: State, variant: SendVariant, arrived: Params
 ) -> State:
-  """Returns the state with a fragment's slot replaced."""
+  """Returns the state with the mean of a fragment in flight replaced."""
   of_kind = state["arriving"][variant.kind] | {str(variant.slot): arrived}
   return state | {"arriving": state["arriving"] | {variant.kind: of_kind}}

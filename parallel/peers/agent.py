@@ -6,7 +6,7 @@ own thread; a new epoch cancels them. The user's contribution is never modified,
 and is kept until its round is committed.
 
 If the coordinator is unreachable, the agent retries with exponential backoff;
-after `Settings.alone_s` seconds the peer halts.
+after `PeerSettings.alone_s` seconds the peer halts.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,11 +24,15 @@ from parallel.peers.membership import revision as revisions
 from parallel.peers.membership.fetch import Fetch, StateServer
 from parallel.peers.membership.leases import Spans
 from parallel.peers.membership.messages import Id
-from parallel.peers.membership.revision import LEASES, Revision
+from parallel.peers.membership.revision import LEASES_KEY, Revision
 from parallel.peers.membership.shared_state import State
-from parallel.peers.ring.bandwidth import Rings
-from parallel.peers.settings import Settings
-from parallel.peers.timeouts import AdmissionTimeout, Halted, Stopped
+from parallel.peers.ring.bandwidth import AlgorithmSelector
+from parallel.peers.settings import PeerSettings
+from parallel.peers.timeouts import (
+  AdmissionTimeout,
+  PeerHalted,
+  StoppedByCoordinator,
+)
 from parallel.peers.transport import frames
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.handshake import (
@@ -36,25 +40,27 @@ from parallel.peers.transport.handshake import (
   Cancelled,
   DialRequest,
   Purpose,
-  Scope,
   Security,
+  SocketGroup,
   dial,
   format_address,
-  reached,
+  reachability_error,
 )
-from parallel.peers.transport.links import Links, Options
-from parallel.peers.transport.listener import Listener, Offer
-from parallel.peers.transport.transfers import Lost, Unreachable
+from parallel.peers.transport.links import LinkOptions, Links
+from parallel.peers.transport.listener import AcceptRule, Listener
+from parallel.peers.transport.transfers import LinksLost, UnreachableError
 
 LOG = logging.getLogger(__name__)
-# First and longest pause before a failed attempt is reported (exponential
+# First and longest pause before the failure of a round is reported (exponential
 # backoff): without it, a persistent failure would cause thousands of epochs.
-_FAILED_S, _MAX_FAILED_S = 0.02, 2.0
-# A peer whose fetches are outdated by this many consecutive commits leaves and
-# joins again: the swarm waits for new members before it starts a round.
-_MAX_OVERTAKEN = 3
-_CONNECT = 1.5  # time limit for connecting to members, in units of silence_s
-_SAID_S = 10.0  # interval of warnings about an unreachable coordinator
+_RETRY_PAUSE_S, _MAX_RETRY_PAUSE_S = 0.02, 2.0
+# If commits have outdated this many fetches in succession, a peer leaves and
+# joins again, since the swarm waits for new members before it starts a round.
+_MAX_OUTDATED_FETCHES = 3
+# time limit for connecting to members, in units of silence_s
+_CONNECT_TIMEOUTS = 1.5
+# interval of warnings about an unreachable coordinator
+_WARNING_INTERVAL_S = 10.0
 
 
 class Agent:
@@ -64,9 +70,10 @@ class Agent:
     changed: Condition that is notified when a contribution is due or the peer
       has ended; guards the attributes below.
     working: Whether the user's program has to compute a contribution.
-    drawn: (`Leases.round` when drawn, [start, stop) spans) of its samples.
+    drawn: (`SampleLeases.round` when the samples of that contribution were
+      drawn, these samples as [start, stop) spans).
     newest: Newest committed revision that the peer holds.
-    peer: State of the protocol.
+    peer: State of the membership protocol.
     members: Members of the newest epoch, in the order of their ranks.
     counted: Whether the last contribution is known to be in a committed round.
     error: Exception that ended the peer; None while it runs.
@@ -74,31 +81,31 @@ class Agent:
 
   def __init__(
     self, coordinator: Address, security: Security, state: State,
-    revision: int, listener: Listener, settings: Settings,
+    revision: int, listener: Listener, settings: PeerSettings,
     say: Callable[[str], None],
   ) -> None:
     self._coordinator, self._security = coordinator, security
-    # Other threads only append to the queue; `_run` alone changes the
+    # Other threads only append to the queue `_events`; `_run` alone changes the
     # protocol's state.
     self._listener, self._settings = listener, settings
     self._events: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
-    self._scope = Scope()
+    self._scope = SocketGroup()
     self._server = StateServer()
     self._channel: Channel | None = None
     self._links: Links | None = None
-    self._rings: Rings | None = None
+    self._rings: AlgorithmSelector | None = None
     self._reached: m.Connected | None = None  # result of connecting, if ended
     self._fetch: Fetch | None = None
     # (epoch, revision, digest) of the running fetch.
     self._fetching: tuple[int, int, Any] | None = None
-    self._overtaken = 0
+    self._overtaken = 0  # fetches that commits have outdated, in succession
     self._admission, self._say = AdmissionTimeout(settings, say), say
     self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
     # Kept until its round is committed, or until the protocol discards it.
     self._part: PeerContribution | None = None
-    self._result: Revision | None = None  # of the round voted on
-    self._failed = 0
+    self._result: Revision | None = None  # of the round that it voted on
+    self._failed = 0  # failed attempts in succession
     self.changed = threading.Condition()
     self.working, self.drawn = False, (0, ())
     self.counted = False
@@ -108,10 +115,10 @@ class Agent:
     self._install(revisions.make(revision, state))
     self.peer = peers.PeerState(listener.me, revision, self.newest.digest)
     # A connection that ends at once: it shows that this peer can be reached.
-    listener.serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
+    listener.serve(Purpose.CHECK, AcceptRule(0, None, lambda *_: None))
     self._threads = [
-      threading.Thread(target=self._task, args=(target,), daemon=True)
-      for target in (self._run, self._converse)
+      threading.Thread(target=self._run_task, args=(target,), daemon=True)
+      for target in (self._run, self._keep_connected)
     ]
     for thread in self._threads:
       thread.start()
@@ -129,29 +136,32 @@ class Agent:
       channel.send(m.Leave())
       channel.finish(1.0)
     # Ends the threads; the error is not raised, since no call of `give` waits.
-    self._end(Halted("the peer has left"))
+    self._end(PeerHalted("the peer has left"))
     for thread in self._threads:
       thread.join(5)
 
   # Connection to the coordinator.
 
-  def _converse(self) -> None:
+  def _keep_connected(self) -> None:
     """Maintains a connection to the coordinator; runs in its own thread."""
     pause_s, seen, invalid = 0.05, time.monotonic(), ""
-    request = DialRequest(Purpose.CONTROL, 0, 0, self.peer.id, service.NAME)
+    request = DialRequest(
+      Purpose.CONTROL, 0, 0, self.peer.id, service.COORDINATOR_ID
+    )
     while self.error is None:
       try:
         left_s = max(0.0, seen + self._settings.alone_s - time.monotonic())
         sock = dial(
-          # Split into dials of at most _SAID_S, so that a warning appears in
+          # Dials last at most _WARNING_INTERVAL_S, so that warnings appear in
           # between.
           self._coordinator, request, self._security, self._scope,
-          min(left_s, _SAID_S),
+          min(left_s, _WARNING_INTERVAL_S),
         )
       except Cancelled:
         return
       except OSError as error:
-        if left_s <= _SAID_S:  # the dial used up the rest of alone_s
+        # the dial used up the rest of alone_s
+        if left_s <= _WARNING_INTERVAL_S:
           self._events.put((m.Alone(), invalid or error))
           return
         self._say(
@@ -161,7 +171,7 @@ class Agent:
         self._scope.closed.wait(1.0)  # pause: a refusal may come at once
         continue
       channel = Channel(
-        sock, frames.FROM_COORDINATOR, self._silence_s, ends_silent=True
+        sock, frames.COORDINATOR_MESSAGES, self._silence_s, ends_silent=True
       )
       began, invalid = time.monotonic(), ""
       try:
@@ -182,7 +192,7 @@ class Agent:
 
   def _receive(self, channel: Channel, message: Any) -> None:
     """Processes a message that arrived from the coordinator."""
-    # The first message: only now does the connection replace the former one.
+    # After this first message the connection replaces the former one.
     if isinstance(message, m.Welcome):
       self._silence_s = channel.silence_s = max(message.silence_s, 0.1)
       self._channel = channel
@@ -192,10 +202,10 @@ class Agent:
       if error is not None:
         self._end(error)
     elif isinstance(message, m.Stop):
-      self._end(Stopped(message.text))
+      self._end(StoppedByCoordinator(message.text))
     elif isinstance(message, m.Check):
       for peer in message.peers:
-        self._start(self._check, channel, peer, message.limit_s)
+        self._start(self._check_reachable, channel, peer, message.limit_s)
     # Messages of a former connection are stale.
     elif channel is self._channel:
       self._events.put((message, None))
@@ -208,23 +218,24 @@ class Agent:
       # (None, None) from `_end` wakes the loop.
       message, payload = self._events.get()
       if message is not None:
-        self._take(message, payload)
+        self._process_event(message, payload)
 
-  def _take(self, message: Any, payload: Any) -> None:
-    """Processes an event and the payload of a finished task."""
+  def _process_event(self, message: Any, payload: Any) -> None:
+    """Processes an event: a message, and the result of a task that ended."""
     wrong = False
     match message:
       case m.Prepare() if message.verify and message.epoch > self.peer.epoch:
-        wrong = self._verify()
+        wrong = self._detect_corruption()
       case m.Connected() if message.epoch == self.peer.epoch:
         self._reached = message
       case m.Worked():
         self._part = payload
-        if self._void(self.newest):  # fetched a newer revision meanwhile
+        # A newer revision was fetched while the program computed.
+        if self._drop_if_void(self.newest):
           message = m.Voided()
       # A newer revision may grant the samples of the contribution to others.
       case m.Fetched() if message == self.peer.fetching:
-        if self._void(payload):
+        if self._drop_if_void(payload):
           self._step(m.Voided(), None)
         self._overtaken = 0
         self._install(payload)
@@ -239,10 +250,10 @@ class Agent:
       self._part, self.counted = None, False
       self._step(m.Voided(), None)
 
-  def _verify(self) -> bool:
-    """Computes the digest of the held revision; returns whether it is wrong.
+  def _detect_corruption(self) -> bool:
+    """Returns whether the held revision has changed in this peer's memory.
 
-    If memory has changed, the new digest makes the protocol fetch the revision.
+    If so, its new digest makes the protocol fetch the revision again.
     """
     held = revisions.make(self.newest.number, self.newest.shared)
     if held.digest == self.newest.digest:
@@ -256,15 +267,15 @@ class Agent:
       self.peer = self.peer._replace(digest=held.digest)
     return True
 
-  def _void(self, newest: Revision) -> bool:
+  def _drop_if_void(self, newest: Revision) -> bool:
     """Drops the contribution if its samples are now granted to other peers."""
     part = self._part
     if part is None or not self._settings.samples:
       return False
     begun = part.begun, part.samples
-    # Valid: its samples are still granted to this peer, or were drawn from
-    # ungranted numbers since the last commit.
-    if leases.valid(newest.leases, begun, self.peer.id):
+    # Still valid: the newest revision grants the samples to this peer, or they
+    # were drawn from ungranted numbers since the last commit.
+    if leases.are_samples_valid(newest.leases, begun, self.peer.id):
       return False
     self._part, self.counted = None, False
     self._say(
@@ -277,7 +288,7 @@ class Agent:
     """Runs one step of the protocol and executes its effects."""
     with self.changed:
       self.peer, effects = peers.step(self.peer, message)
-      # The step replaced or completed the request: stop the download.
+      # The step has completed or replaced the requested fetch: stop it.
       if self.peer.fetching is None and self._fetch is not None:
         self._fetch.cancel()
         self._fetch = self._fetching = None
@@ -291,15 +302,15 @@ class Agent:
         # The protocol recovers lost messages after the next `Hello`.
         if self._channel is not None:
           self._channel.send(effect.message)
-      # Each of the next three starts a thread, which reports with an event.
+      # Each of the next three starts a thread, which reports by an event.
       case m.Connect():
         self._connect(effect)
       case m.Fetch():
         self._start_fetch(effect)
       case m.Reduce():
-        self._start(self._exchange, effect, self._links, self._part,
+        self._start(self._attempt_round, effect, self._links, self._part,
                     self.newest, self._rings)
-      # Closing the links makes the running exchange raise `Lost`.
+      # Closing the links makes the running exchange raise `LinksLost`.
       case m.Cancel():
         self._close_links("the round was cancelled")
       case m.Discard():
@@ -319,7 +330,7 @@ class Agent:
       case m.Work():
         self._ask_for_work()
       case m.Halt():
-        self._end(Halted(
+        self._end(PeerHalted(
           f"no coordinator at {':'.join(map(str, self._coordinator))}: "
           f"{payload}; the peer's state is kept"
         ))
@@ -349,7 +360,7 @@ class Agent:
     drawn: tuple[int, Spans] = 0, ()  # (round, samples)
     if self._settings.samples:
       now = self.newest.leases
-      drawn = now.round, leases.draw(
+      drawn = now.round, leases.next_samples(
         now, self.peer.epoch, self.members, self.peer.id,
         self._settings.num_samples(now.round),
       )
@@ -378,10 +389,10 @@ class Agent:
 
   def _start(self, target: Any, *args: Any) -> None:
     threading.Thread(
-      target=self._task, args=(target, *args), daemon=True
+      target=self._run_task, args=(target, *args), daemon=True
     ).start()
 
-  def _task(self, target: Any, *args: Any) -> None:
+  def _run_task(self, target: Any, *args: Any) -> None:
     """Runs a task; an error that it does not handle ends the peer."""
     try:
       target(*args)
@@ -394,8 +405,8 @@ class Agent:
       self._links.close(reason)
 
   def _connect(self, task: m.Connect) -> None:
-    """Starts connecting to an epoch's members, or reports the result again."""
-    # A repeated Prepare of the same epoch: do not connect twice.
+    """Starts to connect to an epoch's members; ignores a repeated request."""
+    # A repeated `Prepare` of this epoch: report the result again, if any.
     if self._links is not None and self._links.epoch == task.epoch:
       if self._reached is not None:
         self._events.put((self._reached, None))
@@ -408,7 +419,7 @@ class Agent:
     with self.changed:
       self.members = task.members
     members = {peer: ids.address(peer) for peer in task.members}
-    options = Options(
+    options = LinkOptions(
       self._settings.num_connections, self._silence_s, self._settings.checked
     )
     self._links = Links(
@@ -416,13 +427,15 @@ class Agent:
     )
     # Measured bandwidths are valid for one epoch.
     self._rings = (
-      Rings(self._links, self._say) if self._settings.measured else None
+      AlgorithmSelector(
+        self._links, self._say
+      ) if self._settings.measured else None
     )
     # Members without the newest revision fetch it while others connect.
     self._server.offer(self._listener, task.epoch, task.members)
-    self._start(self._reach, self._links)
+    self._start(self._connect_to_members, self._links)
 
-  def _reach(self, links: Links) -> None:
+  def _connect_to_members(self, links: Links) -> None:
     """Connects to all members and reports unreachable ones.
 
     The time limit is longer than `_silence_s`, after which the coordinator
@@ -431,26 +444,28 @@ class Agent:
     unreachable: tuple[Id, ...] = ()
     absent: tuple[Id, ...] = ()
     try:
-      links.connect(self._listener, _CONNECT * self._silence_s)
-    except Unreachable as error:
+      links.connect(self._listener, _CONNECT_TIMEOUTS * self._silence_s)
+    except UnreachableError as error:
       self._say(f"epoch {links.epoch}: {error}")
       unreachable, absent = tuple(error.peers), error.absent
-    except Lost as error:
+    except LinksLost as error:
       if error.peer is None:
         return  # closed here for a newer epoch
       self._say(f"epoch {links.epoch}: {error}")
-      # A peer that was connected was lost again.
+      # A peer was lost after it had been connected.
       unreachable = (error.peer,)
     self._events.put((m.Connected(links.epoch, unreachable, absent), None))
 
-  def _check(self, channel: Channel, peer: Id, limit_s: float) -> None:
+  def _check_reachable(
+    self, channel: Channel, peer: Id, limit_s: float
+  ) -> None:
     """Connects to a peer that is not a member yet, and reports the result."""
     try:
       address = ids.address(peer)
     except ValueError as error:
       text = str(error)
     else:
-      text = reached(
+      text = reachability_error(
         self.peer.id, peer, address, self._security, self._scope, limit_s
       )
     channel.send(m.Checked(peer, text))
@@ -464,7 +479,7 @@ class Agent:
       self._fetch.cancel()
       # In the same epoch, only a commit makes a fetch outdated.
       self._overtaken += self._fetching[0] == self.peer.epoch
-    if self._overtaken >= _MAX_OVERTAKEN and self._channel is not None:
+    if self._overtaken >= _MAX_OUTDATED_FETCHES and self._channel is not None:
       LOG.info("rounds are committed faster than they can be fetched")
       self._overtaken = 0
       self._channel.send(m.Leave())
@@ -481,9 +496,9 @@ class Agent:
   def _make_fetch(
     self, task: m.Fetch, holders: Mapping[Id, Address]
   ) -> Fetch:
-    """Returns a fetch that reuses the chunks of the previous one."""
-    # Reuse chunks of an unfinished download, else of the held revision.
-    kept = None if self._fetch is None else self._fetch.partial
+    """Returns a fetch that reuses the chunks that this peer has already."""
+    # They are those of an unfinished fetch, else of the held revision.
+    kept = None if self._fetch is None else self._fetch.partial_state
     return Fetch(
       self.peer.id, self.peer.epoch, task.digest, holders, self._security,
       have=kept or (self.newest.shared, self.newest.entries),
@@ -493,8 +508,8 @@ class Agent:
   def _fetch_revision(
     self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
   ) -> None:
-    """Fetches a revision; retries until another one replaces the request."""
-    pause_s, text = _FAILED_S, ""
+    """Fetches a revision; retries until a request for another one arrives."""
+    pause_s, text = _RETRY_PAUSE_S, ""
     while self.error is None:
       try:
         found = job.result()
@@ -505,7 +520,7 @@ class Agent:
           text = str(error)
           self._say(f"revision {task.revision} is fetched again: {text}")
         self._scope.closed.wait(pause_s)
-        pause_s = min(2 * pause_s, _MAX_FAILED_S)
+        pause_s = min(2 * pause_s, _MAX_RETRY_PAUSE_S)
         # A new attempt starts from the chunks received so far.
         again = self._make_fetch(task, holders)
         with self.changed:
@@ -517,37 +532,39 @@ class Agent:
         self._events.put((m.Fetched(task.revision, task.digest), newest))
         return
 
-  def _exchange(
+  def _attempt_round(
     self, task: m.Reduce, links: Links, part: PeerContribution,
-    newest: Revision, rings: Rings | None,
+    newest: Revision, rings: AlgorithmSelector | None,
   ) -> None:
     """Attempts a round and reports its result."""
     found: Revision | None = None
     try:
-      # The first message of a round: weights, samples, measurement requests.
+      # This exchanges weights, samples and measurement requests.
       exchange = RoundExchange(links, task, part.weight, part.samples, rings)
-      made = dict(part.combine(exchange, newest.visible, part.value))
-      exchange.end()  # raises `Lost` if a peer calls one more operation
+      made = dict(
+        part.combine(exchange, newest.state_without_leases, part.value)
+      )
+      exchange.end()  # raises `LinksLost` if a peer calls one more operation
       if self._settings.samples:
         # All contributors compute the same leases from the same samples.
-        made[LEASES] = leases.encode(leases.committed(
+        made[LEASES_KEY] = leases.encode(leases.leases_after_commit(
           newest.leases, task.epoch, links.members,
           exchange.samples, self._settings.num_samples(task.round + 1),
         ))
       # Hashing costs about 0.7 s per GB and core.
       found = revisions.make(task.round + 1, made)
-    except Lost as error:  # vote for a new attempt
+    except LinksLost as error:  # `found` is None: a vote for a new attempt
       cause = links.error or error
-      if cause.peer == self.peer.id:  # this peer would fail again
+      if cause.peer == self.peer.id:  # it would fail in each attempt
         self._end(ValueError(cause.reason))
         return
-      if cause.peer is not None:  # not closed for a newer epoch
+      if cause.peer is not None:  # None: closed for a newer epoch
         self._say(f"round {task.round} is attempted again: {cause}")
       self._scope.closed.wait(
-        min(_FAILED_S * 2**min(self._failed, 10), _MAX_FAILED_S)
+        min(_RETRY_PAUSE_S * 2**min(self._failed, 10), _MAX_RETRY_PAUSE_S)
       )
-    # Other errors, which the user's function raises, would occur again: `_task`
-    # ends the peer.
-    # The vote: equal digests on all contributors commit the round.
+    # Other errors come from the user's function and would occur again, so
+    # `_run_task` ends the peer.
+    # This is the vote: equal digests on all contributors commit the round.
     name = found.digest if found else None
     self._events.put((m.Reduced(task.epoch, task.round, name), found))

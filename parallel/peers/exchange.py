@@ -1,9 +1,9 @@
-"""Exchange between the contributors of a round, as user code sees it.
+"""Collectives between the contributors of a round, for use in user code.
 
-All contributors call the same function on the same shared state, and exchange
-their contributions through an `RoundExchange`, in the same order of calls. The
-function returns the next shared state, which must be identical on all
-contributors; results of the exchange are bitwise identical.
+All contributors call the same function (`Combine`) on the same shared state. It
+calls the methods of a `RoundExchange`, in the same order on all contributors,
+and returns the next shared state, which must be identical on all of them. The
+results of the methods are bitwise identical on all contributors.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from parallel.peers.membership.leases import Spans
 from parallel.peers.membership.messages import Id, Reduce
 from parallel.peers.membership.shared_state import State
 from parallel.peers.ring import link_collectives
-from parallel.peers.ring.bandwidth import Algorithm, Rings
-from parallel.peers.ring.link_collectives import Order
+from parallel.peers.ring.bandwidth import AlgorithmSelector, SumAlgorithm
+from parallel.peers.ring.link_collectives import SumOrder
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.transfers import disagreement
 
-_MAX_OPERATIONS = 1 << 20  # per round; round r has tags from r times this
+_MAX_OPERATIONS = 1 << 20  # per round; the tags of round r start at r times it
 _TIMED_BYTES = 1 << 16  # smaller sums measure latency, not bandwidth
 
 
@@ -35,24 +35,24 @@ class RoundExchange:
     contributors: Contributing peers, in the order of their ranks.
     weights: Weight of each contribution, in the order of the ranks.
     samples: peer -> sample numbers of its contribution, as [start, stop) spans;
-      () without leases.
+      () in a run without sample leases.
   """
 
   def __init__(
     self, links: Links, task: Reduce, weight: float, samples: Spans,
-    rings: Rings | None = None,
+    rings: AlgorithmSelector | None = None,
   ) -> None:
-    """Exchanges weights, samples and measurement requests.
+    """Exchanges weights, samples and measurement requests with all peers.
 
     Args:
       links: Links of the epoch.
       task: Round to attempt.
       weight: Weight of this peer's contribution.
       samples: Samples of this peer's contribution.
-      rings: Measured links; None uses rank order.
+      rings: Measured links; None if links are not measured.
 
     Raises:
-      Lost: A peer was lost, or `Settings.measured` differs between peers.
+      LinksLost: A peer was lost, or `PeerSettings.measured` differs.
     """
     self.round, self.epoch = task.round, task.epoch
     self.contributors: tuple[Id, ...] = task.contributors
@@ -63,7 +63,7 @@ class RoundExchange:
     mine = json.dumps([weight, samples, wish]).encode()
     said = [json.loads(bytes(data)) for data in self.gather(mine)]
     weights = tuple(float(weight) for weight, _, _ in said)
-    # All weights 0, e.g. no tokens counted: the plain mean.
+    # If all weights are 0, as without tokens, the mean is unweighted.
     self.weights = weights if any(weights) else (1.0,) * len(weights)
     # JSON has lists; spans are tuples.
     self.samples: dict[Id, Spans] = {
@@ -76,8 +76,8 @@ class RoundExchange:
       for peer, (_, _, other) in zip(self.contributors, said, strict=True)
     }
     if len(set(measured.values())) > 1:
-      links.disagree(disagreement(
-        links.me, measured, "must have the same Settings.measured"
+      links.fail_by_disagreement(disagreement(
+        links.me, measured, "must have the same PeerSettings.measured"
       ))
       raise links.error
     # All contributors read the same requests, so all decide alike.
@@ -97,13 +97,13 @@ class RoundExchange:
       data: A contiguous buffer.
 
     Raises:
-      Lost: A peer was lost.
+      LinksLost: A peer was lost.
     """
     return link_collectives.gather(
-      self._links, self._next(), data, ranks=self.contributors
+      self._links, self._next_tag(), data, ranks=self.contributors
     ).result()
 
-  def sum(self, x: np.ndarray, order: Order = "direct") -> np.ndarray:
+  def sum(self, x: np.ndarray, order: SumOrder = "direct") -> np.ndarray:
     """Returns the sum of all contributors' arrays.
 
     Args:
@@ -115,22 +115,22 @@ class RoundExchange:
       float32 ``[...]``, bitwise identical on all contributors.
 
     Raises:
-      Lost: A peer was lost.
+      LinksLost: A peer was lost.
     """
     measured = order == "ring"
-    chosen = self.algorithm(x.nbytes) if measured else Algorithm(
+    chosen = self.algorithm(x.nbytes) if measured else SumAlgorithm(
       order, self.contributors
     )
     start = time.monotonic()
     total = link_collectives.all_reduce(
-      self._links, self._next(), x, **chosen._asdict()
+      self._links, self._next_tag(), x, **chosen._asdict()
     ).result()
     if measured and self._rings is not None and x.nbytes >= _TIMED_BYTES:
       # Slower sums than before lead to a new measurement.
       self._rings.took(x.nbytes, time.monotonic() - start)
     return total
 
-  def algorithm(self, nbytes: int) -> Algorithm:
+  def algorithm(self, nbytes: int) -> SumAlgorithm:
     """Returns the algorithm that `sum` uses for order="ring".
 
     Its order of additions determines the bits of the sum, so a result can only
@@ -140,15 +140,15 @@ class RoundExchange:
       nbytes: Bytes of the array.
 
     Returns:
-      Order of additions, contributors in that order, and sizes of sites. With
-      measured links it is the fastest of a ring, a direct exchange and a sum
-      inside each site first; otherwise it is a ring in the order of the ranks.
+      With measured links, the fastest of a ring, a direct exchange and a sum
+      that first adds inside each site; otherwise a ring in the order of the
+      ranks.
     """
     if self._rings is None:
-      return Algorithm("ring", self.contributors)
+      return SumAlgorithm("ring", self.contributors)
     return self._rings.choice(self.contributors, nbytes)
 
-  def mean(self, x: np.ndarray, order: Order = "direct") -> np.ndarray:
+  def mean(self, x: np.ndarray, order: SumOrder = "direct") -> np.ndarray:
     """Returns the weighted mean of all contributors' arrays.
 
     Each contributor multiplies its array by its weight; the sum is divided by
@@ -159,7 +159,7 @@ class RoundExchange:
       order: Order of additions, as for `sum`.
 
     Raises:
-      Lost: A peer was lost.
+      LinksLost: A peer was lost.
     """
     mine = self.weights[self.rank]
     if mine != 1:
@@ -174,17 +174,19 @@ class RoundExchange:
     """Ends the operations of this attempt; waits for the other peers.
 
     Raises:
-      Lost: A peer was lost, or has called more or fewer operations.
+      LinksLost: A peer was lost, or has called more or fewer operations.
     """
-    link_collectives.end(self._links, self._next(), self.contributors)
+    link_collectives.wait_for_end(
+      self._links, self._next_tag(), self.contributors
+    )
 
-  def _next(self) -> int:
+  def _next_tag(self) -> int:
     self._tag += 1
     return self._tag
 
 
 # Computes the next shared state from (exchange, current state, contribution).
-# It must modify neither input: after a failed attempt it is called again.
+# It must modify neither of the latter two, since a failed attempt is repeated.
 Combine = Callable[[RoundExchange, State, Any], State]
 
 
@@ -193,11 +195,11 @@ class PeerContribution(NamedTuple):
 
   Attributes:
     value: Value passed to `combine`.
-    combine: Function that computes the next state.
+    combine: Function that computes the next shared state.
     weight: Weight of the contribution, e.g. its number of tokens.
-    begun: Number of committed rounds (`Leases.round`) when its samples were
-      drawn.
-    samples: Samples of the contribution; empty without leases.
+    begun: Number of committed rounds (`SampleLeases.round`) when its samples
+      were drawn.
+    samples: Samples of the contribution; empty without sample leases.
     loss: Loss of the contribution, for monitoring; None for none.
   """
 

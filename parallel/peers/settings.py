@@ -1,19 +1,19 @@
-"""Settings of a peer in a swarm, and options of its links."""
+"""Settings of a peer in a swarm, and options of its links to other peers."""
 
 from collections.abc import Callable
 import dataclasses
 
-# Maximum data connections to one peer, each with two threads (send, receive).
+# Maximum data connections to one peer; each has a thread at either end.
 MAX_CONNECTIONS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class PeerSettings:
   """Settings of a peer.
 
   Attributes:
-    alone_s: t_c, seconds without a connection to the coordinator after which
-      the peer halts.
+    alone_s: Seconds without a connection to the coordinator after which the
+      peer halts.
     num_connections: Number of data connections to each other peer; may differ
       between peers.
     checked: Whether exchanged blocks carry checksums.
@@ -21,11 +21,11 @@ class Settings:
       number to it; equal on all peers. 0 disables sample leases
       (`parallel.peers.membership.leases`).
     measured: Whether peers measure their links, and sums with order="ring" use
-      the fastest of three algorithms: a ring, a direct exchange, or a sum
-      inside each site first. Equal on all peers. A measurement takes tenths of
-      a second per epoch, or seconds per peer with round trips of 100 ms.
-    rounds: Number of rounds of the run. A peer that connects after the last
-      one ends with `Finished`. 0 for a run without an end.
+      the fastest of three algorithms: a ring, a direct exchange, or a sum that
+      first adds inside each site. Equal on all peers. A measurement takes
+      tenths of a second, but seconds per peer with round trips of 100 ms.
+    rounds: Number of rounds of the run; 0 for a run without an end. A peer that
+      connects after the last round raises `timeouts.RunFinished`.
     listen: (host, port) at which the peer listens; port 0 selects a free port.
     advertise: Address at which other peers reach it, if it differs from
       `listen`: behind a NAT, or when listening at 0.0.0.0.
@@ -47,7 +47,7 @@ class Settings:
   def __post_init__(self) -> None:
     if not self.alone_s > 0:
       raise ValueError(f"alone_s={self.alone_s:g} must be positive")
-    # A function is checked by its results, round by round.
+    # The results of a function cannot be checked here.
     if not callable(self.samples) and self.samples < 0:
       raise ValueError(f"samples={self.samples} must not be negative")
     if self.advertise is not None and not 0 < self.advertise[1] < 1 << 16:
@@ -62,7 +62,7 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class LinkOptions:
   """Options of an epoch's links.
 
   Attributes:

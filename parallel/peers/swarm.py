@@ -19,7 +19,7 @@ Example:
   >>> import tempfile, threading
   >>> import numpy as np
   >>> from parallel.peers.membership.journal import Journal
-  >>> from parallel.peers.membership.service import Service
+  >>> from parallel.peers.membership.service import CoordinatorService
   >>> from parallel.peers.swarm import Swarm
   >>> from parallel.peers.transport.handshake import Security
   >>> def combine(exchange, state, part):
@@ -30,7 +30,9 @@ Example:
   >>> with (  # a swarm of one peer, with its coordinator in a thread
   ...   tempfile.TemporaryDirectory() as folder,
   ...   Journal(f"{folder}/journal") as journal,
-  ...   Service(("127.0.0.1", 0), security, journal, say=str) as service,
+  ...   CoordinatorService(
+  ...     ("127.0.0.1", 0), security, journal, say=str
+  ...   ) as service,
   ... ):
   ...   threading.Thread(target=service.serve, daemon=True).start()
   ...   with Swarm(service.address, security, state) as swarm:
@@ -44,47 +46,47 @@ import math
 from typing import Any
 
 from parallel.peers import agent
-from parallel.peers.agent import Settings
+from parallel.peers.agent import PeerSettings
 from parallel.peers.exchange import Combine, PeerContribution
 from parallel.peers.membership import ids
 from parallel.peers.membership.leases import Spans
 from parallel.peers.membership.messages import Digest, Id
-from parallel.peers.membership.revision import Revision, first
+from parallel.peers.membership.revision import Revision, with_initial_leases
 from parallel.peers.membership.shared_state import State, Value
 from parallel.peers.transport.handshake import Address, Security
 from parallel.peers.transport.listener import Listener
 
 LOG = logging.getLogger(__name__)
-_SETTINGS = Settings()
+_SETTINGS = PeerSettings()
 
 
 class Swarm:
-  """Membership of a peer in a swarm, for use by one thread."""
+  """Membership of this process in a swarm, for use by one thread."""
 
   def __init__(
     self, coordinator: Address, security: Security, state: State, *,
-    revision: int = 0, settings: Settings = _SETTINGS,
+    revision: int = 0, settings: PeerSettings = _SETTINGS,
     say: Callable[[str], None] = LOG.warning,
   ) -> None:
     """Connects to a coordinator.
 
     Args:
-      coordinator: (host, port) at which it listens.
+      coordinator: (host, port) at which the coordinator listens.
       security: Token and TLS settings of all connections.
       state: Initial shared state: name -> C-contiguous array of booleans,
         integers or floats, or bytes. Arrays are not copied and become
-        read-only. A peer that joins later may pass a different state, which
-        the swarm's state replaces.
+        read-only. A peer that joins a running swarm may pass any state: that
+        of the swarm replaces it.
       revision: Revision of the state, for a swarm that resumes from a
         checkpoint.
       settings: Settings of the peer.
-      say: Callback that receives status lines; called from any thread. They
-        are logged as warnings by default.
+      say: Callback that receives lines about the state of the run, in any
+        thread. By default they are logged as warnings.
 
     Raises:
       ValueError: A value cannot be shared, or an address is invalid.
     """
-    shared = first(state, settings.samples)
+    shared = with_initial_leases(state, settings.samples)
     # The id contains the port, which is known only once the listener exists.
     listener = Listener("", security, settings.listen)
     try:
@@ -103,8 +105,8 @@ class Swarm:
     """Waits until the peer is a member and holds the newest state.
 
     Raises:
-      Halted: The peer cannot join.
-      Finished: The run is complete.
+      PeerHalted: The peer cannot join.
+      RunFinished: All rounds of the run are committed.
     """
     try:
       self._wait()
@@ -119,7 +121,7 @@ class Swarm:
   @property
   def state(self) -> dict[str, Value]:
     """Newest committed state, without leases; its arrays are read-only."""
-    return dict(self._agent.newest.visible)
+    return dict(self._agent.newest.state_without_leases)
 
   @property
   def newest(self) -> Revision:
@@ -177,7 +179,7 @@ class Swarm:
       part: Contribution, passed to `combine`; the caller must not modify it
         before this returns.
       combine: Function that computes the next state, see `exchange.Combine`.
-        Its exceptions end the peer and are raised here, except for `Lost`,
+        Its exceptions end the peer and are raised here, except `LinksLost`,
         after which the round is attempted again.
       weight: Weight of the contribution, e.g. its number of tokens. If all
         weights are 0, contributions are weighted equally.
@@ -191,13 +193,13 @@ class Swarm:
       ValueError: The weight is negative or not finite; or peers call different
         operations of the exchange, or pass arrays of different sizes, and this
         peer's call is not the most frequent one.
-      Halted: The coordinator cannot be reached. The peer's state is kept.
+      PeerHalted: The coordinator has stopped the peer or cannot be reached.
     """
     if not 0 <= weight < math.inf:
       raise ValueError(f"weight={weight} must be finite and not negative")
     if loss is not None and not math.isfinite(loss):
       loss = None  # JSON has no NaN; the display shows a missing value
-    # Assigned when the contribution became due.
+    # The samples were drawn when the contribution became due.
     begun, samples = self._agent.drawn
     self._agent.give(PeerContribution(
       part, combine, weight, begun, samples,
@@ -213,5 +215,5 @@ class Swarm:
     with changed:
       changed.wait_for(lambda: self._agent.working or self._agent.error)
       if self._agent.error is not None:
-        # Also on later calls: an ended peer does not recover.
+        # Later calls raise it, too: a peer that has ended does not recover.
         raise self._agent.error

@@ -1,28 +1,30 @@
-"""Timeout of a peer that waits for admission, and errors that end a peer."""
+"""Timeout of a peer that waits for admission; errors that end a peer."""
 
 from collections.abc import Callable
 import time
 
 from parallel.peers.membership.messages import Waiting
-from parallel.peers.settings import Settings
+from parallel.peers.settings import PeerSettings
 
 
-class Halted(RuntimeError):
-  """The peer has ended and cannot continue by itself."""
+class PeerHalted(RuntimeError):
+  """Error: the peer has ended and cannot continue by itself."""
 
 
-class Stopped(Halted):
-  """The coordinator has ended the peer."""
+class StoppedByCoordinator(PeerHalted):
+  """Error: the coordinator has ended the peer."""
 
 
-class Finished(RuntimeError):
-  """The peer connected after the last round of the run."""
+class RunFinished(RuntimeError):
+  """Error: the peer connected after the last round of the run."""
 
 
 class AdmissionTimeout:
   """Timeout after which a peer that waits for admission gives up."""
 
-  def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+  def __init__(
+    self, settings: PeerSettings, say: Callable[[str], None]
+  ) -> None:
     """Starts without a deadline.
 
     Args:
@@ -33,11 +35,11 @@ class AdmissionTimeout:
     self._lost_since: float | None = None
 
   def update(self, message: Waiting) -> Exception | None:
-    """Processes a status; returns the error that ends the peer, or None."""
+    """Processes a status; returns an error if the peer must end, else None."""
     rounds, now = self._settings.rounds, time.monotonic()
     # All rounds are committed: admission would never come.
     if 0 < rounds <= message.revision:
-      return Finished(
+      return RunFinished(
         f"the swarm has completed all {rounds} rounds; this peer connected "
         "after the last one"
       )
@@ -53,7 +55,7 @@ class AdmissionTimeout:
     # A holder may still reconnect.
     if now - self._lost_since <= self._settings.alone_s:
       return None
-    return Halted(
+    return PeerHalted(
       f"for {self._settings.alone_s:g} s no peer has connected that holds "
       f"revision {message.revision}; this peer's state is kept. A new journal "
       "starts a new run from the peers' checkpoints"

@@ -2,8 +2,8 @@
 
 A part is the layers of one chunk of a stage. An action, such as the forward of
 a part, is a branch of a switch inside ``jax.shard_map``. Stages take different
-branches, so a branch must not communicate over the axis of stages, and over
-other axes only among devices of one stage.
+branches, so a branch must not communicate over the axis of stages. Over other
+axes, it may communicate only among devices of one stage.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,22 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
-from parallel.pipeline.residuals import Backward, Kept, Recomputed, Tree
-from parallel.plans.pipeline.pipeline_schedule import Kind, PipelineSchedule
+from parallel.pipeline.residuals import (
+  Backward,
+  RecomputingBackward,
+  SavingBackward,
+  Tree,
+)
+from parallel.plans.pipeline.pipeline_schedule import (
+  ActionKind,
+  PipelineSchedule,
+)
 
 
-class Row(NamedTuple):
+class TickRow(NamedTuple):
   """Actions and buffer slots of one tick (`parallel.plans.pipeline.table`).
 
-  Arrays are int32 ``[stages]``, of all stages or of this device's, or ``[]``.
+  Arrays are int32, ``[stages]`` (all, or those of this device) or ``[]``.
   """
 
   kind: jax.Array
@@ -38,11 +46,12 @@ class Row(NamedTuple):
 
 
 class Buffers(NamedTuple):
-  """Buffers of a stage: trees of ``[P, ...]``; the number P differs by tree.
+  """Buffers of a stage: trees of ``[P, ...]`` with P slots; P differs by tree.
 
   Attributes:
-    inputs: Inputs of parts. The last slot takes values that are not read.
-    cotangents: Cotangents of the outputs of parts. Its last slot is not read.
+    inputs: Inputs of parts. Received values that no action reads are written to
+      the last slot.
+    cotangents: Cotangents of the outputs of parts, with such a slot, too.
     residuals: Residuals that forwards have saved for backwards.
     deltas: Values that the first half of a split backward saves for the second
       half (`parallel.pipeline.residuals`).
@@ -60,7 +69,7 @@ class Actions(NamedTuple):
   Attributes:
     schedule: The schedule.
     part: ``(params of a part, constants of a part, x) -> x``.
-    keeps: Whether a forward saves its residuals.
+    keeps: Whether a forward saves its residuals for the backward.
   """
 
   schedule: PipelineSchedule
@@ -69,13 +78,13 @@ class Actions(NamedTuple):
 
   @property
   def backward(self) -> Backward:
-    """Implementation of a part's forward and backward."""
+    """Functions that compute the forward and the backward of a part."""
     if self.keeps:
-      return Kept(self.part, self.schedule.splits)
-    return Recomputed(self.part)
+      return SavingBackward(self.part, self.schedule.splits)
+    return RecomputingBackward(self.part)
 
   def forward_only(
-    self, entering: Tree, row: Row, params: Tree, constants: Tree,
+    self, entering: Tree, row: TickRow, params: Tree, constants: Tree,
     inputs: Tree, arriving: Sequence[Tree],
   ) -> tuple[Tree, Tree]:
     """Runs a stage's action in a schedule without backward.
@@ -91,8 +100,8 @@ class Actions(NamedTuple):
     Returns:
       The part's output, and the updated buffer.
     """
-    # First receive, then run: an action may read a value of this tick.
-    inputs = self._received(
+    # Values are written before the action runs, which may read them.
+    inputs = self._write_received(
       inputs, arriving, row.write_input, entering, row.enter_input
     )
 
@@ -101,33 +110,33 @@ class Actions(NamedTuple):
 
     # Idle stages send their input, which no stage reads.
     y = lax.cond(
-      row.kind == Kind.FORWARD, self._scoped(forward, Kind.FORWARD),
+      row.kind == ActionKind.FORWARD, self._scoped(forward, ActionKind.FORWARD),
       lambda x: x,
       read(inputs, row.read_input),
     )
     return y, inputs
 
-  def any_kind(
-    self, entering: tuple[Tree, Tree], row: Row, params: Tree,
+  def forward_or_backward(
+    self, entering: tuple[Tree, Tree], row: TickRow, params: Tree,
     constants: Tree, buffers: Buffers,
     arriving: tuple[Sequence[Tree], Sequence[Tree]],
     grads: Tree,
   ) -> tuple[Tree, Tree, Buffers, Tree]:
     """Runs a stage's action in a schedule with backward.
 
-    Arguments are those of `forward_only`; ``entering`` and ``arriving`` are
-    pairs, for inputs and for cotangents. ``grads`` are sums of gradients.
+    Arguments are those of `forward_only`, but ``entering`` and ``arriving`` are
+    pairs: (inputs, cotangents). ``grads`` are sums of gradients.
 
     Returns:
       The part's output, the cotangents of its input, the updated buffers, and
       the updated sums of gradients.
     """
-    # First receive, then run: an action may read a value of this tick.
-    inputs = self._received(
+    # Values are written before the action runs, which may read them.
+    inputs = self._write_received(
       buffers.inputs, arriving[0], row.write_input, entering[0],
       row.enter_input,
     )
-    cotangents = self._received(
+    cotangents = self._write_received(
       buffers.cotangents, arriving[1], row.write_cotangent, entering[1],
       row.enter_cotangent,
     )
@@ -149,7 +158,7 @@ class Actions(NamedTuple):
 
     def backward():
       of_params, dx = how.both(*given())
-      return dx, deltas, _added(grads, of_params, row)
+      return dx, deltas, _add_gradients(grads, of_params, row)
 
     # The first half saves deltas; the second half reads them.
     def of_input():
@@ -158,24 +167,25 @@ class Actions(NamedTuple):
 
     def of_weight():
       of_params = how.of_weight(*given(), _read_kept(deltas, row.deltas))
-      return _added(grads, of_params, row)
+      return _add_gradients(grads, of_params, row)
 
-    # Several switches instead of one: XLA copies a buffer that a switch both
+    # There are several switches, since XLA copies a buffer that a switch both
     # reads and returns. Each of these either reads a buffer or changes it.
-    y, residuals = self._one_of(
-      row, {Kind.FORWARD: forward}, (nothing, residuals)
+    y, residuals = self._run_if_due(
+      row, {ActionKind.FORWARD: forward}, (nothing, residuals)
     )
-    dx, deltas, grads = self._one_of(
-      row, {Kind.BACKWARD: backward, Kind.INPUT: of_input},
+    dx, deltas, grads = self._run_if_due(
+      row, {ActionKind.BACKWARD: backward, ActionKind.INPUT: of_input},
       (nothing, deltas, grads),
     )
-    grads = self._one_of(row, {Kind.WEIGHT: of_weight}, grads)
+    grads = self._run_if_due(row, {ActionKind.WEIGHT: of_weight}, grads)
     return y, dx, Buffers(inputs, cotangents, residuals, deltas), grads
 
-  def _one_of(
-    self, row: Row, actions: dict[Kind, Callable[[], Tree]], otherwise: Tree
+  def _run_if_due(
+    self, row: TickRow, actions: dict[ActionKind, Callable[[], Tree]],
+    otherwise: Tree
   ) -> Tree:
-    """Runs the tick's action if it is in ``actions``; else ``otherwise``."""
+    """Returns the result of the action that is due, or else ``otherwise``."""
     # Kinds that the schedule never uses are excluded at trace time, so that
     # their branches are not compiled.
     used = [kind for kind in actions if (self.schedule.kinds == kind).any()]
@@ -183,62 +193,62 @@ class Actions(NamedTuple):
       return otherwise
     # Kind -> branch; 0 for all other kinds.
     number = jnp.asarray([
-      used.index(kind) + 1 if kind in used else 0 for kind in Kind
+      used.index(kind) + 1 if kind in used else 0 for kind in ActionKind
     ])
     return lax.switch(number[row.kind], [
       lambda: otherwise, *(self._scoped(actions[kind], kind) for kind in used)
     ])
 
   def _scoped(
-    self, action: Callable[..., Tree], kind: Kind
+    self, action: Callable[..., Tree], kind: ActionKind
   ) -> Callable[..., Tree]:
-    """Adds named scopes to an action: number of runs, kind and phase."""
+    """Wraps an action in named scopes: number of runs, kind and phase."""
     # The ledger groups bytes and FLOPs by these scopes.
-    phase = "forward" if kind is Kind.FORWARD else "backward"
+    phase = "forward" if kind is ActionKind.FORWARD else "backward"
     return scoped(
-      action, self._runs(kind), f"action_{kind.name.lower()}", f"phase_{phase}"
+      action, self._runs_scope(kind), f"action_{kind.name.lower()}",
+      f"phase_{phase}"
     )
 
-  def _received(
+  def _write_received(
     self, buffer: Tree, arriving: Sequence[Tree], places: Sequence[jax.Array],
     entering: Tree, entered: jax.Array,
   ) -> Tree:
-    """Writes values from other stages and from outside into a buffer."""
-    if self.schedule.num_chunks > 1:  # several may arrive in one tick
+    """Writes received values, and one that enters the pipeline, to a buffer."""
+    if self.schedule.num_chunks > 1:  # several values may arrive in one tick
       for values, place in zip(arriving, places, strict=True):
         buffer = write(buffer, values, place)
       return write(buffer, entering, entered)
-    # At most one of arriving, entering is read; the other has the last slot.
+    # At most one of the two values is read; the slot of the other is the last.
     place, = places
     values = jax.tree.map(
       lambda a, e: jnp.where(place < entered, a, e), *arriving, entering
     )
     return write(buffer, values, jnp.minimum(place, entered))
 
-  def _runs(self, kind: Kind) -> str:
-    """Returns the scope of the actions of a kind on a stage.
+  def _runs_scope(self, kind: ActionKind) -> str:
+    """Returns the `runs_scope` of a kind of actions.
 
-    If stages split different numbers of backwards, the stage that splits most
-    of them counts.
+    Runs are counted on the stage that splits most backwards.
     """
     t = self.schedule
-    stage = (t.kinds == Kind.INPUT).sum(0).argmax()
-    return runs(int((t.kinds[:, stage] == kind).sum()), t)
+    stage = (t.kinds == ActionKind.INPUT).sum(0).argmax()
+    return runs_scope(int((t.kinds[:, stage] == kind).sum()), t)
 
 
-def runs(count: int, schedule: PipelineSchedule) -> str:
-  """Returns the named scope that tells a ledger in how many ticks code runs.
+def runs_scope(count: int, schedule: PipelineSchedule) -> str:
+  """Returns a scope name that tells the ledger in how many ticks code runs.
 
   Example:
     >>> from parallel.plans.pipeline.builders import build
-    >>> runs(3, build("1f1b", stages=2, microbatches=3))
+    >>> runs_scope(3, build("1f1b", stages=2, microbatches=3))
     'runs_3_of_8'
   """
   return f"runs_{count}_of_{schedule.num_ticks}"
 
 
 def scoped(f: Callable[..., Any], *names: str) -> Callable[..., Any]:
-  """Wraps a function in named scopes, which the ledger reads."""
+  """Wraps a function in named scopes, which `parallel.ledger` reads."""
 
   def in_scopes(*args):
     with contextlib.ExitStack() as scopes:
@@ -250,24 +260,24 @@ def scoped(f: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 
 def read(tree: Tree, place: jax.Array) -> Tree:
-  """Reads a slot of a buffer."""
+  """Returns slot ``place`` of a buffer, a tree of ``[P, ...]``."""
   return jax.tree.map(
     lambda x: lax.dynamic_index_in_dim(x, place, keepdims=False), tree
   )
 
 
 def _read_kept(tree: Tree, place: jax.Array) -> Tree:
-  """Reads a slot of a buffer with a fixed layout; see `_row_major`."""
+  """Returns a slot of a buffer whose layout is fixed; see `_row_major`."""
   return _row_major(read(_row_major(tree), place))
 
 
 def _write_kept(tree: Tree, values: Tree, place: jax.Array) -> Tree:
-  """Writes values to a slot of a buffer with a fixed layout."""
+  """Writes values to a slot of a buffer whose layout is fixed."""
   return _row_major(write(tree, values, place))
 
 
 def _row_major(tree: Tree) -> Tree:
-  """Fixes the layout of arrays: last dim innermost.
+  """Fixes the memory layout of arrays, with the last dim innermost.
 
   If one branch prefers another layout of a buffer, XLA:TPU copies the whole
   buffer in that branch. With a fixed layout it copies only the slot.
@@ -284,16 +294,16 @@ def write(tree: Tree, values: Tree, place: jax.Array) -> Tree:
   )
 
 
-def _chunk(tree: Tree, row: Row) -> Tree:
-  """Slices the parameters of an action's part; no copy if there is one part."""
-  # [1, ...] -> [...] by a static slice, which is free.
+def _chunk(tree: Tree, row: TickRow) -> Tree:
+  """Returns the parameters of an action's part out of ``[chunks, ...]``."""
+  # With one part, [1, ...] -> [...] is a static slice, which copies nothing.
   leaves = jax.tree.leaves(tree)
   if leaves and leaves[0].shape[0] == 1:
     return jax.tree.map(lambda x: x[0], tree)
   return read(tree, row.chunk)
 
 
-def _added(grads: Tree, of_params: Tree, row: Row) -> Tree:
+def _add_gradients(grads: Tree, of_params: Tree, row: TickRow) -> Tree:
   """Adds the gradients of an action's part to the sums ``[chunks, ...]``."""
 
   def added(total, x):

@@ -1,20 +1,20 @@
 """Residuals of a pipeline part: recomputed or saved for the backward.
 
-A backward reads values of the forward, its *residuals*. `Recomputed` saves none
-of them and repeats the forward. `Kept` saves those that depend on the part's
-input. The other residuals are parameters, or functions of parameters alone such
-as a copy in bfloat16. They are recomputed, since saving them would store a copy
-per microbatch.
+A backward reads values of the forward, its *residuals*. `RecomputingBackward`
+saves none of them and repeats the forward. `SavingBackward` saves those that
+depend on the part's input. The other residuals are parameters, or functions of
+parameters alone such as a copy in bfloat16. They are recomputed, since saving
+them would store a copy per microbatch.
 
-A schedule may split a backward into two actions; `Kept` then repeats no
-computation in either. The linearization of a part is y' = U(e, x') with e =
-K(p'), for tangents p' of the weights and x' of the input: e are the products
-that contain weight tangents, U is the rest. The first action transposes U: it
-returns the cotangents of the input and saves those of e, called *deltas*. The
-second action transposes K.
+A schedule may split a backward into two actions; neither action of
+`SavingBackward` then repeats a computation. The linearization of a part is y' =
+U(e, x') with e = K(p'), for tangents p' of the weights and x' of the input: e
+are the products that contain weight tangents, U is the rest. The first action
+transposes U: it returns the cotangents of the input and saves those of e, the
+*deltas*. The second action transposes K.
 
 Source of the split: Qi et al., "Zero Bubble Pipeline Parallelism", arXiv
-2401.10241. Here partial evaluation finds it, instead of code in each layer.
+2401.10241. Here partial evaluation splits it, instead of code in each layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ class Backward(Protocol):
   """Forward of a part and its backward, in one action or in two.
 
   All methods take the part's parameters ``params``, its constants ``fixed`` and
-  its input ``x``; ``kept`` is the second result of `forward`, ``dy`` the
-  cotangents of the output.
+  its input ``x``. ``kept`` are the values that `forward` has saved, and ``dy``
+  the cotangents of the output.
   """
 
   def forward(self, params: Tree, fixed: Tree, x: Tree) -> tuple[Tree, Tree]:
@@ -45,7 +45,7 @@ class Backward(Protocol):
   def both(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
-    """Returns the gradients of the parameters and the cotangents of x."""
+    """Returns the gradients of the parameters, and the cotangents of x."""
     ...
 
   def of_input(
@@ -62,8 +62,8 @@ class Backward(Protocol):
     ...
 
 
-class Recomputed(NamedTuple):
-  """A `Backward` whose actions each repeat the forward."""
+class RecomputingBackward(NamedTuple):
+  """A `Backward` that repeats the forward in each of its actions."""
 
   part: Part
 
@@ -90,29 +90,29 @@ class Recomputed(NamedTuple):
     return vjp(dy)[0]
 
 
-class Kept(NamedTuple):
-  """A `Backward` that reads residuals of the forward.
+class SavingBackward(NamedTuple):
+  """A `Backward` that reads residuals which the forward has saved.
 
   Attributes:
     part: ``(params of a part, constants of a part, x) -> x``.
-    splits: Whether the backward of some microbatches is two actions.
+    splits: Whether the schedule splits a backward into two actions.
   """
 
   part: Part
   splits: bool
 
   def forward(self, params: Tree, fixed: Tree, x: Tree) -> tuple[Tree, Tree]:
-    program, num = self._linearized(params, fixed, x)
+    program, num = self._trace_linearized(params, fixed, x)
     # Results: the output's leaves, then the residuals of the linear function.
     values = program.results()
     y = jax.tree.unflatten(jax.tree.structure(x), values[:num])
-    return y, [values[i] for i in _to_keep(program, num)]
+    return y, [values[i] for i in _indices_to_save(program, num)]
 
   def both(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
-    linear = self._linear(params, fixed, x, kept)
-    if self.splits:  # a linearization, from tangents to tangents
+    linear = self._rebuild_linear(params, fixed, x, kept)
+    if self.splits:  # `linear` maps tangents to tangents
       return jax.linear_transpose(linear, params, x)(dy)
     return linear(dy)
 
@@ -120,8 +120,8 @@ class Kept(NamedTuple):
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
     # The transpose of U gives the deltas (cotangents of K's result), and dx.
-    sums = _Sums(self._linear(params, fixed, x, kept), params, x)
-    deltas, dx = jax.linear_transpose(sums.added_up, sums.summands, x)(dy)
+    sums = _SplitLinear(self._rebuild_linear(params, fixed, x, kept), params, x)
+    deltas, dx = jax.linear_transpose(sums.of_summands, sums.summands, x)(dy)
     return dx, deltas
 
   def of_weight(
@@ -129,19 +129,20 @@ class Kept(NamedTuple):
     deltas: Tree,
   ) -> Tree:
     # The transpose of K maps the deltas to the gradients of the parameters.
-    sums = _Sums(self._linear(params, fixed, x, kept), params, x)
+    sums = _SplitLinear(self._rebuild_linear(params, fixed, x, kept), params, x)
     return jax.linear_transpose(sums.of_params, params)(deltas)[0]
 
-  def _linearized(
+  def _trace_linearized(
     self, params: Tree, fixed: Tree, x: Tree
   ) -> tuple["_Program", int]:
-    """Traces the forward to its output and its linear function's residuals.
+    """Traces the forward and the residuals of its linearization or VJP.
 
     Returns:
-      The program, and the number of its results that are the output.
+      A program whose results are the leaves of the output, then the residuals;
+      and the number of leaves of the output.
     """
-    # Both functions are pytrees of residuals. A linearization can be split in
-    # two. A VJP is already transposed; it supports the custom VJPs of ZeRO.
+    # A linearization can be split in two. A VJP cannot, since it is already
+    # transposed, but it supports the custom VJPs of ZeRO.
     linearize = jax.linearize if self.splits else jax.vjp
 
     def forward(params, fixed, x):
@@ -150,14 +151,14 @@ class Kept(NamedTuple):
     program = _Program(forward, params, fixed, x)
     return program, len(jax.tree.leaves(x))  # the output has x's structure
 
-  def _linear(
+  def _rebuild_linear(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree
   ) -> Callable[..., Any]:
-    """Rebuilds the linear function from its forward's saved residuals."""
-    program, num = self._linearized(params, fixed, x)
-    # A residual that is also an output or another residual is saved only once.
+    """Rebuilds the linearization or VJP from the residuals in ``kept``."""
+    program, num = self._trace_linearized(params, fixed, x)
+    # A residual that equals another one, or an output, is saved only once.
     same, numbers = program.same(num), range(num, len(program.shapes))
-    found = dict(zip(_to_keep(program, num), kept, strict=True))
+    found = dict(zip(_indices_to_save(program, num), kept, strict=True))
     # Residuals that do not depend on x are recomputed from the parameters.
     others = [i for i in numbers if same[i] not in found]
     found |= dict(zip(others, program.results(others), strict=True))
@@ -178,7 +179,7 @@ class _Program:
     self.shapes, self.tree = jax.tree.flatten(shapes)
 
   def same(self, start: int) -> list[int]:
-    """Returns, per result, the index of the first equal one from ``start``."""
+    """Returns, for each result, the first equal one's index, from ``start``."""
     # Equal results are one variable of the traced program.
     ids = [id(v) for v in self._closed.jaxpr.outvars]
     return [ids.index(v, min(i, start)) for i, v in enumerate(ids)]
@@ -190,28 +191,29 @@ class _Program:
 
   def reads_last(self, i: int) -> bool:
     """Returns whether a result depends on the last argument."""
-    return any(self._only([i])[1][-len(self._last) :])
+    return any(self._prune_jaxpr([i])[1][-len(self._last) :])
 
   def results(self, wanted: Sequence[int] | None = None) -> list[jax.Array]:
-    """Computes the wanted results (None: all) and nothing else."""
+    """Computes only the results with some indices; all if None."""
     numbers = range(len(self.shapes)) if wanted is None else wanted
-    jaxpr, used = self._only(numbers)
+    jaxpr, used = self._prune_jaxpr(numbers)
     # Dead code elimination drops unused arguments, too.
     args = [x for x, use in zip(self._args, used, strict=True) if use]
     return jax.core.eval_jaxpr(jaxpr, self._closed.consts, *args)
 
-  def _only(self, wanted: Sequence[int]) -> tuple[Any, list[bool]]:
-    """Returns the jaxpr of some results, and a mask of its used arguments."""
+  def _prune_jaxpr(self, wanted: Sequence[int]) -> tuple[Any, list[bool]]:
+    """Returns a jaxpr of some results only, and which arguments it uses."""
     return partial_eval.dce_jaxpr(
       self._closed.jaxpr, [i in wanted for i in range(len(self.shapes))]
     )
 
 
-def _to_keep(program: _Program, num: int) -> list[int]:
-  """Returns the indices, from ``num`` on, of the results that a forward saves.
+def _indices_to_save(program: _Program, num: int) -> list[int]:
+  """Returns the indices of the residuals that a forward saves.
+
+  Residuals have indices from ``num`` on. Each value is saved once; functions of
+  parameters alone and unchanged arguments are not saved.
   """
-  # Each value is saved once; functions of parameters alone and unchanged
-  # arguments are not saved.
   return [
     i for i, first in enumerate(program.same(num))
     if i >= num and i == first and program.reads_last(i)
@@ -219,11 +221,11 @@ def _to_keep(program: _Program, num: int) -> list[int]:
   ]
 
 
-class _Sums:
-  """Linear function of tangents p' (parameters), x' (input): U(K(p'), x').
+class _SplitLinear:
+  """Split of a linear function of tangents p' and x' into U(K(p'), x').
 
   Attributes:
-    summands: Shapes of the results of K.
+    summands: Shapes of the results e of K.
   """
 
   def __init__(
@@ -232,13 +234,13 @@ class _Sums:
     leaves, self._tree = jax.tree.flatten(x)
 
     def known(params):
-      """Computes the part of the function without tangents of x."""
+      """Computes what does not depend on tangents of x."""
 
       def of_x(*leaves):
         return jax.tree.leaves(linear(params, self._tree.unflatten(leaves)))
 
-      # Partial evaluation with unknown x: `values` are known without x, and
-      # `_rest` is the remaining program of x.
+      # Partial evaluation with unknown x: `values` do not depend on x, and
+      # `_rest` is the remaining program.
       self._rest, _, values = partial_eval.trace_to_jaxpr_nounits(
         linear_util.wrap_init(
           of_x, debug_info=debug_info("linear program", of_x, leaves, {})
@@ -257,11 +259,11 @@ class _Sums:
     self.summands = [program.shapes[i] for i in self._moving]
 
   def of_params(self, params: Tree) -> list[jax.Array]:
-    """Computes the products with ``params``, the tangents of parameters: K."""
+    """Computes K; ``params`` are the tangents p' of the parameters."""
     return _Program(self._known, params).results(self._moving)
 
-  def added_up(self, summands: list[jax.Array], x: Tree) -> Tree:
-    """Computes the function of K's result and of ``x``, input tangents: U."""
+  def of_summands(self, summands: list[jax.Array], x: Tree) -> Tree:
+    """Computes U of the result of K and of ``x``, the tangents x'."""
     values = self._still | dict(zip(self._moving, summands, strict=True))
     return self._tree.unflatten(jax.core.eval_jaxpr(
       self._rest, [values[i] for i in sorted(values)], *jax.tree.leaves(x)

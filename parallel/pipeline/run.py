@@ -2,7 +2,7 @@
 
 In a tick every stage looks up its action and runs it, a branch of a switch.
 Then activations are sent to the next stage and cotangents to the previous one,
-by one permute each. In a V-shaped placement of parts both may be sent either
+by one permute each. In a V-shaped placement of parts each may be sent either
 way, so each stage sends its action's result to both neighbours. The layers
 before the first part and after the last part, such as an embedding that is
 sharded over stages, run on all stages at once, outside of the switch. There,
@@ -10,8 +10,8 @@ collectives may use the axis of stages. Inside a branch they must not, since
 stages take different branches.
 
 A stage stores the inputs of its parts, in as many slots as the schedule needs
-(`parallel.plans.pipeline.table`), and either recomputes the rest of a part in
-its backward or stores that, too (`parallel.pipeline.residuals`). Gradients are
+(`parallel.plans.pipeline.table`), and either recomputes a part in its backward
+or also stores its residuals (`parallel.pipeline.residuals`). Gradients are
 summed in the scan's carry, in float32, so no memory grows with the number of
 microbatches.
 
@@ -34,26 +34,36 @@ import numpy as np
 
 from parallel.axes import Axis
 from parallel.collectives import (
-  after,
   each_lane,
+  order_after,
   permute,
   ranks_here,
   varying,
 )
-from parallel.pipeline.actions import Actions, Buffers, Row, runs, scoped, write
-from parallel.plans.pipeline.pipeline_schedule import Kind, PipelineSchedule
+from parallel.pipeline.actions import (
+  Actions,
+  Buffers,
+  TickRow,
+  runs_scope,
+  scoped,
+  write,
+)
+from parallel.plans.pipeline.pipeline_schedule import (
+  ActionKind,
+  PipelineSchedule,
+)
 from parallel.plans.pipeline.table import Table, table
 
 
-class Functions(NamedTuple):
-  """Functions of a model in parts; only results of ``part`` differ by stage.
+class ModelFunctions(NamedTuple):
+  """Functions of a model; only the results of ``part`` differ between stages.
 
   Attributes:
     enter: ``(around, microbatch) -> x``, the input of the first part, where
-      ``around`` are the parameters outside of the parts (`Params`).
+      ``around`` are the parameters outside of the parts (`PipelineParams`).
     part: ``(params of a part, constants of a part, x) -> x``.
-    judge: ``(around, x, microbatch) -> scores`` of the last part's output. For
-      a training step these are a scalar, the loss.
+    judge: ``(around, x, microbatch) -> scores``, where x is the last part's
+      output. In a training step the scores are a scalar, the loss.
   """
 
   enter: Callable[[Any, Any], Any]
@@ -61,7 +71,7 @@ class Functions(NamedTuple):
   judge: Callable[[Any, Any, Any], Any]
 
 
-class Params(NamedTuple):
+class PipelineParams(NamedTuple):
   """Parameters that a step differentiates, or their gradients.
 
   Attributes:
@@ -73,13 +83,13 @@ class Params(NamedTuple):
   around: Any
 
 
-class _Ends(NamedTuple):
+class _TickMicrobatches(NamedTuple):
   """Microbatches that a tick processes outside of the parts; -1 for none.
 
   Attributes:
     entering: Microbatch that the first part reads in the next tick.
-    judged: Microbatch that the last part has finished in this tick.
-    leaves: Microbatch whose cotangents of the first part are complete.
+    judged: Microbatch whose forward the last part has finished in this tick.
+    leaves: Microbatch whose backward the first part has finished in this tick.
   """
 
   entering: jax.Array
@@ -92,9 +102,9 @@ class _Carry(NamedTuple):
 
   Attributes:
     buffers: Buffers of the stages, ``[G, P, ...]``.
-    arriving: Received values, ``[G, ...]``. In a loop of stages there are two
-      tuples, of one input and of one cotangent; otherwise one tuple, with a
-      value for each direction, is used for both.
+    arriving: Received values, ``[G, ...]``. In a loop of stages these are two
+      tuples: (an input,) and (a cotangent,). Otherwise there is one tuple with
+      a value for each direction, each an input or a cotangent.
     entering: Input of the first part, and cotangent of the last part's output.
     total: Scores of all microbatches, ``[M, ...]``, or the sum of losses.
     grads: Sum of gradients; None without backward.
@@ -112,12 +122,12 @@ class Pipeline:
   """A pipeline schedule on an axis of stages.
 
   Attributes:
-    schedule: The schedule, already checked.
+    schedule: The schedule, which has been checked.
     axis: The axis of stages.
     ordered: Whether collectives are ordered by data flow, which XLA:CPU
-      requires (`parallel.collectives.after`).
-    keeps: Whether a forward saves its residuals; if not, a backward recomputes
-      it from its input.
+      requires (`parallel.collectives.order_after`).
+    keeps: Whether a forward saves its residuals; if not, the backward repeats
+      the forward.
   """
 
   schedule: PipelineSchedule
@@ -129,8 +139,9 @@ class Pipeline:
     assert self.schedule.num_stages == self.axis.size
 
   def gradients(
-    self, functions: Functions, params: Params, constants: Any, batch: Any
-  ) -> tuple[jax.Array, Params]:
+    self, functions: ModelFunctions, params: PipelineParams, constants: Any,
+    batch: Any
+  ) -> tuple[jax.Array, PipelineParams]:
     """Computes the sums of losses and of gradients over microbatches.
 
     Args:
@@ -148,8 +159,8 @@ class Pipeline:
     run = _Run(self, functions, params, constants, batch)
     start = _Carry(
       run.buffers(), run.nothing(),
-      (run.first(), run.zeros(run.of_x)),
-      run.zeros(run.of_score),
+      (run.first(), run.zeros(run.x_shapes)),
+      run.zeros(run.score_shapes),
       # Sums of gradients are float32, whatever the parameters' dtype.
       jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params),
     )
@@ -157,7 +168,8 @@ class Pipeline:
     return end.total, end.grads
 
   def scores(
-    self, functions: Functions, params: Params, constants: Any, batch: Any
+    self, functions: ModelFunctions, params: PipelineParams, constants: Any,
+    batch: Any
   ) -> Any:
     """Returns the scores ``[M, ...]``; arguments as in `gradients`."""
     assert not self.schedule.has_backward
@@ -167,18 +179,18 @@ class Pipeline:
     start = _Carry(
       Buffers(run.places(run.table.inputs.places + 1), (), (), ()),
       run.nothing()[:1], (run.first(), ()),
-      run.zeros(run.of_score, count), None,
+      run.zeros(run.score_shapes, count), None,
     )
     return run.scan(run.tick_forward, start).total
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
-  """Arguments of `Pipeline.gradients` with the functions that trace it."""
+  """Arguments of `Pipeline.gradients`, and the functions that trace a step."""
 
   pipeline: Pipeline
-  functions: Functions
-  params: Params
+  functions: ModelFunctions
+  params: PipelineParams
   constants: Any
   batch: Any
 
@@ -196,17 +208,17 @@ class _Run:
     return table(self.pipeline.schedule)
 
   @functools.cached_property
-  def of_x(self) -> Any:
+  def x_shapes(self) -> Any:
     """Shapes of the activations between parts."""
     return jax.eval_shape(self.enter, 0)
 
   @functools.cached_property
-  def of_score(self) -> Any:
+  def score_shapes(self) -> Any:
     """Shapes of a microbatch's scores."""
-    return jax.eval_shape(self.judge, self.params.around, self.of_x, 0)
+    return jax.eval_shape(self.judge, self.params.around, self.x_shapes, 0)
 
   def zeros(self, like: Any, *lead: int, names: tuple[str, ...] = ()) -> Any:
-    """Makes zeros that vary over the axes of ``like`` and over ``names``."""
+    """Makes zeros ``[*lead, ...]`` like ``like``, also varying over names."""
     return jax.tree.map(
       lambda x: varying(
         jnp.zeros((*lead, *x.shape), x.dtype),
@@ -215,25 +227,25 @@ class _Run:
     )
 
   def places(self, *lead: int, like: Any = None) -> Any:
-    """Makes zeros ``[G, *lead, ...]`` like activations, or like ``like``."""
+    """Makes zeros ``[G, *lead, ...]`` like ``like``, by default activations."""
     return self.zeros(
-      self.of_x if like is None else like, self.axis.lanes, *lead,
+      self.x_shapes if like is None else like, self.axis.lanes, *lead,
       names=(self.axis.name,),
     )
 
   def nothing(self) -> tuple[tuple[Any, ...], ...]:
-    """Makes the values that "arrive" in the first tick; no stage reads them."""
+    """Makes `_Carry.arriving` of the first tick, which no stage reads."""
     if self.pipeline.schedule.is_loop:
       return (self.places(),), (self.places(),)
     return tuple(self.places() for _ in self.table.directions),
 
   def buffers(self) -> Buffers:
-    """Makes empty buffers of a step."""
+    """Makes the buffers of a step, filled with zeros."""
     how, t = self.actions.backward, self.table
     # [G, ...] -> [...]: one stage's activations.
     x = jax.tree.map(lambda x: x[0], self.places())
 
-    # Shapes of one part's residuals and deltas, without computing them.
+    # Residuals and deltas of one part, of which only the shapes are computed.
     def kept(params, fixed, x):
       residuals = how.forward(params, fixed, x)[1]
       if not self.pipeline.schedule.splits:
@@ -246,57 +258,59 @@ class _Run:
     ), x)
 
     return Buffers(
-      # One more slot takes values that arrive but are not read.
+      # An additional slot takes values that arrive but are not read.
       self.places(t.inputs.places + 1), self.places(t.cotangents.places + 1),
       self.places(t.residuals.places, like=residuals),
       self.places(t.deltas.places, like=deltas),
     )
 
   def microbatch(self, m: Any, late: Any = ()) -> Any:
-    """Returns a microbatch; on CPUs ordered after the results ``late``."""
+    """Returns microbatch m; on CPUs its use is ordered after ``late``."""
     return jax.tree.map(
       lambda x: lax.dynamic_index_in_dim(x, m, keepdims=False),
-      after(self.batch, late, self.pipeline.ordered),
+      order_after(self.batch, late, self.pipeline.ordered),
     )
 
   def enter(self, m: Any, late: Any = ()) -> Any:
-    """Returns the input of the first part for a microbatch."""
+    """Returns the first part's input for microbatch m."""
     return self.functions.enter(
       self.params.around, self.microbatch(m, late)
     )
 
   def judge(self, around: Any, x: Any, m: Any) -> Any:
-    """Returns the scores of the last part's output for a microbatch."""
+    """Returns the scores of the last part's output x for microbatch m."""
     return self.functions.judge(around, x, self.microbatch(m))
 
   def first(self) -> Any:
     """Returns the input of the first part in the first tick."""
-    # A tick computes the input of the next one; see `next_microbatch`.
+    # Each tick computes the input of the next tick; see `next_input`.
     enter = scoped(self.enter, "phase_forward")
     return enter(int(self.table.enters[0]))
 
   def scan(self, tick: Callable[..., Any], start: _Carry) -> _Carry:
     """Runs all ticks and returns the last carry."""
     t = self.table
-    rows = Row(
+    rows = TickRow(
       t.kinds, t.chunks, t.inputs.write, t.inputs.enter, t.inputs.read,
       t.cotangents.write, t.cotangents.enter, t.cotangents.read,
       t.residuals.read, t.deltas.read,
     )
     # A tick computes the first part's input of the next tick.
-    ends = _Ends(np.append(t.enters[1:], -1), t.judged, t.leaves)
+    ends = _TickMicrobatches(np.append(t.enters[1:], -1), t.judged, t.leaves)
     # Scans over dim 0 of the table, [T, S].
     return lax.scan(
       lambda carry, step: (tick(carry, *step), None), start,
       jax.tree.map(jnp.asarray, (rows, ends)),
     )[0]
 
-  def tick_forward(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
+  def tick_forward(
+    self, carry: _Carry, row: TickRow, ends: _TickMicrobatches
+  ) -> _Carry:
     """Runs one tick of a schedule without backward."""
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, inputs = each_lane(
       functools.partial(
-        self.actions.forward_only, self.everywhere(carry.entering[0])
+        self.actions.forward_only, self.cast_to_varying(carry.entering[0])
       ),
       self.axis, here, self.params.parts, self.constants,
       carry.buffers.inputs, carry.arriving[0],
@@ -304,29 +318,33 @@ class _Run:
 
     # The last part's output, on all stages: [G, ...] -> [...].
     def judge(m):
-      x = scoped(self.of_stage, "phase_forward")(outputs, self.stage_of(-1))
+      x = scoped(self.broadcast_stage, "phase_forward")(
+        outputs, self.stage_of(-1)
+      )
       scores = self.judge(self.params.around, x, m)
       return write(carry.total, scores, m)
 
-    total = self.if_any(ends.judged, judge, lambda: carry.total)
-    entering = self.next_microbatch(ends, (outputs, total))
+    total = self.run_if_microbatch(ends.judged, judge, lambda: carry.total)
+    entering = self.next_input(ends, (outputs, total))
     late = outputs, total, entering
     if self.pipeline.schedule.is_loop:
       arriving = self.move(outputs, 1, late),
     else:
-      arriving = self.move_both(outputs, late)
+      arriving = self.send_all_directions(outputs, late)
     return _Carry(
       Buffers(inputs, (), (), ()), (arriving,), (entering, ()), total, None
     )
 
-  def tick(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
-    """Runs one tick of a training step."""
+  def tick(
+    self, carry: _Carry, row: TickRow, ends: _TickMicrobatches
+  ) -> _Carry:
+    """Runs one tick of a schedule with backward."""
     ordered, around = self.pipeline.ordered, self.params.around
     # [S] -> [G]: the numbers of this device's stages.
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, back, buffers, of_parts = each_lane(
       functools.partial(
-        self.actions.any_kind, self.everywhere(carry.entering)
+        self.actions.forward_or_backward, self.cast_to_varying(carry.entering)
       ),
       self.axis, here, self.params.parts, self.constants, carry.buffers,
       (carry.arriving[0], carry.arriving[-1]), carry.grads.parts,
@@ -334,123 +352,126 @@ class _Run:
     grads = carry.grads.around
     # Devices must run the collectives of a tick in one order: those of stages'
     # actions, of the loss, and of the first part's gradient.
-    outputs = after(outputs, (back, of_parts), ordered)
+    outputs = order_after(outputs, (back, of_parts), ordered)
 
-    # Loss and its cotangent, on all stages at once, if the last part has run.
+    # If the last part has run, all stages compute the loss and its cotangent.
     def judge(m):
-      x = scoped(self.of_stage, "phase_forward")(outputs, self.stage_of(-1))
+      x = scoped(self.broadcast_stage, "phase_forward")(
+        outputs, self.stage_of(-1)
+      )
       loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
       of_around, dx = vjp(jnp.ones_like(loss))
       return carry.total + loss, jax.tree.map(jnp.add, grads, of_around), dx
 
-    total, grads, cotangent = self.if_any(
+    total, grads, cotangent = self.run_if_microbatch(
       ends.judged, judge,
-      lambda: (carry.total, grads, self.zeros(self.of_x)),
+      lambda: (carry.total, grads, self.zeros(self.x_shapes)),
     )
-    back = after(back, (outputs, total, cotangent), ordered)
+    back = order_after(back, (outputs, total, cotangent), ordered)
 
-    # Gradients of `enter` from the first part's cotangents.
+    # If the first part's backward has run, compute the gradients of `enter`.
     def leave(m):
-      dx = self.of_stage(back, self.stage_of(0))
+      dx = self.broadcast_stage(back, self.stage_of(0))
       _, vjp = jax.vjp(
         lambda a: self.functions.enter(a, self.microbatch(m, dx)), around
       )
       # Ordered after `vjp`, whose residuals include gathered parameters.
-      return jax.tree.map(jnp.add, grads, *vjp(after(dx, vjp, ordered)))
+      return jax.tree.map(jnp.add, grads, *vjp(order_after(dx, vjp, ordered)))
 
     leave = scoped(leave, "phase_backward")
-    grads = self.if_any(ends.leaves, leave, lambda: grads)
-    entering = self.next_microbatch(ends, (back, grads))
+    grads = self.run_if_microbatch(ends.leaves, leave, lambda: grads)
+    entering = self.next_input(ends, (back, grads))
     late = (back, grads), entering
     if self.pipeline.schedule.is_loop:
       forward = self.move(outputs, 1, late)
       arriving = (forward,), (self.move(back, -1, forward),)
     else:
       # A stage's action has one of the two results; the other is zero.
-      forwards = here.kind == Kind.FORWARD
+      forwards = here.kind == ActionKind.FORWARD
       made = jax.tree.map(
         lambda y, dx: jax.vmap(jnp.where)(forwards, y, dx), outputs, back
       )
-      arriving = self.move_both(made, late),
+      arriving = self.send_all_directions(made, late),
     return _Carry(
-      buffers, arriving, (entering, cotangent), total, Params(of_parts, grads)
+      buffers, arriving, (entering, cotangent), total,
+      PipelineParams(of_parts, grads)
     )
 
-  def next_microbatch(self, ends: _Ends, late: Any) -> Any:
+  def next_input(self, ends: _TickMicrobatches, late: Any) -> Any:
     """Returns the first part's input of the next tick."""
-    # One run fewer than microbatches: `first` computes the first input.
+    # It runs once less than there are microbatches: `first` is the first input.
     enter = scoped(lambda m: self.enter(m, late), "phase_forward")
-    return self.if_any(
-      ends.entering, enter, lambda: self.zeros(self.of_x), in_loop=-1
+    return self.run_if_microbatch(
+      ends.entering, enter, lambda: self.zeros(self.x_shapes), in_loop=-1
     )
 
-  def move_both(self, tree: Any, late: Any) -> tuple[Any, Any, Any]:
-    """Sends arrays in the three directions of `Table.directions`."""
+  def send_all_directions(self, tree: Any, late: Any) -> tuple[Any, Any, Any]:
+    """Sends arrays to the next, the previous and the same stage, in a tuple."""
     ahead = self.move(tree, 1, late)
     return ahead, self.move(tree, -1, ahead), tree
 
   def move(self, tree: Any, by: int, late: Any) -> Any:
-    """Sends arrays ``[G, ...]`` to the stage at offset ``by``, 1 or -1.
+    """Sends arrays ``[G, ...]`` to the next (by=1) or previous (by=-1) stage.
 
     On CPUs they are sent after the results ``late``.
     """
-    tree = after(tree, late, self.pipeline.ordered)
+    tree = order_after(tree, late, self.pipeline.ordered)
     phase = "phase_forward" if by > 0 else "phase_backward"
-    return scoped(self._permuted, phase)(tree, by)
+    return scoped(self._permute_stages, phase)(tree, by)
 
-  def _permuted(self, tree: Any, by: int) -> Any:
+  def _permute_stages(self, tree: Any, by: int) -> Any:
     size = self.axis.size
-    # A cycle: with several chunks the last stage sends to the first one.
+    # Pairs form a cycle: with several chunks the last stage sends to the first.
     pairs = [(s, (s + by) % size) for s in range(size)]
     leaves, treedef = jax.tree.flatten(tree)
     moved: list[jax.Array] = []
     for x in leaves:  # one permute after another, if an order is needed
-      x = after(x, moved[-1:], self.pipeline.ordered and bool(moved))
+      x = order_after(x, moved[-1:], self.pipeline.ordered and bool(moved))
       x = permute(x, self.axis, pairs)
       # Empty arrays can lose their varying type in a permute.
       moved.append(varying(x, self.axis.name))
     return treedef.unflatten(moved)
 
-  def of_stage(self, tree: Any, stage: int) -> Any:
+  def broadcast_stage(self, tree: Any, stage: int) -> Any:
     """Broadcasts one stage's values to all stages: ``[G, ...] -> [...]``."""
     here = self.is_stage(stage)
 
     def chosen(x):
       return jnp.sum(jax.vmap(jnp.where)(here, x, jnp.zeros_like(x)), axis=0)
 
-    # One psum with several operands: no order between them is needed.
+    # One psum has all arrays as operands, which need no order between them.
     return lax.psum(jax.tree.map(chosen, tree), self.axis.name)
 
-  def everywhere(self, tree: Any) -> Any:
+  def cast_to_varying(self, tree: Any) -> Any:
     """Casts values that are equal on all stages to a varying type."""
     return jax.tree.map(lambda x: varying(x, self.axis.name), tree)
 
-  def if_any(
+  def run_if_microbatch(
     self,
     microbatch: jax.Array,
     then: Callable[[Any], Any],
     otherwise: Callable[[], Any],
     in_loop: int = 0,
   ) -> Any:
-    """Runs a function of a microbatch if there is one, on all stages alike.
+    """Runs a function if this tick has a microbatch for it.
 
     Args:
-      microbatch: Index of the microbatch; -1 for none.
-      then: The function.
-      otherwise: Returns the result without a microbatch.
-      in_loop: Number of runs minus number of microbatches, for the ledger.
+      microbatch: Index of the microbatch, equal on all stages; -1 for none.
+      then: Function of the index.
+      otherwise: Function that returns the result if there is no microbatch.
+      in_loop: Number of runs in the loop minus number of microbatches.
     """
     count = self.pipeline.schedule.num_microbatches + in_loop
     # The branch must not run with an index of -1, which `maximum` replaces.
     return lax.cond(
-      microbatch >= 0, scoped(then, runs(count, self.pipeline.schedule)),
+      microbatch >= 0, scoped(then, runs_scope(count, self.pipeline.schedule)),
       lambda m: otherwise(), jnp.maximum(microbatch, 0),
     )
 
   def is_stage(self, stage: int) -> jax.Array:
-    """Returns which of this device's stages is ``stage``, bool ``[G]``."""
+    """Returns which of this device's stages equals ``stage``, bool ``[G]``."""
     return ranks_here(self.axis) == stage
 
   def stage_of(self, part: int) -> int:
-    """Returns the stage of a part; -1 for the last part."""
+    """Returns the stage of a part; part=-1 is the last part."""
     return int(self.pipeline.schedule.stage_of_part[part])

@@ -16,7 +16,7 @@ UTILISATION_SOURCE = (
   "Narayanan et al., 2104.04473, table 1: 44% to 52% of an A100's peak for GPT "
   "of 1.7B to 1T, communication and bubbles included; products alone reach more"
 )
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Transformer:
   tied_embeddings: bool = False
 
   def __post_init__(self) -> None:
-    checks.known("dtype=", self.dtype, _BYTES)
+    checks.known("dtype=", self.dtype, _DTYPE_BYTES)
     if not self.head_width:
       if self.num_heads > self.width:
         raise ValueError(
@@ -77,7 +77,7 @@ class Transformer:
   @property
   def item_bytes(self) -> int:
     """Bytes of one activation element."""
-    return _BYTES[self.dtype]
+    return _DTYPE_BYTES[self.dtype]
 
   @property
   def matrices(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Transformer:
     layers = self.num_layers * self.layer_params
     return layers + tables * table + self.width
 
-  def positions_seen(self, seq_len: int) -> float:
+  def twice_mean_context(self, seq_len: int) -> float:
     """Returns twice the mean number of positions that a query attends to.
 
     Without a sliding window the result is ``seq_len``, since attention is
@@ -132,7 +132,7 @@ class Transformer:
     if not self.tied_embeddings:
       products -= self.vocab_size * self.width
     heads = self.num_layers * self.num_heads * self.head_width
-    return 6 * products + 6 * heads * self.positions_seen(seq_len)
+    return 6 * products + 6 * heads * self.twice_mean_context(seq_len)
 
   def layer_flops(self, tokens: float, seq_len: int) -> float:
     """Returns FLOPs of a layer's forward pass: matrix products and attention.
@@ -142,19 +142,21 @@ class Transformer:
       seq_len: Positions of a sequence.
     """
     # Two products (scores, weighted values) of 2 FLOPs per position and
-    # channel; `positions_seen` is already twice the mean.
-    scores = 2 * self.positions_seen(seq_len) * self.num_heads * self.head_width
+    # channel; `twice_mean_context` is already twice the mean.
+    scores = (
+      2 * self.twice_mean_context(seq_len) * self.num_heads * self.head_width
+    )
     return tokens * (2 * sum(self.matrices) + scores)
 
   def head_flops(self, tokens: float) -> float:
     """Returns FLOPs of the head's forward pass for ``tokens`` tokens."""
     return 2 * tokens * self.width * self.vocab_size
 
-  def stream_bytes(self, tokens: float) -> float:
+  def residual_stream_bytes(self, tokens: float) -> float:
     """Returns the bytes of the residual stream of ``tokens`` tokens."""
     return tokens * self.width * self.item_bytes
 
-  def kept_bytes(self, tokens: float, tensor: int) -> float:
+  def saved_activation_bytes(self, tokens: float, tensor: int) -> float:
     """Returns bytes of a layer's activations saved for its backward, per rank.
 
     Every rank saves the residual stream before each of the two norms and the
@@ -184,8 +186,8 @@ class TrainingStep:
     model: Sizes of the model.
     batch_size: Number of examples of a step.
     seq_len: Positions of an example.
-    backward_bytes: Bytes per element that tensor ranks reduce in the backward
-      pass.
+    backward_bytes: Bytes per element of the backward's all-reduces over tensor
+      ranks.
   """
 
   model: Transformer
@@ -195,11 +197,11 @@ class TrainingStep:
 
   def boundary_bytes(self, examples: float) -> float:
     """Returns the bytes of the residual stream of ``examples`` examples."""
-    return self.model.stream_bytes(examples * self.seq_len)
+    return self.model.residual_stream_bytes(examples * self.seq_len)
 
-  def kept_bytes(self, examples: float, tensor: int) -> float:
-    """Returns `Transformer.kept_bytes` of ``examples`` examples."""
-    return self.model.kept_bytes(examples * self.seq_len, tensor)
+  def saved_activation_bytes(self, examples: float, tensor: int) -> float:
+    """Returns `Transformer.saved_activation_bytes` of ``examples`` examples."""
+    return self.model.saved_activation_bytes(examples * self.seq_len, tensor)
 
   def layer_flops(self, examples: float, tensor: int) -> float:
     """Returns FLOPs of a layer's forward pass on one tensor rank."""
@@ -232,5 +234,7 @@ class TrainingStep:
       / (utilisation * device.peak(model.dtype)),
       weights / device.memory_bandwidth,
     )
-    between = 2 * self.kept_bytes(examples, tensor) / device.memory_bandwidth
+    between = 2 * self.saved_activation_bytes(
+      examples, tensor
+    ) / device.memory_bandwidth
     return products + between

@@ -4,7 +4,7 @@ The (source, destination) pairs of a round are split into partial permutations:
 sets in which no rank sends twice or receives twice. Each set becomes one
 permute. A constant table, indexed by rank, lists the chunks that a rank sends
 in the permute, so the program sends exactly the chunks of the schedule. Every
-step is linear, so jax derives the transpose for the backward pass.
+permute and addition is linear, so jax derives the transpose for the backward.
 
 Shape legend: N = ranks of the schedule; R = lanes on this device; C = chunks;
 K = elements of a chunk; S = chunks in a rank's slice; s = rows of a slice.
@@ -58,7 +58,7 @@ def executor(schedule: Schedule) -> Executor:
   return execute
 
 
-def on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
+def run_on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
   """Runs a schedule between logical ranks, several of which may share a device.
 
   Example:
@@ -71,7 +71,8 @@ def on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
     >>> schedule = builders.build("ring", ring(4))
     >>> axis = Axis("a", 4, 1)
     >>> total = jax.shard_map(
-    ...   lambda x: on_lanes(schedule, x, axis), mesh=make_mesh({"a": axis}),
+    ...   lambda x: run_on_lanes(schedule, x, axis),
+    ...   mesh=make_mesh({"a": axis}),
     ...   in_specs=PartitionSpec("a"), out_specs=PartitionSpec("a"),
     ... )
     >>> total(jnp.ones((4, 8))).min()
@@ -97,7 +98,7 @@ def on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-  """One permute of k chunks per pair.
+  """One permute, in which each pair of ranks sends k chunks.
 
   Attributes:
     pairs: (source, destination) of each message.
@@ -105,7 +106,8 @@ class _Step:
       do not send.
     writes: int ``[rank, k]``: chunks that a rank receives; C, which is out of
       range, for ranks that do not receive.
-    reduces: Whether a receiver adds the chunks or replaces its own.
+    reduces: Whether a receiver adds the chunks to its own; if not, it replaces
+      them.
   """
 
   pairs: tuple[tuple[int, int], ...]
@@ -121,8 +123,8 @@ def _steps(schedule: Schedule) -> list[list[_Step]]:
 def _round_steps(schedule: Schedule, transfers: Round) -> list[_Step]:
   """Groups a round's transfers into permutes.
 
-  All pairs of a permute send arrays of one shape. Only pairs with the same
-  number of chunks share a permute, so that none sends padding.
+  All pairs of a permute send arrays of one shape. Only pairs with equal numbers
+  of chunks share a permute, so that no pair sends padding.
   """
   # All chunks from one rank to another in this round form one message.
   chunks: dict[tuple[int, int, bool], list[int]] = {}
@@ -157,14 +159,14 @@ def _run(
   x = collectives.varying(x, axis.name)
   chunks, restore = _LAYOUTS[schedule.collective](schedule, x, axis)
   for permutes in steps:
-    chunks = _round(chunks, permutes, axis)
+    chunks = _run_round(chunks, permutes, axis)
   return restore(chunks)
 
 
-def _round(
+def _run_round(
   before: jax.Array, permutes: list[_Step], axis: Axis
 ) -> jax.Array:
-  """Runs one round on ``[R, C, K]``."""
+  """Runs one round on chunks ``[R, C, K]``; returns the chunks after it."""
   ranks = collectives.ranks_here(axis)
   chunks = before
   for step in permutes:
@@ -179,12 +181,12 @@ def _round(
 
 
 def _add(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
-  """Adds ``[k, K]`` to chunks of ``[C, K]``; drops those with index C."""
+  """Adds ``[k, K]`` to the chunks ``where`` of ``[C, K]``; ignores index C."""
   return chunks.at[where].add(arrived, mode="drop")
 
 
 def _put(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
-  """Writes ``[k, K]`` over chunks of ``[C, K]``; drops those with index C."""
+  """Writes ``[k, K]`` into chunks ``where`` of ``[C, K]``; ignores index C."""
   return chunks.at[where].set(arrived, mode="drop")
 
 
@@ -219,7 +221,7 @@ def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
   # [R, N, S, K]: each slice is cut, and padded, separately, since a chunk must
   # not cross the border between two ranks' slices.
   slices = _cut(x.reshape(lanes, n, size), schedule.num_chunks // n)
-  owned = _owned(schedule)
+  owned = _owned_chunks(schedule)
   # `owned` lists the chunks in the order of slices. Its inverse permutation
   # gives the position of each chunk among the slices.
   places = np.argsort(owned.reshape(-1))
@@ -243,7 +245,7 @@ def _all_gather_layout(schedule: Schedule, x: jax.Array, axis: Axis):
   size = math.prod(x.shape[1:])
   # [R, S, K]
   slices = _cut(x.reshape(lanes, size), schedule.num_chunks // n)
-  owned = _owned(schedule)
+  owned = _owned_chunks(schedule)
   zeros = jnp.zeros(
     (lanes, schedule.num_chunks, slices.shape[-1]), slices.dtype
   )
@@ -266,7 +268,7 @@ _LAYOUTS = {
 }
 
 
-def _owned(schedule: Schedule) -> np.ndarray:
+def _owned_chunks(schedule: Schedule) -> np.ndarray:
   """Returns the chunks of each rank's slice, int ``[rank, S]``."""
   # The stable sort by owner keeps a rank's chunks in ascending order. `check`
   # has proven that all ranks own the same number of chunks.

@@ -1,4 +1,4 @@
-"""Options of partial synchronisation: which channels are summed over ranks.
+"""Options of partial synchronisation, which sums some channels over ranks.
 
 Source: Lamprecht et al., "Tensor-Parallelism with Partially Synchronized
 Activations" (CAAT-Net), arXiv 2506.19645.
@@ -28,7 +28,7 @@ FUSED_ROUTES = ("one_shot", "ring_kernel")
 
 @dataclasses.dataclass(frozen=True)
 class PartialSync:
-  """Options of the reduction of a row-parallel projection's output over ranks.
+  """Options of the sum over ranks of a row-parallel projection's output.
 
   Attributes:
     p: Fraction of the channels that is summed over all ranks, in [0, 1].
@@ -36,15 +36,15 @@ class PartialSync:
       sum over ranks would have sqrt(ranks) times their standard deviation.
       "forward" multiplies them by sqrt(ranks), "init" leaves the factor to the
       initialisation of the weights, "none" omits it.
-    forward_dtype: Dtype of the forward reduction; None for that of activations.
-    backward_dtype: Dtype of the backward reduction; None for the cotangents'.
-    overlap: Whether shared channels are computed first, by a separate product,
-      so that a compiler with asynchronous collectives reduces them while the
-      private channels are computed. If not, a device with one lane computes all
-      channels in one product.
+    forward_dtype: Dtype of the forward sum; None for the activations' dtype.
+    backward_dtype: Dtype of the backward sum; None for the cotangents' dtype.
+    overlap: Whether the summed (shared) channels are computed first, by a
+      separate product, so that a compiler with asynchronous collectives reduces
+      them while the private channels are computed. If not, a device with one
+      lane computes all channels in one product.
     route: Implementation of both reductions: a key of ``PROJECTION_ROUTES``, or
-      a function that replaces ``lax.psum``. Those in ``FUSED_ROUTES`` use their
-      kernels where `reductions.kernel_of_norm` finds one.
+      a function that replaces ``lax.psum``. Routes in ``FUSED_ROUTES`` use a
+      kernel if `reductions.reduce_add_norm_kernel` finds one.
 
   Raises:
     ValueError: A value is unknown or out of range.
@@ -79,5 +79,5 @@ class PartialSync:
     return int(self.p * width)
 
   def scale(self, axis: Axis) -> float:
-    """Returns the factor of a row-parallel projection's private channels."""
+    """Returns the factor by which a projection multiplies private channels."""
     return math.sqrt(axis.size) if self.private_scale == "forward" else 1.0

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from parallel.collectives import on_cpu
 from parallel.kernels.add_norm import api as kernels
 from parallel.kernels.add_norm.reference import sum_of_squares
-from parallel.kernels.calls import same_axes
-from parallel.kernels.coded import Coded
+from parallel.kernels.calls import unify_varying_axes
+from parallel.kernels.coded import CodedMatrix
 from parallel.kernels.selection import Implementation
 
 # No product here has a dim of size 1 next to the contracted dim, and a product
@@ -26,16 +26,17 @@ from parallel.kernels.selection import Implementation
 # fraction of the rate of a plain matrix product (docs/methods.md).
 
 
-def product(x: jax.Array, w: jax.Array | Coded) -> jax.Array:
-  """Multiplies ``[B, T, H]`` by the one matrix of ``[1, H, F]``."""
-  if isinstance(w, Coded):
+def product(x: jax.Array, w: jax.Array | CodedMatrix) -> jax.Array:
+  """Multiplies ``[B, T, H]`` by the single matrix in ``[1, H, F]``."""
+  if isinstance(w, CodedMatrix):
     return w.product(x)
-  # On CPUs the backward of `each_rank` avoids a copy in the weights' gradient.
-  return each_rank(x[None], w)[0] if on_cpu() else x @ w[0]
+  # On CPUs the backward of `product_per_rank` avoids a copy in the weights'
+  # gradient.
+  return product_per_rank(x[None], w)[0] if on_cpu() else x @ w[0]
 
 
-def each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
-  """Multiplies each lane's ``[B, T, H]`` by its ``[H, F]``.
+def product_per_rank(x: jax.Array, w: jax.Array) -> jax.Array:
+  """Multiplies each lane's activations by the lane's matrix.
 
   The backward is written by hand, for two reasons. Autodiff would save each
   lane's slices of x and w in addition to x and w. It would also compute the
@@ -80,7 +81,7 @@ def each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
     return matmul(a.T, b)
 
   products.defvjp(forward, backward)
-  return products(*same_axes(x, w))
+  return products(*unify_varying_axes(x, w))
 
 
 def scales_streams(features: int, width: int) -> bool:
@@ -101,11 +102,12 @@ def add_norm(
   d_private: jax.Array | None, gain: jax.Array, eps: float,
   implementation: Implementation = "reference",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Adds an update and normalises: `parallel.kernels.add_norm.api.add_norm`.
+  """Adds an update to a stream and normalises it (RMSNorm).
 
-  On CPUs without a kernel it uses `times`, which saves less for the backward.
+  Arguments and results are as for `parallel.kernels.add_norm.api.add_norm`. On
+  CPUs without a kernel it uses `multiply`, which saves less for the backward.
   """
-  chosen = kernels.choice(shared, private, implementation)
+  chosen = kernels.select_kernel(shared, private, implementation)
   if not (on_cpu() and chosen.name == "reference"):
     return kernels.add_norm(
       shared, private, d_shared, d_private, gain, eps=eps,
@@ -117,12 +119,12 @@ def add_norm(
   wide = both.astype(jnp.float32)
   squares = sum_of_squares(shared) + sum_of_squares(private)
   rstd = lax.rsqrt(squares / both.shape[-1] + eps)[..., None]
-  normed = times(wide, rstd) * jnp.expand_dims(gain, range(both.ndim - 1))
+  normed = multiply(wide, rstd) * jnp.expand_dims(gain, range(both.ndim - 1))
   return shared, private, normed.astype(both.dtype)
 
 
-def times(y: jax.Array, factor: jax.Array) -> jax.Array:
-  """Returns ``y * factor``, with a factor ``[..., 1]``, in y's dtype.
+def multiply(y: jax.Array, factor: jax.Array) -> jax.Array:
+  """Returns ``y * factor`` in y's dtype; the factor is ``[..., 1]``.
 
   Autodiff would save y for the factor's cotangent. This backward divides the
   product by the factor instead: the product is saved by its consumers anyway.
@@ -143,7 +145,7 @@ def times(y: jax.Array, factor: jax.Array) -> jax.Array:
     return (wide * factor).astype(product.dtype), d_factor
 
   times.defvjp(forward, backward)
-  return times(*same_axes(y, factor))
+  return times(*unify_varying_axes(y, factor))
 
 
 def _row_sums(x: jax.Array) -> jax.Array:

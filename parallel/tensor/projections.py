@@ -40,10 +40,10 @@ from parallel.tensor import products
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import (
   ReduceAddNorm,
-  kernel_of_norm,
+  reduce_add_norm_kernel,
   sum_over_ranks,
 )
-from parallel.tensor.stream import Pending, Stream, Update
+from parallel.tensor.stream import PendingReduction, Stream, Update
 
 
 def column_parallel(
@@ -103,22 +103,22 @@ def column_parallel(
   # all.
   updates = (None, None)
   if x.update is not None:
-    x, update = x.aligned(x.update.reduced())
+    x, update = x.narrow_both(x.update.reduced())
     updates = (update.shared, update.private[0])
   shared, private, normed = products.add_norm(
     x.shared, x.private[0], *updates, gain, eps, implementation
   )
   has_private = x.private.shape[-1] > 0
   x = Stream(shared, private[None] if has_private else x.private)
-  return x, _all_columns(normed, w.astype(normed.dtype))
+  return x, _multiply_all_columns(normed, w.astype(normed.dtype))
 
 
 def _kernel(
   update: Update, implementation: Implementation
 ) -> Callable[[float], ReduceAddNorm] | None:
-  """Returns the kernel that reduces a pending update; None if there is none."""
+  """Returns the kernel for a pending update; None if no kernel supports it."""
   *rows, k = update.shared.shape
-  return kernel_of_norm(
+  return reduce_add_norm_kernel(
     tuple(rows), k + update.private.shape[-1], update.shared.dtype,
     update.pending.axis, update.pending.sync, implementation,
   )
@@ -127,12 +127,12 @@ def _kernel(
 def _reduce_add_columns(
   x: Stream, gain: jax.Array, w: jax.Array, reduce_add_norm: ReduceAddNorm
 ) -> tuple[Stream, jax.Array]:
-  """Runs `column_parallel` by a kernel, on one lane with a pending update."""
+  """Runs `column_parallel` for one lane with a pending update, by a kernel."""
   k = x.update.shared.shape[-1]
   shared, private, normed = reduce_add_norm(
     *_split_at(x, k), x.update.shared, x.update.private[0], gain
   )
-  y = _all_columns(normed, w.astype(normed.dtype))
+  y = _multiply_all_columns(normed, w.astype(normed.dtype))
   # If the stream shares fewer channels than the update, the further channels of
   # the stream differed between ranks before the addition, and still do.
   x = Stream(shared, private[None]).narrow(min(k, x.shared.shape[-1]))
@@ -142,8 +142,7 @@ def _reduce_add_columns(
 def _columns_of_lanes(
   x: Stream, gain: jax.Array, w: jax.Array, eps: float
 ) -> jax.Array:
-  """Computes norm and products ``[R, B, T, F]`` of lanes with separate streams.
-  """
+  """Returns normalised products ``[R, B, T, F]`` of lanes' separate streams."""
   dtype, k = x.private.dtype, x.shared.shape[-1]
   if products.scales_streams(w.shape[-1], x.width):
     normed = jax.vmap(
@@ -151,18 +150,18 @@ def _columns_of_lanes(
         x.shared, private, None, None, gain, eps
       )[2]
     )(x.private)  # [R, B, T, H]
-    return products.each_rank(normed, w.astype(dtype))
+    return products.product_per_rank(normed, w.astype(dtype))
   # The weights are multiplied by the gain: multiplying the stream would write,
   # and save for the backward, another array [R, B, T, H].
   w = w.astype(dtype).astype(gain.dtype)
   w = (gain[None, :, None] * w).astype(dtype)
-  y = products.each_rank(x.private, w[:, k:])  # [R, B, T, F]
+  y = products.product_per_rank(x.private, w[:, k:])  # [R, B, T, F]
   if k:
-    y = y + _all_columns(x.shared, w[:, :k])
+    y = y + _multiply_all_columns(x.shared, w[:, :k])
   # [1, B, T] + [R, B, T]
   squares = sum_of_squares(x.shared)[None] + sum_of_squares(x.private)
   rstd = lax.rsqrt(squares / x.width + eps)
-  return products.times(y, rstd[..., None])
+  return products.multiply(y, rstd[..., None])
 
 
 def row_parallel(
@@ -176,9 +175,9 @@ def row_parallel(
 
   The sum is deferred to the kernel of the stream's next column-parallel
   projection if ``sync.route`` is "one_shot" or "ring_kernel", a device has one
-  lane, and the kernel supports the operands. It sums, adds and normalises.
-  Otherwise this function sums: "one_shot" as in `parallel.routes`,
-  "ring_kernel" by a psum.
+  lane, and the kernel supports the operands. The kernel sums, adds the sum to
+  the stream and normalises the stream. Otherwise this function sums: for
+  "one_shot" as in `parallel.routes`, for "ring_kernel" by a psum.
 
   Args:
     y: Rank-local activations ``[R, B, T, F]``.
@@ -191,11 +190,11 @@ def row_parallel(
     The update of the residual stream.
 
   Raises:
-    ValueError: "ring_kernel" does not support ``sync.forward_dtype``.
+    ValueError: Route "ring_kernel" does not support ``sync.forward_dtype``.
 
   Example:
-    Two ranks share the first of two channels. It is the sum 1 + 2; the private
-    channels 1 and 2 are scaled by sqrt(2).
+    Two ranks share the first of two channels, which is the sum 1 + 2. The
+    private channels 1 and 2 are scaled by sqrt(2).
 
     >>> from jax.sharding import PartitionSpec as P
     >>> from parallel.axes import make_mesh
@@ -214,13 +213,13 @@ def row_parallel(
   """
   fused = None
   if w.shape[0] == 1:
-    fused = kernel_of_norm(
+    fused = reduce_add_norm_kernel(
       y.shape[1:-1], w.shape[-1], y.dtype, axis, sync, implementation
     )
   if fused is not None:
-    # The scale is 1, since the kernel multiplies private channels by it later.
-    return Update(*_row_products(y, w, sync, 1.0), Pending(axis, sync))
-  return summed(row_products(y, w, axis, sync), axis, sync)
+    # The factor is 1 here, since the kernel scales private channels later.
+    return Update(*_row_products(y, w, sync, 1.0), PendingReduction(axis, sync))
+  return sum_update(row_products(y, w, axis, sync), axis, sync)
 
 
 def row_products(
@@ -237,8 +236,8 @@ def row_products(
   return Update(*_row_products(y, w, sync, sync.scale(axis)))
 
 
-def summed(update: Update, axis: Axis, sync: PartialSync) -> Update:
-  """Sums the shared channels of `row_products` over ranks."""
+def sum_update(update: Update, axis: Axis, sync: PartialSync) -> Update:
+  """Sums the shared channels of an update of `row_products` over ranks."""
   if not update.shared.shape[-1]:
     return update
   total = sum_over_ranks(update.shared, axis.name, sync)
@@ -265,17 +264,17 @@ def _row_products(
   w = w.astype(y.dtype)
   factor = jnp.asarray(scale, y.dtype)
   if k == width:
-    shared = _all_rows(y, w)
+    shared = _multiply_all_rows(y, w)
     private = jnp.zeros((*y.shape[:-1], 0), y.dtype)
     return shared, varying(private, *varying_axes(shared))
   if w.shape[0] == 1 and not sync.overlap:  # one product, then split
-    both = _all_rows(y, w)  # [B, T, H]
+    both = _multiply_all_rows(y, w)  # [B, T, H]
     return both[..., :k], both[None, ..., k:] * factor
-  shared = _all_rows(y, w[..., :k])
+  shared = _multiply_all_rows(y, w[..., :k])
   if sync.overlap:  # without a barrier XLA merges the two products
     shared, y = lax.optimization_barrier((shared, y))
   # The factor multiplies the weights, which are smaller than the activations.
-  return shared, products.each_rank(y, w[..., k:] * factor)
+  return shared, products.product_per_rank(y, w[..., k:] * factor)
 
 
 def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
@@ -290,7 +289,7 @@ def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
   return shared, x.private[0, ..., more:]
 
 
-def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
+def _multiply_all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies one stream ``[B, T, H]`` by all lanes' columns ``[R, H, F]``.
 
   The lanes' columns are concatenated to one matrix ``[H, R F]``.
@@ -307,7 +306,7 @@ def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
   return jnp.moveaxis(y.reshape(*x.shape[:-1], lanes, features), -2, 0)
 
 
-def _all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
+def _multiply_all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
   """Multiplies ``[R, B, T, F]`` by rows ``[R, F, H]`` and sums over lanes.
 
   The sum is part of one product, which contracts R F features at once.

@@ -1,9 +1,9 @@
 """Sums of row-parallel projections over ranks, forward and backward.
 
 Partial sums are reduced by a function of `parallel.routes`, or by a kernel that
-also adds the sum to the residual stream and normalises it. In both cases the
-backward is written by hand: it sums the ranks' cotangents of the shared
-channels, in a dtype that can differ from that of the forward.
+also adds the sum to the residual stream and normalises the stream. In both
+cases the backward is written by hand: it sums the ranks' cotangents of the
+shared channels, in a dtype that can differ from that of the forward.
 
 Shape legend: B = batch, T = position, H = width (stream channels), K = shared
 channels, P = H - K private ones.
@@ -20,15 +20,15 @@ import jax.numpy as jnp
 from parallel.axes import Axis
 from parallel.collectives import Reduction, varying
 from parallel.kernels.add_norm import api as add_norm
-from parallel.kernels.calls import same_axes
+from parallel.kernels.calls import unify_varying_axes
 from parallel.kernels.reduce_add_norm import api as one_shot
 from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.selection import Implementation
-from parallel.routes import parts_of_all
+from parallel.routes import gather_parts
 from parallel.tensor.partial_sync import PROJECTION_ROUTES, PartialSync
 
 # Name of the reduced values, by which remat policies select them.
-REDUCED = "reduced"
+REDUCED_NAME = "reduced"
 
 # Maps one rank's shared [B, T, K] and private channels [B, T, P], its partial
 # sums [B, T, K], the update of its private channels [B, T, P] and the gain [H]
@@ -52,19 +52,20 @@ def sum_over_ranks(
     sync: Dtypes and algorithm of the reductions.
 
   Returns:
-    The sums ``[B, T, K]`` in y's dtype, named ``REDUCED`` for remat policies.
+    The sums ``[B, T, K]`` in y's dtype, named ``REDUCED_NAME`` for remat
+    policies.
   """
   if lax.axis_size(name) == 1:
-    return checkpoint_name(varying(y, name), REDUCED)
+    return checkpoint_name(varying(y, name), REDUCED_NAME)
   total = _with_transpose(
     lambda y: varying(_sum_in(y, name, sync.forward_dtype, sync.route), name),
     lambda g: varying(_sum_in(g, name, sync.backward_dtype, sync.route), name),
     y,
   )
-  return checkpoint_name(total, REDUCED)
+  return checkpoint_name(total, REDUCED_NAME)
 
 
-def kernel_of_norm(
+def reduce_add_norm_kernel(
   rows: tuple[int, ...],
   width: int,
   dtype: jnp.dtype,
@@ -74,9 +75,9 @@ def kernel_of_norm(
 ) -> Callable[[float], ReduceAddNorm] | None:
   """Returns the kernel of ``sync.route`` that reduces, adds and normalises.
 
-  "one_shot" gathers all ranks' partial sums and adds them in the kernel;
-  "ring_kernel" reduces in the kernel. The backward sums the ranks' cotangents
-  without a kernel ("ring_kernel": by a psum).
+  With "one_shot", all ranks' partial sums are gathered, and the kernel adds
+  them. With "ring_kernel", the kernel reduces them. The backward sums the
+  ranks' cotangents without a kernel (with "ring_kernel" by a psum).
 
   Rematerialization that does not repeat the reduction must save the new stream
   and the normalised rows: 2 H channels, where `sum_over_ranks` alone saves K.
@@ -91,8 +92,8 @@ def kernel_of_norm(
       `parallel.kernels.selection`.
 
   Returns:
-    A function from eps, the number that is added to the mean square, to the
-    kernel; None if ``sync.route`` has no kernel for such a stream.
+    Function that returns the kernel for eps, the number that is added to the
+    mean square; None if ``sync.route`` has no kernel for such a stream.
 
   Raises:
     ValueError: The kernel does not support the dtype of the reduction.
@@ -103,14 +104,16 @@ def kernel_of_norm(
   )
   if sync.route == "one_shot":
     parts = jax.ShapeDtypeStruct((axis.devices, *shared.shape), sent or dtype)
-    chosen = one_shot.choice(shared, private, parts, None, implementation)
+    chosen = one_shot.select_kernel(
+      shared, private, parts, None, implementation
+    )
   elif sync.route == "ring_kernel":
     if sent not in (None, dtype.name):
       raise ValueError(
         f"forward_dtype={sent!r} must be '' or {dtype.name!r} with "
         "route='ring_kernel', which reduces in the stream's dtype"
       )
-    chosen = ring.choice(shared, private, axis.devices, implementation)
+    chosen = ring.select_kernel(shared, private, axis.devices, implementation)
   else:
     return None
   if chosen.name == "reference":  # no kernel: reduce in the row projection
@@ -121,7 +124,7 @@ def kernel_of_norm(
 def _reduce_add_norm(
   axis: Axis, sync: PartialSync, implementation: Implementation, eps: float
 ) -> ReduceAddNorm:
-  """Builds the differentiable kernel of ``sync.route``, a fused one."""
+  """Builds the kernel of a route in ``FUSED_ROUTES``, with its derivative."""
   options = {
     "private_scale": sync.scale(axis), "eps": eps,
     "implementation": implementation,
@@ -129,7 +132,9 @@ def _reduce_add_norm(
 
   def reduce_gathered(shared, private, partial, d_private, gain):
     # [ranks, B, T, K]
-    parts = parts_of_all(_as_sent(partial, sync.forward_dtype), axis.name)
+    parts = gather_parts(
+      _cast_for_reduction(partial, sync.forward_dtype), axis.name
+    )
     return one_shot.reduce_add_norm(
       shared, private, parts, None, d_private, gain, **options
     )
@@ -151,7 +156,7 @@ def _differentiable(
   axis: Axis,
   sync: PartialSync,
 ) -> ReduceAddNorm:
-  """Defines the derivative of ``reduce`` as that of a norm of the new stream.
+  """Defines the derivative of ``reduce`` by that of ``norm`` of the new stream.
 
   Partial sums are added to the stream, so the cotangent of a rank's partial sum
   equals that of the new shared channels, summed over ranks. Autodiff would
@@ -162,7 +167,7 @@ def _differentiable(
   def forward(*operands):
     # The residuals are named, so that a remat policy can save them: recomputing
     # them repeats the reduction.
-    new = [checkpoint_name(x, REDUCED) for x in reduce(*operands)]
+    new = [checkpoint_name(x, REDUCED_NAME) for x in reduce(*operands)]
     gain = operands[-1]
     return tuple(new), (*new[:2], gain)
 
@@ -181,7 +186,7 @@ def _differentiable(
     )
 
   differentiable.defvjp(forward, backward)
-  return lambda *operands: differentiable(*same_axes(*operands))
+  return lambda *operands: differentiable(*unify_varying_axes(*operands))
 
 
 def _with_transpose(
@@ -200,7 +205,7 @@ def _sum_in(
 ) -> jax.Array:
   """All-reduces y in ``dtype`` (None: y's) and returns the sum in y's dtype."""
   reduce = PROJECTION_ROUTES[route] if isinstance(route, str) else route
-  sent = _as_sent(y, dtype)
+  sent = _cast_for_reduction(y, dtype)
   total = reduce(sent, name)
   if sent.dtype == y.dtype:
     return total
@@ -213,7 +218,7 @@ def _sum_in(
   return lax.reduce_precision(total, bits.nexp, bits.nmant).astype(y.dtype)
 
 
-def _as_sent(y: jax.Array, dtype: str | None) -> jax.Array:
+def _cast_for_reduction(y: jax.Array, dtype: str | None) -> jax.Array:
   """Casts y to ``dtype``, the dtype of its reduction; None returns y.
 
   XLA:TPU moves casts through a reduction, to reduce in the narrower of the two
@@ -232,7 +237,7 @@ def cast_to_ranks(
   Args:
     x: Activations that are equal on all ranks.
     name: Mesh axis of the tensor ranks.
-    backward_dtype: Dtype of that sum; None for the dtype of the cotangents.
+    backward_dtype: Dtype of the sum of cotangents; None for their dtype.
   """
   return _with_transpose(
     lambda x: varying(x, name), lambda g: _sum_in(g, name, backward_dtype), x

@@ -21,12 +21,12 @@ from parallel.tensor.reductions import cast_to_ranks, sum_over_ranks
 
 
 @dataclasses.dataclass(frozen=True)
-class Pending:
-  """Reduction of an update over ranks that is still to be done.
+class PendingReduction:
+  """Sum of an update over ranks that has not been computed yet.
 
   Attributes:
     axis: The tensor axis.
-    sync: Synchronisation of the row-parallel projection that made the update.
+    sync: Options of the row-parallel projection that made the update.
   """
 
   axis: Axis
@@ -38,25 +38,25 @@ class Pending:
 class Update:
   """Output of a row-parallel projection, to be added to the stream.
 
-  An update is pending if its reduction is deferred to the column-parallel
+  An update is pending if its sum over ranks is deferred to the column-parallel
   projection that adds it, where one kernel reduces, adds and normalises.
 
   Attributes:
-    shared: ``[B, T, K]``, the sum over ranks; in a pending update this rank's
-      summand.
-    private: ``[R, B, T, H - K]``, each rank's private channels; in a pending
-      update without the factor of `PartialSync.scale`.
-    pending: Reduction of a pending update; None if it is not pending.
+    shared: ``[B, T, K]``, the sum over ranks; in a pending update, the summand
+      of this rank.
+    private: ``[R, B, T, H - K]``, each rank's private channels, multiplied by
+      `PartialSync.scale` unless the update is pending.
+    pending: Sum that has not been computed yet; None if it has.
   """
 
   shared: jax.Array
   private: jax.Array
-  pending: Pending | None = dataclasses.field(
+  pending: PendingReduction | None = dataclasses.field(
     default=None, metadata={"static": True}
   )
 
   def reduced(self) -> "Update":
-    """Returns the update with its sums over ranks."""
+    """Returns the update summed over ranks, so that it is not pending."""
     if self.pending is None:
       return self
     axis, sync = self.pending.axis, self.pending.sync
@@ -80,7 +80,7 @@ class Stream:
     update: Update that is not added yet; None if there is none.
 
   Example:
-    A narrower stream keeps fewer channels once per device and more per lane.
+    A narrower stream stores fewer channels once per device, and more per lane.
 
     >>> stream = Stream(jnp.ones((1, 2, 8)), jnp.ones((4, 1, 2, 0)))
     >>> narrow = stream.narrow(num_shared=6)
@@ -120,14 +120,14 @@ class Stream:
       self.update,
     )
 
-  def aligned(self, update: Update) -> tuple["Stream", "Stream"]:
-    """Narrows stream and update to their common number of shared channels."""
+  def narrow_both(self, update: Update) -> tuple["Stream", "Stream"]:
+    """Narrows stream and update to the fewer of their shared channels."""
     num_shared = min(self.shared.shape[-1], update.shared.shape[-1])
     other = Stream(update.shared, update.private)
     return self.narrow(num_shared), other.narrow(num_shared)
 
   def __add__(self, update: Update) -> "Stream":
-    """Returns the stream with an update that the next projection adds."""
+    """Returns the stream with ``update``, which the next projection adds."""
     x = self.resolved()  # a stream carries at most one update
     return Stream(x.shared, x.private, update)
 
@@ -135,20 +135,20 @@ class Stream:
     """Returns the stream with its update reduced and added."""
     if self.update is None:
       return self
-    x, y = self.aligned(self.update.reduced())
+    x, y = self.narrow_both(self.update.reduced())
     return Stream(x.shared + y.shared, x.private + y.private)
 
   def take(self, positions: jax.Array) -> "Stream":
-    """Returns the stream ``[B, t, H]`` at the positions of an int ``[t]``."""
+    """Returns the stream ``[B, t, H]`` at some positions, int ``[t]``."""
     x = self.resolved()
     return Stream(x.shared[:, positions], x.private[:, :, positions])
 
   def per_rank(self) -> jax.Array:
-    """Returns each lane's whole stream, ``[R, B, T, H]``, for inspection."""
+    """Returns all channels of each lane, ``[R, B, T, H]``, for inspection."""
     return self.resolved().narrow(0).private
 
 
-def joined(xs: Sequence[Stream]) -> Stream:
+def concatenate(xs: Sequence[Stream]) -> Stream:
   """Concatenates streams ``[B, T, H]`` along T."""
   xs = [x.resolved() for x in xs]
   return Stream(
@@ -162,12 +162,12 @@ def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
 
   The backward of this function contains the only full-width all-reduce of a
   stack of blocks: the ranks' streams have different cotangents, and the
-  cotangent of their common input is the sum.
+  cotangent of their common input is the sum of these.
 
   Args:
     x: ``[B, T, H]``, equal on all ranks.
     axis: The tensor axis.
-    sync: Defines the number of shared channels and the dtype of the backward.
+    sync: Defines the number of shared channels, and the all-reduce's dtype.
 
   Returns:
     The initial stream of every rank.

@@ -1,20 +1,21 @@
 """Execution of functions of whole parameters on partitioned (ZeRO) parameters.
 
-`Gathered.apply` and `Gathered.scan` run a function of whole parameters on
-shards. The forward gathers a layer's parameters, runs the layer and keeps its
-residuals without the parameters. The backward gathers the parameters again,
-from the shards or from the secondary copy, runs the layer's VJP and immediately
-reduces the parameters' gradients. At most one layer's parameters are whole at a
-time, or two layers' with prefetch. A depth is a number of levels of ranks over
-which a tensor is sharded (`parallel.zero.shards`).
+`GatheredAccess.apply` and `GatheredAccess.scan` run a function of whole
+parameters on shards. The forward gathers a layer's parameters, runs the layer
+and keeps its residuals without the parameters. The backward gathers the
+parameters again, from the shards or from a secondary copy (shards over fewer
+ranks), runs the layer's VJP and immediately reduces the parameters' gradients.
+At most one layer's parameters are whole at a time, or two layers' with
+prefetch. A depth is a number of levels of ranks (such as the devices of a node)
+over which a tensor is sharded (`parallel.zero.shards`).
 
 The backward is written by hand (`jax.custom_vjp`). The transpose of the gather
 is unsuitable, for three reasons:
 
 - It shards gradients at the depth of the weights, but a partition may shard
-  them at another depth.
-- It sums the lanes of a device first; a gradient codec needs each lane's
-  summand separately.
+  gradients at another depth.
+- It first sums over the ranks of a device (lanes), but a gradient codec needs
+  each lane's summand separately.
 - The gathered parameters would be residuals, so every layer would stay whole
   until its backward.
 
@@ -29,25 +30,25 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from parallel.collectives import after, varying
+from parallel.collectives import order_after, varying
 from parallel.memory.offload import (
   ON_DEVICE,
-  Activations,
-  grouped,
-  members,
-  together,
+  ActivationPlacement,
+  group_into_periods,
+  split_period,
+  stack_trees,
 )
-from parallel.zero.shards import Shards, Tensor
+from parallel.zero.shards import MeshPartition, TensorSpec
 
 # Primitives whose results are not saved as residuals. A layer's backward often
 # needs a parameter in another form: a slice of it, its transpose or a copy in
-# bfloat16. Saved, that form would be a whole parameter among the residuals, and
+# bfloat16. If saved, it would be a whole parameter among the residuals, and
 # no remat policy by name can distinguish it from an activation. The backward
 # therefore recomputes the results of these primitives from the parameters that
 # it gathers. They are cheap, so recomputing them for activations does no harm.
 # Results of all other primitives are saved, including those with a name
 # (`jax.ad_checkpoint.checkpoint_name`).
-_FORMS = frozenset({
+_RECOMPUTED_PRIMITIVES = frozenset({
   "reshape", "slice", "squeeze", "transpose", "convert_element_type",
   "broadcast_in_dim", "expand_dims", "pad", "concatenate", "pcast", "split",
   "dynamic_slice", "copy",
@@ -61,22 +62,21 @@ class Shard:
 
   Attributes:
     weight: This device's shard, one leaf (or encoded leaf) of the result of
-      `Shards.working`.
-    sink: Zeros, whose values nothing reads. The derivative with respect to an
-      argument must have the argument's shape, and a reduced gradient may have
-      another depth than the weight; so the parameter's gradient, as
-      `Shards.reduce` returns it, is the derivative with respect to the sink.
-      None without differentiation.
+      `MeshPartition.working`.
+    sink: Zeros, whose values nothing reads. The parameter's gradient, as
+      `MeshPartition.reduce` returns it, is the derivative with respect to the
+      sink: a derivative must have its argument's shape, and a reduced gradient
+      may have another depth than the weight. None without differentiation.
     tensor: Shape and dtype of the whole parameter.
   """
 
   weight: Any
   sink: Any
-  tensor: Tensor = dataclasses.field(metadata={"static": True})
+  tensor: TensorSpec = dataclasses.field(metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True)
-class Gathered:
+class GatheredAccess:
   """Access of a model to partitioned parameters.
 
   It implements the model's `Access` protocol (`apply` and `scan`).
@@ -85,20 +85,20 @@ class Gathered:
     shards: The partition on a mesh.
     prefetch: Whether a scan gathers the next layer's parameters while the
       current layer runs. Then two layers are whole at a time.
-    activations: Memory of the activations that layers of a scan save
-      (`parallel.memory.offload`); equal for all layers with prefetch.
+    activations: Kind of memory in which the layers of a scan save activations
+      (`parallel.memory.offload`); with prefetch, equal for all layers.
 
   Example:
-    The shard of a parameter holds half of it; the function reads it whole.
+    A shard holds half of a parameter; the function reads the whole parameter.
 
     >>> from jax.sharding import PartitionSpec as P
     >>> from parallel.axes import Axis, make_mesh
     >>> from parallel.plans.zero.partition import Level, named
     >>> axis = Axis("data", 2)
-    >>> shards = Shards(named("zero3", [Level("data", 2)]), (axis,))
+    >>> shards = MeshPartition(named("zero3", [Level("data", 2)]), (axis,))
     >>> def loss(stored, batch):
-    ...   w = Shard(stored, None, Tensor((4,), "float32"))
-    ...   return Gathered(shards).apply(lambda w, x: w @ x, w, batch)
+    ...   w = Shard(stored, None, TensorSpec((4,), "float32"))
+    ...   return GatheredAccess(shards).apply(lambda w, x: w @ x, w, batch)
     >>> jax.shard_map(
     ...   loss, mesh=make_mesh({"data": axis}), in_specs=P("data"),
     ...   out_specs=P("data"),
@@ -106,9 +106,9 @@ class Gathered:
     [6.0, 6.0]
   """
 
-  shards: Shards
+  shards: MeshPartition
   prefetch: bool = False
-  activations: Activations = ON_DEVICE
+  activations: ActivationPlacement = ON_DEVICE
 
   def apply(
     self,
@@ -129,8 +129,8 @@ class Gathered:
     Returns:
       The results of f, ``[D, ...]``.
     """
-    weights, sinks, tensors = _parts(params)
-    lifted = self._lifted(f, policy)
+    weights, sinks, tensors = _split_shards(params)
+    lifted = self._map_over_lanes(f, policy)
 
     @jax.custom_vjp
     def call(weights, sinks, *args):
@@ -145,10 +145,10 @@ class Gathered:
       vjp, source, done = residuals
       # Ordered after the forward's result `done`: dy alone does not suffice,
       # since the cotangent of a loss is a constant.
-      source = after(source, done, self.shards.ordered)
+      source = order_after(source, done, self.shards.ordered)
       dsinks, *dargs = self._backward(tensors, vjp, source, dy)
-      # The gradient of the parameters is the cotangent of `Shard.sink`; None
-      # marks the weights' zero cotangent.
+      # The gradient of the parameters is the cotangent of `Shard.sink`. None is
+      # the weights' cotangent, which is zero.
       return None, dsinks, *dargs
 
     call.defvjp(forward, backward)
@@ -162,7 +162,7 @@ class Gathered:
     unroll: int = 1,
     policy: Callable[..., bool] | None = None,
   ) -> Any:
-    """Runs ``x = f(one layer's params, x)`` over all layers in sequence.
+    """Runs ``x = f(params of a layer, x)`` for all layers in sequence.
 
     Args:
       f: Function of one layer's whole parameters and one rank's activations;
@@ -171,15 +171,16 @@ class Gathered:
       x: Tree of activations ``[D, ...]`` before the first layer.
       unroll: Layers per iteration of the loop.
       policy: A `jax.checkpoint` policy that selects a layer's residuals. None
-        saves everything but parameters and reshaped or cast ones (`_FORMS`).
+        saves everything but parameters and the results of
+        `_RECOMPUTED_PRIMITIVES`.
 
     Returns:
       The activations ``[D, ...]`` after the last layer.
     """
-    weights, sinks, tensors = _parts(params)
+    weights, sinks, tensors = _split_shards(params)
     num_layers = jax.tree.leaves(weights)[0].shape[0]
     layers = [
-      self._lifted(*layer)
+      self._map_over_lanes(*layer)
       for layer in self.activations.layers(f, policy, num_layers)
     ]
     length, last = len(layers), num_layers - 1
@@ -190,7 +191,7 @@ class Gathered:
 
     def period(x, weights):
       vjps, copies = [], []
-      for layer, one in zip(layers, members(weights, length), strict=True):
+      for layer, one in zip(layers, split_period(weights, length), strict=True):
         x, (vjp, copy) = self._forward(layer, tensors, one, x)
         vjps.append(vjp)
         copies.append(copy)
@@ -200,11 +201,11 @@ class Gathered:
     def call(weights, sinks, x):
       return lax.scan(
         lambda x, weights: (period(x, weights)[0], None),
-        x, grouped(weights, length), unroll=unroll,
+        x, group_into_periods(weights, length), unroll=unroll,
       )[0]
 
     def forward(weights, sinks, x):
-      weights = grouped(weights, length)
+      weights = group_into_periods(weights, length)
       # vjps, copies: residuals and secondary copies of the layers of a period
       # (one iteration), stacked over iterations.
       y, (vjps, copies) = lax.scan(period, x, weights, unroll=unroll)
@@ -215,12 +216,12 @@ class Gathered:
         vjps, copies, weights = residuals
         dsinks = []
         for vjp, copy, one in reversed(list(zip(
-          vjps, copies, members(weights, length), strict=True
+          vjps, copies, split_period(weights, length), strict=True
         ))):
           source = one if copy is None else copy
           new, dx = self._backward(tensors, vjp, source, dx)
           dsinks.insert(0, new)
-        return dx, together(dsinks)
+        return dx, stack_trees(dsinks)
 
       dx, dsinks = lax.scan(
         period, dy, residuals, reverse=True, unroll=unroll
@@ -235,7 +236,7 @@ class Gathered:
   def _scan_ahead(
     self, lifted: Callable[..., Any], tensors: Any, last: int, unroll: int
   ) -> Callable[..., Any]:
-    """Builds the form of `scan` that gathers one layer ahead.
+    """Builds the function that `scan` runs with prefetch.
 
     The loop carries the whole parameters of the next layer to run. An iteration
     gathers the layer after that one; the layer's compute does not depend on
@@ -294,14 +295,14 @@ class Gathered:
       def layer(carry, i):
         whole, dx, dsinks = carry
         ahead, dx = gather(_at(sources, i - 1), dx)
-        new, dx = self._transpose(tensors, _at(vjps, i), whole, dx)
+        new, dx = self._run_vjp_and_reduce(tensors, _at(vjps, i), whole, dx)
         return (ahead, dx, _put(dsinks, new, i)), None
 
       # Both gathers precede the last layer's VJP, so that the second one can
       # overlap with it.
       whole, dy = gather(source, dy)
       ahead, dy = gather(_at(sources, last - 1), dy)
-      new, dx = self._transpose(tensors, vjp, whole, dy)
+      new, dx = self._run_vjp_and_reduce(tensors, vjp, whole, dy)
       # [L, ...] with only the last layer correct so far; the copies of its
       # gradient give the other layers a shape and a varying type.
       dsinks = jax.tree.map(
@@ -311,7 +312,7 @@ class Gathered:
         layer, (ahead, dx, dsinks), jnp.arange(1, last), reverse=True,
         unroll=unroll,
       )
-      new, dx = self._transpose(tensors, _at(vjps, 0), whole, dx)
+      new, dx = self._run_vjp_and_reduce(tensors, _at(vjps, 0), whole, dx)
       return None, _put(dsinks, new, 0), dx
 
     call.defvjp(forward, backward)
@@ -320,31 +321,31 @@ class Gathered:
   def _forward(
     self, lifted: Callable[..., Any], tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, Any]:
-    """Gathers the parameters and returns the result of `_call` with them."""
+    """Gathers the parameters, and returns the result of `_call` with them."""
     whole, *args = self._gather(tensors, weights, *args)
     return self._call(lifted, tensors, whole, *args)
 
   def _backward(
     self, tensors: Any, vjp: Any, source: Any, dy: Any
   ) -> tuple[Any, ...]:
-    """Returns the gradients of the parameters (`Shard.sink`) and arguments."""
+    """Returns the gradients of the parameters and of each other argument."""
     # `_call` has stored None here if the VJP needs parameters.
     whole = None
     if vjp.args_res[0] is None:
       whole, dy = self._gather_again(tensors, source, dy)
-    return self._transpose(tensors, vjp, whole, dy)
+    return self._run_vjp_and_reduce(tensors, vjp, whole, dy)
 
   def _gather(
     self, tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, ...]:
-    """Gathers whole parameters; returns them and the arguments.
+    """Gathers whole parameters; returns them, then the arguments ``args``.
 
     On CPUs the gather is ordered after the arguments, and consumers of the
-    returned arguments are ordered after the gather (`collectives.after`).
+    returned arguments are ordered after the gather (`collectives.order_after`).
     """
-    weights = after(weights, args, self.shards.ordered)
+    weights = order_after(weights, args, self.shards.ordered)
     whole = self.shards.materialise(weights, tensors)
-    return whole, *after(args, whole, self.shards.ordered)
+    return whole, *order_after(args, whole, self.shards.ordered)
 
   def _gather_again(
     self, tensors: Any, source: Any, dy: Any
@@ -356,20 +357,20 @@ class Gathered:
     """
     shards = self.shards
     # This gather has the same operands as the forward's. Without a barrier XLA
-    # may merge the two and keep the result until the backward: exactly the
-    # memory that the partition saves. Behind the barrier the source is a
+    # may merge the two and keep the whole parameters until the backward, which
+    # the partition is to avoid. Behind the barrier the source is a
     # different value, which depends on dy. The barrier gives all its results
     # the type of the operand that varies over most mesh axes. A cotangent must
     # keep its type, so the barrier's dy is dropped.
     source, _ = lax.optimization_barrier((source, dy))
-    source = after(source, dy, shards.ordered)
+    source = order_after(source, dy, shards.ordered)
     again = (
       shards.materialise
       if shards.partition.secondary is None
       else shards.materialise_copy
     )
     whole = again(source, tensors)
-    return whole, after(dy, whole, shards.ordered)
+    return whole, order_after(dy, whole, shards.ordered)
 
   def _call(
     self, lifted: Callable[..., Any], tensors: Any, whole: Any, *args: Any
@@ -377,22 +378,22 @@ class Gathered:
     """Runs a function of whole parameters and saves its residuals.
 
     Returns:
-      The result; and a pair of its VJP without parameters and the secondary
-      copy. The copy is None if the partition has none, or if the VJP reads no
-      parameters.
+      The result; and a pair: the function's VJP without parameters, and the
+      secondary copy. The copy is None if the partition has none, or if the VJP
+      reads no parameters.
     """
     y, vjp = jax.vjp(lifted, self._per_lane(whole), *args)
     copy = None
     if _needs_parameters(vjp):
       # `jax.vjp` keeps the arguments that its backward reads in `args_res`, in
       # order and separate from other residuals. Parameters are the first
-      # argument. None drops them; `_transpose` inserts the gathered ones.
+      # argument. None drops them; `_run_vjp_and_reduce` inserts gathered ones.
       vjp.args_res[0] = None
       if self.shards.partition.secondary is not None:
         copy = self.shards.copy(whole, tensors)
     return y, (vjp, copy)
 
-  def _transpose(
+  def _run_vjp_and_reduce(
     self, tensors: Any, vjp: Any, whole: Any, dy: Any
   ) -> tuple[Any, ...]:
     """Runs a VJP and reduces the gradients of the parameters.
@@ -403,15 +404,15 @@ class Gathered:
     if vjp.args_res[0] is None:
       vjp.args_res[0] = self._per_lane(whole)
     dwhole, *dargs = vjp(dy)
-    dwhole = after(dwhole, (dwhole, dargs), self.shards.ordered)
+    dwhole = order_after(dwhole, (dwhole, dargs), self.shards.ordered)
     dsinks = self.shards.reduce(dwhole, tensors)
-    return dsinks, *after(dargs, dsinks, self.shards.ordered)
+    return dsinks, *order_after(dargs, dsinks, self.shards.ordered)
 
   def _per_lane(self, whole: Any) -> Any:
-    """Repeats whole parameters per rank of this device, ``[D, ...]``.
+    """Repeats whole parameters for each rank of this device, ``[D, ...]``.
 
     The ranks read the same values, but each has a separate gradient, which
-    `Shards.reduce` encodes and sums.
+    `MeshPartition.reduce` encodes and sums.
     """
 
     def copies(x):
@@ -422,17 +423,16 @@ class Gathered:
 
     return jax.tree.map(copies, whole)
 
-  def _lifted(
+  def _map_over_lanes(
     self, f: Callable[..., Any], policy: Callable[..., bool] | None = None
   ) -> Callable[..., Any]:
-    """Maps f over D and excludes reshaped or cast parameters from residuals.
+    """Returns f on arrays ``[D, ...]``, with ``policy`` for its residuals.
 
-    Returns:
-      f on arrays ``[D, ...]``.
+    By default, results of `_RECOMPUTED_PRIMITIVES` are not saved.
     """
 
     def no_forms(primitive, *_, **__):
-      return primitive.name not in _FORMS
+      return primitive.name not in _RECOMPUTED_PRIMITIVES
 
     def alone(*args):
       y = f(*jax.tree.map(lambda x: x[0], args))
@@ -463,7 +463,7 @@ def _put(tree: Any, layer: Any, i: Any) -> Any:
   )
 
 
-def _parts(params: Any) -> tuple[Any, Any, Any]:
+def _split_shards(params: Any) -> tuple[Any, Any, Any]:
   """Splits a tree of `Shard` into trees of its weight, sink and tensor."""
 
   def part(field):

@@ -1,8 +1,9 @@
 """Collectives between the depths of a ZeRO partition: gather, scatter, store.
 
-A tensor at depth d is partitioned over the d innermost levels of data-parallel
-ranks, along its flattened elements, padded with zeros to equal shards. Each
-layer, and each lane of another axis, is partitioned separately. This device's
+A level is an axis of data-parallel ranks, such as the devices of a node or the
+nodes. A tensor at depth d is partitioned over the d innermost levels, along its
+flattened elements, padded with zeros to equal shards. Each layer, and each lane
+of another axis, is partitioned separately. This device's
 shards at depth d are
 
     [*lead, lanes of level 0, ..., lanes of level d - 1, elements]
@@ -14,8 +15,8 @@ per hop of encoded gradients (`Partition.hops`). Thus only a shard, never the
 whole tensor, crosses the outer levels, which have the slowest links (MiCS,
 arXiv 2205.00119).
 
-Trees have one leaf per tensor; each comes with a tree of `Tensor` of the same
-structure.
+Trees have one leaf per tensor; each comes with a tree of `TensorSpec` of the
+same structure.
 
 Shape legend: lead = dims that are not partitioned (layers, tensor ranks); l_j =
 lanes of level j, innermost first; w, g, o, s = depths of weights, gradients,
@@ -33,7 +34,7 @@ import jax.numpy as jnp
 
 from parallel import collectives, quantize
 from parallel.axes import Axis
-from parallel.collectives import after, varying
+from parallel.collectives import order_after, varying
 from parallel.kernels.codec import api
 from parallel.kernels.codec.reference import Codec, Encoded
 from parallel.kernels.selection import Implementation
@@ -41,11 +42,11 @@ from parallel.plans.zero.partition import Partition
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
+class TensorSpec:
   """Shape and dtype of a parameter.
 
   Attributes:
-    shape: Partitioned dims; shards are slices of the flattened tensor.
+    shape: Shape without ``lead`` dims; shards are slices of the flattened dims.
     dtype: Dtype of the gathered parameter and, without a codec, on the wire.
   """
 
@@ -58,14 +59,14 @@ class Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shards:
+class MeshPartition:
   """ZeRO partition of a training state on a mesh.
 
   Attributes:
     partition: Sharding depth of each part of the state.
     axes: One axis per level, outermost first, in the partition's order.
     ordered: Whether collectives of different levels are ordered by data flow,
-      which XLA:CPU requires (`collectives.after`).
+      which XLA:CPU requires (`collectives.order_after`).
     kernels: Implementations of the codecs, in order of preference; all send the
       same bits.
 
@@ -75,8 +76,8 @@ class Shards:
 
     >>> from parallel.plans.zero.partition import Level, named
     >>> partition = named("zero3", [Level("data", 2)])
-    >>> shards = Shards(partition, (Axis("data", 2),))
-    >>> tensor = Tensor((5,), "float32")
+    >>> shards = MeshPartition(partition, (Axis("data", 2),))
+    >>> tensor = TensorSpec((5,), "float32")
     >>> stored = shards.store(jnp.arange(5.0), tensor)
     >>> stored.tolist()
     [[0.0, 1.0, 2.0], [3.0, 4.0, 0.0]]
@@ -91,7 +92,7 @@ class Shards:
 
   @property
   def inner(self) -> tuple[Axis, ...]:
-    """Axes, innermost first: ``inner[:depth]`` shard at that depth."""
+    """Axes, innermost first; at depth d, ``inner[:d]`` shard a tensor."""
     return self.axes[::-1]
 
   @property
@@ -104,7 +105,7 @@ class Shards:
     """D, the number of data-parallel ranks on this device."""
     return math.prod(axis.lanes for axis in self.axes)
 
-  def store(self, x: jax.Array, tensor: Tensor) -> jax.Array:
+  def store(self, x: jax.Array, tensor: TensorSpec) -> jax.Array:
     """Splits a whole tensor into the shards that are stored between steps.
 
     It operates on arrays of logical shape, outside ``jax.shard_map``, where the
@@ -125,7 +126,7 @@ class Shards:
     sizes = [level.size for level in partition.inner[: partition.optimizer]]
     return flat.reshape(*lead, *sizes, -1)
 
-  def restore(self, x: jax.Array, tensor: Tensor) -> jax.Array:
+  def restore(self, x: jax.Array, tensor: TensorSpec) -> jax.Array:
     """Joins stored shards to whole tensors; the inverse of `store`.
 
     Args:
@@ -141,11 +142,11 @@ class Shards:
     )
 
   def working(self, stored: Any, tensors: Any) -> Any:
-    """Gathers stored shards (depth o) to depth w, once per step.
+    """Gathers stored shards from depth o to depth w, once per step.
 
     Args:
       stored: Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32.
-      tensors: Tree of `Tensor`.
+      tensors: Tree of `TensorSpec`.
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{w-1}, k']`` in the tensors' dtypes, or of
@@ -170,7 +171,7 @@ class Shards:
     Args:
       weights: Result of `working`, or slices of its leading dims, such as one
         layer.
-      tensors: Tree of `Tensor`.
+      tensors: Tree of `TensorSpec`.
 
     Returns:
       Tree of ``[*lead, *shape]``, equal on all data-parallel ranks.
@@ -181,7 +182,9 @@ class Shards:
     # of a stored shard, to whatever depth it has been gathered.
     def decode(tensor, x):
       codec = self._codec(self.partition.weight_codec, tensor)
-      return self._decode(x, tensor, codec, self.partition.shard(tensor.size))
+      return self._decode(
+        x, tensor, codec, self.partition.shard_size(tensor.size)
+      )
 
     return jax.tree.map(decode, tensors, whole)
 
@@ -190,7 +193,7 @@ class Shards:
 
     Args:
       whole: Tree of ``[*lead, *shape]``, as `materialise` returns it.
-      tensors: Tree of `Tensor`.
+      tensors: Tree of `TensorSpec`.
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{s-1}, k]``, or of `Encoded` with such
@@ -220,7 +223,7 @@ class Shards:
 
     Args:
       copies: Result of `copy`, or slices of its leading dims.
-      tensors: Tree of `Tensor`.
+      tensors: Tree of `TensorSpec`.
 
     Returns:
       Tree of ``[*lead, *shape]``, equal on all data-parallel ranks.
@@ -255,17 +258,17 @@ class Shards:
     return varying(zeros, *collectives.varying_axes(stored), *self.names)
 
   def reduce(self, gradients: Any, tensors: Any) -> Any:
-    """Reduce-scatters whole tensors' gradients to their depth, g inner levels.
+    """Reduce-scatters the gradients of whole tensors to depth g.
 
     Args:
       gradients: Tree of ``[D, *lead, *shape]``, one summand per lane of this
         device, D in the order of ``axes``.
-      tensors: Tree of `Tensor`.
+      tensors: Tree of `TensorSpec`.
 
     Returns:
       Tree of ``[*lead, l_0, l_1, ..., k]`` float32, with the lanes of *all*
-      levels. Along a level beyond g, each rank has a separate partial sum;
-      `finish` adds these up.
+      levels. Along levels beyond depth g, each rank has a separate partial sum;
+      `finish` adds these sums.
     """
     num_levels = len(self.axes)
     lanes = [axis.lanes for axis in self.axes]
@@ -286,8 +289,9 @@ class Shards:
   def finish(self, gradients: Any) -> Any:
     """Sums gradients over the levels beyond their depth g, once per step.
 
-    Each level between g and the optimizer's depth o has a reduce-scatter. The
-    levels beyond o hold replicas of its state and share one all-reduce.
+    This is a reduce-scatter for each level between depth g and the optimizer's
+    depth o, and one all-reduce over the levels beyond depth o, which hold
+    replicas of the optimizer's state.
 
     Args:
       gradients: Result of `reduce`, or its sum over microbatches.
@@ -310,18 +314,18 @@ class Shards:
 
     return jax.tree.map(all_reduce, tree)
 
-  def _codec(self, name: str, tensor: Tensor) -> Codec | None:
-    """Returns the codec of a name for a tensor; None if it is not encoded."""
-    shard = self.partition.shard(tensor.size)
+  def _codec(self, name: str, tensor: TensorSpec) -> Codec | None:
+    """Returns the codec with a name; None if the tensor is not encoded."""
+    shard = self.partition.shard_size(tensor.size)
     if name == "none" or not self.partition.is_coded(shard):
       return None
     return Codec(name, self.partition.block)
 
   def _gather(self, tree: Any, upper: int, lower: int) -> Any:
-    """Gathers along the last dim, from depth ``upper`` to ``lower``.
+    """Gathers along the last dim, from depth ``upper`` to depth ``lower``.
 
-    The outermost level comes first: its ranks hold the slices of one shard of
-    the next inner level, so the slices join to that shard in rank order.
+    The outermost level is gathered first. Its ranks hold the slices of a shard
+    of the next inner level, which are concatenated in rank order.
     """
     for axis in self.inner[lower:upper][::-1]:
 
@@ -336,10 +340,10 @@ class Shards:
     return tree
 
   def _scatter(self, tree: Any, lower: int, upper: int) -> Any:
-    """Reduce-scatters ``[*lead, l_0, l_1, ..., k]`` between two depths.
+    """Reduce-scatters ``[*lead, l_0, l_1, ..., k]`` to depth ``upper``.
 
-    The innermost level comes first, so that only a summed shard is sent over
-    the next level outwards. With a codec each hop adds one rounding.
+    The innermost level is reduced first, so that only a summed shard is sent
+    over the next outer level. With a codec each hop adds one rounding.
     """
     partition = self.partition
     codec = None
@@ -402,14 +406,14 @@ class Shards:
 
   def _in_order(self, tree: Any) -> Any:
     """Orders each leaf after all leaves if XLA:CPU needs an order."""
-    return after(tree, tree, self.ordered)
+    return order_after(tree, tree, self.ordered)
 
   def _encode(self, x: jax.Array, codec: Codec) -> Encoded:
-    """Encodes along the last dim, one shard, in blocks of the codec."""
+    """Encodes the last dim, which is one shard, in blocks of the codec."""
     return api.encode(x, codec, implementation=self.kernels)
 
   def _decode(
-    self, x: Any, tensor: Tensor, codec: Codec | None, k: int
+    self, x: Any, tensor: TensorSpec, codec: Codec | None, k: int
   ) -> jax.Array:
     """Joins, and with a codec decodes, gathered shards to whole tensors.
 
@@ -418,7 +422,7 @@ class Shards:
         scales of all shards concatenated in the last dims.
       tensor: Shape and dtype of the parameter.
       codec: Codec of x, or None.
-      k: Elements of a shard when it was encoded.
+      k: Number of elements of each shard that was encoded.
 
     Returns:
       ``[*lead, *shape]``.

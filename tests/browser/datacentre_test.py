@@ -18,7 +18,7 @@ def test_slider_changes_dependent_results(browser, tmp_path):
   config = hundred_billion.get_config("test").to_dict()
   file = tmp_path / "page.html"
   result = registry.find(config).run(config)
-  file.write_text(pages.text(result))
+  file.write_text(pages.render_html(result))
   page = browser.new_page(viewport={"width": 1300, "height": 900})
   asked, errors = [], []
   page.on("request", lambda request: asked.append(request.url))

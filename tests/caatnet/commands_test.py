@@ -90,11 +90,11 @@ def test_nearest_config_is_suggested(name, nearest, tmp_path, monkeypatch):
 
 def test_commands_in_texts_are_runnable_once_installed(tmp_path, monkeypatch):
   text = "python -m launch.train; launch.convert; launch.options; my/launch.py"
-  assert commands.runnable(text) == text  # in a checkout
+  assert commands.rewrite_commands(text) == text  # in a checkout
   bundle = tmp_path / "_bundle"
   bundle.symlink_to(ROOT)
   monkeypatch.setattr(commands, "_BUNDLE", bundle)
-  assert commands.runnable(text) == (
+  assert commands.rewrite_commands(text) == (
     "caatnet train; caatnet convert; launch.options; my/launch.py"
   )
 
@@ -210,9 +210,9 @@ def test_commit_is_that_of_a_checkout_only(tmp_path, monkeypatch):
   monkeypatch.setattr(commands, "_BUNDLE", tmp_path / "caatnet" / "_bundle")
   (tmp_path / "caatnet").mkdir()
   git("commit", "--allow-empty", "--message=x")
-  assert commands.commit() == git("rev-parse", "HEAD")
+  assert commands.current_commit() == git("rev-parse", "HEAD")
   commands._BUNDLE.mkdir()
-  assert commands.commit() == "unknown"
+  assert commands.current_commit() == "unknown"
 
 
 @pytest.mark.quick
@@ -226,6 +226,6 @@ def test_no_other_module_spawns_a_script_by_its_module():
 
 
 def test_child_process_runs_a_script():
-  assert commands.spawned("train", "--x=1", "y") == [
+  assert commands.script_command("train", "--x=1", "y") == [
     sys.executable, "-m", "caatnet", "train", "--x=1", "y"
   ]

@@ -11,8 +11,8 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.models.access import Declared
-from caatnet.program import Layout, Program, by_end_of_path, is_spec
+from caatnet.models.access import CastOnRead
+from caatnet.program import Layout, Program, is_spec, make_suffix_lookup
 from configs.caatnet import tiny
 from configs.images import tiny as images
 from configs.pipeline import tiny as pipeline
@@ -40,7 +40,7 @@ def test_local_and_cost_parameters_are_those_of_one_device(ranks, devices):
     ) if "tensor" not in spec
   )
   expected = (count(whole) - gains) // devices + gains
-  assert count(program.local_params) == expected
+  assert count(program.local_shapes) == expected
   assert sum(p.size * p.count for p in program.cost_parameters) == expected
   assert {p.wire_bytes for p in program.cost_parameters} == {4}
 
@@ -101,7 +101,7 @@ def test_axes_are_ordered_from_the_outermost():
   assert layout.batch_spec == P("worker", "node", "gpu")
   assert layout.batch_dims == (2, 2, 3)
   assert layout.prefetch
-  assert layout.per_worker({"a": P(None, "tensor"), "b": P()}) == {
+  assert layout.add_worker_dim({"a": P(None, "tensor"), "b": P()}) == {
     "a": P("worker", None, "tensor"), "b": P("worker")
   }
   (sharding,) = layout.shardings([P("tensor")])
@@ -133,7 +133,7 @@ def test_stored_parameters_have_a_dim_per_level(overrides):
   for p, x, leaf, stored, spec, whole_spec in zip(
     declared, jax.tree.leaves(whole), leaves,
     jax.tree.leaves(program.stored_shapes), specs_of(program.specs),
-    specs_of(program.whole_specs), strict=True,
+    specs_of(program.unpartitioned_specs), strict=True,
   ):
     assert whole_spec == p.spec
     assert leaf.parameter == p
@@ -182,7 +182,7 @@ def test_parameters_of_stages_have_a_leading_dim():
     )
     assert tensor.shape == stored.shape[p.num_lead + 1 :]
   assert 0 < split < len(whole)
-  local = sum(x.size for x in jax.tree.leaves(program.local_params))
+  local = sum(x.size for x in jax.tree.leaves(program.local_shapes))
   assert local == sum(p.size * p.count for p in program.cost_parameters)
 
 
@@ -213,7 +213,7 @@ def test_parameters_are_read_in_the_dtypes_of_the_model():
   params = program.stored_shapes
   found = program.readable(params)
   assert {x.dtype for x in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-  leaves = jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, Declared))
+  leaves = jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, CastOnRead))
   expected = [
     p.dtype if p.cast else "float32"
     for p in jax.tree.leaves(program.model.parameters)
@@ -256,7 +256,7 @@ def test_members_of_a_model_are_checked():
 
 def test_longest_path_of_a_parameter_is_found():
   key = jax.tree_util.DictKey
-  find = by_end_of_path({"a": P("x"), "b": {"a": P("y")}})
+  find = make_suffix_lookup({"a": P("x"), "b": {"a": P("y")}})
 
   def found(*names):
     return find(tuple(map(key, names)))
@@ -266,7 +266,7 @@ def test_longest_path_of_a_parameter_is_found():
   assert found("b") is found("a", "b") is found() is None
   # Attributes of named tuples count like keys.
   assert find((jax.tree_util.GetAttrKey("mu"), key("b"), key("a"))) == P("y")
-  pairs = by_end_of_path(
+  pairs = make_suffix_lookup(
     {"a": (1, 2)}, is_leaf=lambda x: isinstance(x, tuple)
   )
   assert pairs((key("a"),)) == (1, 2)

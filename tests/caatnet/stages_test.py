@@ -12,7 +12,9 @@ from parallel.plans.pipeline import builders
 
 def make(stages, chunks=1, name="looped"):
   schedule = builders.build(name, stages, stages, chunks)
-  return Stages(Axis("stage", stages), schedule, builders.evaluation(schedule))
+  return Stages(
+    Axis("stage", stages), schedule, builders.build_evaluation(schedule)
+  )
 
 
 @pytest.mark.parametrize(("chunks", "name"), [

@@ -26,7 +26,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from caatnet.config import experiments, inference
 from caatnet.config.override import override
-from caatnet.data.tokenizers import Bytes
+from caatnet.data.tokenizers import ByteTokenizer
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
@@ -153,7 +153,7 @@ def drawn():
   program = made.program
   params = jax.jit(
     program.init_params,
-    out_shardings=program.layout.shardings(program.whole_specs),
+    out_shardings=program.layout.shardings(program.unpartitioned_specs),
   )(jax.random.key(0))
   return made, made.weights(params)
 
@@ -165,12 +165,14 @@ def test_generated_text_is_the_greedy_choice():
 
   def generate(requests):
     asked.extend(requests)
-    found = Generation(made.decoder_of(weights), requests, Bytes()).run()
+    found = Generation(
+      made.decoder_of(weights), requests, ByteTokenizer()
+    ).run()
     completions.extend(found)
     return found
 
   found = harness.evaluate(
-    Responder(scorer, Bytes(), generate), [WRITTEN]
+    Responder(scorer, ByteTokenizer(), generate), [WRITTEN]
   )
   assert found["metrics"][0]["metric"] == "exact_match"
   assert len(completions) == len(asked) == 6
@@ -197,7 +199,7 @@ def server():
   made, weights = drawn()
   capacity = dataclasses.replace(made.capacity, context=CONTEXT + 2)
   model = dataclasses.replace(made, capacity=capacity).decoder_of(weights)
-  with small_server.running(model=model, tokens=Bytes()) as found:
+  with small_server.running(model=model, tokens=ByteTokenizer()) as found:
     yield found
 
 
@@ -207,8 +209,10 @@ def in_process():
   made, weights = drawn()
   scorer = made.scorer_of(weights)
   ours = Responder(
-    scorer, Bytes(),
-    lambda asked: Generation(made.decoder_of(weights), asked, Bytes()).run(),
+    scorer, ByteTokenizer(),
+    lambda asked: Generation(
+      made.decoder_of(weights), asked, ByteTokenizer()
+    ).run(),
   )
   return scorer, ours, harness.evaluate(ours, TASKS)["metrics"]
 
@@ -236,7 +240,9 @@ def test_figures_over_http_equal_those_in_process(server, how):
     )
   # An empty context, truncated ones, and the first greedy choice in ASCII.
   text = "".join(map(chr, range(33, 127)))
-  best = scorer.logits(Bytes().encode(text)[None, :CONTEXT])[0].argmax(axis=-1)
+  best = scorer.logits(
+    ByteTokenizer().encode(text)[None, :CONTEXT]
+  )[0].argmax(axis=-1)
   place = next(i for i, token in enumerate(best) if 32 < token < 127)
   requests = [
     Instance("loglikelihood", {}, pair, i)

@@ -70,7 +70,7 @@ def expect(folder, found):
 def outcome(workdir):
   """Returns a run's metrics without times, and its newest parameters."""
   config = override(tiny.get_config("test"), "parallel.tensor=2")
-  params, step = export.read(experiments.build(config), workdir)
+  params, step = export.read_params(experiments.build(config), workdir)
   return facts(workdir), step, jax.tree.map(np.asarray, params)
 
 
@@ -144,14 +144,14 @@ def test_full_disk_is_found_in_the_chain_of_an_error(number, tmp_path):
   ):
     outer = ValueError("cannot be saved")
     outer.__cause__ = inner
-    assert full_disks.described(outer).startswith(
+    assert full_disks.describe_full_disk(outer).startswith(
       f"{path} cannot be written: {text} ("
     )
   for other in (
     OSError(errno.EACCES, os.strerror(errno.EACCES), str(path)),
     RuntimeError("RESOURCE_EXHAUSTED: out of device memory"),
   ):
-    assert full_disks.described(other) is None
+    assert full_disks.describe_full_disk(other) is None
 
 
 def test_output_on_a_full_disk_ends_with_one_line():

@@ -85,7 +85,7 @@ def test_damaged_checkpoint_is_a_one_line_error(files, workdir, tmp_path):
     os.truncate(path, 20)
   experiment = experiments.from_folder(workdir, {"tensor": 1})
   with pytest.raises(ValueError, match="checkpoints/0 is damaged: ") as error:
-    export.read(experiment, tmp_path / "run")
+    export.read_params(experiment, tmp_path / "run")
   assert "Requested byte range" in str(error.value)
   assert "\n" not in str(error.value)
 

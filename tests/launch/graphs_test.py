@@ -16,11 +16,11 @@ def test_every_source_builds_with_its_keys(tmp_path, name):
     config[key] = small[key]
   arguments = "graph", SOURCES, config, tmp_path
   if name in ("rmat", "communities"):
-    graph = sections.choose(*arguments)
+    graph = sections.build_selected(*arguments)
     assert open_graph(tmp_path).num_edges == graph.num_edges
   else:  # sources that need the path of a file
     with pytest.raises(ValueError, match=r"config\.graph\.|is missing"):
-      sections.choose(*arguments)
+      sections.build_selected(*arguments)
 
 
 def _command(launch, output):

@@ -165,7 +165,7 @@ def test_only_the_fatal_error_is_condensed():
   for lines, expected in (
     (b"a\nE1122 b\n", b"a\nE1122 b\n"),
     (b"a\n" + log, b"a\n" + log),
-    (b"a\n" + log + fatal, b"a\n" + processes.LOST),
+    (b"a\n" + log + fatal, b"a\n" + processes.LOST_MESSAGE),
     (b"error: a\n" + fatal, b"error: a\n"),
   ):
     out = io.BytesIO()

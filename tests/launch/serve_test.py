@@ -72,10 +72,10 @@ def test_server_is_replayed_and_finishes_requests_after_a_signal(
 
 
 def test_policy_is_served_by_a_child_until_the_end_of_the_context(workdir):
-  with local.started(str(workdir), [
+  with local.running_server(str(workdir), [
     "--config.serving.policy=vtc", "--name=child", *SETTINGS
   ]) as url:
-    assert asyncio.run(client.card(url, ""))["id"] == "child"
+    assert asyncio.run(client.read_model_card(url, ""))["id"] == "child"
     result = load.replay(
       url, load.Load(sessions=2, rate=50.0, think_s=0.0, max_tokens=3), "",
       lambda number, left_out: None, lambda: None,
@@ -83,10 +83,10 @@ def test_policy_is_served_by_a_child_until_the_end_of_the_context(workdir):
   assert result["errors"] == []
   assert result["tokens"] <= 3 * result["requests"]
   with pytest.raises(ValueError, match="--url=http"):
-    asyncio.run(client.card(url, ""))
+    asyncio.run(client.read_model_card(url, ""))
   with (
     pytest.raises(ValueError, match=r"the server: .*policy='no' must be one"),
-    local.started(str(workdir), ["--config.serving.policy=no"]),
+    local.running_server(str(workdir), ["--config.serving.policy=no"]),
   ):
     pass
 

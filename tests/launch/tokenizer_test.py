@@ -54,7 +54,7 @@ def test_tokenizer_is_trained_used_kept_and_required(launch, tmp_path):
   ended = launch("tokenizer", *flags(f"{SMALL} {keys}"))
   assert ended.returncode == 0, ended.stderr
   documents = sources.load_documents(str(text), 40.0)
-  files = bpe.trained((x.decode() for x in documents.train), 300)
+  files = bpe.train_tokenizer((x.decode() for x in documents.train), 300)
   assert {x.name: x.read_text() for x in folder.iterdir()} == files
   assert f"{sum(map(len, documents.train)):,}" in ended.stdout
   assert "tokens, not" not in ended.stdout
@@ -65,7 +65,7 @@ def test_tokenizer_is_trained_used_kept_and_required(launch, tmp_path):
   assert {x: (workdir / "tokenizer" / x).read_text() for x in files} == files
   folder.rename(tmp_path / "elsewhere")
   experiment = experiments.from_folder(workdir, {"tensor": 1})
-  params, step = export.read_stored(experiment, workdir)
+  params, step = export.read_stored_params(experiment, workdir)
   assert step == 4
   dataset = experiment.data.load(experiment.seed)
   found = make_evaluate(experiment.program, experiment.data.batch_size)(

@@ -56,4 +56,4 @@ def test_command_does_not_load_jax(case, tmp_path):
 
 
 def test_every_study_is_tried():
-  assert {*STUDIES} == {*registry.SUBJECTS}
+  assert {*STUDIES} == {*registry.STUDY_NAMES}

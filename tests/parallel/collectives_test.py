@@ -173,14 +173,14 @@ def test_dependency_keeps_values_and_types():
   results = (np.full((2, 2), np.nan, "f4"), np.zeros((2, 0), "f4"),
              np.arange(7, 9, dtype="i4"))
   f = jax.jit(jax.shard_map(
-    collectives.after, mesh=make_mesh({"a": Axis("a", 2, 2)}),
+    collectives.order_after, mesh=make_mesh({"a": Axis("a", 2, 2)}),
     in_specs=(P(), P("a")), out_specs=P(),
   ))
   found = f(tree, results)
   for name, x in tree.items():
     assert found[name].dtype == x.dtype
     np.testing.assert_array_equal(found[name], x)
-  assert collectives.after(tree, results, needed=False) is tree
+  assert collectives.order_after(tree, results, needed=False) is tree
   # Each result with elements is read.
   assert str(f.trace(tree, results).jaxpr).count("bitcast_convert_type") == 2
 
@@ -190,7 +190,7 @@ def test_results_in_turn_keep_values_and_follow_the_tree(ordered):
   """By a barrier that binds both, or by a dependency of the tree."""
   x, y = np.arange(4, dtype="f4"), np.full(2, np.nan, "f4")
   f = jax.jit(jax.shard_map(
-    lambda x, y: collectives.in_turn({"x": x}, y, ordered),
+    lambda x, y: collectives.order_both({"x": x}, y, ordered),
     mesh=make_mesh({"a": Axis("a", 2, 2)}), in_specs=P("a"), out_specs=P("a"),
   ))
   tree, results = f(x, y)

@@ -307,7 +307,7 @@ def test_outer_step_equals_optax_on_the_mean(wire):
 
   def f(params, momentum, x):
     step = NesterovStep(
-      params, momentum, reference.OuterStep(0.7, 0.9)
+      params, momentum, reference.OuterOptions(0.7, 0.9)
     )
     ours, _ = quantize.coded_mean(
       x, axis, wire, anchor=params, epilogue=step

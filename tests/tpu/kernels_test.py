@@ -21,7 +21,7 @@ from parallel import quantize
 from parallel.axes import Axis, make_mesh
 from parallel.kernels import evidence
 from parallel.kernels.add_norm import cases as add_norm_cases
-from parallel.kernels.codec.reference import OuterStep
+from parallel.kernels.codec.reference import OuterOptions
 from parallel.kernels.gather_rows import cases as gather_cases
 from parallel.kernels.gather_rows import order as gather_order
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
@@ -71,7 +71,7 @@ def test_models_use_the_kernels_of_the_compilation_target(target, kernels, p):
   devices = list(targets.resolve(target).devices)
   uses = target != "cpu:4" and (
     kernels == "pallas"
-    or evidence.helps(devices[0].device_kind, "add_norm", p)
+    or evidence.is_step_faster(devices[0].device_kind, "add_norm", p)
   )
   text = experiments.build(config, None, devices).lower_step().as_text()
   # Forward and backward of two norms per block and one in the head.
@@ -176,7 +176,7 @@ def test_exchanges_copy_no_weights(target):
   wire = Wire("int4", implementation=("tpu",))
 
   def f(params, momentum, workers):
-    step = NesterovStep(params, momentum, OuterStep(0.7, 0.9))
+    step = NesterovStep(params, momentum, OuterOptions(0.7, 0.9))
     return quantize.coded_mean(
       workers, worker, wire, anchor=params, block_dims=1, epilogue=step
     )[0]

@@ -13,9 +13,9 @@ def test_recorded_programs_match_the_current_ones():
   config = programs_config.get_config()
   stale = []
   for row in recorded.read("programs.json", "tpu")["rows"]:
-    program = {key: row[key] for key in programs.KEYS}
+    program = {key: row[key] for key in programs.PROGRAM_KEYS}
     now = programs.identity(*programs.build(config, program))
-    if programs.known([row], now) is None:
+    if programs.find_row([row], now) is None:
       stale.append(" ".join(program.values()))
   assert not stale, "launch.benchmark --config=configs/benchmark/programs.py"
 
@@ -25,11 +25,11 @@ def test_recorded_roofline_is_reproduced():
   config = programs_config.get_config()
   (row,) = (
     row for row in recorded.read("programs.json", "tpu")["rows"]
-    if [row[key] for key in programs.KEYS]
+    if [row[key] for key in programs.PROGRAM_KEYS]
     == ["tpu:v5e:8x8", "model.num_layers=4 sync.p=0.5", "reference"]
   )
-  program = {key: row[key] for key in programs.KEYS}
-  now = programs.read(*programs.build(config, program))
+  program = {key: row[key] for key in programs.PROGRAM_KEYS}
+  now = programs.analyse_program(*programs.build(config, program))
   assert now["roofline"] == pytest.approx(row["roofline"], rel=1e-3), (
     "launch.benchmark --config=configs/benchmark/programs.py"
   )

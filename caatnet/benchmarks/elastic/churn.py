@@ -7,8 +7,15 @@ from typing import Any
 
 from rich.progress import Progress
 
-from caatnet.benchmarks.elastic.churn_network import REACHABILITY, Network
-from caatnet.benchmarks.elastic.churn_run import COLUMNS, KINDS, Churn
+from caatnet.benchmarks.elastic.churn_network import (
+  REACHABILITY_EVENTS,
+  Network,
+)
+from caatnet.benchmarks.elastic.churn_run import (
+  EVENT_KINDS,
+  PHASE_COLUMNS,
+  Churn,
+)
 from caatnet.benchmarks.elastic.churn_training import Training
 from caatnet.show import tables
 
@@ -20,7 +27,8 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/elastic/churn.py.
 
   Raises:
-    RuntimeError: Digests differ, a worker fails, or no round ends for limit_s.
+    RuntimeError: Workers' digests differ, a worker fails, or no round ends
+      within ``config.benchmark.limit_s``.
   """
   options = config.benchmark
   runs = []
@@ -49,17 +57,17 @@ def _show(runs: list[dict[str, Any]], options: Any) -> None:
   happened = Counter(
     (kind, when) for r in runs for kind, when in r["events"]
   )
-  tables.table(
-    f"events among {options.workers} workers, by what the coordinator was at",
-    ["event", *COLUMNS, "what it is"],
+  tables.print_table(
+    f"events among {options.workers} workers, by phase of the coordinator",
+    ["event", *PHASE_COLUMNS, "description"],
     [
-      [kind, *(str(happened[kind, when]) for when in COLUMNS), what]
-      for kind, what in {**KINDS, **REACHABILITY}.items()
-      if kind in KINDS or options.network
+      [kind, *(str(happened[kind, when]) for when in PHASE_COLUMNS), what]
+      for kind, what in {**EVENT_KINDS, **REACHABILITY_EVENTS}.items()
+      if kind in EVENT_KINDS or options.network
     ],
   )
-  tables.table(
-    "what came of it",
+  tables.print_table(
+    "results of each run",
     "seed | events | rounds | epochs | longest_s=longest without | refused | "
     "samples | loss:.5f | calm_loss:.5f=without events | difference:+.2%",
     [
@@ -67,9 +75,9 @@ def _show(runs: list[dict[str, Any]], options: Any) -> None:
            "difference": r["loss"] / r["calm_loss"] - 1} for r in runs
     ],
   )
-  tables.table(
-    "the longest times without a round, and what happened last before and in "
-    "them",
+  tables.print_table(
+    "the longest times without a round, and the events during them and shortly "
+    "before",
     ["seed", "s", "events"],
     [
       [str(r["seed"]), f"{seconds:.1f}", ", ".join(what)]
@@ -77,7 +85,7 @@ def _show(runs: list[dict[str, Any]], options: Any) -> None:
     ],
   )
   for r in runs:
-    print(f"the coordinator in the longest one, seed {r['seed']}:")
+    print(f"the coordinator's output in the longest, seed {r['seed']}:")
     print("".join(r["said"]))
   print("Digests were equal on all workers after every round, and the logs "
         "replay to the same decisions.")

@@ -19,7 +19,7 @@ from parallel.peers.membership.coordinator import Phase
 class Coordinator:
   """Coordinator process that can be killed and restarted.
 
-  Its log is replayed while it is written, which gives its phase at any time.
+  Its log is replayed while it is written, so that `phase` is always known.
 
   Attributes:
     port: Port that it listens on, also after a restart.
@@ -61,7 +61,7 @@ class Coordinator:
     """
     with open(self.output, "ab") as lines:
       self._process = processes.Process(
-        [*self._prefix, *commands.spawned(
+        [*self._prefix, *commands.script_command(
           "coordinator", f"--port={self.port}", f"--host={self._host}",
           f"--journal={self._folder}/journal-{run}", f"--log={self._log}",
           f"--silence_s={self._silence_s}", "--recover_s=5",
@@ -86,7 +86,7 @@ class Coordinator:
     return self._phases[max(0, after - 1)][1]
 
   def states(self) -> list[Any]:
-    """Returns all states that the replayed log passes through."""
+    """Returns all states of the coordinator, from a replay of its log."""
     return list(history.replay(history.read(self._log)))
 
   def lines(self, start: float, stop: float) -> list[str]:

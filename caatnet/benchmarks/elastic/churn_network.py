@@ -18,41 +18,41 @@ import numpy as np
 
 from caatnet.benchmarks.elastic.churn_coordinator import Coordinator
 from caatnet.benchmarks.elastic.churn_run import (
-  FEWEST,
-  KINDS,
-  MORE,
+  EVENT_KINDS,
+  MAX_EXTRA_WORKERS,
+  MIN_UNDISTURBED_WORKERS,
   Churn,
   Worker,
 )
 from parallel.peers.emulation import namespaces, processes
 
 # Kind of event -> its description in the table.
-REACHABILITY = {
+REACHABILITY_EVENTS = {
   "closed port": "another worker, whose port is closed at first",
   "loopback": "another worker, which listens at 127.0.0.1 only",
-  "port closes": "no other one can connect to a worker any longer",
-  "no dials": "a worker cannot connect to others any longer",
+  "port closes": "other workers cannot connect to a worker any longer",
+  "no dials": "a worker cannot connect to other workers any longer",
   "one way": "packets from one worker to another are dropped",
 }
-_RATE = 125e6  # bytes per second of all links: only delays matter
+_LINK_BYTES_PER_S = 125e6  # bytes per second of all links: only delays matter
 
 
 class Network(Churn):
   """Run of `Churn` in network namespaces; the coordinator is in namespace 0."""
 
-  kinds = (*KINDS, *REACHABILITY)
+  kinds = (*EVENT_KINDS, *REACHABILITY_EVENTS)
 
   def __init__(self, folder: pathlib.Path, config: Any, seed: int) -> None:
     """Starts namespaces and a coordinator; arguments as for `Churn`."""
     self._stack = contextlib.ExitStack()
     options = config.benchmark
-    count = 1 + options.workers + MORE
+    count = 1 + options.workers + MAX_EXTRA_WORKERS
     rng = np.random.default_rng(seed)
     # Half of a round trip in each direction.
     delays = rng.uniform(*options.rtt_ms, (count, count)) / 2000
     delays = np.triu(delays, 1) + np.triu(delays, 1).T
     self._mesh = self._stack.enter_context(
-      namespaces.mesh(np.full((count, count), _RATE), delays)
+      namespaces.mesh(np.full((count, count), _LINK_BYTES_PER_S), delays)
     )
     self._nodes: dict[int, Worker] = {}  # node -> its newest worker
     self._caused = 0.0  # time of the last event, `time.monotonic`
@@ -80,16 +80,16 @@ class Network(Churn):
 
   def _free(self) -> int:
     """Returns a node without a live worker."""
-    alive = {id(worker) for worker in self._there()}
+    alive = {id(worker) for worker in self._live_workers()}
     return next(
       node for node in range(1, len(self._mesh.hosts))
       if id(self._nodes.get(node)) not in alive
     )
 
-  def _command(self, word: str) -> list[str]:
+  def _worker_command(self, word: str) -> list[str]:
     node = self._free()
     options, mesh = self._options, self._mesh
-    return [*mesh.prefixes[node], *processes.module(
+    return [*mesh.prefixes[node], *processes.module_command(
       "caatnet.benchmarks.elastic.churn_peer", self._port, options.parameters,
       options.samples, options.pause_s, self._folder, word, mesh.hosts[0],
       "127.0.0.1" if self._loopback else mesh.hosts[node],
@@ -106,18 +106,20 @@ class Network(Churn):
       self._mesh.restore(*link)
 
   def _cause(self, kind: str, rng: random.Random) -> None:
-    """Injects an event; its worker is `stopped` while the event lasts."""
+    """Injects an event; its worker has `Worker.stopped` while it lasts."""
     self._caused = time.monotonic()
-    if kind not in REACHABILITY:
+    if kind not in REACHABILITY_EVENTS:
       super()._cause(kind, rng)
       return
     joins = kind in ("closed port", "loopback")
-    if joins and len(self._there()) >= self._options.workers + MORE:
+    if joins and len(
+      self._live_workers()
+    ) >= self._options.workers + MAX_EXTRA_WORKERS:
       super()._cause("kill", rng)
       return
-    awake = [w for w in self._there() if not w.stopped]
-    # At least FEWEST workers remain undisturbed.
-    if not joins and len(awake) <= FEWEST:
+    awake = [w for w in self._live_workers() if not w.stopped]
+    # At least MIN_UNDISTURBED_WORKERS remain undisturbed.
+    if not joins and len(awake) <= MIN_UNDISTURBED_WORKERS:
       super()._cause("join", rng)
       return
     self._record(kind)

@@ -22,7 +22,7 @@ from parallel.peers.emulation import processes
 from parallel.peers.membership.coordinator import Phase
 
 # Kind of event -> its description in the table.
-KINDS = {
+EVENT_KINDS = {
   "kill": "killed",
   "stop, long": "stopped for longer than it may be silent",
   "stop, short": "slow",
@@ -37,21 +37,22 @@ KINDS = {
   "ahead": "another worker, whose run is ahead, and which is refused",
 }
 # Phase of the coordinator -> the column that counts events in it.
-_WHEN = {
+_COLUMN_OF_PHASE = {
   Phase.ASSEMBLING: "members form", Phase.FORMING: "members form",
   Phase.OPEN: "between rounds", Phase.RUNNING: "in an exchange",
 }
-COLUMNS = ("between rounds", "in an exchange", "members form")
-FEWEST = 2  # minimum number of workers that no event affects
-MORE = 2  # maximum number of workers beyond config.benchmark.workers
-_AIM_S = 5.0  # maximum wait for the phase of a column
+PHASE_COLUMNS = ("between rounds", "in an exchange", "members form")
+MIN_UNDISTURBED_WORKERS = 2  # minimum number of workers that no event affects
+# maximum number of workers beyond config.benchmark.workers
+MAX_EXTRA_WORKERS = 2
+_MAX_PHASE_WAIT_S = 5.0  # maximum wait for the phase of a column
 
 
 class Worker(processes.Process):
   """Process of a worker.
 
   Attributes:
-    stopped: Whether it is no event's target: paused, unreachable or refused.
+    stopped: Whether events spare it: it is paused, unreachable or refused.
   """
 
   stopped = False
@@ -64,7 +65,7 @@ class Churn:
     kinds: Kinds of events that are drawn.
   """
 
-  kinds = tuple(KINDS)
+  kinds = tuple(EVENT_KINDS)
 
   def __init__(self, folder: pathlib.Path, config: Any, seed: int) -> None:
     """Starts a coordinator.
@@ -90,10 +91,10 @@ class Churn:
     self._dropped: list[str] = []  # reports of contributions not counted
     self._refused = 0  # number of refused workers, whose run is ahead
     self._least = 0  # revision of the checkpoint that the newest run began with
-    self._coordinate()
+    self._start_coordinator()
 
   def run(self, progress: Progress) -> dict[str, Any]:
-    """Injects events until `goal`; returns the row of the run (`_outcome`)."""
+    """Injects events until `goal`; returns the run's results (`_outcome`)."""
     seed, options = self._seed, self._options
     rng = random.Random(seed)
     for _ in range(options.workers):
@@ -108,14 +109,14 @@ class Churn:
       self._happen(rng)
       progress.update(
         bar, completed=self.done,
-        description=f"seed {seed}, round {self.reached:,}: "
+        description=f"seed {seed}, round {self.newest_revision:,}: "
         f"{self._events[-1][1] if self._events else ''}",
       )
     self._finish()
     return self._outcome()
 
   @property
-  def reached(self) -> int:
+  def newest_revision(self) -> int:
     """The newest revision that any worker has reported."""
     return max(self._seen, default=0)
 
@@ -133,10 +134,12 @@ class Churn:
 
   def _finish(self) -> None:
     """Waits for one more round of all workers, then ends them."""
-    self._until(lambda: not any(worker.stopped for worker in self._there()))
-    reached = self.reached
-    self._until(lambda: self.reached > reached)
-    for worker in self._there():
+    self._until(
+      lambda: not any(worker.stopped for worker in self._live_workers())
+    )
+    reached = self.newest_revision
+    self._until(lambda: self.newest_revision > reached)
+    for worker in self._live_workers():
       worker.write("end")
       self._until(lambda w=worker: w.popen.poll() is not None)
 
@@ -146,10 +149,10 @@ class Churn:
       worker.kill()
     self._coordinator.end()
 
-  def _coordinate(self) -> None:
+  def _start_coordinator(self) -> None:
     # A new run continues even if some of its first workers are killed.
     self._coordinator.start(
-      self._run, FEWEST if self._run else self._options.workers
+      self._run, MIN_UNDISTURBED_WORKERS if self._run else self._options.workers
     )
 
   def _make_coordinator(self) -> Coordinator:
@@ -160,21 +163,21 @@ class Churn:
   def _join(self, word: str = "new") -> None:
     self._workers.append(
       Worker(
-        self._command(word), environment=self._environment,
+        self._worker_command(word), environment=self._environment,
         on_line=self._compare,
       )
     )
 
-  def _command(self, word: str) -> list[str]:
+  def _worker_command(self, word: str) -> list[str]:
     """Returns a worker's command; for the word see `churn_peer`."""
     options = self._options
-    return processes.module(
+    return processes.module_command(
       "caatnet.benchmarks.elastic.churn_peer", self._port, options.parameters,
       options.samples, options.pause_s, self._folder, word,
     )
 
   def _compare(self, line: dict[str, Any]) -> None:
-    """Handles a line printed by a worker; results of a round must be equal."""
+    """Handles a worker's line; records a problem if workers' results differ."""
     with self._lock:
       if "dropped" in line:
         self._dropped += line["dropped"]
@@ -187,12 +190,12 @@ class Churn:
       # All workers must report the same digest and samples for a revision. A
       # loss is computed later and may differ, after a bit was flipped.
       there = self._seen.setdefault(line["revision"], line)
-      if there is line and line["revision"] == self.reached:
+      if there is line and line["revision"] == self.newest_revision:
         self._commits.append(time.monotonic())
       elif any(there[key] != line[key] for key in ("digest", "samples")):
         self._problem = f"workers differ: {line} and {there}"
 
-  def _look(self) -> None:
+  def _raise_on_failure(self) -> None:
     """Raises an error if a worker or the coordinator has failed."""
     if self._problem:
       raise RuntimeError(self._problem)
@@ -210,7 +213,7 @@ class Churn:
 
   def _until(self, condition: Any) -> None:
     while not condition():
-      self._look()
+      self._raise_on_failure()
       time.sleep(0.005)
 
   def _wait(self, seconds: float) -> None:
@@ -221,25 +224,26 @@ class Churn:
     """Waits without events for some time."""
     self._wait(seconds)
 
-  def _there(self) -> list[Worker]:
+  def _live_workers(self) -> list[Worker]:
     return [
       w for w in self._workers if not w.killed and w.popen.poll() is None
     ]
 
   def _happen(self, rng: random.Random) -> None:
     """Injects an event of the kind and phase with the fewest events so far."""
-    count = Counter(self._classed())
-    cells = [(kind, when) for kind in self.kinds for when in COLUMNS]
+    count = Counter(self._classified_events())
+    cells = [(kind, when) for kind in self.kinds for when in PHASE_COLUMNS]
     least = min(count[cell] for cell in cells)
     kind, when = rng.choice([c for c in cells if count[c] == least])
     if when == "members form":  # requires an event that changes membership
-      there = len(self._there())
+      there = len(self._live_workers())
       self._cause(
-        "join" if there < self._options.workers + MORE else "kill", rng
+        "join" if there < self._options.workers + MAX_EXTRA_WORKERS else "kill",
+        rng
       )
-    end = time.monotonic() + _AIM_S
+    end = time.monotonic() + _MAX_PHASE_WAIT_S
     self._until(
-      lambda: self._when() == when or time.monotonic() > end
+      lambda: self._phase_column() == when or time.monotonic() > end
     )
     # A random offset within the phase.
     time.sleep(rng.uniform(0, 0.02))
@@ -248,13 +252,15 @@ class Churn:
 
   def _cause(self, kind: str, rng: random.Random) -> None:
     """Injects an event, or another one if there are too few workers."""
-    most = self._options.workers + MORE
-    there = self._there()
+    most = self._options.workers + MAX_EXTRA_WORKERS
+    there = self._live_workers()
     awake = [w for w in there if not w.stopped]
     if kind == "join" and len(there) >= most:
       kind = "kill"
     # Too few workers would remain.
-    if kind in ("kill", "stop, long", "stop, short") and len(awake) <= FEWEST:
+    if kind in (
+      "kill", "stop, long", "stop, short"
+    ) and len(awake) <= MIN_UNDISTURBED_WORKERS:
       kind = "join" if len(there) < most else "cut"
     # Before its first round, a new run would adopt the more advanced one.
     if kind == "ahead" and (not self._seen or len(there) >= most):
@@ -268,7 +274,7 @@ class Churn:
     elif kind == "coordinator":
       self._coordinator.kill()
       self._wait(rng.uniform(0, 1))
-      self._coordinate()
+      self._start_coordinator()
     elif kind in ("kill", "back"):
       rng.choice(awake).kill()
       if kind == "back":
@@ -287,20 +293,20 @@ class Churn:
     self._events.append((time.time(), kind))
 
   def _begin_again(self, new: int | None = None) -> None:
-    """Starts a new run from the last checkpoint, as no worker has the state.
+    """Kills all processes; starts a new run from the last checkpoint.
 
     Args:
       new: Number of the worker that joins without a checkpoint; None for none.
         The coordinator waits for two workers, so one has the checkpoint.
     """
-    for worker in self._there():
+    for worker in self._live_workers():
       worker.kill()
     self._coordinator.kill()
     self._run += 1
     self._seen.clear()  # rounds after the checkpoint are repeated
     kept = self._folder.glob("*.checkpoint")
     self._least = max((int(path.stem) for path in kept), default=0)
-    self._coordinate()
+    self._start_coordinator()
     for number in range(self._options.workers):
       self._join("new" if number == new else "checkpoint")
 
@@ -316,24 +322,24 @@ class Churn:
 
     threading.Timer(seconds, go_on).start()
 
-  def _when(self, moment: float = math.inf) -> str:
-    """Returns the coordinator's phase at a time, from its log."""
-    return _WHEN[self._coordinator.phase(moment)]
+  def _phase_column(self, moment: float = math.inf) -> str:
+    """Returns the table's column for the coordinator's phase at a time."""
+    return _COLUMN_OF_PHASE[self._coordinator.phase(moment)]
 
-  def _classed(self) -> list[tuple[str, str]]:
-    """Returns all events, each as its kind and the column of its phase."""
-    return [(kind, self._when(moment)) for moment, kind in self._events]
+  def _classified_events(self) -> list[tuple[str, str]]:
+    """Returns the kind and the column (`_phase_column`) of each event."""
+    return [(kind, self._phase_column(moment)) for moment, kind in self._events]
 
   def _outcome(self) -> dict[str, Any]:
     states = self._coordinator.states()
-    last = self.reached
+    last = self.newest_revision
     if states[-1].record.revision < last:
       raise RuntimeError(f"round {last} is not in the coordinator's log")
     samples = self._seen[last]["samples"]
-    pauses = self._pauses()
+    pauses = self._longest_gaps()
     longest = pauses[0]
     return {
-      "events": self._classed(), "rounds": last,
+      "events": self._classified_events(), "rounds": last,
       "epochs": sum(
         b.record.epoch > a.record.epoch for a, b in itertools.pairwise(states)
       ),
@@ -347,10 +353,10 @@ class Churn:
       "longest_s": longest[1] - longest[0],
       "said": self._coordinator.lines(*longest),
       "samples": samples, "loss": self._loss(),
-      "calm_loss": self._calm(samples),
+      "calm_loss": self._loss_without_events(samples),
     }
 
-  def _pauses(self) -> list[tuple[float, float]]:
+  def _longest_gaps(self) -> list[tuple[float, float]]:
     """Returns start and end of the five longest times without a round."""
     offset = time.time() - time.monotonic()
     # Commits are recorded in monotonic time, events in `time.time`.
@@ -359,14 +365,14 @@ class Churn:
 
   def _loss(self) -> float:
     """Returns the final loss."""
-    return self._seen[self.reached]["loss"]
+    return self._seen[self.newest_revision]["loss"]
 
-  def _calm(self, samples: int) -> float:
-    """Returns the loss of a run without events after as many samples."""
-    state = churn_peer.start(self._options.parameters)
+  def _loss_without_events(self, samples: int) -> float:
+    """Returns the loss after ``samples`` samples of a run without events."""
+    state = churn_peer.initial_state(self._options.parameters)
     theta = state["theta"]
     each = self._options.workers * self._options.samples
     for first in range(0, samples - each + 1, each):
       mean = churn_peer.gradient(theta, ((first, first + each),))
-      theta = theta - churn_peer.RATE * mean
+      theta = theta - churn_peer.LEARNING_RATE * mean
     return churn_peer.loss(theta)

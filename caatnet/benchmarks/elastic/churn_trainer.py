@@ -35,17 +35,17 @@ class _Reporter:
     newest = run.swarm.newest
     print(json.dumps({
       "revision": newest.number, "digest": newest.digest,
-      "samples": leases.used(newest.leases),
+      "samples": leases.count_used_samples(newest.leases),
     }), flush=True)
     if self.spoils.is_set():
       self.spoils.clear()
-      _spoil(run.peer.state.outer["params"])
+      _corrupt_params(run.peer.state.outer["params"])
 
 
-def _spoil(params: Any) -> None:
+def _corrupt_params(params: Any) -> None:
   """Flips a bit of parameters, like a memory fault."""
   x = random.choice([x for x in jax.tree.leaves(params) if x.size])
-  churn_peer.turn(
+  churn_peer.flip_bit(
     x.addressable_data(0).unsafe_buffer_pointer(), random.randrange(x.size)
   )
 
@@ -57,12 +57,12 @@ def main(port: str, config: str, folder: str) -> None:
   )
   reporter = _Reporter()
   threading.Thread(
-    target=churn_peer.obey, args=(reporter.spoils.set, lambda: None),
-    daemon=True,
+    target=churn_peer.run_stdin_commands,
+    args=(reporter.spoils.set, lambda: None), daemon=True,
   ).start()
   result = swarm_loop.train(
     experiments.build(options), folder,
-    swarm_loop.Endpoint(("127.0.0.1", int(port)), handshake.from_files()),
+    swarm_loop.Endpoint(("127.0.0.1", int(port)), handshake.read_security()),
     experiments.swarm_options(options), quiet=True, on_commit=reporter,
   )
   if result.finished:

@@ -16,17 +16,17 @@ import tempfile
 import time
 from typing import Any
 
-from caatnet.benchmarks.elastic.churn_run import KINDS, Churn
+from caatnet.benchmarks.elastic.churn_run import EVENT_KINDS, Churn
 from parallel.peers.emulation import processes
 
 # Faults are injected until this fraction of the rounds.
-_UNTIL = 0.85
+_FAULT_END_FRACTION = 0.85
 
 
 class Training(Churn):
   """Run of `Churn` whose workers train a model."""
 
-  kinds = tuple(k for k in KINDS if k not in ("last holder", "ahead"))
+  kinds = tuple(k for k in EVENT_KINDS if k not in ("last holder", "ahead"))
 
   def __init__(
     self, folder: pathlib.Path, config: Any, seed: int, num_steps: int = 0
@@ -53,11 +53,11 @@ class Training(Churn):
 
   @property
   def goal(self) -> float:
-    return _UNTIL * self._steps // self._config.outer.sync_every
+    return _FAULT_END_FRACTION * self._steps // self._config.outer.sync_every
 
   @property
   def done(self) -> float:
-    return self.reached
+    return self.newest_revision
 
   def loss(self) -> float:
     """Trains without any events; returns the validation loss."""
@@ -67,43 +67,45 @@ class Training(Churn):
     return self._loss()
 
   def _pause(self, seconds: float) -> None:
-    """Waits as in `Churn`, and for a round, as workers take time to start."""
+    """Waits as in `Churn`, then until a round ends: workers start slowly."""
     super()._pause(seconds)
-    reached, run = self.reached, self._run
-    self._until(lambda: self.reached > reached or not self._there())
+    reached, run = self.newest_revision, self._run
+    self._until(
+      lambda: self.newest_revision > reached or not self._live_workers()
+    )
     # Once in a run all workers are killed, which takes longest.
     if not run and self.done > self.goal / 2:
       self._events.append((time.time(), "last holder"))
       self._begin_again()
-      self._until(lambda: self.reached)
+      self._until(lambda: self.newest_revision)
 
   def _cause(self, kind: str, rng: random.Random) -> None:
     """Injects one event; restarts workers that have died."""
     super()._cause(kind, rng)
-    while len(self._there()) < self._options.workers:
+    while len(self._live_workers()) < self._options.workers:
       self._join()
 
   def _finish(self) -> None:
-    self._until(lambda: not self._there())
+    self._until(lambda: not self._live_workers())
 
-  def _command(self, word: str) -> list[str]:
-    self._homes.append(self._home(word))
-    return processes.module(
+  def _worker_command(self, word: str) -> list[str]:
+    self._homes.append(self._choose_folder(word))
+    return processes.module_command(
       "caatnet.benchmarks.elastic.churn_trainer", self._port,
       self._folder / "config.json", self._homes[-1],
     )
 
-  def _home(self, word: str) -> pathlib.Path:
-    """Returns a worker's folder, which determines its initial moments."""
+  def _choose_folder(self, word: str) -> pathlib.Path:
+    """Returns a worker's folder, which has its initial optimizer moments."""
     moments = self._options.moments
     pairs = list(zip(self._workers, self._homes, strict=True))
     busy = {home for worker, home in pairs if not worker.killed}
     free = {home for _, home in pairs} - busy
     if free and (moments == "own" or word == "checkpoint"):
-      return max(free, key=lambda home: (_step(home), home))
+      return max(free, key=lambda home: (_newest_step(home), home))
     home = self._folder / f"worker-{len(pairs)}"
     if moments == "donor" and busy:
-      _copy(max(busy, key=_step), home)
+      _copy(max(busy, key=_newest_step), home)
     return home
 
   def _compare(self, line: dict[str, Any]) -> None:
@@ -112,14 +114,14 @@ class Training(Churn):
       return
     self._losses.add(line["validation"])
     if len(self._losses) > 1:
-      self._problem = f"workers end with other losses: {self._losses}"
+      self._problem = f"workers ended with different losses: {self._losses}"
 
   def _loss(self) -> float:
     (loss,) = self._losses
     return loss
 
-  def _calm(self, samples: int) -> float:
-    """Returns the loss of a swarm without events after the same samples."""
+  def _loss_without_events(self, samples: int) -> float:
+    """Returns the loss after ``samples`` samples of a swarm without events."""
     of_step = self._options.workers * self._config.data.batch_size
     every = self._config.outer.sync_every
     steps = every * round(samples / (of_step * every))
@@ -133,7 +135,7 @@ class Training(Churn):
         calm.end()
 
 
-def _step(home: pathlib.Path) -> float:
+def _newest_step(home: pathlib.Path) -> float:
   """Returns the step of a folder's newest checkpoint; -inf without one."""
   steps = (int(path.stem) for path in (home / "swarm").glob("*.npz"))
   return max(steps, default=-math.inf)
@@ -141,7 +143,7 @@ def _step(home: pathlib.Path) -> float:
 
 def _copy(donor: pathlib.Path, home: pathlib.Path) -> None:
   """Copies a checkpoint; removes the copy if the original is deleted."""
-  step = _step(donor)
+  step = _newest_step(donor)
   try:
     shutil.copytree(
       donor / "checkpoints" / str(step), home / "checkpoints" / str(step)

@@ -1,10 +1,10 @@
 """Keys of benchmarks of processes that communicate."""
 
-from caatnet.benchmarks.keys import ROUNDS
+from caatnet.benchmarks.keys import ROUNDS_DOC
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   NOT_NEGATIVE,
   POSITIVE,
   SEED,
@@ -81,7 +81,7 @@ class Membership:
     ),
     'Systems to search: numbers of "peers", "rounds", members to start '
     '("least"), contributions to a round ("quorum"), and faults by kind.',
-    COUNT_OR_NONE,
+    COUNT_OR_ZERO,
   )
   most: int = field(
     500_000, "Number of states after which the search of a system stops.", COUNT
@@ -102,9 +102,9 @@ class Ring:
   send_buffer: int = field(
     2**18, "Send buffer of sockets in bytes, also of raw streams; 0 for the "
     "kernel's default. On loopback, a small buffer keeps transfers in the CPU "
-    "cache; over a long link it would limit the rate.", COUNT_OR_NONE,
+    "cache; over a long link it would limit the rate.", COUNT_OR_ZERO,
   )
-  rounds: int = field(5, ROUNDS, COUNT)
+  rounds: int = field(5, ROUNDS_DOC, COUNT)
   gloo: bool = field(
     True, "Whether jax's all-reduce between processes is also timed."
   )
@@ -120,7 +120,7 @@ class Ring:
       {"mbit": 1000, "rtt_ms": 100, "megabytes": 128},
     ),
     "Links between two peers: bandwidth in Mbit/s, added round-trip time in "
-    "ms, and size of the all-reduce in MB.", COUNT_OR_NONE, empty=True,
+    "ms, and size of the all-reduce in MB.", COUNT_OR_ZERO, empty=True,
   )
   num_connections: tuple[int, ...] = field(
     (1, 4, 8), "Numbers of data connections for each link in `links`.", COUNT

@@ -9,7 +9,7 @@ from caatnet.show import tables
 from parallel.base.checks import known
 from parallel.peers.membership.coordinator import Rules
 from parallel.peers.membership.search import search
-from parallel.peers.membership.world import Bounds, Budget
+from parallel.peers.membership.world import FaultBudget, SearchBounds
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -21,10 +21,10 @@ def run(config: Any) -> dict[str, Any]:
   Raises:
     ValueError: An item of config.benchmark.worlds has an unknown key.
   """
-  rows = [_searched(world, config.benchmark.most)
+  rows = [_search_world(world, config.benchmark.most)
           for world in config.benchmark.worlds]
-  tables.table(
-    "worlds of peers and a coordinator, all that can happen in them",
+  tables.print_table(
+    "all states of peers and a coordinator with faults",
     "peers | rounds | accidents | states | complete=all | seconds:.0f | "
     "problem", rows,
   )
@@ -34,16 +34,16 @@ def run(config: Any) -> dict[str, Any]:
   return {"benchmark": "membership", "rows": rows}
 
 
-def _searched(world: Any, most: int) -> dict[str, Any]:
+def _search_world(world: Any, most: int) -> dict[str, Any]:
   world = dict(world)
   peers, rounds = world.pop("peers"), world.pop("rounds")
   rules = Rules(world.pop("least"), world.pop("quorum", 0))
   for accident in world:
-    known("config.benchmark.worlds: ", accident, Budget._fields)
+    known("config.benchmark.worlds: ", accident, FaultBudget._fields)
   start = time.perf_counter()
   with Console(stderr=True).status("searching") as status:
     found = search(
-      Bounds(peers, rounds, Budget(**world), rules, most),
+      SearchBounds(peers, rounds, FaultBudget(**world), rules, most),
       progress=lambda n: status.update(f"{peers} peers: {n:,} states"),
     )
   accidents = ", ".join(f"{n} {kind}" for kind, n in world.items())

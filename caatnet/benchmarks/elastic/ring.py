@@ -15,7 +15,7 @@ from parallel.peers.ring import link_collectives
 # Time limit of torch's processes in seconds: if one fails, the others wait.
 _TORCH_S = 600.0
 
-Order = tuple[str, Callable[[int], dict[str, Any]]]
+PeerCall = tuple[str, Callable[[int], dict[str, Any]]]
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -28,13 +28,13 @@ def run(config: Any) -> dict[str, Any]:
   size = options.megabytes * (1 << 20) // 4
   rows = [
     row for count in options.peers
-    for row in _on_loopback(count, size, options)
+    for row in _measure_loopback(count, size, options)
   ]
   if rows:
     _show(rows, options)
   shaped = _shaped_rows(options)
   if shaped:
-    tables.table(
+    tables.print_table(
       f"float32 summed between two network namespaces, "
       f"{options.shaped_rounds} rounds",
       "mbit=link, Mbit/s | rtt_ms:g=there and back, ms | megabytes=MB | "
@@ -43,15 +43,15 @@ def run(config: Any) -> dict[str, Any]:
       shaped,
     )
   return {
-    "load": timing.load(), "cores": os.cpu_count(), "loopback": rows,
+    "load": timing.load_average(), "cores": os.cpu_count(), "loopback": rows,
     "shaped": shaped,
   }
 
 
 def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
-  tables.table(
+  tables.print_table(
     f"{options.megabytes} MB of float32 summed among peers on loopback, "
-    f"{options.rounds} rounds, load {timing.load():.1f} of "
+    f"{options.rounds} rounds, load {timing.load_average():.1f} of "
     f"{os.cpu_count()} cores",
     "peers | what | seconds:.3f | of_raw:.0%=raw / this | "
     "of_raw_cpu:.0%=raw / this, CPU time | additions:.0%=additions' share | "
@@ -92,8 +92,8 @@ class Peers(processes.Peers):
     })
 
 
-def _orders(count: int, size: int, block: int) -> dict[str, Order]:
-  """Returns what peers do in a round: name of the row -> method and arguments.
+def _peer_calls(count: int, size: int, block: int) -> dict[str, PeerCall]:
+  """Returns by row name what peers call: (method, rank -> its arguments).
 
   Raw streams send the bytes of a sum between the same arrays, without adding:
   in both directions of a ring, or between all pairs.
@@ -130,15 +130,15 @@ def _orders(count: int, size: int, block: int) -> dict[str, Order]:
   }
 
 
-def _on_loopback(
+def _measure_loopback(
   count: int, size: int, options: Any
 ) -> list[dict[str, Any]]:
   """Measures one number of peers on loopback; returns its rows.
 
-  Raw streams, sums and additions alone alternate. The first round touches new
-  memory and is not counted.
+  Measurements of raw streams, sums and bare additions alternate. The first
+  round touches new memory and is not counted.
   """
-  orders = _orders(count, size, options.block_bytes)
+  orders = _peer_calls(count, size, options.block_bytes)
   with Peers(["127.0.0.1"] * count) as peers:
     peers.do("arrays", lambda _: {"size": size})
     peers.connect(1, options.send_buffer)
@@ -151,7 +151,7 @@ def _on_loopback(
     )
   # Fails if a sum has not sent the bytes that the closed formula gives.
   counted = {
-    name: _same_as_stated(name, size, each.found, options.block_bytes)
+    name: _check_sent_bytes(name, size, each.found, options.block_bytes)
     for name, (order, _) in orders.items() if order == "sum"
     for each in done[name]
   }
@@ -176,9 +176,9 @@ def _on_loopback(
     })
   others = {}
   if options.gloo:
-    others["jax's gloo"] = _gloo(count, size, options.rounds)
+    others["jax's gloo"] = _time_jax_gloo(count, size, options.rounds)
   if options.python_path:
-    others["torch's gloo"] = _torch(count, size, options)
+    others["torch's gloo"] = _time_torch_gloo(count, size, options)
   for name, found in others.items():
     seconds = statistics.median(found)
     rows.append({
@@ -189,12 +189,12 @@ def _on_loopback(
   return rows
 
 
-def _same_as_stated(
+def _check_sent_bytes(
   order: str, size: int, found: Sequence[dict[str, int]], block: int
 ) -> dict[str, int]:
-  """Checks the bytes that peers sent by a formula; returns those of peer 0."""
+  """Compares sent bytes with a formula; returns peer 0's bytes by kind."""
   stated = [
-    link_collectives.sum_bytes(order, size, len(found), rank, block)
+    link_collectives.sum_sent_bytes(order, size, len(found), rank, block)
     for rank in range(len(found))
   ]
   for rank, (there, wanted) in enumerate(zip(found, stated, strict=True)):
@@ -213,8 +213,8 @@ def _same_as_stated(
   return {"payload": stated[0][0], "framing": stated[0][1]}
 
 
-def _gloo(count: int, size: int, rounds: int) -> list[float]:
-  """Returns the seconds of jax's all-reduces, in separate processes."""
+def _time_jax_gloo(count: int, size: int, rounds: int) -> list[float]:
+  """Returns the seconds of each all-reduce by jax between processes."""
   port = processes.free_port()
   with processes.Peers(
     "caatnet.benchmarks.elastic.ring_peer:Gloo",
@@ -225,8 +225,8 @@ def _gloo(count: int, size: int, rounds: int) -> list[float]:
     ).found[0]
 
 
-def _torch(count: int, size: int, options: Any) -> list[float]:
-  """Returns the seconds of torch's all-reduces, of the slowest process.
+def _time_torch_gloo(count: int, size: int, options: Any) -> list[float]:
+  """Returns the seconds of each all-reduce by torch in the slowest process.
 
   Raises:
     ValueError: The Python cannot be run, or lacks torch.
@@ -247,17 +247,17 @@ def _torch(count: int, size: int, options: Any) -> list[float]:
 
 
 def _shaped_rows(options: Any) -> list[dict[str, Any]]:
-  """Returns rows of links with a rate and a delay; [] without root."""
+  """Measures sums over links with a rate and a delay; [] without root."""
   if not options.links:
     return []
   if os.geteuid():
-    print("links are shaped by root only: left out")
+    print("links are shaped by root only: config.benchmark.links is left out")
     return []
   rows = []
   block = options.shaped_block_bytes
   for link in options.links:
     size = link["megabytes"] * (1 << 20) // 4
-    with namespaces.long_link(link["mbit"], link["rtt_ms"]) as (
+    with namespaces.delayed_link(link["mbit"], link["rtt_ms"]) as (
       hosts, prefixes
     ), Peers(hosts, prefixes) as peers:
       peers.do("arrays", lambda _, size=size: {"size": size})
@@ -268,7 +268,7 @@ def _shaped_rows(options: Any) -> list[dict[str, Any]]:
           for _ in range(options.shaped_rounds)
         ]
         for each in done:
-          sent = _same_as_stated("ring", size, each.found, block)
+          sent = _check_sent_bytes("ring", size, each.found, block)
         taken = [each.seconds for each in done]
         seconds = statistics.median(taken)
         rows.append({

@@ -11,7 +11,7 @@ import numpy as np
 from parallel.peers.ring import bandwidth, link_collectives
 from parallel.peers.ring.measured_links import LIMIT_S, SECURITY
 from parallel.peers.transport.frames import read_into
-from parallel.peers.transport.links import Links, Options
+from parallel.peers.transport.links import LinkOptions, Links
 from parallel.peers.transport.listener import Listener
 
 _NAME_BYTES = 16
@@ -29,7 +29,7 @@ class RingPeer:
     self.inward: dict[str, socket.socket] = {}
 
   def addresses(self) -> tuple[Any, Any]:
-    """Returns the addresses for links and for raw connections."""
+    """Returns (address for links, address for raw connections)."""
     return self.listener.address, self.server.getsockname()[:2]
 
   def arrays(self, size: int) -> None:
@@ -41,12 +41,12 @@ class RingPeer:
     self, epoch: int, members: dict[str, Any], raw: dict[str, Any],
     options: dict[str, Any],
   ) -> None:
-    """Opens links and raw connections to all others."""
+    """Opens links to all other peers; the first call also raw connections."""
     if self.links is not None:
       self.links.close()
     self.links = Links(
       self.me, epoch, {k: tuple(v) for k, v in members.items()}, SECURITY,
-      Options(**options),
+      LinkOptions(**options),
     ).connect(self.listener, LIMIT_S)
     if not self.inward:
       self.outward, self.inward = _connect_all(
@@ -61,9 +61,9 @@ class RingPeer:
   def sum(
     self, order: str, block_bytes: int, ranks: list[str] | None = None
   ) -> dict[str, int]:
-    """Sums all peers' arrays; returns numbers of bytes sent, by kind."""
+    """Sums all peers' arrays; returns bytes sent, by kind, and received."""
     before = self.links.traffic.sent.payload, self.links.traffic.sent.framing
-    kernel = self.links.socket_bytes()
+    kernel = self.links.received_bytes()
     link_collectives.all_reduce(
       self.links, 0, self.x, order=order, out=self.out,
       block_bytes=block_bytes, ranks=ranks,
@@ -71,7 +71,7 @@ class RingPeer:
     sent = self.links.traffic.sent
     return {
       "payload": sent.payload - before[0], "framing": sent.framing - before[1],
-      "kernel": self.links.socket_bytes() - kernel,
+      "kernel": self.links.received_bytes() - kernel,
     }
 
   def several(self, count: int, block_bytes: int) -> None:

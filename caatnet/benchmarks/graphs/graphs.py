@@ -16,7 +16,7 @@ from caatnet.config import experiments
 from caatnet.data.graphs import builders
 from caatnet.data.graphs.csr import Graph, open_graph
 from caatnet.data.graphs.data import Trees
-from caatnet.data.graphs.sampling import Sampler, num_places
+from caatnet.data.graphs.sampling import Sampler, num_tree_positions
 from caatnet.show import tables
 from caatnet.studies.alignment import predictor
 from caatnet.train.prefetch import PrefetchIterator
@@ -31,7 +31,7 @@ _RMAT = {
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Runs the parts, prints a table for each, and returns plain data.
+  """Runs the config's parts, prints a table for each, returns plain data.
 
   Args:
     config: Config like configs/benchmark/graphs.py.
@@ -45,19 +45,19 @@ def run(config: Any) -> dict[str, Any]:
         num_features=options.num_features, **_RMAT,
       )
     if "sampler" in options.parts:
-      result["sampler"] = _sampler(options, graph)
+      result["sampler"] = _time_samplers(options, graph)
     if "caches" in options.parts:
-      result["caches"] = _caches(options, graph)
+      result["caches"] = _compute_hit_rates(options, graph)
     if "waits" in options.parts:
-      result["waits"] = _waits(config, graph)
+      result["waits"] = _measure_waits(config, graph)
   if "large" in options.parts:
-    result["large"] = _large(config)
+    result["large"] = _run_large_graph(config)
   if "predicted" in options.parts:
-    result["predicted"] = _predicted(options)
+    result["predicted"] = _predict_steps(options)
   return result
 
 
-def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
+def _time_samplers(options: Any, graph: Graph) -> dict[str, Any]:
   """Times batches of our sampler and of DGL's, on the same roots."""
   rng = np.random.default_rng(0)
   warm = max(1, options.samples // 10)
@@ -82,9 +82,9 @@ def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
     "sampled_s": float(total[0]), "with_unique_s": float(total.sum()),
   }]
   if options.python_path:
-    rows.append(_dgl(options, graph, roots, warm))
+    rows.append(_time_dgl_sampler(options, graph, roots, warm))
   count = options.samples
-  tables.table(
+  tables.print_table(
     f"R-MAT, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; "
     f"{count} batches of {options.batch_size}, fan-outs "
     f"{tuple(options.fanouts)}, {options.threads} threads; one run",
@@ -107,14 +107,14 @@ def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
 
 
 def num_edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
-  """Returns the number of edges in sampled trees, without padded places.
+  """Returns the number of edges in sampled trees, without padding.
 
   Args:
-    degrees: Degrees of all places, int ``[B, T]``.
-    fanouts: Places for neighbours, level by level.
+    degrees: Degree of the node at each position of B trees, int ``[B, T]``.
+    fanouts: Sampled neighbours per node, level by level.
   """
-  parents = num_places(fanouts[:-1])
-  # A place samples at most its fan-out, or its degree if that is smaller.
+  parents = num_tree_positions(fanouts[:-1])
+  # A node has as many edges as its fan-out, or its degree if that is smaller.
   width = np.concatenate([
     np.full(int(np.prod(fanouts[:level])), fanout)
     for level, fanout in enumerate(fanouts)
@@ -122,7 +122,7 @@ def num_edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
   return int(np.minimum(degrees[:, :parents], width).sum())
 
 
-def _dgl(
+def _time_dgl_sampler(
   options: Any, graph: Graph, roots: np.ndarray, warm: int
 ) -> dict[str, Any]:
   """Runs the same batches through DGL, in a Python that has it."""
@@ -135,7 +135,7 @@ def _dgl(
   )
 
 
-def _caches(options: Any, graph: Graph) -> dict[str, Any]:
+def _compute_hit_rates(options: Any, graph: Graph) -> dict[str, Any]:
   """Computes hit rates of caches and bytes of features of sampled batches."""
   trees = Trees(
     Sampler(graph, options.fanouts, 0, options.threads), graph.nodes("train"),
@@ -161,18 +161,21 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
       "presampling": caches.hits_of_set(
         stream, caches.most_frequent(seen, size)
       ),
-      "lru": caches.lru(stream, size),
-      "belady": caches.belady(stream, size),  # optimal, needs the future
+      "lru": caches.count_lru_hits(stream, size),
+      "belady": caches.count_belady_hits(stream, size),
+      # optimal, needs the future
     }
     rows.append({"share": share} | {k: v / asked for k, v in by.items()})
   width = 4 * options.num_features  # bytes of a row
-  places = options.samples * options.batch_size * num_places(options.fanouts)
+  places = options.samples * options.batch_size * num_tree_positions(
+    options.fanouts
+  )
   sizes = {
     "places": places * width,
     "unique": asked * width,
     "least": len(np.unique(np.concatenate(stream))) * width,
   }
-  tables.table(
+  tables.print_table(
     f"{options.samples} batches, {asked:,} rows after deduplication. Bytes of "
     f"features: all places {sizes['places'] / 1e9:.3f} GB, each row once per "
     f"batch {sizes['unique'] / 1e9:.3f} GB, each row once (the least possible) "
@@ -189,7 +192,7 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
   return {"rows": rows, "bytes": sizes}
 
 
-def training(config: Any, folder: Any, **changes: Any) -> Any:
+def build_experiment(config: Any, folder: Any, **changes: Any) -> Any:
   """Builds the benchmark's training run on a graph in a folder.
 
   Args:
@@ -207,11 +210,13 @@ def training(config: Any, folder: Any, **changes: Any) -> Any:
   return experiments.build(config)
 
 
-def _waits(config: Any, graph: Graph) -> dict[str, Any]:
+def _measure_waits(config: Any, graph: Graph) -> dict[str, Any]:
   """Trains, and measures the fraction of time spent waiting for batches."""
   options = config.benchmark
   rows = [
-    timed(training(config, graph.folder, **changes), options.steps) | {
+    time_steps(
+      build_experiment(config, graph.folder, **changes), options.steps
+    ) | {
       "changes": " ".join(f"data.{k}={v}" for k, v in changes.items())
     }
     for changes in (
@@ -219,7 +224,7 @@ def _waits(config: Any, graph: Graph) -> dict[str, Any]:
       {"ahead": 1, "cache_rows": graph.num_nodes // 20},
     )
   ]
-  tables.table(
+  tables.print_table(
     f"{options.steps} steps of {options.batch_size} nodes, hidden width "
     f"{config.model.width}: time that the step waits for sampled and gathered "
     "rows",
@@ -230,7 +235,7 @@ def _waits(config: Any, graph: Graph) -> dict[str, Any]:
   return {"rows": rows}
 
 
-def timed(experiment: Any, steps: int) -> dict[str, Any]:
+def time_steps(experiment: Any, steps: int) -> dict[str, Any]:
   """Trains some steps, after two untimed ones.
 
   Args:
@@ -238,8 +243,8 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
     steps: Number of timed steps.
 
   Returns:
-    Per timed step: its seconds, seconds of waiting for a batch and of the
-    host's work, and bytes fetched; and losses of the first and last step.
+    Means per timed step: its seconds, seconds of waiting for a batch and of
+    the host's work, bytes fetched; and "losses" of the first and last step.
   """
   dataset = experiment.data.load(experiment.seed)
   batches = PrefetchIterator(
@@ -262,7 +267,9 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
   seconds = time.perf_counter() - start
   batches.close()
   width, counts = dataset.table.rows.shape[1], dataset.table.counts
-  step_places = experiment.data.batch_size * num_places(experiment.data.fanouts)
+  step_places = experiment.data.batch_size * num_tree_positions(
+    experiment.data.fanouts
+  )
   return {
     "step_s": seconds / steps,
     "waited_s": (batches.waited_s - waited) / steps,
@@ -273,19 +280,19 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
   }
 
 
-def _large(config: Any) -> dict[str, Any]:
+def _run_large_graph(config: Any) -> dict[str, Any]:
   """Builds a graph and trains on it in a process with a memory limit."""
   options = config.benchmark
   config = copy.deepcopy(config)
   with tempfile.TemporaryDirectory() as folder:
     config.benchmark.folder = options.folder or folder
     try:
-      found = scripts.alone(_built_and_trained, config)
+      found = scripts.call_in_process(_build_and_train, config)
     except (RuntimeError, MemoryError) as error:
       raise ValueError(
         f"config.benchmark.large: the process has ended: {error!r}"
       ) from error
-  tables.table(
+  tables.print_table(
     f"{found['nodes']:,} nodes x {found['features']} float32, "
     f"{found['edges']:,} edges, {found['bytes'] / 1e9:.2f} GB on disk; a "
     f"process with {options.large.limit_mb} MB without pages of files",
@@ -295,7 +302,7 @@ def _large(config: Any) -> dict[str, Any]:
   return found
 
 
-def _built_and_trained(config: Any) -> dict[str, Any]:
+def _build_and_train(config: Any) -> dict[str, Any]:
   """Builds a large graph and trains on it in a process with little memory.
 
   The limit (RLIMIT_DATA) applies to private memory: the heap, stacks and
@@ -312,13 +319,13 @@ def _built_and_trained(config: Any) -> dict[str, Any]:
       folder, scale=large.scale, num_edges=large.num_edges,
       num_features=large.num_features, **_RMAT,
     )
-    rows.append(_row("build", start, "-"))
+    rows.append(_time_and_memory_row("build", start, "-"))
   graph = open_graph(folder)
   start = time.perf_counter()
   options.num_features = graph.features.shape[1]
-  found = timed(training(config, folder), large.steps)
+  found = time_steps(build_experiment(config, folder), large.steps)
   first, last = found["losses"]
-  rows.append(_row(
+  rows.append(_time_and_memory_row(
     f"train, {large.steps} steps", start,
     f"{first:.3f} to {last:.3f}, {1e3 * found['step_s']:.0f} ms per step, "
     f"{found['waited_s'] / found['step_s']:.0%} of it waits",
@@ -330,8 +337,8 @@ def _built_and_trained(config: Any) -> dict[str, Any]:
   }
 
 
-def _row(part: str, start: float, loss: str) -> dict[str, Any]:
-  """Returns the time since ``start``, private and peak resident memory."""
+def _time_and_memory_row(part: str, start: float, loss: str) -> dict[str, Any]:
+  """Returns a row: seconds since ``start``, private and peak memory in MB."""
   status = {
     line.split(":")[0]: int(line.split()[1])
     for line in pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -344,12 +351,12 @@ def _row(part: str, start: float, loss: str) -> dict[str, Any]:
   }
 
 
-def _predicted(options: Any) -> dict[str, Any]:
+def _predict_steps(options: Any) -> dict[str, Any]:
   """Predicts step times on H200s, to compare with those of arXiv 2103.03330."""
   given, rows = options.predicted, []
   device = DEVICES["h200"]
-  places = num_places(options.fanouts)
-  parents = num_places(options.fanouts[:-1])
+  places = num_tree_positions(options.fanouts)
+  parents = num_tree_positions(options.fanouts[:-1])
   for width in (100, 128, 602):
     # Two matrices per layer; 2 FLOPs forward and 4 backward per weight.
     flops = 12 * options.batch_size * (
@@ -378,7 +385,7 @@ def _predicted(options: Any) -> dict[str, Any]:
           "faster": step.faster - 1,
           "faster_overlapped": step.faster_overlapped - 1,
         })
-  tables.table(
+  tables.print_table(
     "predicted, nothing measured: H200, GraphSAGE, fan-outs "
     f"{tuple(options.fanouts)}, batch {options.batch_size}, hidden "
     f"{given.hidden}; {given.distinct:.0%} of all places are distinct rows\n"

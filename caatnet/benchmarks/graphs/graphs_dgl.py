@@ -13,7 +13,9 @@ import sys
 import time
 
 
-def parsed(arguments: list[str]) -> tuple[pathlib.Path, int, int, list[int]]:
+def parse_arguments(arguments: list[str]) -> tuple[
+  pathlib.Path, int, int, list[int]
+]:
   """Returns folder, number of warm-up batches, threads and fan-outs."""
   folder, *numbers = arguments
   warm, threads, *fanouts = map(int, numbers)
@@ -26,7 +28,7 @@ def main() -> None:
   import numpy as np
   import torch
 
-  folder, warm, threads, fanouts = parsed(sys.argv[1:])
+  folder, warm, threads, fanouts = parse_arguments(sys.argv[1:])
   torch.set_num_threads(threads)
   # DGL's fan-outs begin with the level that is farthest from the roots.
   sampler = dgl.dataloading.NeighborSampler(fanouts[::-1])

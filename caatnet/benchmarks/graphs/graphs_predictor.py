@@ -61,12 +61,12 @@ class StepTime:
 
   @property
   def faster(self) -> float:
-    """Speedup of zero-copy over the conventional way."""
+    """Speedup of zero-copy over gathering by the host."""
     return self.conventional_s / self.zero_copy_s
 
   @property
   def faster_overlapped(self) -> float:
-    """Speedup over the conventional way if zero-copy overlaps with compute."""
+    """Speedup over gathering by the host if zero-copy overlaps with compute."""
     return self.conventional_s / self.overlapped_s
 
 

@@ -40,17 +40,17 @@ def create(
       execute([own, "-m", "pip", "install", "-q", "uv"])
       execute(
         [own, "-m", "uv", "pip", "install", "-q", "--python", own, *packages],
-        _of_uv(os.environ),
+        _uv_variables(os.environ),
       )
       done.write_text(wanted)
   return folder / "bin/python"
 
 
-def _of_uv(environment: Mapping[str, str]) -> dict[str, str]:
-  """Returns variables by which uv uses pip's package sources, if unset.
+def _uv_variables(environment: Mapping[str, str]) -> dict[str, str]:
+  """Returns uv's variables for pip's package sources, unless already set.
 
   Example:
-    >>> _of_uv({"PIP_FIND_LINKS": "a b", "UV_INDEX_URL": "c"})
+    >>> _uv_variables({"PIP_FIND_LINKS": "a b", "UV_INDEX_URL": "c"})
     {'UV_FIND_LINKS': 'a,b', 'UV_INDEX_STRATEGY': 'unsafe-best-match'}
   """
   found = {

@@ -21,7 +21,7 @@ def ask_script(
   command: Sequence[str], question: Any = None, *,
   environment: Mapping[str, str] = _NONE, limit_s: float | None = None,
 ) -> Any:
-  """Runs a script in another Python; returns the last line of its JSON output.
+  """Runs a script in another Python; returns its last line, parsed as JSON.
 
   Args:
     command: Python, script and its arguments.
@@ -60,7 +60,7 @@ def ask_script(
 
 
 @contextlib.contextmanager
-def answering(
+def start_script(
   key: str, command: Sequence[str], needs: str, *,
   environment: Mapping[str, str] = _NONE,
 ) -> Iterator[Callable[[Any], Any]]:
@@ -109,8 +109,8 @@ def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:
   )
 
 
-def alone(function: Callable[..., T], *arguments: Any) -> T:
-  """Calls a function in a fresh process, which releases all its memory.
+def call_in_process(function: Callable[..., T], *arguments: Any) -> T:
+  """Calls a function in a fresh process, whose end releases its memory.
 
   Raises:
     RuntimeError: The process has ended, for instance out of memory.
@@ -119,7 +119,7 @@ def alone(function: Callable[..., T], *arguments: Any) -> T:
     return executor.submit(function, *arguments).result()
 
 
-def shared(
+def map_in_processes(
   function: Callable[[Any], T], items: Sequence[Any], count: int
 ) -> Iterable[T]:
   """Yields a function's result for each item, computed by several processes."""

@@ -24,6 +24,6 @@ def token_batch(config: Any) -> np.ndarray:
   )
 
 
-def one_device() -> dict[str, Any]:
+def describe_environment() -> dict[str, Any]:
   """Returns date, versions, machine and commit of a run on one device."""
   return environment(make_mesh({"device": Axis("device", 1)}))

@@ -1,7 +1,7 @@
 """Timing: alternating measurements, medians, ranges, progress bars.
 
-If the subjects of a comparison alternate, a drift of the machine's speed
-affects all of them. So ratios are taken within a round.
+If the measured functions alternate, a drift of the machine's speed affects all
+of them. So ratios are computed between times of the same round.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ def in_turns(
   return found
 
 
-def load() -> float:
+def load_average() -> float:
   """Returns the number of processes that run or wait for a processor or disk.
 
   It is an average over about a minute (`os.getloadavg`).
@@ -73,8 +73,8 @@ def seconds(function: Callable[[], Any]) -> float:
   return time.perf_counter() - start
 
 
-def seconds_after_one(function: Callable[[], Any]) -> float:
-  """Returns the seconds of a second call.
+def seconds_when_warm(function: Callable[[], Any]) -> float:
+  """Returns the seconds of the second of two calls.
 
   The first call is not timed: since the function's last turn, other functions
   may have evicted its data from the caches.
@@ -97,8 +97,8 @@ def summary(
 
   Args:
     times: Seconds, one per round.
-    first: Seconds of the reference subject, in the same rounds. The entry
-      "relative" is the median of the rounds' ratios to it.
+    first: Seconds of the reference in the same rounds. The entry "relative"
+      is the median over rounds of the ratio to the reference.
   """
   found = {
     "median_s": float(np.median(times)), "min_s": min(times),

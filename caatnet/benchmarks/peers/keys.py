@@ -1,16 +1,21 @@
 """Keys of the benchmark of other projects' steps."""
 
-from caatnet.benchmarks.keys import PROMPT, RESULTS, ROUNDS, TOKENS
+from caatnet.benchmarks.keys import (
+  PROMPT_DOC,
+  RESULTS_DOC,
+  ROUNDS_DOC,
+  TOKENS_DOC,
+)
 from caatnet.schema import register
 from caatnet.schema.fields import COUNT, field
 
 
 @register.benchmark("peers")
 class Peers:
-  """Training steps and decoding compared with other projects' ones."""
+  """Training steps and decoding, compared with those of other projects."""
 
-  results: str = field("runs/peers.json", RESULTS)
-  rounds: int = field(3, ROUNDS, COUNT)
+  results: str = field("runs/peers.json", RESULTS_DOC)
+  rounds: int = field(3, ROUNDS_DOC, COUNT)
   steps: int = field(2, "Training steps per round.", COUNT)
   variants: tuple[tuple[str, str], ...] = field(
     (
@@ -24,8 +29,8 @@ class Peers:
   batches: tuple[int, ...] = field(
     (1, 16, 64), "Sequences that are decoded together.", COUNT, empty=True,
   )
-  prompt: int = field(64, PROMPT, COUNT)
-  tokens: int = field(64, TOKENS, COUNT)
+  prompt: int = field(64, PROMPT_DOC, COUNT)
+  tokens: int = field(64, TOKENS_DOC, COUNT)
   threads: int = field(2, "Threads of torch.", COUNT)
   python_path: str = field(
     "", 'Python with the packages of peers; "" makes an environment with '

@@ -3,7 +3,7 @@
 It runs in a separate Python, which has llama-cpp-python and gguf, and imports
 nothing of this repository. It reads one JSON object per line from stdin and
 writes one to stdout for each: first the model, whose weights are an npz file
-with the names and orientations of Hugging Face's Llama, then for each round the
+with the names and layouts of Hugging Face's Llama, then for each round the
 prompts, and the number of tokens. If the model has a ``path``, the script only
 writes a GGUF file there, with a word for each token, for llama.cpp's server.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 # Hugging Face's name of a layer's matrix or gain -> llama.cpp's name.
-NAMES = {
+LAYER_TENSOR_NAMES = {
   "input_layernorm": "attn_norm",
   "self_attn.q_proj": "attn_q",
   "self_attn.k_proj": "attn_k",
@@ -30,23 +30,23 @@ NAMES = {
   "mlp.up_proj": "ffn_up",
   "mlp.down_proj": "ffn_down",
 }
-GLOBAL = {
+GLOBAL_TENSOR_NAMES = {
   "model.embed_tokens": "token_embd",
   "model.norm": "output_norm",
   "lm_head": "output",
 }
 
 
-def renamed(name: str) -> str:
+def gguf_name(name: str) -> str:
   """Returns llama.cpp's name of a tensor."""
   stem = name.removesuffix(".weight")
-  if stem in GLOBAL:
-    return f"{GLOBAL[stem]}.weight"
+  if stem in GLOBAL_TENSOR_NAMES:
+    return f"{GLOBAL_TENSOR_NAMES[stem]}.weight"
   _, _, layer, part = stem.split(".", 3)
-  return f"blk.{layer}.{NAMES[part]}.weight"
+  return f"blk.{layer}.{LAYER_TENSOR_NAMES[part]}.weight"
 
 
-def paired(x: np.ndarray, num_heads: int) -> np.ndarray:
+def interleave_halves(x: np.ndarray, num_heads: int) -> np.ndarray:
   """Orders the rows of queries or keys ``[heads * D, H]`` for llama.cpp.
 
   Hugging Face rotates channel i of the first half of a head with channel i of
@@ -57,7 +57,7 @@ def paired(x: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def write(path: str, asked: dict[str, Any]) -> None:
-  """Writes a GGUF file, without a vocabulary unless it is for a server."""
+  """Writes a GGUF file of the requested model, with a tokenizer for servers."""
   import gguf
 
   model, weights = asked["model"], np.load(asked["weights"])
@@ -85,14 +85,14 @@ def write(path: str, asked: dict[str, Any]) -> None:
   for name in weights.files:
     x = np.ascontiguousarray(weights[name], np.float32)
     if ".q_proj" in name:
-      x = paired(x, heads)
+      x = interleave_halves(x, heads)
     elif ".k_proj" in name:
-      x = paired(x, kv_heads)
+      x = interleave_halves(x, kv_heads)
     if x.ndim == 1:  # gains remain float32
-      file.add_tensor(renamed(name), x)
+      file.add_tensor(gguf_name(name), x)
     else:
       file.add_tensor(
-        renamed(name), gguf.quants.quantize(x, kind), raw_dtype=kind
+        gguf_name(name), gguf.quants.quantize(x, kind), raw_dtype=kind
       )
   file.write_header_to_file()
   file.write_kv_data_to_file()
@@ -108,7 +108,7 @@ class Llama:
 
     Args:
       path: The file.
-      asked: Numbers of ``threads`` and sequences (``batch``), and ``model``.
+      asked: Request: ``threads``, ``batch`` (sequences) and ``model``.
 
     Raises:
       RuntimeError: llama.cpp rejects the file.
@@ -139,7 +139,7 @@ class Llama:
     self._tokens = api.llama_batch_init(options.n_batch, 0, 1)
 
   def clear(self) -> None:
-    """Empties the cache."""
+    """Empties the KV cache."""
     memory = self.api.llama_get_memory(self._context)
     self.api.llama_memory_clear(memory, True)
 
@@ -192,11 +192,15 @@ def main() -> None:
     })
     for line in sys.stdin:
       asked = json.loads(line)
-      answer(timed(llama, np.array(asked["prompts"]), asked["tokens"]))
+      answer(
+        time_generation(llama, np.array(asked["prompts"]), asked["tokens"])
+      )
 
 
-def timed(llama: Llama, prompts: np.ndarray, count: int) -> dict[str, Any]:
-  """Continues prompts ``[sequences, n]``; returns seconds and drawn tokens."""
+def time_generation(
+  llama: Llama, prompts: np.ndarray, count: int
+) -> dict[str, Any]:
+  """Continues prompts ``[sequences, n]``; returns seconds and new tokens."""
   llama.clear()
   start = time.perf_counter()
   drawn = [llama.step(prompts, 0)]

@@ -18,17 +18,21 @@ def main() -> None:
 
   asked = json.loads(sys.stdin.readline())
   model = TransformerDo(DoConfig(**asked["model"], fsdp_enabled=False))
-  answer_all(model, asked["batch"], asked["length"], asked["model"]["V"])
+  answer_timing_requests(
+    model, asked["batch"], asked["length"], asked["model"]["V"]
+  )
 
 
-def answer_all(model, batch: int, length: int, vocab_size: int) -> None:
-  """Writes a model's size; then, for each line of stdin, the time of steps.
+def answer_timing_requests(
+  model, batch: int, length: int, vocab_size: int
+) -> None:
+  """Writes a model's size; for each line of stdin, seconds of a step and loss.
 
   Args:
     model: Module of flax.linen from tokens ``[batch, length]`` to logits
       ``[batch, length, vocab_size]``.
     batch: Number of sequences.
-    length: Tokens of each.
+    length: Tokens of a sequence.
     vocab_size: Number of different tokens.
   """
   import flax

@@ -1,4 +1,4 @@
-"""Rates of streams over HTTP from our server, vLLM's and llama.cpp's."""
+"""Tokens per second over HTTP from our server, vLLM's and llama.cpp's."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -17,8 +17,8 @@ from caatnet.show import servers as shown
 from caatnet.show import tables
 
 
-def rows(config: Any, python: str) -> list[dict[str, Any]]:
-  """Returns the rates of all servers, which are measured in turns.
+def measure_servers(config: Any, python: str) -> list[dict[str, Any]]:
+  """Returns a row per server, with tokens per second and TTFT of each round.
 
   Args:
     config: Config like configs/benchmark/peers.py, with ``benchmark.vllm`` or
@@ -31,8 +31,8 @@ def rows(config: Any, python: str) -> list[dict[str, Any]]:
   options = config.benchmark
   batch = max(options.batches, default=1)
   context = options.prompt + options.tokens
-  made = decoders.built(config, batch=batch, context=context)
-  params = decoders.drawn(made)
+  made = decoders.build_inference(config, batch=batch, context=context)
+  params = decoders.init_params(made)
   prompts = np.random.default_rng(0).integers(
     config.model.vocab_size, size=(2 * batch, options.prompt)
   ).tolist()
@@ -41,14 +41,16 @@ def rows(config: Any, python: str) -> list[dict[str, Any]]:
       stack.enter_context(tempfile.TemporaryDirectory()), "weights.npz"
     )
     if options.llama_server:
-      np.savez(weights, **decoders.published(made, params))
+      np.savez(weights, **decoders.hugging_face_params(made, params))
     decoder = made.decoder(params)  # deletes the parameters
-    sizes = decoder, serving.FACTOR
-    shown.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
+    sizes = decoder, serving.BATCH_SIZE_FACTOR
+    shown.run_with_progress(
+      warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes))
+    )
     pool = stack.enter_context(scripts.pool(1))  # the client's process
     lengths = [options.tokens] * len(prompts)
-    turns = {"caatnet": lambda: server.served(
-      decoder, server.options_of(len(prompts)), prompts, lengths, pool
+    turns = {"caatnet": lambda: server.measure_server(
+      decoder, server.first_come_options(len(prompts)), prompts, lengths, pool
     )}
     urls: dict[str, str] = {}
     if options.vllm:
@@ -78,9 +80,9 @@ def rows(config: Any, python: str) -> list[dict[str, Any]]:
 
 
 def show(found: Sequence[Mapping[str, Any]]) -> None:
-  """Prints the table of `rows`."""
+  """Prints the table of `measure_servers`."""
   first = np.array(found[0]["tokens_per_second"])
-  tables.table(
+  tables.print_table(
     f"{found[0]['streams']} streams over HTTP, at most {found[0]['batch']} at "
     "a time, float32",
     ["by", "tokens/s", "caatnet is x times as fast", "TTFT P50 (s)"],

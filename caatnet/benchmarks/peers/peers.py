@@ -1,4 +1,4 @@
-"""Times of our training steps and decoding, and of other projects' ones.
+"""Times of training steps and decoding, ours and those of other projects.
 
 Measurements alternate. Each other project runs in a separate process, which
 waits while the others run.
@@ -26,22 +26,22 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.show import tables
 from caatnet.train.throughput import matmul_rate
-from parallel.base.kept import Kept
+from parallel.base.kept import ResultCache
 from parallel.plans.placement import rates
 
 _HERE = pathlib.Path(__file__).parent
 # Elements of the array whose read bandwidth is measured: 512 MB, far more than
 # caches.
-_READ = 2**27
+_READ_ELEMENTS = 2**27
 _KEY = "config.benchmark.python_path"
 # Keys of config.benchmark that change no measured result.
-_FREE = ("results", "plot", "target")
+_IRRELEVANT_KEYS = ("results", "plot", "target")
 
-# Measures of decoding: of drawn tokens, and of the tokens of prompts.
+# Keys of rates of decoding: of new tokens, and of tokens of prompts.
 _SPEEDS = ("tokens_per_second", "prompt_tokens_per_second")
 
 # Function that runs one measurement, and returns its seconds.
-Turn = Callable[[], float]
+TimeMeasurement = Callable[[], float]
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -51,7 +51,8 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/peers.py.
 
   Raises:
-    ValueError: An environment cannot be made, or a peer does not run.
+    ValueError: An environment cannot be made, or another project's program
+      does not run.
   """
   options = config.benchmark
   python = options.python_path
@@ -59,22 +60,22 @@ def run(config: Any) -> dict[str, Any]:
     python = str(environments.create(
       pathlib.Path(options.folder), options.packages
     ))
-  kept = Kept(options.results, "config.benchmark.results")
+  kept = ResultCache(options.results, "config.benchmark.results")
 
   def get(part: str, compute: Callable[[], Any], *inputs: Any) -> Any:
-    of = _described(config), commands.commit(), part, inputs
+    of = _relevant_config(config), commands.current_commit(), part, inputs
     return kept.get(of, compute)
 
   served, training, decoded = [], [], []
   # Servers first, since those of other projects may fail to start.
   if options.vllm or options.llama_server:
-    served = get("http", lambda: over_http.rows(config, python))
+    served = get("http", lambda: over_http.measure_servers(config, python))
   if options.variants:
-    training = get("training", lambda: _training(config, python))
+    training = get("training", lambda: _measure_training(config, python))
   for batch in dict.fromkeys(options.batches):
     decoded += get(
-      "decoding", lambda batch=batch: list(_decoding(config, python, batch)),
-      batch,
+      "decoding",
+      lambda batch=batch: list(_measure_decoding(config, python, batch)), batch,
     )
   limits = get("limits", lambda: {
     "matmul_flops_per_second": matmul_rate(
@@ -90,33 +91,34 @@ def run(config: Any) -> dict[str, Any]:
   if served:
     over_http.show(served)
   return {
-    "environment": setup.one_device(), "load": timing.load(),
+    "environment": setup.describe_environment(), "load": timing.load_average(),
     "limits": limits, "training": training, "decoding": decoded,
     "http": served,
   }
 
 
-def _described(config: Any) -> dict[str, Any]:
+def _relevant_config(config: Any) -> dict[str, Any]:
   """Returns the keys of a config that may change results."""
   found = json.loads(config.to_json())
   found["benchmark"] = {
-    key: value for key, value in found["benchmark"].items() if key not in _FREE
+    key: value for key,
+    value in found["benchmark"].items() if key not in _IRRELEVANT_KEYS
   }
   return found
 
 
 def _read_rate(threads: int) -> float:
   """Returns the bytes per second of reads of an array in memory."""
-  array = np.ones(_READ, np.float32)
+  array = np.ones(_READ_ELEMENTS, np.float32)
   return rates.measure([array, array, array], threads, ["read"])["read"]
 
 
-def _training(config: Any, python: str) -> list[dict[str, Any]]:
+def _measure_training(config: Any, python: str) -> list[dict[str, Any]]:
   """Returns a row for each training step."""
   options = config.benchmark
   tokens = setup.token_batch(config)
   base = setup.without_benchmark(config)
-  turns: dict[str, Turn] = {}
+  turns: dict[str, TimeMeasurement] = {}
   facts: dict[str, dict[str, Any]] = {}
   with contextlib.ExitStack() as stack:
     for label, overrides in options.variants:
@@ -129,12 +131,14 @@ def _training(config: Any, python: str) -> list[dict[str, Any]]:
         "num_params": ours.program.model.num_params,
         "flops": ours.flops_per_step,
       }
-    for command, needs, environment, sizes in _peers(config, python):
-      ask = stack.enter_context(scripts.answering(
+    for command, needs, environment, sizes in _peer_scripts(config, python):
+      ask = stack.enter_context(scripts.start_script(
         _KEY, command, needs, environment=environment
       ))
       found = ask(sizes)
-      turns[found["name"]] = functools.partial(_asked_s, ask, options.steps)
+      turns[found["name"]] = functools.partial(
+        _time_peer_steps, ask, options.steps
+      )
       facts[found["name"]] = found
     seconds = timing.in_turns(
       turns, options.rounds, label="training steps"
@@ -149,13 +153,13 @@ def _training(config: Any, python: str) -> list[dict[str, Any]]:
   ]
 
 
-def _peers(
+def _peer_scripts(
   config: Any, python: str
 ) -> Iterator[tuple[list[str], str, dict[str, str], dict[str, Any]]]:
   """Yields each peer's command, packages, environment and first request."""
   options, model, data = config.benchmark, config.model, config.data
   batch = {"batch": data.batch_size, "length": data.seq_len}
-  for compiled in _compiled(options) if python else ():
+  for compiled in _compile_choices(options) if python else ():
     # -P: the script's directory is not searched for modules to import.
     yield (
       [python, "-P", str(_HERE / "torch_step.py")], "torch and transformers",
@@ -179,7 +183,7 @@ def _peers(
     )
 
 
-def _compiled(options: Any) -> tuple[bool, ...]:
+def _compile_choices(options: Any) -> tuple[bool, ...]:
   """Returns whether torch compiles each of Hugging Face's timed models."""
   return (False, True) if options.compiled else (False,)
 
@@ -189,12 +193,12 @@ def _steps_s(step: Callable[[], None], count: int) -> float:
   return timing.seconds(lambda: [step() for _ in range(count)]) / count
 
 
-def _asked_s(ask: Callable[[Any], Any], count: int) -> float:
+def _time_peer_steps(ask: Callable[[Any], Any], count: int) -> float:
   """Returns the mean seconds per step of a peer."""
   return float(ask({"steps": count})["seconds"])
 
 
-def _decoding(
+def _measure_decoding(
   config: Any, python: str, batch: int
 ) -> Iterator[dict[str, Any]]:
   """Yields a row for each of our decoders, and one for each peer's.
@@ -213,13 +217,13 @@ def _decoding(
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     weights = os.path.join(folder, "weights.npz")
     for name, stored in (("caatnet", "float"), ("caatnet, int8", "int8")):
-      made = decoders.built(
+      made = decoders.build_inference(
         config, batch=batch, context=options.prompt + options.tokens,
         weights=stored,
       )
-      params = decoders.drawn(made)
+      params = decoders.init_params(made)
       if python and options.llama and stored == "float":
-        np.savez(weights, **decoders.published(made, params))
+        np.savez(weights, **decoders.hugging_face_params(made, params))
       decoder = made.decoder(params)
       read[name] = _bytes_read(decoder.weights.params)
 
@@ -229,9 +233,9 @@ def _decoding(
         return {key: found[key] for key in _SPEEDS}
 
       turns[name] = ours
-    for compiled in _compiled(options) if python else ():
+    for compiled in _compile_choices(options) if python else ():
       ask, facts = stack.enter_context(
-        decoding.hugging_face(_KEY, python, config, compiled)
+        decoding.start_hugging_face(_KEY, python, config, compiled)
       )
       name = f"transformers {facts['transformers']}, torch {facts['torch']}"
       name += ", compiled" * compiled
@@ -258,7 +262,7 @@ def _decoding(
     found = timing.in_turns(
       turns, options.rounds, label=f"decoding, {batch} at a time"
     )
-  same = _same_sequences(last)
+  same = _equal_fractions(last)
   for name, rounds in found.items():
     speeds = {key: [r[key] for r in rounds] for key in _SPEEDS}
     yield {
@@ -270,7 +274,7 @@ def _decoding(
     }
 
 
-def _same_sequences(
+def _equal_fractions(
   last: Mapping[str, Sequence[Sequence[int]]]
 ) -> dict[str, float]:
   """Returns, by decoder, the fraction of sequences equal to those of "caatnet".
@@ -301,7 +305,7 @@ def _same_sequences(
 def _speeds(
   asked: Mapping[str, int], found: Mapping[str, float]
 ) -> dict[str, float]:
-  """Returns a peer's tokens per second, from its seconds."""
+  """Returns tokens per second, new and of prompts, from a peer's seconds."""
   batch = asked["batch"]
   # The first token is drawn with the prompt.
   return dict(zip(_SPEEDS, (
@@ -320,18 +324,20 @@ def _llama_cpp(
     python: Python with llama-cpp-python and gguf.
     config: Config of the benchmark, with the lengths of prompts and responses.
     batch: Number of sequences.
-    kind: Type of its matrices, "F32" or "Q8_0".
-    weights: npz file of `decoders.published`.
+    kind: Type of llama.cpp's matrices, "F32" or "Q8_0".
+    weights: npz file of `decoders.hugging_face_params`.
 
   Yields:
     Function that times one round, and facts about the library.
   """
   options = config.benchmark
-  with scripts.answering(
-    _KEY, [python, "-P", str(servers.LLAMA)], "llama-cpp-python and gguf"
+  with scripts.start_script(
+    _KEY, [python, "-P", str(servers.LLAMA_SCRIPT)], "llama-cpp-python and gguf"
   ) as ask:
     yield ask, ask({"threads": options.threads, "batch": batch} | (
-      servers.model_file(config, options.prompt + options.tokens, kind, weights)
+      servers.llama_request(
+        config, options.prompt + options.tokens, kind, weights
+      )
     ))
 
 
@@ -341,7 +347,7 @@ def _bytes_read(params: Any) -> int:
   return size - params["embedding"].nbytes  # a step reads only a few rows of it
 
 
-def _ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+def _speedup_text(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
   """Returns how many times as fast as ``row`` the base is: median and range."""
   return timing.range_text(
     np.array(base["tokens_per_second"]) / row["tokens_per_second"], ".2f"
@@ -351,9 +357,9 @@ def _ratio(row: Mapping[str, Any], base: Mapping[str, Any]) -> str:
 def _print_training(
   config: Any, rows: Sequence[Mapping[str, Any]], products: float
 ) -> None:
-  """Prints the table of training steps; ``products`` is in FLOP/s."""
+  """Prints training steps; ``products`` is the FLOP/s of matrix products."""
   first = rows[0]
-  tables.table(
+  tables.print_table(
     f"training step, {config.data.batch_size} x {config.data.seq_len} tokens, "
     f"float32; products {products / 1e9:.0f} GFLOP/s; median (range)",
     ["by", "parameters", "tokens/s", f"{first['by']} is x times as fast",
@@ -361,7 +367,7 @@ def _print_training(
     [
       [
         row["by"], f"{row['num_params'] / 1e6:.1f}M",
-        timing.range_text(row["tokens_per_second"]), _ratio(row, first),
+        timing.range_text(row["tokens_per_second"]), _speedup_text(row, first),
         f"{row['flops'] / np.median(row['seconds']) / products:.0%}"
         if "flops" in row else "",
       ]
@@ -371,8 +377,8 @@ def _print_training(
 
 
 def _print_decoding(rows: Sequence[Mapping[str, Any]], read: float) -> None:
-  """Prints the table of decoding; ``read`` is in bytes/s."""
-  tables.table(
+  """Prints decoding; ``read`` is the bytes/s that memory can be read at."""
+  tables.print_table(
     f"greedy decoding; reads of memory {read / 1e9:.1f} GB/s",
     ["sequences", "by", "tokens/s", "caatnet is x times as fast",
      "weights, GB/s", "prompts, tokens/s"],
@@ -380,7 +386,7 @@ def _print_decoding(rows: Sequence[Mapping[str, Any]], read: float) -> None:
       [
         str(row["batch"]), row["by"],
         timing.range_text(row["tokens_per_second"]),
-        _ratio(row, next(r for r in rows if r["batch"] == row["batch"])),
+        _speedup_text(row, next(r for r in rows if r["batch"] == row["batch"])),
         timing.range_text(
           np.array(row["weight_bytes_per_second"]) / 1e9, ".1f"
         ),

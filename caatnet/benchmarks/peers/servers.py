@@ -1,9 +1,9 @@
 """Servers of other projects with OpenAI's API for completions.
 
 vLLM has a model of the same sizes with random weights, and a tokenizer with a
-word for each token, so that it sends one event per token. Our server does so
-because clients ask for log-probabilities. llama.cpp has our weights in float32,
-and the same words.
+word for each token, so that it sends one event per token. Our server sends one
+event per token because clients ask for log-probabilities. llama.cpp has our
+weights in float32, and the same tokenizer as vLLM.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from caatnet.serving.server import local
 from parallel.peers.emulation import processes
 
 # Script that writes llama.cpp's files and times its decoding.
-LLAMA = pathlib.Path(__file__).with_name("llama.py")
+LLAMA_SCRIPT = pathlib.Path(__file__).with_name("llama.py")
 _START_S = 600.0  # time limit of a start, in which vLLM compiles its model
 _TOKENIZER = {
   "version": "1.0", "added_tokens": [],
@@ -48,7 +48,7 @@ def vllm(config: Any, batch: int, context: int) -> Iterator[str]:
     ValueError: The server cannot be run, or does not answer.
   """
   with tempfile.TemporaryDirectory() as folder:
-    write_model(pathlib.Path(folder), config.model, context)
+    write_model_config(pathlib.Path(folder), config.model, context)
     command = [
       config.benchmark.vllm, "-m", "vllm.entrypoints.openai.api_server",
       f"--model={folder}", "--served-model-name=benchmark",
@@ -57,7 +57,7 @@ def vllm(config: Any, batch: int, context: int) -> Iterator[str]:
       # Our server, too, keeps no prompts of earlier rounds.
       "--no-enable-prefix-caching",
     ]
-    with _started("config.benchmark.vllm", command, {
+    with _start_server("config.benchmark.vllm", command, {
       "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
       "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
       "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -78,7 +78,7 @@ def llama_cpp(
     batch: Sequences that it runs together.
     context: Tokens of a sequence.
     python: Python with gguf, which writes the model's file.
-    weights: npz file of `decoders.published`.
+    weights: npz file of `decoders.hugging_face_params`.
 
   Raises:
     ValueError: The server cannot be run, or does not answer.
@@ -87,8 +87,8 @@ def llama_cpp(
   with tempfile.TemporaryDirectory() as folder:
     path = os.path.join(folder, "model.gguf")
     positions = context + 1  # the server ends a sequence that fills its context
-    question = model_file(config, positions, "F32", weights) | {"path": path}
-    scripts.ask_script([python, "-P", str(LLAMA)], question)
+    question = llama_request(config, positions, "F32", weights) | {"path": path}
+    scripts.ask_script([python, "-P", str(LLAMA_SCRIPT)], question)
     # Keeps no prompts of earlier rounds, like the other servers.
     command = [
       config.benchmark.llama_server, "--model", path, "--ctx-size",
@@ -96,14 +96,14 @@ def llama_cpp(
       "--threads-batch", threads, "--cache-type-k", "f32", "--cache-type-v",
       "f32", "--no-cache-prompt", "--cache-ram", 0,
     ]
-    with _started(
+    with _start_server(
       "config.benchmark.llama_server", list(map(str, command))
     ) as url:
       yield url
 
 
 @contextlib.contextmanager
-def _started(
+def _start_server(
   key: str, command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[str]:
   """Starts a server on a free port, and waits until it answers.
@@ -127,7 +127,7 @@ def _started(
       with open(log, "wb") as output:
         process = subprocess.Popen(
           [
-            *local.with_parent(), *command, "--host", "127.0.0.1",
+            *local.parent_death_prefix(), *command, "--host", "127.0.0.1",
             "--port", str(port),
           ], stdout=output, stderr=output,
           env=os.environ | dict(environment or {}), start_new_session=True,
@@ -141,16 +141,16 @@ def _started(
       local.end(process)
 
 
-def model_file(
+def llama_request(
   config: Any, positions: int, kind: str, weights: str
 ) -> dict[str, Any]:
-  """Returns the request of `LLAMA` that describes a model.
+  """Returns the request of `LLAMA_SCRIPT` that describes a model.
 
   Args:
     config: Config with ``model``.
     positions: Number of positions.
-    kind: Type of its matrices, "F32" or "Q8_0".
-    weights: npz file of `decoders.published`.
+    kind: Type of llama.cpp's matrices, "F32" or "Q8_0".
+    weights: npz file of `decoders.hugging_face_params`.
   """
   return {
     "type": kind, "weights": weights, "norm_eps": config.model.norm_eps,
@@ -159,7 +159,9 @@ def model_file(
   }
 
 
-def write_model(folder: pathlib.Path, model: Any, positions: int) -> None:
+def write_model_config(
+  folder: pathlib.Path, model: Any, positions: int
+) -> None:
   """Writes the config of a Llama, and a tokenizer with a word for each token.
 
   Args:

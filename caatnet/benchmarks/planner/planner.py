@@ -18,9 +18,9 @@ from parallel.plans.hardware import cluster_files
 from parallel.plans.hardware.devices import A100
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.planner import device_order
-from parallel.plans.planner.bound import bound
-from parallel.plans.planner.latency import Timing
-from parallel.plans.planner.message_costs import Family, Grid, Traffic, cost
+from parallel.plans.planner.bound import cost_lower_bound
+from parallel.plans.planner.latency import TimingAssumptions
+from parallel.plans.planner.message_costs import CostTerm, Grid, Traffic, cost
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
 
@@ -31,7 +31,7 @@ _EXACT_GRIDS = tuple(itertools.starmap(Grid, (
   (7, 1, 1),
 )))
 _SOLVED_GRIDS = Grid(2, 4, 2), Grid(4, 4, 1), Grid(4, 3, 1), Grid(2, 5, 1)
-_PREMISE_GRIDS = Grid(4, 2, 8), Grid(8, 1, 8), Grid(2, 4, 8), Grid(4, 4, 4)
+_UNEVEN_GRIDS = Grid(4, 2, 8), Grid(8, 1, 8), Grid(2, 4, 8), Grid(4, 4, 4)
 _CP_SAT = pathlib.Path(__file__).with_name("planner_cp_sat.py")
 
 
@@ -42,9 +42,10 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/planner.py.
   """
   parts: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
-    "against all orders": _exact, "against CP-SAT": _solved,
-    "certified": _certified, "large": _large, "uneven links": _premise,
-    "regret": _regret,
+    "against all orders": _compare_exhaustive,
+    "against CP-SAT": _compare_cp_sat,
+    "certified": _measure_bound_gaps, "large": _time_large_searches,
+    "uneven links": _compare_uneven_links, "regret": _regret,
   }
   found = {}
   for name, part in parts.items():
@@ -52,7 +53,7 @@ def run(config: Any) -> dict[str, Any]:
     found[name] = rows
     if rows:
       columns = list(rows[0])
-      tables.table(
+      tables.print_table(
         name, columns, [[_text(row[c]) for c in columns] for row in rows]
       )
   return {"benchmark": "planner", **found}
@@ -65,7 +66,7 @@ def _text(value: Any) -> str:
 def _problem(
   config: Any, links: LinkMatrix, grid: Grid
 ) -> tuple[Configuration, Problem, Traffic]:
-  """Returns a configuration, the model on a cluster, and its communication.
+  """Returns a configuration, its planning problem, and its traffic.
 
   With execution "events", stages are not synchronised in each tick, so the time
   of a step depends on whole pipelines.
@@ -76,11 +77,11 @@ def _problem(
     training_step(config),
     batch_size=options.examples * options.microbatches * grid.data,
   )
-  problem = Problem(step, links, Timing(execution="events"))
+  problem = Problem(step, links, TimingAssumptions(execution="events"))
   return c, problem, problem.traffic(c)
 
 
-def drawn(seed: int, size: int) -> LinkMatrix:
+def draw_links(seed: int, size: int) -> LinkMatrix:
   """Draws links independently, from 1 to 20 GB/s on a logarithmic scale."""
   rng = np.random.default_rng(seed)
   rates = 1e9 * np.exp(rng.uniform(0, np.log(20), (size, size)))  # bytes/s
@@ -94,23 +95,23 @@ def _progress(count: int, what: str) -> Iterator[int]:
   return timing.progress(range(count), what)
 
 
-def _exact(config: Any) -> list[dict[str, Any]]:
+def _compare_exhaustive(config: Any) -> list[dict[str, Any]]:
   """Compares the search with an enumeration of all orders."""
   options, ratios, own = config.benchmark, [], []
   for seed in _progress(options.exact_clusters, "all orders"):
     grid = _EXACT_GRIDS[seed % len(_EXACT_GRIDS)]
-    costs = _problem(config, drawn(seed, grid.size), grid)[2]
+    costs = _problem(config, draw_links(seed, grid.size), grid)[2]
     best = device_order.brute_force(costs).seconds
     ours = device_order.search(costs, exact=False)
     ratios.append(ours.seconds / best)
-    own.append(device_order.identity(costs).seconds / best)
-  return [_against_best(ratios, own)]
+    own.append(device_order.default_order(costs).seconds / best)
+  return [_ratio_row(ratios, own)]
 
 
-def _against_best(
+def _ratio_row(
   ratios: Sequence[float], own: Sequence[float]
 ) -> dict[str, Any]:
-  """Returns ratios of our and the default order to the best one, as a row."""
+  """Returns a row: ratios of our and of the default order to the best one."""
   return {
     "clusters": len(ratios), "ours / best, worst": max(ratios),
     "within 1%": sum(ratio <= 1.01 for ratio in ratios),
@@ -118,7 +119,7 @@ def _against_best(
   }
 
 
-def _solved(config: Any) -> list[dict[str, Any]]:
+def _compare_cp_sat(config: Any) -> list[dict[str, Any]]:
   """Compares orders of up to 16 devices with CP-SAT's order and bound."""
   options, rows = config.benchmark, []
   if not options.python_path:
@@ -127,7 +128,7 @@ def _solved(config: Any) -> list[dict[str, Any]]:
   for seed in _progress(options.solved_clusters, "CP-SAT"):
     grid = _SOLVED_GRIDS[seed % len(_SOLVED_GRIDS)]
     # Seeds do not overlap with those of the other parts.
-    costs = _problem(config, drawn(1000 + seed, grid.size), grid)[2]
+    costs = _problem(config, draw_links(1000 + seed, grid.size), grid)[2]
     ours = device_order.search(costs)
     answer = _cp_sat(costs, ours, options)
     theirs = np.inf
@@ -140,7 +141,7 @@ def _solved(config: Any) -> list[dict[str, Any]]:
       "CP-SAT's gap": 1 - least / theirs, "proven": answer["proven"],
       "its s": answer["seconds"], "ours above its bound":
       ours.seconds / least - 1 if least else np.inf,
-      "above our bound": ours.seconds / bound(costs) - 1,
+      "above our bound": ours.seconds / cost_lower_bound(costs) - 1,
     })
   return rows
 
@@ -148,10 +149,10 @@ def _solved(config: Any) -> list[dict[str, Any]]:
 def _cp_sat(
   costs: Traffic, known: device_order.Order, options: Any
 ) -> dict[str, Any]:
-  """Solves the problem in a process of the Python that has ortools."""
+  """Returns CP-SAT's answer (`planner_cp_sat`) from the Python with ortools."""
   planes = costs.grid.data * costs.grid.tensor
 
-  def sums(family: Family) -> Sequence[Sequence[int]]:
+  def sums(family: CostTerm) -> Sequence[Sequence[int]]:
     if not family.summed:
       return [[i] for i in range(len(family.source))]
     # Costs are summed over each pipeline; the largest sum counts.
@@ -173,8 +174,8 @@ def _cp_sat(
   )
 
 
-def _certified(config: Any) -> list[dict[str, Any]]:
-  """Returns gaps of orders to the lower bound, relative to it and to a step."""
+def _measure_bound_gaps(config: Any) -> list[dict[str, Any]]:
+  """Returns how far orders exceed the bound, relative to it and to a step."""
   rows, everyone = [], []
   for entry in config.benchmark.grids:
     grid, gaps, steps = Grid(*entry), [], []
@@ -184,7 +185,7 @@ def _certified(config: Any) -> list[dict[str, Any]]:
                                     f",uneven={seed}")
       c, problem, costs = _problem(config, links, grid)
       ours = device_order.search(costs)
-      above = ours.seconds - bound(costs)
+      above = ours.seconds - cost_lower_bound(costs)
       gaps.append(above / (ours.seconds - above))  # relative to the bound
       steps.append(above / problem.predict(c, ours.devices).total)
     everyone += gaps
@@ -201,7 +202,7 @@ def _gaps(name: str, gaps: Sequence[float]) -> dict[str, Any]:
   }
 
 
-def _large(config: Any) -> list[dict[str, Any]]:
+def _time_large_searches(config: Any) -> list[dict[str, Any]]:
   """Times the search on many devices."""
   rows = []
   for entry in config.benchmark.large:
@@ -213,27 +214,27 @@ def _large(config: Any) -> list[dict[str, Any]]:
     passed, used = (
       time.perf_counter() - clocks[0], time.process_time() - clocks[1]
     )
-    least = bound(costs)
+    least = cost_lower_bound(costs)
     rows.append({
       "grid": str(grid), "s": passed, "s of processors": used,
-      "own / ours": device_order.identity(costs).seconds / ours.seconds,
+      "own / ours": device_order.default_order(costs).seconds / ours.seconds,
       "gap": ours.seconds / least - 1,  # upper bound of the regret
     })
   return rows
 
 
-def _premise(config: Any) -> list[dict[str, Any]]:
+def _compare_uneven_links(config: Any) -> list[dict[str, Any]]:
   """Compares predicted step times of three device orders on uneven links."""
   options = config.benchmark
   ratios: dict[str, list[float]] = {"own": [], "pipette": []}
   for seed in _progress(options.premise_clusters, "uneven links"):
-    grid = _PREMISE_GRIDS[seed % len(_PREMISE_GRIDS)]
+    grid = _UNEVEN_GRIDS[seed % len(_UNEVEN_GRIDS)]
     links = cluster_files.cluster(f"pipette-a100:8,uneven={1000 + seed}")
     c, problem, costs = _problem(config, links, grid)
     seconds: Mapping[str, float] = {
       name: problem.predict(c, order).total for name, order in (
         ("ours", device_order.search(costs, kicks=0).devices),
-        ("own", device_order.identity(costs).devices),
+        ("own", device_order.default_order(costs).devices),
         ("pipette", models.pipette_order(
           c, problem, steps=options.steps, seed=seed
         )),
@@ -241,11 +242,11 @@ def _premise(config: Any) -> list[dict[str, Any]]:
     }
     for name, found in ratios.items():
       found.append(seconds[name] / seconds["ours"])
-  return [_slower(name, found) for name, found in ratios.items()]
+  return [_percentile_row(name, found) for name, found in ratios.items()]
 
 
-def _slower(name: str, ratios: Sequence[float]) -> dict[str, Any]:
-  """Returns the row of an order: percentiles of its step time over ours."""
+def _percentile_row(name: str, ratios: Sequence[float]) -> dict[str, Any]:
+  """Returns a row: percentiles of an order's step time, divided by ours."""
   return {
     "order": name, "clusters": len(ratios), **{
       f"{q}%": float(np.percentile(ratios, q))
@@ -271,8 +272,8 @@ def _regret(config: Any) -> list[dict[str, Any]]:
       seq_len=options.positions[round_ % len(options.positions)],
     )
     problem = Problem(
-      step, drawn(2000 + seed, options.sizes[which]),
-      Timing(execution=options.executions[execution]),
+      step, draw_links(2000 + seed, options.sizes[which]),
+      TimingAssumptions(execution=options.executions[execution]),
     )
     rows.append(planner_regret.regret(problem, choices))
   if rows:

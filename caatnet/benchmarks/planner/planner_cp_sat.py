@@ -1,8 +1,9 @@
 """Script that solves a device order by CP-SAT, in a Python with ortools.
 
-The script reads a problem from stdin, a line of JSON, and writes one: "seconds"
-of the best order, a lower "bound" of all orders, and whether the order is
-proven optimal. Each coordinate of the grid has a different device; each link's
+The script reads a problem from stdin, a line of JSON, and writes one: the best
+"order" (null for none), a lower "bound" in seconds on all orders, whether the
+order is "proven" optimal, and the solver's "seconds". Each coordinate of the
+grid has a different device; each link's
 cost is read from a table of all pairs. Costs are rounded down to multiples of a
 ten-thousandth of the best known order's cost, so the bound remains a lower one.
 """

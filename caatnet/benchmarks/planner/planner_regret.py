@@ -18,15 +18,15 @@ from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import (
   Choices,
   Configuration,
-  everything,
-  refusal,
+  all_configurations,
+  violated_constraint,
 )
 from parallel.plans.planner.steps import all_orders, steps_s
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Best:
-  """Result of `exhaustive`: the best configuration and device order.
+class BestPlan:
+  """Result of `search_exhaustively`: the best configuration and device order.
 
   Attributes:
     seconds: Predicted time of a step.
@@ -46,7 +46,7 @@ class Best:
 def regret(problem: Problem, choices: Choices) -> dict[str, Any]:
   """Computes a plan and the exhaustive optimum; returns both and the regret."""
   planned = plan.plan(problem, choices, count=1).best[0]
-  best = exhaustive(problem, choices)
+  best = search_exhaustively(problem, choices)
   return {
     "devices": problem.links.num_devices, "execution": problem.timing.execution,
     "configurations": best.configurations, "orders": best.orders,
@@ -56,11 +56,11 @@ def regret(problem: Problem, choices: Choices) -> dict[str, Any]:
   }
 
 
-def exhaustive(problem: Problem, choices: Choices) -> Best:
-  """Finds the optimum by timing configurations that fit, in all orders."""
+def search_exhaustively(problem: Problem, choices: Choices) -> BestPlan:
+  """Returns the fastest of all configurations that fit, in all orders."""
   best: tuple[float, Configuration, np.ndarray] | None = None
   tried = count = 0
-  for c in _fitting(problem, choices):
+  for c in _fitting_configurations(problem, choices):
     orders = all_orders(c.grid)
     seconds = steps_s(
       c, problem.step, problem.links, problem.timing, orders
@@ -72,13 +72,17 @@ def exhaustive(problem: Problem, choices: Choices) -> Best:
     assert abs(own - seconds[i]) <= 1e-9 * own, (c, orders[i])
     if best is None or seconds[i] < best[0]:
       best = float(seconds[i]), c, orders[i]
-  return Best(*best, tried, count)
+  return BestPlan(*best, tried, count)
 
 
-def _fitting(problem: Problem, choices: Choices) -> Iterator[Configuration]:
+def _fitting_configurations(problem: Problem, choices: Choices) -> Iterator[
+  Configuration
+]:
   step = problem.step
-  for c in everything(step.batch_size, problem.links.num_devices, choices):
-    if refusal(c, step, choices) is None and (
+  for c in all_configurations(
+    step.batch_size, problem.links.num_devices, choices
+  ):
+    if violated_constraint(c, step, choices) is None and (
       problem.memory(c).total <= problem.memory_bytes
     ):
       yield c

@@ -29,21 +29,21 @@ from caatnet.show import tables
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from parallel.base import available, files
-from parallel.base.kept import Kept
+from parallel.base.kept import ResultCache
 from parallel.ledger import calibration, conformal, profiles, reading, targets
-from parallel.ledger.calibration import Observed
+from parallel.ledger.calibration import ProgramProfile
 from parallel.ledger.targets import Target
 from parallel.plans.hardware import cluster_files
 
 _AXES = ("worker", "data", "stage", "tensor")
 # Rounds in a profiler trace.
-_PROFILED = 4
+_PROFILED_ROUNDS = 4
 # Maximum number of draws until a configuration is valid.
 _DRAWS = 200
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Measures missing rows, prints tables, and returns all rows.
+  """Measures rows not in the results file, prints tables, returns all rows.
 
   Args:
     config: Config like configs/benchmark/calibration.py.
@@ -59,16 +59,20 @@ def run(config: Any) -> dict[str, Any]:
       f"pass --cpu_devices={options.devices}"
     )
   target = targets.resolve(f"cpu:{options.devices}")
-  kept, text = Kept(options.results, "config.benchmark.results"), _text(config)
-  fitted = kept.get([text], lambda: _calibrated(config, target))
+  kept, text = ResultCache(
+    options.results, "config.benchmark.results"
+  ), _relevant_config_json(config)
+  fitted = kept.get([text], lambda: _calibrate_rates(config, target))
   links = cluster_files.from_json(fitted["cluster"])
-  measured = targets.measured(target, links)
+  measured = targets.with_measured_links(target, links)
   count = options.held_out + options.tested
   rows = [
-    kept.get([text, index], lambda i=index: _row(config, measured, i))
+    kept.get(
+      [text, index], lambda i=index: _measure_configuration(config, measured, i)
+    )
     for index in timing.progress(range(count), "configurations")
   ]
-  result = judged(rows, options.held_out, features(config, rows))
+  result = evaluate_predictions(rows, options.held_out, features(config, rows))
   links = dataclasses.replace(links, residuals=tuple(result["residuals"]), **{
     key: result[key] for key in ("family", "widening")
   })
@@ -77,7 +81,7 @@ def run(config: Any) -> dict[str, Any]:
   _show_fit(fitted["fit"])
   show(result)
   return {
-    "benchmark": "calibration", "environment": setup.one_device(),
+    "benchmark": "calibration", "environment": setup.describe_environment(),
     "fit": fitted["fit"], "cluster": fitted["cluster"], **result,
   }
 
@@ -85,17 +89,17 @@ def run(config: Any) -> dict[str, Any]:
 def features(
   config: Any, rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, str | float]]:
-  """Returns the features (`study.features`) of each row's configuration."""
+  """Returns each row's features, as `study.calibration_features`."""
   base = setup.without_benchmark(config)
   return [
-    study.features(
+    study.calibration_features(
       json.loads(override(base, row["configuration"]).to_json()), "cpu",
       config.benchmark.devices,
     ) for row in rows
   ]
 
 
-def judged(
+def evaluate_predictions(
   rows: Sequence[Mapping[str, Any]], held_out: int,
   values: Sequence[Mapping[str, str | float]],
 ) -> dict[str, Any]:
@@ -109,11 +113,11 @@ def judged(
     values: `features` of the rows.
 
   Returns:
-    ``residuals`` and ``family`` of the first rows; the other ``rows``, each
-    with its ``interval`` before widening; their ``widening``, ``coverage`` and
-    ``summary``: the fraction of intervals that contain the measured time,
-    median and 95th percentile of the error |median / measured - 1| and of
-    the spread |block / measured - 1|.
+    ``residuals`` and ``family`` of the first ``held_out`` rows. Of the tested
+    ``rows``, each with its ``interval`` before widening: ``widening``,
+    ``coverage`` by feature, and ``summary``: the fraction of intervals that
+    contain the measured time, and median and 95th percentile of the error
+    |median / measured - 1| and of the spread |block / measured - 1|.
   """
   measured = [float(np.median(row["blocks_s"])) for row in rows]
   errors_of = [
@@ -132,7 +136,8 @@ def judged(
       "contained": contained[-1],
     })
   return {
-    "residuals": residuals, "family": conformal.family(values[:held_out]),
+    "residuals": residuals,
+    "family": conformal.values_by_key(values[:held_out]),
     "widening": conformal.widening(values[held_out:], errors_of[held_out:]),
     "rows": found, "coverage": coverage(found, values[held_out:]),
     "summary": {
@@ -146,7 +151,7 @@ def judged(
   }
 
 
-def drawn(
+def draw_configurations(
   config: Any, index: int
 ) -> Iterator[tuple[str, dict[str, int]]]:
   """Yields random configurations until one is valid.
@@ -157,7 +162,7 @@ def drawn(
       resumed benchmark draws the same ones.
 
   Yields:
-    Overrides, and the devices of each axis.
+    Overrides, and the number of devices of each axis.
   """
   options = config.benchmark
   rng = np.random.default_rng((options.seed, index))
@@ -232,7 +237,7 @@ class _Steps:
   def predicted_s(self) -> float:
     """Returns the mean seconds per step that `launch.compile` predicts."""
     seconds = {
-      variant: study.schedule(self.experiment, made)["roofline"][
+      variant: study.analyse_schedule(self.experiment, made)["roofline"][
         "step_as_scheduled"
       ] for variant, made in self.made.items()
     }
@@ -256,10 +261,12 @@ def _block_s(function: Callable[[], None], min_s: float) -> float:
   return taken / calls
 
 
-def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
+def _measure_configuration(
+  config: Any, target: Target, index: int
+) -> dict[str, Any]:
   """Predicts and measures a random configuration."""
   options, start, why = config.benchmark, time.perf_counter(), None
-  for overrides, mesh in drawn(config, index):
+  for overrides, mesh in draw_configurations(config, index):
     try:
       steps = _Steps(config, overrides, mesh, target)
     except ValueError as error:  # for example, heads that ranks do not divide
@@ -270,7 +277,7 @@ def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
     found = {
       "configuration": overrides, "mesh": mesh, "predicted_s": predicted,
       "blocks_s": steps.blocks_s(options.blocks, options.block_s),
-      "compile_s": compiled - start, "load": timing.load(),
+      "compile_s": compiled - start, "load": timing.load_average(),
     }
     jax.clear_caches()
     return found
@@ -280,14 +287,14 @@ def _row(config: Any, target: Target, index: int) -> dict[str, Any]:
   )
 
 
-def _calibrated(config: Any, target: Target) -> dict[str, Any]:
+def _calibrate_rates(config: Any, target: Target) -> dict[str, Any]:
   """Fits rates to profiles; returns the cluster and its fit as plain data."""
   options = config.benchmark
   observed = []
   for overrides, text in options.profiled:
     steps = _Steps(config, overrides, _mesh(text), target)
     seconds = float(np.median(steps.blocks_s(options.blocks, options.block_s)))
-    observed.append(_observed(steps, seconds))
+    observed.append(_profile_run(steps, seconds))
   found = calibration.calibrate(
     observed, f"cpu:{options.devices}", available.limit_bytes()
   )
@@ -308,7 +315,7 @@ def _mesh(text: str) -> dict[str, int]:
   return {axis: int(size) for axis, _, size in pairs}
 
 
-def _observed(steps: _Steps, seconds: float) -> Observed:
+def _profile_run(steps: _Steps, seconds: float) -> ProgramProfile:
   """Profiles a run of one program; a step takes ``seconds`` if not profiled."""
   if len(steps.made) != 1:
     raise ValueError(
@@ -318,19 +325,21 @@ def _observed(steps: _Steps, seconds: float) -> Observed:
   (made,) = steps.made.values()
   with tempfile.TemporaryDirectory() as folder:
     with jax.profiler.trace(folder):
-      for _ in range(_PROFILED):
+      for _ in range(_PROFILED_ROUNDS):
         steps.round()
-    events = profiles.events(pathlib.Path(folder))
+    events = profiles.read_events(pathlib.Path(folder))
   program = reading.read(made.compiled, mesh=made.mesh)
-  found = profiles.of_program(program, events.get(program.module.name, ()))
+  found = profiles.select_program_events(
+    program, events.get(program.module.name, ())
+  )
   # The profiler makes steps longer.
   return dataclasses.replace(
-    calibration.observe(program, found or {}), step_s=seconds
+    calibration.join_profile(program, found or {}), step_s=seconds
   )
 
 
-def _text(config: Any) -> str:
-  """Returns the keys that rows depend on, without ``tested``, as JSON."""
+def _relevant_config_json(config: Any) -> str:
+  """Returns the config as JSON, without keys that do not change results."""
   sections = config.to_dict()
   for key in ("results", "cluster", "tested"):
     del sections["benchmark"][key]
@@ -338,7 +347,7 @@ def _text(config: Any) -> str:
 
 
 def _show_fit(fit: Sequence[Mapping[str, Any]]) -> None:
-  tables.table(
+  tables.print_table(
     "rates fitted to profiles, before the rest of a step is spread",
     "what | samples | rate/1e9:.3f=rate, 10^9/s | "
     "latency_s/1e-6:.1f=latency, us | share:.1%=of the steps | "
@@ -351,7 +360,7 @@ def coverage(
 ) -> list[dict[str, str]]:
   """Counts intervals that contain the measured time, by value of a feature."""
   found = []
-  for key, seen in conformal.family(values).items():
+  for key, seen in conformal.values_by_key(values).items():
     parts = []
     for value in seen:
       inside = [row["contained"] for row, own in zip(rows, values, strict=True)
@@ -363,13 +372,13 @@ def coverage(
 
 
 def show(result: Mapping[str, Any]) -> None:
-  """Prints the rows of `judged`, their coverage and their summary."""
-  tables.table(
+  """Prints the rows of `evaluate_predictions`, coverage and summary."""
+  tables.print_table(
     "configurations that no rate was fitted to, ms",
     "configuration | interval/1e-3:.1f=predicted: 5%, 50%, 95% | "
     "measured_s/1e-3:.1f=measured | contained=inside", result["rows"],
   )
-  tables.table(
+  tables.print_table(
     "coverage", "key | intervals=intervals that contain the time",
     result["coverage"],
   )

@@ -15,7 +15,7 @@ from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.codec import api as codec
 from parallel.kernels.codec import cases as codec_cases
 from parallel.kernels.codec import reference as codec_reference
-from parallel.kernels.codec.reference import Encoded, OuterStep
+from parallel.kernels.codec.reference import Encoded, OuterOptions
 from parallel.kernels.gather_rows import api as gather_rows
 from parallel.kernels.gather_rows import cases as gather_cases
 from parallel.kernels.gather_rows import order
@@ -25,7 +25,7 @@ from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.selection import KERNELS, SelectedKernel
 
 # Outer step of the op "nesterov".
-_OUTER = OuterStep(learning_rate=0.7, decay=0.9)
+_OUTER = OuterOptions(learning_rate=0.7, decay=0.9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Subject:
 
   Attributes:
     op: Name of the op, one of ``config.benchmark.ops``.
-    case: Label of the case.
-    num_bytes: Bytes that must be read and written.
+    case: Label of the shapes and dtypes.
+    num_bytes: Least number of bytes that the op must read and write.
     choose: Function from implementations in order of preference to the one
       that is selected for the case.
     run: The op, called with the operands and ``implementation=``.
@@ -62,9 +62,11 @@ class Subject:
     if not self.from_host:
       return drawn
     table, *others = drawn
-    stored = order.stored(np.asarray(table), _kind(implementation))
+    stored = order.lay_out_table(np.asarray(table), _kind(implementation))
     (device,) = table.devices()
-    return jax.device_put(stored, _place(device, implementation)), *others
+    return jax.device_put(
+      stored, _table_sharding(device, implementation)
+    ), *others
 
   def shapes(
     self, implementation: str, device: jax.Device
@@ -83,7 +85,7 @@ class Subject:
     if self.from_host:
       shapes[0] = jax.ShapeDtypeStruct(
         order.stored_shape(*drawn[0].shape, _kind(implementation)),
-        drawn[0].dtype, sharding=_place(device, implementation),
+        drawn[0].dtype, sharding=_table_sharding(device, implementation),
       )
     return tuple(shapes)
 
@@ -97,7 +99,7 @@ class Subject:
     if not self.from_host or kind == "reference":
       return {}
     table, ids = jax.eval_shape(lambda: self.draw(0))
-    waste = order.waste(table.shape[1], kind)
+    waste = order.read_amplification(table.shape[1], kind)
     stored = order.stored_shape(*table.shape, kind)
     # Rows are float32; `waste` is the number of bytes read per useful byte.
     return {stored: waste * 4 * table.shape[1] * ids.size}
@@ -107,8 +109,10 @@ def _kind(implementation: str) -> str:
   return SelectedKernel(implementation, {}).kind
 
 
-def _place(device: jax.Device, implementation: str) -> SingleDeviceSharding:
-  """Returns the sharding of a table in host memory for an implementation.
+def _table_sharding(
+  device: jax.Device, implementation: str
+) -> SingleDeviceSharding:
+  """Returns the sharding of an operand that kernels read from host memory.
 
   The interpreter and the reference have it on the device.
   """
@@ -127,8 +131,8 @@ def _normal(seed: int, *shapes: tuple[tuple[int, ...], str]):
   )
 
 
-def _add_norm(name: str, case: Any, backward: bool = False) -> Subject:
-  """Returns the add-and-normalise op on a case."""
+def _add_norm_subject(name: str, case: Any, backward: bool = False) -> Subject:
+  """Returns the subject of add-and-normalise for a case."""
   n, k, p, dtype = case.rows, case.shared, case.private, case.dtype
   parts = (((n, k), dtype), ((n, p), dtype))
   operands = (*parts, *(parts if case.update else ()), ((k + p,), "float32"))
@@ -144,7 +148,7 @@ def _add_norm(name: str, case: Any, backward: bool = False) -> Subject:
     "add_norm_backward" if backward else "add_norm", name,
     case.forward_bytes + (case.backward_bytes if backward else 0),
     functools.partial(
-      add_norm.choice, *(jax.ShapeDtypeStruct(*x) for x in parts)
+      add_norm.select_kernel, *(jax.ShapeDtypeStruct(*x) for x in parts)
     ),
     run, stages, lambda seed: _normal(seed, *operands),
   )
@@ -198,11 +202,11 @@ def _norm(shared, private, *rest):
   )
 
 
-def _reduce(name: str, case: Any) -> Subject:
-  """Returns the reduce-add-normalise op on a case.
+def _reduce_subject(name: str, case: Any) -> Subject:
+  """Returns the subject of reduce-add-normalise for a case.
 
-  Its operands are shared and private channels of the stream, the ranks' partial
-  sums and their scales, the private update, and the gain.
+  Operands are shared and private channels of the residual stream, the ranks'
+  partial sums and their scales, the private update, and the gain of the norm.
   """
   n, k, p, dtype = case.rows, case.shared, case.private, case.dtype
   blocks = k // case.block if case.block else 1  # scales per row
@@ -237,16 +241,16 @@ def _reduce(name: str, case: Any) -> Subject:
   scales = shapes[3] if case.block else None
   return Subject(
     "reduce_add_norm", name, case.forward_bytes,
-    functools.partial(reduce_add_norm.choice, *shapes[:3], scales),
+    functools.partial(reduce_add_norm.select_kernel, *shapes[:3], scales),
     run, (total, add, _norm), draw,
   )
 
 
-def _codec(
+def _codec_subject(
   op: str, name: str, case: Any, num_bytes: int, run: Callable[..., Any],
   stages: Sequence[Callable[..., Any]],
 ) -> Subject:
-  """Returns an op of the codec on a case."""
+  """Returns the subject of an op of the codec for a case."""
   c = case.codec
 
   def draw(seed):
@@ -262,7 +266,7 @@ def _codec(
     return (*many, e, v) if op == "nesterov" else tuple(many)
 
   choose = functools.partial(
-    codec.choice, case.shape, c, key=_rounding_key(c),
+    codec.select_kernel, case.shape, c, key=_rounding_key(c),
     senders=1 if op == "encode" else case.senders,
   )
   return Subject(op, name, num_bytes, choose, run, stages, draw)
@@ -280,8 +284,8 @@ def _wire_bytes(case: Any) -> tuple[int, int]:
   return elements, elements // n * (c.payload_bytes(n) + 4 * c.num_scales(n))
 
 
-def _encode(name: str, case: Any) -> Subject:
-  """Returns the encoding of a difference, with error feedback, on a case."""
+def _encode_subject(name: str, case: Any) -> Subject:
+  """Returns the subject of encoding a difference with error feedback."""
   c, n, key = case.codec, case.shape[-1], _rounding_key(case.codec)
   elements, wire = _wire_bytes(case)
 
@@ -300,14 +304,14 @@ def _encode(name: str, case: Any) -> Subject:
 
   # It reads both operands of the difference, and reads and writes the residual.
   size = jnp.dtype(case.dtype).itemsize
-  return _codec(
+  return _codec_subject(
     "encode", name, case, elements * (2 * size + 8) + wire, run,
     (delta, encode, subtract),
   )
 
 
-def _mean(name: str, case: Any, step: bool = False) -> Subject | None:
-  """Returns the mean of codes, or a Nesterov step with it, on a case.
+def _mean_subject(name: str, case: Any, step: bool = False) -> Subject | None:
+  """Returns the subject of averaging codes, or of a Nesterov step with them.
 
   None for cases with stochastic rounding, which does not affect decoding.
   """
@@ -331,15 +335,15 @@ def _mean(name: str, case: Any, step: bool = False) -> Subject | None:
     return codec_reference.nesterov_step(mean, x, v, _OUTER)
 
   # A Nesterov step reads and writes parameters and momentum.
-  return _codec(
+  return _codec_subject(
     "nesterov" if step else "mean", name, case,
     case.senders * wire + (16 if step else 4) * elements, run,
     (mean, nesterov) if step else (mean,),
   )
 
 
-def _gather_rows(name: str, case: Any) -> Subject:
-  """Returns the gather of rows on a case.
+def _gather_rows_subject(name: str, case: Any) -> Subject:
+  """Returns the subject of gathering rows for a case.
 
   It excludes the host's part, which `configs/benchmark/graphs.py` measures.
   """
@@ -359,14 +363,14 @@ def _gather_rows(name: str, case: Any) -> Subject:
   return Subject(
     "gather_rows", name, 4 * case.ids * (2 * case.width + 1),
     functools.partial(
-      gather_rows.choice, case.rows, case.width, jnp.dtype("float32")
+      gather_rows.select_kernel, case.rows, case.width, jnp.dtype("float32")
     ),
     run, (lambda *operands: (gather_reference.gather_rows(*operands),),),
     draw, from_host=True,
   )
 
 
-def _on_cases(
+def _make_subjects(
   make: Callable[[str, Any], Subject | None], cases: Any, large: bool
 ) -> list[Subject]:
   """Returns the subjects of an op, one per large or small kernel case."""
@@ -380,15 +384,15 @@ def _on_cases(
 # Ops by their names in config.benchmark.ops. A function maps "large", which is
 # True where cases are timed, to the op's subjects.
 SUBJECTS: dict[str, Callable[[bool], list[Subject]]] = {
-  op: functools.partial(_on_cases, make, cases)
+  op: functools.partial(_make_subjects, make, cases)
   for op, make, cases in (
-    ("add_norm", _add_norm, add_norm_cases),
-    ("add_norm_backward", functools.partial(_add_norm, backward=True),
+    ("add_norm", _add_norm_subject, add_norm_cases),
+    ("add_norm_backward", functools.partial(_add_norm_subject, backward=True),
      add_norm_cases),
-    ("reduce_add_norm", _reduce, reduce_cases),
-    ("encode", _encode, codec_cases),
-    ("mean", _mean, codec_cases),
-    ("nesterov", functools.partial(_mean, step=True), codec_cases),
-    ("gather_rows", _gather_rows, gather_cases),
+    ("reduce_add_norm", _reduce_subject, reduce_cases),
+    ("encode", _encode_subject, codec_cases),
+    ("mean", _mean_subject, codec_cases),
+    ("nesterov", functools.partial(_mean_subject, step=True), codec_cases),
+    ("gather_rows", _gather_rows_subject, gather_cases),
   )
 }

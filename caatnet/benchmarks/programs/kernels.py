@@ -45,7 +45,7 @@ def run(config: Any) -> dict[str, Any]:
   for op in options.ops:
     known("config.benchmark.ops: ", op, SUBJECTS)
   if options.target:
-    return _count(options, targets.resolve(options.target))
+    return _count_for_target(options, targets.resolve(options.target))
   platform = jax.default_backend()
   timed = platform != "cpu"  # on CPUs kernels are interpreted
   implementation = platform if timed else "tpu_interpret"
@@ -60,12 +60,12 @@ def run(config: Any) -> dict[str, Any]:
       "implementation": choice.name,
       "refused": choice.refused,
     }
-    row |= _check(subject, choice.name, timed)
+    row |= _compare_to_reference(subject, choice.name, timed)
     if timed:
       row |= _measure(subject, choice.name, options)
     rows.append(row)
   _print(rows, timed)
-  return {"environment": setup.one_device(), "rows": rows}
+  return {"environment": setup.describe_environment(), "rows": rows}
 
 
 def _subjects(options: Any, large: bool) -> list[Subject]:
@@ -74,7 +74,7 @@ def _subjects(options: Any, large: bool) -> list[Subject]:
   ))
 
 
-def _count(options: Any, target: targets.Target) -> dict[str, Any]:
+def _count_for_target(options: Any, target: targets.Target) -> dict[str, Any]:
   """Counts the main-memory bytes of large cases, compiled for a target."""
   if target.hardware is None:
     raise ValueError(
@@ -86,8 +86,8 @@ def _count(options: Any, target: targets.Target) -> dict[str, Any]:
   for subject in timing.progress(_subjects(options, True), "compiling"):
     choice = subject.choose((kind, "reference"))
     lowered = _lowered(subject, choice.name, target)
-    kernel = _moved(lowered, target, subject.reads(choice.name))
-    xla = _moved(_lowered(subject, "reference", target), target)
+    kernel = _count_moved_bytes(lowered, target, subject.reads(choice.name))
+    xla = _count_moved_bytes(_lowered(subject, "reference", target), target)
     rows.append({
       "op": subject.op, "case": subject.case, "least_bytes": subject.num_bytes,
       "fingerprint": fingerprint.fingerprint(lowered),
@@ -95,7 +95,7 @@ def _count(options: Any, target: targets.Target) -> dict[str, Any]:
       "kernel_bytes": kernel[0], "kernel_temporary_bytes": kernel[1],
       "xla_bytes": xla[0], "xla_temporary_bytes": xla[1],
     })
-  tables.table(
+  tables.print_table(
     f"MB of main memory moved by programs compiled for {options.target}",
     "{op}, {case}=op, case | least_bytes/1e6:,.1f=least | "
     "kernel_bytes/1e6:,.1f=with kernel | xla_bytes/1e6:,.1f=by XLA alone | "
@@ -108,13 +108,13 @@ def _count(options: Any, target: targets.Target) -> dict[str, Any]:
   return {
     "target": options.target,
     "versions": fingerprint.versions(target.devices[0].platform),
-    "environment": setup.one_device(),
+    "environment": setup.describe_environment(),
     "rows": rows,
   }
 
 
 def fingerprints(options: Any) -> dict[tuple[str, str], str]:
-  """Returns the fingerprint of each op and case with its kernel, by lowering.
+  """Lowers each op and case with its kernel; returns their fingerprints.
 
   Args:
     options: Section ``config.benchmark``, with a target.
@@ -146,7 +146,7 @@ def _lowered(
     return fingerprint.lowered_without_locations(lambda: run.lower(*operands))
 
 
-def _moved(
+def _count_moved_bytes(
   lowered: jax.stages.Lowered,
   target: targets.Target,
   reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
@@ -176,7 +176,7 @@ def _moved(
   return moved, program.memory_analysis().temp_size_in_bytes
 
 
-def _check(
+def _compare_to_reference(
   subject: Subject, implementation: str, timed: bool
 ) -> dict[str, Any]:
   """Compares an implementation with the reference.
@@ -216,12 +216,12 @@ def _measure(
   The copy is within the device's memory, or from the host's if the kernel reads
   host memory.
   """
-  return _compared(subject.num_bytes, timing.in_turns(
+  return _times_and_ratios(subject.num_bytes, timing.in_turns(
     _timers(subject, implementation, options), options.rounds, label=None,
   ))
 
 
-def _compared(
+def _times_and_ratios(
   num_bytes: int, seconds: Mapping[str, Sequence[float]]
 ) -> dict[str, Any]:
   """Returns a row's times, rates and ratios.
@@ -349,7 +349,7 @@ def _print(rows: list[dict[str, Any]], timed: bool) -> None:
     )
   device = jax.devices()[0].device_kind
   how = "medians" if timed else "interpreted: no times"
-  tables.table(f"kernels on {device}, {how}", columns, rows)
+  tables.print_table(f"kernels on {device}, {how}", columns, rows)
   _print_refusals(rows)
 
 

@@ -1,6 +1,6 @@
 """Keys of benchmarks of kernels and compiled programs."""
 
-from caatnet.benchmarks.keys import RESULTS, ROUNDS
+from caatnet.benchmarks.keys import RESULTS_DOC, ROUNDS_DOC
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
@@ -74,7 +74,7 @@ class Kernels:
   target: str = field(
     "", 'Target, as in launch.compile; "" runs on the devices of this machine.'
   )
-  rounds: int = field(20, ROUNDS, COUNT)
+  rounds: int = field(20, ROUNDS_DOC, COUNT)
   buffers: int = field(
     4, "Sets of operands that calls alternate between, to avoid cache hits.",
     COUNT,
@@ -85,7 +85,7 @@ class Kernels:
 class Programs:
   """Compiled steps with and without kernels."""
 
-  results: str = field("results/programs.json", RESULTS)
+  results: str = field("results/programs.json", RESULTS_DOC)
   keep: bool = field(
     False, "Whether rows of the results file are reused if their lowered "
     "program and versions are unchanged, for example after an interrupted run.",

@@ -1,7 +1,7 @@
 """Compiled steps of a model for several targets, with and without kernels.
 
-Each row has the fingerprint of its lowered program. So a row is checked against
-the current code by lowering alone, in seconds (`known`).
+Each row has the fingerprint of its lowered program. So lowering suffices to
+check a row against the current code, which takes seconds (`find_row`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from caatnet.train.experiment import Experiment
 from parallel.ledger import fingerprint, targets
 
 # Keys that identify a program in a row.
-KEYS = ("target", "overrides", "kernels")
+PROGRAM_KEYS = ("target", "overrides", "kernels")
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -33,11 +33,13 @@ def run(config: Any) -> dict[str, Any]:
   if benchmark.keep and path is not None:
     try:
       rows = {
-        tuple(row[key] for key in KEYS): row for row in results.rows(path)
+        tuple(
+          row[key] for key in PROGRAM_KEYS
+        ): row for row in results.rows(path)
       }
     except (KeyError, TypeError) as error:
       raise ValueError(
-        f"{path} has a row without a program; each row must name one"
+        f"{path} has a row without the keys target, overrides and kernels"
       ) from error
   names = [
     (*program, kernels) for program, kernels in itertools.product(
@@ -46,11 +48,13 @@ def run(config: Any) -> dict[str, Any]:
   ]
   result = {"rows": []}
   for name in timing.progress(names, "compiling"):
-    program = dict(zip(KEYS, name, strict=True))
+    program = dict(zip(PROGRAM_KEYS, name, strict=True))
     experiment, target = build(config, program)
-    row = known(rows.values(), identity(experiment, target))
-    row = row or read(experiment, target)
-    rows[name] = program | {k: v for k, v in row.items() if k not in KEYS}
+    row = find_row(rows.values(), identity(experiment, target))
+    row = row or analyse_program(experiment, target)
+    rows[name] = program | {
+      k: v for k, v in row.items() if k not in PROGRAM_KEYS
+    }
     result["rows"] = [rows[name] for name in names if name in rows]
     if path is not None:
       results.write(path, result)
@@ -73,7 +77,7 @@ def build(
 def identity(
   experiment: Experiment, target: targets.Target
 ) -> dict[str, Any]:
-  """Lowers a program; returns the keys that match it to a row.
+  """Lowers a program; returns the keys and values that its row must have.
 
   Two targets may compile the same lowered program.
   """
@@ -84,14 +88,16 @@ def identity(
   }
 
 
-def known(
+def find_row(
   rows: Iterable[Mapping[str, Any]], same: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
   """Returns the row of a program with this `identity`; None if none has it."""
   return next((row for row in rows if same.items() <= row.items()), None)
 
 
-def read(experiment: Experiment, target: targets.Target) -> dict[str, Any]:
+def analyse_program(
+  experiment: Experiment, target: targets.Target
+) -> dict[str, Any]:
   """Compiles a program; returns the part of its analysis that a row stores."""
   analysis = study.analyse(experiment, target)
   row = {key: analysis[key] for key in ("device", "fingerprint", "versions")}
@@ -102,7 +108,7 @@ def read(experiment: Experiment, target: targets.Target) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-  tables.table(
+  tables.print_table(
     "bounds on a step, not run: GB of main memory moved; seconds with all "
     "overlapped, as scheduled, with nothing overlapped",
     "{target} {overrides}=program | kernels | "

@@ -13,7 +13,7 @@ from caatnet.inference.decoder import Decoder
 from caatnet.interop import layout
 
 
-def built(config: Any, **sizes: int) -> Inference:
+def build_inference(config: Any, **sizes: int) -> Inference:
   """Builds the model of a benchmark's config for inference.
 
   Args:
@@ -28,23 +28,23 @@ def built(config: Any, **sizes: int) -> Inference:
 
 def decoder(made: Inference) -> Decoder:
   """Returns a decoder with randomly initialised parameters."""
-  return made.decoder(drawn(made))
+  return made.decoder(init_params(made))
 
 
-def drawn(made: Inference) -> Any:
+def init_params(made: Inference) -> Any:
   """Returns randomly initialised float32 parameters."""
   program = made.program
   draw = jax.jit(
     program.model.init,
-    out_shardings=program.layout.shardings(program.whole_specs),
+    out_shardings=program.layout.shardings(program.unpartitioned_specs),
   )
   return draw(jax.random.key(0))
 
 
-def published(made: Inference, params: Any) -> dict[str, np.ndarray]:
-  """Returns parameters with the names and orientations of Hugging Face."""
+def hugging_face_params(made: Inference, params: Any) -> dict[str, np.ndarray]:
+  """Returns parameters with the names and layouts of Hugging Face's Llama."""
   model, found = made.program.model, {}
-  for slot in layout.slots(model.config, model.tensor.size):
+  for slot in layout.map_parameters(model.config, model.tensor.size):
     leaf = functools.reduce(lambda tree, key: tree[key], slot.path, params)
     for row in slot.rows():
       values = np.asarray(leaf if row is None else leaf[row])

@@ -1,13 +1,13 @@
 """Times of decoding and of its parts, compared with Hugging Face's generate.
 
 Tokens per second are measured in `caatnet.serving.generate`, once including
-prompts, and once between the first token and the last. The parts of a step are
-differences between programs without some of the work. All have the shapes of a
-step in which every sequence generates a token and has a cache that is three
-quarters full:
+prompts, and once between the first token and the last. The time of a part of a
+step is the difference between programs with and without it. All have the shapes
+of a step in which every sequence generates a token and has a cache that is
+three quarters full:
 
-  inputs      `Decoder.step` with arrays of numpy, minus its program alone
-  sampling    the program, minus program A, which returns the logits
+  inputs      `Decoder.step` with arrays of numpy, minus its compiled program
+  sampling    that program, minus program A, which returns the logits
   gathering   A, minus program B, which slices contiguous pages of each sequence
               out of the cache instead of gathering them
   attention   B, minus program C, whose attention returns the queries and writes
@@ -30,9 +30,9 @@ import numpy as np
 from caatnet.benchmarks.harness import scripts, setup, timing
 from caatnet.benchmarks.serving import decoders
 from caatnet.config.inference import Inference
-from caatnet.data.tokenizers import Bytes
+from caatnet.data.tokenizers import ByteTokenizer
 from caatnet.inference.decoder import Capacity, Decoder
-from caatnet.inference.requests import Request, stacked
+from caatnet.inference.requests import Request, stack_sampling_params
 from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.models.paged import Batch, Cache
@@ -53,7 +53,7 @@ def run(config: Any) -> dict[str, Any]:
     config: Config like configs/benchmark/decoding.py.
 
   Raises:
-    ValueError: config.benchmark.rival is no Python with torch, transformers.
+    ValueError: config.benchmark.rival is not a Python with transformers.
   """
   options = config.benchmark
   rows = []
@@ -61,12 +61,14 @@ def run(config: Any) -> dict[str, Any]:
     ask, facts = None, None
     if options.rival:
       ask, facts = stack.enter_context(
-        hugging_face("config.benchmark.rival", options.rival, config)
+        start_hugging_face("config.benchmark.rival", options.rival, config)
       )
     for batch in options.batches:
       rows.append(_measure(config, batch, ask))
   _print(rows, facts)
-  return {"environment": setup.one_device(), "rival": facts, "rows": rows}
+  return {
+    "environment": setup.describe_environment(), "rival": facts, "rows": rows
+  }
 
 
 def _measure(
@@ -74,7 +76,7 @@ def _measure(
 ) -> dict[str, Any]:
   """Times our decoder, its parts and the rival with one batch size."""
   options = config.benchmark
-  made = decoders.built(
+  made = decoders.build_inference(
     config, batch=batch, context=options.prompt + options.tokens
   )
   decoder = decoders.decoder(made)
@@ -98,7 +100,7 @@ def _measure(
     "programs": len(decoder.shapes),
     "compile_seconds": decoder.compile_seconds,
     "ms": found["ms"],
-    "parts_ms": _parts(found["ms"]),
+    "parts_ms": _median_parts_ms(found["ms"]),
   }
   if ask is not None:
     drawn = batch * (options.tokens - 1)  # the first token is the prefill's
@@ -110,7 +112,7 @@ def _measure(
 
 
 def prompts(vocab_size: int, asked: dict[str, int]) -> list[list[int]]:
-  """Returns random prompts, lists of token ids."""
+  """Returns ``asked["batch"]`` random prompts, lists of token ids."""
   return np.random.default_rng(0).integers(
     vocab_size, size=(asked["batch"], asked["prompt"])
   ).tolist()
@@ -126,7 +128,7 @@ def generate(
       Request(tuple(x), Stops(asked["tokens"]))
       for x in prompts(vocab_size, asked)
     ],
-    Bytes(),  # has 256 tokens, and no text for others
+    ByteTokenizer(),  # has 256 tokens, and no text for others
   )
   completions = generation.run()
   speed = generation.speed
@@ -138,7 +140,7 @@ def generate(
   }
 
 
-class _Dense(Cache):
+class _ContiguousCache(Cache):
   """Cache whose attention assumes that a sequence's pages are contiguous."""
 
   def attend(
@@ -185,7 +187,7 @@ class _NoAttention(Cache):
     return queries
 
 
-for _type in (_Dense, _NoAttention):
+for _type in (_ContiguousCache, _NoAttention):
   jax.tree_util.register_dataclass(_type, ("pages", "states"), ("shape",))
 
 
@@ -205,9 +207,9 @@ def _batch(capacity: Capacity) -> Batch:
 def _programs(
   made: Inference, decoder: Decoder
 ) -> dict[str, Callable[[], Any]]:
-  """Returns functions that run a step, or a reduced step, and wait for it."""
+  """Returns functions by name that run a step, or parts of it, and wait."""
   layout, batch = made.program.layout, _batch(made.capacity)
-  sampling = stacked([None] * made.capacity.batch)
+  sampling = stack_sampling_params([None] * made.capacity.batch)
   leading = jax.tree.map(lambda x: x[None], (batch, sampling))
   inputs = jax.device_put(
     (batch, sampling), layout.shardings(P())
@@ -231,7 +233,7 @@ def _programs(
     "step": stepped,
     "program": timed(Cache, True),
     "logits": timed(Cache, False),
-    "dense": timed(_Dense, False),
+    "dense": timed(_ContiguousCache, False),
     "products": timed(_NoAttention, False),
   }
 
@@ -277,13 +279,13 @@ def _partial_step(
 
 
 def _median_ms(step: Callable[[], Any]) -> float:
-  """Returns the median of a few calls after an untimed one."""
+  """Returns the median milliseconds of a few calls after an untimed one."""
   step()
   times = [timing.seconds(step) for _ in range(_STEPS)]
   return 1e3 * float(np.median(times))
 
 
-def _parts(rounds: list[dict[str, float]]) -> dict[str, float]:
+def _median_parts_ms(rounds: list[dict[str, float]]) -> dict[str, float]:
   """Returns the median milliseconds of each part, and of the whole step."""
   names = ("products", "dense", "logits", "program", "step")
   times = np.array([[r[name] for name in names] for r in rounds])
@@ -293,7 +295,7 @@ def _parts(rounds: list[dict[str, float]]) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def hugging_face(
+def start_hugging_face(
   key: str, python: str, config: Any, compiled: bool = False
 ) -> Iterator[tuple[Callable[[Any], Any], Any]]:
   """Starts Hugging Face's model of the same sizes in a separate Python.
@@ -312,7 +314,7 @@ def hugging_face(
   known("config.model.dtype=", model.dtype, ("float32",))
   script = pathlib.Path(__file__).with_name("hugging_face.py")
   # -P: the script's directory is not searched for modules to import.
-  with scripts.answering(
+  with scripts.start_script(
     key, [python, "-P", str(script)], "torch and transformers"
   ) as ask:
     yield ask, ask({
@@ -339,24 +341,24 @@ def _print(rows: list[dict[str, Any]], facts: Any) -> None:
     [str(r["batch"]), name, timing.range_text(r[key]),
      timing.range_text(r[seconds], ".2f"), ratio, programs]
     for r in rows
-    for name, key, seconds, ratio, programs in _sides(r, facts)
+    for name, key, seconds, ratio, programs in _comparison_cells(r, facts)
   ]
-  tables.table(
+  tables.print_table(
     "decoding: median (range) of rounds; of the ratio, too",
     ["sequences", "by", "tokens/s", "s with prompts", "x rival's tokens/s",
      "programs (s to compile)"],
     compared,
   )
-  tables.table(
+  tables.print_table(
     "ms of a step, and its parts (medians)",
     "batch=sequences | parts_ms.*:.2f", rows,
   )
 
 
-def _sides(
+def _comparison_cells(
   row: dict[str, Any], facts: Any
 ) -> Iterator[tuple[str, str, str, str, str]]:
-  """Yields the cells of a row for this project and for the rival."""
+  """Yields the name, keys and cells of our row, then of the rival's."""
   ratio = ""
   if facts:
     ours, theirs = row["tokens_per_second"], row["rival_tokens_per_second"]

@@ -13,7 +13,7 @@ import time
 
 
 def main() -> None:
-  """Creates the model of stdin's first line; times a round for each other."""
+  """Creates the model of stdin's first line; times a round per further line."""
   import torch
   import transformers
 

@@ -1,20 +1,20 @@
 """Keys of benchmarks of decoding and serving."""
 
-from caatnet.benchmarks.keys import PROMPT, ROUNDS, TOKENS
+from caatnet.benchmarks.keys import PROMPT_DOC, ROUNDS_DOC, TOKENS_DOC
 from caatnet.schema import register
-from caatnet.schema.fields import COUNT, COUNT_OR_NONE, FRACTION, field
+from caatnet.schema.fields import COUNT, COUNT_OR_ZERO, FRACTION, field
 
 
 @register.benchmark("decoding")
 class Decoding:
   """Decoding compared with Hugging Face's generate."""
 
-  rounds: int = field(7, ROUNDS, COUNT)
+  rounds: int = field(7, ROUNDS_DOC, COUNT)
   batches: tuple[int, ...] = field(
     (1, 16), "Batch sizes; each is a program and a row.", COUNT
   )
-  prompt: int = field(128, PROMPT, COUNT)
-  tokens: int = field(128, TOKENS, COUNT)
+  prompt: int = field(128, PROMPT_DOC, COUNT)
+  tokens: int = field(128, TOKENS_DOC, COUNT)
   rival: str = field("", 'A Python with torch and transformers; "" for none.')
   threads: int = field(2, "Threads of that Python.", COUNT)
 
@@ -23,13 +23,13 @@ class Decoding:
 class Server:
   """Server over HTTP, compared with its engine."""
 
-  rounds: int = field(3, ROUNDS, COUNT)
+  rounds: int = field(3, ROUNDS_DOC, COUNT)
   batches: tuple[int, ...] = field(
     (16, 64), "Concurrent sequences; each value is a row.", COUNT
   )
   streams: int = field(500, "Concurrent streams.", COUNT)
-  prompt: int = field(16, PROMPT, COUNT)
-  tokens: int = field(32, TOKENS, COUNT)
+  prompt: int = field(16, PROMPT_DOC, COUNT)
+  tokens: int = field(32, TOKENS_DOC, COUNT)
 
 
 @register.benchmark("serving")
@@ -49,9 +49,9 @@ class Serving:
     }, "Number of pages of 16 tokens for each policy, so few that one of 20 "
     "steps preempts.", COUNT,
   )
-  warm_up: int = field(600, "Steps before the timed ones.", COUNT_OR_NONE)
+  warm_up: int = field(600, "Steps before the timed ones.", COUNT_OR_ZERO)
   steps: int = field(2000, "Number of timed steps.", COUNT)
-  rounds: int = field(5, ROUNDS, COUNT)
+  rounds: int = field(5, ROUNDS_DOC, COUNT)
   frequency: float = field(
     0.04, "Probability that a step changes priorities of requests.", FRACTION
   )

@@ -14,18 +14,18 @@ import numpy as np
 from caatnet.benchmarks.harness import scripts, setup, timing
 from caatnet.benchmarks.serving import decoders
 from caatnet.config import serving
-from caatnet.data.tokenizers import Bytes
+from caatnet.data.tokenizers import ByteTokenizer
 from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.stops import Stops
 from caatnet.serving.engine import warm_up
-from caatnet.serving.engine.device import Drawn
+from caatnet.serving.engine.device import SamplingState
 from caatnet.serving.engine.engine import replay, tune_gc
 from caatnet.serving.options import DEFAULTS, ServingOptions
 from caatnet.serving.requests import Request
 from caatnet.serving.server import client, http, start
 from caatnet.serving.server.catalog import OneModel
-from caatnet.serving.server.served import Served
+from caatnet.serving.server.served import ServerParts
 from caatnet.show import servers, tables
 
 
@@ -37,14 +37,14 @@ def run(config: Any) -> dict[str, Any]:
   """
   rows = [_measure(config, batch) for batch in config.benchmark.batches]
   _print(rows, config.benchmark)
-  return {"environment": setup.one_device(), "rows": rows}
+  return {"environment": setup.describe_environment(), "rows": rows}
 
 
 def _measure(config: Any, batch: int) -> dict[str, Any]:
   """Times server and engine with up to ``batch`` sequences running at once."""
   options = config.benchmark
-  chosen = options_of(options.streams)
-  decoder = decoders.decoder(decoders.built(config, batch=batch))
+  chosen = first_come_options(options.streams)
+  decoder = decoders.decoder(decoders.build_inference(config, batch=batch))
   rng = np.random.default_rng(0)
   prompts = rng.integers(
     config.model.vocab_size, size=(options.streams, options.prompt)
@@ -55,14 +55,16 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
     options.tokens // 2, 3 * options.tokens // 2, size=len(prompts),
     endpoint=True,
   ).tolist()
-  sizes = decoder, serving.FACTOR
-  servers.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
+  sizes = decoder, serving.BATCH_SIZE_FACTOR
+  servers.run_with_progress(
+    warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes))
+  )
   often = gc.get_threshold()
   tune_gc()  # as `warm_up.prepare` does for a server
   with scripts.pool(1) as pool:  # client process, started in the first round
     found = timing.in_turns({
-      "bare": lambda: _bare(decoder, chosen, prompts, lengths),
-      "http": lambda: served(decoder, chosen, prompts, lengths, pool),
+      "bare": lambda: _measure_engine(decoder, chosen, prompts, lengths),
+      "http": lambda: measure_server(decoder, chosen, prompts, lengths, pool),
     }, options.rounds, label=f"{batch} at a time")
   gc.set_threshold(*often)
   over_http = found["http"]
@@ -75,7 +77,7 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   }
 
 
-def options_of(streams: int) -> ServingOptions:
+def first_come_options(streams: int) -> ServingOptions:
   """Returns options of an engine that serves streams in order of arrival."""
   return dataclasses.replace(
     DEFAULTS, queue=streams, policy="first_come", reuse=False,
@@ -83,7 +85,7 @@ def options_of(streams: int) -> ServingOptions:
   )
 
 
-def _bare(
+def _measure_engine(
   decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
   lengths: Sequence[int],
 ) -> float:
@@ -92,7 +94,7 @@ def _bare(
   requests = [
     Request(
       i, prompt, length, arrival_s=0.0,
-      payload=Drawn(Drawing(tuple(prompt), Stops(length))),
+      payload=SamplingState(Drawing(tuple(prompt), Stops(length))),
     )
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
   ]
@@ -103,17 +105,17 @@ def _bare(
   return sum(lengths) / seconds
 
 
-def served(
+def measure_server(
   decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
   lengths: Sequence[int], pool: futures.Executor,
 ) -> dict[str, Any]:
   """Starts a server; returns the result of `ask` in a process of a pool."""
-  listener = http.bound("127.0.0.1", 0)
-  made = Served(
-    serving.engine(decoder, chosen), decoder, OneModel("benchmark"), Bytes(),
-    chosen,
+  listener = http.bind_listener("127.0.0.1", 0)
+  made = ServerParts(
+    serving.engine(decoder, chosen), decoder, OneModel("benchmark"),
+    ByteTokenizer(), chosen,
   )
-  server = start.server(made, "", serving.page_bytes(decoder), print)
+  server = start.build_server(made, "", serving.page_bytes(decoder), print)
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
   try:
@@ -140,17 +142,17 @@ def ask(
     "model": "benchmark", "temperature": 0, "ignore_eos": True, "logprobs": 0,
   }
   questions = [
-    client.Question(0.0, body | {"prompt": prompt, "max_tokens": length})
+    client.TimedRequest(0.0, body | {"prompt": prompt, "max_tokens": length})
     for prompt, length in zip(prompts, lengths, strict=True)
   ]
-  return client.summary(asyncio.run(client.ask(url, questions)))
+  return client.summary(asyncio.run(client.send_requests(url, questions)))
 
 
 def _print(rows: list[dict[str, Any]], options: Any) -> None:
   def median(values: Any) -> float:
     return float(np.median(values))
 
-  tables.table(
+  tables.print_table(
     f"{options.streams} streams at once, {options.prompt} tokens and "
     f"{options.tokens} more on average; medians of {options.rounds} rounds",
     ["running", "tokens/s without HTTP", "with HTTP", "share", "TTFT P50 (s)",

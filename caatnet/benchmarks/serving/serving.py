@@ -24,18 +24,18 @@ from parallel.base.checks import at_least, known
 
 _PAGE_SIZE = 16
 # Maximum number of prompt tokens per step, and simulated duration of a step.
-_CHUNKS = 1024
+_PROMPT_TOKENS_PER_STEP = 1024
 _STEP_S = 0.03
 # Tokens that end a response; the simulator generates none of them.
 _STOPS = frozenset((1, 2))
 # Tokens of a prompt: those shared with other prompts, and the maximum number of
 # further ones; and the maximum number of tokens of a response.
-_SHARED, _OWN, _ANSWER = 8 * _PAGE_SIZE, 900, 400
-_VOCABULARY = np.iinfo(np.int32).max
-_COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
+_SHARED_TOKENS, _MAX_OWN_TOKENS, _MAX_ANSWER_TOKENS = 8 * _PAGE_SIZE, 900, 400
+_VOCAB_SIZE = np.iinfo(np.int32).max
+_COPY_TIMES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
 
 
-class _Steady:
+class _ConstantStepTime:
   """Model of step times: all steps take equally long."""
 
   def step_s(self, contexts: np.ndarray, chunks: Any) -> float:
@@ -49,24 +49,25 @@ class _Load:
     self._rng = np.random.default_rng(seed)
     self._clients, self._count = clients, 0
     self._systems = self._rng.integers(
-      _VOCABULARY, size=(50, _SHARED), dtype=np.int32
+      _VOCAB_SIZE, size=(50, _SHARED_TOKENS), dtype=np.int32
     )
 
   def request(self, priority: float, now: float) -> Request:
     rng = self._rng
     own = rng.integers(
-      _VOCABULARY, size=int(rng.integers(64, _OWN)), dtype=np.int32
+      _VOCAB_SIZE, size=int(rng.integers(64, _MAX_OWN_TOKENS)), dtype=np.int32
     )
     system = self._systems[rng.integers(len(self._systems))]
     self._count += 1
     return Request(
       self._count, np.concatenate([system, own]),
-      int(rng.integers(50, _ANSWER)), client=int(rng.integers(self._clients)),
+      int(rng.integers(50, _MAX_ANSWER_TOKENS)),
+      client=int(rng.integers(self._clients)),
       priority=priority, arrival_s=now, stop=_STOPS,
     )
 
 
-class _Watch:
+class _Stopwatch:
   """Timer that sums wall-clock and thread time of the functions it wraps."""
 
   def __init__(self) -> None:
@@ -81,7 +82,7 @@ class _Watch:
     return timed
 
   def take(self) -> np.ndarray:
-    """Returns the sums since the last call, in us."""
+    """Returns (wall-clock, thread) time since the last call, in us."""
     spent, self.spent = 1e6 * self.spent, np.zeros(2)
     return spent
 
@@ -97,14 +98,14 @@ def run(config: Any) -> dict[str, Any]:
     known("config.benchmark.policies: ", name, options.pages)
     at_least(
       f"config.benchmark.pages.{name}", options.pages[name],
-      -(-(_SHARED + _OWN + _ANSWER) // _PAGE_SIZE),
+      -(-(_SHARED_TOKENS + _MAX_OWN_TOKENS + _MAX_ANSWER_TOKENS) // _PAGE_SIZE),
     )
   found = timing.in_turns({
     name: functools.partial(_measure, name, options)
     for name in options.policies
   }, options.rounds, warm_up=0)
-  rows = [_over(rounds) for rounds in found.values()]
-  tables.table(
+  rows = [_merge_rounds(rounds) for rounds in found.values()]
+  tables.print_table(
     "us of a processor that the scheduler takes for a step, its tokens' "
     "arrival included\n(in brackets by the clock), and for the arrival of a "
     f"request\n{options.steps:,} steps in each of {options.rounds} rounds, "
@@ -121,14 +122,14 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def _measure(policy: str, options: Any) -> dict[str, Any]:
-  """Times one policy's steps."""
+  """Returns the times of one scheduling policy's steps, and its counts."""
   num_pages = options.pages[policy]
   pages = Pages(num_pages, _PAGE_SIZE)
   limits = Limits(
-    slots=options.running, tokens=options.running + _CHUNKS, preempt="cost",
-    wait_s=2e-3, growth=4,
+    slots=options.running, tokens=options.running + _PROMPT_TOKENS_PER_STEP,
+    preempt="cost", wait_s=2e-3, growth=4,
   )
-  executor = Simulator(_Steady(), _COPIES, most=limits.tokens)
+  executor = Simulator(_ConstantStepTime(), _COPY_TIMES, most=limits.tokens)
   scheduler = Scheduler(
     limits, registry.make(policy, pages), pages,
     HostCache(4 * num_pages, _PAGE_SIZE, reserve=True), executor.costs,
@@ -136,7 +137,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   engine = Engine(scheduler, executor)
   load = _Load(options.clients, seed=0)
   priorities = Priorities("markov", options.frequency, stay=options.stay)
-  steps, arrivals = _Watch(), _Watch()
+  steps, arrivals = _Stopwatch(), _Stopwatch()
   # Wraps the scheduler's methods with timers; the simulator is excluded.
   for name in ("step", "receive", "take_copies"):
     setattr(scheduler, name, steps(getattr(scheduler, name)))
@@ -181,19 +182,20 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   }
 
 
-def _over(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _merge_rounds(rows: list[dict[str, Any]]) -> dict[str, Any]:
   """Merges the rows of a policy's rounds, which make the same decisions."""
   spent = np.array([row.pop("spent_us") for row in rows])
   arrival = float(np.mean([row.pop("arrival_us") for row in rows]))
   assert all(row == rows[0] for row in rows), "the rounds differ"
   clock, cpu = np.concatenate(spent).T  # us per step
   return rows[0] | {
-    "clock_us": _spread(clock), "cpu_us": _spread(cpu), "arrival_us": arrival,
+    "clock_us": _summarize_times(clock), "cpu_us": _summarize_times(cpu),
+    "arrival_us": arrival,
     "medians_us": np.median(spent[:, :, 1], axis=1).tolist(),
   }
 
 
-def _spread(times: np.ndarray) -> dict[str, float]:
+def _summarize_times(times: np.ndarray) -> dict[str, float]:
   return {
     "median": float(np.median(times)),
     "p99": float(np.percentile(times, 99)),

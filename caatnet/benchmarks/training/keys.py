@@ -1,6 +1,6 @@
 """Keys of benchmarks of training steps and collective schedules."""
 
-from caatnet.benchmarks.keys import ROUNDS
+from caatnet.benchmarks.keys import ROUNDS_DOC
 from caatnet.schema import register
 from caatnet.schema.fields import COUNT, Range, field
 
@@ -9,7 +9,7 @@ from caatnet.schema.fields import COUNT, Range, field
 class TrainStep:
   """Training step compared with plain JAX."""
 
-  rounds: int = field(7, ROUNDS, COUNT)
+  rounds: int = field(7, ROUNDS_DOC, COUNT)
   dtypes: tuple[str, ...] = field(
     ("float32", "bfloat16"), "Values of config.model.dtype."
   )

@@ -30,14 +30,14 @@ from parallel.plans.topology import builders as topologies
 from parallel.plans.topology.graph import Link, Topology
 
 # Kind of links -> function that draws a bandwidth, in bytes/s.
-SPEEDS: dict[str, Callable[[random.Random], float]] = {
+BANDWIDTH_SAMPLERS: dict[str, Callable[[random.Random], float]] = {
   "doubling": lambda rng: rng.choice((25e9, 50e9, 100e9, 200e9)),
   "uneven": lambda rng: rng.uniform(25e9, 200e9),
 }
-MODELS = ("events", "lockstep")  # time models of `chosen.fastest`
+TIME_MODELS = ("events", "lockstep")  # time models of `chosen.fastest`
 
 # Topologies of optimal trees, by the names in config.benchmark.optimal.
-NAMED = {
+NAMED_TOPOLOGIES = {
   "torus 4x4": lambda: topologies.torus((4, 4)),
   "torus 8x8": lambda: topologies.torus((8, 8)),
   "mesh 8x8": lambda: topologies.mesh((8, 8)),
@@ -51,7 +51,7 @@ NAMED = {
 
 
 # Builders and topologies, by the names in config.benchmark.simulated.
-SIMULATED = {
+SIMULATED_SCHEDULES = {
   "ring, ring 1024": ("ring", lambda: topologies.ring(1024)),
   "bucket, torus 32x32": ("bucket", lambda: topologies.torus((32, 32))),
   "multitree, torus 32x32": ("multitree", lambda: topologies.torus((32, 32))),
@@ -73,27 +73,28 @@ def run(config: Any) -> dict[str, Any]:
   if options.plot:
     drawing.pyplot()  # fails before the work if matplotlib is missing
   for key, names in (
-    ("optimal", NAMED), ("simulated", SIMULATED), ("models", MODELS)
+    ("optimal", NAMED_TOPOLOGIES), ("simulated", SIMULATED_SCHEDULES),
+    ("models", TIME_MODELS)
   ):
     for name in options[key]:
       known(f"config.benchmark.{key}: ", name, names)
-  scaling, simulated = _scaling(options), _simulations(options)
+  scaling, simulated = _measure_scaling(options), _simulations(options)
   models, sizes = tuple(options.models), tuple(options.size_bytes)
-  named = _shared(
-    options, functools.partial(_named, sizes=sizes, models=models),
+  named = _map_in_processes(
+    options, functools.partial(_measure_named, sizes=sizes, models=models),
     tuple(options.optimal), "optimal",
   )
   _show_optimal(named, models)
   drawn = {
-    kind: _shared(
+    kind: _map_in_processes(
       options,
       functools.partial(
-        _drawn, max_nodes=options.max_nodes, kind=kind, sizes=sizes[-1:],
-        models=models,
+        _measure_random_graph, max_nodes=options.max_nodes, kind=kind,
+        sizes=sizes[-1:], models=models,
       ),
       range(options.num_random), f"{kind} links",
     )
-    for kind in SPEEDS
+    for kind in BANDWIDTH_SAMPLERS
   }
   if options.plot:
     path = pathlib.Path(options.plot)
@@ -108,12 +109,12 @@ def run(config: Any) -> dict[str, Any]:
   }
 
 
-def _scaling(options: Any) -> list[dict[str, Any]]:
+def _measure_scaling(options: Any) -> list[dict[str, Any]]:
   """Times MultiTree on grids, and prints a table."""
   grids = [topologies.torus((d, d)) for d in options.tori]
   grids += [topologies.mesh((d, d)) for d in options.meshes]
-  rows = [_multitree(x) for x in timing.progress(grids, "MultiTree")]
-  tables.table(
+  rows = [_time_multitree(x) for x in timing.progress(grids, "MultiTree")]
+  tables.print_table(
     "MultiTree, one phase",
     "topology | ranks | steps | bound | seconds:.2f=s", rows,
   )
@@ -123,9 +124,11 @@ def _scaling(options: Any) -> list[dict[str, Any]]:
 def _simulations(options: Any) -> list[dict[str, Any]]:
   """Times simulations of all-gathers, and prints a table."""
   rows = [
-    _simulated(x) for x in timing.progress(options.simulated, "simulation")
+    _time_simulation(x) for x in timing.progress(
+      options.simulated, "simulation"
+    )
   ]
-  tables.table(
+  tables.print_table(
     "all-gathers, event by event",
     "schedule | traversals=link traversals | seconds:.2f=s | "
     "rate:,.0f=traversals / s",
@@ -138,14 +141,14 @@ def _show_optimal(
   named: list[dict[str, Any]], models: Sequence[str]
 ) -> None:
   """Prints times of packed trees and all-gathers, divided by lower bounds."""
-  tables.table(
+  tables.print_table(
     "packed trees of all-gathers: busiest link over the cut bound",
     "topology | trees_per_rank=k | ratio:.4f=over bound | "
     "rounds_ratio:.3f=rounds / bound | cut=tight cut | seconds:.2f=s | "
     "multitree_seconds:.2f=MultiTree s",
-    [row | {"cut": _cut(row)} for row in named],
+    [row | {"cut": _describe_cut(row)} for row in named],
   )
-  tables.table(
+  tables.print_table(
     "all-gathers chosen for a size: time over the bound (of the tightest cut, "
     "or of latencies)",
     ["topology", "size", "bound us",
@@ -161,24 +164,24 @@ def _show_optimal(
   )
 
 
-def _shared(
+def _map_in_processes(
   options: Any,
   measure: Callable[[Any], dict[str, Any]],
   items: Sequence[Any],
   what: str,
 ) -> list[dict[str, Any]]:
-  """Returns ``measure(item)`` of each topology or seed, in some processes."""
-  found = scripts.shared(measure, items, options.processes)
+  """Returns ``measure(item)`` for each item, computed by several processes."""
+  found = scripts.map_in_processes(measure, items, options.processes)
   return list(timing.progress(found, what, len(items)))
 
 
-def _named(
+def _measure_named(
   name: str, sizes: Sequence[int], models: Sequence[str]
 ) -> dict[str, Any]:
-  return _optimal(NAMED[name](), name, sizes, models)
+  return _measure_optimal_trees(NAMED_TOPOLOGIES[name](), name, sizes, models)
 
 
-def _drawn(
+def _measure_random_graph(
   seed: int,
   max_nodes: int,
   kind: str,
@@ -186,7 +189,7 @@ def _drawn(
   models: Sequence[str],
 ) -> dict[str, Any]:
   net = random_graph(seed, max_nodes, kind)
-  return _optimal(net, f"random {seed}", sizes, models)
+  return _measure_optimal_trees(net, f"random {seed}", sizes, models)
 
 
 def _summary(
@@ -211,7 +214,7 @@ def _summary(
     f"Busiest link of packed trees: {found['within_5_percent']:.1%} "
     f"within 5% of the cut bound, {found['within_1_percent']:.1%} within 1%, "
     f"worst {found['worst']:.4f} ({worst['topology']}, tight cut "
-    f"{_cut(worst)}); median {found['median_seconds']:.1f} s, longest "
+    f"{_describe_cut(worst)}); median {found['median_seconds']:.1f} s, longest "
     f"{found['most_seconds']:.1f} s; MultiTree at most "
     f"{found['most_multitree_seconds']:.2f} s"
   )
@@ -233,11 +236,11 @@ def _summary(
   return found
 
 
-def _multitree(topology: Topology) -> dict[str, Any]:
-  """Times MultiTree on a topology.
+def _time_multitree(topology: Topology) -> dict[str, Any]:
+  """Times MultiTree on a topology; returns a row with a bound on its steps.
 
-  A lower bound of its steps: each of n ranks must receive n - 1 chunks, at most
-  one per port and step.
+  The lower bound: each of n ranks must receive n - 1 chunks, at most one per
+  port and step.
   """
   steps, seconds = timing.cpu_seconds(lambda: multitree.grow(topology))
   n = topology.num_ranks
@@ -249,9 +252,9 @@ def _multitree(topology: Topology) -> dict[str, Any]:
   }
 
 
-def _simulated(name: str) -> dict[str, Any]:
+def _time_simulation(name: str) -> dict[str, Any]:
   """Times the simulation of a schedule with 64 KiB per chunk."""
-  builder, topology = SIMULATED[name]
+  builder, topology = SIMULATED_SCHEDULES[name]
   net = topology()
   routed = on_links(build(builder, net, "all_gather"), net)
   timeline, seconds = timing.cpu_seconds(
@@ -264,7 +267,7 @@ def _simulated(name: str) -> dict[str, Any]:
   }
 
 
-def _optimal(
+def _measure_optimal_trees(
   topology: Topology, name: str, sizes: Sequence[int], models: Sequence[str]
 ) -> dict[str, Any]:
   """Times optimal trees, checks their schedules, and compares with bounds."""
@@ -293,12 +296,14 @@ def _optimal(
     "seconds": seconds,
     "multitree_seconds": multitree_seconds,
     "times": [
-      _times(topology, bound.seconds_per_byte, x, models) for x in sizes
+      _compare_with_bound(
+        topology, bound.seconds_per_byte, x, models
+      ) for x in sizes
     ],
   }
 
 
-def _times(
+def _compare_with_bound(
   topology: Topology,
   seconds_per_byte: float,
   size_bytes: int,
@@ -340,8 +345,8 @@ def _ranges(nodes: Iterable[int]) -> str:
   return " ".join(runs)
 
 
-def _cut(row: dict[str, Any]) -> str:
-  """Describes a tight cut: its ranks, and the bandwidth of leaving links."""
+def _describe_cut(row: dict[str, Any]) -> str:
+  """Describes a tight cut: its ranks, and the bandwidth of links out of it."""
   return (
     f"{row['cut_ranks']} ranks / {row['leaving_bytes_per_second'] / 1e9:g} GB/s"
   )
@@ -358,7 +363,7 @@ def random_graph(
   Args:
     seed: Seed of the graph.
     max_nodes: Largest number of nodes.
-    kind: Key of ``SPEEDS``.
+    kind: Key of ``BANDWIDTH_SAMPLERS``.
   """
   rng = random.Random(seed)
   nodes = rng.randint(6, max_nodes)
@@ -370,7 +375,7 @@ def random_graph(
   networkx.add_cycle(graph, order)
   found = []
   for u, v in sorted(graph.edges):
-    bandwidth = SPEEDS[kind](rng)
+    bandwidth = BANDWIDTH_SAMPLERS[kind](rng)
     found += [Link(u, v, bandwidth), Link(v, u, bandwidth)]
   topology = Topology(f"random {seed}", n, num_switches, tuple(found))
   if seed % 3 == 2:
@@ -386,7 +391,7 @@ def random_graph(
 def figure(
   scaling: Sequence[dict[str, Any]], drawn: Sequence[dict[str, Any]]
 ) -> Figure:
-  """Returns time against size: MultiTree on grids, optimal trees on graphs.
+  """Returns plots of seconds by size: MultiTree on grids, trees on graphs.
 
   Args:
     scaling: Rows of MultiTree on square grids.

@@ -78,7 +78,7 @@ def _rows(
     first: Variant that the others are compared with, in the same dtype.
     count: Tokens of a step.
     flops: Floating-point operations of a step.
-    rates: Floating-point operations per second of products, by dtype.
+    rates: Floating-point operations per second of matrix products, by dtype.
   """
   rows = []
   for (dtype, label), times in seconds.items():
@@ -95,7 +95,7 @@ def _show(
   rows: list[dict[str, Any]], experiment: Experiment, count: int,
   rates: Mapping[str, float],
 ) -> None:
-  tables.table(
+  tables.print_table(
     f"training step, {experiment.program.model.num_params / 1e6:.1f}M "
     f"parameters, {count} tokens, {jax.devices()[0].device_kind}; products: "
     + ", ".join(f"{rates[d] / 1e9:.0f} GFLOP/s {d}" for d in rates),
@@ -112,7 +112,7 @@ def timed_in_turns(
 ) -> dict[Any, list[float]]:
   """Returns the seconds of each runner's step per round, after a warm-up."""
   return timing.in_turns({
-    key: functools.partial(timing.seconds_after_one, step)
+    key: functools.partial(timing.seconds_when_warm, step)
     for key, step in runners.items()
   }, rounds, warm_up=0)
 

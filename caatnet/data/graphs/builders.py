@@ -5,8 +5,9 @@ depends on its parameters and seed only, and is written in bounded memory.
 
 **R-MAT** (Chakrabarti, Zhan and Faloutsos, SDM 2004) chooses each edge by
 recursive bisection of the adjacency matrix: a quadrant has the probability a,
-b, c or d. A few nodes have most of the edges, as in web graphs. Since the
-degree depends on the position in the matrix, ids are scrambled.
+b, c or d. A few nodes have most of the edges, as in web graphs. Since a node's
+degree depends on its position in the matrix, ids are a permutation of these
+positions.
 
 **Planted communities** have labels with a known bound on accuracy. Each node
 independently draws a Poisson number of neighbours, each one of its own
@@ -25,17 +26,17 @@ from caatnet.data.graphs.csr import (
   CHUNK,
   Edges,
   Graph,
-  Rows,
+  NodeRows,
   chunks,
   write_graph,
 )
 from parallel.base.checks import at_least, fraction, not_negative
 
 # Fractions of the nodes in the training, validation and test splits.
-SHARES = (0.6, 0.2, 0.2)
+SPLIT_FRACTIONS = (0.6, 0.2, 0.2)
 _NODES = CHUNK >> 4  # nodes per chunk: fewer than edges, as they have features
 # Numbers of independent random streams, by purpose.
-_EDGES, _DEGREES, _FEATURES, _MEANS = range(4)
+_EDGE_STREAM, _DEGREE_STREAM, _FEATURE_STREAM, _MEAN_STREAM = range(4)
 
 
 def rmat(
@@ -81,7 +82,7 @@ def rmat(
 
   def edges() -> Iterator[Edges]:
     for number, (start, stop) in enumerate(chunks(num_edges)):
-      rng = _rng(seed, _EDGES, number)
+      rng = _rng(seed, _EDGE_STREAM, number)
       nodes = np.zeros((2, stop - start), np.int64)
       for _ in range(scale):  # one bit of both node ids per bisection
         draw = rng.random(stop - start, dtype=np.float32)
@@ -138,7 +139,7 @@ def communities(
 
   def edges() -> Iterator[Edges]:
     for number, (start, stop) in enumerate(chunks(num_nodes, _NODES)):
-      rng = _rng(seed, _DEGREES, number)
+      rng = _rng(seed, _DEGREE_STREAM, number)
       degrees = rng.poisson(mean_degree, stop - start)
       nodes = np.repeat(np.arange(start, stop), degrees)
       label = nodes % num_classes
@@ -168,7 +169,7 @@ def class_means(
     seed: The seed of the graph.
   """
   at_least("num_features", num_features)
-  means = _rng(seed, _MEANS).normal(size=(num_classes, num_features))
+  means = _rng(seed, _MEAN_STREAM).normal(size=(num_classes, num_features))
   means *= signal / np.linalg.norm(means, axis=1, keepdims=True)
   return means.astype(np.float32)
 
@@ -183,9 +184,9 @@ def _write(
   """
   num_classes, num_features = means.shape
 
-  def rows() -> Iterator[Rows]:
+  def rows() -> Iterator[NodeRows]:
     for number, (start, stop) in enumerate(chunks(num_nodes, _NODES)):
-      rng = _rng(made["seed"], _FEATURES, number)
+      rng = _rng(made["seed"], _FEATURE_STREAM, number)
       labels = np.arange(start, stop) % num_classes
       features = rng.standard_normal(
         (stop - start, num_features), dtype=np.float32
@@ -193,7 +194,7 @@ def _write(
       features += means[labels]
       # Index into csr.SPLITS: train, validation or test.
       split = np.searchsorted(
-        np.cumsum(SHARES)[:-1], rng.random(stop - start), side="right"
+        np.cumsum(SPLIT_FRACTIONS)[:-1], rng.random(stop - start), side="right"
       )
       yield features, labels, split
 
@@ -207,5 +208,5 @@ def _write(
 
 
 def _rng(seed: int, *use: int) -> np.random.Generator:
-  """Returns the random stream of one purpose and chunk."""
+  """Returns a random generator that depends on a seed, purpose and chunk."""
   return np.random.Generator(np.random.SFC64([seed, *use]))

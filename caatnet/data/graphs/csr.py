@@ -30,7 +30,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from parallel.base import available, schema
-from parallel.base.arrays import expect_no_order, map_npy
+from parallel.base.arrays import disable_readahead, map_npy
 
 SPLITS = ("train", "validation", "test", "none")
 # Dtype of each file's array; features have two dims, the others one.
@@ -47,7 +47,7 @@ CHUNK = 1 << 20
 # Edges: node and neighbour, integers [n] each.
 Edges = tuple[np.ndarray, np.ndarray]
 # Features [n, F], labels [n] and splits [n] of consecutive nodes.
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+NodeRows = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class _Meta(schema.OpenSchema):  # meta.json
@@ -121,7 +121,7 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
   arrays = {name: _mapped(folder / f"{name}.npy", name) for name in DTYPES}
   graph = Graph(folder, **arrays, meta=meta)
   _check(graph)
-  expect_no_order((graph.features, graph.indices), available.limit_bytes())
+  disable_readahead((graph.features, graph.indices), available.limit_bytes())
   return graph
 
 
@@ -168,7 +168,7 @@ def _check(graph: Graph) -> None:
         "fewer than 0 neighbours"
       )
   for start, stop in chunks(graph.num_edges):
-    in_range(
+    check_node_ids(
       f"{graph.folder}/indices.npy", graph.indices[start:stop], graph.num_nodes
     )
   if graph.num_nodes and int(graph.labels.min()) < -1:
@@ -183,7 +183,7 @@ def _check(graph: Graph) -> None:
     )
 
 
-def in_range(what: str, ids: np.ndarray, num_nodes: int) -> None:
+def check_node_ids(what: str, ids: np.ndarray, num_nodes: int) -> None:
   """Raises ValueError for ids of nodes that do not exist."""
   if not len(ids):
     return
@@ -201,7 +201,7 @@ def write_graph(
   num_nodes: int,
   num_features: int,
   edges: Callable[[], Iterable[Edges]],
-  rows: Iterable[Rows],
+  rows: Iterable[NodeRows],
   meta: Mapping[str, Any],
   unique: bool = False,
 ) -> Graph:
@@ -231,7 +231,7 @@ def write_graph(
     raise ValueError(f"num_nodes={num_nodes} must be 1 to 2^31 - 1")
   _write_edges(folder, num_nodes, edges)
   if unique:
-    _remove_repeated(folder, num_nodes)
+    _remove_duplicate_edges(folder, num_nodes)
   _write_rows(folder, num_nodes, num_features, rows)
   digest = hashlib.sha256()
   for name in DTYPES:
@@ -251,12 +251,12 @@ def _write_edges(
   ends = np.zeros(num_nodes + 1, np.int64)
   for nodes, neighbours in edges():
     for ids in (nodes, neighbours):
-      in_range("an edge", ids, num_nodes)
+      check_node_ids("an edge", ids, num_nodes)
     np.add.at(ends[1:], nodes, 1)  # counts duplicates of a node
   np.cumsum(ends, out=ends)
-  with _started(folder, "indptr", num_nodes + 1) as file:
+  with _create_npy(folder, "indptr", num_nodes + 1) as file:
     file.write(ends.data)
-  with _started(folder, "indices", int(ends[-1])) as file:
+  with _create_npy(folder, "indices", int(ends[-1])) as file:
     file.truncate(file.tell() + 4 * int(ends[-1]))  # a sparse file of int32
   if not ends[-1]:
     return
@@ -278,10 +278,11 @@ def _write_edges(
   indices.flush()
 
 
-def _remove_repeated(folder: pathlib.Path, num_nodes: int) -> None:
+def _remove_duplicate_edges(folder: pathlib.Path, num_nodes: int) -> None:
   """Sorts each node's neighbours and removes repeated ones.
 
-  Blocks of nodes with at most `CHUNK` edges, or of one node, are in memory.
+  One block of nodes is in memory at a time: either a single node, or nodes with
+  at most `CHUNK` edges in total.
   """
   indptr = np.array(np.load(folder / "indptr.npy", mmap_mode="r"))
   if not indptr[-1]:
@@ -305,18 +306,19 @@ def _remove_repeated(folder: pathlib.Path, num_nodes: int) -> None:
     degrees = np.bincount((keys >> 32) - start)
     ends[start + 1 : start + 1 + len(degrees)] = degrees
   np.cumsum(ends, out=ends)
-  with _started(
+  with _create_npy(
     folder, "unique", int(ends[-1]), dtype=DTYPES["indices"]
   ) as file:
     for _, keys in parts():
       file.write((keys & 0xFFFFFFFF).astype(np.int32).data)
-  with _started(folder, "indptr", num_nodes + 1) as file:
+  with _create_npy(folder, "indptr", num_nodes + 1) as file:
     file.write(ends.data)
   (folder / "unique.npy").replace(folder / "indices.npy")
 
 
 def _write_rows(
-  folder: pathlib.Path, num_nodes: int, num_features: int, rows: Iterable[Rows]
+  folder: pathlib.Path, num_nodes: int, num_features: int,
+  rows: Iterable[NodeRows]
 ) -> None:
   """Writes features, labels and splits, one chunk in memory at a time."""
   with contextlib.ExitStack() as opened:
@@ -325,7 +327,7 @@ def _write_rows(
       "split": (num_nodes,),
     }
     files = {
-      name: opened.enter_context(_started(folder, name, *shape))
+      name: opened.enter_context(_create_npy(folder, name, *shape))
       for name, shape in shapes.items()
     }
     count = 0
@@ -346,7 +348,7 @@ def _write_rows(
       )
 
 
-def _started(
+def _create_npy(
   folder: pathlib.Path, name: str, *shape: int, dtype: Any = None
 ) -> BinaryIO:
   """Creates an .npy file with its header; elements are appended later."""

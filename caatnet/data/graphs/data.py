@@ -11,36 +11,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.data.baselines import label_frequencies
+from caatnet.data.baselines import label_frequency_measures
 from caatnet.data.graphs import bayes, builders
 from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
 from caatnet.data.graphs.sampling import (
   SAMPLERS,
   Sampler,
   check_fanouts,
-  num_places,
+  num_tree_positions,
 )
 from caatnet.data.protocol import Dataset
 from caatnet.schema.data import Graphs
 from parallel.base.checks import known
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.memory.features import ACCESSES, Lookup, Table
 from parallel.plans.placement import caches
 
 # The graph of ``config.data.path=""``. Bayes-optimal accuracy is 39% from a
 # node's features only, and 85% with fanouts (10, 5).
-PLANTED = {
+DEFAULT_GRAPH = {
   "num_nodes": 65_536, "mean_degree": 15.0, "num_features": 16,
   "num_classes": 8, "inside": 0.6, "signal": 1.0, "seed": 0,
 }
-CACHES = ("degree", "presampling")
+CACHE_POLICIES = ("degree", "presampling")
 # Positions of a batch are int32 in compiled programs.
-_MAX_PLACES = 2**31 - 1
+_MAX_BATCH_POSITIONS = 2**31 - 1
 # Batches that are sampled to estimate the access frequency of rows.
-_PRESAMPLED = 50
+_NUM_PRESAMPLED = 50
 # First example indices of validation and presampling. They are above those of
 # training, so that the random numbers of the trees are different.
-_VALIDATION, _PRESAMPLING = 2**32, 2**33
+_FIRST_VALIDATION, _FIRST_PRESAMPLING = 2**32, 2**33
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,21 +60,22 @@ class GraphData(Graphs):
   kernels: tuple[str, ...] = ("reference",)
 
   def __post_init__(self) -> None:
-    known("cache=", self.cache, CACHES)
+    known("cache=", self.cache, CACHE_POLICIES)
     known("access=", self.access, ACCESSES)
     known("sampler=", self.sampler, SAMPLERS)
     check_fanouts(self.fanouts)
-    places = num_places(self.fanouts) * self.batch_size
-    if places > _MAX_PLACES:
+    places = num_tree_positions(self.fanouts) * self.batch_size
+    if places > _MAX_BATCH_POSITIONS:
       raise ValueError(
         f"fanouts={self.fanouts} with config.data.batch_size={self.batch_size} "
-        f"need {places:,} places for nodes; at most {_MAX_PLACES:,} are allowed"
+        f"need {places:,} places for nodes; at most {_MAX_BATCH_POSITIONS:,} "
+        "are allowed"
       )
 
   @property
   def example(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Features float32 ``[T, F]``, degrees int32 ``[T]``, and int32 label."""
-    places = num_places(self.fanouts)
+    places = num_tree_positions(self.fanouts)
     return {
       "features": jax.ShapeDtypeStruct(
         (places, self.num_features), jnp.float32
@@ -84,7 +85,9 @@ class GraphData(Graphs):
     }
 
   def load(self, seed: int) -> Dataset:
-    with naming("config.data", [f.name for f in dataclasses.fields(self)]):
+    with prefix_error_keys(
+      "config.data", [f.name for f in dataclasses.fields(self)]
+    ):
       return self._load(seed)
 
   def _load(self, seed: int) -> Dataset:
@@ -100,11 +103,12 @@ class GraphData(Graphs):
     )
     trees = Trees(sampler(seed=seed), train, self.batch_size, seed)
     table = Table(
-      graph.features, self.access, self._hot(graph, trees), self.kernels
+      graph.features, self.access, self._select_cached_rows(graph, trees),
+      self.kernels
     )
     held_out = graph.nodes("validation")[: self.validation_nodes or None]
     # Seed 0: validation trees are independent of the run's seed.
-    ids, degrees = sampler(seed=0).sample(held_out, _VALIDATION)
+    ids, degrees = sampler(seed=0).sample(held_out, _FIRST_VALIDATION)
     truth = graph.labels[held_out]
 
     @functools.cache
@@ -127,7 +131,7 @@ class GraphData(Graphs):
         "loss": means["loss"], "accuracy": means["accuracy"]
       } | ({"bound": bound()} if known else {}),
       baselines=lambda: {
-        "label frequencies": label_frequencies(
+        "label frequencies": label_frequency_measures(
           graph.labels[train], truth, self.num_classes
         )
       } | ({
@@ -148,7 +152,7 @@ class GraphData(Graphs):
     else:
       # The arrays remain mapped after the files have been deleted.
       with tempfile.TemporaryDirectory() as folder:
-        graph = builders.communities(folder, **PLANTED)
+        graph = builders.communities(folder, **DEFAULT_GRAPH)
     if graph.features.shape[1] != self.num_features:
       raise ValueError(
         f"config.data.num_features={self.num_features}, but nodes have "
@@ -172,7 +176,7 @@ class GraphData(Graphs):
         )
     return graph, train
 
-  def _hot(self, graph: Graph, trees: "Trees") -> np.ndarray:
+  def _select_cached_rows(self, graph: Graph, trees: "Trees") -> np.ndarray:
     """Returns the ids of the rows that are cached on every device."""
     if not self.cache_rows:
       return np.zeros(0, np.int64)
@@ -184,11 +188,11 @@ class GraphData(Graphs):
           graph.indices[start:stop], minlength=graph.num_nodes
         )
     else:
-      first = _PRESAMPLING
+      first = _FIRST_PRESAMPLING
       counts = caches.count(
         (
           np.unique(trees.at(first + number * self.batch_size)[1])
-          for number in range(_PRESAMPLED)
+          for number in range(_NUM_PRESAMPLED)
         ),
         graph.num_nodes,
       )
@@ -196,7 +200,10 @@ class GraphData(Graphs):
 
 
 class Trees:
-  """Sequence of a run's examples: a node and its tree, in shuffled epochs."""
+  """Endless sequence of a run's examples: nodes with sampled trees.
+
+  An epoch has all training nodes once, in random order.
+  """
 
   def __init__(
     self, sampler: Sampler, nodes: np.ndarray, batch_size: int, seed: int

@@ -21,8 +21,8 @@ from caatnet.data.graphs.csr import (
   SPLITS,
   Edges,
   Graph,
+  check_node_ids,
   chunks,
-  in_range,
   write_graph,
 )
 from parallel.base.arrays import map_npy, read_npz
@@ -32,7 +32,7 @@ from parallel.base.arrays import map_npy, read_npz
 _MAX_CLASSES = 2**20
 
 
-def _naming_path(load: Callable[..., Graph]) -> Callable[..., Graph]:
+def _prefix_path_in_errors(load: Callable[..., Graph]) -> Callable[..., Graph]:
   """Wraps a loader so that its errors begin with the name of an argument.
 
   Errors that do not begin with an argument's name are attributed to ``path``.
@@ -50,7 +50,7 @@ def _naming_path(load: Callable[..., Graph]) -> Callable[..., Graph]:
   return named
 
 
-@_naming_path
+@_prefix_path_in_errors
 def edge_list(
   folder: str | os.PathLike[str],
   *,
@@ -79,12 +79,12 @@ def edge_list(
   rows, known = (_array(name, p) for name, p in
                  (("features", features), ("labels", labels)))
   return _write(
-    folder, lambda: _text(pathlib.Path(path).expanduser()), rows, known,
+    folder, lambda: _read_pairs(pathlib.Path(path).expanduser()), rows, known,
     None, undirected, pathlib.Path(path).name,
   )
 
 
-@_naming_path
+@_prefix_path_in_errors
 def npz(
   folder: str | os.PathLike[str], *, path: str, undirected: bool
 ) -> Graph:
@@ -127,12 +127,12 @@ def npz(
       f"indices), features and labels: {error}"
     ) from error
   return _write(
-    folder, lambda: _pairs(pairs), rows, labels,
+    folder, lambda: _iterate_pairs(pairs), rows, labels,
     found.get("split"), undirected, file.name,
   )
 
 
-@_naming_path
+@_prefix_path_in_errors
 def ogb(
   folder: str | os.PathLike[str], *, path: str, undirected: bool
 ) -> Graph:
@@ -160,11 +160,11 @@ def ogb(
     data = read_npz(raw / "data.npz")
     pairs, rows = data["edge_index"], data["node_feat"]
     labels = read_npz(raw / "node-label.npz")["node_label"]
-    stream: Callable[[], Iterator[Edges]] = lambda: _pairs(pairs)  # noqa: E731
+    stream: Callable[[], Iterator[Edges]] = lambda: _iterate_pairs(pairs)  # noqa: E731
   else:
     rows = _csv(raw / "node-feat.csv.gz", np.float32)
     labels = _csv(raw / "node-label.csv.gz", np.float64)
-    stream = lambda: _text(raw / "edge.csv.gz")  # noqa: E731
+    stream = lambda: _read_pairs(raw / "edge.csv.gz")  # noqa: E731
   if rows.ndim != 2 or labels.dtype.kind not in "biuf":
     raise ValueError(
       f"{root} has features {rows.dtype} {rows.shape} and labels "
@@ -190,7 +190,7 @@ def ogb(
     nodes = _csv(listed, np.int64)
     if nodes.ndim != 1:
       raise ValueError(f"{listed} must have one node on each line")
-    in_range(str(listed), nodes, len(rows))
+    check_node_ids(str(listed), nodes, len(rows))
     taken = nodes[split[nodes] != SPLITS.index("none")]
     if len(taken):
       raise ValueError(f"{listed} has node {taken[0]}, as another file does")
@@ -209,7 +209,8 @@ def _write(
 ) -> Graph:
   """Checks and writes a graph.
 
-  Edges are a stream of (source, target); without a split, ids are hashed.
+  ``stream`` returns chunks of edges, (source, target). If ``split`` is None, a
+  hash of node ids determines the splits.
   """
   for what, array, dims, kind, form in (
     ("labels", labels, 1, np.integer, "integers [N]"),
@@ -223,7 +224,7 @@ def _write(
         f"{name}: {what} are {array.dtype} {array.shape}, but must be {form}"
       )
   num_nodes = len(labels)
-  split = _held_out(num_nodes) if split is None else split
+  split = _hash_split(num_nodes) if split is None else split
   for what, array in (("features", rows), ("split", split)):
     if len(array) != num_nodes:
       raise ValueError(
@@ -274,7 +275,7 @@ def _float32(rows: np.ndarray, start: int, stop: int) -> np.ndarray:
   return found
 
 
-def _held_out(num_nodes: int) -> np.ndarray:
+def _hash_split(num_nodes: int) -> np.ndarray:
   """Splits nodes by a hash of ids: 3 of 5 train, 1 validation, 1 test."""
   place = np.arange(num_nodes, dtype=np.uint64)
   # Multiplicative (Fibonacci) hashing; the upper bits are well mixed.
@@ -282,7 +283,7 @@ def _held_out(num_nodes: int) -> np.ndarray:
   return np.array([0, 0, 0, 1, 2], np.uint8)[place % np.uint64(5)]
 
 
-def _pairs(pairs: np.ndarray) -> Iterator[Edges]:
+def _iterate_pairs(pairs: np.ndarray) -> Iterator[Edges]:
   """Yields the columns of ``[2, E]`` in chunks."""
   if pairs.ndim != 2 or len(pairs) != 2:
     raise ValueError(f"edge_index has {pairs.shape}, but must be [2, E]")
@@ -292,7 +293,7 @@ def _pairs(pairs: np.ndarray) -> Iterator[Edges]:
     yield tuple(pairs[:, start:stop].astype(np.int64))
 
 
-def _text(path: pathlib.Path) -> Iterator[Edges]:
+def _read_pairs(path: pathlib.Path) -> Iterator[Edges]:
   """Yields the pairs of a text file in chunks of about 16 MB."""
   opened = gzip.open if path.suffix == ".gz" else open
   is_empty = True

@@ -38,17 +38,17 @@ import numpy as np
 from caatnet.data.graphs.csr import Graph
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_MULTIPLIER_1, _MULTIPLIER_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SAMPLERS = ("auto", "compiled", "reference")
 # Examples per task of a thread.
-_PART = 64
+_EXAMPLES_PER_TASK = 64
 
 
-def num_places(fanouts: tuple[int, ...]) -> int:
+def num_tree_positions(fanouts: tuple[int, ...]) -> int:
   """Returns T, the number of positions of a tree.
 
   Example:
-    >>> num_places((10, 5))  # 1 + 10 + 10 * 5
+    >>> num_tree_positions((10, 5))  # 1 + 10 + 10 * 5
     61
   """
   return sum(math.prod(fanouts[:level]) for level in range(len(fanouts) + 1))
@@ -106,7 +106,7 @@ class Sampler:
       )
     self.graph, self.fanouts = graph, tuple(fanouts)
     self.implementation = implementation
-    self._key = _mixed(np.array([seed], np.uint64))[0]
+    self._key = _mix_bits(np.array([seed], np.uint64))[0]
     self.threads = threads or os.cpu_count() or 1
     self._pool = futures.ThreadPoolExecutor(self.threads)
 
@@ -133,7 +133,7 @@ class Sampler:
         f"nodes lie in [{nodes.min()}, {nodes.max()}]; they must lie in [0, "
         f"{self.graph.num_nodes - 1}]"
       )
-    shape = len(nodes), num_places(self.fanouts)
+    shape = len(nodes), num_tree_positions(self.fanouts)
     ids, degrees = np.empty(shape, np.int32), np.zeros(shape, np.int32)
     ids[:, 0] = nodes
     numbers = np.arange(first, first + len(nodes), dtype=np.uint64)
@@ -150,7 +150,9 @@ class Sampler:
     done = [
       self._pool.submit(part, numbers[s], ids[s], degrees[s])
       for s in (
-        slice(i, i + _PART) for i in range(0, len(nodes), _PART)
+        slice(i, i + _EXAMPLES_PER_TASK) for i in range(
+          0, len(nodes), _EXAMPLES_PER_TASK
+        )
       )
     ]
     for one in done:
@@ -178,7 +180,7 @@ def reference(
     ids: int32 ``[B, T]`` with the roots in the first column; filled here.
     degrees: int32 ``[B, T]`` of zeros; filled here.
   """
-  example = _mixed(key + numbers * np.uint64(_GOLDEN))  # [B]
+  example = _mix_bits(key + numbers * np.uint64(_GOLDEN))  # [B]
   counts = np.ones((len(ids), 1), bool)  # False for positions of padding
   start, width = 0, 1
   for fanout in fanouts:
@@ -187,13 +189,15 @@ def reference(
     begin = indptr[parents]  # padding has degree 0, hence no valid children
     degree = (indptr[parents + 1] - begin) * counts
     degrees[:, places] = degree
-    place = _mixed(example[:, None] + places.astype(np.uint64) + np.uint64(1))
+    place = _mix_bits(
+      example[:, None] + places.astype(np.uint64) + np.uint64(1)
+    )
     chosen = np.full((*parents.shape, fanout), -1, np.int64)
     for j in range(fanout):
       # Floyd's algorithm draws from 0 to `last`, and takes `last` if the drawn
       # number has been taken before.
       last = degree - fanout + j
-      bits = _mixed(place + np.uint64((j + 1) * _GOLDEN % 2**64))
+      bits = _mix_bits(place + np.uint64((j + 1) * _GOLDEN % 2**64))
       draw = (
         (bits >> np.uint64(32)) * np.maximum(last + 1, 1).astype(np.uint64)
         >> np.uint64(32)
@@ -215,10 +219,10 @@ def reference(
   degrees[:, places] = (indptr[parents + 1] - indptr[parents]) * counts
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mix_bits(x: np.ndarray) -> np.ndarray:
   """Applies SplitMix64's finalizer, a permutation of 64-bit integers."""
-  x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
-  x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLIER_1)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(_MULTIPLIER_2)
   return x ^ (x >> np.uint64(31))
 
 
@@ -227,7 +231,7 @@ def compiled() -> Callable[..., None]:
   """Returns `reference` compiled by numba; ``fanouts`` is an int64 array."""
   import numba
 
-  first, second = np.uint64(_FIRST), np.uint64(_SECOND)
+  first, second = np.uint64(_MULTIPLIER_1), np.uint64(_MULTIPLIER_2)
   golden, one = np.uint64(_GOLDEN), np.uint64(1)
   s27, s30, s31, s32 = (np.uint64(n) for n in (27, 30, 31, 32))
 

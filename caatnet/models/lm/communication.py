@@ -8,12 +8,12 @@ projection:
     backward: n H (stack entry) + sum over projections of n k
 
 All are all-reduces; with ``sync.route`` "one_shot", row-parallel projections
-all-gather operands of the same size instead. Full rematerialisation repeats a
-layer's first row-parallel projection in the backward, and that of the MLP if
-its reduction is deferred to the next layer. Once per step there are (2 L + 1) H
-elements for gradients of the norms' gains, the gradients of other parameters
-that every rank has whole (`StackConfig.gains`), and one element per sliced
-parameter for the gradient norm.
+all-gather operands of the same size instead. With full rematerialisation, the
+backward repeats a layer's first row-parallel projection, and also the MLP's if
+its reduction is deferred to the next layer. Once per step, all-reduces sum the
+(2 L + 1) H elements of the norm gains' gradients, the gradients of other
+parameters that every rank has whole (`StackConfig.gains`), and one element per
+sliced parameter for the gradient norm.
 
 An inference step with n tokens (prompt tokens, and one per decoding sequence)
 has the forward's n H and n k only. The head is not reduced: every rank keeps
@@ -31,8 +31,8 @@ from caatnet.models.lm.config import StackConfig
 from caatnet.models.protocol import Reduction
 from parallel.tensor.partial_sync import PartialSync
 
-# `PartialSync.route`, if it is a single collective -> kind of that collective.
-_KINDS = {"psum": "all_reduce", "one_shot": "all_gather"}
+# Kind of collective by `PartialSync.route`, for routes of a single collective.
+_KIND_OF_ROUTE = {"psum": "all_reduce", "one_shot": "all_gather"}
 
 
 def tensor_reductions(
@@ -53,7 +53,7 @@ def tensor_reductions(
     accumulation: Microbatches per step.
 
   Returns:
-    Number of runs of each collective per step.
+    How often each collective runs per step.
 
   Raises:
     ValueError: The ``route`` of a sync policy is neither "psum" nor "one_shot".
@@ -73,7 +73,7 @@ def tensor_reductions(
     for projection, sync in enumerate(syncs):
       k = sync.num_shared(width)
       if k:
-        reduction_kind = _kind(sync)
+        reduction_kind = _collective_kind(sync)
         forward = sync.forward_dtype or dtype
         backward = sync.backward_dtype or dtype
         add("forward", forward, *tokens, k, kind=reduction_kind)
@@ -107,7 +107,7 @@ def decoding_reductions(
       one per decoding sequence.
 
   Returns:
-    Number of runs of each collective per step, without those of sampling.
+    How often each collective runs per step, without those of sampling.
 
   Raises:
     ValueError: The ``route`` of a sync policy is neither "psum" nor "one_shot".
@@ -118,15 +118,17 @@ def decoding_reductions(
     k = sync.num_shared(config.width)
     if k:
       dtype = sync.forward_dtype or config.dtype
-      count[Reduction("forward", dtype, (tokens, k), _kind(sync))] += 1
+      count[
+        Reduction("forward", dtype, (tokens, k), _collective_kind(sync))
+      ] += 1
   return count
 
 
-def _kind(sync: PartialSync) -> str:
-  """Returns the kind of the single collective of a row-parallel projection."""
-  if sync.route not in _KINDS:
+def _collective_kind(sync: PartialSync) -> str:
+  """Returns the kind of collective that a row-parallel projection runs."""
+  if sync.route not in _KIND_OF_ROUTE:
     raise ValueError(
       f"config.sync.route={sync.route!r}: the closed formula supports "
-      f"{', '.join(_KINDS)}"
+      f"{', '.join(_KIND_OF_ROUTE)}"
     )
-  return _KINDS[sync.route]
+  return _KIND_OF_ROUTE[sync.route]

@@ -4,19 +4,22 @@ import dataclasses
 
 import jax
 
-from caatnet.models.lm.layers import ACTIVATION
+from caatnet.models.lm.layers import ACTIVATION_NAME
 from parallel.base.checks import divisors, known
 from parallel.tensor.partial_sync import PartialSync
-from parallel.tensor.reductions import REDUCED
+from parallel.tensor.reductions import REDUCED_NAME
 
 # Checkpoint policies by config name. "none" saves all residuals; "full" saves
 # none; "reduced" saves only results of collectives, so that recomputation does
-# not communicate; "named" also saves arrays of `caatnet.models.lm.layers.kept`.
+# not communicate; "named" also saves arrays of
+# `caatnet.models.lm.layers.name_activations`.
 REMAT_POLICIES = {
   "none": None,
   "full": jax.checkpoint_policies.nothing_saveable,
-  "reduced": jax.checkpoint_policies.save_only_these_names(REDUCED),
-  "named": jax.checkpoint_policies.save_only_these_names(REDUCED, ACTIVATION),
+  "reduced": jax.checkpoint_policies.save_only_these_names(REDUCED_NAME),
+  "named": jax.checkpoint_policies.save_only_these_names(
+    REDUCED_NAME, ACTIVATION_NAME
+  ),
 }
 
 

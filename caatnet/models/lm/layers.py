@@ -8,8 +8,9 @@ Shape legend: F = features of one rank.
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-# Name by which checkpoint policies refer to activations that `kept` marks.
-ACTIVATION = "activation"
+# Name by which checkpoint policies refer to activations that `name_activations`
+# marks.
+ACTIVATION_NAME = "activation"
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
@@ -17,11 +18,11 @@ def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
   return jax.nn.silu(gate) * up
 
 
-def kept(*activations: jax.Array) -> tuple[jax.Array, ...]:
-  """Names activations ``ACTIVATION``, so that checkpoint policies save them.
+def name_activations(*activations: jax.Array) -> tuple[jax.Array, ...]:
+  """Names activations, so that checkpoint policies save them.
 
   The checkpoint policy of a ZeRO partition (`parallel.zero.gathered`) does not
   save slices and reshapes, since these may be gathered parameters. It saves
   named arrays.
   """
-  return tuple(checkpoint_name(x, ACTIVATION) for x in activations)
+  return tuple(checkpoint_name(x, ACTIVATION_NAME) for x in activations)

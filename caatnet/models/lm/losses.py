@@ -14,7 +14,7 @@ from jax import lax
 import jax.numpy as jnp
 
 from parallel.collectives import on_cpu
-from parallel.kernels.calls import same_axes
+from parallel.kernels.calls import unify_varying_axes
 
 
 class Targets(NamedTuple):
@@ -45,7 +45,9 @@ def cross_entropy(logits: jax.Array, targets: Targets) -> jax.Array:
   # The maximum cancels in the loss, so it needs no gradient.
   largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
   # [2, B, T], so that one all-reduce sums both.
-  sums = jnp.stack(_sums(logits, _largest(largest, targets), targets))
+  sums = jnp.stack(
+    _cross_entropy_sums(logits, _global_max(largest, targets), targets)
+  )
   normaliser, target = lax.psum(sums, targets.axis_name)
   return jnp.log(normaliser) - target
 
@@ -64,10 +66,10 @@ def target_scores(
     tensor ranks; log-probabilities are in nats. Among equal logits the greedy
     choice is the lowest token, as for argmax.
   """
-  best, choice = _first_largest(  # of this device
+  best, choice = _local_argmax(  # of this device
     lax.stop_gradient(logits), targets.token_ids
   )
-  largest = _largest(best, targets)
+  largest = _global_max(best, targets)
   # A device whose choice is the target adds 1. A device with the largest logit
   # at a lower token subtracts 2. So the sum is 1 for greedy targets only. The
   # compared logits are behind optimisation barriers: if XLA recomputed them in
@@ -75,7 +77,7 @@ def target_scores(
   vote = jnp.where(choice == targets.tokens, 1.0, 0.0)
   vote = jnp.where(choice < targets.tokens, -2.0, vote)
   vote = jnp.where(best == largest, vote, 0.0)
-  sums = jnp.stack([*_sums(logits, largest, targets), vote])
+  sums = jnp.stack([*_cross_entropy_sums(logits, largest, targets), vote])
   normaliser, target, votes = lax.psum(sums, targets.axis_name)
   return {
     "log_probability": target - jnp.log(normaliser),
@@ -83,10 +85,13 @@ def target_scores(
   }
 
 
-def _first_largest(
+def _local_argmax(
   logits: jax.Array, token_ids: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns this device's largest logits ``[B, T]`` and their lowest tokens."""
+  """Returns this device's largest logit and its token, ``[B, T]`` each.
+
+  Of several tokens with the largest logit, the lowest is returned.
+  """
 
   def larger(a, b):
     first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
@@ -99,8 +104,8 @@ def _first_largest(
   )
 
 
-def _largest(of_device: jax.Array, targets: Targets) -> jax.Array:
-  """Returns the largest logit of all ranks, ``[B, T]``.
+def _global_max(of_device: jax.Array, targets: Targets) -> jax.Array:
+  """Returns the largest logit over all ranks, ``[B, T]``.
 
   The barrier prevents XLA:TPU from moving the cast to float32 after the
   reduction.
@@ -108,7 +113,7 @@ def _largest(of_device: jax.Array, targets: Targets) -> jax.Array:
   return lax.pmax(lax.optimization_barrier(of_device), targets.axis_name)
 
 
-def _sums(
+def _cross_entropy_sums(
   logits: jax.Array, largest: jax.Array, targets: Targets
 ) -> list[jax.Array]:
   """Returns this device's summands of the normaliser and the target's logit.
@@ -116,7 +121,7 @@ def _sums(
   The largest logit is subtracted first, so that exp does not overflow.
   """
   if on_cpu():
-    return list(_looked_up_sums(*same_axes(
+    return list(_cpu_cross_entropy_sums(*unify_varying_axes(
       logits, largest, targets.tokens, targets.token_ids
     )))
   shifted = logits - largest[None, :, :, None]
@@ -131,18 +136,18 @@ def _sums(
 
 
 @jax.custom_vjp
-def _looked_up_sums(
+def _cpu_cross_entropy_sums(
   logits: jax.Array, largest: jax.Array, tokens: jax.Array, ids: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes `_sums` with fewer passes over the logits, for CPUs.
+  """Computes `_cross_entropy_sums` with fewer passes over the logits, for CPUs.
 
   The target's logit is gathered by its index instead of selected by a mask, and
   the backward reads only the saved exponentials.
   """
-  return _looked_up_forward(logits, largest, tokens, ids)[0]
+  return _cpu_sums_forward(logits, largest, tokens, ids)[0]
 
 
-def _looked_up_forward(logits, largest, tokens, ids):
+def _cpu_sums_forward(logits, largest, tokens, ids):
   def look_up(logits, ids):  # [B, T, V] and [V] of a lane
     place = jnp.clip(tokens - ids[0], 0, len(ids) - 1)
     found = jnp.take_along_axis(logits, place[..., None], axis=-1)[..., 0]
@@ -156,7 +161,7 @@ def _looked_up_forward(logits, largest, tokens, ids):
   return sums, (exponentials, tokens, ids)
 
 
-def _looked_up_backward(residuals, cotangents):
+def _cpu_sums_backward(residuals, cotangents):
   exponentials, tokens, ids = residuals
   d_normaliser, d_target = (x[None, :, :, None] for x in cotangents)
   is_target = ids[:, None, None, :] == tokens[None, :, :, None]
@@ -164,4 +169,4 @@ def _looked_up_backward(residuals, cotangents):
   return d_logits, None, None, None
 
 
-_looked_up_sums.defvjp(_looked_up_forward, _looked_up_backward)
+_cpu_cross_entropy_sums.defvjp(_cpu_sums_forward, _cpu_sums_backward)

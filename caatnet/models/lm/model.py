@@ -10,7 +10,7 @@ from flax import nnx
 import jax
 from jax.sharding import PartitionSpec as P
 
-from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.access import DEFAULT_ACCESS, Access
 from caatnet.models.lm.communication import (
   decoding_reductions,
   tensor_reductions,
@@ -18,10 +18,10 @@ from caatnet.models.lm.communication import (
 from caatnet.models.lm.config import StackConfig
 from caatnet.models.lm.losses import cross_entropy, target_scores
 from caatnet.models.lm.module import LanguageModule
-from caatnet.models.lm.parameters import Bias, Sharded, Wide
-from caatnet.models.nanobatches import Nanobatches
+from caatnet.models.lm.parameters import Bias, Float32Bias, Sharded
+from caatnet.models.nanobatches import NanobatchRule
 from caatnet.models.paged import Batch, Cache
-from caatnet.models.protocol import Parameter, Parts, Reduction
+from caatnet.models.protocol import Parameter, PipelineParts, Reduction
 from parallel.axes import Axis
 
 # The key of the subtree whose leaves are stacked over layers.
@@ -47,18 +47,18 @@ class StackedLanguageModel:
   stage: Axis | None = None
   module_type: ClassVar[type[LanguageModule]]
 
-  def _draw(self, rngs: nnx.Rngs) -> LanguageModule:
+  def _make_module(self, rngs: nnx.Rngs) -> LanguageModule:
     return self.module_type(self.config, self.tensor, rngs)
 
   @functools.cached_property
-  def _abstract(self) -> tuple[Any, Any]:
+  def _graphdef_and_shapes(self) -> tuple[Any, Any]:
     """Graph definition and abstract parameters of the module."""
-    return nnx.split(nnx.eval_shape(lambda: self._draw(nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: self._make_module(nnx.Rngs(0))))
 
   @property
   def _module(self) -> LanguageModule:
     """Module whose parameters are only shapes and dtypes."""
-    module = nnx.merge(*self._abstract)
+    module = nnx.merge(*self._graphdef_and_shapes)
     module.stage = self.stage
     return module
 
@@ -80,7 +80,7 @@ class StackedLanguageModel:
 
   @property
   def parameters(self) -> Any:
-    """Tree of `Parameter`; matrices are cut over ranks, gains are not."""
+    """Tree of `Parameter`; `Sharded` ones are cut over ranks, gains are not."""
 
     def parameter(path: tuple[Any, ...], variable: Any) -> Parameter:
       in_block = path[0] == BLOCKS
@@ -99,7 +99,7 @@ class StackedLanguageModel:
         # [layer, R, ...] in a block, [R, ...] elsewhere.
         P(None, *ranks) if in_block else P(*ranks),
         1 + in_block,
-        "float32" if isinstance(variable, Wide) else self.config.dtype,
+        "float32" if isinstance(variable, Float32Bias) else self.config.dtype,
         decays=not isinstance(variable, Bias),
         uses=2 if tied else 1,  # a tied table is also the head
         # The backward of a lookup does not read the table, the head's does.
@@ -111,16 +111,16 @@ class StackedLanguageModel:
 
     flat = {
       path: parameter(path, variable)
-      for path, variable in nnx.to_flat_state(self._abstract[1])
+      for path, variable in nnx.to_flat_state(self._graphdef_and_shapes[1])
     }
     return nnx.traversals.unflatten_mapping(flat)
 
   def init(self, key: jax.Array) -> Any:
-    module = self._draw(nnx.Rngs(params=key))
+    module = self._make_module(nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.split(module)[1])
 
   def scores(
-    self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
+    self, params: Any, batch: jax.Array, access: Access = DEFAULT_ACCESS
   ) -> dict[str, jax.Array]:
     """Returns the cross-entropy in nats, ``{"loss": float32 [B, T]}``."""
     losses = self._module.judge(
@@ -129,18 +129,18 @@ class StackedLanguageModel:
     return {"loss": losses}
 
   def target_scores(
-    self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
+    self, params: Any, batch: jax.Array, access: Access = DEFAULT_ACCESS
   ) -> dict[str, jax.Array]:
     return self._module.judge(
       params, target_scores, batch, access
     )
 
   def logits(
-    self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
+    self, params: Any, tokens: jax.Array, access: Access = DEFAULT_ACCESS
   ) -> jax.Array:
     return self._module.logits(params, tokens, access)
 
-  def parts(self) -> Parts:
+  def parts(self) -> PipelineParts:
     if len(set(self.config.syncs)) > 1:
       p_attention, p_mlp = (
         tuple(sync.p for sync in syncs)
@@ -156,12 +156,12 @@ class StackedLanguageModel:
         "carry='off' is required for pipeline stages: with carry, a layer "
         "leaves its reduction to the next one, which may be on another stage"
       )
-    return Parts(
+    return PipelineParts(
       BLOCKS,
       lambda params, batch, access: module.before_blocks(
         params, batch[..., :-1], access
       ),
-      module.some_blocks,
+      module.run_blocks,
       lambda params, x, batch, access: {
         "loss": module.after_blocks(
           params, x, cross_entropy, batch[..., 1:], access
@@ -175,8 +175,8 @@ class StackedLanguageModel:
     params: Any,
     cache: Cache,
     batch: Batch,
-    access: Access = AS_THEY_ARE,
-    nanobatches: Nanobatches | None = None,
+    access: Access = DEFAULT_ACCESS,
+    nanobatches: NanobatchRule | None = None,
   ) -> tuple[jax.Array, Cache]:
     return self._module.decode(params, cache, batch, access, nanobatches)
 

@@ -35,10 +35,10 @@ from caatnet.models.lm.parameters import (
   row_scales,
 )
 from caatnet.models.lm.vocabulary import Vocabulary
-from caatnet.models.nanobatches import Nanobatches, split
+from caatnet.models.nanobatches import NanobatchRule, split
 from caatnet.models.paged import Batch, Cache
 from parallel.axes import Axis
-from parallel.tensor.stream import Stream, enter, joined
+from parallel.tensor.stream import Stream, concatenate, enter
 
 
 class LanguageModule(nnx.Module):
@@ -102,13 +102,13 @@ class LanguageModule(nnx.Module):
     """
     raise NotImplementedError
 
-  def carries(self, syncs: stack.Syncs) -> bool:
-    """Returns whether the next block's norm may reduce a block's MLP update."""
+  def carries(self, syncs: stack.SyncPolicies) -> bool:
+    """Returns whether the next block may do the all-reduce of a block's MLP."""
     return False
 
   @property
   def vocabulary(self) -> Vocabulary:
-    """Embedding and head functions of this vocabulary."""
+    """The vocabulary-parallel embedding and head functions."""
     config = self.config
     return Vocabulary(
       config.vocab_size, self.axis, config.dtype, config.tied_embeddings,
@@ -133,7 +133,7 @@ class LanguageModule(nnx.Module):
 
   def decode(
     self, params: Any, cache: Cache, batch: Batch, access: Access,
-    nanobatches: Nanobatches | None = None,
+    nanobatches: NanobatchRule | None = None,
   ) -> tuple[jax.Array, Cache]:
     """Runs one step of inference on the cache.
 
@@ -144,7 +144,7 @@ class LanguageModule(nnx.Module):
       cache: Cache of earlier tokens.
       batch: The tokens.
       access: Reads the parameters.
-      nanobatches: Rule that cuts the step's tokens into nano-batches, or None.
+      nanobatches: Rule that cuts the step into nano-batches; None for no cut.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
@@ -152,7 +152,7 @@ class LanguageModule(nnx.Module):
     """
     sizes = nanobatches.sizes(batch) if nanobatches else ()
     if len(sizes) > 1:
-      last, x, cache = self._in_pieces(
+      last, x, cache = self._run_nanobatches(
         params, cache, split(batch, sizes), access, nanobatches.ordered
       )
     else:
@@ -163,7 +163,7 @@ class LanguageModule(nnx.Module):
     x = access.apply(lambda _, x: x.take(batch.rows), None, x)
     return access.apply(self.vocabulary.logits, last, x)[:, 0], cache
 
-  def _in_pieces(
+  def _run_nanobatches(
     self, params: Any, cache: Cache, batches: Sequence[Batch], access: Access,
     ordered: bool,
   ) -> tuple[Any, Stream, Cache]:
@@ -173,10 +173,12 @@ class LanguageModule(nnx.Module):
       The head's parameters, the stream of all tokens, and the cache.
     """
     config, graph = self.config, nnx.graphdef(self.blocks)
-    order = pieces.Order(self.axis, ordered)
+    order = pieces.OrderedReducer(self.axis, ordered)
 
     def enter(table, *tokens):
-      return pieces.entered(lambda x: self._enter(table, x), tokens, order)
+      return pieces.embed_nanobatches(
+        lambda x: self._embed(table, x), tokens, order
+      )
 
     xs = access.apply(
       enter, params["embedding"], *(batch.tokens for batch in batches)
@@ -187,7 +189,7 @@ class LanguageModule(nnx.Module):
       [self.mixer(batch) for batch in batches],
       config=config, access=access, order=order,
     )
-    return self._last(params), joined(xs), cache
+    return self._head_params(params), concatenate(xs), cache
 
   def judge(
     self,
@@ -216,10 +218,12 @@ class LanguageModule(nnx.Module):
     self, params: Any, tokens: jax.Array, access: Access
   ) -> Stream:
     """Returns the stream before the first block, for tokens ``[B, T]``."""
-    x = access.apply(self._enter, params["embedding"], tokens)
-    return stack.narrowed(x, self.config.syncs[0], self.config.width, access)
+    x = access.apply(self._embed, params["embedding"], tokens)
+    return stack.narrow_stream(
+      x, self.config.syncs[0], self.config.width, access
+    )
 
-  def some_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
+  def run_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
     """Runs the blocks in ``params``, which must have equal sync policies."""
     graph = nnx.graphdef(self.blocks)
     syncs, policy = self.config.syncs[0], REMAT_POLICIES[self.config.remat]
@@ -244,10 +248,10 @@ class LanguageModule(nnx.Module):
     def judged(last: Any, x: Stream, targets: jax.Array) -> Any:
       return self.vocabulary.scored(score, last, x, targets)
 
-    return access.apply(judged, self._last(params), x, targets)
+    return access.apply(judged, self._head_params(params), x, targets)
 
-  def _last(self, params: Any) -> dict[str, Any]:
-    """Returns the final norm's gain, and the head's table or the tied one."""
+  def _head_params(self, params: Any) -> dict[str, Any]:
+    """Returns "norm", the final gain, and "table", of the head or embedding."""
     table = params.get("head", params["embedding"])
     return {"norm": params["norm"], "table": table}
 
@@ -270,15 +274,15 @@ class LanguageModule(nnx.Module):
     def block(params, carried, syncs):
       return nnx.merge(graph, params)(*carried, syncs, mix)
 
-    x = access.apply(self._enter, params["embedding"], tokens)
+    x = access.apply(self._embed, params["embedding"], tokens)
     x, state = stack.run(
       block, params["blocks"], x, state, syncs=config.syncs,
       width=config.width, access=access, unroll=config.unroll,
       policy=REMAT_POLICIES[config.remat], carries=self.carries,
     )
-    return self._last(params), x, state
+    return self._head_params(params), x, state
 
-  def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
+  def _embed(self, table: jax.Array, tokens: jax.Array) -> Stream:
     """Embeds tokens ``[B, T]`` into the residual stream."""
     return enter(
       self.vocabulary.embed(table, tokens), self.axis, self.config.syncs[0][0]

@@ -29,7 +29,7 @@ class Bias(Sharded):
   """`Sharded` parameter without weight decay, such as a bias."""
 
 
-class Wide(Bias):
+class Float32Bias(Bias):
   """`Bias` that functions read in float32, not in the dtype of activations."""
 
 
@@ -38,8 +38,8 @@ def cut_size(size: int, ranks: int) -> int:
   return math.ceil(size / ranks)
 
 
-def fits(size: int, ranks: int) -> bool:
-  """Returns whether slices of equal size are less than half padding."""
+def has_little_padding(size: int, ranks: int) -> bool:
+  """Returns whether equal slices for all ranks are less than half padding."""
   return ranks * cut_size(size, ranks) < 2 * size
 
 
@@ -62,7 +62,7 @@ def cut_rows(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawing:
+class ProjectionInitializer:
   """Initialiser of a layer's column- and row-parallel projections.
 
   Attributes:
@@ -78,8 +78,8 @@ class Drawing:
   def columns(self, *sizes: tuple[int, int]) -> jax.Array:
     """Draws matrices ``[H, size]`` of one column-parallel projection.
 
-    Each is cut before they are concatenated, so that a rank's slice has columns
-    of every matrix.
+    Every matrix is cut over ranks before the slices are concatenated, so that a
+    rank has columns of every matrix.
 
     Args:
       *sizes: For each matrix, its number of columns in total and per rank.
@@ -156,9 +156,9 @@ def check_padding(size: int, key: str, ranks: int) -> None:
     ValueError: If padding adds as many zeros as values or more; the message
       lists numbers of ranks that fit.
   """
-  if fits(size, ranks):
+  if has_little_padding(size, ranks):
     return
-  fitting = [r for r in range(1, 2 * size) if fits(size, r)]
+  fitting = [r for r in range(1, 2 * size) if has_little_padding(size, r)]
   raise ValueError(
     f"config.model.{key}={size} would be padded to "
     f"{ranks * cut_size(size, ranks)} on config.parallel.tensor={ranks}, "

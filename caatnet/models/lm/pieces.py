@@ -1,17 +1,16 @@
 """Layers of a decoding step in nano-batches, with their reductions in order.
 
-A *piece* is one nano-batch: some of a step's tokens. At most one reduction runs
-at any time. The column-parallel products and the attention of a piece run
-during the reduction of the previous piece, which ends before this piece's
-row-parallel product. So a layer's last reduction runs during the first products
-of the next layer, and its operand is carried to the next iteration of the scan.
-`parallel.plans.nanobatches.nanobatch` times the same order of operations.
+A *piece* is one nano-batch: some of a step's tokens. At most one reduction over
+tensor ranks runs at any time. The column-parallel products and the attention of
+a piece run during the reduction of the previous piece, which ends before this
+piece's row-parallel product. So a layer's last reduction runs during the first
+products of the next layer, and its operand is carried to the next iteration of
+the scan. `parallel.plans.nanobatches.nanobatch` predicts the time of this order
+of operations.
 
-The end of a reduction is ordered before the row-parallel product, so that
-attention or the MLP's first product can run during it. XLA:TPU starts a
-reduction only as early as the time that XLA assumes for it requires, and
-assumes too short a time; `parallel.ledger.compiler_options` lengthens it
-(log/2026-11-27-nanobatches-gpus.md).
+XLA:TPU starts a reduction only as early as necessary to end it in time. Since
+XLA estimates too short a time for it, `parallel.ledger.compiler_options`
+lengthens the estimate (log/2026-11-27-nanobatches-gpus.md).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,21 +22,22 @@ import jax.numpy as jnp
 
 from caatnet.models.access import Access
 from caatnet.models.lm.config import StackConfig
-from caatnet.models.lm.stack import Syncs, narrowed
+from caatnet.models.lm.stack import SyncPolicies, narrow_stream
 from parallel.axes import Axis
-from parallel.collectives import in_turn
+from parallel.collectives import order_both
 from parallel.tensor.partial_sync import PartialSync
-from parallel.tensor.projections import summed
+from parallel.tensor.projections import sum_update
 from parallel.tensor.stream import Stream, Update
 
 
-class Half(NamedTuple):
+class Sublayer(NamedTuple):
   """Half of a layer: attention or MLP, without its sum over ranks.
 
   Attributes:
     name: Name scope.
-    columns: Function ``(x, state, mix) -> (x, y [R, B, T, F], state)``.
-    rows: Function from y to the update before its sum over ranks.
+    columns: Function ``(x, state, mix) -> (x, y [R, B, T, F], state)`` up to
+      the row-parallel product, whose input is y.
+    rows: Row-parallel product: function from y to the unsummed update of x.
   """
 
   name: str
@@ -45,40 +45,40 @@ class Half(NamedTuple):
   rows: Callable[[jax.Array], Update]
 
 
-# Halves of a layer, from its parameters.
-Halves = Callable[[Any, Syncs], Sequence[Half]]
+# Function from a layer's parameters and sync policies to its halves.
+SublayerFactory = Callable[[Any, SyncPolicies], Sequence[Sublayer]]
 
 
-class Order(NamedTuple):
-  """Computes the all-reduces of nano-batches, if wanted one after another.
+class OrderedReducer(NamedTuple):
+  """Computes the all-reduces of nano-batches, optionally in a fixed order.
 
   Attributes:
     axis: The tensor axis.
     ordered: Whether artificial data dependencies make each all-reduce end
-      before the next one starts (`parallel.collectives.in_turn`).
+      before the next one starts (`parallel.collectives.order_both`).
   """
 
   axis: Axis
   ordered: bool
 
   def after(self, tree: Any, results: Any) -> tuple[Any, Any]:
-    """Returns both arguments; readers of ``tree`` run after ``results``."""
-    return in_turn(tree, results, self.ordered)
+    """Returns both arguments; readers of the returned tree wait for results."""
+    return order_both(tree, results, self.ordered)
 
   def sum(self, update: Update, sync: PartialSync) -> Update:
-    return summed(update, self.axis, sync)
+    return sum_update(update, self.axis, sync)
 
 
-def entered(
+def embed_nanobatches(
   enter: Callable[[jax.Array], Stream], tokens: Sequence[jax.Array],
-  order: Order,
+  order: OrderedReducer,
 ) -> list[Stream]:
-  """Returns the streams of pieces before the first layer, embedded in order.
+  """Embeds the tokens of each piece; returns the pieces' residual streams.
 
   Args:
     enter: Function from tokens ``[1, T]`` to their stream.
     tokens: Tokens ``[T]`` of each piece.
-    order: Order of the sums.
+    order: Order of the all-reduces.
   """
   found: list[Stream] = []
   for i, each in enumerate(tokens):
@@ -95,8 +95,9 @@ def scope(piece: int) -> str:
 
 
 def run(
-  halves: Halves, params: Any, xs: list[Stream], state: Any,
-  mixes: Sequence[Any], *, config: StackConfig, access: Access, order: Order,
+  halves: SublayerFactory, params: Any, xs: list[Stream], state: Any,
+  mixes: Sequence[Any], *, config: StackConfig, access: Access,
+  order: OrderedReducer,
 ) -> tuple[list[Stream], Any]:
   """Runs all layers on the pieces of a step.
 
@@ -109,7 +110,7 @@ def run(
     mixes: The sequence mixer (such as attention) of each piece.
     config: Width, sync policies of the layers, and layers per scan iteration.
     access: Reads the parameters of the layers.
-    order: Order of the sums.
+    order: Computes and orders the all-reduces.
 
   Returns:
     The streams and the state after the last layer.
@@ -129,7 +130,7 @@ def run(
       )
       return access.apply(layer, one, carried)
 
-    xs = [narrowed(x, alike, config.width, access) for x in xs]
+    xs = [narrow_stream(x, alike, config.width, access) for x in xs]
     with jax.named_scope("blocks"):
       # The first layer runs outside of the scan: no update is pending before
       # it, so its carry has another type.
@@ -149,18 +150,19 @@ def run(
 
 
 def _layer(
-  halves: Sequence[Half], carried: Any, mixes: Sequence[Any],
-  syncs: Syncs, order: Order,
+  halves: Sequence[Sublayer], carried: Any, mixes: Sequence[Any],
+  syncs: SyncPolicies, order: OrderedReducer,
 ) -> Any:
-  """Runs one layer.
+  """Runs one layer on all pieces.
 
   Args:
     halves: Halves of the layer.
-    carried: The streams of the pieces; the previous layer's update of the last
-      piece, not yet summed over ranks or added, or None; and the state.
+    carried: Tuple of the pieces' streams, the pending update, and the state.
+      The previous layer has left this update of the last piece's stream, which
+      is neither summed over ranks nor added yet; None before the first layer.
     mixes: The sequence mixer of each piece.
     syncs: Sync policies of the halves.
-    order: Order of the sums.
+    order: Computes and orders the all-reduces.
 
   Returns:
     Values like ``carried``, after this layer.

@@ -6,16 +6,18 @@ from typing import Any
 
 import jax
 
-from caatnet.models.access import Access, Policy
+from caatnet.models.access import Access, RematPolicy
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.stream import Stream
 
 # Sync policies of a layer's row-parallel projections, in execution order.
-Syncs = tuple[PartialSync, ...]
+SyncPolicies = tuple[PartialSync, ...]
 
 
-def narrowed(x: Stream, syncs: Syncs, width: int, access: Access) -> Stream:
-  """Narrows the stream's shared channels to those that a layer keeps shared.
+def narrow_stream(
+  x: Stream, syncs: SyncPolicies, width: int, access: Access
+) -> Stream:
+  """Returns the stream with no more shared channels than a layer sums.
 
   Args:
     x: The stream, in the representation that ``access`` reads.
@@ -30,26 +32,26 @@ def narrowed(x: Stream, syncs: Syncs, width: int, access: Access) -> Stream:
 
 
 def run(
-  layer: Callable[[Any, tuple[Stream, Any], Syncs], tuple[Stream, Any]],
+  layer: Callable[[Any, tuple[Stream, Any], SyncPolicies], tuple[Stream, Any]],
   params: Any,
   x: Stream,
   state: Any,
   *,
-  syncs: Sequence[Syncs],
+  syncs: Sequence[SyncPolicies],
   width: int,
   access: Access,
   unroll: int = 1,
-  policy: Policy = None,
-  carries: Callable[[Syncs], bool] = lambda syncs: False,
+  policy: RematPolicy = None,
+  carries: Callable[[SyncPolicies], bool] = lambda syncs: False,
 ) -> tuple[Stream, Any]:
   """Returns the residual stream after the last layer, before the final norm.
 
   Consecutive layers with equal sync policies are scanned together. The carry of
-  a scan must keep its type. The type of a stream includes the number of shared
-  channels (equal on all ranks) and the policy of a pending update (not reduced
-  yet). So the stream is narrowed before the scan, to the smallest number of
-  shared channels. If layers leave an update pending, the first one runs before
-  the scan: its input has no pending update, or one of another policy.
+  a scan must keep its type. The type of a stream includes the number of its
+  shared channels, which are equal on all ranks, and the policy of its pending
+  update, which is not reduced yet. So `narrow_stream` is called before a scan.
+  If layers leave an update pending, the first layer runs before the scan, since
+  its input has no pending update, or one of another policy.
 
   Args:
     layer: A function ``(params, (x, state), syncs) -> (x, state)``.
@@ -76,7 +78,7 @@ def run(
     def one(params, carried, alike=alike):
       return layer(params, carried, alike)
 
-    x = narrowed(x, alike, width, access)
+    x = narrow_stream(x, alike, width, access)
     with jax.named_scope("blocks"):
       if carries(alike):
         first = jax.tree.map(lambda p, i=start: p[i], params)

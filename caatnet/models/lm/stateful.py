@@ -32,10 +32,15 @@ from jax import lax
 import jax.numpy as jnp
 
 from caatnet.models.lm.config import StackConfig, check_divides
-from caatnet.models.lm.layers import kept, swiglu
+from caatnet.models.lm.layers import name_activations, swiglu
 from caatnet.models.lm.model import StackedLanguageModel
 from caatnet.models.lm.module import LanguageModule
-from caatnet.models.lm.parameters import Bias, Drawing, Sharded, cut_size
+from caatnet.models.lm.parameters import (
+  Bias,
+  ProjectionInitializer,
+  Sharded,
+  cut_size,
+)
 from caatnet.models.paged import Batch, CacheShape, CacheSizes, StateShape
 from parallel.axes import Axis
 from parallel.collectives import varying, varying_axes
@@ -66,12 +71,12 @@ class StatefulConfig(StackConfig):
     return self.columns[0]
 
   def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
-    """Returns the states of one layer, sequence and rank."""
+    """Returns the states' shapes for one layer, sequence and rank."""
     raise NotImplementedError
 
   @functools.cached_property
-  def _layer(self) -> list[nnx.Variable]:
-    """Parameters of one layer for a single rank, where nothing is padded."""
+  def _layer_variables(self) -> list[nnx.Variable]:
+    """Parameters of one layer on a single rank, where nothing is padded."""
     layer = nnx.eval_shape(
       lambda: Block(
         self, Axis("tensor", 1), jnp.ones((2, self.width)), nnx.Rngs(0)
@@ -80,20 +85,20 @@ class StatefulConfig(StackConfig):
     return [x for _, x in nnx.to_flat_state(nnx.state(layer))]
 
   @property
-  def layer_products(self) -> int:
+  def num_product_weights(self) -> int:
     """Number of weights of a layer in matrix products and convolutions."""
     return sum(
-      math.prod(x.shape) for x in self._layer
+      math.prod(x.shape) for x in self._layer_variables
       if isinstance(x, Sharded) and not isinstance(x, Bias)
     )
 
   @property
   def layer_params(self) -> int:
-    return sum(math.prod(x.shape) for x in self._layer)
+    return sum(math.prod(x.shape) for x in self._layer_variables)
 
   @property
   def num_slices(self) -> int:
-    return sum(isinstance(x, Sharded) for x in self._layer)
+    return sum(isinstance(x, Sharded) for x in self._layer_variables)
 
 
 class Block(nnx.Module):
@@ -105,7 +110,7 @@ class Block(nnx.Module):
   ) -> None:
     self.config, self.axis = config, axis
     ranks, ffn = axis.size, config.ffn_width
-    draw = Drawing(config, ranks, rngs)
+    draw = ProjectionInitializer(config, ranks, rngs)
     self.norm_1, self.norm_2 = (
       nnx.Param(jnp.ones(config.width)) for _ in range(2)
     )
@@ -134,7 +139,7 @@ class Block(nnx.Module):
       x = x + row_parallel(y, self.w_out[...], axis, syncs[0], norm[1])
       x, y = column_parallel(x, self.norm_2[...], self.w_gate_up[...], *norm)
     with jax.named_scope("mlp"):
-      y = jax.vmap(swiglu)(*kept(*jnp.split(y, 2, axis=-1)))
+      y = jax.vmap(swiglu)(*name_activations(*jnp.split(y, 2, axis=-1)))
       x = x + row_parallel(y, self.w_down[...], axis, syncs[1], norm[1])
     return x.resolved(), state
 
@@ -201,9 +206,9 @@ class StatefulLanguageModel(StackedLanguageModel):
     )
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
-    """Returns the FLOPs of training, 6 per weight of a product and position."""
+    """Returns training FLOPs: 6 per position and weight of a matrix product."""
     config = self.config
-    products = config.num_layers * config.layer_products
+    products = config.num_layers * config.num_product_weights
     products += config.vocab_size * config.width
     return 6.0 * products * (example.shape[-1] - 1)
 

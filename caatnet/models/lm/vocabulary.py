@@ -81,7 +81,7 @@ class Vocabulary:
       last: The final norm's gain, and the table of the head.
       x: The stream after the last block.
     """
-    table = self._of_stages(last["table"], 1 if self.tied else 2)
+    table = self._merge_stages(last["table"], 1 if self.tied else 2)
     if self.tied:
       table = jnp.swapaxes(table, 1, 2)
     with jax.named_scope("head"):
@@ -99,11 +99,11 @@ class Vocabulary:
   def embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Returns the embeddings ``[B, T, H]`` of tokens ``[B, T]``.
 
-    Each rank looks up the tokens that it owns and has zeros for the others; an
+    Each rank looks up its own tokens and has zeros for all other tokens; an
     all-reduce sums over ranks.
     """
     if self.stage is not None:
-      return self._embed_by_stages(self._of_stages(table, 1), tokens)
+      return self._embed_by_stages(self._merge_stages(table, 1), tokens)
     lanes, num_tokens, width = table.shape
     # Lanes of a device own consecutive tokens, so their tables form one table.
     rows = table.reshape(lanes * num_tokens, width)
@@ -144,7 +144,7 @@ class Vocabulary:
       return self.tensor.name
     return self.tensor.name, self.stage.name
 
-  def _of_stages(self, table: jax.Array, dim: int) -> jax.Array:
+  def _merge_stages(self, table: jax.Array, dim: int) -> jax.Array:
     """Joins the slices of a device's stages, ``[G, R, ...] -> [R, ...]``.
 
     Args:
@@ -158,7 +158,7 @@ class Vocabulary:
     return table.reshape(*shape[:dim], -1, *shape[dim + 2 :])
 
   def token_ids(self) -> jax.Array:
-    """Returns the token of each logit of this device, int32 ``[R, V]``.
+    """Returns the token of each of this device's logits, int32 ``[R, V]``.
 
     If stages cut a rank's tokens, the last slices may be padded with the size
     of the vocabulary, which is not a token.

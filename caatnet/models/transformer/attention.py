@@ -201,31 +201,31 @@ def _flash(
 ) -> jax.Array:
   """Runs a flash attention kernel; the backward repeats its forward.
 
-  The kernels' results have no varying mesh axes by type, as ``check_vma=True``
-  requires. A ``shard_map`` over no axis runs them without that check. Forward
-  and backward each have a separate ``shard_map``, so that checked and unchecked
-  cotangents are not mixed. Therefore the derivative is a ``custom_vjp``, which
-  saves the operands and runs the kernel again.
+  ``check_vma=True`` requires that a result's type names the mesh axes over
+  which it varies, which these kernels do not support. A ``shard_map`` over no
+  axis runs them without this check. It must not be differentiated, which would
+  mix checked and unchecked cotangents. Therefore a ``custom_vjp`` saves the
+  operands, and its backward has a separate ``shard_map``.
   """
-  return _unchecked(kernel, q, k, v)
+  return _run_unchecked(kernel, q, k, v)
 
 
 def _flash_forward(kernel, q, k, v):
-  return _unchecked(kernel, q, k, v), (q, k, v)
+  return _run_unchecked(kernel, q, k, v), (q, k, v)
 
 
 def _flash_backward(kernel, inputs, cotangent):
   def backward(q, k, v, cotangent):
     return jax.vjp(kernel, q, k, v)[1](cotangent)
 
-  return _unchecked(backward, *inputs, cotangent)
+  return _run_unchecked(backward, *inputs, cotangent)
 
 
 _flash.defvjp(_flash_forward, _flash_backward)
 
 
-def _unchecked(f: Callable[..., Any], *args: jax.Array) -> Any:
-  """Runs f without the check of varying axes; results vary like operands."""
+def _run_unchecked(f: Callable[..., Any], *args: jax.Array) -> Any:
+  """Runs f with ``check_vma=False``; results vary over the operands' axes."""
 
   def run(*args):
     # By type, results of unchecked operations vary over no axis. Multiplying
@@ -251,9 +251,9 @@ def _cudnn_kernel(
 def _splash_blocks(num_positions: int) -> Any:
   """Returns the block sizes of splash attention; None for its defaults.
 
-  Its tables have three bytes per block of queries and block of keys, in scalar
-  memory of 1 MB. Blocks of 128 positions, the default, exceed it beyond 75,000
-  positions.
+  The kernel's tables have three bytes per pair of a query block and a key block
+  and must fit into scalar memory of 1 MB. With the default of 128 positions per
+  block, they do not fit beyond 75,000 positions.
   """
   from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as kernel,

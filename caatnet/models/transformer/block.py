@@ -13,9 +13,14 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
-from caatnet.models.lm.layers import kept, swiglu
-from caatnet.models.lm.parameters import Bias, Drawing, Sharded, cut_size
-from caatnet.models.lm.pieces import Half
+from caatnet.models.lm.layers import name_activations, swiglu
+from caatnet.models.lm.parameters import (
+  Bias,
+  ProjectionInitializer,
+  Sharded,
+  cut_size,
+)
+from caatnet.models.lm.pieces import Sublayer
 from caatnet.models.transformer import layers
 from caatnet.models.transformer.config import TransformerConfig
 from parallel.axes import Axis
@@ -30,7 +35,8 @@ from parallel.tensor.stream import Stream
 # Attention of all lanes: ``(heads, qkv [R, B, T, F], params, state) -> (outputs
 # of the heads [R, B, T, f], state)``.
 Attend = Callable[
-  [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
+  [layers.AttentionConfig, jax.Array, layers.QkvParams, Any],
+  tuple[jax.Array, Any]
 ]
 
 # `vmap` axes of qkv and `layers.QkvParams`: biases have a dim of lanes, gains
@@ -74,7 +80,7 @@ class Block(nnx.Module):
     if config.qkv_bias:
       features = (self.num_heads + 2 * kv_heads) * head_width
       self.b_qkv = Bias(jnp.zeros((ranks, features)))
-    draw = Drawing(config, ranks, rngs)
+    draw = ProjectionInitializer(config, ranks, rngs)
     heads = (num_heads * head_width, self.num_heads * head_width)
     of_keys = (config.num_kv_heads * head_width, kv_heads * head_width)
     self.w_qkv = Sharded(draw.columns(heads, of_keys, of_keys))
@@ -99,13 +105,13 @@ class Block(nnx.Module):
       attend: Attention of all lanes.
 
     Returns:
-      The stream, in which the MLP's update may be not reduced yet (`carries`),
-      and attention's state.
+      The stream, to which the MLP's update may still have to be reduced and
+      added (`carries`), and the state of attention.
     """
     sync_attention, sync_mlp = syncs
     axis, kernels = self.axis, self.config.kernels
     with jax.named_scope("attention"):
-      x, y, state = self._attended(x, state, attend)
+      x, y, state = self._apply_attention(x, state, attend)
       x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
       # This projection first adds attention's update, and a fused kernel also
       # reduces it, so profiles count the projection as attention.
@@ -116,11 +122,13 @@ class Block(nnx.Module):
       carries = self.carries(sync_mlp) and x.is_pending
     return x if carries else x.resolved(), state
 
-  def halves(self, syncs: tuple[PartialSync, PartialSync]) -> tuple[Half, Half]:
-    """Returns attention and MLP, each without its sum over ranks.
+  def halves(self, syncs: tuple[PartialSync, PartialSync]) -> tuple[
+    Sublayer, Sublayer
+  ]:
+    """Returns attention and MLP as sublayers, without their all-reduces.
 
     Args:
-      syncs: Sync policies of the row-parallel projections of both.
+      syncs: Sync policies of their row-parallel projections.
     """
 
     def gated(x, state, attend):
@@ -132,14 +140,16 @@ class Block(nnx.Module):
       return lambda y: row_products(y, w, self.axis, sync)
 
     return (
-      Half("attention", self._attended, rows(self.w_out[...], syncs[0])),
-      Half("mlp", gated, rows(self.w_down[...], syncs[1])),
+      Sublayer(
+        "attention", self._apply_attention, rows(self.w_out[...], syncs[0])
+      ),
+      Sublayer("mlp", gated, rows(self.w_down[...], syncs[1])),
     )
 
-  def _attended(
+  def _apply_attention(
     self, x: Stream, state: Any, attend: Attend
   ) -> tuple[Stream, jax.Array, Any]:
-    """Returns the stream, outputs of the heads, and attention's state."""
+    """Returns the stream, the heads' outputs, and the state of attention."""
     config = self.config
     params = layers.QkvParams(
       self.b_qkv[...] if config.qkv_bias else None,
@@ -154,30 +164,30 @@ class Block(nnx.Module):
     return x, *attend(self.heads, qkv, params, state)
 
   def _gate_and_up(self, x: Stream) -> tuple[Stream, jax.Array]:
-    """Returns the stream, and both column products of the MLP."""
+    """Returns the stream, and the MLP's gate and up products side by side."""
     config = self.config
     return column_parallel(
       x, self.norm_2[...], self.w_gate_up[...], config.norm_eps, config.kernels
     )
 
   def _gated(self, gate_and_up: jax.Array) -> jax.Array:
-    """Returns SwiGLU's output ``[R, B, T, F]`` of both column products."""
+    """Returns the SwiGLU ``[R, B, T, F]`` of the MLP's gate and up products."""
     # The product is recomputed in the backward, since that is cheaper than to
     # save it; only w_down reads it.
     gated = jax.checkpoint(jax.vmap(swiglu), prevent_cse=False)
-    return gated(*kept(*jnp.split(gate_and_up, 2, axis=-1)))
+    return gated(*name_activations(*jnp.split(gate_and_up, 2, axis=-1)))
 
   @property
-  def heads(self) -> layers.Heads:
+  def heads(self) -> layers.AttentionConfig:
     """Sizes of each rank's attention."""
     config = self.config
-    return layers.Heads(
+    return layers.AttentionConfig(
       self.num_heads, self.num_kv_heads, config.rope_base, config.rope_scaling,
       config.sliding_window, config.norm_eps,
     )
 
   def carries(self, sync_mlp: PartialSync) -> bool:
-    """Returns whether the next layer's norm may reduce the MLP's update."""
+    """Returns whether the next layer's norm may do the MLP's all-reduce."""
     return (
       self.config.carry
       and sync_mlp.route in FUSED_ROUTES

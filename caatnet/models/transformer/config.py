@@ -65,7 +65,7 @@ class TransformerConfig(StackConfig):
 
   @property
   def workload(self) -> Workload:
-    """Sizes that determine numbers of parameters, FLOPs and bytes."""
+    """The sizes as a `Workload`, which computes parameters, FLOPs and bytes."""
     names = (field.name for field in dataclasses.fields(Workload))
     return Workload(**{name: getattr(self, name) for name in names})
 

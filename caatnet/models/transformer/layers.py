@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from caatnet.models.lm.layers import kept
+from caatnet.models.lm.layers import name_activations
 from caatnet.models.transformer.attention import attention
 from caatnet.models.transformer.positions import Scaling, rotate
 
@@ -35,7 +35,7 @@ def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
   return (normed * jnp.expand_dims(gain, range(x.ndim - 1))).astype(x.dtype)
 
 
-class Heads(NamedTuple):
+class AttentionConfig(NamedTuple):
   """Sizes and constants of one rank's attention.
 
   Attributes:
@@ -72,7 +72,7 @@ class QkvParams(NamedTuple):
 
 def split_heads(
   qkv: jax.Array,
-  heads: Heads,
+  heads: AttentionConfig,
   params: QkvParams,
   positions: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -103,7 +103,7 @@ def split_heads(
 
 
 def attend(
-  qkv: jax.Array, params: QkvParams, heads: Heads, implementation: str
+  qkv: jax.Array, params: QkvParams, heads: AttentionConfig, implementation: str
 ) -> jax.Array:
   """Returns causal self-attention of one rank's heads over whole sequences.
 
@@ -116,6 +116,6 @@ def attend(
   Returns:
     ``[B, T, num_queries * D]``.
   """
-  q, k, v = kept(*split_heads(qkv, heads, params))
+  q, k, v = name_activations(*split_heads(qkv, heads, params))
   out = attention(q, k, v, implementation, heads.window)
   return out.reshape(*qkv.shape[:-1], -1)

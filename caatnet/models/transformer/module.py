@@ -15,7 +15,7 @@ import jax
 
 from caatnet.models.lm.module import LanguageModule
 from caatnet.models.lm.parameters import check_padding
-from caatnet.models.lm.stack import Syncs
+from caatnet.models.lm.stack import SyncPolicies
 from caatnet.models.paged import Batch
 from caatnet.models.transformer import layers
 from caatnet.models.transformer.block import QKV_AXES, Attend, Block
@@ -50,11 +50,11 @@ class Transformer(LanguageModule):
       return self._attend_to_all
     return self._attend_to_cache(batch)
 
-  def carries(self, syncs: Syncs) -> bool:
+  def carries(self, syncs: SyncPolicies) -> bool:
     return self.blocks.carries(syncs[1])
 
   def _attend_to_cache(self, batch: Batch) -> Attend:
-    """Returns attention over the cached sequences of a step."""
+    """Returns a function that attends to a step's sequences in the cache."""
 
     def attend(heads, qkv, params, state):
       cache, layer = state
@@ -72,7 +72,7 @@ class Transformer(LanguageModule):
 
   def _attend_to_all(
     self,
-    heads: layers.Heads,
+    heads: layers.AttentionConfig,
     qkv: jax.Array,
     params: layers.QkvParams,
     state: Any,

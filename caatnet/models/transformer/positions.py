@@ -13,7 +13,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class LinearScaling:
   """Linear interpolation of positions: all frequencies are divided by a factor.
 
   Source: Chen et al., "Position Interpolation", arXiv 2306.15595.
@@ -33,7 +33,7 @@ class Linear:
 
 
 @dataclasses.dataclass(frozen=True)
-class Llama3:
+class Llama3Scaling:
   """Frequency scaling of Llama 3.1: only long wavelengths are stretched.
 
   A wavelength with more than ``high`` periods in the original context is
@@ -51,7 +51,7 @@ class Llama3:
     context: Positions of the original context.
 
   Example:
-    >>> scaling = Llama3(factor=8, low=1, high=4, context=8192)
+    >>> scaling = Llama3Scaling(factor=8, low=1, high=4, context=8192)
     >>> periods = np.array([0.5, 2.5, 8.0])
     >>> frequencies = 2 * np.pi * periods / scaling.context
     >>> (scaling(frequencies) / frequencies).round(4).tolist()
@@ -78,10 +78,10 @@ class Llama3:
     return frequencies * (stays + (1 - stays) / self.factor)
 
 
-Scaling = Linear | Llama3
+Scaling = LinearScaling | Llama3Scaling
 
 # The names that configs and published checkpoints use.
-_SCALINGS = {"linear": Linear, "llama3": Llama3}
+_SCALINGS = {"linear": LinearScaling, "llama3": Llama3Scaling}
 
 
 def parse_scaling(values: Sequence[str | float]) -> Scaling | None:

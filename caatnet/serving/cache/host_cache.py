@@ -7,10 +7,10 @@ without one, the request. The pages of a copy are allocated with room for the
 next turn, in runs whose length is a power of two.
 
 If the model has recurrent state, a copy also contains the state after its last
-token, in the block with the number of the copy's first page. Such a copy is
-useful only to a sequence that continues at exactly that length. For a model
-without a paged component, a page represents the state alone and its page size
-is the whole context.
+token. The state's index in host memory is the number of the copy's first page.
+Such a copy is useful only to a sequence that continues after exactly this
+token. If the model's cache has no pages, a host page stands for one state, and
+its page size is the whole context.
 
 A copy is *pinned* while its sequence waits without pages on the device. Other
 copies are evicted when room is needed, the least recently used first.
@@ -72,8 +72,8 @@ class HostCache:
       page_size: Tokens per page.
       reserve: Whether a copy reserves room for the next turn.
       keep: Whether a copy stays after the sequence is back on the device.
-      paged: Whether the model's cache has a paged component.
-      states: Whether the model's cache has fixed-size components.
+      paged: Whether the model's cache has pages of keys and values.
+      states: Whether the model's cache has recurrent states of fixed size.
     """
     self.paged, self.states = paged, states
     self.page_size, self._reserve, self._keep = page_size, reserve, keep
@@ -93,8 +93,8 @@ class HostCache:
     """Returns how many tokens of an owner's sequence have been copied."""
     return self._copies[owner].tokens if owner in self._copies else 0
 
-  def increment(self, owner: Hashable, tokens: int) -> tuple[int, int]:
-    """Returns the range of pages ``[first, last)`` that a copy has to move.
+  def page_range_to_copy(self, owner: Hashable, tokens: int) -> tuple[int, int]:
+    """Returns which pages of a sequence a copy has to move: ``[first, last)``.
 
     Args:
       owner: Owner of the sequence.
@@ -126,19 +126,19 @@ class HostCache:
     Args:
       owner: Owner of the sequence, for which `fits` returned True.
       tokens: Length of the sequence in tokens.
-      pinned: Whether the copy will be the only one.
+      pinned: Whether this will be the only copy of the sequence's pages.
 
     Returns:
-      The host pages of the increment, to which the caller copies.
+      The host pages to which the caller has to copy the changed pages.
     """
-    first, last = self.increment(owner, tokens)
+    first, last = self.page_range_to_copy(owner, tokens)
     copy = self._copies.setdefault(owner, HostCopy())
     self._copies.move_to_end(owner)  # most recently used
     pinned = pinned or copy.pinned
     self._pin(copy, False)  # `num_pinned` counts the new length below
     need = last - len(copy.pages)
     if need > 0:
-      self._drop(owner, need)
+      self._evict_others(owner, need)
       want = need
       if self._reserve:  # to the next power of two
         want = (1 << (last - 1).bit_length()) - len(copy.pages)
@@ -148,7 +148,7 @@ class HostCache:
     copy.tokens = max(copy.tokens, tokens)
     return copy.pages[first:last]
 
-  def _drop(self, owner: Hashable, need: int) -> None:
+  def _evict_others(self, owner: Hashable, need: int) -> None:
     """Evicts unpinned copies of other owners until enough pages are free."""
     for other in list(self._copies):
       if self._pages.num_available >= need:
@@ -168,10 +168,10 @@ class HostCache:
       copy = self._copies[owner]
       copy.signature = _signature(tokens[: copy.tokens])
 
-  def begins(self, owner: Hashable, tokens: np.ndarray) -> bool:
+  def copy_is_prefix(self, owner: Hashable, tokens: np.ndarray) -> bool:
     """Returns whether the copied tokens are a proper prefix of a sequence.
 
-    An owner without a copy counts as a match.
+    The result is also True for an owner without a copy.
     """
     if owner not in self._copies:
       return True

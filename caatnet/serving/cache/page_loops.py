@@ -14,14 +14,14 @@ The block hashes of full pages are in an open-addressing hash table with linear
 probing. The low bits of a hash select its home slot, since they are uniformly
 distributed (`caatnet.serving.cache.prefixes`).
 
-A function and the functions that it calls must be in this file: numba checks
-only the date of the file of a cached function to decide whether it is stale.
+Functions that compiled functions call must be in this file: to decide whether a
+cached function is stale, numba checks only the date of that function's file.
 
-Source: the dynamic block groups of FastSwitch (arXiv 2411.18424), where whole
-blocks are allocated; Knowlton, A fast storage allocator, CACM 1965.
+Source: the dynamic block groups of FastSwitch (arXiv 2411.18424), which
+allocates whole blocks; Knowlton, A fast storage allocator, CACM 1965.
 
-Shape legend: N = pages, L = lists, M = slots of the hash table, n = block
-hashes of a call, S = running slots, P = pages of a sequence.
+Shape legend: N = pages, L = lists, M = slots of the hash table, n = pages or
+slots that a call gets, S = slots of sequences, P = pages of a sequence.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ IDLE, LEAVING, FREE_LISTS = 1, 2, 3
 NONE = -1  # no page
 
 
-class Book(NamedTuple):
+class AllocatorState(NamedTuple):
   """Bookkeeping of all pages: counters, flags and linked lists, int32 arrays.
 
   Attributes:
@@ -44,7 +44,7 @@ class Book(NamedTuple):
     hashed: Whether a page's block hash is in the table, ``[N]``.
     free: Whether a page is free, ``[N]``.
     where: Number of the list that a page is in, ``[N]``; 0 for none.
-    grown: Scratch space for the slots that get pages, ``[N]``.
+    grown: Its first entries are the slots to which `grow` gave pages, ``[N]``.
     after: Next page in the list, ``[N + L]``; entry N + i is the sentinel at
       both ends of list i.
     before: Previous page in the list, ``[N + L]``.
@@ -63,26 +63,27 @@ class Book(NamedTuple):
   lengths: np.ndarray
 
 
-# Arrays with N and with N + L columns, from which `_open` makes a `Book`: the
-# overhead of a call grows with the number of array arguments.
-_BOOK = "int32[:, ::1], int32[:, ::1]"
+# The fields of an `AllocatorState` are rows of two arrays, with N and with
+# N + L columns: the overhead of a call grows with the number of array
+# arguments.
+_STATE_TYPES = "int32[:, ::1], int32[:, ::1]"
 # Hash table, int64 [3, M]. Row 0 is indexed by table slot and holds the page;
 # rows 1 and 2 are indexed by page and hold the two halves of its block hash.
 # M is at least 2 N, so that the load factor is at most 1/2.
-_TABLE = "int64[:, ::1]"
-_HASHES = "Array(int64, 1, 'C', readonly=True)"
+_TABLE_TYPE = "int64[:, ::1]"
+_HASHES_TYPE = "Array(int64, 1, 'C', readonly=True)"
 
 
 @compiled()
 def view(array):
-  """Returns an array; in Python a memoryview, whose items are read faster."""
+  """Returns an array; if not compiled, its memoryview (faster item access)."""
   return array if COMPILES else memoryview(array)
 
 
 @compiled()
-def _open(pages, lists):
-  """Returns the rows of both arrays as a `Book`."""
-  return Book(
+def _unpack_state(pages, lists):
+  """Returns the rows of `pages` and `lists` as an `AllocatorState`."""
+  return AllocatorState(
     view(pages[0]), view(pages[1]), view(pages[2]), view(pages[3]),
     view(pages[4]), view(pages[5]), view(lists[0]), view(lists[1]),
     view(lists[2]),
@@ -91,7 +92,7 @@ def _open(pages, lists):
 
 @compiled()
 def _append(book, which, page):
-  """Appends a page to list `which`."""
+  """Appends a page to the list with the number `which`."""
   end = len(book.where) + which
   last = book.before[end]
   book.after[last] = book.before[end] = page
@@ -110,7 +111,7 @@ def _remove(book, page):
 
 
 @compiled()
-def _join(book, start, end):
+def _free_run(book, start, end):
   """Frees a run of pages as aligned blocks, and merges blocks with buddies."""
   while start < end:
     k = 0  # order of the largest aligned block within the run
@@ -128,23 +129,23 @@ def _join(book, start, end):
 
 
 @compiled()
-def _give(book, pages):
+def _free_pages(book, pages):
   """Frees pages, one contiguous run at a time."""
   book.lengths[0] += len(pages)
   start = 0
   for i in range(len(pages)):
     book.free[pages[i]] = 1
     if i + 1 == len(pages) or pages[i + 1] != pages[i] + 1:
-      _join(book, pages[start], pages[i] + 1)
+      _free_run(book, pages[start], pages[i] + 1)
       start = i + 1
 
 
 @compiled()
-def _choose(book, count, room):
-  """Returns the order of the free block to cut an allocation from.
+def _choose_block_order(book, count, room):
+  """Returns the order of the free block from which to cut `count` pages.
 
-  Best fit for a new sequence (`room` is 0); the largest block for one that
-  grows, so that its next pages can follow in the same block.
+  For a new sequence (`room` is 0), the smallest block that suffices, if any.
+  For one that grows, the largest, so that later pages can follow in this block.
   """
   last = len(book.lengths) - len(book.where) - 1
   if not room:
@@ -162,7 +163,7 @@ def _choose(book, count, room):
 
 @compiled()
 def _take_at(book, start, found):
-  """Allocates the free pages that directly follow `start`; returns how many."""
+  """Fills `found` with free pages from page `start` on; returns how many."""
   end = start
   while (
     end < len(book.where) and book.free[end] and end - start < len(found)
@@ -179,14 +180,14 @@ def _take_at(book, start, found):
       k += 1
       first = page >> k << k
     _remove(book, first)
-    _join(book, first, start)
+    _free_run(book, first, start)
     page = first + (1 << k)
-  _join(book, end, page)
+  _free_run(book, end, page)
   return end - start
 
 
 @compiled()
-def _place(table, first, second):
+def _find_slot(table, first, second):
   """Returns the table slot of a block hash, or the slot to insert it at."""
   mask = table.shape[1] - 1
   place = first & mask
@@ -202,7 +203,7 @@ def _place(table, first, second):
 def _forget(table, page):
   """Removes a page's block hash from the table by backward-shift deletion."""
   mask = table.shape[1] - 1
-  gap = _place(table, table[1, page], table[2, page])
+  gap = _find_slot(table, table[1, page], table[2, page])
   place = (gap + 1) & mask
   # An entry whose probe sequence passes the gap moves into it.
   while table[0, place] != NONE:
@@ -215,10 +216,10 @@ def _forget(table, page):
 
 @compiled()
 def _take(book, table, found, after, ahead):
-  """Allocates pages, adjacent to page `after` if possible.
+  """Fills `found` with allocated pages, adjacent to page `after` if possible.
 
-  Evicts at least `ahead` idle pages when there are too few free ones. Returns
-  the number of evicted pages that had a block hash.
+  If too few pages are free, evicts at least `ahead` idle ones. Returns the
+  number of evicted pages that had a block hash.
   """
   count, gone = len(found), 0
   missing = count - book.lengths[0]
@@ -229,7 +230,7 @@ def _take(book, table, found, after, ahead):
   num = _take_at(book, after + 1, found) if after >= 0 else 0
   book.lengths[0] -= count
   while num < count:
-    which = FREE_LISTS + _choose(book, count - num, after >= 0)
+    which = FREE_LISTS + _choose_block_order(book, count - num, after >= 0)
     size = 1 << which - FREE_LISTS
     start = book.before[len(book.where) + which]
     _remove(book, start)
@@ -237,7 +238,7 @@ def _take(book, table, found, after, ahead):
     for page in range(start, start + used):
       found[num], book.free[page] = page, 0
       num += 1
-    _join(book, start + used, start + size)
+    _free_run(book, start + used, start + size)
   for page in found:
     book.holders[page] = 1
   return gone
@@ -259,23 +260,24 @@ def _evict(book, table, count):
       book.hashed[page] = 0
       _forget(table, page)
       gone += 1
-  _give(book, pages)
+  _free_pages(book, pages)
   return gone
 
 
-@compiled(f"({_BOOK}, {_TABLE}, int32[::1], int64, int64)")
+@compiled(f"({_STATE_TYPES}, {_TABLE_TYPE}, int32[::1], int64, int64)")
 def take(pages, lists, table, found, after, ahead):
-  """Writes newly allocated pages to `found`.
+  """Fills `found` with newly allocated pages; arguments as in `_take`.
 
   Returns:
     The number of evicted pages that had a block hash.
   """
-  book = _open(pages, lists)
+  book = _unpack_state(pages, lists)
   return _take(book, view(table), view(found), after, ahead)
 
 
 @compiled(
-  f"({_BOOK}, {_TABLE}, int64[::1], int32[:, ::1], int64[::1], int64[::1], "
+  f"({_STATE_TYPES}, {_TABLE_TYPE}, int64[::1], int32[:, ::1], int64[::1], "
+  "int64[::1], "
   "int64[::1], int64, int64, int64)"
 )
 def grow(
@@ -284,25 +286,24 @@ def grow(
   """Allocates pages for sequences whose pages are full, in the given order.
 
   Args:
-    pages: Per-page rows of a book, ``[6, N]``.
-    lists: Per-list rows of a book, ``[3, N + L]``.
+    pages: Fields of an `AllocatorState` that have N entries, ``[6, N]``.
+    lists: Its other fields, ``[3, N + L]``.
     table: Hash table, ``[3, M]``.
-    room: Number of positions that each slot's pages have, ``[S]``, as the
-      arrays below; updated in place.
+    room: Number of positions in each slot's pages, ``[S]``; updated in place.
     tables: Page tables, ``[S, P]``; new pages are appended.
     slots: Slots that may grow, ``[n]``; each has at least one page.
-    computed: Positions in use, ``[S]``.
-    longest: Positions in use at the end of the sequence, ``[S]``.
-    most: Maximum number of pages that a sequence gets.
+    computed: Number of positions that each slot uses, ``[S]``.
+    longest: Maximum number that each slot may use, ``[S]``.
+    most: Maximum number of pages that the call allocates per sequence.
     size: Positions per page.
     ahead: Minimum number of pages that an eviction frees.
 
   Returns:
     The number of slots that got pages, which are the first entries of
-    `Book.grown`, and the number of evicted pages that had a block hash; (-1, 0)
-    if there are too few pages.
+    `AllocatorState.grown`, and the number of evicted pages that had a block
+    hash; (-1, 0) if there are too few pages.
   """
-  book, hash_table = _open(pages, lists), view(table)
+  book, hash_table = _unpack_state(pages, lists), view(table)
   growing = slots[computed[slots] >= room[slots]]
   held = room[growing] // size
   counts = np.minimum(-(-longest[growing] // size) - held, most)
@@ -324,24 +325,24 @@ def num_idle(where, pages):
   return np.count_nonzero(where[pages] == IDLE)
 
 
-@compiled(f"({_BOOK}, int32[::1])")
+@compiled(f"({_STATE_TYPES}, int32[::1])")
 def hold(pages, lists, held):
   """Increments the number of holders of pages."""
-  book = _open(pages, lists)
+  book = _unpack_state(pages, lists)
   for page in view(held):
     if book.where[page]:  # idle, or leaving
       _remove(book, page)
     book.holders[page] += 1
 
 
-@compiled(f"({_BOOK}, int32[::1], boolean)")
+@compiled(f"({_STATE_TYPES}, int32[::1], boolean)")
 def release(pages, lists, held, in_turn):
   """Decrements the number of holders of pages, the last page first.
 
   A page without holders becomes leaving if a copy reads it, idle if it has a
   block hash or `in_turn` is set, and free otherwise.
   """
-  book = _open(pages, lists)
+  book = _unpack_state(pages, lists)
   free, num = view(np.empty(len(held), np.int32)), len(held)
   for page in view(held)[::-1]:
     book.holders[page] -= 1
@@ -354,13 +355,13 @@ def release(pages, lists, held, in_turn):
     else:
       num -= 1
       free[num] = page
-  _give(book, free[num:])
+  _free_pages(book, free[num:])
 
 
-@compiled(f"({_BOOK}, int32[::1], boolean)")
+@compiled(f"({_STATE_TYPES}, int32[::1], boolean)")
 def end_read(pages, lists, read, in_turn):
   """Decrements the number of readers of pages, the last page first."""
-  book = _open(pages, lists)
+  book = _unpack_state(pages, lists)
   for page in view(read)[::-1]:
     assert book.readers[page] > 0
     book.readers[page] -= 1
@@ -369,27 +370,29 @@ def end_read(pages, lists, read, in_turn):
       if in_turn or book.hashed[page]:
         _append(book, IDLE, page)
       else:
-        _give(book, view(np.array([page], np.int32)))
+        _free_pages(book, view(np.array([page], np.int32)))
 
 
-@compiled(f"({_TABLE}, {_HASHES}, int32[::1])")
+@compiled(f"({_TABLE_TYPE}, {_HASHES_TYPE}, int32[::1])")
 def find(table, block_hashes, found):
-  """Writes the pages of the longest cached prefix; returns their number."""
+  """Fills `found` with the longest cached prefix; returns how many pages."""
   table, block_hashes = view(table), view(block_hashes)
   count = len(block_hashes) // 2
   for i in range(count):
-    page = table[0, _place(table, block_hashes[2 * i], block_hashes[2 * i + 1])]
+    page = table[
+      0, _find_slot(table, block_hashes[2 * i], block_hashes[2 * i + 1])
+    ]
     if page == NONE:
       return i
     found[i] = page
   return count
 
 
-@compiled(f"({_TABLE}, {_HASHES}, int32[::1], int32[::1])")
+@compiled(f"({_TABLE_TYPE}, {_HASHES_TYPE}, int32[::1], int32[::1])")
 def publish(table, block_hashes, pages, hashed):
   """Inserts the block hashes of pages into the table.
 
-  A page that has an entry, and a hash that another page has, are skipped.
+  Skips pages that already have an entry, and hashes that another page has.
 
   Args:
     table: Hash table, ``[3, M]``.
@@ -404,7 +407,7 @@ def publish(table, block_hashes, pages, hashed):
     page = pages[i]
     if not hashed[page]:
       first, second = block_hashes[2 * i], block_hashes[2 * i + 1]
-      place = _place(table, first, second)
+      place = _find_slot(table, first, second)
       if table[0, place] == NONE:
         table[0, place], hashed[page] = page, 1
         table[1, page], table[2, page] = first, second

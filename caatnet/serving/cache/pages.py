@@ -20,24 +20,24 @@ import numpy as np
 
 from caatnet.serving.cache import page_loops as loops
 from caatnet.serving.cache import prefixes
-from caatnet.serving.scheduler.running import Running
+from caatnet.serving.scheduler.running import RunningRequests
 
 # States of a page: free, held by one sequence, held by several, idle ("cached")
 # or released while a copy reads it.
 STATES = ("free", "held", "shared", "cached", "leaving")
-# An eviction frees at least 1/_AHEAD of all pages: among many pages some are
-# adjacent, so that later allocations consist of few runs.
-_AHEAD = 64
+# An eviction frees at least 1/_EVICTION_DIVISOR of all pages: some of so many
+# pages are adjacent, so that later allocations consist of few runs.
+_EVICTION_DIVISOR = 64
 
 
-def runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+def contiguous_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
   """Yields (first page, number of pages) of each run of adjacent pages.
 
   Args:
     pages: Page numbers in the order of the sequence.
 
   Example:
-    >>> list(runs([4, 5, 6, 2, 9, 10]))
+    >>> list(contiguous_runs([4, 5, 6, 2, 9, 10]))
     [(4, 3), (2, 1), (9, 2)]
   """
   start, count = 0, 0
@@ -72,8 +72,8 @@ class PageCounts:
 class Pages:
   """Allocator and prefix index of one cache.
 
-  Lists of pages are int32 ``[n]``, in the order of a sequence; those of copies
-  may be any sequence of integers.
+  Methods take pages as int32 ``[n]``, in the order of a sequence; `begin_read`
+  and `end_read` take any sequence of integers.
 
   Attributes:
     num_pages: Total number of pages.
@@ -107,15 +107,17 @@ class Pages:
     self.num_pages, self.page_size = num_pages, page_size
     self.counts = PageCounts()
     self._reuse, self._in_turn = reuse, in_turn
-    self._ahead = 0 if in_turn else num_pages // _AHEAD
+    self._ahead = 0 if in_turn else num_pages // _EVICTION_DIVISOR
     num_lists = loops.FREE_LISTS + num_pages.bit_length()
     pages = np.zeros((6, num_pages), np.int32)
     lists = np.zeros((3, num_pages + num_lists), np.int32)
     lists[:2] = np.arange(num_pages + num_lists)
-    self._arrays, self._book = (pages, lists), loops.Book(*pages, *lists)
+    self._arrays, self._book = (pages, lists), loops.AllocatorState(
+      *pages, *lists
+    )
     # Python reads single values of a memoryview faster than of an array.
     self._lengths = memoryview(self._book.lengths)
-    # At least twice as many slots as pages, and a power of two.
+    # Slots of the hash table: a power of two, at least twice the pages.
     places = 1 << (2 * num_pages * reuse).bit_length()
     self._table = np.full((3, places), loops.NONE)
     self._book.holders[:] = 1  # the release below makes all pages free
@@ -138,7 +140,7 @@ class Pages:
 
   def find(self, block_hashes: bytes) -> np.ndarray:
     """Returns the pages of the longest cached prefix of block hashes, int32."""
-    found = np.empty(len(block_hashes) // prefixes.SIZE, np.int32)
+    found = np.empty(len(block_hashes) // prefixes.HASH_BYTES, np.int32)
     count = loops.find(
       self._table, np.frombuffer(block_hashes, np.int64), found
     )
@@ -157,7 +159,7 @@ class Pages:
     loops.hold(*self._arrays, pages)
 
   def take(self, count: int, after: int = -1) -> np.ndarray:
-    """Allocates writable pages, in as few runs as possible.
+    """Allocates and returns writable pages, in as few runs as possible.
 
     Args:
       count: Number of pages; at most `num_available`.
@@ -170,7 +172,7 @@ class Pages:
     return found
 
   def grow(
-    self, running: Running, slots: np.ndarray, most: int
+    self, running: RunningRequests, slots: np.ndarray, most: int
   ) -> bool:
     """Allocates pages for running requests whose pages are full.
 
@@ -195,7 +197,7 @@ class Pages:
   def publish(self, pages: np.ndarray, block_hashes: bytes) -> None:
     """Makes full pages findable by their block hashes.
 
-    Hashes that another page has already are skipped.
+    Skips hashes that another page already has.
 
     Args:
       pages: Pages, int32 ``[n]``.
@@ -208,7 +210,7 @@ class Pages:
       )
 
   def block_hashes(self) -> dict[bytes, int]:
-    """Returns the page of each block hash."""
+    """Returns the page numbers of all published pages, by block hash."""
     pages = self._table[0, self._table[0] != loops.NONE].tolist()
     return {self._table[1:, page].tobytes(): page for page in pages}
 
@@ -227,7 +229,7 @@ class Pages:
     np.add.at(self._book.readers, read, 1)
 
   def end_read(self, pages: Sequence[int]) -> None:
-    """Removes a reader from pages; released ones become available."""
+    """Removes a reader from pages; leaving pages then become available."""
     loops.end_read(*self._arrays, np.array(pages, np.int32), self._in_turn)
 
   def read(self, page: int) -> bool:

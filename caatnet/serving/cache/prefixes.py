@@ -1,8 +1,8 @@
 """Block hashes: names of full pages that identify their whole prefix.
 
 The block hash of a page is a hash of its tokens and of the block hash of the
-page before it. Equal hashes therefore mean equal token sequences up to there,
-whose keys and values can be shared. The hash is 128 bits of BLAKE2, so that no
+page before it. Equal hashes therefore mean equal tokens from the start to this
+page, so keys and values can be shared. The hash is 128 bits of BLAKE2: no
 client can construct two prompts with colliding hashes to read another client's
 cache; Python's 64-bit hash of bytes does not give that guarantee. A salt per
 process prevents clients from finding prompts whose hashes collide in the slots
@@ -15,14 +15,14 @@ import os
 import numpy as np
 
 ROOT = b""
-SIZE = 16  # bytes of a block hash
-_HASH = np.dtype(f"V{SIZE}")
+HASH_BYTES = 16  # bytes of a block hash
+_HASH_DTYPE = np.dtype(f"V{HASH_BYTES}")
 # Copying a hash object is faster than constructing one.
-_EMPTY = hashlib.blake2b(digest_size=SIZE, salt=os.urandom(16))
+_EMPTY_HASHER = hashlib.blake2b(digest_size=HASH_BYTES, salt=os.urandom(16))
 
 
 def root(expert: str) -> bytes:
-  """Returns the block hash before an expert's first page.
+  """Returns the parent block hash of an expert's first page.
 
   Keys and values depend on the weights, so no expert may find the pages of
   another one, or of another revision of itself.
@@ -32,7 +32,7 @@ def root(expert: str) -> bytes:
   """
   if not expert:
     return ROOT
-  first = _EMPTY.copy()
+  first = _EMPTY_HASHER.copy()
   first.update(expert.encode())
   return first.digest()
 
@@ -41,7 +41,7 @@ def block_hashes(parent: bytes, tokens: bytes, size: int) -> bytes:
   """Returns the block hashes of consecutive full pages, concatenated.
 
   Args:
-    parent: Block hash of the page before them, `root` for the first page.
+    parent: Block hash of the page before these pages; at the start, `root`.
     tokens: Token ids, as the bytes of int32 ``[n]``; a partly filled last page
       gets no hash.
     size: Bytes of a page's tokens.
@@ -55,7 +55,7 @@ def block_hashes(parent: bytes, tokens: bytes, size: int) -> bytes:
     >>> x[0] == y[0], x[1] == y[1]
     (True, False)
   """
-  found, new = [], _EMPTY.copy
+  found, new = [], _EMPTY_HASHER.copy
   for stop in range(size, len(tokens) + 1, size):
     page = new()
     page.update(parent + tokens[stop - size : stop])
@@ -65,5 +65,5 @@ def block_hashes(parent: bytes, tokens: bytes, size: int) -> bytes:
 
 
 def split(block_hashes: bytes) -> list[bytes]:
-  """Returns a list of the block hashes in a concatenation."""
-  return np.frombuffer(block_hashes, _HASH).tolist()
+  """Splits concatenated block hashes into a list."""
+  return np.frombuffer(block_hashes, _HASH_DTYPE).tolist()

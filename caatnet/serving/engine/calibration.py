@@ -1,8 +1,8 @@
 """Calibration: measures an executor's steps and copies before it serves.
 
-The first choice between swapping and recomputing a request's pages is thereby
-based on measurements of this machine. The compiled programs are those that
-serving runs.
+Even the first choice between swapping and recomputing a request's pages is then
+based on measurements of this machine. Calibration compiles and runs the same
+programs as serving.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +12,12 @@ import numpy as np
 
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.stops import Stops
-from caatnet.serving.engine.device import DecoderExecutor, Drawn
+from caatnet.serving.engine.device import DecoderExecutor, SamplingState
 from caatnet.serving.engine.executor import Chunk, Copy, EngineStep
 from caatnet.serving.requests import Request
 
 # Number of measurements of each job, after one call that compiles.
-_TIMES = 3
+_NUM_MEASUREMENTS = 3
 
 
 Jobs = Sequence[Callable[[], None]]
@@ -27,27 +27,27 @@ def calibrate(
   executor: DecoderExecutor,
   progress: Callable[[Jobs], Iterable[Callable[[], None]]] = iter,
 ) -> None:
-  """Measures the steps and copies of an executor, for its cost estimates.
+  """Measures an executor's steps and copies; its `costs` record the times.
 
-  Overwrites the contents of its pages.
+  Overwrites the contents of the executor's pages.
 
   Args:
     executor: Idle executor, none of whose pages is held.
-    progress: Iterates over the jobs, for example `rich.progress.track`, which
-      shows the progress.
+    progress: Returns an iterator over the given measurements, for example
+      `rich.progress.track`, which shows the progress.
   """
   capacity = executor.decoder.capacity
   chunk, batch = min(capacity.chunk, capacity.context), capacity.batch
-  # Without a chunk, with a quarter of the longest chunk, and with the longest.
+  # Steps without a chunk, with a quarter of the longest chunk, and with all.
   jobs = [
-    lambda length=length: step_s(
+    lambda length=length: measure_step_s(
       executor, batch - (length if capacity.batch_invariant else length > 0),
       length,
     )
     for length in (0, -(-chunk // 4), chunk)
   ]
   shape = executor.decoder.cache_shape
-  # Copies of each length for which there are programs, and of several runs.
+  # Copies of one run of each length that has a program, and of several runs.
   longest = capacity.pages_per_sequence.bit_length()
   fitting = [
     runs for runs in [(1, 1, 1, 1), *((1 << k,) for k in range(longest))]
@@ -55,31 +55,34 @@ def calibrate(
     and sum(runs) + len(runs) - 1 <= shape.num_pages
   ]
   if shape.paged:
-    jobs += [lambda runs=runs: _copies(executor, runs) for runs in fitting]
+    jobs += [
+      lambda runs=runs: _measure_copies(executor, runs) for runs in fitting
+    ]
     within = Copy(-1, "within", [0], [0], None)
-    jobs.append(lambda: await_copy(executor, within))
+    jobs.append(lambda: measure_copy_s(executor, within))
   if shape.states and executor.host_states.num_pages:
-    jobs.append(lambda: _copies(executor, (), state=(0, 0)))
+    jobs.append(lambda: _measure_copies(executor, (), state=(0, 0)))
   for job in progress(jobs):
     job()
 
 
-def step_s(
-  executor: DecoderExecutor, num_decodes: int, length: int, times: int = _TIMES
+def measure_step_s(
+  executor: DecoderExecutor, num_decodes: int, length: int,
+  times: int = _NUM_MEASUREMENTS
 ) -> float:
   """Runs steps and returns their median time in seconds.
 
   Args:
     executor: Idle executor, none of whose pages is held.
     num_decodes: Number of decodes, each in the middle of the context.
-    length: Number of tokens of its chunk; 0 for none.
+    length: Number of tokens of the step's prompt chunk; 0 for no chunk.
     times: Number of measurements, after one call that compiles.
   """
   step = example_step(executor, num_decodes, length)
   ends = []
   for number in range(1 + times):
     executor.submit(step)
-    if number:  # one is under way while the next one is made, as in serving
+    if number:  # one step runs while the next one is made, as in serving
       ends += [event.time_s for event in executor.wait(float("inf"))]
   while len(ends) <= times:
     ends += [event.time_s for event in executor.wait(float("inf"))]
@@ -89,17 +92,17 @@ def step_s(
 def example_step(
   executor: DecoderExecutor, num_decodes: int, length: int
 ) -> EngineStep:
-  """Returns a step that runs without a scheduler.
+  """Returns a synthetic step, which an executor can run without a scheduler.
 
   Args:
     executor: Executor, none of whose pages is held.
     num_decodes: Number of decodes, each in the middle of the context.
-    length: Number of tokens of its chunk; 0 for none.
+    length: Number of tokens of the step's prompt chunk; 0 for no chunk.
   """
   capacity = executor.decoder.capacity
   num_pages = capacity.pages_per_sequence
   asked = Asked((0,), Stops(1))
-  request = Request(-1, [0] * max(length, 1), 1, payload=Drawn(asked))
+  request = Request(-1, [0] * max(length, 1), 1, payload=SamplingState(asked))
   request.slot = num_decodes
   decodes = np.arange(num_decodes)
   chunks = (Chunk(request, 0, length, draws=True),) if length else ()
@@ -115,11 +118,11 @@ def example_step(
   )
 
 
-def _copies(
+def _measure_copies(
   executor: DecoderExecutor, runs: Sequence[int],
   state: tuple[int, int] | None = None,
 ) -> None:
-  """Measures copies of page runs, or of a state, to the host and back."""
+  """Measures copies to the host and back, of runs (of pages) or of a state."""
   pages: list[int] = []
   for length in runs:  # separated by one page, so that runs do not merge
     first = pages[-1] + 2 if pages else 0
@@ -129,17 +132,17 @@ def _copies(
     Copy(-1, "out", pages, places, None, state),
     Copy(-1, "in", places, pages, None, state),
   )
-  states = int(state is not None)  # as a run of one page
-  for time in range(1 + _TIMES):
+  states = int(state is not None)  # a state counts as a run of one page
+  for time in range(1 + _NUM_MEASUREMENTS):
     for copy in copies:
-      seconds = await_copy(executor, copy)
+      seconds = measure_copy_s(executor, copy)
       if time:  # the first call compiles
         executor.costs.add_copy(
           copy.kind, len(runs) + states, len(pages) + states, seconds
         )
 
 
-def await_copy(executor: DecoderExecutor, copy: Copy) -> float:
+def measure_copy_s(executor: DecoderExecutor, copy: Copy) -> float:
   """Runs a copy and returns its duration in seconds."""
   begun = executor.now()
   executor.copy(copy)

@@ -1,17 +1,17 @@
 """Executor on a device: runs a decoder's steps, and copies of its cache.
 
-Programs run in the order of their dispatch. A step therefore reads the result
-of copies dispatched before it, and a part of a copy to the host is an array of
-its own once it is dispatched: later writes to its source pages do not change
-it. A thread moves data between such an array and the host's pages. Data from
-the host is staged on the device by that thread, concurrently with steps, and
-written into the cache by the thread that submits steps, the only one that may
-replace the cache.
+Programs run in the order of their dispatch, so a step reads the results of all
+copies that were dispatched before it. A copy to the host first copies pages to
+a separate device array, which later steps do not change; a thread then
+transfers that array to the host. The same thread transfers pages from the host
+to a staging array on the device, concurrently with steps. Only the thread that
+submits steps may replace the cache, so it writes the staged pages into the
+cache.
 
 A copy has parts of bounded size: some layers of some pages
 (`HostPages.parts`). The next part is dispatched when the previous one has been
-moved, so that parts alternate with steps and use one staging buffer. A step
-that waits for a copy dispatches all of its parts.
+transferred, so that parts alternate with steps and use one staging buffer. A
+step that waits for a copy dispatches all parts of the copy.
 
 With several experts, another thread loads their weights to slots, concurrently
 with steps that read other slots (`caatnet.serving.engine.expert_weights`).
@@ -35,18 +35,23 @@ from caatnet.inference import batches
 from caatnet.inference.copies import HostPages, HostStates, PageCopy
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
-from caatnet.inference.sampling import Top
-from caatnet.serving.cache.pages import runs
-from caatnet.serving.engine.executor import Copy, EngineStep, Event, Load
+from caatnet.inference.sampling import TopTokens
+from caatnet.serving.cache.pages import contiguous_runs
+from caatnet.serving.engine.executor import (
+  CompletionEvent,
+  Copy,
+  EngineStep,
+  WeightLoad,
+)
 from caatnet.serving.engine.expert_weights import ExpertWeights
 from caatnet.serving.engine.measured import MeasuredCosts
 from caatnet.serving.engine.programs import Programs
 
-_NONE = np.zeros(0, np.int32)
+_NO_INDICES = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass
-class Drawn:
+class SamplingState:
   """Sampling parameters of a request, and log-probabilities of its tokens.
 
   The ``payload`` of `caatnet.serving.requests.Request`.
@@ -67,13 +72,13 @@ class Drawn:
   top: list[dict[int, float]] = dataclasses.field(default_factory=list)
 
 
-class Dispatched(NamedTuple):
+class DispatchedStep(NamedTuple):
   """Step of all replicas that was dispatched and may not be computed yet.
 
   Attributes:
-    steps: Step of each replica; None if it reads nothing.
-    rows: For each replica, the rows of `tokens` that hold the tokens of
-      `EngineStep.drawing`.
+    steps: Step of each replica; None for a replica that reads nothing.
+    rows: For each replica, the indices in `tokens[replica]` of the tokens that
+      are drawn for `EngineStep.drawing`.
     tokens: Drawn tokens, int32 ``[D, S]``.
     logprobs: Log-probabilities in nats, float32 ``[D, S]``.
     top: Most probable tokens, ``[D, S, k]``; None if the program does not
@@ -84,9 +89,9 @@ class Dispatched(NamedTuple):
   rows: Sequence[np.ndarray]
   tokens: jax.Array
   logprobs: jax.Array
-  top: Top | None = None
+  top: TopTokens | None = None
 
-  def events(self, clock: Callable[[], float]) -> list[Event | None]:
+  def events(self, clock: Callable[[], float]) -> list[CompletionEvent | None]:
     """Waits for the tokens; appends the log-probabilities to the requests.
 
     Args:
@@ -105,10 +110,11 @@ class Dispatched(NamedTuple):
         continue
       own = logprobs[replica, rows]
       for request, logprob in zip(step.drawn, own.tolist(), strict=True):
-        # The host's list may run one token ahead of the request (see `Drawn`).
+        # The host's list may run one token ahead of the request (see
+        # `SamplingState`).
         request.payload.logprobs.append(logprob)
       self._add_top(replica, step, rows)
-      found.append(Event(
+      found.append(CompletionEvent(
         now, step=step, tokens=tokens[replica, rows],
         failed=np.flatnonzero(np.isnan(own)).tolist(),
       ))
@@ -125,11 +131,11 @@ class Dispatched(NamedTuple):
       top = jax.tree.map(lambda x: np.asarray(x[replica]), self.top)
       for payload, row in asked:
         payload.top.append(
-          as_dict(Top(*(x[row] for x in top)), payload.num_top)
+          as_dict(TopTokens(*(x[row] for x in top)), payload.num_top)
         )
 
 
-def as_dict(top: Top, num_top: int) -> dict[int, float]:
+def as_dict(top: TopTokens, num_top: int) -> dict[int, float]:
   """Returns the most probable tokens of a position as {id: log-probability}.
 
   Args:
@@ -145,28 +151,28 @@ def as_dict(top: Top, num_top: int) -> dict[int, float]:
 
 def dispatch(
   decoder: Decoder, capacity: Capacity, steps: Sequence[EngineStep | None],
-  drawings: Sequence[batches.Drawing], factor: int, filters: bool,
+  drawings: Sequence[batches.SlotSampling], factor: int, filters: bool,
   top: bool = False, params: Any = None,
   choose: Callable[[batches.Sizes], batches.Sizes] = lambda sizes: sizes,
-) -> Dispatched:
+) -> DispatchedStep:
   """Dispatches one step per replica as one step of a decoder.
 
   Args:
     decoder: The model and its cache.
-    capacity: The decoder's capacity, possibly with a shorter context: that of
-      the longest sequence.
-    steps: Step of each replica; None if it reads nothing.
-    drawings: Sampling parameters of the slots of each replica; updated.
-    factor: Ratio of each bucket of the number of decodes to the previous one.
+    capacity: The decoder's capacity; its context may be reduced to the length
+      of the longest sequence.
+    steps: Step of each replica; None for a replica that reads nothing.
+    drawings: Sampling parameters of each replica's slots; updated in place.
+    factor: Ratio between successive bucket sizes for the number of decodes.
     filters: Whether top-k and top-p are applied even if no sequence of this
       step uses them.
     top: Whether the program can return the most probable tokens.
     params: Parameters that the step reads; None for those of the decoder.
-    choose: Returns the sizes of the program that runs a step of given sizes.
+    choose: Maps the sizes of a step to those of the program that runs it.
   """
   sizes = [
     batches.sizes_of(
-      capacity, _NONE if step is None else step.positions + 1,
+      capacity, _NO_INDICES if step is None else step.positions + 1,
       [] if step is None else [(c.start, c.length) for c in step.chunks],
       factor,
     )
@@ -179,7 +185,7 @@ def dispatch(
   parts, rows = [], []
   for step, drawing in zip(steps, drawings, strict=True):
     chunks = []
-    slots = positions = _NONE
+    slots = positions = _NO_INDICES
     tables = np.zeros((1, common.pages), np.int32)
     if step is not None:
       slots, positions, tables = step.slots, step.positions, step.tables
@@ -197,23 +203,23 @@ def dispatch(
     asked = drawing.asked[batch.sequences] if top else None
     parts.append((batch, drawing.of(batch.sequences), asked))
     rows.append(np.flatnonzero(batch.sequences >= 0))
-  both = batches.of_one_replica(parts[0]) if len(parts) == 1 else (
+  both = batches.add_replica_dim(parts[0]) if len(parts) == 1 else (
     jax.tree.map(lambda *x: np.stack(x), *parts)
   )
   batch, sampling, asked = both
-  return Dispatched(
+  return DispatchedStep(
     steps, rows, *decoder.step(batch, sampling, filters, asked, params)
   )
 
 
 @dataclasses.dataclass
-class _Moving:
+class _InFlightCopy:
   """Copy to or from the host that is under way.
 
   Attributes:
     copy: The copy.
-    parts: Parts that have not been dispatched; each has pages or states.
-    num_open: Number of dispatched parts that have not been moved.
+    parts: Parts not dispatched yet, as lists of (host pages or states, piece).
+    num_open: Number of dispatched parts whose transfer has not ended.
   """
 
   copy: Copy
@@ -228,11 +234,11 @@ class DecoderExecutor:
     decoder: The model and its cache, with one replica.
     host: Pages of the host cache.
     host_states: Recurrent states of the host cache, as many as pages.
-    factor: Ratio of each bucket of the number of decodes to the previous one.
+    factor: Ratio between successive bucket sizes for the number of decodes.
     weights: Weights of the experts; None for one model.
     programs: Compiles programs in a thread; None if steps compile their own.
-    costs: Measured times of steps, and of copies that run alone, which only
-      `calibration` measures: while serving, copies wait for steps.
+    costs: Measured times of steps, and of copies that run alone. Only
+      `calibration` measures copies: while serving, they wait for steps.
   """
 
   def __init__(
@@ -245,7 +251,7 @@ class DecoderExecutor:
     Args:
       decoder: Decoder with one replica and without sequences.
       num_host_pages: Number of pages of the host cache.
-      factor: Ratio of each bucket of the number of decodes to the previous one.
+      factor: Ratio between successive bucket sizes for the number of decodes.
       filters: Whether all steps apply top-k and top-p, so that requests which
         use them need no programs of their own.
       top: Whether requests may ask for the most probable tokens.
@@ -266,20 +272,24 @@ class DecoderExecutor:
     self.host_states = HostStates(decoder, num_host_pages)
     self.costs = MeasuredCosts()
     self._thread = futures.ThreadPoolExecutor(1, "copies")
-    # A separate thread: copies of pages must not wait for weights (larger).
+    # A separate thread: copies of pages must not wait for the larger weights.
     self._loader = futures.ThreadPoolExecutor(1, "loads")
     # Loads under way, in order; the first one runs.
-    self._loads: collections.deque[Load] = collections.deque()
+    self._loads: collections.deque[WeightLoad] = collections.deque()
     # Steps under way: each function waits for its step and returns the event.
-    self._steps: collections.deque[Callable[[], Event]] = collections.deque()
-    # Ended parts of copies, and loads: functions that return the event, or None
-    # if the copy has more parts. None is a wake-up.
-    self._ended: queue.SimpleQueue[Callable[[], Event | None] | None] = (
+    self._steps: collections.deque[
+      Callable[[], CompletionEvent]
+    ] = collections.deque()
+    # Ended loads and parts of copies: functions that return the event, or None
+    # if the copy has more parts. A None instead of a function is a wake-up.
+    self._ended: queue.SimpleQueue[
+      Callable[[], CompletionEvent | None] | None
+    ] = (
       queue.SimpleQueue()
     )
-    self._events: list[Event] = []
-    self._drawing = batches.Drawing(decoder.capacity.batch)
-    self._moving: dict[int, _Moving] = {}
+    self._events: list[CompletionEvent] = []
+    self._drawing = batches.SlotSampling(decoder.capacity.batch)
+    self._moving: dict[int, _InFlightCopy] = {}
     self._num_copies = 0
     self._last_s = 0.0
 
@@ -308,22 +318,22 @@ class DecoderExecutor:
     self._steps.append(lambda: self._receive(sent, begun, compiled))
 
   def _finish(self, copies: Sequence[int]) -> None:
-    """Dispatches all parts of copies, and waits for data from the host."""
+    """Dispatches all parts of the copies, and waits for those from the host."""
     moving = [self._moving[n] for n in copies if n in self._moving]
     for each in moving:
       while each.parts:
         self._dispatch(each)
     # Parts "in" are written by this thread when it receives their ends.
     while any(m.copy.kind == "in" and m.num_open for m in moving):
-      self._events += self._next_copy()
+      self._events += self._await_transfer()
 
   def _begin(
-    self, work: Callable[[], Callable[[], Event | None]],
+    self, work: Callable[[], Callable[[], CompletionEvent | None]],
     thread: futures.Executor | None = None,
   ) -> None:
-    """Runs `work` in a thread, by default that of copies.
+    """Runs `work` in a thread, by default the one that transfers copies.
 
-    `work` returns a function; the thread that waits calls it to get the event.
+    `work` returns a function that `wait` calls to get the completion event.
     """
     self._num_copies += 1
 
@@ -340,7 +350,7 @@ class DecoderExecutor:
 
     (thread or self._thread).submit(run)
 
-  def load(self, load: Load) -> None:
+  def load(self, load: WeightLoad) -> None:
     """Enqueues a load; see `executor.Executor`."""
     weights = self.weights
     assert weights is not None
@@ -349,7 +359,7 @@ class DecoderExecutor:
 
     def work():
       error = weights.load(load.expert, load.slot)
-      event = Event(time.perf_counter(), load=load, error=error)
+      event = CompletionEvent(time.perf_counter(), load=load, error=error)
 
       def end():
         self._loads.popleft()
@@ -359,11 +369,13 @@ class DecoderExecutor:
 
     self._begin(work, self._loader)
 
-  def _next_copy(self, timeout: float | None = None) -> list[Event]:
-    """Waits for the end of a part or load.
+  def _await_transfer(self, timeout: float | None = None) -> list[
+    CompletionEvent
+  ]:
+    """Waits until a load or a part of a copy ends.
 
     Returns:
-      The event; none after a wake-up, or if the copy has more parts.
+      The event in a list, which is empty after a wake-up or between parts.
     """
     end = self._ended.get(timeout=timeout)
     if end is None:
@@ -373,8 +385,8 @@ class DecoderExecutor:
     return [] if event is None else [event]
 
   def _receive(
-    self, sent: "Dispatched", begun: float, compiled: bool
-  ) -> Event:
+    self, sent: "DispatchedStep", begun: float, compiled: bool
+  ) -> CompletionEvent:
     """Waits for a step's tokens, and measures the step unless it compiled."""
     (event,) = sent.events(time.perf_counter)
     assert event is not None
@@ -390,7 +402,7 @@ class DecoderExecutor:
   def copy(self, copy: Copy) -> None:
     """Enqueues a copy of pages, and of a recurrent state."""
     if copy.kind != "within":
-      self._moving[copy.number] = _Moving(copy, self._parts(copy))
+      self._moving[copy.number] = _InFlightCopy(copy, self._parts(copy))
       self._dispatch(self._moving[copy.number])
       return
     (source,), (target,) = copy.source, copy.target  # always one page
@@ -398,22 +410,22 @@ class DecoderExecutor:
       for piece in part:
         run = self.host.read(piece)
         self.host.write(run, piece._replace(first=target))
-    self._begin(lambda: lambda: Event(time.perf_counter(), copy=copy))
+    self._begin(lambda: lambda: CompletionEvent(time.perf_counter(), copy=copy))
 
   def _parts(
     self, copy: Copy
   ) -> collections.deque[list[tuple[HostPages, PageCopy]]]:
     """Returns the parts of a copy to or from the host.
 
-    The state is in the first part, which `copy` dispatches: a later step may
-    overwrite it.
+    The recurrent state is in the first part, which `copy` dispatches at once,
+    since a later step may overwrite the state.
     """
     pages, places, state = copy.source, list(copy.target), copy.state
     if copy.kind == "in":
       pages, places = copy.target, list(copy.source)
       state = state and state[::-1]
     runs = []
-    for first, count in _runs(pages):
+    for first, count in _power_of_two_runs(pages):
       runs.append((first, places[:count]))
       del places[:count]
     parts = collections.deque(
@@ -426,7 +438,7 @@ class DecoderExecutor:
         parts[0] += [(self.host_states, piece) for piece in part]
     return parts
 
-  def _dispatch(self, moving: _Moving) -> None:
+  def _dispatch(self, moving: _InFlightCopy) -> None:
     """Dispatches the next part of a copy."""
     part = moving.parts.popleft()
     moving.num_open += 1
@@ -438,7 +450,7 @@ class DecoderExecutor:
           host.keep(arrays, piece)
         return lambda: self._end_part(moving)
     else:
-      # Staged by the thread, written by `_next_copy` in the submitting thread.
+      # Staged by the copying thread, written by the thread that submits steps.
       def work():
         staged = [host.stage(piece) for host, piece in part]
 
@@ -451,17 +463,17 @@ class DecoderExecutor:
 
     self._begin(work)
 
-  def _end_part(self, moving: _Moving) -> Event | None:
-    """Dispatches the next part of a copy; returns the event after the last."""
+  def _end_part(self, moving: _InFlightCopy) -> CompletionEvent | None:
+    """Dispatches a copy's next part; after the last one, returns the event."""
     moving.num_open -= 1
     if moving.parts:
       self._dispatch(moving)
     if moving.num_open:
       return None
     del self._moving[moving.copy.number]
-    return Event(time.perf_counter(), copy=moving.copy)
+    return CompletionEvent(time.perf_counter(), copy=moving.copy)
 
-  def wait(self, until_s: float) -> list[Event]:
+  def wait(self, until_s: float) -> list[CompletionEvent]:
     """Waits until a step or copy ends, or until a time.
 
     If steps are under way, waits for the first of them regardless of the time:
@@ -479,7 +491,7 @@ class DecoderExecutor:
       left = until_s - begun
       try:
         timeout = None if left == float("inf") else max(0.0, left)
-        found += self._next_copy(timeout)
+        found += self._await_transfer(timeout)
       except queue.Empty:
         return []
       finally:
@@ -487,17 +499,17 @@ class DecoderExecutor:
           moved = self.weights.counters(load.expert)
           moved.exposed_s += time.perf_counter() - begun
     while not self._ended.empty():
-      found += self._next_copy()
+      found += self._await_transfer()
     return found
 
   def wake(self) -> None:
-    """Makes `wait` return; called by a thread with work for the waiting one."""
+    """Makes `wait` return; may be called from any thread."""
     self._ended.put(None)
 
 
-def _runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _power_of_two_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
   """Yields (first page, length) of runs, split into powers of two."""
-  for first, count in runs(pages):
+  for first, count in contiguous_runs(pages):
     while count:
       size = 1 << (count.bit_length() - 1)
       yield first, size

@@ -14,18 +14,18 @@ import numpy as np
 from caatnet.inference.weights import (
   Weights,
   abstract_weights,
-  conversion,
   host_weights,
+  make_converter,
 )
 from caatnet.program import Program
 from caatnet.serving import differences
 
 
-class DeviceWeights:
+class WeightUploader:
   """Copier of weight sets of one model to its mesh; safe in several threads.
 
   Attributes:
-    abstract: Shapes, shardings, specs and access of a set.
+    abstract: A set with shapes and shardings instead of arrays.
     size_bytes: Bytes of a set over all devices.
     base_bytes: Bytes of the base of differences over all devices.
   """
@@ -34,8 +34,8 @@ class DeviceWeights:
     """Prepares copies; programs that restore differences are compiled later.
 
     Args:
-      program: The model on a mesh, without a partition.
-      apart: Whether each layer gets separate arrays.
+      program: The model on a mesh, without a ZeRO partition.
+      apart: Whether each layer gets separate arrays instead of stacked ones.
       coded: Whether matrices are stored as int8 codes.
     """
     self.abstract: Weights = abstract_weights(program, apart, coded)
@@ -47,13 +47,13 @@ class DeviceWeights:
     )
     self._program, self._layers = program, (apart, coded)
     self._shardings = jax.tree.map(lambda x: x.sharding, self.abstract.params)
-    convert, _, _ = conversion(program, apart, coded)
+    convert, _, _ = make_converter(program, apart, coded)
 
     def restore(base, stored, form):
       return convert(differences.restore(base, stored, form))
 
-    # Elementwise operations and products within a rank: no collectives, so the
-    # order relative to steps is free.
+    # Elementwise operations and products within a rank: without collectives,
+    # the program may run in any order relative to steps.
     self._restore = jax.jit(
       restore, static_argnames="form", out_shardings=self._shardings
     )
@@ -71,7 +71,7 @@ class DeviceWeights:
     return host_weights(self._program, params, *self._layers)
 
   def put(self, weights: Any) -> Any:
-    """Copies the result of `on_host` to the device, and waits."""
+    """Returns device arrays with a result of `on_host`; waits for the copy."""
     # A copy even where the device could read numpy's memory, so that a set
     # takes the same memory on each platform.
     return jax.block_until_ready(
@@ -79,13 +79,13 @@ class DeviceWeights:
     )
 
   def put_base(self, params: Any) -> Any:
-    """Copies float32 parameters as training stores them, and waits.
+    """Copies a base's float32 parameters to the device, and waits.
 
     Raises:
       ValueError: The shapes or names are not those of the model.
     """
     self._check(params)
-    specs = self._program.whole_specs
+    specs = self._program.unpartitioned_specs
     shardings = self._program.layout.shardings(specs)
     return jax.block_until_ready(jax.device_put(params, shardings))
 
@@ -97,7 +97,7 @@ class DeviceWeights:
       stored: Result of `caatnet.serving.differences.encode`.
       form: Form of the difference.
     """
-    specs = _specs_of(stored, self._program.whole_specs)
+    specs = _specs_of(stored, self._program.unpartitioned_specs)
     shardings = self._program.layout.shardings(specs)
     return jax.block_until_ready(
       self._restore(base, jax.device_put(stored, shardings), form=form)
@@ -114,14 +114,16 @@ class DeviceWeights:
     )
     for name in sorted(found.keys() | expected.keys()):
       has, needs = found.get(name), expected.get(name)
-      if has is None or needs is None or _type(has) != _type(needs):
+      if (
+        has is None or needs is None or _format_type(has) != _format_type(needs)
+      ):
         raise ValueError(
-          f"{name} of the expert is {_type(has)}, but the model needs "
-          f"{_type(needs)}"
+          f"{name} of the expert is {_format_type(has)}, but the model needs "
+          f"{_format_type(needs)}"
         )
 
 
-def _type(x: Any) -> str:
+def _format_type(x: Any) -> str:
   """Returns dtype and shape of an array as text: "float32[2, 3]"."""
   if x is None:
     return "no parameter"
@@ -129,9 +131,9 @@ def _type(x: Any) -> str:
 
 
 def _specs_of(stored: Mapping[str, Any], specs: Mapping[str, Any]) -> Any:
-  """Returns the specs of a difference: those of the parameters.
+  """Returns the partition specs of a difference: those of the parameters.
 
-  All parts of a parameter have its leading dims of layers and ranks.
+  All arrays of a parameter have its leading dims of layers and ranks.
   """
   return {
     key: _specs_of(value, specs[key]) if isinstance(value, Mapping)

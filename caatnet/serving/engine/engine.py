@@ -13,7 +13,7 @@ from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.scheduler import Scheduler
 
 # Garbage collection threshold: net number of new objects per collection.
-_OBJECTS = 20_000
+_GC_THRESHOLD = 20_000
 
 
 class Engine:
@@ -36,7 +36,7 @@ class Engine:
 
   @property
   def idle(self) -> bool:
-    """Whether no step is under way and no request is left."""
+    """Whether no request is left and no step, copy or load is under way."""
     return not self._under_way and self.scheduler.idle
 
   def step(self, until_s: float = math.inf) -> EngineStep | None:
@@ -78,7 +78,7 @@ def tune_gc() -> None:
   """
   gc.collect()
   gc.freeze()
-  gc.set_threshold(_OBJECTS)
+  gc.set_threshold(_GC_THRESHOLD)
 
 
 def replay(

@@ -4,15 +4,16 @@ Steps run in the order of submission, and so do the copies of one direction. A
 step reads some pages and writes others; the caller guarantees that no copy
 under way touches these pages, except for the copies that the step waits for.
 
-With several experts, a load copies the weights of one to a slot. The caller
-guarantees that no step under way reads the slot, and submits steps that read it
-only after the load has ended.
+With several experts, a load copies the weights of one expert to a weight slot.
+The caller guarantees that no step under way reads the weight slot, and submits
+steps that read it only after the load has ended.
 
-If the model has recurrent state, the state of a sequence is stored by slot. A
-copy of a state to the host reads it before any later step writes it, so the
-slot may be reassigned at once.
+If the model has recurrent state, the state of a sequence is stored at the
+sequence's slot. A copy of a state to the host reads it before any later step
+writes it, so the slot may be reassigned at once.
 
-Shape legend: D = decodes of a step, S = slots, P = pages of a sequence.
+Shape legend: D = decodes of a step, S = slots of sequences, P = pages of a
+sequence.
 """
 
 from collections.abc import Hashable, Sequence
@@ -23,7 +24,7 @@ import numpy as np
 
 from caatnet.serving.requests import Request
 
-Kind = Literal["out", "in", "within"]
+CopyKind = Literal["out", "in", "within"]
 
 
 class Chunk(NamedTuple):
@@ -34,7 +35,7 @@ class Chunk(NamedTuple):
     start: Position of the first token.
     length: Number of tokens.
     draws: Whether the step draws the sequence's next token, since the chunk
-      ends with the last known one.
+      ends with the last known token.
   """
 
   request: Request
@@ -52,12 +53,12 @@ class EngineStep(NamedTuple):
   """One forward pass of the model: decodes, then chunks.
 
   Attributes:
-    number: Ascending from 0.
-    decodes: Requests that read their newest token, which may be on the device
-      only.
+    number: Number of the step, ascending from 0.
+    decodes: Requests whose newest token the step reads; the token may not have
+      reached the host yet.
     slots: Slots of the decodes, int32 ``[D]``. The executor keeps the newest
       token of each slot; the first step of a request in a slot is a chunk.
-    positions: Positions of the decoded tokens in their sequences, int32
+    positions: Position of each decode's newest token in its sequence, int32
       ``[D]``.
     chunks: Parts of prompts.
     tables: Page tables by slot, int32 ``[S, P]``. The scheduler keeps modifying
@@ -65,9 +66,9 @@ class EngineStep(NamedTuple):
     after: Numbers of the copies that must end before the step begins.
     drawing: Slots for which a token is drawn, int ``[n]``: those of the
       decodes, then those of the chunks that draw.
-    epochs: Epochs of the slots in `drawing` when the step was made, int64
-      ``[n]``; read by the scheduler only.
-    weights: Slot of the weights that the step reads
+    epochs: `RunningRequests.epochs` of the slots in `drawing` when the step was
+      made, int64 ``[n]``; read by the scheduler only.
+    weights: Weight slot that the step reads
       (`parallel.plans.placement.slots.Slots`); 0 with one model.
   """
 
@@ -104,17 +105,18 @@ class Copy:
   """Copy of pages and states between device and host, or within the device.
 
   Attributes:
-    number: Ascending from 0, over all kinds.
+    number: Number of the copy, ascending from 0 over copies of all kinds.
     kind: "out" (to the host), "in" (from the host) or "within" (the device).
     source: Pages that are read.
     target: Pages that are written, as many as in `source`.
     owner: Owner of the sequence.
     state: (source, target) of the state that is copied with the pages: a slot
-      and a host block for "out", the reverse for "in"; None for pages only.
+      and an index in host memory for "out", the reverse for "in"; None for
+      pages only.
   """
 
   number: int
-  kind: Kind
+  kind: CopyKind
   source: Sequence[int]
   target: Sequence[int]
   owner: Hashable
@@ -122,7 +124,7 @@ class Copy:
 
   @property
   def runs(self) -> list[int]:
-    """Lengths in pages of the runs that are contiguous on both sides."""
+    """Lengths in pages of the runs contiguous in both source and target."""
     lengths: list[int] = []
     last = None
     for pair in zip(self.source, self.target, strict=True):
@@ -136,19 +138,19 @@ class Copy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Load:
-  """Copy of an expert's weights to a slot.
+class WeightLoad:
+  """Copy of an expert's weights to a weight slot on the device.
 
   Attributes:
     expert: Key of the expert.
-    slot: Slot of weights (`parallel.plans.placement.slots.Slots`).
+    slot: Number of the weight slot (`parallel.plans.placement.slots.Slots`).
   """
 
   expert: str
   slot: int
 
 
-class Event(NamedTuple):
+class CompletionEvent(NamedTuple):
   """End of a step, a copy or a load.
 
   Attributes:
@@ -165,7 +167,7 @@ class Event(NamedTuple):
   time_s: float
   step: EngineStep | None = None
   copy: Copy | None = None
-  load: Load | None = None
+  load: WeightLoad | None = None
   error: str = ""
   tokens: Sequence[int] = ()
   failed: Sequence[int] = ()
@@ -175,11 +177,11 @@ class Costs(Protocol):
   """Estimated times of steps and copies, in seconds."""
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns the time that a chunk adds to the steps that read it."""
+    """Returns the seconds that a chunk adds to the steps that read it."""
     ...
 
-  def copy_s(self, kind: Kind, num_runs: int, num_pages: int) -> float:
-    """Returns the time of a copy that runs alone."""
+  def copy_s(self, kind: CopyKind, num_runs: int, num_pages: int) -> float:
+    """Returns the seconds of a copy that runs alone."""
     ...
 
 
@@ -210,11 +212,11 @@ class Executor(Protocol):
     """
     ...
 
-  def load(self, load: Load) -> None:
+  def load(self, load: WeightLoad) -> None:
     """Enqueues a load after all submitted loads."""
     ...
 
-  def wait(self, until_s: float) -> list[Event]:
+  def wait(self, until_s: float) -> list[CompletionEvent]:
     """Waits until a step, load, or part of a copy ends, or until a time.
 
     Returns:

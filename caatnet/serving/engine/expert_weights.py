@@ -20,15 +20,15 @@ from typing import Any
 
 import jax
 
-from caatnet.serving.engine.device_weights import DeviceWeights
-from caatnet.serving.experts import WHOLE
+from caatnet.serving.engine.device_weights import WeightUploader
+from caatnet.serving.experts import WHOLE_FORM
 
 # Number of recent loads, whose median time is the estimate for the next load.
 _WINDOW = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class StoredExpert:
   """Arrays of an expert as its file stores them.
 
   Attributes:
@@ -45,7 +45,7 @@ class Stored:
 
 
 @dataclasses.dataclass
-class Moved:
+class LoadCounters:
   """Counters of an expert's loads.
 
   Attributes:
@@ -70,13 +70,13 @@ class ExpertWeights:
 
   Attributes:
     device: Copies weights to the device.
-    moved: Counters by name of the expert, without its revision.
+    moved: Counters of loads by the expert's name, without its revision.
     load_s: Median seconds of recent loads; 0 without any.
   """
 
   def __init__(
-    self, device: DeviceWeights, num_slots: int, num_host: int,
-    read: Callable[[str], Stored],
+    self, device: WeightUploader, num_slots: int, num_host: int,
+    read: Callable[[str], StoredExpert],
   ) -> None:
     """Makes empty slots.
 
@@ -88,12 +88,12 @@ class ExpertWeights:
         load fail.
     """
     self.device = device
-    self.moved: dict[str, Moved] = {}
+    self.moved: dict[str, LoadCounters] = {}
     self.load_s = 0.0
     self._slots: list[Any] = [None] * num_slots
     self._num_host, self._read = num_host, read
     # Least recently loaded first; whole experts in the format of inference.
-    self._host: dict[str, Stored] = {}
+    self._host: dict[str, StoredExpert] = {}
     self._lock = threading.Lock()
     # Key of the base of differences, and its parameters on the device.
     self._base: tuple[str, Any] = ("", None)
@@ -118,10 +118,10 @@ class ExpertWeights:
     """
     self._slots[slot] = None
 
-  def counters(self, key: str) -> Moved:
+  def counters(self, key: str) -> LoadCounters:
     """Returns the counters of the expert with a key."""
     with self._lock:
-      return self.moved.setdefault(name_of(key), Moved())
+      return self.moved.setdefault(name_of(key), LoadCounters())
 
   def forget(self, key: str) -> None:
     """Removes an expert from host memory."""
@@ -153,14 +153,14 @@ class ExpertWeights:
     self.load_s = statistics.median(self._seconds)
     return ""
 
-  def _from_host(self, key: str, counters: Moved) -> Stored:
-    """Returns an expert in host memory, read from its file if necessary."""
+  def _from_host(self, key: str, counters: LoadCounters) -> StoredExpert:
+    """Returns an expert from host memory, reading its file if necessary."""
     with self._lock:
       found = self._host.pop(key, None)
     if found is None:
       found = self._read(key)
-      if found.form == WHOLE:
-        found = Stored(WHOLE, self.device.on_host(found.arrays))
+      if found.form == WHOLE_FORM:
+        found = StoredExpert(WHOLE_FORM, self.device.on_host(found.arrays))
       counters.files += 1
     if self._num_host:
       with self._lock:
@@ -169,9 +169,9 @@ class ExpertWeights:
         self._host[key] = found
     return found
 
-  def _put(self, stored: Stored) -> Any:
-    """Copies an expert to the device."""
-    if stored.form == WHOLE:
+  def _put(self, stored: StoredExpert) -> Any:
+    """Returns an expert's weights as device arrays, after waiting for them."""
+    if stored.form == WHOLE_FORM:
       return self.device.put(stored.arrays)
     if self._base[0] != stored.base:
       assert stored.read_base is not None

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from caatnet.serving.engine.executor import Kind
+from caatnet.serving.engine.executor import CopyKind
 
-# Number of recent steps, and of recent copies of each kind, that are averaged.
+# Number of recent steps, and of recent copies per kind, that estimates use.
 _WINDOW = 64
 
 
@@ -26,7 +26,7 @@ class MeasuredCosts:
     self._chunks: collections.deque[tuple[float, int]] = collections.deque(
       maxlen=_WINDOW
     )
-    self._copies: dict[Kind, collections.deque[tuple[int, int, float]]] = (
+    self._copies: dict[CopyKind, collections.deque[tuple[int, int, float]]] = (
       collections.defaultdict(lambda: collections.deque(maxlen=_WINDOW))
     )
 
@@ -43,7 +43,7 @@ class MeasuredCosts:
       self._decodes.append(seconds)
 
   def add_copy(
-    self, kind: Kind, num_runs: int, num_pages: int, seconds: float
+    self, kind: CopyKind, num_runs: int, num_pages: int, seconds: float
   ) -> None:
     """Adds a measured copy."""
     self._copies[kind].append((num_runs, num_pages, seconds))
@@ -57,7 +57,7 @@ class MeasuredCosts:
     )
     return per_token * length
 
-  def copy_s(self, kind: Kind, num_runs: int, num_pages: int) -> float:
+  def copy_s(self, kind: CopyKind, num_runs: int, num_pages: int) -> float:
     """Returns the estimated seconds of a copy that runs alone."""
     seen = np.array(self._copies[kind], float).reshape(-1, 3)
     if not len(seen):

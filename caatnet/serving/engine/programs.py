@@ -1,10 +1,10 @@
-"""Programs of a decoder's steps, compiled by a thread while others run.
+"""Programs of a decoder's steps, compiled in a thread while other steps run.
 
-A step whose own sizes have no program runs a larger program, padded. A request
-is therefore admitted once there is a program for one of its chunks together
-with all running requests, at the longest context that any of them can reach:
-until it ends, no decode has to wait for the compiler. Programs of the exact
-sizes, which are faster, are compiled afterwards, one at a time.
+A step for whose sizes no program is compiled is padded to a larger program. A
+request is therefore admitted once there is a program for one of its chunks
+together with all running requests, at the longest context that any of them can
+reach: until the request ends, no decode has to wait for the compiler. Programs
+of exact sizes, which are faster, are compiled afterwards, one at a time.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from caatnet.inference.batches import Sizes
 from caatnet.inference.decoder import Capacity, Decoder
 
 
-def idle_step(capacity: Capacity, sizes: Sizes) -> tuple[Any, ...]:
-  """Returns arguments of `Decoder.step` without sequences.
+def empty_step_args(capacity: Capacity, sizes: Sizes) -> tuple[Any, ...]:
+  """Returns arguments with which `Decoder.step` runs without sequences.
 
   The step applies top-k and top-p, and can return the most probable tokens.
   """
@@ -28,11 +28,11 @@ def idle_step(capacity: Capacity, sizes: Sizes) -> tuple[Any, ...]:
     sizes, capacity.page_size, np.zeros((1, sizes.pages), np.int32), none,
     none, (),
   )
-  drawing = batches.Drawing(capacity.batch)
+  drawing = batches.SlotSampling(capacity.batch)
   return (
-    batches.of_one_replica(batch),
-    batches.of_one_replica(drawing.of(batch.sequences)), True,
-    batches.of_one_replica(drawing.asked[batch.sequences]),
+    batches.add_replica_dim(batch),
+    batches.add_replica_dim(drawing.of(batch.sequences)), True,
+    batches.add_replica_dim(drawing.asked[batch.sequences]),
   )
 
 
@@ -49,7 +49,7 @@ class Programs:
 
     Args:
       decoder: Decoder that compiles and runs the programs.
-      factor: Ratio of each bucket of the number of decodes to the previous one.
+      factor: Ratio between successive bucket sizes for the number of decodes.
       wake: Called by the compiling thread after each compilation.
     """
     self._decoder, self._factor, self._wake = decoder, factor, wake
@@ -64,13 +64,13 @@ class Programs:
   def ready(
     self, num_decodes: int, num_chunks: int, length: int, positions: int
   ) -> bool:
-    """Returns whether a program can run a step; if not, has one compiled.
+    """Returns whether a compiled program can run a step; else requests one.
 
     Args:
       num_decodes: Number of decodes.
       num_chunks: Number of chunks.
       length: Length of the longest chunk in tokens.
-      positions: Largest number of positions of a sequence.
+      positions: Number of positions of the longest sequence.
 
     Raises:
       ValueError: The compilation failed; the next call begins it again.
@@ -83,14 +83,14 @@ class Programs:
       return True
     begun = self._begun.get(sizes)
     if begun is None:
-      # A second chunk can be read by a later step.
+      # Further chunks can wait for a later step, so they need an idle compiler.
       if num_chunks == 1 or self._idle:
         self._begin(sizes)
     elif begun.done() and (error := begun.exception()) is not None:
       del self._begun[sizes]
       raise ValueError(
-        f"there is no program for {num_decodes} decodes and {num_chunks} "
-        f"chunks of {length} tokens: {error}"
+        f"the program for {num_decodes} decodes and {num_chunks} chunks of "
+        f"{length} tokens could not be compiled: {error}"
       )
     return False
 
@@ -113,7 +113,7 @@ class Programs:
   def _smallest(self, sizes: Sizes) -> Sizes | None:
     """Returns the program with the least padding for a step, if any."""
     if sizes not in self._compiled and self._decoder.is_compiled(
-      *idle_step(self._decoder.capacity, sizes)
+      *empty_step_args(self._decoder.capacity, sizes)
     ):
       self._compiled.add(sizes)
     if sizes in self._compiled:
@@ -131,7 +131,7 @@ class Programs:
     """Starts the compilation of a program in the compiling thread."""
 
     def work() -> None:
-      self._decoder.compile(*idle_step(self._decoder.capacity, sizes))
+      self._decoder.compile(*empty_step_args(self._decoder.capacity, sizes))
 
     begun = self._begun[sizes] = self._thread.submit(work)
     begun.add_done_callback(lambda _: self._wake())

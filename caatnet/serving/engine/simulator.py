@@ -15,7 +15,13 @@ import math
 
 import numpy as np
 
-from caatnet.serving.engine.executor import Copy, EngineStep, Event, Kind, Load
+from caatnet.serving.engine.executor import (
+  CompletionEvent,
+  Copy,
+  CopyKind,
+  EngineStep,
+  WeightLoad,
+)
 from caatnet.serving.engine.times import StepTimes
 from caatnet.serving.requests import Request
 
@@ -43,7 +49,7 @@ class CopyTimes:
   within_rate: float
   single: bool = False
 
-  def seconds(self, kind: Kind, num_runs: int, num_pages: int) -> float:
+  def seconds(self, kind: CopyKind, num_runs: int, num_pages: int) -> float:
     """Returns the seconds of a copy."""
     rate = {
       "out": self.out_rate, "in": self.in_rate, "within": self.within_rate
@@ -58,20 +64,20 @@ NO_COPIES = CopyTimes(1, 1, 0.0, math.inf, math.inf, math.inf)
 
 
 @dataclasses.dataclass
-class _Loading:
+class _PendingLoad:
   """Load whose end can change when the next step is submitted.
 
   Attributes:
     load: The load.
-    asked_s: Time of the request.
+    asked_s: Time in seconds at which the load was requested.
     work_s: Seconds of the load if no step runs.
-    until_step_s: Seconds from its begin until a step may begin, if no step
-      runs.
-    begin_s: Start time.
-    end_s: End time.
+    until_step_s: Seconds from the load's start until a step of the expert may
+      begin, if no other step runs.
+    begin_s: Start time in seconds.
+    end_s: End time in seconds.
   """
 
-  load: Load
+  load: WeightLoad
   asked_s: float
   work_s: float
   until_step_s: float
@@ -108,7 +114,7 @@ class SimulatedCosts:
       start += part
     return seconds
 
-  def copy_s(self, kind: Kind, num_runs: int, num_pages: int) -> float:
+  def copy_s(self, kind: CopyKind, num_runs: int, num_pages: int) -> float:
     """Returns the seconds of a copy that runs alone."""
     return self.copies.seconds(kind, num_runs, num_pages)
 
@@ -117,10 +123,10 @@ class Simulator:
   """Executor on a simulated clock.
 
   Attributes:
-    costs: Times of its cost model.
+    costs: Times of steps and copies according to the cost models.
     busy_s: Seconds in which a step was computed.
     loaded_s: Seconds that all loads would take if no step ran.
-    exposed_s: Seconds of loads in which no step was computed.
+    exposed_s: Seconds in which a load ran and no step was computed.
   """
 
   def __init__(
@@ -130,7 +136,9 @@ class Simulator:
     most: int = 2048,
     draw: Callable[[Request, int], int] | None = None,
     delay: Callable[[Copy], float] = lambda copy: 0.0,
-    load_s: Callable[[Load], tuple[float, float]] = lambda load: (0.0, 0.0),
+    load_s: Callable[
+      [WeightLoad], tuple[float, float]
+    ] = lambda load: (0.0, 0.0),
     load_rate: float = 1.0,
     steps_first: bool = False,
   ) -> None:
@@ -145,7 +153,7 @@ class Simulator:
       load_s: Returns two times of a load in seconds, if no step runs: its
         duration, and the time after its begin at which a step of the expert
         may begin, since the step reads the last weights later.
-      load_rate: Speed of loads while a step runs, relative to that without.
+      load_rate: Speed of loads while a step runs, relative to their full speed.
       steps_first: Whether `wait` waits for the first step under way even if
         a copy or load ends earlier, like
         `caatnet.serving.engine.device.DecoderExecutor`.
@@ -160,12 +168,12 @@ class Simulator:
     self._ends: dict[int, float] = {}
     # Loads that had not ended when the last step began, the end of the load
     # before them, and (begin, end) of the steps since then.
-    self._loads: collections.deque[_Loading] = collections.deque()
+    self._loads: collections.deque[_PendingLoad] = collections.deque()
     self._loaded_until_s = 0.0
     self._spans: list[tuple[float, float]] = []
     # Times from which a step may read a load's weights.
-    self._ready_s: dict[Load, float] = {}
-    self._events: list[tuple[float, int, Event]] = []
+    self._ready_s: dict[WeightLoad, float] = {}
+    self._events: list[tuple[float, int, CompletionEvent]] = []
     self._count = 0
 
   def now(self) -> float:
@@ -180,17 +188,17 @@ class Simulator:
     begin = max(
       [self._now, self._free_s, *(self._ends[n] for n in step.after)]
     )
-    self._expose(begin)
+    self._add_exposed_time(begin)
     self._free_s = begin + seconds
     self.busy_s += seconds
     self._spans.append((begin, self._free_s))
-    self._slow_loads()
+    self._update_load_times()
     tokens = np.zeros(len(step.drawing), np.int64)
     if self._draw is not None:
       ends = [c.start + c.length for c in step.chunks if c.draws]
       places = [*(step.positions + 1).tolist(), *ends]
       tokens[:] = list(map(self._draw, step.drawn, places))
-    self._end(Event(self._free_s, step=step, tokens=tokens))
+    self._end(CompletionEvent(self._free_s, step=step, tokens=tokens))
 
   def copy(self, copy: Copy) -> None:
     """Enqueues a copy; see `executor.Executor`."""
@@ -204,25 +212,27 @@ class Simulator:
       begin = max(begin, self._free_s)
     end = begin + seconds + self._delay(copy)
     self._copied_s[copy.kind] = self._ends[copy.number] = end
-    self._end(Event(end, copy=copy))
+    self._end(CompletionEvent(end, copy=copy))
 
-  def load(self, load: Load) -> None:
+  def load(self, load: WeightLoad) -> None:
     """Enqueues a load; see `executor.Executor`."""
     seconds, until_step_s = self._load_s(load)
     self.loaded_s += seconds
-    self._loads.append(_Loading(load, self._now, seconds, until_step_s))
-    self._slow_loads()
-    self._end(Event(self._ready_s[load], load=load))
+    self._loads.append(_PendingLoad(load, self._now, seconds, until_step_s))
+    self._update_load_times()
+    self._end(CompletionEvent(self._ready_s[load], load=load))
 
-  def _slow_loads(self) -> None:
+  def _update_load_times(self) -> None:
     """Recomputes the begin and end of loads, which concurrent steps delay."""
     last = self._loaded_until_s
     for each in self._loads:
       each.begin_s = max(each.asked_s, last)
-      last = each.end_s = self._after(each.begin_s, each.work_s)
-      self._ready_s[each.load] = self._after(each.begin_s, each.until_step_s)
+      last = each.end_s = self._work_end_s(each.begin_s, each.work_s)
+      self._ready_s[each.load] = self._work_end_s(
+        each.begin_s, each.until_step_s
+      )
 
-  def _after(self, begin: float, work_s: float) -> float:
+  def _work_end_s(self, begin: float, work_s: float) -> float:
     """Returns the end of work that takes ``work_s`` seconds if no step runs."""
     for start, stop in self._spans if self._load_rate < 1 else ():
       if begin + work_s <= start:
@@ -236,8 +246,8 @@ class Simulator:
         begin = stop
     return begin + work_s
 
-  def _expose(self, until_s: float) -> None:
-    """Adds to `exposed_s` the load time between the last step and a time."""
+  def _add_exposed_time(self, until_s: float) -> None:
+    """Adds the load time between the last step and `until_s` to `exposed_s`."""
     for each in self._loads:
       begin = max(each.begin_s, self._free_s)
       self.exposed_s += max(0.0, min(each.end_s, until_s) - begin)
@@ -246,12 +256,12 @@ class Simulator:
     first = self._loads[0].begin_s if self._loads else self._now
     self._spans = [span for span in self._spans if span[1] > first]
 
-  def _end(self, event: Event) -> None:
-    """Schedules an event."""
+  def _end(self, event: CompletionEvent) -> None:
+    """Schedules the completion event of a step, copy or load."""
     heapq.heappush(self._events, (event.time_s, self._count, event))
     self._count += 1
 
-  def wait(self, until_s: float) -> list[Event]:
+  def wait(self, until_s: float) -> list[CompletionEvent]:
     """Advances the clock to the next event; see `executor.Executor`."""
     ends = [
       event.time_s for *_, event in self._events if event.step is not None

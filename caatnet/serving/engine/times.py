@@ -18,7 +18,7 @@ from parallel.plans.network.inference import Machine
 from parallel.plans.workload import Transformer
 
 # Grid point: chunk length, positions before it, decodes, their mean context.
-Point = tuple[int, int, int, int]
+GridPoint = tuple[int, int, int, int]
 Chunks = Sequence[tuple[int, int]]
 
 
@@ -36,7 +36,7 @@ class StepTimes(Protocol):
     ...
 
 
-class Attention:
+class AttentionTimes:
   """Measured times of attention, interpolated on a grid.
 
   The axes are the length of a chunk, the number of positions before it, the
@@ -45,8 +45,8 @@ class Attention:
   edge is used. Neighbouring grid points without a measurement are ignored.
   """
 
-  def __init__(self, points: Mapping[Point, float]) -> None:
-    """Takes seconds by grid point; (0, 0) stands for no chunk or no decodes."""
+  def __init__(self, points: Mapping[GridPoint, float]) -> None:
+    """Takes seconds by `GridPoint`, with zeros for no chunk or no decodes."""
     self._points = dict(points)
     self._axes = [
       sorted({point[axis] for point in points} - {0}) for axis in range(4)
@@ -59,7 +59,7 @@ class Attention:
     # Up to 2^4 neighbouring grid points with their weights.
     around = [((), 1.0)]
     for axis, value in enumerate((length, before, decodes, context)):
-      ends = self._around(axis, value)
+      ends = self._neighbours(axis, value)
       around = [((*p, end), w * v) for p, w in around for end, v in ends]
     total = weight = 0.0
     for point, share in around:
@@ -69,7 +69,7 @@ class Attention:
     # Weights of missing points are redistributed.
     return total / weight if weight else 0.0
 
-  def _around(self, axis: int, value: float) -> list[tuple[int, float]]:
+  def _neighbours(self, axis: int, value: float) -> list[tuple[int, float]]:
     """Returns the neighbouring grid values along an axis with their weights."""
     points = self._axes[axis]
     if value <= 0 or not points:
@@ -95,7 +95,7 @@ class AllReduces:
     ranks: Number of ranks.
     token_bytes: Bytes of a token's activations.
     bandwidth: Bytes per second that a rank sends.
-    latency_s: Seconds of a message without its bytes.
+    latency_s: Latency of a message in seconds.
     per_layer: Number of all-reduces of a layer.
 
   Example:
@@ -126,9 +126,9 @@ class Profile:
   additional time of the decodes in a step with one chunk of as many tokens and
   as many (query, key) pairs in total.
 
-  Attention was measured with equal contexts of all decodes. With unequal ones,
-  its time lies between those of the mean and of the largest context, since the
-  time of a kernel is not exactly linear in the positions that it reads.
+  Attention was measured with decodes of equal contexts. For unequal contexts,
+  the time is interpolated between that of the mean and that of the largest one,
+  since a kernel's time is not exactly linear in the positions that it reads.
 
   Attributes:
     num_layers: Number of layers of the model; one layer was measured.
@@ -136,9 +136,9 @@ class Profile:
     once: For each operation outside the layers, numbers of tokens and seconds.
     per_sequence: For head and sampling, numbers of sequences and seconds.
     attention: Seconds of a layer's attention.
-    scale: Factor of all times.
-    skew: Position of attention's time between that with the mean (0) and that
-      with the largest context (1): alpha of LLMServingSim's fit.
+    scale: Factor by which all times are multiplied.
+    skew: Weight of the largest context in the interpolation of attention, in
+      [0, 1]: alpha of LLMServingSim's fit.
     all_reduces: All-reduces over tensor ranks; None for a single device.
   """
 
@@ -146,7 +146,7 @@ class Profile:
   per_layer: Sequence[tuple[np.ndarray, np.ndarray]]
   once: Sequence[tuple[np.ndarray, np.ndarray]]
   per_sequence: Sequence[tuple[np.ndarray, np.ndarray]]
-  attention: Attention
+  attention: AttentionTimes
   scale: float = 1.0
   skew: float = 0.0
   all_reduces: AllReduces | None = None
@@ -154,8 +154,8 @@ class Profile:
   def __post_init__(self) -> None:
     self._known: dict[tuple[str, int], float] = {}
 
-  def _sum(self, kind: str, count: int) -> float:
-    """Returns the seconds of the operations of a kind."""
+  def _operations_s(self, kind: str, count: int) -> float:
+    """Returns the total seconds of the operations in the attribute `kind`."""
     key = kind, count
     if key not in self._known:
       tables = getattr(self, kind)
@@ -184,13 +184,15 @@ class Profile:
   def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
     """Returns the seconds of a step; see `StepTimes`."""
     tokens = len(contexts) + sum(length for _, length in chunks)
-    layer = self._sum("per_layer", tokens) + self._attention(contexts, chunks)
+    layer = self._operations_s("per_layer", tokens) + self._attention(
+      contexts, chunks
+    )
     if self.all_reduces is not None:
       layer += self.all_reduces.layer_s(tokens)
     sequences = len(contexts) + len(chunks)
     return self.scale * (
-      self.num_layers * layer + self._sum("once", tokens)
-      + self._sum("per_sequence", sequences)
+      self.num_layers * layer + self._operations_s("once", tokens)
+      + self._operations_s("per_sequence", sequences)
     )
 
 
@@ -198,13 +200,13 @@ class Profile:
 class Roofline:
   """Lower bound of a step's time, from rates of the device and of its links.
 
-  All-reduces take the shortest time among the known algorithms.
+  An all-reduce takes the time of the fastest known algorithm.
 
   Attributes:
     model: Sizes of the model.
     device: Device on which one rank runs.
     machine: Tensor ranks and their links; None for a single device.
-    p: Fraction of channels that every row-parallel projection sums.
+    p: Fraction of channels that row-parallel projections sum over all ranks.
     utilisation: Fraction of the device's peak that matrix products reach.
   """
 
@@ -215,15 +217,15 @@ class Roofline:
   utilisation: float = 1.0
 
   def __post_init__(self) -> None:
-    self._known: dict[int, _Fixed] = {}
+    self._known: dict[int, _TokenCosts] = {}
 
   def _seconds(self, flops: float, size: float) -> float:
     """Returns the larger of compute time and memory time, in seconds."""
     peak = self.utilisation * self.device.peak(self.model.dtype)
     return max(flops / peak, size / self.device.memory_bandwidth)
 
-  def _fixed(self, tokens: int) -> "_Fixed":
-    """Returns the parts of a step that depend on the number of tokens only."""
+  def _token_costs(self, tokens: int) -> "_TokenCosts":
+    """Returns the costs of a step that depend only on the number of tokens."""
     model = self.model
     ranks = self.machine.num_ranks if self.machine else 1
     # With one position per token, the attention cost is the cost per pair and
@@ -237,19 +239,21 @@ class Roofline:
     )
     if self.machine is not None:
       shares = [self.p] * (2 * model.num_layers)
-      sent = collections.Counter(inference.messages(model, step, shares))
+      sent = collections.Counter(
+        inference.all_reduce_bytes(model, step, shares)
+      )
       seconds += sum(
         count * self.machine.all_reduce(size).least
         for size, count in sent.items()
       )
-    return _Fixed(seconds, attention, head)
+    return _TokenCosts(seconds, attention, head)
 
   def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
     """Returns the seconds of a step; see `StepTimes`."""
     num = len(contexts)
     tokens = num + sum(length for _, length in chunks)
     if tokens not in self._known:
-      self._known[tokens] = self._fixed(tokens)
+      self._known[tokens] = self._token_costs(tokens)
     fixed = self._known[tokens]
     seen = int(contexts.sum()) if num else 0
     # A chunk's token i attends to start + i + 1 positions.
@@ -264,13 +268,13 @@ class Roofline:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fixed:
-  """Parts of a step's cost that depend on the number of tokens only.
+class _TokenCosts:
+  """Costs of a step that depend only on its number of tokens.
 
   Attributes:
-    seconds: Matrix products of the layers, and all-reduces.
-    attention: Attention of one layer if each token attended to itself only.
-    head: Output head if logits were computed for each token.
+    seconds: Seconds of the layers' matrix products and of all-reduces.
+    attention: FLOPs and bytes of a layer's attention to one position per token.
+    head: FLOPs and bytes of the output head if it read each token.
   """
 
   seconds: float

@@ -1,10 +1,11 @@
 """Compilation of a server's programs before it accepts requests.
 
 Each shape of a step is a program. The sizes of a step are bucketed, so that all
-shapes can be compiled at the start: while the weights are read (`compiling`),
-or by running steps without sequences (`warm_up`). Such steps write nothing, and
-the tokens that they draw are dropped. Without warm-up, programs are compiled
-while others run (`caatnet.serving.engine.programs`).
+shapes can be compiled at the start: while the weights are read
+(`compile_in_background`), or by running steps without sequences (`warm_up`).
+Such steps write nothing, and the tokens that they draw are discarded. Without
+warm-up, programs are compiled while others run
+(`caatnet.serving.engine.programs`).
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +22,9 @@ from caatnet.inference.decoder import Decoder
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor
 from caatnet.serving.engine.engine import Engine, tune_gc
-from caatnet.serving.engine.programs import Programs, idle_step
+from caatnet.serving.engine.programs import Programs, empty_step_args
 
-# Iterates over steps; the second argument is their number.
+# Consumes an iterator over steps; the second argument is their number.
 Progress = Callable[[Iterator[Any], int], None]
 
 
@@ -34,8 +35,8 @@ def prepare(engine: Engine, progress: Progress | None) -> None:
     engine: Idle engine of a `DecoderExecutor`, whose programs apply filters and
       can return the most probable tokens; with several experts, slot 0 has
       weights.
-    progress: Iterates over the compiled steps. None to compile none: a thread
-      then compiles programs when requests need them (`Programs`).
+    progress: Consumes an iterator over compiled steps. If it is None, a thread
+      compiles programs only when requests need them (`Programs`).
   """
   executor = engine.executor
   assert isinstance(executor, DecoderExecutor)
@@ -59,7 +60,7 @@ def _sizes(smallest: int, largest: int, factor: int) -> list[int]:
 
 
 def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
-  """Returns the sizes of all steps whose chunks are in `buckets.chunk_sizes`.
+  """Returns all bucketed step sizes, with chunks as in `buckets.chunk_sizes`.
 
   Args:
     decoder: The model and its cache.
@@ -97,23 +98,23 @@ def _steps(
   Steps apply top-k and top-p, and can return the most probable tokens.
   """
   for sizes in shapes(decoder, factor):
-    yield sizes, idle_step(decoder.capacity, sizes)
+    yield sizes, empty_step_args(decoder.capacity, sizes)
 
 
 @contextlib.contextmanager
-def compiling(
+def compile_in_background(
   decoder: Decoder, factor: int, progress: Progress
 ) -> Iterator[None]:
-  """Compiles the programs of all `shapes` while the body reads weights.
+  """Compiles the programs of all `shapes` while the with block reads weights.
 
-  Leaving the body waits until all programs are compiled. If the body or this
-  wait raises, only the program that is being compiled is finished. Errors of
-  the compilation are raised at the end of the body.
+  Leaving the block waits until all programs are compiled. If the block or this
+  wait raises, only the current compilation is finished. Errors of the
+  compilation are raised at the end of the block.
 
   Args:
-    decoder: Decoder whose weights are shapes.
-    factor: Ratio of each bucket of the number of decodes to the previous one.
-    progress: Iterates over the compiled steps, in a thread of its own.
+    decoder: Decoder that has shapes instead of weights.
+    factor: Ratio between successive bucket sizes for the number of decodes.
+    progress: Consumes an iterator over compiled steps, in a separate thread.
   """
   ended = threading.Event()
 
@@ -136,11 +137,11 @@ def compiling(
 def warm_up(
   decoder: Decoder, factor: int, params: Any = None
 ) -> Iterator[Sizes]:
-  """Runs a step of each of `shapes`, as an executor of a server does.
+  """Runs one step of each size in `shapes`, as the executor of a server does.
 
   Args:
     decoder: The model and its cache.
-    factor: Ratio of each bucket of the number of decodes to the previous one.
+    factor: Ratio between successive bucket sizes for the number of decodes.
     params: Parameters of an expert; None for those of the decoder. Other
       experts run the same programs.
 

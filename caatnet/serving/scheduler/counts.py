@@ -39,7 +39,7 @@ class Counts:
     waited: Number of copies that a step waited for.
     pages: Number of copied pages by the kind of copy.
     states: Number of copied recurrent states by the kind of copy.
-    runs: Number of copied runs by their length in pages, by the kind of copy.
+    runs: Number of copied runs, by kind of copy and by length in pages.
   """
 
   steps: int = 0
@@ -61,7 +61,7 @@ class Counts:
     default_factory=lambda: collections.defaultdict(collections.Counter)
   )
 
-  def decide(self, decision: Decision) -> None:
+  def add_decision(self, decision: Decision) -> None:
     """Counts a preemption, and keeps the decision."""
     self.decisions.append(decision)
     self.preemptions["swap" if decision.swapped else "recompute"] += 1

@@ -4,7 +4,7 @@ import dataclasses
 
 from parallel.base.checks import known
 
-PREEMPT = ("recompute", "swap", "cost")
+PREEMPTION_MODES = ("recompute", "swap", "cost")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,4 +41,4 @@ class Limits:
   copy_on_write: bool = True
 
   def __post_init__(self) -> None:
-    known("preempt=", self.preempt, PREEMPT)
+    known("preempt=", self.preempt, PREEMPTION_MODES)

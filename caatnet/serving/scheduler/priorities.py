@@ -64,7 +64,7 @@ class Priorities:
         (-1, 0, 1), len(requests),
         p=((1 - self.stay) / 2, self.stay, (1 - self.stay) / 2),
       )
-      # A move beyond the first or last level is none.
+      # A move beyond the first or the last level has no effect.
       drawn = np.clip(old + move, 0, self.levels - 1)
     changed = []
     for request, value in zip(requests, drawn.tolist(), strict=True):

@@ -19,8 +19,8 @@ from caatnet.serving.requests import Request
 _KEPT = 512
 # Maximum number of stop tokens of a request that are compared as arrays; larger
 # sets are looked up per token.
-_STOPS = 16
-_NONE, _NEVER = -1, np.iinfo(np.int64).max  # no token; no step
+_MAX_STOP_TOKENS = 16
+_NO_TOKEN, _NEVER = -1, np.iinfo(np.int64).max  # no token; no step
 
 
 @compiled("(int64[::1], int64[::1], int64[::1], int64[::1])")
@@ -33,7 +33,7 @@ def _ready(slots, computed, context, longest):
 
 @compiled("(int64[::1], int64[::1], int64[::1], int64[::1])")
 def _advance(decodes, chunked, computed, epochs):
-  """Implements `Running.advance`."""
+  """Implements `RunningRequests.advance`."""
   positions = computed[decodes]
   computed[decodes] = positions + 1
   drawing = np.concatenate((decodes, chunked))
@@ -45,7 +45,7 @@ def _advance(decodes, chunked, computed, epochs):
 
 @compiled("(int64[::1], int64, int64)")
 def _omit(order, length, slot):
-  """Removes a slot from the first `length` entries, and keeps their order."""
+  """Removes a slot from `order[:length]`, and keeps the other slots' order."""
   at = np.argmax(order[:length] == slot)
   order[at : length - 1] = order[at + 1 : length].copy()
 
@@ -54,18 +54,18 @@ def _omit(order, length, slot):
   "(int32[:, ::1], int64, int64[::1], int32[:, ::1], int64[::1], int64[::1], "
   "int64[::1], int32[::1])"
 )
-def _keep(kept, at, left, stops, epochs, slots, then, tokens):
-  """Buffers the tokens of the slots whose epochs equal `then`.
+def _buffer_tokens(kept, at, left, stops, epochs, slots, then, tokens):
+  """Buffers in row `at` the tokens of slots whose epochs still equal `then`.
 
   Returns:
-    The slots whose sequences end, and the indices of the other tokens.
+    The slots whose sequences end, and the indices of tokens not buffered.
   """
   same = epochs[slots] == then
   late = np.flatnonzero(~same)
   if len(late):
     slots, tokens = slots[same], tokens[same]
   row = kept[at]
-  row[:] = _NONE
+  row[:] = _NO_TOKEN
   row[slots] = tokens
   remaining = left[slots] - 1
   left[slots] = remaining
@@ -78,11 +78,11 @@ def _keep(kept, at, left, stops, epochs, slots, then, tokens):
 @compiled(
   "(int32[:, ::1], float64[::1], int64, int64, int32[::1], float64[::1])"
 )
-def _kept(kept, times, slot, first, tokens, token_times):
+def _read_buffered_tokens(kept, times, slot, first, tokens, token_times):
   """Writes the tokens drawn for a slot in consecutive steps, and their times.
 
   Returns:
-    The number of tokens: some steps have drawn none for the slot.
+    The number of tokens written; some steps have drawn none for the slot.
   """
   at, count = first % len(times), len(tokens)
   # Up to the end of the ring buffer, then from its beginning.
@@ -91,7 +91,7 @@ def _kept(kept, times, slot, first, tokens, token_times):
   token_times[:end] = times[at : at + end]
   tokens[end:] = kept[: count - end, slot]
   token_times[end:] = times[: count - end]
-  drawn = tokens != _NONE
+  drawn = tokens != _NO_TOKEN
   num_drawn = np.count_nonzero(drawn)
   if num_drawn < count:
     tokens[:num_drawn] = tokens[drawn]
@@ -99,7 +99,7 @@ def _kept(kept, times, slot, first, tokens, token_times):
   return num_drawn
 
 
-class Running:
+class RunningRequests:
   """Table of the requests that have a slot, as arrays indexed by slot.
 
   Iteration yields the requests in the order of their admission.
@@ -107,7 +107,7 @@ class Running:
   Attributes:
     requests: Request of each slot, or None; object ``[S]``.
     computed: Number of a request's tokens that steps have read, including steps
-      under way; int64 ``[S]``, like the following arrays if not stated.
+      under way; int64 ``[S]``, as are the arrays below without a dtype.
     context: Number of tokens known at admission, which are read in chunks.
     longest: Number of tokens that will have been read at the sequence's end.
     number: Number of the slot's request.
@@ -134,11 +134,11 @@ class Running:
     self._payers, self.number = zeros.copy(), zeros.copy()
     self.values = np.zeros(num_slots)
     # Stop tokens, int32 [max stop tokens of a request, S], and stop functions.
-    self._stops = np.full((0, num_slots), _NONE, np.int32)
+    self._stops = np.full((0, num_slots), _NO_TOKEN, np.int32)
     self._asked: dict[int, Callable[[int], bool]] = {}
     # Ring buffer of the tokens that steps have drawn, int32 [K, S], and their
     # times; `_since` is the first step whose token a slot's request lacks.
-    self._tokens = np.full((_KEPT, num_slots), _NONE, np.int32)
+    self._tokens = np.full((_KEPT, num_slots), _NO_TOKEN, np.int32)
     self._times = np.zeros(_KEPT)
     self._steps, self._since = 0, np.full(num_slots, _NEVER)
     self._clients: list[tuple[Hashable, float]] = []
@@ -199,13 +199,15 @@ class Running:
   def _set_stop(self, slot: int, request: Request) -> None:
     """Stores the stop condition of a slot's request."""
     stop = request.stop
-    few = isinstance(stop, frozenset) and len(stop) <= _STOPS
+    few = isinstance(stop, frozenset) and len(stop) <= _MAX_STOP_TOKENS
     stops = sorted(stop) if few else []
-    # Adds rows for all slots, in which `_NONE` is padding.
+    # Adds rows for all slots, in which `_NO_TOKEN` is padding.
     if len(stops) > len(self._stops):
       more = len(stops) - len(self._stops), len(self.requests)
-      self._stops = np.concatenate([self._stops, np.full(more, _NONE, "i4")])
-    self._stops[:, slot] = stops + [_NONE] * (len(self._stops) - len(stops))
+      self._stops = np.concatenate(
+        [self._stops, np.full(more, _NO_TOKEN, "i4")]
+      )
+    self._stops[:, slot] = stops + [_NO_TOKEN] * (len(self._stops) - len(stops))
     if not few:
       self._asked[slot] = request.is_end
 
@@ -225,7 +227,7 @@ class Running:
     request.pages = self.tables[slot, :last]
 
   def grown(self, slots: Sequence[int]) -> None:
-    """Updates the requests of slots whose page tables have grown."""
+    """Updates `Request.pages` of slots whose page tables have grown."""
     for slot in slots:
       last = self.room[slot] // self._page_size
       self.requests[slot].pages = self.tables[slot, :last]
@@ -300,12 +302,12 @@ class Running:
       now: Time of the step's end in seconds.
 
     Returns:
-      The requests that their token ends, and the indices of the tokens that are
-      not buffered.
+      The requests that end with their token, and the indices of the tokens that
+      are not buffered.
     """
     at = self._steps % _KEPT
     self._times[at] = now
-    ended, late = _keep(
+    ended, late = _buffer_tokens(
       self._tokens, at, self._left, self._stops, self.epochs, slots, epochs,
       tokens,
     )
@@ -319,11 +321,16 @@ class Running:
         self._flush(self.requests[slot])
     if self._asked:
       slots, tokens = np.delete(slots, late), np.delete(tokens, late)
-      ends = {*ended.tolist(), *self._ask(slots.tolist(), tokens.tolist())}
+      ends = {
+        *ended.tolist(),
+        *self._call_stop_functions(slots.tolist(), tokens.tolist())
+      }
       ended = slots[[slot in ends for slot in slots.tolist()]]
     return self.requests[ended].tolist(), late.tolist()
 
-  def _ask(self, slots: list[int], tokens: list[int]) -> list[int]:
+  def _call_stop_functions(
+    self, slots: list[int], tokens: list[int]
+  ) -> list[int]:
     """Returns the slots whose token ends a sequence with a stop function."""
     asked = map(self._asked.get, slots)
     return [
@@ -337,7 +344,9 @@ class Running:
     first, self._since[slot] = int(self._since[slot]), steps
     if first < steps:
       tokens, times = np.empty(steps - first, np.int32), np.empty(steps - first)
-      count = _kept(self._tokens, self._times, slot, first, tokens, times)
+      count = _read_buffered_tokens(
+        self._tokens, self._times, slot, first, tokens, times
+      )
       request.take(tokens[:count], times[:count])
 
   def clients(
@@ -345,7 +354,7 @@ class Running:
   ) -> tuple[Sequence[tuple[Hashable, float]], list[int]]:
     """Returns all pairs (client, weight), and how many of the slots each has.
 
-    The number may be 0.
+    Some of the numbers may be 0.
     """
     counts = np.bincount(self._payers[slots], minlength=len(self._clients))
     return self._clients, counts.tolist()

@@ -23,17 +23,17 @@ from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.executor import (
   Chunk,
+  CompletionEvent,
   Copy,
   Costs,
   EngineStep,
-  Event,
-  Load,
+  WeightLoad,
 )
-from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.requests import FINAL_STATES, Request, State
 from caatnet.serving.scheduler.counts import Counts
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies.base import Policy, checked_value
-from caatnet.serving.scheduler.running import Running
+from caatnet.serving.scheduler.running import RunningRequests
 from caatnet.serving.scheduler.swapping import Swapping
 
 
@@ -72,7 +72,9 @@ class Scheduler:
     """
     self.limits, self.policy, self.pages = limits, policy, pages
     self.counts = Counts()
-    self.running = Running(limits.slots, pages.num_pages, pages.page_size)
+    self.running = RunningRequests(
+      limits.slots, pages.num_pages, pages.page_size
+    )
     self.swapping = Swapping(limits, pages, host, costs, self.counts)
     self._requests: dict[int, Request] = {}
     self._deadlines: list[tuple[float, int]] = []
@@ -114,8 +116,8 @@ class Scheduler:
 
   def cancel(self, request: Request, now: float) -> None:
     """Cancels a request whose client has disconnected, unless it has ended."""
-    if request.state not in ENDS:
-      self._leave(request)
+    if request.state not in FINAL_STATES:
+      self._remove_request(request)
       self._end(request, State.CANCELLED, now)
 
   def update(self, request: Request) -> None:
@@ -128,7 +130,7 @@ class Scheduler:
     """Returns the copies to begin before the step that was just made."""
     return self.swapping.take()
 
-  def take_loads(self) -> Sequence[Load]:
+  def take_loads(self) -> Sequence[WeightLoad]:
     """Returns the loads to begin before the step that was just made."""
     return self.policy.take_loads()
 
@@ -153,11 +155,11 @@ class Scheduler:
     budget = self.limits.tokens - len(decodes) + len(without)
     chunks = self._chunks = []
     for request in reading:
-      if room := self._room(budget, chunks):
-        budget -= self._read_on(request, room, chunks)
+      if room := self._max_chunk_length(budget, chunks):
+        budget -= self._add_chunk(request, room, chunks)
     if not self._short:
       self._admit(now, budget, chunks)
-    # Without requests that wait for pages or were preempted in this call.
+    # Leave out requests that wait for pages or were preempted in this call.
     if without or self._short:
       alive = self.running.epochs[decodes] == epochs
       alive[without] = False
@@ -169,7 +171,7 @@ class Scheduler:
         return None
     return self._make(decodes, chunks)
 
-  def _room(self, budget: int, chunks: list[Chunk]) -> int:
+  def _max_chunk_length(self, budget: int, chunks: list[Chunk]) -> int:
     """Returns the maximum length of another chunk of the step, in tokens."""
     limits = self.limits.chunks
     if not limits or budget <= 0:
@@ -183,7 +185,7 @@ class Scheduler:
     return 0
 
   def _ready(self) -> tuple[np.ndarray, list[Request]]:
-    """Returns `Running.ready` without requests of other batch keys."""
+    """Returns `RunningRequests.ready` without requests of other batch keys."""
     decodes, reading = self.running.ready()
     if not self._keyed:
       return decodes, reading
@@ -212,12 +214,14 @@ class Scheduler:
     for i, request in zip(full.tolist(), growing, strict=True):
       if request.slot >= 0:  # else it was preempted in this loop
         left = -(-request.longest // size) - len(request.pages)
-        if self._provide(request, min(growth, left), least=1):
+        if self._allocate_pages(request, min(growth, left), least=1):
           continue
       without.append(i)
     return without
 
-  def _provide(self, request: Request, count: int, least: int = 0) -> bool:
+  def _allocate_pages(
+    self, request: Request, count: int, least: int = 0
+  ) -> bool:
     """Allocates pages to a running request, preempting requests if necessary.
 
     The victim may be the request itself.
@@ -249,15 +253,15 @@ class Scheduler:
     return True
 
   def _preempt(self, victim: Request) -> None:
-    """Takes a request's slot and pages, and queues it unless a copy runs."""
+    """Frees a request's slot and pages; queues it unless a copy has begun."""
     self._short, slot = True, victim.slot
-    computed = self._take_slot(victim)
+    computed = self._free_slot(victim)
     self._chunks[:] = [c for c in self._chunks if c.request is not victim]
     victim.num_preempted += 1
     if self.swapping.preempt(victim, computed, slot):
       self.policy.push(victim)
 
-  def _take_slot(self, request: Request) -> int:
+  def _free_slot(self, request: Request) -> int:
     """Frees a request's slot and publishes the pages that it has filled.
 
     The block hashes of pages with drawn tokens are published only now, for the
@@ -274,7 +278,7 @@ class Scheduler:
     self._publish(request, min(computed, request.length), first)
     return computed
 
-  def _read_on(self, request: Request, room: int, chunks: list[Chunk]) -> int:
+  def _add_chunk(self, request: Request, room: int, chunks: list[Chunk]) -> int:
     """Adds a chunk of a running request; returns its length in tokens."""
     if request.slot < 0:  # preempted in this step
       return 0
@@ -283,7 +287,7 @@ class Scheduler:
     if not self._runnable(request, length):
       return 0
     pages = -(-(start + length) // self.pages.page_size) - len(request.pages)
-    if pages > 0 and not self._provide(request, pages):
+    if pages > 0 and not self._allocate_pages(request, pages):
       return 0
     draws = start + length == request.context
     chunks.append(Chunk(request, start, length, draws))
@@ -291,21 +295,23 @@ class Scheduler:
 
   def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
     """Admits swapped-in requests, then queued ones, as far as there is room."""
-    for request in self.swapping.take_arrived():
-      room, matches = self._room(budget, chunks), self._matches(request)
+    for request in self.swapping.take_swapped_in():
+      room, matches = self._max_chunk_length(
+        budget, chunks
+      ), self._matches(request)
       full = self.running.full
       if full and self._keyed and matches:
-        full = not self._displace(request)
+        full = not self._preempt_for(request)
       if full or (matches and not room):
-        self.swapping.arrived_later(request)
+        self.swapping.defer_swapped_in(request)
         continue
       # A request of another batch key gets a slot too: only requests with a
       # slot can be preempted.
-      self._join(request, request.swapped)
+      self._assign_slot(request, request.swapped)
       if matches:
-        budget -= self._read_on(request, room, chunks)
-    while room := self._room(budget, chunks):
-      taken = len(self.running) + self.swapping.num_arriving
+        budget -= self._add_chunk(request, room, chunks)
+    while room := self._max_chunk_length(budget, chunks):
+      taken = len(self.running) + self.swapping.num_arriving_requests
       free = taken < self.limits.slots
       if not free and not self._displacing:
         return
@@ -322,13 +328,13 @@ class Scheduler:
       num_read = known - plan.start
       length = min(num_read, room)
       if not self._runnable(request, length):
-        if request.state in ENDS:
+        if request.state in FINAL_STATES:
           continue
         return
       if not self.limits.whole_prompt:
         known = plan.start + length
       if not free or plan.need(known, self.pages) > self.pages.num_available:
-        if not self._displace(request):
+        if not self._preempt_for(request):
           return
         continue  # the preemption may have changed the plan
       self.policy.remove(request)
@@ -338,8 +344,8 @@ class Scheduler:
       if request.scheduled_s is None:
         request.scheduled_s, request.num_hits = now, plan.start
       if arrived:
-        self._join(request, plan.start, len(plan.found))
-        budget -= self._read_on(request, room, chunks)
+        self._assign_slot(request, plan.start, len(plan.found))
+        budget -= self._add_chunk(request, room, chunks)
 
   def _runnable(self, request: Request, length: int) -> bool:
     """Returns whether the step can read a chunk of a request.
@@ -359,11 +365,11 @@ class Scheduler:
       return self.has_program(len(most), len(lengths), max(lengths), max(most))
     except ValueError as error:
       request.error = str(error)
-      self._leave(request)
+      self._remove_request(request)
       self._end(request, State.FAILED, self._now)
       return False
 
-  def _displace(self, request: Request) -> bool:
+  def _preempt_for(self, request: Request) -> bool:
     """Preempts a running request in favour of a queued one.
 
     Returns whether it did; False if the policy does not allow it.
@@ -375,8 +381,8 @@ class Scheduler:
     self._preempt(self.policy.victim(self.running))
     return True
 
-  def _join(self, request: Request, start: int, found: int = 0) -> None:
-    """Gives an admitted request a slot; `start` of its tokens are cached."""
+  def _assign_slot(self, request: Request, start: int, found: int = 0) -> None:
+    """Assigns a slot; `start` tokens are cached, `found` pages published."""
     request.state, request.swapped = State.RUNNING, 0
     value = checked_value(self.policy, request)
     self.running.add(request, start, request.length, value)
@@ -395,7 +401,7 @@ class Scheduler:
     last = min(stop // self.pages.page_size, request.num_hashed)
     if first < last:
       block_hashes = request.block_hashes[
-        first * prefixes.SIZE : last * prefixes.SIZE
+        first * prefixes.HASH_BYTES : last * prefixes.HASH_BYTES
       ]
       self.pages.publish(request.pages[first:last], block_hashes)
       if self._hashing:
@@ -409,7 +415,7 @@ class Scheduler:
     narrow, positions, drawing, epochs = slots.advance(decodes, chunked)
     step = EngineStep(
       self.counts.steps, requests, narrow, positions, tuple(chunks),
-      slots.tables, self.swapping.take_waited(), drawing, epochs,
+      slots.tables, self.swapping.take_awaited_copies(), drawing, epochs,
       self.policy.begin_step(len(drawing)),
     )
     if self._charged:
@@ -421,7 +427,7 @@ class Scheduler:
     self.counts.steps += 1
     return step
 
-  def receive(self, event: Event) -> None:
+  def receive(self, event: CompletionEvent) -> None:
     """Handles the end of a step, a copy or a load."""
     if event.load is not None:
       self.policy.loaded(event.load, event.error)
@@ -438,34 +444,36 @@ class Scheduler:
     self.policy.end_step(step.weights)
     tokens = np.asarray(event.tokens, np.int32)
     for request in map(step.request, event.failed):
-      if request.state not in ENDS:
-        self._leave(request)
+      if request.state not in FINAL_STATES:
+        self._remove_request(request)
         self._end(request, State.FAILED, now)
     ended, late = slots.record(step.drawing, step.epochs, tokens, now)
     for request in ended:
       self._finish(request, now)
     for i in late:
-      self._late(step.request(i), int(tokens[i]), now)
+      self._receive_late_token(step.request(i), int(tokens[i]), now)
 
   def _fail_expert(self, expert: str, error: str, now: float) -> None:
     """Ends all requests of an expert whose load has failed."""
     for request in self.requests:
       if request.expert == expert:
         request.error = error
-        self._leave(request)
+        self._remove_request(request)
         self._end(request, State.FAILED, now)
 
-  def _late(self, request: Request, token: int, now: float) -> None:
+  def _receive_late_token(
+    self, request: Request, token: int, now: float
+  ) -> None:
     """Handles the token of a request that no longer has a slot."""
     request.num_pending -= 1
-    if request.state not in ENDS:  # else it ended a step before
+    if request.state not in FINAL_STATES:  # else it ended a step before
       request.take(np.array([token], np.int32), np.array([now]))
       if request.is_end(token) or len(request.tokens) == request.max_tokens:
         self._finish(request, now)
 
   def _finish(self, request: Request, now: float) -> None:
     """Ends a request that has all its tokens."""
-    self._leave(request, ended=True)
+    self._remove_request(request, ended=True)
     self._end(request, State.FINISHED, now)
 
   def _expire(self, now: float) -> None:
@@ -474,13 +482,13 @@ class Scheduler:
       number = heapq.heappop(self._deadlines)[1]
       request = self._requests.get(number)
       if request is not None and not request.tokens:
-        self._leave(request)
+        self._remove_request(request)
         self._end(request, State.EXPIRED, now)
 
-  def _leave(self, request: Request, ended: bool = False) -> None:
-    """Removes a request from the slots or the queue, and frees its pages."""
+  def _remove_request(self, request: Request, ended: bool = False) -> None:
+    """Removes a request, which has all tokens if `ended`; frees its pages."""
     if request.state is State.RUNNING:
-      slot, computed = request.slot, self._take_slot(request)
+      slot, computed = request.slot, self._free_slot(request)
       # Later steps may have read tokens after the end, which have changed the
       # recurrent state: it is then not copied (-1).
       slot = slot if computed <= request.length else -1

@@ -9,8 +9,8 @@ or written is not evicted.
 A sequence may have a recurrent state in addition to its pages, or instead of
 them. The state belongs to the slot of the sequence. It is copied out with the
 pages, and copied back as soon as the sequence has a slot, by a copy for which
-the next step waits. A state cannot be rewound to a shorter length, so a copy is
-used only by a sequence that continues after the copy's length.
+the next step waits. A state cannot be rewound to a shorter length, so a
+sequence uses a copy only if the sequence is longer than the copy.
 
 Source: FastSwitch (arXiv 2411.18424), sections 3.2 and 3.3.
 """
@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from caatnet.serving.cache.host_cache import HostCache
-from caatnet.serving.cache.pages import Pages, runs
-from caatnet.serving.engine.executor import Copy, Costs, Kind
-from caatnet.serving.requests import ENDS, NO_PAGES, Request, State
+from caatnet.serving.cache.pages import Pages, contiguous_runs
+from caatnet.serving.engine.executor import Copy, CopyKind, Costs
+from caatnet.serving.requests import FINAL_STATES, NO_PAGES, Request, State
 from caatnet.serving.scheduler.counts import Counts, Decision
 from caatnet.serving.scheduler.limits import Limits
 
@@ -35,8 +35,8 @@ class PageSources(NamedTuple):
   Attributes:
     start: Number of the request's tokens that need not be read again.
     found: Pages cached on the device, int32 ``[n]``.
-    source: Cached page that is copied on write, int32 ``[1]``, or ``[0]``
-      for none.
+    source: Cached page that is copied on write, int32 ``[1]``; without such a
+      page, empty.
     host: Host pages of the tokens after those of `found`.
   """
 
@@ -46,7 +46,7 @@ class PageSources(NamedTuple):
   host: Sequence[int] = ()
 
   def need(self, tokens: int, pages: Pages) -> int:
-    """Returns how many available pages the first `tokens` tokens use up."""
+    """Returns how many free or idle pages the first `tokens` tokens take."""
     idle = pages.num_idle(self.found)
     if len(self.source):
       idle += pages.num_idle(self.source)
@@ -88,7 +88,7 @@ class Swapping:
     return self._pages.num_leaving
 
   @property
-  def num_arriving(self) -> int:
+  def num_arriving_requests(self) -> int:
     """Number of requests that are being swapped in or wait for a slot."""
     if not self._for:  # as in most steps
       return len(self._arrived)
@@ -100,17 +100,17 @@ class Swapping:
     new, self._new = self._new, []
     return new
 
-  def take_waited(self) -> tuple[int, ...]:
+  def take_awaited_copies(self) -> tuple[int, ...]:
     """Returns the numbers of copies that the next step waits for."""
     waited, self._waited = self._waited, []
     return tuple(waited)
 
-  def take_arrived(self) -> list[Request]:
+  def take_swapped_in(self) -> list[Request]:
     """Returns the requests that have been swapped in."""
     arrived, self._arrived = self._arrived, []
     return arrived
 
-  def arrived_later(self, request: Request) -> None:
+  def defer_swapped_in(self, request: Request) -> None:
     """Keeps a swapped-in request for the next step."""
     self._arrived.append(request)
 
@@ -122,7 +122,9 @@ class Swapping:
     way, the request is treated as one without a conversation.
     """
     owner = request.owner
-    if owner in self._turns or not self.host.begins(owner, request.prompt):
+    if owner in self._turns or not self.host.copy_is_prefix(
+      owner, request.prompt
+    ):
       if owner in self._turns or self._busy[owner]:
         request.join_conversation(None)
       else:
@@ -134,7 +136,7 @@ class Swapping:
     self._turns.discard(request.owner)
 
   def _copy(
-    self, kind: Kind, source: Sequence[int], target: Sequence[int],
+    self, kind: CopyKind, source: Sequence[int], target: Sequence[int],
     request: Request, wait: bool, state: tuple[int, int] | None = None,
   ) -> None:
     """Creates a copy, and makes the next step wait for it if `wait` is set."""
@@ -151,25 +153,25 @@ class Swapping:
       self._waited.append(copy.number)
       self._counts.waited += 1
 
-  def _short(self, kind: Kind, pages: Sequence[int]) -> bool:
+  def _short(self, kind: CopyKind, pages: Sequence[int]) -> bool:
     """Returns whether a copy is short enough for a step to wait for it."""
     return self._copy_s(kind, pages) <= self._limits.wait_s
 
-  def _copy_s(self, kind: Kind, pages: Sequence[int]) -> float:
+  def _copy_s(self, kind: CopyKind, pages: Sequence[int]) -> float:
     """Returns the estimated seconds of a copy."""
     if not pages:
       return 0.0
     states = int(self.host.states)  # each takes as long as a run of one page
     if not self.host.paged:
       return self.costs.copy_s(kind, states, states)
-    num_runs = sum(1 for _ in runs(pages))
+    num_runs = sum(1 for _ in contiguous_runs(pages))
     return self.costs.copy_s(kind, num_runs + states, len(pages) + states)
 
-  def _out(
+  def _copy_out(
     self, request: Request, tokens: int, pinned: bool, slot: int
   ) -> bool:
     """Copies pages that the host lacks; returns whether a copy was started."""
-    first, last = self.host.increment(request.owner, tokens)
+    first, last = self.host.page_range_to_copy(request.owner, tokens)
     source = request.pages[first:last].tolist()
     target = self.host.write(request.owner, tokens, pinned)
     if not source:
@@ -199,10 +201,10 @@ class Swapping:
       when the copy has ended.
     """
     decision = self._decide(request, computed)
-    self._counts.decide(decision)
+    self._counts.add_decision(decision)
     later = False
     if decision.swapped:
-      later = self._out(request, computed, True, slot)
+      later = self._copy_out(request, computed, True, slot)
       request.swapped = computed
     request.state = (
       State.LEAVING if later
@@ -221,7 +223,7 @@ class Swapping:
     )
     if not able:
       return Decision(0.0, recompute, swapped=False, able=False)
-    first, last = self.host.increment(owner, computed)
+    first, last = self.host.page_range_to_copy(owner, computed)
     # Further pages, allocated in advance (`Limits.growth`), hold no token.
     pages = request.pages[: -(-computed // self._pages.page_size)].tolist()
     swap = self._copy_s("out", pages[first:last]) + self._copy_s("in", pages)
@@ -235,7 +237,7 @@ class Swapping:
     request.pages = NO_PAGES
 
   def plan(self, request: Request) -> PageSources | None:
-    """Returns the sources of a request's pages; None to wait for a copy."""
+    """Returns the sources of a request's pages; None until a copy has ended."""
     size, most = self._pages.page_size, request.length - 1
     found = self._pages.find(request.block_hashes)
     source = NO_PAGES
@@ -267,11 +269,11 @@ class Swapping:
     Args:
       request: Request that has already been removed from the queue.
       plan: Sources of its pages.
-      num_pages: Number of pages for the tokens that are read first.
+      num_pages: Number of pages for its cached tokens and its first chunk.
 
     Returns:
-      Whether it can run in the next step; otherwise `take_arrived` returns it
-      later.
+      Whether it can run in the next step; otherwise `take_swapped_in` returns
+      it later.
     """
     pages, found, source = self._pages, plan.found, plan.source.tolist()
     pages.counts.misses += max(
@@ -328,7 +330,7 @@ class Swapping:
       if request.state is State.LEAVING:
         request.state = State.SWAPPED
         return request
-      if request.state in ENDS:
+      if request.state in FINAL_STATES:
         self.drop(request)
       return None
     arriving = request.state is State.ARRIVING
@@ -336,7 +338,7 @@ class Swapping:
       self.host.unpin(owner)
     if arriving:
       self._arrived.append(request)
-    elif request.state in ENDS:
+    elif request.state in FINAL_STATES:
       if len(request.pages):  # it was cancelled during the copy
         self._release(request)
       self.drop(request)
@@ -358,7 +360,7 @@ class Swapping:
     keep = ended and request.more and self._limits.keep_turns
     keep = keep and (slot >= 0 or not self.host.states)
     if keep and not self._busy[owner] and self.host.fits(owner, tokens):
-      self._out(request, tokens, False, slot)
+      self._copy_out(request, tokens, False, slot)
     self._release(request)
     if ended and request.more:
       self.host.sign(owner, request.all_tokens())

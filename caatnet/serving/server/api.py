@@ -24,26 +24,30 @@ from caatnet.inference import requests as inference
 from caatnet.inference.stops import Stops
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
-from caatnet.serving.engine.device import Drawn
+from caatnet.serving.engine.device import SamplingState
 from caatnet.serving.server import fields, responses
-from caatnet.serving.server.catalog import AUTO, Catalog, Models, Opened
+from caatnet.serving.server.catalog import AUTO, Catalog, Models, OpenedModel
 from caatnet.serving.server.errors import ApiError
-from caatnet.serving.server.fields import Asked
+from caatnet.serving.server.fields import ParsedRequest
 from caatnet.serving.server.service import Call, Service, WaitingChoice
-from caatnet.serving.server.streaming import CallResponse, Json, refusal
+from caatnet.serving.server.streaming import (
+  CallResponse,
+  JsonResponse,
+  error_response,
+)
 
 _LOG = logging.getLogger(__name__)
 _PAGE = pathlib.Path(__file__).with_name("page.html")
-# Of a body that is too long, this multiple of the allowed length is read before
-# the response, since clients do not read a response while they send.
-_PATIENCE = 16
+# A body that is too long is read up to this multiple of the allowed length
+# before the response, since clients do not read a response while they send.
+_OVERREAD_FACTOR = 16
 _RETRY = {"Retry-After": "1"}
-_LISTED = 8  # maximum number of models that an error names
+_MAX_LISTED_MODELS = 8  # maximum number of models that an error names
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
+class ServerLimits:
   """Limits of a server.
 
   Attributes:
@@ -76,7 +80,7 @@ class Api:
 
   def __init__(
     self, service: Service, tokenizer: Tokenizer, models: Models,
-    bounds: Bounds, key: str = "",
+    bounds: ServerLimits, key: str = "",
   ) -> None:
     """Sets the models and the limits.
 
@@ -116,14 +120,14 @@ class Api:
       ]
     return Starlette(
       routes=[
-        Route(path, self._guarded(handler, closed), methods=[method])
+        Route(path, self._wrap_handler(handler, closed), methods=[method])
         for path, method, handler, closed in handlers
       ],
       exception_handlers={HTTPException: self._not_found},
     )
 
-  def _guarded(self, handler: _Handler, closed: bool) -> _Handler:
-    """Returns a handler that checks the key if ``closed``, and sends errors."""
+  def _wrap_handler(self, handler: _Handler, closed: bool) -> _Handler:
+    """Wraps a handler: checks the key if ``closed``, turns errors into JSON."""
 
     async def guarded(request: Request) -> Response:
       try:
@@ -131,7 +135,7 @@ class Api:
           self._check_key(request)
         return await handler(request)
       except ApiError as error:
-        return self._refusal(error)
+        return self._error_response(error)
       except ClientDisconnect:
         return Response(status_code=400)  # the client is disconnected
       except Exception as error:
@@ -140,13 +144,15 @@ class Api:
           type(error).__name__, error,
           exc_info=_LOG.isEnabledFor(logging.DEBUG),
         )
-        return self._refusal(ApiError(500, "the server has failed", "internal"))
+        return self._error_response(
+          ApiError(500, "the server has failed", "internal")
+        )
 
     return guarded
 
-  def _refusal(self, error: ApiError) -> Response:
+  def _error_response(self, error: ApiError) -> Response:
     """Returns an error as a response."""
-    return refusal(error, self.service)
+    return error_response(error, self.service)
 
   async def _not_found(self, request: Request, error: Exception) -> Response:
     """Returns the response for an unknown path or method."""
@@ -156,12 +162,12 @@ class Api:
       404: f"{what}: there is no such path",
       405: f"{what}: the path does not allow this method",
     }.get(error.status_code, error.detail)
-    return self._refusal(
+    return self._error_response(
       ApiError(error.status_code, message, headers=error.headers)
     )
 
   def _check_key(self, request: Request) -> None:
-    """Checks the bearer token in constant time."""
+    """Raises ApiError unless the request has the key; takes constant time."""
     if not self._key:
       return
     kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -169,21 +175,21 @@ class Api:
       given.strip().encode(), self._key
     ):
       raise ApiError(
-        401, "the key is wrong or missing: Authorization: Bearer KEY",
+        401, "the API key is wrong or missing; send Authorization: Bearer KEY",
         "invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
       )
 
   async def _list_models(self, request: Request) -> Response:
     state = await self.service.state()
-    cards = [self._card(name, state) for name in self._names()]
-    return Json({"object": "list", "data": cards})
+    cards = [self._model_card(name, state) for name in self._names()]
+    return JsonResponse({"object": "list", "data": cards})
 
   async def _model(self, request: Request) -> Response:
     name = request.path_params["name"]
     self._check_model(name)
-    return Json(self._card(name, await self.service.state()))
+    return JsonResponse(self._model_card(name, await self.service.state()))
 
-  def _card(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+  def _model_card(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the description of a model, with fields that OpenAI's API lacks.
 
     Raises:
@@ -202,7 +208,7 @@ class Api:
   async def _add_expert(self, request: Request) -> Response:
     """Adds an expert from a path of the server's machine."""
     self._check_changeable()
-    given = fields.expert(await self._body(request, named=False))
+    given = fields.parse_expert(await self._body(request, named=False))
     if given.name in self._names():
       raise ApiError(
         409, f"expert {given.name!r} exists; PUT /v1/experts/{given.name} "
@@ -213,7 +219,7 @@ class Api:
   async def _replace_expert(self, request: Request) -> Response:
     """Replaces an expert; its running requests keep their revision."""
     name = request.path_params["name"]
-    given = fields.expert(await self._body(request, named=False))
+    given = fields.parse_expert(await self._body(request, named=False))
     self._check_expert(name)
     if given.name not in ("", name):
       raise ApiError(
@@ -227,23 +233,25 @@ class Api:
     """Removes an expert; its running requests are still answered."""
     name = request.path_params["name"]
     self._check_expert(name)
-    await self._blocking(self._models.library.remove, name)
-    self._forget()
-    return Json({"id": name, "object": "model", "deleted": True})
+    await self._run_in_thread(self._models.library.remove, name)
+    self._free_retired_experts()
+    return JsonResponse({"id": name, "object": "model", "deleted": True})
 
   async def _change(
-    self, name: str, replaces: bool, given: fields.Expert
+    self, name: str, replaces: bool, given: fields.ExpertBody
   ) -> Response:
     """Adds or replaces an expert, and returns its description."""
-    await self._blocking(
+    await self._run_in_thread(
       self._models.change, self._models.library, name, replaces, given.path,
       given.kind, given.description,
     )
-    self._forget()
-    return Json(self._card(name, await self.service.state()))
+    self._free_retired_experts()
+    return JsonResponse(self._model_card(name, await self.service.state()))
 
-  async def _blocking(self, function: Callable[..., Any], *args: Any) -> None:
-    """Calls a function in a thread; its user errors become responses."""
+  async def _run_in_thread(
+    self, function: Callable[..., Any], *args: Any
+  ) -> None:
+    """Calls a function in a thread; its user errors become ApiErrors (400)."""
     try:
       await asyncio.to_thread(function, *args)
     except (ValueError, OSError) as error:
@@ -280,9 +288,9 @@ class Api:
     names = self._names()
     if name in names:
       return
-    listed = ", ".join(map(repr, names[:_LISTED]))
-    if len(names) > _LISTED:
-      listed += f" and {len(names) - _LISTED} more (/v1/models)"
+    listed = ", ".join(map(repr, names[:_MAX_LISTED_MODELS]))
+    if len(names) > _MAX_LISTED_MODELS:
+      listed += f" and {len(names) - _MAX_LISTED_MODELS} more (/v1/models)"
     if name is None:
       raise ApiError(
         400, f"model is missing; this server has {listed}", None, "model"
@@ -304,7 +312,7 @@ class Api:
     body = {"status": self.status}
     if self.service.error is not None:
       body["error"] = str(self.service.error)
-    return Json(body, code)
+    return JsonResponse(body, code)
 
   async def _state(self, request: Request) -> Response:
     state = await self.service.state()
@@ -312,7 +320,7 @@ class Api:
       "model": self._models.title, "status": self.status,
       "open": self.service.num_open, "places": self._bounds.places,
     }
-    return Json(own | state, headers={"Cache-Control": "no-store"})
+    return JsonResponse(own | state, headers={"Cache-Control": "no-store"})
 
   async def _metrics(self, request: Request) -> Response:
     text = self.service.metrics.text(await self.service.state())
@@ -330,7 +338,7 @@ class Api:
 
   async def _completions(self, request: Request) -> Response:
     body = await self._body(request)
-    asked = fields.completion(body, self._bounds.choices)
+    asked = fields.parse_completion(body, self._bounds.choices)
     prompts = await asyncio.to_thread(self._encoded, asked.prompts)
     echoed: Sequence[str] = ()
     if asked.echo:
@@ -342,7 +350,7 @@ class Api:
 
   async def _chat(self, request: Request) -> Response:
     body = await self._body(request)
-    asked = fields.chat(body, self._bounds.choices)
+    asked = fields.parse_chat(body, self._bounds.choices)
     try:
       text = await asyncio.to_thread(
         self._tokenizer.chat, asked.messages, asked.template
@@ -354,25 +362,25 @@ class Api:
 
   async def _tokenize(self, request: Request) -> Response:
     """Returns the tokens of a text; this and the next two routes are vLLM's."""
-    text, start = fields.text(await self._body(request, named=False))
+    text, start = fields.parse_tokenize(await self._body(request, named=False))
     found = await asyncio.to_thread(self._tokens, text)
     if start:
       found = (*self._tokenizer.start_ids, *found)
-    return Json({
+    return JsonResponse({
       "tokens": found, "count": len(found),
       "max_model_len": self._bounds.context,
     })
 
   async def _detokenize(self, request: Request) -> Response:
-    tokens = fields.tokens(await self._body(request, named=False))
+    tokens = fields.parse_detokenize(await self._body(request, named=False))
     text = await asyncio.to_thread(self._tokenizer.decode, tokens)
-    return Json({"prompt": text})
+    return JsonResponse({"prompt": text})
 
   async def _tokenizer_info(self, request: Request) -> Response:
     """Returns the special tokens that lm-evaluation-harness asks for."""
     special = self._tokenizer.special
     starts = bool(self._tokenizer.start_ids)
-    return Json({
+    return JsonResponse({
       "bos_token": special("bos_token") or None if starts else None,
       "eos_token": special("eos_token") or None,
     })
@@ -390,7 +398,7 @@ class Api:
       # A proxy that uses the other header could see another request in the
       # body (request smuggling).
       raise ApiError(
-        400, "a body has Content-Length or Transfer-Encoding, not both",
+        400, "a body must have Content-Length or Transfer-Encoding, not both",
         "ambiguous_length", headers={"Connection": "close"},
       )
     most, size, parts = self._bounds.body_bytes, 0, []
@@ -398,7 +406,7 @@ class Api:
       async with asyncio.timeout(self._bounds.read_s):
         async for part in request.stream():
           size += len(part)
-          if size > _PATIENCE * most:
+          if size > _OVERREAD_FACTOR * most:
             break  # give up: the client gets an error while it sends
           if size <= most:  # a body that is too long is read, not stored
             parts.append(part)
@@ -413,7 +421,9 @@ class Api:
         headers={"Connection": "close"},
       )
     try:
-      body = json.loads(b"".join(parts), object_pairs_hook=_unique)
+      body = json.loads(
+        b"".join(parts), object_pairs_hook=_reject_duplicate_keys
+      )
     except (ValueError, RecursionError) as error:
       raise ApiError(
         400, f"the body is not JSON: {error}", "invalid_json"
@@ -440,20 +450,20 @@ class Api:
       raise ApiError(400, str(error), None, "prompt") from error
 
   def _respond(
-    self, request: Request, name: str, asked: Asked,
+    self, request: Request, name: str, asked: ParsedRequest,
     prompts: Sequence[tuple[int, ...]], echoed: Sequence[str],
   ) -> Response:
     """Submits the sequences of a request, and returns their response."""
-    self._check_open(len(prompts) * asked.n)
+    self._check_capacity(len(prompts) * asked.n)
     opened = self._models.open(
       name, lambda: "\n".join(map(self._tokenizer.decode, prompts))
     )
     scored = asked.echo and asked.logprobs
-    call = Call(scored, lambda: self._end(opened))
+    call = Call(scored, lambda: self._close_model(opened))
     try:
       self._add_choices(call, request, opened, asked, prompts)
     except ApiError:
-      self._end(opened)
+      self._close_model(opened)
       raise
     formatter = responses.ResponseFormatter(
       asked, opened.name, self._tokenizer, echoed
@@ -462,23 +472,23 @@ class Api:
     headers = {"X-Expert": opened.key} if opened.key else {}
     return CallResponse(self.service, call, formatter, headers)
 
-  def _end(self, opened: Opened) -> None:
-    """Ends a request's use of a model, and frees weights without requests."""
+  def _close_model(self, opened: OpenedModel) -> None:
+    """Ends a request's use of a model; frees revisions no longer needed."""
     self._models.close(opened)
     if retired := self._models.retire():
       self.service.forget(retired, self._models.pinned)
 
-  def _forget(self) -> None:
-    """Frees experts that were replaced or removed; updates the pinned ones."""
+  def _free_retired_experts(self) -> None:
+    """Frees replaced and removed experts; updates which ones are pinned."""
     self.service.forget(self._models.retire(), self._models.pinned)
 
   def _add_choices(
-    self, call: Call, request: Request, opened: Opened, asked: Asked,
-    prompts: Sequence[tuple[int, ...]],
+    self, call: Call, request: Request, opened: OpenedModel,
+    asked: ParsedRequest, prompts: Sequence[tuple[int, ...]],
   ) -> None:
     """Adds the sequences of a request to its call."""
-    # Fairness is per user field if given, else per key.
-    client = asked.user or _name_of(request)
+    # Fair policies charge the field `user` if it is given, else the API key.
+    client = asked.user or _client_id(request)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
     for i, prompt in enumerate(prompts):
       for j in range(asked.n):
@@ -489,7 +499,7 @@ class Api:
           )
         )
 
-  def _check_open(self, count: int) -> None:
+  def _check_capacity(self, count: int) -> None:
     """Raises ApiError if `count` more sequences cannot be accepted now."""
     if self.service.error is not None:
       raise ApiError(500, f"the engine has stopped: {self.service.error}",
@@ -507,8 +517,8 @@ class Api:
       )
 
   def _choice(
-    self, call: Call, asked: Asked, client: str, expert: str, index: int,
-    number: int, prompt: tuple[int, ...], seed: int,
+    self, call: Call, asked: ParsedRequest, client: str, expert: str,
+    index: int, number: int, prompt: tuple[int, ...], seed: int,
   ) -> WaitingChoice:
     """Makes one sequence of a call.
 
@@ -553,15 +563,16 @@ class Api:
       # Each choice is a separate conversation, with its own host copy.
       conversation=(client, asked.conversation, index)
       if asked.conversation else None,
-      more=bool(asked.conversation), payload=Drawn(drawing, asked.num_top),
+      more=bool(asked.conversation),
+      payload=SamplingState(drawing, asked.num_top),
     )
     choice = WaitingChoice(index, number, request, transcript, call, draws)
     request.stop = lambda token: self.service.take(choice, token)
     return choice
 
 
-def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-  """Returns a JSON object.
+def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+  """Returns the name-value pairs of a JSON object as a dict.
 
   Raises:
     ValueError: A name is repeated.
@@ -573,7 +584,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
   return found
 
 
-def _name_of(request: Request) -> str:
+def _client_id(request: Request) -> str:
   """Returns an identifier of a client by its key; "" without a key."""
   key = request.headers.get("authorization", "")
   return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""

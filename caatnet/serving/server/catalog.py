@@ -11,8 +11,8 @@ import dataclasses
 import threading
 from typing import Any, Protocol
 
-from caatnet.serving.engine.expert_weights import Stored
-from caatnet.serving.experts import WHOLE, Entry, Library
+from caatnet.serving.engine.expert_weights import StoredExpert
+from caatnet.serving.experts import WHOLE_FORM, Entry, Library
 from caatnet.serving.router import Router
 from caatnet.serving.server.errors import ApiError
 
@@ -22,7 +22,7 @@ _MAX_FILES = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
+class OpenedModel:
   """Model that answers a request.
 
   Attributes:
@@ -38,7 +38,7 @@ class Models(Protocol):
   """Models of a server; its methods are called in asyncio's event loop.
 
   Attributes:
-    title: Title of the server's page.
+    title: Title of the server's web page.
     pinned: Keys of the experts that are never evicted.
   """
 
@@ -47,11 +47,11 @@ class Models(Protocol):
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names that requests can have."""
+    """Model names that a request may contain."""
     ...
 
-  def open(self, name: str, text: Callable[[], str]) -> Opened:
-    """Returns the model for a request, whose end `close` must report.
+  def open(self, name: str, text: Callable[[], str]) -> OpenedModel:
+    """Returns the model for a request; `close` must be called at its end.
 
     Args:
       name: One of `names`.
@@ -62,7 +62,7 @@ class Models(Protocol):
     """
     ...
 
-  def close(self, opened: Opened) -> None:
+  def close(self, opened: OpenedModel) -> None:
     """Ends a request's use of its model."""
     ...
 
@@ -71,7 +71,7 @@ class Models(Protocol):
     ...
 
   def details(self, name: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns further fields of a model in /v1/models.
+    """Returns the additional fields of a model's entry in /v1/models.
 
     Args:
       name: One of `names`.
@@ -80,15 +80,15 @@ class Models(Protocol):
     ...
 
 
-# Adds an expert from a path of this machine, or replaces it (third argument):
-# (library, name, replaces, path, kind, description).
-Change = Callable[[Library, str, bool, str, str, str], None]
+# Adds an expert from a path of this machine, or replaces one. Arguments:
+# library, name, whether to replace, path, kind of text, description.
+ExpertChanger = Callable[[Library, str, bool, str, str, str], None]
 
 
-def unchangeable(*change: object) -> None:
-  """Raises ValueError: the server has no `Change`."""
+def refuse_change(*change: object) -> None:
+  """Raises ValueError: the server has no `ExpertChanger`."""
   del change
-  raise ValueError("this server was started without adding of experts")
+  raise ValueError("this server cannot add or replace experts")
 
 
 class OneModel:
@@ -100,12 +100,12 @@ class OneModel:
     """Sets the name of the model."""
     self.names, self.title = (name,), name
 
-  def open(self, name: str, text: Callable[[], str]) -> Opened:
+  def open(self, name: str, text: Callable[[], str]) -> OpenedModel:
     """Returns the model."""
     del text
-    return Opened(name)
+    return OpenedModel(name)
 
-  def close(self, opened: Opened) -> None:
+  def close(self, opened: OpenedModel) -> None:
     """Ends a request's use of its model."""
 
   def retire(self) -> Sequence[str]:
@@ -120,7 +120,7 @@ class OneModel:
 
 @dataclasses.dataclass
 class _Revision:
-  """Revision of an expert that requests or the library's list refer to.
+  """Revision of an expert that is in the library's list or answers requests.
 
   Attributes:
     read: Reads the weights from an open file; None after a failure, so that the
@@ -128,7 +128,7 @@ class _Revision:
     num_open: Number of open requests.
   """
 
-  read: Callable[[], Stored] | None = None
+  read: Callable[[], StoredExpert] | None = None
   num_open: int = 0
 
 
@@ -138,13 +138,13 @@ class Catalog:
   Attributes:
     library: Directory of the experts.
     router: Selects the expert of a prompt; None without a router.
-    title: Title of the server's page.
+    title: Title of the server's web page.
     change: Adds or replaces an expert.
   """
 
   def __init__(
     self, library: Library, router: Router | None, pinned: Sequence[str] = (),
-    change: Change = unchangeable,
+    change: ExpertChanger = refuse_change,
   ) -> None:
     """Starts without open requests.
 
@@ -156,13 +156,13 @@ class Catalog:
     """
     self.library, self.router, self.change = library, router, change
     self.title, self._pinned = library.path.name, tuple(pinned)
-    # Also read by the thread of loads.
+    # Also read by the thread that loads weights.
     self._revisions: dict[str, _Revision] = {}
     self._lock = threading.Lock()
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names that requests can have: experts, and ``auto`` with a router."""
+    """Experts that a request may name, and ``auto`` if there is a router."""
     self.library.refresh()
     return ((AUTO,) if self.router else ()) + self.library.names
 
@@ -172,7 +172,7 @@ class Catalog:
     self.library.refresh()
     return self.library.entries
 
-  def open(self, name: str, text: Callable[[], str]) -> Opened:
+  def open(self, name: str, text: Callable[[], str]) -> OpenedModel:
     """Returns the current revision of an expert; see `Models`."""
     try:
       if name == AUTO:
@@ -183,7 +183,7 @@ class Catalog:
       raise ApiError(500, str(error), "expert_failed", "model") from error
     with self._lock:
       self._revisions[key].num_open += 1
-    return Opened(name, key)
+    return OpenedModel(name, key)
 
   def key(self, name: str) -> str:
     """Returns the key of an expert's current revision, which `read` accepts.
@@ -200,21 +200,21 @@ class Catalog:
         self._revisions.setdefault(key, _Revision()).read = read
     return key
 
-  def _reader(self, name: str) -> tuple[str, Callable[[], Stored]]:
+  def _reader(self, name: str) -> tuple[str, Callable[[], StoredExpert]]:
     """Returns an expert's current key, and a function that reads its weights.
 
     The files stay open until the function is deleted.
     """
     ours = self.library.read(name)
     key = f"{name}@{ours.revision}"
-    if ours.form == WHOLE:
-      return key, lambda: Stored(WHOLE, ours.load())
+    if ours.form == WHOLE_FORM:
+      return key, lambda: StoredExpert(WHOLE_FORM, ours.load())
     base = self.library.read(ours.base)
-    return key, lambda: Stored(
+    return key, lambda: StoredExpert(
       ours.form, ours.load(), f"{ours.base}@{base.revision}", base.load
     )
 
-  def close(self, opened: Opened) -> None:
+  def close(self, opened: OpenedModel) -> None:
     """Ends a request's use of its model."""
     with self._lock:
       self._revisions[opened.key].num_open -= 1
@@ -261,8 +261,8 @@ class Catalog:
       "origin": entry.origin, "revision": entry.revision, "tier": tier,
     }
 
-  def read(self, key: str) -> Stored:
-    """Reads the weights of a revision; called by the thread of loads.
+  def read(self, key: str) -> StoredExpert:
+    """Reads the weights of a revision; called by the thread that loads them.
 
     Raises:
       ValueError: The revision was removed, or its file is damaged.

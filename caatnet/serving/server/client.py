@@ -21,14 +21,14 @@ from caatnet.serving import traces
 from caatnet.serving.server import exchange
 
 PERCENTILES = (50, 90, 95, 99, 99.9)
-_START = b"data: "
+_EVENT_PREFIX = b"data: "
 _MAX_REASON = 200  # bytes of a response in the reason of a failure
-# Fields of a model's description, for `questions_of`.
-_CARD = {"id": str, "max_model_len": int, "vocab_size": int}
+# Fields of a model's description, for `requests_of_trace`.
+_MODEL_CARD_FIELDS = {"id": str, "max_model_len": int, "vocab_size": int}
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
+class TimedRequest:
   """A request with its sending time.
 
   Attributes:
@@ -45,9 +45,9 @@ class Question:
   think_s: float = 0.0
 
 
-def questions_of(
+def requests_of_trace(
   arrivals: Sequence[traces.Arrival], card: Mapping[str, Any]
-) -> list[Question]:
+) -> list[TimedRequest]:
   """Returns the requests of a trace that fit into the model's context.
 
   A turn of a conversation is sent after the response to the previous turn. Its
@@ -61,22 +61,24 @@ def questions_of(
   Raises:
     ValueError: No request fits.
   """
-  context, found = card["max_model_len"], list[Question]()
+  context, found = card["max_model_len"], list[TimedRequest]()
   turns: dict[Any, int] = {}
   for arrival in arrivals:
     if arrival.prompt + arrival.output > context:
       continue
-    tokens = traces.tokens(arrival, card["vocab_size"])[: arrival.prompt]
+    tokens = traces.synthetic_token_ids(arrival, card["vocab_size"])[
+      : arrival.prompt
+    ]
     body = {
       "model": card["id"], "prompt": tokens.tolist(),
       "max_tokens": arrival.output, "temperature": 0, "ignore_eos": True,
     }
     if arrival.think_s is not None and arrival.conversation in turns:
-      found.append(Question(
+      found.append(TimedRequest(
         0.0, body, turns[arrival.conversation], arrival.think_s
       ))
     else:
-      found.append(Question(arrival.time_s, body))
+      found.append(TimedRequest(arrival.time_s, body))
     if arrival.conversation is not None:
       turns[arrival.conversation] = len(found) - 1
   if not found:
@@ -93,7 +95,8 @@ class Outcome:
 
   Attributes:
     sent_s: Sending time in seconds.
-    times_s: Times at which text arrived; tokens without text have none.
+    times_s: Times in seconds at which text arrived; none for tokens without
+      text.
     tokens: Number of drawn tokens.
     error: Reason of a failure; "" for success.
   """
@@ -116,7 +119,7 @@ class Outcome:
     return (self.times_s[-1] - self.times_s[0]) / (self.tokens - 1)
 
 
-async def card(url: str, key: str) -> dict[str, Any]:
+async def read_model_card(url: str, key: str) -> dict[str, Any]:
   """Returns the server's description of its model (``/v1/models``).
 
   Raises:
@@ -129,7 +132,8 @@ async def card(url: str, key: str) -> dict[str, Any]:
       answer = await client.get(f"{url}/v1/models")
       answer.raise_for_status()
       found = answer.json()["data"][0]
-      for name, kind in _CARD.items():  # other servers have no vocab_size
+      # other servers have no vocab_size
+      for name, kind in _MODEL_CARD_FIELDS.items():
         if not isinstance(found.get(name), kind):
           raise ValueError(
             f"{name} is missing in the server's /v1/models, so it was not "
@@ -144,14 +148,14 @@ async def card(url: str, key: str) -> dict[str, Any]:
 
 
 def _is_secure(url: str) -> bool:
-  """Returns whether a URL is that of a server with TLS.
+  """Returns whether the scheme of a URL is https.
 
   Raises:
     ValueError: The URL contains a user, which requests would not send.
   """
   parts = urllib.parse.urlsplit(url)
   if "@" in parts.netloc:
-    raise ValueError("a user and password in a URL have no effect")
+    raise ValueError("a user and password in a URL have no effect; remove them")
   return parts.scheme == "https"
 
 
@@ -160,8 +164,8 @@ def _headers(key: str) -> dict[str, str]:
   return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-async def ask(
-  url: str, questions: Sequence[Question], key: str = "",
+async def send_requests(
+  url: str, questions: Sequence[TimedRequest], key: str = "",
   timeout_s: float = 600.0, on_end: Callable[[], None] = lambda: None,
 ) -> list[Outcome]:
   """Sends requests at their times without a proxy, and streams the responses.
@@ -183,13 +187,13 @@ async def ask(
   start = time.perf_counter()
   ends = [asyncio.Event() for _ in questions]
 
-  async def one(number: int, question: Question) -> Outcome:
+  async def one(number: int, question: TimedRequest) -> Outcome:
     if question.after >= 0:
       await ends[question.after].wait()
       await asyncio.sleep(question.think_s)
     await asyncio.sleep(start + question.time_s - time.perf_counter())
     outcome = Outcome(time.perf_counter())
-    await _ask(outcome, question, functools.partial(
+    await _stream_response(outcome, question, functools.partial(
       exchange.post, f"{url}/v1/completions", headers=_headers(key),
       timeout_s=timeout_s, context=context,
     ))
@@ -202,8 +206,8 @@ async def ask(
   ))
 
 
-async def _ask(
-  outcome: Outcome, question: Question, post: Callable[..., Awaitable[int]]
+async def _stream_response(
+  outcome: Outcome, question: TimedRequest, post: Callable[..., Awaitable[int]]
 ) -> None:
   """Streams one response, and writes its measurements to `outcome`."""
   body = dict(question.body) | {
@@ -221,7 +225,7 @@ async def _ask(
       # An event with a choice carries text; the last event has the usage only.
       if b'"choices":[{' in event:
         outcome.times_s.append(now)
-      if event != _START + b"[DONE]":
+      if event != _EVENT_PREFIX + b"[DONE]":
         last = event
 
   try:
@@ -229,7 +233,7 @@ async def _ask(
     if status != 200:
       outcome.error = f"{status}: {first.decode(errors='replace')}"
       return
-    outcome.tokens = json.loads(last.removeprefix(_START))["usage"][
+    outcome.tokens = json.loads(last.removeprefix(_EVENT_PREFIX))["usage"][
       "completion_tokens"
     ]
   except (

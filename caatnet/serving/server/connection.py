@@ -1,13 +1,13 @@
-"""HTTP/1.1 connection: uvicorn's, with timeouts, and half-closed clients.
+"""HTTP/1.1 connections of uvicorn, with timeouts and half-closed clients.
 
 A client may close its sending direction after a complete request and still wait
 for the response (RFC 9112, section 9.6): the end of its data is not a
 disconnect. A client that has closed the whole connection sends the same
 segment, and only answers further data by a reset. Before the response begins,
 the server therefore sends such a client an interim response, 100 (Continue),
-which clients without an expectation discard (RFC 9110, section 15.2.1): a
-request is cancelled when the connection is reset. HTTP/1.0 has no interim
-responses, so that its clients are always answered.
+which clients without an expectation discard (RFC 9110, section 15.2.1). If the
+answer is a reset, the server cancels the request. HTTP/1.0 has no interim
+responses, so requests of its clients are never cancelled in this way.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.responses import as_json
 
 # Seconds from the end of a client's data to the interim response, so that a
-# quick response comes without one, and from then on between checks for a reset.
+# quick response comes without it; then, seconds between checks for a reset.
 _PROBE_S = 0.1
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Maximum length of a message: messages quote input from clients.
-_LONGEST = 500
+_MAX_MESSAGE_CHARS = 500
 
 
 class ApiError(Exception):
@@ -25,16 +25,18 @@ class ApiError(Exception):
     Args:
       status: HTTP status code.
       message: The problem and the allowed values. Characters that cannot be
-        printed are escaped, and 500 characters are kept.
+        printed are escaped, and longer messages are cut to 500 characters.
       code: Machine-readable identifier of the error.
       param: Invalid field of the request.
       headers: Headers of the response.
     """
     message = "".join(  # one line, although messages quote input
-      c if c.isprintable() else repr(c)[1:-1] for c in message[: _LONGEST + 1]
+      c if c.isprintable() else repr(c)[1:-1] for c in message[
+        : _MAX_MESSAGE_CHARS + 1
+      ]
     )
-    if len(message) > _LONGEST:
-      message = f"{message[:_LONGEST]}..."
+    if len(message) > _MAX_MESSAGE_CHARS:
+      message = f"{message[:_MAX_MESSAGE_CHARS]}..."
     super().__init__(message)
     self.status = status
     self.headers = dict(headers or {})
@@ -50,6 +52,8 @@ class ApiError(Exception):
     }
 
 
-def wrong(param: str, message: str, code: str | None = None) -> ApiError:
+def invalid_field(
+  param: str, message: str, code: str | None = None
+) -> ApiError:
   """Returns the error (status 400) of an invalid field."""
   return ApiError(400, message, code, param)

@@ -1,8 +1,8 @@
 """HTTP/1.1 exchange of a client that reads a response as it arrives.
 
-A general HTTP client takes several times the processor time per part of a
-stream: a load generator on the machine of the server would delay what it
-measures.
+A general HTTP client needs several times as much processor time per part of a
+stream, so a load generator on the server's machine would delay the responses
+that it measures.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ class HttpExchange(asyncio.Protocol):
 
   Attributes:
     status: Status code of the response; 0 before its head.
-    last_s: Time at which data arrived last, or of construction before
-      (`time.perf_counter`).
-    ended: Future that is done after the whole response, or has the exception.
+    last_s: Time in seconds at which data last arrived; at first, that of
+      construction (`time.perf_counter`).
+    ended: Future that ends with the response, or with an exception.
   """
 
   def __init__(
@@ -56,16 +56,16 @@ class HttpExchange(asyncio.Protocol):
 
   def data_received(self, data: bytes) -> None:
     self.last_s = time.perf_counter()
-    self._read(data)
+    self._handle_data(data)
 
   def eof_received(self) -> None:
-    self._read(b"")  # the end of a body without a length
+    self._handle_data(b"")  # the end of a body without a length
 
   def connection_lost(self, exc: Exception | None) -> None:
     if not self.ended.done():
       self.ended.set_exception(exc or ConnectionError("the connection is lost"))
 
-  def _read(self, data: bytes) -> None:
+  def _handle_data(self, data: bytes) -> None:
     """Handles received data, b"" for its end."""
     if self.ended.done():
       return

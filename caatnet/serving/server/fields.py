@@ -24,8 +24,8 @@ import pydantic
 from pydantic import Field
 
 from caatnet.inference.filters import FILTERS, Filter
-from caatnet.inference.sampling import NUM_TOP
-from caatnet.serving.server.errors import ApiError, wrong
+from caatnet.inference.sampling import NUM_TOP_TOKENS
+from caatnet.serving.server.errors import ApiError, invalid_field
 
 # Limits of fields, so that a request has a bounded cost.
 _MAX_STOPS = 16
@@ -33,17 +33,19 @@ _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
 _LONGEST_DEADLINE_S = 86400.0
 # Fields with possibly long values, which messages do not quote.
-_TEXTS = ("prompt", "messages", "stop", "user", "conversation", "tokens",
-          "prompt_cache_key", "safety_identifier")
+_UNQUOTED_FIELDS = (
+  "prompt", "messages", "stop", "user", "conversation", "tokens",
+  "prompt_cache_key", "safety_identifier"
+)
 
 # Unsupported fields, with the values that request the default behaviour.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
   "frequency_penalty": (0,),
   "presence_penalty": (0,),
   "logit_bias": ({},),
 }
-_NEUTRAL_COMPLETION = _NEUTRAL | {"suffix": ("",)}
-_NEUTRAL_CHAT = _NEUTRAL | {
+_UNSUPPORTED_COMPLETION = _UNSUPPORTED | {"suffix": ("",)}
+_UNSUPPORTED_CHAT = _UNSUPPORTED | {
   "audio": (), "function_call": ("none",), "functions": ([],),
   "modalities": (["text"],), "moderation": (),
   "parallel_tool_calls": (True, False), "prediction": (),
@@ -54,7 +56,7 @@ _NEUTRAL_CHAT = _NEUTRAL | {
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
   """Validated body of a completion or chat request.
 
   Attributes:
@@ -102,14 +104,14 @@ class Asked:
   deadline_s: float
 
 
-def _whole(low: int, high: int) -> Any:
-  """Returns the type of integers in a range."""
+def _integer_type(low: int, high: int) -> Any:
+  """Returns a pydantic type for integers from `low` to `high`."""
   must = f"must be an integer in [{low}, {high}]"
   return Annotated[int, Field(ge=low, le=high, description=must)]
 
 
-def _number(low: float, high: float) -> Any:
-  """Returns the type of finite numbers in a range."""
+def _number_type(low: float, high: float) -> Any:
+  """Returns a pydantic type for finite numbers from `low` to `high`."""
   must = f"must be a number in [{low}, {high}]"
   return Annotated[
     float, Field(ge=low, le=high, allow_inf_nan=False, description=must)
@@ -118,7 +120,7 @@ def _number(low: float, high: float) -> Any:
 
 _Flag = Annotated[bool, Field(description="must be true or false")]
 _Token = Annotated[int, Field(ge=0, lt=2**31)]
-_Count = _whole(1, 2**31 - 1)
+_Count = _integer_type(1, 2**31 - 1)
 _Name = Annotated[str, Field(
   max_length=_LONGEST_NAME,
   description=f"must be a string of at most {_LONGEST_NAME} characters",
@@ -166,12 +168,12 @@ class _Message(_Object):
   name: str | None = None
 
 
-def _of_filter(row: Filter) -> Any:
-  """Returns the type and default of a filter's field."""
+def _filter_field(row: Filter) -> Any:
+  """Returns the pydantic type and the default value of a filter's field."""
   if row.kind is int:
-    return _whole(int(row.least), int(row.most)), row.neutral
+    return _integer_type(int(row.least), int(row.most)), row.neutral
   if not row.above:
-    return _number(row.least, row.most), row.neutral
+    return _number_type(row.least, row.most), row.neutral
   must = (
     f"must be above {row.least:g} and at most {row.most:g}; temperature=0 is "
     "greedy"
@@ -183,12 +185,12 @@ def _of_filter(row: Filter) -> Any:
 
 _Filters = pydantic.create_model(
   "_Filters", __base__=_Object,
-  **{name: _of_filter(row) for name, row in FILTERS.items()},
+  **{name: _filter_field(row) for name, row in FILTERS.items()},
 )
 
 
 class _Common(_Filters, _Object):
-  """Fields of both completions and chats, documented in `Asked`."""
+  """Fields of both completions and chats, documented in `ParsedRequest`."""
 
   model: Any = None  # checked by the caller
   n: Annotated[
@@ -204,29 +206,31 @@ class _Common(_Filters, _Object):
           f"to {_LONGEST_STOP} characters"),
   ] = []
   ignore_eos: _Flag = False
-  temperature: _number(0, 1e9) = 1.0
-  seed: _whole(-(2**63), 2**63 - 1) | None = None
+  temperature: _number_type(0, 1e9) = 1.0
+  seed: _integer_type(-(2**63), 2**63 - 1) | None = None
   user: _Name = ""
-  priority: _number(-1e9, 1e9) = 0.0
+  priority: _number_type(-1e9, 1e9) = 0.0
   conversation: _Name = ""
-  deadline_s: _number(0, _LONGEST_DEADLINE_S) | None = None
+  deadline_s: _number_type(0, _LONGEST_DEADLINE_S) | None = None
   max_tokens: _Count | None = None
 
   @pydantic.field_validator("top_k", mode="before", check_fields=False)
   @classmethod
-  def _all_tokens(cls, value: Any) -> Any:
-    """vLLM's clients send -1 for all tokens."""
+  def _accept_minus_one(cls, value: Any) -> Any:
+    """Converts -1, which vLLM's clients send for all tokens, to 0."""
     return 0 if type(value) is int and value == -1 else value
 
-  def asked(self, max_choices: int, **found: Any) -> Asked:
-    """Returns the validated request, with the fields of its kind."""
+  def asked(self, max_choices: int, **found: Any) -> ParsedRequest:
+    """Returns the request; ``found`` has the fields that `_Common` lacks."""
     if self.n > max_choices:
-      raise wrong("n", f"n={self.n} must be an integer in [1, {max_choices}]")
+      raise invalid_field(
+        "n", f"n={self.n} must be an integer in [1, {max_choices}]"
+      )
     options = self.stream_options
     if options is not None and not self.stream:
-      raise wrong("stream_options", "stream_options needs stream=true")
+      raise invalid_field("stream_options", "stream_options needs stream=true")
     stops = [self.stop] if isinstance(self.stop, str) else self.stop
-    return Asked(
+    return ParsedRequest(
       n=self.n, stream=self.stream,
       include_usage=options is not None and options.include_usage,
       stop=tuple(stops), ignore_eos=self.ignore_eos,
@@ -244,10 +248,10 @@ class _Completion(_Common):
     Field(description="must be a string, a list of strings, a list of tokens, "
           "or a list of lists of tokens"),
   ]
-  logprobs: _whole(0, NUM_TOP) | None = None
+  logprobs: _integer_type(0, NUM_TOP_TOKENS) | None = None
   best_of: _Count | None = None
   echo: _Flag = False
-  max_tokens: _whole(0, 2**31 - 1) | None = None  # 0 only with `echo`
+  max_tokens: _integer_type(0, 2**31 - 1) | None = None  # 0 only with `echo`
 
 
 class _Chat(_Common):
@@ -255,7 +259,7 @@ class _Chat(_Common):
     min_length=1, description="must be a list of at least one message"
   )]
   logprobs: _Flag = False
-  top_logprobs: _whole(0, NUM_TOP) = 0
+  top_logprobs: _integer_type(0, NUM_TOP_TOKENS) = 0
   chat_template_kwargs: Annotated[
     dict[str, Any], Field(description="must be a JSON object")
   ] = {}
@@ -272,7 +276,7 @@ class _Chat(_Common):
   safety_identifier: _Name = ""
 
 
-def completion(body: Any, max_choices: int) -> Asked:
+def parse_completion(body: Any, max_choices: int) -> ParsedRequest:
   """Parses the body of /v1/completions.
 
   Args:
@@ -283,19 +287,20 @@ def completion(body: Any, max_choices: int) -> Asked:
     ApiError: The body is invalid (status 400).
 
   Example:
-    >>> asked = completion({"prompt": "The", "temperature": 0}, max_choices=8)
+    >>> fields = {"prompt": "The", "temperature": 0}
+    >>> asked = parse_completion(fields, max_choices=8)
     >>> asked.prompts, asked.max_tokens, asked.drawing["temperature"]
     (('The',), 16, 0.0)
     >>> try:
-    ...   completion({"prompt": "The", "n": 9}, max_choices=8)
+    ...   parse_completion({"prompt": "The", "n": 9}, max_choices=8)
     ... except ApiError as error:
     ...   print(error.status, error)
     400 n=9 must be an integer in [1, 8]
   """
-  given: _Completion = _validated(_Completion, body, _NEUTRAL_COMPLETION)
+  given: _Completion = _validated(_Completion, body, _UNSUPPORTED_COMPLETION)
   prompt, n, logprobs = given.prompt, given.n, given.logprobs
   if prompt == []:
-    raise wrong("prompt", "prompt=[] must contain a prompt")
+    raise invalid_field("prompt", "prompt=[] must contain a prompt")
   # One prompt or a list of prompts.
   alone = isinstance(prompt, str) or isinstance(prompt[0], int)
   prompts = tuple(
@@ -303,16 +308,16 @@ def completion(body: Any, max_choices: int) -> Asked:
     for p in ([prompt] if alone else prompt)
   )
   if given.best_of not in (None, n):
-    raise wrong(
+    raise invalid_field(
       "best_of", f"best_of={given.best_of} must be n={n}, or left out"
     )
   if n <= max_choices < len(prompts) * n:
-    raise wrong(
+    raise invalid_field(
       "prompt", f"{len(prompts)} prompts with n={n} are more than "
       f"{max_choices} answers"
     )
   if given.max_tokens == 0 and not given.echo:
-    raise wrong("max_tokens", "max_tokens=0 needs echo=true")
+    raise invalid_field("max_tokens", "max_tokens=0 needs echo=true")
   return given.asked(
     max_choices, prompts=prompts, messages=(), template={}, echo=given.echo,
     logprobs=logprobs is not None, num_top=logprobs or 0,
@@ -321,19 +326,22 @@ def completion(body: Any, max_choices: int) -> Asked:
   )
 
 
-def chat(body: Any, max_choices: int) -> Asked:
-  """Parses the body of /v1/chat/completions; see `completion`."""
-  given: _Chat = _validated(_Chat, body, _NEUTRAL_CHAT)
+def parse_chat(body: Any, max_choices: int) -> ParsedRequest:
+  """Parses the body of /v1/chat/completions; see `parse_completion`."""
+  given: _Chat = _validated(_Chat, body, _UNSUPPORTED_CHAT)
   top = given.top_logprobs
   if top and not given.logprobs:
-    raise wrong("top_logprobs", f"top_logprobs={top} needs logprobs=true")
+    raise invalid_field(
+      "top_logprobs", f"top_logprobs={top} needs logprobs=true"
+    )
   old, new = given.max_tokens, given.max_completion_tokens
   if None not in (old, new) and old != new:
-    raise wrong(
+    raise invalid_field(
       "max_tokens", f"max_tokens={old} is not max_completion_tokens={new}"
     )
   return given.asked(
-    max_choices, prompts=(), messages=tuple(map(_joined, given.messages)),
+    max_choices, prompts=(),
+    messages=tuple(map(_join_text_parts, given.messages)),
     template=given.chat_template_kwargs, echo=False, logprobs=given.logprobs,
     num_top=top, max_tokens=new or old,
   )
@@ -348,15 +356,15 @@ class _Text(_Object):
 class _Tokens(_Object):
   model: Any = None  # checked by the caller
   tokens: Annotated[
-    list[_Token], Field(description="must be a list of tokens")
+    list[_Token], Field(description="must be a list of token ids")
   ]
 
 
-class Expert(_Object):
+class ExpertBody(_Object):
   """Body of a request that adds or replaces an expert.
 
-  The router selects an added expert only if none was fine-tuned for its kind
-  (`caatnet.serving.router`).
+  The router selects an added expert only if no expert was fine-tuned for the
+  same kind of text (`caatnet.serving.router`).
   """
 
   path: Annotated[str, Field(
@@ -368,12 +376,12 @@ class Expert(_Object):
   description: _Name = ""
 
 
-def expert(body: Any) -> Expert:
-  """Parses the body of /v1/experts; see `text`."""
-  return _validated(Expert, body, {})
+def parse_expert(body: Any) -> ExpertBody:
+  """Parses the body of /v1/experts; see `parse_tokenize`."""
+  return _validated(ExpertBody, body, {})
 
 
-def text(body: Any) -> tuple[str, bool]:
+def parse_tokenize(body: Any) -> tuple[str, bool]:
   """Parses the body of /tokenize, as in vLLM.
 
   Returns:
@@ -386,13 +394,13 @@ def text(body: Any) -> tuple[str, bool]:
   return given.prompt, given.add_special_tokens
 
 
-def tokens(body: Any) -> list[int]:
-  """Parses the body of /detokenize, as in vLLM; see `text`."""
+def parse_detokenize(body: Any) -> list[int]:
+  """Parses the body of /detokenize, as in vLLM; see `parse_tokenize`."""
   given: _Tokens = _validated(_Tokens, body, {})
   return given.tokens
 
 
-def _joined(message: _Message) -> dict[str, str]:
+def _join_text_parts(message: _Message) -> dict[str, str]:
   """Returns a message for the chat template, with its text parts joined."""
   found = message.model_dump(exclude_none=True)
   if not isinstance(message.content, str):
@@ -403,10 +411,10 @@ def _joined(message: _Message) -> dict[str, str]:
 def _validated(
   kind: type[_Object], body: Any, neutral: Mapping[str, Sequence[Any]]
 ) -> Any:
-  """Returns the body as a validated model.
+  """Returns the body as an instance of ``kind``, after validation.
 
   Args:
-    kind: Model of the body.
+    kind: Pydantic model of the body.
     body: Parsed JSON.
     neutral: Unsupported fields, with the values that request the default
       behaviour.
@@ -419,23 +427,23 @@ def _validated(
   for name, value in body.items():
     if name in neutral:
       if value is not None and value not in neutral[name]:
-        raise wrong(
+        raise invalid_field(
           name, f"{name}={value!r} is not supported by this server; leave it "
           "out", "unsupported_field",
         )
     elif name not in kind.model_fields:
-      raise wrong(
+      raise invalid_field(
         name, f"{name} is not a field of this server", "unknown_field"
       )
-  # Neutral fields are not fields of the model.
+  # Unsupported fields are not fields of the pydantic model.
   given = {k: v for k, v in body.items() if k not in neutral}
   try:
     return kind.model_validate(given)
   except pydantic.ValidationError as error:
-    raise _explained(kind, error.errors()[0], body) from error
+    raise _field_error(kind, error.errors()[0], body) from error
 
 
-def _explained(kind: type[_Object], error: Any, body: Any) -> ApiError:
+def _field_error(kind: type[_Object], error: Any, body: Any) -> ApiError:
   """Returns the error of a field, with its name and its allowed values."""
   # Path of the invalid value: field, then index or key.
   name, *rest = error["loc"]
@@ -443,28 +451,30 @@ def _explained(kind: type[_Object], error: Any, body: Any) -> ApiError:
   if name == "messages" and rest:
     where = f"messages[{rest[0]}]"
     if len(rest) == 1:
-      return wrong(where, f"{where} must be a JSON object")
+      return invalid_field(where, f"{where} must be a JSON object")
     field, message = f"{where}.{rest[1]}", value[rest[0]]
     if error["type"] == "extra_forbidden" and len(rest) == 2:
-      return wrong(where, f"{field} is not supported by this server")
+      return invalid_field(where, f"{field} is not supported by this server")
     if isinstance(message.get(rest[1]), list):
-      return wrong(where, f"{field} has a part other than text")
-    return wrong(where, f"{field} must be a string")
+      return invalid_field(where, f"{field} has a part other than text")
+    return invalid_field(where, f"{field} must be a string")
   fields = kind.model_fields
   if name == "stream_options" and rest:
     fields, name, value = _StreamOptions.model_fields, rest[0], value[rest[0]]
     if name not in fields:
-      return wrong(
+      return invalid_field(
         name, f"{name} is not a field of this server", "unknown_field"
       )
   must = _description(fields[name])
-  if isinstance(value, (bool, int, float, str)) and name not in _TEXTS:
-    return wrong(name, f"{name}={value!r} {must}")
-  return wrong(name, f"{name} {must}")
+  if isinstance(
+    value, (bool, int, float, str)
+  ) and name not in _UNQUOTED_FIELDS:
+    return invalid_field(name, f"{name}={value!r} {must}")
+  return invalid_field(name, f"{name} {must}")
 
 
 def _description(field: pydantic.fields.FieldInfo) -> str:
-  """Returns the description of a field, also inside an optional type."""
+  """Returns a field's description, which may be part of an optional type."""
   if field.description:
     return field.description
   inner = next(a for a in field.annotation.__args__ if a is not type(None))

@@ -23,7 +23,7 @@ from caatnet.serving.server.errors import ApiError
 _BACKLOG = 2048
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_listener(host: str, port: int) -> socket.socket:
   """Returns a listening socket.
 
   Raises:

@@ -17,11 +17,11 @@ class Load:
   Attributes:
     trace: Requests of a trace; None for `traces.Sessions`.
     sessions: Number of conversations without a trace.
-    rate: Requests per second; 0 for the trace's own times, or 1 without a
-      trace.
+    rate: Requests per second; 0 for the arrival times of the trace or, without
+      a trace, for one per second.
     think_s: Mean seconds between an answer and the next turn of a conversation.
-    max_tokens: Longest answer in tokens; 0 for the lengths of the trace, or
-      1,000 without a trace. Without one, half of the context is a limit too.
+    max_tokens: Longest answer in tokens; 0 for the lengths of the trace or,
+      without a trace, for 1,000. Without a trace, at most half of the context.
     num_requests: Number of requests, from the first; 0 for all.
     seed: Seed of random arrivals and lengths.
 
@@ -43,11 +43,12 @@ class Load:
 
   def questions(
     self, card: dict[str, Any]
-  ) -> tuple[list[client.Question], int]:
+  ) -> tuple[list[client.TimedRequest], int]:
     """Returns the requests that fit into a model's context.
 
     Args:
-      card: The server's description of its model, from `client.card`.
+      card: The server's description of its model, from
+        `client.read_model_card`.
 
     Returns:
       The requests, and the number of those that are too long.
@@ -72,7 +73,7 @@ class Load:
         longest=context,
       ).arrivals()
     arrivals = arrivals[: self.num_requests or None]
-    found = client.questions_of(arrivals, card)
+    found = client.requests_of_trace(arrivals, card)
     return found, len(arrivals) - len(found)
 
 
@@ -86,8 +87,8 @@ def replay(
     url: URL of the server.
     load: The requests.
     key: API key; "" for none.
-    begun: Called with two numbers: of requests to send, and of requests that
-      are too long.
+    begun: Called with the number of requests to send, and the number of those
+      that are too long.
     on_end: Called when a response has ended.
 
   Returns:
@@ -97,8 +98,8 @@ def replay(
   Raises:
     ValueError: The server does not answer, or `Load.questions` raises one.
   """
-  card = asyncio.run(client.card(url, key))
+  card = asyncio.run(client.read_model_card(url, key))
   questions, left_out = load.questions(card)
   begun(len(questions), left_out)
-  found = asyncio.run(client.ask(url, questions, key, on_end=on_end))
+  found = asyncio.run(client.send_requests(url, questions, key, on_end=on_end))
   return client.summary(found) | {"left_out": left_out}

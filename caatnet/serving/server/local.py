@@ -17,12 +17,14 @@ from parallel.base.checks import known
 
 _END_S = 20.0
 _POLL_S = 0.1
-_ADDRESS = re.compile(r"(http://[\d.]+:\d+)\D")  # a line may be half written
+_ADDRESS_PATTERN = re.compile(
+  r"(http://[\d.]+:\d+)\D"
+)  # a line may be half written
 
 
 @contextlib.contextmanager
-def started(workdir: str, arguments: Sequence[str]) -> Iterator[str]:
-  """Starts ``launch.serve`` on a free port, and ends it after the context.
+def running_server(workdir: str, arguments: Sequence[str]) -> Iterator[str]:
+  """Starts ``launch.serve`` on a free port, and ends it after the with block.
 
   Args:
     workdir: Folder of the run to serve.
@@ -35,8 +37,10 @@ def started(workdir: str, arguments: Sequence[str]) -> Iterator[str]:
     ValueError: The server has ended; the message is its last printed line.
   """
   command = [
-    *with_parent(),
-    *commands.spawned("serve", "--port=0", f"--workdir={workdir}", *arguments),
+    *parent_death_prefix(),
+    *commands.script_command(
+      "serve", "--port=0", f"--workdir={workdir}", *arguments
+    ),
   ]
   path = os.pathsep.join(filter(None, [
     str(commands.root()), os.environ.get("PYTHONPATH")
@@ -59,7 +63,7 @@ def _address(process: subprocess.Popen, log: pathlib.Path) -> str:
   while True:
     ended = process.poll() is not None
     text = log.read_text(errors="replace")
-    if found := _ADDRESS.search(text):
+    if found := _ADDRESS_PATTERN.search(text):
       return found[1]
     if ended:
       last = [f"it ended with code {process.returncode}", *text.splitlines()]
@@ -67,7 +71,7 @@ def _address(process: subprocess.Popen, log: pathlib.Path) -> str:
     time.sleep(_POLL_S)
 
 
-def policies(text: str) -> list[str]:
+def parse_policies(text: str) -> list[str]:
   """Returns the scheduling policies of a comma-separated list.
 
   Raises:
@@ -79,11 +83,11 @@ def policies(text: str) -> list[str]:
   return found
 
 
-def with_parent() -> list[str]:
+def parent_death_prefix() -> list[str]:
   """Returns the prefix of a command that ends when this process ends.
 
-  The kernel sends the signal even if this process is killed; [] where there is
-  no ``setpriv`` (util-linux).
+  The kernel then sends SIGTERM to the command, even if this process is killed.
+  The prefix is [] where there is no ``setpriv`` (util-linux).
   """
   found = shutil.which("setpriv")
   return [found, "--pdeathsig", "TERM"] if found else []

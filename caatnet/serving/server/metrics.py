@@ -12,12 +12,14 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.requests import FINAL_STATES, Request, State
 
 # Upper bounds in seconds, each 1.5 to 2.5 times the one before.
-_TTFT = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120)
-_TBT = (.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
-_LATENCY = (.05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
+_TTFT_BUCKETS_S = (
+  .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120
+)
+_TBT_BUCKETS_S = (.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
+_LATENCY_BUCKETS_S = (.05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 
 
 class Metrics:
@@ -36,14 +38,15 @@ class Metrics:
     self._bytes = {"pages": page_bytes, "states": state_bytes}
     self._registry = CollectorRegistry()
     self._ttft = self._histogram(
-      "ttft_seconds", "From a request's arrival to its first token", _TTFT
+      "ttft_seconds", "From a request's arrival to its first token",
+      _TTFT_BUCKETS_S
     )
     self._tbt = self._histogram(
-      "tbt_seconds", "Between two tokens of a request", _TBT
+      "tbt_seconds", "Between two tokens of a request", _TBT_BUCKETS_S
     )
     self._latency = self._histogram(
       "request_seconds", "From the arrival of a request that has finished to "
-      "its last token", _LATENCY,
+      "its last token", _LATENCY_BUCKETS_S,
     )
     self._prompt = self._counter("prompt_tokens", "Tokens of prompts")
     self._drawn = self._counter("drawn_tokens", "Tokens that were drawn")
@@ -53,7 +56,7 @@ class Metrics:
     self._ends = self._counter(
       "requests", "Ended sequences by final state", ("end",)
     )
-    for state in ENDS:
+    for state in FINAL_STATES:
       self._ends.labels(state.value)
     self._answers = self._counter(
       "http_responses", "HTTP responses by status code", ("status",)
@@ -104,11 +107,11 @@ class Metrics:
     """
     # Gauges are rebuilt from the snapshot at each scrape.
     now = CollectorRegistry()
-    now.register(_Now(state, self._bytes))
+    now.register(_SnapshotCollector(state, self._bytes))
     return generate_latest(self._registry) + generate_latest(now)
 
 
-class _Now(Collector):
+class _SnapshotCollector(Collector):
   """Prometheus collector of gauges and counters from one snapshot."""
 
   def __init__(self, state: dict[str, Any], sizes: dict[str, int]) -> None:

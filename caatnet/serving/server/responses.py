@@ -11,15 +11,15 @@ from caatnet.inference.scoring import TargetScores
 from caatnet.serving.engine.device import as_dict
 from caatnet.serving.requests import State
 from caatnet.serving.server.errors import ApiError
-from caatnet.serving.server.fields import Asked
-from caatnet.serving.server.service import News, WaitingChoice
+from caatnet.serving.server.fields import ParsedRequest
+from caatnet.serving.server.service import ChoiceEvent, WaitingChoice
 
 _REASONS = {
   "stop_id": "stop", "stop_string": "stop", "max_tokens": "length",
   "context": "length", "interrupted": "length",
 }
 # Smallest log-probability in JSON, which has no infinity; the same as in vLLM.
-_LEAST = -9999.0
+_MIN_LOGPROB = -9999.0
 DONE = b"data: [DONE]\n\n"  # end of a stream in OpenAI's API
 # `json.dumps` would make an encoder per call, which takes as long as an event.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -40,7 +40,7 @@ def as_json(value: Any) -> bytes:
 
 
 def failure(
-  state: State, asked: Asked, error: str = "", expert: str = ""
+  state: State, asked: ParsedRequest, error: str = "", expert: str = ""
 ) -> ApiError:
   """Returns the error of a sequence that failed, expired or was refused.
 
@@ -70,7 +70,7 @@ def failure(
   )
 
 
-class Scored(NamedTuple):
+class ScoredToken(NamedTuple):
   """Token of a response with its log-probability.
 
   Attributes:
@@ -90,7 +90,7 @@ class ResponseFormatter:
   """Formatter of a call's events as JSON in OpenAI's formats."""
 
   def __init__(
-    self, asked: Asked, model: str, tokenizer: Tokenizer,
+    self, asked: ParsedRequest, model: str, tokenizer: Tokenizer,
     prompts: Sequence[str],
   ) -> None:
     """Starts a response.
@@ -117,7 +117,7 @@ class ResponseFormatter:
     self._start = f'data: {head},"choices":[{{"index":'
     self._end = "}],\"usage\":null}\n\n" if asked.include_usage else "}]}\n\n"
 
-  def chunk(self, news: News) -> bytes:
+  def chunk(self, news: ChoiceEvent) -> bytes:
     """Returns an event of a stream as bytes; b"" if it has no content."""
     index, asked = news.choice.index, self.asked
     reason = None
@@ -130,7 +130,7 @@ class ResponseFormatter:
     self._seen.add(index)
     logprobs = None
     if asked.logprobs:
-      logprobs = self._logprobs(self._scored(news.choice, [news], first))
+      logprobs = self._logprobs(self._scored_tokens(news.choice, [news], first))
     choice: dict[str, Any] = {}
     if self._chat:
       delta = {"role": "assistant"} if first else {}
@@ -142,7 +142,7 @@ class ResponseFormatter:
     return f"{self._start}{index},{rest}{self._end}".encode()
 
   def _echoed(self, choice: WaitingChoice, first: bool) -> str:
-    """Returns the prompt's text for the first chunk of an echoed choice."""
+    """Returns the prompt's text if it is echoed before this chunk, else ""."""
     return self._prompts[choice.prompt] if self._prompts and first else ""
 
   def last(self, choices: Sequence[WaitingChoice]) -> bytes:
@@ -154,13 +154,15 @@ class ResponseFormatter:
     return event(body) + DONE
 
   def whole(
-    self, choices: Sequence[WaitingChoice], news: Iterable[News]
+    self, choices: Sequence[WaitingChoice], news: Iterable[ChoiceEvent]
   ) -> dict[str, Any]:
     """Returns the body of a response without streaming.
 
-    The sequences have ended, and the second argument contains all their events.
+    The sequences have ended, and ``news`` contains all their events.
     """
-    by_choice: dict[int, list[News]] = {choice.index: [] for choice in choices}
+    by_choice: dict[int, list[ChoiceEvent]] = {
+      choice.index: [] for choice in choices
+    }
     for item in news:
       by_choice[item.choice.index].append(item)
     found = []
@@ -170,7 +172,7 @@ class ResponseFormatter:
       logprobs = None
       if self.asked.logprobs:
         logprobs = self._logprobs(
-          self._scored(choice, by_choice[choice.index], True)
+          self._scored_tokens(choice, by_choice[choice.index], True)
         )
       said: dict[str, Any] = {"text": text}
       if self._chat:
@@ -185,23 +187,25 @@ class ResponseFormatter:
       "object": self._kind, "choices": found, "usage": usage(choices)
     }
 
-  def _scored(
-    self, choice: WaitingChoice, news: Iterable[News], first: bool
-  ) -> list[Scored]:
-    """Returns the tokens of events; if ``first``, after an echoed prompt."""
+  def _scored_tokens(
+    self, choice: WaitingChoice, news: Iterable[ChoiceEvent], first: bool
+  ) -> list[ScoredToken]:
+    """Returns the tokens of events; if ``first``, after those of the prompt."""
     found = []
     if first and choice.scores is not None:
-      found += self._prompt(choice.request.prompt.tolist(), choice.scores)
+      found += self._scored_prompt_tokens(
+        choice.request.prompt.tolist(), choice.scores
+      )
     before = len(self._echoed(choice, True))
     found += [
-      Scored(item.token, item.logprob, item.top, before + item.offset)
+      ScoredToken(item.token, item.logprob, item.top, before + item.offset)
       for item in news if item.token is not None
     ]
     return found
 
-  def _prompt(
+  def _scored_prompt_tokens(
     self, prompt: Sequence[int], scores: TargetScores
-  ) -> Iterator[Scored]:
+  ) -> Iterator[ScoredToken]:
     """Yields the tokens of a prompt; the first has no log-probability."""
     assert scores.top is not None
     stream, offset = self._tokenizer.stream(), 0
@@ -211,10 +215,10 @@ class ResponseFormatter:
       if i and self.asked.num_top:
         position = type(scores.top)(*(x[i - 1] for x in scores.top))
         top = as_dict(position, self.asked.num_top)
-      yield Scored(token, logprob, top, offset)
+      yield ScoredToken(token, logprob, top, offset)
       offset += len(stream.push(token))
 
-  def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any]:
+  def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
     """Returns tokens with their log-probabilities, in OpenAI's format."""
     if self._chat:
       return {"content": [
@@ -227,18 +231,18 @@ class ResponseFormatter:
       ]}
     return {
       "tokens": [self._text(item.token) for item in scored],
-      "token_logprobs": [_finite(item.logprob) for item in scored],
-      "top_logprobs": list(map(self._named, scored))
+      "token_logprobs": [_clamp_logprob(item.logprob) for item in scored],
+      "top_logprobs": list(map(self._top_logprobs_by_text, scored))
       if self.asked.num_top else None,
       "text_offset": [item.offset for item in scored],
     }
 
-  def _named(self, item: Scored) -> dict[str, float] | None:
+  def _top_logprobs_by_text(self, item: ScoredToken) -> dict[str, float] | None:
     """Returns the most probable tokens and the token itself, by text.
 
     Of tokens with equal texts, such as incomplete characters, all but the first
-    are named by their ids, as in vLLM: clients compare the token's value with
-    the largest one.
+    have their ids as keys, as in vLLM. The drawn token is first: clients find
+    its value by its text, to compare it with the largest value.
     """
     if item.logprob is None:
       return None
@@ -248,14 +252,14 @@ class ResponseFormatter:
     }).items():
       text = self._text(token)
       name = f"token_id:{token}" if text in found else text
-      found[name] = _finite(logprob)
+      found[name] = _clamp_logprob(logprob)
     return found
 
   def _token(self, token: int, logprob: float) -> dict[str, Any]:
-    """Returns a token of a chat."""
+    """Returns a token with its log-probability and bytes, as chats need it."""
     found = self._tokenizer.token_bytes(token)
     return {
-      "token": self._text(token), "logprob": _finite(logprob),
+      "token": self._text(token), "logprob": _clamp_logprob(logprob),
       "bytes": None if found is None else list(found),
     }
 
@@ -264,9 +268,9 @@ class ResponseFormatter:
     return self._tokenizer.decode([token])
 
 
-def _finite(logprob: float | None) -> float | None:
-  """Returns a log-probability that JSON can contain."""
-  return None if logprob is None else max(logprob, _LEAST)
+def _clamp_logprob(logprob: float | None) -> float | None:
+  """Limits a log-probability from below, since JSON has no infinity."""
+  return None if logprob is None else max(logprob, _MIN_LOGPROB)
 
 
 def usage(choices: Sequence[WaitingChoice]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from caatnet.serving.server.catalog import Models
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class ServerParts:
   """Engine, models and options of a server.
 
   Attributes:

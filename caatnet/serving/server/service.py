@@ -20,7 +20,7 @@ import jax
 
 from caatnet.inference.scoring import Scorer, TargetScores
 from caatnet.inference.transcripts import Transcript
-from caatnet.serving.engine.device import Drawn
+from caatnet.serving.engine.device import SamplingState
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.executor import Executor
 from caatnet.serving.requests import Request, State
@@ -31,7 +31,7 @@ from caatnet.serving.server.snapshot import describe
 
 _LOG = logging.getLogger(__name__)
 # Timeout in seconds for a snapshot of the state by the engine's thread.
-_PATIENCE_S = 2.0
+_SNAPSHOT_TIMEOUT_S = 2.0
 
 
 class Wakeable(Executor, Protocol):
@@ -47,7 +47,7 @@ class Wakeable(Executor, Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class News:
+class ChoiceEvent:
   """Event of a choice: a new token, or the choice's end without a token.
 
   A choice that draws no token, since only its prompt is scored, has one event:
@@ -62,7 +62,7 @@ class News:
     offset: Length of the text before it, in characters.
     state: Final state if the sequence has ended, else None.
     top: Log-probabilities of the most probable tokens, if requested.
-    error: Reason of the state FAILED if an expert could not be loaded.
+    error: Reason of the state FAILED, as in `caatnet.serving.requests.Request`.
   """
 
   choice: "WaitingChoice"
@@ -122,7 +122,7 @@ class Call:
     self.choices: list[WaitingChoice] = []
     self.scored, self.on_end = scored, on_end
     self.gone = False
-    self._news: list[News] = []
+    self._news: list[ChoiceEvent] = []
     self._error: ApiError | None = None
     self._ready = asyncio.Event()
 
@@ -136,7 +136,7 @@ class Call:
     """Whether the call has ended with an error."""
     return self._error is not None
 
-  def push(self, news: News) -> None:
+  def push(self, news: ChoiceEvent) -> None:
     """Adds an event of one of its sequences."""
     self._news.append(news)
     self._ready.set()
@@ -151,7 +151,7 @@ class Call:
     self.gone = True
     self._ready.set()
 
-  async def next(self) -> Sequence[News]:
+  async def next(self) -> Sequence[ChoiceEvent]:
     """Waits for events; returns none if the client has disconnected.
 
     Raises:
@@ -171,9 +171,10 @@ class Call:
 class Service:
   """Thread of an engine, and the delivery of its tokens to calls.
 
-  The thread also scores prompts, one between two steps, without the cache: one
-  thread launches all programs of the mesh, so that they have one order. Another
-  thread compiles the programs of new lengths, so that decoding continues.
+  The thread also scores prompts, at most one between two steps, without the
+  cache. Since one thread launches all programs, every device runs them in the
+  same order. Another thread compiles programs for new prompt lengths, so that
+  decoding continues.
 
   The prompt of an expert is scored with the weights in the expert's slot. The
   scheduler gets the expert a slot for a *ticket*, a request that reads one
@@ -212,7 +213,7 @@ class Service:
     self.num_open = 0
     self.error: BaseException | None = None
     self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    self._news: list[News] = []
+    self._news: list[ChoiceEvent] = []
     self._served: dict[int, WaitingChoice] = {}
     engine.scheduler.ended = self._note_end
     self._going = True
@@ -285,7 +286,7 @@ class Service:
 
     if self.error is None:
       self._do(look)
-      await asyncio.wait([answer], timeout=_PATIENCE_S)
+      await asyncio.wait([answer], timeout=_SNAPSHOT_TIMEOUT_S)
     return self._seen | {"age_s": self.now() - self._seen_s}
 
   def forget(self, experts: Sequence[str], pinned: frozenset[str]) -> None:
@@ -305,7 +306,7 @@ class Service:
 
     self._do(drop)
 
-  def _deliver(self, batch: Sequence[News]) -> None:
+  def _deliver(self, batch: Sequence[ChoiceEvent]) -> None:
     """Delivers events to their calls, and updates the metrics."""
     for news in batch:
       choice = news.choice
@@ -338,7 +339,7 @@ class Service:
     """Runs the engine until it is stopped or fails."""
     try:
       while self._going:
-        self._take_calls()
+        self._run_inbox()
         if not self._going:
           return
         self._score()
@@ -353,7 +354,7 @@ class Service:
       failure = ApiError(500, f"the engine has stopped: {error}", "broken")
       self._loop.call_soon_threadsafe(self.fail, failure)
 
-  def _take_calls(self) -> None:
+  def _run_inbox(self) -> None:
     """Runs functions of the inbox; waits for one if the engine is idle."""
     if self.engine.idle and not (self._unscored or self._absent):
       self._inbox.get()()
@@ -365,7 +366,7 @@ class Service:
     self._going = False
 
   def _begin(self, call: Call) -> None:
-    """Has the prompts of a call scored, or adds its sequences."""
+    """Has a call's prompts scored if required; else adds its sequences."""
     if call.scored:
       self._compiler.submit(self._compile, call)
     else:
@@ -378,7 +379,8 @@ class Service:
         self._scorer.compile(len(choice.request.prompt))
     except Exception as error:  # any layer of the compiler may fail
       failure = ApiError(
-        500, f"no program scores the prompt: {error}", "not_compiled"
+        500, f"the program to score the prompt cannot be compiled: {error}",
+        "not_compiled",
       )
       self._loop.call_soon_threadsafe(call.fail, failure)
     else:
@@ -438,13 +440,14 @@ class Service:
       ticket = Request(
         first.number, first.prompt[:1], 1, client=first.client, expert=expert,
         priority=first.priority, arrival_s=first.arrival_s,
-        deadline_s=first.deadline_s, payload=Drawn(first.payload.drawing),
+        deadline_s=first.deadline_s,
+        payload=SamplingState(first.payload.drawing),
       )
       self._tickets[expert] = ticket
       self._scheduler.add(ticket)
 
   def _note_ticket(self, ticket: Request) -> None:
-    """Lets a prompt be scored, or ends its choices if the ticket has failed."""
+    """Queues the prompt of an ended ticket for scoring, or ends its choices."""
     expert = ticket.expert
     del self._tickets[expert]
     choices = self._absent[expert].popleft()
@@ -471,7 +474,7 @@ class Service:
     """Queues the end of sequences that were not added to the scheduler."""
     now = self.now()
     self._news += [
-      News(choice, now, state=state, error=error) for choice in choices
+      ChoiceEvent(choice, now, state=state, error=error) for choice in choices
     ]
 
   def _cancel(self, choices: Iterable[WaitingChoice]) -> None:
@@ -497,7 +500,7 @@ class Service:
     text = transcript.push(token, logprob)
     state = State.FINISHED if transcript.ended else None
     self._news.append(
-      News(choice, self.now(), text, token, logprob, offset, state, top)
+      ChoiceEvent(choice, self.now(), text, token, logprob, offset, state, top)
     )
     return transcript.ended
 
@@ -509,11 +512,13 @@ class Service:
     choice = self._served.pop(request.number)
     if request.state not in (State.FINISHED, State.CANCELLED):
       self._news.append(
-        News(choice, self.now(), state=request.state, error=request.error)
+        ChoiceEvent(
+          choice, self.now(), state=request.state, error=request.error
+        )
       )
 
   def _send(self) -> None:
-    """Sends the queued events to the loop."""
+    """Sends the queued events to asyncio's event loop."""
     if self._news:
       batch, self._news = self._news, []
       self._loop.call_soon_threadsafe(self._deliver, batch)

@@ -17,7 +17,7 @@ from caatnet.serving.scheduler.scheduler import Scheduler
 from parallel.plans.placement.slots import Slots
 
 # Maximum number of listed requests.
-_LISTED = 100
+_MAX_LISTED_REQUESTS = 100
 _LIVE = (
   State.WAITING, State.RUNNING, State.LEAVING, State.SWAPPED, State.ARRIVING
 )
@@ -47,7 +47,8 @@ def of_experts(slots: Slots, weights: ExpertWeights) -> dict[str, Any]:
     steps under way that read it; ``host``: keys of the experts in host memory;
     ``evictions``; ``load_s``: median seconds of a load; ``counters``: for each
     expert that was used, hits and misses of its requests, loads, failures,
-    bytes, files and exposed_s (`caatnet.serving.engine.expert_weights.Moved`).
+    bytes, files and exposed_s
+    (`caatnet.serving.engine.expert_weights.LoadCounters`).
   """
   counters = {
     name: {"hits": 0, "misses": 0} | dataclasses.asdict(moved)
@@ -102,7 +103,7 @@ def of_scheduler(scheduler: Scheduler) -> dict[str, Any]:
         "pages": len(r.pages), "preempted": r.num_preempted,
         "priority": r.priority,
       }
-      for r in itertools.islice(requests, _LISTED)
+      for r in itertools.islice(requests, _MAX_LISTED_REQUESTS)
     ],
     "slots": scheduler.limits.slots,
     "page_size": pages.page_size,

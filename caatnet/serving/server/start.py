@@ -5,27 +5,28 @@ import os
 import pathlib
 
 from caatnet.inference.scoring import Scorer
-from caatnet.serving.server.api import Api, Bounds
+from caatnet.serving.server.api import Api, ServerLimits
 from caatnet.serving.server.http import HttpServer
 from caatnet.serving.server.metrics import Metrics
-from caatnet.serving.server.served import Served
+from caatnet.serving.server.served import ServerParts
 from caatnet.serving.server.service import Service
 
-KEY = "CAATNET_API_KEY"
+KEY_VARIABLE = "CAATNET_API_KEY"
 
 
-def key(path: str, flag: str = "api_key_file") -> str:
+def read_api_key(path: str, flag: str = "api_key_file") -> str:
   """Returns the API key that clients must send; "" for none.
 
   Args:
-    path: File that contains the key; "" for the environment variable `KEY`.
+    path: File that contains the key; "" for the environment variable
+      `KEY_VARIABLE`.
     flag: Name of the flag, for messages.
 
   Raises:
     ValueError: The file cannot be read, or is empty.
   """
   if not path:
-    return os.environ.get(KEY, "").strip()
+    return os.environ.get(KEY_VARIABLE, "").strip()
   try:
     found = pathlib.Path(path).read_text().strip()
   except (OSError, UnicodeDecodeError) as error:
@@ -35,7 +36,7 @@ def key(path: str, flag: str = "api_key_file") -> str:
   return found
 
 
-def api(made: Served, key: str, page_bytes: int) -> Api:
+def build_api(made: ServerParts, key: str, page_bytes: int) -> Api:
   """Returns the HTTP interface to an idle engine.
 
   Args:
@@ -44,7 +45,7 @@ def api(made: Served, key: str, page_bytes: int) -> Api:
     page_bytes: Bytes of a page over all layers and ranks.
   """
   decoder, chosen, capacity = made.decoder, made.chosen, made.decoder.capacity
-  bounds = Bounds(
+  bounds = ServerLimits(
     capacity.context, decoder.program.model.vocab_size,
     capacity.batch + chosen.queue, chosen.choices, chosen.max_tokens,
     chosen.body_bytes, chosen.read_s,
@@ -56,12 +57,12 @@ def api(made: Served, key: str, page_bytes: int) -> Api:
   return Api(service, made.tokenizer, made.models, bounds, key)
 
 
-def server(
-  made: Served, key: str, page_bytes: int, say: Callable[[str], None]
+def build_server(
+  made: ServerParts, key: str, page_bytes: int, say: Callable[[str], None]
 ) -> HttpServer:
-  """Returns a server of `api`, which prints its messages with ``say``."""
+  """Returns an HTTP server of `build_api`'s result; ``say`` prints messages."""
   chosen = made.chosen
   return HttpServer(
-    api(made, key, page_bytes), chosen.read_s, chosen.write_s, chosen.drain_s,
-    say,
+    build_api(made, key, page_bytes), chosen.read_s, chosen.write_s,
+    chosen.drain_s, say,
   )

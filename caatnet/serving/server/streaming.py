@@ -1,7 +1,7 @@
 """HTTP responses that are sent while the engine draws tokens.
 
 A client that disconnects cancels its sequences, with and without streaming.
-Before the first token, an error has its own status code, also in a stream.
+An error before the first token sets the response's status, also in a stream.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from starlette.types import Receive, Scope, Send
 from caatnet.serving.requests import State
 from caatnet.serving.server import responses
 from caatnet.serving.server.errors import ApiError
-from caatnet.serving.server.service import Call, News, Service
+from caatnet.serving.server.service import Call, ChoiceEvent, Service
 
-_NONE: Mapping[str, str] = MappingProxyType({})
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
-class Json(Response):
+class JsonResponse(Response):
   """JSON response."""
 
   media_type = "application/json"
@@ -30,10 +30,10 @@ class Json(Response):
     return responses.as_json(content)
 
 
-def refusal(error: ApiError, service: Service) -> Response:
+def error_response(error: ApiError, service: Service) -> Response:
   """Returns an error as a response, and counts it in the metrics."""
   service.metrics.answered(error.status)
-  return Json(error.body, error.status, headers=error.headers)
+  return JsonResponse(error.body, error.status, headers=error.headers)
 
 
 class CallResponse(Response):
@@ -41,7 +41,7 @@ class CallResponse(Response):
 
   def __init__(
     self, service: Service, call: Call, formatter: responses.ResponseFormatter,
-    headers: Mapping[str, str] = _NONE,
+    headers: Mapping[str, str] = _NO_HEADERS,
   ) -> None:
     """Takes a call that was submitted to the service.
 
@@ -62,7 +62,7 @@ class CallResponse(Response):
       if self._formatter.asked.stream:
         await self._stream(scope, receive, send)
       else:
-        await self._whole(scope, receive, send)
+        await self._send_full_response(scope, receive, send)
     finally:
       listening.cancel()
       self._service.close(self._call)
@@ -73,7 +73,7 @@ class CallResponse(Response):
       pass
     self._call.leave()
 
-  async def _next(self) -> Sequence[News]:
+  async def _next(self) -> Sequence[ChoiceEvent]:
     """Waits for events; returns none if the client has disconnected.
 
     Raises:
@@ -89,9 +89,11 @@ class CallResponse(Response):
         )
     return found
 
-  async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+  async def _send_full_response(
+    self, scope: Scope, receive: Receive, send: Send
+  ) -> None:
     """Sends one JSON body after all sequences have ended."""
-    news: list[News] = []
+    news: list[ChoiceEvent] = []
     choices = self._call.choices
     try:
       while self._call.num_open:
@@ -100,18 +102,18 @@ class CallResponse(Response):
           return
         news += found
     except ApiError as error:
-      await refusal(error, self._service)(scope, receive, send)
+      await error_response(error, self._service)(scope, receive, send)
       return
     self._service.metrics.answered(200)
     body = self._formatter.whole(choices, news)
-    await Json(body, headers=self._more)(scope, receive, send)
+    await JsonResponse(body, headers=self._more)(scope, receive, send)
 
   async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends server-sent events."""
     try:
       found = await self._next()
     except ApiError as error:
-      await refusal(error, self._service)(scope, receive, send)
+      await error_response(error, self._service)(scope, receive, send)
       return
     self._service.metrics.answered(200)
     await send({

@@ -1,13 +1,13 @@
 """Config of the study of rows and memory sectors."""
 
 from caatnet.schema import register
-from caatnet.schema.fields import COUNT, COUNT_OR_NONE, SEED, field
+from caatnet.schema.fields import COUNT, COUNT_OR_ZERO, SEED, field
 from caatnet.studies.keys import study_key
 
 
 @register.study
 class Alignment:
-  """Alignment of feature rows that do not fill whole memory sectors."""
+  """Memory requests of a GPU that gathers rows of features."""
 
   name: str = field("alignment", "Name of the config.")
   study: str = study_key("alignment")
@@ -20,7 +20,7 @@ class Alignment:
   num_ids: int = field(
     100_000, "Number of gathered rows, drawn at random.", COUNT
   )
-  offset: int = field(0, "Byte address of row 0.", COUNT_OR_NONE)
+  offset: int = field(0, "Byte address of row 0.", COUNT_OR_ZERO)
   seed: int = field(0, "Seed of the rows.", SEED)
   largest: int = field(
     700, "Largest number of features in the plot.", COUNT

@@ -25,7 +25,7 @@ from parallel.base.checks import at_least
 LINE_BYTES, SECTOR_BYTES = 128, 32
 
 
-class Touched(NamedTuple):
+class RequestCounts(NamedTuple):
   """Numbers of lines and sectors that a gather requests, over all its rows.
 
   Attributes:
@@ -37,18 +37,18 @@ class Touched(NamedTuple):
   sectors: int
 
 
-def touched(
+def count_requests(
   ids: np.ndarray, row_bytes: int, offset: int = 0, *, shifted: bool
-) -> Touched:
+) -> RequestCounts:
   """Counts the lines and sectors that a gather of rows touches.
 
-  A row that occurs twice in the list is read twice.
+  A row that occurs twice in ``ids`` is read twice.
 
   Example:
     A row of 128 bytes at byte 64 spans two lines, that is four sectors:
 
-    >>> touched(np.array([0]), row_bytes=128, offset=64, shifted=True)
-    Touched(lines=2, sectors=4)
+    >>> count_requests(np.array([0]), row_bytes=128, offset=64, shifted=True)
+    RequestCounts(lines=2, sectors=4)
 
   Args:
     ids: Rows, int ``[n]``.
@@ -59,13 +59,13 @@ def touched(
   starts = offset + np.asarray(ids, np.int64) * row_bytes
   # Only the row's offset within a line matters: 128 cases at most.
   cases, counts = np.unique(starts % LINE_BYTES, return_counts=True)
-  return Touched(*(
-    int((blocks(cases, row_bytes, size, shifted=shifted) * counts).sum())
+  return RequestCounts(*(
+    int((count_blocks(cases, row_bytes, size, shifted=shifted) * counts).sum())
     for size in (LINE_BYTES, SECTOR_BYTES)
   ))
 
 
-def blocks(
+def count_blocks(
   starts: np.ndarray, row_bytes: int, size: int, *, shifted: bool
 ) -> np.ndarray:
   """Counts the blocks of memory requested for each row.
@@ -74,7 +74,8 @@ def blocks(
     starts: Byte addresses of rows, int64 ``[n]``.
     row_bytes: R, bytes of a row.
     size: Bytes of a block: ``LINE_BYTES`` or ``SECTOR_BYTES``.
-    shifted: Whether warps begin at lines instead of rows, as in `touched`.
+    shifted: Whether warps begin at lines instead of rows, as in
+      `count_requests`.
 
   Returns:
     Number of blocks of each row, int64 ``[n]``.
@@ -84,16 +85,20 @@ def blocks(
   """
   at_least("row_bytes", row_bytes)
   if shifted:
-    return _spanned(starts, row_bytes, size)
+    return _count_spanned_blocks(starts, row_bytes, size)
   whole, rest = divmod(row_bytes, LINE_BYTES)
   # All whole pieces of a row begin at the same offset within a line.
-  total = whole * _spanned(starts, LINE_BYTES, size)
+  total = whole * _count_spanned_blocks(starts, LINE_BYTES, size)
   if rest:
-    total = total + _spanned(starts + whole * LINE_BYTES, rest, size)
+    total = total + _count_spanned_blocks(
+      starts + whole * LINE_BYTES, rest, size
+    )
   return total
 
 
-def _spanned(starts: np.ndarray, num_bytes: int, size: int) -> np.ndarray:
+def _count_spanned_blocks(
+  starts: np.ndarray, num_bytes: int, size: int
+) -> np.ndarray:
   """Counts the blocks that ``num_bytes`` bytes overlap, for each start."""
   return (starts + num_bytes - 1) // size - starts // size + 1
 
@@ -110,7 +115,8 @@ def mean_blocks(
     row_bytes: R, a multiple of ``element``.
     size: Bytes of a block.
     element: Bytes of an element.
-    shifted: Whether warps begin at lines instead of rows, as in `touched`.
+    shifted: Whether warps begin at lines instead of rows, as in
+      `count_requests`.
 
   Raises:
     ValueError: ``row_bytes`` is not a multiple of ``element``.
@@ -120,4 +126,4 @@ def mean_blocks(
   # Offsets repeat after at most LINE_BYTES rows.
   ids = np.arange(LINE_BYTES)
   starts = ids * row_bytes % LINE_BYTES
-  return float(blocks(starts, row_bytes, size, shifted=shifted).mean())
+  return float(count_blocks(starts, row_bytes, size, shifted=shifted).mean())

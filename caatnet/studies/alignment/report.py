@@ -8,7 +8,7 @@ from parallel.base.report import Report, Table
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns requests per row with and without the shift, and their curve."""
+  """Returns tables and a figure of requests that a circular shift avoids."""
   rows = [
     row | {"spared": 1 - row["lines_shifted"] / row["lines"]}
     for row in result["rows"]
@@ -34,7 +34,7 @@ def report(result: Mapping[str, Any]) -> Report:
 def _figure(
   curve: Mapping[str, Any], rows: list[Mapping[str, Any]]
 ) -> plot.Figure:
-  """Returns the fraction of requests that the shift avoids, by row size."""
+  """Plots the fraction of requests that a circular shift avoids."""
   points = [dict(zip(curve, x, strict=True))
             for x in zip(*curve.values(), strict=True)]
   (panel,) = plot.lines(

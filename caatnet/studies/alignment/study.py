@@ -18,7 +18,7 @@ import numpy as np
 
 from caatnet.studies.alignment import predictor
 from caatnet.studies.alignment.predictor import LINE_BYTES, SECTOR_BYTES
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.kernels.gather_rows import order
 
 # (statement, row size that it refers to, source).
@@ -30,7 +30,7 @@ PUBLISHED = (
   ("rows are shifted", "256 bytes and more", "code, DGL's PR 3086"),
 )
 # DGL shifts rows of at least this many bytes (its PR 3086).
-DGL_BYTES = 256
+DGL_MIN_ROW_BYTES = 256
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   rng = np.random.default_rng(config["seed"])
   ids = rng.integers(config["num_rows"], size=config["num_ids"])
   rows = [
-    _row(width, ids, config["offset"]) for width in config["features"]
+    _count_row_requests(
+      width, ids, config["offset"]
+    ) for width in config["features"]
   ]
   sizes = np.arange(4, 4 * config["largest"] + 1, 4)  # bytes of float32 rows
   return {
@@ -61,18 +63,24 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "rows": rows,
     "curve": {
       "row_bytes": sizes.tolist(),
-      "lines_spared": [_spared(int(size), LINE_BYTES) for size in sizes],
-      "sectors_spared": [_spared(int(size), SECTOR_BYTES) for size in sizes],
+      "lines_spared": [
+        _avoided_fraction(int(size), LINE_BYTES) for size in sizes
+      ],
+      "sectors_spared": [
+        _avoided_fraction(int(size), SECTOR_BYTES) for size in sizes
+      ],
     },
   }
 
 
-def _row(width: int, ids: np.ndarray, offset: int) -> dict[str, Any]:
-  """Counts requests for rows of ``width`` float32 features."""
+def _count_row_requests(
+  width: int, ids: np.ndarray, offset: int
+) -> dict[str, Any]:
+  """Returns requests per row and padding of rows of ``width`` float32."""
   row_bytes = 4 * width
-  with naming("config", ("features",)):
+  with prefix_error_keys("config", ("features",)):
     shifted, plain = (
-      predictor.touched(ids, row_bytes, offset, shifted=shift)
+      predictor.count_requests(ids, row_bytes, offset, shifted=shift)
       for shift in (True, False)
     )
   padded = -(-row_bytes // LINE_BYTES) * LINE_BYTES  # rounded up to lines
@@ -85,13 +93,13 @@ def _row(width: int, ids: np.ndarray, offset: int) -> dict[str, Any]:
     "sectors_shifted": shifted.sectors / len(ids),
     "lines_padded": padded // LINE_BYTES,
     "padding": padded / row_bytes - 1,
-    "dgl_shifts": row_bytes >= DGL_BYTES,
-    "tpu_bytes_per_byte": order.waste(width, "tpu"),
+    "dgl_shifts": row_bytes >= DGL_MIN_ROW_BYTES,
+    "tpu_bytes_per_byte": order.read_amplification(width, "tpu"),
   }
 
 
-def _spared(row_bytes: int, size: int) -> float:
-  """Returns the fraction of blocks that the shift avoids, over all offsets."""
+def _avoided_fraction(row_bytes: int, size: int) -> float:
+  """Returns the mean fraction of requests that the circular shift avoids."""
   plain, shifted = (
     predictor.mean_blocks(row_bytes, size, shifted=shift)
     for shift in (False, True)

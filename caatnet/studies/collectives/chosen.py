@@ -2,7 +2,7 @@
 
 Small messages need few rounds and shallow trees; large ones keep all links busy
 only if chunks are cut into many pieces (pipelining). The optimum depends on
-links, latencies and switches. Builders also depend on the numbers of ranks
+links, latencies and switches, and on the numbering of ranks
 (`parallel.plans.schedules.renumber`). So candidates are built and timed by the
 simulator.
 """
@@ -21,7 +21,7 @@ from parallel.plans.schedules.pipeline import pipelined
 from parallel.plans.schedules.schedule import Collective, Schedule
 from parallel.plans.topology.graph import Topology
 
-Model = Literal["events", "barrier", "lockstep"]
+TimeModel = Literal["events", "barrier", "lockstep"]
 
 # Limits on candidates that cut chunks or grow trees. The time models count only
 # latency and bytes, and ignore other costs that matter for small messages.
@@ -61,7 +61,7 @@ def fastest(
   size_bytes: int,
   /,  # "size_bytes" is an option of grown trees, too
   *,
-  model: Model = "events",
+  model: TimeModel = "events",
   pieces: int | None = None,
   random_numberings: int = 0,
   fits: Callable[[Schedule], bool] = lambda schedule: True,
@@ -69,9 +69,9 @@ def fastest(
 ) -> ChosenSchedule:
   """Returns a builder's fastest schedule for a message.
 
-  Every builder is tried with several numbers of pieces, and on all
-  transpositions of a grid. For "optimal" without options, packed trees, grown
-  trees and the trees of "multitree" are tried.
+  Candidates are the builder's schedules on all transpositions of a grid. If
+  ``pieces`` is None, they are also cut into several numbers of pieces, and
+  "optimal" without options also tries grown trees and those of "multitree".
 
   Example:
     >>> from parallel.plans.topology.builders import ring
@@ -88,12 +88,12 @@ def fastest(
       (`simulate.events`). For machines with a barrier after each round, such as
       `parallel.schedules.run`: "lockstep" (`simulate.lockstep`) or "barrier"
       (`simulate.events`, in which switches wait for whole messages).
-    pieces: Number of pieces of each chunk; None for the fastest number and for
-      the fastest trees of "optimal".
+    pieces: Number of pieces into which each chunk is cut; None for the fastest
+      number.
     random_numberings: Number of random numberings of ranks that are tried in
       addition to transpositions, with whole chunks; schedules of more than
       ``MAX_TRANSFERS`` transfers are not renumbered.
-    fits: Returns whether a schedule is a candidate.
+    fits: Function that returns whether a schedule is a candidate.
     **options: Keyword arguments of the builder; ``numbering`` selects one
       numbering.
 
@@ -107,7 +107,7 @@ def fastest(
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
   ) -> ChosenSchedule:
-    schedule, routed = _routed(
+    schedule, routed = _build_candidate(
       topology, collective, builder, tuple(options.items()), pieces, capacity
     )
     if model == "lockstep":
@@ -119,16 +119,16 @@ def fastest(
     return ChosenSchedule(schedule, builder, options, pieces, seconds)
 
   kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
-  if pieces is None and (
-    name == "optimal" and topology.num_ranks > 1 and not options
-  ):
-    kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
+  whole_search = name == "optimal" and topology.num_ranks > 1 and not options
+  if pieces is None and whole_search:
+    grown = _grown_tree_options(topology, size_bytes, model)
+    kinds += [[("multitree", {})], grown]
   found = []
   for kind in kinds:
     # The fastest schedule of each kind with whole chunks is then pipelined.
     wholes = [
       choice for x in kind
-      for choice in _numbered(
+      for choice in _try_numberings(
         topology, random_numberings, *x, pieces or 1, timed
       )
       if fits(choice.schedule)
@@ -137,7 +137,7 @@ def fastest(
       continue
     found.append(whole := _soonest(wholes))
     if pieces is None:
-      cut = _cut(whole, topology, size_bytes, model, timed)
+      cut = _try_piece_counts(whole, topology, size_bytes, model, timed)
       found += (choice for choice in cut if fits(choice.schedule))
   if not found:
     raise ValueError(f"no schedule of {name!r} fits the topology")
@@ -147,7 +147,7 @@ def fastest(
 
 
 @functools.lru_cache(maxsize=16)
-def _routed(
+def _build_candidate(
   topology: Topology,
   collective: Collective,
   builder: str,
@@ -155,17 +155,17 @@ def _routed(
   pieces: int,
   capacity: int | None,
 ) -> tuple[Schedule, RoutedSchedule]:
-  """Builds a candidate; cached, since sizes and models share candidates."""
+  """Builds and routes a schedule; cached for other sizes and time models."""
   if pieces == 1:
     schedule = builders.build(builder, topology, collective, **dict(options))
   else:
     # Pieces derive from the cached schedule of whole chunks.
-    whole = _routed(topology, collective, builder, options, 1, None)[0]
+    whole = _build_candidate(topology, collective, builder, options, 1, None)[0]
     schedule = pipelined(whole, topology, pieces, capacity)
   return schedule, on_links(schedule, topology)
 
 
-def _numbered(
+def _try_numberings(
   topology: Topology,
   num_random: int,
   builder: str,
@@ -178,7 +178,7 @@ def _numbered(
   if "numbering" in options or plain.schedule.num_transfers > MAX_TRANSFERS:
     yield plain
     return
-  for number in renumber.numbers(topology, num_random):
+  for number in renumber.numberings_to_try(topology, num_random):
     if not number:
       yield plain
       continue
@@ -188,18 +188,18 @@ def _numbered(
 
 
 def _soonest(choices: Iterable[ChosenSchedule]) -> ChosenSchedule:
-  """Returns the choice with the smallest time; the first one if several."""
+  """Returns the fastest schedule; the first one if several are equally fast."""
   return min(choices, key=lambda choice: choice.seconds)
 
 
-def _cut(
+def _try_piece_counts(
   whole: ChosenSchedule,
   topology: Topology,
   size_bytes: int,
-  model: Model,
+  model: TimeModel,
   timed: Callable[..., ChosenSchedule],
 ) -> Iterator[ChosenSchedule]:
-  """Yields a schedule cut into more and more pieces, while it gets faster."""
+  """Yields a schedule cut into 2, 4, ... pieces, while it gets faster."""
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):
     chunk_bytes = size_bytes / schedule.num_chunks / pieces
@@ -226,10 +226,10 @@ def _cut(
     least = min(least, choice.seconds)
 
 
-def _grown(
-  topology: Topology, size_bytes: int, model: Model
+def _grown_tree_options(
+  topology: Topology, size_bytes: int, model: TimeModel
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields builder options for increasing numbers of grown trees."""
+  """Yields options of "optimal" that grow 1, 2, 4, ... trees per rank."""
   for weight in (1, 2, 4, 8, 16):
     num_trees = weight * topology.num_ranks
     # One tree per rank is always tried; more only if their chunks are large

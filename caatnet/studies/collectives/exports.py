@@ -13,7 +13,7 @@ from rich.progress import track
 from caatnet.studies.collectives import chosen
 from caatnet.studies.collectives.chosen import ChosenSchedule
 from parallel.base import files
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.network import perfetto_trace, simulate, trace
 from parallel.plans.network.routed import on_links
 from parallel.plans.schedules import builders
@@ -23,26 +23,26 @@ from parallel.plans.topology.graph import Topology
 
 
 @functools.lru_cache(maxsize=16)
-def timed(
+def tune_algorithm(
   topology: Topology,
   text: str,
   collective: Collective,
   size_bytes: int,
   pieces: int = 0,
   random_numberings: int = 0,
-  model: chosen.Model = "events",
+  model: chosen.TimeModel = "events",
   runtime: str = "",
 ) -> ChosenSchedule:
   """Returns the fastest schedule of one algorithm.
 
   Args are those of `chosen.fastest`, except for:
-    text: Algorithm, as in `builders.named`; its option ``pieces`` has
+    text: Algorithm, as in `builders.parse_builder`; its option ``pieces`` has
       precedence over the argument.
     pieces: Number of pieces of each chunk; 0 for the fastest number.
-    runtime: Key of `exporter.RUNTIMES` whose limits the schedule must respect;
-      "" for no limits.
+    runtime: Key of `exporter.RUNTIMES` whose limits the schedule must respect,
+      with any number of pieces; "" for no limits.
   """
-  name, options = builders.named(text)
+  name, options = builders.parse_builder(text)
   options = {"pieces": pieces or None} | options
   if runtime:
     options["pieces"] = None
@@ -59,10 +59,10 @@ def fastest_of(
   """Returns the fastest schedule of several algorithms.
 
   Args:
-    texts: Algorithms, as in `builders.named`.
+    texts: Algorithms, as in `builders.parse_builder`.
     topology: Network that the schedule runs on.
-    *args: Collective, bytes of the buffer, and other arguments of `timed`.
-    **search: Further arguments of `timed`.
+    *args: Positional arguments of `tune_algorithm` after the topology and text.
+    **search: Keyword arguments of `tune_algorithm`.
 
   Raises:
     ValueError: No algorithm has a schedule for the topology.
@@ -73,7 +73,7 @@ def fastest_of(
     disable=not console.is_terminal,
   ):
     try:
-      found.append(timed(topology, text, *args, **search))
+      found.append(tune_algorithm(topology, text, *args, **search))
     except ValueError as error:
       errors.append(error)
   if not found:
@@ -93,18 +93,19 @@ def export(
 
   If the schedule exceeds the limits of ``config.export.runtime``, the fastest
   schedule within the limits, with any number of pieces, is written instead, and
-  a line on stderr reports both.
+  a line on stderr reports both schedules.
 
   Args:
     path: File to write.
     config: Config of a study.
-    key: Config key of an algorithm, or of a tuple of them.
-    others: Further algorithms; the error suggests the fastest that fits.
+    key: Config key whose value is an algorithm or a tuple of algorithms.
+    others: Other algorithms, of which an error suggests the fastest one that is
+      within the limits.
     topology: Network that the schedule runs on.
-    *args: Collective, bytes of the buffer, and other arguments of `timed`.
+    *args: Further positional arguments of `tune_algorithm`.
 
   Raises:
-    ValueError: No schedule is within the limits, or as in `write`.
+    ValueError: No schedule is within the limits, or `write` raises it.
   """
   size_bytes, runtime = args[1], config["export"]["runtime"]
   texts = (config[key],) if isinstance(config[key], str) else config[key]
@@ -161,14 +162,14 @@ def write(
       perfetto is not installed.
   """
   if path.suffix == ".xml":
-    with naming("config.export", options):
+    with prefix_error_keys("config.export", options):
       text = exporter.export_xml(schedule, **options)
     files.replace(path, text)
   elif path.suffix == perfetto_trace.SUFFIX:
     routed = on_links(schedule, topology)
-    rows, bars = trace.messages(simulate.events(routed, size_bytes))
+    rows, bars = trace.message_bars(simulate.events(routed, size_bytes))
     title = f"{schedule.name} on {topology.name}"
-    with files.whole(path) as temporary:
+    with files.atomic_file(path) as temporary:
       perfetto_trace.write(bars, temporary, title, rows)
   else:
     raise ValueError(

@@ -4,8 +4,8 @@ from caatnet.schema import register
 from caatnet.schema.fields import BYTES, field
 from caatnet.studies.keys import (
   ALGORITHMS,
-  BANDWIDTH,
-  LATENCY,
+  BANDWIDTH_DOC,
+  LATENCY_DOC,
   Export,
   pieces_key,
   random_numberings_key,
@@ -37,8 +37,8 @@ class Collectives:
   export: Export = field(
     Export, "Format of --export, which needs one topology and one size."
   )
-  bandwidth: str = field("", BANDWIDTH)
-  latency_s: str = field("", LATENCY)
+  bandwidth: str = field("", BANDWIDTH_DOC)
+  latency_s: str = field("", LATENCY_DOC)
   barrier: bool = field(
     False, "Whether all ranks wait for each other after each round."
   )

@@ -18,7 +18,7 @@ def report(result: Mapping[str, Any]) -> Report:
     nets.setdefault(row["topology"], []).append(row)
   barrier = " with barriers" if result["barrier"] else ""
   parts: list[Table | str] = [
-    _topology(name, rows, barrier) for name, rows in nets.items()
+    _topology_table(name, rows, barrier) for name, rows in nets.items()
   ]
   parts.append(Table(
     f"recommended: fastest by events{barrier}; --export=FILE.xml writes that "
@@ -52,7 +52,7 @@ def report(result: Mapping[str, Any]) -> Report:
   )
 
 
-def _topology(name: str, rows: Rows, barrier: str) -> Table:
+def _topology_table(name: str, rows: Rows, barrier: str) -> Table:
   """Returns times and speed-ups on one topology; rows are sorted by size."""
   ring_us = {
     r["size_bytes"]: r["events_us"] for r in rows if r["algorithm"] == "ring"

@@ -19,7 +19,7 @@ from caatnet.studies.inputs import (
   check_lists,
   parse_topology,
 )
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.network.routed import on_links
 from parallel.plans.schedules.bounds import injection_bound
 from parallel.plans.schedules.msccl import exporter
@@ -30,7 +30,7 @@ PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}
 
 
 # Names of arguments in error messages, which get the prefix "config.".
-_NAMED = ("size_bytes", "bandwidth", "latency_s", "pieces")
+_ARGUMENT_KEYS = ("size_bytes", "bandwidth", "latency_s", "pieces")
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,8 +68,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       )
       continue
     for size in sizes:
-      with naming("config", _NAMED):
-        rows.append(_row(
+      with prefix_error_keys("config", _ARGUMENT_KEYS):
+        rows.append(_time_algorithm(
           net, name, size, barrier, config["pieces"],
           config["random_numberings"],
         ))
@@ -103,11 +103,11 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
       raise ValueError(
         f"config.{key}={tuple(config[key])} must have one item for --export"
       )
-  with naming("config.export", config["export"]):
+  with prefix_error_keys("config.export", config["export"]):
     exporter.check_options(**config["export"])
   (text,), (size,) = config["topologies"], config["size_bytes"]
   net = parse_topology(config, "topologies", text)
-  with naming("config", _NAMED):
+  with prefix_error_keys("config", _ARGUMENT_KEYS):
     exports.export(
       path, config, "algorithms", (), net, "all_reduce", size,
       config["pieces"], config["random_numberings"],
@@ -125,13 +125,13 @@ def _recommended(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
   return list(best.values())
 
 
-def _row(
+def _time_algorithm(
   net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int,
   random_numberings: int,
 ) -> dict[str, Any]:
-  """Times an algorithm by two models, each with its best number of pieces."""
+  """Returns a row with an algorithm's times by events and in lockstep."""
   by_events, in_lockstep = (
-    exports.timed(
+    exports.tune_algorithm(
       net, name, "all_reduce", size_bytes, pieces, random_numberings, model
     ) for model in ("barrier" if barrier else "events", "lockstep")
   )
@@ -155,8 +155,9 @@ def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns MultiTree's speed-ups over other algorithms, see `run`.
 
   Returns:
-    For each time model, geometric mean and range over all topologies and sizes,
-    and the number of these cells in which MultiTree is not slower ("wins").
+    For each time model and baseline: geometric mean and range over all pairs of
+    topology and size ("cells"), and the number of pairs in which MultiTree is
+    not slower ("wins").
   """
   cells: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
   for row in rows:

@@ -40,25 +40,25 @@ from caatnet.studies.datacentre.expressions import (
   log,
   maximum,
   minimum,
-  name,
   sqrt,
+  variable,
 )
 from caatnet.studies.datacentre.knobs import KNOBS
 from parallel.base import checks
 from parallel.plans.hardware import sites
 
-GIVEN = ("budget", "accelerators", "model")
+GIVEN_QUANTITIES = ("budget", "accelerators", "model")
 _DAY_S = 86_400
 _FIBRE_KM_S = 2e5  # speed of light in glass, two thirds of that in a vacuum
 _ITEM_BYTES = 2  # bytes per activation or gradient element inside a site
-_LARGE = 300.0  # exp(2 * _LARGE) is still finite in float64
+_MAX_EXPONENT = 300.0  # exp(2 * _MAX_EXPONENT) is still finite in float64
 # Fraction of the published interruptions that are due to hardware.
-_HARDWARE = 1 - sum(
+_HARDWARE_FRACTION = 1 - sum(
   sites.INTERRUPTIONS[cause] for cause in sites.SOFTWARE_CAUSES
 ) / sum(sites.INTERRUPTIONS.values())
 
 
-class Result(NamedTuple):
+class ResultSpec(NamedTuple):
   """One result of a plan.
 
   Attributes:
@@ -77,16 +77,16 @@ class Result(NamedTuple):
 _Rows = Iterable[tuple[str, Expression, str, str]]
 
 
-def _group(title: str, rows: _Rows) -> dict[str, Result]:
+def _group(title: str, rows: _Rows) -> dict[str, ResultSpec]:
   return {
-    key: Result(formula, unit, meaning, title)
+    key: ResultSpec(formula, unit, meaning, title)
     for key, formula, unit, meaning in rows
   }
 
 
-def _size(given: str) -> dict[str, Result]:
-  """Returns the number of accelerators and their cost."""
-  n = name
+def _size_specs(given: str) -> dict[str, ResultSpec]:
+  """Returns the formulas of the machine's size, from the given quantity."""
+  n = variable
   if given == "budget":
     bought = floor(n("budget") * n("compute_share") / n("rack_price"))
     return _group("machine", (
@@ -110,10 +110,12 @@ def _size(given: str) -> dict[str, Result]:
   ))
 
 
-def _machine() -> dict[str, Result]:
-  n = name
+def _machine_specs() -> dict[str, ResultSpec]:
+  n = variable
   # Mean number of accelerators in repair (Little's law).
-  in_repair = n("accelerators") * n("repair_h") * _HARDWARE / n("mtbf_h")
+  in_repair = n(
+    "accelerators"
+  ) * n("repair_h") * _HARDWARE_FRACTION / n("mtbf_h")
   return _group("machine", (
     ("it_w", n("accelerators") / n("per_rack") * n("rack_w") * n("overhead"),
      "W", "IT power"),
@@ -129,8 +131,8 @@ def _machine() -> dict[str, Result]:
   ))
 
 
-def _training() -> dict[str, Result]:
-  n = name
+def _training_specs() -> dict[str, ResultSpec]:
+  n = variable
   allowed = _DAY_S * n("days_allowed") * n("speed")
   return _group("training", (
     ("speed", n("accelerators") * n("peak") * n("utilisation")
@@ -153,8 +155,8 @@ def _training() -> dict[str, Result]:
   ))
 
 
-def _inside() -> dict[str, Result]:
-  n = name
+def _inside_site_specs() -> dict[str, ResultSpec]:
+  n = variable
   window = n("step_share") * n("step_s")
   # Bytes of the residual stream that a replica's stage boundary carries per
   # step and direction.
@@ -170,7 +172,7 @@ def _inside() -> dict[str, Result]:
     ("stages", ceil(needed / n("tensor")), "",
      "pipeline stages that a replica's state needs"),
     ("fit", n("accelerators") / (n("stages") * n("tensor")), "",
-     "accelerators / those of a replica; below 1 no replica fits"),
+     "accelerators / accelerators of a replica; below 1 none fits"),
     # No more replicas than the batch has microbatches.
     ("replicas", maximum(1, minimum(
       floor(n("fit")), floor(n("batch_tokens") / n("microbatch_tokens"))
@@ -205,7 +207,7 @@ def _inside() -> dict[str, Result]:
      / n("stages") * stream / window, "bit/s",
      "rate of an accelerator to tensor ranks, 4 reductions per layer"),
     ("scale_out_share", (n("data_bits") + n("stage_bits"))
-     / n("scale_out_bits"), "", "these two rates / its rate to other domains"),
+     / n("scale_out_bits"), "", "rates of gradients and stages / link rate"),
     ("scale_up_share", n("tensor_bits") / n("scale_up_bits"), "",
      "rate to tensor ranks / its rate inside a domain"),
     ("endpoints", ceil(n("accelerators") / n("sites_needed")), "",
@@ -214,7 +216,7 @@ def _inside() -> dict[str, Result]:
     # rounding must not add a tier.
     ("tiers", maximum(1, ceil(
       log(n("endpoints") / 2) / log(n("radix") / 2) - 1e-9
-    )), "", "tiers of a fat tree that connects them"),
+    )), "", "tiers of a fat tree of a site's accelerators"),
     ("links", n("endpoints") * n("tiers"), "", "links of the fat tree"),
     ("link_failures_day", 24 * n("accelerators") / n("network_mtbf_h"), "",
      "failures of links per day"),
@@ -223,8 +225,8 @@ def _inside() -> dict[str, Result]:
   ))
 
 
-def _between() -> dict[str, Result]:
-  n = name
+def _between_site_specs() -> dict[str, ResultSpec]:
+  n = variable
   return _group("between sites", (
     ("cross_bits", 2 * (n("sites_needed") - 1) / n("sites_needed")
      * n("parameters") * n("gradient_bits") / (
@@ -237,18 +239,18 @@ def _between() -> dict[str, Result]:
   ))
 
 
-def _failures() -> dict[str, Result]:
-  n = name
+def _failure_specs() -> dict[str, ResultSpec]:
+  n = variable
 
   def daly(mtbf: Expression, interval: Expression, save: Expression):
     # Daly's expected time per interval; exponents are capped to stay finite.
-    part = minimum((interval + save) / mtbf, _LARGE)
+    part = minimum((interval + save) / mtbf, _MAX_EXPONENT)
     # exp(part) - 1 without cancellation for a small `part` (Kahan): `grown` has
     # the same rounding error in `grown - 1` and in log(grown).
     grown = maximum(exp(part), 1 + np.finfo(float).eps)
     work = (grown - 1) * part / log(grown)
     return interval / (
-      mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work
+      mtbf * exp(minimum(n("restart_s") / mtbf, _MAX_EXPONENT)) * work
     )
 
   # Number of accelerators of a replica.
@@ -257,16 +259,16 @@ def _failures() -> dict[str, Result]:
     ("mtbf_s", 3600 * n("mtbf_h") / n("accelerators"), "s",
      "time between failures of the machine"),
     ("save_s", n("state") / (n("accelerators") * n("save_rate")), "s",
-     "time of a copy of the state, shared by all"),
+     "time of a copy of the state by all accelerators"),
     ("interval_s", sqrt(2 * n("save_s") * n("mtbf_s")), "s",
      "time between copies"),
     ("save_traffic", n("state") / (n("interval_s") + n("save_s")), "B/s",
-     "all accelerators copy"),
+     "rate of copies by all accelerators"),
     ("loss", n("save_s") / n("interval_s")
      + n("interval_s") / (2 * n("mtbf_s")), "",
      "share lost to copies and to work done again, first order"),
     ("goodput", daly(n("mtbf_s"), n("interval_s"), n("save_s")), "",
-     "share of the time that counts, if a failure stops all"),
+     "useful share of the time, if a failure stops all replicas"),
     ("replica_mtbf_s", 3600 * n("mtbf_h") / replica, "s",
      "time between failures of a replica"),
     ("replica_save_s", n("state") / (replica * n("save_rate")), "s",
@@ -275,33 +277,38 @@ def _failures() -> dict[str, Result]:
      "s", "time between a replica's copies"),
     ("replica_goodput", daly(
       n("replica_mtbf_s"), n("replica_interval_s"), n("replica_save_s")
-    ), "", "share of the time that counts, if a failure stops a replica"),
+    ), "", "useful share of the time, if a failure stops one replica"),
     ("replica_days", n("days") / n("replica_goodput"), "days",
      "days of training, if a failure stops a replica"),
   ))
 
 
-def results(given: str = "budget") -> dict[str, Result]:
-  """Returns the results of a plan in the order of computation.
+def result_specs(given: str = "budget") -> dict[str, ResultSpec]:
+  """Returns formula and unit of each result, in the order of computation.
 
   Args:
-    given: Quantity that determines the size of the machine, one of ``GIVEN``.
+    given: Quantity that determines the size of the machine, one of
+      ``GIVEN_QUANTITIES``.
   """
-  checks.known("given=", given, GIVEN)
+  checks.known("given=", given, GIVEN_QUANTITIES)
   return (
-    _size(given) | _machine() | _training() | _inside() | _between()
-    | _failures()
+    _size_specs(given)
+    | _machine_specs()
+    | _training_specs()
+    | _inside_site_specs()
+    | _between_site_specs()
+    | _failure_specs()
   )
 
 
 def formulas(given: str = "budget") -> dict[str, Expression]:
   """Returns the formula of each result, in the order of computation."""
-  return {key: result.formula for key, result in results(given).items()}
+  return {key: result.formula for key, result in result_specs(given).items()}
 
 
 def knobs_of(given: str = "budget") -> list[str]:
   """Returns the names of the knobs that a plan reads, ordered as ``KNOBS``."""
-  found, read = results(given), set()
+  found, read = result_specs(given), set()
   for result in found.values():
     read.update(result.formula.names())
   return [k for k in KNOBS if k in read and (k not in found or k == given)]
@@ -322,7 +329,8 @@ def plan(
   Args:
     values: Knobs that differ from ``KNOBS``, numbers or float64 arrays of equal
       shapes.
-    given: Quantity that determines the size of the machine, one of ``GIVEN``.
+    given: Quantity that determines the size of the machine, one of
+      ``GIVEN_QUANTITIES``.
 
   Returns:
     Knobs and results by their names.
@@ -349,7 +357,7 @@ def plan(
   return expressions.evaluate(formulas(given), own)
 
 
-def possible(values: Mapping[str, Any], given: str = "budget") -> np.ndarray:
+def is_feasible(values: Mapping[str, Any], given: str = "budget") -> np.ndarray:
   """Returns which plans `plan` would accept, bool of the knobs' shape.
 
   Args:
@@ -407,10 +415,10 @@ def solve(
     values: Other knobs, as for `plan` with a given budget.
 
   Raises:
-    ValueError: The knob or the result is unknown, or no value from a thousandth
-      of the knob's range to a thousand times it gives that result.
+    ValueError: The knob or the result is unknown, or no value of the knob from
+      ``low / 1000`` to ``1000 * high`` gives the wanted value.
   """
-  checks.known("target=", target, results("budget"))
+  checks.known("target=", target, result_specs("budget"))
   checks.known("knob ", key, knobs_of("budget"))
   knob = KNOBS[key]
   # The search interval of Brent's method; the ends must have opposite signs.
@@ -429,10 +437,10 @@ def solve(
     ) from error
 
 
-def fill(
+def distribute_power(
   power_w: float, places: Mapping[str, float]
 ) -> tuple[dict[str, float], float]:
-  """Distributes a machine over sites, the largest first.
+  """Distributes a machine's power over sites, the largest site first.
 
   Args:
     power_w: Power of the machine including cooling, in watts.

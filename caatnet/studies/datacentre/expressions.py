@@ -31,7 +31,7 @@ class Expression:
   """Node of an expression tree.
 
   Example:
-    >>> area = name("width") * name("height")
+    >>> area = variable("width") * variable("height")
     >>> float(area.value({"width": 2, "height": 3}))
     6.0
     >>> area.javascript("v")
@@ -128,7 +128,7 @@ Operand = Expression | float
 _PRIORITY = {"+": 0, "-": 0, "*": 1, "/": 1}
 
 
-def name(text: str) -> Expression:
+def variable(text: str) -> Expression:
   """Returns the expression that reads a named value."""
   return Expression("name", (text,))
 
@@ -182,7 +182,7 @@ def evaluate(
 
   Args:
     formulas: Formulas by the names of their results.
-    values: A number or an array for each other name.
+    values: A number or an array for each name that no formula computes.
 
   Returns:
     The given values and the results.

@@ -6,7 +6,7 @@ from caatnet.schema.fields import (
   INNER_FRACTION,
   NOT_NEGATIVE,
   SEED,
-  Config,
+  NestedConfig,
   Range,
   field,
 )
@@ -65,10 +65,10 @@ class Datacentre:
   seed: int = field(0, "Seed of the random knobs.", SEED)
   tornado: str = field(
     "",
-    'Result of the tornado plot; "" for replica_days or, with given="model", '
-    "accelerators.",
+    "Result for which the effect of each knob is computed (tornado diagram); "
+    '"" for replica_days or, with given="model", accelerators.',
   )
-  pod: Config = field(
+  pod: NestedConfig = field(
     dict,
     "Config of a planner study whose predicted utilisation replaces the knob "
     "utilisation; {} for none.",

@@ -10,7 +10,9 @@ from parallel.plans.hardware import sites
 # Evidence for a value: read in the "paper" itself or its abstract, in another
 # "published" document, in secondary sources ("reported"), computed from a
 # paper's results ("derived"), recalled ("unverified"), or our own "choice".
-MARKS = ("paper", "published", "reported", "derived", "unverified", "choice")
+EVIDENCE_MARKS = (
+  "paper", "published", "reported", "derived", "unverified", "choice"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Quantity:
     unit: Unit; "" for a plain number.
     meaning: Short description.
     source: Publication or assumption behind the value.
-    mark: Confidence in the source, one of ``MARKS``.
+    mark: Confidence in the source, one of ``EVIDENCE_MARKS``.
     least: Smallest valid value.
     most: Largest valid value.
     whole: Whether the value must be an integer.
@@ -42,7 +44,7 @@ class Quantity:
   whole: bool = False
 
   def __post_init__(self) -> None:
-    known("mark=", self.mark, MARKS)
+    known("mark=", self.mark, EVIDENCE_MARKS)
     if not self.least <= self.low <= self.value <= self.high <= self.most:
       raise ValueError(
         f"{self.meaning}: {self.least:g} <= low={self.low:g} <= "
@@ -51,13 +53,15 @@ class Quantity:
 
 
 _PAPER = "arXiv 2407.12819, its abstract and overviews of it"
-_HOURS = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS
-_NETWORK = sum(sites.INTERRUPTIONS[cause] for cause in sites.NETWORK_CAUSES)
+_OBSERVED_GPU_HOURS = sites.OBSERVED_GPUS * sites.OBSERVED_HOURS
+_NETWORK_FAILURES = sum(
+  sites.INTERRUPTIONS[cause] for cause in sites.NETWORK_CAUSES
+)
 _GB200 = sites.RACKS["gb200"]
-_LIQUID, _LIQUID_SOURCE = sites.COOLING["liquid"]
+_LIQUID_PUE, _LIQUID_SOURCE = sites.COOLING["liquid"]
 
 
-def _rack(
+def _rack_knob(
   key: str, low: float, high: float, unit: str, meaning: str, **bounds: float
 ) -> Quantity:
   """Returns a knob that depends on the rack, with the value of a GB200."""
@@ -78,27 +82,29 @@ KNOBS: dict[str, Quantity] = {
   "compute_share": Quantity(
     0.7, 0.6, 0.8, "", "share of the budget for racks",
     f"{_PAPER}; range: ours", "paper", most=1),
-  "rack_price": _rack("rack_price", 2.5e6, 4e6, "$", "price of a rack"),
-  "per_rack": _rack(
+  "rack_price": _rack_knob("rack_price", 2.5e6, 4e6, "$", "price of a rack"),
+  "per_rack": _rack_knob(
     "per_rack", 72, 72, "", "accelerators of a rack", least=1, whole=True),
-  "per_domain": _rack(
+  "per_domain": _rack_knob(
     "per_domain", 72, 72, "", "accelerators of a scale-up domain", least=1,
     whole=True),
-  "rack_w": _rack("rack_w", 115e3, 132e3, "W", "power of a rack as sold"),
-  "overhead": _rack(
+  "rack_w": _rack_knob("rack_w", 115e3, 132e3, "W", "power of a rack as sold"),
+  "overhead": _rack_knob(
     "overhead", 1.05, 1.35, "", "IT power over that of racks as sold", least=1),
   "pue": Quantity(
-    _LIQUID, 1.1, 1.31, "", "total power over IT power", *_LIQUID_SOURCE,
+    _LIQUID_PUE, 1.1, 1.31, "", "total power over IT power", *_LIQUID_SOURCE,
     least=1),
   "site_w": Quantity(
     2.4e9, 1e9, 3e9, "W", "power of a site", most=sites.MAX_W),
   "energy_price": Quantity(50, 30, 90, "$/MWh", "price of energy"),
-  "peak": _rack("peak", 2.5e15, 2.5e15, "FLOP/s", "peak of an accelerator"),
+  "peak": _rack_knob(
+    "peak", 2.5e15, 2.5e15, "FLOP/s", "peak of an accelerator"
+  ),
   "utilisation": Quantity(
     0.4, 0.3, 0.5, "", "share of the peak that a step reaches", most=1),
   "availability": Quantity(
     1, 0.95, 1, "", "share of the accelerators that work", most=1),
-  "memory_bytes": _rack(
+  "memory_bytes": _rack_knob(
     "memory_bytes", 180e9, 192e9, "B", "memory of an accelerator"),
   "fill": Quantity(
     0.5, 0.3, 0.7, "", "share of the memory for state", most=1),
@@ -118,10 +124,10 @@ KNOBS: dict[str, Quantity] = {
   "chunks": Quantity(1, 1, 4, "", "chunks of a stage", least=1, whole=True),
   "step_share": Quantity(
     1, 0.2, 1, "", "share of a step in which a message may travel", most=1),
-  "scale_up_bits": _rack(
+  "scale_up_bits": _rack_knob(
     "scale_up_bits", 7.2e12, 7.2e12, "bit/s",
     "rate of an accelerator inside its domain, each way"),
-  "scale_out_bits": _rack(
+  "scale_out_bits": _rack_knob(
     "scale_out_bits", 400e9, 800e9, "bit/s",
     "rate of an accelerator to other domains, each way"),
   "radix": Quantity(
@@ -136,18 +142,18 @@ KNOBS: dict[str, Quantity] = {
     1.5, 1, 2, "", "length of the fibre over the distance",
     "1.5: 60 ms from coast to coast, recalled", "unverified", least=1),
   "mtbf_h": Quantity(
-    _HOURS / sum(sites.INTERRUPTIONS.values()), 25_000, 100_000, "h",
-    "hours between failures of one accelerator and its share of the rest",
+    _OBSERVED_GPU_HOURS / sum(sites.INTERRUPTIONS.values()), 25_000, 100_000,
+    "h", "hours between failures, per accelerator with its share of a machine",
     f"{sites.INTERRUPTIONS_SOURCE}; range: ours", "reported"),
   "network_mtbf_h": Quantity(
-    _HOURS / _NETWORK, 250_000, 1e6, "h",
+    _OBSERVED_GPU_HOURS / _NETWORK_FAILURES, 250_000, 1e6, "h",
     "hours between failures of one accelerator's links",
     f"{sites.INTERRUPTIONS_SOURCE}; range: ours", "reported"),
   "save_rate": Quantity(
     5e9, 6e6, 50e9, "B/s", "rate at which an accelerator copies its state",
     "a tenth of its link, to a neighbour's memory; 6e6: storage of 10 TB/s"),
   "restart_s": Quantity(60, 10, 600, "s", "time to resume after a failure"),
-  "repair_h": Quantity(24, 4, 72, "h", "time until what has failed is back"),
+  "repair_h": Quantity(24, 4, 72, "h", "time to repair a failed accelerator"),
 }
 
 # Knobs that are decisions; all others are given by technology or environment.
@@ -160,7 +166,7 @@ DECISIONS = (
 )
 
 
-def around(key: str, value: float) -> tuple[float, float]:
+def scaled_range(key: str, value: float) -> tuple[float, float]:
   """Returns the range of a knob whose value was changed.
 
   It has the same width relative to the value as the range in ``KNOBS``.

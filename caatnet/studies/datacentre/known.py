@@ -1,4 +1,4 @@
-"""Comparison of plans with figures of the paper and of real machines."""
+"""Comparison of plans with figures of arXiv 2407.12819 and real machines."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ VERDICTS = ("fitted", "same source", "differs", "same formula", "predicted")
 TOLERANCE = 0.05
 
 
-class Row(NamedTuple):
+class Comparison(NamedTuple):
   """Published figure and the plan's value.
 
   Attributes:
@@ -38,9 +38,9 @@ class Row(NamedTuple):
   unit: str = ""
 
   def plain(self) -> dict[str, Any]:
-    """Returns the row with its error, relative to the nearer end of a range.
+    """Returns the fields and the relative error, 0 within a published range.
 
-    If an input has the same source, an error above `TOLERANCE` "differs".
+    An error above `TOLERANCE` changes the verdict "same source" to "differs".
     """
     near = min(  # clamps `ours` to the range
       max(self.ours, min(self.published)), max(self.published)
@@ -52,8 +52,8 @@ class Row(NamedTuple):
     return {**self._asdict(), "verdict": verdict, "error": error}
 
 
-def paper() -> list[dict[str, Any]]:
-  """Compares the paper's figures with two plans.
+def compare_with_paper() -> list[dict[str, Any]]:
+  """Compares figures of arXiv 2407.12819 with those of two plans.
 
   The first plan uses a rack's price and power derived from the paper's outputs.
   The second has the same number of racks, but uses the power of a rack as sold,
@@ -69,26 +69,30 @@ def paper() -> list[dict[str, Any]]:
     "(a choice)"
   )
   rows = [
-    Row("racks", (23_300,), backed["racks"], price, "fitted", _PAPER),
-    Row("accelerators", (1.67e6,), backed["accelerators"],
+    Comparison("racks", (23_300,), backed["racks"], price, "fitted", _PAPER),
+    Comparison("accelerators", (1.67e6,), backed["accelerators"],
         f"{price}, 72 per rack", "fitted", _PAPER),
-    Row("IT power", (3.6e9,), backed["it_w"],
+    Comparison("IT power", (3.6e9,), backed["it_w"],
         "154.5 kW per rack (backed out)", "fitted", _PAPER, "W"),
-    Row("power with cooling", (4.16e9, 4.71e9), backed["facility_w"],
+    Comparison("power with cooling", (4.16e9, 4.71e9), backed["facility_w"],
         "the same, PUE 1.2 (a choice)", "fitted", _PAPER, "W"),
-    Row("IT power", (3.6e9,), forward["it_w"], own, "predicted", _PAPER, "W"),
-    Row("power with cooling", (4.16e9, 4.71e9), forward["facility_w"],
+    Comparison(
+      "IT power", (3.6e9,), forward["it_w"], own, "predicted", _PAPER, "W"
+    ),
+    Comparison("power with cooling", (4.16e9, 4.71e9), forward["facility_w"],
         f"{own}, PUE {pue} (Google)", "predicted", _PAPER, "W"),
   ]
   return [row.plain() for row in rows]
 
 
-def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
-  """Returns rows: whether models of 50e12 or 100e12 parameters can be trained.
+def check_trainability(rack: str, values: Mapping[str, float]) -> list[
+  dict[str, Any]
+]:
+  """Returns whether models of 50e12 and 100e12 parameters are trained in time.
 
   Args:
     rack: Key of ``sites.RACKS``.
-    values: Knobs, including the number of accelerators. Each row sets
+    values: Knobs, including the number of accelerators. Each row replaces
       parameters, their active fraction and the peak.
   """
   rows = []
@@ -109,7 +113,7 @@ def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
   return rows
 
 
-def machines() -> list[dict[str, Any]]:
+def compare_with_machines() -> list[dict[str, Any]]:
   """Compares published figures of existing machines with those of plans."""
   llama = closed_forms.plan({
     **knobs.of_rack("h100", "bf16"), "accelerators": 16_384,
@@ -135,28 +139,52 @@ def machines() -> list[dict[str, Any]]:
   of_palm = "PaLM, arXiv 2204.02311, reported"
   top500 = "TOP500 of June 2022, reported"
   rows = [
-    Row("Llama 3 405B, FLOPs", (3.8e25,), llama["flops"],
-        "405e9 parameters, 15.6e12 tokens", "same formula", herd, "FLOP"),
-    Row("Llama 3 405B, GPU-hours", (30.84e6,), hours,
-        "400 TFLOP/s per GPU without any pause", "same source",
-        "model card of Llama 3.1, recalled", "h"),
-    Row("Llama 3 405B, GPU-hours", (30.84e6,), hours / llama["goodput"],
-        "the same over the share of the next row", "same source",
-        "model card of Llama 3.1, recalled", "h"),
-    Row("Llama 3, effective training time, over", (0.9, 1.0),
-        llama["goodput"], "a failure every 3.1 h, which is of the same 54 "
-        "days; 10 minutes to restart, 1 GB/s per GPU to copy (choices)",
-        "same source", f"{herd}, reported"),
-    Row("PaLM 540B, FLOPs", (2.5272e24,), palm["flops"],
-        "540e9 parameters, 780e9 tokens", "same formula", of_palm, "FLOP"),
-    Row("PaLM 540B, chip-hours on TPU v4 pods", (6144 * 1200 + 3072 * 336,),
-        chips, "46.2% of the peak as published; the published hours have "
-        "pauses and repeated steps in them", "same source", of_palm, "h"),
-    Row("Frontier, peak", (1.68565e18,), frontier["speed"],
-        "36,992 MI250X of 47.9 TFLOP/s in float64 (datasheet)", "predicted",
-        top500, "FLOP/s"),
-    Row("Frontier, power under load", (21.1e6,), frontier["it_w"],
-        "560 W per MI250X and 280 W per CPU (datasheets); no network, no "
-        "memory", "predicted", top500, "W"),
+    Comparison(
+      "Llama 3 405B, FLOPs", (3.8e25,), llama["flops"],
+      "405e9 parameters, 15.6e12 tokens", "same formula", herd, "FLOP"
+    ),
+    Comparison(
+      "Llama 3 405B, GPU-hours", (30.84e6,), hours,
+      "400 TFLOP/s per GPU without any pause", "same source",
+      "model card of Llama 3.1, recalled", "h"
+    ),
+    Comparison(
+      "Llama 3 405B, GPU-hours", (30.84e6,), hours / llama["goodput"],
+      "the same over the share of the next row", "same source",
+      "model card of Llama 3.1, recalled", "h"
+    ),
+    Comparison(
+      "Llama 3, effective training time, over",
+      (0.9, 1.0),
+      llama["goodput"],
+      "a failure every 3.1 h, which is of the same 54 "
+      "days; 10 minutes to restart, 1 GB/s per GPU to copy (choices)",
+      "same source",
+      f"{herd}, reported",
+    ),
+    Comparison(
+      "PaLM 540B, FLOPs", (2.5272e24,), palm["flops"],
+      "540e9 parameters, 780e9 tokens", "same formula", of_palm, "FLOP"
+    ),
+    Comparison(
+      "PaLM 540B, chip-hours on TPU v4 pods",
+      (6144 * 1200 + 3072 * 336,),
+      chips,
+      "46.2% of the peak as published; the published hours have "
+      "pauses and repeated steps in them",
+      "same source",
+      of_palm,
+      "h",
+    ),
+    Comparison(
+      "Frontier, peak", (1.68565e18,), frontier["speed"],
+      "36,992 MI250X of 47.9 TFLOP/s in float64 (datasheet)", "predicted",
+      top500, "FLOP/s"
+    ),
+    Comparison(
+      "Frontier, power under load", (21.1e6,), frontier["it_w"],
+      "560 W per MI250X and 280 W per CPU (datasheets); no network, no memory",
+      "predicted", top500, "W"
+    ),
   ]
   return [row.plain() for row in rows]

@@ -17,7 +17,7 @@ from caatnet.studies.datacentre import closed_forms, expressions, report
 FUNCTION = "plan"
 
 
-def text(result: Mapping[str, Any]) -> str:
+def render_html(result: Mapping[str, Any]) -> str:
   """Returns the HTML of the page.
 
   Args:

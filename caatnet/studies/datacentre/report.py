@@ -12,20 +12,20 @@ Row = Mapping[str, Any]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 # Units without SI prefixes; "" is for counts and fractions.
-_PLAIN = ("", "days", "h", "s", "km", "$/MWh", "bit")
+_UNPREFIXED_UNITS = ("", "days", "h", "s", "km", "$/MWh", "bit")
 # Below this fraction of useful time there is no training progress.
-_PROGRESS = 1e-6
+_MIN_GOODPUT = 1e-6
 _MAX_BARS = 10
 _QUANTILES = ("5%", "50%", "95%")
 
 
-def quantity(x: float | None, unit: str = "") -> str:
+def format_quantity(x: float | None, unit: str = "") -> str:
   """Formats a number with four digits and its unit."""
   if x is None:
     return "-"
   if unit == "FLOP":
     return f"{x:.4g} FLOP"
-  if unit in _PLAIN:
+  if unit in _UNPREFIXED_UNITS:
     digits = f"{x:.4g}" if not 1e3 <= abs(x) < 1e10 else f"{x:,.0f}"
     return f"{digits} {unit}".strip()
   power = min(8, int(math.log10(abs(x)) // 3)) if abs(x) >= 1 else 0
@@ -37,7 +37,7 @@ def quantity(x: float | None, unit: str = "") -> str:
 
 def _in_units(row: Row, unit: str, *keys: str) -> dict[str, Any]:
   """Returns a row with some of its numbers formatted with a unit."""
-  return row | {key: quantity(row[key], unit) for key in keys}
+  return row | {key: format_quantity(row[key], unit) for key in keys}
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -64,7 +64,7 @@ def report(result: Mapping[str, Any]) -> Report:
       "what | published | ours | error:+.1% | verdict | inputs | source",
       [
         _in_units(row, row["unit"], "ours") | {"published": " to ".join(
-          quantity(x, row["unit"]) for x in row["published"]
+          format_quantity(x, row["unit"]) for x in row["published"]
         )} for row in result["paper"] + result["known"]
       ],
     ),
@@ -134,7 +134,7 @@ def _uncertainty(
     ),
     Table(
       f"what decides: {target['meaning']}, "
-      f"{quantity(tornado['value'], target['unit'])}",
+      f"{format_quantity(tornado['value'], target['unit'])}",
       "knob | decided | low=at its low end | high=at its high end",
       [_in_units(bar, target["unit"], "low", "high")
        for bar in tornado["bars"][:_MAX_BARS]],
@@ -148,14 +148,14 @@ def notes(result: Mapping[str, Any]) -> list[str]:
   knobs = {row["name"]: row["value"] for row in result["knobs"]}
   places, pod = result["sites"], result["pod"]
   used = ", ".join(
-    f"{name} {quantity(watts, 'W')} of "
-    f"{quantity(places['limits_w'][name], 'W')}"
+    f"{name} {format_quantity(watts, 'W')} of "
+    f"{format_quantity(places['limits_w'][name], 'W')}"
     for name, watts in places["used_w"].items()
   )
   found = [f"sites: {used}"]
   if places["missing_w"]:
     found.append(
-      f"the sites are too small by {quantity(places['missing_w'], 'W')}"
+      f"the sites are too small by {format_quantity(places['missing_w'], 'W')}"
     )
   if of["fit"] < 1:
     found.append(
@@ -168,7 +168,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
       f"reached, not {knobs['utilisation']:.0%} as assumed: it takes another "
       "one, such as state that replicas share (ZeRO), chunks, or larger steps"
     )
-  if of["goodput"] < _PROGRESS:
+  if of["goodput"] < _MIN_GOODPUT:
     found.append("if a failure stops all there is no progress")
   if pod:
     found.append(
@@ -182,7 +182,7 @@ def notes(result: Mapping[str, Any]) -> list[str]:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns bandwidths between sites, and a tornado of knobs."""
+  """Plots bandwidths between sites, and the effect of each knob on a result."""
   tornado = result["tornado"]
   bars, value = tornado["bars"][:_MAX_BARS], tornado["value"]
   of = {row["name"]: row for row in result["results"]}[tornado["target"]]

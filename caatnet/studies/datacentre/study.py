@@ -19,12 +19,12 @@ from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.planner import study as planner
 from caatnet.studies.utilisation import predictor
 from parallel.base import checks, files
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.hardware import devices, sites
 from parallel.plans.topology import text as topologies
 
 # Results for which the report gives quantiles.
-DRAWN = (
+QUANTILE_RESULTS = (
   "facility_w", "energy_year_cost", "days", "largest", "cross_bits", "goodput",
   "replica_goodput", "replica_days",
 )
@@ -44,30 +44,33 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data: "knobs" and "results" with units and sources; "sites" with their
-    power; "pod", the planner's plan; "paper" and "known", comparisons with
-    published figures; "trainable", models by precision; "causes", failures per
-    day; "scales", plans of other sizes; "between", bandwidths between sites;
-    "multipath", link loads; "quantiles" and "tornado", the uncertainty.
+    power; "pod", the planner's result; "paper" and "known", comparisons with
+    published figures; "trainable", training times by model and precision;
+    "causes", failures per day; "scales", plans of other sizes; "between",
+    bandwidths between sites; "multipath", link loads; "quantiles" of results;
+    and "tornado", the effect of each knob on one result.
 
   Raises:
     ValueError: A value is invalid; the message names its key.
   """
   given = config["given"]
-  with naming("config", ("sites", "given", "rack", "precision", "cooling")):
-    checks.known("given=", given, closed_forms.GIVEN)
-    places = _places(config["sites"])
-    values, sources = _chosen(config)
+  with prefix_error_keys(
+    "config", ("sites", "given", "rack", "precision", "cooling")
+  ):
+    checks.known("given=", given, closed_forms.GIVEN_QUANTITIES)
+    places = _parse_sites(config["sites"])
+    values, sources = _hardware_knobs(config)
   pod = _pod(config["pod"])
-  _set(config, pod, places, values, sources)
-  with naming("config.knobs", KNOBS):
+  _override_knobs(config, pod, places, values, sources)
+  with prefix_error_keys("config.knobs", KNOBS):
     found = closed_forms.plan(values, given)
-    used, left = closed_forms.fill(found["facility_w"], places)
+    used, left = closed_forms.distribute_power(found["facility_w"], places)
     if not left and len(used) != found["sites_needed"]:
       # Sites differ in size; the formulas assume equal sites of mean size.
       values["site_w"] = found["facility_w"] / len(used) * (1 + 1e-9)
       sources["site_w"] = ("the mean of the sites that are used", "choice")
       found = closed_forms.plan(values, given)
-  with naming("config", ("num_draws",)):
+  with prefix_error_keys("config", ("num_draws",)):
     drawn = uncertainty.draws(
       values, given, num_draws=config["num_draws"], seed=config["seed"]
     )
@@ -87,20 +90,20 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "results": [
       {"name": key, "value": float(found[key]), "formula": str(r.formula)}
       | {"unit": r.unit, "meaning": r.meaning, "group": r.group}
-      for key, r in closed_forms.results(given).items()
+      for key, r in closed_forms.result_specs(given).items()
     ],
     "sites": {"limits_w": places, "used_w": used, "missing_w": left},
     "pod": pod,
-    "paper": known.paper(),
-    "trainable": known.trainable(
+    "paper": known.compare_with_paper(),
+    "trainable": known.check_trainability(
       config["rack"], {**values, "accelerators": found["accelerators"]}
     ),
-    "known": known.machines(),
-    "causes": _causes(found["accelerators"]),
-    "scales": _scales(values),
-    "between": _between(config, found),
+    "known": known.compare_with_machines(),
+    "causes": _failure_rates(found["accelerators"]),
+    "scales": _plan_at_scales(values),
+    "between": _intersite_bandwidths(config, found),
     "multipath": _multipath(),
-    "quantiles": uncertainty.quantiles(drawn, DRAWN),
+    "quantiles": uncertainty.quantiles(drawn, QUANTILE_RESULTS),
     "num_draws": len(drawn["days"]),
     "seed": config["seed"],
     "tornado": {
@@ -117,10 +120,10 @@ def write_page(result: Mapping[str, Any], path: pathlib.Path) -> None:
     result: Result of `run`.
     path: HTML file to write.
   """
-  files.replace(path, page.text(result))
+  files.replace(path, page.render_html(result))
 
 
-def _places(texts: Sequence[str]) -> dict[str, float]:
+def _parse_sites(texts: Sequence[str]) -> dict[str, float]:
   """Returns the power of each site in watts."""
   found: dict[str, float] = {}
   for text in texts:
@@ -133,11 +136,11 @@ def _places(texts: Sequence[str]) -> dict[str, float]:
       raise ValueError(
         f"sites={text!r} must be NAME:WATTS or one of {', '.join(sites.SITES)}"
       ) from error
-  closed_forms.fill(0, found)  # raises if a site is invalid
+  closed_forms.distribute_power(0, found)  # raises if a site is invalid
   return found
 
 
-def _chosen(
+def _hardware_knobs(
   config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, sites.Source]]:
   """Returns the knobs set by rack, precision and cooling, and their sources."""
@@ -152,26 +155,26 @@ def _chosen(
   return values, sources
 
 
-def _set(
+def _override_knobs(
   config: Mapping[str, Any], pod: Mapping[str, Any] | None,
   places: Mapping[str, float], values: dict[str, float],
   sources: dict[str, sites.Source],
 ) -> None:
-  """Sets the knobs given by the planned pod, ``config.knobs`` and the sites."""
+  """Overrides ``values`` and ``sources`` by pod, ``config.knobs`` and sites."""
   if pod is not None:
     values["utilisation"] = pod["utilisation"]
     sources["utilisation"] = (
       f"parallel/plans/planner, for {pod['parameters']:.3g} parameters on "
       f"{pod['devices']} devices of {pod['cluster']}", "choice"
     )
-  own = _own(config)
+  own = _config_knobs(config)
   # The config's own knobs have precedence over rack, cooling and pod.
   values |= own | {"site_w": max(places.values())}
   sources |= dict.fromkeys(own, ("this config", "choice"))
   sources["site_w"] = ("config.sites", "choice")
 
 
-def _own(config: Mapping[str, Any]) -> dict[str, float]:
+def _config_knobs(config: Mapping[str, Any]) -> dict[str, float]:
   """Returns the knobs that the config itself sets."""
   given = config["given"]
   own = {k: v for k, v in config["knobs"].items() if v is not None}
@@ -192,7 +195,7 @@ def _knobs(
   for key in closed_forms.knobs_of(given):
     knob = dataclasses.asdict(KNOBS[key])
     value = values.get(key, knob["value"])
-    low, high = knobs.around(key, value)
+    low, high = knobs.scaled_range(key, value)
     source, mark = sources.get(key, (knob["source"], knob["mark"]))
     rows.append({"name": key} | knob | {
       "value": value, "low": min(low, value), "high": max(high, value),
@@ -201,8 +204,8 @@ def _knobs(
   return rows
 
 
-def _scales(values: Mapping[str, float]) -> list[dict[str, Any]]:
-  """Computes the plan for each number of accelerators in ``SCALES``."""
+def _plan_at_scales(values: Mapping[str, float]) -> list[dict[str, Any]]:
+  """Returns a plan's results for each number of accelerators in ``SCALES``."""
   keys = (
     "budget", "facility_w", "sites_needed", "fit", "largest", "mtbf_s", "tiers",
   )
@@ -213,12 +216,12 @@ def _scales(values: Mapping[str, float]) -> list[dict[str, Any]]:
   return rows
 
 
-def _between(
+def _intersite_bandwidths(
   config: Mapping[str, Any], found: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the bandwidths between sites that methods need.
+  """Returns the bandwidths between sites that training methods need.
 
-  Steps, parameters, layers and the number of sites (at least two) are those of
+  Step time, parameters, layers and number of sites (at least two) are those of
   the plan. A reduction arrives half a round trip after it was sent.
   """
   rounds, targets = config["round_steps"], config["targets"]
@@ -233,14 +236,14 @@ def _between(
     float(found["parameters"]), layers, float(found["step_s"])
   )
 
-  def utilisation(method: predictor.Method, grid: np.ndarray) -> np.ndarray:
+  def utilisation(method: predictor.SyncMethod, grid: np.ndarray) -> np.ndarray:
     """Returns the compute utilisation at each bandwidth (bit/s) of a grid."""
     return predictor.simulate(
       model, method, grid, volume_factor=2 * (count - 1) / count,
       latency_s=float(found["rtt_s"]) / 2,
     ).utilisation
 
-  def needed(method: predictor.Method) -> dict[str, float | None]:
+  def needed(method: predictor.SyncMethod) -> dict[str, float | None]:
     """Returns the minimum bandwidth in bit/s, to 0.2%, by target, or None."""
     coarse, least = utilisation(method, _BANDWIDTHS), {}
     for target in targets:
@@ -273,7 +276,7 @@ def _between(
 
 
 def _multipath() -> dict[str, Any]:
-  """Routes `patterns.shift` over a network with and without a failed link."""
+  """Returns the fullest link's load by router, with and without a failure."""
   net = link_loads.fabric(topologies.parse(_FABRIC))
   leaf, spine = sorted(set(net.leaf_of))[0], net.spines[0]
   # One failed link, in both directions.
@@ -285,7 +288,9 @@ def _multipath() -> dict[str, Any]:
       sent = patterns.shift(each, 0)
       routes = link_loads.ROUTERS[router](each, sent)
       loads.append(float(
-        link_loads.fullest_uplink(each, link_loads.loads(each, sent, routes))
+        link_loads.max_spine_link_load(
+          each, link_loads.loads(each, sent, routes)
+        )
       ))
     rows.append({
       "router": router, "whole": loads[0], "without_one": loads[1],
@@ -293,9 +298,9 @@ def _multipath() -> dict[str, Any]:
   return {"fabric": _FABRIC, "rows": rows}
 
 
-def _causes(accelerators: float) -> dict[str, float]:
+def _failure_rates(accelerators: float) -> dict[str, float]:
   """Returns failures per day by cause, at the published rates."""
-  hours = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS  # GPU-hours observed
+  hours = sites.OBSERVED_GPUS * sites.OBSERVED_HOURS  # GPU-hours observed
   return {
     cause: float(24 * accelerators * count / hours)
     for cause, count in sites.INTERRUPTIONS.items()
@@ -303,7 +308,7 @@ def _causes(accelerators: float) -> dict[str, float]:
 
 
 def _pod(config: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Plans a group of devices (pod); None if the config has no ``pod``."""
+  """Returns the planner's best plan for a pod; None if ``config`` is empty."""
   if not config:
     return None
   plan = planner.run(config)

@@ -1,9 +1,9 @@
-"""Uncertainty of a datacentre's results: Monte Carlo draws, and a tornado.
+"""Uncertainty of a datacentre's results: random draws and a tornado diagram.
 
 Knobs that are not decisions are drawn independently, each from a triangular
 distribution over its range with the mode at its value. The widths of the ranges
-are judgements, and so are the resulting quantiles. The tornado changes one knob
-at a time, also those that are decisions.
+are judgements, and so are the resulting quantiles. The tornado diagram shows
+the effect of one knob at a time, also of knobs that are decisions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from caatnet.studies.datacentre import closed_forms, knobs
 from parallel.base import checks
 
 
-class Bar(NamedTuple):
+class TornadoBar(NamedTuple):
   """Effect of one knob on a result, with all other knobs fixed.
 
   Attributes:
@@ -34,7 +34,7 @@ class Bar(NamedTuple):
 def ranges(
   values: Mapping[str, float], given: str = "budget"
 ) -> dict[str, tuple[float, float, float]]:
-  """Returns (low, value, high) of the knobs that a plan reads and that vary.
+  """Returns (low, value, high) of each knob of a plan that has a range.
 
   Args:
     values: Knobs that differ from ``KNOBS``; their ranges scale with them.
@@ -43,7 +43,7 @@ def ranges(
   found = {}
   for key in closed_forms.knobs_of(given):
     value = values.get(key, knobs.KNOBS[key].value)
-    low, high = knobs.around(key, value)
+    low, high = knobs.scaled_range(key, value)
     if low < high and key != given:  # the given quantity is fixed
       found[key] = low, value, high
   return found
@@ -77,7 +77,7 @@ def draws(
     for key, of in ranges(values, given).items()
     if key not in knobs.DECISIONS
   }
-  there = closed_forms.possible(found, given)  # bool [num_draws]
+  there = closed_forms.is_feasible(found, given)  # bool [num_draws]
   if not there.any():
     raise ValueError(
       f"none of num_draws={num_draws} draws is a feasible plan; use more "
@@ -102,7 +102,7 @@ def quantiles(
 
 def tornado(
   target: str, values: Mapping[str, float], given: str = "budget"
-) -> list[Bar]:
+) -> list[TornadoBar]:
   """Returns the effect of each knob on a result, the largest first.
 
   Args:
@@ -113,16 +113,16 @@ def tornado(
   Raises:
     ValueError: The result is unknown.
   """
-  checks.known("target=", target, closed_forms.results(given))
+  checks.known("target=", target, closed_forms.result_specs(given))
   bars = []
   for key, (low, _, high) in ranges(values, given).items():
     if knobs.KNOBS[key].whole:
       low, high = max(1.0, np.floor(low)), np.ceil(high)  # integers
     ends: list[Any] = [
       closed_forms.plan({**values, key: end}, given)[target]
-      if closed_forms.possible({**values, key: end}, given) else np.nan
+      if closed_forms.is_feasible({**values, key: end}, given) else np.nan
       for end in (low, high)
     ]
     if ends[0] != ends[1] and not np.isnan(ends).any():
-      bars.append(Bar(key, key in knobs.DECISIONS, *map(float, ends)))
+      bars.append(TornadoBar(key, key in knobs.DECISIONS, *map(float, ends)))
   return sorted(bars, key=lambda bar: -abs(bar.high - bar.low))

@@ -9,13 +9,13 @@ from typing import Any
 
 from caatnet.federated import predict
 from caatnet.federated import streamed as streams
-from caatnet.federated.predict import Bytes
+from caatnet.federated.predict import MessageSizes
 from caatnet.studies.federated import rounds
 from parallel.plans.hardware import client_links as records
 
 # Sizes of `caatnet.federated.vector_codec`: elements per float32 scale; of
 # "sparse", elements per chunk and the number of them that are kept.
-_BLOCK, _CHUNK, _KEPT = 256, 4096, 64
+_BLOCK, _CHUNK, _KEPT_ELEMENTS = 256, 4096, 64
 
 
 def coded_bytes(name: str, n: int) -> int:
@@ -28,12 +28,12 @@ def coded_bytes(name: str, n: int) -> int:
   if name == "none":
     return 4 * n
   if name == "sparse":
-    return -(-n // _CHUNK) * (2 * _KEPT + _KEPT // 4 + 8)
+    return -(-n // _CHUNK) * (2 * _KEPT_ELEMENTS + _KEPT_ELEMENTS // 4 + 8)
   blocks = -(-n // _BLOCK)
   return blocks * ((_BLOCK if name == "int8" else _BLOCK // 2) + 4)
 
 
-def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def compare_variants(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns times and bytes of a round for each codec and straggler policy.
 
   Args:
@@ -47,12 +47,12 @@ def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     ("4-bit uplink and downlink", "int4", "int4"),
     ("sparse uplink, 4-bit downlink", "sparse", "int4"),
   ):
-    sizes = Bytes(
+    sizes = MessageSizes(
       coded_bytes(down, n), coded_bytes(up, n),
       None if down == "none" else 4 * n,
     )
     for stragglers in ("wait", "late"):
-      found.append(_coded(config, name, sizes, stragglers, num))
+      found.append(_simulate_codec(config, name, sizes, stragglers, num))
   base = found[0]["round_s"]
   for name, bits in (("float32", "none"), ("4-bit", "int4")):
     size = coded_bytes(bits, n)
@@ -60,35 +60,39 @@ def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
       found.append({
         "variant": f"{name}, {fragments} streamed fragments",
         "stragglers": "wait", "bytes_up": size, "bytes_down": size,
-        "round_s": streamed(config, num, size, fragments), "merged": num,
+        "round_s": streamed_round_s(config, num, size, fragments),
+        "merged": num,
       })
   return [row | {"relative": row["round_s"] / base} for row in found]
 
 
-def _coded(
-  config: Mapping[str, Any], name: str, sizes: Bytes, stragglers: str, num: int
+def _simulate_codec(
+  config: Mapping[str, Any], name: str, sizes: MessageSizes, stragglers: str,
+  num: int
 ) -> dict[str, Any]:
-  """Returns a codec's row; one client computes ``config.slow`` times as long.
+  """Returns the mean time and the bytes of a round with one slow client.
 
-  The deadline for late updates is 1% more than a round without a slow client.
+  That client computes ``config.slow`` times as long as usual. The deadline for
+  late updates is 1% more than a round without a slow client.
   """
-  links = records.of_clients((config["cell"],), num)
-  times = rounds.compute(config, num)
-  usual = predict.simulated(
-    rounds.rules(num, rounds=2), links, sizes, times, config["fixed_s"]
+  links = records.assign_links((config["cell"],), num)
+  times = rounds.client_compute_times(config, num)
+  usual = predict.simulate_run(
+    rounds.make_server_rules(num, rounds=2), links, sizes, times,
+    config["fixed_s"]
   )
   times[0] = {
     key: value * (1 if key == "t_a" else config["slow"])
     for key, value in times[0].items()
   }
-  run = predict.simulated(
-    rounds.rules(
+  run = predict.simulate_run(
+    rounds.make_server_rules(
       num, rounds=16, stragglers=stragglers,
-      deadline_s=1.01 * rounds.ended(usual)[-1].duration_s,
+      deadline_s=1.01 * rounds.round_end_events(usual)[-1].duration_s,
     ), links, sizes, times, config["fixed_s"],
   )
   # Leaves out eight rounds, which the uncoded first model delays.
-  ends = rounds.ended(run)[8:]
+  ends = rounds.round_end_events(run)[8:]
   rows = [row for row in run.rows if row["round"] >= 8]
   return {
     "variant": name, "stragglers": stragglers,
@@ -99,7 +103,7 @@ def _coded(
   }
 
 
-def streamed(
+def streamed_round_s(
   config: Mapping[str, Any], num: int, size: int, fragments: int
 ) -> float:
   """Returns the seconds of a round in which sending overlaps with compute.
@@ -111,13 +115,13 @@ def streamed(
     fragments: Number of fragments.
   """
   num_rounds, part = config["streamed_rounds"], size // fragments
-  ends = streams.merged_s(
-    records.of_clients((config["cell"],), num),
-    Bytes(part, part, 4 * config["published_parameters"]),
+  ends = streams.compute_merge_times_s(
+    records.assign_links((config["cell"],), num),
+    MessageSizes(part, part, 4 * config["published_parameters"]),
     [
       (t["t_v"] + t["t_tr"] + t["t_te"]) / fragments
       * (1 if k else config["slow"])
-      for k, t in enumerate(rounds.compute(config, num))
+      for k, t in enumerate(rounds.client_compute_times(config, num))
     ],
     fragments, num_rounds, config["fixed_s"],
     config["aggregation_s"] / fragments,

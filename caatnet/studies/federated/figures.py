@@ -1,11 +1,11 @@
 """Figures of a 5G testbed (Hayek et al., arXiv 2504.04678), and predictions.
 
 The paper gives three ratios and, in a later version, two fractions of trials,
-but neither times nor rates. `ratios` predicts the ratios with the links of
-`parallel.plans.hardware.client_links`. `region` models the time of an uplink as
-o + size / rate with a fixed time o per message. For a range of WiFi rates it
-returns the o and the 5G rate that give the published ratios, which are thus
-inputs of a fit.
+but neither times nor rates. `predict_uplink_ratios` predicts the ratios with
+the links of `parallel.plans.hardware.client_links`. `find_feasible_region`
+models the time of an uplink as o + size / rate with a fixed time o per message.
+For a range of WiFi rates it returns the o and the 5G rate that give the
+published ratios, which are thus inputs of a fit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,13 @@ from caatnet.studies.federated import rounds
 from parallel.plans.hardware import client_links as records
 from parallel.plans.hardware.client_links import Link
 
-OVER_ETHERNET, OVER_WIFI = 33.3, 17.8  # ratios of uplink times on 5G
+# Published ratios of the uplink time on 5G to that on Ethernet and on WiFi.
+UPLINK_RATIO_ETHERNET, UPLINK_RATIO_WIFI = 33.3, 17.8
 UPLINK_SHARE = 0.23  # uplink time / time of a round with all clients
-CONSISTENT = 0.7  # share of trials with one consistent straggler
+CONSISTENT_TRIAL_SHARE = 0.7  # share of trials with one consistent straggler
 
 
-def ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def predict_uplink_ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns uplink times on each 5G link, relative to Ethernet and WiFi.
 
   Args:
@@ -32,7 +33,7 @@ def ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   size = 4 * config["published_parameters"]
   clients, cells = config["published_clients"], _cellular(config)
   rows = {
-    name: rounds.row(config, name, clients, size)
+    name: rounds.predict_round(config, name, clients, size)
     for name in ("ethernet", "wifi", *cells)
   }
   return [
@@ -55,8 +56,8 @@ def ratios(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   ]
 
 
-def region(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns fixed times and rates that give the published ratios.
+def find_feasible_region(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns fixed times and 5G rates that give the published uplink ratios.
 
   Returns:
     "points": for each WiFi rate, the only fixed time and 5G rate that give both
@@ -73,35 +74,37 @@ def region(config: Mapping[str, Any]) -> dict[str, Any]:
   wifi = [rate * 1e6 / 8 for rate in config["wifi"]]
   low, high = [], []
   for rate in rates:
-    # `fixed_s` decreases with the ratio and increases with the WiFi rate.
+    # `solve_fixed_s` decreases with the ratio and increases with the WiFi rate.
     least = max(
-      0.0, fixed_s(size, rate, ethernet, OVER_ETHERNET * slack),
-      fixed_s(size, rate, min(wifi), OVER_WIFI * slack),
+      0.0, solve_fixed_s(size, rate, ethernet, UPLINK_RATIO_ETHERNET * slack),
+      solve_fixed_s(size, rate, min(wifi), UPLINK_RATIO_WIFI * slack),
     )
     most = min(
-      fixed_s(size, rate, ethernet, OVER_ETHERNET / slack),
-      fixed_s(size, rate, max(wifi), OVER_WIFI / slack),
+      solve_fixed_s(size, rate, ethernet, UPLINK_RATIO_ETHERNET / slack),
+      solve_fixed_s(size, rate, max(wifi), UPLINK_RATIO_WIFI / slack),
     )
     low.append(least if least <= most else None)
     high.append(most if least <= most else None)
   return {
-    "points": [_point(config, size, ethernet, rate) for rate in wifi],
+    "points": [
+      _solve_both_ratios(config, size, ethernet, rate) for rate in wifi
+    ],
     "rates": rates.tolist(), "low": low, "high": high,
   }
 
 
-def fixed_s(size: int, rate: float, other: float, ratio: float) -> float:
-  """Returns o in seconds with o + size / rate = ratio (o + size / other)."""
+def solve_fixed_s(size: int, rate: float, other: float, ratio: float) -> float:
+  """Solves o + size / rate = ratio (o + size / other) for o, in seconds."""
   return (size / rate - ratio * size / other) / (ratio - 1)
 
 
-def _point(
+def _solve_both_ratios(
   config: Mapping[str, Any], size: int, ethernet: float, wifi: float
 ) -> dict[str, Any]:
-  """Returns the fixed time and the rate that give both ratios exactly."""
+  """Returns the fixed time and 5G rate that give both published ratios."""
   # Solves o + size / rate = a (o + size / ethernet) = b (o + size / wifi) for
   # `fixed`, that is o. It is negative if no fixed time gives both ratios.
-  a, b = OVER_ETHERNET, OVER_WIFI
+  a, b = UPLINK_RATIO_ETHERNET, UPLINK_RATIO_WIFI
   fixed = size * (b / wifi - a / ethernet) / (a - b)
   uplink_s = a * (fixed + size / ethernet)
   round_s = uplink_s / UPLINK_SHARE
@@ -112,7 +115,7 @@ def _point(
   }
 
 
-def stragglers(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def simulate_stragglers(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns the fraction of random trials with one consistent straggler.
 
   A client's time in a round is a sum of two normal deviates: one is drawn once
@@ -141,27 +144,27 @@ def stragglers(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 def fitted_ratios(
   rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-  """Returns the ratio of deviations that gives the published trial fraction.
+  """Returns, by number of clients, the ratio that fits the published trials.
 
   Args:
-    rows: Result of `stragglers`, with ascending ratios. Ratios between those of
-      the rows are interpolated.
+    rows: Result of `simulate_stragglers`, with ascending ratios. They are
+      interpolated to the published fraction `CONSISTENT_TRIAL_SHARE`.
   """
   found = []
   for clients in dict.fromkeys(row["clients"] for row in rows):
     mine = [row for row in rows if row["clients"] == clients]
     shares = [row["consistent"] for row in mine]
-    within = shares[0] <= CONSISTENT <= shares[-1]
+    within = shares[0] <= CONSISTENT_TRIAL_SHARE <= shares[-1]
     found.append({
       "clients": clients,
       "ratio": float(np.interp(
-        CONSISTENT, shares, [row["ratio"] for row in mine]
+        CONSISTENT_TRIAL_SHARE, shares, [row["ratio"] for row in mine]
       )) if within else None,
     })
   return found
 
 
 def _cellular(config: Mapping[str, Any]) -> dict[str, Link]:
-  """Returns the config's links whose names, also in files, begin with "5g"."""
+  """Returns the config's 5G links, whose ``Link.name`` begins with "5g"."""
   found = {name: records.link(name) for name in config["links"]}
   return {k: link for k, link in found.items() if link.name.startswith("5g")}

@@ -3,7 +3,7 @@
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   FRACTION,
   NOT_NEGATIVE,
   POSITIVE,
@@ -17,7 +17,7 @@ from caatnet.studies.keys import study_key
 _MAX_S = 1e6  # at larger times float64 does not resolve a short transfer
 _SECONDS = Range(0, _MAX_S)
 # Ranges in which the solver's tolerances (HiGHS, 1e-7) are comparatively small.
-_APART, _LIMIT = Range(0, 1e3), Range(1e-3, 1)
+_INTERVAL_RANGE, _LIMIT = Range(0, 1e3), Range(1e-3, 1)
 
 
 @register.study
@@ -89,15 +89,16 @@ class FederatedLinks:
     "a client's times between rounds; ascending.", NOT_NEGATIVE,
   )
   cell: str = field(
-    "5g-20mhz", "Cell of the schedules and of coded and late updates."
+    "5g-20mhz", "Link of the radio cell in which scheduled, coded and late "
+    "updates are simulated.",
   )
   scheduled_clients: int = field(
     4, "Clients in the table of schedules.", Range(1, 6, whole=True)
   )
   apart: tuple[float, ...] = field(
     (0.0, 0.5, 1.5), "Intervals between the times at which clients' updates "
-    "are ready, relative to the time of one uplink alone in the cell.", _APART,
-    empty=True,
+    "are ready, relative to the time of one uplink alone in the cell.",
+    _INTERVAL_RANGE, empty=True,
   )
   limits: tuple[float, ...] = field(
     (1.0, 0.5, 0.25), "Maximum rates of every second client, as fractions of "
@@ -110,7 +111,7 @@ class FederatedLinks:
   at_once: tuple[tuple[int, int], ...] = field(
     ((0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 2)),
     "Largest numbers of clients that receive and that send at the same time; 0 "
-    "for all.", COUNT_OR_NONE,
+    "for all.", COUNT_OR_ZERO,
   )
   slow: float = field(
     1.5, "Compute time of one slow client, relative to its usual one, in the "

@@ -18,13 +18,13 @@ def report(result: Row) -> Report:
   """Returns tables of rounds, of the testbed and of schedules, and a figure."""
   return Report(
     "Federated rounds over links",
-    [*_rounds(result), *_published(result), *_cell(result)],
+    [*_rounds(result), *_published(result), *_radio_cell_tables(result)],
     functools.partial(_figure, result),
   )
 
 
 def _rounds(result: Row) -> list[Table]:
-  """Returns the links, and rounds by link, model and clients."""
+  """Returns tables of the links, and of rounds by link, model and clients."""
   if not result["rounds"]:
     return []
   compute_s = sum(
@@ -51,12 +51,13 @@ def _rounds(result: Row) -> list[Table]:
 
 
 def _published(result: Row) -> list[Table | str]:
-  """Returns the testbed's figures predicted with the links, and the fits."""
+  """Returns tables of the testbed's published ratios: predictions and fits."""
   return [
     Table(
       f"uplinks of {result['published_clients']} clients, "
       f"{result['published_parameters']:,} parameters in float32; published "
-      f"(arXiv 2504.04678): {figures.OVER_ETHERNET} and {figures.OVER_WIFI} "
+      f"(arXiv 2504.04678): {figures.UPLINK_RATIO_ETHERNET} and "
+      f"{figures.UPLINK_RATIO_WIFI} "
       f"times, {figures.UPLINK_SHARE:.0%} of a round\ncompute: time that gives "
       "this share (fitted)",
       "link | t_u:,.2f=uplink (s) | over_ethernet:,.1f=of Ethernet | "
@@ -71,11 +72,13 @@ def _published(result: Row) -> list[Table | str]:
       "published ratios (fitted), by the rate of WiFi",
       f"wifi/{_MBIT}=WiFi, Mbit/s | fixed_s=fixed time | "
       f"rate/{_MBIT}=5G, Mbit/s per client | uplink_s | "
-      "round_s=round at the published share", result["region"]["points"],
+      "round_s=round at the published share",
+      result["region"]["points"],
     ),
     f"one client is the slowest in {result['consistent']:.0%} of "
     f"{result['trial_rounds']} rounds (our definition) in "
-    f"{figures.CONSISTENT:.0%} of trials, as published, if times deviate "
+    f"{figures.CONSISTENT_TRIAL_SHARE:.0%} of trials, as published, if times "
+    "deviate "
     "so many times as much between clients as between rounds (fitted): "
     + ", ".join(
       f"{labels.text(row['ratio'])} ({row['clients']} clients)"
@@ -84,7 +87,7 @@ def _published(result: Row) -> list[Table | str]:
   ]
 
 
-def _cell(result: Row) -> list[Table]:
+def _radio_cell_tables(result: Row) -> list[Table]:
   """Returns tables of scheduled transfers, and of variants of updates."""
   clients = f"{result['most_clients']} clients in the cell {result['cell']}"
   return [
@@ -122,7 +125,7 @@ def _cell(result: Row) -> list[Table]:
 
 
 def _figure(result: Row) -> plot.Figure:
-  """Returns shares of phases, and the region of the published ratios."""
+  """Plots each phase's share of a round, and fits to the published ratios."""
   panels = [_region(result)]
   rows = result["rounds"]
   if rows:
@@ -132,7 +135,7 @@ def _figure(result: Row) -> plot.Figure:
       (row["model_bytes"] for row in rows),
       key=lambda s: abs(s - 4 * result["published_parameters"]),
     )
-    panels += plot.stacks(
+    panels += plot.stacked_bar_panels(
       [row for row in rows
        if (row["model_bytes"], row["clients"]) == (size, clients)],
       "link", {"downlink": "share_down", "compute": "share_compute",
@@ -144,13 +147,13 @@ def _figure(result: Row) -> plot.Figure:
 
 
 def _region(result: Row) -> plot.Panel:
-  """Returns fixed times and rates that give the published ratios."""
+  """Plots the fixed times and 5G rates that give the published ratios."""
   found = result["region"]
   (panel,) = plot.lines(
     found["points"], "rate/125e3=rate of a client on 5G, Mbit/s",
     "fixed_s=both ratios (fitted)", log="x",
-    title=f"uplinks of 5G: {figures.OVER_ETHERNET} times Ethernet, "
-    f"{figures.OVER_WIFI} times WiFi, within {result['tolerance']:.0%}",
+    title=f"uplinks of 5G: {figures.UPLINK_RATIO_ETHERNET} times Ethernet, "
+    f"{figures.UPLINK_RATIO_WIFI} times WiFi, within {result['tolerance']:.0%}",
   )
   inside = [i for i, low in enumerate(found["low"]) if low is not None]
   ours = result["ratios"]

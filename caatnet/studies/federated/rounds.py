@@ -19,8 +19,8 @@ from parallel.plans.hardware.client_links import Link
 PHASES = ("t_d", "t_v", "t_tr", "t_te", "t_u")
 
 
-def rules(clients: int, **changes: Any) -> Rules:
-  """Returns rules of a run with all clients in each round."""
+def make_server_rules(clients: int, **changes: Any) -> Rules:
+  """Returns server rules for rounds in which all clients take part."""
   return Rules(**{
     "clients": clients, "per_round": clients, "rounds": 2, "digest": "",
     "seed": 0, "sampling": "uniform", "weights": "equal", "stragglers": "wait",
@@ -29,7 +29,9 @@ def rules(clients: int, **changes: Any) -> Rules:
   })
 
 
-def compute(config: Mapping[str, Any], clients: int) -> list[dict[str, float]]:
+def client_compute_times(config: Mapping[str, Any], clients: int) -> list[
+  dict[str, float]
+]:
   """Returns the compute times of each client, in seconds.
 
   The clients' rates ascend; compute times are shuffled, so that they are
@@ -39,7 +41,7 @@ def compute(config: Mapping[str, Any], clients: int) -> list[dict[str, float]]:
     config: Config like configs/federated/links.py, as nested dicts.
     clients: Number of clients.
   """
-  factors = records.spread_factors(clients, config["compute_spread"])
+  factors = records.normal_rate_factors(clients, config["compute_spread"])
   order = np.random.RandomState(config["seed"]).permutation(clients)
   return [
     {
@@ -52,7 +54,7 @@ def compute(config: Mapping[str, Any], clients: int) -> list[dict[str, float]]:
   ]
 
 
-def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def predict_rounds(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns one row per link, number of clients and model size.
 
   Args:
@@ -62,16 +64,16 @@ def table(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     ValueError: A link is unknown.
   """
   return [
-    row(config, name, clients, 4 * parameters)
+    predict_round(config, name, clients, 4 * parameters)
     for name in config["links"] for parameters in config["parameters"]
     for clients in config["clients"]
   ]
 
 
-def row(
+def predict_round(
   config: Mapping[str, Any], name: str, clients: int, model_bytes: int
 ) -> dict[str, Any]:
-  """Returns medians over clients, and what limits the slowest one.
+  """Returns the times of a round, and what limits its slowest client.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
@@ -80,14 +82,15 @@ def row(
     model_bytes: Bytes of a model, and of an update.
 
   Returns:
-    Times in seconds. "round_s" is t_a plus the time of the slowest client,
-    "straggler_s" the slowest client's time minus the median of all clients.
+    Seconds of each phase, as medians over clients; "round_s", the aggregation
+    plus the slowest client's time; "straggler_s", that time minus the median
+    client's; "parts", the seconds by cause; and mean shares of "round_s".
   """
-  links = records.of_clients((name,), clients)
-  times = compute(config, clients)
-  run = predict.simulated(
-    rules(clients), links, predict.Bytes(model_bytes, model_bytes), times,
-    config["fixed_s"],
+  links = records.assign_links((name,), clients)
+  times = client_compute_times(config, clients)
+  run = predict.simulate_run(
+    make_server_rules(clients), links,
+    predict.MessageSizes(model_bytes, model_bytes), times, config["fixed_s"],
   )
   rows = last_round(run)
   totals = [sum(each[name] for name in PHASES) for each in rows]
@@ -96,7 +99,9 @@ def row(
     name: statistics.median(each[name] for each in rows) for name in PHASES
   }
   round_s = config["aggregation_s"] + max(totals)
-  parts = _parts(config, slowest, links[slowest["client"]], model_bytes)
+  parts = _seconds_by_cause(
+    config, slowest, links[slowest["client"]], model_bytes
+  )
   return {
     "link": name, "clients": clients, "model_bytes": model_bytes, **medians,
     "t_a": config["aggregation_s"], "round_s": round_s,
@@ -110,9 +115,9 @@ def row(
   }
 
 
-def ended(run: simulate.Simulation) -> list[events.Ended]:
+def round_end_events(run: simulate.Simulation) -> list[events.RoundEnded]:
   """Returns the events at which the rounds of a run ended."""
-  return [e for _, e in run.effects if isinstance(e, events.Ended)]
+  return [e for _, e in run.effects if isinstance(e, events.RoundEnded)]
 
 
 def last_round(run: simulate.Simulation) -> Sequence[Mapping[str, Any]]:
@@ -121,7 +126,7 @@ def last_round(run: simulate.Simulation) -> Sequence[Mapping[str, Any]]:
   return [each for each in run.rows if each["round"] == last]
 
 
-def _parts(
+def _seconds_by_cause(
   config: Mapping[str, Any], slowest: Mapping[str, Any], link: Link,
   model_bytes: int,
 ) -> dict[str, float]:
@@ -132,7 +137,8 @@ def _parts(
   """
   # Times of the same transfers if the client were alone in its cell.
   (alone,) = predict.predict(
-    rules(1), [link], predict.Bytes(model_bytes, model_bytes), {},
+    make_server_rules(1), [link],
+    predict.MessageSizes(model_bytes, model_bytes), {},
     config["fixed_s"], rounds=1,
   )
   fixed_s = 2 * config["fixed_s"]

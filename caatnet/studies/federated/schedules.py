@@ -1,8 +1,9 @@
 """Comparison of scheduled uplinks with uplinks that share a cell.
 
-`cases` schedules uplinks of a few clients with ready times and maximum rates
-(`caatnet.federated.uplinks`). `simulated` simulates whole rounds in which the
-server lets a limited number of clients receive and send at the same time.
+`compare_schedules` schedules uplinks of a few clients with ready times and
+maximum rates (`caatnet.federated.uplinks`). `simulate_rounds` simulates whole
+rounds in which the server lets a limited number of clients receive and send at
+the same time.
 """
 
 from collections.abc import Mapping
@@ -15,17 +16,17 @@ from caatnet.studies.federated import rounds
 from parallel.plans.hardware import client_links as records
 
 
-def cases(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns end times of uplinks: shared, in the best order, and optimal.
+def compare_schedules(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Compares end times of uplinks: shared, with best priorities, and optimal.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts. The
       prediction is for the published model in the cell ``config.cell``.
 
   Returns:
-    Rows by ``config.apart`` and ``config.limits``, with ends in seconds.
-    "by_deadline" has the number of updates that are complete after a fraction
-    ``config.deadline`` of the time with sharing.
+    A row for each pair of ``config.apart`` and ``config.limits``, with the
+    seconds until all uplinks end. "by_deadline" has the number of uplinks that
+    end within a fraction ``config.deadline`` of the time with sharing.
   """
   capacity = predict.DATA_SHARE * records.link(config["cell"]).up
   size, num = 4 * config["published_parameters"], config["scheduled_clients"]
@@ -39,26 +40,30 @@ def cases(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
         for k in range(num)
       ]
-      shared = uplinks.shared_s(each, capacity)
+      shared = uplinks.fair_sharing_ends_s(each, capacity)
       best, groups = uplinks.best_groups(each, capacity)
       deadline_s = config["deadline"] * max(shared)
-      serial = uplinks.grouped_s(each, capacity, [[k] for k in range(num)])
+      serial = uplinks.group_priority_ends_s(
+        each, capacity, [[k] for k in range(num)]
+      )
       found.append({
         "apart": apart, "limit": limit, "shared_s": max(shared),
         "order_s": best, "groups": [list(group) for group in groups],
-        "earliest_s": uplinks.earliest(each, capacity).end_s,
+        "earliest_s": uplinks.earliest_schedule(each, capacity).end_s,
         "mean_shared_s": statistics.mean(shared),
         "mean_serial_s": statistics.mean(serial),
         "by_deadline": {
           "shared": sum(end <= deadline_s for end in shared),
           "serial": sum(end <= deadline_s for end in serial),
-          "most": len(uplinks.most_updates(each, capacity, deadline_s)),
+          "most": len(
+            uplinks.select_on_time_clients(each, capacity, deadline_s)
+          ),
         },
       })
   return found
 
 
-def simulated(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+def simulate_rounds(config: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns simulated rounds by the number of concurrent transfers.
 
   Round trips, slow start and the messages that grant an uplink are included.
@@ -69,21 +74,24 @@ def simulated(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     numbers of clients that receive and send at the same time, 0 for all.
   """
   num = max(config["clients"])
-  links = records.of_clients((config["cell"],), num)
+  links = records.assign_links((config["cell"],), num)
   size = 4 * config["published_parameters"]
   found = []
   for stragglers in ("wait", "drop"):
     for downlinks, uplinks_ in config["at_once"]:
-      run = predict.simulated(
-        rounds.rules(
+      run = predict.simulate_run(
+        rounds.make_server_rules(
           num, stragglers=stragglers, deadline_s=_deadline_s(config, num),
-          rounds=4, downlinks_at_once=downlinks, uplinks_at_once=uplinks_,
-        ), links, predict.Bytes(size, size), rounds.compute(config, num),
+          rounds=4, downlinks_at_once=downlinks, uplinks_at_once=uplinks_
+        ),
+        links,
+        predict.MessageSizes(size, size),
+        rounds.client_compute_times(config, num),
         config["fixed_s"],
       )
       # Uses the last round, since the server orders clients by the compute
       # times of earlier rounds.
-      end = rounds.ended(run)[-1]
+      end = rounds.round_end_events(run)[-1]
       rows = [row for row in run.rows if row["round"] == end.round]
       found.append({
         "stragglers": stragglers, "downlinks": downlinks, "uplinks": uplinks_,
@@ -94,7 +102,7 @@ def simulated(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _deadline_s(config: Mapping[str, Any], clients: int) -> float:
-  """Returns the deadline: a fraction of the time of a round with sharing."""
+  """Returns ``config.deadline`` times the seconds of a round with sharing."""
   size = 4 * config["published_parameters"]
-  usual = rounds.row(config, config["cell"], clients, size)
+  usual = rounds.predict_round(config, config["cell"], clients, size)
   return config["deadline"] * usual["round_s"]

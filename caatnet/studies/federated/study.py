@@ -11,7 +11,7 @@ from typing import Any
 from caatnet.studies.federated import beyond, figures, rounds, schedules
 from parallel.plans.hardware import client_links as links
 
-_KEPT = (
+_COPIED_KEYS = (
   "training_s", "validation_s", "test_s", "aggregation_s", "compute_spread",
   "fixed_s", "published_parameters", "published_clients", "cell", "consistent",
   "trial_rounds", "tolerance", "wifi", "deadline", "slow",
@@ -28,15 +28,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     Plain data: "links" (their records) and "rounds"; of the testbed "ratios",
     "region", "stragglers" and "fitted_ratios"; "schedules" and "ordered"
     (scheduled transfers); "variants" (coded, late and streamed updates); and
-    values of the config. "rounds" is empty if ``config.parameters`` is,
-    "schedules" and "ordered" with ``apart``, "variants" with ``fragments``.
+    values of the config. An empty ``config.parameters`` leaves "rounds" empty,
+    ``apart`` "schedules" and "ordered", and ``fragments`` "variants".
 
   Raises:
     ValueError: A link is unknown.
   """
   chosen = {n: links.link(n, "config.links=") for n in config["links"]}
   links.link(config["cell"], "config.cell=")
-  trials = figures.stragglers(config)
+  trials = figures.simulate_stragglers(config)
   return {
     "study": "federated",
     "links": [
@@ -47,14 +47,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       }
       for name, found in chosen.items()
     ],
-    "rounds": rounds.table(config),
-    "ratios": figures.ratios(config),
-    "region": figures.region(config),
+    "rounds": rounds.predict_rounds(config),
+    "ratios": figures.predict_uplink_ratios(config),
+    "region": figures.find_feasible_region(config),
     "stragglers": trials,
     "fitted_ratios": figures.fitted_ratios(trials),
-    "schedules": schedules.cases(config),
-    "ordered": schedules.simulated(config) if config["apart"] else [],
-    "variants": beyond.table(config) if config["fragments"] else [],
+    "schedules": schedules.compare_schedules(config),
+    "ordered": schedules.simulate_rounds(config) if config["apart"] else [],
+    "variants": beyond.compare_variants(config) if config["fragments"] else [],
     "most_clients": max(config["clients"]),
-    **{key: config[key] for key in _KEPT},
+    **{key: config[key] for key in _COPIED_KEYS},
   }

@@ -1,8 +1,8 @@
 """Config of the study of flows."""
 
 from caatnet.schema import register
-from caatnet.schema.fields import BYTES, COUNT_OR_NONE, SEED, field
-from caatnet.studies.keys import BANDWIDTH, LATENCY, study_key
+from caatnet.schema.fields import BYTES, COUNT_OR_ZERO, SEED, field
+from caatnet.studies.keys import BANDWIDTH_DOC, LATENCY_DOC, study_key
 
 
 @register.study
@@ -27,7 +27,7 @@ class Flows:
   seed: int = field(0, "Seed of ECMP's hash and of the permutation.", SEED)
   failed_uplinks: tuple[tuple[int, int], ...] = field(
     ((0, 0), (1, 1)), "Links that fail, as (leaf, spine), counted from 0.",
-    COUNT_OR_NONE, empty=True,
+    COUNT_OR_ZERO, empty=True,
   )
   algorithms: tuple[str, ...] = field(
     ("ring", "halving_doubling", "all_to_all"),
@@ -37,8 +37,8 @@ class Flows:
   size_bytes: tuple[int, ...] = field(
     tuple(m * 2**20 for m in (1, 16, 128)), "Sizes of messages in bytes.", BYTES
   )
-  bandwidth: str = field("", BANDWIDTH)
-  latency_s: str = field("", LATENCY)
+  bandwidth: str = field("", BANDWIDTH_DOC)
+  latency_s: str = field("", LATENCY_DOC)
   program: str = field(
     "", 'File that `launch.compile --json` printed; "" for none.'
   )

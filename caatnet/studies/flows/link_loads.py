@@ -19,8 +19,8 @@ A flow between hosts of different leaves takes one spine, or is split into parts
   same degree and all flows the same size.
 
 Loads are exact rationals. A link's time is its load over its bandwidth, without
-packets, queues or reordering (the fluid limit). Routers that differ only in
-these have equal results.
+packets, queues or reordering (the fluid limit). Routers that differ only in the
+effects that this limit ignores have equal results.
 """
 
 import collections
@@ -78,7 +78,7 @@ class Fabric:
     return self.leaf_of[flow.source], self.leaf_of[flow.destination]
 
   @functools.cached_property
-  def live(self) -> dict[tuple[int, int], tuple[int, ...]]:
+  def live_spines(self) -> dict[tuple[int, int], tuple[int, ...]]:
     """(leaf, other leaf) -> spines with links from the first to the second.
 
     Links between leaves and spines that the topology lacks count as failed.
@@ -97,7 +97,7 @@ class Fabric:
   @property
   def whole(self) -> bool:
     """Whether every leaf has a link to and from every spine."""
-    return all(live == self.spines for live in self.live.values())
+    return all(live == self.spines for live in self.live_spines.values())
 
 
 def fabric(topology: Topology) -> Fabric:
@@ -131,7 +131,7 @@ def fabric(topology: Topology) -> Fabric:
         f"{'leaves' if ends <= leaves else 'spines'}"
       )
   found = Fabric(topology, tuple(leaf_of), tuple(sorted(spines)))
-  for (a, b), live in found.live.items():
+  for (a, b), live in found.live_spines.items():
     if not live:
       raise ValueError(f"{topology.name}: no spine joins leaves {a} and {b}")
   return found
@@ -140,14 +140,14 @@ def fabric(topology: Topology) -> Fabric:
 def ecmp(net: Fabric, flows: Sequence[Flow], seed: int = 0) -> list[Route]:
   """Routes each flow over a pseudo-random spine, drawn in the flows' order."""
   draw = random.Random(seed)
-  return _each(
+  return _route_each_flow(
     net, flows, lambda _, live: (SpineShare(live[draw.randrange(len(live))]),)
   )
 
 
 def single_path(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """Routes each flow over live spine number (destination mod live spines)."""
-  return _each(
+  """Routes each flow over the live spine that its destination selects."""
+  return _route_each_flow(
     net, flows,
     lambda flow, live: (SpineShare(live[flow.destination % len(live)]),),
   )
@@ -161,17 +161,17 @@ def spray(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   def parts(live: tuple[int, ...]) -> Route:
     return tuple(SpineShare(spine, 1, len(live)) for spine in live)
 
-  return _each(net, flows, lambda _, live: parts(live))
+  return _route_each_flow(net, flows, lambda _, live: parts(live))
 
 
-def _each(
+def _route_each_flow(
   net: Fabric,
   flows: Sequence[Flow],
   choose: Callable[[Flow, tuple[int, ...]], Route],
 ) -> list[Route]:
-  """Routes each flow between two leaves separately, given its live spines."""
+  """Routes each flow by ``choose``, given the flow and its live spines."""
   return [
-    choose(flow, net.live[ends]) if ends in net.live else ()
+    choose(flow, net.live_spines[ends]) if ends in net.live_spines else ()
     for flow, ends in zip(flows, map(net.leaves, flows), strict=True)
   ]
 
@@ -192,7 +192,7 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
     net, flows, lambda f: (f.source, net.leaf_of[f.destination], f.bytes)
   )
   for members in groups.values():
-    live = net.live[net.leaves(flows[members[0]])]
+    live = net.live_spines[net.leaves(flows[members[0]])]
     split = len(members) % len(live)  # r
     pieces = len(live) // math.gcd(split, len(live))  # s / g; 1 if r = 0
     turn = 0  # next spine
@@ -210,10 +210,10 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 def _groups(
   net: Fabric, flows: Sequence[Flow], key: Callable[[Flow], Hashable]
 ) -> dict[Hashable, list[int]]:
-  """Groups the flows that leave their leaf by a key; returns their indices."""
+  """Returns the indices of flows between different leaves, grouped by a key."""
   groups = collections.defaultdict(list)
   for index, flow in enumerate(flows):
-    if net.leaves(flow) in net.live:
+    if net.leaves(flow) in net.live_spines:
       groups[key(flow)].append(index)
   return groups
 
@@ -231,7 +231,9 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
     del sizes  # all equal
     return [((c, Fraction(1)),) for c in colouring.equitable(ends, count)]
 
-  routes = _coloured(net, flows, _groups(net, flows, lambda f: f.bytes), whole)
+  routes = _route_by_colouring(
+    net, flows, _groups(net, flows, lambda f: f.bytes), whole
+  )
   if not net.whole:
     _avoid_failures(net, flows, routes)
   return routes
@@ -240,7 +242,7 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   """Routes flows with the minimum load of the fullest uplink and few splits.
 
-  The load of the fullest uplink equals `least_fullest_uplink`. Flows of one
+  The load of the fullest uplink equals `max_load_lower_bound`. Flows of one
   size are split as little as that allows if all leaves send and receive equal
   numbers of them.
 
@@ -251,11 +253,11 @@ def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
     raise ValueError(
       f"coordinated_split needs every uplink; {net.topology.name} lacks some"
     )
-  return _coloured(
+  return _route_by_colouring(
     net,
     flows,
     _groups(net, flows, lambda _: None),
-    colouring.even,
+    colouring.split_evenly,
   )
 
 
@@ -263,7 +265,7 @@ def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 _Shares = tuple[tuple[int, Fraction], ...]
 
 
-def _coloured(
+def _route_by_colouring(
   net: Fabric,
   flows: Sequence[Flow],
   groups: Mapping[Hashable, Sequence[int]],
@@ -287,7 +289,7 @@ def _coloured(
 def _avoid_failures(
   net: Fabric, flows: Sequence[Flow], routes: list[Route]
 ) -> None:
-  """Moves flows, in place, whose spine lacks a link to one of their leaves."""
+  """Reroutes, in place, flows whose spine lacks a link to one of the leaves."""
   load: collections.Counter[tuple[int, int]] = collections.Counter()
   displaced = []
   for index, route in enumerate(routes):
@@ -295,7 +297,7 @@ def _avoid_failures(
       continue
     a, b = net.leaves(flows[index])
     spine = route[0].spine
-    if spine in net.live[a, b]:
+    if spine in net.live_spines[a, b]:
       load[a, spine] += flows[index].bytes
       load[spine, b] += flows[index].bytes
     else:
@@ -304,7 +306,7 @@ def _avoid_failures(
   # minimises the larger load of its two links, to the spine and from it.
   for index, a, b in displaced:
     spine = min(
-      net.live[a, b], key=lambda s: max(load[a, s], load[s, b])
+      net.live_spines[a, b], key=lambda s: max(load[a, s], load[s, b])
     )
     routes[index] = (SpineShare(spine),)
     load[a, spine] += flows[index].bytes
@@ -322,7 +324,7 @@ ROUTERS: dict[str, Callable[[Fabric, Sequence[Flow]], list[Route]]] = {
 
 
 def num_sent(routes: Sequence[Route]) -> int:
-  """Counts the whole flows and the pieces that are sent between leaves."""
+  """Counts messages between leaves: unsplit flows, and pieces of split ones."""
   return sum(map(len, routes))
 
 
@@ -337,7 +339,7 @@ def loads(
     >>> from parallel.plans.topology.builders import leaf_spine
     >>> net = fabric(leaf_spine(2, 2, 2))
     >>> flows = [Flow(0, 2, 8), Flow(1, 3, 8)]
-    >>> int(fullest_uplink(net, loads(net, flows, spray(net, flows))))
+    >>> int(max_spine_link_load(net, loads(net, flows, spray(net, flows))))
     8
 
   Args:
@@ -367,7 +369,7 @@ def loads(
   return dict(found)
 
 
-def fullest_uplink(
+def max_spine_link_load(
   net: Fabric, link_loads: Mapping[tuple[int, int], Fraction]
 ) -> Fraction:
   """Returns the bytes on the fullest link between a leaf and a spine.
@@ -383,8 +385,8 @@ def fullest_uplink(
   )
 
 
-def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
-  """Returns a lower bound on `fullest_uplink` over all routings.
+def max_load_lower_bound(net: Fabric, flows: Sequence[Flow]) -> Fraction:
+  """Returns a lower bound on `max_spine_link_load` over all routings.
 
   If bytes must cross one of n links, the fullest of these links carries at
   least 1 / n of the bytes. Three kinds of sets of links are tried: a leaf's
@@ -402,15 +404,15 @@ def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
         shared[ends] += flow.bytes
   least = Fraction(0)
   for (a, b), amount in shared.items():
-    ways = len(net.live[a, b]) if -1 not in (a, b) else sum(
+    ways = len(net.live_spines[a, b]) if -1 not in (a, b) else sum(
       ((a, s) in links) if b < 0 else ((s, b) in links) for s in net.spines
     )
     least = max(least, Fraction(amount, ways))
   return least
 
 
-def optimum(net: Fabric, flows: Sequence[Flow]) -> float:
-  """Returns the minimum `fullest_uplink` over all routings, also with splits.
+def optimal_max_load(net: Fabric, flows: Sequence[Flow]) -> float:
+  """Returns the least `max_spine_link_load` of all routings, also with splits.
 
   A linear program chooses the bytes that each pair of leaves sends over each
   live spine. Without failures `spray` reaches the optimum. With failures no
@@ -427,11 +429,11 @@ def optimum(net: Fabric, flows: Sequence[Flow]) -> float:
   """
   sent: collections.Counter[tuple[int, int]] = collections.Counter()
   for flow in flows:
-    if net.leaves(flow) in net.live:
+    if net.leaves(flow) in net.live_spines:
       sent[net.leaves(flow)] += flow.bytes
   if not sent:
     return 0.0
-  ways = [(pair, s) for pair in sent for s in net.live[pair]]
+  ways = [(pair, s) for pair in sent for s in net.live_spines[pair]]
   pairs = {pair: i for i, pair in enumerate(sent)}
   links: dict[tuple[int, int], int] = {}
   ends = [

@@ -11,21 +11,21 @@ Pattern = Callable[[Fabric, int], list[Flow]]
 
 
 def shift(net: Fabric, _: int) -> list[Flow]:
-  """Sends 1 byte from every host to the same position of the next leaf."""
+  """Returns flows of 1 byte from each host to its counterpart one leaf on."""
   n = len(net.leaf_of)
   hosts = net.leaf_of.count(net.leaf_of[0])  # hosts per leaf
   return [Flow(i, (i + hosts) % n, 1) for i in range(n)]
 
 
 def permutation(net: Fabric, seed: int) -> list[Flow]:
-  """Sends 1 byte from every host to one other, by a random permutation."""
+  """Returns flows of 1 byte from hosts to others, by a random permutation."""
   hosts = range(len(net.leaf_of))
   drawn = random.Random(seed).sample(hosts, len(hosts))
   return [Flow(i, j, 1) for i, j in zip(hosts, drawn, strict=True) if i != j]
 
 
 def all_to_all(net: Fabric, _: int) -> list[Flow]:
-  """Sends 1 byte from every host to every host of the other leaves."""
+  """Returns flows of 1 byte from each host to all hosts of other leaves."""
   n = len(net.leaf_of)
   return [
     Flow(i, j, 1) for i in range(n) for j in range(n)

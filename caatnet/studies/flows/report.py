@@ -11,7 +11,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns loads of patterns, loads after failures, times, and bars."""
+  """Returns tables of link loads, with and without failures, and of times."""
   failed = ", ".join(f"{a}-{b}" for a, b in result["failed_uplinks"])
   failures = result["failures"] if failed else []
   names = {r["topology"] for r in result["collectives"]}
@@ -52,13 +52,13 @@ def _loads(title: str, rows: Rows, more: str = "") -> Table:
 
 
 def _figure(rows: Rows) -> plot.Figure:
-  """Returns the fullest uplinks, and the number of pieces per flow."""
+  """Plots the load of the fullest uplink, and the number of pieces per flow."""
   rows = [r | {"pieces": r["num_sent"] / r["num_flows"]} for r in rows]
   panels = [
     panel for label, key in (
       ("fullest uplink / bound", "over_bound"), ("pieces per flow", "pieces")
     )
-    for panel in plot.stacks(
+    for panel in plot.stacked_bar_panels(
       rows, "pattern router", {label: key}, label=label, each="topology"
     )
   ]

@@ -26,7 +26,7 @@ from caatnet.studies.inputs import (
 )
 from parallel.base import schema
 from parallel.base.checks import known
-from parallel.ledger.groups import along
+from parallel.ledger.groups import groups_along_dims
 from parallel.plans.schedules.check import check
 from parallel.plans.topology.files import read_json
 
@@ -65,7 +65,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     patterns=patterns.PATTERNS,
   )
   nets = [_fabric(config, text) for text in config["topologies"]]
-  failed = _failed(config, nets[0])
+  failed = _remove_failed_links(config, nets[0])
   return {
     "study": "flows",
     "seed": config["seed"],
@@ -74,8 +74,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "patterns": [r for net in nets for r in _loads(config, net)],
     "failed_uplinks": [list(pair) for pair in config["failed_uplinks"]],
     "failures": _loads(config, failed),
-    "collectives": _times(config, nets[0]),
-    "program": _program(config, nets[0]) if config["program"] else [],
+    "collectives": _collective_times(config, nets[0]),
+    "program": _program_times(config, nets[0]) if config["program"] else [],
   }
 
 
@@ -88,7 +88,7 @@ def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
     raise ValueError(f"config.topologies={text!r}: {error}") from error
 
 
-def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
+def _remove_failed_links(config: Mapping[str, Any], net: Fabric) -> Fabric:
   """Returns the network without ``config.failed_uplinks``, both directions."""
   # The config numbers leaves and spines from 0; node numbers are larger.
   leaves = sorted(set(net.leaf_of))
@@ -127,16 +127,18 @@ def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
 
 
 def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
-  """Computes the fullest uplink of each pattern and router."""
+  """Returns the load of the fullest uplink for each pattern and router."""
   rows = []
   for pattern in config["patterns"]:
     sent = patterns.PATTERNS[pattern](net, config["seed"])
-    least = link_loads.least_fullest_uplink(net, sent)
-    best = {} if net.whole else {"optimum": link_loads.optimum(net, sent)}
+    least = link_loads.max_load_lower_bound(net, sent)
+    best = {} if net.whole else {
+      "optimum": link_loads.optimal_max_load(net, sent)
+    }
     for router in _routers(config, net):
       routes = _route(config, net, router, sent)
       loads = link_loads.loads(net, sent, routes)
-      fullest = link_loads.fullest_uplink(net, loads)
+      fullest = link_loads.max_spine_link_load(net, loads)
       rows.append({
         "topology": net.topology.name,
         "pattern": pattern,
@@ -151,8 +153,10 @@ def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   return rows
 
 
-def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
-  """Computes completion times of collectives.
+def _collective_times(config: Mapping[str, Any], net: Fabric) -> list[
+  dict[str, Any]
+]:
+  """Returns completion times of collectives, by size and router.
 
   Flows are routed with one byte per chunk, and loads are scaled to each size.
   """
@@ -190,8 +194,8 @@ def _steps(
   """Returns the flows that an algorithm sends in its steps.
 
   Returns:
-    Number of chunks; and the flows of a step, with one byte per chunk, -> the
-    number of such steps.
+    Number of chunks, and a mapping: flows of a step, with one byte per chunk ->
+    number of steps with these flows.
   """
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
@@ -214,9 +218,9 @@ def _link_loads(
   router: str,
   steps: Mapping[tuple[Flow, ...], int],
 ) -> list[tuple[dict[tuple[int, int], Fraction], int]]:
-  """Returns the loads of each kind of step, and the number of such steps.
+  """Returns the link loads of each different step, and the number of repeats.
 
-  Equal steps take equal paths, so each kind is routed once.
+  Equal steps take equal paths, so each different step is routed once.
   """
   return [
     (link_loads.loads(net, sent, _route(config, net, router, sent)), count)
@@ -224,7 +228,9 @@ def _link_loads(
   ]
 
 
-def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
+def _program_times(config: Mapping[str, Any], net: Fabric) -> list[
+  dict[str, Any]
+]:
   """Computes times of the collectives that `launch.compile --json` printed.
 
   The collectives use the ring algorithm. Device d of the program's mesh, in
@@ -256,12 +262,12 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
       )
     for entry in program.collectives:
       rows.append({
-        "program": label, **_entry(config, net, program.mesh, entry)
+        "program": label, **_time_collective(config, net, program.mesh, entry)
       })
   return rows
 
 
-def _entry(
+def _time_collective(
   config: Mapping[str, Any],
   net: Fabric,
   mesh: Mapping[str, int],
@@ -278,7 +284,7 @@ def _entry(
   sizes = tuple(mesh.values())
   # Dims of the mesh over which the collective runs.
   dims = [d for d, name in enumerate(mesh) if name in entry.axes]
-  groups = along(np.arange(math.prod(sizes)), sizes, dims)
+  groups = groups_along_dims(np.arange(math.prod(sizes)), sizes, dims)
   sent, count = patterns.ring_demands(entry.kind, groups, entry.bytes)
   steps = {sent: count * entry.count}
   return {

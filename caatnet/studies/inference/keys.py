@@ -3,7 +3,7 @@
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   FRACTION,
   POSITIVE,
   field,
@@ -39,7 +39,7 @@ class Inference:
   )
   context: int = field(2048, "Cached positions of each sequence.", COUNT)
   prompt: int = field(
-    2048, "Tokens of a prefilled prompt; 0 for none.", COUNT_OR_NONE
+    2048, "Tokens of a prefilled prompt; 0 for none.", COUNT_OR_ZERO
   )
   compute_factor: float = field(
     1.0, "Factor on the roofline's compute time. Measured layers take 1.4 to "

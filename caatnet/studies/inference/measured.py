@@ -21,16 +21,16 @@ SOURCE = (
 _SAMPLE = pathlib.Path(__file__).with_name("layers.csv")
 # Columns of the sample: PRODUCTS by the names of the matrix products in
 # `parallel.plans.network.inference`; the roofline ignores the OTHERS.
-PRODUCTS = {
+PRODUCT_COLUMNS = {
   "qkv": "attn_pre_proj", "out": "attn_post_proj",
   "gate and up": "mlp_up_proj", "down": "mlp_down_proj",
 }
-OTHERS = (
+OTHER_COLUMNS = (
   "input_layernorm", "attn_rope", "post_attention_layernorm", "mlp_act", "add"
 )
 
 
-def compare(model: Transformer) -> list[dict[str, Any]]:
+def compare_with_roofline(model: Transformer) -> list[dict[str, Any]]:
   """Returns measured and computed microseconds of a layer without attention.
 
   Args:
@@ -51,12 +51,12 @@ def compare(model: Transformer) -> list[dict[str, Any]]:
       "gpu": row["gpu"],
       "num_ranks": ranks,
       "tokens": tokens,
-      "products_us": sum(float(row[c]) for c in PRODUCTS.values()),
-      "others_us": sum(float(row[c]) for c in OTHERS),
+      "products_us": sum(float(row[c]) for c in PRODUCT_COLUMNS.values()),
+      "others_us": sum(float(row[c]) for c in OTHER_COLUMNS),
       "roofline_us": 1e6 * sum(
         o.seconds(device, model.dtype)
         for o in operations(model, step, ranks)
-        if o.name in PRODUCTS
+        if o.name in PRODUCT_COLUMNS
       ),
     })
   return found

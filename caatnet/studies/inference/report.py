@@ -8,7 +8,7 @@ from parallel.base.report import Report, Table, pivot
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns steps, savings of policies, sources of constants, and curves."""
+  """Returns tables of step times, savings and constants, and a figure."""
   curves = [c for c in result["curves"] if c["sequences"]]
   savings = pivot(
     (r | {"saved": [r["saved_without"], *sorted(r["saved_with"])]}
@@ -45,7 +45,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _steps(result: Mapping[str, Any], model: str) -> Table:
-  """Returns the terms of a step with full synchronisation."""
+  """Returns a table of a model's step times under the first policy."""
   rows = [row for row in result["rows"] if row["model"] == model]
   rows = [row for row in rows if row["policy"] == rows[0]["policy"]]
   factor = result["compute_factor"]

@@ -14,7 +14,7 @@ from typing import Any
 from caatnet.studies.inference import measured
 from parallel.base import checks
 from parallel.plans.network import inference
-from parallel.plans.network.inference import Bounds, Machine, ModelStep
+from parallel.plans.network.inference import Machine, ModelStep, StepTimeBounds
 from parallel.plans.workload import Transformer
 
 # Sizes of Llama 2, Touvron et al., arXiv 2307.09288, with their tokenizer's
@@ -26,7 +26,7 @@ MODELS = {
 
 
 # Largest number of sequences for which curves are computed.
-_MOST = 1024
+_MAX_SEQUENCES = 1024
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,10 +54,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   rows, curves, helps = [], [], []
   for name in config["models"]:
     for machine in machines:
-      rows += _rows(name, machine, config)
+      rows += _compare_policies(name, machine, config)
       found = _curves(name, machine, config)
       curves += found
-      helps += [_helps(curve, config["threshold"]) for curve in found]
+      helps += [_find_break_even(curve, config["threshold"]) for curve in found]
   return {
     "study": "inference",
     "context": config["context"],
@@ -69,24 +69,26 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "rows": rows,
     "curves": curves,
     "helps": helps,
-    "layers": measured.compare(MODELS["70b"]),
+    "layers": measured.compare_with_roofline(MODELS["70b"]),
     "layers_source": measured.SOURCE,
   }
 
 
 def policies(config: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
-  """Returns name -> (p, interval in layers) of synchronisation policies."""
+  """Returns policy name -> (fraction p of channels, interval in layers)."""
   found = {f"p={p:g}": (p, 1) for p in config["p"]}
   return found | {f"1 in {n} layers": (1.0, n) for n in config["every"]}
 
 
-def shares(model: Transformer, policy: tuple[float, int]) -> list[float]:
+def reduced_fractions(
+  model: Transformer, policy: tuple[float, int]
+) -> list[float]:
   """Returns the fraction of channels that each row-parallel projection reduces.
 
   Args:
     model: Sizes of the model.
-    policy: (p, interval): both projections of every interval-th layer,
-      beginning with the first one, are synchronised.
+    policy: (p, interval): every interval-th layer, beginning with the first,
+      reduces the fraction p of its channels; the other layers reduce none.
   """
   p, every = policy
   layers = range(model.num_layers)
@@ -94,8 +96,8 @@ def shares(model: Transformer, policy: tuple[float, int]) -> list[float]:
   return [p if i % every == 0 else 0.0 for i in layers for _ in range(2)]
 
 
-def saved(bounds: Bounds, base: Bounds) -> dict[str, Any]:
-  """Returns the fractions of a step that are saved, by latency."""
+def saved(bounds: StepTimeBounds, base: StepTimeBounds) -> dict[str, Any]:
+  """Returns the saved fractions of ``base``, without and with latency."""
   with_latency = [
     1 - mine / theirs
     for mine, theirs in zip(
@@ -117,7 +119,7 @@ def most_sequences(model: Transformer, machine: Machine, context: int) -> int:
   return max(0, int(room // one["cache"]))
 
 
-def _rows(
+def _compare_policies(
   name: str, machine: Machine, config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
   """Returns rows of all steps and policies of a model on a machine."""
@@ -130,10 +132,10 @@ def _rows(
   rows = []
   for label, step in steps.items():
     # Baseline: all channels of all layers are reduced.
-    base = _bounds(model, step, machine, (1.0, 1), factor)
+    base = _step_time_bounds(model, step, machine, (1.0, 1), factor)
     memory = inference.memory_bytes(model, step, machine.num_ranks)
     for policy, value in policies(config).items():
-      found = _bounds(model, step, machine, value, factor)
+      found = _step_time_bounds(model, step, machine, value, factor)
       rows.append({
         "model": name,
         "machine": machine.name,
@@ -162,11 +164,11 @@ def _curves(
   model, context = MODELS[name], config["context"]
   most = most_sequences(model, machine, context)
   # Powers of two whose caches fit.
-  counts = [2**i for i in range(min(most, _MOST).bit_length())]
+  counts = [2**i for i in range(min(most, _MAX_SEQUENCES).bit_length())]
 
-  def decode(policy: tuple[float, int]) -> list[Bounds]:
+  def decode(policy: tuple[float, int]) -> list[StepTimeBounds]:
     return [
-      _bounds(
+      _step_time_bounds(
         model, ModelStep(n, 1, context), machine, policy,
         config["compute_factor"],
       )
@@ -188,8 +190,10 @@ def _curves(
   ]
 
 
-def _helps(curve: Mapping[str, Any], threshold: float) -> dict[str, Any]:
-  """Returns the least sequences from which ``threshold`` is saved, or None."""
+def _find_break_even(
+  curve: Mapping[str, Any], threshold: float
+) -> dict[str, Any]:
+  """Returns the fewest sequences from which on ``threshold`` is saved."""
 
   def first(values: Sequence[float]) -> int | None:
     # The savings must also hold for all larger numbers, despite later dips.
@@ -206,12 +210,14 @@ def _helps(curve: Mapping[str, Any], threshold: float) -> dict[str, Any]:
   }
 
 
-def _bounds(
+def _step_time_bounds(
   model: Transformer, step: ModelStep, machine: Machine,
   policy: tuple[float, int], compute_factor: float,
-) -> Bounds:
+) -> StepTimeBounds:
   try:
-    found = inference.bounds(model, step, machine, shares(model, policy))
+    found = inference.step_time_bounds(
+      model, step, machine, reduced_fractions(model, policy)
+    )
   except ValueError as error:
     raise ValueError(
       f"config.machines={machine.name!r}, {step.sequences} sequences of "

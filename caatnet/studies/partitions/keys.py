@@ -3,7 +3,7 @@
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   POSITIVE,
   POSITIVE_FRACTION,
   field,
@@ -30,7 +30,7 @@ class Partitions:
       "node:48,gpu:4,gcd:2", "Levels of the data-parallel ranks, outermost "
       "first.",
     )
-    block: int = field(256, "Elements per scale of a codec.", COUNT_OR_NONE)
+    block: int = field(256, "Elements per scale of a codec.", COUNT_OR_ZERO)
 
   name: str = field("zero_frontier", "Name of the config.")
   study: str = study_key("partitions")

@@ -1,9 +1,9 @@
 """Predictor of step time and memory of every partition of a training state.
 
 `parallel.plans.zero.cost` gives the stored and sent bytes of a partition; this
-module predicts the seconds that they take on a machine. The space of partitions
-(triples of sharding levels, secondary copies and codecs) is small, so the best
-partition under a memory cap is found by exhaustive search.
+module predicts the seconds that they take on a machine. Partitions differ in
+the levels that shard weights, gradients and optimizer state, in secondary
+copies and in codecs. They are few, so an exhaustive search finds the best one.
 
 The time of a step is
 
@@ -42,7 +42,12 @@ import math
 from parallel.base.checks import positive
 from parallel.plans.hardware.clusters import Cluster
 from parallel.plans.zero import cost
-from parallel.plans.zero.partition import CODECS, Level, Partition, triples
+from parallel.plans.zero.partition import (
+  CODECS,
+  Level,
+  Partition,
+  enumerate_partitions,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +198,7 @@ def predict(
   found = cost.level_collectives(
     partition, workload.tensors, accumulation=workload.accumulation
   )
-  both = [received(found, partition, reuse) for reuse in (True, False)]
+  both = [received_by_level(found, partition, reuse) for reuse in (True, False)]
   return Prediction(
     partition,
     cost.memory(partition, workload.tensors),
@@ -202,7 +207,7 @@ def predict(
   )
 
 
-def received(
+def received_by_level(
   exchanges: Sequence[cost.LevelCollective], partition: Partition, reuse: bool
 ) -> dict[tuple[str, str], float]:
   """Returns the bytes that a rank receives per step, by (level, when).
@@ -328,7 +333,7 @@ def candidates(
     Every valid partition once.
   """
   # A triple gives the levels that shard weights, gradients, optimizer state.
-  for triple in triples(levels):
+  for triple in enumerate_partitions(levels):
     depth = triple.optimizer
     # A copy requires sharded weights, and a codec requires a transfer.
     copies: list[tuple[int | None, str]] = [(None, "none")]
@@ -360,7 +365,7 @@ def best(
   return min(fitting, key=lambda p: _order(p, reuse), default=None)
 
 
-def front(
+def pareto_front(
   predictions: Sequence[Prediction], cap: float, reuse: bool = True
 ) -> list[Prediction]:
   """Returns the Pareto front of step time and memory.
@@ -405,7 +410,7 @@ def largest_model(
     return cost.memory(partition, [tensor]).total <= cap
 
   if not fits(1):
-    raise ValueError(f"no partition fits into {cap:g} bytes of device memory")
+    raise ValueError(f"one parameter per layer exceeds {cap:g} bytes of memory")
   # Memory is nondecreasing in size: double until it does not fit, then bisect.
   low, high = 1, 2
   while fits(high):

@@ -10,57 +10,77 @@ from parallel.base.report import Report, Table
 Row = Mapping[str, Any]
 
 # Columns of a partition: sharding degrees, second copy, codecs.
-_PARTITION = (
+_PARTITION_COLUMNS = (
   "degrees=w, g, o over | secondary=copy | "
   "{weight_codec}, {gradient_codec}, {secondary_codec}=codecs"
 )
 # Cells of a row for which no partition fits.
-_NONE = dict.fromkeys(("weight_codec", "gradient_codec", "secondary_codec"))
-_COST = (
+_EMPTY_CELLS = dict.fromkeys(
+  ("weight_codec", "gradient_codec", "secondary_codec")
+)
+_COST_COLUMNS = (
   "memory.total/1e9:.2f=GB | fits | seconds.reuse:.2f=s, reuse | "
   "seconds.no reuse:.2f=s, no reuse"
 )
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns assumptions, schemes, fronts, the paper's figures, and curves."""
+  """Returns assumptions, tables of schemes, fronts and ratios, and a figure."""
   schemes = [row | {"scheme": name} for name, row in result["schemes"].items()]
-  return Report("Partitions of the training state", [
-    _assumptions(result["assumptions"]),
-    Table(
-      "memory of a device in GB, and 1e9 parameters of the largest model that "
-      "fits; w, g, o, copy: weights, gradients,\noptimizer, second copy of the "
-      "weights; over: number of devices; codecs: of w, g, copy",
-      f"scheme | {_PARTITION} | memory.*/1e9:.2f | fits | "
-      "largest_model/1e9:,.1f=largest", schemes,
-    ),
-    Table(
-      "GB that a device receives per step over each level, and that enter a "
-      "node; reuse: ranks of a node forward them",
-      "scheme | way | of.*/1e9:.2f | node/1e9:,.2f=into a node | s:.2f",
-      [
-        {"scheme": row["scheme"], "way": way, "of": sizes,
-         "node": row["node"][way], "s": row["seconds"][way]}
-        for row in schemes for way, sizes in row["received"].items()
-      ],
-    ),
-    f"fronts of {len(result['candidates'])} partitions, fastest first: each is "
-    "the fastest for models up to so many 1e9 parameters\nand too large for "
-    "the line above",
-    *(
-      Table(key, f"{_PARTITION} | {_COST} | largest_model/1e9:,.1f=up to", rows)
-      for key, rows in result["fronts"].items()
-    ),
-    Table(
-      "the fastest that fits, by microbatches per step",
-      f"accumulation=m | among | {_PARTITION} | {_COST}",
-      [
-        {"accumulation": row["accumulation"], "among": key} | (answer or _NONE)
-        for row in result["best"] for key, answer in row["answers"].items()
-      ],
-    ),
-    *(_published(result["published"]) if result["published"] else ()),
-  ], lambda: _figure(result, schemes))
+  return Report(
+    "Partitions of the training state",
+    [
+      _assumptions(result["assumptions"]),
+      Table(
+        "memory of a device in GB, and 1e9 parameters of the largest model "
+        "that "
+        "fits; w, g, o, copy: weights, gradients,\noptimizer, second copy of "
+        "the "
+        "weights; over: number of devices; codecs: of w, g, copy",
+        f"scheme | {_PARTITION_COLUMNS} | memory.*/1e9:.2f | fits | "
+        "largest_model/1e9:,.1f=largest",
+        schemes,
+      ),
+      Table(
+        "GB that a device receives per step over each level, and that enter a "
+        "node; reuse: ranks of a node forward them",
+        "scheme | way | of.*/1e9:.2f | node/1e9:,.2f=into a node | s:.2f",
+        [
+          {
+            "scheme": row["scheme"], "way": way, "of": sizes,
+            "node": row["node"][way], "s": row["seconds"][way],
+          }
+          for row in schemes
+          for way, sizes in row["received"].items()
+        ],
+      ),
+      f"fronts of {len(result['candidates'])} partitions, fastest first: each "
+      "is "
+      "the fastest for models up to so many 1e9 parameters\nand too large for "
+      "the line above",
+      *(
+        Table(
+          key,
+          f"{_PARTITION_COLUMNS} | {_COST_COLUMNS} | "
+          "largest_model/1e9:,.1f=up to",
+          rows,
+        )
+        for key, rows in result["fronts"].items()
+      ),
+      Table(
+        "the fastest that fits, by microbatches per step",
+        f"accumulation=m | among | {_PARTITION_COLUMNS} | {_COST_COLUMNS}",
+        [
+          {"accumulation": row["accumulation"], "among": key}
+          | (answer or _EMPTY_CELLS)
+          for row in result["best"]
+          for key, answer in row["answers"].items()
+        ],
+      ),
+      *(_published(result["published"]) if result["published"] else ()),
+    ],
+    lambda: _figure(result, schemes),
+  )
 
 
 def _assumptions(a: Row) -> str:
@@ -96,7 +116,7 @@ def _assumptions(a: Row) -> str:
 
 
 def _published(published: Row) -> list[Table | str]:
-  """Returns tables of the paper's ratios and of the predicted ranges."""
+  """Returns tables of the ratios of Xu et al. and of the predicted ones."""
   rows, ranges = published["rows"], {}
   for row in rows:
     ours = ranges.setdefault(row["ratio"], row | {"all": []})["all"]
@@ -122,7 +142,7 @@ def _published(published: Row) -> list[Table | str]:
 
 
 def _figure(result: Row, schemes: list[dict[str, Any]]) -> plot.Figure:
-  """Returns step time against memory of candidates, fronts and schemes."""
+  """Plots step time against memory of candidates, fronts and schemes."""
   a = result["assumptions"]
 
   def panels() -> Iterator[plot.Panel]:

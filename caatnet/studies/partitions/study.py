@@ -15,7 +15,7 @@ from typing import Any
 from caatnet.studies.partitions import predictor
 from caatnet.studies.partitions.predictor import Machine, Prediction, Workload
 from parallel.base import checks
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.hardware import clusters
 from parallel.plans.zero import partition
 from parallel.plans.zero.partition import CODECS, Partition
@@ -43,8 +43,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     Plain data: "assumptions"; "schemes", the named partitions; "candidates",
     all partitions; "fronts", Pareto fronts without a memory cap; "best", the
-    fastest partition by number of microbatches; "published", None if the
-    setting is not the paper's. Sizes are in bytes, times in seconds per step.
+    fastest partition by number of microbatches; "published", the ratios of Xu
+    et al., None in other settings. Sizes are in bytes, times in s per step.
 
   Raises:
     ValueError: The cluster is unknown, the levels do not fit it, or a number is
@@ -85,15 +85,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     },
     "candidates": [_row(p, machine) for p in candidates],
     "fronts": {
-      key: [row(p) for p in predictor.front(chosen, math.inf, reuse)]
-      for key, reuse, chosen in _questions(candidates)
+      key: [row(p) for p in predictor.pareto_front(chosen, math.inf, reuse)]
+      for key, reuse, chosen in _candidate_sets(candidates)
     },
     "best": [
       {
         "accumulation": count,
         "answers": {
           key: found and _row(found, machine)
-          for key, reuse, chosen in _questions(
+          for key, reuse, chosen in _candidate_sets(
             priced(dataclasses.replace(workload, accumulation=count))
           )
           for found in [predictor.best(chosen, machine.memory_bytes, reuse)]
@@ -101,7 +101,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       }
       for count in config["accumulations"]
     ],
-    "published": _published(config, machine, workload)
+    "published": _predict_paper_ratios(config, machine, workload)
     if _is_published(machine, workload, config["cluster"]) else None,
   }
 
@@ -111,7 +111,7 @@ def _machine(config: Mapping[str, Any]) -> Machine:
   name = config["cluster"]
   checks.known("config.cluster=", name, clusters.CLUSTERS)
   text, cluster = config["zero"]["levels"], clusters.CLUSTERS[name]
-  with naming("config.zero", ("levels",)):
+  with prefix_error_keys("config.zero", ("levels",)):
     levels = partition.parse_levels(text, config["parallel"]["data"])
   flops = cluster.device.peak("bfloat16") * config["utilisation"]
   try:
@@ -147,7 +147,7 @@ def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
 def _workload(config: Mapping[str, Any]) -> Workload:
   """Validates the model and step part of the config and builds the workload."""
   names = [field.name for field in dataclasses.fields(Workload)]
-  with naming("config", names):
+  with prefix_error_keys("config", names):
     return Workload(**{name: config[name] for name in names})
 
 
@@ -180,14 +180,14 @@ def _schemes(machine: Machine, block: int) -> dict[str, Partition]:
   return found
 
 
-def _questions(
+def _candidate_sets(
   candidates: Sequence[Prediction],
 ) -> Iterator[tuple[str, bool, list[Prediction]]]:
-  """Yields the sets of partitions of which the fastest is searched.
+  """Yields the sets of candidates from which fronts and best are selected.
 
   Yields:
     (name of the set; whether step times assume that ranks of a node reuse the
-    data that enter it; the partitions: all, or only those without codecs).
+    data that enter it; all candidates, or only those without codecs).
   """
   plain = [
     p for p in candidates
@@ -274,20 +274,24 @@ def _is_published(machine: Machine, workload: Workload, cluster: str) -> bool:
   return setting == ("frontier", [48, 4, 2], 20e9)  # 48 nodes x 4 x 2 GCDs
 
 
-def _published(
+def _predict_paper_ratios(
   config: Mapping[str, Any], machine: Machine, workload: Workload
 ) -> dict[str, Any]:
-  """Computes the paper's ratios for each number of microbatches."""
+  """Predicts the throughput ratios of Xu et al. by number of microbatches."""
   rows = []
   for count in config["accumulations"]:
     work = dataclasses.replace(workload, accumulation=count)
     for faster, slower, paper in _SPEEDUPS:
       # A ratio of throughputs is the inverse ratio of step times.
-      pair = [_times(s, machine, work, config) for s in (slower, faster)]
+      pair = [
+        _predict_step_times(s, machine, work, config) for s in (slower, faster)
+      ]
       rows.append((f"{faster} / {slower}", count, paper, pair))
     scheme, paper = _SCALING
-    few = _fewest(scheme, machine, work, config)
-    pair = [_times(scheme, m, work, config) for m in (few, machine)]
+    few = _smallest_machine(scheme, machine, work, config)
+    pair = [
+      _predict_step_times(scheme, m, work, config) for m in (few, machine)
+    ]
     nodes = f"{machine.levels[0].size} / {few.levels[0].size} nodes"
     rows.append((f"{scheme}, {nodes}", count, paper, pair))
   return {
@@ -304,7 +308,7 @@ def _published(
   }
 
 
-def _times(
+def _predict_step_times(
   scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
 ) -> dict[str, float]:
   """Predicts the seconds of a step with and without reuse and overlap."""
@@ -317,7 +321,7 @@ def _times(
   return found
 
 
-def _fewest(
+def _smallest_machine(
   scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
 ) -> Machine:
   """Returns the machine with the fewest nodes that fit the scheme's state."""

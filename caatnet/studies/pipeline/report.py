@@ -6,26 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.studies.pipeline.study import built, timed
+from caatnet.studies.pipeline.study import build_schedule, simulate_schedule
 from parallel.base import plot
 from parallel.base.labels import size_text
 from parallel.base.report import Report, Table
-from parallel.plans.pipeline.pipeline_schedule import Kind
+from parallel.plans.pipeline.pipeline_schedule import ActionKind
 from parallel.plans.pipeline.simulate import Timeline
-from parallel.plans.topology.text import quantity
+from parallel.plans.topology.text import parse_quantity
 
 # Kind of action -> its colour and its name in the legend.
 COLOURS = {
-  Kind.FORWARD: ("#7ba7d7", "forward"),
-  Kind.BACKWARD: ("#72b77a", "backward"),
-  Kind.INPUT: ("#7fc7c4", "backward of inputs"),
-  Kind.WEIGHT: ("#b79ad1", "backward of weights"),
+  ActionKind.FORWARD: ("#7ba7d7", "forward"),
+  ActionKind.BACKWARD: ("#72b77a", "backward"),
+  ActionKind.INPUT: ("#7fc7c4", "backward of inputs"),
+  ActionKind.WEIGHT: ("#b79ad1", "backward of weights"),
 }
-MAX_NUMBERS = 1500  # microbatch numbers per panel; more would be illegible
+# Actions are labelled in panels with at most this many; more are illegible.
+MAX_ACTION_LABELS = 1500
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns costs and times of pipeline schedules, and stages over time."""
+  """Returns tables of costs and times, and a figure of stages over time."""
   config = result["config"]
   size, link = config["pipeline"], config["link"]
   rows = [
@@ -35,7 +36,7 @@ def report(result: Mapping[str, Any]) -> Report:
     }
     for row in result["rows"]
   ]
-  rate = quantity("bandwidth", link["bandwidth"])
+  rate = parse_quantity("bandwidth", link["bandwidth"])
   return Report("Schedules of a pipeline", [
     Table(
       f"{size['stages']} stages, {size['microbatches']} microbatches: counted "
@@ -76,13 +77,15 @@ def _stored(row: Mapping[str, Any]) -> str:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns the actions of each stage over time, one panel per schedule."""
+  """Plots the actions of each stage over time, one panel per schedule."""
   config, rows = result["config"], result["rows"]
   stages = config["pipeline"]["stages"]
   ends = (0, 1010 * max(row["events_s"] for row in rows))
   panels = []
   for row in rows:
-    timeline = timed(config, built(config, row["schedule"]))
+    timeline = simulate_schedule(
+      config, build_schedule(config, row["schedule"])
+    )
     table = timeline.schedule
     chunks = f", {table.num_chunks} chunks" if table.num_chunks > 1 else ""
     panels.append(plot.Panel(
@@ -107,7 +110,7 @@ def _actions(timeline: Timeline) -> list[plot.Bars]:
   """Returns a bar for each action, in the row of its stage."""
   table = timeline.schedule
   here = np.nonzero(table.kinds)
-  stages, few = here[1], len(here[1]) <= MAX_NUMBERS
+  stages, few = here[1], len(here[1]) <= MAX_ACTION_LABELS
   start, end = 1e3 * timeline.start_s[here], 1e3 * timeline.end_s[here]
   kinds, chunks = table.kinds[here], table.chunks[here]
   found = []

@@ -6,13 +6,18 @@ import pathlib
 from typing import Any
 
 from parallel.base import checks, files
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.network import perfetto_trace, trace
 from parallel.plans.pipeline import cost, simulate
-from parallel.plans.pipeline.builders import BUILDERS, Size, build, chunks_of
+from parallel.plans.pipeline.builders import (
+  BUILDERS,
+  PipelineSize,
+  build,
+  num_chunks_for,
+)
 from parallel.plans.pipeline.check import check
 from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
-from parallel.plans.topology.text import quantity
+from parallel.plans.topology.text import parse_quantity
 
 # Limit on busy and idle ticks, summed over stages, which takes about a minute.
 MAX_TICKS = 2**22
@@ -37,11 +42,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   rows, skipped = [], []
   for name in config["schedules"]:
     try:
-      table = built(config, name)
+      table = build_schedule(config, name)
     except ValueError as error:
       skipped.append({"schedule": name, "why": str(error)})
       continue
-    rows.append(_row(config, name, table))
+    rows.append(_evaluate_schedule(config, name, table))
   if not rows:
     raise ValueError(skipped[0]["why"])
   return {
@@ -50,18 +55,20 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _row(
+def _evaluate_schedule(
   config: Mapping[str, Any], name: str, table: PipelineSchedule
 ) -> dict[str, Any]:
   """Computes cost and time of one pipeline schedule."""
   found = cost.cost(table)
-  timeline = timed(config, table)
-  work, hops = _work(config, table), _hops(config, table)
-  alone = simulate.even_hops(table.num_stages)  # sending takes no time
+  timeline = simulate_schedule(config, table)
+  work, hops = _part_times(config, table), _hops(config, table)
+  alone = simulate.even_stage_links(table.num_stages)  # sending takes no time
   closed_s = None
   if not config["work"]["factors"]:  # closed forms assume equal stages
     with contextlib.suppress(ValueError):  # not all schedules have one
-      closed_s = cost.step_s(table.name, _size(table), *_seconds(config, table))
+      closed_s = cost.step_s(
+        table.name, _size(table), *_action_seconds(config, table)
+      )
   return {
     "schedule": name,
     "built": table.name,
@@ -83,7 +90,7 @@ def _row(
   }
 
 
-def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
+def build_schedule(config: Mapping[str, Any], name: str) -> PipelineSchedule:
   """Builds a pipeline schedule for the size of a config, and verifies it.
 
   If a schedule does not support ``config.pipeline.chunks``, it is built with
@@ -97,13 +104,13 @@ def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
     ValueError: The builder does not support the size, or the step is too large.
   """
   section = config["pipeline"]
-  with naming(
+  with prefix_error_keys(
     "config.pipeline", ("schedule", "stages", "microbatches", "chunks")
   ):
     checks.known("schedule=", name, BUILDERS)
-    size = Size(
+    size = PipelineSize(
       section["stages"], section["microbatches"],
-      chunks_of(name, section["chunks"]),
+      num_chunks_for(name, section["chunks"]),
     )
     # Upper bound: forward and two halves of the backward per chunk and
     # microbatch, plus filling and draining.
@@ -118,23 +125,27 @@ def built(config: Mapping[str, Any], name: str) -> PipelineSchedule:
   return table
 
 
-def timed(
+def simulate_schedule(
   config: Mapping[str, Any], table: PipelineSchedule
 ) -> simulate.Timeline:
-  """Simulates a pipeline schedule by events, with a config's work and links.
+  """Returns the timeline of a pipeline schedule, simulated by events.
 
   Raises:
     ValueError: A number or a kind of link is invalid; the message names its
       key.
   """
-  return simulate.events(table, _work(config, table), _hops(config, table))
+  return simulate.events(
+    table, _part_times(config, table), _hops(config, table)
+  )
 
 
-def _size(table: PipelineSchedule) -> Size:
-  return Size(table.num_stages, table.num_microbatches, table.num_chunks)
+def _size(table: PipelineSchedule) -> PipelineSize:
+  return PipelineSize(
+    table.num_stages, table.num_microbatches, table.num_chunks
+  )
 
 
-def _seconds(
+def _action_seconds(
   config: Mapping[str, Any], table: PipelineSchedule
 ) -> tuple[float, float, float]:
   """Returns seconds of a stage's forward and of the halves of its backward.
@@ -151,12 +162,12 @@ def _seconds(
   )
 
 
-def _work(
+def _part_times(
   config: Mapping[str, Any], table: PipelineSchedule
 ) -> simulate.PartTimes:
   section = config["work"]
-  with naming("config.work", section):
-    return simulate.even_work(
+  with prefix_error_keys("config.work", section):
+    return simulate.even_part_times(
       _size(table), *(section[f"{key}_s"] for key in (
         "forward", "input", "weight"
       )), section["factors"], table.parts,
@@ -164,15 +175,17 @@ def _work(
     )
 
 
-def _hops(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Hops:
-  """Returns the links between stages, with the times of a config."""
+def _hops(
+  config: Mapping[str, Any], table: PipelineSchedule
+) -> simulate.StageLinks:
+  """Returns the links between stages, as ``config.link`` describes them."""
   section = config["link"]
-  with naming("config.link", section):
+  with prefix_error_keys("config.link", section):
     bandwidth, latency_s = (
-      quantity(key, section[key]) for key in ("bandwidth", "latency_s")
+      parse_quantity(key, section[key]) for key in ("bandwidth", "latency_s")
     )
     checks.positive("bandwidth", bandwidth)
-    return simulate.even_hops(
+    return simulate.even_stage_links(
       # Stages, seconds that a message occupies a link, and latency.
       table.num_stages, config["boundary_bytes"] / bandwidth, latency_s,
       overlap=section["overlap"],
@@ -180,23 +193,23 @@ def _hops(config: Mapping[str, Any], table: PipelineSchedule) -> simulate.Hops:
 
 
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Writes the timeline of ``config.pipeline.schedule`` for https://ui.perfetto.dev.
+  """Writes a pipeline schedule's timeline for https://ui.perfetto.dev.
 
   Args:
     config: Config as nested dicts.
     path: File to write, which ends in .perfetto-trace.
 
   Raises:
-    ValueError: The file ends otherwise, the pipeline schedule does not support
-      the size, or perfetto is not installed.
+    ValueError: The file has another suffix, the pipeline schedule does not
+      support the size, or perfetto is not installed.
   """
   if path.suffix != perfetto_trace.SUFFIX:
     raise ValueError(f"--export={path} must end in {perfetto_trace.SUFFIX}")
-  table = built(config, config["pipeline"]["schedule"])
+  table = build_schedule(config, config["pipeline"]["schedule"])
   name = (
     f"{table.name}, {table.num_stages} stages, {table.num_microbatches} "
     "microbatches"
   )
-  rows, bars = trace.actions(timed(config, table))
-  with files.whole(path) as temporary:
+  rows, bars = trace.action_bars(simulate_schedule(config, table))
+  with files.atomic_file(path) as temporary:
     perfetto_trace.write(bars, temporary, name, rows)

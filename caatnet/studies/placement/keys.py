@@ -8,7 +8,7 @@ from caatnet.schema.fields import (
   field,
   section,
 )
-from caatnet.studies.keys import TIERS, UTILISATION, study_key
+from caatnet.studies.keys import TIERS_DOC, UTILISATION_DOC, study_key
 
 
 @section
@@ -16,10 +16,10 @@ class PlacementOptions:
   """Memory tiers of a placement, and assumptions of its predictions."""
 
   tiers: str = field(
-    "two-cxl", f"{TIERS}.",
+    "two-cxl", f"{TIERS_DOC}.",
   )
   baseline: str = field(
-    "large-dram", f"{TIERS}, on which policy dram_only has speed 1.",
+    "large-dram", f"{TIERS_DOC}, on which policy dram_only has speed 1.",
   )
   device: str = field(
     "h200", "Key of DEVICES in parallel/plans/hardware/devices.py."
@@ -35,7 +35,7 @@ class PlacementOptions:
     "with config.parallel, config.zero, config.model.remat and "
     "config.memory.optimizer.", ("mixed", "run"),
   )
-  utilisation: float = field(0.5, UTILISATION, POSITIVE_FRACTION)
+  utilisation: float = field(0.5, UTILISATION_DOC, POSITIVE_FRACTION)
   fill: float = field(
     0.9, "Assumed fraction of the device's memory that may be used.",
     POSITIVE_FRACTION,
@@ -54,7 +54,7 @@ class PlacementOptions:
 
 @register.study
 class Placement:
-  """Placement of the training step in the other sections of the config."""
+  """Placement of the training step that the config's other sections define."""
 
   study: str = study_key("placement")
   placement: PlacementOptions = field(

@@ -10,9 +10,9 @@ gradients are then copied to their tiers.
 
 Moments, the host's arrays and saved activations are exact
 (`parallel.plans.zero.cost`, and the names that ``config.model.remat`` saves).
-The rest of the device's memory is not placed: it is reserved, as much as the
-planner estimates (`parallel.plans.planner.memory`), whose factors are fitted to
-compiled programs.
+The rest of a step's device memory is reserved, not placed. Its size is the
+planner's estimate (`parallel.plans.planner.memory`), whose factors are fitted
+to compiled programs.
 
 Each device has one rank of each axis and all tiers of the host. The time of
 collectives is not included. ``config.sync.p`` changes neither bytes nor FLOPs
@@ -28,18 +28,17 @@ from parallel.plans.hardware.tiers import Host
 from parallel.plans.placement import periods
 from parallel.plans.placement.problem import (
   INSTANTS,
+  ExecutionMode,
   Problem,
   StatePart,
   Tensor,
-  Use,
-  Way,
+  TensorAccess,
 )
 from parallel.plans.planner import memory
 from parallel.plans.planner.space import SCHEMES, Configuration
 from parallel.plans.workload import TrainingStep
 
 _REMATS = ("full", "reduced", "named")
-_FLOAT = 4  # bytes
 
 
 def problem(
@@ -83,7 +82,7 @@ def problem(
     reserved=dict.fromkeys(INSTANTS, reserved),
     seconds={"forward": forward_s, "backward": 2 * forward_s, "update": 0.0},
     parts=(
-      _parameters(found["stored"], config["memory"]["optimizer"], step),
+      _parameter_part(found["stored"], config["memory"]["optimizer"], step),
       _activations(config["model"]["remat"], c, step, layers_s),
     ),
     content="weights, gradients, working memory",
@@ -118,8 +117,8 @@ def _configuration(
   return c
 
 
-def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
-  """Returns the part of the state, such as moments, whose bytes are placed.
+def _parameter_part(stored: float, by: str, step: TrainingStep) -> StatePart:
+  """Returns the tensors to place: moments, or the host optimizer's arrays.
 
   Args:
     stored: Bytes of the float32 weights that the device stores.
@@ -127,20 +126,21 @@ def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
     step: The step.
   """
   if by == "device":
-    uses = (Use("update", "device", read=1, written=1),)
-    way = Way("updated by the device, weights on the device", (
+    uses = (TensorAccess("update", "device", read=1, written=1),)
+    way = ExecutionMode("updated by the device, weights on the device", (
       Tensor("moments", 2 * stored, INSTANTS, uses),
     ))
   else:
     arrives, leaves, both = (
-      Use("update", "device", written=1), Use("update", "device", read=1),
-      Use("update", "cpu", read=1, written=1),
+      TensorAccess("update", "device", written=1),
+      TensorAccess("update", "device", read=1),
+      TensorAccess("update", "cpu", read=1, written=1),
     )
     # XLA allocates all gradients that arrive and all weights that are sent.
     update = ("end of backward",)
     arrived = Tensor(
       "arrived gradients", stored, update,
-      (arrives, Use("update", "cpu", read=1)), "dram",
+      (arrives, TensorAccess("update", "cpu", read=1)), "dram",
     )
     gradients = Tensor("gradients", stored, update, (both,), "host")
     state = tuple(
@@ -149,9 +149,9 @@ def _parameters(stored: float, by: str, step: TrainingStep) -> StatePart:
     )
     staged = Tensor(
       "staged weights", stored, update,
-      (Use("update", "cpu", written=1), leaves), "dram",
+      (TensorAccess("update", "cpu", written=1), leaves), "dram",
     )
-    way = Way(
+    way = ExecutionMode(
       "updated by the cpu, weights on the device",
       (arrived, gradients, *state, staged),
     )
@@ -184,14 +184,14 @@ def _activations(
   total = model.layer_flops(tokens, step.seq_len)
   scores = total - 2 * tokens * (qkv + out + first + second)
 
-  def way(name: str, tensor: str, size: float, *products: int) -> Way:
-    """Returns a `Way` whose backward recomputes attention and ``products``."""
+  def way(name: str, tensor: str, size: float, *products: int) -> ExecutionMode:
+    """Returns a mode whose backward recomputes attention and ``products``."""
     again = (scores + 2 * tokens * sum(products)) / total
-    return Way(
+    return ExecutionMode(
       name,
       (Tensor(tensor, count * size, ("end of forward",), (
-        Use("forward", "device", written=c.microbatches),
-        Use("backward", "device", read=c.microbatches),
+        TensorAccess("forward", "device", written=c.microbatches),
+        TensorAccess("backward", "device", read=c.microbatches),
       )),),
       {"backward": again * layers_s},
     )

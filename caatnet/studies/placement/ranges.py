@@ -1,8 +1,9 @@
-"""Speeds over the ranges of tiers' bandwidths, and bandwidths for a speed.
+"""Speeds as bandwidths of tiers vary, and bandwidths that a speed needs.
 
 Papers publish speeds without the bandwidths ("rates") of their memory tiers.
-`scanned` returns speeds at both ends of each rate's range, `needed` the lowest
-rate of CXL cards for a speed, `alone` times of update and copies on one tier.
+`scan_rates` returns speeds at both ends of each rate's range,
+`find_needed_rates` the lowest rate of CXL cards for a speed,
+`evaluate_single_tiers` times of update and copies on one tier.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,8 +12,8 @@ from typing import Any
 from parallel.plans import placement
 from parallel.plans.hardware.tiers import Host, Quantity
 from parallel.plans.placement import greedy
-from parallel.plans.placement.costs import Placement, loads
-from parallel.plans.placement.problem import Problem, Tensor, Use
+from parallel.plans.placement.costs import Placement, resource_seconds
+from parallel.plans.placement.problem import Problem, Tensor, TensorAccess
 
 # Bisection for a card's rate: its ends in bytes/s, and its number of steps.
 _SLOWEST, _FASTEST, _HALVINGS = 1e9, 1e12, 30
@@ -20,7 +21,7 @@ _SLOWEST, _FASTEST, _HALVINGS = 1e9, 1e12, 30
 UNCHANGED = "nothing"
 
 
-def scanned(
+def scan_rates(
   made: Callable[..., Problem], host: Host, baseline: Host,
   policies: Sequence[str], contexts: Sequence[int],
 ) -> list[dict[str, Any]]:
@@ -34,14 +35,14 @@ def scanned(
     contexts: Numbers of tokens.
 
   Returns:
-    Rows with "speeds" by policy, None for one that does not fit, and "gain",
-    the relative gain of "latency_first" (the paper's order) over "interleave".
+    Rows with "speeds" by policy, None if its placement does not fit, and
+    "gain", the relative gain of "latency_first" over "interleave".
   """
   rows = []
   for tokens in contexts:
-    for name, rates, one, other in _ends(host, baseline):
+    for name, rates, one, other in _hosts_at_range_ends(host, baseline):
       speeds = {
-        policy: relative(
+        policy: relative_speed(
           made(seq_len=tokens, on=one), made(seq_len=tokens, on=other), policy
         ) for policy in policies
       }
@@ -54,14 +55,14 @@ def scanned(
   return rows
 
 
-def needed(
+def find_needed_rates(
   made: Callable[..., Problem], host: Host, baseline: Host,
   targets: Sequence[float], contexts: Sequence[int],
 ) -> list[dict[str, Any]]:
   """Returns the lowest rate of a card at which "latency_first" reaches a speed.
 
   Args:
-    made, host, baseline, contexts: See `scanned`.
+    made, host, baseline, contexts: See `scan_rates`.
     targets: Speeds relative to the baseline.
 
   Returns:
@@ -70,19 +71,30 @@ def needed(
   """
   return [
     {
-      "seq_len": tokens, "target": target,
-      "rate": _least(lambda rate, target=target, tokens=tokens: target <= (
-        relative(
-          made(seq_len=tokens, on=_at(host, "cxl", rate)),
-          made(seq_len=tokens, on=baseline), "latency_first",
-        ) or 0.0
-      )) if greedy.tiers(made(on=host), "cxl") else None,
-    } for tokens in contexts for target in targets
+      "seq_len": tokens,
+      "target": target,
+      "rate": _bisect_rate(
+        lambda rate, target=target, tokens=tokens: (
+          target
+          <= (
+            relative_speed(
+              made(seq_len=tokens, on=_with_tier_rates(host, "cxl", rate)),
+              made(seq_len=tokens, on=baseline), "latency_first"
+            )
+            or 0.0
+          )
+        )
+      )
+      if greedy.tiers(made(on=host), "cxl")
+      else None,
+    }
+    for tokens in contexts
+    for target in targets
   ]
 
 
-def _least(holds: Callable[[float], bool]) -> float | None:
-  """Returns the lowest rate at which a condition holds, or None."""
+def _bisect_rate(holds: Callable[[float], bool]) -> float | None:
+  """Returns the lowest rate in bytes/s at which ``holds`` is true, or None."""
   low, high = _SLOWEST, _FASTEST
   if not holds(high):
     return None
@@ -92,7 +104,7 @@ def _least(holds: Callable[[float], bool]) -> float | None:
   return high
 
 
-def alone(
+def evaluate_single_tiers(
   made: Callable[..., Problem], host: Host
 ) -> list[dict[str, Any]]:
   """Returns times of the update and of copies with all tensors on one tier.
@@ -106,7 +118,7 @@ def alone(
     "slower", update_s relative to the first row with the same rates.
   """
   rows = []
-  for name, rates, changed, _ in _ends(host, host):
+  for name, rates, changed, _ in _hosts_at_range_ends(host, host):
     step = made(on=changed)
     cards = {t: changed.tier(t).read.value for t in greedy.tiers(step, "cxl")}
     places = [{tier.name: 1.0} for tier in changed.tiers]
@@ -119,15 +131,19 @@ def alone(
       rows.append({
         "changed": name, "rates": rates, "tier": ", ".join(shares),
         "update_s": seconds, "slower": seconds / first_s,
-        "to_device": _rate(step, shares, Use("forward", "device", read=1)),
-        "from_device": _rate(step, shares, Use("forward", "device", written=1)),
+        "to_device": _rate(
+          step, shares, TensorAccess("forward", "device", read=1)
+        ),
+        "from_device": _rate(
+          step, shares, TensorAccess("forward", "device", written=1)
+        ),
       })
   return rows
 
 
 def _update_s(step: Problem, shares: Mapping[str, float]) -> float:
   """Returns the seconds of the update with host tensors on the given tiers."""
-  room, host, ways = greedy.layout(step)
+  room, host, ways = greedy.zero_offload_layout(step)
   for key, tensor in host:
     for tier, share in shares.items():
       room.put(key, tensor, tier, share * tensor.size_bytes)
@@ -135,18 +151,24 @@ def _update_s(step: Problem, shares: Mapping[str, float]) -> float:
   return found.seconds["update"]
 
 
-def _rate(step: Problem, shares: Mapping[str, float], use: Use) -> float:
+def _rate(
+  step: Problem, shares: Mapping[str, float], use: TensorAccess
+) -> float:
   """Returns bytes per second of an access to data on the given tiers."""
   busy: dict[str, float] = {}
   for tier, share in shares.items():
-    seconds = loads(step, Tensor("byte", 1.0, (), (use,), "host"), tier)
+    seconds = resource_seconds(
+      step, Tensor("byte", 1.0, (), (use,), "host"), tier
+    )
     for (_, resource), one_s in seconds.items():
       busy[resource] = busy.get(resource, 0.0) + share * one_s
   return 1 / max(busy.values())
 
 
-def relative(step: Problem, baseline: Problem, policy: str) -> float | None:
-  """Returns the speed relative to the baseline; None if it does not fit."""
+def relative_speed(
+  step: Problem, baseline: Problem, policy: str
+) -> float | None:
+  """Returns the speed relative to ``baseline``; None if a step does not fit."""
   seconds = [
     _seconds(*x) for x in ((baseline, "dram_only"), (step, policy))
   ]
@@ -154,7 +176,7 @@ def relative(step: Problem, baseline: Problem, policy: str) -> float | None:
 
 
 def _seconds(step: Problem, policy: str) -> float | None:
-  """Returns the seconds of a step; None if the placement does not fit."""
+  """Returns the seconds of a step; None if it does not fit into memory."""
   try:
     found = placement.cost(step, placement.place(step, policy))
   except ValueError:
@@ -162,7 +184,7 @@ def _seconds(step: Problem, policy: str) -> float | None:
   return found.step_s if found.fits else None
 
 
-def _ends(
+def _hosts_at_range_ends(
   host: Host, baseline: Host
 ) -> Iterator[tuple[str, str, Host, Host]]:
   """Yields both hosts unchanged, then with rates at an end of their range.
@@ -180,12 +202,13 @@ def _ends(
         values = [getattr(rate, end) / 1e9 for rate in rates]
         span = dict.fromkeys(f"{x:.1f}" for x in (min(values), max(values)))
         yield (
-          f"{kind} {end}", f"{' to '.join(span)} GB/s", _at(host, kind, end),
-          _at(baseline, kind, end),
+          f"{kind} {end}", f"{' to '.join(span)} GB/s",
+          _with_tier_rates(host, kind, end),
+          _with_tier_rates(baseline, kind, end),
         )
 
 
-def _at(host: Host, kind: str, rate: str | float) -> Host:
+def _with_tier_rates(host: Host, kind: str, rate: str | float) -> Host:
   """Returns a host whose tiers of a kind have other rates.
 
   Args:

@@ -10,7 +10,7 @@ from parallel.plans.placement.problem import INSTANTS, PHASES
 
 Row = Mapping[str, Any]
 # Tensor -> memory that holds it in a run with ``config.memory.placement``.
-_EXECUTED = {
+_MEMORY_IN_RUN = {
   "master weights": "these tiers", "first moments": "these tiers",
   "second moments": "these tiers", "activations": "device or pinned",
   "layer inputs": "device or pinned", "weights": "device",
@@ -35,7 +35,7 @@ def report(result: Mapping[str, Any]) -> Report:
                 for t, x in row["tiers"].items()},
       "elsewhere": {t: x if x is None else f"{1e3 * x:+.1f}"
                     for t, x in row["elsewhere"].items()},
-      "executed": _EXECUTED[row["tensor"]],
+      "executed": _MEMORY_IN_RUN[row["tensor"]],
     } for row in result["tensors"]
   ]
   return Report("Placement of a training step on memory tiers", [
@@ -99,7 +99,7 @@ def report(result: Mapping[str, Any]) -> Report:
 def _unfit(row: Row) -> str:
   """Returns a line on the memory that a policy lacks, and on what would fit."""
   text = f"{row['policy']}: {row['error']}"
-  if "longest" not in row:  # of the baseline
+  if "longest" not in row:  # a row of the baseline
     return text
   fits = []
   if row["longest"] != "none":
@@ -110,7 +110,7 @@ def _unfit(row: Row) -> str:
 
 
 def _quantities(host: Mapping[str, Any]) -> list[Row]:
-  """Returns one row per quantity of the host."""
+  """Returns a row for each rate and capacity of the host's links and tiers."""
   places = [host["device_link"] | {"name": "link to the device"}]
   places += [*host["links"], *host["tiers"]]
   return [
@@ -121,7 +121,7 @@ def _quantities(host: Mapping[str, Any]) -> list[Row]:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns memory by tier at both instants and over time, a panel each."""
+  """Plots memory by tier at the ends of forward and backward, and over time."""
   capacity = {"device": result["device_bytes"]} | {
     tier["name"]: tier["capacity_bytes"]["value"]
     for tier in result["host"]["tiers"]
@@ -135,7 +135,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
   for row in result["occupied"]:
     place = held[row["instant"], row["tier"]]["of"]
     place[row["tensor"]] += row["bytes"]
-  panels = plot.stacks(
+  panels = plot.stacked_bar_panels(
     list(held.values()), "tier", "of/1e9", label="GB", each="instant",
     title="optimum, predicted",
   )
@@ -150,7 +150,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
 def _over_time(
   rows: Sequence[Row], capacity: Mapping[str, float]
 ) -> plot.Panel:
-  """Returns bytes by tier over a step, with the capacity of each tier."""
+  """Plots bytes by tier over a step, with the capacity of each tier."""
   (panel,) = plot.lines(
     rows, "seconds=s", *(f"bytes.{tier}/1e9={tier}" for tier in capacity),
     label="GB", title=f"{', '.join(PHASES)}; dotted: capacity", marker="",

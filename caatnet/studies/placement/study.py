@@ -13,7 +13,7 @@ from typing import Any
 from caatnet.studies.placement import of_run, ranges
 from caatnet.studies.planner.study import training_step
 from parallel.base import checks
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.memory import preflight
 from parallel.plans import placement
 from parallel.plans.hardware import tiers
@@ -25,14 +25,14 @@ from parallel.plans.placement.problem import INSTANTS, PHASES, Problem
 from parallel.plans.workload import TrainingStep, Transformer
 
 # Smaller fractions of a tensor are rounding errors of the solver.
-SMALLEST = 1e-6
+MIN_SHARE = 1e-6
 # Arrays of the host's optimizer -> tensors of a step.
 _ARRAYS = {
   "weights": "master weights", "gradients": "gradients",
   "first": "first moments", "second": "second moments",
 }
 # The search of the longest context and the largest model ends within 1/64.
-_PARTS = 64
+_SEARCH_RESOLUTION = 64
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       Training executes "host_optimizer" and "activations" (``config.memory``);
     - of the optimum: "tensors" with their tiers and the cost of other tiers,
       "occupied" bytes by instant and tier, "timeline" of bytes by tier at the
-      ends of phases, and "whole", the optimum of whole layers;
-    - "scanned", "needed" and "alone": results of the functions in `ranges`;
+      ends of phases, and "whole", the time if no layer is divided;
+    - by `ranges`: "scanned" speeds, "needed" rates, and tiers used "alone";
     - "host" with every rate, its range and source, and "warnings" if the host
       is this machine.
 
@@ -60,15 +60,17 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       this machine, and it lacks a node or the memory of the optimum.
   """
   section = config["placement"]
-  with naming("config.placement", section):
+  with prefix_error_keys("config.placement", section):
     checks.known("device=", section["device"], DEVICES)
     for policy in section["policies"]:
       checks.known("policies=", policy, placement.POLICIES)
-    host = tiers.named(section["tiers"])
-    baseline = tiers.named(section["baseline"])
+    host = tiers.resolve_host(section["tiers"])
+    baseline = tiers.resolve_host(section["baseline"])
   step = training_step(config)
 
-  of_step = of_run.problem if section["state"] == "run" else _mixed
+  of_step = (
+    of_run.problem if section["state"] == "run" else _mixed_state_problem
+  )
 
   def made(
     model: Transformer = step.model, seq_len: int = step.seq_len,
@@ -82,14 +84,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   # On the baseline, "optimum" chooses recomputation and updates, but no tiers.
   rows = [
     {"policy": f"{baseline.name}, {policy}"}
-    | _priced(made(on=baseline), policy) | _executed(None)
+    | _evaluate_policy(made(on=baseline), policy) | _execution_fields(None)
     for policy in ("dram_only", "optimum")
   ]
   for policy in section["policies"]:
     rows.append(
-      {"policy": policy} | _priced(made(), policy) | {
-        "longest": _longest(made, policy, section["longest"]) or "none",
-        "largest": _largest(made, policy, step.model) or "none",
+      {"policy": policy} | _evaluate_policy(made(), policy) | {
+        "longest": _longest_context(made, policy, section["longest"]) or "none",
+        "largest": _largest_model(made, policy, step.model) or "none",
       }
     )
   bound_s = _bound_s(made())
@@ -112,13 +114,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "device": section["device"],
     "device_bytes": made().device_bytes,
     "policies": rows,
-    "scanned": ranges.scanned(
+    "scanned": ranges.scan_rates(
       made, host, baseline, section["policies"], contexts
     ),
-    "needed": ranges.needed(
+    "needed": ranges.find_needed_rates(
       made, host, baseline, section["targets"], contexts
     ),
-    "alone": ranges.alone(made, host),
+    "alone": ranges.evaluate_single_tiers(made, host),
     **_optimum(made()),
     "host": host.model_dump(),
     "config": dict(config),
@@ -129,7 +131,7 @@ def _bound_s(step: Problem) -> float | None:
   """Returns a lower bound of a step's seconds over all placements, or None.
 
   The bound is the optimum of the linear program. There is none if nothing fits,
-  or if a tier has `passes`: the program lacks their measured seconds.
+  or if a tier has measured `passes`, which the linear program does not model.
   """
   if any(tier.passes for tier in step.host.tiers):
     return None
@@ -139,25 +141,25 @@ def _bound_s(step: Problem) -> float | None:
     return None
 
 
-def _mixed(
+def _mixed_state_problem(
   config: Mapping[str, Any], step: TrainingStep, device: Device, host: Host,
   utilisation: float, fill: float,
 ) -> Problem:
-  """Returns the problem with the state of published offloading systems."""
+  """Returns the placement problem of ``config.placement.state="mixed"``."""
   return problem.training_step(
     step.model, batch_size=step.batch_size, seq_len=step.seq_len,
     device=device, host=host, utilisation=utilisation, fill=fill,
   )
 
 
-def _priced(step: Problem, policy: str) -> dict[str, Any]:
+def _evaluate_policy(step: Problem, policy: str) -> dict[str, Any]:
   """Returns the time and the missing memory of a policy's placement."""
   try:
     chosen = placement.place(step, policy)
   except ValueError as error:
-    return {"error": str(error), "step_s": None} | _executed(None)
+    return {"error": str(error), "step_s": None} | _execution_fields(None)
   found = placement.cost(step, chosen)
-  return _executed(None if found.missing else chosen, step.host) | {
+  return _execution_fields(None if found.missing else chosen, step.host) | {
     "error": ", ".join(
       f"{tier} lacks {size / 1e9:.1f} GB" for tier, size in
       found.missing.items()
@@ -167,15 +169,15 @@ def _priced(step: Problem, policy: str) -> dict[str, Any]:
   }
 
 
-def _executed(
+def _execution_fields(
   chosen: Placement | None, host: Host | None = None
 ) -> dict[str, Any]:
   """Returns the fields of a placement that a training run reads.
 
   Returns:
-    "host_optimizer" (see `_host_optimizer`); "placed", tensor -> tier -> share;
-    and "activations", "saved" or "recomputed" -> "device" or "host" -> share of
-    the layers. None for each if there is no placement.
+    "host_optimizer" (see `_host_optimizer_tiers`); "placed", tensor -> tier ->
+    share; and "activations", "saved" or "recomputed" -> "device" or "host" ->
+    share of the layers. None for each if there is no placement.
   """
   if chosen is None:
     return dict.fromkeys(("host_optimizer", "placed", "activations"))
@@ -183,7 +185,7 @@ def _executed(
   activations: dict[str, dict[str, float]] = {}
   for (part, way, tensor), shares in chosen.tiers.items():
     for tier, share in shares.items():
-      if share <= SMALLEST:
+      if share <= MIN_SHARE:
         continue
       into = placed.setdefault(tensor, {})
       into[tier] = into.get(tier, 0.0) + share
@@ -192,12 +194,12 @@ def _executed(
         into = activations.setdefault(way, {})
         into[memory] = into.get(memory, 0.0) + share
   return {
-    "host_optimizer": _host_optimizer(host, chosen), "placed": placed,
+    "host_optimizer": _host_optimizer_tiers(host, chosen), "placed": placed,
     "activations": activations,
   }
 
 
-def _host_optimizer(
+def _host_optimizer_tiers(
   host: Host, chosen: Placement
 ) -> dict[str, dict[str, float]] | None:
   """Returns the tiers of the host's optimizer, for ``config.memory.placement``.
@@ -213,14 +215,14 @@ def _host_optimizer(
   }
   found: dict[str, dict[str, float]] = {}
   for (part, way), share in chosen.ways.items():
-    if part != "parameters" or share <= SMALLEST:
+    if part != "parameters" or share <= MIN_SHARE:
       continue
     if not way.startswith("updated by the cpu"):
       return None
     for array, tensor in _ARRAYS.items():
       shares = found.setdefault(array, {})
       for tier, x in chosen.tiers[part, way, tensor].items():
-        if x > SMALLEST:
+        if x > MIN_SHARE:
           shares[names[tier]] = shares.get(names[tier], 0.0) + x
   return {
     array: {tier: x / sum(shares.values()) for tier, x in shares.items()}
@@ -242,14 +244,16 @@ def _fits(step: Problem, policy: str) -> bool:
     return False
 
 
-def _longest(
+def _longest_context(
   made: Callable[..., Problem], policy: str, most: int
 ) -> int | None:
   """Returns the longest context that fits, in tokens; None if none does."""
-  return _most(lambda tokens: _fits(made(seq_len=tokens), policy), most)
+  return _search_largest(
+    lambda tokens: _fits(made(seq_len=tokens), policy), most
+  )
 
 
-def _largest(
+def _largest_model(
   made: Callable[..., Problem], policy: str, model: Transformer
 ) -> int | None:
   """Returns the parameters of the largest model of this width that fits."""
@@ -257,28 +261,28 @@ def _largest(
   def resized(layers: int) -> Transformer:
     return dataclasses.replace(model, num_layers=layers)
 
-  layers = _most(
+  layers = _search_largest(
     lambda layers: _fits(made(resized(layers)), policy), 100 * model.num_layers
   )
   return resized(layers).num_params if layers else None
 
 
-def _most(fits: Callable[[int], bool], most: int) -> int | None:
-  """Returns the largest number up to ``most`` that fits, within 1/64 of it."""
+def _search_largest(fits: Callable[[int], bool], most: int) -> int | None:
+  """Returns the largest number up to ``most`` that fits, to a relative 1/64."""
   if not fits(1):
     return None
   low, high = 1, 2
   while high <= most and fits(high):
     low, high = high, 2 * high
   high = min(high, most + 1)
-  while high - low > max(1, low // _PARTS):
+  while high - low > max(1, low // _SEARCH_RESOLUTION):
     middle = (low + high) // 2
     low, high = (middle, high) if fits(middle) else (low, middle)
   return low
 
 
 def _optimum(step: Problem) -> dict[str, Any]:
-  """Returns the optimum's tensors, memory by instant, and whole layers."""
+  """Returns the fields of `run` that describe the optimum."""
   try:
     best = optimum.place(step)
   except ValueError:
@@ -292,13 +296,15 @@ def _optimum(step: Problem) -> dict[str, Any]:
     key = part.name, way.name, tensor.name
     shares = {
       tier: share for tier, share in best.tiers[key].items()
-      if share > SMALLEST
+      if share > MIN_SHARE
     }
     if shares:
       tensors.append({
         "part": part.name, "way": way.name, "tensor": tensor.name,
         "bytes": tensor.size_bytes * sum(shares.values()), "tiers": shares,
-        "elsewhere": _elsewhere(step, key, tensor, found.step_s, shares),
+        "elsewhere": _single_tier_penalties(
+          step, key, tensor, found.step_s, shares
+        ),
       })
   try:
     whole_s = placement.cost(step, optimum.place(step, whole=True)).step_s
@@ -309,7 +315,7 @@ def _optimum(step: Problem) -> dict[str, Any]:
     "occupied": _occupied(step, best),
     "timeline": _timeline(step, best, found),
     "warnings": preflight.check(
-      step.host, found.occupied, _locked(step, best)
+      step.host, found.occupied, _pinned_bytes(step, best)
     ),
     "whole": whole_s and {
       "step_s": whole_s, "gap": whole_s / found.step_s - 1,
@@ -317,7 +323,7 @@ def _optimum(step: Problem) -> dict[str, Any]:
   }
 
 
-def _locked(step: Problem, best: Placement) -> float:
+def _pinned_bytes(step: Problem, best: Placement) -> float:
   """Returns the peak bytes on NUMA nodes that the device reads or writes."""
   nodes = {tier.name for tier in step.host.tiers if tier.kind != "file"}
   return max(
@@ -331,13 +337,13 @@ def _locked(step: Problem, best: Placement) -> float:
   )
 
 
-def _elsewhere(
+def _single_tier_penalties(
   step: Problem, key: tuple[str, str, str], tensor: problem.Tensor,
   best_s: float, shares: Mapping[str, float],
 ) -> dict[str, float | None]:
-  """Returns how many seconds longer a step is with a tensor on one tier only.
+  """Returns tier -> extra seconds of a step with the tensor on that tier only.
 
-  Tiers that hold the whole tensor are left out; None where nothing fits.
+  A tier that holds the whole tensor is left out; None if nothing fits.
   """
   found: dict[str, float | None] = {}
   for tier in step.tiers_of(tensor):
@@ -359,7 +365,7 @@ def _occupied(step: Problem, best: Placement) -> list[dict[str, Any]]:
     key = part.name, way.name, tensor.name
     for instant in INSTANTS:
       for tier, share in best.tiers[key].items():
-        if instant in tensor.held and share > SMALLEST:
+        if instant in tensor.held and share > MIN_SHARE:
           rows.append({
             "instant": instant, "tier": tier, "tensor": tensor.name,
             "bytes": share * tensor.size_bytes,

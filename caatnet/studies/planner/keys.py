@@ -3,24 +3,29 @@
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   DECAY,
   POSITIVE,
   POSITIVE_FRACTION,
   field,
   section,
 )
-from caatnet.studies.keys import EXECUTIONS, TIERS, UTILISATION, study_key
+from caatnet.studies.keys import (
+  EXECUTION_MODELS,
+  TIERS_DOC,
+  UTILISATION_DOC,
+  study_key,
+)
 
 
 @section
-class Second:
+class SecondPass:
   """Second pass: changes of the best plans that alter what the model learns."""
 
   best: int = field(
     3,
     "Number of best configurations to vary, one change at a time; 0 for none.",
-    COUNT_OR_NONE,
+    COUNT_OR_ZERO,
   )
   p: tuple[float, ...] = field(
     (0.5, 0.25), "Fractions of the stream that tensor ranks synchronise; see "
@@ -36,7 +41,7 @@ class Second:
   )
   overlap: int = field(
     1, 'Steps from send to receipt with "streaming"; 1 in the same paper.',
-    COUNT_OR_NONE,
+    COUNT_OR_ZERO,
   )
   outer_codec: str = field(
     "e3m0", 'Codec of "streaming"; "e3m0" in the same paper.'
@@ -64,10 +69,10 @@ class PlannerOptions:
     'Execution model of stages: "lockstep", as in launch.train, with ticks as '
     'long as their longest action and transfer; or "events", with each stage '
     "starting as soon as its inputs are present.",
-    EXECUTIONS,
+    EXECUTION_MODELS,
   )
   utilisation: float = field(
-    0.5, f"{UTILISATION} (parallel/plans/workload.py)", POSITIVE_FRACTION
+    0.5, f"{UTILISATION_DOC} (parallel/plans/workload.py)", POSITIVE_FRACTION
   )
   schedules: tuple[str, ...] = field(
     ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"),
@@ -88,7 +93,7 @@ class PlannerOptions:
     True, "Whether to try config.memory.moments='pinned_host'."
   )
   tiers: str = field(
-    "dgx-a100", f"{TIERS}, for an offloaded optimizer state.",
+    "dgx-a100", f"{TIERS_DOC}, for an offloaded optimizer state.",
   )
   keeps: tuple[str, ...] = field(
     ("residuals", "inputs"), "Values of config.pipeline.keep to try."
@@ -98,7 +103,7 @@ class PlannerOptions:
   )
   min_devices: int = field(
     0, "Fewest devices to use; 0 for half of the cluster, or for the number of "
-    "devices of the fastest kind minus 16 if that is less.", COUNT_OR_NONE,
+    "devices of the fastest kind minus 16 if that is less.", COUNT_OR_ZERO,
   )
   top: int = field(5, "Number of reported configurations.", COUNT)
   ordered: int = field(
@@ -114,8 +119,8 @@ class PlannerOptions:
     '"parallel.stage=8 parallel.tensor=8"; other keys have the values of the '
     "best one.",
   )
-  second: Second = field(
-    Second, "Second pass: variants that change training."
+  second: SecondPass = field(
+    SecondPass, "Second pass: variants that change training."
   )
 
 

@@ -9,7 +9,8 @@ from parallel.base import labels, plot
 from parallel.base.report import Report, Table
 
 Row = Mapping[str, Any]
-_NAMED = 16  # up to this many unused devices are listed with their nodes
+# up to this many unused devices are listed with their nodes
+_MAX_LISTED_DEVICES = 16
 
 
 def report(result: Mapping[str, Any]) -> Report:
@@ -46,11 +47,11 @@ def report(result: Mapping[str, Any]) -> Report:
       for name, (count, reason) in result["excluded"].items()),
     *(f"with links {factor} times as fast: {seconds:.4g} s"
       for factor, seconds in result["sensitivity"].items()),
-    labels.facts(result["assumptions"]),
+    labels.format_items(result["assumptions"]),
     *(f"why not {answer['asked']}? {answer['answer']}"
       for answer in result["why_not"]),
     f"the best as a run's flags: {flags(best[0]['keys'])}",
-    *_second(result["second"], best),
+    *_second_pass_tables(result["second"], best),
   ], lambda: _figure(cluster, numbered))
 
 
@@ -78,7 +79,7 @@ def _left_out(found: Row) -> list[str]:
   """Returns a line on devices that are not used; [] if all are."""
   if not found["devices"]:
     return []
-  if len(found["devices"]) <= _NAMED:
+  if len(found["devices"]) <= _MAX_LISTED_DEVICES:
     names = "slow ones first: devices " + ", ".join(
       f"{x['device']} (node {x['node']})" for x in found["devices"]
     )
@@ -121,7 +122,7 @@ def _text(value: Any) -> str:
   return ",".join(map(str, value)) + "," * (len(value) == 1)
 
 
-def _second(
+def _second_pass_tables(
   found: Mapping[str, Any], best: Sequence[Row]
 ) -> Iterator[Table | str]:
   """Yields the tables of changes that are faster but train another model.
@@ -169,9 +170,9 @@ def _second(
 
 
 def _figure(cluster: Row, best: Sequence[Row]) -> plot.Figure:
-  """Returns link matrices in two device orders, and bars of time and memory."""
+  """Plots link matrices in two device orders, and bars of time and memory."""
   times, sizes = (
-    plot.stacks(best, "of", parts, label=label)[0]
+    plot.stacked_bar_panels(best, "of", parts, label=label)[0]
     for parts, label in (
       ("latency", "seconds of a step"), ("memory/1e9", "GB of a device")
     )
@@ -184,7 +185,7 @@ def _figure(cluster: Row, best: Sequence[Row]) -> plot.Figure:
 
 
 def _matrices(cluster: Row, best: Row) -> list[plot.Panel]:
-  """Returns link rates in the devices' own order and in the plan's order."""
+  """Plots link rates in the devices' own order and in the plan's order."""
   if cluster["bandwidth"] is None:
     words = f"{cluster['devices']} devices: too many to draw"
     return 2 * [plot.Panel(

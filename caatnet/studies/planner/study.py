@@ -10,22 +10,27 @@ from rich.console import Console
 
 from caatnet.studies.published import models
 from parallel.base.checks import known
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans import workload
 from parallel.plans.hardware import cluster_files, tiers
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.pipeline import builders
 from parallel.plans.planner import lossy_options, memory, plan, space, subsets
-from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.latency import TimingAssumptions
 from parallel.plans.planner.lossy_options import Changes, LossyOptions
 from parallel.plans.planner.plan import Candidate
 from parallel.plans.planner.problem import Problem
-from parallel.plans.planner.space import KEYS, MOMENTS, Choices, Configuration
+from parallel.plans.planner.space import (
+  CONFIG_KEYS,
+  MOMENTS_MEMORY,
+  Choices,
+  Configuration,
+)
 from parallel.plans.planner.subsets import Subset
 from parallel.plans.workload import TrainingStep, Transformer
 
 # Largest number of devices for which a result includes the link matrix.
-MAX_DRAWN = 256
+MAX_MATRIX_DEVICES = 256
 # Valid values of a configuration's fields, for those that are names.
 _NAMES = {
   "scheme": space.SCHEMES, "route": space.ROUTES, "remat": space.REMATS,
@@ -42,20 +47,20 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     Plain data: "cluster"; "best" (seconds and bytes by cause, device order and
     config keys); "front", the Pareto front of time and memory; "excluded",
-    numbers by reason; "why_not"; "assumptions"; and "second", faster
-    configurations that train another model.
+    counts by reason; "why_not", comparisons with ``config.planner.why_not``;
+    "assumptions"; and "second", faster configurations that train another model.
 
   Raises:
     ValueError: No configuration fits, or a value is invalid; the message names
       its key.
   """
   section = config["planner"]
-  with naming("config.planner.second", section["second"]):
+  with prefix_error_keys("config.planner.second", section["second"]):
     changes = Changes(**{
       key: tuple(x) if isinstance(x, list) else x
       for key, x in section["second"].items()
     })
-  with naming("config.planner", section):
+  with prefix_error_keys("config.planner", section):
     problem, choices = _problem(config), _choices(config)
     console = Console(stderr=True)  # silent in a pipe
     end = time.monotonic() + section["max_s"]
@@ -70,10 +75,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   second = lossy_options.search(found.best, problem, choices, changes)
   answers = [
     {"asked": text, "answer": plan.why_not(
-      _asked(text, best.configuration), problem, choices, best
+      _parse_configuration(text, best.configuration), problem, choices, best
     )} for text in section["why_not"]
   ]
-  drawn = links.num_devices <= MAX_DRAWN
+  drawn = links.num_devices <= MAX_MATRIX_DEVICES
   return {
     "study": "planner",
     "cluster": {
@@ -87,7 +92,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "batch_size": problem.step.batch_size,
     "best": [_row(x, problem) for x in found.best],
     "sensitivity": problem.sensitivity(best.configuration, best.order),
-    "second": _second(second, found.best),
+    "second": _second_pass_rows(second, found.best),
     "front": [_row(x, problem) for x in found.front],
     "excluded": {key: list(value) for key, value in found.excluded.items()},
     "priced": found.priced,
@@ -140,9 +145,9 @@ def _problem(config: Mapping[str, Any]) -> Problem:
       )
   return Problem(
     step, cluster_files.cluster(section["cluster"]),
-    Timing(
+    TimingAssumptions(
       section["utilisation"], section["execution"],
-      tiers.named(section["tiers"]),
+      tiers.resolve_host(section["tiers"]),
     ),
   )
 
@@ -180,11 +185,11 @@ def _choices(config: Mapping[str, Any]) -> Choices:
   )
 
 
-def _asked(text: str, best: Configuration) -> Configuration:
+def _parse_configuration(text: str, best: Configuration) -> Configuration:
   """Parses a configuration from a run's keys; missing keys are as in ``best``.
 
   Raises:
-    ValueError: The planner does not choose this key, or not with this value.
+    ValueError: The planner does not choose the key, or the value is invalid.
   """
   changes = {}
   for part in text.split():
@@ -192,11 +197,11 @@ def _asked(text: str, best: Configuration) -> Configuration:
     key, _, value = part.removeprefix("--").removeprefix("config.").partition(
       "="
     )
-    known(f"config.planner.why_not={text!r}: ", key, KEYS)
-    where, name = f"config.planner.why_not={text!r}: {key}=", KEYS[key]
+    known(f"config.planner.why_not={text!r}: ", key, CONFIG_KEYS)
+    where, name = f"config.planner.why_not={text!r}: {key}=", CONFIG_KEYS[key]
     if name == "offload":
-      known(where, value, MOMENTS.values())
-      changes[name] = value == MOMENTS[True]
+      known(where, value, MOMENTS_MEMORY.values())
+      changes[name] = value == MOMENTS_MEMORY[True]
     elif name in _NAMES:
       known(where, value, _NAMES[name])
       changes[name] = value
@@ -226,7 +231,7 @@ def _row(candidate: Candidate, problem: Problem) -> dict[str, Any]:
   }
 
 
-def _second(
+def _second_pass_rows(
   found: LossyOptions, best: Sequence[Candidate]
 ) -> dict[str, Any]:
   """Returns faster configurations that train another model as plain data."""

@@ -10,11 +10,11 @@ that a configuration needs. f + b is the time of a microbatch on a stage:
 - ``megatron``: as many tensor ranks as ``rule``; all numbers of stages and
   microbatches are simulated on the cluster, and the fastest are chosen.
 - ``trials``: all configurations that fit are simulated in the same way.
-- ``amp``: AMP's model (arXiv 2210.07297) on links as published, in its order.
+- ``amp``: the fastest by AMP's model (arXiv 2210.07297) on links as published.
   It has no memory model: candidates that do not fit are skipped.
 - ``pipette``: Pipette's model (arXiv 2405.18093) on the actual links. Annealing
   orders the nodes of its best few candidates, and the best is chosen.
-- ``same``: this project's planner, restricted to the choices of the others.
+- ``same``: this project's planner on the search space of the others.
 - ``whole``: this project's planner on its whole search space.
 """
 
@@ -29,8 +29,8 @@ from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import (
   Choices,
   Configuration,
-  everything,
-  refusal,
+  all_configurations,
+  violated_constraint,
 )
 
 
@@ -54,7 +54,7 @@ class PublishedSetting:
 
   @property
   def plain(self) -> Choices:
-    """Choices common to all configurators; Megatron-LM keeps residuals."""
+    """Search space of the others: 1F1B with residuals, no ZeRO, no offload."""
     return dataclasses.replace(
       self.choices, schedules=("1f1b",), chunks=(1,), schemes=("ddp",),
       routes=("psum",), remats=("none", "full"), offload=False,
@@ -66,8 +66,10 @@ class PublishedSetting:
     links, step = self.problem.links, self.problem.step
     most = int(np.bincount(links.nodes).max())  # devices of a node
     return [
-      c for c in everything(step.batch_size, links.num_devices, self.plain)
-      if refusal(c, step, self.plain) is None and c.tensor <= most
+      c for c in all_configurations(
+        step.batch_size, links.num_devices, self.plain
+      )
+      if violated_constraint(c, step, self.plain) is None and c.tensor <= most
     ]
 
   def fits(self, c: Configuration) -> bool:
@@ -105,7 +107,7 @@ def choose(name: str, case: PublishedSetting) -> ChosenPlan:
   return CHOOSERS[name](case)
 
 
-def _own(c: Configuration) -> np.ndarray:
+def _default_order(c: Configuration) -> np.ndarray:
   return np.arange(c.grid.size).reshape(c.grid)
 
 
@@ -119,7 +121,7 @@ def _fitting(case: PublishedSetting) -> list[Configuration]:
   return found
 
 
-def _widest(case: PublishedSetting) -> list[Configuration]:
+def _most_tensor_parallel(case: PublishedSetting) -> list[Configuration]:
   """Returns the fitting configurations with the most tensor ranks."""
   found = _fitting(case)
   most = max(c.tensor for c in found)
@@ -127,38 +129,41 @@ def _widest(case: PublishedSetting) -> list[Configuration]:
 
 
 def _rule(case: PublishedSetting) -> ChosenPlan:
-  found = _widest(case)
+  found = _most_tensor_parallel(case)
   stages = min(c.stages for c in found)
 
   def seconds(c: Configuration) -> float:
     return (c.microbatches + stages - 1) * models.stage_s(c, case.nominal)
 
   best = min((c for c in found if c.stages == stages), key=seconds)
-  return ChosenPlan(best, _own(best), seconds(best))
+  return ChosenPlan(best, _default_order(best), seconds(best))
 
 
-def _tried(case: PublishedSetting, some: list[Configuration]) -> ChosenPlan:
+def _choose_by_simulation(
+  case: PublishedSetting, some: list[Configuration]
+) -> ChosenPlan:
   best = min(some, key=lambda c: case.problem.predict(c).total)
-  return ChosenPlan(best, _own(best))
+  return ChosenPlan(best, _default_order(best))
 
 
 def _amp(case: PublishedSetting) -> ChosenPlan:
   nominal = case.nominal
   in_order = sorted(
-    case.runs(), key=lambda c: models.amp_s(c, nominal, _own(c))
+    case.runs(), key=lambda c: models.amp_s(c, nominal, _default_order(c))
   )
   # AMP has no memory model: its choice is the first candidate that fits.
   for in_vain, c in enumerate(in_order):
     if case.fits(c):
-      said_s = models.amp_s(c, nominal, _own(c))
-      return ChosenPlan(c, _own(c), said_s, in_vain)
+      said_s = models.amp_s(c, nominal, _default_order(c))
+      return ChosenPlan(c, _default_order(c), said_s, in_vain)
   raise ValueError("no candidate of AMP fits into device memory")
 
 
 def _pipette(case: PublishedSetting) -> ChosenPlan:
   problem = case.problem
   in_order = sorted(
-    _fitting(case), key=lambda c: models.pipette_s(c, problem, _own(c))
+    _fitting(case),
+    key=lambda c: models.pipette_s(c, problem, _default_order(c))
   )
   found = []
   # Annealing is slow, so only the best candidates get an order.
@@ -168,7 +173,7 @@ def _pipette(case: PublishedSetting) -> ChosenPlan:
   return min(found, key=lambda choice: choice.said_s)
 
 
-def _planned(case: PublishedSetting, choices: Choices) -> ChosenPlan:
+def _choose_by_planner(case: PublishedSetting, choices: Choices) -> ChosenPlan:
   best = plan.plan(case.problem, choices, count=1).best[0]
   return ChosenPlan(best.configuration, best.order, best.latency.total)
 
@@ -176,10 +181,12 @@ def _planned(case: PublishedSetting, choices: Choices) -> ChosenPlan:
 # Configurators by name.
 CHOOSERS: dict[str, Callable[[PublishedSetting], ChosenPlan]] = {
   "rule": _rule,
-  "megatron": lambda case: _tried(case, _widest(case)),
-  "trials": lambda case: _tried(case, _fitting(case)),
+  "megatron": lambda case: _choose_by_simulation(
+    case, _most_tensor_parallel(case)
+  ),
+  "trials": lambda case: _choose_by_simulation(case, _fitting(case)),
   "amp": _amp,
   "pipette": _pipette,
-  "same": lambda case: _planned(case, case.plain),
-  "whole": lambda case: _planned(case, case.choices),
+  "same": lambda case: _choose_by_planner(case, case.plain),
+  "whole": lambda case: _choose_by_planner(case, case.choices),
 }

@@ -2,7 +2,7 @@
 
 from caatnet.schema import register
 from caatnet.schema.fields import COUNT, POSITIVE_FRACTION, SEED, field
-from caatnet.studies.keys import EXECUTIONS, UTILISATION, study_key
+from caatnet.studies.keys import EXECUTION_MODELS, UTILISATION_DOC, study_key
 
 
 @register.study
@@ -34,6 +34,6 @@ class Published:
   steps: int = field(1000, "Steps of the simulated annealing.", COUNT)
   execution: str = field(
     "events", "Execution model of stages, as in configs/planner/gpt_11b.py.",
-    EXECUTIONS,
+    EXECUTION_MODELS,
   )
-  utilisation: float = field(0.5, UTILISATION, POSITIVE_FRACTION)
+  utilisation: float = field(0.5, UTILISATION_DOC, POSITIVE_FRACTION)

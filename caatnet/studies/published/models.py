@@ -15,7 +15,8 @@ sends to the next stage, and M the bytes of gradients that a rank reduces:
     AMP    = (m - 1) 3 f + T_pp + 3 f p + a flat ring of M at its slowest rate
 
 Both receive f + b as a measurement of one stage would find it
-(`latency.measured`), also for AMP's 3 f: neither model includes recomputation.
+(`latency.predict_measurement`), also for AMP's 3 f: neither model includes
+recomputation.
 
 Faults: m // p drops the remainder, there is no latency, and only stage 0 has a
 data ring. Pipette's annealing orders nodes, not devices, and minimises T_pp +
@@ -30,12 +31,13 @@ import math
 import numpy as np
 
 from parallel.plans.hardware.link_matrix import LinkMatrix
-from parallel.plans.planner.latency import measured
+from parallel.plans.planner.latency import predict_measurement
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Configuration
 from parallel.plans.workload import Transformer
 
-KAPPA = 16  # parameters of a layer / width^2: 16 for GPT, 12 for BERT
+# parameters of a layer / width^2: 16 for GPT, 12 for BERT
+LAYER_PARAMETER_FACTOR = 16
 _GRADIENT_BYTES = 4  # float32, as in this project's trainer
 
 
@@ -45,8 +47,8 @@ def pipette_s(
   """Returns Pipette's prediction of a step, in seconds."""
   both = stage_s(c, problem)
   groups = c.microbatches // c.stages  # g
-  waits = c.stages - 1 if groups else c.microbatches - 1  # (p - 1), see above
-  chain, between, inside = _terms(c, problem, order)
+  waits = c.stages - 1 if groups else c.microbatches - 1  # p - 1, or m - 1
+  chain, between, inside = _communication_seconds(c, problem, order)
   return (
     max(1, groups) * (chain + c.stages * both) + waits * both + inside + between
   )
@@ -55,32 +57,35 @@ def pipette_s(
 def amp_s(c: Configuration, problem: Problem, order: np.ndarray) -> float:
   """Returns AMP's prediction of a step (arXiv 2210.07297), in seconds."""
   both = stage_s(c, problem)
-  chain = _terms(c, problem, order)[0]
+  chain = _communication_seconds(c, problem, order)[0]
   # Links of the data rings of stage 0, [d, t].
   rates = problem.links.bandwidth[order[0], np.roll(order[0], -1, 0)]
   flat = 0.0
   if c.data > 1:
-    state = _state_bytes(c, problem.step.model)
+    state = _reduced_gradient_bytes(c, problem.step.model)
     flat = 2 * (c.data - 1) / c.data * state / rates.min()
   return (c.microbatches - 1 + c.stages) * both + chain + float(flat)
 
 
 def stage_s(c: Configuration, problem: Problem) -> float:
-  """Returns f + b, as measured on one stage, in seconds."""
-  return measured(c, problem.step, problem.links, problem.timing)[1]
+  """Returns f + b, the seconds of a microbatch, as measured on one stage."""
+  return predict_measurement(c, problem.step, problem.links, problem.timing)[1]
 
 
-def _state_bytes(c: Configuration, model: Transformer) -> float:
+def _reduced_gradient_bytes(c: Configuration, model: Transformer) -> float:
   """Returns M, the bytes of gradients that a rank of stage 0 reduces."""
   layers = model.layers_per_part(c.stages)
-  size = model.width * model.vocab_size + layers * KAPPA * model.width**2
+  size = (
+    model.width * model.vocab_size
+    + layers * LAYER_PARAMETER_FACTOR * model.width**2
+  )
   return _GRADIENT_BYTES * size / c.tensor
 
 
-def _terms(
+def _communication_seconds(
   c: Configuration, problem: Problem, order: np.ndarray
 ) -> tuple[float, float, float]:
-  """Returns T_pp, T_inter and T_intra, in seconds."""
+  """Returns the seconds T_pp (pipeline), T_inter and T_intra (gradients)."""
   links = problem.links
   size = problem.step.boundary_bytes(c.examples(problem.step.batch_size))
   hops = 2 * size / links.bandwidth[order[:-1], order[1:]]  # [p - 1, d, t]
@@ -91,7 +96,7 @@ def _terms(
   between = inside = 0.0
   for ring in order[0].T:  # of stage 0, one for each tensor rank
     nodes = list(dict.fromkeys(of[ring].tolist()))
-    state = _state_bytes(c, problem.step.model)
+    state = _reduced_gradient_bytes(c, problem.step.model)
     after = np.roll(ring, -1)
     # Neighbours on the ring in different nodes.
     apart = of[ring] != of[after]
@@ -113,8 +118,8 @@ def pipette_order(
   """Orders nodes by simulated annealing, as Pipette does.
 
   Moves: reverse a segment of nodes, move a node, swap two nodes, move a
-  segment, or move and reverse a segment. T starts at 1 and is multiplied by
-  0.999 in each step.
+  segment, or move and reverse a segment. The temperature starts at 1 and is
+  multiplied by 0.999 in each step.
 
   Args:
     c: The configuration.
@@ -132,7 +137,7 @@ def pipette_order(
     return np.concatenate([groups[i] for i in order]).reshape(c.grid)
 
   def seconds(order):
-    return sum(_terms(c, problem, devices(order)))
+    return sum(_communication_seconds(c, problem, devices(order)))
 
   now = list(range(len(groups)))
   value = best_value = seconds(now)
@@ -157,7 +162,7 @@ def _node_devices(links: LinkMatrix) -> list[np.ndarray]:
 
 
 def _moved(order: list[int], rng: np.random.Generator) -> list[int]:
-  """Returns an order after one of the five moves, chosen uniformly."""
+  """Returns an order after one of `pipette_order`'s moves, drawn uniformly."""
   # The segment is order[i:j], never empty.
   i, j = sorted(rng.choice(len(order) + 1, 2, replace=False).tolist())
   kind = int(rng.integers(5))

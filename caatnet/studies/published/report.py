@@ -26,9 +26,9 @@ def report(result: Mapping[str, Any]) -> Report:
       "recalled=published | said:.0%=its model says",
       result["speed_ups"],
     ),
-    labels.facts(result["assumptions"]),
+    labels.format_items(result["assumptions"]),
   ], lambda: plot.figure(
-    plot.stacks(
+    plot.stacked_bar_panels(
       result["rows"], "chooser", "latency", label="seconds of a step",
       each="model cluster links",
     ),

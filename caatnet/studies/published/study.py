@@ -13,7 +13,7 @@ from caatnet.studies.published import choosers
 from caatnet.studies.published.choosers import PublishedSetting
 from parallel.base.checks import known
 from parallel.plans.hardware import cluster_files
-from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.latency import TimingAssumptions
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices
 from parallel.plans.workload import (
@@ -35,7 +35,7 @@ MODELS = {
 _SEQ_LEN = 1024
 # Pipette's speed-ups (arXiv 2405.18093) over the choices of other
 # configurators. Quoted from memory, not verified.
-RECALLED = {"amp": "up to 1.46", "trials": "about 1.1"}
+RECALLED_SPEEDUPS = {"amp": "up to 1.46", "trials": "about 1.1"}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   ):
     rows += [
       {"cluster": cluster, "links": text, "model": name, **row}
-      for row in _rows(config, MODELS[name], cluster, cluster + drawn)
+      for row in _evaluate_choosers(
+        config, MODELS[name], cluster, cluster + drawn
+      )
     ]
   return {
     "study": "published", "rows": rows, "speed_ups": _speed_ups(rows),
@@ -94,12 +96,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _rows(
+def _evaluate_choosers(
   config: Mapping[str, Any], sizes: Transformer, cluster: str, drawn: str
 ) -> list[dict[str, Any]]:
   """Returns the choice of each configurator on one cluster for one model."""
   step = TrainingStep(sizes, config["batch_size"], _SEQ_LEN)
-  timing = Timing(config["utilisation"], config["execution"])
+  timing = TimingAssumptions(config["utilisation"], config["execution"])
   nominal, problem = (
     Problem(step, cluster_files.cluster(text), timing)
     for text in (cluster, drawn)
@@ -142,7 +144,7 @@ def _speed_ups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
       found.append({
         "over": name, "cases": len(times), "least": min(times),
         "median": float(np.median(times)), "most": max(times),
-        "recalled": RECALLED.get(name, ""),
+        "recalled": RECALLED_SPEEDUPS.get(name, ""),
         "said": float(np.median(said)) if said else None,
       })
   return found

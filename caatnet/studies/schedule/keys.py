@@ -1,11 +1,11 @@
 """Config of the study of one collective schedule."""
 
 from caatnet.schema import register
-from caatnet.schema.fields import BYTES, COUNT_OR_NONE, field
+from caatnet.schema.fields import BYTES, COUNT_OR_ZERO, field
 from caatnet.studies.keys import (
   ALGORITHMS,
-  BANDWIDTH,
-  LATENCY,
+  BANDWIDTH_DOC,
+  LATENCY_DOC,
   Export,
   pieces_key,
   random_numberings_key,
@@ -27,7 +27,7 @@ class Schedule:
     'failed, as in "torus:4x4,failed=0-1".',
   )
   picture_round: int = field(
-    5, "Number of the round that --plot draws, counted from 0.", COUNT_OR_NONE,
+    5, "Number of the round that --plot draws, counted from 0.", COUNT_OR_ZERO,
   )
   algorithm: str = field(
     "multitree", "Name of a builder in parallel/plans/schedules/builders.py; "
@@ -47,5 +47,5 @@ class Schedule:
   )
   export: Export = field(Export, "Format of --export.")
   size_bytes: int = field(2**20, "Size of the message in bytes.", BYTES)
-  bandwidth: str = field("", BANDWIDTH)
-  latency_s: str = field("", LATENCY)
+  bandwidth: str = field("", BANDWIDTH_DOC)
+  latency_s: str = field("", LATENCY_DOC)

@@ -6,7 +6,7 @@ from typing import Any
 import networkx
 import numpy as np
 
-from caatnet.studies.schedule.study import of_config
+from caatnet.studies.schedule.study import build_from_config
 from parallel.base import plot
 from parallel.base.labels import size_text
 from parallel.base.report import Report, Table
@@ -29,7 +29,7 @@ _MAX_LABELS = 80
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns times and the busiest links, and a round of the schedule."""
+  """Returns tables of times and of the busiest links, and a figure."""
   links, faster = result["links"], result["faster"]
   built = result["built"] or result["config"]["msccl"]
   # The flag unsets the file, which has precedence over the algorithm.
@@ -61,12 +61,12 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _figure(config: Mapping[str, Any]) -> plot.Figure:
-  """Returns one round on the topology, and the busy times of each link.
+  """Plots one round on the topology, and the busy times of each link.
 
   Raises:
     ValueError: The schedule has no round ``config.picture_round``.
   """
-  net, schedule, routed = of_config(config)
+  net, schedule, routed = build_from_config(config)
   timeline = simulate.events(routed, config["size_bytes"])
   number = config["picture_round"]
   if not 0 <= number < len(schedule.rounds):
@@ -74,13 +74,13 @@ def _figure(config: Mapping[str, Any]) -> plot.Figure:
       f"config.picture_round={number} must lie in [0, {len(schedule.rounds)})"
     )
   return plot.Figure(
-    [_round(schedule, net, number), _timeline(timeline)], (12, 5.4), 2,
+    [_round_panel(schedule, net, number), _timeline(timeline)], (12, 5.4), 2,
     f"{schedule.collective} by {schedule.name} on {net.name}",
   )
 
 
-def _round(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
-  """Returns the links of a round, shaded by the chunk that they carry."""
+def _round_panel(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
+  """Plots the links of a round, shaded by the chunk that they carry."""
   graph = net.graph()
   places = _places(net, graph)
   size = max(30, 4000 // net.num_nodes) ** 0.5
@@ -119,7 +119,7 @@ def _round(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
 
 
 def _timeline(timeline: Timeline) -> plot.Panel:
-  """Returns a row for each link, with a bar for each message."""
+  """Plots a row for each link, with a bar for each message."""
   routed = timeline.routed
   start, end = timeline.start_ns / 1e3, timeline.end_ns / 1e3
   shade = routed.chunks[routed.hop_transfers] / routed.num_chunks  # 0 to 1
@@ -136,7 +136,7 @@ def _timeline(timeline: Timeline) -> plot.Panel:
 
 
 def _places(net: Topology, graph: networkx.DiGraph) -> Places:
-  """Returns (x, y) by node: grids in rows, trees of switches in layers."""
+  """Returns node -> (x, y): grids in rows, trees of switches in layers."""
   if net.num_switches == 0 and len(net.shape) == 2:
     return {
       v: (v % net.shape[1], -(v // net.shape[1])) for v in range(net.num_ranks)
@@ -160,7 +160,7 @@ def _places(net: Topology, graph: networkx.DiGraph) -> Places:
 
 
 def _bigraph_places(ranks_per_switch: int, switches: int) -> Places:
-  """Returns (x, y) by node of a BiGraph: switches in two rows between ranks."""
+  """Returns node -> (x, y): two rows of switches between two rows of ranks."""
   half, places = switches // 2, {}
   for switch in range(switches):
     lower, column = divmod(switch, half)

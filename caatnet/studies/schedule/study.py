@@ -8,7 +8,7 @@ from typing import Any
 from caatnet.studies.collectives import exports
 from caatnet.studies.collectives.chosen import ChosenSchedule
 from caatnet.studies.inputs import check_lists, parse_topology
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.network import simulate
 from parallel.plans.network.routed import RoutedSchedule, on_links
 from parallel.plans.schedules.bounds import lower_bound
@@ -17,7 +17,7 @@ from parallel.plans.schedules.schedule import Collective, Schedule
 from parallel.plans.topology.graph import Topology
 
 # Names of arguments in error messages, which get the prefix "config.".
-_NAMED = ("size_bytes", "bandwidth", "latency_s", "pieces")
+_ARGUMENT_KEYS = ("size_bytes", "bandwidth", "latency_s", "pieces")
 # Largest number of ranks for which alternatives are timed; more take minutes.
 MAX_COMPARED = 64
 # An alternative is reported if it is faster by at least this factor.
@@ -39,9 +39,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: The topology, the schedule or the size is invalid.
   """
   check_lists(config, key="alternatives")
-  net, schedule, routed = of_config(config)
+  net, schedule, routed = build_from_config(config)
   size = config["size_bytes"]
-  with naming("config", _NAMED):
+  with prefix_error_keys("config", _ARGUMENT_KEYS):
     free = simulate.events(routed, size)
     barrier = simulate.events(routed, size, barrier=True)
   share, waiting, queues = (
@@ -55,7 +55,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "study": "schedule",
     "topology": net.name,
     "algorithm": schedule.name,
-    "built": "" if config["msccl"] else str(_timed(config, net)),
+    "built": "" if config["msccl"] else str(_fastest_schedule(config, net)),
     "collective": schedule.collective,
     "size_bytes": size,
     "num_ranks": schedule.num_ranks,
@@ -85,7 +85,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def of_config(
+def build_from_config(
   config: Mapping[str, Any],
 ) -> tuple[Topology, Schedule, RoutedSchedule]:
   """Builds or reads a config's topology and schedule, and verifies them.
@@ -99,7 +99,7 @@ def of_config(
     ValueError: The topology or the schedule is invalid, or the schedule does
       not perform its collective; the message names the config key.
   """
-  with naming("config.export", config["export"]):
+  with prefix_error_keys("config.export", config["export"]):
     exporter.check_options(**config["export"])
   net = parse_topology(config, "topology", config["topology"])
   if config["msccl"]:
@@ -112,8 +112,8 @@ def of_config(
     except ValueError as error:
       raise ValueError(f"config.msccl={path}: {error}") from error
   try:
-    with naming("config", _NAMED):
-      schedule = _timed(config, net).schedule
+    with prefix_error_keys("config", _ARGUMENT_KEYS):
+      schedule = _fastest_schedule(config, net).schedule
     return net, schedule, on_links(schedule, net)
   except ValueError as error:
     if str(error).startswith("config."):
@@ -124,13 +124,17 @@ def of_config(
     ) from error
 
 
-def _timed(config: Mapping[str, Any], net: Topology) -> ChosenSchedule:
+def _fastest_schedule(
+  config: Mapping[str, Any], net: Topology
+) -> ChosenSchedule:
   """Returns the fastest schedule of the config's algorithm."""
-  return exports.timed(net, config["algorithm"], *_search(config))
+  return exports.tune_algorithm(
+    net, config["algorithm"], *_search_arguments(config)
+  )
 
 
-def _search(config: Mapping[str, Any]) -> tuple[Any, ...]:
-  """Returns the arguments of `exports.timed` after the algorithm."""
+def _search_arguments(config: Mapping[str, Any]) -> tuple[Any, ...]:
+  """Returns `exports.tune_algorithm`'s arguments that follow the algorithm."""
   keys = ("collective", "size_bytes", "pieces", "random_numberings")
   return tuple(config[key] for key in keys)
 
@@ -162,9 +166,11 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
     config: Config as nested dicts.
     path: File to write, which ends in .xml or in .perfetto-trace.
   """
-  net, schedule, _ = of_config(config)
+  net, schedule, _ = build_from_config(config)
   if config["msccl"]:
     exports.write(path, schedule, net, config["size_bytes"], config["export"])
   else:
     others = config["alternatives"]
-    exports.export(path, config, "algorithm", others, net, *_search(config))
+    exports.export(
+      path, config, "algorithm", others, net, *_search_arguments(config)
+    )

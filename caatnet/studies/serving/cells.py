@@ -20,7 +20,7 @@ from caatnet.serving import traces
 from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
 from caatnet.studies.serving.server import Machine, Outcome
-from parallel.base.kept import Kept
+from parallel.base.kept import ResultCache
 from parallel.plans.network import inference
 
 # Code of the simulator and of its cost model. A change to these files
@@ -33,8 +33,8 @@ _CODE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Cell:
-  """Run to simulate.
+class SimulationCell:
+  """Inputs of one simulated run.
 
   Attributes:
     where: Columns that identify the run in tables, such as "arm" and "load".
@@ -61,12 +61,12 @@ class Cell:
     return [_code_hash(), *names]
 
   def simulate(self) -> dict[str, Any]:
-    """Simulates the run; returns ``where`` and the results of `numbers`."""
+    """Simulates the run; returns ``where`` and the `run_statistics`."""
     outcome = server.serve(
       self.machine, self.arm, self.arrivals, self.limits, self.priorities,
       self.policy,
     )
-    return dict(self.where) | numbers(outcome, self.arm)
+    return dict(self.where) | run_statistics(outcome, self.arm)
 
 
 @functools.cache
@@ -77,14 +77,14 @@ def _code_hash() -> str:
   return digest.hexdigest()
 
 
-def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
-  """Returns the results of cells, after simulating those not yet in a file.
+def run(cells: Sequence[SimulationCell], path: str) -> list[dict[str, Any]]:
+  """Returns the results of cells; simulates those that the file lacks.
 
   Args:
     cells: Runs to simulate, in this order.
     path: File of JSON lines, created or extended; "" for none.
   """
-  kept = Kept(path)
+  kept = ResultCache(path)
   return [
     kept.get(cell.inputs, cell.simulate)
     for cell in track(
@@ -93,13 +93,13 @@ def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
   ]
 
 
-def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
+def run_statistics(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
   """Returns statistics of a simulated run: latencies, throughput and copies.
 
-  Copies are those to and from the host. "ranges" counts contiguous byte ranges,
-  for each layer, for keys and for values: one per run of pages that is
-  contiguous on both sides or, with ``arm["single"]``, one per page. "calls" is
-  the number of calls of copy programs, each for a power of two of pages.
+  Copies are those to and from the host. "ranges" counts copied byte ranges, for
+  each layer, for keys and for values: one per run of pages that is contiguous
+  on both sides or, with ``arm["single"]``, one per page. "calls" is the number
+  of calls of copy programs, each of which copies a power of two of pages.
   """
   counts, served = outcome.scheduler.counts, outcome.served
   per_run = outcome.copies.ranges_per_run

@@ -22,11 +22,11 @@ from rich.progress import track
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
-from caatnet.serving.engine.executor import Load
+from caatnet.serving.engine.executor import WeightLoad
 from caatnet.serving.engine.simulator import Simulator
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
-from caatnet.serving.scheduler.policies.experts import Experts
+from caatnet.serving.scheduler.policies.experts import ExpertsPolicy
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.studies.serving import composition_figures, server, tails
 from parallel.plans.network import inference
@@ -35,11 +35,12 @@ from parallel.plans.workload import Transformer
 
 # Name -> (largest number of loads that start before a request needs them,
 # whether a step begins before the expert's last layers have arrived).
-WAYS = {
+LOAD_MODES = {
   "on demand": (0, False), "ahead": (1, False), "layer-wise": (1, True),
 }
-# With responses of _LONG tokens or more, there are _FEWER times fewer requests.
-_LONG, _FEWER = 100, 5
+# A stream whose responses have at least this many tokens has a fifth of the
+# requests.
+_LONG_RESPONSE_TOKENS, _LONG_REQUEST_DIVISOR = 100, 5
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     Plain data: lists of results of `simulate`: "streams" (orders of requests),
     "slots", "load" (request rates) and "front" (the trade-off of fairness and
-    switching); and the figures of the paper's machines.
+    switching); and the result of `composition_figures.run`.
 
   Raises:
     ValueError: A stream or policy is unknown, or the slots do not fit.
@@ -68,7 +69,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "load": [
       {"way": way, "batch": batch, "output": output, "rate": rate}
       for batch in config["batches"] for output in config["outputs"]
-      for way in WAYS for rate in config["rates"]
+      for way in LOAD_MODES for rate in config["rates"]
     ],
     "front": [
       {"patience": patience, "deadline_s": deadline_s,
@@ -104,7 +105,7 @@ def expert_bytes(model: Mapping[str, Any]) -> float:
 
 
 def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
-  """Returns a device whose cache has the memory that is not used by slots.
+  """Returns a machine whose cache fills the memory that slots leave free.
 
   Raises:
     ValueError: The device is unknown, or the slots leave no room for a
@@ -127,7 +128,7 @@ def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
 def zipf(
   rng: np.random.Generator, count: int, config: Mapping[str, Any]
 ) -> np.ndarray:
-  """Returns experts drawn from Zipf's distribution, int ``[count]``."""
+  """Returns numbers of experts from Zipf's distribution, int ``[count]``."""
   number = config["experts"]["number"]
   with np.errstate(over="ignore"):  # a power that overflows is a weight of 0
     weights = 1 / np.arange(1.0, number + 1) ** config["stream"]["exponent"]
@@ -155,7 +156,7 @@ def _cyclic(
 
 
 # Name -> function that draws the expert of each request.
-ORDERS = {
+EXPERT_ORDERS = {
   "zipf": zipf, "uniform": _uniform, "bursty": _bursty, "cyclic": _cyclic,
 }
 
@@ -169,28 +170,28 @@ def requests(
   """
   given = config["stream"]
   rng = np.random.default_rng(given["seed"])
-  fewer = _FEWER if output >= _LONG else 1
+  fewer = _LONG_REQUEST_DIVISOR if output >= _LONG_RESPONSE_TOKENS else 1
   count = max(1, given["requests"] // fewer)
-  experts = ORDERS[kind](rng, count, config)
+  experts = EXPERT_ORDERS[kind](rng, count, config)
   batch = min(batch, count)
   groups = -(-count // batch)
   times = rng.exponential(batch / rate, groups).cumsum().repeat(batch)[:count]
   prompts = rng.integers(2**31 - 1, size=(count, given["prompt"]))
   return [
     Request(
-      i, prompts[i], output, expert=name(experts[i]),
+      i, prompts[i], output, expert=expert_name(experts[i]),
       arrival_s=float(times[i]),
     )
     for i in range(count)
   ]
 
 
-def name(number: int) -> str:
+def expert_name(number: int) -> str:
   """Returns the key of an expert."""
   return f"expert_{number}"
 
 
-class Recorded(Slots):
+class RecordingSlots(Slots):
   """Slots that record the order in which requests were served."""
 
   def __init__(self, num_slots: int, eviction: str) -> None:
@@ -203,14 +204,14 @@ class Recorded(Slots):
     super().touch(slot)
 
 
-class Tiers:
-  """Model of load times: from host memory or, for other experts, from files."""
+class LoadTimeModel:
+  """Model of load times: experts come from host memory, or else from files."""
 
   def __init__(
     self, given: Mapping[str, Any], size: float, num_layers: int,
     step_s: float, layerwise: bool,
   ) -> None:
-    """Creates a host memory with the experts of the lowest numbers.
+    """Fills the host memory with the experts that have the lowest numbers.
 
     Args:
       given: Section ``config.experts``.
@@ -222,12 +223,12 @@ class Tiers:
     room = min(given["host_experts"], given["number"])
     self._host = Slots(room, "lru")
     for number in range(room):
-      self._read(name(number))
+      self._read(expert_name(number))
     self._rates = given["copy_rate"], given["file_rate"]
     self._size, self._num_layers, self._step_s = size, num_layers, step_s
     self._layerwise = layerwise
 
-  def load_s(self, load: Load) -> tuple[float, float]:
+  def load_s(self, load: WeightLoad) -> tuple[float, float]:
     """Returns the seconds of a load, and the seconds until a step may begin."""
     slot, rate = self._host.find(load.expert), self._rates[0]
     if slot is None:
@@ -255,14 +256,14 @@ class SweepPoint:
   """Parameters that the simulations of this study vary.
 
   Attributes:
-    stream: Order of the experts, a key of `ORDERS`.
+    stream: Order of the experts, a key of `EXPERT_ORDERS`.
     eviction: A key of `EVICTIONS`.
     num_slots: Number of slots.
-    way: A key of `WAYS`.
+    way: A key of `LOAD_MODES`.
     rate: Arrivals per second.
     batch: Requests that arrive at the same time.
     output: Tokens of a response.
-    patience, deadline_s: Arguments of the policy `Experts`.
+    patience, deadline_s: Arguments of the policy `ExpertsPolicy`.
   """
 
   stream: str
@@ -287,10 +288,10 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
   Returns:
     The fields of the point, and: "hits", "misses", "loads" and their "bytes";
     "least", the misses of Belady's policy for the served order, and
-    "above_least", the relative excess; "exposed_s", "load_s" and "seconds";
-    "hidden" and "busy", the fractions of the load time and of all time in which
-    steps ran; times to the first token (TTFT) and latencies in seconds; "jain",
-    Jain's index of the experts' mean TTFTs.
+    "above_least", the relative excess; seconds of loads ("load_s"), of exposed
+    loads ("exposed_s") and in total ("seconds"); "hidden" and "busy", the
+    fractions of "load_s" and "seconds" in which steps ran; times to the first
+    token (TTFT) and latencies in s; "jain", Jain's index of experts' TTFTs.
 
   Raises:
     ValueError: See `machine`; or the cache can hold no request.
@@ -302,14 +303,16 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
     "output": usual["output"], "patience": given["patience"],
     "deadline_s": given["deadline_s"],
   } | varied))
-  host, (prefetch, layerwise) = machine(config, case.num_slots), WAYS[case.way]
+  host, (prefetch, layerwise) = machine(
+    config, case.num_slots
+  ), LOAD_MODES[case.way]
   size = expert_bytes(config["model"])
-  tiers = Tiers(
+  tiers = LoadTimeModel(
     given, size, config["model"]["num_layers"],
     host.steps.step_s(np.ones(1), []), layerwise,
   )
-  slots = Recorded(case.num_slots, case.eviction)
-  policy = Experts(
+  slots = RecordingSlots(case.num_slots, case.eviction)
+  policy = ExpertsPolicy(
     slots, size / given["copy_rate"], case.deadline_s, prefetch, case.patience
   )
   limits = config["limits"]
@@ -340,11 +343,12 @@ def simulate(config: Mapping[str, Any], **varied: Any) -> dict[str, Any]:
     "least": least, "above_least": counts.misses / least - 1,
     "bytes": counts.loads * size, "exposed_s": simulator.exposed_s,
     "load_s": load_s, "hidden": max(0.0, 1 - simulator.exposed_s / load_s),
-    "seconds": seconds, "busy": simulator.busy_s / seconds, **_waits(served),
+    "seconds": seconds, "busy": simulator.busy_s / seconds,
+    **_latency_statistics(served),
   }
 
 
-def _waits(served: list[Request]) -> dict[str, float]:
+def _latency_statistics(served: list[Request]) -> dict[str, float]:
   """Returns percentiles of latencies in seconds, and fairness of experts."""
   ttft = np.array([request.ttft_s for request in served])
   whole = np.array([request.end_s - request.arrival_s for request in served])
@@ -362,7 +366,7 @@ def _waits(served: list[Request]) -> dict[str, float]:
 
 
 def mark_front(rows: list[dict[str, Any]]) -> None:
-  """Marks the Pareto-optimal rows in number of loads and worst waiting time."""
+  """Sets "best": whether a row is Pareto-optimal in loads and worst TTFT."""
   for row in rows:
     row["best"] = not any(
       other["loads"] <= row["loads"]

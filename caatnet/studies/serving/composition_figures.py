@@ -6,8 +6,8 @@ the time of a switch:
     seconds = (bytes / rate of the switch, if the expert is absent) + t.
 
 Switch times and numbers of machines follow from rates and capacities alone. The
-ratios of whole requests and of fused programs also depend on execution times:
-several are tried, and the one that gives a published ratio is solved for.
+ratios of whole requests and of fused programs also depend on execution times,
+of which several are tried. The one that gives a published ratio is computed.
 
 Source: SN40L and Composition of Experts (arXiv 2405.07518).
 """
@@ -19,11 +19,11 @@ from parallel.plans.hardware.nodes import NODES, Node
 
 BASE = "sn40l"
 # Published ratios of the time of a request to that on SN40L.
-_WHOLE = {"dgx-h100": 3.7, "dgx-a100": 6.6}
+_REQUEST_RATIOS = {"dgx-h100": 3.7, "dgx-a100": 6.6}
 # Smallest and largest published speed-up by fusing operators into one program.
 _FUSION = (2.0, 13.0)
 # Ratios to try: execution time on a DGX divided by that on SN40L.
-_EXECUTIONS = (1.0, 1.5, 2.0)
+_EXECUTION_RATIOS = (1.0, 1.5, 2.0)
 
 
 def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
@@ -35,23 +35,27 @@ def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
 
   Returns:
     Plain data: "nodes", switches and capacities; "whole", ratios of requests;
-    "solved", the execution times that give the published ratios; "fusion";
-    "one_node", what fits on one SN40L node; and "max_experts", the number of
-    experts to which "most_machines" of a node refers.
+    "solved", the execution times that give the published ratios; "fusion",
+    speed-ups by fused operators; "one_node", what fits on one SN40L node; and
+    "max_experts", the number of experts that "most_machines" nodes hold.
   """
   expert = published["parameters"] * published["item_bytes"]
   base = NODES[BASE]
   return {
     "nodes": [_node(node, published, expert) for node in NODES.values()],
     "whole": [
-      {"node": name, "exec_s": exec_s, "ratio": ratio(name, expert, exec_s)}
-      for name in _WHOLE for exec_s in published["exec_s"]
+      {
+        "node": name, "exec_s": exec_s,
+        "ratio": relative_request_time(name, expert, exec_s)
+      }
+      for name in _REQUEST_RATIOS for exec_s in published["exec_s"]
     ],
     "solved": [
       {"node": name, "published": value, "execution": execution,
        "spread": spread,
-       "exec_s": solved(name, expert, value, execution, spread)}
-      for name, value in _WHOLE.items() for execution in _EXECUTIONS
+       "exec_s": solve_exec_s(name, expert, value, execution, spread)}
+      for name,
+      value in _REQUEST_RATIOS.items() for execution in _EXECUTION_RATIOS
       for spread in (False, True)
     ],
     "fusion": _fusion(base, published, expert, num_layers),
@@ -80,7 +84,7 @@ def _node(
   }
 
 
-def ratio(name: str, expert: float, exec_s: float) -> float:
+def relative_request_time(name: str, expert: float, exec_s: float) -> float:
   """Returns the time of a request with a miss, relative to that on SN40L.
 
   Args:
@@ -89,14 +93,17 @@ def ratio(name: str, expert: float, exec_s: float) -> float:
     exec_s: Seconds of the execution, equal on both nodes.
 
   Example:
-    >>> [round(ratio(name, 13.476831232e9, 0.0595), 1) for name in _WHOLE]
+    >>> [
+    ...   round(relative_request_time(name, 13.476831232e9, 0.0595), 1)
+    ...   for name in _REQUEST_RATIOS
+    ... ]
     [3.7, 6.6]
   """
   own, base = NODES[name].switch_s(expert), NODES[BASE].switch_s(expert)
   return (exec_s + own) / (exec_s + base)
 
 
-def solved(
+def solve_exec_s(
   name: str, expert: float, published: float, execution: float = 1.0,
   spread: bool = False,
 ) -> float | None:
@@ -107,7 +114,8 @@ def solved(
     expert: Bytes of an expert.
     published: Ratio of whole requests.
     execution: Execution time on the node divided by that on SN40L.
-    spread: Whether each device of both nodes copies its shard.
+    spread: Whether on both nodes each device copies its shard over its own
+      link.
 
   Returns:
     Seconds; None if no execution time gives the ratio.

@@ -1,7 +1,7 @@
 """Config of the study of compositions of experts."""
 
 from caatnet.schema import register
-from caatnet.schema.experts import DEADLINE, EVICTIONS, PATIENCE
+from caatnet.schema.experts import DEADLINE_DOC, EVICTIONS, PATIENCE_DOC
 from caatnet.schema.fields import (
   COUNT,
   NOT_NEGATIVE,
@@ -12,10 +12,10 @@ from caatnet.schema.fields import (
   section,
 )
 from caatnet.studies.keys import study_key
-from caatnet.studies.serving.keys import RATE, Hardware, Limits, Workload
+from caatnet.studies.serving.keys import RATE, Hardware, Limits, ModelSizes
 
-# Names of `caatnet.studies.serving.composition.ORDERS`.
-_ORDERS = "zipf", "uniform", "bursty", "cyclic"
+# Names of `caatnet.studies.serving.composition.EXPERT_ORDERS`.
+_EXPERT_ORDERS = "zipf", "uniform", "bursty", "cyclic"
 
 
 @register.study
@@ -38,8 +38,8 @@ class Composition:
     file_rate: float = field(
       7e9, "Bytes per second from a file to a slot, an assumption.", POSITIVE
     )
-    deadline_s: float = field(10.0, DEADLINE, NOT_NEGATIVE)
-    patience: float = field(1.0, PATIENCE, NOT_NEGATIVE)
+    deadline_s: float = field(10.0, DEADLINE_DOC, NOT_NEGATIVE)
+    patience: float = field(1.0, PATIENCE_DOC, NOT_NEGATIVE)
 
   @section
   class Stream:
@@ -89,8 +89,8 @@ class Composition:
   subject: str = field(
     "composition", "Subject of the study.", ("composition",)
   )
-  model: Workload = field(
-    lambda: Workload(
+  model: ModelSizes = field(
+    lambda: ModelSizes(
       vocab_size=32000, num_kv_heads=32, ffn_width=11008
     ), "Sizes of an expert: Llama 2 7B in bfloat16.",
   )
@@ -103,7 +103,8 @@ class Composition:
   experts: Experts = field(Experts, "Experts and their tiers.")
   stream: Stream = field(Stream, "Requests.")
   streams: tuple[str, ...] = field(
-    _ORDERS, "Orders of experts to simulate.", _ORDERS, empty=True,
+    _EXPERT_ORDERS, "Orders of experts to simulate.", _EXPERT_ORDERS,
+    empty=True,
   )
   evictions: tuple[str, ...] = field(
     EVICTIONS, "Eviction policies to compare.", EVICTIONS
@@ -133,6 +134,6 @@ class Composition:
     RATE,
   )
   front_output: int = field(
-    200, "Tokens of a response in that comparison.", COUNT
+    200, "Tokens of a response in the same comparison as front_rate.", COUNT
   )
   published: Published = field(Published, "Figures of the paper's machines.")

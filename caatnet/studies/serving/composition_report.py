@@ -9,15 +9,15 @@ from parallel.base.report import Report, Table, pivot
 
 Row = Mapping[str, Any]
 
-_HIDDEN = 0.95  # share of load time in which steps run
-_TIMES = (
+_MIN_HIDDEN_SHARE = 0.95  # share of load time in which steps run
+_TIME_COLUMNS = (
   "exposed_s | hidden:.1% | ttft_p50_s | ttft_p99_s | latency_p99_s"
 )
-_MISSES = f"misses | above_least:.1%=above Belady | {_TIMES}"
+_MISS_COLUMNS = f"misses | above_least:.1%=above Belady | {_TIME_COLUMNS}"
 
 
 def report(result: Row) -> Report:
-  """Returns tables of simulations and of the paper's figures, and a figure."""
+  """Returns tables of simulations and of published figures, and a figure."""
   simulated = any(
     result[part] for part in ("streams", "slots", "load", "front")
   )
@@ -34,7 +34,7 @@ def _simulated(result: Row) -> list[Table | str]:
   experts, stream = result["experts"], result["stream"]
   # Sorted so that the lowest rate is last: the pivot below keeps the last row.
   hidden = sorted(
-    (r | {"found": r["rate"] if r["hidden"] >= _HIDDEN else None}
+    (r | {"found": r["rate"] if r["hidden"] >= _MIN_HIDDEN_SHARE else None}
      for r in result["load"]),
     key=lambda r: (r["output"], r["batch"], r["found"] is not None, -r["rate"]),
   )
@@ -51,10 +51,12 @@ def _simulated(result: Row) -> list[Table | str]:
     Table(
       f"orders of requests, {stream['rate']:g} requests/s, "
       f"{stream['output']} tokens",
-      f"stream | eviction | hits | {_MISSES}", result["streams"],
+      f"stream | eviction | hits | {_MISS_COLUMNS}",
+      result["streams"],
     ),
     Table(
-      "numbers of slots, Zipf", f"num_slots | eviction | hits | {_MISSES}",
+      "numbers of slots, Zipf",
+      f"num_slots | eviction | hits | {_MISS_COLUMNS}",
       result["slots"],
     ),
     Table(
@@ -62,23 +64,27 @@ def _simulated(result: Row) -> list[Table | str]:
       "decode,\nor ahead with steps that begin when the first layers have "
       "arrived",
       f"batch=arrive together | output=tokens | way=loads | "
-      f"rate:g=requests per s | busy:.0% | {_MISSES}", result["load"],
+      f"rate:g=requests per s | busy:.0% | {_MISS_COLUMNS}",
+      result["load"],
     ),
     Table(
-      f"lowest of the scanned requests per second with {_HIDDEN:.0%} of the "
-      "load time hidden; -: none", "batch=arrive together | output=tokens | "
-      "of.*:g", pivot(hidden, ["batch", "output"], "way", "found"),
+      "lowest of the scanned requests per second with "
+      f"{_MIN_HIDDEN_SHARE:.0%} of the "
+      "load time hidden; -: none",
+      "batch=arrive together | output=tokens | of.*:g",
+      pivot(hidden, ["batch", "output"], "way", "found"),
     ),
     Table(
       "fairness and switching: waiting that outweighs a switch, and deadlines",
       "patience:g | deadline_s | loads | ttft_worst_s=worst TTFT | jain:.3f | "
-      f"{_TIMES} | best=on the front", result["front"],
+      f"{_TIME_COLUMNS} | best=on the front",
+      result["front"],
     ),
   ]
 
 
 def _published(result: Row) -> list[Table | str]:
-  """Returns the figures of the paper's machines."""
+  """Returns tables of the figures published for Samba-CoE's machines."""
   one = result["one_node"]
   return [
     Table(
@@ -112,7 +118,7 @@ def _published(result: Row) -> list[Table | str]:
 
 
 def _figure(result: Row) -> plot.Figure:
-  """Returns the exposed part of loads by request rate, and the Pareto front."""
+  """Plots the exposed part of loads by request rate, and the Pareto front."""
   panels = plot.lines(
     [row | {"exposed": 1 - row["hidden"]} for row in result["load"]],
     "rate=requests per second", "exposed/0.01=exposed part of loads (%)",

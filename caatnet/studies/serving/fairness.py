@@ -3,7 +3,7 @@
 Service is measured by virtual token counters (VTC, Sheng et al., OSDI 2024): a
 prompt token counts w_p = 1, unless it is found in the cache, and a generated
 token w_q = 2. Two clients are compared over windows in which both have queued
-requests. In these, VTC bounds the difference by 2 max(w_p L, w_q M), with L
+requests. VTC bounds their difference in service by 2 max(w_p L, w_q M), with L
 tokens in the longest prompt and M tokens in the fullest batch.
 """
 
@@ -26,7 +26,7 @@ INPUT_COST, OUTPUT_COST = 1.0, 2.0
 _POINTS = 200
 
 # Number of a request -> name and priority of its client.
-Clients = dict[int, tuple[str, float]]
+ClientByRequest = dict[int, tuple[str, float]]
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     percentiles.
 
   Raises:
-    ValueError: A policy or machine is unknown, clients are not comparable, or
-      the cache is too small for all requests of a client.
+    ValueError: A policy or machine is unknown, fewer than two clients are
+      backlogged, or no request of a client fits into the cache.
   """
   compared = [n for n, part in config["clients"].items() if part["backlogged"]]
   if len(compared) < 2:
@@ -53,7 +53,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   for name in config["policies"]:
     known("config.policies: ", name, POLICIES)
   machine = server.machine(config["model"], config["hardware"])
-  arrivals, clients = arrive(config["clients"], config["seed"])
+  arrivals, clients = draw_arrivals(config["clients"], config["seed"])
   # M: the fullest batch is limited by the cache or by the slots.
   longest = max(a.prompt + a.output for a in arrivals)
   batch = min(machine.tokens, config["limits"]["slots"] * longest)
@@ -67,7 +67,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       name, clients,
     )
     _check_served(outcome, config["clients"], machine)
-    rows.append({"policy": name, **_row(outcome, config["clients"])})
+    rows.append(
+      {"policy": name, **_summarise_outcome(outcome, config["clients"])}
+    )
   return {
     "clients": {k: dict(v) for k, v in config["clients"].items()},
     "limits": dict(config["limits"]), "pages": machine.pages,
@@ -80,13 +82,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def arrive(
+def draw_arrivals(
   sections: Mapping[str, Mapping[str, Any]], seed: int
-) -> tuple[list[Arrival], Clients]:
+) -> tuple[list[Arrival], ClientByRequest]:
   """Draws the clients' requests.
 
   Lengths are uniform between half and three halves of the mean. All prompts of
-  a client begin with the same "shared" tokens.
+  a client begin with the same tokens, whose number is "shared".
 
   Args:
     sections: Client name -> its section of ``config.clients``.
@@ -146,24 +148,26 @@ def _check_served(
     )
 
 
-def _row(
+def _summarise_outcome(
   outcome: server.Outcome, sections: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
   by: dict[str, list[Request]] = {name: [] for name in sections}
   for request in outcome.served:
     by[str(request.client)].append(request)
   greedy = [name for name, part in sections.items() if part["backlogged"]]
-  lines = {name: in_line(by[name]) for name in greedy}
-  services = {name: service(by[name]) for name in by}
+  lines = {name: queue_length_curve(by[name]) for name in greedy}
+  services = {name: service_curve(by[name]) for name in by}
   pairs = list(itertools.combinations(greedy, 2))
   both = {
-    pair: difference(*(services[n] for n in pair), *(lines[n] for n in pair))
+    pair: max_service_difference(
+      *(services[n] for n in pair), *(lines[n] for n in pair)
+    )
     for pair in pairs
   }
   # Curves end as soon as the queue of one of the compared clients is empty.
   end = min(max(r.scheduled_s for r in by[n]) for n in greedy)
   grid = np.linspace(0, end, _POINTS)
-  curves = {name: at(services[name], grid).tolist() for name in by}
+  curves = {name: evaluate_curve(services[name], grid).tolist() for name in by}
   got = np.array([curves[name][-1] for name in greedy])  # service until `end`
   drawn = sum(len(r.tokens) for r in outcome.served)
   return {
@@ -189,7 +193,7 @@ def _row(
 Curve = tuple[np.ndarray, np.ndarray]
 
 
-def service(requests: Sequence[Request]) -> Curve:
+def service_curve(requests: Sequence[Request]) -> Curve:
   """Returns a client's service up to each time, in weighted tokens."""
   events = [
     (r.scheduled_s, INPUT_COST * (len(r.prompt) - r.num_hits))
@@ -199,7 +203,7 @@ def service(requests: Sequence[Request]) -> Curve:
   return _summed(events)
 
 
-def in_line(requests: Sequence[Request]) -> Curve:
+def queue_length_curve(requests: Sequence[Request]) -> Curve:
   """Returns a client's number of queued requests after each time."""
   events = [(r.arrival_s, 1.0) for r in requests]
   return _summed(events + [(r.scheduled_s, -1.0) for r in requests])
@@ -212,26 +216,28 @@ def _summed(events: Sequence[tuple[float | None, float]]) -> Curve:
   return times[last], amounts.cumsum()[last]
 
 
-def at(curve: Curve, times: np.ndarray) -> np.ndarray:
+def evaluate_curve(curve: Curve, times: np.ndarray) -> np.ndarray:
   """Returns the values of a step function at times; 0 before its first step."""
   # Index 0 is the zero that is prepended below, before the first step.
   places = np.searchsorted(curve[0], times, side="right")
   return np.concatenate([[0.0], curve[1]])[places]
 
 
-def difference(
+def max_service_difference(
   first: Curve, second: Curve, line_1: Curve, line_2: Curve
 ) -> float:
-  """Returns the largest difference of service over any common backlog.
+  """Returns the largest difference in service while both clients have a queue.
 
   Over a window, the services of the clients differ by the change of first -
   second. So the largest difference over windows in an interval in which both
-  clients have queued requests (line_1, line_2) is the range of first - second.
+  queue lengths (line_1, line_2) are positive is the range of first - second.
   """
   times = np.unique(np.concatenate([c[0] for c in (first, second, line_1,
                                                    line_2)]))
-  ahead = at(first, times) - at(second, times)
-  backlogged = (at(line_1, times) > 0) & (at(line_2, times) > 0)
+  ahead = evaluate_curve(first, times) - evaluate_curve(second, times)
+  backlogged = (evaluate_curve(line_1, times) > 0) & (
+    evaluate_curve(line_2, times) > 0
+  )
   largest = 0.0
   # Starts and ends of the intervals with a common backlog, alternating.
   edges = np.flatnonzero(np.diff(np.r_[0, backlogged.astype(int), 0]))

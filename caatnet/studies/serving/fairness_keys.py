@@ -3,19 +3,24 @@
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   NOT_NEGATIVE,
   SEED,
   field,
   section,
 )
 from caatnet.studies.keys import study_key
-from caatnet.studies.serving.keys import Arm, Hardware, Limits, Workload
+from caatnet.studies.serving.keys import (
+  Hardware,
+  Limits,
+  ModelSizes,
+  PreemptionMethod,
+)
 
 
 @section
-class FoundArm(Arm):
-  """Preemption method with prefix reuse."""
+class PrefixReuseMethod(PreemptionMethod):
+  """Preemption method, and whether requests share prefixes."""
 
   found: bool = field(True, "Whether requests share pages of common prefixes.")
 
@@ -36,7 +41,7 @@ class Client:
     256, "Tokens of the common prefix of the client's prompts.", COUNT
   )
   priority: int = field(
-    1, "Strict priority; lower is served earlier.", COUNT_OR_NONE
+    1, "Strict priority; lower is served earlier.", COUNT_OR_ZERO
   )
   backlogged: bool = field(
     True, "Whether the client is meant to have waiting requests at all times; "
@@ -56,9 +61,9 @@ class Fairness:
     "Scheduling policies, each of which serves the same requests.",
   )
   seed: int = field(0, "Seed of the requests.", SEED)
-  model: Workload = field(Workload, "Sizes of the model.")
-  hardware: Hardware = field(Hardware, "Machine that serves.")
-  arm: FoundArm = field(FoundArm, "Preemption method.")
+  model: ModelSizes = field(ModelSizes, "Sizes of the model.")
+  hardware: Hardware = field(Hardware, "Machine that serves the model.")
+  arm: PrefixReuseMethod = field(PrefixReuseMethod, "Preemption method.")
   limits: Limits = field(
     lambda: Limits(slots=16), "Limits of a step. The number of slots is small, "
     "since the fairness bound grows with it.",

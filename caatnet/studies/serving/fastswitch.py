@@ -18,7 +18,7 @@ from typing import Any
 from caatnet.serving import traces
 from caatnet.serving.traces import Arrival, Sessions
 from caatnet.studies.serving import cells, server, tails
-from caatnet.studies.serving.cells import Cell
+from caatnet.studies.serving.cells import SimulationCell
 from caatnet.studies.serving.server import Machine
 from parallel.base.checks import known
 
@@ -28,22 +28,22 @@ SAMPLES = {
   "azure_conv": "azure_2023_conv.csv.gz",
   "mooncake": "mooncake_conversation.jsonl.gz",
 }
-BASELINE, SWAP, COST = "recompute", "reuse", "cost"
+BASELINE_ARM, SWAP_ARM, COST_ARM = "recompute", "reuse", "cost"
 # The baseline with a prefix cache, as vLLM has now, in the first setting.
-TODAY = "recompute, pages found"
+CACHED_BASELINE = "recompute, pages found"
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates the paper's setting, replays of traces, and two comparisons.
+  """Simulates FastSwitch's setting, replays of traces, and two comparisons.
 
   Args:
     config: Config like configs/serving/fastswitch.py, as nested dicts.
 
   Returns:
     Plain data: "sessions" and "traces", a row for each arm (method) and load;
-    "seeds", the cost model and its two alternatives for each seed of Poisson
-    arrivals; "shares", a row for each p of partial synchronisation; "machine"
-    and "loads", the assumptions.
+    "seeds", for each seed of Poisson arrivals, preemption by cost compared with
+    recomputation and with swapping; "shares", a row for each p of partial
+    synchronisation; "machine" and "loads", the assumptions.
 
   Raises:
     ValueError: A trace cannot be read, or the machine is invalid.
@@ -52,11 +52,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   for arm in config["order"]:
     known("config.order=", arm, tuple(config["arms"]))
   # The report compares these arms, or shows values of them.
-  for arm in (BASELINE, SWAP, COST, "groups", "asynchronous"):
+  for arm in (BASELINE_ARM, SWAP_ARM, COST_ARM, "groups", "asynchronous"):
     if arm not in config["arms"]:
       raise ValueError(f"config.arms must have the arm {arm!r}")
   machine = server.machine(config["model"], config["hardware"])
-  study = _Study(config, machine)
+  study = _CellBuilder(config, machine)
   sessions = cells.run(study.sessions(), config["keep"])
   loaded = {
     name: study.load(name, part["path"])
@@ -68,7 +68,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   )
   capacity = {row["trace"]: row["capacity"] for row in full}
   return {
-    "machine": _assumed(config, machine),
+    "machine": _assumptions(config, machine),
     "sessions": sessions,
     "loads": [
       {
@@ -85,16 +85,16 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       ],
       config["keep"],
     ),
-    "seeds": _compared(cells.run(
+    "seeds": _compare_cost_model(cells.run(
       study.seeds(loaded, capacity), config["keep"]
     )),
     "shares": cells.run(study.shares(loaded), config["keep"]),
-    "above": list(tails.ABOVE),
+    "above": list(tails.TAIL_FRACTIONS),
   }
 
 
-class _Study:
-  """Builder of the simulations (`Cell`) of the study."""
+class _CellBuilder:
+  """Builder of the simulations (`SimulationCell`) of the study."""
 
   def __init__(self, config: Mapping[str, Any], machine: Machine) -> None:
     self._config, self._machine = config, machine
@@ -102,24 +102,24 @@ class _Study:
   def _cell(
     self, where: Mapping[str, Any], arm: str, arrivals: Sequence[Arrival],
     found: bool, kind: str = "random", seed: int = 0,
-  ) -> Cell:
+  ) -> SimulationCell:
     config = self._config
-    return Cell(
+    return SimulationCell(
       {**where, "arm": arm}, self._machine,
       config["arms"][arm] | {"found": found}, arrivals, config["limits"],
       {**config["priorities"], "kind": kind, "seed": seed},
     )
 
-  def sessions(self) -> list[Cell]:
-    """Returns the cells of the paper's setting."""
+  def sessions(self) -> list[SimulationCell]:
+    """Returns the simulations of FastSwitch's setting (conversations)."""
     config = self._config
     arrivals = Sessions(**config["sessions"]).arrivals()
     made = []
     for kind in config["kinds"]:
       # The baseline again, with a prefix cache as in today's vLLM.
-      today = self._cell({"kind": kind}, BASELINE, arrivals, True, kind)
+      today = self._cell({"kind": kind}, BASELINE_ARM, arrivals, True, kind)
       made.append(
-        dataclasses.replace(today, where={"kind": kind, "arm": TODAY})
+        dataclasses.replace(today, where={"kind": kind, "arm": CACHED_BASELINE})
       )
       made += [
         self._cell({"kind": kind}, arm, arrivals, False, kind)
@@ -141,15 +141,15 @@ class _Study:
     kept = [a for a in arrivals if a.prompt + a.output <= self._machine.tokens]
     return kept, len(arrivals) - len(kept)
 
-  def full(self, name: str, arrivals: Sequence[Arrival]) -> Cell:
-    """Returns the cell that measures capacity: all requests arrive at once."""
+  def full(self, name: str, arrivals: Sequence[Arrival]) -> SimulationCell:
+    """Returns the run that measures capacity: all requests arrive at once."""
     at_once = [dataclasses.replace(a, time_s=0.0) for a in arrivals]
-    return self._cell({"trace": name}, BASELINE, at_once, True, "none")
+    return self._cell({"trace": name}, BASELINE_ARM, at_once, True, "none")
 
   def loads(
     self, name: str, arrivals: Sequence[Arrival], capacity: float
-  ) -> list[Cell]:
-    """Returns a trace's cells, with its arrival times scaled to each load."""
+  ) -> list[SimulationCell]:
+    """Returns simulations of a trace, with arrivals scaled to each load."""
     return [
       self._cell(
         {"trace": name, "load": load}, arm,
@@ -161,8 +161,8 @@ class _Study:
   def seeds(
     self, loaded: Mapping[str, tuple[list[Arrival], int]],
     capacity: Mapping[str, float],
-  ) -> list[Cell]:
-    """Returns cells that compare the cost model with its two alternatives."""
+  ) -> list[SimulationCell]:
+    """Returns simulations of preemption by recomputation, swapping and cost."""
     name = self._config["seeds_trace"]
     return [
       self._cell(
@@ -171,13 +171,13 @@ class _Study:
         seed=seed,
       )
       for load in self._config["loads"] for seed in self._config["seeds"]
-      for arm in (BASELINE, SWAP, COST)
+      for arm in (BASELINE_ARM, SWAP_ARM, COST_ARM)
     ]
 
   def shares(
     self, loaded: Mapping[str, tuple[list[Arrival], int]]
-  ) -> list[Cell]:
-    """Returns a simulation for each p of the tensor ranks; none preempts."""
+  ) -> list[SimulationCell]:
+    """Returns a simulation for each p of tensor ranks, without priorities."""
     config, name = self._config, self._config["seeds_trace"]
     arrivals = traces.poisson(loaded[name][0], config["shares_rate"], 0)
     hardware = config["hardware"] | {
@@ -185,19 +185,19 @@ class _Study:
       "device": config["ranks_device"], "pages": 0
     }
     return [
-      Cell(
+      SimulationCell(
         {"p": p},
         server.machine(
           config["model"], hardware, config["ranks"], p, "ranks_device"
         ),
-        config["arms"][BASELINE] | {"found": True}, arrivals,
+        config["arms"][BASELINE_ARM] | {"found": True}, arrivals,
         config["limits"], {"kind": "none"}, "first_come",
       )
       for p in config["shares"]
     ]
 
 
-def _assumed(config: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+def _assumptions(config: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
   return dict(config["hardware"]) | {
     "pages": machine.pages, "host_pages": machine.host_pages,
     "page_bytes": machine.copies.page_bytes,
@@ -215,28 +215,30 @@ def _assumed(config: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
   }
 
 
-def _compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _compare_cost_model(rows: Sequence[Mapping[str, Any]]) -> list[
+  dict[str, Any]
+]:
   """Compares the P99 of the cost model with the better of its alternatives.
 
   Returns:
-    A row for each load, seed and measure: the three values in seconds; "width",
-    half the bootstrap interval of the cost model's value; "worse", its excess
-    over the better alternative; "beyond", whether "worse" exceeds "width".
+    A row for each load, seed and measure: the P99 of each arm in seconds;
+    "width", half the bootstrap interval of the cost model's P99; "worse", its
+    excess over the better alternative; "beyond", whether that exceeds "width".
   """
-  # The cost model chooses between recomputation (BASELINE) and SWAP.
+  # The alternatives are recomputation (BASELINE_ARM) and swapping (SWAP_ARM).
   by = {(r["load"], r["seed"], r["arm"]): r for r in rows}
   found = []
   for load, seed in dict.fromkeys((r["load"], r["seed"]) for r in rows):
     for measure in ("ttft", "tbt"):
       values = {
         arm: by[load, seed, arm][measure]["99"]
-        for arm in (BASELINE, SWAP, COST)
+        for arm in (BASELINE_ARM, SWAP_ARM, COST_ARM)
       }
       if None in (value[0] for value in values.values()):
         continue  # all requests have one token
-      better = min(values[BASELINE][0], values[SWAP][0])
-      ours, low, high = values[COST]
-      row = by[load, seed, COST]
+      better = min(values[BASELINE_ARM][0], values[SWAP_ARM][0])
+      ours, low, high = values[COST_ARM]
+      row = by[load, seed, COST_ARM]
       found.append({
         "load": load, "seed": seed, "measure": measure,
         **{arm: value[0] for arm, value in values.items()},

@@ -3,7 +3,7 @@
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   FRACTION,
   NOT_NEGATIVE,
   SEED,
@@ -13,19 +13,27 @@ from caatnet.schema.fields import (
   section,
 )
 from caatnet.studies.keys import study_key
-from caatnet.studies.serving.keys import RATE, Arm, Hardware, Limits, Workload
+from caatnet.studies.serving.keys import (
+  RATE,
+  Hardware,
+  Limits,
+  ModelSizes,
+  PreemptionMethod,
+)
 
 
-def _arms() -> dict[str, Arm]:
-  """Returns preemption methods, each with one feature more than the last."""
+def _arms() -> dict[str, PreemptionMethod]:
+  """Returns preemption methods, each with more features than the one before."""
   copies = {"preempt": "swap", "single": False, "growth": 4}
   return {
-    "recompute": Arm(),
-    "blocks": Arm(preempt="swap"),
-    "groups": Arm(**copies),
-    "asynchronous": Arm(**copies, wait_s=0.002),
-    "reuse": Arm(**copies, wait_s=0.002, keep=True),
-    "cost": Arm(**copies | {"preempt": "cost"}, wait_s=0.002, keep=True),
+    "recompute": PreemptionMethod(),
+    "blocks": PreemptionMethod(preempt="swap"),
+    "groups": PreemptionMethod(**copies),
+    "asynchronous": PreemptionMethod(**copies, wait_s=0.002),
+    "reuse": PreemptionMethod(**copies, wait_s=0.002, keep=True),
+    "cost": PreemptionMethod(
+      **copies | {"preempt": "cost"}, wait_s=0.002, keep=True
+    ),
   }
 
 
@@ -78,10 +86,10 @@ class FastSwitch:
     "runs/fastswitch/cells.jsonl", "File that stores finished simulations, "
     'which are not repeated; "" for none.',
   )
-  model: Workload = field(Workload, "Sizes of the model.")
-  hardware: Hardware = field(Hardware, "Machine that serves.")
+  model: ModelSizes = field(ModelSizes, "Sizes of the model.")
+  hardware: Hardware = field(Hardware, "Machine that serves the model.")
   limits: Limits = field(Limits, "Limits of a step.")
-  arms: dict[str, Arm] = field(
+  arms: dict[str, PreemptionMethod] = field(
     _arms, "Preemption methods by name."
   )
   order: tuple[str, ...] = field(
@@ -102,7 +110,7 @@ class FastSwitch:
   )
   num_requests: int = field(
     200, "Number of requests of each trace; 0 for all.",
-    COUNT_OR_NONE,
+    COUNT_OR_ZERO,
   )
   loads: tuple[float, ...] = field(
     (0.5, 0.7, 0.9), "Arrival rates as fractions of the capacity with the "
@@ -112,7 +120,7 @@ class FastSwitch:
     (0, 1, 2, 3, 4), "Seeds of Poisson arrivals, to compare the cost model.",
     SEED,
   )
-  seeds_trace: str = field("azure_conv", "Trace of that comparison.")
+  seeds_trace: str = field("azure_conv", "Trace for seeds and for shares.")
   ranks: int = field(8, "Tensor ranks of the CAAT-Net experiment.", TWO_OR_MORE)
   ranks_device: str = field("h100", "Device of the tensor ranks.")
   shares: tuple[float, ...] = field(

@@ -2,7 +2,7 @@
 
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   NOT_NEGATIVE,
   POSITIVE,
   POSITIVE_FRACTION,
@@ -17,7 +17,7 @@ RATE = Range(1e-6)
 
 
 @section
-class Workload:
+class ModelSizes:
   """Sizes of a served transformer, by default Llama-3.1-8B in bfloat16."""
 
   vocab_size: int = field(128256, "Size of the vocabulary.", COUNT)
@@ -49,7 +49,7 @@ class Hardware:
   pages: int = field(
     2588, "Pages of the cache; 0 for the number that fits. The default is what "
     "vLLM 0.19.0 allocates for this model on another GPU of 24 GB "
-    "(configs/serving/vllm_log.py).", COUNT_OR_NONE,
+    "(configs/serving/vllm_log.py).", COUNT_OR_ZERO,
   )
   copy_rate: float = field(
     25e9, "Bandwidth of copies in each direction in bytes/s: 80% of the 31.5 "
@@ -67,8 +67,8 @@ class Hardware:
 
 
 @section
-class Arm:
-  """Preemption method."""
+class PreemptionMethod:
+  """Preemption of requests, and allocation and copies of their pages."""
 
   preempt: str = field(
     "recompute", 'Handling of preempted pages: "recompute", "swap", or "cost" '
@@ -87,7 +87,7 @@ class Arm:
 
 @section
 class Limits:
-  """Limits of a step."""
+  """Limits of a step of the scheduler."""
 
   slots: int = field(256, "Largest number of running requests.", COUNT)
   tokens: int = field(2048, "Largest number of tokens of a step.", COUNT)

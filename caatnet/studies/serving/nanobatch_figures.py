@@ -23,14 +23,15 @@ from parallel.plans.nanobatches import (
   nanobatch_costs,
   nanobatch_timing,
 )
-from parallel.plans.nanobatches.nanobatch_costs import Mix, Optimum
+from parallel.plans.nanobatches.nanobatch_costs import PeakRateTimes, TokenMix
 from parallel.plans.network import inference
 from parallel.plans.network.inference import ModelStep
 
 PARAMETERS = 70e9  # the paper's round number
 PUBLISHED_OPTIMUM = 1857.0  # tokens per second and GPU
 QUOTED_RATE = 280e12  # FLOP/s that the paper states with the optimum
-NETWORK, MEMORY = 1.07, 1.17  # published gains: network overlaps; memory too
+# Published gains if collectives overlap, and if attention overlaps, too.
+NETWORK_GAIN, MEMORY_GAIN = 1.07, 1.17
 # Bytes/s of copies over PCI Express 4 x16: the raw rate, and an assumed one.
 COPY_RATES = (32e9, 25e9)
 # Published cost of offloading (share of a step), and factor of saved compute.
@@ -59,8 +60,8 @@ class Workload(NamedTuple):
   source: str
 
 
-def _constant(size: int, response: int, *published: float) -> Workload:
-  """Returns requests of equal lengths."""
+def _constant_lengths(size: int, response: int, *published: float) -> Workload:
+  """Returns a workload whose requests all have the same lengths."""
   return Workload(
     size, response, size + (response + 1) / 2, (size + 1) / 2, *published,
     "constant lengths",
@@ -70,9 +71,9 @@ def _constant(size: int, response: int, *published: float) -> Workload:
 _MOMENTS = "moments of efeslab/Nanoflow (Apache-2.0), datasets/traces/{}.csv"
 # Prompts are cut so that prompt and response have at most 4,096 positions.
 WORKLOADS = {
-  "512 in, 512 out": _constant(512, 512, 494, 490, 735, 1286),
-  "1024 in, 512 out": _constant(1024, 512, 552, 513, 817, 1263),
-  "512 in, 1024 out": _constant(512, 1024, 410, 372, 636, 1212),
+  "512 in, 512 out": _constant_lengths(512, 512, 494, 490, 735, 1286),
+  "1024 in, 512 out": _constant_lengths(1024, 512, 552, 513, 817, 1263),
+  "512 in, 1024 out": _constant_lengths(512, 1024, 410, 372, 636, 1212),
   "Splitwise": Workload(
     1140.3, 211.1, 1220.5, 1064.1, 484, 548, 831, 1259,
     _MOMENTS.format("splitwise") + ", Azure's conversations of 2023",
@@ -99,24 +100,24 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     Plain data: "optimum", "speedups", "ablation" (with the least and with the
     greatest times of reductions), "workloads", "pipelines", "offload".
   """
-  ablation = [_ablation(end) for end in nanobatch_costs.ENDS]
+  ablation = [_ablation(end) for end in nanobatch_costs.TIME_RANGE_ENDS]
   return {
-    "optimum": optimum(),
+    "optimum": optimum_candidates(),
     "speedups": speedups(),
     "ablation": ablation,
     "workloads": [
       row for found in ablation for row in _workloads(found)
     ],
     "pipelines": [
-      _pipeline(name, end, config["utilisation"], ablation)
-      for name in pipelines.PIPELINES for end in nanobatch_costs.ENDS
+      _pipeline_gains(name, end, config["utilisation"], ablation)
+      for name in pipelines.PIPELINES for end in nanobatch_costs.TIME_RANGE_ENDS
     ],
-    "offload": offload(),
+    "offload": offload_rates(),
   }
 
 
-def optimum() -> list[dict[str, Any]]:
-  """Returns candidates for the peak rate behind the published optimum."""
+def optimum_candidates() -> list[dict[str, Any]]:
+  """Returns peak rates that may explain NanoFlow's published optimum."""
   model = pipelines.PIPELINES["llama-2-70b"].model
   published = PUBLISHED_OPTIMUM
   return [
@@ -158,21 +159,23 @@ def speedups() -> dict[str, Any]:
   }
 
 
-def mix(workload: Workload, tokens: int) -> Mix:
+def mix(workload: Workload, tokens: int) -> TokenMix:
   """Returns a step with prompt and output tokens in the workload's ratio."""
   decodes = round(
     tokens * workload.output / (workload.input + workload.output)
   )
-  return Mix(
+  return TokenMix(
     decodes, workload.context, tokens - decodes, workload.prefill_context
   )
 
 
-def fitted(seconds: Callable[[float], float], target: float) -> float | None:
+def fit_interference(
+  seconds: Callable[[float], float], target: float
+) -> float | None:
   """Returns the interference in [0, 1] that gives a time; None if none does.
 
   Args:
-    seconds: Returns the time for an interference; increasing.
+    seconds: Increasing function from an interference to a time in seconds.
     target: Time in seconds.
   """
   low, high = 0.0, 1.0
@@ -187,11 +190,11 @@ def fitted(seconds: Callable[[float], float], target: float) -> float | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Timed:
+class _PipelineTimer:
   """Step times of a published pipeline, with and without overlap."""
 
   pipeline: PublishedPipeline
-  layer: pipelines.Layer
+  layer: pipelines.LayerTimes
 
   def overlapped(self, interference: float, memory: bool) -> float:
     made = pipelines.operations(self.pipeline, self.layer, memory)
@@ -204,18 +207,18 @@ class _Timed:
     return nanobatch_timing.sequential_seconds(made, self.layer.num_layers)
 
 
-def _timed(workload: Workload, end: str) -> _Timed:
-  """Returns the times of the published LLaMA-2-70B pipeline for a workload."""
+def _make_pipeline_timer(workload: Workload, end: str) -> _PipelineTimer:
+  """Returns a timer of the published LLaMA-2-70B pipeline on a workload."""
   pipeline = pipelines.PIPELINES["llama-2-70b"]
   profile = nanobatch_costs.profiles()["a100", pipeline.gpus]
-  return _Timed(pipeline, pipelines.layer(
+  return _PipelineTimer(pipeline, pipelines.layer_times(
     pipeline, mix(workload, pipeline.tokens), profile, A100, end
   ))
 
 
 def _ablation(end: str) -> dict[str, Any]:
   """Returns the gains in NanoFlow's ablation, and the fitted interferences."""
-  timed = _timed(WORKLOADS[FITTED_ON], end)
+  timed = _make_pipeline_timer(WORKLOADS[FITTED_ON], end)
   tokens = timed.pipeline.tokens
   whole = timed.sequential(tokens)
   # The published ablation runs two equal halves.
@@ -225,11 +228,11 @@ def _ablation(end: str) -> dict[str, Any]:
     "split": whole / halves - 1,
     "network": whole / timed.overlapped(0, memory=False),
     "memory": whole / timed.overlapped(0, memory=True),
-    "network_interference": fitted(
-      lambda i: timed.overlapped(i, memory=False), whole / NETWORK
+    "network_interference": fit_interference(
+      lambda i: timed.overlapped(i, memory=False), whole / NETWORK_GAIN
     ),
-    "memory_interference": fitted(
-      lambda i: timed.overlapped(i, memory=True), whole / MEMORY
+    "memory_interference": fit_interference(
+      lambda i: timed.overlapped(i, memory=True), whole / MEMORY_GAIN
     ),
   }
 
@@ -238,11 +241,11 @@ def _workloads(ablation: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Returns all workloads' throughputs with no, ideal and fitted overlap."""
   rows = []
   for name, workload in WORKLOADS.items():
-    timed = _timed(workload, ablation["end"])
+    timed = _make_pipeline_timer(workload, ablation["end"])
     pipeline = timed.pipeline
     rate = pipeline.tokens / pipeline.gpus
     assert pipeline.machine is not None
-    best = nanobatch_costs.optimum(
+    best = nanobatch_costs.peak_rate_times(
       pipeline.model, pipeline.machine, mix(workload, pipeline.tokens)
     )
     found = {
@@ -264,24 +267,24 @@ def _workloads(ablation: Mapping[str, Any]) -> list[dict[str, Any]]:
   return rows
 
 
-def bound_by(best: Optimum) -> str:
+def bound_by(best: PeakRateTimes) -> str:
   """Returns the resource with the longest time: compute, memory or network."""
   times = dataclasses.asdict(best)
   return max(times, key=times.__getitem__)
 
 
-def _pipeline(
+def _pipeline_gains(
   name: str, end: str, utilisation: float, ablation: list[dict[str, Any]]
 ) -> dict[str, Any]:
-  """Returns gains of a published pipeline and of our plan, by one model."""
+  """Returns predicted gains of a published pipeline and `nanobatch.plan`'s."""
   pipeline = pipelines.PIPELINES[name]
   profile = nanobatch_costs.roofline(
     pipeline.model, A100, pipeline.gpus, pipeline.tokens, utilisation,
     pipeline.experts,
   )
-  if name == nanobatch_costs.PROFILED:
+  if name == nanobatch_costs.PROFILED_MODEL:
     profile = nanobatch_costs.profiles()["a100", pipeline.gpus]
-  timed = _Timed(pipeline, pipelines.layer(
+  timed = _PipelineTimer(pipeline, pipelines.layer_times(
     pipeline, mix(WORKLOADS[FITTED_ON], pipeline.tokens), profile, A100, end
   ))
   (fit,) = (row for row in ablation if row["end"] == end)
@@ -304,14 +307,14 @@ def _pipeline(
     "network_fitted": whole / timed.overlapped(interference, memory=False),
     "memory_fitted": whole / memory_s,
     "throughput": throughput, "optimal": throughput / optimal,
-    "ours": pipelines.share(ideal), "ours_gain": ideal.gain,
-    "ours_fitted": pipelines.share(slowed),
+    "ours": pipelines.format_sizes(ideal), "ours_gain": ideal.gain,
+    "ours_fitted": pipelines.format_sizes(slowed),
     "ours_fitted_gain": slowed.gain,
   }
 
 
-def offload() -> dict[str, Any]:
-  """Returns the rates of copies of finished caches to the host, and their cost.
+def offload_rates() -> dict[str, Any]:
+  """Returns rates and step shares of copies of finished caches to the host.
 
   Every token's keys and values are copied to the host once.
   """

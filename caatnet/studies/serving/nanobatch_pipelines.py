@@ -15,7 +15,7 @@ import numpy as np
 from parallel.plans.hardware.devices import Device
 from parallel.plans.nanobatches import nanobatch_costs, nanobatch_timing
 from parallel.plans.nanobatches.nanobatch import Costs, NanobatchPlan, Reduction
-from parallel.plans.nanobatches.nanobatch_costs import Mix
+from parallel.plans.nanobatches.nanobatch_costs import TokenMix
 from parallel.plans.nanobatches.nanobatch_timing import NanoOperation
 from parallel.plans.network import inference
 from parallel.plans.network.inference import Machine
@@ -33,7 +33,7 @@ class PublishedPipeline:
     gpus: Number of A100s.
     tokens: Tokens of a step.
     first: Tokens of the first of two nano-batches.
-    attention: Token counts of the attention nano-batches in each of the two.
+    attention: Tokens of attention's nano-batches within each of these two.
     experts: Number of experts of an MLP, and number that a token uses.
   """
 
@@ -52,7 +52,7 @@ class PublishedPipeline:
 
   @property
   def machine(self) -> Machine | None:
-    """GPUs that form the tensor axis; None for one."""
+    """Machine of the GPUs that form the tensor axis; None for a single GPU."""
     if self.gpus == 1:
       return None
     return inference.machine(f"gpu:a100:1x{self.gpus}")
@@ -79,13 +79,13 @@ PIPELINES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
+class LayerTimes:
   """Times of a layer's operations on ranges of tokens, in seconds.
 
   Attributes:
     parts: Operation -> time by number of tokens, float ``[tokens + 1]``.
     attend: Time of attention of the first n tokens, float ``[tokens + 1]``.
-    sums: Time of an all-reduce, float ``[tokens + 1]``; None for one device.
+    sums: Time of an all-reduce by tokens, ``[tokens + 1]``; None for one GPU.
     num_layers: Number of layers.
   """
 
@@ -108,10 +108,10 @@ class Layer:
     )
 
 
-def layer(
-  pipeline: PublishedPipeline, mix: Mix, profile: nanobatch_costs.Profile,
+def layer_times(
+  pipeline: PublishedPipeline, mix: TokenMix, profile: nanobatch_costs.Profile,
   device: Device, end: str = "least",
-) -> Layer:
+) -> LayerTimes:
   """Returns the times of a pipeline's operations.
 
   Args:
@@ -122,12 +122,16 @@ def layer(
     end: "least" or "greatest" plausible time of reductions.
   """
   tokens, machine = mix.tokens, pipeline.machine
-  return Layer(
+  return LayerTimes(
     {
       part: profile.times(part, tokens)
-      for part in (*nanobatch_costs.ATTENTION, *nanobatch_costs.MLP)
+      for part in (
+        *nanobatch_costs.ATTENTION_OPERATIONS, *nanobatch_costs.MLP_OPERATIONS
+      )
     },
-    nanobatch_costs.attend(pipeline.model, device, pipeline.gpus, mix),
+    nanobatch_costs.cumulative_attention_s(
+      pipeline.model, device, pipeline.gpus, mix
+    ),
     None if machine is None else nanobatch_costs.reduction_times(
       machine, pipeline.model, Reduction(), tokens, end
     ),
@@ -136,7 +140,7 @@ def layer(
 
 
 def operations(
-  pipeline: PublishedPipeline, times: Layer, memory: bool = True
+  pipeline: PublishedPipeline, times: LayerTimes, memory: bool = True
 ) -> list[NanoOperation]:
   """Returns a layer's operations, in the order in which resources run them.
 
@@ -146,7 +150,7 @@ def operations(
     memory: Whether attention overlaps with products instead of alternating.
 
   Raises:
-    ValueError: Tokens are missing in an operation, or are in two ranges.
+    ValueError: The ranges of an operation overlap or do not have all tokens.
   """
   made = _operations(pipeline, times, memory)
   # Only the first nano-batch is gathered.
@@ -157,7 +161,7 @@ def operations(
 
 
 def _operations(
-  pipeline: PublishedPipeline, times: Layer, memory: bool
+  pipeline: PublishedPipeline, times: LayerTimes, memory: bool
 ) -> list[NanoOperation]:
   """Returns the operations of a layer, without checking them."""
   halves = _ranges((pipeline.first, pipeline.tokens - pipeline.first))
@@ -206,7 +210,7 @@ def _operations(
   ]
 
 
-def sequential(times: Layer, sizes: Sequence[int]) -> list[NanoOperation]:
+def sequential(times: LayerTimes, sizes: Sequence[int]) -> list[NanoOperation]:
   """Returns the operations of batches of ``sizes`` tokens, without overlap."""
   kinds = ["qkv", "attend", "out", "sum_1", "up", "down", "sum_2"]
   if times.sums is None:
@@ -219,20 +223,20 @@ def sequential(times: Layer, sizes: Sequence[int]) -> list[NanoOperation]:
   ]
 
 
-def costs(name: str, pipeline: PublishedPipeline, times: Layer) -> Costs:
-  """Returns the times in the form that `nanobatch.plan` takes."""
+def costs(name: str, pipeline: PublishedPipeline, times: LayerTimes) -> Costs:
+  """Returns the costs of a pipeline's layer, as `nanobatch.plan` takes them."""
   parts = times.parts
   none = np.zeros(pipeline.tokens + 1)
   return Costs(
     name, times.num_layers,
-    sum(parts[part] for part in nanobatch_costs.ATTENTION),
-    sum(parts[part] for part in nanobatch_costs.MLP),
+    sum(parts[part] for part in nanobatch_costs.ATTENTION_OPERATIONS),
+    sum(parts[part] for part in nanobatch_costs.MLP_OPERATIONS),
     {Reduction(): none if times.sums is None else times.sums},
     times.attend,
   )
 
 
-def share(plan: NanobatchPlan) -> str:
+def format_sizes(plan: NanobatchPlan) -> str:
   """Formats the sizes of a plan's nano-batches, as in "640 + 1,408"."""
   return " + ".join(f"{size:,}" for size in plan.sizes)
 

@@ -23,7 +23,7 @@ def report(result: Row) -> Report:
 
 
 def _curves(result: Row) -> list[Table | str]:
-  """Returns plans by machine and tokens, and the break-even."""
+  """Returns tables of plans by machine and tokens, and of break-even tokens."""
   plans, first = result["plan_s"], result["curves"][0]["interference"]
   return [
     f"{result['model']}: predicted steps of at most {result['decodes']} "
@@ -55,7 +55,7 @@ def _curves(result: Row) -> list[Table | str]:
 
 
 def _joint(result: Row) -> list[Table]:
-  """Returns tables of nano-batches combined with p and low-bit reductions."""
+  """Returns tables of nano-batches with partial and low-bit reductions."""
   return [
     Table(
       "nano-batches, p and bits of a reduced number: throughput, relative to "
@@ -124,7 +124,7 @@ def _published(result: Row) -> list[Table | str]:
 
 
 def _offload(off: Row) -> str:
-  """Returns the rates of copies of finished caches to the host's memory."""
+  """Returns a text with the rates of copies of finished caches to the host."""
   return (
     f"copies of finished caches: {off['token_bytes']:,} B per token, "
     f"{off['rate'] / 1e9:.2f} GB/s at the published throughput and "
@@ -138,7 +138,7 @@ def _offload(off: Row) -> str:
 
 
 def _figure(result: Row) -> plot.Figure:
-  """Returns gains by tokens, and throughputs by p."""
+  """Plots gains by number of tokens, and throughputs by reduced fraction p."""
   tokens = max(row["tokens"] for row in result["joint"])
   return plot.figure([
     *plot.lines(

@@ -17,18 +17,18 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.studies.serving import nanobatch_figures
-from caatnet.studies.serving.nanobatch_pipelines import share
+from caatnet.studies.serving.nanobatch_pipelines import format_sizes
 from parallel.plans.nanobatches import nanobatch, nanobatch_costs
 from parallel.plans.nanobatches.nanobatch import NanobatchPlan, Reduction
 from parallel.plans.nanobatches.nanobatch_costs import (
   LLAMA_2_70B,
-  PROFILED,
-  Mix,
+  PROFILED_MODEL,
+  TokenMix,
 )
 from parallel.plans.network import inference
 from parallel.plans.network.inference import Machine
 
-_UNCHANGED = (1.0, 16)  # p and bits of the baseline
+_BASELINE_P_BITS = (1.0, 16)  # p and bits of the baseline
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,11 +47,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """
   planner = _Planner(config)
   curves = [
-    row for name, end in _shown(config["machines"], nanobatch_costs.ENDS)
+    row for name,
+    end in _track_product(config["machines"], nanobatch_costs.TIME_RANGE_ENDS)
     for row in _curve(planner, _machine("machines", name), end, config)
   ]
   joint = [
-    row for name, tokens in _shown(
+    row for name, tokens in _track_product(
       config["joint_machines"], config["joint_tokens"]
     )
     for row in _joint(
@@ -60,8 +61,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   ]
   return {
     "curves": curves, "break_even": _break_even(curves, config["threshold"]),
-    "joint": joint, "stops": _stops(joint, config["threshold"]),
-    "plan_s": {
+    "joint": joint,
+    "stops": _largest_p_without_gain(joint, config["threshold"]), "plan_s": {
       "count": len(planner.seconds), "worst": max(planner.seconds, default=0.0),
       "sum": sum(planner.seconds), "considered": planner.considered,
     },
@@ -69,12 +70,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "context": config["context"], "decodes": config["decodes"],
     "threshold": config["threshold"],
     "joint_interference": config["joint_interference"],
-    "utilisation": config["utilisation"], "model": PROFILED,
+    "utilisation": config["utilisation"], "model": PROFILED_MODEL,
     "times_source": nanobatch_costs.SOURCE,
   }
 
 
-def _shown(*values: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
+def _track_product(*values: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
   """Iterates over all combinations of values with a progress bar."""
   return track(
     [*itertools.product(*values)], "planning", transient=True,
@@ -109,8 +110,8 @@ class _Planner:
     """
     utilisation = self._config["utilisation"]
     try:
-      costs = nanobatch_costs.layer(
-        PROFILED, LLAMA_2_70B, nanobatch_costs.profile_of(
+      costs = nanobatch_costs.layer_costs(
+        PROFILED_MODEL, LLAMA_2_70B, nanobatch_costs.profile_of(
           machine, LLAMA_2_70B, tokens, utilisation
         ), machine, mix(tokens, self._config), reductions, end, utilisation,
       )
@@ -126,11 +127,11 @@ class _Planner:
     return found
 
 
-def mix(tokens: int, config: Mapping[str, Any]) -> Mix:
-  """Returns a step of decodes, and of prompt tokens beyond their number."""
+def mix(tokens: int, config: Mapping[str, Any]) -> TokenMix:
+  """Returns a step: up to ``config.decodes`` tokens decode, others prefill."""
   decodes, context = min(tokens, config["decodes"]), config["context"]
   # Prompts are as long as a decode's context, so the mean is half of it.
-  return Mix(decodes, context, tokens - decodes, context / 2)
+  return TokenMix(decodes, context, tokens - decodes, context / 2)
 
 
 def _machine(key: str, name: str) -> Machine:
@@ -149,12 +150,13 @@ def _curve(
     config["interference"], sorted(config["tokens"])
   ):
     plan = planner(
-      "tokens", machine, tokens, end, interference, nanobatch_costs.choices()
+      "tokens", machine, tokens, end, interference,
+      nanobatch_costs.reduction_choices()
     )
     rate = tokens / machine.num_ranks
     yield {
       "machine": machine.name, "end": end, "interference": interference,
-      "tokens": tokens, "sizes": list(plan.sizes), "text": share(plan),
+      "tokens": tokens, "sizes": list(plan.sizes), "text": format_sizes(plan),
       "algorithm": plan.reduction.algorithm, "gain": plan.gain,
       "step_s": plan.step_s, "single_s": plan.single_s,
       "rate": rate / plan.step_s,
@@ -166,7 +168,7 @@ def _curve(
 def _break_even(
   curves: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns the least tokens from which on all steps gain, or None.
+  """Returns rows: the fewest tokens from which on all steps gain, or None.
 
   Args:
     curves: Rows of `_curve`, with ascending numbers of tokens.
@@ -192,31 +194,31 @@ def _break_even(
 def _joint(
   planner: _Planner, machine: Machine, tokens: int, config: Mapping[str, Any]
 ) -> Iterable[dict[str, Any]]:
-  """Yields steps by bits and p, relative to one batch with full reductions."""
+  """Yields throughputs by bits and p, relative to one batch of 16 bits, p=1."""
 
   def planned(p: float, bits: int) -> NanobatchPlan:
     return planner(
       "joint_tokens", machine, tokens, "least", config["joint_interference"],
-      nanobatch_costs.choices((p,), (bits,)),
+      nanobatch_costs.reduction_choices((p,), (bits,)),
     )
 
-  base = planned(*_UNCHANGED).single_s
+  base = planned(*_BASELINE_P_BITS).single_s
   for bits, p in itertools.product(
     config["bits"], sorted(config["p"], reverse=True)
   ):
     plan = planned(p, bits)
     yield {
       "machine": machine.name, "tokens": tokens, "bits": bits, "p": p,
-      "sizes": list(plan.sizes), "text": share(plan),
+      "sizes": list(plan.sizes), "text": format_sizes(plan),
       "algorithm": plan.reduction.algorithm, "single": base / plan.single_s,
       "nano": plan.gain, "both": base / plan.step_s,
     }
 
 
-def _stops(
+def _largest_p_without_gain(
   joint: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns the largest p such that no step with this or a smaller p gains.
+  """Returns rows: the largest p such that no step with it or a smaller p gains.
 
   Args:
     joint: Rows of `_joint`, with descending p.

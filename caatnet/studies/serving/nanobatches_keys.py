@@ -8,7 +8,7 @@ from caatnet.schema.fields import (
   POSITIVE_FRACTION,
   field,
 )
-from caatnet.studies.keys import UTILISATION, study_key
+from caatnet.studies.keys import UTILISATION_DOC, study_key
 
 
 @register.study
@@ -42,7 +42,7 @@ class NanoBatches:
     0.01, "Gain above which nano-batches are worthwhile.", NOT_NEGATIVE
   )
   max_pieces: int = field(4, "Largest number of nano-batches.", COUNT)
-  utilisation: float = field(0.7, UTILISATION, POSITIVE_FRACTION)
+  utilisation: float = field(0.7, UTILISATION_DOC, POSITIVE_FRACTION)
   joint_machines: tuple[str, ...] = field(
     ("gpu:h100:1x8", "gpu:a100-pcie:1x8", "tpu:v5p:2x2x2"),
     "Machines of the joint table.", empty=True,

@@ -83,7 +83,7 @@ def _latencies(
     [*names, *(
       Column(
         measure, f"{_name(measure)} P{p}",
-        functools.partial(tails.text, percentile=p), default="-",
+        functools.partial(tails.format_percentile, percentile=p), default="-",
       )
       for measure in measures for p in _PERCENTILES
     )],
@@ -97,7 +97,7 @@ def _name(measure: str) -> str:
 
 
 def _fastswitch(result: Row) -> Parts:
-  """Returns assumptions, and each setting's latency percentiles and copies."""
+  """Returns assumptions, and tables of each setting's latencies and copies."""
   machine = result["machine"]
   parts: Parts = [_assumptions(machine)]
   for kind in dict.fromkeys(row["kind"] for row in result["sessions"]):
@@ -171,7 +171,7 @@ def _setting(title: str, rows: Sequence[Row]) -> Parts:
 
 
 def _fairness(result: Row) -> Parts:
-  """Returns each policy's service to clients, and its cost."""
+  """Returns tables of each policy's service to clients, and of latencies."""
   base = result["rows"][0]
   return [
     Table(
@@ -197,7 +197,7 @@ def _fairness(result: Row) -> Parts:
 
 
 def _log_figure(result: Row) -> plot.Figure:
-  """Returns running and waiting requests and the cache over time.
+  """Plots running requests, waiting requests and used pages over time.
 
   The log's series starts up to a quarter of a second before the first request.
   """
@@ -219,7 +219,7 @@ def _log_figure(result: Row) -> plot.Figure:
 
 
 def _switching_figure(result: Row) -> plot.Figure:
-  """Returns tails of both latencies, copies and bytes, of the first setting."""
+  """Plots tails of TTFT and TBT, copies and bytes, of the conversations."""
   kind = result["sessions"][0]["kind"]
   rows = [row for row in result["sessions"] if row["kind"] == kind]
   panels = [
@@ -235,14 +235,14 @@ def _switching_figure(result: Row) -> plot.Figure:
     )
   ]
   for label, key in (("copies", "ranges"), ("GB", "bytes/1e9")):
-    panels += plot.stacks(
+    panels += plot.stacked_bar_panels(
       [row for row in rows if row["ranges"]], "arm", {label: key}, label=label,
     )
   return plot.figure(panels, columns=2)
 
 
 def _fairness_figure(result: Row) -> plot.Figure:
-  """Returns each client's service over time, one panel per policy."""
+  """Plots each client's service over time, one panel per policy."""
   panels = plot.lines(
     [
       row | {"client": name, "s": x, "tokens": y} for row in result["rows"]

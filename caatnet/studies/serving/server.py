@@ -16,9 +16,9 @@ from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
 from caatnet.serving.scheduler.scheduler import Scheduler
-from caatnet.serving.traces import Arrival, tokens
+from caatnet.serving.traces import Arrival, synthetic_token_ids
 from parallel.base.checks import known
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.hardware.devices import DEVICES, Device
 from parallel.plans.network import inference
 from parallel.plans.workload import Transformer
@@ -27,9 +27,9 @@ from parallel.plans.workload import Transformer
 # page_size, heads, head_width], so a run of pages is one range per layer.
 _ARRAYS = 2
 # Interval, in steps, at which free pages are sampled.
-_EVERY = 16
+_SAMPLE_INTERVAL_STEPS = 16
 # Minimum pages of a "large" free group: 512 tokens with page_size=16.
-LARGE = 32
+LARGE_GROUP_PAGES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +142,9 @@ class Outcome:
     present_s: Seconds in which at least one request was in the system.
     in_system: Number of requests in the system, integrated over time.
     held: Pages of running requests, summed over the sampled steps.
-    filled: Pages that their computed tokens would fill, summed likewise.
-    large: Free pages in groups of at least `LARGE`, summed likewise.
+    filled: Pages that these requests' computed tokens fill, summed likewise.
+    large: Free pages in groups of at least `LARGE_GROUP_PAGES`, summed
+      likewise.
     free: Free pages, summed likewise.
   """
 
@@ -187,9 +188,9 @@ def serve(
       client with random ``priorities``.
 
   Raises:
-    ValueError: The cache is too small for every request.
+    ValueError: No request fits into the cache.
   """
-  with naming("config.arms", arm):
+  with prefix_error_keys("config.arms", arm):
     options = Limits(
       slots=limits["slots"], tokens=limits["tokens"],
       preempt=arm["preempt"], growth=arm["growth"], wait_s=arm["wait_s"],
@@ -206,7 +207,7 @@ def serve(
   )
   engine = Engine(scheduler, simulator, limits["steps_ahead"])
   outcome = Outcome([], scheduler, copies)
-  _Clock(engine, arrivals, Priorities(**priorities), clients, outcome).run()
+  _EventLoop(engine, arrivals, Priorities(**priorities), clients, outcome).run()
   if not outcome.served:
     raise ValueError(
       f"config.hardware.pages={host.pages} are too few for any of the requests"
@@ -221,7 +222,7 @@ def _own_token(request: Request, position: int) -> int:
   return int(request.payload[position])  # type: ignore[index]
 
 
-class _Clock:
+class _EventLoop:
   """Event loop: adds requests, changes priorities, samples statistics."""
 
   def __init__(
@@ -244,7 +245,7 @@ class _Clock:
     self._last = 0.0
 
   def run(self) -> None:
-    """Serves until no further request arrives."""
+    """Runs until all requests have arrived and finished."""
     engine, clock = self._engine, self._engine.executor
     scheduler = engine.scheduler
     while self._coming or not engine.idle:
@@ -256,12 +257,12 @@ class _Clock:
       if engine.step(until) is not None:
         self._after_step()
         continue
-      self._pass(clock.now(), present)
+      self._advance_time(clock.now(), present)
       self._next_turns()
     self._outcome.seconds = self._last
 
   def _add(self, time_s: float, number: int, arrival: Arrival) -> None:
-    text = tokens(arrival)
+    text = synthetic_token_ids(arrival)
     # Without clients, priorities are drawn; otherwise they are the clients'.
     if self._clients is None:
       client, priority = "", self._priorities.first()
@@ -283,7 +284,7 @@ class _Clock:
     if self._priorities.due():
       for request in self._priorities.update(scheduler.requests):
         scheduler.update(request)
-    if scheduler.counts.steps % _EVERY == 0:
+    if scheduler.counts.steps % _SAMPLE_INTERVAL_STEPS == 0:
       found, running = self._outcome, scheduler.running
       found.held += sum(len(request.pages) for request in running)
       filled = int(running.computed[running.slots].sum())
@@ -292,9 +293,9 @@ class _Clock:
       # sizes[k] is the number of free blocks of 2^k pages (buddy allocator).
       pages = [count << k for k, count in enumerate(sizes)]
       found.free += sum(pages)
-      found.large += sum(pages[LARGE.bit_length() - 1 :])
+      found.large += sum(pages[LARGE_GROUP_PAGES.bit_length() - 1 :])
 
-  def _pass(self, now: float, present: int) -> None:
+  def _advance_time(self, now: float, present: int) -> None:
     passed = now - self._last
     self._outcome.in_system += present * passed
     self._outcome.present_s += passed if present else 0.0

@@ -11,9 +11,9 @@ import numpy as np
 
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
 # Bootstrap: number of draws, and confidence level of the interval in percent.
-_DRAWS, _SHARE = 200, 95.0
+_DRAWS, _CONFIDENCE_PERCENT = 200, 95.0
 # Fractions of samples; a tail's curve has the value that each fraction exceeds.
-ABOVE = tuple(float(x) for x in np.logspace(0, -4, 41))
+TAIL_FRACTIONS = tuple(float(x) for x in np.logspace(0, -4, 41))
 
 
 def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
     "n", the number of samples; "requests", the number of requests; for each
     percentile, as text ("99.9"), its value and the ends of its 95% interval
     (`scipy.stats.bootstrap`'s percentile method), None without samples;
-    "curve", the values that fractions `ABOVE` of the samples exceed.
+    "curve", the values that fractions `TAIL_FRACTIONS` of the samples exceed.
   """
   groups = [g for g in groups if len(g)]
   if not groups:
@@ -54,18 +54,18 @@ def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
     up_to = np.cumsum(weights[owners])
     places = np.searchsorted(up_to, shares * up_to[-1], side="left")
     row[:] = pooled[np.minimum(places, len(pooled) - 1)]
-  rest = (100 - _SHARE) / 2
+  rest = (100 - _CONFIDENCE_PERCENT) / 2
   ends = np.percentile(drawn, (rest, 100 - rest), axis=0)
   values = np.percentile(pooled, PERCENTILES)
   found: dict[str, Any] = {
     f"{p:g}": [float(v), float(low), float(high)]
     for p, v, low, high in zip(PERCENTILES, values, *ends, strict=True)
   }
-  curve = np.quantile(pooled, 1 - np.array(ABOVE)).tolist()
+  curve = np.quantile(pooled, 1 - np.array(TAIL_FRACTIONS)).tolist()
   return found | {"n": len(pooled), "requests": len(groups), "curve": curve}
 
 
-def text(found: Mapping[str, Any], percentile: str) -> str:
+def format_percentile(found: Mapping[str, Any], percentile: str) -> str:
   """Formats a percentile and its interval as a cell of a table."""
   value, low, high = found[percentile]
   if value is None:

@@ -1,4 +1,4 @@
-"""Fields of a vLLM log that change its meaning, and their simulated values.
+"""Fields that a vLLM log may have, and the values that can be simulated.
 
 `caatnet.studies.serving.vllm_logs` reads some fields. For the others, this
 module lists the names of those without effect on the schedule, and the names
@@ -12,16 +12,16 @@ import json
 import re
 from typing import Any
 
-_BITS = (
+_DTYPES_16_BIT = (
   "auto", "bfloat16", "float16", "half", "torch.bfloat16", "torch.float16"
 )
-REPLICAS = (
+REPLICAS_REASON = (
   "one engine is simulated, and a log does not tell which engine served a "
   "request; give a log of one engine"
 )
 # Reason for an error -> field -> accepted values; null is always accepted.
 _SIMULATED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
-  REPLICAS: {
+  REPLICAS_REASON: {
     "num_nodes": (1,), "num_instances": (1,), "data_parallel_size": (1,),
     "data_parallel_rank": (0,), "engine_index": (0,), "engine_idx": (0,),
     "nnodes": (1,), "dp_size": (1,), "data_parallel_size_local": (1,),
@@ -46,7 +46,8 @@ _SIMULATED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "prefill_schedule_interval": (1,),
   },
   "weights and cache are simulated with 16 bits": {
-    "dtype": _BITS, "kv_cache_dtype": _BITS, "cache_dtype": _BITS,
+    "dtype": _DTYPES_16_BIT, "kv_cache_dtype": _DTYPES_16_BIT,
+    "cache_dtype": _DTYPES_16_BIT,
     "quantization": (), "variant": ("bf16", "fp16"),
   },
   "weights and all positions of a running request are on the device": {
@@ -57,7 +58,7 @@ _SIMULATED: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
   },
   "other versions give fields another meaning": {"schema_version": (1,)},
 }
-_BY_NAME = {
+_ACCEPTED_BY_FIELD = {
   name: (values, reason)
   for reason, names in _SIMULATED.items() for name, values in names.items()
 }
@@ -65,7 +66,7 @@ _BY_NAME = {
 _UNUSED = ("compilation_config", "cpu_mem", "cudagraph", "cxl_mem", "power")
 # Objects with hundreds of fields, of which only those above are checked.
 _SNAPSHOTS = ("hardware", "kv_cache", "resolved_config")
-_PART = re.compile(r"resolved_config(\.\w+)?")
+_RESOLVED_CONFIG_PATH = re.compile(r"resolved_config(\.\w+)?")
 # Further fields that affect neither the steps nor their measured times.
 _NO_EFFECT = {
   *_UNUSED, "dataset_hash", "disable_custom_all_reduce", "disable_log_stats",
@@ -96,13 +97,13 @@ weights and cache are simulated with 16 bits
     if key in ("nodes", "instances") and (
       not isinstance(found, list) or len(found) != 1
     ):
-      raise ValueError(f"{place} must be a list of one: {REPLICAS}")
-    values, reason = _BY_NAME.get(key, ((), ""))
+      raise ValueError(f"{place} must be a list of one: {REPLICAS_REASON}")
+    values, reason = _ACCEPTED_BY_FIELD.get(key, ((), ""))
     known = reason or key in _NO_EFFECT or place.split(".")[0] in _SNAPSHOTS
     if reason and found is not None and found not in values:
       only = " or ".join(map(json.dumps, values)) or "null"
       wrong = f"is not simulated, only {only}: {reason}"
-    elif _PART.fullmatch(place) and key not in _UNUSED and (
+    elif _RESOLVED_CONFIG_PATH.fullmatch(place) and key not in _UNUSED and (
       isinstance(found, str) and re.search("[=({<]", found)
     ):
       wrong = "is an object as text, whose fields cannot be checked"
@@ -116,7 +117,7 @@ weights and cache are simulated with 16 bits
     raise ValueError(f"{place}={json.dumps(found, default=str)[:60]} {wrong}")
 
 
-def first(value: Any, names: Collection[str]) -> dict[str, Any]:
+def first_values(value: Any, names: Collection[str]) -> dict[str, Any]:
   """Returns each named field's first value that is no object and not null."""
   found: dict[str, Any] = {}
   for _, key, item in _fields(value):

@@ -7,9 +7,10 @@ measured separately, times of all-reduces from a link's bandwidth and latency.
 The simulation runs the scheduler of `caatnet.serving` with vLLM's rules: first
 come, first served; decodes first, then prompt chunks up to a token budget. A
 request is admitted if pages for all its tokens are free and the step preempts
-no request. The last admitted request is preempted and later recomputed. Unused
-pages form one queue, whether or not the prefix cache can find them. One page is
-never used. A step is scheduled while the previous one is computed.
+no request. If pages run out, the last admitted request is preempted and later
+recomputed. Unused pages form one queue, whether or not the prefix cache can
+find them. One page is never used. A step is scheduled while the previous step
+is computed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.studies.serving import vllm_logs
 from caatnet.studies.serving.vllm_logs import Log
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.workload import Transformer
 
 # vLLM's null block, a placeholder that holds no tokens.
@@ -54,7 +55,7 @@ class SimulatedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class SimulationSetup:
   """Log, model, profile and options of a simulation.
 
   Attributes:
@@ -67,7 +68,7 @@ class Setting:
     skew: See `Profile.skew`, the effect of unequal contexts; None for its fit.
     server: Section ``config.server``, in which the log's values replace 0.
     scale: Factor on all times.
-    prefixes: Common prefixes of prompts.
+    prefixes: Source of common prefixes, as for `vllm_logs.prompts`.
   """
 
   log: Log
@@ -82,8 +83,8 @@ class Setting:
   prefixes: str
 
 
-def setting(config: Mapping[str, Any]) -> Setting:
-  """Returns the setting of a config, completed from the log.
+def simulation_setup(config: Mapping[str, Any]) -> SimulationSetup:
+  """Returns the setup that a config describes, completed from the log.
 
   Raises:
     ValueError: A file is missing or damaged, or the model is not known.
@@ -115,7 +116,7 @@ def setting(config: Mapping[str, Any]) -> Setting:
       f"config.log={log.name!r} has no link between its {ranks} ranks; set "
       "config.collectives.bandwidth and config.collectives.latency_s"
     )
-  return Setting(
+  return SimulationSetup(
     log, config["num_requests"] or None, model, ranks,
     vllm_logs.profile_folder(log, config["profile"], ranks),
     None if ranks == 1 else AllReduces(
@@ -123,12 +124,12 @@ def setting(config: Mapping[str, Any]) -> Setting:
       link["per_layer"],
     ),
     config["skew"], server, 1.0,
-    vllm_logs.prefixes_of(log, config["prefixes"]),
+    vllm_logs.resolve_prefixes(log, config["prefixes"]),
   )
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates a log, and again with other pages, times and rules.
+  """Simulates a log's requests, also with changed pages, times and rules.
 
   Args:
     config: Config like configs/serving/vllm_log.py, as nested dicts.
@@ -140,11 +141,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: A file is missing or damaged, or a request does not fit.
   """
-  base = setting(config)
+  base = simulation_setup(config)
   log, percentiles = base.log, config["percentiles"]
   found, profile = simulate(base)
-  theirs = _of_log(log.requests[: base.num_requests], percentiles)
-  ours = of_requests(found.requests, percentiles)
+  theirs = _log_statistics(log.requests[: base.num_requests], percentiles)
+  ours = request_statistics(found.requests, percentiles)
   sums = base.all_reduces
   return {
     "source": vllm_logs.SOURCE,
@@ -163,7 +164,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       for name in ours
     ],
     "sensitivity": [
-      _changed(label, changed, theirs, percentiles)
+      _errors_after_change(label, changed, theirs, percentiles)
       for label, changed in _changes(base, config["change"], profile.skew)
     ],
     "counts": found.counts,
@@ -172,7 +173,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def simulate(base: Setting) -> tuple[SimulatedRun, Profile]:
+def simulate(base: SimulationSetup) -> tuple[SimulatedRun, Profile]:
   """Serves the requests of a log on a simulated clock.
 
   Returns:
@@ -186,13 +187,13 @@ def simulate(base: Setting) -> tuple[SimulatedRun, Profile]:
     server["pages"] - _NULL_PAGES, server["page_size"], server["reuse"],
     in_turn=True,
   )
-  with naming("config.server", server):
+  with prefix_error_keys("config.server", server):
     # vLLM's rules, expressed as options of our scheduler.
     limits = Limits(
       slots=server["slots"], tokens=server["tokens"],
       whole_prompt=server["whole_prompt"], copy_on_write=False,
     )
-  profile = vllm_logs.profile(
+  profile = vllm_logs.read_profile(
     base.profile, base.model, base.ranks, base.all_reduces, base.skew,
     base.scale,
   )
@@ -259,7 +260,7 @@ def _statistics(
   return found
 
 
-def of_requests(
+def request_statistics(
   requests: Sequence[Request], percentiles: Sequence[int]
 ) -> dict[str, float]:
   """Returns statistics of TTFT and TPOT of served requests, in seconds."""
@@ -270,7 +271,7 @@ def of_requests(
   )
 
 
-def _of_log(
+def _log_statistics(
   rows: Sequence[Mapping[str, float]], percentiles: Sequence[int]
 ) -> dict[str, float]:
   ttft = np.array([r["first_token_s"] - r["queued_s"] for r in rows])
@@ -295,17 +296,17 @@ def _row(
 
 
 def _changes(
-  base: Setting, change: float, skew: float
-) -> list[tuple[str, Setting]]:
-  """Returns labels and settings with one change; [] if ``change`` is 0."""
+  base: SimulationSetup, change: float, skew: float
+) -> list[tuple[str, SimulationSetup]]:
+  """Returns (label, setup) with one change each; [] if ``change`` is 0."""
   if not change:
     return []
 
-  def server(label: str, **keys: Any) -> tuple[str, Setting]:
+  def server(label: str, **keys: Any) -> tuple[str, SimulationSetup]:
     changed = dataclasses.replace(base, server={**base.server, **keys})
     return label, changed
 
-  def other(label: str, **fields: Any) -> tuple[str, Setting]:
+  def other(label: str, **fields: Any) -> tuple[str, SimulationSetup]:
     return label, dataclasses.replace(base, **fields)
 
   pages = base.server["pages"]
@@ -327,11 +328,11 @@ def _changes(
   return found
 
 
-def _changed(
-  label: str, changed: Setting, theirs: Mapping[str, float],
+def _errors_after_change(
+  label: str, changed: SimulationSetup, theirs: Mapping[str, float],
   percentiles: Sequence[int],
 ) -> dict[str, Any]:
-  ours = of_requests(simulate(changed)[0].requests, percentiles)
+  ours = request_statistics(simulate(changed)[0].requests, percentiles)
   return {
     "changed": label,
     "errors": {name: ours[name] / theirs[name] - 1 for name in ours},

@@ -3,7 +3,7 @@
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   DECAY,
   FRACTION,
   NOT_NEGATIVE,
@@ -20,23 +20,23 @@ class VLLMLog:
 
   @section
   class Server:
-    """Options of vLLM in that run."""
+    """Options of the logged vLLM server."""
 
     policy: str = field("first_come", "Scheduling policy.")
     slots: int = field(
       0, "Largest number of running requests; 0 for that of the log.",
-      COUNT_OR_NONE,
+      COUNT_OR_ZERO,
     )
     tokens: int = field(
-      0, "Tokens of a step; 0 for that of the log.", COUNT_OR_NONE
+      0, "Tokens of a step; 0 for that of the log.", COUNT_OR_ZERO
     )
     page_size: int = field(
       0, "Positions of a page of the cache; 0 for those of the log.",
-      COUNT_OR_NONE,
+      COUNT_OR_ZERO,
     )
     pages: int = field(
       0, "Pages of the cache; 0 for the number in the log or, without one, for "
-      "those that fit in memory next to the weights.", COUNT_OR_NONE,
+      "those that fit in memory next to the weights.", COUNT_OR_ZERO,
     )
     reuse: bool = field(
       True, "Whether requests share pages of prefixes, if the logged server "
@@ -56,19 +56,19 @@ class VLLMLog:
       "", "The model's published config.json, or its folder; unset for a known "
       "model, or the file in configs/model of LLMServingSim.",
     )
-    vocab_size: int = field(0, "Size of the vocabulary.", COUNT_OR_NONE)
-    width: int = field(0, "Channels of the residual stream.", COUNT_OR_NONE)
-    num_layers: int = field(0, "Layers.", COUNT_OR_NONE)
-    num_heads: int = field(0, "Query heads.", COUNT_OR_NONE)
-    num_kv_heads: int = field(0, "Key and value heads.", COUNT_OR_NONE)
-    ffn_width: int = field(0, "Hidden channels of the MLP.", COUNT_OR_NONE)
-    head_width: int = field(0, "Channels of a head.", COUNT_OR_NONE)
+    vocab_size: int = field(0, "Size of the vocabulary.", COUNT_OR_ZERO)
+    width: int = field(0, "Channels of the residual stream.", COUNT_OR_ZERO)
+    num_layers: int = field(0, "Layers.", COUNT_OR_ZERO)
+    num_heads: int = field(0, "Query heads.", COUNT_OR_ZERO)
+    num_kv_heads: int = field(0, "Key and value heads.", COUNT_OR_ZERO)
+    ffn_width: int = field(0, "Hidden channels of the MLP.", COUNT_OR_ZERO)
+    head_width: int = field(0, "Channels of a head.", COUNT_OR_ZERO)
 
   @section
   class Collectives:
     """All-reduces over tensor ranks, which a profile does not contain."""
 
-    per_layer: int = field(2, "All-reduces of a layer.", COUNT_OR_NONE)
+    per_layer: int = field(2, "All-reduces of a layer.", COUNT_OR_ZERO)
     bandwidth: float = field(
       0.0, "Bytes per second between two ranks; 0 for that of the log.",
       NOT_NEGATIVE,
@@ -91,7 +91,7 @@ class VLLMLog:
   )
   model: Sizes = field(Sizes, "Sizes of the model.")
   ranks: int = field(
-    0, "Tensor ranks; 0 for the number of the log.", COUNT_OR_NONE
+    0, "Tensor ranks; 0 for the number of the log.", COUNT_OR_ZERO
   )
   collectives: Collectives = field(
     Collectives, "All-reduces over tensor ranks."
@@ -102,14 +102,14 @@ class VLLMLog:
     "profile.", FRACTION,
   )
   num_requests: int = field(
-    0, "Number of requests of the log; 0 for all.", COUNT_OR_NONE
+    0, "Number of requests of the log; 0 for all.", COUNT_OR_ZERO
   )
   prefixes: str = field(
     "auto", 'Common prefixes of prompts: "published" for those in the log\'s '
     'prefixes.csv, "none", or the path of the workload\'s file; "auto" uses '
     "prefixes.csv or else the workload's file, if it is found.",
   )
-  server: Server = field(Server, "Options of vLLM in that run.")
+  server: Server = field(Server, "Options of the logged vLLM server.")
   percentiles: tuple[int, ...] = field(
     (50, 90, 95, 99), "Percentiles to compare.",
     Range(0, 100, whole=True),

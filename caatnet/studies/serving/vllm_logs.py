@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import numpy as np
 import yaml
 
-from caatnet.serving.engine.times import AllReduces, Attention, Profile
+from caatnet.serving.engine.times import AllReduces, AttentionTimes, Profile
 from caatnet.studies.serving import vllm_fields
 from parallel.base import schema
 from parallel.base.checks import known
@@ -43,7 +43,7 @@ from parallel.plans.workload import Transformer
 
 SOURCE = "casys-kaist/LLMServingSim (MIT licence)"
 _FOLDER = pathlib.Path(__file__).parent / "logs"
-INCLUDED = tuple(sorted(p.name for p in _FOLDER.iterdir() if p.is_dir()))
+INCLUDED_LOGS = tuple(sorted(p.name for p in _FOLDER.iterdir() if p.is_dir()))
 # Sizes of logged models, by their name in ``config.json``.
 MODELS = {
   "meta-llama/Llama-3.1-8B": Transformer(128256, 4096, 32, 32, 8, 14336),
@@ -52,13 +52,15 @@ MODELS = {
   ),
 }
 # Operations of a layer, in their order; layernorm runs twice.
-_PER_LAYER = (
+_LAYER_OPERATIONS = (
   "layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj",
   "act_fn", "down_proj",
 )
-_OPTIONAL = ("qk_norm",)  # operation of a layer that some models lack
-_ONCE = ("embedding", "final_layernorm")
-_PER_SEQUENCE = ("lm_head", "sampler")
+_OPTIONAL_OPERATIONS = (
+  "qk_norm",
+)  # operation of a layer that some models lack
+_SINGLE_OPERATIONS = ("embedding", "final_layernorm")
+_SEQUENCE_OPERATIONS = ("lm_head", "sampler")
 # Largest number of tokens of a request.
 _MAX_TOKENS = 2**24
 _TokenCount = Annotated[int, Field(ge=0, le=_MAX_TOKENS)]
@@ -98,7 +100,7 @@ class _Request(OpenSchema):
   last_token_ts: Seconds
 
 
-class _Second(OpenSchema):  # row of timeseries.csv
+class _TimeSeriesRow(OpenSchema):  # row of timeseries.csv
   t: NotNegative
   running: NotNegative
   waiting: NotNegative
@@ -106,9 +108,10 @@ class _Second(OpenSchema):  # row of timeseries.csv
 
 
 # Known fields of requests.jsonl and timeseries.csv, also those without effect.
-_REQUEST = {*_Request.model_fields, "arrival_time"}
-_SERIES = {
-  *_Second.model_fields, "prompt_throughput", "prompt_compute_throughput",
+_REQUEST_FIELDS = {*_Request.model_fields, "arrival_time"}
+_SERIES_FIELDS = {
+  *_TimeSeriesRow.model_fields, "prompt_throughput",
+  "prompt_compute_throughput",
   "prompt_cached_throughput", "gen_throughput", "preempted",
 }
 
@@ -123,19 +126,19 @@ class _Prompt(OpenSchema):
   input_tok_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
-class _Dense(OpenSchema):
+class _DenseRow(OpenSchema):
   layer: str
   count: NotNegative = Field(alias="tokens")
   time_us: Seconds
 
 
-class _PerSequence(OpenSchema):
+class _PerSequenceRow(OpenSchema):
   layer: str
   count: NotNegative = Field(alias="sequences")
   time_us: Seconds
 
 
-class _Point(OpenSchema):  # row of attention.csv
+class _AttentionRow(OpenSchema):  # row of attention.csv
   prefill_chunk: _TokenCount
   kv_prefill: _TokenCount
   n_decode: _TokenCount
@@ -186,7 +189,7 @@ def load(name: str) -> Log:
   """Reads a log.
 
   Args:
-    name: One of `INCLUDED`, or a folder.
+    name: One of `INCLUDED_LOGS`, or a folder.
 
   Raises:
     ValueError: A file is missing or damaged, or has a field of a server that is
@@ -197,23 +200,26 @@ def load(name: str) -> Log:
     >>> log.model, log.ranks, len(log.requests)
     ('Qwen/Qwen3-32B', 2, 300)
   """
-  folder = _FOLDER / name if name in INCLUDED else pathlib.Path(name)
+  folder = _FOLDER / name if name in INCLUDED_LOGS else pathlib.Path(name)
   if not name or not folder.is_dir():
     raise ValueError(
-      f"config.log={name!r} must be a folder or one of {', '.join(INCLUDED)}"
+      f"config.log={name!r} must be a folder or one of "
+      f"{', '.join(INCLUDED_LOGS)}"
     )
   with _reading(folder, "requests.jsonl") as text:
     requests = _requests(text)
   with _reading(folder, "timeseries.csv") as text:
-    rows = [row for _, row in parse_table(_Second, text)]
+    rows = [row for _, row in parse_table(_TimeSeriesRow, text)]
     if not rows:
       raise ValueError("the file must have at least one row")
-    vllm_fields.check([*csv.DictReader(text.splitlines())], _SERIES)
+    vllm_fields.check([*csv.DictReader(text.splitlines())], _SERIES_FIELDS)
     if len({row.t for row in rows}) < len(rows):
-      raise ValueError(f"a time t is listed twice: {vllm_fields.REPLICAS}")
+      raise ValueError(
+        f"a time t is listed twice: {vllm_fields.REPLICAS_REASON}"
+      )
     series = {
       key: np.array([getattr(row, key) for row in rows])
-      for key in _Second.model_fields
+      for key in _TimeSeriesRow.model_fields
     }
   server = _server(folder)
   return Log(
@@ -223,7 +229,7 @@ def load(name: str) -> Log:
 
 
 def _ranks(server: ServerSettings) -> dict[str, int]:
-  """Returns name -> number of tensor ranks, for all names that a log uses."""
+  """Returns field -> number of tensor ranks, for the fields that a log has."""
   names = (
     "tp_size", "tensor_parallel_size", "num_npus", "world_size_across_dp"
   )
@@ -241,14 +247,14 @@ def _server(folder: pathlib.Path) -> ServerSettings:
         if file == "config.json" and "model_type" in fields:
           continue  # the config of the model, not of the simulator
         vllm_fields.check(fields, ServerSettings.model_fields)
-        found |= vllm_fields.first(fields, ServerSettings.model_fields)
+        found |= vllm_fields.first_values(fields, ServerSettings.model_fields)
         server = schema.check(ServerSettings, found)
         ranks = _ranks(server)
         if len({*ranks.values()}) > 1:
           raise ValueError(
             f"{', '.join(f'{k}={n}' for k, n in ranks.items())} in config.json "
-            "and meta.json must be equal: of one log, and of one engine whose "
-            "ranks are tensor ranks"
+            "and meta.json must be equal: both files must be of one log, and "
+            "all ranks of its engine must be tensor ranks"
           )
         if not server.model_name and not server.model:
           raise ValueError("the file must name the model (model_name or model)")
@@ -259,13 +265,13 @@ def profile_folder(log: Log, given: str, ranks: int) -> pathlib.Path:
   """Returns the folder of a device's measured times.
 
   The folder is ``given`` (``config.profile``) or, by default, ``profile`` in
-  the log's folder or else the one in LLMServingSim's repository. If it has a
-  subfolder ``tpN`` for N ranks, that is returned instead.
+  the log's folder or else the folder in LLMServingSim's repository. If it has a
+  subfolder ``tpN`` for N ranks, the subfolder is returned instead.
   """
   folder = pathlib.Path(given or log.folder / "profile")
   if not given and not folder.is_dir():
     perf = f"profiler/perf/{log.server.hardware}/{log.model}/bf16"
-    folder = _upwards(log.folder, perf) or folder
+    folder = _find_in_parents(log.folder, perf) or folder
   if not folder.is_dir():
     raise ValueError(
       f"config.profile={str(folder)!r} is not a folder; set it to the measured "
@@ -275,7 +281,7 @@ def profile_folder(log: Log, given: str, ranks: int) -> pathlib.Path:
   return of_ranks if of_ranks.is_dir() else folder
 
 
-def profile(
+def read_profile(
   folder: pathlib.Path, model: Transformer, ranks: int = 1,
   all_reduces: AllReduces | None = None, skew: float | None = None,
   scale: float = 1.0,
@@ -297,13 +303,17 @@ def profile(
   """
   skew = _skew(folder, model, ranks, skew)
   tables = {}
-  for file, row in ("dense", _Dense), ("per_sequence", _PerSequence):
+  for file, row in ("dense", _DenseRow), ("per_sequence", _PerSequenceRow):
     with _reading(folder, f"{file}.csv") as text:
-      tables[file] = _times(row, text)
+      tables[file] = _parse_operation_times(row, text)
   dense, heads = tables["dense"], tables["per_sequence"]
-  layer = [*_PER_LAYER, *(name for name in _OPTIONAL if name in dense)]
+  layer = [
+    *_LAYER_OPERATIONS,
+    *(name for name in _OPTIONAL_OPERATIONS if name in dense)
+  ]
   for file, found, names in (
-    ("dense", dense, {*layer, *_ONCE}), ("per_sequence", heads, _PER_SEQUENCE)
+    ("dense", dense, {*layer, *_SINGLE_OPERATIONS}),
+    ("per_sequence", heads, _SEQUENCE_OPERATIONS)
   ):
     if {*found} != {*names}:
       different = ", ".join(sorted({*found} ^ {*names}))
@@ -312,16 +322,16 @@ def profile(
         f"transformer; the difference: {different}"
       )
   with _reading(folder, "attention.csv") as text:
-    attention = Attention({
+    attention = AttentionTimes({
       (row.prefill_chunk, row.kv_prefill, row.n_decode, row.kv_decode):
         row.time_us * 1e-6
-      for _, row in parse_table(_Point, text)
+      for _, row in parse_table(_AttentionRow, text)
     })
   return Profile(
     model.num_layers,
     [dense[name] for name in layer],
-    [dense[name] for name in _ONCE],
-    [heads[name] for name in _PER_SEQUENCE],
+    [dense[name] for name in _SINGLE_OPERATIONS],
+    [heads[name] for name in _SEQUENCE_OPERATIONS],
     attention,
     scale,
     skew,
@@ -329,7 +339,7 @@ def profile(
   )
 
 
-def prefixes_of(log: Log, prefixes: str) -> str:
+def resolve_prefixes(log: Log, prefixes: str) -> str:
   """Returns ``prefixes``, or the source that "auto" selects.
 
   "auto" selects "published" if the log has ``prefixes.csv``, else the path of
@@ -340,7 +350,7 @@ def prefixes_of(log: Log, prefixes: str) -> str:
   if _find(log.folder, "prefixes.csv"):
     return "published"
   path = log.server.dataset_path
-  return str((path and _upwards(log.folder, path)) or "none")
+  return str((path and _find_in_parents(log.folder, path)) or "none")
 
 
 def prompts(
@@ -350,9 +360,9 @@ def prompts(
 
   Args:
     log: The log.
-    prefixes: Source of common prefixes (`prefixes_of`): "published" for those
-      in the log's ``prefixes.csv``; "none"; or the path of the workload's file,
-      whose tokens are read.
+    prefixes: Source of common prefixes (`resolve_prefixes`): "published" for
+      those in the log's ``prefixes.csv``; "none"; or the path of the workload's
+      file, whose tokens are read.
     num_requests: Number of requests, from the first; None for all.
 
   Raises:
@@ -429,7 +439,7 @@ def model_of(log: Log, sizes: Mapping[str, Any]) -> Transformer:
       "config.model.path to the model's published config.json, or "
       f"{', '.join(missing)}"
     )
-  return dataclasses.replace(_published(file), **given)
+  return dataclasses.replace(_read_published_sizes(file), **given)
 
 
 def _model_file(log: Log, path: str) -> pathlib.Path | None:
@@ -440,16 +450,16 @@ def _model_file(log: Log, path: str) -> pathlib.Path | None:
   own = _find(log.folder, "config.json")
   if own is not None and not log.server.model_name:
     return own  # no config of the simulator
-  return _upwards(log.folder, f"configs/model/{log.model}.json")
+  return _find_in_parents(log.folder, f"configs/model/{log.model}.json")
 
 
-def _published(path: pathlib.Path) -> Transformer:
+def _read_published_sizes(path: pathlib.Path) -> Transformer:
   """Reads the sizes of a published model."""
   from caatnet.interop import families  # imported here, since it imports jax
 
   with _reading(path.parent, path.name) as text:
     schema.parse(OpenSchema, text)
-    section, wrong = families.parse(json.loads(text))
+    section, wrong = families.parse_published_config(json.loads(text))
     if wrong:
       raise ValueError(
         f"{'; '.join(wrong)}; set all sizes in config.model if it is dense"
@@ -462,8 +472,8 @@ def _published(path: pathlib.Path) -> Transformer:
 def num_pages(log: Log, model: Transformer, ranks: int, page_size: int) -> int:
   """Returns the number of pages that fit in memory together with the weights.
 
-  Newer logs contain vLLM's number of blocks, which is used. In older ones,
-  LLMServingSim chose ``mem_size`` such that the formula gives that number.
+  Newer logs contain vLLM's number of blocks, which is used. In older logs,
+  LLMServingSim chose ``mem_size`` such that this formula gives the number.
   """
   server = log.server
   if server.num_gpu_blocks and ranks == log.ranks:
@@ -497,7 +507,7 @@ def _find(folder: pathlib.Path, name: str) -> pathlib.Path | None:
   return next((path for path in paths if path.is_file()), None)
 
 
-def _upwards(folder: pathlib.Path, path: str) -> pathlib.Path | None:
+def _find_in_parents(folder: pathlib.Path, path: str) -> pathlib.Path | None:
   """Returns ``path`` below a folder or one of its parents; None without it."""
   folder = folder.resolve()
   places = (place / path for place in (folder, *folder.parents))
@@ -509,10 +519,14 @@ def _requests(text: str) -> list[dict[str, float]]:
   found = [row for _, row in parse_lines(_Request, text)]
   if not found:
     raise ValueError("the file must have at least one request")
-  vllm_fields.check([json.loads(line) for line in text.splitlines()], _REQUEST)
+  vllm_fields.check(
+    [json.loads(line) for line in text.splitlines()], _REQUEST_FIELDS
+  )
   ids = [row.request_id for row in found if row.request_id is not None]
   if len({*ids}) < len(ids):
-    raise ValueError(f"a request_id is listed twice: {vllm_fields.REPLICAS}")
+    raise ValueError(
+      f"a request_id is listed twice: {vllm_fields.REPLICAS_REASON}"
+    )
   found.sort(key=lambda row: row.queued_ts)
   first = found[0].queued_ts
   return [
@@ -527,8 +541,8 @@ def _requests(text: str) -> list[dict[str, float]]:
   ]
 
 
-def _times(
-  row: type[_Dense | _PerSequence], text: str
+def _parse_operation_times(
+  row: type[_DenseRow | _PerSequenceRow], text: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """Returns operation -> numbers of tokens or sequences, and their seconds."""
   found: dict[str, list[tuple[float, float]]] = {}

@@ -3,7 +3,7 @@
 from caatnet.schema import register
 from caatnet.schema.fields import (
   COUNT,
-  COUNT_OR_NONE,
+  COUNT_OR_ZERO,
   INNER_FRACTION,
   POSITIVE,
   field,
@@ -45,7 +45,7 @@ class Utilisation:
       COUNT,
     )
     overlap_steps: tuple[int, ...] = field(
-      (0, 1, 2, 5), "Candidates for the overlap, in steps.", COUNT_OR_NONE
+      (0, 1, 2, 5), "Candidates for the overlap, in steps.", COUNT_OR_ZERO
     )
     bits: tuple[float, ...] = field(
       (16, 8, 4), "Candidates for the bits of a parameter on the link, which "

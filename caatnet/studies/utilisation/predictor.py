@@ -25,7 +25,7 @@ import dataclasses
 import numpy as np
 
 from parallel.base.checks import at_least, not_negative, positive
-from parallel.plans.outer.fragment_plan import FragmentTimes
+from parallel.plans.outer.fragment_plan import FragmentSchedule
 
 FORWARD = "forward"
 BACKWARD_ACTIVATIONS = "backward for activations"
@@ -74,7 +74,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Method:
+class SyncMethod:
   """Low-communication method: layers reduced after each step, and waits.
 
   Attributes:
@@ -110,48 +110,50 @@ class Method:
       )
 
   @property
-  def times(self) -> FragmentTimes:
+  def times(self) -> FragmentSchedule:
     """For each fragment, the step of a period after which it is sent.
 
-    With several fragments, a further one has the parameters outside the layers.
+    With several fragments, an extra one has the parameters outside the layers.
     """
     several = self.num_fragments > 1
-    return FragmentTimes(self.sync_every, self.num_fragments + several)
+    return FragmentSchedule(self.sync_every, self.num_fragments + several)
 
   def layers_sent(self, step: int, num_layers: int) -> frozenset[int]:
     """Returns the layers that are reduced after a step, counted from 0."""
-    fragment = self.times.in_round(step)
+    fragment = self.times.due_fragment(step)
     if fragment is None or fragment >= self.num_fragments:
       return frozenset()  # no fragment is due, or the one outside the layers
     return frozenset(range(fragment, num_layers, self.num_fragments))
 
 
-def data_parallel() -> Method:
+def data_parallel() -> SyncMethod:
   """Returns data parallelism: reduces all layers after every step, 16 bits."""
-  return Method()
+  return SyncMethod()
 
 
-def diloco(sync_every: int) -> Method:
+def diloco(sync_every: int) -> SyncMethod:
   """Returns DiLoCo: reduces all layers after every H-th step, 16 bits.
 
   Source: arXiv 2311.08105.
   """
-  return Method(sync_every)
+  return SyncMethod(sync_every)
 
 
 def streaming(
   sync_every: int, num_layers: int, overlap_steps: int = 0, bits: float = 16
-) -> Method:
+) -> SyncMethod:
   """Returns Streaming DiLoCo with fragments of three layers.
 
   Source: arXiv 2501.18512.
   """
   fragments = max(1, num_layers // 3)  # three layers each, as in the paper
-  return Method(sync_every, fragments, overlap_steps, bits)
+  return SyncMethod(sync_every, fragments, overlap_steps, bits)
 
 
-def paper_methods(num_layers: int, sync_every: int = 100) -> dict[str, Method]:
-  """Returns the methods in the rows of the paper's table 4, by name."""
+def paper_methods(num_layers: int, sync_every: int = 100) -> dict[
+  str, SyncMethod
+]:
+  """Returns the methods of table 4 of arXiv 2501.18512, by name."""
   return {
     "data parallel": data_parallel(),
     "DiLoCo": diloco(sync_every),
@@ -162,12 +164,12 @@ def paper_methods(num_layers: int, sync_every: int = 100) -> dict[str, Method]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Node:
+class GraphNode:
   """Node of a step's graph.
 
   Attributes:
-    kind: One of the constants above. A reduction runs on the link, nodes of
-      all other kinds on the device.
+    kind: ``FORWARD``, ``BACKWARD_ACTIVATIONS`` or ``BACKWARD_PARAMETERS``, on
+      the device; or ``REDUCTION``, on the link.
     layer: Number of the layer; 0 is the first one of the forward pass.
     after: Indices in the graph of the nodes that must end before it starts.
   """
@@ -177,7 +179,7 @@ class Node:
   after: tuple[int, ...]
 
 
-def step_graph(num_layers: int) -> tuple[Node, ...]:
+def step_graph(num_layers: int) -> tuple[GraphNode, ...]:
   """Builds the 4 L - 1 nodes of a step that reduces all layers.
 
   Args:
@@ -188,7 +190,7 @@ def step_graph(num_layers: int) -> tuple[Node, ...]:
     fewer layers skips the reductions of other layers.
   """
   nodes = [
-    Node(FORWARD, layer, (layer - 1,) if layer else ())
+    GraphNode(FORWARD, layer, (layer - 1,) if layer else ())
     for layer in range(num_layers)
   ]
   # Node that produced the gradient of the current layer's output: initially the
@@ -199,9 +201,9 @@ def step_graph(num_layers: int) -> tuple[Node, ...]:
     # Both backward nodes of a layer need that gradient, but not each other.
     if layer:
       upstream = len(nodes)
-      nodes.append(Node(BACKWARD_ACTIVATIONS, layer, gradient))
-    nodes.append(Node(BACKWARD_PARAMETERS, layer, gradient))
-    nodes.append(Node(REDUCTION, layer, (len(nodes) - 1,)))
+      nodes.append(GraphNode(BACKWARD_ACTIVATIONS, layer, gradient))
+    nodes.append(GraphNode(BACKWARD_PARAMETERS, layer, gradient))
+    nodes.append(GraphNode(REDUCTION, layer, (len(nodes) - 1,)))
   return tuple(nodes)
 
 
@@ -228,7 +230,7 @@ class Period:
 
 def simulate(
   model: Model,
-  method: Method,
+  method: SyncMethod,
   bandwidth: float | Sequence[float] | np.ndarray,
   *,
   volume_factor: float = 1.0,
@@ -272,7 +274,7 @@ def simulate(
   num_layers, period = model.num_layers, method.sync_every
   # f b N / L: bits of one layer on the link.
   layer_bits = volume_factor * method.bits * model.parameters / num_layers
-  run = _Run(model, method, layer_bits / bandwidth, latency_s)
+  run = _Simulation(model, method, layer_bits / bandwidth, latency_s)
   for _ in range(_NUM_PERIODS):
     start, busy_before = run.device, run.link_busy
     run.period()
@@ -284,7 +286,7 @@ def simulate(
   return Period(elapsed, period * model.compute_seconds, busy)
 
 
-class _Run:
+class _Simulation:
   """Simulation of periods: times at which device and link become free.
 
   Attributes:
@@ -295,7 +297,7 @@ class _Run:
   def __init__(
     self,
     model: Model,
-    method: Method,
+    method: SyncMethod,
     transfer_s: np.ndarray,
     latency_s: float,
   ) -> None:
@@ -316,7 +318,7 @@ class _Run:
     self._gates: dict[int, np.ndarray] = {}
 
   def period(self) -> None:
-    """Simulates H steps."""
+    """Simulates one period of H steps."""
     overlap = self._method.overlap_steps
     for step, sent in enumerate(self._sent):
       if step in self._gates:
@@ -367,9 +369,9 @@ def bandwidth_grid() -> np.ndarray:
   return np.logspace(8, 12, 50)
 
 
-def lowest_bandwidth(
+def lowest_bandwidth_indices(
   model: Model,
-  method: Method,
+  method: SyncMethod,
   targets: Sequence[float],
   *,
   volume_factor: float = 1.0,

@@ -12,7 +12,7 @@ import dataclasses
 from caatnet.studies.utilisation.predictor import (
   Model,
   bandwidth_grid,
-  lowest_bandwidth,
+  lowest_bandwidth_indices,
   paper_methods,
 )
 
@@ -88,7 +88,7 @@ class Cell:
   notches: int | None
 
 
-def compare(volume_factor: float = 1.0) -> list[Cell]:
+def compare_with_table_4(volume_factor: float = 1.0) -> list[Cell]:
   """Computes table 4 and compares it with the paper's, cell by cell.
 
   Args:
@@ -101,7 +101,7 @@ def compare(volume_factor: float = 1.0) -> list[Cell]:
     methods = paper_methods(model.num_layers)
     rows = zip(methods.items(), PUBLISHED[model.name], strict=True)
     for (name, method), published in rows:
-      places = lowest_bandwidth(
+      places = lowest_bandwidth_indices(
         model, method, TARGETS, volume_factor=volume_factor
       )
       for target, theirs, place in zip(

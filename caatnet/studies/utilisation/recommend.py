@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import math
 
-from caatnet.studies.utilisation.predictor import Method, Model, simulate
+from caatnet.studies.utilisation.predictor import Model, SyncMethod, simulate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Recommendation:
     utilisation: Fraction of the time in which the device computes.
   """
 
-  method: Method
+  method: SyncMethod
   utilisation: float
 
 
@@ -85,7 +85,7 @@ def candidates(
   sync_every: Sequence[int],
   overlap_steps: Sequence[int],
   bits: Sequence[float],
-) -> Iterator[Method]:
+) -> Iterator[SyncMethod]:
   """Yields settings in the order of preference that `recommend` describes.
 
   Args:
@@ -98,11 +98,11 @@ def candidates(
     for overlap in sorted(overlap_steps):
       for width in sorted(bits, reverse=True):
         for fragments in sorted({1, max(1, num_layers // 3)}):
-          # `Method` requires tau and several fragments to be less than H, so
-          # with H = 1 only the plain setting is tried.
+          # `SyncMethod` requires tau and several fragments to be less than H,
+          # so with H = 1 only the plain setting is tried.
           plain = (overlap, fragments, width) == (0, 1, max(bits))
           if plain or max(overlap, fragments) < steps:
-            yield Method(steps, fragments, overlap, width)
+            yield SyncMethod(steps, fragments, overlap, width)
 
 
 def fewest_steps(

@@ -8,7 +8,7 @@ from parallel.base.report import Report, Table, pivot
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the paper's table, other models, the recommendation, and curves."""
+  """Returns table 4, other models, the recommendation, and a figure."""
   table, models = result["table"], result["models"]
   factor = (
     f"factor {result['volume_factor']:.4f} FITTED on this table"
@@ -21,13 +21,13 @@ def report(result: Mapping[str, Any]) -> Report:
       f"{factor}\n{table['exact']} of {table['num_cells']} cells are equal, "
       f"{table['within_one_notch']} within one of the 50 grid points\n"
       f"({result['source']})",
-      [c | {"text": f"{c['published']:.1f} / {_least(c['ours'])}"}
+      [c | {"text": f"{c['published']:.1f} / {_format_bandwidth(c['ours'])}"}
        for c in table["cells"]],
     ),
     _bandwidths(
       "Gbit/s that reach a compute utilisation (predicted, not measured)\n"
       f"({result['models_source']})",
-      [c | {"model": m["name"], "text": _least(c["gbit_s"])}
+      [c | {"model": m["name"], "text": _format_bandwidth(c["gbit_s"])}
        for m in models for c in m["cells"]],
     ),
     Table(
@@ -38,13 +38,13 @@ def report(result: Mapping[str, Any]) -> Report:
   ], lambda: _figure(result))
 
 
-def _least(gbit_s: float | None) -> str:
+def _format_bandwidth(gbit_s: float | None) -> str:
   """Formats the lowest sufficient bandwidth; "> 1000" for None."""
   return "> 1000" if gbit_s is None else f"{gbit_s:.1f}"
 
 
 def _bandwidths(title: str, cells: list[Mapping[str, Any]]) -> Table:
-  """Returns the texts of cells by model, method and target."""
+  """Returns a table of cell texts, with a column for each target."""
   cells = [c | {"target": f"{c['target']:.0%}"} for c in cells]
   return Table(
     title, "{model}, {method}=model, method | of.*",
@@ -80,7 +80,7 @@ def _recommendation(result: Mapping[str, Any]) -> list[Table | str]:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns utilisation against bandwidth, with the paper's cells as points."""
+  """Plots utilisation against bandwidth, with the paper's cells as points."""
   curves, cells = result["curves"], result["table"]["cells"]
   panels = plot.lines(
     [

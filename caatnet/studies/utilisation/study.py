@@ -15,7 +15,7 @@ import numpy as np
 from caatnet.studies.utilisation import predictor, published, recommend
 from caatnet.studies.utilisation.predictor import Model
 from parallel.base.checks import known
-from parallel.base.naming import naming
+from parallel.base.naming import prefix_error_keys
 from parallel.plans.hardware import links as hardware_links
 
 
@@ -26,7 +26,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/diloco/utilisation.py, as nested dicts.
 
   Returns:
-    Plain data: "table" (the paper's), "models" (bandwidths that other models
+    Plain data: "table" (table 4), "models" (bandwidths that other models
     need), "curves" (utilisation at all bandwidths of the grid) and
     "recommendation". Bandwidths are in Gbit/s.
 
@@ -37,7 +37,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   recommended = _recommend(config["recommend"], own)
   fitted = config["fitted_factor"]
   factor = published.FITTED_VOLUME_FACTOR if fitted else 1.0
-  cells = published.compare(factor)
+  cells = published.compare_with_table_4(factor)
   distances = [abs(c.notches) for c in cells if c.notches is not None]  # points
   grid = predictor.bandwidth_grid() / 1e9
   own_factor = config["recommend"]["volume_factor"]
@@ -62,7 +62,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       {
         **dataclasses.asdict(model),
         "volume_factor": f,
-        "cells": list(_cells(curves[model.name], grid)),
+        "cells": list(_lowest_bandwidths(curves[model.name], grid)),
       }
       for model, f in others
     ],
@@ -81,7 +81,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _own_model(config: Mapping[str, Any]) -> Model:
   """Builds the model in ``config.recommend``."""
   keys = ("parameters", "num_layers", "step_seconds")
-  with naming("config.recommend", keys):
+  with prefix_error_keys("config.recommend", keys):
     return Model(
       *(config[key] for key in keys), f"yours, {config['parameters'] / 1e9:g}B"
     )
@@ -90,7 +90,7 @@ def _own_model(config: Mapping[str, Any]) -> Model:
 def _curves(model: Model, volume_factor: float) -> dict[str, np.ndarray]:
   """Returns each method's utilisation at all bandwidths of the grid."""
   grid = predictor.bandwidth_grid()
-  with naming("config.recommend", ("volume_factor",)):
+  with prefix_error_keys("config.recommend", ("volume_factor",)):
     return {
       name: predictor.simulate(
         model, method, grid, volume_factor=volume_factor
@@ -99,10 +99,10 @@ def _curves(model: Model, volume_factor: float) -> dict[str, np.ndarray]:
     }
 
 
-def _cells(
+def _lowest_bandwidths(
   curves: Mapping[str, np.ndarray], gbit_s: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-  """Yields the lowest Gbit/s of each method and target; None without one."""
+  """Yields the lowest sufficient Gbit/s by method and target, or None."""
   for name, values in curves.items():
     for target in published.TARGETS:
       reached = gbit_s[values >= target]
@@ -114,7 +114,7 @@ def _cells(
 
 
 def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
-  """Recommends a setting and evaluates the paper's methods on the same link."""
+  """Returns the recommended setting, and table 4's methods on the same link."""
   known("config.recommend.link=", config["link"], hardware_links.KINDS)
   link = hardware_links.KINDS[config["link"]]
   bandwidth = 8 * link.bandwidth  # from bytes to bits per second
@@ -131,7 +131,7 @@ def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
       f"config.recommend.num_layers={model.num_layers} is too many for the "
       f"methods to compare: {error}"
     ) from error
-  with naming("config.recommend", config):
+  with prefix_error_keys("config.recommend", config):
     found = recommend.recommend(
       model, bandwidth, target, **choices, **factors
     )
@@ -163,5 +163,5 @@ def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
   }
 
 
-def _setting(method: predictor.Method, value: float) -> dict[str, Any]:
+def _setting(method: predictor.SyncMethod, value: float) -> dict[str, Any]:
   return {**dataclasses.asdict(method), "utilisation": float(value)}

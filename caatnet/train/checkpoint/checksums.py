@@ -31,13 +31,13 @@ import tensorstore
 from caatnet.train.checkpoint import row_sums
 
 ITEM = "checksums"
-_DIFFERS = "{} has another checksum than when it was written"
+_MISMATCH_MESSAGE = "{} has another checksum than when it was written"
 # Name of an array -> its dtype, and the checksum of each row in hex digits.
 Sums = Mapping[str, tuple[str, list[str]]]
 
 
 def of_tree(tree: Any, dtypes: Mapping[str, str] | None = None) -> Sums:
-  """Returns the checksums of whole arrays; collective over processes.
+  """Returns each array's dtype and row checksums; collective over processes.
 
   Args:
     tree: Tree of `jax.Array`.
@@ -54,7 +54,7 @@ def of_tree(tree: Any, dtypes: Mapping[str, str] | None = None) -> Sums:
       if shard.replica_id == 0:
         start = [part.start or 0 for part in shard.index]
         part = np.asarray(shard.data).astype(dtype, copy=False)
-        found += row_sums.of_part(part, start, x.shape)
+        found += row_sums.checksum_part(part, start, x.shape)
     return found
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -70,23 +70,23 @@ def of_tree(tree: Any, dtypes: Mapping[str, str] | None = None) -> Sums:
 
 
 def of_json(data: Any) -> str:
-  """Returns the CRC-32 of plain data in hex digits."""
+  """Returns the CRC-32 of data as JSON text, in hex digits."""
   return f"{zlib.crc32(json.dumps(data, sort_keys=True).encode()):08x}"
 
 
 def read(path: epath.Path) -> dict[str, Any] | None:
-  """Returns the checksums of a checkpoint; None if it has none.
+  """Returns a checkpoint's checksums by item; None if it has none.
 
   Raises:
-    ValueError: They are damaged, or cannot be read.
+    ValueError: If the checksums are damaged or cannot be read.
   """
   if not (path / ITEM).exists():
     return None
-  return _object(path, f"{ITEM}/metadata")
+  return _read_json(path, f"{ITEM}/metadata")
 
 
-def _object(path: epath.Path, file: str) -> dict[str, Any]:
-  """Returns a checkpoint's JSON file; ValueError with its name if damaged."""
+def _read_json(path: epath.Path, file: str) -> dict[str, Any]:
+  """Returns a JSON file's content; raises ValueError if it is damaged."""
   try:
     found = json.loads((path / file).read_text())
     for entry in found.get("array_metadatas", ()):  # as Orbax reads them
@@ -127,16 +127,16 @@ def hexes(rows: np.ndarray) -> list[str]:
 
 
 def compare(name: str, stored: list[str], found: list[str]) -> None:
-  """Raises ValueError if checksums of rows that both lists have differ."""
+  """Raises ValueError if two lists differ in a row that both of them have."""
   num = min(len(stored), len(found))
   if not num or stored[:num] != found[:num]:
-    raise ValueError(_DIFFERS.format(name))
+    raise ValueError(_MISMATCH_MESSAGE.format(name))
 
 
 def verify_json(item: str, stored: Mapping[str, Any], data: Any) -> None:
-  """Raises ValueError if data differ from their checksum, KeyError if none."""
+  """Raises ValueError if data have another checksum than the stored one."""
   if of_json(data) != stored[item]:
-    raise ValueError(_DIFFERS.format(item))
+    raise ValueError(_MISMATCH_MESSAGE.format(item))
 
 
 def check(
@@ -147,8 +147,8 @@ def check(
   Holds one storage chunk at a time in memory. Not collective over processes.
 
   Args:
-    path: The checkpoint. Without checksums, no array is read.
-    items: Names of items; those that the checkpoint lacks are ignored.
+    path: The checkpoint's path. If it has no checksums, no array is read.
+    items: Names of items; items that the checkpoint lacks are ignored.
 
   Raises:
     Exception: Of any type, at the first fault.
@@ -161,7 +161,7 @@ def check(
       continue
     url = str(path / item) + "/"
     base = url if "://" in url else f"file://{url}"
-    for file in _files(base):
+    for file in _iterate_ocdbt_files(base):
       if not (path / item / file).exists():
         raise ValueError(f"the file {item}/{file} is missing")
     sums = stored.get(item, {})
@@ -171,7 +171,7 @@ def check(
       *(f"{item}/array_metadatas/{place.name}" for place in arrays),
     ):
       if (path / file).exists():
-        _object(path, file)
+        _read_json(path, file)
     try:
       tree = ocp.StandardCheckpointHandler().metadata(path / item)
     except Exception as error:  # of any type, assertions included
@@ -187,21 +187,23 @@ def check(
       }, open=True, read=True).result()
       compare(f"{item}.{name}", rows, hexes(_of_store(store)))
   if "position" in stored:
-    verify_json("position", stored, _object(path, "position/metadata"))
+    verify_json("position", stored, _read_json(path, "position/metadata"))
 
 
 def _of_store(store: tensorstore.TensorStore) -> np.ndarray:
-  """Returns the checksums of a stored array, read by storage chunk."""
+  """Returns a stored array's row checksums, reading one chunk at a time."""
   found = np.zeros(row_sums.num_rows(store.shape), np.uint64)
   steps = store.chunk_layout.read_chunk.shape or ()
   starts = map(range, (0,) * store.ndim, store.shape, steps)
   for start in itertools.product(*starts):
     place = tuple(slice(i, i + n) for i, n in zip(start, steps, strict=True))
-    found += row_sums.of_part(store[place].read().result(), start, store.shape)
+    found += row_sums.checksum_part(
+      store[place].read().result(), start, store.shape
+    )
   return found
 
 
-def _files(base: str) -> Iterator[str]:
+def _iterate_ocdbt_files(base: str) -> Iterator[str]:
   """Yields the files to which an OCDBT database refers, by their paths."""
   store = tensorstore.KvStore.open(base).result()
   newest = tensorstore.ocdbt.dump(store).result()["versions"][-1]

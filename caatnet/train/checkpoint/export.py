@@ -9,12 +9,12 @@ from caatnet.train.elastic import membership
 from caatnet.train.experiment import Experiment
 
 
-def read(
+def read_params(
   experiment: Experiment,
   workdir: str | os.PathLike[str],
   step: int | None = None,
 ) -> tuple[Any, int]:
-  """Reads the parameters that the outer loop defines for evaluation.
+  """Reads the parameters to evaluate, such as the mean over workers.
 
   Args:
     experiment: The run.
@@ -28,21 +28,23 @@ def read(
     FileNotFoundError: If there is no such checkpoint.
     ValueError: If it is damaged, or does not match the experiment.
   """
-  stored, step = read_stored(experiment, workdir, step)
+  stored, step = read_stored_params(experiment, workdir, step)
   return to_whole(experiment.program, stored), step
 
 
-def read_stored(
+def read_stored_params(
   experiment: Experiment,
   workdir: str | os.PathLike[str],
   step: int | None = None,
 ) -> tuple[Any, int]:
-  """Reads the same parameters as `read`, as the ZeRO partition stores them."""
+  """Reads parameters like `read_params`, as shards of the ZeRO partition."""
   checkpointer = Checkpointer(workdir, experiment.program)
   abstract = experiment.abstract_state()
   params, outer, step, workers = checkpointer.restore_params(
     abstract.params, abstract.outer, step
   )
   checkpointer.close()
-  params, outer = membership.joined(experiment, params, outer, workers)
-  return experiment.make_export()(params, outer), step
+  params, outer = membership.init_new_workers(
+    experiment, params, outer, workers
+  )
+  return experiment.make_export_params()(params, outer), step

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from caatnet.program import Layout, Leaf, Program, by_end_of_path
+from caatnet.program import Layout, Leaf, Program, make_suffix_lookup
 
 
 def to_whole(program: Program, stored: Any) -> Any:
@@ -29,11 +29,11 @@ def to_whole(program: Program, stored: Any) -> Any:
     The same tree with whole arrays instead of arrays that are partitioned or
     cut over stages (parameters, and arrays with their layout such as moments).
     Whole arrays are sharded over devices along dims whose size is a multiple of
-    the number of devices, if there are any.
+    the number of devices, if such dims exist.
   """
-  if not _cut(program):
+  if not _needs_conversion(program):
     return stored
-  leaf_of = by_end_of_path(program.leaves, is_leaf=_is_leaf)
+  leaf_of = make_suffix_lookup(program.leaves, is_leaf=_is_leaf)
 
   def convert(path, x):
     leaf = leaf_of(path)
@@ -56,9 +56,9 @@ def to_stored(program: Program, whole: Any, shardings: Any) -> Any:
     whole: A training state or a part of it, with whole arrays.
     shardings: Tree of the same structure with the shardings of the result.
   """
-  if not _cut(program):
+  if not _needs_conversion(program):
     return whole
-  leaf_of = by_end_of_path(program.leaves, is_leaf=_is_leaf)
+  leaf_of = make_suffix_lookup(program.leaves, is_leaf=_is_leaf)
 
   def convert(path, x, sharding):
     leaf = leaf_of(path)
@@ -70,8 +70,8 @@ def to_stored(program: Program, whole: Any, shardings: Any) -> Any:
   return jax.tree.map_with_path(convert, whole, shardings)
 
 
-def _cut(program: Program) -> bool:
-  """Returns whether stored arrays differ from whole ones."""
+def _needs_conversion(program: Program) -> bool:
+  """Returns whether parameters are stored partitioned or cut over stages."""
   layout = program.layout
   return layout.shards is not None or layout.stages is not None
 
@@ -83,19 +83,19 @@ def _is_leaf(x: Any) -> bool:
 def _restore(
   layout: Layout, leaf: Leaf, lead: int, x: jax.Array
 ) -> jax.Array:
-  """Returns the whole parameter; ``lead`` dims precede its own dims."""
+  """Joins a parameter's shards, whose first ``lead`` dims are not its own."""
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if layout.shards is not None:
     x = layout.shards.restore(x, leaf.tensor)
   if stages is None or dim is None:
     return x
-  # A fragment of Streaming DiLoCo has only some layers, as many in each stage.
+  # A fragment of Streaming DiLoCo has some layers, equally many in each stage.
   rows = x.shape[lead] * x.shape[lead + 1 + dim]
   return stages.restore(x, dim, min(rows, leaf.shape[dim]), lead)
 
 
 def _store(layout: Layout, leaf: Leaf, lead: int, x: jax.Array) -> jax.Array:
-  """Returns the stored shards of a parameter; the inverse of `_restore`."""
+  """Cuts a whole parameter into stored shards; the inverse of `_restore`."""
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if stages is not None and dim is not None:
     x = stages.store(x, dim, lead)
@@ -109,10 +109,10 @@ def _whole_sharding(
 ) -> NamedSharding:
   """Returns the sharding of a whole parameter.
 
-  Whole parameters of a large model, replicated on all devices, would not fit.
-  So the array is cut over all data-parallel devices along the first dim of its
-  tensor that their number divides, and over stages along ``stage_dim`` if
-  possible. ``lead`` is the spec of the dims before the parameter's dims.
+  The whole parameters of a large model do not fit into each device. So the
+  array is cut over all data-parallel devices along its first suitable dim,
+  whose size is a multiple of their number, and over stages along ``stage_dim``
+  if possible. ``lead`` is the spec of the dims before the parameter's dims.
   """
   layout, p = program.layout, leaf.parameter
   cut: list[Any] = [*p.spec, *[None] * len(leaf.shape)][: len(leaf.shape)]
@@ -141,7 +141,7 @@ def _convert(
   lead: int,
   sharding: NamedSharding,
 ) -> Any:
-  """Converts an array; for a shape, returns the shape of the result."""
+  """Converts an array, or computes the result's shape from an array's shape."""
   if isinstance(x, jax.Array):
     # One program at a time: XLA:CPU has one thread per device for all programs,
     # so the collectives of concurrent programs can deadlock.

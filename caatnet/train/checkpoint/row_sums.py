@@ -33,12 +33,12 @@ def num_rows(shape: Sequence[int]) -> int:
   return shape[0] if shape and shape[0] <= _MAX_ROWS else 1
 
 
-def of_part(
+def checksum_part(
   x: np.ndarray,
   start: Sequence[int] | None = None,
   shape: Sequence[int] | None = None,
 ) -> np.ndarray:
-  """Returns what a part contributes to the checksums of an array's rows.
+  """Returns a part's contribution to the checksums of an array's rows.
 
   Args:
     x: The part, in elements of 1, 2, 4 or 8 bytes.
@@ -50,10 +50,10 @@ def of_part(
 
   Example:
     >>> x = np.arange(6.0).reshape(2, 3)
-    >>> parts = of_part(x[:, :2], (0, 0), (2, 3)) + of_part(
+    >>> parts = checksum_part(x[:, :2], (0, 0), (2, 3)) + checksum_part(
     ...   x[:, 2:], (0, 2), (2, 3)
     ... )
-    >>> bool((parts == of_part(x)).all())
+    >>> bool((parts == checksum_part(x)).all())
     True
   """
   shape = x.shape if shape is None else shape
@@ -67,7 +67,7 @@ def of_part(
       (
         np.einsum(
           "...i,i->...", total[..., i : i + _BLOCK],
-          _weights(dim, start[dim] + i, min(_BLOCK, x.shape[dim] - i)),
+          _hash_weights(dim, start[dim] + i, min(_BLOCK, x.shape[dim] - i)),
           dtype=np.uint64, casting="same_kind",
         ) for i in range(0, x.shape[dim], _BLOCK)
       ), np.zeros(x.shape[:dim], np.uint64),
@@ -78,8 +78,8 @@ def of_part(
 
 
 @functools.lru_cache(64)
-def _weights(dim: int, start: int, count: int) -> np.ndarray:
-  """Returns odd weights of positions of a dim (SplitMix64), uint64 [count]."""
+def _hash_weights(dim: int, start: int, count: int) -> np.ndarray:
+  """Returns odd weights of positions in a dim (SplitMix64), uint64 [count]."""
   first = (start + dim * 0xD1342543DE82EF95) % 2**64
   z = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(first)
   z *= np.uint64(0x9E3779B97F4A7C15)

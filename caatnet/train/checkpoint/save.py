@@ -43,7 +43,7 @@ class Checkpointer:
         which is safe while another process writes.
     """
     self._program = program
-    self.directory = files.folder(workdir) / "checkpoints"
+    self.directory = files.parse_folder(workdir) / "checkpoints"
     if not files.is_cloud(self.directory):
       self.directory = self.directory.absolute()
     self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
@@ -68,8 +68,8 @@ class Checkpointer:
 
   def num_workers(self, step: int | None = None) -> int:
     """Returns the number of workers in a step's checkpoint (None: newest)."""
-    step = self._existing(None) if step is None else step
-    with self._readable(step, ["params"]) as path:
+    step = self._resolve_step(None) if step is None else step
+    with self._open_for_reading(step, ["params"]) as path:
       params = ocp.StandardCheckpointHandler().metadata(path / "params")
     return jax.tree.leaves(params)[0].shape[0]
 
@@ -119,7 +119,7 @@ class Checkpointer:
       FileNotFoundError: If there is no such checkpoint.
       ValueError: If it is damaged, or does not match ``abstract``.
     """
-    step = self._existing(step)
+    step = self._resolve_step(step)
     # Whole arrays are read, sharded over devices, and then cut into shards.
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     abstract = to_whole(self._program, abstract)
@@ -158,14 +158,14 @@ class Checkpointer:
     """
     shardings = jax.tree.map(lambda x: x.sharding, (params, outer))
     whole = to_whole(self._program, (params, outer))
-    asked, step = step, self._existing(step)
+    asked, step = step, self._resolve_step(step)
     while True:
       try:
         workers = self.num_workers(step)
         read = self._read(step, _items(*whole))
         break
       except ValueError:
-        newest = self._existing(None)
+        newest = self._resolve_step(None)
         if asked is not None or newest == step:
           raise
         step = newest
@@ -181,15 +181,16 @@ class Checkpointer:
       step: The step of the checkpoint; None for the newest one.
 
     Returns:
-      Tree of `slices.Stored`, ``[workers, ...]``, and the checkpoint's step.
+      Tree of `slices.StoredArray`, ``[workers, ...]``, and the checkpoint's
+      step.
 
     Raises:
       FileNotFoundError: If there is no such checkpoint.
       ValueError: If it is damaged, or does not match the program.
     """
-    step = self._existing(step)
-    with self._readable(step, ["params"]) as path:
-      if self._sums(step) is not None:
+    step = self._resolve_step(step)
+    with self._open_for_reading(step, ["params"]) as path:
+      if self._read_checksums(step) is not None:
         checksums.check(path, ["params"])
       names = self._program.stored_shapes
       return slices.open_params(self.directory, step, names), step
@@ -217,16 +218,16 @@ class Checkpointer:
       name: ocp.args.StandardRestore(x, strict=equal)
       for name, x in trees.items()
     }
-    with self._readable(step, items) as path:
+    with self._open_for_reading(step, items) as path:
       read = self._reader.restore(path, args=ocp.args.Composite(**items))
-      if (sums := self._sums(step)) is not None:
+      if (sums := self._read_checksums(step)) is not None:
         for name in trees:
           checksums.verify(name, sums, read[name])
         if "position" in items:
           checksums.verify_json("position", sums, read.position)
       return read
 
-  def _sums(self, step: int) -> dict[str, Any] | None:
+  def _read_checksums(self, step: int) -> dict[str, Any] | None:
     """Returns the checksums of a checkpoint; prints a line if it has none."""
     path = self.directory / str(step)
     found = checksums.read(path)
@@ -238,10 +239,10 @@ class Checkpointer:
     return found
 
   def _error(self, step: int, reason: str) -> ValueError:
-    """Returns the error of a checkpoint that cannot be read.
+    """Returns an error that names a checkpoint's fault and an intact one.
 
-    Reads the checkpoint completely to find its fault, and then others, the
-    newest first, until one is intact.
+    Reads the checkpoint completely to find its fault, and then other
+    checkpoints, the newest first, until one is intact.
     """
     path = self.directory / str(step)
     if not (found := _fault(path)):  # as far as checksums tell
@@ -261,7 +262,9 @@ class Checkpointer:
     return ValueError(text)
 
   @contextlib.contextmanager
-  def _readable(self, step: int, items: Iterable[str]) -> Iterator[epath.Path]:
+  def _open_for_reading(
+    self, step: int, items: Iterable[str]
+  ) -> Iterator[epath.Path]:
     """Yields a checkpoint's path; a read error becomes a one-line ValueError.
 
     Raises:
@@ -286,11 +289,11 @@ class Checkpointer:
         raise
       raise self._error(step, _first_line(cause)) from error
 
-  def _existing(self, step: int | None) -> int:
-    """Returns ``step``, or for None the newest one, if the checkpoint exists.
+  def _resolve_step(self, step: int | None) -> int:
+    """Returns ``step`` if it has a checkpoint; for None, the newest step.
 
     Raises:
-      FileNotFoundError: If it does not.
+      FileNotFoundError: If there is no such checkpoint.
     """
     steps = self.steps()
     if not steps:
@@ -312,21 +315,21 @@ def waiting_for_arrays() -> Iterator[None]:
   loop and print a traceback.
   """
   policy = asyncio.get_event_loop_policy()
-  asyncio.set_event_loop_policy(_Loops())
+  asyncio.set_event_loop_policy(_EventLoopPolicy())
   try:
     yield
   finally:
     asyncio.set_event_loop_policy(policy)
 
 
-class _Loops(asyncio.DefaultEventLoopPolicy):
-  """Policy that creates event loops of type `_Loop`."""
+class _EventLoopPolicy(asyncio.DefaultEventLoopPolicy):
+  """Policy that creates event loops of type `_DrainingEventLoop`."""
 
   def new_event_loop(self) -> asyncio.AbstractEventLoop:
-    return _Loop()
+    return _DrainingEventLoop()
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _DrainingEventLoop(asyncio.SelectorEventLoop):
   """Event loop that closes after all of its tasks have ended.
 
   After a failed write, such as on a full disk, Orbax cancels all other writes.
@@ -350,22 +353,22 @@ class _Loop(asyncio.SelectorEventLoop):
 def _items(params: Any, outer: Any) -> dict[str, Any]:
   """Returns the checkpoint items "params" and "outer".
 
-  An empty state has no item, since Orbax does not write empty trees.
+  There is no "outer" if it is empty, since Orbax does not write empty trees.
   """
   return {"params": params} | ({"outer": outer} if outer else {})
 
 
 def _all_items(state: TrainState) -> dict[str, Any]:
-  """Returns the checkpoint items that hold all arrays of a state."""
+  """Returns all arrays of a state by checkpoint item: params, outer, rest."""
   rest = {"opt_state": state.opt_state, "key": state.key, "step": state.step}
   return _items(state.params, state.outer) | {"rest": rest}
 
 
 def _fault(path: epath.Path) -> str:
-  """Returns the first fault of a checkpoint's files, "" for none."""
+  """Returns a line about the first fault in a checkpoint's files, or ""."""
   try:
     checksums.check(path)
-  except Exception as error:  # of any type, for damaged files
+  except Exception as error:  # damaged files cause errors of any type
     return _first_line(error)
   return ""
 

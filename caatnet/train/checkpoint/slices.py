@@ -20,14 +20,14 @@ from orbax.checkpoint import type_handlers
 import tensorstore
 
 from caatnet.train.checkpoint import checksums
-from caatnet.train.checkpoint.row_sums import num_rows, of_part
+from caatnet.train.checkpoint.row_sums import checksum_part, num_rows
 
 # Position of a slice: its indices in the leading dims.
-Place = tuple[int, ...]
+SliceIndex = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Sliced:
+class SlicedArray:
   """Array that is created slice by slice.
 
   Attributes:
@@ -41,10 +41,10 @@ class Sliced:
   shape: tuple[int, ...]
   dtype: np.dtype
   chunk: tuple[int, ...]
-  slices: Callable[[], Iterable[tuple[Place, np.ndarray]]]
+  slices: Callable[[], Iterable[tuple[SliceIndex, np.ndarray]]]
 
 
-class Stored:
+class StoredArray:
   """Array of a checkpoint that is read slice by slice."""
 
   def __init__(self, store: tensorstore.TensorStore) -> None:
@@ -58,11 +58,11 @@ class Stored:
   def dtype(self) -> np.dtype:
     return self._store.dtype.numpy_dtype
 
-  def rows(self, first: Place) -> Iterator[np.ndarray]:
+  def rows(self, first: SliceIndex) -> Iterator[np.ndarray]:
     """Yields ``self[first][i]`` for all i, reading every chunk once.
 
     Args:
-      first: Indices in the dims before i.
+      first: Indices in the leading dims; i is the index in the next one.
     """
     dim = len(first)
     step = self._store.chunk_layout.read_chunk.shape[dim]
@@ -70,13 +70,13 @@ class Stored:
       stop = min(start + step, self.shape[dim])
       yield from self._store[first][start:stop].read().result()
 
-  def at(self, place: Place) -> np.ndarray:
+  def at(self, place: SliceIndex) -> np.ndarray:
     """Reads the slice at a position."""
     return self._store[place].read().result()
 
 
-class InMemory:
-  """Array in memory with the interface of `Stored`."""
+class InMemoryArray:
+  """Array in memory with the interface of `StoredArray`."""
 
   def __init__(self, values: np.ndarray) -> None:
     self._values = values
@@ -85,11 +85,11 @@ class InMemory:
   def shape(self) -> tuple[int, ...]:
     return self._values.shape
 
-  def rows(self, first: Place) -> Iterator[np.ndarray]:
+  def rows(self, first: SliceIndex) -> Iterator[np.ndarray]:
     """Yields ``self[first][i]`` for all i."""
     yield from self._values[first]
 
-  def at(self, place: Place) -> np.ndarray:
+  def at(self, place: SliceIndex) -> np.ndarray:
     """Returns the slice at a position."""
     return self._values[place]
 
@@ -102,7 +102,7 @@ def write_params(
   Args:
     directory: The folder of all checkpoints, which exists.
     step: The step of the checkpoint, which is its name.
-    params: Tree of `Sliced`, ``[workers, ...]``.
+    params: Tree of `SlicedArray`, ``[workers, ...]``.
   """
   handler = _Handler()
   path = epath.Path(os.path.abspath(os.path.join(directory, str(step))))
@@ -128,9 +128,11 @@ def open_params(
     names: Any tree with the structure of the parameters.
 
   Returns:
-    The same tree with `Stored` leaves, ``[workers, ...]``.
+    The same tree with `StoredArray` leaves, ``[workers, ...]``.
   """
-  args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=Sliced), names)
+  args = jax.tree.map(
+    lambda _: ocp.RestoreArgs(restore_type=SlicedArray), names
+  )
   with _checkpointer(_Handler()) as checkpointer:
     return checkpointer.restore(
       os.path.abspath(os.path.join(directory, str(step))),
@@ -142,7 +144,7 @@ def open_params(
 
 def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
   """Returns an Orbax checkpointer that reads and writes in slices."""
-  handlers = type_handlers.create_type_handler_registry((Sliced, handler))
+  handlers = type_handlers.create_type_handler_registry((SlicedArray, handler))
   return ocp.Checkpointer(
     ocp.CompositeCheckpointHandler(
       params=ocp.PyTreeCheckpointHandler(type_handler_registry=handlers)
@@ -151,7 +153,7 @@ def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
 
 
 class _Handler(type_handlers.TypeHandler):
-  """Orbax handler that writes `Sliced` arrays and opens `Stored` ones.
+  """Orbax handler that writes `SlicedArray`s and opens `StoredArray`s.
 
   Attributes:
     sums: Checksums of the arrays that were written.
@@ -168,7 +170,7 @@ class _Handler(type_handlers.TypeHandler):
     self._idle.wait()
 
   def typestr(self) -> str:
-    # Recorded in the checkpoint, so that any reader treats it as numpy array.
+    # The checkpoint records it, so that any reader expects a numpy array.
     return "np.ndarray"
 
   async def metadata(self, infos: Sequence[Any]) -> Sequence[Any]:
@@ -176,7 +178,7 @@ class _Handler(type_handlers.TypeHandler):
 
   async def serialize(
     self,
-    values: Sequence[Sliced],
+    values: Sequence[SlicedArray],
     infos: Sequence[type_handlers.ParamInfo],
     args: Sequence[type_handlers.SaveArgs] | None = None,
   ) -> Sequence[Any]:
@@ -189,7 +191,7 @@ class _Handler(type_handlers.TypeHandler):
 
   async def _write(
     self,
-    values: Sequence[Sliced],
+    values: Sequence[SlicedArray],
     infos: Sequence[type_handlers.ParamInfo],
   ) -> None:
     """Writes all slices, one after another."""
@@ -209,7 +211,7 @@ class _Handler(type_handlers.TypeHandler):
             return
           await store[place].write(part)
           written += part.size
-          sums += of_part(
+          sums += checksum_part(
             part.reshape((1,) * len(place) + part.shape),
             (*place, *[0] * part.ndim), value.shape,
           )
@@ -222,13 +224,13 @@ class _Handler(type_handlers.TypeHandler):
     self,
     infos: Sequence[type_handlers.ParamInfo],
     args: Sequence[type_handlers.RestoreArgs] | None = None,
-  ) -> Sequence[Stored]:
+  ) -> Sequence[StoredArray]:
     """Opens the arrays without reading their data."""
     specs = [
       type_handlers.get_json_tspec_read(info, use_ocdbt=True) for info in infos
     ]
     return [
-      Stored(
+      StoredArray(
         await tensorstore.open(
           tensorstore.Spec(spec), open=True, read=True,
           context=info.ts_context,

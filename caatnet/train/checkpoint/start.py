@@ -1,8 +1,9 @@
 """Start of a run from another run's parameters: config.train.init_from.
 
 Tensor ranks sum only a fraction p of the channels (config.sync.p). Parameters
-are dense matrices cut over ranks, so those of a run at p = 1 fit any p. In a
-private channel, each rank then has only its summand of the former sum.
+are dense matrices cut over ranks, whatever p is, so a run with any p can start
+from a run with p = 1. A channel that is then no longer summed has on each rank
+only this rank's summand.
 """
 
 from collections.abc import Mapping
@@ -17,14 +18,16 @@ from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
 from parallel.base import files
 
-# Keys of ``config.model`` that do not change the function that it computes.
-_FREE = ("dtype", "remat", "unroll", "attention", "init_std")
+# Keys of ``config.model`` that do not change the function of the parameters.
+_IGNORED_MODEL_KEYS = ("dtype", "remat", "unroll", "attention", "init_std")
 
 
 def check(
   experiment: Experiment, workdir: epath.Path, tokens: Tokenizer | None
 ) -> None:
-  """Checks init_from's parameters, unless this run already has a checkpoint.
+  """Checks that a run can start from the parameters of ``init_from``.
+
+  A run that already has a checkpoint does not read them, so it is not checked.
 
   Args:
     experiment: The run.
@@ -41,7 +44,7 @@ def check(
     return
   if Checkpointer(workdir, experiment.program).steps():
     return
-  folder, key = _folder(experiment)
+  folder, key = _source_folder(experiment)
   if not (folder / "config.json").exists():
     raise FileNotFoundError(f"{key} holds no run (config.json)")
   theirs, ours = records.read_config(folder), experiment.config
@@ -56,14 +59,14 @@ def check(
   if algorithm != "data_parallel":
     raise ValueError(
       f"{key} has config.outer.algorithm={algorithm!r}: its workers have "
-      "different parameters; launch.convert writes those to evaluate"
+      "different parameters; launch.convert writes the ones for evaluation"
     )
 
 
 def check_model(
   where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> None:
-  """Checks that two runs compute the same function of their parameters.
+  """Checks that two runs have equal models and numbers of tensor ranks.
 
   Args:
     where: Name of the other run in the message.
@@ -76,7 +79,7 @@ def check_model(
   """
   differences = [
     f"config.{name}={there!r} there, {here!r} here"
-    for name, there, here in _compared(theirs, ours)
+    for name, there, here in _pair_config_values(theirs, ours)
     if there != here
   ]
   if differences:
@@ -99,7 +102,7 @@ def start_state(experiment: Experiment) -> tuple[TrainState, dict[str, Any]]:
     FileNotFoundError: If there is no checkpoint.
     ValueError: If the checkpoint is damaged.
   """
-  folder, _ = _folder(experiment)
+  folder, _ = _source_folder(experiment)
   checkpointer = Checkpointer(folder, experiment.program)
   abstract = experiment.abstract_state()
   params, _, step, _ = checkpointer.restore_params(abstract.params, {})
@@ -109,18 +112,18 @@ def start_state(experiment: Experiment) -> tuple[TrainState, dict[str, Any]]:
   return experiment.init_state(params), facts
 
 
-def _folder(experiment: Experiment) -> tuple[epath.Path, str]:
+def _source_folder(experiment: Experiment) -> tuple[epath.Path, str]:
   """Returns the other run's folder, and its name in messages."""
   key, path = "config.train.init_from", experiment.train.init_from
-  return files.folder(path, flag=key), f"{key}={path}"
+  return files.parse_folder(path, flag=key), f"{key}={path}"
 
 
-def _compared(
+def _pair_config_values(
   theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-  """Returns (key, other value, our value) of all keys that must be equal."""
+  """Returns (key, their value, our value) of all keys that must be equal."""
   model, our_model = theirs["model"], ours["model"]
-  keys = sorted((model.keys() | our_model.keys()) - {*_FREE})
+  keys = sorted((model.keys() | our_model.keys()) - {*_IGNORED_MODEL_KEYS})
   found = [(f"model.{key}", model.get(key), our_model.get(key)) for key in keys]
   tensor = (config["parallel"]["tensor"] for config in (theirs, ours))
   return [*found, ("parallel.tensor", *tensor)]

@@ -3,8 +3,8 @@
 A checkpoint has the arrays of all workers. If it is read for fewer workers, the
 last workers are dropped with their updates that have not been exchanged. If it
 is read for more workers, the arrays of new workers are zero and are filled here
-(`Joining.joined`): new workers start from the outer parameters, with a new
-inner optimizer at the run's schedule step.
+(`ElasticAdapter.joined`): new workers start from the outer parameters, with a
+new inner optimizer at the run's schedule step.
 """
 
 import itertools
@@ -15,7 +15,7 @@ import jax
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState, with_schedule_of
-from parallel.outer.joining import adapted, of_joined
+from parallel.outer.joining import elastic_adapter, set_joining_values
 
 
 def check(experiment: Experiment, checkpointer: Checkpointer) -> str:
@@ -38,8 +38,8 @@ def check(experiment: Experiment, checkpointer: Checkpointer) -> str:
   before, now = checkpointer.num_workers(step), _num_workers(experiment)
   if before == now:
     return ""
-  later, joining = itertools.count(step), adapted(experiment.outer)
-  border = next(s for s in later if joining.is_border(s))
+  later, joining = itertools.count(step), elastic_adapter(experiment.outer)
+  border = next(s for s in later if joining.is_round_boundary(s))
   if border > step:
     raise ValueError(
       f"config.parallel.worker={now}: the checkpoint of step {step} has "
@@ -50,15 +50,15 @@ def check(experiment: Experiment, checkpointer: Checkpointer) -> str:
   who = ", ".join(map(str, range(min(before, now), max(before, now))))
   what = (
     "starts from the outer parameters" if now > before else
-    "leaves, with updates that it has not sent"
+    "leaves, and its unsent updates are lost"
   )
   return (
-    f"{before} -> {now} at step {step}: worker {who} {what}; means in transit "
-    "arrive as planned"
+    f"{before} -> {now} at step {step}: worker {who} {what}; means that have "
+    "been sent are applied as planned"
   )
 
 
-def joined(
+def init_new_workers(
   experiment: Experiment, params: Any, outer: Any, before: int
 ) -> tuple[Any, Any]:
   """Fills in the parameters and the outer state of new workers.
@@ -77,9 +77,10 @@ def joined(
   leaves, tree = jax.tree.flatten((params, outer))
 
   # One program per array: within one program, the all-reduces of arrays with
-  # different shardings would have no order (`parallel.collectives.after`).
+  # different shardings would have no order
+  # (`parallel.collectives.order_after`).
   def fill(params, outer, number):
-    found = adapted(experiment.outer).joined(params, outer, before)
+    found = elastic_adapter(experiment.outer).joined(params, outer, before)
     return jax.tree.leaves(found)[number]
 
   return tree.unflatten(
@@ -90,20 +91,22 @@ def joined(
   )
 
 
-def state_of_all(
+def init_new_states(
   experiment: Experiment, state: TrainState, before: int
 ) -> TrainState:
-  """Fills in the training state of new workers; see `joined`."""
+  """Fills in the training state of new workers; see `init_new_workers`."""
   if before >= _num_workers(experiment):
     return state
-  params, outer = joined(experiment, state.params, state.outer, before)
+  params, outer = init_new_workers(
+    experiment, state.params, state.outer, before
+  )
 
   def fill(opt_state, params):
     first = jax.tree.map(lambda x: x[before], params)
     new = experiment.optimizer.init(first)
     # The schedule continues from the step of the previous workers.
     new = with_schedule_of(jax.tree.map(lambda x: x[0], opt_state), new)
-    return of_joined(opt_state, new, before)
+    return set_joining_values(opt_state, new, before)
 
   shardings = jax.tree.map(lambda x: x.sharding, state.opt_state)
   device = jax.tree.map(

@@ -1,12 +1,12 @@
 """Worker that consists of several processes; process 0 is the swarm's peer.
 
 The processes of a worker run the same programs in the same order, so events of
-the swarm must reach all of them at the same point of the program. While the
-peer waits, process 0 broadcasts events periodically: nothing yet, an attempt of
-a round, or the end. In an attempt all processes run the round's function. Data
-are gathered among the processes, exchanged by process 0, and the result is
-broadcast. All jax collectives of a process run in one thread, so a round never
-overlaps with steps.
+the swarm must reach all of them at the same point of the program. While process
+0 waits for the swarm, it periodically broadcasts an event: nothing yet, an
+attempt to complete a round, or the end of the wait. In an attempt all processes
+run the round's function; process 0 exchanges its data with other workers and
+broadcasts the results. All jax collectives of a process run in one thread, so a
+round never overlaps with steps.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,19 @@ from parallel.peers.membership.leases import Spans
 from parallel.peers.membership.revision import Revision
 from parallel.peers.membership.shared_state import State
 from parallel.peers.swarm import Swarm
-from parallel.peers.timeouts import Finished, Halted, Stopped
-from parallel.peers.transport.transfers import Lost
+from parallel.peers.timeouts import (
+  PeerHalted,
+  RunFinished,
+  StoppedByCoordinator,
+)
+from parallel.peers.transport.transfers import LinksLost
 
 _EVENT_S = 1.0  # interval of broadcasts while nothing happens, in seconds
-_ENDS = {x.__name__: x for x in (Halted, Finished, Stopped, ValueError)}
+_ERRORS_BY_NAME = {
+  x.__name__: x for x in (
+    PeerHalted, RunFinished, StoppedByCoordinator, ValueError
+  )
+}
 
 
 class SwarmView(NamedTuple):
@@ -36,10 +44,10 @@ class SwarmView(NamedTuple):
 
   Attributes:
     newest: The newest revision.
-    samples: Leased samples of the next contribution.
+    samples: Index ranges of the samples leased for the next contribution.
     counted: Whether the last contribution is in a committed round.
     me: The peer's id.
-    members: The members of the newest epoch.
+    members: Ids of the swarm's members.
   """
 
   newest: Revision
@@ -50,7 +58,7 @@ class SwarmView(NamedTuple):
 
 
 class ReplicatedSwarm:
-  """Replica of a swarm on each process of a worker; process 0 has the swarm."""
+  """`Swarm` for each process of a worker, of which only process 0 is a peer."""
 
   def __init__(self, swarm: Swarm | None) -> None:
     """Broadcasts the attributes of process 0's swarm.
@@ -64,7 +72,7 @@ class ReplicatedSwarm:
     )
 
   def __enter__(self) -> "ReplicatedSwarm":
-    self._follow(lambda: self._swarm.__enter__())
+    self._run_and_relay(lambda: self._swarm.__enter__())
     return self
 
   def __exit__(self, *_: Any) -> None:
@@ -77,7 +85,7 @@ class ReplicatedSwarm:
   @property
   def state(self) -> dict[str, Any]:
     """Shared state of the newest revision; see `Swarm`."""
-    return dict(self._view.newest.visible)
+    return dict(self._view.newest.state_without_leases)
 
   @property
   def checkpoint(self) -> tuple[int, State]:
@@ -95,16 +103,16 @@ class ReplicatedSwarm:
     return self._view.newest.digest
 
   def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
-    """Contributes to a round; see `Swarm`. Collective over the processes."""
+    """Contributes to a round; see `Swarm`. All processes must call it."""
 
     def give() -> None:
       self._swarm.give(part, self._relay_attempt, weight)
 
-    self._follow(give, lambda *args: combine(*args, part))
+    self._run_and_relay(give, lambda *args: combine(*args, part))
     return self.state
 
   def _relay_attempt(self, exchange: Any, state: State, part: Any) -> State:
-    """Passes an attempt to the main thread; called in a thread of the peer."""
+    """Runs a round's function in the main thread; called in a peer's thread."""
     del part
     answer: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     self._events.put(("attempt", (exchange, state, answer)))
@@ -113,7 +121,7 @@ class ReplicatedSwarm:
       raise error
     return made
 
-  def _follow(
+  def _run_and_relay(
     self, call: Callable[[], Any], attempt: Callable[..., State] | None = None
   ) -> None:
     """Runs a call on process 0, and handles its events on all processes.
@@ -124,21 +132,21 @@ class ReplicatedSwarm:
         attempt of a round; None if the call starts no round.
 
     Raises:
-      Halted: If the coordinator has ended.
-      Finished: If the swarm has finished training.
+      PeerHalted: If the coordinator has ended.
+      RunFinished: If the swarm has finished training.
     """
     if self._swarm is not None:
       self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
       threading.Thread(target=self._call, args=(call,), daemon=True).start()
     while True:
-      word, what = self._next()
+      word, what = self._next_event()
       if word == "attempt":
         self._attempt(what, attempt)
       elif word == "end":
         self._view = _broadcast(what)
         return
       elif word == "error":
-        raise _made(*_broadcast(what))
+        raise _make_error(*_broadcast(what))
 
   def _call(self, call: Callable[[], Any]) -> None:
     try:
@@ -151,8 +159,8 @@ class ReplicatedSwarm:
       swarm.newest, swarm.samples, swarm.counted, swarm.me, swarm.members
     )))
 
-  def _next(self) -> tuple[str, Any]:
-    """Returns the next event; processes other than 0 get only its name."""
+  def _next_event(self) -> tuple[str, Any]:
+    """Returns the next event's name and, on process 0 only, its content."""
     found: tuple[str, Any] = "", None
     if self._swarm is not None:
       try:
@@ -168,14 +176,14 @@ class ReplicatedSwarm:
     made, error = None, None
     try:
       made = attempt(exchange, state)
-    except Lost as lost:  # raised on all processes
+    except LinksLost as lost:  # raised on all processes
       error = lost
     if answer is not None:
       answer.put((made, error))
 
 
 class _Exchange:
-  """Replica of an exchange on each process; process 0 has the real exchange."""
+  """Exchange with other workers for each process; process 0 executes it."""
 
   def __init__(self, real: Any) -> None:
     self._real = real
@@ -185,12 +193,14 @@ class _Exchange:
     self.round, self.contributors, self.rank, self.weights = _broadcast(facts)
 
   def sum(self, x: np.ndarray, order: str = "direct") -> np.ndarray:
-    return self._run(lambda: self._real.sum(x, order))
+    return self._call_and_broadcast(lambda: self._real.sum(x, order))
 
   def gather(self, data: Any) -> list[Any]:
-    return self._run(lambda: [bytes(x) for x in self._real.gather(data)])
+    return self._call_and_broadcast(
+      lambda: [bytes(x) for x in self._real.gather(data)]
+    )
 
-  def _run(self, call: Callable[[], Any]) -> Any:
+  def _call_and_broadcast(self, call: Callable[[], Any]) -> Any:
     """Broadcasts the result of process 0's call, or raises its error on all."""
     value, failed = None, None
     if self._real is not None:
@@ -200,22 +210,22 @@ class _Exchange:
         failed = type(error).__name__, str(error)
     value, failed = _broadcast((value, failed))
     if failed is not None:
-      raise _made(*failed)
+      raise _make_error(*failed)
     return value
 
 
-def _made(kind: str, text: str) -> Exception:
-  """Returns the error of process 0, from the name of its class and its text."""
-  if kind == Lost.__name__:
-    return Lost(None, text)
-  return _ENDS.get(kind, RuntimeError)(text)
+def _make_error(kind: str, text: str) -> Exception:
+  """Returns the error that process 0 raised, from its class name and text."""
+  if kind == LinksLost.__name__:
+    return LinksLost(None, text)
+  return _ERRORS_BY_NAME.get(kind, RuntimeError)(text)
 
 
 def _broadcast(value: Any) -> Any:
-  """Returns process 0's value on all processes (a broadcast of pickles).
+  """Returns process 0's value on all processes, sent as a pickle.
 
   Raises:
-    ValueError: It arrived with another checksum.
+    ValueError: If the pickle arrived with another checksum.
   """
   data = np.frombuffer(pickle.dumps(value), np.uint8)
   facts = np.array([data.size, zlib.crc32(data)], np.uint32)
@@ -233,8 +243,8 @@ def _broadcast(value: Any) -> Any:
   return pickle.loads(room[:size].tobytes())
 
 
-def joined(make: Callable[[], Swarm]) -> Any:
-  """Returns a worker's membership in a swarm, for one or several processes.
+def replicate_swarm(make: Callable[[], Swarm]) -> Any:
+  """Returns a `Swarm`, or for a worker of several processes its replica.
 
   Args:
     make: Creates the membership; called on process 0 only.

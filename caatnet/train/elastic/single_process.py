@@ -1,15 +1,15 @@
 """Compiled programs and communication points of a single-process worker.
 
-A step without communication between workers is one program: the step of a run
-with one worker. Other steps are split where the outer loop communicates:
-`begin`, gradients, update and `finish` are separate programs, and `begin` and
-`finish` run in stages between exchanges (`parallel.outer.apart`). A worker has
+A step in which workers do not communicate is one program, the same as in a run
+with one worker. In other steps `begin`, gradients, update and `finish` of the
+outer loop are separate programs. `begin` and `finish` are further split at each
+collective, which the host executes (`parallel.outer.apart`). A worker has
 parameters ``[1, ...]`` and its private part of the outer loop's state. The rest
 of that state is shared by all workers.
 
-Workers that average gradients stay equal, and share parameters and inner
-optimizer. They communicate between the gradients and the update, in the hook
-"gradients", whose exchange computes the next parameters.
+If an outer loop averages gradients, workers stay equal and also share
+parameters and inner optimizer. They communicate between gradients and update,
+in the hook "gradients", which then returns the next parameters.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,25 +26,37 @@ import numpy as np
 from caatnet.train.experiment import Experiment
 from caatnet.train.gradients import worker_gradients
 from caatnet.train.inner import make_update
-from caatnet.train.state import TrainState, restarted, specs_like_outer
-from caatnet.train.step import told_of
+from caatnet.train.state import TrainState, reset_left_out, specs_like_outer
+from caatnet.train.step import outer_metrics
 from parallel.collectives import (
-  after,
   all_gather,
   each_lane,
+  order_after,
   ranks_here,
   varying,
 )
-from parallel.outer.apart import Alone, Apart, counting, whole
-from parallel.outer.base import OF_EACH, OWN, OuterLoop, Plan
-from parallel.outer.joining import adapted, over
+from parallel.outer.apart import (
+  LoopbackCollectives,
+  StagedFunction,
+  counting_axis,
+  to_host_array,
+)
+from parallel.outer.base import (
+  PER_WORKER_KEYS,
+  WORKER_DIM_KEYS,
+  OuterLoop,
+  Plan,
+)
+from parallel.outer.joining import elastic_adapter, with_worker_axis
 
-ALONE = Alone()
+NO_EXCHANGE = LoopbackCollectives()
 _HOOKS = ("begin", "gradients", "finish")
-_EQUAL = ("params", "opt_state")  # fields that equal workers share, too
+_EQUAL_WORKER_FIELDS = (
+  "params", "opt_state"
+)  # fields that are also shared if all workers stay equal
 
 
-class Event(NamedTuple):
+class CommunicationRound(NamedTuple):
   """Round of a worker: one point at which it communicates.
 
   Attributes:
@@ -84,7 +96,9 @@ class Programs:
     """
     self._outer, self._program = experiment.outer, experiment.program
     layout = self._program.layout
-    self.experiment, self.joining = experiment, adapted(experiment.outer)
+    self.experiment, self.joining = experiment, elastic_adapter(
+      experiment.outer
+    )
     self.options = layout.compiler_options() | dict(options or {})
     worker = layout.worker
     name = type(self._outer).__name__
@@ -100,7 +114,7 @@ class Programs:
         "config.outer.algorithm"
       )
     self._like = jax.eval_shape(self._outer.init, self._program.stored_shapes)
-    self._each = [key for key in OF_EACH if key in self._like]
+    self._each = [key for key in PER_WORKER_KEYS if key in self._like]
     if self._outer.equal:
       first = experiment.abstract_state()
       self._like |= {"params": first.params, "opt_state": first.opt_state}
@@ -112,15 +126,15 @@ class Programs:
       )
     self._whole: dict[Any, Any] = {}
     self._sends: dict[Any, tuple[str, ...]] = {}
-    self._events: list[Event] = []
-    self._more = self._enumerate()
+    self._events: list[CommunicationRound] = []
+    self._more = self._iterate_rounds()
     self._lock = threading.RLock()
     for step in self._outer.steady_round:  # raises for unsupported exchanges
       self.communicating_hooks(self._outer.plan(step))
 
   # Communication points.
 
-  def event(self, number: int) -> Event:
+  def event(self, number: int) -> CommunicationRound:
     """Returns the round with the given number, counted from 0."""
     with self._lock:
       while len(self._events) <= number:
@@ -131,7 +145,7 @@ class Programs:
     """Returns the first step of a round."""
     return self.event(number - 1).until if number else 0
 
-  def steps_of(self, number: int) -> int:
+  def num_steps(self, number: int) -> int:
     """Returns the number of steps of a round."""
     return self.event(number).until - self.start(number)
 
@@ -141,9 +155,9 @@ class Programs:
 
   def num_samples(self, number: int) -> int:
     """Returns the number of examples that a worker reads in a round."""
-    return self.steps_of(number) * self.experiment.data.batch_size
+    return self.num_steps(number) * self.experiment.data.batch_size
 
-  def _enumerate(self) -> Iterator[Event]:
+  def _iterate_rounds(self) -> Iterator[CommunicationRound]:
     """Yields all rounds in order."""
     waiting = None  # step of a "begin" whose result has not been received
     for step in itertools.count():
@@ -151,14 +165,14 @@ class Programs:
       hooks = self.communicating_hooks(plan)
       if "begin" in hooks:
         if waiting is not None:  # only one exchange may be in progress
-          yield Event(waiting, "begin", step)
+          yield CommunicationRound(waiting, "begin", step)
         waiting = step
       ends = [hook for hook in hooks if hook != "begin"]
       if waiting is not None and (ends or self.joining.awaits(plan)):
-        yield Event(waiting, "begin", step + 1)
+        yield CommunicationRound(waiting, "begin", step + 1)
         waiting = None
       for hook in ends:
-        yield Event(step, hook, step + 1)
+        yield CommunicationRound(step, hook, step + 1)
 
   def communicating_hooks(self, plan: Plan) -> tuple[str, ...]:
     """Returns the hooks of a step that communicate, in execution order.
@@ -170,8 +184,8 @@ class Programs:
     layout, found = self._program.layout, []
 
     def look(args):
-      axis, count = counting(layout.worker.name)
-      loop, params = over(self._outer, axis), args["params"]
+      axis, count = counting_axis(layout.worker.name)
+      loop, params = with_worker_axis(self._outer, axis), args["params"]
       numbered = Plan(plan.variant, args["numbers"])
       state = args["outer"] | {
         key: jnp.ones(axis.size) for key in self._each
@@ -192,7 +206,7 @@ class Programs:
       return varying(jnp.zeros(1), *layout.mesh.axis_names)
 
     state = self.experiment.abstract_state()
-    args = self._args(plan, params=state.params, outer=state.outer)
+    args = self._with_plan_numbers(plan, params=state.params, outer=state.outer)
     jax.eval_shape(jax.shard_map(
       look, mesh=layout.mesh, in_specs=(self._specs(args),),
       out_specs=P(layout.mesh.axis_names),
@@ -214,8 +228,8 @@ class Programs:
     return self._whole[plan.variant](state, batch, numbers)
 
   @property
-  def reads_gradients(self) -> bool:
-    """Whether the outer loop changes gradients by a received result."""
+  def changes_gradients(self) -> bool:
+    """Whether the outer loop changes gradients before the update."""
     return type(self._outer).gradients is not OuterLoop.gradients
 
   def update(self, state: TrainState, batch: Any) -> dict[str, Any]:
@@ -223,17 +237,21 @@ class Programs:
 
     This is one program, for outer loops that do not change gradients.
     """
-    return self._both(ALONE, {
+    return self._fused_program(NO_EXCHANGE, {
       "params": state.params, "batch": batch, "opt_state": state.opt_state,
     })
 
   def gradients(self, params: Any, batch: Any) -> dict[str, Any]:
     """Returns a batch's "loss" ``[1]`` and gradients, "grads"."""
-    return self._gradients(ALONE, {"params": params, "batch": batch})
+    return self._gradients_program(
+      NO_EXCHANGE, {"params": params, "batch": batch}
+    )
 
-  def updated(self, state: TrainState, found: Any) -> dict[str, Any]:
+  def update_from_gradients(
+    self, state: TrainState, found: Any
+  ) -> dict[str, Any]:
     """Returns the result of `update`, computed from that of `gradients`."""
-    return self._update(ALONE, found | {
+    return self._update_program(NO_EXCHANGE, found | {
       "params": state.params, "opt_state": state.opt_state,
       "outer": state.outer,
     })
@@ -244,7 +262,7 @@ class Programs:
     Args:
       hook: "begin", "gradients" or "finish".
       plan: The plan of the step.
-      exchange: Exchange with other workers; `ALONE` if the hook does not
+      exchange: Exchange with other workers; `NO_EXCHANGE` if the hook does not
         communicate.
       **args: "params" and "outer"; for "finish" also "updates"; for "gradients"
         also "loss", "grads" and "opt_state".
@@ -253,12 +271,14 @@ class Programs:
       A dict with "outer"; after "finish" also "params"; after "gradients" also
       "params", "opt_state", "loss" and "norms".
     """
-    return self._hook(hook, plan.variant)(exchange, self._args(plan, **args))
+    return self._hook_program(hook, plan.variant)(
+      exchange, self._with_plan_numbers(plan, **args)
+    )
 
   def end(
     self, params: Any, opt_state: Any, outer: Any, before: Any
   ) -> tuple[Any, Any]:
-    """Ends a step; a worker that was masked out gets a new inner optimizer.
+    """Ends a step; resets the inner optimizer of a worker that was excluded.
 
     Args:
       params: The worker's parameters after the step.
@@ -269,14 +289,14 @@ class Programs:
     Returns:
       The optimizer's state, and the outer loop's metrics of the step.
     """
-    found = self._end(ALONE, {
+    found = self._end_program(NO_EXCHANGE, {
       "params": params, "opt_state": opt_state, "outer": outer,
       "before": before,
     })
     return found["opt_state"], found["told"]
 
   @functools.cached_property
-  def _gradients(self) -> Apart:
+  def _gradients_program(self) -> StagedFunction:
     """Program of `gradients`."""
     program, accumulation = self._program, self.experiment.train.accumulation
 
@@ -287,14 +307,14 @@ class Programs:
       )
       return {"loss": loss, "grads": grads}
 
-    return self._apart(lambda *_: run)
+    return self._make_program(lambda *_: run)
 
   @functools.cached_property
-  def _update(self) -> Apart:
-    return self._apart(lambda *_: self._updating(self._outer))
+  def _update_program(self) -> StagedFunction:
+    return self._make_program(lambda *_: self._make_update(self._outer))
 
-  def _updating(self, loop: OuterLoop) -> Callable[[Any], Any]:
-    """Returns a function from gradients, which `loop` may adapt, to updates."""
+  def _make_update(self, loop: OuterLoop) -> Callable[[Any], Any]:
+    """Returns a function that computes updates from loss and gradients."""
     layout = self._program.layout
     update = make_update(
       self._program, self.experiment.optimizer, self.experiment.clip_norm
@@ -307,7 +327,7 @@ class Programs:
       updates, opt_state, norms = update(
         grads, args["opt_state"], args["params"]
       )
-      updates = after(updates, (loss, norms), layout.on_cpu)
+      updates = order_after(updates, (loss, norms), layout.on_cpu)
       return {
         "loss": loss, "updates": updates, "opt_state": opt_state,
         "norms": norms,
@@ -316,29 +336,36 @@ class Programs:
     return run
 
   @functools.cached_property
-  def _both(self) -> Apart:
-    """Program of `update`: gradients and their update in one."""
-    gradients, update = self._gradients.alone, self._update.alone
-    return self._apart(lambda *_: lambda args: update(args | gradients(args)))
+  def _fused_program(self) -> StagedFunction:
+    """Program of `update`, which computes gradients and updates."""
+    gradients, update = (
+      self._gradients_program.alone,
+      self._update_program.alone,
+    )
+    return self._make_program(
+      lambda *_: lambda args: update(args | gradients(args))
+    )
 
   @functools.cached_property
-  def _end(self) -> Apart:
+  def _end_program(self) -> StagedFunction:
     def run(args):
-      told = told_of(self._outer, args["outer"], {"workers": args["before"]})
-      opt_state = restarted(
+      told = outer_metrics(
+        self._outer, args["outer"], {"workers": args["before"]}
+      )
+      opt_state = reset_left_out(
         self._program, self.experiment.optimizer, args["opt_state"],
         args["params"], told,
       )
       return {"opt_state": opt_state, "told": told}
 
-    return self._apart(lambda *_: run)
+    return self._make_program(lambda *_: run)
 
   @functools.cache  # noqa: B019
-  def _hook(self, hook: str, variant: Any) -> Apart:
-    """Returns the program of a hook in all steps with a plan's variant."""
+  def _hook_program(self, hook: str, variant: Any) -> StagedFunction:
+    """Returns a hook's program, for all steps whose plan has ``variant``."""
 
     def make(axis, weights):
-      loop = over(self._outer, axis, weights)
+      loop = with_worker_axis(self._outer, axis, weights)
 
       def begin(args):
         outer = args["outer"]
@@ -364,25 +391,25 @@ class Programs:
 
       # Loops that exchange gradients do not communicate in `finish`.
       def gradients(args):
-        found = self._updating(loop)(args)
+        found = self._make_update(loop)(args)
         return found | finish(args | {"updates": found.pop("updates")})
 
       return {"begin": begin, "gradients": gradients, "finish": finish}[hook]
 
     each = self._each
-    return self._apart(make)
+    return self._make_program(make)
 
-  def _apart(self, make: Callable[..., Any]) -> Apart:
+  def _make_program(self, make: Callable[..., Any]) -> StagedFunction:
     layout = self._program.layout
-    return Apart(
+    return StagedFunction(
       make, layout.mesh, layout.worker.name, self._specs, self.options
     )
 
-  def _args(self, plan: Plan, **args: Any) -> dict[str, Any]:
+  def _with_plan_numbers(self, plan: Plan, **args: Any) -> dict[str, Any]:
     return args | {"numbers": jax.tree.map(np.int32, plan.numbers)}
 
   def _specs(self, args: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the ``PartitionSpec``s of arguments or results of programs."""
+    """Returns a tree of ``PartitionSpec``s for a program's arguments."""
     program, layout = self._program, self._program.layout
 
     def of(key: str, tree: Any) -> Any:
@@ -391,10 +418,10 @@ class Programs:
       if key == "batch":
         return layout.batch_spec
       if key != "outer":
-        return layout.per_worker(program.specs_like_params(tree))
+        return layout.add_worker_dim(program.specs_like_params(tree))
       specs = specs_like_outer(program, self._outer, tree)
-      each = {k: specs[k] for k in OF_EACH if k in specs}
-      return specs | layout.per_worker(each)
+      each = {k: specs[k] for k in PER_WORKER_KEYS if k in specs}
+      return specs | layout.add_worker_dim(each)
 
     return {key: of(key, tree) for key, tree in args.items()}
 
@@ -404,22 +431,22 @@ class Programs:
     """Returns the arrays of a training state that all workers share, by name.
 
     Args:
-      state: "outer", the outer loop's state; for equal workers also "params"
-        and "opt_state".
+      state: "outer", the outer loop's state; if all workers stay equal, also
+        "params" and "opt_state".
     """
-    own = {*OWN, *OF_EACH}
+    own = {*WORKER_DIM_KEYS, *PER_WORKER_KEYS}
     part = {k: tree for k, tree in state["outer"].items() if k not in own}
     if self._outer.equal:
-      part |= {key: state[key] for key in _EQUAL}
+      part |= {key: state[key] for key in _EQUAL_WORKER_FIELDS}
     return {
-      _name(path): np.array(whole(x))
+      _key_path_name(path): np.array(to_host_array(x))
       for path, x in jax.tree.leaves_with_path(part)
     }
 
   def with_shared(
     self, outer: Any, shared: Mapping[str, Any], starts: bool = False
   ) -> dict[str, Any]:
-    """Returns a state, like the argument of `shared`, with new shared arrays.
+    """Returns a worker's state, as `shared` takes it, with new shared arrays.
 
     Args:
       outer: A worker's state of the outer loop.
@@ -427,7 +454,7 @@ class Programs:
       starts: Whether to initialise the worker's private part from the shared
         state.
     """
-    own = {*OWN, *OF_EACH}
+    own = {*WORKER_DIM_KEYS, *PER_WORKER_KEYS}
     found = {key: tree for key, tree in outer.items() if key in own}
     names = {name.split("/")[0] for name in shared}
     # Keys of ``_like`` are included, since an optimizer without state has no
@@ -437,15 +464,18 @@ class Programs:
       # of the parameters.
       like = self._like.get(key, self._like["params"])
       found[key] = jax.tree.map_with_path(
-        lambda path, x, key=key: np.array(shared[f"{key}/{_name(path)}"])
+        lambda path, x,
+        key=key: np.array(shared[f"{key}/{_key_path_name(path)}"])
         if path else np.array(shared[key]),
         like,
       )
-    state = {key: found.pop(key) for key in _EQUAL if self._outer.equal}
+    state = {
+      key: found.pop(key) for key in _EQUAL_WORKER_FIELDS if self._outer.equal
+    }
     state["outer"] = self.joining.started(found) if starts else found
     specs = self._program.layout.shardings(self._specs(state))
     return jax.device_put(state, specs)
 
 
-def _name(path: Any) -> str:
+def _key_path_name(path: Any) -> str:
   return jax.tree_util.keystr(path, simple=True, separator="/")

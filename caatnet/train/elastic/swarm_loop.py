@@ -26,9 +26,9 @@ import numpy as np
 from caatnet.data.protocol import Dataset
 from caatnet.schema.train import Elastic
 from caatnet.train import loop
-from caatnet.train.elastic.multi_process import joined
+from caatnet.train.elastic.multi_process import replicate_swarm
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.worker import PREFIX, Moved, SwarmWorker
+from caatnet.train.elastic.worker import ELASTIC_PREFIX, StepJump, SwarmWorker
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
@@ -36,18 +36,25 @@ from parallel.base import files
 from parallel.base.arrays import read_npz
 from parallel.memory.features import stacked
 from parallel.peers.membership.shared_state import State
-from parallel.peers.settings import Settings
+from parallel.peers.settings import PeerSettings
 from parallel.peers.swarm import Swarm
-from parallel.peers.timeouts import Finished, Halted, Stopped
+from parallel.peers.timeouts import (
+  PeerHalted,
+  RunFinished,
+  StoppedByCoordinator,
+)
 from parallel.peers.transport.handshake import Address, Security
 
 LOG = logging.getLogger(__name__)
 # Options for configs without a section config.elastic.
-_USUAL = Elastic()
-_CONFIG, _PROGRAM = f"{PREFIX}config", f"{PREFIX}program"
-_BYTES, _REVISION = "bytes:", "revision"  # names in an .npz file
+_DEFAULT_OPTIONS = Elastic()
+_CONFIG_KEY, _PROGRAM_KEY = (
+  f"{ELASTIC_PREFIX}config",
+  f"{ELASTIC_PREFIX}program",
+)
+_BYTES_PREFIX, _REVISION_KEY = "bytes:", "revision"  # names in an .npz file
 # Sections and keys of a config in which workers of a swarm may differ.
-_OWN = ("name", "train", "inference", "elastic", "kernels")
+_LOCAL_KEYS = ("name", "train", "inference", "elastic", "kernels")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +74,8 @@ class Endpoint:
   advertise: Address | None = None
 
 
-def shared_by(programs: Programs, state: TrainState) -> State:
-  """Returns the shared part of a training state, and properties to agree on.
+def build_shared_state(programs: Programs, state: TrainState) -> State:
+  """Returns the shared part of a training state, with a hash of the config.
 
   Workers vote on each result, and a result that differs from the majority's in
   the last bit is dropped. Other devices or compilers may round the last bit
@@ -79,24 +86,24 @@ def shared_by(programs: Programs, state: TrainState) -> State:
     state: The worker's training state.
 
   Returns:
-    Arrays by name; with a hash of the config and a description of the program
-    under names with the prefix "elastic/".
+    Arrays by name, and bytes under names with the prefix "elastic/": a hash of
+    the config, and a description of the program.
   """
   config = programs.experiment.config
-  same = {key: value for key, value in config.items() if key not in _OWN}
+  same = {key: value for key, value in config.items() if key not in _LOCAL_KEYS}
   digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode())
   layout = programs.experiment.program.layout
   device = layout.mesh.devices.flat[0].device_kind
   program = "; ".join([*map(str, layout.axes), device, jax.__version__])
   return {
-    **programs.shared(state._asdict()), _CONFIG: digest.hexdigest().encode(),
-    _PROGRAM: program.encode(),
+    **programs.shared(state._asdict()),
+    _CONFIG_KEY: digest.hexdigest().encode(), _PROGRAM_KEY: program.encode(),
   }
 
 
 def make_swarm(
   endpoint: Endpoint, programs: Programs, shared: State, revision: int = 0,
-  options: Elastic = _USUAL, say: Callable[[str], None] = LOG.info,
+  options: Elastic = _DEFAULT_OPTIONS, say: Callable[[str], None] = LOG.info,
 ) -> Swarm:
   """Returns a worker's membership in a swarm; entering it by `with` joins.
 
@@ -117,7 +124,7 @@ def make_swarm(
       f"{options.order!r}; set order to 'ring'"
     )
   steps = programs.experiment.train.num_steps
-  settings = Settings(
+  settings = PeerSettings(
     alone_s=options.alone_s, num_connections=options.num_connections,
     checked=options.checksums, measured=options.measured,
     samples=programs.num_samples,
@@ -130,7 +137,7 @@ def make_swarm(
   )
 
 
-def reader(
+def make_batch_reader(
   experiment: Experiment, dataset: Dataset
 ) -> Callable[[list[int]], Any]:
   """Returns a function that reads examples by index as a batch on devices."""
@@ -145,7 +152,7 @@ def reader(
 
 def train(
   experiment: Experiment, workdir: str | os.PathLike[str],
-  endpoint: Endpoint | None, options: Elastic = _USUAL,
+  endpoint: Endpoint | None, options: Elastic = _DEFAULT_OPTIONS,
   on_commit: "Callable[[SwarmRun], None] | None" = None, **more: Any,
 ) -> loop.TrainResult:
   """Trains as a worker of a swarm; see `loop.train`.
@@ -173,11 +180,11 @@ def train(
       experiment, workdir, **more,
       make=functools.partial(SwarmRun, programs, endpoint, options, on_commit),
     )
-  except Stopped as error:
+  except StoppedByCoordinator as error:
     raise ValueError(str(error)) from error
-  except Halted as error:
+  except PeerHalted as error:
     raise ValueError(f"{error}; the same command resumes") from error
-  except Finished:  # already reported in `_join`
+  except RunFinished:  # already reported in `_join`
     return loop.TrainResult(0, False, None, {}, None, [])
 
 
@@ -186,7 +193,7 @@ class SwarmRun(loop.Run):
 
   Attributes:
     swarm: The worker's membership in the swarm.
-    peer: The worker.
+    peer: The worker, which executes the steps.
   """
 
   def __init__(
@@ -210,8 +217,8 @@ class SwarmRun(loop.Run):
     def say(text: str) -> None:
       self.progress.say(f"swarm     {text}")
 
-    mine = shared_by(programs, self.state)
-    found = _read(self.workdir, self.first_step)
+    mine = build_shared_state(programs, self.state)
+    found = _read_shared_state(self.workdir, self.first_step)
     if found is None and self.first_step:
       raise ValueError(
         f"--workdir={self.workdir} has a run of {self.first_step} steps that "
@@ -222,8 +229,10 @@ class SwarmRun(loop.Run):
     revision, shared = found or (0, mine)
     # A resumed swarm may have more steps or newer code, so config and program
     # are taken from this process.
-    shared = {**shared, **{key: mine[key] for key in (_CONFIG, _PROGRAM)}}
-    swarm = joined(
+    shared = {
+      **shared, **{key: mine[key] for key in (_CONFIG_KEY, _PROGRAM_KEY)}
+    }
+    swarm = replicate_swarm(
       lambda: make_swarm(endpoint, programs, shared, revision, options, say)
     )
     digest = swarm.digest
@@ -231,29 +240,31 @@ class SwarmRun(loop.Run):
       say("waits for the coordinator at {}:{}".format(*endpoint.coordinator))
     try:
       self.swarm = self.opened.enter_context(swarm)
-    except Finished as error:
+    except RunFinished as error:
       say(f"{error}; no steps are left")
       raise
-    except Stopped as error:
+    except StoppedByCoordinator as error:
       raise ValueError(
         f"--workdir={self.workdir}, step {self.first_step}: {error}"
       ) from error
-    if swarm.state.get(_CONFIG) != mine[_CONFIG]:
+    if swarm.state.get(_CONFIG_KEY) != mine[_CONFIG_KEY]:
       raise ValueError(
         "the workers of this swarm have another config; only "
-        f"config.{', config.'.join(_OWN)} may differ between workers"
+        f"config.{', config.'.join(_LOCAL_KEYS)} may differ between workers"
       )
-    if (theirs := swarm.state.get(_PROGRAM)) != mine[_PROGRAM]:
+    if (theirs := swarm.state.get(_PROGRAM_KEY)) != mine[_PROGRAM_KEY]:
       raise ValueError(
         f"the workers of this swarm have other devices or another jax: "
-        f"{theirs and theirs.decode()}; here: {mine[_PROGRAM].decode()}. All "
+        f"{theirs and theirs.decode()}; here: {mine[_PROGRAM_KEY].decode()}. "
+        "All "
         "must have the same ones, since last bits differ between programs"
       )
     kept = (swarm.revision, swarm.digest) == (revision, digest)
     if revision == swarm.revision and not kept and revision:
-      say(f"has another state at round {revision}, which replaces this one")
+      say(f"has another state at round {revision}, which replaces this state")
     self.peer = SwarmWorker(
-      programs, swarm, self.state, reader(self.experiment, self.dataset),
+      programs, swarm, self.state,
+      make_batch_reader(self.experiment, self.dataset),
       kept=revision > 0 and kept,
       order=options.order,
     )
@@ -267,13 +278,13 @@ class SwarmRun(loop.Run):
   def _advance(self, step: int) -> tuple[int, Any]:
     try:
       metrics = self.peer.advance()
-    except Moved:
+    except StepJump:
       metrics = None
       self.progress.say(
         f"step {step}: the swarm has continued; resumes at step "
         f"{self.peer.step}"
       )
-    except Halted:
+    except PeerHalted:
       self._fall_back()
       self._save()
       raise
@@ -286,23 +297,23 @@ class SwarmRun(loop.Run):
     return self.peer.step, metrics
 
   def _fall_back(self) -> None:
-    """Returns to the committed revision, with this worker's optimizer."""
-    with contextlib.suppress(Halted):  # `start` may begin another round
+    """Returns to the last committed revision, but keeps the inner optimizer."""
+    with contextlib.suppress(PeerHalted):  # `start` may begin another round
       self.peer.start()
     self.state = self.peer.state
 
-  def _land(self) -> None:
+  def _finish_round(self) -> None:
     """Waits for the round in progress, if there is one."""
     try:
-      with contextlib.suppress(Moved):
-        self.peer.land()
+      with contextlib.suppress(StepJump):
+        self.peer.finish_round()
       self.state = self.peer.state
-    except Halted:
+    except PeerHalted:
       self._fall_back()
 
   def _save(self, last: bool = False) -> None:
     if last or self.peer.step >= self.experiment.train.num_steps:
-      self._land()
+      self._finish_round()
     # During a round the state is incomplete: it is saved a few steps later.
     self._due = not self.peer.idle
     if self._due:
@@ -310,49 +321,59 @@ class SwarmRun(loop.Run):
     # Written before the checkpoint: if the process is killed in between, there
     # is no checkpoint without its shared state.
     if jax.process_index() == 0:
-      _write(self.workdir, int(self.state.step), *self.swarm.checkpoint)
+      _write_shared_state(
+        self.workdir, int(self.state.step), *self.swarm.checkpoint
+      )
     super()._save()
     if jax.process_index() == 0:
-      _forget(self.workdir, self.checkpointer.steps())
+      _delete_old_states(self.workdir, self.checkpointer.steps())
 
 
-def _path(workdir: epath.Path, step: int) -> epath.Path:
+def _shared_state_path(workdir: epath.Path, step: int) -> epath.Path:
   return workdir / "swarm" / f"{step}.npz"
 
 
-def _write(
+def _write_shared_state(
   workdir: epath.Path, step: int, revision: int, shared: State
 ) -> None:
   """Stores the swarm's shared state for the checkpoint of a step."""
   arrays = {
-    f"{_BYTES}{k}" if isinstance(v, bytes) else k:
+    f"{_BYTES_PREFIX}{k}" if isinstance(v, bytes) else k:
     np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v
     for k, v in shared.items()
   }
-  with files.whole(_path(workdir, step)) as path, open(path, "wb") as file:
+  with files.atomic_file(
+    _shared_state_path(workdir, step)
+  ) as path, open(path, "wb") as file:
     # The format has a CRC-32 of each array, but does not detect a missing one.
-    np.savez(file, **{_REVISION: np.array([revision, len(arrays)])}, **arrays)
+    np.savez(
+      file, **{_REVISION_KEY: np.array([revision, len(arrays)])}, **arrays
+    )
 
 
-def _read(workdir: epath.Path, step: int) -> tuple[int, State] | None:
-  """Returns the revision and shared state that `_write` stored, or None."""
-  path = _path(workdir, step)
+def _read_shared_state(
+  workdir: epath.Path, step: int
+) -> tuple[int, State] | None:
+  """Returns the (revision, shared state) stored at a step; None without it."""
+  path = _shared_state_path(workdir, step)
   if not path.exists():
     return None
   try:
     arrays = read_npz(path)
-    revision, *num = np.atleast_1d(arrays.pop(_REVISION)).tolist()
+    revision, *num = np.atleast_1d(arrays.pop(_REVISION_KEY)).tolist()
     if num not in ([], [len(arrays)]):  # older files have no number
       raise ValueError(f"it has {len(arrays)} arrays, expected {num[0]}")
   except (KeyError, TypeError, ValueError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
   return revision, {
-    k.removeprefix(_BYTES): x.tobytes() if k.startswith(_BYTES) else x
+    k.removeprefix(_BYTES_PREFIX): x.tobytes() if k.startswith(
+      _BYTES_PREFIX
+    ) else x
     for k, x in arrays.items()
   }
 
 
-def _forget(workdir: epath.Path, steps: list[int]) -> None:
+def _delete_old_states(workdir: epath.Path, steps: list[int]) -> None:
   """Deletes shared states whose checkpoints have been deleted."""
   for path in (workdir / "swarm").glob("*.npz"):
     if int(path.stem) < min(steps, default=0):

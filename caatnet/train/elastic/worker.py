@@ -1,25 +1,25 @@
 """Worker in a swarm with elastic membership: its steps and rounds.
 
-A round (`caatnet.train.elastic.single_process.Event`) computes the next
-revision of the shared part of the outer loop's state. The computation is the
-loop's `begin` or `finish`, executed on all contributors by `parallel.peers`;
-for workers that stay equal (averaged gradients) it is the update by the mean
-gradient. The number of a revision determines the next round, and so the step of
-a worker. Between two rounds each worker updates the shared state by itself,
-which is deterministic.
+A round (`caatnet.train.elastic.single_process.CommunicationRound`) computes the
+next revision of the shared part of the outer loop's state. All contributors
+run the same computation (`parallel.peers`): the outer loop's `begin` or
+`finish` or, if the outer loop averages gradients, the update by their mean. The
+number of a revision determines the next round, and so the step of a worker.
+Between two rounds each worker updates its copy of the shared state by itself;
+all copies stay equal.
 
-A round at the beginning of a step runs in a separate thread while the host
-continues with steps, until a step reads the result. A round's lease, which
-precedes it, includes the samples of these steps. So if the worker dies during
-them, their samples count as used and are not leased again.
+A round at the beginning of a step runs in a separate thread while the worker
+executes further steps, until a step reads the result. The samples of these
+steps are leased before the round starts. If the worker dies during the steps,
+their samples count as used and are not leased again.
 
-Private state of a worker is kept separately, and updated once its contribution
-has been counted. A worker that joins, or whose contribution was not counted,
-starts from the shared state: from the common parameters, without the update
-that it has not sent. A joining worker has a new inner optimizer at the run's
-schedule step, with zero moments and matching bias correction. A late
-contribution counts in a later round: it is shifted by the change of the common
-parameters since its round.
+The private state of a worker is updated once its contribution has been counted.
+A worker that joins, or whose contribution was not counted, starts from the
+shared state: it takes the common parameters and loses its unsent update. A
+joining worker has a new inner optimizer at the run's schedule step, with zero
+moments and matching bias correction. A late contribution counts in a later
+round; it is shifted by the change of the common parameters between the round
+for which it was computed and this later round.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from caatnet.train.elastic.single_process import ALONE, Event, Programs
+from caatnet.train.elastic.single_process import (
+  NO_EXCHANGE,
+  CommunicationRound,
+  Programs,
+)
 from caatnet.train.state import TrainState
 from parallel.peers.membership.leases import Spans
 
@@ -46,11 +50,11 @@ class Swarm(Protocol):
   counted: bool
 
   def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
-    """Contributes a part to a round; returns when the next one is requested."""
+    """Contributes to a round; returns when the next contribution is due."""
     ...
 
 
-class WorkerPart(NamedTuple):
+class RoundContribution(NamedTuple):
   """Contribution of a worker to a round.
 
   Attributes:
@@ -63,8 +67,8 @@ class WorkerPart(NamedTuple):
   args: dict[str, Any]
 
 
-class Moved(Exception):
-  """Signal: the worker is now at a step that does not follow its last one."""
+class StepJump(Exception):
+  """Raised if the worker's next step does not follow the last one it made."""
 
 
 class SwarmWorker:
@@ -104,9 +108,9 @@ class SwarmWorker:
     self._told = jax.tree.map(jnp.copy, state.outer.get("workers", {}))
     if kept:
       self._next, self._steps = swarm.revision, self.step
-      self._lease()
+      self._use_leased_samples()
       return
-    with contextlib.suppress(Moved):  # `start` may contribute to a round
+    with contextlib.suppress(StepJump):  # `start` may contribute to a round
       self.start()
 
   @property
@@ -117,21 +121,21 @@ class SwarmWorker:
     """Makes a step; returns its metrics ``[1]``.
 
     Raises:
-      Moved: If the worker's contribution was not counted, or was counted in a
-        later round. The worker is then at another step and has made none.
-      Halted: If the coordinator has ended.
+      StepJump: If the worker's contribution was not counted, or was counted in
+        a later round. No step was made, and ``step`` has changed.
+      PeerHalted: If the coordinator has ended.
     """
     programs, step = self._programs, self.step
     plan = programs.experiment.outer.plan(step)
-    begins = self._is_next(step, "begin")
+    begins = self._next_round_is_at(step, "begin")
     if begins:
-      self.land()
-      self._launch({})
-    ends = self._is_next(step, "finish")
+      self.finish_round()
+      self._start_round({})
+    ends = self._next_round_is_at(step, "finish")
     examples = programs.experiment.data.batch_size
     batch = self._read([next(self._numbers) for _ in range(examples)])
-    if self._is_next(step, "gradients"):
-      return self._advance_equally(batch)
+    if self._next_round_is_at(step, "gradients"):
+      return self._advance_data_parallel(batch)
     awaits = ends or programs.joining.awaits(plan)
     if not begins and not ends and (self.idle or not awaits):
       self.state, metrics = programs.step(plan, self.state, batch)
@@ -139,41 +143,41 @@ class SwarmWorker:
       self._steps += 1
       return metrics
     state = self.state
-    if programs.reads_gradients:
+    if programs.changes_gradients:
       found = programs.gradients(state.params, batch)
-      self.land()
-      found = programs.updated(self.state, found)
+      self.finish_round()
+      found = programs.update_from_gradients(self.state, found)
     else:
       found = programs.update(state, batch)
       if awaits:
-        self.land()
-    self._take({"opt_state": found["opt_state"]})
+        self.finish_round()
+    self._update_state({"opt_state": found["opt_state"]})
     updates = found["updates"]
     self._steps += 1
     if ends:
-      self._launch({"updates": updates})
-      self.land()
+      self._start_round({"updates": updates})
+      self.finish_round()
     else:
-      self._take(programs.hook(
-        "finish", plan, ALONE, params=state.params, updates=updates,
+      self._update_state(programs.hook(
+        "finish", plan, NO_EXCHANGE, params=state.params, updates=updates,
         outer=self.state.outer,
       ))
-    return {"loss": found["loss"]} | found["norms"] | self._ended()
+    return {"loss": found["loss"]} | found["norms"] | self._end_step()
 
-  def _advance_equally(self, batch: Any) -> Any:
+  def _advance_data_parallel(self, batch: Any) -> Any:
     """Makes a step with the mean of all workers' gradients; see `advance`."""
     self._steps += 1
     found = self._programs.gradients(self.state.params, batch)
-    self._launch(found | {"opt_state": self.state.opt_state})
-    self.land()
+    self._start_round(found | {"opt_state": self.state.opt_state})
+    self.finish_round()
     _, found = self._outcome
-    return {"loss": found["loss"]} | found["norms"] | self._ended()
+    return {"loss": found["loss"]} | found["norms"] | self._end_step()
 
-  def land(self) -> None:
+  def finish_round(self) -> None:
     """Waits for the round in progress, and applies its result.
 
     Raises:
-      Moved: See `advance`.
+      StepJump: See `advance`.
     """
     if self._flight is None:
       return
@@ -182,18 +186,18 @@ class SwarmWorker:
     number, found = self._outcome
     if not self._swarm.counted or number != self._swarm.revision - 1:
       self.start()
-      raise Moved
-    self._take(found)
+      raise StepJump
+    self._update_state(found)
     if number == self._next - 1:
-      self._lease()
+      self._use_leased_samples()
       return
     # The contribution was late. Parameters after "begin" include later steps,
     # so they are shifted like the contribution.
     if "params" not in found:
       params = jax.tree.map(jnp.add, self.state.params, found["moved"])
-      self._take({"params": params})
-    self._go_on(number)
-    raise Moved
+      self._update_state({"params": params})
+    self._resume_after_round(number)
+    raise StepJump
 
   def close(self) -> None:
     """Ends the thread in which rounds run."""
@@ -201,24 +205,24 @@ class SwarmWorker:
 
   # Position of the worker.
 
-  def _is_next(self, step: int, hook: str) -> bool:
+  def _next_round_is_at(self, step: int, hook: str) -> bool:
     """Returns whether the next round is at a hook of a step."""
     return self._programs.event(self._next)[:2] == (step, hook)
 
-  def _lease(self) -> None:
-    """Continues with the samples that are leased for the next contribution."""
+  def _use_leased_samples(self) -> None:
+    """Makes `advance` read the samples leased for the next contribution."""
     self._numbers = (
       number for start, stop in self._swarm.samples
       for number in range(start, stop)
     )
 
-  def _take(self, found: Mapping[str, Any]) -> None:
-    """Replaces those fields of the training state that ``found`` has."""
+  def _update_state(self, found: Mapping[str, Any]) -> None:
+    """Replaces fields of the training state by the entries of ``found``."""
     self.state = self.state._replace(
       **{k: v for k, v in found.items() if k in TrainState._fields}
     )
 
-  def _ended(self) -> Any:
+  def _end_step(self) -> Any:
     """Ends a step; returns the outer loop's metrics of the worker."""
     state = self.state
     opt_state, told = self._programs.end(
@@ -241,13 +245,13 @@ class SwarmWorker:
     fresh = experiment.init_state()
     opt_state = self.state.opt_state if self.step else fresh.opt_state
     self.state = fresh._replace(opt_state=opt_state)
-    self._take(self._programs.with_shared(
-      fresh.outer, _ours(swarm.state), starts=True
+    self._update_state(self._programs.with_shared(
+      fresh.outer, _outer_entries(swarm.state), starts=True
     ))
-    self._go_on(swarm.revision - 1, newcomer=True)
+    self._resume_after_round(swarm.revision - 1, newcomer=True)
 
-  def _go_on(self, number: int, newcomer: bool = False) -> None:
-    """Continues after a round, at the step where its samples end.
+  def _resume_after_round(self, number: int, newcomer: bool = False) -> None:
+    """Continues with the first step after the steps of a round.
 
     Args:
       number: The round's number; -1 for none.
@@ -263,50 +267,53 @@ class SwarmWorker:
       self.state = self.state._replace(outer=outer, params=params)
     if newcomer:
       self._steps = 0
-      # For equal workers `_take` has replaced the parameters, and the outer
-      # state has no "params".
+      # For equal workers `_update_state` has replaced the parameters, and the
+      # outer state has no "params".
       if (common := self.state.outer.get("params")) is not None:
-        self._take({"params": jax.tree.map(
+        self._update_state({"params": jax.tree.map(
           lambda x, y: jax.device_put(x[None], y.sharding), common,
           self.state.params,
         )})
     self.state = self.state._replace(
       step=jax.device_put(np.int32(self.step), self.state.step.sharding),
-      opt_state=_at(self.state.opt_state, self.step),
+      opt_state=_with_schedule_step(self.state.opt_state, self.step),
     )
     self._told = jax.tree.map(
       jnp.copy, self.state.outer.get("workers", {})
     )
-    self._lease()
+    self._use_leased_samples()
     following = self._programs.event(self._next)
     # The next round is at the end of a step that other workers have begun. This
     # worker contributes no update to it.
     if following.step < self.step:
-      self._launch({"updates": _zeros(self.state.params)})
-      self.land()
+      self._start_round({"updates": _zeros(self.state.params)})
+      self.finish_round()
 
   def _state_after(
-    self, event: Event, until: int, outer: Any, params: Any
+    self, event: CommunicationRound, until: int, outer: Any, params: Any
   ) -> tuple[Any, Any]:
-    """Returns state and parameters after an event and before step ``until``."""
+    """Returns outer state and parameters after a round, before step ``until``.
+
+    The worker's own updates in these steps count as zero.
+    """
     plan = self._programs.experiment.outer.plan
     for step in range(event.step + (event.hook != "begin"), until):
       if "finish" in self._programs.communicating_hooks(plan(step)):
         break  # the next round takes place in this step
       found = self._programs.hook(
-        "finish", plan(step), ALONE, params=params, updates=_zeros(params),
-        outer=outer,
+        "finish", plan(step), NO_EXCHANGE, params=params,
+        updates=_zeros(params), outer=outer,
       )
       outer, params = found["outer"], found["params"]
     return outer, params
 
   # Rounds.
 
-  def _launch(self, more: dict[str, Any]) -> None:
+  def _start_round(self, more: dict[str, Any]) -> None:
     """Contributes the current state to the next round."""
     # Copied, since the following steps donate their arguments.
     args = {"params": self.state.params, "outer": self.state.outer} | more
-    part = WorkerPart(self._next, jax.tree.map(jnp.copy, args))
+    part = RoundContribution(self._next, jax.tree.map(jnp.copy, args))
     self._next += 1
     self._flight = self._thread.submit(
       self._swarm.give, part, self._combine, self._weight()
@@ -318,35 +325,35 @@ class SwarmWorker:
   def _weight(self) -> float:
     """Returns the weight of a contribution: its number of examples.
 
-    These are the examples of a round's steps. A new worker may have made fewer
-    steps since it started from the shared state, or none.
+    Usually the worker has made all steps of a round. A worker that has started
+    from the shared state during the round has made fewer of them, or none.
     """
     experiment = self._programs.experiment
     every = getattr(experiment.outer, "sync_every", 1)  # steps between rounds
     return float(min(self._steps, every) * experiment.data.batch_size)
 
   def _combine(
-    self, exchange: Any, shared: Mapping[str, Any], part: WorkerPart
+    self, exchange: Any, shared: Mapping[str, Any], part: RoundContribution
   ) -> dict[str, Any]:
-    """Computes the next revision; see `parallel.peers.exchange.Combine`."""
+    """Returns the shared state after a round (`parallel.peers.exchange`)."""
     number = exchange.round
     event, args = self._programs.event(number), part.args
     late: dict[str, Any] = {}
     if number != part.round:
-      args = self._later(number, _ours(shared), part)
+      args = self._adapt_late_args(number, _outer_entries(shared), part)
       late["moved"] = jax.tree.map(
         jnp.subtract, args["params"], part.args["params"]
       )
     found = self._programs.hook(
       event.hook, self._programs.experiment.outer.plan(event.step),
-      _Ordered(exchange, self._order), **args,
+      _OrderedExchange(exchange, self._order), **args,
     )
     self._outcome = number, found | late
-    rest = {k: v for k, v in shared.items() if k.startswith(PREFIX)}
+    rest = {k: v for k, v in shared.items() if k.startswith(ELASTIC_PREFIX)}
     return self._programs.shared(found) | rest
 
-  def _later(
-    self, number: int, shared: Mapping[str, Any], part: WorkerPart
+  def _adapt_late_args(
+    self, number: int, shared: Mapping[str, Any], part: RoundContribution
   ) -> dict[str, Any]:
     """Returns a late contribution's arguments for round ``number``."""
     args, events = part.args, self._programs.event
@@ -377,10 +384,10 @@ class SwarmWorker:
 
 
 # Prefix of names in the shared state that are not the outer loop's.
-PREFIX = "elastic/"
+ELASTIC_PREFIX = "elastic/"
 
 
-class _Ordered:
+class _OrderedExchange:
   """Exchange with a fixed order of floating-point sums."""
 
   def __init__(self, exchange: Any, order: str) -> None:
@@ -392,17 +399,17 @@ class _Ordered:
     return self._exchange.sum(x, self._order)
 
 
-def _ours(shared: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the outer loop's part of the shared state."""
-  return {k: v for k, v in shared.items() if not k.startswith(PREFIX)}
+def _outer_entries(shared: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the outer loop's entries in the shared state."""
+  return {k: v for k, v in shared.items() if not k.startswith(ELASTIC_PREFIX)}
 
 
 def _zeros(tree: Any) -> Any:
   return jax.tree.map(jnp.zeros_like, tree)
 
 
-def _at(opt_state: Any, step: int) -> Any:
-  """Returns an inner optimizer's state with the schedule at a given step."""
+def _with_schedule_step(opt_state: Any, step: int) -> Any:
+  """Returns an optimizer's state with another step of the schedule."""
 
   def is_schedule(x: Any) -> bool:
     return isinstance(x, optax.ScaleByScheduleState)

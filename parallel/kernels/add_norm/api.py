@@ -20,12 +20,12 @@ from parallel.kernels.selection import Implementation, SelectedKernel, choose
 class Kernels(Protocol):
   """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
 
-  A stream is passed as a list of parts, its shared channels ``[n, K]`` and its
-  private channels ``[n, P]``, without parts of width 0.
+  A residual stream is passed as a list of its parts: shared channels ``[n, K]``
+  and private channels ``[n, P]``, without parts of width 0.
   """
 
   def refusal(self, num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-    """Returns the reason why a stream is not supported, or None if it is.
+    """Returns why a residual stream is not supported, or None if it is.
 
     Args:
       num_rows: Number of rows of the stream, n.
@@ -38,7 +38,7 @@ class Kernels(Protocol):
     self, parts: Sequence[jax.Array], updates: Sequence[jax.Array],
     gain: jax.Array, options: NormOptions,
   ) -> tuple[list[jax.Array], jax.Array]:
-    """Adds an update to a stream and normalises the result.
+    """Adds an update to a residual stream and normalises the result.
 
     Args:
       parts: Parts of the stream.
@@ -76,12 +76,12 @@ class Kernels(Protocol):
 KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
-def choice(
+def select_kernel(
   shared: jax.Array,
   private: jax.Array,
   implementation: Implementation = "auto",
 ) -> SelectedKernel:
-  """Returns the implementation of `add_norm`, and why others are rejected.
+  """Selects the first preferred implementation that supports the stream.
 
   Args:
     shared: Shared channels of the stream, ``[..., K]``, or a
@@ -94,7 +94,7 @@ def choice(
       operands.
   """
   width = shared.shape[-1] + private.shape[-1]
-  rows = calls.leading(shared)
+  rows = calls.leading_size(shared)
   return choose(
     "add_norm",
     implementation,
@@ -113,7 +113,7 @@ def add_norm(
   eps: float = 1e-5,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Adds an update to a stream and normalises the result.
+  """Adds an update to a residual stream and normalises the result.
 
   ``reference.add_norm`` specifies the result. Kernels use one pass over memory:
   the forward pass reads 2 n H elements and writes 2 n H, or n H and n H without
@@ -146,7 +146,7 @@ def add_norm(
       operands.
 
   Example:
-    >>> f = jax.jit(functools.partial(
+    >>> f = jax.jit(functools.partial_state(
     ...   add_norm, private_scale=2.0, implementation="reference"
     ... ))
     >>> row = np.float32([[3]]), np.float32([[-2]])  # shared, private
@@ -157,7 +157,7 @@ def add_norm(
     >>> np.round(np.float64(normed), 2).tolist()  # divided by rms, sqrt(12.5)
     [[0.85, -1.13]]
   """
-  chosen = choice(shared, private, implementation)
+  chosen = select_kernel(shared, private, implementation)
   if chosen.name == "reference":
     return reference.add_norm(
       shared, private, d_shared, d_private, gain,
@@ -178,7 +178,7 @@ def add_norm(
   )
   # The casts are outside the custom derivative, so that jax transposes them and
   # sums the cotangent of a replicated gain over the mesh axes.
-  *rows, gain = calls.same_axes(
+  *rows, gain = calls.unify_varying_axes(
     *calls.as_rows(*parts, *updates), gain.astype(jnp.float32)
   )
   new, normed = _fused(

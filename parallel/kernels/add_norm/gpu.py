@@ -36,10 +36,10 @@ _MAX_WIDTH = 32768
 # H100 or H200. Each processes many rows and writes a partial sum of the gain's
 # cotangent, H float32 values. At 8192 x 8192 these sums are 5.6% of all bytes
 # for 512 programs, 2.9% for 264; fewer programs would leave processors idle.
-_PROGRAMS = 264
+_BACKWARD_PROGRAMS = 264
 # Maximum bytes of a row for which the backward pass prefetches the next row:
 # 8,192 channels of bfloat16. Two longer rows would not fit in the registers.
-_AHEAD_BYTES = 16384
+_MAX_PREFETCH_BYTES = 16384
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
@@ -53,7 +53,7 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
   return None
 
 
-def params(
+def pallas_options(
   spans: Sequence[tuple[int, int]], interpret: bool, fewer: bool = False
 ) -> dict[str, Any]:
   """Returns the ``pallas_call`` keywords for programs that hold whole rows.
@@ -93,11 +93,11 @@ def forward(
     ),
     grid=(num_rows,),
     out_shape=[
-      *(calls.shaped(x.shape, dtype, x) for x in new_parts),
-      calls.shaped((num_rows, width), dtype, parts[0]),
+      *(calls.output_type(x.shape, dtype, x) for x in new_parts),
+      calls.output_type((num_rows, width), dtype, parts[0]),
     ],
     name="add_norm",
-    **params(calls.spans(parts), options.interpret),
+    **pallas_options(calls.spans(parts), options.interpret),
   )(*parts, *updates, gain.astype(jnp.float32))
   return new or list(parts), normed
 
@@ -108,9 +108,11 @@ def _forward(*refs, num, add, scale, eps):
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
   # All loads precede the first store: later loads would wait for it.
-  gains = [load(gain_ref, span, whole=True) for span in spans]
-  wide = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
-  ds = [load(r, spans[i], row) for i, r in enumerate(d_refs)]
+  gains = [read_float32(gain_ref, span, whole=True) for span in spans]
+  wide = [
+    read_float32(r, span, row) for r, span in zip(x_refs, spans, strict=True)
+  ]
+  ds = [read_float32(r, spans[i], row) for i, r in enumerate(d_refs)]
   for i, d in enumerate(ds):
     if i + 1 == num:
       d = calls.scaled(d, scale, dtype)
@@ -131,7 +133,7 @@ def backward(
   """Returns the cotangents of operands: `api.Kernels.backward`."""
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   width = sum(x.shape[1] for x in parts)
-  programs = min(num_rows, _PROGRAMS)
+  programs = min(num_rows, _BACKWARD_PROGRAMS)
   # With a scale, the last update has a separate cotangent.
   results = [*parts, *(parts[-1:] if options.scale != 1.0 else [])]
   *d_x, d_gain = pl.pallas_call(
@@ -140,14 +142,14 @@ def backward(
     ),
     grid=(programs,),
     out_shape=[
-      *(calls.shaped(x.shape, dtype, d_normed) for x in results),
-      calls.shaped((programs, width), jnp.float32, d_normed),
+      *(calls.output_type(x.shape, dtype, d_normed) for x in results),
+      calls.output_type((programs, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
     # Long rows get fewer warps: with 32 warps a thread has 64 registers, of
     # which its addresses and counters would take a third.
-    **params(
-      calls.spans(_split(parts, width)), options.interpret,
+    **pallas_options(
+      calls.spans(_split_long_rows(parts, width)), options.interpret,
       fewer=not _is_prefetched(parts[0], width),
     ),
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32))
@@ -159,7 +161,9 @@ def _backward(*refs, num, scale, eps):
   d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
   num_rows, width = d_normed_ref.shape
   x_refs, g_refs, new_refs, last_refs = (
-    _split(r, width) for r in (x_refs, g_refs, out_refs[:num], out_refs[num:])
+    _split_long_rows(r, width) for r in (
+      x_refs, g_refs, out_refs[:num], out_refs[num:]
+    )
   )
   spans = calls.spans(x_refs)
   first, programs = pl.program_id(0), d_gain_ref.shape[0]
@@ -189,7 +193,7 @@ def _backward(*refs, num, scale, eps):
     here = here or operands(row)
     # Loaded in every iteration: holding the gain would need one register per
     # channel, and all programs load the same gain, which is cached.
-    gains = [load(gain_ref, span, whole=True) for span in spans]
+    gains = [read_float32(gain_ref, span, whole=True) for span in spans]
     xs, ds, gs = jax.tree.map(lambda x: x.astype(jnp.float32), here)
     rstd = _rstd(xs, width, eps)
     dot = _sum([
@@ -216,11 +220,11 @@ def _backward(*refs, num, scale, eps):
 
 
 def _is_prefetched(ref: Any, width: int) -> bool:
-  return width * ref.dtype.itemsize <= _AHEAD_BYTES
+  return width * ref.dtype.itemsize <= _MAX_PREFETCH_BYTES
 
 
-def _split(refs: Sequence[Any], width: int) -> list[Any]:
-  """Splits parts of long rows, to pad less: 9216 channels to 8192 and 1024."""
+def _split_long_rows(refs: Sequence[Any], width: int) -> list[Any]:
+  """Splits refs to long rows, to pad less: 9216 channels to 8192 and 1024."""
   pieces = []
   for ref in refs:
     num_rows, channels = ref.shape
@@ -228,13 +232,13 @@ def _split(refs: Sequence[Any], width: int) -> list[Any]:
     if most == channels or _is_prefetched(ref, width):
       pieces.append(ref)
     else:
-      pieces.append(_Piece(ref, 0, (num_rows, most)))
-      pieces.append(_Piece(ref, most, (num_rows, channels - most)))
+      pieces.append(_ChannelRange(ref, 0, (num_rows, most)))
+      pieces.append(_ChannelRange(ref, most, (num_rows, channels - most)))
   return pieces
 
 
 @dataclasses.dataclass(frozen=True)
-class _Piece:
+class _ChannelRange:
   """Range of a part's channels, indexed like a ref: Triton cannot nest refs."""
 
   part: Any
@@ -268,13 +272,13 @@ def read(
       block of a codec if ``ref`` holds scales.
     exists: Whether the row exists; if not, zeros are returned.
   """
-  index, mask = _where(span, row, whole, share)
+  index, mask = _index_and_mask(span, row, whole, share)
   if exists is not True:
     mask = mask & exists
   return pltriton.load(ref.at[index], mask=mask, other=0)
 
 
-def load(*args: Any, **options: Any) -> jax.Array:
+def read_float32(*args: Any, **options: Any) -> jax.Array:
   """Loads like `read` and casts to float32."""
   return read(*args, **options).astype(jnp.float32)
 
@@ -295,12 +299,12 @@ def store(
     *row: Index of the row, one number for each dim of ``ref`` except the last.
     whole: Whether ``ref`` has whole rows.
   """
-  index, mask = _where(span, row, whole)
+  index, mask = _index_and_mask(span, row, whole)
   pltriton.store(ref.at[index], value, mask=mask)
 
 
-def _where(span, row, whole, share=1):
-  """Returns the index of a part's padded channels, and their validity."""
+def _index_and_mask(span, row, whole, share=1):
+  """Returns the index of a part's padded channels, and a mask of the part."""
   start, width = span
   channel = jnp.arange(pl.next_power_of_2(width))
   columns = channel + start if whole else channel

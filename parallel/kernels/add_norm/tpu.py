@@ -37,12 +37,14 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
     return f"dtype {dtype}: float32 or bfloat16"
   if num_rows < 1:
     return "no rows"
-  if not _block(num_rows, width, dtype):
-    return f"width {width}: 16 rows do not fit {calls.VMEM_BYTES >> 20} MB"
+  if not _block_rows(num_rows, width, dtype):
+    return (
+      f"width {width}: 16 rows do not fit {calls.MAX_BLOCK_VMEM_BYTES >> 20} MB"
+    )
   return None
 
 
-def _block(num_rows: int, width: int, dtype: jnp.dtype) -> int:
+def _block_rows(num_rows: int, width: int, dtype: jnp.dtype) -> int:
   """Returns the number of rows per grid step; 0 if too few fit in VMEM."""
   # The backward pass needs the most VMEM: five arrays (x, its cotangent, the
   # cotangent of the normalised row, two results), each double-buffered since
@@ -62,7 +64,7 @@ def forward(
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   widths = [x.shape[1] for x in parts]
   width = sum(widths)
-  block = _block(num_rows, width, dtype)
+  block = _block_rows(num_rows, width, dtype)
   rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
   whole = pl.BlockSpec((block, width), lambda i: (i, 0))
   # Without an update the stream is unchanged and not written.
@@ -81,8 +83,8 @@ def forward(
     ],
     out_specs=[*(rows if updates else []), whole],
     out_shape=[
-      *(calls.shaped(x.shape, dtype, x) for x in new_parts),
-      calls.shaped((num_rows, width), dtype, parts[0]),
+      *(calls.output_type(x.shape, dtype, x) for x in new_parts),
+      calls.output_type((num_rows, width), dtype, parts[0]),
     ],
     name="add_norm",
     interpret=options.interpret,
@@ -119,7 +121,7 @@ def backward(
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   widths = [x.shape[1] for x in parts]
   width = sum(widths)
-  block = _block(num_rows, width, dtype)
+  block = _block_rows(num_rows, width, dtype)
   num_blocks = pl.cdiv(num_rows, block)
   rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
   # Cotangent of the last update, scale times the stream's; omitted if they are
@@ -146,8 +148,8 @@ def backward(
       pl.BlockSpec((None, 1, width), lambda i: (i, 0, 0)),
     ],
     out_shape=[
-      *(calls.shaped(x.shape, dtype, d_normed) for x in (*parts, *extra)),
-      calls.shaped((num_blocks, 1, width), jnp.float32, d_normed),
+      *(calls.output_type(x.shape, dtype, d_normed) for x in (*parts, *extra)),
+      calls.output_type((num_blocks, 1, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
     interpret=options.interpret,

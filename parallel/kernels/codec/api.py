@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from parallel.kernels import calls
 from parallel.kernels.codec import gpu, reference, threefry, tpu
-from parallel.kernels.codec.reference import Codec, Encoded, OuterStep
+from parallel.kernels.codec.reference import Codec, Encoded, OuterOptions
 from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
@@ -63,7 +63,7 @@ class Kernels(Protocol):
 
   def over_senders(
     self, encoded: Encoded, others: Sequence[jax.Array], codec: Codec,
-    outer: OuterStep | None, weights: jax.Array | None, divide: bool,
+    outer: OuterOptions | None, weights: jax.Array | None, divide: bool,
     interpret: bool,
   ) -> list[jax.Array]:
     """Averages or sums M encoded arrays, optionally with DiLoCo's outer step.
@@ -91,7 +91,7 @@ class Kernels(Protocol):
 KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
-def choice(
+def select_kernel(
   shape: tuple[int, ...],
   codec: Codec,
   implementation: Implementation = "auto",
@@ -99,7 +99,7 @@ def choice(
   key: jax.Array | None = None,
   senders: int = 1,
 ) -> SelectedKernel:
-  """Returns the implementation that is used, and why others are rejected.
+  """Selects the first preferred implementation that supports the operands.
 
   Args:
     shape: Shape of the array before encoding, without the dim of senders.
@@ -192,8 +192,8 @@ def encode_delta(
     ValueError: Stochastic rounding has no ``key``, a name is unknown, or no
       preferred implementation supports the operands.
   """
-  key = _key_of(codec, key)
-  chosen = choice(params.shape, codec, implementation, key=key)
+  key = _require_key(codec, key)
+  chosen = select_kernel(params.shape, codec, implementation, key=key)
   if chosen.name == "reference":
     return reference.encode_delta(anchor, params, codec, key, residual)
   # The kernels infer the roles from the number of operands and ``feedback``.
@@ -226,7 +226,7 @@ def mean(
     ValueError: A name is unknown, or no preferred implementation supports the
       operands.
   """
-  return _over_senders(
+  return _reduce_over_senders(
     encoded, n, codec, implementation,
     lambda: reference.mean(encoded, n, codec, weights), weights,
   )
@@ -254,7 +254,7 @@ def total(
     ValueError: A name is unknown, or no preferred implementation supports the
       operands.
   """
-  return _over_senders(
+  return _reduce_over_senders(
     encoded, n, codec, implementation,
     lambda: reference.total(encoded, n, codec), divide=False,
   )
@@ -282,7 +282,7 @@ def decode(
     ValueError: A name is unknown, or no preferred implementation supports the
       operands.
   """
-  return _over_senders(
+  return _reduce_over_senders(
     # A leading dim of one sender.
     Encoded(*(part[None] for part in encoded)), n, codec, implementation,
     lambda: reference.decode(encoded, n, codec), divide=False,
@@ -294,7 +294,7 @@ def nesterov(
   params: jax.Array,
   momentum: jax.Array,
   codec: Codec,
-  outer: OuterStep,
+  outer: OuterOptions,
   weights: jax.Array | None = None,
   *,
   implementation: Implementation = "auto",
@@ -323,7 +323,7 @@ def nesterov(
       operands.
   """
   senders = encoded.scales.shape[0]
-  chosen = choice(params.shape, codec, implementation, senders=senders)
+  chosen = select_kernel(params.shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
     return reference.nesterov(encoded, params, momentum, codec, outer, weights)
   encoded = _rows_of(encoded)
@@ -336,7 +336,7 @@ def nesterov(
   return new, momentum
 
 
-def _over_senders(
+def _reduce_over_senders(
   encoded: Encoded,
   n: int,
   codec: Codec,
@@ -348,7 +348,7 @@ def _over_senders(
   """Averages or sums M encoded arrays, by a kernel or by ``specification``."""
   senders, *lead, _ = encoded.scales.shape
   shape = (*lead, n)
-  chosen = choice(shape, codec, implementation, senders=senders)
+  chosen = select_kernel(shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
     return specification()
   (rows,) = KERNELS[chosen.kind].over_senders(
@@ -357,7 +357,7 @@ def _over_senders(
   return _from_rows(rows, shape)
 
 
-def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:
+def _require_key(codec: Codec, key: jax.Array | None) -> jax.Array | None:
   """Returns the key for stochastic codecs, else None."""
   if codec.stochastic and key is None:
     raise ValueError(
@@ -381,9 +381,9 @@ def _encode(
     # Kernels take a key as two uint32 words.
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     words = jax.random.key_data(key) if typed else key
-    *rows, words = calls.same_axes(*rows, words)
+    *rows, words = calls.unify_varying_axes(*rows, words)
   payload, scales, residual = KERNELS[chosen.kind].encode(
-    calls.same_axes(*rows), feedback, codec, words, chosen.interpret
+    calls.unify_varying_axes(*rows), feedback, codec, words, chosen.interpret
   )
   lead, n = shape[:-1], shape[-1]
   encoded = Encoded(

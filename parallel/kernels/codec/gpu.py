@@ -29,15 +29,15 @@ from parallel.kernels.codec import threefry
 from parallel.kernels.codec.reference import (
   Codec,
   Encoded,
-  OuterStep,
+  OuterOptions,
   codes_of,
-  difference,
-  factors,
-  largest_of,
+  delta_with_residual,
+  max_magnitude,
   nesterov_step,
   numbers_of,
+  round_to_23_bits,
   scale_of,
-  to_23_bits,
+  sender_factors,
   weighted,
 )
 
@@ -96,15 +96,15 @@ class _Tile:
     }
 
   def here(self) -> tuple[jax.Array, jax.Array]:
-    """Returns this program's block numbers and their validity.
+    """Returns this program's block numbers, and a mask of those that exist.
 
-    Both are ``[rows, 1]``; numbers past the last block are not valid.
+    Both are ``[rows, 1]``; numbers past the last block are masked.
     """
     block = pl.program_id(0) * self.rows + jnp.arange(self.rows)[:, None]
     return block, block < self.num_blocks
 
   def index(self, part: int = 0) -> tuple[tuple[Any, Any], jax.Array]:
-    """Returns the positions of a part's elements, and their validity.
+    """Returns the positions of a part's elements, and a mask without padding.
 
     The bytes of the payload have the positions of part 0.
 
@@ -137,7 +137,7 @@ def encode(
   operands = [x.reshape(-1, codec.block) for x in operands]
   num_blocks = operands[0].shape[0]
   tile = _Tile(codec, num_blocks)
-  shape = functools.partial(calls.shaped, like=operands[0])
+  shape = functools.partial(calls.output_type, like=operands[0])
   keys = () if key_data is None else (key_data,)
   payload, scales, *residual = pl.pallas_call(
     functools.partial(
@@ -166,8 +166,8 @@ def _encode(*refs, codec, tile, draws, num, feedback):
   for part in range(tile.parts):
     where = tile.index(part)
     loaded = [_load(ref, *where) for ref in operands]
-    parts.append(difference(loaded, feedback))
-  scale = scale_of(largest_of(*parts), codec)  # [rows, 1]
+    parts.append(delta_with_residual(loaded, feedback))
+  scale = scale_of(max_magnitude(*parts), codec)  # [rows, 1]
   pltriton.store(scale_ref.at[block], scale, mask=exists)
   packed = None
   for part, x in enumerate(parts):
@@ -191,7 +191,7 @@ def over_senders(
   encoded: Encoded,
   others: Sequence[jax.Array],
   codec: Codec,
-  outer: OuterStep | None,
+  outer: OuterOptions | None,
   weights: jax.Array | None,
   divide: bool,
   interpret: bool,
@@ -202,8 +202,8 @@ def over_senders(
   scales = scales.reshape(senders, -1)
   num_blocks = scales.shape[1]
   tile = _Tile(codec, num_blocks)
-  numbers = factors(senders, weights, divide)
-  operands = calls.same_axes(
+  numbers = sender_factors(senders, weights, divide)
+  operands = calls.unify_varying_axes(
     numbers, payload.reshape(senders, num_blocks, -1), scales,
     *(x.reshape(num_blocks, codec.block) for x in others),
   )
@@ -216,7 +216,7 @@ def over_senders(
   return pl.pallas_call(
     functools.partial(kernel, means=means),
     out_shape=[
-      calls.shaped((num_blocks, codec.block), jnp.float32, operands[0])
+      calls.output_type((num_blocks, codec.block), jnp.float32, operands[0])
     ] * results,
     name=name,
     **tile.params(interpret),
@@ -267,7 +267,7 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
       if use_weights:
         # Rounding to 23 bits prevents a fused multiply-add; see
         # ``reference.sum_of``.
-        values = to_23_bits(weighted(values, number_ref[sender]))
+        values = round_to_23_bits(weighted(values, number_ref[sender]))
       new.append(total + values)
     return tuple(new)
 

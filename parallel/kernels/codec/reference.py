@@ -22,8 +22,8 @@ A block whose largest magnitude is below 2^-100 has the scale 0 and decodes to
 zeros; a block with a magnitude of 2^126 or more is treated as infinite and
 decodes to NaN.
 
-The functions from `difference` on operate on tiles of blocks. Kernels call
-them too, so that all implementations produce the same bits.
+The functions from `delta_with_residual` on operate on tiles of blocks. Kernels
+call them too, so that all implementations produce the same bits.
 
 Sources: E3M0 for outer gradients is from Streaming DiLoCo, arXiv 2501.18512,
 section 2.3; scale and code of zero are additions. E4M3 is from arXiv
@@ -145,7 +145,7 @@ class Encoded(NamedTuple):
   scales: jax.Array
 
 
-class OuterStep(NamedTuple):
+class OuterOptions(NamedTuple):
   """Hyperparameters of DiLoCo's outer optimizer.
 
   Attributes:
@@ -197,7 +197,7 @@ def encode(
   draws = None
   if codec.stochastic:
     draws = jax.random.uniform(key, blocks.shape)  # [0, 1), per element
-  scale = scale_of(largest_of(blocks), codec)  # [..., blocks, 1]
+  scale = scale_of(max_magnitude(blocks), codec)  # [..., blocks, 1]
   codes = codes_of(blocks, scale, codec, draws)
   if codec.bits == 4:  # [..., blocks, block] -> [..., blocks, block / 2]
     low, high = jnp.split(codes, 2, axis=-1)
@@ -232,7 +232,7 @@ def encode_delta(
 ) -> tuple[Encoded, jax.Array | None]:
   """Implements `api.encode_delta` in plain jnp."""
   operands = [x for x in (anchor, params, residual) if x is not None]
-  delta = difference(operands, residual is not None)
+  delta = delta_with_residual(operands, residual is not None)
   if residual is None:
     return encode(delta, codec, key), None
   encoded = encode(delta, codec, key)
@@ -306,7 +306,7 @@ def sum_of(
   first = jax.eval_shape(decode, jax.tree.map(lambda part: part[0], encoded))
   total = jnp.zeros(first.shape, jnp.float32)
   # The carry of a scan must vary over the same mesh axes before and after.
-  total = calls.same_axes(total, *jax.tree.leaves(operands))[0]
+  total = calls.unify_varying_axes(total, *jax.tree.leaves(operands))[0]
   return lax.scan(add, total, operands)[0]
 
 
@@ -315,7 +315,7 @@ def sum_in_order(weights: jax.Array) -> jax.Array:
   return functools.reduce(jnp.add, list(weights))
 
 
-def factors(
+def sender_factors(
   senders: int, weights: jax.Array | None, divide: bool
 ) -> jax.Array:
   """Returns factors of M encoded vectors and of their sum, float32 ``[M + 1]``.
@@ -334,7 +334,7 @@ def nesterov(
   params: jax.Array,
   momentum: jax.Array,
   codec: Codec,
-  outer: OuterStep,
+  outer: OuterOptions,
   weights: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """Implements `api.nesterov` in plain jnp.
@@ -359,7 +359,7 @@ def in_blocks(x: jax.Array, size: int) -> jax.Array:
 # Mosaic and Triton, except for fp8.
 
 
-def difference(
+def delta_with_residual(
   operands: Sequence[jax.Array], feedback: bool
 ) -> jax.Array:
   """Returns the delta to encode, float32: a difference plus a residual.
@@ -375,7 +375,7 @@ def difference(
   return first + others[-1] if feedback else first
 
 
-def largest_of(*parts: jax.Array) -> jax.Array:
+def max_magnitude(*parts: jax.Array) -> jax.Array:
   """Returns the largest magnitude per block, ``[..., 1]``; infinity for NaN.
 
   Args:
@@ -394,8 +394,8 @@ def largest_of(*parts: jax.Array) -> jax.Array:
 def scale_of(largest: jax.Array, codec: Codec) -> jax.Array:
   """Returns the scales of blocks, given their largest magnitudes.
 
-  A scale is ``largest / top``, rounded up to 16 significant bits; 0 if
-  ``largest`` is below 2^-100, and NaN if it is 2^126 or more.
+  A scale is ``largest`` divided by the codec's largest number, rounded up to 16
+  significant bits; 0 for ``largest`` below 2^-100, NaN from 2^126 on.
   """
   quotient = largest / np.float32(_FORMATS[codec.name].top)
   # Adding 255 and clearing the lowest 8 of 24 significant bits would round up;
@@ -437,7 +437,7 @@ def codes_of(
   if codec.stochastic or codec.name == "fp8":
     return _to_codes(_round(numbers, codec, draws), codec.name)
   if codec.name == "e3m0":
-    return _nearest_powers(numbers)
+    return _nearest_e3m0_codes(numbers)
   # int8 and int4. Floats from 2^23 to 2^24 are integers, so that adding 2^23
   # rounds to the nearest integer, ties to even, in the mantissa bits. The
   # magnitude is rounded instead of the signed number: a compiler may fuse a
@@ -448,7 +448,7 @@ def codes_of(
   return jnp.where(numbers < 0, -whole, whole) & ((1 << codec.bits) - 1)
 
 
-def _nearest_powers(numbers: jax.Array) -> jax.Array:
+def _nearest_e3m0_codes(numbers: jax.Array) -> jax.Array:
   """Returns the codes of the nearest e3m0 numbers."""
   bits = lax.bitcast_convert_type(numbers, jnp.int32)
   magnitude = bits & 0x7FFFFFFF  # without the sign bit
@@ -512,7 +512,7 @@ def _to_codes(values: jax.Array, name: str) -> jax.Array:
 
 
 def numbers_of(codes: jax.Array, codec: Codec) -> jax.Array:
-  """Returns the float32 numbers of codes in [0, 2^bits)."""
+  """Decodes codes in [0, 2^bits) to float32 numbers, without the scale."""
   if codec.name == "fp8":
     values = lax.bitcast_convert_type(
       codes.astype(jnp.uint8), jnp.float8_e4m3fn
@@ -533,7 +533,7 @@ def weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
   return jnp.where(weight == 0, 0.0, weight * x)
 
 
-def to_23_bits(x: jax.Array) -> jax.Array:
+def round_to_23_bits(x: jax.Array) -> jax.Array:
   """Rounds to 23 significant bits, ties to even; NaN is preserved.
 
   Equals ``lax.reduce_precision(x, 8, 22)``, which Mosaic and Triton lack.
@@ -551,7 +551,7 @@ def nesterov_step(
   delta: jax.Array,
   params: jax.Array,
   momentum: jax.Array,
-  outer: OuterStep,
+  outer: OuterOptions,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns new parameters and momentum, given the mean outer gradient.
 

@@ -31,15 +31,15 @@ from parallel.kernels.codec import threefry
 from parallel.kernels.codec.reference import (
   Codec,
   Encoded,
-  OuterStep,
+  OuterOptions,
   codes_of,
-  difference,
-  factors,
-  largest_of,
+  delta_with_residual,
+  max_magnitude,
   nesterov_step,
   numbers_of,
+  round_to_23_bits,
   scale_of,
-  to_23_bits,
+  sender_factors,
   weighted,
 )
 
@@ -47,7 +47,7 @@ from parallel.kernels.codec.reference import (
 # scales fill the lanes of a register, and few enough for values to stay in
 # registers (128 rows of 256 float32 are 32 vector registers of 8 x 128). A grid
 # step processes several groups, to amortize the overhead of a step.
-_GROUP = _LANES = 128
+_GROUP_ROWS = _LANES = 128
 _MAX_GROUPS = 8
 
 
@@ -61,15 +61,15 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
     return f"block={codec.block}: a multiple of {unit} for {codec.bits} bits"
   if num_blocks < 1:
     return "no elements"
-  if not _groups(codec, num_blocks, senders):
+  if not _groups_per_step(codec, num_blocks, senders):
     return (
       f"{senders} x 128 blocks of {codec.block} do not fit "
-      f"{calls.VMEM_BYTES >> 20} MB"
+      f"{calls.MAX_BLOCK_VMEM_BYTES >> 20} MB"
     )
   return None
 
 
-def _groups(
+def _groups_per_step(
   codec: Codec, num_rows: int, senders: int = 1, arrays: int = 4
 ) -> int:
   """Returns the number of groups of 128 rows per step: a power of two, or 0.
@@ -80,9 +80,10 @@ def _groups(
   """
   # Double buffering: the next block is loaded while one is processed.
   element_bytes = 2 * (4 * arrays + senders * codec.bits / 8)
-  group_bytes = int(_GROUP * codec.block * element_bytes)
+  group_bytes = int(_GROUP_ROWS * codec.block * element_bytes)
   fitting = min(
-    calls.VMEM_BYTES // group_bytes, -(-num_rows // _GROUP), _MAX_GROUPS
+    calls.MAX_BLOCK_VMEM_BYTES // group_bytes, -(-num_rows // _GROUP_ROWS),
+    _MAX_GROUPS
   )
   return 1 << (fitting.bit_length() - 1) if fitting else 0
 
@@ -105,7 +106,7 @@ class _Tiles:
     rows, n = shape
     if rows < _LANES:  # one block per row
       rows, n = rows * n // codec.block, codec.block
-    groups = _groups(codec, rows, senders, arrays)
+    groups = _groups_per_step(codec, rows, senders, arrays)
     steps, across = -(-rows // (groups * _LANES)), n // codec.block
     self.shape, self.grid = (rows, n), (steps, across)
     self.scales = (across, steps, groups, _LANES)
@@ -155,7 +156,7 @@ def encode(
   """Encodes a difference plus a residual: `api.Kernels.encode`."""
   tiles = _Tiles(codec, operands[0].shape, len(operands) + feedback)
   elements, payload, scales = tiles.specs()
-  shape = functools.partial(calls.shaped, like=operands[0])
+  shape = functools.partial(calls.output_type, like=operands[0])
   rows, n = tiles.shape
   keys = () if key_data is None else (key_data,)
   out = calls.tpu_call(
@@ -191,7 +192,10 @@ def _each_group(
 
   def turn(group, _):
     # multiple_of asserts to Mosaic that a group starts at a tile boundary.
-    work(group, pl.ds(pl.multiple_of(group * _GROUP, _GROUP), _GROUP))
+    work(
+      group,
+      pl.ds(pl.multiple_of(group * _GROUP_ROWS, _GROUP_ROWS), _GROUP_ROWS)
+    )
 
   lax.fori_loop(0, groups, turn, None)
 
@@ -206,14 +210,14 @@ def _encode(*refs, codec, draws, num, feedback):
   def work(group, rows):
     # [1, 128, block]: with the leading dim, the scales of the group are
     # [1, 128], one row of lanes.
-    x = difference([ref[rows] for ref in operands], feedback)[None]
-    scale = scale_of(largest_of(x), codec)  # [1, 128, 1]
+    x = delta_with_residual([ref[rows] for ref in operands], feedback)[None]
+    scale = scale_of(max_magnitude(x), codec)  # [1, 128, 1]
     scale_ref[pl.ds(group, 1)] = scale[..., 0]
     uniform = None
     if draws:
       # Position in the flattened array, as in the reference:
       # (row * blocks of a row + this block) * block + element of the block.
-      row = pl.program_id(0) * operands[0].shape[0] + group * _GROUP
+      row = pl.program_id(0) * operands[0].shape[0] + group * _GROUP_ROWS
       row = row + lax.broadcasted_iota(jnp.int32, x.shape, 1)
       number = (row * pl.num_programs(1) + pl.program_id(1)) * block
       number = number + lax.broadcasted_iota(jnp.int32, x.shape, 2)
@@ -235,7 +239,7 @@ def over_senders(
   encoded: Encoded,
   others: Sequence[jax.Array],
   codec: Codec,
-  outer: OuterStep | None,
+  outer: OuterOptions | None,
   weights: jax.Array | None,
   divide: bool,
   interpret: bool,
@@ -254,8 +258,8 @@ def over_senders(
   scales = jnp.pad(scales, ((0, 0), (0, padding), (0, 0)))
   scales = jnp.moveaxis(scales, 2, 1).reshape(senders, *tiles.scales)
   payload = payload.reshape(senders, rows, _bytes(n, codec))
-  numbers = factors(senders, weights, divide)
-  operands = calls.same_axes(
+  numbers = sender_factors(senders, weights, divide)
+  operands = calls.unify_varying_axes(
     numbers, payload, scales, *(x.reshape(tiles.shape) for x in others)
   )
   name, kernel = "codec_mean", _mean
@@ -271,7 +275,9 @@ def over_senders(
       *(elements for _ in others),
     ],
     out_specs=[elements] * results,
-    out_shape=[calls.shaped(tiles.shape, jnp.float32, operands[0])] * results,
+    out_shape=[
+      calls.output_type(tiles.shape, jnp.float32, operands[0])
+    ] * results,
     name=name,
     interpret=interpret,
   )(*operands)
@@ -317,11 +323,11 @@ def _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work):
         if use_weights:
           # Rounding to 23 bits prevents a fused multiply-add; see
           # ``reference.sum_of``.
-          values = to_23_bits(weighted(values, number_ref[sender]))
+          values = round_to_23_bits(weighted(values, number_ref[sender]))
         new.append(total + values[0])
       return tuple(new)
 
-    zeros = jnp.zeros((_GROUP, num_bytes), jnp.float32)
+    zeros = jnp.zeros((_GROUP_ROWS, num_bytes), jnp.float32)
     totals = lax.fori_loop(0, senders, add, (zeros,) * (8 // codec.bits))
     for i, total in enumerate(totals):  # number_ref[senders]: factor of the sum
       channels = pl.ds(i * num_bytes, num_bytes)

@@ -29,8 +29,8 @@ class Kernels(Protocol):
     """Returns rows of a table, ``[n, F]`` in device memory.
 
     Args:
-      stored: Table in the layout of `order.stored` for the platform, in memory
-        that the device can address.
+      stored: Table in the layout of `order.lay_out_table` for the platform, in
+        memory that the device can address.
       ids: int32 ``[n]``, from 0 to N - 1.
       width: Features of a row, F.
       interpret: Whether to run in the interpreter, on any machine.
@@ -41,13 +41,13 @@ class Kernels(Protocol):
 KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
-def choice(
+def select_kernel(
   num_rows: int,
   width: int,
   dtype: Any,
   implementation: Implementation = "auto",
 ) -> SelectedKernel:
-  """Returns the implementation for a table, and why others are rejected.
+  """Selects the first preferred implementation that supports the table.
 
   Args:
     num_rows: Number of rows of the table, N.
@@ -72,17 +72,17 @@ def gather_rows(
   """Gathers rows of a table; ``reference.gather_rows`` specifies the result.
 
   Args:
-    stored: Table in the layout of `order.stored` for ``chosen.kind``.
+    stored: Table in the layout of `order.lay_out_table` for ``chosen.kind``.
     ids: int32 ``[n]``, numbers of rows from 0 to N - 1.
     width: Features of a row, F.
-    chosen: Result of `choice`.
+    chosen: Result of `select_kernel`.
 
   Returns:
     ``[n, F]`` in the dtype of the table.
 
   Example:
     >>> rows = jnp.arange(6, dtype=jnp.float32).reshape(3, 2)
-    >>> chosen = choice(3, 2, rows.dtype, "reference")
+    >>> chosen = select_kernel(3, 2, rows.dtype, "reference")
     >>> gather_rows(rows, jnp.array([2, 0]), 2, chosen).tolist()
     [[4.0, 5.0], [0.0, 1.0]]
   """

@@ -21,7 +21,7 @@ from parallel.kernels import calls
 # 4-byte elements of a 128-byte line, and threads of a warp.
 _LINE = 32
 # Elements that a program loads concurrently: 8 for each of 128 threads.
-_SPAN = 1024
+_MAX_TILE_ELEMENTS = 1024
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
@@ -40,11 +40,11 @@ def gather(
 
   The table is flat, ``[N * F]``, and aligned to a 128-byte line.
   """
-  span = min(_SPAN, pl.next_power_of_2(width + _LINE - 1))
+  span = min(_MAX_TILE_ELEMENTS, pl.next_power_of_2(width + _LINE - 1))
   return pl.pallas_call(
     functools.partial(_copy, width=width, span=span),
     grid=(ids.shape[0],),
-    out_shape=calls.shaped((ids.shape[0], width), stored.dtype, ids),
+    out_shape=calls.output_type((ids.shape[0], width), stored.dtype, ids),
     name="gather_rows",
     compiler_params=pltriton.CompilerParams(
       num_warps=min(4, max(1, span // _LINE))

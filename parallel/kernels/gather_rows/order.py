@@ -4,25 +4,26 @@ The threads of a GPU load single elements, so that rows are stored contiguously
 without padding. A TPU's DMA from host memory addresses blocks of 8 x 256 words
 (smaller ones do not compile: log/2026-11-23-graph-host-reads.md). Rows are
 therefore padded to a divisor or a multiple of a block, and a row is fetched
-with its whole block. `waste` returns the ratio of fetched to useful bytes.
+with its whole block. `read_amplification` returns the ratio of fetched to
+useful bytes.
 """
 
 import numpy as np
 
 # Words of 4 bytes in a block that a TPU's DMA can address.
-BLOCK = (8, 256)
-_WORDS = BLOCK[0] * BLOCK[1]
+DMA_BLOCK = (8, 256)
+_BLOCK_WORDS = DMA_BLOCK[0] * DMA_BLOCK[1]
 
 
 def padded_width(width: int) -> int:
   """Returns the words of a padded row, at least ``width``."""
-  if width > _WORDS:
-    return -(-width // _WORDS) * _WORDS
+  if width > _BLOCK_WORDS:
+    return -(-width // _BLOCK_WORDS) * _BLOCK_WORDS
   # The next power of two, which divides a block.
   return 1 << (width - 1).bit_length()
 
 
-def waste(width: int, kind: str) -> float:
+def read_amplification(width: int, kind: str) -> float:
   """Returns the bytes that are transferred per useful byte.
 
   Args:
@@ -30,16 +31,16 @@ def waste(width: int, kind: str) -> float:
     kind: "tpu" for blocks; other kernels and the reference fetch single rows.
 
   Example:
-    >>> waste(128, "tpu"), waste(128, "gpu")
+    >>> read_amplification(128, "tpu"), read_amplification(128, "gpu")
     (16.0, 1.0)
   """
   if kind != "tpu":
     return 1.0
-  return max(padded_width(width), _WORDS) / width
+  return max(padded_width(width), _BLOCK_WORDS) / width
 
 
 def stored_shape(num_rows: int, width: int, kind: str) -> tuple[int, ...]:
-  """Returns the shape of a table in the layout of `stored`.
+  """Returns the shape of a table in the layout of `lay_out_table`.
 
   Args:
     num_rows: Number of rows, N.
@@ -50,10 +51,10 @@ def stored_shape(num_rows: int, width: int, kind: str) -> tuple[int, ...]:
     return (num_rows * width,)
   if kind != "tpu":
     return num_rows, width
-  return -(-num_rows * padded_width(width) // _WORDS), *BLOCK
+  return -(-num_rows * padded_width(width) // _BLOCK_WORDS), *DMA_BLOCK
 
 
-def stored(rows: np.ndarray, kind: str) -> np.ndarray:
+def lay_out_table(rows: np.ndarray, kind: str) -> np.ndarray:
   """Returns a table in the layout of an implementation, a view if possible.
 
   Args:
@@ -67,7 +68,7 @@ def stored(rows: np.ndarray, kind: str) -> np.ndarray:
   shape = stored_shape(*rows.shape, kind)
   if kind == "tpu":
     width = padded_width(rows.shape[1])
-    short = shape[0] * _WORDS // width - len(rows)  # rows of padding
+    short = shape[0] * _BLOCK_WORDS // width - len(rows)  # rows of padding
     if short or width != rows.shape[1]:
       rows = np.pad(rows, ((0, short), (0, width - rows.shape[1])))
   return rows.reshape(shape)

@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
 from parallel.kernels import calls
-from parallel.kernels.gather_rows.order import BLOCK, padded_width
+from parallel.kernels.gather_rows.order import DMA_BLOCK, padded_width
 
 # Maximum number of copies of a grid step, and of its ids in scalar memory.
 _COPIES = 1024
@@ -37,7 +37,7 @@ def gather(
 
   The table consists of blocks, ``[blocks, 8, 256]``, in host memory.
   """
-  words, whole = BLOCK[0] * BLOCK[1], padded_width(width)
+  words, whole = DMA_BLOCK[0] * DMA_BLOCK[1], padded_width(width)
   per_row = max(1, whole // words)  # blocks of a row
   per_block = max(1, words // whole)  # rows of a block
   count = ids.shape[0] * per_row
@@ -57,7 +57,9 @@ def gather(
     # HBM instead of pl.ANY: XLA would place a small result in VMEM, to which
     # host memory cannot be copied directly.
     out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
-    out_shape=calls.shaped((wanted.shape[0], *BLOCK), stored.dtype, ids),
+    out_shape=calls.output_type(
+      (wanted.shape[0], *DMA_BLOCK), stored.dtype, ids
+    ),
     scratch_shapes=[pltpu.SemaphoreType.DMA],
     name="gather_rows",
     interpret=interpret,

@@ -61,7 +61,7 @@ class Kernels(Protocol):
     Args:
       q: Queries, ``[S, T, H, D]``.
       pages: Keys and values.
-      tables: ``[S, P]``.
+      tables: Pages of each sequence, ``[S, P]``.
       window: Number of positions that a row attends to; 0 for all.
     """
     ...
@@ -87,10 +87,10 @@ class Kernels(Protocol):
     ...
 
 
-OWN: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu, "cpu": cpu}
+OWN_KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu, "cpu": cpu}
 
 
-def choice(
+def select_kernel(
   q: jax.Array,
   pages: Pages,
   tables: jax.Array,
@@ -99,7 +99,7 @@ def choice(
   finite: bool = False,
   implementation: Implementation = "auto",
 ) -> SelectedKernel:
-  """Returns the implementation for operands, and why others are rejected.
+  """Selects the first preferred implementation that supports the operands.
 
   Only shapes and dtypes of the arrays are used, so that each may be a
   ``jax.ShapeDtypeStruct``.
@@ -107,7 +107,7 @@ def choice(
   Args:
     q: Queries, ``[S, T, H, D]``.
     pages: Keys and values.
-    tables: ``[S, P]``.
+    tables: Pages of each sequence, ``[S, P]``.
     window: Number of positions that a row attends to; 0 for all.
     finite: Whether no slot of the pages holds NaN or infinity.
     implementation: "auto", or names in order of preference.
@@ -118,16 +118,16 @@ def choice(
   """
 
   def refusal(kind):
-    if kind in OWN:
-      return OWN[kind].refusal(q, pages, tables, window)
+    if kind in OWN_KERNELS:
+      return OWN_KERNELS[kind].refusal(q, pages, tables, window)
     # All of jax's kernels additionally require finite pages.
     found = library.refusal(kind, q, pages, tables, window)
-    return found or (None if finite else library.NOT_FINITE)
+    return found or (None if finite else library.NOT_FINITE_REASON)
 
   return choose("paged_attention", implementation, refusal, KERNELS)
 
 
-def preferred(platform: str, mapped: bool) -> tuple[str, ...]:
+def preferred_kernels(platform: str, mapped: bool) -> tuple[str, ...]:
   """Returns the implementations for a platform in order of preference.
 
   Args:
@@ -137,7 +137,7 @@ def preferred(platform: str, mapped: bool) -> tuple[str, ...]:
       pages of each lane.
 
   Example:
-    >>> preferred("gpu", mapped=True)
+    >>> preferred_kernels("gpu", mapped=True)
     ('gpu', 'reference')
   """
   names = preference("auto", platform, KERNELS)
@@ -158,8 +158,9 @@ def best_order(
 ) -> str:
   """Returns the order of pages for the most preferred implementation.
 
-  For each order, `choice` selects one implementation for decoding (1 row) and
-  one for prompt chunks (16 rows); the less preferred one determines the rank.
+  For each order, `select_kernel` selects one implementation for decoding (1
+  row) and one for prompt chunks (16 rows); the less preferred one determines
+  the rank.
 
   Args:
     names: Implementations in order of preference, including "reference".
@@ -185,7 +186,7 @@ def best_order(
     except ValueError:  # a page is not a whole number of rows
       return len(names)
     chosen = [
-      choice(
+      select_kernel(
         jax.ShapeDtypeStruct((1, rows, num_heads, head_width), dtype), pages,
         tables, window=window, finite=finite, implementation=names,
       )
@@ -238,7 +239,7 @@ def paged_attention(
     ValueError: A name is unknown, or no preferred implementation supports the
       operands.
   """
-  chosen = choice(
+  chosen = select_kernel(
     q, pages, tables, window=window, finite=finite,
     implementation=implementation,
   )
@@ -254,6 +255,6 @@ def paged_attention(
   tables = jnp.clip(tables, 0, pages.num_pages - 1)
   operands = q, pages, tables, first, lengths
   options = {"window": window, "interpret": chosen.interpret}
-  if chosen.kind in OWN:
-    return OWN[chosen.kind].paged_attention(*operands, **options)
+  if chosen.kind in OWN_KERNELS:
+    return OWN_KERNELS[chosen.kind].paged_attention(*operands, **options)
   return library.paged_attention(chosen.kind, *operands, **options)

@@ -51,7 +51,7 @@ class AttentionCase(NamedTuple):
     """Returns the types of q, pages, tables and first.
 
     Args:
-      name: Order of the pages.
+      name: Order of the pages, one of ``order.NAMES``.
     """
     pages = order.shapes(
       name, self.num_pages, self.page_size, self.kv_heads, self.width,

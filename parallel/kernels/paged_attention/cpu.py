@@ -58,7 +58,8 @@ def paged_attention(
   start = jnp.maximum(first + 1 - window, 0) if window else stop * 0
   tables, start, stop = (x.astype(jnp.int32) for x in (tables, start, stop))
   out = cpu_calls.call(
-    cpu_loops.CODES if pages.coded else cpu_loops.FLOATS, num_seqs * heads,
+    cpu_loops.CODE_KERNEL if pages.coded else cpu_loops.FLOAT_KERNEL,
+    num_seqs * heads,
     (group, width), rows, *pages.data, tables, start, stop, *pages.scales,
   )
   return out.reshape(q.shape).astype(q.dtype)

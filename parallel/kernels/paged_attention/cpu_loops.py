@@ -12,7 +12,7 @@ import numpy as np
 from parallel.kernels import cpu_calls as calls
 
 
-@calls.loop
+@calls.compile_loop
 def _scores(query, block, first, stop, scores):
   """Computes products of a query with rows of a page.
 
@@ -46,8 +46,8 @@ def _scores(query, block, first, stop, scores):
     i += 1
 
 
-@calls.loop
-def _add(weights, block, first, stop, sums):
+@calls.compile_loop
+def _add_weighted_rows(weights, block, first, stop, sums):
   """Adds the rows of a page with their weights, four rows at a time.
 
   Args:
@@ -75,7 +75,7 @@ def _add(weights, block, first, stop, sums):
     i += 1
 
 
-@calls.loop
+@calls.compile_loop
 def _attend(q, keys, values, key_scales, value_scales, table, start, stop, out):
   """Attends from the queries of one sequence and kv head to its positions.
 
@@ -116,22 +116,22 @@ def _attend(q, keys, values, key_scales, value_scales, table, start, stop, out):
       if coded:
         for i in range(first, last):
           part[i - first] *= value_scales[page, i]
-      _add(part, values[page], first, last, sums)
+      _add_weighted_rows(part, values[page], first, last, sums)
     for d in range(len(sums)):
       sums[d] /= total
 
 
-@calls.loop
-def _run(frame, dtype, coded):
-  """Runs some of the tasks, each of which is one sequence and one kv head.
+@calls.compile_loop
+def _attend_tasks(frame, dtype, coded):
+  """Computes attention of some tasks, each a pair of a sequence and a kv head.
 
-  Operands: first task ``[1]``; q ``[..., S, K, G, D]``; keys and values ``[...,
-  K, N, page, D]``; tables ``[..., S, P]``; start and stop ``[..., S]``; for
-  codes the scales of keys and values, ``[..., K, N, 1, page]``. All have the
-  same leading dims. The result is ``[..., tasks, G, D]``.
+  Operands in ``frame``: number of the first task ``[1]``; q ``[..., S, K, G,
+  D]``; keys and values ``[..., K, N, page, D]``; tables ``[..., S, P]``; start
+  and stop of the positions ``[..., S]``; if ``coded``, scales of keys and
+  values ``[..., K, N, 1, page]``. The result is ``[..., tasks, G, D]``.
   """
-  ins, outs = calls.operands(frame), calls.results(frame)
-  lanes, num_tasks = calls.leading(outs, 0, 3), calls.dim(outs, 0, 3)
+  ins, outs = calls.operands_address(frame), calls.results_address(frame)
+  lanes, num_tasks = calls.leading_size(outs, 0, 3), calls.dim(outs, 0, 3)
   seqs, heads = calls.dim(ins, 1, 4), calls.dim(ins, 1, 3)
   group, width = calls.dim(ins, 1, 2), calls.dim(ins, 1, 1)
   pages, size = calls.dim(ins, 2, 3), calls.dim(ins, 2, 2)
@@ -163,17 +163,17 @@ def _run(frame, dtype, coded):
         )
 
 
-def _floats(frame):
-  if not calls.answered(frame):
-    _run(frame, numba.float32, False)
+def _attend_floats(frame):
+  if not calls.answer_version_query(frame):
+    _attend_tasks(frame, numba.float32, False)
   return 0
 
 
-def _codes(frame):
-  if not calls.answered(frame):
-    _run(frame, numba.int8, True)
+def _attend_codes(frame):
+  if not calls.answer_version_query(frame):
+    _attend_tasks(frame, numba.int8, True)
   return 0
 
 
-FLOATS = calls.registered("paged_attention_floats", _floats)
-CODES = calls.registered("paged_attention_codes", _codes)
+FLOAT_KERNEL = calls.register_kernel("paged_attention_floats", _attend_floats)
+CODE_KERNEL = calls.register_kernel("paged_attention_codes", _attend_codes)

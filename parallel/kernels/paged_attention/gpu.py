@@ -29,16 +29,16 @@ from parallel.kernels.paged_attention.order import Pages
 
 # Positions of a block, and maximum and minimum of its query rows: Triton's
 # smallest matrix product has 16 rows.
-_POSITIONS = 64
-_ROWS = 64
+_BLOCK_POSITIONS = 64
+_MAX_ROWS = 64
 _MIN_ROWS = 16
 # Programs that occupy a GPU: two per multiprocessor of an H100 or H200.
-_PROGRAMS = 264
+_TARGET_PROGRAMS = 264
 # Minimum number of position blocks per program if positions are split.
 _MIN_BLOCKS = 4
 # Score of masked positions: finite, so that the softmax of a fully masked row
 # is not NaN.
-_UNSEEN = -1e30
+_MASKED_SCORE = -1e30
 
 
 def refusal(
@@ -79,16 +79,17 @@ def paged_attention(
   rows = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
   rows = rows.reshape(num_seqs, k, num_rows * group, width)
   block = pl.next_power_of_2(num_rows * group)
-  block = min(_ROWS, max(_MIN_ROWS, block))
+  block = min(_MAX_ROWS, max(_MIN_ROWS, block))
   row_blocks = pl.cdiv(num_rows * group, block)
-  position_blocks = pl.cdiv(tables.shape[1] * page, _POSITIONS)
+  position_blocks = pl.cdiv(tables.shape[1] * page, _BLOCK_POSITIONS)
   shares = max(1, min(
-    _PROGRAMS // (num_seqs * k * row_blocks), position_blocks // _MIN_BLOCKS
+    _TARGET_PROGRAMS // (num_seqs * k * row_blocks),
+    position_blocks // _MIN_BLOCKS
   ))
   # Flattened slots: [K, N * page, D], and scales [K, N * page].
   arrays = [x.reshape(k, -1, width) for x in pages.data]
   arrays += [x.reshape(k, -1) for x in pages.scales]
-  operands = calls.same_axes(rows, *arrays, tables, first, lengths)
+  operands = calls.unify_varying_axes(rows, *arrays, tables, first, lengths)
   dtype = q.dtype if shares == 1 else jnp.float32
   out, lse = pl.pallas_call(
     functools.partial(
@@ -97,8 +98,8 @@ def paged_attention(
     ),
     grid=(row_blocks * shares, k, num_seqs),
     out_shape=[
-      calls.shaped((shares, *rows.shape), dtype, operands[0]),
-      calls.shaped((shares, *rows.shape[:-1]), jnp.float32, operands[0]),
+      calls.output_type((shares, *rows.shape), dtype, operands[0]),
+      calls.output_type((shares, *rows.shape[:-1]), jnp.float32, operands[0]),
     ],
     name="paged_attention",
     compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=2),
@@ -130,14 +131,16 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
   low = first + (number * block) // group
   low = jnp.maximum(low - window + 1, 0) if window else 0
   end = jnp.minimum(first + ((number + 1) * block - 1) // group + 1, length)
-  skipped = low // _POSITIONS
-  blocks = (jnp.maximum(end, 0) + _POSITIONS - 1) // _POSITIONS - skipped
+  skipped = low // _BLOCK_POSITIONS
+  blocks = (
+    jnp.maximum(end, 0) + _BLOCK_POSITIONS - 1
+  ) // _BLOCK_POSITIONS - skipped
   each = (jnp.maximum(blocks, 0) + shares - 1) // shares
 
   def add(turn, carried):
     # Online softmax: running maximum [R], sum of weights [R], values [R, D].
     top, total, acc = carried
-    place = turn * _POSITIONS + jnp.arange(_POSITIONS)
+    place = turn * _BLOCK_POSITIONS + jnp.arange(_BLOCK_POSITIONS)
     alive = (place >= low) & (place < end)
     at = tables_ref.at[sequence, place // page]
     slot = pltriton.load(at, mask=alive, other=0) * page + place % page
@@ -150,7 +153,7 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
     seen = alive[None] & (place[None] <= own[:, None])
     if window:
       seen &= place[None] > own[:, None] - window
-    scores = jnp.where(seen, scores, _UNSEEN)
+    scores = jnp.where(seen, scores, _MASKED_SCORE)
     new = jnp.maximum(top, jnp.max(scores, axis=1))
     weights = jnp.exp(scores - new[:, None])
     past = jnp.exp(top - new)
@@ -165,11 +168,11 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
   start = skipped + share * each
   stop = jnp.minimum(start + each, skipped + blocks)
   top, total, acc = lax.fori_loop(start, stop, add, (
-    jnp.full((block,), _UNSEEN, jnp.float32),
+    jnp.full((block,), _MASKED_SCORE, jnp.float32),
     jnp.zeros((block,), jnp.float32),
     jnp.zeros((block, channel.shape[0]), jnp.float32),
   ))
-  # A program without positions has the weight exp(_UNSEEN) = 0.
+  # A program without positions has the weight exp(_MASKED_SCORE) = 0.
   safe = jnp.where(total == 0.0, 1.0, total)
   o = (acc / safe[:, None]).astype(o_ref.dtype)
   pltriton.store(
@@ -181,7 +184,7 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
 
 
 def _load(ref, head, slot, channel, alive, exists):
-  """Loads keys or values ``[C, D]``, or scales ``[C]``; zero if not alive."""
+  """Loads keys or values ``[C, D]``, or scales ``[C]``; zeros where masked."""
   if len(ref.shape) == 2:
     return pltriton.load(ref.at[head, slot], mask=alive, other=0)
   at = ref.at[head, slot[:, None], channel[None]]

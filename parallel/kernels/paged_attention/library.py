@@ -3,7 +3,7 @@
 Each kernel supports one order of pages and a subset of the operands;
 ``refusal`` returns the reason why operands are not supported. The kernels do
 not declare the mesh axes over which their results vary, and are called through
-`calls.unchecked`.
+`calls.call_unchecked`.
 
 Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
 heads, D = head width, P = pages in a table.
@@ -29,13 +29,13 @@ _TPU_POSITIONS = 512
 _GPU_POSITIONS = 64
 # Maximum number of programs over which jax's GPU kernel splits the positions of
 # a sequence: its default.
-_GPU_SHARES = 16
+_GPU_MAX_SPLITS = 16
 # Query rows of a block of the ragged kernel: its default.
 _RAGGED_ROWS = 32
 
 # Reason to refuse any of these kernels: all multiply masked values (past a
 # sequence's end, before a window, in padding) by weight zero.
-NOT_FINITE = (
+NOT_FINITE_REASON = (
   "a NaN in a masked slot would make the result NaN (weight 0 times NaN), and "
   "the pages are not declared finite"
 )
@@ -130,26 +130,26 @@ def paged_attention(
     q, pages, tables, first, lengths, window, interpret
   )
   with jax.numpy_dtype_promotion("standard"):  # the kernels rely on it
-    out = calls.unchecked(call, *operands).reshape(q.shape)
+    out = calls.call_unchecked(call, *operands).reshape(q.shape)
   # The kernels' results for padding are undefined, and replaced by zeros.
   is_padding = (first < 0)[:, None, None, None]
   return jnp.where(is_padding, jnp.zeros_like(out), out)
 
 
-def _tpu_paged(q, pages, tables, first, lengths, window, interpret):
+def _prepare_tpu_paged(q, pages, tables, first, lengths, window, interpret):
   del first, window
-  block = _divisor(tables.shape[1], _TPU_POSITIONS // pages.page_size)
+  block = _largest_divisor(tables.shape[1], _TPU_POSITIONS // pages.page_size)
 
   def call(q, keys, values, lengths, tables):
-    with _interpreted(interpret):
+    with _interpreter_mode(interpret):
       return tpu_paged.paged_attention(
         q, keys, values, lengths, tables, pages_per_compute_block=block
       )
 
-  return call, (_scaled(q[:, 0]), *pages.data, lengths, tables)
+  return call, (_scale_queries(q[:, 0]), *pages.data, lengths, tables)
 
 
-def _ragged(q, pages, tables, first, lengths, window, interpret):
+def _prepare_ragged(q, pages, tables, first, lengths, window, interpret):
   if interpret:
     raise ValueError(
       "jax_tpu_ragged_interpret: jax's interpreter does not support the "
@@ -178,10 +178,10 @@ def _ragged(q, pages, tables, first, lengths, window, interpret):
   return call, (q, *pages.data, ends, tables)
 
 
-def _gpu_paged(q, pages, tables, first, lengths, window, interpret):
+def _prepare_gpu_paged(q, pages, tables, first, lengths, window, interpret):
   del first, window
-  shares = _divisor(tables.shape[1], _GPU_SHARES, powers=True)
-  block = _divisor(
+  shares = _largest_divisor(tables.shape[1], _GPU_MAX_SPLITS, powers=True)
+  block = _largest_divisor(
     tables.shape[1] // shares, _GPU_POSITIONS // pages.page_size, powers=True
   )
   # [K, N, 1, page] -> [K, N, page]
@@ -193,15 +193,15 @@ def _gpu_paged(q, pages, tables, first, lengths, window, interpret):
       k_splits=shares, interpret=interpret,
     )
 
-  return call, (_scaled(q[:, 0]), *pages.data, tables, lengths, *scales)
+  return call, (_scale_queries(q[:, 0]), *pages.data, tables, lengths, *scales)
 
 
-def _scaled(q: jax.Array) -> jax.Array:
+def _scale_queries(q: jax.Array) -> jax.Array:
   """Scales queries for kernels that do not scale their scores."""
   return (q.astype(jnp.float32) * q.shape[-1] ** -0.5).astype(q.dtype)
 
 
-def _divisor(n: int, most: int, powers: bool = False) -> int:
+def _largest_divisor(n: int, most: int, powers: bool = False) -> int:
   """Returns n's largest divisor up to ``most``; with ``powers``, one of 2^i."""
   return max(
     d for d in range(1, max(1, most) + 1)
@@ -209,7 +209,9 @@ def _divisor(n: int, most: int, powers: bool = False) -> int:
   )
 
 
-def _interpreted(interpret: bool) -> contextlib.AbstractContextManager[Any]:
+def _interpreter_mode(
+  interpret: bool
+) -> contextlib.AbstractContextManager[Any]:
   """Enables the interpreter for a TPU kernel without an argument for it."""
   if not interpret:
     return contextlib.nullcontext()
@@ -222,8 +224,7 @@ _REFUSALS: dict[str, Callable[..., str | None]] = {
   "jax_gpu_paged": _refusal_of_gpu_paged,
 }
 _CALLS: dict[str, Callable[..., Any]] = {
-  "jax_tpu_ragged": _ragged,
-  "jax_tpu_paged": _tpu_paged,
-  "jax_gpu_paged": _gpu_paged,
+  "jax_tpu_ragged": _prepare_ragged, "jax_tpu_paged": _prepare_tpu_paged,
+  "jax_gpu_paged": _prepare_gpu_paged,
 }
 NAMES = tuple(_CALLS)

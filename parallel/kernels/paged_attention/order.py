@@ -253,7 +253,7 @@ def _scatter(
       scatter_dims_to_operand_dims=dims,
     )
     found.append(lax.scatter(
-      *calls.same_axes(x, starts, new.astype(x.dtype)), numbers,
+      *calls.unify_varying_axes(x, starts, new.astype(x.dtype)), numbers,
       unique_indices=True, mode=lax.GatherScatterMode.FILL_OR_DROP,
     ))
   return tuple(found)

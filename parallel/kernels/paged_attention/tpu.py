@@ -34,16 +34,16 @@ from parallel.kernels.paged_attention.order import LANES, Pages
 
 # Target number of positions of a grid step, which then loads 2 x 128 KB for a
 # head of 128 bfloat16 channels. This takes longer than the overhead of a step.
-_POSITIONS = 512
+_STEP_POSITIONS = 512
 # Maximum number of blocks of one array in a grid step.
-_PAGES = 16
+_MAX_STEP_PAGES = 16
 # Maximum number of rows of a block.
-_ROWS = 256
+_MAX_ROWS = 256
 # Bytes of scalar memory for tables and positions; a v5e has 1 MB.
 _SCALAR_BYTES = 768 << 10
 # Score of masked positions: finite, so that the softmax of a fully masked row
 # is not NaN.
-UNSEEN = -1e30
+MASKED_SCORE = -1e30
 
 
 class _Blocks(NamedTuple):
@@ -90,12 +90,12 @@ def refusal(
       f"tables of {tables.shape[0]} x {tables.shape[1]} pages exceed "
       f"{_SCALAR_BYTES >> 10} KB of scalar memory: larger pages"
     )
-  if not _blocks(q, pages, tables, window):
-    return f"a block of rows does not fit {calls.VMEM_BYTES >> 20} MB"
+  if not _choose_block_sizes(q, pages, tables, window):
+    return f"a block of rows does not fit {calls.MAX_BLOCK_VMEM_BYTES >> 20} MB"
   return None
 
 
-def _blocks(
+def _choose_block_sizes(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int, lanes: int = 1
 ) -> _Blocks | None:
   """Returns block sizes for which a grid step fits in VMEM, or None."""
@@ -103,13 +103,13 @@ def _blocks(
   k, page = pages.num_kv_heads // lanes, pages.page_size
   group = num_heads // k
   # A block has whole tiles of 16 rows, or all rows.
-  tokens = min(num_rows, max(16, _ROWS // group // 16 * 16))
+  tokens = min(num_rows, max(16, _MAX_ROWS // group // 16 * 16))
   # Maximum number of pages visible to a block of rows, for any offset of its
   # first row in a page.
   reach = tables.shape[1]
   if window:
     reach = min(reach, (window + tokens - 2) // page + 2)
-  count = min(reach, _PAGES, max(1, _POSITIONS // page))
+  count = min(reach, _MAX_STEP_PAGES, max(1, _STEP_POSITIONS // page))
   rows, positions = tokens * group, count * page
   f, wide = pages.packing, pages.packing * width
   # For every head: double buffers of keys, values, scales, queries and results,
@@ -121,7 +121,7 @@ def _blocks(
     + rows * f * (2 * wide * (q.dtype.itemsize + 2) + 1024)
     + 2 * rows * LANES * q.dtype.itemsize
   )
-  room = calls.VMEM_BYTES - (12 * rows + 8 * wide) * (positions // f)
+  room = calls.MAX_BLOCK_VMEM_BYTES - (12 * rows + 8 * wide) * (positions // f)
   heads = [
     n for n in range(1, k + 1) if k % n == 0 and n * per_head <= room
   ]
@@ -184,11 +184,11 @@ def _call(
   interpret: bool,
   detect_races: bool,
 ) -> jax.Array:
-  """Calls the kernel; lanes are joined with sequences and with kv heads."""
+  """Calls the kernel once, on the sequences and the kv heads of all lanes."""
   num_seqs, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads // lanes, pages.page_size
   group, f = num_heads // k, pages.packing
-  blocks = _blocks(q, pages, tables, window, lanes)
+  blocks = _choose_block_sizes(q, pages, tables, window, lanes)
   tokens, rows = blocks.tokens, blocks.tokens * group
   # [S, T, H, D] -> [S, K, T G, D]: the rows of a kv head are contiguous.
   heads_first = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
@@ -203,7 +203,7 @@ def _call(
     """Returns the ``BlockSpec`` index map of the i-th page of a grid step."""
 
     def index(s, head, block, step, tables_ref, first_ref, length_ref):
-      low, count = _span(
+      low, count = _visible_pages(
         first_ref[s], length_ref[s], block, tokens, window, page
       )
       number = low + jnp.minimum(
@@ -228,7 +228,7 @@ def _call(
   out = calls.tpu_call(
     functools.partial(
       _kernel, blocks=blocks, page=page,
-      sight=_Sight(None, None, None, group, width, f, window),
+      sight=_StepMask(None, None, None, group, width, f, window),
     ),
     "parallel", "parallel", "parallel", "arbitrary",
     name="paged_attention",
@@ -256,14 +256,14 @@ def _call(
         pltpu.VMEM((blocks.heads, f, rows, f * width), jnp.float32),
       ],
     ),
-    out_shape=calls.shaped(heads_first.shape, q.dtype, heads_first),
-  )(*calls.same_axes(*scalars, spread, *operands))
+    out_shape=calls.output_type(heads_first.shape, q.dtype, heads_first),
+  )(*calls.unify_varying_axes(*scalars, spread, *operands))
   out = out.reshape(num_seqs, k, num_rows, group, width).swapaxes(1, 2)
   return out.reshape(q.shape)
 
 
-def _span(first, length, block, tokens, window, page):
-  """Returns the first visible page of a block of rows, and their number."""
+def _visible_pages(first, length, block, tokens, window, page):
+  """Returns first page and number of pages visible to a block of rows."""
   row = first + block * tokens  # position of the block's first row
   low = jnp.maximum(row - window + 1, 0) // page if window else 0
   end = jnp.minimum(row + tokens, length)
@@ -271,7 +271,7 @@ def _span(first, length, block, tokens, window, page):
   return low, count
 
 
-class _Sight(NamedTuple):
+class _StepMask(NamedTuple):
   """Attention mask of a grid step.
 
   Attributes:
@@ -305,21 +305,21 @@ class _Sight(NamedTuple):
     seen = (place <= row) & (place < self.length)
     return seen & (place > row - self.window) if self.window else seen
 
-  def _any(self, place: jax.Array) -> jax.Array:
+  def _visible_to_any_row(self, place: jax.Array) -> jax.Array:
     """Returns whether positions may be visible to any row of the block."""
     alive = place < self.length
     return alive & (place > self.row - self.window) if self.window else alive
 
-  def alive(self, shape: tuple[int, int]) -> jax.Array:
+  def element_mask(self, shape: tuple[int, int]) -> jax.Array:
     """Returns the mask of ``[C / f, f D]`` elements visible to any row."""
     row = lax.broadcasted_iota(jnp.int32, shape, 0)
     part = lax.broadcasted_iota(jnp.int32, shape, 1) // self.width
-    return self._any(self.place + self.packing * row + part)
+    return self._visible_to_any_row(self.place + self.packing * row + part)
 
-  def alive_scales(self, shape: tuple[int, int], part: int) -> jax.Array:
+  def scale_mask(self, shape: tuple[int, int], part: int) -> jax.Array:
     """Returns the mask of scales ``[1, C / f]`` visible to any row."""
     column = lax.broadcasted_iota(jnp.int32, shape, 1)
-    return self._any(self.place + self.packing * column + part)
+    return self._visible_to_any_row(self.place + self.packing * column + part)
 
 
 def _kernel(tables_ref, first_ref, length_ref, q_ref, *refs, blocks, sight,
@@ -329,11 +329,13 @@ def _kernel(tables_ref, first_ref, length_ref, q_ref, *refs, blocks, sight,
   n = blocks.pages
   sequence, block, step = (pl.program_id(i) for i in (0, 2, 3))
   first, length = first_ref[sequence], length_ref[sequence]
-  low, count = _span(first, length, block, blocks.tokens, sight.window, page)
+  low, count = _visible_pages(
+    first, length, block, blocks.tokens, sight.window, page
+  )
 
   @pl.when(step == 0)
   def start():
-    top_ref[...] = jnp.full(top_ref.shape, UNSEEN, jnp.float32)
+    top_ref[...] = jnp.full(top_ref.shape, MASKED_SCORE, jnp.float32)
     sum_ref[...] = jnp.zeros_like(sum_ref)
     acc_ref[...] = jnp.zeros_like(acc_ref)
 
@@ -348,7 +350,7 @@ def _kernel(tables_ref, first_ref, length_ref, q_ref, *refs, blocks, sight,
         [ref[head] for ref in in_refs[i : i + n]]
         for i in range(0, len(in_refs), n)
       )
-      _update(
+      _update_softmax(
         q_ref.at[head], keys, values, scales, here, top_ref.at[head],
         sum_ref.at[head], acc_ref.at[head],
       )
@@ -356,18 +358,18 @@ def _kernel(tables_ref, first_ref, length_ref, q_ref, *refs, blocks, sight,
   @pl.when(step == pl.num_programs(3) - 1)
   def finish():
     for head in range(blocks.heads):
-      o = _together(
+      o = _combine_softmaxes(
         top_ref[head], sum_ref[head], acc_ref[head], sight.width
       )
       o_ref[head] = o.astype(o_ref.dtype)
 
 
-def _update(
+def _update_softmax(
   q_ref: Any,
   keys: Sequence[jax.Array],
   values: Sequence[jax.Array],
   scales: Sequence[Sequence[jax.Array]],
-  sight: _Sight,
+  sight: _StepMask,
   top_ref: Any,
   sum_ref: Any,
   acc_ref: Any,
@@ -386,14 +388,15 @@ def _update(
     acc_ref: Running weighted sums of values, ``[f, R, f D]``.
   """
   dtype = q_ref.dtype
-  keys, values = (_joined(x, 0, dtype) for x in (keys, values))  # [C / f, f D]
+  # [C / f, f D]
+  keys, values = (_concatenate_pages(x, 0, dtype) for x in (keys, values))
   if scales:
     # [f, C / f] each
-    key_scales, scales = (_joined(x, 1, jnp.float32) for x in scales)
+    key_scales, scales = (_concatenate_pages(x, 1, jnp.float32) for x in scales)
   else:
     # Masked slots may hold NaN. Weight 0 times NaN would be NaN, and so would
     # the zeros of a query times another token's key in the same row.
-    alive = sight.alive(values.shape)
+    alive = sight.element_mask(values.shape)
     values = jnp.where(alive, values, jnp.zeros_like(values))
     if sight.packing > 1:
       keys = jnp.where(alive, keys, jnp.zeros_like(keys))
@@ -406,7 +409,7 @@ def _update(
     ) * sight.width**-0.5  # [R, C / f]
     if len(scales):
       scores *= key_scales[i : i + 1]
-    scores = jnp.where(sight.seen(scores.shape, i), scores, UNSEEN)
+    scores = jnp.where(sight.seen(scores.shape, i), scores, MASKED_SCORE)
     top = jnp.maximum(top_ref[i], jnp.max(scores, axis=1, keepdims=True))
     weights = jnp.exp(scores - top)
     past = jnp.exp(top_ref[i] - top)  # [R, 1], rescales the previous sums
@@ -415,7 +418,7 @@ def _update(
     sum_ref[i] = past * sum_ref[i] + total
     if len(scales):
       scale = scales[i : i + 1]
-      alive = sight.alive_scales(scale.shape, i)
+      alive = sight.scale_mask(scale.shape, i)
       weights *= jnp.where(alive, scale, 0.0)
     acc_ref[i] = past * acc_ref[i] + jnp.dot(
       weights.astype(dtype), values, precision=exact,
@@ -423,7 +426,7 @@ def _update(
     )
 
 
-def _together(
+def _combine_softmaxes(
   top: jax.Array, total: jax.Array, acc: jax.Array, width: int
 ) -> jax.Array:
   """Combines f softmaxes over disjoint positions to the result ``[R, D]``.
@@ -444,7 +447,7 @@ def _together(
   return o / jnp.where(weight == 0.0, 1.0, weight)
 
 
-def _joined(
+def _concatenate_pages(
   parts: Sequence[jax.Array], dim: int, dtype: Any
 ) -> jax.Array:
   """Concatenates pages along a dim, in ``dtype``."""

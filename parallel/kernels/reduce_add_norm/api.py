@@ -49,7 +49,7 @@ class Kernels(Protocol):
     scales: jax.Array | None, d_private: jax.Array | None, gain: jax.Array,
     options: NormOptions,
   ) -> tuple[list[jax.Array], jax.Array]:
-    """Sums the ranks' partial sums, adds them to the stream and normalises it.
+    """Adds the ranks' partial sums to the residual stream and normalises it.
 
     Args:
       parts: Shared channels of the stream ``[n, K]`` and, if there are any, its
@@ -71,14 +71,14 @@ class Kernels(Protocol):
 KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
-def choice(
+def select_kernel(
   shared: jax.Array,
   private: jax.Array,
   partial: jax.Array,
   scales: jax.Array | None,
   implementation: Implementation = "auto",
 ) -> SelectedKernel:
-  """Returns the implementation that is used, and why others are rejected.
+  """Selects the first preferred implementation that supports the operands.
 
   Only shapes and dtypes of the arrays are used, so that each may be a
   ``jax.ShapeDtypeStruct``.
@@ -94,7 +94,7 @@ def choice(
     ValueError: A name is unknown, or no preferred implementation supports the
       operands.
   """
-  rows, k, p = calls.leading(shared), shared.shape[-1], private.shape[-1]
+  rows, k, p = calls.leading_size(shared), shared.shape[-1], private.shape[-1]
   block = None
   if scales is not None:
     block = k // scales.shape[-1]
@@ -119,7 +119,7 @@ def reduce_add_norm(
   eps: float = 1e-5,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Sums the ranks' partial sums, adds them to the stream and normalises it.
+  """Adds the ranks' partial sums to the residual stream and normalises it.
 
   ``reference.reduce_add_norm`` specifies the result. Kernels use one pass over
   memory.
@@ -152,13 +152,13 @@ def reduce_add_norm(
       "channels in blocks of equal size; the number of scales must divide the "
       "number of shared channels"
     )
-  chosen = choice(shared, private, partial, scales, implementation)
+  chosen = select_kernel(shared, private, partial, scales, implementation)
   if chosen.name == "reference":
     return reference.reduce_add_norm(
       shared, private, partial, scales, d_private, gain,
       private_scale=private_scale, eps=eps,
     )
-  rows = calls.leading(shared)
+  rows = calls.leading_size(shared)
   # Kernels receive only parts with channels; the scale applies to the private
   # channels.
   parts = [x for x in (shared, private) if x.shape[-1]]
@@ -169,11 +169,11 @@ def reduce_add_norm(
     NormOptions(scale if len(parts) > 1 else 1.0, eps, chosen.interpret),
   )
   optional = [] if len(parts) == 1 else calls.as_rows(d_private)
-  encoded = [] if scales is None else [_ranks_of_rows(scales, rows)]
+  encoded = [] if scales is None else [_flatten_rows_per_rank(scales, rows)]
   # The casts are outside the custom derivative, so that jax transposes them and
   # sums the cotangent of a replicated gain over the mesh axes.
-  operands = calls.same_axes(
-    gain.astype(jnp.float32), _ranks_of_rows(partial, rows),
+  operands = calls.unify_varying_axes(
+    gain.astype(jnp.float32), _flatten_rows_per_rank(partial, rows),
     *calls.as_rows(*parts), *optional, *encoded,
   )
   gain, partial, *operands = operands
@@ -192,7 +192,7 @@ def reduce_add_norm(
   )
 
 
-def _ranks_of_rows(x: jax.Array, rows: int) -> jax.Array:
+def _flatten_rows_per_rank(x: jax.Array, rows: int) -> jax.Array:
   """Flattens ``[r, ..., n]`` to ``[r, rows, n]``."""
   return x.reshape(x.shape[0], rows, x.shape[-1])
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 
 from parallel.kernels import calls
 from parallel.kernels.add_norm.gpu import (
-  load,
-  params,
+  pallas_options,
+  read_float32,
   store,
   write_normed,
 )
@@ -65,11 +65,11 @@ def forward(
     ),
     grid=(num_rows,),
     out_shape=[
-      *(calls.shaped(x.shape, dtype, gain) for x in parts),
-      calls.shaped((num_rows, width), dtype, gain),
+      *(calls.output_type(x.shape, dtype, gain) for x in parts),
+      calls.output_type((num_rows, width), dtype, gain),
     ],
     name="reduce_add_norm",
-    **params(calls.spans(parts), options.interpret),
+    **pallas_options(calls.spans(parts), options.interpret),
   )(gain, *parts, partial, *extra)
   return new, normed
 
@@ -82,15 +82,20 @@ def _forward(gain_ref, *refs, num, scale, eps, block):
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
   # All loads precede the first store: later loads would wait for it.
-  gains = [load(gain_ref, span, whole=True) for span in spans]
-  xs = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
-  ds = [load(r, span, row) for r, span in zip(d_refs, spans[1:], strict=True)]
+  gains = [read_float32(gain_ref, span, whole=True) for span in spans]
+  xs = [
+    read_float32(r, span, row) for r, span in zip(x_refs, spans, strict=True)
+  ]
+  ds = [
+    read_float32(r, span, row) for r,
+    span in zip(d_refs, spans[1:], strict=True)
+  ]
   # Added in float32 and in the order of the ranks, as in the reference.
   update = 0.0
   for rank in range(partial_ref.shape[0]):
-    part = load(partial_ref, spans[0], rank, row)
+    part = read_float32(partial_ref, spans[0], rank, row)
     if block is not None:
-      part = part * load(scale_ref, spans[0], rank, row, share=block)
+      part = part * read_float32(scale_ref, spans[0], rank, row, share=block)
     update = update + part
   # As in the reference, the sum over ranks is rounded before it is added.
   updates = [update.astype(dtype).astype(jnp.float32)]

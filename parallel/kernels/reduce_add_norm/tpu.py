@@ -41,15 +41,15 @@ def refusal(
     return "nothing to sum"
   if block is not None and block % _LANES:
     return f"{block} channels per scale: a multiple of {_LANES}"
-  if not _rows(num_rows, shared, private, dtype, ranks, sent, block):
+  if not _block_rows(num_rows, shared, private, dtype, ranks, sent, block):
     return (
       f"{ranks} x {shared} + {private} channels: 16 rows do not fit "
-      f"{calls.VMEM_BYTES >> 20} MB"
+      f"{calls.MAX_BLOCK_VMEM_BYTES >> 20} MB"
     )
   return None
 
 
-def _rows(num_rows, shared, private, dtype, ranks, sent, block) -> int:
+def _block_rows(num_rows, shared, private, dtype, ranks, sent, block) -> int:
   """Returns the number of rows per grid step; 0 if too few fit in VMEM."""
   # Four arrays: old stream, new stream, normalised rows, private update. Each
   # is double-buffered: the next block is loaded while one is processed. About
@@ -76,7 +76,7 @@ def forward(
   widths = [x.shape[1] for x in parts]
   width = sum(widths)
   block = None if scales is None else shared // scales.shape[-1]
-  rows = _rows(
+  rows = _block_rows(
     num_rows, shared, width - shared, dtype, ranks, partial.dtype, block
   )
   streams = [pl.BlockSpec((rows, w), lambda i: (i, 0)) for w in widths]
@@ -102,8 +102,8 @@ def forward(
     ],
     out_specs=[*streams, whole],
     out_shape=[
-      *(calls.shaped(x.shape, dtype, gain) for x in parts),
-      calls.shaped((num_rows, width), dtype, gain),
+      *(calls.output_type(x.shape, dtype, gain) for x in parts),
+      calls.output_type((num_rows, width), dtype, gain),
     ],
     name="reduce_add_norm",
     interpret=options.interpret,

@@ -20,13 +20,13 @@ from parallel.kernels.ring_all_reduce import tpu
 from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
-def choice(
+def select_kernel(
   shared: jax.Array,
   private: jax.Array,
   devices: int,
   implementation: Implementation = "auto",
 ) -> SelectedKernel:
-  """Returns the implementation that is used, and why others are rejected.
+  """Selects the first preferred implementation that supports the operands.
 
   Args:
     shared: Shared channels of the stream, ``[..., K]``, or a
@@ -39,7 +39,7 @@ def choice(
     ValueError: A name is unknown, or no preferred implementation supports the
       operands.
   """
-  rows, k, p = calls.leading(shared), shared.shape[-1], private.shape[-1]
+  rows, k, p = calls.leading_size(shared), shared.shape[-1], private.shape[-1]
 
   def refusal(kind):
     if kind != "tpu":
@@ -64,7 +64,7 @@ def ring_partial_all_reduce(
   eps: float = 1e-5,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Sums partial sums over a mesh axis, adds them to the stream, normalises it.
+  """All-reduces partial sums, adds them to the residual stream, normalises it.
 
   Must be called inside ``jax.shard_map``. A device sends ``2 (n - 1) / n`` of
   the bytes of ``partial``, half of them in each direction of a ring, in which
@@ -95,10 +95,12 @@ def ring_partial_all_reduce(
     ValueError: A name is unknown, or no preferred implementation supports the
       operands.
   """
-  chosen = choice(shared, private, lax.axis_size(axis_name), implementation)
+  chosen = select_kernel(
+    shared, private, lax.axis_size(axis_name), implementation
+  )
   # The index is included for its type: it makes all operands vary over the
   # axis, even if each of them is replicated.
-  operands = calls.same_axes(
+  operands = calls.unify_varying_axes(
     lax.axis_index(axis_name).astype(jnp.float32),
     *calls.as_rows(shared, private, partial, d_private),
     gain.astype(jnp.float32),

@@ -39,8 +39,8 @@ _UP, _DOWN = 0, 1
 # Maximum VMEM bytes of a segment, and of the kernel with the compiler's
 # temporaries. A segment has one chunk per device and direction, which needs
 # more than the default limit of 16 MB on a v5e; v5e, v5p and v6e have >= 64 MB.
-_BUDGET = 24 << 20
-_LIMIT = 48 << 20
+_MAX_SEGMENT_BYTES = 24 << 20
+_VMEM_LIMIT_BYTES = 48 << 20
 
 
 def refusal(
@@ -61,15 +61,15 @@ def refusal(
     return "one device: nothing to reduce"
   if not shared or not private:
     return "no shared or no private channels"
-  unit = 2 * devices * _tile(dtype)
+  unit = 2 * devices * _tile_rows(dtype)
   if num_rows % unit:
     return f"{num_rows} rows: a multiple of {unit}, for chunks of whole tiles"
   if not chunk_rows(num_rows, shared, private, dtype, devices):
-    return f"{unit} rows do not fit {_BUDGET >> 20} MB"
+    return f"{unit} rows do not fit {_MAX_SEGMENT_BYTES >> 20} MB"
   return None
 
 
-def _tile(dtype: jnp.dtype) -> int:
+def _tile_rows(dtype: jnp.dtype) -> int:
   """Returns the rows of a TPU tile: 8 for 4-byte, 16 for 2-byte elements."""
   return 32 // jnp.dtype(dtype).itemsize
 
@@ -99,8 +99,8 @@ def chunk_rows(
   row_bytes += 2 * 4 * (shared + private) // devices
   per_device = num_rows // (2 * devices)
   best = 0
-  for rows in range(_tile(dtype), per_device + 1, _tile(dtype)):
-    fits = 2 * devices * rows * row_bytes <= _BUDGET
+  for rows in range(_tile_rows(dtype), per_device + 1, _tile_rows(dtype)):
+    fits = 2 * devices * rows * row_bytes <= _MAX_SEGMENT_BYTES
     if fits and not per_device % rows:
       best = rows
   return best
@@ -139,9 +139,9 @@ def ring_partial_all_reduce(
     return pl.BlockSpec((None, 2 * n, rows, width), lambda i: (i, 0, 0, 0))
 
   def shape(width):
-    return calls.shaped((segments, 2 * n, rows, width), dtype, partial)
+    return calls.output_type((segments, 2 * n, rows, width), dtype, partial)
 
-  numbers, device_id = calls.position(axis_name)
+  numbers, device_id = calls.device_addressing(axis_name)
   out = calls.tpu_call(
     functools.partial(
       _kernel, device_id=device_id, n=n, scale=private_scale, eps=eps
@@ -164,12 +164,12 @@ def ring_partial_all_reduce(
       pltpu.SemaphoreType.DMA((2,)),  # [up/down]: it has been sent
     ],
     name="ring_partial_all_reduce",
-    sends=calls.Sends(
+    sends=calls.KernelSends(
       axis_name, 4 * (n - 1), partial.size // (2 * n), partial.dtype
     ),
     interpret=interpret,
     detect_races=detect_races,
-    vmem_limit_bytes=_LIMIT,
+    vmem_limit_bytes=_VMEM_LIMIT_BYTES,
   )(
     numbers,
     cut(shared), cut(private), cut(partial), cut(d_private), gain[None],
@@ -224,7 +224,7 @@ def _kernel(
     return way * n + lax.rem(here + step * (hop + 1) + 2 * n, n)
 
   finish = functools.partial(
-    _finish, shared_ref=shared_ref, new_shared_ref=new_shared_ref,
+    _add_and_normalize, shared_ref=shared_ref, new_shared_ref=new_shared_ref,
     new_private_ref=new_private_ref, normed_ref=normed_ref,
     gain_ref=gain_ref, eps=eps,
   )
@@ -270,7 +270,7 @@ def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
 def _add_private(
   hop, n, private_ref, d_private_ref, new_private_ref, scale
 ):
-  """Adds private updates to the part of the 2 n chunks assigned to a hop.
+  """Adds private updates to one of n - 1 parts of the chunks, that of ``hop``.
 
   All private channels are updated before the all-gather, which normalises whole
   rows.
@@ -282,11 +282,11 @@ def _add_private(
     new_private_ref[chunk] = _sum(private_ref[chunk], d)
 
 
-def _finish(
+def _add_and_normalize(
   chunk, update, *, shared_ref, new_shared_ref, new_private_ref, normed_ref,
   gain_ref, eps,
 ):
-  """Adds the sum of a chunk to the stream, and normalises its rows."""
+  """Adds an all-reduced chunk to the residual stream, and normalises it."""
   new_shared_ref[chunk] = _sum(shared_ref[chunk], update)
   wide = [
     ref[chunk].astype(jnp.float32) for ref in (new_shared_ref, new_private_ref)

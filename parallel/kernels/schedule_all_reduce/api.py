@@ -13,10 +13,10 @@ from parallel.kernels.schedule_all_reduce.reference import (
 from parallel.kernels.selection import Implementation, SelectedKernel, choose
 
 
-def choice(
+def select_kernel(
   x: jax.Array, table: np.ndarray, implementation: Implementation = "auto"
 ) -> SelectedKernel:
-  """Returns the implementation that is used, and why others are rejected.
+  """Selects the first preferred implementation that supports the operands.
 
   Args:
     x: This device's summand, ``[..., K]``, or a ``jax.ShapeDtypeStruct``: only
@@ -33,7 +33,7 @@ def choice(
     if kind != "tpu":
       return "no kernel for this platform"
     return tpu.refusal(
-      calls.leading(x), x.shape[-1], x.dtype, num_chunks(table)
+      calls.leading_size(x), x.shape[-1], x.dtype, num_chunks(table)
     )
 
   return choose("schedule_all_reduce", implementation, refusal)
@@ -76,7 +76,7 @@ def schedule_all_reduce(
       f"the schedule table is for {table.shape[1]} devices, but the axis "
       f"{axis_name!r} has {lax.axis_size(axis_name)}"
     )
-  chosen = choice(x, table, implementation)
+  chosen = select_kernel(x, table, implementation)
   if chosen.name == "reference":
     return lax.pcast(lax.psum(x, axis_name), axis_name, to="varying")
   rows = calls.as_rows(x)[0]

@@ -9,7 +9,7 @@ from parallel.kernels.schedule_all_reduce.reference import ADD, COPY
 
 
 def ring(n: int) -> np.ndarray:
-  """Returns the ring all-reduce: reduce-scatter and all-gather of n chunks."""
+  """Returns the table of a ring reduce-scatter and all-gather of n chunks."""
   table = np.zeros((2 * (n - 1), n, 4), np.int32)
   for turn, device in np.ndindex(2 * (n - 1), n):
     # A device starts with the chunk of its number, then forwards the chunk that
@@ -21,7 +21,7 @@ def ring(n: int) -> np.ndarray:
 
 
 def recursive_doubling(n: int) -> np.ndarray:
-  """Returns recursive doubling of one chunk: exchanges at distance 1, 2, 4, ...
+  """Returns the table of recursive doubling: exchanges at distance 1, 2, 4, ...
 
   n must be a power of two.
 
@@ -37,7 +37,7 @@ def recursive_doubling(n: int) -> np.ndarray:
 
 
 def chain(n: int) -> np.ndarray:
-  """Returns a reduction of one chunk along a chain to device 0, then copies up.
+  """Returns the table of a sum along a chain to device 0, then of copies back.
 
   In each round all devices except two are idle.
   """

@@ -17,13 +17,13 @@ import jax
 import numpy as np
 
 # Columns of a table, and the values of the column OPERATION.
-SEND_TO, SENT, RECEIVED, OPERATION = range(4)
+SEND_TO, SENT_CHUNK, RECEIVED_CHUNK, OPERATION = range(4)
 ADD, COPY = 0, 1
 
 
 def num_chunks(table: np.ndarray) -> int:
   """Returns the number of chunks of a table: the largest chunk number + 1."""
-  return int(table[..., [SENT, RECEIVED]].max()) + 1
+  return int(table[..., [SENT_CHUNK, RECEIVED_CHUNK]].max()) + 1
 
 
 def senders(table: np.ndarray) -> np.ndarray:
@@ -81,12 +81,13 @@ def senders(table: np.ndarray) -> np.ndarray:
       sender_of[turn, to] = device
   # Every message needs a receive in the same round, and every receive a
   # message: otherwise a kernel would deadlock or leave a message unread.
-  silent = (sender_of < 0) != (table[..., RECEIVED] < 0)
+  silent = (sender_of < 0) != (table[..., RECEIVED_CHUNK] < 0)
   if silent.any():
     turn, device = np.argwhere(silent)[0]
     raise ValueError(
       f"schedule table, round {turn}, device {device}: it receives chunk "
-      f"{table[turn, device, RECEIVED]} from device {sender_of[turn, device]}; "
+      f"{table[turn, device, RECEIVED_CHUNK]} from device "
+      f"{sender_of[turn, device]}; "
       "both must be -1, or neither"
     )
   return sender_of
@@ -108,7 +109,7 @@ def schedule_all_reduce(x: jax.Array, table: np.ndarray) -> jax.Array:
       if sender < 0:
         continue
       _, _, received, operation = table[turn, device]
-      arrived = x[sender, table[turn, sender, SENT]]
+      arrived = x[sender, table[turn, sender, SENT_CHUNK]]
       if operation == ADD:
         arrived = x[device, received] + arrived
       new = new.at[device, received].set(arrived)

@@ -34,15 +34,15 @@ from parallel.kernels import calls
 from parallel.kernels.schedule_all_reduce.reference import (
   ADD,
   OPERATION,
-  RECEIVED,
+  RECEIVED_CHUNK,
   SEND_TO,
-  SENT,
+  SENT_CHUNK,
   num_chunks,
   senders,
 )
 
-# Columns that `extended` appends to the four columns of a table.
-_MINE, _THEIRS, _NEXT_SENDER = range(4, 7)
+# Columns that `add_handshake_columns` appends to the four columns of a table.
+_OWN_BUFFER, _RECEIVER_BUFFER, _NEXT_SENDER = range(4, 7)
 
 
 def refusal(
@@ -62,7 +62,7 @@ def refusal(
   if num_rows < 1 or num_rows % unit:
     return f"{num_rows} rows: a multiple of {unit}, for chunks of whole tiles"
   if not _chunk_rows(num_rows, width, dtype, chunks):
-    return f"{unit} rows do not fit {calls.VMEM_BYTES >> 20} MB"
+    return f"{unit} rows do not fit {calls.MAX_BLOCK_VMEM_BYTES >> 20} MB"
   return None
 
 
@@ -81,12 +81,12 @@ def _chunk_rows(num_rows, width, dtype, chunks) -> int:
   fitting = [
     rows
     for rows in range(tile, per_chunk + 1, tile)
-    if rows * row_bytes <= calls.VMEM_BYTES and not per_chunk % rows
+    if rows * row_bytes <= calls.MAX_BLOCK_VMEM_BYTES and not per_chunk % rows
   ]
   return max(fitting, default=0)
 
 
-def extended(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def add_handshake_columns(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Appends to a table the columns of the handshake.
 
   Args:
@@ -111,7 +111,9 @@ def extended(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     turns = np.flatnonzero(sender_of[:, device] >= 0)
     for index, turn in enumerate(turns):
       sender = sender_of[turn, device]
-      out[turn, device, _MINE] = out[turn, sender, _THEIRS] = index % 2
+      out[turn, device, _OWN_BUFFER] = out[
+        turn, sender, _RECEIVER_BUFFER
+      ] = index % 2
       if index + 2 < len(turns):
         later = sender_of[turns[index + 2], device]
         out[turn, device, _NEXT_SENDER] = later
@@ -146,8 +148,8 @@ def schedule_all_reduce(
   spec = pl.BlockSpec(
     (None, chunks, rows, x.shape[1]), lambda i: (i, 0, 0, 0)
   )
-  whole, first = extended(table)
-  numbers, device_id = calls.position(axis_name)
+  whole, first = add_handshake_columns(table)
+  numbers, device_id = calls.device_addressing(axis_name)
   here = numbers[0]
   smem = pl.BlockSpec(memory_space=pltpu.SMEM)
   out = calls.tpu_call(
@@ -156,7 +158,7 @@ def schedule_all_reduce(
     grid=(segments,),
     in_specs=[smem, smem, smem, spec],
     out_specs=spec,
-    out_shape=calls.shaped(cut.shape, x.dtype, cut),
+    out_shape=calls.output_type(cut.shape, x.dtype, cut),
     scratch_shapes=[
       pltpu.VMEM((2, rows, x.shape[1]), x.dtype),  # [buffer]: received message
       pltpu.VMEM((rows, x.shape[1]), x.dtype),  # message to send
@@ -165,7 +167,7 @@ def schedule_all_reduce(
       pltpu.SemaphoreType.REGULAR((n,)),  # [receiver]: grants to this device
     ],
     name="schedule_all_reduce",
-    sends=calls.Sends(
+    sends=calls.KernelSends(
       axis_name, int((table[..., SEND_TO] >= 0).sum(axis=0).max()),
       x.size // chunks, x.dtype,
     ),
@@ -218,8 +220,8 @@ def _kernel(
   grant(first_ref[1])
 
   def one_round(turn, _):
-    to, sent = table_ref[turn, SEND_TO], table_ref[turn, SENT]
-    received = table_ref[turn, RECEIVED]
+    to, sent = table_ref[turn, SEND_TO], table_ref[turn, SENT_CHUNK]
+    received = table_ref[turn, RECEIVED_CHUNK]
     sends, receives = to >= 0, received >= 0
 
     def message(buffer, device):
@@ -240,11 +242,11 @@ def _kernel(
       # A copy, since the chunk may be modified below while the message is sent.
       # In addition, Mosaic rejects a DMA from a block with a squeezed dim.
       sent_ref[...] = out_ref[sent]
-      message(table_ref[turn, _THEIRS], to).start()
+      message(table_ref[turn, _RECEIVER_BUFFER], to).start()
 
     @pl.when(receives)
     def _():
-      buffer = table_ref[turn, _MINE]
+      buffer = table_ref[turn, _OWN_BUFFER]
       message(buffer, here).wait_recv()
 
       # Added in float32 and rounded: bitwise equal to a sum in bfloat16.
@@ -263,7 +265,7 @@ def _kernel(
     # The next round overwrites sent_ref.
     @pl.when(sends)
     def _():
-      message(table_ref[turn, _THEIRS], to).wait_send()
+      message(table_ref[turn, _RECEIVER_BUFFER], to).wait_send()
 
     return 0
 

@@ -1,1 +1,1 @@
-"""Communication of any jax program: its readings, a report, a timeline."""
+"""Communication of any jax program: analysis, report and timeline."""

@@ -18,13 +18,13 @@ from parallel.ledger.overlap import ScheduledProgram
 from parallel.ledger.reading import Executed, Reading
 from parallel.plans.hardware.devices import DEVICES, Device
 
-DEFAULT = "h100"
-_ROUND = 30  # steps of a DiLoCo round, as in arXiv 2501.18512
-_SUMS = "all_reduce", "reduce_scatter"
+DEFAULT_DEVICE = "h100"
+_ROUND_STEPS = 30  # steps of a DiLoCo round, as in arXiv 2501.18512
+_REDUCTION_KINDS = "all_reduce", "reduce_scatter"
 
 
 def wire_s(found: Executed, device: str) -> float | None:
-  """Returns the seconds of one execution; None if its bytes are unknown."""
+  """Returns a collective's seconds on a link; None if bytes are unknown."""
   size = found.entry.wire_bytes_ring
   if size is None:
     return None
@@ -39,15 +39,15 @@ def compute_s(reading: Reading, device: str) -> float | None:
     return None
   rates = DEVICES[device]
   if any(found.promoted for found in reading.executed):
-    rates = _narrow(rates)
+    rates = _with_bfloat16_rates(rates)
   program = ScheduledProgram(
     reading.module, reading.mesh, rates, lambda entry: 0.0
   )
   return program.total().seconds
 
 
-def _narrow(device: Device) -> Device:
-  """Returns a device that executes float32 as fast as this one bfloat16."""
+def _with_bfloat16_rates(device: Device) -> Device:
+  """Returns a device as fast in float32 as the given one in bfloat16."""
   rate = device.peak("bfloat16")
   return dataclasses.replace(
     device, flops={**device.flops, "float32": rate},
@@ -69,29 +69,29 @@ def savings(
   forward phase sums gradients, which an outer loop exchanges once per round.
 
   Args:
-    shown: A program of `parallel.ledger.sends.report.result`.
+    shown: A program of `parallel.ledger.sends.report.readings_as_data`.
     commands: "partial_sync" and "outer" -> command that analyses the method.
   """
-  rows = [r for r in shown["collectives"] if r["kind"] in _SUMS]
+  rows = [r for r in shown["collectives"] if r["kind"] in _REDUCTION_KINDS]
   forward = {r["over"] for r in rows if r["phase"] == "forward"}
   trained = any(r["phase"] != "forward" for r in shown["collectives"])
   partly = [r for r in rows if r["over"] in forward]
   late = [r for r in rows if r["over"] not in forward]
   lines = []
   if partly:
-    lines.append(_line(
+    lines.append(_format_saving(
       shown, partly, 0.5, "partially synchronised tensor parallelism (p = 0.5)",
       commands.get("partial_sync"),
     ))
   if late and trained:
-    lines.append(_line(
-      shown, late, 1 - 1 / _ROUND, f"DiLoCo with rounds of {_ROUND} steps",
-      commands.get("outer"),
+    lines.append(_format_saving(
+      shown, late, 1 - 1 / _ROUND_STEPS,
+      f"DiLoCo with rounds of {_ROUND_STEPS} steps", commands.get("outer"),
     ))
   return lines
 
 
-def _line(
+def _format_saving(
   shown: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], share: float,
   method: str, command: str | None,
 ) -> str:

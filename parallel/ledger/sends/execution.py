@@ -13,14 +13,14 @@ from collections.abc import Iterator
 import dataclasses
 from typing import NamedTuple
 
-from parallel.ledger.entries import SLICES
+from parallel.ledger.entries import SLICE_AXIS
 from parallel.ledger.overlap import ScheduledProgram
 from parallel.ledger.roofline import Cost
-from parallel.ledger.timeline import Computed, Started, actions
+from parallel.ledger.timeline import CollectiveStart, ComputeAction, actions
 from parallel.plans.network.chakra import Node
 
 
-class _Part(NamedTuple):
+class _GroupedCollective(NamedTuple):
   """Collective of an instruction.
 
   Attributes:
@@ -34,13 +34,13 @@ class _Part(NamedTuple):
   groups: tuple[tuple[int, ...], ...]
 
 
-class _Sent(NamedTuple):
-  """Start of an instruction's collectives, with the number of the execution."""
+class _StartedCollectives(NamedTuple):
+  """Start of an instruction's collectives; ``number`` counts executions."""
 
   number: int
   row: str
   name: str
-  parts: tuple[_Part, ...]
+  parts: tuple[_GroupedCollective, ...]
 
 
 def traces(program: ScheduledProgram) -> Iterator[list[Node]]:
@@ -63,22 +63,27 @@ def traces(program: ScheduledProgram) -> Iterator[list[Node]]:
     yield trace.nodes
 
 
-def _steps(program: ScheduledProgram) -> Iterator[Computed | _Sent | int]:
-  """Yields compute, starts of collectives and, at each end, its number."""
-  parts: dict[str, tuple[_Part, ...]] = {}  # by the name of the instruction
+def _steps(program: ScheduledProgram) -> Iterator[
+  ComputeAction | _StartedCollectives | int
+]:
+  """Yields compute, starts of collectives and, at their ends, their numbers."""
+  # Name of an instruction -> its collectives.
+  parts: dict[str, tuple[_GroupedCollective, ...]] = {}
   for action in actions(program):
-    if isinstance(action, Computed):
+    if isinstance(action, ComputeAction):
       yield action
-    elif isinstance(action, Started):
+    elif isinstance(action, CollectiveStart):
       name = action.instruction.name
       if name not in parts:
-        parts[name] = tuple(_parts(program, action))
-      yield _Sent(action.number, action.row, name, parts[name])
+        parts[name] = tuple(_grouped_collectives(program, action))
+      yield _StartedCollectives(action.number, action.row, name, parts[name])
     else:
       yield action.number
 
 
-def _parts(program: ScheduledProgram, started: Started) -> Iterator[_Part]:
+def _grouped_collectives(
+  program: ScheduledProgram, started: CollectiveStart
+) -> Iterator[_GroupedCollective]:
   reader = program.reader
   for owner, found in reader.find(started.computation, started.instruction):
     entries = [e for e in reader.entry(owner, found, "") if e.bytes]
@@ -89,14 +94,14 @@ def _parts(program: ScheduledProgram, started: Started) -> Iterator[_Part]:
         f"the kernel {found.name} sends messages itself, and these cannot be "
         "written to a trace"
       )
-    if SLICES in entries[0].axes or entries[0].kind == "ragged_all_to_all":
+    if SLICE_AXIS in entries[0].axes or entries[0].kind == "ragged_all_to_all":
       raise ValueError(
         f"{found.name}: messages of ragged exchanges and messages between TPU "
         "slices cannot be written to a trace"
       )
     groups = reader.pairs(found).tolist() or reader.groups(found)
     # Merged collectives have several operands.
-    yield _Part(
+    yield _GroupedCollective(
       entries[0].kind, sum(e.bytes for e in entries),
       tuple(tuple(map(int, group)) for group in groups),
     )
@@ -110,7 +115,7 @@ class _Trace:
     rank: The rank.
     nodes: Finished nodes.
     front: Indices of the nodes that the next compute waits for.
-    rows: Axes -> indices of the nodes of their last collectives.
+    rows: Axes -> indices of the nodes of the last collectives over them.
     sent: Number of an execution -> indices of its nodes.
     computed: Cost of the compute since the last communicating instruction.
     first: Name of the first instruction of that compute.
@@ -124,13 +129,13 @@ class _Trace:
   computed: Cost = dataclasses.field(default_factory=Cost)
   first: str = ""
 
-  def add(self, step: Computed | _Sent | int) -> None:
-    if isinstance(step, Computed):
+  def add(self, step: ComputeAction | _StartedCollectives | int) -> None:
+    if isinstance(step, ComputeAction):
       self.first = self.first or step.instruction.name
       self.computed += step.cost
       return
     self.flush()
-    if isinstance(step, _Sent):
+    if isinstance(step, _StartedCollectives):
       after = tuple(dict.fromkeys(self.front + self.rows.get(step.row, ())))
       made = [n for part in step.parts for n in self.messages(step, part)]
       ids = range(len(self.nodes), len(self.nodes) + len(made))
@@ -144,7 +149,9 @@ class _Trace:
     ended = {before for n in needed for before in self.nodes[n].after}
     self.front = tuple(n for n in self.front if n not in ended) + needed
 
-  def messages(self, step: _Sent, part: _Part) -> Iterator[Node]:
+  def messages(
+    self, step: _StartedCollectives, part: _GroupedCollective
+  ) -> Iterator[Node]:
     """Yields the rank's nodes of a collective, without dependencies."""
     for group in part.groups:
       if self.rank not in group:
@@ -158,7 +165,7 @@ class _Trace:
         )
 
   def flush(self) -> None:
-    """Appends the compute since the last communicating instruction."""
+    """Appends a node for compute since the last communicating instruction."""
     if self.computed.seconds:
       self.nodes.append(Node(
         "compute", self.first, self.front, int(self.computed.bytes),

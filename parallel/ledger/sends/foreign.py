@@ -14,7 +14,7 @@ import jax
 from parallel.base import available, files
 from parallel.base.report import Report
 from parallel.ledger import calibration, profiles, reading, targets
-from parallel.ledger.profiles import Events, Measured
+from parallel.ledger.profiles import Events, MeasuredCollective
 from parallel.ledger.reading import Reading
 from parallel.ledger.sends.report import report
 from parallel.plans.hardware import cluster_files
@@ -54,9 +54,9 @@ def read(
   return found
 
 
-def measured(
+def measure_collectives(
   readings: Mapping[str, Reading], folder: str
-) -> dict[str, list[Measured]]:
+) -> dict[str, list[MeasuredCollective]]:
   """Returns the measured times of a program's collectives.
 
   Args:
@@ -72,7 +72,7 @@ def measured(
   if not folder:
     return {}
   return {
-    name: profiles.measured(readings[name], events)
+    name: profiles.measure_collectives(readings[name], events)
     for name, events in _events(readings, folder).items()
   }
 
@@ -80,7 +80,7 @@ def measured(
 def calibrate(
   readings: Mapping[str, Reading], folder: str, path: pathlib.Path
 ) -> str:
-  """Writes the rates that fit a profile as a cluster's file.
+  """Fits rates to a profile, and writes a file that describes the cluster.
 
   Args:
     readings: Compiled programs.
@@ -100,7 +100,7 @@ def calibrate(
   if path.suffix != ".json":  # as `cluster_files.cluster` requires
     raise ValueError(f"--calibrate={path} must end in .json")
   found = calibration.calibrate(
-    [calibration.observe(readings[name], events)
+    [calibration.join_profile(readings[name], events)
      for name, events in _events(readings, folder).items()],
     path.stem, available.limit_bytes(),
   )
@@ -118,11 +118,13 @@ def _events(
   readings: Mapping[str, Reading], folder: str
 ) -> dict[str, Events]:
   """Returns the events of each program that ran during a trace."""
-  found, events = {}, profiles.events(pathlib.Path(folder))
+  found, events = {}, profiles.read_events(pathlib.Path(folder))
   for name, program in readings.items():
     program.check_timed(f"{name}: --profile")
     try:
-      same = profiles.of_program(program, events.get(program.module.name, ()))
+      same = profiles.select_program_events(
+        program, events.get(program.module.name, ())
+      )
     except ValueError as error:
       raise ValueError(f"{folder}: {error}") from error
     if same is not None:
@@ -135,11 +137,11 @@ def _events(
   return found
 
 
-def of_trace(
+def report_of_trace(
   programs: Mapping[Any, jax.stages.Compiled], mesh: jax.sharding.Mesh,
   folder: str | os.PathLike[str],
 ) -> Report:
-  """Returns what programs sent, with measured times.
+  """Returns a report of what programs sent, with times from a trace.
 
   Args:
     programs: Key of a compiled program (`parallel.outer.base.Plan.variant`) ->
@@ -154,7 +156,7 @@ def of_trace(
     f"step (variant {variant})": reading.read(program, mesh=mesh)
     for variant, program in programs.items()
   }
-  return report(found, measured(found, os.fspath(folder)))
+  return report(found, measure_collectives(found, os.fspath(folder)))
 
 
 def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
@@ -165,9 +167,9 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
     raise ValueError(f"{program} must name a function, as in {program}:step")
   if ":" not in program or path.exists():
     return {program: reading.read(path)}
-  with targets.described(devices):  # modules may make meshes, too
+  with targets.patch_jax_devices(devices):  # modules may make meshes, too
     function = _function(program, devices)
-    with _naming_devices(program, devices):
+    with _add_devices_to_error(program, devices):
       found = function()
     try:
       jitted, args = found
@@ -194,7 +196,7 @@ def _read(program: str, devices: Sequence[jax.Device]) -> dict[str, Reading]:
 
 
 @contextlib.contextmanager
-def _naming_devices(
+def _add_devices_to_error(
   program: str, devices: Sequence[jax.Device]
 ) -> Iterator[None]:
   """Adds ``--devices`` to a ValueError, unless devices are given."""
@@ -219,7 +221,7 @@ def _function(
   if not is_file and not all(map(str.isidentifier, where.split("."))):
     raise ValueError(f"{program} must have the form package.module:function")
   try:
-    with _naming_devices(program, devices):  # the module may make a mesh
+    with _add_devices_to_error(program, devices):  # the module may make a mesh
       names = (
         runpy.run_path(where) if is_file
         else vars(importlib.import_module(where))

@@ -7,21 +7,21 @@ from types import MappingProxyType
 from typing import Any
 
 from parallel.base import labels
-from parallel.base.report import Column, Report, Table, keyed
-from parallel.ledger.compiled import Sent, compare
-from parallel.ledger.profiles import Measured
+from parallel.base.report import Column, Report, Table, columns_of_keys
+from parallel.ledger.compiled import SentTotals, compare
+from parallel.ledger.profiles import MeasuredCollective
 from parallel.ledger.reading import Executed, Reading
 from parallel.ledger.sends import estimate
 
 _SUMMED = "bytes", "wire_bytes", "seconds"
 
 
-def result(
+def readings_as_data(
   readings: Mapping[str, Reading],
-  measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
-  rates: str = estimate.DEFAULT,
+  measured: Mapping[str, Sequence[MeasuredCollective]] = MappingProxyType({}),
+  rates: str = estimate.DEFAULT_DEVICE,
 ) -> dict[str, Any]:
-  """Returns readings as plain data.
+  """Returns the readings of programs as dicts, lists, texts and numbers.
 
   Args:
     readings: Name -> reading.
@@ -43,8 +43,8 @@ def result(
       bytes are then those of one execution.
 
     ``unknown``: instructions that may communicate and are in no row;
-    ``totals``: sums of the rows, see `_totals`; ``by_axes``: the same for each
-    axes and phase; ``host``, a row per copy between device and host memory;
+    ``totals``: sums of the rows, see `_totals`; ``by_axes``: such sums for each
+    set of axes and phase; ``host``: a row per copy between device and host;
     ``step_s``: seconds of all compute and collectives, None if unknown.
     With measured times: ``measured``, and ``not_measured``, the instructions of
     collectives that have no event on some device.
@@ -56,7 +56,8 @@ def result(
       "collectives": (rows := _rows(reading, rates)),
       "device": rates, "step_s": _step_s(reading, rows, rates),
       "unknown": [dataclasses.asdict(u) for u in reading.unknown],
-      "totals": _totals(rows, len(reading.unknown)), "by_axes": _by_axes(rows),
+      "totals": _totals(rows, len(reading.unknown)),
+      "by_axes": _totals_by_axes(rows),
       "host": [dataclasses.asdict(copy) for copy in reading.host],
     } | ({"measured": _measured_rows(reading, measured[name]),
           "not_measured": _not_measured(reading, measured[name])}
@@ -104,11 +105,11 @@ def _rows(reading: Reading, rates: str) -> list[dict[str, Any]]:
 def _totals(
   rows: Sequence[Mapping[str, Any]], unknown: int
 ) -> dict[str, dict[str, Any]]:
-  """Returns the totals of a program's rows, each row in one of three totals.
+  """Returns three sums over a program's rows; each row is in one of them.
 
   Args:
-    rows: Its collectives.
-    unknown: Number of its instructions that may communicate and are in no row.
+    rows: Collectives of the program.
+    unknown: Number of instructions that may communicate and are in no row.
 
   Returns:
     ``counted``, ``at_most`` and ``unknown``, each with ``number`` (of rows, or
@@ -132,8 +133,8 @@ def _totals(
   }}
 
 
-def _by_axes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns the totals of the rows with equal axes and phase."""
+def _totals_by_axes(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns `_totals` for each set of axes and phase."""
   parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
   for row in rows:
     parts.setdefault((row["over"], row["phase"]), []).append(row)
@@ -159,11 +160,11 @@ def _row(found: Executed) -> dict[str, Any]:
 
 def report(
   readings: Mapping[str, Reading],
-  measured: Mapping[str, Sequence[Measured]] = MappingProxyType({}),
-  rates: str = estimate.DEFAULT,
+  measured: Mapping[str, Sequence[MeasuredCollective]] = MappingProxyType({}),
+  rates: str = estimate.DEFAULT_DEVICE,
   commands: Mapping[str, str] = MappingProxyType({}),
 ) -> Report:
-  """Returns tables of each program, and of the difference of two.
+  """Returns a report on each program, and on the difference if there are two.
 
   Args:
     readings: Name -> reading.
@@ -172,11 +173,11 @@ def report(
     commands: Argument of `parallel.ledger.sends.estimate.savings`.
   """
   parts: list[Table | str] = []
-  for name, shown in result(readings, measured, rates).items():
+  for name, shown in readings_as_data(readings, measured, rates).items():
     axes = ", ".join(f"{a} {n}" for a, n in shown["axes"].items())
     title = f"{name}: what a device sends in one run; mesh: {axes or 'none'}"
     if shown["collectives"]:
-      parts.append(_collectives(title, shown["collectives"]))
+      parts.append(_collectives_table(title, shown["collectives"]))
     if shown["unknown"]:
       parts.append(Table(
         f"{name}: may communicate, not counted",
@@ -187,27 +188,27 @@ def report(
     else:
       parts.append(f"{name} sends nothing.")
     if shown["host"]:
-      parts.append(_host_copies(name, shown["host"]))
+      parts.append(_host_copies_table(name, shown["host"]))
     if shown["memory"]:
       parts.append("memory of a device: " + ", ".join(
-        f"{n} {_size(size)}" for n, size in shown["memory"].items()
+        f"{n} {_format_size(size)}" for n, size in shown["memory"].items()
       ))
     parts += [*shown["notes"], *estimate.savings(shown, commands)]
     if shown.get("measured"):
       parts.append(_measured_table(name, shown["measured"]))
     if missing := shown.get("not_measured"):
       parts.append(
-        f"{name}: the profile has no complete event of {missing[0]}, in all of "
-        f"{len(missing)} collectives. The trace may have cut them off, or a "
-        "GPU has executed them in a command buffer, which XLA_FLAGS="
+        f"{name}: the profile has no complete event of {len(missing)} "
+        f"collectives, such as {missing[0]}. The trace may have cut them off, "
+        "or a GPU has executed them in a command buffer, which XLA_FLAGS="
         "--xla_gpu_enable_command_buffer= disables."
       )
   if len(readings) == 2:
-    parts.append(_difference(readings))
+    parts.append(_difference_table(readings))
   return Report("Collectives of a program", parts)
 
 
-def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _collectives_table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   overlaps = any(row["asynchronous"] for row in rows)
   return Table(title, [
     _SOURCE, "over=axes", "{phase}{again}=phase", "{kind}{made}=kind",
@@ -215,7 +216,7 @@ def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     Column("executions", "runs", default="?"), "{most}{operand}=operand",
     "{most}{wire}=wire, ring", *["overlapped"] * overlaps,
   ], [
-    row | _sizes(row) | {
+    row | _format_sizes(row) | {
       "again": ", again" if row["rematted"] else "",
       "made": ", inserted" if row["inserted"] else "",
       "widened": ", widened" if row["promoted"] else "",
@@ -226,21 +227,21 @@ def _collectives(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   ])
 
 
-def _sizes(row: Mapping[str, Any]) -> dict[str, str]:
-  """Returns texts of a row's bytes."""
+def _format_sizes(row: Mapping[str, Any]) -> dict[str, str]:
+  """Returns table field -> text, for the byte counts of a row."""
   return {
-    "most": "at most " * row["at_most"], "operand": _size(row["bytes"]),
-    "wire": _size(row["wire_bytes"]),
+    "most": "at most " * row["at_most"], "operand": _format_size(row["bytes"]),
+    "wire": _format_size(row["wire_bytes"]),
   }
 
 
-def _size(size: float | None) -> str:
+def _format_size(size: float | None) -> str:
   """Returns bytes in the largest unit that they fill; "?" if unknown."""
   return "?" if size is None else labels.text(size, "bytes")
 
 
 def _totals_table(name: str, shown: Mapping[str, Any]) -> Table:
-  """Returns totals per axes and phase, and of the whole program."""
+  """Returns a table of totals by axes and phase, and of the whole program."""
   step_s = shown["step_s"]
   title = f"{name}: totals of one run"
   if step_s:
@@ -250,8 +251,8 @@ def _totals_table(name: str, shown: Mapping[str, Any]) -> Table:
     )
   return Table(title, [
     "over=axes", "phase", Column("what", "", lambda x: x.replace("_", " ")),
-    "number=rows or instructions", Column("bytes", "operand", _size),
-    Column("wire_bytes", "wire, ring", _size),
+    "number=rows or instructions", Column("bytes", "operand", _format_size),
+    Column("wire_bytes", "wire, ring", _format_size),
     *["seconds/1e-3:.3g=ms", "share:.1%=of the run"] * bool(step_s),
   ], [
     row | {"share": row["seconds"] / step_s if step_s else None}
@@ -264,7 +265,7 @@ def _totals_table(name: str, shown: Mapping[str, Any]) -> Table:
   ])
 
 
-def _host_copies(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _host_copies_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
   return Table(f"{name}: copies between device and host memory", [
     _SOURCE, Column("to_host", "to", lambda x: "host" if x else "device"),
     Column("count", "runs", default="?"), "bytes=size of one",
@@ -273,7 +274,7 @@ def _host_copies(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _measured_rows(
-  reading: Reading, measured: Sequence[Measured]
+  reading: Reading, measured: Sequence[MeasuredCollective]
 ) -> list[dict[str, Any]]:
   # The first operand represents a merged collective.
   found = {e.instruction: e for e in reversed(reading.executed)}
@@ -285,7 +286,7 @@ def _measured_rows(
 
 
 def _not_measured(
-  reading: Reading, measured: Sequence[Measured]
+  reading: Reading, measured: Sequence[MeasuredCollective]
 ) -> list[str]:
   """Returns the instructions of collectives that have no measured time."""
   found = {m.instruction for m in measured}
@@ -299,25 +300,25 @@ def _measured_table(name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     "transfer_s/1e-3:,.3f=transfer ms", "waiting_s/1e-3:,.3f=waiting ms",
     "hidden:.0%", "{most}{wire}=wire, ring", "{most}{rate}=GB/s",
   ], [
-    row | _sizes(row | {"wire_bytes": row["bytes"]})
+    row | _format_sizes(row | {"wire_bytes": row["bytes"]})
     | {"rate": f"{row['bandwidth'] / 1e9:,.3f}"} for row in rows
   ])
 
 
-def _short(source: str) -> str:
+def _shorten_path(source: str) -> str:
   """Shortens a path relative to the working directory."""
   return source.removeprefix(os.getcwd() + os.sep) or "?"
 
 
-_SOURCE = Column("source", "source line", _short)
+_SOURCE = Column("source", "source line", _shorten_path)
 
 
-def _difference(readings: Mapping[str, Reading]) -> Table:
+def _difference_table(readings: Mapping[str, Reading]) -> Table:
   names = list(readings)
   rows = [
     {
       "axes": ",".join(d.axes) or "other", "phase": d.phase,
-      names[0]: _sums(d.lowered), names[1]: _sums(d.compiled),
+      names[0]: _format_sums(d.lowered), names[1]: _format_sums(d.compiled),
       "differs": "differs" if d.differs else "",
     }
     for d in compare(*(r.entries for r in readings.values()))
@@ -330,13 +331,13 @@ def _difference(readings: Mapping[str, Reading]) -> Table:
     })
   return Table(
     "difference: executions and operand bytes of one run",
-    ["axes", "phase", *keyed(names), Column("differs", "")], rows,
+    ["axes", "phase", *columns_of_keys(names), Column("differs", "")], rows,
   )
 
 
-def _sums(side: Mapping[tuple[str, str], Sent]) -> str:
+def _format_sums(side: Mapping[tuple[str, str], SentTotals]) -> str:
   return "\n".join(
-    f"{sent.count} x {kind} {dtype} {_size(sent.bytes)}"
-    + f" + ? x {_size(sent.unknown_bytes)}" * bool(sent.unknown_bytes)
+    f"{sent.count} x {kind} {dtype} {_format_size(sent.bytes)}"
+    + f" + ? x {_format_size(sent.unknown_bytes)}" * bool(sent.unknown_bytes)
     for (kind, dtype), sent in side.items()
   )

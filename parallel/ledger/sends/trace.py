@@ -18,7 +18,7 @@ from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.network import chakra, perfetto_trace, replay
 
 
-def rates_of(name: str, target: Target | None) -> str:
+def rates_device(name: str, target: Target | None) -> str:
   """Returns the name of the device whose rates give the times.
 
   Args:
@@ -30,8 +30,8 @@ def rates_of(name: str, target: Target | None) -> str:
   """
   if not name and target and target.hardware:
     return target.hardware.name
-  known("--rates=", name or estimate.DEFAULT, DEVICES)
-  return name or estimate.DEFAULT
+  known("--rates=", name or estimate.DEFAULT_DEVICE, DEVICES)
+  return name or estimate.DEFAULT_DEVICE
 
 
 def write(
@@ -51,26 +51,26 @@ def write(
     ValueError: There are several programs, the program was not compiled or is
       not scheduled, the rates are unknown, or perfetto is not installed.
   """
-  name, program = _program("--trace", readings, rates)
-  with files.whole(path) as temporary:
+  name, program = _only_program("--trace", readings, rates)
+  with files.atomic_file(path) as temporary:
     seconds = perfetto_trace.write(
-      map(_bar, timeline(program)), temporary, name, [COMPUTE]
+      map(_to_perfetto_bar, timeline(program)), temporary, name, [COMPUTE]
     )
   return (
     f"{path}: {seconds * 1e3:,.3f} ms with the peak rates of {rates} and one "
-    f"of its links{_without(readings)}; open it at https://ui.perfetto.dev"
+    f"of its links{_format_missing(readings)}; open it at https://ui.perfetto.dev"
   )
 
 
-def _without(readings: Mapping[str, Reading]) -> str:
-  """Returns how many instructions may communicate at unknown times."""
+def _format_missing(readings: Mapping[str, Reading]) -> str:
+  """Returns a text about untimed instructions that may communicate."""
   missing = sum(len(reading.unknown) for reading in readings.values())
   return f", without {missing} instructions that may communicate" * (
     missing > 0
   )
 
 
-def _bar(bar: Bar) -> perfetto_trace.Bar:
+def _to_perfetto_bar(bar: Bar) -> perfetto_trace.Bar:
   return perfetto_trace.Bar(
     bar.row, bar.name, bar.start_s, bar.end_s,
     {"where": bar.where, "bytes": bar.bytes, "flops": bar.flops},
@@ -97,11 +97,11 @@ def write_chakra(
   Raises:
     ValueError: As for `write`, with mlc-chakra instead of perfetto.
   """
-  _, program = _program("--chakra", readings, rates)
+  _, program = _only_program("--chakra", readings, rates)
   chakra.write(execution.traces(program), folder)
   traces = chakra.read(folder)
   found = replay.replay(
-    traces, replay.ring_seconds(DEVICES[rates].link.bandwidth)
+    traces, replay.make_ring_timer(DEVICES[rates].link.bandwidth)
   )
   communicating = max(found.communicating_s)
   expected = replay.covered_s(
@@ -112,14 +112,14 @@ def write_chakra(
     f"{folder}: {len(traces)} traces of {len(traces[0]):,} nodes; replayed on "
     f"rings of links of {rates}: {found.finish_s * 1e3:,.6f} ms, communication "
     f"during {communicating * 1e3:,.6f} ms (timeline: relative difference "
-    f"{difference:.1e}){_without(readings)}"
+    f"{difference:.1e}){_format_missing(readings)}"
   )
 
 
-def _program(
+def _only_program(
   flag: str, readings: Mapping[str, Reading], rates: str
 ) -> tuple[str, ScheduledProgram]:
-  """Returns the name of the only program, and the program with rates."""
+  """Returns the name of the only program, and the program with its times."""
   if len(readings) != 1:
     raise ValueError(
       f"{flag} needs exactly one program, got {', '.join(readings)}"

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from parallel.peers.emulation import processes
 
-_ROOT = pathlib.Path("/sys/fs/cgroup")  # of version 1
-# A group without processes can be removed. An ordinary file system has files
-# instead, and no processes.
+_ROOT = pathlib.Path("/sys/fs/cgroup")  # control groups of version 1
+# Removes a group after killing its processes. If the folder is on an ordinary
+# file system, its files are removed, which a control group does not allow.
 _REMOVE = """
 for i in $(seq 100); do
   rmdir "$1" && exit
@@ -25,10 +25,10 @@ for i in $(seq 100); do
   kill -9 $(cat "$1/cgroup.procs")
   sleep 0.1
 done"""
-# A short period spreads the limit evenly; the kernel's least quota is 1 ms.
+# A short period spreads the limit evenly; the kernel's least quota is _MIN_US.
 _PERIOD_US, _LONG_PERIOD_US, _MIN_US = 20_000, 100_000, 1000
 _LOOP_S = 0.5
-_TOLERANCE = 1.25  # allowed ratio of measured to set time, as periods are cut
+_TOLERANCE = 1.25  # allowed measured / set time; a loop ends within a period
 _LOOP = f"""
 import time
 start, used = time.monotonic(), time.process_time()
@@ -38,13 +38,13 @@ print((time.process_time() - used) / (time.monotonic() - start))
 """
 
 
-class Quota(NamedTuple):
+class LimitedGroup(NamedTuple):
   """Group of processes with a limit of processor time.
 
   Attributes:
     prefix: Prefix of a command that runs in the group.
-    measured: Processors that a loop in the group has used, while loops ran in
-      all groups.
+    measured: Processors that a busy loop in the group has used, while such
+      loops ran in all groups.
   """
 
   prefix: list[str]
@@ -52,8 +52,8 @@ class Quota(NamedTuple):
 
 
 @contextlib.contextmanager
-def limited(quota: float, num: int) -> Iterator[list[Quota]]:
-  """Creates groups with a limit each, and measures the limits.
+def limited_groups(quota: float, num: int) -> Iterator[list[LimitedGroup]]:
+  """Context manager that creates groups with equal, measured limits.
 
   Args:
     quota: Processors of each group, in (0, 1].
@@ -65,21 +65,21 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
   period_us, quota_us = _in_us(quota)
   with contextlib.ExitStack() as stack:
     try:
-      folders = [stack.enter_context(_group()) for _ in range(num)]
+      folders = [stack.enter_context(_control_group()) for _ in range(num)]
       for folder in folders:
         (folder / "cpu.cfs_period_us").write_text(str(period_us))
         (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
     except OSError as error:
       raise ValueError(
         f"cpu_quota={quota:g} cannot be set here: {error}; this needs root, "
-        "control groups of version 1 and at least 0.01"
+        "control groups of version 1 and a quota of at least 0.01"
       ) from error
     prefixes = [
       # The shell joins the group and becomes the command.
       ["sh", "-c", 'echo $$ > "$0" && exec "$@"', f"{folder}/cgroup.procs"]
       for folder in folders
     ]
-    measured = _measure(prefixes)
+    measured = _measure_cpu_use(prefixes)
     if None in measured:
       raise ValueError(
         f"cpu_quota={quota:g} cannot be set here: no process can join a "
@@ -90,19 +90,20 @@ def limited(quota: float, num: int) -> Iterator[list[Quota]]:
         f"cpu_quota={quota:g} has no effect here: a loop has used "
         f"{max(measured):.2f} processors"
       )
-    yield list(map(Quota, prefixes, measured))
+    yield list(map(LimitedGroup, prefixes, measured))
 
 
 @contextlib.contextmanager
-def _group() -> Iterator[pathlib.Path]:
-  """Creates a control group; deletes it and its processes, even if killed.
+def _control_group() -> Iterator[pathlib.Path]:
+  """Context manager of a control group; at its end, deletes it and processes.
 
   Yields:
-    Its folder. A process joins by its id in ``cgroup.procs``.
+    The group's folder. A process joins the group by writing its id to
+    ``cgroup.procs``.
   """
   folder = _ROOT / "cpu" / f"caatnet-{os.getpid()}-{time.monotonic_ns()}"
   folder.mkdir()
-  with processes.cleaned_up(_REMOVE, folder):
+  with processes.run_at_exit(_REMOVE, folder):
     yield folder
 
 
@@ -112,10 +113,10 @@ def _in_us(quota: float) -> tuple[int, int]:
   return period, int(quota * period)
 
 
-def _measure(prefixes: Sequence[Sequence[str]]) -> list[float | None]:
-  """Returns the processors used by a busy loop started with each prefix.
+def _measure_cpu_use(prefixes: Sequence[Sequence[str]]) -> list[float | None]:
+  """Runs a busy loop with each prefix; returns the processors that each used.
 
-  None where the loop has not run.
+  Returns None for a loop that has not run.
   """
   with contextlib.ExitStack() as stack:
     loops = [

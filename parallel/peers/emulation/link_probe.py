@@ -1,7 +1,7 @@
 """Measured round trips and rates of emulated links.
 
-Of the measuring processes, peer 0 is the server, and peers 1, 2, ... are the
-clients 0, 1, ... with one connection each.
+Each process that measures is a peer of `processes.Peers`: peer 0 is the server,
+and peer k + 1 is client k, with one connection to the server.
 """
 
 from collections.abc import Sequence
@@ -24,21 +24,21 @@ _STREAM_S, _ROUND_TRIPS = 0.4, 4
 
 
 class Probe:
-  """Server or client of a probe."""
+  """Server or client of a measurement; its methods are orders of `Peers`."""
 
   def __init__(self, me: str) -> None:
     self._client = int(me) - 1  # -1 for the server
     self._sockets: dict[int, socket.socket] = {}
 
   def listen(self, host: str) -> list | None:
-    """Starts the server; returns its [host, port], or None at clients."""
+    """Starts the server; returns its [host, port], but None in a client."""
     if self._client >= 0:
       return None
     self._listener = socket.create_server((host, 0))
     return list(self._listener.getsockname())
 
   def connect(self, num: int, address: Sequence | None = None) -> None:
-    """Connects a client to an address, or accepts all clients."""
+    """Connects a client to ``address``; the server accepts ``num`` clients."""
     if self._client >= 0:
       sock = socket.create_connection(tuple(address))
       sock.sendall(self._client.to_bytes(_NUMBER_BYTES))
@@ -53,7 +53,7 @@ class Probe:
       sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
   def ping(self, client: int) -> float | None:
-    """Returns the median round trip of a client in seconds, at the client."""
+    """Returns a client's median round trip in seconds, in this client only."""
     byte = memoryview(bytearray(1))
     sock = self._sockets.get(client)
     if sock is None:
@@ -80,7 +80,7 @@ class Probe:
       down: Whether the server is the sender.
 
     Returns:
-      Client -> bytes per second at the receivers; {} at the senders.
+      At a receiver, client -> bytes per second; at a sender, {}.
     """
     mine = [(k, size) for k, size in sizes if k in self._sockets]
     if not mine:
@@ -88,28 +88,32 @@ class Probe:
     sends = down == (self._client < 0)
     with concurrent.futures.ThreadPoolExecutor(len(mine)) as pool:
       found = [
-        pool.submit(_send if sends else _receive, self._sockets[k], size)
+        pool.submit(
+          _send if sends else _measure_receive_rate, self._sockets[k], size
+        )
         for k, size in mine
       ]
       rates = [each.result() for each in found]
     return {} if sends else dict(zip([k for k, _ in mine], rates, strict=True))
 
 
-def measured(
+def measure_links(
   links: Sequence[Link], host: str, namespace: str,
   prefixes: Sequence[Sequence[str]],
 ) -> list[dict[str, float]]:
-  """Returns measured round trips and rates of each client.
-
-  Clients are measured one after the other ("measured_rtt_s" in seconds,
-  "measured_down" and "measured_up" in bytes per second), then all clients of
-  radio cells at once ("together_down", "together_up").
+  """Measures the round trip and the rates of each client's link.
 
   Args:
     links: Link of each client.
     host: Address of the server.
     namespace: Network namespace of the server; "" for links by a relay.
     prefixes: Command prefix of each client, as in `namespaces.Star.prefixes`.
+
+  Returns:
+    For each client, "measured_rtt_s" in seconds, and "measured_down" and
+    "measured_up" in bytes per second, while only this client sends. If several
+    clients are in radio cells, "together_down" and "together_up" are their
+    rates while all of these send at once.
   """
   num = len(links)
   sizes = {
@@ -158,7 +162,7 @@ def _send(sock: socket.socket, size: int) -> None:
     size -= sock.send(piece[:size])
 
 
-def _receive(sock: socket.socket, size: int) -> float:
+def _measure_receive_rate(sock: socket.socket, size: int) -> float:
   """Returns the bytes/s of a stream's second half, after TCP's slow start."""
   first = left = size
   start = time.monotonic()

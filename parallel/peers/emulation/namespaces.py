@@ -1,12 +1,12 @@
 """Network namespaces with shaped links, for root.
 
-`long_link` is one link with a rate (tbf) and a delay. Since the kernel often
-lacks netem, a process delays the packets
-(`parallel.peers.emulation.wire`). `mesh` has such a link for each pair, with
-a rate for each direction, and can drop packets of one direction.
+`delayed_link` is one link with a rate (tbf) and a delay. Since the kernel often
+lacks netem, a process delays the packets (`parallel.peers.emulation.wire`).
+`mesh` has such a link for each pair of namespaces, with a rate for each
+direction, and can drop packets of one direction.
 
 `star` has a server and clients whose links differ, as in federated learning: a
-rate for each direction, delay, jitter, losses, and radio cells.
+rate for each direction, delay, jitter, losses, and radio cells (shared rates).
 """
 
 import collections
@@ -21,41 +21,41 @@ from typing import NamedTuple
 import numpy as np
 
 from parallel.peers.emulation import processes
-from parallel.peers.emulation.wire import enter
+from parallel.peers.emulation.wire import enter_namespace
 from parallel.plans.hardware.client_links import Link
 
 _DEVICE = "shaped0"
 _MTU = 1500
-_LONG_MTU = 9000  # few packets, since a process forwards each
+_LONG_MTU = 9000  # fewer packets, each of which a process forwards
 _ENDS = ("10.98.76.1", "10.98.76.2")
 # Addresses of a star: server, hub, and network of the clients.
 _SERVER, _HUB = "10.94.0.1", "10.94.0.2"
 _CLIENTS = ipaddress.IPv4Address("10.95.0.0")
-_MIN_RTT_S = 1e-3  # below it, the forwarder's own delay matters
-_LARGEST = 1 << 16  # bytes of a packet
+_MIN_RTT_S = 1e-3  # of a delayed link: forwarding itself takes time, too
+_MAX_PACKET_BYTES = 1 << 16
 _BURST_S = 1e-3  # burst size, in seconds of the link's rate
 
 
 @contextlib.contextmanager
-def long_link(
+def delayed_link(
   mbit: int, rtt_ms: float
 ) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
-  """Creates two namespaces with a link between them.
+  """Context manager that creates two namespaces with a link between them.
 
   Args:
     mbit: Rate in each direction, Mbit/s.
     rtt_ms: Added round-trip time, ms.
 
   Yields:
-    Addresses of the ends, and the prefix of a command that runs at each.
+    Address of each namespace, and prefix of a command that runs in each.
 
   Raises:
     ValueError: Root, a command or a feature of the kernel is missing.
   """
   with contextlib.ExitStack() as stack:
-    names = stack.enter_context(_made(2))
+    names = stack.enter_context(_create_namespaces(2))
     if rtt_ms:
-      _joined(stack.enter_context(
+      _wait_until_ready(stack.enter_context(
         _delay_line(_DEVICE, *names, rtt_ms / 2000)
       ))
     else:
@@ -65,7 +65,7 @@ def long_link(
     mtu = 1500 if mbit <= 100 else 9000
     burst_kb = max(64, mbit // 4)  # at least rate / HZ
     for name, host in zip(names, _ENDS, strict=True):
-      _up(name, host, f"mtu {mtu} txqueuelen 10000")
+      _bring_up_device(name, host, f"mtu {mtu} txqueuelen 10000")
       # The queue holds 50 ms of packets in addition to the round trip.
       _call(f"tc -n {name} qdisc add dev {_DEVICE} root tbf rate {mbit}mbit "
             f"burst {burst_kb}kb latency {50 + rtt_ms}ms")
@@ -76,8 +76,8 @@ class Mesh:
   """Namespaces with one link for each pair.
 
   Attributes:
-    hosts: Addresses of the namespaces.
-    prefixes: Prefix of a command that runs in each.
+    hosts: Address of each namespace.
+    prefixes: For each namespace, the prefix of a command that runs in it.
   """
 
   def __init__(self, names: Sequence[str]) -> None:
@@ -87,11 +87,11 @@ class Mesh:
     self._names = names
 
   def drop(self, source: int, target: int, what: str) -> None:
-    """Drops packets of one direction: "dials" or "all".
+    """Drops packets from a source to a target; what="all" drops all of them.
 
-    Dials are the first packets of connections, so "dials" closes the target's
-    ports for the source; open connections and those of the other direction
-    continue.
+    what="dials" drops the first packets of connections, so the source cannot
+    connect to the target. Open connections continue, and the target can still
+    connect to the source.
     """
     # The flags of the TCP header, after an IP header of 20 bytes: SYN, no ACK.
     match = {"dials": "u8 0x02 0x12 at 33", "all": "u32 0 0"}[what]
@@ -99,36 +99,36 @@ class Mesh:
           f"{match} flowid 1:2")
 
   def restore(self, source: int, target: int) -> None:
-    """Undoes all calls of `drop` for a direction."""
+    """Undoes all calls of `drop` for this source and this target."""
     with contextlib.suppress(ValueError):  # nothing was dropped
       _call(self._filter("delete", source, target))
 
   def _filter(self, verb: str, source: int, target: int) -> str:
-    device = _wire(source, target)
+    device = _pair_device(source, target)
     name = self._names[source]
     return f"tc -n {name} filter {verb} dev {device} parent 1: prio 1"
 
 
-def _wire(i: int, j: int) -> str:
-  """Returns the name of a pair's device in both namespaces."""
+def _pair_device(i: int, j: int) -> str:
+  """Returns the name that the device of a pair has in both namespaces."""
   return f"wire{min(i, j)}x{max(i, j)}"
 
 
 @contextlib.contextmanager
 def mesh(rates: np.ndarray, delays_s: np.ndarray) -> Iterator[Mesh]:
-  """Creates namespaces with one link for each pair.
+  """Context manager that creates namespaces with one link for each pair.
 
   Args:
-    rates: Bytes per second from each to each other one, ``[N, N]``; the
-      diagonal is not read.
-    delays_s: Seconds in each direction, symmetric ``[N, N]``.
+    rates: Bytes per second from the row's namespace to the column's,
+      ``[N, N]``; the diagonal is not read.
+    delays_s: One-way delay of each link in seconds, symmetric ``[N, N]``.
 
   Raises:
     ValueError: Root, a command or a feature of the kernel is missing.
   """
   count = len(rates)
   with contextlib.ExitStack() as stack:
-    names = stack.enter_context(_made(count))
+    names = stack.enter_context(_create_namespaces(count))
     found = Mesh(names)
     for name, host in zip(names, found.hosts, strict=True):
       _call(f"ip -n {name} link set lo up")
@@ -136,20 +136,24 @@ def mesh(rates: np.ndarray, delays_s: np.ndarray) -> Iterator[Mesh]:
     pairs = list(itertools.combinations(range(count), 2))
     wires = [
       stack.enter_context(
-        _delay_line(_wire(i, j), names[i], names[j], delays_s[i, j])
+        _delay_line(_pair_device(i, j), names[i], names[j], delays_s[i, j])
       )
       for i, j in pairs
     ]
     for (i, j), wire in zip(pairs, wires, strict=True):
-      _joined(wire)
+      _wait_until_ready(wire)
       for a, b in ((i, j), (j, i)):
-        _long(names[a], _wire(i, j), found.hosts[a], found.hosts[b],
-              rates[a, b])
+        _configure_end(
+          names[a], _pair_device(i, j), found.hosts[a], found.hosts[b],
+          rates[a, b],
+        )
     yield found
 
 
-def _long(name: str, device: str, own: str, other: str, rate: float) -> None:
-  """Sets up one end of a pair's link."""
+def _configure_end(
+  name: str, device: str, own: str, other: str, rate: float
+) -> None:
+  """Configures the address, route and rate at one end of a pair's link."""
   burst = max(2 * _LONG_MTU, int(rate / 250))  # at least rate / HZ
   rules = [
     f"qdisc add dev {device} root handle 1: htb default 1",
@@ -170,7 +174,7 @@ class Star(NamedTuple):
   Attributes:
     host: Address of the server.
     server: Name of the server's namespace, for `inside`.
-    prefixes: Prefix of a command that runs at each client.
+    prefixes: For each client, the prefix of a command in its namespace.
   """
 
   host: str
@@ -180,13 +184,14 @@ class Star(NamedTuple):
 
 @contextlib.contextmanager
 def star(links: Sequence[Link]) -> Iterator[Star]:
-  """Creates namespaces of a server and of clients with given links.
+  """Context manager that creates a server and clients with given links.
 
-  A hub joins the clients' links to the server's device. Rates are limited at
-  both ends of that device: downlinks in the server's namespace, uplinks in the
-  hub's. A radio cell is one class of htb, whose rate its clients share equally
-  while all of them send. Queues are long and drop no packet. A link with a
-  shorter round trip than `_MIN_RTT_S`, no jitter and no loss adds no delay.
+  A third namespace, the hub, forwards packets between the clients and the
+  server. Rates are limited at both ends of the link between hub and server:
+  downlinks in the server's namespace, uplinks in the hub's. A radio cell is one
+  class of htb, whose rate its clients share equally while all of them send.
+  Queues are long and drop no packet. A link adds no delay if it has a shorter
+  round trip than `_MIN_RTT_S`, no jitter and no loss.
 
   Args:
     links: Link of each client. Shared links with equal names are one cell.
@@ -196,18 +201,20 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
   """
   hosts = [str(_CLIENTS + 1 + k) for k in range(len(links))]
   with contextlib.ExitStack() as stack:
-    server, hub, *names = stack.enter_context(_made(len(links) + 2))
+    server, hub, *names = stack.enter_context(
+      _create_namespaces(len(links) + 2)
+    )
     _call(f"ip link add {_DEVICE} netns {server} type veth peer name {_DEVICE} "
           f"netns {hub}")
-    # Large packets cost less processor time, but each passes as a whole.
+    # Large packets cost less processor time, but each passes without a pause.
     slowest = min(min(link.down, link.up) for link in links)
-    size = min(max(_MTU, int(slowest * _BURST_S)), _LARGEST)
+    size = min(max(_MTU, int(slowest * _BURST_S)), _MAX_PACKET_BYTES)
     options = (
       f"gso_max_segs {size // _MTU} gso_max_size {size} mtu {_MTU} "
       "txqueuelen 10000"
     )
-    _up(server, _SERVER, options)
-    _up(hub, _HUB, options)
+    _bring_up_device(server, _SERVER, options)
+    _bring_up_device(hub, _HUB, options)
     _call(f"ip -n {server} route add {_CLIENTS}/16 via {_HUB}")
     _set(hub, "ip_forward", "1")
     wires = {
@@ -222,7 +229,7 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
     for k, (name, host) in enumerate(zip(names, hosts, strict=True)):
       device = f"spoke{k}"
       if k in wires:
-        _joined(wires[k])
+        _wait_until_ready(wires[k])
       else:
         _call(f"ip link add {device} netns {hub} type veth peer name {device} "
               f"netns {name}")
@@ -238,19 +245,19 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
       # start with values that earlier ones have measured.
       _set(name, "tcp_congestion_control", "reno")
       _set(name, "tcp_no_metrics_save", "1")
-    _call(f"tc -n {server} -batch -", _shares(
+    _call(f"tc -n {server} -batch -", _rate_limit_commands(
       [link.down for link in links], links, [f"dst {host}" for host in hosts]
     ))
-    _call(f"tc -n {hub} -batch -", _shares(
+    _call(f"tc -n {hub} -batch -", _rate_limit_commands(
       [link.up for link in links], links, [f"src {host}" for host in hosts]
     ))
     yield Star(_SERVER, server, list(map(_prefix, names)))
 
 
-def _shares(
+def _rate_limit_commands(
   rates: Sequence[float], links: Sequence[Link], matches: Sequence[str]
 ) -> str:
-  """Returns the commands of tc for one direction of a star."""
+  """Returns tc commands that limit one direction; matches select a client."""
   lines = [f"qdisc add dev {_DEVICE} root handle 1: htb"]
   members = collections.Counter(link.name for link in links if link.shared)
   cells = {name: f"1:{1000 + i}" for i, name in enumerate(members)}
@@ -277,40 +284,40 @@ def _shares(
 
 @contextlib.contextmanager
 def inside(name: str) -> Iterator[None]:
-  """Context manager: new sockets of this thread belong to a namespace.
+  """Context manager in which the thread's new sockets are in a namespace.
 
   The sockets remain in that namespace after the context.
   """
   with contextlib.ExitStack() as stack:
     # The open file identifies the thread's own namespace, to return to it.
     own = stack.enter_context(open("/proc/thread-self/ns/net"))
-    enter(f"/run/netns/{name}")
-    stack.callback(enter, f"/proc/self/fd/{own.fileno()}")
+    enter_namespace(f"/run/netns/{name}")
+    stack.callback(enter_namespace, f"/proc/self/fd/{own.fileno()}")
     yield
 
 
 @contextlib.contextmanager
-def _made(count: int) -> Iterator[list[str]]:
-  """Creates namespaces, and deletes them with all their contents."""
+def _create_namespaces(count: int) -> Iterator[list[str]]:
+  """Context manager that creates namespaces and deletes them at its end."""
   names = [f"shaped{os.getpid()}n{i}" for i in range(count)]
-  with processes.cleaned_up('for n; do ip netns delete "$n"; done', *names):
+  with processes.run_at_exit('for n; do ip netns delete "$n"; done', *names):
     for name in names:
       _call(f"ip netns add {name}")
     yield names
 
 
 def _delay_line(device: str, *arguments: object) -> processes.Process:
-  """Returns a process of `wire`, with a high priority; see `_joined`."""
-  return processes.Process(["nice", "-n", "-15", *processes.module(
+  """Starts a process of `emulation.wire`, which delays packets of a link."""
+  return processes.Process(["nice", "-n", "-15", *processes.module_command(
     "parallel.peers.emulation.wire", device, *arguments
   )])
 
 
-def _joined(wire: processes.Process) -> None:
-  """Waits until the devices of a delay line exist.
+def _wait_until_ready(wire: processes.Process) -> None:
+  """Waits until a process of `_delay_line` has created its devices.
 
   Raises:
-    ValueError: They cannot be created.
+    ValueError: The devices cannot be created.
   """
   if (found := wire.answer()) != "ready":
     raise ValueError(
@@ -320,7 +327,7 @@ def _joined(wire: processes.Process) -> None:
 
 
 def _set(name: str, key: str, value: str) -> None:
-  """Sets a parameter of a namespace's network."""
+  """Sets an IPv4 kernel parameter (sysctl) of a namespace."""
   _call(f"ip netns exec {name} tee /proc/sys/net/ipv4/{key}", value)
 
 
@@ -328,8 +335,8 @@ def _prefix(name: str) -> list[str]:
   return ["ip", "netns", "exec", name]
 
 
-def _up(name: str, host: str, options: str) -> None:
-  """Sets the address of a namespace's device, and brings it up."""
+def _bring_up_device(name: str, host: str, options: str) -> None:
+  """Sets the address of a namespace's ``_DEVICE``, and brings it up."""
   _call(f"ip -n {name} address add {host}/24 dev {_DEVICE}")
   _call(f"ip -n {name} link set lo up")
   _call(f"ip -n {name} link set {_DEVICE} {options} up")

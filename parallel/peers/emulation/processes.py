@@ -5,10 +5,11 @@ orders, each in a process of
 
   python -m parallel.peers.emulation.processes PACKAGE.MODULE:CLASS ARGUMENT...
 
-An order is a line of JSON on its stdin: the name of a method of the class and
-its keyword arguments. The response is one, too: start and end of the method, in
-seconds of the machine's monotonic clock, its processor time and its result. The
-process ends when its stdin ends. Output of libraries to stdout goes to stderr.
+An order is a line of JSON on the process's stdin: the name of a method of the
+class and its keyword arguments. The response is a line of JSON, too: start and
+end of the method, in seconds of the machine's monotonic clock, its processor
+time and its result. The process ends when its stdin ends. What libraries print
+to stdout goes to stderr.
 
 `Process` and `Peers` are context managers: on exit, also by an exception or an
 interrupt, no process remains.
@@ -35,8 +36,8 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 _LOOPBACK = "127.0.0.1"
 
 
-def module(name: str, *arguments: object) -> list[str]:
-  """Returns the command that runs a module in this Python."""
+def module_command(name: str, *arguments: object) -> list[str]:
+  """Returns the command that runs a module by this Python interpreter."""
   return [sys.executable, "-m", name, *map(str, arguments)]
 
 
@@ -47,11 +48,11 @@ def free_port() -> int:
 
 
 class Process:
-  """Process with which lines of JSON are exchanged.
+  """Child process that reads lines from stdin and prints lines of JSON.
 
   Attributes:
     popen: Process object of the standard library.
-    killed: Whether it was ended by this object.
+    killed: Whether `kill` has been called.
   """
 
   def __init__(
@@ -64,14 +65,14 @@ class Process:
     Args:
       command: Program and its arguments.
       environment: Variables in addition to those of this process.
-      output: File for its stdout and stderr. By default stdout is read here,
-        and stderr is inherited.
-      quiet: Whether its stderr is discarded.
-      on_line: Callback, called in a thread with each line of JSON that it
-        prints. By default lines are read by `answer`.
+      output: File for the stdout and stderr of the new process. By default its
+        stdout is read by this object, and its stderr is inherited.
+      quiet: Whether the new process's stderr is discarded.
+      on_line: Callback, called in a thread with each line of JSON that the
+        process prints. By default `answer` reads the lines.
     """
-    # In a session of its own, so that an interrupt from the terminal does not
-    # reach it. This process handles the interrupt, and ends it.
+    # The child has a session of its own, so that an interrupt from the terminal
+    # does not reach it: the parent handles the interrupt, and ends the child.
     self.popen = subprocess.Popen(
       command, env=os.environ | dict(environment), text=True,
       stdin=subprocess.PIPE, stdout=output or subprocess.PIPE,
@@ -97,14 +98,14 @@ class Process:
     self.kill()
 
   def write(self, text: str) -> None:
-    """Writes a line to its stdin; no effect if the process has ended."""
+    """Writes a line to the process's stdin; no effect if it has ended."""
     # ValueError: the pipe was closed by `kill` in another thread.
     with contextlib.suppress(BrokenPipeError, ValueError):
       self.popen.stdin.write(text + "\n")
       self.popen.stdin.flush()
 
   def answer(self) -> Any:
-    """Returns its next line of JSON; None if it has ended."""
+    """Returns the process's next line of JSON, parsed; None if it has ended."""
     line = self.popen.stdout.readline()
     return json.loads(line) if line.endswith("\n") else None
 
@@ -122,8 +123,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def cleaned_up(script: str, *arguments: object) -> Iterator[None]:
-  """Context manager that runs a shell script at its end, even if killed.
+def run_at_exit(script: str, *arguments: object) -> Iterator[None]:
+  """Context manager that runs a script at its end, even if Python is killed.
 
   Args:
     script: Commands of sh, whose output and errors are discarded.
@@ -139,12 +140,12 @@ def cleaned_up(script: str, *arguments: object) -> Iterator[None]:
     yield
 
 
-class Done(NamedTuple):
-  """Times and results of one order at all peers.
+class OrderResult(NamedTuple):
+  """Times and results of one order that all peers have executed.
 
   Attributes:
-    seconds: Time from the first peer's start to the last one's end.
-    cpu_s: Seconds of processor time of all peers.
+    seconds: Seconds from the first peer's start to the last one's end.
+    cpu_s: Processor time of all peers together, in seconds.
     found: Result of the order at each peer.
   """
 
@@ -154,10 +155,10 @@ class Done(NamedTuple):
 
 
 class Peers:
-  """Processes that execute orders: the methods of one class.
+  """Processes that execute orders: calls of the methods of one class.
 
   Attributes:
-    processes: The processes, in the order of their arguments.
+    processes: The processes; that of peer i has the i-th arguments.
   """
 
   def __init__(
@@ -170,8 +171,8 @@ class Peers:
     Args:
       kind: Class whose methods are the orders, as "package.module:Class".
       arguments: Constructor arguments of each process, as strings.
-      prefixes: Words before each command, such as those of
-        `parallel.peers.emulation.namespaces`.
+      prefixes: Prefix of each process's command, such as those of
+        `parallel.peers.emulation.namespaces`; () for none.
       environment: Variables in addition to those of this process.
       quiet: Whether their stderr is discarded.
     """
@@ -180,7 +181,9 @@ class Peers:
       for given, prefix in zip(
         arguments, prefixes or [()] * len(arguments), strict=True
       ):
-        command = module("parallel.peers.emulation.processes", kind, *given)
+        command = module_command(
+          "parallel.peers.emulation.processes", kind, *given
+        )
         self.processes.append(stack.enter_context(
           Process([*prefix, *command], environment=environment, quiet=quiet)
         ))
@@ -195,7 +198,7 @@ class Peers:
   def do(
     self, order: str,
     arguments: Callable[[int], Mapping[str, Any]] = lambda _: {},
-  ) -> Done:
+  ) -> OrderResult:
     """Executes an order at all peers at the same time.
 
     Args:
@@ -213,10 +216,10 @@ class Peers:
       if answer is None:
         raise RuntimeError(
           f"peer {i} has ended with code {process.popen.wait()} at "
-          f"{order!r}; its error is above"
+          f"{order!r}; its error is above, on stderr"
         )
       found.append(answer)
-    return Done(
+    return OrderResult(
       # All peers use the same monotonic clock.
       max(f["end"] for f in found) - min(f["start"] for f in found),
       sum(f["cpu_s"] for f in found), [f["found"] for f in found],
@@ -224,7 +227,7 @@ class Peers:
 
 
 def serve(peer: Any, answers: IO[str]) -> None:
-  """Executes orders until stdin ends, and writes the responses."""
+  """Executes orders from stdin on ``peer``; writes responses to ``answers``."""
   for line in sys.stdin:
     order, arguments = json.loads(line)
     method = getattr(peer, order)
@@ -238,7 +241,7 @@ def serve(peer: Any, answers: IO[str]) -> None:
 
 
 def main(kind: str, *arguments: str) -> None:
-  """Creates the peer, and executes its orders."""
+  """Creates an object of the class ``kind`` and executes orders on it."""
   # Responses keep the original stdout; file descriptor 1 becomes stderr.
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)

@@ -2,9 +2,10 @@
 
 Each client connects to a port of its own, and the relay forwards all clients to
 one address. Bytes pass a token bucket, which the clients of a radio cell share,
-and wait in a queue until they are due. Unlike with `namespaces.star`, TCP ends
-at the relay: its slow start sees the round trip of this machine, and losses
-only lower the rate of a connection (`parallel.plans.network.fluid.loss_limit`).
+and wait in a queue until they are due. Unlike with `namespaces.star`, a TCP
+connection ends at the relay: its slow start sees only the round trip inside
+this machine, and losses are emulated by a lower rate of the connection
+(`parallel.plans.network.fluid.loss_limit`).
 """
 
 from collections.abc import Sequence
@@ -20,13 +21,13 @@ from parallel.peers.transport.handshake import Address
 from parallel.plans.hardware.client_links import Link
 from parallel.plans.network import fluid
 
-_BURST_S = 0.005  # burst size in seconds of the rate, since wake-ups are late
+_BURST_S = 0.005  # burst size / rate; makes up for threads that wake up late
 _PIECE_S, _MIN_PIECE, _MAX_PIECE = 0.002, 256, 1 << 16
 _MAX_WAITING = 4096  # blocks read and not yet sent, per direction
 
 
-class Bucket:
-  """Token bucket: a rate in bytes per second that several threads share."""
+class TokenBucket:
+  """Token bucket: a limit in bytes per second that several threads share."""
 
   def __init__(self, rate: float) -> None:
     self._rate, self._lock = rate, threading.Lock()
@@ -51,20 +52,20 @@ class Relay:
   """Relay between clients and a server on this machine.
 
   Attributes:
-    addresses: Address for each client.
+    addresses: (host, port) that each client connects to.
   """
 
   def __init__(
     self, target: Address, links: Sequence[Link],
-    cells: dict[tuple[str, str], Bucket] | None = None,
+    cells: dict[tuple[str, str], TokenBucket] | None = None,
   ) -> None:
-    """Starts to listen.
+    """Listens on one port for each client.
 
     Args:
       target: Address of the server.
       links: Link of each client. Shared links with equal names are one cell.
-      cells: (direction, link name) -> bucket, shared with relays of other
-        targets; new ones if None.
+      cells: (direction, link name) -> bucket. The relays of several servers
+        share the buckets of this dict; None for new ones.
     """
     self._target = target
     self._sockets: set[socket.socket] = set()
@@ -76,7 +77,7 @@ class Relay:
       buckets = {
         way: cells.setdefault(
           (way, link.name if link.shared else f"client {k}"),
-          Bucket(getattr(link, way)),
+          TokenBucket(getattr(link, way)),
         ) for way in ("down", "up")
       }
       server = socket.create_server(("127.0.0.1", 0))
@@ -96,7 +97,7 @@ class Relay:
         _close(sock)
 
   def _add(self, sock: socket.socket) -> None:
-    """Registers a socket that `__exit__` closes."""
+    """Registers a socket, which `__exit__` closes."""
     with self._lock:
       self._sockets.add(sock)
       if not self._open:
@@ -104,7 +105,7 @@ class Relay:
 
   def _accept(
     self, server: socket.socket, client: int, link: Link,
-    buckets: dict[str, Bucket],
+    buckets: dict[str, TokenBucket],
   ) -> None:
     """Forwards the connections of one client to the target."""
     while True:
@@ -126,12 +127,12 @@ class Relay:
           link.rtt_s / 2, link.jitter_s, seed=f"{client} {way}"
         )
         # Losses limit each connection, also in a cell.
-        own = Bucket(fluid.loss_limit(link.rtt_s, link.loss))
+        own = TokenBucket(fluid.loss_limit(link.rtt_s, link.loss))
         _start(source, sink, (buckets[way], own), delays)
 
 
 def _start(
-  source: socket.socket, sink: socket.socket, buckets: Sequence[Bucket],
+  source: socket.socket, sink: socket.socket, buckets: Sequence[TokenBucket],
   delays: Delays,
 ) -> None:
   """Forwards one direction of a connection, in two threads."""
@@ -173,7 +174,7 @@ def _start(
 
 
 def _close(sock: socket.socket) -> None:
-  """Ends a connection or a listener, also in threads that wait for it."""
+  """Closes a connection or a listener; wakes threads that wait for it."""
   with contextlib.suppress(OSError):
     sock.shutdown(socket.SHUT_RDWR)
   with contextlib.suppress(OSError):

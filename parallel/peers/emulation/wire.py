@@ -6,11 +6,11 @@
 Packets are delayed or lost, not bytes of a stream, so TCP's windows and slow
 start behave as on a long link. Packets arrive in the order of their departure,
 as over a radio link, which retransmits lost blocks. The delay has a normal
-distribution, and is drawn again every `_HOLD_S`: if it were drawn per packet,
-delivery in order would give nearly every packet the largest of many delays.
-With LARGE=1, the kernel hands over several segments of TCP as one packet, which
-takes less processor time. The program prints "ready" as a line of JSON when
-both devices exist, or why they cannot be created.
+distribution, and is drawn again every `_REDRAW_INTERVAL_S`: if it were drawn
+per packet, delivery in order would give nearly every packet the largest of many
+delays. With LARGE=1, the kernel hands over several segments of TCP as one
+packet, which takes less processor time. The program prints "ready" as a line of
+JSON when both devices exist, or why they cannot be created.
 """
 
 import collections
@@ -31,13 +31,13 @@ _TUNSETIFF, _TUN, _NO_INFO = 0x400454CA, 0x0001, 0x1000
 # Packets begin with a header that describes segments and checksum.
 _TUNSETOFFLOAD, _HEADER, _CHECKSUM_AND_SEGMENTS = 0x400454D0, 0x4000, 0x3
 _MAX_PACKETS = 100_000  # in flight in a direction; more are dropped
-_MAX_READ = 64  # packets in one turn
-_MAX_BYTES = (1 << 16) + 16  # of a packet with its header
-_HOLD_S = 0.02
+_MAX_READ = 64  # packets per call of `receive`
+_MAX_BYTES = (1 << 16) + 16  # bytes of a packet with its header
+_REDRAW_INTERVAL_S = 0.02
 _IDLE_S = 1.0
 
 
-def enter(path: str) -> None:
+def enter_namespace(path: str) -> None:
   """Moves the calling thread, not its process, into a network namespace.
 
   Args:
@@ -51,7 +51,7 @@ def enter(path: str) -> None:
 
 def _tun(device: str, namespace: str, large: bool) -> int:
   """Enters a namespace, and returns the file of a new TUN device in it."""
-  enter(f"/run/netns/{namespace}")
+  enter_namespace(f"/run/netns/{namespace}")
   file = os.open("/dev/net/tun", os.O_RDWR)
   flags = _TUN | _NO_INFO | (_HEADER if large else 0)
   fcntl.ioctl(file, _TUNSETIFF, struct.pack("16sH22x", device.encode(), flags))
@@ -73,7 +73,7 @@ class Delays:
       delay_s: Mean delay in seconds.
       jitter_s: Standard deviation of the delay in seconds.
       loss: Probability that a packet is lost.
-      seed: Seed of both.
+      seed: Seed of the random delays and losses.
     """
     self._delay_s, self._jitter_s, self._loss = delay_s, jitter_s, loss
     self._random = random.Random(seed)
@@ -84,13 +84,13 @@ class Delays:
     if self._loss and self._random.random() < self._loss:
       return None
     if self._jitter_s and time_s >= self._until:
-      self._until = time_s + _HOLD_S
+      self._until = time_s + _REDRAW_INTERVAL_S
       drawn_s = self._random.gauss(self._delay_s, self._jitter_s)
       self._now_s = max(0.0, drawn_s)
     return time_s + self._now_s
 
 
-class _Way:
+class _Direction:
   """One direction: reads packets of one device, writes them when due."""
 
   def __init__(self, source: int, target: int, delays: Delays) -> None:
@@ -98,7 +98,7 @@ class _Way:
     self._waiting: collections.deque[tuple[float, bytes]] = collections.deque()
 
   def receive(self) -> None:
-    """Reads available packets; a bounded number, since others may be due."""
+    """Reads up to `_MAX_READ` packets, since waiting ones may become due."""
     with contextlib.suppress(BlockingIOError):
       for _ in range(_MAX_READ):
         packet = os.read(self.source, _MAX_BYTES)
@@ -123,7 +123,7 @@ def main(
   device: str, first: str, second: str, delay_s: str, jitter_s: str = "0",
   loss: str = "0", large: str = "0",
 ) -> None:
-  """Forwards packets in both directions until stdin is closed."""
+  """Delays packets between two namespaces until stdin is closed."""
   # An interrupt from the terminal ends the parent, which closes stdin.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:
@@ -136,13 +136,13 @@ def main(
     Delays(float(delay_s), float(jitter_s), float(loss), device + way)
     for way in ("there", "back")
   )
-  ways = (_Way(a, b, there), _Way(b, a, back))
+  ways = (_Direction(a, b, there), _Direction(b, a, back))
   print(json.dumps("ready"), flush=True)
   # One thread, since threads that pass packets to each other take longer.
   while True:
     wait_s = min(way.send() for way in ways)
     ready, _, _ = select.select([a, b, 0], [], [], wait_s)
-    if 0 in ready:  # the parent has ended
+    if 0 in ready:  # stdin was closed: the parent has ended
       return
     for way in ways:
       if way.source in ready:

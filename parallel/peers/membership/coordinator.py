@@ -6,19 +6,19 @@ is in its journal before a peer is notified of it: the number and members of
 each proposed epoch, and each committed round. A restarted coordinator waits for
 the members of its last epoch to reconnect, and forms a new epoch from those
 that do. A round that was voted on but is not in the journal is not committed.
-With an empty journal it starts from the newest revision of the connected peers,
-and with an epoch above all of theirs.
+A coordinator with an empty journal starts from the newest revision of the
+connected peers, and with an epoch number above all of theirs.
 
 The protocol is the pure function `step`, without clock, socket or disk.
 
-Source: the states of PCCL (arXiv 2505.14065), reduced. A failed attempt always
-starts a new epoch (as in torchft since its pull request 183), so that messages
-of different attempts cannot be confused.
+Source: a subset of the states of PCCL (arXiv 2505.14065). A failed attempt of a
+round always starts a new epoch (as in torchft since its pull request 183), so
+that messages of different attempts cannot be confused.
 
 Example:
   >>> from parallel.peers.membership import coordinator, messages as m
   >>> rules = coordinator.Rules(least=1)
-  >>> state, _ = coordinator.started(m.Record())
+  >>> state, _ = coordinator.initial_state(m.Record())
   >>> hello = m.Hello(epoch=0, revision=0, digest="", voted=None)
   >>> state, effects = coordinator.step(state, "a", hello, rules)
   >>> [type(effect).__name__ for effect in effects]
@@ -35,11 +35,12 @@ from typing import Any, NamedTuple
 from parallel.peers.membership import messages as m
 from parallel.peers.membership import reachability
 from parallel.peers.membership.messages import Digest, Id, Record, Send
-from parallel.peers.membership.reachability import Pair
+from parallel.peers.membership.reachability import PeerPair
 
 Effects = list[Any]
 # Larger epochs of a `Hello` count as this one: a peer may claim any number, and
-# numbers of samples, computed from epochs (`leases.draw`), must be below 2^63.
+# numbers of samples, computed from epochs (`leases.next_samples`), must be
+# below 2^63.
 _MAX_EPOCH = 1 << 32
 
 
@@ -70,7 +71,7 @@ class Rules(NamedTuple):
   quorum: int = 0
 
 
-class Coordinator(NamedTuple):
+class CoordinatorState(NamedTuple):
   """State of the coordinator.
 
   Attributes:
@@ -100,26 +101,26 @@ class Coordinator(NamedTuple):
   reporters: frozenset[Id] = frozenset()
   contributors: tuple[Id, ...] = ()
   votes: tuple[tuple[Id, Digest], ...] = ()
-  failed: frozenset[Pair] = frozenset()
+  failed: frozenset[PeerPair] = frozenset()
   holders: frozenset[Id] = frozenset()
   late: bool = False
   wrong: frozenset[Id] = frozenset()
   disputed: bool = False
 
 
-def started(record: Record) -> tuple[Coordinator, Effects]:
+def initial_state(record: Record) -> tuple[CoordinatorState, Effects]:
   """Returns (state, effects) of a coordinator that starts from a journal.
 
   Args:
     record: Last record of the journal; the default record for a new run.
   """
   effects: Effects = [m.Arm(m.Recovered())] if record.members else []
-  return Coordinator(record), effects
+  return CoordinatorState(record), effects
 
 
 def step(
-  state: Coordinator, sender: Id | None, message: Any, rules: Rules
-) -> tuple[Coordinator, Effects]:
+  state: CoordinatorState, sender: Id | None, message: Any, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
   """Processes one message.
 
   Args:
@@ -133,47 +134,49 @@ def step(
   """
   record = state.record
   if isinstance(message, m.Silent):
-    return _lost(state, message.peer, rules)
+    return _remove_peer(state, message.peer, rules)
   if isinstance(message, m.Leave):
-    return _lost(state, sender, rules)
-  # No longer wait for all former members.
+    return _remove_peer(state, sender, rules)
+  # From now on, do not wait for all former members.
   if isinstance(message, m.Recovered):
     return _assemble(state._replace(late=True), rules)
   if isinstance(message, m.Grace):
-    # A timer of an earlier round is stale.
+    # The timer of an earlier round is ignored.
     now = state.phase is Phase.OPEN and message == (
       record.epoch, record.revision
     )
-    return _begin(state._replace(late=True), rules) if now else (state, [])
+    return _start_round_if_ready(
+      state._replace(late=True), rules
+    ) if now else (state, [])
   if isinstance(message, m.Hello):
-    return _hello(state, sender, message, rules)
-  # Messages of former members and of earlier epochs are stale.
+    return _handle_hello(state, sender, message, rules)
+  # Messages of former members and of earlier epochs are ignored.
   if (
     sender not in record.members or message.epoch != record.epoch
     or state.phase is Phase.ASSEMBLING
   ):
     return state, []
   if isinstance(message, m.Prepared):
-    return _prepared(state, sender, rules)
+    return _handle_prepared(state, sender, rules)
   if isinstance(message, m.Unreachable):
-    return _unreachable(state, sender, message, rules)
+    return _handle_unreachable(state, sender, message, rules)
   # Round r starts from revision r, so this message belongs to another round.
   if message.round != record.revision:
     return state, []
   if isinstance(message, m.Ready):
-    return _ready(state, sender, rules)
+    return _handle_ready(state, sender, rules)
   assert isinstance(message, m.Vote), message
-  return _vote(state, sender, message.digest, rules)
+  return _handle_vote(state, sender, message.digest, rules)
 
 
-def _hello(
-  state: Coordinator, sender: Id, hello: m.Hello, rules: Rules
-) -> tuple[Coordinator, Effects]:
-  """Queues a peer for admission, or resends what a member may have missed."""
+def _handle_hello(
+  state: CoordinatorState, sender: Id, hello: m.Hello, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
+  """Queues a new peer for admission; resends recent messages to a member."""
   record = state.record
   if record.epoch and hello.revision > record.revision:
-    # Admission would discard its rounds. Nor may it replace the group's state:
-    # any peer could claim to have the newest one.
+    # Admission would discard this peer's rounds. Its state may not replace that
+    # of the group either: any peer could claim to have the newest one.
     return state, [Send(sender, m.Stop(
       f"the run of this peer is at round {hello.revision}, and that of the "
       f"group at round {record.revision}: joining would discard "
@@ -184,10 +187,10 @@ def _hello(
     ))]
   if sender in record.members and state.phase is not Phase.ASSEMBLING:
     if state.phase is Phase.FORMING:
-      return state, [Send(sender, _prepare(state))]
-    effects: Effects = [Send(sender, _go(state))]
+      return state, [Send(sender, _prepare_message(state))]
+    effects: Effects = [Send(sender, _go_message(state))]
     if state.phase is Phase.RUNNING and sender in state.contributors:
-      effects.append(Send(sender, _start(state)))
+      effects.append(Send(sender, _start_message(state)))
     return state, effects
   others = [entry for entry in state.pending if entry[0] != sender]
   # A repeated Hello replaces the former one.
@@ -197,8 +200,8 @@ def _hello(
 
 
 def _assemble(
-  state: Coordinator, rules: Rules
-) -> tuple[Coordinator, Effects]:
+  state: CoordinatorState, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
   """Forms an epoch from the connected peers, once there are enough."""
   if state.phase is not Phase.ASSEMBLING:
     return state, []
@@ -210,26 +213,27 @@ def _assemble(
   if not there or not enough:
     return state, []
   if not record.epoch:  # nothing has been decided yet
-    elected = _elected([hello for _, hello in state.pending])
+    elected = _elect_revision([hello for _, hello in state.pending])
     if elected is None:
-      return state, []  # a tie; a peer that joins or leaves may break it
+      return state, []  # a tie, which a peer that joins or leaves may break
     revision, digest, committed = elected
     state = state._replace(record=record._replace(
       revision=revision, digest=digest, committed=committed
     ))
-  elif not any(_holds(hello, record) for _, hello in state.pending):
+  elif not any(
+    _has_newest_revision(hello, record) for _, hello in state.pending
+  ):
     return state, []  # wait for a peer that holds the newest revision
-  return _form(state._replace(holders=frozenset()), there)
+  return _propose_epoch(state._replace(holders=frozenset()), there)
 
 
-def _elected(hellos: list[m.Hello]) -> tuple[int, Digest, int] | None:
-  """Returns (newest revision, its most frequent digest, its epoch or 0).
+def _elect_revision(hellos: list[m.Hello]) -> tuple[int, Digest, int] | None:
+  """Returns (newest revision, its most frequent digest, epoch of its vote).
 
-  The epoch is known from a peer that voted for the revision and has not
-  received the outcome of the vote.
-
-  The result is None if several digests are equally frequent. In revision 0 the
-  smallest of them is chosen, since no committed round depends on it.
+  The epoch is that in which a peer voted for the revision without receiving the
+  outcome of the vote; 0 if there is no such peer. If several digests are most
+  frequent, the result is None. In revision 0 the smallest of them is chosen,
+  since no committed round depends on it.
   """
   newest = max(hello.revision for hello in hellos)
   found = _most_frequent(
@@ -252,11 +256,11 @@ def _most_frequent(digests: Iterable[Digest]) -> list[Digest]:
   return [digest for digest, count in counts.items() if count == most]
 
 
-def _holds(hello: m.Hello, record: Record) -> bool:
+def _has_newest_revision(hello: m.Hello, record: Record) -> bool:
   """Returns whether a peer holds the newest revision.
 
-  A peer whose vote made that revision holds its result, and applies it when it
-  receives the outcome.
+  A peer that voted for that revision holds it, too, as the result of a round,
+  and applies the result when it receives the outcome of the vote.
   """
   return (hello.revision, hello.digest) == (
     record.revision, record.digest
@@ -265,32 +269,34 @@ def _holds(hello: m.Hello, record: Record) -> bool:
   )
 
 
-def _form(
-  state: Coordinator, members: Iterable[Id]
-) -> tuple[Coordinator, Effects]:
-  """Proposes an epoch; a round running in the last one is not committed."""
+def _propose_epoch(
+  state: CoordinatorState, members: Iterable[Id]
+) -> tuple[CoordinatorState, Effects]:
+  """Proposes a new epoch; a round that is still running is not committed."""
   record, before = state.record, state.record.members
   # Peers ignore epochs up to their own, which is above that of this journal if
   # the journal has been lost or replaced by an older copy.
   received = (min(hello.epoch, _MAX_EPOCH) for _, hello in state.pending)
   newest = max(record.epoch, *received, 0)
   record = record._replace(epoch=newest + 1, members=(*sorted(members),))
-  # Peers that hold the newest revision can serve it to the others.
-  came = {peer for peer, hello in state.pending if _holds(hello, record)}
-  state = Coordinator(
+  # New peers that hold the newest revision can serve it to other members.
+  came = {
+    peer for peer, hello in state.pending if _has_newest_revision(hello, record)
+  }
+  state = CoordinatorState(
     record, Phase.FORMING,
     tuple(entry for entry in state.pending if entry[0] not in record.members),
     holders=(state.holders | came).intersection(record.members),
     wrong=state.wrong, disputed=state.disputed,
   )
   if not state.holders:  # close all; peers reconnect and wait for a holder
-    state = Coordinator(state.record, pending=state.pending, late=True)
+    state = CoordinatorState(state.record, pending=state.pending, late=True)
     return state, [record, *(m.Close(peer) for peer in before)]
-  prepare = _prepare(state)
+  prepare = _prepare_message(state)
   return state, [record, *(Send(peer, prepare) for peer in record.members)]
 
 
-def _prepare(state: Coordinator) -> m.Prepare:
+def _prepare_message(state: CoordinatorState) -> m.Prepare:
   record = state.record
   return m.Prepare(
     record.epoch, record.members, record.revision, record.committed,
@@ -298,25 +304,27 @@ def _prepare(state: Coordinator) -> m.Prepare:
   )
 
 
-def _go(state: Coordinator) -> m.Go:
+def _go_message(state: CoordinatorState) -> m.Go:
   record = state.record
   return m.Go(
     record.epoch, record.revision, record.digest, (*sorted(state.holders),)
   )
 
 
-def _start(state: Coordinator) -> m.Start:
+def _start_message(state: CoordinatorState) -> m.Start:
   record = state.record
   return m.Start(record.epoch, record.revision, state.contributors)
 
 
-def failed_pairs(state: Coordinator, sender: Id, message: Any) -> set[Pair]:
-  """Returns the known failed connections of an epoch and those of a message.
+def failed_pairs(
+  state: CoordinatorState, sender: Id, message: Any
+) -> set[PeerPair]:
+  """Returns all connections of an epoch that members report as failed.
 
   Args:
-    state: State before the message.
-    sender: Member that sent it.
-    message: Any message to a coordinator.
+    state: State with the failed connections that are known already.
+    sender: Member that sent the message.
+    message: Any message to a coordinator; `Unreachable` adds connections.
   """
   failed = set(state.failed)
   if isinstance(message, m.Unreachable):
@@ -326,36 +334,37 @@ def failed_pairs(state: Coordinator, sender: Id, message: Any) -> set[Pair]:
   return {(a, b) for a, b in failed if a != b and {a, b} <= members}
 
 
-def _unreachable(
-  state: Coordinator, sender: Id, message: m.Unreachable, rules: Rules
-) -> tuple[Coordinator, Effects]:
-  """Records failed connections of a member."""
+def _handle_unreachable(
+  state: CoordinatorState, sender: Id, message: m.Unreachable, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
+  """Records the failed connections that a member has reported."""
   if state.phase is not Phase.FORMING:
     return state, []
   failed = failed_pairs(state, sender, message)
-  if not failed:  # names no other member: it cannot be prepared
-    return _lost(state, sender, rules)
-  return _judged(state._replace(
+  if not failed:  # the sender names no other member, so cannot be prepared
+    return _remove_peer(state, sender, rules)
+  return _drop_culprits(state._replace(
     failed=frozenset(failed), reporters=state.reporters | {sender}
   ), rules)
 
 
-def _judged(
-  state: Coordinator, rules: Rules
-) -> tuple[Coordinator, Effects]:
-  """Drops members that others cannot reach, once all involved have reported.
+def _drop_culprits(
+  state: CoordinatorState, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
+  """Drops members so that the others can all connect to each other.
 
-  A single report does not show which end of a connection is at fault.
+  It waits for reports from both ends of each failed connection, since a single
+  report does not show which end is at fault.
   """
   involved = {peer for pair in state.failed for peer in pair}
   if not involved or not involved <= state.ready | state.reporters:
     return state, []
-  return _without(state, reachability.culprits(state.failed), rules)
+  return _continue_without(state, reachability.culprits(state.failed), rules)
 
 
-def _prepared(
-  state: Coordinator, sender: Id, rules: Rules
-) -> tuple[Coordinator, Effects]:
+def _handle_prepared(
+  state: CoordinatorState, sender: Id, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
   """Opens the first round of an epoch once all members are prepared."""
   if state.phase is not Phase.FORMING:
     return state, []
@@ -363,33 +372,35 @@ def _prepared(
     ready=state.ready | {sender}, holders=state.holders | {sender}
   )
   if not state.ready.issuperset(state.record.members):
-    return _judged(state, rules)
-  return _open(state)
+    return _drop_culprits(state, rules)
+  return _open_round(state)
 
 
-def _open(state: Coordinator) -> tuple[Coordinator, Effects]:
+def _open_round(state: CoordinatorState) -> tuple[CoordinatorState, Effects]:
   """Requests contributions to the next round from all members."""
   state = state._replace(
     phase=Phase.OPEN, ready=frozenset(), reporters=frozenset(),
     contributors=(), votes=(), failed=frozenset(), late=False,
   )
-  go = _go(state)
+  go = _go_message(state)
   return state, [Send(peer, go) for peer in state.record.members]
 
 
-def _ready(
-  state: Coordinator, sender: Id, rules: Rules
-) -> tuple[Coordinator, Effects]:
+def _handle_ready(
+  state: CoordinatorState, sender: Id, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
   if state.phase is not Phase.OPEN:
     return state, []
   state = state._replace(
     ready=state.ready | {sender}, holders=state.holders | {sender}
   )
-  return _begin(state, rules)
+  return _start_round_if_ready(state, rules)
 
 
-def _begin(state: Coordinator, rules: Rules) -> tuple[Coordinator, Effects]:
-  """Starts a round once enough members are ready; admits pending peers first.
+def _start_round_if_ready(state: CoordinatorState, rules: Rules) -> tuple[
+  CoordinatorState, Effects
+]:
+  """Starts a round, or an epoch with pending peers, once members are ready.
 
   A round starts when all members are ready, or when at least `Rules.quorum`
   members are and the grace time is over.
@@ -398,27 +409,27 @@ def _begin(state: Coordinator, rules: Rules) -> tuple[Coordinator, Effects]:
   missing = len(record.members) - len(state.ready)
   few = not rules.quorum or len(state.ready) < rules.quorum
   if missing and (few or not state.late):
-    # The grace timer starts once: when the quorum is reached exactly.
+    # The grace timer starts when the number of ready members equals the quorum.
     waits = not few and len(state.ready) == rules.quorum
     grace = m.Grace(record.epoch, record.revision)
     return state, [m.Arm(grace)] if waits else []
   came = {peer for peer, _ in state.pending} - state.wrong
   if came:  # members keep their contributions for the first round of the epoch
-    return _form(state, {*record.members, *came})
+    return _propose_epoch(state, {*record.members, *came})
   contributors = tuple(p for p in record.members if p in state.ready)
   state = state._replace(phase=Phase.RUNNING, contributors=contributors)
-  return state, [Send(peer, _start(state)) for peer in contributors]
+  return state, [Send(peer, _start_message(state)) for peer in contributors]
 
 
-def _vote(
-  state: Coordinator, sender: Id, digest: Digest | None, rules: Rules
-) -> tuple[Coordinator, Effects]:
+def _handle_vote(
+  state: CoordinatorState, sender: Id, digest: Digest | None, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
   """Records a vote; commits the round if all contributors agree."""
   if state.phase is not Phase.RUNNING or sender not in state.contributors:
     return state, []
   record = state.record
   if digest is None:  # one failure ends the attempt; retry in a new epoch
-    return _form(state, record.members)
+    return _propose_epoch(state, record.members)
   # A repeated vote of a contributor replaces its former one.
   votes = {**dict(state.votes), sender: digest}
   state = state._replace(votes=tuple(sorted(votes.items())))
@@ -427,17 +438,17 @@ def _vote(
   # All contributors must have computed the same bits.
   chosen, *rivals = _most_frequent(votes.values())
   if rivals:
-    return _disputed(state)
+    return _handle_dispute(state)
   wrong = {peer for peer, digest in votes.items() if digest != chosen}
   if wrong:  # drop the minority
-    return _without(
+    return _continue_without(
       state._replace(wrong=state.wrong | wrong), wrong, rules
     )
   record = record._replace(
     # The commit: the record is written before any peer receives `Go`.
     revision=record.revision + 1, committed=record.epoch, digest=chosen
   )
-  state, effects = _open(
+  state, effects = _open_round(
     state._replace(
       record=record, holders=frozenset(state.contributors), wrong=frozenset(),
       disputed=False,
@@ -446,16 +457,18 @@ def _vote(
   return state, [record, *effects]
 
 
-def _disputed(state: Coordinator) -> tuple[Coordinator, Effects]:
-  """Repeats a round without a majority of votes, or ends all members.
+def _handle_dispute(state: CoordinatorState) -> tuple[
+  CoordinatorState, Effects
+]:
+  """Repeats a round without a majority of votes; at the second time, ends it.
 
-  Before the repetition each member computes the digest of its revision, on
-  which all had agreed, again. A member whose memory has changed fetches the
-  revision. Further different votes cannot be decided.
+  Before the repetition, each member computes the digest of its current revision
+  again, and fetches the revision if its memory has changed. If the votes still
+  have no majority, all members are stopped.
   """
   record = state.record
   if not state.disputed:
-    return _form(state._replace(disputed=True), record.members)
+    return _propose_epoch(state._replace(disputed=True), record.members)
   voted = ", ".join(
     f"{peer}: {str(digest)[:8]}" for peer, digest in state.votes
   )
@@ -463,31 +476,31 @@ def _disputed(state: Coordinator) -> tuple[Coordinator, Effects]:
     f"round {record.revision} has two results without a majority, computed "
     f"twice from the same verified revision; digests: {voted}"
   )[:m.MAX_CHARS])
-  ended = Coordinator(record, pending=state.pending, late=True)
+  ended = CoordinatorState(record, pending=state.pending, late=True)
   return ended, [Send(peer, stop) for peer in record.members]
 
 
-def _lost(
-  state: Coordinator, peer: Id, rules: Rules
-) -> tuple[Coordinator, Effects]:
+def _remove_peer(
+  state: CoordinatorState, peer: Id, rules: Rules
+) -> tuple[CoordinatorState, Effects]:
   """Removes a peer, which may be alive, and continues without it."""
   pending = tuple(entry for entry in state.pending if entry[0] != peer)
   state = state._replace(pending=pending)
-  # Not a member: its removal does not change the epoch.
+  # The removal of a peer that is no member does not change the epoch.
   if peer not in state.record.members or state.phase is Phase.ASSEMBLING:
     return state, [m.Close(peer)]
-  return _without(state, {peer}, rules)
+  return _continue_without(state, {peer}, rules)
 
 
-def _without(
-  state: Coordinator, peers: set[Id], rules: Rules
-) -> tuple[Coordinator, Effects]:
-  """Forms an epoch of the remaining members, and closes removed peers."""
+def _continue_without(
+  state: CoordinatorState, peers: set[Id], rules: Rules
+) -> tuple[CoordinatorState, Effects]:
+  """Proposes an epoch without some members, and closes their connections."""
   rest = [peer for peer in state.record.members if peer not in peers]
   if rest:
-    state, effects = _form(state, rest)
-  else:  # continue with any peers that hold the newest revision
+    state, effects = _propose_epoch(state, rest)
+  else:  # continue with pending peers, if one holds the newest revision
     state, effects = _assemble(
-      Coordinator(state.record, pending=state.pending, late=True), rules
+      CoordinatorState(state.record, pending=state.pending, late=True), rules
     )
   return state, [*effects, *(m.Close(peer) for peer in sorted(peers))]

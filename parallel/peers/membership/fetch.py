@@ -2,10 +2,10 @@
 
 The fetching peer dials each holder (`Purpose.STATE`). A request names a digest
 and asks for its manifest or for one chunk; the response is the requested data,
-or GONE if the holder has moved to another revision. One thread per holder takes
-chunks from a common queue and keeps `_DEPTH` requests in flight, so a slow
-holder serves fewer chunks. A holder that times out, disconnects or sends data
-with a wrong hash is dropped, and its chunks return to the queue. A fetch
+or GONE if the holder now has another revision. One thread per holder takes
+chunks from a common queue and keeps `_MAX_IN_FLIGHT` requests in flight, so a
+slow holder serves fewer chunks. A holder that times out, disconnects or sends
+data with a wrong hash is dropped, and its chunks return to the queue. A fetch
 returns only data that has been verified completely.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from parallel.peers.membership import shared_state as states
 from parallel.peers.membership.messages import Digest, Id
-from parallel.peers.membership.shared_state import Entry, State
+from parallel.peers.membership.shared_state import ManifestEntry, State
 from parallel.peers.transport import frames
 from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import (
@@ -28,24 +28,25 @@ from parallel.peers.transport.handshake import (
   Cancelled,
   DialRequest,
   Purpose,
-  Scope,
   Security,
+  SocketGroup,
   dial,
 )
-from parallel.peers.transport.listener import Listener, Offer
+from parallel.peers.transport.listener import AcceptRule, Listener
 
 LOG = logging.getLogger(__name__)
-# A request: 0 for the manifest or 1 for a chunk, length of the array's name;
-# then the name and the digest.
+# A request begins with 0 (for the manifest) or 1 (for a chunk) and the length
+# of an array's name; the name and the digest follow.
 _ASK = struct.Struct("!BH")
 _MANIFEST, _CHUNK = 0, 1
-_DEPTH = 4  # requests in flight per holder: hides a round trip per chunk
-_MAX_BYTES = 1 << 40  # largest accepted state
+# requests in flight per holder: hides a round trip per chunk
+_MAX_IN_FLIGHT = 4
+_MAX_BYTES = 1 << 40  # size of the largest accepted state
 _NOTHING: tuple[State, states.Manifest] = {}, {}
 
 
 class Unavailable(ConnectionError):
-  """All holders of the revision were dropped.
+  """Error: all holders of the fetched state were dropped.
 
   Attributes:
     peers: Dropped holders and, for each, the error that was observed.
@@ -93,7 +94,7 @@ class StateServer:
       ValueError: The encoded manifest exceeds the limit of a frame.
     """
     data = states.encode(entries)
-    if len(data) > frames.LIMITS[Kind.MANIFEST]:
+    if len(data) > frames.MAX_PAYLOAD_BYTES[Kind.MANIFEST]:
       raise ValueError(
         f"the manifest has {len(data):,} bytes, which is too long"
       )
@@ -102,22 +103,21 @@ class StateServer:
     return name
 
   def offer(self, listener: Listener, epoch: int, peers: Any) -> None:
-    """Accepts requests from the members of an epoch.
+    """Accepts requests from the members of an epoch, and of no earlier epoch.
 
     Args:
       listener: Listener of the peer.
       epoch: Number of the epoch.
       peers: Ids of the members.
     """
-    # Replaces the offer of the former epoch.
     listener.serve(
-      Purpose.STATE, Offer(epoch, frozenset(peers), self._serve)
+      Purpose.STATE, AcceptRule(epoch, frozenset(peers), self._serve)
     )
 
   def _serve(self, sock: socket.socket, request: DialRequest) -> None:
     """Serves the requests of one connection."""
     del request
-    # At the limit, the fetching peer drops this holder and uses others.
+    # On this response, the fetching peer drops this holder and uses others.
     if not self._slots.acquire(blocking=False):
       frames.send(sock, Header(Kind.GONE))
       return
@@ -131,7 +131,7 @@ class StateServer:
       self._slots.release()
 
   def _answer(self, sock: socket.socket, ask: Header, payload: bytes) -> None:
-    # One read of the tuple: `publish` replaces it in another thread.
+    # The tuple is read once, since `publish` replaces it in another thread.
     held, entries, data, digest = self._held
     if len(payload) < _ASK.size:
       raise FrameError("the request for a chunk is too short")
@@ -175,41 +175,41 @@ class Fetch:
       holders: id -> address of each holder.
       security: Token and TLS settings of connections.
       have: Local state and its manifest. Chunks with equal hashes are copied
-        instead of downloaded. Their hashes are computed again, since local
-        memory may be corrupt, or incomplete (`partial` of another fetch).
+        instead of downloaded. Their hashes are computed again, since the state
+        may be corrupt, or incomplete (`partial_state` of another fetch).
       limit_s: Seconds within which a holder must respond to a request.
     """
     self._digest, self._holders = digest, dict(holders)
     self._me, self._epoch, self._security = me, epoch, security
     (self._have, self._ours), self._limit_s = have, limit_s
-    self._scope = Scope()
+    self._scope = SocketGroup()
     # Guards the queue, the counters and `dropped`.
     self._lock = threading.Condition()
-    self._entries: dict[str, Entry] | None = None
+    self._entries: dict[str, ManifestEntry] | None = None
     # Queue of (array, chunk) pairs that are not requested yet.
     self._missing: collections.deque[tuple[str, int]] = collections.deque()
-    self._left = 0  # unverified chunks: queued or requested
-    self._views: dict[str, memoryview] = {}  # bytes of the arrays
+    self._left = 0  # chunks that are not verified yet: queued or requested
+    self._views: dict[str, memoryview] = {}  # bytes of each array
     self.dropped: dict[Id, str] = {}
     self.received_bytes = 0
 
   def cancel(self) -> None:
-    """Ends the download from another thread; `result` raises `Cancelled`."""
+    """Ends the download, so that `result` raises `Cancelled`; thread-safe."""
     self._scope.close()
     with self._lock:
       self._lock.notify_all()
 
   @property
-  def partial(self) -> tuple[State, states.Manifest] | None:
-    """(arrays, manifest) received so far, usable as `have` of another fetch.
+  def partial_state(self) -> tuple[State, states.Manifest] | None:
+    """Arrays received so far and their manifest, for `have` of another fetch.
 
     None before the manifest has been received.
     """
     with self._lock:
       return None if self._entries is None else (self._arrays, self._entries)
 
-  def result(self) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """Downloads the differing chunks; returns (state, manifest).
+  def result(self) -> tuple[dict[str, Any], dict[str, ManifestEntry]]:
+    """Downloads the chunks that ``have`` lacks; returns (state, manifest).
 
     Raises:
       Unavailable: All holders were dropped.
@@ -238,17 +238,17 @@ class Fetch:
 
   def _ask_holder(self, peer: Id, address: Address) -> None:
     """Requests chunks from one holder until all are verified or it fails."""
-    # Requests in flight to this holder, in the order of their responses.
+    # Chunks requested from this holder and not received yet, in order.
     asked: collections.deque[tuple[str, int]] = collections.deque()
     sock: socket.socket | None = None
     try:
       request = DialRequest(Purpose.STATE, 0, self._epoch, self._me, peer)
       sock = dial(address, request, self._security, self._scope, self._limit_s)
       sock.settimeout(self._limit_s)
-      self._learn(sock)
-      while self._next(asked):
-        # Fill the pipeline before waiting for a response.
-        while len(asked) < _DEPTH and self._more(sock, asked):
+      self._fetch_manifest(sock)
+      while self._wait_for_chunk(asked):
+        # Keep several requests in flight while waiting for a response.
+        while len(asked) < _MAX_IN_FLIGHT and self._request_chunk(sock, asked):
           pass
         self._take(sock, asked)
     except (OSError, ValueError, MemoryError) as error:
@@ -259,7 +259,7 @@ class Fetch:
     finally:
       if sock is not None:
         self._scope.end(sock)
-      # Unanswered requests return to the queue of the other holders.
+      # Chunks without a response return to the queue, for other holders.
       with self._lock:
         self._missing.extend(asked)
         self._lock.notify_all()
@@ -271,7 +271,7 @@ class Fetch:
     payload = _ASK.pack(what, len(raw)) + raw + bytes.fromhex(self._digest)
     frames.send(sock, Header(Kind.ASK, slot=index), payload)
 
-  def _learn(self, sock: socket.socket) -> None:
+  def _fetch_manifest(self, sock: socket.socket) -> None:
     """Downloads the manifest, unless another holder has sent it already."""
     with self._lock:
       if self._entries is not None:
@@ -292,8 +292,8 @@ class Fetch:
       if self._entries is not None:  # another thread was first
         return
       # The size was checked in `decode`, before this allocation.
-      self._arrays = states.empty(entries)
-      missing = states.differing(self._ours, entries)
+      self._arrays = states.allocate_arrays(entries)
+      missing = states.differing_chunks(self._ours, entries)
       wanted = {*missing}
       self._views = {k: states.buffer(v) for k, v in self._arrays.items()}
       for name, entry in entries.items():
@@ -302,17 +302,17 @@ class Fetch:
             start, stop, digest = entry.chunk(i)
             own = states.buffer(self._have[name])[start:stop]
             copy = self._views[name][start:stop]
-            copy[:] = own  # hash the copy: the source may change or be corrupt
+            copy[:] = own  # the copy is hashed, since the source may change
             if hashlib.sha256(copy).digest() != digest:
               missing.append((name, i))
       self._missing.extend(missing)
       self._left, self._entries = len(missing), entries
       self._lock.notify_all()
 
-  def _next(self, asked: collections.deque) -> bool:
-    """Waits for a chunk to request; returns False when the fetch has ended.
+  def _wait_for_chunk(self, asked: collections.deque) -> bool:
+    """Waits until this thread has work; returns False if the fetch has ended.
 
-    Chunks that are in flight elsewhere may return to the queue, so a thread
+    Chunks that other holders are asked for may return to the queue, so a thread
     without work waits until all chunks are verified.
     """
     with self._lock:
@@ -322,8 +322,10 @@ class Fetch:
       )
       return not self._scope.closed.is_set() and self._left > 0
 
-  def _more(self, sock: socket.socket, asked: collections.deque) -> bool:
-    """Requests one more chunk; returns False if the queue is empty."""
+  def _request_chunk(
+    self, sock: socket.socket, asked: collections.deque
+  ) -> bool:
+    """Requests the next chunk of the queue; returns False if it is empty."""
     with self._lock:
       if not self._missing:
         return False
@@ -333,13 +335,13 @@ class Fetch:
 
   def _take(self, sock: socket.socket, asked: collections.deque) -> None:
     """Receives and verifies the chunk of the oldest request."""
-    if not asked:  # another thread took the last queued chunk
+    if not asked:  # another thread has taken the last chunk of the queue
       return
     name, index = asked[0]
     start, stop, wanted = self._entries[name].chunk(index)  # bytes, hash
     header = frames.read_header(sock)
     if header.kind is Kind.GONE:
-      raise ConnectionError("the peer has moved on to another revision")
+      raise ConnectionError("the peer now has another revision")
     if (header.kind, header.slot, header.length) != (
       Kind.CHUNK, index, stop - start
     ):
@@ -348,7 +350,7 @@ class Fetch:
         f"{index}"
       )
     view = self._views[name][start:stop]
-    # Directly into the array: an invalid chunk is overwritten later.
+    # It is received into the array: an invalid chunk is overwritten later.
     frames.read_into(sock, view)
     if hashlib.sha256(view).digest() != wanted:
       raise FrameError(

@@ -1,11 +1,11 @@
 """Event log of a coordinator: all messages and effects, as JSON lines.
 
-The coordinator's `step` is a pure function, so a log can be executed again:
-`replay` processes the logged messages and compares the effects.
+The coordinator's `step` is a pure function, so a run can be repeated from its
+log: `replay` processes the logged messages and compares the effects.
 
-A log that exceeds its size limit is renamed to ``PATH.1``, which replaces an
-older one, and a new log begins with the coordinator's whole state. So at most
-two files exist. Each can be replayed by itself, or both in order.
+A log that exceeds its size limit is renamed to ``PATH.1``, which overwrites an
+older ``PATH.1``, and a new log begins with the coordinator's whole state. So at
+most two files exist. Each can be replayed by itself, or both in order.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from typing import Any
 
 from parallel.peers.membership import coordinator
 from parallel.peers.membership import messages as m
-from parallel.peers.membership.coordinator import Coordinator, Phase, Rules
+from parallel.peers.membership.coordinator import CoordinatorState, Phase, Rules
 from parallel.peers.membership.messages import Id, Record
 
 _MAX_BYTES = 1 << 26  # about ten thousand rounds
@@ -45,20 +45,20 @@ class Log:
         os.write(self._file, b"\n")  # end the incomplete last line of a crash
 
   def started(self, record: Record, rules: Rules, effects: Any) -> None:
-    """Logs the start of a coordinator from its journal."""
+    """Logs that a coordinator has started from the last journal record."""
     self._rules = rules._asdict()
     self._write(record=m.to_json(record), rules=self._rules, effects=effects)
 
-  def stepped(
-    self, sender: Id | None, message: Any, effects: Any, after: Coordinator
+  def log_step(
+    self, sender: Id | None, message: Any, effects: Any, after: CoordinatorState
   ) -> None:
-    """Logs a message and the effects of its step.
+    """Logs a message and the effects of the step that processed it.
 
     Args:
       sender: Peer that sent the message; None for the host.
       message: Message that was processed.
       effects: Effects that the step returned.
-      after: State after the step. A new file starts with it.
+      after: State after the step, with which a new file starts.
     """
     self._write(sender=sender, message=m.to_json(message), effects=effects)
     if self._size > self._max_bytes:
@@ -79,7 +79,7 @@ class Log:
       self._size += os.write(self._file, json.dumps(line).encode() + b"\n")
 
 
-def _to_json(state: Coordinator) -> dict[str, Any]:
+def _to_json(state: CoordinatorState) -> dict[str, Any]:
   return {
     # Sorted, so that equal states have equal JSON.
     key: m.to_json(tuple(sorted(x)) if isinstance(x, frozenset) else x)
@@ -87,13 +87,13 @@ def _to_json(state: Coordinator) -> dict[str, Any]:
   }
 
 
-def _from_json(data: dict[str, Any]) -> Coordinator:
-  state = Coordinator(**{key: m.from_json(x) for key, x in data.items()})
+def _from_json(data: dict[str, Any]) -> CoordinatorState:
+  state = CoordinatorState(**{key: m.from_json(x) for key, x in data.items()})
   return state._replace(
     # JSON has neither enums nor sets: they are stored as integers and tuples.
     phase=Phase(state.phase), **{
       key: frozenset(getattr(state, key))
-      for key, default in Coordinator()._asdict().items()
+      for key, default in CoordinatorState()._asdict().items()
       if isinstance(default, frozenset)
     }
   )
@@ -109,16 +109,16 @@ def read(path: pathlib.Path | str) -> Iterator[dict[str, Any]]:
         continue
 
 
-def replay(lines: Iterable[dict[str, Any]]) -> Iterator[Coordinator]:
+def replay(lines: Iterable[dict[str, Any]]) -> Iterator[CoordinatorState]:
   """Replays a log; yields the coordinator's state after each entry.
 
   Args:
-    lines: Entries of a log, as `read` yields them; of two files, in order.
+    lines: Entries of a log, as `read` yields them, or of two logs in order.
 
   Raises:
     ValueError: The coordinator's effects differ from the logged ones.
   """
-  state, rules = Coordinator(), Rules()
+  state, rules = CoordinatorState(), Rules()
   for number, line in enumerate(lines, 1):
     if "state" in line:
       # The first line of a file after the first one.
@@ -132,7 +132,7 @@ def replay(lines: Iterable[dict[str, Any]]) -> Iterator[Coordinator]:
     elif "record" in line:
       rules = Rules(**line["rules"])
       # The coordinator was started or restarted here.
-      state, effects = coordinator.started(m.from_json(line["record"]))
+      state, effects = coordinator.initial_state(m.from_json(line["record"]))
     else:
       message = m.from_json(line["message"])
       state, effects = coordinator.step(state, line["sender"], message, rules)

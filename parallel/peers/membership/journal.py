@@ -6,7 +6,7 @@ disk (fsync) before `Journal.append` returns. A crash can leave an incomplete
 last line; no peer was notified of its record, so opening the journal drops it.
 
 Only the last record is needed. A journal that exceeds its size limit is
-replaced by one with that record only: written to a second file, which is
+replaced by one with that record only. It is written to a second file, which is
 locked, synced and renamed, so that the path always names a complete journal.
 
 Example:
@@ -39,7 +39,7 @@ _MAX_BYTES = 1 << 20  # some thousand rounds
 
 
 class Journal:
-  """Journal file, exclusively locked by one process.
+  """Journal file, which one process has locked exclusively.
 
   Attributes:
     record: Last record; the default `Record` if the journal is empty.
@@ -60,7 +60,7 @@ class Journal:
     self._path = pathlib.Path(path)
     self._path.parent.mkdir(parents=True, exist_ok=True)
     self._max_bytes = max_bytes
-    self._file = self._opened()
+    self._file = self._open_locked()
     try:
       self._crc, self.record, self._size = self._read()
       # Drop the incomplete last line, so that the next record starts a line.
@@ -72,7 +72,7 @@ class Journal:
       raise
 
   def append(self, record: Record) -> None:
-    """Writes a record; it is on disk when this returns."""
+    """Writes a record, which is on disk when this function returns."""
     self._crc, line = _line(self._crc, record)
     _write(self._file, line)
     self._size += len(line)
@@ -90,7 +90,7 @@ class Journal:
   def __exit__(self, *_: Any) -> None:
     self.close()
 
-  def _opened(self) -> int:
+  def _open_locked(self) -> int:
     """Opens and locks the file; the kernel unlocks it when the process ends."""
     while True:
       file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -119,7 +119,7 @@ class Journal:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       crc, line = _line(0, self.record)  # the checksum chain starts anew
       _write(file, line)
-      # Locked and on disk before the rename: never an incomplete journal.
+      # It is locked and on disk already, so the path names a complete journal.
       os.replace(new, self._path)
     except BaseException:
       os.close(file)
@@ -139,11 +139,11 @@ class Journal:
       os.close(folder)
 
   def _read(self) -> tuple[int, Record, int]:
-    """Returns (last checksum, last record, bytes of complete lines)."""
+    """Returns (last checksum, last record, size of all complete lines)."""
     lines = self._path.read_bytes().split(b"\n")
     crc, record, size = 0, Record(), 0
     for number, line in enumerate(lines[:-1], 1):
-      # After the checksum and a space.
+      # The record follows the checksum and a space.
       data = line[_CRC_CHARS + 1:]
       crc = zlib.crc32(data, crc)
       if line[: _CRC_CHARS + 1] != b"%08x " % crc:
@@ -163,14 +163,14 @@ class Journal:
 
 
 def _line(crc: int, record: Record) -> tuple[int, bytes]:
-  """Returns (checksum that continues `crc`, line of the record)."""
+  """Returns (checksum that continues ``crc``, journal line of a record)."""
   data = json.dumps(messages.to_json(record), separators=(",", ":")).encode()
   crc = zlib.crc32(data, crc)
   return crc, b"%08x %s\n" % (crc, data)
 
 
 def _write(file: int, data: bytes) -> None:
-  """Appends to a file; the data is on disk when this returns."""
+  """Appends to a file, and returns when the data is on disk."""
   while data:  # os.write may write only a part
     data = data[os.write(file, data):]
   os.fsync(file)

@@ -12,8 +12,8 @@ without communication.
   first.
 - A new member has no grant. It draws samples above the counter, at an offset
   computed from its epoch and rank, which is unique among all peers of all
-  epochs since the last commit. Contributors exchange the samples that they drew
-  at the start of a round (`parallel.peers.exchange`), and unused numbers
+  epochs since the last commit. At the start of a round, contributors tell each
+  other which samples they drew (`parallel.peers.exchange`), and unused numbers
   become free at the commit. Samples that a new member drew but did not
   contribute by the next commit are void: it starts again with its grant from
   that commit, so a slow member loses at most one contribution.
@@ -23,14 +23,14 @@ below the counter is used, granted or free.
 
 Example:
   >>> from parallel.peers.membership import leases
-  >>> new = leases.Leases()
-  >>> a = leases.draw(new, epoch=1, members=("a", "b"), me="a", count=4)
+  >>> new = leases.SampleLeases()
+  >>> a = leases.next_samples(new, epoch=1, members=("a", "b"), me="a", count=4)
   >>> a
   ((0, 4),)
-  >>> after = leases.committed(new, 1, ("a", "b"), {"a": a}, count=4)
+  >>> after = leases.leases_after_commit(new, 1, ("a", "b"), {"a": a}, count=4)
   >>> after.held  # grants of the next contributions
   (('a', ((4, 8),)), ('b', ((8, 12),)))
-  >>> leases.used(after)
+  >>> leases.count_used_samples(after)
   4
 """
 
@@ -46,7 +46,7 @@ Span = tuple[int, int]  # sample numbers [start, stop)
 Spans = tuple[Span, ...]  # ascending, disjoint and not adjacent
 
 
-class Leases(NamedTuple):
+class SampleLeases(NamedTuple):
   """Assignment of samples at a revision.
 
   Attributes:
@@ -59,20 +59,20 @@ class Leases(NamedTuple):
   """
 
   end: int = 0
-  epoch: int = 1  # the first one
+  epoch: int = 1  # the first epoch of a run
   round: int = 0
   free: Spans = ()
   held: tuple[tuple[Id, Spans], ...] = ()
 
 
-def draw(
-  leases: Leases, epoch: int, members: tuple[Id, ...], me: Id, count: int
+def next_samples(
+  leases: SampleLeases, epoch: int, members: tuple[Id, ...], me: Id, count: int
 ) -> Spans:
   """Returns the samples of a peer's next contribution.
 
   Args:
     leases: Leases of the newest revision.
-    epoch: Epoch in which the contribution is started.
+    epoch: Epoch in which the peer starts to compute the contribution.
     members: Members of the epoch, in the order of their ranks.
     me: Id of the peer.
     count: Number of samples per contribution.
@@ -87,25 +87,28 @@ def draw(
   # A run that resumes from a checkpoint starts with epoch 1 again, so `since`
   # may be negative; the map from integers to naturals is one-to-one.
   since = 2 * since if since >= 0 else -2 * since - 1
-  # An epoch has at most MAX_ITEMS members, so places are unique.
+  # An epoch has at most MAX_ITEMS members, so the offsets are unique.
   place = since * MAX_ITEMS + members.index(me)
   start = leases.end + place * count
   return ((start, start + count),)
 
 
-def used(leases: Leases) -> int:
+def count_used_samples(leases: SampleLeases) -> int:
   """Returns the number of samples used in committed rounds."""
-  # Numbers below the counter that are not used yet.
+  # Samples below the counter that are not used yet.
   away = [*leases.free, *(span for _, spans in leases.held for span in spans)]
   return leases.end - sum(stop - start for start, stop in away)
 
 
-def valid(leases: Leases, drawn: tuple[int, Spans], me: Id) -> bool:
+def are_samples_valid(
+  leases: SampleLeases, drawn: tuple[int, Spans], me: Id
+) -> bool:
   """Returns whether a contribution in progress may still be counted.
 
   Args:
     leases: Leases of the newest revision.
-    drawn: (`Leases.round` when the contribution was started, its samples).
+    drawn: (`SampleLeases.round` when the contribution was started, samples of
+      the contribution).
     me: Id of the peer.
   """
   return dict(leases.held).get(me) == drawn[1] or (
@@ -114,10 +117,10 @@ def valid(leases: Leases, drawn: tuple[int, Spans], me: Id) -> bool:
   )
 
 
-def committed(
-  leases: Leases, epoch: int, members: Iterable[Id],
+def leases_after_commit(
+  leases: SampleLeases, epoch: int, members: Iterable[Id],
   used: Mapping[Id, Spans], count: int,
-) -> Leases:
+) -> SampleLeases:
   """Returns the leases after a round is committed.
 
   Args:
@@ -131,7 +134,7 @@ def committed(
     ValueError: A contributor used samples that were not assigned to it.
   """
   held, members = dict(leases.held), set(members)
-  # Untrusted input of the other contributors.
+  # Other contributors have reported these samples, which are not trusted.
   for peer, spans in sorted(used.items()):
     if peer in held and held[peer] != spans:
       raise ValueError(
@@ -155,23 +158,23 @@ def committed(
   # The counter moves past the samples of new members.
   end = max([leases.end, *(stop for _, stop in drawn)])
   new = [span for span in drawn if span[0] >= leases.end]  # of new members
-  # Free: leftovers, numbers that new members skipped, grants of former members.
+  # Free samples, numbers that new members skipped, grants of former members.
   free = [
     *leases.free, *_gaps(leases.end, end, new),
     *(s for p, spans in held.items() if p not in members and p not in used
       for s in spans),
   ]
-  rest = _joined(free)
+  rest = _merge_spans(free)
   # In the order of ids, so that all peers compute the same grants.
   for peer in sorted(members - kept.keys()):
     kept[peer], rest, end = _grant(rest, end, count)
-  return Leases(
+  return SampleLeases(
     end, epoch, leases.round + 1, rest, tuple(sorted(kept.items()))
   )
 
 
 def _grant(free: Spans, end: int, count: int) -> tuple[Spans, Spans, int]:
-  """Grants samples, free ones first; returns (grant, free, counter)."""
+  """Grants samples, free ones first; returns (grant, rest of free, counter)."""
   taken: list[Span] = []
   rest = list(free)
   while count and rest:
@@ -184,7 +187,7 @@ def _grant(free: Spans, end: int, count: int) -> tuple[Spans, Spans, int]:
       rest.insert(0, (start + size, stop))
   if count:
     taken.append((end, end + count))
-  return _joined(taken), tuple(rest), end + count
+  return _merge_spans(taken), tuple(rest), end + count
 
 
 def _gaps(start: int, stop: int, spans: list[Span]) -> list[Span]:
@@ -198,8 +201,8 @@ def _gaps(start: int, stop: int, spans: list[Span]) -> list[Span]:
   return found
 
 
-def _joined(spans: Iterable[Span]) -> Spans:
-  """Returns disjoint spans sorted, with adjacent ones merged."""
+def _merge_spans(spans: Iterable[Span]) -> Spans:
+  """Sorts disjoint spans and merges adjacent ones."""
   found: list[Span] = []
   for start, stop in sorted(spans):
     if found and found[-1][1] == start:  # adjacent
@@ -209,19 +212,19 @@ def _joined(spans: Iterable[Span]) -> Spans:
   return tuple(found)
 
 
-def encode(leases: Leases) -> bytes:
+def encode(leases: SampleLeases) -> bytes:
   """Returns leases as JSON bytes, the form stored in the shared state."""
   return json.dumps(leases, separators=(",", ":")).encode()
 
 
-def decode(data: bytes) -> Leases:
-  """Returns the leases that `encode` converted.
+def decode(data: bytes) -> SampleLeases:
+  """Returns the leases that `encode` has converted to bytes.
 
   The bytes are trusted: they are part of a state whose digest was committed.
   """
   # JSON lists become tuples again, since leases are hashable.
   end, epoch, count, free, held = json.loads(data)
-  return Leases(
+  return SampleLeases(
     end, epoch, count, tuple(map(tuple, free)),
     tuple((peer, tuple(map(tuple, spans))) for peer, spans in held),
   )

@@ -37,7 +37,7 @@ MAX_CHARS = 400  # of a text in a message
 
 
 class Vote(NamedTuple):
-  """Outcome of a round at one contributor.
+  """Result that one contributor has computed in a round.
 
   Attributes:
     epoch: Epoch of the round.
@@ -87,11 +87,11 @@ class Unreachable(NamedTuple):
 
 
 class Checked(NamedTuple):
-  """Result of a `Check` of one peer; the protocol ignores it.
+  """Result of one connection of a `Check`; the protocol ignores it.
 
   Attributes:
     peer: Checked peer.
-    error: Reason for which it could not be reached; "" if it could.
+    error: Reason for which that peer could not be reached; "" if it could.
   """
 
   peer: Id
@@ -99,7 +99,7 @@ class Checked(NamedTuple):
 
 
 class Ready(NamedTuple):
-  """The peer's contribution to a round is computed; requests its start."""
+  """The peer has computed its contribution, and requests to start a round."""
 
   epoch: int
   round: int
@@ -113,8 +113,8 @@ class Report(NamedTuple):
   """Progress of a peer, for monitoring only; the protocol ignores it.
 
   Attributes:
-    revision: Revision that the peer's last contribution was counted in.
-    sent_bytes: Bytes sent in all exchanges of the process, failed ones
+    revision: Revision that contains the peer's last contribution.
+    sent_bytes: Bytes that the process has sent in all exchanges, failed ones
       included.
     loss: Training loss of that contribution, if the program reports one.
   """
@@ -134,11 +134,12 @@ class Prepare(NamedTuple):
     epoch: Number of the epoch.
     members: Members of the epoch, in the order of their ranks.
     revision: Newest committed revision.
-    committed: Epoch in which it was committed; 0 if before this run.
+    committed: Epoch in which that revision was committed; 0 if it was committed
+      before this run.
     digest: Digest of that revision.
-    holders: Members that hold it.
-    verify: Whether members compute the digest of their revision again, since
-      the votes on a round differed without a majority.
+    holders: Members that hold that revision.
+    verify: Whether members must compute the digest of their revision again, as
+      is needed after votes without a majority.
   """
 
   epoch: int
@@ -151,13 +152,15 @@ class Prepare(NamedTuple):
 
 
 class Go(NamedTuple):
-  """Opens the next round: the epoch is connected, or a round was committed.
+  """Asks for contributions to the next round.
+
+  It is sent when all members of an epoch are prepared, and after each commit.
 
   Attributes:
     epoch: Number of the epoch.
     revision: Newest committed revision; equals the number of the next round.
     digest: Digest of that revision.
-    holders: Members that hold it.
+    holders: Members that hold that revision.
   """
 
   epoch: int
@@ -185,8 +188,8 @@ class Welcome(NamedTuple):
   """First message of the coordinator's host on a connection.
 
   Attributes:
-    silence_s: Timeout t_h in seconds: a peer that sends nothing for this long
-      is dropped.
+    silence_s: The coordinator drops a peer that sends nothing for this number
+      of seconds (`Timing.silence_s`).
   """
 
   silence_s: float
@@ -195,7 +198,7 @@ class Welcome(NamedTuple):
 class Waiting(NamedTuple):
   """Status that the coordinator's host sends to a peer not yet admitted.
 
-  Users read it to decide when to give up; the protocol ignores it.
+  The peer's host reads it to decide when to give up; the protocol ignores it.
 
   Attributes:
     revision: Newest committed revision.
@@ -209,7 +212,7 @@ class Waiting(NamedTuple):
 
 
 class Stop(NamedTuple):
-  """Ends a peer, which keeps its state; handled by the peer's host.
+  """Tells the host of a peer to end the peer, which keeps its state.
 
   Attributes:
     text: Human-readable reason.
@@ -219,21 +222,21 @@ class Stop(NamedTuple):
 
 
 class Check(NamedTuple):
-  """Requests a connection to each of some peers and a `Checked` for each.
+  """Requests to connect to some peers, and to report a `Checked` for each.
 
   The coordinator's host sends it before a peer is admitted; the protocol
   ignores it.
 
   Attributes:
     peers: Peers to connect to.
-    limit_s: Time limit in seconds.
+    limit_s: Time limit of each connection in seconds.
   """
 
   peers: tuple[Id, ...]
   limit_s: float
 
 
-# Effects: from the coordinator to its host.
+# Effects that the coordinator returns to its host.
 
 
 class Send(NamedTuple):
@@ -258,7 +261,8 @@ class Record(NamedTuple):
     epoch: Newest epoch that was proposed.
     members: Members of that epoch.
     revision: Newest committed revision.
-    committed: Epoch in which it was committed; 0 if before this run.
+    committed: Epoch in which that revision was committed; 0 if it was committed
+      before this run.
     digest: Digest of that revision.
   """
 
@@ -270,7 +274,7 @@ class Record(NamedTuple):
 
 
 class Watch(NamedTuple):
-  """Starts a liveness watch: the host reports `Silent` after t_h seconds."""
+  """Starts a liveness watch of a peer: the host may report `Silent`."""
 
   peer: Id
 
@@ -282,20 +286,20 @@ class Close(NamedTuple):
 
 
 class Arm(NamedTuple):
-  """Starts a timer, which returns a message to the coordinator.
+  """Starts a timer, at whose end the host sends a message to the coordinator.
 
   Attributes:
-    message: `Grace` or `Recovered`.
+    message: That message, `Grace` or `Recovered`.
   """
 
   message: Any
 
 
-# From its host to the coordinator.
+# Messages from the coordinator's host to the coordinator.
 
 
 class Silent(NamedTuple):
-  """Nothing was received from a peer for t_h seconds."""
+  """A peer has sent nothing, or had no connection, for too long (`Timing`)."""
 
   peer: Id
 
@@ -311,13 +315,13 @@ class Recovered(NamedTuple):
   """Timer: a restarted coordinator stops waiting for its former members."""
 
 
-# Effects: from a peer to its host.
+# Effects that a peer returns to its host.
 
 
 class Connect(NamedTuple):
   """Connects to an epoch's members; the host returns `Connected`.
 
-  Repeating it while a connect is in progress has no effect.
+  A repeated effect starts no second attempt to connect.
   """
 
   epoch: int
@@ -359,7 +363,7 @@ class Apply(NamedTuple):
 
 
 class Work(NamedTuple):
-  """Computes a contribution from the held revision; returns `Worked`."""
+  """Computes a contribution; the host returns `Worked`."""
 
 
 class Halt(NamedTuple):
@@ -405,7 +409,7 @@ class Reduced(NamedTuple):
 
 
 class Worked(NamedTuple):
-  """Result of a `Work`: the next contribution is computed."""
+  """Result of a `Work`: the next contribution has been computed."""
 
 
 class Voided(NamedTuple):
@@ -417,7 +421,7 @@ class Reconnected(NamedTuple):
 
 
 class Alone(NamedTuple):
-  """There was no connection to the coordinator for `Settings.alone_s`."""
+  """There was no connection to the coordinator for `PeerSettings.alone_s`."""
 
 
 def to_json(value: Any) -> Any:
@@ -431,7 +435,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(data: Any) -> Any:
-  """Returns the message that `to_json` converted.
+  """Returns the message that `to_json` has converted to JSON values.
 
   Raises:
     ValueError: The data is not a message of this module.
@@ -444,7 +448,7 @@ def from_json(data: Any) -> Any:
   # The classes of this module, by name.
   kind = globals().get(data.get("is"))
   if not hasattr(kind, "_fields") or not (
-    # Fields with a default may be missing: an older version wrote the message.
+    # Fields with a default may be missing in messages of older versions.
     {*kind._fields} - {*kind._field_defaults} <= {*fields} <= {*kind._fields}
   ):
     raise ValueError(f"the line is not a message: {str(data)[:200]}")

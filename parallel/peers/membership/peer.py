@@ -2,7 +2,7 @@
 
 A peer keeps its contribution to a round until the round is known to be
 committed, and never commits a round by itself: without a connection to the
-coordinator for `Settings.alone_s` seconds it halts and keeps its state.
+coordinator for `PeerSettings.alone_s` seconds it halts and keeps its state.
 
 A peer that voted may lose its connection before it receives the outcome. The
 coordinator's next message shows the outcome, since it names the epoch in which
@@ -67,7 +67,7 @@ class PeerState(NamedTuple):
     phase: Phase of the protocol.
     epoch: Newest epoch that the peer has received; 0 for none.
     connected: Whether all members of that epoch are connected.
-    fetching: (revision, digest) being downloaded; None for none.
+    fetching: (revision, digest) that is being downloaded; None for none.
     part: Progress of the next contribution.
     voted: Vote on a round whose outcome the peer has not received.
   """
@@ -103,26 +103,26 @@ def step(state: PeerState, message: Any) -> tuple[PeerState, Effects]:
     case m.Alone():
       return state._replace(phase=Phase.HALTED), [m.Halt()]
     case m.Prepare():
-      return _prepare(state, message)
+      return _handle_prepare(state, message)
     case m.Connected():
-      return _connected(state, message)
+      return _handle_connected(state, message)
     case m.Fetched():
-      return _fetched(state, message)
+      return _handle_fetched(state, message)
     case m.Go():
-      return _go(state, message)
+      return _handle_go(state, message)
     case m.Worked():
-      return _with_progress(state._replace(part=Progress.THERE))
+      return _send_or_work(state._replace(part=Progress.THERE))
     case m.Voided():
-      return _with_progress(state._replace(part=Progress.NONE))
+      return _send_or_work(state._replace(part=Progress.NONE))
     case m.Start():
-      return _start(state, message)
+      return _handle_start(state, message)
     case m.Reduced():
-      return _reduced(state, message)
+      return _handle_reduced(state, message)
   raise AssertionError(message)
 
 
-def _with_progress(state: PeerState) -> tuple[PeerState, Effects]:
-  """Sends a due `Prepared` or `Ready`, or starts the next contribution."""
+def _send_or_work(state: PeerState) -> tuple[PeerState, Effects]:
+  """Sends `Prepared` or `Ready` if due, or starts the next contribution."""
   # A contribution must be computed from the newest revision.
   if state.fetching is not None:
     return state, []
@@ -136,7 +136,7 @@ def _with_progress(state: PeerState) -> tuple[PeerState, Effects]:
 
 
 def _applied(state: PeerState) -> tuple[PeerState, Effects]:
-  """Makes the result of the round that was voted on the peer's revision."""
+  """Applies the round on which the peer has voted: its result was committed."""
   assert state.voted is not None
   state = state._replace(
     revision=state.revision + 1, digest=state.voted.digest, voted=None,
@@ -145,19 +145,21 @@ def _applied(state: PeerState) -> tuple[PeerState, Effects]:
   return state, [m.Apply()]
 
 
-def _prepare(state: PeerState, message: m.Prepare) -> tuple[PeerState, Effects]:
-  # A repeated or stale Prepare.
+def _handle_prepare(state: PeerState, message: m.Prepare) -> tuple[
+  PeerState, Effects
+]:
+  # A `Prepare` that was received before, or of an earlier epoch.
   if message.epoch <= state.epoch:
     if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
       return state, []
     if state.connected:
-      return _with_progress(state)
-    # A repeated Prepare: the Unreachable of the first attempt may be lost.
+      return _send_or_work(state)
+    # On a repeated `Prepare`, report again: an `Unreachable` may be lost.
     return state, [m.Connect(message.epoch, message.members)]
   effects: Effects = []
   if state.phase is Phase.RUNNING:
     effects.append(m.Cancel())
-  # Resolve a vote with unknown outcome: either it made the newest revision ...
+  # If the outcome of a vote is unknown, either it made the newest revision ...
   if state.voted is not None:
     vote = state.voted
     # The epoch is compared, too: a later attempt of the round may have made the
@@ -167,9 +169,9 @@ def _prepare(state: PeerState, message: m.Prepare) -> tuple[PeerState, Effects]:
     ):
       state, effects = _applied(state)
     else:
-      # ... or its outcome is unknown. If further rounds have been committed,
-      # the round may be among them, and the contribution may be counted.
-      keep = message.revision == state.revision  # nothing was committed
+      # ... or it remains unknown. If rounds have been committed since the vote,
+      # this round may be among them, and the contribution may be counted.
+      keep = message.revision == state.revision  # no round was committed
       effects.append(m.Discard(keep))
       state = state._replace(
         voted=None, part=Progress.THERE if keep else Progress.NONE
@@ -177,12 +179,12 @@ def _prepare(state: PeerState, message: m.Prepare) -> tuple[PeerState, Effects]:
   state = state._replace(
     phase=Phase.PREPARING, epoch=message.epoch, connected=False
   )
-  state, fetch = _fetch(state, message)
+  state, fetch = _fetch_if_outdated(state, message)
   connect = m.Connect(message.epoch, message.members)
   return state, [*effects, *fetch, connect]
 
 
-def _fetch(
+def _fetch_if_outdated(
   state: PeerState, message: m.Prepare | m.Go
 ) -> tuple[PeerState, Effects]:
   """Starts a download of the newest revision unless the peer holds it."""
@@ -194,7 +196,7 @@ def _fetch(
   return state._replace(fetching=newest), [fetch]
 
 
-def _connected(
+def _handle_connected(
   state: PeerState, message: m.Connected
 ) -> tuple[PeerState, Effects]:
   if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
@@ -202,27 +204,29 @@ def _connected(
   if message.unreachable or message.absent:
     # The coordinator decides which peer to drop.
     return state, [Send(None, m.Unreachable(*message))]
-  return _with_progress(state._replace(connected=True))
+  return _send_or_work(state._replace(connected=True))
 
 
-def _fetched(state: PeerState, message: m.Fetched) -> tuple[PeerState, Effects]:
+def _handle_fetched(state: PeerState, message: m.Fetched) -> tuple[
+  PeerState, Effects
+]:
   if state.fetching != message:  # superseded by the fetch of a newer revision
     return state, []
-  return _with_progress(
+  return _send_or_work(
     state._replace(
       revision=message.revision, digest=message.digest, fetching=None
     )
   )
 
 
-def _go(state: PeerState, message: m.Go) -> tuple[PeerState, Effects]:
+def _handle_go(state: PeerState, message: m.Go) -> tuple[PeerState, Effects]:
   if message.epoch != state.epoch:
     return state, []
   effects: Effects = []
   if state.phase is Phase.VOTED:
     if message.revision <= state.revision:
-      return state, []  # a Go that was sent before this round started
-    # A newer revision in the same epoch: the round was committed.
+      return state, []  # this `Go` was sent before the round started
+    # A newer revision in the same epoch shows that the round was committed.
     state, effects = _applied(state)
   elif state.phase is Phase.PREPARING:
     if state.fetching is not None or not state.connected:
@@ -231,22 +235,26 @@ def _go(state: PeerState, message: m.Go) -> tuple[PeerState, Effects]:
     state.fetching[0] if state.fetching else state.revision
   ):
     return state, []
-  state, fetch = _fetch(state._replace(phase=Phase.OPEN), message)
-  state, more = _with_progress(state)
+  state, fetch = _fetch_if_outdated(state._replace(phase=Phase.OPEN), message)
+  state, more = _send_or_work(state)
   return state, [*effects, *fetch, *more]
 
 
-def _start(state: PeerState, message: m.Start) -> tuple[PeerState, Effects]:
+def _handle_start(state: PeerState, message: m.Start) -> tuple[
+  PeerState, Effects
+]:
   if (message.epoch, message.round) != (state.epoch, state.revision):
     return state, []
-  if state.phase is Phase.VOTED:  # a repeated Start: the vote may be lost
+  if state.phase is Phase.VOTED:  # `Start` was repeated: the vote may be lost
     return state, [Send(None, state.voted)]
   if state.phase is not Phase.OPEN:
     return state, []
   return state._replace(phase=Phase.RUNNING), [m.Reduce(*message)]
 
 
-def _reduced(state: PeerState, message: m.Reduced) -> tuple[PeerState, Effects]:
+def _handle_reduced(state: PeerState, message: m.Reduced) -> tuple[
+  PeerState, Effects
+]:
   if state.phase is not Phase.RUNNING or (message.epoch, message.round) != (
     state.epoch, state.revision
   ):

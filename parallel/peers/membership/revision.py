@@ -1,14 +1,14 @@
-"""Revision of the shared state: its content, with leases, and its digest."""
+"""Revision of the shared state: arrays, sample leases, and their digest."""
 
 from typing import NamedTuple
 
 from parallel.peers.membership import leases
 from parallel.peers.membership import shared_state as states
-from parallel.peers.membership.leases import Leases
+from parallel.peers.membership.leases import SampleLeases
 from parallel.peers.membership.messages import Digest
 from parallel.peers.membership.shared_state import State
 
-LEASES = "elastic/leases"  # key of the encoded leases in the shared state
+LEASES_KEY = "elastic/leases"  # key of the encoded leases in the shared state
 
 
 class Revision(NamedTuple):
@@ -17,7 +17,7 @@ class Revision(NamedTuple):
   Attributes:
     number: Number of committed rounds.
     digest: Digest of `shared`.
-    shared: Content: name -> array or bytes, including the leases if any.
+    shared: Content: name -> array or bytes. Includes the sample leases, if any.
     entries: Manifest of `shared`.
   """
 
@@ -27,14 +27,14 @@ class Revision(NamedTuple):
   entries: states.Manifest
 
   @property
-  def visible(self) -> State:
-    """Content without the leases."""
-    return {k: v for k, v in self.shared.items() if k != LEASES}
+  def state_without_leases(self) -> State:
+    """Content of the revision without the sample leases."""
+    return {k: v for k, v in self.shared.items() if k != LEASES_KEY}
 
   @property
-  def leases(self) -> Leases:
+  def leases(self) -> SampleLeases:
     """Assignment of samples to peers."""
-    return leases.decode(self.shared[LEASES])
+    return leases.decode(self.shared[LEASES_KEY])
 
 
 def make(number: int, shared: State) -> Revision:
@@ -43,13 +43,13 @@ def make(number: int, shared: State) -> Revision:
   return Revision(number, states.digest(entries), shared, entries)
 
 
-def first(state: State, samples: int) -> State:
-  """Returns a state with the initial leases, if it has none.
+def with_initial_leases(state: State, samples: int) -> State:
+  """Adds the initial sample leases to a state that has none.
 
   Args:
     state: Shared state.
     samples: Samples per contribution; 0 for a run without leases.
   """
-  if LEASES in state or not samples:  # resumed, or leases are disabled
+  if LEASES_KEY in state or not samples:  # resumed, or leases are disabled
     return dict(state)
-  return {**state, LEASES: leases.encode(Leases())}
+  return {**state, LEASES_KEY: leases.encode(SampleLeases())}

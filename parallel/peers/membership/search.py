@@ -1,16 +1,17 @@
-"""Model checker: explores every reachable state of a small world of peers.
+"""Model checker: explores every reachable state of a few peers with faults.
 
-The search over `parallel.peers.membership.transitions` is breadth first, so a
-counterexample is a shortest one. `Model.violation` checks the safety properties
-in every state. Liveness is checked at the end: from each state in which a live
-peer holds the newest revision, a state in which all rounds are committed can be
-reached without further faults.
+A state of all processes is called a world (`parallel.peers.membership.world`).
+The search over the transitions of `parallel.peers.membership.transitions` is
+breadth first, so a counterexample is a shortest one. `Model.violation` checks
+the safety properties in every state. Liveness is checked at the end: from each
+state in which a live peer holds the newest revision, a state in which all
+rounds are committed can be reached without further faults.
 
 Example:
   >>> from parallel.peers.membership.coordinator import Rules
   >>> from parallel.peers.membership.search import search
-  >>> from parallel.peers.membership.world import Bounds, Budget
-  >>> found = search(Bounds(1, 1, Budget(cuts=1), Rules(least=1)))
+  >>> from parallel.peers.membership.world import SearchBounds, FaultBudget
+  >>> found = search(SearchBounds(1, 1, FaultBudget(cuts=1), Rules(least=1)))
   >>> found.complete, found.problem
   (True, '')
 """
@@ -19,11 +20,11 @@ from collections.abc import Callable
 import dataclasses
 
 from parallel.peers.membership.transitions import Model
-from parallel.peers.membership.world import Bounds, Protocol, World
+from parallel.peers.membership.world import ProtocolModules, SearchBounds, World
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SearchResult:
   """Result of a search.
 
   Attributes:
@@ -40,18 +41,18 @@ class Found:
 
 
 def search(
-  bounds: Bounds, protocol: Protocol | None = None,
+  bounds: SearchBounds, protocol: ProtocolModules | None = None,
   progress: Callable[[int], None] = lambda states: None,
-) -> Found:
-  """Explores all reachable states of a world.
+) -> SearchResult:
+  """Explores all states that are reachable from the initial one.
 
   Args:
-    bounds: Size of the world.
-    protocol: Modules under test; None for the project's own.
+    bounds: Number of peers, rounds and faults.
+    protocol: Modules under test; None for those of this package.
     progress: Callback that receives the number of states after each level of
       the search.
   """
-  model = Model(bounds, protocol or Protocol())
+  model = Model(bounds, protocol or ProtocolModules())
   first = model.first()
   # State -> (predecessor, event): the tree of shortest traces.
   parents: dict[World, tuple[World | None, str]] = {first: (None, "")}
@@ -62,13 +63,13 @@ def search(
     for world in frontier:
       steps = onward[world] = []
       for what, accident, result in model.successors(world):
-        # A string: the step itself failed, e.g. with an assertion.
+        # A string names the property that the step itself has violated.
         problem = result if isinstance(result, str) else model.violation(
           world, result
         )
         if problem:
           trace = (*_trace(parents, world), what)
-          return Found(len(parents), problem, trace, complete=False)
+          return SearchResult(len(parents), problem, trace, complete=False)
         # Liveness may rely on fault-free steps only.
         if not accident:
           steps.append(result)
@@ -76,21 +77,23 @@ def search(
           parents[result] = world, what
           following.append(result)
       if len(parents) > bounds.most:
-        # Too many states: no violation among those explored.
-        return Found(len(parents), "", (), complete=False)
+        # Too many states; those that were explored violate no property.
+        return SearchResult(len(parents), "", (), complete=False)
     progress(len(parents))
     frontier = following
-  stuck = _stuck(model, onward)
+  stuck = _find_stuck_world(model, onward)
   if stuck is not None:
     trace = _trace(parents, stuck)
-    return Found(len(parents), "no run can complete", trace, complete=True)
-  return Found(len(parents), "", (), complete=True)
+    return SearchResult(
+      len(parents), "no run can complete", trace, complete=True
+    )
+  return SearchResult(len(parents), "", (), complete=True)
 
 
 def _trace(
   parents: dict[World, tuple[World | None, str]], world: World
 ) -> tuple[str, ...]:
-  """Returns the events from the first state to a world."""
+  """Returns the events that lead from the first state to a given one."""
   steps = []
   before: World | None = world
   while before is not None:
@@ -99,8 +102,10 @@ def _trace(
   return tuple(reversed(steps[:-1]))  # without the start
 
 
-def _stuck(model: Model, onward: dict[World, list[World]]) -> World | None:
-  """Returns the first state that should reach the end and cannot."""
+def _find_stuck_world(
+  model: Model, onward: dict[World, list[World]]
+) -> World | None:
+  """Returns a state in which a run should be able to complete and cannot."""
   # Search backwards from the final states over fault-free steps.
   back: dict[World, list[World]] = {}
   good = []

@@ -5,9 +5,9 @@ connections, from a bounded queue that slows peers down when it is full. The
 thread executes the effects of each step in order, so a record is in the journal
 before a peer is notified of it.
 
-A peer is silent if nothing was received from it for `Timing.silence_s` (t_h),
-or if it has had no connection for `Timing.reconnect_s`; a peer that reconnects
-before that stays a member. If this process itself was suspended, all timeouts
+A peer is silent if nothing was received from it for `Timing.silence_s`, or if
+it has had no connection for `Timing.reconnect_s`; a peer that reconnects before
+that stays a member. If this process itself was suspended, all timeouts
 restart, so that no peer is dropped because of the suspension.
 
 The `Hello` of a new peer is processed only after the peer and all members have
@@ -26,26 +26,26 @@ from typing import Any, NamedTuple
 
 from parallel.peers.membership import coordinator, history, ids
 from parallel.peers.membership import messages as m
-from parallel.peers.membership.coordinator import Coordinator, Phase, Rules
+from parallel.peers.membership.coordinator import CoordinatorState, Phase, Rules
 from parallel.peers.membership.journal import Journal
 from parallel.peers.membership.messages import Id
-from parallel.peers.membership.reachability import Admission, reason
+from parallel.peers.membership.reachability import AdmissionCandidates, reason
 from parallel.peers.transport import frames
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.handshake import (
   Address,
   DialRequest,
   Purpose,
-  Scope,
   Security,
-  reached,
+  SocketGroup,
+  reachability_error,
 )
-from parallel.peers.transport.listener import Limits, Listener, Offer
+from parallel.peers.transport.listener import AcceptRule, Limits, Listener
 
-NAME = "coordinator"  # the coordinator's id in handshakes
+COORDINATOR_ID = "coordinator"  # the coordinator's id in handshakes
 _MAX_EVENTS = 4096
-_REPORT_AFTER_S = 2.0  # delay before a wait is reported
-_AGAIN_S = 10.0  # interval of repeated reports to peers that wait
+_REPORT_AFTER_S = 2.0  # time that the coordinator waits before it reports that
+_REPORT_INTERVAL_S = 10.0  # interval of repeated reports to peers that wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +53,13 @@ class Timing:
   """Timeouts of the service, in seconds.
 
   Attributes:
-    silence_s: t_h: a connected peer that sends nothing for this long is
-      dropped.
+    silence_s: A connected peer that sends nothing for this long is dropped.
     reconnect_s: A peer without a connection for this long is dropped.
     grace_s: Time limit for late contributions after the quorum is reached.
     recover_s: Time limit for members to reconnect to a restarted coordinator.
     handshake_s: Time limit for an unauthenticated peer's handshake.
-    check_s: Time limit for connections between a new peer and the others,
-      before it is admitted.
+    check_s: Time limit for the connections between a new peer and other peers
+      by which it is checked before its admission.
   """
 
   silence_s: float = 10.0
@@ -105,7 +104,7 @@ class PeerStatus(NamedTuple):
   report: m.Report | None
 
 
-class Service:
+class CoordinatorService:
   """Coordinator process: state machine, journal and connections.
 
   Attributes:
@@ -128,7 +127,7 @@ class Service:
       journal: Journal of the coordinator's records.
       rules: Constants of the run.
       timing: Timeouts.
-      log: Event log of messages and effects; None for none.
+      log: Log of all messages and effects; None for no log.
       max_peers: Maximum number of connected peers.
       say: Callback that receives lines for the terminal.
 
@@ -144,13 +143,13 @@ class Service:
     self._journal, self.rules, self._timing = journal, rules, timing
     self._log, self._say = log or history.Log(None), say
     self._max_peers, self._security = max_peers, security
-    # Bounded: connection threads block while the coordinator is busy.
+    # Bounded, so that connection threads block while the coordinator is busy.
     self._events: queue.Queue[tuple[Channel | None, Id, Any]] = queue.Queue(
       _MAX_EVENTS
     )
-    # Twice the peers' own limit, since responses may still be on their way.
-    self._admission = Admission(NAME, 2 * timing.check_s)
-    self._scope = Scope()  # of connections to candidates
+    # Twice the limit that peers have, since a response takes time to arrive.
+    self._admission = AdmissionCandidates(COORDINATOR_ID, 2 * timing.check_s)
+    self._scope = SocketGroup()  # connections to candidates
     self._channels: dict[Id, Channel] = {}
     self._watched: dict[Id, float] = {}  # start of the watch or disconnection
     self._reports: dict[Id, m.Report] = {}
@@ -158,11 +157,11 @@ class Service:
     self._status, self._since, self._is_reported = "", 0.0, False
     self._sent_s: dict[Id, float] = {}  # time of the last report to each peer
     self._closed = threading.Event()
-    self.state = Coordinator()
-    # Twice: each peer may reconnect before its old connection has ended.
+    self.state = CoordinatorState()
+    # Twice max_peers: each may reconnect before its old connection has ended.
     limits = Limits(2 * max_peers, handshake_s=timing.handshake_s)
     try:
-      self._listener = Listener(NAME, security, address, limits)
+      self._listener = Listener(COORDINATOR_ID, security, address, limits)
     except OSError as error:
       raise ValueError(
         f"cannot listen at {address[0]}:{address[1]}: {error}"
@@ -171,25 +170,25 @@ class Service:
 
   def serve(self) -> None:
     """Runs until `close` is called or the process ends."""
-    self.state, effects = coordinator.started(self._journal.record)
-    # Rules are logged, so that a replay uses the same ones.
+    self.state, effects = coordinator.initial_state(self._journal.record)
+    # The rules are logged, so that a replay uses the same rules.
     self._log.started(self._journal.record, self.rules, effects)
     self._do(effects)
-    self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
-    # Short enough that both timeouts are detected on time.
+    self._listener.serve(Purpose.CONTROL, AcceptRule(0, None, self._meet))
+    # The interval of checks is short, so that timeouts are detected on time.
     tick = min(0.25, self._timing.silence_s / 8, self._timing.reconnect_s / 4)
     awake = time.monotonic()
     while not self._closed.is_set():
       with contextlib.suppress(queue.Empty):
         self._take(*self._events.get(timeout=tick))
       now = time.monotonic()
-      # Suspended (laptop lid, debugger): restart all peers' timeouts.
+      # If this process was suspended (laptop lid, debugger), restart timeouts.
       if now - awake > max(4 * tick, self._timing.silence_s / 2):
         for channel in self._channels.values():
           channel.last_received = now
         self._watched = dict.fromkeys(self._watched, now)
       awake = now
-      self._look_at_clocks(now)
+      self._check_timeouts(now)
       self._admit(now)
       self._report_wait(now)
 
@@ -199,7 +198,7 @@ class Service:
     self._scope.close()
     self._listener.close()
 
-  def __enter__(self) -> "Service":
+  def __enter__(self) -> "CoordinatorService":
     return self
 
   def __exit__(self, *_: Any) -> None:
@@ -208,7 +207,7 @@ class Service:
   def seen(self) -> list[PeerStatus]:
     """Returns the current status of all peers; thread-safe."""
     state, now = self.state, time.monotonic()
-    # Copies: the service's thread modifies the originals.
+    # These are copies, since the service's thread modifies the originals.
     channels, reports = dict(self._channels), dict(self._reports)
     found = []
     for peer in (
@@ -223,11 +222,11 @@ class Service:
     return found
 
   def _meet(self, sock: socket.socket, request: DialRequest) -> None:
-    """Receives a connection's messages, in a thread of the listener."""
+    """Receives a peer's messages over one connection, in its own thread."""
     peer, wrong = request.sender, False
     ids.address(peer)  # raises if the id is malformed
-    channel = Channel(sock, frames.FROM_PEER, self._timing.silence_s)
-    # The peer adopts the coordinator's t_h.
+    channel = Channel(sock, frames.PEER_MESSAGES, self._timing.silence_s)
+    # The peer uses the same timeout.
     channel.send(m.Welcome(float(self._timing.silence_s)))
     try:
       channel.run(lambda message: self._events.put((channel, peer, message)))
@@ -239,7 +238,7 @@ class Service:
       self._events.put((channel, peer, _Gone(wrong)))
 
   def _take(self, channel: Channel | None, peer: Id, message: Any) -> None:
-    """Processes one event of a connection, or of the coordinator's checks."""
+    """Processes a message of a peer, or a result of this process's checks."""
     if channel is None:
       self._admission.answered(peer, message.peer, message.error)
       return
@@ -249,20 +248,20 @@ class Service:
         # A reconnect replaces the old connection, which may be half-open.
         current.close("has connected again")
       elif len(self._channels) >= self._max_peers:
-        self._line(f"{peer} refused: {self._max_peers} peers are there")
+        self._line(f"{peer} refused: {self._max_peers} peers are connected")
         channel.reason = "too many peers"
         channel.send(m.Waiting(
           self.state.record.revision, False, "has no room: max_peers="
           f"{self._max_peers} peers are connected; this peer connects again"
         ))
-        # Closes it, after time to send the message.
+        # This closes the connection after the message has been sent.
         threading.Thread(
           target=channel.finish, args=(1.0,), daemon=True
         ).start()
         return
       self._channels[peer] = current = channel
     if channel is not current:
-      # An event of a replaced connection, or one before its Hello.
+      # The connection was replaced, or its `Hello` has not arrived yet.
       if isinstance(message, _Gone) and message.wrong:
         self._line(f"{peer} refused: {channel.reason}")
       return
@@ -280,32 +279,32 @@ class Service:
     if isinstance(message, m.Checked):
       self._admission.answered(peer, message.peer, message.error)
       return
-    if isinstance(message, m.Hello) and peer not in self._admitted():
+    if isinstance(message, m.Hello) and peer not in self._admitted_peers():
       self._admission.add(peer, message)
       return
     if peer in self._admission:
       if isinstance(message, m.Leave):
         self._drop(peer, "it leaves")
-      return  # other messages belong to an earlier membership
+      return  # other messages are of a time when the peer was a member
     self._step(peer, message)
 
-  def _admitted(self) -> set[Id]:
-    """Returns members and peers that wait for the next epoch."""
+  def _admitted_peers(self) -> set[Id]:
+    """Returns the members, and the peers that wait for the next epoch."""
     state = self.state
     return {*state.record.members, *(peer for peer, _ in state.pending)}
 
   def _admit(self, now: float) -> None:
     """Checks candidates, and processes the `Hello` of those that pass."""
-    connected = self._admitted() & self._channels.keys()
+    connected = self._admitted_peers() & self._channels.keys()
     for dialer, targets in self._admission.questions(connected, now).items():
-      if dialer != NAME:
+      if dialer != COORDINATOR_ID:
         self._channels[dialer].send(
           m.Check(tuple(targets), float(self._timing.check_s))
         )
         continue
       for target in targets:
         threading.Thread(
-          target=self._check, args=(target,), daemon=True
+          target=self._check_reachable, args=(target,), daemon=True
         ).start()
     while True:
       state = self.state
@@ -314,7 +313,7 @@ class Service:
       if state.phase is not Phase.ASSEMBLING:
         there |= members
       elif members and not state.late:
-        return  # the members of the last epoch come back first
+        return  # first wait for the members of the last epoch
       found = self._admission.outcome(there, members, now)
       if found is None:
         return
@@ -325,13 +324,13 @@ class Service:
       else:
         self._refuse(found.peer, found.text)
 
-  def _check(self, peer: Id) -> None:
+  def _check_reachable(self, peer: Id) -> None:
     """Connects to a candidate; runs in its own thread."""
-    error = reached(
-      NAME, peer, ids.address(peer), self._security, self._scope,
+    error = reachability_error(
+      COORDINATOR_ID, peer, ids.address(peer), self._security, self._scope,
       self._timing.check_s,
     )
-    self._events.put((None, NAME, m.Checked(peer, error)))
+    self._events.put((None, COORDINATOR_ID, m.Checked(peer, error)))
 
   def _refuse(self, peer: Id, why: str) -> None:
     """Reports why a candidate is not admitted, also to the candidate."""
@@ -361,11 +360,11 @@ class Service:
     self.state, effects = coordinator.step(
       self.state, sender, message, self.rules
     )
-    self._log.stepped(sender, message, effects, self.state)
+    self._log.log_step(sender, message, effects, self.state)
     for effect in effects:
-      # `_look_at_clocks` reports silent peers.
+      # `_check_timeouts` reports silent peers.
       if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
-        why = _reason(state, effect.peer, sender, message)
+        why = _drop_reason(state, effect.peer, sender, message)
         self._line(f"{effect.peer} dropped: {why}")
       if isinstance(effect, m.Send) and isinstance(effect.message, m.Stop):
         self._line(f"{effect.to} stopped: {effect.message.text}")
@@ -401,7 +400,7 @@ class Service:
         case _:
           raise AssertionError(effect)
 
-  def _look_at_clocks(self, now: float) -> None:
+  def _check_timeouts(self, now: float) -> None:
     """Processes silent peers and expired timers."""
     for peer, since in list(self._watched.items()):
       if peer not in self._watched:  # closed in the step of an earlier peer
@@ -421,15 +420,15 @@ class Service:
       channel = self._channels[peer]
       if now - channel.last_received >= self._timing.silence_s:
         self._drop(peer, f"silent for {self._timing.silence_s:g} s")
-    # Remove before processing: a step may add timers.
+    # Expired timers are removed before their steps, which may add timers.
     due = [message for end, message in self._timers if end <= now]
     self._timers = [timer for timer in self._timers if timer[0] > now]
     for message in due:
       self._step(None, message)
 
   def _report_wait(self, now: float) -> None:
-    """Reports a wait that has lasted for `_REPORT_AFTER_S`."""
-    state, text = self.state, waits(self.state, self.rules)
+    """Reports what the coordinator has waited for since `_REPORT_AFTER_S`."""
+    state, text = self.state, describe_wait(self.state, self.rules)
     if text != self._status:  # a new status restarts the delay
       self._status, self._since, self._is_reported = text, now, False
     if now - self._since <= _REPORT_AFTER_S:
@@ -440,11 +439,13 @@ class Service:
     # Peers waiting for admission receive the report, too.
     there = {peer for peer, _ in state.pending}
     self._sent_s = {p: when for p, when in self._sent_s.items() if p in there}
-    # Recovery timed out and no holder of the newest revision is connected.
+    # If the time for recovery is over, no connected peer has that revision.
     lost = state.phase is Phase.ASSEMBLING and state.late
     waiting = m.Waiting(state.record.revision, lost, text[: m.MAX_CHARS])
     for peer in there & self._channels.keys():
-      if self._sent_s.get(peer, 0.0) < max(self._since, now - _AGAIN_S):
+      if self._sent_s.get(peer, 0.0) < max(
+        self._since, now - _REPORT_INTERVAL_S
+      ):
         self._sent_s[peer] = now
         self._channels[peer].send(waiting)
 
@@ -452,7 +453,7 @@ class Service:
     self._say(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-def _doing(state: Coordinator, peer: Id) -> str:
+def _doing(state: CoordinatorState, peer: Id) -> str:
   """Returns a description of a peer's current activity."""
   if peer not in state.record.members:
     pending = any(peer == other for other, _ in state.pending)
@@ -464,11 +465,11 @@ def _doing(state: Coordinator, peer: Id) -> str:
       return "is prepared" if peer in state.ready else "connects, fetches"
     case Phase.RUNNING if peer in state.contributors:
       return "has voted" if peer in dict(state.votes) else "exchanges"
-  return "has its part" if peer in state.ready else "computes"
+  return "is ready" if peer in state.ready else "computes"
 
 
-def _reason(
-  state: Coordinator, peer: Id, sender: Id | None, message: Any
+def _drop_reason(
+  state: CoordinatorState, peer: Id, sender: Id | None, message: Any
 ) -> str:
   """Returns the reason for which a message caused a peer to be dropped.
 
@@ -489,7 +490,7 @@ def _reason(
 
 
 def _epoch_line(before: tuple[Id, ...], now: m.Record) -> str:
-  """Returns a line about a new epoch's members."""
+  """Returns a line for the terminal about the members of a new epoch."""
   joined = sorted({*now.members} - {*before})
   left = sorted({*before} - {*now.members})
   return (
@@ -499,7 +500,7 @@ def _epoch_line(before: tuple[Id, ...], now: m.Record) -> str:
   )
 
 
-def waits(state: Coordinator, rules: Rules) -> str:
+def describe_wait(state: CoordinatorState, rules: Rules) -> str:
   """Returns a description of what a coordinator waits for."""
   record, there = state.record, {peer for peer, _ in state.pending}
   if state.phase is Phase.ASSEMBLING:
@@ -530,7 +531,7 @@ def waits(state: Coordinator, rules: Rules) -> str:
     what = (
       f"members to connect and to have revision {record.revision}"
       if state.phase is Phase.FORMING
-      else f"parts of round {record.revision}"
+      else f"contributions to round {record.revision}"
     )
   missing = [p for p in expected if p not in there]
   return (

@@ -16,7 +16,7 @@ Example:
   >>> from parallel.peers.membership import shared_state
   >>> old = shared_state.manifest({"w": np.zeros(4, np.float32), "step": b"1"})
   >>> new = shared_state.manifest({"w": np.zeros(4, np.float32), "step": b"2"})
-  >>> shared_state.differing(old, new)  # (name, chunk) pairs to download
+  >>> shared_state.differing_chunks(old, new)  # (name, chunk) pairs to download
   [('step', 0)]
   >>> new["w"].dtype, new["w"].shape, new["w"].num_chunks
   ('float32', (4,), 1)
@@ -34,20 +34,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallel.peers.membership.messages import Digest
-from parallel.peers.transport.frames import LIMITS, FrameError, Kind
+from parallel.peers.transport.frames import MAX_PAYLOAD_BYTES, FrameError, Kind
 
-CHUNK_BYTES = LIMITS[Kind.CHUNK]
+CHUNK_BYTES = MAX_PAYLOAD_BYTES[Kind.CHUNK]
 _HASH_BYTES = 32
 _MAX_NAMES, _MAX_DIMS = 1 << 16, 16
 _TYPES = re.compile(r"bytes|bool|u?int(8|16|32|64)|float(16|32|64)")
-_HEAD = struct.Struct("!HHB")  # bytes of the name, of the dtype's name; dims
+_HEAD = struct.Struct("!HHB")  # lengths of name and of dtype's name; dims
 
 # Values of a state. Bytes are for data that is not an array.
 Value = np.ndarray | bytes
 State = Mapping[str, Value]
 
 
-class Entry(NamedTuple):
+class ManifestEntry(NamedTuple):
   """Manifest entry of one array or bytes value.
 
   Attributes:
@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     return width * math.prod(self.shape)
 
   def chunk(self, index: int) -> tuple[int, int, bytes]:
-    """Returns (start, stop, hash) of a chunk; offsets in bytes."""
+    """Returns (start, stop, hash) of a chunk; start and stop are in bytes."""
     # The last chunk may be shorter.
     start = index * CHUNK_BYTES
     return (
@@ -82,7 +82,8 @@ class Entry(NamedTuple):
     return -(-self.size // CHUNK_BYTES)
 
 
-Manifest = Mapping[str, Entry]  # name -> entry, in the order of the names
+# name -> entry, in the order of the names
+Manifest = Mapping[str, ManifestEntry]
 
 
 def buffer(value: Value) -> memoryview:
@@ -99,8 +100,8 @@ def buffer(value: Value) -> memoryview:
   return memoryview(value.reshape(-1).view(np.uint8))
 
 
-def manifest(state: State) -> dict[str, Entry]:
-  """Hashes a state, with one thread per core.
+def manifest(state: State) -> dict[str, ManifestEntry]:
+  """Returns the manifest of a state; hashes it with one thread per core.
 
   Args:
     state: name -> array of booleans, integers or floats, or bytes.
@@ -126,13 +127,13 @@ def manifest(state: State) -> dict[str, Entry]:
         range(0, len(view), CHUNK_BYTES),
       )
       shape = (len(value),) if is_bytes else value.shape
-      found[name] = Entry(dtype, shape, b"".join(hashes))
+      found[name] = ManifestEntry(dtype, shape, b"".join(hashes))
   return found
 
 
 def encode(entries: Manifest) -> bytes:
   """Returns a manifest as bytes; equal manifests have equal bytes."""
-  # Number of entries; then per entry: lengths, name, dtype, shape, hashes.
+  # Number of entries; then of each entry: lengths, name, dtype, shape, hashes.
   out = [struct.pack("!I", len(entries))]
   for name in sorted(entries):
     entry, raw = entries[name], name.encode()
@@ -148,8 +149,8 @@ def digest(entries: Manifest) -> Digest:
   return hashlib.sha256(encode(entries)).hexdigest()
 
 
-def decode(data: bytes, max_bytes: int) -> dict[str, Entry]:
-  """Returns the manifest that `encode` converted.
+def decode(data: bytes, max_bytes: int) -> dict[str, ManifestEntry]:
+  """Returns the manifest that `encode` has converted to bytes.
 
   The data is untrusted until its digest has been compared, so all lengths are
   checked.
@@ -161,7 +162,7 @@ def decode(data: bytes, max_bytes: int) -> dict[str, Entry]:
   Raises:
     FrameError: The data is not a manifest, or the state is too large.
   """
-  found: dict[str, Entry] = {}
+  found: dict[str, ManifestEntry] = {}
   place = total = 0
 
   def take(count: int) -> bytes:
@@ -189,22 +190,24 @@ def decode(data: bytes, max_bytes: int) -> dict[str, Entry]:
         f"a manifest has an invalid entry: name {name[:80]!r}, dtype "
         f"{dtype[:80]!r}"
       )
-    # The number of hashes follows from the size, and is not transmitted.
-    entry = Entry(dtype, struct.unpack(f"!{dims}Q", take(8 * dims)), b"")
+    # The number of hashes is not transmitted, since it follows from the size.
+    entry = ManifestEntry(
+      dtype, struct.unpack(f"!{dims}Q", take(8 * dims)), b""
+    )
     total += entry.size
     if total > max_bytes or (dtype == "bytes" and dims != 1):
       raise FrameError(
-        f"a state of at least {total:,} bytes; the limit is {max_bytes:,}"
+        f"a state has at least {total:,} bytes; the limit is {max_bytes:,}"
       )
     found[name] = entry._replace(hashes=take(_HASH_BYTES * entry.num_chunks))
-  # Otherwise one state could have several digests.
+  # With trailing bytes, one state could have several digests.
   if place != len(data):
     raise FrameError(f"a manifest has {len(data) - place} trailing bytes")
   return found
 
 
-def differing(ours: Manifest, theirs: Manifest) -> list[tuple[str, int]]:
-  """Returns (name, index) of the chunks of `theirs` that `ours` lacks."""
+def differing_chunks(ours: Manifest, theirs: Manifest) -> list[tuple[str, int]]:
+  """Returns (name, index) of each chunk of ``theirs`` that ``ours`` lacks."""
   found = []
   for name, entry in theirs.items():
     own = ours.get(name)
@@ -216,8 +219,8 @@ def differing(ours: Manifest, theirs: Manifest) -> list[tuple[str, int]]:
   return found
 
 
-def empty(entries: Manifest) -> dict[str, Any]:
-  """Returns uninitialized arrays for a state; bytes as arrays of uint8."""
+def allocate_arrays(entries: Manifest) -> dict[str, Any]:
+  """Returns uninitialized arrays for a state; uint8 arrays for bytes values."""
   return {
     name: np.empty(entry.shape, "u1" if entry.dtype == "bytes" else entry.dtype)
     for name, entry in entries.items()

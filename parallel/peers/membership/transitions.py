@@ -1,7 +1,7 @@
 """Transition relation of the model checker: all successors of a state.
 
-The protocol's own `step` functions are executed. The content of a revision is
-modelled by its history: the contributions that each round summed.
+The protocol's own `step` functions are executed. A revision is represented by
+its history, the list of the contributions that each committed round summed.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,24 +10,24 @@ from typing import Any
 
 from parallel.peers.membership import messages as m
 from parallel.peers.membership.peer import Progress
-from parallel.peers.membership.world import Bounds, Protocol, World
+from parallel.peers.membership.world import ProtocolModules, SearchBounds, World
 
 
-class Wrong(Exception):
-  """A safety property is violated within a step."""
+class SafetyViolation(Exception):
+  """Error: a step violates a safety property."""
 
 
 # Initial history. Digests are histories: for each committed round, (epoch,
 # ((peer, number of its contribution), ...)).
-_START: tuple[Any, ...] = ()
+_EMPTY_HISTORY: tuple[Any, ...] = ()
 
 
 class Model:
-  """Transition system of a small world: states, events and properties."""
+  """Transition system of a few peers: states, events and properties."""
 
-  def __init__(self, bounds: Bounds, protocol: Protocol) -> None:
+  def __init__(self, bounds: SearchBounds, protocol: ProtocolModules) -> None:
     self._bounds, self._protocol = bounds, protocol
-    # Cached: many worlds differ only in parts that a step does not read. The
+    # Cached, since many worlds differ only in what a step does not read. The
     # message's type is an argument since tuples of different types are equal.
     self._coordinator_step = functools.lru_cache(None)(
       lambda state, sender, message, _: protocol.coordinator.step(
@@ -41,15 +41,16 @@ class Model:
   def first(self) -> World:
     """Returns the initial world, without connections and messages."""
     n = self._bounds.peers
-    state, _ = self._protocol.coordinator.started(
-      m.Record(digest=_START)
+    state, _ = self._protocol.coordinator.initial_state(
+      m.Record(digest=_EMPTY_HISTORY)
     )
     make = self._protocol.peer.PeerState
     return World(
       # Coordinator, journal, timers, watched peers.
-      state, m.Record(digest=_START), frozenset(), frozenset(),
+      state, m.Record(digest=_EMPTY_HISTORY), frozenset(), frozenset(),
       # Peers, connections, numbers of contributions.
-      tuple(make(i, digest=_START) for i in range(n)), (False,) * n, (0,) * n,
+      tuple(make(i, digest=_EMPTY_HISTORY) for i in range(n)), (False,) * n,
+      (0,) * n,
       # Messages, tasks, started exchanges, faults.
       frozenset(), frozenset(), frozenset(), self._bounds.budget,
     )
@@ -67,18 +68,18 @@ class Model:
   def can_go_on(self, world: World) -> bool:
     """Returns whether the live peers must be able to complete the run.
 
-    Before the first epoch this requires `Rules.least` live peers, later one
-    live peer that holds the newest revision.
+    They must if at least `Rules.least` of them live before the first epoch, and
+    later if one of them holds the newest revision.
     """
     there = [p for p in world.peers if self._lives(p)]
     record = world.journal
     if not record.epoch:  # the first epoch needs enough peers
       return len(there) >= self._bounds.rules.least
-    return any(p.digest == record.digest or self._result(p, record)
+    return any(p.digest == record.digest or self._has_newest_result(p, record)
                for p in there)
 
-  def _result(self, peer: Any, record: m.Record) -> bool:
-    """Returns whether a peer's unconfirmed result is the newest revision."""
+  def _has_newest_result(self, peer: Any, record: m.Record) -> bool:
+    """Returns whether a peer's vote, of unknown outcome, was committed."""
     vote = peer.voted
     return vote is not None and vote.digest == record.digest
 
@@ -92,7 +93,7 @@ class Model:
     record, old = world.journal, before.journal
     if not record.epoch:  # nothing is decided, or the journal has been lost
       return ""
-    # Epochs and revisions grow, and an epoch's members are fixed.
+    # Epochs and revisions never decrease, and an epoch's members are fixed.
     if record.epoch < old.epoch or record.revision < old.revision:
       return "an epoch or a revision decreases"
     if record.epoch == old.epoch and record.members != old.members:
@@ -121,88 +122,93 @@ class Model:
   ) -> Iterator[tuple[str, bool, World | str]]:
     """Yields (description, whether it is a fault, next world) of each event.
 
-    A string instead of a world names the violated property.
+    If the event violates a property, a string that names the property replaces
+    the world.
     """
-    for what, accident, act in self._acts(world):
+    for what, accident, act in self._events(world):
       try:
         result = act()
       # An assertion of the protocol counts as a violation.
-      except (Wrong, AssertionError) as error:
+      except (SafetyViolation, AssertionError) as error:
         yield what, accident, str(error) or "an assertion fails"
       else:
         if result != world:  # ignore events without an effect
           yield what, accident, result
 
-  def _acts(
+  def _events(
     self, world: World
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
-    """Yields (description, whether it is a fault, event)."""
+    """Yields (description, whether it is a fault, event to execute)."""
     left = world.left
-    # Delivery in any order; a duplicated message stays in flight.
+    # Any message may be delivered next; a duplicated one stays in flight.
     for entry in sorted(world.messages, key=repr):
       source, target, kind, message = entry
       after = world._replace(messages=world.messages - {entry})
       what = f"{_name(source)} -> {_name(target)}: {kind} {tuple(message)}"
       yield what, False, lambda a=after, e=entry: self._deliver(a, e)
       if left.copies:
-        twice = self._spend(world, "copies")
+        twice = self._spend_fault(world, "copies")
         yield what + " (delivered again later)", True, (
           lambda a=twice, e=entry: self._deliver(a, e)
         )
-    yield from self._host_acts(world)
-    yield from self._task_acts(world)
-    yield from self._accidents(world)
+    yield from self._host_events(world)
+    yield from self._task_events(world)
+    yield from self._fault_events(world)
 
-  def _host_acts(
+  def _host_events(
     self, world: World
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
     """Yields timers, restarts, reconnections and detections of dead peers."""
     up = world.coordinator is not None
-    # Timers may expire at any moment. Sorted, so that searches are
+    # Timers may expire at any moment. They are sorted, so that searches are
     # reproducible.
     for message in sorted(world.armed, key=repr):
       after = world._replace(armed=world.armed - {message})
       yield f"timer expires: {message}", False, (
-        lambda a=after, e=message: self._coordinator(a, None, e)
+        lambda a=after, e=message: self._deliver_to_coordinator(a, None, e)
       )
     if not up:
-      yield "the coordinator restarts", False, lambda: self._restart(world)
+      yield (
+        "the coordinator restarts", False,
+        lambda: self._restart_coordinator(world)
+      )
     for i, peer in enumerate(world.peers):
       if up and not world.linked[i] and self._lives(peer):
         linked = world._replace(linked=_set(world.linked, i, True))
         yield f"peer {i} connects", False, (
-          lambda a=linked, i=i: self._peer(a, i, m.Reconnected())
+          lambda a=linked, i=i: self._deliver_to_peer(a, i, m.Reconnected())
         )
       # A dead peer is always detected, so this is not a fault.
       if up and i in world.watched and not self._lives(peer):
         after = world._replace(watched=world.watched - {i})
         yield f"peer {i} is silent", False, (
-          lambda a=after, i=i: self._coordinator(a, None, m.Silent(i))
+          lambda a=after,
+          i=i: self._deliver_to_coordinator(a, None, m.Silent(i))
         )
 
-  def _task_acts(
+  def _task_events(
     self, world: World
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
-    """Yields the possible ends of running tasks."""
+    """Yields each way in which a running task can end."""
     for entry in sorted(world.tasks, key=repr):
       i, kind, task = entry
       after = world._replace(tasks=world.tasks - {entry})
-      # A failed exchange spends the budget.
-      for accident, answer in self._answers(world, i, kind, task):
-        begin = self._spend(after, "failures") if accident else after
+      # A failure that is a fault counts against the budget.
+      for accident, answer in self._task_results(world, i, kind, task):
+        begin = self._spend_fault(after, "failures") if accident else after
         what = f"peer {i}: {type(answer).__name__} {tuple(answer)}"
         yield what, accident, (
-          lambda a=begin, i=i, e=answer: self._peer(a, i, e)
+          lambda a=begin, i=i, e=answer: self._deliver_to_peer(a, i, e)
         )
 
-  def _answers(
+  def _task_results(
     self, world: World, i: int, kind: str, task: Any
   ) -> Iterator[tuple[bool, Any]]:
     """Yields (whether it is a fault, result) for each way a task can end."""
     can_fail = world.left.failures > 0
     if kind == "Work":
-      # Also beyond the last round if a peer still waits for admission, since
-      # peers are admitted when a round starts.
+      # Peers also work after the last round while a peer waits for admission,
+      # since peers are admitted when a round starts.
       state = world.coordinator
       if world.peers[i].revision < self._bounds.rounds or (
         state is not None and state.pending
@@ -239,24 +245,29 @@ class Model:
         if can_fail:
           yield True, m.Reduced(task.epoch, task.round, None)
       # A contributor is gone: the exchange fails without a fault.
-      if any(not self._runs(world, j, task) for j in task.contributors):
+      if any(
+        not self._may_join_round(world, j, task) for j in task.contributors
+      ):
         yield False, m.Reduced(task.epoch, task.round, None)
 
-  def _runs(self, world: World, j: int, task: Any) -> bool:
-    """Returns whether a peer participates in a round or may still start it."""
+  def _may_join_round(self, world: World, j: int, task: Any) -> bool:
+    """Returns whether a peer takes part in a round or may still join it."""
     peer = world.peers[j]
     return self._lives(peer) and peer.epoch == task.epoch
 
-  def _accidents(
+  def _fault_events(
     self, world: World
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
     """Yields the faults that the remaining budget allows."""
     left, up = world.left, world.coordinator is not None
     if left.restarts and up:
-      yield "the coordinator is killed", True, lambda: self._kill(world)
+      yield (
+        "the coordinator is killed", True,
+        lambda: self._kill_coordinator(world)
+      )
     if left.losses and not up:
-      lost = self._spend(world, "losses")._replace(
-        journal=m.Record(digest=_START)
+      lost = self._spend_fault(world, "losses")._replace(
+        journal=m.Record(digest=_EMPTY_HISTORY)
       )
       yield "the journal is lost", True, lambda: lost
     for i, peer in enumerate(world.peers):
@@ -265,74 +276,75 @@ class Model:
       if left.crashes:
         yield f"peer {i} is killed", True, lambda i=i: self._crash(world, i)
       if left.cuts and world.linked[i]:
-        cut = self._spend(self._unlink(world, i), "cuts")
+        cut = self._spend_fault(self._disconnect(world, i), "cuts")
         yield f"peer {i} is cut off", True, lambda a=cut: a
-      # A false suspicion: the peer is alive.
+      # The suspicion is false: the peer is alive.
       if left.suspicions and up and i in world.watched:
-        begin = self._spend(world, "suspicions")
+        begin = self._spend_fault(world, "suspicions")
         yield f"peer {i} seems silent", True, (
-          lambda a=begin, i=i: self._coordinator(a, None, m.Silent(i))
+          lambda a=begin,
+          i=i: self._deliver_to_coordinator(a, None, m.Silent(i))
         )
       # Void contributions occur only while a newer revision is fetched.
       if left.voids and peer.fetching and peer.part == Progress.THERE:
-        begin = self._spend(world, "voids")
+        begin = self._spend_fault(world, "voids")
         yield f"peer {i}'s contribution is void", True, (
-          lambda a=begin, i=i: self._peer(a, i, m.Voided())
+          lambda a=begin, i=i: self._deliver_to_peer(a, i, m.Voided())
         )
       if left.halts and not world.linked[i]:
-        begin = self._spend(world, "halts")
+        begin = self._spend_fault(world, "halts")
         yield f"peer {i} halts", True, (
-          lambda a=begin, i=i: self._peer(a, i, m.Alone())
+          lambda a=begin, i=i: self._deliver_to_peer(a, i, m.Alone())
         )
       if left.leaves and up and world.linked[i]:
-        begin = self._spend(world, "leaves")
-        yield f"peer {i} leaves", True, lambda a=begin, i=i: self._gone(
-          self._coordinator(a, i, m.Leave()), i
+        begin = self._spend_fault(world, "leaves")
+        yield f"peer {i} leaves", True, lambda a=begin, i=i: self._remove_peer(
+          self._deliver_to_coordinator(a, i, m.Leave()), i
         )
 
-  def _spend(self, world: World, what: str) -> World:
-    """Deducts one fault from the budget."""
+  def _spend_fault(self, world: World, what: str) -> World:
+    """Deducts one fault of a kind from the budget."""
     left = world.left._replace(**{what: getattr(world.left, what) - 1})
     return world._replace(left=left)
 
-  def _unlink(self, world: World, i: int) -> World:
-    """Breaks a connection and drops its messages in flight."""
+  def _disconnect(self, world: World, i: int) -> World:
+    """Breaks a peer's connection and drops its messages in flight."""
     under_way = frozenset(e for e in world.messages if i not in e[:2])
     return world._replace(
       messages=under_way, linked=_set(world.linked, i, False)
     )
 
-  def _gone(self, world: World, i: int) -> World:
+  def _remove_peer(self, world: World, i: int) -> World:
     """Removes a peer, its connection and its tasks."""
-    world = self._unlink(world, i)
+    world = self._disconnect(world, i)
     return world._replace(
       peers=_set(world.peers, i, None),
       tasks=frozenset(e for e in world.tasks if e[0] != i),
     )
 
   def _crash(self, world: World, i: int) -> World:
-    return self._gone(self._spend(world, "crashes"), i)
+    return self._remove_peer(self._spend_fault(world, "crashes"), i)
 
-  def _kill(self, world: World) -> World:
+  def _kill_coordinator(self, world: World) -> World:
     """Stops the coordinator; only the journal survives."""
-    world = self._spend(world, "restarts")
+    world = self._spend_fault(world, "restarts")
     for i in range(len(world.peers)):
-      world = self._unlink(world, i)
+      world = self._disconnect(world, i)
     return world._replace(
       coordinator=None, armed=frozenset(), watched=frozenset()
     )
 
-  def _restart(self, world: World) -> World:
-    state, effects = self._protocol.coordinator.started(world.journal)
+  def _restart_coordinator(self, world: World) -> World:
+    state, effects = self._protocol.coordinator.initial_state(world.journal)
     return self._host(world._replace(coordinator=state), effects)
 
   def _deliver(self, world: World, entry: tuple[Any, ...]) -> World:
     source, target, _, message = entry
     if target is None:
-      return self._coordinator(world, source, message)
-    return self._peer(world, target, message)
+      return self._deliver_to_coordinator(world, source, message)
+    return self._deliver_to_peer(world, target, message)
 
-  def _coordinator(
+  def _deliver_to_coordinator(
     self, world: World, sender: int | None, message: Any
   ) -> World:
     assert world.coordinator is not None
@@ -351,7 +363,7 @@ class Model:
       elif isinstance(effect, m.Watch):
         world = world._replace(watched=world.watched | {effect.peer})
       elif isinstance(effect, m.Close):
-        world = self._unlink(world, effect.peer)
+        world = self._disconnect(world, effect.peer)
       elif world.linked[effect.to]:  # otherwise resent after the next Hello
         world = self._send(world, None, effect.to, effect.message)
     return world
@@ -363,7 +375,7 @@ class Model:
     entry = source, target, type(message).__name__, message
     return world._replace(messages=world.messages | {entry})
 
-  def _peer(self, world: World, i: int, message: Any) -> World:
+  def _deliver_to_peer(self, world: World, i: int, message: Any) -> World:
     """Delivers a message to a peer and executes its effects."""
     state, effects = self._peer_step(world.peers[i], message, type(message))
     world = world._replace(peers=_set(world.peers, i, state))
@@ -375,11 +387,11 @@ class Model:
       elif isinstance(effect, m.Cancel):
         world = self._end(world, i, "Reduce")
       elif isinstance(effect, m.Discard):
-        self._discarded(world, i, effect)
+        self._check_discard(world, i, effect)
       elif isinstance(effect, m.Apply):
         # A peer must not be ahead of the journal.
         if state.revision and world.journal.revision < state.revision:
-          raise Wrong("a peer applies an uncommitted round")
+          raise SafetyViolation("a peer applies an uncommitted round")
       elif isinstance(effect, m.Halt):
         world = world._replace(
           tasks=frozenset(e for e in world.tasks if e[0] != i)
@@ -397,17 +409,17 @@ class Model:
     return world
 
   def _end(self, world: World, i: int, kind: str) -> World:
-    """Drops the peer's task of a kind, which a new task replaces."""
+    """Ends the peer's running task of a kind, if there is one."""
     return world._replace(
       tasks=frozenset(e for e in world.tasks if e[:2] != (i, kind))
     )
 
-  def _discarded(self, world: World, i: int, discard: m.Discard) -> None:
-    """Checks that a contribution that is kept has not been counted."""
+  def _check_discard(self, world: World, i: int, discard: m.Discard) -> None:
+    """Raises `SafetyViolation` if a peer keeps a counted contribution."""
     part = i, world.counts[i]
     counted = any(part in given for _, given in world.journal.digest)
     if discard.keep and counted:
-      raise Wrong("a contribution that was counted is kept")
+      raise SafetyViolation("a contribution that was counted is kept")
 
 
 def _set(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:

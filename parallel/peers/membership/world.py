@@ -1,9 +1,9 @@
-"""State space of the model checker: small worlds of peers with faults.
+"""State space of the model checker: a few peers with faults.
 
-A world consists of a coordinator, peers, and messages in flight, which may be
-delivered in any order. The protocol's own `step` functions are executed. A
-`Budget` limits the number of faults of each kind (crashes, lost connections,
-duplicated messages, ...), which may occur at any moment.
+A world is a state of a coordinator, of peers, and of messages in flight, which
+may be delivered in any order. The protocol's own `step` functions are executed.
+A `FaultBudget` limits the number of faults of each kind (crashes, lost
+connections, duplicated messages, ...), which may occur at any moment.
 """
 
 import dataclasses
@@ -14,15 +14,15 @@ from parallel.peers.membership import messages as m
 from parallel.peers.membership import peer as peers_
 
 
-class Protocol(NamedTuple):
+class ProtocolModules(NamedTuple):
   """Modules under test; tests replace one with a copy that has a bug."""
 
   coordinator: Any = coordinators
   peer: Any = peers_
 
 
-class Budget(NamedTuple):
-  """Maximum number of occurrences of each fault in a world.
+class FaultBudget(NamedTuple):
+  """Maximum number of occurrences of each fault in a run.
 
   Attributes:
     crashes: A peer is killed.
@@ -56,7 +56,7 @@ class World(NamedTuple):
   Attributes:
     coordinator: State of the coordinator; None while it is down.
     journal: Last record in its journal.
-    armed: Timer messages that its host has not returned yet.
+    armed: Messages of the coordinator's timers that have not expired yet.
     watched: Peers under a liveness watch.
     peers: State of each peer; None for a peer that was killed or left.
     linked: Whether each peer has a connection to the coordinator.
@@ -66,7 +66,7 @@ class World(NamedTuple):
     tasks: (peer, kind, task) that the hosts of peers are executing.
     begun: (epoch, round, peer, number of its contribution) of each exchange
       that a peer has started.
-    left: Remaining budget of faults.
+    left: Number of further faults of each kind.
   """
 
   coordinator: Any
@@ -79,12 +79,12 @@ class World(NamedTuple):
   messages: frozenset[tuple[Any, ...]]
   tasks: frozenset[tuple[Any, ...]]
   begun: frozenset[tuple[Any, ...]]
-  left: Budget
+  left: FaultBudget
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
-  """Size of the world to search.
+class SearchBounds:
+  """Numbers of peers, rounds and faults of a search.
 
   Attributes:
     peers: Number of peers; all connect at some moment.
@@ -96,6 +96,6 @@ class Bounds:
 
   peers: int
   rounds: int
-  budget: Budget
+  budget: FaultBudget
   rules: coordinators.Rules
   most: int = 10_000_000

@@ -1,17 +1,17 @@
 """Collectives over the links of an epoch: float32 sums and gathers of bytes.
 
 Float32 addition is not associative, so the order of additions determines the
-result's bits. All orders produce identical bits on all peers. In the first two
-each of M peers sends 2 (M - 1) / M of the array:
+result's bits. With each of the following orders, all peers get identical bits.
+With ``direct`` and ``ring``, each of M peers sends 2 (M - 1) / M of the array.
 
 - ``direct``: the owner of a chunk receives all contributions to it, adds them
   in rank order, and sends the sum to all peers. The result equals adding the
   whole arrays in rank order, independently of M and the chunks. The
   contributions occupy a buffer of (M - 1) / M of the array.
 - ``ring``: chunk c travels from rank c - 1 downwards to rank c; each rank adds
-  its own contribution. The sum then travels upwards from rank c. Chunks (of
-  ceil(n / M) elements) and order equal those of the ring in
-  `parallel.plans.schedules`, so the bits equal those of its executor on a mesh.
+  its own contribution. The sum then travels upwards from rank c. The chunks (of
+  ceil(n / M) elements) and the order equal those of the ring schedule of
+  `parallel.plans.schedules`, so its execution on a mesh has the same bits.
   The result depends on the order of the ranks.
 - ``sites``: consecutive ranks form sites, whose peers share the links to other
   sites. If the smallest site has k ranks, the first k ranks of each site own a
@@ -26,12 +26,12 @@ adds and forwards it. Inputs are never written, so a failed operation leaves
 them unchanged.
 
 Sources: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69,
-2009; PCCL (arXiv 2505.14065), which distributes the remainder of n / M over the
-first chunks instead of rounding up.
+2009; PCCL (arXiv 2505.14065), which does not round n / M up, but makes the
+first chunks one element longer.
 
 Example:
   >>> from parallel.peers.ring import link_collectives
-  >>> payload, headers = link_collectives.sum_bytes(
+  >>> payload, headers = link_collectives.sum_sent_bytes(
   ...   "ring", size=1000, num_ranks=4, rank=0)
   >>> payload, 2 * (4 - 1) * 4000 // 4  # 2 (M - 1) / M of 4000 bytes
   (6000, 6000)
@@ -45,20 +45,20 @@ import numpy as np
 
 from parallel.base.checks import known
 from parallel.peers.membership.messages import Id
-from parallel.peers.ring.link_operations import END, LinkOperation
+from parallel.peers.ring.link_operations import END_OPERATION, LinkOperation
 from parallel.peers.transport.frames import HEADER_BYTES, FrameError, Header
 from parallel.peers.transport.links import Links
-from parallel.peers.transport.transfers import Agreement
+from parallel.peers.transport.transfers import OperationSpec
 
-Order = Literal["direct", "ring", "sites"]
-ORDERS = ("direct", "ring", "sites")
+SumOrder = Literal["direct", "ring", "sites"]
+SUM_ORDERS = ("direct", "ring", "sites")
 # Larger blocks cost less time per byte on fast links, and delay the first
 # addition on slow ones: see configs/benchmark/ring.py.
 BLOCK_BYTES = 1 << 20
-# Elements added per step: several contributions fit into a core's cache.
-_PIECE = 1 << 15
-# Slots: contributions or partial sums, final sums, and sums of single sites.
-_PART, _WHOLE, _SITE = 0, 1, 2
+# Elements added per step: few, so that several terms fit into a core's cache.
+_ELEMENTS_PER_ADD = 1 << 15
+# Slots of contributions or partial sums, of final sums, and of sums of sites.
+_PART_SLOT, _WHOLE_SLOT, _SITE_SLOT = 0, 1, 2
 
 
 class Sum(LinkOperation):
@@ -105,26 +105,26 @@ class Sum(LinkOperation):
     """Returns the byte offset of an element within its chunk."""
     return 4 * (start - self._span(chunk)[0])  # bytes
 
-  def _place_in(self, array: np.ndarray, header: Header, begin: int):
-    """Returns a view of a block; `begin` is the chunk's first element."""
+  def _block_view(self, array: np.ndarray, header: Header, begin: int):
+    """Returns an array's view of a block; its chunk starts at ``begin``."""
     start = begin + header.offset // 4
     return _bytes(array[start : start + header.length // 4])
 
-  def _count(self, chunk: int) -> int:
+  def _num_blocks(self, chunk: int) -> int:
     return len(self._blocks(chunk))
 
   def _missing(self, peer: Id, slot: int, chunk: int) -> bool:
-    """Returns whether a block of a chunk from a peer has not arrived."""
+    """Returns whether a peer has not sent all blocks of a chunk yet."""
     return any(
       (peer, slot, self._offset(chunk, start)) not in self._seen
       for start, _ in self._blocks(chunk)
     )
 
 
-class Direct(Sum):
+class DirectSum(Sum):
   """Sum in rank order inside each site, then over the sites in their order.
 
-  In each site, the first ranks own one chunk each and add it.
+  In each site, the first ranks own and add one chunk each (module docstring).
   """
 
   def __init__(
@@ -144,47 +144,47 @@ class Direct(Sum):
     self._from: dict[tuple[Id, int], tuple[int, int]] = {}
     self._far = []  # owners of the same chunk in other sites
     if owned is not None:
-      self._from |= {(p, _PART): (owned, i) for i, p in enumerate(others)}
+      self._from |= {(p, _PART_SLOT): (owned, i) for i, p in enumerate(others)}
       for i, site in enumerate(members):
         if i != self._at:
-          self._from[site[owned], _SITE] = owned, len(others) + i
+          self._from[site[owned], _SITE_SLOT] = owned, len(others) + i
           self._far.append(site[owned])
     for chunk, peer in enumerate(self._site[:owners]):
       if peer != links.me:
-        self._from[peer, _WHOLE] = chunk, -1  # a part of `_out`
+        self._from[peer, _WHOLE_SLOT] = chunk, -1  # -1: received into `_out`
     self._begin_at, stop = (0, 0) if owned is None else self._span(owned)
     # Contributions of the own site to the own chunk, and sums of all sites.
     num_rows = len(others) + (len(sites) if self._far else 0)
     shape = num_rows, stop - self._begin_at
-    self._rows = links.borrow(4 * math.prod(shape)).reshape(shape)
+    self._rows = links.borrow_buffer(4 * math.prod(shape)).reshape(shape)
     blocks = [] if owned is None else self._blocks(owned)
     self._missing_terms = {
       (slot, a): count for a, _ in blocks
-      for slot, count in ((_PART, len(others)), (_SITE, len(sites)))
+      for slot, count in ((_PART_SLOT, len(others)), (_SITE_SLOT, len(sites)))
     }
-    # Own blocks to add, and finished blocks of the other owners to receive.
-    self._left = sum(self._count(chunk) for chunk in range(owners))
+    # Blocks that this peer adds, and blocks of sums that other owners send.
+    self._left = sum(self._num_blocks(chunk) for chunk in range(owners))
     with self._lock:
       for chunk, peer in enumerate(self._site[:owners]):
         for a, b in self._blocks(chunk) if peer != links.me else ():
           self._push(
-            # Each contribution goes directly to the owner of its chunk.
-            peer, _PART, self._offset(chunk, a), _bytes(self._x[a:b])
+            # Each contribution is sent directly to the owner of its chunk.
+            peer, _PART_SLOT, self._offset(chunk, a), _bytes(self._x[a:b])
           )
     if not others:
       for a, b in blocks:
-        self._site_added(a, b)
+        self._add_site(a, b)
     self._begin()
 
   def result(self, limit_s: float | None = None) -> np.ndarray:
     """Waits for the sum, as `wait` does, and returns it."""
     self.wait(limit_s)
-    self._links.give_back(self._rows)  # for the next sum
+    self._links.return_buffer(self._rows)  # for the next sum
     self._rows = self._rows[:0]
     return self._result
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns the destination of a contribution or of another owner's sum."""
+    """Returns memory for a contribution, a site's sum or an owner's sum."""
     del scratch
     if (peer, header.slot) not in self._from:
       raise FrameError(
@@ -194,34 +194,36 @@ class Direct(Sum):
     chunk, row = self._from[peer, header.slot]
     start, stop = self._span(chunk)
     self._take(peer, header, 4 * (stop - start))
-    if header.slot == _WHOLE:
-      return self._place_in(self._out, header, start)
-    return self._place_in(self._rows[row], header, 0)
+    if header.slot == _WHOLE_SLOT:
+      return self._block_view(self._out, header, start)
+    return self._block_view(self._rows[row], header, 0)
 
   def _use(self, peer: Id, header: Header, block: memoryview) -> None:
     del peer, block
-    if header.slot == _WHOLE:
+    if header.slot == _WHOLE_SLOT:
       with self._lock:
         self._left -= 1
       return
     start = self._begin_at + header.offset // 4
     stop = start + header.length // 4
-    if self._last_term(header.slot, start):
-      added = self._site_added if header.slot == _PART else self._all_added
+    if self._count_down_term(header.slot, start):
+      added = (
+        self._add_site if header.slot == _PART_SLOT else self._add_all_sites
+      )
       added(start, stop)
 
-  def _last_term(self, slot: int, start: int) -> bool:
-    """Counts a term of a block; returns whether it was the last one."""
+  def _count_down_term(self, slot: int, start: int) -> bool:
+    """Counts a received term of a block; returns whether it was the last."""
     with self._lock:
       self._missing_terms[slot, start] -= 1
       return not self._missing_terms[slot, start]
 
-  # The thread that received the last term of a block adds it, without the lock:
-  # no other thread has this block.
+  # The thread that has received the last term of a block adds the block without
+  # the lock, since no other thread uses the block.
 
-  def _site_added(self, start: int, stop: int) -> None:
-    """Adds the contributions of this site, and sends its sum."""
-    row = iter(self._part(start, stop))
+  def _add_site(self, start: int, stop: int) -> None:
+    """Adds the contributions of this site, and sends the site's sum."""
+    row = iter(self._rows_of_range(start, stop))
     terms = [
       self._x[start:stop] if peer == self._links.me else next(row)
       for peer in self._site
@@ -230,23 +232,23 @@ class Direct(Sum):
       _add(terms, self._out[start:stop])
       self._send_total(start, stop)
       return
-    # Not in `_out`, which holds the total while this sum is still being sent.
-    own = self._part(start, stop)[len(self._site) - 1 + self._at]
+    # The sum is not in `_out`, where the total replaces it before it is sent.
+    own = self._rows_of_range(start, stop)[len(self._site) - 1 + self._at]
     _add(terms, own)
     with self._lock:
       for peer in self._far:
-        self._push(peer, _SITE, 4 * (start - self._begin_at), _bytes(own))
-    if self._last_term(_SITE, start):
-      self._all_added(start, stop)
+        self._push(peer, _SITE_SLOT, 4 * (start - self._begin_at), _bytes(own))
+    if self._count_down_term(_SITE_SLOT, start):
+      self._add_all_sites(start, stop)
 
-  def _all_added(self, start: int, stop: int) -> None:
-    """Adds the sums of all sites, and sends the total."""
-    terms = list(self._part(start, stop)[len(self._site) - 1 :])
+  def _add_all_sites(self, start: int, stop: int) -> None:
+    """Adds the sums of all sites, and sends the total to this site."""
+    terms = list(self._rows_of_range(start, stop)[len(self._site) - 1 :])
     _add(terms, self._out[start:stop])
     self._send_total(start, stop)
 
-  def _part(self, start: int, stop: int) -> np.ndarray:
-    """Returns all rows of a range of elements."""
+  def _rows_of_range(self, start: int, stop: int) -> np.ndarray:
+    """Returns the elements [start, stop) of all received terms, as rows."""
     return self._rows[:, start - self._begin_at : stop - self._begin_at]
 
   def _send_total(self, start: int, stop: int) -> None:
@@ -255,7 +257,7 @@ class Direct(Sum):
       for peer in self._site:
         if peer != self._links.me:
           self._push(
-            peer, _WHOLE, 4 * (start - self._begin_at),
+            peer, _WHOLE_SLOT, 4 * (start - self._begin_at),
             _bytes(self._out[start:stop]),
           )
 
@@ -266,7 +268,7 @@ class Direct(Sum):
     return None
 
 
-class Ring(Sum):
+class RingSum(Sum):
   """Sum by a reduce-scatter and an all-gather around the ring of ranks."""
 
   def __init__(self, links, tag, x, ranks, out, block_bytes) -> None:
@@ -279,27 +281,27 @@ class Ring(Sum):
     if n == 1:
       np.copyto(self._out, self._x)
     else:
-      # Reduce-scatter: a partial sum of each chunk arrives except of the one
-      # that starts here. All-gather: all final sums arrive except the own one.
+      # Reduce-scatter: a partial sum of each chunk arrives, except of the chunk
+      # that starts here. All-gather: the final sums of other chunks arrive.
       first = (me + 1) % n  # the chunk that starts here
       self._left = sum(
-        self._count(c) * ((c != first) + (c != me)) for c in range(n)
+        self._num_blocks(c) * ((c != first) + (c != me)) for c in range(n)
       )
       with self._lock:
         for a, b in self._blocks(first):
           self._push(
-            self._down, 2 * first + _PART, self._offset(first, a),
+            self._down, 2 * first + _PART_SLOT, self._offset(first, a),
             _bytes(self._x[a:b]),
           )
     self._begin()
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns scratch memory for a partial sum, or a final sum's output."""
+    """Returns scratch memory for a partial sum, and output for a final sum."""
     chunk, slot = divmod(header.slot, 2)
     n, me = len(self.ranks), self._rank
     # Partial sums come from the rank above, final sums from the rank below.
     source, not_here = (
-      (self._up, (me + 1) % n) if slot == _PART else (self._down, me)
+      (self._up, (me + 1) % n) if slot == _PART_SLOT else (self._down, me)
     )
     if peer != source or chunk >= n or chunk == not_here:
       raise FrameError(
@@ -308,10 +310,10 @@ class Ring(Sum):
       )
     start, stop = self._span(chunk)
     self._take(peer, header, 4 * (stop - start))
-    if slot == _PART:
-      # A partial sum is read once, so it needs no own memory.
+    if slot == _PART_SLOT:
+      # A partial sum is read once, so it needs no memory of its own.
       return scratch[: header.length]
-    return self._place_in(self._out, header, start)
+    return self._block_view(self._out, header, start)
 
   def _use(self, peer: Id, header: Header, block: memoryview) -> None:
     chunk, slot = divmod(header.slot, 2)
@@ -319,25 +321,25 @@ class Ring(Sum):
     start = self._span(chunk)[0] + header.offset // 4
     stop = start + header.length // 4
     out = self._out[start:stop]
-    if slot == _PART:
+    if slot == _PART_SLOT:
       np.add(np.frombuffer(block, np.float32), self._x[start:stop], out=out)
     with self._lock:
       self._left -= 1
-      # A partial sum continues down until its owner, a final sum up until the
-      # rank below the owner. `out` holds a partial sum until the final one.
-      if slot == _PART and chunk != me:
+      # Partial sums are sent down to the owner, final sums up to the rank below
+      # the owner. `out` holds a partial sum until the final sum arrives.
+      if slot == _PART_SLOT and chunk != me:
         self._push(self._down, header.slot, header.offset, _bytes(out))
       elif chunk != (me + 1) % n:
         self._push(
-          self._up, 2 * chunk + _WHOLE, header.offset, _bytes(out)
+          self._up, 2 * chunk + _WHOLE_SLOT, header.offset, _bytes(out)
         )
 
   def _owing(self) -> Id | None:
     n, me = len(self.ranks), self._rank
     for c in range(n):
-      if c != (me + 1) % n and self._missing(self._up, 2 * c + _PART, c):
+      if c != (me + 1) % n and self._missing(self._up, 2 * c + _PART_SLOT, c):
         return self._up
-      if c != me and self._missing(self._down, 2 * c + _WHOLE, c):
+      if c != me and self._missing(self._down, 2 * c + _WHOLE_SLOT, c):
         return self._down
     return None
 
@@ -363,7 +365,7 @@ class Gather(LinkOperation):
       for peer in ranks:
         if peer != links.me:
           for i in range(0, len(self._data), block_bytes):
-            self._push(peer, _WHOLE, i, self._data[i : i + block_bytes])
+            self._push(peer, _WHOLE_SLOT, i, self._data[i : i + block_bytes])
     self._begin()
 
   def result(self, limit_s: float | None = None) -> list[memoryview]:
@@ -371,19 +373,19 @@ class Gather(LinkOperation):
     self.wait(limit_s)
     return [self._pieces[peer] for peer in self.ranks]
 
-  def _agrees(self, agreement: Agreement) -> bool:
+  def _agrees(self, agreement: OperationSpec) -> bool:
     # Sizes may differ between peers.
     alike = agreement.digest == self._agreement.digest
     return alike and agreement.size <= self._most
 
-  def _welcome(self, peer: Id, agreement: Agreement) -> None:
-    # Checked against max_bytes in `_agrees`.
+  def _welcome(self, peer: Id, agreement: OperationSpec) -> None:
+    # `_agrees` has compared the size with max_bytes.
     self._pieces[peer] = memoryview(np.empty(agreement.size, np.uint8))
     # The number of blocks is known only now.
     self._left += math.ceil(agreement.size / self._block)
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns the destination of a block, once the peer's size is known."""
+    """Waits for the size of the peer's data; returns memory for the block."""
     del scratch
     with self._changed:
       # The size is in the peer's OPEN on the control connection, which it sent
@@ -392,7 +394,7 @@ class Gather(LinkOperation):
       if self._error is not None:
         raise self._error
     piece = self._pieces[peer]
-    if header.slot != _WHOLE:
+    if header.slot != _WHOLE_SLOT:
       raise FrameError(
         f"operation {self.tag} expects no data for slot {header.slot}"
       )
@@ -406,7 +408,7 @@ class Gather(LinkOperation):
   def _owing(self) -> Id | None:
     for peer, piece in self._pieces.items():
       if peer != self._links.me and any(
-        (peer, _WHOLE, i) not in self._seen
+        (peer, _WHOLE_SLOT, i) not in self._seen
         for i in range(0, len(piece), self._block)
       ):
         return peer
@@ -414,7 +416,7 @@ class Gather(LinkOperation):
 
 
 def all_reduce(
-  links: Links, tag: int, x: np.ndarray, *, order: Order = "direct",
+  links: Links, tag: int, x: np.ndarray, *, order: SumOrder = "direct",
   ranks: Sequence[Id] | None = None, out: np.ndarray | None = None,
   block_bytes: int = BLOCK_BYTES, sites: Sequence[int] = (),
 ) -> Sum:
@@ -441,20 +443,20 @@ def all_reduce(
 
   Raises:
     ValueError: An argument is invalid.
-    Lost: The links have ended.
+    LinksLost: The links have ended.
   """
-  known("order=", order, ORDERS)
+  known("order=", order, SUM_ORDERS)
   ranks = tuple(ranks or links.members)
   if order == "ring":
-    return Ring(links, tag, x, ranks, out, block_bytes)
+    return RingSum(links, tag, x, ranks, out, block_bytes)
   if order == "direct":
-    return Direct(links, tag, x, ranks, out, block_bytes)
+    return DirectSum(links, tag, x, ranks, out, block_bytes)
   if min(sites, default=0) < 1 or sum(sites) != len(ranks):
     raise ValueError(
       f"sites={tuple(sites)} must be positive numbers of ranks whose sum is "
       f"{len(ranks)}"
     )
-  return Direct(links, tag, x, ranks, out, block_bytes, sites)
+  return DirectSum(links, tag, x, ranks, out, block_bytes, sites)
 
 
 def gather(
@@ -477,7 +479,7 @@ def gather(
 
   Raises:
     ValueError: An argument is invalid.
-    Lost: The links have ended.
+    LinksLost: The links have ended.
   """
   return Gather(
     links, tag, data, ranks or links.members, max_bytes, block_bytes,
@@ -485,8 +487,8 @@ def gather(
   )
 
 
-def end(links: Links, tag: int, ranks: Sequence[Id]) -> None:
-  """Waits until all ranks call `end` instead of an operation with this tag.
+def wait_for_end(links: Links, tag: int, ranks: Sequence[Id]) -> None:
+  """Waits until all ranks call it, and so start no operation with this tag.
 
   Args:
     links: Links of the epoch.
@@ -494,19 +496,19 @@ def end(links: Links, tag: int, ranks: Sequence[Id]) -> None:
     ranks: Participating peers.
 
   Raises:
-    Lost: The links have ended, as they do if a peer calls a further operation.
+    LinksLost: The links have ended, as if a peer starts a further operation.
   """
-  Gather(links, tag, b"", ranks, 0, BLOCK_BYTES, END).wait()
+  Gather(links, tag, b"", ranks, 0, BLOCK_BYTES, END_OPERATION).wait()
 
 
-def sum_bytes(
-  order: Order, size: int, num_ranks: int, rank: int,
+def sum_sent_bytes(
+  order: SumOrder, size: int, num_ranks: int, rank: int,
   block_bytes: int = BLOCK_BYTES, sites: Sequence[int] = (),
 ) -> tuple[int, int]:
   """Returns (payload bytes, header bytes) that a rank sends in a sum.
 
   Args:
-    order: Order of additions.
+    order: Order of additions, as for `all_reduce`.
     size: Number of float32 elements of the array.
     num_ranks: Number of participating ranks.
     rank: Rank whose bytes are counted.
@@ -514,21 +516,21 @@ def sum_bytes(
     sites: Number of ranks of each site, for "sites".
   """
   sites = tuple(sites) or (num_ranks,)
-  # Same chunks as `Sum._span`.
+  # The chunks are those of `Sum._span`.
   chunks = min(sites)
   chunk = -(-size // chunks)
   lengths = [4 * max(0, min(chunk, size - c * chunk)) for c in range(chunks)]
   members, index = num_ranks, rank
-  for members in sites:  # of the rank's site
+  for members in sites:  # finds the rank's site, and its index there
     if index < members:
       break
     index -= members
-  # Contributions or partial sums of all chunks but its own.
+  # Contributions to, or partial sums of, all chunks but the rank's own.
   sent = lengths[:index] + lengths[index + 1 :]
   if order == "ring":  # sums of all chunks but that of the rank above
     above = (rank + 1) % num_ranks
     sent = sent + lengths[:above] + lengths[above + 1 :]
-  elif index < chunks:  # its site's sum to other sites, the total to its site
+  elif index < chunks:  # the site's sum to other sites, the total to its own
     sent = sent + (len(sites) - 1 + members - 1) * [lengths[index]]
   # One header per block.
   frames = sum(-(-length // block_bytes) for length in sent)
@@ -540,8 +542,8 @@ def _add(terms: Sequence[np.ndarray], out: np.ndarray) -> None:
   if len(terms) == 1:
     np.copyto(out, terms[0])
     return
-  for a in range(0, len(out), _PIECE):
-    piece = slice(a, a + _PIECE)
+  for a in range(0, len(out), _ELEMENTS_PER_ADD):
+    piece = slice(a, a + _ELEMENTS_PER_ADD)
     np.add(terms[0][piece], terms[1][piece], out=out[piece])
     for term in terms[2:]:
       np.add(out[piece], term[piece], out=out[piece])

@@ -14,35 +14,36 @@ from typing import Any
 from parallel.peers.membership.messages import Id
 from parallel.peers.transport.frames import (
   HEADER_BYTES,
-  LIMITS,
+  MAX_PAYLOAD_BYTES,
   FrameError,
   Header,
   Kind,
 )
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.transfers import (
-  Agreement,
-  Bytes,
-  Lost,
+  ByteCounts,
+  LinksLost,
+  OperationSpec,
   disagreement,
 )
 
-END = "end"  # kind of operation opened by a peer that has no further one
+# Kind of the operation that a peer opens if it has no further operation.
+END_OPERATION = "end"
 
 
 class LinkOperation(abc.ABC):
   """Base class of sums and gathers over links.
 
-  Subclasses decrement `_left`, the number of local blocks still to be computed,
-  and hold `_lock` while they change state. Callbacks run in the threads of the
-  connections.
+  Subclasses decrement `_left`, the number of blocks of the local result that
+  are not computed yet, and hold `_lock` while they change state. Callbacks run
+  in the threads of the connections.
 
   Attributes:
     tag: Number of the operation, equal on all peers.
     ranks: Participating peers, in the order of their ranks.
     ready: Peers that have opened the operation and can receive blocks.
-    opened_by: Peers whose OPEN frame has arrived, with its content, and this
-      one after it has sent its own; guarded by the links' lock.
+    opened_by: peer -> content of its OPEN frame, if it has arrived; includes
+      this peer once it has sent its own. Guarded by the lock of the links.
   """
 
   def __init__(
@@ -56,30 +57,29 @@ class LinkOperation(abc.ABC):
       )
     if len(set(ranks)) < len(ranks) or not {*ranks} <= {*links.members}:
       raise ValueError(f"ranks {ranks} must be different members")
-    if not 0 < block_bytes <= LIMITS[Kind.DATA] or block_bytes % 4:
+    if not 0 < block_bytes <= MAX_PAYLOAD_BYTES[Kind.DATA] or block_bytes % 4:
       raise ValueError(
         f"block_bytes={block_bytes} must be a multiple of 4, and at most "
-        f"{LIMITS[Kind.DATA]}"
+        f"{MAX_PAYLOAD_BYTES[Kind.DATA]}"
       )
-    # A peer is ready once it has opened the operation.
     self.tag, self.ranks, self.ready = tag, tuple(ranks), set[Id]()
-    self.opened_by: dict[Id, Agreement] = {}
+    self.opened_by: dict[Id, OperationSpec] = {}
     self._links, self._rank = links, tuple(ranks).index(links.me)
     self._kind = what.split()[0]
     # A multiple of 4, so that blocks contain whole float32 values.
     self._block = block_bytes
     # Peers compare this digest, so that mismatched calls fail early.
-    self._agreement = Agreement(self._digest(what), size)
+    self._agreement = OperationSpec(self._digest(what), size)
     self._lock = threading.Lock()
     self._changed = threading.Condition(self._lock)
     # Blocks for peers that are not ready: (slot, offset, block).
     self._held: dict[Id, list[tuple[int, int, Any]]] = {}
     self._seen: set[tuple[Id, int, int]] = set()  # (peer, slot, offset)
-    # Numbers of blocks: to compute, to pass to the kernel, being received.
+    # Blocks to compute, blocks to pass to the kernel, blocks being received.
     self._left = self._sending = self._writing = 0
-    self._sent, self._received = Bytes(), Bytes()
-    self._error: Lost | None = None
-    self._booked = False  # success or failure has been recorded
+    self._sent, self._received = ByteCounts(), ByteCounts()
+    self._error: LinksLost | None = None
+    self._booked = False  # whether success or failure has been recorded
 
   def _digest(self, what: str) -> bytes:
     text = f"{what} {self._block} {' '.join(self.ranks)}"
@@ -99,19 +99,18 @@ class LinkOperation(abc.ABC):
     """Waits until the operation has ended.
 
     Args:
-      limit_s: Seconds after which the links are ended, since a connected peer
-        that makes no progress blocks all others; None waits until a connection
-        fails.
+      limit_s: Seconds after which all links are ended, since a connected peer
+        that makes no progress blocks all others; None for no limit.
 
     Raises:
-      Lost: A peer was lost, or the time limit was exceeded.
+      LinksLost: A peer was lost, or the time limit was exceeded.
     """
     with self._changed:
       ended = self._changed.wait_for(lambda: self._booked, limit_s)
       # Name the peer that blocks progress, while the lock is held.
-      late = None if ended else self._late()
+      late = None if ended else self._blocking_peer()
     if not ended:
-      self._links.fail(Lost(
+      self._links.fail(LinksLost(
         late, f"operation {self.tag} has not ended within {limit_s:g} s"
       ))
     with self._changed:
@@ -120,7 +119,7 @@ class LinkOperation(abc.ABC):
       if self._error is not None:
         raise self._error
 
-  def _late(self) -> Id | None:
+  def _blocking_peer(self) -> Id | None:
     """Returns a peer that has not opened the operation or owes a block."""
     for peer in self.ranks:
       if peer != self._links.me and peer not in self.ready:
@@ -131,11 +130,11 @@ class LinkOperation(abc.ABC):
   def _owing(self) -> Id | None:
     """Returns a peer whose block has not arrived; None if there is none."""
 
-  def opened(self, peer: Id, agreement: Agreement) -> None:
-    """Processes a peer's OPEN: sends the blocks held for it.
+  def opened(self, peer: Id, agreement: OperationSpec) -> None:
+    """Processes a peer's OPEN frame: sends it the blocks that waited for it.
 
-    A peer that opens a different operation with this tag receives no blocks;
-    once all peers have opened theirs, the links end with `disagreement`.
+    A peer that opens a different operation with this tag receives no blocks.
+    Once all peers have opened an operation, the links end with `disagreement`.
 
     Raises:
       FrameError: The peer is not among the ranks.
@@ -152,25 +151,25 @@ class LinkOperation(abc.ABC):
           # Blocks computed before the peer was ready.
           self._links.send(self, peer, *item)
       self._changed.notify_all()
-    # Only after this peer's own OPEN: all peers must know all operations.
+    # The links end only after this peer's own OPEN, which the others must read.
     error = self.disagreement() if self._links.me in self.opened_by else None
     if error is not None:
-      self._links.disagree(error)
+      self._links.fail_by_disagreement(error)
     self._check_done()
 
-  def disagreement(self) -> Lost | None:
-    """Returns the error if all peers have opened, but different operations."""
+  def disagreement(self) -> LinksLost | None:
+    """Returns an error if all peers have opened, but not the same operation."""
     said = {**self.opened_by, self._links.me: self._agreement}
     if not {*self.ranks} <= said.keys():
       return None
     calls = {}
     for peer in self.ranks:
       digest, size = said[peer]
-      if digest == self._digest(END):
+      if digest == self._digest(END_OPERATION):
         calls[peer] = "no further operation"
         continue
       if digest != self._agreement.digest:
-        # With its digest, since there may be several other operations.
+        # The digest distinguishes several other operations.
         calls[peer] = f"another operation ({digest[:3].hex()})"
         continue
       if self._agrees(said[peer]):
@@ -183,11 +182,11 @@ class LinkOperation(abc.ABC):
       "with arrays of equal size"
     )
 
-  def _agrees(self, agreement: Agreement) -> bool:
+  def _agrees(self, agreement: OperationSpec) -> bool:
     return agreement == self._agreement
 
-  def _welcome(self, peer: Id, agreement: Agreement) -> None:
-    """Prepares for a peer's data; the caller holds the lock."""
+  def _welcome(self, peer: Id, agreement: OperationSpec) -> None:
+    """Prepares for a peer's data after its OPEN; the caller holds the lock."""
     del peer, agreement
 
   def _push(self, peer: Id, slot: int, offset: int, block: Any) -> None:
@@ -199,7 +198,7 @@ class LinkOperation(abc.ABC):
       self._held.setdefault(peer, []).append((slot, offset, block))
 
   def _take(self, peer: Id, header: Header, size: int) -> None:
-    """Validates a block's offset and length within a slot of `size` bytes.
+    """Validates the offset and length of a block in a slot of ``size`` bytes.
 
     Raises:
       FrameError: The block is misaligned, out of range or a duplicate.
@@ -247,7 +246,7 @@ class LinkOperation(abc.ABC):
       self._sent.add(size, HEADER_BYTES)
     self._check_done()
 
-  def failed(self, error: Lost) -> None:
+  def failed(self, error: LinksLost) -> None:
     """Ends the operation with an error, since the links have ended."""
     with self._changed:
       if self._booked:

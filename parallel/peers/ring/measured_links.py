@@ -1,9 +1,9 @@
-"""Measured links of a cluster of processes or GPUs, and the fitted matrix.
+"""Bandwidths and latencies of the links of a cluster of processes or GPUs.
 
 Pairs of processes are measured in rounds. In each round every process exchanges
-messages with one other (`parallel.peers.ring.bandwidth.rounds`), in both
-directions at once. A message is an all-gather of two processes, so a latency
-includes the receiver's OPEN message of `parallel.peers`.
+messages with one other (`parallel.peers.ring.bandwidth.round_robin_pairings`),
+in both directions at once. A message is an all-gather of two processes, so a
+latency includes the receiver's OPEN frame (`parallel.peers.transport.links`).
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import numpy as np
 from parallel.base import checks
 from parallel.peers.emulation.processes import Peers
 from parallel.peers.ring import link_collectives
-from parallel.peers.ring.bandwidth import rounds
+from parallel.peers.ring.bandwidth import round_robin_pairings
 from parallel.peers.transport.handshake import Security
 from parallel.peers.transport.links import Links
 from parallel.peers.transport.listener import Listener
@@ -30,28 +30,28 @@ from parallel.plans.hardware.devices import DEVICES, Device
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.hardware.links import KINDS, LinkKind
 
-# No other process uses these links, but the transport requires a token.
+# These links are used by this measurement only, but a token is required.
 SECURITY = Security(b"a token of a benchmark")
-LIMIT_S = 300.0  # time limit for a peer's answer
-_TIMES = 7  # repetitions per size; the mean of the fastest third counts
+LIMIT_S = 300.0  # time limit of an operation between processes
+_REPETITIONS = 7  # repetitions per size; the mean of the fastest third counts
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 
 
-def file_of(
+def build_cluster_file(
   num_processes: int | None, hosts: Sequence[str], prefix: str, topo: str,
   nccl: Sequence[str], device: str, nodes: int, network: str, pcie: str,
 ) -> tuple[str, str]:
   """Measures links, or reads them from output of NVIDIA's tools.
 
   Args:
-    num_processes: Number of processes to measure; None to read.
-    hosts: Addresses, assigned to processes cyclically.
+    num_processes: Number of processes to measure; None to read a file.
+    hosts: Addresses, which the processes use cyclically.
     prefix: See `measure`.
     topo: File with the output of ``nvidia-smi topo -m``; "" for none.
     nccl: Files with the output of ``sendrecv_perf``.
     device: Name of the GPU type that produced the output.
-    nodes, network, pcie: See `cluster_imports.from_topo`; names of link types,
-      "" for no network.
+    nodes: Number of nodes, as for `cluster_imports.from_topo`.
+    network, pcie: Names of link types, as there; network="" for one node.
 
   Returns:
     (text of a cluster file, one-line description of the cluster).
@@ -117,11 +117,11 @@ def measure(
       peers.do("close")
     except RuntimeError as error:
       raise ValueError(str(error)) from error
-  return fitted(found, hosts)
+  return fit_link_matrix(found, hosts)
 
 
-def fitted(found: Sequence[Any], hosts: Sequence[str]) -> LinkMatrix:
-  """Returns the cluster described by the responses of `Peer`.
+def fit_link_matrix(found: Sequence[Any], hosts: Sequence[str]) -> LinkMatrix:
+  """Fits a bandwidth and a latency to the measured times of each link.
 
   Args:
     found: Result of `Peer.measure` at each process.
@@ -154,49 +154,49 @@ def fitted(found: Sequence[Any], hosts: Sequence[str]) -> LinkMatrix:
   )
 
 
-def measured(
+def measure_pairs(
   links: Links, sizes: list[int]
 ) -> dict[str, list[tuple[int, float]]]:
-  """Measures all pairs; all members call this at the same time.
+  """Measures the links of all pairs; all members call this at the same time.
 
   Args:
     links: Links between all members.
     sizes: Bytes of messages.
 
   Returns:
-    Sender -> (bytes, seconds) of the messages that this member received.
+    Sender -> (bytes, seconds) of its messages to this member, for each size.
   """
   members = links.members
   me = members.index(links.me)
   found: dict[str, list[tuple[int, float]]] = {}
-  for pairs in rounds(len(members)):
+  for pairs in round_robin_pairings(len(members)):
     pair = next((p for p in pairs if me in p), None)
     if pair is not None:
       names = [members[i] for i in pair]
       other = names[pair[0] == me]
       found[other] = [(n, _seconds(links, names, n)) for n in sizes]
-    _meet(links)  # all begin the next round together
+    _barrier(links)  # all begin the next round together
   return found
 
 
-def _meet(links: Links) -> None:
+def _barrier(links: Links) -> None:
   link_collectives.gather(links, 1, b"").result(LIMIT_S)
 
 
 def _seconds(links: Links, pair: list[str], size: int) -> float:
-  """Returns a message's time in seconds: the mean of the fastest third."""
+  """Returns a message's seconds, averaged over the fastest repetitions."""
   data, times = np.zeros(size, np.uint8), []
-  for _ in range(_TIMES):
-    # Synchronises the pair, so that both directions start together.
+  for _ in range(_REPETITIONS):
+    # This synchronises the pair, so that both directions start together.
     link_collectives.gather(links, 0, b"", ranks=pair).result(LIMIT_S)
     start = time.perf_counter()
     link_collectives.gather(links, 0, data, ranks=pair).result(LIMIT_S)
     times.append(time.perf_counter() - start)
-  return float(np.mean(sorted(times)[: _TIMES // 3]))
+  return float(np.mean(sorted(times)[: _REPETITIONS // 3]))
 
 
-def computed(min_s: float = 0.3) -> dict[str, float]:
-  """Measures float32 products and copies while all other processes do too.
+def measure_compute(min_s: float = 0.3) -> dict[str, float]:
+  """Measures float32 products and copies, in all processes at the same time.
 
   Returns:
     "flops" in FLOP/s, "memory_bandwidth" in bytes/s (reads and writes), and
@@ -227,20 +227,20 @@ class Peer:
     self._links: Links | None = None
 
   def address(self) -> tuple[str, int]:
-    """Returns the address on which it listens."""
+    """Returns the (host, port) at which this process listens."""
     return self._listener.address
 
   def measure(
     self, members: dict[str, Any], sizes: list[int]
   ) -> dict[str, Any]:
-    """Measures together with all others; returns "device" and "links"."""
+    """Returns `measure_compute` as "device", and `measure_pairs` as "links"."""
     links = self._links = Links(
       self._me, 1, {name: tuple(a) for name, a in members.items()}, SECURITY
     ).connect(self._listener, LIMIT_S)
-    _meet(links)
-    device = computed()
-    _meet(links)
-    return {"device": device, "links": measured(links, sizes)}
+    _barrier(links)
+    device = measure_compute()
+    _barrier(links)
+    return {"device": device, "links": measure_pairs(links, sizes)}
 
   def close(self) -> None:
     """Closes the links, after all others have measured."""

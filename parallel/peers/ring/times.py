@@ -4,30 +4,30 @@ A link from rank i to rank j sends one block at a time at a rate in bytes per
 second, and a block arrives after a delay. The model follows the blocks of
 `parallel.peers.ring.link_collectives`: a rank forwards a block as soon as it
 has been received and added. Additions take no time, and a rank sends over all
-its links at once. Links from one site to another share a capacity if it has
-been measured (`parallel.peers.ring.bandwidth`): each of n links that a sum uses
-at once has at most 1 / n of it. The model has no joint limit for the links of
-one rank.
+its links at once. If the links from one site to another share a measured
+capacity (`parallel.peers.ring.bandwidth`), each of n links that a sum uses at
+once has at most 1 / n of it. The model has no joint limit for the links of one
+rank.
 
 Let t be the time in which one link sends the array. With equal rates of all
 pairs, a direct exchange of M peers takes 2 t / M, and a ring 2 t (M - 1) / M. A
-ring is faster if it avoids links that are much slower than others. If the links
-of a host share its rate, both take about equally long: they send equally many
-bytes per host.
+ring is faster if it avoids links that are much slower than others. If all links
+of a host share its network interface, both take about equally long, since each
+host sends equally many bytes.
 If two sites of M / 2 ranks share a link, a direct exchange sends M / 2 arrays
 each way, a ring 2 (M - 1) / M, and a sum inside sites first sends one.
 
-Shape legend: M = ranks, P = orders, B = blocks of a chunk, S = sites.
+Shape legend: M = ranks, P = orders of ranks, B = blocks of a chunk, S = sites.
 
 Example:
   >>> import numpy as np
   >>> from parallel.peers.ring import times
-  >>> links = times.Matrix(np.full((4, 4), 1e6), np.zeros((4, 4)))
-  >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
-  RingChoice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0, sites=())
+  >>> links = times.MeasuredLinks(np.full((4, 4), 1e6), np.zeros((4, 4)))
+  >>> times.fastest_algorithm(links, nbytes=4_000_000, block_bytes=1_000_000)
+  AlgorithmChoice(order='direct', ranks=(0, 1, 2, 3), seconds=2.0, sites=())
   >>> links.rates[0, 1] = links.rates[1, 0] = 1e5  # one slow pair
-  >>> times.fastest(links, nbytes=4_000_000, block_bytes=1_000_000)
-  RingChoice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0, sites=())
+  >>> times.fastest_algorithm(links, nbytes=4_000_000, block_bytes=1_000_000)
+  AlgorithmChoice(order='ring', ranks=(0, 2, 1, 3), seconds=6.0, sites=())
 """
 
 import itertools
@@ -36,24 +36,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallel.peers.ring.link_collectives import Order
+from parallel.peers.ring.link_collectives import SumOrder
 
 EXACT = 7  # largest number of ranks with exhaustive search: 6! / 2 rings
 # A chunk is modelled as at most this many blocks, which keeps a search short.
 _MAX_BLOCKS = 4
 
 
-class Matrix(NamedTuple):
-  """Measured links.
+class MeasuredLinks(NamedTuple):
+  """Measured rates, delays and shared capacities of the links between ranks.
 
   Attributes:
     rates: float64 ``[M, M]``, bytes per second from the row's rank to the
       column's; the diagonal is not read.
     delays: float64 ``[M, M]``, seconds from the row's rank to the column's.
-    site: int ``[M]``, site of each rank from 0; None for a single site.
+    site: int ``[M]``, site of each rank, numbered from 0; None for one site.
     shared: float64 ``[S, S]``, bytes per second of all links together from the
       row's site to the column's; infinite if they do not share a link. None
-      for no limit.
+      if no links do.
   """
 
   rates: np.ndarray
@@ -62,31 +62,32 @@ class Matrix(NamedTuple):
   shared: np.ndarray | None = None
 
 
-class RingChoice(NamedTuple):
+class AlgorithmChoice(NamedTuple):
   """Algorithm of a sum.
 
   Attributes:
-    order: Order of additions.
-    ranks: Ranks in the order of the sum.
-    seconds: Modelled time.
-    sites: Number of ranks of each site, for "sites".
+    order: Order of additions, as for `link_collectives.all_reduce`.
+    ranks: Ranks in the order in which they are added.
+    seconds: Modelled time of the sum.
+    sites: Number of ranks of each site; () unless ``order`` is "sites".
   """
 
-  order: Order
+  order: SumOrder
   ranks: tuple[int, ...]
   seconds: float
   sites: tuple[int, ...] = ()
 
 
-def _rates(
-  links: Matrix, sources: np.ndarray, targets: np.ndarray
+def _concurrent_rates(
+  links: MeasuredLinks, sources: np.ndarray, targets: np.ndarray
 ) -> np.ndarray:
-  """Returns the rates of links that a sum uses at once, ``[P, M]``, bytes/s.
+  """Returns the rates in bytes/s, ``[P, M]``, of links in use at once.
 
   Args:
     links: Links of M ranks.
-    sources: Ranks that send, int ``[P, M]``; -1 for none.
-    targets: Ranks that receive, as ``sources``.
+    sources: Rank that sends over each link, int ``[P, M]``; -1 for no link. The
+      links of a row are in use at once.
+    targets: Rank that receives over each link, int ``[P, M]``.
   """
   rates = links.rates[sources, targets]
   if links.shared is None:
@@ -101,26 +102,28 @@ def _rates(
   ))
 
 
-def _blocks(nbytes: float, num_ranks: int, block_bytes: int) -> tuple[
+def _block_count_and_size(
+  nbytes: float, num_ranks: int, block_bytes: int
+) -> tuple[
   int, float
 ]:
-  """Returns (B, bytes of a block) of a chunk."""
+  """Returns (number of blocks B of a chunk, bytes of a block)."""
   chunk = nbytes / num_ranks
   count = min(max(1, math.ceil(chunk / block_bytes)), _MAX_BLOCKS)
   return count, chunk / count
 
 
 def direct_seconds(
-  links: Matrix, nbytes: float, block_bytes: int, sites: tuple[int, ...] = ()
+  links: MeasuredLinks, nbytes: float, block_bytes: int,
+  sites: tuple[int, ...] = ()
 ) -> float:
-  """Returns the seconds of a direct exchange of an array, or of a sum by sites.
+  """Returns the modelled seconds of a sum by "direct" or by "sites".
 
   Args:
     links: Links of M ranks.
     nbytes: Bytes of the array.
     block_bytes: Bytes of a block.
-    sites: Number of ranks of each site of the sum, in the order of the ranks;
-      () for a direct exchange.
+    sites: Number of ranks of each site, in rank order; () for "direct".
   """
   m = len(links.rates)
   if m < 2:
@@ -134,12 +137,12 @@ def direct_seconds(
   # [M, M]: contributions to owners, totals from them, and between sites.
   given = alike & owner & ~np.eye(m, dtype=bool)
   total, across = given.T, ~alike & owner & (index[:, None] == index)
-  count, size = _blocks(nbytes, owners, block_bytes)
+  count, size = _block_count_and_size(nbytes, owners, block_bytes)
   ranks = np.arange(m)
 
   def each_of(used: np.ndarray) -> np.ndarray:
-    """Returns the seconds of a block on each link that is used at once."""
-    rates = _rates(
+    """Returns the seconds of a block on each link if all used ones send."""
+    rates = _concurrent_rates(
       links, np.where(used, ranks[:, None], -1).reshape(1, -1),
       np.broadcast_to(ranks, (m, m)).reshape(1, -1),
     ).reshape(m, m)
@@ -166,9 +169,9 @@ def direct_seconds(
 
 
 def ring_seconds(
-  links: Matrix, orders: np.ndarray, nbytes: float, block_bytes: int
+  links: MeasuredLinks, orders: np.ndarray, nbytes: float, block_bytes: int
 ) -> np.ndarray:
-  """Returns the times of ring sums of an array in several orders.
+  """Returns the modelled times of a ring sum with several orders of the ranks.
 
   Args:
     links: Links of M ranks.
@@ -183,7 +186,7 @@ def ring_seconds(
   if m < 3:  # a ring of two is a direct exchange: one link, both directions
     seconds = direct_seconds(links, nbytes, block_bytes)
     return np.full(len(orders), seconds)
-  count, size = _blocks(nbytes, m, block_bytes)
+  count, size = _block_count_and_size(nbytes, m, block_bytes)
   # Partial sums go down, M - 1 hops. A rank sends the chunk that starts there,
   # then chunks in the order of their arrival from above.
   below, above = np.roll(orders, 1, axis=1), np.roll(orders, -1, axis=1)
@@ -194,7 +197,7 @@ def ring_seconds(
       [below, above], 1
     )
     least = np.maximum(
-      (m - 1) * count * size / _rates(links._replace(
+      (m - 1) * count * size / _concurrent_rates(links._replace(
         rates=np.full((m, m), np.inf)
       ), *pairs).min(axis=1),
       # Blocks that are late may be sent in another order, which is faster.
@@ -202,7 +205,8 @@ def ring_seconds(
         links._replace(shared=None), orders, nbytes, block_bytes
       ),
     )
-  each = size / _rates(links, orders, below)  # [P, M] seconds per block
+  # [P, M] seconds per block
+  each = size / _concurrent_rates(links, orders, below)
   delays = links.delays[orders, below]
   ready = np.zeros((count, *orders.shape))  # [B, P, M], at each rank
   free = np.zeros(orders.shape)  # time at which a link has sent all before
@@ -211,7 +215,7 @@ def ring_seconds(
       free = np.maximum(free, ready[k]) + each
       ready[k] = np.roll(free + delays, -1, axis=1)  # at the rank below
   # `ready` is now the time of each rank's own sum. Sums go up.
-  each = size / _rates(links, orders, above)
+  each = size / _concurrent_rates(links, orders, above)
   delays = links.delays[orders, above]
   number = np.arange((m - 1) * count)[:, None, None]
   # [(M - 1) B, P, M]: blocks by the number of hops behind them. A rank sends
@@ -233,9 +237,9 @@ def ring_seconds(
 
 
 def fastest_ring(
-  links: Matrix, nbytes: float, block_bytes: int, start: tuple[int, ...]
+  links: MeasuredLinks, nbytes: float, block_bytes: int, start: tuple[int, ...]
 ) -> tuple[tuple[int, ...], float]:
-  """Returns (order, seconds) of the fastest ring that was found.
+  """Searches for the fastest ring; returns (order of its ranks, seconds).
 
   The search is exhaustive up to ``EXACT`` ranks. Beyond that, an order is
   improved by reversals of segments (2-opt) until none helps.
@@ -271,11 +275,11 @@ def fastest_ring(
     found = turned
 
 
-def choices(
-  links: Matrix, nbytes: float, block_bytes: int,
+def candidate_algorithms(
+  links: MeasuredLinks, nbytes: float, block_bytes: int,
   start: tuple[int, ...] | None = None,
-) -> list[RingChoice]:
-  """Returns each algorithm of a sum with its time; of rings only the fastest.
+) -> list[AlgorithmChoice]:
+  """Returns the algorithms of a sum with their times; one of them is a ring.
 
   Args:
     links: Links of M ranks.
@@ -287,8 +291,10 @@ def choices(
   plain = tuple(range(len(links.rates)))
   order, seconds = fastest_ring(links, nbytes, block_bytes, start or plain)
   found = [
-    RingChoice("ring", order, seconds),
-    RingChoice("direct", plain, direct_seconds(links, nbytes, block_bytes)),
+    AlgorithmChoice("ring", order, seconds),
+    AlgorithmChoice(
+      "direct", plain, direct_seconds(links, nbytes, block_bytes)
+    ),
   ]
   if links.site is not None and len(set(links.site)) > 1:
     ranks = np.argsort(links.site, kind="stable")
@@ -297,16 +303,18 @@ def choices(
       rates=links.rates[np.ix_(ranks, ranks)],
       delays=links.delays[np.ix_(ranks, ranks)], site=links.site[ranks],
     ), nbytes, block_bytes, sites)
-    found.append(RingChoice("sites", tuple(ranks.tolist()), seconds, sites))
+    found.append(
+      AlgorithmChoice("sites", tuple(ranks.tolist()), seconds, sites)
+    )
   return found
 
 
-def fastest(
-  links: Matrix, nbytes: float, block_bytes: int,
+def fastest_algorithm(
+  links: MeasuredLinks, nbytes: float, block_bytes: int,
   start: tuple[int, ...] | None = None,
-) -> RingChoice:
-  """Returns the algorithm of `choices` with the smallest modelled time."""
+) -> AlgorithmChoice:
+  """Returns the fastest of the `candidate_algorithms`, by modelled time."""
   return min(
-    choices(links, nbytes, block_bytes, start),
+    candidate_algorithms(links, nbytes, block_bytes, start),
     key=lambda choice: choice.seconds,
   )

@@ -1,9 +1,9 @@
 """Message channel between a peer and its coordinator over one socket.
 
-One thread reads and writes, since a TLS connection does not support two. It
-sends keep-alive frames when there is no message. Outgoing messages wait in a
-bounded queue: a receiver that does not read loses its connection, and does not
-delay other receivers.
+One thread reads and writes, since TLS does not support two. It sends keep-alive
+frames when there is no message. Outgoing messages wait in a bounded queue: a
+receiver that does not read loses its connection, and does not delay other
+receivers.
 """
 
 import collections
@@ -31,7 +31,7 @@ from parallel.peers.transport.handshake import shut
 # A peer receives a few messages per round, so a queue of this length means
 # that it does not read.
 _MAX_WAITING = 256
-_PIECE = 1 << 16  # bytes per recv
+_RECV_BYTES = 1 << 16  # bytes per recv
 
 
 class Channel:
@@ -40,7 +40,7 @@ class Channel:
   Attributes:
     last_received: `time.monotonic()` of the last received frame.
     reason: Reason for which this side closed the connection; "" if it did not.
-    silence_s: Timeout of sends, and of receives if `ends_silent`.
+    silence_s: Timeout in seconds of sends, and of receives if ``ends_silent``.
     sent_bytes: Bytes of sent frames, without the overhead of TLS.
     received_bytes: Bytes of received frames, without the overhead of TLS.
   """
@@ -55,8 +55,8 @@ class Channel:
       sock: Connected socket.
       kinds: Accepted classes of messages.
       silence_s: Seconds within which the other side must accept sent data.
-      ends_silent: Whether the connection also ends when nothing was received
-        for that long. It detects half-open connections, on which sent data
+      ends_silent: Whether the connection also ends if nothing was received for
+        ``silence_s``. This detects half-open connections, on which sent data
         arrives but nothing comes back.
       max_waiting: Maximum number of queued messages.
     """
@@ -65,7 +65,7 @@ class Channel:
     self.sent_bytes = self.received_bytes = 0
     self._lock = threading.Lock()
     self._waiting: collections.deque[bytes] = collections.deque()
-    # Pipe that wakes the thread in `select`.
+    # A pipe wakes the thread that waits in `select`.
     self._bell, self._ringer = os.pipe()
     os.set_blocking(self._ringer, False)
     self._open = True
@@ -82,7 +82,7 @@ class Channel:
         return
       self._waiting.append(data)
       full = len(self._waiting) > self._max_waiting
-      self._ring()
+      self._wake()
     if full:
       self.close("does not read its messages")
 
@@ -122,15 +122,15 @@ class Channel:
         selector.register(self._sock, selectors.EVENT_READ)
         selector.register(self._bell, selectors.EVENT_READ, "bell")
         while True:
-          more = self._flush()
+          more = self._send_next()
           # Wakes at least eight times per timeout, for keep-alives.
           for key, _ in selector.select(0 if more else self.silence_s / 8):
             if key.data == "bell":
               # Empty the pipe; the queue has the messages.
-              os.read(self._bell, _PIECE)
+              os.read(self._bell, _RECV_BYTES)
           # TLS may have buffered data that `select` does not report.
           while self._receive(received):
-            self._read(received, take)
+            self._process_frames(received, take)
           silent_s = time.monotonic() - self.last_received
           if self._ends_silent and silent_s > self.silence_s:
             raise TimeoutError(f"silent for {self.silence_s:g} s")
@@ -142,12 +142,12 @@ class Channel:
         os.close(self._ringer)
       self._ended.set()
 
-  def _ring(self) -> None:
+  def _wake(self) -> None:
     """Wakes the thread; the caller holds the lock and the pipe is open."""
     with contextlib.suppress(BlockingIOError):  # a full pipe wakes it, too
       os.write(self._ringer, b".")
 
-  def _flush(self) -> bool:
+  def _send_next(self) -> bool:
     """Sends one queued message, or a keep-alive if nothing was sent recently.
 
     It sends only one message per call, since both sides may send more than the
@@ -167,17 +167,17 @@ class Channel:
       )
       self._said = time.monotonic()
     elif time.monotonic() - self._said >= self.silence_s / 8:
-      # Eight keep-alives per timeout: a lost one does not end a connection.
+      # Eight keep-alives per timeout, so a lost one does not end a connection.
       self.sent_bytes += frames.send(self._sock, Header(Kind.KEEP_ALIVE))
       self._said = time.monotonic()
     return more
 
   def _receive(self, received: bytearray) -> bool:
     """Receives available bytes; returns whether there were any."""
-    # Nonblocking: a readable TLS socket may hold no application data.
+    # It must not block: a readable TLS socket may hold no application data.
     self._sock.settimeout(0)
     try:
-      data = self._sock.recv(_PIECE)
+      data = self._sock.recv(_RECV_BYTES)
     except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
       return False
     if not data:
@@ -186,16 +186,18 @@ class Channel:
     self.received_bytes += len(data)
     return True
 
-  def _read(self, received: bytearray, take: Callable[[Any], None]) -> None:
+  def _process_frames(
+    self, received: bytearray, take: Callable[[Any], None]
+  ) -> None:
     """Processes the complete frames of a buffer and removes them from it."""
     while len(received) >= HEADER_BYTES:
       header = frames.unpack(received[:HEADER_BYTES])
       if header.kind not in (Kind.MESSAGE, Kind.KEEP_ALIVE):
         raise FrameError(
-          f"a frame of kind {header.kind.name} is not expected here: must be a "
-          "message"
+          f"a frame of kind {header.kind.name} is not expected here: it must "
+          "be a message"
         )
-      # unpack has compared the length with its limit.
+      # `unpack` has compared the length with its limit.
       end = HEADER_BYTES + header.length
       if len(received) < end:
         return

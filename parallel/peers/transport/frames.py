@@ -3,8 +3,8 @@
 A frame is a header of 40 bytes and a payload. The header carries its own
 CRC-32, so a corrupted length is detected: TCP's checksum of 16 bits lets about
 one corrupted segment in 65,536 pass. The payload's CRC-32 is optional
-(measured: `zlib.crc32` takes 108 ms of one core for 256 MB, adding them as
-float32 takes 45 ms).
+(measured: `zlib.crc32` takes 108 ms of one core for 256 MB; the addition of 256
+MB of float32 takes 45 ms).
 
 Received bytes are untrusted. Every length is compared with a limit before
 memory is allocated, and all invalid input raises `FrameError`.
@@ -15,7 +15,7 @@ Example:
   >>> data = frames.encode(m.Ready(epoch=1, round=7))
   >>> len(data)  # a name and two integers of 8 bytes
   23
-  >>> frames.decode(data, frames.FROM_PEER)
+  >>> frames.decode(data, frames.PEER_MESSAGES)
   Ready(epoch=1, round=7)
 """
 
@@ -35,22 +35,22 @@ from parallel.peers.membership import messages as m
 MAGIC = b"ELF1"
 # Magic, kind, flags, padding, tag, slot, offset, length, CRC of the payload.
 _FIELDS = struct.Struct("!4sBBxxQIQII")
-_CRC = struct.Struct("!I")  # of the fields
+_CRC = struct.Struct("!I")  # CRC-32 of the fields
 HEADER_BYTES = _FIELDS.size + _CRC.size
 _CHECKED = 1  # flag: the header contains the payload's CRC-32
 # Maximum number of members of an epoch and of items of a tuple in a message.
 MAX_ITEMS = 1024
-ID = re.compile(r"[0-9A-Za-z_.:-]{1,84}")
+ID_PATTERN = re.compile(r"[0-9A-Za-z_.:-]{1,84}")
 _DIGEST = re.compile(r"(?:[0-9a-f]{2}){0,64}")
 _TEXT = re.compile(r"[ -~]{0,400}")  # printable: it is shown on terminals
 _INT = struct.Struct("!Q")
 _FLOAT = struct.Struct("!d")
 _SHORT = struct.Struct("!H")
-_LENGTH = struct.Struct("!I")  # of bytes
+_LENGTH = struct.Struct("!I")  # length of a bytes value
 
 
-def printable(text: str) -> str:
-  """Returns a text of another process for terminals and messages."""
+def to_printable(text: str) -> str:
+  """Replaces control and non-ASCII characters of an untrusted text by "?"."""
   return re.sub(r"[^ -~]", "?", text)
 
 
@@ -62,10 +62,10 @@ class Kind(enum.IntEnum):
   """Kind of a frame's payload.
 
   MESSAGE: a message of `parallel.peers.membership.messages`. KEEP_ALIVE:
-  empty. OPEN: the sender's `Agreement` on an operation. ABORT: reason for which
-  the sender leaves an epoch. DATA: block of an operation. ASK: request for
-  shared state. MANIFEST, CHUNK: responses with data. GONE: response of a holder
-  that does not have the requested revision.
+  empty. OPEN: digest of the `OperationSpec` of an operation that the sender
+  starts. ABORT: reason for which the sender leaves an epoch. DATA: block of an
+  operation. ASK: request for shared state. MANIFEST, CHUNK: data in response.
+  GONE: response of a holder that does not have the requested revision.
   """
 
   MESSAGE = 1
@@ -80,7 +80,7 @@ class Kind(enum.IntEnum):
 
 
 # Maximum payload of each kind in bytes.
-LIMITS = {
+MAX_PAYLOAD_BYTES = {
   Kind.MESSAGE: 1 << 18,
   Kind.KEEP_ALIVE: 0,
   Kind.OPEN: 32,
@@ -99,8 +99,8 @@ class Header(NamedTuple):
   Attributes:
     kind: Kind of the payload.
     length: Length of the payload in bytes.
-    tag: Operation that the payload belongs to.
-    slot: Number of a buffer of the operation, e.g. that of a sum's chunk.
+    tag: Number of the operation that the payload belongs to.
+    slot: Number of a buffer of the operation, e.g. the buffer of a chunk.
     offset: Offset within the slot in bytes.
     crc: CRC-32 of the payload; None if the sender computed none.
   """
@@ -122,7 +122,7 @@ class Header(NamedTuple):
 
 
 def unpack(data: Any) -> Header:
-  """Returns the header that `Header.pack` converted.
+  """Returns the header that `Header.pack` has converted to bytes.
 
   Args:
     data: ``HEADER_BYTES`` bytes.
@@ -145,14 +145,14 @@ def unpack(data: Any) -> Header:
   ):
     raise FrameError("the checksum of a header is wrong")
   # The checksum is valid, so the sender has another version or is hostile.
-  if kind not in LIMITS or flags & ~_CHECKED:
+  if kind not in MAX_PAYLOAD_BYTES or flags & ~_CHECKED:
     raise FrameError(
       f"a frame has the unknown kind {kind} or unknown flags {flags}"
     )
-  if length > LIMITS[kind]:
+  if length > MAX_PAYLOAD_BYTES[kind]:
     raise FrameError(
       f"a frame of kind {Kind(kind).name} announces {length:,} bytes; the "
-      f"limit is {LIMITS[kind]:,}"
+      f"limit is {MAX_PAYLOAD_BYTES[kind]:,}"
     )
   return Header(
     Kind(kind), length, tag, slot, offset, crc if flags & _CHECKED else None
@@ -188,12 +188,12 @@ def send(
     OSError: The connection is broken.
   """
   view = memoryview(payload).cast("B")
-  # Over the payload only; the header has its own checksum.
+  # This covers the payload only; the header has its own checksum.
   crc = zlib.crc32(view) if checked else None
   head = header._replace(length=len(view), crc=crc).pack()
   total = len(head) + len(view)
   if not hasattr(sock, "context"):  # TLS sockets have no sendmsg
-    # One system call for both in most cases; it may send only a part.
+    # One system call sends both in most cases, but it may send only a part.
     sent = sock.sendmsg([head, view])
     if sent == total:
       return total
@@ -214,7 +214,7 @@ def read_into(sock: socket.socket, view: memoryview) -> None:
   Raises:
     ConnectionError: The other side has closed the connection.
   """
-  # A single call for the whole buffer, without TLS and without a timeout.
+  # Without TLS and without a timeout, a single call fills the whole buffer.
   flags = 0 if hasattr(sock, "context") else socket.MSG_WAITALL
   while view:
     got = sock.recv_into(view, 0, flags)
@@ -242,7 +242,7 @@ def read(
 
   Args:
     sock: Connected socket.
-    kinds: Accepted kinds. Their limits bound the allocated memory.
+    kinds: Accepted kinds of frames.
 
   Returns:
     (header, payload).
@@ -254,7 +254,7 @@ def read(
   header = read_header(sock)
   if header.kind not in kinds:
     raise FrameError(f"a frame of kind {header.kind.name} is not expected here")
-  # Allocate piece by piece as data arrives: the announced length is untrusted.
+  # Memory is allocated as data arrives, since the length is not trusted.
   payload = bytearray()
   while len(payload) < header.length:
     # 256 KiB at a time.
@@ -265,12 +265,12 @@ def read(
   return header, payload
 
 
-# Messages that a coordinator accepts from peers, and peers from a coordinator.
-FROM_PEER = (
+# Messages that a coordinator accepts from peers, and that peers accept from it.
+PEER_MESSAGES = (
   m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave, m.Report,
   m.Checked,
 )
-FROM_COORDINATOR = (
+COORDINATOR_MESSAGES = (
   m.Welcome, m.Waiting, m.Stop, m.Check, m.Prepare, m.Go, m.Start
 )
 
@@ -292,16 +292,16 @@ def encode(message: Any) -> bytes:
   _write_text(kind.__name__, out)
   _coder(kind)[0](message, out)
   data = b"".join(out)
-  if len(data) > LIMITS[Kind.MESSAGE]:
+  if len(data) > MAX_PAYLOAD_BYTES[Kind.MESSAGE]:
     raise FrameError(
       f"the message {kind.__name__} has {len(data):,} bytes; at most "
-      f"{LIMITS[Kind.MESSAGE]:,} are allowed"
+      f"{MAX_PAYLOAD_BYTES[Kind.MESSAGE]:,} are allowed"
     )
   return data
 
 
 def decode(data: Any, kinds: Sequence[type]) -> Any:
-  """Returns the message that `encode` converted.
+  """Returns the message that `encode` has converted to bytes.
 
   Args:
     data: Encoded message, untrusted.
@@ -310,9 +310,10 @@ def decode(data: Any, kinds: Sequence[type]) -> Any:
   Raises:
     FrameError: The data is not a message of these classes.
   """
-  if len(data) > LIMITS[Kind.MESSAGE]:
+  if len(data) > MAX_PAYLOAD_BYTES[Kind.MESSAGE]:
     raise FrameError(
-      f"a message has {len(data):,} bytes; at most {LIMITS[Kind.MESSAGE]:,} "
+      f"a message has {len(data):,} bytes; at most "
+      f"{MAX_PAYLOAD_BYTES[Kind.MESSAGE]:,} "
       "are allowed"
     )
   reader = _Reader(bytes(data))
@@ -336,7 +337,7 @@ class _Reader:
     self._data, self.place = data, 0
 
   def take(self, count: int) -> bytes:
-    """Returns the next bytes."""
+    """Returns the next ``count`` bytes."""
     end = self.place + count
     if end > len(self._data):
       raise FrameError("a message is truncated")
@@ -344,18 +345,18 @@ class _Reader:
     return found
 
   def number(self, form: struct.Struct) -> Any:
-    """Returns the next number."""
+    """Returns the next number, whose encoding is ``form``."""
     return form.unpack(self.take(form.size))[0]
 
   def text(self) -> str:
-    """Returns the next text; rejects text that is not ASCII."""
+    """Returns the next text, which must be ASCII."""
     raw = self.take(self.number(_SHORT))
     if not raw.isascii():
       raise FrameError("a text in a message must be ASCII")
     return raw.decode("ascii")
 
 
-# (writer, reader) of one type.
+# (writer, reader) of the values of one type: a writer appends bytes to a list.
 _Coder = tuple[Callable[[Any, list[bytes]], None], Callable[[_Reader], Any]]
 _CODERS: dict[Any, _Coder] = {}
 
@@ -370,43 +371,45 @@ def _write_bytes(data: bytes, out: list[bytes]) -> None:
 
 
 def _coder(hint: Any) -> _Coder:
-  """Returns the cached writer and reader of an annotation."""
+  """Returns (writer, reader) of the values of a type annotation, cached."""
   if hint not in _CODERS:
-    _CODERS[hint] = _make(hint)
+    _CODERS[hint] = _build_coder(hint)
   return _CODERS[hint]
 
 
-def _make(hint: Any) -> _Coder:
-  """Builds the writer and reader of an annotation."""
+def _build_coder(hint: Any) -> _Coder:
+  """Builds (writer, reader) of the values of a type annotation."""
   args = typing.get_args(hint)
   if hint is int:
     # `type(v) is int` excludes bools.
-    return _plain(lambda v: type(v) is int and 0 <= v < 2**63, _INT)
+    return _number_coder(lambda v: type(v) is int and 0 <= v < 2**63, _INT)
   if hint is bool:
-    return _plain(lambda v: v in (0, 1), struct.Struct("!?"))
+    return _number_coder(lambda v: v in (0, 1), struct.Struct("!?"))
   if hint is float:
-    return _plain(lambda v: type(v) is float and math.isfinite(v), _FLOAT)
+    return _number_coder(
+      lambda v: type(v) is float and math.isfinite(v), _FLOAT
+    )
   if hint is Any:  # `messages.Id`
-    return _matching(ID, "id")
+    return _text_coder(ID_PATTERN, "id")
   if hint is Hashable:  # `messages.Digest`
-    return _matching(_DIGEST, "digest")
+    return _text_coder(_DIGEST, "digest")
   if hint is str:
-    return _matching(_TEXT, "text")
+    return _text_coder(_TEXT, "text")
   if hint is bytes:
     return _write_bytes, lambda reader: reader.take(reader.number(_LENGTH))
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
     # `X | None`: the only kind of union in messages.
     (inner,) = (a for a in args if a is not types.NoneType)
-    return _optional(_coder(inner))
+    return _optional_coder(_coder(inner))
   if typing.get_origin(hint) is tuple:
     assert args[1:] == (Ellipsis,), hint
-    return _several(_coder(args[0]))
+    return _tuple_coder(_coder(args[0]))
   # A nested named tuple, such as Vote in Hello.
-  return _named(hint)
+  return _named_tuple_coder(hint)
 
 
-def _plain(valid: Callable[[Any], bool], form: struct.Struct) -> _Coder:
-  """Builds the coder of a number; both directions check its range."""
+def _number_coder(valid: Callable[[Any], bool], form: struct.Struct) -> _Coder:
+  """Builds (writer, reader) of a number; both check its range."""
   def checked(value: Any) -> Any:
     if not valid(value):
       raise FrameError(f"the number {value!r} is out of the range of its field")
@@ -418,8 +421,8 @@ def _plain(valid: Callable[[Any], bool], form: struct.Struct) -> _Coder:
   )
 
 
-def _matching(pattern: re.Pattern, what: str) -> _Coder:
-  """Builds the coder of a text; both directions check its pattern."""
+def _text_coder(pattern: re.Pattern, what: str) -> _Coder:
+  """Builds (writer, reader) of a text; both compare it with a pattern."""
   def checked(text: Any) -> str:
     if not isinstance(text, str) or not pattern.fullmatch(text):
       raise FrameError(
@@ -434,8 +437,8 @@ def _matching(pattern: re.Pattern, what: str) -> _Coder:
   )
 
 
-def _optional(inner: _Coder) -> _Coder:
-  """Builds the coder of an optional value: a byte 0 or 1, then the value."""
+def _optional_coder(inner: _Coder) -> _Coder:
+  """Builds (writer, reader) of a value or None: byte 0 or 1, and the value."""
   def write(value: Any, out: list[bytes]) -> None:
     out.append(b"\0" if value is None else b"\1")
     if value is not None:
@@ -452,8 +455,8 @@ def _optional(inner: _Coder) -> _Coder:
   return write, read_
 
 
-def _several(inner: _Coder) -> _Coder:
-  """Builds the coder of a tuple: the number of items, then the items."""
+def _tuple_coder(inner: _Coder) -> _Coder:
+  """Builds (writer, reader) of a tuple: number of items, then the items."""
   def write(values: Any, out: list[bytes]) -> None:
     if not isinstance(values, tuple) or len(values) > MAX_ITEMS:
       raise FrameError(
@@ -475,8 +478,8 @@ def _several(inner: _Coder) -> _Coder:
   return write, read_
 
 
-def _named(kind: type) -> _Coder:
-  """Builds the coder of a named tuple: its fields in order."""
+def _named_tuple_coder(kind: type) -> _Coder:
+  """Builds (writer, reader) of a named tuple: its fields in order."""
   fields = [
     (name, _coder(hint)) for name, hint in typing.get_type_hints(kind).items()
   ]

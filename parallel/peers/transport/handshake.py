@@ -9,8 +9,8 @@ is never sent:
     public key, a nonce, and the HMAC-SHA256 of all bytes exchanged so far
   listener -> dialer: accepted or not, and the HMAC of all bytes so far
 
-Each HMAC is followed by a second one, whose key is derived from the keys of
-both sides. It proves that a side owns the id that it names
+Each HMAC is followed by a second one, whose key is derived from both sides' key
+pairs. It proves that a side owns the id that it uses
 (`parallel.peers.transport.identity`).
 
 The listener sends a MAC only to a dialer that has the token, and a recorded
@@ -38,26 +38,26 @@ import time
 from typing import NamedTuple
 
 from parallel.peers.membership.messages import MAX_CHARS, Id
-from parallel.peers.transport.frames import printable, read_into
+from parallel.peers.transport.frames import read_into, to_printable
 from parallel.peers.transport.identity import (
   PUBLIC_BYTES,
   Identity,
   fingerprint,
-  own,
-  owner,
+  owner_fingerprint,
+  process_identity,
 )
 
 Address = tuple[str, int]
 MIN_TOKEN_BYTES = 16
 TOKEN_VARIABLE = "ELASTIC_TOKEN"
-OWN_TOKEN = ".elastic_token"  # in the home folder
+TOKEN_FILE = ".elastic_token"  # in the home folder
 NONCE_BYTES = MAC_BYTES = 32
 # Magic, public key, nonce.
 OPENING = struct.Struct(f"!4s{PUBLIC_BYTES}s32s")
 # Magic, purpose, connection, epoch, sender, receiver, public key, nonce.
 REQUEST = struct.Struct(f"!4sBHQ84s84s{PUBLIC_BYTES}s32s")
 MAGIC = b"ELH3"
-HANDSHAKE_BYTES = REQUEST.size + 2 * MAC_BYTES  # sent by the dialer
+HANDSHAKE_BYTES = REQUEST.size + 2 * MAC_BYTES  # bytes that the dialer sends
 
 
 class Purpose(enum.IntEnum):
@@ -89,7 +89,7 @@ class DialRequest(NamedTuple):
 
   Attributes:
     purpose: Purpose of the connection.
-    connection: Number of the connection among those with this purpose.
+    connection: Number of the connection among those for this purpose.
     epoch: Epoch that the connection belongs to.
     sender: Id of the dialing peer.
     receiver: Id of the listening peer.
@@ -103,15 +103,15 @@ class DialRequest(NamedTuple):
 
 
 class Refused(ConnectionError):
-  """The listener refused the connection, or has a different token."""
+  """Error: the listener refused the connection, or has a different token."""
 
 
-class Early(Refused):
-  """The listener has not reached the request's epoch yet; `dial` retries."""
+class EpochNotReached(Refused):
+  """Error: the listener has not reached the request's epoch; `dial` retries."""
 
 
 class Cancelled(ConnectionError):
-  """Another thread cancelled the operation."""
+  """Error: another thread has cancelled the operation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Security:
   server: ssl.SSLContext | None = None
   client: ssl.SSLContext | None = None
   identity: Identity = dataclasses.field(
-    default_factory=own, repr=False, compare=False
+    default_factory=process_identity, repr=False, compare=False
   )
 
   def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ class Security:
       )
 
   def mac(self, role: bytes, *said: bytes) -> bytes:
-    """Returns the HMAC of one side for all bytes exchanged so far.
+    """Returns the HMAC of the messages exchanged so far, with the token as key.
 
     Args:
       role: b"dialer" or b"listener", so that one side's MAC cannot be replayed
@@ -160,7 +160,7 @@ class Security:
       *said: Messages of the handshake, in order.
     """
     return hmac.digest(
-      # Derives the key of the MAC from the token.
+      # The key of the MAC is derived from the token.
       hashlib.sha256(b"elastic" + self.token).digest(),
       b"\0".join([role, *said]), "sha256",
     )
@@ -171,11 +171,11 @@ class Security:
     Raises:
       Refused: The id is bound to another key.
     """
-    if owner(peer) not in ("", fingerprint(public)):
+    if owner_fingerprint(peer) not in ("", fingerprint(public)):
       raise Refused(f"{peer} is the id of another process")
 
   def proof(self, public: bytes, role: bytes, *said: bytes) -> bytes:
-    """Returns the HMAC whose key the two processes derive from their key pairs.
+    """Returns the HMAC of the messages, with a key derived from both key pairs.
 
     Args:
       public: Public key of the other process.
@@ -198,7 +198,7 @@ def with_tls(
   Args:
     token: Shared secret of all peers.
     certificate: Path of this peer's certificate.
-    key: Path of its private key.
+    key: Path of this peer's private key.
     authority: Path of the CA certificate that signed all peers' certificates.
   """
   contexts = []
@@ -219,8 +219,8 @@ def parse_address(key: str, text: str, least: int = 0) -> Address:
   """Parses HOST:PORT; an IPv6 address is in brackets.
 
   Args:
-    key: Prefix of the text in the error, such as "--listen=".
-    text: The text.
+    key: Prefix of the text in the error message, such as "--listen=".
+    text: The text to parse.
     least: Smallest allowed port; 0 lets the system choose one.
 
   Raises:
@@ -240,7 +240,7 @@ def parse_address(key: str, text: str, least: int = 0) -> Address:
 
 
 def format_address(address: Address) -> str:
-  """Returns HOST:PORT, as `parse_address` reads it.
+  """Returns HOST:PORT in the form that `parse_address` reads.
 
   Example:
     >>> format_address(("::1", 7000))
@@ -250,7 +250,7 @@ def format_address(address: Address) -> str:
   return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def from_files(
+def read_security(
   token: str = "", certificate: str = "", key: str = "", authority: str = ""
 ) -> Security:
   """Returns the settings that command-line flags describe.
@@ -258,7 +258,7 @@ def from_files(
   Args:
     token: Path of a file with the token. If empty, the token is the value of
       the environment variable ELASTIC_TOKEN, or else the user's token on this
-      machine (`own_token`).
+      machine (`read_user_token`).
     certificate: Path as for `with_tls`; no TLS if all three paths are empty.
     key: Path as for `with_tls`.
     authority: Path as for `with_tls`.
@@ -269,7 +269,7 @@ def from_files(
   """
   secret = (
     pathlib.Path(token).read_text() if token
-    else os.environ.get(TOKEN_VARIABLE) or own_token()
+    else os.environ.get(TOKEN_VARIABLE) or read_user_token()
   ).strip()
   tls = certificate, key, authority
   if not any(tls):
@@ -281,14 +281,14 @@ def from_files(
   return with_tls(secret.encode(), *tls)
 
 
-def own_token() -> str:
+def read_user_token() -> str:
   """Returns the token of the current user's swarms on this machine.
 
   The token is in a file in the home folder, readable by the user only. The file
   is created on first use.
   """
   home = pathlib.Path.home()
-  path = home / OWN_TOKEN
+  path = home / TOKEN_FILE
   if not path.exists():
     with tempfile.NamedTemporaryFile("w", dir=home) as new:  # of mode 600
       new.write(secrets.token_hex(32))  # 256 bits
@@ -299,11 +299,11 @@ def own_token() -> str:
   return path.read_text()
 
 
-class Scope:
+class SocketGroup:
   """Set of sockets that any thread can close together.
 
   Attributes:
-    closed: Event that is set when the scope is closed.
+    closed: Event that is set when the group is closed.
   """
 
   def __init__(self) -> None:
@@ -315,7 +315,7 @@ class Scope:
     """Adds a socket.
 
     Raises:
-      Cancelled: The scope has been closed.
+      Cancelled: The group has been closed.
     """
     with self._lock:
       if not self.closed.is_set():
@@ -334,7 +334,7 @@ class Scope:
     """Shuts all sockets down, which wakes the threads blocked on them."""
     with self._lock:
       self.closed.set()
-      # Shut down without the lock: `end` takes it.
+      # Sockets are shut down without the lock, which `end` takes.
       sockets, self._sockets = self._sockets, set()
     for sock in sockets:
       shut(sock)
@@ -375,7 +375,7 @@ class HandshakeSocket:
     return self.sock.recv_into(view, size)
 
   def receive(self, count: int) -> bytes:
-    """Receives exactly `count` bytes."""
+    """Receives exactly ``count`` bytes."""
     data = bytearray(count)
     read_into(self, memoryview(data))  # type: ignore[arg-type]
     return bytes(data)
@@ -386,16 +386,16 @@ class HandshakeSocket:
     self.sock.sendall(data)
 
 
-def prepared(
+def set_socket_options(
   sock: socket.socket, unacknowledged_s: float = 0, send_buffer: int = 0
 ) -> None:
   """Sets socket options after a handshake: TCP_NODELAY and no timeout.
 
   Args:
     sock: Connected socket.
-    unacknowledged_s: Seconds after which unacknowledged data breaks the
-      connection (TCP_USER_TIMEOUT), e.g. a half-open one; 0 keeps the kernel's
-      default of about 15 minutes.
+    unacknowledged_s: Seconds after which the connection breaks if sent data is
+      not acknowledged (TCP_USER_TIMEOUT); 0 keeps the kernel's default of about
+      15 minutes.
     send_buffer: Bytes of the kernel's send buffer; 0 keeps the default.
   """
   sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -410,8 +410,8 @@ def prepared(
 
 
 def dial(
-  address: Address, request: DialRequest, security: Security, scope: Scope,
-  limit_s: float,
+  address: Address, request: DialRequest, security: Security,
+  scope: SocketGroup, limit_s: float,
 ) -> socket.socket:
   """Connects to a listener; retries with backoff until it responds.
 
@@ -419,7 +419,7 @@ def dial(
     address: (host, port) of the listener.
     request: Connection request.
     security: Token and TLS settings.
-    scope: Scope that the socket is added to; closing it cancels the call.
+    scope: Group that the socket is added to; closing it cancels the call.
     limit_s: Time limit in seconds.
 
   Returns:
@@ -427,7 +427,7 @@ def dial(
 
   Raises:
     Refused: The listener refuses the request or has a different token.
-    Cancelled: The scope was closed.
+    Cancelled: The group was closed.
     OSError: The listener did not respond within the time limit.
   """
   # The limit covers all attempts.
@@ -444,20 +444,20 @@ def dial(
       sock.settimeout(left)
       sock.connect(address)
       if security.client is not None:
-        # wrap_socket detaches the plain socket; replace it in the scope.
+        # wrap_socket detaches the plain socket; replace it in the group.
         plain, sock = sock, security.client.wrap_socket(sock)
         scope.end(plain)
         scope.add(sock)
-      answer = _ask(
+      answer = _run_handshake(
         HandshakeSocket(sock, end - time.monotonic()), request, security
       )
       if answer is Status.ACCEPTED:
-        prepared(sock)  # removes the timeout
+        set_socket_options(sock)  # removes the timeout
         return sock
       if answer is not Status.EARLY:
         raise Refused(f"{request.receiver} refuses: {answer.name}")
-      # Retried below: the listener may enter the epoch a moment later.
-      error: OSError = Early(
+      # It is retried below, since the listener may enter the epoch soon.
+      error: OSError = EpochNotReached(
         f"{request.receiver} has not entered epoch {request.epoch}"
       )
     except OSError as caught:
@@ -465,7 +465,7 @@ def dial(
     scope.end(sock)
     if scope.closed.is_set():
       raise Cancelled("closed") from error
-    if isinstance(error, Refused) and not isinstance(error, Early):
+    if isinstance(error, Refused) and not isinstance(error, EpochNotReached):
       raise error
     if time.monotonic() + pause > end:
       raise error
@@ -473,33 +473,33 @@ def dial(
     pause = min(2 * pause, 0.5)  # exponential backoff
 
 
-def local_host(
+def find_local_host(
   address: Address, request: DialRequest, security: Security,
   refused_s: float = 2.0, slow_s: float = 30.0,
 ) -> str:
-  """Connects to a listener; returns the local host of the connection.
+  """Returns the local address (host) of a connection to a listener.
 
   Args:
     address: (host, port) of the listener.
     request: Connection request.
     security: Token and TLS settings.
-    refused_s: Time limit if no listener accepts, in seconds.
-    slow_s: Time limit of a second attempt after a timeout, as over a slow link
-      or to a busy machine, in seconds.
+    refused_s: Time limit of the first attempt in seconds.
+    slow_s: Time limit in seconds of a second attempt after a timeout of the
+      first one, as occurs with a slow link or a busy machine.
 
   Raises:
     OSError: As `dial`.
   """
   try:
-    sock = dial(address, request, security, Scope(), refused_s)
+    sock = dial(address, request, security, SocketGroup(), refused_s)
   except TimeoutError:
-    sock = dial(address, request, security, Scope(), slow_s)
+    sock = dial(address, request, security, SocketGroup(), slow_s)
   with sock:
     return sock.getsockname()[0]
 
 
-def reached(
-  me: Id, peer: Id, address: Address, security: Security, scope: Scope,
+def reachability_error(
+  me: Id, peer: Id, address: Address, security: Security, scope: SocketGroup,
   limit_s: float,
 ) -> str:
   """Connects to a peer's listener to check that it can be reached.
@@ -509,7 +509,7 @@ def reached(
     peer: Id of the listening peer.
     address: Address of the listening peer.
     security: Token and TLS settings.
-    scope: Scope of the connection; closing it cancels the call.
+    scope: Group of the connection's socket; closing it cancels the call.
     limit_s: Time limit in seconds.
 
   Returns:
@@ -519,15 +519,15 @@ def reached(
     request = DialRequest(Purpose.CHECK, 0, 0, me, peer)
     scope.end(dial(address, request, security, scope, limit_s))
   except OSError as error:
-    # As in a message to the coordinator.
-    return printable(str(error) or type(error).__name__)[:MAX_CHARS]
+    # The text has the form that messages to the coordinator require.
+    return to_printable(str(error) or type(error).__name__)[:MAX_CHARS]
   return ""
 
 
-def _ask(
+def _run_handshake(
   sock: HandshakeSocket, request: DialRequest, security: Security
 ) -> Status:
-  """Sends the dialer's request; returns the listener's response."""
+  """Executes the dialer's side of a handshake; returns the response."""
   # First message: the listener's public key and nonce.
   opening = sock.receive(OPENING.size)
   magic, public, _ = OPENING.unpack(opening)

@@ -1,8 +1,8 @@
-"""Key pair of a process, to which the ids of its peers are bound.
+"""Key pair of a process, to which the ids of the process's peers are bound.
 
 An id contains the fingerprint of a public key. In a handshake, both sides
 compute the same secret from their own private key and the other's public key
-(X25519, RFC 7748), and prove with it that they own the ids that they name. So a
+(X25519, RFC 7748), and prove with it that they own the ids that they use. So a
 peer with the group's token cannot use the id of another peer. A process creates
 its key pair at first use and stores it nowhere.
 
@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 )
 
 PUBLIC_BYTES = 32
-_FINGERPRINT_CHARS = 16  # 64 bits: an equal one takes 2^64 tries to find
-_OWNED = re.compile(
+_FINGERPRINT_CHARS = 16  # 64 bits, so forging a fingerprint takes 2^64 tries
+_OWNED_ID_PATTERN = re.compile(
   rf"[0-9a-f]{{12}}-[0-9a-f]{{4}}-([0-9a-f]{{{_FINGERPRINT_CHARS}}})-.*"
 )
 
@@ -34,7 +34,7 @@ class Identity:
 
   Attributes:
     public: Public key, 32 bytes.
-    fingerprint: First 16 hex digits of its SHA-256, as in ids.
+    fingerprint: First 16 hex digits of the public key's SHA-256, as in ids.
   """
 
   def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Identity:
     self.fingerprint = fingerprint(self.public)
 
   def shared(self, public: bytes) -> bytes:
-    """Returns the 32-byte secret that only the two keys' owners can compute.
+    """Returns the 32-byte secret that only the owners of both keys can compute.
 
     Args:
       public: Public key of the other process; untrusted.
 
     Raises:
-      ValueError: `public` is not a valid key.
+      ValueError: ``public`` is not a valid key.
     """
     try:  # the exchange refuses keys of small order
       return self._secret.exchange(X25519PublicKey.from_public_bytes(public))
@@ -58,7 +58,7 @@ class Identity:
 
 
 @functools.cache
-def own() -> Identity:
+def process_identity() -> Identity:
   """Returns the key pair of this process, which the first call creates."""
   return Identity()
 
@@ -68,7 +68,7 @@ def fingerprint(public: bytes) -> str:
   return hashlib.sha256(public).hexdigest()[:_FINGERPRINT_CHARS]
 
 
-def owner(name: str) -> str:
+def owner_fingerprint(name: str) -> str:
   """Returns the fingerprint in an id; "" if the id is bound to no key."""
-  match = _OWNED.fullmatch(name)
+  match = _OWNED_ID_PATTERN.fullmatch(name)
   return match[1] if match else ""

@@ -6,16 +6,17 @@ blocks from one queue, so a slow connection sends fewer. One thread per
 connection sends, and one receives directly into the buffer that the operation
 provides, without a copy.
 
-A peer sends a block only after the receiver has sent OPEN for the operation on
-its control connection. Hence every block has a buffer when it arrives, and an
-operation that one peer has not started does not block other operations.
+A peer sends a block of an operation (such as a sum) only after the receiver has
+sent OPEN for the operation on its control connection. Hence every block has a
+buffer when it arrives, and an operation that one peer has not started does not
+block other operations.
 
 A failing link ends all links of the epoch on all peers: the peer that detects
 the failure sends ABORT with the id of the lost peer, and shuts its sockets
 down. Each new attempt uses a new epoch with new connections, so blocks of
 different attempts cannot be mixed. A peer is lost when a connection breaks or
-when its control connection is silent for `Options.silence_s`; a long operation
-does not cause the loss of a peer.
+when its control connection is silent for `LinkOptions.silence_s`; a long
+operation does not cause the loss of a peer.
 """
 
 from collections.abc import Collection, Mapping
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from parallel.peers.membership.messages import Id
-from parallel.peers.settings import MAX_CONNECTIONS, Options
+from parallel.peers.settings import MAX_CONNECTIONS, LinkOptions
 from parallel.peers.transport import frames
 from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import (
@@ -39,27 +40,27 @@ from parallel.peers.transport.handshake import (
   Cancelled,
   DialRequest,
   Purpose,
-  Scope,
   Security,
+  SocketGroup,
   dial,
-  prepared,
+  set_socket_options,
   shut,
 )
-from parallel.peers.transport.listener import Listener, Offer
+from parallel.peers.transport.listener import AcceptRule, Listener
 from parallel.peers.transport.transfers import (
-  Agreement,
-  Bytes,
-  Lost,
+  ByteCounts,
+  LinksLost,
   Operation,
+  OperationSpec,
   Traffic,
-  Unreachable,
+  UnreachableError,
 )
 
 _CONTROL = 0  # number of the control connection; data connections follow
 # Limit on operations that other peers have opened and this one has not.
 _MAX_UNOPENED = 4096
-_ODD_FIRST_S = 0.5  # head start of peers with another call than most
-_OPTIONS = Options()
+_ODD_FIRST_S = 0.5  # head start of a peer that made another call than most
+_OPTIONS = LinkOptions()
 
 
 class Links:
@@ -75,7 +76,7 @@ class Links:
 
   def __init__(
     self, me: Id, epoch: int, members: Mapping[Id, Address],
-    security: Security, options: Options = _OPTIONS,
+    security: Security, options: LinkOptions = _OPTIONS,
   ) -> None:
     # Rank i is the i-th member.
     if me not in members:
@@ -83,7 +84,7 @@ class Links:
     self.me, self.epoch, self.members = me, epoch, tuple(members)
     self.traffic, self.options = Traffic(), options
     self._addresses = {p: a for p, a in members.items() if p != me}
-    self._security, self._scope = security, Scope()
+    self._security, self._scope = security, SocketGroup()
     self._lock = threading.Lock()
     self._changed = threading.Condition(self._lock)
     # (peer, connection number) -> socket; number 0 is the control connection.
@@ -97,11 +98,11 @@ class Links:
       p: queue.SimpleQueue() for p in self._addresses
     }
     self._operations: dict[int, Operation] = {}
-    # OPENs of operations that this peer has not started: (tag, peer) -> it.
-    self._unopened: dict[tuple[int, Id], Agreement] = {}
-    # Number of data connections of each peer; this peer's own if unknown.
+    # (tag, peer) -> OPEN frame of an operation that this peer has not started.
+    self._unopened: dict[tuple[int, Id], OperationSpec] = {}
+    # Number of data connections of each peer; until known, that of this peer.
     self._announced = dict.fromkeys(self._addresses, options.num_connections)
-    self._error: Lost | None = None
+    self._error: LinksLost | None = None
     self._free: dict[int, list[np.ndarray]] = {}  # bytes -> reusable memory
 
   def connect(self, listener: Listener, limit_s: float) -> "Links":
@@ -112,12 +113,12 @@ class Links:
       limit_s: Time limit in seconds.
 
     Raises:
-      Unreachable: Some members could not be reached, or did not connect.
-      Lost: The links were closed, or a connected peer was lost.
+      UnreachableError: Some members could not be reached, or did not connect.
+      LinksLost: The links were closed, or a connected peer was lost.
     """
-    # Before dialing, so that early connections are kept alive meanwhile.
+    # It starts before dialing, so that early connections are kept alive.
     self._start(self._keep_alive)
-    offer = Offer(self.epoch, frozenset(self._addresses), self._receive)
+    offer = AcceptRule(self.epoch, frozenset(self._addresses), self._receive)
     listener.serve(Purpose.DATA, offer)
     missing: dict[Id, str] = {}
     dialling = [
@@ -130,20 +131,20 @@ class Links:
       thread.join()
     with self._changed:
       self._changed.wait_for(
-        lambda: self._error or missing or not self._absent(), limit_s
+        lambda: self._error or missing or not self._absent_peers(), limit_s
       )
       error = self._error
-      # A failed dial ends the wait early, when other peers may still connect.
-      absent = () if missing else self._absent()
+      # A failed dial ends the wait, so other peers may still connect later.
+      absent = () if missing else self._absent_peers()
     if error is not None:
       raise error
     if missing or absent:
       self.close("could not connect to all members")
-      raise Unreachable(missing, absent)
+      raise UnreachableError(missing, absent)
     return self
 
-  def _absent(self) -> set[Id]:
-    """Returns the peers whose incoming connections are not all there."""
+  def _absent_peers(self) -> set[Id]:
+    """Returns the peers that have not opened all of their connections yet."""
     return {
       peer for peer, count in self._announced.items()
       if any((peer, k) not in self._inward for k in range(count + 1))
@@ -157,29 +158,29 @@ class Links:
 
   def close(self, reason: str = "closed its links") -> None:
     """Ends all links; operations in progress fail on all peers."""
-    self.fail(Lost(None, reason))
+    self.fail(LinksLost(None, reason))
 
-  def disagree(self, error: Lost) -> None:
+  def fail_by_disagreement(self, error: LinksLost) -> None:
     """Ends all links with the error of `transfers.disagreement`.
 
-    The peer that made the wrong call ends its links first. An earlier ABORT
-    would prevent it from reading the other peers' OPENs, and so from finding
-    its own error.
+    A peer that made another call than most ends its links first: an earlier
+    ABORT of other peers would prevent it from reading their OPEN frames, and so
+    from finding its own error.
     """
     if error.peer != self.me:
       self._scope.closed.wait(_ODD_FIRST_S)
     self.fail(error)
 
-  def fail(self, error: Lost) -> None:
+  def fail(self, error: LinksLost) -> None:
     """Ends all links with an error; only the first call has an effect."""
     with self._changed:
       if self._error is not None:
         return
       for operation in self._operations.values():
-        # A disagreement is reported first: other errors may follow from it.
+        # A disagreement is reported if there is one: it may cause other errors.
         error = operation.disagreement() or error
       self._error = error
-      # Fail them below, without the lock: `failed` calls `end`.
+      # They fail below, without the lock, since `failed` calls `end`.
       operations = list(self._operations.values())
       self._operations.clear()
       self._changed.notify_all()
@@ -187,7 +188,7 @@ class Links:
       event.set()
     # Report the lost peer to the others before the sockets are shut down.
     culprit = (error.peer or self.me).encode()
-    # ABORT: length of the id, id of the lost peer, reason.
+    # An ABORT has the length of the lost peer's id, this id, and the reason.
     word = struct.pack("!H", len(culprit)) + culprit
     word += error.reason.encode()[:512]
     for peer in list(self._control):
@@ -202,30 +203,30 @@ class Links:
       for _ in range(self.options.num_connections):
         waiting.put(None)  # ends one sending thread
     for operation in operations:
-      operation.failed(Lost(error.peer, error.reason, operation.tag))
+      operation.failed(LinksLost(error.peer, error.reason, operation.tag))
 
   @property
-  def error(self) -> Lost | None:
+  def error(self) -> LinksLost | None:
     """Reason for which the links have ended; None while they have not."""
     return self._error
 
-  def begin(self, operation: Operation, agreement: Agreement,
+  def begin(self, operation: Operation, agreement: OperationSpec,
             ranks: tuple[Id, ...]) -> None:
-    """Opens an operation: from now on, its blocks may arrive.
+    """Starts an operation: its blocks may arrive from now on.
 
     Args:
       operation: Operation. No operation in progress has the same tag.
-      agreement: Description that the peers compare.
+      agreement: Description of the operation, which must be equal on all peers.
       ranks: Participating peers.
 
     Raises:
-      Lost: The links have ended.
+      LinksLost: The links have ended.
       ValueError: Another operation in progress has the same tag.
     """
     with self._lock:
       if self._error is not None:
         error = self._error
-        raise Lost(error.peer, error.reason, operation.tag)
+        raise LinksLost(error.peer, error.reason, operation.tag)
       if operation.tag in self._operations:
         raise ValueError(
           f"operation {operation.tag} is already in progress; use another tag"
@@ -233,8 +234,8 @@ class Links:
       # From here on, blocks of the operation are accepted.
       self._operations[operation.tag] = operation
       others = [p for p in ranks if p != self.me]
-      # OPENs of peers that were faster than this one. A further OPEN of such a
-      # peer with this tag belongs to the tag's next use.
+      # OPEN frames of peers that were faster than this one. A further OPEN of
+      # such a peer with this tag belongs to the next operation with the tag.
       early = {
         peer: self._unopened.pop((operation.tag, peer))
         for peer in others if (operation.tag, peer) in self._unopened
@@ -246,15 +247,15 @@ class Links:
       try:
         self._say(peer, header, agreement.digest)
       except OSError as error:
-        self._broke(peer, error)
-        raise Lost(peer, str(error), operation.tag) from error
+        self._handle_broken(peer, error)
+        raise LinksLost(peer, str(error), operation.tag) from error
     with self._lock:
       operation.opened_by[self.me] = early[self.me] = agreement
     for peer, word in early.items():
       try:
         operation.opened(peer, word)
       except FrameError as error:
-        self.fail(Lost(peer, str(error)))
+        self.fail(LinksLost(peer, str(error)))
 
   def send(
     self, operation: Operation, peer: Id, slot: int, offset: int, block: Any
@@ -263,9 +264,9 @@ class Links:
     header = Header(Kind.DATA, tag=operation.tag, slot=slot, offset=offset)
     self._queues[peer].put((operation, header, block))
 
-  def end(self, operation: Operation, sent: Bytes, received: Bytes,
+  def end(self, operation: Operation, sent: ByteCounts, received: ByteCounts,
           well: bool) -> None:
-    """Removes an ended operation and adds its bytes to the counters."""
+    """Removes an operation that ended ``well`` or failed; counts its bytes."""
     with self._lock:
       # A failed operation was removed before; its tag may be in use again.
       if self._operations.get(operation.tag) is operation:
@@ -277,7 +278,7 @@ class Links:
       ):
         total.add(part.payload, part.framing)
 
-  def borrow(self, size: int) -> np.ndarray:
+  def borrow_buffer(self, size: int) -> np.ndarray:
     """Returns uninitialized float32 ``[size / 4]``, reused if possible.
 
     Reuse avoids the page faults of newly allocated memory.
@@ -288,13 +289,13 @@ class Links:
         return free.pop()  # float32 [size / 4]
     return np.empty(size // 4, np.float32)
 
-  def give_back(self, memory: np.ndarray) -> None:
-    """Keeps memory for the next operation of the same size."""
+  def return_buffer(self, memory: np.ndarray) -> None:
+    """Keeps memory of `borrow_buffer` for the next operation of equal size."""
     if memory.size:
       with self._lock:
         self._free.setdefault(memory.nbytes, []).append(memory.reshape(-1))
 
-  def socket_bytes(self, peers: Collection[Id] | None = None) -> int:
+  def received_bytes(self, peers: Collection[Id] | None = None) -> int:
     """Returns the bytes that the kernel received on data connections.
 
     Handshakes are excluded; TLS overhead is included.
@@ -320,7 +321,7 @@ class Links:
     threading.Thread(target=target, args=args, daemon=True).start()
 
   def _dial(self, peer: Id, limit_s: float, missing: dict[Id, str]) -> None:
-    """Opens all connections to a peer."""
+    """Opens all connections to a peer; adds an error to ``missing``."""
     try:
       for connection in range(self.options.num_connections + 1):
         sock = dial(
@@ -341,7 +342,9 @@ class Links:
           )
         else:
           # Blocks may take long, so only unacknowledged data ends a connection.
-          prepared(sock, self.options.silence_s, self.options.send_buffer)
+          set_socket_options(
+            sock, self.options.silence_s, self.options.send_buffer
+          )
           self._start(self._send, peer, sock)
     except OSError as error:
       missing[peer] = str(error)
@@ -356,7 +359,7 @@ class Links:
     ):
       raise TimeoutError("the control connection is blocked")
     try:
-      # Always checked: control frames are short, and determine buffer sizes.
+      # They always have checksums, since they determine the sizes of buffers.
       size = frames.send(
         self._control[peer], header, payload, checked=True
       )
@@ -380,26 +383,26 @@ class Links:
           if sock is self._control.get(peer):
             self._say(peer, Header(Kind.KEEP_ALIVE))
         except OSError as error:
-          self._broke(peer, error)
+          self._handle_broken(peer, error)
     for sock in list(self._control.values()):
       self._scope.end(sock)
 
   def _send(self, peer: Id, sock: socket.socket) -> None:
-    """Sends the blocks of a peer's queue; the thread of a data connection."""
+    """Sends the blocks of a peer's queue over one of its data connections."""
     waiting = self._queues[peer]
     try:
       while (item := waiting.get()) is not None:
-        # Header.length and the checksum are filled in by `send`.
+        # `frames.send` sets the length and the checksum of the header.
         operation, header, block = item
         frames.send(sock, header, block, checked=self.options.checked)
         operation.sent(header, len(block))
     except OSError as error:
-      self._broke(peer, error)
+      self._handle_broken(peer, error)
     finally:
       self._scope.end(sock)
 
   def _receive(self, sock: socket.socket, request: DialRequest) -> None:
-    """Receives from a connection, in a thread of the listener."""
+    """Receives from a connection until it ends, in a thread of the listener."""
     peer, connection = request.sender, request.connection
     with self._changed:
       if (
@@ -414,22 +417,22 @@ class Links:
     try:
       if connection == _CONTROL:
         sock.settimeout(self.options.silence_s)
-        self._listen(peer, sock)
+        self._receive_control(peer, sock)
       else:
-        self._take_blocks(peer, sock)
+        self._receive_blocks(peer, sock)
     except FrameError as error:
-      self.fail(Lost(peer, f"sent invalid data: {error}"))
+      self.fail(LinksLost(peer, f"sent invalid data: {error}"))
     except TimeoutError:
-      self.fail(Lost(peer, f"silent for {self.options.silence_s:g} s"))
+      self.fail(LinksLost(peer, f"silent for {self.options.silence_s:g} s"))
     except OSError as error:
       if connection == _CONTROL:
-        # No further ABORT can arrive from this peer.
+        # From now on, no ABORT can arrive from this peer.
         self._ended[peer].set()
-      self._broke(peer, error)
+      self._handle_broken(peer, error)
     finally:
       shut(sock)
 
-  def _broke(self, peer: Id, error: OSError) -> None:
+  def _handle_broken(self, peer: Id, error: OSError) -> None:
     """Ends the links after a connection has broken.
 
     If the other side closed its connections because it lost a third peer, its
@@ -439,9 +442,9 @@ class Links:
     if isinstance(error, Cancelled):
       return
     self._ended[peer].wait(0.5)
-    self.fail(Lost(peer, str(error) or type(error).__name__))
+    self.fail(LinksLost(peer, str(error) or type(error).__name__))
 
-  def _listen(self, peer: Id, sock: socket.socket) -> None:
+  def _receive_control(self, peer: Id, sock: socket.socket) -> None:
     """Processes the frames of a peer's control connection."""
     kinds = (Kind.KEEP_ALIVE, Kind.OPEN, Kind.ABORT)
     while True:
@@ -450,27 +453,29 @@ class Links:
         # Untrusted: a short payload counts as length 0.
         (length,) = struct.unpack_from("!H", payload.ljust(2, b"\0"))
         culprit = payload[2 : 2 + length].decode(errors="replace")
-        reason = frames.printable(
+        reason = frames.to_printable(
           payload[2 + length :].decode(errors="replace")
         )
-        # This peer is not lost: the connection between both is the problem.
+        # This peer lives, so the connection to the sender is the problem.
         if culprit not in self.members or culprit == self.me:
           culprit, reason = peer, f"reports {culprit}: {reason}"
-        self.fail(Lost(culprit, reason))
+        self.fail(LinksLost(culprit, reason))
         return
       if header.kind is Kind.KEEP_ALIVE and header.slot:
         with self._changed:
           self._announced[peer] = min(header.slot, MAX_CONNECTIONS)
           self._changed.notify_all()
       if header.kind is Kind.OPEN:
-        self._opened(peer, header.tag, Agreement(bytes(payload), header.offset))
+        self._opened(
+          peer, header.tag, OperationSpec(bytes(payload), header.offset)
+        )
 
-  def _opened(self, peer: Id, tag: int, agreement: Agreement) -> None:
+  def _opened(self, peer: Id, tag: int, agreement: OperationSpec) -> None:
     """Processes an OPEN, or keeps it until the operation starts here."""
     with self._lock:
       operation = self._operations.get(tag)
       if operation is None or peer in operation.opened_by:
-        # Not started here, or the OPEN of the tag's next use.
+        # This peer has not started the operation, or it is the tag's next one.
         if (tag, peer) in self._unopened:
           raise FrameError(f"operation {tag} was opened twice by the peer")
         if len(self._unopened) >= _MAX_UNOPENED:
@@ -483,8 +488,8 @@ class Links:
       operation.opened_by[peer] = agreement
     operation.opened(peer, agreement)
 
-  def _take_blocks(self, peer: Id, sock: socket.socket) -> None:
-    """Receives blocks into the buffers of their operations."""
+  def _receive_blocks(self, peer: Id, sock: socket.socket) -> None:
+    """Receives blocks of a data connection into their operations' buffers."""
     scratch = memoryview(bytearray())  # grows to the largest block
     while True:
       header = frames.read_header(sock)
@@ -493,7 +498,7 @@ class Links:
           f"a data connection must not carry a frame of kind {header.kind.name}"
         )
       with self._lock:
-        # Known: the sender waits for this peer's OPEN before it sends.
+        # It is open, since the sender waits for this peer's OPEN.
         operation = self._operations.get(header.tag)
         error = self._error
       if error is not None:
@@ -505,7 +510,7 @@ class Links:
         )
       if header.length > len(scratch):
         scratch = memoryview(bytearray(header.length))
-      # Validates slot, offset and length before any byte is written.
+      # `place` validates slot, offset and length before a byte is written.
       block = operation.place(peer, header, scratch)
       try:
         frames.read_into(sock, block)  # no copy

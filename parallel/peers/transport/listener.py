@@ -3,8 +3,8 @@
 `parallel.peers.transport.handshake` describes the handshake. A handshake has
 one deadline for all its bytes, so a dialer that sends slowly cannot hold a
 connection open. If too many handshakes are in progress, the oldest one is
-ended: a regular handshake takes milliseconds. Each refused connection is
-logged, up to a rate.
+ended: a regular handshake takes milliseconds. Refused connections are logged,
+up to a maximum rate.
 """
 
 import collections
@@ -30,10 +30,10 @@ from parallel.peers.transport.handshake import (
   HandshakeSocket,
   Purpose,
   Refused,
-  Scope,
   Security,
+  SocketGroup,
   Status,
-  prepared,
+  set_socket_options,
   shut,
 )
 
@@ -46,7 +46,7 @@ class Limits:
 
   Attributes:
     connections: Maximum number of concurrent accepted connections.
-    handshakes: Maximum number of concurrent handshakes; one more ends the
+    handshakes: Maximum number of concurrent handshakes; a further one ends the
       oldest one.
     handshake_s: Time limit of a handshake in seconds.
     lines_per_s: Maximum rate of log lines for refused connections.
@@ -58,7 +58,7 @@ class Limits:
   lines_per_s: float = 5.0
 
 
-class Offer(NamedTuple):
+class AcceptRule(NamedTuple):
   """Conditions under which connections for a purpose are accepted.
 
   Attributes:
@@ -77,8 +77,8 @@ class Listener:
   """Accepts connections and serves each in its own thread.
 
   Attributes:
-    me: Id of the peer, which dialers must request.
-    address: (host, port) at which it listens.
+    me: Id of the listening peer, which requests of dialers must name.
+    address: (host, port) at which this listener listens.
     refused: Number of refused connections.
   """
 
@@ -87,15 +87,15 @@ class Listener:
     limits: Limits = Limits(),
   ) -> None:
     self.me, self._security, self._limits = me, security, limits
-    self._offers: dict[Purpose, Offer] = {}
-    self._scope = Scope()
+    self._offers: dict[Purpose, AcceptRule] = {}
+    self._scope = SocketGroup()
     self._lock = threading.Lock()
     # Sockets in a handshake, oldest first.
     self._underway: collections.OrderedDict[socket.socket, None] = (
       collections.OrderedDict()
     )
     self._accepted = 0
-    # Leaky bucket of log lines, time of its last update, suppressed lines.
+    # Leaky bucket of log lines, its last update, number of suppressed lines.
     self._lines, self._line_time, self._silent = 0.0, 0.0, 0
     self.refused = 0
     # Numeric IPv6 addresses contain colons.
@@ -105,13 +105,13 @@ class Listener:
     self._thread = threading.Thread(target=self._accept, daemon=True)
     self._thread.start()
 
-  def serve(self, purpose: Purpose, offer: Offer) -> None:
+  def serve(self, purpose: Purpose, offer: AcceptRule) -> None:
     """Accepts connections for a purpose, of one epoch only.
 
     Args:
       purpose: Purpose of the connections.
-      offer: Conditions, which replace those of earlier epochs. An offer of an
-        earlier epoch than the current one is outdated and ignored.
+      offer: Conditions, which replace those of an earlier epoch. They are
+        ignored if conditions of a later epoch are in use.
     """
     with self._lock:
       before = self._offers.get(purpose)
@@ -159,22 +159,22 @@ class Listener:
     sock, accepted = raw, False
     try:
       self._scope.add(sock)
-      # Covers the TLS handshake; `HandshakeSocket` covers the rest.
+      # This limits the TLS handshake; `HandshakeSocket` limits the rest.
       sock.settimeout(self._limits.handshake_s)
       if self._security.server is not None:
         sock = self._security.server.wrap_socket(raw, server_side=True)
         self._scope.end(raw)
         self._scope.add(sock)
-      # Raises for an unauthenticated dialer.
-      handle, request, reason = self._judge(sock)
+      # It raises an error if the dialer is not authenticated.
+      handle, request, reason = self._run_handshake(sock)
       with self._lock:
         self._underway.pop(raw, None)
       if handle is None:
-        if reason:  # EARLY has none: the dialer retries
+        if reason:  # "" for EARLY, after which the dialer retries
           self._refuse(address, reason)
         return
       accepted = True
-      prepared(sock)
+      set_socket_options(sock)
       # Runs until the connection ends.
       handle(sock, request)
     except (OSError, ValueError) as error:
@@ -186,7 +186,7 @@ class Listener:
         self._accepted -= accepted
       self._scope.end(sock)
 
-  def _judge(self, sock: socket.socket) -> tuple[Any, DialRequest, str]:
+  def _run_handshake(self, sock: socket.socket) -> tuple[Any, DialRequest, str]:
     """Executes the listener's side of a handshake.
 
     Returns:
@@ -197,12 +197,12 @@ class Listener:
     opening = OPENING.pack(
       MAGIC, security.identity.public, os.urandom(NONCE_BYTES)
     )
-    # The listener sends first: a fresh nonce makes replays fail.
+    # The listener first sends a new nonce, which makes replays fail.
     connection.send(opening)
     said = connection.receive(REQUEST.size)
     mac = connection.receive(MAC_BYTES)
     proof = connection.receive(MAC_BYTES)
-    # Authenticate before parsing: the request is untrusted until here.
+    # The request is authenticated before it is parsed.
     if not hmac.compare_digest(
       mac, security.mac(b"dialer", opening, said)
     ):
@@ -225,7 +225,7 @@ class Listener:
       offer = self._offers.get(request.purpose)
       status = self._status(offer, request)
       self._accepted += status is Status.ACCEPTED  # reserved under the lock
-    # The MAC also covers the status, so it cannot be altered.
+    # The MAC also covers the status, which therefore cannot be altered.
     answer = bytes([status])
     try:
       connection.send(
@@ -243,8 +243,8 @@ class Listener:
       f"{request.epoch}"
     )
 
-  def _status(self, offer: Offer | None, request: DialRequest) -> Status:
-    """Returns the response to an authenticated request."""
+  def _status(self, offer: AcceptRule | None, request: DialRequest) -> Status:
+    """Returns the response to a request whose sender is authenticated."""
     if offer is None or request.epoch > offer.epoch:
       return Status.EARLY
     if request.epoch < offer.epoch:
@@ -257,7 +257,7 @@ class Listener:
     return Status.ACCEPTED
 
   def _refuse(self, address: Any, reason: str) -> None:
-    """Logs a refused connection, or counts it if the rate is exceeded."""
+    """Logs a refused connection, or only counts it above the maximum rate."""
     with self._lock:
       self.refused += 1
       now, rate = time.monotonic(), self._limits.lines_per_s
@@ -268,7 +268,7 @@ class Listener:
         self._silent += 1
         return
       self._lines += 1
-      # Lines suppressed since the last one.
+      # Number of lines that were suppressed since the last one.
       more, self._silent = self._silent, 0
     LOG.warning(
       "refused %s:%s: %s%s", *address[:2], reason,

@@ -5,18 +5,18 @@ import dataclasses
 from typing import NamedTuple, Protocol
 
 from parallel.peers.membership.messages import Id
-from parallel.peers.membership.reachability import names
+from parallel.peers.membership.reachability import format_peers
 from parallel.peers.transport.frames import Header
 
 
-class Lost(ConnectionError):
-  """The links of an epoch have ended.
+class LinksLost(ConnectionError):
+  """Error: the links of an epoch have ended.
 
   Attributes:
     peer: Peer that was lost; None if this peer closed the links; this peer's
       own id if it has to end, since it would fail in each attempt.
     reason: Observed error.
-    tag: Operation that failed; None for none.
+    tag: Tag of the operation that failed; None if none was in progress.
   """
 
   def __init__(
@@ -28,18 +28,18 @@ class Lost(ConnectionError):
     super().__init__(where + (f"peer {peer}: " if peer else "") + reason)
 
 
-def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> Lost:
+def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> LinksLost:
   """Returns this peer's error when peers call different operations.
 
-  The most frequent call counts as right, as in a vote. A peer that makes it
-  receives an error that names a peer with another call. Each other peer
-  receives an error that names itself; if several calls are the most frequent,
-  all peers do.
+  The most frequent call counts as right, as in a vote. A peer that has made it
+  gets an error that names a peer with another call. Each other peer gets an
+  error that names itself. If several calls are the most frequent, each peer
+  gets an error that names itself.
 
   Args:
     me: This peer.
     calls: peer -> description of its call; at least two descriptions differ.
-    wanted: Requirement, the end of a sentence that begins with "all peers".
+    wanted: Requirement; completes a sentence that begins with "all peers".
   """
   peers: dict[str, list[Id]] = {}
   for peer in sorted(calls):
@@ -48,16 +48,15 @@ def disagreement(me: Id, calls: Mapping[Id, str], wanted: str) -> Lost:
   decided = len(peers[others[-1]]) < len(peers[most])
   odd = peers[others[0]][0] if decided and calls[me] == most else me
   # Rare calls first, since long texts are truncated.
-  said = "; ".join(f"{x} at {names(peers[x])}" for x in (*others, most))
-  return Lost(odd, f"{said}, but all peers {wanted}")
+  said = "; ".join(f"{x} at {format_peers(peers[x])}" for x in (*others, most))
+  return LinksLost(odd, f"{said}, but all peers {wanted}")
 
 
-class Unreachable(ConnectionError):
-  """Connections to or from some members are missing.
+class UnreachableError(ConnectionError):
+  """Error: connections to or from some members are missing.
 
   Attributes:
-    peers: Peers that could not be connected to and, for each, the error of the
-      last attempt.
+    peers: Peer that could not be reached -> error of the last attempt.
     absent: Peers that did not connect to this one.
   """
 
@@ -72,12 +71,12 @@ class Unreachable(ConnectionError):
 
 
 @dataclasses.dataclass
-class Bytes:
+class ByteCounts:
   """Counters of the bytes of complete blocks.
 
   Attributes:
     payload: Bytes of the blocks' data.
-    framing: Bytes of their headers.
+    framing: Bytes of the blocks' headers.
   """
 
   payload: int = 0
@@ -101,10 +100,10 @@ class Traffic:
     control: Bytes sent on control connections.
   """
 
-  sent: Bytes = dataclasses.field(default_factory=Bytes)
-  received: Bytes = dataclasses.field(default_factory=Bytes)
-  aborted_sent: Bytes = dataclasses.field(default_factory=Bytes)
-  aborted_received: Bytes = dataclasses.field(default_factory=Bytes)
+  sent: ByteCounts = dataclasses.field(default_factory=ByteCounts)
+  received: ByteCounts = dataclasses.field(default_factory=ByteCounts)
+  aborted_sent: ByteCounts = dataclasses.field(default_factory=ByteCounts)
+  aborted_received: ByteCounts = dataclasses.field(default_factory=ByteCounts)
   control: int = 0
 
   @property
@@ -115,8 +114,8 @@ class Traffic:
     )
 
 
-class Agreement(NamedTuple):
-  """Description of an operation in an OPEN frame, compared between peers.
+class OperationSpec(NamedTuple):
+  """Description of an operation, which peers exchange in OPEN frames.
 
   Attributes:
     digest: 32-byte hash of the operation's kind, block size and ranks; must be
@@ -141,16 +140,16 @@ class Operation(Protocol):
 
   tag: int
   ready: set[Id]
-  opened_by: dict[Id, Agreement]
+  opened_by: dict[Id, OperationSpec]
 
-  def disagreement(self) -> Lost | None:
-    """Returns the error if all peers have opened, but different operations."""
+  def disagreement(self) -> LinksLost | None:
+    """Returns an error if all peers have opened, but not the same operation."""
 
-  def opened(self, peer: Id, agreement: Agreement) -> None:
-    """Processes the OPEN of a peer, which can now receive blocks."""
+  def opened(self, peer: Id, agreement: OperationSpec) -> None:
+    """Processes the OPEN frame of a peer, which can now receive blocks."""
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns the destination of a block; may be the connection's scratch.
+    """Returns the memory into which a block is received, possibly ``scratch``.
 
     Each call is followed by one call of `arrived` or `missed`.
     """
@@ -164,5 +163,5 @@ class Operation(Protocol):
   def sent(self, header: Header, size: int) -> None:
     """Counts a block that has been passed to the kernel."""
 
-  def failed(self, error: Lost) -> None:
+  def failed(self, error: LinksLost) -> None:
     """Ends the operation, since the links have ended."""

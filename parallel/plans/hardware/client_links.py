@@ -5,10 +5,10 @@ takes the place of a name.
 
 Example:
   >>> from parallel.plans.hardware import client_links
-  >>> wifi, cell = client_links.of_clients(("wifi", "5g-40mhz"), 2)
+  >>> wifi, cell = client_links.assign_links(("wifi", "5g-40mhz"), 2)
   >>> cell.up == 81e6 / 8, cell.shared
   (True, True)
-  >>> client_links.of_clients(("wify",), 2)
+  >>> client_links.assign_links(("wify",), 2)
   Traceback (most recent call last):
   ValueError: links='wify' must be one of ...; did you mean wifi?
 """
@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from parallel.base import checks, schema
 
-_LEAST = 0.1  # smallest factor of `spread_factors`
+_MIN_RATE_FACTOR = 0.1  # smallest factor of `normal_rate_factors`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _record(
   )
 
 
-_OAI = (
+_OAI_SOURCE = (
   "throughput in the repository of OpenAirInterface, for its 5G standalone "
   "base station and one layer, the uplink in an uplink-heavy slot pattern; "
   "round trip (10 to 20 ms) unverified, jitter assumed"
@@ -108,9 +108,9 @@ LINKS: Mapping[str, Link] = MappingProxyType({link.name: link for link in (
           "802.11ac of a Raspberry Pi: rate and round trip (2 to 5 ms) "
           "unverified, jitter and spread assumed, access point not limiting: "
           "assumed", spread=0.1),
-  _record("5g-20mhz", 72, 39, 15, 3, _OAI, shared=True),
-  _record("5g-40mhz", 152, 81, 15, 3, _OAI, shared=True),
-  _record("5g-100mhz", 400, 101, 15, 3, _OAI, shared=True),
+  _record("5g-20mhz", 72, 39, 15, 3, _OAI_SOURCE, shared=True),
+  _record("5g-40mhz", 152, 81, 15, 3, _OAI_SOURCE, shared=True),
+  _record("5g-100mhz", 400, 101, 15, 3, _OAI_SOURCE, shared=True),
   _record("5g-b210", 77.5, 46, 15, 3,
           "OpenAirInterface's terminal on a USRP B210 at 40 MHz (69 to 86 "
           "Mbit/s down); round trip and jitter assumed", shared=True),
@@ -146,7 +146,7 @@ def link(name: str, what: str = "links=") -> Link:
   return LINKS[name]
 
 
-def of_clients(names: Sequence[str], num: int) -> tuple[Link, ...]:
+def assign_links(names: Sequence[str], num: int) -> tuple[Link, ...]:
   """Returns the link of each client.
 
   If a link has a `spread`, the rates of the clients that use it are quantiles
@@ -171,7 +171,7 @@ def of_clients(names: Sequence[str], num: int) -> tuple[Link, ...]:
     found *= num
   counts = collections.Counter(each.name for each in found)
   factors = {
-    each.name: iter(spread_factors(counts[each.name], each.spread))
+    each.name: iter(normal_rate_factors(counts[each.name], each.spread))
     for each in found
   }
   spread = []
@@ -183,7 +183,7 @@ def of_clients(names: Sequence[str], num: int) -> tuple[Link, ...]:
   return tuple(spread)
 
 
-def spread_factors(num: int, spread: float) -> list[float]:
+def normal_rate_factors(num: int, spread: float) -> list[float]:
   """Returns quantiles of a normal distribution with mean 1, ascending.
 
   Quantiles below 0.1 are replaced by 0.1.
@@ -193,10 +193,12 @@ def spread_factors(num: int, spread: float) -> list[float]:
     spread: Standard deviation.
 
   Example:
-    >>> [round(factor, 2) for factor in spread_factors(3, 0.1)]
+    >>> [round(factor, 2) for factor in normal_rate_factors(3, 0.1)]
     [0.9, 1.0, 1.1]
   """
   quantile = statistics.NormalDist().inv_cdf
   return [
-    max(_LEAST, 1 + spread * quantile((k + 0.5) / num)) for k in range(num)
+    max(
+      _MIN_RATE_FACTOR, 1 + spread * quantile((k + 0.5) / num)
+    ) for k in range(num)
   ]

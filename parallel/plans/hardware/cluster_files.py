@@ -49,7 +49,7 @@ from parallel.plans.hardware.clusters import CLUSTERS
 from parallel.plans.hardware.devices import (
   DEVICES,
   Device,
-  measured,
+  make_measured_device,
   slowed,
 )
 from parallel.plans.hardware.link_matrix import LinkMatrix
@@ -57,9 +57,9 @@ from parallel.plans.hardware.link_matrix import LinkMatrix
 # Largest rate of a device or link, in FLOP/s or bytes per second.
 MAX_RATE = schema.MAX_RATE
 _DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
-_Rates = list[list[schema.AnyRate | None]]
-_Times = list[list[schema.AnySeconds | None]]
-_Values = Annotated[
+_BandwidthMatrix = list[list[schema.AnyRate | None]]
+_LatencyMatrix = list[list[schema.AnySeconds | None]]
+_ConfigValues = Annotated[
   list[schema.either(text=str, number=float)], schema.Field(min_length=1)
 ]
 
@@ -73,7 +73,7 @@ class _Device(schema.Schema):
   overhead_s: schema.Seconds = 0.0
 
 
-class _Others(schema.Schema):
+class _OtherDevices(schema.Schema):
   devices: list[Annotated[int, schema.Field(ge=0)]]
   device: schema.either(text=str, other=_Device) | None = None
   slowdown: schema.Rate = 1.0
@@ -82,15 +82,15 @@ class _Others(schema.Schema):
 class _File(schema.Schema):
   name: str
   source: str
-  mark: Literal[link_matrix.MARKS]
+  mark: Literal[link_matrix.SOURCE_MARKS]
   device: schema.either(text=str, other=_Device)
   nodes: list[schema.Count]
   rows: Literal["device", "node"]
-  bandwidth: schema.either(number=schema.AnyRate, other=_Rates)
-  latency_s: schema.either(number=schema.AnySeconds, other=_Times)
+  bandwidth: schema.either(number=schema.AnyRate, other=_BandwidthMatrix)
+  latency_s: schema.either(number=schema.AnySeconds, other=_LatencyMatrix)
   residuals: list[schema.LogRatio] = schema.Field(default_factory=list)
-  others: list[_Others] = schema.Field(default_factory=list)
-  family: dict[str, _Values] = schema.Field(default_factory=dict)
+  others: list[_OtherDevices] = schema.Field(default_factory=list)
+  family: dict[str, _ConfigValues] = schema.Field(default_factory=dict)
   widening: schema.NotNegative = math.inf
 
 
@@ -101,8 +101,9 @@ def cluster(text: str) -> LinkMatrix:
     text: Path that ends in .json; or ``NAME:GROUPS`` with a key of
       `clusters.CLUSTERS` and a number of its outermost groups, as in "a100:16".
       The suffix ``,uneven=SEED`` reduces bandwidths at random
-      (`link_matrix.uneven`), ``,slow=(DEVICE, FACTOR)`` slows a device down,
-      and "h100:1+a100:1" joins nodes of several kinds (`link_matrix.joined`).
+      (`link_matrix.randomize_bandwidths`), ``,slow=(DEVICE, FACTOR)`` slows a
+      device down, and "h100:1+a100:1" joins nodes of several kinds
+      (`link_matrix.joined`).
 
   Raises:
     ValueError: The name is unknown, or the file does not describe a cluster.
@@ -110,7 +111,7 @@ def cluster(text: str) -> LinkMatrix:
   """
   if text.endswith(".json"):
     return read(pathlib.Path(text))
-  text, options = checks.options(text)
+  text, options = checks.parse_options(text)
   parts = []
   for part in text.split("+"):
     name, _, groups = part.strip().partition(":")
@@ -131,14 +132,14 @@ def cluster(text: str) -> LinkMatrix:
       kinds = [*map(type, value)] if isinstance(value, tuple) else []
       if kinds not in ([int, int], [int, float]):
         raise ValueError(
-          f"slow={value!r} must be a device and its slowdown, as in "
-          "slow=(3,1.5)"
+          f"slow={value!r} must be the index of a device and the factor by "
+          "which it is slower, as in slow=(3,1.5)"
         )
-      found = link_matrix.slow(found, dict([value]))
+      found = link_matrix.slow_down_devices(found, dict([value]))
     elif type(value) is not int or value < 0:
       raise ValueError(f"{option}={value!r} must be an integer, at least 0")
     else:
-      found = link_matrix.uneven(found, value)
+      found = link_matrix.randomize_bandwidths(found, value)
   return found
 
 
@@ -153,7 +154,7 @@ def read(path: pathlib.Path) -> LinkMatrix:
       missing or 0, a matrix is not square, or there are too many devices.
     FileNotFoundError: The file does not exist.
   """
-  return schema.read(_File, path, then=_made)
+  return schema.read(_File, path, then=_build_link_matrix)
 
 
 def from_json(found: Mapping[str, Any]) -> LinkMatrix:
@@ -165,11 +166,11 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
   Raises:
     ValueError: A key or value is invalid, as for `read`.
   """
-  return _made(schema.check(_File, found))
+  return _build_link_matrix(schema.check(_File, found))
 
 
-def _made(found: _File) -> LinkMatrix:
-  """Returns the cluster that a file with checked fields describes."""
+def _build_link_matrix(found: _File) -> LinkMatrix:
+  """Returns the cluster that a file describes, whose fields are validated."""
   if not found.nodes:
     raise ValueError(
       "nodes=[] must have a number of devices per node, as in [8, 8]"
@@ -206,7 +207,9 @@ def _made(found: _File) -> LinkMatrix:
   )
 
 
-def _matrix(key: str, rows: float | _Rates | _Times, size: int) -> np.ndarray:
+def _matrix(
+  key: str, rows: float | _BandwidthMatrix | _LatencyMatrix, size: int
+) -> np.ndarray:
   """Returns a matrix ``[size, size]``; null becomes NaN, a missing link."""
   if isinstance(rows, float):  # one number for all pairs
     return np.full((size, size), rows)
@@ -221,7 +224,7 @@ def _matrix(key: str, rows: float | _Rates | _Times, size: int) -> np.ndarray:
 
 
 def _device(found: str | _Device) -> Device:
-  """Returns the device with a name in `DEVICES`, or one with given fields."""
+  """Returns the device that a key of `DEVICES` or a JSON object describes."""
   if isinstance(found, str):
     checks.known("device=", found, DEVICES)
     return DEVICES[found]
@@ -230,7 +233,7 @@ def _device(found: str | _Device) -> Device:
       "device.flops={} must have the rate of at least one dtype, as in "
       '{"bfloat16": 1e15}'
     )
-  return measured(
+  return make_measured_device(
     found.name, found.flops, int(found.memory_bytes), found.memory_bandwidth,
     found.source, found.overhead_s,
   )

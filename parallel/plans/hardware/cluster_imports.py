@@ -17,7 +17,7 @@ Example:
   ... GPU0     X    NV12  0-31
   ... GPU1    NV12   X    0-31
   ... '''
-  >>> cluster_imports.ways(text)
+  >>> cluster_imports.parse_topo_matrix(text)
   [['X', 'NV12'], ['NV12', 'X']]
 """
 
@@ -34,7 +34,7 @@ from parallel.plans.hardware.devices import Device
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.hardware.links import LinkKind
 
-PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
+PCIE_CONNECTIONS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
 # Bytes per second and direction of one NVLink: half of the datasheets' GB/s per
 # GPU over its number of links, 300 / 6, 600 / 12, 900 / 18 and 1,800 / 18.
 NVLINK_RATES = {
@@ -42,7 +42,7 @@ NVLINK_RATES = {
 }
 
 
-def ways(text: str) -> list[list[str]]:
+def parse_topo_matrix(text: str) -> list[list[str]]:
   """Returns the connection of each pair of GPUs in a node.
 
   Args:
@@ -75,11 +75,11 @@ def ways(text: str) -> list[list[str]]:
       )
     for j, way in enumerate(row):
       if (way == "X") != (i == j) or not (
-        way in ("X", *PCIE_WAYS) or re.fullmatch(r"NV\d+", way)
+        way in ("X", *PCIE_CONNECTIONS) or re.fullmatch(r"NV\d+", way)
       ):
         raise ValueError(
           f"the link from GPU{i} to GPU{j} is {way!r}; it must be X, NV# or "
-          f"one of {', '.join(PCIE_WAYS)}"
+          f"one of {', '.join(PCIE_CONNECTIONS)}"
         )
   return found
 
@@ -101,19 +101,19 @@ def from_topo(
     ValueError: The text is not output of `nvidia-smi topo -m`, ``network`` is
       missing for several nodes, or the bandwidth of the NVLinks is unknown.
   """
-  kinds = ways(text)
+  kinds = parse_topo_matrix(text)
   if nodes > 1 and network is None:
     raise ValueError(f"nodes={nodes} need a network that connects them")
   size = len(kinds)  # GPUs per node
   # [size, size]: PCI Express unless an NVLink connects the pair.
   bandwidth = np.full((size, size), pcie.bandwidth)
-  latency_s = np.full((size, size), link_matrix.PCIE_S)
+  latency_s = np.full((size, size), link_matrix.PCIE_LATENCY_S)
   for i, row in enumerate(kinds):
     for j, way in enumerate(row):
       if way.startswith("NV"):
         checks.known("NVLinks of device=", device.name, NVLINK_RATES)
         bandwidth[i, j] = int(way[2:]) * NVLINK_RATES[device.name]
-        latency_s[i, j] = link_matrix.INSIDE_S
+        latency_s[i, j] = link_matrix.NVLINK_LATENCY_S
   of = np.repeat(np.arange(nodes), size)
   between = of[:, None] != of  # [N, N], whether in different nodes
   # Every node has the same matrix; pairs of different nodes are replaced below.
@@ -121,7 +121,7 @@ def from_topo(
                           for m in (bandwidth, latency_s))
   if network is not None:
     bandwidth[between] = network.bandwidth
-    latency_s[between] = link_matrix.NETWORK_S
+    latency_s[between] = link_matrix.NETWORK_LATENCY_S
   return LinkMatrix(
     f"topo of {nodes} x {size} {device.name}", device, tuple(of.tolist()),
     bandwidth, latency_s, f"nvidia-smi topo -m; links as published; "
@@ -144,8 +144,8 @@ class NcclRun:
   seconds: tuple[float, ...]
 
 
-def nccl_run(text: str) -> NcclRun:
-  """Parses the output of a program of NCCL-tests.
+def parse_nccl_run(text: str) -> NcclRun:
+  """Returns the ranks, sizes and times in the output of an NCCL-tests program.
 
   Columns differ between versions and programs ("root" and "redop" may be
   missing), so the header determines the column of the time.
@@ -164,7 +164,8 @@ def nccl_run(text: str) -> NcclRun:
   head = re.search(r"^#\s+size\s+count\s.*$", text, re.M)
   if head is None or not ranks:
     raise ValueError(
-      "the text has no table of ranks; pass the output of NCCL-tests"
+      "the text has no list of ranks or no table of times; pass the output of "
+      "a program of NCCL-tests"
     )
   # The first "time" is out of place, the second one in place.
   column = head[0].lstrip("# ").split().index("time")
@@ -202,7 +203,7 @@ def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:
   pairs: dict[tuple[tuple[str, int], ...], tuple[float, float]] = {}
   for name, text in texts.items():
     try:
-      run = nccl_run(text)
+      run = parse_nccl_run(text)
       if len(run.ranks) != 2:
         raise ValueError(
           f"the run has {len(run.ranks)} ranks; it must have two, since with "

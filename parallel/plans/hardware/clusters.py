@@ -97,7 +97,7 @@ FRONTIER = Cluster(
 # of eight GPUs with InfiniBand EDR and NVLink of 300 GB/s, or HDR and 600 GB/s
 # (sum of both directions). The code does not give the number of adapters per
 # node: one, which eight concurrently sending devices share, is assumed.
-_PIPETTE = (
+_PIPETTE_SOURCE = (
   "Pipette (arXiv 2405.18093), published code: 16 nodes of 8 {}; one adapter "
   "per node, shared by all of its devices, is an assumption"
 )
@@ -108,7 +108,7 @@ PIPETTE_V100 = Cluster(
     Level("node", 8, links.NVLINK_2),
     Level("cluster", 16, links.INFINIBAND_EDR, 1 / 8),
   ),
-  _PIPETTE.format("V100 with InfiniBand EDR"),
+  _PIPETTE_SOURCE.format("V100 with InfiniBand EDR"),
 )
 PIPETTE_A100 = Cluster(
   "pipette-a100",
@@ -117,7 +117,7 @@ PIPETTE_A100 = Cluster(
     Level("node", 8, links.NVLINK_3),
     Level("cluster", 16, links.INFINIBAND_HDR, 1 / 8),
   ),
-  _PIPETTE.format("A100 with InfiniBand HDR"),
+  _PIPETTE_SOURCE.format("A100 with InfiniBand HDR"),
 )
 
 CLUSTERS = {

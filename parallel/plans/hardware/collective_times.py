@@ -6,8 +6,8 @@ smallest to the largest plausible time.
 
 GPUs: Microsoft's Vidur publishes measured times of PyTorch all-reduces over
 NCCL by size, number of workers and machine. ``collective_times.csv`` is a
-sample of its medians (`reduced`). Messages of nearly the same size can take
-7 us or 60 us: if the host launches kernels more slowly than they run, the
+sample of its medians (`resample_times`). Messages of nearly the same size can
+take 7 us or 60 us: if the host launches kernels more slowly than they run, the
 measurement contains the launch time. A program without host overhead, e.g. with
 CUDA graphs, is close to the lower end.
 
@@ -19,8 +19,8 @@ The measurements do not cover all machines:
 - For PCI Express there are only the 4 workers of "a100_pairwise_nvlink": NVLink
   connects them in pairs, and a ring of four passes over PCI Express.
 
-`between` returns the times for a kind of link. It marks times that it derives
-from measurements of another configuration as assumptions.
+`times_between_gpus` returns the times for a kind of link. It marks times that
+it derives from measurements of another configuration as assumptions.
 
 TPUs: we know of no published measurements. The time of a collective is a number
 of hops times an assumed time per hop (`HOP_S`), plus the time of its bytes.
@@ -46,7 +46,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallel.plans.hardware.links import NVLINK_3, NVLINK_4, PCIE_4, LinkKind
-from parallel.plans.hardware.slices import SLICES
+from parallel.plans.hardware.slices import SLICE_RULES
 
 MEASURED, ASSUMPTION = "measured", "assumption"
 SOURCE = "microsoft/vidur (MIT), data/profiling/network/{}/all_reduce.csv"
@@ -56,7 +56,7 @@ HOP_SOURCE = (
   "hop of v5e in an exercise; for other TPUs an assumption"
 )
 
-_SAMPLE = pathlib.Path(__file__).with_suffix(".csv")
+_SAMPLE_PATH = pathlib.Path(__file__).with_suffix(".csv")
 _COLUMNS = ("network", "num_workers", "size_bytes", "least_us", "greatest_us")
 
 
@@ -117,14 +117,14 @@ class Sample:
 
     Args:
       time: Function from a size in bytes to its time.
-      why: Reasoning, appended to the source.
+      why: Derivation of the times, appended to `source`.
     """
     spans = tuple(map(time, self.sizes))
     return Sample(self.sizes, spans, f"{self.source}; {why}", ASSUMPTION)
 
 
 @dataclasses.dataclass(frozen=True)
-class Hops:
+class TorusTimeModel:
   """Model of all-reduce times on a torus: time of hops plus time of bytes.
 
   Attributes:
@@ -149,19 +149,19 @@ class Hops:
     return Span(*(h * HOP_S + bytes_s for h in self.hops))
 
 
-Times = Sample | Hops
+AllReduceTimes = Sample | TorusTimeModel
 
 
-def between(link: LinkKind, num_workers: int) -> Sample:
+def times_between_gpus(link: LinkKind, num_workers: int) -> Sample:
   """Returns all-reduce times between GPUs of one machine.
 
   - NVLink 4: measured on "h100_dgx"; H200s have the same links and switches.
   - NVLink 3: measured for two A100s. For more workers, the lower bound is the
-    time with NVLink 4, and the upper bound is this time multiplied by the ratio
-    of the bandwidths.
+    NVLink 4 time, and the upper bound is the NVLink 4 time multiplied by
+    (bandwidth of NVLink 4 / bandwidth of NVLink 3).
   - PCI Express 4: measured for four workers. For more, the lower bound scales
-    with the bytes sent in a ring. The upper bound scales with the number of
-    steps, each as long as a step of the four workers with an equal chunk.
+    with the bytes that a worker sends in a ring. The upper bound scales with
+    the ring's steps, each as long as one of four workers with equal chunks.
 
   Args:
     link: Kind of link between the GPUs.
@@ -171,7 +171,7 @@ def between(link: LinkKind, num_workers: int) -> Sample:
     ValueError: No times were measured for this link and number of GPUs, and
       none can be derived.
   """
-  measured = samples()
+  measured = read_measured_tables()
   # Measured directly.
   if link == NVLINK_4 and ("h100_dgx", num_workers) in measured:
     return measured["h100_dgx", num_workers]
@@ -184,8 +184,8 @@ def between(link: LinkKind, num_workers: int) -> Sample:
       lambda size: faster.all_reduce(size).stretched(
         1, NVLINK_4.bandwidth / NVLINK_3.bandwidth
       ),
-      "for A100s as long at least, and as much longer at most as NVLink 3 is "
-      "slower than NVLink 4",
+      "for A100s between this time and this time multiplied by the ratio of "
+      "the bandwidths of NVLink 4 and NVLink 3",
     )
   # Derived from a ring of four workers.
   if link == PCIE_4 and num_workers >= 4:
@@ -199,8 +199,8 @@ def between(link: LinkKind, num_workers: int) -> Sample:
         # 4 size / n bytes.
         steps * four.all_reduce(size * 4 / n).greatest,
       ),
-      f"{n} in a ring take longer by its bytes at least; at most by its steps, "
-      "each with a part of the message",
+      f"for a ring of {n}, scaled at least by the bytes that a worker sends, "
+      "and at most by the number of steps",
     )
   known = sorted({workers for _, workers in measured})
   raise ValueError(
@@ -212,15 +212,15 @@ def between(link: LinkKind, num_workers: int) -> Sample:
 def on_torus(
   generation: str, link: LinkKind, slice_shape: Sequence[int],
   shape: Sequence[int],
-) -> Hops:
+) -> TorusTimeModel:
   """Returns all-reduce times among neighbouring TPUs of a slice.
 
-  The smallest number of hops is the distance to the farthest chip, whose
-  contribution must reach all others. The largest, 2 (n - 1), belongs to a ring
-  of all n chips (reduce-scatter and all-gather).
+  The smallest number of hops is the distance between the two chips farthest
+  apart, since each chip's summand must reach all others. The largest number is
+  2 (n - 1), that of a ring of all n chips (reduce-scatter and all-gather).
 
   Args:
-    generation: Key of `parallel.plans.hardware.slices.SLICES`.
+    generation: Key of `parallel.plans.hardware.slices.SLICE_RULES`.
     link: Kind of link between chips.
     slice_shape: Number of chips of the slice along each dim.
     shape: Number of participating chips along each dim.
@@ -228,19 +228,21 @@ def on_torus(
   farthest, links = 0, 0
   for whole, size in zip(slice_shape, shape, strict=True):
     # A part of a dim is a line even if the whole dim is a ring.
-    closed = size == whole and SLICES[generation].closes(whole)
+    closed = size == whole and SLICE_RULES[generation].wraps_around(whole)
     farthest += size // 2 if closed else size - 1  # hops in this dim
     # Links per chip in this dim: two in a ring, one at the end of a line.
     links += (size > 1) * (1 + closed)
   n = math.prod(shape)
   # max: a single chip has no links, and no bytes to send.
-  return Hops((farthest, 2 * (n - 1)), n, max(1, links) * link.bandwidth)
+  return TorusTimeModel(
+    (farthest, 2 * (n - 1)), n, max(1, links) * link.bandwidth
+  )
 
 
 @functools.cache
-def samples() -> Mapping[tuple[str, int], Sample]:
+def read_measured_tables() -> Mapping[tuple[str, int], Sample]:
   """Returns the measured times: (network, number of workers) -> sample."""
-  with _SAMPLE.open(newline="") as file:
+  with _SAMPLE_PATH.open(newline="") as file:
     rows = list(csv.DictReader(x for x in file if not x.startswith("#")))
   found: dict[tuple[str, int], list[tuple[int, Span]]] = {}
   for row in rows:
@@ -255,15 +257,15 @@ def samples() -> Mapping[tuple[str, int], Sample]:
   }
 
 
-def reduced(
+def resample_times(
   rows: Iterable[tuple[str, int, int, float]],
 ) -> list[tuple[str, int, int, float, float]]:
-  """Reduces measured times to powers of two, as in ``collective_times.csv``.
+  """Returns the rows of ``collective_times.csv``, at powers of two in bytes.
 
-  The smallest times are interpolated between the measurements for which no
-  larger message was faster, since a small message can be padded to the larger
-  size. The largest times are interpolated between the measurements for which no
-  smaller message was slower.
+  The smallest times are interpolated between those measurements that no larger
+  message undercut, since a small message can be padded to the larger size. The
+  largest times are interpolated between those measurements that no smaller
+  message exceeded.
 
   Args:
     rows: (network, number of workers, operand bytes, milliseconds) of each
@@ -281,7 +283,7 @@ def reduced(
   found = []
   for key, times in groups.items():
     times.sort()
-    # Scan from the right for the lower envelope, from the left for the upper.
+    # Lower envelope: scan from the largest size; upper: from the smallest.
     fast, slow = [times[-1]], [times[0]]
     for size, t in reversed(times[:-1]):
       if t <= fast[0][1]:
@@ -306,12 +308,12 @@ def _interpolated(size: float, points: Sequence[tuple[int, float]]) -> float:
 
 
 def write_sample(
-  rows: Iterable[tuple[str, int, int, float]], path: pathlib.Path = _SAMPLE
+  rows: Iterable[tuple[str, int, int, float]], path: pathlib.Path = _SAMPLE_PATH
 ) -> None:
   """Writes ``collective_times.csv`` from measured times.
 
   Args:
-    rows: Measurements, as for `reduced`.
+    rows: Measurements, as for `resample_times`.
     path: Path of the file.
   """
   with path.open("w", newline="") as file:
@@ -321,5 +323,5 @@ def write_sample(
     )
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(_COLUMNS)
-    for *key, least, greatest in reduced(rows):
+    for *key, least, greatest in resample_times(rows):
       writer.writerow([*key, f"{least:.0f}", f"{greatest:.0f}"])

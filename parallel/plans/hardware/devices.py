@@ -18,7 +18,7 @@ from parallel.plans.hardware import links
 from parallel.plans.hardware.links import LinkKind
 
 _GIB = 2**30
-SLOWDOWNS = 1e-3, 1e3  # smallest and largest factor of `slowed`
+SLOWDOWN_RANGE = 1e-3, 1e3  # smallest and largest factor of `slowed`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Device:
     return self.flops.get(dtype, self.flops["bfloat16"])
 
 
-def measured(
+def make_measured_device(
   name: str, flops: Mapping[str, float], memory_bytes: int,
   memory_bandwidth: float, source: str, overhead_s: float = 0.0,
 ) -> Device:
@@ -90,9 +90,9 @@ def slowed(device: Device, factor: float) -> Device:
   """Returns a device whose products and memory take ``factor`` times as long.
 
   Raises:
-    ValueError: The factor is not within `SLOWDOWNS`.
+    ValueError: The factor is not within `SLOWDOWN_RANGE`.
   """
-  low, high = SLOWDOWNS
+  low, high = SLOWDOWN_RANGE
   if not low <= factor <= high:
     raise ValueError(
       f"the slowdown {factor:g} of {device.name} must lie in [{low:g}, "
@@ -106,11 +106,12 @@ def slowed(device: Device, factor: float) -> Device:
   )
 
 
-def weakest(devices: Sequence[Device]) -> Device:
+def worst_case_device(devices: Sequence[Device]) -> Device:
   """Returns a device with the lowest of each rate and the smallest memory.
 
-  A program with equal shards takes at most as long as on devices of this type,
-  and exactly as long if one of the devices is the slowest in every respect.
+  A program with equal shards takes at most as long on the given devices as on
+  devices of the returned type, and exactly as long if one of the given devices
+  is the slowest in every respect.
 
   Args:
     devices: The devices, of one platform.
@@ -152,30 +153,35 @@ def _flops(bfloat16: float, **others: float) -> dict[str, float]:
 
 
 # TPUs. Six links per chip in a 3D torus, four in a 2D torus.
-_TPU = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu/docs"
+_TPU_DOCS = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu/docs"
 
 TPU_V4 = Device(
   "v4", _flops(275e12, int8=275e12), 32 * _GIB, 1200e9, links.ICI_V4, 6,
-  f"{_TPU}/v4",
+  f"{_TPU_DOCS}/v4",
 )
 TPU_V5E = Device(
   "v5e", _flops(197e12, int8=393e12), 16 * 10**9, 819e9, links.ICI_V5E, 4,
-  f"{_TPU}/v5e",
+  f"{_TPU_DOCS}/v5e",
 )
 TPU_V5P = Device(
   "v5p", _flops(459e12, int8=918e12), 95 * _GIB, 2765e9, links.ICI_V5P, 6,
-  f"{_TPU}/v5p; int8: Austin et al., How to Scale Your Model, 2025, "
+  f"{_TPU_DOCS}/v5p; int8: Austin et al., How to Scale Your Model, 2025, "
   "https://jax-ml.github.io/scaling-book/tpus",
 )
 TPU_V6E = Device(
   "v6e", _flops(918e12, int8=1836e12), 32 * 10**9, 1640e9, links.ICI_V6E, 4,
-  f"{_TPU}/v6e",
+  f"{_TPU_DOCS}/v6e",
 )
 # A chip has two chiplets, and each of them is one device in XLA.
 TPU_7X = Device(
-  "tpu7x", _flops(2307e12 / 2, float8_e4m3fn=4614e12 / 2), 192 * _GIB // 2,
-  7380e9 / 2, links.ICI_7X, 6,
-  f"{_TPU}/tpu7x, halved: a device is one of a chip's two chiplets; its links "
+  "tpu7x",
+  _flops(2307e12 / 2, float8_e4m3fn=4614e12 / 2),
+  192 * _GIB // 2,
+  7380e9 / 2,
+  links.ICI_7X,
+  6,
+  f"{_TPU_DOCS}/tpu7x, halved: a device is one of a chip's two chiplets; its "
+  "links "
   "are the chip's",
 )
 # GPUs: one link, with the aggregate bandwidth of NVLink or of PCI Express.

@@ -32,7 +32,7 @@ from scipy import optimize
 
 from parallel.base import checks
 from parallel.plans.hardware.clusters import Cluster, Level
-from parallel.plans.hardware.devices import Device, slowed, weakest
+from parallel.plans.hardware.devices import Device, slowed, worst_case_device
 from parallel.plans.hardware.links import PCIE_4, PCIE_5
 
 # Both matrices together take 268 MB for 4,096 devices, and grow quadratically.
@@ -40,9 +40,9 @@ MAX_DEVICES = 4096
 # Seconds of one step of a ring (protocol "Simple") over NVLink, PCI Express and
 # a network. Vendors publish no latencies; these are constants of the cost model
 # with which NCCL selects algorithms.
-INSIDE_S, PCIE_S, NETWORK_S = 3.4e-6, 5.7e-6, 14.0e-6
+NVLINK_LATENCY_S, PCIE_LATENCY_S, NETWORK_LATENCY_S = 3.4e-6, 5.7e-6, 14.0e-6
 LATENCY_SOURCE = "NCCL, src/graph/tuning.cc, hwLat, ring, Simple"
-MARKS = ("measured", "published", "assumption", "drawn")
+SOURCE_MARKS = ("measured", "published", "assumption", "drawn")
 
 
 class Links(NamedTuple):
@@ -68,13 +68,14 @@ class LinkMatrix:
   Attributes:
     name: Name in printed tables.
     device: Type of all devices. If types differ, a device with the lowest rates
-      of all (`devices.weakest`), which bounds the time of equal shards.
+      of all (`devices.worst_case_device`), which bounds the time of equal
+      shards.
     nodes: ``[N]``: number of each device's node, in ascending order, so that
       devices of a node are contiguous.
     bandwidth: float64 ``[N, N]``, bytes per second; infinite on the diagonal.
     latency_s: float64 ``[N, N]``, seconds; 0 on the diagonal.
     source: Source of the numbers.
-    mark: Kind of ``source``, one of ``MARKS``.
+    mark: Kind of ``source``, one of ``SOURCE_MARKS``.
     residuals: log(measured / predicted) of step times of compiled programs that
       the rates were not fitted to (`parallel.ledger.conformal`); () if there
       are none.
@@ -112,10 +113,10 @@ class LinkMatrix:
           f"the cluster has {n} devices, but {len(self.devices)} device types "
           "are given; give one type per device"
         )
-      object.__setattr__(self, "device", weakest(self.devices))
+      object.__setattr__(self, "device", worst_case_device(self.devices))
       if self.device is self.devices[0]:  # all are equal
         object.__setattr__(self, "devices", ())
-    checks.known("mark=", self.mark, MARKS)
+    checks.known("mark=", self.mark, SOURCE_MARKS)
     for before, after in itertools.pairwise(self.nodes):
       if before > after:
         raise ValueError(
@@ -197,15 +198,15 @@ def _check(key: str, matrix: np.ndarray) -> None:
   if len(missing):
     i, j = missing[0]
     raise ValueError(
-      f"{key}[{i}][{j}] is missing, one of {len(missing)}: every device needs "
-      "a rate to every other, possibly through intermediate nodes"
+      f"{key}[{i}][{j}] is missing, one of {len(missing)} missing entries; "
+      "give a value for each pair of devices, also for indirect routes"
     )
   wrong = matrix <= 0 if key == "bandwidth" else matrix < 0
   wrong = np.argwhere((wrong | np.isinf(matrix)) & off)
   if len(wrong):
     i, j = wrong[0]
     raise ValueError(
-      f"{key}[{i}][{j}]={matrix[i, j]:g}, one of {len(wrong)}, must be "
+      f"{key}[{i}][{j}]={matrix[i, j]:g}, one of {len(wrong)} errors, must be "
       + ("positive and finite: a message over a link of rate 0 never arrives"
          if key == "bandwidth" else "at least 0, and finite")
     )
@@ -301,7 +302,9 @@ def joined(clusters: Sequence[tuple[Cluster, int]]) -> LinkMatrix:
   )
 
 
-def slow(links: LinkMatrix, slowdowns: Mapping[int, float]) -> LinkMatrix:
+def slow_down_devices(
+  links: LinkMatrix, slowdowns: Mapping[int, float]
+) -> LinkMatrix:
   """Returns a copy of a cluster in which some devices are slower.
 
   Args:
@@ -324,15 +327,18 @@ def slow(links: LinkMatrix, slowdowns: Mapping[int, float]) -> LinkMatrix:
 
 
 def _latency(level: Level, network: bool) -> float:
-  """Returns a level's published latency in seconds, or NCCL's constant."""
+  """Returns a level's link latency in seconds: published, or NCCL's constant.
+
+  ``network``: whether the level's links connect nodes.
+  """
   if level.link.latency_s is not None:
     return level.link.latency_s
   if network:
-    return NETWORK_S
-  return PCIE_S if level.link in (PCIE_4, PCIE_5) else INSIDE_S
+    return NETWORK_LATENCY_S
+  return PCIE_LATENCY_S if level.link in (PCIE_4, PCIE_5) else NVLINK_LATENCY_S
 
 
-def uneven(
+def randomize_bandwidths(
   links: LinkMatrix, seed: int, least: float = 0.25, jitter: float = 0.05
 ) -> LinkMatrix:
   """Returns a cluster whose bandwidths are reduced at random.
@@ -355,7 +361,7 @@ def uneven(
   shares = np.triu(rng.uniform(least, 1, (count, count)))
   shares += shares.T
   shares = shares * rng.uniform(1 - jitter, 1, (count, count))
-  np.fill_diagonal(shares, 1.0)  # only `pairs` reduces links inside a node
+  np.fill_diagonal(shares, 1.0)  # inside a node, only `pairs` reduces rates
   pairs = rng.uniform(1 - jitter, 1, (n, n))
   return dataclasses.replace(
     links, name=f"{links.name}, uneven {seed}",

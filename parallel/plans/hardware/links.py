@@ -103,24 +103,28 @@ INFINIBAND_NDR = LinkKind(
   "datasheets: 400 Gb/s per adapter, one per GPU"
 )
 
-_FRONTIER = (
+_FRONTIER_GUIDE = (
   "Frontier user guide, https://docs.olcf.ornl.gov/systems/"
   "frontier_user_guide.html"
 )
 FABRIC_GCD_PAIR = LinkKind(
-  "Infinity Fabric, GCD pair", 200e9, None, f"{_FRONTIER}: 200 GB/s each way "
+  "Infinity Fabric, GCD pair", 200e9, None,
+  f"{_FRONTIER_GUIDE}: 200 GB/s each way "
   "between the two GCDs of an MI250X"
 )
 FABRIC_NODE = LinkKind(
-  "Infinity Fabric, node", 50e9, None, f"{_FRONTIER}: 50 to 100 GB/s each way "
+  "Infinity Fabric, node", 50e9, None,
+  f"{_FRONTIER_GUIDE}: 50 to 100 GB/s each way "
   "between GCDs of different MI250X; the lower one", "range"
 )
 FABRIC_HOST = LinkKind(
-  "Infinity Fabric, host", 36e9, None, f"{_FRONTIER}: 36 GB/s each way between "
+  "Infinity Fabric, host", 36e9, None,
+  f"{_FRONTIER_GUIDE}: 36 GB/s each way between "
   "a GCD and the CPU"
 )
 SLINGSHOT_11 = LinkKind(
-  "Slingshot 11", 200e9 / 8, None, f"{_FRONTIER}: four 200 Gb/s adapters per "
+  "Slingshot 11", 200e9 / 8, None,
+  f"{_FRONTIER_GUIDE}: four 200 Gb/s adapters per "
   "node of eight GCDs"
 )
 

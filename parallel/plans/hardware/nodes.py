@@ -1,8 +1,8 @@
 """Nodes that serve many models: memory of devices and host, and copy rates.
 
 A node holds experts, each a complete model, in the main memory of its devices,
-and more of them in the memory of its host. SN40L (arXiv 2405.07518, "the paper"
-below) has DDR attached to its sockets instead. 1 GB is 10^9 bytes and 1 GiB is
+and further experts in the memory of its host. SN40L (arXiv 2405.07518) has DDR
+attached to its sockets instead of host memory. 1 GB is 10^9 bytes and 1 GiB is
 2^30 bytes.
 
 Example:
@@ -35,12 +35,12 @@ class Node(schema.Schema):
     device_bytes: Bytes of a device's main memory.
     device_rate: Bytes per second of a device's main memory.
     host_bytes: Bytes of the node's memory outside of devices.
-    copy_rate: Bytes per second from this memory to one device.
+    copy_rate: Bytes per second from the host's memory to one device.
     node_rate: Bytes per second at which one model is copied to the devices, as
       counted in arXiv 2405.07518.
-    attached: Whether ``host_bytes`` is attached to the devices' sockets. If so,
-      `machines` counts the experts that fit there; otherwise those that fit on
-      the devices.
+    attached: Whether the memory of ``host_bytes`` is attached to the devices'
+      sockets. If so, `machines` counts the experts that fit in it; if not, the
+      experts that fit in the devices' memory.
   """
 
   name: str
@@ -75,8 +75,9 @@ class Node(schema.Schema):
   def machines(self, num_experts: int, size_bytes: float) -> int:
     """Returns the number of nodes that are needed to serve ``num_experts``.
 
-    A node with memory `attached` to its devices serves the experts that fit
-    there. Others serve those that fit on the devices, since copies are slow.
+    A node with memory `attached` to its devices serves as many experts as fit
+    in that memory. Any other node serves only as many as fit in its devices'
+    memory, since copies from the host are slow.
     """
     room = self.resident(size_bytes)
     if self.attached:
@@ -98,21 +99,26 @@ def _quantity(
   )
 
 
-_SN40L = "SN40L (arXiv 2405.07518)"
+_SN40L_SOURCE = "SN40L (arXiv 2405.07518)"
 
 
 def _dgx(name: str, device: Device, rate: float) -> Node:
   """Returns a DGX; `rate`: bytes per second of one PCI Express x16 link."""
   host = HOSTS[name]
   return Node(
-    name=name, num_devices=8,
+    name=name,
+    num_devices=8,
     device_bytes=_quantity(device.memory_bytes, device.source),
     device_rate=_quantity(device.memory_bandwidth, device.source),
     host_bytes=host.tiers[0].capacity_bytes,
     copy_rate=host.device_link.read,
     node_rate=_quantity(
-      rate, f"{_SN40L}: raw rate of one PCI Express x16 link; up to 8 links if "
-      "each GPU copies its shard", rate, 8 * rate,
+      rate,
+      f"{_SN40L_SOURCE}: raw rate of one PCI Express x16 link; up to 8 links "
+      "if "
+      "each GPU copies its shard",
+      rate,
+      8 * rate,
     ),
     attached=False,
   )
@@ -121,7 +127,10 @@ def _dgx(name: str, device: Device, rate: float) -> Node:
 def _tpu(
   device: Device, num: int, host: float, source: str, link: float
 ) -> Node:
-  """Returns a TPU host, whose chips copy their shards over their own links."""
+  """Returns a host of ``num`` TPU chips, each with its own link to the host.
+
+  ``host``: bytes of host memory; ``link``: bytes per second of a chip's link.
+  """
   rate = _quantity(
     link, "PCI Express of a chip, reported in summaries of Austin et al., How "
     "to Scale Your Model, 2025: 16 to 32 GB/s", 16e9, 32e9,
@@ -144,14 +153,15 @@ NODES = {
   node.name: node for node in (
     Node(
       name="sn40l", num_devices=8,
-      device_bytes=_quantity(64 * _GIB, f"{_SN40L}: HBM of a socket"),
-      device_rate=_quantity(1.8e12, f"{_SN40L}: HBM of a socket"),
+      device_bytes=_quantity(64 * _GIB, f"{_SN40L_SOURCE}: HBM of a socket"),
+      device_rate=_quantity(1.8e12, f"{_SN40L_SOURCE}: HBM of a socket"),
       host_bytes=_quantity(
-        12 * _TIB, f"{_SN40L}: DDR of a node, at most", high=12 * _TIB
+        12 * _TIB, f"{_SN40L_SOURCE}: DDR of a node, at most", high=12 * _TIB
       ),
-      copy_rate=_quantity(200e9, f"{_SN40L}: DDR of a socket, at least"),
+      copy_rate=_quantity(200e9, f"{_SN40L_SOURCE}: DDR of a socket, at least"),
       node_rate=_quantity(
-        1e12, f"{_SN40L}: DDR to HBM of a node, at least; 8 sockets have 1.6 "
+        1e12,
+        f"{_SN40L_SOURCE}: DDR to HBM of a node, at least; 8 sockets have 1.6 "
         "TB/s", 1e12, 1.6e12,
       ),
       attached=True,

@@ -9,9 +9,9 @@ import dataclasses
 
 Source = tuple[str, str]  # (citation, mark)
 
-_SHEET = "NVIDIA GB200 NVL72 datasheet, over 72, without sparsity"
-_BACKED_OUT = "backed out of outputs of arXiv 2407.12819"
-_CHOICE = ("ours", "choice")
+_GB200_DATASHEET = "NVIDIA GB200 NVL72 datasheet, over 72, without sparsity"
+_PAPER_OUTPUTS = "backed out of outputs of arXiv 2407.12819"
+_CHOICE_SOURCE = ("ours", "choice")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Rack:
     scale_up_bits: Bit/s per accelerator inside its domain, in each direction.
     scale_out_bits: Bit/s per accelerator to other domains, in each direction.
     rack_w: Power of the rack as sold, in watts.
-    overhead: Ratio of the power including network and storage to ``rack_w``.
+    overhead: Power with the rack's network and storage, divided by ``rack_w``.
     rack_price: Price of the rack in dollars.
     sources: Source of each field, by field name; "peak" stands for ``flops``.
   """
@@ -46,20 +46,21 @@ class Rack:
   sources: Mapping[str, Source]
 
 
-_DGX = "NVIDIA DGX H100 datasheet"
+_DGX_DATASHEET = "NVIDIA DGX H100 datasheet"
 RACKS = {rack.name: rack for rack in (
   Rack(
     "gb200", 72, 72, {"bf16": 2.5e15, "fp8": 5e15, "fp4": 10e15}, 186e9, 7.2e12,
     400e9, 120e3, 1.2875, 3.0042e6,
     {
-      "per_rack": (_SHEET, "published"), "per_domain": (_SHEET, "published"),
-      "peak": (_SHEET, "published"),
-      "memory_bytes": (_SHEET, "published"),
-      "scale_up_bits": (f"{_SHEET}: 1.8 TB/s both ways", "published"),
+      "per_rack": (_GB200_DATASHEET, "published"),
+      "per_domain": (_GB200_DATASHEET, "published"),
+      "peak": (_GB200_DATASHEET, "published"),
+      "memory_bytes": (_GB200_DATASHEET, "published"),
+      "scale_up_bits": (f"{_GB200_DATASHEET}: 1.8 TB/s both ways", "published"),
       "scale_out_bits": ("one adapter of 400 Gb/s each", "unverified"),
       "rack_w": ("those who install such racks", "reported"),
-      "overhead": (f"154.5 kW over 120, {_BACKED_OUT}", "derived"),
-      "rack_price": (_BACKED_OUT, "derived"),
+      "overhead": (f"154.5 kW over 120, {_PAPER_OUTPUTS}", "derived"),
+      "rack_price": (_PAPER_OUTPUTS, "derived"),
     },
   ),
   Rack(
@@ -68,12 +69,14 @@ RACKS = {rack.name: rack for rack in (
     4 * 10.2e3, 1.15, 1.4e6,
     {
       "per_rack": ("four nodes of eight", "choice"),
-      "per_domain": (f"{_DGX}: eight GPUs on NVLink", "published"),
-      "peak": (_DGX, "published"), "memory_bytes": (_DGX, "published"),
-      "scale_up_bits": (f"{_DGX}: 900 GB/s both ways, in a node", "published"),
-      "scale_out_bits": (_DGX, "published"),
-      "rack_w": (f"{_DGX}: at most 10.2 kW a node", "published"),
-      "overhead": _CHOICE,
+      "per_domain": (f"{_DGX_DATASHEET}: eight GPUs on NVLink", "published"),
+      "peak": (_DGX_DATASHEET, "published"),
+      "memory_bytes": (_DGX_DATASHEET, "published"), "scale_up_bits": (
+        f"{_DGX_DATASHEET}: 900 GB/s both ways, in a node", "published"
+      ),
+      "scale_out_bits": (_DGX_DATASHEET, "published"),
+      "rack_w": (f"{_DGX_DATASHEET}: at most 10.2 kW a node", "published"),
+      "overhead": _CHOICE_SOURCE,
       "rack_price": ("350,000 dollars a node", "unverified"),
     },
   ),
@@ -113,9 +116,9 @@ class Site:
   source: str
 
 
-_SITE = "a choice: no grid operator was asked"
+_SITE_SOURCE = "a choice: no grid operator was asked"
 SITES = {site.name: site for site in (
-  Site("east", 2.4e9, _SITE), Site("west", 2.4e9, _SITE),
+  Site("east", 2.4e9, _SITE_SOURCE), Site("west", 2.4e9, _SITE_SOURCE),
 )}
 
 # Number of unexpected interruptions of 16,384 GPUs in 54 days, by cause.
@@ -126,7 +129,7 @@ INTERRUPTIONS = {
   "GPU system processor": 17, "network adapter": 7, "NCCL watchdog": 7,
   "silent corruption": 6, "GPU temperature": 6, "others": 16,
 }
-INTERRUPTED_GPUS, INTERRUPTED_HOURS = 16_384, 54 * 24
+OBSERVED_GPUS, OBSERVED_HOURS = 16_384, 54 * 24
 INTERRUPTIONS_SOURCE = (
   "The Llama 3 Herd of Models (arXiv 2407.21783), table 5: the total and the "
   "largest causes were read in others' copies"

@@ -4,12 +4,12 @@ A slice is a box of chips connected by ICI links. Its topology is the number of
 chips along each dim.
 
 Example:
-  >>> from parallel.plans.hardware.slices import SLICES
-  >>> SLICES["v4"].refusal((4, 4, 8))  # valid
-  >>> SLICES["v4"].refusal((2, 3, 8))
+  >>> from parallel.plans.hardware.slices import SLICE_RULES
+  >>> SLICE_RULES["v4"].refusal((4, 4, 8))  # valid
+  >>> SLICE_RULES["v4"].refusal((2, 3, 8))
   'dims are all at most 4 or all multiples of 4'
-  >>> SLICES["v5e"].closes(8), SLICES["v5e"].closes(16)  # wraps around
-  (False, True)
+  >>> [SLICE_RULES["v5e"].wraps_around(n) for n in (8, 16)]
+  [False, True]
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ import math
 
 
 @dataclasses.dataclass(frozen=True)
-class Slices:
+class SliceRules:
   """Rules for the slices of one TPU generation.
 
   Attributes:
@@ -35,7 +35,7 @@ class Slices:
   source: str
   shapes: tuple[tuple[int, ...], ...] | None = None
 
-  def closes(self, size: int) -> bool:
+  def wraps_around(self, size: int) -> bool:
     """Returns whether the chips along a whole dim form a ring (wrap around).
 
     Source: Austin et al., "How to Scale Your Model", 2025, chapter "Sharded
@@ -71,22 +71,24 @@ class Slices:
 
 
 _DOCS = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu/docs"
-_CUBES = f"{_DOCS}/types-topologies: A, B, C all <= 4 or all multiples of 4"
+_CUBE_SOURCE = (
+  f"{_DOCS}/types-topologies: A, B, C all <= 4 or all multiples of 4"
+)
 # Single-host and multi-host shapes of the 2D generations.
-_PLANES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
+_SHAPES_2D = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 
 # By generation, as in `devices.DEVICES`.
-SLICES = {
-  "v4": Slices(3, 4096, f"{_DOCS}/v4: 4,096 chips; {_CUBES}"),
-  "v5e": Slices(
-    2, 256, f"{_DOCS}/v5e, table of slice shapes, without 1x1", _PLANES
+SLICE_RULES = {
+  "v4": SliceRules(3, 4096, f"{_DOCS}/v4: 4,096 chips; {_CUBE_SOURCE}"),
+  "v5e": SliceRules(
+    2, 256, f"{_DOCS}/v5e, table of slice shapes, without 1x1", _SHAPES_2D
   ),
-  "v5p": Slices(
+  "v5p": SliceRules(
     3, 6144, f"{_DOCS}/v5p: the largest job has 96 cubes, 6,144 chips, of a "
-    f"pod's 8,960; {_CUBES}"
+    f"pod's 8,960; {_CUBE_SOURCE}"
   ),
-  "v6e": Slices(
-    2, 256, f"{_DOCS}/v6e: 256 chips in a 2D torus; shapes as v5e's", _PLANES
+  "v6e": SliceRules(
+    2, 256, f"{_DOCS}/v6e: 256 chips in a 2D torus; shapes as v5e's", _SHAPES_2D
   ),
-  "tpu7x": Slices(3, 9216, f"{_DOCS}/tpu7x: 9,216 chips; {_CUBES}"),
+  "tpu7x": SliceRules(3, 9216, f"{_DOCS}/tpu7x: 9,216 chips; {_CUBE_SOURCE}"),
 }

@@ -27,11 +27,11 @@ from parallel.base import checks, schema
 from parallel.plans.hardware import links
 from parallel.plans.hardware.links import LinkKind
 
-# The optimal placement has one variable per tensor and tier. A file with more
-# tiers than this is taken for a mistake.
+# Limit on the tiers of a host file; more are taken for a mistake. The optimal
+# placement has one variable per tensor and tier.
 MAX_TIERS = 64
 # Names that predictions use for the device's own resources.
-_RESERVED = ("device", "device memory", "compute")
+_RESERVED_NAMES = ("device", "device memory", "compute")
 # Allowed rates of memory and links, in bytes per second.
 _MIN_RATE, _MAX_RATE = 1.0, 1e18
 
@@ -81,7 +81,7 @@ class SharedLink(schema.Schema):
   duplex: bool
 
 
-class Pass(schema.Schema):
+class OptimizerPass(schema.Schema):
   """Measured time of one pass of an optimizer on the CPU over bytes of a tier.
 
   Attributes:
@@ -124,30 +124,32 @@ class Tier(schema.Schema):
   link: str | None = None
   node: int | None = schema.Field(None, ge=0)
   path: str | None = None
-  passes: tuple[Pass, ...] = ()
+  passes: tuple[OptimizerPass, ...] = ()
 
   def pass_s(self, read: float, written: float) -> float:
-    """Returns the seconds of an optimizer's pass, interpolated by size.
+    """Returns the seconds of the optimizer's pass, interpolated from `passes`.
 
     Args:
       read: Bytes that the CPU's optimizer reads in a step.
       written: Bytes that it writes.
     """
-    return _between(self.passes, "read_s", read) + _between(
+    return _interpolate_pass_s(
+      self.passes, "read_s", read
+    ) + _interpolate_pass_s(
       self.passes, "write_s", written
     )
 
   def at(self, read: float, write: float) -> "Tier":
-    """Returns a copy with other rates; the times of `passes` scale inversely.
+    """Returns this tier with other rates; the times of `passes` are rescaled.
 
     Args:
-      read, write: Bytes per second.
+      read, write: New rates in bytes per second.
     """
     return self.model_copy(update={
       "read": self.read.model_copy(update={"value": read}),
       "write": self.write.model_copy(update={"value": write}),
       "passes": tuple(
-        Pass(
+        OptimizerPass(
           size_bytes=x.size_bytes, read_s=x.read_s * self.read.value / read,
           write_s=x.write_s * self.write.value / write,
         ) for x in self.passes
@@ -155,11 +157,13 @@ class Tier(schema.Schema):
     })
 
 
-def _between(passes: Sequence[Pass], key: str, size: float) -> float:
-  """Returns the seconds of a pass over ``size`` bytes, interpolated.
+def _interpolate_pass_s(
+  passes: Sequence[OptimizerPass], key: str, size: float
+) -> float:
+  """Returns ``key`` ("read_s" or "write_s") of a pass over ``size`` bytes.
 
-  Beyond the largest measured size the rate is constant. Below the smallest one
-  the time is constant, since a file has a fixed cost.
+  It is interpolated between measured sizes. Beyond the largest one the rate is
+  constant. Below the smallest one the time is constant: files have fixed costs.
   """
   if not size:
     return 0.0
@@ -211,12 +215,12 @@ def read(path: pathlib.Path) -> Host:
     ValueError: A key or value is invalid; the message has one line.
     OSError: The file cannot be read.
   """
-  return schema.read(Host, path, then=checked)
+  return schema.read(Host, path, then=check_host)
 
 
 def parse(text: str) -> Host:
   """Returns the host that the text of a file describes; see `read`."""
-  return checked(schema.parse(Host, text))
+  return check_host(schema.parse(Host, text))
 
 
 def to_json(host: Host) -> str:
@@ -224,7 +228,7 @@ def to_json(host: Host) -> str:
   return host.model_dump_json(indent=2) + "\n"
 
 
-def named(text: str) -> Host:
+def resolve_host(text: str) -> Host:
   """Returns a host by the path of a file that ends in .json, or by name.
 
   Raises:
@@ -240,7 +244,7 @@ def _folder(path: str) -> str:
   return os.path.dirname(os.path.abspath(path))
 
 
-def checked(host: Host) -> Host:
+def check_host(host: Host) -> Host:
   """Checks names, ranges and links, and returns the host.
 
   Raises:
@@ -256,10 +260,10 @@ def checked(host: Host) -> Host:
   for name in names:
     if names.count(name) > 1:
       raise ValueError(f"the name {name!r} of a tier or link occurs twice")
-    if name in _RESERVED or "," in name:
+    if name in _RESERVED_NAMES or "," in name:
       raise ValueError(
         f"name={name!r} of a tier or link must have no comma, and be none of "
-        f"{', '.join(_RESERVED)}"
+        f"{', '.join(_RESERVED_NAMES)}"
       )
   shared = [link.name for link in host.links]
   for i, tier in enumerate(host.tiers):
@@ -320,7 +324,7 @@ def _link(name: str, kind: LinkKind, duplex: bool = True) -> SharedLink:
 
 
 def _dram(capacity: float, rate: float, source: str) -> Tier:
-  """Returns local DRAM, which does not read and write concurrently."""
+  """Returns a tier of local DRAM, not duplex; ``rate``: peak bytes/s."""
   speed = _quantity(rate, f"{source}; peak of its channels", 0.5 * rate)
   return Tier(
     name="dram", kind="dram", node=0, duplex=False, read=speed, write=speed,
@@ -350,19 +354,19 @@ def _cxl(index: int) -> Tier:
 def _server(
   name: str, source: str, device_link: SharedLink, *tiers: Tier
 ) -> Host:
-  return checked(Host(
+  return check_host(Host(
     name=name, source=source, device_link=device_link, links=(), tiers=tiers,
   ))
 
 
-_CHANNEL_DDR5 = 38.4e9  # DDR5-4800: 4.8 GT/s of 8 bytes
-_CHANNEL_DDR4 = 25.6e9  # DDR4-3200
+_DDR5_CHANNEL_RATE = 38.4e9  # DDR5-4800: 4.8 GT/s of 8 bytes
+_DDR4_CHANNEL_RATE = 25.6e9  # DDR4-3200
 _CXL_SOURCE = (
   "CXL-aware allocation (arXiv 2507.03305): one GPU, local DRAM and {} CXL "
   "cards; sizes and rates are assumptions with ranges"
 )
-_LOCAL = _dram(
-  128e9, 8 * _CHANNEL_DDR5, "assumption: 8 channels of DDR5-4800, 128 GB"
+_LOCAL_DRAM = _dram(
+  128e9, 8 * _DDR5_CHANNEL_RATE, "assumption: 8 channels of DDR5-4800, 128 GB"
 )
 _PCIE_5 = _link("pcie5", links.PCIE_5)
 HOSTS = {
@@ -370,29 +374,32 @@ HOSTS = {
     _server(
       "dgx-a100", "NVIDIA DGX A100 datasheet: 1 TB of memory",
       _link("pcie4", links.PCIE_4),
-      _dram(1e12, 16 * _CHANNEL_DDR4,
+      _dram(1e12, 16 * _DDR4_CHANNEL_RATE,
             "NVIDIA DGX A100 datasheet: 1 TB; two sockets of 8 DDR4-3200"),
     ),
     _server(
       "dgx-h100", "NVIDIA DGX H100 datasheet: 2 TB of memory", _PCIE_5,
-      _dram(2e12, 16 * _CHANNEL_DDR5,
+      _dram(2e12, 16 * _DDR5_CHANNEL_RATE,
             "NVIDIA DGX H100 datasheet: 2 TB; two sockets of 8 DDR5-4800"),
     ),
     _server(
       "frontier", links.FABRIC_HOST.source,
       _link("fabric", links.FABRIC_HOST),
-      _dram(512e9, 8 * _CHANNEL_DDR4,
+      _dram(512e9, 8 * _DDR4_CHANNEL_RATE,
             "Frontier user guide: 512 GB of DDR4 at 205 GB/s"),
     ),
     _server(
       "large-dram", "the host of two-cxl with all its memory as local DRAM",
-      _PCIE_5, _LOCAL.model_copy(update={
+      _PCIE_5, _LOCAL_DRAM.model_copy(update={
         "capacity_bytes": _quantity(640e9, "assumption: 640 GB")
       }),
     ),
-    _server("one-cxl", _CXL_SOURCE.format("one"), _PCIE_5, _LOCAL, _cxl(0)),
     _server(
-      "two-cxl", _CXL_SOURCE.format("two"), _PCIE_5, _LOCAL, _cxl(0), _cxl(1)
+      "one-cxl", _CXL_SOURCE.format("one"), _PCIE_5, _LOCAL_DRAM, _cxl(0)
+    ),
+    _server(
+      "two-cxl", _CXL_SOURCE.format("two"), _PCIE_5, _LOCAL_DRAM, _cxl(0),
+      _cxl(1)
     ),
   )
 }

@@ -3,9 +3,9 @@
 A layer of a tensor-parallel model has an attention block and an MLP, each
 followed by an all-reduce (its *reduction*). Each of the four operations waits
 for the one before it. If a step is cut into nano-batches ("pieces" in the
-code), the reduction of one can run during the products of another. Each reads
-the weights again and multiplies fewer rows, so nano-batches below a break-even
-size lose time; the plan is then a single batch.
+code), the reduction of one nano-batch can run during the products of another.
+Each nano-batch reads the weights again and multiplies fewer rows. Below a
+break-even size this costs more than it saves; the plan is then a single batch.
 
 The planner times the order in which `caatnet.models.lm.pieces` executes a layer
 of m nano-batches::
@@ -60,9 +60,9 @@ from parallel.base.checks import at_least, fraction
 # 1.2 GB if the lower bounds exclude few, and 10 ms if they exclude most.
 _MAX_PLANS = 10**7
 # Number of plans that one call of `step_seconds` simulates.
-_CHUNK = 4096
+_PLANS_PER_CALL = 4096
 # Times with a smaller relative difference are equal up to rounding errors.
-_EQUAL = 1e-9
+_RELATIVE_TOLERANCE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -154,7 +154,7 @@ class NanobatchPlan:
   """Plan that cuts one step into nano-batches.
 
   Attributes:
-    sizes: Tokens of each nano-batch, in token order; a single batch has one.
+    sizes: Tokens of each nano-batch, in token order; one size if uncut.
     model: Name of the model whose costs it minimises.
     reduction: Selected reduction.
     step_s: Predicted seconds of the step.
@@ -204,13 +204,13 @@ def plan(
   costs: Costs, num_tokens: int, *, max_pieces: int = 4,
   granularity: int | None = None, interference: float = 0.0,
 ) -> NanobatchPlan:
-  """Returns the fastest plan; among equal ones, that with fewest nano-batches.
+  """Returns the fastest plan; of equally fast ones, the one with fewest pieces.
 
   Args:
     costs: Times of a layer.
     num_tokens: Tokens of the step.
     max_pieces: Largest number of nano-batches that the executor runs.
-    granularity: Number of tokens of which all sizes but the last are multiples;
+    granularity: Every size but the last is a multiple of this number of tokens;
       None for 1/64 of the tokens, rounded up.
     interference: Slowdown while device and network are both busy, from 0
       (independent) to 1 (overlap gains nothing).
@@ -249,17 +249,17 @@ def plan(
     for key in costs.reductions:
       considered += math.comb(num_cuts, count)
       sizes = _candidates(costs, key, cuts, count + 1, interference, best_s)
-      bounds = _bounds(costs, key, sizes, interference)
+      bounds = _lower_bounds(costs, key, sizes, interference)
       order = np.argsort(bounds, kind="stable")
-      for start in range(0, len(order), _CHUNK):
-        chunk = order[start:start + _CHUNK]
+      for start in range(0, len(order), _PLANS_PER_CALL):
+        chunk = order[start:start + _PLANS_PER_CALL]
         chunk = chunk[bounds[chunk] < best_s]
         if not len(chunk):
           break
         simulated += len(chunk)
         seconds = step_seconds(costs, key, sizes[chunk], interference)
         at = int(seconds.argmin())
-        if seconds[at] < best_s * (1 - _EQUAL):
+        if seconds[at] < best_s * (1 - _RELATIVE_TOLERANCE):
           best, best_s = tuple(map(int, sizes[chunk[at]])), float(seconds[at])
           reduction = key
   return NanobatchPlan(
@@ -282,7 +282,7 @@ def step_seconds(
   """
   sizes = np.asarray(sizes)
   cut = sizes.reshape(-1, sizes.shape[-1])
-  attention, mlp, sums = _pieces(costs, reduction, cut)
+  attention, mlp, sums = _operation_seconds(costs, reduction, cut)
   last = sums[:, -1]
   layer = _layer_seconds(attention, mlp, sums, last, interference)
   first = _layer_seconds(attention, mlp, sums, 0 * last, interference)
@@ -292,10 +292,10 @@ def step_seconds(
   return total.reshape(sizes.shape[:-1])
 
 
-def _pieces(
+def _operation_seconds(
   costs: Costs, reduction: Reduction, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns seconds of attention, MLPs and reductions, shaped as ``sizes``."""
+  """Returns three arrays like ``sizes``: attention, MLP, reduction seconds."""
   attention = costs.attention[sizes]
   if costs.attend is not None:
     ends = sizes.cumsum(-1)
@@ -309,8 +309,9 @@ def _candidates(
 ) -> np.ndarray:
   """Returns sizes that may beat the best plan, ``[plans, nano-batches]``.
 
-  Nano-batches are added one by one. The first ones are dropped if their times
-  plus the smallest times of those that are left are not below ``best_s``.
+  Plans are built one nano-batch at a time. A partial plan is dropped if a lower
+  bound, from its times and the smallest times of the remaining nano-batches, is
+  not below ``best_s``.
 
   Args:
     costs: Times of a layer.
@@ -319,7 +320,7 @@ def _candidates(
       number of tokens, int ``[n + 1]``.
     pieces: Number of nano-batches.
     interference: Slowdown of device and network, see `plan`.
-    best_s: Time of the best plan.
+    best_s: Seconds of a step with the best plan so far.
   """
   last = len(cuts) - 1
   # Times of the nano-batch from cut i to cut j, [n + 1, n + 1]; inf if i >= j.
@@ -360,8 +361,8 @@ def _candidates(
       path + more[2],
     )
     bound = costs.fixed_s + costs.num_layers * layer
-    # The tolerance is looser than in `_bounds`, which are applied later.
-    kept = np.flatnonzero(bound * (1 - 2 * _EQUAL) < best_s)
+    # The tolerance is looser than in `_lower_bounds`, which are applied later.
+    kept = np.flatnonzero(bound * (1 - 2 * _RELATIVE_TOLERANCE) < best_s)
     chosen = np.column_stack([chosen[of[kept]], end[kept]])
     device, network, read, path = (
       x[kept] for x in (device, network, read, path)
@@ -369,11 +370,11 @@ def _candidates(
   return np.diff(cuts[chosen], axis=1)
 
 
-def _bounds(
+def _lower_bounds(
   costs: Costs, reduction: Reduction, sizes: np.ndarray, interference: float
 ) -> np.ndarray:
   """Returns lower bounds on the times of steps, ``[plans]``."""
-  attention, mlp, sums = _pieces(costs, reduction, sizes)
+  attention, mlp, sums = _operation_seconds(costs, reduction, sizes)
   device = attention.sum(-1) + mlp.sum(-1)
   # Attention of nano-batches 1 to j, reduction j, MLPs from j on, for each j.
   paths = attention.cumsum(-1) + sums + mlp[:, ::-1].cumsum(-1)[:, ::-1]
@@ -387,18 +388,19 @@ def _bounds(
 
   network = 2 * sums.sum(-1)
   bound = layer(network - last) + (costs.num_layers - 1) * layer(network) + last
-  return costs.fixed_s + bound * (1 - _EQUAL)
+  return costs.fixed_s + bound * (1 - _RELATIVE_TOLERANCE)
 
 
 def _layer_seconds(
   attention: np.ndarray, mlp: np.ndarray, sums: np.ndarray, pending: np.ndarray,
   interference: float,
 ) -> np.ndarray:
-  """Returns the times of one layer, ``[plans]``.
+  """Returns the simulated seconds of one layer, ``[plans]``.
 
   Args:
-    attention, mlp, sums: Times of nano-batches, ``[plans, nano-batches]``.
-    pending: Time of the last reduction of the layer before, ``[plans]``.
+    attention, mlp, sums: Seconds of each nano-batch's attention block, MLP and
+      all-reduces (equal for both blocks), ``[plans, nano-batches]``.
+    pending: Seconds of the last reduction of the layer before, ``[plans]``.
     interference: Slowdown of device and network, see `plan`.
   """
   plans, pieces = sums.shape

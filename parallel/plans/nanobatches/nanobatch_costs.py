@@ -35,19 +35,23 @@ SOURCE = (
   "Llama-2-70b-hf/mlp.csv, medians"
 )
 # The profiled model.
-PROFILED = "llama-2-70b"
+PROFILED_MODEL = "llama-2-70b"
 LLAMA_2_70B = Transformer(32_000, 8192, 80, 64, 8, 28672)
-_PROFILES = pathlib.Path(__file__).with_name("nanobatch_profiles.csv")
-_PRODUCTS = ("qkv", "out", "up", "down")
+_PROFILES_PATH = pathlib.Path(__file__).with_name("nanobatch_profiles.csv")
+_MATMULS = ("qkv", "out", "up", "down")
 # Operations of the attention block, without attention itself, and of the MLP.
-ATTENTION, MLP = ("qkv", "out", "attention_rest"), ("up", "down", "mlp_rest")
-_EXPERTS = ("gate and up", "down")  # operations of `inference.operations`
-ENDS = ("least", "greatest")
+ATTENTION_OPERATIONS, MLP_OPERATIONS = ("qkv", "out", "attention_rest"), (
+  "up", "down", "mlp_rest"
+)
+_EXPERT_MATMULS = (
+  "gate and up", "down"
+)  # operations of `inference.operations`
+TIME_RANGE_ENDS = ("least", "greatest")
 ALGORITHMS = ("all_reduce", "one_shot")
 
 
 @dataclasses.dataclass(frozen=True)
-class Mix:
+class TokenMix:
   """Tokens of a step: decodes first, then prompt chunks.
 
   Attributes:
@@ -93,7 +97,7 @@ class Profile:
       raise ValueError(
         f"{self.name}: the numbers of tokens must ascend from row to row"
       )
-    for part in (*ATTENTION, *MLP):
+    for part in (*ATTENTION_OPERATIONS, *MLP_OPERATIONS):
       if part not in self.seconds:
         raise ValueError(f"{self.name}: times of {part!r} are missing")
       times = self.seconds[part]
@@ -106,7 +110,9 @@ class Profile:
         )
 
   def times(self, part: str, max_tokens: int) -> np.ndarray:
-    """Returns interpolated seconds by tokens, float64 ``[max_tokens + 1]``.
+    """Returns the seconds of operation ``part``, ``[max_tokens + 1]``.
+
+    Entry n is the time of n tokens, interpolated between measured numbers.
 
     Raises:
       ValueError: The profile ends before ``max_tokens``.
@@ -123,12 +129,12 @@ class Profile:
     return found
 
 
-def read(path: pathlib.Path = _PROFILES) -> dict[tuple[str, int], Profile]:
-  """Returns profiles by (GPU, number of ranks).
+def read(path: pathlib.Path = _PROFILES_PATH) -> dict[tuple[str, int], Profile]:
+  """Returns the profiles in a CSV file: (GPU, number of ranks) -> profile.
 
   Args:
-    path: CSV file with the columns gpu, num_ranks, tokens and one for each
-      operation, in us; lines that begin with # are comments.
+    path: File with the columns gpu, num_ranks, tokens and, in microseconds, one
+      for each operation; lines that begin with # are comments.
 
   Raises:
     ValueError: A cell is empty, or a profile is invalid.
@@ -149,7 +155,7 @@ def read(path: pathlib.Path = _PROFILES) -> dict[tuple[str, int], Profile]:
       np.array([int(row["tokens"]) for row in found]),
       {
         part: np.array([float(row[part]) for row in found]) * 1e-6
-        for part in (*ATTENTION, *MLP) if part in found[0]
+        for part in (*ATTENTION_OPERATIONS, *MLP_OPERATIONS) if part in found[0]
       },
     )
     for key, found in rows.items()
@@ -162,7 +168,7 @@ def profiles() -> dict[tuple[str, int], Profile]:
   return read()
 
 
-def _one_token(
+def _one_token_operations(
   model: Transformer, num_ranks: int
 ) -> dict[str, inference.Operation]:
   """Returns the operations of one token that attends to one position."""
@@ -188,12 +194,12 @@ def roofline(
   tokens = np.arange(1, max_tokens + 1)
   number, top = experts
   parts = {}
-  for o in _one_token(model, num_ranks).values():
+  for o in _one_token_operations(model, num_ranks).values():
     name = {"gate and up": "up"}.get(o.name, o.name)
-    if name not in _PRODUCTS:
+    if name not in _MATMULS:
       continue
     flops, size = o.flops * tokens, np.full(len(tokens), o.bytes)
-    if o.name in _EXPERTS:
+    if o.name in _EXPERT_MATMULS:
       flops, size = flops * top, size * np.minimum(number, top * tokens)
     parts[name] = np.maximum(
       flops / (utilisation * device.peak(model.dtype)),
@@ -207,14 +213,14 @@ def roofline(
   )
 
 
-def attend(
-  model: Transformer, device: Device, num_ranks: int, mix: Mix,
+def cumulative_attention_s(
+  model: Transformer, device: Device, num_ranks: int, mix: TokenMix,
   utilisation: float = 1.0,
 ) -> np.ndarray:
   """Returns the cumulative time of attention in a layer, ``[tokens + 1]``.
 
-  A decode reads its own cache. The tokens of a prompt chunk share theirs, so
-  only FLOPs count.
+  Entry n is the time of the step's first n tokens. Each decode reads its own
+  cache; the tokens of a prompt chunk share one, so only their FLOPs count.
 
   Args:
     model: Sizes of the model.
@@ -223,7 +229,9 @@ def attend(
     mix: Tokens of the step.
     utilisation: Fraction of the peak rate that products reach.
   """
-  one = _one_token(model, num_ranks)["attention"]  # attends to one position
+  one = _one_token_operations(
+    model, num_ranks
+  )["attention"]  # attends to one position
   flop_s = one.flops / (utilisation * device.peak(model.dtype))
   byte_s = one.bytes / device.memory_bandwidth
   each = np.concatenate([
@@ -233,11 +241,11 @@ def attend(
   return np.concatenate([[0.0], each.cumsum()])
 
 
-def choices(
+def reduction_choices(
   p: Iterable[float] = (1.0,), bits: Iterable[int] = (16,),
   algorithms: Sequence[str] = ALGORITHMS,
 ) -> list[Reduction]:
-  """Returns all combinations of algorithms, fractions p and bits."""
+  """Returns a reduction for each combination of algorithm, p and bits."""
   for name in algorithms:
     known("algorithm=", name, ALGORITHMS)
   return [
@@ -250,7 +258,7 @@ def reduction_times(
   machine: Machine, model: Transformer, reduction: Reduction, max_tokens: int,
   end: str = "least",
 ) -> np.ndarray:
-  """Returns seconds of a reduction by tokens, float64 ``[max_tokens + 1]``.
+  """Returns seconds of a reduction of n tokens, float64 ``[max_tokens + 1]``.
 
   Args:
     machine: Devices of the tensor axis.
@@ -262,7 +270,7 @@ def reduction_times(
   Raises:
     ValueError: An argument is unknown or out of range.
   """
-  known("end=", end, ENDS)
+  known("end=", end, TIME_RANGE_ENDS)
   fraction("p", reduction.p)
   at_least("bits", reduction.bits)
   channels = int(reduction.p * model.width)
@@ -293,7 +301,7 @@ def reduction_times(
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimum:
+class PeakRateTimes:
   """Times of a step at the peak rates of the hardware, in seconds.
 
   Attributes:
@@ -312,10 +320,10 @@ class Optimum:
     return max(self.compute, self.memory, self.network)
 
 
-def optimum(
-  model: Transformer, machine: Machine, mix: Mix,
+def peak_rate_times(
+  model: Transformer, machine: Machine, mix: TokenMix,
   experts: tuple[int, int] = (1, 1),
-) -> Optimum:
+) -> PeakRateTimes:
   """Returns lower bounds on the time of a step with any schedule.
 
   Source: NanoFlow, arXiv 2408.12757, section 3.
@@ -330,13 +338,13 @@ def optimum(
   cached = mix.decodes * mix.context  # positions
   pairs = cached + mix.prefills * mix.prefill_context
   flops = size = 0.0
-  for o in _one_token(model, machine.num_ranks).values():
+  for o in _one_token_operations(model, machine.num_ranks).values():
     if o.name == "attention":
       flops += o.count * o.flops * pairs
       size += o.count * o.bytes * cached
       continue
     rows = max(mix.decodes, 1) if o.name == "head" else mix.tokens
-    used, held = (top, number) if o.name in _EXPERTS else (1, 1)
+    used, held = (top, number) if o.name in _EXPERT_MATMULS else (1, 1)
     flops += o.count * o.flops * rows * used
     size += o.count * o.bytes * min(held, used * rows)
   # Two reductions per layer and that of the embedding.
@@ -345,14 +353,15 @@ def optimum(
     machine.wire_seconds(sums * model.item_bytes)
     if machine.num_ranks > 1 else 0.0
   )
-  return Optimum(
+  return PeakRateTimes(
     flops / device.peak(model.dtype),
     size / device.memory_bandwidth, network,
   )
 
 
-def layer(
-  name: str, model: Transformer, profile: Profile, machine: Machine, mix: Mix,
+def layer_costs(
+  name: str, model: Transformer, profile: Profile, machine: Machine,
+  mix: TokenMix,
   reductions: Iterable[Reduction] = (Reduction(),), end: str = "least",
   utilisation: float = 1.0,
 ) -> Costs:
@@ -369,17 +378,17 @@ def layer(
     utilisation: Fraction of the peak rate that attention and head reach.
   """
   tokens = mix.tokens
-  head = _one_token(model, machine.num_ranks)["head"]
+  head = _one_token_operations(model, machine.num_ranks)["head"]
   whole = Reduction(bits=8 * model.item_bytes)
   full = reduction_times(machine, model, whole, tokens, end)
   return Costs(
     name, model.num_layers,
-    attention=sum(profile.times(part, tokens) for part in ATTENTION),
-    mlp=sum(profile.times(part, tokens) for part in MLP),
+    attention=sum(profile.times(part, tokens) for part in ATTENTION_OPERATIONS),
+    mlp=sum(profile.times(part, tokens) for part in MLP_OPERATIONS),
     reductions={
       r: reduction_times(machine, model, r, tokens, end) for r in reductions
     },
-    attend=attend(
+    attend=cumulative_attention_s(
       model, machine.device, machine.num_ranks, mix, utilisation
     ),
     # The embedding's reduction and the head's product.
@@ -388,7 +397,7 @@ def layer(
       / (utilisation * machine.device.peak(model.dtype)),
       head.bytes / machine.device.memory_bandwidth,
     ),
-    optimum_s=optimum(model, machine, mix).seconds,
+    optimum_s=peak_rate_times(model, machine, mix).seconds,
   )
 
 

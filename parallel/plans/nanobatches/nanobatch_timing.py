@@ -107,8 +107,8 @@ def step_seconds(
     interference: Slowdown per other busy resource, from 0 to 1.
 
   Raises:
-    ValueError: A number is out of range, or an operation waits for one that
-      cannot start before it.
+    ValueError: A number is out of range, or operations wait for each other in
+      a cycle.
   """
   at_least("num_layers", num_layers)
   fraction("interference", interference)
@@ -116,7 +116,7 @@ def step_seconds(
     r: [i for i, o in enumerate(operations) if o.resource == r]
     for r in RESOURCES
   }
-  limits = _limits(operations, queues)
+  limits = _prerequisites(operations, queues)
   ended = dict.fromkeys(RESOURCES, 0)  # number of operations, over all layers
   left = dict.fromkeys(RESOURCES, 0.0)  # seconds of the running operation
   started = dict.fromkeys(RESOURCES, False)
@@ -153,14 +153,14 @@ def step_seconds(
   return time
 
 
-def _limits(
+def _prerequisites(
   operations: Sequence[NanoOperation], queues: dict[str, list[int]]
 ) -> list[list[tuple[str, int]]]:
-  """Returns what each operation waits for: (resource, ended operations) pairs.
+  """Returns what each operation waits for, as (resource, count) pairs.
 
-  The operation starts after that resource has ended that number of operations,
-  counted from the start of the operation's own layer. A resource runs its
-  operations in order, so it is enough to wait for the last dependency.
+  The operation starts when each of these resources has ended ``count``
+  operations of the same layer; a count <= 0 refers to the layer before. A
+  resource runs its operations in order, so the last dependency is enough.
   """
   count = len(operations)
   found = []

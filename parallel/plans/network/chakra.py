@@ -17,8 +17,8 @@ them.
 
 Source: Sridharan et al., "Chakra: Advancing Performance Benchmarking and
 Co-design using Standardized Execution Traces", 2023; et_def.proto of mlc-chakra
-1.0. The sizes are those that ASTRA-sim's ring expects (Ring.cc). Its workload
-layer has no broadcast.
+1.0. The sizes are those that ASTRA-sim's ring expects (Ring.cc). ASTRA-sim's
+workload layer has no broadcast.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ _COLLECTIVES = {
   "reduce_scatter": "REDUCE_SCATTER", "all_to_all": "ALL_TO_ALL",
   "broadcast": "BROADCAST",
 }
-_GROUPS = "groups.json"
+_GROUPS_FILE = "groups.json"
 
 
 class Node(NamedTuple):
@@ -65,10 +65,10 @@ def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
   """Writes ``trace.RANK.et`` per rank and ``groups.json``.
 
   Old traces in the folder are removed first, since they may be of more ranks.
-  ``groups.json`` maps a number from 1, the ``pg_name`` of a collective, to its
-  ranks. It is written last, so that `read` rejects an incomplete folder.
-  Durations are whole microseconds. The running sum is rounded instead of each
-  duration, so that rounding errors do not accumulate.
+  ``groups.json`` maps the number of each group, from 1 (the ``pg_name`` of its
+  collectives), to the group's ranks. It is written last, so that `read` rejects
+  an incomplete folder. Durations are whole microseconds: their running sum is
+  rounded, so that rounding errors do not accumulate.
 
   Args:
     traces: Nodes of each rank, which may be generated one rank at a time.
@@ -78,9 +78,9 @@ def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
     ValueError: The package mlc-chakra is not installed.
     OSError: A file cannot be written.
   """
-  proto, lib = _package()
+  proto, lib = _import_chakra()
   folder.mkdir(parents=True, exist_ok=True)
-  for old in (folder / _GROUPS, *folder.glob("trace.*.et")):
+  for old in (folder / _GROUPS_FILE, *folder.glob("trace.*.et")):
     old.unlink(missing_ok=True)
   groups: dict[tuple[int, ...], int] = {}
   for rank, nodes in enumerate(traces):
@@ -95,7 +95,7 @@ def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
         for name, (field, value) in attributes.items():
           message.attr.add(name=name, **{field: value})
         lib.encodeMessage(file, message)
-  (folder / _GROUPS).write_text(
+  (folder / _GROUPS_FILE).write_text(
     json.dumps({str(number): ranks for ranks, number in groups.items()})
   )
 
@@ -103,7 +103,7 @@ def write(traces: Iterable[Sequence[Node]], folder: pathlib.Path) -> None:
 def _attributes(
   proto: Any, node: Node, groups: dict[tuple[int, ...], int]
 ) -> tuple[int, dict[str, tuple[str, Any]]]:
-  """Returns a node's type and attributes: name -> (field, value)."""
+  """Returns a node's type and attributes: name -> (protobuf field, value)."""
   found: dict[str, tuple[str, Any]] = {"is_cpu_op": ("bool_val", False)}
   if node.kind == "compute":
     return proto.COMP_NODE, found | {
@@ -133,7 +133,7 @@ def read(folder: pathlib.Path) -> list[list[Node]]:
     ValueError: The package mlc-chakra is not installed, the folder has no
       traces, or one is damaged.
   """
-  proto, lib = _package()
+  proto, lib = _import_chakra()
   paths = [
     folder / f"trace.{n}.et" for n in range(len([*folder.glob("trace.*.et")]))
   ]
@@ -145,7 +145,8 @@ def read(folder: pathlib.Path) -> list[list[Node]]:
   try:
     groups = {
       number: tuple(ranks)
-      for number, ranks in json.loads((folder / _GROUPS).read_text()).items()
+      for number,
+      ranks in json.loads((folder / _GROUPS_FILE).read_text()).items()
     }
     return [[*_nodes(path, proto, lib, groups)] for path in paths]
   except (KeyError, OSError, ValueError) as error:
@@ -198,8 +199,8 @@ def _node(
   )
 
 
-def _package() -> tuple[Any, Any]:
-  """Returns the modules of mlc-chakra: messages, and their coding in files."""
+def _import_chakra() -> tuple[Any, Any]:
+  """Returns mlc-chakra's modules: message classes, and file encoding."""
   try:
     from chakra.schema.protobuf import et_def_pb2
     from chakra.src.third_party.utils import protolib

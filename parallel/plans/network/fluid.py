@@ -1,10 +1,10 @@
 """Fluid simulation of TCP flows that share links: flows have rates, no packets.
 
-Rates are max-min fair: no flow can have a higher rate unless one with the same
-or a lower rate has a lower one (Bertsekas and Gallager, "Data Networks", 1992,
-section 6.5). They change when a flow starts, ends, or is limited by its window.
-The window has 10 segments at the start (RFC 6928) and doubles once per round
-trip (slow start), until a flow has data to send for a whole round trip.
+Rates are max-min fair: to raise the rate of a flow, one would have to lower
+that of a flow that is not faster (Bertsekas and Gallager, "Data Networks",
+1992, section 6.5). Rates change when a flow starts, ends, or exhausts its
+window. The window has 10 segments at first (RFC 6928) and doubles once per
+round trip (slow start) until the flow sends without pause for a round trip.
 
 Example:
   >>> from parallel.plans.network import fluid
@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 SEGMENT = 1448  # bytes of data in an Ethernet frame, with TCP's timestamps
 INITIAL_WINDOW = 10 * SEGMENT
-_INSTANT_S = 1e-9  # bytes that are sent in less time are a rounding error
+# bytes that are sent in less time are a rounding error
+_TIME_TOLERANCE_S = 1e-9
 
 
 class Path(NamedTuple):
@@ -43,13 +44,15 @@ class Path(NamedTuple):
 
 # Maps the paths of flows, in the order of their starts, and the capacities of
 # links to the rates of the flows, all in bytes per second.
-Discipline = Callable[[Sequence[Path], Mapping[Hashable, float]], list[float]]
+RateAllocator = Callable[
+  [Sequence[Path], Mapping[Hashable, float]], list[float]
+]
 
 
 def max_min(
   paths: Sequence[Path], capacities: Mapping[Hashable, float]
 ) -> list[float]:
-  """Returns max-min fair rates, by progressive filling.
+  """Returns max-min fair rates in bytes/s, by progressive filling.
 
   Args:
     paths: Paths of the flows; each has a link or a largest rate.
@@ -120,7 +123,7 @@ class _Flow:
 
   def rounding(self, time: float) -> float:
     """Returns the error in bytes that the rounding of times can cause."""
-    return 1e-6 + max(_INSTANT_S, math.ulp(time)) * self.rate
+    return 1e-6 + max(_TIME_TOLERANCE_S, math.ulp(time)) * self.rate
 
   def sends(self, time: float) -> bool:
     """Returns whether more bytes than a rounding error can be sent now."""
@@ -132,13 +135,13 @@ class Network:
 
   def __init__(
     self, capacities: Mapping[Hashable, float],
-    discipline: Discipline = max_min, window: float = INITIAL_WINDOW,
+    discipline: RateAllocator = max_min, window: float = INITIAL_WINDOW,
   ) -> None:
     """Creates a network without flows at time 0.
 
     Args:
       capacities: Capacity of each link, in bytes per second.
-      discipline: Function that returns the rates of flows.
+      discipline: Function that divides the links' capacities among flows.
       window: Initial window in bytes.
     """
     self._capacities, self._discipline = capacities, discipline
@@ -162,7 +165,7 @@ class Network:
     self._flows[key] = _Flow(path, size, 0.0, self._window, time)
 
   def cancel(self, time: float, key: Hashable) -> None:
-    """Removes a flow at a time before the next event; it never arrives."""
+    """Removes a flow, which never arrives; `next_s` must be after ``time``."""
     self._send(time)
     self._flows.pop(key, None)
     self._rates.pop(key, None)
@@ -182,11 +185,11 @@ class Network:
     return max(self._time, min(times, default=math.inf))
 
   def advance(self, time: float) -> list[Hashable]:
-    """Simulates until ``time``; returns the flows that arrived, in order."""
+    """Simulates until ``time``; returns keys of arrived flows, in order."""
     found = []
     while (event_s := self.next_s()) <= time:
       self._send(event_s)
-      self._open()
+      self._update_windows()
       while self._arrivals and self._arrivals[0][0] <= self._time:
         found.append(heapq.heappop(self._arrivals)[2])
       self._allocate()
@@ -194,7 +197,7 @@ class Network:
     return found
 
   def run(self) -> dict[Hashable, float]:
-    """Simulates until all flows have arrived; returns flow -> seconds."""
+    """Simulates all flows to their ends; returns key -> arrival seconds."""
     found = {}
     while (event_s := self.next_s()) < math.inf:
       found.update(dict.fromkeys(self.advance(event_s), event_s))
@@ -208,7 +211,7 @@ class Network:
       flow.left, flow.credit = flow.left - sent, flow.credit - sent
     self._time = time
 
-  def _open(self) -> None:
+  def _update_windows(self) -> None:
     """Opens windows that are due, and ends flows whose bytes are sent."""
     for key, flow in list(self._flows.items()):
       if flow.left <= flow.rounding(self._time):

@@ -32,9 +32,9 @@ from typing import NamedTuple
 from parallel.base.checks import at_least, fraction, known
 from parallel.plans.hardware import collective_times
 from parallel.plans.hardware.clusters import CLUSTERS
-from parallel.plans.hardware.collective_times import Span, Times
+from parallel.plans.hardware.collective_times import AllReduceTimes, Span
 from parallel.plans.hardware.devices import DEVICES, Device
-from parallel.plans.hardware.slices import SLICES
+from parallel.plans.hardware.slices import SLICE_RULES
 from parallel.plans.workload import Transformer
 
 
@@ -97,7 +97,7 @@ class Machine:
   device: Device
   num_ranks: int
   rate: float
-  times: Times
+  times: AllReduceTimes
 
   def wire_seconds(self, size_bytes: float) -> float:
     """Returns the time of a ring all-reduce's bytes, without latency."""
@@ -131,12 +131,12 @@ def machine(name: str) -> Machine:
         "of a node"
       )
     rate = node.link.bandwidth * node.links_per_device
-    times = collective_times.between(node.link, count)
+    times = collective_times.times_between_gpus(node.link, count)
     return Machine(name, CLUSTERS[gpu[1]].device, count, rate, times)
   if tpu:
-    known(f"{name!r}: generation ", tpu[1], SLICES)
+    known(f"{name!r}: generation ", tpu[1], SLICE_RULES)
     shape = [int(size) for size in tpu[2].split("x")]
-    refusal = SLICES[tpu[1]].refusal(shape)
+    refusal = SLICE_RULES[tpu[1]].refusal(shape)
     if refusal:
       raise ValueError(f"{name!r}: this slice does not exist: {refusal}")
     device = DEVICES[tpu[1]]
@@ -215,7 +215,7 @@ def memory_bytes(
   return found
 
 
-def messages(
+def all_reduce_bytes(
   model: Transformer, step: ModelStep, shares: Sequence[float]
 ) -> list[int]:
   """Returns the operand bytes of each all-reduce of a step, in order.
@@ -246,7 +246,7 @@ def messages(
 
 
 @dataclasses.dataclass(frozen=True)
-class Bounds:
+class StepTimeBounds:
   """Times of a step in seconds, by component.
 
   Attributes:
@@ -279,9 +279,9 @@ class Bounds:
     return Span(*(max(self.compute, seconds) for seconds in self.collectives))
 
 
-def bounds(
+def step_time_bounds(
   model: Transformer, step: ModelStep, machine: Machine, shares: Sequence[float]
-) -> Bounds:
+) -> StepTimeBounds:
   """Returns bounds on the time of a step.
 
   Args:
@@ -289,7 +289,7 @@ def bounds(
     step: Batch of the step.
     machine: Devices; each is one tensor rank.
     shares: Fraction of the channels that each row-parallel projection sums, as
-      for `messages`.
+      for `all_reduce_bytes`.
 
   Raises:
     ValueError: A number is out of range, or the time of a collective of this
@@ -302,13 +302,13 @@ def bounds(
       f"context={step.context} must be at least {step.tokens}, the number of "
       "new tokens"
     )
-  sent = messages(model, step, shares)
+  sent = all_reduce_bytes(model, step, shares)
   # Most messages have equal sizes: compute each size once.
   spans = [
     machine.all_reduce(size).stretched(count, count)
     for size, count in collections.Counter(sent).items()
   ]
-  return Bounds(
+  return StepTimeBounds(
     compute=sum(
       o.count * o.seconds(machine.device, model.dtype)
       for o in operations(model, step, machine.num_ranks)

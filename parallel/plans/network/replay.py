@@ -3,7 +3,8 @@
 A node starts when the nodes that it waits for have ended. The k-th collectives
 of a group's ranks form one *execution*, which starts when all these ranks have
 reached it. The k-th send and the k-th receive with the same ranks and tag also
-form one. Executions do not delay one another: each has links of its own.
+form one execution, and so does each compute node. Executions do not compete for
+links: the time of one does not depend on the others.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from parallel.plans.schedules import builders
 from parallel.plans.topology.builders import ring
 
 # (kind, operand bytes on a rank, number of ranks) -> seconds.
-Seconds = Callable[[str, int, int], float]
+CollectiveTimer = Callable[[str, int, int], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,9 @@ class Replay:
   communicating_s: tuple[float, ...]
 
 
-def ring_seconds(bandwidth: float, latency_s: float = 0.0) -> Seconds:
+def make_ring_timer(
+  bandwidth: float, latency_s: float = 0.0
+) -> CollectiveTimer:
   """Returns a function that times a collective on a ring of its n ranks.
 
   Reductions and gathers run the schedule "ring" of `parallel.plans.schedules`
@@ -45,7 +48,7 @@ def ring_seconds(bandwidth: float, latency_s: float = 0.0) -> Seconds:
     latency_s: Latency of each link in seconds.
 
   Example:
-    >>> seconds = ring_seconds(1e9)
+    >>> seconds = make_ring_timer(1e9)
     >>> round(seconds("all_gather", 1000, 4) * 1e9)  # 3 rounds of 1000 bytes
     3000
   """
@@ -70,18 +73,20 @@ def ring_seconds(bandwidth: float, latency_s: float = 0.0) -> Seconds:
   return seconds
 
 
-def replay(traces: Sequence[Sequence[Node]], seconds: Seconds) -> Replay:
+def replay(
+  traces: Sequence[Sequence[Node]], seconds: CollectiveTimer
+) -> Replay:
   """Replays the traces of all ranks.
 
   Args:
     traces: Nodes of each rank.
-    seconds: Function that returns the time of a collective or message.
+    seconds: Function from (kind, operand bytes, ranks) to a time in seconds.
 
   Raises:
     ValueError: A rank lacks a collective or message of its group, ranks differ
       in its kind or bytes, or nodes wait for each other in a cycle.
   """
-  executions = _executions(traces)
+  executions = _match_nodes(traces)
   # of: (rank, node) -> execution; waits: execution -> number of awaited nodes.
   of = {part: e for e in executions for part in e}
   waits = {e: sum(len(traces[r][n].after) for r, n in e) for e in executions}
@@ -134,10 +139,14 @@ def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
   return total
 
 
-def _executions(
+def _match_nodes(
   traces: Sequence[Sequence[Node]],
 ) -> list[tuple[tuple[int, int], ...]]:
-  """Returns the (rank, node) pairs of each execution."""
+  """Returns the (rank, node index) pairs of each execution.
+
+  A compute node has one pair, a message one for each end, a collective one for
+  each rank.
+  """
   found: dict[tuple, list[tuple[int, int]]] = {}
   for rank, nodes in enumerate(traces):
     times: dict[tuple, int] = {}

@@ -26,7 +26,7 @@ from parallel.plans.schedules.schedule import Schedule
 from parallel.plans.topology.graph import Link, Topology
 
 # Limit on sums of bytes and of nanoseconds, so that they fit into 64 bits.
-_MOST = 2**62
+_MAX_SUM = 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +83,10 @@ class RoutedSchedule:
     """
     sizes = chunk_bytes(size_bytes, self.num_chunks)
     hops = sizes[self.chunks][self.hop_transfers]
-    if np.bincount(self.hop_links, hops).max(initial=0) > _MOST:
+    if np.bincount(self.hop_links, hops).max(initial=0) > _MAX_SUM:
       raise ValueError(
         f"size_bytes={size_bytes} is too large: a link may carry at most "
-        f"{_MOST} bytes in total"
+        f"{_MAX_SUM} bytes in total"
       )
     return hops
 
@@ -114,18 +114,18 @@ class RoutedSchedule:
     of_hop = of_chunk[self.chunks][self.hop_transfers]
     kinds = self.hop_links * len(sizes) + of_hop
     # Executing all hops sequentially is an upper bound for any order.
-    if arrival.ravel()[kinds].sum() > _MOST:
+    if arrival.ravel()[kinds].sum() > _MAX_SUM:
       link = self.links[self.hop_links[arrival.ravel()[kinds].argmax()]]
       raise ValueError(
         f"bandwidth={link.bandwidth:g} and latency_s={link.latency_s:g} from "
         f"{link.source} to {link.destination} make {size_bytes} bytes take "
-        f"more than {_MOST / 1e9:.0e} s, which exceeds the 64-bit clock"
+        f"more than {_MAX_SUM / 1e9:.0e} s, which exceeds the 64-bit clock"
       )
     return HopTimes(
       np.repeat(np.arange(len(self.links)), len(sizes)),
       # Clipped, since times of links without hops were not checked above.
-      np.floor(np.minimum(send, _MOST)).astype(np.int64).ravel(),
-      np.floor(np.minimum(arrival, _MOST)).astype(np.int64).ravel(),
+      np.floor(np.minimum(send, _MAX_SUM)).astype(np.int64).ravel(),
+      np.floor(np.minimum(arrival, _MAX_SUM)).astype(np.int64).ravel(),
       kinds,
     )
 
@@ -189,12 +189,12 @@ def on_links(
   first_hops = np.append(0, np.cumsum(lengths - 1))
   return RoutedSchedule(
     topology.links, schedule.num_chunks, topology.num_nodes, *parts,
-    first_hops, _links_of(schedule, topology, parts, paths, lengths),
+    first_hops, _find_hop_links(schedule, topology, parts, paths, lengths),
     np.repeat(np.arange(len(paths)), lengths - 1),
   )
 
 
-def _links_of(
+def _find_hop_links(
   schedule: Schedule,
   topology: Topology,
   parts: Sequence[np.ndarray],
@@ -204,7 +204,7 @@ def _links_of(
   """Returns the index in the topology of each hop's link, int ``[hop]``.
 
   Args:
-    schedule: Schedule that errors name.
+    schedule: Schedule whose name error messages contain.
     topology: Topology that has the links.
     parts: Rounds, sources, destinations and chunks, each int ``[transfer]``.
     paths: Nodes of each transfer's path.
@@ -271,10 +271,10 @@ def chunk_bytes(size_bytes: int, num_chunks: int) -> np.ndarray:
     >>> chunk_bytes(10, 4).tolist()
     [2, 3, 2, 3]
   """
-  if not num_chunks <= size_bytes <= _MOST or size_bytes != int(size_bytes):
+  if not num_chunks <= size_bytes <= _MAX_SUM or size_bytes != int(size_bytes):
     raise ValueError(
       f"size_bytes={size_bytes} must be an integer, at least one byte for "
-      f"each of {num_chunks} chunks and at most {_MOST}"
+      f"each of {num_chunks} chunks and at most {_MAX_SUM}"
     )
   each, rest = divmod(int(size_bytes), num_chunks)
   return each + np.diff(np.arange(num_chunks + 1) * rest // num_chunks)

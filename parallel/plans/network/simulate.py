@@ -88,7 +88,7 @@ class Timeline:
     return longest
 
   def _by_link(self, values: np.ndarray) -> np.ndarray:
-    """Sums int ``[hop]`` over the hops of each link."""
+    """Returns the sum of ``values``, int ``[hop]``, by link, int ``[link]``."""
     return sum_by(self.routed.hop_links, values, len(self.routed.links))
 
 
@@ -110,8 +110,8 @@ def events(
 
   Source: astra-network-analytical, congestion_aware.
   """
-  times, segments = routed.hop_ns(size_bytes), _segments(routed, barrier)
-  starts, released = _run(routed, times, segments)
+  times, segments = routed.hop_ns(size_bytes), _build_segments(routed, barrier)
+  starts, released = _run_event_loop(routed, times, segments)
   start_ns = np.asarray(starts)
   at = start_ns + times.arrival_ns[times.kinds]
   requested = np.empty_like(at)
@@ -127,7 +127,7 @@ def events(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Segments:
+class _DependencySegments:
   """Dependencies between transfers, grouped into segments.
 
   A buffer is a chunk at a node. The transfers from and to a buffer, in the
@@ -142,8 +142,8 @@ class _Segments:
   Attributes:
     of_send: int ``[transfer]``, segment in which a transfer leaves its source.
     of_arrival: int ``[transfer]``, segment in which a transfer arrives.
-    waits: int ``[segment]``, number of events that its release waits for: its
-      arrivals, and the release of the buffer's previous segment, if any.
+    waits: int ``[segment]``, number of events that the segment's release waits
+      for: arrivals, and the release of the buffer's previous segment, if any.
     later: int ``[segment]``, next segment of the buffer; -1 for none.
   """
 
@@ -153,7 +153,9 @@ class _Segments:
   later: np.ndarray
 
 
-def _segments(routed: RoutedSchedule, barrier: bool) -> _Segments:
+def _build_segments(
+  routed: RoutedSchedule, barrier: bool
+) -> _DependencySegments:
   """Divides the transfers at each buffer into segments."""
   count = len(routed.rounds)
   # Each transfer twice, [2 * transfer]: its sends, then its arrivals.
@@ -198,18 +200,18 @@ def _segments(routed: RoutedSchedule, barrier: bool) -> _Segments:
   number = np.empty(last + 2, np.int64)  # old -> new
   number[order], number[-1] = np.arange(last + 1), -1
   later = np.where(continues[1:], number[1:], -1)
-  return _Segments(
+  return _DependencySegments(
     number[of_send], number[of_arrival], waits[order], later[order]
   )
 
 
 def _packed(values: np.ndarray, code: str = "i") -> array.array:
-  """Packs integers without Python objects, which uses less cache."""
+  """Returns integers as an array of C type ``code``, which uses less cache."""
   return array.array(code, values.astype(code).tobytes())
 
 
 def _successors(
-  routed: RoutedSchedule, segments: _Segments
+  routed: RoutedSchedule, segments: _DependencySegments
 ) -> tuple[array.array, array.array, array.array]:
   """Returns the successors of arrivals and of segment releases.
 
@@ -238,10 +240,10 @@ def _successors(
   return then, sends, bounds
 
 
-def _run(
-  routed: RoutedSchedule, times: HopTimes, segments: _Segments
+def _run_event_loop(
+  routed: RoutedSchedule, times: HopTimes, segments: _DependencySegments
 ) -> tuple[array.array, array.array]:
-  """Runs the event loop, on integers only.
+  """Runs the event loop; returns the times at which sends become possible.
 
   An event is the index of a hop, whose message arrives, or the complement ~link
   of a link that becomes free. Each link has a queue of waiting hops. A bucket
@@ -249,7 +251,7 @@ def _run(
   contains the times that have a bucket.
 
   Returns:
-    (start time of each hop, release time of each segment).
+    Nanoseconds: start of sending of each hop, and release of each segment.
   """
   num_hops, num_segments = len(routed.hop_links), len(segments.waits)
   # Links are encoded as ~link, a negative number. As an index into a list by

@@ -11,10 +11,10 @@ from parallel.plans.network.perfetto_trace import Bar
 from parallel.plans.network.simulate import Timeline
 from parallel.plans.pipeline import cost
 from parallel.plans.pipeline import simulate as pipeline
-from parallel.plans.pipeline.pipeline_schedule import Kind
+from parallel.plans.pipeline.pipeline_schedule import ActionKind
 
 
-def messages(timeline: Timeline) -> tuple[list[str], Iterator[Bar]]:
+def message_bars(timeline: Timeline) -> tuple[list[str], Iterator[Bar]]:
   """Returns one row per link and one bar per message on a link.
 
   Args:
@@ -47,8 +47,8 @@ def messages(timeline: Timeline) -> tuple[list[str], Iterator[Bar]]:
   )
 
 
-def actions(timeline: pipeline.Timeline) -> tuple[list[str], Iterator[Bar]]:
-  """Returns three rows per stage, for compute and two links, and their bars.
+def action_bars(timeline: pipeline.Timeline) -> tuple[list[str], Iterator[Bar]]:
+  """Returns three rows per stage (compute, two outgoing links) and their bars.
 
   Args:
     timeline: Result of `parallel.plans.pipeline.simulate.events`.
@@ -57,7 +57,7 @@ def actions(timeline: pipeline.Timeline) -> tuple[list[str], Iterator[Bar]]:
     Names of the rows, and the bars; a row has its bars in the order of time.
   """
   table = timeline.schedule
-  ahead = cost.sends(table)[0]  # [T, S]
+  ahead = cost.sends_by_direction(table)[0]  # [T, S]
   rows = [
     name for stage in range(table.num_stages) for name in (
       f"stage {stage}", f"{stage} to the next", f"{stage} to the one before"
@@ -67,7 +67,9 @@ def actions(timeline: pipeline.Timeline) -> tuple[list[str], Iterator[Bar]]:
   def bars() -> Iterator[Bar]:
     for tick, stage in np.argwhere(table.kinds).tolist():
       here = tick, stage
-      kind, microbatch = Kind(table.kinds[here]), int(table.microbatches[here])
+      kind, microbatch = ActionKind(table.kinds[here]), int(
+        table.microbatches[here]
+      )
       details = {
         "microbatch": microbatch, "chunk": int(table.chunks[here]), "tick": tick
       }

@@ -1,1 +1,1 @@
-"""Bytes and periods of outer loops in closed form."""
+"""Bytes and send schedules of DiLoCo's outer loops, in closed form."""

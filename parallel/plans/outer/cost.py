@@ -14,7 +14,8 @@ workers, each on a separate device, n elements are sent
     a codec, "all_to_all"   as slices to the workers that average them; then the
                             means, encoded again, to all workers
 
-and each worker's norm is sent to all others (`parallel.outer.health`).
+and the norm of each worker's deltas is sent to all others
+(`parallel.outer.health`).
 
 Sources: DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512.
 """
@@ -25,21 +26,21 @@ import math
 from typing import Literal, NamedTuple
 
 from parallel.base import checks
-from parallel.plans.outer.fragment_plan import FragmentTimes
+from parallel.plans.outer.fragment_plan import FragmentSchedule
 
 _NAMES = {"diloco": "DiLoCo", "streaming": "Streaming DiLoCo"}
 ALGORITHMS = tuple(_NAMES)
 ROUTES = ("all_gather", "all_to_all")
 # Bits per code. Every block of BLOCK elements also has a float32 scale
 # (`parallel.kernels.codec.reference`).
-BITS = {"int8": 8, "fp8": 8, "int4": 4, "e3m0": 4}
-CODECS = ("float32", *BITS)
-BLOCK = 256
+CODEC_BITS = {"int8": 8, "fp8": 8, "int4": 4, "e3m0": 4}
+CODECS = ("float32", *CODEC_BITS)
+BLOCK_SIZE = 256
 
-Kind = Literal["all_reduce", "all_gather", "all_to_all"]
+CollectiveKind = Literal["all_reduce", "all_gather", "all_to_all"]
 
 
-class Rows(NamedTuple):
+class ParameterRows(NamedTuple):
   """Rows of equal length that hold parameters on a device.
 
   Attributes:
@@ -55,12 +56,12 @@ class Collective(NamedTuple):
   """One collective over the worker axis.
 
   Attributes:
-    kind: The collective.
+    kind: Name of the collective operation.
     dtype: Dtype on the wire.
-    operand_bytes: Bytes of its operand on a device.
+    operand_bytes: Bytes of the operand on a device.
   """
 
-  kind: Kind
+  kind: CollectiveKind
   dtype: str
   operand_bytes: int
 
@@ -74,16 +75,16 @@ class Collective(NamedTuple):
     return both * others / workers * self.operand_bytes
 
   def steps(self, workers: int) -> int:
-    """Returns the number of sequential messages of a ring."""
+    """Returns the number of sequential steps of the ring algorithm."""
     return (2 if self.kind == "all_reduce" else 1) * (workers - 1)
 
   def result_bytes(self, workers: int) -> int:
-    """Returns the bytes of its result on a device."""
+    """Returns the bytes of the collective's result on a device."""
     return self.operand_bytes * (workers if self.kind == "all_gather" else 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
+class OuterLoopConfig:
   """Configuration of an outer loop with Nesterov momentum.
 
   Attributes:
@@ -102,8 +103,11 @@ class Loop:
     Two workers exchange 1024 elements as int4 codes: half a byte per element,
     and a float32 scale for each of the four blocks of 256.
 
-    >>> loop = Loop("diloco", workers=2, sync_every=100, codec="int4")
-    >>> for collective in loop.collectives([Rows(count=1, elements=1024)]):
+    >>> loop = OuterLoopConfig(
+    ...   "diloco", workers=2, sync_every=100, codec="int4"
+    ... )
+    >>> parameters = [ParameterRows(count=1, elements=1024)]
+    >>> for collective in loop.collectives(parameters):
     ...   print(collective.kind, collective.dtype, collective.operand_bytes)
     all_gather float32 4
     all_gather uint8 512
@@ -128,12 +132,12 @@ class Loop:
     if self.overlap >= self.sync_every:
       raise ValueError(
         f"overlap={self.overlap} must be less than "
-        f"sync_every={self.sync_every}: a fragment arrives "
+        f"sync_every={self.sync_every}: a fragment must arrive "
         "before it is sent again"
       )
 
   def keys(self) -> dict[str, object]:
-    """Returns the keys of a training run's config and their values."""
+    """Returns the config keys that select this outer loop, with values."""
     found: dict[str, object] = {
       "parallel.worker": self.workers, "outer.algorithm": self.algorithm,
       "outer.sync_every": self.sync_every, "outer.codec": self.codec,
@@ -157,7 +161,9 @@ class Loop:
       text += f", {self.codec} by {self.route}"
     return text
 
-  def collectives(self, rows: Sequence[Rows]) -> tuple[Collective, ...]:
+  def collectives(self, rows: Sequence[ParameterRows]) -> tuple[
+    Collective, ...
+  ]:
     """Returns the collectives of one exchange of a fragment.
 
     Args:
@@ -168,27 +174,31 @@ class Loop:
       elements = sum(count * size for count, size in rows)
       return norms, Collective("all_reduce", "float32", 4 * elements)
     if self.route == "all_gather":
-      return norms, *self._coded("all_gather", rows)
+      return norms, *self._encoded_collectives("all_gather", rows)
     # Each worker averages one slice of every row, padded to whole blocks.
     slices = [
-      Rows(count, _blocks(math.ceil(size / self.workers)) * BLOCK)
+      ParameterRows(count, _blocks(math.ceil(size / self.workers)) * BLOCK_SIZE)
       for count, size in rows
     ]
-    many = [Rows(self.workers * count, size) for count, size in slices]
+    many = [ParameterRows(self.workers * count, size) for count, size in slices]
     return (
-      norms, *self._coded("all_to_all", many),
-      *self._coded("all_gather", slices),
+      norms, *self._encoded_collectives("all_to_all", many),
+      *self._encoded_collectives("all_gather", slices),
     )
 
-  def _coded(self, kind: Kind, rows: Sequence[Rows]) -> list[Collective]:
+  def _encoded_collectives(
+    self, kind: CollectiveKind, rows: Sequence[ParameterRows]
+  ) -> list[Collective]:
     """Returns the two collectives of the rows' codes and scales."""
     blocks = sum(count * _blocks(size) for count, size in rows)
     return [
-      Collective(kind, "uint8", blocks * BLOCK * BITS[self.codec] // 8),
+      Collective(
+        kind, "uint8", blocks * BLOCK_SIZE * CODEC_BITS[self.codec] // 8
+      ),
       Collective(kind, "float32", 4 * blocks),
     ]
 
-  def state_bytes(self, fragments: Sequence[Sequence[Rows]]) -> int:
+  def state_bytes(self, fragments: Sequence[Sequence[ParameterRows]]) -> int:
     """Returns the bytes of a device's outer state between steps.
 
     The state consists of the outer parameters and their momentum in float32,
@@ -205,12 +215,14 @@ class Loop:
       # The last fragment has one slot for its mean. The others have equal sizes
       # and share slots in rotation (`parallel.outer.streaming`).
       many = len(fragments) - 1
-      spacing = FragmentTimes(self.sync_every, len(fragments)).spacing
+      spacing = FragmentSchedule(self.sync_every, len(fragments)).spacing
       slots = min(many, -(-self.overlap // spacing))
       kept += elements[-1] + slots * elements[0]
     return 4 * kept + 8
 
-  def passing_bytes(self, fragments: Sequence[Sequence[Rows]]) -> int:
+  def exchange_temp_bytes(
+    self, fragments: Sequence[Sequence[ParameterRows]]
+  ) -> int:
     """Returns the temporary bytes while the largest fragment is exchanged.
 
     They are the operands and results of all collectives and, with a codec, the
@@ -228,11 +240,11 @@ class Loop:
     )
 
 
-def fewest_layers(num_layers: int, parts: int, sync_every: int) -> int:
+def min_fragment_layers(num_layers: int, parts: int, sync_every: int) -> int:
   """Returns the smallest allowed number of layers per fragment.
 
   At most one fragment is sent per step, so a round has no more fragments than
-  steps. A fragment has equally many layers of each part of each pipeline stage.
+  steps. A fragment takes the same number of layers from each pipeline part.
 
   Args:
     num_layers: Number of layers of the model.
@@ -240,14 +252,14 @@ def fewest_layers(num_layers: int, parts: int, sync_every: int) -> int:
     sync_every: H, the steps of a round.
 
   Returns:
-    A divisor of the number of layers; 0, one fragment of all parameters, if no
-    divisor is allowed.
+    A divisor of the number of layers; 0, which stands for one fragment of all
+    parameters, if no divisor is allowed.
 
   Example:
     With 4 steps per round, 8 layers form 2 fragments, and the parameters
     outside of layers a third.
 
-    >>> fewest_layers(num_layers=8, parts=1, sync_every=4)
+    >>> min_fragment_layers(num_layers=8, parts=1, sync_every=4)
     4
   """
   return next((
@@ -257,5 +269,5 @@ def fewest_layers(num_layers: int, parts: int, sync_every: int) -> int:
 
 
 def _blocks(elements: int) -> int:
-  """Returns the number of blocks of a row, the last one padded."""
-  return -(-elements // BLOCK)
+  """Returns the number of blocks of a row; its last block is padded."""
+  return -(-elements // BLOCK_SIZE)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
-class FragmentTimes:
+class FragmentSchedule:
   """Schedule of fragments, evenly spread over the H steps of a round.
 
   Updates are counted from 1 and steps from 0, so "after update t" is the end of
@@ -31,7 +31,7 @@ class FragmentTimes:
     Three fragments; every two steps one of them is sent. Nothing is sent in the
     first round.
 
-    >>> times = FragmentTimes(sync_every=6, num_fragments=3)
+    >>> times = FragmentSchedule(sync_every=6, num_fragments=3)
     >>> [times.sent(step) for step in range(12)]
     [None, None, None, None, None, None, 0, None, 1, None, 2, None]
   """
@@ -52,9 +52,13 @@ class FragmentTimes:
     """Number of steps between the sends of two consecutive fragments."""
     return self.sync_every // self.num_fragments
 
-  def in_round(self, step: int) -> int | None:
-    """Returns the fragment that is due after update ``step``, or None."""
-    # If fragments do not divide the steps, none is due in a round's last steps.
+  def due_fragment(self, step: int) -> int | None:
+    """Returns the fragment to be sent after update ``step``, also in round 0.
+
+    None if no fragment is due then.
+    """
+    # If the number of fragments does not divide the number of steps, no
+    # fragment is due in the last steps of a round.
     fragment, left = divmod(step % self.sync_every, self.spacing)
     return fragment if not left and fragment < self.num_fragments else None
 
@@ -63,16 +67,17 @@ class FragmentTimes:
 
     Nothing is sent in round 0: every fragment first trains for a whole round.
     """
-    return self.in_round(step) if step >= self.sync_every else None
+    return self.due_fragment(step) if step >= self.sync_every else None
 
 
 class SendVariant(NamedTuple):
   """Compile-time values of a send; steps with equal values share a program.
 
   Attributes:
-    kind: Key of the stack of layers that the fragment is sliced from, or
-      "(rest)" or "(whole)" (`parallel.outer.fragments`).
-    slot: Buffer in which the averaged delta waits, among those of this kind.
+    kind: Key of the stack of layers that contains the fragment; "(rest)" for
+      the parameters outside of stacks, "(whole)" for all parameters.
+    slot: Index of the buffer in which the averaged delta will wait, among the
+      buffers of this kind.
     starts: Whether this step starts the exchange, which may span several steps.
   """
 
@@ -86,9 +91,9 @@ class ReceiveVariant(NamedTuple):
 
   Attributes:
     kind: Kind of the fragment, a key as in `SendVariant`.
-    slot: Buffer in which the averaged delta waits, among those of this kind.
-    first: Whether these workers receive the average first and thus take the
-      outer step; workers with more overlap receive it later.
+    slot: Index of the averaged delta's buffer, among buffers of this kind.
+    first: Whether the receiving workers are the first to get the average and
+      thus take the outer step; workers with more overlap get it later.
   """
 
   kind: str
@@ -96,14 +101,14 @@ class ReceiveVariant(NamedTuple):
   first: bool
 
 
-class Variant(NamedTuple):
+class StepVariant(NamedTuple):
   """Compile-time values of a step, which select its compiled program."""
 
   send: SendVariant | None
   receives: tuple[ReceiveVariant, ...]
 
 
-class SendNumbers(NamedTuple):
+class SendArguments(NamedTuple):
   """Run-time values of a send, which are arguments of the compiled program.
 
   Fragments of one kind have equal shapes and share one program.
@@ -119,7 +124,7 @@ class SendNumbers(NamedTuple):
   piece: int
 
 
-class ReceiveNumbers(NamedTuple):
+class ReceiveArguments(NamedTuple):
   """Run-time values of a receive, which are arguments of the compiled program.
 
   Attributes:
@@ -133,8 +138,8 @@ class ReceiveNumbers(NamedTuple):
   tau: int
 
 
-class Numbers(NamedTuple):
-  """Run-time values of a step, with one entry per receive in its `Variant`."""
+class StepArguments(NamedTuple):
+  """Run-time values of a step: of its send, and of each of its receives."""
 
-  send: SendNumbers | None
-  receives: tuple[ReceiveNumbers, ...]
+  send: SendArguments | None
+  receives: tuple[ReceiveArguments, ...]

@@ -1,10 +1,10 @@
 """Builders of pipeline schedules, by their names in configs.
 
 Each builder defines the order of a stage's actions;
-`pipeline_schedule.arranged` schedules every action at the earliest possible
-tick. A step has p stages, m microbatches and v chunks per stage. All orders
-except those with split backwards follow one rule: first some forwards (the
-*warm-up*), then a forward before every backward, then the rest. Backwards
+`pipeline_schedule.schedule_earliest` schedules every action at the earliest
+possible tick. A step has p stages, m microbatches and v chunks per stage. All
+orders except those with split backwards follow one rule: first some forwards
+(the *warm-up*), then a forward before every backward, then the rest. Backwards
 process microbatches in the order of forwards, so all schedules sum gradients in
 the same order, part by part.
 
@@ -29,15 +29,15 @@ import numpy as np
 from parallel.base import checks
 from parallel.plans.pipeline.pipeline_schedule import (
   Action,
-  Kind,
+  ActionKind,
   PipelineSchedule,
-  arranged,
-  loop,
-  v_shape,
+  loop_placement,
+  schedule_earliest,
+  v_placement,
 )
 
 
-class Size(NamedTuple):
+class PipelineSize(NamedTuple):
   """Size of a pipeline schedule.
 
   Attributes:
@@ -57,38 +57,38 @@ class Builder:
 
   Attributes:
     order: Function from size and stage to the stage's actions in order.
-    stored: Closed form, from size and stage, of the maximum number of live
+    stored: Function from size and stage to the maximum number of live
       activations on the stage, counted in microbatches of one part.
     chunked: Whether stages may have several chunks.
     in_rounds: Whether the microbatches must be a multiple of the stages if
       there are several chunks.
     one_chunk: Builder that replaces this one for one chunk per stage; "" for
       none.
-    num_chunks: The only number of chunks that stages may have; 0 for any number
-      if ``chunked``, otherwise for one.
+    num_chunks: Chunks per stage that the schedule requires; 0 if it has no such
+      requirement (any number if ``chunked``, otherwise one).
     placement: Function from stages and chunks to the placement of parts.
   """
 
-  order: Callable[[Size, int], list[Action]]
-  stored: Callable[[Size, int], int]
+  order: Callable[[PipelineSize, int], list[Action]]
+  stored: Callable[[PipelineSize, int], int]
   chunked: bool = False
   in_rounds: bool = False
   one_chunk: str = ""
   num_chunks: int = 0
-  placement: Callable[[int, int], np.ndarray] = loop
+  placement: Callable[[int, int], np.ndarray] = loop_placement
 
 
-def _forwards(size: Size, group: int) -> list[Action]:
-  """Lists forwards: all chunks of a group of microbatches, then the next."""
+def _forwards(size: PipelineSize, group: int) -> list[Action]:
+  """Lists forwards: a group of microbatches in all chunks, then the next."""
   return [
-    Action(Kind.FORWARD, microbatch, chunk)
+    Action(ActionKind.FORWARD, microbatch, chunk)
     for first in range(0, size.microbatches, group)
     for chunk in range(size.chunks)
     for microbatch in range(first, min(first + group, size.microbatches))
   ]
 
 
-def _alternating(size: Size, group: int, warm_up: int) -> list[Action]:
+def _order_1f1b(size: PipelineSize, group: int, warm_up: int) -> list[Action]:
   """Lists the warm-up's forwards; then one forward before each backward."""
   forwards = _forwards(size, group)
   order, rest = forwards[:warm_up], iter(forwards[warm_up:])
@@ -97,11 +97,13 @@ def _alternating(size: Size, group: int, warm_up: int) -> list[Action]:
     order += [a for a in [next(rest, None)] if a]
     # Backwards run through the chunks in reverse.
     chunk = size.chunks - 1 - action.chunk
-    order.append(Action(Kind.BACKWARD, action.microbatch, chunk))
+    order.append(Action(ActionKind.BACKWARD, action.microbatch, chunk))
   return order
 
 
-def _split(size: Size, warm_up: int, delay: int) -> list[Action]:
+def _order_split_backward(
+  size: PipelineSize, warm_up: int, delay: int
+) -> list[Action]:
   """Lists the actions of a stage with split backwards.
 
   Args:
@@ -111,65 +113,70 @@ def _split(size: Size, warm_up: int, delay: int) -> list[Action]:
       cotangents.
   """
   order = [
-    Action(Kind.FORWARD, i) for i in range(min(warm_up, size.microbatches))
+    Action(ActionKind.FORWARD, i) for i in range(
+      min(warm_up, size.microbatches)
+    )
   ]
   # Per iteration one forward, one input cotangent and one weight gradient of
   # different microbatches, as far as these exist.
   for i in range(size.microbatches + delay):
     for kind, microbatch in (
-      (Kind.FORWARD, i + warm_up), (Kind.INPUT, i), (Kind.WEIGHT, i - delay)
+      (ActionKind.FORWARD, i + warm_up), (ActionKind.INPUT, i),
+      (ActionKind.WEIGHT, i - delay)
     ):
       if 0 <= microbatch < size.microbatches:
         order.append(Action(kind, microbatch))
   return order
 
 
-def _all_first(size: Size, stage: int) -> list[Action]:
+def _all_forwards_first(size: PipelineSize, stage: int) -> list[Action]:
   """Lists all forwards, one chunk after another, then all backwards."""
   del stage  # all stages have this order
   m = size.microbatches
-  return _alternating(size, group=m, warm_up=m * size.chunks)
+  return _order_1f1b(size, group=m, warm_up=m * size.chunks)
 
 
-def _all_stored(size: Size, stage: int) -> int:
+def _num_all_live(size: PipelineSize, stage: int) -> int:
   del stage
   return size.microbatches * size.chunks
 
 
-def _waves(size: Size, stage: int) -> int:
+def _num_later_stages(size: PipelineSize, stage: int) -> int:
   """Returns the number of stages after a stage, the warm-up of 1F1B."""
   return size.stages - stage - 1
 
 
-def _eager_warm_up(size: Size, stage: int) -> int:
+def _eager_warm_up(size: PipelineSize, stage: int) -> int:
   """Returns the forwards of interleaved 1F1B's (or eager 1F1B's) warm-up."""
-  return 2 * _waves(size, stage) + (size.chunks - 1) * size.stages
+  return 2 * _num_later_stages(size, stage) + (size.chunks - 1) * size.stages
 
 
-def _eager_order(size: Size, stage: int) -> list[Action]:
+def _eager_order(size: PipelineSize, stage: int) -> list[Action]:
   # Groups of `stages` microbatches pass through all chunks in turn.
   warm_up = _eager_warm_up(size, stage)
-  return _alternating(size, group=size.stages, warm_up=warm_up)
+  return _order_1f1b(size, group=size.stages, warm_up=warm_up)
 
 
-def _eager_stored(size: Size, stage: int) -> int:
+def _eager_stored(size: PipelineSize, stage: int) -> int:
   return min(
     size.microbatches * size.chunks, _eager_warm_up(size, stage) + 1
   )
 
 
-_F, _B, _I, _W = Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT
+_F, _B, _I, _W = (
+  ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT, ActionKind.WEIGHT
+)
 
 
-def _numbered(
-  kinds: Iterable[tuple[Kind, int]], microbatches: int
+def _number_microbatches(
+  kinds: Iterable[tuple[ActionKind, int]], microbatches: int
 ) -> list[Action]:
   """Returns actions with microbatch numbers for a list of (kind, chunk) pairs.
 
   The k-th pair of a kind and chunk runs on microbatch k; a whole backward
   counts as both of its halves. Pairs beyond the last microbatch are dropped.
   """
-  order, count = [], collections.Counter[tuple[Kind, int]]()
+  order, count = [], collections.Counter[tuple[ActionKind, int]]()
   for kind, chunk in kinds:
     halves = (_I, _W) if kind is _B else (kind,)
     order.append(Action(kind, count[halves[0], chunk], chunk))
@@ -177,45 +184,47 @@ def _numbered(
   return [action for action in order if action.microbatch < microbatches]
 
 
-def _zb_v(size: Size, stage: int) -> list[Action]:
-  """Lists ZB-V: weight gradients follow at once, or fill the end of the step.
+def _zb_v(size: PipelineSize, stage: int) -> list[Action]:
+  """Lists a stage's actions in ZB-V, whose backwards are all split.
 
-  With fewer than 2 x stages - 1 microbatches, the order is the one for that
-  number without the actions of the microbatches that do not exist.
+  Weight gradients directly follow the input's cotangents, or fill the idle end
+  of the step. For m < 2 x stages - 1 microbatches, the order is that of 2 x
+  stages - 1 microbatches without the actions of microbatches from m on.
   """
-  p, waves = size.stages, _waves(size, stage)
+  p, waves = size.stages, _num_later_stages(size, stage)
   m = max(size.microbatches, 2 * p - 1)
   both = [(_I, 0), (_W, 0), (_F, 1), (_I, 1), (_W, 1)]
-  return _numbered([
-    # Forwards until microbatch 0 returns, then until its cotangents do.
+  return _number_microbatches([
+    # Forwards until microbatch 0 comes back in chunk 1, then until its
+    # cotangents come back.
     *[(_F, 0)] * (2 * waves + 1),
     *[(_F, 1), (_F, 0)] * stage,
     *[(_F, 1), (_I, 1), (_W, 1)] * (waves + 1),
     # Both chunks in turn; the last rounds have no forward of the first chunk.
     *[(_F, 0), *both] * (m - p - waves),
     *both * waves,
-    # The last cotangents, then the weight gradients that were left.
+    # The last input cotangents, then the weight gradients not yet computed.
     *[(_I, 0), (_I, 1)] * stage,
     *[(_I, 0), (_W, 0)] * (waves + 1),
     *[(_W, 1)] * stage, *[(_W, 0)] * stage,
   ], size.microbatches)
 
 
-def _dualpipe_v(size: Size, stage: int) -> list[Action]:
-  """Lists DualPipeV: pairs of a forward and a whole backward of two chunks.
+def _dualpipe_v(size: PipelineSize, stage: int) -> list[Action]:
+  """Lists a stage's actions in DualPipeV: a forward and a backward alternate.
 
   Backwards are split where weight gradients fill the bubble: in the warm-up,
-  and at the end of the step. With fewer than 2 x stages microbatches, it is the
-  order for that number without the actions of microbatches that do not exist.
+  and at the end of the step. For m < 2 x stages microbatches, the order is that
+  of 2 x stages microbatches without the actions of microbatches from m on.
   """
-  p, waves = size.stages, _waves(size, stage)
+  p, waves = size.stages, _num_later_stages(size, stage)
   m = max(size.microbatches, 2 * p)
   # Of the backwards after the pairs, the second half is split. Their weight
   # gradients, and those of the last input cotangents, follow in the same order.
   rest = [1, 0] * (stage + 1)
   whole, split = rest[: stage + 1], rest[stage + 1 :]
   late = split + [0] * waves
-  return _numbered([
+  return _number_microbatches([
     *[(_F, 0)] * (2 * waves),
     *[(_F, 0), (_F, 1)] * (stage + 1),
     *[(_I, 1), (_W, 1), (_F, 1)] * waves,
@@ -229,18 +238,20 @@ def _dualpipe_v(size: Size, stage: int) -> list[Action]:
   ], size.microbatches)
 
 
-def _v_stored(size: Size, stage: int, most: int) -> int:
-  """Returns a V's peak of live activations; ``most`` for many microbatches."""
+def _v_stored(size: PipelineSize, stage: int, most: int) -> int:
+  """Returns the peak of live activations on a stage of a V, up to ``most``."""
   m = size.microbatches
   return min(most, 2 * m, m + stage + 1)
 
 
 BUILDERS: dict[str, Builder] = {
-  "gpipe": Builder(_all_first, _all_stored),
-  # One more microbatch is live than in the warm-up.
+  "gpipe": Builder(_all_forwards_first, _num_all_live),
+  # The warm-up's microbatches and one more are live.
   "1f1b": Builder(
-    lambda size, stage: _alternating(size, size.stages, _waves(size, stage)),
-    lambda size, stage: min(size.microbatches, _waves(size, stage) + 1),
+    lambda size,
+    stage: _order_1f1b(size, size.stages, _num_later_stages(size, stage)),
+    lambda size,
+    stage: min(size.microbatches, _num_later_stages(size, stage) + 1),
   ),
   "eager_1f1b": Builder(_eager_order, _eager_stored),
   "interleaved_1f1b": Builder(
@@ -248,27 +259,33 @@ BUILDERS: dict[str, Builder] = {
     one_chunk="eager_1f1b",
   ),
   "looped": Builder(
-    _all_first, _all_stored, chunked=True, one_chunk="gpipe"
+    _all_forwards_first, _num_all_live, chunked=True, one_chunk="gpipe"
   ),
   # A stage with a shorter warm-up delays more weight gradients, which fill the
   # end of the step: all stages store equally many activations.
   "zb_h1": Builder(
-    lambda size, stage: _split(size, _waves(size, stage), delay=stage),
+    lambda size,
+    stage: _order_split_backward(
+      size, _num_later_stages(size, stage), delay=stage
+    ),
     lambda size, stage: min(size.microbatches, size.stages),
   ),
   "zb_h2": Builder(
-    lambda size, stage: _split(size, 2 * _waves(size, stage), delay=2 * stage),
+    lambda size,
+    stage: _order_split_backward(
+      size, 2 * _num_later_stages(size, stage), delay=2 * stage
+    ),
     lambda size, stage: min(size.microbatches, 2 * size.stages - 1),
   ),
   "zb_v": Builder(
     _zb_v,
     lambda size, stage: _v_stored(size, stage, 2 * size.stages),
-    chunked=True, num_chunks=2, placement=v_shape,
+    chunked=True, num_chunks=2, placement=v_placement,
   ),
   "dualpipe_v": Builder(
     _dualpipe_v,
     lambda size, stage: _v_stored(size, stage, 2 * size.stages + 1),
-    chunked=True, num_chunks=2, placement=v_shape,
+    chunked=True, num_chunks=2, placement=v_placement,
   ),
   # For evaluation.
   "forward": Builder(
@@ -303,11 +320,11 @@ def build(
     >>> build("1f1b", stages=2, microbatches=3).kinds.T.tolist()
     [[1, 1, 0, 2, 1, 2, 0, 2], [0, 1, 2, 1, 2, 1, 2, 0]]
   """
-  taken(schedule, stages, microbatches, chunks)
+  check_supported(schedule, stages, microbatches, chunks)
   if chunks == 1:
     schedule = BUILDERS[schedule].one_chunk or schedule
-  size, builder = Size(stages, microbatches, chunks), BUILDERS[schedule]
-  return arranged(
+  size, builder = PipelineSize(stages, microbatches, chunks), BUILDERS[schedule]
+  return schedule_earliest(
     schedule,
     [builder.order(size, stage) for stage in range(stages)],
     microbatches,
@@ -317,7 +334,7 @@ def build(
   )
 
 
-def evaluation(
+def build_evaluation(
   schedule: PipelineSchedule, microbatches: int = 1
 ) -> PipelineSchedule:
   """Builds the schedule "forward" on the placement of another schedule.
@@ -326,9 +343,9 @@ def evaluation(
     schedule: Schedule of a training step.
     microbatches: Microbatches of an evaluation.
   """
-  size = Size(schedule.num_stages, microbatches, schedule.num_chunks)
+  size = PipelineSize(schedule.num_stages, microbatches, schedule.num_chunks)
   builder = BUILDERS["forward"]
-  return arranged(
+  return schedule_earliest(
     "forward",
     [builder.order(size, stage) for stage in range(size.stages)],
     microbatches,
@@ -338,22 +355,22 @@ def evaluation(
   )
 
 
-def chunks_of(schedule: str, chunks: int) -> int:
-  """Returns a builder's chunks per stage if a config asks for ``chunks``.
+def num_chunks_for(schedule: str, chunks: int) -> int:
+  """Returns the chunks per stage of a schedule if a config asks for ``chunks``.
 
   Args:
     schedule: A key of ``BUILDERS``.
     chunks: Parts per stage of schedules that support any number.
 
   Example:
-    >>> [chunks_of(name, 3) for name in ("1f1b", "looped", "zb_v")]
+    >>> [num_chunks_for(name, 3) for name in ("1f1b", "looped", "zb_v")]
     [1, 3, 2]
   """
   builder = BUILDERS[schedule]
   return builder.num_chunks or (chunks if builder.chunked else 1)
 
 
-def taken(
+def check_supported(
   schedule: str, stages: int, microbatches: int, chunks: int = 1
 ) -> None:
   """Checks that `build` supports a size, without building.
@@ -372,9 +389,9 @@ def taken(
   checks.at_least("microbatches", microbatches)
   checks.at_least("chunks", chunks)
   builder = BUILDERS[schedule]
-  if chunks != chunks_of(schedule, chunks):
-    able = ", ".join(n for n in BUILDERS if chunks_of(n, chunks) == chunks)
-    number = {1: "one chunk", 2: "two chunks"}[chunks_of(schedule, chunks)]
+  if chunks != num_chunks_for(schedule, chunks):
+    able = ", ".join(n for n in BUILDERS if num_chunks_for(n, chunks) == chunks)
+    number = {1: "one chunk", 2: "two chunks"}[num_chunks_for(schedule, chunks)]
     raise ValueError(
       f"schedule={schedule!r} has {number} per stage, but chunks={chunks}; "
       f"schedules with chunks={chunks} are {able}"

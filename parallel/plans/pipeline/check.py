@@ -9,11 +9,11 @@ stage runs at most one action per tick.
 
 import numpy as np
 
-from parallel.plans.pipeline.cost import stored
+from parallel.plans.pipeline.cost import count_live_activations
 from parallel.plans.pipeline.pipeline_schedule import (
-  Kind,
+  ActionKind,
   PipelineSchedule,
-  when,
+  ticks_of_actions,
 )
 
 
@@ -50,7 +50,7 @@ def check(schedule: PipelineSchedule) -> None:
 
 
 def _check_fields(schedule: PipelineSchedule) -> None:
-  """Checks shapes and the ranges of all numbers."""
+  """Checks the arrays' shapes, and that their entries are within range."""
   t, name = schedule, schedule.name
   shape = t.kinds.shape
   if not shape == t.microbatches.shape == t.chunks.shape or len(shape) != 2:
@@ -61,12 +61,12 @@ def _check_fields(schedule: PipelineSchedule) -> None:
   if len(t.limits) != t.num_stages or min(t.limits, default=-1) < 0:
     raise ValueError(
       f"{name}: limits={t.limits} must be a number for each of "
-      f"{t.num_stages} stages"
+      f"{t.num_stages} stages, at least 0"
     )
   # Each condition marks wrong entries, [T, S].
-  idle = t.kinds == Kind.IDLE
+  idle = t.kinds == ActionKind.IDLE
   for wrong, why in (
-    (~np.isin(t.kinds, list(Kind)), "there is no such kind of action"),
+    (~np.isin(t.kinds, list(ActionKind)), "there is no such kind of action"),
     (idle & ((t.microbatches != -1) | (t.chunks != -1)),
      "an idle stage has microbatch and chunk -1"),
     (~idle & ((t.microbatches < 0) | (t.microbatches >= t.num_microbatches)),
@@ -75,11 +75,11 @@ def _check_fields(schedule: PipelineSchedule) -> None:
      f"chunks are 0 to {t.num_chunks - 1}"),
   ):
     if wrong.any():
-      raise _wrong(t, *np.argwhere(wrong)[0], why)
+      raise _tick_error(t, *np.argwhere(wrong)[0], why)
 
 
 def _check_placement(schedule: PipelineSchedule) -> None:
-  """Checks that each part has one place, next to that of the next part."""
+  """Checks that each part occurs once, within one stage of its successor."""
   t = schedule
   shape = t.num_chunks, t.num_stages
   if t.parts.shape != shape or (
@@ -87,7 +87,7 @@ def _check_placement(schedule: PipelineSchedule) -> None:
   ):
     raise ValueError(
       f"{t.name}: parts={t.parts.tolist()} must be the parts 0 to "
-      f"{t.num_parts - 1}, one for each of {t.num_chunks} chunks of each of "
+      f"{t.num_parts - 1}, each once, as {t.num_chunks} rows (chunks) of "
       f"{t.num_stages} stages"
     )
   far = np.flatnonzero(abs(t.directions) > 1)
@@ -102,11 +102,12 @@ def _check_placement(schedule: PipelineSchedule) -> None:
 
 def _check_once(schedule: PipelineSchedule) -> None:
   """Checks that no action occurs twice."""
-  found = when(schedule)
+  found = ticks_of_actions(schedule)
   ticks, stages = np.nonzero(schedule.kinds)
   parts = schedule.part_of_actions()[ticks, stages]
   kinds = schedule.kinds[ticks, stages]
-  # `when` holds one tick per action; one of two equal actions has another tick.
+  # `ticks_of_actions` holds one tick per action; one of two equal actions has
+  # another tick.
   again = found[kinds, parts, schedule.microbatches[ticks, stages]] != ticks
   if again.any():
     place = np.flatnonzero(again)[0]
@@ -114,32 +115,40 @@ def _check_once(schedule: PipelineSchedule) -> None:
     other = found[
       kinds[place], parts[place], schedule.microbatches[tick, stage]
     ]
-    raise _wrong(schedule, tick, stage, f"it repeats tick {other}'s action")
+    raise _tick_error(
+      schedule, tick, stage, f"it repeats tick {other}'s action"
+    )
 
 
 def _check_complete(schedule: PipelineSchedule) -> None:
   """Checks that no required action is missing; backwards may be split."""
-  done = when(schedule) >= 0  # [kind, part, microbatch]
-  both = done[Kind.BACKWARD] & (done[Kind.INPUT] | done[Kind.WEIGHT])
+  done = ticks_of_actions(schedule) >= 0  # [kind, part, microbatch]
+  both = done[ActionKind.BACKWARD] & (
+    done[ActionKind.INPUT] | done[ActionKind.WEIGHT]
+  )
   if both.any():
     part, m = np.argwhere(both)[0]
-    kind = Kind.INPUT if done[Kind.INPUT, part, m] else Kind.WEIGHT
-    raise _of(
+    kind = ActionKind.INPUT if done[
+      ActionKind.INPUT, part, m
+    ] else ActionKind.WEIGHT
+    raise _action_error(
       schedule, kind, part, m,
       "its microbatch also has a BACKWARD, which includes this work; use one "
       "of them",
     )
-  # All forwards; with any backward, also both halves of every backward, where
-  # a whole backward counts as both.
-  needed = {Kind.FORWARD: done[Kind.FORWARD]}
+  # All forwards must be there. If there is any backward, so must both halves of
+  # every backward, where a whole backward counts as both.
+  needed = {ActionKind.FORWARD: done[ActionKind.FORWARD]}
   if schedule.has_backward:
-    for kind in (Kind.INPUT, Kind.WEIGHT):
-      needed[kind] = done[Kind.BACKWARD] | done[kind]
+    for kind in (ActionKind.INPUT, ActionKind.WEIGHT):
+      needed[kind] = done[ActionKind.BACKWARD] | done[kind]
   for kind, present in needed.items():
     if not present.all():
       part, m = np.argwhere(~present)[0]
-      if not (kind is Kind.FORWARD or done[Kind.INPUT:, part, m].any()):
-        kind = Kind.BACKWARD  # both halves are missing
+      if not (
+        kind is ActionKind.FORWARD or done[ActionKind.INPUT:, part, m].any()
+      ):
+        kind = ActionKind.BACKWARD  # both halves are missing
       raise ValueError(
         f"{schedule.name}: stage {schedule.stage_of_part[part]} never runs "
         f"{kind.name} of microbatch {m} in chunk "
@@ -149,21 +158,21 @@ def _check_complete(schedule: PipelineSchedule) -> None:
 
 def _check_order(schedule: PipelineSchedule) -> None:
   """Checks that the operands of each action are produced at an earlier tick."""
-  ticks = when(schedule)
-  forward = ticks[Kind.FORWARD]
+  ticks = ticks_of_actions(schedule)
+  forward = ticks[ActionKind.FORWARD]
   # Tick of the input's cotangents, by BACKWARD or INPUT, [part, microbatch].
-  back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
+  back = np.maximum(ticks[ActionKind.BACKWARD], ticks[ActionKind.INPUT])
   # Batch and loss are available from the start (-1): they are not results of an
   # action.
   given = np.full((1, schedule.num_microbatches), -1)
   before = np.concatenate([given, forward[:-1]])
   after = np.concatenate([back[1:], given])
-  # Kind, tick of its operand, offset of the part that produces it.
+  # Kind of action, tick of an operand, offset of the part that produces it.
   for kind, needed, maker in (
-    (Kind.FORWARD, before, -1),
-    (Kind.BACKWARD, forward, 0), (Kind.BACKWARD, after, 1),
-    (Kind.INPUT, forward, 0), (Kind.INPUT, after, 1),
-    (Kind.WEIGHT, back, 0),
+    (ActionKind.FORWARD, before, -1),
+    (ActionKind.BACKWARD, forward, 0), (ActionKind.BACKWARD, after, 1),
+    (ActionKind.INPUT, forward, 0), (ActionKind.INPUT, after, 1),
+    (ActionKind.WEIGHT, back, 0),
   ):
     # A result is available one tick after its action.
     early = (ticks[kind] >= 0) & (ticks[kind] <= needed)
@@ -173,7 +182,7 @@ def _check_order(schedule: PipelineSchedule) -> None:
         places[part + maker]
         for places in (schedule.stage_of_part, schedule.chunk_of_part)
       )
-      raise _of(
+      raise _action_error(
         schedule, kind, part, m,
         f"it needs the result of stage {stage}, chunk {chunk}, of tick "
         f"{needed[part, m]}, which is not earlier",
@@ -182,31 +191,35 @@ def _check_order(schedule: PipelineSchedule) -> None:
 
 def _check_stored(schedule: PipelineSchedule) -> None:
   """Checks that stored activations are within limits at every tick."""
-  kept, limits = stored(schedule), np.array(schedule.limits)  # [T, S], [S]
+  # [T, S], [S]
+  kept, limits = count_live_activations(schedule), np.array(schedule.limits)
   over = kept > limits
   if over.any():
     tick, stage = np.argwhere(over)[0]
-    raise _wrong(
+    raise _tick_error(
       schedule, tick, stage,
       f"activations of {kept[tick, stage]} microbatches are stored, the limit "
       f"is {limits[stage]}",
     )
 
 
-def _of(
-  schedule: PipelineSchedule, kind: Kind, part: int, microbatch: int, why: str
+def _action_error(
+  schedule: PipelineSchedule, kind: ActionKind, part: int, microbatch: int,
+  why: str
 ) -> ValueError:
   """Returns an error that names an action of the schedule and its tick."""
-  tick = when(schedule)[kind, part, microbatch]
-  return _wrong(schedule, tick, schedule.stage_of_part[part], why)
+  tick = ticks_of_actions(schedule)[kind, part, microbatch]
+  return _tick_error(schedule, tick, schedule.stage_of_part[part], why)
 
 
-def _wrong(
+def _tick_error(
   schedule: PipelineSchedule, tick: int, stage: int, why: str
 ) -> ValueError:
   """Returns an error that names the action of a stage at a tick."""
   number = int(schedule.kinds[tick, stage])
-  kind = Kind(number).name if number in list(Kind) else f"kind {number}"
+  kind = (
+    ActionKind(number).name if number in list(ActionKind) else f"kind {number}"
+  )
   return ValueError(
     f"{schedule.name}: tick {tick}, stage {stage} ({kind} of microbatch "
     f"{schedule.microbatches[tick, stage]} in chunk "

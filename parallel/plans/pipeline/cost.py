@@ -11,11 +11,11 @@ import dataclasses
 
 import numpy as np
 
-from parallel.plans.pipeline.builders import Size
+from parallel.plans.pipeline.builders import PipelineSize
 from parallel.plans.pipeline.pipeline_schedule import (
-  Kind,
+  ActionKind,
   PipelineSchedule,
-  when,
+  ticks_of_actions,
 )
 
 
@@ -32,7 +32,7 @@ class Cost:
     stored: Peak number of live activations per stage, ``[S]``, counted in
       microbatches of one part, which has 1 / chunks of a stage's activations.
     inputs: Peak number of inputs of its parts that each stage holds, ``[S]``;
-      see `held`.
+      see `count_held_operands`.
     cotangents: Peak number of cotangents of its parts' outputs, ``[S]``.
     deltas: Peak number of deltas, the values that the first half of a backward
       saves for the second, ``[S]``, in microbatches of one part; 0 for whole
@@ -53,7 +53,7 @@ class Cost:
   backward_sends: tuple[int, ...]
 
   def stored_bytes(self, part_bytes: int) -> int:
-    """Returns the bytes of activations on the stage with the most.
+    """Returns the bytes of activations on the stage that stores most.
 
     Args:
       part_bytes: Bytes that a part stores per microbatch.
@@ -84,71 +84,77 @@ def cost(schedule: PipelineSchedule) -> Cost:
     >>> round(found.bubble, 4), found.stored
     (0.25, (4, 3, 2, 1))
   """
-  busy = schedule.kinds != Kind.IDLE  # [T, S]
+  busy = schedule.kinds != ActionKind.IDLE  # [T, S]
   # [S]: ticks from a stage's first action to its last.
   own = len(busy) - busy.argmax(0) - busy[::-1].argmax(0)
-  inputs, cotangents = held(schedule)
-  sent = np.logical_or(*sends(schedule))
-  forward = sent & (schedule.kinds == Kind.FORWARD)
+  inputs, cotangents = count_held_operands(schedule)
+  sent = np.logical_or(*sends_by_direction(schedule))
+  forward = sent & (schedule.kinds == ActionKind.FORWARD)
   return Cost(
     ticks=len(busy),
     bubble=1 - float(busy.mean()),
     own_bubble=1 - float(busy.sum() / own.sum()),
-    stored=_most(stored(schedule)),
-    inputs=_most(inputs),
-    cotangents=_most(cotangents),
-    deltas=_most(halves(schedule)),
-    forward_sends=_most(np.cumsum(forward, 0)),
-    backward_sends=_most(np.cumsum(sent & ~forward, 0)),
+    stored=_max_over_ticks(count_live_activations(schedule)),
+    inputs=_max_over_ticks(inputs),
+    cotangents=_max_over_ticks(cotangents),
+    deltas=_max_over_ticks(count_split_backwards(schedule)),
+    forward_sends=_max_over_ticks(np.cumsum(forward, 0)),
+    backward_sends=_max_over_ticks(np.cumsum(sent & ~forward, 0)),
   )
 
 
-def stored(schedule: PipelineSchedule) -> np.ndarray:
+def count_live_activations(schedule: PipelineSchedule) -> np.ndarray:
   """Counts live activations, int ``[T, S]``, in microbatches of one part.
 
   A part's activations are stored from its FORWARD to its BACKWARD or WEIGHT
   action, both ticks included. Without backwards nothing is stored.
   """
-  ticks = when(schedule)
-  return _alive(schedule, ticks[Kind.FORWARD], _last_use(ticks))
+  ticks = ticks_of_actions(schedule)
+  return _count_live(schedule, ticks[ActionKind.FORWARD], _last_use(ticks))
 
 
-def held(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
+def count_held_operands(schedule: PipelineSchedule) -> tuple[
+  np.ndarray, np.ndarray
+]:
   """Counts the inputs and cotangents that stages hold, each int ``[T, S]``.
 
   An input is held from its arrival, one tick after the previous part has
   produced it, until its part last reads it: in the backward, which repeats the
   forward, or in the forward if there are no backwards. The first part takes its
-  input from the batch at its forward and holds it until the same action. A
-  cotangent is held until the BACKWARD or WEIGHT action. The last part's
-  cotangents are the loss's, available one tick after its forward.
+  input from the batch at its forward, and also holds it until it last reads it.
+  A cotangent is held until the BACKWARD or WEIGHT action. The last part's
+  cotangents come from the loss, one tick after its forward.
   """
-  ticks = when(schedule)
-  forward, last = ticks[Kind.FORWARD], _last_use(ticks)
+  ticks = ticks_of_actions(schedule)
+  forward, last = ticks[ActionKind.FORWARD], _last_use(ticks)
   # Tick of arrival, [part, microbatch]; the batch is read at the forward.
   comes = np.concatenate([forward[:1], forward[:-1] + 1])
-  inputs = _alive(schedule, comes, np.where(last < 0, forward, last))
+  inputs = _count_live(schedule, comes, np.where(last < 0, forward, last))
   # Cotangents arrive one tick after the next part's backward, or after the
   # last part's forward.
-  back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
+  back = np.maximum(ticks[ActionKind.BACKWARD], ticks[ActionKind.INPUT])
   comes = np.concatenate([back[1:], forward[-1:]]) + 1
-  return inputs, _alive(schedule, comes, last)
+  return inputs, _count_live(schedule, comes, last)
 
 
-def halves(schedule: PipelineSchedule) -> np.ndarray:
+def count_split_backwards(schedule: PipelineSchedule) -> np.ndarray:
   """Counts split backwards of which one half has run, int ``[T, S]``.
 
   A backward counts from the tick of INPUT to that of WEIGHT, both included.
   """
-  ticks = when(schedule)
-  return _alive(schedule, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
+  ticks = ticks_of_actions(schedule)
+  return _count_live(
+    schedule, ticks[ActionKind.INPUT], ticks[ActionKind.WEIGHT]
+  )
 
 
-def sends(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
+def sends_by_direction(schedule: PipelineSchedule) -> tuple[
+  np.ndarray, np.ndarray
+]:
   """Returns the actions whose result is sent to another stage.
 
   In a loop, outputs are sent to the next stage and cotangents to the previous
-  one; in a V, those of every second chunk are sent the other way.
+  one; in a V, every second chunk has the opposite directions.
 
   Returns:
     Whether a result is sent to the next stage, and whether it is sent to the
@@ -159,19 +165,19 @@ def sends(schedule: PipelineSchedule) -> tuple[np.ndarray, np.ndarray]:
   # the first one's cotangents are not sent.
   outputs = np.append(t.directions, 0)
   cotangents = -np.insert(t.directions, 0, 0)
-  way = np.where(t.kinds == Kind.FORWARD, outputs[parts], 0)
-  back = np.isin(t.kinds, (Kind.BACKWARD, Kind.INPUT))
+  way = np.where(t.kinds == ActionKind.FORWARD, outputs[parts], 0)
+  back = np.isin(t.kinds, (ActionKind.BACKWARD, ActionKind.INPUT))
   way = np.where(back, cotangents[parts], way)
   apart = t.num_stages > 1  # a stage sends nothing to itself
   return (way > 0) & apart, (way < 0) & apart
 
 
 def _last_use(ticks: np.ndarray) -> np.ndarray:
-  """Returns each backward's last tick, ``[part, microbatch]``; -1 for none."""
-  return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.WEIGHT])
+  """Returns the last tick of backwards, ``[part, microbatch]``; -1 for none."""
+  return np.maximum(ticks[ActionKind.BACKWARD], ticks[ActionKind.WEIGHT])
 
 
-def _alive(
+def _count_live(
   schedule: PipelineSchedule, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
   """Counts live values at each tick, int ``[T, S]``.
@@ -191,19 +197,22 @@ def _alive(
   return change[:-1].cumsum(0)
 
 
-def _most(counts: np.ndarray) -> tuple[int, ...]:
+def _max_over_ticks(counts: np.ndarray) -> tuple[int, ...]:
   """Returns the largest count of each stage over all ticks, ``[S]``."""
   return tuple(counts.max(0).tolist())
 
 
-# Closed forms, with p stages, m microbatches and v chunks (`Size`) ------------
+# Closed forms, with p stages, m microbatches and v chunks (`PipelineSize`)
+# ------------
 
 
-def num_sends(size: Size, backward: bool = True, v_shaped: bool = False) -> int:
+def num_sends(
+  size: PipelineSize, backward: bool = True, v_shaped: bool = False
+) -> int:
   """Returns the number of tensors that stages send in a step.
 
   For p stages, m microbatches and v chunks it is 2 m (v p - 1). In a V, v - 1
-  boundaries are between parts of one stage, and it is 2 m v (p - 1).
+  pairs of consecutive parts share a stage, and it is 2 m v (p - 1).
   """
   if size.stages == 1:
     return 0
@@ -214,7 +223,8 @@ def num_sends(size: Size, backward: bool = True, v_shaped: bool = False) -> int:
 
 
 def step_s(
-  schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
+  schedule: str, size: PipelineSize, forward_s: float, input_s: float,
+  weight_s: float
 ) -> float:
   """Returns the seconds of a step on equal stages with free communication.
 
@@ -226,31 +236,32 @@ def step_s(
     weight_s: Seconds to compute the gradients of the stage's weights.
 
   Raises:
-    ValueError: No closed form is known. With p stages and m microbatches, this
-      holds for ZB-H1 if m < p; for ZB-H2 if m < 2 p - 1; for ZB-V if m < 2 p -
-      1 or input_s is not the longest time; for DualPipeV if m < 2 p or input_s
-      differs from forward_s.
+    ValueError: No closed form is known. With p stages and m microbatches, there
+      is none for ZB-H1 if m < p; for ZB-H2 if m < 2 p - 1; for ZB-V if m < 2 p
+      - 1 or input_s is not the longest time; for DualPipeV if m < 2 p or
+      input_s differs from forward_s.
 
   Source: Narayanan et al., 2104.04473, section 2.2, and Lamy-Poirier,
   2211.05953. The formulas of ZB-H1, ZB-H2, ZB-V and DualPipeV were found with
-  `simulate.events`. In DualPipeV a pair's forward and backward run one after
-  the other here; its published bubble assumes that the results of both are
-  available at the end of the pair: (p - 1) (F + 2 B - W) / v, with F =
-  forward_s, B = input_s and W = weight_s. The formula of ZB-H1 is the paper's
-  (Qi et al., 2401.10241) if the three times are equal or the last term is the
-  largest. The papers count the bubble per stage (`Cost.own_bubble`), which is
+  `simulate.events`. Let F = forward_s, B = input_s and W = weight_s. In
+  DualPipeV a pair's forward and backward run one after the other here; the
+  published bubble, (p - 1) (F + 2 B - W) / v, assumes that the results of both
+  are available at the end of the pair. The formula of ZB-H1 is the paper's (Qi
+  et al., 2401.10241) if the three times are equal or F + B - W is at least F
+  and B. The papers count the bubble per stage (`Cost.own_bubble`), which is
   zero for ZB-H2 and, with equal times, for ZB-V; here the later start of later
   stages counts, too.
 
   Example:
     1F1B takes the time of m + p - 1 microbatches, 3 seconds each.
 
-    >>> step_s("1f1b", Size(4, 9), forward_s=1.0, input_s=1.0, weight_s=1.0)
+    >>> size = PipelineSize(4, 9)
+    >>> step_s("1f1b", size, forward_s=1.0, input_s=1.0, weight_s=1.0)
     36.0
   """
   p, m, v = size
   both_s = forward_s + input_s + weight_s
-  # Each formula: work of a stage, then the bubble.
+  # Each formula is the work of a stage plus the bubble.
   if schedule == "zb_h1" and m >= p:
     return m * both_s + (p - 1) * max(
       forward_s, input_s, forward_s + input_s - weight_s
@@ -281,7 +292,8 @@ def step_s(
 
 
 def bubble(
-  schedule: str, size: Size, forward_s: float, input_s: float, weight_s: float
+  schedule: str, size: PipelineSize, forward_s: float, input_s: float,
+  weight_s: float
 ) -> float:
   """Returns the fraction of a step in which a stage is idle.
 
@@ -295,19 +307,19 @@ def bubble(
   return 1 - size.microbatches * work_s / step
 
 
-def exposed_s(size: Size, hop_s: float) -> float:
+def exposed_s(size: PipelineSize, hop_s: float) -> float:
   """Returns the seconds that hops add to a step of 1F1B.
 
   Without hops, a stage has just enough microbatches in flight to cover the path
   to the last stage and back. With p stages, the first microbatch and each full
   round of p others thus wait for 2 (p - 1) hops. In an incomplete round, each
-  microbatch but its first waits for two.
+  microbatch except the round's first waits for two hops.
 
   Args:
     size: The size, of one chunk.
     hop_s: Seconds from the end of an action until its result is on the next
-      stage. Messages must not queue: a link is busy with one for at most the
-      time of a forward and a backward.
+      stage. Messages must not queue: each occupies a link for at most the time
+      of a forward and a backward.
   """
   p, m, _ = size
   # All full rounds, then the microbatches of the incomplete one.

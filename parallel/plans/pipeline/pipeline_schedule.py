@@ -1,13 +1,14 @@
 """Pipeline schedule: the action of every stage at every tick, as data.
 
 A model is split into ``stages x chunks`` parts of consecutive layers, and a
-schedule places one part on each chunk of each stage. In a `loop` the successor
-of a part is on the next stage, and the last stage is followed by the first
-stage's next chunk. In a V (`v_shape`) the first chunks descend from the first
-stage to the last one, and the second chunks return. A microbatch passes forward
-through all parts in order, and its cotangents pass back. A part's backward is
-one action, or two: the cotangents of its input, which the previous part waits
-for, and those of its weights, which no other action waits for.
+schedule places one part on each chunk of each stage. In a `loop_placement` the
+successor of a part is on the next stage, and the last stage is followed by the
+first stage's next chunk. In a V (`v_placement`) the first chunks descend from
+the first stage to the last one, and the second chunks return. A microbatch
+passes forward through all parts in order, and its cotangents pass back. A
+part's backward is one action, or two: the cotangents of its input, which the
+previous part waits for, and those of its weights, which no other action waits
+for.
 
 In a tick each stage runs one action or none. The result of an action is
 available one tick later, on its own stage and on a neighbour. The same arrays
@@ -26,11 +27,11 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Kind(enum.IntEnum):
+class ActionKind(enum.IntEnum):
   """Kind of an action.
 
-  FORWARD: Computes a part's output. BACKWARD: Computes the cotangents of a
-  part's input and weights. INPUT, WEIGHT: Compute one of the two.
+  FORWARD computes a part's output, BACKWARD the cotangents of its input and
+  weights, INPUT only those of its input, and WEIGHT only those of its weights.
   """
 
   IDLE = 0
@@ -49,7 +50,7 @@ class Action(NamedTuple):
     chunk: Index of the part among its stage's parts.
   """
 
-  kind: Kind
+  kind: ActionKind
   microbatch: int
   chunk: int = 0
 
@@ -62,7 +63,7 @@ class PipelineSchedule:
     name: Name of the builder.
     num_microbatches: Microbatches per step.
     num_chunks: Parts per stage.
-    kinds: `Kind` of each action, int8 ``[T, S]``.
+    kinds: `ActionKind` of each action, int8 ``[T, S]``.
     microbatches: Microbatch of each action, int32 ``[T, S]``; -1 where idle.
     chunks: Chunk of each action, int32 ``[T, S]``; -1 where idle.
     limits: Maximum number of live activations per stage, int ``[S]``, counted
@@ -128,56 +129,56 @@ class PipelineSchedule:
   @functools.cached_property
   def splits(self) -> bool:
     """Whether any backward is split into two actions."""
-    return bool((self.kinds == Kind.INPUT).any())
+    return bool((self.kinds == ActionKind.INPUT).any())
 
   @functools.cached_property
   def has_backward(self) -> bool:
     """Whether there is any backward; schedules for evaluation have none."""
-    return bool((self.kinds > Kind.FORWARD).any())
+    return bool((self.kinds > ActionKind.FORWARD).any())
 
   def actions(self, stage: int) -> list[tuple[int, Action]]:
     """Returns a stage's actions in order, with their ticks."""
     ticks = np.flatnonzero(self.kinds[:, stage])
     return [
-      (int(t), Action(Kind(self.kinds[t, stage]),
+      (int(t), Action(ActionKind(self.kinds[t, stage]),
                       int(self.microbatches[t, stage]),
                       int(self.chunks[t, stage])))
       for t in ticks
     ]
 
 
-def loop(stages: int, chunks: int) -> np.ndarray:
+def loop_placement(stages: int, chunks: int) -> np.ndarray:
   """Returns the placement of a loop, ``chunk * stages + stage``, ``[C, S]``.
 
   Example:
-    >>> loop(stages=3, chunks=2).tolist()
+    >>> loop_placement(stages=3, chunks=2).tolist()
     [[0, 1, 2], [3, 4, 5]]
   """
   return np.arange(chunks * stages).reshape(chunks, stages)
 
 
-def v_shape(stages: int, chunks: int) -> np.ndarray:
+def v_placement(stages: int, chunks: int) -> np.ndarray:
   """Returns the placement of a V, int ``[C, S]``.
 
   Successive chunks have opposite directions. With two chunks, the first stage
   has the first and the last part.
 
   Example:
-    >>> v_shape(stages=3, chunks=2).tolist()
+    >>> v_placement(stages=3, chunks=2).tolist()
     [[0, 1, 2], [5, 4, 3]]
   """
-  parts = loop(stages, chunks)
+  parts = loop_placement(stages, chunks)
   parts[1::2] = parts[1::2, ::-1].copy()
   return parts
 
 
-def when(schedule: PipelineSchedule) -> np.ndarray:
+def ticks_of_actions(schedule: PipelineSchedule) -> np.ndarray:
   """Returns the tick of every action, int ``[kind, part, microbatch]``.
 
-  The tick is -1 for a missing action and that of any one of several equal
-  actions, which `check` rejects.
+  The tick is -1 for a missing action. If an action occurs several times, which
+  `check` rejects, it is the tick of one of them.
   """
-  shape = len(Kind), schedule.num_parts, schedule.num_microbatches
+  shape = len(ActionKind), schedule.num_parts, schedule.num_microbatches
   found = np.full(shape, -1)
   ticks, stages = np.nonzero(schedule.kinds)
   kinds, microbatches, chunks = (
@@ -189,13 +190,13 @@ def when(schedule: PipelineSchedule) -> np.ndarray:
   return found
 
 
-def arranged(
+def schedule_earliest(
   name: str,
   orders: Sequence[Iterable[Action]],
   num_microbatches: int,
   num_chunks: int,
   limits: Sequence[int],
-  placement: Callable[[int, int], np.ndarray] = loop,
+  placement: Callable[[int, int], np.ndarray] = loop_placement,
 ) -> PipelineSchedule:
   """Schedules every action at the earliest tick that its stage's order allows.
 
@@ -213,8 +214,9 @@ def arranged(
   Example:
     Two stages run one microbatch forward and back.
 
-    >>> order = [Action(Kind.FORWARD, 0), Action(Kind.BACKWARD, 0)]
-    >>> arranged("mine", [order, order], 1, 1, limits=(1, 1)).kinds.tolist()
+    >>> order = [Action(ActionKind.FORWARD, 0), Action(ActionKind.BACKWARD, 0)]
+    >>> orders = [order, order]
+    >>> schedule_earliest("mine", orders, 1, 1, limits=(1, 1)).kinds.tolist()
     [[1, 0], [0, 1], [0, 2], [2, 0]]
   """
   num_stages = len(orders)
@@ -234,9 +236,9 @@ def arranged(
         continue
       action = queue[at[stage]]
       part = int(parts[action.chunk, stage])
-      if needed(action, part, last) <= done:
+      if operands_of(action, part, last) <= done:
         row[stage] = action
-        made += produced(action, part)
+        made += results_of(action, part)
         at[stage] += 1
         remaining -= 1
     if not any(row):
@@ -250,10 +252,10 @@ def arranged(
   return from_rows(name, rows, num_microbatches, num_chunks, limits, parts)
 
 
-def needed(
+def operands_of(
   action: Action, part: int, last: int
 ) -> set[tuple[str, int, int]]:
-  """Returns the operands of an action, as (value, part, microbatch).
+  """Returns an action's operands: ("output" or "cotangent", part, microbatch).
 
   Args:
     action: The action.
@@ -261,21 +263,22 @@ def needed(
     last: Index of the last part, whose cotangents come from the loss.
   """
   m = action.microbatch
-  if action.kind is Kind.FORWARD:
+  if action.kind is ActionKind.FORWARD:
     return {("output", part - 1, m)} if part else set()
-  if action.kind is Kind.WEIGHT:  # it reads the operands of the other half
+  # WEIGHT also reads the operands of INPUT, the first half of the backward.
+  if action.kind is ActionKind.WEIGHT:
     return {("cotangent", part, m)}  # produced by the INPUT action
   # A backward needs its forward, and the cotangents of the next part.
   own = {("output", part, m)}
   return own | ({("cotangent", part + 1, m)} if part < last else set())
 
 
-def produced(action: Action, part: int) -> list[tuple[str, int, int]]:
-  """Returns the results of an action that other actions may wait for."""
+def results_of(action: Action, part: int) -> list[tuple[str, int, int]]:
+  """Returns the results of an action that others may need, as `operands_of`."""
   m = action.microbatch
-  if action.kind is Kind.FORWARD:
+  if action.kind is ActionKind.FORWARD:
     return [("output", part, m)]
-  return [] if action.kind is Kind.WEIGHT else [("cotangent", part, m)]
+  return [] if action.kind is ActionKind.WEIGHT else [("cotangent", part, m)]
 
 
 def from_rows(
@@ -286,13 +289,13 @@ def from_rows(
   limits: Sequence[int],
   parts: np.ndarray | None = None,
 ) -> PipelineSchedule:
-  """Builds a schedule from each tick's actions, None for an idle stage.
+  """Builds a schedule from rows: actions by tick and stage, None if idle.
 
-  Parts are in a `loop` unless ``parts`` places them.
+  Parts are in a `loop_placement` unless ``parts`` places them.
   """
   if parts is None:
-    parts = loop(len(rows[0]), num_chunks)
-  idle = Action(Kind.IDLE, -1, -1)
+    parts = loop_placement(len(rows[0]), num_chunks)
+  idle = Action(ActionKind.IDLE, -1, -1)
   # [T, S, 3]: kind, microbatch, chunk.
   filled = np.array([[a or idle for a in row] for row in rows], np.int32)
   return PipelineSchedule(

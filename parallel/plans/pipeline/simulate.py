@@ -15,12 +15,12 @@ import dataclasses
 import numpy as np
 
 from parallel.base import checks
-from parallel.plans.pipeline.builders import Size
-from parallel.plans.pipeline.cost import sends
+from parallel.plans.pipeline.builders import PipelineSize
+from parallel.plans.pipeline.cost import sends_by_direction
 from parallel.plans.pipeline.pipeline_schedule import (
-  Kind,
+  ActionKind,
   PipelineSchedule,
-  loop,
+  loop_placement,
 )
 
 
@@ -48,8 +48,8 @@ class PartTimes:
     ])
 
 
-def even_work(
-  size: Size,
+def even_part_times(
+  size: PipelineSize,
   forward_s: float,
   input_s: float,
   weight_s: float,
@@ -57,7 +57,7 @@ def even_work(
   parts: np.ndarray | None = None,
   again_s: float = 0.0,
 ) -> PartTimes:
-  """Returns the times of the parts if each stage is split equally.
+  """Returns the times of the parts if all parts of a stage take equally long.
 
   A backward that is not split takes the time of its two halves, and repeats the
   forward only once.
@@ -86,7 +86,9 @@ def even_work(
       f"factors={tuple(factors)} must be one for each of {size.stages} stages"
     )
   shares = np.empty(size.stages * size.chunks)  # [part]
-  shares[loop(size.stages, size.chunks) if parts is None else parts] = (
+  shares[
+    loop_placement(size.stages, size.chunks) if parts is None else parts
+  ] = (
     np.array(factors or (1.0,) * size.stages) / size.chunks
   )
   return PartTimes(*(
@@ -99,7 +101,7 @@ def even_work(
 
 
 @dataclasses.dataclass(frozen=True)
-class Hops:
+class StageLinks:
   """Links between stages, separate for each direction.
 
   Attributes:
@@ -118,10 +120,10 @@ class Hops:
   overlap: bool = True
 
 
-def even_hops(
+def even_stage_links(
   stages: int, busy_s: float = 0.0, latency_s: float = 0.0, *,
   overlap: bool = True,
-) -> Hops:
+) -> StageLinks:
   """Returns equal links between all stages.
 
   Args:
@@ -135,7 +137,7 @@ def even_hops(
   """
   checks.not_negative("busy_s", busy_s)
   checks.not_negative("latency_s", latency_s)
-  return Hops((busy_s,) * stages, (busy_s,) * stages, latency_s, overlap)
+  return StageLinks((busy_s,) * stages, (busy_s,) * stages, latency_s, overlap)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +169,9 @@ class Timeline:
     return 1 - float(busy_s) / (self.finish_s * self.schedule.num_stages)
 
 
-def events(schedule: PipelineSchedule, work: PartTimes, hops: Hops) -> Timeline:
+def events(
+  schedule: PipelineSchedule, work: PartTimes, hops: StageLinks
+) -> Timeline:
   """Simulates a schedule in the event model.
 
   Args:
@@ -183,17 +187,17 @@ def events(schedule: PipelineSchedule, work: PartTimes, hops: Hops) -> Timeline:
     message takes 0.5 s.
 
     >>> from parallel.plans.pipeline.builders import build
-    >>> size = Size(stages=2, microbatches=4)
-    >>> work = even_work(size, forward_s=1.0, input_s=1.0, weight_s=1.0)
+    >>> size = PipelineSize(stages=2, microbatches=4)
+    >>> work = even_part_times(size, forward_s=1.0, input_s=1.0, weight_s=1.0)
     >>> schedule = build("1f1b", stages=2, microbatches=4)
-    >>> events(schedule, work, even_hops(2)).finish_s
+    >>> events(schedule, work, even_stage_links(2)).finish_s
     15.0
-    >>> events(schedule, work, even_hops(2, busy_s=0.5)).finish_s
+    >>> events(schedule, work, even_stage_links(2, busy_s=0.5)).finish_s
     17.0
   """
   t, last = schedule, schedule.num_parts - 1
   seconds, parts = work.by_kind().tolist(), t.part_of_actions().tolist()
-  ahead, back = (x.tolist() for x in sends(t))
+  ahead, back = (x.tolist() for x in sends_by_direction(t))
   microbatches = t.microbatches.tolist()
   kinds = t.kinds.tolist()
   # start, end, leave, sent and arrival of each action; nan where idle.
@@ -211,9 +215,9 @@ def events(schedule: PipelineSchedule, work: PartTimes, hops: Hops) -> Timeline:
     part = parts[tick][stage]
     # An action waits for its stage and for its operand.
     start = free[stage]
-    if kind == Kind.FORWARD and part:
+    if kind == ActionKind.FORWARD and part:
       start = max(start, outputs[part - 1][m])
-    elif kind in (Kind.BACKWARD, Kind.INPUT) and part < last:
+    elif kind in (ActionKind.BACKWARD, ActionKind.INPUT) and part < last:
       start = max(start, cotangents[part + 1][m])
     end = there = free[stage] = start + seconds[kind][part]
     leave = sent = arrival = np.nan
@@ -227,15 +231,15 @@ def events(schedule: PipelineSchedule, work: PartTimes, hops: Hops) -> Timeline:
       there = arrival = sent + hops.latency_s
       if not hops.overlap:  # the stage is blocked until the link has it
         free[stage] = sent
-    if kind == Kind.FORWARD:
+    if kind == ActionKind.FORWARD:
       outputs[part][m] = there
-    elif kind != Kind.WEIGHT:
+    elif kind != ActionKind.WEIGHT:
       cotangents[part][m] = there
     found[:, tick, stage] = start, end, leave, sent, arrival
   return Timeline(t, *found, finish_s=float(np.nanmax(found[1])))
 
 
-def many_events_s(
+def batched_finish_s(
   schedule: PipelineSchedule, work: np.ndarray, forward_s: np.ndarray,
   backward_s: np.ndarray,
 ) -> np.ndarray:
@@ -252,7 +256,7 @@ def many_events_s(
     backward_s: Seconds that they occupy the links to the previous stage.
   """
   t, none = schedule, np.zeros(work.shape[-1])
-  (ahead, back), parts = sends(t), t.part_of_actions()
+  (ahead, back), parts = sends_by_direction(t), t.part_of_actions()
   # (whether an output, part, microbatch) -> time of arrival, [N].
   there: dict[tuple[bool, int, int], np.ndarray] = {}
   free = [none] * t.num_stages
@@ -261,8 +265,8 @@ def many_events_s(
     kind, m = t.kinds[tick, stage], int(t.microbatches[tick, stage])
     part = int(parts[tick, stage])
     # The same recurrence as in `events`, over arrays of cases.
-    start, out = free[stage], kind == Kind.FORWARD
-    if kind != Kind.WEIGHT:
+    start, out = free[stage], kind == ActionKind.FORWARD
+    if kind != ActionKind.WEIGHT:
       needs = (out, part - 1 if out else part + 1, m)
       start = np.maximum(start, there.get(needs, none))
     end = free[stage] = start + work[kind, part]
@@ -270,13 +274,13 @@ def many_events_s(
       way = bool(ahead[tick, stage])
       busy = (forward_s if way else backward_s)[stage]
       end = links[way][stage] = np.maximum(end, links[way][stage]) + busy
-    if kind != Kind.WEIGHT:
+    if kind != ActionKind.WEIGHT:
       there[out, part, m] = end
   return np.max(free, axis=0)
 
 
 def lockstep_s(
-  schedule: PipelineSchedule, work: PartTimes, hops: Hops, lanes: int = 1
+  schedule: PipelineSchedule, work: PartTimes, hops: StageLinks, lanes: int = 1
 ) -> float:
   """Returns the seconds of a step if stages wait for one another in each tick.
 
@@ -288,8 +292,8 @@ def lockstep_s(
   """
   t = schedule
   # Stages of one device run one after another: [T, S] -> [T, devices].
-  computing = _computing(t, work).reshape(t.num_ticks, -1, lanes).sum(2)
-  forward, backward = sends(t)
+  computing = _action_seconds(t, work).reshape(t.num_ticks, -1, lanes).sum(2)
+  forward, backward = sends_by_direction(t)
   sending = np.maximum(
     forward * (np.array(hops.forward_s) + hops.latency_s),
     backward * (np.array(hops.backward_s) + hops.latency_s),
@@ -312,14 +316,14 @@ def lockstep_waiting_s(
   t = schedule
   work = PartTimes(*(
     (action_s.get(kind.name.lower(), 0.0),) * t.num_parts
-    for kind in Kind if kind is not Kind.IDLE
+    for kind in ActionKind if kind is not ActionKind.IDLE
   ))
   # All devices have equal work: take the first one's. Backwards that some
   # stages split and others do not must take the time of their halves.
-  own_s = float(_computing(t, work)[:, :lanes].sum())
-  return lockstep_s(t, work, even_hops(t.num_stages), lanes) - own_s
+  own_s = float(_action_seconds(t, work)[:, :lanes].sum())
+  return lockstep_s(t, work, even_stage_links(t.num_stages), lanes) - own_s
 
 
-def _computing(schedule: PipelineSchedule, work: PartTimes) -> np.ndarray:
+def _action_seconds(schedule: PipelineSchedule, work: PartTimes) -> np.ndarray:
   """Returns the seconds of all actions, float ``[T, S]``."""
   return work.by_kind()[schedule.kinds, schedule.part_of_actions()]

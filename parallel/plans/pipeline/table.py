@@ -17,11 +17,14 @@ import heapq
 
 import numpy as np
 
-from parallel.plans.pipeline.pipeline_schedule import Kind, PipelineSchedule
+from parallel.plans.pipeline.pipeline_schedule import (
+  ActionKind,
+  PipelineSchedule,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Buffer:
+class BufferSlots:
   """Buffer slots of one kind of values, such as the inputs of parts.
 
   Attributes:
@@ -63,10 +66,10 @@ class Table:
   directions: tuple[int, ...]
   kinds: np.ndarray
   chunks: np.ndarray
-  inputs: Buffer
-  cotangents: Buffer
-  residuals: Buffer
-  deltas: Buffer
+  inputs: BufferSlots
+  cotangents: BufferSlots
+  residuals: BufferSlots
+  deltas: BufferSlots
   enters: np.ndarray
   judged: np.ndarray
   leaves: np.ndarray
@@ -98,8 +101,8 @@ def table(schedule: PipelineSchedule) -> Table:
       part = int(schedule.parts[chunk, stage])
       given = ("input", part, m), ("cotangent", part, m)
       # Values that a stage saves for itself exist in the tick that computes
-      # them; sent ones arrive one tick later.
-      if kind is Kind.FORWARD:
+      # them; values that it sends arrive one tick later.
+      if kind is ActionKind.FORWARD:
         made["residual", part, m] = tick
         if part == 0:  # its input comes from the batch, in this tick
           enters[tick], made[given[0]] = m, tick
@@ -107,19 +110,19 @@ def table(schedule: PipelineSchedule) -> Table:
           judged[tick], made["cotangent", last, m] = m, tick + 1
         else:
           made["input", part + 1, m] = tick + 1
-      elif kind is not Kind.WEIGHT:
+      elif kind is not ActionKind.WEIGHT:
         made["delta", part, m] = tick
         if part == 0:  # its cotangents leave the parts
           leaves[tick] = m
         else:
           made["cotangent", part - 1, m] = tick + 1
       # A forward reads its input; all others read the cotangent, too.
-      for what in given[: 1 if kind is Kind.FORWARD else 2]:
+      for what in given[: 1 if kind is ActionKind.FORWARD else 2]:
         used.setdefault(what, []).append(tick)
       # Without a backward no residuals are saved.
       if schedule.has_backward:
         used.setdefault(("residual", part, m), []).append(tick)
-      if kind in (Kind.INPUT, Kind.WEIGHT):
+      if kind in (ActionKind.INPUT, ActionKind.WEIGHT):
         used.setdefault(("delta", part, m), []).append(tick)
 
   directions = (1, -1) if schedule.is_loop else (1, -1, 0)
@@ -129,8 +132,8 @@ def table(schedule: PipelineSchedule) -> Table:
   if schedule.is_loop:  # each buffer receives from one direction
     along = against = [0] * schedule.num_parts
 
-  def buffer(outside: tuple[str, int], arrivals: Sequence[int]) -> Buffer:
-    return _buffer(
+  def buffer(outside: tuple[str, int], arrivals: Sequence[int]) -> BufferSlots:
+    return _assign_slots(
       schedule, outside, made, used, arrivals,
       1 if schedule.is_loop else len(directions),
     )
@@ -148,24 +151,24 @@ def table(schedule: PipelineSchedule) -> Table:
   )
 
 
-def _buffer(
+def _assign_slots(
   schedule: PipelineSchedule,
   outside: tuple[str, int],
   made: dict[tuple[str, int, int], int],
   used: dict[tuple[str, int, int], list[int]],
   arrivals: Sequence[int],
   num_directions: int,
-) -> Buffer:
-  """Assigns the slots of one kind of values.
+) -> BufferSlots:
+  """Returns the buffer slots of the values of one kind, such as "input".
 
   Args:
     schedule: The schedule.
-    outside: The kind, and the part whose values come from outside the parts; -1
-      for none.
-    made: Tick of arrival by (kind, part, microbatch).
-    used: Ticks of the reads, by the same keys.
-    arrivals: Index of the direction in which the values of each part arrive.
-    num_directions: Number of these directions.
+    outside: The kind, and the part whose values come from outside the pipeline
+      (-1 for none).
+    made: (kind, part, microbatch) -> tick at which the value arrives.
+    used: (kind, part, microbatch) -> ticks at which the value is read.
+    arrivals: For each part, the index of the direction its values arrive from.
+    num_directions: Number of directions.
   """
   enter, read, *write = (
     np.full(schedule.kinds.shape, -1, np.int32)
@@ -195,4 +198,4 @@ def _buffer(
     places = max(places, count)
   for array in (*write, enter, read):
     array[array < 0] = places  # one past the last slot means no slot
-  return Buffer(places, tuple(write), enter, read)
+  return BufferSlots(places, tuple(write), enter, read)

@@ -2,9 +2,9 @@
 
 A static ("hot") cache holds a fixed set: the most frequently requested rows, by
 a count such as the degrees of a graph's nodes or the requests of previously
-sampled batches. A replacing cache changes with the requests: `lru` evicts the
-row with the least recent request, `belady` the row with the latest next request
-(Belady, IBM Systems Journal 1966), which is optimal.
+sampled batches. A replacing cache changes with the requests: `count_lru_hits`
+evicts the row with the least recent request, `count_belady_hits` the row with
+the latest next request (Belady, IBM Systems Journal 1966), which is optimal.
 
 A stream is the sequence of requested ids, batch by batch, each id at most once
 per batch.
@@ -47,11 +47,11 @@ def count(stream: Iterable[np.ndarray], num_rows: int) -> np.ndarray:
 
 
 def hits_of_set(stream: Sequence[np.ndarray], kept: np.ndarray) -> int:
-  """Counts the ids of a stream that are in a static cache."""
+  """Counts the requests of a stream for ids in the static cache ``kept``."""
   return sum(int(np.isin(ids, kept).sum()) for ids in stream)
 
 
-def lru(stream: Sequence[np.ndarray], size: int) -> int:
+def count_lru_hits(stream: Sequence[np.ndarray], size: int) -> int:
   """Counts the hits of a cache that evicts the least recently used row.
 
   Args:
@@ -60,8 +60,10 @@ def lru(stream: Sequence[np.ndarray], size: int) -> int:
 
   Example:
     >>> stream = [np.array([0, 1]), np.array([0, 2]), np.array([1])]
-    >>> lru(stream, size=2), belady(stream, size=2)  # row 1 is evicted by lru
-    (1, 2)
+    >>> count_lru_hits(stream, size=2)  # it evicts row 1
+    1
+    >>> count_belady_hits(stream, size=2)
+    2
   """
   kept: dict[int, None] = {}  # in the order of the last request
   hits = 0
@@ -76,7 +78,7 @@ def lru(stream: Sequence[np.ndarray], size: int) -> int:
   return hits
 
 
-def belady(stream: Sequence[np.ndarray], size: int) -> int:
+def count_belady_hits(stream: Sequence[np.ndarray], size: int) -> int:
   """Counts the hits of the optimal cache, an upper bound for all caches.
 
   A requested row is not inserted if its next request is later than the next

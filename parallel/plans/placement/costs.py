@@ -25,11 +25,11 @@ from parallel.plans.placement.problem import (
   Phase,
   Problem,
   Tensor,
-  Use,
+  TensorAccess,
 )
 
 # Names of a part of the state, of the way to run it, and of a tensor.
-Key = tuple[str, str, str]
+TensorKey = tuple[str, str, str]
 COMPUTE = "compute"
 
 
@@ -45,7 +45,7 @@ class Placement:
   """
 
   ways: Mapping[tuple[str, str], float]
-  tiers: Mapping[Key, Mapping[str, float]]
+  tiers: Mapping[TensorKey, Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,20 +88,22 @@ def capacities(problem: Problem, instant: Instant) -> dict[str, float]:
   }
 
 
-def loads(
+def resource_seconds(
   problem: Problem, tensor: Tensor, tier: str
 ) -> dict[tuple[Phase, str], float]:
-  """Returns seconds by phase and resource if all of a tensor is on a tier."""
+  """Returns (phase, resource) -> seconds if all of a tensor is on a tier."""
   found: dict[tuple[Phase, str], float] = {}
   for use in tensor.uses:
-    for resource, seconds in _seconds(problem, use, tier).items():
+    for resource, seconds in _seconds_per_byte(problem, use, tier).items():
       key = use.phase, resource
       found[key] = found.get(key, 0.0) + tensor.size_bytes * seconds
   return found
 
 
-def _seconds(problem: Problem, use: Use, tier: str) -> dict[str, float]:
-  """Returns seconds per byte of a tensor by resource, for one access."""
+def _seconds_per_byte(
+  problem: Problem, use: TensorAccess, tier: str
+) -> dict[str, float]:
+  """Returns resource -> seconds per byte of a tensor, for one access."""
   if tier == DEVICE:
     # The compute time of forward and backward includes these accesses.
     if use.phase != "update":
@@ -150,7 +152,9 @@ def cost(problem: Problem, placement: Placement) -> Cost:
     for tier, share in placement.tiers.get(key, {}).items():
       for instant in tensor.held:
         occupied[instant][tier] += share * tensor.size_bytes
-      for (phase, resource), seconds in loads(problem, tensor, tier).items():
+      for (phase, resource), seconds in resource_seconds(
+        problem, tensor, tier
+      ).items():
         found[phase][resource] = (
           found[phase].get(resource, 0.0) + share * seconds
         )

@@ -6,7 +6,7 @@ from parallel.plans.placement.problem import Problem
 
 
 def place(problem: Problem) -> Placement:
-  """Returns the placement; `costs.Cost.missing` has the bytes without room.
+  """Returns the placement; `costs.Cost.missing` has the bytes in excess.
 
   Raises:
     ValueError: The host has no DRAM tier.
@@ -16,7 +16,7 @@ def place(problem: Problem) -> Placement:
     raise ValueError(
       f"host {problem.host.name!r} must have a tier of kind dram"
     )
-  room, host, ways = greedy.layout(problem)
+  room, host, ways = greedy.zero_offload_layout(problem)
   for key, tensor in host:
     size = room.fill(key, tensor, dram, tensor.size_bytes)
     room.put(key, tensor, dram[-1], size)

@@ -21,8 +21,8 @@ class Resident:
   Attributes:
     slot: Index of the slot.
     expert: Key of the expert.
-    last: Number of the last event that used it; larger is later.
-    num_requests: Number of its requests so far, also before its last load.
+    last: Number of the event that last used the expert; larger is later.
+    num_requests: Requests for the expert so far, also before its last load.
   """
 
   slot: int
@@ -31,7 +31,7 @@ class Resident:
   num_requests: int
 
 
-Eviction = Callable[[Sequence[Resident], Iterable[str]], Resident]
+EvictionPolicy = Callable[[Sequence[Resident], Iterable[str]], Resident]
 
 
 def least_recent(
@@ -45,16 +45,16 @@ def least_recent(
 def least_frequent(
   residents: Sequence[Resident], queue: Iterable[str]
 ) -> Resident:
-  """Returns the resident with the fewest requests, then the least recent."""
+  """Returns the least requested resident; of equal ones, the least recent."""
   del queue
   return min(residents, key=lambda r: (r.num_requests, r.last))
 
 
 def farthest(residents: Sequence[Resident], queue: Iterable[str]) -> Resident:
-  """Returns the resident whose next request is farthest.
+  """Returns the resident whose next request is last in the queue.
 
-  If several have no request in the queue, the one with the fewest requests so
-  far is returned.
+  If the queue has no request for several residents, the one of them with the
+  fewest requests so far is returned.
 
   Example:
     >>> residents = [Resident(i, name, i, 1) for i, name in enumerate("abc")]
@@ -71,7 +71,7 @@ def farthest(residents: Sequence[Resident], queue: Iterable[str]) -> Resident:
   return least_frequent(list(left.values()), ())
 
 
-EVICTIONS: dict[str, Eviction] = {
+EVICTIONS: dict[str, EvictionPolicy] = {
   "lru": least_recent,
   "lfu": least_frequent,
   "lookahead": farthest,

@@ -2,28 +2,30 @@
 
 from collections.abc import Sequence
 
-from parallel.plans.placement.costs import Key, Placement, capacities
+from parallel.plans.placement.costs import Placement, TensorKey, capacities
 from parallel.plans.placement.problem import DEVICE, INSTANTS, Problem, Tensor
 
-_CPU = "updated by the cpu, weights on the {}"
+_CPU_WAY_NAME = "updated by the cpu, weights on the {}"
 
 
-class Room:
+class FreeSpace:
   """Free bytes of the tiers while tensors are placed one after the other."""
 
   def __init__(self, problem: Problem) -> None:
     self.problem = problem
     self.free = {i: capacities(problem, i) for i in INSTANTS}
-    self.tiers: dict[Key, dict[str, float]] = {}
+    self.tiers: dict[TensorKey, dict[str, float]] = {}
 
   def of(self, tensor: Tensor, tier: str) -> float:
-    """Returns the bytes of a tensor for which a tier has room."""
+    """Returns how many bytes of a tensor have room on a tier."""
     return min(
       (max(0.0, self.free[i][tier]) for i in tensor.held),
       default=tensor.size_bytes,
     )
 
-  def put(self, key: Key, tensor: Tensor, tier: str, size: float) -> float:
+  def put(
+    self, key: TensorKey, tensor: Tensor, tier: str, size: float
+  ) -> float:
     """Places ``size`` bytes of a tensor on a tier; returns ``size``."""
     if size > 0:
       for instant in tensor.held:
@@ -33,20 +35,20 @@ class Room:
     return size
 
   def fill(
-    self, key: Key, tensor: Tensor, order: Sequence[str], size: float
+    self, key: TensorKey, tensor: Tensor, order: Sequence[str], size: float
   ) -> float:
-    """Places bytes on tiers in order; returns the bytes without room."""
+    """Fills tiers in order; returns the bytes for which none has room."""
     for tier in order:
       size -= self.put(key, tensor, tier, min(size, self.of(tensor, tier)))
     return size
 
   def stripe(
-    self, key: Key, tensor: Tensor, weights: dict[str, float], size: float
+    self, key: TensorKey, tensor: Tensor, weights: dict[str, float], size: float
   ) -> float:
-    """Divides bytes over tiers by weight; returns the bytes without room."""
+    """Divides bytes over tiers by weight; returns the bytes left over."""
     weights = dict(weights)
     while size > 1e-6 * tensor.size_bytes and weights:
-      # The tier that is full first ends a round; the others share the rest.
+      # A round ends when a tier is full; the other tiers share the rest.
       total = sum(weights.values())
       part = min(
         size, *(self.of(tensor, t) * total / w for t, w in weights.items())
@@ -67,27 +69,29 @@ def tiers(problem: Problem, *kinds: str) -> list[str]:
   return [t.name for t in sorted(found, key=lambda t: -t.read.value)]
 
 
-def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
+def zero_offload_layout(problem: Problem) -> tuple[
+  FreeSpace, list[tuple[TensorKey, Tensor]], dict
+]:
   """Returns the layout of ZeRO-Offload; the host's tensors have no tier yet.
 
   Returns:
-    Free bytes once the device's tensors are placed; the host's tensors with
-    their keys; and the fraction of each way to run a part.
+    Free bytes once the device's tensors are placed; (key, tensor) of each
+    tensor on the host; and (part, way) -> fraction of the part, always 1.
   """
-  room = Room(problem)
+  room = FreeSpace(problem)
   weights = sum(
     t.size_bytes for _, way, t in problem.tensors()
-    if way.name == _CPU.format("device") and t.on == "device"
+    if way.name == _CPU_WAY_NAME.format("device") and t.on == "device"
   )
   fits = all(room.free[i][DEVICE] >= weights for i in INSTANTS)
   wanted = {
-    "parameters": _CPU.format("device" if fits else "host"),
+    "parameters": _CPU_WAY_NAME.format("device" if fits else "host"),
     "activations": "recomputed",
   }
   chosen = {}
   for part in problem.parts:
     names = [way.name for way in part.ways]
-    # A part without the wanted way to run it uses its first way.
+    # A part that lacks the preferred way to run it uses its first way.
     name = wanted[part.name]
     chosen[part.name] = name if name in names else names[0]
   ways = {(part, way): 1.0 for part, way in chosen.items()}
@@ -106,9 +110,9 @@ def layout(problem: Problem) -> tuple[Room, list[tuple[Key, Tensor]], dict]:
 
 
 def finish(
-  room: Room, ways: dict, left: Sequence[tuple[Key, Tensor, float]]
+  room: FreeSpace, ways: dict, left: Sequence[tuple[TensorKey, Tensor, float]]
 ) -> Placement:
-  """Returns the placement; the slowest NUMA node takes bytes without room."""
+  """Returns the placement; bytes ``left`` over go to the slowest NUMA node."""
   last = tiers(room.problem, "dram", "cxl")[-1:] or tiers(room.problem)[-1:]
   for key, tensor, size in left:
     room.put(key, tensor, last[0], size)

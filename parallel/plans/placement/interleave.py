@@ -21,7 +21,7 @@ def place(problem: Problem) -> Placement:
       f"host {problem.host.name!r} has only tiers of kind file; it must have a "
       "NUMA node"
     )
-  room, host, ways = greedy.layout(problem)
+  room, host, ways = greedy.zero_offload_layout(problem)
   left = [
     (key, tensor, room.stripe(
       key, tensor, dict.fromkeys(nodes, 1.0), tensor.size_bytes

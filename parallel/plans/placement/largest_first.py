@@ -6,8 +6,8 @@ from parallel.plans.placement.problem import Problem
 
 
 def place(problem: Problem) -> Placement:
-  """Returns the placement; a tensor may continue on the next tier."""
-  room, host, ways = greedy.layout(problem)
+  """Returns the placement; what does not fit on a tier is on the next one."""
+  room, host, ways = greedy.zero_offload_layout(problem)
   left = []
   for key, tensor in sorted(host, key=lambda item: -item[1].size_bytes):
     size = room.fill(

@@ -21,10 +21,10 @@ from scipy import optimize, sparse
 
 from parallel.plans.placement.costs import (
   COMPUTE,
-  Key,
   Placement,
+  TensorKey,
   capacities,
-  loads,
+  resource_seconds,
 )
 from parallel.plans.placement.problem import INSTANTS, PHASES, Problem
 
@@ -58,8 +58,8 @@ class _Program:
 
     Args:
       minimised: Variables whose sum is minimised.
-      integers: Variable -> number of units; its value is a multiple of 1 /
-        units.
+      integers: Variable -> n, where the variable's value must be a multiple of
+        1 / n.
       limit_s: Time limit in seconds.
     """
     count = len(self.index)
@@ -98,7 +98,7 @@ class _Program:
 
 @contextlib.contextmanager
 def _no_output() -> Iterator[None]:
-  """Discards stdout of libraries: HiGHS prints a line of its own there."""
+  """Discards what libraries print to stdout, as the solver HiGHS does."""
   sys.stdout.flush()
   kept, null = os.dup(1), os.open(os.devnull, os.O_WRONLY)
   os.dup2(null, 1)
@@ -115,7 +115,7 @@ def place(
   problem: Problem,
   *,
   whole: bool = False,
-  forced: Mapping[Key, str] | None = None,
+  forced: Mapping[TensorKey, str] | None = None,
   limit_s: float = 60.0,
 ) -> Placement:
   """Returns the placement with the shortest step.
@@ -123,7 +123,7 @@ def place(
   Args:
     problem: The problem.
     whole: Whether no unit of a part (a layer) is divided.
-    forced: (part, way, tensor) -> the only tier that it may use.
+    forced: (part, way, tensor) -> the only tier that the tensor may use.
     limit_s: Time limit of the search in seconds.
 
   Raises:
@@ -143,7 +143,7 @@ def place(
   if solved is None:
     lacking = _shortage(problem) or "its layers cannot be divided"
     raise ValueError(f"the state does not fit: {lacking}")
-  found: dict[Key, dict[str, float]] = {}
+  found: dict[TensorKey, dict[str, float]] = {}
   for (part, way, tensor, tier), variable in tiers.items():
     found.setdefault((part, way, tensor), {})[tier] = float(solved[variable])
   return Placement(
@@ -152,16 +152,20 @@ def place(
 
 
 def _program(
-  problem: Problem, forced: Mapping[Key, str], extended: bool = False
+  problem: Problem, forced: Mapping[TensorKey, str], extended: bool = False
 ) -> tuple[
   _Program, dict[tuple[str, str], int], dict[tuple[str, str, str, str], int]
 ]:
-  """Returns the program, and indices of its variables of ways and of tiers.
+  """Returns the linear program, and the indices of its variables.
 
   Args:
     problem: The problem.
     forced: Argument of `place`.
     extended: Whether to add variables "added", which extend the capacities.
+
+  Returns:
+    The program; (part, way) -> index of the variable with the part's fraction;
+    (part, way, tensor, tier) -> index of that with the tensor's fraction.
   """
   program = _Program()
   shares: dict[tuple[str, str], int] = {}
@@ -187,7 +191,7 @@ def _program(
       for instant in tensor.held:
         terms = held.setdefault((instant, tier), {})
         terms[variable] = tensor.size_bytes / _GB
-      for place, seconds in loads(problem, tensor, tier).items():
+      for place, seconds in resource_seconds(problem, tensor, tier).items():
         busy.setdefault(place, {})[variable] = seconds
     whole = {tiers[*key, tier]: 1.0 for tier in allowed}
     program.add(whole | {shares[key[:2]]: -1}, 0, 0)
@@ -205,7 +209,7 @@ def _program(
 
 
 def _shortage(problem: Problem) -> str:
-  """Returns a text with the fewest bytes that would have to be added."""
+  """Describes the smallest capacity to add so that a placement exists."""
   program, _, _ = _program(problem, {}, extended=True)
   added = {
     name[1]: variable for name, variable in program.index.items()

@@ -1,12 +1,12 @@
 """Number of layers per iteration of a scan, if they save different activations.
 
-Each layer of an iteration, a *period*, saves activations for its backward by
-its own policy (`parallel.memory.offload`). XLA then has the weights and
-gradients of a period in memory, instead of those of a layer.
+An iteration executes several layers, a *period*, each of which saves
+activations by its own policy (`parallel.memory.offload`). XLA then has the
+weights and gradients of a whole period in memory, not those of one layer.
 """
 
 # Limit on the layers of a period, each of which takes memory and is compiled.
-_MOST = 4
+_MAX_LENGTH = 4
 
 
 def length(num_layers: int) -> int:
@@ -20,6 +20,6 @@ def length(num_layers: int) -> int:
     (4, 3, 1)
   """
   return max(
-    n for n in range(1, _MOST + 1)
+    n for n in range(1, _MAX_LENGTH + 1)
     if num_layers % n == 0 and (n == 1 or n < num_layers)
   )

@@ -7,9 +7,9 @@ and the end of the backward (all gradients, no activations), so that activations
 and gradients can use the same bytes.
 
 A `StatePart` of the state has one or several ways to run: the optimizer on the
-CPU or on the device, activations saved or recomputed. Each `Way` has its own
-tensors. A placement divides each part over its ways, and each tensor over the
-tiers.
+CPU or on the device, activations saved or recomputed. Each `ExecutionMode` has
+its own tensors. A placement divides each part over its ways, and each tensor
+over the tiers.
 
 Example:
   >>> from parallel.plans import placement
@@ -47,7 +47,7 @@ DEVICE = "device"
 
 
 @dataclasses.dataclass(frozen=True)
-class Use:
+class TensorAccess:
   """Access to all bytes of a tensor, once per step.
 
   Attributes:
@@ -78,17 +78,17 @@ class Tensor:
   name: str
   size_bytes: float
   held: tuple[Instant, ...]
-  uses: tuple[Use, ...] = ()
+  uses: tuple[TensorAccess, ...] = ()
   on: Literal["device", "host", "dram", "any"] = "any"
 
   @property
-  def cpu_density(self) -> float:
+  def cpu_bytes_per_byte(self) -> float:
     """Bytes that the CPU reads and writes per byte of the tensor."""
     return sum(u.read + u.written for u in self.uses if u.by == "cpu")
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
+class ExecutionMode:
   """One way to run a part of the step.
 
   Attributes:
@@ -115,7 +115,7 @@ class StatePart:
   """
 
   name: str
-  ways: tuple[Way, ...]
+  ways: tuple[ExecutionMode, ...]
   units: int
 
 
@@ -141,8 +141,8 @@ class Problem:
   parts: tuple[StatePart, ...]
   content: str = "logits, working memory"
 
-  def tensors(self) -> list[tuple[StatePart, Way, Tensor]]:
-    """Returns all tensors with their part and way."""
+  def tensors(self) -> list[tuple[StatePart, ExecutionMode, Tensor]]:
+    """Returns (part, way, tensor) of all tensors."""
     return [
       (part, way, tensor)
       for part in self.parts for way in part.ways for tensor in way.tensors
@@ -195,7 +195,7 @@ def training_step(
   layers_s = model.num_layers * model.layer_flops(tokens, seq_len) / rate
   forward_s = layers_s + model.head_flops(tokens) / rate
   layer_bytes = model.layer_params * model.item_bytes
-  saved = model.kept_bytes(tokens, tensor=1)  # of one layer
+  saved = model.saved_activation_bytes(tokens, tensor=1)  # of one layer
   # Logits and their gradient in float32; the activations of the layer that
   # runs, with their gradients; two layers of weights, one used, one arriving.
   logits = 2 * 4 * tokens * model.vocab_size
@@ -209,24 +209,25 @@ def training_step(
     seconds={"forward": forward_s, "backward": 2 * forward_s, "update": 0.0},
     parts=(
       _parameters(model),
-      _activations(model, saved, model.stream_bytes(tokens), layers_s),
+      _activations(model, saved, model.residual_stream_bytes(tokens), layers_s),
     ),
   )
 
 
 def _parameters(model: Transformer) -> StatePart:
-  """Returns the part of weights, gradients and optimizer state."""
+  """Returns the state part with weights, gradients and optimizer state."""
   size = model.num_params * model.item_bytes
   always = INSTANTS
   read_twice = (
-    Use("forward", "device", read=1), Use("backward", "device", read=1)
+    TensorAccess("forward", "device", read=1),
+    TensorAccess("backward", "device", read=1)
   )
   ways = []
   for by in ("cpu", "device"):
     for weights_on in ("device", "host"):
-      # A CPU writes new weights where the device reads them: either to the
-      # tier, or into a staging buffer from which they are sent.
-      write = Use(
+      # A CPU writes new weights where the device reads them: either to their
+      # tier, or into a staging buffer whose content is sent to the device.
+      write = TensorAccess(
         "update", "device" if weights_on == "device" else by, written=1
       )
       weights = Tensor(
@@ -234,24 +235,27 @@ def _parameters(model: Transformer) -> StatePart:
       )
       gradients = Tensor(
         "gradients", size, ("end of backward",),
-        (Use("backward", "device", written=1), Use("update", by, read=1)),
+        (
+          TensorAccess("backward", "device", written=1),
+          TensorAccess("update", by, read=1)
+        ),
         "host" if by == "cpu" else "any",
       )
       state = tuple(
         Tensor(
           name, 4 * model.num_params, always,
-          (Use("update", by, read=1, written=1),),
+          (TensorAccess("update", by, read=1, written=1),),
           "host" if by == "cpu" else "any",
         )
         for name in ("master weights", "first moments", "second moments")
       )
       staging = (
         (Tensor("staged weights", size, (),
-                (Use("update", "cpu", written=1),
-                 Use("update", "device", read=1)), "host"),)
+                (TensorAccess("update", "cpu", written=1),
+                 TensorAccess("update", "device", read=1)), "host"),)
         if (by, weights_on) == ("cpu", "device") else ()
       )
-      ways.append(Way(
+      ways.append(ExecutionMode(
         f"updated by the {by}, weights on the {weights_on}",
         (weights, gradients, *state, *staging),
       ))
@@ -261,7 +265,7 @@ def _parameters(model: Transformer) -> StatePart:
 def _activations(
   model: Transformer, saved: float, stream: float, layers_s: float
 ) -> StatePart:
-  """Returns the activations of all layers: saved, or recomputed from inputs.
+  """Returns the state part with all layers' activations: saved or recomputed.
 
   Args:
     model: Sizes of the model.
@@ -270,15 +274,18 @@ def _activations(
     layers_s: Seconds of the forward of all layers.
   """
   uses = (
-    Use("forward", "device", written=1), Use("backward", "device", read=1)
+    TensorAccess("forward", "device", written=1),
+    TensorAccess("backward", "device", read=1)
   )
   held = ("end of forward",)
   count = model.num_layers
   return StatePart(
     "activations",
     (
-      Way("saved", (Tensor("activations", count * saved, held, uses),)),
-      Way(
+      ExecutionMode(
+        "saved", (Tensor("activations", count * saved, held, uses),)
+      ),
+      ExecutionMode(
         "recomputed", (Tensor("layer inputs", count * stream, held, uses),),
         {"backward": layers_s},
       ),

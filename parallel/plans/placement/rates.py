@@ -45,7 +45,7 @@ def imported_numba(what: str) -> ModuleType:
 
 @functools.cache
 def _loops() -> SimpleNamespace:
-  """Returns the compiled loops.
+  """Returns compiled loops over arrays: read, write, copy, triad, and chase.
 
   Raises:
     ValueError: numba is not installed.
@@ -91,12 +91,12 @@ def _loops() -> SimpleNamespace:
 
 
 # Bytes that a loop moves per byte of an array: reads and writes.
-MOVED = {"read": 1, "write": 1, "copy": 2, "triad": 3}
+BYTES_MOVED = {"read": 1, "write": 1, "copy": 2, "triad": 3}
 
 
 def measure(
   arrays: Sequence[np.ndarray], num_threads: int | None = None,
-  names: Sequence[str] = tuple(MOVED),
+  names: Sequence[str] = tuple(BYTES_MOVED),
 ) -> dict[str, float]:
   """Returns bytes per second by loop (read, write, copy, triad, as in STREAM).
 
@@ -122,7 +122,9 @@ def measure(
         start = time.perf_counter()
         loop(*arrays)
         seconds.append(time.perf_counter() - start)
-      found[name] = MOVED[name] * arrays[0].nbytes / statistics.median(seconds)
+      found[name] = (
+        BYTES_MOVED[name] * arrays[0].nbytes / statistics.median(seconds)
+      )
     return found
   finally:
     loops.numba.set_num_threads(before)

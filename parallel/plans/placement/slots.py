@@ -141,17 +141,17 @@ class Slots:
     """Returns whether no request has used an expert since its load began."""
     return self._slots[self._where[expert]].fresh
 
-  def candidate(
+  def select_slot(
     self, queue: Iterable[str] = (), keep: Collection[str] = (),
     used: bool = True,
   ) -> int | None:
-    """Returns the slot for a load, an empty one if any; None if there is none.
+    """Returns the slot for a load: an empty one, else one to evict; or None.
 
     Args:
       queue: Experts of the waiting requests in the order of service.
       keep: Experts that must not be evicted now.
-      used: Whether the slot may be in use by steps under way, so that the load
-        has to wait for them.
+      used: Whether the slot may be in use by running steps, for whose end the
+        load then has to wait.
     """
     residents: list[Resident] = []
     for number, slot in enumerate(self._slots):
@@ -174,7 +174,7 @@ class Slots:
     Args:
       expert: Expert without a slot.
       queue: Experts of the waiting requests in the order of service.
-      slot: Slot from `candidate` that is not in use; None to select one.
+      slot: Slot from `select_slot` that is not in use; None to select one.
 
     Returns:
       The slot, which is LOADING until `loaded` or `failed`; None if all slots
@@ -182,7 +182,7 @@ class Slots:
     """
     assert expert not in self._where, expert
     if slot is None:
-      slot = self.candidate(queue, used=False)
+      slot = self.select_slot(queue, used=False)
     if slot is None:
       return None
     found = self._slots[slot]
@@ -249,7 +249,7 @@ class Slots:
     """Counts one more step that reads a slot."""
     found = self._slots[slot]
     assert found.state is State.READY
-    if found.fresh:  # reloaded for requests that were counted before
+    if found.fresh:  # the load was for requests that have been counted before
       self.touch(slot)
     self._events += 1
     found.last = self._events

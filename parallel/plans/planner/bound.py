@@ -3,9 +3,9 @@
 In an order, let E be the time of the slowest hop between stages, R that of the
 slowest link of a data ring, and T that of the slowest link of a tensor group.
 
-- Every device has two neighbours in its data ring over links of cost at most R,
-  one of which is its successor, so the graph of all links up to that cost has a
-  2-matching and a perfect matching.
+- Every device has a predecessor and a successor in its data ring, over links of
+  cost at most R. The graph of all links up to that cost thus has a 2-matching
+  and a perfect matching.
 - These links connect the devices of a ring, so each connected component has a
   multiple of d devices. The same holds for the other axes, and for the union of
   links of several axes. If, for example, only links within nodes cost at most
@@ -15,10 +15,11 @@ slowest link of a data ring, and T that of the slowest link of a tensor group.
   Each device of a unit has one partner in an adjacent unit, so the slowest link
   between two units costs at least as much as the cheapest link of any device.
 
-For up to `device_order.EXACT` units all orders are tried. Otherwise hops have
-separate bounds: the mean of all pipelines from an assignment problem, and the
-cheapest walk through the worst device. E, R and T are enumerated in ranges: the
-lower end of a range bounds the cost, the upper end selects the allowed links.
+For up to `device_order.MAX_EXACT_DEVICES` units all orders are tried. Otherwise
+the time of hops is bounded by the larger of two values: the mean time of all
+pipelines, from an assignment problem, and the largest, over devices, of the
+cheapest pipeline through the device. E, R and T are enumerated in ranges: the
+lower end bounds the cost, the upper end selects the allowed links.
 
 Shape legend: N = devices; p, d, t = stages, data, tensor.
 """
@@ -30,14 +31,16 @@ import numpy as np
 from scipy import optimize, sparse
 from scipy.sparse import csgraph
 
-from parallel.plans.planner.device_order import EXACT, brute_force
+from parallel.plans.planner.device_order import MAX_EXACT_DEVICES, brute_force
 from parallel.plans.planner.message_costs import Grid, Traffic
 
-_RANGES = 12  # ranges per axis, besides those that start where components merge
-_FLOWS = 256  # largest number of devices for which 2-matchings are checked
+# number of ranges per axis, besides those that start where components merge
+_RANGES_PER_AXIS = 12
+# largest number of devices for which 2-matchings are checked
+_MAX_FLOW_DEVICES = 256
 
 
-def bound(traffic: Traffic) -> float:
+def cost_lower_bound(traffic: Traffic) -> float:
   """Returns a lower bound, in seconds, of `message_costs.cost` over all orders.
 
   Args:
@@ -49,15 +52,15 @@ def bound(traffic: Traffic) -> float:
     >>> node = np.arange(4) // 2
     >>> ring = np.where(node[:, None] == node, 1.0, 9.0)
     >>> none = np.zeros((4, 4))
-    >>> bound(Traffic(Grid(1, 4, 1), none, none, ring, none))
+    >>> cost_lower_bound(Traffic(Grid(1, 4, 1), none, none, ring, none))
     9.0
   """
-  if traffic.grid.size <= EXACT:
+  if traffic.grid.size <= MAX_EXACT_DEVICES:
     return brute_force(traffic).seconds
   matrices = traffic.chain + traffic.hop, traffic.ring, traffic.reduce
-  hops = _hops(traffic)
+  hops = _pipeline_bound(traffic)
   levels = [
-    list(_levels(matrix, size, axis))
+    list(_link_time_ranges(matrix, size, axis))
     for axis, (matrix, size) in enumerate(
       zip(matrices, traffic.grid, strict=True)
     )
@@ -71,20 +74,20 @@ def bound(traffic: Traffic) -> float:
     least = sum(low for low, _ in box)
     if least >= best:  # boxes are sorted: no later one is better
       break
-    best = min(best, _in_box(traffic, box, least, known))
+    best = min(best, _bound_in_box(traffic, box, least, known))
   return float(best)
 
 
-def _in_box(
+def _bound_in_box(
   traffic: Traffic, box: tuple, least: float, known: dict
 ) -> float:
-  """Returns a lower bound of orders whose slowest links are in given ranges.
+  """Returns a lower bound of the cost of orders with slowest links in a box.
 
   Args:
     traffic: Cost matrices of the messages.
-    box: For each axis the lower end of its range, in seconds, and each device's
-      component in the graph of links up to the upper end.
-    least: Sum of the lower ends.
+    box: For each axis, the range of its slowest link, as from
+      `_link_time_ranges`.
+    least: Sum of the lower ends of the ranges.
     known: Cache of bounds of smaller problems, which the function extends.
 
   Returns:
@@ -95,22 +98,28 @@ def _in_box(
   for count in range(1, len(axes) + 1):
     for some in itertools.combinations(axes, count):
       size = int(np.prod([grid[axis] for axis in some]))
-      sets = _joined([box[axis][1] for axis in some])
+      sets = _merge_partitions([box[axis][1] for axis in some])
       sizes = np.bincount(sets)
       if (sizes % size).any():  # a component cannot consist of whole groups
         return np.inf
-      # Each component is one group of these axes, so components are ordered.
+      # Each component is one group of these axes; what remains is to order the
+      # components.
       if size < grid.size and (sizes == size).all():
         key = some, sets.tobytes()
         if key not in known:
-          known[key] = bound(_of_units(traffic, some, sets))
+          known[key] = cost_lower_bound(
+            _contract_components(traffic, some, sets)
+          )
         lows = sum(box[axis][0] for axis in some)
         least = max(least, lows + known[key])
   return least
 
 
-def _joined(labels: list[np.ndarray]) -> np.ndarray:
-  """Returns the connected components of the union of several partitions."""
+def _merge_partitions(labels: list[np.ndarray]) -> np.ndarray:
+  """Returns the finest partition whose sets are unions of sets of each input.
+
+  A partition is the number of each device's set, int ``[N]``.
+  """
   found = labels[0]
   for other in labels[1:]:
     links = sparse.coo_matrix(
@@ -123,17 +132,21 @@ def _joined(labels: list[np.ndarray]) -> np.ndarray:
   return found
 
 
-def _of_units(
+def _contract_components(
   traffic: Traffic, axes: tuple[int, ...], sets: np.ndarray
 ) -> Traffic:
-  """Returns the smaller problem in which each component is one device."""
+  """Returns the smaller problem in which each component is one device.
+
+  ``axes``: axes of the grid inside a component; ``sets``: int ``[N]``,
+  component of each device.
+  """
   grid = traffic.grid
   order = np.argsort(sets, kind="stable")
   count = sets.max() + 1
   size = len(sets) // count
 
-  # [components, components]: lower bound of the slowest link between two, from
-  # each device's fastest link to the other component.
+  # [components, components]: lower bound of the slowest link between a pair,
+  # from the fastest link of each device to the other component.
   def nearest(matrix, whole):
     if 0 in axes and whole:
       return np.zeros((count, count))
@@ -155,7 +168,7 @@ def _of_units(
 # Ranges of the slowest link ---------------------------------------------------
 
 
-def _levels(
+def _link_time_ranges(
   seconds: np.ndarray, size: int, axis: int
 ) -> Iterator[tuple[float, np.ndarray]]:
   """Yields ranges of the time of an axis's slowest link, the lowest first.
@@ -164,7 +177,8 @@ def _levels(
   up to that time. Long ranges are subdivided.
 
   Yields:
-    The lower end in seconds, and each device's component, int ``[N]``.
+    The range's lower end in seconds, and each device's component in the graph
+    of links up to the upper end, int ``[N]``.
   """
   n = len(seconds)
   if size == 1:
@@ -172,7 +186,7 @@ def _levels(
     return
   values = np.unique(seconds[~np.eye(n, dtype=bool)])
   # Index of the smallest value at which rings or pipelines may be possible.
-  fits = _hops_fit if axis == 0 else _rings_fit
+  fits = _can_form_pipelines if axis == 0 else _can_form_rings
   first = _first(len(values), lambda i: fits(seconds, size, values[i]))
   # Components merge exactly at the edges of a minimum spanning tree. The offset
   # distinguishes links of cost zero from missing edges of the sparse matrix.
@@ -180,16 +194,18 @@ def _levels(
     sparse.csr_matrix(np.minimum(seconds, seconds.T) + 1e-30)
   )
   merges = np.searchsorted(values, np.unique(tree.data) - 1e-30)
-  if len(merges) > 2 * _RANGES:  # keep the largest relative gaps
+  if len(merges) > 2 * _RANGES_PER_AXIS:  # keep the largest relative gaps
     gaps = np.diff(np.log(values[merges]), prepend=-np.inf)
-    merges = merges[np.sort(np.argsort(-gaps)[: 2 * _RANGES])]
-  more = np.linspace(first, len(values), _RANGES + 1).round().astype(int)
+    merges = merges[np.sort(np.argsort(-gaps)[: 2 * _RANGES_PER_AXIS])]
+  more = np.linspace(
+    first, len(values), _RANGES_PER_AXIS + 1
+  ).round().astype(int)
   starts = np.unique([first, *merges[merges > first], *more])
   starts = starts[starts < len(values)]
   ends = [*starts[1:], len(values)]
   for start, end in zip(starts, ends, strict=True):
     allowed = (seconds <= values[end - 1]) & ~np.eye(n, dtype=bool)
-    sets = _sets(allowed)
+    sets = _components(allowed)
     if not (np.bincount(sets) % size).any():
       yield float(values[start]), sets
 
@@ -203,41 +219,45 @@ def _first(count: int, fits: Callable[[int], bool]) -> int:
   return low
 
 
-def _hops_fit(seconds: np.ndarray, stages: int, most: float) -> bool:
+def _can_form_pipelines(seconds: np.ndarray, stages: int, most: float) -> bool:
   """Returns whether hops of at most ``most`` seconds could form pipelines."""
   allowed = (seconds <= most) & ~np.eye(len(seconds), dtype=bool)
   count = len(seconds) // stages * (stages - 1)  # devices with a successor
-  return not (np.bincount(_sets(allowed)) % stages).any() and _matches(
+  return not (
+    np.bincount(_components(allowed)) % stages
+  ).any() and _has_matching(
     allowed, count
   )
 
 
-def _rings_fit(seconds: np.ndarray, size: int, most: float) -> bool:
+def _can_form_rings(seconds: np.ndarray, size: int, most: float) -> bool:
   """Returns whether links of at most ``most`` seconds could form rings."""
   allowed = (seconds <= most) & ~np.eye(len(seconds), dtype=bool)
   if size == 2:  # both directions are used
     allowed = allowed & allowed.T
-  if (np.bincount(_sets(allowed)) % size).any():
+  if (np.bincount(_components(allowed)) % size).any():
     return False
-  if not _matches(allowed, len(seconds)):
+  if not _has_matching(allowed, len(seconds)):
     return False
-  return size == 2 or len(seconds) > _FLOWS or _two_each(allowed | allowed.T)
+  return size == 2 or len(seconds) > _MAX_FLOW_DEVICES or _has_two_matching(
+    allowed | allowed.T
+  )
 
 
-def _sets(allowed: np.ndarray) -> np.ndarray:
+def _components(allowed: np.ndarray) -> np.ndarray:
   """Returns the index of each device's connected component."""
   return csgraph.connected_components(
     sparse.csr_matrix(allowed), directed=False
   )[1]
 
 
-def _matches(allowed: np.ndarray, count: int) -> bool:
+def _has_matching(allowed: np.ndarray, count: int) -> bool:
   """Returns whether ``count`` devices can have distinct successors."""
   found = csgraph.maximum_bipartite_matching(sparse.csr_matrix(allowed))
   return int((found >= 0).sum()) >= count
 
 
-def _two_each(allowed: np.ndarray) -> bool:
+def _has_two_matching(allowed: np.ndarray) -> bool:
   """Returns whether all devices can have two neighbours (maximum flow)."""
   n = len(allowed)
   flow = np.zeros((2 * n + 2, 2 * n + 2), np.int32)
@@ -251,8 +271,8 @@ def _two_each(allowed: np.ndarray) -> bool:
 # Hops -------------------------------------------------------------------------
 
 
-def _hops(traffic: Traffic) -> float:
-  """Returns a lower bound, in seconds, of slowest pipeline plus slowest hop."""
+def _pipeline_bound(traffic: Traffic) -> float:
+  """Returns a lower bound of (slowest pipeline + slowest hop), in seconds."""
   grid, chain = traffic.grid, traffic.chain.copy()
   if grid.stages == 1:
     return 0.0
@@ -270,16 +290,17 @@ def _hops(traffic: Traffic) -> float:
   if traffic.hop.any():
     values = np.unique(traffic.hop[~np.eye(grid.size, dtype=bool)])
     slowest = values[_first(
-      len(values), lambda i: _hops_fit(traffic.hop, grid.stages, values[i])
+      len(values),
+      lambda i: _can_form_pipelines(traffic.hop, grid.stages, values[i])
     )]
-  return max(_mean(chain, planes), through) + float(slowest)
+  return max(_mean_pipeline_s(chain, planes), through) + float(slowest)
 
 
-def _mean(chain: np.ndarray, planes: int) -> float:
-  """Returns the mean time of pipelines if successors are assigned optimally.
+def _mean_pipeline_s(chain: np.ndarray, planes: int) -> float:
+  """Returns a lower bound of the mean time of ``planes`` pipelines.
 
-  `planes` devices, one per pipeline, have no successor, and as many have no
-  predecessor.
+  Each device but the last of a pipeline is assigned a successor, and each but
+  the first a predecessor; an assignment may also contain cycles.
   """
   n = len(chain)
   matrix = np.block([

@@ -10,8 +10,8 @@ replicas are exchanged, and a few pairs of devices are exchanged at random (with
 a seed); the search continues from there if that leads to a lower cost.
 
 The cost is a sum of maxima, which do not change when a link improves that is
-not the slowest. The objective therefore also has the mean of the links with a
-small weight, which is larger in the first round than in the second.
+not the slowest. The objective therefore also contains the mean time of the
+links, with a small weight that is larger in the first round than in the second.
 
 If every link has a different rate, this search ends far from the optimum. For
 few devices, orders are therefore also annealed, many at a time: each step
@@ -29,19 +29,23 @@ import itertools
 
 import numpy as np
 
-from parallel.plans.planner.message_costs import Family, Grid, Traffic, cost
+from parallel.plans.planner.message_costs import CostTerm, Grid, Traffic, cost
 
-_FEW = 256  # largest number of devices for which all greedy orders are improved
-EXACT = 8  # largest number of devices for which all orders are tried
-_SHARES = (0.3, 0.01)  # weight of the links' mean time in rounds 1 and 2
-_KICKS = 512  # random restarts x devices; four times as many for few devices
-_ANNEALED = 16  # largest number of devices for which orders are annealed
+# largest number of devices for which all greedy orders are improved
+_MAX_GREEDY_DEVICES = 256
+# largest number of devices for which all orders are tried
+MAX_EXACT_DEVICES = 8
+_MEAN_WEIGHTS = (0.3, 0.01)  # weight of the links' mean time in rounds 1 and 2
+# random restarts x devices; four times as many for few devices
+_RESTART_BUDGET = 512
+# largest number of devices for which orders are annealed
+_MAX_ANNEALED_DEVICES = 16
 # Annealing: orders per device in a full and in a quick search, exchanges per
 # order, number of best orders that are then improved, and the first and last
 # temperature as fractions of the lowest cost.
-_CHAINS, _CHAINS_QUICK, _COOLING, _KEPT = 128, 16, 4000, 16
+_CHAINS, _CHAINS_QUICK, _ANNEALING_STEPS, _NUM_KEPT_ORDERS = 128, 16, 4000, 16
 _HOT, _COLD = 0.1, 0.01
-_CANDIDATES = 2.5e6  # largest number of exchanges that a search prices
+_MAX_EXCHANGES = 2.5e6  # largest number of exchanges that a search prices
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,29 +61,30 @@ class Order:
   seconds: float
 
 
-def identity(traffic: Traffic) -> Order:
+def default_order(traffic: Traffic) -> Order:
   """Returns the default order: tensor innermost, stages outermost."""
-  return _priced(traffic, np.arange(traffic.grid.size))
+  return _evaluate_order(traffic, np.arange(traffic.grid.size))
 
 
 def brute_force(traffic: Traffic) -> Order:
   """Returns the best of all orders.
 
   Raises:
-    ValueError: There are more than ``EXACT`` devices.
+    ValueError: There are more than ``MAX_EXACT_DEVICES`` devices.
   """
   n = traffic.grid.size
-  if n > EXACT:
+  if n > MAX_EXACT_DEVICES:
     raise ValueError(
-      f"{n} devices have too many orders; at most {EXACT} devices are allowed"
+      f"{n} devices have too many orders; at most {MAX_EXACT_DEVICES} devices "
+      "are allowed"
     )
   orders = permutations(n)
-  return _priced(traffic, orders[
+  return _evaluate_order(traffic, orders[
     cost(traffic, orders.reshape(-1, *traffic.grid)).argmin()
   ])
 
 
-@functools.lru_cache(maxsize=EXACT)
+@functools.lru_cache(maxsize=MAX_EXACT_DEVICES)
 def permutations(count: int) -> np.ndarray:
   """Returns all permutations of ``count`` devices, int ``[count!, count]``."""
   found = np.array(list(itertools.permutations(range(count))))
@@ -96,10 +101,10 @@ def search(
   Args:
     traffic: Cost matrices of the messages.
     seed: Seed of random exchanges.
-    kicks: Number of random restarts, for a quick search; None for a number that
-      decreases with the number of devices.
-    exact: Whether to try all orders if there are at most ``EXACT`` devices,
-      which is faster than the search.
+    kicks: Number of random restarts; a small number makes the search quick.
+      None for a number that decreases with the number of devices.
+    exact: Whether to try all orders if there are at most ``MAX_EXACT_DEVICES``
+      devices, which is faster than the search.
 
   Returns:
     An order that is never worse than the default one.
@@ -111,29 +116,32 @@ def search(
     >>> ring = np.where(node[:, None] == node, 1.0, 9.0)
     >>> none = np.zeros((4, 4))
     >>> traffic = Traffic(Grid(2, 2, 1), none, none, ring, none)
-    >>> identity(traffic).seconds
+    >>> default_order(traffic).seconds
     9.0
     >>> found = search(traffic)
     >>> found.devices[..., 0].tolist(), found.seconds
     ([[0, 2], [1, 3]], 1.0)
   """
-  if exact and traffic.grid.size <= EXACT:
+  if exact and traffic.grid.size <= MAX_EXACT_DEVICES:
     return brute_force(traffic)
-  # A plan makes about 20 quick searches; on large clusters each prices fewer.
+  # A plan makes about 20 quick searches, so on large clusters each of them has
+  # a smaller budget.
   quick = kicks == 0
-  budget = _Budget(_CANDIDATES / (1 + quick * traffic.grid.size // _FEW))
+  budget = _Budget(
+    _MAX_EXCHANGES / (1 + quick * traffic.grid.size // _MAX_GREEDY_DEVICES)
+  )
   start = _starting(traffic, seed, budget)
   best = _improved(traffic, start, budget)
   rng, n = np.random.default_rng(seed), traffic.grid.size
-  if n <= _ANNEALED:
+  if n <= _MAX_ANNEALED_DEVICES:
     chains = n * (_CHAINS if kicks is None else _CHAINS_QUICK)
     tried = [
-      _improved(traffic, devices, budget, shares=_SHARES[-1:])
+      _improved(traffic, devices, budget, shares=_MEAN_WEIGHTS[-1:])
       for devices in _annealed(traffic, chains, rng)
     ]
     best = min([best, *tried], key=lambda order: order.seconds)
   if kicks is None:
-    kicks = (4 if n <= 2 * EXACT else 1) * _KICKS // n
+    kicks = (4 if n <= 2 * MAX_EXACT_DEVICES else 1) * _RESTART_BUDGET // n
   # Each kick exchanges two to four random pairs of devices.
   for kick in range(kicks):
     trial = best.devices.ravel().copy()
@@ -142,10 +150,10 @@ def search(
       trial[[a, b]] = trial[[b, a]]
     if not budget.left:
       break
-    found = _improved(traffic, trial, budget, shares=_SHARES[-1:])
+    found = _improved(traffic, trial, budget, shares=_MEAN_WEIGHTS[-1:])
     if found.seconds < best.seconds * (1 - 1e-9):
       best = found
-  own = identity(traffic)
+  own = default_order(traffic)
   return own if own.seconds <= best.seconds else best
 
 
@@ -156,7 +164,7 @@ class _Budget:
   exchanges has a fixed cost, equal to that of 150 exchanges.
   """
 
-  def __init__(self, candidates: float = _CANDIDATES) -> None:
+  def __init__(self, candidates: float = _MAX_EXCHANGES) -> None:
     self._left = candidates
 
   @property
@@ -169,7 +177,7 @@ class _Budget:
     self._left -= 150 + count
 
 
-def _priced(traffic: Traffic, devices: np.ndarray) -> Order:
+def _evaluate_order(traffic: Traffic, devices: np.ndarray) -> Order:
   devices = np.asarray(devices).reshape(traffic.grid)
   return Order(devices, float(cost(traffic, devices)))
 
@@ -178,7 +186,10 @@ def _priced(traffic: Traffic, devices: np.ndarray) -> Order:
 
 
 def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
-  """Returns an initial order ``[N]``: of whole groups, or a greedy one."""
+  """Returns the device at each position of an initial order, int ``[N]``.
+
+  It is built from tensor groups, or is the best of several greedy orders.
+  """
   grid, n = traffic.grid, traffic.grid.size
   if grid.tensor > 1:
     return _by_groups(traffic, Grid(1, 1, grid.tensor), seed, budget)
@@ -195,23 +206,21 @@ def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
       _by_groups(traffic, whole, seed, budget)
       for whole in (Grid(1, grid.data, 1), Grid(grid.stages, 1, 1))
     ]
-  if n <= _FEW:
+  if n <= _MAX_GREEDY_DEVICES:
     return min(
       (_improved(traffic, start, budget) for start in starts),
       key=lambda order: order.seconds,
     ).devices.ravel()
-  return min(starts, key=lambda start: _priced(traffic, start).seconds)
+  return min(starts, key=lambda start: _evaluate_order(traffic, start).seconds)
 
 
 def _by_groups(
   traffic: Traffic, whole: Grid, seed: int, budget: "_Budget"
 ) -> np.ndarray:
-  """Forms groups of close devices, and then orders the groups.
+  """Returns an order that is made of groups of close devices, int ``[N]``.
 
-  ``whole`` is the size of a group along each axis: 1, or all coordinates.
-
-  Returns:
-    Device by stage, data and tensor rank.
+  ``whole`` is the size of a group along each axis: 1, or all coordinates. The
+  groups are formed first and then ordered.
   """
   grid, n = traffic.grid, traffic.grid.size
   none = np.zeros((n, n))
@@ -229,8 +238,8 @@ def _by_groups(
                     traffic.ring if whole.data > 1 else traffic.reduce)
     start = _walk(alone.reduce, whole.size)
   starts = np.arange(n), start.ravel()
-  start = min(starts, key=lambda start: _priced(alone, start).seconds)
-  found = _improved(alone, start, budget, shares=_SHARES[-1:]).devices
+  start = min(starts, key=lambda start: _evaluate_order(alone, start).seconds)
+  found = _improved(alone, start, budget, shares=_MEAN_WEIGHTS[-1:]).devices
   groups = found.reshape(count, -1)
   if whole.stages > 1:
     groups = found.reshape(whole.stages, count).T
@@ -248,7 +257,7 @@ def _by_groups(
     slowest(traffic.hop, whole.stages), slowest(traffic.ring, whole.data),
     slowest(traffic.reduce, whole.tensor),
   )
-  found = search(units, seed=seed, kicks=_KICKS // count)
+  found = search(units, seed=seed, kicks=_RESTART_BUDGET // count)
   order = groups[found.devices]  # [p', d', t', group]
   axis = next(i for i, size in enumerate(whole) if size > 1)
   return np.moveaxis(order, -1, axis).reshape(grid).ravel()
@@ -288,7 +297,7 @@ def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
 def _annealed(
   traffic: Traffic, chains: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Anneals random orders and returns the best ones, int ``[_KEPT, N]``."""
+  """Anneals ``chains`` random orders; returns the best, int ``[orders, N]``."""
   families, grid = traffic.families(), traffic.grid
   everyone = np.arange(grid.size)
 
@@ -298,14 +307,14 @@ def _annealed(
       links = f.seconds[orders[:, f.source], orders[:, f.target]]
       if f.summed:
         links = links.reshape(chains, grid.stages - 1, -1).sum(1)
-      found += links.max(1) + _SHARES[-1] * links.mean(1)
+      found += links.max(1) + _MEAN_WEIGHTS[-1] * links.mean(1)
     return found
 
   orders = rng.permuted(np.tile(everyone, (chains, 1)), axis=1)
   values = energy(orders)
   best, least = orders.copy(), values.copy()
   rows = np.arange(chains)
-  for share in np.geomspace(_HOT, _COLD, _COOLING):
+  for share in np.geomspace(_HOT, _COLD, _ANNEALING_STEPS):
     if not least.min():  # an order without any cost is optimal
       break
     a, b = rng.integers(grid.size, size=(2, chains))
@@ -318,7 +327,7 @@ def _annealed(
     orders[taken], values[taken] = trial[taken], new[taken]
     better = values < least
     best[better], least[better] = orders[better], values[better]
-  return best[np.argsort(least, kind="stable")[:_KEPT]]
+  return best[np.argsort(least, kind="stable")[:_NUM_KEPT_ORDERS]]
 
 
 # Improvement ------------------------------------------------------------------
@@ -326,18 +335,25 @@ def _annealed(
 
 def _improved(
   traffic: Traffic, start: np.ndarray, budget: "_Budget",
-  shares: tuple[float, ...] = _SHARES,
+  shares: tuple[float, ...] = _MEAN_WEIGHTS,
 ) -> Order:
-  """Exchanges devices, then stages and replicas, until no exchange helps."""
+  """Returns the order that a local search finds from ``start``.
+
+  The search exchanges devices, then stages and replicas, until none helps;
+  ``shares`` has the weight of the links' mean time in each round.
+  """
   devices = start
   for share in shares:
     devices = _Exchanges(traffic, devices, share).run(budget)
-    devices = _blocks(traffic, devices)
-  return _priced(traffic, devices)
+    devices = _exchange_blocks(traffic, devices)
+  return _evaluate_order(traffic, devices)
 
 
-def _blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
-  """Reverses runs of stages or replicas, or swaps two, while the cost falls."""
+def _exchange_blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
+  """Returns an improved order after swaps and reversals of stages or replicas.
+
+  A reversal turns a run of consecutive stages or replicas around.
+  """
   grid = traffic.grid
   best = devices.reshape(grid)
   while True:
@@ -373,12 +389,12 @@ class _Exchanges:
     self._reset()
 
   def _reset(self) -> None:
-    """Computes the costs of all links in the current order."""
+    """Recomputes the link costs and the objective for the current order."""
     y = self.devices
     self._links = [f.seconds[y[f.source], y[f.target]] for f in self._families]
     self._tops, self._sums = [], []
     for family, links in zip(self._families, self._links, strict=True):
-      worst = links  # for a summed family: the sum of each pipeline
+      worst = links  # if links of a pipeline add up: the sum of each pipeline
       if family.summed:
         worst = np.bincount(
           family.source % self._planes, links, self._planes
@@ -411,7 +427,7 @@ class _Exchanges:
     return self.devices
 
   def values(self, a: int, b: np.ndarray) -> np.ndarray:
-    """Returns the objective after exchanging a with each b, ``[B]``."""
+    """Returns the objective if positions a and b were exchanged, ``[B]``."""
     found = np.zeros(len(b))
     for index, family in enumerate(self._families):
       ids, new, old = self._changed(index, family, a, b)
@@ -435,11 +451,13 @@ class _Exchanges:
     return found
 
   def _changed(
-    self, index: int, family: Family, a: int, b: np.ndarray
+    self, index: int, family: CostTerm, a: int, b: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns indices, new and old costs of changed links, ``[B, 4]`` each.
+    """Returns the links of term ``index`` that exchanging a and b changes.
 
-    The index is -1 for a missing link or a duplicate.
+    Returns:
+      Index, new cost and old cost of each link, ``[B, 4]`` each. The index is
+      -1 for a missing link or a duplicate.
     """
     y = self.devices
     ids = np.stack([

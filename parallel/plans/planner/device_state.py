@@ -7,7 +7,7 @@ ranks. `parallel.plans.zero.cost` computes their memory and collectives, and
 
 import math
 
-from parallel.plans.outer.cost import Rows
+from parallel.plans.outer.cost import ParameterRows
 from parallel.plans.planner.space import Configuration
 from parallel.plans.workload import Transformer
 from parallel.plans.zero import cost as zero_cost
@@ -32,7 +32,7 @@ def partition(configuration: Configuration) -> Partition:
 def parameters(
   configuration: Configuration, model: Transformer
 ) -> list[zero_cost.Parameter]:
-  """Returns the tensors of a device, as `plans.zero.cost` takes them."""
+  """Returns the sizes of a device's parameters, for `plans.zero.cost`."""
   c = configuration
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
   # Partitions gather in the activations' dtype; ddp uses the float32 weights.
@@ -52,7 +52,7 @@ def parameters(
 
 def fragments(
   configuration: Configuration, model: Transformer
-) -> list[list[Rows]]:
+) -> list[list[ParameterRows]]:
   """Returns the fragments of an outer loop on a device.
 
   Returns:
@@ -62,21 +62,22 @@ def fragments(
   """
   c, sharding = configuration, partition(configuration)
 
-  def of_layers(count: int) -> list[Rows]:
+  def of_layers(count: int) -> list[ParameterRows]:
     matrices = [
-      Rows(count, sharding.shard(math.ceil(size / c.tensor)))
+      ParameterRows(count, sharding.shard_size(math.ceil(size / c.tensor)))
       for size in model.matrices
     ]
     # Without a ZeRO partition, the norm gains of a fragment are one row, whose
     # codec blocks span layers.
-    gains = Rows(1, count * model.width)
+    gains = ParameterRows(1, count * model.width)
     if sharding.optimizer:
-      gains = Rows(count, sharding.shard(model.width))
+      gains = ParameterRows(count, sharding.shard_size(model.width))
     return [*matrices, gains, gains]
 
   tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
   rest = [
-    Rows(2, sharding.shard(tables)), Rows(1, sharding.shard(model.width))
+    ParameterRows(2, sharding.shard_size(tables)),
+    ParameterRows(1, sharding.shard_size(model.width))
   ]
   # Without layers per fragment, all parameters are exchanged at once.
   layers = c.outer.fragment_layers if c.outer else 0

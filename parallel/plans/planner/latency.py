@@ -49,16 +49,18 @@ EXECUTIONS = ("lockstep", "events")
 # All-reduces of a microbatch's residual stream over the stages: of the first
 # part's input, of the last part's output, and of the cotangents of both.
 VOCABULARY_REDUCTIONS = 4
-HOST = tiers.HOSTS["dgx-a100"]  # assumed host if optimizer state is offloaded
+DEFAULT_HOST = tiers.HOSTS[
+  "dgx-a100"
+]  # assumed host if optimizer state is offloaded
 
 
 @dataclasses.dataclass(frozen=True)
-class Timing:
+class TimingAssumptions:
   """Assumptions about the time of computation and of stages.
 
   Attributes:
     utilisation: Fraction of the peak FLOP/s that matrix products reach.
-    execution: One of ``EXECUTIONS``.
+    execution: "lockstep" (stages in one program) or "events" (independent).
     host: Host of each device, which holds an offloaded optimizer state.
 
   Raises:
@@ -67,7 +69,7 @@ class Timing:
 
   utilisation: float = 0.5
   execution: str = "lockstep"
-  host: Host = HOST
+  host: Host = DEFAULT_HOST
 
   def __post_init__(self) -> None:
     checks.known("execution=", self.execution, EXECUTIONS)
@@ -125,7 +127,7 @@ class Messages:
 
 @functools.lru_cache(maxsize=64)
 def messages(c: Configuration, step: TrainingStep) -> Messages:
-  """Computes sizes and numbers of the messages of a configuration."""
+  """Returns the sizes and numbers of a configuration's messages in a step."""
   model, examples = step.model, c.examples(step.batch_size)
   stream = step.boundary_bytes(examples)
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
@@ -186,7 +188,7 @@ def traffic(
     rounds, left = divmod(m - 1, p)
     if execution == "lockstep":
       table = cached_schedule(c.schedule, p, m, c.chunks)[0]
-      ahead, back = (x.any(1) for x in simulate.sends(table))
+      ahead, back = (x.any(1) for x in simulate.sends_by_direction(table))
       # Ring steps of the vocabulary's sums, each with 1 / p of the stream.
       share = VOCABULARY_REDUCTIONS * 2 * (p - 1) * m
       # Ticks that send forward only, backward only, and both ways.
@@ -207,13 +209,16 @@ def traffic(
 
 
 def _exchanges(sent: Messages, links: Links) -> np.ndarray:
-  """Returns for each link the seconds of a data ring if all links equal it."""
+  """Returns, per link, the seconds of a data ring whose links all equal it."""
   received, steps = sent.exchanges
   return steps * links.latency_s + received / links.bandwidth
 
 
 def _reductions(c: Configuration, sent: Messages, links: Links) -> np.ndarray:
-  """Returns the seconds of a microbatch's reductions over tensor ranks."""
+  """Returns, per link, a microbatch's seconds of all-reduces over tensor ranks.
+
+  All links of a tensor ring are assumed to equal this link.
+  """
   found = np.zeros_like(links.latency_s)
   for size, times in sent.reductions:
     found = found + times * _reduction(links, size, c.tensor, c.route)
@@ -223,21 +228,21 @@ def _reductions(c: Configuration, sent: Messages, links: Links) -> np.ndarray:
 def _reduction(
   links: Links, size: float, ranks: int, route: str
 ) -> np.ndarray:
-  """Returns for each link the seconds of an all-reduce over equal links."""
+  """Returns, per link, the seconds of an all-reduce over links equal to it."""
   if route == "one_shot":
     return links.latency_s + (ranks - 1) * size / links.bandwidth
   return 2 * (ranks - 1) * links.seconds(size / ranks)
 
 
-def slowest(
+def slowest_links(
   matrix: np.ndarray, order: np.ndarray, dim: int, by: int = 1
 ) -> np.ndarray:
-  """Returns the slowest link along a dim of rings, for each stage.
+  """Returns the time of the slowest link of rings along a dim, for each stage.
 
   Args:
-    matrix: Value of the link between each pair of devices, ``[N, N]``.
+    matrix: Time of the link between each pair of devices, ``[N, N]``.
     order: Device by stage, data and tensor rank, int ``[..., p, d, t]``.
-    dim: The dim, -3, -2 or -1.
+    dim: Dim of ``order`` along which devices form rings: -3, -2 or -1.
     by: Distance on the ring from the device that sends to the one that
       receives.
 
@@ -250,13 +255,13 @@ def slowest(
 
 
 def predict(
-  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
-  order: np.ndarray | None = None,
+  c: Configuration, step: TrainingStep, links: LinkMatrix,
+  timing: TimingAssumptions, order: np.ndarray | None = None,
 ) -> Latency:
   """Predicts the seconds of a step.
 
   Args:
-    c: The configuration, one that `space.refusal` accepts.
+    c: The configuration, one that `space.violated_constraint` accepts.
     step: The training step.
     links: The cluster.
     timing: Assumptions about the time of computation and stages.
@@ -268,7 +273,9 @@ def predict(
   sent, m, p = messages(c, step), c.microbatches, c.stages
   reduce_s = np.zeros(p)  # per microbatch
   if c.tensor > 1:
-    reduce_s = _reductions(c, sent, _along(links, order, -1)).max((-2, -1))
+    reduce_s = _reductions(
+      c, sent, _links_along(links, order, -1)
+    ).max((-2, -1))
   stage_s, again_s = stages(c, step, links, timing.utilisation, order)
   busiest = int((3 * stage_s + again_s + reduce_s).argmax())
   compute_s, repeated_s, sums_s = (
@@ -276,16 +283,18 @@ def predict(
   )
   bubble_s = hops_s = 0.0
   if p > 1:
-    work = _work(c, stage_s, again_s, reduce_s)
-    alone = simulate.even_hops(p)
+    work = _part_times(c, stage_s, again_s, reduce_s)
+    alone = simulate.even_stage_links(p)
     # Each hop is that of the slowest replica. The last stage's hop leads to the
     # first one; only chunked schedules use it.
     both = (
-      _along(links, order, -3, by).seconds(sent.boundary) for by in (1, -1)
+      _links_along(links, order, -3, by).seconds(
+        sent.boundary
+      ) for by in (1, -1)
     )
-    way = simulate.Hops(*(tuple(x.max((-2, -1)).tolist()) for x in both))
+    way = simulate.StageLinks(*(tuple(x.max((-2, -1)).tolist()) for x in both))
     without_s, with_s = (
-      _run(c, work, x, timing.execution) for x in (alone, way)
+      _simulate_pipeline(c, work, x, timing.execution) for x in (alone, way)
     )
     # The pipeline is simulated without and with hops, for the breakdown.
     hops_s = with_s - without_s
@@ -294,7 +303,7 @@ def predict(
   if c.ranks > 1:
     # The ranks of each worker form a separate ring.
     # [p, d, t] -> [p * workers, ranks, t]
-    ring = _along(links, order.reshape(-1, c.ranks, c.tensor), -2)
+    ring = _links_along(links, order.reshape(-1, c.ranks, c.tensor), -2)
     ring_s = float(_exchanges(sent, ring).max())
   exchanged_s = 0.0 if c.outer is None else outer.exposed_s(
     c, step.model, links, order, compute_s + repeated_s
@@ -307,10 +316,10 @@ def predict(
   )
 
 
-def _along(
+def _links_along(
   links: LinkMatrix, order: np.ndarray, dim: int, by: int = 1
 ) -> Links:
-  """Returns the links along a dim of rings; arguments as in `slowest`."""
+  """Returns the links along a dim of rings; arguments as in `slowest_links`."""
   return links.between(order, np.roll(order, -by, dim))
 
 
@@ -346,13 +355,14 @@ def _recomputes(c: Configuration) -> bool:
   return c.stages > 1 and c.keep == "inputs"
 
 
-def measured(
-  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing
+def predict_measurement(
+  c: Configuration, step: TrainingStep, links: LinkMatrix,
+  timing: TimingAssumptions
 ) -> tuple[float, float]:
-  """Predicts what a measurement of one stage on the first devices would give.
+  """Predicts the times that a measurement of one stage would give.
 
-  Planners that model only the pipeline take their times from such a
-  measurement.
+  The stage runs on the first devices of the cluster. Planners that model only
+  the pipeline take their times from such a measurement.
 
   Returns:
     Seconds of a microbatch's forward, and of its forward and backward together:
@@ -366,7 +376,7 @@ def measured(
   head_s = _head(c, step, links.device, timing.utilisation)
   reduce_s = 0.0
   if c.tensor > 1:
-    sums_s = _reductions(c, messages(c, step), _along(links, first, -1))
+    sums_s = _reductions(c, messages(c, step), _links_along(links, first, -1))
     reduce_s = float(sums_s.max())
   # A backward takes twice as long as a forward; a third of all-reduces and head
   # belongs to the forward.
@@ -374,15 +384,15 @@ def measured(
   return stage_s + (reduce_s + head_s) / 3, both
 
 
-def _work(
+def _part_times(
   c: Configuration, stage_s: np.ndarray, again_s: np.ndarray,
   reduce_s: np.ndarray,
 ) -> simulate.PartTimes:
   """Returns the seconds of each part's forward, backward and backward halves.
 
-  A third of the all-reduces counts as forward, since those of backwards may
-  have a wider dtype, and backwards repeat forwards. Each half of a split
-  backward repeats the forward.
+  A third of the all-reduces counts as forward: those of backwards may have a
+  wider dtype, and backwards may repeat forwards. Each half of a split backward
+  repeats the forward if there are repeated forwards.
   """
   shares = []
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
@@ -399,28 +409,28 @@ def _work(
   return simulate.PartTimes(*(tuple(x) for x in zip(*shares, strict=True)))
 
 
-def _run(
-  c: Configuration, work: simulate.PartTimes, hops: simulate.Hops,
+def _simulate_pipeline(
+  c: Configuration, work: simulate.PartTimes, hops: simulate.StageLinks,
   execution: str,
 ) -> float:
   # Cached by the schedule's sizes, which many configurations have in common.
   table = cached_schedule(c.schedule, c.stages, c.microbatches, c.chunks)[0]
   if execution == "lockstep":
     return simulate.lockstep_s(table, work, hops)
-  return _events(table, work, hops)
+  return _simulate_events(table, work, hops)
 
 
 @functools.lru_cache(maxsize=4096)
-def _events(
-  table: object, work: simulate.PartTimes, hops: simulate.Hops
+def _simulate_events(
+  table: object, work: simulate.PartTimes, hops: simulate.StageLinks
 ) -> float:
-  """Simulates a pipeline; cached, since many configurations have equal ones."""
+  """Returns a pipeline's simulated seconds; cached, since many are equal."""
   return simulate.events(table, work, hops).finish_s
 
 
 def vocabulary(
-  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
-  order: np.ndarray,
+  c: Configuration, step: TrainingStep, links: LinkMatrix,
+  timing: TimingAssumptions, order: np.ndarray,
 ) -> np.ndarray:
   """Returns the seconds of embedding and head, with the stages' all-reduces.
 

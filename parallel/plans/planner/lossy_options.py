@@ -26,7 +26,7 @@ import dataclasses
 
 from parallel.base import checks
 from parallel.plans.outer import cost as outer_cost
-from parallel.plans.outer.cost import Loop
+from parallel.plans.outer.cost import OuterLoopConfig
 from parallel.plans.planner import outer, space
 from parallel.plans.planner.device_state import parameters, partition
 from parallel.plans.planner.latency import Latency, messages
@@ -75,18 +75,20 @@ class Changes:
     checks.known("outer_codec=", self.outer_codec, outer_cost.CODECS)
     for name in self.outer:
       checks.known("outer=", name, outer_cost.ALGORITHMS)
-      self._loop(name, 2)
+      self._outer_loop(name, 2)
     for text in self.zero_codecs:
-      for name in _pair(text):
+      for name in _parse_codec_pair(text):
         checks.known(f"zero_codecs={text!r}: ", name, CODECS)
 
-  def _loop(self, algorithm: str, workers: int, layers: int = 0) -> Loop:
+  def _outer_loop(
+    self, algorithm: str, workers: int, layers: int = 0
+  ) -> OuterLoopConfig:
     if algorithm == "diloco":
-      return Loop(algorithm, workers, self.sync_every)
+      return OuterLoopConfig(algorithm, workers, self.sync_every)
     # With more than two workers, each receives fewer bytes by "all_to_all" than
     # by "all_gather", at the cost of a second rounding.
     coded = self.outer_codec != "float32" and workers > 2
-    return Loop(
+    return OuterLoopConfig(
       algorithm, workers, self.sync_every, self.outer_codec,
       "all_to_all" if coded else "all_gather", layers, self.overlap,
     )
@@ -94,7 +96,7 @@ class Changes:
   def of(
     self, c: Configuration, num_layers: int
   ) -> Iterator[tuple[str, list[Configuration] | str]]:
-    """Yields all changes of one configuration.
+    """Yields each change of a configuration, with the results to choose from.
 
     Args:
       c: Configuration of the first pass.
@@ -117,15 +119,17 @@ class Changes:
           continue
         # A fragment has an equal number of layers of each part.
         parts = c.chunks * c.stages if c.stages > 1 else 1
-        layers = outer_cost.fewest_layers(num_layers, parts, self.sync_every)
+        layers = outer_cost.min_fragment_layers(
+          num_layers, parts, self.sync_every
+        )
         found.append(dataclasses.replace(
-          c, outer=self._loop(name, workers, layers),
+          c, outer=self._outer_loop(name, workers, layers),
           # With one rank per worker there is nothing to shard.
           scheme=c.scheme if workers < c.data else "ddp",
         ))
       yield "outer", found or "data=1 rank makes no two workers"
     for text in self.zero_codecs:
-      weights, gradients = _pair(text)
+      weights, gradients = _parse_codec_pair(text)
       coded = dataclasses.replace(
         c, weight_codec=weights, gradient_codec=gradients,
         # ddp has no gathers and scatters to encode.
@@ -137,7 +141,7 @@ class Changes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sent:
+class SentBytes:
   """Operand bytes that a device sends in a step, by axis.
 
   Attributes:
@@ -152,7 +156,7 @@ class Sent:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Row:
+class LossyOption:
   """A changed configuration with its predictions.
 
   Attributes:
@@ -168,8 +172,8 @@ class Row:
   configuration: Configuration
   memory: PeakMemory
   latency: Latency
-  sent: Sent
-  base_sent: Sent
+  sent: SentBytes
+  base_sent: SentBytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +185,7 @@ class LossyOptions:
     excluded: Constraint -> (number of excluded configurations, last reason).
   """
 
-  rows: tuple[Row, ...]
+  rows: tuple[LossyOption, ...]
   excluded: dict[str, tuple[int, str]]
 
 
@@ -197,22 +201,24 @@ def search(
     choices: Choices of the first pass.
     changes: Changes to try.
   """
-  rows: list[Row] = []
+  rows: list[LossyOption] = []
   excluded: dict[str, tuple[int, str]] = {}
   for number, base in enumerate(best[: changes.best]):
     c = base.configuration
     for what, found in changes.of(c, problem.step.model.num_layers):
-      # Either a reason why there are no configurations, or their prices.
+      # `found` is the reason for no configurations, or a list of them to price.
       reasons, priced = [(what, found)], []
       if not isinstance(found, str):
-        both = [_priced(x, number, base, problem, choices) for x in found]
-        priced = [x for x in both if isinstance(x, Row)]
-        reasons = [x for x in both if not isinstance(x, Row)]
+        both = [
+          _evaluate_option(x, number, base, problem, choices) for x in found
+        ]
+        priced = [x for x in both if isinstance(x, LossyOption)]
+        reasons = [x for x in both if not isinstance(x, LossyOption)]
       # Of equally fast configurations `min` returns the first, which has the
       # fewest workers and thus changes training least.
       row = min(priced, key=lambda x: x.latency.total, default=None)
       if row and row.latency.total >= base.latency.total:
-        reasons.append(("no gain", _slower(row, base)))
+        reasons.append(("no gain", _explain_no_gain(row, base)))
       elif row:
         rows.append(row)
       for name, reason in reasons:
@@ -222,26 +228,29 @@ def search(
   return LossyOptions(tuple(rows), excluded)
 
 
-def sent(c: Configuration, step: TrainingStep) -> Sent:
+def sent_bytes_by_axis(c: Configuration, step: TrainingStep) -> SentBytes:
   """Returns the operand bytes that a device sends in a step, by axis."""
   data = zero_cost.level_collectives(
     partition(c), parameters(c, step.model), accumulation=c.microbatches
   )
   # Pairs (bytes, number per microbatch).
   reductions = messages(c, step).reductions if c.tensor > 1 else ()
-  return Sent(
+  return SentBytes(
     c.microbatches * sum(size * times for size, times in reductions),
     sum(x.operand_bytes for x in data),
     outer.sent_bytes(c, step.model),
   )
 
 
-def _priced(
+def _evaluate_option(
   c: Configuration, number: int, base: Candidate, problem: Problem,
   choices: Choices,
-) -> Row | tuple[str, str]:
-  """Returns a row, or (constraint, reason) if the configuration is excluded."""
-  refused = space.refusal(c, problem.step, choices)
+) -> LossyOption | tuple[str, str]:
+  """Returns ``c`` with predictions, or (constraint, reason) if it is excluded.
+
+  ``number`` is the index of the unchanged candidate ``base``.
+  """
+  refused = space.violated_constraint(c, problem.step, choices)
   if refused is not None:
     return refused[0], f"{c.learned()}: {refused[1]}"
   # As in the first pass, with the device order of the unchanged configuration.
@@ -252,20 +261,21 @@ def _priced(
       f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
       f"{over / 1e9:.1f} GB more than a device has"
     )
-  return Row(
+  return LossyOption(
     number, c, needs, problem.predict(c, base.order),
-    sent(c, problem.step), sent(base.configuration, problem.step),
+    sent_bytes_by_axis(c, problem.step),
+    sent_bytes_by_axis(base.configuration, problem.step),
   )
 
 
-def _slower(row: Row, base: Candidate) -> str:
+def _explain_no_gain(row: LossyOption, base: Candidate) -> str:
   return (
     f"{row.configuration} takes {row.latency.total:.4g} s, "
     f"{base.latency.total:.4g} s without {row.configuration.learned()}"
   )
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_codec_pair(text: str) -> tuple[str, str]:
   """Parses "WEIGHTS/GRADIENTS" to the codecs of weights and of gradients."""
   weights, slash, gradients = text.partition("/")
   if not slash:

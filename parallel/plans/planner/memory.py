@@ -3,7 +3,7 @@
 All stages run one program, so buffers have the size of those of the largest
 stage. No formula predicts how many copies of gradients and weights, and which
 activations of a layer, a compiler keeps alive at a time. Inexact terms thus
-have factors, which are fitted to the compiler's memory reports (`fitted`),
+have factors, which are fitted to the compiler's memory reports (`fit_factors`),
 separately for pipelines, whose scan over ticks makes other copies. The upper
 bound is the estimate times the largest ratio of report and estimate in the fit.
 Memory that the compiler does not report (of the runtime, of collectives, and
@@ -28,7 +28,7 @@ from parallel.plans.zero import cost as zero_cost
 
 # Ridge penalty that pulls fitted factors towards 1.
 _RIDGE = 0.01
-EXACT = ("stored", "saved", "deltas")  # exact terms, whose factor is 1
+EXACT_TERMS = ("stored", "saved", "deltas")  # exact terms, whose factor is 1
 MARGIN_BYTES = 3e9
 MARGIN_SOURCE = (
   "assumption: CUDA's context and the allocator's fragments about 1 GB, and "
@@ -43,7 +43,7 @@ class Fit:
 
   Attributes:
     factors: Term -> factor; 1 for missing terms.
-    upper: Largest ratio of the compiler's bytes to the estimate, with a margin.
+    upper: Largest ratio of the compiler's bytes to the estimate, plus a margin.
     source: Programs and compiler to which the factors were fitted.
   """
 
@@ -52,16 +52,16 @@ class Fit:
   source: str = ""
 
   def estimate(self, found: Mapping[str, float]) -> float:
-    """Returns the estimate, in bytes, of the compiler's report for `terms`."""
+    """Returns the estimated bytes of a program; ``found`` are its `terms`."""
     return sum(self.factors.get(key, 1.0) * x for key, x in found.items())
 
   def bound(self, found: Mapping[str, float]) -> float:
-    """Returns an upper bound, in bytes, of the report for `terms`."""
+    """Returns an upper bound of a program's bytes; ``found``: its `terms`."""
     return self.upper * self.estimate(found)
 
 
 @dataclasses.dataclass(frozen=True)
-class Fits:
+class PlatformFits:
   """Fitted memory factors for the compiler of one platform.
 
   Attributes:
@@ -78,12 +78,12 @@ class Fits:
 
 
 # The formulas alone, without copies that a compiler makes.
-PLAIN = Fit(dict.fromkeys(
+UNFITTED = Fit(dict.fromkeys(
   ("cast", "many", "stages", "single", "mlp", "norms"), 0.0
 ), 1.0)
 # Fits by the platform of the devices.
 FITS = {
-  "tpu": Fits(
+  "tpu": PlatformFits(
     Fit(
       {
         "weights": 2.54, "cast": 0.36, "gradients": 1.37, "many": 1.68,
@@ -108,7 +108,7 @@ FITS = {
       "results/planner_memory_answers_v5p.json)",
     ),
   ),
-  "gpu": Fits(
+  "gpu": PlatformFits(
     Fit(
       {
         "weights": 1.35, "cast": 0.6, "gradients": 0.57, "many": 1.05,
@@ -178,18 +178,18 @@ class PeakMemory:
 def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
   tuple[PipelineSchedule, cost.Cost]
 ):
-  """Builds a pipeline schedule and its cost; both are cached."""
+  """Returns a pipeline schedule and its cost; both are cached."""
   found = builders.build(name, stages, microbatches, chunks)
   return found, cost.cost(found)
 
 
 @functools.lru_cache(maxsize=4096)
-def _state(
+def _state_memory(
   c: Configuration, model: Transformer
 ) -> tuple[zero_cost.StateMemory, float]:
-  """Returns the bytes of the training state, and the fraction in the layers.
+  """Returns the training state's bytes, and the fraction that layers hold.
 
-  The result is cached, since many configurations have the same.
+  The result is cached, since many configurations have the same state.
   """
   found = parameters(c, model)
   *stacks, embedding, head, gain = found
@@ -208,27 +208,28 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
       cast      the compiler's copy of stored weights in the activations' dtype
       many      further copies of gradients with several microbatches
       stages    further copies of gradients in a pipeline's scan
-      single    replaces the previous two if each part is one layer
+      single    replaces "many" and "stages" if each part is one layer
       layers    residuals of a part; with rematerialization, of one layer
       streams   saved inputs of layers, with rematerialization
       mlp       further residuals of layers with a partition
       saved     residuals that forwards of a pipeline schedule save (exact)
       deltas    values between the two halves of a split backward (exact)
-      norms     float32 copies of the residual stream in the three terms layers,
-                saved and deltas, if no kernels compute the norms
+      norms     float32 copies of the residual stream, in addition to "layers",
+                "saved" and "deltas", if no kernels compute the norms
 
-  In a pipeline, the copies of gradients are those of stacked layers, of which
-  the scan takes slices, without embedding and head. "gradients", "kept",
-  "gathered" and "logits" are fields of `PeakMemory`.
+  In a pipeline, only gradients of stacked layers, of which the scan takes
+  slices, are copied, not those of embedding and head. For "gradients", "kept",
+  "gathered" and "logits" see the fields of `PeakMemory`.
 
   Args:
-    configuration: The configuration, one that `space.refusal` accepts.
+    configuration: The configuration, one that `space.violated_constraint`
+      accepts.
     step: The training step.
   """
   c, model = configuration, step.model
   examples = c.examples(step.batch_size)
   # Fields that do not affect the state are reset, for more cache hits.
-  state, stacked = _state(dataclasses.replace(
+  state, stacked = _state_memory(dataclasses.replace(
     c, microbatches=1, schedule="", route="", remat="", offload=False
   ), model)
   boundary = step.boundary_bytes(examples)
@@ -237,8 +238,8 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
     built, counted = cached_schedule(
       c.schedule, c.stages, c.microbatches, c.chunks
     )
-    # Slots of the buffers of inputs and cotangents, with one unread slot each,
-    # two values in flight (three in a V schedule), and two that enter
+    # Buffer slots of inputs and cotangents, with one unread slot for each, two
+    # values in flight (three in a V schedule), and two that enter the pipeline
     # (`parallel.pipeline.run`).
     places = max(counted.inputs) + max(counted.cotangents) + 7 - built.is_loop
     kept = places * boundary
@@ -250,7 +251,7 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   gathered = layer * (model.item_bytes + 4)
   # The vocabulary is sharded over stages and tensor ranks.
   logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
-  layer = _layer(c, step, examples)
+  layer = _layer_bytes(c, step, examples)
   layers = model.layers_per_part(c.stages * c.chunks)
   # Bytes of the gradients that the compiler copies.
   copied = state.gradients * (stacked if c.stages > 1 else 1)
@@ -312,13 +313,13 @@ def memory(
   )
 
 
-class _Layer(NamedTuple):
+class _LayerBytes(NamedTuple):
   """Bytes that a layer saves for its backward, on a device.
 
   Attributes:
     residuals: Values that the forward computes.
     mlp: Further residuals if a partition shards the training state.
-    deltas: Cotangents between both halves of a split backward.
+    deltas: Cotangents that one half of a split backward saves for the other.
     norms: Additional residuals if no kernel computes the norms.
     norm_deltas: Additional deltas if no kernel computes the norms.
   """
@@ -330,20 +331,22 @@ class _Layer(NamedTuple):
   norm_deltas: float
 
 
-def _layer(c: Configuration, step: TrainingStep, examples: int) -> _Layer:
+def _layer_bytes(
+  c: Configuration, step: TrainingStep, examples: int
+) -> _LayerBytes:
   """Returns the bytes that the forward of one layer saves."""
   model, item = step.model, step.model.item_bytes
   tokens = examples * step.seq_len
   ffn = tokens * model.ffn_width / c.tensor
   queries = model.num_heads + 2 * model.num_kv_heads  # and keys and values
-  # Without a kernel, both norms save float32 inputs, normalised inputs and
-  # products with the gain, not inputs in the activations' dtype. A partition
-  # recomputes the float32 inputs.
+  # Without a kernel, both norms save, instead of inputs in the activations'
+  # dtype, float32 copies of inputs, normalised inputs and products with the
+  # gain. A partition recomputes the inputs' copies.
   copies = 6 if c.scheme == "ddp" else 4
   stream = tokens * model.width
   kernel = c.route == "one_shot"  # it reduces, adds and normalises
-  return _Layer(
-    step.kept_bytes(examples, c.tensor),
+  return _LayerBytes(
+    step.saved_activation_bytes(examples, c.tensor),
     # With a partition, `jax.checkpoint` (`parallel.zero.gathered`) saves all
     # steps of the activation function: six arrays of the MLP's width, not 3.
     # XLA merges equal ones in a loop over layers, not in a pipeline's buffers.
@@ -356,14 +359,14 @@ def _layer(c: Configuration, step: TrainingStep, examples: int) -> _Layer:
   )
 
 
-def fitted(
+def fit_factors(
   programs: Sequence[tuple[Mapping[str, float], float]], margin: float = 0.02
 ) -> Fit:
   """Fits nonnegative factors of `terms` by least squares of relative errors.
 
   A ridge term keeps the factors near 1 if there are few programs. Terms in
-  ``EXACT`` have a factor of 1, and "mlp" has that of "layers", since both are
-  residuals. The upper bound holds for all fitted programs, with a margin.
+  ``EXACT_TERMS`` have a factor of 1, and "mlp" has that of "layers", since both
+  are residuals. The upper bound holds for all fitted programs, with a margin.
 
   Args:
     programs: For each program the result of `terms`, and the compiler's bytes.
@@ -374,14 +377,14 @@ def fitted(
 
     >>> many = [({"stored": 12.0, "gradients": g}, 12 + 2 * g)
     ...         for g in np.linspace(1.0, 10.0, 10)]
-    >>> fit = fitted(many)
+    >>> fit = fit_factors(many)
     >>> round(fit.factors["gradients"], 1)
     2.0
   """
-  keys = [key for key in programs[0][0] if key not in (*EXACT, "mlp")]
+  keys = [key for key in programs[0][0] if key not in (*EXACT_TERMS, "mlp")]
   totals = np.array([total for _, total in programs])
   exact = np.array([
-    sum(found.get(key, 0.0) for key in EXACT) for found, _ in programs
+    sum(found.get(key, 0.0) for key in EXACT_TERMS) for found, _ in programs
   ])
   rows = np.array([
     [found[key] + found.get("mlp", 0.0) * (key == "layers") for key in keys]

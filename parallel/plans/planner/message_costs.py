@@ -39,7 +39,7 @@ class Grid(NamedTuple):
     return f"stage {self[0]} x data {self[1]} x tensor {self[2]}"
 
 
-class Family(NamedTuple):
+class CostTerm(NamedTuple):
   """Links that one term of the cost depends on, such as those of data rings.
 
   Attributes:
@@ -90,15 +90,15 @@ class Traffic:
   ring: np.ndarray
   reduce: np.ndarray
 
-  def families(self) -> tuple[Family, ...]:
-    """Returns the links of each cost matrix, without matrices of zeros."""
+  def families(self) -> tuple[CostTerm, ...]:
+    """Returns a term of the cost for each matrix that is not all zeros."""
     at = np.arange(self.grid.size).reshape(self.grid)  # [p, d, t]
     ahead = at[:-1].ravel(), at[1:].ravel()
     # Pipelines are open chains; data and tensor groups are rings.
     kinds = (
       (self.chain, *ahead, True), (self.hop, *ahead, False),
-      (self.ring, *_around(at, 1), False),
-      (self.reduce, *_around(at, 2), False),
+      (self.ring, *_ring_links(at, 1), False),
+      (self.reduce, *_ring_links(at, 2), False),
     )
     found = []
     for seconds, source, target, summed in kinds:
@@ -106,19 +106,22 @@ class Traffic:
         # Index of the link into and out of each position of the grid.
         ends = np.full((2, self.grid.size), -1)
         ends[0, target] = ends[1, source] = np.arange(len(source))
-        found.append(Family(seconds, source, target, *ends, summed))
+        found.append(CostTerm(seconds, source, target, *ends, summed))
     return tuple(found)
 
 
-def _around(at: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the links of rings along a dim; none for one coordinate."""
+def _ring_links(at: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns sources and targets of rings' links along a dim of ``at``, flat.
+
+  ``at`` has the index of each coordinate. A ring of one device has no links.
+  """
   if at.shape[dim] == 1:
     return at[:0].ravel(), at[:0].ravel()
   return at.ravel(), np.roll(at, -1, dim).ravel()
 
 
-def parts(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
-  """Returns cost terms chain, hop, ring, reduce of orders, float ``[..., 4]``.
+def costs_by_term(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
+  """Returns seconds of chain, hop, ring, reduce by order, float ``[..., 4]``.
 
   Args:
     traffic: Cost matrices of the messages.
@@ -140,5 +143,5 @@ def parts(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
 
 
 def cost(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
-  """Returns seconds of orders, float64 ``[...]``; arguments as in `parts`."""
-  return parts(traffic, orders).sum(-1)
+  """Returns the summed `costs_by_term` of orders, in seconds, ``[...]``."""
+  return costs_by_term(traffic, orders).sum(-1)

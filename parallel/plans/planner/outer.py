@@ -23,7 +23,7 @@ from parallel.plans.workload import Transformer
 
 
 def sent_bytes(c: Configuration, model: Transformer) -> float:
-  """Returns mean operand bytes that a device sends to workers per step."""
+  """Returns a device's mean operand bytes per step sent to other workers."""
   if c.outer is None:
     return 0.0
   return sum(
@@ -35,10 +35,10 @@ def sent_bytes(c: Configuration, model: Transformer) -> float:
 def memory_bytes(
   c: Configuration, model: Transformer, freed_bytes: float = 0.0
 ) -> float:
-  """Returns the state of the outer loop on a device plus its exchange buffers.
+  """Returns an upper bound of a device's bytes for an outer loop.
 
-  This is an upper bound in bytes
-  (`parallel.plans.outer.cost.Loop.passing_bytes`).
+  These are the loop's state and its exchange buffers
+  (`parallel.plans.outer.cost.OuterLoopConfig.exchange_temp_bytes`).
 
   Args:
     c: The configuration. Without an outer loop the result is 0.
@@ -49,7 +49,7 @@ def memory_bytes(
   if c.outer is None:
     return 0.0
   found = fragments(c, model)
-  passing = c.outer.passing_bytes(found)
+  passing = c.outer.exchange_temp_bytes(found)
   if not c.outer.overlap:
     # After the last update, activations are free again.
     passing = max(0.0, passing - freed_bytes)

@@ -8,9 +8,9 @@ predicted that recompute and offload no more than necessary to fit. For the best
 few degrees (stages, data, tensor), the device order of the best configuration
 is then optimised, and its gap to a lower bound computed. Another configuration
 of the same degrees may be faster in this order, and then replaces the first.
-For up to ``EXACT`` devices the whole step is predicted in all orders, since the
-search objective contains only the slowest links. Finally all candidates are
-sorted again.
+For up to ``MAX_EXACT_DEVICES`` devices the whole step is predicted in all
+orders, since the search objective contains only the slowest links. Finally all
+candidates are sorted again.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,8 +19,8 @@ import dataclasses
 import numpy as np
 
 from parallel.plans.planner import device_order, space
-from parallel.plans.planner.bound import bound
-from parallel.plans.planner.device_order import EXACT
+from parallel.plans.planner.bound import cost_lower_bound
+from parallel.plans.planner.device_order import MAX_EXACT_DEVICES
 from parallel.plans.planner.latency import Latency
 from parallel.plans.planner.memory import PeakMemory
 from parallel.plans.planner.message_costs import Grid, Traffic, cost
@@ -29,8 +29,10 @@ from parallel.plans.planner.space import Choices, Configuration
 from parallel.plans.planner.steps import all_orders, steps_s
 from parallel.plans.workload import TrainingStep
 
-_ALIKE = 20  # configurations of one grid that are tried in a device order
-_NEAR = 1.3  # candidates slower than this multiple of the best are not refined
+# largest number of configurations of one grid that are tried in a device order
+_MAX_SAME_GRID = 20
+# candidates slower than this multiple of the best are not refined
+_REFINED_RATIO = 1.3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +108,7 @@ def plan(
   excluded: dict[str, tuple[int, str]] = {}
   smallest: tuple[Configuration, PeakMemory] | None = None
   fitting = []
-  for alike in _alike(
+  for alike in _group_configurations(
     problem.step, problem.links.num_devices, choices, excluded
   ):
     found = []
@@ -118,12 +120,16 @@ def plan(
       if needs.total <= problem.memory_bytes:
         found.append((c, needs))
       else:
-        _count(excluded, "memory", _too_much(c, needs, problem.memory_bytes))
-    fitting += _cheapest(found)
+        _count(
+          excluded, "memory", _explain_memory(c, needs, problem.memory_bytes)
+        )
+    fitting += _drop_dominated(found)
   if not fitting:
-    raise ValueError(_nothing_fits(smallest, excluded, problem))
+    raise ValueError(_explain_no_fit(smallest, excluded, problem))
   # First, predict all configurations in the default device order.
-  priced = [_priced(c, needs, problem.predict(c)) for c, needs in fitting]
+  priced = [
+    _make_candidate(c, needs, problem.predict(c)) for c, needs in fitting
+  ]
   priced.sort(key=lambda x: x.latency.total)
   of_degrees: dict[Grid, Candidate] = {}  # fastest first: keeps the best
   for x in priced:
@@ -139,27 +145,27 @@ def plan(
     return x
 
   better = [
-    searched(x, lambda x: reordered(x, problem))
+    searched(x, lambda x: reorder_devices(x, problem))
     for x in [*of_degrees.values()][: max(count, ordered)]
   ]
   better.sort(key=lambda x: x.latency.total)
   # Third, try other configurations of the same grid in these orders.
-  near = _NEAR * better[0].latency.total
+  near = _REFINED_RATIO * better[0].latency.total
   better = [
-    searched(x, lambda x: _best_alike(x, priced, problem))
+    searched(x, lambda x: _best_of_same_grid(x, priced, problem))
     if i < count or x.latency.total < near else x
     for i, x in enumerate(better)
   ]
   better.sort(key=lambda x: x.latency.total)
   best = [
-    _certified(x, problem.traffic(x.configuration)) for x in better[:count]
+    _add_bound(x, problem.traffic(x.configuration)) for x in better[:count]
   ]
   return Plan(
-    tuple(best), tuple(front(priced)), excluded, len(priced), skipped
+    tuple(best), tuple(pareto_front(priced)), excluded, len(priced), skipped
   )
 
 
-def front(candidates: Iterable[Candidate]) -> list[Candidate]:
+def pareto_front(candidates: Iterable[Candidate]) -> list[Candidate]:
   """Returns the candidates that no other beats in both time and memory."""
   found: list[Candidate] = []
   # In order of time: only a smaller memory extends the front.
@@ -181,13 +187,15 @@ def why_not(
       f"{problem.links.num_devices}"
     )
   # Constraints in the order of the search: validity, memory, time.
-  refused = space.refusal(c, problem.step, choices)
+  refused = space.violated_constraint(c, problem.step, choices)
   if refused is not None:
     return f"it cannot run ({refused[0]}): {refused[1]}"
   needs = problem.memory(c)
   if needs.total > problem.memory_bytes:
-    return _too_much(c, needs, problem.memory_bytes)
-  found = reordered(_priced(c, needs, problem.predict(c)), problem)
+    return _explain_memory(c, needs, problem.memory_bytes)
+  found = reorder_devices(
+    _make_candidate(c, needs, problem.predict(c)), problem
+  )
   # Extra seconds by cause, compared with the best.
   more = {
     cause: seconds - getattr(best.latency, cause)
@@ -203,40 +211,47 @@ def why_not(
   )
 
 
-def reordered(candidate: Candidate, problem: Problem) -> Candidate:
+def reorder_devices(candidate: Candidate, problem: Problem) -> Candidate:
   """Returns a candidate in the best device order that a quick search finds."""
   c = candidate.configuration
   costs = problem.traffic(c)
   # On equal nodes the default order is often one of the best.
-  if c.grid.size > EXACT and cost(costs, candidate.order) <= bound(costs):
+  if c.grid.size > MAX_EXACT_DEVICES and cost(
+    costs, candidate.order
+  ) <= cost_lower_bound(costs):
     return candidate
   # A quick search without random restarts; never worse than before.
   found = device_order.search(costs, kicks=0)
-  other = _in_order(candidate, found.devices, problem)
+  other = _with_order(candidate, found.devices, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
 
 
-def _best_alike(
+def _best_of_same_grid(
   candidate: Candidate, priced: Sequence[Candidate], problem: Problem
 ) -> Candidate:
-  """Returns the candidate of the same grid with the fastest step."""
+  """Returns the fastest candidate of the same grid in a common device order.
+
+  The order, initially the candidate's, is then optimised again.
+  """
   grid = candidate.configuration.grid
-  alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
+  alike = [x for x in priced if x.configuration.grid == grid][:_MAX_SAME_GRID]
   # All in the order that was optimised for the first candidate.
-  alike = [candidate, *(_in_order(x, candidate.order, problem) for x in alike)]
+  alike = [
+    candidate, *(_with_order(x, candidate.order, problem) for x in alike)
+  ]
   alike.sort(key=lambda x: x.latency.total)
   # All orders are tried for the best candidate of each pipeline schedule.
   of_schedules: dict[str, Candidate] = {}
   for x in alike:
     of_schedules.setdefault(x.configuration.schedule, x)
-  if grid.size <= EXACT:
-    found = [_of_all_orders(x, problem) for x in of_schedules.values()]
+  if grid.size <= MAX_EXACT_DEVICES:
+    found = [_best_of_all_orders(x, problem) for x in of_schedules.values()]
   else:
-    found = [alike[0], reordered(alike[0], problem)]
+    found = [alike[0], reorder_devices(alike[0], problem)]
   return min(found, key=lambda x: x.latency.total)
 
 
-def _in_order(
+def _with_order(
   candidate: Candidate, order: np.ndarray, problem: Problem
 ) -> Candidate:
   # Only the time depends on the order, not the memory.
@@ -244,31 +259,36 @@ def _in_order(
   return dataclasses.replace(candidate, latency=latency, order=order)
 
 
-def _of_all_orders(candidate: Candidate, problem: Problem) -> Candidate:
-  """Returns a candidate in the order with the fastest step, of all orders."""
+def _best_of_all_orders(candidate: Candidate, problem: Problem) -> Candidate:
+  """Returns a candidate in the fastest of all device orders."""
   c = candidate.configuration
   orders = all_orders(c.grid)
   seconds = steps_s(c, problem.step, problem.links, problem.timing, orders)
   best = orders[seconds.argmin()].astype(int)  # int8 -> int
-  other = _in_order(candidate, best, problem)
+  other = _with_order(candidate, best, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
 
 
-def _certified(candidate: Candidate, costs: Traffic) -> Candidate:
-  """Adds the lower bound of all device orders to a candidate."""
+def _add_bound(candidate: Candidate, costs: Traffic) -> Candidate:
+  """Returns a candidate with the lower bound of its cost in any order."""
   return dataclasses.replace(
-    candidate, bound_s=bound(costs), order_s=float(cost(costs, candidate.order))
+    candidate, bound_s=cost_lower_bound(costs),
+    order_s=float(cost(costs, candidate.order))
   )
 
 
-def _alike(
+def _group_configurations(
   step: TrainingStep, num_devices: int, choices: Choices,
   excluded: dict[str, tuple[int, str]],
 ) -> Iterable[list[Configuration]]:
-  """Groups runnable configurations that differ only in remat, offload, keep."""
+  """Returns runnable configurations, grouped if all but three fields are equal.
+
+  The fields are remat, offload and keep. Configurations that cannot run are
+  counted in ``excluded``.
+  """
   groups: dict[Configuration, list[Configuration]] = {}
-  for c in space.everything(step.batch_size, num_devices, choices):
-    refused = space.refusal(c, step, choices)
+  for c in space.all_configurations(step.batch_size, num_devices, choices):
+    refused = space.violated_constraint(c, step, choices)
     if refused is not None:
       _count(excluded, *refused)
       continue
@@ -278,10 +298,13 @@ def _alike(
   return groups.values()
 
 
-def _cheapest(
+def _drop_dominated(
   found: list[tuple[Configuration, PeakMemory]]
 ) -> list[tuple[Configuration, PeakMemory]]:
-  """Removes configurations that recompute or offload more than necessary."""
+  """Returns the configurations that recompute and offload only what they must.
+
+  ``found`` are those configurations of a group that fit into memory.
+  """
   # Whether a differs from b, and recomputes and offloads at least as much.
   def more(a, b):
     levels, keeps = space.REMATS, space.KEEPS
@@ -297,7 +320,7 @@ def _cheapest(
   ]
 
 
-def _priced(
+def _make_candidate(
   c: Configuration, needs: PeakMemory, latency: Latency
 ) -> Candidate:
   own = np.arange(c.grid.size).reshape(c.grid)  # default order, [p, d, t]
@@ -310,7 +333,7 @@ def _count(
   excluded[name] = excluded.get(name, (0, ""))[0] + 1, reason
 
 
-def _too_much(c: Configuration, needs: PeakMemory, most: float) -> str:
+def _explain_memory(c: Configuration, needs: PeakMemory, most: float) -> str:
   return (
     f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
     f"{(needs.total - most) / 1e9:.1f} GB more than a device has, most of it "
@@ -318,11 +341,11 @@ def _too_much(c: Configuration, needs: PeakMemory, most: float) -> str:
   )
 
 
-def _nothing_fits(
+def _explain_no_fit(
   smallest: tuple[Configuration, PeakMemory] | None,
   excluded: Mapping[str, tuple[int, str]], problem: Problem,
 ) -> str:
-  """Returns the error text: missing memory, and enough memory or devices."""
+  """Returns the error text: missing memory, and devices that would suffice."""
   n = problem.links.num_devices
   if smallest is None:
     why = "; ".join(f"{k}: {reason}" for k, (_, reason) in excluded.items())
@@ -332,7 +355,9 @@ def _nothing_fits(
   state *= problem.fit(c).upper  # a part of `needs.buffers`
   rest = needs.total - state  # assumed independent of the device count
   most = problem.memory_bytes
-  text = f"no configuration fits. The smallest: {_too_much(c, needs, most)}. "
+  text = (
+    f"no configuration fits. The smallest: {_explain_memory(c, needs, most)}. "
+  )
   if rest >= most:
     return text + (
       "It does not fit even without training state: use shorter sequences or "
@@ -340,5 +365,5 @@ def _nothing_fits(
     )
   return text + (
     f"Devices of {needs.total / 1e9:.0f} GB suffice, or about "
-    f"{int(np.ceil(n * state / (most - rest)))} of these"
+    f"{int(np.ceil(n * state / (most - rest)))} of these devices"
   )

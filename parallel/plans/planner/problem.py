@@ -12,7 +12,7 @@ import numpy as np
 
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.planner import latency, memory
-from parallel.plans.planner.latency import Latency, Timing
+from parallel.plans.planner.latency import Latency, TimingAssumptions
 from parallel.plans.planner.memory import Fit, PeakMemory
 from parallel.plans.planner.message_costs import Traffic
 from parallel.plans.planner.space import Configuration
@@ -31,7 +31,9 @@ class Problem:
 
   step: TrainingStep
   links: LinkMatrix
-  timing: Timing = dataclasses.field(default_factory=Timing)
+  timing: TimingAssumptions = dataclasses.field(
+    default_factory=TimingAssumptions
+  )
 
   @property
   def memory_bytes(self) -> float:

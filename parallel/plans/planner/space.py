@@ -15,7 +15,7 @@ import itertools
 import numpy as np
 
 from parallel.base import checks
-from parallel.plans.outer.cost import Loop
+from parallel.plans.outer.cost import OuterLoopConfig
 from parallel.plans.pipeline import builders
 from parallel.plans.planner.message_costs import Grid
 from parallel.plans.workload import TrainingStep
@@ -25,7 +25,7 @@ ROUTES = ("psum", "one_shot")
 REMATS = ("none", "reduced", "full")
 KEEPS = ("residuals", "inputs")
 # Keys of a training run's config -> field of a configuration.
-KEYS = {
+CONFIG_KEYS = {
   "parallel.stage": "stages", "parallel.data": "data",
   "parallel.tensor": "tensor", "train.accumulation": "microbatches",
   "zero.scheme": "scheme", "memory.moments": "offload", "sync.route": "route",
@@ -33,9 +33,9 @@ KEYS = {
   "pipeline.chunks": "chunks", "pipeline.keep": "keep",
 }
 # Whether the optimizer state is offloaded -> value of memory.moments.
-MOMENTS = {False: "device", True: "pinned_host"}
+MOMENTS_MEMORY = {False: "device", True: "pinned_host"}
 # Keys that change the trained model -> field of a configuration.
-LEARNED_KEYS = {
+LOSSY_KEYS = {
   "sync.p": "p", "zero.weight_codec": "weight_codec",
   "zero.gradient_codec": "gradient_codec",
 }
@@ -89,7 +89,7 @@ class Configuration:
   p: float = 1.0
   weight_codec: str = "none"
   gradient_codec: str = "none"
-  outer: Loop | None = None
+  outer: OuterLoopConfig | None = None
 
   @property
   def ranks(self) -> int:
@@ -106,7 +106,7 @@ class Configuration:
     return batch_size // (self.data * self.microbatches)
 
   def overrides(self) -> str:
-    """Returns ``SECTION.KEY=VALUE ...`` for a training run."""
+    """Returns the `keys` as command-line text, ``SECTION.KEY=VALUE ...``."""
     return " ".join(f"{key}={value}" for key, value in self.keys().items())
 
   def device_order(self, order: np.ndarray) -> tuple[int, ...]:
@@ -123,20 +123,20 @@ class Configuration:
     return () if found == sorted(found) else tuple(found)
 
   def keys(self) -> dict[str, object]:
-    """Returns the keys of a training run's config and their values."""
-    # Pipeline keys only with several stages, `LEARNED_KEYS` only if changed.
+    """Returns a training run's config keys for this configuration -> values."""
+    # Pipeline keys only with several stages, `LOSSY_KEYS` only if changed.
     usual = {x.name: x.default for x in dataclasses.fields(self)}
     found = {
-      key: getattr(self, name) for key, name in KEYS.items()
+      key: getattr(self, name) for key, name in CONFIG_KEYS.items()
       if self.stages > 1 or not key.startswith("pipeline.")
     } | {
-      key: getattr(self, name) for key, name in LEARNED_KEYS.items()
+      key: getattr(self, name) for key, name in LOSSY_KEYS.items()
       if getattr(self, name) != usual[name]
     }
-    found["memory.moments"] = MOMENTS[self.offload]
+    found["memory.moments"] = MOMENTS_MEMORY[self.offload]
     if self.stages > 1 and self.route != "psum":
-      # Otherwise a fused kernel leaves a layer's all-reduce to the next layer,
-      # which may be on another stage.
+      # With carry on, a fused kernel would leave a layer's all-reduce to the
+      # next layer, which may be on another stage.
       found["sync.carry"] = "off"
     if self.outer is None:
       return found
@@ -201,7 +201,7 @@ class Choices:
         checks.known(f"{key}=", name, names)
 
 
-def everything(
+def all_configurations(
   batch_size: int, num_devices: int, choices: Choices
 ) -> Iterator[Configuration]:
   """Yields all configurations of these choices, valid or not."""
@@ -215,7 +215,7 @@ def everything(
           for name in choices.schedules for chunks in choices.chunks
           # With one chunk, chunked schedules equal schedules without chunks.
           if builders.BUILDERS[name].chunked == (chunks > 1)
-          and builders.chunks_of(name, chunks) == chunks
+          and builders.num_chunks_for(name, chunks) == chunks
         ]
       # Along an axis of one rank, all choices are equivalent: one is kept.
       schemes = choices.schemes if grid.data > 1 else ("ddp",)
@@ -240,10 +240,10 @@ def grids(num_devices: int) -> Iterator[Grid]:
       yield Grid(stages, data, num_devices // stages // data)
 
 
-def refusal(
+def violated_constraint(
   configuration: Configuration, step: TrainingStep, choices: Choices
 ) -> tuple[str, str] | None:
-  """Returns why a configuration cannot run: a constraint's name and the reason.
+  """Returns (violated constraint, reason) if a configuration cannot run.
 
   Args:
     configuration: The configuration.
@@ -261,7 +261,7 @@ def refusal(
     )
   if c.microbatches > choices.max_microbatches:
     return "microbatches", (
-      f"microbatches={c.microbatches} are more than "
+      f"microbatches={c.microbatches} are more than the limit, "
       f"{choices.max_microbatches}"
     )
   # Tensor ranks split heads and channels evenly.
@@ -278,12 +278,12 @@ def refusal(
       f"{model.num_layers} layers"
     )
   try:
-    builders.taken(c.schedule, c.stages, c.microbatches, c.chunks)
+    builders.check_supported(c.schedule, c.stages, c.microbatches, c.chunks)
   except ValueError as error:
     return "schedule", str(error)
   # A linearized layer can be split into two halves of a backward only if it has
   # no `jax.checkpoint` and no gathers of weights.
-  if c.keep == "residuals" and _splits(c.schedule) and (
+  if c.keep == "residuals" and _splits_backward(c.schedule) and (
     c.remat != "none" or c.scheme != "ddp"
   ):
     return "keep", (
@@ -296,6 +296,6 @@ def refusal(
 
 
 @functools.cache
-def _splits(name: str) -> bool:
+def _splits_backward(name: str) -> bool:
   """Returns whether a schedule splits each backward into two actions."""
-  return builders.build(name, 2, 2, builders.chunks_of(name, 2)).splits
+  return builders.build(name, 2, 2, builders.num_chunks_for(name, 2)).splits

@@ -16,10 +16,10 @@ from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.pipeline import simulate
 from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 from parallel.plans.planner import latency
-from parallel.plans.planner.device_order import EXACT, permutations
-from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.device_order import MAX_EXACT_DEVICES, permutations
+from parallel.plans.planner.latency import TimingAssumptions
 from parallel.plans.planner.memory import cached_schedule
-from parallel.plans.planner.message_costs import Grid, parts
+from parallel.plans.planner.message_costs import Grid, costs_by_term
 from parallel.plans.planner.space import Configuration
 from parallel.plans.workload import TrainingStep
 
@@ -35,7 +35,7 @@ def all_orders(grid: Grid) -> np.ndarray:
     Device by stage, data and tensor rank, int8 ``[O, p, d, t]``.
 
   Raises:
-    ValueError: There are more than ``EXACT`` devices.
+    ValueError: There are more than ``MAX_EXACT_DEVICES`` devices.
 
   Example:
     A ring of 3 devices has 3! = 6 orders, of which 2 start with device 0.
@@ -43,9 +43,10 @@ def all_orders(grid: Grid) -> np.ndarray:
     >>> all_orders(Grid(stages=1, data=3, tensor=1))[:, 0, :, 0].tolist()
     [[0, 1, 2], [0, 2, 1]]
   """
-  if grid.size > EXACT:
+  if grid.size > MAX_EXACT_DEVICES:
     raise ValueError(
-      f"{grid.size} devices have too many orders; at most {EXACT} devices are "
+      f"{grid.size} devices have too many orders; at most {MAX_EXACT_DEVICES} "
+      "devices are "
       "allowed"
     )
   orders = permutations(grid.size).astype(np.int8).reshape(-1, *grid)
@@ -54,12 +55,12 @@ def all_orders(grid: Grid) -> np.ndarray:
 
 
 def steps_s(
-  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
-  orders: np.ndarray,
+  c: Configuration, step: TrainingStep, links: LinkMatrix,
+  timing: TimingAssumptions, orders: np.ndarray,
 ) -> np.ndarray:
   """Returns the seconds of a step in many orders, float64 ``[O]``.
 
-  They are equal to the totals of `latency.predict`.
+  They equal the totals of `latency.predict` if there is no outer loop.
 
   Args:
     c: The configuration.
@@ -70,14 +71,14 @@ def steps_s(
   """
   costs = latency.traffic(c, step, links, timing.execution)
   # Seconds of all-reduces of each stage per microbatch, [p, O].
-  reduce = latency.slowest(costs.reduce, orders, -1).T / c.microbatches
+  reduce = latency.slowest_links(costs.reduce, orders, -1).T / c.microbatches
   # [O, p] -> [p, O]
   stage_s, again_s = (
     x.T for x in latency.stages(c, step, links, timing.utilisation, orders)
   )
   # Causes that do not depend on the order.
   rest = latency.predict(c, step, links, timing)
-  seconds = rest.offload + parts(costs, orders)[:, 2]
+  seconds = rest.offload + costs_by_term(costs, orders)[:, 2]
   if c.stages == 1:
     # Without stages, microbatches run one after another.
     alone_s = c.microbatches * (3 * stage_s + again_s + reduce)[0]
@@ -86,7 +87,7 @@ def steps_s(
   share, stage_s, again_s = (  # [part, O]
     x[table.stage_of_part] for x in (reduce / 3, stage_s, again_s)
   )
-  # Seconds of each kind of action, [kind, part, O]; see `latency._work`.
+  # Seconds of each kind of action, [kind, part, O]; see `latency._part_times`.
   work = np.stack([
     np.zeros_like(share), stage_s + share,
     2 * stage_s + again_s + 2 * share, stage_s + again_s + 2 * share,
@@ -95,10 +96,10 @@ def steps_s(
   hops = links.seconds(latency.messages(c, step).boundary)
   # Seconds of the slowest replica's hop from each stage, [p, O].
   ahead, back = (
-    latency.slowest(hops, orders, -3, by).T for by in (1, -1)
+    latency.slowest_links(hops, orders, -3, by).T for by in (1, -1)
   )
   if timing.execution == "events":
-    pipeline_s = simulate.many_events_s(table, work, ahead, back)
+    pipeline_s = simulate.batched_finish_s(table, work, ahead, back)
     return seconds + rest.vocabulary + pipeline_s
   return seconds + _lockstep_s(table, work, ahead, back) + latency.vocabulary(
     c, step, links, timing, orders
@@ -108,8 +109,12 @@ def steps_s(
 def _lockstep_s(
   table: PipelineSchedule, work: np.ndarray, ahead: np.ndarray, back: np.ndarray
 ) -> np.ndarray:
-  """Returns `simulate.lockstep_s` for many orders, float64 ``[O]``."""
-  forward, backward = simulate.sends(table)
+  """Returns `simulate.lockstep_s` for many orders, float64 ``[O]``.
+
+  ``work``: seconds of actions, ``[kind, part, O]``; ``ahead``, ``back``:
+  seconds of a hop from each stage to the next and previous one, ``[p, O]``.
+  """
+  forward, backward = simulate.sends_by_direction(table)
   found = np.zeros(work.shape[-1])
   for kinds, here, out, into in zip(
     table.kinds, table.part_of_actions(), forward, backward, strict=True

@@ -26,11 +26,11 @@ from parallel.plans.planner.space import Choices
 _MESSAGE_BYTES = 2.0**20  # size of the messages by which devices are compared
 # A device is slow if its messages take this many times as long as those of a
 # fast device.
-_SLOW = 1.5
-# With at most _FEW devices, all smaller numbers are tried if the messages of
-# one device take more than _UNEVEN times as long as those of another one.
-_FEW, _UNEVEN = 16, 1.05
-_ROUND = 8  # larger clusters are reduced to a multiple of this number
+_SLOW_RATIO = 1.5
+# With at most _MAX_SMALL_CLUSTER devices, all smaller numbers are tried if one
+# device's messages take more than _UNEVEN_RATIO times as long as another's.
+_MAX_SMALL_CLUSTER, _UNEVEN_RATIO = 16, 1.05
+_DEVICE_MULTIPLE = 8  # larger clusters are reduced to a multiple of this number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,21 +100,21 @@ def search(
   )
   num_fast, half = int((layer_s == layer_s.min()).sum()), -(-n // 2)
   if num_fast < n:  # include a round number of devices of the fastest kind
-    half = min(half, num_fast - 2 * _ROUND)
+    half = min(half, num_fast - 2 * _DEVICE_MULTIPLE)
   order, num_slow = removals(problem.links, max(1, least or half))
   orders, is_needed = [order], whole is None
-  if n <= _FEW:
-    orders += _grouped(problem.links, order, num_slow)
-    own = _pairs(problem.links).sum(axis=1)
-    is_needed |= bool(own.max() > _UNEVEN * own.min())
-  numbers = [*_numbers(n, len(order), num_slow, is_needed)]
+  if n <= _MAX_SMALL_CLUSTER:
+    orders += _node_aligned_orders(problem.links, order, num_slow)
+    own = _pair_seconds(problem.links).sum(axis=1)
+    is_needed |= bool(own.max() > _UNEVEN_RATIO * own.min())
+  numbers = [*_removal_counts(n, len(order), num_slow, is_needed)]
   smaller = [(number, some) for some in orders for number in numbers]
   if num_fast < n:
     order, slow = _slow_first(layer_s, order), n - num_fast
     orders = [order]
-    if n <= _FEW and slow < len(order):
-      orders += _grouped(problem.links, order, slow)
-    numbers = _numbers_of_kinds(n, len(order), slow)
+    if n <= _MAX_SMALL_CLUSTER and slow < len(order):
+      orders += _node_aligned_orders(problem.links, order, slow)
+    numbers = _removal_counts_by_kind(n, len(order), slow)
     smaller += [(number, some) for some in orders for number in numbers]
   best, max_s = None, math.inf if whole is None else whole.seconds
   # Sets of devices that several orders remove are tried once.
@@ -132,7 +132,7 @@ def search(
     started(
       f"smaller cluster {turn} of at most {len(tried)}: {n - number:,} devices"
     )
-    found = _without(problem, choices, gone, has_time)
+    found = _plan_without(problem, choices, gone, has_time)
     # Some numbers of devices have no configuration that runs and fits.
     if found and found.seconds < max_s:
       best, max_s = found, found.seconds
@@ -149,11 +149,11 @@ def search(
   )
 
 
-def _without(
+def _plan_without(
   problem: Problem, choices: Choices, gone: tuple[int, ...],
   has_time: Callable[[], bool],
 ) -> Subset | None:
-  """Returns a quick plan without devices `gone`; None if there is none."""
+  """Returns a quick plan without the devices `gone`; None if nothing fits."""
   kept = tuple(i for i in range(problem.links.num_devices) if i not in gone)
   part = dataclasses.replace(problem, links=problem.links.part(kept))
   try:
@@ -164,7 +164,7 @@ def _without(
 
 
 def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
-  """Returns the devices to remove, in this order, and the number of slow ones.
+  """Returns devices to remove, the slow ones first, and how many are slow.
 
   Args:
     links: The cluster.
@@ -179,13 +179,13 @@ def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
     >>> removals(dataclasses.replace(links, bandwidth=slow), least=6)
     ((2, 7), 1)
   """
-  pairs = _pairs(links)
+  pairs = _pair_seconds(links)
   kept, gone, num_slow = list(range(links.num_devices)), [], 0
   while len(kept) > least:
     own = pairs[np.ix_(kept, kept)].sum(axis=1) / (len(kept) - 1)
     # Of equal devices the last one is removed, to keep the first nodes whole.
     at = len(own) - 1 - int(np.argmax(own[::-1]))
-    if own[at] > _SLOW * np.quantile(own, 0.25):
+    if own[at] > _SLOW_RATIO * np.quantile(own, 0.25):
       num_slow = len(gone) + 1
     gone.append(kept.pop(at))
   return tuple(gone), num_slow
@@ -194,7 +194,7 @@ def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
 def _slow_first(
   layer_s: np.ndarray, order: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """Returns devices to remove, as many as `order`, slowest compute first.
+  """Returns as many devices as `order` has, those with slowest compute first.
 
   Args:
     layer_s: Seconds of a layer on each device, ``[N]``.
@@ -209,32 +209,33 @@ def _slow_first(
   return tuple(found[:len(order)])
 
 
-def _pairs(links: LinkMatrix) -> np.ndarray:
-  """Returns the seconds of a message in the slower direction, ``[N, N]``."""
+def _pair_seconds(links: LinkMatrix) -> np.ndarray:
+  """Returns seconds of a 1 MiB message, in the slower direction, ``[N, N]``."""
   seconds = links.seconds(_MESSAGE_BYTES)
   return np.maximum(seconds, seconds.T)
 
 
-def _grouped(
+def _node_aligned_orders(
   links: LinkMatrix, order: tuple[int, ...], num_slow: int
 ) -> Iterator[tuple[int, ...]]:
   """Yields orders of removal that leave multiples of 2, 4, ... in each node.
 
-  Each has as many devices as `order`, the slow ones first.
+  Each order has as many devices as `order`, and begins with the slow ones.
 
   Args:
     links: The cluster.
     order: The devices to remove, from `removals`.
     num_slow: Number of slow devices, which are the first ones in `order`.
   """
-  own = _pairs(links).sum(axis=1)
+  own = _pair_seconds(links).sum(axis=1)
   size = 2
   while size <= np.bincount(links.nodes).max():
     gone, kept = list(order[:num_slow]), np.array(links.nodes)
     kept[gone] = -1  # [N]: the node of each device that is left
     while len(gone) < len(order):
       nodes, counts = np.unique(kept[kept >= 0], return_counts=True)
-      # Node with fewest devices beyond a multiple of `size`, else the smallest.
+      # The node with fewest devices beyond a multiple of `size`; if no node has
+      # any, the smallest node.
       left = np.where(counts % size, counts % size, size + counts)
       node = nodes[::-1][np.argmin(left[::-1])]
       inside = np.flatnonzero(kept == node)[::-1]
@@ -244,37 +245,48 @@ def _grouped(
     size *= 2
 
 
-def _numbers(
+def _removal_counts(
   n: int, most: int, num_slow: int, is_needed: bool
 ) -> Iterator[int]:
-  """Yields the numbers of devices to remove."""
+  """Yields the numbers of devices whose removal is to be tried.
+
+  Args:
+    n: Number of devices.
+    most: Largest number to remove.
+    num_slow: Number of devices with slow links.
+    is_needed: Whether to try removals even if no links are slow.
+  """
   if not (num_slow or is_needed):
     return
-  if n <= _FEW:
+  if n <= _MAX_SMALL_CLUSTER:
     yield from range(1, most + 1)
     return
-  # The slow devices, and further ones until a multiple of _ROUND is left.
-  last = n - (n - max(num_slow, 1)) // _ROUND * _ROUND
-  first = max(1, num_slow - _ROUND)
+  # At most the slow devices, and further ones until a multiple of
+  # _DEVICE_MULTIPLE is left.
+  last = n - (n - max(num_slow, 1)) // _DEVICE_MULTIPLE * _DEVICE_MULTIPLE
+  first = max(1, num_slow - _DEVICE_MULTIPLE)
   yield from range(first, min(last, most) + 1)
 
 
-def _numbers_of_kinds(n: int, most: int, num_slow: int) -> list[int]:
-  """Returns numbers of devices to remove if some devices compute slowly.
+def _removal_counts_by_kind(n: int, most: int, num_slow: int) -> list[int]:
+  """Returns numbers of devices to remove if ``num_slow`` compute slowly.
 
-  All fast devices are left, or one of the two largest multiples of ``_ROUND``
-  that do not exceed the number of all devices or of the fast ones.
+  What remains is the fast devices, or one of the two largest multiples of
+  ``_DEVICE_MULTIPLE`` up to the number of all devices or of fast devices.
   """
-  if n <= _FEW:
+  if n <= _MAX_SMALL_CLUSTER:
     return [*range(1, most + 1)]
   left = {n - num_slow}
   for kept in (n, n - num_slow):
-    left |= {kept // _ROUND * _ROUND, (kept // _ROUND - 1) * _ROUND}
+    left |= {
+      kept // _DEVICE_MULTIPLE * _DEVICE_MULTIPLE,
+      (kept // _DEVICE_MULTIPLE - 1) * _DEVICE_MULTIPLE
+    }
   return sorted(n - x for x in left if 0 < n - x <= most)
 
 
 def _ideal_s(problem: Problem, num_devices: int) -> float:
-  """Returns the seconds of a step's FLOPs on the fastest devices alone."""
+  """Returns a step's seconds at the total rate of the fastest devices."""
   step = problem.step
   tokens = step.batch_size * step.seq_len
   flops = tokens * step.model.flops_per_token(step.seq_len)

@@ -19,7 +19,7 @@ def lower_bound(
   the tightest cut, which packed trees (`optimal.trees`) nearly reach for large
   messages. For an all-reduce, it is the largest of `injection_bound`, the time
   of the whole buffer over the tightest cut, and the bounds of
-  `_between_groups`.
+  `_group_bound`.
 
   Example:
     A ring of 4 ranks, each of which sends 1.5 times the 8 bytes over two links:
@@ -58,7 +58,7 @@ def lower_bound(
     injection_bound(topology, size_bytes),
     *(size_bytes / cut.leaving for cut in cuts),
     *(
-      _between_groups(topology, bandwidth, size_bytes)
+      _group_bound(topology, bandwidth, size_bytes)
       for bandwidth in {link.bandwidth for link in topology.links}
     ),
   )
@@ -69,10 +69,10 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
 
   Each rank must send and receive at least the size of the buffer over its own
   links. All n ranks together must send 2 (n - 1) times that size (Patarasuk and
-  Yuan, 2009), which is the tighter bound if all have equal links. A single rank
-  may send less than 2 (n - 1) / n of the buffer if it reduces nothing for
-  others: its sends of the reduce-scatter may then overlap its receives of the
-  all-gather. Latency is ignored.
+  Yuan, 2009), which is the tighter bound if all ranks have equal links. There
+  is no such bound per rank: one that reduces nothing for others may send less
+  than 2 (n - 1) / n of the buffer, since its sends of the reduce-scatter may
+  overlap its receives of the all-gather. Latency is ignored.
 
   Args:
     net: The network.
@@ -86,17 +86,18 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
   # Ranks are nodes 0 to n - 1.
   slowest = min(*out[:net.num_ranks], *into[:net.num_ranks])
   return max(
-    size_bytes / slowest, _between_groups(net, math.inf, size_bytes)
+    size_bytes / slowest, _group_bound(net, math.inf, size_bytes)
   )
 
 
-def _between_groups(
+def _group_bound(
   net: Topology, bandwidth: float, size_bytes: int
 ) -> float:
-  """Returns the seconds in which k groups of nodes can send 2 (k - 1) buffers.
+  """Returns a lower bound in seconds on an all-reduce, from groups' links.
 
   A group consists of nodes that links faster than ``bandwidth`` connect; if
-  that is infinity, each rank is a group.
+  ``bandwidth`` is infinite, each rank is a group. The k groups together must
+  send and receive 2 (k - 1) times the buffer over the links between groups.
   """
   fast = networkx.Graph()
   fast.add_nodes_from(range(net.num_nodes))

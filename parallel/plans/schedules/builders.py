@@ -29,7 +29,7 @@ from parallel.plans.topology.graph import Topology
 Builder = Callable[..., Schedule]
 
 
-def _of(gather: Callable[..., Schedule]) -> Builder:
+def _builder_from_gather(gather: Callable[..., Schedule]) -> Builder:
   """Returns a builder of all collectives from a builder of all-gathers."""
 
   @functools.wraps(gather)  # keeps its signature
@@ -44,25 +44,25 @@ def _of(gather: Callable[..., Schedule]) -> Builder:
 
 
 BUILDERS: dict[str, Builder] = {
-  "ring": _of(ring.gather),
-  "bidirectional_ring": _of(ring.gather_both_ways),
-  "ring_2d": grid.two_pass,
-  "bucket": _of(grid.bucket_gather),
-  "halving_doubling": _of(pairwise.halving_doubling),
-  "hdrm": _of(pairwise.hdrm),
+  "ring": _builder_from_gather(ring.gather),
+  "bidirectional_ring": _builder_from_gather(ring.gather_both_ways),
+  "ring_2d": grid.build_ring_2d,
+  "bucket": _builder_from_gather(grid.bucket_gather),
+  "halving_doubling": _builder_from_gather(pairwise.halving_doubling),
+  "hdrm": _builder_from_gather(pairwise.hdrm),
   "double_tree": double_tree.build,
-  "swing": _of(pairwise.swing),
-  "direct": _of(direct.gather),
-  "multitree": _of(multitree.gather),
+  "swing": _builder_from_gather(pairwise.swing),
+  "direct": _builder_from_gather(direct.gather),
+  "multitree": _builder_from_gather(multitree.gather),
   "optimal": trees.build,
 }
 
 
-def named(text: str) -> tuple[str, dict[str, Any]]:
+def parse_builder(text: str) -> tuple[str, dict[str, Any]]:
   """Parses the name of a builder and its options.
 
   Example:
-    >>> named("multitree,farthest_first=True")
+    >>> parse_builder("multitree,farthest_first=True")
     ('multitree', {'farthest_first': True})
 
   Args:
@@ -75,7 +75,7 @@ def named(text: str) -> tuple[str, dict[str, Any]]:
     ValueError: The name or an option is unknown, or a value has a type that
       the builder does not accept.
   """
-  name, options = checks.options(text)
+  name, options = checks.parse_options(text)
   checks.known("schedule ", name, BUILDERS)
   functions = [build, BUILDERS[name]]
   if functions[1] is trees.build:  # forwards its options to `forest`
@@ -136,7 +136,8 @@ def build(
     pieces: Number of parts into which each chunk is cut for pipelining
       (`parallel.plans.schedules.pipeline`); 1 keeps whole chunks.
     numbering: Index of the node numbering in which the schedule is built
-      (`parallel.plans.schedules.renumber.numbered`); 0 keeps the topology's.
+      (`parallel.plans.schedules.renumber.renumber_topology`); 0 keeps the
+      topology's.
     **options: Keyword arguments of the builder.
 
   Returns:
@@ -148,7 +149,7 @@ def build(
   """
   checks.known("schedule ", name, BUILDERS)
   checks.known("collective ", collective, COLLECTIVES)
-  turned = renumber.numbered(topology, numbering)
+  turned = renumber.renumber_topology(topology, numbering)
   try:
     schedule = BUILDERS[name](turned.topology, collective, **options)
   except TypeError as error:
@@ -157,5 +158,5 @@ def build(
       raise
     raise ValueError(f"schedule {name!r}: {error}") from error
   if numbering:
-    schedule = renumber.restored(schedule, turned.order)
+    schedule = renumber.restore_numbers(schedule, turned.order)
   return pipelined(schedule, topology, pieces)

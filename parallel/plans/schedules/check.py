@@ -45,10 +45,10 @@ summands of ranks 1, 2, 3
       transfer and its round, or a round that is empty.
   """
   _check_fields(schedule, topology)
-  held = _start(schedule)
+  held = _initial_masks(schedule)
   rooms = None
   if topology is not None and schedule.link_capacity is not None:
-    rooms = topology.rooms(schedule.link_capacity)
+    rooms = topology.link_capacities(schedule.link_capacity)
   for number, transfers in enumerate(schedule.rounds):
     if not transfers:
       raise ValueError(
@@ -88,7 +88,7 @@ def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
     )
 
 
-def _start(schedule: Schedule) -> list[list[int]]:
+def _initial_masks(schedule: Schedule) -> list[list[int]]:
   """Returns the bit masks before the first round, ``[rank][chunk]``.
 
   Bit r of a mask is set if the copy contains the summand of rank r.
@@ -119,30 +119,30 @@ def _check_round(
     if not (0 <= t.source < n and 0 <= t.destination < n) or (
       t.source == t.destination
     ):
-      raise _wrong(
+      raise _transfer_error(
         schedule, number, place,
         f"ranks must differ, and lie in [0, {n})",
       )
     if not 0 <= t.chunk < chunks:
-      raise _wrong(
+      raise _transfer_error(
         schedule, number, place,
         f"its chunk must lie in [0, {chunks})",
       )
     if t.operation not in ("reduce", "copy"):
-      raise _wrong(
+      raise _transfer_error(
         schedule, number, place,
         "its operation must be reduce or copy",
       )
     ends = (t.path[0], t.path[-1]) if t.path else None
     if ends != (t.source, t.destination):
-      raise _wrong(
+      raise _transfer_error(
         schedule, number, place,
         f"its path is {t.path}; it must lead from the source to the "
         "destination",
       )
     sent.append(held[t.source][t.chunk])
     if not sent[-1]:
-      raise _wrong(
+      raise _transfer_error(
         schedule, number, place,
         "the source must hold the chunk, but has no copy of it",
       )
@@ -154,21 +154,24 @@ def _check_round(
     # copy operation must be alone: with another transfer the result would
     # depend on the order of arrival.
     if copy in copied or (t.operation == "copy" and copy in reduced):
-      raise _wrong(
+      raise _transfer_error(
         schedule, number, place,
         "a copy allows no other transfer to its chunk in the same round",
       )
     (copied if t.operation == "copy" else reduced).add(copy)
     if t.operation == "copy":
       if mine & ~mask:
-        raise _wrong(
-          schedule, number, place,
-          f"the copy would lose the summands of ranks {_ranks(mine & ~mask)}",
+        raise _transfer_error(
+          schedule,
+          number,
+          place,
+          "the copy would lose the summands of ranks "
+          f"{_format_ranks(mine & ~mask)}",
         )
     elif mine & mask:
-      raise _wrong(
+      raise _transfer_error(
         schedule, number, place,
-        f"the summands of ranks {_ranks(mine & mask)} would count twice",
+        f"the summands of ranks {_format_ranks(mine & mask)} would count twice",
       )
     held[t.destination][t.chunk] = mine | mask
 
@@ -180,12 +183,12 @@ def _check_paths(
   topology: Topology,
   rooms: dict[tuple[int, int], int] | None,
 ) -> None:
-  """Checks that paths follow links and, with ``rooms``, chunks per link."""
+  """Checks that paths follow links, none with more chunks than ``rooms``."""
   pairs = topology.links_by_pair
   for place, t in enumerate(transfers):
     for pair in itertools.pairwise(t.path):
       if pair not in pairs:
-        raise _wrong(
+        raise _transfer_error(
           schedule, number, place,
           f"{topology.name} has no link from {pair[0]} to {pair[1]}",
         )
@@ -197,7 +200,7 @@ def _check_paths(
         place for place, t in enumerate(transfers)
         if pair in itertools.pairwise(t.path)
       )
-      raise _wrong(
+      raise _transfer_error(
         schedule, number, place,
         f"{load} chunks share the link from {pair[0]} to {pair[1]}, which has "
         f"room for {rooms[pair]}",
@@ -216,11 +219,11 @@ def _check_end(schedule: Schedule, held: list[list[int]]) -> None:
         raise ValueError(
           f"{schedule.name}, {schedule.collective}: after "
           f"{len(schedule.rounds)} rounds chunk {chunk} at rank {rank} lacks "
-          f"the summands of ranks {_ranks(everyone & ~copies[chunk])}"
+          f"the summands of ranks {_format_ranks(everyone & ~copies[chunk])}"
         )
 
 
-def _wrong(
+def _transfer_error(
   schedule: Schedule, number: int, place: int, why: str
 ) -> ValueError:
   t = schedule.rounds[number][place]
@@ -231,7 +234,7 @@ def _wrong(
   )
 
 
-def _ranks(mask: int) -> str:
+def _format_ranks(mask: int) -> str:
   """Formats at most eight ranks of a bit mask, for an error message."""
   found = [i for i in range(mask.bit_length()) if mask >> i & 1]
   return ", ".join(map(str, found[:8])) + (" ..." if len(found) > 8 else "")

@@ -7,8 +7,8 @@ with one message per port. Sources:
 - de Werra, "Equitable colorations of graphs", 1971: every bipartite multigraph
   has an equitable colouring.
 - König, 1916: a regular bipartite multigraph is a sum of perfect matchings.
-- McNaughton, 1959: jobs are laid end to end and cut at equal lengths. `even`
-  does this with the matchings.
+- McNaughton, 1959: jobs are laid end to end and cut at equal lengths, as the
+  matchings are in `split_evenly`.
 """
 
 import collections
@@ -38,22 +38,24 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
   rest: list[int] = []
   # Parallel edges are first dealt out evenly, in multiples of the number of
   # colours. The expensive matchings then handle only the few remaining edges.
-  for members in _parallel(edges).values():
+  for members in _group_parallel(edges).values():
     whole = len(members) - len(members) % num_colours
     for place, index in enumerate(members[:whole]):
       colours[index] = place % num_colours
     rest += members[whole:]
-  # Each vertex is cut into parts of degree num_colours, and one part of at most
-  # that degree. Padded to a regular graph, these parts are a sum of num_colours
-  # perfect matchings. With one colour per matching, a full part has every
-  # colour once, and the other part has every colour at most once.
+  # Each vertex is cut into parts of degree num_colours and one part of at most
+  # that degree. The graph of these parts, padded to a regular one, is a sum of
+  # num_colours perfect matchings. With one colour per matching, a full part has
+  # every colour once, and a smaller part has every colour at most once.
   left, right = (
-    _cut([edges[i][side] for i in rest], num_colours) for side in (0, 1)
+    _split_vertices(
+      [edges[i][side] for i in rest], num_colours
+    ) for side in (0, 1)
   )
   size = max([0, *left, *right]) + 1
-  small = _parallel(list(zip(left, right, strict=True)))
+  small = _group_parallel(list(zip(left, right, strict=True)))
   counts = {pair: len(members) for pair, members in small.items()}
-  matrix = _regular(counts, size, num_colours)
+  matrix = _pad_to_regular(counts, size, num_colours)
   colour = 0
   for columns, weight in _matchings(matrix):
     for pair in enumerate(columns):
@@ -88,7 +90,7 @@ def partial_permutations(
   return parts
 
 
-def even(
+def split_evenly(
   edges: Sequence[Edge],
   num_colours: int,
   weights: Sequence[int] | None = None,
@@ -100,13 +102,14 @@ def even(
   the multiples of d / num_colours, and each section is one colour. An edge that
   lies across a cut is split between several colours.
 
-  This makes n (num_colours - gcd(d, num_colours)) more parts than there are
-  edges, which is the minimum: at a vertex, whole edges can fill a group of
-  whole colours only if the group has at least num_colours / gcd colours.
+  Let g = gcd(d, num_colours). The result has n (num_colours - g) more parts
+  than there are edges, which is the minimum: at a vertex, whole edges can fill
+  a group of whole colours only if the group has at least num_colours / g of
+  them.
 
-  A graph that is not regular is padded to a regular one. Then no vertex has
-  more of a colour than the largest degree over num_colours. An edge of weight w
-  counts as w edges, and the loads remain equal. With different weights,
+  A graph that is not regular is padded to a regular one. Then the load of a
+  colour at a vertex is at most (largest degree) / num_colours. An edge of
+  weight w counts as w edges, and loads remain equal. With different weights,
   however, edges may be cut more often than necessary: the number of parts is
   minimal only for equal weights.
 
@@ -124,12 +127,14 @@ def even(
   vertices = [sorted({e[side] for e in edges}) for side in (0, 1)]
   places = [{v: i for i, v in enumerate(vs)} for vs in vertices]
   small = {(places[0][u], places[1][v]): members
-           for (u, v), members in _parallel(edges).items()}
+           for (u, v), members in _group_parallel(edges).items()}
   counts = {
     pair: sum(sizes[i] for i in members) for pair, members in small.items()
   }
   degree = largest_degree(edges, sizes)
-  lines = _on_a_line(_regular(counts, max(map(len, vertices)), degree))
+  lines = _matching_intervals(
+    _pad_to_regular(counts, max(map(len, vertices)), degree)
+  )
   shares: list[tuple[tuple[int, Fraction], ...]] = [()] * len(edges)
   for pair, members in small.items():
     slots = lines[pair]
@@ -137,20 +142,22 @@ def even(
       # There may be more slots than edges, since some slots are padding. Edges
       # take the slots with the fewest cuts.
       slots = [(x, x + 1) for low, high in slots for x in range(low, high)]
-      slots.sort(key=lambda slot: len(_parts([slot], degree, num_colours)))
+      slots.sort(
+        key=lambda slot: len(_colour_fractions([slot], degree, num_colours))
+      )
     left = collections.deque(slots)
     for index in members:
-      taken = _taken(left, sizes[index])
-      shares[index] = _parts(taken, degree, num_colours)
+      taken = _take_units(left, sizes[index])
+      shares[index] = _colour_fractions(taken, degree, num_colours)
   return shares
 
 
-def _on_a_line(matrix: sparse.csr_array) -> dict[Edge, list[Edge]]:
-  """Lays the matchings of a regular graph end to end.
+def _matching_intervals(matrix: sparse.csr_array) -> dict[Edge, list[Edge]]:
+  """Lays the matchings of a regular graph end to end on a line.
 
   Returns:
-    For each pair of vertices, its intervals of the line as (low, high). A
-    repeated matching makes one interval.
+    For each pair of vertices, the intervals (low, high) of matchings that
+    contain the pair. A repeated matching makes one interval.
   """
   lines: dict[Edge, list[Edge]] = collections.defaultdict(list)
   start = 0
@@ -161,8 +168,8 @@ def _on_a_line(matrix: sparse.csr_array) -> dict[Edge, list[Edge]]:
   return lines
 
 
-def _taken(slots: collections.deque[Edge], length: int) -> list[Edge]:
-  """Removes and returns the first ``length`` units of (start, end) slots."""
+def _take_units(slots: collections.deque[Edge], length: int) -> list[Edge]:
+  """Removes the first ``length`` of intervals (start, end); returns them."""
   taken = []
   while length:
     low, high = slots.popleft()
@@ -174,10 +181,16 @@ def _taken(slots: collections.deque[Edge], length: int) -> list[Edge]:
   return taken
 
 
-def _parts(
+def _colour_fractions(
   slots: Sequence[Edge], degree: int, num_colours: int
 ) -> tuple[tuple[int, Fraction], ...]:
-  """Returns (colour, fraction) pairs of slots if colours cut [0, degree)."""
+  """Returns the colours of intervals of a line that is divided among colours.
+
+  The line [0, degree) is cut into ``num_colours`` equal sections.
+
+  Returns:
+    (colour, fraction of the intervals' total length that the colour has).
+  """
   # In units of 1 / num_colours all borders are integers: length 1 becomes
   # num_colours, and the length of a colour becomes degree.
   total = num_colours * sum(high - low for low, high in slots)
@@ -191,8 +204,8 @@ def _parts(
   return tuple(parts.items())
 
 
-def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
-  """Returns pair of vertices -> indices of the edges between them."""
+def _group_parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
+  """Returns (left, right) vertex -> indices of the edges between them."""
   found = collections.defaultdict(list)
   for index, edge in enumerate(edges):
     found[edge].append(index)
@@ -202,7 +215,7 @@ def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
 def largest_degree(
   edges: Sequence[Edge], weights: Sequence[int] | None = None
 ) -> int:
-  """Returns the largest total weight of the edges at one vertex, on any side.
+  """Returns the largest total weight of a vertex's edges, left or right.
 
   Args:
     edges: The edges.
@@ -215,7 +228,7 @@ def largest_degree(
   return max(degrees.values(), default=0)
 
 
-def _cut(vertices: Sequence[int], degree: int) -> list[int]:
+def _split_vertices(vertices: Sequence[int], degree: int) -> list[int]:
   """Splits the vertices of one side into parts of at most the given degree.
 
   Args:
@@ -235,7 +248,7 @@ def _cut(vertices: Sequence[int], degree: int) -> list[int]:
   return cut
 
 
-def _regular(
+def _pad_to_regular(
   edges: Mapping[Edge, int], size: int, degree: int
 ) -> sparse.csr_array:
   """Pads a bipartite multigraph so that all vertices have the same degree.

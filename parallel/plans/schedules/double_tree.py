@@ -52,19 +52,22 @@ def build(topology: Topology, collective: Collective) -> Schedule:
     return from_gather(_gather, topology, collective)
   n = topology.num_ranks
   num_chunks = n + n % 2  # even, so that both trees carry the same number
-  trees = _trees(n)
+  trees = _tree_parents(n)
   starts = [(c % 2, trees[c % 2].index(-1)) for c in range(num_chunks)]
   # The reduction reverses this spread, so its paths use the reversed links.
   back = topology.reversed()
-  rounds = reversed_rounds(_spread(back, trees, starts))
-  rounds += _spread(topology, trees, starts)
-  return _claimed(
+  rounds = reversed_rounds(_broadcast_rounds(back, trees, starts))
+  rounds += _broadcast_rounds(topology, trees, starts)
+  return _set_link_capacity(
     Schedule("double_tree", "all_reduce", n, num_chunks, rounds), topology
   )
 
 
-def _claimed(schedule: Schedule, topology: Topology) -> Schedule:
-  """Sets `link_capacity` to 1 if links are equal and unshared in each round."""
+def _set_link_capacity(schedule: Schedule, topology: Topology) -> Schedule:
+  """Returns a schedule with `link_capacity` 1 if that is true of its rounds.
+
+  It is true if all links are equal and no transfers of a round share a link.
+  """
   loads = [
     load for transfers in schedule.rounds
     for load in link_loads(transfers).values()
@@ -78,14 +81,14 @@ def _gather(topology: Topology) -> Schedule:
   """Builds the all-gather; each rank has one chunk for each tree."""
   n = topology.num_ranks
   starts = [(c % 2, c // 2) for c in range(2 * n)]
-  return _claimed(Schedule(
+  return _set_link_capacity(Schedule(
     "double_tree", "all_gather", n, 2 * n,
-    _spread(topology, _trees(n), starts),
+    _broadcast_rounds(topology, _tree_parents(n), starts),
     tuple(rank for _, rank in starts),
   ), topology)
 
 
-def _trees(n: int) -> list[list[int]]:
+def _tree_parents(n: int) -> list[list[int]]:
   """Returns the parent of each rank, ``[tree][rank]``; -1 at the root."""
   first = [_parent(rank, n) for rank in range(n)]
   # In the first tree odd ranks are leaves. For an even n, mirroring the order
@@ -117,12 +120,12 @@ def _parent(rank: int, n: int) -> int:
   return above if above < n else rank ^ low
 
 
-def _spread(
+def _broadcast_rounds(
   topology: Topology,
   trees: Sequence[Sequence[int]],
   starts: Sequence[tuple[int, int]],
 ) -> tuple[Round, ...]:
-  """Spreads chunks along the edges of their trees to all ranks.
+  """Returns rounds that copy chunks along their trees' edges to all ranks.
 
   Args:
     topology: Network in which paths are looked up.
@@ -139,8 +142,8 @@ def _spread(
     for rank, parent in enumerate(parents) if parent >= 0
   ]
   # In both trees together, a rank has at most two edges to children and two
-  # from parents. They are split into two sets in which each rank sends at most
-  # once and receives at most once; the sets have priority in alternate rounds.
+  # from parents. The edges are split into two sets, in each of which a rank
+  # sends and receives at most once; the sets alternately have priority.
   turns = [set(edges) for edges in partial_permutations(down)]
   # edge -> heap of the chunks that its sender holds and has to send
   waiting: dict[_Edge, list[int]] = collections.defaultdict(list)
@@ -151,7 +154,7 @@ def _spread(
   rounds = []
   while waiting:
     turn = turns[len(rounds) % len(turns)]
-    moved = _moved(waiting, turn)
+    moved = _take_moves(waiting, turn)
     # Chunks that arrive in this round can be forwarded from the next one on.
     for chunk, source, there in moved:
       for further in beside[starts[chunk][0]][there]:
@@ -177,10 +180,10 @@ def _neighbours(parents: Sequence[int]) -> dict[int, list[int]]:
   return found
 
 
-def _moved(
+def _take_moves(
   waiting: dict[_Edge, list[int]], turn: Set[_Edge]
 ) -> list[_Move]:
-  """Removes and returns the moves of a round, one send and receive per rank.
+  """Removes and returns a round's moves: at most a send and receive per rank.
 
   Each edge offers only its first chunk, since its chunks share both ports.
   Edges in `turn` have priority, then chunks with the smallest numbers.

@@ -39,7 +39,7 @@ def bucket_gather(topology: Topology) -> Schedule:
   """
   dims = _dims("bucket", topology)
   n = topology.num_ranks
-  flows = _flows(dims)
+  flows = _dim_orders(dims)
   num_rounds = sum(size - 1 for size, _ in dims)
   rounds: list[list[Transfer]] = [[] for _ in range(num_rounds)]
   for flow, (order, direction) in enumerate(flows):
@@ -55,7 +55,7 @@ def bucket_gather(topology: Topology) -> Schedule:
       for step in range(start, start + size - 1):
         arrived: list[list[int]] = [[] for _ in range(n)]
         for rank in range(n):
-          there = _beside(rank, *dims[dim], direction)
+          there = _next_rank(rank, *dims[dim], direction)
           path = _path(topology, rank, there, *dims[dim], direction)
           rounds[step] += [
             Transfer(rank, there, c * len(flows) + flow, "copy", path)
@@ -68,31 +68,33 @@ def bucket_gather(topology: Topology) -> Schedule:
   owners = tuple(rank for rank in range(n) for _ in flows)
   return Schedule(
     "bucket", "all_gather", n, n * len(flows), tuple(map(tuple, rounds)),
-    owners, _capacity(topology, dims),
+    owners, _max_link_load(topology, dims),
   )
 
 
-def _capacity(topology: Topology, dims: list[tuple[int, int]]) -> int | None:
-  """Returns the largest load of a link in a round of the bucket form.
+def _max_link_load(
+  topology: Topology, dims: list[tuple[int, int]]
+) -> int | None:
+  """Returns the most chunks that a link carries in a round of the bucket form.
 
   Returns:
     Chunks per message in the last dim, which has the largest messages; None if
-    the rings of several flows share links.
+    several flows share links, so that links carry more.
   """
   size = dims[0][0]
   closed = all(
-    (node, _beside(node, *dim, 1)) in topology.links_by_pair
+    (node, _next_rank(node, *dim, 1)) in topology.links_by_pair
     for dim in dims for node in range(topology.num_ranks)
   )
-  # With equal dims, flows of different rotations are in different dims at any
-  # time. Otherwise one flow enters a dim that another one still uses. In a dim
-  # of two ranks, both directions use the same link.
+  # With dims of equal size, flows of different rotations are in different dims
+  # at any time. Otherwise one flow enters a dim that another one still uses. In
+  # a dim of two ranks, both directions use the same link.
   if not closed or size == 2 or any(dim[0] != size for dim in dims):
     return None
   return size ** (len(dims) - 1)
 
 
-def two_pass(topology: Topology, collective: Collective) -> Schedule:
+def build_ring_2d(topology: Topology, collective: Collective) -> Schedule:
   """Builds the 2D ring's all-reduce; other collectives use the bucket form.
 
   Each of four flows has a quarter of the data. The quarter is all-reduced along
@@ -118,7 +120,7 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
   n = topology.num_ranks
   # The size of each of the two dims must divide the number of parts.
   parts = math.lcm(*(size for size, _ in dims))
-  flows = _flows(dims)
+  flows = _dim_orders(dims)
   num_rounds = sum(2 * (size - 1) for size, _ in dims)
   rounds: list[list[Transfer]] = [[] for _ in range(num_rounds)]
   for flow, (order, direction) in enumerate(flows):
@@ -128,7 +130,7 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
       for step in range(2 * (size - 1)):
         operation = "reduce" if step < size - 1 else "copy"
         for rank in range(n):
-          there = _beside(rank, size, stride, direction)
+          there = _next_rank(rank, size, stride, direction)
           path = _path(topology, rank, there, size, stride, direction)
           # At step 0 a rank sends the part with the number of its position in
           # the ring, later the part that has just arrived. After size - 1
@@ -141,7 +143,7 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
           ]
       start += 2 * (size - 1)
   # With equal dims, parts = size, and each message is one chunk.
-  capacity = None if _capacity(topology, dims) is None else 1
+  capacity = None if _max_link_load(topology, dims) is None else 1
   return Schedule(
     "ring_2d", "all_reduce", n, len(flows) * parts, tuple(map(tuple, rounds)),
     link_capacity=capacity,
@@ -170,8 +172,8 @@ def _dims(name: str, topology: Topology) -> list[tuple[int, int]]:
   ] or [(1, 1)]
 
 
-def _flows(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
-  """Returns (order of dims, direction): every rotation, in both directions."""
+def _dim_orders(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
+  """Returns (order of dims, direction) of each flow: rotations, both ways."""
   numbers = list(range(len(dims)))
   return [
     (numbers[first:] + numbers[:first], direction)
@@ -180,7 +182,7 @@ def _flows(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
   ]
 
 
-def _beside(rank: int, size: int, stride: int, direction: int) -> int:
+def _next_rank(rank: int, size: int, stride: int, direction: int) -> int:
   """Returns the next rank along a dim, wrapping around at the end."""
   place = rank // stride % size
   return rank + ((place + direction) % size - place) * stride
@@ -200,5 +202,5 @@ def _path(
   # On a mesh, the ring is closed by walking the line back.
   path = [source]
   while path[-1] != destination:
-    path.append(_beside(path[-1], size, stride, -direction))
+    path.append(_next_rank(path[-1], size, stride, -direction))
   return tuple(path)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import functools
 import heapq
 
-from parallel.plans.schedules.pipeline import in_rounds
+from parallel.plans.schedules.pipeline import pack_into_rounds
 from parallel.plans.schedules.schedule import (
   Round,
   Schedule,
@@ -55,7 +55,7 @@ def grow(
   while soonest:
     _, size, chunk = soonest[0]
     # Other trees may have occupied links since this path was planned.
-    if not state.stands(chunk):
+    if not state.is_plan_valid(chunk):
       heapq.heapreplace(soonest, (state.plan(chunk), size, chunk))
       continue
     state.extend(chunk)
@@ -106,7 +106,8 @@ class _Trees:
     ahead = [link for link in self._ahead[tree] if heads[link] not in has]
     self._ahead[tree] = ahead
     # For each link out of the tree's ranks: (time at which the message has
-    # crossed it, link). Equal to `_after`, inlined in this innermost loop.
+    # crossed it, link). Equal to `_crossing_time`, inlined in this innermost
+    # loop.
     ways = [
       (max(has[tails[link]], free[link]) + cost[link], link) for link in ahead
     ]
@@ -147,20 +148,20 @@ class _Trees:
       for further in self._out[node]:
         there = self._heads[further]
         if there not in came and there not in has:
-          heapq.heappush(ways, (self._after(further, end), further))
+          heapq.heappush(ways, (self._crossing_time(further, end), further))
 
-  def _after(self, link: int, ready: float) -> float:
+  def _crossing_time(self, link: int, ready: float) -> float:
     """Returns when a message that is ready at ``ready`` has crossed a link."""
     # Store and forward: a node sends a message on once all of it has arrived.
     return max(ready, self._free[link]) + self._cost[link]
 
-  def stands(self, tree: int) -> bool:
+  def is_plan_valid(self, tree: int) -> bool:
     """Returns whether the planned path still arrives at the planned time."""
     # If so, it is still the earliest path, since links only become occupied.
     way = self._way[tree]
     end = self._has[tree][self._tails[way[0]]]
     for link in way:
-      end = self._after(link, end)
+      end = self._crossing_time(link, end)
     return end == self._planned[tree]
 
   def extend(self, tree: int) -> None:
@@ -171,7 +172,7 @@ class _Trees:
     start = max(end, self._free[way[0]])
     self.messages.append((start, tree, path))
     for link in way:
-      start, end = max(end, self._free[link]), self._after(link, end)
+      start, end = max(end, self._free[link]), self._crossing_time(link, end)
       self._free[link] = start + self._taken[link]
     self._has[tree][path[-1]] = end
     self._ahead[tree] += self._out[path[-1]]
@@ -186,10 +187,10 @@ def schedule(
   """Puts the messages of grown trees into rounds.
 
   If links have different bandwidths, several round lengths are tried: the times
-  that links of different speeds, from the slowest one on, take for
-  ``link_capacity`` chunks. Links slower than that carry one chunk, and a round
-  that uses one lasts longer. The length with the smallest total time, without
-  latencies, is chosen.
+  in which links of some of these bandwidths carry ``link_capacity`` chunks.
+  A link that is too slow for one chunk carries one all the same, and the round
+  lasts longer. The length with the smallest total time, without latencies, is
+  chosen.
 
   Args:
     name: Name of the schedule.
@@ -207,11 +208,11 @@ def schedule(
     for chunk, path in messages
   ]
   found = []
-  slowest, *_ = lengths = speeds(topology)
+  slowest, *_ = lengths = sample_bandwidths(topology)
   for speed in lengths:
-    room = topology.rooms(link_capacity * slowest / speed)
+    room = topology.link_capacities(link_capacity * slowest / speed)
     room = {pair: max(1, amount) for pair, amount in room.items()}
-    found.append(in_rounds(sent, room))
+    found.append(pack_into_rounds(sent, room))
   return Schedule(
     name, "all_gather", n, n * trees,
     min(found, key=lambda rounds: seconds(rounds, topology)),
@@ -220,8 +221,8 @@ def schedule(
   )
 
 
-def speeds(topology: Topology) -> list[float]:
-  """Returns at most four of the links' bandwidths, ascending."""
+def sample_bandwidths(topology: Topology) -> list[float]:
+  """Returns at most four of the links' bandwidths, in bytes/s, ascending."""
   found = sorted({link.bandwidth for link in topology.links})
   some = [found[(len(found) - 1) * i // 3] for i in range(4)] if found else [1]
   return sorted(set(some))

@@ -50,7 +50,7 @@ def grow(
   if farthest_first:
     far = [max(topology.hops(rank, v) for v in ranks) for rank in ranks]
     order = sorted(ranks, key=lambda rank: (-far[rank], -rank))
-  grower = _Direct if topology.num_switches == 0 else _Switched
+  grower = _DirectGrowth if topology.num_switches == 0 else _SwitchedGrowth
   state = grower(topology)
   steps = []
   missing = n * (n - 1)  # ranks still to be added, summed over all trees
@@ -96,7 +96,7 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
         f"multitree: farthest_first=True needs links of one bandwidth; those "
         f"of {topology.name} differ"
       )
-    return _in_time(topology)
+    return _gather_by_arrival(topology)
   rounds = tuple(
     tuple(
       Transfer(path[0], path[-1], root, "copy", path)
@@ -112,14 +112,14 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
   )
 
 
-def _in_time(topology: Topology) -> Schedule:
+def _gather_by_arrival(topology: Topology) -> Schedule:
   """Builds the all-gather for different bandwidths, by arrival time.
 
   Networks without the slowest links are tried too, as long as the ranks stay
   connected: one chunk on a slow link prolongs the round for all links.
   """
   found = []
-  for speed in growth.speeds(topology):
+  for speed in growth.sample_bandwidths(topology):
     try:
       left = topology.without(*(
         pair for pair, link in topology.links_by_pair.items()
@@ -133,7 +133,7 @@ def _in_time(topology: Topology) -> Schedule:
   )
 
 
-class _Direct:
+class _DirectGrowth:
   """Growth of trees on a network without switches.
 
   A tree's frontier consists of the links from its ranks to ranks outside it. An
@@ -242,7 +242,7 @@ class _Direct:
     self._roots, self._frontier = roots[live], links[live]
 
 
-class _Switched:
+class _SwitchedGrowth:
   """Growth of trees on a network with switches.
 
   A turn takes the path with the fewest links from any parent to a new rank; of
@@ -393,7 +393,7 @@ class _Switched:
 
 
 def _ranks_within(topology: Topology, source: int) -> list[set[int]]:
-  """Returns ``[hops]``: the set of ranks at most that many links away."""
+  """Returns, for each number of links, the ranks at most that far away."""
   hops = [topology.hops(source, rank) for rank in range(topology.num_ranks)]
   within = [set() for _ in range(max(hops) + 1)]
   for limit, ranks in enumerate(within):

@@ -43,7 +43,7 @@ def halving_doubling(topology: Topology) -> Schedule:
     ValueError: The number of ranks is not a power of two.
   """
   ranks = list(range(topology.num_ranks))
-  return _gather("halving_doubling", topology, [_flip], ranks)
+  return _gather("halving_doubling", topology, [_flip_bit], ranks)
 
 
 def hdrm(topology: Topology) -> Schedule:
@@ -66,10 +66,10 @@ def hdrm(topology: Topology) -> Schedule:
     raise ValueError(
       f"hdrm: {topology.name} is not a BiGraph (or one with failed links)"
     )
-  return _gather("hdrm", topology, [_flip], bigraph_places(*topology.shape))
+  return _gather("hdrm", topology, [_flip_bit], bigraph_places(*topology.shape))
 
 
-def _flip(rank: int, number: int) -> int:
+def _flip_bit(rank: int, number: int) -> int:
   """Flips bit ``number`` of a rank: the partner in halving-doubling."""
   return rank ^ 1 << number
 

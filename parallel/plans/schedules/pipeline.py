@@ -18,7 +18,7 @@ from parallel.plans.schedules.schedule import (
 )
 from parallel.plans.topology.graph import Topology
 
-Pair = tuple[int, int]  # source and destination node of a link
+LinkEnds = tuple[int, int]  # source and destination node of a link
 
 # A schedule of more transfers takes gigabytes, and minutes to build.
 _MAX_TRANSFERS = 2**24
@@ -32,9 +32,9 @@ def pipelined(
 ) -> Schedule:
   """Cuts every chunk into pieces that are sent one after the other.
 
-  Each piece has the transfers of its chunk, in the same order. The transfers of
-  one piece after the other are put into rounds, each into the earliest round in
-  which all links of its path have capacity left.
+  Each piece has the transfers of its chunk, in the same order. The transfers
+  are put into rounds piece by piece, each into the earliest round in which all
+  links of its path have capacity left.
 
   Example:
     The ring's all-gather sends 4 chunks in 3 rounds. In halves, it takes twice
@@ -90,15 +90,15 @@ def pipelined(
     schedule.collective,
     schedule.num_ranks,
     schedule.num_chunks * pieces,
-    in_rounds(in_order, topology.rooms(capacity)),
+    pack_into_rounds(in_order, topology.link_capacities(capacity)),
     tuple(rank for rank in schedule.owners for _ in range(pieces)),
     link_capacity=capacity,
   )
 
 
 def _capacity(schedule: Schedule, topology: Topology) -> int:
-  """Returns the smallest `link_capacity` that holds for a schedule."""
-  multiples = topology.multiples
+  """Returns the smallest `Schedule.link_capacity` that a schedule respects."""
+  multiples = topology.relative_bandwidths
   return max(
     -(-load // multiples[pair])
     for transfers in schedule.rounds
@@ -106,8 +106,8 @@ def _capacity(schedule: Schedule, topology: Topology) -> int:
   )
 
 
-def in_rounds(
-  transfers: Iterable[Transfer], room: Mapping[Pair, int]
+def pack_into_rounds(
+  transfers: Iterable[Transfer], room: Mapping[LinkEnds, int]
 ) -> tuple[Round, ...]:
   """Puts each transfer into the earliest round with capacity on its links.
 
@@ -116,12 +116,12 @@ def in_rounds(
     room: Capacity of each link: transfers per round, at least 1.
   """
   rounds: list[list[Transfer]] = []
-  # For each copy (rank, chunk): the first round that may send it, since it has
-  # arrived, and the first that may overwrite it, that of its last send.
-  ready: dict[Pair, int] = collections.defaultdict(int)
-  sent: dict[Pair, int] = collections.defaultdict(int)
-  links = {pair: _Link(amount) for pair, amount in room.items()}
-  ways: dict[Sequence[int], list[_Link]] = {}
+  # For each copy (rank, chunk): the first round that may send it, the one after
+  # its arrival; and the first that may overwrite it, that of its last send.
+  ready: dict[LinkEnds, int] = collections.defaultdict(int)
+  sent: dict[LinkEnds, int] = collections.defaultdict(int)
+  links = {pair: _LinkOccupancy(amount) for pair, amount in room.items()}
+  ways: dict[Sequence[int], list[_LinkOccupancy]] = {}
   for t in transfers:
     copy = (t.destination, t.chunk)
     number = max(ready[t.source, t.chunk], sent[copy])
@@ -146,7 +146,7 @@ def in_rounds(
   return tuple(map(tuple, rounds))
 
 
-class _Link:
+class _LinkOccupancy:
   """Occupancy of a link: the rounds in which it is full."""
 
   def __init__(self, room: int) -> None:

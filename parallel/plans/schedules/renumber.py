@@ -34,12 +34,12 @@ class Numbering(NamedTuple):
   order: tuple[int, ...]
 
 
-def numbered(topology: Topology, number: int) -> Numbering:
+def renumber_topology(topology: Topology, number: int) -> Numbering:
   """Returns a topology in the numbering with index ``number``.
 
   Example:
     >>> from parallel.plans.topology.builders import mesh
-    >>> found = numbered(mesh((2, 3)), 1)  # transposed
+    >>> found = renumber_topology(mesh((2, 3)), 1)  # transposed
     >>> found.topology.shape, found.order
     ((3, 2), (0, 2, 4, 1, 3, 5))
 
@@ -69,12 +69,15 @@ def numbered(topology: Topology, number: int) -> Numbering:
   )
 
 
-def numbers(topology: Topology, num_random: int = 0) -> list[int]:
-  """Returns the numberings to try; transposed grids try the same networks.
+def numberings_to_try(topology: Topology, num_random: int = 0) -> list[int]:
+  """Returns indices of numberings to try: transpositions, then random ones.
+
+  They give the same networks for a grid and its transpositions.
 
   Example:
     >>> from parallel.plans.topology.builders import torus
-    >>> [numbers(torus(x)) for x in ((4, 4), (3, 5), (5, 3), (2, 2, 4))]
+    >>> sizes = ((4, 4), (3, 5), (5, 3), (2, 2, 4))
+    >>> [numberings_to_try(torus(x)) for x in sizes]
     [[0], [0, 1], [1, 0], [0, 1, 2]]
 
   Args:
@@ -87,8 +90,8 @@ def numbers(topology: Topology, num_random: int = 0) -> list[int]:
   return [*first, *range(len(grids), len(grids) + num_random)]
 
 
-def restored(schedule: Schedule, order: tuple[int, ...]) -> Schedule:
-  """Returns the schedule on the original topology.
+def restore_numbers(schedule: Schedule, order: tuple[int, ...]) -> Schedule:
+  """Returns a schedule with the node numbers of the original topology.
 
   Args:
     schedule: Schedule on a renumbered topology.
@@ -120,7 +123,7 @@ def restored(schedule: Schedule, order: tuple[int, ...]) -> Schedule:
 
 
 def _transposed(topology: Topology) -> list[Numbering]:
-  """Returns the different transpositions of a grid; else the topology alone."""
+  """Returns a grid's distinct transpositions; just itself if it is no grid."""
   found = [Numbering(topology, tuple(range(topology.num_nodes)))]
   shape = topology.shape
   if topology.num_switches or math.prod(shape) != topology.num_ranks:
@@ -148,7 +151,7 @@ def _strides(shape: tuple[int, ...]) -> list[int]:
 def _renumbered(
   topology: Topology, order: tuple[int, ...], shape: tuple[int, ...]
 ) -> Topology:
-  """Returns the topology with other numbers of nodes.
+  """Returns the topology with its nodes renumbered.
 
   Links are in the order of their sources. Links of one source keep their order;
   in a grid, they are in the order of dims, as in `topology.builders`.

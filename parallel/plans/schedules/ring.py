@@ -97,14 +97,14 @@ def cycle(topology: Topology) -> list[int]:
   n, shape = topology.num_ranks, [d for d in topology.shape if d > 1]
   order = list(range(n))
   if topology.num_switches or math.prod(shape) != n or len(shape) < 2:
-    return order if topology.symmetric else _along_links(topology, order)
+    return order if topology.symmetric else _shorter_direction(topology, order)
   grid = _grid_cycle(shape)
   if grid is None and len(shape) == 2:
     grid = _odd_torus_cycle(*shape)
   return order if grid is None else grid
 
 
-def _along_links(topology: Topology, order: list[int]) -> list[int]:
+def _shorter_direction(topology: Topology, order: list[int]) -> list[int]:
   """Returns a cycle in the direction in which it has fewer links.
 
   The directions differ if links have no reverse, as in a one-way ring.

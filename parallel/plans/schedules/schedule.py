@@ -62,8 +62,8 @@ class Schedule:
       starts with the chunk (all-gather); () for an all-reduce.
     link_capacity: Largest number of chunks that a slowest link carries in a
       round. A faster link may carry more, in proportion to its bandwidth and
-      rounded down (`Topology.rooms`). `check` proves this. None: any number of
-      transfers may share a link.
+      rounded down (`Topology.link_capacities`). `check` proves this. None: any
+      number of transfers may share a link.
   """
 
   name: str

@@ -50,7 +50,7 @@ def table(schedule: Schedule) -> np.ndarray:
   for number, transfers in enumerate(schedule.rounds):
     left = list(transfers)
     while left:
-      chosen = _together(left)
+      chosen = _choose_round(left)
       if not chosen:
         raise ValueError(
           f"{schedule.name}: round {number} has no order in which each device "
@@ -64,7 +64,7 @@ def table(schedule: Schedule) -> np.ndarray:
   return np.stack(rows)
 
 
-def _together(transfers: list[Transfer]) -> list[Transfer]:
+def _choose_round(transfers: list[Transfer]) -> list[Transfer]:
   """Chooses transfers for one round of the table, greedily.
 
   Returns:
@@ -101,7 +101,7 @@ def _together(transfers: list[Transfer]) -> list[Transfer]:
 
 
 def _row(transfers: list[Transfer], num_ranks: int) -> np.ndarray:
-  """Writes the transfers of one round as int32 ``[n, 4]``."""
+  """Returns one round of the table, int32 ``[n, 4]``, for `table`."""
   row = np.full((num_ranks, 4), -1, np.int32)
   for t in transfers:
     row[t.source, :2] = t.destination, t.chunk

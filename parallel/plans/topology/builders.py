@@ -57,7 +57,7 @@ def torus(
   Raises:
     ValueError: A dim is smaller than 1, or there are too many links.
   """
-  name = f"torus {_by(shape)}"
+  name = f"torus {_format_shape(shape)}"
   return _grid(name, tuple(shape), True, bandwidth, latency_s)
 
 
@@ -77,7 +77,7 @@ def mesh(
   Raises:
     ValueError: A dim is smaller than 1, or there are too many links.
   """
-  name = f"mesh {_by(shape)}"
+  name = f"mesh {_format_shape(shape)}"
   return _grid(name, tuple(shape), False, bandwidth, latency_s)
 
 
@@ -89,7 +89,7 @@ def _check_size(name: str, num_links: int) -> None:
     )
 
 
-def _by(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
   """Returns a shape as text, as in "4x4"."""
   return "x".join(map(str, shape))
 
@@ -137,7 +137,7 @@ def fully_connected(
   )
 
 
-def _both(
+def _links_both_ways(
   pairs: Iterable[tuple[int, int]], bandwidth: float, latency_s: float
 ) -> list[Link]:
   """Returns links in both directions between the nodes of each pair."""
@@ -155,7 +155,7 @@ def switch(
   name = f"switch {num_ranks}"
   _check_size(name, 2 * num_ranks)
   pairs = [(rank, num_ranks) for rank in range(num_ranks)]  # rank, switch
-  found = _both(pairs, bandwidth, latency_s)
+  found = _links_both_ways(pairs, bandwidth, latency_s)
   return Topology(name, num_ranks, 1, tuple(found))
 
 
@@ -208,10 +208,10 @@ def leaf_spine(
     for leaf in range(leaves)
     for spine in range(spines)
   ]
-  found = _both(hosts, bandwidth, latency_s)
+  found = _links_both_ways(hosts, bandwidth, latency_s)
   if uplink_bandwidth is None:
     uplink_bandwidth = bandwidth
-  found += _both(up, uplink_bandwidth, latency_s)
+  found += _links_both_ways(up, uplink_bandwidth, latency_s)
   return Topology(
     name,
     num_ranks,
@@ -251,7 +251,7 @@ def fat_tree(
   for pod, i, j in itertools.product(range(ports), range(half), range(half)):
     pairs.append((edge + pod * half + i, aggregation + pod * half + j))
     pairs.append((aggregation + pod * half + i, core + i * half + j))
-  found = _both(pairs, bandwidth, latency_s)
+  found = _links_both_ways(pairs, bandwidth, latency_s)
   return Topology(
     f"fat tree {ports}", num_ranks, core + half * half - num_ranks, tuple(found)
   )
@@ -290,7 +290,7 @@ def bigraph(
   pairs += [
     (num_ranks + u, num_ranks + v) for u, v in itertools.product(upper, lower)
   ]
-  found = _both(pairs, bandwidth, latency_s)
+  found = _links_both_ways(pairs, bandwidth, latency_s)
   return Topology(
     name,
     num_ranks,
@@ -330,8 +330,8 @@ def dgx(
     (rank, num_ranks + nodes + rank % gpus_per_node)
     for rank in range(num_ranks)
   ] if nodes > 1 else []
-  found = _both(inside, bandwidth, latency_s)
-  found += _both(rails, network_bandwidth, latency_s)
+  found = _links_both_ways(inside, bandwidth, latency_s)
+  found += _links_both_ways(rails, network_bandwidth, latency_s)
   # A single node needs no rail switches.
   num_switches = nodes + (gpus_per_node if rails else 0)
   return Topology(name, num_ranks, num_switches, tuple(found))
@@ -351,7 +351,9 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
   "dgx": dgx,
   "file": from_file,  # file:PATH in texts
 }
-SHAPED = ("torus", "mesh")  # builders that take all sizes as one argument
+GRID_TOPOLOGIES = (
+  "torus", "mesh"
+)  # builders that take all sizes as one argument
 
 
 def build(name: str, *args: Any, **kwargs: Any) -> Topology:
@@ -394,13 +396,13 @@ def of_size(name: str, num_ranks: int) -> Topology:
     (3, 4)
   """
   checks.at_least("num_ranks", num_ranks)
-  kinds = ("ring", *SHAPED, "bigraph", "switch", "fully_connected")
+  kinds = ("ring", *GRID_TOPOLOGIES, "bigraph", "switch", "fully_connected")
   checks.known("topology ", name, kinds)
   short = max(  # the largest divisor up to the square root
     d for d in checks.divisors(num_ranks) if d * d <= num_ranks
   )
   shape = (short, num_ranks // short)
-  if name in SHAPED:
+  if name in GRID_TOPOLOGIES:
     return build(name, shape)
   if name == "bigraph":
     return bigraph(*shape)

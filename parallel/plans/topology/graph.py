@@ -139,14 +139,14 @@ class Topology:
     return {(link.source, link.destination): link for link in self.links}
 
   @functools.cached_property
-  def multiples(self) -> dict[tuple[int, int], int]:
+  def relative_bandwidths(self) -> dict[tuple[int, int], int]:
     """(source, destination) -> bandwidth over the slowest link's, rounded down.
 
     Entries are in the order of `links`.
     """
-    return self.rooms(1)
+    return self.link_capacities(1)
 
-  def rooms(self, amount: float) -> dict[tuple[int, int], int]:
+  def link_capacities(self, amount: float) -> dict[tuple[int, int], int]:
     """Returns the capacity of each link per round, rounded down.
 
     Args:
@@ -179,7 +179,7 @@ class Topology:
 
   @functools.cached_property
   def _hops_to(self) -> dict[int, list[int]]:
-    """Cache of `_hops`: destination -> distance of each node."""
+    """Cache of `_hops`: destination -> number of links from each node."""
     return {}
 
   def _hops(self, destination: int) -> list[int]:

@@ -12,7 +12,7 @@ import re
 
 from parallel.base import checks
 from parallel.plans.hardware import links as hardware
-from parallel.plans.topology.builders import BUILDERS, SHAPED, build
+from parallel.plans.topology.builders import BUILDERS, GRID_TOPOLOGIES, build
 from parallel.plans.topology.files import from_file
 from parallel.plans.topology.graph import Topology
 
@@ -39,7 +39,7 @@ def parse(
   Raises:
     ValueError: The text does not have this form, or the builder rejects it.
   """
-  head, options = checks.options(text)
+  head, options = checks.parse_options(text)
   name, _, argument = head.partition(":")
   checks.known("topology ", name, BUILDERS)
   # "failed" is not an option of builders: links are removed after the build.
@@ -55,7 +55,7 @@ def parse(
   # Options in the text override the defaults.
   options = {k: v for k, v in given.items() if v is not None} | options
   options = {
-    option: quantity(option, value) for option, value in options.items()
+    option: parse_quantity(option, value) for option, value in options.items()
   }
   # A path may contain "x", so it is not split into sizes.
   if name == "file":
@@ -67,11 +67,15 @@ def parse(
       raise ValueError(
         f"{text!r} is not NAME:SIZExSIZE as in torus:4x4 or leaf_spine:4x2x8"
       ) from error
-    net = build(name, *((sizes,) if name in SHAPED else sizes), **options)
-  return net if failed is None else net.without(*_pairs(net, str(failed)))
+    net = build(
+      name, *((sizes,) if name in GRID_TOPOLOGIES else sizes), **options
+    )
+  return net if failed is None else net.without(
+    *_parse_failed_links(net, str(failed))
+  )
 
 
-def quantity(key: str, value: float | str) -> float:
+def parse_quantity(key: str, value: float | str) -> float:
   """Returns a bandwidth or latency from a number or the name of a link.
 
   Args:
@@ -89,9 +93,9 @@ def quantity(key: str, value: float | str) -> float:
       no published latency.
 
   Example:
-    >>> from parallel.plans.topology.text import quantity
-    >>> quantity("bandwidth", "1e9"), quantity("bandwidth", "infiniband_ndr")
-    (1000000000.0, 50000000000.0)
+    >>> from parallel.plans.topology.text import parse_quantity
+    >>> [parse_quantity("bandwidth", x) for x in ("1e9", "infiniband_ndr")]
+    [1000000000.0, 50000000000.0]
   """
   if not isinstance(value, bool):  # float(True) would be 1.0
     try:
@@ -115,7 +119,7 @@ def quantity(key: str, value: float | str) -> float:
   return kind.latency_s
 
 
-def _pairs(net: Topology, text: str) -> list[tuple[int, int]]:
+def _parse_failed_links(net: Topology, text: str) -> list[tuple[int, int]]:
   """Parses failed links: ``0-1`` is both directions, ``0>1`` is one."""
   pairs = []
   for part in text.split("+"):

@@ -27,7 +27,9 @@ from typing import Literal, NamedTuple
 
 from parallel.plans.zero.partition import Partition
 
-Kind = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
+CollectiveKind = Literal[
+  "all_gather", "reduce_scatter", "all_to_all", "all_reduce"
+]
 
 # Bits per code on the wire; every block also has a float32 scale.
 _BITS = {"int8": 8, "int4": 4}
@@ -79,7 +81,7 @@ class LevelCollective:
 
   levels: tuple[str, ...]
   ranks: int
-  kind: Kind
+  kind: CollectiveKind
   when: str
   dtype: str
   operand_bytes: int
@@ -145,18 +147,18 @@ def memory(
   for p in parameters:
     padded = partition.padded(p.size)
     # 12 bytes: float32 weight and two float32 moments.
-    stored += 12 * p.count * shards(o) * partition.shard(p.size)
-    coded = partition.is_coded(partition.shard(p.size))
+    stored += 12 * p.count * shards(o) * partition.shard_size(p.size)
+    coded = partition.is_coded(partition.shard_size(p.size))
     # Each lane of the device has a separate gradient until lanes are summed,
     # even if nothing is sharded.
     elements = padded // partition.degree(partition.gradients)
     gradients += p.gradient_bytes * p.count * all_lanes * elements
     if partition.weight_codec != "none" and coded:
-      # Encoded once, as stored shards padded to whole blocks. A gathered shard
-      # consists of several such units.
+      # Weights are encoded once, as stored shards padded to whole blocks. A
+      # gathered shard consists of several such units.
       units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
       weights += units * sum(
-        _encoded(partition.shard(p.size), partition.weight_codec,
+        _encoded_bytes(partition.shard_size(p.size), partition.weight_codec,
                  partition.block).values()
       )
     elif w < o or p.wire_bytes != 4:  # else the stored weights are used
@@ -168,7 +170,7 @@ def memory(
       size = p.wire_bytes * k
       if partition.secondary_codec != "none" and coded:
         size = sum(
-          _encoded(k, partition.secondary_codec, partition.block).values()
+          _encoded_bytes(k, partition.secondary_codec, partition.block).values()
         )
       secondary += p.regathered * p.count * shards(s) * size
   return StateMemory(stored, weights, gradients, secondary)
@@ -181,7 +183,7 @@ def level_collectives(
   accumulation: int = 1,
   lanes: Mapping[str, int] | None = None,
 ) -> list[LevelCollective]:
-  """Returns the collectives of one step over the levels.
+  """Returns the collectives of one step over the levels of data-parallel ranks.
 
   Args:
     partition: Partition of the state.
@@ -205,13 +207,13 @@ def level_collectives(
   """
   found = []
   for p in parameters:
-    found += _weights(partition, p, accumulation, lanes or {})
-    found += _gradients(partition, p, accumulation, lanes or {})
+    found += _weight_gathers(partition, p, accumulation, lanes or {})
+    found += _gradient_reductions(partition, p, accumulation, lanes or {})
   return merged(e for e in found if e.operand_bytes)
 
 
 def merged(found: Iterable[LevelCollective]) -> list[LevelCollective]:
-  """Sums the bytes of collectives of equal levels, kind, phase and dtype."""
+  """Merges collectives of equal levels, kind, phase, dtype; adds up bytes."""
   total: dict[tuple, LevelCollective] = {}
   for e in found:
     key = (e.levels, e.kind, e.when, e.dtype)
@@ -224,7 +226,7 @@ def merged(found: Iterable[LevelCollective]) -> list[LevelCollective]:
   return list(total.values())
 
 
-def _weights(
+def _weight_gathers(
   partition: Partition,
   p: Parameter,
   accumulation: int,
@@ -232,7 +234,7 @@ def _weights(
 ) -> Iterator[LevelCollective]:
   """Yields the gathers of weights and of the secondary copy in one step."""
   w, o, s = partition.weights, partition.optimizer, partition.secondary
-  size = partition.shard(p.size)
+  size = partition.shard_size(p.size)
   coded = partition.is_coded(size)
   stored = _Shard(size, partition.weight_codec if coded else "none", o)
   yield from _gathers(partition, p, lanes, stored, range(w, o), 1, "step")
@@ -251,13 +253,14 @@ def _weights(
 
 
 class _Shard(NamedTuple):
-  """Shard of a parameter, created and encoded at one depth.
+  """Shard of a parameter from which whole layers are gathered.
 
   Attributes:
     elements: Elements of the shard.
-    codec: Codec, or "none".
-    depth: Number of innermost levels over which it is sharded. Encoded shards
-      are padded to whole blocks, so every level's bytes count whole shards.
+    codec: Codec in which the shard is encoded, or "none".
+    depth: Number of innermost levels over which the parameter is sharded.
+      Encoded shards are padded to whole blocks, so every level's bytes count
+      whole shards.
   """
 
   elements: int
@@ -274,12 +277,12 @@ def _gathers(
   times: int,
   when: str,
 ) -> Iterator[LevelCollective]:
-  """Yields the gathers of a parameter over some levels, ``times`` per step."""
+  """Yields the gathers from a shard over ``levels``, ``times`` per step."""
   elements, codec, depth = shard
   sizes = (
     {_DTYPES[p.wire_bytes]: elements * p.wire_bytes}
     if codec == "none"
-    else _encoded(elements, codec, partition.block)
+    else _encoded_bytes(elements, codec, partition.block)
   )
   for j in levels:
     level = partition.inner[j]
@@ -300,7 +303,7 @@ def _gathers(
       )
 
 
-def _gradients(
+def _gradient_reductions(
   partition: Partition,
   p: Parameter,
   accumulation: int,
@@ -313,7 +316,7 @@ def _gradients(
   )
   coded = (
     partition.gradient_codec != "none"
-    and partition.is_coded(partition.shard(p.size))
+    and partition.is_coded(partition.shard_size(p.size))
   )
   for hop in partition.hops(0, g, coded) + partition.hops(g, o, coded):
     levels = [partition.inner[j] for j in hop]
@@ -337,8 +340,8 @@ def _gradients(
       )
       continue
     # With a codec, an all-to-all sends an encoded slice to each receiver, which
-    # sums in float32: a device sends each of its lanes' slices, not their sum.
-    slices = _encoded(
+    # sums in float32. A device sends the slices of each lane, not their sum.
+    slices = _encoded_bytes(
       whole // ranks, partition.gradient_codec, partition.block
     )
     for dtype, size in slices.items():
@@ -363,7 +366,7 @@ def _all_reduce(
   )
   ranks = math.prod(level.size for level in beyond)
   devices = ranks // math.prod(lanes.get(e.name, 1) for e in beyond)
-  size = p.count * p.gradient_bytes * partition.shard(p.size)
+  size = p.count * p.gradient_bytes * partition.shard_size(p.size)
   return LevelCollective(
     tuple(level.name for level in beyond[::-1]), ranks, "all_reduce", "step",
     _DTYPES[p.gradient_bytes], size * inside if devices > 1 else 0,
@@ -371,7 +374,7 @@ def _all_reduce(
   )
 
 
-def _encoded(elements: int, codec: str, block: int) -> dict[str, int]:
+def _encoded_bytes(elements: int, codec: str, block: int) -> dict[str, int]:
   """Returns the bytes by dtype of encoded elements, padded to whole blocks."""
   blocks = -(-elements // block)
   return {"uint8": blocks * block * _BITS[codec] // 8, "float32": 4 * blocks}

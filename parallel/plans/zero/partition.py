@@ -105,7 +105,7 @@ class Partition:
     >>> partition = Partition(levels, weights=1, gradients=1, optimizer=1)
     >>> print(partition)
     weights / 4, gradients / 4, optimizer / 4
-    >>> partition.num_ranks, partition.shard(1000)
+    >>> partition.num_ranks, partition.shard_size(1000)
     (8, 250)
   """
 
@@ -173,10 +173,10 @@ class Partition:
     return self.degree(len(self.levels))
 
   def degree(self, depth: int) -> int:
-    """Returns the number of shards at a depth."""
+    """Returns the number of shards of a state with this depth."""
     return math.prod(level.size for level in self.inner[:depth])
 
-  def shard(self, num_elements: int) -> int:
+  def shard_size(self, num_elements: int) -> int:
     """Returns the elements of one stored shard of a tensor, with padding."""
     return math.ceil(num_elements / self.degree(self.optimizer))
 
@@ -186,7 +186,7 @@ class Partition:
     A tensor that is padded for the optimizer's depth is divisible at all
     smaller depths, too.
     """
-    return self.shard(num_elements) * self.degree(self.optimizer)
+    return self.shard_size(num_elements) * self.degree(self.optimizer)
 
   def is_coded(self, shard: int) -> bool:
     """Returns whether a tensor with this many elements per shard is encoded."""
@@ -231,7 +231,7 @@ class Partition:
     return text
 
 
-def _named() -> dict[str, tuple[str, str, str, dict[str, str]]]:
+def _scheme_table() -> dict[str, tuple[str, str, str, dict[str, str]]]:
   """Returns the named schemes.
 
   Returns:
@@ -263,7 +263,7 @@ def _named() -> dict[str, tuple[str, str, str, dict[str, str]]]:
   }
 
 
-SCHEMES = tuple(_named())
+SCHEMES = tuple(_scheme_table())
 
 
 def named(scheme: str, levels: Sequence[Level]) -> Partition:
@@ -281,7 +281,7 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
     weights / 8, gradients / 8, optimizer / 8, second copy / 4
   """
   known("scheme=", scheme, SCHEMES)
-  *states, special = _named()[scheme]
+  *states, special = _scheme_table()[scheme]
   groups = {*states, special.get("secondary")}
   if len(levels) < 2 and groups & {"inner", "first"}:
     raise ValueError(
@@ -296,7 +296,7 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
   return Partition(tuple(levels), *(depths[s] for s in states), **special)
 
 
-def triples(levels: Sequence[Level]) -> Iterator[Partition]:
+def enumerate_partitions(levels: Sequence[Level]) -> Iterator[Partition]:
   """Yields all partitions without a second copy and without codecs."""
   depths = range(len(levels) + 1)
   for w, g, o in itertools.combinations_with_replacement(depths, 3):

@@ -28,8 +28,12 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 def test_draws_are_random_and_repeat():
   config = config_of.get_config()
-  some = [next(calibration.drawn(config, index)) for index in range(60)]
-  assert some == [next(calibration.drawn(config, index)) for index in range(60)]
+  some = [
+    next(calibration.draw_configurations(config, index)) for index in range(60)
+  ]
+  assert some == [
+    next(calibration.draw_configurations(config, index)) for index in range(60)
+  ]
   texts = " ".join(text for text, _ in some)
   for value in ("sync.p=0.25", "zero.scheme=zero3", "pipeline.schedule=1f1b",
                 "outer.algorithm=diloco", "data.batch_size=16"):
@@ -54,7 +58,7 @@ def test_configurations_of_all_kinds_are_valid():
   base = setup.without_benchmark(config)
   built = collections.Counter()
   for index in range(8):
-    text, mesh = next(calibration.drawn(config, index))
+    text, mesh = next(calibration.draw_configurations(config, index))
     with contextlib.suppress(ValueError):
       experiments.build(override(base, text), mesh, jax.devices()[:4])
       built.update(["all", *mesh])
@@ -71,7 +75,7 @@ def test_errors_and_intervals_are_those_of_the_other_rows():
     for i, e in enumerate([*rng.uniform(-0.1, 0.1, 20), 0.0, 0.05, 0.5])
   ]
   values = [{"tensor": i} for i in range(23)]
-  found = calibration.judged(rows, 20, values)
+  found = calibration.evaluate_predictions(rows, 20, values)
   assert found["family"] == {"tensor": [*range(20)]}
   assert found["widening"] == math.inf  # too few rows
   assert len(found["residuals"]) == 20
@@ -84,7 +88,7 @@ def test_errors_and_intervals_are_those_of_the_other_rows():
   assert summary["spread_median"] == pytest.approx(0.1)
   assert summary["spread_p95"] == pytest.approx(0.2)
   # Without residuals there is no correction.
-  few = calibration.judged(rows, 0, values)["summary"]
+  few = calibration.evaluate_predictions(rows, 0, values)["summary"]
   assert few["error_median"] == pytest.approx(1 / 3, abs=0.1)
   assert few["contained"] == 1
 
@@ -113,12 +117,12 @@ def test_small_benchmark_ends_with_its_tables_and_continues(tmp_path, capsys):
   # All rows are there: nothing is measured again.
   assert calibration.run(config)["rows"] == found["rows"]
   # More configurations may be tested later, but not of another model.
-  text, config.benchmark.tested = calibration._text(config), 7
-  assert calibration._text(config) == text
+  text, config.benchmark.tested = calibration._relevant_config_json(config), 7
+  assert calibration._relevant_config_json(config) == text
   config.sync.p = 0.5
-  assert calibration._text(config) != text
+  assert calibration._relevant_config_json(config) != text
   config.sync.p, config.model.width = 1.0, 64
-  assert calibration._text(config) != text
+  assert calibration._relevant_config_json(config) != text
 
 
 def test_stored_calibration_has_its_family_and_the_documented_coverage():
@@ -136,7 +140,7 @@ def test_stored_calibration_has_its_family_and_the_documented_coverage():
   links = types.SimpleNamespace(**found)
   tensor = []
   for row, features in zip(rows, values, strict=True):
-    made = study.interval(row["predicted_s"], links, features)
+    made = study.step_time_interval(row["predicted_s"], links, features)
     assert [*made["interval"].values()] == pytest.approx(row["interval"]) or (
       made["outside"] == ["parallel.tensor=8 (calibration: 1 to 4)"]
     )
@@ -150,7 +154,7 @@ def test_stored_calibration_has_its_family_and_the_documented_coverage():
   raw = [abs(math.exp(-r) - 1) for r in residuals]
   assert f"{np.median(raw):.1%} and {np.quantile(raw, 0.95):.1%})" in text
   other = {**values[0], "model.width": 128, "target": "gpu"}
-  assert len(conformal.outside(family, other)) == 2
+  assert len(conformal.find_extrapolations(family, other)) == 2
 
 
 def test_mistakes_name_their_key():
@@ -161,7 +165,7 @@ def test_mistakes_name_their_key():
   config.benchmark.devices = 2
   config.benchmark.schemes = ("zero9",)
   with pytest.raises(ValueError, match=r"is a valid configuration; .*zero9"):
-    calibration._row(config, targets.resolve("cpu:2"), 0)
+    calibration._measure_configuration(config, targets.resolve("cpu:2"), 0)
   with pytest.raises(ValueError, match=r"profiled: 'tensor' is not AXIS:DEVI"):
     calibration._mesh("tensor")
 

@@ -8,7 +8,7 @@ from configs.elastic import churn as config_of
 from tests import unavailable
 from tests.caatnet.benchmarks.each_event import SMALL, EachEvent
 
-KINDS = tuple(churn_network.REACHABILITY)
+KINDS = tuple(churn_network.REACHABILITY_EVENTS)
 
 
 class Network(EachEvent, churn_network.Network):
@@ -50,7 +50,7 @@ def test_swarm_continues_after_all_disturbances(network):
   with progress.Progress(transient=True) as bar:
     found = network.run(bar)
   assert {kind for kind, _ in found["events"]} >= {*KINDS}
-  assert found["rounds"] == network.reached
+  assert found["rounds"] == network.newest_revision
   assert {*network.dropped} == {*KINDS} - {"loopback"}
   for kind, (node, links) in network.dropped.items():
     assert node > 0  # not the coordinator

@@ -13,7 +13,7 @@ from caatnet.benchmarks.elastic import churn_peer
 
 
 def test_gradient_is_the_mean_over_samples_in_any_spans():
-  theta = churn_peer.start(50)["theta"] + np.float32(0.5)
+  theta = churn_peer.initial_state(50)["theta"] + np.float32(0.5)
   parts = [churn_peer.gradient(theta, ((i, i + 1),)) for i in range(6)]
   found = churn_peer.gradient(theta, ((0, 2), (2, 3), (3, 6)))
   assert found.dtype == np.float32
@@ -36,16 +36,16 @@ def test_step_is_that_of_the_mean_and_counts_all_samples():
     gather=lambda x: [x.tobytes(), np.array([5], np.int64).tobytes()],
     mean=lambda value: value / 2,
   )
-  state = churn_peer.start(3)
+  state = churn_peer.initial_state(3)
   found = churn_peer.combine(exchange, state, (np.ones(3, np.float32), 2))
-  np.testing.assert_allclose(found["theta"], -churn_peer.RATE / 2)
+  np.testing.assert_allclose(found["theta"], -churn_peer.LEARNING_RATE / 2)
   assert found["samples"].tolist() == [7]
   assert state["theta"].tolist() == [0, 0, 0]
 
 
 def test_newest_three_checkpoints_are_kept(tmp_path):
   for revision in (2, 9, 10, 8, 10):
-    churn_peer._keep(tmp_path, revision, {"revision": revision})
+    churn_peer._write_checkpoint(tmp_path, revision, {"revision": revision})
   names = sorted(path.name for path in tmp_path.iterdir())
   assert names == [f"{revision:09}.checkpoint" for revision in (8, 9, 10)]
   for path in tmp_path.iterdir():
@@ -56,7 +56,7 @@ def test_newest_three_checkpoints_are_kept(tmp_path):
 def test_one_bit_of_one_element_is_flipped():
   x = np.arange(1, 6, dtype=np.float32)
   expected = x.view(np.uint32) ^ np.uint32([0, 0, 1, 0, 0])
-  churn_peer.turn(x.ctypes.data, 2)
+  churn_peer.flip_bit(x.ctypes.data, 2)
   assert x.view(np.uint32).tolist() == expected.tolist()
 
 
@@ -66,7 +66,9 @@ def test_one_bit_of_one_element_is_flipped():
 def test_commands_are_executed_until_the_end(monkeypatch, lines, spoilt):
   monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
   calls = []
-  churn_peer.obey(lambda: calls.append("spoil"), lambda: calls.append("end"))
+  churn_peer.run_stdin_commands(
+    lambda: calls.append("spoil"), lambda: calls.append("end")
+  )
   assert calls == ["spoil"] * spoilt + ["end"]
 
 
@@ -96,7 +98,7 @@ def test_deaf_end_receives_nothing_more():
       far.settimeout(0.2)
       near.sendall(b"a")
       assert far.recv(1) == b"a"
-      churn_peer.deafen(far)
+      churn_peer.drop_received_packets(far)
       near.sendall(b"b")
       with pytest.raises(TimeoutError):
         far.recv(1)

@@ -36,10 +36,10 @@ def test_swarm_continues_after_all_events_with_equal_workers(churn):
     found = churn.run(bar)
   assert churn.done == churn.goal >= len(KINDS)
   assert {kind for kind, _ in found["events"]} >= {*KINDS}
-  assert {when for _, when in found["events"]} <= set(churn_run.COLUMNS)
+  assert {when for _, when in found["events"]} <= set(churn_run.PHASE_COLUMNS)
   assert found["refused"] >= 1
-  assert found["rounds"] == churn.reached
-  assert not churn._there()
+  assert found["rounds"] == churn.newest_revision
+  assert not churn._live_workers()
   # The newest run begins with the checkpoint, in a later epoch of its own.
   assert min(churn._seen) > churn._least > 0
   assert found["epochs"] >= 1
@@ -49,7 +49,7 @@ def test_swarm_continues_after_all_events_with_equal_workers(churn):
   assert lengths[0] < time.time() - start
   # What the coordinator has printed in the longest of them.
   assert found["said"]
-  assert found["said"] == churn._coordinator.lines(*churn._pauses()[0])
+  assert found["said"] == churn._coordinator.lines(*churn._longest_gaps()[0])
   # Each worker contributes two samples to a round.
   lines = [churn._seen[revision] for revision in sorted(churn._seen)]
   assert lines[-1]["samples"] == found["samples"]
@@ -60,11 +60,15 @@ def test_swarm_continues_after_all_events_with_equal_workers(churn):
   assert found["loss"] == lines[-1]["loss"]
   assert 0.5 < found["calm_loss"] < 1
   # Without events, three workers make two steps with twelve samples.
-  state, theta = churn_peer.start(100), 0
+  state, theta = churn_peer.initial_state(100), 0
   for first in (0, 6):
     mean = churn_peer.gradient(state["theta"] + theta, ((first, first + 6),))
-    theta = theta - churn_peer.RATE * mean
-  assert churn._calm(12) == churn._calm(17) == churn_peer.loss(theta)
+    theta = theta - churn_peer.LEARNING_RATE * mean
+  assert (
+    churn._loss_without_events(12)
+    == churn._loss_without_events(17)
+    == churn_peer.loss(theta)
+  )
 
 
 def test_deviations_of_workers_are_errors(churn):
@@ -74,8 +78,8 @@ def test_deviations_of_workers_are_errors(churn):
   line = {"revision": 3, "digest": "a", "samples": 6, "loss": 0.75}
   for text in (line, line, line | {"revision": 4}, {"dropped": ["x", "y"]}):
     churn._compare(dict(text))
-    churn._look()
-  assert churn.reached == 4
+    churn._raise_on_failure()
+  assert churn.newest_revision == 4
   assert churn._dropped == ["x", "y"]
   assert len(churn._commits) == 2
   assert (churn.goal, churn.done) == (100, 0)
@@ -86,17 +90,17 @@ def test_deviations_of_workers_are_errors(churn):
   assert 5 <= churn.done < 60
   # A bit flipped after the digest was computed may change the loss.
   churn._compare(line | {"loss": 0.750000001})
-  churn._look()
+  churn._raise_on_failure()
   churn._compare(line | {"digest": "b"})
   with pytest.raises(RuntimeError, match=r"workers differ: .*'b'.* and .*'a'"):
-    churn._look()
+    churn._raise_on_failure()
   churn._problem, churn._least = "", 4
   churn._compare(line | {"revision": 5})
-  churn._look()
+  churn._raise_on_failure()
   churn._compare(line | {"revision": 4})
   with pytest.raises(RuntimeError, match="rounds up to 4 are lost"):
-    churn._look()
+    churn._raise_on_failure()
   churn._problem = ""
   churn._commits[-1] -= churn._options.limit_s + 1
   with pytest.raises(RuntimeError, match=r"no round for 6[12] s after \[\]"):
-    churn._look()
+    churn._raise_on_failure()

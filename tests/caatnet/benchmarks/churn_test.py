@@ -39,13 +39,13 @@ def test_tables_count_events_and_compare_losses(capsys):
 
 def test_newest_checkpoint_is_copied_completely_or_not_at_all(tmp_path):
   donor = tmp_path / "donor"
-  assert churn_training._step(donor) == -math.inf
+  assert churn_training._newest_step(donor) == -math.inf
   for step in (8, 12, 9):
     (donor / "checkpoints" / str(step)).mkdir(parents=True)
     (donor / "checkpoints" / str(step) / "x").write_text(str(step))
     (donor / "swarm").mkdir(exist_ok=True)
     (donor / "swarm" / f"{step}.npz").write_text(str(step))
-  assert churn_training._step(donor) == 12
+  assert churn_training._newest_step(donor) == 12
   churn_training._copy(donor, tmp_path / "home")
   found = {
     path.relative_to(tmp_path / "home").as_posix(): path.read_text()

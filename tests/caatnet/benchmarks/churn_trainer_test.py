@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.benchmarks.elastic import churn_trainer
-from parallel.peers.membership.leases import Leases
+from parallel.peers.membership.leases import SampleLeases
 
 
 def _run(params):
   """Returns a run at revision 7, in which 90 samples are used."""
   newest = types.SimpleNamespace(
-    number=7, digest="d", leases=Leases(end=100, free=((3, 13),))
+    number=7, digest="d", leases=SampleLeases(end=100, free=((3, 13),))
   )
   state = types.SimpleNamespace(outer={"params": params})
   return types.SimpleNamespace(

@@ -20,7 +20,7 @@ class Training(churn_training.Training):
     super().__init__(*arguments)
     Training.newest = self
 
-  def _command(self, word):
+  def _worker_command(self, word):
     loss = self.losses[len(self._workers)]
     line = json.dumps({"validation": loss})
     code = f"import time; time.sleep(0.1); print('{line}')"
@@ -49,15 +49,15 @@ def test_config_of_workers_has_the_seed_and_evaluates_at_the_end(
   assert config["train"]["num_steps"] == config["train"]["eval_every"] == 720
   # 85% of 120 rounds.
   assert training.goal == 102
-  assert training.done == training.reached == 0
+  assert training.done == training.newest_revision == 0
   assert not {"ahead", "last holder"} & {*training.kinds}
 
 
 def test_loss_is_that_of_all_workers_at_their_end(training):
   assert training.loss() == 1.5
   training._compare({"validation": 1.25})
-  with pytest.raises(RuntimeError, match="end with other losses"):
-    training._look()
+  with pytest.raises(RuntimeError, match="ended with different losses"):
+    training._raise_on_failure()
 
 
 def test_workers_with_other_states_are_an_error(training):
@@ -65,10 +65,10 @@ def test_workers_with_other_states_are_an_error(training):
   line = {"revision": 3, "digest": "a", "samples": 6}
   for _ in range(2):
     training._compare(dict(line))
-    training._look()
+    training._raise_on_failure()
   training._compare(line | {"samples": 7})
   with pytest.raises(RuntimeError, match="workers differ"):
-    training._look()
+    training._raise_on_failure()
 
 
 def test_all_workers_are_killed_once_after_half_of_the_rounds(training):
@@ -90,7 +90,7 @@ def _home(training, tmp_path, moments, word, killed, steps):
     for part in ("swarm", f"checkpoints/{step}"):
       (home / part).mkdir(parents=True, exist_ok=True)
     (home / "swarm" / f"{step}.npz").touch()
-  found = training._home(word)
+  found = training._choose_folder(word)
   training._workers = []
   return found.relative_to(tmp_path).as_posix()
 
@@ -119,14 +119,14 @@ def test_donor_is_the_running_worker_with_the_newest_checkpoint(
     training, tmp_path, "donor", "new", (False, False, True), (10, 12, 14)
   )
   assert found == "worker-3"
-  assert churn_training._step(tmp_path / found) == 12
+  assert churn_training._newest_step(tmp_path / found) == 12
 
 
 def test_calm_run_has_as_many_samples_and_is_ended(training):
   """Whole rounds of the steps of all workers, and the same seed."""
   of_step = 2 * training._config.data.batch_size
   every = training._config.outer.sync_every
-  assert training._calm(of_step * (3 * every + 1)) == 1.5
+  assert training._loss_without_events(of_step * (3 * every + 1)) == 1.5
   calm = Training.newest
   assert calm is not training
   assert (calm._steps, calm._seed) == (3 * every, 7)

@@ -10,7 +10,7 @@ import pytest
 
 from caatnet.benchmarks.serving import decoders, decoding
 from caatnet.inference.decoder import Capacity
-from caatnet.inference.requests import stacked
+from caatnet.inference.requests import stack_sampling_params
 from caatnet.models.paged import Cache
 from configs.benchmark import decoding as decoding_config
 from tests.caatnet.benchmarks.printed import rows_of
@@ -95,7 +95,7 @@ def test_parts_are_differences_of_programs_in_their_order():
       (1, 3, 6, 10, 15), (2, 4, 7, 11, 16), (1, 3, 6, 10, 30)
     )
   ]
-  assert decoding._parts(rounds) == {
+  assert decoding._median_parts_ms(rounds) == {
     "products": 1, "attention": 2, "gathering": 3, "sampling": 4, "inputs": 5,
     "step": 16,
   }
@@ -126,10 +126,12 @@ def test_caches_of_timed_steps_are_three_quarters_full():
 
 def test_contiguous_cache_attends_as_the_paged_one():
   """Written pages of two sequences, whose tables are in order."""
-  made = decoders.built(decoding_config.get_config("test"), batch=2, context=48)
-  params, found = made.weights(decoders.drawn(made)).params, []
+  made = decoders.build_inference(
+    decoding_config.get_config("test"), batch=2, context=48
+  )
+  params, found = made.weights(decoders.init_params(made)).params, []
   batch = decoding._batch(made.capacity)
-  for kind in (Cache, decoding._Dense):
+  for kind in (Cache, decoding._ContiguousCache):
     step, cache = decoding._partial_step(made, kind, False)
     keys = iter(jax.random.split(jax.random.key(1), 9))
     pages = jax.tree.map(
@@ -139,7 +141,8 @@ def test_contiguous_cache_attends_as_the_paged_one():
     )
     logits, _ = step(
       params, dataclasses.replace(cache, pages=pages),
-      dataclasses.replace(batch, tokens=np.int32([3, 5])), stacked([None] * 2),
+      dataclasses.replace(batch, tokens=np.int32([3, 5])),
+      stack_sampling_params([None] * 2),
     )
     found.append(np.asarray(logits))
   np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)

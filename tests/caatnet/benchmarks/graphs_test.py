@@ -81,10 +81,12 @@ def test_predicted_compute_is_that_of_two_layers(capsys):
   """The first layer is computed at roots and their neighbours."""
   options = benchmark_config.get_config("test").benchmark
   assert options.fanouts == (3, 2)
-  slow = graphs._predicted(options)["rows"]
+  slow = graphs._predict_steps(options)["rows"]
   rate = options.predicted.utilisation * DEVICES["h200"].peak("float32")
   options.predicted.utilisation = 1e30
-  for row, fast in zip(slow, graphs._predicted(options)["rows"], strict=True):
+  for row, fast in zip(
+    slow, graphs._predict_steps(options)["rows"], strict=True
+  ):
     hidden = options.predicted.hidden
     weights = (1 + 3) * row["features"] * hidden + hidden * 64
     # 2 FLOPs of the forward and 4 of the backward for each of two matrices.
@@ -126,7 +128,7 @@ def test_script_of_dgl_reads_the_arguments_of_the_benchmark(tmp_path):
     python_path=str(python), threads=3, fanouts=(15, 10)
   )
   roots = np.arange(6, dtype=np.int32).reshape(3, 2)
-  found = graphs._dgl(
+  found = graphs._time_dgl_sampler(
     options, types.SimpleNamespace(folder=tmp_path), roots, warm=1
   )
   assert found == [str(tmp_path), 1, 3, [15, 10]]
@@ -175,7 +177,7 @@ def test_samplers_are_compared_on_the_batches_after_the_warm_up(
 
 def test_part_has_the_memory_of_its_process():
   start = time.perf_counter()
-  row = graphs._row("a part", start, "a loss")
+  row = graphs._time_and_memory_row("a part", start, "a loss")
   assert (row["part"], row["loss"]) == ("a part", "a loss")
   assert 0 <= row["seconds"] <= time.perf_counter() - start
   pages = list(map(int, pathlib.Path("/proc/self/statm").read_text().split()))

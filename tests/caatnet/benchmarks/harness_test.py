@@ -29,7 +29,7 @@ def test_runners_alternate_and_warm_up_is_discarded():
 
 def test_runner_is_called_once_before_it_is_timed():
   calls = []
-  assert timing.seconds_after_one(lambda: calls.append(0)) >= 0
+  assert timing.seconds_when_warm(lambda: calls.append(0)) >= 0
   assert len(calls) == 2
 
 
@@ -42,7 +42,7 @@ def test_times_are_of_a_clock_or_of_a_processor(monkeypatch):
   assert 0 < cpu_s <= time.process_time() - used
   assert timing.seconds(lambda: None) < time.perf_counter() - start
   monkeypatch.setattr(os, "getloadavg", lambda: (1.5, 2.5, 3.5))
-  assert timing.load() == 1.5
+  assert timing.load_average() == 1.5
 
 
 def test_ratios_are_taken_within_rounds():
@@ -79,8 +79,8 @@ def test_error_of_a_script_names_the_key_and_the_last_line():
 
 
 def test_shared_keeps_order_and_alone_uses_another_process():
-  assert list(scripts.shared(abs, [-3, 2, -1], 2)) == [3, 2, 1]
-  assert scripts.alone(os.getpid) != os.getpid()
+  assert list(scripts.map_in_processes(abs, [-3, 2, -1], 2)) == [3, 2, 1]
+  assert scripts.call_in_process(os.getpid) != os.getpid()
 
 
 def test_config_without_benchmark_is_a_copy():

@@ -29,7 +29,9 @@ def test_gather_of_rows_is_checked_and_its_bytes_are_counted(capsys):
   # Only compiled kernels have a memory of interest.
   assert not any("temporary_bytes" in row for row in rows)
   subject = SUBJECTS["gather_rows"](False)[0]
-  assert kernels._check(subject, "reference", True)["temporary_bytes"] >= 0
+  assert kernels._compare_to_reference(subject, "reference", True)[
+    "temporary_bytes"
+  ] >= 0
   bytes_of = {row["case"]: row["bytes"] for row in rows}
   # 17 rows of 32 features are read and written, and 17 ids are read.
   assert bytes_of["a line"] == 17 * 32 * 4 * 2 + 17 * 4
@@ -53,10 +55,12 @@ def test_table_has_the_memory_kind_and_order_of_its_kernel(kernel):
       assert operands[0].sharding.memory_kind == place
       kind = name.removesuffix("_interpret")
       np.testing.assert_array_equal(
-        operands[0], order.stored(np.asarray(table), kind)
+        operands[0], order.lay_out_table(np.asarray(table), kind)
       )
       # Bytes across the link, out of the whole table.
-      per_id = 4 * table.shape[1] * order.waste(table.shape[1], kind)
+      per_id = 4 * table.shape[1] * order.read_amplification(
+        table.shape[1], kind
+      )
       expected = {} if kind == "reference" else {
         operands[0].shape: per_id * len(ids)
       }
@@ -102,7 +106,7 @@ def test_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
 def test_rates_and_ratios_are_those_of_medians(monkeypatch):
   """A copy reads and writes its array."""
   monkeypatch.setattr(kernels, "_COPY_BYTES", 600)
-  found = kernels._compared(240, {
+  found = kernels._times_and_ratios(240, {
     "kernel": [2.0, 3.0, 40.0], "fused": [6.0, 6.0, 1.0],
     "unfused": [12.0, 1.0, 13.0], "copy": [4.0, 9.0, 1.0],
   })
@@ -137,7 +141,7 @@ def test_bytes_of_a_target_are_counted_with_and_without_kernel(
     targets.resolve("cpu:1"), hardware=devices.TPU_V5E
   )
   options.target = "tpu_interpret:1"
-  found = kernels._count(options, target)
+  found = kernels._count_for_target(options, target)
   assert found["target"] == options.target
   printed = [
     [cell.strip() for cell in line.split("│")[1:-1]]

@@ -149,7 +149,7 @@ def test_peers_have_the_sizes_of_our_model():
   config = config_file.get_config("test")
   config.benchmark.nanodo, config.benchmark.threads = "nanodo", 3
   config.model.num_layers = 5
-  torch, compiled, nanodo = peers._peers(config, "python")
+  torch, compiled, nanodo = peers._peer_scripts(config, "python")
   for found, is_compiled in ((torch, False), (compiled, True)):
     assert (found[0][:2], found[2]) == (["python", "-P"], {})
     assert (found[3]["threads"], found[3]["compiled"]) == (3, is_compiled)
@@ -191,7 +191,7 @@ def test_steps_of_a_module_of_flax_are_timed_steps_of_adamw(
 ):
   monkeypatch.setattr(sys, "stdin", io.StringIO('{"steps": 1}\n{"steps": 2}'))
   before = next(Bigram.calls)
-  nanodo_step.answer_all(Bigram(), 3, 5, 7)
+  nanodo_step.answer_timing_requests(Bigram(), 3, 5, 7)
   # Traced for its parameters and for a step, which is compiled once.
   assert next(Bigram.calls) == before + 1 + 2
   size, *answers = map(json.loads, capsys.readouterr().out.splitlines())
@@ -231,7 +231,7 @@ def test_streams_of_all_servers_are_counted(tmp_path):
   config.benchmark.vllm = str(tmp_path / "server")
   config.benchmark.llama_server = str(tmp_path / "server")
   config.benchmark.threads = 3
-  ours, *others = over_http.rows(config, str(tmp_path / "python"))
+  ours, *others = over_http.measure_servers(config, str(tmp_path / "python"))
   assert [row["by"] for row in (ours, *others)] == [
     "caatnet", "vllm", "llama.cpp"
   ]
@@ -287,17 +287,17 @@ def test_sequences_of_float32_weights_must_mostly_be_equal():
   ours = [[1, 2], [3, 4], [5, 6]]
   half = [[1, 2], [3, 4], [5, 7]]
   few = [[1, 2], [3, 5], [5, 7]]
-  found = peers._same_sequences({
+  found = peers._equal_fractions({
     "caatnet": ours, "x Q8_0": few, "x F32": half,
   })
   assert found == pytest.approx({
     "caatnet": 1, "x Q8_0": 1 / 3, "x F32": 2 / 3
   })
   with pytest.raises(ValueError, match=r"x F32 draws .* 67% of 3 sequences"):
-    peers._same_sequences({"caatnet": ours, "x F32": few})
+    peers._equal_fractions({"caatnet": ours, "x F32": few})
   # Exactly half is enough, and a single sequence says little.
   for num, equal in ((2, 0.5), (1, 0.0)):
-    found = peers._same_sequences({"caatnet": ours[:num], "x F32": [
+    found = peers._equal_fractions({"caatnet": ours[:num], "x F32": [
       [1, 2], [0, 0]
     ][-num:]})
     assert found["x F32"] == equal

@@ -20,16 +20,16 @@ def test_grids_have_as_many_devices_as_can_be_searched():
     assert max(sizes) == most
     assert min(sizes) > most / 2
   # Of the clusters with uneven links.
-  assert {grid.size for grid in planner._PREMISE_GRIDS} == {64}
+  assert {grid.size for grid in planner._UNEVEN_GRIDS} == {64}
 
 
 def test_orders_are_compared_with_the_best_and_with_ours():
-  found = planner._against_best([1.0, 1.02, 1.01, 1.5], [1.0, 3.0, 2.0, 4.0])
+  found = planner._ratio_row([1.0, 1.02, 1.01, 1.5], [1.0, 3.0, 2.0, 4.0])
   assert found == {
     "clusters": 4, "ours / best, worst": 1.5, "within 1%": 2,
     "own / best, median": 2.5,
   }
-  found = planner._slower("own", [1.0, 0.8, 1.0 + 1e-12, 1.2, 1.6])
+  found = planner._percentile_row("own", [1.0, 0.8, 1.0 + 1e-12, 1.2, 1.6])
   assert found == {
     "order": "own", "clusters": 5, "0%": 0.8, "5%": pytest.approx(0.84),
     "25%": 1.0, "50%": pytest.approx(1.0), "75%": 1.2,
@@ -118,7 +118,7 @@ def test_solver_receives_the_costs_of_an_order(limit_s, monkeypatch, tmp_path):
   config.benchmark.python_path = sys.executable
   config.benchmark.limit_s = limit_s
   monkeypatch.setattr(planner, "_SOLVED_GRIDS", (Grid(2, 2, 2),))  # quick
-  (row,) = planner._solved(config)
+  (row,) = planner._compare_cp_sat(config)
   assert row["grid"] == str(Grid(2, 2, 2))
   assert row["ours / CP-SAT"] == pytest.approx(1.0 if limit_s else 0)
   assert row["CP-SAT's gap"] == pytest.approx(0.5 if limit_s else 1)
@@ -128,7 +128,7 @@ def test_solver_receives_the_costs_of_an_order(limit_s, monkeypatch, tmp_path):
 
 
 def test_links_are_drawn_from_1_to_20_gigabytes_per_second():
-  links = planner.drawn(3, 60)
+  links = planner.draw_links(3, 60)
   assert (links.num_devices, links.mark) == (60, "drawn")
   assert links.nodes == tuple(range(60))
   pairs = ~np.eye(60, dtype=bool)
@@ -138,4 +138,4 @@ def test_links_are_drawn_from_1_to_20_gigabytes_per_second():
   # Logarithmic: half of the rates are below the square root of 20.
   assert np.median(rates) == pytest.approx(20**0.5 * 1e9, rel=0.1)
   assert (links.latency_s[pairs] == 1e-5).all()
-  assert (planner.drawn(4, 60).bandwidth[pairs] != rates).any()
+  assert (planner.draw_links(4, 60).bandwidth[pairs] != rates).any()

@@ -20,17 +20,17 @@ def test_row_is_reused_until_its_program_changes(tmp_path):
   assert {"command", "date", "versions"} <= kept.keys()
 
   def now(overrides):
-    program = {key: row[key] for key in programs.KEYS}
+    program = {key: row[key] for key in programs.PROGRAM_KEYS}
     program["overrides"] = overrides
     return programs.identity(*programs.build(config, program))
 
   same = now(row["overrides"])
-  assert programs.known([row], same) == row
-  assert programs.known([same], same) == same
-  assert programs.known([row], now("sync.p=0.25")) is None
+  assert programs.find_row([row], same) == row
+  assert programs.find_row([same], same) == same
+  assert programs.find_row([row], now("sync.p=0.25")) is None
   # Many targets share one lowered program.
-  assert programs.known([row | {"target": "another"}], same) is None
-  assert programs.known([row | {"versions": {}}], same) is None
+  assert programs.find_row([row | {"target": "another"}], same) is None
+  assert programs.find_row([row | {"versions": {}}], same) is None
 
 
 @pytest.mark.parametrize("text", ['{"rows": [{}]}', '{"rows": {}}', "[]"])

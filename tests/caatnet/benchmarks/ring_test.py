@@ -25,7 +25,7 @@ print(json.dumps({{"seconds": [2.0 + asked["rank"]]}}))
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_raw_streams_send_the_payload_of_the_sums(count):
-  orders = ring._orders(count, SIZE, BLOCK)
+  orders = ring._peer_calls(count, SIZE, BLOCK)
   half = 4 * SIZE * (count - 1) // count
   received = dict.fromkeys(range(count), 0)
   for rank in range(count):
@@ -47,7 +47,9 @@ def test_raw_streams_send_the_payload_of_the_sums(count):
       assert (kind, options(rank)) == (
         "sum", {"order": name, "block_bytes": BLOCK}
       )
-      payload, _ = link_collectives.sum_bytes(name, SIZE, count, rank, BLOCK)
+      payload, _ = link_collectives.sum_sent_bytes(
+        name, SIZE, count, rank, BLOCK
+      )
       assert payload == 2 * half
   assert set(received.values()) == {2 * half}
   # A ring adds each element of all chunks but one.
@@ -61,7 +63,7 @@ def test_bytes_other_than_the_formula_are_errors():
   """The array cannot be divided equally among three peers."""
   size = SIZE + 1
   stated = [
-    link_collectives.sum_bytes("ring", size, 3, rank, BLOCK)
+    link_collectives.sum_sent_bytes("ring", size, 3, rank, BLOCK)
     for rank in range(3)
   ]
   assert len({payload for payload, _ in stated}) > 1
@@ -69,7 +71,7 @@ def test_bytes_other_than_the_formula_are_errors():
     {"payload": payload, "framing": framing, "kernel": payload + framing}
     for payload, framing in stated
   ]
-  assert ring._same_as_stated("ring", size, found, BLOCK) == {
+  assert ring._check_sent_bytes("ring", size, found, BLOCK) == {
     "payload": stated[0][0], "framing": stated[0][1]
   }
   for rank, key, message in (
@@ -80,7 +82,7 @@ def test_bytes_other_than_the_formula_are_errors():
     wrong = [dict(row) for row in found]
     wrong[rank][key] += 1
     with pytest.raises(RuntimeError, match=message):
-      ring._same_as_stated("ring", size, wrong, BLOCK)
+      ring._check_sent_bytes("ring", size, wrong, BLOCK)
 
 
 def test_links_that_are_not_shaped_have_no_rows(monkeypatch, capsys):

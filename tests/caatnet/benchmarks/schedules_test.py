@@ -15,7 +15,7 @@ SIZES, MODELS = (2**15, 2**26), ("events", "lockstep")
 
 
 def _drawn(seed, kind="doubling"):
-  return schedules._drawn(
+  return schedules._measure_random_graph(
     seed, max_nodes=7, kind=kind, sizes=SIZES, models=MODELS
   )
 
@@ -23,14 +23,15 @@ def _drawn(seed, kind="doubling"):
 def test_graphs_are_measured_in_processes_in_their_order(capsys):
   options = types.SimpleNamespace(processes=1)
   measure = functools.partial(
-    schedules._drawn, max_nodes=7, kind="uneven", sizes=SIZES[:1], models=()
+    schedules._measure_random_graph, max_nodes=7, kind="uneven",
+    sizes=SIZES[:1], models=()
   )
-  found = schedules._shared(options, measure, range(2), "graphs")
+  found = schedules._map_in_processes(options, measure, range(2), "graphs")
   assert [row["topology"] for row in found] == ["random 0", "random 1"]
 
 
 def test_no_schedule_is_faster_than_the_bound_of_its_topology():
-  row = schedules._named("torus 4x4", SIZES, MODELS)
+  row = schedules._measure_named("torus 4x4", SIZES, MODELS)
   assert (row["topology"], row["nodes"], row["ranks"], row["links"]) == (
     "torus 4x4", 16, 16, 64
   )
@@ -56,7 +57,7 @@ def test_steps_of_multitree_are_at_least_the_bound_of_ports():
   for net, bound in (
     (builders.torus((4, 4)), -(-15 // 4)), (builders.mesh((4, 4)), 15 // 2 + 1)
   ):
-    row = schedules._multitree(net)
+    row = schedules._time_multitree(net)
     assert (row["topology"], row["ranks"]) == (net.name, 16)
     assert bound == row["bound"] <= row["steps"] <= 2 * bound
     assert row["seconds"] > 0
@@ -64,7 +65,7 @@ def test_steps_of_multitree_are_at_least_the_bound_of_ports():
 
 def test_simulated_ring_takes_the_time_of_its_chunks():
   """63 rounds, in each of which a link passes 64 KiB."""
-  row = schedules._simulated("ring, ring 64")
+  row = schedules._time_simulation("ring, ring 64")
   link = builders.ring(64).links[0]
   assert (row["ranks"], row["traversals"]) == (64, 64 * 63)
   assert row["finish_us"] == pytest.approx(
@@ -102,7 +103,7 @@ def test_summary_counts_ratios(capsys):
 def test_tables_and_picture_have_all_rows(capsys):
   options = config_of.get_config("test").benchmark
   options.tori, options.meshes = (4,), (3,)
-  scaling = schedules._scaling(options)
+  scaling = schedules._measure_scaling(options)
   assert [row["topology"] for row in scaling] == ["torus 4x4", "mesh 3x3"]
   (simulated,) = schedules._simulations(options)
   drawn = [_drawn(1), _drawn(2)]
@@ -123,7 +124,7 @@ def test_tables_and_picture_have_all_rows(capsys):
   for row in drawn:
     assert [
       row["topology"], str(row["trees_per_rank"]), f"{row['ratio']:.4f}",
-      f"{row['rounds_ratio']:.3f}", schedules._cut(row),
+      f"{row['rounds_ratio']:.3f}", schedules._describe_cut(row),
       f"{row['seconds']:.2f}", f"{row['multitree_seconds']:.2f}",
     ] in table
     for size, times in zip(("32 KiB", "64 MiB"), row["times"], strict=True):
@@ -134,7 +135,7 @@ def test_tables_and_picture_have_all_rows(capsys):
           )
         ),
       ] in table
-  picture = drawing.rendered(schedules.figure(scaling, drawn))
+  picture = drawing.render_figure(schedules.figure(scaling, drawn))
   assert picture.startswith(b"\x89PNG")
 
 
@@ -156,7 +157,7 @@ def test_figure_has_a_line_per_kind_of_grid_and_of_graph():
   assert {m.label: (m.x, m.y) for m in graphs.marks} == {
     "ranks only": ([6], [0.5]), "with switches": ([9], [0.25])
   }
-  assert drawing.rendered(figure).startswith(b"\x89PNG")
+  assert drawing.render_figure(figure).startswith(b"\x89PNG")
 
 
 def test_numbers_are_printed_as_ranges():
@@ -173,29 +174,29 @@ def test_unknown_topology_is_named():
 
 def test_topologies_are_those_of_their_names():
   failed = "torus 8x8, 2 links failed"
-  nets = {name: make() for name, make in schedules.NAMED.items()}
+  nets = {name: make() for name, make in schedules.NAMED_TOPOLOGIES.items()}
   links = {name: len(net.links) for name, net in nets.items()}
   assert links[failed] == links["torus 8x8"] - 4
   pairs = {(x.source, x.destination) for x in nets[failed].links}
   assert pairs == {pair[::-1] for pair in pairs}  # in both directions
   assert nets.pop(failed).num_ranks == 64
   nets |= {
-    name: make() for name, (_, make) in schedules.SIMULATED.items()
+    name: make() for name, (_, make) in schedules.SIMULATED_SCHEDULES.items()
   }
   for name, net in nets.items():
     assert net.name == name.rpartition(", ")[2]
-  for name, (builder, _) in schedules.SIMULATED.items():
+  for name, (builder, _) in schedules.SIMULATED_SCHEDULES.items():
     assert name.startswith(f"{builder}, ")
 
 
 def test_bound_of_latencies_is_that_of_the_ranks_that_are_farthest_apart():
   """The ends of a line of five ranks."""
   net = builders.mesh((5,))
-  found = schedules._times(net, 0.0, 1, ())
+  found = schedules._compare_with_bound(net, 0.0, 1, ())
   assert found["bound_us"] == pytest.approx(4e6 * net.links[0].latency_s)
 
 
-@pytest.mark.parametrize("kind", schedules.SPEEDS)
+@pytest.mark.parametrize("kind", schedules.BANDWIDTH_SAMPLERS)
 def test_random_graphs_have_switches_and_failed_links_by_their_seed(kind):
   failed = set()
   for seed in range(24):

@@ -33,12 +33,12 @@ def test_requests_share_one_of_50_beginnings():
 
 def test_pages_are_those_of_an_8b_model():
   """16 positions, 32 layers, 8 heads of width 128; keys and values, 2 bytes."""
-  assert serving._COPIES.page_bytes == 16 * 32 * 8 * 128 * 2 * 2
-  assert serving._COPIES.ranges_per_run == 32 * 2
+  assert serving._COPY_TIMES.page_bytes == 16 * 32 * 8 * 128 * 2 * 2
+  assert serving._COPY_TIMES.ranges_per_run == 32 * 2
 
 
 def test_watch_sums_both_clocks_until_it_is_read():
-  watch = serving._Watch()
+  watch = serving._Stopwatch()
   slow = watch(lambda seconds: time.sleep(seconds) or seconds)
   assert [slow(0.001), slow(0.002)] == [0.001, 0.002]
   wall, cpu = watch.take()  # us
@@ -55,7 +55,7 @@ def test_rounds_are_one_row():
     {"policy": "x", "spent_us": np.array([[10, 5], [10, 5], [100, 9.0]]),
      "arrival_us": 6.0},
   ]
-  found = serving._over([dict(row) for row in rounds])
+  found = serving._merge_rounds([dict(row) for row in rounds])
   assert found == {
     "policy": "x", "arrival_us": 5.0, "medians_us": [2.0, 5.0],
     "clock_us": {"median": 15.0, "p99": pytest.approx(96.5), "most": 100.0},
@@ -63,7 +63,7 @@ def test_rounds_are_one_row():
   }
   rounds[1]["policy"] = "y"
   with pytest.raises(AssertionError, match="the rounds differ"):
-    serving._over(rounds)
+    serving._merge_rounds(rounds)
 
 
 def test_server_is_full_in_each_step(capsys):

@@ -12,7 +12,7 @@ from caatnet.composition import library
 from caatnet.config import experiments
 from caatnet.data import tokenizers
 from caatnet.interop import huggingface
-from caatnet.interop.source import open_source
+from caatnet.interop.source import open_published_model
 from caatnet.train import tokenizer
 from configs.caatnet import base
 from tests.caatnet.data.small_tokenizers import llama_files
@@ -23,7 +23,7 @@ FAMILY = "qwen2"
 
 def convert(folder, to):
   """Writes a run from a published folder, as launch.convert does."""
-  source = open_source(folder, 1)
+  source = open_published_model(folder, 1)
   config = base.get_config()
   config.model.update(source.section)
   config.data.seq_len = config.model.max_positions

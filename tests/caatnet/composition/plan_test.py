@@ -17,10 +17,10 @@ def planned(seed=3, baselines=True):
   config = config_file.get_config("test")
   config.train.num_steps, config.train.checkpoint_every = STEPS, EVERY
   config.kinds.expert_steps, config.kinds.baselines = EXPERT_STEPS, baselines
-  options = tree.section_of("kinds", config.kinds)
+  options = tree.parse_section("kinds", config.kinds)
   with config.unlocked():
     del config.kinds
-  runs = training.planned(config, options, NAMES, FOLDER, seed)
+  runs = training.plan_runs(config, options, NAMES, FOLDER, seed)
   return config, options, {run.name: run for run in runs}
 
 

@@ -57,5 +57,5 @@ def test_router_without_information_is_as_good_as_chance():
 def test_prompt_is_a_part_of_a_document():
   generator = np.random.default_rng(0)
   documents = [b"abcdef", b"x"]
-  found = {routing.cut(documents, 3, generator) for _ in range(300)}
+  found = {routing.draw_excerpt(documents, 3, generator) for _ in range(300)}
   assert found == {b"abc", b"bcd", b"cde", b"def", b"x"}

@@ -92,7 +92,7 @@ def test_experts_are_selected_for_each_sequence():
     "b": {"a": [3.0, 7.0], "b": [0.5, 1.0]},
   }
   each = {m: {k: np.array(x) for k, x in of.items()} for m, of in each.items()}
-  found = evaluation._selected(each, {"a": ["a", "b"], "b": ["b", "b"]})
+  found = evaluation._mean_losses(each, {"a": ["a", "b"], "b": ["b", "b"]})
   assert found["oracle"] == {"a": 1.5, "b": 0.75}
   assert found["random"] == {"a": 3.25, "b": 3.125}
   assert found["routed"] == {"a": 4.0, "b": 0.75}
@@ -103,7 +103,7 @@ def test_prompt_of_one_byte_leaves_the_loss_of_the_whole_text(finished):
   workdir, _, _ = finished
   folder = workdir / "runs" / "c_seed0"
   experiment = experiments.from_folder(folder)
-  losses = evaluation._scores(experiment, 1)(
+  losses = evaluation._make_loss_function(experiment, 1)(
     library.read_params(folder), evaluation._windows(experiment, folder)
   )
   *_, last = (r for r in records.read_metrics(folder) if "validation_loss" in r)
@@ -113,7 +113,9 @@ def test_prompt_of_one_byte_leaves_the_loss_of_the_whole_text(finished):
   windows[1, :5] = windows[0, :5]
   assert (windows[1, 5:] != windows[0, 5:]).any()
   whole, rest = (
-    evaluation._scores(experiment, prompt)(library.read_params(folder), windows)
+    evaluation._make_loss_function(experiment, prompt)(
+      library.read_params(folder), windows
+    )
     for prompt in (1, 5)
   )
   num = windows.shape[1] - 1
@@ -127,7 +129,7 @@ def test_stored_evaluation_is_read_if_models_and_prompt_are_the_same(
   finished, tmp_path
 ):
   workdir, of_kinds, _ = finished
-  options = tree.section_of("kinds", make_config().kinds)
+  options = tree.parse_section("kinds", make_config().kinds)
   texts, _ = training._collect(
     workdir / "text", of_kinds, names=list(options.names), count=2,
     size_bytes=options.size_bytes, min_bytes=options.min_bytes,
@@ -140,7 +142,7 @@ def test_stored_evaluation_is_read_if_models_and_prompt_are_the_same(
   stored = epath.Path(tmp_path / "seed0.json")
 
   def found(more=(), **changes):
-    return evaluation.of_seed(
+    return evaluation.evaluate_seed(
       runs | dict(more), router, dataclasses.replace(options, **changes), texts,
       stored, with_forms=False,
     )["losses"]
@@ -200,10 +202,10 @@ def test_library_of_differences_has_the_first_rank(finished, tmp_path):
   config = make_config()
   config.kinds.form, config.kinds.ranks = "low_rank", (1, 3)
   config.kinds.experts = 4
-  options = tree.section_of("kinds", config.kinds)
+  options = tree.parse_section("kinds", config.kinds)
   with config.unlocked():
     del config.kinds
-  runs = list(training.planned(config, options, tuple(LETTERS), again, 0))
+  runs = list(training.plan_runs(config, options, tuple(LETTERS), again, 0))
   made = training.write_library({0: runs}, options, again)
   assert made.names == ("base", "python", "c", "base-seed0-step4")
   stored = made.read("python")[1]()
@@ -316,7 +318,7 @@ def test_text_of_a_sweep_that_was_killed_while_writing_is_written_again(
   for num_whole in range(len(whole)):
     folder.mkdir()
     for name in [*whole][:num_whole]:
-      if name != training.COLLECTED:
+      if name != training.MANIFEST_FILE:
         (folder / name).write_bytes(whole[name][: 100 * num_whole])
     training._collect(folder, texts, **options)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == whole

@@ -7,7 +7,7 @@ import ml_collections
 import pytest
 
 from caatnet.config import experiments, sections
-from caatnet.config.context import Context
+from caatnet.config.context import ModelContext
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS
 from caatnet.config.override import Sweep, override, take_sweep
@@ -203,7 +203,7 @@ def test_swarm_keeps_values_for_workers_that_join():
 def test_swarm_has_its_defaults_without_a_section():
   config = tiny.get_config("test")
   plain = experiments.swarm_options(config)
-  assert plain == tree.section_of("elastic", {})
+  assert plain == tree.parse_section("elastic", {})
   config.elastic = tree.defaults("elastic")
   assert experiments.swarm_options(config) == plain
 
@@ -245,7 +245,7 @@ LEVELS = (Level("pod", 2), Level("node", 3), Level("gpu", 4))
    {"optimizer": 3, "gradient_codec": "int4", "gradient_hops": "two"}),
 ])
 def test_depths_are_named_by_levels(keys, changes):
-  made = sections.call(
+  made = sections.build_section(
     "zero", build_zero, {"levels": "pod:2,node:3,gpu:4"} | keys, 24
   )
   plain = dataclasses.asdict(made.partition) | {"levels": LEVELS}
@@ -262,7 +262,7 @@ def test_depths_are_named_by_levels(keys, changes):
 
 def test_partition_gathers_when_its_keys_tell():
   for prefetch in (False, True):
-    made = sections.call(
+    made = sections.build_section(
       "zero", build_zero, {"scheme": "zero3", "prefetch": prefetch}, 4
     )
     assert made.prefetch == prefetch
@@ -277,18 +277,18 @@ def test_partition_gathers_when_its_keys_tell():
       for name in ("worker", "stage", "tensor")),
   ):
     with pytest.raises(ValueError, match=message):
-      sections.call("zero", build_zero, keys, 4)
+      sections.build_section("zero", build_zero, keys, 4)
 
 
 def context(platform="cpu", **changes):
   """Returns a context of text, with four tensor ranks on two devices."""
-  return dataclasses.replace(Context(
+  return dataclasses.replace(ModelContext(
     platform, Axis("tensor", 4, 2), ("reference",), None, build("").data, {},
   ), **changes)
 
 
 def policies(keys, platform="cpu", layers=3, remat="none"):
-  return sections.call(
+  return sections.build_section(
     "sync", build_sync, keys, context(platform), layers, remat
   )
 
@@ -366,7 +366,7 @@ def test_attention_is_selected_by_the_width_of_heads(keys, attention):
   config = tiny.get_config("test")
   section = dict(config.model) | {"attention": "auto"} | keys
   section |= {"num_kv_heads": section["num_heads"]}
-  model = sections.choose("model", MODELS, section, context("gpu"))
+  model = sections.build_selected("model", MODELS, section, context("gpu"))
   assert model.config.attention == attention
 
 
@@ -384,7 +384,7 @@ def test_attention_is_selected_by_the_width_of_heads(keys, attention):
 ])
 def test_model_is_refused_in_another_context(name, change, message):
   with pytest.raises(ValueError, match=message):
-    sections.choose(
+    sections.build_selected(
       "model", MODELS, tree.defaults("model", name), context(**change)
     )
 
@@ -397,7 +397,7 @@ def test_images_have_neither_tensor_ranks_nor_sync():
 
 def test_learning_rate_without_warm_up_starts_at_its_peak():
   for warmup_steps, first in ((0, 0.5), (1, 0.0)):
-    rate = sections.choose("optimizer", OPTIMIZERS, {
+    rate = sections.build_selected("optimizer", OPTIMIZERS, {
       "name": "adamw", "learning_rate": 0.5, "warmup_steps": warmup_steps,
       "final_fraction": 0.5,
     }, 8, {}).learning_rate

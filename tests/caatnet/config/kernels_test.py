@@ -3,7 +3,7 @@
 import pytest
 
 from caatnet.config import experiments, sections
-from caatnet.config.context import Context
+from caatnet.config.context import ModelContext
 from caatnet.config.model import MODELS
 from configs.caatnet import tiny
 from parallel.kernels import evidence
@@ -31,11 +31,11 @@ def test_auto_uses_kernels_that_make_the_step_faster(
   monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", STEPS)
   config = tiny.get_config("test")
   built = experiments.build(config)
-  context = Context(
+  context = ModelContext(
     "tpu", built.program.layout.tensor, KERNELS, chip, built.data,
     dict(config.sync) | {"p": p, "route": route},
   )
-  model = sections.choose("model", MODELS, config.model, context)
+  model = sections.build_selected("model", MODELS, config.model, context)
   assert model.config.kernels == (KERNELS if used else ("reference",))
 
 
@@ -49,9 +49,9 @@ def test_fractions_of_both_projections_count_equally(monkeypatch):
   for fractions, used in (((0.9, 0.3), False), ((0.9, 0.8), True)):
     keys = {f"p_{name}": (p,) for name, p in
             zip(("attention", "mlp"), fractions, strict=True)}
-    context = Context(
+    context = ModelContext(
       "tpu", built.program.layout.tensor, KERNELS, "chip", built.data,
       dict(config.sync) | keys,
     )
-    model = sections.choose("model", MODELS, config.model, context)
+    model = sections.build_selected("model", MODELS, config.model, context)
     assert model.config.kernels == (KERNELS if used else ("reference",))

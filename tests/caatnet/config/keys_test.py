@@ -84,7 +84,7 @@ def test_key_of_another_outer_loop_is_an_error(algorithm):
   for key in set(every) - set(own):
     section = own | {key: every[key]}
     with pytest.raises(ValueError, match=f"config.outer.{key}=.* has no effec"):
-      sections.choose("outer", OUTER, section, None, 0)
+      sections.build_selected("outer", OUTER, section, None, 0)
 
 
 # Values with which all keys of outer loops have an effect; others for each key.
@@ -127,7 +127,7 @@ def test_every_key_of_an_outer_loop_changes_it(algorithm, changes):
   section |= {k: v for k, v in (BASE | changes).items() if k in section}
 
   def outer(**changes):
-    return described(sections.choose(
+    return described(sections.build_selected(
       "outer", OUTER, section | changes, two_workers(), 0
     ))
 

@@ -40,7 +40,7 @@ def test_plan_cuts_all_tokens_of_a_step(name):
   """Sizes of a small model, whose plan is one batch."""
   program = build("2").program
   batch = make_batch(8, 2, 30)
-  sizes = nanobatches._planned(machine(name), program, 16, batch)
+  sizes = nanobatches._planned_sizes(machine(name), program, 16, batch)
   assert tuple(sizes) == (68,)
 
 
@@ -58,10 +58,10 @@ def test_plan_is_that_of_the_sums_and_the_context_of_a_step():
         syncs=((sync, sync),), dtype="bfloat16", workload=LLAMA_2_70B
       )
     ))
-    found = nanobatches._planned(pcie, program, context, batch)
-    costs = nanobatch_costs.layer(
+    found = nanobatches._planned_sizes(pcie, program, context, batch)
+    costs = nanobatch_costs.layer_costs(
       "m", LLAMA_2_70B, nanobatch_costs.profiles()["a100", 8], pcie,
-      nanobatch_costs.Mix(256, context, 1792, context / 2),
+      nanobatch_costs.TokenMix(256, context, 1792, context / 2),
       [Reduction(p=p, bits=bits)],
     )
     assert found == nanobatch.plan(costs, 2048).sizes
@@ -116,7 +116,7 @@ def test_step_longer_than_the_profile_names_its_keys():
   with pytest.raises(
     ValueError, match=r"5000 tokens in a step \(config\.inference\.batch and "
   ):
-    nanobatches._planned(
+    nanobatches._planned_sizes(
       machine("gpu:h100:1x8"), program, 1, make_batch(0, 1, 5000)
     )
 

@@ -105,7 +105,7 @@ def test_learning_rate_decays_over_decay_steps(
   num_steps, decay_steps
 ):
   """Decays over num_steps if decay_steps is 0, and is constant afterwards."""
-  rate = sections.choose("optimizer", OPTIMIZERS, {
+  rate = sections.build_selected("optimizer", OPTIMIZERS, {
     "name": "sgd", "learning_rate": 0.5, "warmup_steps": 2,
     "decay_steps": decay_steps, "final_fraction": 0.2, "momentum": 0.0,
   }, num_steps, {}).learning_rate
@@ -117,7 +117,7 @@ def test_learning_rate_decays_over_decay_steps(
 def second_step(optimizer, decays=True):
   """Returns the update after gradients 1 and 2 of a parameter of 4."""
   params = {"w": jnp.float32(4)}
-  inner = sections.choose("optimizer", OPTIMIZERS, optimizer | {
+  inner = sections.build_selected("optimizer", OPTIMIZERS, optimizer | {
     "learning_rate": 0.5, "warmup_steps": 2, "final_fraction": 0.25,
     "clip_norm": 3.0, "weight_decay": 0.125,
   }, 9, {"w": decays})
@@ -150,7 +150,7 @@ def test_sgd_equals_its_equation():
 
 @pytest.mark.parametrize(("momentum", "copies"), [(0.0, 0), (0.5, 1)])
 def test_sgd_without_momentum_keeps_no_copy_of_the_parameters(momentum, copies):
-  optimizer = sections.choose(
+  optimizer = sections.build_selected(
     "optimizer", OPTIMIZERS, {"name": "sgd", "momentum": momentum}, 99, None
   ).optimizer
   state = optimizer.init({"w": jnp.zeros((2, 3))})
@@ -184,7 +184,7 @@ def test_levels_of_a_partition_are_counted_from_inside():
 
 
 def test_builder_receives_its_section_frozen():
-  made = sections.call(
+  made = sections.build_section(
     "sync", lambda section, number: (section, number), {"p_mlp": [0.5, 1]}, 7
   )
   section, number = made
@@ -198,7 +198,7 @@ def test_errors_of_builders_name_the_key():
     raise ValueError(f"p={section.p} is not what I want")
 
   with pytest.raises(ValueError, match=r"^config\.sync\.p=1\.0 is not"):
-    sections.call("sync", refuses, {})
+    sections.build_section("sync", refuses, {})
 
 
 @pytest.mark.parametrize(

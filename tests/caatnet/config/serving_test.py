@@ -63,9 +63,10 @@ def test_memory_for_the_weights_is_that_of_all_cpu_devices(devices):
   program = build(mesh={"tensor": devices}).program
   params = jax.tree.map(
     lambda x, s: jax.device_put(jnp.zeros(x.shape, x.dtype), s),
-    program.stored_shapes, program.layout.shardings(program.whole_specs),
+    program.stored_shapes,
+    program.layout.shardings(program.unpartitioned_specs),
   )
-  assert serving._stored_bytes(program) == sum(
+  assert serving._param_bytes(program) == sum(
     shard.data.nbytes for x in jax.tree.leaves(params)
     for shard in x.addressable_shards
   )
@@ -82,18 +83,18 @@ def test_cache_has_half_of_the_free_memory(
   made = build(mesh={"tensor": devices})
   assert made.program.layout.tensor.lanes == lanes
   set_free_memory(monkeypatch, int(free * PAGE_BYTES * lanes))
-  found = serving.sized(made)
+  found = serving.fit_cache(made)
   assert found == dataclasses.replace(
     made, cache_shape=dataclasses.replace(made.cache_shape, num_pages=pages)
   )
   # Memory that is reserved for weights is not free.
-  other = serving.sized(made, 3 * PAGE_BYTES * lanes)
+  other = serving.fit_cache(made, 3 * PAGE_BYTES * lanes)
   set_free_memory(monkeypatch, int((free + 3) * PAGE_BYTES * lanes))
-  assert serving.sized(made, 3 * PAGE_BYTES * lanes) == found
+  assert serving.fit_cache(made, 3 * PAGE_BYTES * lanes) == found
   assert other.cache_shape.num_pages == max(8, min(32, int((free - 3) / 2)))
   # A number that the config sets is kept.
   chosen = build("inference.pages=9", {"tensor": devices})
-  assert serving.sized(chosen) == chosen
+  assert serving.fit_cache(chosen) == chosen
 
 
 def test_free_memory_is_that_of_the_device(monkeypatch):
@@ -123,7 +124,7 @@ def test_host_cache_has_a_quarter_of_the_free_memory(
   model = decoder()
   assert serving.page_bytes(model) == 2 * PAGE_BYTES
   set_free_memory(monkeypatch, free * PAGE_BYTES)
-  chosen, rest = serving.options(f"{overrides} serving.growth=3 x.y=1")
+  chosen, rest = serving.split_overrides(f"{overrides} serving.growth=3 x.y=1")
   assert rest == "x.y=1"
   engine = serving.engine(model, chosen)
   engine.executor.close()
@@ -149,7 +150,7 @@ def test_states_of_a_recurrent_model_are_part_of_its_cache(monkeypatch):
   model = made.decoder(jax.tree.map(
     lambda x: jnp.zeros(x.shape, x.dtype), made.program.stored_shapes
   ))
-  chosen, _ = serving.options("serving.host_pages=7")
+  chosen, _ = serving.split_overrides("serving.host_pages=7")
   engine = serving.engine(model, chosen)
   engine.executor.close()
   taps = config.model.conv_width - 1
@@ -189,7 +190,7 @@ def test_weights_have_separate_layers_and_codes_if_asked():
 
 def test_reuse_has_an_effect_on_caches_of_pages():
   model = decoder()
-  assert not serving.reuse_notice(model, serving.options("")[0])
+  assert not serving.reuse_notice(model, serving.split_overrides("")[0])
 
 
 @pytest.mark.parametrize(("overrides", "weights"), [

@@ -127,5 +127,5 @@ def test_an_option_without_a_value_is_removed():
 def test_options_of_the_machine_of_training_stay_there(tmp_path):
   made = override(config("xla_tpu_x=true"), "parallel.device_order=(1,0)")
   (tmp_path / "config.json").write_text(made.to_json())
-  found = experiments.stored(tmp_path)
+  found = experiments.read_run_config(tmp_path)
   assert (found.parallel.xla_options, found.parallel.device_order) == ("", [])

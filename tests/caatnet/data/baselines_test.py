@@ -79,7 +79,7 @@ def test_noise_does_not_compress():
 
 @pytest.mark.quick
 def test_baselines_are_ordered_on_the_standard_library():
-  corpus = sources.joined(sources.load_documents("", 5.0))
+  corpus = sources.join_documents(sources.load_documents("", 5.0))
   windows = pipeline.validation_windows(corpus, seq_len=256, num_windows=512)
   losses = baselines.text_baselines(corpus.train, windows)
   assert losses.xz < losses.bigram < losses.unigram < math.log(256)

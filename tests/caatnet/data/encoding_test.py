@@ -18,7 +18,7 @@ VALIDATION = ["the bat \u20ac\u20ac\n".encode(), b" ab.",
 
 def encoded(name):
   documents = sources.Documents("x", "0" * 64, TRAIN, VALIDATION)
-  return encoding.encoded(documents, subject(name))
+  return encoding.encode_corpus(documents, subject(name))
 
 
 def split(tokens, separator):
@@ -78,7 +78,7 @@ def test_token_sizes_equal_the_values_by_hand(name, text, sizes):
     "x", bpe_files(257), "x"
   )
   documents = sources.Documents("x", "", [b"a"], [text.encode()])
-  found = encoding.encoded(documents, tokenizer)
+  found = encoding.encode_corpus(documents, tokenizer)
   assert found.sizes.tolist() == sizes
 
 
@@ -89,7 +89,7 @@ def test_stripped_spaces_count_for_the_next_token():
   main["normalizer"]["normalizers"].insert(0, strip)
   tokenizer = LibraryTokenizer("x", {"tokenizer.json": json.dumps(main)}, "x")
   documents = sources.Documents("x", "", [b"a"], [b"  c ab  "])
-  found = encoding.encoded(documents, tokenizer)
+  found = encoding.encode_corpus(documents, tokenizer)
   assert found.sizes.tolist() == [3, 0, 5]  # the first token is an added space
 
 
@@ -98,7 +98,7 @@ def test_documents_without_a_separator_are_adjacent():
   files = {"tokenizer.json": tokenizer.files["tokenizer.json"]}
   alone = type(tokenizer)("x", files, "x")
   documents = sources.Documents("x", "", TRAIN, VALIDATION)
-  found = encoding.encoded(documents, alone)
+  found = encoding.encode_corpus(documents, alone)
   assert tokenizer.decode(found.corpus.train).encode() == b"".join(TRAIN)
   assert found.sizes.sum() == sum(map(len, VALIDATION))
 
@@ -109,7 +109,7 @@ def test_dtype_is_the_smallest_that_holds_all_tokens(size, dtype):
   library = Tokenizer(models.WordLevel(vocab, unk_token=chr(0x100)))
   files = {"tokenizer.json": library.to_str()}
   documents = sources.Documents("x", "", [b"a"], [chr(0xff + size).encode()])
-  found = encoding.encoded(documents, LibraryTokenizer("x", files, "x"))
+  found = encoding.encode_corpus(documents, LibraryTokenizer("x", files, "x"))
   assert found.corpus.train.dtype == found.corpus.validation.dtype == dtype
   assert found.corpus.validation.tolist() == [size - 1]
 
@@ -126,10 +126,10 @@ def test_progress_is_printed_with_the_encoded_share(monkeypatch, capsys):
   document = b"the cat " * 12_500
   documents = sources.Documents("some", "", [document] * 2, [document])
   monkeypatch.setattr(encoding, "_BATCH_BYTES", len(document))
-  encoding.encoded(documents, subject("bpe"))
+  encoding.encode_corpus(documents, subject("bpe"))
   assert not capsys.readouterr().err  # took less than ten seconds
   monkeypatch.setattr(encoding, "_SECONDS_PER_LINE", -1)
-  encoding.encoded(documents, subject("bpe"))
+  encoding.encode_corpus(documents, subject("bpe"))
   assert capsys.readouterr().err.splitlines() == [
     f"encoding  some: {done} of 0.3 MB" for done in ("0.0", "0.1", "0.2")
   ]
@@ -138,4 +138,4 @@ def test_progress_is_printed_with_the_encoded_share(monkeypatch, capsys):
 def test_text_that_is_not_utf_8_is_named():
   documents = sources.Documents("x", "", [b"a\xff"], VALIDATION)
   with pytest.raises(ValueError, match=r"config\.data\.path: a document of x"):
-    encoding.encoded(documents, subject("bpe"))
+    encoding.encode_corpus(documents, subject("bpe"))

@@ -190,7 +190,7 @@ def test_communities_have_the_planted_statistics(planted):
   assert abs(noise.std() - 1) < 0.02
   assert abs(noise.mean()) < 0.02
   shares = np.bincount(planted.split) / 5_000
-  np.testing.assert_allclose(shares, builders.SHARES, atol=0.03)
+  np.testing.assert_allclose(shares, builders.SPLIT_FRACTIONS, atol=0.03)
 
 
 RMAT = {
@@ -360,7 +360,7 @@ def test_comments_and_empty_lines_of_an_edge_list_are_skipped(tmp_path, name):
 
 def test_nodes_are_held_out_by_a_hash_of_their_number(tmp_path):
   """3 of 5 train, with and without further nodes."""
-  split = loaders._held_out(10_000)
+  split = loaders._hash_split(10_000)
   shares = np.bincount(split) / len(split)
   np.testing.assert_allclose(shares, (0.6, 0.2, 0.2), atol=0.01)
   graph = edges_of(tmp_path, "0 1\n")
@@ -547,7 +547,7 @@ def test_trees_hold_neighbours_and_each_edge_at_most_once(planted):
   ids, degrees = sampling.Sampler(planted, fanouts, 1).sample(
     np.arange(300), 0
   )
-  assert ids.shape == (300, sampling.num_places(fanouts)) == (300, 17)
+  assert ids.shape == (300, sampling.num_tree_positions(fanouts)) == (300, 17)
   for row, degree in zip(ids.tolist(), degrees.tolist(), strict=True):
     counts = {0}
     for place in range(5):

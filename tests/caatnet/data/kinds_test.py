@@ -89,7 +89,7 @@ def test_long_documents_end_at_a_line(tmp_path):
   (tmp_path / "a.txt").write_text("123456789\n" * 10_000)
   text = kinds.read(Kind("text", ((str(tmp_path), "*"),)), 10**9, 50.0)
   ((only,),) = [side for side in (text.train, text.validation) if side]
-  assert kinds.LONGEST - 10 < len(only) <= kinds.LONGEST
+  assert kinds.MAX_DOCUMENT_BYTES - 10 < len(only) <= kinds.MAX_DOCUMENT_BYTES
   assert only.endswith(b"9\n")
 
 
@@ -109,7 +109,7 @@ def test_kind_with_too_little_text_is_left_out_with_a_message(tmp_path):
     "a": write(tmp_path / "a"), "b": write(tmp_path / "b", 2),
     "c": write(tmp_path / "c"), "d": write(tmp_path / "d"),
   }
-  found, messages = kinds.available(
+  found, messages = kinds.read_available(
     "abcd", 2, 10**6, 20_000, 20.0, given
   )
   assert list(found) == ["a", "c"]
@@ -124,11 +124,11 @@ def test_kind_with_too_little_text_is_left_out_with_a_message(tmp_path):
   # A quarter of the expected share must be held out; files may be new.
   share = 0.01
   assert not kinds.read(given["c"], 10**6, share).validation
-  found, messages = kinds.available("c", 1, 10**6, 20_000, share, given)
+  found, messages = kinds.read_available("c", 1, 10**6, 20_000, share, given)
   assert not found
   assert len(messages) == 1
   write(tmp_path / "b")
-  assert [*kinds.available("b", 1, 10**6, 20_000, 20.0, given)[0]] == ["b"]
+  assert [*kinds.read_available("b", 1, 10**6, 20_000, 20.0, given)[0]] == ["b"]
 
 
 @pytest.mark.parametrize("name", ["python", "licence"])

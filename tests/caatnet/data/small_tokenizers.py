@@ -14,7 +14,7 @@ from tokenizers import (
 )
 
 from caatnet.data import bpe
-from caatnet.data.tokenizers import Bytes, LibraryTokenizer
+from caatnet.data.tokenizers import ByteTokenizer, LibraryTokenizer
 
 TEXTS = (
   "the cat and the hat, the bat and the rat: that is that\n" * 40,
@@ -25,7 +25,7 @@ TEXTS = (
 
 @functools.cache
 def bpe_files(vocab_size=300):
-  return bpe.trained(TEXTS, vocab_size)
+  return bpe.train_tokenizer(TEXTS, vocab_size)
 
 
 def _pieces():
@@ -89,7 +89,7 @@ def mistral_files():
 @functools.cache
 def subject(name):
   if name == "bytes":
-    return Bytes()
+    return ByteTokenizer()
   files = {"bpe": bpe_files, "llama": llama_files, "mistral": mistral_files}
   return LibraryTokenizer(name, files[name](), name)
 

@@ -12,7 +12,7 @@ from caatnet.data import sources
 
 
 def load_corpus(path, validation_percent, validation_path=""):
-  return sources.joined(
+  return sources.join_documents(
     sources.load_documents(path, validation_percent, validation_path)
   )
 

@@ -322,18 +322,22 @@ def test_option_cannot_replace_the_conversation():
 
 
 def test_equal_texts_give_equal_tokenizers():
-  again = bpe.trained(iter(TEXTS), 300)
+  again = bpe.train_tokenizer(iter(TEXTS), 300)
   assert again == bpe_files()
-  assert bpe.trained(TEXTS[::-1], 300) == again
-  assert bpe.trained(TEXTS[:2], 300) != again
+  assert bpe.train_tokenizer(TEXTS[::-1], 300) == again
+  assert bpe.train_tokenizer(TEXTS[:2], 300) != again
   assert subject("bpe").vocab_size == 300
 
 
 def test_only_repeated_pairs_are_merged():
-  assert json.loads(bpe.trained(["abcdefg"], 300)["tokenizer.json"])["model"][
+  assert json.loads(
+    bpe.train_tokenizer(["abcdefg"], 300)["tokenizer.json"]
+  )["model"][
     "merges"
   ] == []
-  found = json.loads(bpe.trained(["ab cd ab"], 300)["tokenizer.json"])["model"]
+  found = json.loads(
+    bpe.train_tokenizer(["ab cd ab"], 300)["tokenizer.json"]
+  )["model"]
   assert found["merges"] == [["a", "b"]]
 
 
@@ -361,7 +365,7 @@ def test_smallest_tokenizer_has_all_bytes():
   assert smallest.decode(smallest.encode(text)) == text
   assert smallest.stop_ids == (smallest.separator,) == (0,)
   with pytest.raises(ValueError, match="vocab_size=256 must be at least 257"):
-    bpe.trained(TEXTS, 256)
+    bpe.train_tokenizer(TEXTS, 256)
 
 
 # Mistakes ---------------------------------------------------------------------

@@ -28,12 +28,12 @@ def test_quota_without_effect_is_an_error(monkeypatch, tmp_path):
   federation = _federation((), 1, quota=0.01)  # less than a busy machine gives
   with pytest.raises(
     ValueError, match=r"config\.federated\.cpu_quota=0\.01 cannot be set here"
-  ), emulation.emulated(federation):
+  ), emulation.start_emulation(federation):
     pass
   (tmp_path / "cpu").mkdir()
   with pytest.raises(
     ValueError, match=r"config\.federated\.cpu_quota=0\.01 has no effect here"
-  ), emulation.emulated(federation):
+  ), emulation.start_emulation(federation):
     pass
   assert not list((tmp_path / "cpu").iterdir())
 
@@ -45,7 +45,7 @@ def _run(folder, network, clients=2):
     numeric.Plain(), process.PARAMS, process.decode, folder,
     say=lambda line: None,
   ) as service:
-    with network.listening():
+    with network.listening_context():
       service.listen((network.host, 0), process.SECURITY)
     network.serve(service, [
       sys.executable, "-m", "tests.caatnet.federated.process", "linked"
@@ -66,7 +66,7 @@ def test_rounds_take_the_time_of_their_links(
   else:
     monkeypatch.setenv("PATH", str(tmp_path))  # without ip
   monkeypatch.setattr(link_probe, "_STREAM_S", 0.02)
-  with emulation.emulated(_federation(
+  with emulation.start_emulation(_federation(
     (LINK, LINK), 2, 0.9 * is_root
   )) as network:
     assert "\n" not in network.means
@@ -87,7 +87,7 @@ def test_rounds_take_the_time_of_their_links(
   for row in rows:
     assert row["t_d"] > 0.95 * size / LINK.down
     assert row["t_u"] > 0.95 * size / LINK.up
-  assert (tmp_path / emulation.RECORD).exists()
+  assert (tmp_path / emulation.LINKS_FILE).exists()
 
 
 def test_values_are_shaped_then_alone_then_together():
@@ -97,7 +97,7 @@ def test_values_are_shaped_then_alone_then_together():
     "measured_rtt_s": 0.021, "jitter_s": 0.003, "loss": 0.0125, "quota": 0.5,
     "measured_quota": 0.75,
   }
-  means, table = emulation.parts("by hand", [row, {"client": 4}])
+  means, table = emulation.build_report_parts("by hand", [row, {"client": 4}])
   assert means == "by hand"
   assert table.cells() == [
     ["3", "cell", "8, 16, 4", "24, 32", "20.0, 21.0", "3.0", "1.25%",
@@ -106,17 +106,17 @@ def test_values_are_shaped_then_alone_then_together():
 
 
 def test_nothing_is_emulated_or_printed_by_default(tmp_path):
-  with emulation.emulated(_federation((), 2), "127.0.0.1") as network:
+  with emulation.start_emulation(_federation((), 2), "127.0.0.1") as network:
     assert network.parts() == []
     assert len(_run(tmp_path, network)) == 4
-  assert not (tmp_path / emulation.RECORD).exists()
+  assert not (tmp_path / emulation.LINKS_FILE).exists()
 
 
 def test_server_of_other_machines_emulates_nothing():
-  emulation.check_none(_federation((), 2))
+  emulation.check_not_emulated(_federation((), 2))
   section = Federated(links=("wifi",))
   federation = dataclasses.replace(_federation((), 4), section=section)
   with pytest.raises(ValueError, match=r"links=\('wifi',\).*--role=all only"):
-    emulation.check_none(federation)
+    emulation.check_not_emulated(federation)
   with pytest.raises(ValueError, match=r"cpu_quota=0\.5 are emulated"):
-    emulation.check_none(_federation((), 2, 0.5))
+    emulation.check_not_emulated(_federation((), 2, 0.5))

@@ -35,7 +35,7 @@ def arrays_of(draw, dtype):
 @pytest.mark.parametrize("dtype", LARGEST)
 def test_arrays_are_transmitted_exactly(dtype):
   draw = np.random.default_rng(0)
-  vectors = flower.Vectors(arrays_of(draw, dtype))
+  vectors = flower.ArrayFlattener(arrays_of(draw, dtype))
   sent = arrays_of(draw, dtype)
   sent[4] = sent[4][::-1].T.copy().T  # neither in C order nor of the template
   vector = vectors.vector(sent)
@@ -50,7 +50,9 @@ def test_arrays_are_transmitted_exactly(dtype):
 
 
 def test_means_are_rounded_to_the_nearest_value_of_their_dtype():
-  vectors = flower.Vectors([np.zeros(2), np.uint8([0, 0, 0]), [True, True]])
+  vectors = flower.ArrayFlattener(
+    [np.zeros(2), np.uint8([0, 0, 0]), [True, True]]
+  )
   mean = np.float32([1 / 3, 1e-40, -0.6, 255.5, 2.6, 0.5, 0.25])
   doubles, counts, flags = vectors.arrays(mean)
   np.testing.assert_array_equal(doubles, mean[:2].astype(np.float64))
@@ -69,7 +71,7 @@ def test_means_are_rounded_to_the_nearest_value_of_their_dtype():
   ([np.zeros(2), [1, 2, -(2**24) - 1]], r"array 1 of dtype int64 .* above"),
 ])
 def test_arrays_that_differ_are_refused(arrays, message):
-  vectors = flower.Vectors([np.zeros(2), np.zeros(3)])
+  vectors = flower.ArrayFlattener([np.zeros(2), np.zeros(3)])
   with pytest.raises(ValueError, match=message):
     vectors.vector(arrays)
 
@@ -114,7 +116,7 @@ class Fixed(Bare):
 
 def federate(workdir, clients, **changes):
   """Runs a server and clients in threads; returns state, lines and errors."""
-  vectors, lines, errors = flower.vectors(clients[0], 0), [], {}
+  vectors, lines, errors = flower.make_flattener(clients[0], 0), [], {}
   rules = numeric.rules(
     clients=len(clients), per_round=len(clients), rounds=2,
     digest=vectors.digest, reconnect_s=0.2, **changes,
@@ -274,10 +276,10 @@ def test_example_runs_with_coded_links(tmp_path):
   config = config_file.get_config("test")
   config.federated.uplink = config.federated.downlink = "int8"
   federation = federated.build(config)
-  with run.serving(federation, tmp_path, [].append) as service:
+  with run.open_service(federation, tmp_path, [].append) as service:
     service.listen(("127.0.0.1", 0), process.SECURITY)
     threads = [
-      threading.Thread(target=run.client, daemon=True, args=(
+      threading.Thread(target=run.run_client, daemon=True, args=(
         federation, k, "{}:{}".format(*service.address), process.SECURITY
       )) for k in range(2)
     ]
@@ -300,7 +302,7 @@ def test_example_runs_with_coded_links(tmp_path):
 
 def test_coded_differences_are_refused_by_a_client_without_jax():
   with pytest.raises(ValueError, match=r'config\.federated\.downlink="none"'):
-    flower._no_difference(b"", 1)
+    flower._reject_difference(b"", 1)
 
 
 def test_adapter_loads_no_jax():

@@ -76,7 +76,7 @@ def run(some, clients, weights, rounds):
     digest=some.vectors.digest, weights=weights,
   )
   arithmetic = some.arithmetic
-  state, found = server.initial(some.vectors.initial(), arithmetic), []
+  state, found = server.initial_state(some.vectors.initial(), arithmetic), []
 
   def step(message):
     nonlocal state

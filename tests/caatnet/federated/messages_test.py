@@ -52,9 +52,9 @@ def test_only_a_model_that_has_left_is_overdue():
   assert not assembler.is_unconfirmed(True, -1.0)
   for round in (0, 2):  # of other rounds
     assert assembler.is_unconfirmed(False, -1.0)
-    list(assembler.take(messages.Delivered(round)))
+    list(assembler.take(messages.ModelReceived(round)))
   assert assembler.is_unconfirmed(True, -1.0)  # keep-alives are sent
-  list(assembler.take(messages.Delivered(1)))
+  list(assembler.take(messages.ModelReceived(1)))
   assert not assembler.is_unconfirmed(False, -1.0)
 
 
@@ -89,7 +89,7 @@ def test_both_sides_send_more_than_sockets_buffer():
   for end, event in zip(ends, done, strict=True):
     channel = Channel(
       end, messages.FROM_SERVER, 3.0,
-      max_waiting=messages.max_waiting(len(data)),
+      max_waiting=messages.max_queue_length(len(data)),
     )
     assembler = messages.Assembler(len(data))
 

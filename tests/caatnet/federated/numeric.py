@@ -48,11 +48,11 @@ def run(some, faults=(), compute=compute, network=None):
   found = simulate.Simulation(
     some, Plain(), PARAMS,
     simulate.Clients(EXAMPLES[: some.clients], train, compute),
-    simulate.Transport(network or simulate.Constant(0.3, 0.4)), faults,
+    simulate.Transport(network or simulate.ConstantNetwork(0.3, 0.4)), faults,
   )
   found.run(limit_s=2000.0)
   return found
 
 
 def ended(found):
-  return [e for _, e in found.effects if isinstance(e, events.Ended)]
+  return [e for _, e in found.effects if isinstance(e, events.RoundEnded)]

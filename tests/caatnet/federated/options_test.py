@@ -65,9 +65,9 @@ class Run:
     codecs = [made.codecs(k) for k in range(N)]
     self.start = made.vectors.initial()
     self.sent, self.states = {}, []
-    network = simulate.Constant(0.3, 0.4)
+    network = simulate.ConstantNetwork(0.3, 0.4)
     if row["link"]:
-      network = predict.Shaped(links.of_clients((row["link"],), N))
+      network = predict.LinkNetwork(links.assign_links((row["link"],), N))
 
     def train(client, round, params):
       data = codecs[client].encode(delta(client, round, params), round)
@@ -233,7 +233,7 @@ def _check_downlinks(row, run, revisions):
 def test_options_together_resume_with_the_same_bits(row, tmp_path):
   """The server is killed in the third round, and a client in the second."""
   run = Run(row)
-  times = [t for t, e in run.found.effects if isinstance(e, events.Ended)]
+  times = [t for t, e in run.found.effects if isinstance(e, events.RoundEnded)]
   again = Run(row, [
     simulate.Fault((times[0] + times[1]) / 2, "kill", 1, 0.2),
     simulate.Fault((times[1] + times[2]) / 2 + 1, "server", 0, 1.0),

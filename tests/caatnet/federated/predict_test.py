@@ -20,7 +20,7 @@ RULES = numeric.rules(rounds=2, stragglers="wait")
 def rows(given=CELL, sizes=None, compute=None, rules=RULES, **options):
   given = given if isinstance(given, list) else [given] * rules.clients
   return predict.predict(
-    rules, given, sizes or predict.Bytes(MODEL, MODEL),
+    rules, given, sizes or predict.MessageSizes(MODEL, MODEL),
     compute or {"t_v": 1.0, "t_tr": 2.0, "t_te": 0.5, "t_a": 0.25}, **options,
   )
 
@@ -31,8 +31,8 @@ def framed(size):
 
 
 def test_message_takes_half_of_the_largest_round_trip():
-  given = links.of_clients(("5g-40mhz", "wifi"), 2)
-  assert predict.Shaped(given).message_s == 15e-3 / 2
+  given = links.assign_links(("5g-40mhz", "wifi"), 2)
+  assert predict.LinkNetwork(given).message_s == 15e-3 / 2
 
 
 def test_clients_of_a_cell_share_it_and_others_do_not():
@@ -83,8 +83,8 @@ def test_rows_have_the_columns_of_a_run():
 
 
 def test_rounds_last_as_long_as_their_slowest_client():
-  run = predict.simulated(
-    RULES, [CELL] * 4, predict.Bytes(MODEL, MODEL),
+  run = predict.simulate_run(
+    RULES, [CELL] * 4, predict.MessageSizes(MODEL, MODEL),
     [{"t_tr": 1.0 + k, "t_a": 0.25} for k in range(4)], rounds=3,
   )
   spent = [
@@ -103,7 +103,7 @@ def test_rounds_last_as_long_as_their_slowest_client():
 def test_coded_downlinks_follow_the_revisions_of_clients():
   """One of four per round: differences since its last round, or the model."""
   rules = numeric.rules(rounds=12, stragglers="wait", per_round=1)
-  sizes = predict.Bytes(MODEL // 4, MODEL // 2, MODEL)
+  sizes = predict.MessageSizes(MODEL // 4, MODEL // 2, MODEL)
   held, found = {}, []
   for row in rows(sizes=sizes, rules=rules):
     behind = row["round"] - held.get(row["client"], -9)
@@ -130,27 +130,33 @@ def test_loss_bounds_the_rate():
   bound = 1.22 * SEGMENT / (0.02 * math.sqrt(1e-3))
   assert bound * 8e-6 == pytest.approx(22.3, abs=0.05)  # Mbit/s
   size = 1e8
-  (row, *_) = rows(link, sizes=predict.Bytes(size, size))
+  (row, *_) = rows(link, sizes=predict.MessageSizes(size, size))
   assert row["t_u"] == pytest.approx(size / bound, rel=0.01)
 
 
 def test_fixed_time_is_fitted_on_one_size_and_holds_for_another():
-  small, large = predict.Bytes(40_000, 40_000), predict.Bytes(MODEL, MODEL)
+  small, large = predict.MessageSizes(
+    40_000, 40_000
+  ), predict.MessageSizes(MODEL, MODEL)
   cell = dataclasses.replace(CELL, rtt_s=0.015)
-  fitted = predict.fit_fixed(
+  fitted = predict.fit_fixed_time_s(
     rows(cell, small, fixed_s=0.07), rows(cell, small)
   )
   assert fitted == pytest.approx(0.07)
   both = [{"t_d + t_u": r["t_d"] + r["t_u"]} for r in rows(cell, large,
                                                            fixed_s=0.07)]
-  assert predict.fit_fixed(both, rows(cell, large)) == pytest.approx(0.07)
-  assert predict.fit_fixed(rows(cell, small), rows(cell, large)) == 0
+  assert predict.fit_fixed_time_s(
+    both, rows(cell, large)
+  ) == pytest.approx(0.07)
+  assert predict.fit_fixed_time_s(rows(cell, small), rows(cell, large)) == 0
   slow = [{"t_d + t_u": 1e6}, {"t_tr": 1.0}]  # one of many, and none
-  assert predict.fit_fixed(both + slow, rows(cell, large)) == pytest.approx(
+  assert predict.fit_fixed_time_s(
+    both + slow, rows(cell, large)
+  ) == pytest.approx(
     0.07
   )
   with pytest.raises(ValueError, match="no row"):
-    predict.fit_fixed([{"t_tr": 1.0}], both)
+    predict.fit_fixed_time_s([{"t_tr": 1.0}], both)
 
 
 def test_links_and_times_are_one_per_client():

@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 
-from caatnet.federated.client import Client, Codecs, Trained
+from caatnet.federated.client import Client, Codecs, TrainingResult
 from caatnet.federated.service import Service
 from parallel.peers.transport.handshake import Security, parse_address
 from tests.caatnet.federated import numeric
@@ -47,7 +47,7 @@ class Trainer:
         return None
       time.sleep(self._step_s)
       found = found + np.float32(0.1) * (target - found)
-    return Trained(
+    return TrainingResult(
       found, float(np.abs(params).mean()), self.examples, None,
       time.monotonic() - start, 0.0, 0.0,
     )

@@ -25,9 +25,9 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   config = override(tiny.get_config("convolutional,test"), SMALL)
   federation = federated.build(config)
   lines = []
-  with run.serving(federation, tmp_path, lines.append) as service:
+  with run.open_service(federation, tmp_path, lines.append) as service:
     service.listen(("127.0.0.1", 0), SECURITY)
-    client = threading.Thread(target=run.client, daemon=True, args=(
+    client = threading.Thread(target=run.run_client, daemon=True, args=(
       federation, 0, "{}:{}".format(*service.address), SECURITY
     ))
     client.start()
@@ -109,13 +109,13 @@ def test_config_runs_and_its_folder_refuses_another(tmp_path):
   assert [row[0] for row in medians] == ["0"]
 
   with pytest.raises(ValueError, match="--client=1 must be at most 0"):
-    run.client(federation, 1, "127.0.0.1:1", SECURITY)
+    run.run_client(federation, 1, "127.0.0.1:1", SECURITY)
   other = federated.build(override(config, "federated.local_steps=3"))
-  again = run.serving(other, tmp_path)
+  again = run.open_service(other, tmp_path)
   with pytest.raises(ValueError, match=r"federated\.local_steps=2, but"):
     again.__enter__()
   # The rows of an ended run are those of its rounds.
-  with run.serving(federation, tmp_path, lines.append) as ended:
+  with run.open_service(federation, tmp_path, lines.append) as ended:
     assert ended.rows == service.rows
     assert ended.state.finished
 
@@ -144,6 +144,6 @@ def test_one_streamed_fragment_of_unequal_clients_is_a_round(weights):
 def test_run_without_a_round_leaves_no_config_in_a_new_folder(tmp_path):
   for changes in ("", " federated.local_steps=3"):
     config = override(tiny.get_config("convolutional,test"), SMALL + changes)
-    with run.serving(federated.build(config), tmp_path, [].append):
+    with run.open_service(federated.build(config), tmp_path, [].append):
       assert (tmp_path / "config.json").exists()
     assert not (tmp_path / "config.json").exists()

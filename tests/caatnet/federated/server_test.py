@@ -15,7 +15,7 @@ from tests.caatnet.federated.numeric import PARAMS, Plain
 def start(examples=numeric.EXAMPLES, **changes):
   """Returns a server whose clients have connected, and its rules."""
   rules = numeric.rules(clients=len(examples), **changes)
-  state = server.initial(PARAMS, Plain())
+  state = server.initial_state(PARAMS, Plain())
   for client, num in enumerate(examples):
     state, _ = step(state, events.Hello(client, num), rules=rules)
   return state, rules
@@ -45,7 +45,7 @@ def test_step_of_all_clients_is_the_mean_by_examples():
     ), rules=rules)
   expected = np.average(values, weights=numeric.EXAMPLES)
   np.testing.assert_allclose(state.params, PARAMS + expected, rtol=1e-6)
-  (end,) = of(events.Ended, effects)
+  (end,) = of(events.RoundEnded, effects)
   assert sum(f for *_, f in end.merged) == pytest.approx(1.0)
   assert end.loss == pytest.approx(np.average(losses, weights=validated))
   assert (state.round, state.revision) == (1, 1)
@@ -56,11 +56,11 @@ def test_step_of_all_clients_is_the_mean_by_examples():
 
 def test_client_without_a_connection_is_sent_nothing_at_the_end_of_a_round():
   state, rules = start(stragglers="drop", deadline_s=2.0)
-  state, _ = step(state, events.Gone(3), 0.5, rules)
+  state, _ = step(state, events.Disconnected(3), 0.5, rules)
   for client in (0, 1):
     state, _ = step(state, update(client), 1.0, rules)
   state, effects = step(state, events.Tick(), 2.0, rules)
-  (end,) = of(events.Ended, effects)
+  (end,) = of(events.RoundEnded, effects)
   assert end.missing == (2, 3)
   # Client 2 still computes.
   assert of(events.Abandon, effects) == [events.Abandon(2, 0)]
@@ -72,17 +72,17 @@ def test_client_without_a_connection_is_sent_nothing_at_the_end_of_a_round():
 def test_round_is_late_if_its_deadline_has_passed(origin, gone, late):
   """After its start: monotonic clocks have any origin."""
   rules = numeric.rules(stragglers="drop", deadline_s=8.0, reconnect_s=3.0)
-  state = server.initial(PARAMS, Plain())
+  state = server.initial_state(PARAMS, Plain())
   for client, num in enumerate(numeric.EXAMPLES):
     state, _ = step(state, events.Hello(client, num), origin, rules)
   for client in range(3):
     state, _ = step(state, update(client), origin + 1.0, rules)
   if gone:
-    state, _ = step(state, events.Gone(3), origin + 2.0, rules)
+    state, _ = step(state, events.Disconnected(3), origin + 2.0, rules)
   time = server.wake_s(state, rules)
   assert time == origin + (5.0 if gone else 8.0)
   _, effects = step(state, events.Tick(), time, rules)
-  (end,) = of(events.Ended, effects)
+  (end,) = of(events.RoundEnded, effects)
   assert end.missing == (3,)
   assert end.late == late
   assert end.duration_s == time - origin
@@ -94,7 +94,7 @@ def test_round_waits_for_the_last_of_its_lost_clients():
     state, _ = step(state, update(client), 0.5, rules)
   for client, time in ((3, 1.0), (2, 2.0)):
     assert server.wake_s(state, rules) is None
-    state, _ = step(state, events.Gone(client), time, rules)
+    state, _ = step(state, events.Disconnected(client), time, rules)
   assert server.wake_s(state, rules) == 5.0
 
 
@@ -154,7 +154,7 @@ def test_coefficients_far_above_one_are_warned_of(kind, warned):
       state, effects = step(
         state, update(client, state.round, state.revision), rules=rules
       )
-      texts += [e.reason for e in of(events.Warned, effects)]
+      texts += [e.reason for e in of(events.PrintWarning, effects)]
   assert ("sum to 4.18 instead of 1" in "".join(texts)) == warned
 
 
@@ -168,7 +168,7 @@ def test_coefficients_above_one_and_a_half_are_warned_of(examples, sums):
     state, effects = step(
       state, update(state.sampled[0], state.round, state.revision), rules=rules
     )
-    texts += [e.reason for e in of(events.Warned, effects)]
+    texts += [e.reason for e in of(events.PrintWarning, effects)]
   assert {x.split(" sum to ")[1].split()[0] for x in texts} == sums
 
 
@@ -178,18 +178,18 @@ def test_coefficients_above_one_and_a_half_are_warned_of(examples, sums):
 ])
 def test_client_with_most_of_the_examples_is_named(examples, warned):
   rules = numeric.rules(clients=len(examples), per_round=1)
-  state, found = server.initial(PARAMS, Plain()), []
+  state, found = server.initial_state(PARAMS, Plain()), []
   for client, num in [*enumerate(examples), (0, examples[0])]:
     state, effects = step(state, events.Hello(client, num), rules=rules)
-    found += of(events.Warned, effects)
+    found += of(events.PrintWarning, effects)
   count, share = examples[-1], examples[-1] / (sum(examples) or 1)
   text = f"client {len(examples) - 1} reports {count:,} examples, {share:.1%} "
   assert [text in e.reason for e in found] == [True] * warned
   equal = dataclasses.replace(rules, weights="equal")
-  state = server.initial(PARAMS, Plain())
+  state = server.initial_state(PARAMS, Plain())
   for client, num in enumerate(examples):
     state, effects = step(state, events.Hello(client, num), rules=equal)
-    assert not of(events.Warned, effects)
+    assert not of(events.PrintWarning, effects)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_client_with_most_of_the_examples_is_named(examples, warned):
 def test_invalid_update_is_refused_counted_and_named(message, reason):
   state, rules = start()
   after, effects = step(state, message, rules=rules)
-  (refused,) = of(events.Refused, effects)
+  (refused,) = of(events.UpdateRefused, effects)
   assert f"client {message.client} in round" in refused.reason
   assert refused.reason.endswith(reason)
   assert after.counts == {reason: 1}
@@ -215,7 +215,7 @@ def test_invalid_update_is_refused_counted_and_named(message, reason):
 
 
 def losses(num):
-  return [events.Gone(1), events.Hello(1, 2)] * num
+  return [events.Disconnected(1), events.Hello(1, 2)] * num
 
 
 @pytest.mark.parametrize("at_once", [0, 1])
@@ -223,9 +223,9 @@ def losses(num):
   # Messages of a client in round 1, with "wait", and the reason.
   ([update(1, 7)], "of the future"),
   ([update(1, 1, 7)], "of the future"),
-  ([events.Ready(1, 7)], "of the future"),
+  ([events.UpdateReady(1, 7)], "of the future"),
   ([update(1, 0)], "of the past"),
-  ([events.Ready(1, 0)], "of the past"),
+  ([events.UpdateReady(1, 0)], "of the past"),
   (losses(5), "interrupted too often"),
   ([events.Tick()], ""),  # it is connected, and does not answer
 ], ids=str)
@@ -251,10 +251,10 @@ def test_no_client_blocks_a_round_for_ever(found, at_once):
   time = 0.0 if reason else 60.0
   if not reason:
     assert server.wake_s(state, rules) == 60.0
-    assert "the deadline is 60 s" in server.waits(state, rules)
+    assert "the deadline is 60 s" in server.describe_wait(state, rules)
     state, effects = step(state, events.Tick(), time, rules)
     assert of(events.Abandon, effects) == [events.Abandon(1, 1)]
-  (end,) = of(events.Ended, effects)
+  (end,) = of(events.RoundEnded, effects)
   assert end.refused == (((1, reason),) if reason else ())
   assert end.missing == (() if reason else (1,))
   assert [k for k, *_ in end.merged] == [k for k in end.sampled if k != 1]
@@ -278,7 +278,7 @@ def test_client_that_loses_few_connections_has_an_update():
 def test_round_that_ended_without_a_client_is_no_error_of_it():
   """An update of round 0 may arrive in round 1, before that of round 1."""
   state, rules = start()
-  state, _ = step(state, events.Gone(1), rules=rules)
+  state, _ = step(state, events.Disconnected(1), rules=rules)
   for client in (0, 2, 3):
     state, _ = step(state, update(client), rules=rules)
   state, _ = step(state, events.Tick(), 3.0, rules)
@@ -293,7 +293,7 @@ def test_outlier_is_excluded_when_the_round_ends():
   for client in range(4):
     value = 1e8 if client == 2 else 1.0
     state, effects = step(state, update(client, value=value), rules=rules)
-  (end,) = of(events.Ended, effects)
+  (end,) = of(events.RoundEnded, effects)
   assert end.refused == ((2, "an outlier"),)
   assert [k for k, *_ in end.merged] == [k for k in end.sampled if k != 2]
   assert np.abs(state.params - PARAMS).max() < 10
@@ -303,7 +303,7 @@ def test_outlier_is_excluded_when_the_round_ends():
       state, effects = step(
         state, update(client, round, round, value_here), rules=rules
       )
-    (end,) = of(events.Ended, effects)
+    (end,) = of(events.RoundEnded, effects)
     assert end.refused == (((1, "an outlier"),) if round == 2 else ())
   assert state.counts == {"an outlier": 2}
 
@@ -316,10 +316,10 @@ def test_implausible_loss_does_not_count(wrong):
   for client in range(4):
     said = {"loss": 2.0, "validated": 3} | (wrong if client == 2 else {})
     state, effects = step(state, update(client, **said), rules=rules)
-  (end,) = of(events.Ended, effects)
+  (end,) = of(events.RoundEnded, effects)
   assert end.loss == 2
   assert len(end.merged) == 4
-  refused = [e.reason for e in of(events.Refused, effects)]
+  refused = [e.reason for e in of(events.UpdateRefused, effects)]
   assert len(refused) == ("loss" in wrong)
   assert all("loss of client 2 in round 0 refused" in x for x in refused)
 
@@ -329,7 +329,7 @@ def test_duplicated_update_counts_once():
   once, _ = step(state, update(1), rules=rules)
   twice, effects = step(once, update(1, value=5.0), rules=rules)
   assert twice.received == once.received
-  assert "duplicate" in of(events.Refused, effects)[0].reason
+  assert "duplicate" in of(events.UpdateRefused, effects)[0].reason
   # It does not count in the next round either.
   for client in (0, 2, 3):
     twice, _ = step(twice, update(client), rules=rules)
@@ -343,7 +343,7 @@ def test_no_valid_update_leaves_the_model_unchanged():
   state, effects = step(
     state, update(state.sampled[0], value=math.nan), rules=rules
   )
-  assert of(events.Ended, effects)[0].merged == ()
+  assert of(events.RoundEnded, effects)[0].merged == ()
   assert (state.round, state.revision) == (1, 0)
   np.testing.assert_array_equal(state.params, PARAMS)
 
@@ -361,7 +361,7 @@ def test_no_valid_update_leaves_the_model_unchanged():
 def test_client_that_does_not_fit_is_refused(hello, reason):
   state, rules = start()
   after, effects = step(state, hello, rules=rules)
-  assert reason in of(events.Refuse, effects)[0].reason
+  assert reason in of(events.RefuseClient, effects)[0].reason
   assert after.members == state.members
 
 
@@ -398,11 +398,11 @@ def test_ended_run_continues_with_more_rounds():
       state, update(client, loss=1.0, validated=1), rules=rules
     )
   assert state.finished == "1 rounds have ended"
-  assert server.resumed(state, 9.0, rules).finished == state.finished
+  assert server.resume_state(state, 9.0, rules).finished == state.finished
   more = dataclasses.replace(rules, rounds=2)
-  assert not server.resumed(state, 9.0, more).finished
+  assert not server.resume_state(state, 9.0, more).finished
   stopped = dataclasses.replace(state, stale=2, finished="early")
-  assert server.resumed(stopped, 9.0, more).finished == "early"
+  assert server.resume_state(stopped, 9.0, more).finished == "early"
 
 
 def test_late_update_is_corrected_for_the_change_of_the_model():
@@ -422,7 +422,7 @@ def test_late_update_is_corrected_for_the_change_of_the_model():
     )
     before = state.params
     state, effects = step(state, events.Tick(), 4.0, rules)
-    ((_, _, factor),) = of(events.Ended, effects)[0].merged
+    ((_, _, factor),) = of(events.RoundEnded, effects)[0].merged
     assert set(state.bases) == ({1, 2} if changes else set())
     return (state.params - before) / factor
 
@@ -436,10 +436,10 @@ def test_late_update_is_corrected_for_the_change_of_the_model():
     atol=1e-5,
   )
   # A squared update may exceed the range of float32.
-  found = server._compensated(np.float32([1e30]), np.float32([1]), 0.25)
+  found = server._compensate_delay(np.float32([1e30]), np.float32([1]), 0.25)
   np.testing.assert_allclose(found, [0.75e30], rtol=1e-6)
   for delta, moved in (([0.0], [1.0]), ([1.0], [0.0])):
-    same = server._compensated(np.float32(delta), np.float32(moved), 0.25)
+    same = server._compensate_delay(np.float32(delta), np.float32(moved), 0.25)
     np.testing.assert_array_equal(same, delta)
 
 
@@ -455,7 +455,7 @@ def test_differences_lead_to_the_published_model():
   """Errors of rounding do not accumulate over revisions."""
   rules = numeric.rules(per_round=1, rounds=40, seed=3)
   arithmetic = Coded()
-  state = server.initial(PARAMS, arithmetic)
+  state = server.initial_state(PARAMS, arithmetic)
   for client in range(4):
     state, _ = step(state, events.Hello(client, 1), 0.0, rules, arithmetic)
   held = {0: np.copy(PARAMS)}
@@ -467,7 +467,7 @@ def test_differences_lead_to_the_published_model():
     )
     assert np.abs(state.params - state.published).max() <= 0.25 + 1e-5
     for base in range(max(0, state.revision - 6), state.revision):
-      coded, parts = server.downlink(state, base)
+      coded, parts = server.downlink_payload(state, base)
       # Three differences of three bytes are less than twelve bytes.
       assert coded == (state.revision - base <= 4)
       if coded:
@@ -475,8 +475,8 @@ def test_differences_lead_to_the_published_model():
           np.frombuffer(p, np.int8).astype(np.float32) / 2 for p in parts
         )
         np.testing.assert_array_equal(found, state.published)
-    assert server.downlink(state, -1)[1] == (state.published.tobytes(),)
-    assert server.downlink(state, state.revision) == (True, ())
+    assert server.downlink_payload(state, -1)[1] == (state.published.tobytes(),)
+    assert server.downlink_payload(state, state.revision) == (True, ())
     held[state.revision] = state.published
 
 
@@ -551,15 +551,15 @@ def test_snapshot_is_the_state(tmp_path):
 def test_wait_is_described():
   state, rules = start(stragglers="drop")
   state, _ = step(state, update(1), rules=rules)
-  state, _ = step(state, events.Gone(3), rules=rules)
-  text = server.waits(state, rules)
+  state, _ = step(state, events.Disconnected(3), rules=rules)
+  text = server.describe_wait(state, rules)
   assert "without a connection: 3; the deadline is 8 s" in text
   assert "1" not in text.split(";")[0].split("clients")[1].split(",")
-  fresh = server.initial(PARAMS, Plain())
-  assert "clients 0, 1, 2, 3 to connect" in server.waits(fresh, rules)
+  fresh = server.initial_state(PARAMS, Plain())
+  assert "clients 0, 1, 2, 3 to connect" in server.describe_wait(fresh, rules)
   many = numeric.rules(clients=10, per_round=10)
   assert "clients 0, 1, 2, 3, 4, 5, 6, 7 and 2 more to connect" in (
-    server.waits(fresh, many)
+    server.describe_wait(fresh, many)
   )
 
 
@@ -567,7 +567,7 @@ def test_restarted_server_waits_for_its_clients():
   state, rules = start(stragglers="drop", rounds=10)
   for client in range(4):
     state, _ = step(state, update(client), rules=rules)
-  state = server.resumed(state, 100.0, rules)
+  state = server.resume_state(state, 100.0, rules)
   # Much later than every limit, no round has ended.
   state, effects = step(state, events.Tick(), 900.0, rules=rules)
   assert (state.round, state.started, effects) == (1, None, [])
@@ -576,40 +576,40 @@ def test_restarted_server_waits_for_its_clients():
     hello = events.Hello(client, numeric.EXAMPLES[client])
     state, effects = step(state, hello, 900.0 + client, rules=rules)
     assert not effects
-  assert "clients 2, 3 to connect: 2 of 4" in server.waits(state, rules)
+  assert "clients 2, 3 to connect: 2 of 4" in server.describe_wait(state, rules)
   # The others are lost 3 s after the last connection.
   assert server.wake_s(state, rules) == 904.0
   state, effects = step(state, events.Tick(), 904.0, rules=rules)
   assert {e.client for e in of(events.Train, effects)} == {0, 1}
   # In a round without any connection, time has no effect.
   for client in (0, 1):
-    state, _ = step(state, events.Gone(client), 905.0, rules=rules)
+    state, _ = step(state, events.Disconnected(client), 905.0, rules=rules)
   state, effects = step(state, events.Tick(), 2000.0, rules=rules)
   assert (state.round, effects) == (1, [])
 
 
 def ready(client, round=0):
-  return events.Ready(client, round)
+  return events.UpdateReady(client, round)
 
 
 def test_transfers_of_a_lost_client_do_not_delay_others():
   state, rules = start(downlinks_at_once=1, uplinks_at_once=1)
   order = state.downlinks
   assert sorted(order) == [0, 1, 2, 3]
-  state, effects = step(state, events.Gone(order[0]), rules=rules)
+  state, effects = step(state, events.Disconnected(order[0]), rules=rules)
   assert [e.client for e in of(events.Train, effects)] == [order[1]]
   # One that still waits leaves no place to the next.
   before = state
-  state, effects = step(state, events.Gone(order[2]), rules=rules)
+  state, effects = step(state, events.Disconnected(order[2]), rules=rules)
   assert (state.downlinks, effects) == ((order[1], order[3]), [])
   state = before
   for client in order[1:]:
-    state, _ = step(state, events.Delivered(client, 0), rules=rules)
+    state, _ = step(state, events.ModelReceived(client, 0), rules=rules)
   state, effects = step(state, ready(order[1]), rules=rules)
   assert of(events.Resend, effects) == [events.Resend(order[1], 0)]
   state, effects = step(state, ready(order[2]), rules=rules)
   assert effects == []
-  state, effects = step(state, events.Gone(order[1]), rules=rules)
+  state, effects = step(state, events.Disconnected(order[1]), rules=rules)
   assert of(events.Resend, effects) == [events.Resend(order[2], 0)]
   assert state.uplinks == (order[2],)
 
@@ -620,7 +620,7 @@ def test_messages_of_an_earlier_round_begin_no_transfer():
     stragglers="drop", deadline_s=2.0, downlinks_at_once=1, uplinks_at_once=1
   )
   for client in state.downlinks:
-    state, _ = step(state, events.Delivered(client, 0), rules=rules)
+    state, _ = step(state, events.ModelReceived(client, 0), rules=rules)
   for client in (0, 1, 2):
     state, _ = step(state, ready(client), rules=rules)
     state, _ = step(
@@ -629,7 +629,7 @@ def test_messages_of_an_earlier_round_begin_no_transfer():
   state, _ = step(state, events.Tick(), 2.0, rules)
   assert state.downlinks == (2, 1, *sorted({0, 3}, key=state.sampled.index))
   for message in (
-    events.Delivered(2, 0), ready(2), ready(3), update(3), update(2)
+    events.ModelReceived(2, 0), ready(2), ready(3), update(3), update(2)
   ):
     before = state.downlinks
     state, effects = step(state, message, 2.0, rules)
@@ -648,7 +648,7 @@ def test_waiting_models_of_a_late_round_are_those_of_the_next():
   assert state.members[first].working == 0
   assert state.downlinks[0] == first
   assert sorted(state.downlinks[1:]) == sorted(waiting)
-  state, effects = step(state, events.Delivered(first, 0), 2.0, rules)
+  state, effects = step(state, events.ModelReceived(first, 0), 2.0, rules)
   (train,) = of(events.Train, effects)
   assert (train.round, train.client) == (1, state.downlinks[0])
 

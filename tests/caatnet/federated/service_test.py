@@ -27,7 +27,7 @@ IDS = range(3)
 
 def expected(rules):
   """Returns the final state of the same run without sockets."""
-  state = server.initial(process.PARAMS, process.numeric.Plain())
+  state = server.initial_state(process.PARAMS, process.numeric.Plain())
 
   def step(message):
     nonlocal state
@@ -92,11 +92,11 @@ def test_one_client_at_a_time_receives_and_sends_over_sockets(tmp_path, steps):
   )
   in_threads(tmp_path, rules)
   begun = events.Train, events.Resend
-  ended = events.Delivered, events.Update
+  ended = events.ModelReceived, events.Update
   for begin, end in zip(begun, ended, strict=True):
     kinds = [type(e) for e in steps if isinstance(e, (begin, end))]
     assert kinds == [begin, end] * 9
-  ready = [e.client for e in steps if isinstance(e, events.Ready)]
+  ready = [e.client for e in steps if isinstance(e, events.UpdateReady)]
   sent = [e for e in steps if isinstance(e, events.Update)]
   assert [e.client for e in sent] == ready
   assert all(e.busy_s > 0 for e in sent)
@@ -112,16 +112,16 @@ def test_model_that_a_client_has_already_is_delivered_at_once(tmp_path, steps):
     threading.Thread(target=client.run, daemon=True).start()
 
     def check():
-      if any(isinstance(e, events.Delivered) for e in steps) and not cut:
+      if any(isinstance(e, events.ModelReceived) for e in steps) and not cut:
         cut.append(client._channel.close("cut by the test"))
 
     cut = []
     service.serve(check)
   kinds = [
     type(e) for e in steps
-    if isinstance(e, (events.Train, events.Delivered, events.Update))
+    if isinstance(e, (events.Train, events.ModelReceived, events.Update))
   ]
-  assert kinds == [events.Train, events.Delivered] * 2 + [events.Update]
+  assert kinds == [events.Train, events.ModelReceived] * 2 + [events.Update]
 
 
 def test_long_wait_is_printed_once(tmp_path, monkeypatch):
@@ -135,7 +135,7 @@ def test_long_wait_is_printed_once(tmp_path, monkeypatch):
     time.sleep(0.11)
     for _ in range(2):
       made._report()
-    assert lines == [server.waits(made.state, process.rules())]
+    assert lines == [server.describe_wait(made.state, process.rules())]
 
 
 def test_bytes_of_lost_connections_add_up(tmp_path):
@@ -192,20 +192,24 @@ def test_rounds_over_sockets_equal_the_core(tmp_path, at_once):
     5, 5, (8,), None, 0, None, None, 0.0, 0.0, 0.0, busy_s=0.25, sent_s=0.0
   )
   arrived_s = service._sent[1] + 1.0
-  row = service._times(1, messages.Received(result, (b"8 bytes.",), arrived_s))
+  row = service._times(
+    1, messages.ReceivedMessage(result, (b"8 bytes.",), arrived_s)
+  )
   assert row["t_d + t_u"] == pytest.approx(0.75)
   assert not {"t_d", "t_u"} & row.keys()
-  if messages.clock():
-    service._clocks[1] = messages.clock()
+  if messages.clock_id():
+    service._clocks[1] = messages.clock_id()
     result = messages.Result(
       5, 5, (8,), 0.5, 7, 0.25, 0.75, 1.0, 2.0, 3.0, busy_s=9.0, sent_s=10.0
     )
-    row = service._times(1, messages.Received(result, (b"8 bytes.",), 10.5))
+    row = service._times(
+      1, messages.ReceivedMessage(result, (b"8 bytes.",), 10.5)
+    )
     assert row == {
       "round": 5, "client": 1, "t_tr": 1.0, "t_te": 2.0, "t_v": 3.0,
       "payload_up": 8, "loss": 0.5, "test_loss": 0.25, "t_d": 0.75, "t_u": 0.5,
     }
-  service._record(events.Ended(
+  service._record(events.RoundEnded(
     7, 6, (0, 1, 2), ((1, 7, 1.0),), (0, 2), (), 1.25, 3.0, True
   ))
   assert lines[-1] == (
@@ -250,7 +254,7 @@ def test_straggler_follows_differences_that_it_does_not_answer(tmp_path):
     )
   # Differences from another revision: the client requests the whole model.
   work = messages.Work(9, 9, clients[0].revision - 1, (2,), 0.0, False)
-  assert not clients[0]._apply(work, (b"ab",))
+  assert not clients[0]._receive_model(work, (b"ab",))
   assert clients[0].revision is None
 
 
@@ -285,7 +289,7 @@ def test_update_is_sent_once_by_a_connection(tmp_path, steps):
     threading.Thread(target=client.run, daemon=True).start()
 
     def check():
-      delivered = sum(isinstance(e, events.Delivered) for e in steps)
+      delivered = sum(isinstance(e, events.ModelReceived) for e in steps)
       if delivered and not cut:
         cut.append(client._channel.close("cut by the test"))
       if delivered == 2:
@@ -315,7 +319,7 @@ def test_client_that_computes_receives_the_next_model(tmp_path, steps):
     threading.Thread(target=client.run, daemon=True).start()
     service.serve()
     gate.set()
-  delivered = [e.round for e in steps if isinstance(e, events.Delivered)]
+  delivered = [e.round for e in steps if isinstance(e, events.ModelReceived)]
   assert delivered == [0, 1, 2]
 
 
@@ -369,7 +373,7 @@ class Endless(process.Trainer):
 
 def test_client_without_a_server_stops_to_train(tmp_path, steps):
   def check():
-    if any(isinstance(e, events.Delivered) for e in steps):
+    if any(isinstance(e, events.ModelReceived) for e in steps):
       raise Down
 
   rules, trainer = process.rules(clients=1, per_round=1), Endless(0)
@@ -456,7 +460,7 @@ def test_damaged_metrics_are_named(tmp_path, line, message):
 
 def test_metrics_of_rounds_that_run_again_are_removed(tmp_path):
   rules, path = process.rules(), tmp_path / "metrics.jsonl"
-  state = server.initial(process.PARAMS, process.numeric.Plain())
+  state = server.initial_state(process.PARAMS, process.numeric.Plain())
   snapshot.write(
     tmp_path / "server.npz", dataclasses.replace(state, round=1), rules
   )
@@ -554,7 +558,9 @@ def begins_again(channel, result, data):
 
 
 def connects_as_another(channel, result, data):
-  channel.send(messages.Connected(0, 1, None, "0a", None, messages.clock()))
+  channel.send(
+    messages.ClientHello(0, 1, None, "0a", None, messages.clock_id())
+  )
 
 
 FRAME = frames.Header(frames.Kind.MESSAGE, 1000).pack() + b"truncated"

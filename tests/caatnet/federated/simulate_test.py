@@ -81,7 +81,7 @@ def test_every_round_ends_as_the_policy_specifies(policy, at_once):
   assert set(hit) == {(k, p) for k in kinds for p in phases}
 
 
-class Counting(simulate.Constant):
+class Counting(simulate.ConstantNetwork):
   """Keeps the transfers in progress, and the most of each direction."""
 
   def __init__(self):
@@ -124,7 +124,7 @@ def test_resumed_run_has_the_same_bits():
   assert restarts > 40
 
 
-class Cancelling(simulate.Constant):
+class Cancelling(simulate.ConstantNetwork):
   """Keeps the cancelled transfers, which have begun and not arrived."""
 
   def __init__(self):

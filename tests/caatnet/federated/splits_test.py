@@ -13,9 +13,9 @@ IMAGES = ImageData()
 @pytest.mark.parametrize("split", ["even", "dirichlet"])
 def test_each_example_has_one_client(split):
   dataset = IMAGES.load(0)
-  sides = splits.parts(dataset, split, 5, 0.3, seed=1)
-  again = splits.parts(dataset, split, 5, 0.3, seed=1)
-  other = splits.parts(dataset, split, 5, 0.3, seed=2)
+  sides = splits.split_indices(dataset, split, 5, 0.3, seed=1)
+  again = splits.split_indices(dataset, split, 5, 0.3, seed=1)
+  other = splits.split_indices(dataset, split, 5, 0.3, seed=2)
   for examples, side, same, different in zip(
     (dataset.train, dataset.validation), sides, again, other, strict=True
   ):
@@ -30,8 +30,8 @@ def test_each_example_has_one_client(split):
 @pytest.mark.parametrize("split", ["even", "dirichlet"])
 def test_client_has_the_examples_of_its_part(split):
   dataset = IMAGES.load(4)
-  train, validation = splits.parts(dataset, split, 3, 0.5, seed=4)
-  one = splits.of_client(IMAGES, split, 1, 3, 0.5, seed=4)
+  train, validation = splits.split_indices(dataset, split, 3, 0.5, seed=4)
+  one = splits.client_examples(IMAGES, split, 1, 3, 0.5, seed=4)
   assert one.name == f"{dataset.name}, part 1 of 3"
   for found, whole, places in (
     (one.train, dataset.train, train[1]),
@@ -45,7 +45,7 @@ def test_small_alpha_is_uneven():
   dataset = IMAGES.load(0)
 
   def largest_shares(alpha):
-    train, _ = splits.parts(dataset, "dirichlet", 5, alpha, seed=1)
+    train, _ = splits.split_indices(dataset, "dirichlet", 5, alpha, seed=1)
     labels = dataset.train["label"]
     counts = np.array([
       np.bincount(labels[mine], minlength=10) for mine in train
@@ -60,7 +60,9 @@ def test_small_alpha_is_uneven():
 def test_packages_are_the_largest_and_disjoint():
   data = TextData(seq_len=64)
   found = [
-    splits.of_client(data, "packages", k, 3, 0.5, seed=0) for k in range(3)
+    splits.client_examples(
+      data, "packages", k, 3, 0.5, seed=0
+    ) for k in range(3)
   ]
   assert len({x.name for x in found}) == 3
   assert found[0].num > found[2].num > 10
@@ -69,9 +71,9 @@ def test_packages_are_the_largest_and_disjoint():
     # The last token of a window is the first one of the next.
     np.testing.assert_array_equal(one.train[:-1, -1], one.train[1:, 0])
   with pytest.raises(ValueError, match="clients=900 must be at most"):
-    splits.of_client(data, "packages", 0, 900, 0.5, seed=0)
+    splits.client_examples(data, "packages", 0, 900, 0.5, seed=0)
   with pytest.raises(ValueError, match="needs images"):
-    splits.of_client(data, "even", 0, 2, 0.5, seed=0)
+    splits.client_examples(data, "even", 0, 2, 0.5, seed=0)
 
 
 def test_own_file_is_a_client(tmp_path):
@@ -82,7 +84,7 @@ def test_own_file_is_a_client(tmp_path):
     labels=draw.randint(10, size=40),
   )
   data = ImageData(path=str(path), batch_size=4)
-  one = splits.of_client(data, "own", 3, 5, 0.5, seed=0)
+  one = splits.client_examples(data, "own", 3, 5, 0.5, seed=0)
   assert one.num + len(one.validation["label"]) == 40
   assert one.train["image"].shape[1:] == (8, 8, 1)
 

@@ -45,21 +45,23 @@ def in_slots(each, deadline):
 @given(UNLIMITED)
 def test_without_limits_no_order_ends_earlier(each):
   """All orders that never idle end when sharing does."""
-  shared = max(uplinks.shared_s(each, CAPACITY))
-  assert uplinks.earliest(each, CAPACITY).end_s == pytest.approx(shared)
+  shared = max(uplinks.fair_sharing_ends_s(each, CAPACITY))
+  assert uplinks.earliest_schedule(
+    each, CAPACITY
+  ).end_s == pytest.approx(shared)
   for order in itertools.permutations(range(len(each))):
-    ends = uplinks.grouped_s(each, CAPACITY, [[k] for k in order])
+    ends = uplinks.group_priority_ends_s(each, CAPACITY, [[k] for k in order])
     assert max(ends) == pytest.approx(shared)
 
 
 @settings(max_examples=40, deadline=None)
 @given(LIMITED)
 def test_earliest_end_is_that_of_a_search(each):
-  schedule = uplinks.earliest(each, CAPACITY)
-  shared = max(uplinks.shared_s(each, CAPACITY))
+  schedule = uplinks.earliest_schedule(each, CAPACITY)
+  shared = max(uplinks.fair_sharing_ends_s(each, CAPACITY))
   best, groups = uplinks.best_groups(each, CAPACITY)
   assert schedule.end_s <= best + 1e-6 <= shared + 2e-6
-  assert max(uplinks.grouped_s(each, CAPACITY, groups)) == best
+  assert max(uplinks.group_priority_ends_s(each, CAPACITY, groups)) == best
   slots = next(n for n in itertools.count() if in_slots(each, n) == len(each))
   assert math.ceil(schedule.end_s - 1e-6) == slots
 
@@ -67,7 +69,7 @@ def test_earliest_end_is_that_of_a_search(each):
 @settings(max_examples=40, deadline=None)
 @given(LIMITED)
 def test_schedule_sends_each_update_within_all_limits(each):
-  schedule = uplinks.earliest(each, CAPACITY)
+  schedule = uplinks.earliest_schedule(each, CAPACITY)
   sent = [0.0] * len(each)
   for start, end, rates in schedule.intervals:
     assert sum(rates) <= CAPACITY + 1e-6
@@ -82,26 +84,26 @@ def test_schedule_sends_each_update_within_all_limits(each):
 @settings(max_examples=40, deadline=None)
 @given(LIMITED, st.integers(0, 5))
 def test_most_updates_by_a_deadline_are_those_of_a_search(each, deadline):
-  chosen = uplinks.most_updates(each, CAPACITY, deadline)
+  chosen = uplinks.select_on_time_clients(each, CAPACITY, deadline)
   assert len(chosen) == in_slots(each, deadline)
   if chosen:
-    end_s = uplinks.earliest([each[k] for k in chosen], CAPACITY).end_s
+    end_s = uplinks.earliest_schedule([each[k] for k in chosen], CAPACITY).end_s
     assert end_s <= deadline + 1e-6
-  shared = uplinks.shared_s(each, CAPACITY)
+  shared = uplinks.fair_sharing_ends_s(each, CAPACITY)
   assert len(chosen) >= sum(end <= deadline for end in shared)
 
 
 def test_sharing_completes_no_update_where_an_order_completes_most():
   each = [Uplink(0.0, 3.0)] * 8
-  assert sum(end <= 7.5 for end in uplinks.shared_s(each, 3.0)) == 0
-  assert len(uplinks.most_updates(each, 3.0, 7.5)) == 7
-  ends = uplinks.grouped_s(each, 3.0, [[k] for k in range(8)])
+  assert sum(end <= 7.5 for end in uplinks.fair_sharing_ends_s(each, 3.0)) == 0
+  assert len(uplinks.select_on_time_clients(each, 3.0, 7.5)) == 7
+  ends = uplinks.group_priority_ends_s(each, 3.0, [[k] for k in range(8)])
   assert ends == pytest.approx([1.0 * k for k in range(1, 9)])
 
 
 def _round_s(order, compute, down, up):
   """End of a round whose models are sent in an order, one after another."""
-  return max(uplinks.shared_s([
+  return max(uplinks.fair_sharing_ends_s([
     Uplink((i + 1) * down + compute[k], up) for i, k in enumerate(order)
   ], 1.0))
 
@@ -109,7 +111,7 @@ def _round_s(order, compute, down, up):
 def _shared_round_s(compute, down, up):
   """End of a round whose models share the cell."""
   received_s = len(compute) * down
-  return max(uplinks.shared_s(
+  return max(uplinks.fair_sharing_ends_s(
     [Uplink(received_s + each, up) for each in compute], 1.0
   ))
 

@@ -90,7 +90,7 @@ def test_buckets_grow_by_a_factor():
 
 
 def test_slots_keep_their_sampling_parameters():
-  drawing = batches.Drawing(3)
+  drawing = batches.SlotSampling(3)
   assert drawing.filters.tolist() == [False] * 3
   drawing.set(
     1, Request((1,), Stops(4), temperature=0.5, top_k=3, min_p=0.25, seed=7)

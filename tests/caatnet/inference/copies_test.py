@@ -16,7 +16,7 @@ from caatnet.inference.copies import (
   PART_BYTES,
   HostPages,
   HostStates,
-  make_copies,
+  make_copy_functions,
 )
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.weights import make_weights
@@ -165,7 +165,7 @@ def test_layers_share_programs_and_one_layer_is_staged():
   decoder = make("heads, lanes on devices")
   host = HostPages(decoder, 2)
   host.part_bytes = 1
-  read, write = make_copies(decoder.program, decoder.cache_shape)
+  read, write = make_copy_functions(decoder.program, decoder.cache_shape)
   sizes = [
     users.compiled(
       read.lower(decoder.cache, np.int32(0), np.int32(0), k, 2)
@@ -238,7 +238,7 @@ def test_host_pages_do_not_alias_device_memory():
 @pytest.mark.parametrize("num_layers", [1, LAYERS])
 def test_copies_allocate_no_copy_of_the_pages(name, num_layers):
   decoder = make(name)
-  read, write = make_copies(decoder.program, decoder.cache_shape)
+  read, write = make_copy_functions(decoder.program, decoder.cache_shape)
   zero = np.int32(0)
   lowered = read.lower(decoder.cache, zero, zero, num_layers, 1)
   run = lowered.out_info

@@ -17,9 +17,9 @@ import pytest
 from caatnet.inference import batches
 from caatnet.inference import decoder as decoders
 from caatnet.inference.weights import make_weights
-from caatnet.models.nanobatches import Nanobatches
+from caatnet.models.nanobatches import NanobatchRule
 from caatnet.models.paged import Batch, CacheShape
-from caatnet.models.transformer.positions import Linear, Llama3
+from caatnet.models.transformer.positions import LinearScaling, Llama3Scaling
 from parallel.tensor.partial_sync import PartialSync
 from tests import pairwise, users
 from tests.caatnet.models.transformer_test import (
@@ -49,7 +49,7 @@ CASES = {
   "replicas in lanes": ({"p": 0.5}, 2, 1, 2, 1),
   "Llama 3, devices": (
     {"p": 0.5, "num_kv_heads": 4, "rope_base": 100.0,
-     "rope_scaling": Llama3(4.0, 1.0, 3.0, 32)}, 4, 4, 1, 1,
+     "rope_scaling": Llama3Scaling(4.0, 1.0, 3.0, 32)}, 4, 4, 1, 1,
   ),
   "Mistral, replicas on devices": (
     {"p": 0.25, "num_kv_heads": 4, "head_width": 6, "sliding_window": 5},
@@ -57,7 +57,7 @@ CASES = {
   ),
   "Qwen, padded heads": (
     {"p": 0.5, "qkv_bias": True, "qk_norm": True, "tied_embeddings": True,
-     "rope_scaling": Linear(2.0)}, 3, 1, 1, 1,
+     "rope_scaling": LinearScaling(2.0)}, 3, 1, 1, 1,
   ),
   "a device of padding": (
     {"p": 0.5, "qkv_bias": True, "qk_norm": True, "num_heads": 6,
@@ -76,7 +76,7 @@ def make(case):
 
 def put(program, params):
   return jax.device_put(
-    params, program.layout.shardings(program.whole_specs)
+    params, program.layout.shardings(program.unpartitioned_specs)
   )
 
 
@@ -85,7 +85,7 @@ def logits_without_cache(program, params, tokens):
   slices = jax.jit(
     jax.shard_map(
       program.model.logits, mesh=program.layout.mesh,
-      in_specs=(program.whole_specs, P()),
+      in_specs=(program.unpartitioned_specs, P()),
       out_specs=P(program.layout.tensor.name),
     )
   )(put(program, params), tokens)
@@ -97,7 +97,7 @@ def logits_without_cache(program, params, tokens):
 def make_decode(program, params, cache_shape, apart, sizes=(), coded=False):
   """Returns a function: state and batch -> logits of all tokens, and state."""
   weights = make_weights(program, put(program, params), apart, coded)
-  cuts = Nanobatches(lambda batch: sizes, True)
+  cuts = NanobatchRule(lambda batch: sizes, True)
   f = decoders.make_forward(program, weights, cache_shape, cuts)
   return functools.partial(f, weights.params)
 
@@ -274,7 +274,7 @@ def test_step_reads_the_newest_token_unless_the_host_knows_it():
   decoder = decoders.Decoder(program, weights, capacity, shape)
   assert decoder.num_replicas == 2
   tables = np.arange(8, dtype="i4").reshape(4, 2)
-  drawing = batches.Drawing(4)
+  drawing = batches.SlotSampling(4)
 
   def step(slots, position, chunks, tokens=()):
     """Returns tokens and log-probabilities of both replicas."""

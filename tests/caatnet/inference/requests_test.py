@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 import tokenizers
 
-from caatnet.data.tokenizers import Bytes, LibraryTokenizer
+from caatnet.data.tokenizers import ByteTokenizer, LibraryTokenizer
 from caatnet.inference import prompts
-from caatnet.inference.filters import chosen
-from caatnet.inference.requests import Request, encoded, stacked
+from caatnet.inference.filters import choose_sampling_params
+from caatnet.inference.requests import (
+  Request,
+  encode_prompt,
+  stack_sampling_params,
+)
 from caatnet.inference.stops import Stops
 
 
@@ -65,7 +69,9 @@ def test_filters_are_requested_only_if_they_have_an_effect():
 
 
 def test_free_slots_are_greedy():
-  rows = stacked([None, request(temperature=0.5, seed=2**32 - 1, top_k=3)])
+  rows = stack_sampling_params(
+    [None, request(temperature=0.5, seed=2**32 - 1, top_k=3)]
+  )
   assert rows.temperature.tolist() == [0.0, 0.5]
   assert rows.seed.tolist() == [0, 2**32 - 1]
   assert [x.dtype for x in rows] == [
@@ -145,11 +151,11 @@ def test_prompt_start_is_added_once():
      "tokenizer_config.json": json.dumps(config)},
     "letters",
   )
-  assert encoded("ab", letters, chat=False) == (0, 3, 4)
-  assert encoded("ab", letters, chat=True) == (0, 1, 3, 4, 2)
-  assert encoded("ab", Bytes(), chat=False) == (97, 98)
+  assert encode_prompt("ab", letters, chat=False) == (0, 3, 4)
+  assert encode_prompt("ab", letters, chat=True) == (0, 1, 3, 4, 2)
+  assert encode_prompt("ab", ByteTokenizer(), chat=False) == (97, 98)
   with pytest.raises(ValueError, match="no chat template"):
-    encoded("ab", Bytes(), chat=True)
+    encode_prompt("ab", ByteTokenizer(), chat=True)
 
 
 @pytest.mark.parametrize(("given", "generation", "expected"), [
@@ -163,7 +169,7 @@ def test_prompt_start_is_added_once():
 def test_given_sampling_precedes_the_recommended_one(
   given, generation, expected
 ):
-  assert chosen(given, generation) == expected
+  assert choose_sampling_params(given, generation) == expected
 
 
 @pytest.mark.parametrize(("generation", "message"), [
@@ -173,4 +179,4 @@ def test_given_sampling_precedes_the_recommended_one(
 ])
 def test_recommended_sampling_must_be_in_range(generation, message):
   with pytest.raises(ValueError, match=f"generation_config.json has {message}"):
-    chosen({}, generation)
+    choose_sampling_params({}, generation)

@@ -342,9 +342,10 @@ def test_top_logprobs_are_those_of_the_largest_logits(ranks, devices):
   asked[3] = 1  # one sequence is enough
   found = f(slices, ids, asked)
   np.testing.assert_array_equal(
-    found.ids, np.argsort(-logits, axis=-1, stable=True)[:, : lib.NUM_TOP]
+    found.ids,
+    np.argsort(-logits, axis=-1, stable=True)[:, : lib.NUM_TOP_TOKENS]
   )
   expected = np.sort(special.log_softmax(logits.astype("f8"), -1))[:, ::-1]
   np.testing.assert_allclose(
-    found.logprobs, expected[:, : lib.NUM_TOP], rtol=0, atol=3e-6
+    found.logprobs, expected[:, : lib.NUM_TOP_TOKENS], rtol=0, atol=3e-6
   )

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import pytest
 
 from caatnet.data.token_streams import ByteStream
-from caatnet.inference.stops import Ending, Stops, StopStrings
+from caatnet.inference.stops import EndDetector, Stops, StopStrings
 
 
 class Pieces:
@@ -66,7 +66,9 @@ def test_end_of_a_text_does_not_depend_on_its_tokens(pieces, strings):
 )
 def test_multibyte_characters_are_given_out_whole(text, strings):
   data = text.encode()
-  ending = Ending(Stops(len(data), strings=tuple(strings)), ByteStream(), 99)
+  ending = EndDetector(
+    Stops(len(data), strings=tuple(strings)), ByteStream(), 99
+  )
   shown = []
   for byte in data:
     shown.append(ending.push(byte))
@@ -97,7 +99,7 @@ def test_multibyte_characters_are_given_out_whole(text, strings):
 def test_reason_and_text_at_the_end_of_a_sequence(
   stops, room, tokens, text, reason
 ):
-  ending = Ending(stops, ByteStream(), room)
+  ending = EndDetector(stops, ByteStream(), room)
   shown = ""
   for byte in tokens.encode():
     assert ending.reason is None
@@ -109,7 +111,7 @@ def test_reason_and_text_at_the_end_of_a_sequence(
 
 def test_text_is_given_out_as_soon_as_no_stop_string_fits():
   pieces = ["x", "a", "a", "ab", "y"]
-  ending = Ending(Stops(9, strings=("aab!",)), Pieces(pieces), 9)
+  ending = EndDetector(Stops(9, strings=("aab!",)), Pieces(pieces), 9)
   assert [ending.push(i) for i in range(5)] == ["x", "", "", "a", "aaby"]
   assert ending.interrupt() == ""
   assert ending.reason == "interrupted"

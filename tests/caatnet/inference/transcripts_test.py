@@ -3,7 +3,7 @@
 import pytest
 import tokenizers
 
-from caatnet.data.tokenizers import Bytes, LibraryTokenizer
+from caatnet.data.tokenizers import ByteTokenizer, LibraryTokenizer
 from caatnet.inference.requests import Request
 from caatnet.inference.stops import Stops
 from caatnet.inference.transcripts import Transcript
@@ -11,7 +11,7 @@ from caatnet.inference.transcripts import Transcript
 
 def follow(text, stops, context=99):
   """Pushes the bytes of a text until the end; returns the text given out."""
-  transcript = Transcript(Request((1, 2), stops), Bytes(), context)
+  transcript = Transcript(Request((1, 2), stops), ByteTokenizer(), context)
   given = [
     transcript.push(byte, -float(i))
     for i, byte in enumerate(text.encode()) if not transcript.ended
@@ -60,7 +60,7 @@ def test_interrupt_does_not_change_an_ended_transcript():
   (Stops(6), 99, 2), (Stops(7), 99, 3), (Stops(99), 8, 2), (Stops(99), 9, 3),
 ])
 def test_pages_hold_the_prompt_and_the_longest_text(stops, context, pages):
-  transcript = Transcript(Request((1, 2), stops), Bytes(), context)
+  transcript = Transcript(Request((1, 2), stops), ByteTokenizer(), context)
   assert transcript.num_pages(4) == pages
   assert transcript.max_tokens == min(stops.max_tokens, context - 2)
 
@@ -68,7 +68,7 @@ def test_pages_hold_the_prompt_and_the_longest_text(stops, context, pages):
 def test_text_begins_after_the_prompt():
   """Even if the prompt ends within a character."""
   prompt = tuple("long prompts end in \u20ac".encode()[:-1])
-  transcript = Transcript(Request(prompt, Stops(9)), Bytes(), 99)
+  transcript = Transcript(Request(prompt, Stops(9)), ByteTokenizer(), 99)
   assert transcript.push(ord("a"), 0.0) == "a"
   assert transcript.text == "a"
 

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from caatnet.inference.scoring import Scorer
-from caatnet.inference.weights import Coded, abstract_weights, make_weights
+from caatnet.inference.weights import (
+  CodedMatrix,
+  abstract_weights,
+  make_weights,
+)
 from tests.caatnet.models.transformer_test import (
   draw_params,
   make_config,
@@ -23,8 +27,8 @@ def test_error_of_codes_is_bounded_by_each_block(width):
 
   @jax.jit
   def both(x):
-    coded = Coded.encode(x, "float32")
-    return coded, coded.decode(), Coded.encode(x, "bfloat16").decode()
+    coded = CodedMatrix.encode(x, "float32")
+    return coded, coded.decode(), CodedMatrix.encode(x, "bfloat16").decode()
 
   coded, found, half = map(jax.device_get, both(x))
   assert (found.shape, found.dtype) == (x.shape, x.dtype)
@@ -38,7 +42,7 @@ def test_error_of_codes_is_bounded_by_each_block(width):
 
 
 def is_coded(x):
-  return isinstance(x, Coded)
+  return isinstance(x, CodedMatrix)
 
 
 def program_of(layers=2, ranks=2, **changes):

@@ -23,7 +23,7 @@ import safetensors.numpy
 from caatnet.config import experiments
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.interop import families, huggingface, layout, tensors
-from caatnet.interop.source import make_config, open_source
+from caatnet.interop.source import make_config, open_published_model
 from caatnet.schema import tree
 from caatnet.train import tokenizer
 from caatnet.train.checkpoint.reshard import to_whole
@@ -54,7 +54,7 @@ def build(source, devices=1, changes=()):
 
 
 def convert(folder, to, ranks=1, devices=1, changes=()):
-  source = open_source(folder, ranks)
+  source = open_published_model(folder, ranks)
   experiment = build(source, devices, changes)
   return experiment, huggingface.write_run(source, experiment, to)
 
@@ -67,7 +67,7 @@ def restore(experiment, folder):
     abstract.params, abstract.outer
   )
   checkpointer.close()
-  return experiment.make_export()(params, outer)
+  return experiment.make_export_params()(params, outer)
 
 
 def compute_logits(experiment, params, tokens):
@@ -100,7 +100,7 @@ def read_all(folder):
 
 
 def expect_round_trip(family, experiment, run, folder):
-  huggingface.write_published(experiment, run, folder, step=0)
+  huggingface.write_published_model(experiment, run, folder, step=0)
   assert read_all(folder) == read_all(FIXTURES / family)
   configs = [json.loads((x / "config.json").read_text())
              for x in (folder, FIXTURES / family)]
@@ -140,7 +140,9 @@ def test_weights_at_p_below_1_are_those_of_the_dense_model(tmp_path):
     restore(experiment, tmp_path / "run"), restore(dense, tmp_path / "dense")
   )
   with pytest.raises(ValueError, match=r"sync.p=0.5 on 2 tensor ranks"):
-    huggingface.write_published(experiment, tmp_path / "run", tmp_path / "x")
+    huggingface.write_published_model(
+      experiment, tmp_path / "run", tmp_path / "x"
+    )
   assert not (tmp_path / "x").exists()
 
 
@@ -167,7 +169,7 @@ def test_trained_run_is_published_and_read_again(algorithm, tmp_path):
   checkpointer.save(state, {})
   checkpointer.close()
   (tmp_path / "run/config.json").write_text(config.to_json())
-  huggingface.write_published(
+  huggingface.write_published_model(
     ours, tmp_path / "run", tmp_path / "out", shard_bytes=20_000
   )
   files = sorted(path.name for path in (tmp_path / "out").glob("*.safetensors"))
@@ -180,17 +182,19 @@ def test_trained_run_is_published_and_read_again(algorithm, tmp_path):
   again, _ = convert(tmp_path / "out", tmp_path / "again", 4)
   chex.assert_trees_all_equal(
     restore(again, tmp_path / "again"),
-    to_whole(ours.program, ours.make_export()(state.params, state.outer)),
+    to_whole(
+      ours.program, ours.make_export_params()(state.params, state.outer)
+    ),
   )
   one, _ = convert(tmp_path / "out", tmp_path / "one", 1)
-  huggingface.write_published(one, tmp_path / "one", tmp_path / "back")
+  huggingface.write_published_model(one, tmp_path / "one", tmp_path / "back")
   assert read_all(tmp_path / "back") == read_all(tmp_path / "out")
 
 
 def test_summary_of_a_conversion_is_a_table(tmp_path):
   experiment, made = convert(FIXTURES / ONE, tmp_path / "run", 6)
   count = experiment.program.model.num_params
-  assert open_source(FIXTURES / ONE, 6).num_tensors == (
+  assert open_published_model(FIXTURES / ONE, 6).num_tensors == (
     huggingface.num_tensors(experiment)
   )
   published, _ = tensors.find(FIXTURES / ONE)
@@ -204,14 +208,14 @@ def test_summary_of_a_conversion_is_a_table(tmp_path):
     ["key/value heads", "2", "4"],
     ["bytes of keys and values per token", "128", "384"],
   ]
-  back = huggingface.write_published(
+  back = huggingface.write_published_model(
     experiment, tmp_path / "run", tmp_path / "back"
   )
   assert back == dataclasses.replace(made, folder=tmp_path / "back")
 
 
 def test_only_dense_transformers_have_a_published_form():
-  source = open_source(FIXTURES / ONE, 1)
+  source = open_published_model(FIXTURES / ONE, 1)
   experiment = build(source, changes={"sync.p": 0.5})  # of one rank
   assert huggingface.num_tensors(experiment) == source.num_tensors
   other = experiments.build(images_tiny.get_config("data_parallel,test"), {})
@@ -248,11 +252,11 @@ def test_files_are_filled_in_order_up_to_their_limit(limit, sizes, tmp_path):
   assert list(found.values()) == sizes
   count = len(sizes)
   assert list(found) == (
-    [tensors.SINGLE] if count == 1 else
+    [tensors.SINGLE_FILE] if count == 1 else
     [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
   )
   if count > 1:
-    index = json.loads((tmp_path / tensors.INDEX).read_text())
+    index = json.loads((tmp_path / tensors.INDEX_FILE).read_text())
     assert index["metadata"] == {"total_size": 72}
   listed, wrong = tensors.find(tmp_path)
   assert not wrong
@@ -272,7 +276,7 @@ def test_files_have_5_gigabytes_by_default(count, num_files, tmp_path):
 
 def test_published_weights_are_rounded_to_another_dtype(tmp_path):
   experiment, _ = convert(FIXTURES / "mistral_linear", tmp_path / "run")
-  huggingface.write_published(
+  huggingface.write_published_model(
     experiment, tmp_path / "run", tmp_path / "half", dtype="bfloat16"
   )
   config = json.loads((tmp_path / "half/config.json").read_text())
@@ -297,7 +301,7 @@ def test_tokenizer_is_published_with_the_weights(tmp_path):
   num_tokens = LibraryTokenizer("x", llama_files(), "x").vocab_size
   assert num_tokens > size
   with pytest.raises(ValueError, match=f"but vocab_size={size}; use the"):
-    open_source(folder, 1)
+    open_published_model(folder, 1)
   arrays = safetensors.numpy.load_file(folder / "model.safetensors")
   for name in ("model.embed_tokens.weight", "lm_head.weight"):
     arrays[name] = np.resize(arrays[name], (num_tokens, 32))
@@ -308,7 +312,9 @@ def test_tokenizer_is_published_with_the_weights(tmp_path):
   kept = tokenizer.load(tmp_path / "run")
   assert kept.name == made.tokenizer
   assert kept.identity == LibraryTokenizer("x", llama_files(), "x").identity
-  huggingface.write_published(experiment, tmp_path / "run", tmp_path / "back")
+  huggingface.write_published_model(
+    experiment, tmp_path / "run", tmp_path / "back"
+  )
   for name in (*texts, "generation_config.json"):
     assert (tmp_path / "back" / name).read_bytes() == (
       (folder / name).read_bytes()
@@ -325,7 +331,9 @@ def test_stored_copy_of_a_tied_head_is_published_again(tmp_path):
   arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(2, "f4")
   safetensors.numpy.save_file(arrays, path)
   experiment, _ = convert(folder, tmp_path / "run")
-  huggingface.write_published(experiment, tmp_path / "run", tmp_path / "back")
+  huggingface.write_published_model(
+    experiment, tmp_path / "run", tmp_path / "back"
+  )
   expected = read_all(folder)
   del expected["model.layers.0.self_attn.rotary_emb.inv_freq"]
   assert read_all(tmp_path / "back") == expected
@@ -335,7 +343,7 @@ def test_repeated_heads_that_differ_are_not_merged():
   part = layout.PublishedTensor(
     "k", (4, 3), 0, 4, transposed=True, repeats=2, unit=2
   )
-  slot = layout.Slot(("k",), (part,), 0, 2)
+  slot = layout.MappedParameter(("k",), (part,), 0, 2)
   dense = np.arange(12.0).reshape(4, 3)
   joined = layout.join(slot, [dense])
   assert joined.shape == (2, 3, 4)
@@ -350,7 +358,7 @@ def test_repeated_heads_that_differ_are_not_merged():
 
 def test_interrupted_write_leaves_no_folder(tmp_path):
   experiment, _ = convert(FIXTURES / ONE, tmp_path / "run", 2)
-  source, calls = open_source(FIXTURES / ONE, 2), []
+  source, calls = open_published_model(FIXTURES / ONE, 2), []
 
   def advance():
     calls.append(0)
@@ -361,7 +369,7 @@ def test_interrupted_write_leaves_no_folder(tmp_path):
   with pytest.raises(KeyboardInterrupt):
     huggingface.write_run(source, experiment, new, advance)
   with pytest.raises(KeyboardInterrupt):
-    huggingface.write_published(
+    huggingface.write_published_model(
       experiment, tmp_path / "run", new, advance=advance
     )
   assert len(calls) == 14
@@ -371,7 +379,7 @@ def test_interrupted_write_leaves_no_folder(tmp_path):
 def test_run_gets_its_name_when_it_is_complete(tmp_path):
   """Removes the partial folder of a killed conversion."""
   (tmp_path / ".run.partial/checkpoints/0").mkdir(parents=True)
-  source, seen = open_source(FIXTURES / ONE, 1), []
+  source, seen = open_published_model(FIXTURES / ONE, 1), []
 
   def advance():
     seen.append((tmp_path / "run").exists())
@@ -381,7 +389,7 @@ def test_run_gets_its_name_when_it_is_complete(tmp_path):
   assert seen == [False] * source.num_tensors
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
   names = {path.name for path in (tmp_path / "run").iterdir()}
-  assert names == {"config.json", "checkpoints", huggingface.ORIGIN,
+  assert names == {"config.json", "checkpoints", huggingface.ORIGIN_FILE,
                    tokenizer.FOLDER}
   with pytest.raises(FileExistsError, match="run exists"):
     huggingface.write_run(source, experiment, tmp_path / "run")
@@ -410,10 +418,13 @@ def test_memory_holds_a_small_part_of_the_model(tmp_path):
   folder = tmp_path / "large"
   folder.mkdir()
   (folder / "config.json").write_text(json.dumps(fields))
-  section, _ = families.parse(fields)
+  section, _ = families.parse_published_config(fields)
   shapes = {
     name: ("bfloat16", part.shape)
-    for name, part in layout.published(layout.slots(make_config(section), 1))
+    for name,
+    part in layout.published_tensors(
+      layout.map_parameters(make_config(section), 1)
+    )
   }
   noise = np.random.default_rng(0).bytes(2 * 512 * 1408)
   with tensors.Writer(folder, shapes) as writer:

@@ -11,7 +11,11 @@ import pytest
 import safetensors.numpy
 
 from caatnet.interop import families, huggingface, tensors
-from caatnet.interop.source import _grouped, make_config, open_source
+from caatnet.interop.source import (
+  _abbreviate_names,
+  make_config,
+  open_published_model,
+)
 from tests.caatnet.interop.huggingface_test import FIXTURES, convert
 
 ONE_FILE = "model.safetensors"
@@ -58,7 +62,7 @@ def edit_header(folder, edit):
 
 def expect(folder, message, ranks=1):
   with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-    open_source(folder, ranks)
+    open_published_model(folder, ranks)
   assert "\n" not in str(error.value)
   return str(error.value)
 
@@ -110,7 +114,7 @@ def test_truncated_file_is_named(folder, size):
 
 def test_file_damaged_after_its_check_is_named(folder, tmp_path):
   """Truncates it between the check of its header and its last tensor."""
-  source = open_source(folder, 1)
+  source = open_published_model(folder, 1)
   text = (folder / ONE_FILE).read_bytes()
   (folder / ONE_FILE).write_bytes(text[:-2])
   name, tensor = next(iter(source.tensors.items()))
@@ -139,7 +143,7 @@ def test_invalid_index_is_named(sharded, place, message):
     sharded / "model-00001-of-00002.safetensors",
     sharded.parent / "x.safetensors",
   )
-  path = sharded / tensors.INDEX
+  path = sharded / tensors.INDEX_FILE
   index = json.loads(path.read_text())
   index["weight_map"]["model.norm.weight"] = place
   path.write_text(json.dumps(index))
@@ -148,8 +152,8 @@ def test_invalid_index_is_named(sharded, place, message):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": [1]}'])
 def test_damaged_index_is_named(sharded, text):
-  (sharded / tensors.INDEX).write_text(text)
-  expect(sharded, f"{tensors.INDEX} is damaged")
+  (sharded / tensors.INDEX_FILE).write_text(text)
+  expect(sharded, f"{tensors.INDEX_FILE} is damaged")
 
 
 def test_unsupported_tokenizer_is_refused_not_ignored(folder):
@@ -256,7 +260,7 @@ def test_unsupported_config_is_named(folder, changes, message):
 
 def test_layers_are_listed_as_ranges():
   names = [f"model.layers.{layer}.a" for layer in (8, 0, 1, 2, 4, 7)]
-  assert _grouped([*names, "x", "model.layers.3.b"]) == (
+  assert _abbreviate_names([*names, "x", "model.layers.3.b"]) == (
     "model.layers.{0-2,4,7-8}.a, model.layers.3.b, x"
   )
 
@@ -269,17 +273,17 @@ def test_dtype_of_a_run_is_that_of_the_config(folder):
     ({"dtype": None}, "bfloat16"), ({"dtype": "int8"}, "bfloat16"),
   ):
     edit_config(folder, **fields)
-    assert open_source(folder, 1).section["dtype"] == expected
-    asked = open_source(folder, 1, "float32")
+    assert open_published_model(folder, 1).section["dtype"] == expected
+    asked = open_published_model(folder, 1, "float32")
     assert asked.section["dtype"] == "float32"
   with pytest.raises(ValueError, match="dtype='int8' must be one of"):
-    open_source(folder, 1, "int8")
+    open_published_model(folder, 1, "int8")
 
 
 def test_context_without_a_length_has_no_limit(folder):
-  assert open_source(folder, 1).num_positions == 64
+  assert open_published_model(folder, 1).num_positions == 64
   edit_config(folder, max_position_embeddings=None)
-  assert open_source(folder, 1).num_positions == 2**31 - 1
+  assert open_published_model(folder, 1).num_positions == 2**31 - 1
 
 
 def test_ranks_that_do_not_fit_are_refused(folder):
@@ -291,21 +295,21 @@ def test_ranks_that_do_not_fit_are_refused(folder):
 
 def test_origin_of_another_model_is_refused(folder, tmp_path):
   experiment, _ = convert(folder, tmp_path / "run")
-  path = tmp_path / "run" / huggingface.ORIGIN
+  path = tmp_path / "run" / huggingface.ORIGIN_FILE
   origin = json.loads(path.read_text())
   origin["config"]["sliding_window"] = 99
   path.write_text(json.dumps(origin))
   arguments = experiment, tmp_path / "run", tmp_path / "to"
   with pytest.raises(ValueError, match=r"another model .*\(sliding_window\)"):
-    huggingface.write_published(*arguments)
+    huggingface.write_published_model(*arguments)
   path.write_text("{}")
   with pytest.raises(ValueError, match=r"huggingface\.json is damaged"):
-    huggingface.write_published(*arguments)
+    huggingface.write_published_model(*arguments)
   path.unlink()
   with pytest.raises(FileNotFoundError, match="no checkpoint of step 7"):
-    huggingface.write_published(*arguments, step=7)
+    huggingface.write_published_model(*arguments, step=7)
   with pytest.raises(ValueError, match="dtype='int8' must be one of"):
-    huggingface.write_published(*arguments, dtype="int8")
+    huggingface.write_published_model(*arguments, dtype="int8")
   assert {x.name for x in tmp_path.iterdir()} == {"from", "run"}
 
 
@@ -366,23 +370,23 @@ def test_written_config_round_trips(changes):
     "rope_base": 10_000.0, "norm_eps": 1e-5, "tied_embeddings": False,
     "max_positions": 64,
   } | changes
-  fields = families.describe(make_config(section), "float16", 64)
+  fields = families.to_published_config(make_config(section), "float16", 64)
   fields = json.loads(json.dumps(fields))
-  assert families.parse(fields) == (section, [])
+  assert families.parse_published_config(fields) == (section, [])
   # The run's own length without a published one.
-  trained = families.describe(
+  trained = families.to_published_config(
     make_config(section | {"max_positions": 0}), "float16", 32
   )
   assert trained["max_position_embeddings"] == 32
 
 
 def test_written_config_has_the_keys_of_its_family():
-  section = families.parse(
+  section = families.parse_published_config(
     json.loads((FIXTURES / "qwen2/config.json").read_text())
   )[0]
   for window in (0, 5):
     config = make_config(section | {"sliding_window": window})
-    fields = families.describe(config, "float16", 64)
+    fields = families.to_published_config(config, "float16", 64)
     assert fields["architectures"] == ["Qwen2ForCausalLM"]
     assert (fields["torch_dtype"], fields["max_position_embeddings"]) == (
       "float16", 64
@@ -393,7 +397,7 @@ def test_written_config_has_the_keys_of_its_family():
     mistral = make_config(section | {
       "sliding_window": window, "qkv_bias": False,
     })
-    fields = families.describe(mistral, "float16", 64)
+    fields = families.to_published_config(mistral, "float16", 64)
     assert fields["model_type"] == ("mistral" if window else "llama")
     assert "use_sliding_window" not in fields
     assert ("sliding_window" in fields) == bool(window)
@@ -420,14 +424,16 @@ def test_missing_keys_have_the_defaults_of_the_family():
   }
   for family, width in (("llama", 0), ("mistral", 0), ("qwen2", 0),
                         ("qwen3", 128)):
-    section, wrong = families.parse(sizes | {"model_type": family})
+    section, wrong = families.parse_published_config(
+      sizes | {"model_type": family}
+    )
     assert not wrong
     assert section["head_width"] == width
     assert section["num_kv_heads"] == 2
     assert section["norm_eps"] == 1e-6
     assert section["rope_base"] == LARGEST
     assert not section["tied_embeddings"]
-    one = families.parse(
+    one = families.parse_published_config(
       sizes | {"model_type": family, "num_key_value_heads": 1}
     )[0]
     assert one["num_kv_heads"] == 1
@@ -435,12 +441,12 @@ def test_missing_keys_have_the_defaults_of_the_family():
 
 def test_no_family_has_both_biases_and_norms():
   config = make_config(
-    families.parse(json.loads(
+    families.parse_published_config(json.loads(
       (FIXTURES / "qwen3/config.json").read_text()
     ))[0] | {"qkv_bias": True}
   )
   with pytest.raises(ValueError, match=r"none of .* has both"):
-    families.describe(config, "float32", 64)
+    families.to_published_config(config, "float32", 64)
 
 
 @pytest.mark.parametrize(
@@ -471,8 +477,10 @@ def test_no_family_has_both_biases_and_norms():
 def test_sliding_window_of_layers_is_read_from_the_config(fields, window):
   sizes = json.loads((FIXTURES / "mistral/config.json").read_text())
   del sizes["sliding_window"]
-  section, wrong = families.parse(sizes | fields)
+  section, wrong = families.parse_published_config(sizes | fields)
   assert (section["sliding_window"], wrong) == (window, [])
   if fields.get("num_hidden_layers") == 28:
-    _, wrong = families.parse(sizes | fields | {"num_hidden_layers": 29})
+    _, wrong = families.parse_published_config(
+      sizes | fields | {"num_hidden_layers": 29}
+    )
     assert "layers differ in layer_types or max_window_layers=28" in wrong[0]

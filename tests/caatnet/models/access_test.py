@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caatnet.models.access import AS_THEY_ARE
+from caatnet.models.access import DEFAULT_ACCESS
 from caatnet.train.evaluate import make_evaluate, put_batch
 from tests.caatnet.train.linear_model import Deep, draw, make
 
@@ -29,7 +29,7 @@ class Narrow(Deep):
       "w": narrow(wide["w"]), "blocks": {"w": narrow(wide["blocks"]["w"])}
     }
 
-  def scores(self, params, batch, access=AS_THEY_ARE):
+  def scores(self, params, batch, access=DEFAULT_ACCESS):
     def layer(p, x):
       self.seen.append(p["w"].dtype.name)
       return x + x @ p["w"]  # the carry keeps its dtype

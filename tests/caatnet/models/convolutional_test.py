@@ -208,7 +208,7 @@ def test_sent_bytes_of_outer_loops_equal_the_formula(algorithm):
     entries = ledger.collectives(experiment.lower_step(plan), layout.mesh)
     for entry in ledger.select(entries, axis="worker"):
       found[entry.dtype] += count * entry.bytes * entry.count
-  assert found == outer.sent_bytes(experiment.program.local_params)
+  assert found == outer.sent_bytes(experiment.program.local_shapes)
   assert found
 
 

@@ -11,7 +11,11 @@ import pytest
 from caatnet.models.lm.communication import tensor_reductions
 from caatnet.models.transformer import layers
 from caatnet.models.transformer.attention import attention
-from caatnet.models.transformer.positions import Linear, Llama3, parse_scaling
+from caatnet.models.transformer.positions import (
+  LinearScaling,
+  Llama3Scaling,
+  parse_scaling,
+)
 from tests.caatnet.models import oracle
 from tests.caatnet.models.transformer_test import (
   expect_oracle,
@@ -24,10 +28,10 @@ from tests.caatnet.models.transformer_test import (
 # Wavelengths of 8 channels at base 100 are 6 to 63 positions.
 LLAMA_3 = {
   "num_kv_heads": 4, "rope_base": 100.0,
-  "rope_scaling": Llama3(4.0, 1.0, 3.0, 32),
+  "rope_scaling": Llama3Scaling(4.0, 1.0, 3.0, 32),
 }
 MISTRAL = {"sliding_window": 3, "head_width": 6, "num_kv_heads": 4}
-QWEN_2 = {"qkv_bias": True, "rope_scaling": Linear(3.0)}
+QWEN_2 = {"qkv_bias": True, "rope_scaling": LinearScaling(3.0)}
 QWEN_3 = {
   "qk_norm": True, "head_width": 10, "num_kv_heads": 4, "norm_eps": 0.1,
 }
@@ -72,7 +76,7 @@ def test_llama_3_scales_long_wavelengths_only():
   periods = np.array([0.5, 1.0, 2.5, 4.0, 100.0])
   frequencies = periods * 2 * np.pi / 8192
   np.testing.assert_allclose(
-    Llama3(8.0, 1.0, 4.0, 8192)(frequencies) / frequencies,
+    Llama3Scaling(8.0, 1.0, 4.0, 8192)(frequencies) / frequencies,
     [1 / 8, 1 / 8, (1 + 1 / 8) / 2, 1, 1],
   )
 
@@ -97,7 +101,7 @@ def test_error_of_an_invalid_scaling_names_the_valid_form(values, message):
 def test_norms_of_heads_add_the_eps_of_the_config():
   """Covers queries and keys; eps dominates the norm of small inputs."""
   qkv = 0.1 * jax.random.normal(jax.random.key(0), (1, 1, 4 * 6))
-  heads = layers.Heads(2, 1, 1e4, eps=0.5)
+  heads = layers.AttentionConfig(2, 1, 1e4, eps=0.5)
   ones = jnp.ones(6)
   q, k, _ = layers.split_heads(qkv, heads, layers.QkvParams(None, ones, ones))
   x = np.asarray(qkv, "f8").reshape(4, 6)  # position 0 is not rotated

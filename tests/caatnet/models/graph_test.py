@@ -223,7 +223,7 @@ def test_partitioned_run_is_evaluated_on_any_devices():
   for mesh in ({"data": 2}, {"worker": 2}, {}):
     experiment = make("data_parallel", "zero.scheme=zero3", mesh)
     state = experiment.init_state()
-    params = experiment.make_export()(state.params, state.outer)
+    params = experiment.make_export_params()(state.params, state.outer)
     validation = experiment.data.load(0).validation
     few = jax.tree.map(lambda x: x[:22], validation)
     found.append(make_evaluate(experiment.program, 16)(params, few).means)
@@ -294,6 +294,6 @@ def test_flops_of_graphs_are_six_per_weight_and_position(layer, matrices):
   )
   # The root and its 4 neighbours, and then the root.
   assert model.flops(None) == 6 * matrices * (5 * 10 * 8 + 8 * 3)
-  assert model._levels == (1, 4, 20)
+  assert model._level_sizes == (1, 4, 20)
   assert model.num_params == matrices * (10 * 8 + 8 * 3) + 8 + 3
   assert model.stacks == {}

@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from caatnet.models.access import AS_THEY_ARE
+from caatnet.models.access import DEFAULT_ACCESS
 from caatnet.models.lm import losses, parameters, stack
 from caatnet.models.lm.vocabulary import Vocabulary
 from parallel.axes import Axis, make_mesh
@@ -128,7 +128,7 @@ def _stack(fractions):
     syncs = [(PartialSync(p), PartialSync(1.0)) for p in fractions]
     return stack.run(
       layer, factors, Stream(shared, private), 0, syncs=syncs,
-      width=shared.shape[-1], access=AS_THEY_ARE,
+      width=shared.shape[-1], access=DEFAULT_ACCESS,
     )
 
   operands = jnp.array([2.0, 3.0, 5.0]), jnp.ones((1, 2, 8))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from caatnet.models.nanobatches import even, split
+from caatnet.models.nanobatches import even_sizes, split
 from caatnet.models.paged import Batch
 
 
@@ -80,4 +80,4 @@ def test_dropped_or_duplicated_tokens_are_refused(sizes):
 
 def test_more_pieces_than_tokens_are_refused():
   with pytest.raises(ValueError, match="3 nano-batches are more than the 2 "):
-    even(2, 3)
+    even_sizes(2, 3)

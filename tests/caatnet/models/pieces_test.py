@@ -52,7 +52,7 @@ class Recorder:
       operand = types.SimpleNamespace(update=(mix, name))
       return Stream(), operand, (cache, index)
 
-    return pieces.Half(name, columns, lambda y: y.update)
+    return pieces.Sublayer(name, columns, lambda y: y.update)
 
 
 class Stream:

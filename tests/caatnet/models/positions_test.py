@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from caatnet.models.transformer.positions import (
-  Linear,
-  Llama3,
+  LinearScaling,
+  Llama3Scaling,
   parse_scaling,
   rotate,
 )
@@ -50,12 +50,12 @@ def test_given_positions_replace_those_of_the_array():
     atol=1e-6,
   )
   # A factor of 2 reaches half of the angles.
-  half = rotated(np.repeat(x[:, :1], 9, axis=1), scaling=Linear(2.0))
+  half = rotated(np.repeat(x[:, :1], 9, axis=1), scaling=LinearScaling(2.0))
   np.testing.assert_allclose(half[:, 8], whole[:, 4], rtol=1e-5, atol=1e-6)
 
 
 def test_long_wavelengths_are_stretched_only():
-  scaling = Llama3(4.0, 1.0, 3.0, 64)
+  scaling = Llama3Scaling(4.0, 1.0, 3.0, 64)
   periods = np.array([0.25, 1.0, 1.5, 2.0, 3.0, 9.0])
   frequencies = 2 * np.pi * periods / 64
   ratios = scaling(frequencies) / frequencies

@@ -47,7 +47,7 @@ def test_text_is_the_greedy_choice_of_the_whole_forward(workdir):
   program = made.program
   forward = jax.jit(jax.shard_map(
     program.model.logits, mesh=program.layout.mesh,
-    in_specs=(program.whole_specs, P()), out_specs=P("tensor"),
+    in_specs=(program.unpartitioned_specs, P()), out_specs=P("tensor"),
   ))
   tokens = tokenizer.load(workdir)
   prompts = [tuple(b"def f(x):\n  return"), tuple(b"x"), tuple(b"import ")]

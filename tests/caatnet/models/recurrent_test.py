@@ -53,7 +53,7 @@ def make(devices=1, **changes):
   )
   params = jax.jit(
     program.init_params,
-    out_shardings=layout.shardings(program.whole_specs),
+    out_shardings=layout.shardings(program.unpartitioned_specs),
   )(jax.random.key(0))
   sizes = CacheSizes(4 * SLOTS, PAGE, SLOTS, "", ("reference",))
   shape = program.model.cache_shape(sizes)
@@ -70,7 +70,7 @@ def full_logits(devices, tokens, **changes):
   program, params, *_ = make(devices, **changes)
   f = jax.shard_map(
     program.model.logits, mesh=program.layout.mesh,
-    in_specs=(program.whole_specs, P()), out_specs=P("tensor"),
+    in_specs=(program.unpartitioned_specs, P()), out_specs=P("tensor"),
   )
   found = np.asarray(jax.jit(f)(params, np.array(tokens, "i4")[None]))
   return np.moveaxis(found[:, 0], 0, 1).reshape(len(tokens), -1)[:, :VOCAB]
@@ -288,7 +288,7 @@ def test_sizes_of_recurrences_are_counted_by_hand():
   )
   # Three projections, taps, two gates with a block for each head, and the MLP.
   products = 3 * 6 * 8 + 3 * 8 + 2 * 4 * 2 * 2 + 3 * 6 * 5
-  assert config.layer_products == products
+  assert config.num_product_weights == products
   assert config.layer_params == products + 4 * 8 + 2 * 6
   assert config.num_params == 2 * config.layer_params + 2 * 10 * 6 + 6
   assert [tuple(s) for s in config.state_shapes(2)] == [

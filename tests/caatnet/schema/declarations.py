@@ -41,7 +41,7 @@ def _of_value(name: str, value: Any, key: fields.Key) -> Iterator[str]:
 
 def lines() -> list[str]:
   """Returns one line per key of every section: name, default and range."""
-  sections = {"run": tree.Run} | tree._PLAIN
+  sections = {"run": tree.TopLevelKeys} | tree._PLAIN_SECTIONS
   for name, among in tree._CHOICES.items():
     sections |= {f"{name}={c}": cls for c, cls in among.sections.items()}
   sections |= {f"study={name}": cls for name, cls in register.STUDIES.items()}

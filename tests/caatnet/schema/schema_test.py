@@ -71,7 +71,7 @@ def leaves(config, prefix=""):
 
 
 def numbers(kind):
-  return fields._numbers(kind)
+  return fields._number_types(kind)
 
 
 @pytest.mark.quick
@@ -79,7 +79,7 @@ def test_every_key_of_every_config_is_declared():
   count = 0
   for name, config in CONFIGS.items():
     tree.check(config)
-    declared = tree.declared(config)
+    declared = tree.keys_with_values(config)
     # Sections of a sweep are declared under their own names.
     assert set(declared) == set(dict(leaves(config))), name
     for key, _ in declared.values():
@@ -210,7 +210,7 @@ def check_refusals(place, key):
 # Key and declaration -> the first config that has it.
 FIRST = {
   (place, key): name for name, config in sorted(CONFIGS.items(), reverse=True)
-  for place, (key, _) in tree.declared(config).items()
+  for place, (key, _) in tree.keys_with_values(config).items()
 }
 
 
@@ -218,7 +218,7 @@ FIRST = {
 @pytest.mark.parametrize("name", sorted({*FIRST.values()}))
 def test_values_outside_of_declarations_are_refused(name):
   config = CONFIGS[name].to_dict()
-  for place, (key, value) in tree.declared(config).items():
+  for place, (key, value) in tree.keys_with_values(config).items():
     if FIRST[place, key] != name:
       continue
     check_refusals(place, key)
@@ -303,7 +303,7 @@ def test_equal_names_in_two_sections_have_their_own_ranges(monkeypatch):
     tree._CHOICES, "outer",
     dataclasses.replace(tree._CHOICES["outer"], sections=loops),
   )
-  monkeypatch.setitem(tree._OF_RUNS, "outer", tree._CHOICES["outer"])
+  monkeypatch.setitem(tree._RUN_SECTIONS, "outer", tree._CHOICES["outer"])
   for name, pull, ok in (
     ("easgd", 3.0, True), ("easgd", 5.1, False), ("noloco", 3.0, False),
     ("noloco", 1.9, True),
@@ -346,19 +346,19 @@ def test_undeclared_key_or_section_is_an_error(changes, message):
 def test_missing_keys_have_their_defaults():
   """Loads the config of an older run."""
   values = {"algorithm": "diloco", "sync_every": 7}
-  made = tree.section_of("outer", values)
+  made = tree.parse_section("outer", values)
   assert (made.sync_every, made.learning_rate) == (7, 0.7)
-  nested = tree.section_of("memory", {"tiers": [["0", 0.5], ["1", 0.5]]})
+  nested = tree.parse_section("memory", {"tiers": [["0", 0.5], ["1", 0.5]]})
   assert nested.tiers == (("0", 0.5), ("1", 0.5))
   old = {"outer": values, "name": "old"}
-  assert tree.completed(old) == {
+  assert tree.upgrade_config(old) == {
     "outer": tree.defaults("outer", "diloco").to_dict() | values, "name": "old"
   }
 
 
 def test_older_names_of_keys_are_translated_in_every_section():
   found = set()
-  sections = [(name, {}, cls) for name, cls in tree._PLAIN.items()]
+  sections = [(name, {}, cls) for name, cls in tree._PLAIN_SECTIONS.items()]
   for name, among in tree._CHOICES.items():
     sections += [
       (name, {among.selector: choice}, cls)
@@ -367,11 +367,11 @@ def test_older_names_of_keys_are_translated_in_every_section():
   for name, selected, cls in sections:
     for old, new in tree.RENAMED.items():
       if new in fields.keys(cls):
-        made = tree.completed({name: selected | {old: 12345}})[name]
+        made = tree.upgrade_config({name: selected | {old: 12345}})[name]
         assert made[new] == 12345
         assert old not in made
         found.add(f"{name}.{old}")
-        both = tree.completed({name: selected | {old: 1, new: 2}})[name]
+        both = tree.upgrade_config({name: selected | {old: 1, new: 2}})[name]
         assert both[old] == 1  # which `check` refuses
   assert {"outer.every", "pipeline.timetable", "elastic.lanes"} <= found
 
@@ -384,12 +384,14 @@ def test_older_names_of_keys_are_translated_in_every_section():
 def test_offloaded_moments_of_older_runs_are_in_the_section_memory(
   older, moments
 ):
-  made = tree.completed(older)
+  made = tree.upgrade_config(older)
   assert made["memory"]["moments"] == moments
   tree.check(made)
   with pytest.raises(ValueError, match=r"it is now config\.memory\.moments;"):
     tree.check({"zero": {"offload": True}})
-  assert tree.nearest("zero.offload", []) == "; it is now memory.moments"
+  assert tree.format_suggestion(
+    "zero.offload", []
+  ) == "; it is now memory.moments"
 
 
 @pytest.mark.quick
@@ -398,7 +400,7 @@ def test_offloaded_moments_of_older_runs_are_in_the_section_memory(
   ("rate", "1e-2", 0.01), ("text", "1", "1"), ("pair", "[3, 0]", [3, 0]),
 ])
 def test_override_has_the_type_of_its_key(name, text, value):
-  found = tree.parsed(f"toy.{name}", fields.keys(Toy)[name], text)
+  found = tree.parse_value(f"toy.{name}", fields.keys(Toy)[name], text)
   assert (found, type(found)) == (value, type(value))
 
 

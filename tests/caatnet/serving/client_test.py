@@ -14,7 +14,7 @@ import pytest
 
 from caatnet.serving import traces
 from caatnet.serving.server import client, load
-from caatnet.serving.server.client import Outcome, Question
+from caatnet.serving.server.client import Outcome, TimedRequest
 from caatnet.serving.traces import Arrival
 
 CARD = {"id": "small", "max_model_len": 20, "vocab_size": 50}
@@ -23,7 +23,7 @@ CARD = {"id": "small", "max_model_len": 20, "vocab_size": 50}
 def test_requests_of_a_trace_have_its_tokens_and_lengths():
   arrivals = [Arrival(0, 0.0, 12, 8), Arrival(1, 1.5, 13, 8),
               Arrival(2, 2.5, 3, 4)]
-  found = client.questions_of(arrivals, CARD)
+  found = client.requests_of_trace(arrivals, CARD)
   # 13 + 8 tokens exceed the context of 20.
   assert [(q.time_s, q.after, q.think_s) for q in found] == [
     (0.0, -1, 0.0), (2.5, -1, 0.0)
@@ -32,12 +32,14 @@ def test_requests_of_a_trace_have_its_tokens_and_lengths():
     assert question.body == {
       "model": "small", "max_tokens": arrival.output, "temperature": 0,
       "ignore_eos": True,
-      "prompt": traces.tokens(arrival, 50)[: arrival.prompt].tolist(),
+      "prompt": traces.synthetic_token_ids(arrival, 50)[
+        : arrival.prompt
+      ].tolist(),
     }
   with pytest.raises(ValueError, match=(
     "none of 1 requests fits into the server's context of 20 tokens"
   )):
-    client.questions_of(arrivals[1:2], CARD)
+    client.requests_of_trace(arrivals[1:2], CARD)
 
 
 def test_load_of_a_trace_has_its_rate_and_longest_answer():
@@ -87,7 +89,7 @@ def test_conversations_of_a_load_have_its_rate_and_times_of_thinking():
 def test_turns_wait_for_the_turns_before_them():
   """A turn whose predecessor was left out is sent at its time."""
   turn = {"conversation": 7, "more": True}
-  found = client.questions_of([
+  found = client.requests_of_trace([
     Arrival(0, 0.0, 2, 2, **turn), Arrival(1, 1.0, 2, 2),
     Arrival(2, 2.0, 6, 2, think_s=0.5, context=4, **turn),
     Arrival(3, 3.0, 9, 2, think_s=0.25, context=8, **turn),
@@ -189,7 +191,9 @@ def streamed(num):
 def run(answer, questions, **options):
   async def all_of_it():
     async with Served(answer) as served:
-      return await client.ask(served.url, questions, **options), served.seen
+      return await client.send_requests(
+        served.url, questions, **options
+      ), served.seen
 
   return asyncio.run(all_of_it())
 
@@ -197,7 +201,7 @@ def run(answer, questions, **options):
 def test_responses_are_streamed_and_their_tokens_timed():
   ended = []
   (outcome,), (seen,) = run(
-    lambda body: (200, streamed(3)), [Question(0.0, {"prompt": "a"})],
+    lambda body: (200, streamed(3)), [TimedRequest(0.0, {"prompt": "a"})],
     key="secret", on_end=lambda: ended.append(1),
   )
   assert seen["body"] == {
@@ -213,9 +217,9 @@ def test_responses_are_streamed_and_their_tokens_timed():
 def test_requests_follow_their_times_and_predecessors():
   """Lower bounds only: a loaded machine delays all of them."""
   questions = [
-    Question(0.1, {"i": 0}), Question(0.02, {"i": 1}),
-    Question(0.0, {"i": 2}, after=0, think_s=0.02),
-    Question(0.0, {"i": 3}, after=1),
+    TimedRequest(0.1, {"i": 0}), TimedRequest(0.02, {"i": 1}),
+    TimedRequest(0.0, {"i": 2}, after=0, think_s=0.02),
+    TimedRequest(0.0, {"i": 3}, after=1),
   ]
   start = time.perf_counter()
   outcomes, seen = run(lambda body: (200, streamed(body["i"])), questions)
@@ -239,7 +243,7 @@ def test_failed_response_has_its_reason(status, parts, error):
   ended = []
   outcomes, _ = run(
     lambda body: (status, parts) if body["bad"] else (200, streamed(1)),
-    [Question(0.0, {"bad": True}), Question(0.0, {"bad": False}, 0)],
+    [TimedRequest(0.0, {"bad": True}), TimedRequest(0.0, {"bad": False}, 0)],
     on_end=lambda: ended.append(1),
   )
   assert outcomes[0].error.startswith(error)
@@ -257,7 +261,7 @@ def test_chunks_of_a_response_need_not_end_where_data_does():
   (outcome,), _ = run(
     lambda body: ("100 x\r\n\r\nHTTP/1.1 200", [
       wire[i : i + 7] for i in range(0, len(wire), 7)
-    ], "Transfer-Encoding: chunked"), [Question(0.0, {})],
+    ], "Transfer-Encoding: chunked"), [TimedRequest(0.0, {})],
   )
   assert (outcome.error, outcome.tokens, len(outcome.times_s)) == ("", 2, 2)
 
@@ -266,7 +270,7 @@ def test_head_of_a_response_may_have_as_many_bytes_as_for_httpx():
   """A head of 60,000 bytes arrives in parts, after an interim response."""
   head = [b"HTTP/1.1 200 x\r\nCookie: ", *[b"x" * 10_000] * 6, b"\r\n\r\n"]
   (outcome,), _ = run(
-    lambda body: (100, head + streamed(3)), [Question(0.0, {})]
+    lambda body: (100, head + streamed(3)), [TimedRequest(0.0, {})]
   )
   assert (outcome.error, outcome.tokens) == ("", 3)
 
@@ -281,7 +285,7 @@ def test_broken_or_silent_response_is_an_error(answer, error):
   # Only the silent server is waited for.
   timeout_s = 0.1 if error.startswith("TimeoutError") else 60.0
   (outcome,), _ = run(
-    lambda body: answer, [Question(0.0, {})], timeout_s=timeout_s
+    lambda body: answer, [TimedRequest(0.0, {})], timeout_s=timeout_s
   )
   assert outcome.error.startswith(error)
   assert not outcome.tokens
@@ -291,7 +295,7 @@ def test_unreachable_server_is_an_error():
   async def ask():
     async with Served(None) as served:
       url = served.url
-    return await client.ask(url, [Question(0.0, {})])
+    return await client.send_requests(url, [TimedRequest(0.0, {})])
 
   (outcome,) = asyncio.run(ask())
   assert outcome.error.startswith("ConnectionRefusedError: ")
@@ -301,8 +305,8 @@ def test_unreachable_server_is_an_error():
 def test_server_that_never_answers_a_handshake_is_named(scheme):
   with socket.create_server(("127.0.0.1", 0)) as server:  # accepts nothing
     place = f"127.0.0.1:{server.getsockname()[1]}"
-    (outcome,) = asyncio.run(client.ask(
-      f"{scheme}://{place}", [Question(0.0, {})], timeout_s=0.05
+    (outcome,) = asyncio.run(client.send_requests(
+      f"{scheme}://{place}", [TimedRequest(0.0, {})], timeout_s=0.05
     ))
   assert outcome.error == (
     f"TimeoutError: no connection to {place} within 0.05 s"
@@ -312,7 +316,7 @@ def test_server_that_never_answers_a_handshake_is_named(scheme):
 def card(answer, key=""):
   async def ask():
     async with Served(answer) as served:
-      return await client.card(served.url, key), served.seen
+      return await client.read_model_card(served.url, key), served.seen
 
   return asyncio.run(ask())
 
@@ -340,12 +344,12 @@ def test_server_without_a_description_is_named(status, body, message):
 
 def test_invalid_address_is_named():
   with pytest.raises(ValueError, match=r"^--url=http://127.*:x: "):
-    asyncio.run(client.card("http://127.0.0.1:x", ""))
+    asyncio.run(client.read_model_card("http://127.0.0.1:x", ""))
 
 
 def test_user_in_an_address_is_refused():
   url = "http://me:secret@127.0.0.1:1"
   with pytest.raises(ValueError, match=r"^--url=http.*: a user and password"):
-    asyncio.run(client.card(url, ""))
+    asyncio.run(client.read_model_card(url, ""))
   with pytest.raises(ValueError, match=r"^a user and password in"):
-    asyncio.run(client.ask(url, [Question(0.0, {})]))
+    asyncio.run(client.send_requests(url, [TimedRequest(0.0, {})]))

@@ -24,7 +24,7 @@ import pytest
 from caatnet.config import nanobatches
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Drawing
-from caatnet.inference.requests import stacked
+from caatnet.inference.requests import stack_sampling_params
 from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
@@ -32,10 +32,10 @@ from caatnet.models.paged import CacheShape
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.calibration import calibrate
-from caatnet.serving.engine.device import DecoderExecutor, Drawn
+from caatnet.serving.engine.device import DecoderExecutor, SamplingState
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.executor import Chunk, Copy, EngineStep
-from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.requests import FINAL_STATES, Request, State
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
@@ -103,8 +103,8 @@ def forward(p, ranks, layers):
     )
 
   f = jax.jit(jax.shard_map(
-    draw, mesh=program.layout.mesh, in_specs=(program.whole_specs, P(), P()),
-    out_specs=P(),
+    draw, mesh=program.layout.mesh,
+    in_specs=(program.unpartitioned_specs, P(), P()), out_specs=P(),
   ))
   return functools.partial(f, params)
 
@@ -119,7 +119,7 @@ def alone(subject_, requests):
   asked = [r.payload.drawing for r in requests]
   asked += [None] * (MOST - len(asked))
   found = forward(p, ranks, layers)(
-    tokens, stacked([r for r in asked for _ in range(CONTEXT)])
+    tokens, stack_sampling_params([r for r in asked for _ in range(CONTEXT)])
   )
   return [np.asarray(x).reshape(MOST, CONTEXT) for x in found]
 
@@ -208,7 +208,7 @@ class Run:
       len(self.requests), prompt, most, arrival_s=self.executor.now(),
       client=int(self.rng.integers(3)), priority=self.priorities.first(),
       conversation=conversation, more=conversation is not None,
-      stop=STOP, payload=Drawn(drawing),
+      stop=STOP, payload=SamplingState(drawing),
     )
     self.requests.append(request)
     self.scheduler.add(request)
@@ -273,7 +273,7 @@ def test_tokens_equal_those_of_one_forward_without_a_cache(subject_, case):
   assert not run.executor.shares_memory()
   tokens, logprobs = alone(subject_, run.requests)
   for i, request in enumerate(run.requests):
-    assert request.state in ENDS
+    assert request.state in FINAL_STATES
     first, count = len(request.prompt) - 1, len(request.tokens)
     where = slice(first, first + count)
     assert request.tokens == tokens[i, where].tolist()
@@ -326,7 +326,8 @@ def test_first_preemption_follows_the_measured_costs(slow):
   for number, priority in enumerate((1.0, 0.0)):
     drawing = Drawing((1, 2, 3, 4, 5), Stops(4))
     scheduler.add(Request(
-      number, drawing.prompt, 4, priority=priority, payload=Drawn(drawing)
+      number, drawing.prompt, 4, priority=priority,
+      payload=SamplingState(drawing)
     ))
     engine.step()  # the second request preempts the first
   (decision,) = scheduler.counts.decisions
@@ -369,7 +370,7 @@ def test_parts_follow_one_another_unless_a_step_waits_for_the_copy(waits):
 
   before = contents([1, 3, 4])
   executor.copy(Copy(0, "out", [1, 3, 4], [4, 5, 7], None))
-  request = Request(0, [0], 1, payload=Drawn(Drawing((0,), Stops(1))))
+  request = Request(0, [0], 1, payload=SamplingState(Drawing((0,), Stops(1))))
   request.slot, none = 0, np.zeros(0, np.int32)
   tables = np.full((SLOTS, CONTEXT // PAGE_SIZE), 1 if waits else 2, np.int32)
   executor.submit(EngineStep(

@@ -18,21 +18,21 @@ import numpy as np
 import pytest
 
 from caatnet.inference.requests import Request as Drawing
-from caatnet.inference.requests import stacked
+from caatnet.inference.requests import stack_sampling_params
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.serving import differences
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
-from caatnet.serving.engine.device import DecoderExecutor, Drawn
-from caatnet.serving.engine.device_weights import DeviceWeights
+from caatnet.serving.engine.device import DecoderExecutor, SamplingState
+from caatnet.serving.engine.device_weights import WeightUploader
 from caatnet.serving.engine.engine import Engine
-from caatnet.serving.engine.expert_weights import ExpertWeights, Stored
+from caatnet.serving.engine.expert_weights import ExpertWeights, StoredExpert
 from caatnet.serving.engine.warm_up import warm_up
-from caatnet.serving.experts import WHOLE
+from caatnet.serving.experts import WHOLE_FORM
 from caatnet.serving.requests import Request, State
 from caatnet.serving.scheduler.limits import Limits
-from caatnet.serving.scheduler.policies.experts import Experts
+from caatnet.serving.scheduler.policies.experts import ExpertsPolicy
 from caatnet.serving.scheduler.scheduler import Scheduler
 from parallel.plans.placement.slots import Slots
 from tests import pairwise
@@ -72,7 +72,7 @@ def params(p, ranks, layers, number):
 def fresh(subject):
   """Returns a decoder without weights and with an empty cache."""
   decoder = device_test.fresh(subject)
-  device = DeviceWeights(decoder.program, False, False)
+  device = WeightUploader(decoder.program, False, False)
   decoder.weights = device.abstract
   return decoder, device
 
@@ -98,7 +98,7 @@ class Run:
     self.base = params(p, ranks, layers, len(NAMES) + 1)
     self.trees, self.stored = {}, {}
     for number, key in enumerate((*self.keys.values(), "a@2")):
-      found = Stored(
+      found = StoredExpert(
         case["form"], differences.encode(
           params(p, ranks, layers, number), self.base, case["form"]
         ), "base@1", lambda: self.base,
@@ -115,7 +115,7 @@ class Run:
     slots = Slots(
       case["slots"], case["eviction"], ("b@1",) if case["pinned"] else ()
     )
-    self.policy = Experts(
+    self.policy = ExpertsPolicy(
       slots, case["switch_s"], case["deadline_s"], case["prefetch"],
       case["patience"],
     )
@@ -149,7 +149,7 @@ class Run:
     )
     request = Request(
       number, prompt, most, expert=self.keys[self.rng.choice(NAMES)],
-      arrival_s=self.executor.now(), payload=Drawn(drawing),
+      arrival_s=self.executor.now(), payload=SamplingState(drawing),
     )
     self.requests.append(request)
     self.engine.scheduler.add(request)
@@ -180,14 +180,14 @@ class Run:
     program = make_program(make_config(p, layers), ranks)
     found, _ = device_test.forward(p, ranks, layers).func(
       put(program, self.trees[key]), tokens,
-      stacked([r for r in asked for _ in range(CONTEXT)]),
+      stack_sampling_params([r for r in asked for _ in range(CONTEXT)]),
     )
     return np.asarray(found).reshape(MOST, CONTEXT)
 
 
 TABLE = pairwise.rows(
   {
-    "subject": SUBJECTS, "form": (WHOLE, "int8", "low_rank"),
+    "subject": SUBJECTS, "form": (WHOLE_FORM, "int8", "low_rank"),
     "slots": (2, 1, 3), "host": (0, 1, 3),
     "eviction": ("lookahead", "lru", "lfu"), "prefetch": (1, 0, 2),
     "switch_s": (0.0, 3e-3), "deadline_s": (0.02, 9.0), "patience": (1.0, 0.0),
@@ -223,7 +223,7 @@ def test_tokens_equal_those_of_the_expert_alone(row, seed):
   # Each load has one miss; a load without a request has none.
   assert loads == counts.loads >= counts.misses
   size = run.weights.device.size_bytes
-  if case["form"] != WHOLE:  # of the parameters in its file
+  if case["form"] != WHOLE_FORM:  # of the parameters in its file
     (size,) = {
       sum(x.nbytes for x in jax.tree.leaves(stored.arrays))
       for stored in run.stored.values()
@@ -265,7 +265,7 @@ def test_weights_of_a_slot_equal_those_of_one_model(dtype, apart, coded):
   program = make_program(config, 2, 2)
   tree = params(0.5, 2, 1, 0)
   one = make_weights(program, put(program, tree), apart, coded)
-  device = DeviceWeights(program, apart, coded)
+  device = WeightUploader(program, apart, coded)
   found = device.put(device.on_host(tree))
   assert jax.tree.all(jax.tree.map(
     lambda x, y: x.dtype == y.dtype and x.sharding == y.sharding, found,
@@ -289,7 +289,7 @@ def test_weights_of_a_slot_equal_those_of_one_model(dtype, apart, coded):
   )
 
 
-class Faulty(DeviceWeights):
+class Faulty(WeightUploader):
   """Fails at one point of a load."""
 
   def __init__(self, device, point):
@@ -329,7 +329,7 @@ def test_failed_load_leaves_its_slot_empty(device, point, reason):
   def read(key):
     if point == "read":
       raise ValueError("no such\nfile")
-    return Stored(WHOLE, found)
+    return StoredExpert(WHOLE_FORM, found)
 
   weights = ExpertWeights(Faulty(device, point), 1, 0, read)
   weights.clear(0)
@@ -339,7 +339,7 @@ def test_failed_load_leaves_its_slot_empty(device, point, reason):
   assert dataclasses.astuple(weights.moved["a"])[:3] == (0, 1, 0)
   # The next load of the slot succeeds.
   weights.device = device
-  weights._read = lambda key: Stored(WHOLE, tree)
+  weights._read = lambda key: StoredExpert(WHOLE_FORM, tree)
   assert weights.load("a@1", 0) == ""
   assert equal(weights.params(0), device.put(device.on_host(tree)))
 
@@ -362,7 +362,7 @@ def test_differences_are_restored_from_their_own_bases(device):
         raise ValueError("base is damaged")
       return trees[int(number)]
 
-    return Stored("int8", stored[key], f"base{number}@1", read_base)
+    return StoredExpert("int8", stored[key], f"base{number}@1", read_base)
 
   weights = ExpertWeights(device, 1, 2, read)
   errors = []
@@ -383,7 +383,7 @@ def test_host_memory_has_the_most_recent_experts(device):
 
   def read(key):
     reads.append(key)
-    return Stored(WHOLE, params(1.0, 1, 1, 0))
+    return StoredExpert(WHOLE_FORM, params(1.0, 1, 1, 0))
 
   weights = ExpertWeights(device, 1, 2, read)
   for key in ("a@1", "b@1", "a@1", "c@1", "b@1", "a@2"):
@@ -402,7 +402,7 @@ def engine_of(read):
   decoder, device = fresh(SUBJECTS[0])
   weights = ExpertWeights(device, 2, 0, read)
   executor = DecoderExecutor(decoder, 0, weights=weights)
-  policy, pages = Experts(Slots(2, "lru")), Pages(NUM_PAGES, PAGE_SIZE)
+  policy, pages = ExpertsPolicy(Slots(2, "lru")), Pages(NUM_PAGES, PAGE_SIZE)
   return Engine(Scheduler(
     Limits(slots=PLACES), policy, pages, HostCache(0, PAGE_SIZE, reserve=False),
     executor.costs,
@@ -412,7 +412,9 @@ def engine_of(read):
 def short(number, expert, most):
   """Returns a request of two tokens."""
   drawing = Drawing((1, 2), Stops(most))
-  return Request(number, [1, 2], most, expert=expert, payload=Drawn(drawing))
+  return Request(
+    number, [1, 2], most, expert=expert, payload=SamplingState(drawing)
+  )
 
 
 def test_time_without_steps_is_exposed():
@@ -421,7 +423,7 @@ def test_time_without_steps_is_exposed():
 
   def read(key):
     time.sleep(0.05)
-    return Stored(WHOLE, tree)
+    return StoredExpert(WHOLE_FORM, tree)
 
   engine, weights = engine_of(read)
   for number, expert in enumerate(("a@1", "b@1")):
@@ -440,7 +442,7 @@ def test_an_expert_decodes_while_another_one_is_loaded():
   def read(key):
     if key == "b@1" and not decoded.wait(60):
       raise ValueError("no steps while it was read")
-    return Stored(WHOLE, tree)
+    return StoredExpert(WHOLE_FORM, tree)
 
   engine, weights = engine_of(read)
   first, second = short(0, "a@1", CONTEXT - 2), short(1, "b@1", 3)

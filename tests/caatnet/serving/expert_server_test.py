@@ -20,7 +20,7 @@ from caatnet.config import experts, serving
 from caatnet.config.override import override
 from caatnet.inference.scoring import Scorer
 from caatnet.serving import differences
-from caatnet.serving.engine.device_weights import DeviceWeights
+from caatnet.serving.engine.device_weights import WeightUploader
 from caatnet.serving.experts import Library
 from caatnet.serving.router import Router
 from caatnet.serving.server import http, start
@@ -62,8 +62,10 @@ def files(tmp_path_factory):
 @contextlib.contextmanager
 def running(path, key="secret"):
   made = experts.build(make_config(path), {"tensor": 2}, print, composition.put)
-  server = start.server(made, key, serving.page_bytes(made.decoder), print)
-  listener = http.bound("127.0.0.1", 0)
+  server = start.build_server(
+    made, key, serving.page_bytes(made.decoder), print
+  )
+  listener = http.bind_listener("127.0.0.1", 0)
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
   try:
@@ -235,8 +237,8 @@ def test_expert_is_replaced_while_it_answers(client, files, tmp_path):
 def distributions(files):
   """Returns the log-probabilities after each token, for each expert."""
   library, config = Library(files), make_config(files)
-  made = experts._built(library, config, {"tensor": 2})
-  device = DeviceWeights(made.program, made.layers_apart, made.coded)
+  made = experts._build_inference(library, config, {"tensor": 2})
+  device = WeightUploader(made.program, made.layers_apart, made.coded)
 
   def find(name, ids):
     params = device.put(device.on_host(library.read(name).load()))

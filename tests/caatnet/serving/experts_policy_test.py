@@ -10,11 +10,11 @@ import pytest
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
-from caatnet.serving.engine.executor import Event
+from caatnet.serving.engine.executor import CompletionEvent
 from caatnet.serving.engine.simulator import Simulator
 from caatnet.serving.requests import Request, State
 from caatnet.serving.scheduler.limits import Limits
-from caatnet.serving.scheduler.policies.experts import Experts
+from caatnet.serving.scheduler.policies.experts import ExpertsPolicy
 from caatnet.serving.scheduler.policies.first_come import FirstCome
 from caatnet.serving.scheduler.scheduler import Scheduler
 from parallel.plans.placement.slots import Slots, misses
@@ -45,7 +45,9 @@ class WithWeights(oracle.Oracle):
 
   def _end(self, event):
     if event.load is not None and self._fails(event.load.expert):
-      event = Event(event.time_s, load=event.load, error="corrupt file")
+      event = CompletionEvent(
+        event.time_s, load=event.load, error="corrupt file"
+      )
     super()._end(event)
 
   def submit(self, step):
@@ -88,7 +90,7 @@ class Case:
     self.pages = Pages(num_pages, size)
     self.host = HostCache(host_pages, size, reserve=True)
     self.slots = Slots(num_slots, str(draw(["lru", "lfu", "lookahead"])))
-    self.policy = Experts(
+    self.policy = ExpertsPolicy(
       self.slots, float(draw([0.0, 3.0])), float(draw([0.0, 20.0, 1e9])),
       int(draw([0, 1, 2])), float(draw([0.0, 1.0, 5.0])),
     )
@@ -188,7 +190,7 @@ def serve(
   """Serves requests with many pages; returns policy and simulator."""
   pages = Pages(2000, 16)
   simulator = Simulator(Times(), load_s=lambda load: (load_s, load_s))
-  policy = Experts(slots, switch_s or load_s, **options)
+  policy = ExpertsPolicy(slots, switch_s or load_s, **options)
   scheduler = Scheduler(
     Limits(slots=256), policy, pages, HostCache(0, 16, False), simulator.costs
   )
@@ -309,7 +311,7 @@ def test_a_request_whose_expert_loads_waits():
 
 def test_one_model_is_served_as_first_come_first_served():
   runs = []
-  for policy in (Experts(), FirstCome()):
+  for policy in (ExpertsPolicy(), FirstCome()):
     pages = Pages(40, 4)
     executor = oracle.Oracle(40, 0, 4, lambda copy: 0.0)
     scheduler = Scheduler(
@@ -335,8 +337,8 @@ def test_a_turn_reads_no_host_copy_of_another_expert(experts):
   )
   pages = Pages(20, 4, reuse=False)
   scheduler = Scheduler(
-    Limits(keep_turns=True, preempt="swap"), Experts(Slots(2, "lru")), pages,
-    HostCache(50, 4, reserve=True), executor.costs,
+    Limits(keep_turns=True, preempt="swap"), ExpertsPolicy(Slots(2, "lru")),
+    pages, HostCache(50, 4, reserve=True), executor.costs,
   )
   engine = Engine(scheduler, executor)
   first = Request(0, [1] * 9, 6, expert=experts[0], conversation=1, more=True)

@@ -11,10 +11,10 @@ import numpy as np
 import optax
 import pytest
 
-from caatnet.data.tokenizers import Bytes
+from caatnet.data.tokenizers import ByteTokenizer
 from caatnet.inference import buckets
 from caatnet.inference.decoder import Capacity, Decoder
-from caatnet.inference.requests import Request, stacked
+from caatnet.inference.requests import Request, stack_sampling_params
 from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
@@ -89,8 +89,9 @@ def trained():
     return jax.lax.scan(step, (params, state), batches)[0][0]
 
   f = jax.shard_map(
-    train, mesh=program.layout.mesh, in_specs=(program.whole_specs, P()),
-    out_specs=program.whole_specs, check_vma=False,
+    train, mesh=program.layout.mesh,
+    in_specs=(program.unpartitioned_specs, P()),
+    out_specs=program.unpartitioned_specs, check_vma=False,
   )
   return jax.device_get(jax.jit(f)(init_params(program), tokens))
 
@@ -120,7 +121,9 @@ def run(name, asked, **how):
     pieces[index] += text
 
   ended = []
-  generation = Generation(decoder, asked, Bytes(), on_text, ended.append)
+  generation = Generation(
+    decoder, asked, ByteTokenizer(), on_text, ended.append
+  )
   found = generation.run(**how)
   assert pieces == [completion.text for completion in found]
   assert sorted(ended) == [
@@ -153,7 +156,7 @@ def by_hand(asked, found):
     )
   )(
     logits.reshape(len(rows), -1), np.array([t for _, t in rows], np.int32),
-    stacked([asked[i] for i, _ in rows]),
+    stack_sampling_params([asked[i] for i, _ in rows]),
   )
   return [np.asarray(x).reshape(len(asked), CONTEXT) for x in drawn]
 
@@ -242,7 +245,7 @@ def test_speed_counts_all_replicas_and_omits_compilation(monkeypatch):
     decoder.compile_seconds += 1e6
 
   generation = Generation(
-    decoder, [Request((1, 2), Stops(4))], Bytes(), on_text
+    decoder, [Request((1, 2), Stops(4))], ByteTokenizer(), on_text
   )
   generation.run()
   speed = generation.speed
@@ -306,7 +309,7 @@ def test_first_token_does_not_wait_for_the_program_of_the_next_step(
   monkeypatch.setattr(decoder, "shapes", set())
   compiled = []
   Generation(
-    decoder, [Request((1, 2), Stops(4))], Bytes(),
+    decoder, [Request((1, 2), Stops(4))], ByteTokenizer(),
     lambda index, text: compiled.append(len(decoder.shapes)),
   ).run()
   assert compiled == [1, 2, 2, 2]
@@ -321,7 +324,7 @@ def test_growing_block_tables_do_not_change_tokens(monkeypatch):
   monkeypatch.setattr(buckets, "SHORT", PAGE_SIZE)
   decoder, _, _ = subject(ALONE)
   monkeypatch.setattr(decoder, "shapes", set())
-  same(Generation(decoder, asked, Bytes()).run(), expected)
+  same(Generation(decoder, asked, ByteTokenizer()).run(), expected)
   assert {sizes[3][-1] for sizes, *_ in decoder.shapes} == {1, 2, 3}
 
 
@@ -344,7 +347,8 @@ def test_invalid_prompt_is_refused_before_any_prompt_is_read(
   decoder, _, _ = subject(ALONE)
   with pytest.raises(ValueError, match=message):
     Generation(
-      decoder, [Request((1,), Stops(1)), Request(prompt, Stops(1))], Bytes()
+      decoder, [Request((1,), Stops(1)), Request(prompt, Stops(1))],
+      ByteTokenizer()
     )
 
 

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 
 from caatnet.serving.cache import prefixes
-from caatnet.serving.cache.pages import STATES, PageCounts, runs
-from caatnet.serving.scheduler.running import Running
+from caatnet.serving.cache.pages import STATES, PageCounts, contiguous_runs
+from caatnet.serving.scheduler.running import RunningRequests
 
 
 class BuddyAllocator:
@@ -98,7 +98,7 @@ class BuddyAllocator:
   def give(self, pages: Sequence[int]) -> None:
     """Frees pages, and merges buddies."""
     self.num_free += len(pages)
-    for start, count in runs(pages):
+    for start, count in contiguous_runs(pages):
       self._is_free[start : start + count] = b"\1" * count
       self._join(start, count)
 
@@ -212,7 +212,9 @@ class DictPages:
       self._holders[page] = 1
     return np.array(found, np.int32)
 
-  def grow(self, running: Running, slots: np.ndarray, most: int) -> bool:
+  def grow(
+    self, running: RunningRequests, slots: np.ndarray, most: int
+  ) -> bool:
     """Takes pages for sequences that have filled theirs, in the given order."""
     size = self.page_size
     growing = [s for s in slots if running.computed[s] >= running.room[s]]

@@ -13,10 +13,10 @@ import pytest
 from caatnet.serving import compiling
 from caatnet.serving.cache import page_loops, prefixes
 from caatnet.serving.cache.host_cache import HostCache
-from caatnet.serving.cache.pages import Pages, runs
+from caatnet.serving.cache.pages import Pages, contiguous_runs
 from caatnet.serving.engine.executor import Copy
 from caatnet.serving.requests import Request
-from caatnet.serving.scheduler.running import Running
+from caatnet.serving.scheduler.running import RunningRequests
 from tests.caatnet.serving import oracle
 from tests.caatnet.serving.page_oracle import BuddyAllocator, DictPages
 
@@ -52,7 +52,9 @@ def test_allocator_hands_out_each_page_once_and_merges_buddies(num_pages, seed):
         if taken:
           held.append((after, taken))
       else:
-        held += runs(allocator.take(count, room=bool(rng.integers(2))))
+        held += contiguous_runs(
+          allocator.take(count, room=bool(rng.integers(2)))
+        )
     elif held:
       start, n = held.pop(int(rng.integers(len(held))))
       allocator.give(range(start, start + n))
@@ -68,7 +70,7 @@ def test_allocator_hands_out_each_page_once_and_merges_buddies(num_pages, seed):
 @pytest.mark.parametrize("count", [1, 5, 63, 64])
 def test_empty_cache_hands_out_one_run(count):
   """Bounds copies: 63 blocks of 1,000 tokens take one copy, not six or 63."""
-  assert len(list(runs(BuddyAllocator(128).take(count)))) == 1
+  assert len(list(contiguous_runs(BuddyAllocator(128).take(count)))) == 1
 
 
 @BOTH
@@ -79,7 +81,9 @@ def test_growing_sequences_stay_in_few_runs():
   for _ in range(50):
     one += pages.take(1, one[-1]).tolist()
     two += pages.take(1, two[-1]).tolist()
-  assert max(len(list(runs(one))), len(list(runs(two)))) <= 3
+  assert max(
+    len(list(contiguous_runs(one))), len(list(contiguous_runs(two)))
+  ) <= 3
 
 
 @given(
@@ -163,7 +167,7 @@ class Sequences:
   def __init__(self, seed, num_pages, in_turn, make, interpreted=False):
     self.rng, self.interpreted = np.random.default_rng(seed), interpreted
     self.pages = make(num_pages, 2, in_turn=in_turn)
-    self.running = Running(num_pages, num_pages, 2)
+    self.running = RunningRequests(num_pages, num_pages, 2)
     self.requests, self.copies, self.seen = [], [], []
 
   def begin(self):
@@ -248,7 +252,7 @@ def test_publish_refuses_fewer_hashes_than_pages():
   pages = Pages(4, 1)
   held = pages.take(2)
   with pytest.raises((ValueError, AssertionError)):
-    pages.publish(held, b"a" * prefixes.SIZE)
+    pages.publish(held, b"a" * prefixes.HASH_BYTES)
 
 
 def test_block_hashes_differ_between_processes():
@@ -317,8 +321,8 @@ def test_host_cache_leaves_room_behind_a_conversation():
   first = host.write("a", 17, pinned=False)  # five pages, and room for eight
   host.write("b", 4, pinned=False)
   second = host.write("a", 32, pinned=False)
-  assert list(runs(first[:4] + second)) == [(first[0], 8)]
-  assert host.increment("a", 33) == (8, 9)
+  assert list(contiguous_runs(first[:4] + second)) == [(first[0], 8)]
+  assert host.page_range_to_copy("a", 33) == (8, 9)
   # Room for five or eight pages is eight, for nine 16.
   assert (len(host.pages("a")), len(host.pages("b"))) == (8, 1)
   host.write("a", 33, pinned=False)

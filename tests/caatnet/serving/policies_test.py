@@ -15,7 +15,7 @@ from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
 from caatnet.serving.scheduler.policies.vtc import VirtualTokenCounter
 from caatnet.serving.scheduler.priorities import Priorities
-from caatnet.serving.scheduler.running import Running
+from caatnet.serving.scheduler.running import RunningRequests
 from caatnet.serving.scheduler.scheduler import Scheduler
 from tests.caatnet.serving import oracle
 
@@ -246,7 +246,7 @@ def test_deficits_shrink_by_service_and_are_refilled_by_weight():
 
 def test_requests_of_equal_priority_do_not_displace_each_other():
   policy = registry.make("strict_priority", Pages(8, 4))
-  running = Running(2, 4, 4)
+  running = RunningRequests(2, 4, 4)
   running.add(Request(0, [1], 1, priority=2.0), 0, 1, 2.0)
   for priority, displaces in ((1.0, True), (2.0, False), (3.0, False)):
     waiting = Request(1, [1], 1, priority=priority)

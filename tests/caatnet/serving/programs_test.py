@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from caatnet.config import serving
-from caatnet.data.tokenizers import Bytes
+from caatnet.data.tokenizers import ByteTokenizer
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.scoring import Scorer
@@ -22,7 +22,7 @@ from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
 from caatnet.serving.engine import warm_up
-from caatnet.serving.engine.device import Drawn
+from caatnet.serving.engine.device import SamplingState
 from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.requests import Request, State
@@ -58,7 +58,7 @@ def request(number, length, count, **sampling):
   drawing = Drawing(
     tuple(prompt.tolist()), Stops(count), **{"temperature": 0.0} | sampling
   )
-  return Request(number, prompt, count, payload=Drawn(drawing))
+  return Request(number, prompt, count, payload=SamplingState(drawing))
 
 
 class Compiler:
@@ -217,5 +217,5 @@ def test_generated_texts_are_the_same_bits_alone_and_together():
     request(i, length, 24, **[{}, {"temperature": 1.0, "top_p": 0.8}][i % 2])
     .payload.drawing for i, length in enumerate(LENGTHS)
   ]
-  alone = [Generation(decoder, [x], Bytes()).run()[0] for x in asked]
-  assert Generation(decoder, asked, Bytes()).run() == alone
+  alone = [Generation(decoder, [x], ByteTokenizer()).run()[0] for x in asked]
+  assert Generation(decoder, asked, ByteTokenizer()).run() == alone

@@ -26,7 +26,7 @@ from caatnet.models.recurrent import RecurrentModel
 from caatnet.program import Layout, Program
 from caatnet.serving.cache import prefixes
 from caatnet.serving.engine.calibration import calibrate
-from caatnet.serving.engine.device import DecoderExecutor, Drawn
+from caatnet.serving.engine.device import DecoderExecutor, SamplingState
 from caatnet.serving.engine.engine import replay
 from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
@@ -56,7 +56,8 @@ def first_decoder():
   )
   program = Program(RecurrentModel(config, axes["tensor"]), layout)
   params = jax.jit(
-    program.init_params, out_shardings=layout.shardings(program.whole_specs)
+    program.init_params,
+    out_shardings=layout.shardings(program.unpartitioned_specs)
   )(jax.random.key(2))
   shape = program.model.cache_shape(
     CacheSizes(SLOTS, CONTEXT, SLOTS, "", ("reference",))
@@ -119,7 +120,7 @@ def engine(monkeypatch, model=None, **options):
 def request(number, prompt, count, **how):
   drawing = Drawing(tuple(prompt), Stops(count))
   how = {"stop": frozenset(small_server.tokenizer().stop_ids)} | how
-  return Request(number, prompt, count, payload=Drawn(drawing), **how)
+  return Request(number, prompt, count, payload=SamplingState(drawing), **how)
 
 
 def test_requests_are_the_same_bits_alone_and_in_any_batch(monkeypatch):
@@ -267,7 +268,9 @@ def test_prefix_reuse_is_off_and_reported_once(reuse):
     replay(made, [each])
   made.executor.close()
   assert requests[1].num_hits == 0
-  made.scheduler.pages.publish(np.zeros(1, np.int32), bytes(prefixes.SIZE))
+  made.scheduler.pages.publish(
+    np.zeros(1, np.int32), bytes(prefixes.HASH_BYTES)
+  )
   assert not made.scheduler.pages.block_hashes()
   assert requests[0].tokens == requests[1].tokens
   assert not serving.reuse_notice(small_server.decoder(), chosen)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from caatnet.serving.experts import Entry
-from caatnet.serving.router import FILE, LONGEST, Router, features
+from caatnet.serving.router import FILE, MAX_PROMPT_BYTES, Router, features
 
 
 def entry(name, kind, origin="fine-tuned"):
@@ -29,7 +29,7 @@ def test_features_have_norm_one_and_depend_on_order():
   np.testing.assert_allclose([np.linalg.norm(x), np.linalg.norm(y)], 1, 1e-5)
   assert (x != y).any()
   assert not features(b"", 64).any()
-  tail = bytes(range(256)) * (LONGEST // 256)
+  tail = bytes(range(256)) * (MAX_PROMPT_BYTES // 256)
   np.testing.assert_array_equal(features(b"x" + tail, 64), features(tail, 64))
 
 

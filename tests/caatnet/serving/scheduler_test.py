@@ -18,9 +18,9 @@ from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
-from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.requests import FINAL_STATES, Request, State
 from caatnet.serving.scheduler import running
-from caatnet.serving.scheduler.limits import PREEMPT, Limits
+from caatnet.serving.scheduler.limits import PREEMPTION_MODES, Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
 from caatnet.serving.scheduler.scheduler import Scheduler
@@ -168,7 +168,7 @@ class Run:
       self.disturb(now)
       self.check(self.engine.step(coming[0][0] if coming else np.inf))
       for request in self.requests:
-        if request.state in ENDS and request.number not in self.ended:
+        if request.state in FINAL_STATES and request.number not in self.ended:
           self.ended[request.number] = request.state
           self.check_end(request)
           if request.more and request.state is State.FINISHED and turns < 6:
@@ -270,7 +270,7 @@ def test_each_request_gets_the_tokens_of_a_run_alone(stops, case):
   run = Run(case, stops)
   run.play()
   for request in run.requests:
-    assert request.state in ENDS
+    assert request.state in FINAL_STATES
     expected = oracle.alone(
       request.prompt, request.max_tokens, request.is_end
     )
@@ -292,7 +292,7 @@ def test_each_request_gets_the_tokens_of_a_run_alone(stops, case):
 # All pairs of the scheduler's options, with too few pages for all requests.
 TABLE = pairwise.rows(
   {
-    "policy": sorted(registry.POLICIES), "preempt": PREEMPT,
+    "policy": sorted(registry.POLICIES), "preempt": PREEMPTION_MODES,
     "chunks": ((), ((1, 9),), ((9, 3),)), "wait_s": (0.0, 0.02, 100.0),
     "states": (False, True), "keep_turns": (True, False),
     "copy_on_write": (True, False), "growth": (1, 3),

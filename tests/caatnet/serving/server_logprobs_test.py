@@ -15,7 +15,7 @@ import openai
 import pytest
 from scipy import special
 
-from caatnet.inference.sampling import NUM_TOP
+from caatnet.inference.sampling import NUM_TOP_TOKENS
 from caatnet.inference.scoring import Scorer
 from tests.caatnet.serving import small_server
 from tests.caatnet.serving.small_server import CONTEXT, LETTERS
@@ -91,7 +91,7 @@ def joined(parts):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
   ("num_top", "count", "prompt"),
-  [(5, 9, "Hello 1"), (0, 3, "Hi"), (NUM_TOP, 1, "x"), (1, 0, "Hello 1"),
+  [(5, 9, "Hello 1"), (0, 3, "Hi"), (NUM_TOP_TOKENS, 1, "x"), (1, 0, "Hello 1"),
    (2, 0, "x"), (3, 0, "a" * CONTEXT)],
 )
 def test_echoed_prompts_and_drawn_tokens_have_logprobs(

@@ -21,14 +21,14 @@ from caatnet.inference.transcripts import Transcript
 from caatnet.serving.cache.host_cache import HostCache
 from caatnet.serving.cache.pages import STATES, Pages
 from caatnet.serving.engine.engine import Engine
-from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.requests import FINAL_STATES, Request, State
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.server import api, fields, http, responses, start
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.metrics import Metrics
-from caatnet.serving.server.service import Call, News, WaitingChoice
+from caatnet.serving.server.service import Call, ChoiceEvent, WaitingChoice
 from caatnet.serving.server.snapshot import describe
 from tests.caatnet.serving import oracle
 from tests.caatnet.serving.small_server import tokenizer
@@ -36,39 +36,39 @@ from tests.caatnet.serving.small_server import tokenizer
 
 def test_key_is_that_of_the_file_or_of_the_environment(tmp_path, monkeypatch):
   monkeypatch.delenv("CAATNET_API_KEY", raising=False)
-  assert start.key("") == ""
+  assert start.read_api_key("") == ""
   monkeypatch.setenv("CAATNET_API_KEY", " other \n")
-  assert start.key("") == "other"
+  assert start.read_api_key("") == "other"
   path = tmp_path / "key"
   path.write_text(" secret\n")
-  assert start.key(str(path)) == "secret"
+  assert start.read_api_key(str(path)) == "secret"
   path.write_text(" \n")
   with pytest.raises(ValueError, match=f"^--flag={path} must not be empty$"):
-    start.key(str(path), "flag")
+    start.read_api_key(str(path), "flag")
   for content in (None, b"\xff"):
     path.unlink(missing_ok=True)
     if content:
       path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^--api_key_file={path}: "):
-      start.key(str(path))
+      start.read_api_key(str(path))
 
 
 def test_socket_listens_before_the_server_runs():
-  with http.bound("127.0.0.1", 0) as first:
+  with http.bind_listener("127.0.0.1", 0) as first:
     port = first.getsockname()[1]
     assert first.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
     socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ValueError, match=(
       f"--port={port} of --host=127.0.0.1: .*; --port=0 selects a free port"
     )):
-      http.bound("127.0.0.1", port)
+      http.bind_listener("127.0.0.1", port)
   with pytest.raises(ValueError, match=r"^--host=no\.such\.host\.inv"):
-    http.bound("no.such.host.invalid", 0)
+    http.bind_listener("no.such.host.invalid", 0)
 
 
 def test_client_is_named_by_a_hash_of_its_key():
   names = [
-    api._name_of(HttpRequest({"type": "http", "headers": headers}))
+    api._client_id(HttpRequest({"type": "http", "headers": headers}))
     for headers in ([], [(b"authorization", b"Bearer a")],
                     [(b"authorization", b"Bearer b")])
   ]
@@ -99,7 +99,7 @@ def asked(chat=False, **changes):
   body = {"messages": [{"role": "user", "content": "a"}]} if chat else {
     "prompt": "abc"
   }
-  made = (fields.chat if chat else fields.completion)(body, 8)
+  made = (fields.parse_chat if chat else fields.parse_completion)(body, 8)
   return dataclasses.replace(made, **changes)
 
 
@@ -132,7 +132,9 @@ def choice(index, prompt, text, drawn, hits=0, most=99):
     piece = made.transcript.push(token, -0.25 * i)
     ended = State.FINISHED if made.transcript.ended else None
     top = {token: -0.25 * i, 5: -3.0}
-    news.append(News(made, 0.0, piece, token, -0.25 * i, offset, ended, top))
+    news.append(
+      ChoiceEvent(made, 0.0, piece, token, -0.25 * i, offset, ended, top)
+    )
   return made, news
 
 
@@ -188,9 +190,11 @@ def test_completion_has_texts_and_log_probabilities(num_top):
 
 def test_tokens_with_equal_texts_have_separate_log_probabilities():
   form = formatter(asked(logprobs=True, num_top=2))
-  own = responses.Scored(63, -0.5, {99: -0.25, 63: -0.4, 1: -math.inf}, 0)
-  assert form._named(own) == {"": -0.5, "token_id:99": -0.25, "b": -9999}
-  assert form._named(own._replace(logprob=None, top={})) is None
+  own = responses.ScoredToken(63, -0.5, {99: -0.25, 63: -0.4, 1: -math.inf}, 0)
+  assert form._top_logprobs_by_text(own) == {
+    "": -0.5, "token_id:99": -0.25, "b": -9999
+  }
+  assert form._top_logprobs_by_text(own._replace(logprob=None, top={})) is None
 
 
 @pytest.mark.parametrize("num_top", [0, 2])
@@ -213,7 +217,7 @@ def test_chat_has_messages_and_log_probabilities(num_top):
     ] if num_top else []
   }
   assert len(answer["logprobs"]["content"]) == 2
-  incomplete = responses.Scored(1, -0.5, {}, 0)
+  incomplete = responses.ScoredToken(1, -0.5, {}, 0)
   form = formatter(asked(True, logprobs=True))
   for known in (b"\xc3", None):  # half of a character
     form._tokenizer = types.SimpleNamespace(
@@ -265,7 +269,7 @@ def test_stream_has_an_event_per_text(chat, usage):
 
 def test_token_without_text_sends_no_event_except_for_the_first():
   made, _ = choice(0, 0, "abc", [])
-  silent, text = News(made, 0.0, "", 1), News(made, 0.0, "b", 1)
+  silent, text = ChoiceEvent(made, 0.0, "", 1), ChoiceEvent(made, 0.0, "b", 1)
   form = formatter(asked())
   assert form.chunk(silent) != b""
   assert form.chunk(silent) == b""
@@ -371,7 +375,7 @@ def test_metrics_of_the_state_are_those_of_the_snapshot():
     ("preemptions_total", "swap"): 8, ("preemptions_total", "recompute"): 9,
     ("prefix_pages_total", "hits"): 11, ("prefix_pages_total", "misses"): 12,
     ("steps_total",): 14, ("stalls_total",): 15,
-    **{("requests_total", state.value): 0 for state in ENDS},
+    **{("requests_total", state.value): 0 for state in FINAL_STATES},
   }.items():
     assert found[key] == value, key
   assert ("prefix_pages_total", "evicted") not in found
@@ -453,16 +457,16 @@ def test_buckets_of_latencies_grow_steadily():
 ])
 def test_fields_of_completions_have_their_ranges(name, good, bad):
   for value in good:
-    fields.completion({"prompt": "a", name: value}, 8)
+    fields.parse_completion({"prompt": "a", name: value}, 8)
   for value in bad:
     with pytest.raises(ApiError, match=name) as caught:
-      fields.completion({"prompt": "a", name: value}, 8)
+      fields.parse_completion({"prompt": "a", name: value}, 8)
     assert caught.value.status == 400
     assert caught.value.body["error"]["param"] == name
 
 
 def chat(**more):
-  return fields.chat(
+  return fields.parse_chat(
     {"messages": [{"role": "user", "content": "a"}]} | more, 8
   )
 
@@ -498,7 +502,7 @@ def test_official_fields_without_effect_are_checked(name, good, bad):
 
 def test_values_of_vllms_clients_are_accepted():
   """For top_k, -1 stands for all tokens."""
-  completion = fields.completion({"prompt": "a", "top_k": -1}, 8)
+  completion = fields.parse_completion({"prompt": "a", "top_k": -1}, 8)
   for made in (chat(top_k=-1), completion):
     assert made.drawing["top_k"] == 0
   for wrong in (-2, True, -1.0):
@@ -512,7 +516,7 @@ def test_values_of_vllms_clients_are_accepted():
 
 
 def test_defaults_are_those_of_openai():
-  made = fields.completion({"prompt": "a"}, 8)
+  made = fields.parse_completion({"prompt": "a"}, 8)
   assert (made.max_tokens, made.n, made.stream, made.echo, made.logprobs,
           made.num_top, made.stop, made.user, made.conversation, made.seed) == (
     16, 1, False, False, False, 0, (), "", "", None
@@ -534,8 +538,8 @@ def test_old_and_new_names_of_limits_are_equivalent():
 def test_number_of_most_probable_tokens_is_that_of_the_field():
   for made, num_top in (
     (chat(logprobs=True, top_logprobs=20), 20), (chat(logprobs=True), 0),
-    (fields.completion({"prompt": "a", "logprobs": 3}, 8), 3),
-    (fields.completion({"prompt": "a", "logprobs": 0}, 8), 0),
+    (fields.parse_completion({"prompt": "a", "logprobs": 3}, 8), 3),
+    (fields.parse_completion({"prompt": "a", "logprobs": 0}, 8), 0),
   ):
     assert (made.logprobs, made.num_top) == (True, num_top)
   with pytest.raises(ApiError, match="top_logprobs=21 must be an integer"):

@@ -23,7 +23,7 @@ from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.server import http, start
 from caatnet.serving.server.catalog import OneModel
-from caatnet.serving.server.served import Served
+from caatnet.serving.server.served import ServerParts
 from tests.caatnet.inference.decoding_test import put
 from tests.caatnet.models.transformer_test import make_program
 from tests.caatnet.serving import generate_test
@@ -124,14 +124,14 @@ def running(
   """
   model = model or decoder()
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | {"growth": 1} | options)
-  listener = http.bound("127.0.0.1", 0)
+  listener = http.bind_listener("127.0.0.1", 0)
   if send_bytes is not None:  # connections inherit it
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)
-  made = Served(
+  made = ServerParts(
     serving.engine(model, chosen), model, OneModel("small"),
     tokens or tokenizer(template), chosen,
   )
-  server = start.server(made, key, serving.page_bytes(model), print)
+  server = start.build_server(made, key, serving.page_bytes(model), print)
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
   try:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from caatnet.serving.engine.executor import Chunk, Copy, EngineStep, Load
+from caatnet.serving.engine.executor import Chunk, Copy, EngineStep, WeightLoad
 from caatnet.serving.engine.simulator import (
   NO_COPIES,
   CopyTimes,
@@ -16,7 +16,7 @@ from caatnet.serving.engine.simulator import (
 )
 from caatnet.serving.engine.times import (
   AllReduces,
-  Attention,
+  AttentionTimes,
   Profile,
   Roofline,
 )
@@ -36,7 +36,7 @@ AXES = ((2, 4, 10), (0, 8, 20), (1, 3), (16, 64))
 
 def test_attention_interpolates_linearly_between_measurements():
   """Outside the grid, the time at its edge counts."""
-  whole = Attention({
+  whole = AttentionTimes({
     point: multilinear(*point) for point in itertools.product(*AXES)
   })
   for point in ((2, 0, 1, 16), (10, 20, 3, 64), (3, 4, 2, 40),
@@ -45,7 +45,7 @@ def test_attention_interpolates_linearly_between_measurements():
   assert whole.time(99, 21, 4, 65) == multilinear(10, 20, 3, 64)
   assert whole.time(1, 0, 0.5, 1) == multilinear(2, 0, 1, 16)
   # Before a chunk, 0 positions is a grid point.
-  alone = Attention({(2, 0, 0, 0): 1.0, (2, 8, 0, 0): 3.0})
+  alone = AttentionTimes({(2, 0, 0, 0): 1.0, (2, 8, 0, 0): 3.0})
   assert alone.time(2, 2, 0, 0) == pytest.approx(1.5)
 
 
@@ -55,7 +55,7 @@ def test_axis_with_one_measurement_is_constant(axis):
   for only in (0, 8):
     low, high = ([2, 2, 2, 2], [4, 4, 4, 4])
     low[axis] = high[axis] = only
-    found = Attention({tuple(low): 1.0, tuple(high): 3.0})
+    found = AttentionTimes({tuple(low): 1.0, tuple(high): 3.0})
     values = {
       found.time(*(value if n == axis else 4 for n in range(4)))
       for value in (8, 9, 99)
@@ -64,7 +64,7 @@ def test_axis_with_one_measurement_is_constant(axis):
 
 
 def test_missing_measurements_are_left_out_of_the_mean():
-  found = Attention({(2, 8, 0, 0): 1.0, (4, 16, 0, 0): 5.0})
+  found = AttentionTimes({(2, 8, 0, 0): 1.0, (4, 16, 0, 0): 5.0})
   # Two of the four neighbours, with weights 3/8 and 1/8.
   assert found.time(2.5, 12, 0, 0) == pytest.approx((3 * 1 + 1 * 5) / 4)
   assert found.time(0, 8, 0, 0) == 0  # no neighbour was measured
@@ -77,7 +77,7 @@ def profile(**changes):
                   (np.array([0, 10]), np.array([0.0, 1.0]))],
     "once": [(np.array([0, 100]), np.array([5.0, 7.0]))],
     "per_sequence": [(np.array([0, 10]), np.array([0.0, 40.0]))],
-    "attention": Attention({
+    "attention": AttentionTimes({
       (0, 0, 2, 30): 0.25, (6, 0, 0, 0): 0.5, (4, 20, 0, 0): 1.5,
       (10, 0, 2, 30): 3.0, (10, 0, 0, 0): 1.0, (10, 20, 2, 30): 7.0,
       (10, 20, 0, 0): 4.0,
@@ -325,7 +325,7 @@ def test_steps_slow_loads_which_follow_one_another(seed, rate):
   while len(asked) < len(works) or len(found) < len(works) or not spans[-1:]:
     now = simulator.now()
     if len(asked) < len(works) and rng.random() < 0.5:
-      simulator.load(Load(str(len(asked)), len(asked)))
+      simulator.load(WeightLoad(str(len(asked)), len(asked)))
       asked.append(now)
     elif rng.random() < 0.6:
       made = step(len(spans), (3,) * int(rng.integers(1, 4)))
@@ -358,7 +358,7 @@ def test_executor_may_wait_for_the_first_step():
     simulator = Simulator(
       Times(), steps_first=first, load_s=lambda load: (0.5, 0.5)
     )
-    simulator.load(Load("a", 0))
+    simulator.load(WeightLoad("a", 0))
     simulator.submit(step(positions=(3,)))  # 0 to 1.25 s
     kinds = [event.step is None for event in simulator.wait(math.inf)]
     assert kinds == ([True, False] if first else [True])

@@ -147,7 +147,7 @@ def test_truncated_file_is_named(tmp_path):
 def test_tokens_agree_in_the_blocks_that_the_trace_shares(tmp_path):
   path = tmp_path / "trace"
   path.write_text(MOONCAKE)
-  found = [traces.tokens(a, 1000) for a in traces.load(path)]
+  found = [traces.synthetic_token_ids(a, 1000) for a in traces.load(path)]
   assert [len(t) for t in found] == [1026, 1026, 1538, 514, 514]
   np.testing.assert_array_equal(found[0][:1019], found[2][:1019])
   np.testing.assert_array_equal(found[0][:512], found[1][:512])
@@ -161,7 +161,7 @@ def test_hashes_are_those_of_splitmix64():
   """The first two numbers of the generator with seed 0."""
   gamma = np.array([0x9E3779B97F4A7C15], np.uint64)
   states = gamma * np.array([1, 2], np.uint64)
-  assert traces._mixed(states).tolist() == [
+  assert traces._splitmix64(states).tolist() == [
     0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4
   ]
 
@@ -174,7 +174,7 @@ def test_tokens_of_sequences_differ_unless_they_share_a_name():
     Arrival(2, 0.0, 600, 40, blocks=(7, 8), block_size=512),
     Arrival(2, 0.0, 600, 40, blocks=(8, 7), block_size=512),
   ]
-  tokens = [traces.tokens(a) for a in kinds]
+  tokens = [traces.synthetic_token_ids(a) for a in kinds]
   assert {(t.dtype.name, t.shape) for t in tokens} == {("int32", (640,))}
   for i, a in enumerate(tokens):
     assert len(set(a.tolist())) > 630
@@ -185,10 +185,12 @@ def test_tokens_of_sequences_differ_unless_they_share_a_name():
   # Responses are of the request; those of one conversation, of it.
   np.testing.assert_array_equal(tokens[3][600:], tokens[4][600:])
   other = Arrival(9, 5.0, 3, 700, conversation=7)
-  np.testing.assert_array_equal(traces.tokens(other)[:640], tokens[2])
+  np.testing.assert_array_equal(
+    traces.synthetic_token_ids(other)[:640], tokens[2]
+  )
   # Tokens modulo a vocabulary.
-  np.testing.assert_array_equal(traces.tokens(plain, 1), 0)
-  assert set(traces.tokens(plain, 3)) == {0, 1, 2}
+  np.testing.assert_array_equal(traces.synthetic_token_ids(plain, 1), 0)
+  assert set(traces.synthetic_token_ids(plain, 3)) == {0, 1, 2}
 
 
 def test_turn_begins_with_the_previous_turns():
@@ -203,7 +205,8 @@ def test_turn_begins_with_the_previous_turns():
       assert last.more
       assert arrival.context == last.prompt + last.output < arrival.prompt
       np.testing.assert_array_equal(
-        traces.tokens(arrival)[: arrival.context], traces.tokens(last)
+        traces.synthetic_token_ids(arrival)[: arrival.context],
+        traces.synthetic_token_ids(last)
       )
     assert arrival.prompt + arrival.output <= 16384
     before[arrival.conversation] = arrival

@@ -16,7 +16,7 @@ from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.stops import Stops
 from caatnet.serving.engine import warm_up
 from caatnet.serving.engine.calibration import calibrate
-from caatnet.serving.engine.device import Drawn
+from caatnet.serving.engine.device import SamplingState
 from caatnet.serving.engine.engine import replay
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.requests import Request, State
@@ -27,7 +27,9 @@ from tests.caatnet.serving.small_server import CONTEXT, PAGES, decoder
 @pytest.mark.parametrize("batch", [1, 2, 3, 16, 100])
 def test_shape_of_any_step_is_among_the_compiled_ones(chunk, batch):
   capacity = Capacity(batch, 4096, 64, chunk)
-  known = warm_up.shapes(SimpleNamespace(capacity=capacity), serving.FACTOR)
+  known = warm_up.shapes(
+    SimpleNamespace(capacity=capacity), serving.BATCH_SIZE_FACTOR
+  )
   table = buckets.chunk_sizes(chunk, batch)
   assert table[0] == (1, chunk)
   assert len(table) > 1 or batch == 1 or chunk < 4 * buckets.MIN_CHUNK
@@ -39,7 +41,7 @@ def test_shape_of_any_step_is_among_the_compiled_ones(chunk, batch):
           for context in (1, 1024, 1025, 4096):
             sizes = batches.sizes_of(
               capacity, np.full(decodes, context), [(0, length)] * count,
-              serving.FACTOR,
+              serving.BATCH_SIZE_FACTOR,
             )
             assert sizes in known
 
@@ -59,19 +61,20 @@ def _without_weights(known):
 def test_steps_run_programs_compiled_before_the_weights_were_there(caplog):
   known, compiled = decoder(), []
   model = _without_weights(known)
-  with warm_up.compiling(
-    model, serving.FACTOR, lambda steps, count: compiled.extend([*steps, count])
+  with warm_up.compile_in_background(
+    model, serving.BATCH_SIZE_FACTOR, lambda steps,
+    count: compiled.extend([*steps, count])
   ):
     model.weights = known.weights
   assert "_state" not in vars(model)  # memory for reading
   model.cache  # noqa: B018 (allocated by a program of its own)
   with jax.log_compiles():
-    ran = list(warm_up.warm_up(model, serving.FACTOR))
+    ran = list(warm_up.warm_up(model, serving.BATCH_SIZE_FACTOR))
   assert compiled == [*ran, len(ran)]
-  assert ran == warm_up.shapes(model, serving.FACTOR)
+  assert ran == warm_up.shapes(model, serving.BATCH_SIZE_FACTOR)
   assert not [x for x in caplog.messages if "XLA compilation" in x]
   with jax.log_compiles():  # the same steps, compiled by their first call
-    list(warm_up.warm_up(_with_weights(known), serving.FACTOR))
+    list(warm_up.warm_up(_with_weights(known), serving.BATCH_SIZE_FACTOR))
   assert len([x for x in caplog.messages if "XLA compilation" in x]) >= len(ran)
 
 
@@ -93,17 +96,21 @@ def test_failed_read_ends_the_compilation():
     assert started.wait(600)
     raise ValueError("damaged")
 
-  compiling = warm_up.compiling(model, serving.FACTOR, progress)
+  compiling = warm_up.compile_in_background(
+    model, serving.BATCH_SIZE_FACTOR, progress
+  )
   with pytest.raises(ValueError, match="damaged"), compiling:
     read()
-  assert 0 < len(compiled) < len(warm_up.shapes(model, serving.FACTOR))
+  assert 0 < len(compiled) < len(
+    warm_up.shapes(model, serving.BATCH_SIZE_FACTOR)
+  )
 
 
 def test_page_copies_are_compiled_without_swap():
   """Also covers a chunk longer than the context."""
   model = decoder()
   model.capacity = dataclasses.replace(model.capacity, chunk=2 * CONTEXT)
-  programs = copies.make_copies(model.program, model.cache_shape)
+  programs = copies.make_copy_functions(model.program, model.cache_shape)
   for program in programs:
     program.clear_cache()
   options = dataclasses.replace(DEFAULTS, preempt="recompute", keep_turns=False)
@@ -121,7 +128,7 @@ def test_no_program_is_compiled_while_serving(monkeypatch):
   warm_up.prepare(
     engine, lambda steps, _: collections.deque(steps, maxlen=0)
   )
-  programs = copies.make_copies(model.program, model.cache_shape)
+  programs = copies.make_copy_functions(model.program, model.cache_shape)
   before = set(model.shapes), [f._cache_size() for f in programs]
   rng = np.random.default_rng(0)
   requests = []
@@ -133,7 +140,7 @@ def test_no_program_is_compiled_while_serving(monkeypatch):
       prompt = rng.integers(60, size=int(rng.integers(1, longest)))
       drawing = Drawing(tuple(prompt.tolist()), Stops(CONTEXT - len(prompt)))
       requests.append(Request(
-        number, prompt, CONTEXT - len(prompt), payload=Drawn(drawing)
+        number, prompt, CONTEXT - len(prompt), payload=SamplingState(drawing)
       ))
     replay(engine, requests[first:])
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from caatnet.data.tokenizers import Bytes
+from caatnet.data.tokenizers import ByteTokenizer
 from caatnet.inference.requests import Completion
 from caatnet.serving.generate import Speed
 from caatnet.show import completions
@@ -20,7 +20,7 @@ def completion(text, reason="max_tokens"):
 
 
 def show(prompts, texts, pieces=(), as_json=False, logprobs=False):
-  screen = completions.Screen(prompts, Bytes(), as_json, logprobs)
+  screen = completions.Screen(prompts, ByteTokenizer(), as_json, logprobs)
   with screen:
     for piece in pieces:
       screen.on_text(0, piece)
@@ -38,7 +38,7 @@ def test_each_piece_is_visible_at_once(monkeypatch):
   """Flushes a stream that is not flushed at line ends."""
   raw = io.BytesIO()
   monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw))
-  screen = completions.Screen(["a"], Bytes(), False, False)
+  screen = completions.Screen(["a"], ByteTokenizer(), False, False)
   screen.on_text(0, "f(")
   assert raw.getvalue() == b"f("
 
@@ -52,7 +52,7 @@ def test_json_has_a_line_for_each_prompt(capsys):
   show(["a"], ["b\x1b\n"], pieces=["b"], as_json=True)
   show(["a", "\u20ac"], ["b", ""], as_json=True, logprobs=True)
   never = Completion("c", (99,), (-math.inf,), "max_tokens")
-  completions.Screen(["a"], Bytes(), True, True).show([never])
+  completions.Screen(["a"], ByteTokenizer(), True, True).show([never])
   first, second, third, last = (
     json.loads(line, parse_constant=pytest.fail)
     for line in capsys.readouterr().out.splitlines()
@@ -127,7 +127,7 @@ def test_log_probabilities_are_listed_by_token(capsys):
 
 
 def test_interrupt_reports_the_number_of_finished_prompts(capsys):
-  screen = completions.Screen(["a", "b", "c"], Bytes(), False, False)
+  screen = completions.Screen(["a", "b", "c"], ByteTokenizer(), False, False)
   screen.show([completion("x"), completion("y", "interrupted"),
                completion("", "interrupted")])
   assert capsys.readouterr().err == (

@@ -64,7 +64,7 @@ def test_line_has_its_gap_errors_and_texts(draw):
 @pytest.mark.parametrize("horizontal", [True, False])
 def test_stacked_bars_begin_at_the_end_of_the_last_part(draw, horizontal):
   parts = {"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [5.0, 6.0]}
-  bars = plot.stacked(parts, horizontal=horizontal)
+  bars = plot.stacked_bars(parts, horizontal=horizontal)
   axis = draw(plot.Panel(bars)).axes[0]
   boxes = [
     (box.get_x(), box.get_width()) if horizontal
@@ -338,13 +338,13 @@ def test_frames_and_grids_are_drawn_on_request(draw):
 def test_picture_has_150_dots_per_inch_and_is_closed(tmp_path):
   figure = plot.Figure([plot.Panel([plot.Line([1], [1])])], (2, 1))
   opened = drawing.pyplot().get_fignums()
-  data = drawing.rendered(figure)
+  data = drawing.render_figure(figure)
   assert struct.unpack(">II", data[16:24]) == (300, 150)
   assert drawing.pyplot().get_fignums() == opened
   for name, form in (("x.png", "png"), ("x", "png"), ("x.svg", "svg"),
                      ("x.pdf", "pdf")):
     drawing.write(figure, tmp_path / name)
-    assert (tmp_path / name).read_bytes() == drawing.rendered(figure, form)
+    assert (tmp_path / name).read_bytes() == drawing.render_figure(figure, form)
   assert (tmp_path / "x.png").read_bytes() == data
   assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF-")
   assert "<svg" in (tmp_path / "x.svg").read_text()

@@ -33,7 +33,7 @@ def test_result_is_recorded_with_its_origin(tmp_path, monkeypatch):
   ]
   assert found["sha256"] == results.digest(found)
   assert found["sha256"] != results.digest(found | {"name": "edited"})
-  assert found["commit"] == commands.commit() != ""
+  assert found["commit"] == commands.current_commit() != ""
   assert (found["rows"], found["name"]) == ([1, 2.5], None)
   assert found["command"] == "python -m launch.plan '--config=a b'"
   date = datetime.datetime.fromisoformat(found["date"])

@@ -81,11 +81,11 @@ def test_terminal_emphasises_only_name_and_address(monkeypatch, listener):
 
 def test_programs_are_counted_on_a_terminal(monkeypatch, capsys):
   done = []
-  servers.progress((done.append(i) for i in range(3)), 3)
+  servers.run_with_progress((done.append(i) for i in range(3)), 3)
   assert done == [0, 1, 2]
   assert "programs" not in capsys.readouterr().err  # a log gets no bar
   error = terminal.attach(monkeypatch)
-  servers.progress((done.append(i) for i in range(4)), 4)
+  servers.run_with_progress((done.append(i) for i in range(4)), 4)
   assert done == [0, 1, 2, 0, 1, 2, 3]
   assert "compiling programs" in error.text
   assert error.text.rstrip().endswith("100% 0:00:00")

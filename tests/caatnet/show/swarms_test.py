@@ -21,9 +21,9 @@ from rich.console import Console
 from caatnet.show import swarms
 from caatnet.show.swarms import Screen
 from parallel.peers.membership import messages as m
-from parallel.peers.membership.coordinator import Coordinator, Phase
+from parallel.peers.membership.coordinator import CoordinatorState, Phase
 from parallel.peers.membership.journal import Journal
-from parallel.peers.membership.service import Service
+from parallel.peers.membership.service import CoordinatorService
 from parallel.peers.swarm import Swarm
 from tests.caatnet.show import terminal
 from tests.parallel.peers.worlds import SECURITY
@@ -36,7 +36,7 @@ def _step(exchange, state, part):
 @pytest.fixture
 def known(tmp_path):
   """Service that does not serve, so that a test can set its state."""
-  with Service(
+  with CoordinatorService(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     say=lambda line: None,
   ) as made:
@@ -92,7 +92,7 @@ def _view(screen, there):
 
 def _running(epoch, revision, *members):
   record = m.Record(epoch, members, revision)
-  return Coordinator(record, Phase.OPEN, ready=frozenset(members[:1]))
+  return CoordinatorState(record, Phase.OPEN, ready=frozenset(members[:1]))
 
 
 def test_each_peer_has_a_row_with_its_last_report(known):
@@ -110,7 +110,7 @@ def test_each_peer_has_a_row_with_its_last_report(known):
   assert 1000 <= float(silent) < 2000
   assert rows == {
     "peer": ["is at", "heard, s ago", "round", "sent", "loss"],
-    "a": ["has its part", "no connection", "12,344", "999 B", "1.5000"],
+    "a": ["is ready", "no connection", "12,344", "999 B", "1.5000"],
     "b": ["computes", "no connection", "7", "1 MB", "-"],
     "c": ["computes", "-", "-", "-"],
     **{key: row for key, row in rows.items() if key.startswith("waits for")},
@@ -148,7 +148,7 @@ def test_rate_is_that_of_the_last_minute(known, monkeypatch):
   (1_234_560_000_000_000, "1,234.6 TB"),
 ])
 def test_bytes_have_decimal_units(count, text):
-  assert swarms._bytes(count) == text
+  assert swarms._format_bytes(count) == text
 
 
 def test_screen_on_a_terminal_is_live(known, monkeypatch):

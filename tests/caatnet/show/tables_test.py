@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from caatnet.data.protocol import Dataset
-from caatnet.data.text import TextData, measured
+from caatnet.data.text import TextData, text_measures
 from caatnet.show import render, tables
 from caatnet.train.evaluate import Evaluation
 from tests.caatnet.show import terminal
@@ -50,8 +50,8 @@ def test_evaluation_is_shown_as_data_and_as_tables(capsys):
     {"loss": 2.0}, {"loss": np.array([4.0, 2.0, 1.0, 1.0])}, 5
   )
   dataset = Dataset(
-    "text", "f" * 64, None, None, measured,
-    lambda: {"unigram": measured({"loss": 3.0})},
+    "text", "f" * 64, None, None, text_measures,
+    lambda: {"unigram": text_measures({"loss": 3.0})},
   )
   found = tables.evaluation_dict(evaluation, DATA, dataset, 7)
   assert found == {
@@ -79,7 +79,7 @@ def test_evaluation_is_shown_as_data_and_as_tables(capsys):
 ])
 def test_ranges_of_positions_double(capsys, length, ranges):
   losses = np.arange(1.0, length + 1)
-  dataset = Dataset("text", "", None, None, measured, dict)
+  dataset = Dataset("text", "", None, None, text_measures, dict)
   tables.print_evaluation(
     Evaluation({"loss": 2.0}, {"loss": losses}, 500), DATA, dataset, 7
   )

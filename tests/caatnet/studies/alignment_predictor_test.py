@@ -28,7 +28,7 @@ def test_counts_equal_those_over_addresses(shifted):
     starts = rng.integers(0, 2**30, 100)
     for size in (128, 32):
       np.testing.assert_array_equal(
-        predictor.blocks(starts, row_bytes, size, shifted=shifted),
+        predictor.count_blocks(starts, row_bytes, size, shifted=shifted),
         enumerated(starts, row_bytes, size, shifted),
       )
 
@@ -41,7 +41,9 @@ def test_gather_touches_the_sum_of_its_rows():
     ids = rng.integers(0, 10_000, 40)
     for shifted in (True, False):
       starts = offset + ids * row_bytes
-      assert predictor.touched(ids, row_bytes, offset, shifted=shifted) == (
+      assert predictor.count_requests(
+        ids, row_bytes, offset, shifted=shifted
+      ) == (
         enumerated(starts, row_bytes, 128, shifted).sum(),
         enumerated(starts, row_bytes, 32, shifted).sum(),
       )
@@ -51,7 +53,7 @@ def test_shift_never_costs_and_saves_nothing_for_whole_lines():
   starts = np.arange(128)
   for row_bytes in range(4, 2000, 4):
     plain, shifted = (
-      predictor.blocks(starts, row_bytes, 128, shifted=shift)
+      predictor.count_blocks(starts, row_bytes, 128, shifted=shift)
       for shift in (False, True)
     )
     assert (shifted <= plain).all()
@@ -83,8 +85,8 @@ def test_mean_blocks_are_those_of_packed_rows(num_bytes, shifted):
 
 def test_rows_of_no_or_partial_elements_are_refused():
   with pytest.raises(ValueError, match="row_bytes=0 must be at least 1"):
-    predictor.touched(np.arange(3), 0, shifted=True)
-  assert predictor.blocks(np.zeros(1, int), 1, 128, shifted=True) == [1]
+    predictor.count_requests(np.arange(3), 0, shifted=True)
+  assert predictor.count_blocks(np.zeros(1, int), 1, 128, shifted=True) == [1]
   with pytest.raises(ValueError, match="row_bytes=6 must be a multiple of 4"):
     predictor.mean_blocks(6, 128, shifted=True)
   assert predictor.mean_blocks(6, 128, 2, shifted=True) > 1

@@ -141,5 +141,5 @@ def test_pieces_are_doubled_until_two_steps_without_gain(seconds, tried):
     )
 
   whole = chosen.ChosenSchedule(schedule, "ring", {}, 1, 10.0)
-  found = chosen._cut(whole, net, 2**30, "events", timed)
+  found = chosen._try_piece_counts(whole, net, 2**30, "events", timed)
   assert [choice.pieces for choice in found] == tried

@@ -67,15 +67,15 @@ def test_tables_show_collectives_of_unknown_count(capsys):
   assert difference.differs
   render.show(*report.ledger_tables("it", {"collectives": [], "ledger": [{
     "axes": ["a"], "phase": "forward", "differs": True,
-    "lowered": programs.rows(difference.lowered),
-    "compiled": programs.rows(difference.compiled),
+    "lowered": programs.ledger_rows(difference.lowered),
+    "compiled": programs.ledger_rows(difference.compiled),
   }]}))
   transfers = [
     overlap.ScheduledCollective((e,), e.count, False, 1.0, Cost(), 0.0, ())
     for e in entries
   ]
   for found in (transfers, transfers[1:]):
-    rows = overlap.by_axis(found)
+    rows = overlap.sum_by_axes(found)
     render.show(report.overlap_table(
       {"it": {"overlap": [{"axes": ["a"], **row} for row in rows.values()]}}
     ))
@@ -94,17 +94,19 @@ def test_bounds_of_a_step():
     )
     for axes, count in ((("a",), 1), (("b",), 2), (("b",), None))
   ]
-  rows = overlap.by_axis([
+  rows = overlap.sum_by_axes([
     overlap.ScheduledCollective((e,), e.count, True, 3.0, Cost(), 1.0, ())
     for e in entries
   ])
-  found = programs.bounds(2.0, rows.values())
+  found = programs.step_time_bounds(2.0, rows.values())
   assert found["busiest_axes_seconds"] == 6
   assert found["step_if_all_overlaps"] == 6
   assert found["step_as_scheduled"] == pytest.approx(2 + 3 * 2)
   assert found["step_if_none_overlaps"] == 2 + 3 * 3
   assert found["unknown_transfers"] == 1
-  assert programs.bounds(7.0, rows.values())["step_if_all_overlaps"] == 7
+  assert programs.step_time_bounds(7.0, rows.values())[
+    "step_if_all_overlaps"
+  ] == 7
 
 
 def test_only_asynchronous_transfers_are_hidden():
@@ -121,7 +123,8 @@ def test_only_asynchronous_transfers_are_hidden():
 
 def cluster(residuals=(), count=4, family=(("devices", (2, 4)),)):
   return LinkMatrix(
-    "c", devices.measured("d", {"float32": 1e9}, 10**9, 1e9, "test"),
+    "c",
+    devices.make_measured_device("d", {"float32": 1e9}, 10**9, 1e9, "test"),
     (0,) * count, np.full((count, count), 1e6), np.full((count, count), 1e-3),
     "test", "measured", residuals, dict(family), 0.5,
   )
@@ -131,7 +134,9 @@ def test_step_with_measured_rates_has_an_interval(capsys):
   """The step is the sum of compute and of the collectives' rings."""
   experiment = linear_model.make(data=4, devices=(1, 4), scheme="zero3")
   residuals = tuple(np.linspace(-0.1, 0.3, 21))
-  target = targets.measured(targets.resolve("cpu:4"), cluster(residuals))
+  target = targets.with_measured_links(
+    targets.resolve("cpu:4"), cluster(residuals)
+  )
   found = study.analyse(experiment, target)
   bounds, sent = found["roofline"], found["collectives"]
   hops = {"all_reduce": 6, "all_gather": 3, "reduce_scatter": 3}
@@ -160,7 +165,7 @@ def test_step_with_measured_rates_has_an_interval(capsys):
   # Of another family, by two keys: both ends move.
   other = cluster(residuals, 4, {"devices": (8,), "zero.scheme": ("zero9",)})
   there = study.analyse(
-    experiment, targets.measured(targets.resolve("cpu:4"), other)
+    experiment, targets.with_measured_links(targets.resolve("cpu:4"), other)
   )
   assert there["interval"] == pytest.approx({
     "low": step * np.exp(-1.1), "median": step * np.exp(0.1),
@@ -169,7 +174,7 @@ def test_step_with_measured_rates_has_an_interval(capsys):
   render.show(report.report({"it": there}))
   line = "outside: devices=4 (calibration: 8), zero.scheme="
   assert line in " ".join(capsys.readouterr().out.split())
-  plain = targets.measured(targets.resolve("cpu:4"), cluster())
+  plain = targets.with_measured_links(targets.resolve("cpu:4"), cluster())
   assert "interval" not in study.analyse(experiment, plain)
 
 
@@ -179,7 +184,9 @@ def test_only_devices_with_processors_of_their_own_wait_for_stages():
     tiny.get_config("test"),
     "parallel.stage=2 parallel.tensor=1 train.accumulation=2",
   )
-  target = targets.measured(targets.resolve("cpu:2"), cluster(count=2))
+  target = targets.with_measured_links(
+    targets.resolve("cpu:2"), cluster(count=2)
+  )
   experiment = experiments.build(config, {"stage": 2}, list(target.devices))
   made = programs.compile_for(
     target, experiment.program.layout.mesh,
@@ -190,7 +197,7 @@ def test_only_devices_with_processors_of_their_own_wait_for_stages():
     named = dataclasses.replace(
       made, target=dataclasses.replace(target, name=name)
     )
-    bounds = study.schedule(experiment, named)["roofline"]
+    bounds = study.analyse_schedule(experiment, named)["roofline"]
     assert ("waiting_seconds" in bounds) == name.startswith("gpu")
     steps.append(
       bounds["step_as_scheduled"] - bounds.get("waiting_seconds", 0)
@@ -201,7 +208,7 @@ def test_only_devices_with_processors_of_their_own_wait_for_stages():
 
 def test_measured_cluster_needs_the_devices_of_the_target():
   with pytest.raises(ValueError, match="--cluster: 'c' has 3 devices, but"):
-    targets.measured(targets.resolve("cpu:4"), cluster(count=3))
+    targets.with_measured_links(targets.resolve("cpu:4"), cluster(count=3))
 
 
 def test_equal_copies_to_the_host_are_one_row():
@@ -231,7 +238,9 @@ def test_memory_and_rates_have_their_units_and_places():
     (225,), np.float32,
     sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]),
   )
-  device = devices.measured("d", {"float32": 2e12}, 3 * 10**9, 5e9, "a test")
+  device = devices.make_measured_device(
+    "d", {"float32": 2e12}, 3 * 10**9, 5e9, "a test"
+  )
   parts = dict(
     argument_size_in_bytes=800, host_argument_size_in_bytes=124,
     host_temp_size_in_bytes=60, output_size_in_bytes=70,
@@ -261,7 +270,7 @@ def test_memory_and_rates_have_their_units_and_places():
 
 @pytest.mark.parametrize(("stages", "schedule"), [(1, "none"), (3, "1f1b")])
 def test_family_has_the_schedule_of_several_stages(stages, schedule):
-  found = study.features(
+  found = study.calibration_features(
     {"parallel": {"stage": stages}, "pipeline": {"schedule": "1f1b"}},
     "gpu:h200:1x2", 2,
   )

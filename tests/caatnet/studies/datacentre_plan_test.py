@@ -17,7 +17,7 @@ from caatnet.studies.datacentre.closed_forms import plan
 from caatnet.studies.datacentre.knobs import KNOBS, Quantity
 from parallel.plans.hardware import sites
 from parallel.plans.pipeline import cost
-from parallel.plans.pipeline.builders import Size
+from parallel.plans.pipeline.builders import PipelineSize
 from parallel.plans.workload import Transformer
 
 LLAMA = {
@@ -154,7 +154,7 @@ def test_ways_to_set_the_size_are_inverses_of_each_other():
 def test_plans_of_all_sizes_are_finite_with_the_fewest_tiers(count):
   found = plan({"accelerators": count}, "accelerators")
   assert found["racks"] == -(-count // 72)
-  for key, result in closed_forms.results("accelerators").items():
+  for key, result in closed_forms.result_specs("accelerators").items():
     assert math.isfinite(found[key]), (key, result)
   assert 2 * 64 ** found["tiers"] >= found["endpoints"]
   assert found["tiers"] == 1 or (
@@ -174,11 +174,13 @@ def test_bytes_and_bubble_equal_those_of_the_cost_models():
   found = plan(LLAMA | {"chunks": 2}, "accelerators")
   stages, microbatches = int(found["stages"]), int(found["microbatches"])
   assert found["bubble"] == pytest.approx(
-    cost.bubble("interleaved_1f1b", Size(stages, microbatches, 2), 1, 1, 1)
+    cost.bubble(
+      "interleaved_1f1b", PipelineSize(stages, microbatches, 2), 1, 1, 1
+    )
   )
   width = float(found["width"])
   model = Transformer(1, int(width), 126, 1, 1, 4 * int(width))
-  hop = model.stream_bytes(8192) * width / int(width)
+  hop = model.residual_stream_bytes(8192) * width / int(width)
   sent = 2 * microbatches * hop  # forward and back
   assert found["stage_bits"] * found["step_s"] / 8 == pytest.approx(sent)
   layers, t = 126 / stages, 8  # NVLink connects the eight GPUs of a node
@@ -191,7 +193,7 @@ def test_bytes_and_bubble_equal_those_of_the_cost_models():
 def test_integers_give_the_results_of_floats(kind):
   """6 * 405e9^2 * 20 exceeds 64 bits."""
   exact = {"parameters": 405_000_000_000, "tokens_per_parameter": 20}
-  for size in closed_forms.GIVEN:
+  for size in closed_forms.GIVEN_QUANTITIES:
     expected = plan({k: float(v) for k, v in exact.items()}, size)
     found = plan({k: kind(v) for k, v in exact.items()}, size)
     assert found["days"] > 0
@@ -225,14 +227,14 @@ def test_invalid_knob_is_named(values, words):
 
 
 def test_sites_are_filled_in_order_of_size():
-  used, left = closed_forms.fill(5.0, {"a": 2.0, "b": 4.0})
+  used, left = closed_forms.distribute_power(5.0, {"a": 2.0, "b": 4.0})
   assert (used, left) == ({"b": 4.0, "a": 1.0}, 0.0)
-  used, left = closed_forms.fill(7.0, {"a": 2.0, "b": 4.0})
+  used, left = closed_forms.distribute_power(7.0, {"a": 2.0, "b": 4.0})
   assert (used, left) == ({"b": 4.0, "a": 2.0}, 1.0)
   with pytest.raises(ValueError, match="at least one site"):
-    closed_forms.fill(1.0, {})
+    closed_forms.distribute_power(1.0, {})
   with pytest.raises(ValueError, match="site a has 0 W"):
-    closed_forms.fill(1.0, {"a": 0.0})
+    closed_forms.distribute_power(1.0, {"a": 0.0})
 
 
 def test_draws_are_plans():
@@ -242,7 +244,7 @@ def test_draws_are_plans():
   names = set(KNOBS) - {"budget", "accelerators"}
   for i in (0, 49):
     alone = plan({key: float(drawn[key][i]) for key in names})
-    for key in closed_forms.results():
+    for key in closed_forms.result_specs():
       assert drawn[key][i] == pytest.approx(float(alone[key]), rel=1e-12)
   again = uncertainty.draws({"parameters": 10e12}, num_draws=50, seed=3)
   np.testing.assert_array_equal(drawn["days"], again["days"])
@@ -305,7 +307,7 @@ def test_goodput_of_ever_faster_copies_approaches_that_without_loss():
 
 def test_results_are_finite_without_progress():
   found = plan({"mtbf_h": 0.01, "restart_s": 1e9, "parameters": 1e30})
-  for key in closed_forms.results():
+  for key in closed_forms.result_specs():
     assert math.isfinite(found[key]), key
 
 
@@ -321,7 +323,7 @@ def test_tornado_has_all_knobs_that_matter_by_span():
     uncertainty.tornado("day", {})
 
 
-@pytest.mark.parametrize("kind", closed_forms.GIVEN)
+@pytest.mark.parametrize("kind", closed_forms.GIVEN_QUANTITIES)
 def test_formulas_read_knobs_and_earlier_results(kind):
   known = set(KNOBS)
   if kind == "budget":
@@ -331,12 +333,12 @@ def test_formulas_read_knobs_and_earlier_results(kind):
   for key, formula in closed_forms.formulas(kind).items():
     assert set(formula.names()) <= known, key
     known.add(key)
-  if kind in closed_forms.GIVEN[:2]:
+  if kind in closed_forms.GIVEN_QUANTITIES[:2]:
     assert kind in closed_forms.knobs_of(kind)
 
 
 def test_formula_is_printed_and_evaluated():
-  a, b = expressions.name("a"), expressions.name("b")
+  a, b = expressions.variable("a"), expressions.variable("b")
   tree = (a - (b - 1)) / (a * b) + expressions.ceil(2 / (a / b))
   assert str(tree) == "(a - (b - 1)) / (a * b) + ceil(2 / (a / b))"
   values = {"a": 3.0, "b": np.array([1.0, 2.0])}
@@ -366,7 +368,7 @@ def test_knobs_have_units_bounds_and_sources():
   """Shares are at most 1, ratios to a minimum at least 1, counts whole."""
   for key, knob in KNOBS.items():
     assert knob.unit in UNITS, key
-    assert knob.source not in ("", *knobs.MARKS, knob.meaning), key
+    assert knob.source not in ("", *knobs.EVIDENCE_MARKS, knob.meaning), key
     assert (knob.most == 1) == knob.meaning.startswith("share "), key
     assert knob.whole == (key in COUNTS), key
     if knob.whole:
@@ -380,16 +382,16 @@ def test_knobs_have_units_bounds_and_sources():
 
 def test_range_of_a_changed_knob_has_its_relative_width():
   """Ranges end at the bounds of the knob."""
-  assert knobs.around("budget", 200e9) == (160e9, 240e9)
-  assert knobs.around("utilisation", 0.8) == pytest.approx((0.6, 1.0))
-  assert knobs.around("pue", 1.2) == pytest.approx((1.1, 1.31))
-  assert knobs.around("chunks", 1) == (1, 4)
-  assert knobs.around("pue", 1.0)[0] == 1.0
+  assert knobs.scaled_range("budget", 200e9) == (160e9, 240e9)
+  assert knobs.scaled_range("utilisation", 0.8) == pytest.approx((0.6, 1.0))
+  assert knobs.scaled_range("pue", 1.2) == pytest.approx((1.1, 1.31))
+  assert knobs.scaled_range("chunks", 1) == (1, 4)
+  assert knobs.scaled_range("pue", 1.0)[0] == 1.0
 
 
-@pytest.mark.parametrize("given", closed_forms.GIVEN)
+@pytest.mark.parametrize("given", closed_forms.GIVEN_QUANTITIES)
 def test_results_have_units_and_meanings(given):
-  found = closed_forms.results(given)
+  found = closed_forms.result_specs(given)
   meanings = [result.meaning for result in found.values()]
   assert len(set(meanings)) == len(meanings)
   for key, result in found.items():

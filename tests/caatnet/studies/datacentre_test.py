@@ -95,7 +95,7 @@ def test_comparisons_have_units_inputs_and_sources(result):
 
 
 def test_error_is_relative_to_the_nearer_end():
-  row = known.Row("x", (2.0, 4.0), 5.0, "", "same source", "")
+  row = known.Comparison("x", (2.0, 4.0), 5.0, "", "same source", "")
   assert row.plain()["error"] == 0.25
   assert row.plain()["verdict"] == "differs"
   for ours, error, verdict in (
@@ -293,16 +293,16 @@ def test_notes_name_sites_and_reached_share_of_peak(result):
   (5e6, "$", "$5M"), (12.0, "$", "$12"),
 ])
 def test_quantities_have_prefixes_where_their_unit_does(x, unit, text):
-  assert report.quantity(x, unit) == text
+  assert report.format_quantity(x, unit) == text
 
 
-@pytest.mark.parametrize("given", closed_forms.GIVEN)
+@pytest.mark.parametrize("given", closed_forms.GIVEN_QUANTITIES)
 def test_page_computes_the_same_plan_as_python(given):
   """Evaluates its function in a JavaScript engine for drawn settings."""
   dukpy = pytest.importorskip("dukpy", reason="the extra test has it")
-  text = page.text(brief(given=given))
+  text = page.render_html(brief(given=given))
   function = re.search(r"^function plan\(v\) \{.*?^\}", text, re.S | re.M)[0]
-  rng = np.random.default_rng(closed_forms.GIVEN.index(given))
+  rng = np.random.default_rng(closed_forms.GIVEN_QUANTITIES.index(given))
   settings = [
     {
       key: float((np.floor if knob.whole else float)(
@@ -317,12 +317,12 @@ def test_page_computes_the_same_plan_as_python(given):
   )
   for values, theirs in zip(settings, found, strict=True):
     ours = closed_forms.plan(values, given)
-    for key in closed_forms.results(given):
+    for key in closed_forms.result_specs(given):
       assert theirs[key] == pytest.approx(float(ours[key]), rel=1e-9), key
 
 
 def test_page_loads_nothing_else(result):
-  text = page.text(result)
+  text = page.render_html(result)
   assert not re.search(r"""(src|href)=["'](?!data:)|@import|url\(|fetch\(|"""
                        r"XMLHttpRequest|https?://", text.split("var result")[0])
   assert text.count("</script>") == 1
@@ -339,6 +339,6 @@ def test_page_escapes_its_inputs():
     given="accelerators", knobs__accelerators=64.0, rack="h100",
     sites=("</script><b>:1e9",),
   )
-  text = page.text(found)
+  text = page.render_html(found)
   assert "</script><b>" not in text
   assert text.count("</script>") == 1

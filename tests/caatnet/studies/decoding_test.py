@@ -185,7 +185,7 @@ def hidden(text):
     "node", tuple(mesh.devices.flat), cluster.device, cluster.levels[:1]
   )
   made = CompiledProgram(target, mesh, hlo.parse(text), [], [], {}, None)
-  (row,) = decoding.hidden_pieces(made, {})
+  (row,) = decoding.nanobatch_overlap(made, {})
   return row
 
 
@@ -276,7 +276,7 @@ def test_cache_is_kept_in_place(phase, overrides, mesh):
   assert not analyse(found)["inference"]["widened"]
 
 
-class Copying(decoding.DecodingStep):
+class Copying(decoding.InferenceStep):
   """Step that multiplies the cache, and so writes all of it."""
 
   def lower(self):

@@ -59,17 +59,17 @@ UNEVEN = CONFIG | {
 
 def test_row_has_medians_and_means_of_the_clients_of_a_round():
   config, size = UNEVEN | {"fixed_s": 0.04}, 400_000
-  times = rounds.compute(config, 3)
+  times = rounds.client_compute_times(config, 3)
   factors = [each["t_v"] / 0.3 for each in times]
-  assert sorted(factors) == links.spread_factors(3, 0.3) != factors
+  assert sorted(factors) == links.normal_rate_factors(3, 0.3) != factors
   for factor, each in zip(factors, times, strict=True):
     assert each == pytest.approx({
       "t_a": 0.25, "t_v": 0.3 * factor, "t_tr": 2 * factor, "t_te": 0.8 * factor
     })
-  row = rounds.row(config, "5g-public", 3, size)
+  row = rounds.predict_round(config, "5g-public", 3, size)
   last = [each for each in predict.predict(
-    rounds.rules(3), links.of_clients(("5g-public",), 3),
-    predict.Bytes(size, size), times, 0.04,
+    rounds.make_server_rules(3), links.assign_links(("5g-public",), 3),
+    predict.MessageSizes(size, size), times, 0.04,
   ) if each["round"] == 1]
   total = [sum(each[name] for name in rounds.PHASES) for each in last]
   for name in rounds.PHASES:
@@ -93,9 +93,9 @@ def test_fitted_compute_gives_the_published_share_of_an_uplink():
     "compute_spread": 0.0, "published_clients": 3,
     "links": ("5g-40mhz", "5g-public", "5g-fr2"),
   }
-  for found in figures.ratios(config):
+  for found in figures.predict_uplink_ratios(config):
     of = {
-      name: rounds.row(
+      name: rounds.predict_round(
         config | {
           "training_s": found["compute_s"], "validation_s": 0, "test_s": 0
         }, name, 3, 4 * config["published_parameters"],
@@ -110,15 +110,17 @@ def test_fitted_compute_gives_the_published_share_of_an_uplink():
       mine["t_u"] / of["ethernet"]["t_u"]
     )
     assert found["over_wifi"] == pytest.approx(mine["t_u"] / of["wifi"]["t_u"])
-  (row,) = figures.ratios(UNEVEN)  # of one 5G link
-  assert row["ethernet_straggler_s"] == rounds.row(
+  (row,) = figures.predict_uplink_ratios(UNEVEN)  # of one 5G link
+  assert row["ethernet_straggler_s"] == rounds.predict_round(
     UNEVEN, "ethernet", 4, 4 * UNEVEN["published_parameters"]
   )["straggler_s"]
 
 
 def test_region_ends_where_no_rate_of_wifi_gives_both_ratios():
   config = CONFIG | {"wifi": (60.0, 90.0, 150.0), "tolerance": 0.07}
-  found, size = figures.region(config), 4 * config["published_parameters"]
+  found, size = figures.find_feasible_region(config), 4 * config[
+    "published_parameters"
+  ]
   wifi = np.linspace(60.0, 150.0, 2000) * 1e6 / 8
 
   def near(fixed_s, rate):
@@ -146,7 +148,7 @@ def test_region_ends_where_no_rate_of_wifi_gives_both_ratios():
 
 
 def test_client_that_is_always_the_slowest_is_consistent():
-  (row,) = figures.stragglers(CONFIG | {
+  (row,) = figures.simulate_stragglers(CONFIG | {
     "consistent": 1.0, "lasting": (1e6,), "clients": (3,)
   })
   assert row["consistent"] == 1
@@ -166,7 +168,7 @@ def test_link_of_a_file_is_compared_by_the_name_of_its_record(tmp_path):
   path = tmp_path / "mine.json"
   record = dataclasses.asdict(links.link("5g-40mhz")) | {"name": "5g-mine"}
   path.write_text(json.dumps(record))
-  known, mine = figures.ratios(
+  known, mine = figures.predict_uplink_ratios(
     CONFIG | {"links": ("wifi", "5g-40mhz", str(path))}
   )
   assert mine == known | {"link": str(path)}
@@ -183,7 +185,7 @@ def test_points_of_the_region_give_the_published_ratios(result):
     assert point["round_s"] * 0.23 == pytest.approx(uplink)
     # Each point is inside of the region.
     i = int(np.argmin(np.abs(np.log(np.divide(found["rates"], point["rate"])))))
-    at = figures.fixed_s(size, found["rates"][i], ethernet, 33.3)
+    at = figures.solve_fixed_s(size, found["rates"][i], ethernet, 33.3)
     assert found["low"][i] <= at <= found["high"][i]
   inside = [low is not None for low in found["low"]]
   assert True in inside
@@ -227,7 +229,9 @@ def test_schedules_of_three_clients_by_hand():
   cell = links.link(CONFIG["cell"])
   unit_s = 4 * CONFIG["published_parameters"] / (predict.DATA_SHARE * cell.up)
   config = CONFIG | {"scheduled_clients": 3, "deadline": 0.8}
-  found = schedules.cases(config | {"apart": (0.0, 4.0), "limits": (0.5,)})
+  found = schedules.compare_schedules(
+    config | {"apart": (0.0, 4.0), "limits": (0.5,)}
+  )
   times = ("shared_s", "mean_shared_s", "mean_serial_s", "earliest_s")
   for row, expected, counts in (
     # Serial: 1, then halves of the cell until 3; the deadline is at 2.4.
@@ -241,9 +245,9 @@ def test_schedules_of_three_clients_by_hand():
 
 def test_deadline_of_simulated_rounds_is_a_share_of_a_round():
   config = CONFIG | {"at_once": ((0, 0), (0, 1)), "deadline": 0.95}
-  rows = schedules.simulated(config)
+  rows = schedules.simulate_rounds(config)
   size = 4 * config["published_parameters"]
-  usual = rounds.row(config, config["cell"], 4, size)["round_s"]
+  usual = rounds.predict_round(config, config["cell"], 4, size)["round_s"]
   for row in rows[2:]:
     assert row["round_s"] == pytest.approx(0.95 * usual)
   assert [row["merged"] for row in rows[:2]] == [4, 4]
@@ -253,12 +257,12 @@ def test_deadline_of_simulated_rounds_is_a_share_of_a_round():
 def test_models_in_order_are_measured_when_compute_times_are_known():
   """In the first round, the order of models does not follow compute times."""
   config = CONFIG | {"compute_spread": 0.5, "at_once": ((1, 0),)}
-  row, _ = schedules.simulated(config)
+  row, _ = schedules.simulate_rounds(config)
   size = 4 * config["published_parameters"]
-  ends = rounds.ended(predict.simulated(
-    rounds.rules(4, downlinks_at_once=1),
-    links.of_clients((config["cell"],), 4), predict.Bytes(size, size),
-    rounds.compute(config, 4), config["fixed_s"],
+  ends = rounds.round_end_events(predict.simulate_run(
+    rounds.make_server_rules(4, downlinks_at_once=1),
+    links.assign_links((config["cell"],), 4), predict.MessageSizes(size, size),
+    rounds.client_compute_times(config, 4), config["fixed_s"],
   ))
   first_s, second_s = (end.duration_s for end in ends)
   assert row["round_s"] == pytest.approx(second_s)
@@ -284,7 +288,9 @@ def test_one_fragment_is_a_round_without_streaming(result):
   four = by["float32, 4 streamed fragments", "wait"]["round_s"]
   assert one == pytest.approx(plain, rel=1e-3)
   slow = 1.5 * sum(
-    rounds.compute(CONFIG, 4)[0][name] for name in ("t_v", "t_tr", "t_te")
+    rounds.client_compute_times(CONFIG, 4)[0][name] for name in (
+      "t_v", "t_tr", "t_te"
+    )
   )
   # Compute hides all transfers.
   assert slow == pytest.approx(four)
@@ -314,7 +320,7 @@ def test_variants_send_the_bytes_of_their_codecs_up_and_down(result):
       framed = down if "streamed" in row["variant"] else predict.framed(down)
       assert row["bytes_down"] == framed, row
     assert row["relative"] == row["round_s"] / base_s
-  table = report._cell(result)[-1]
+  table = report._radio_cell_tables(result)[-1]
   for row, cells in zip(result["variants"], table.cells(), strict=True):
     assert [float(x.replace(",", "")) for x in cells[2:6]] == pytest.approx(
       [row["bytes_up"] / 1e6, row["bytes_down"] / 1e6, row["round_s"],
@@ -327,10 +333,10 @@ def test_merged_fragments_wait_for_their_part_of_the_aggregation():
   config = CONFIG | {
     "aggregation_s": 80.0, "fixed_s": 0.0, "streamed_rounds": 3
   }
-  found = beyond.streamed(config, 2, 4000, 4)
+  found = beyond.streamed_round_s(config, 2, 4000, 4)
   compute_s = max(
     sum(each[key] for key in ("t_v", "t_tr", "t_te")) * (1 if k else 1.5) / 4
-    for k, each in enumerate(rounds.compute(config, 2))
+    for k, each in enumerate(rounds.client_compute_times(config, 2))
   )
   assert found == pytest.approx(compute_s + 20.0, abs=0.2)
 
@@ -366,7 +372,7 @@ def test_unknown_links_are_refused_by_their_key(key, value):
 
 def test_schedules_are_found_at_the_ends_of_the_ranges():
   """Rates and times so small that HiGHS would take them for 0 are refused."""
-  declared = tree.declared(CONFIG)
+  declared = tree.keys_with_values(CONFIG)
   (apart, _), (limits, _) = declared["apart"], declared["limits"]
   ends = {
     "apart": (0.0, 1e-30, apart.allowed.high),

@@ -20,11 +20,11 @@ def test_loads_count_links_of_hosts_and_spines():
     (0, leaf): 11, (leaf, 1): 5, (other, 4): 6,
     (leaf, first): 2, (first, other): 2, (leaf, second): 4, (second, other): 4,
   }
-  assert link_loads.fullest_uplink(NET, found) == 4
-  assert link_loads.fullest_uplink(NET, {(0, leaf): Fraction(9)}) == 0
+  assert link_loads.max_spine_link_load(NET, found) == 4
+  assert link_loads.max_spine_link_load(NET, {(0, leaf): Fraction(9)}) == 0
   # 6 bytes cross one of two uplinks.
-  assert link_loads.least_fullest_uplink(NET, flows) == 3
-  assert link_loads.least_fullest_uplink(NET, flows[:1]) == 0
+  assert link_loads.max_load_lower_bound(NET, flows) == 3
+  assert link_loads.max_load_lower_bound(NET, flows[:1]) == 0
 
 
 def test_step_takes_the_slowest_link_and_two_or_four_latencies():

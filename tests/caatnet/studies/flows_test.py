@@ -53,7 +53,7 @@ def test_loads_equal_the_table(
   for name, (fullest, pieces) in expected.items():
     routes = link_loads.ROUTERS[name](net, sent)
     loads = link_loads.loads(net, sent, routes)
-    assert link_loads.fullest_uplink(net, loads) == Fraction(fullest)
+    assert link_loads.max_spine_link_load(net, loads) == Fraction(fullest)
     assert link_loads.num_sent(routes) == pieces
 
 
@@ -88,7 +88,7 @@ def check_routes(net, sent, routes):
     assert bool(route) == (a != b)
     if route:
       assert sum(Fraction(p.numerator, p.denominator) for p in route) == 1
-      assert {p.spine for p in route} <= set(net.live[a, b])
+      assert {p.spine for p in route} <= set(net.live_spines[a, b])
 
 
 @settings(max_examples=40, deadline=None)
@@ -104,8 +104,8 @@ def test_routers_deliver_all_flows_and_respect_the_bound(shape, seed, broken):
     if net.leaf_of[f.source] != net.leaf_of[f.destination]
   )
   ups = {(a, s) for a in net.leaf_of for s in net.spines}
-  least = link_loads.least_fullest_uplink(net, sent)
-  optimum = link_loads.optimum(net, sent)
+  least = link_loads.max_load_lower_bound(net, sent)
+  optimum = link_loads.optimal_max_load(net, sent)
   if net.whole:
     assert optimum == pytest.approx(float(least))
   assert optimum >= least * (1 - 1e-6)
@@ -116,7 +116,7 @@ def test_routers_deliver_all_flows_and_respect_the_bound(shape, seed, broken):
     check_routes(net, sent, routes)
     loads = link_loads.loads(net, sent, routes)
     assert sum(x for pair, x in loads.items() if pair in ups) == between
-    fullest = link_loads.fullest_uplink(net, loads)
+    fullest = link_loads.max_spine_link_load(net, loads)
     assert fullest >= optimum * (1 - 1e-6)
     # The guarantee also holds for mixed sizes.
     assert fullest == least if name == "coordinated_split" else fullest >= least
@@ -138,7 +138,7 @@ def test_ethereal_loads_every_link_as_spraying_does(shape, seed, broken):
   )
   expected = 0
   for (source, leaf, _), f in groups.items():
-    s = len(net.live[net.leaf_of[source], leaf])
+    s = len(net.live_spines[net.leaf_of[source], leaf])
     r = f % s
     expected += f + r * (s // math.gcd(r, s) - 1)
   assert link_loads.num_sent(routes) == expected
@@ -165,7 +165,9 @@ def test_colourings_are_equitable_and_even(left, right, colours, seed, count):
     assert sum(counts) == degree
     assert max(counts) - min(counts) <= 1
   shares = collections.Counter()
-  for edge, parts in zip(edges, colouring.even(edges, colours), strict=True):
+  for edge, parts in zip(
+    edges, colouring.split_evenly(edges, colours), strict=True
+  ):
     assert sum(share for _, share in parts) == 1
     assert all(share > 0 for _, share in parts)
     for colour, share in parts:
@@ -192,14 +194,14 @@ def test_regular_graph_is_split_into_the_fewest_pieces(
     edge for _ in range(degree)
     for edge in enumerate(draw.sample(range(n), n))
   ]
-  pieces = sum(map(len, colouring.even(edges, colours)))
+  pieces = sum(map(len, colouring.split_evenly(edges, colours)))
   extra = n * (colours - math.gcd(degree, colours))
   assert pieces == len(edges) + extra
 
 
 def test_padding_edges_take_the_cuts():
   """Cuts the middle one of three slots; the lone edge is not cut."""
-  shares = colouring.even([(0, 10)] * 3 + [(1, 11)], 2)
+  shares = colouring.split_evenly([(0, 10)] * 3 + [(1, 11)], 2)
   assert sorted(map(len, shares)) == [1, 1, 1, 2]
 
 
@@ -221,11 +223,11 @@ def test_coordinated_routing_needs_few_splits(
   whole = link_loads.coordinated(net, sent)
   assert link_loads.num_sent(whole) == len(sent)
   loads = link_loads.loads(net, sent, whole)
-  assert link_loads.fullest_uplink(net, loads) == fullest
+  assert link_loads.max_spine_link_load(net, loads) == fullest
   few = link_loads.coordinated_split(net, sent)
   assert link_loads.num_sent(few) == pieces
   loads = link_loads.loads(net, sent, few)
-  assert link_loads.fullest_uplink(net, loads) == Fraction(split)
+  assert link_loads.max_spine_link_load(net, loads) == Fraction(split)
 
 
 def test_demands_equal_the_sends_of_a_schedule():
@@ -275,15 +277,15 @@ def test_coordinated_routing_beats_spraying_after_failures():
   a, b, s, t = 16, 17, 20, 21
   net = link_loads.fabric(net.without((a, s), (s, a), (b, t), (t, b)))
   sent = all_to_all(4, 16)
-  bound = link_loads.least_fullest_uplink(net, sent)
+  bound = link_loads.max_load_lower_bound(net, sent)
   fullest = {
-    name: link_loads.fullest_uplink(
+    name: link_loads.max_spine_link_load(
       net, link_loads.loads(net, sent, link_loads.ROUTERS[name](net, sent))
     )
     for name in ("spray", "ethereal", "coordinated")
   }
   assert bound == 16
-  assert link_loads.optimum(net, sent) == pytest.approx(16)
+  assert link_loads.optimal_max_load(net, sent) == pytest.approx(16)
   assert fullest["coordinated"] == 16
   assert fullest["spray"] == fullest["ethereal"] > 16
 
@@ -334,7 +336,7 @@ def test_rerouted_flow_considers_uplink_and_downlink():
 )
 def test_bound_covers_every_set_of_links(sent, least):
   net = link_loads.fabric(topologies.leaf_spine(3, 2, 2))
-  assert link_loads.least_fullest_uplink(net, sent) == least
+  assert link_loads.max_load_lower_bound(net, sent) == least
 
 
 def test_numbers_of_the_study_by_hand():

@@ -25,7 +25,7 @@ def result():
 @pytest.mark.parametrize("policy", [(1.0, 1), (0.29, 1), (1.0, 2), (0.5, 3)])
 def test_messages_equal_those_of_the_model_formula(model, policy):
   sizes = study.MODELS[model]
-  shares = study.shares(sizes, policy)
+  shares = study.reduced_fractions(sizes, policy)
   config = TransformerConfig(
     vocab_size=sizes.vocab_size, width=sizes.width,
     num_layers=sizes.num_layers, num_heads=sizes.num_heads,
@@ -38,7 +38,7 @@ def test_messages_equal_those_of_the_model_formula(model, policy):
   )
   expected = decoding_reductions(config, tokens=5 * 7)
   step = ModelStep(5, 7, 9)
-  assert sorted(inference.messages(sizes, step, shares)) == sorted(
+  assert sorted(inference.all_reduce_bytes(sizes, step, shares)) == sorted(
     2 * rows * channels
     for (_, _, (rows, channels), _), count in expected.items()
     for _ in range(count)
@@ -141,7 +141,7 @@ def test_threshold_is_the_start_of_lasting_savings():
                       (0.1, 0.04, 0.1)]
     ],
   }
-  found = study._helps(curve, 0.05)
+  found = study._find_break_even(curve, 0.05)
   assert (found["without"], found["with"]) == (4, [None, 1])
 
 
@@ -161,7 +161,7 @@ def test_no_measured_layer_is_faster_than_the_roofline(result):
   assert len(ratios) == 36
   assert min(ratios) > 1.2
   assert max(ratios) < 2
-  assert {*measured.PRODUCTS} < {
+  assert {*measured.PRODUCT_COLUMNS} < {
     o.name for o in inference.operations(
       study.MODELS["70b"], ModelStep(1, 1, 1), 8
     )

@@ -200,7 +200,7 @@ def test_search_space_is_every_valid_partition():
     dataclasses.replace(named(s, LEVELS), gradient_hops="by_level")
     for s in SCHEMES
   } <= found
-  assert len(list(partitions.triples(LEVELS))) == 20
+  assert len(list(partitions.enumerate_partitions(LEVELS))) == 20
 
 
 @pytest.mark.parametrize("weight_bytes", [2, 4])
@@ -250,7 +250,8 @@ def test_best_triple_changes_at_50b(gradient_bytes, billions, after):
   for factor, expected in ((0.995, (1, 2, 3)), (1.005, after)):
     work = of(factor * billions * 1e9, 8, gradient_bytes=gradient_bytes)
     best = zero.best(
-      [predict(part, work) for part in partitions.triples(LEVELS)], CAP
+      [predict(part, work) for part in partitions.enumerate_partitions(LEVELS)],
+      CAP
     ).partition
     assert (best.weights, best.gradients, best.optimizer) == expected
 
@@ -258,7 +259,7 @@ def test_best_triple_changes_at_50b(gradient_bytes, billions, after):
 @both_ways
 def test_front_dominates_every_partition(reuse):
   everything = [predict(part, of(20e9, 4)) for part in SPACE]
-  front = zero.front(everything, CAP, reuse)
+  front = zero.pareto_front(everything, CAP, reuse)
   key = "seconds" if reuse else "direct_seconds"
   times = [getattr(p, key) for p in front]
   sizes = [p.memory.total for p in front]
@@ -277,8 +278,10 @@ def test_front_dominates_every_partition(reuse):
 @both_ways
 def test_front_of_one_size_holds_for_all_sizes(reuse):
   work = of(2000 * PAPER.parameters, 4)
-  triples = list(partitions.triples(LEVELS))
-  front = zero.front([predict(t, work) for t in triples], math.inf, reuse)
+  triples = list(partitions.enumerate_partitions(LEVELS))
+  front = zero.pareto_front(
+    [predict(t, work) for t in triples], math.inf, reuse
+  )
   ends = [zero.largest_model(p.partition, work, CAP) for p in front]
   assert ends == sorted(ends)
   for low, high, p in zip([0, *ends], ends, front, strict=False):
@@ -297,7 +300,7 @@ def test_front_of_one_size_holds_for_all_sizes(reuse):
                           memory_bytes=1), "48 x 4 ranks do not fit"),
     (lambda: zero.machine(clusters.FRONTIER, LEVELS, flops=0, memory_bytes=1),
      "flops=0 must be positive"),
-    (lambda: zero.largest_model(triple(), PAPER, 10), "no partition fits into"),
+    (lambda: zero.largest_model(triple(), PAPER, 10), "one parameter per"),
   ],
 )
 def test_invalid_number_is_named(call, message):

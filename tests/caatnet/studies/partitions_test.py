@@ -134,8 +134,8 @@ def test_bandwidth_of_the_config_overrides_the_link():
     ("weight_codecs=('int3',)", "config.weight_codecs: 'int3' must be one of"),
     ("gradient_codecs=('int4',)", "must contain 'none'"),
     ("memory_gb=1e-6", "config.memory_gb=1e-06 with config.num_layers=50: "
-     "no partition fits into 1000 bytes"),
-    ("num_layers=2147483647", "config.num_layers=2147483647: no partition"),
+     "one parameter per layer exceeds 1000 bytes"),
+    ("num_layers=2147483647", "config.num_layers=2147483647: one parameter"),
   ],
 )
 def test_invalid_number_is_named(overrides, message):

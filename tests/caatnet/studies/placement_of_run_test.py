@@ -309,7 +309,7 @@ def test_copies_to_and_from_the_device_lock_memory_of_nodes():
   config.memory.optimizer = "host"
   step = problem(config, seq_len=4096)
   found, held = placement.place(step, "optimum"), sizes(step)
-  assert study._locked(step, found) == pytest.approx(
+  assert study._pinned_bytes(step, found) == pytest.approx(
     held["arrived gradients"] + held["staged weights"]
   )
 

@@ -24,14 +24,17 @@ def made(seq_len=4096, on=CARDS):
 
 
 def test_needed_rate_gives_the_speed():
-  rows = ranges.needed(made, CARDS, DRAM, (0.9, 1.0), (4096, 8192))
+  rows = ranges.find_needed_rates(made, CARDS, DRAM, (0.9, 1.0), (4096, 8192))
   assert [(r["seq_len"], r["target"]) for r in rows] == [
     (4096, 0.9), (4096, 1.0), (8192, 0.9), (8192, 1.0)
   ]
   for row in rows:
     speeds = [
-      ranges.relative(
-        made(row["seq_len"], on=ranges._at(CARDS, "cxl", x * row["rate"])),
+      ranges.relative_speed(
+        made(
+          row["seq_len"],
+          on=ranges._with_tier_rates(CARDS, "cxl", x * row["rate"])
+        ),
         made(row["seq_len"], on=DRAM), "latency_first",
       ) for x in (1, 0.99)
     ]
@@ -44,12 +47,12 @@ def test_needed_rate_gives_the_speed():
   (DRAM, 0.5),  # no cards
 ])
 def test_no_rate_gives_an_impossible_speed(host, target):
-  (row,) = ranges.needed(made, host, DRAM, (target,), (4096,))
+  (row,) = ranges.find_needed_rates(made, host, DRAM, (target,), (4096,))
   assert row["rate"] is None
 
 
 def test_speeds_of_a_context_have_both_ends_of_each_range():
-  rows = ranges.scanned(
+  rows = ranges.scan_rates(
     made, CARDS, DRAM, ("interleave", "latency_first"), (4096, 8192)
   )
   assert [row["changed"] for row in rows] == 2 * [
@@ -61,14 +64,16 @@ def test_speeds_of_a_context_have_both_ends_of_each_range():
   # Slower DRAM slows the baseline, too.
   assert rows[1]["speeds"]["interleave"] > rows[0]["speeds"]["interleave"]
   assert rows[2]["speeds"]["interleave"] < rows[0]["speeds"]["interleave"]
-  (alone,) = ranges.scanned(made, DRAM, DRAM, ("dram_only",), (4096,))[:1]
+  (alone,) = ranges.scan_rates(made, DRAM, DRAM, ("dram_only",), (4096,))[:1]
   assert alone["speeds"] == {"dram_only": 1}
   assert alone["gain"] is None
 
 
 def test_update_and_copies_on_one_tier_are_bytes_over_its_rate():
   rows = {
-    (row["changed"], row["tier"]): row for row in ranges.alone(made, CARDS)
+    (
+      row["changed"], row["tier"]
+    ): row for row in ranges.evaluate_single_tiers(made, CARDS)
   }
   count = STEP.model.num_params
   # The CPU reads 14 and writes 14 bytes, and the device reads 2 staged ones.
@@ -92,7 +97,11 @@ def test_update_and_copies_on_one_tier_are_bytes_over_its_rate():
     ))
   })
   host = CARDS.model_copy(update={"tiers": (CARDS.tiers[0], slow)})
-  row = next(x for x in ranges.alone(made, host) if x["tier"] == slow.name)
+  row = next(
+    x
+    for x in ranges.evaluate_single_tiers(made, host)
+    if x["tier"] == slow.name
+  )
   assert row["to_device"] == pytest.approx(7 * row["from_device"])
 
 
@@ -100,7 +109,7 @@ def test_each_tier_has_one_row():
   # DRAM and one card.
   one = CARDS.model_copy(update={"tiers": CARDS.tiers[:2]})
   for host, count in ((one, 2), (CARDS, 4)):  # two cards: also both
-    rows = ranges.alone(made, host)
+    rows = ranges.evaluate_single_tiers(made, host)
     tiers = [row["tier"] for row in rows if row["changed"] == "nothing"]
     assert len(set(tiers)) == len(tiers) == count
 
@@ -123,7 +132,7 @@ def test_ends_of_ranges_name_the_least_and_largest_rate_of_a_kind():
   host = CARDS.model_copy(update={"tiers": (dram, slow, first)})
   found = {
     name: (rates, one.tiers, other.tiers[0])
-    for name, rates, one, other in ranges._ends(host, DRAM)
+    for name, rates, one, other in ranges._hosts_at_range_ends(host, DRAM)
   }
   assert {name: x[0] for name, x in found.items()} == {
     "nothing": "", "dram low": "153.6 GB/s", "cxl low": "10.0 to 28.0 GB/s",
@@ -138,11 +147,11 @@ def test_ends_of_ranges_name_the_least_and_largest_rate_of_a_kind():
 @pytest.mark.parametrize("limit", [1, 2, 3, 50, 127, 1000, 12_345])
 def test_largest_number_that_fits_is_found_within_a_64th(limit, most):
   asked = []
-  found = study._most(lambda n: asked.append(n) or n <= limit, most)
+  found = study._search_largest(lambda n: asked.append(n) or n <= limit, most)
   best = min(limit, most)
   assert best - max(1, found // 64) < found <= best
   assert max(asked) <= most
-  assert study._most(lambda n: False, most) is None
+  assert study._search_largest(lambda n: False, most) is None
 
 
 def test_executed_placement_adds_the_shares_of_all_ways():
@@ -168,7 +177,7 @@ def test_executed_placement_adds_the_shares_of_all_ways():
     ("parameters", by_cpu + "device"): 0.25,
     ("activations", "saved"): 0.5, ("activations", "recomputed"): 0.5,
   }
-  found = study._executed(Placement(ways, tiers), host)
+  found = study._execution_fields(Placement(ways, tiers), host)
   assert found["activations"] == {
     "saved": {"device": 0.25, "host": 0.25}, "recomputed": {"host": 0.5}
   }
@@ -181,7 +190,9 @@ def test_executed_placement_adds_the_shares_of_all_ways():
     ("weights", "gradients", "first", "second"), nodes
   )
   ways["parameters", "updated by the device, weights on the device"] = 0.5
-  assert study._executed(Placement(ways, tiers), host)["host_optimizer"] is None
+  assert study._execution_fields(Placement(ways, tiers), host)[
+    "host_optimizer"
+  ] is None
 
 
 def test_report_has_the_shares_times_and_memory_of_the_optimum():

@@ -171,7 +171,7 @@ def test_flags_are_those_that_a_question_takes():
   found = report.flags(c.keys() | {"parallel.device_order": ()})
   assert "device_order" not in found
   asked = found.replace(" --config.sync.carry=off", "")
-  assert study._asked(asked, Configuration(1, 8, 1, 1)) == c
+  assert study._parse_configuration(asked, Configuration(1, 8, 1, 1)) == c
   assert report.flags({"a.b": (1,), "a.c": (1, 2), "d": 0.5}) == (
     "--config.a.b=1, --config.a.c=1,2 --config.d=0.5"
   )
@@ -186,7 +186,7 @@ def test_flags_are_those_that_a_question_takes():
 ])
 def test_configuration_that_does_not_exist_is_no_question(text, message):
   with pytest.raises(ValueError, match=f"config.planner.why_not=.*{message}"):
-    study._asked(text, Configuration(2, 2, 2, 4))
+    study._parse_configuration(text, Configuration(2, 2, 2, 4))
 
 
 @pytest.mark.parametrize("name", ["model", "data"])

@@ -14,9 +14,9 @@ from caatnet.studies.published.choosers import (
 )
 from configs.planner import published as config_of
 from parallel.plans.hardware import cluster_files
-from parallel.plans.planner.latency import Timing
+from parallel.plans.planner.latency import TimingAssumptions
 from parallel.plans.planner.problem import Problem
-from parallel.plans.planner.space import Choices, refusal
+from parallel.plans.planner.space import Choices, violated_constraint
 from parallel.plans.workload import TrainingStep, Transformer
 
 MODEL = Transformer(8192, 2048, 8, 16, 16, 5632)
@@ -32,7 +32,9 @@ def _case(seed=1, gigabytes=80, batch=32, nodes=2):
   drawn = dataclasses.replace(
     cluster_files.cluster(f"{name},uneven={seed}"), device=device
   )
-  step, timing = TrainingStep(MODEL, batch, 512), Timing(execution="events")
+  step, timing = TrainingStep(MODEL, batch, 512), TimingAssumptions(
+    execution="events"
+  )
   problems = [Problem(step, links, timing) for links in (drawn, nominal)]
   choices = Choices(("1f1b", "gpipe"), (1,), routes=("psum",))
   return PublishedSetting(*problems, choices, annealed=2, steps=50)
@@ -48,7 +50,7 @@ def test_choosers_with_more_information_are_no_slower():
   found = {name: choose(name, case) for name in CHOOSERS}
   for name, choice in found.items():
     c = choice.configuration
-    assert refusal(c, case.problem.step, case.choices) is None
+    assert violated_constraint(c, case.problem.step, case.choices) is None
     assert case.fits(c)
     assert sorted(choice.order.ravel()) == list(range(24))
     assert c.tensor <= 8 or name == "whole"

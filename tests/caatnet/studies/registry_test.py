@@ -22,4 +22,4 @@ def test_all_files_of_keys_are_imported():
     ".".join(path.relative_to(root).with_suffix("").parts)
     for path in root.glob("*/*keys.py")
   }
-  assert {*registry.KEYS} == found
+  assert {*registry.KEY_MODULES} == found

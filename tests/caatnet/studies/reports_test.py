@@ -75,7 +75,7 @@ def test_every_study_has_a_case():
     importlib.import_module(f"configs.{name}").get_config().study
     for name in CASES
   }
-  assert found == set(registry.SUBJECTS)
+  assert found == set(registry.STUDY_NAMES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,7 +99,7 @@ def test_figures_show_finite_numbers(name):
         assert len(x) == len(y)
         assert all(v is None or np.isfinite(v) for v in (*x, *y)), mark
   pytest.importorskip("matplotlib")
-  assert drawing.rendered(figure).startswith(b"\x89PNG")
+  assert drawing.render_figure(figure).startswith(b"\x89PNG")
 
 
 def coordinates(mark):

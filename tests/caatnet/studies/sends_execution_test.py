@@ -26,7 +26,7 @@ def scheduled(module, mesh):
 def checked(program):
   """Traces of a program, whose replay takes the time of its timeline."""
   traces = list(execution.traces(program))
-  found = replay.replay(traces, replay.ring_seconds(BANDWIDTH))
+  found = replay.replay(traces, replay.make_ring_timer(BANDWIDTH))
   bars = list(timeline(program))
   assert found.finish_s == pytest.approx(max(b.end_s for b in bars), rel=1e-6)
   communicating = replay.covered_s(
@@ -129,10 +129,12 @@ def test_kernel_that_sends_is_refused():
 def test_rank_without_a_part_in_a_permute_does_not_forget_its_row():
   """Its next collective waits for the last one that it had a part in."""
   trace = execution._Trace(2)
-  whole = execution._Part("all_reduce", 8, ((0, 1, 2),))
-  pair = execution._Part("permute", 8, ((0, 1),))
+  whole = execution._GroupedCollective("all_reduce", 8, ((0, 1, 2),))
+  pair = execution._GroupedCollective("permute", 8, ((0, 1),))
   for number, part in enumerate((whole, pair, whole)):
-    trace.add(execution._Sent(number, "row", str(number), (part,)))
+    trace.add(
+      execution._StartedCollectives(number, "row", str(number), (part,))
+    )
   first, last = trace.nodes
   assert (first.after, last.after) == ((), (0,))
 

@@ -61,7 +61,7 @@ def file(tmp_path):
 def test_example_is_read_with_its_lines(monkeypatch, capsys):
   monkeypatch.chdir(ROOT)
   readings = foreign.read(EXAMPLE, jax.devices()[:8])
-  rows = report.result(readings)[EXAMPLE]["collectives"]
+  rows = report.readings_as_data(readings)[EXAMPLE]["collectives"]
   # Gradients of two weights: layers x 512 x 2,048 x 4 bytes each.
   data = [r for r in rows if r["axes"] == ["data"]]
   assert [r["bytes"] for r in data] == 2 * [4 * 512 * 2048 * 4]
@@ -72,7 +72,7 @@ def test_example_is_read_with_its_lines(monkeypatch, capsys):
   for text in (line, mesh, "16.78 MB"):
     assert text in shown
   # A total per axes and phase; they add up to that of the program.
-  (row,) = report.result(readings).values()
+  (row,) = report.readings_as_data(readings).values()
   sums = {(r["over"], r["phase"]): r["bytes"] for r in row["by_axes"]}
   assert sums == {
     ("data", "backward"): 2 * 4 * 512 * 2048 * 4,
@@ -84,7 +84,7 @@ def test_example_is_read_with_its_lines(monkeypatch, capsys):
   # Times are those of bfloat16, and no less than those of products alone.
   for row in rows:
     assert row["seconds"] == pytest.approx(row["wire_bytes"] / 2 / 450e9)
-  (row,) = report.result(readings, rates="a100").values()
+  (row,) = report.readings_as_data(readings, rates="a100").values()
   sent_s = row["totals"]["counted"]["wire_bytes"] / 2 / 300e9
   assert row["totals"]["counted"]["seconds"] == pytest.approx(sent_s)
   products = 3 * 2 * 2 * 4 * 1024 * 4096 * 256 / 8 - 2 * 1024 * 4096 * 256 / 8
@@ -170,7 +170,7 @@ ENTRY %main (x: f32[1000]) -> f32[1000] {
 def test_known_bounded_and_unknown_traffic_have_totals(tmp_path):
   """In JSON, in tables, in the difference of two programs and in a trace."""
   readings = {"it": reading.read(MIXED)}
-  (row,) = report.result(readings).values()
+  (row,) = report.readings_as_data(readings).values()
   assert row["step_s"] is None
   assert {total.pop("seconds") for total in row["totals"].values()} == {
     6000 / 450e9, 2 * 2 / 3 * 4000 / 450e9, None,
@@ -195,7 +195,7 @@ def test_known_bounded_and_unknown_traffic_have_totals(tmp_path):
   ]
   # Of an unknown number of devices.
   alone = MIXED.replace(", num_partitions=4", "").replace("{{0,1,2},{3}}", "{}")
-  (row,) = report.result({"it": reading.read(alone)}).values()
+  (row,) = report.readings_as_data({"it": reading.read(alone)}).values()
   assert row["totals"]["counted"]["number"] == 0
   assert row["totals"]["unknown"]["number"] == 2
   assert [r["wire_bytes"] for r in row["collectives"]] == [None]
@@ -211,7 +211,7 @@ def test_trace_has_a_row_per_resource(tmp_path):
   line = trace.write(readings, path, "h100")
   title, rows, found = traces.read(path)
   assert (title, rows) == (EXAMPLE, [COMPUTE, "fsdp", "tensor", "data"])
-  _, program = trace._program("--trace", readings, "h100")
+  _, program = trace._only_program("--trace", readings, "h100")
   expected = {row: [] for row in rows}
   for bar in timeline(program):
     expected[bar.row].append((
@@ -241,8 +241,10 @@ def test_measured_times_have_source_lines(file, tmp_path, capsys):
   f, _ = names["whole"]()
   with jax.profiler.trace(str(tmp_path / "trace")):
     jax.block_until_ready(f(jnp.ones(3)))
-  measured = foreign.measured(readings, str(tmp_path / "trace"))
-  (row,) = report.result(readings, measured)[f"{file}:whole"]["measured"]
+  measured = foreign.measure_collectives(readings, str(tmp_path / "trace"))
+  (row,) = report.readings_as_data(readings, measured)[
+    f"{file}:whole"
+  ]["measured"]
   # jax's cache of compiled programs ignores the names of files.
   assert row["source"].endswith("sums.py:10")
   assert (row["axes"], row["executions"], row["bytes"]) == (["b"], 1, 12)
@@ -252,13 +254,14 @@ def test_measured_times_have_source_lines(file, tmp_path, capsys):
   assert "no complete event" not in shown
   # A collective without events, as in a GPU's command buffer, is named.
   missing = {name: [] for name in measured}
-  (found,) = report.result(readings, missing).values()
+  (found,) = report.readings_as_data(readings, missing).values()
   (name,) = {e.instruction for e in readings[f"{file}:whole"].executed}
   assert found["not_measured"] == [name]
   render.show(report.report(readings, missing))
-  assert f"no complete event of {name}, in all of 1" in capsys.readouterr().out
+  shown = capsys.readouterr().out
+  assert f"no complete event of 1 collectives, such as {name}." in shown
   with pytest.raises(ValueError, match=r"no file \*\.xplane\.pb"):
-    foreign.measured(readings, str(tmp_path / "other"))
+    foreign.measure_collectives(readings, str(tmp_path / "other"))
 
 
 def test_rates_of_a_profile_are_written_as_a_cluster(tmp_path):

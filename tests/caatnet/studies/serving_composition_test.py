@@ -60,7 +60,7 @@ def test_waits_are_percentiles_of_requests_and_fair_among_experts():
       [(1.0, "a"), (2.0, "b"), (3.0, "a"), (8.0, "a")]
     )
   ]
-  found = composition._waits(served)
+  found = composition._latency_statistics(served)
   assert found == pytest.approx({
     "ttft_p50_s": 2.5, "ttft_p99_s": 3 + 0.97 * 5, "ttft_worst_s": 8.0,
     "latency_p50_s": 25.0, "latency_p99_s": 30 + 0.97 * 50,
@@ -127,7 +127,7 @@ def test_columns_of_requests_one_at_a_time_by_hand():
 def test_loads_ahead_expose_less_than_loads_on_demand():
   rows = [
     composition.simulate(CONFIG, way=way, rate=20.0, output=40)
-    for way in composition.WAYS
+    for way in composition.LOAD_MODES
   ]
   demand, ahead, layers = (row["hidden"] for row in rows)
   assert demand < ahead
@@ -138,8 +138,8 @@ def test_a_step_that_begins_early_reads_no_layer_that_is_missing():
   """Simulates the arrival and the use of each layer."""
   given = CONFIG["experts"] | {"host_experts": 1}
   for step_s in (0.001, 0.01, 0.5):
-    tiers = composition.Tiers(given, 6.4e9, 8, step_s, True)
-    load = composition.Load(composition.name(0), 0)
+    tiers = composition.LoadTimeModel(given, 6.4e9, 8, step_s, True)
+    load = composition.WeightLoad(composition.expert_name(0), 0)
     seconds, begin = tiers.load_s(load)
     assert seconds == pytest.approx(0.1)
     layers = np.arange(8)
@@ -149,23 +149,27 @@ def test_a_step_that_begins_early_reads_no_layer_that_is_missing():
 
 def test_experts_beyond_host_memory_are_read_from_their_files():
   given = CONFIG["experts"] | {"host_experts": 2}
-  tiers = composition.Tiers(given, 7e9, 8, 0.01, False)
-  load = [composition.Load(composition.name(i), 0) for i in range(3)]
+  tiers = composition.LoadTimeModel(given, 7e9, 8, 0.01, False)
+  load = [
+    composition.WeightLoad(composition.expert_name(i), 0) for i in range(3)
+  ]
   assert tiers.load_s(load[1])[0] == pytest.approx(7 / 64)
   assert tiers.load_s(load[2])[0] == pytest.approx(1.0)  # evicts expert 0
   assert tiers.load_s(load[2])[0] == pytest.approx(7 / 64)
   assert tiers.load_s(load[0])[0] == pytest.approx(1.0)
   # A file that is faster than the copy to the device does not speed it up.
-  fast = composition.Tiers(given | {"file_rate": 9e11}, 64e9, 8, 0.01, False)
+  fast = composition.LoadTimeModel(
+    given | {"file_rate": 9e11}, 64e9, 8, 0.01, False
+  )
   assert fast.load_s(load[2])[0] == pytest.approx(1.0)
 
 
 def test_host_memory_for_more_than_all_experts_has_all():
   """Slots are allocated for the experts that exist, not for the limit."""
   given = CONFIG["experts"] | {"host_experts": 2**31 - 1}
-  tiers = composition.Tiers(given, 7e9, 8, 0.01, False)
+  tiers = composition.LoadTimeModel(given, 7e9, 8, 0.01, False)
   for number in range(given["number"]):
-    load = composition.Load(composition.name(number), 0)
+    load = composition.WeightLoad(composition.expert_name(number), 0)
     assert tiers.load_s(load)[0] == pytest.approx(7 / 64)
 
 
@@ -254,7 +258,9 @@ def test_figures_of_nodes_follow_from_their_rates_and_capacities(result):
 
 def test_ratio_of_whole_requests_lies_between_one_and_that_of_switches():
   found = [
-    composition_figures.ratio("dgx-h100", 13.5e9, t) for t in (1e-9, 0.1, 1e6)
+    composition_figures.relative_request_time("dgx-h100", 13.5e9, t) for t in (
+      1e-9, 0.1, 1e6
+    )
   ]
   assert found == sorted(found, reverse=True)
   assert found[0] == pytest.approx(15.625)

@@ -17,14 +17,16 @@ def served(number, arrival_s, scheduled_s, times, prompt=8, hits=3):
 
 def test_service_counts_tokens_read_once_and_drawn_twice():
   requests = [served(0, 0.0, 1.0, [2.0, 3.0]), served(1, 1.0, 2.0, [3.0])]
-  times, amounts = fairness.service(requests)
+  times, amounts = fairness.service_curve(requests)
   assert times.tolist() == [1, 2, 3]
   # 5 tokens are read at 1 s; 5 and a drawn one at 2 s; two are drawn at 3 s.
   assert amounts.tolist() == [5, 5 + 5 + 2, 5 + 5 + 2 + 4]
-  times, waiting = fairness.in_line(requests)
+  times, waiting = fairness.queue_length_curve(requests)
   assert (times.tolist(), waiting.tolist()) == ([0, 1, 2], [1, 1, 0])
-  curve = fairness.service(requests)
-  assert fairness.at(curve, np.array([0.5, 1, 1.5, 3, 9])).tolist() == [
+  curve = fairness.service_curve(requests)
+  assert fairness.evaluate_curve(
+    curve, np.array([0.5, 1, 1.5, 3, 9])
+  ).tolist() == [
     0, 5, 5, 16, 16
   ]
 
@@ -34,13 +36,13 @@ def test_difference_counts_common_backlog_only():
   first = times, np.array([0.0, 10, 10, 30, 30, 90])
   second = times, np.array([0.0, 0, 5, 5, 50, 50])
   always = times, np.ones(6)
-  assert fairness.difference(first, second, always, always) == 60
+  assert fairness.max_service_difference(first, second, always, always) == 60
   # Ahead by 0, 10, 5, 25, -20 and 40: only 1 to 3 s count, or nothing.
   part = times, np.array([0.0, 1, 1, 1, 0, 0])
-  assert fairness.difference(first, second, part, always) == 20
-  assert fairness.difference(first, second, always, part) == 20
+  assert fairness.max_service_difference(first, second, part, always) == 20
+  assert fairness.max_service_difference(first, second, always, part) == 20
   none = times, np.zeros(6)
-  assert fairness.difference(first, second, none, always) == 0
+  assert fairness.max_service_difference(first, second, none, always) == 0
 
 
 def test_clients_arrive_at_their_rates_with_their_lengths():
@@ -49,7 +51,7 @@ def test_clients_arrive_at_their_rates_with_their_lengths():
     "a": common | {"requests": 400, "rate": 4.0, "priority": 1},
     "b": common | {"requests": 300, "rate": 0, "priority": 2, "shared": 16},
   }
-  arrivals, clients = fairness.arrive(sections, seed=0)
+  arrivals, clients = fairness.draw_arrivals(sections, seed=0)
   assert [a.number for a in arrivals] == list(range(700))
   times = [a.time_s for a in arrivals]
   assert times == sorted(times)

@@ -20,11 +20,11 @@ from parallel.plans.nanobatches import (
   nanobatch_costs,
   nanobatch_timing,
 )
-from parallel.plans.nanobatches.nanobatch_costs import Mix
+from parallel.plans.nanobatches.nanobatch_costs import TokenMix
 from tests.parallel.base.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()
-MIX = Mix(512, 1280, 1536, 512)
+MIX = TokenMix(512, 1280, 1536, 512)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def timed(name="llama-2-70b", mix=MIX):
   profile = nanobatch_costs.roofline(
     pipeline.model, A100, pipeline.gpus, mix.tokens, 0.7, pipeline.experts
   )
-  return pipeline, nanobatch_pipelines.layer(pipeline, mix, profile, A100)
+  return pipeline, nanobatch_pipelines.layer_times(pipeline, mix, profile, A100)
 
 
 def test_no_plan_is_slower_than_one_batch(result):
@@ -80,9 +80,9 @@ def test_p_at_which_pieces_stop_paying():
     for p, gain in ((1.0, 1.2), (0.5, 1.005), (0.25, 1.02), (0.1, 1.0),
                     (0.0, 1.0))
   ]
-  (found,) = nanobatches._stops(rows, 0.01)
+  (found,) = nanobatches._largest_p_without_gain(rows, 0.01)
   assert found["p"] == 0.1
-  (always,) = nanobatches._stops(rows[:1], 0.01)
+  (always,) = nanobatches._largest_p_without_gain(rows[:1], 0.01)
   assert always["p"] is None
 
 
@@ -115,7 +115,9 @@ def test_joint_rows_multiply_both_gains(result):
 @pytest.mark.parametrize("name", nanobatch_pipelines.PIPELINES)
 def test_published_pipelines_have_each_token_once(name):
   size = nanobatch_pipelines.PIPELINES[name].tokens
-  pipeline, layer = timed(name, Mix(size // 4, 1280, size - size // 4, 512))
+  pipeline, layer = timed(
+    name, TokenMix(size // 4, 1280, size - size // 4, 512)
+  )
   made = nanobatch_pipelines.operations(pipeline, layer)
   covered = [o for o in made if o.kind != "gather"]
   nanobatch_timing.check(covered, size)
@@ -223,7 +225,7 @@ def test_planner_and_pipeline_have_the_same_times_without_overlap():
 
 def test_interference_is_fitted_to_the_published_gains(result):
   for row in result["ablation"]:
-    found = nanobatch_figures._timed(
+    found = nanobatch_figures._make_pipeline_timer(
       nanobatch_figures.WORKLOADS[nanobatch_figures.FITTED_ON], row["end"]
     )
     for kind, memory, gain in (
@@ -235,8 +237,10 @@ def test_interference_is_fitted_to_the_published_gains(result):
     assert row["step_s"] / (1 + row["split"]) == pytest.approx(
       found.sequential(1024, 1024)
     )
-  assert nanobatch_figures.fitted(lambda i: 1 + i, 3.0) is None
-  assert nanobatch_figures.fitted(lambda i: 1 + i, 1.25) == pytest.approx(
+  assert nanobatch_figures.fit_interference(lambda i: 1 + i, 3.0) is None
+  assert nanobatch_figures.fit_interference(
+    lambda i: 1 + i, 1.25
+  ) == pytest.approx(
     0.25, abs=1e-4
   )
 
@@ -250,7 +254,7 @@ def test_fits_give_the_published_gains_of_the_fitted_pipeline(result):
     # Our plan is slowed by the interference of the network alone.
     (fit,) = (r for r in result["ablation"] if r["end"] == row["end"])
     pipeline = nanobatch_pipelines.PIPELINES[row["model"]]
-    timed = nanobatch_figures._timed(
+    timed = nanobatch_figures._make_pipeline_timer(
       nanobatch_figures.WORKLOADS[nanobatch_figures.FITTED_ON], row["end"]
     )
     plan = nanobatch.plan(
@@ -305,7 +309,7 @@ def test_steps_of_curves_have_a_bounded_number_of_decodes(result):
   found = nanobatches.mix(1000, CONFIG)
   assert (found.decodes, found.prefills) == (256, 744)
   assert (found.context, found.prefill_context) == (1024, 512)
-  assert nanobatches.mix(9, CONFIG) == Mix(9, 1024, 0, 512)
+  assert nanobatches.mix(9, CONFIG) == TokenMix(9, 1024, 0, 512)
   for row in result["curves"]:
     ranks = 8
     assert row["rate"] == pytest.approx(row["tokens"] / ranks / row["step_s"])

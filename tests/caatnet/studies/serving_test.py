@@ -9,7 +9,7 @@ import pytest
 
 from caatnet.serving.engine.times import (
   AllReduces,
-  Attention,
+  AttentionTimes,
   Profile,
   Roofline,
 )
@@ -52,7 +52,7 @@ def test_simulation_reproduces_the_log(result, capsys):
 
 
 @pytest.mark.parametrize(
-  "log", [name for name in vllm_logs.INCLUDED if name != CONFIG["log"]]
+  "log", [name for name in vllm_logs.INCLUDED_LOGS if name != CONFIG["log"]]
 )
 def test_simulation_holds_on_logs_that_no_rule_was_found_with(log):
   """Another GPU, 128 slots, two tensor ranks: within 5%."""
@@ -127,7 +127,7 @@ def test_changes_are_those_of_other_keys():
   Times of steps, and all-reduces of several ranks that take none, have no key.
   """
   config = CONFIG | {"log": "rtxpro6000_qwen3_32b"}
-  base = of_log.setting(config)
+  base = of_log.simulation_setup(config)
   pages = base.server["pages"]
 
   def fields(setting):
@@ -135,7 +135,9 @@ def test_changes_are_those_of_other_keys():
 
   def keys(**changed):
     server = CONFIG["server"] | changed.pop("server", {})
-    return fields(of_log.setting(config | {"server": server} | changed))
+    return fields(
+      of_log.simulation_setup(config | {"server": server} | changed)
+    )
 
   more, fewer = round(1.1 * pages), round(0.9 * pages)
   expected = {
@@ -256,17 +258,17 @@ def test_profile_reproduces_its_measured_points():
   """On a grid point, a step of one chunk is the sum of its operations."""
   log = vllm_logs.load("rtx4090_llama31_8b")
   model, folder = vllm_logs.MODELS[log.model], log.folder / "profile"
-  profile = vllm_logs.profile(folder, model)
+  profile = vllm_logs.read_profile(folder, model)
   point = {
     (512, 1024, 8, 256): 3.0, (0, 0, 8, 256): 1.0, (512, 1024, 0, 0): 2.0
   }
-  attention = Attention(point)
+  attention = AttentionTimes(point)
   assert [attention.time(*p) for p in point] == [3.0, 1.0, 2.0]
-  middle = Attention({(0, 0, 1, 16): 1.0, (0, 0, 1, 32): 2.0})
+  middle = AttentionTimes({(0, 0, 1, 16): 1.0, (0, 0, 1, 32): 2.0})
   assert middle.time(0, 0, 1, 24) == 1.5
   one = profile.step_s(np.full(8, 256), [(1024, 512)])
   assert one > profile.step_s(np.full(8, 256), []) > 0
-  twice = vllm_logs.profile(folder, model, scale=2.0)
+  twice = vllm_logs.read_profile(folder, model, scale=2.0)
   assert twice.step_s(np.full(8, 256), []) == pytest.approx(
     2 * profile.step_s(np.full(8, 256), [])
   )
@@ -274,7 +276,7 @@ def test_profile_reproduces_its_measured_points():
 
 def test_skew_places_unequal_contexts_between_mean_and_largest():
   """All-reduces add their time for all tokens of a step."""
-  attention = Attention({
+  attention = AttentionTimes({
     (0, 0, 2, 16): 1.0, (0, 0, 2, 32): 3.0, (64, 0, 2, 16): 5.0,
     (64, 0, 2, 32): 9.0, (64, 0, 0, 0): 4.0,
   })
@@ -303,5 +305,7 @@ def test_roofline_of_equal_sequences_equals_a_decode_step():
   model = Transformer(32000, 4096, 32, 32, 32, 11008)
   machine = inference.machine("gpu:h100:1x8")
   ours = Roofline(model, H100, machine, p=0.5).step_s(np.full(16, 2048), [])
-  theirs = inference.bounds(model, ModelStep(16, 1, 2048), machine, [0.5] * 64)
+  theirs = inference.step_time_bounds(
+    model, ModelStep(16, 1, 2048), machine, [0.5] * 64
+  )
   assert ours == pytest.approx(theirs.with_latency.least)

@@ -23,7 +23,7 @@ LLAMA = {  # published
 }
 
 
-@pytest.mark.parametrize("name", vllm_logs.INCLUDED)
+@pytest.mark.parametrize("name", vllm_logs.INCLUDED_LOGS)
 def test_prompts_of_a_log_have_its_lengths_and_prefixes(name):
   log = vllm_logs.load(name)
   assert len(log.requests) == 300
@@ -63,9 +63,9 @@ def test_file_of_prompts_must_be_readable(tmp_path):
       vllm_logs.prompts(log, str(path))
 
 
-@pytest.mark.parametrize("name", vllm_fields._BY_NAME)
+@pytest.mark.parametrize("name", vllm_fields._ACCEPTED_BY_FIELD)
 def test_values_that_are_not_simulated_are_refused_at_any_depth(name):
-  values, reason = vllm_fields._BY_NAME[name]
+  values, reason = vllm_fields._ACCEPTED_BY_FIELD[name]
   for value in (None, *values):
     vllm_fields.check({"a": [{name: value}]})
   for other in (7, {"kv": 1}):
@@ -182,7 +182,7 @@ def test_settings_of_vllm_are_preferred_and_suffice(tmp_path):
   (tmp_path / "vllm/meta.json").write_text(json.dumps(meta))
   config = CONFIG | {"profile": str(log.folder / "profile")}
   for _ in "simulator", "model":  # whose config.json
-    base = vllm_log.setting(config | {"log": str(tmp_path)})
+    base = vllm_log.simulation_setup(config | {"log": str(tmp_path)})
     assert base.model == vllm_logs.MODELS[log.model]
     assert base.server["pages"] * base.server["page_size"] == 16000
     assert (base.server["slots"], base.server["reuse"]) == (128, False)
@@ -191,8 +191,13 @@ def test_settings_of_vllm_are_preferred_and_suffice(tmp_path):
       json.dumps(meta).replace(log.model, "other/model")
     )
   with pytest.raises(ValueError, match="has no link between its 2 ranks"):
-    vllm_log.setting(config | {"log": str(tmp_path), "ranks": 2, "server": (
-      CONFIG["server"] | {"pages": 500})})
+    vllm_log.simulation_setup(
+      config
+      | {
+        "log": str(tmp_path), "ranks": 2,
+        "server": (CONFIG["server"] | {"pages": 500}),
+      }
+    )
 
 
 @pytest.mark.parametrize(("change", "message"), [

@@ -54,7 +54,7 @@ def test_all_requests_are_served_and_every_token_is_counted(outcomes):
 def test_mean_in_system_is_rate_times_mean_latency(outcomes):
   """Little's law, which is exact over a run that has drained."""
   for outcome in outcomes.values():
-    found = cells.numbers(outcome, CONFIG["arms"]["cost"])
+    found = cells.run_statistics(outcome, CONFIG["arms"]["cost"])
     rate = len(outcome.requests) / outcome.seconds
     assert found["in_system"] == pytest.approx(
       rate * found["mean_latency"], rel=1e-9
@@ -78,7 +78,7 @@ def test_columns_are_those_of_the_recorded_run(arm, monkeypatch):
 
   monkeypatch.setattr(server, "Simulator", Recorded)
   outcome = _serve(arm)
-  found = cells.numbers(outcome, CONFIG["arms"][arm])
+  found = cells.run_statistics(outcome, CONFIG["arms"][arm])
   served = [r for r in outcome.requests if r.tokens]
   ends = sorted(r.end_s for r in served)
   last = max(r.end_s for r in outcome.requests)
@@ -142,7 +142,7 @@ def test_next_turn_arrives_after_the_thinking_time(outcomes):
 def test_arms_are_ordered_by_ranges_and_bytes(outcomes):
   """Groups copy fewer ranges than pages, reuse moves fewer bytes per swap."""
   found = {
-    arm: cells.numbers(outcome, CONFIG["arms"][arm])
+    arm: cells.run_statistics(outcome, CONFIG["arms"][arm])
     for arm, outcome in outcomes.items()
   }
   assert found["recompute"]["ranges"] == found["recompute"]["swapped"] == 0
@@ -224,7 +224,7 @@ def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
   arrivals = SESSIONS.arrivals()[:3]
   machine = server.machine(CONFIG["model"], CONFIG["hardware"])
   made = [
-    cells.Cell(
+    cells.SimulationCell(
       {"n": n}, machine, CONFIG["arms"]["cost"] | {"found": False},
       arrivals[: n + 1], CONFIG["limits"], {"kind": "none"},
     ) for n in range(3)
@@ -234,9 +234,9 @@ def test_killed_study_resumes_after_its_last_cell(tmp_path, monkeypatch):
   killed = path.read_text()[:-30]  # during a write
   path.write_text("\n".join([killed, "5", '{"key": 1}', "[" * 100_000]))
   simulated = []
-  real = cells.Cell.simulate
+  real = cells.SimulationCell.simulate
   monkeypatch.setattr(
-    cells.Cell, "simulate",
+    cells.SimulationCell, "simulate",
     lambda cell: simulated.append(cell.where["n"]) or real(cell),
   )
   found = cells.run(made, str(path))
@@ -277,12 +277,12 @@ def test_cost_model_is_compared_with_the_better_alternative():
       "ttft": {"99": ttft}, "tbt": {"99": tbt},
     }
 
-  found = fastswitch._compared([
+  found = fastswitch._compare_cost_model([
     row("recompute", (4.0, 3.0, 5.0), (1.0, 0.9, 1.1)),
     row("reuse", (3.0, 2.0, 4.0), (2.0, 1.9, 2.1)),
     row("cost", (3.5, 3.0, 5.0), (1.5, 1.4, 1.8)),
   ])
-  without_gaps = fastswitch._compared([
+  without_gaps = fastswitch._compare_cost_model([
     row(arm, (3.0, 2.0, 4.0), (None, None, None))
     for arm in ("recompute", "reuse", "cost")
   ])
@@ -344,7 +344,7 @@ def test_difference_is_that_of_the_worst_window():
     abs(ahead[j] - ahead[i]) for i in range(30) for j in range(i, 30)
     if both[i : j + 1].all()
   )
-  assert fairness.difference(*curves, *lines) == worst
+  assert fairness.max_service_difference(*curves, *lines) == worst
 
 
 def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
@@ -356,7 +356,7 @@ def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
                "output": client["output"] // 8}
   result = study.run(config)
   # Two slots hold at most two of the longest requests.
-  arrivals, _ = fairness.arrive(config["clients"], config["seed"])
+  arrivals, _ = fairness.draw_arrivals(config["clients"], config["seed"])
   assert result["batch"] == 2 * max(a.prompt + a.output for a in arrivals)
   rows = {row["policy"]: row for row in result["rows"]}
   assert rows["vtc"]["largest"] <= result["bound"]
@@ -392,7 +392,9 @@ def test_a_load_is_a_share_of_the_capacity():
   machine = server.machine(CONFIG["model"], CONFIG["hardware"])
   config = CONFIG | {"loads": (0.5, 2.0)}
   arrivals = SESSIONS.arrivals()
-  found = fastswitch._Study(config, machine).loads("x", arrivals, capacity=4.0)
+  found = fastswitch._CellBuilder(config, machine).loads(
+    "x", arrivals, capacity=4.0
+  )
   assert len(found) == 2 * len(CONFIG["order"])
   for cell in found:
     last_s = max(arrival.time_s for arrival in cell.arrivals)

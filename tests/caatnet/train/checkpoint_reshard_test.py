@@ -39,7 +39,7 @@ def test_whole_parameters_are_cut_over_devices_that_their_sizes_divide():
     {"data": 2, "stage": 2, "tensor": 2},
   ).program
   layout, tensor = program.layout, program.layout.tensor.name
-  shardings = layout.shardings(layout.per_worker(program.specs))
+  shardings = layout.shardings(layout.add_worker_dim(program.specs))
   whole = to_whole(program, jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct((1, *x.shape), x.dtype, sharding=s),
     program.stored_shapes, shardings,

@@ -13,7 +13,7 @@ def test_sliced_checkpoint_is_read_by_rows_and_places(tmp_path):
     ("by_row", (1, 1, 1, 4)), ("two_rows", (1, 2, 2, 4)),
     ("whole", (1, 3, 2, 4)),
   ):
-    sliced = slices.Sliced(
+    sliced = slices.SlicedArray(
       values.shape, values.dtype, chunk,
       lambda: (((0, row), values[0, row]) for row in range(3)),
     )
@@ -27,7 +27,7 @@ def test_sliced_checkpoint_is_read_by_rows_and_places(tmp_path):
 
 def test_array_in_memory_is_read_by_rows_and_places():
   values = np.arange(24.0).reshape(2, 3, 4)
-  found = slices.InMemory(values)
+  found = slices.InMemoryArray(values)
   assert found.shape == (2, 3, 4)
   np.testing.assert_array_equal(list(found.rows((1,))), values[1])
   np.testing.assert_array_equal(found.at((1, 2)), values[1, 2])

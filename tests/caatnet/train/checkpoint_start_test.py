@@ -11,7 +11,7 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.data.tokenizers import Bytes, LibraryTokenizer
+from caatnet.data.tokenizers import ByteTokenizer, LibraryTokenizer
 from caatnet.schema import tree
 from caatnet.train import loop
 from caatnet.train.checkpoint import start
@@ -106,7 +106,7 @@ def test_all_workers_start_equal_at_another_p(tmp_path):
   )
   config.outer = tree.defaults("outer", "diloco")
   half = experiments.build(config, {"worker": 2, "data": 2})
-  start.check(half, tmp_path / "new", Bytes())
+  start.check(half, tmp_path / "new", ByteTokenizer())
   found, facts = start.start_state(half)
   assert (facts["step"], facts["sync"]["p"]) == (0, 1.0)
   assert int(found.step) == 0

@@ -12,7 +12,7 @@ from parallel.base import files
 def test_folder_appears_with_all_of_its_files(tmp_path):
   path = tmp_path / "above" / "new"
   for _ in range(2):  # the second time, files of a killed writer are there
-    with files.whole_folder(path) as partial:
+    with files.atomic_folder(path) as partial:
       assert not path.exists()
       assert not list(partial.iterdir())
       (partial / "a").write_text("a")
@@ -29,7 +29,7 @@ def test_folder_appears_with_all_of_its_files(tmp_path):
 ])
 def test_failed_folder_leaves_nothing(error, kind, message, tmp_path):
   def write():
-    with files.whole_folder(tmp_path / "new") as partial:
+    with files.atomic_folder(tmp_path / "new") as partial:
       (partial / "a").write_text("a")
       raise error
 
@@ -46,12 +46,12 @@ def test_folder_replaces_nothing(tmp_path):
   for name in ("folder", "file", "link"):
     with (
       pytest.raises(FileExistsError, match=f"{name} exists"),
-      files.whole_folder(tmp_path / name),
+      files.atomic_folder(tmp_path / name),
     ):
       raise AssertionError
   with (
     pytest.raises(ValueError, match="file is not a folder"),
-    files.whole_folder(tmp_path / "file" / "new"),
+    files.atomic_folder(tmp_path / "file" / "new"),
   ):
     raise AssertionError
   names = sorted(path.name for path in tmp_path.iterdir())
@@ -66,23 +66,23 @@ def test_folder_has_one_writer(tmp_path):
   fcntl.flock(other, fcntl.LOCK_EX)
   with (
     pytest.raises(ValueError, match=r"new is being written by another process"),
-    files.whole_folder(tmp_path / "new"),
+    files.atomic_folder(tmp_path / "new"),
   ):
     raise AssertionError
   assert (partial / "a").exists()
   os.close(other)
-  with files.whole_folder(tmp_path / "new"):
+  with files.atomic_folder(tmp_path / "new"):
     pass
   assert not list((tmp_path / "new").iterdir())
 
 
 def test_lowest_free_slot_is_reserved(tmp_path):
-  reserved = [files.slot(tmp_path / "a", "run") for _ in range(3)]
+  reserved = [files.reserve_folder(tmp_path / "a", "run") for _ in range(3)]
   assert [path for path, _ in reserved] == [
     tmp_path / "a" / f"run-{number}" for number in range(3)
   ]
   reserved[1][1].close()
-  path, again = files.slot(tmp_path / "a", "run")
+  path, again = files.reserve_folder(tmp_path / "a", "run")
   assert path.name == "run-1"
   for file in (reserved[0][1], reserved[2][1], again):
     file.close()

@@ -65,7 +65,8 @@ def test_update_in_parts_equals_the_update_at_once(overrides, mesh):
   at_once, in_parts = map(
     updated, (
       host_moments.apply,
-      functools.partial(host_moments.in_parts, piece=256),  # several pieces
+      # several pieces
+      functools.partial(host_moments.apply_in_parts, piece=256),
     )
   )
   found = jax.tree.map(lambda x: x.sharding, in_parts)

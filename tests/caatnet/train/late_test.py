@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.worker import PREFIX, WorkerPart
-from parallel.outer.apart import Alone
+from caatnet.train.elastic.worker import ELASTIC_PREFIX, RoundContribution
+from parallel.outer.apart import LoopbackCollectives
 from tests.caatnet.train.outer_loops_test import PLAIN, UNROUNDED
 from tests.caatnet.train.swarm_test import Worker, coordinator, make
 
@@ -42,14 +42,14 @@ def test_sent_pieces_of_a_late_worker_are_merged_and_the_rest_waits(
   with coordinator(tmp_path, 1) as place:
     worker = Worker(programs, place).until(said)
     before = jax.tree.map(np.array, worker.peer.state)
-    part = WorkerPart(
+    part = RoundContribution(
       numbers[said], {"params": before.params, "outer": before.outer}
     )
     shared = revisions(worker)
-    worker.until(later + 1).peer.land()
+    worker.until(later + 1).peer.finish_round()
     common = shared[numbers[later]]
-    found = worker.peer._later(numbers[later], {
-      key: x for key, x in common.items() if not key.startswith(PREFIX)
+    found = worker.peer._adapt_late_args(numbers[later], {
+      key: x for key, x in common.items() if not key.startswith(ELASTIC_PREFIX)
     }, part)
     worker.swarm.__exit__()
 
@@ -87,7 +87,7 @@ def test_dc_s3gd_sends_a_late_update_at_the_next_begin(
     if hook == "finish":  # `begin` has already sent that update
       unsaid = jax.tree.map(lambda x: jnp.full_like(x, 0.5), unsaid)
       args = {"updates": unsaid}
-    part = WorkerPart(
+    part = RoundContribution(
       6 + (hook == "finish"),
       {"params": state.params, "outer": state.outer} | args,
     )
@@ -95,7 +95,7 @@ def test_dc_s3gd_sends_a_late_update_at_the_next_begin(
     shared = revisions(worker)
     worker.until(5)
 
-    class Later(Alone):
+    class Later(LoopbackCollectives):
       round = 9
 
     assert programs.event(Later.round).hook == "finish"

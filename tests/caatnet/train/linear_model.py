@@ -16,7 +16,7 @@ import optax
 
 from caatnet.data import pipeline
 from caatnet.data.protocol import Dataset
-from caatnet.models.access import AS_THEY_ARE
+from caatnet.models.access import DEFAULT_ACCESS
 from caatnet.models.protocol import Parameter
 from caatnet.program import Layout, Program
 from caatnet.schema.train import Train
@@ -48,7 +48,7 @@ class Toy:
     return {"w": jax.random.normal(key, (INPUTS, TARGETS)),
             "b": jnp.zeros(TARGETS)}
 
-  def scores(self, params, batch, access=AS_THEY_ARE):
+  def scores(self, params, batch, access=DEFAULT_ACCESS):
     y = access.apply(lambda p, x: x @ p["w"] + p["b"][None], params, batch["x"])
     losses = access.apply(
       lambda _, y, truth: jnp.square(y - truth), None, y, batch["y"]
@@ -80,7 +80,7 @@ class Deep(Toy):
     w = 0.3 * jax.random.normal(key, (2, INPUTS, INPUTS))
     return super().init(key) | {"blocks": {"w": w}}
 
-  def scores(self, params, batch, access=AS_THEY_ARE):
+  def scores(self, params, batch, access=DEFAULT_ACCESS):
     head = {key: params[key] for key in ("w", "b")}
     # Varies over tensor ranks, as after a layer with their parameters.
     x = lax.pcast(batch["x"], "tensor", to="varying")
@@ -123,8 +123,8 @@ class ToyData:
     return {"loss": "squared error"}
 
   def load(self, seed):
-    batches = pipeline.shuffled(_Rows(draw(40)), self.batch_size, seed)
-    examples = pipeline.ordered(_Rows(draw(40)), seed)
+    batches = pipeline.shuffled_batches(_Rows(draw(40)), self.batch_size, seed)
+    examples = pipeline.shuffled_examples(_Rows(draw(40)), seed)
     return Dataset(
       "toy", "0" * 64, batches, draw(7, 1), measures, dict, examples=examples
     )

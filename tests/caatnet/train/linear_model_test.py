@@ -25,7 +25,7 @@ from parallel.wire import Wire
 from tests.caatnet.train import linear_model as toy
 
 RATE, MOMENTUM = 0.1, 0.9
-ORDERED = health.Rule(ordered=True)
+ORDERED = health.ExclusionRule(ordered=True)
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.5, 99.0])
@@ -334,7 +334,7 @@ def test_stored_parameters_are_restored(scheme):
     for key, shape in shapes.items()
   }
   layout = program.layout
-  shardings = layout.shardings(layout.per_worker(program.specs))
+  shardings = layout.shardings(layout.add_worker_dim(program.specs))
   stored = to_stored(program, whole, shardings)
   assert stored["w"].shape == (2, 4, 2)  # 6 elements in 4 shards of 2
   np.testing.assert_array_equal(

@@ -161,7 +161,7 @@ def test_profile_holds_its_steps_and_ends(tmp_path):
   with pytest.raises(RuntimeError, match="No profile started"):
     jax.profiler.stop_trace()
   assert len(result.profiled) == 2  # a step with an exchange, and one without
-  *tables, _ = foreign.of_trace(
+  *tables, _ = foreign.report_of_trace(
     result.profiled, experiment.program.layout.mesh, tmp_path / "run/profile"
   ).tables
   assert len(tables) == 6

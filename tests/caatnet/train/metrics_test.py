@@ -12,15 +12,15 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.train import throughput
-from caatnet.train.metrics import LateMetrics
-from caatnet.train.norms import group_norms, parameter_groups, worker_norms
+from caatnet.train.metrics import MetricsQueue
+from caatnet.train.norms import gradient_norms, parameter_names, worker_norms
 from configs.caatnet import tiny
 from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.host_moments_test import SMALL
 
 
 def test_metrics_are_taken_once_and_in_order():
-  late = LateMetrics()
+  late = MetricsQueue()
   assert late.take() == []
   for step in (1, 2):
     late.add(step, {"loss": jnp.full((2,), float(step))}, due=False)
@@ -36,7 +36,7 @@ def test_norms_are_per_parameter_and_per_worker():
   program = toy.make(model=toy.Deep()).program
   tree = {"w": np.full((3, 4), 2.0, "f4"), "b": np.arange(4, dtype="f4"),
           "blocks": {"w": np.ones((2, 3, 3), "f4")}}
-  assert parameter_groups(tree) == ["b", "blocks/w", "w"]
+  assert parameter_names(tree) == ["b", "blocks/w", "w"]
 
   def run(f, tree):
     return jax.jit(jax.shard_map(
@@ -44,7 +44,7 @@ def test_norms_are_per_parameter_and_per_worker():
       out_specs=P(),
     ))(tree)
 
-  found = run(group_norms, tree)
+  found = run(gradient_norms, tree)
   assert {k: float(v) for k, v in found.items()} == {
     "b": pytest.approx(14**0.5), "blocks/w": pytest.approx(18**0.5),
     "w": pytest.approx(48**0.5),
@@ -74,11 +74,11 @@ def test_norms_count_each_element_of_all_devices_once(overrides, mesh):
   )
 
   def norms(tree):
-    groups = group_norms(jax.tree.map(lambda x: x[0], tree), program)
+    groups = gradient_norms(jax.tree.map(lambda x: x[0], tree), program)
     return worker_norms(tree, program), jax.tree.map(lambda x: x[None], groups)
 
   total, groups = jax.jit(jax.shard_map(
-    norms, mesh=layout.mesh, in_specs=(layout.per_worker(program.specs),),
+    norms, mesh=layout.mesh, in_specs=(layout.add_worker_dim(program.specs),),
     out_specs=P(layout.worker.name),
   ))(tree)
   squares = {
@@ -98,7 +98,7 @@ def test_rate_of_products_counts_their_operations(monkeypatch):
   times = iter([0.0, 4.0, 10.0, 12.0, 20.0, 23.0, 30.0, 35.0, 40.0, 43.0])
   clock = types.SimpleNamespace(perf_counter=lambda: next(times))
   monkeypatch.setattr(throughput, "time", clock)
-  monkeypatch.setitem(throughput._SIZE, "cpu", 16)
+  monkeypatch.setitem(throughput._MATRIX_SIDES, "cpu", 16)
   rate = throughput.matmul_rate.__wrapped__(mesh, "float32")
   assert rate == 8 * 2 * 16**3 / 2.0
   with pytest.raises(StopIteration):

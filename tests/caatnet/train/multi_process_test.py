@@ -11,12 +11,12 @@ from caatnet.train.elastic import multi_process
 from caatnet.train.elastic.multi_process import ReplicatedSwarm
 from parallel.peers.membership import ids
 from parallel.peers.membership.journal import Journal
-from parallel.peers.membership.service import Service
-from parallel.peers.settings import Settings
+from parallel.peers.membership.service import CoordinatorService
+from parallel.peers.settings import PeerSettings
 from parallel.peers.swarm import Swarm
-from parallel.peers.timeouts import Finished, Halted
+from parallel.peers.timeouts import PeerHalted, RunFinished
 from parallel.peers.transport.handshake import Security
-from parallel.peers.transport.transfers import Lost
+from parallel.peers.transport.transfers import LinksLost
 
 SECURITY = Security(b"a token that all peers have")
 
@@ -25,7 +25,7 @@ SECURITY = Security(b"a token that all peers have")
 def there(tmp_path):
   with (
     Journal(tmp_path / "journal") as journal,
-    Service(("127.0.0.1", 0), SECURITY, journal, say=str) as service,
+    CoordinatorService(("127.0.0.1", 0), SECURITY, journal, say=str) as service,
   ):
     threading.Thread(target=service.serve, daemon=True).start()
     yield service
@@ -38,7 +38,9 @@ def _often(monkeypatch):
 
 def member(there, **settings):
   state = {"x": np.zeros(3, np.float32)}
-  return Swarm(there.address, SECURITY, state, settings=Settings(**settings))
+  return Swarm(
+    there.address, SECURITY, state, settings=PeerSettings(**settings)
+  )
 
 
 def combine(exchange, state, part):
@@ -73,19 +75,20 @@ def test_membership_has_the_attributes_of_its_swarm(there):
 def test_end_of_a_swarm_ends_the_membership(there):
   swarm = member(there, rounds=1)
   with ReplicatedSwarm(swarm) as together:
-    swarm._agent._settings = Settings(alone_s=0.3)
+    swarm._agent._settings = PeerSettings(alone_s=0.3)
     together.give(np.ones(3, np.float32), combine)
     late = ReplicatedSwarm(member(there, rounds=1))
-    with pytest.raises(Finished, match="all 1 rounds"), late:
+    with pytest.raises(RunFinished, match="all 1 rounds"), late:
       pass
     there.close()
-    with pytest.raises(Halted, match="no coordinator"):
+    with pytest.raises(PeerHalted, match="no coordinator"):
       together.give(np.ones(3, np.float32), combine)
     assert together.revision == 1
 
 
 @pytest.mark.parametrize(("error", "raised"), [
-  (Lost("p1", "it is gone"), Lost), (ValueError("it is gone"), ValueError),
+  (LinksLost("p1", "it is gone"), LinksLost),
+  (ValueError("it is gone"), ValueError),
   (FileNotFoundError("it is gone"), RuntimeError),
 ])
 def test_error_of_an_exchange_is_raised_on_all_processes(error, raised):

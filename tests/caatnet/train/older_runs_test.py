@@ -47,7 +47,7 @@ def name(request, tmp_path, monkeypatch):
 def test_older_run_is_evaluated_read_for_inference_and_resumed(name):
   run = epath.Path("run")
   experiment = experiments.from_folder(run)
-  params, step = export.read_stored(experiment, run)
+  params, step = export.read_stored_params(experiment, run)
   data = experiment.data
   dataset = data.load(experiment.seed)
   evaluate = make_evaluate(experiment.program, data.batch_size)
@@ -56,7 +56,7 @@ def test_older_run_is_evaluated_read_for_inference_and_resumed(name):
   assert evaluate(params, dataset.validation).loss == pytest.approx(
     recorded["validation_loss"], rel=1e-6
   )
-  inference.of_folder(run)  # raises for keys that it does not know
+  inference.build_from_folder(run)  # raises for keys that it does not know
   module, argument, overrides = TODAY[name]
   config = override(module.get_config(argument), SIZES + overrides)
   experiment = experiments.build(config)

@@ -18,7 +18,7 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
-from caatnet.config.sections import choose
+from caatnet.config.sections import build_selected
 from caatnet.schema import tree
 from caatnet.train import loop, traffic
 from caatnet.train.checkpoint.save import Checkpointer
@@ -82,7 +82,7 @@ def make_linear(name, overrides="", workers=WORKERS, devices=None, **options):
     "checkpoint_every": config.train.checkpoint_every, **options,
   }
   experiment = toy.make(workers, devices=(devices or workers, 1), **options)
-  outer = choose(
+  outer = build_selected(
     "outer", OUTER, config.outer, experiment.program, config.seed
   )
   return dataclasses.replace(experiment, outer=outer)
@@ -156,7 +156,7 @@ class Runner:
 
   @property
   def evaluated(self):
-    evaluated = self.experiment.make_export()
+    evaluated = self.experiment.make_export_params()
     return jax.device_get(evaluated(self.state.params, self.state.outer))
 
 
@@ -509,7 +509,7 @@ def test_dc_s3gd_compensation_has_the_configured_norm():
     norm = outer.exchange.rule.norm
     return norm(difference), norm(grads)
 
-  specs = program.layout.per_worker(program.specs)
+  specs = program.layout.add_worker_dim(program.specs)
   worker = jax.sharding.PartitionSpec("worker")
   f = jax.jit(jax.shard_map(
     change, mesh=program.layout.mesh,
@@ -569,7 +569,7 @@ def test_error_feedback_loses_nothing(name):
 @pytest.mark.parametrize("workers", range(1, 9))
 def test_tournament_pairs_each_two_workers_once(workers):
   met = []
-  for number in range(noloco.num_rounds(workers)):
+  for number in range(noloco.num_pairing_rounds(workers)):
     partners = noloco.partners_of_round(workers, number)
     assert all(partners[partners[i]] == i for i in range(workers))
     met += [(i, p) for i, p in enumerate(partners) if i < p]
@@ -651,7 +651,7 @@ def test_bytes_of_a_run_are_those_of_its_own_exchanges(
     experiment, traffic.lower_steps(experiment)
   )
   sent = sum(row["bytes"] for row in rows if row["axis"] == "worker")
-  once = sum(outer.sent_bytes(experiment.program.local_params).values())
+  once = sum(outer.sent_bytes(experiment.program.local_shapes).values())
   assert once
   assert sent * num_steps == pytest.approx(exchanges * once)
 
@@ -666,7 +666,7 @@ def test_sent_bytes_equal_the_formula(name):
   rounded = name in ("diloco", "streaming", "sparseloco")
   experiment = (make if rounded else make_linear)(name)
   outer = experiment.outer
-  expected = outer.sent_bytes(experiment.program.local_params)
+  expected = outer.sent_bytes(experiment.program.local_shapes)
   mesh = experiment.program.layout.mesh
   assert mesh.shape["worker"] == WORKERS
   found = {}
@@ -691,6 +691,6 @@ def test_sent_bytes_equal_the_formula(name):
     assert found == expected
   if name == "diloco":
     parameters = sum(x.size for x in jax.tree.leaves(
-      experiment.program.local_params
+      experiment.program.local_shapes
     ))
     assert parameters / 2 <= found["uint8"] < 0.55 * parameters

@@ -110,7 +110,7 @@ def entry(axes, group_size, phase="update", dtype="float32", count=1, **fields):
 
 def test_summary_adds_up_collectives_over_the_same_axes():
   mesh = types.SimpleNamespace(axis_names=("worker", "data", "tensor"))
-  rows = traffic.summary([
+  rows = traffic.sum_bytes_by_axis([
     entry(("tensor",), 4, "backward", count=3),
     entry(("tensor",), 4, "backward", shape=(50,)),
     entry(("tensor",), 4, "forward", "bfloat16"),
@@ -133,7 +133,9 @@ def test_custom_call_that_may_communicate_is_named():
   call = jax.ffi.ffi_call("mystery", jax.ShapeDtypeStruct((4,), np.float32))
   lowered = jax.jit(call).lower(np.ones(4, np.float32))
   programs = {plan: lowered for plan in traffic.lower_steps(experiment)}
-  assert traffic.unknown(experiment, programs) == ["custom call of 'mystery'"]
+  assert traffic.uncounted_operations(experiment, programs) == [
+    "custom call of 'mystery'"
+  ]
   assert traffic.communication_per_step(experiment, programs, False) == []
   with pytest.raises(NotImplementedError, match="custom call of 'mystery'"):
     traffic.communication_per_step(experiment, programs)
@@ -147,11 +149,11 @@ def test_saving_of_an_outer_loop_is_reported(workers):
   """
   program = toy.make(workers=workers, devices=(2, 1)).program
   row = {"axis": "worker", "bytes": 3.2, "wire_bytes": 1.6}
-  text = traffic.saving(program, [row, {**row, "axis": "data"}])
+  text = traffic.format_saving(program, [row, {**row, "axis": "data"}])
   assert "10.0x fewer operand bytes" in text
   assert "5.0x than bfloat16" in text
   assert "20.0x and 10.0x on the links" in text
-  assert not traffic.saving(program, [{**row, "axis": "data"}])
+  assert not traffic.format_saving(program, [{**row, "axis": "data"}])
 
 
 def test_resumed_run_may_change_keys_without_effect_on_results(tmp_path):

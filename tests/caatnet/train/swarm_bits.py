@@ -13,13 +13,13 @@ import numpy as np
 from caatnet.train.elastic.single_process import Programs
 from caatnet.train.elastic.swarm_loop import (
   Endpoint,
+  build_shared_state,
+  make_batch_reader,
   make_swarm,
-  reader,
-  shared_by,
 )
 from caatnet.train.elastic.worker import SwarmWorker
 from caatnet.train.experiment import Experiment
-from parallel.outer.base import OF_EACH, OWN
+from parallel.outer.base import PER_WORKER_KEYS, WORKER_DIM_KEYS
 from parallel.peers.membership import history, journal, service
 from parallel.peers.membership.coordinator import Rules
 from parallel.peers.transport import handshake
@@ -93,11 +93,11 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
     shared state.
   """
   experiment = programs.experiment
-  read = reader(experiment, experiment.data.load(experiment.seed))
+  read = make_batch_reader(experiment, experiment.data.load(experiment.seed))
   with tempfile.TemporaryDirectory() as folder, journal.Journal(
     f"{folder}/journal"
   ) as kept:
-    coordinator = service.Service(
+    coordinator = service.CoordinatorService(
       ("127.0.0.1", 0), _SECURITY, kept, rules=Rules(workers),
       log=history.Log(pathlib.Path(folder) / "log"), say=lambda _: None,
     )
@@ -107,13 +107,13 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
       state = experiment.init_state()
       with make_swarm(
         Endpoint(coordinator.address, _SECURITY), programs,
-        shared_by(programs, state),
+        build_shared_state(programs, state),
       ) as swarm:
         rank = swarm.members.index(swarm.me)
         peer = SwarmWorker(programs, swarm, state, read)
         for _ in range(steps):
           peer.advance()
-        peer.land()
+        peer.finish_round()
         peer.close()
         return rank, peer.state
 
@@ -134,7 +134,7 @@ def _kept(states: list[Any]) -> Any:
     lambda *x: np.concatenate([np.asarray(part) for part in x]),
     *[(s.params, s.opt_state, s.outer.get("workers", {})) for s in states],
   )
-  own = {*OWN, *OF_EACH}  # private outer state
+  own = {*WORKER_DIM_KEYS, *PER_WORKER_KEYS}  # private outer state
   common = {k: v for k, v in states[0].outer.items() if k not in own}
   return stacked, jax.tree.map(np.asarray, common)
 
@@ -154,7 +154,7 @@ def on_mesh(
   """
   workers = experiment.program.layout.worker.size
   batch_size = rounds.experiment.data.batch_size
-  read = reader(experiment, experiment.data.load(experiment.seed))
+  read = make_batch_reader(experiment, experiment.data.load(experiment.seed))
   state, compiled = experiment.init_state(), {}
   first, number = 0, 0  # first sample of the round, number of the round
   for step in range(steps):

@@ -23,15 +23,19 @@ from caatnet.schema.train import Elastic
 from caatnet.train import loop
 from caatnet.train.elastic import membership, swarm_loop
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.worker import Moved, SwarmWorker, WorkerPart
+from caatnet.train.elastic.worker import (
+  RoundContribution,
+  StepJump,
+  SwarmWorker,
+)
 from caatnet.train.records import read_metrics
 from parallel.axes import Axis
-from parallel.outer.apart import Alone
-from parallel.outer.joining import adapted
+from parallel.outer.apart import LoopbackCollectives
+from parallel.outer.joining import elastic_adapter
 from parallel.peers.membership import journal, service
 from parallel.peers.membership.coordinator import Rules
 from parallel.peers.membership.messages import Waiting
-from parallel.peers.settings import Settings
+from parallel.peers.settings import PeerSettings
 from parallel.peers.timeouts import AdmissionTimeout
 from tests.caatnet.train import swarm_bits
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
@@ -60,7 +64,7 @@ def make(algorithm, overrides, workers):
   )
   if workers > 1:
     return made
-  return dataclasses.replace(made, outer=adapted(made.outer).elastic())
+  return dataclasses.replace(made, outer=elastic_adapter(made.outer).elastic())
 
 
 @pytest.mark.rotated
@@ -84,7 +88,7 @@ def test_signed_zeros_have_different_bits():
 @contextlib.contextmanager
 def coordinator(folder, least, **rules):
   with journal.Journal(folder / "journal") as kept:
-    there = service.Service(
+    there = service.CoordinatorService(
       ("127.0.0.1", 0), SECURITY, kept, rules=Rules(least, **rules),
       timing=service.Timing(silence_s=60, grace_s=0.1), say=lambda _: None,
     )
@@ -103,7 +107,9 @@ class Worker:
   def __init__(self, programs, place):
     self.programs, self.numbers = programs, []
     experiment = programs.experiment
-    read = swarm_loop.reader(experiment, experiment.data.load(experiment.seed))
+    read = swarm_loop.make_batch_reader(
+      experiment, experiment.data.load(experiment.seed)
+    )
 
     def noted(numbers):
       self.numbers += numbers
@@ -111,7 +117,7 @@ class Worker:
 
     state = experiment.init_state()
     self.swarm = swarm_loop.make_swarm(
-      place, programs, swarm_loop.shared_by(programs, state)
+      place, programs, swarm_loop.build_shared_state(programs, state)
     ).__enter__()
     give, self.given = self.swarm.give, []
 
@@ -125,7 +131,7 @@ class Worker:
   def until(self, step):
     """Advances to a step; returns itself."""
     while self.peer.step < step:
-      with contextlib.suppress(Moved):
+      with contextlib.suppress(StepJump):
         self.peer.advance()
     return self
 
@@ -226,12 +232,12 @@ def test_late_part_is_shifted_by_the_updates_of_the_others(tmp_path):
     early = jax.tree.map(jnp.copy, worker.peer.state)
     worker.until(3)  # round 0 has ended
     trained = jax.tree.map(lambda x: x + 0.5, early.params)
-    part = WorkerPart(0, {
+    part = RoundContribution(0, {
       "params": trained, "outer": early.outer,
       "updates": jax.tree.map(jnp.zeros_like, trained),
     })
 
-    class Later(Alone):
+    class Later(LoopbackCollectives):
       round = 1
 
     shared = worker.swarm.state
@@ -249,7 +255,7 @@ def test_dc_s3gd_late_update_replaces_the_previous_one(tmp_path, by, told):
     worker = Worker(programs, place).until(3)
     state = jax.tree.map(jnp.copy, worker.peer.state)
     assert any(x.any() for x in jax.tree.leaves(state.outer["workers"]))
-    part = WorkerPart(3, {
+    part = RoundContribution(3, {
       "params": state.params, "outer": state.outer,
       "updates": jax.tree.map(lambda x: jnp.full_like(x, by), state.params),
     })
@@ -257,7 +263,7 @@ def test_dc_s3gd_late_update_replaces_the_previous_one(tmp_path, by, told):
     assert event.hook == "finish"
     worker.until(5)
 
-    class Later(Alone):
+    class Later(LoopbackCollectives):
       round = 6
 
     made = worker.peer._combine(Later(), worker.swarm.state, part)
@@ -278,14 +284,16 @@ def test_late_gradient_is_applied_to_the_current_parameters(tmp_path):
         "loss": jnp.zeros(1), "grads": jax.tree.map(jnp.ones_like, state.params)
       }
 
-    part, now = WorkerPart(0, args()), worker.until(2) and args()
+    part, now = RoundContribution(0, args()), worker.until(2) and args()
 
-    class Later(Alone):
+    class Later(LoopbackCollectives):
       round = 2
 
     made = worker.peer._combine(Later(), worker.swarm.state, part)
     plan = programs.experiment.outer.plan(2)
-    there = programs.shared(programs.hook("gradients", plan, Alone(), **now))
+    there = programs.shared(
+      programs.hook("gradients", plan, LoopbackCollectives(), **now)
+    )
     for name, x in there.items():
       np.testing.assert_array_equal(made[name], x, name)
     worker.swarm.__exit__()
@@ -417,7 +425,7 @@ def test_worker_that_joins_after_the_last_round_ends_with_a_message(
 
 def test_wait_for_a_lost_revision_ends():
   said = []
-  timeout = AdmissionTimeout(Settings(alone_s=0.05), said.append)
+  timeout = AdmissionTimeout(PeerSettings(alone_s=0.05), said.append)
   lost = Waiting(7, True, "waits for a peer that has revision 7")
   assert timeout.update(lost) is None
   time.sleep(0.06)
@@ -535,7 +543,8 @@ def test_options_of_a_worker_are_settings_of_its_peer(tmp_path):
   with coordinator(tmp_path, 1) as place:
     state = programs.experiment.init_state()
     with swarm_loop.make_swarm(
-      place, programs, swarm_loop.shared_by(programs, state), options=options,
+      place, programs, swarm_loop.build_shared_state(programs, state),
+      options=options,
     ) as swarm:
       found = swarm._agent._settings
   assert (found.measured, found.alone_s, found.num_connections,
@@ -560,23 +569,23 @@ def test_shared_states_are_kept_as_long_as_their_checkpoints(tmp_path):
     for step in (3, 6, 9)
   }
   for step, state in kept.items():
-    swarm_loop._write(folder, step, 10 * step, state)
+    swarm_loop._write_shared_state(folder, step, 10 * step, state)
   for step, state in kept.items():
-    revision, found = swarm_loop._read(folder, step)
+    revision, found = swarm_loop._read_shared_state(folder, step)
     assert (revision, {*found}) == (10 * step, {*state})
     np.testing.assert_array_equal(found["x"], state["x"])
     assert (found["b"], found["none"]) == (state["b"], b"")
-  assert swarm_loop._read(folder, 4) is None
-  swarm_loop._forget(folder, [])
-  swarm_loop._forget(folder, [9, 6])
+  assert swarm_loop._read_shared_state(folder, 4) is None
+  swarm_loop._delete_old_states(folder, [])
+  swarm_loop._delete_old_states(folder, [9, 6])
   path = tmp_path / "swarm" / "6.npz"
   assert sorted(path.parent.iterdir()) == [path, path.with_name("9.npz")]
   arrays = dict(np.load(path))
   np.savez(path, **{k: x for k, x in arrays.items() if k != "x"})
   with pytest.raises(ValueError, match="it has 2 arrays, expected 3"):
-    swarm_loop._read(folder, 6)
+    swarm_loop._read_shared_state(folder, 6)
   np.savez(path, **arrays | {"revision": np.array(7)})  # of an older run
-  assert swarm_loop._read(folder, 6)[0] == 7
+  assert swarm_loop._read_shared_state(folder, 6)[0] == 7
 
 
 @pytest.mark.parametrize(("step", "before", "text"), [
@@ -608,7 +617,7 @@ def test_workers_may_differ_in_some_sections_of_their_configs():
 
   def shared(**config):
     programs.experiment = dataclasses.replace(made, config=config)
-    found = swarm_loop.shared_by(programs, state)
+    found = swarm_loop.build_shared_state(programs, state)
     return found["elastic/config"], found["elastic/program"]
 
   usual = {

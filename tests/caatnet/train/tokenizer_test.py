@@ -31,7 +31,7 @@ def begin(workdir, made, config=CONFIG):
   workdir = epath.Path(workdir)
   workdir.mkdir(exist_ok=True)
   tokenizer.check(workdir, made)
-  tokenizer.keep(workdir, made)
+  tokenizer.copy_to_run(workdir, made)
   records.write_config(workdir, config)
 
 

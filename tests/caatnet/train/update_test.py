@@ -25,7 +25,7 @@ from caatnet.train.evaluate import put_batch
 from configs.caatnet import tiny
 from configs.images import tiny as images
 from parallel.memory import host_memory, host_optimizer
-from parallel.memory.offload import Activations
+from parallel.memory.offload import ActivationPlacement
 from parallel.plans.hardware import tiers
 from parallel.plans.hardware.devices import DEVICES
 from tests import users
@@ -254,7 +254,7 @@ def test_planned_activations_are_executed(planned):
       x for way in shares.values() for x in way.values()
     ) == pytest.approx(1)
     found = experiment.program.layout.activations
-    assert found == Activations(*(
+    assert found == ActivationPlacement(*(
       shares.get(way, {}).get(memory, 0.0) for way, memory in (
         ("saved", "device"), ("recomputed", "device"), ("saved", "host"),
       )

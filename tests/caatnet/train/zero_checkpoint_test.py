@@ -56,7 +56,7 @@ def params():
 def test_stored_parameters_are_restored_bitwise(scheme, params):
   program = make(scheme).program
   shardings = program.layout.shardings(
-    program.layout.per_worker(program.specs)
+    program.layout.add_worker_dim(program.specs)
   )
   again = to_whole(program, to_stored(program, params, shardings))
   chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(params))
@@ -66,7 +66,7 @@ def test_conversions_run_one_after_another():
   """Concurrent conversions of several parameters could deadlock on CPUs."""
   program = make("zero3", "model.width=192 model.vocab_size=4099").program
   shapes, specs = program.stored_shapes, program.specs
-  shardings = program.layout.shardings(program.layout.per_worker(specs))
+  shardings = program.layout.shardings(program.layout.add_worker_dim(specs))
   stored = jax.tree.map(
     lambda x, s: jax.device_put(np.ones((1, *x.shape), x.dtype), s),
     shapes, shardings,

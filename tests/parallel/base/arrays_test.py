@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from parallel.base.arrays import expect_no_order, read_npz
+from parallel.base.arrays import disable_readahead, read_npz
 
 
 @pytest.mark.skipif(
@@ -19,7 +19,7 @@ def test_file_larger_than_memory_is_read_row_by_row(room, told, tmp_path):
   """Arrays count together; one that is in memory already has no hint."""
   np.save(tmp_path / "rows.npy", np.zeros((98, 10), np.float32))
   rows = np.load(tmp_path / "rows.npy", mmap_mode="r")
-  assert expect_no_order([np.zeros(10), rows], room) == told
+  assert disable_readahead([np.zeros(10), rows], room) == told
   smaps = pathlib.Path("/proc/self/smaps").read_text()
   flags = smaps[smaps.index(f"{tmp_path}/rows.npy"):]
   line = next(x for x in flags.splitlines() if x.startswith("VmFlags"))

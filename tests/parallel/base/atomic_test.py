@@ -16,7 +16,7 @@ from parallel.base import atomic
   (OSError("no error of the system"), None),
 ])
 def test_error_of_the_system_names_its_file(error, name):
-  with pytest.raises(OSError) as raised, atomic.naming("here"):
+  with pytest.raises(OSError) as raised, atomic.name_file_in_errors("here"):
     raise error
   assert raised.value.filename == name
 
@@ -26,7 +26,7 @@ def test_failed_write_leaves_the_old_file_and_no_other(tmp_path):
   path.write_text("old")
 
   def write():
-    with atomic.whole(path) as temporary:
+    with atomic.atomic_file(path) as temporary:
       assert temporary.suffix == path.suffix
       temporary.write_text("half of the n")
       raise OSError(errno.ENOSPC, "No space left on device")
@@ -51,7 +51,7 @@ def test_content_is_on_disk_before_its_name_and_the_name_at_the_end(
     seen.append((is_folder, path.read_text()))
 
   monkeypatch.setattr(os, "fsync", recorded)
-  with atomic.whole(path) as temporary:
+  with atomic.atomic_file(path) as temporary:
     temporary.write_text("new")
   assert seen == [(False, "old"), (True, "new")]
 
@@ -62,7 +62,7 @@ def test_concurrent_writers_of_a_file_leave_one_whole_text(tmp_path):
 
   def write(text, times):
     for _ in range(times):
-      with atomic.whole(path) as temporary:
+      with atomic.atomic_file(path) as temporary:
         temporary.write_text(text)
 
   write(texts[0], 1)
@@ -99,7 +99,7 @@ def test_files_of_killed_writers_are_removed(tmp_path):
   path, other = tmp_path / "file.npz", tmp_path / ".files.1_a.npz"
   other.write_text("of another file")
   path.write_text("whole")
-  with atomic.whole(path) as temporary:
+  with atomic.atomic_file(path) as temporary:
     left = temporary.with_name(temporary.name.replace(".file.", ".file.9"))
     left.write_text("of a process that was killed")
     temporary.write_text("new")

@@ -74,12 +74,12 @@ def test_unknown_name_is_refused_with_the_nearest_one():
   (f"a,x={'-' * 9000}1", "a", {"x": f"{'-' * 9000}1"}),
 ])
 def test_options_are_literals_or_strings(text, name, options):
-  assert checks.options(text) == (name, options)
+  assert checks.parse_options(text) == (name, options)
 
 
 def test_repeated_option_is_refused():
   with pytest.raises(ValueError, match="'a,x=1,x=2' sets the option x twice"):
-    checks.options("a,x=1,x=2")
+    checks.parse_options("a,x=1,x=2")
 
 
 def test_package_has_only_its_public_names():

@@ -285,7 +285,7 @@ def test_config_of_an_older_run_loads(tmp_path):
 )
 def test_unreachable_folder_is_a_one_line_error(path, local, message):
   with pytest.raises(ValueError, match=message):
-    files.folder(path, local=local)
+    files.parse_folder(path, local=local)
 
 
 class Bucket(MemoryFileSystem):

@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from parallel.base.kept import Kept
+from parallel.base.kept import ResultCache
 
 
 def test_only_missing_results_are_computed(tmp_path):
   path, computed = tmp_path / "new" / "rows.jsonl", []
 
   def run(keys):
-    kept = Kept(str(path))
+    kept = ResultCache(str(path))
     return [
       kept.get(["row", key], lambda key=key: computed.append(key) or {"n": key})
       for key in keys
@@ -29,15 +29,15 @@ def test_only_missing_results_are_computed(tmp_path):
 
 
 def test_new_results_have_the_form_of_stored_ones(tmp_path):
-  kept = Kept(tmp_path / "rows.jsonl")
+  kept = ResultCache(tmp_path / "rows.jsonl")
   result = {"pair": (1, 2), "none": math.nan, 3: "three"}
   expected = {"pair": [1, 2], "none": None, "3": "three"}
   assert kept.get("a", lambda: result) == expected
-  assert Kept(tmp_path / "rows.jsonl").get("a", lambda: None) == expected
+  assert ResultCache(tmp_path / "rows.jsonl").get("a", lambda: None) == expected
 
 
 def test_result_without_a_file_is_computed_once():
-  kept = Kept("")
+  kept = ResultCache("")
   assert [kept.get("a", lambda n=n: n) for n in range(3)] == [0, 0, 0]
 
 
@@ -50,15 +50,15 @@ def test_file_of_something_else_is_refused_and_kept(tmp_path, content):
   with pytest.raises(ValueError, match=(
     f"^results='{path}' has no results of an earlier run; name another file"
   )):
-    Kept(path, "results")
+    ResultCache(path, "results")
   with pytest.raises(ValueError, match=f"^'{path}' has no results of"):
-    Kept(path)
+    ResultCache(path)
   assert path.read_bytes() == content
 
 
 def test_line_is_json_with_a_key_and_a_result(tmp_path):
-  Kept(tmp_path / "rows").get({"b": 1, "a": 2}, lambda: 7)
+  ResultCache(tmp_path / "rows").get({"b": 1, "a": 2}, lambda: 7)
   line = json.loads((tmp_path / "rows").read_text())
   assert (len(line["key"]), line["result"]) == (32, 7)
   # The order of the inputs' keys does not matter.
-  assert Kept(tmp_path / "rows").get({"a": 2, "b": 1}, lambda: 8) == 7
+  assert ResultCache(tmp_path / "rows").get({"a": 2, "b": 1}, lambda: 8) == 7

@@ -57,7 +57,9 @@ def test_sizes_have_binary_units(size_bytes, text):
 
 
 def test_facts_are_lines_of_headings_and_texts():
-  assert labels.facts({"num_rounds": 3, "wait_s": 0.01, "source": "x"}) == (
+  assert labels.format_items(
+    {"num_rounds": 3, "wait_s": 0.01, "source": "x"}
+  ) == (
     "rounds: 3\nwait: 10 ms\nsource: x"
   )
 

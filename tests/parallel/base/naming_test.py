@@ -6,7 +6,7 @@ from parallel.base import naming as checks
 
 
 def renamed(message, *arguments):
-  with pytest.raises(ValueError) as error, checks.naming(*arguments):
+  with pytest.raises(ValueError) as error, checks.prefix_error_keys(*arguments):
     raise ValueError(message)
   return str(error.value), error.value.__cause__
 
@@ -34,6 +34,6 @@ def test_error_of_a_section_without_keys_is_unchanged():
   assert renamed("pieces=3", "config.outer", ()) == ("pieces=3", None)
   with (
     pytest.raises(KeyError, match="pieces=3"),
-    checks.naming("config.outer", ("pieces",)),
+    checks.prefix_error_keys("config.outer", ("pieces",)),
   ):
     raise KeyError("pieces=3")

@@ -55,7 +55,7 @@ def test_titles_and_labels_precede_those_of_the_keys():
   assert [line.y for line in panel.marks] == [[1, 1], [10, 100], [0.5, 0.5]]
   assert [line.label for line in panel.marks][1:] == ["way 1, n", "way 1, half"]
   rows = [{"name": "a", "kind": "k", "one": None, "two": 2.0}]
-  (bars,) = plot.stacks(
+  (bars,) = plot.stacked_bar_panels(
     rows, "name", {"A": "one", "B": "two"}, each="kind", title="all"
   )
   assert (bars.title, bars.legend) == ("all, k", "best")
@@ -84,13 +84,15 @@ def test_stacks_leave_out_parts_without_length():
     {"name": "a", "kind": k, "parts": {"one": one, "two": 0, "three": 2e3}}
     for k, one in (("k", 0), ("l", 1e3))
   ]
-  panels = plot.stacks(rows, "name", "parts/1e3", label="kB", each="kind")
+  panels = plot.stacked_bar_panels(
+    rows, "name", "parts/1e3", label="kB", each="kind"
+  )
   assert [panel.title for panel in panels] == ["k", "l"]
   one, three = panels[1].marks  # the same parts in all panels
   assert (one.label, one.lengths, three.starts) == ("one", [1.0], [1.0])
   assert [mark.label for mark in panels[0].marks] == ["one", "three"]
   assert panels[0].axes[1].ticks == [(0, "a")]
-  (single,) = plot.stacks(rows, "name kind", {"": "parts.three"})
+  (single,) = plot.stacked_bar_panels(rows, "name kind", {"": "parts.three"})
   assert single.axes[1].ticks == [(0, "a, k"), (1, "a, l")]
   assert not single.legend
 

@@ -163,12 +163,14 @@ def test_columns_format_values_units_templates_and_defaults():
 
 
 def test_columns_share_a_format():
-  first, second = report.keyed(["a", "b"], ".1f", unit=10, default="-")
+  first, second = report.columns_of_keys(
+    ["a", "b"], ".1f", unit=10, default="-"
+  )
   assert (first, second) == (
     Column("a", "a", ".1f", 10, "-"), Column("b", "b", ".1f", 10, "-")
   )
   assert [c.text({"a": 25, "b": None}) for c in (first, second)] == ["2.5", "-"]
-  assert report.keyed("c") == [Column("c", "c")]
+  assert report.columns_of_keys("c") == [Column("c", "c")]
 
 
 def test_none_is_a_value_unless_there_is_a_default():
@@ -183,8 +185,10 @@ def test_none_is_a_value_unless_there_is_a_default():
   ((1.04, 0.96), "1.0"),
 ])
 def test_range_of_equal_texts_is_one_text(ends, text):
-  assert report.span(ends, "{:.1f}".format) == text
-  assert report.span(ends, "{:.1f}".format, "..") == text.replace(" to ", "..")
+  assert report.format_range(ends, "{:.1f}".format) == text
+  assert report.format_range(
+    ends, "{:.1f}".format, ".."
+  ) == text.replace(" to ", "..")
 
 
 @pytest.mark.parametrize(("text", "headings", "cells"), [
@@ -292,7 +296,7 @@ def test_paths_are_whole_in_files_and_folded_on_a_terminal(
 
 
 def test_first_column_is_aligned_left_and_others_right(capsys):
-  render.table("[b]t", ["a", "[i]"], [["x", "y"], ["long", "[/]"]])
+  render.print_table("[b]t", ["a", "[i]"], [["x", "y"], ["long", "[/]"]])
   assert capsys.readouterr().out.splitlines() == [
     "[b]t          ", "┏━━━━━━┳━━━━━┓", "┃ a    ┃ [i] ┃", "┡━━━━━━╇━━━━━┩",
     "│ x    │   y │", "│ long │ [/] │", "└──────┴─────┘",

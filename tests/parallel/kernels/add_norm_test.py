@@ -103,18 +103,18 @@ def test_sum_is_rounded_before_the_norm():
 def test_refusal_gives_the_reason():
   x = jax.ShapeDtypeStruct((8, 1 << 22), jnp.float32)
   empty = jax.ShapeDtypeStruct((8, 0), jnp.float32)
-  chosen = api.choice(x, empty, ("tpu", "gpu", "reference"))
+  chosen = api.select_kernel(x, empty, ("tpu", "gpu", "reference"))
   assert chosen.name == "reference"
   assert "do not fit" in chosen.refused["tpu"]
   assert "registers" in chosen.refused["gpu"]
   with pytest.raises(ValueError, match=r"can be used \(gpu: .* registers"):
-    api.choice(x, empty, "gpu")
+    api.select_kernel(x, empty, "gpu")
   with pytest.raises(ValueError, match="'cuda' must be 'auto' or"):
-    api.choice(x, empty, "cuda")
-  assert api.choice(x, empty).name == "reference"  # on a CPU
+    api.select_kernel(x, empty, "cuda")
+  assert api.select_kernel(x, empty).name == "reference"  # on a CPU
   half = jax.ShapeDtypeStruct((8, 20_000), jnp.float32)
   with pytest.raises(ValueError, match="width 40000 > 32768"):
-    api.choice(half, half, "gpu")
+    api.select_kernel(half, half, "gpu")
 
 
 def test_reference_equals_the_textbook_formula():
@@ -181,7 +181,7 @@ def test_limit_separates_supported_from_refused_operands(
 def test_programs_of_the_norm_have_512_channels_per_warp(widths, warps):
   parts = calls.spans([np.zeros((1, w)) for w in widths])
   assert parts == [(0, widths[0]), (widths[0], widths[-1])][: len(widths)]
-  params = gpu.params(parts, interpret=True)
+  params = gpu.pallas_options(parts, interpret=True)
   assert params["compiler_params"].num_warps == warps
   assert params["interpret"] is True
 
@@ -192,7 +192,7 @@ def test_programs_of_the_norm_have_512_channels_per_warp(widths, warps):
 ])
 def test_long_rows_have_fewer_warps(widths, warps):
   spans = calls.spans([np.zeros((1, w)) for w in widths])
-  params = gpu.params(spans, interpret=True, fewer=True)
+  params = gpu.pallas_options(spans, interpret=True, fewer=True)
   assert params["compiler_params"].num_warps == warps
 
 

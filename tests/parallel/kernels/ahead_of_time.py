@@ -12,7 +12,7 @@ from parallel.collectives import varying
 from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.codec import api as codec_api
 from parallel.kernels.codec import cases as codec_cases
-from parallel.kernels.codec.reference import Encoded, OuterStep
+from parallel.kernels.codec.reference import Encoded, OuterOptions
 from parallel.kernels.gather_rows import api as gather_rows
 from parallel.kernels.gather_rows import order as gather_order
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
@@ -123,7 +123,7 @@ def lowered_codec(op, case, target, implementation):
     ),
     "nesterov": (
       lambda p, s, w, x, v: codec_api.nesterov(
-        Encoded(p, s), x, v, codec, OuterStep(0.7, 0.9), w, **options,
+        Encoded(p, s), x, v, codec, OuterOptions(0.7, 0.9), w, **options,
       ),
       (payload, scales, weights, wide, wide),
     ),
@@ -155,12 +155,12 @@ def lowered_reduce_add_norm(case, target, implementation):
 def lowered_gather_rows(case, target, implementation):
   """Lowers a gather from a table in pinned host memory, if available."""
   mesh = mesh_of(target, 1)
-  chosen = gather_rows.choice(
+  chosen = gather_rows.select_kernel(
     case.rows, case.width, jnp.dtype("float32"), implementation
   )
   words = case.rows * gather_order.padded_width(case.width)
   shape = (
-    (-(-words // 2048), *gather_order.BLOCK) if implementation == "tpu"
+    (-(-words // 2048), *gather_order.DMA_BLOCK) if implementation == "tpu"
     else (case.rows * case.width,)
   )
   host = NamedSharding(mesh, P(), memory_kind="pinned_host")

@@ -13,11 +13,11 @@ from parallel.kernels import calls
 @pytest.mark.parametrize("fitting", [*range(1, 40), 1000])
 def test_blocks_are_whole_tiles_or_all_rows(fitting):
   """Mosaic accepts no other blocks, and a bfloat16 tile has 16 rows."""
-  row_bytes = calls.VMEM_BYTES // fitting
+  row_bytes = calls.MAX_BLOCK_VMEM_BYTES // fitting
   for num_rows in (1, 5, 8, 13, 15, 16, 20, 33, 64, 2000):
     rows = calls.rows_per_block(num_rows, row_bytes)
     assert rows in (0, num_rows) or rows % 16 == 0
-    assert rows * row_bytes <= calls.VMEM_BYTES
+    assert rows * row_bytes <= calls.MAX_BLOCK_VMEM_BYTES
     assert bool(rows) == (fitting >= min(16, num_rows))
 
 
@@ -28,7 +28,7 @@ def test_unchecked_call_varies_over_the_axes_of_its_operands():
   w = jnp.arange(3.0)[None]
 
   def body(x, w):
-    out = calls.unchecked(lambda x, w: jnp.cumsum(x * w, axis=-1), x, w)
+    out = calls.call_unchecked(lambda x, w: jnp.cumsum(x * w, axis=-1), x, w)
     return out, jax.lax.psum(out, "b")
 
   each, total = jax.jit(jax.shard_map(
@@ -43,12 +43,12 @@ def test_unchecked_call_varies_over_the_axes_of_its_operands():
 @pytest.mark.quick
 def test_rows_and_their_shapes():
   x, y, z = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 0)), jnp.ones((2, 3, 1))
-  assert calls.leading(x) == 6
+  assert calls.leading_size(x) == 6
   rows = calls.as_rows(x, z)
   assert [r.shape for r in rows] == [(6, 4), (6, 1)]
   back = calls.as_arrays(rows, (x, y, z))
   assert [r.shape for r in back] == [x.shape, y.shape, z.shape]
-  sends = calls.Sends("data", 3, 5, jnp.bfloat16)
+  sends = calls.KernelSends("data", 3, 5, jnp.bfloat16)
   assert sends.metadata == {
     "sends_over": "data", "messages": "3", "elements": "5", "dtype": "bfloat16"
   }

@@ -9,7 +9,7 @@ import pytest
 
 from parallel.kernels.codec import api, gpu, threefry, tpu
 from parallel.kernels.codec.cases import CASES
-from parallel.kernels.codec.reference import Codec, OuterStep
+from parallel.kernels.codec.reference import Codec, OuterOptions
 from tests.parallel.kernels.compare import KERNELS
 from tests.parallel.kernels.limits import assert_limit, limits
 
@@ -45,7 +45,7 @@ def run(operands, key, weights, case, implementation):
   near = {
     "left": left,
     "nesterov": api.nesterov(
-      many, anchor.astype(jnp.float32), momentum, codec, OuterStep(0.7, 0.9),
+      many, anchor.astype(jnp.float32), momentum, codec, OuterOptions(0.7, 0.9),
       weights, **options,
     ),
   }
@@ -123,16 +123,18 @@ def test_random_draws_equal_those_of_jax():
    (Codec("int8", 1 << 20), "do not fit")],
 )
 def test_refusal_gives_the_reason(codec, reason):
-  chosen = api.choice((4096,), codec, ("tpu", "reference"))
+  chosen = api.select_kernel((4096,), codec, ("tpu", "reference"))
   assert chosen.name == "reference"
   assert reason in chosen.refused["tpu"]
   # Four float32 arrays of 128 blocks, and the codes of one sender, twice.
   widest = Codec("int8", 1920)
-  assert api.choice((4096,), widest, ("tpu", "reference")).name == "tpu"
-  two = api.choice((4096,), widest, ("tpu", "reference"), senders=2)
+  assert api.select_kernel((4096,), widest, ("tpu", "reference")).name == "tpu"
+  two = api.select_kernel((4096,), widest, ("tpu", "reference"), senders=2)
   assert "2 x 128 blocks of 1920 do not fit 8 MB" in two.refused["tpu"]
   key = jax.random.key(0, impl="rbg")
-  chosen = api.choice((512,), Codec("int8"), ("tpu", "reference"), key=key)
+  chosen = api.select_kernel(
+    (512,), Codec("int8"), ("tpu", "reference"), key=key
+  )
   assert "rbg" in chosen.refused["tpu"]
 
 
@@ -200,4 +202,4 @@ def test_grid_steps_of_the_codec_have_a_power_of_two_of_groups(
   rows, arrays, groups
 ):
   """In 8 MiB, 256 channels: 4 arrays of 128 rows, twice, take 1.1 MB."""
-  assert tpu._groups(Codec("int8"), rows, 1, arrays) == groups
+  assert tpu._groups_per_step(Codec("int8"), rows, 1, arrays) == groups

@@ -273,13 +273,13 @@ def test_floats_are_rounded_to_even_at_23_bits():
   bits = np.arange(0x3F800000, 0x3F800010, dtype="u4")
   x = np.concatenate([bits, bits | 1 << 31]).view("f4")
   wanted = jax.jit(lambda x: jax.lax.reduce_precision(x, 8, 22))(x)
-  np.testing.assert_array_equal(jax.jit(reference.to_23_bits)(x), wanted)
+  np.testing.assert_array_equal(jax.jit(reference.round_to_23_bits)(x), wanted)
   assert len({*np.asarray(wanted).tolist()}) == 16 + 2
 
 
 def test_rounding_to_23_bits_keeps_nan():
   """Includes the NaN of all ones, which GPUs produce."""
   bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F7FFFFF], "u4")
-  found = np.asarray(reference.to_23_bits(bits.view("f4")))
+  found = np.asarray(reference.round_to_23_bits(bits.view("f4")))
   assert np.isnan(found[:3]).all()
   assert found[3] == np.inf

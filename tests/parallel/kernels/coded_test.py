@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from parallel.kernels.calls import compiles_loops
-from parallel.kernels.coded import Coded
+from parallel.kernels.coded import CodedMatrix
 from tests.parallel.kernels.compare import assert_close
 
 pytestmark = pytest.mark.skipif(not compiles_loops(), reason="needs numba")
@@ -19,7 +19,7 @@ def test_product_reads_codes(rows, channels, features):
   """Features that neither pieces nor blocks divide."""
   x = jax.random.normal(jax.random.key(0), (*rows, channels))
   w = jax.random.normal(jax.random.key(1), (1, channels, features))
-  coded = Coded.encode(w, "float32")
+  coded = CodedMatrix.encode(w, "float32")
   product = jax.jit(lambda x, coded: coded.product(x))
   program = product.lower(x, coded).as_text()
   assert "coded_product" in program
@@ -32,7 +32,7 @@ def test_product_reads_codes(rows, channels, features):
 ])
 def test_other_products_decode(rows, dtype, channels):
   x = jnp.ones((rows, channels), dtype)
-  coded = Coded.encode(jnp.full((1, channels, 140), 127.0), dtype)
+  coded = CodedMatrix.encode(jnp.full((1, channels, 140), 127.0), dtype)
   product = jax.jit(lambda x, coded: coded.product(x))
   assert "coded_product" not in product.lower(x, coded).as_text()
   assert (product(x, coded) == 127 * channels).all()
@@ -41,6 +41,6 @@ def test_other_products_decode(rows, dtype, channels):
 def test_rows_of_replicas_read_the_same_codes():
   x = jax.random.normal(jax.random.key(0), (3, 2, 2048))
   w = jax.random.normal(jax.random.key(1), (1, 2048, 140))
-  coded = Coded.encode(w, "float32")
+  coded = CodedMatrix.encode(w, "float32")
   found = jax.vmap(coded.product)(x)
   assert_close(found, x @ coded.decode()[0], "float32", 16)

@@ -18,9 +18,9 @@ def test_nearest_measured_share_decides_between_kernel_and_reference(
     (1.0, False), (0.99, True), (0.5, True), (0.4, True), (0.35, False),
     (0.25, False), (0.1, False),
   ):
-    assert evidence.helps("chip", "op", p) == found
+    assert evidence.is_step_faster("chip", "op", p) == found
   monkeypatch.setitem(evidence.STEP_WITH_KERNEL, ("chip", "op"), {0.5: 1.2})
-  assert evidence.helps("chip", "op", 1.0)
-  assert not evidence.helps("chip", "op", 0.1)
-  assert evidence.helps("other chip", "op", 0.5)
-  assert evidence.helps("chip", "other op", 0.5)
+  assert evidence.is_step_faster("chip", "op", 1.0)
+  assert not evidence.is_step_faster("chip", "op", 0.1)
+  assert evidence.is_step_faster("other chip", "op", 0.5)
+  assert evidence.is_step_faster("chip", "other op", 0.5)

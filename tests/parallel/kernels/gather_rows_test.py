@@ -22,12 +22,12 @@ def test_kernel_equals_the_reference(kernel, name):
   rows = rng.normal(size=(case.rows, case.width)).astype("f4")
   ids = rng.integers(0, case.rows, case.ids).astype("i4")
   ids[:2] = 0, case.rows - 1
-  chosen = api.choice(case.rows, case.width, rows.dtype, kernel)
+  chosen = api.select_kernel(case.rows, case.width, rows.dtype, kernel)
   there = SingleDeviceSharding(
     jax.devices()[0],
     memory_kind="pinned_host" if kernel in ("gpu", "tpu") else None,
   )
-  stored = jax.device_put(order.stored(rows, chosen.kind), there)
+  stored = jax.device_put(order.lay_out_table(rows, chosen.kind), there)
   found = api.gather_rows(stored, jnp.asarray(ids), case.width, chosen)
   np.testing.assert_array_equal(found, rows[ids])
 
@@ -38,7 +38,7 @@ def test_copies_are_split_into_grid_steps(monkeypatch, width):
   monkeypatch.setattr(tpu, "_COPIES", 4)
   rows = np.random.default_rng(0).normal(size=(37, width)).astype("f4")
   ids = np.array([36, 0, 7, 7, 20, 35], "i4")
-  stored = jnp.asarray(order.stored(rows, "tpu"))
+  stored = jnp.asarray(order.lay_out_table(rows, "tpu"))
   found = tpu.gather(stored, jnp.asarray(ids), width, interpret=True)
   np.testing.assert_array_equal(found, rows[ids])
 
@@ -46,7 +46,7 @@ def test_copies_are_split_into_grid_steps(monkeypatch, width):
 def test_table_that_is_a_multiple_of_blocks_is_not_copied():
   rows = np.zeros((32, 128), "f4")
   for kind in ("tpu", "gpu", "reference"):
-    assert np.shares_memory(order.stored(rows, kind), rows)
+    assert np.shares_memory(order.lay_out_table(rows, kind), rows)
 
 
 def test_gpu_program_reads_the_table_from_pinned_memory():
@@ -54,7 +54,7 @@ def test_gpu_program_reads_the_table_from_pinned_memory():
   mesh = jax.make_mesh(
     (1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)
   )
-  chosen = api.choice(1000, 100, np.dtype("f4"), "gpu")
+  chosen = api.select_kernel(1000, 100, np.dtype("f4"), "gpu")
   host = NamedSharding(mesh, P(), memory_kind="pinned_host")
   each = NamedSharding(mesh, P("d"))
   program = jax.jit(
@@ -81,8 +81,8 @@ def test_unsupported_tables_are_refused():
     ("gpu", 2**27, "f4", "134217728 x 16 elements: places are int32"),
   ):
     with pytest.raises(ValueError, match=why):
-      api.choice(rows, 16, np.dtype(dtype), kernel)
-    chosen = api.choice(rows, 16, np.dtype(dtype), (kernel, "reference"))
+      api.select_kernel(rows, 16, np.dtype(dtype), kernel)
+    chosen = api.select_kernel(rows, 16, np.dtype(dtype), (kernel, "reference"))
     assert chosen.name == "reference"
     assert why in chosen.refused[kernel]
 
@@ -106,8 +106,8 @@ def test_rows_are_padded_to_divisors_or_multiples_of_a_block(
   width, padded, waste
 ):
   assert order.padded_width(width) == padded
-  assert order.waste(width, "tpu") == pytest.approx(waste)
-  assert order.waste(width, "gpu") == 1
+  assert order.read_amplification(width, "tpu") == pytest.approx(waste)
+  assert order.read_amplification(width, "gpu") == 1
   blocks = -(-3 * padded // 2048)
   assert order.stored_shape(3, width, "tpu") == (blocks, 8, 256)
   assert order.stored_shape(3, width, "gpu") == (3 * width,)

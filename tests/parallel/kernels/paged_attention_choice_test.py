@@ -95,7 +95,7 @@ def test_limit_separates_supported_from_refused_operands(
 
 def chosen(case, name, platform, **options):
   names = selection.preference("auto", platform, api.KERNELS)
-  return api.choice(
+  return api.select_kernel(
     *case.types(name)[:3], window=case.window, implementation=names, **options
   )
 
@@ -145,12 +145,12 @@ def test_refusals_name_a_supported_alternative():
     "jax_gpu_paged"
   ]
   with pytest.raises(ValueError, match="page_size 64: a multiple of 128, so"):
-    api.choice(
+    api.select_kernel(
       *case._replace(stored="int8", page_size=64).types("packed")[:3],
       implementation="tpu",
     )
   with pytest.raises(ValueError, match=r"'mosaic' must be 'auto' or .*_ragged"):
-    api.choice(*case.types("heads")[:3], implementation="mosaic")
+    api.select_kernel(*case.types("heads")[:3], implementation="mosaic")
   with pytest.raises(ValueError, match="order 'rows' must be one of heads"):
     order.shapes("rows", 1, 16, 1, 64, "float32")
   with pytest.raises(ValueError, match=r"page_size=3 must be a multiple of 2"):
@@ -177,7 +177,7 @@ def test_page_order_suits_the_platform_kernels(platform, changes, expected):
     "dtype": jnp.bfloat16, "stored": jnp.bfloat16, "finite": True,
   } | changes
   mapped = options.pop("mapped", False)
-  names = api.preferred(platform, mapped)
+  names = api.preferred_kernels(platform, mapped)
   assert api.best_order(names, **options) == expected
 
 
@@ -193,4 +193,4 @@ def test_all_jax_kernels_are_known():
   (12, 12, True, 4), (7, 6, False, 1), (8, 0, False, 1), (8, 8, True, 8),
 ])
 def test_largest_divisor(n, most, powers, found):
-  assert library._divisor(n, most, powers) == found
+  assert library._largest_divisor(n, most, powers) == found

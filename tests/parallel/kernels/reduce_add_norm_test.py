@@ -101,7 +101,7 @@ def test_invalid_blocks_are_refused():
     )
   x = jax.ShapeDtypeStruct((8, 20_000), jnp.float32)
   partial = jax.ShapeDtypeStruct((8, 8, 20_000), jnp.float32)
-  chosen = api.choice(x, x, partial, None, ("tpu", "gpu", "reference"))
+  chosen = api.select_kernel(x, x, partial, None, ("tpu", "gpu", "reference"))
   assert "8 x 20000 + 20000 channels" in chosen.refused["tpu"]
   # All channels must fit the backward pass.
   assert "40000 > 32768: a row must fit the registers" in chosen.refused["gpu"]

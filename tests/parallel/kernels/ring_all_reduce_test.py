@@ -133,11 +133,11 @@ def test_leading_dims_are_rows():
 def test_refusals_give_the_reason():
   x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
   names = ("tpu", "gpu", "reference")
-  assert api.choice(x, x, 2, names).name == "tpu"
-  assert "multiple of 80" in api.choice(x, x, 5, names).refused["tpu"]
-  assert "one device" in api.choice(x, x, 1, names).refused["tpu"]
+  assert api.select_kernel(x, x, 2, names).name == "tpu"
+  assert "multiple of 80" in api.select_kernel(x, x, 5, names).refused["tpu"]
+  assert "one device" in api.select_kernel(x, x, 1, names).refused["tpu"]
   wide = jax.ShapeDtypeStruct((32, 9830), jnp.float32)
-  assert "width 19660" in api.choice(wide, wide, 2, names).refused["tpu"]
+  assert "width 19660" in api.select_kernel(wide, wide, 2, names).refused["tpu"]
 
 
 @pytest.mark.quick

@@ -71,8 +71,10 @@ def test_invalid_tables_are_refused(place, value, message):
 def test_refusals_give_the_reason():
   x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
   names = ("tpu", "reference")
-  assert api.choice(x, cases.ring(4), names).name == "tpu"
-  assert "multiple of 40" in api.choice(x, cases.ring(5), names).refused["tpu"]
+  assert api.select_kernel(x, cases.ring(4), names).name == "tpu"
+  assert "multiple of 40" in api.select_kernel(
+    x, cases.ring(5), names
+  ).refused["tpu"]
 
 
 @pytest.mark.parametrize(("table", "sent"), [
@@ -102,7 +104,7 @@ def test_buffer_grants_go_to_the_next_sender(name):
   """Two grants at the start, one per message except the last two, in order."""
   table = cases.CASES[name]
   sender_of = reference.senders(table)
-  whole, first = tpu.extended(table)
+  whole, first = tpu.add_handshake_columns(table)
   for device in range(table.shape[1]):
     turns = np.flatnonzero(sender_of[:, device] >= 0)
     granted = [*first[:, device], *whole[turns, device, -1]]

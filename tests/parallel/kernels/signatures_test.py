@@ -9,7 +9,7 @@ import pytest
 
 from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.codec import api as codec
-from parallel.kernels.codec.reference import Codec, OuterStep
+from parallel.kernels.codec.reference import Codec, OuterOptions
 from parallel.kernels.gather_rows import api as gather_rows
 from parallel.kernels.paged_attention import api as paged_attention
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
@@ -20,7 +20,7 @@ KERNELS = {
   reduce_add_norm: reduce_add_norm.KERNELS,
   codec: codec.KERNELS,
   gather_rows: gather_rows.KERNELS,
-  paged_attention: paged_attention.OWN,
+  paged_attention: paged_attention.OWN_KERNELS,
 }
 ROWS = [
   (api, name, platform)
@@ -90,7 +90,7 @@ def test_the_named_implementation_runs():
     codec.encode: (x, int8), codec.encode_delta: (x, x, int8),
     codec.mean: (many, 256, int8), codec.total: (many, 256, int8),
     codec.decode: (codes, 256, int8),
-    codec.nesterov: (many, x, x, int8, OuterStep(0.7, 0.9)),
+    codec.nesterov: (many, x, x, int8, OuterOptions(0.7, 0.9)),
   }
   names = {"tpu_interpret": 1, "gpu_interpret": 1, "reference": 0}
   for function, operands in calls.items():

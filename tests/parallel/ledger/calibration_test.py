@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallel.ledger import calibration, link_times, profiles, reading
-from parallel.ledger.calibration import InstructionWork, Message
+from parallel.ledger.calibration import CollectiveSample, InstructionWork
 from parallel.ledger.overlap import ScheduledProgram
 from parallel.ledger.profiles import Interval
 from parallel.plans.hardware import devices
@@ -50,7 +50,7 @@ def cluster(rate=2e11, bandwidth=5e9, overhead_s=0.0):
   for pair in ((0, 1), (1, 0), (2, 3), (3, 2)):
     per_s[pair], latency_s[pair] = 1e9, 1e-4
   return LinkMatrix(
-    "true", devices.measured(
+    "true", devices.make_measured_device(
       "d", {"float32": rate}, 10**9, bandwidth, "test", overhead_s
     ),
     (0,) * 4, per_s, latency_s, "test", "measured",
@@ -61,7 +61,7 @@ def events_of(program, links, steps=3, rest_s=0.0):
   """Events in which every instruction takes the time of the model."""
   scheduled = ScheduledProgram(
     program.module, program.mesh, links.device,
-    link_times.seconds(links, program.mesh),
+    link_times.build_time_model(links, program.mesh),
   )
   found = {}
   for device in range(4):
@@ -84,7 +84,7 @@ def events_of(program, links, steps=3, rest_s=0.0):
 
 def test_rates_that_made_the_events_are_found():
   program, links = reading.read(TEXT, mesh=MESH), cluster(overhead_s=1e-5)
-  observed = calibration.observe(program, events_of(program, links))
+  observed = calibration.join_profile(program, events_of(program, links))
   assert (observed.steps, len(observed.work), len(observed.messages)) == (
     3, 4, 4
   )
@@ -110,8 +110,8 @@ def test_rates_that_made_the_events_are_found():
 
 def test_link_has_the_rates_of_the_smallest_group_that_contains_it():
   program, links = reading.read(TEXT, mesh=MESH), cluster()
-  observed = calibration.observe(program, events_of(program, links))
-  everywhere = Message("all", ((0, 1, 2, 3),), 6, 1e3, 1.0, 1)
+  observed = calibration.join_profile(program, events_of(program, links))
+  everywhere = CollectiveSample("all", ((0, 1, 2, 3),), 6, 1e3, 1.0, 1)
   more = dataclasses.replace(
     observed, messages=(everywhere, *observed.messages),
     step_s=observed.step_s + 1.0,
@@ -124,21 +124,21 @@ def test_link_has_the_rates_of_the_smallest_group_that_contains_it():
 def test_rest_of_a_step_is_spread_over_compute():
   """The predicted step is the measured one; rates keep their ratio."""
   program, links = reading.read(TEXT, mesh=MESH), cluster()
-  observed = calibration.observe(program, events_of(program, links))
+  observed = calibration.join_profile(program, events_of(program, links))
   compute_s = sum(w.seconds * w.count for w in observed.work)
   slower = dataclasses.replace(observed, step_s=observed.step_s + compute_s)
   found, _ = calibration.calibrate([slower], "c", 10**9)
   assert found.device.peak("float32") == pytest.approx(1e11, rel=1e-6)
   assert found.device.memory_bandwidth == pytest.approx(2.5e9, rel=1e-6)
-  assert sum(calibration._parts(program, found)) == (
+  assert sum(calibration._compute_and_exposed_s(program, found)) == (
     pytest.approx(slower.step_s)
   )
 
 
 def test_time_between_the_runs_belongs_to_the_step():
   program, links = reading.read(TEXT, mesh=MESH), cluster()
-  alone = calibration.observe(program, events_of(program, links))
-  apart = calibration.observe(program, events_of(program, links, 3, 1e-3))
+  alone = calibration.join_profile(program, events_of(program, links))
+  apart = calibration.join_profile(program, events_of(program, links, 3, 1e-3))
   assert apart.step_s - alone.step_s == pytest.approx(1e-3 * 2 / 3)
 
 
@@ -146,7 +146,7 @@ def test_incomplete_run_of_a_program_is_not_counted():
   program, links = reading.read(TEXT, mesh=MESH), cluster()
   events = events_of(program, links)
   events["0"]["product"] *= 2
-  assert calibration.observe(program, events).steps == 3
+  assert calibration.join_profile(program, events).steps == 3
 
 
 def test_totals_of_rates_and_links_are_the_measured_ones():
@@ -155,29 +155,29 @@ def test_totals_of_rates_and_links_are_the_measured_ones():
     InstructionWork(rng.choice([0, 1e9]) * x, 1e6 * y, s, c)
     for x, y, s, c in rng.uniform(0.5, 2, (40, 4))
   ]
-  fitted = calibration.rates(work)
+  fitted = calibration.fit_rates(work)
   assert sum(fitted.seconds(w) * w.count for w in work) == (
     pytest.approx(sum(w.seconds * w.count for w in work))
   )
   messages = [
-    Message("a", ((0, 1),), int(rng.integers(1, 7)), 1e3 * x, s, c)
+    CollectiveSample("a", ((0, 1),), int(rng.integers(1, 7)), 1e3 * x, s, c)
     for x, s, c in rng.uniform(0.5, 2, (20, 3))
   ]
   for some in (messages, messages[:1]):  # one size: no latency
-    latency_s, bandwidth = calibration.link(some)
+    latency_s, bandwidth = calibration.fit_link(some)
     assert sum(
       m.count * (m.hops * latency_s + m.bytes / bandwidth) for m in some
     ) == pytest.approx(sum(m.count * m.seconds for m in some))
   assert latency_s == 0
   exact = [m._replace(seconds=m.hops * 3e-4 + m.bytes / 2e8) for m in messages]
-  assert calibration.link(exact) == pytest.approx((3e-4, 2e8))
+  assert calibration.fit_link(exact) == pytest.approx((3e-4, 2e8))
 
 
 def test_profile_without_products_or_events_is_refused():
   with pytest.raises(ValueError, match="both matrix products and other"):
-    calibration.rates([InstructionWork(0.0, 1.0, 1.0, 1)])
+    calibration.fit_rates([InstructionWork(0.0, 1.0, 1.0, 1)])
   with pytest.raises(ValueError, match="no events of the program jit_step"):
-    calibration.observe(reading.read(TEXT, mesh=MESH), {})
+    calibration.join_profile(reading.read(TEXT, mesh=MESH), {})
 
 
 def test_step_of_a_real_profile_is_the_predicted_one(tmp_path):
@@ -196,11 +196,11 @@ def test_step_of_a_real_profile_is_the_predicted_one(tmp_path):
     for _ in range(5):
       jax.block_until_ready(program(x))
   read = reading.read(program, mesh=mesh)
-  (found,) = profiles.events(tmp_path)[read.module.name]
-  observed = calibration.observe(read, found)
+  (found,) = profiles.read_events(tmp_path)[read.module.name]
+  observed = calibration.join_profile(read, found)
   assert (observed.steps, read.mesh.size) == (5, 4)
   links, _ = calibration.calibrate([observed], "cpu", 10**9)
-  assert sum(calibration._parts(read, links)) == (
+  assert sum(calibration._compute_and_exposed_s(read, links)) == (
     pytest.approx(observed.step_s, rel=1e-6)
   )
 
@@ -224,7 +224,7 @@ def test_rates_minimise_squared_errors_over_measured_seconds():
     scale = np.sum(count * model) / np.sum(count * model**2 / seconds)
     return np.sum(count * (scale * model - seconds) ** 2 / seconds)
 
-  found = calibration.rates(work)
+  found = calibration.fit_rates(work)
   for place in range(3):
     for factor in (0.97, 1.03):
       other = list(found)
@@ -261,7 +261,7 @@ rhs_contracting_dims={0}
 
 def test_executions_in_a_loop_and_idle_time_are_counted():
   program, links = reading.read(LOOP, mesh=MESH), cluster(overhead_s=1e-5)
-  observed = calibration.observe(program, events_of(program, links))
+  observed = calibration.join_profile(program, events_of(program, links))
   assert observed.dtype == "float32"  # that of most FLOPs
   counts = [(m.bytes, m.count) for m in observed.messages]
   assert sorted(c for size, c in counts if size == 16000) == [1, 1, 3]
@@ -285,9 +285,11 @@ def test_executions_in_a_loop_and_idle_time_are_counted():
 def test_residuals_are_medians_of_relative_errors():
   """One sample of three is off; groups of four have six hops."""
   program, links = reading.read(TEXT, mesh=MESH), cluster()
-  observed = calibration.observe(program, events_of(program, links))
+  observed = calibration.join_profile(program, events_of(program, links))
   messages = tuple(
-    Message("all", ((0, 1, 2, 3),), 6, size, 6e-4 + size / 1e8 * off, 2)
+    CollectiveSample(
+      "all", ((0, 1, 2, 3),), 6, size, 6e-4 + size / 1e8 * off, 2
+    )
     for size, off in ((1e5, 1.0), (2e5, 1.5), (4e5, 1.0))
   )
   step_s = observed.step_s * 2
@@ -309,5 +311,5 @@ def test_residuals_are_medians_of_relative_errors():
   assert row["residual"] == pytest.approx(sorted(errors)[1])
   assert np.mean(errors) != pytest.approx(sorted(errors)[1])
   # The step with links that are slower than its own.
-  predicted_s = sum(calibration._parts(program, found))
+  predicted_s = sum(calibration._compute_and_exposed_s(program, found))
   assert rows[-1]["residual"] == pytest.approx(abs(predicted_s / step_s - 1))

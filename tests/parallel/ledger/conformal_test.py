@@ -90,14 +90,19 @@ PROGRAMS = st.lists(
 
 @given(PROGRAMS, st.integers(-9, 9))
 def test_family_contains_its_programs_and_nothing_beyond(programs, ranks):
-  family = conformal.family(programs)
-  assert all(conformal.outside(family, p) == [] for p in programs)
+  family = conformal.values_by_key(programs)
+  assert all(conformal.find_extrapolations(family, p) == [] for p in programs)
   seen = [p["ranks"] for p in programs]
-  inside = conformal.outside(family, programs[0] | {"ranks": ranks}) == []
+  inside = conformal.find_extrapolations(
+    family, programs[0] | {"ranks": ranks}
+  ) == []
   assert inside == (min(seen) <= ranks <= max(seen))
-  assert len(conformal.outside(family, {"ranks": 99, "scheme": "zero9"})) == 2
-  assert len(conformal.outside(family, {})) == 2  # keys that it does not have
-  assert conformal.outside({}, programs[0]) != []
+  assert len(
+    conformal.find_extrapolations(family, {"ranks": 99, "scheme": "zero9"})
+  ) == 2
+  # keys that it does not have
+  assert len(conformal.find_extrapolations(family, {})) == 2
+  assert conformal.find_extrapolations({}, programs[0]) != []
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3, -0.3])

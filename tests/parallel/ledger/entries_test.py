@@ -73,18 +73,22 @@ def test_ring_bytes_are_multiples_of_the_operand(kind, times):
 
 def test_shares_are_listed_from_the_outermost_scope():
   half, third = fractions.Fraction(1, 2), fractions.Fraction(1, 3)
-  assert entries.shares("a/runs_1_of_2/b/runs_2_of_6") == [half, third]
-  assert entries.shares("overruns_1_of_2/runs_1_of") == []
+  assert entries.branch_run_shares(
+    "a/runs_1_of_2/b/runs_2_of_6"
+  ) == [half, third]
+  assert entries.branch_run_shares("overruns_1_of_2/runs_1_of") == []
 
 
 def test_branches_are_alike_up_to_order_and_scopes():
   other = dataclasses.replace(BASE, kind="permute")
   elsewhere = dataclasses.replace(BASE, where="head")
-  assert entries.alike([[BASE, other], [other, elsewhere]])
-  assert not entries.alike([[BASE, other], [BASE]])
-  assert not entries.alike([[BASE], [BASE], [other]])
+  assert entries.branches_are_equal([[BASE, other], [other, elsewhere]])
+  assert not entries.branches_are_equal([[BASE, other], [BASE]])
+  assert not entries.branches_are_equal([[BASE], [BASE], [other]])
   # Multisets: the number of equal collectives matters.
-  assert not entries.alike([[BASE, BASE, other], [BASE, other, other]])
+  assert not entries.branches_are_equal(
+    [[BASE, BASE, other], [BASE, other, other]]
+  )
 
 
 def test_total_memory_is_the_sum_of_its_parts():

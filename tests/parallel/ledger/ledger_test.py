@@ -486,4 +486,4 @@ def test_kernel_declares_its_messages():
    ("backward", False, "phase_backward/b")),
 ])
 def test_phase_follows_from_the_name_stack(path, expected):
-  assert ledger.place(path) == expected
+  assert ledger.parse_name_stack(path) == expected

@@ -12,7 +12,7 @@ from parallel.plans.hardware import devices
 from parallel.plans.hardware.link_matrix import LinkMatrix
 
 MESH = AbstractMesh((2, 2, 2), ("data", "stage", "tensor"))
-DEVICE = devices.measured("d", {"float32": 1e9}, 10**9, 1e9, "test")
+DEVICE = devices.make_measured_device("d", {"float32": 1e9}, 10**9, 1e9, "test")
 
 
 def entry(kind, axes, elements=1000):
@@ -46,14 +46,14 @@ def test_groups_are_the_devices_along_the_axes():
   ("permute", ("stage",), 1, 4000),
 ])
 def test_time_is_that_of_the_hops_and_bytes_of_a_ring(kind, axes, hops, size):
-  seconds = link_times.seconds(cluster(), MESH)(entry(kind, axes))
+  seconds = link_times.build_time_model(cluster(), MESH)(entry(kind, axes))
   assert seconds == pytest.approx(hops * 1e-3 + size / 1e6)
 
 
 def test_group_that_no_axes_describe_may_have_all_devices():
   """The network between TPU slices is no axis; its groups may be unknown."""
   of_all = entry("all_reduce", MESH.axis_names)
-  seconds = link_times.seconds(cluster(), MESH)
+  seconds = link_times.build_time_model(cluster(), MESH)
   for axes, size in (((), None), (("slices",), None), (("slices",), 8)):
     found = dataclasses.replace(of_all, axes=axes, group_size=size)
     assert seconds(found) == seconds(of_all) > 0
@@ -63,7 +63,7 @@ def test_slowest_link_between_neighbours_counts():
   links = cluster()
   links.bandwidth[6, 4] = 1e5  # in a group along the stages
   links.bandwidth[0, 7] = 1e3  # in no group of one axis
-  seconds = link_times.seconds(links, MESH)
+  seconds = link_times.build_time_model(links, MESH)
   assert seconds(entry("permute", ("stage",))) == pytest.approx(1e-3 + 4e-2)
   assert seconds(entry("permute", ("tensor",))) == pytest.approx(1e-3 + 4e-3)
   assert seconds(entry("all_reduce", ("stage",), 0)) == 0
@@ -73,11 +73,15 @@ def test_devices_of_a_ring_send_to_the_next_one():
   links = cluster()
   links.bandwidth[0, 5] = 1e3  # the ring is 0 -> 1 -> 4 -> 5 -> 0
   gather = entry("all_gather", ("data", "tensor"))
-  assert link_times.seconds(links, MESH)(gather) == pytest.approx(0.015)
+  assert link_times.build_time_model(links, MESH)(gather) == pytest.approx(
+    0.015
+  )
   links.bandwidth[5, 0] = 1e5
-  assert link_times.seconds(links, MESH)(gather) == pytest.approx(0.123)
+  assert link_times.build_time_model(links, MESH)(gather) == pytest.approx(
+    0.123
+  )
 
 
 def test_cluster_with_fewer_devices_is_refused():
   with pytest.raises(ValueError, match="'c' has 4 devices, fewer than the 8"):
-    link_times.seconds(cluster(n=4), MESH)
+    link_times.build_time_model(cluster(n=4), MESH)

@@ -51,7 +51,7 @@ def test_compute_between_start_and_done_hides_the_transfer():
   assert first.overlapped.seconds == pytest.approx(product, rel=1e-3)
   assert first.hidden == pytest.approx(0.25, rel=1e-3)
   assert last.hidden == 0
-  (row,) = overlap.by_axis([first, last]).values()
+  (row,) = overlap.sum_by_axes([first, last]).values()
   assert row["bytes"] == 8000
   assert row["asynchronous"] == 4000
   assert row["hidden"] == pytest.approx(1000, rel=1e-3)
@@ -129,8 +129,8 @@ def test_transfers_of_unknown_count_are_reported_separately():
     (reduction(("a",), 8),), 2, False, 1.0, roofline.Cost(), 0.0, ()
   )
   unknown = dataclasses.replace(known, count=None)
-  (row,) = overlap.by_axis([known, unknown]).values()
-  (alone,) = overlap.by_axis([unknown]).values()
+  (row,) = overlap.sum_by_axes([known, unknown]).values()
+  (alone,) = overlap.sum_by_axes([unknown]).values()
   assert (row["bytes"], row["exposed_seconds"]) == (8000, 2)
   assert (alone["bytes"], alone["exposed_seconds"]) == (0, 0)
   for found in (row, alone):
@@ -376,7 +376,7 @@ def test_torus_uses_every_dimension_that_a_group_spans(axes, links):
     chips[place] = Chip(place)
   hardware = DEVICES["v5p"]
   target = Target("t", tuple(chips.ravel()), hardware, ())
-  seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y", "z")))
+  seconds = overlap.build_wire_time_model(target, Grid(chips, ("x", "y", "z")))
   n = math.prod(chips.shape["xyz".index(a)] for a in axes)
   entry = reduction(axes, n)
   expected = 2 * (n - 1) / n * 4000 / (links * hardware.link.bandwidth)
@@ -390,7 +390,9 @@ def test_cores_of_a_chip_use_at_least_one_link():
     cores[x, y, core] = Chip((x, y))
   hardware = DEVICES["v5e"]
   target = Target("t", tuple(cores.ravel()), hardware, ())
-  seconds = overlap.wire_seconds(target, Grid(cores, ("x", "y", "core")))
+  seconds = overlap.build_wire_time_model(
+    target, Grid(cores, ("x", "y", "core"))
+  )
   for axes, n, links in ((("core",), 2, 1), (("x", "core"), 4, 1),
                          (("x", "y"), 4, 2), ((), 4, 2)):
     expected = 2 * (n - 1) / n * 4000 / (links * hardware.link.bandwidth)
@@ -403,7 +405,7 @@ def test_slowest_link_between_nodes_determines_the_time():
   levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow))
   target = Target("t", tuple(range(8)), hardware, levels)
   grid = Grid(np.arange(8).reshape(2, 4), ("data", "tensor"))
-  seconds = overlap.wire_seconds(target, grid)
+  seconds = overlap.build_wire_time_model(target, grid)
   inside, across = reduction(("tensor",), 4), reduction(("data",), 2)
   assert seconds(inside) == pytest.approx(1.5 * 4000 / 450e9)
   assert seconds(across) == pytest.approx(4000 / 1e9)
@@ -478,7 +480,7 @@ def test_plane_closes_into_a_ring_at_16_chips(
     chips[place] = Chip(place)
   hardware = DEVICES[generation]
   target = Target("t", tuple(chips.ravel()), hardware, ())
-  seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y")))
+  seconds = overlap.build_wire_time_model(target, Grid(chips, ("x", "y")))
   expected = 2 * (size - 1) / size * 4000 / (links * hardware.link.bandwidth)
   assert seconds(reduction(("x",), size)) == pytest.approx(expected)
 
@@ -490,7 +492,7 @@ def test_shared_links_and_arbitrary_groups_take_longer():
   levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow, 0.5))
   target = Target("t", tuple(range(8)), hardware, levels)
   grid = Grid(np.arange(8).reshape(2, 4), ("data", "tensor"))
-  seconds = overlap.wire_seconds(target, grid)
+  seconds = overlap.build_wire_time_model(target, grid)
   # Groups that no set of axes describes may cross nodes.
   for axes in (("data",), ()):
     assert seconds(reduction(axes, 2)) == pytest.approx(4000 / 0.5e9)
@@ -512,13 +514,13 @@ def node(name, *sizes):
 
 
 def test_latency_within_a_node_is_the_measured_one():
-  span = latency.seconds(*node("h200", 8, 2))
+  span = latency.build_time_model(*node("h200", 8, 2))
   entry = reduction(("tensor",), 8)
-  known = collective_times.between(NVLINK_4, 8)
+  known = collective_times.times_between_gpus(NVLINK_4, 8)
   assert span(entry) == known.all_reduce(4000)
   nothing = dataclasses.replace(entry, shape=(0,))
   assert span(nothing) == (0, 0)
-  assert overlap.wire_seconds(*node("h200", 8, 2))(nothing) == 0
+  assert overlap.build_wire_time_model(*node("h200", 8, 2))(nothing) == 0
   # An all-gather's result is eight times each rank's operand.
   gather = dataclasses.replace(entry, kind="all_gather")
   whole = known.all_reduce(8 * 4000)
@@ -533,7 +535,10 @@ def test_latency_within_a_node_is_the_measured_one():
 
 def test_latency_is_at_least_the_transfer_time():
   target, grid = node("a100-pcie", 8, 1)
-  wire, span = overlap.wire_seconds(target, grid), latency.seconds(target, grid)
+  wire, span = (
+    overlap.build_wire_time_model(target, grid),
+    latency.build_time_model(target, grid),
+  )
   for rows in (1, 1000, 10**6):
     entry = dataclasses.replace(reduction(("tensor",), 8), shape=(rows,))
     assert wire(entry) < span(entry).least <= span(entry).greatest
@@ -545,8 +550,8 @@ def test_latency_of_a_torus_follows_from_its_hops():
     chips[place] = Chip(place)
   target = Target("t", tuple(chips.ravel()), DEVICES["v5p"], ())
   grid = Grid(chips, ("x", "y", "z"))
-  span = latency.seconds(target, grid)
-  wire = overlap.wire_seconds(target, grid)
+  span = latency.build_time_model(target, grid)
+  wire = overlap.build_wire_time_model(target, grid)
   # A ring of 4 is closed, so that its farthest chip is two hops away.
   for axes, hops, n in ((("z",), 2, 4), (("x", "y"), 2, 4),
                         (("x", "y", "z"), 4, 16)):
@@ -629,7 +634,7 @@ def test_rows_of_axes_sum_the_executions_of_unequal_transfers():
       (entry,), count, asynchronous, wire, roofline.Cost(), hidden, ()
     )
 
-  rows = overlap.by_axis([
+  rows = overlap.sum_by_axes([
     transfer(1000, 3, True, 4.0, 1.0), transfer(500, 2, False, 1.0, 1.0),
     transfer(250, None, True, 9.0, 1.0), transfer(125, None, False, 9.0, 0.0),
     transfer(100, 5, True, 0.0, 0.0, ("b",)), transfer(0, 1, True, 1.0, 0.0),
@@ -660,7 +665,7 @@ def test_part_of_a_ring_is_a_line():
     chips[place] = Chip((4 * place[0] + place[1], 0, 0))
   hardware = DEVICES["v5p"]
   target = Target("t", tuple(chips.ravel()), hardware, ())
-  seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y")))
+  seconds = overlap.build_wire_time_model(target, Grid(chips, ("x", "y")))
   for axes, n, links in ((("y",), 4, 1), (("x", "y"), 8, 2)):
     assert seconds(reduction(axes, n)) == pytest.approx(
       2 * (n - 1) / n * 4000 / (links * hardware.link.bandwidth)

@@ -24,7 +24,7 @@ def test_programs_are_kept_unless_xla_dumps_or_the_environment_has_a_folder(
       monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
       if environment is not None:
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", environment)
-      persistent.keep_programs(folder)
+      persistent.enable_compile_cache(folder)
       found.append(jax.config.jax_compilation_cache_dir)
     # Programs that compile quickly are kept, too.
     assert jax.config.jax_persistent_cache_min_compile_time_secs == 0
@@ -47,7 +47,7 @@ def test_programs_that_were_read_least_recently_are_removed(
     os.utime(path, (read_s, 0))
   (tmp_path / "notes").write_bytes(bytes(1000))  # not a program
   try:
-    persistent.keep_programs(str(tmp_path))
+    persistent.enable_compile_cache(str(tmp_path))
   finally:
     jax.config.update("jax_compilation_cache_dir", before)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", min_s)

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import pytest
 
 from parallel.ledger import profiles, reading
-from parallel.ledger.profiles import Interval, measured
+from parallel.ledger.profiles import Interval, measure_collectives
 
 ASYNC = """HloModule jit_f, is_scheduled=true, num_partitions=2
 
@@ -42,7 +42,7 @@ def test_asynchronous_pair_is_measured_from_start_to_done():
       "done": [Interval(90, 100)], "sum": [Interval(100, 110)],
     },
   }
-  (found,) = measured(reading.read(ASYNC), events)
+  (found,) = measure_collectives(reading.read(ASYNC), events)
   assert (found.instruction, found.executions) == ("start", 1)
   assert found.transfer_s == pytest.approx(60e-9)
   assert found.waiting_s == pytest.approx((40 + 0) / 2 * 1e-9)
@@ -55,11 +55,11 @@ def test_executions_that_a_trace_cuts_off_are_left_out():
   pair = {"start": [Interval(0, 5)], "done": [Interval(9, 17)]}
   late = {"start": [Interval(20, 25)], "done": [Interval(29, 30)]}
   both = {k: pair[k] + late[k] for k in pair}
-  (found,) = measured(reading.read(ASYNC), {"0": both, "1": late})
+  (found,) = measure_collectives(reading.read(ASYNC), {"0": both, "1": late})
   assert found.executions == 1
   assert found.waiting_s == 0
   assert found.transfer_s == pytest.approx(10e-9)  # the late one's
-  assert measured(reading.read(ASYNC), {"0": both, "1": {}}) == []
+  assert measure_collectives(reading.read(ASYNC), {"0": both, "1": {}}) == []
 
 
 def test_trace_that_begins_within_a_pair_leaves_it_out():
@@ -67,16 +67,16 @@ def test_trace_that_begins_within_a_pair_leaves_it_out():
     "start": [Interval(20, 25)],
     "done": [Interval(9, 10), Interval(60, 70)],
   }}
-  (found,) = measured(reading.read(ASYNC), events)
+  (found,) = measure_collectives(reading.read(ASYNC), events)
   assert (found.executions, found.transfer_s) == (1, pytest.approx(50e-9))
 
 
 def test_events_of_no_length_and_no_device():
   nothing = {"0": {"start": [Interval(5, 5)], "done": [Interval(5, 5)]}}
-  (found,) = measured(reading.read(ASYNC), nothing)
+  (found,) = measure_collectives(reading.read(ASYNC), nothing)
   assert (found.transfer_s, found.hidden) == (0, 0)
   assert found.bandwidth == float("inf")
-  assert measured(reading.read(ASYNC), {}) == []
+  assert measure_collectives(reading.read(ASYNC), {}) == []
 
 
 def test_programs_of_one_name_are_told_apart_by_their_instructions():
@@ -84,11 +84,11 @@ def test_programs_of_one_name_are_told_apart_by_their_instructions():
   mine = {"0": {"start": [], "product": [], "barrier": []}}
   other = {"0": {"start": [], "fusion.7": [], "barrier": []}}
   program = reading.read(ASYNC)
-  assert profiles.of_program(program, [other, mine]) is mine
-  assert profiles.of_program(program, [other]) is other
-  assert profiles.of_program(program, []) is None
+  assert profiles.select_program_events(program, [other, mine]) is mine
+  assert profiles.select_program_events(program, [other]) is other
+  assert profiles.select_program_events(program, []) is None
   with pytest.raises(ValueError, match="2 programs named jit_f, whose"):
-    profiles.of_program(program, [mine, mine])
+    profiles.select_program_events(program, [mine, mine])
 
 
 def test_loop_around_a_collective_does_not_hide_it():
@@ -103,7 +103,7 @@ def test_loop_around_a_collective_does_not_hide_it():
     "start": [Interval(0, 5)], "product": [Interval(0, 100)],
     "t": [Interval(10, 20), Interval(12, 15)], "done": [Interval(90, 100)],
   }}
-  (found,) = measured(reading.read(text), events)
+  (found,) = measure_collectives(reading.read(text), events)
   assert found.hidden == pytest.approx(0.1)
 
 
@@ -126,9 +126,9 @@ def test_trace_of_a_run_has_each_execution(tmp_path):
     for _ in range(3):
       jax.block_until_ready(compiled(x))
   program = reading.read(compiled)
-  events, = profiles.events(tmp_path)[program.module.name]
+  events, = profiles.read_events(tmp_path)[program.module.name]
   assert len(events) == 4  # devices
-  (found,) = measured(program, events)
+  (found,) = measure_collectives(program, events)
   assert found.executions == 3 * 5
   assert found.bytes == 2 * 3 / 4 * 64 * 64 * 4
   assert found.transfer_s > 0
@@ -137,7 +137,7 @@ def test_trace_of_a_run_has_each_execution(tmp_path):
 
 def test_folder_without_a_trace_is_refused(tmp_path):
   with pytest.raises(ValueError, match="no file"):
-    profiles.events(tmp_path)
+    profiles.read_events(tmp_path)
 
 
 def test_damaged_trace_is_named(tmp_path):
@@ -147,7 +147,7 @@ def test_damaged_trace_is_named(tmp_path):
   older.write_bytes(b"{" * 100)
   os.utime(older, (1, 1))
   with pytest.raises(ValueError, match=r"a\.xplane\.pb is damaged"):
-    profiles.events(tmp_path)  # the newest
+    profiles.read_events(tmp_path)  # the newest
 
 
 def test_times_are_means_and_bytes_are_those_of_all_operands():
@@ -162,7 +162,7 @@ def test_times_are_means_and_bytes_are_those_of_all_operands():
       "done": [Interval(90, 100), Interval(290, 300)],
     } for device, (a, b) in enumerate([(0, 200), (40, 220)])
   }
-  (found,) = measured(reading.read(text), events)
+  (found,) = measure_collectives(reading.read(text), events)
   assert (found.executions, found.bytes) == (2, 4000 + 2000)
   assert found.transfer_s == pytest.approx((60 + 80) / 2 * 1e-9)
   assert found.waiting_s == pytest.approx((40 + 20) / 2 / 2 * 1e-9)

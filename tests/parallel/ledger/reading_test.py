@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from parallel.ledger import hlo, reading
-from parallel.ledger.groups import MeshAxes, along, inferred_axes
+from parallel.ledger.groups import MeshAxes, groups_along_dims, inferred_axes
 from parallel.ledger.reading import read
 from tests import users
 from tests.parallel.ledger.overlap_test import COPIES
@@ -390,11 +390,13 @@ def test_axes_of_a_slice_have_their_sizes_in_it():
     })
 
   whole = [[[0, 0], [1, 1]], [[0, 0], [1, 1]]]
-  assert reading._within_slice(mesh(whole), 4) == {"a": 2, "b": 1, "c": 2}
-  assert reading._within_slice(mesh(whole), 8) == {"a": 2, "b": 2, "c": 2}
-  assert reading._within_slice(mesh([0, 0, 1, 1]), 2) == {"a": 2}
+  assert reading._slice_axis_sizes(mesh(whole), 4) == {"a": 2, "b": 1, "c": 2}
+  assert reading._slice_axis_sizes(mesh(whole), 8) == {"a": 2, "b": 2, "c": 2}
+  assert reading._slice_axis_sizes(mesh([0, 0, 1, 1]), 2) == {"a": 2}
   # The devices of a slice are no part of the axes.
-  assert reading._within_slice(mesh([[0, 0], [0, 1]]), 3) == {"a": 2, "b": 2}
+  assert reading._slice_axis_sizes(mesh([[0, 0], [0, 1]]), 3) == {
+    "a": 2, "b": 2
+  }
   # A dump names the mesh of all slices.
   text = entry(head="HloModule m, num_partitions=4")
   for names, axes in (('"a"=2, "b"=4', {"4@1": 4}), ('"b"=4', {"b": 4})):
@@ -572,7 +574,9 @@ def test_inferred_axes_describe_all_groups(mesh):
   sizes, collectives = mesh
   count = int(np.prod(sizes))
   devices = np.arange(count)
-  groups = [along(devices, sizes, sorted(dims)) for dims in collectives]
+  groups = [
+    groups_along_dims(devices, sizes, sorted(dims)) for dims in collectives
+  ]
   axes = inferred_axes(groups, count)
   assert np.prod(list(axes.values())) == count
   lookup = MeshAxes(axes)

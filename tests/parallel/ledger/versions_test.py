@@ -85,7 +85,7 @@ def test_compiled_text(version):
   # Newer versions mark the sum that the partitioner has made.
   marked = [e.entry.count for e in found.executed if e.inserted]
   assert marked == ([1] if version.startswith("0.12") else [])
-  rows = report.result({"it": found})["it"]["collectives"]
+  rows = report.readings_as_data({"it": found})["it"]["collectives"]
   assert [r["executions"] for r in rows if r["inserted"]] == marked
 
 

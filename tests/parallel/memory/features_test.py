@@ -193,13 +193,21 @@ def test_block_overfetch_counts_the_bytes_of_touched_blocks():
   """Counts the bytes of blocks that hold a row, in the table's layout."""
   for width in (1, 20, 100, 128, 602, 768, 2048, 2500):
     rows = np.ones((7, width), "f4")
-    blocks = order.stored(rows, "tpu")
+    blocks = order.lay_out_table(rows, "tpu")
     assert blocks.sum() == rows.sum()  # padding holds no rows
     per_row = max(1, blocks.size // order.padded_width(width) // 2048)
     block_bytes = 4 * 2048 * max(1, order.padded_width(width) // 2048)
-    assert order.waste(width, "tpu") == block_bytes / (4 * width), per_row
-  assert order.waste(682, "tpu") > CPU_PASSES > order.waste(683, "tpu")
-  assert order.waste(100, "gpu") == order.waste(100, "reference") == 1
+    assert order.read_amplification(width, "tpu") == block_bytes / (
+      4 * width
+    ), per_row
+  assert (
+    order.read_amplification(682, "tpu")
+    > CPU_PASSES
+    > order.read_amplification(683, "tpu")
+  )
+  assert order.read_amplification(100, "gpu") == order.read_amplification(
+    100, "reference"
+  ) == 1
 
 
 @pytest.mark.parametrize(
@@ -250,7 +258,9 @@ def test_batching_ids_equals_batching_rows():
 @pytest.mark.parametrize("num_rows", [300, 301])
 def test_devices_share_the_rows_evenly(num_rows):
   """No device holds more than its share, rounded up."""
-  way = ways.Sharded(ROWS[:num_rows], Mesh(jax.devices()[:4], ways.AXIS), ())
+  way = ways.ShardedGather(
+    ROWS[:num_rows], Mesh(jax.devices()[:4], ways.AXIS), ()
+  )
   assert way.rows.shape == (4, -(-num_rows // 4), 20)
   for device in range(4):
     own = ROWS[device:num_rows:4]
@@ -259,7 +269,7 @@ def test_devices_share_the_rows_evenly(num_rows):
 
 def test_requests_between_devices_grow_only_if_they_do_not_fit():
   """Each of four devices requests 600 rows, most of them of device 0."""
-  way = ways.Sharded(
+  way = ways.ShardedGather(
     np.zeros((2000, 1), "f4"), Mesh(jax.devices()[:4], ways.AXIS), ()
   )
   for count, size in ((222, 256), (256, 256), (257, 512)):
@@ -278,4 +288,4 @@ def test_buffer_size_has_headroom_in_whole_blocks(
   count, most, size
 ):
   """The next multiple of 256 above 1.15 times the need, at most all rows."""
-  assert ways.rounded_up(count, most) == size
+  assert ways.buffer_size(count, most) == size

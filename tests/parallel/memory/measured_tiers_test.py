@@ -46,7 +46,7 @@ def test_rates_of_a_file_are_those_of_the_optimizer_beyond_the_cache(
   path, lines = tmp_path / "tier", []
   sizes, cache = (1 << 18, 1 << 16, 5 << 14, 1 << 17), 1 << 17
   start = time.perf_counter()
-  found = measured_tiers._file(path, sizes, cache, lines.append)
+  found = measured_tiers._measure_file(path, sizes, cache, lines.append)
   passed = time.perf_counter() - start
   # Four arrays are read.
   assert [x.size_bytes for x in found.passes] == [
@@ -78,7 +78,7 @@ def test_rates_of_a_node_are_those_of_arrays_beyond_the_cache(monkeypatch):
   """With one thread and with all, from the smallest array to the largest."""
   monkeypatch.setattr(measured_tiers, "_REPEAT_S", 0.0)
   sizes, cache, lines = (1 << 19, 1 << 16, 1 << 18, 1 << 17), 1 << 16, []
-  found = measured_tiers._node(0, sizes, cache, lines.append)
+  found = measured_tiers._measure_node(0, sizes, cache, lines.append)
   assert (found.name, found.kind, found.node) == ("node0", "dram", 0)
   assert [x.size_bytes for x in found.passes] == [
     4 << shift for shift in (16, 17, 18, 19)
@@ -105,7 +105,7 @@ def test_rates_of_a_node_are_those_of_arrays_beyond_the_cache(monkeypatch):
   assert len(passes) == len(sizes)
   free = found.capacity_bytes.value
   with pytest.raises(ValueError, match=r"node 0 has .* free memory"):
-    measured_tiers._node(0, (int(0.4 * free),), cache, lines.append)
+    measured_tiers._measure_node(0, (int(0.4 * free),), cache, lines.append)
   with pytest.raises(ValueError, match=r"array must exceed .* twice the last"):
     measured_tiers.measure([1 << 10, 2 * measured_tiers.cache_bytes()])
 
@@ -143,5 +143,5 @@ def test_new_file_needs_a_disk_with_room(tmp_path):
 def test_step_is_divided_into_reads_and_writes(
   update_s, read_s, is_memory, expected
 ):
-  found = measured_tiers._divided(update_s, read_s, is_memory)
+  found = measured_tiers._split_step_seconds(update_s, read_s, is_memory)
   assert found == pytest.approx(expected)

@@ -8,12 +8,12 @@ import pytest
 from parallel.memory.offload import (
   ON_DEVICE,
   ON_HOST,
-  Activations,
-  Way,
-  grouped,
-  members,
-  offloading,
-  together,
+  ActivationPlacement,
+  SaveMode,
+  group_into_periods,
+  offload_policy,
+  split_period,
+  stack_trees,
   with_named_input,
 )
 
@@ -29,7 +29,7 @@ def layer(w, x):
 def placed(policy):
   """Returns the number of placements on the host in a gradient."""
   f = jax.checkpoint(
-    with_named_input(layer), policy=offloading(policy), prevent_cse=False
+    with_named_input(layer), policy=offload_policy(policy), prevent_cse=False
   )
 
   def loss(w, x):
@@ -54,7 +54,7 @@ def test_selected_names_and_the_input_are_on_the_host(policy, count):
 
 def test_gradient_equals_the_one_without_checkpoint():
   f = jax.checkpoint(
-    with_named_input(layer), policy=offloading(POLICIES.everything_saveable)
+    with_named_input(layer), policy=offload_policy(POLICIES.everything_saveable)
   )
   w, x = jnp.linspace(0.1, 1, 3), jnp.ones(3)
   ours, theirs = (
@@ -64,7 +64,7 @@ def test_gradient_equals_the_one_without_checkpoint():
 
 
 DEVICE, INPUTS, HOST, REST = (
-  Way(saves, offloads)
+  SaveMode(saves, offloads)
   for saves, offloads in ((True, False), (False, False), (True, True),
                           (False, True))
 )
@@ -73,16 +73,17 @@ DEVICE, INPUTS, HOST, REST = (
 @pytest.mark.parametrize(("activations", "num_layers", "expected"), [
   (ON_DEVICE, 7, [DEVICE]),
   (ON_HOST, 12, [HOST]),
-  (Activations(), 8, [REST]),
-  (Activations(saved=0.5), 16, [REST] * 2 + [DEVICE] * 2),
-  (Activations(saved=0.5), 8, [REST] * 2 + [DEVICE] * 2),
-  (Activations(saved=0.5), 2, [REST]),  # a loop has two iterations or more
+  (ActivationPlacement(), 8, [REST]),
+  (ActivationPlacement(saved=0.5), 16, [REST] * 2 + [DEVICE] * 2),
+  (ActivationPlacement(saved=0.5), 8, [REST] * 2 + [DEVICE] * 2),
+  # a loop has two iterations or more
+  (ActivationPlacement(saved=0.5), 2, [REST]),
   # 11 layers have no period but themselves, which would compile each of them.
-  (Activations(saved=0.5), 11, [REST]),
+  (ActivationPlacement(saved=0.5), 11, [REST]),
   # A third of four layers is one, rounded down for the device's memory.
-  (Activations(1 / 3, 0, 2 / 3), 8, [HOST] * 3 + [DEVICE]),
-  (Activations(0.3, 0.3, 0.4), 10, [HOST, INPUTS]),
-  (Activations(0.3, 0.3, 0.4), 12, [HOST] * 2 + [INPUTS, DEVICE]),
+  (ActivationPlacement(1 / 3, 0, 2 / 3), 8, [HOST] * 3 + [DEVICE]),
+  (ActivationPlacement(0.3, 0.3, 0.4), 10, [HOST, INPUTS]),
+  (ActivationPlacement(0.3, 0.3, 0.4), 12, [HOST] * 2 + [INPUTS, DEVICE]),
 ])
 def test_layers_of_a_period(activations, num_layers, expected):
   assert list(activations.ways(num_layers)) == expected
@@ -91,7 +92,7 @@ def test_layers_of_a_period(activations, num_layers, expected):
 def test_device_never_has_more_than_its_share():
   for saved in range(9):
     for inputs in range(9 - saved):
-      shares = Activations(saved / 8, inputs / 8)
+      shares = ActivationPlacement(saved / 8, inputs / 8)
       for num_layers in range(1, 33):
         ways = shares.ways(num_layers)
         assert num_layers % len(ways) == 0
@@ -104,9 +105,9 @@ def test_device_never_has_more_than_its_share():
 def test_members_of_groups_are_the_layers():
   x = {"w": jnp.arange(24.0).reshape(6, 4)}
   for length in (1, 3):
-    rows = grouped(x, length)["w"]
+    rows = group_into_periods(x, length)["w"]
     found = [
-      together(members({"w": row}, length))["w"] for row in rows
+      stack_trees(split_period({"w": row}, length))["w"] for row in rows
     ]
     assert jnp.array_equal(jnp.stack(found), rows)
     assert jnp.array_equal(rows.reshape(6, 4), x["w"])

@@ -15,7 +15,7 @@ from scipy import optimize
 from parallel.plans import placement
 from parallel.plans.hardware import tiers
 from parallel.plans.hardware.devices import H100
-from parallel.plans.hardware.tiers import HOSTS, Pass, Quantity
+from parallel.plans.hardware.tiers import HOSTS, OptimizerPass, Quantity
 from parallel.plans.placement import problem
 from parallel.plans.placement.problem import DEVICE, PHASES
 from parallel.plans.workload import Transformer
@@ -131,12 +131,12 @@ class Case:
     return np.concatenate([(free - self.reserved)[:, None], host], 1)
 
   @property
-  def passes(self) -> tuple[Pass, ...]:
+  def passes(self) -> tuple[OptimizerPass, ...]:
     """Measured passes of the first tier, whose small sizes are faster."""
     if self.row["rates"] != "passes":
       return ()
     return tuple(
-      Pass(size_bytes=x * self.need, read_s=y * self.need / 40e9,
+      OptimizerPass(size_bytes=x * self.need, read_s=y * self.need / 40e9,
            write_s=y * self.need / 30e9)
       for x, y in ((0.1, 0.05), (0.4, 0.3))
     )
@@ -165,7 +165,7 @@ class Case:
         "link": linked if i else None, "passes": () if i else self.passes,
       }) for i, kind in enumerate(self.kinds)
     ]
-    host = tiers.checked(base.model_copy(update={
+    host = tiers.check_host(base.model_copy(update={
       "tiers": tuple(made), "device_link": link,
       "links": (switch,) if linked else (),
     }))

@@ -28,7 +28,7 @@ def test_stripes_cover_all_pages_in_proportion(size, weights, unit, first):
   pieces = stripes(size, shares, first * PAGE, unit * PAGE)
   bounds = [piece.start for piece in pieces] + [pieces[-1].stop]
   assert bounds[0] == first * PAGE
-  assert bounds[-1] == first * PAGE + placed_buffer.rounded_up(size)
+  assert bounds[-1] == first * PAGE + placed_buffer.round_up_to_pages(size)
   assert bounds == sorted(set(bounds))
   assert all(b % PAGE == 0 for b in bounds)
   assert [p.stop for p in pieces] == bounds[1:]
@@ -108,7 +108,7 @@ def test_the_check_notices_another_tier(tmp_path):
 def resident(buffer):
   """Returns which pages of a buffer are in memory."""
   found = np.zeros(len(buffer.array) // PAGE, np.uint8)
-  assert placed_buffer._library().mincore(
+  assert placed_buffer._load_libc().mincore(
     ctypes.c_void_p(buffer.array.ctypes.data),
     ctypes.c_size_t(len(buffer.array)), ctypes.c_void_p(found.ctypes.data),
   ) == 0

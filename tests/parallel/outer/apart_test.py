@@ -20,7 +20,11 @@ from parallel.collectives import (
   ranks_here,
   reduce_scatter,
 )
-from parallel.outer.apart import Alone, Apart, counting
+from parallel.outer.apart import (
+  LoopbackCollectives,
+  StagedFunction,
+  counting_axis,
+)
 from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership.messages import Reduce
 from parallel.wire import Wire
@@ -54,7 +58,7 @@ def _specs(args):
 
 def _apart(make, options=None):
   mesh = make_mesh({"worker": ONE, "tensor": TENSOR})
-  return Apart(make, mesh, "worker", _specs, options)
+  return StagedFunction(make, mesh, "worker", _specs, options)
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -96,7 +100,7 @@ def test_stages_over_sockets_have_the_bits_of_one_program(workers, same_bits):
 def test_collectives_other_than_sums_and_gathers_are_refused(verb):
   apart = _apart(lambda axis, _: lambda args: {"x": verb(args["x"], axis)})
   with pytest.raises(ValueError, match="only sums and gathers"):
-    apart(Alone(), {"x": np.zeros((1, 4), "f4")})
+    apart(LoopbackCollectives(), {"x": np.zeros((1, 4), "f4")})
 
 
 def test_16_bit_sum_is_refused():
@@ -106,7 +110,7 @@ def test_16_bit_sum_is_refused():
     }
 
   with pytest.raises(ValueError, match="sum of bfloat16"):
-    _apart(make)(Alone(), {"x": np.zeros((1, 4), "f4")})
+    _apart(make)(LoopbackCollectives(), {"x": np.zeros((1, 4), "f4")})
 
 
 @pytest.mark.parametrize(("weights", "expected"), [
@@ -114,7 +118,7 @@ def test_16_bit_sum_is_refused():
 ])
 def test_equal_weights_are_a_plain_mean(weights, expected):
   """The function receives no weights then."""
-  exchange = Alone()
+  exchange = LoopbackCollectives()
   exchange.contributors, exchange.weights = range(len(weights)), weights
   apart = _apart(lambda axis, weights: lambda args: {
     "x": args["x"] * axis.size + 10 * len(weights)
@@ -135,13 +139,13 @@ def test_single_worker_runs_the_function_inside_another_one():
     in_specs=(_specs(["x"]),), out_specs={"x": P(None, "tensor")},
   ))
   np.testing.assert_array_equal(inside({"x": x})["x"], 2 * x)
-  exchange = Alone()
+  exchange = LoopbackCollectives()
   assert exchange.sum(x) is x
   assert (exchange.rank, exchange.weights) == (0, (1.0,))
 
 
 def test_counted_collectives_have_the_shapes_of_two_workers():
-  axis, count = counting("worker")
+  axis, count = counting_axis("worker")
   assert count() == 0
 
   def step(x):

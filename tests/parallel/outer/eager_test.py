@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from parallel.axes import Axis, make_mesh
-from parallel.outer.base import Plan, stacked
+from parallel.outer.base import Plan, stack_copies
 from parallel.outer.eager import Eager
-from parallel.outer.joining import adapted, over
+from parallel.outer.joining import elastic_adapter, with_worker_axis
 from parallel.outer.optimizers import Optax
 from tests.parallel.outer.small_run import draw, each, exchange
 
@@ -30,7 +30,7 @@ def program(name, size):
   specs = {k: P("worker") if k == "workers" else P() for k in LOOP.init(START)}
 
   def run(state, weights, trees):
-    loop = over(LOOP, axis, tuple(weights))
+    loop = with_worker_axis(LOOP, axis, tuple(weights))
     found = getattr(loop, name)(*trees, state, plan)
     return found if name == "begin" else found[1]
 
@@ -76,7 +76,7 @@ def begin(workers, weights):
 
 def came(workers):
   """Returns the state of a joining worker, which has the shared part only."""
-  return adapted(LOOP).started(workers[0] | {
+  return elastic_adapter(LOOP).started(workers[0] | {
     key: LOOP.init(draw(99))[key] for key in ("workers", "mask")
   })
 
@@ -124,7 +124,7 @@ def test_updates_telescope_with_joining_and_leaving_workers(seed):
       workers, deltas, weights / weights.sum(), strict=True
     ):
       assert_close(worker["params"], common)
-      assert_close(worker["workers"]["params"], stacked(each(
+      assert_close(worker["workers"]["params"], stack_copies(each(
         lambda c, d, s=share: c - s * d, common, delta
       ), ONE))
 
@@ -151,9 +151,9 @@ def test_pending_delta_of_a_late_worker_is_applied_once(hooks):
     (other,) = finish([other], (1,), [second])
     (other,) = begin([other], (1,))
   shared = other | {key: late[key] for key in ("workers", "mask")}
-  params, now = adapted(LOOP).late(params, late, shared, hooks, (1, 2))
+  params, now = elastic_adapter(LOOP).late(params, late, shared, hooks, (1, 2))
   assert_close(
-    now["workers"]["params"], stacked(other["params"], ONE)
+    now["workers"]["params"], stack_copies(other["params"], ONE)
   )
   if hooks[1] == "begin":  # the delta sent now, and the remaining one
     now, other = begin([now, other], (1, 1))
@@ -163,4 +163,4 @@ def test_pending_delta_of_a_late_worker_is_applied_once(hooks):
     (now,) = finish([now], (1,), [each(np.zeros_like, START)])
     assert_close(now["params"], before)
     told = each(jnp.add, told, late["workers"]["delta"])
-  assert_close(told, stacked(unsaid, ONE))
+  assert_close(told, stack_copies(unsaid, ONE))

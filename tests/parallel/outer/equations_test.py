@@ -19,7 +19,7 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.ledger import ledger
 from parallel.outer import health, noloco
-from parallel.outer.base import Plan, of_first
+from parallel.outer.base import Plan, broadcast_first
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
@@ -223,7 +223,9 @@ def test_dc_s3gd_equals_its_equation():
     ))
 
   compensation = 0.3
-  found = run(DCS3GD(WORKER, exchange(rule=health.Rule(norm)), compensation), 4)
+  found = run(
+    DCS3GD(WORKER, exchange(rule=health.ExclusionRule(norm)), compensation), 4
+  )
   common, update = wide(draw(0)), zeros_like(workers_start())
   for number, plain in enumerate(updates_of(4)):
     grads = each(lambda u: u / -INNER_RATE, plain)
@@ -492,7 +494,7 @@ def test_values_of_worker_0_keep_the_sign_of_zero(devices):
   worker = Axis("worker", 4, devices)
   x = np.array([[-0.0, 0.0, -1.5], *np.ones((3, 3))], "f4")
   found = jax.jit(jax.shard_map(
-    lambda x: of_first(x, worker), mesh=make_mesh({"worker": worker}),
+    lambda x: broadcast_first(x, worker), mesh=make_mesh({"worker": worker}),
     in_specs=P("worker"), out_specs=P(),
   ))(x)
   np.testing.assert_array_equal(found.view("u4"), x[0].view("u4"))
@@ -525,7 +527,7 @@ def test_noloco_workers_all_meet_once_in_a_tournament(workers):
   """With an odd number, each sits out once and is then its own partner."""
   rounds = [
     noloco.partners_of_round(workers, number)
-    for number in range(noloco.num_rounds(workers))
+    for number in range(noloco.num_pairing_rounds(workers))
   ]
   for partners in rounds:
     assert [partners[j] for j in partners] == list(range(workers))

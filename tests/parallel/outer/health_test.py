@@ -13,10 +13,10 @@ from parallel.ledger import ledger
 from parallel.outer import health
 from parallel.outer.base import OuterLoop
 from parallel.outer.dc_s3gd import DCS3GD
-from parallel.outer.diloco import _CLIENTS, DiLoCo
+from parallel.outer.diloco import _CLIENTS_FOLD, DiLoCo
 from parallel.outer.eager import Eager
 from parallel.outer.fragments import fragments
-from parallel.outer.joining import adapted
+from parallel.outer.joining import elastic_adapter
 from parallel.outer.noloco import NoLoCo
 from parallel.outer.optimizers import Nesterov
 from parallel.outer.sparseloco import SparseLoCo
@@ -36,7 +36,7 @@ from tests.parallel.outer.small_run import (
 SICK = M - 1
 OUTER = Nesterov(0.7, 0.6)
 FACTOR = 10.0
-RULE = health.Rule(outlier_factor=FACTOR)
+RULE = health.ExclusionRule(outlier_factor=FACTOR)
 
 
 def judging(worker, wire=None, **options):
@@ -173,7 +173,7 @@ def test_norm_is_judged_by_the_lower_median(norms, factor, expected):
 
 def test_clients_are_sampled_among_healthy_ones():
   """With too few healthy clients, the sample is smaller."""
-  assert _CLIENTS > 1e6  # more than a model has parameters
+  assert _CLIENTS_FOLD > 1e6  # more than a model has parameters
   worker = Axis("worker", 4)
   loop = DiLoCo(worker, 1, OUTER, exchange(worker=worker), clients=2)
   for number in range(8):
@@ -184,11 +184,13 @@ def test_clients_are_sampled_among_healthy_ones():
 
 
 def test_waiting_for_nan_changes_nothing():
-  """`collectives.after` orders collectives of healthy and diverged workers."""
+  """`order_after` orders collectives of healthy and diverged workers."""
 
   def wait(nan):
     results = nan, -jnp.inf * jnp.ones(2), jnp.int32(3)
-    return collectives.after({"x": jnp.arange(3), "y": jnp.ones(2)}, results)
+    return collectives.order_after(
+      {"x": jnp.arange(3), "y": jnp.ones(2)}, results
+    )
 
   found = jax.jit(jax.shard_map(
     wait, mesh=make_mesh({"worker": Axis("worker", 1)}), in_specs=P(),
@@ -227,7 +229,7 @@ def test_joining_worker_starts_from_the_outer_parameters(name):
     for key in ("workers", "mask") if key in state
   }
   params = each(lambda x: without_last(some(np.stack([x] * M))), start)
-  new, after = adapted(loop).joined(params, state, SICK)
+  new, after = elastic_adapter(loop).joined(params, state, SICK)
   first = each(lambda x: x[:SICK], (params, state.get("workers", {})))
   each(
     np.testing.assert_array_equal,
@@ -255,16 +257,17 @@ def test_norm_covers_all_parameters_of_a_worker():
   tree = draw(5, M)
   flat = np.concatenate([x.reshape(M, -1) for x in jax.tree.leaves(tree)], 1)
   np.testing.assert_allclose(
-    health.norms_here(tree), np.linalg.norm(flat, axis=1), rtol=1e-5
+    health.worker_norms(tree), np.linalg.norm(flat, axis=1), rtol=1e-5
   )
 
 
 def test_order_after_a_verdict_costs_nothing_unless_it_is_needed():
   tree, mask = {"x": jnp.ones(3)}, jnp.ones(2)
-  assert health.Rule().then(tree, mask) is tree
+  assert health.ExclusionRule().order_after(tree, mask) is tree
   mesh = make_mesh({"worker": Axis("worker", 1)})
   program = jax.make_jaxpr(jax.shard_map(
-    health.Rule(ordered=True).then, mesh=mesh, in_specs=P(), out_specs=P(),
+    health.ExclusionRule(ordered=True).order_after, mesh=mesh, in_specs=P(),
+    out_specs=P(),
   ))(tree, mask)
   assert "bitcast" in str(program)
 

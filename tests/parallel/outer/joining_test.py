@@ -13,7 +13,7 @@ from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.eager import Eager
-from parallel.outer.joining import adapted, over
+from parallel.outer.joining import elastic_adapter, with_worker_axis
 from tests.parallel.outer.base_test import LOOPS, ONE, OUTER, streaming
 from tests.parallel.outer.small_run import WORKER, M, draw, each, exchange
 
@@ -21,7 +21,11 @@ from tests.parallel.outer.small_run import WORKER, M, draw, each, exchange
 @pytest.mark.parametrize("name", LOOPS)
 def test_number_of_workers_changes_between_rounds_only(name):
   loop, every, _ = LOOPS[name]
-  borders = [step for step in range(4 * every) if adapted(loop).is_border(step)]
+  borders = [
+    step
+    for step in range(4 * every)
+    if elastic_adapter(loop).is_round_boundary(step)
+  ]
   assert borders == [0, every, 2 * every, 3 * every]
 
 
@@ -34,7 +38,9 @@ def test_state_is_free_until_an_exchange_is_applied():
     (streaming(6, 3, (2,)), range(12), [7, 9, 11]),
     (streaming(6, 3, (1, 2, 2)), range(12), [6, 7, 8, 9, 10, 11]),
   ):
-    assert [n for n in steps if adapted(loop).awaits(loop.plan(n))] == expected
+    assert [
+      n for n in steps if elastic_adapter(loop).awaits(loop.plan(n))
+    ] == expected
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -43,7 +49,7 @@ def test_loop_over_other_workers_differs_in_these_only(name):
   if name == "two slots, even":
     loop = dataclasses.replace(loop, overlap=(4,))  # one value for any number
   weights = (1.0, 2.0, 3.0, 4.0, 5.0)
-  other = over(loop, axis, weights)
+  other = with_worker_axis(loop, axis, weights)
   assert type(other) is type(loop)
   changed = {
     f.name for f in dataclasses.fields(loop)
@@ -56,16 +62,16 @@ def test_loop_over_other_workers_differs_in_these_only(name):
       loop.exchange, worker=axis, weights=weights
     )
   assert getattr(other, "weights", weights) == weights
-  assert over(loop, WORKER) == loop
+  assert with_worker_axis(loop, WORKER) == loop
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_elastic_loop_keeps_what_a_joining_worker_starts_from(name):
   """Common parameters, if a loop has outer ones; none are copied per worker."""
   loop = LOOPS[name][0]
-  state = adapted(loop).elastic().init(draw(0))
+  state = elastic_adapter(loop).elastic().init(draw(0))
   if name in ("nothing", "ddp", "noloco"):
-    assert adapted(loop).elastic() is loop
+    assert elastic_adapter(loop).elastic() is loop
     assert "params" not in state
   else:
     each(np.testing.assert_array_equal, state["params"], draw(0))
@@ -74,7 +80,7 @@ def test_elastic_loop_keeps_what_a_joining_worker_starts_from(name):
 
 def test_worker_that_joins_data_parallelism_copies_the_first_one():
   params = each(jnp.asarray, draw(0, M))
-  new, state = adapted(DataParallel(WORKER)).joined(params, {}, 2)
+  new, state = elastic_adapter(DataParallel(WORKER)).joined(params, {}, 2)
   assert state == {}
   each(lambda x, y: np.testing.assert_array_equal(x[:2], y[:2]), new, params)
   each(lambda x, y: np.testing.assert_array_equal(x[2], y[0]), new, params)
@@ -91,7 +97,7 @@ def test_late_worker_follows_the_common_parameters(hooks):
   """Its distance from them, what it has to contribute, does not change."""
   loop = DiLoCo(ONE, 3, OUTER, exchange(worker=ONE))
   params, old, new = draw(1, 1), {"params": draw(2)}, {"params": draw(3)}
-  moved, shared = adapted(loop).late(params, old, new, hooks, (2, 5))
+  moved, shared = elastic_adapter(loop).late(params, old, new, hooks, (2, 5))
   assert_close(moved, each(
     lambda x, a, b: x - a + b, params, old["params"], new["params"]
   ))
@@ -112,7 +118,7 @@ def test_late_update_of_dc_s3gd_is_sent_once(hooks, diverged):
   state = loop.init(start)
   state |= {"workers": state["workers"] | {"update": sent}}
   params = each(lambda w, u, v: w[None] + u + v, start, sent, newest)
-  moved, shared = adapted(loop).late(
+  moved, shared = elastic_adapter(loop).late(
     params, state, state | {"params": now}, hooks, (4, 6)
   )
   update = shared["workers"]["update"]
@@ -140,7 +146,7 @@ def test_late_worker_merges_fragments_that_it_has_sent(tau, steps, merged):
   """If they have arrived between its missed exchange and the later one."""
   loop = streaming(6, 3, (tau,), keep=0.25, worker=ONE)
   params, old, new = draw(1, 1), {"params": draw(2)}, {"params": draw(3)}
-  moved, shared = adapted(loop).late(
+  moved, shared = elastic_adapter(loop).late(
     params, old, new, ("begin", "begin"), steps
   )
   assert shared is new
@@ -167,7 +173,7 @@ def test_pieces_are_completed_only_of_an_exchange_that_has_begun(steps, kept):
   state = loop.init(draw(0))
   sending = each(np.ones_like, jax.device_get(state["workers"]["sending"]))
   state |= {"workers": state["workers"] | {"sending": sending}}
-  _, shared = adapted(loop).late(
+  _, shared = elastic_adapter(loop).late(
     draw(1, 1), state, state, ("begin", "begin"), steps
   )
   for x in jax.tree.leaves(shared["workers"].pop("sending")):

@@ -17,12 +17,12 @@ from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import (
   DialRequest,
   Purpose,
-  Scope,
   Security,
+  SocketGroup,
 )
-from parallel.peers.transport.links import Links, Options
-from parallel.peers.transport.listener import Limits, Listener, Offer
-from parallel.peers.transport.transfers import Lost, Unreachable
+from parallel.peers.transport.links import LinkOptions, Links
+from parallel.peers.transport.listener import AcceptRule, Limits, Listener
+from parallel.peers.transport.transfers import LinksLost, UnreachableError
 from tests.parallel.peers.worlds import (
   FUZZED,
   ORDERS,
@@ -37,7 +37,7 @@ from tests.parallel.peers.worlds import (
   world,
 )
 
-ALL = (*frames.FROM_PEER, *frames.FROM_COORDINATOR, m.Record)
+ALL = (*frames.PEER_MESSAGES, *frames.COORDINATOR_MESSAGES, m.Record)
 EXAMPLES = [
   m.Vote(3, 2, "ab" * 32), m.Vote(3, 2, None), m.Prepared(1), m.Leave(),
   m.Hello(1, 2, "", m.Vote(1, 2, "00")), m.Hello(0, 0, "", None),
@@ -79,7 +79,7 @@ def test_encode_refuses_fields_of_wrong_types(message):
 def test_messages_of_coordinator_and_host_are_refused_from_a_peer():
   for message in (m.Go(1, 1, "", ()), m.Silent("p1"), m.Halt()):
     with pytest.raises(FrameError, match="not expected here"):
-      frames.decode(frames.encode(message), frames.FROM_PEER)
+      frames.decode(frames.encode(message), frames.PEER_MESSAGES)
 
 
 def test_fuzzed_messages_decode_or_raise_frame_error():
@@ -100,9 +100,9 @@ def test_fuzzed_frames_raise_only_frame_error():
   rng = random.Random(1)
   for _ in range(FUZZED):
     kind = rng.choice(list(Kind))
-    length = rng.choice((0, 1, frames.LIMITS[kind], 2**32 - 1))
+    length = rng.choice((0, 1, frames.MAX_PAYLOAD_BYTES[kind], 2**32 - 1))
     head = Header(kind, length, rng.randrange(2**64), 7, 9, None).pack()
-    if length <= frames.LIMITS[kind]:
+    if length <= frames.MAX_PAYLOAD_BYTES[kind]:
       assert frames.unpack(head).length == length
     else:
       with pytest.raises(FrameError, match="announces"):
@@ -118,7 +118,7 @@ def _member(there, connection, epoch=1, name="p2", limit_s=PATIENCE_S):
   return handshake.dial(
     there["p0"].address,
     DialRequest(Purpose.DATA, connection, epoch, name, "p0"),
-    SECURITY, Scope(), limit_s,
+    SECURITY, SocketGroup(), limit_s,
   )
 
 
@@ -152,7 +152,7 @@ def test_member_that_sends_invalid_data_is_named(connection, attack, seen):
     with Listener("p2", SECURITY) as third:
       members["p2"] = third.address
       links = [Links(n, 1, members, SECURITY) for n in there]
-      third.serve(Purpose.DATA, Offer(
+      third.serve(Purpose.DATA, AcceptRule(
         1, frozenset(there),
         lambda sock, _: [*iter(lambda: sock.recv(4096), b"")],  # reads all
       ))
@@ -162,7 +162,7 @@ def test_member_that_sends_invalid_data_is_named(connection, attack, seen):
           for k in range(2):
             sock = handshake.dial(
               there[name].address, DialRequest(Purpose.DATA, k, 1, "p2", name),
-              SECURITY, Scope(), PATIENCE_S,
+              SECURITY, SocketGroup(), PATIENCE_S,
             )
             kept.append(sock)
             if (name, k) == ("p0", connection):
@@ -177,7 +177,7 @@ def test_member_that_sends_invalid_data_is_named(connection, attack, seen):
       ]
       attack(mine[0])  # p0 detects it and reports it to p1
       for operation in operations:
-        with pytest.raises(Lost, match=seen) as caught:
+        with pytest.raises(LinksLost, match=seen) as caught:
           operation.result(PATIENCE_S)
         assert (caught.value.peer, caught.value.tag) == ("p2", 5)
       for x in links:
@@ -209,7 +209,7 @@ def test_unauthenticated_connections_are_refused_and_members_continue(caplog):
       socket.create_connection(address) as sock,
       pytest.raises(ConnectionError, match="another token"),
     ):
-      handshake._ask(
+      handshake._run_handshake(
         handshake.HandshakeSocket(sock, PATIENCE_S),
         DialRequest(Purpose.DATA, 0, 1, "p1", "p0"),
         Security(b"another token of a run"),
@@ -261,7 +261,7 @@ class _Tap(socket.socket):
 def test_replayed_handshake_is_refused(monkeypatch):
   accepted = []
   with listeners(1) as there:
-    there["p0"].serve(Purpose.DATA, Offer(
+    there["p0"].serve(Purpose.DATA, AcceptRule(
       1, frozenset({"p2"}), lambda sock, request: accepted.append(request)
     ))
     with monkeypatch.context() as patched:
@@ -289,7 +289,7 @@ def _wait(condition):
 def test_connection_of_another_epoch_is_refused():
   with listeners(1) as there:
     there["p0"].serve(
-      Purpose.DATA, Offer(5, frozenset({"p2"}), lambda *_: None)
+      Purpose.DATA, AcceptRule(5, frozenset({"p2"}), lambda *_: None)
     )
     for epoch, name, why in ((4, "p2", "STALE"), (5, "p9", "NOT_MEMBER")):
       with pytest.raises(handshake.Refused, match=why):
@@ -302,7 +302,7 @@ def test_connection_of_another_epoch_is_refused():
 
 def test_connections_beyond_the_limit_are_refused_until_one_ends(caplog):
   with listeners(1, limits=Limits(connections=2)) as there:
-    there["p0"].serve(Purpose.DATA, Offer(
+    there["p0"].serve(Purpose.DATA, AcceptRule(
       1, frozenset({"p2"}), lambda sock, _: sock.recv(1)
     ))
     first, second = _member(there, 1), _member(there, 2)
@@ -329,7 +329,7 @@ def test_unreachable_members_are_named():
     members = {
       "p0": there["p0"].address, "p1": other.address, "p2": ("127.0.0.1", 1),
     }
-    with pytest.raises(Unreachable, match="another token") as caught:
+    with pytest.raises(UnreachableError, match="another token") as caught:
       Links("p0", 1, members, SECURITY).connect(there["p0"], 2)
     assert set(caught.value.peers) == {"p1", "p2"}
 
@@ -344,7 +344,7 @@ def test_tls_keeps_sums_and_refuses_unsigned_certificates(tmp_path):
   security, stranger = certificates(tmp_path)
   xs = arrays(3, 50_001)
   with listeners(3, security) as there:
-    links = connected(there, Options(num_connections=2), security=security)
+    links = connected(there, LinkOptions(num_connections=2), security=security)
     operations = [
       link_collectives.all_reduce(x, 0, v, order="ring")
       for x, v in zip(links, xs, strict=True)
@@ -356,7 +356,7 @@ def test_tls_keeps_sums_and_refuses_unsigned_certificates(tmp_path):
       with pytest.raises(OSError):
         handshake.dial(
           there["p0"].address, DialRequest(Purpose.DATA, 0, 1, "p1", "p0"),
-          wrong, Scope(), 0.3,
+          wrong, SocketGroup(), 0.3,
         )
     for x in links:
       x.close()
@@ -366,5 +366,5 @@ def test_closed_world_ends_at_once():
   with world(2) as links:
     operation = link_collectives.all_reduce(links[0], 0, arrays(1, 99)[0])
     links[0].close()
-    with pytest.raises(Lost, match="closed"):
+    with pytest.raises(LinksLost, match="closed"):
       operation.result(PATIENCE_S)

@@ -10,8 +10,8 @@ from parallel.peers.emulation import relay
 from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership.messages import Reduce
 from parallel.peers.ring import bandwidth
-from parallel.peers.ring.bandwidth import Rings
-from parallel.peers.ring.times import Matrix
+from parallel.peers.ring.bandwidth import AlgorithmSelector
+from parallel.peers.ring.times import MeasuredLinks
 from parallel.peers.transport.frames import HEADER_BYTES
 from parallel.peers.transport.links import Links
 from parallel.plans.hardware.client_links import Link
@@ -30,7 +30,7 @@ from tests.parallel.peers.worlds import (
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_each_pair_is_measured_once_and_no_peer_twice_per_round(count):
-  rounds = bandwidth.rounds(count)
+  rounds = bandwidth.round_robin_pairings(count)
   pairs = [pair for pairs in rounds for pair in pairs]
   assert sorted(pairs) == [*itertools.combinations(range(count), 2)]
   for pairs in rounds:
@@ -82,7 +82,7 @@ def test_sites_are_found_in_any_order_of_the_peers(sizes):
     m = len(hidden)
     # Each delay varies, by as much as a busy machine delays a message.
     delays = far[np.ix_(hidden, hidden)] * rng.uniform(0.8, 1.2, (m, m))
-    found = bandwidth.sites_of(delays)
+    found = bandwidth.infer_sites(delays)
     first = list(dict.fromkeys(hidden))  # sites are numbered by first peers
     assert found.tolist() == [first.index(s) for s in hidden]
 
@@ -92,9 +92,9 @@ def test_peers_with_unlike_delays_are_no_sites():
   near, far = 0.001, 0.02
   delays = np.full((3, 3), near)
   delays[0, 2] = delays[2, 0] = far
-  assert not bandwidth.sites_of(delays).any()
+  assert not bandwidth.infer_sites(delays).any()
   delays[1, 2] = delays[2, 1] = 5 * far  # no division has like delays
-  assert len(set(bandwidth.sites_of(delays))) in (1, 3)
+  assert len(set(bandwidth.infer_sites(delays))) in (1, 3)
 
 
 def test_sum_of_concurrent_rates_is_what_a_link_shares():
@@ -104,7 +104,9 @@ def test_sum_of_concurrent_rates_is_what_a_link_shares():
     alone[i, j], alone[j, i] = rate, 2 * rate
   at_once[0, 1], at_once[2, 3] = 5, 5  # 10 < .75 * 14
   at_once[1, 0], at_once[3, 2] = 15, 12  # 27 of 28: no shared link
-  found = bandwidth._matrix(np.zeros((5, 5)), site, alone, at_once)
+  found = bandwidth._combine_measurements(
+    np.zeros((5, 5)), site, alone, at_once
+  )
   assert found.shared.tolist() == [[np.inf, 10], [np.inf, np.inf]]
   # Pairs that were not measured have the smaller rate of their ends.
   assert found.rates[[2, 2, 0], [1, 4, 3]].tolist() == [6, 4, 6]
@@ -182,7 +184,7 @@ def test_no_reversed_segment_improves_a_ring_of_many_peers(seed):
 
 def test_slower_sums_in_a_row_request_a_new_measurement():
   """Three sums that take more than twice as long as the fastest one."""
-  rings, ranks = Rings(None), ("a", "b")
+  rings, ranks = AlgorithmSelector(None), ("a", "b")
   assert rings.wanted(ranks)
   with pytest.raises(KeyError):
     rings.choice(ranks, 8)
@@ -203,8 +205,8 @@ def test_slower_sums_in_a_row_request_a_new_measurement():
 
 def test_choice_is_made_once_per_rounded_size_and_said_if_it_changes():
   lines, ranks = [], ("x", "y", "z", "u", "v")
-  rings = Rings(None, lines.append)
-  links = Matrix(np.full((5, 5), 1e6), np.zeros((5, 5)))
+  rings = AlgorithmSelector(None, lines.append)
+  links = MeasuredLinks(np.full((5, 5), 1e6), np.zeros((5, 5)))
   rings._links_of = {ranks: links}
   direct = rings.choice(ranks, 2**21 + 1)
   assert (direct.order, direct.ranks, direct.sites) == ("direct", ranks, ())
@@ -222,7 +224,7 @@ def test_choice_is_made_once_per_rounded_size_and_said_if_it_changes():
 
 def test_measurement_forgets_the_times_of_earlier_sums():
   with world(2) as links:
-    made, ranks = [Rings(x, str) for x in links], ("p0", "p1")
+    made, ranks = [AlgorithmSelector(x, str) for x in links], ("p0", "p1")
     for rings in made:
       for seconds in (1, 3, 3, 3):
         rings.took(8, seconds)
@@ -269,11 +271,12 @@ def test_sites_that_share_a_link_are_measured_and_add_inside_first():
 
     def exchange(i):
       here = RoundExchange(
-        links[i], Reduce(1, 1, tuple(near)), 1.0, (), Rings(links[i])
+        links[i], Reduce(1, 1, tuple(near)), 1.0, (),
+        AlgorithmSelector(links[i])
       )
-      before = links[i].socket_bytes({p for p in near if site_of[p] != i % 2})
+      before = links[i].received_bytes({p for p in near if site_of[p] != i % 2})
       found = here.sum(xs[i], "ring")
-      return here.algorithm(xs[i].nbytes), found, links[i].socket_bytes(
+      return here.algorithm(xs[i].nbytes), found, links[i].received_bytes(
         {p for p in near if site_of[p] != i % 2}
       ) - before
 
@@ -312,7 +315,7 @@ def test_ring_is_reordered_when_another_link_becomes_slow(
       for n in names
     ]
     together([lambda x=x: x.connect(there[x.me], 20) for x in links])
-    rings = [Rings(x) for x in links]
+    rings = [AlgorithmSelector(x) for x in links]
     number = 0
 
     def exchange(i):

@@ -16,8 +16,8 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.peers.ring import link_collectives
 from parallel.peers.transport.frames import HEADER_BYTES
-from parallel.peers.transport.links import Options
-from parallel.peers.transport.transfers import Lost
+from parallel.peers.transport.links import LinkOptions
+from parallel.peers.transport.transfers import LinksLost
 from parallel.plans.schedules.builders import build
 from parallel.plans.topology import builders as topologies
 from parallel.schedules import run
@@ -49,7 +49,7 @@ def all_reduce(links, tag, xs, order, **options):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_sums_follow_their_stated_order_bit_for_bit(count):
-  with world(count, Options(num_connections=2, checked=True)) as links:
+  with world(count, LinkOptions(num_connections=2, checked=True)) as links:
     for size in (0, 1, count - 1, 17, 4099, 30011):
       for tag, (order, stated) in enumerate(ORDERS.items()):
         xs = arrays(count, size)
@@ -95,13 +95,13 @@ def test_sent_bytes_equal_the_formula_and_the_socket_counters(order, count):
   with world(count) as links:
     all_reduce(links, 0, arrays(count, size), order)
     stated = [
-      link_collectives.sum_bytes(order, size, count, rank, BLOCK)
+      link_collectives.sum_sent_bytes(order, size, count, rank, BLOCK)
       for rank in range(count)
     ]
     for x, (payload, framing) in zip(links, stated, strict=True):
       sent, received = x.traffic.sent, x.traffic.received
       assert (sent.payload, sent.framing) == (payload, framing)
-      assert x.socket_bytes() == received.payload + received.framing
+      assert x.received_bytes() == received.payload + received.framing
     # 2 (M - 1) / M of the array per peer, summed over all peers.
     assert sum(p for p, _ in stated) == 2 * (count - 1) * 4 * size
 
@@ -109,7 +109,7 @@ def test_sent_bytes_equal_the_formula_and_the_socket_counters(order, count):
 @pytest.mark.parametrize("sites", SITES, ids=str)
 def test_sums_by_sites_follow_their_stated_order_bit_for_bit(sites):
   count = sum(sites)
-  with world(count, Options(num_connections=2, checked=True)) as links:
+  with world(count, LinkOptions(num_connections=2, checked=True)) as links:
     for tag, size in enumerate((0, 1, count - 1, 17, 4099, 30011)):
       xs = arrays(count, size)
       kept = [x.copy() for x in xs]
@@ -130,7 +130,7 @@ def test_each_site_sends_its_sum_once_to_each_other_one(sites):
     all_reduce(links, 0, arrays(count, size), "sites", sites=sites)
     for rank, x in enumerate(links):
       sent = x.traffic.sent
-      assert (sent.payload, sent.framing) == link_collectives.sum_bytes(
+      assert (sent.payload, sent.framing) == link_collectives.sum_sent_bytes(
         "sites", size, count, rank, BLOCK, sites
       )
     names = [
@@ -142,7 +142,7 @@ def test_each_site_sends_its_sum_once_to_each_other_one(sites):
       -(-4 * min(chunk, size - c * chunk) // BLOCK) for c in range(min(sites))
     )
     for a, b in itertools.permutations(names, 2):
-      crossed = sum(x.socket_bytes(a) for x in links if x.me in b)
+      crossed = sum(x.received_bytes(a) for x in links if x.me in b)
       assert crossed == 4 * size + HEADER_BYTES * blocks
 
 
@@ -163,7 +163,7 @@ def test_peers_with_different_sites_are_reported():
       for x, sites in zip(links, [(2, 1), (2, 1), (1, 2)], strict=True)
     ]
     for operation in operations:
-      with pytest.raises(Lost, match="another operation"):
+      with pytest.raises(LinksLost, match="another operation"):
         operation.result(PATIENCE_S)
 
 
@@ -180,7 +180,7 @@ def test_contributors_may_be_a_subset_of_the_members():
 
 def test_gather_returns_unequal_sizes_in_rank_order():
   pieces = [os.urandom(n) for n in (0, 1, 9000, 4096)]
-  with world(4, Options(num_connections=2)) as links:
+  with world(4, LinkOptions(num_connections=2)) as links:
     operations = [
       link_collectives.gather(x, 0, piece, block_bytes=BLOCK)
       for x, piece in zip(links, pieces, strict=True)
@@ -234,9 +234,9 @@ def test_mismatched_operations_are_reported():
       for i, x in enumerate(links[:1])
     ]
     zeros = np.zeros(11, np.float32)
-    with pytest.raises(Lost, match=r"differs from|operation 0"):
+    with pytest.raises(LinksLost, match=r"differs from|operation 0"):
       link_collectives.all_reduce(links[1], 0, zeros).result(PATIENCE_S)
-    with pytest.raises(Lost, match="operation 0"):
+    with pytest.raises(LinksLost, match="operation 0"):
       operations[0].result(PATIENCE_S)
 
 
@@ -287,10 +287,12 @@ def test_leaving_peer_ends_all_operations_and_keeps_the_inputs():
     wake = threading.Timer(0.1, links[2].close)
     wake.start()
     for operation in operations:
-      with pytest.raises(Lost, match=f"operation {operation.tag}: peer p2"):
+      with pytest.raises(
+        LinksLost, match=f"operation {operation.tag}: peer p2"
+      ):
         operation.result(PATIENCE_S)
     wake.join()
-    with pytest.raises(Lost):
+    with pytest.raises(LinksLost):
       link_collectives.all_reduce(links[0], 9, xs[0])
   assert all((a == b).all() for a, b in zip(xs, kept, strict=True))
 
@@ -305,9 +307,9 @@ def test_bytes_of_an_aborted_operation_are_counted_separately():
       link_collectives.all_reduce(x, 1, xs[0], block_bytes=BLOCK)
       for x in links[:2]
     ]
-    with pytest.raises(Lost, match="peer p2: operation 1 has not ended"):
+    with pytest.raises(LinksLost, match="peer p2: operation 1 has not ended"):
       operations[0].result(1)
-    with pytest.raises(Lost):
+    with pytest.raises(LinksLost):
       operations[1].result(PATIENCE_S)
     assert links[0].traffic.sent.payload == done
     aborted = links[0].traffic.aborted_sent.payload

@@ -13,10 +13,10 @@ from parallel.peers.exchange import RoundExchange
 from parallel.peers.membership import messages as m
 from parallel.peers.membership import service
 from parallel.peers.membership import shared_state as states
-from parallel.peers.membership.coordinator import Coordinator, Phase, Rules
+from parallel.peers.membership.coordinator import CoordinatorState, Phase, Rules
 from parallel.peers.membership.journal import Journal
-from parallel.peers.membership.service import Service, waits
-from parallel.peers.settings import Settings
+from parallel.peers.membership.service import CoordinatorService, describe_wait
+from parallel.peers.settings import PeerSettings
 from parallel.peers.swarm import Swarm
 from parallel.peers.transport import frames
 from parallel.peers.transport.channel import Channel
@@ -95,12 +95,12 @@ def test_manifests_are_limited():
   ):
     with pytest.raises(FrameError, match=message):
       states.decode(wrong, limit)
-  deep = {"x": states.Entry("int8", (1,) * 16, bytes(32))}
+  deep = {"x": states.ManifestEntry("int8", (1,) * 16, bytes(32))}
   assert states.decode(states.encode(deep), 1) == deep
   for entry in (
-    states.Entry("int8", (1,) * 17, bytes(32)),
-    states.Entry("bytes", (1, 1), bytes(32)),
-    states.Entry("object", (1,), bytes(32)),
+    states.ManifestEntry("int8", (1,) * 17, bytes(32)),
+    states.ManifestEntry("bytes", (1, 1), bytes(32)),
+    states.ManifestEntry("object", (1,), bytes(32)),
   ):
     with pytest.raises(FrameError):
       states.decode(states.encode({"x": entry}), 1 << 20)
@@ -111,37 +111,63 @@ def test_manifests_are_limited():
 _RECORD = m.Record(2, ("a", "b"), 7, 1, "0a")
 
 
-@pytest.mark.parametrize(("state", "text", "doing"), [
-  (Coordinator(), "waits for 2 more peers: 0 of 2 there", {}),
-  (Coordinator(pending=tuple(
-    (who, m.Hello(0, 7, digest, None)) for who, digest in ("ca", "db")
-  )), "waits for one peer more or less: two states of revision 7, or two "
-   "configs, are held by equally many peers", {}),
-  (Coordinator(pending=(("c", NEW),)), "waits for 1 more peer: 1 of 2 there",
-   {"c": "waits to join"}),
-  (Coordinator(_RECORD, pending=(("b", NEW),)),
-   "waits for members to come back: a", {"a": "is waited for"}),
-  (Coordinator(_RECORD, late=True),
-   "waits for a peer that has revision 7: one of a, b",
-   {"b": "is waited for"}),
-  (Coordinator(_RECORD, Phase.FORMING, ready=frozenset("a")),
-   "waits for members to connect and to have revision 7: 1 of 2 there, "
-   "missing b", {"a": "is prepared", "b": "connects, fetches"}),
-  (Coordinator(_RECORD, Phase.OPEN, ready=frozenset("b")),
-   "waits for parts of round 7: 1 of 2 there, missing a",
-   {"a": "computes", "b": "has its part"}),
-  (Coordinator(
-    _RECORD, Phase.RUNNING, contributors=("b",), ready=frozenset("b")
-  ), "waits for votes on round 7: 0 of 1 there, missing b",
-   {"a": "computes", "b": "exchanges"}),
-  (Coordinator(_RECORD, Phase.RUNNING, contributors=("a", "b"),
-               votes=(("a", "0b"),)),
-   "waits for votes on round 7: 1 of 2 there, missing b",
-   {"a": "has voted", "b": "exchanges"}),
-])
+@pytest.mark.parametrize(
+  ("state", "text", "doing"),
+  [
+    (CoordinatorState(), "waits for 2 more peers: 0 of 2 there", {}),
+    (
+      CoordinatorState(
+        pending=tuple(
+          (who, m.Hello(0, 7, digest, None)) for who, digest in ("ca", "db")
+        )
+      ),
+      "waits for one peer more or less: two states of revision 7, or two "
+      "configs, are held by equally many peers",
+      {},
+    ),
+    (
+      CoordinatorState(pending=(("c", NEW),)),
+      "waits for 1 more peer: 1 of 2 there", {"c": "waits to join"}
+    ),
+    (
+      CoordinatorState(_RECORD, pending=(("b", NEW),)),
+      "waits for members to come back: a", {"a": "is waited for"}
+    ),
+    (
+      CoordinatorState(_RECORD, late=True),
+      "waits for a peer that has revision 7: one of a, b",
+      {"b": "is waited for"},
+    ),
+    (
+      CoordinatorState(_RECORD, Phase.FORMING, ready=frozenset("a")),
+      "waits for members to connect and to have revision 7: 1 of 2 there, "
+      "missing b",
+      {"a": "is prepared", "b": "connects, fetches"},
+    ),
+    (
+      CoordinatorState(_RECORD, Phase.OPEN, ready=frozenset("b")),
+      "waits for contributions to round 7: 1 of 2 there, missing a",
+      {"a": "computes", "b": "is ready"},
+    ),
+    (
+      CoordinatorState(
+        _RECORD, Phase.RUNNING, contributors=("b",), ready=frozenset("b")
+      ),
+      "waits for votes on round 7: 0 of 1 there, missing b",
+      {"a": "computes", "b": "exchanges"},
+    ),
+    (
+      CoordinatorState(
+        _RECORD, Phase.RUNNING, contributors=("a", "b"), votes=(("a", "0b"),)
+      ),
+      "waits for votes on round 7: 1 of 2 there, missing b",
+      {"a": "has voted", "b": "exchanges"},
+    ),
+  ],
+)
 def test_status_of_a_coordinator_and_its_peers(tmp_path, state, text, doing):
-  assert waits(state, Rules(least=2)) == text
-  with Journal(tmp_path / "journal") as journal, Service(
+  assert describe_wait(state, Rules(least=2)) == text
+  with Journal(tmp_path / "journal") as journal, CoordinatorService(
     ("127.0.0.1", 0), SECURITY, journal, say=str
   ) as there:
     there.state = state
@@ -160,30 +186,32 @@ def test_lines_about_members_name_who_came_who_left_and_why():
     assert service._epoch_line(tuple(before), now) == (
       f"epoch 3, revision 7: 3 members{text}"
     )
-  state = Coordinator(m.Record(2, ("a", "b", "x")))
+  state = CoordinatorState(m.Record(2, ("a", "b", "x")))
   for message, why in (
     (m.Vote(2, 5, "0b"), "its digest of round 5 differs from the majority's"),
     (m.Leave(), "it leaves"),
     (m.Hello(0, 0, "", None), "no connected peer holds the newest revision"),
     (m.Unreachable(2, ("x",)), "a cannot reach it"),
   ):
-    assert service._reason(state, "x", "a", message) == why
+    assert service._drop_reason(state, "x", "a", message) == why
 
 
 def test_joining_peer_is_informed_of_a_wait_again_every_ten_seconds(tmp_path):
   here, other = socket.socketpair()
   lines = []
   names = tuple(f"{i:050}" for i in range(9))
-  with here, other, Journal(tmp_path / "journal") as journal, Service(
+  with here, other, Journal(
+    tmp_path / "journal"
+  ) as journal, CoordinatorService(
     ("127.0.0.1", 0), SECURITY, journal, say=lines.append
   ) as there:
-    channel = there._channels["z"] = Channel(here, frames.FROM_PEER, 10)
-    there.state = Coordinator(m.Record(1, names, 3), pending=(("z", NEW),))
+    channel = there._channels["z"] = Channel(here, frames.PEER_MESSAGES, 10)
+    there.state = CoordinatorState(m.Record(1, names, 3), pending=(("z", NEW),))
 
     def sent(now):
       there._report_wait(now)
       found = [
-        frames.decode(x, frames.FROM_COORDINATOR) for x in channel._waiting
+        frames.decode(x, frames.COORDINATOR_MESSAGES) for x in channel._waiting
       ]
       channel._waiting.clear()
       return found
@@ -199,20 +227,20 @@ def test_joining_peer_is_informed_of_a_wait_again_every_ten_seconds(tmp_path):
     assert second.lost
     assert "has revision 3" in second.text
     assert len(lines) == 2
-    assert lines[1].endswith(waits(there.state, there.rules))
+    assert lines[1].endswith(describe_wait(there.state, there.rules))
 
 
 def test_contribution_has_a_finite_weight_and_reports_a_finite_loss(tmp_path):
   def step(exchange, state, part):
     return {"x": state["x"] + exchange.mean(part)}
 
-  with Journal(tmp_path / "journal") as journal, Service(
+  with Journal(tmp_path / "journal") as journal, CoordinatorService(
     ("127.0.0.1", 0), SECURITY, journal, say=str
   ) as there:
     threading.Thread(target=there.serve, daemon=True).start()
     part, state = np.ones(3, np.float32), {"x": np.zeros(3, np.float32)}
     with Swarm(
-      there.address, SECURITY, state, settings=Settings(samples=5)
+      there.address, SECURITY, state, settings=PeerSettings(samples=5)
     ) as swarm:
       for weight in (-1e-9, math.inf, math.nan):
         with pytest.raises(ValueError, match="must be finite and not negative"):

@@ -34,11 +34,11 @@ def _rounds(count):
 def test_rotated_log_is_bounded_and_replays_by_itself(tmp_path):
   path, rules = tmp_path / "log", Rules(least=2)
   log = history.Log(path, _MOST)
-  state, effects = coordinator.started(Record())
+  state, effects = coordinator.initial_state(Record())
   log.started(Record(), rules, effects)
   for sender, message in _rounds(40):
     state, effects = coordinator.step(state, sender, message, rules)
-    log.stepped(sender, message, effects, state)
+    log.log_step(sender, message, effects, state)
     files = [tmp_path / "log.1", path]
     files = [file for file in files if file.exists()]
     assert all(file.stat().st_size < _MOST + 2000 for file in files)

@@ -41,14 +41,14 @@ def test_rates_are_of_products_and_of_bytes_read_and_written(monkeypatch):
   """On a clock that each look at it advances by a second: two calls in four.
   """
   monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
-  found = measured_links.computed(min_s=2.5)
+  found = measured_links.measure_compute(min_s=2.5)
   assert found["flops"] == 2 * 2 * 512**3 / 4
   assert found["memory_bandwidth"] == 2 * 2 * 4 * 2**23 / 4
 
 
 def test_links_between_processes_are_measured():
   """Hosts are assigned in turn; processes of a node are neighbours."""
-  text, words = measured_links.file_of(
+  text, words = measured_links.build_cluster_file(
     3, ["127.0.0.2", "127.0.0.1"], "", "", [], "h200", 1, "", ""
   )
   links = cluster_files.from_json(json.loads(text))
@@ -84,7 +84,7 @@ def test_fits_are_assigned_to_the_direction_of_messages():
     return [(n, latency_s + n / rate) for n in (1e3, 1e6)]
 
   device = {"flops": 2e9, "memory_bandwidth": 1e9, "memory_bytes": 8e9}
-  links = measured_links.fitted([
+  links = measured_links.fit_link_matrix([
     {"device": device, "links": {"p1": rows(1e-5, 1e9)}},
     {"device": device | {"flops": 1e9}, "links": {"p0": rows(2e-5, 5e8)}},
   ], ["a", "b"])
@@ -96,7 +96,7 @@ def test_fits_are_assigned_to_the_direction_of_messages():
   assert links.device.memory_bytes == 8e9
   assert links.device.memory_bandwidth == 1e9
   # Processes of one host share its memory.
-  shared = measured_links.fitted([
+  shared = measured_links.fit_link_matrix([
     {"device": device,
      "links": {f"p{i}": rows(1e-5, 1e9) for i in range(3) if i != j}}
     for j in range(3)

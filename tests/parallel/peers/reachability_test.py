@@ -8,7 +8,11 @@ import pytest
 from parallel.peers.membership import coordinator
 from parallel.peers.membership import messages as m
 from parallel.peers.membership.coordinator import Phase, Rules
-from parallel.peers.membership.reachability import Admission, culprits, reason
+from parallel.peers.membership.reachability import (
+  AdmissionCandidates,
+  culprits,
+  reason,
+)
 
 pytestmark = pytest.mark.quick
 HELLO = m.Hello(0, 0, "", None)
@@ -52,7 +56,7 @@ def test_reason_names_peers_in_both_directions():
 
 def _formed(peers, rules):
   """Returns a coordinator whose members form an epoch."""
-  state, _ = coordinator.started(m.Record())
+  state, _ = coordinator.initial_state(m.Record())
   for peer in peers:
     state, _ = coordinator.step(state, peer, HELLO, rules)
   assert state.phase is Phase.FORMING
@@ -120,7 +124,7 @@ class _Network:
 
   def __init__(self, failed=()):
     self.failed = set(failed)
-    self.admission = Admission("coordinator", 10)
+    self.admission = AdmissionCandidates("coordinator", 10)
     self.there, self.members, self.texts = [], [], {}
     self.now = 0.0
 
@@ -222,7 +226,7 @@ def test_pauses_between_checks_double_and_a_reason_is_said_once():
 
 def test_missing_response_is_no_evidence():
   """A peer that never answers delays a candidate by the time limit."""
-  admission = Admission("coordinator", 10)
+  admission = AdmissionCandidates("coordinator", 10)
   admission.add("b", HELLO)
   assert admission.questions(["a"], 0.0) == {
     "coordinator": ["b"], "b": ["a"], "a": ["b"]
@@ -234,7 +238,7 @@ def test_missing_response_is_no_evidence():
 
 
 def test_candidate_that_comes_again_is_judged_by_new_answers():
-  admission = Admission("coordinator", 10)
+  admission = AdmissionCandidates("coordinator", 10)
   pairs = ("coordinator", "b"), ("a", "b"), ("b", "a")
   admission.add("b", HELLO)
   admission.questions(["a"], 0.0)
@@ -250,7 +254,7 @@ def test_candidate_that_comes_again_is_judged_by_new_answers():
 
 
 def test_member_without_a_connection_is_asked_when_it_returns():
-  admission = Admission("coordinator", 10)
+  admission = AdmissionCandidates("coordinator", 10)
   admission.add("b", HELLO)
   admission.questions([], 0.0)
   assert admission.outcome(["a"], ["a"], 99.0) is None

@@ -16,22 +16,22 @@ import zlib
 import numpy as np
 import pytest
 
-from parallel.peers.agent import Settings
+from parallel.peers.agent import PeerSettings
 from parallel.peers.membership import ids, reachability, service
 from parallel.peers.membership import messages as m
 from parallel.peers.membership.journal import Journal
-from parallel.peers.membership.service import Service, Timing
+from parallel.peers.membership.service import CoordinatorService, Timing
 from parallel.peers.swarm import Swarm
 from parallel.peers.transport import frames, handshake
 from parallel.peers.transport.frames import Header, Kind
 from parallel.peers.transport.handshake import (
   DialRequest,
   Purpose,
-  Scope,
   Security,
+  SocketGroup,
 )
 from parallel.peers.transport.identity import Identity, fingerprint
-from parallel.peers.transport.listener import Limits, Listener, Offer
+from parallel.peers.transport.listener import AcceptRule, Limits, Listener
 from tests.parallel.peers.worlds import (
   FUZZED,
   PATIENCE_S,
@@ -59,7 +59,8 @@ class _Member:
     self.said = []
     self.swarm = Swarm(
       there.address, SECURITY, _start(),
-      settings=Settings(alone_s=PATIENCE_S, **settings), say=self.said.append,
+      settings=PeerSettings(alone_s=PATIENCE_S, **settings),
+      say=self.said.append,
     )
     self._combine, self._ending = combine, threading.Event()
     self.error = None
@@ -84,7 +85,7 @@ class _Trained:
 
   def __init__(self, folder, caplog, handshake_s):
     self._said, self._caplog = [], caplog
-    self.there = Service(
+    self.there = CoordinatorService(
       ("127.0.0.1", 0), SECURITY, Journal(folder / "journal"),
       timing=Timing(
         silence_s=60, reconnect_s=0.5, handshake_s=handshake_s, check_s=0.5
@@ -146,7 +147,7 @@ def _drips(sock):
 
 def _asks(sock, request, security):
   """Runs the dialer's side of a handshake, once."""
-  handshake._ask(
+  handshake._run_handshake(
     handshake.HandshakeSocket(sock, PATIENCE_S), request, security
   )
 
@@ -216,8 +217,12 @@ def test_thousand_connections_at_once_do_not_delay_rounds(trained):
 
 def _dialled(address, purpose, epoch, me="", receiver=None):
   me = me or ids.make(("127.0.0.1", 1))
-  request = DialRequest(purpose, 0, epoch, me, receiver or service.NAME)
-  return handshake.dial(address, request, SECURITY, Scope(), PATIENCE_S), me
+  request = DialRequest(
+    purpose, 0, epoch, me, receiver or service.COORDINATOR_ID
+  )
+  return handshake.dial(
+    address, request, SECURITY, SocketGroup(), PATIENCE_S
+  ), me
 
 
 def _hello(sock):
@@ -438,7 +443,7 @@ def test_member_with_the_token_cannot_use_the_id_of_another(trained, forged):
   )
   for number, (address, request) in enumerate([
     (trained.there.address,
-     DialRequest(Purpose.CONTROL, 0, 0, second, service.NAME)),
+     DialRequest(Purpose.CONTROL, 0, 0, second, service.COORDINATOR_ID)),
     (ids.address(first), DialRequest(Purpose.DATA, 1, epoch, second, first)),
     (ids.address(first), DialRequest(Purpose.STATE, 0, epoch, second, first)),
   ], 1):
@@ -455,13 +460,13 @@ def test_member_with_the_token_cannot_use_the_id_of_another(trained, forged):
 
 def test_listener_with_the_token_cannot_use_the_id_of_another():
   with Listener("a", IMPOSTOR) as there:
-    there.serve(Purpose.DATA, Offer(1, None, lambda *_: None))
+    there.serve(Purpose.DATA, AcceptRule(1, None, lambda *_: None))
     victim = ids.make(there.address)
     there.me = victim
     with pytest.raises(handshake.Refused, match="the id of another process"):
       handshake.dial(
         there.address, DialRequest(Purpose.DATA, 0, 1, "b", victim), SECURITY,
-        Scope(), PATIENCE_S,
+        SocketGroup(), PATIENCE_S,
       )
 
 
@@ -494,13 +499,13 @@ def test_user_has_one_token_per_machine(tmp_path, monkeypatch):
   for home in ("a", "a", "b"):
     (tmp_path / home).mkdir(exist_ok=True)
     monkeypatch.setenv("HOME", str(tmp_path / home))
-    tokens.append(handshake.from_files("", "", "", "").token)
+    tokens.append(handshake.read_security("", "", "", "").token)
   assert tokens[0] == tokens[1] != tokens[2]
-  kept = tmp_path / "a" / handshake.OWN_TOKEN
+  kept = tmp_path / "a" / handshake.TOKEN_FILE
   assert kept.stat().st_mode & 0o077 == 0
   assert [path.name for path in kept.parent.iterdir()] == [kept.name]
   monkeypatch.setenv(handshake.TOKEN_VARIABLE, "x" * 32)
-  assert handshake.from_files("", "", "", "").token == b"x" * 32
+  assert handshake.read_security("", "", "", "").token == b"x" * 32
   given = tmp_path / "token"
   given.write_text("y" * 32)
-  assert handshake.from_files(str(given), "", "", "").token == b"y" * 32
+  assert handshake.read_security(str(given), "", "", "").token == b"y" * 32

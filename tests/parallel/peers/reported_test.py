@@ -20,17 +20,21 @@ import pytest
 from caatnet.benchmarks.elastic import churn_peer
 from parallel.peers.membership import coordinator, ids
 from parallel.peers.membership import messages as m
-from parallel.peers.membership.coordinator import Coordinator, Phase, Rules
+from parallel.peers.membership.coordinator import CoordinatorState, Phase, Rules
 from parallel.peers.membership.journal import Journal
-from parallel.peers.membership.service import Service, Timing, waits
+from parallel.peers.membership.service import (
+  CoordinatorService,
+  Timing,
+  describe_wait,
+)
 from parallel.peers.ring import link_collectives
-from parallel.peers.settings import Settings
+from parallel.peers.settings import PeerSettings
 from parallel.peers.swarm import Swarm
 from parallel.peers.transport import frames
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.frames import Header, Kind
-from parallel.peers.transport.links import Options
-from parallel.peers.transport.transfers import Lost
+from parallel.peers.transport.links import LinkOptions
+from parallel.peers.transport.transfers import LinksLost
 from tests.parallel.peers.worlds import (
   PATIENCE_S,
   SECURITY,
@@ -46,7 +50,7 @@ class _Run:
   """Coordinator driven by messages; `told` maps each peer to its last reply."""
 
   def __init__(self, rules):
-    self.rules, self.state, self.told = rules, Coordinator(), []
+    self.rules, self.state, self.told = rules, CoordinatorState(), []
 
   def __call__(self, sender, message):
     self.state, effects = coordinator.step(
@@ -80,7 +84,7 @@ def _step(exchange, state, part):
 
 
 def _serving(folder, **timing):
-  there = Service(
+  there = CoordinatorService(
     ("127.0.0.1", 0), SECURITY, Journal(folder / "journal"),
     timing=Timing(**timing), rules=Rules(least=2), say=lambda line: None,
   )
@@ -90,19 +94,19 @@ def _serving(folder, **timing):
 
 def test_member_that_only_keeps_its_connection_is_dropped(tmp_path):
   """Covers torchft#63: dead members stayed in the quorum."""
-  there = Service(
+  there = CoordinatorService(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     rules=Rules(least=2), say=lambda line: None,
   )
   alive, dead = (ids.make(("127.0.0.1", 1)) for _ in range(2))
   pairs = {peer: socket.socketpair() for peer in (alive, dead)}
   for peer, (sock, _) in pairs.items():
-    there._take(Channel(sock, frames.FROM_PEER, 10), peer, NEW)
+    there._take(Channel(sock, frames.PEER_MESSAGES, 10), peer, NEW)
     there._admission.remove(peer)
     there._step(peer, NEW)
   now = time.monotonic() + 30
   there._channels[alive].last_received = now - 1
-  there._look_at_clocks(now)
+  there._check_timeouts(now)
   assert there.state.record.members == (alive,)
   there.close()
   for sock in itertools.chain(*pairs.values()):
@@ -190,12 +194,14 @@ def test_failed_attempt_starts_a_new_epoch():
 def test_log_names_the_awaited_event_and_the_missing_peers(tmp_path):
   """Covers torchft#163, #329, Flower#4147: servers waited without a reason."""
   run, rules = _Run(Rules(least=2)), Rules(least=2)
-  assert waits(run.state, rules) == "waits for 2 more peers: 0 of 2 there"
+  assert describe_wait(
+    run.state, rules
+  ) == "waits for 2 more peers: 0 of 2 there"
   run.opened("a", "b").ready("a")
-  said = waits(run.state, rules)
-  assert said == "waits for parts of round 0: 1 of 2 there, missing b"
+  said = describe_wait(run.state, rules)
+  assert said == "waits for contributions to round 0: 1 of 2 there, missing b"
   lines = []
-  there = Service(
+  there = CoordinatorService(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     rules=rules, say=lines.append,
   )
@@ -230,7 +236,7 @@ def test_joining_peer_with_a_higher_revision_is_not_the_donor():
 def _talking(silence_s):
   """Returns a running channel, the other end of its socket, and its events."""
   here, other = socket.socketpair()
-  channel, taken = Channel(here, frames.FROM_PEER, silence_s, True), []
+  channel, taken = Channel(here, frames.PEER_MESSAGES, silence_s, True), []
 
   def run():
     with here, pytest.raises(OSError):
@@ -296,26 +302,26 @@ def test_part_may_take_longer_than_the_silence_limit(tmp_path):
 
 def test_dead_peer_is_detected_without_a_time_limit():
   """Covers torchft#164, #196: only a collective's time limit detected it."""
-  with world(3, Options(silence_s=600)) as links:
+  with world(3, LinkOptions(silence_s=600)) as links:
     xs = arrays(3, 1000)
     operations = [
       link_collectives.all_reduce(links[i], 1, xs[i]) for i in range(2)
     ]
     links[2]._scope.close()  # the kernel does this when a process dies
     for operation in operations:
-      with pytest.raises(Lost):
+      with pytest.raises(LinksLost):
         operation.result(PATIENCE_S)
 
 
 def test_connection_without_progress_ends_a_sum():
   """Covers torchft#164, #196: TCP alone waits for a quarter of an hour."""
-  with world(2, Options(silence_s=1)) as links:
-    churn_peer.deafen(links[1]._inward["p0", 1])
+  with world(2, LinkOptions(silence_s=1)) as links:
+    churn_peer.drop_received_packets(links[1]._inward["p0", 1])
     operations = [
       link_collectives.all_reduce(x, 1, arrays(1, 10_000)[0]) for x in links
     ]
     for operation in operations:
-      with pytest.raises(Lost) as caught:
+      with pytest.raises(LinksLost) as caught:
         operation.result(PATIENCE_S)
       assert "has not ended" not in caught.value.reason
 
@@ -324,7 +330,7 @@ def test_sum_that_a_peer_never_begins_ends_and_names_it():
   """Covers pccl#13: a synchronous reduce hung."""
   with world(2) as links:
     operation = link_collectives.all_reduce(links[0], 1, arrays(1, 10)[0])
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(LinksLost) as caught:
       operation.result(0.05)
     assert caught.value.peer == "p1"
 
@@ -345,7 +351,8 @@ def test_fragments_may_be_reduced_in_any_order():
 
 def _lived(address, start, rounds, revision=0, change=_step):
   with Swarm(
-    address, SECURITY, start, revision=revision, settings=Settings(samples=2)
+    address, SECURITY, start, revision=revision,
+    settings=PeerSettings(samples=2)
   ) as swarm:
     before = swarm.digest
     for _ in range(rounds):
@@ -382,7 +389,7 @@ def test_checkpoint_has_the_whole_shared_state(tmp_path):
   kept, last = (0, start), None
   for run in range(2):
     (tmp_path / str(run)).mkdir()
-    there = Service(
+    there = CoordinatorService(
       ("127.0.0.1", 0), SECURITY, Journal(tmp_path / str(run) / "journal"),
       say=lambda line: None,
     )
@@ -396,7 +403,7 @@ def test_checkpoint_has_the_whole_shared_state(tmp_path):
 
 def test_shared_state_cannot_be_written_in_place(tmp_path):
   """Covers torchft#233: an in-place update changed data still in use."""
-  there = Service(
+  there = CoordinatorService(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     say=lambda line: None,
   )

@@ -10,22 +10,28 @@ from parallel.peers.membership import coordinator, peer, search
 from parallel.peers.membership import messages as m
 from parallel.peers.membership.coordinator import Rules
 from parallel.peers.membership.transitions import Model
-from parallel.peers.membership.world import Bounds, Budget, Protocol
+from parallel.peers.membership.world import (
+  FaultBudget,
+  ProtocolModules,
+  SearchBounds,
+)
 
 pytestmark = pytest.mark.quick
 
 # Worlds that take a few seconds; configs/elastic/protocol.py has larger ones.
 _WORLDS = {
-  "nothing": Bounds(3, 1, Budget(), Rules(3)),
-  "killed": Bounds(2, 2, Budget(crashes=1, leaves=1), Rules(2)),
-  "cut": Bounds(2, 2, Budget(cuts=1, copies=1), Rules(2)),
-  "coordinator": Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)),
-  "journal lost": Bounds(2, 1, Budget(restarts=1, losses=1), Rules(2)),
-  "suspected": Bounds(2, 1, Budget(suspicions=1), Rules(2)),
-  "failed": Bounds(2, 1, Budget(failures=1, crashes=1), Rules(2)),
-  "unheard": Bounds(2, 1, Budget(cuts=1, failures=1), Rules(2)),
-  "late": Bounds(2, 2, Budget(crashes=1), Rules(2, quorum=1)),
-  "void": Bounds(2, 2, Budget(voids=1), Rules(2, quorum=1)),
+  "nothing": SearchBounds(3, 1, FaultBudget(), Rules(3)),
+  "killed": SearchBounds(2, 2, FaultBudget(crashes=1, leaves=1), Rules(2)),
+  "cut": SearchBounds(2, 2, FaultBudget(cuts=1, copies=1), Rules(2)),
+  "coordinator": SearchBounds(2, 1, FaultBudget(restarts=1, halts=1), Rules(2)),
+  "journal lost": SearchBounds(
+    2, 1, FaultBudget(restarts=1, losses=1), Rules(2)
+  ),
+  "suspected": SearchBounds(2, 1, FaultBudget(suspicions=1), Rules(2)),
+  "failed": SearchBounds(2, 1, FaultBudget(failures=1, crashes=1), Rules(2)),
+  "unheard": SearchBounds(2, 1, FaultBudget(cuts=1, failures=1), Rules(2)),
+  "late": SearchBounds(2, 2, FaultBudget(crashes=1), Rules(2, quorum=1)),
+  "void": SearchBounds(2, 2, FaultBudget(voids=1), Rules(2, quorum=1)),
 }
 
 
@@ -38,71 +44,77 @@ def test_every_reachable_state_keeps_the_invariants_and_can_progress(name):
 
 
 # Fault: module, original text, replacement, world, and violated invariant.
-_CUT, _LOST = Budget(cuts=1), Budget(restarts=1, losses=1)
+_CUT, _LOST = FaultBudget(cuts=1), FaultBudget(restarts=1, losses=1)
 _FAULTS = {
   "a round is committed before all votes": (
     coordinator, "if len(votes) < len(state.contributors):", "if not votes:",
-    Bounds(2, 1, Budget(crashes=1), Rules(2)), "",
+    SearchBounds(2, 1, FaultBudget(crashes=1), Rules(2)), "",
   ),
   "a commit is not written": (
     coordinator, "return state, [record, *effects]", "return state, effects",
-    Bounds(2, 1, Budget(), Rules(2)), "a peer applies an uncommitted round",
+    SearchBounds(2, 1, FaultBudget(), Rules(2)),
+    "a peer applies an uncommitted round",
   ),
   "an empty journal starts with the first epoch": (
     coordinator, "max(record.epoch, *received, 0)", "record.epoch",
-    Bounds(2, 1, _LOST, Rules(2)), "no run can complete",
+    SearchBounds(2, 1, _LOST, Rules(2)), "no run can complete",
   ),
   "a failed round keeps the epoch": (
     coordinator, "epoch=newest + 1",
     "epoch=newest + (record.members != (*sorted(members),))",
-    Bounds(2, 1, Budget(failures=1), Rules(2)), "no run can complete",
+    SearchBounds(2, 1, FaultBudget(failures=1), Rules(2)),
+    "no run can complete",
   ),
   "a contribution that may be counted is kept": (
     peer, "keep = message.revision == state.revision", "keep = True",
-    Bounds(2, 2, Budget(suspicions=1), Rules(2)),
+    SearchBounds(2, 2, FaultBudget(suspicions=1), Rules(2)),
     "a contribution that was counted is kept",
   ),
   "a committed result is dropped": (
     peer, "vote.epoch, vote.round + 1, vote.digest", "vote.epoch, -1, ''",
-    Bounds(2, 1, Budget(suspicions=1), Rules(2)), "",
+    SearchBounds(2, 1, FaultBudget(suspicions=1), Rules(2)), "",
   ),
   "a lost vote is not resent": (
     peer, "return state, [Send(None, state.voted)]", "return state, []",
-    Bounds(2, 1, _CUT, Rules(2)), "no run can complete",
+    SearchBounds(2, 1, _CUT, Rules(2)), "no run can complete",
   ),
   "a returning member gets no reply": (
     coordinator, "    return state, effects\n  others = [",
     "    return state, []\n  others = [",
-    Bounds(2, 1, _CUT, Rules(2)), "no run can complete",
+    SearchBounds(2, 1, _CUT, Rules(2)), "no run can complete",
   ),
   "an epoch starts without the newest revision": (
     coordinator, "if not state.holders:", "if False:",
-    Bounds(2, 1, Budget(suspicions=1), Rules(1)), "no run can complete",
+    SearchBounds(2, 1, FaultBudget(suspicions=1), Rules(1)),
+    "no run can complete",
   ),
   "a joining peer is forgotten": (
     coordinator,
     "tuple(entry for entry in state.pending if entry[0] not in record.members)",
-    "()", Bounds(2, 1, Budget(failures=1), Rules(1)), "no run can complete",
+    "()", SearchBounds(2, 1, FaultBudget(failures=1), Rules(1)),
+    "no run can complete",
   ),
   "a message of another epoch is accepted": (
     coordinator, " or message.epoch != record.epoch", "",
-    Bounds(2, 1, Budget(suspicions=1), Rules(2)),
+    SearchBounds(2, 1, FaultBudget(suspicions=1), Rules(2)),
     "a peer has uncommitted content",
   ),
   "a peer continues alone after its vote": (
     peer,
     "return state._replace(phase=Phase.HALTED), [m.Halt()]",
     "return _applied(state) if state.voted else (state, [])",
-    Bounds(2, 1, Budget(cuts=1, halts=1), Rules(2)),
+    SearchBounds(2, 1, FaultBudget(cuts=1, halts=1), Rules(2)),
     "a peer applies an uncommitted round",
   ),
   "missing members are not waited for": (
     coordinator, "[m.Arm(m.Recovered())] if record.members else []", "[]",
-    Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)), "no run can complete",
+    SearchBounds(2, 1, FaultBudget(restarts=1, halts=1), Rules(2)),
+    "no run can complete",
   ),
   "a silent peer is dropped without notice": (
     coordinator, "return state, [m.Close(peer)]", "return state, []",
-    Bounds(2, 1, Budget(suspicions=1), Rules(2)), "no run can complete",
+    SearchBounds(2, 1, FaultBudget(suspicions=1), Rules(2)),
+    "no run can complete",
   ),
 }
 
@@ -120,7 +132,9 @@ def _broken(module, text, replacement):
 def test_fault_is_found_with_a_shortest_trace(name):
   module, text, replacement, bounds, problem = _FAULTS[name]
   which = module.__name__.rsplit(".", 1)[1]
-  protocol = Protocol()._replace(**{which: _broken(module, text, replacement)})
+  protocol = ProtocolModules()._replace(
+    **{which: _broken(module, text, replacement)}
+  )
   bounds = dataclasses.replace(bounds, most=40_000)  # some are unbounded
   found = search.search(bounds, protocol)
   assert found.problem
@@ -146,7 +160,7 @@ def test_fault_is_found_with_a_shortest_trace(name):
 
 def test_no_state_is_chosen_while_as_many_peers_have_another():
   """A start from one of two resumed states would discard the other one."""
-  state, rules = coordinator.Coordinator(), coordinator.Rules(least=2)
+  state, rules = coordinator.CoordinatorState(), coordinator.Rules(least=2)
   epochs = []
   for who, digest in (("a", "0a"), ("b", "0b"), ("c", "0b")):
     hello = m.Hello(0, 7, digest, None)
@@ -162,7 +176,7 @@ def test_no_state_is_chosen_while_as_many_peers_have_another():
 ])
 def test_empty_journal_recovers_the_epochs_of_peers(vote, epoch):
   """Epochs of the newest revision and of all peers, one of which claims any."""
-  state, rules = coordinator.Coordinator(), coordinator.Rules(least=3)
+  state, rules = coordinator.CoordinatorState(), coordinator.Rules(least=3)
   for who, hello in (
     ("a", m.Hello(5, 7, "0a", None)), ("b", m.Hello(9, 6, "00", vote)),
     ("c", m.Hello(2**62, 6, "00", None)),
@@ -179,7 +193,7 @@ def test_votes_without_a_majority_are_repeated_once_from_verified_states(
   digests
 ):
   peers, rules = "abc"[: len(digests)], coordinator.Rules(least=len(digests))
-  state = coordinator.Coordinator()
+  state = coordinator.CoordinatorState()
 
   def run(*said):
     nonlocal state
@@ -216,7 +230,7 @@ def test_votes_without_a_majority_are_repeated_once_from_verified_states(
 
 def test_peer_with_wrong_vote_is_readmitted_after_a_round_without_it():
   """The peer keeps its part until a newer revision, and repeats its vote."""
-  state, rules = coordinator.Coordinator(), coordinator.Rules(least=3)
+  state, rules = coordinator.CoordinatorState(), coordinator.Rules(least=3)
   said = [(who, m.Hello(0, 0, "", None)) for who in "abc"]
   said += [(who, m.Prepared(1)) for who in "abc"]
   said += [(who, m.Ready(1, 0)) for who in "abc"]

@@ -11,17 +11,17 @@ import time
 import numpy as np
 import pytest
 
-from parallel.peers.agent import Halted, Settings
+from parallel.peers.agent import PeerHalted, PeerSettings
 from parallel.peers.membership import coordinator, ids, service
 from parallel.peers.membership import messages as m
 from parallel.peers.membership.journal import Journal
-from parallel.peers.membership.service import Service, Timing
+from parallel.peers.membership.service import CoordinatorService, Timing
 from parallel.peers.swarm import Swarm
 from parallel.peers.transport import frames, handshake
 from parallel.peers.transport.channel import Channel
 from parallel.peers.transport.frames import FrameError, Header, Kind
-from parallel.peers.transport.handshake import DialRequest, Purpose, Scope
-from parallel.peers.transport.listener import Listener, Offer
+from parallel.peers.transport.handshake import DialRequest, Purpose, SocketGroup
+from parallel.peers.transport.listener import AcceptRule, Listener
 from tests.parallel.peers.worlds import (
   PATIENCE_S,
   SECURITY,
@@ -43,7 +43,7 @@ def _serving(
   folder, lines, security=SECURITY, silence_s=60, grace_s=10.0, **options
 ):
   """Runs a service in a thread."""
-  there = Service(
+  there = CoordinatorService(
     ("127.0.0.1", 0), security, Journal(folder / "journal"),
     timing=Timing(silence_s, reconnect_s=0.5, grace_s=grace_s),
     say=lines.append, **options,
@@ -54,8 +54,10 @@ def _serving(
 
 def _dialled(there, security=SECURITY, me=None):
   me = me or ids.make(("127.0.0.1", 1))
-  request = DialRequest(Purpose.CONTROL, 0, 0, me, service.NAME)
-  return handshake.dial(there.address, request, security, Scope(), PATIENCE_S)
+  request = DialRequest(Purpose.CONTROL, 0, 0, me, service.COORDINATOR_ID)
+  return handshake.dial(
+    there.address, request, security, SocketGroup(), PATIENCE_S
+  )
 
 
 def _closed(sock):
@@ -72,7 +74,7 @@ def _step(exchange, state, part):
 
 def _halts_soon(swarm):
   """Shortens the wait for a coordinator of a peer that has joined."""
-  swarm._agent._settings = Settings(alone_s=0.5)
+  swarm._agent._settings = PeerSettings(alone_s=0.5)
 
 
 def _one_round(there, security=SECURITY):
@@ -131,7 +133,7 @@ def test_waiting_peer_that_the_next_one_cannot_reach_is_dropped(tmp_path):
     """Connects a peer that answers checks, and waits for its admission."""
     me = ids.make(("127.0.0.1", 1))
     sock = sockets.enter_context(_dialled(there, me=me))
-    channel = Channel(sock, frames.FROM_COORDINATOR, PATIENCE_S)
+    channel = Channel(sock, frames.COORDINATOR_MESSAGES, PATIENCE_S)
 
     def answer(message):
       if isinstance(message, m.Check):
@@ -185,7 +187,7 @@ def test_peers_beyond_the_limit_are_refused(tmp_path):
 
 def test_coordinator_continues_when_all_peers_are_silent_at_once(tmp_path):
   """Only the first peer has the newest revision; without it all would halt."""
-  there = Service(
+  there = CoordinatorService(
     ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
     rules=coordinator.Rules(least=2), say=lambda line: None,
   )
@@ -193,7 +195,7 @@ def test_coordinator_continues_when_all_peers_are_silent_at_once(tmp_path):
   there._step(a, m.Hello(0, 1, "aa", None))
   there._step(b, m.Hello(0, 0, "00", None))
   assert there.state.record.members == tuple(sorted((a, b)))
-  there._look_at_clocks(time.monotonic() + 99)
+  there._check_timeouts(time.monotonic() + 99)
   there._step(a, m.Hello(1, 1, "aa", None))
   assert there.state.record.members == (a,)
   there.close()
@@ -223,7 +225,7 @@ def test_suspension_of_the_coordinator_is_no_silence_of_its_peers(
 
 def test_peer_that_does_not_read_is_disconnected():
   here, other = socket.socketpair()
-  channel = Channel(here, frames.FROM_PEER, 30)
+  channel = Channel(here, frames.PEER_MESSAGES, 30)
   ended = []
 
   def run():
@@ -248,7 +250,7 @@ def test_peer_that_does_not_read_is_disconnected():
 def test_channel_holds_as_many_messages_as_its_limit():
   here, other = socket.socketpair()
   with here, other:
-    channel = Channel(here, frames.FROM_PEER, 30, max_waiting=3)
+    channel = Channel(here, frames.PEER_MESSAGES, 30, max_waiting=3)
     for _ in range(3):
       channel.send(m.Leave())
     assert not channel.reason
@@ -263,7 +265,7 @@ def test_frame_over_the_limit_is_refused_before_its_body():
     here, other,
     pytest.raises(FrameError, match="announces 2,147,483,648 bytes"),
   ):
-    Channel(here, frames.FROM_PEER, 30).run(lambda _: None)
+    Channel(here, frames.PEER_MESSAGES, 30).run(lambda _: None)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -271,7 +273,7 @@ def test_coordinator_keeps_its_invariants_under_random_messages(seed):
   rng = random.Random(seed)
   peers = ["a", "b", "c"]
   rules = coordinator.Rules(2, quorum=rng.choice((0, 1)))
-  state, _ = coordinator.started(m.Record())
+  state, _ = coordinator.initial_state(m.Record())
   held = dict.fromkeys(["x", *peers], 0)  # revision of each peer's last Hello
   for _ in range(1000):
     epoch = max(0, state.record.epoch - rng.choice((0, 0, 0, 1)))
@@ -328,7 +330,7 @@ class _Member:
             lambda exchange, state, part: {**state, "x": state["x"] + 1},
           )
           self.revisions.append(self.swarm.revision)
-    except Halted as error:
+    except PeerHalted as error:
       self.error = error
 
 
@@ -388,10 +390,10 @@ def test_tls_keeps_rounds_and_refuses_unsigned_certificates(tmp_path):
   assert (_one_round(there, security) == 1).all()
   for wrong in (stranger, SECURITY):
     request = DialRequest(
-      Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
+      Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.COORDINATOR_ID
     )
     with pytest.raises(OSError):
-      handshake.dial(there.address, request, wrong, Scope(), 0.3)
+      handshake.dial(there.address, request, wrong, SocketGroup(), 0.3)
   there.close()
 
 
@@ -409,7 +411,7 @@ def test_ring_follows_measured_links_if_all_peers_measure(tmp_path, alike):
   )
 
   def train(i):
-    settings = Settings(measured=alike or i == 0)
+    settings = PeerSettings(measured=alike or i == 0)
     start = {"x": np.zeros(50_000, np.float32), "ring": b""}
     with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
       state = swarm.give(np.ones(50_000, np.float32), _around)
@@ -452,7 +454,7 @@ def test_peer_whose_fetch_is_slower_than_rounds_is_waited_for(
   def quick(relay):
     listen = "127.0.0.1", _free_port()
     relay.target = listen
-    settings = Settings(listen=listen, advertise=relay.address)
+    settings = PeerSettings(listen=listen, advertise=relay.address)
     with joined(settings=settings) as swarm:
       while not ended.wait(0.1):
         swarm.give(b"", _grow)
@@ -480,7 +482,7 @@ def test_peer_leaves_after_consecutive_fetches_that_are_overtaken():
   start, revision = {"x": np.zeros(3, np.float32)}, itertools.count(1)
   swarm = Swarm(("127.0.0.1", _free_port()), SECURITY, start)
   agent, (here, other) = swarm._agent, socket.socketpair()
-  channel = agent._channel = Channel(here, frames.FROM_COORDINATOR, 60)
+  channel = agent._channel = Channel(here, frames.COORDINATOR_MESSAGES, 60)
 
   def left(count):
     """Starts fetches, each of which ends the one before it."""
@@ -488,12 +490,12 @@ def test_peer_leaves_after_consecutive_fetches_that_are_overtaken():
       task = m.Fetch(next(revision), "00", ())
       agent._start_fetch(task)
       agent.peer = agent.peer._replace(fetching=(task.revision, "00"))
-    said = [frames.decode(x, frames.FROM_PEER) for x in channel._waiting]
+    said = [frames.decode(x, frames.PEER_MESSAGES) for x in channel._waiting]
     return m.Leave() in said
 
   with here, other:
     assert not left(3)
-    agent._take(m.Fetched(*agent.peer.fetching), agent.newest)
+    agent._process_event(m.Fetched(*agent.peer.fetching), agent.newest)
     assert not left(3)
     assert left(1)
     agent._channel = None
@@ -511,7 +513,7 @@ def test_uncommitted_result_is_not_applied(tmp_path):
 
   with Swarm(there.address, SECURITY, start) as swarm:
     _halts_soon(swarm)
-    with pytest.raises(Halted):
+    with pytest.raises(PeerHalted):
       swarm.give(np.ones(3, np.float32), last)
     assert swarm.revision == 0
     assert (swarm.state["x"] == 0).all()
@@ -525,7 +527,7 @@ def test_peer_without_a_coordinator_halts_with_its_whole_state(tmp_path):
     swarm.give(np.ones(3, np.float32), _step)
     there.close()
     part = np.full(3, 2, np.float32)
-    with pytest.raises(Halted, match="no coordinator"):
+    with pytest.raises(PeerHalted, match="no coordinator"):
       swarm.give(part, _step)
     revision, state = swarm.checkpoint
     assert revision == 1
@@ -613,14 +615,14 @@ def test_coordinator_of_another_version_is_no_coordinator():
     frames.send(sock, Header(Kind.MESSAGE), b"nothing", checked=True)
 
   said = []
-  with Listener(service.NAME, SECURITY) as there:
-    there.serve(Purpose.CONTROL, Offer(0, None, speak))
+  with Listener(service.COORDINATOR_ID, SECURITY) as there:
+    there.serve(Purpose.CONTROL, AcceptRule(0, None, speak))
     swarm = Swarm(
       there.address, SECURITY, {"x": b""}, say=said.append,
-      settings=Settings(alone_s=2.2),  # longer than the longest pause
+      settings=PeerSettings(alone_s=2.2),  # longer than the longest pause
     )
     (error,) = together([swarm.__enter__])
-  assert isinstance(error, Halted)
+  assert isinstance(error, PeerHalted)
   assert "it sent an invalid message: a message is truncated" in str(error)
   assert any("invalid message" in line for line in said)
 
@@ -629,7 +631,7 @@ def test_live_group_continues_with_an_empty_journal(tmp_path):
   lines, port = [], _free_port()
 
   def started(name):
-    there = Service(
+    there = CoordinatorService(
       ("127.0.0.1", port), SECURITY, Journal(tmp_path / name),
       rules=coordinator.Rules(least=2), say=lines.append,
     )
@@ -653,7 +655,7 @@ def test_live_group_continues_with_an_empty_journal(tmp_path):
 
 
 def test_swarm_resumes_from_a_checkpoint(tmp_path):
-  settings = Settings(samples=3)
+  settings = PeerSettings(samples=3)
   kept = 0, {"x": np.zeros(2, np.float32)}
   drawn = []
   for run in range(2):

@@ -9,10 +9,10 @@ from parallel.peers.membership import ids
 from parallel.peers.membership import messages as m
 from parallel.peers.membership.coordinator import Rules
 from parallel.peers.membership.journal import Journal
-from parallel.peers.membership.service import Service, Timing
-from parallel.peers.membership.world import Budget
-from parallel.peers.settings import Options, Settings
-from parallel.peers.timeouts import AdmissionTimeout, Finished, Halted
+from parallel.peers.membership.service import CoordinatorService, Timing
+from parallel.peers.membership.world import FaultBudget
+from parallel.peers.settings import LinkOptions, PeerSettings
+from parallel.peers.timeouts import AdmissionTimeout, PeerHalted, RunFinished
 from parallel.peers.transport.frames import Header, Kind
 from parallel.peers.transport.listener import Limits
 from tests.parallel.peers.worlds import SECURITY
@@ -22,11 +22,11 @@ pytestmark = pytest.mark.quick
 
 def test_defaults():
   """A peer alone needs no settings; all sides agree on 10 s of silence."""
-  assert Settings() == Settings(
+  assert PeerSettings() == PeerSettings(
     alone_s=300, num_connections=1, checked=False, samples=0, measured=False,
     rounds=0, listen=("127.0.0.1", 0), advertise=None,
   )
-  assert Options() == Options(
+  assert LinkOptions() == LinkOptions(
     num_connections=1, silence_s=10, checked=False, send_buffer=0
   )
   assert Limits() == Limits(
@@ -37,23 +37,23 @@ def test_defaults():
     check_s=5,
   )
   assert Rules() == (1, 0)
-  assert not any(Budget())
+  assert not any(FaultBudget())
   assert Header(Kind.DATA) == (Kind.DATA, 0, 0, 0, 0, None)
   assert m.Record() == (0, (), 0, 0, "")
 
 
 @pytest.mark.parametrize(("made", "message"), [
-  (lambda: Settings(alone_s=0), "alone_s=0 must be positive"),
-  (lambda: Settings(alone_s=math.nan), "alone_s=nan must be positive"),
-  (lambda: Settings(samples=-1), "samples=-1 must not be negative"),
+  (lambda: PeerSettings(alone_s=0), "alone_s=0 must be positive"),
+  (lambda: PeerSettings(alone_s=math.nan), "alone_s=nan must be positive"),
+  (lambda: PeerSettings(samples=-1), "samples=-1 must not be negative"),
   *(
-    (lambda port=port: Settings(advertise=("h", port)),
+    (lambda port=port: PeerSettings(advertise=("h", port)),
      "must have a port from 1 to 65535")
     for port in (0, 65536)
   ),
-  (lambda: Options(num_connections=0), "from 1 to 64"),
-  (lambda: Options(num_connections=65), "num_connections=65 must be"),
-  (lambda: Options(silence_s=0), "silence_s=0 must be positive"),
+  (lambda: LinkOptions(num_connections=0), "from 1 to 64"),
+  (lambda: LinkOptions(num_connections=65), "num_connections=65 must be"),
+  (lambda: LinkOptions(silence_s=0), "silence_s=0 must be positive"),
   *(
     (lambda name=name: Timing(**{name: 0}), f"{name}=0 must be positive")
     for name in (
@@ -73,14 +73,14 @@ def test_values_out_of_range_are_refused(made, message):
 
 
 def test_values_at_the_ends_of_their_ranges_are_accepted():
-  assert Settings(samples=0).num_samples(7) == 0
-  assert Settings(samples=5).num_samples(7) == 5
-  assert Settings(samples=lambda number: 2 * number).num_samples(7) == 14
+  assert PeerSettings(samples=0).num_samples(7) == 0
+  assert PeerSettings(samples=5).num_samples(7) == 5
+  assert PeerSettings(samples=lambda number: 2 * number).num_samples(7) == 14
   for count in (1, 64):
-    assert Options(num_connections=count).num_connections == count
+    assert LinkOptions(num_connections=count).num_connections == count
   for port in (1, 65535):
     assert ids.address(ids.make(("h", port))) == ("h", port)
-    assert Settings(advertise=("h", port)).advertise == ("h", port)
+    assert PeerSettings(advertise=("h", port)).advertise == ("h", port)
   assert len(ids.make(("h" * 40, 65535))) <= 84
 
 
@@ -100,7 +100,7 @@ def test_service_needs_room_for_its_first_epoch(
   tmp_path, least, max_peers, fits
 ):
   def made():
-    with Journal(tmp_path / "journal") as journal, Service(
+    with Journal(tmp_path / "journal") as journal, CoordinatorService(
       ("127.0.0.1", 0), SECURITY, journal, rules=Rules(least),
       max_peers=max_peers, say=str,
     ) as there:
@@ -119,7 +119,7 @@ def test_service_names_an_address_in_use(tmp_path):
     Journal(tmp_path / "journal") as journal,
     pytest.raises(ValueError, match=r"cannot listen at 127.0.0.1:\d+: "),
   ):
-    Service(other.getsockname(), SECURITY, journal)
+    CoordinatorService(other.getsockname(), SECURITY, journal)
 
 
 def _waiting(revision, lost, text="waits"):
@@ -128,15 +128,15 @@ def _waiting(revision, lost, text="waits"):
 
 def test_peer_waits_for_a_holder_as_long_as_for_a_coordinator():
   lines = []
-  patient = AdmissionTimeout(Settings(alone_s=1e6), lines.append)
-  brief = AdmissionTimeout(Settings(alone_s=1e-9), lines.append)
+  patient = AdmissionTimeout(PeerSettings(alone_s=1e6), lines.append)
+  brief = AdmissionTimeout(PeerSettings(alone_s=1e-9), lines.append)
   for timeout in (patient, brief):
     # The time starts with the first message, and again after a holder came.
     for lost in (True, False, True, False, True):
       assert timeout.update(_waiting(4, lost)) is None
   assert patient.update(_waiting(4, True)) is None
   error = brief.update(_waiting(4, True))
-  assert isinstance(error, Halted)
+  assert isinstance(error, PeerHalted)
   assert "no peer has connected that holds revision 4" in str(error)
   assert lines == ["the coordinator waits"] * 2
   patient.update(_waiting(4, True, "starts"))
@@ -148,7 +148,7 @@ def test_peer_waits_for_a_holder_as_long_as_for_a_coordinator():
   (1, 1, True),
 ])
 def test_peer_that_is_late_ends_after_the_last_round(rounds, revision, ended):
-  timeout = AdmissionTimeout(Settings(rounds=rounds), str)
+  timeout = AdmissionTimeout(PeerSettings(rounds=rounds), str)
   error = timeout.update(_waiting(revision, False))
-  assert isinstance(error, Finished) == ended
+  assert isinstance(error, RunFinished) == ended
   assert (error is None) != ended

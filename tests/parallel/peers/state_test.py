@@ -16,7 +16,7 @@ from parallel.peers.membership.fetch import Fetch, StateServer, Unavailable
 from parallel.peers.transport import frames
 from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import Cancelled, Purpose
-from parallel.peers.transport.listener import Offer
+from parallel.peers.transport.listener import AcceptRule
 from tests.parallel.peers.worlds import SECURITY, listeners
 
 CHUNK = states.CHUNK_BYTES
@@ -36,7 +36,7 @@ def serve(listener, state, wrap=lambda server: server._serve):
   server = StateServer()
   server.publish(state, states.manifest(state))
   listener.serve(
-    Purpose.STATE, Offer(3, frozenset(MEMBERS), wrap(server))
+    Purpose.STATE, AcceptRule(3, frozenset(MEMBERS), wrap(server))
   )
   return server
 
@@ -111,15 +111,15 @@ def test_interrupted_fetch_resumes_with_the_missing_chunks():
   with listeners(2) as there:
     serve(there["p0"], wanted, stopping)
     first = fetch(there, ("p0",), wanted, limit_s=0.5)
-    assert first.partial is None
+    assert first.partial_state is None
     with pytest.raises(Unavailable):
       first.result()
     assert first.received_bytes > 0
     server = serve(there["p1"], wanted)
-    _, entries = first.partial
+    _, entries = first.partial_state
     second = Fetch(
       "p3", 3, states.digest(entries), {"p1": there["p1"].address}, SECURITY,
-      have=first.partial,
+      have=first.partial_state,
     )
     assert same(second.result()[0], wanted)
     size = sum(entry.size for entry in entries.values())
@@ -289,14 +289,14 @@ def test_fuzzed_manifests_raise_only_frame_error():
 def test_every_sample_is_counted_exactly_once(seed):
   """Members join and leave, rounds fail, parts are late or discarded."""
   rng = random.Random(seed)
-  count, now, epoch, young = 3, leases.Leases(), 1, 4
+  count, now, epoch, young = 3, leases.SampleLeases(), 1, 4
   members = [f"p{i:03}" for i in range(young)]
   parts: dict = {}  # peer -> (round of its leases, spans)
   used: set[int] = set()
   for _ in range(60):
     for peer in members:
       if peer not in parts and rng.random() < 0.9:
-        drawn = leases.draw(now, epoch, tuple(members), peer, count)
+        drawn = leases.next_samples(now, epoch, tuple(members), peer, count)
         assert sum(b - a for a, b in drawn) == count
         parts[peer] = now.round, drawn
     event = rng.random()
@@ -315,11 +315,12 @@ def test_every_sample_is_counted_exactly_once(seed):
       assert used.isdisjoint(numbers)
       assert len(set(numbers)) == count * len(some)
       used |= set(numbers)
-      now = leases.committed(now, epoch, members, spans, count)
+      now = leases.leases_after_commit(now, epoch, members, spans, count)
       assert leases.decode(leases.encode(now)) == now
-      assert leases.used(now) == len(used)
+      assert leases.count_used_samples(now) == len(used)
       parts = {
-        p: part for p, part in parts.items() if leases.valid(now, part, p)
+        p: part for p,
+        part in parts.items() if leases.are_samples_valid(now, part, p)
       }
     granted = [
       n for s in (now.free, *(s for _, s in now.held))
@@ -331,20 +332,20 @@ def test_every_sample_is_counted_exactly_once(seed):
 
 
 def test_samples_of_a_contributor_that_has_left_are_used():
-  now = leases.committed(
-    leases.Leases(), 1, ("a", "b"), {"a": ((0, 4),), "b": ((4, 8),)}, 4
+  now = leases.leases_after_commit(
+    leases.SampleLeases(), 1, ("a", "b"), {"a": ((0, 4),), "b": ((4, 8),)}, 4
   )
   mine = dict(now.held)["a"]
-  left = leases.committed(now, 2, ("b",), {"a": mine}, 4)
+  left = leases.leases_after_commit(now, 2, ("b",), {"a": mine}, 4)
   assert left.free == ()
-  assert leases.used(left) == 12
+  assert leases.count_used_samples(left) == 12
 
 
 def test_joining_peers_after_a_checkpoint_draw_distinct_samples():
   """The new run's epochs start at 1; the checkpoint is of a later epoch."""
-  now, members = leases.Leases(40, epoch=20, round=9), ("a", "b")
+  now, members = leases.SampleLeases(40, epoch=20, round=9), ("a", "b")
   drawn = [
-    leases.draw(now, epoch, members, me, 4)[0]
+    leases.next_samples(now, epoch, members, me, 4)[0]
     for epoch in range(1, 40) for me in members
   ]
   numbers = [n for start, stop in drawn for n in range(start, stop)]
@@ -353,25 +354,25 @@ def test_joining_peers_after_a_checkpoint_draw_distinct_samples():
 
 
 def test_slow_joining_peer_draws_again_only_once():
-  now, members = leases.Leases(), ("a", "b")
-  drawn = now.round, leases.draw(now, 1, members, "b", 4)
+  now, members = leases.SampleLeases(), ("a", "b")
+  drawn = now.round, leases.next_samples(now, 1, members, "b", 4)
   for tries in range(3):
-    assert leases.valid(now, drawn, "b") or tries == 1
-    drawn = now.round, leases.draw(now, 1, members, "b", 4)
-    fast = leases.draw(now, 1, members, "a", 4)
-    now = leases.committed(now, 1, members, {"a": fast}, 4)
+    assert leases.are_samples_valid(now, drawn, "b") or tries == 1
+    drawn = now.round, leases.next_samples(now, 1, members, "b", 4)
+    fast = leases.next_samples(now, 1, members, "a", 4)
+    now = leases.leases_after_commit(now, 1, members, {"a": fast}, 4)
 
 
 def test_invalid_leases_are_refused():
-  now = leases.committed(
-    leases.Leases(), 1, ("a", "b"), {"a": ((0, 4),), "b": ((4, 8),)}, 4
+  now = leases.leases_after_commit(
+    leases.SampleLeases(), 1, ("a", "b"), {"a": ((0, 4),), "b": ((4, 8),)}, 4
   )
   assert dict(now.held) == {"a": ((8, 12),), "b": ((12, 16),)}
   with pytest.raises(ValueError, match="but"):
-    leases.committed(now, 1, ("a", "b"), {"a": ((12, 16),)}, 4)
+    leases.leases_after_commit(now, 1, ("a", "b"), {"a": ((12, 16),)}, 4)
   with pytest.raises(ValueError, match="below 16"):
-    leases.committed(now, 2, ("a", "b", "c"), {"c": ((0, 4),)}, 4)
+    leases.leases_after_commit(now, 2, ("a", "b", "c"), {"c": ((0, 4),)}, 4)
   with pytest.raises(ValueError, match="reported twice"):
-    leases.committed(
+    leases.leases_after_commit(
       now, 2, ("c", "d"), {"c": ((16, 20),), "d": ((18, 22),)}, 4
     )

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from parallel.peers.agent import Settings
+from parallel.peers.agent import PeerSettings
 from parallel.peers.swarm import Swarm
 from tests.parallel.peers.worlds import PATIENCE_S, SECURITY
 
@@ -46,7 +46,7 @@ def combine(exchange, state, part):
 
 
 def main(port, rounds, pause_s):
-  settings = Settings(alone_s=PATIENCE_S, samples=SAMPLES, checked=True)
+  settings = PeerSettings(alone_s=PATIENCE_S, samples=SAMPLES, checked=True)
   address = "127.0.0.1", int(port)
   said = []
   with Swarm(

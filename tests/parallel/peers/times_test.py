@@ -8,7 +8,7 @@ import pytest
 
 from parallel.peers.ring import bandwidth, times
 from parallel.peers.ring.link_collectives import BLOCK_BYTES
-from parallel.peers.ring.times import Matrix
+from parallel.peers.ring.times import MeasuredLinks
 from tests.parallel.peers.worlds import Tcp
 
 pytestmark = pytest.mark.quick
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.quick
 
 def _links(seed, m, low=1.0, high=20.0):
   rng = np.random.default_rng(seed)
-  return Matrix(rng.uniform(low, high, (m, m)), rng.uniform(0, 2, (m, m)))
+  return MeasuredLinks(
+    rng.uniform(low, high, (m, m)), rng.uniform(0, 2, (m, m))
+  )
 
 
 def _simulated(links, order, ranks, blocks, size, sites=()):
@@ -126,7 +128,7 @@ def test_shared_link_is_never_faster_and_carries_all_bytes(sites):
       slower >= times.ring_seconds(alone, orders, nbytes, 100) - 1e-9
     ).all()
     for choice, separate in zip(*(
-      times.choices(x, nbytes, 100) for x in (links, alone)
+      times.candidate_algorithms(x, nbytes, 100) for x in (links, alone)
     ), strict=True):
       assert choice.order == separate.order
       assert choice.seconds >= separate.seconds - 1e-9
@@ -149,11 +151,11 @@ def test_sum_inside_sites_is_chosen_if_sites_share_a_link():
   """Two sites of three: by separate links a direct exchange is the fastest."""
   site = np.array([0, 1, 0, 1, 1, 0])
   apart = site[:, None] != site
-  links = Matrix(
+  links = MeasuredLinks(
     np.where(apart, 1e7, 1e9), np.where(apart, 0.06, 0.0), site,
     np.array([[np.inf, 1e7], [1e7, np.inf]]),
   )
-  found = times.fastest(links, 1e7, BLOCK_BYTES)
+  found = times.fastest_algorithm(links, 1e7, BLOCK_BYTES)
   assert (found.order, found.sites) == ("sites", (3, 3))
   assert found.ranks == (0, 2, 5, 1, 3, 4)
   # The whole array crosses once, at the rate of the link.
@@ -183,7 +185,7 @@ def test_time_is_that_of_a_simulation_of_single_blocks(m, block, blocks):
 def test_choice_is_as_fast_as_every_ring_and_as_a_direct_exchange(m):
   for seed in range(5):
     links = _links(seed, m)
-    found = times.fastest(links, 1000, 100)
+    found = times.fastest_algorithm(links, 1000, 100)
     orders = np.array([
       (0, *rest) for rest in itertools.permutations(range(1, m))
     ])
@@ -202,7 +204,7 @@ def test_search_of_many_ranks_finds_a_ring_without_slow_links():
   rng = np.random.default_rng(0)
   m = times.EXACT + 3
   hidden = rng.permutation(m)
-  links = Matrix(np.full((m, m), 1.0), np.zeros((m, m)))
+  links = MeasuredLinks(np.full((m, m), 1.0), np.zeros((m, m)))
   for a, b in zip(hidden, np.roll(hidden, 1), strict=True):
     links.rates[a, b] = links.rates[b, a] = 100.0
   start = tuple(hidden[: m // 2]) + tuple(hidden[m // 2 :][::-1])
@@ -220,13 +222,13 @@ def test_choice_by_measured_links_is_nearly_the_fastest(mbit, seed):
   rng = np.random.default_rng(seed)
   rates = np.exp(rng.uniform(*np.log(mbit), (m, m))) * 1e6 / 8
   delays = np.triu(rng.choice([0.001, 0.02, 0.1], (m, m)), 1)
-  links = Matrix(rates, delays + delays.T)
-  measured = Matrix(np.zeros((m, m)), np.zeros((m, m)))
+  links = MeasuredLinks(rates, delays + delays.T)
+  measured = MeasuredLinks(np.zeros((m, m)), np.zeros((m, m)))
   for i, j in itertools.permutations(range(m), 2):
     link = Tcp(rates[i, j], links.delays[i, j]), lambda x: (x, x)
     measured.delays[i, j] = delay = bandwidth.delay_of(*link)
     measured.rates[i, j] = bandwidth.rate_of(*link, delay)
-  found = times.fastest(
+  found = times.fastest_algorithm(
     measured, nbytes, BLOCK_BYTES, bandwidth.ring_order(measured.rates)
   )
   blocks = -(-nbytes // m // BLOCK_BYTES)
@@ -243,12 +245,12 @@ def test_choice_by_measured_links_is_nearly_the_fastest(mbit, seed):
 
 def test_slow_pair_decides_between_ring_and_direct_exchange():
   """Five ranks with equal links; then one pair is 10 times slower."""
-  links = Matrix(np.full((5, 5), 1e6), np.zeros((5, 5)))
-  assert times.fastest(links, 5_000_000, 1 << 20)[::2] == (
+  links = MeasuredLinks(np.full((5, 5), 1e6), np.zeros((5, 5)))
+  assert times.fastest_algorithm(links, 5_000_000, 1 << 20)[::2] == (
     "direct", pytest.approx(2.0)
   )
   links.rates[1, 2] = links.rates[2, 1] = 1e5
-  found = times.fastest(links, 5_000_000, 1 << 20)
+  found = times.fastest_algorithm(links, 5_000_000, 1 << 20)
   assert (found.order, found.seconds) == ("ring", pytest.approx(8.0))
   i, j = found.ranks.index(1), found.ranks.index(2)
   assert abs(i - j) in (2, 3)

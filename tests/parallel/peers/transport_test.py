@@ -11,26 +11,26 @@ import pytest
 
 from parallel.peers.membership import messages as m
 from parallel.peers.ring import link_collectives
-from parallel.peers.settings import Options
+from parallel.peers.settings import LinkOptions
 from parallel.peers.transport import frames, handshake
 from parallel.peers.transport.frames import FrameError, Header, Kind
 from parallel.peers.transport.handshake import (
   DialRequest,
   Purpose,
   Refused,
-  Scope,
+  SocketGroup,
   Status,
   dial,
-  local_host,
+  find_local_host,
 )
 from parallel.peers.transport.links import Links
-from parallel.peers.transport.listener import Limits, Offer
+from parallel.peers.transport.listener import AcceptRule, Limits
 from parallel.peers.transport.transfers import (
-  Agreement,
-  Bytes,
-  Lost,
+  ByteCounts,
+  LinksLost,
+  OperationSpec,
   Traffic,
-  Unreachable,
+  UnreachableError,
 )
 from tests.parallel.peers.worlds import (
   PATIENCE_S,
@@ -53,7 +53,7 @@ def test_wire_format_has_its_constants():
   assert [*map(int, Status)] == [0, 1, 2, 3, 4]
   assert frames.HEADER_BYTES == 40
   assert frames.MAX_ITEMS == 1024
-  assert frames.LIMITS == {
+  assert frames.MAX_PAYLOAD_BYTES == {
     Kind.MESSAGE: 2**18, Kind.KEEP_ALIVE: 0, Kind.OPEN: 32, Kind.ABORT: 2**10,
     Kind.DATA: 2**23, Kind.ASK: 2**8, Kind.MANIFEST: 2**26, Kind.CHUNK: 2**22,
     Kind.GONE: 0,
@@ -86,7 +86,7 @@ class _Cut:
 
 
 def test_options_of_a_connection_are_those_of_its_socket():
-  chosen = Options(num_connections=2, silence_s=7, send_buffer=1 << 15)
+  chosen = LinkOptions(num_connections=2, silence_s=7, send_buffer=1 << 15)
   with world(2, chosen) as links:
     (_, control), *data = links[0]._outward
     assert control.gettimeout() == 7
@@ -105,7 +105,9 @@ def test_error_of_a_check_fits_a_message_for_any_text(monkeypatch):
     raise OSError("\u00e9" * 1000)
 
   monkeypatch.setattr(handshake, "dial", failing)
-  text = handshake.reached("p0", "p1", ("h", 1), SECURITY, Scope(), 1)
+  text = handshake.reachability_error(
+    "p0", "p1", ("h", 1), SECURITY, SocketGroup(), 1
+  )
   assert text == "?" * m.MAX_CHARS
   message = m.Checked("p1", text)
   assert frames.decode(frames.encode(message), [m.Checked]) == message
@@ -160,14 +162,17 @@ def test_header_of_wrong_length_or_flags_is_refused():
 
 
 def test_lost_names_the_operation_and_the_peer():
-  assert str(Lost("p2", "closed", 3)) == "operation 3: peer p2: closed"
-  assert str(Lost(None, "closed", 0)) == "operation 0: closed"
-  assert str(Lost("p2", "closed")) == "peer p2: closed"
-  assert str(Unreachable({"a": "x", "b": "y"})) == "a: x, b: y"
+  assert str(LinksLost("p2", "closed", 3)) == "operation 3: peer p2: closed"
+  assert str(LinksLost(None, "closed", 0)) == "operation 0: closed"
+  assert str(LinksLost("p2", "closed")) == "peer p2: closed"
+  assert str(UnreachableError({"a": "x", "b": "y"})) == "a: x, b: y"
 
 
 def test_sent_bytes_include_failed_operations_and_control():
-  traffic = Traffic(Bytes(1, 2), Bytes(100, 200), Bytes(4, 8), Bytes(400, 800))
+  traffic = Traffic(
+    ByteCounts(1, 2), ByteCounts(100, 200), ByteCounts(4, 8),
+    ByteCounts(400, 800)
+  )
   traffic.control += 16
   assert traffic.sent_bytes == 31
   assert Traffic().sent_bytes == 0
@@ -203,17 +208,17 @@ def test_first_connection_may_take_longer_than_a_refusal():
   with listeners(1) as there, contextlib.closing(
     _Slow(there["p0"].address, 1e9)
   ) as relay, contextlib.closing(Relay(there["p0"].address, 1e9)) as closed:
-    there["p0"].serve(Purpose.CHECK, Offer(0, None, lambda *_: None))
+    there["p0"].serve(Purpose.CHECK, AcceptRule(0, None, lambda *_: None))
     request = DialRequest(Purpose.CHECK, 0, 0, "p1", "p0")
-    assert local_host(
+    assert find_local_host(
       relay.address, request, SECURITY, refused_s=0.05, slow_s=PATIENCE_S
     ) == "127.0.0.1"
     with pytest.raises(TimeoutError):
-      local_host(relay.address, request, SECURITY, 0.02, 0.05)
+      find_local_host(relay.address, request, SECURITY, 0.02, 0.05)
     closed.close()
     # Waits no longer than for a refusal.
     with pytest.raises(ConnectionRefusedError):
-      local_host(closed.address, request, SECURITY, 0.05, 1e9)
+      find_local_host(closed.address, request, SECURITY, 0.05, 1e9)
 
 
 def test_only_an_early_dial_is_retried():
@@ -225,18 +230,18 @@ def test_only_an_early_dial_is_retried():
     def seen(offer, request):
       asked.append(status(offer, request))
       if len(asked) == 3:  # the listener enters the epoch
-        listener._offers[Purpose.DATA] = Offer(1, None, lambda *_: None)
+        listener._offers[Purpose.DATA] = AcceptRule(1, None, lambda *_: None)
       return asked[-1]
 
     listener._status = seen
     for receiver in ("p0", "epoch"):
       request = DialRequest(Purpose.DATA, 0, 1, "me", receiver)
       if receiver == "p0":
-        dial(listener.address, request, SECURITY, Scope(), 20).close()
+        dial(listener.address, request, SECURITY, SocketGroup(), 20).close()
         assert asked == [Status.EARLY] * 3 + [Status.ACCEPTED]
       else:
         with pytest.raises(Refused, match="NOT_MEMBER"):
-          dial(listener.address, request, SECURITY, Scope(), 20)
+          dial(listener.address, request, SECURITY, SocketGroup(), 20)
         assert asked[4:] == [Status.NOT_MEMBER]
 
 
@@ -244,7 +249,7 @@ def test_newer_offer_replaces_an_older_one():
   with listeners(1) as there:
     listener = there["p0"]
     for epoch, current in ((2, 2), (1, 2), (2, 2), (3, 3)):
-      offer = Offer(epoch, None, lambda *_: None)
+      offer = AcceptRule(epoch, None, lambda *_: None)
       listener.serve(Purpose.DATA, offer)
       assert listener._offers[Purpose.DATA].epoch == current
       assert (listener._offers[Purpose.DATA] is offer) == (epoch == current)
@@ -285,7 +290,7 @@ def test_output_must_not_overlap_the_input():
       ).result(PATIENCE_S)
       assert found is out
       assert (found == 1).all()
-      assert link_collectives.sum_bytes(order, 4, 1, 0) == (0, 0)
+      assert link_collectives.sum_sent_bytes(order, 4, 1, 0) == (0, 0)
     with pytest.raises(ValueError, match=r"3 bytes; at most max_bytes=2"):
       link_collectives.gather(links[0], 1, b"abc", max_bytes=2)
     whole = link_collectives.gather(links[0], 1, b"ab", max_bytes=2)
@@ -296,9 +301,9 @@ def test_gather_refuses_a_peer_with_more_bytes_than_agreed():
   with world(2) as links:
     mine = link_collectives.gather(links[0], 0, b"ab", max_bytes=2)
     digest = mine._agreement.digest
-    assert mine._agrees(Agreement(digest, 2))
-    assert not mine._agrees(Agreement(digest, 3))
-    assert not mine._agrees(Agreement(bytes(32), 2))
+    assert mine._agrees(OperationSpec(digest, 2))
+    assert not mine._agrees(OperationSpec(digest, 3))
+    assert not mine._agrees(OperationSpec(bytes(32), 2))
     with pytest.raises(ValueError, match="operation 0 is already in progress"):
       link_collectives.gather(links[0], 0, b"ab")
 
@@ -315,16 +320,16 @@ def test_peer_that_owes_any_block_is_named(kind):
     for operation in operations:
       operation.result(PATIENCE_S)
     for operation in operations:
-      assert operation._late() is None
+      assert operation._blocking_peer() is None
       for key in list(operation._seen):
         operation._seen.remove(key)
-        assert operation._late() == key[0]
+        assert operation._blocking_peer() == key[0]
         operation._seen.add(key)
       traffic = operation._links.traffic
       assert operation._received.payload == traffic.received.payload > 0
       other = next(p for p in operation.ranks if p != operation._links.me)
       operation.ready.remove(other)
-      assert operation._late() == other
+      assert operation._blocking_peer() == other
       operation.ready.add(other)
 
 
@@ -359,7 +364,7 @@ def test_peers_may_open_different_numbers_of_connections():
   with listeners(2) as there:
     members = {name: x.address for name, x in there.items()}
     links = [
-      Links(name, 1, members, SECURITY, Options(num_connections=count))
+      Links(name, 1, members, SECURITY, LinkOptions(num_connections=count))
       for name, count in zip(there, (1, 3), strict=True)
     ]
     together([lambda x=x: x.connect(there[x.me], PATIENCE_S) for x in links])
@@ -389,7 +394,7 @@ def test_two_different_other_operations_are_not_counted_together(monkeypatch):
   ]
 
   def ended(i):
-    with pytest.raises(Lost):
+    with pytest.raises(LinksLost):
       calls[i](i).result(PATIENCE_S)
     return links[i].error.peer
 
@@ -404,27 +409,27 @@ def test_reason_of_another_peer_is_printable():
   with world(2) as links:
     operation = link_collectives.all_reduce(links[1], 0, arrays(1, 9)[0])
     links[0].close("\x1b[2J\u00e9")
-    with pytest.raises(Lost) as caught:
+    with pytest.raises(LinksLost) as caught:
       operation.result(PATIENCE_S)
   assert (caught.value.peer, caught.value.reason) == ("p0", "?[2J?")
 
 
 def test_memory_of_a_sum_is_reused():
   with world(1) as links:
-    first = links[0].borrow(64)
+    first = links[0].borrow_buffer(64)
     assert (first.shape, first.dtype) == ((16,), np.float32)
-    links[0].give_back(first.reshape(4, 4))
-    links[0].give_back(np.empty(0, np.float32))
-    assert links[0].borrow(32) is not None
-    again = links[0].borrow(64)
+    links[0].return_buffer(first.reshape(4, 4))
+    links[0].return_buffer(np.empty(0, np.float32))
+    assert links[0].borrow_buffer(32) is not None
+    again = links[0].borrow_buffer(64)
     assert np.shares_memory(again, first)
     assert again.shape == (16,)
-    assert not np.shares_memory(links[0].borrow(64), first)
+    assert not np.shares_memory(links[0].borrow_buffer(64), first)
 
 
 def test_peer_cannot_open_operations_without_end():
   with world(2) as links:
-    word = Agreement(bytes(32), 4)
+    word = OperationSpec(bytes(32), 4)
     links[0]._opened("p1", 0, word)
     with pytest.raises(FrameError, match="operation 0 was opened twice"):
       links[0]._opened("p1", 0, word)
@@ -437,14 +442,14 @@ def test_peer_cannot_open_operations_without_end():
 def test_member_is_absent_until_all_of_its_connections_are_there():
   with listeners(2) as there:
     there["p1"].serve(
-      Purpose.DATA, Offer(1, None, lambda sock, _: sock.recv(1))
+      Purpose.DATA, AcceptRule(1, None, lambda sock, _: sock.recv(1))
     )
     members = {name: x.address for name, x in there.items()}
-    links = Links("p0", 1, members, SECURITY, Options(num_connections=2))
+    links = Links("p0", 1, members, SECURITY, LinkOptions(num_connections=2))
 
     def dialled(connection):
       request = DialRequest(Purpose.DATA, connection, 1, "p1", "p0")
-      return dial(members["p0"], request, SECURITY, Scope(), PATIENCE_S)
+      return dial(members["p0"], request, SECURITY, SocketGroup(), PATIENCE_S)
 
     error, *sockets = together([
       lambda: links.connect(there["p0"], 2.0), lambda: dialled(0),
@@ -452,19 +457,19 @@ def test_member_is_absent_until_all_of_its_connections_are_there():
     ])
     for sock in sockets:
       sock.close()
-    assert isinstance(error, Unreachable)
+    assert isinstance(error, UnreachableError)
     assert (error.peers, error.absent) == ({}, ("p1",))
 
 
 def test_connecting_ends_as_soon_as_a_member_refuses():
   with listeners(2) as there:
     there["p1"].serve(
-      Purpose.DATA, Offer(1, frozenset({"p9"}), lambda *_: None)
+      Purpose.DATA, AcceptRule(1, frozenset({"p9"}), lambda *_: None)
     )
     members = {name: x.address for name, x in there.items()}
     links = Links("p0", 1, members, SECURITY)
     (error,) = together([lambda: links.connect(there["p0"], 3600)])
-    assert isinstance(error, Unreachable)
+    assert isinstance(error, UnreachableError)
     assert error.peers == {"p1": "p1 refuses: NOT_MEMBER"}
 
 

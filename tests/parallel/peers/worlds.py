@@ -14,16 +14,16 @@ import numpy as np
 
 from parallel.peers.ring import link_collectives
 from parallel.peers.transport.handshake import Security, shut, with_tls
-from parallel.peers.transport.links import Links, Options
+from parallel.peers.transport.links import LinkOptions, Links
 from parallel.peers.transport.listener import Limits, Listener
-from parallel.peers.transport.transfers import Lost
+from parallel.peers.transport.transfers import LinksLost
 
 # Number of fuzzed frames and messages; 100,000 take one core some seconds.
 FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 SECURITY = Security(b"a token that all peers have")
 # Time limit of tests for what must happen; it takes long on a loaded machine.
 PATIENCE_S = float(os.environ.get("ELASTIC_PATIENCE_S", "240"))
-_LIMITS, _OPTIONS = Limits(), Options()
+_LIMITS, _OPTIONS = Limits(), LinkOptions()
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def listeners(
 
 
 def connected(
-  there: dict[str, Listener], options: Options = _OPTIONS, epoch: int = 1,
+  there: dict[str, Listener], options: LinkOptions = _OPTIONS, epoch: int = 1,
   security: Security = SECURITY,
 ) -> list[Links]:
   """Returns the links of all listeners' peers."""
@@ -84,7 +84,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @contextlib.contextmanager
-def world(count: int, options: Options = _OPTIONS) -> Iterator[list[Links]]:
+def world(count: int, options: LinkOptions = _OPTIONS) -> Iterator[list[Links]]:
   """Yields connected peers, which leave at the end."""
   with listeners(count) as there:
     links = connected(there, options)
@@ -224,7 +224,7 @@ def live(me, pipe, size, order):
   listener = Listener(me, SECURITY)
   pipe.send(listener.address)
   members = pipe.recv()
-  links = Links(me, 1, members, SECURITY, Options(silence_s=4))
+  links = Links(me, 1, members, SECURITY, LinkOptions(silence_s=4))
   links.connect(listener, PATIENCE_S)
   x, count = np.ones(size, np.float32), 0
   try:
@@ -235,7 +235,7 @@ def live(me, pipe, size, order):
       count += 1
       if count == 1:
         pipe.send("first")
-  except Lost as error:
+  except LinksLost as error:
     pipe.send((error.peer, error.tag, bool((x == 1).all())))
 
 

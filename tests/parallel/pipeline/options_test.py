@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from parallel.plans.pipeline import builders, simulate
-from parallel.plans.pipeline.builders import Size
-from parallel.plans.pipeline.pipeline_schedule import Kind
+from parallel.plans.pipeline.builders import PipelineSize
+from parallel.plans.pipeline.pipeline_schedule import ActionKind
 from tests import pairwise
 from tests.parallel.pipeline import run_test
 
@@ -71,9 +71,9 @@ def times_by_relaxation(schedule, work, hops):
   def maker(at):
     """Returns the action whose result an action waits for, or None."""
     kind, part, m = actions[at]
-    if kind == Kind.FORWARD:
+    if kind == ActionKind.FORWARD:
       return made.get((kind, part - 1, m))
-    if kind == Kind.WEIGHT or part == schedule.num_parts - 1:
+    if kind == ActionKind.WEIGHT or part == schedule.num_parts - 1:
       return None
     return made.get((kind, part + 1, m))
 
@@ -82,7 +82,7 @@ def times_by_relaxation(schedule, work, hops):
     sends = set()
 
   def link(at):
-    ahead = actions[at][0] == Kind.FORWARD
+    ahead = actions[at][0] == ActionKind.FORWARD
     return at[1], ahead, (hops.forward_s if ahead else hops.backward_s)[at[1]]
 
   start = dict.fromkeys(actions, 0.0)
@@ -120,11 +120,11 @@ def times_by_relaxation(schedule, work, hops):
 
 @pytest.mark.parametrize("row", TIMES, ids=pairwise.label)
 def test_times_are_the_earliest_that_all_constraints_permit(row):
-  size = Size(row["stages"], row["microbatches"], row["chunks"])
+  size = PipelineSize(row["stages"], row["microbatches"], row["chunks"])
   schedule = builders.build(row["name"], *size)
   factors = (1.0, 1.6, 0.7, 1.2)[: size.stages] if row["factors"] else ()
-  work = simulate.even_work(size, 1.0, 0.9, 0.6, factors)
-  hops = simulate.even_hops(
+  work = simulate.even_part_times(size, 1.0, 0.9, 0.6, factors)
+  hops = simulate.even_stage_links(
     size.stages, row["busy_s"], row["latency_s"], overlap=row["overlap"]
   )
   found = simulate.events(schedule, work, hops)
@@ -134,7 +134,7 @@ def test_times_are_the_earliest_that_all_constraints_permit(row):
     assert found.start_s[at] == pytest.approx(seconds)
   assert {tuple(x) for x in np.argwhere(~np.isnan(found.leave_s))} == sends
   if row["overlap"] and not row["latency_s"]:
-    (many_s,) = simulate.many_events_s(
+    (many_s,) = simulate.batched_finish_s(
       schedule, work.by_kind()[..., None],
       *(np.array(x)[:, None] for x in (hops.forward_s, hops.backward_s)),
     )

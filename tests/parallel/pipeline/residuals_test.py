@@ -11,7 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parallel.pipeline.residuals import Kept, Recomputed, _Program
+from parallel.pipeline.residuals import (
+  RecomputingBackward,
+  SavingBackward,
+  _Program,
+)
 from tests import users
 
 LAYERS, TOKENS, WIDTH = 3, 6, 4
@@ -66,7 +70,7 @@ def compiled_flops(f, *args):
 @pytest.mark.parametrize("keeps", [False, True])
 def test_gradients_equal_those_of_one_program(keeps, splits):
   *args, dy = arguments()
-  how = Kept(part, splits) if keeps else Recomputed(part)
+  how = SavingBackward(part, splits) if keeps else RecomputingBackward(part)
   y, kept = jax.jit(how.forward)(*args)
   expected, vjp = jax.vjp(lambda p, x: part(p, args[1], x), args[0], args[2])
   of_params, of_x = jax.jit(vjp)(dy)
@@ -82,7 +86,7 @@ def test_gradients_equal_those_of_one_program(keeps, splits):
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_output_may_have_no_tangent_of_the_input(splits):
-  how = Kept(lambda w, _, x: w * lax.stop_gradient(x), splits)
+  how = SavingBackward(lambda w, _, x: w * lax.stop_gradient(x), splits)
   args = jnp.float32(2), (), jnp.arange(3.0)
   dy = jnp.array([1.0, 10.0, 100.0])
   y, kept = how.forward(*args)
@@ -100,11 +104,11 @@ def test_residuals_are_distinct_activations():
   """Contain no parameter or cast of one, no input, and no duplicates."""
   *args, dy = arguments()
   for splits in (False, True):
-    _, kept = Kept(part, splits).forward(*args)
+    _, kept = SavingBackward(part, splits).forward(*args)
     assert all(x.shape == (LAYERS, TOKENS, WIDTH) for x in kept)
     assert len(kept) == len({np.asarray(x).tobytes() for x in kept})
   # For each product and the gain: the cotangent of an additive perturbation.
-  how = Kept(part, True)
+  how = SavingBackward(part, True)
   _, deltas = how.of_input(*args, kept, dy)
   assert [x.shape for x in deltas] == 3 * [(LAYERS, TOKENS, WIDTH)]
 
@@ -126,7 +130,7 @@ def test_equal_results_of_a_program_are_one_value():
 def test_nothing_is_computed_twice():
   """Each third of a step has the same number of products."""
   *args, dy = arguments()
-  whole, halved = Kept(part, False), Kept(part, True)
+  whole, halved = SavingBackward(part, False), SavingBackward(part, True)
   one = PRODUCTS * LAYERS
   _, kept = whole.forward(*args)
   assert num_products(whole.forward, *args) == one
@@ -137,7 +141,7 @@ def test_nothing_is_computed_twice():
   assert num_products(halved.of_input, *args, kept, dy) == one
   assert num_products(halved.of_weight, *args, kept, dy, deltas) == one
   # An output that the backward reads is saved, too.
-  output = Kept(lambda w, _, x: jnp.exp(x @ w), True)
+  output = SavingBackward(lambda w, _, x: jnp.exp(x @ w), True)
   args = jnp.ones((WIDTH, WIDTH)), (), jnp.ones((TOKENS, WIDTH))
   y, kept = output.forward(*args)
   np.testing.assert_array_equal(kept, [y])
@@ -151,7 +155,7 @@ def test_recomputed_halves_repeat_the_forward():
   *args, dy = arguments()
   one = PRODUCTS * LAYERS
   # When only inputs are kept, each half of the backward starts with a forward.
-  how = Recomputed(part)
+  how = RecomputingBackward(part)
   assert num_products(how.of_input, *args, (), dy) == 2 * one
 
 
@@ -162,7 +166,7 @@ def test_compiled_backward_has_no_forward():
   args = params, np.float32(1), x
   product = 2 * 128**3
   for how, of_input, of_weight in (
-    (Recomputed(part), 4, 6), (Kept(part, True), 2, 2)
+    (RecomputingBackward(part), 4, 6), (SavingBackward(part, True), 2, 2)
   ):
     _, kept = how.forward(*args)
     _, deltas = how.of_input(*args, kept, dy)

@@ -18,10 +18,10 @@ import pytest
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying
 from parallel.ledger import hlo, ledger, overlap
-from parallel.pipeline.run import Functions, Params, Pipeline
+from parallel.pipeline.run import ModelFunctions, Pipeline, PipelineParams
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.pipeline import builders, simulate
-from parallel.plans.pipeline.pipeline_schedule import Kind
+from parallel.plans.pipeline.pipeline_schedule import ActionKind
 from tests import users
 
 LAYERS, RANKS, WIDTH, BATCH, TOKENS = 8, 2, 3, 2, 5
@@ -93,7 +93,7 @@ def functions_of(devices):
     here = lax.axis_index("stage") == number
     return lax.psum(jnp.where(here, x, 0), "stage")
 
-  return Functions(
+  return ModelFunctions(
     lambda table, tokens: of(0, table[tokens]),
     lambda w, _, x: lax.scan(
       lambda x, w: (layer(x, w, lambda y: lax.psum(y, "tensor")), None), x, w
@@ -125,7 +125,7 @@ def lowered(case):
   functions = functions_of(devices)
 
   def step(w, table, tokens):
-    params = Params(varying(w, "tensor"), varying(table, "stage"))
+    params = PipelineParams(varying(w, "tensor"), varying(table, "stage"))
     loss, grads = Pipeline(schedule, stage, True, keeps).gradients(
       functions, params, (), tokens
     )
@@ -172,13 +172,13 @@ def test_forward_only_scores_equal_a_single_program(
 ):
   """Runs a schedule without backward: scores in the order of microbatches."""
   stage = Axis("stage", stages, devices)
-  chunks = builders.chunks_of(name, 1)
-  schedule = builders.evaluation(
+  chunks = builders.num_chunks_for(name, 1)
+  schedule = builders.build_evaluation(
     builders.build(name, stages, 1, chunks), microbatches
   )
 
   def scores(w, table, tokens):
-    params = Params(varying(w, "tensor"), varying(table, "stage"))
+    params = PipelineParams(varying(w, "tensor"), varying(table, "stage"))
     return Pipeline(schedule, stage, True, False).scores(
       functions_of(devices), params, (), tokens
     )
@@ -288,7 +288,7 @@ def test_order_of_collectives_costs_nothing_unless_it_is_needed(
   If the order is needed, all collectives of a tick are a chain.
   """
   stage = Axis("stage", 2, 2)
-  functions = Functions(
+  functions = ModelFunctions(
     lambda a, x: (lax.psum(a * x, "stage"), x),
     lambda w, _, x: (w * x[0], x[1]),
     lambda a, x, _: lax.psum(jnp.sum(a * x[0] * x[1]), "stage"),
@@ -296,7 +296,7 @@ def test_order_of_collectives_costs_nothing_unless_it_is_needed(
 
   def step(w, x, options):
     run = Pipeline(builders.build(name, 2, 3), stage, *options)
-    params = Params(w, varying(jnp.float32(1), "stage"))
+    params = PipelineParams(w, varying(jnp.float32(1), "stage"))
     if gradients:
       return run.gradients(functions, params, (), x)[0]
     return run.scores(functions, params, (), x)
@@ -360,7 +360,7 @@ def test_compiled_products_match_the_pipeline_schedule(case):
   head = 3 * 2 * BATCH * WIDTH * TOKENS
   # Actions of the first stage, which splits most backwards.
   times = sum(
-    (schedule.kinds[:, 0] == Kind[kind.upper()]).sum() * found.flops
+    (schedule.kinds[:, 0] == ActionKind[kind.upper()]).sum() * found.flops
     for kind, found in scheduled.actions().items()
   )
   assert scheduled.total().flops == times + microbatches * head

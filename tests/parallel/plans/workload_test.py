@@ -76,7 +76,10 @@ def test_step_costs_divide_by_ranks_and_examples():
   assert step.head_flops(4, 2) == 2 * 4 * 16 * 64 * 96 / 2
   assert step.boundary_bytes(4) == 4 * 16 * 64 * 4
   # Ranks keep disjoint parts, except for the stream, which all of them hold.
-  whole, half = step.kept_bytes(1, 1), step.kept_bytes(1, 2)
+  whole, half = (
+    step.saved_activation_bytes(1, 1),
+    step.saved_activation_bytes(1, 2),
+  )
   assert half == whole / 2 + 2 * 4 * step.boundary_bytes(1) / 4
   assert [step.model.layers_per_part(n) for n in (1, 2, 3)] == [3, 2, 1]
 
@@ -109,14 +112,16 @@ def test_saved_activations_of_a_layer_are_counted_by_tensor():
   replicated = len(stream) * 4096
   partitioned = sum((4096, 1024, 1024, 4096, 14_336, 14_336, 14_336))
   for tensor in (1, 8):
-    assert LLAMA_3.kept_bytes(10, tensor) == (
+    assert LLAMA_3.saved_activation_bytes(10, tensor) == (
       10 * 2 * (replicated + partitioned / tensor)
     )
-  assert LLAMA_3.stream_bytes(10) == 10 * 4096 * 2
+  assert LLAMA_3.residual_stream_bytes(10) == 10 * 4096 * 2
   assert LLAMA_3.head_flops(10) == 10 * 2 * 4096 * 128_256
   step = TrainingStep(LLAMA_3, 1, 5)
   assert step.backward_bytes == 4  # reductions in float32
-  assert step.kept_bytes(2, 8) == LLAMA_3.kept_bytes(10, 8)
+  assert step.saved_activation_bytes(2, 8) == LLAMA_3.saved_activation_bytes(
+    10, 8
+  )
 
 
 @pytest.mark.parametrize("examples", [1 / 4096, 3])
@@ -131,7 +136,9 @@ def test_layer_time_is_the_larger_of_products_and_weights_plus_activations(
   read_s = matrices / 2 / 4 * 2 / A100.memory_bandwidth
   compute_s = tokens * (matrices + scores) / 4 / (0.5 * rate)
   assert (compute_s > read_s) == (examples == 3)
-  moved_s = 2 * LLAMA_3.kept_bytes(tokens, 4) / A100.memory_bandwidth
+  moved_s = (
+    2 * LLAMA_3.saved_activation_bytes(tokens, 4) / A100.memory_bandwidth
+  )
   assert step.layer_s(examples, 4, A100, 0.5) == pytest.approx(
     max(read_s, compute_s) + moved_s
   )

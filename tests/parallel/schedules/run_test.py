@@ -65,7 +65,7 @@ def one_by_one(functions):
     results, start = [], x
     for function in functions:
       results.append(function(start))
-      late = collectives.after(x.astype("f4"), results[-1].astype("f4"))
+      late = collectives.order_after(x.astype("f4"), results[-1].astype("f4"))
       start = late.astype(x.dtype)
     return results
 
@@ -93,7 +93,7 @@ def test_schedule_equals_its_collective(n, devices, names, collective):
   for name, topology in subjects(n):
     if name in names:
       schedule = build(name, topology, collective)
-      y = lifted(lambda x, s=schedule: run.on_lanes(s, x, axis), axis)(x)
+      y = lifted(lambda x, s=schedule: run.run_on_lanes(s, x, axis), axis)(x)
       np.testing.assert_array_equal(
         y, definition(collective, x), err_msg=f"{name}, {topology.name}"
       )
@@ -110,7 +110,7 @@ def test_schedule_in_pieces_equals_its_collective(collective):
     ("optimal", {"trees": "grown", "weight": 2, "pieces": 2}),
   ):
     schedule = build(name, topologies.ring(n), collective, **options)
-    y = lifted(lambda x, s=schedule: run.on_lanes(s, x, axis), axis)(x)
+    y = lifted(lambda x, s=schedule: run.run_on_lanes(s, x, axis), axis)(x)
     np.testing.assert_array_equal(
       y, definition(collective, x), err_msg=f"{name}, {options}"
     )
@@ -193,7 +193,7 @@ def test_program_sends_the_messages_of_the_schedule(name, collective):
   ranks = {"all_reduce": 1, "reduce_scatter": 1, "all_gather": 8}[collective]
   x = jnp.zeros((8, schedule.num_chunks * elements // ranks))
   lowered = lifted(
-    lambda x: run.on_lanes(schedule, x, axis), axis
+    lambda x: run.run_on_lanes(schedule, x, axis), axis
   ).lower(x)
   sent = collections.Counter()
   for pairs, size in re.findall(
@@ -264,7 +264,7 @@ def test_sizes_that_do_not_fit_are_refused():
   ):
     schedule = build("ring", ring, collective)
     with pytest.raises(ValueError, match=message):
-      lifted(lambda x, s=schedule: run.on_lanes(s, x, axis), axis)(numbers)
+      lifted(lambda x, s=schedule: run.run_on_lanes(s, x, axis), axis)(numbers)
 
 
 def test_round_reads_the_state_before_it():
@@ -276,5 +276,5 @@ def test_round_reads_the_state_before_it():
   schedule = Schedule("all at once", "all_reduce", 3, 1, (everyone,))
   axis = Axis("a", 3, 3)
   x = np.array([[1.0], [10.0], [100.0]], "f4")
-  y = lifted(lambda x: run.on_lanes(schedule, x, axis), axis)(x)
+  y = lifted(lambda x: run.run_on_lanes(schedule, x, axis), axis)(x)
   np.testing.assert_array_equal(y, [[111.0]] * 3)

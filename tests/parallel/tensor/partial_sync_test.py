@@ -6,7 +6,7 @@ import pytest
 
 from parallel.axes import Axis
 from parallel.tensor.partial_sync import PartialSync
-from parallel.tensor.reductions import kernel_of_norm
+from parallel.tensor.reductions import reduce_add_norm_kernel
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -64,7 +64,7 @@ def test_route_has_a_kernel_for_operands_that_it_supports(
   options, rows, width, expected
 ):
   def kernel(*implementation):
-    return kernel_of_norm(
+    return reduce_add_norm_kernel(
       rows, width, jnp.dtype("float32"), TENSOR, PartialSync(**options),
       implementation,
     )
@@ -75,7 +75,7 @@ def test_route_has_a_kernel_for_operands_that_it_supports(
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_ring_of_one_device_has_no_kernel(devices):
-  found = kernel_of_norm(
+  found = reduce_add_norm_kernel(
     (2, 64), 8, jnp.dtype("float32"), Axis("tensor", 4, devices),
     PartialSync(0.5, route="ring_kernel"), ("tpu_interpret", "reference"),
   )

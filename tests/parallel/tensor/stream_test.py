@@ -11,7 +11,7 @@ from parallel.collectives import varying_axes
 from parallel.tensor import products, projections
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.projections import column_parallel, row_parallel
-from parallel.tensor.stream import Pending, Stream, Update, enter
+from parallel.tensor.stream import PendingReduction, Stream, Update, enter
 
 LANES, BATCH, LENGTH, WIDTH, FEATURES = 3, 2, 4, 7, 5
 
@@ -65,7 +65,7 @@ def test_updates_of_other_fractions_are_added(k):
     whole(more.resolved()), whole(x) + whole(first) + whole(second), rtol=1e-5,
     atol=1e-6,
   )
-  a, b = x.aligned(second)
+  a, b = x.narrow_both(second)
   assert (a.shared.shape[-1], b.shared.shape[-1]) == (2, 2)
   np.testing.assert_array_equal(whole(b), whole(second))
   places = jnp.array([2, 0])
@@ -78,7 +78,7 @@ def test_updates_of_other_fractions_are_added(k):
 def test_update_is_pending_until_it_is_reduced():
   axis, sync = Axis("tensor", 4, 4), PartialSync(0.5)
   pending = Update(jnp.ones((1, 2, 3)), jnp.ones((1, 1, 2, 4)),
-                   Pending(axis, sync))
+                   PendingReduction(axis, sync))
   assert (stream(3, lanes=1) + pending).is_pending
   assert not stream(3).is_pending
   plain = stream(3, kind=Update)
@@ -91,19 +91,19 @@ def test_products_of_lanes_are_those_of_their_matrices(lanes):
   columns = draw(lanes, WIDTH, FEATURES, seed=1)
   rows = draw(lanes, FEATURES, WIDTH, seed=2)
   np.testing.assert_allclose(
-    projections._all_columns(x, columns),
+    projections._multiply_all_columns(x, columns),
     np.einsum("bth,rhf->rbtf", x, columns), rtol=1e-4, atol=1e-5,
   )
   np.testing.assert_allclose(
-    projections._all_rows(y, rows), np.einsum("rbtf,rfh->bth", y, rows),
-    rtol=1e-4, atol=1e-5,
+    projections._multiply_all_rows(y, rows),
+    np.einsum("rbtf,rfh->bth", y, rows), rtol=1e-4, atol=1e-5,
   )
 
 
 @pytest.mark.parametrize(("product", "theirs", "shapes"), [
-  (products.each_rank, lambda x, w: jnp.einsum("rbth,rhf->rbtf", x, w),
+  (products.product_per_rank, lambda x, w: jnp.einsum("rbth,rhf->rbtf", x, w),
    ((LANES, BATCH, LENGTH, WIDTH), (LANES, WIDTH, FEATURES))),
-  (products.times, jnp.multiply,
+  (products.multiply, jnp.multiply,
    ((LANES, BATCH, LENGTH, FEATURES), (LANES, BATCH, LENGTH, 1))),
 ])
 def test_derivatives_by_hand_equal_those_of_jax(product, theirs, shapes):
@@ -161,7 +161,7 @@ def test_reduction_is_deferred_only_to_a_kernel(width, pending):
     jax.ShapeDtypeStruct((4, 2, 8, 8), "float32"),
     jax.ShapeDtypeStruct((4, 8, width), "float32"),
   )
-  assert found == [Pending(axis, sync) if pending else None]
+  assert found == [PendingReduction(axis, sync) if pending else None]
 
 
 @pytest.mark.parametrize("p", [1.0, 0.5])

@@ -17,8 +17,8 @@ from parallel.kernels.codec.reference import Codec, max_error
 from parallel.ledger import ledger
 from parallel.plans.zero import cost, partition
 from parallel.plans.zero.partition import Level, Partition
-from parallel.zero.gathered import Gathered, Shard
-from parallel.zero.shards import Shards, Tensor
+from parallel.zero.gathered import GatheredAccess, Shard
+from parallel.zero.shards import MeshPartition, TensorSpec
 from tests import users
 
 LEVELS = tuple(map(Level, ("node", "gpu", "gcd"), (2, 2, 2)))
@@ -30,7 +30,7 @@ def shards_of(partition, devices=None):
     level.name: Axis(level.name, level.size, devices.get(level.name, 1))
     for level in partition.levels
   }
-  shards = Shards(partition, tuple(axes.values()), ordered=bool(devices))
+  shards = MeshPartition(partition, tuple(axes.values()), ordered=bool(devices))
   return shards, make_mesh(axes)
 
 
@@ -50,13 +50,13 @@ def drawn_partition(draw):
 def test_stored_shards_have_minimal_padding(drawn, shape):
   """Includes small and indivisible sizes: DeepSpeed #5642, #6659."""
   shards, _ = shards_of(drawn)
-  tensor = Tensor(tuple(shape), "float32")
+  tensor = TensorSpec(tuple(shape), "float32")
   x = np.arange(2.0 * tensor.size, dtype="f4").reshape(2, *shape)
   padded = drawn.padded(tensor.size)
   assert 0 <= padded - tensor.size < drawn.degree(drawn.optimizer)
   found = jax.eval_shape(lambda x: shards.store(x, tensor), x)
   sizes = [level.size for level in drawn.inner[: drawn.optimizer]]
-  assert found.shape == (2, *sizes, drawn.shard(tensor.size))
+  assert found.shape == (2, *sizes, drawn.shard_size(tensor.size))
   assert math.prod(found.shape) == 2 * padded
 
 
@@ -65,7 +65,7 @@ def test_stored_shards_have_minimal_padding(drawn, shape):
 def test_shards_nest(drawn, shape):
   """Stored shards, and those of the secondary copy, gather to the whole."""
   shards, mesh = shards_of(drawn)
-  tensor = Tensor(tuple(shape), "float32")
+  tensor = TensorSpec(tuple(shape), "float32")
   x = jnp.arange(2.0 * tensor.size).reshape(2, *shape)
   stored = shards.store(x, tensor)
   np.testing.assert_array_equal(shards.restore(stored, tensor), x)
@@ -109,14 +109,14 @@ def test_partitions_give_the_gradients_of_the_whole_batch(prefetch, depths):
     return jnp.sum(x * head[None])
 
   expected = jax.grad(loss, (0, 1, 2))(layers, head, x.reshape(8, 5))
-  tensors = Tensor((5, 5), "float32"), Tensor((5,), "float32")
+  tensors = TensorSpec((5, 5), "float32"), TensorSpec((5,), "float32")
   shards, mesh = [], None
   for of_states in depths:
     of_triple, mesh = shards_of(Partition(LEVELS, *of_states), devices)
     shards.append(of_triple)
 
   def gradients(stored, x, of_triple):
-    access = Gathered(of_triple, prefetch)
+    access = GatheredAccess(of_triple, prefetch)
     weights = of_triple.working(stored, tensors)
 
     def loss(sinks, x):
@@ -169,7 +169,7 @@ def test_codecs_keep_their_error_bounds(levels, codec):
     block=block, coded_blocks=0,
   )
   shards, mesh = shards_of(drawn)
-  tensor = Tensor((7, 11), "float32")
+  tensor = TensorSpec((7, 11), "float32")
   draw = np.random.default_rng(0)
   x = draw.normal(size=(7, 11)).astype(np.float32)
   summands = draw.normal(size=(8, 7, 11)).astype(np.float32)
@@ -218,7 +218,7 @@ DEVICES = {"node": 2, "gpu": 2}
 def test_secondary_copy_gathers_to_the_whole(depth):
   drawn = Partition(WIDE, 2, 3, 3, depth)
   shards, mesh = shards_of(drawn, DEVICES)
-  tensor = Tensor((5, 7), "float32")
+  tensor = TensorSpec((5, 7), "float32")
   x = jnp.arange(35.0).reshape(5, 7)
 
   def again(stored):
@@ -240,13 +240,13 @@ def lowered_step(drawn, devices, layers=3, ordered=True):
   """Lowers the reduced gradients of a stack of matrices and one more."""
   shards, mesh = shards_of(drawn, devices)
   shards = dataclasses.replace(shards, ordered=ordered)
-  tensors = Tensor((25,), "float32"), Tensor((25,), "float32")
+  tensors = TensorSpec((25,), "float32"), TensorSpec((25,), "float32")
 
   def layer(w, x):  # reads a reshaped parameter
     return jnp.tanh(x @ w.reshape(5, 5))
 
   def gradients(stored, x):
-    access = Gathered(shards)
+    access = GatheredAccess(shards)
     weights = shards.working(stored, tensors)
     x = x.reshape(-1, 5)
 
@@ -259,7 +259,7 @@ def lowered_step(drawn, devices, layers=3, ordered=True):
   names = [a.name for a in shards.inner[: drawn.optimizer]]
   specs = P(None, *names), P(*names)
   sizes = [level.size for level in drawn.inner[: drawn.optimizer]]
-  k = drawn.shard(25)
+  k = drawn.shard_size(25)
   stored = [
     jax.ShapeDtypeStruct((*lead, *sizes, k), "float32")
     for lead in ((layers,), ())
@@ -285,7 +285,7 @@ def test_codecs_run_as_the_selected_kernels(kernels):
   )
   shards, mesh = shards_of(dataclasses.replace(drawn, block=256))
   shards = dataclasses.replace(shards, kernels=kernels)
-  tensor = Tensor((600,), "float32")
+  tensor = TensorSpec((600,), "float32")
 
   def run(stored):
     whole = shards.materialise(shards.working(stored, tensor), tensor)
@@ -342,7 +342,7 @@ def test_backward_gathers_each_layer_again():
 def test_functions_run_without_derivatives():
   """Evaluates layers and a last function, with and without prefetch."""
   shards, mesh = shards_of(Partition((Level("node", 2),), 1, 1, 1), {"node": 2})
-  tensor = Tensor((2, 2), "float32")
+  tensor = TensorSpec((2, 2), "float32")
   layers = np.arange(12, dtype="f4").reshape(3, 2, 2)
   x = np.arange(4, dtype="f4").reshape(2, 2)
 
@@ -351,7 +351,7 @@ def test_functions_run_without_derivatives():
     last = Shard(weights.weight[-1], None, tensor)
     found = []
     for prefetch in (False, True):
-      access = Gathered(shards, prefetch)
+      access = GatheredAccess(shards, prefetch)
       y = access.scan(lambda w, x: x @ w, weights, x)
       found.append(access.apply(lambda w, y: y @ w + 1, last, y))
     return found
@@ -368,7 +368,7 @@ def test_functions_run_without_derivatives():
 def test_gradients_are_summed_in_float32():
   """256 + 1 rounds to 256 in bfloat16."""
   shards, mesh = shards_of(Partition((Level("node", 2),), 1, 1, 1), {"node": 2})
-  tensor = Tensor((2,), "bfloat16")
+  tensor = TensorSpec((2,), "bfloat16")
   summands = jnp.asarray([[256, 1], [1, 256]], jnp.bfloat16)
   found = jax.jit(jax.shard_map(
     lambda x: shards.finish(shards.reduce(x, tensor)), mesh=mesh,
@@ -386,7 +386,7 @@ def test_hop_over_several_levels_computes_the_sum():
   )
   shards, mesh = shards_of(drawn, {"node": 2, "gpu": 2, "gcd": 2})
   assert [list(hop) for hop in drawn.hops(0, 3)] == [[0, 1], [2]]
-  tensor = Tensor((5, 13), "float32")
+  tensor = TensorSpec((5, 13), "float32")
   summands = np.random.default_rng(0).normal(size=(16, 5, 13)).astype("f4")
   reduced = jax.jit(jax.shard_map(
     lambda x: shards.finish(shards.reduce(x, tensor)), mesh=mesh,
@@ -401,7 +401,7 @@ def test_small_tensors_are_not_encoded():
   drawn = Partition(WIDE, 1, 2, 3, **CODED)  # of 16 ranks, blocks of 4
   for size, dtype in ((48, "float32"), (49, "uint8"), (64, "uint8")):
     shards, mesh = shards_of(drawn)
-    tensor = Tensor((size,), "float32")
+    tensor = TensorSpec((size,), "float32")
     on_wire = jax.eval_shape(jax.shard_map(
       lambda x, t=tensor, s=shards: s.working(x, t), mesh=mesh,
       in_specs=P(*shards.names[::-1]), out_specs=P(shards.names[-1]),
@@ -419,11 +419,11 @@ def test_backward_that_reads_no_parameters_gathers_none(prefetch):
   """Includes the secondary copy, which the forward then does not create."""
   drawn = Partition((Level("node", 2),), 1, 1, 1, 1)
   shards, mesh = shards_of(drawn, {"node": 2})
-  tensor = Tensor((3,), "float32")
+  tensor = TensorSpec((3,), "float32")
   stored = shards.store(WEIGHTS, tensor)
 
   def gradients(stored, x):
-    access = Gathered(shards, prefetch)
+    access = GatheredAccess(shards, prefetch)
     weights = shards.working(stored, tensor)
 
     def loss(sinks):
@@ -478,7 +478,7 @@ STORED = [
 def test_memory_equals_the_bytes_of_the_arrays(drawn, dtype):
   """Three tensors of 25 elements on a device with lanes."""
   shards, mesh = shards_of(drawn, DEVICES)
-  tensor, found = Tensor((25,), dtype), {}
+  tensor, found = TensorSpec((25,), dtype), {}
 
   def size(tree):
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
@@ -502,7 +502,7 @@ def test_memory_equals_the_bytes_of_the_arrays(drawn, dtype):
     lambda x: shards.store(x, tensor), jnp.ones((3, 25))
   ))
   if drawn.weights == drawn.optimizer and dtype == "float32" and not (
-    drawn.is_coded(drawn.shard(25)) and drawn.weight_codec != "none"
+    drawn.is_coded(drawn.shard_size(25)) and drawn.weight_codec != "none"
   ):
     found["weights"] = 0  # the stored weights serve
   lanes = {axis.name: axis.lanes for axis in shards.axes}
@@ -535,7 +535,7 @@ def test_leading_dims_are_reduced_separately(codec):
     gradient_hops="two",
   )
   shards, mesh = shards_of(drawn, {"node": 2, "gpu": 2})
-  tensor = Tensor((5, 3), "float32")
+  tensor = TensorSpec((5, 3), "float32")
   summands = np.random.default_rng(0).normal(size=(16, 1, 1, 5, 3))
   factors = 2.0 ** np.arange(6).reshape(2, 3, 1, 1)
   reduced = jax.jit(jax.shard_map(

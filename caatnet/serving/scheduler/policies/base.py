@@ -12,9 +12,9 @@ import heapq
 import math
 from typing import Any
 
-from caatnet.serving.engine.executor import Load
+from caatnet.serving.engine.executor import WeightLoad
 from caatnet.serving.requests import Request
-from caatnet.serving.scheduler.running import Running
+from caatnet.serving.scheduler.running import RunningRequests
 
 Clients = Sequence[tuple[Hashable, float]]  # (client, weight)
 
@@ -23,8 +23,8 @@ class Policy:
   """Base class of policies; by itself it serves in the order of arrival.
 
   A policy that orders requests by a number overrides `value`. One whose queue
-  order differs from its preemption order also overrides `key`, and one whose
-  order depends on the service that clients received overrides the queue.
+  order differs from its preemption order also overrides `key`. One whose order
+  depends on the service of clients overrides `push`, `remove` and `peek`.
 
   Attributes:
     current: Batch key of the step that is being made; set by the scheduler.
@@ -66,7 +66,7 @@ class Policy:
     return None
 
   def keys(self, now: float) -> Sequence[Hashable]:
-    """Returns the batch keys of which a step may be made, the first preferred.
+    """Returns the batch keys that the next step may have, the best first.
 
     Args:
       now: Time in seconds.
@@ -86,19 +86,19 @@ class Policy:
   def end_step(self, weights: int) -> None:
     """Handles the end of a step that has read a slot of weights."""
 
-  def take_loads(self) -> Sequence[Load]:
+  def take_loads(self) -> Sequence[WeightLoad]:
     """Returns the loads of weights to begin."""
     return ()
 
-  def loaded(self, load: Load, error: str) -> None:
+  def loaded(self, load: WeightLoad, error: str) -> None:
     """Handles the end of a load; `error` is not empty if it has failed."""
 
-  def victim(self, running: Running) -> Request:
-    """Returns the request to preempt when pages are short: the last one."""
+  def victim(self, running: RunningRequests) -> Request:
+    """Returns the request to preempt if pages are short: `running.last()`."""
     return running.last()
 
-  def displaces(self, waiting: Request, running: Running) -> bool:
-    """Returns whether a waiting request may preempt the last running one."""
+  def displaces(self, waiting: Request, running: RunningRequests) -> bool:
+    """Returns whether a waiting request may preempt the `victim`."""
     del waiting, running
     return False
 

@@ -8,14 +8,14 @@ from typing import Any
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.policies.base import Policy
 
-# Minimum number of clients without a request whose service is remembered.
+# Number of clients without a request above which their service is forgotten.
 _REMEMBERED = 10_000
 
 
-class ClientLines(Policy):
+class ClientQueues(Policy):
   """Base of policies with one queue per client, each ordered by `key`.
 
-  A subclass whose queues are not those of clients overrides `line`.
+  A subclass with queues of something else, such as experts, overrides `line`.
   """
 
   def __init__(self) -> None:
@@ -30,7 +30,7 @@ class ClientLines(Policy):
     return request.client
 
   def arrived(self, request: Request) -> None:
-    """Counts a request; deletes the service of absent clients if too many."""
+    """Counts a request; forgets clients without requests if there are many."""
     self._present[self.line(request)] += 1
     if len(self._served) > _REMEMBERED + len(self._present):
       for client in [c for c in self._served if c not in self._present]:

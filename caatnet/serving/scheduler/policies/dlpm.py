@@ -1,11 +1,11 @@
 """Deficit longest prefix match: prefix reuse within a fairness bound.
 
 Among the clients with a positive deficit, the request with the longest cached
-prefix is next. Service is subtracted from the deficit. When no client with a
-queued request has a positive deficit, each gets a quantum, so that no client is
-ahead by more than one quantum. The cached prefix is looked up when a request
-joins the queue, when the first page that it lacks is cached, and, since pages
-are evicted, when it is about to be selected.
+prefix is next. A client's service is subtracted from its deficit. When no
+client with a queued request has a positive deficit, each of them gets a
+quantum, so that no client is ahead by more than one quantum. The cached prefix
+is looked up when a request joins the queue, when the first page that it lacks
+is cached, and, since pages are evicted, when it is about to be selected.
 
 Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 2501.14312), algorithm 1.
@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from caatnet.serving.cache import prefixes
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.policies.base import Clients
-from caatnet.serving.scheduler.policies.clients import ClientLines
+from caatnet.serving.scheduler.policies.clients import ClientQueues
 
 
-class DeficitLongestPrefix(ClientLines):
+class DeficitLongestPrefix(ClientQueues):
   """Policy: longest cached prefix first, of clients with a positive deficit."""
 
   def __init__(
@@ -47,18 +47,18 @@ class DeficitLongestPrefix(ClientLines):
   def push(self, request: Request) -> None:
     """Adds a request to the queue, indexed by the first page that it lacks."""
     super().push(request)
-    lacks = self._lacks(request)
+    lacks = self._first_missing_hash(request)
     if lacks is not None:
       self._lacking.setdefault(lacks, {})[request.number] = request
 
-  def _lacks(self, request: Request) -> bytes | None:
+  def _first_missing_hash(self, request: Request) -> bytes | None:
     """Returns the first block hash that was not cached at the last lookup."""
-    first = -self._entries[request.number][0] * prefixes.SIZE
-    return request.block_hashes[first : first + prefixes.SIZE] or None
+    first = -self._entries[request.number][0] * prefixes.HASH_BYTES
+    return request.block_hashes[first : first + prefixes.HASH_BYTES] or None
 
   def remove(self, request: Request) -> None:
     """Removes a request from the queue."""
-    lacks = self._lacks(request)
+    lacks = self._first_missing_hash(request)
     alike = self._lacking.get(lacks, {})
     alike.pop(request.number, None)
     if not alike:
@@ -66,7 +66,7 @@ class DeficitLongestPrefix(ClientLines):
     super().remove(request)
 
   def published(self, block_hashes: bytes) -> None:
-    """Repeats the lookup of requests that lacked one of these pages."""
+    """Repeats the lookup of requests whose first missing page is cached now."""
     found = prefixes.split(block_hashes)
     for block_hash in filter(self._lacking.__contains__, found):
       for request in self._lacking.pop(block_hash).values():
@@ -92,11 +92,11 @@ class DeficitLongestPrefix(ClientLines):
     return None
 
   def admitted(self, request: Request, num_read: int) -> None:
-    """Charges the tokens read."""
+    """Charges the client for the tokens that its request reads."""
     self.deficits[request.client] -= num_read
 
   def served(self, clients: Clients, counts: Sequence[int]) -> None:
-    """Charges the tokens drawn."""
+    """Charges clients for the tokens that a step draws."""
     deficits, cost = self.deficits, self._cost
     for (client, _), count in zip(clients, counts, strict=True):
       if count:

@@ -22,21 +22,21 @@ experts each expert with requests has a step at least every
     deadline_s + N (load + prefill + min(patience x switch_s, deadline_s)).
 
 Experts with a slot have steps in turn; their requests are admitted in the order
-of arrival. Requests of an evicted expert keep their pages until others need
-these, and are then preempted first.
+of arrival. Requests of an evicted expert keep their pages until other requests
+need pages, and are then preempted first.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 import operator
 
-from caatnet.serving.engine.executor import Load
+from caatnet.serving.engine.executor import WeightLoad
 from caatnet.serving.requests import Request
-from caatnet.serving.scheduler.policies.clients import ClientLines
-from caatnet.serving.scheduler.running import Running
+from caatnet.serving.scheduler.policies.clients import ClientQueues
+from caatnet.serving.scheduler.running import RunningRequests
 from parallel.plans.placement.slots import Slots
 
 
-def _one_model() -> Slots:
+def _single_model_slots() -> Slots:
   """Returns one slot, which has the expert "" of a server with one model."""
   slots = Slots(1, "lru")
   slots.reserve("")
@@ -44,8 +44,8 @@ def _one_model() -> Slots:
   return slots
 
 
-class Experts(ClientLines):
-  """Policy with one queue per expert, and slots for the weights of some.
+class ExpertsPolicy(ClientQueues):
+  """Policy with one queue per expert, and weight slots for some experts.
 
   Attributes:
     slots: Slots of weights.
@@ -63,31 +63,32 @@ class Experts(ClientLines):
 
     Args:
       slots: Slots of weights; None for a server with one model.
-      switch_s: Time of a load in seconds, or a function that returns it: that
-        of recent loads, which depends on the tiers that they read.
+      switch_s: Time of a load in seconds, or a function that returns the time
+        of recent loads, which is longer if they read files.
       deadline_s: Seconds without a step after which an expert with requests is
         loaded regardless of the switching cost.
       prefetch: Largest number of loads that run concurrently with steps; 0 to
-        load only when no expert in a slot has requests, or one is overdue.
+        load only if no expert in a slot has requests, or an expert is overdue.
       patience: Factor of the switching cost; larger values switch less.
     """
     super().__init__()
-    self.slots = _one_model() if slots is None else slots
+    self.slots = _single_model_slots() if slots is None else slots
     self._switch_s = switch_s if callable(switch_s) else lambda: switch_s
     self._deadline_s = deadline_s
     self._prefetch, self._patience = prefetch, patience
     self._now = 0.0
-    # Time of each expert's last step, or of its first request after an absence.
+    # Time of each expert's last step, or of the arrival of its first request,
+    # whichever is later.
     self._since: dict[Hashable, float] = {}
     # Number of each expert's last step.
     self._turns: dict[Hashable, int] = {}
     # Time of the first token that each expert has drawn since its last load.
     self._drawn: dict[Hashable, float] = {}
     self._num_steps = self._num_loading = 0
-    self._loads: list[Load] = []
+    self._loads: list[WeightLoad] = []
     # Selected load, which begins when no step reads its slot any more. No step
     # of the expert that it evicts is made.
-    self._next: Load | None = None
+    self._next: WeightLoad | None = None
 
   @property
   def loading(self) -> bool:
@@ -112,24 +113,24 @@ class Experts(ClientLines):
     line = self._lines.get(self.current)
     return line[0][2] if line else None
 
-  def victim(self, running: Running) -> Request:
-    """Returns the newest request of an absent expert, or of any expert."""
-    absent = self._absent(running)
+  def victim(self, running: RunningRequests) -> Request:
+    """Returns the newest request of absent experts, or else of all experts."""
+    absent = self._unloaded_requests(running)
     if not absent:
       return running.last()
     return max(absent, key=lambda request: request.number)
 
-  def displaces(self, waiting: Request, running: Running) -> bool:
+  def displaces(self, waiting: Request, running: RunningRequests) -> bool:
     """Returns whether the expert of any running request is absent."""
     del waiting
-    return bool(self._absent(running))
+    return bool(self._unloaded_requests(running))
 
-  def _absent(self, running: Running) -> list[Request]:
+  def _unloaded_requests(self, running: RunningRequests) -> list[Request]:
     find = self.slots.find
     return [request for request in running if find(request.expert) is None]
 
   def keys(self, now: float) -> Sequence[Hashable]:
-    """Starts loads; returns usable experts, longest without a step first."""
+    """Starts loads; returns experts that can run, the longest idle first."""
     self._now = now
     self._switch()
     leaving = self._next and self.slots.expert(self._next.slot)
@@ -154,17 +155,17 @@ class Experts(ClientLines):
       overdue = waited_s >= self._deadline_s
       if busy and not self._prefetch and not overdue:
         return
-      keep = [e for e in present if slots.ready(e) and self._keeps(e)]
-      slot = slots.candidate(queue, keep)
+      keep = [e for e in present if slots.ready(e) and self._must_keep_slot(e)]
+      slot = slots.select_slot(queue, keep)
       if slot is None:
         return
       num_evicted = present[slots.expert(slot)]
       cost = self._patience * self._switch_s() * num_evicted
       if overdue or present[expert] * waited_s >= cost:
-        self._next = Load(expert, slot)
+        self._next = WeightLoad(expert, slot)
         self._begin_next()
 
-  def _keeps(self, expert: Hashable) -> bool:
+  def _must_keep_slot(self, expert: Hashable) -> bool:
     """Returns whether an expert with a slot and requests must keep the slot."""
     min_s = min(self._patience * self._switch_s(), self._deadline_s)
     drawn_s = self._drawn.get(expert)
@@ -182,12 +183,12 @@ class Experts(ClientLines):
       self._loads.append(load)
       self._num_loading += 1
 
-  def take_loads(self) -> Sequence[Load]:
+  def take_loads(self) -> Sequence[WeightLoad]:
     """Returns the loads to begin."""
     loads, self._loads = self._loads, []
     return loads
 
-  def loaded(self, load: Load, error: str) -> None:
+  def loaded(self, load: WeightLoad, error: str) -> None:
     """Handles the end of a load."""
     self._num_loading -= 1
     if error:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
-from caatnet.serving.scheduler.policies.experts import Experts
+from caatnet.serving.scheduler.policies.experts import ExpertsPolicy
 from caatnet.serving.scheduler.policies.first_come import FirstCome
 from caatnet.serving.scheduler.policies.shortest_first import ShortestFirst
 from caatnet.serving.scheduler.policies.strict_priority import StrictPriority
@@ -23,7 +23,7 @@ POLICIES: dict[str, Callable[[Pages], Policy]] = {
   "dlpm": lambda pages: DeficitLongestPrefix(
     lambda request: len(pages.find(request.block_hashes))
   ),
-  "experts": lambda pages: Experts(),
+  "experts": lambda pages: ExpertsPolicy(),
 }
 
 

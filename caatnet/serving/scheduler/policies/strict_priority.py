@@ -5,14 +5,14 @@ import operator
 
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.policies.base import Policy
-from caatnet.serving.scheduler.running import Running
+from caatnet.serving.scheduler.running import RunningRequests
 
 
 class StrictPriority(Policy):
   """Policy: lowest priority number first; ties in the order of arrival.
 
-  Many priorities change at once, so the queue is sorted lazily, when the next
-  request is read.
+  Many priorities change at once, so the queue is sorted lazily, when `peek`
+  reads the next request.
   """
 
   value = operator.attrgetter("priority")
@@ -37,7 +37,7 @@ class StrictPriority(Policy):
       self._ordered = True
     return super().peek()
 
-  def displaces(self, waiting: Request, running: Running) -> bool:
+  def displaces(self, waiting: Request, running: RunningRequests) -> bool:
     """Returns whether a running request has a higher priority number."""
     values = running.values[running.slots]
     return bool((values > self.value(waiting)).any())

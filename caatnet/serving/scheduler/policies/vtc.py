@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.policies.base import Clients
-from caatnet.serving.scheduler.policies.clients import ClientLines
+from caatnet.serving.scheduler.policies.clients import ClientQueues
 
 
-class VirtualTokenCounter(ClientLines):
+class VirtualTokenCounter(ClientQueues):
   """Policy: client with the smallest counter first, then order of arrival.
 
   Attributes:
@@ -39,7 +39,7 @@ class VirtualTokenCounter(ClientLines):
     self._costs = input_cost, output_cost
 
   def arrived(self, request: Request) -> None:
-    """Lifts the counter of a client without queued requests."""
+    """Raises the counter of a client that had no queued requests."""
     super().arrived(request)
     if request.client not in self._lines and self._lines:
       # Credit from the time without queued requests is lost.
@@ -57,13 +57,13 @@ class VirtualTokenCounter(ClientLines):
     return min(able)[2]
 
   def admitted(self, request: Request, num_read: int) -> None:
-    """Charges the tokens read at the first admission."""
+    """Charges the client for tokens read at a request's first admission."""
     if not request.num_preempted:
       cost = self._costs[0] * num_read / request.weight
       self.counters[request.client] += cost
 
   def served(self, clients: Clients, counts: Sequence[int]) -> None:
-    """Charges the tokens drawn."""
+    """Charges clients for the tokens that a step draws."""
     counters, cost = self.counters, self._costs[1]
     for (client, weight), count in zip(clients, counts, strict=True):
       if count:

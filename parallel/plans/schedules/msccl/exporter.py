@@ -164,7 +164,7 @@ ngpus="2" coll="allgather" inplace="1" outofplace="0"
 def check_limits(
   schedule: Schedule, runtime: str
 ) -> list[dict[_Block, list[_Step]]]:
-  """Returns ``[rank]``: threadblock -> steps, if a runtime accepts them.
+  """Returns each rank's threadblocks -> steps, within a runtime's limits.
 
   Raises:
     ValueError: The runtime's loader would reject the schedule.
@@ -233,10 +233,10 @@ def _buffers(
 def _threadblocks(
   schedule: Schedule,
 ) -> list[dict[_Block, list[_Step]]]:
-  """Puts both ends of all transfers into threadblocks.
+  """Puts the sends and receives of all transfers into threadblocks.
 
   Returns:
-    ``[rank]``: threadblock -> steps, each with the steps that it waits for.
+    For each rank, threadblock -> steps, each with the steps that it waits for.
   """
   channels = _channels(schedule)
   blocks = [collections.defaultdict(list) for _ in range(schedule.num_ranks)]
@@ -308,9 +308,10 @@ def _add_transfer(
   block: ElementTree.Element, step: _Step,
   where: tuple[str, int, str, int, int], numbers: dict[_Block, int],
 ) -> None:
-  """Adds a step, preceded by nops for all its dependencies except the last.
+  """Adds a step's XML, preceded by nops for all dependencies except the last.
 
-  A step has only one `depid`. The buffers of a nop are ignored.
+  A step has only one `depid`. ``where`` are the step's attributes srcbuf,
+  srcoff, dstbuf, dstoff and cnt; ``numbers`` are the threadblocks' ids.
   """
   for before in step.after[:-1]:
     _add_step(block, "nop", ("i", -1, "o", -1, 0), before, numbers)
@@ -330,7 +331,10 @@ def _add_step(
   before: _Step | None,
   numbers: dict[_Block, int],
 ) -> ElementTree.Element:
-  """Appends a step to a threadblock; it waits for the step `before`, if any."""
+  """Appends a step that waits for the step `before`, if any, to a threadblock.
+
+  Other arguments are those of `_add_transfer`.
+  """
   keys = ("srcbuf", "srcoff", "dstbuf", "dstoff", "cnt")
   return ElementTree.SubElement(block, "step", {
     "s": str(len(block)), "type": kind,

@@ -28,8 +28,8 @@ from parallel.plans.schedules.msccl.steps import (
   BlockStep,
   Message,
   Value,
-  connections,
   integer,
+  match_messages,
   read_steps,
 )
 from parallel.plans.schedules.schedule import COLLECTIVES, Schedule, Transfer
@@ -107,7 +107,8 @@ class _Program:
     transfers: Result of `run`: (message, chunk, operation).
     writes: (rank, chunk) -> messages that changed the rank's copy, each with
       its operation, in order.
-    reads: (rank, chunk, number of writes before) -> messages with this value.
+    reads: (rank, chunk, number of earlier writes) -> messages that send the
+      value of the rank's copy after these writes.
   """
 
   def __init__(self, root: ElementTree.Element) -> None:
@@ -143,7 +144,7 @@ class _Program:
     # In place, the short buffer is a part of the long one.
     self._in_place = root.get("inplace", "1") != "0"
     self.steps, ends = read_steps(root)
-    self.connections = connections(ends)
+    self.connections = match_messages(ends)
     self.messages = [m for queue in self.connections for m in queue]
     for number, message in enumerate(self.messages):
       message.number = number
@@ -194,19 +195,19 @@ class _Program:
           )
 
   def _chunk(self, rank: int, buffer: str, offset: int) -> int | None:
-    """Returns the chunk that belongs to a position; None in scratch."""
+    """Returns the chunk whose place a buffer position is; None in scratch."""
     if buffer == "s":
       return None
     return offset + rank * self.each * (buffer == self._short)
 
   def _canonical(self, place: _Place) -> _Place:
-    """Returns the canonical name of a position that two buffers share."""
+    """Returns one name for a position that both buffers share in place."""
     if self._in_place and place[1] != "s":
       return place[0], "io", self._chunk(*place)
     return place
 
   def _held_at(self, place: _Place) -> Value | None:
-    """Returns the value at a position; initially that of the input buffer."""
+    """Returns the value at a position, initially the input; None if empty."""
     rank, buffer, _ = place
     canonical = self._canonical(place)
     if canonical in self._held or buffer == "s":
@@ -235,19 +236,19 @@ class _Program:
         step.receives.values[index], messages=(step.receives,)
       )
       if step.kind in ("s", "cpy", "re", "rrc", "rrs", "rrcs"):
-        self._use(races.read, step, source)
+        self._check_access(races.read, step, source)
         value = self._held_at(source)
         if value is None:
           raise ValueError(f"{step} uses {_text(source)}, which holds nothing")
       if step.kind == "re":
-        self._use(races.read, step, destination)
+        self._check_access(races.read, step, destination)
         arrived, value = value, self._held_at(destination)
       if step.kind in ("re", "rrc", "rrs", "rrcs"):
         value = self._sum(step, value, arrived)
       elif step.kind in ("r", "rcs"):
         value = arrived
       if step.kind not in ("s", "rrs"):
-        self._use(races.write, step, destination)
+        self._check_access(races.write, step, destination)
         value = self._store(step, value, destination)
       if step.sends:
         if value.messages:
@@ -258,7 +259,7 @@ class _Program:
         step.sends.values.append(value)
         self.reads[step.rank, value.chunk, value.version].append(step.sends)
 
-  def _use(
+  def _check_access(
     self,
     access: Callable[[int, _Place], int | None],
     step: BlockStep,
@@ -281,7 +282,8 @@ class _Program:
   ) -> Value:
     """Returns the sum of two values, at most one of which is the rank's copy.
 
-    A sum without the rank's copy stays in scratch and is received later.
+    A sum that includes the rank's copy is recorded as a receipt. One without it
+    stays in scratch until a later step adds it to the copy or replaces that.
     """
     if value is None or value.chunk != arrived.chunk:
       raise ValueError(
@@ -302,10 +304,12 @@ class _Program:
     both = dataclasses.replace(value, messages=messages)
     if value.messages and arrived.messages:
       return both
-    return self._received(step, both, "reduce")
+    return self._record_receipt(step, both, "reduce")
 
-  def _received(self, step: BlockStep, value: Value, operation: str) -> Value:
-    """Records that messages have changed the rank's copy of a chunk.
+  def _record_receipt(
+    self, step: BlockStep, value: Value, operation: str
+  ) -> Value:
+    """Records that messages change a rank's copy; returns the copy's new value.
 
     Args:
       step: Step that adds the messages to the copy, or replaces it.
@@ -320,15 +324,19 @@ class _Program:
     return Value(value.chunk, len(writes))
 
   def _store(self, step: BlockStep, value: Value, place: _Place) -> Value:
-    """Stores and returns a value; it is received if stored outside scratch."""
+    """Stores a value and returns it.
+
+    Outside scratch it becomes the rank's copy, as `_record_receipt` records.
+    """
     chunk = self._chunk(*place)
     if chunk is not None:
       if chunk != value.chunk:
         raise ValueError(
-          f"{step} stores chunk {value.chunk} in the place of chunk {chunk}"
+          f"{step} stores chunk {value.chunk} in the place of chunk {chunk}; "
+          "each chunk must have a place of its own"
         )
       if value.messages:
-        value = self._received(step, value, "copy")
+        value = self._record_receipt(step, value, "copy")
     self._held[self._canonical(place)] = value
     return value
 
@@ -370,12 +378,12 @@ class _Races:
       self._done[number] = mask
 
   def read(self, number: int, place: _Place) -> int | None:
-    """Records a read; returns a concurrent step that writes, if any."""
+    """Records a read; returns an unordered step that writes there, or None."""
     self._read[place].add(number)
     return self._unordered([self._written.get(place, number)])
 
   def write(self, number: int, place: _Place) -> int | None:
-    """Records a write; returns a concurrent step that uses the position."""
+    """Records a write; returns an unordered step that uses it, or None."""
     others = [self._written.get(place, number), *self._read.pop(place, ())]
     self._written[place] = number
     return self._unordered(others)
@@ -385,7 +393,7 @@ class _Races:
 
 
 def _earliest_rounds(program: _Program) -> list[int]:
-  """Returns the earliest round of each message that gives the same result.
+  """Returns each message's round: the earliest with the program's result.
 
   Raises:
     ValueError: No such rounds exist: the value that a message overwrites is
@@ -403,8 +411,8 @@ def _earliest_rounds(program: _Program) -> list[int]:
   labels = [message.label for message in program.messages]
   if None in labels:
     labels = [0] * len(labels)
-    _follow_waits(program, follows)
-  _follow_values(program, follows)
+    _add_wait_constraints(program, follows)
+  _add_value_constraints(program, follows)
   # All nodes of a cycle are in one round, so its edges must have weight 0.
   whole = networkx.condensation(graph)
   group = whole.graph["mapping"]
@@ -423,10 +431,14 @@ def _earliest_rounds(program: _Program) -> list[int]:
   return [first[group[number]] for number in range(len(labels))]
 
 
-def _follow_waits(
+def _add_wait_constraints(
   program: _Program, follows: Callable[[int, int, int], None]
 ) -> None:
-  """Adds the constraints of threadblocks, dependencies and connections."""
+  """Constrains rounds by the order of steps, dependencies and connections.
+
+  ``follows(a, b, w)`` demands that b is at least w rounds after a, where a
+  message is given by its number and a step by ~number.
+  """
   for step in program.steps:
     messages = [m.number for m in (step.receives, step.sends) if m]
     for before in step.after:
@@ -441,10 +453,13 @@ def _follow_waits(
       follows(a.number, b.number, 1)
 
 
-def _follow_values(
+def _add_value_constraints(
   program: _Program, follows: Callable[[int, int, int], None]
 ) -> None:
-  """Adds the constraints of values: written, read, and replaced."""
+  """Constrains rounds: a value is written, then read, and then replaced.
+
+  ``follows`` is that of `_add_wait_constraints`.
+  """
   for (rank, chunk), writes in program.writes.items():
     for version, (message, _) in enumerate(writes):
       # Transfers of a round read the state before it, so a value may be read in

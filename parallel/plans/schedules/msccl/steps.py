@@ -91,18 +91,20 @@ class Value:
 
 # (step, connection on which it sends or receives, whether it sends). A
 # connection is (source, destination, channel).
-_End = tuple[BlockStep, tuple[int, int, int], bool]
+_ConnectionEnd = tuple[BlockStep, tuple[int, int, int], bool]
 
 
-def read_steps(root: ElementTree.Element) -> tuple[list[BlockStep], list[_End]]:
-  """Reads all steps and the connections that they use.
+def read_steps(root: ElementTree.Element) -> tuple[
+  list[BlockStep], list[_ConnectionEnd]
+]:
+  """Returns all steps, and the connection of each send and receive.
 
   Raises:
     ValueError: An attribute is missing or wrong, or a step waits for one that
       does not exist.
   """
   steps: list[BlockStep] = []
-  ends: list[_End] = []
+  ends: list[_ConnectionEnd] = []
   numbers: dict[tuple[int, int, int], int] = {}
   waits: list[tuple[int, int, int]] = []
   for gpu in root.iter("gpu"):
@@ -114,8 +116,8 @@ def read_steps(root: ElementTree.Element) -> tuple[list[BlockStep], list[_End]]:
         kind = element.get("type", "")
         if kind not in TYPES:
           raise ValueError(
-            f"gpu {rank}: a step of type {kind!r} is not read; types read: "
-            f"{', '.join(TYPES)}"
+            f"gpu {rank}: steps of type {kind!r} are not supported; supported "
+            f"are {', '.join(TYPES)}"
           )
         if integer(element, "s") != place or key in numbers:
           raise ValueError(
@@ -127,8 +129,8 @@ def read_steps(root: ElementTree.Element) -> tuple[list[BlockStep], list[_End]]:
           rank, integer(element, "depid"), integer(element, "deps")
         ))
         step = BlockStep(
-          len(steps), *key, kind, _where(element, "src", rank),
-          _where(element, "dst", rank), integer(element, "cnt"),
+          len(steps), *key, kind, _buffer_position(element, "src", rank),
+          _buffer_position(element, "dst", rank), integer(element, "cnt"),
           integer(element, "round") if "round" in element.attrib else None,
           kind != "nop" and element.get("hasdep") == "1",
           [len(steps) - 1] if place else [],
@@ -165,20 +167,20 @@ def _add_waits(
     step.after.append(numbers[wait])
 
 
-def _where(
+def _buffer_position(
   element: ElementTree.Element, side: str, rank: int
 ) -> tuple[str, int]:
   """Returns a step's buffer and offset for the side "src" or "dst"."""
   buffer = element.get(f"{side}buf")
   if buffer not in ("i", "o", "s"):
     raise ValueError(
-      f"gpu {rank}: the buffer {buffer!r} is not read, only i, o and s"
+      f"gpu {rank}: the buffer {buffer!r} is not supported; use i, o or s"
     )
   return buffer, integer(element, f"{side}off")
 
 
-def connections(ends: Sequence[_End]) -> list[list[Message]]:
-  """Returns each connection's messages: its i-th send and its i-th receive."""
+def match_messages(ends: Sequence[_ConnectionEnd]) -> list[list[Message]]:
+  """Returns the messages of each connection: pairs of i-th send and receive."""
   sent: dict[tuple[int, int, int], list[BlockStep]] = {}
   received: dict[tuple[int, int, int], list[BlockStep]] = {}
   for step, connection, sends in ends:

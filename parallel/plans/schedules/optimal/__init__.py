@@ -1,1 +1,1 @@
-"""Spanning trees whose most loaded link reaches the cut bound."""
+"""Spanning trees of optimal throughput: no link exceeds the cut bound."""

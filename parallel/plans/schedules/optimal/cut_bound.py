@@ -28,8 +28,8 @@ from parallel.plans.topology.graph import Topology
 
 # Bandwidths are rounded to at most a millionth of the fastest one; scipy's
 # max-flow takes 32-bit capacities.
-_FINEST = 1_000_000
-_LARGEST = 2**31 - 1
+_MAX_RESOLUTION = 1_000_000
+_MAX_CAPACITY = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +103,9 @@ def integer_capacities(topology: Topology) -> np.ndarray:
   for link in topology.links:
     into[link.destination] += link.bandwidth / fastest
   n = topology.num_ranks
-  largest = min(_FINEST, _LARGEST // max(n, math.ceil(max(into[:n]))))
+  largest = min(
+    _MAX_RESOLUTION, _MAX_CAPACITY // max(n, math.ceil(max(into[:n])))
+  )
   # Recovers ratios like 1, 2.5 or 1/3 as exact fractions from floats.
   ratios = {
     link.bandwidth: Fraction(link.bandwidth / slowest).limit_denominator(64)
@@ -125,7 +127,7 @@ def integer_capacities(topology: Topology) -> np.ndarray:
 
 
 def tightest_cut(topology: Topology) -> tuple[Fraction, frozenset[int]]:
-  """Returns the largest rate at which all ranks can send, and its tightest cut.
+  """Returns the largest rate at which all ranks can send, and the limiting cut.
 
   Args:
     topology: Topology of at least two ranks.
@@ -183,7 +185,7 @@ class SourceFlow:
   ) -> None:
     # The source is an additional node with the largest number.
     size = len(capacities)
-    assert max(capacities.max(), weight) <= _LARGEST, "32 bits overflow"
+    assert max(capacities.max(), weight) <= _MAX_CAPACITY, "32 bits overflow"
     self._source = size
     whole = np.zeros((size + 1, size + 1), np.int32)
     whole[:size, :size] = capacities

@@ -103,7 +103,7 @@ class _State:
     self._graph.data[self._edges] = capacities[rows[:edges], columns[:edges]]
 
   def take(self, source: int, there: int, units: int) -> None:
-    """Takes units of an edge's capacity; negative units are returned."""
+    """Takes units of an edge's capacity; a negative number gives them back."""
     self.capacities[source, there] -= units
     self._graph.data[self._edge[source, there]] -= units
 
@@ -137,7 +137,7 @@ class _State:
 
 
 def _grow(state: _State, root: int) -> Tree:
-  """Grows one tree with as many of the root's waiting units as possible."""
+  """Returns a tree of as many of the root's waiting units as possible."""
   n = len(state.capacities)
   weight = int(state.waiting[root])
   state.waiting[root] = 0
@@ -145,9 +145,9 @@ def _grow(state: _State, root: int) -> Tree:
   joined[root] = True
   members, edges = [root], []
   while len(members) < n:
-    source, there, units = _next(state, members, joined, weight)
-    # If this edge cannot carry all units, the tree becomes lighter, and its
-    # existing edges return the difference.
+    source, there, units = _choose_edge(state, members, joined, weight)
+    # If this edge cannot carry all units, the tree's weight is reduced, and its
+    # existing edges give the difference back.
     if units < weight:
       for edge in edges:
         state.take(*edge, units - weight)
@@ -160,7 +160,7 @@ def _grow(state: _State, root: int) -> Tree:
   return Tree(root, weight, tuple(edges))
 
 
-def _next(
+def _choose_edge(
   state: _State, members: list[int], joined: np.ndarray, weight: int
 ) -> tuple[int, int, int]:
   """Returns an edge that carries all units of a tree, or the best one tried.

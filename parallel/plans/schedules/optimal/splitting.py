@@ -20,7 +20,7 @@ from parallel.plans.schedules.optimal.cut_bound import SourceFlow
 from parallel.plans.topology.graph import Path
 
 
-class Pool:
+class PathPool:
   """Paths in the original graph that make up the capacity of each pair.
 
   Args:
@@ -87,7 +87,7 @@ def _without_loops(path: Path) -> Path:
 
 def split_switches(
   capacities: np.ndarray, num_ranks: int, weight: int
-) -> tuple[np.ndarray, Pool]:
+) -> tuple[np.ndarray, PathPool]:
   """Splits off all switches, so that only capacities between ranks are left.
 
   Args:
@@ -103,7 +103,7 @@ def split_switches(
     ValueError: A switch's capacities in and out differ, and the ranks need the
       unmatched part.
   """
-  pool = Pool(capacities)
+  pool = PathPool(capacities)
   left = capacities.copy()
   size = len(left)
   # Switches are split off in the order of their distance from the ranks. When a
@@ -118,16 +118,16 @@ def split_switches(
   for switch in sorted(hops, key=lambda s: (hops[s], s)):
     # Two even splits are tried, the one that pairs ranks with switches first.
     for prefer_ranks in (True, False):
-      tried, moves = _even(left, switch, num_ranks, prefer_ranks)
-      if _suffices(tried, num_ranks, weight):
+      tried, moves = _split_evenly(left, switch, num_ranks, prefer_ranks)
+      if _flows_suffice(tried, num_ranks, weight):
         break
     else:
-      tried, moves = _pair_by_pair(left, switch, num_ranks, weight)
+      tried, moves = _split_pair_by_pair(left, switch, num_ranks, weight)
     for source, there, amount in moves:
       pool.join(source, switch, there, amount)
     left = tried
   left = left[:num_ranks, :num_ranks]
-  if not _suffices(left, num_ranks, weight):
+  if not _flows_suffice(left, num_ranks, weight):
     raise ValueError(
       "a switch's links in and out differ in bandwidth, and the unmatched part "
       "is needed; give both directions the same bandwidth"
@@ -135,20 +135,20 @@ def split_switches(
   return left, pool
 
 
-def _suffices(capacities: np.ndarray, num_ranks: int, weight: int) -> bool:
+def _flows_suffice(capacities: np.ndarray, num_ranks: int, weight: int) -> bool:
   """Returns whether each rank's max-flow is at least ``num_ranks * weight``."""
   flow = SourceFlow(capacities, num_ranks, weight)
   return flow.reaches(num_ranks * weight)
 
 
 # Units that a switch forwarded: (source, destination, number of units).
-Move = tuple[int, int, int]
+ForwardedUnits = tuple[int, int, int]
 
 
-def _even(
+def _split_evenly(
   capacities: np.ndarray, switch: int, num_ranks: int, prefer_ranks: bool
-) -> tuple[np.ndarray, list[Move]]:
-  """Splits a switch; each unit moves to the pair with the least capacity yet.
+) -> tuple[np.ndarray, list[ForwardedUnits]]:
+  """Splits off a switch; each unit goes to a pair with least capacity so far.
 
   Args:
     capacities: int ``[node, node]``; not changed.
@@ -158,7 +158,7 @@ def _even(
       ranks to switches.
 
   Returns:
-    Capacities without the switch, and the moves.
+    Capacities without the switch, and the units that it forwarded.
   """
   left = capacities.copy()
   into, out = left[:, switch].copy(), left[switch].copy()
@@ -186,10 +186,10 @@ def _even(
   return left, [(u, t, amount) for (u, t), amount in moves.items()]
 
 
-def _pair_by_pair(
+def _split_pair_by_pair(
   capacities: np.ndarray, switch: int, num_ranks: int, weight: int
-) -> tuple[np.ndarray, list[Move]]:
-  """Splits a switch pair by pair and moves as many units as the flows allow.
+) -> tuple[np.ndarray, list[ForwardedUnits]]:
+  """Splits off a switch: each pair in turn gets as many units as flows allow.
 
   Args:
     capacities: int ``[node, node]``; not changed.
@@ -198,7 +198,7 @@ def _pair_by_pair(
     weight: Capacity of the link from the source to each rank, k.
 
   Returns:
-    Capacities without the switch, and the moves.
+    Capacities without the switch, and the units that it forwarded.
   """
   left, moves = capacities.copy(), []
   for source in map(int, np.flatnonzero(capacities[:, switch])):
@@ -215,7 +215,7 @@ def _pair_by_pair(
         tried[switch, there] -= amount
         if source != there:
           tried[source, there] += amount
-        if _suffices(tried, num_ranks, weight):
+        if _flows_suffice(tried, num_ranks, weight):
           low = amount
         else:
           high = amount

@@ -163,14 +163,16 @@ def _scaled(capacities: np.ndarray, scale: Fraction) -> np.ndarray:
 def _smallest_scale(
   capacities: np.ndarray, n: int, k: int, y: Fraction, limit: Fraction | None
 ) -> Fraction | None:
-  """Returns the smallest scale U at which the capacities hold k trees per root.
+  """Returns how far the smallest sufficient scale U is above its lower bound.
+
+  U suffices if the capacities, times U and rounded down, hold k trees per root.
 
   Args:
     capacities: int ``[node, node]``: capacities, not scaled.
     n: Number of ranks.
     k: Trees of each rank.
-    y: Largest rate that the tightest cut allows. At U = k / y the trees would
-      just fit without rounding.
+    y: Largest rate that the tightest cut allows. At the lower bound k / y of U
+      the trees would just fit without rounding.
     limit: Only results below this value are searched; None for no limit.
 
   Returns:
@@ -355,7 +357,7 @@ def _rounds(
   rounds = []
   while ready:
     heapq.heapify(ready)
-    room = dict(topology.multiples)
+    room = dict(topology.relative_bandwidths)
     sent, later = [], []
     while ready:
       order, chunk, path = heapq.heappop(ready)

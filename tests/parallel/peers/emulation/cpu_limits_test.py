@@ -19,7 +19,7 @@ def test_quota_is_of_a_short_period_unless_the_kernel_needs_a_longer_one():
 
 
 def test_quota_limits_each_client(quotas):
-  with cpu_limits.limited(0.2, 2) as groups:
+  with cpu_limits.limited_groups(0.2, 2) as groups:
     for group in groups:
       assert 0 < group.measured <= 0.25
     done = subprocess.run(
@@ -35,6 +35,6 @@ def test_quota_limits_each_client(quotas):
 def test_groups_are_removed_also_with_their_files(monkeypatch, tmp_path):
   monkeypatch.setattr(cpu_limits, "_ROOT", tmp_path)
   (tmp_path / "cpu").mkdir()
-  with cpu_limits._group() as folder:
+  with cpu_limits._control_group() as folder:
     (folder / "cpu.cfs_quota_us").touch()  # an ordinary file system
   assert not folder.exists()

@@ -55,14 +55,16 @@ def test_rate_is_of_the_second_half(monkeypatch):
     return bytes(1000)
 
   monkeypatch.setattr(time, "monotonic", lambda: now[0])
-  rate = link_probe._receive(types.SimpleNamespace(recv=recv), 100_000)
+  rate = link_probe._measure_receive_rate(
+    types.SimpleNamespace(recv=recv), 100_000
+  )
   assert rate == pytest.approx(1000 / 0.5)
 
 
 def test_clients_of_cells_are_also_measured_at_once(monkeypatch):
   monkeypatch.setattr(link_probe, "_STREAM_S", 0.02)
-  found = link_probe.measured([CELL, OWN, CELL], "127.0.0.1", "", [[]] * 3)
+  found = link_probe.measure_links([CELL, OWN, CELL], "127.0.0.1", "", [[]] * 3)
   together = {"together_down", "together_up"}
   assert [together & row.keys() for row in found] == [together, set(), together]
-  (alone,) = link_probe.measured([CELL], "127.0.0.1", "", [[]])
+  (alone,) = link_probe.measure_links([CELL], "127.0.0.1", "", [[]])
   assert not together & alone.keys()

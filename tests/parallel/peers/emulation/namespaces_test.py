@@ -53,7 +53,7 @@ def _meet_and_fail(make):
 @pytest.mark.parametrize("rtt_ms", [0, 10])
 def test_namespaces_are_removed_after_an_error(root, rtt_ms):
   with pytest.raises(ZeroDivisionError):
-    _meet_and_fail(lambda: namespaces.long_link(100, rtt_ms))
+    _meet_and_fail(lambda: namespaces.delayed_link(100, rtt_ms))
   assert not _own()
 
 
@@ -62,7 +62,7 @@ def test_partially_made_namespaces_are_removed(root, monkeypatch, tmp_path):
   monkeypatch.setenv("PATH", str(tmp_path))
   with (
     pytest.raises(ValueError, match="cannot be shaped here: there is no 'tc'"),
-    namespaces.long_link(100, 0),
+    namespaces.delayed_link(100, 0),
   ):
     pass
   assert not _own()
@@ -95,7 +95,7 @@ def test_long_link_has_packets_and_queues_for_its_rate(
   root, mbit, rtt_ms, mtu, burst_kb, latency_ms
 ):
   """Bursts of a tick of the kernel, and 50 ms more than the round trip."""
-  with namespaces.long_link(mbit, rtt_ms) as (hosts, prefixes):
+  with namespaces.delayed_link(mbit, rtt_ms) as (hosts, prefixes):
     for prefix, host in zip(prefixes, hosts, strict=True):
       def said(*command, prefix=prefix):
         return subprocess.run(
@@ -140,7 +140,7 @@ def _classes(text):
 
 def test_clients_of_a_cell_have_equal_guaranteed_parts_of_its_rate():
   links = [CELL, OWN, CELL, LINKS["5g-bad"], CELL]
-  found = _classes(namespaces._shares(
+  found = _classes(namespaces._rate_limit_commands(
     [link.down for link in links], links, [f"dst 10.0.0.{k}" for k in range(5)]
   ))
   cell = found.pop("1:1000")
@@ -156,7 +156,7 @@ def test_clients_of_a_cell_have_equal_guaranteed_parts_of_its_rate():
 
 
 def test_bursts_are_a_millisecond_or_two_packets():
-  text = namespaces._shares(
+  text = namespaces._rate_limit_commands(
     [5e6, 1e6, 3.5e6], [OWN] * 3, [f"dst 10.0.0.{k}" for k in range(3)]
   )
   assert re.findall(r" burst (\d+)b cburst (\d+)b", text) == [
@@ -187,12 +187,12 @@ def test_packets_of_a_star_pass_within_a_millisecond(root, up, size):
 
 def test_links_that_cannot_be_delayed_are_one_line():
   with (
-    processes.Process(processes.module(
+    processes.Process(processes.module_command(
       "parallel.peers.emulation.wire", "wire", "no_such", "no_such", 0
     )) as wire,
     pytest.raises(ValueError, match=r"delayed here: .*no_such.* /dev/net/tun"),
   ):
-    namespaces._joined(wire)
+    namespaces._wait_until_ready(wire)
 
 
 # Fixtures and tests of a mesh come last: its namespaces remain until the end.
@@ -239,8 +239,13 @@ def test_links_have_the_rate_of_their_direction(mesh, rates):
   """
   for i, j in itertools.permutations(range(3), 2):
     listed = subprocess.run(
-      ["tc", "-n", mesh._names[i], "class", "show", "dev",
-       namespaces._wire(i, j)], check=True, capture_output=True, text=True,
+      [
+        "tc", "-n", mesh._names[i], "class", "show", "dev",
+        namespaces._pair_device(i, j),
+      ],
+      check=True,
+      capture_output=True,
+      text=True,
     ).stdout
     pattern = r"1:1 .* rate (\d+)Mbit ceil (\d+)Mbit burst (\d+)b"
     rate, ceil, burst = map(int, re.search(pattern, listed).groups())
@@ -251,7 +256,7 @@ def test_links_have_the_rate_of_their_direction(mesh, rates):
 
 def test_links_have_large_packets_and_long_queues(mesh):
   listed = subprocess.run(
-    ["ip", "-n", mesh._names[0], "link", "show", namespaces._wire(0, 1)],
+    ["ip", "-n", mesh._names[0], "link", "show", namespaces._pair_device(0, 1)],
     check=True, capture_output=True, text=True,
   ).stdout
   assert " mtu 9000 " in listed

@@ -96,4 +96,4 @@ def test_losses_limit_each_connection_of_a_relay():
 ])
 def test_bucket_passes_pieces_of_its_rate(rate, size):
   """Two milliseconds, but no tiny nor huge pieces."""
-  assert relay.Bucket(rate).piece == size
+  assert relay.TokenBucket(rate).piece == size

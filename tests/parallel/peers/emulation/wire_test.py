@@ -21,7 +21,7 @@ def test_file_that_is_no_namespace_is_an_error_with_the_kernels_reason(
   path = tmp_path / "file"
   path.touch()
   with pytest.raises(OSError, match=f"namespace {path}") as error:
-    wire.enter(str(path))
+    wire.enter_namespace(str(path))
   assert error.value.errno
 
 
@@ -30,7 +30,7 @@ def test_packets_of_one_direction_are_written_in_order_when_due():
   (source, given), (found, target) = ends
   os.set_blocking(source, False)
   delay_s, start = 0.05, time.monotonic()
-  way = wire._Way(source, target, wire.Delays(delay_s, 0.0))
+  way = wire._Direction(source, target, wire.Delays(delay_s, 0.0))
   try:
     for packet in (b"first", b"second"):
       os.write(given, packet)
@@ -57,7 +57,9 @@ def test_the_largest_packet_is_forwarded_whole():
       for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     )
     source.setblocking(False)
-    way = wire._Way(source.fileno(), target.fileno(), wire.Delays(0.0, 0.0))
+    way = wire._Direction(
+      source.fileno(), target.fileno(), wire.Delays(0.0, 0.0)
+    )
     packet = os.urandom(65_535 + 10)
     given.send(packet)
     way.receive()
@@ -71,7 +73,7 @@ def test_turn_reads_64_packets_and_a_full_queue_drops_more(monkeypatch):
     source.setblocking(False)
     for _ in range(100):
       near.send(b"x")
-    way = wire._Way(source.fileno(), -1, wire.Delays(60.0, 0.0))
+    way = wire._Direction(source.fileno(), -1, wire.Delays(60.0, 0.0))
     way.receive()
     assert len(way._waiting) == 64
     monkeypatch.setattr(wire, "_MAX_PACKETS", 66)
@@ -86,7 +88,7 @@ _TUNGETIFF, _HAS_HEADER = 0x800454D2, 0x4000  # of linux/if_tun.h
 def test_device_hands_over_several_segments_if_it_is_asked_to(large):
   with contextlib.ExitStack() as stack:
     with unavailable.skips():
-      (name,) = stack.enter_context(namespaces._made(1))
+      (name,) = stack.enter_context(namespaces._create_namespaces(1))
     # A thread of its own enters the namespace.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
       file = thread.submit(wire._tun, "tested", name, large).result()
@@ -120,7 +122,7 @@ def test_packets_arrive_in_order_despite_jitter():
   sink, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
   with near, source, sink, far:
     source.setblocking(False)
-    way = wire._Way(
+    way = wire._Direction(
       source.fileno(), sink.fileno(), wire.Delays(0.001, 0.01, 0.2, "seed")
     )
     for number in range(100):

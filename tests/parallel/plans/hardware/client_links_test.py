@@ -45,34 +45,34 @@ def test_records_are_those_of_the_recorded_rounds():
   rows = json.loads((RESULTS / "federated_rounds.json").read_text())["rows"]
   assert {row["interface"] for row in rows} == {"ethernet", "wifi", "5g-40mhz"}
   for row in rows:
-    expected = links.of_clients((row["interface"],), row["clients"])
+    expected = links.assign_links((row["interface"],), row["clients"])
     recorded = row["links"]["clients"]
     for link, found in zip(expected, recorded, strict=True):
       assert found | dataclasses.asdict(link) == found
 
 
 def test_one_name_is_for_all_clients_and_a_cell_has_one_rate():
-  assert links.of_clients(("5g-40mhz",), 3) == (LINKS["5g-40mhz"],) * 3
+  assert links.assign_links(("5g-40mhz",), 3) == (LINKS["5g-40mhz"],) * 3
   names = ("ethernet", "5g-bad")
-  assert links.of_clients(names, 2) == tuple(LINKS[name] for name in names)
+  assert links.assign_links(names, 2) == tuple(LINKS[name] for name in names)
 
 
 def test_rates_of_clients_have_the_spread_of_the_record():
   record = LINKS["wifi"]
-  found = links.of_clients(("wifi",), 64)
+  found = links.assign_links(("wifi",), 64)
   rates = [link.up / record.up for link in found]
   assert rates == sorted(rates)
   assert statistics.fmean(rates) == pytest.approx(1)
   assert statistics.stdev(rates) == pytest.approx(record.spread, rel=0.05)
   assert [link.down / record.down for link in found] == pytest.approx(rates)
   # Only clients of the same record are counted; a single one has its rate.
-  assert links.of_clients(("wifi", "ethernet"), 2)[0].up == record.up
+  assert links.assign_links(("wifi", "ethernet"), 2)[0].up == record.up
 
 
 def test_rates_of_any_spread_are_positive(tmp_path):
   path = tmp_path / "wide.json"
   path.write_text(json.dumps(RECORD | {"shared": False, "spread": 3.0}))
-  found = links.of_clients((str(path),), 8)
+  found = links.assign_links((str(path),), 8)
   assert found[0].up == pytest.approx(0.1 * RECORD["up"])
   assert found[0].up < found[-1].up
 
@@ -94,12 +94,12 @@ def test_invalid_file_is_one_line(tmp_path, change, message):
   path = tmp_path / "mine.json"
   path.write_text(json.dumps(RECORD | change))
   with pytest.raises(ValueError, match=message) as raised:
-    links.of_clients((str(path),), 4)
+    links.assign_links((str(path),), 4)
   assert "\n" not in str(raised.value)
 
 
 def test_unknown_name_suggests_the_nearest_and_counts_must_match():
   with pytest.raises(ValueError, match=r"links='5g-40mz'.* mean 5g-40mhz\?$"):
-    links.of_clients(("5g-40mz",), 4)
+    links.assign_links(("5g-40mz",), 4)
   with pytest.raises(ValueError, match=r"one name, or one for each of 4 cli"):
-    links.of_clients(("wifi", "wifi"), 4)
+    links.assign_links(("wifi", "wifi"), 4)

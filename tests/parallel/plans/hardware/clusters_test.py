@@ -185,7 +185,9 @@ def test_nodes_of_two_kinds_share_the_longer_latency_and_an_adapter():
     assert links.latency_s[pair] == WIDE_AREA_10G.latency_s
   assert links.latency_s[0, 7] == 3.4e-6
   assert links.latency_s[8, 9] == 5.7e-6
-  assert link_matrix.slow(links, {9: 2.0, 0: 3.0}).name.endswith(", 2 slow")
+  assert link_matrix.slow_down_devices(
+    links, {9: 2.0, 0: 3.0}
+  ).name.endswith(", 2 slow")
 
 
 def test_part_with_a_gap_between_nodes_is_written_with_its_counts():
@@ -360,7 +362,7 @@ def test_levels_have_their_published_latencies_or_those_of_nccl():
 
 def test_uneven_links_are_only_slower():
   even = cluster_files.cluster("pipette-a100:4")
-  drawn = link_matrix.uneven(even, 1)
+  drawn = link_matrix.randomize_bandwidths(even, 1)
   other = np.ones_like(even.bandwidth) - np.eye(32) > 0
   share = drawn.bandwidth[other] / even.bandwidth[other]
   assert 0.22 < share.min() < 0.5
@@ -378,9 +380,9 @@ def test_uneven_links_are_only_slower():
     for b in range(a):
       pair = ratio[np.ix_(nodes == a, nodes == b)]
       assert pair.min() >= 0.95 * pair.max()
-  half = link_matrix.uneven(even, 1, least=1.0, jitter=0.0)
+  half = link_matrix.randomize_bandwidths(even, 1, least=1.0, jitter=0.0)
   np.testing.assert_array_equal(half.bandwidth, even.bandwidth)
-  again = link_matrix.uneven(even, 1)
+  again = link_matrix.randomize_bandwidths(even, 1)
   assert (again.bandwidth == drawn.bandwidth).all()
 
 
@@ -397,15 +399,17 @@ def test_nvidia_smi_topology_is_imported():
   assert alone.nodes == (0,) * 4
   np.testing.assert_array_equal(alone.bandwidth, links.bandwidth[:4, :4])
   with pytest.raises(ValueError, match="link from GPU0 to GPU1 is 'NVX'"):
-    cluster_imports.ways(TOPO.replace("NV12", "NVX"))
+    cluster_imports.parse_topo_matrix(TOPO.replace("NV12", "NVX"))
   with pytest.raises(ValueError, match="link from GPU1 to GPU0 is 'X'"):
-    cluster_imports.ways(TOPO.replace("NV12\t X ", " X \tNV12"))
+    cluster_imports.parse_topo_matrix(TOPO.replace("NV12\t X ", " X \tNV12"))
   with pytest.raises(ValueError, match="GPU0 has 2 links to GPUs; it must"):
-    cluster_imports.ways("GPU0 X PHB\nGPU1 PHB X PHB\nGPU2 PHB PHB X")
+    cluster_imports.parse_topo_matrix(
+      "GPU0 X PHB\nGPU1 PHB X PHB\nGPU2 PHB PHB X"
+    )
   with pytest.raises(ValueError, match=r"NVLinks of device='a10' must be one"):
     cluster_imports.from_topo(TOPO, A10, PCIE_4)
   with pytest.raises(ValueError, match="no rows of GPUs"):
-    cluster_imports.ways("GPU topology is not supported")
+    cluster_imports.parse_topo_matrix("GPU topology is not supported")
   with pytest.raises(ValueError, match="need a network"):
     cluster_imports.from_topo(TOPO, A100, PCIE_4, nodes=2)
 
@@ -416,7 +420,7 @@ def test_nvidia_smi_topology_is_imported():
 ])
 def test_topology_of_a_single_gpu_is_imported(header):
   text = f"{header}\nGPU0\t X \tPHB\t0-7\n"
-  assert cluster_imports.ways(text) == [["X"]]
+  assert cluster_imports.parse_topo_matrix(text) == [["X"]]
   links = cluster_imports.from_topo(text, A100, PCIE_4, INFINIBAND_HDR, 2)
   assert links.nodes == (0, 1)
   assert links.bandwidth[0, 1] == INFINIBAND_HDR.bandwidth
@@ -433,7 +437,7 @@ def test_nccl_tests_tables_are_imported():
   assert links.latency_s[1, 2] == pytest.approx(30e-6, 1e-2)
   assert links.latency_s[2, 1] == links.latency_s[1, 2]
   assert links.mark == "measured"
-  run = cluster_imports.nccl_run(texts["0.txt"])
+  run = cluster_imports.parse_nccl_run(texts["0.txt"])
   assert run.ranks == (("gpu23", 0), ("gpu24", 0))
   assert run.sizes == (1048576, 8388608, 67108864)
   assert run.seconds == pytest.approx((239.72e-6, 1707.72e-6, 13451.77e-6))
@@ -449,7 +453,7 @@ def test_nccl_tests_tables_are_imported():
     cluster_imports.from_nccl({"c.txt": "nothing"}, V100)
   # Older versions print no "root" column.
   old = NCCL.replace("    root", "").replace("      -1", "")
-  assert cluster_imports.nccl_run(old.format(*pairs[0])).seconds[0] == (
+  assert cluster_imports.parse_nccl_run(old.format(*pairs[0])).seconds[0] == (
     pytest.approx(239.72e-6)
   )
 

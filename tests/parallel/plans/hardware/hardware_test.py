@@ -33,7 +33,7 @@ LINKS = [v for v in vars(links).values() if isinstance(v, links.LinkKind)]
 
 @pytest.mark.parametrize("thing", [
   *LINKS, *devices.DEVICES.values(), *clusters.CLUSTERS.values(),
-  *tiers.HOSTS.values(), *slices.SLICES.values(),
+  *tiers.HOSTS.values(), *slices.SLICE_RULES.values(),
 ], ids=lambda t: getattr(t, "name", "slices"))
 def test_constant_names_its_source(thing):
   assert len(thing.source) > 10
@@ -118,7 +118,9 @@ def test_devices_have_the_figures_of_their_data_sheets(
   assert parts * links_both_ways / 1e9 == close(link_gbytes_s)
   for dtype, rate in teraflops.items():
     assert parts * device.peak(dtype) / 1e12 == close(rate)
-  assert device.platform == ("tpu" if device.name in slices.SLICES else "gpu")
+  assert device.platform == (
+    "tpu" if device.name in slices.SLICE_RULES else "gpu"
+  )
 
 
 def test_dtypes_without_a_rate_have_the_one_of_bfloat16():
@@ -205,7 +207,7 @@ def test_half_the_bits_double_the_peak(device):
 
 @pytest.mark.parametrize("name", ["v4", "v5p", "tpu7x"])
 def test_largest_slice_is_the_one_of_its_source(name):
-  found = slices.SLICES[name]
+  found = slices.SLICE_RULES[name]
   assert f"{found.max_chips:,} chips" in found.source
   assert found.max_chips % 4**3 == 0  # whole cubes
 
@@ -224,7 +226,7 @@ def test_largest_slice_is_the_one_of_its_source(name):
   ],
 )
 def test_only_existing_slices_are_accepted(generation, topology, reason):
-  found = slices.SLICES[generation].refusal(topology)
+  found = slices.SLICE_RULES[generation].refusal(topology)
   assert reason in found if reason else found is None
 
 
@@ -288,8 +290,8 @@ def test_interruptions_have_the_published_shares():
   }
   for cause, percent in published.items():
     assert 100 * found[cause] / 419 == pytest.approx(percent, abs=0.06)
-  assert sites.INTERRUPTED_GPUS == 2**14
-  assert sites.INTERRUPTED_HOURS == 1296
+  assert sites.OBSERVED_GPUS == 2**14
+  assert sites.OBSERVED_HOURS == 1296
   named = {*sites.NETWORK_CAUSES, *sites.SOFTWARE_CAUSES}
   assert named <= set(found)
   assert len(named) == 5
@@ -304,7 +306,7 @@ def test_liquid_cooling_needs_less_power_than_air_cooling():
 def test_slice_shapes_double_from_four_chips_to_the_largest():
   """Shapes of v5e and v6e double the short dim of the previous shape."""
   for name in ("v5e", "v6e"):
-    found = slices.SLICES[name]
+    found = slices.SLICE_RULES[name]
     for (a, b), (c, d) in itertools.pairwise(found.shapes):
       assert sorted((2 * a, b)) == [c, d]
     assert math.prod(found.shapes[0]) == 4
@@ -316,7 +318,7 @@ def test_slice_shapes_double_from_four_chips_to_the_largest():
   ("v5e", {16}), ("v6e", {16}),
 ])
 def test_dims_that_close_into_a_ring(generation, sizes):
-  closes = slices.SLICES[generation].closes
+  closes = slices.SLICE_RULES[generation].wraps_around
   assert {size for size in range(1, 17) if closes(size)} == sizes
 
 
@@ -329,7 +331,7 @@ def test_torus_of_chips_uses_the_links_of_its_dims():
   ):
     found = collective_times.on_torus("v5e", link, (16, 16), shape)
     n = math.prod(shape)
-    assert found == collective_times.Hops(
+    assert found == collective_times.TorusTimeModel(
       (farthest, 2 * (n - 1)), n, num_links * link.bandwidth
     )
 
@@ -344,7 +346,7 @@ def test_bytes_on_a_torus_add_the_time_of_a_ring_all_reduce():
     assert b - a == pytest.approx(2 * 7 / 8 * 8e9 / times.rate)
 
 
-SAMPLES = collective_times.samples()
+SAMPLES = collective_times.read_measured_tables()
 each_sample = pytest.mark.parametrize("sample", SAMPLES.values(), ids=str)
 
 
@@ -379,7 +381,7 @@ def test_times_are_interpolated_and_bounded_by_the_measured_sizes(sample):
 def test_reduced_sample_bounds_the_measured_times(messages):
   """A message can be sent as a larger one, and noise only adds time."""
   rows = [("n", 2, size, t / 1e3) for size, t in messages]
-  found = collective_times.reduced(rows)
+  found = collective_times.resample_times(rows)
   for *_, size, least, greatest in found:
     larger = [t for s, t in messages if s >= size]
     smaller = [t for s, t in messages if s <= size]
@@ -393,7 +395,7 @@ def test_reduced_sample_bounds_the_measured_times(messages):
 def test_noise_free_sample_is_reproduced():
   rows = [("n", 4, 2**i, 3.0**i / 1e3) for i in range(12)]
   for i, (network, workers, size, *ends) in enumerate(
-    collective_times.reduced(reversed(rows))
+    collective_times.resample_times(reversed(rows))
   ):
     assert (network, workers, size) == ("n", 4, 2**i)
     assert ends == pytest.approx([3.0**i, 3.0**i])
@@ -418,7 +420,7 @@ def test_written_sample_contains_the_reduced_times(tmp_path):
     2**power for power in range(12, 17)
   ]
   for row, (*_, least, greatest) in zip(
-    found, collective_times.reduced(rows), strict=True
+    found, collective_times.resample_times(rows), strict=True
   ):
     assert abs(float(row["least_us"]) - least) <= 0.5
     assert abs(float(row["greatest_us"]) - greatest) <= 0.5
@@ -451,15 +453,15 @@ def test_measured_bandwidth_matches_the_link_of_the_sample(
 
 
 def test_extrapolation_to_other_links_is_marked_as_an_assumption():
-  switch = collective_times.between(NVLINK_4, 8)
+  switch = collective_times.times_between_gpus(NVLINK_4, 8)
   assert switch.mark == "measured"
-  pair = collective_times.between(NVLINK_3, 2)
+  pair = collective_times.times_between_gpus(NVLINK_3, 2)
   assert pair is SAMPLES["a100_pairwise_nvlink", 2]
-  assert collective_times.between(PCIE_4, 4) is SAMPLES[
+  assert collective_times.times_between_gpus(PCIE_4, 4) is SAMPLES[
     "a100_pairwise_nvlink", 4
   ]
-  slower = collective_times.between(NVLINK_3, 8)
-  four, bus = (collective_times.between(PCIE_4, n) for n in (4, 8))
+  slower = collective_times.times_between_gpus(NVLINK_3, 8)
+  four, bus = (collective_times.times_between_gpus(PCIE_4, n) for n in (4, 8))
   assert slower.mark == bus.mark == "assumption"
   for size in (2**12, 2**20, 2**26):
     span, reference = slower.all_reduce(size), switch.all_reduce(size)
@@ -474,7 +476,7 @@ def test_extrapolation_to_other_links_is_marked_as_an_assumption():
     (NVLINK_4, 6), (NVLINK_3, 6), (PCIE_4, 2), (PCIE_4, 3), (INFINIBAND_HDR, 8)
   ):
     with pytest.raises(ValueError, match="were not measured"):
-      collective_times.between(link, workers)
+      collective_times.times_between_gpus(link, workers)
 
 
 @pytest.mark.parametrize(
@@ -487,7 +489,7 @@ def test_extrapolation_to_other_links_is_marked_as_an_assumption():
 )
 def test_torus_hops_equal_those_of_its_graph(generation, whole, part):
   closed = [
-    n == w and slices.SLICES[generation].closes(w)
+    n == w and slices.SLICE_RULES[generation].wraps_around(w)
     for w, n in zip(whole, part, strict=True)
   ]
   graph = nx.grid_graph(part[::-1], periodic=closed[::-1])

@@ -12,7 +12,9 @@ from parallel.plans.hardware.tiers import HOSTS
 def test_a_host_equals_the_one_read_from_its_file(name, tmp_path):
   path = tmp_path / "tiers.json"
   path.write_text(tiers.to_json(HOSTS[name]))
-  assert tiers.named(str(path)) == tiers.named(name) == HOSTS[name]
+  assert (
+    tiers.resolve_host(str(path)) == tiers.resolve_host(name) == HOSTS[name]
+  )
 
 
 def _set(*place):
@@ -73,13 +75,13 @@ def test_a_wrong_file_is_one_line_that_names_the_place(
 
 def test_an_unknown_name_suggests_the_nearest():
   with pytest.raises(ValueError, match="did you mean two-cxl"):
-    tiers.named("two-cxxl")
+    tiers.resolve_host("two-cxxl")
 
 
 def test_a_measured_pass_is_interpolated_between_sizes():
   """Below the smallest size its seconds, beyond the largest at its rate."""
   passes = tuple(
-    tiers.Pass(size_bytes=size, read_s=read, write_s=write)
+    tiers.OptimizerPass(size_bytes=size, read_s=read, write_s=write)
     for size, read, write in ((8e3, 0.1, 0.2), (24e3, 0.3, 0.8))
   )
   tier = HOSTS["two-cxl"].tiers[0].model_copy(update={"passes": passes})

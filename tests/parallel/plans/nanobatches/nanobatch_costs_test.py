@@ -8,20 +8,25 @@ import pytest
 from parallel.plans.hardware.devices import A100, DEVICES
 from parallel.plans.nanobatches import nanobatch, nanobatch_costs
 from parallel.plans.nanobatches.nanobatch import Reduction
-from parallel.plans.nanobatches.nanobatch_costs import LLAMA_2_70B, Mix, Profile
+from parallel.plans.nanobatches.nanobatch_costs import (
+  LLAMA_2_70B,
+  Profile,
+  TokenMix,
+)
 from parallel.plans.network import inference
 from parallel.plans.network.inference import ModelStep
 
 H100 = inference.machine("gpu:h100:1x8")
 HEADER = "gpu,num_ranks,tokens," + ",".join(
-  (*nanobatch_costs.ATTENTION, *nanobatch_costs.MLP)
+  (*nanobatch_costs.ATTENTION_OPERATIONS, *nanobatch_costs.MLP_OPERATIONS)
 )
 
 
 def costs(mix, machine=H100, **options):
   profile = nanobatch_costs.profile_of(machine, LLAMA_2_70B, mix.tokens, 0.7)
-  return nanobatch_costs.layer(
-    nanobatch_costs.PROFILED, LLAMA_2_70B, profile, machine, mix, **options
+  return nanobatch_costs.layer_costs(
+    nanobatch_costs.PROFILED_MODEL, LLAMA_2_70B, profile, machine, mix,
+    **options
   )
 
 
@@ -73,7 +78,7 @@ def test_profile_without_an_operation_is_rejected():
   with pytest.raises(ValueError, match="times of 'mlp_rest' are missing"):
     Profile("p", np.array([1]), {
       part: np.array([1.0])
-      for part in (*nanobatch_costs.ATTENTION, "up", "down")
+      for part in (*nanobatch_costs.ATTENTION_OPERATIONS, "up", "down")
     })
 
 
@@ -119,7 +124,9 @@ def test_attention_of_decodes_reads_the_cache():
       for o in inference.operations(LLAMA_2_70B, ModelStep(64, 1, 900), ranks)
       if o.name == "attention"
     )
-    found = nanobatch_costs.attend(LLAMA_2_70B, device, ranks, Mix(64, 900))
+    found = nanobatch_costs.cumulative_attention_s(
+      LLAMA_2_70B, device, ranks, TokenMix(64, 900)
+    )
     assert found[64] == pytest.approx(wanted)
     assert found[16] == pytest.approx(wanted / 4)
   # A rank of six has all query heads of its two heads of keys and values.
@@ -128,16 +135,16 @@ def test_attention_of_decodes_reads_the_cache():
     for o in inference.operations(LLAMA_2_70B, ModelStep(64, 1, 900), 6)
     if o.name == "attention"
   )
-  found = nanobatch_costs.attend(
-    LLAMA_2_70B, H100.device, 6, Mix(0, 0, 64, 900)
+  found = nanobatch_costs.cumulative_attention_s(
+    LLAMA_2_70B, H100.device, 6, TokenMix(0, 0, 64, 900)
   )
   flops = 4 * 64 * 900 * 16 * 128
   assert found[64] == pytest.approx(flops / H100.device.peak("bfloat16"))
-  assert nanobatch_costs.attend(
-    LLAMA_2_70B, H100.device, 6, Mix(64, 900)
+  assert nanobatch_costs.cumulative_attention_s(
+    LLAMA_2_70B, H100.device, 6, TokenMix(64, 900)
   )[64] == pytest.approx(uneven)
-  mixed = nanobatch_costs.attend(
-    LLAMA_2_70B, H100.device, 8, Mix(64, 900, 100, 50)
+  mixed = nanobatch_costs.cumulative_attention_s(
+    LLAMA_2_70B, H100.device, 8, TokenMix(64, 900, 100, 50)
   )
   assert len(mixed) == 165
   flops = 4 * 100 * 50 * 8 * 128
@@ -146,7 +153,7 @@ def test_attention_of_decodes_reads_the_cache():
   )
 
 
-@pytest.mark.parametrize("end", nanobatch_costs.ENDS)
+@pytest.mark.parametrize("end", nanobatch_costs.TIME_RANGE_ENDS)
 def test_reductions_take_the_time_of_their_bytes(end):
   times = nanobatch_costs.reduction_times(
     H100, LLAMA_2_70B, Reduction(), 2048, end
@@ -173,7 +180,7 @@ def test_reductions_take_the_time_of_their_bytes(end):
 
 
 def test_a_layer_is_the_sum_of_its_parts():
-  found = costs(Mix(100, 600, 28, 50))
+  found = costs(TokenMix(100, 600, 28, 50))
   profile = nanobatch_costs.profiles()["h100", 8]
   assert (found.model, found.num_layers) == ("llama-2-70b", 80)
   for got, parts in (
@@ -192,12 +199,15 @@ def test_a_layer_is_the_sum_of_its_parts():
 
 def test_a_layer_has_the_utilisation_and_the_end_of_its_arguments():
   """A step of many tokens, whose head is bound by its FLOPs."""
-  machine, mix = inference.machine("gpu:a100:1x8"), Mix(1000, 600, 1000, 500)
+  machine, mix = inference.machine("gpu:a100:1x8"), TokenMix(
+    1000, 600, 1000, 500
+  )
   found = costs(mix, machine, end="greatest", utilisation=0.5)
   least = costs(mix, machine)
-  np.testing.assert_array_equal(found.attend, nanobatch_costs.attend(
-    LLAMA_2_70B, A100, 8, mix, 0.5
-  ))
+  np.testing.assert_array_equal(
+    found.attend,
+    nanobatch_costs.cumulative_attention_s(LLAMA_2_70B, A100, 8, mix, 0.5),
+  )
   assert found.attend[-1] > least.attend[-1]
   (sums,) = found.reductions.values()
   assert sums[2000] == pytest.approx(
@@ -210,7 +220,7 @@ def test_a_layer_has_the_utilisation_and_the_end_of_its_arguments():
 
 def test_head_reads_one_token_of_a_step_of_prompts():
   """At this utilisation FLOPs take longer than the table's bytes."""
-  found = costs(Mix(0, 0, 64, 50), utilisation=1e-3)
+  found = costs(TokenMix(0, 0, 64, 50), utilisation=1e-3)
   head = 2 * 8192 * 4000 / (1e-3 * H100.device.peak("bfloat16"))
   assert found.fixed_s == pytest.approx(
     head + found.reductions[Reduction()][64]
@@ -229,7 +239,7 @@ def test_one_shot_is_faster_for_few_tokens_only():
   assert one[2048] > ring[2048]
   few, many = (
     nanobatch.plan(
-      costs(Mix(n, 100), reductions=nanobatch_costs.choices()), n
+      costs(TokenMix(n, 100), reductions=nanobatch_costs.reduction_choices()), n
     ) for n in (32, 2048)
   )
   assert few.reduction.algorithm == "one_shot"
@@ -237,28 +247,30 @@ def test_one_shot_is_faster_for_few_tokens_only():
 
 
 def test_plan_chooses_p_and_bits_with_the_pieces():
-  assert nanobatch_costs.choices() == [Reduction(), Reduction("one_shot")]
-  reductions = nanobatch_costs.choices((1.0, 0.25), (16, 8))
+  assert nanobatch_costs.reduction_choices() == [
+    Reduction(), Reduction("one_shot")
+  ]
+  reductions = nanobatch_costs.reduction_choices((1.0, 0.25), (16, 8))
   assert len(reductions) == 8
-  both = nanobatch.plan(costs(Mix(1024, 100), reductions=reductions), 1024)
+  both = nanobatch.plan(costs(TokenMix(1024, 100), reductions=reductions), 1024)
   assert both.reduction.p == 0.25
   for way in reductions:
-    alone = nanobatch.plan(costs(Mix(1024, 100), reductions=[way]), 1024)
+    alone = nanobatch.plan(costs(TokenMix(1024, 100), reductions=[way]), 1024)
     assert both.step_s <= alone.step_s
 
 
 def test_optimum_is_a_bound_on_rooflines():
   for name in ("gpu:h200:1x8", "tpu:v5p:2x2x2"):
     machine = inference.machine(name)
-    for mix in (Mix(32, 1024), Mix(256, 1024, 1792, 512)):
+    for mix in (TokenMix(32, 1024), TokenMix(256, 1024, 1792, 512)):
       profile = nanobatch_costs.roofline(
         LLAMA_2_70B, machine.device, 8, mix.tokens
       )
-      plan = nanobatch.plan(nanobatch_costs.layer(
+      plan = nanobatch.plan(nanobatch_costs.layer_costs(
         "70b", LLAMA_2_70B, profile, machine, mix
       ), mix.tokens)
       assert 0 < plan.optimum_s <= plan.step_s <= plan.single_s
-      best = nanobatch_costs.optimum(LLAMA_2_70B, machine, mix)
+      best = nanobatch_costs.peak_rate_times(LLAMA_2_70B, machine, mix)
       assert plan.optimum_s == best.seconds
       assert best.network == pytest.approx(
         161 * machine.wire_seconds(mix.tokens * 8192 * 2)
@@ -267,16 +279,16 @@ def test_optimum_is_a_bound_on_rooflines():
 
 def test_one_rank_sends_nothing():
   machine = dataclasses.replace(H100, num_ranks=1)
-  best = nanobatch_costs.optimum(LLAMA_2_70B, machine, Mix(8, 100))
+  best = nanobatch_costs.peak_rate_times(LLAMA_2_70B, machine, TokenMix(8, 100))
   assert best.network == 0
 
 
 @pytest.mark.parametrize(("mix", "experts"), [
-  (Mix(256, 1000), (1, 1)), (Mix(256, 1000, 50, 400), (1, 1)),
-  (Mix(256, 1000), (8, 2)), (Mix(1, 1000), (8, 2)),
+  (TokenMix(256, 1000), (1, 1)), (TokenMix(256, 1000, 50, 400), (1, 1)),
+  (TokenMix(256, 1000), (8, 2)), (TokenMix(1, 1000), (8, 2)),
 ])
 def test_optimum_counts_products_attention_weights_and_cache(mix, experts):
-  best = nanobatch_costs.optimum(LLAMA_2_70B, H100, mix, experts)
+  best = nanobatch_costs.peak_rate_times(LLAMA_2_70B, H100, mix, experts)
   qkv, out, up, down = LLAMA_2_70B.matrices
   number, top = experts
   table = 32_000 * 8192  # of the head, for the decodes
@@ -298,10 +310,13 @@ def test_optimum_counts_products_attention_weights_and_cache(mix, experts):
 
 
 @pytest.mark.parametrize(("call", "message"), [
-  (lambda: nanobatch_costs.choices(algorithms=("tree",)), "algorithm='tree'"),
-  (lambda: costs(Mix(8, 100), end="mean"), "end='mean'"),
-  (lambda: costs(Mix(8, 1), reductions=[Reduction(p=2.0)]), "p=2"),
-  (lambda: costs(Mix(8, 1), reductions=[Reduction(bits=0)]), "bits=0"),
+  (
+    lambda: nanobatch_costs.reduction_choices(algorithms=("tree",)),
+    "algorithm='tree'"
+  ),
+  (lambda: costs(TokenMix(8, 100), end="mean"), "end='mean'"),
+  (lambda: costs(TokenMix(8, 1), reductions=[Reduction(p=2.0)]), "p=2"),
+  (lambda: costs(TokenMix(8, 1), reductions=[Reduction(bits=0)]), "bits=0"),
   (lambda: nanobatch_costs.roofline(LLAMA_2_70B, A100, 8, 4, 1.5),
    "utilisation=1.5"),
 ])

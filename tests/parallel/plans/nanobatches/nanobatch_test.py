@@ -153,7 +153,7 @@ def test_bounds_are_below_the_times_of_all_plans(seed):
   for sizes in compositions(12, 4):
     for layers, interference in itertools.product((1, 2, 9), (0, 0.3, 1)):
       own = dataclasses.replace(costs, num_layers=layers)
-      bounds = nanobatch._bounds(own, WAYS[0], sizes, interference)
+      bounds = nanobatch._lower_bounds(own, WAYS[0], sizes, interference)
       times = nanobatch.step_seconds(own, WAYS[0], sizes, interference)
       assert (bounds <= times).all()
 
@@ -164,7 +164,7 @@ def test_no_plan_below_the_limit_is_dropped_with_its_first_pieces(seed):
   costs, interference = drawn(rng, 12, attend=seed % 2), rng.choice([0, 0.3, 1])
   dropped = 0
   for sizes in compositions(12, 5):
-    bounds = nanobatch._bounds(costs, WAYS[0], sizes, interference)
+    bounds = nanobatch._lower_bounds(costs, WAYS[0], sizes, interference)
     limit = np.quantile(bounds, 0.2)
     kept = nanobatch._candidates(
       costs, WAYS[0], np.arange(13), sizes.shape[1], interference, limit
@@ -182,9 +182,10 @@ def test_bounds_are_at_least_the_longest_path_of_a_layer():
     costs = drawn(np.random.default_rng(seed), 12)
     costs = dataclasses.replace(costs, num_layers=1, fixed_s=0.0)
     for sizes in compositions(12, 4):
-      bounds = nanobatch._bounds(costs, WAYS[0], sizes, 0.0)
+      bounds = nanobatch._lower_bounds(costs, WAYS[0], sizes, 0.0)
       for bound, attention, mlp, sums in zip(
-        bounds, *nanobatch._pieces(costs, WAYS[0], sizes), strict=True
+        bounds, *nanobatch._operation_seconds(costs, WAYS[0], sizes),
+        strict=True
       ):
         path = max(
           sum(attention[: j + 1]) + sums[j] + sum(mlp[j:])
@@ -202,7 +203,7 @@ def test_bounds_are_exact_at_full_interference(seed):
   costs = drawn(np.random.default_rng(seed), 12)
   for sizes in compositions(12, 4):
     np.testing.assert_allclose(
-      nanobatch._bounds(costs, WAYS[0], sizes, 1.0),
+      nanobatch._lower_bounds(costs, WAYS[0], sizes, 1.0),
       nanobatch.step_seconds(costs, WAYS[0], sizes, 1.0), rtol=2e-9,
     )
 

@@ -15,7 +15,7 @@ import pytest
 from parallel.plans.hardware.devices import DEVICES
 from parallel.plans.nanobatches import nanobatch, nanobatch_costs
 from parallel.plans.nanobatches.nanobatch import Reduction
-from parallel.plans.nanobatches.nanobatch_costs import LLAMA_2_70B, Mix
+from parallel.plans.nanobatches.nanobatch_costs import LLAMA_2_70B, TokenMix
 from parallel.plans.network import inference
 from parallel.plans.workload import Transformer
 from tests import pairwise
@@ -33,18 +33,19 @@ MACHINES = {
   "tpu:v5p:2x2x1": ("v5p", 4),
 }
 MIXES = {
-  "decodes": Mix(9, 700), "prompts": Mix(0, 0, 480, 300),
-  "both": Mix(200, 900, 317, 64),
+  "decodes": TokenMix(9, 700), "prompts": TokenMix(0, 0, 480, 300),
+  "both": TokenMix(200, 900, 317, 64),
 }
 WAYS = {
-  "one": [Reduction()], "algorithms": nanobatch_costs.choices(),
+  "one": [Reduction()], "algorithms": nanobatch_costs.reduction_choices(),
   "p and bits": [
     Reduction(p=0.3, bits=8), Reduction("one_shot", 0.5, 32), Reduction(p=0.0),
   ],
 }
 TABLE = pairwise.rows({
   "machine": tuple(MACHINES), "model": tuple(MODELS), "mix": tuple(MIXES),
-  "ways": tuple(WAYS), "end": nanobatch_costs.ENDS, "utilisation": (1.0, 0.6),
+  "ways": tuple(WAYS), "end": nanobatch_costs.TIME_RANGE_ENDS,
+  "utilisation": (1.0, 0.6),
   "interference": (0.3, 0.0, 1.0), "max_pieces": (4, 3, 1),
 })
 
@@ -81,7 +82,7 @@ class Case:
     return MODELS[self.row["model"]]
 
   @property
-  def mix(self) -> Mix:
+  def mix(self) -> TokenMix:
     return MIXES[self.row["mix"]]
 
   @property
@@ -217,7 +218,7 @@ def test_options_together_give_the_fastest_plan_of_the_costs(row):
   mix, model = case.mix, case.model
   machine = inference.machine(row["machine"])
   tokens = mix.tokens
-  costs = nanobatch_costs.layer(
+  costs = nanobatch_costs.layer_costs(
     "m", model,
     nanobatch_costs.profile_of(machine, model, tokens, row["utilisation"]),
     machine, mix, WAYS[row["ways"]], row["end"], row["utilisation"],

@@ -105,10 +105,12 @@ def test_sent_bytes_are_proportional_to_p(model):
   step = ModelStep(6, 1, 100)
   embedding = 6 * model.width * 2
   for p in (1, 0.75, 0.5, 0.25):
-    sent = inference.messages(model, step, everywhere(model, p))
+    sent = inference.all_reduce_bytes(model, step, everywhere(model, p))
     assert len(sent) == 1 + 2 * model.num_layers
     assert sum(sent) - embedding == p * 2 * model.num_layers * embedding
-  assert inference.messages(model, step, everywhere(model, 0)) == [embedding]
+  assert inference.all_reduce_bytes(
+    model, step, everywhere(model, 0)
+  ) == [embedding]
 
 
 @each_machine
@@ -119,7 +121,7 @@ def test_latency_only_adds_and_sending_less_is_never_slower(model, name):
     ModelStep(1, 1, 2048), ModelStep(64, 1, 2048), ModelStep(1, 1024, 1024)
   ):
     found = [
-      inference.bounds(model, step, machine, everywhere(model, p))
+      inference.step_time_bounds(model, step, machine, everywhere(model, p))
       for p in (0.25, 0.5, 0.75, 1.0)
     ]
     for less, more in itertools.pairwise(found):
@@ -133,7 +135,7 @@ def test_latency_only_adds_and_sending_less_is_never_slower(model, name):
       assert b.overlapped == tuple(max(b.compute, s) for s in b.collectives)
       assert b.num_collectives == 1 + 2 * model.num_layers
     for b, p in zip(found, (0.25, 0.5, 0.75, 1.0), strict=True):
-      sent = inference.messages(model, step, everywhere(model, p))
+      sent = inference.all_reduce_bytes(model, step, everywhere(model, p))
       assert b.sent_bytes == sum(sent)
       for total, times in zip(
         b.collectives, zip(*map(machine.all_reduce, sent), strict=True),
@@ -150,13 +152,13 @@ def test_step_is_bounded_by_the_device(name):
   shares = everywhere(model, 1)
   memory = inference.memory_bytes(model, ModelStep(1, 1, 64), 8)
   table = model.vocab_size * model.width * 2 / 8  # one row of it is read
-  one = inference.bounds(model, ModelStep(1, 1, 64), machine, shares)
+  one = inference.step_time_bounds(model, ModelStep(1, 1, 64), machine, shares)
   assert one.compute == pytest.approx(
     (sum(memory.values()) - table) / device.memory_bandwidth
   )
   step = ModelStep(1, 4096, 4096)
   flops = sum(o.count * o.flops for o in inference.operations(model, step, 8))
-  many = inference.bounds(model, step, machine, shares)
+  many = inference.step_time_bounds(model, step, machine, shares)
   assert many.compute == pytest.approx(flops / device.peak("bfloat16"), 0.02)
 
 
@@ -189,15 +191,15 @@ def test_all_reduce_takes_at_least_the_time_of_its_bytes():
     (lambda: inference.machine("gpu:h200:1x08"), "must be gpu:NAME:1xGPUS"),
     (lambda: inference.machine("tpu:v5p:3x5x3"), "this slice does not exist"),
     (lambda: inference.machine("tpu:v9:2x2"), "generation 'v9'"),
-    (lambda: inference.bounds(
+    (lambda: inference.step_time_bounds(
       LLAMA_7B, ModelStep(1, 9, 8), inference.machine("gpu:h200:1x8"),
       everywhere(LLAMA_7B, 1)), "context=8 must be at least 9"),
-    (lambda: inference.bounds(
+    (lambda: inference.step_time_bounds(
       LLAMA_7B, ModelStep(0, 1, 8), inference.machine("gpu:h200:1x8"),
       everywhere(LLAMA_7B, 1)), "sequences=0"),
-    (lambda: inference.messages(LLAMA_7B, ModelStep(1, 1, 1), [1.0]),
+    (lambda: inference.all_reduce_bytes(LLAMA_7B, ModelStep(1, 1, 1), [1.0]),
      "one for each of the 64 row-parallel projections in 32 layers"),
-    (lambda: inference.messages(
+    (lambda: inference.all_reduce_bytes(
       LLAMA_7B, ModelStep(1, 1, 1), everywhere(LLAMA_7B, 1.5)), "p=1.5"),
   ],
 )

@@ -5,7 +5,7 @@ import pytest
 from parallel.plans.network import replay
 from parallel.plans.network.chakra import Node
 
-SECONDS = replay.ring_seconds(1e9)
+SECONDS = replay.make_ring_timer(1e9)
 
 
 def compute(seconds, after=()):
@@ -51,7 +51,7 @@ def test_ring_sends_the_bytes_of_the_closed_form(ranks):
   ):
     assert SECONDS(kind, size, ranks) == pytest.approx(factor * size / 1e9)
   assert SECONDS("all_reduce", 1, ranks) == pytest.approx(2 * (ranks - 1) / 1e9)
-  late = replay.ring_seconds(1e9, latency_s=1.0)
+  late = replay.make_ring_timer(1e9, latency_s=1.0)
   assert late("all_gather", 1, ranks) == pytest.approx(ranks - 1, rel=1e-6)
   assert late("all_to_all", 1, ranks) == pytest.approx(ranks - 1, rel=1e-6)
 

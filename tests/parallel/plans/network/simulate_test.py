@@ -307,7 +307,7 @@ def test_trace_has_a_bar_for_every_hop():
   net = topologies.bigraph(2, 4)
   routed = on_links(builders.build("hdrm", net), net)
   timeline = simulate.events(routed, 8 * 1600)
-  rows, found = trace.messages(timeline)
+  rows, found = trace.message_bars(timeline)
   bars = list(found)
   assert len(bars) == len(routed.hop_links)
   sent = collections.Counter()

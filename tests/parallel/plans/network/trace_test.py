@@ -6,7 +6,7 @@ import pytest
 from parallel.plans.network import perfetto_trace, simulate, trace
 from parallel.plans.network.routed import on_links
 from parallel.plans.pipeline import simulate as pipeline
-from parallel.plans.pipeline.builders import Size, build
+from parallel.plans.pipeline.builders import PipelineSize, build
 from parallel.plans.schedules import builders
 from parallel.plans.topology import builders as topologies
 from tests import traces
@@ -22,7 +22,7 @@ def test_messages_are_on_the_row_of_their_link_in_order(tmp_path):
   net = topologies.ring(4)
   routed = on_links(builders.build("ring", net), net)
   timeline = simulate.events(routed, 4 * 1_000_000)
-  title, rows, bars = written(tmp_path / "t", trace.messages(timeline))
+  title, rows, bars = written(tmp_path / "t", trace.message_bars(timeline))
   assert title == "a schedule"
   assert rows == [f"{x.source} -> {x.destination}" for x in net.links]
   busy = latency = 0
@@ -58,19 +58,19 @@ def test_waiting_time_is_caused_by_earlier_messages(tmp_path):
   net = topologies.switch(3)
   routed = on_links(builders.build("direct", net), net)
   timeline = simulate.events(routed, 3 * 1_000_000)
-  _, _, bars = written(tmp_path / "t", trace.messages(timeline))
+  _, _, bars = written(tmp_path / "t", trace.message_bars(timeline))
   waited = sum(b.details["waited_ns"] for one in bars.values() for b in one)
   assert waited > 0
   np.testing.assert_array_equal(timeline.waiting_ns.sum(), waited)
 
 
 def test_actions_are_on_their_stage_and_hops_on_its_links(tmp_path):
-  size = Size(3, 4)
+  size = PipelineSize(3, 4)
   timeline = pipeline.events(
-    build("1f1b", *size), pipeline.even_work(size, 1.0, 1.5, 0.5),
-    pipeline.even_hops(3, busy_s=0.25, latency_s=0.5),
+    build("1f1b", *size), pipeline.even_part_times(size, 1.0, 1.5, 0.5),
+    pipeline.even_stage_links(3, busy_s=0.25, latency_s=0.5),
   )
-  _, rows, bars = written(tmp_path / "t", trace.actions(timeline))
+  _, rows, bars = written(tmp_path / "t", trace.action_bars(timeline))
   assert rows == [
     name for s in range(3)
     for name in (f"stage {s}", f"{s} to the next", f"{s} to the one before")
@@ -98,10 +98,11 @@ def test_actions_are_on_their_stage_and_hops_on_its_links(tmp_path):
 def test_bars_of_chunks_have_the_times_and_places_of_their_actions(tmp_path):
   table = build("interleaved_1f1b", 2, 4, 2)
   timeline = pipeline.events(
-    table, pipeline.even_work(Size(2, 4, 2), 1.0, 1.5, 0.5, (1.0, 3.0)),
-    pipeline.even_hops(2, busy_s=0.25, latency_s=0.5),
+    table,
+    pipeline.even_part_times(PipelineSize(2, 4, 2), 1.0, 1.5, 0.5, (1.0, 3.0)),
+    pipeline.even_stage_links(2, busy_s=0.25, latency_s=0.5),
   )
-  rows, bars = trace.actions(timeline)
+  rows, bars = trace.action_bars(timeline)
   bars = sorted(bars, key=lambda bar: bar.row)  # the last one ends earlier
   end_s = perfetto_trace.write(bars, tmp_path / "t", "a schedule", rows)
   assert end_s == timeline.finish_s
@@ -125,5 +126,5 @@ def test_a_message_without_a_duration_is_before_the_one_it_precedes(tmp_path):
   routed = on_links(builders.build("ring", net), net)
   timeline = simulate.events(routed, 4)
   assert (timeline.start_ns == timeline.end_ns).any()
-  _, _, bars = written(tmp_path / "t", trace.messages(timeline))
+  _, _, bars = written(tmp_path / "t", trace.message_bars(timeline))
   assert sum(map(len, bars.values())) == len(routed.hop_links)

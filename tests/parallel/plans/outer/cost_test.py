@@ -21,7 +21,12 @@ from parallel.outer.noloco import NoLoCo
 from parallel.outer.optimizers import Nesterov
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
-from parallel.plans.outer.cost import BLOCK, Loop, Rows, fewest_layers
+from parallel.plans.outer.cost import (
+  BLOCK_SIZE,
+  OuterLoopConfig,
+  ParameterRows,
+  min_fragment_layers,
+)
 from parallel.wire import Wire
 from tests.parallel.outer.small_run import (
   BLOCK_DIMS,
@@ -39,22 +44,22 @@ WIRES = [
   *itertools.product(("int8", "fp8", "int4", "e3m0"),
                      ("all_gather", "all_to_all")),
 ]
-HEAD = Rows(1, 7)
+HEAD = ParameterRows(1, 7)
 
 
 def layers(count):
   """Returns the rows of ``count`` layers; blocks do not cross layers."""
-  return Rows(count, 6)
+  return ParameterRows(count, 6)
 
 
 def wire(codec, route):
-  return Wire("none" if codec == "float32" else codec, BLOCK, route=route)
+  return Wire("none" if codec == "float32" else codec, BLOCK_SIZE, route=route)
 
 
 @pytest.mark.parametrize(("codec", "route"), WIRES)
 def test_diloco_sends_the_bytes_of_its_closed_form(codec, route):
   loop = DiLoCo(WORKER, 5, OUTER, exchange(wire(codec, route)))
-  form = Loop("diloco", M, 5, codec, route)
+  form = OuterLoopConfig("diloco", M, 5, codec, route)
   found = collections.Counter()
   for c in form.collectives([layers(LAYERS), HEAD]):
     found[c.dtype] += c.operand_bytes
@@ -76,8 +81,9 @@ def test_state_has_the_bytes_of_its_closed_form(
   state = loop.init(draw(0))
   own = sum(x.nbytes // M for x in jax.tree.leaves(state.pop("workers")))
   common = sum(x.nbytes for x in jax.tree.leaves(state))
-  form = Loop("streaming", M, sync_every, fragment_layers=per_fragment,
-              overlap=overlap)
+  form = OuterLoopConfig(
+    "streaming", M, sync_every, fragment_layers=per_fragment, overlap=overlap
+  )
   if per_fragment:
     many = LAYERS // per_fragment
     cut = [*([layers(per_fragment)],) * many, [HEAD]]
@@ -87,14 +93,18 @@ def test_state_has_the_bytes_of_its_closed_form(
 
 
 def test_transient_bytes_are_operands_results_and_the_decoded_mean():
-  form = Loop("diloco", 4, 5, "int8", "all_gather")
+  form = OuterLoopConfig("diloco", 4, 5, "int8", "all_gather")
   # 3 rows of 300 elements are 6 blocks: the codes and scales sent, and the 4
   # results; 4 bytes per norm; the mean, 900 elements in float32.
-  codes, scales, norms = 6 * BLOCK, 6 * 4, 4
+  codes, scales, norms = 6 * BLOCK_SIZE, 6 * 4, 4
   wanted = (1 + 4) * (codes + scales + norms) + 4 * 900
-  assert form.passing_bytes([[Rows(3, 300)], [Rows(1, 1)]]) == wanted
-  form = Loop("diloco", 4, 5)
-  assert form.passing_bytes([[Rows(3, 300)]]) == 2 * 4 * 900 + (1 + 4) * norms
+  assert form.exchange_temp_bytes(
+    [[ParameterRows(3, 300)], [ParameterRows(1, 1)]]
+  ) == wanted
+  form = OuterLoopConfig("diloco", 4, 5)
+  assert form.exchange_temp_bytes(
+    [[ParameterRows(3, 300)]]
+  ) == 2 * 4 * 900 + (1 + 4) * norms
 
 
 @pytest.mark.parametrize(("change", "message"), [
@@ -108,21 +118,21 @@ def test_transient_bytes_are_operands_results_and_the_decoded_mean():
 ])
 def test_invalid_loops_are_refused(change, message):
   valid = {"algorithm": "streaming", "workers": 2, "sync_every": 5}
-  assert Loop(**valid, overlap=4).overlap == 4
+  assert OuterLoopConfig(**valid, overlap=4).overlap == 4
   with pytest.raises(ValueError, match=message):
-    Loop(**valid | change)
+    OuterLoopConfig(**valid | change)
 
 
 @pytest.mark.parametrize(("loop", "text", "fragment_layers", "overlap"), [
-  (Loop("diloco", 4, 100), "DiLoCo, 4 workers, H = 100", None, None),
-  (Loop("diloco", 4, 100, "int4"),
+  (OuterLoopConfig("diloco", 4, 100), "DiLoCo, 4 workers, H = 100", None, None),
+  (OuterLoopConfig("diloco", 4, 100, "int4"),
    "DiLoCo, 4 workers, H = 100, int4 by all_gather", None, None),
-  (Loop("streaming", 2, 30),
+  (OuterLoopConfig("streaming", 2, 30),
    "Streaming DiLoCo, 2 workers, H = 30, one fragment, overlap 0", 0, (0,)),
-  (Loop("streaming", 2, 30, "fp8", "all_to_all", 1, 5),
+  (OuterLoopConfig("streaming", 2, 30, "fp8", "all_to_all", 1, 5),
    "Streaming DiLoCo, 2 workers, H = 30, fragments of 1 layer, overlap 5, "
    "fp8 by all_to_all", 1, (5,)),
-  (Loop("streaming", 2, 30, fragment_layers=2),
+  (OuterLoopConfig("streaming", 2, 30, fragment_layers=2),
    "Streaming DiLoCo, 2 workers, H = 30, fragments of 2 layers, overlap 0", 2,
    (0,)),
 ])
@@ -148,7 +158,9 @@ def test_loop_is_described_by_text_and_by_keys(
 def test_ring_collective_has_its_textbook_bytes_and_steps(
   kind, received, steps, result
 ):
-  found = Loop("diloco", 4, 5).collectives([Rows(1, 20)])[1]._replace(kind=kind)
+  found = OuterLoopConfig("diloco", 4, 5).collectives(
+    [ParameterRows(1, 20)]
+  )[1]._replace(kind=kind)
   assert found.operand_bytes == 80
   assert found.received_bytes(4) == pytest.approx(received)
   assert found.steps(4) == steps
@@ -161,7 +173,7 @@ def test_ring_collective_has_its_textbook_bytes_and_steps(
 ])
 def test_fewest_layers_per_fragment(arguments, fewest):
   """Smallest divisor with fewer fragments than a round has steps."""
-  assert fewest_layers(*arguments) == fewest
+  assert min_fragment_layers(*arguments) == fewest
 
 
 def lowered_bytes(loop, mesh):

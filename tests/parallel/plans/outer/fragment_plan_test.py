@@ -14,7 +14,7 @@ from parallel.outer.exchange import Exchange
 from parallel.outer.fragments import fragments
 from parallel.outer.optimizers import Optax
 from parallel.outer.streaming import Streaming
-from parallel.plans.outer.fragment_plan import FragmentTimes
+from parallel.plans.outer.fragment_plan import FragmentSchedule
 from parallel.wire import Wire
 
 LAYERS, ELEMENTS = 12, 64
@@ -61,7 +61,7 @@ def test_utilisation_model_sends_the_fragments_of_the_loop(
 ):
   """Compares layers per step, and the bytes of a round."""
   loop = streaming(sync_every, layers, overlap)
-  method = predictor.Method(sync_every, LAYERS // layers, overlap, bits=32)
+  method = predictor.SyncMethod(sync_every, LAYERS // layers, overlap, bits=32)
   runs = sent_by_step(loop, sync_every)
   for step in range(sync_every):
     assert runs[step] == method.layers_sent(step, LAYERS)
@@ -81,8 +81,8 @@ def test_utilisation_model_sends_the_fragments_of_the_loop(
   ("sync_every", "num"), [(6, 3), (7, 3), (5, 5), (100, 1)]
 )
 def test_each_fragment_is_sent_once_per_round(sync_every, num):
-  times = FragmentTimes(sync_every, num)
-  turns = [times.in_round(step) for step in range(sync_every)]
+  times = FragmentSchedule(sync_every, num)
+  turns = [times.due_fragment(step) for step in range(sync_every)]
   assert [t for t in turns if t is not None] == list(range(num))
   for fragment in range(num):
     assert turns[fragment * (sync_every // num)] == fragment
@@ -92,7 +92,7 @@ def test_each_fragment_is_sent_once_per_round(sync_every, num):
 
 def test_more_fragments_than_steps_are_refused():
   with pytest.raises(ValueError, match="every=4 is less than the 5 fragments"):
-    FragmentTimes(4, 5)
+    FragmentSchedule(4, 5)
 
 
 @pytest.mark.parametrize("strided", [False, True])

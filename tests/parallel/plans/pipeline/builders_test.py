@@ -7,19 +7,19 @@ import pytest
 from parallel.plans.pipeline import cost
 from parallel.plans.pipeline.builders import (
   BUILDERS,
-  Size,
+  PipelineSize,
   build,
-  chunks_of,
-  evaluation,
-  taken,
+  build_evaluation,
+  check_supported,
+  num_chunks_for,
 )
 from parallel.plans.pipeline.check import check
 from parallel.plans.pipeline.pipeline_schedule import (
   Action,
-  Kind,
-  arranged,
-  loop,
-  v_shape,
+  ActionKind,
+  loop_placement,
+  schedule_earliest,
+  v_placement,
 )
 from parallel.plans.pipeline.table import table
 
@@ -29,9 +29,9 @@ def drawn(count, seed=0, stages=16, microbatches=64, chunks=4):
   rng, found = random.Random(seed), []
   while len(found) < count:
     name = list(BUILDERS)[len(found) % len(BUILDERS)]
-    size = Size(
+    size = PipelineSize(
       rng.randint(1, stages), rng.randint(1, microbatches),
-      chunks_of(name, rng.randint(1, chunks)),
+      num_chunks_for(name, rng.randint(1, chunks)),
     )
     if BUILDERS[name].in_rounds and size.chunks > 1:
       rounds = max(1, size.microbatches // size.stages)
@@ -49,7 +49,7 @@ def test_300_schedules_are_proven_and_cost_their_closed_forms(part):
     assert counted.stored == schedule.limits, (name, size)
     sent = sum(counted.forward_sends + counted.backward_sends)
     assert sent == cost.num_sends(
-      size, schedule.has_backward, BUILDERS[name].placement is v_shape
+      size, schedule.has_backward, BUILDERS[name].placement is v_placement
     )
     # Waiting messages fit the program's buffers, and none is oversized.
     places = table(schedule)
@@ -99,10 +99,12 @@ def test_costs_per_stage_of_an_interleaved_schedule():
 
 def test_orders_that_wait_for_one_another_are_refused():
   """The message names the next actions of up to four stages."""
-  forward, backward = Action(Kind.FORWARD, 0), Action(Kind.BACKWARD, 0)
+  forward, backward = Action(ActionKind.FORWARD, 0), Action(
+    ActionKind.BACKWARD, 0
+  )
   orders = [[forward], *[[backward, forward]] * 6]
   with pytest.raises(ValueError, match="mine: deadlock, since none") as error:
-    arranged("mine", orders, 1, 1, [1] * 7)
+    schedule_earliest("mine", orders, 1, 1, [1] * 7)
   text = str(error.value)
   assert text.count("Action(") == text.count("Kind.BACKWARD") == 4
 
@@ -117,11 +119,15 @@ def test_bubble_fractions():
     for name in ("gpipe", "1f1b", "eager_1f1b", "forward"):
       bubble = cost.cost(build(name, p, m)).bubble
       assert bubble == pytest.approx((p - 1) / (m + p - 1))
-      assert cost.bubble(name, Size(p, m), 2, 1, 1) == pytest.approx(bubble)
+      assert cost.bubble(
+        name, PipelineSize(p, m), 2, 1, 1
+      ) == pytest.approx(bubble)
     for name in ("interleaved_1f1b", "looped"):
       bubble = cost.cost(build(name, p, m, 3)).bubble
       assert bubble == pytest.approx((p - 1) / (3 * m + p - 1))
-      assert cost.bubble(name, Size(p, m, 3), 2, 1, 1) == pytest.approx(bubble)
+      assert cost.bubble(
+        name, PipelineSize(p, m, 3), 2, 1, 1
+      ) == pytest.approx(bubble)
     assert cost.cost(build("zb_h1", p, m)).ticks == 3 * m + p - 1
     wide = cost.cost(build("zb_h2", p, max(m, 2 * p - 1)))
     assert wide.own_bubble == 0
@@ -174,13 +180,13 @@ def test_costs_per_stage_of_a_v():
 
 def test_evaluation_has_the_placement_of_training():
   for name in BUILDERS:
-    schedule = build(name, 3, 6, chunks_of(name, 2))
-    found = evaluation(schedule, 4)
+    schedule = build(name, 3, 6, num_chunks_for(name, 2))
+    found = build_evaluation(schedule, 4)
     check(found)
     assert found.name == "forward"
     assert found.num_microbatches == 4
     assert (found.parts == schedule.parts).all()
-    assert found.is_loop == (BUILDERS[name].placement is loop)
+    assert found.is_loop == (BUILDERS[name].placement is loop_placement)
 
 
 def test_v_has_the_published_bubbles_and_memory():
@@ -200,11 +206,13 @@ def test_v_has_the_published_bubbles_and_memory():
 @pytest.mark.parametrize("name", BUILDERS)
 def test_gradients_are_accumulated_in_microbatch_order(name):
   """Each part accumulates microbatches in ascending order."""
-  size = Size(3, 6, chunks_of(name, 2))
+  size = PipelineSize(3, 6, num_chunks_for(name, 2))
   schedule = build(name, *size)
   for stage in range(size.stages):
     actions = [a for _, a in schedule.actions(stage)]
-    for kinds in ((Kind.FORWARD,), (Kind.BACKWARD, Kind.WEIGHT)):
+    for kinds in (
+      (ActionKind.FORWARD,), (ActionKind.BACKWARD, ActionKind.WEIGHT)
+    ):
       for chunk in range(size.chunks):
         order = [
           a.microbatch for a in actions if a.kind in kinds and a.chunk == chunk
@@ -244,6 +252,6 @@ def test_single_chunk_schedules_have_alternative_names():
 )
 def test_invalid_sizes_are_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
-    taken(*arguments)
+    check_supported(*arguments)
   with pytest.raises(ValueError, match=message):
     build(*arguments)

@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from parallel.plans.pipeline.builders import BUILDERS, build, chunks_of
+from parallel.plans.pipeline.builders import BUILDERS, build, num_chunks_for
 from parallel.plans.pipeline.check import check
 from parallel.plans.pipeline.pipeline_schedule import (
   Action,
-  Kind,
+  ActionKind,
   from_rows,
-  needed,
-  produced,
+  operands_of,
+  results_of,
 )
 
 
@@ -39,7 +39,7 @@ def some(rng, schedule, test=lambda *_: True):
 
 def named(schedule, tick, stage, at=None, chunk=None):
   """Returns the pattern of an action in messages, possibly at another tick."""
-  kind = Kind(schedule.kinds[tick, stage]).name
+  kind = ActionKind(schedule.kinds[tick, stage]).name
   return re.escape(
     f"tick {tick if at is None else at}, stage {stage} ({kind} of microbatch "
     f"{schedule.microbatches[tick, stage]} in chunk "
@@ -53,7 +53,7 @@ def dropped(rng, t):
   for array, idle in zip(new.values(), (0, -1, -1), strict=True):
     array[tick, stage] = idle
   return replaced(t, **new), (
-    f"stage {stage} never runs {Kind(t.kinds[tick, stage]).name} of "
+    f"stage {stage} never runs {ActionKind(t.kinds[tick, stage]).name} of "
     f"microbatch {t.microbatches[tick, stage]} in chunk "
     f"{t.chunks[tick, stage]}$"
   )
@@ -96,7 +96,9 @@ def another_chunk(rng, t):
 def another_kind(rng, t):
   tick, stage = some(rng, t)
   new = columns(t)
-  kinds = [k for k in Kind if k not in (Kind.IDLE, t.kinds[tick, stage])]
+  kinds = [
+    k for k in ActionKind if k not in (ActionKind.IDLE, t.kinds[tick, stage])
+  ]
   new["kinds"][tick, stage] = rng.choice(kinds)
   return replaced(t, **new), (
     rf"stage {stage} \(.*(repeats tick \d+|also has a BACKWARD)|"
@@ -107,7 +109,7 @@ def another_kind(rng, t):
 def moved_to_the_start(rng, t):
   """Moves an action with a dependency to a new tick before all others."""
   tick, stage = some(
-    rng, t, lambda tick, stage: t.kinds[tick, stage] != Kind.FORWARD
+    rng, t, lambda tick, stage: t.kinds[tick, stage] != ActionKind.FORWARD
     or t.parts[t.chunks[tick, stage], stage]
   )
   new = {}
@@ -117,7 +119,7 @@ def moved_to_the_start(rng, t):
     new[key] = np.concatenate([row, array])
   # A forward needs the previous part's; all others, at first, their own part's.
   part = t.parts[t.chunks[tick, stage], stage]
-  part -= t.kinds[tick, stage] == Kind.FORWARD
+  part -= t.kinds[tick, stage] == ActionKind.FORWARD
   (chunk, maker), = np.argwhere(t.parts == part)
   return replaced(t, **new), (
     named(t, tick, stage, at=0)
@@ -187,7 +189,7 @@ def drawn(rng):
   """Draws a schedule with a few stages and at least two microbatches."""
   name = rng.choice(list(BUILDERS))
   stages = rng.randint(1, 5)
-  chunks = chunks_of(name, rng.randint(1, 3))
+  chunks = num_chunks_for(name, rng.randint(1, 3))
   microbatches = rng.randint(2, 9)
   if BUILDERS[name].in_rounds:
     microbatches = stages * max(2, microbatches // stages)
@@ -223,20 +225,20 @@ def replays(schedule):
       if (action.kind, part, action.microbatch) in done:
         return False
       done.add((action.kind, part, action.microbatch))
-      if not needed(action, part, last) <= there:
+      if not operands_of(action, part, last) <= there:
         return False
-      made += produced(action, part)
-      if action.kind is Kind.FORWARD and schedule.has_backward:
+      made += results_of(action, part)
+      if action.kind is ActionKind.FORWARD and schedule.has_backward:
         stored[stage].add((part, action.microbatch))
       if len(stored[stage]) > schedule.limits[stage]:
         return False
-      if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
+      if action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT):
         stored[stage].discard((part, action.microbatch))
     there |= set(made)
   return all(
-    (Kind.FORWARD, part, m) in done
-    and (not schedule.has_backward or (Kind.BACKWARD, part, m) in done
-         or {(Kind.INPUT, part, m), (Kind.WEIGHT, part, m)} <= done)
+    (ActionKind.FORWARD, part, m) in done
+    and (not schedule.has_backward or (ActionKind.BACKWARD, part, m) in done
+         or {(ActionKind.INPUT, part, m), (ActionKind.WEIGHT, part, m)} <= done)
     for part in range(last + 1) for m in range(schedule.num_microbatches)
   )
 
@@ -293,10 +295,10 @@ def test_wrong_shapes_are_refused():
 
 
 @pytest.mark.parametrize("kinds", [
-  (Kind.BACKWARD,), (Kind.INPUT, Kind.WEIGHT),
+  (ActionKind.BACKWARD,), (ActionKind.INPUT, ActionKind.WEIGHT),
 ])
 def test_cotangents_of_the_next_part_are_available_a_tick_later(kinds):
-  forward = Action(Kind.FORWARD, 0)
+  forward = Action(ActionKind.FORWARD, 0)
   start = [[forward, None], [None, forward]]
   first, *rest = (Action(kind, 0) for kind in kinds)
 
@@ -348,8 +350,8 @@ def test_first_of_several_errors_is_named():
 
 def test_whole_and_split_backward_of_a_microbatch_are_refused():
   schedule = build("zb_h1", 2, 3)
-  tick, stage = np.argwhere(schedule.kinds == Kind.WEIGHT)[0]
+  tick, stage = np.argwhere(schedule.kinds == ActionKind.WEIGHT)[0]
   new = columns(schedule)
-  new["kinds"][tick, stage] = Kind.BACKWARD
+  new["kinds"][tick, stage] = ActionKind.BACKWARD
   with pytest.raises(ValueError, match=r"INPUT .*also has a BACKWARD"):
     check(replaced(schedule, **new))

@@ -9,13 +9,18 @@ import pytest
 
 from parallel.plans.network import trace
 from parallel.plans.pipeline import cost, simulate
-from parallel.plans.pipeline.builders import BUILDERS, Size, build, taken
-from parallel.plans.pipeline.pipeline_schedule import needed, produced
+from parallel.plans.pipeline.builders import (
+  BUILDERS,
+  PipelineSize,
+  build,
+  check_supported,
+)
+from parallel.plans.pipeline.pipeline_schedule import operands_of, results_of
 from parallel.plans.pipeline.simulate import (
-  Hops,
   PartTimes,
-  even_hops,
-  even_work,
+  StageLinks,
+  even_part_times,
+  even_stage_links,
 )
 
 # Seconds of a forward and of a backward's halves.
@@ -28,8 +33,8 @@ SECONDS = [
 def step_s(name, size, seconds, **hops):
   schedule = build(name, *size)
   return simulate.events(
-    schedule, even_work(size, *seconds, parts=schedule.parts),
-    even_hops(size.stages, **hops),
+    schedule, even_part_times(size, *seconds, parts=schedule.parts),
+    even_stage_links(size.stages, **hops),
   ).finish_s
 
 
@@ -37,15 +42,15 @@ def sizes(name):
   for p, v in itertools.product((1, 2, 3, 5), (1, 2, 3)):
     for m in {1, p - 1, p, p + 1, 2 * p - 1, 3 * p, 3 * p + 1} - {0}:
       try:
-        taken(name, p, m, v)
+        check_supported(name, p, m, v)
       except ValueError:
         continue
-      yield Size(p, m, v)
+      yield PipelineSize(p, m, v)
 
 
 def has_closed_form(name):
   try:
-    cost.step_s(name, Size(1, 8), 1, 1, 1)
+    cost.step_s(name, PipelineSize(1, 8), 1, 1, 1)
   except ValueError:
     return False
   return True
@@ -81,7 +86,7 @@ def test_steps_without_hops_take_their_closed_forms(name):
 def test_zero_bubble_equals_the_paper_for_equal_times():
   """Table 1 of Qi et al.: H1 (p - 1) (F + B - W); H2 keeps (p - 1) F."""
   for p in (2, 4, 8):
-    size = Size(p, 3 * p)
+    size = PipelineSize(p, 3 * p)
     assert cost.step_s("1f1b", size, 1, 1, 1) == 3 * (3 * p + p - 1)
     for name in ("zb_h1", "zb_h2"):
       assert cost.step_s(name, size, 1, 1, 1) == 3 * 3 * p + p - 1
@@ -102,7 +107,9 @@ def test_dualpipe_v_equals_the_published_bubble_with_single_pairs():
       b = f + w
       found = paired_s(schedule, f, f, w) - 2 * m * (f + b)
       assert found == pytest.approx((p - 1) * (f + b + b - 3 * w))
-      ours = cost.step_s("dualpipe_v", Size(p, m, 2), 2 * f, 2 * f, 2 * w)
+      ours = cost.step_s(
+        "dualpipe_v", PipelineSize(p, m, 2), 2 * f, 2 * f, 2 * w
+      )
       assert ours - 2 * m * (f + b) < found
 
 
@@ -135,7 +142,9 @@ def paired_s(schedule, forward_s, input_s, weight_s):
     for stage, units in enumerate(queues):
       needs = [
         x for a in units[:1] for action in a
-        for x in needed(action, int(schedule.parts[action.chunk, stage]), last)
+        for x in operands_of(
+          action, int(schedule.parts[action.chunk, stage]), last
+        )
       ]
       if not units or not set(needs) <= set(done):
         continue
@@ -145,7 +154,7 @@ def paired_s(schedule, forward_s, input_s, weight_s):
       )
       for action in unit:
         part = int(schedule.parts[action.chunk, stage])
-        done |= dict.fromkeys(produced(action, part), free[stage])
+        done |= dict.fromkeys(results_of(action, part), free[stage])
   return max(free)
 
 
@@ -157,11 +166,11 @@ def test_batched_simulation_equals_single_cases(name):
     work, hops = rng.uniform(0, 3, (5, parts, 4)), rng.uniform(
       0, 2, (2, size.stages, 4)
     )
-    found = simulate.many_events_s(schedule, work, *hops)
+    found = simulate.batched_finish_s(schedule, work, *hops)
     for i, seconds in enumerate(found):
       own = simulate.events(
         schedule, PartTimes(*(tuple(x) for x in work[1:, :, i])),
-        Hops(*(tuple(x) for x in hops[..., i])),
+        StageLinks(*(tuple(x) for x in hops[..., i])),
       )
       assert seconds == pytest.approx(own.finish_s)
 
@@ -172,7 +181,7 @@ def test_exposed_hops_of_1f1b(stages):
   for m, seconds, hop_s in itertools.product(
     range(1, 4 * stages + 2), SECONDS[:3], (0.01, 0.7, 5.0)
   ):
-    size = Size(stages, m)
+    size = PipelineSize(stages, m)
     expected = cost.step_s("1f1b", size, *seconds) + (
       cost.exposed_s(size, hop_s)
     )
@@ -190,7 +199,7 @@ def test_eager_1f1b_hides_hops_of_half_a_microbatch(hop_s):
   for p, seconds in itertools.product((2, 3, 4), ((1, 1, 1), (2, 0.5, 0.5))):
     if hop_s <= sum(seconds) / 2:
       for m in (1, p, 3 * p + 1):
-        size = Size(p, m)
+        size = PipelineSize(p, m)
         # All except the first microbatch's way to the last stage and back.
         assert step_s("eager_1f1b", size, seconds, latency_s=hop_s) == (
           pytest.approx((m + p - 1) * sum(seconds) + 2 * (p - 1) * hop_s)
@@ -199,7 +208,7 @@ def test_eager_1f1b_hides_hops_of_half_a_microbatch(hop_s):
     period = math.lcm(*(2 * (p - s) - 1 for s in range(p)))
     first = period * -(-40 // period)
     short, long = (
-      step_s("eager_1f1b", Size(p, m), seconds, latency_s=hop_s)
+      step_s("eager_1f1b", PipelineSize(p, m), seconds, latency_s=hop_s)
       for m in (first, first + period)
     )
     both_s = sum(seconds)
@@ -228,7 +237,7 @@ WORK = PartTimes((1.0, 2.0), (3.0, 4.0), (1.5, 1.0), (1.5, 3.0))
   ],
 )
 def test_step_times_by_hand(name, microbatches, overlap, expected):
-  hops = Hops((0.5, 0.0), (0.0, 0.25), overlap=overlap)
+  hops = StageLinks((0.5, 0.0), (0.0, 0.25), overlap=overlap)
   schedule = build(name, 2, microbatches)
   timeline = simulate.events(schedule, WORK, hops)
   assert timeline.finish_s == pytest.approx(expected)
@@ -236,31 +245,35 @@ def test_step_times_by_hand(name, microbatches, overlap, expected):
 
 def test_each_action_of_a_backward_repeats_one_forward():
   """By kind: 2 + 3 + 4, 2 + 4 and 3 + 4 s, in halves for two chunks."""
-  found = even_work(Size(1, 1, 2), 1.0, 2.0, 3.0, again_s=4.0).by_kind()
+  found = even_part_times(
+    PipelineSize(1, 1, 2), 1.0, 2.0, 3.0, again_s=4.0
+  ).by_kind()
   assert found.T.tolist() == [[0.0, 0.5, 4.5, 3.0, 3.5]] * 2
 
 
 def test_factors_are_those_of_the_stage_of_a_part():
   schedule = build("zb_v", 3, 5, 2)
-  work = even_work(
-    Size(3, 5, 2), 2.0, 1.0, 1.0, (1.0, 2.0, 3.0), schedule.parts
+  work = even_part_times(
+    PipelineSize(3, 5, 2), 2.0, 1.0, 1.0, (1.0, 2.0, 3.0), schedule.parts
   )
   assert work.forward_s == (1.0, 2.0, 3.0, 3.0, 2.0, 1.0)
-  assert even_work(Size(3, 5, 2), 2.0, 1.0, 1.0, (1.0, 2.0, 3.0)).forward_s == (
+  assert even_part_times(
+    PipelineSize(3, 5, 2), 2.0, 1.0, 1.0, (1.0, 2.0, 3.0)
+  ).forward_s == (
     1.0, 2.0, 3.0, 1.0, 2.0, 3.0
   )
 
 
 def test_lockstep_times_by_hand():
   """A tick costs its longest part, then its longest hop."""
-  hops = Hops((0.5, 0.0), (0.0, 0.25), latency_s=1.0)
+  hops = StageLinks((0.5, 0.0), (0.0, 0.25), latency_s=1.0)
   # F | F F | B | B: 1 + 1.5, 2, 4 + 1.25, 3
   assert simulate.lockstep_s(build("1f1b", 2, 1), WORK, hops) == (
     pytest.approx(2.5 + 2 + 5.25 + 3)
   )
   for p, m in ((2, 4), (4, 4), (4, 9)):
-    size = Size(p, m)
-    work, none = even_work(size, 1.0, 1.0, 1.0), even_hops(p)
+    size = PipelineSize(p, m)
+    work, none = even_part_times(size, 1.0, 1.0, 1.0), even_stage_links(p)
     # GPipe's ticks are all forwards or all backwards; in 1F1B, each tick after
     # the first p has a whole backward on some stage.
     assert simulate.lockstep_s(build("gpipe", *size), work, none) == (
@@ -281,7 +294,7 @@ def test_stages_of_a_device_run_one_after_another_in_lockstep(lanes):
   """A tick lasts until the device with the most work is done."""
   factors, seconds = (1.0, 2.0, 5.0, 3.0), {"forward": 1.0, "backward": 2.0}
   schedule = build("1f1b", 4, 6)
-  work = even_work(Size(4, 6), 1.0, 1.5, 0.5, factors)
+  work = even_part_times(PipelineSize(4, 6), 1.0, 1.5, 0.5, factors)
   unequal_s = equal_s = 0.0
   for row in schedule.kinds:
     actions_s = [(0.0, 1.0, 2.0)[kind] for kind in row]
@@ -289,7 +302,7 @@ def test_stages_of_a_device_run_one_after_another_in_lockstep(lanes):
     equal_s += max(sum(actions_s[d : d + lanes]) for d in devices)
     slowed_s = np.multiply(actions_s, factors)
     unequal_s += max(slowed_s[d : d + lanes].sum() for d in devices)
-  hops = even_hops(4)
+  hops = even_stage_links(4)
   assert simulate.lockstep_s(schedule, work, hops, lanes) == (
     pytest.approx(unequal_s)
   )
@@ -315,12 +328,12 @@ def test_actions_without_a_time_are_free_in_lockstep():
 @pytest.mark.parametrize("name", BUILDERS)
 def test_times_respect_bounds_on_unequal_stages(name):
   """Covers lower bounds, waiting times and slower parts."""
-  size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
+  size = PipelineSize(3, 6, 2 if BUILDERS[name].chunked else 1)
   schedule = build(name, *size)
-  work = even_work(
+  work = even_part_times(
     size, 1.0, 0.8, 0.6, factors=(1.0, 1.7, 1.2), parts=schedule.parts
   )
-  hops = even_hops(3, busy_s=2.0, latency_s=0.2)  # messages queue
+  hops = even_stage_links(3, busy_s=2.0, latency_s=0.2)  # messages queue
   timeline = simulate.events(schedule, work, hops)
   stage_s = 1.7 * (1.0 if name == "forward" else 2.4)
   assert timeline.finish_s > 6 * stage_s
@@ -333,7 +346,7 @@ def test_times_respect_bounds_on_unequal_stages(name):
   busy_s = np.nansum(timeline.end_s - timeline.start_s, 0)
   assert busy_s[1:] == pytest.approx(busy_s[0] * np.array([1.7, 1.2]))
   # Stages and links are exclusive resources, and dependencies are respected.
-  ahead, back = cost.sends(schedule)
+  ahead, back = cost.sends_by_direction(schedule)
   for start, end in (
     (timeline.start_s, timeline.end_s), (timeline.leave_s, timeline.sent_s)
   ):
@@ -354,15 +367,15 @@ def test_times_respect_bounds_on_unequal_stages(name):
 def test_trace_has_a_bar_for_every_action_and_message():
   schedule = build("interleaved_1f1b", 2, 4, 2)
   timeline = simulate.events(
-    schedule, even_work(Size(2, 4, 2), 1e-3, 1e-3, 1e-3),
-    even_hops(2, busy_s=2e-4, latency_s=1e-5),
+    schedule, even_part_times(PipelineSize(2, 4, 2), 1e-3, 1e-3, 1e-3),
+    even_stage_links(2, busy_s=2e-4, latency_s=1e-5),
   )
-  _, found = trace.actions(timeline)
+  _, found = trace.action_bars(timeline)
   bars = list(found)
   actions = [x for x in bars if x.row.startswith("stage")]
   hops = [x for x in bars if x not in actions]
   assert len(actions) == (schedule.kinds > 0).sum()
-  assert len(hops) == cost.num_sends(Size(2, 4, 2))
+  assert len(hops) == cost.num_sends(PipelineSize(2, 4, 2))
   assert {x.row for x in actions} == {"stage 0", "stage 1"}
   # Two links per stage: outputs are on one, cotangents on the other.
   for x in hops:
@@ -376,14 +389,15 @@ def test_trace_of_a_v_has_messages_on_the_links_that_carry_them():
   """Outputs of the second chunk use the links to the previous stage."""
   schedule = build("zb_v", 3, 5, 2)
   timeline = simulate.events(
-    schedule, even_work(Size(3, 5, 2), 1e-3, 1e-3, 1e-3), even_hops(3, 1e-5)
+    schedule, even_part_times(PipelineSize(3, 5, 2), 1e-3, 1e-3, 1e-3),
+    even_stage_links(3, 1e-5)
   )
-  _, found = trace.actions(timeline)
+  _, found = trace.action_bars(timeline)
   hops = [
     (x.name.split()[0], x.details["chunk"], 1 if x.row.endswith("next") else 2)
     for x in found if not x.row.startswith("stage")
   ]
-  assert len(hops) == cost.num_sends(Size(3, 5, 2), v_shaped=True)
+  assert len(hops) == cost.num_sends(PipelineSize(3, 5, 2), v_shaped=True)
   assert set(hops) == {
     ("forward", 0, 1), ("input", 0, 2), ("forward", 1, 2), ("input", 1, 1)
   }
@@ -392,12 +406,18 @@ def test_trace_of_a_v_has_messages_on_the_links_that_carry_them():
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda: even_work(Size(2, 2), 0.0, 1, 1), "forward_s=0 must be positive"),
-    (lambda: even_work(Size(2, 2), 1, 1, 1, (1.0,)),
+    (
+      lambda: even_part_times(PipelineSize(2, 2), 0.0, 1, 1),
+      "forward_s=0 must be positive"
+    ),
+    (lambda: even_part_times(PipelineSize(2, 2), 1, 1, 1, (1.0,)),
      r"factors=\(1.0,\) must be one for each of 2 stages"),
-    (lambda: even_work(Size(2, 2), 1, 1, 1, (1.0, -1.0)), "factors=-1 must"),
-    (lambda: even_hops(2, busy_s=-1.0), "busy_s=-1 must be at least 0"),
-    (lambda: even_hops(2, latency_s=math.inf), "latency_s=inf must be"),
+    (
+      lambda: even_part_times(PipelineSize(2, 2), 1, 1, 1, (1.0, -1.0)),
+      "factors=-1 must"
+    ),
+    (lambda: even_stage_links(2, busy_s=-1.0), "busy_s=-1 must be at least 0"),
+    (lambda: even_stage_links(2, latency_s=math.inf), "latency_s=inf must be"),
   ],
 )
 def test_invalid_times_are_refused(call, message):

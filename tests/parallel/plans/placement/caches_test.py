@@ -42,7 +42,7 @@ def best(stream, size):
 def test_belady_is_optimal_among_all_eviction_sequences(size):
   for seed in range(8):
     asked = stream(seed, batches=4, size=4, num_rows=8)
-    assert caches.belady(asked, size) == best(asked, size)
+    assert caches.count_belady_hits(asked, size) == best(asked, size)
 
 
 def test_no_cache_beats_belady_and_lru_gains_from_capacity():
@@ -51,8 +51,8 @@ def test_no_cache_beats_belady_and_lru_gains_from_capacity():
     counts = caches.count(asked, 12)
     before = 0
     for size in range(13):
-      most = caches.belady(asked, size)
-      least_recent = caches.lru(asked, size)
+      most = caches.count_belady_hits(asked, size)
+      least_recent = caches.count_lru_hits(asked, size)
       kept = caches.most_frequent(counts, size)
       # A static set is loaded from the start: its first requests are hits, too.
       loaded = len(np.intersect1d(np.concatenate(asked), kept))
@@ -74,7 +74,7 @@ def test_lru_hits_rows_with_few_other_requests_since_their_last_one():
         before = ids[:place][::-1]
         if one in before:
           hits += len(set(before[: before.index(one)])) < size
-      assert caches.lru(asked, size) == hits
+      assert caches.count_lru_hits(asked, size) == hits
 
 
 def test_best_static_set_has_the_most_requested_rows():

@@ -16,11 +16,11 @@ from parallel.plans.placement.problem import (
   DEVICE,
   INSTANTS,
   PHASES,
+  ExecutionMode,
   Problem,
   StatePart,
   Tensor,
-  Use,
-  Way,
+  TensorAccess,
 )
 from parallel.plans.workload import Transformer
 
@@ -38,7 +38,7 @@ def _quantity(value: float) -> Quantity:
 def _host(*sizes: tuple[float, float, bool]) -> Host:
   """Returns a host of tiers with capacity, rate and duplex; DRAM first."""
   host = HOSTS["two-cxl"]
-  return tiers.checked(host.model_copy(update={"tiers": tuple(
+  return tiers.check_host(host.model_copy(update={"tiers": tuple(
     host.tiers[min(i, 1)].model_copy(update={
       "name": f"t{i}", "node": i, "duplex": duplex,
       "capacity_bytes": _quantity(capacity),
@@ -149,7 +149,7 @@ def _streams(host: Host, *tensors: tuple[float, float, float]) -> Problem:
   made = tuple(
     Tensor(
       f"x{i}", size * GB, INSTANTS,
-      (Use("update", "cpu", read=read, written=written),), "host",
+      (TensorAccess("update", "cpu", read=read, written=written),), "host",
     )
     for i, (size, read, written) in enumerate(tensors)
   )
@@ -159,9 +159,9 @@ def _streams(host: Host, *tensors: tuple[float, float, float]) -> Problem:
     parts=(
       StatePart(
         "parameters",
-        (Way("updated by the cpu, weights on the device", made),), 4,
+        (ExecutionMode("updated by the cpu, weights on the device", made),), 4,
       ),
-      StatePart("activations", (Way("recomputed", ()),), 4),
+      StatePart("activations", (ExecutionMode("recomputed", ()),), 4),
     ),
   )
 
@@ -243,7 +243,8 @@ def test_bytes_between_host_and_device_cross_both_the_tier_and_the_link(
 ):
   """4 GB written in the forward and read in the backward; a link of 8 GB/s."""
   uses = (
-    Use("forward", "device", written=1), Use("backward", "device", read=1)
+    TensorAccess("forward", "device", written=1),
+    TensorAccess("backward", "device", read=1)
   )
   saved = Tensor("x", 4 * GB, ("end of forward",), uses, "host")
   host = _host((9 * GB, rate, True))
@@ -285,8 +286,10 @@ def test_reads_and_writes_take_the_rates_of_all_that_they_cross():
   })
   step = _streams(host)
   uses = (
-    Use("forward", "device", written=1), Use("backward", "device", read=2),
-    Use("update", "cpu", read=1, written=3), Use("update", "device", read=1),
+    TensorAccess("forward", "device", written=1),
+    TensorAccess("backward", "device", read=2),
+    TensorAccess("update", "cpu", read=1, written=3),
+    TensorAccess("update", "device", read=1),
   )
   tensor = Tensor("x", 2 * GB, INSTANTS[:1], uses, "host")
   way = dataclasses.replace(step.parts[0].ways[0], tensors=(tensor,))
@@ -329,13 +332,15 @@ def test_measured_passes_replace_the_rates_of_the_optimizer():
   host = _host((9 * GB, 2 * GB, False))
   host = host.model_copy(update={"tiers": (host.tiers[0].model_copy(update={
     "write": _quantity(GB), "passes": (
-      tiers.Pass(size_bytes=GB, read_s=1.0, write_s=3.0),
-      tiers.Pass(size_bytes=3 * GB, read_s=6.0, write_s=9.0),
+      tiers.OptimizerPass(size_bytes=GB, read_s=1.0, write_s=3.0),
+      tiers.OptimizerPass(size_bytes=3 * GB, read_s=6.0, write_s=9.0),
     ),
   }),)})
   step = _streams(host, (2.0, 2.0, 1.0))
   (way,) = step.parts[0].ways
-  sent = Tensor("y", 3 * GB, (), (Use("update", "device", read=1),), "host")
+  sent = Tensor(
+    "y", 3 * GB, (), (TensorAccess("update", "device", read=1),), "host"
+  )
   step = dataclasses.replace(step, parts=(
     StatePart("parameters", (
       dataclasses.replace(way, tensors=(*way.tensors, sent)),
@@ -349,8 +354,10 @@ def test_units_are_those_of_the_part_of_a_tensor():
   """Quarters of one part and thirds of the other: 1 GB each."""
   host = _host((3.8 * GB, 90 * GB, False), (9 * GB, GB, False))
   step = _streams(host, (4.0, 1.0, 1.0))
-  use = (Use("update", "cpu", read=1.0),)
-  other = Way("recomputed", (Tensor("y", 3 * GB, INSTANTS, use, "host"),))
+  use = (TensorAccess("update", "cpu", read=1.0),)
+  other = ExecutionMode(
+    "recomputed", (Tensor("y", 3 * GB, INSTANTS, use, "host"),)
+  )
   step = dataclasses.replace(
     step, parts=(step.parts[0], StatePart("activations", (other,), 3))
   )
@@ -387,7 +394,7 @@ def test_bytes_per_parameter_of_a_cpu_optimizer():
   )
   count = LLAMA.num_params
   assert sum(t.size_bytes for t in way.tensors) == 16 * count
-  touched = sum(t.size_bytes * t.cpu_density for t in way.tensors)
+  touched = sum(t.size_bytes * t.cpu_bytes_per_byte for t in way.tensors)
   assert touched == 28 * count
   sent = {
     phase: sum(
@@ -420,7 +427,7 @@ def test_activations_and_gradients_use_the_same_bytes():
     Tensor("gradients", 2 * GB, ("end of backward",), (), "host"),
   )
   step = _streams(_host((3.1 * GB, 1e9, False)))
-  ways = (Way("updated by the cpu, weights on the device", tensors),)
+  ways = (ExecutionMode("updated by the cpu, weights on the device", tensors),)
   step = dataclasses.replace(
     step, parts=(StatePart("parameters", ways, 1), step.parts[1])
   )
@@ -445,7 +452,7 @@ def test_missing_bytes_are_those_of_the_fullest_instant(first):
     Tensor("gradients", 3 * GB, ("end of backward",), (), "host"),
   )
   step = _streams(_host((1 * GB, 1e9, False)))
-  ways = (Way("updated by the cpu, weights on the device", tensors),)
+  ways = (ExecutionMode("updated by the cpu, weights on the device", tensors),)
   step = dataclasses.replace(
     step, parts=(StatePart("parameters", ways, 1), step.parts[1])
   )

@@ -136,11 +136,11 @@ def test_lru_evicts_the_expert_whose_last_request_or_step_is_oldest(renew):
     slot = slots.reserve(name)
     slots.loaded(slot)
     slots.touch(slot)
-  assert slots.candidate("c") == slots.find("a")
+  assert slots.select_slot("c") == slots.find("a")
   getattr(slots, renew)(slots.find("a"))
   if renew == "use":
     slots.release(slots.find("a"))
-  assert slots.candidate("c") == slots.find("b")
+  assert slots.select_slot("c") == slots.find("b")
 
 
 def test_lfu_remembers_evicted_experts_and_ties_go_to_the_oldest():
@@ -195,9 +195,9 @@ def test_lookahead_keeps_the_experts_of_the_queue():
   slots = Slots(2, "lookahead")
   for name in "ab":
     slots.loaded(slots.reserve(name))
-  assert slots.candidate("a") == 1
-  assert slots.candidate("ba") == 0
-  assert slots.candidate("b", keep="a") == 1
+  assert slots.select_slot("a") == 1
+  assert slots.select_slot("ba") == 0
+  assert slots.select_slot("b", keep="a") == 1
 
 
 @pytest.mark.parametrize(("args", "text"), [

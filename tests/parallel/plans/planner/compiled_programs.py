@@ -63,7 +63,7 @@ def draw(
     batch = data * microbatches * int(rng.choice([1, 2, 4, 8]))
     step = TrainingStep(model, batch, seq_len)
     found = memory.terms(configuration, step)
-    share = memory.PLAIN.estimate(found) / capacity  # by the formulas
+    share = memory.UNFITTED.estimate(found) / capacity  # by the formulas
     if abs(share - 1) < _NEAR if near else 0.05 < share < 1.3:
       return step, configuration
 
@@ -110,7 +110,7 @@ def formulas(row: dict[str, Any]) -> dict[str, float]:
 
 def fits(
   rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]] = ()
-) -> memory.Fits:
+) -> memory.PlatformFits:
   """Fits programs.
 
   Steps without stages are fitted together with pipelines that save only inputs,
@@ -121,12 +121,12 @@ def fits(
     others: Programs whose pipelines join the fit of pipelines.
   """
   def of(programs, test):
-    return memory.fitted([
+    return memory.fit_factors([
       (formulas(row), row["total"]) for row in programs
       if test(row["configuration"])
     ])
 
-  return memory.Fits(
+  return memory.PlatformFits(
     of(rows, lambda c: c.get("keep") != "residuals"),
     of([*rows, *others], lambda c: c["stages"] > 1),
   )

@@ -7,9 +7,14 @@ import pytest
 
 from parallel.plans.hardware import cluster_files
 from parallel.plans.planner import device_order
-from parallel.plans.planner.bound import bound
+from parallel.plans.planner.bound import cost_lower_bound
 from parallel.plans.planner.device_order import _Exchanges
-from parallel.plans.planner.message_costs import Grid, Traffic, cost, parts
+from parallel.plans.planner.message_costs import (
+  Grid,
+  Traffic,
+  cost,
+  costs_by_term,
+)
 
 GRIDS = [Grid(3, 2, 1), Grid(2, 3, 2), Grid(1, 2, 3), Grid(4, 1, 2),
          Grid(2, 2, 2), Grid(5, 1, 1)]
@@ -44,7 +49,7 @@ def test_cost_of_an_order_by_hand():
                     seconds)
   order = np.array([[[3], [0]], [[1], [2]]])
   # Hops 3 -> 1 and 0 -> 2; rings 3 -> 0 -> 3 and 1 -> 2 -> 1.
-  assert parts(traffic, order).tolist() == [13, 130, 1200, 0]
+  assert costs_by_term(traffic, order).tolist() == [13, 130, 1200, 0]
 
 
 @pytest.mark.quick
@@ -94,11 +99,11 @@ def test_hidden_order_is_found():
 ], ids=str)
 def test_no_order_is_below_the_bound(grid):
   traffic = _in_nodes(grid, grid.data)
-  least = bound(traffic)
+  least = cost_lower_bound(traffic)
   rng = np.random.default_rng(0)
   orders = np.array([rng.permutation(grid.size) for _ in range(200)])
   found = device_order.search(traffic, kicks=2)
-  own = device_order.identity(traffic)
+  own = device_order.default_order(traffic)
   assert 0 < least <= found.seconds <= own.seconds
   assert least <= cost(traffic, orders.reshape(-1, *grid)).min()
 
@@ -109,8 +114,8 @@ def test_groups_within_nodes_are_certified(grid):
   names = np.random.default_rng(3).permutation(grid.size)
   traffic = _renamed(_in_nodes(grid, 5), names)
   found = device_order.search(traffic, kicks=2)
-  assert found.seconds <= 1.05 * bound(traffic)
-  own = device_order.identity(traffic)
+  assert found.seconds <= 1.05 * cost_lower_bound(traffic)
+  own = device_order.default_order(traffic)
   assert own.seconds > 2 * found.seconds
 
 
@@ -119,9 +124,9 @@ def test_cost_counts_the_links_around_rings():
   traffic = Traffic(Grid(1, 2, 3), *[seconds] * 3, 100 * seconds)
   order = np.array([[[0, 1, 2], [3, 4, 5]]])
   # Rings 0, 3 and 1, 4 and 2, 5; tensor groups 0, 1, 2 and 3, 4, 5.
-  assert parts(traffic, order).tolist() == [0, 0, seconds[5, 2], 3300]
+  assert costs_by_term(traffic, order).tolist() == [0, 0, seconds[5, 2], 3300]
   many = np.stack([np.stack([order] * 2)] * 3)
-  assert parts(traffic, many).shape == (3, 2, 4)
+  assert costs_by_term(traffic, many).shape == (3, 2, 4)
   assert (cost(traffic, many) == seconds[5, 2] + 3300).all()
   assert str(traffic.grid) == "stage 1 x data 2 x tensor 3"
   assert traffic.grid.size == 6
@@ -145,7 +150,7 @@ def test_no_swap_or_reversal_of_stages_or_replicas_helps(grid):
   for seed in range(12):
     traffic = _drawn(grid, seed)
     start = np.random.default_rng(seed).permutation(grid.size)
-    best = device_order._blocks(traffic, start).reshape(grid)
+    best = device_order._exchange_blocks(traffic, start).reshape(grid)
     least = cost(traffic, best)
     assert least <= cost(traffic, start.reshape(grid))
     for dim in (0, 1):
@@ -177,7 +182,7 @@ def test_annealing_returns_the_best_of_many_orders():
   grid = Grid(3, 3, 1)
   traffic = _drawn(grid, 2)
   orders = device_order._annealed(traffic, 48, np.random.default_rng(0))
-  assert orders.shape == (device_order._KEPT, 9)
+  assert orders.shape == (device_order._NUM_KEPT_ORDERS, 9)
   assert (np.sort(orders, 1) == np.arange(9)).all()
   drawn = np.random.default_rng(1).permuted(
     np.tile(np.arange(9), (48, 1)), axis=1
@@ -201,7 +206,7 @@ def test_even_network_needs_no_order():
   traffic = Traffic(grid, even, even, even, even)
   found = device_order.search(traffic)
   assert found.devices.ravel().tolist() == list(range(8))
-  assert bound(traffic) == found.seconds == 4
+  assert cost_lower_bound(traffic) == found.seconds == 4
 
 
 @pytest.mark.filterwarnings("error")
@@ -215,7 +220,11 @@ def test_bound_of_equal_links_is_tight():
   even = np.ones((16, 16))
   none = np.zeros((16, 16))
   traffic = Traffic(Grid(16, 1, 1), even, none, none, none)
-  assert bound(traffic) == device_order.identity(traffic).seconds == 15
+  assert (
+    cost_lower_bound(traffic)
+    == device_order.default_order(traffic).seconds
+    == 15
+  )
 
 
 def test_bound_of_compatible_pairs_is_tight():
@@ -225,7 +234,11 @@ def test_bound_of_compatible_pairs_is_tight():
   reduce = np.where(node[:, None] == node, 0.1, 100.0)
   none = np.zeros((20, 20))
   traffic = Traffic(Grid(1, 10, 2), none, none, ring, reduce)
-  assert bound(traffic) == device_order.identity(traffic).seconds == 1.1
+  assert (
+    cost_lower_bound(traffic)
+    == device_order.default_order(traffic).seconds
+    == 1.1
+  )
 
 
 def test_search_is_deterministic():

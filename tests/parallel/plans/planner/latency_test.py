@@ -9,8 +9,8 @@ from parallel.plans.hardware import cluster_files, link_matrix
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.hardware.tiers import HOSTS
 from parallel.plans.planner import latency, space
-from parallel.plans.planner.latency import Latency, Timing
-from parallel.plans.planner.message_costs import parts
+from parallel.plans.planner.latency import Latency, TimingAssumptions
+from parallel.plans.planner.message_costs import costs_by_term
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Configuration
 from parallel.plans.workload import TrainingStep, Transformer
@@ -35,7 +35,7 @@ def links(size, ahead=1.0, back=1.0):
 
 
 def predict(c, execution="events", **changes):
-  timing = Timing(execution=execution, **changes)
+  timing = TimingAssumptions(execution=execution, **changes)
   return Problem(STEP, links(c.grid.size), timing).predict(c)
 
 
@@ -48,10 +48,12 @@ def ring_s(ranks, size):
 def test_a_stage_is_as_fast_as_its_slowest_device(execution):
   """Wherever the device is; the other stages wait for this one."""
   c = Configuration(2, 2, 1, 8)
-  timing = Timing(execution=execution)
+  timing = TimingAssumptions(execution=execution)
 
   def predicted(slowdowns, order=range(4)):
-    problem = Problem(STEP, link_matrix.slow(links(4), slowdowns), timing)
+    problem = Problem(
+      STEP, link_matrix.slow_down_devices(links(4), slowdowns), timing
+    )
     return problem.predict(c, np.reshape(order, c.grid))
 
   even, all_slow = predicted({}), predicted(dict.fromkeys(range(4), 3.0))
@@ -70,7 +72,9 @@ def test_a_stage_is_as_fast_as_its_slowest_device(execution):
   assert stage_slow.vocabulary == pytest.approx(all_slow.vocabulary)
   one = Configuration(1, 4, 1, 8)
   whole, part = (
-    Problem(STEP, link_matrix.slow(links(4), x), timing).predict(one)
+    Problem(
+      STEP, link_matrix.slow_down_devices(links(4), x), timing
+    ).predict(one)
     for x in (dict.fromkeys(range(4), 3.0), {2: 3.0})
   )
   assert part == whole
@@ -264,14 +268,14 @@ def test_hops_in_lockstep_are_those_of_each_tick(c, ahead, back):
   p, m = c.stages, c.microbatches
   problem = Problem(
     dataclasses.replace(STEP, batch_size=c.data * m),
-    links(c.grid.size, ahead, back), Timing(),
+    links(c.grid.size, ahead, back), TimingAssumptions(),
   )
   # Devices of a stage are adjacent, so hops ahead lead to larger numbers,
   # except those from the last to the first stage of chunked schedules.
   order = np.arange(c.grid.size).reshape(c.grid)
   found = problem.predict(c, order)
   assert problem.predict(c) == found
-  hop = parts(problem.traffic(c), order)[1]
+  hop = costs_by_term(problem.traffic(c), order)[1]
   head_s = 3 * m * problem.step.head_flops(1, p * c.tensor) / (
     0.5 * DEVICE.peak("bfloat16")
   )
@@ -305,8 +309,8 @@ def test_number_of_exposed_hops(schedule, microbatches, chain, hop):
 ], ids=str)
 def test_measurement_of_a_stage_adds_up_to_the_step(c):
   """A third of reductions and head, and no repeated forward, is forward."""
-  cluster, timing = links(8), Timing(execution="events")
-  forward, both = latency.measured(c, STEP, cluster, timing)
+  cluster, timing = links(8), TimingAssumptions(execution="events")
+  forward, both = latency.predict_measurement(c, STEP, cluster, timing)
   found = latency.predict(c, STEP, cluster, timing)
   shared = found.tensor + found.vocabulary
   assert 4 * both == pytest.approx(found.compute + found.again + shared)
@@ -315,13 +319,13 @@ def test_measurement_of_a_stage_adds_up_to_the_step(c):
 
 def test_unknown_execution_is_refused():
   with pytest.raises(ValueError, match="execution='event' must be one of"):
-    Timing(execution="event")
+    TimingAssumptions(execution="event")
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
 def test_faster_links_divide_the_time_of_messages(factor):
   c = Configuration(1, 4, 2, 4, scheme="zero1")
-  problem = Problem(STEP, links(8), Timing())
+  problem = Problem(STEP, links(8), TimingAssumptions())
   order = np.arange(8).reshape(c.grid)
   found = problem.predict(c, order)
   sent_s = found.data + found.tensor

@@ -18,7 +18,7 @@ from parallel.ledger.memory import bytes_per_device
 from parallel.plans.hardware import cluster_files
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.outer import cost
-from parallel.plans.outer.cost import Loop, Rows
+from parallel.plans.outer.cost import OuterLoopConfig, ParameterRows
 from parallel.plans.planner import (
   device_state,
   lossy_options,
@@ -26,7 +26,7 @@ from parallel.plans.planner import (
   plan,
   space,
 )
-from parallel.plans.planner.lossy_options import Changes, sent
+from parallel.plans.planner.lossy_options import Changes, sent_bytes_by_axis
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
 from parallel.plans.workload import TrainingStep, Transformer
@@ -71,24 +71,26 @@ def test_tensor_ranks_send_the_shared_part_p(p, remat):
     4 * count * np.prod(x.shape) for x, count in formula.items()
     if x.phase != "update" and len(x.shape) == 4 and x.shape[0] == 1
   )
-  assert sent(c, STEP).tensor == theirs
+  assert sent_bytes_by_axis(c, STEP).tensor == theirs
 
 
 @pytest.mark.parametrize("c", [
-  Configuration(1, 4, 2, 1, scheme="zero1", outer=Loop("diloco", 2, 30)),
-  Configuration(2, 4, 1, 4, outer=Loop(
+  Configuration(
+    1, 4, 2, 1, scheme="zero1", outer=OuterLoopConfig("diloco", 2, 30)
+  ),
+  Configuration(2, 4, 1, 4, outer=OuterLoopConfig(
     "streaming", 4, 30, "e3m0", "all_to_all", 2, 1
   )),
-  Configuration(1, 4, 2, 1, scheme="zero2", outer=Loop(
+  Configuration(1, 4, 2, 1, scheme="zero2", outer=OuterLoopConfig(
     "streaming", 2, 6, "e3m0", "all_gather", 1, 1
   )),
-  Configuration(1, 4, 2, 1, outer=Loop(
+  Configuration(1, 4, 2, 1, outer=OuterLoopConfig(
     "streaming", 4, 6, "int8", "all_gather", 1, 3
   )),
-  Configuration(1, 4, 2, 1, p=0.5, outer=Loop(
+  Configuration(1, 4, 2, 1, p=0.5, outer=OuterLoopConfig(
     "streaming", 4, 6, "fp8", "all_to_all", 0, 3
   )),
-  Configuration(2, 2, 2, 4, "interleaved_1f1b", 2, outer=Loop(
+  Configuration(2, 2, 2, 4, "interleaved_1f1b", 2, outer=OuterLoopConfig(
     "streaming", 2, 30, "e3m0", "all_gather", 4, 0
   )),
 ], ids=str)
@@ -96,8 +98,8 @@ def test_workers_send_and_keep_the_bytes_of_the_loop(c):
   """Uses the loop's formula, which other tests compare with programs."""
   built = _built(c)
   loop, program = built.outer, built.program
-  assert sum(loop.sent_bytes(program.local_params).values()) / loop.period == (
-    pytest.approx(sent(c, STEP).worker, rel=1e-12)
+  assert sum(loop.sent_bytes(program.local_shapes).values()) / loop.period == (
+    pytest.approx(sent_bytes_by_axis(c, STEP).worker, rel=1e-12)
   )
   leaves = jax.tree.leaves(built.abstract_state().outer)
   kept = c.outer.state_bytes(device_state.fragments(c, MODEL))
@@ -115,7 +117,9 @@ def test_workers_send_and_keep_the_bytes_of_the_loop(c):
   Configuration(1, 4, 2, 2, scheme="zero1", **CODED),
   Configuration(1, 4, 2, 2, scheme="zero3"),
   Configuration(2, 2, 2, 4, scheme="zero3", **CODED),
-  Configuration(1, 8, 1, 2, scheme="zero3", outer=Loop("diloco", 2, 30)),
+  Configuration(
+    1, 8, 1, 2, scheme="zero3", outer=OuterLoopConfig("diloco", 2, 30)
+  ),
 ], ids=str)
 def test_partitions_send_the_bytes_of_their_formula(c):
   """Uses the program's parameters; other tests check the formula."""
@@ -129,7 +133,9 @@ def test_partitions_send_the_bytes_of_their_formula(c):
     accumulation=c.microbatches,
   )
   assert _by_axis(ours) == _by_axis(theirs)
-  assert sent(c, STEP).data == sum(x.operand_bytes for x in theirs)
+  assert sent_bytes_by_axis(c, STEP).data == sum(
+    x.operand_bytes for x in theirs
+  )
 
 
 def _by_axis(found):
@@ -140,11 +146,13 @@ def _by_axis(found):
   return total
 
 
-@pytest.mark.parametrize("name", cost.BITS)
+@pytest.mark.parametrize("name", cost.CODEC_BITS)
 @pytest.mark.parametrize("elements", [1, 256, 1000])
 def test_codes_have_the_bits_of_the_codec(name, elements):
-  codec = Codec(name, cost.BLOCK)
-  _, codes, scales = Loop("diloco", 2, 2, name).collectives([Rows(3, elements)])
+  codec = Codec(name, cost.BLOCK_SIZE)
+  _, codes, scales = OuterLoopConfig("diloco", 2, 2, name).collectives(
+    [ParameterRows(3, elements)]
+  )
   assert codes.operand_bytes == 3 * codec.payload_bytes(elements)
   assert scales.operand_bytes == 3 * 4 * codec.num_scales(elements)
 
@@ -154,7 +162,7 @@ def test_diloco_replaces_step_reductions_by_one_per_round():
   rate, latency_s, w, every = 1e9, 1e-5, 8, 10
   problem = dataclasses.replace(PROBLEM, links=_links(rate, latency_s))
   base = Configuration(1, w, 1, 1)
-  c = dataclasses.replace(base, outer=Loop("diloco", w, every))
+  c = dataclasses.replace(base, outer=OuterLoopConfig("diloco", w, every))
   found, before = problem.predict(c), problem.predict(base)
   size = 4 * MODEL.num_params
   exchange = (
@@ -169,8 +177,9 @@ def test_diloco_replaces_step_reductions_by_one_per_round():
 
 @pytest.mark.parametrize("rate", [1e6, 1e8, 1e12])
 @pytest.mark.parametrize("loop", [
-  Loop("diloco", 8, 12), Loop("streaming", 8, 12, "float32", "all_gather", 1),
-  Loop("streaming", 8, 12, "float32", "all_gather", 1, 1),
+  OuterLoopConfig("diloco", 8, 12),
+  OuterLoopConfig("streaming", 8, 12, "float32", "all_gather", 1),
+  OuterLoopConfig("streaming", 8, 12, "float32", "all_gather", 1, 1),
 ], ids=str)
 def test_round_time_is_consistent_with_the_utilisation_model(loop, rate):
   """At least the model's time, as less overlaps; DiLoCo: at most one step more.
@@ -187,7 +196,7 @@ def test_round_time_is_consistent_with_the_utilisation_model(loop, rate):
     predictor.Model(
       model.num_params, layers, step * 3 * layers / (3 * layers - 1)
     ),
-    predictor.Method(loop.sync_every, fragments, loop.overlap, 32),
+    predictor.SyncMethod(loop.sync_every, fragments, loop.overlap, 32),
     8 * rate, volume_factor=2 * 7 / 8,
   ).elapsed_s[0]
   ours = loop.sync_every * found.total
@@ -197,7 +206,7 @@ def test_round_time_is_consistent_with_the_utilisation_model(loop, rate):
 
 
 def test_streaming_hides_transfers_up_to_the_compute_of_a_step():
-  loop = Loop("streaming", 8, 12, "e3m0", "all_to_all", 1, 1)
+  loop = OuterLoopConfig("streaming", 8, 12, "e3m0", "all_to_all", 1, 1)
   c = Configuration(1, 8, 1, 1, outer=loop)
   order = np.arange(8).reshape(c.grid)
   for rate in (1e7, 1e9, 1e12):
@@ -225,7 +234,7 @@ def _nodes(between):
 def test_ranks_of_a_worker_form_separate_rings():
   """On two nodes, gradients stay within a node, parameters cross nodes."""
   slow, fast = _nodes(1e6), _nodes(1e12)
-  c = Configuration(1, 8, 1, 1, outer=Loop("diloco", 2, 30))
+  c = Configuration(1, 8, 1, 1, outer=OuterLoopConfig("diloco", 2, 30))
   found, even = slow.predict(c), fast.predict(c)
   assert found.data == even.data > 0
   assert found.outer == pytest.approx(1e6 * even.outer)
@@ -292,11 +301,11 @@ def test_changes_are_those_of_one_thing_at_a_time():
   diloco, streaming = (
     [x.outer for x in some] for _, some in found[2:4]
   )
-  assert diloco == [Loop("diloco", w, 4) for w in (2, 3, 6)]
+  assert diloco == [OuterLoopConfig("diloco", w, 4) for w in (2, 3, 6)]
   # Fragments of four layers, two of each stage; codes go through all-to-alls
   # with more than two workers.
   assert streaming == [
-    Loop("streaming", w, 4, "e3m0", route, 4, 1)
+    OuterLoopConfig("streaming", w, 4, "e3m0", route, 4, 1)
     for w, route in ((2, "all_gather"), (3, "all_to_all"), (6, "all_to_all"))
   ]
   assert found[4][1] == [dataclasses.replace(
@@ -334,8 +343,10 @@ def test_only_the_best_few_are_changed():
     assert tried >= 3 * count
     assert {x.base for x in found.rows} <= set(range(count))
     for row in found.rows:
-      assert row.sent == sent(row.configuration, STEP)
-      assert row.base_sent == sent(best[row.base].configuration, STEP)
+      assert row.sent == sent_bytes_by_axis(row.configuration, STEP)
+      assert row.base_sent == sent_bytes_by_axis(
+        best[row.base].configuration, STEP
+      )
       assert row.memory == PLANNED.memory(row.configuration)
       assert row.latency == PLANNED.predict(
         row.configuration, best[row.base].order
@@ -346,20 +357,22 @@ def test_only_the_best_few_are_changed():
 
 
 def test_axis_of_one_rank_sends_nothing():
-  assert sent(Configuration(8, 1, 1, 1), STEP) == lossy_options.Sent(0, 0, 0)
-  alone = sent(Configuration(1, 8, 1, 1), STEP)
-  assert alone == lossy_options.Sent(0, 4 * MODEL.num_params, 0)
-  assert sent(Configuration(1, 1, 2, 1), STEP).tensor > 0
+  assert sent_bytes_by_axis(
+    Configuration(8, 1, 1, 1), STEP
+  ) == lossy_options.SentBytes(0, 0, 0)
+  alone = sent_bytes_by_axis(Configuration(1, 8, 1, 1), STEP)
+  assert alone == lossy_options.SentBytes(0, 4 * MODEL.num_params, 0)
+  assert sent_bytes_by_axis(Configuration(1, 1, 2, 1), STEP).tensor > 0
 
 
 @pytest.mark.parametrize("c", [
-  Configuration(1, 4, 2, 1, outer=Loop("diloco", 4, 30)),
-  Configuration(2, 4, 1, 1, outer=Loop("streaming", 4, 30, "int8",
+  Configuration(1, 4, 2, 1, outer=OuterLoopConfig("diloco", 4, 30)),
+  Configuration(2, 4, 1, 1, outer=OuterLoopConfig("streaming", 4, 30, "int8",
                                        fragment_layers=2)),
-  Configuration(2, 4, 1, 4, "interleaved_1f1b", 2, outer=Loop(
+  Configuration(2, 4, 1, 4, "interleaved_1f1b", 2, outer=OuterLoopConfig(
     "streaming", 4, 30, fragment_layers=4
   )),
-  Configuration(1, 8, 1, 1, "1f1b", scheme="zero2", outer=Loop(
+  Configuration(1, 8, 1, 1, "1f1b", scheme="zero2", outer=OuterLoopConfig(
     "streaming", 2, 30, fragment_layers=1
   )),
 ], ids=str)
@@ -382,7 +395,7 @@ def test_fragments_hold_all_parameters_of_a_device(c):
 def test_excess_of_memory_and_time_are_stated():
   base = Configuration(1, 8, 1, 1)
   _, why = _whys(base, sync_every=1, overlap=0, outer=("diloco",))
-  c = dataclasses.replace(base, outer=Loop("diloco", 8, 1))
+  c = dataclasses.replace(base, outer=OuterLoopConfig("diloco", 8, 1))
   assert why["no gain"] == (
     f"{c} takes {PROBLEM.predict(c).total:.4g} s, "
     f"{PROBLEM.predict(base).total:.4g} s without DiLoCo, 8 workers, H = 1"
@@ -393,7 +406,7 @@ def test_excess_of_memory_and_time_are_stated():
     PROBLEM, links=dataclasses.replace(PROBLEM.links, device=device)
   )
   _, why = _whys(base, problem, outer=("diloco",), zero_codecs=(), p=())
-  c = dataclasses.replace(base, outer=Loop("diloco", 8, 30))
+  c = dataclasses.replace(base, outer=OuterLoopConfig("diloco", 8, 30))
   needs = problem.memory(c).total
   exact = dataclasses.replace(problem, links=dataclasses.replace(
     problem.links, device=dataclasses.replace(device, memory_bytes=needs)
@@ -408,14 +421,16 @@ def test_excess_of_memory_and_time_are_stated():
 
 def test_exchange_reuses_the_memory_of_activations():
   """Reuses it after all backwards; an overlapped exchange cannot."""
-  c = Configuration(1, 8, 1, 1, outer=Loop("streaming", 8, 30, overlap=1))
+  c = Configuration(
+    1, 8, 1, 1, outer=OuterLoopConfig("streaming", 8, 30, overlap=1)
+  )
   found = device_state.fragments(c, MODEL)
-  passing = c.outer.passing_bytes(found)
+  passing = c.outer.exchange_temp_bytes(found)
   # Operand and result; one norm sent, and all norms received.
   assert passing == 2 * 4 * MODEL.num_params + 4 + 8 * 4
   beside = PROBLEM.memory(c)
   assert beside.outer == c.outer.state_bytes(found) + passing
-  after = dataclasses.replace(c, outer=Loop("diloco", 8, 30))
+  after = dataclasses.replace(c, outer=OuterLoopConfig("diloco", 8, 30))
   room = beside.activations + beside.gathered + beside.logits + beside.kept
   for size in (0, passing / 2, 2 * passing):
     assert outer.memory_bytes(after, MODEL, size) == (
@@ -460,10 +475,10 @@ def test_constraints_are_named():
     2, 2, 2, 4, "zb_h1", keep="residuals", scheme="zero1", **CODED
   ), "needs config.zero.scheme='ddp'"),
   (Configuration(1, 4, 2, 1, **CODED), "weight_codec='int8' has no effect"),
-  (Configuration(2, 2, 2, 4, outer=Loop(
+  (Configuration(2, 2, 2, 4, outer=OuterLoopConfig(
     "streaming", 2, 30, "e3m0", "all_gather", 1, 1
   )), "a multiple of 2, the parts"),
-  (Configuration(1, 2, 4, 1, outer=Loop(
+  (Configuration(1, 2, 4, 1, outer=OuterLoopConfig(
     "streaming", 2, 4, "e3m0", "all_gather", 1, 1
   )), "less than the 5 fragments"),
 ], ids=str)
@@ -472,7 +487,7 @@ def test_runs_refuse_configurations_that_the_planner_excludes(c, message):
     _built(c)
   if c.outer:
     parts = c.stages * c.chunks
-    fewest = cost.fewest_layers(4, parts, c.outer.sync_every)
+    fewest = cost.min_fragment_layers(4, parts, c.outer.sync_every)
     assert fewest in (0, 2)
     layers = dataclasses.replace(c.outer, fragment_layers=fewest)
     _built(dataclasses.replace(c, outer=layers))
@@ -481,7 +496,7 @@ def test_runs_refuse_configurations_that_the_planner_excludes(c, message):
 def test_stages_carry_no_reduction_into_the_next_stage():
   """Uses one_shot, which has kernels, as the keys of a plan state."""
   c = Configuration(2, 1, 2, 2, route="one_shot")
-  assert space.refusal(c, STEP, CHOICES) is None
+  assert space.violated_constraint(c, STEP, CHOICES) is None
   assert _built(c, "kernels=interpret").program.layout.stages is not None
 
 

@@ -68,11 +68,12 @@ GAINS = (2 * 8 + 1) * 64
   (Configuration(1, 2, 1, 4), {
     "stored": 12 * P, "weights": 0, "cast": 2 * P, "gradients": 4 * P,
     "many": 4 * P, "stages": 0, "kept": 0, "streams": 0,
-    "layers": 8 * STEP.kept_bytes(2, 1), "gathered": 6 * MATRICES,
+    "layers": 8 * STEP.saved_activation_bytes(2, 1), "gathered": 6 * MATRICES,
     "logits": 2 * 4 * 2 * 32 * 256,
   }),
   (Configuration(1, 2, 1, 1, remat="full", offload=True), {
-    "stored": 4 * P, "cast": 2 * P, "many": 0, "layers": STEP.kept_bytes(8, 1),
+    "stored": 4 * P, "cast": 2 * P, "many": 0,
+    "layers": STEP.saved_activation_bytes(8, 1),
     "streams": 8 * STEP.boundary_bytes(8), "norms": 0,
     "logits": 2 * 4 * 8 * 32 * 256,
   }),
@@ -81,7 +82,7 @@ GAINS = (2 * 8 + 1) * 64
     "weights": 2 * (P - GAINS) / 4 + 4 * GAINS,
     "gradients": 4 * ((P - GAINS) / 4 + GAINS), "gathered": 6 * MATRICES / 4,
     "streams": 8 * 3 * STEP.boundary_bytes(8),
-    "layers": STEP.kept_bytes(8, 4),
+    "layers": STEP.saved_activation_bytes(8, 4),
     "logits": 2 * 4 * 8 * 32 * 256 / 4,
   }),
   (Configuration(1, 4, 1, 4, scheme="zero3"), {
@@ -93,7 +94,8 @@ GAINS = (2 * 8 + 1) * 64
     "stored": 12 * (2 * (MATRICES + 2 * 64) + TABLES / 4 + 64),
     "stages": 4 * 2 * (MATRICES + 2 * 64), "many": 4 * 2 * (MATRICES + 2 * 64),
     "single": 0,
-    "layers": 2 * STEP.kept_bytes(2, 1), "logits": 2 * 4 * 2 * 32 * 256 / 4,
+    "layers": 2 * STEP.saved_activation_bytes(2, 1),
+    "logits": 2 * 4 * 2 * 32 * 256 / 4,
   }),
   # One layer is no stack.
   (Configuration(8, 1, 1, 8), {
@@ -102,11 +104,11 @@ GAINS = (2 * 8 + 1) * 64
   }),
   # Residuals of four microbatches, and those of the current one.
   (Configuration(4, 1, 1, 8, keep="residuals"), {
-    "layers": 2 * STEP.kept_bytes(2, 1), "deltas": 0,
-    "saved": 4 * 2 * STEP.kept_bytes(2, 1),
+    "layers": 2 * STEP.saved_activation_bytes(2, 1), "deltas": 0,
+    "saved": 4 * 2 * STEP.saved_activation_bytes(2, 1),
   }),
   (Configuration(2, 1, 1, 4, "interleaved_1f1b", 2), {
-    "layers": 2 * STEP.kept_bytes(4, 1),
+    "layers": 2 * STEP.saved_activation_bytes(4, 1),
     "gradients": 4 * (4 * (MATRICES + 2 * 64) + TABLES / 2 + 64),
   }),
 ], ids=str)
@@ -139,7 +141,7 @@ def test_memory_of_all_options_together(row):
   ranks = {"ddp": 1, "zero1": c.data, "zero2": c.data, "zero3": c.data}
   of_sums = 1 if c.scheme in ("ddp", "zero1") else c.data
   stream = examples * 32 * 64 * 2
-  residuals = STEP.kept_bytes(examples, c.tensor)
+  residuals = STEP.saved_activation_bytes(examples, c.tensor)
   # A pipeline with a partition saves three more arrays of the MLP's width.
   mlp = 3 * examples * 32 * 176 / c.tensor * 2 * (
     c.stages > 1 and c.scheme != "ddp"
@@ -185,7 +187,7 @@ def test_pipeline_keeps_the_slots_of_its_schedule(schedule, microbatches, keep):
 
   In a V, a third value is that of the stage itself.
   """
-  chunks = builders.chunks_of(schedule, 1)
+  chunks = builders.num_chunks_for(schedule, 1)
   c = Configuration(4, 1, 1, microbatches, schedule, chunks, keep=keep)
   step = dataclasses.replace(STEP, batch_size=microbatches)
   counted = cost.cost(builders.build(schedule, 4, microbatches, chunks))
@@ -193,7 +195,7 @@ def test_pipeline_keeps_the_slots_of_its_schedule(schedule, microbatches, keep):
   slots = max(counted.inputs) + max(counted.cotangents)
   slots += 7 if schedule == "zb_v" else 6
   assert found["kept"] == slots * step.boundary_bytes(1)
-  part = 2 / chunks * step.kept_bytes(1, 1)
+  part = 2 / chunks * step.saved_activation_bytes(1, 1)
   keeps = keep == "residuals"
   assert found["layers"] == part
   assert found["saved"] == part * max(counted.stored) * keeps
@@ -241,7 +243,7 @@ def test_causes_are_sums_of_fitted_terms(offload):
   )
   terms = memory.terms(c, STEP)
   fit = Fit({
-    key: 2.0 + i for i, key in enumerate(terms) if key not in memory.EXACT
+    key: 2.0 + i for i, key in enumerate(terms) if key not in memory.EXACT_TERMS
   }, 1.5)
   x = {key: fit.factors.get(key, 1) * size for key, size in terms.items()}
   assert fit.estimate(terms) == pytest.approx(sum(x.values()))
@@ -274,11 +276,11 @@ def test_largest_cause_binds(field):
 def test_margin_is_added_to_the_largest_ratio():
   """Without a term that varies, the compiler's bytes are 2 and 1 times ours."""
   programs = [({"stored": 10.0, "kept": 0.0}, total) for total in (10.0, 20.0)]
-  assert memory.fitted(programs, margin=0.5).upper == pytest.approx(2.5)
-  assert memory.fitted(programs).upper == pytest.approx(2.02)
-  assert memory.fitted(programs[:1] * 2).upper == pytest.approx(1.02)
+  assert memory.fit_factors(programs, margin=0.5).upper == pytest.approx(2.5)
+  assert memory.fit_factors(programs).upper == pytest.approx(2.02)
+  assert memory.fit_factors(programs[:1] * 2).upper == pytest.approx(1.02)
   small = [({"stored": 10.0, "kept": 0.0}, 5.0)]
-  assert memory.fitted(small).upper == pytest.approx(1.02)
+  assert memory.fit_factors(small).upper == pytest.approx(1.02)
 
 
 def test_fit_recovers_the_factors_of_a_compiler(monkeypatch):
@@ -287,10 +289,12 @@ def test_fit_recovers_the_factors_of_a_compiler(monkeypatch):
   single = memory.terms(Configuration(8, 1, 1, 8), STEP)
   rng, programs = np.random.default_rng(1), [*drawn(60, 2), single]
   compiler = Fit(
-    {c: rng.uniform(0.5, 3) for c in programs[0] if c not in memory.EXACT}, 1.0
+    {
+      c: rng.uniform(0.5, 3) for c in programs[0] if c not in memory.EXACT_TERMS
+    }, 1.0
   )
   compiler.factors["mlp"] = compiler.factors["layers"]
-  found = memory.fitted([(x, compiler.estimate(x)) for x in programs])
+  found = memory.fit_factors([(x, compiler.estimate(x)) for x in programs])
   assert found.factors == pytest.approx(compiler.factors, rel=1e-6)
   assert found.upper == pytest.approx(1.02)
 
@@ -298,10 +302,10 @@ def test_fit_recovers_the_factors_of_a_compiler(monkeypatch):
 def test_bound_holds_for_all_fitted_programs():
   rng = np.random.default_rng(3)
   programs = [
-    (x, memory.PLAIN.estimate(x) * rng.uniform(0.7, 1.3))
+    (x, memory.UNFITTED.estimate(x) * rng.uniform(0.7, 1.3))
     for x in drawn(30, 4)
   ]
-  found = memory.fitted(programs)
+  found = memory.fit_factors(programs)
   assert all(found.bound(x) > total for x, total in programs)
   assert min(found.factors.values()) >= 0
 
@@ -412,7 +416,7 @@ def test_programs_that_exceed_twice_the_capacity_have_no_effect():
     step, c = compiled_programs.draw(rng, False, CAPACITY)
     rows.append({
       "number": number, "fits": True,
-      "total": memory.PLAIN.estimate(memory.terms(c, step)),
+      "total": memory.UNFITTED.estimate(memory.terms(c, step)),
     } | compiled_programs.kept_keys(step, c))
   found = compiled_programs.judge(rows, CAPACITY)
   huge = [row | {"number": 20, "total": 2.01 * CAPACITY} for row in rows]

@@ -16,7 +16,7 @@ from configs.planner import gpt_11b
 from parallel.plans.hardware import cluster_files
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.pipeline import cost
-from parallel.plans.pipeline.builders import Size
+from parallel.plans.pipeline.builders import PipelineSize
 from parallel.plans.planner import (
   device_state,
   latency,
@@ -24,9 +24,9 @@ from parallel.plans.planner import (
   plan,
   space,
 )
-from parallel.plans.planner.latency import Timing
-from parallel.plans.planner.memory import PLAIN, PeakMemory, memory
-from parallel.plans.planner.message_costs import parts
+from parallel.plans.planner.latency import TimingAssumptions
+from parallel.plans.planner.memory import UNFITTED, PeakMemory, memory
+from parallel.plans.planner.message_costs import costs_by_term
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
 from parallel.plans.workload import TrainingStep, Transformer
@@ -49,7 +49,7 @@ def _even(size, rate=1e9, latency_s=0.0):
 
 def _problem(links, execution="events", **changes):
   step = dataclasses.replace(STEP, **changes)
-  return Problem(step, links, Timing(execution=execution))
+  return Problem(step, links, TimingAssumptions(execution=execution))
 
 
 def _batch(size):
@@ -110,12 +110,14 @@ def test_pipeline_on_equal_links_equals_the_closed_form(
   found = problem.predict(c)
   both = (found.compute + found.again) / microbatches
   hop = STEP.boundary_bytes(1) / rate
-  exposed = cost.exposed_s(Size(stages, microbatches), hop)
+  exposed = cost.exposed_s(PipelineSize(stages, microbatches), hop)
   assert hop < both / 2  # messages do not queue
   assert found.bubble == pytest.approx((stages - 1) * both)
   assert found.hops == pytest.approx(exposed)
   own = np.arange(stages).reshape(c.grid)
-  assert parts(problem.traffic(c), own)[:2].sum() == pytest.approx(exposed)
+  assert costs_by_term(
+    problem.traffic(c), own
+  )[:2].sum() == pytest.approx(exposed)
 
 
 def test_cost_terms_of_an_order_are_those_of_the_step():
@@ -123,7 +125,7 @@ def test_cost_terms_of_an_order_are_those_of_the_step():
   c = Configuration(2, 2, 4, 4)
   problem = _problem(links, "lockstep")
   order = np.random.default_rng(0).permutation(16).reshape(c.grid)
-  _, hop, ring, reduce = parts(problem.traffic(c), order)
+  _, hop, ring, reduce = costs_by_term(problem.traffic(c), order)
   found = problem.predict(c, order)
   assert (ring, reduce) == pytest.approx((found.data, found.tensor))
   # In lockstep, hops and the stages' sums are combined in one bound.
@@ -158,7 +160,9 @@ def test_pipette_drops_the_remainder_of_a_division(microbatches, theirs, truth):
   problem = _problem(links, batch_size=microbatches)
   order = np.arange(4).reshape(c.grid)
   assert models.pipette_s(c, problem, order) / unit == pytest.approx(theirs)
-  step = (microbatches + 3) * 3 + cost.exposed_s(Size(4, microbatches), 0.5)
+  step = (microbatches + 3) * 3 + cost.exposed_s(
+    PipelineSize(4, microbatches), 0.5
+  )
   assert step == truth
 
 
@@ -180,7 +184,7 @@ def test_memory_decreases_with_every_sharded_part(data):
   base = Configuration(2, data, 2, 4)
   total = {
     scheme: memory(
-      dataclasses.replace(base, scheme=scheme), STEP, PLAIN
+      dataclasses.replace(base, scheme=scheme), STEP, UNFITTED
     )
     for scheme in space.SCHEMES
   }
@@ -189,12 +193,12 @@ def test_memory_decreases_with_every_sharded_part(data):
   assert state == sorted(state, reverse=True)
   assert total["zero3"].weights < total["zero2"].weights
   offloaded = memory(
-    dataclasses.replace(base, offload=True), STEP, PLAIN
+    dataclasses.replace(base, offload=True), STEP, UNFITTED
   )
   assert total["ddp"].total - offloaded.total == total["ddp"].optimizer
   kept = [
     memory(
-      dataclasses.replace(base, remat=remat), STEP, PLAIN
+      dataclasses.replace(base, remat=remat), STEP, UNFITTED
     ).activations
     for remat in space.REMATS
   ]
@@ -203,7 +207,7 @@ def test_memory_decreases_with_every_sharded_part(data):
 
 def test_state_takes_four_floats_per_parameter():
   """Weights, gradients and two moments, float32, on one device."""
-  found = memory(Configuration(1, 1, 1, 1), STEP, PLAIN)
+  found = memory(Configuration(1, 1, 1, 1), STEP, UNFITTED)
   assert found.weights == found.gradients == 4 * MODEL.num_params
   assert found.optimizer == 8 * MODEL.num_params
   assert found.total == sum(dataclasses.asdict(found).values())
@@ -220,12 +224,12 @@ def test_residuals_trade_memory_for_time():
   assert fast.tensor < slow.tensor
   assert fast.total < slow.total
   few, many = (
-    memory(c, STEP, PLAIN).activations for c in (base, kept)
+    memory(c, STEP, UNFITTED).activations for c in (base, kept)
   )
   assert many == pytest.approx((4 + 1) * few)  # 1F1B stores p microbatches
   halves = dataclasses.replace(kept, schedule="zb_h1")
-  assert space.refusal(halves, STEP, CHOICES) is None
-  again = space.refusal(
+  assert space.violated_constraint(halves, STEP, CHOICES) is None
+  again = space.violated_constraint(
     dataclasses.replace(halves, remat="full"), STEP, CHOICES
   )
   assert again[0] == "keep"
@@ -233,10 +237,10 @@ def test_residuals_trade_memory_for_time():
 
 def test_memory_of_1f1b_does_not_grow_with_microbatches():
   few, many = (
-    memory(Configuration(4, 1, 1, m), _batch(2 * m), PLAIN) for m in (8, 32)
+    memory(Configuration(4, 1, 1, m), _batch(2 * m), UNFITTED) for m in (8, 32)
   )
   assert few.kept == many.kept
-  gpipe = memory(Configuration(4, 1, 1, 32, "gpipe"), _batch(64), PLAIN)
+  gpipe = memory(Configuration(4, 1, 1, 32, "gpipe"), _batch(64), UNFITTED)
   assert gpipe.kept > 3 * many.kept
 
 
@@ -272,7 +276,7 @@ def test_levels_that_take_more_time_are_tried_only_if_needed(seed):
     (c, needs) for c, needs in fits
     if not any(c != x and (level(x) <= level(c)).all() for x, _ in fits)
   ]
-  assert plan._cheapest(fits) == expected
+  assert plan._drop_dominated(fits) == expected
   if seed == 0:
     assert [c for c, _ in expected] == [LEVELS[0]]
 
@@ -292,7 +296,9 @@ def test_front_trades_time_for_memory():
   points = [(1, 9), (1, 8), (2, 8), (3, 9), (3, 2), (4, 2), (5, 1)]
   rng = np.random.default_rng(0)
   for _ in range(4):
-    found = plan.front(_candidate(*points[i]) for i in rng.permutation(7))
+    found = plan.pareto_front(
+      _candidate(*points[i]) for i in rng.permutation(7)
+    )
     assert [(x.latency.total, x.memory.total) for x in found] == [
       (1, 8), (3, 2), (5, 1)
     ]
@@ -315,8 +321,8 @@ def test_excluded_configurations_are_counted_by_constraint():
   )
   counts = collections.Counter()
   fitting = []
-  for c in space.everything(64, 8, CHOICES):
-    refused = space.refusal(c, problem.step, CHOICES)
+  for c in space.all_configurations(64, 8, CHOICES):
+    refused = space.violated_constraint(c, problem.step, CHOICES)
     if refused is not None:
       counts[refused[0]] += 1
     elif problem.memory(c).total > most:
@@ -343,8 +349,8 @@ def test_reason_states_the_difference_by_cause():
   problem = _problem(_even(8, 1e8))
   best = plan.plan(problem, CHOICES, count=1, ordered=1).best[0]
   c = Configuration(1, 1, 8, 1)
-  found = plan.reordered(
-    plan._priced(c, problem.memory(c), problem.predict(c)), problem
+  found = plan.reorder_devices(
+    plan._make_candidate(c, problem.memory(c), problem.predict(c)), problem
   ).latency
   more = {
     cause: seconds - getattr(best.latency, cause)
@@ -379,8 +385,8 @@ def test_best_plan_is_no_slower_than_any_that_fits():
   problem = _problem(_even(4, 1e10, 1e-6), "lockstep")
   found = plan.plan(problem, CHOICES, ordered=4)
   best, tried = found.best[0], 0
-  for c in space.everything(STEP.batch_size, 4, CHOICES):
-    if space.refusal(c, STEP, CHOICES) is None:
+  for c in space.all_configurations(STEP.batch_size, 4, CHOICES):
+    if space.violated_constraint(c, STEP, CHOICES) is None:
       tried += 1
       assert problem.predict(c).total >= best.latency.total * (1 - 1e-9)
   assert tried > found.priced > 20
@@ -394,8 +400,8 @@ def test_device_order_helps_on_uneven_links():
   rate = np.random.default_rng(0).uniform(1e8, 1e10, (6, 6))
   problem = _problem(dataclasses.replace(even, bandwidth=rate), batch_size=24)
   c = Configuration(3, 1, 2, 8)
-  row = plan.reordered(
-    plan._priced(c, problem.memory(c), problem.predict(c)), problem
+  row = plan.reorder_devices(
+    plan._make_candidate(c, problem.memory(c), problem.predict(c)), problem
   )
   assert row.latency.total < row.own_s
 
@@ -428,8 +434,8 @@ def test_refusal_states_the_memory_that_would_fit():
   with pytest.raises(ValueError) as error:
     plan.plan(problem, choices)
   smallest = min(
-    (c for c in space.everything(64, 8, choices)
-     if space.refusal(c, problem.step, choices) is None),
+    (c for c in space.all_configurations(64, 8, choices)
+     if space.violated_constraint(c, problem.step, choices) is None),
     key=lambda c: problem.memory(c).total,
   )
   needs = problem.memory(smallest)

@@ -6,7 +6,7 @@ import pytest
 from caatnet.benchmarks.planner import planner, planner_regret
 from parallel.plans.hardware import link_matrix
 from parallel.plans.planner import plan
-from parallel.plans.planner.latency import EXECUTIONS, Timing
+from parallel.plans.planner.latency import EXECUTIONS, TimingAssumptions
 from parallel.plans.planner.message_costs import Grid
 from parallel.plans.planner.problem import Problem
 from parallel.plans.planner.space import Choices, Configuration
@@ -18,7 +18,7 @@ MODEL = Transformer(1024, 1024, 8, 8, 8, 2816)
 
 def _problem(batch_size, links, execution):
   step = TrainingStep(MODEL, batch_size, 512)
-  return Problem(step, links, Timing(execution=execution))
+  return Problem(step, links, TimingAssumptions(execution=execution))
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -31,7 +31,9 @@ def _problem(batch_size, links, execution):
 ], ids=str)
 def test_batched_predictions_equal_single_ones(c, execution):
   """Includes rotated rings: any order, not only the enumerated ones."""
-  links = link_matrix.slow(planner.drawn(1, 6), {1: 1.3, 4: 3.0})
+  links = link_matrix.slow_down_devices(
+    planner.draw_links(1, 6), {1: 1.3, 4: 3.0}
+  )
   problem = _problem(24, links, execution)
   rng = np.random.default_rng(0)
   orders = np.array([rng.permutation(6).reshape(c.grid) for _ in range(12)])
@@ -59,7 +61,7 @@ def test_enumerated_orders_are_distinct_up_to_rotation(grid, count):
 ])
 def test_plan_is_close_to_the_brute_force_optimum(execution, size, seed):
   """Within 2%; on the benchmark's 24 clusters, plans are optimal."""
-  problem = _problem(8, planner.drawn(seed, size), execution)
+  problem = _problem(8, planner.draw_links(seed, size), execution)
   choices = Choices(
     ("1f1b", "gpipe", "interleaved_1f1b"), schemes=("ddp", "zero1"),
     remats=("none",), offload=False,

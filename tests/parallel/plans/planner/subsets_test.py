@@ -64,7 +64,9 @@ def test_plan_is_the_best_of_all_subsets_of_devices(rates):
   {2: 3.0}, {0: 1.1}, {1: 2.0, 4: 5.0}, {0: 4.0, 1: 4.0, 2: 4.0, 3: 4.0},
 ], ids=str)
 def test_slow_devices_are_left_out_if_they_cost_more_than_they_add(slowdowns):
-  problem = _problem(link_matrix.slow(_even(6, 25e9, 1e-5), slowdowns))
+  problem = _problem(
+    link_matrix.slow_down_devices(_even(6, 25e9, 1e-5), slowdowns)
+  )
   found = subsets.search(problem, QUICK, least=2, count=1, ordered=3)
   least_s = min(_every(problem, 2).values())
   assert found.seconds == pytest.approx(least_s, rel=1e-9)
@@ -165,7 +167,7 @@ def test_nodes_keep_multiples_of_a_group():
   links = dataclasses.replace(links, nodes=(0,) * 4 + (1,) * 4 + (2,) * 4)
   order, num_slow = subsets.removals(links, 6)
   assert (order[:2], num_slow) == ((8, 1), 2)
-  pairs, whole = subsets._grouped(links, order, num_slow)
+  pairs, whole = subsets._node_aligned_orders(links, order, num_slow)
   assert pairs == (8, 1, 11, 3, 10, 9)  # 2, 4 and 2, then 2 and 4
   assert whole == (8, 1, 11, 10, 9, 3)  # 3 and 4, then 2 and 4
 
@@ -175,13 +177,15 @@ def test_nodes_keep_multiples_of_a_group():
   (64, 3, range(1, 9)), (100, 2, range(1, 5)), (64, 17, range(9, 25)),
 ])
 def test_large_clusters_are_reduced_to_a_round_number(n, num_slow, expected):
-  assert list(subsets._numbers(n, n // 2, num_slow, False)) == [*expected]
+  assert list(
+    subsets._removal_counts(n, n // 2, num_slow, False)
+  ) == [*expected]
 
 
 def test_all_or_the_fast_devices_are_left_or_a_round_number_of_them():
-  assert subsets._numbers_of_kinds(1000, 504 + 8, 496) == [8, 496, 504]
-  assert subsets._numbers_of_kinds(20, 15, 7) == [4, 7, 12]
-  assert subsets._numbers_of_kinds(6, 4, 2) == [1, 2, 3, 4]
+  assert subsets._removal_counts_by_kind(1000, 504 + 8, 496) == [8, 496, 504]
+  assert subsets._removal_counts_by_kind(20, 15, 7) == [4, 7, 12]
+  assert subsets._removal_counts_by_kind(6, 4, 2) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("searches", [0, 1, 4, 1000])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import pytest
 
 from parallel.plans.schedules import multitree, pairwise, ring
-from parallel.plans.schedules.builders import BUILDERS, build, named
+from parallel.plans.schedules.builders import BUILDERS, build, parse_builder
 from parallel.plans.schedules.check import check, link_loads
 from parallel.plans.schedules.colouring import partial_permutations
-from parallel.plans.schedules.pipeline import in_rounds, pipelined
+from parallel.plans.schedules.pipeline import pack_into_rounds, pipelined
 from parallel.plans.schedules.schedule import (
   COLLECTIVES,
   Schedule,
@@ -201,10 +201,10 @@ def test_builder_refuses_unsupported_topologies(name, topology, message):
 ])
 def test_options_in_text_have_the_types_of_the_builder(text, expected):
   if isinstance(expected, tuple):
-    assert named(text) == expected
+    assert parse_builder(text) == expected
     return
   with pytest.raises(ValueError, match=expected):
-    named(text)
+    parse_builder(text)
 
 
 @pytest.mark.parametrize(
@@ -360,18 +360,23 @@ def test_sums_of_pieces_share_a_round_and_copies_do_not():
   whole = build("direct", net, "reduce_scatter")
   assert len(pipelined(whole, net, 3).rounds) == 3
   copies = [Transfer(rank, 2, 0, "copy", (rank, 2)) for rank in range(2)]
-  assert in_rounds(copies, net.rooms(1)) == tuple((x,) for x in copies)
+  assert pack_into_rounds(copies, net.link_capacities(1)) == tuple(
+    (x,) for x in copies
+  )
 
 
 def test_value_is_sent_after_it_arrives_and_before_it_is_replaced():
   """Each link carries one transfer, and each rank has one value."""
   there, on = (Transfer(i, i + 1, 0, "copy", (i, i + 1)) for i in range(2))
-  room = t.mesh((3,)).rooms(1)
-  assert in_rounds([there, on], room) == ((there,), (on,))
-  assert in_rounds([on, there], room) == ((on, there),)
-  late = in_rounds([on, on, there], room)  # the second one leaves in round 1
+  room = t.mesh((3,)).link_capacities(1)
+  assert pack_into_rounds([there, on], room) == ((there,), (on,))
+  assert pack_into_rounds([on, there], room) == ((on, there),)
+  # the second one leaves in round 1
+  late = pack_into_rounds([on, on, there], room)
   assert late == ((on,), (on, there))
-  assert in_rounds([on, on, there], {pair: 2 for pair in room})[0] == (on,)
+  assert pack_into_rounds(
+    [on, on, there], {pair: 2 for pair in room}
+  )[0] == (on,)
 
 
 @pytest.mark.parametrize(("halves", "claim"), [

@@ -59,7 +59,7 @@ def test_no_vertex_has_more_of_a_colour_than_the_mean(edges, num_colours, data):
   weights = data.draw(st.one_of(st.none(), st.lists(
     st.sampled_from([2, 4, 6]), min_size=len(edges), max_size=len(edges)
   )))
-  shares = colouring.even(edges, num_colours, weights)
+  shares = colouring.split_evenly(edges, num_colours, weights)
   weights = weights or [1] * len(edges)
   largest = max(degrees(edges, weights).values())
   assert colouring.largest_degree(edges, weights) == largest
@@ -86,7 +86,7 @@ def test_regular_graph_is_cut_as_rarely_as_possible(
     for u, v in enumerate(rng.sample(range(n), n))
   ]
   weights = weight and [weight] * len(edges)
-  shares = colouring.even(edges, num_colours, weights)
+  shares = colouring.split_evenly(edges, num_colours, weights)
   assert sum(map(len, shares)) == (
     len(edges) + n * (num_colours - math.gcd(degree, num_colours))
   )
@@ -96,6 +96,6 @@ def test_regular_graph_is_cut_as_rarely_as_possible(
 
 def test_padding_takes_the_slots_that_are_cut():
   """Two colours divide the second of three slots."""
-  shares = colouring.even([(0, 0)] * 3 + [(1, 1)] * 2, 2)
+  shares = colouring.split_evenly([(0, 0)] * 3 + [(1, 1)] * 2, 2)
   assert sorted(map(len, shares)) == [1, 1, 1, 1, 2]
   assert [len(parts) for parts in shares[3:]] == [1, 1]

@@ -175,9 +175,9 @@ def test_round_lengths_are_those_of_four_bandwidths():
     Link(*ends, float(1 + i)) for i in range(6)
     for ends in ((i, i + 1), (i + 1, i))
   ))
-  assert growth.speeds(net) == [1, 2, 4, 6]
-  assert growth.speeds(t.ring(3, bandwidth=5.0)) == [5]
-  assert growth.speeds(t.ring(1)) == [1]
+  assert growth.sample_bandwidths(net) == [1, 2, 4, 6]
+  assert growth.sample_bandwidths(t.ring(3, bandwidth=5.0)) == [5]
+  assert growth.sample_bandwidths(t.ring(1)) == [1]
   first, second = (Transfer(i, i + 1, 0, "copy", (i, i + 1)) for i in range(2))
   rounds = (first,), (first, second), (second, second)
   assert growth.seconds(rounds, net) == 1 + 1 + 2 / 2

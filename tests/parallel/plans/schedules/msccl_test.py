@@ -356,10 +356,10 @@ def test_wrong_sums_in_scratch_are_refused(sums, message):
     ("<gpu/>", "must be <algo>"),
     ('<system version="1"/>', "topologies of NCCL are not read"),
     (fused("alltoall", "rrs", "rcs"), "coll one of all_reduce, allreduce"),
-    (fused("allreduce", "rs", "rcs"), "type 'rs' is not read"),
+    (fused("allreduce", "rs", "rcs"), "type 'rs' are not supported"),
     (fused("allreduce", "rrs", "r"), "rank 0 receives from rank 1"),
     (fused("allreduce", "rrs", "rcs").replace('srcbuf="i"', 'srcbuf="t"'),
-     "buffer 't' is not read"),
+     "buffer 't' is not supported"),
     (fused("allreduce", "rrs", "rcs").replace('hasdep="1"', 'hasdep="0"'),
      "does not signal its"),
     (FOREIGN.replace('dstoff="2" cnt="2"\n            depid', 'dstoff="1" '

@@ -256,10 +256,12 @@ def test_split_of_a_switch_preserves_its_units(topology, way):
   n, (capacities, weight) = topology.num_ranks, bottleneck(topology)
   switch = n
   if way == "pair by pair":
-    left, moves = splitting._pair_by_pair(capacities, switch, n, weight)
-    assert splitting._suffices(left, n, weight)
+    left, moves = splitting._split_pair_by_pair(capacities, switch, n, weight)
+    assert splitting._flows_suffice(left, n, weight)
   else:
-    left, moves = splitting._even(capacities, switch, n, way == "ranks first")
+    left, moves = splitting._split_evenly(
+      capacities, switch, n, way == "ranks first"
+    )
     for side, ends in enumerate((capacities[:, switch], capacities[switch])):
       units = np.zeros(len(left), int)
       np.add.at(units, [m[side] for m in moves], [m[2] for m in moves])
@@ -279,7 +281,7 @@ def test_pool_has_the_paths_of_all_capacity_between_ranks(topology):
   n, (capacities, weight) = topology.num_ranks, bottleneck(topology)
   left, pool = splitting.split_switches(capacities, n, weight)
   assert left.shape == (n, n)
-  assert splitting._suffices(left, n, weight)
+  assert splitting._flows_suffice(left, n, weight)
   used = np.zeros_like(capacities)
   for pair in zip(*map(np.ndarray.tolist, np.nonzero(left)), strict=True):
     paths = pool.take(pair, int(left[pair]))
@@ -299,13 +301,13 @@ def test_even_split_gives_each_pair_the_same_capacity():
   """Three units per rank, one for each of the others."""
   capacities = integer_capacities(t.switch(4)) * 3
   for prefer_ranks in (True, False):
-    left, moves = splitting._even(capacities, 4, 4, prefer_ranks)
+    left, moves = splitting._split_evenly(capacities, 4, 4, prefer_ranks)
     np.testing.assert_array_equal(left[:4, :4], 1 - np.eye(4))
     assert len(moves) == 12
   # Units of ranks go to the other switches first, not to ranks.
   leaves = t.leaf_spine(2, 2, 2)
   capacities, _ = bottleneck(leaves)
-  _, moves = splitting._even(capacities, 4, 4, True)
+  _, moves = splitting._split_evenly(capacities, 4, 4, True)
   assert {there for source, there, _ in moves if source < 4} == {6, 7}
 
 
@@ -324,7 +326,9 @@ def test_transfers_are_as_early_as_their_links_are_free(topology):
       ready = arrived[x.source, x.chunk]
       assert ready == number or full & set(itertools.pairwise(x.path))
     loads = link_loads(transfers)
-    full = {p for p, load in loads.items() if load == topology.multiples[p]}
+    full = {
+      p for p, load in loads.items() if load == topology.relative_bandwidths[p]
+    }
     arrived |= {(x.destination, x.chunk): number + 1 for x in transfers}
 
 

@@ -85,7 +85,7 @@ def test_each_piece_moves_in_the_earliest_round(row):
   found = pipelined(whole, net, pieces, row["capacity"])
   check(found, net)
   transfers = in_order(whole, pieces)
-  room = net.rooms(found.link_capacity)
+  room = net.link_capacities(found.link_capacity)
   expected = collections.Counter(
     zip(earliest_rounds(transfers, room), transfers, strict=True)
   )

@@ -29,14 +29,19 @@ def pairs(net: Topology, order=None):
 @each_net
 def test_a_numbering_is_the_same_network(net):
   for number in (0, 1, 2, 7):
-    found = renumber.numbered(net, number)
+    found = renumber.renumber_topology(net, number)
     assert sorted(found.order) == list(range(net.num_nodes))
     assert sorted(found.order[: net.num_ranks]) == list(range(net.num_ranks))
     assert pairs(found.topology) == pairs(net, found.order)
-  assert renumber.numbered(net, 0).topology is net
+  assert renumber.renumber_topology(net, 0).topology is net
   # The same number is the same numbering.
-  assert renumber.numbered(net, 7) == renumber.numbered(net, 7)
-  assert renumber.numbered(net, 7).order != renumber.numbered(net, 8).order
+  assert renumber.renumber_topology(net, 7) == renumber.renumber_topology(
+    net, 7
+  )
+  assert (
+    renumber.renumber_topology(net, 7).order
+    != renumber.renumber_topology(net, 8).order
+  )
 
 
 @pytest.mark.parametrize("grid", [t.mesh, t.torus])
@@ -44,8 +49,10 @@ def test_a_transposed_grid_equals_a_built_one(grid):
   """Also in the order of links, on which builders depend."""
   for shape in itertools.permutations((2, 3, 4)):
     net = grid(shape)
-    numbers = renumber.numbers(net)
-    found = [renumber.numbered(net, number).topology for number in numbers]
+    numbers = renumber.numberings_to_try(net)
+    found = [
+      renumber.renumber_topology(net, number).topology for number in numbers
+    ]
     expected = [grid(s) for s in sorted(itertools.permutations(shape))]
     assert [(x.shape, x.links) for x in found] == [
       (x.shape, x.links) for x in expected
@@ -54,7 +61,9 @@ def test_a_transposed_grid_equals_a_built_one(grid):
 
 def test_random_numberings_are_those_of_every_transposition():
   first, second = (
-    renumber.numbered(t.mesh(shape), 5).topology for shape in ((3, 5), (5, 3))
+    renumber.renumber_topology(t.mesh(shape), 5).topology for shape in (
+      (3, 5), (5, 3)
+    )
   )
   assert first.links == second.links
   assert first.shape == second.shape == ()

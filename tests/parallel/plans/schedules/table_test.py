@@ -12,7 +12,7 @@ from parallel.axes import Axis, make_mesh
 from parallel.kernels.schedule_all_reduce import reference
 from parallel.plans.schedules.builders import build
 from parallel.plans.schedules.schedule import Schedule, Transfer
-from parallel.plans.schedules.table import _together, table
+from parallel.plans.schedules.table import _choose_round, table
 from parallel.plans.topology import builders as topologies
 from tests.parallel.plans.schedules.builders_test import ACCEPTED
 
@@ -88,6 +88,6 @@ def test_chunk_is_sent_before_it_is_overwritten():
   other = Transfer(3, 2, 1, "reduce", (3, 2))
   first = Transfer(0, 1, 0, "copy", (0, 1))
   second = Transfer(1, 2, 0, "copy", (1, 2))
-  assert _together([other, first, second]) == [other]
-  assert _together([first, second]) == [first, second]
-  assert _together([second, first]) == [second, first]
+  assert _choose_round([other, first, second]) == [other]
+  assert _choose_round([first, second]) == [first, second]
+  assert _choose_round([second, first]) == [second, first]

@@ -294,7 +294,7 @@ def test_ranks_are_numbered_in_row_major_order():
   ("uplink_bandwidth", "nvlink_4", 450e9), ("latency_s", 0, 0.0),
 ])
 def test_quantities_are_numbers_or_kinds_of_links(key, value, expected):
-  assert text.quantity(key, value) == expected
+  assert text.parse_quantity(key, value) == expected
 
 
 def test_switch_without_links_has_no_path():
@@ -423,8 +423,8 @@ def test_link_capacity_is_the_rounded_down_bandwidth_ratio():
     Link(*pair, 0.1 * speed) for i, speed in enumerate(speeds)
     for pair in ((i, i + 1), (i + 1, i))
   ))
-  assert list(net.multiples.values()) == [1, 1, 1, 1, 3, 3, 7, 7]
-  assert list(net.rooms(2).values()) == [2, 2, 3, 3, 6, 6, 15, 15]
-  assert list(net.rooms(0.5).values()) == [0, 0, 0, 0, 1, 1, 3, 3]
+  assert list(net.relative_bandwidths.values()) == [1, 1, 1, 1, 3, 3, 7, 7]
+  assert list(net.link_capacities(2).values()) == [2, 2, 3, 3, 6, 6, 15, 15]
+  assert list(net.link_capacities(0.5).values()) == [0, 0, 0, 0, 1, 1, 3, 3]
   assert not net.even
   assert t.ring(4).even

@@ -7,16 +7,16 @@ import itertools
 import pytest
 
 from parallel.kernels.codec.reference import Codec
-from parallel.plans.outer.cost import BLOCK
+from parallel.plans.outer.cost import BLOCK_SIZE
 from parallel.plans.zero import cost
 from parallel.plans.zero.partition import (
   HOPS,
   SCHEMES,
   Level,
   Partition,
+  enumerate_partitions,
   named,
   parse_levels,
-  triples,
 )
 from parallel.wire import Wire
 
@@ -97,7 +97,7 @@ def test_codecs_have_equal_default_blocks():
   """Closed forms of outer loops and partitions rely on it."""
   assert (
     Partition(LEVELS, 0, 0, 0).block == Wire("int8").block
-    == Codec("int8").block == BLOCK
+    == Codec("int8").block == BLOCK_SIZE
   )
 
 
@@ -198,11 +198,13 @@ def test_partition_without_fields_is_data_parallelism():
 
 
 def test_triples_are_all_nondecreasing_depths():
-  found = [(t.weights, t.gradients, t.optimizer) for t in triples(LEVELS)]
+  found = [
+    (t.weights, t.gradients, t.optimizer) for t in enumerate_partitions(LEVELS)
+  ]
   assert found == [
     t for t in itertools.product(range(4), repeat=3) if list(t) == sorted(t)
   ]
-  assert {t.levels for t in triples(list(LEVELS))} == {LEVELS}
+  assert {t.levels for t in enumerate_partitions(list(LEVELS))} == {LEVELS}
 
 
 @pytest.mark.parametrize(("fields", "text"), [
