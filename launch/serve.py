@@ -17,10 +17,8 @@ config.inference.batch is the number of concurrent sequences; in config.serving:
   policy      first_come, strict_priority (the default, by a field "priority"),
               shortest_first, vtc or dlpm (fair among the fields "user")
   preempt     swap, recompute or cost (the cheaper one, the default)
-  host_pages, growth, wait_s, reuse, keep_turns: use of cache pages
-  queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
---help_config explains each key.
+--help_config explains these and all other keys.
 """
 
 from absl import flags
@@ -73,8 +71,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=(
-    "workdir", "config", "mesh", "cpu_devices", "step", "host", "port",
-    "programs",
-  ), required=(), changeable=("inference", "serving", "model.max_positions"),
-    helps={"workdir": "Folder of the run."}, reads_run=True)
+  options.run(
+    main, required=(), helps={"workdir": "Folder of the run."}, reads_run=True,
+    changeable=("inference", "serving", "model.max_positions"),
+    uses=("workdir", "config", "mesh", "cpu_devices", "step", "host", "port",
+          "programs"),
+  )

@@ -146,7 +146,7 @@ def add_norm(
       operands.
 
   Example:
-    >>> f = jax.jit(functools.partial_state(
+    >>> f = jax.jit(functools.partial(
     ...   add_norm, private_scale=2.0, implementation="reference"
     ... ))
     >>> row = np.float32([[3]]), np.float32([[-2]])  # shared, private
