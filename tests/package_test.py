@@ -293,7 +293,7 @@ def test_coordinator_is_spawned_by_the_command_of_benchmarks(installed):
   program = """
 import subprocess
 from caatnet import commands
-words = commands.spawned("coordinator", "--help")
+words = commands.script_command("coordinator", "--help")
 print(subprocess.run(words, capture_output=True, text=True).stdout)
 """
   assert "--least" in installed("python", "-c", program).stdout

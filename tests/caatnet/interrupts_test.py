@@ -61,13 +61,13 @@ def stop_never():
     signal.signal(number, stop)
   wait()
 
-interrupts.watch()
+interrupts.install_with_watchdog()
 try:
-  with interrupts.working():
+  with interrupts.interruptible():
     BODY()
 except KeyboardInterrupt:
   print("cleaned up")
-  interrupts.end()
+  interrupts.end_process()
 """
 LINES = {signal.SIGINT: "interrupted\n", signal.SIGTERM: "terminated\n"}
 
@@ -130,7 +130,9 @@ def test_signal_ends_a_command_that_reads_its_config(tmp_path):
 
 
 def test_ignored_signal_stays_ignored():
-  script = "signal.signal(2, signal.SIG_IGN)\ninterrupts.watch()\n"
+  script = (
+    "signal.signal(2, signal.SIG_IGN)\ninterrupts.install_with_watchdog()\n"
+  )
   ended = subprocess.run(
     [sys.executable, "-c", "import signal; from caatnet import interrupts\n"
      f"{script}signal.raise_signal(2)"], cwd=ROOT, check=False,

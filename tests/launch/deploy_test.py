@@ -28,7 +28,7 @@ from parallel.peers.transport import handshake
 from parallel.peers.swarm import Swarm
 host, port = os.environ["COORDINATOR"].split(":")
 x = {"x": np.zeros(3, np.float32)}
-with Swarm((host, int(port)), handshake.from_files(), x) as swarm:
+with Swarm((host, int(port)), handshake.read_security(), x) as swarm:
   while swarm.revision < 3:
     swarm.give(np.ones(3, np.float32), lambda exchange, state, part: {
       "x": state["x"] + exchange.mean(part)})

@@ -46,8 +46,22 @@ def calibrate(
     )
     for length in (0, -(-chunk // 4), chunk)
   ]
-  shape = executor.decoder.cache_shape
-  # Copies of one run of each length that has a program, and of several runs.
+  for job in progress([*jobs, *_copy_jobs(executor)]):
+    job()
+
+
+def calibrate_copies(executor: DecoderExecutor) -> None:
+  """Measures an executor's copies as `calibrate` does, without its steps."""
+  for job in _copy_jobs(executor):
+    job()
+
+
+def _copy_jobs(executor: DecoderExecutor) -> Jobs:
+  """Returns a measurement for each kind and size of copies."""
+  capacity, shape = executor.decoder.capacity, executor.decoder.cache_shape
+  jobs: list[Callable[[], None]] = []
+  # Copies of one contiguous range of each length that has a program, and of
+  # several ranges.
   longest = capacity.pages_per_sequence.bit_length()
   fitting = [
     runs for runs in [(1, 1, 1, 1), *((1 << k,) for k in range(longest))]
@@ -62,8 +76,7 @@ def calibrate(
     jobs.append(lambda: measure_copy_s(executor, within))
   if shape.states and executor.host_states.num_pages:
     jobs.append(lambda: _measure_copies(executor, (), state=(0, 0)))
-  for job in progress(jobs):
-    job()
+  return jobs
 
 
 def measure_step_s(
@@ -122,7 +135,13 @@ def _measure_copies(
   executor: DecoderExecutor, runs: Sequence[int],
   state: tuple[int, int] | None = None,
 ) -> None:
-  """Measures copies to the host and back, of runs (of pages) or of a state."""
+  """Measures copies to the host and back.
+
+  Args:
+    executor: Idle executor, none of whose pages is held.
+    runs: Lengths in pages of the contiguous ranges of a copy.
+    state: A recurrent state to copy, as in `Copy`; None for none.
+  """
   pages: list[int] = []
   for length in runs:  # separated by one page, so that runs do not merge
     first = pages[-1] + 2 if pages else 0

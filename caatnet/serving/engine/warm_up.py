@@ -19,7 +19,7 @@ from caatnet.inference import buckets
 from caatnet.inference.batches import Sizes
 from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
-from caatnet.serving.engine.calibration import calibrate
+from caatnet.serving.engine.calibration import calibrate, calibrate_copies
 from caatnet.serving.engine.device import DecoderExecutor
 from caatnet.serving.engine.engine import Engine, tune_gc
 from caatnet.serving.engine.programs import Programs, empty_step_args
@@ -42,6 +42,8 @@ def prepare(engine: Engine, progress: Progress | None) -> None:
   assert isinstance(executor, DecoderExecutor)
   sizes = executor.decoder, executor.factor
   if progress is None:
+    # Else copies would cost nothing to the choice between swap and recompute.
+    calibrate_copies(executor)
     executor.programs = Programs(*sizes, executor.wake)
     engine.scheduler.has_program = executor.programs.ready
   else:

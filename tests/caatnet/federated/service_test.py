@@ -192,7 +192,7 @@ def test_rounds_over_sockets_equal_the_core(tmp_path, at_once):
     5, 5, (8,), None, 0, None, None, 0.0, 0.0, 0.0, busy_s=0.25, sent_s=0.0
   )
   arrived_s = service._sent[1] + 1.0
-  row = service._times(
+  row = service._make_client_row(
     1, messages.ReceivedMessage(result, (b"8 bytes.",), arrived_s)
   )
   assert row["t_d + t_u"] == pytest.approx(0.75)
@@ -202,7 +202,7 @@ def test_rounds_over_sockets_equal_the_core(tmp_path, at_once):
     result = messages.Result(
       5, 5, (8,), 0.5, 7, 0.25, 0.75, 1.0, 2.0, 3.0, busy_s=9.0, sent_s=10.0
     )
-    row = service._times(
+    row = service._make_client_row(
       1, messages.ReceivedMessage(result, (b"8 bytes.",), 10.5)
     )
     assert row == {

@@ -192,7 +192,7 @@ from caatnet.serving import experts, weights_file
 path = sys.argv[1]
 changing = {f.__code__ for f in (
   experts.Library._write, experts.Library._store, weights_file.write,
-  weights_file.replace, atomic.whole.__wrapped__, atomic._sync,
+  weights_file.replace, atomic.atomic_file.__wrapped__, atomic._sync,
 )}
 
 def tree(value):

@@ -115,6 +115,13 @@ def settle(engine):
   engine.executor.programs._thread.submit(lambda: None).result()
 
 
+def test_copies_are_measured_without_warm_up():
+  """Copies that cost 0 are never worse than a prompt that is read again."""
+  engine, _ = cold()
+  costs = engine.executor.costs
+  assert all(costs.copy_s(kind, 1, 1) > 0 for kind in ("in", "out"))
+
+
 def test_stream_goes_on_while_a_new_shape_is_compiled(caplog):
   engine, compiler = cold()
   first, second = request(0, 5, 60), request(1, 40, 9)

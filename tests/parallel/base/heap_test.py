@@ -18,7 +18,7 @@ def faults(size):
   b"x" * size
   return getrusage(RUSAGE_SELF).ru_minflt - before
 
-if "keep" in sys.argv and not heap.keep_freed():
+if "keep" in sys.argv and not heap.keep_freed_memory():
   sys.exit("not kept")
 with ThreadPoolExecutor(1) as pool:
   _, second = pool.map(faults, [100 << 20] * 2)

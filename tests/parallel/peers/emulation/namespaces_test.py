@@ -72,7 +72,7 @@ def test_namespaces_of_a_killed_process_are_removed(root):
   with subprocess.Popen(
     [sys.executable, "-c", "import time\n"
      "from parallel.peers.emulation import namespaces\n"
-     "with namespaces.long_link(100, 0):\n"
+     "with namespaces.delayed_link(100, 0):\n"
      "  print('made', flush=True)\n"
      "  time.sleep(100)\n"],
     cwd=ROOT, text=True, stdout=subprocess.PIPE,
