@@ -25,8 +25,8 @@ class Stages:
     axis: Axis of stages.
     schedule: Pipeline schedule of a training step.
     evaluation: Pipeline schedule of an evaluation, without backward passes.
-    keeps: Whether the forward of a part saves its residuals for the backward;
-      otherwise it saves only its input.
+    keeps: Whether the forward of a chunk of layers saves its residuals for the
+      backward; otherwise it saves only its input.
   """
 
   axis: Axis
@@ -37,8 +37,9 @@ class Stages:
   def layers(self, num_layers: int) -> np.ndarray:
     """Returns the layer indices of each stage, int ``[stages, n]``; -1 pads.
 
-    If the layers do not divide evenly, parts in the middle get one layer more
-    than those at the ends, which also compute the embedding or the output head.
+    If the layers do not divide evenly, chunks in the middle of the model get
+    one layer more than those at its ends, which also compute the embedding or
+    the output head.
     """
     parts = self.schedule.num_parts
     least, more = divmod(num_layers, parts)
@@ -53,7 +54,10 @@ class Stages:
     return np.swapaxes(chunks, 0, 1).reshape(self.axis.size, -1)
 
   def _stage_indices(self, dim: int, size: int) -> np.ndarray:
-    """Returns the indices in a dim that each stage has, ``[stages, n]``."""
+    """Returns the indices in ``dim``, of ``size``, of each stage.
+
+    They are ``[stages, n]``; -1 pads. Dim 0 is that of layers.
+    """
     if dim == 0:
       return self.layers(size)
     count = -(-size // self.axis.size)

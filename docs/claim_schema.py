@@ -114,12 +114,13 @@ class PublishedClaim(_Model):
 
 
 class Criterion(Tolerance):
-  """Relation that a value has to a published one if the claim holds.
+  """Condition under which a claim holds: our value against a published one.
 
   Attributes:
-    name: Name of the published value, which is the bound; "" for `number`.
-    number: Bound if the claim has no published value: 0 for a sign.
-    relation: Relation that our value of each seed must have to the bound.
+    name: Name of the published value that is the bound; "" for `number`.
+    number: Bound of a claim without a published value, such as 0 for a claim
+      about a sign.
+    relation: Comparison of our value, of each seed, with the bound.
     neutral: Value that means no effect: 1 for a speedup. The relative tolerance
       is a share of the published effect, and "equal" needs effects of the same
       sign, whatever the tolerance.
@@ -243,13 +244,13 @@ class Claim(_Model):
   Attributes:
     number: Section and number in CLAIMS.md, "3.10".
     title: Claim in one line, for the table.
-    heading: Heading of its entry.
+    heading: Heading of its entry in CLAIMS.md.
     published: The published text and its values.
     conditions: Named settings of the runs, for placeholders.
     commands: Shell commands that give the numbers, run in this order.
-    shown: Further commands for the page, which are not run.
+    shown: Further commands that CLAIMS.md shows, which are not run.
     same_as: Number of another claim, whose commands give the numbers.
-    note: Words on the page after the time of the commands.
+    note: Words in CLAIMS.md after the time that the commands take.
     budget_s: Seconds that the commands take on two cores.
     cannot_run: Reason why they are not run here.
     writes: File in results/ -> file that the commands write instead.
@@ -265,7 +266,7 @@ class Claim(_Model):
     commit: Commit at which they were seen, if known.
     seen: Prose on what was seen, with placeholders.
     explanation: Prose after the verdict, with placeholders.
-    after: Markdown after the entry, such as a generated table.
+    after: Markdown after the entry in CLAIMS.md, such as a generated table.
   """
 
   number: Annotated[str, pydantic.StringConstraints(pattern=r"^\d+\.\d+$")]

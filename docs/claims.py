@@ -120,7 +120,7 @@ def page(folder: pathlib.Path = FOLDER) -> str:
   """Returns CLAIMS.md, whose tables are still empty.
 
   Raises:
-    ValueError: The sections of claims differ from those marked in the frame.
+    ValueError: The sections of claims are not those of docs/claims/page.md.
   """
   claims = load_ordered(folder)
   sections = {c.number.split(".")[0] for c in claims}

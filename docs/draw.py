@@ -54,7 +54,10 @@ def mean_and_range(values: Sequence[float]) -> tuple[float, list[list[float]]]:
 
 
 def set_ticks(axes: Any, places: Sequence[float]) -> None:
-  """Sets the ticks of a logarithmic x axis, labelled with plain numbers."""
+  """Sets ticks at the values ``places`` of a logarithmic x axis.
+
+  They are labelled with plain numbers.
+  """
   axes.set_xticks(places, [f"{place:,}" for place in places])
   axes.set_xticks([], minor=True)
 
@@ -218,7 +221,7 @@ def box(axes: Any, x: float, y: float, width: float, height: float, text: str,
 
 def arrow(axes: Any, start: tuple[float, float], end: tuple[float, float],
           colour: str = BLACK) -> None:
-  """Draws an arrow from one place to another."""
+  """Draws an arrow from one point to another."""
   axes.annotate(
     "", end, start,
     arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.6,

@@ -27,13 +27,13 @@ class Strategy:
   """Row of the table of strategies.
 
   Attributes:
-    order: The row's place, from 1.
+    order: The row's position in the table, from 1.
     name: The strategy's name.
     paper: Its source.
     config: A config that runs it.
     file: The file that implements it.
-    saves: Text on its savings, if results/ has no figure.
-    costs: Text on its cost, if results/ has no figure.
+    saves: Text on what it saves, such as bytes, if results/ has no figure.
+    costs: Text on what it costs, such as loss, if results/ has no figure.
   """
 
   order: int

@@ -119,7 +119,10 @@ def rounding(_: str) -> str:
 
 
 def _partial_sync(points: Sequence[SweepPoint], ranks: str) -> str:
-  """Returns a table of losses by ranks, p and private scale; p = 1 is first."""
+  """Returns a table of losses by tensor ranks, p and private scale.
+
+  p is the fraction of channels that tensor ranks sum; p = 1 is first.
+  """
   first, *_ = points
   scales = {"forward": "sqrt(r)", "none": "none"}
   rows = []
@@ -221,6 +224,8 @@ def overlap(_: str) -> str:
 def _kernel_step_ratios() -> Iterator[tuple[tuple[str, str], float, float]]:
   """Yields (kind of device, op), p, and step time with kernels over without.
 
+  p is the fraction of channels that tensor ranks sum.
+
   All-reduces that are kernels themselves are chosen by name, not by evidence.
   """
   seconds = {
@@ -252,7 +257,10 @@ def kernels(_: str) -> str:
 
 
 def _auto_kernel_rows() -> dict[tuple[str, float], Mapping[str, Any]]:
-  """Returns by (target, p) the row that `config.kernels="auto"` selects."""
+  """Returns the rows of programs that `config.kernels="auto"` selects.
+
+  Keys are (target, p), p being the fraction of channels that tensor ranks sum.
+  """
   slower = {
     (device, p) for (device, _), p, ratio in _kernel_step_ratios() if ratio >= 1
   }

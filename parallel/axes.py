@@ -1,7 +1,7 @@
 """Parallel axes of logical ranks, and device meshes that host the ranks.
 
 An experiment has a number of *logical* ranks per axis; a machine has a number
-of devices. Each device hosts ``lanes`` ranks as a leading array dim, so
+of devices. Each device hosts ``lanes`` ranks as an array's leading dim, so
 
     logical size = lanes (a leading array dim) x devices (a mesh axis)
 

@@ -40,7 +40,7 @@ class CollectiveBackend(Protocol):
     ...
 
   def gather(self, x: jax.Array) -> jax.Array:
-    """Concatenates x ``[k, ...]`` in the order of the ranks: ``[N k, ...]``."""
+    """Joins the x ``[k, ...]`` of N ranks in rank order: ``[N k, ...]``."""
     ...
 
 
@@ -79,7 +79,7 @@ def on_cpu() -> bool:
 
 
 def ranks_here(axis: Axis) -> jax.Array:
-  """Returns the numbers of the logical ranks on this device, int32 ``[R]``."""
+  """Returns the numbers of the R ranks on this device, int32 ``[R]``."""
   if axis.backend is not None:
     return axis.backend.rank[None]
   return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
@@ -156,7 +156,7 @@ def order_both(tree: Any, results: Any, ordered: bool) -> tuple[Any, Any]:
 def each_lane(
   f: Callable[..., Any], axis: Axis, *trees: Any
 ) -> Any:
-  """Runs a rank-local function for every lane, one lane after another.
+  """Runs a rank-local function for each lane (rank on this device) in turn.
 
   Intended for large functions, such as the whole step of a worker: a loop holds
   the temporaries of one lane at a time, whereas the memory of ``jax.vmap`` is
@@ -166,7 +166,7 @@ def each_lane(
     f: Function of one rank's trees ``[...]``; it may communicate over other
       axes.
     axis: Axis whose lanes the loop iterates over.
-    *trees: Arguments of f, ``[R, ...]``.
+    *trees: Arguments of f for the R ranks on this device, ``[R, ...]``.
 
   Returns:
     Results of f, ``[R, ...]``.
@@ -183,7 +183,7 @@ def all_reduce(
   """Sums over all logical ranks.
 
   Args:
-    x: ``[R, ...]``, one summand per lane.
+    x: ``[R, ...]``, one summand for each of the R ranks (lanes) on this device.
     axis: Axis to reduce over.
     via: Replacement of ``lax.psum`` over the mesh axis, for example a function
       of `parallel.routes`. Its result may be device-varying by type.
@@ -213,8 +213,8 @@ def reduce_scatter(
   """Sums over all logical ranks and returns each rank's slice of the sum.
 
   Args:
-    x: ``[R, ...]``, one summand per lane; N divides the dim ``dim`` (not
-      counting R).
+    x: ``[R, ...]``, one summand for each of the R ranks (lanes) on this device.
+      The total number of ranks N divides the dim ``dim`` (not counting R).
     axis: Axis to reduce over.
     dim: Dim to scatter, counted without R.
     via: Replacement of ``lax.psum_scatter`` of dim 0 over the mesh axis.
@@ -246,12 +246,13 @@ def _scatter(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
   front could leave a short minor dim, which XLA:TPU pads to 128.
 
   Args:
-    x: ``[...]``, the sum over this device's lanes.
+    x: ``[...]``, the sum over the ranks on this device.
     axis: Axis to reduce over.
     dim: Dim to scatter.
 
   Returns:
-    ``[...]`` with ``dim`` n times shorter: the slices of this device's lanes.
+    ``[...]`` with ``dim`` n times shorter for n devices: the slices of the
+    ranks on this device.
   """
   n = axis.devices
   # [..., n * k, ...] -> [..., n, k, ...] -> [n, ..., k, ...]
@@ -265,9 +266,9 @@ def _scatter(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
 
 
 def _in_tiles(x: jax.Array, n: int) -> jax.Array:
-  """Reshapes slices to ``[n, rows, 128]`` if possible, else ``[n, elements]``.
+  """Reshapes x to ``[n, rows, 128]`` if possible, else ``[n, elements]``.
 
-  Dim 0 of ``x`` has size n, one slice per device.
+  Dim 0 of x has size n, one slice per device.
   """
   # A row of 128 elements must not extend over the slices of two devices.
   fits = x.size % (n * _TILE) == 0
@@ -280,14 +281,14 @@ def all_gather(
   """Concatenates the slices of all logical ranks, in rank order.
 
   Args:
-    x: ``[R, ...]``, one slice per lane.
+    x: ``[R, ...]``, one slice for each of the R ranks (lanes) on this device.
     axis: Axis to gather over.
     dim: Dim to concatenate along, counted without R.
     via: Replacement of ``lax.all_gather`` of dim 0 over the mesh axis. Its
       result may be device-varying by type.
 
   Returns:
-    ``[...]`` with ``dim`` N times longer, equal on every device.
+    ``[...]`` with ``dim`` N times longer for N ranks, equal on every device.
   """
   mine = _join_lanes(x, dim)
   if axis.backend is not None:
@@ -305,7 +306,9 @@ def all_to_all(
   """Sends slice ``j`` of every rank's array to rank ``j``.
 
   Args:
-    x: ``[R, ...]``; N divides the dim ``split_dim`` (not counting R).
+    x: ``[R, ...]``, one array for each of the R ranks (lanes) on this device.
+      The total number of ranks N divides the dim ``split_dim`` (not counting
+      R).
     axis: Axis to exchange over.
     split_dim: Dim whose N slices are sent to the N ranks.
     concat_dim: Dim along which a rank concatenates the received slices, in the
@@ -353,7 +356,8 @@ def permute(
   """Moves arrays between logical ranks; a rank that receives none gets zeros.
 
   Args:
-    x: ``[R, ...]``, the array that each lane sends.
+    x: ``[R, ...]``, the array that each of the R ranks on this device (lanes)
+      sends.
     axis: Axis whose ranks the pairs refer to.
     pairs: Pairs (source rank, destination rank); a rank is the source of at
       most one pair and the destination of at most one.
@@ -403,7 +407,8 @@ def permute_routes(
 
   Returns:
     (source lane, destination lane) -> pairs (source device, destination device)
-    of one call; None if every device keeps its array, so that no call is made.
+    of one call, where a lane is the index of a rank on its device; None if
+    every device keeps its array, so that no call is made.
 
   Example:
     >>> ring = [(rank, (rank + 1) % 4) for rank in range(4)]
@@ -427,7 +432,10 @@ def permute_routes(
 
 
 def _check_has_mesh(axis: Axis, what: str) -> None:
-  """Raises ValueError for an axis with a backend, which has no mesh axis."""
+  """Raises ValueError for an axis with a backend, which has no mesh axis.
+
+  ``what`` is the name of the collective, for the message.
+  """
   if axis.backend is not None:
     raise ValueError(
       f"{what} over the axis {axis.name!r} is not supported, since its ranks "
@@ -436,7 +444,10 @@ def _check_has_mesh(axis: Axis, what: str) -> None:
 
 
 def _join_lanes(x: jax.Array, dim: int) -> jax.Array:
-  """Joins the lanes: ``[R, ..., s, ...] -> [..., R * s, ...]``."""
+  """Joins the slices of R ranks along ``dim``, counted without R.
+
+  The shape ``[R, ..., s, ...]`` becomes ``[..., R * s, ...]``.
+  """
   moved = jnp.moveaxis(x, 0, dim)
   shape = moved.shape
   return moved.reshape(
@@ -445,7 +456,10 @@ def _join_lanes(x: jax.Array, dim: int) -> jax.Array:
 
 
 def _split_lanes(x: jax.Array, lanes: int, dim: int) -> jax.Array:
-  """Splits the lanes: ``[..., R * s, ...] -> [R, ..., s, ...]``."""
+  """Splits ``dim`` into the slices of R ranks; the inverse of `_join_lanes`.
+
+  The shape ``[..., R * s, ...]`` becomes ``[R, ..., s, ...]``; R is ``lanes``.
+  """
   shape = x.shape
   split = x.reshape(
     *shape[:dim], lanes, shape[dim] // lanes, *shape[dim + 1 :]

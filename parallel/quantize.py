@@ -24,9 +24,9 @@ Source: Streaming DiLoCo, arXiv 2501.18512, section 2.3. It has neither weights
 other than 1 / N nor error feedback (SparseLoCo, arXiv 2508.15706; MuLoCo, arXiv
 2505.23725).
 
-Shape legend: R = lanes on this device; N = logical ranks of the axis; B =
-dims that blocks do not cross; n = product of the other dims; s = elements of a
-slice, a multiple of the block.
+Shape legend: R = lanes (ranks) on this device; N = logical ranks of the axis; B
+= dims that codec blocks do not cross; n = product of the other dims; s =
+elements of a slice, a multiple of the block.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ from parallel.wire import FLOAT32, IDENTITY, Epilogue, Wire
 
 
 class _MeanArguments(NamedTuple):
-  """Arguments of `coded_mean` that its steps share."""
+  """Arguments of `coded_mean` (``codec`` of its wire) that its steps share."""
 
   axis: Axis
   codec: Codec
@@ -75,25 +75,26 @@ def coded_mean(
   residual if there is one. Kernels compute the delta while encoding.
 
   Args:
-    x: One array per lane, ``[R, *B, ...]`` float32, inside ``jax.shard_map``.
-      It may vary over other mesh axes, too.
+    x: One array for each of the R ranks (lanes) on this device, ``[R, *B,
+      ...]`` float32, inside ``jax.shard_map``; B are the dims of
+      ``block_dims``. It may vary over other mesh axes, too.
     axis: Axis to average over.
     wire: Codec of the deltas, and the collective that averages them.
     anchor: ``[*B, ...]``, equal on all ranks, from which x is subtracted; None
       if x are the deltas.
     residual: ``[R, *B, ...]`` float32, rounding error of each rank's previous
       delta (error feedback); None for no error feedback.
-    weights: ``[N]`` float32, not negative, equal on all devices; None for equal
-      weights. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank with weight zero
-      contributes nothing, even if its delta is NaN. If all weights are zero,
-      the mean is NaN.
+    weights: ``[N]`` for N ranks, float32, not negative, equal on all devices;
+      None for equal weights. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank
+      with weight zero contributes nothing, even if its delta is NaN. If all
+      weights are zero, the mean is NaN.
     key: Random key of stochastic rounding, from which each rank's keys are
       derived; equal on all devices of the axis. Fold in the number of the
       round, and the rank along other axes if deltas on those ranks should round
       independently.
-    block_dims: Number of dims after R that no block crosses. If these dims hold
-      the lanes of other axes, the result does not depend on the split of the
-      ranks of those axes into lanes and devices either.
+    block_dims: Number of dims after R that no codec block crosses. If these
+      dims hold ranks of other axes, the result does not depend on the number of
+      devices of those axes either.
     epilogue: Operation applied to the mean where it is decoded.
 
   Returns:
@@ -152,14 +153,15 @@ def roundtrip(
   *,
   key: jax.Array | None = None,
 ) -> jax.Array:
-  """Encodes and decodes each lane's delta, as the ranks of `coded_mean` do.
+  """Encodes and decodes each rank's delta, as the ranks of `coded_mean` do.
 
   Only the first rounding is included, that of a single worker's delta: the
   second rounding with an all-to-all applies to a mean, and the further
   roundings of a bfloat16 all-reduce apply to partial sums.
 
   Args:
-    x: One delta per lane, ``[R, ...]`` float32, encoded as for block_dims=0.
+    x: One delta for each of the R ranks (lanes) on this device, ``[R, ...]``
+      float32, encoded as for block_dims=0.
     axis: Axis whose ranks have the deltas.
     wire: Codec of the deltas, and the collective that averages them.
     key: Random key, as passed to `coded_mean`.
@@ -188,7 +190,8 @@ def mean_of_encoded(
   """Averages deltas in an arbitrary encoding, by an all-gather.
 
   Args:
-    encoded: A tuple of arrays ``[R, ...]``; one all-gather per array.
+    encoded: A tuple of arrays ``[R, ...]`` of the R ranks on this device; one
+      all-gather per array.
     axis: Axis to average over.
     decode: Function from one rank's arrays ``[...]`` to its float32 delta.
     weights: ``[N]`` float32, as in `coded_mean`.
@@ -214,7 +217,8 @@ def reduce_scatter(
   Source: qgZ of ZeRO++, arXiv 2306.10209.
 
   Args:
-    x: ``[R, ..., N * k]``, one summand per lane.
+    x: ``[R, ..., N * k]``, one summand for each of the R ranks (lanes) on this
+      device; N is the number of all ranks.
     axis: Axis to reduce over.
     codec: Codec of the summands; it pads slices to whole blocks.
     implementation: Implementations of the codec in order of preference.
@@ -237,15 +241,16 @@ def sent_bytes(
 ) -> dict[str, int]:
   """Returns the operand bytes of the collectives of one `coded_mean`.
 
-  `parallel.ledger` counts the same bytes: payloads and scales of all lanes of
+  `parallel.ledger` counts the same bytes: payloads and scales of all ranks of
   one device. An all-gather sends this whole operand to each other device, an
   all-to-all sends one slice of it to each.
 
   Args:
-    num_elements: Elements per row of one rank's delta on one device.
+    num_elements: Elements per row of one rank's delta on one device. No codec
+      block spans two rows.
     axis: Axis to average over.
     wire: Codec of the deltas, and the collective that averages them.
-    rows: Number of rows, the product of the dims that no block crosses.
+    rows: Number of rows: the product of the dims that no block crosses.
 
   Returns:
     Bytes by dtype on the wire; empty if one device hosts all ranks.
@@ -277,7 +282,11 @@ def sent_bytes(
 def _mean_by_all_reduce(
   x: jax.Array, axis: Axis, dtype: str, weights: jax.Array | None
 ) -> jax.Array:
-  """Averages ``[R, ...]`` to ``[...]`` by an all-reduce in ``dtype``."""
+  """Averages x over all ranks by an all-reduce in ``dtype``, to ``[...]``.
+
+  x is ``[R, ...]`` for the R ranks on this device; ``weights`` are those of
+  `coded_mean`.
+  """
   x = x.astype(jnp.float32)
   divisor: jax.Array | float = float(axis.size)
   if weights is not None:
@@ -300,14 +309,14 @@ _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 def _mean_by_all_gather(
   rows: _Rows, call: _MeanArguments, epilogue: Epilogue
 ) -> tuple[Any, jax.Array | None]:
-  """Averages rows by an all-gather of the encoded rows.
+  """Averages deltas, reshaped to ``rows``, by an all-gather of encoded ones.
 
-  In addition to the rows, memory holds the encoded rows of all N ranks and the
-  decoded rows of one rank.
+  ``call`` are arguments of `coded_mean`. In addition to the rows, memory holds
+  the encoded rows of all N ranks and the decoded rows of one rank.
 
   Returns:
-    The result of ``epilogue`` on the mean, without lane dim; and the new
-    residual as rows, or None.
+    The result of ``epilogue`` on the mean, without the dim of ranks; and the
+    new residual as rows, or None.
   """
   encoded, left = _encode_lanes(rows, call)
   result = epilogue.of_encoded(
@@ -320,10 +329,13 @@ def _mean_by_all_gather(
 def _mean_by_all_to_all(
   rows: _Rows, call: _MeanArguments
 ) -> tuple[jax.Array, jax.Array | None]:
-  """Averages rows by an all-to-all of slices and an all-gather of their means.
+  """Averages deltas by an all-to-all of slices and an all-gather of means.
+
+  The deltas are reshaped to ``rows``; ``call`` are arguments of `coded_mean`.
 
   Returns:
-    The mean as rows without lane dim, and the new residual as rows, or None.
+    The mean as rows without the dim of ranks, and the new residual as rows, or
+    None.
   """
   axis, codec = call.axis, call.codec
   *lead, n = rows[1].shape
@@ -350,9 +362,10 @@ def _mean_by_all_to_all(
 def _encode_lanes(
   rows: _Rows, call: _MeanArguments, draw: int = 0
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes the lanes' deltas; returns the codes and the residual or None.
+  """Encodes the deltas of this device's ranks; returns codes and residual.
 
-  ``draw`` is 0 for the first rounding of a `coded_mean`, 1 for the second.
+  The residual is None without one in ``rows``. ``call`` are arguments of
+  `coded_mean`. ``draw`` is 0 for its first rounding, 1 for the second.
   """
   axis, codec, _, key, implementation = call
 
@@ -372,14 +385,20 @@ def _encode_lanes(
 
 
 def _all_gather_each(encoded: Any, axis: Axis) -> Any:
-  """All-gathers each array of a tuple: ``[R, ...] -> [N, ...]``."""
+  """All-gathers each array of a tuple, one collective per array.
+
+  The arrays of this device's R ranks, ``[R, ...]``, become those of all N.
+  """
   return type(encoded)(
     *(collectives.all_gather(part[:, None], axis) for part in encoded)
   )
 
 
 def _exchange_slices(encoded: Encoded, axis: Axis) -> Encoded:
-  """Sends ``[R, ..., N receivers, k]``; returns ``[N senders, R, ..., k]``."""
+  """Sends slice i of the arrays of each of this device's R ranks to rank i.
+
+  Arrays ``[R, ..., N receivers, k]`` become ``[N senders, R, ..., k]``.
+  """
 
   def send(part):
     # [R, N, ..., k]: the all-to-all replaces receivers by senders.
@@ -394,7 +413,9 @@ def _exchange_slices(encoded: Encoded, axis: Axis) -> Encoded:
 def _to_rows(
   x: jax.Array, axis: Axis, wire: Wire, block_dims: int
 ) -> jax.Array:
-  """Reshapes ``[R, *B, ...]`` to float32 rows ``[R, *B, n]``.
+  """Joins the dims of x ``[R, *B, ...]`` after the ``block_dims`` dims B.
+
+  The result is float32 ``[R, *B, n]`` for the R ranks on this device.
 
   For an all-gather, if the last dim n is a multiple of the block, the
   result is ``[R, *B, m, n]``, where m joins the dims between. The blocks are

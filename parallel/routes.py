@@ -110,7 +110,9 @@ def gather_parts(x: jax.Array, name: str) -> jax.Array:
 
 
 def _ring(x: jax.Array, name: str, n: int, step: int) -> jax.Array:
-  """Sums ``[rows, K]`` around a ring in one direction, ``step`` = 1 or -1.
+  """Sums ``[rows, K]`` around a ring of the n devices of the axis ``name``.
+
+  Messages go from device i to device i + ``step``, 1 or -1.
 
   Reduce-scatter: the partial sum of each part travels around the ring; each
   device adds its summand and forwards the result. All-gather: the complete

@@ -98,7 +98,10 @@ class Epilogue(Protocol):
   """
 
   def of_mean(self, mean: jax.Array) -> Any:
-    """Computes the result from a decoded mean, float32 ``[*B, ...]``."""
+    """Computes the result from a decoded mean, float32 ``[*B, ...]``.
+
+    B are the dims that codec blocks do not cross.
+    """
     ...
 
   def of_encoded(
@@ -112,9 +115,10 @@ class Epilogue(Protocol):
     """Computes the result from all encoded rows, in the pass that decodes them.
 
     Args:
-      encoded: Payloads and scales ``[N, *rows, ...]`` of all N ranks.
-      shape: Shape of one rank's rows, and of the arrays of the result.
-      codec: Codec of the rows.
+      encoded: Payloads and scales ``[N, *rows, ...]`` of the arrays of all N
+        ranks, where ``*rows`` are all dims of an array but the last.
+      shape: Shape of one rank's array, and of the arrays of the result.
+      codec: Codec of ``encoded``.
       weights: Weights of the ranks, ``[N]``; None for equal weights.
       implementation: Implementations of the codec in order of preference.
     """

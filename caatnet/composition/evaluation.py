@@ -33,7 +33,9 @@ _CODES = ("whole", "int8", "int4")
 def train_or_read_router(
   workdir: epath.Path, options: Kinds, texts: Mapping[str, Text], seed: int
 ) -> Router:
-  """Returns the stored router of a seed, or trains and stores one.
+  """Returns a seed's router, which selects an expert for a prompt.
+
+  If no router is stored for the seed, trains and stores one.
 
   Raises:
     ValueError: The stored router was trained with other options.
@@ -58,7 +60,7 @@ def train_or_read_router(
 
 
 def read_router(workdir: epath.Path, seed: int) -> Router:
-  """Reads the router that `train_or_read_router` has stored for a seed."""
+  """Reads the router of prompts that `train_or_read_router` has stored."""
   return Router.read(_router_folder(workdir, seed))
 
 
@@ -84,7 +86,7 @@ def evaluate_seed(
 
   Args:
     folders: Folder of each run by name.
-    router: The router.
+    router: The router, which selects an expert for a prompt.
     options: Section ``kinds``.
     texts: The texts by kind.
     stored: JSON file of the result; it is read if its options are the same.
@@ -224,7 +226,10 @@ def _evaluate_forms(
   losses: Callable[[Any, str], np.ndarray],
   texts: Mapping[str, Text],
 ) -> list[dict[str, Any]]:
-  """Returns the experts' mean size and loss for each compressed form."""
+  """Returns experts' mean size and loss for each compressed form of storage.
+
+  ``losses`` is a function: parameters, kind of text -> losses ``[N]``.
+  """
   restore = jax.jit(differences.restore, static_argnames="form")
   base = params["base"]
   rows = []

@@ -49,7 +49,7 @@ def _losses(
   kinds: Sequence[str], seeds: Sequence[Mapping[str, Any]],
   models: Sequence[str],
 ) -> Table:
-  """Returns the table of losses by model and kind."""
+  """Returns the table of losses by model and kind of text."""
   rows = []
   for name in models:
     row = {

@@ -1,4 +1,4 @@
-"""Training and evaluation of a router on texts of several kinds."""
+"""Training and evaluation of a router, which classifies prompts by kind."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,12 +23,12 @@ def train_router(
   num_steps: int,
   seed: int,
 ) -> Router:
-  """Returns a router that classifies prompts cut from documents.
+  """Returns a router, which classifies prompts by kind of text.
 
   The loss is the cross-entropy over all training prompts in every step.
 
   Args:
-    documents: Training documents of each kind.
+    documents: Training documents of each kind, from which prompts are cut.
     num_prompts: Number of training prompts of each kind, over all `LENGTHS`.
     num_buckets: Number of hash buckets, each of which is a feature.
     num_steps: Number of steps of Adam.

@@ -228,7 +228,10 @@ def write_library(
 def _experts(
   runs: Mapping[int, list[PlannedRun]], first: int
 ) -> Iterator[tuple[str, PlannedRun, int, str]]:
-  """Yields name, run, step and origin of experts, in order of preference."""
+  """Yields name, training run, step and origin of experts, by preference.
+
+  ``first`` is the seed whose experts precede those of other seeds.
+  """
   # "same" has other shapes than the base, so it cannot be an expert.
   usable = [x for of in runs.values() for x in of if x.name != SAME_SIZE]
   tuned = [x for x in usable if x.name not in (BASE, UNION)]
@@ -248,7 +251,7 @@ def _experts(
 
 
 def _train(one: PlannedRun, mesh: Mapping[str, int] | None) -> None:
-  """Trains a run unless it is finished."""
+  """Trains the planned run ``one`` unless it is finished."""
   done, steps = one.folder / "finished", f"{one.config.train.num_steps}\n"
   if done.exists():
     if done.read_text() != steps:  # experts start from the run's last step

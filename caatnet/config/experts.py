@@ -46,7 +46,7 @@ def build(
 
   Raises:
     ValueError: If there is no library, no expert can be loaded, there is no
-      room for the slots, or a value is not allowed.
+      free memory for the device's slots of weights, or a value is not allowed.
   """
   options: Options = tree.parse_section("experts", config.experts)
   chosen = sections.build_section(
@@ -132,7 +132,10 @@ def _preload_experts(
   options: Options, catalog: Catalog, weights: ExpertWeights,
   say: Callable[[str], None],
 ) -> Slots:
-  """Loads the pinned experts, and others until the slots are full."""
+  """Loads pinned experts, and others until no weight slot is free.
+
+  Returns the slots, each of which holds one expert's weights on the device.
+  """
   slots = Slots(
     options.slots, options.eviction, [*map(catalog.key, options.pinned)]
   )
@@ -164,7 +167,7 @@ def create_random(
   """Creates or completes a library of experts with random parameters.
 
   Experts are named random-000, random-001 and so on. The kind of text of each
-  expert is its name, so that a router can select it.
+  expert is its name, so that a router of prompts can select it.
 
   Args:
     path: Directory of the library.

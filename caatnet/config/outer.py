@@ -158,7 +158,7 @@ def _streaming(
 
 
 def _fragments(section: schema.Streaming, program: Program) -> Fragments:
-  """Builds fragments that have equally many layers on each pipeline stage.
+  """Builds model fragments with equally many layers on each pipeline stage.
 
   Raises:
     ValueError: If a fragment would have more layers on some stages than others.

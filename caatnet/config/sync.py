@@ -106,9 +106,9 @@ def build_sync(
 def kernels_of_norms(context: ModelContext, sync: Sync) -> tuple[str, ...]:
   """Returns the norms' implementations, without kernels measured as slower.
 
-  They are equal for all layers; the mean of p over all projections decides. If
-  the config selects an all-reduce that is fused with norms, it uses its kernel
-  in any case.
+  They are equal for all layers; p, the fraction of channels that tensor ranks
+  sum, decides by its mean over all projections. If the config selects an
+  all-reduce that is fused with norms, it uses its kernel in any case.
   """
   policies = [policy for layer in sync.policies for policy in layer]
   p = sum(policy.p for policy in policies) / len(policies)
@@ -121,7 +121,10 @@ def kernels_of_norms(context: ModelContext, sync: Sync) -> tuple[str, ...]:
 def _build_reduction(
   route: str, topology: str, context: ModelContext
 ) -> str | Reduction:
-  """Returns the all-reduce of a route "schedule:NAME"; others are unchanged."""
+  """Returns the all-reduce of a route "schedule:NAME" on a topology.
+
+  Any other route is returned unchanged.
+  """
   kind, _, name = route.partition(":")
   if kind != "schedule":
     if route not in PROJECTION_ROUTES:
@@ -154,7 +157,9 @@ def _executor(
   name: str, options: tuple[tuple[str, Any], ...], topology: str, devices: int,
   kernels: tuple[str, ...],
 ) -> Reduction:
-  """Returns an all-reduce that executes a schedule.
+  """Returns an all-reduce that executes a collective schedule.
+
+  ``name``, ``options``: The schedule, as for `builders.build`.
 
   It uses one kernel for arrays that the kernel supports, and `lax.ppermute` for
   all other arrays.

@@ -15,7 +15,8 @@ class Zero:
   """Partition of a worker's training state, and prefetching of weights.
 
   Attributes:
-    partition: Levels over which each part of a worker's state is sharded.
+    partition: Levels of data-parallel ranks over which each part of a worker's
+      state is sharded.
     prefetch: Whether a layer's weights are gathered while the previous layer
       runs.
   """
@@ -80,7 +81,7 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:
-  """Parses names and sizes of levels from the text of ``config.zero.levels``.
+  """Parses names and sizes of levels of ranks from ``config.zero.levels``.
 
   Args:
     text: The levels, outermost first, as in ``"node:2,gpu:4"``; "" for one

@@ -95,7 +95,7 @@ class Manifest(schema.Schema):
   """Content of the file that is written after corpora and describes them.
 
   Attributes:
-    kinds: Names of the kinds.
+    kinds: Names of the kinds of text.
     left_out: Messages of `read_available` about kinds that were left out.
     options: Arguments of `read_available`.
     files: SHA-256 of each corpus by its file's name, in hex digits.
@@ -109,7 +109,7 @@ class Manifest(schema.Schema):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text:
-  """Documents of a kind.
+  """Documents of a kind of text.
 
   Attributes:
     train: The training documents.
@@ -133,7 +133,7 @@ class Text:
 def read(
   kind: Kind, size_bytes: int, validation_percent: float
 ) -> Text:
-  """Reads a kind's documents on this machine.
+  """Reads documents of a kind of text on this machine.
 
   Args:
     kind: The kind.
@@ -177,7 +177,7 @@ def read_available(
   names: Sequence[str], count: int, size_bytes: int, min_bytes: int,
   validation_percent: float, kinds: Mapping[str, Kind] | None = None,
 ) -> tuple[dict[str, Text], list[str]]:
-  """Reads the first kinds that have enough text on this machine.
+  """Reads the first kinds of text of which this machine has enough.
 
   Args:
     names: Names of kinds, in order of preference.
@@ -214,7 +214,10 @@ def read_available(
 
 
 def _files(places: Sequence[tuple[str, str]]) -> list[pathlib.Path]:
-  """Returns the files of some places, ordered by hashes of relative paths."""
+  """Returns the files in ``places``, (folder, pattern of paths) each.
+
+  They are ordered by hashes of their relative paths.
+  """
   found: dict[str, tuple[bytes, pathlib.Path]] = {}
   for root, pattern in places:
     folder = pathlib.Path(
@@ -271,7 +274,7 @@ def _document(path: pathlib.Path) -> bytes | None:
 def write_corpora(
   texts: Mapping[str, Text], folder: epath.Path
 ) -> dict[str, str]:
-  """Writes "KIND.train.jsonl" and "KIND.validation.jsonl" for each kind.
+  """Writes "KIND.train.jsonl" and "KIND.validation.jsonl" per kind of text.
 
   The unions of all kinds are "union.train.jsonl" and "union.validation.jsonl".
 

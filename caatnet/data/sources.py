@@ -146,7 +146,8 @@ def load_stdlib_packages(validation_percent: float) -> list[Documents]:
     validation_percent: The expected percentage of the documents in validation.
 
   Returns:
-    Documents of each package, largest first. A side of a split may be empty.
+    Documents of each package, largest first. Its training or its validation
+    documents may be empty.
   """
   sha256, names, contents = _read_stdlib_files()
   found: dict[str, list[bytes]] = {}
@@ -254,7 +255,10 @@ def _read_stdlib_files() -> tuple[str, list[str], list[bytes]]:
 
 
 def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
-  """Reads the file or folder of a key; returns hash and documents."""
+  """Reads the file or folder ``path``, the value of the config key ``key``.
+
+  Returns the hash of the content, and the documents.
+  """
   root = pathlib.Path(os.path.expanduser(path))
   if os.path.isdir(root):
     with _prefix_errors(key):

@@ -54,9 +54,9 @@ class TokenStream:
   The library decodes lists of tokens. Each list begins with the last token that
   has been decoded, since the first token of a list may be decoded differently.
 
-  The library's own stream fails for byte tokens: it decodes a run of them as
-  UTF-8, but to one U+FFFD per byte if the run is not valid as a whole. So a run
-  of byte tokens is held back until another token ends it.
+  The library's own stream fails for byte tokens: it decodes consecutive ones
+  as UTF-8, but to one U+FFFD per byte if they are not valid as a whole. So byte
+  tokens are held back until another token follows.
   """
 
   def __init__(

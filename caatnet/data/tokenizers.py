@@ -436,6 +436,9 @@ def load(path: str, key: str = _CONFIG_KEY) -> Tokenizer:
 def _add_stop_ids(found: dict[str, str], config: str, where: str) -> None:
   """Adds the model's ``eos_token_id`` if generation_config.json has none.
 
+  ``found`` has the files' contents by name and is updated in place; ``config``
+  is the content of the model's config.json.
+
   Older checkpoints have no generation_config.json; transformers derives one
   from the model's config in the same way.
   """

@@ -113,7 +113,7 @@ class Client:
   """Client process.
 
   Attributes:
-    revision: Revision of the parameters that it holds; None for none.
+    revision: Revision of the model whose parameters it holds; None for none.
   """
 
   def __init__(
@@ -316,7 +316,11 @@ class Client:
   def _receive_model(
     self, work: messages.Work, vectors: tuple[bytes, ...]
   ) -> bool:
-    """Sets the parameters to the revision of ``work``; False if impossible."""
+    """Sets the parameters to the model revision of ``work``.
+
+    ``vectors`` are the model, or differences between revisions. Returns False
+    if the client lacks the revision to which these must be added.
+    """
     n = self._trainer.num_params
     if work.base is None:
       self._params = np.frombuffer(vectors[0], "<f4").copy()

@@ -147,7 +147,10 @@ def check_not_emulated(federation: Any) -> None:
 def _format_values(
   row: Mapping[str, Any], key: str, form: str, unit: float = 1.0
 ) -> str:
-  """Formats a key's configured and measured values, separated by commas."""
+  """Formats a key's configured and measured values, separated by commas.
+
+  Values of the row are divided by ``unit`` and formatted by ``form``.
+  """
   values = [row.get(f"{prefix}{key}") for prefix in ("", *_MEASURED_PREFIXES)]
   return ", ".join(form.format(v / unit) for v in values if v is not None)
 

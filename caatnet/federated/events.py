@@ -16,7 +16,7 @@ class Hello(NamedTuple):
   Attributes:
     client: Id of the client.
     examples: Number of its training examples.
-    revision: Revision that it holds; -1 for none.
+    revision: Revision of the model that it holds; -1 for none.
     digest: Digest of its model's parameters.
     retained: Round of the newest update that it computed; -1 for none.
   """
@@ -34,7 +34,7 @@ class Update(NamedTuple):
   Attributes:
     client: Id of the client.
     round: Round that it was sampled in.
-    revision: Revision that it started from.
+    revision: Revision of the model that it started from.
     delta: Trained minus received parameters, float32 ``[n]``.
     loss: Mean loss of the received model on the client's validation examples,
       in nats; NaN for none.
@@ -85,8 +85,8 @@ class Train(NamedTuple):
   Attributes:
     client: Id of the client.
     round: Number of the round.
-    revision: Revision to start from.
-    base: Revision that the client holds; -1 for none.
+    revision: Revision of the model to start from.
+    base: Revision of the model that the client holds; -1 for none.
   """
 
   client: int
@@ -127,7 +127,7 @@ class RoundEnded(NamedTuple):
 
   Attributes:
     round: Number of the round.
-    revision: Revision after it.
+    revision: Revision of the model after it.
     sampled: Sampled clients, in order.
     merged: (client, round, coefficient) of each merged update.
     missing: Sampled clients without an update.

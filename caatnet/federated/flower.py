@@ -138,7 +138,7 @@ class ArrayFlattener:
 
 
 def _float32(index: int, x: np.ndarray) -> np.ndarray:
-  """Returns an array as a float32 vector."""
+  """Returns an array as a float32 vector; errors name it by its index."""
   if x.dtype.kind not in "fiub":
     raise ValueError(
       f"array {index} has dtype {x.dtype}; it must be of real numbers"

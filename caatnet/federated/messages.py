@@ -25,7 +25,7 @@ class ClientHello(NamedTuple):
   Attributes:
     client: Id of the client.
     examples: Number of its training examples.
-    revision: Revision that it holds; None for none.
+    revision: Revision of the model that it holds; None for none.
     digest: Digest of its model's parameters.
     retained: Round of its newest update; None for none.
     clock: Digest that names its monotonic clock.
@@ -96,7 +96,7 @@ class Result(NamedTuple):
 
   Attributes:
     round: Round of the update.
-    revision: Revision that it started from.
+    revision: Revision of the model that it started from.
     sizes: Bytes of the coded vector, as the only item.
     loss: Validation loss of the received model in nats; None for none.
     validated: Number of validation examples.

@@ -271,7 +271,11 @@ class _SizeOnlyArithmetic:
 
 
 def _path(link: Link, client: int, up: bool, data_share: float) -> fluid.Path:
-  """Returns a client's link, largest rate and round trip in one direction."""
+  """Returns the path of a client's uplink (``up``) or downlink.
+
+  A path has the name of the link, its largest rate and its round-trip time.
+  ``data_share``: Payload bytes per byte of a frame, by which rates are reduced.
+  """
   rate = min(
     data_share * (link.up if up else link.down),
     fluid.loss_limit(link.rtt_s, link.loss),

@@ -25,7 +25,7 @@ def rehearse(
   compute: Sequence[Mapping[str, float]], fixed_s: float,
   measures: Callable[[np.ndarray], Mapping[str, float]],
 ) -> list[dict[str, Any]]:
-  """Returns the loss after each round, and the time and bytes until then.
+  """Returns loss, time and bytes at the end of each round of a federated run.
 
   Args:
     federation: A `caatnet.config.federated.Federation`, whose
@@ -161,7 +161,7 @@ class _StreamedRun:
   """Server and clients of a streamed run.
 
   Attributes:
-    clients: Clients with examples.
+    clients: Ids of the clients with examples.
     merged: Parameters of the server, float32 ``[n]``.
   """
 
@@ -194,7 +194,7 @@ class _StreamedRun:
     self._states: list[Any] = [None for _ in self.clients]
 
   def merge(self, round: int, fragment: int) -> tuple[int, int]:
-    """Trains all clients for a part of a round, and merges one fragment.
+    """Trains all clients for a part of a round, and merges a model fragment.
 
     Returns:
       Bytes of the merged fragment, and of one client's update of it, as sent.
@@ -219,7 +219,10 @@ class _StreamedRun:
     return new.nbytes if coded is None else len(coded[0]), size
 
   def _train_piece(self, i: int, round: int, fragment: int) -> np.ndarray:
-    """Trains client ``clients[i]`` for one part; returns its update."""
+    """Trains client ``clients[i]`` for one part of a round.
+
+    Returns its update of the model fragment that the part ends with.
+    """
     trainer, part = self._trainers[i], self._parts[fragment]
     params = self._params[i].copy()
     params[part] = self._published[part] + (params[part] - self._sent[i][part])

@@ -87,10 +87,12 @@ def run_client(
 
 
 def summary(federation: Any, service: Service) -> str:
-  """Returns a line with the reason of the end and the final model's measures.
+  """Returns one line about a federated run that has ended.
 
-  With ``numpy_client``, the server has no validation examples: the measure is
-  the lowest mean loss that clients reported for an earlier revision.
+  It has the reason for the end, the final model's validation measures such as
+  loss and accuracy, and the numbers of refused updates. With ``numpy_client``,
+  the server has no validation examples: the measure is the lowest mean loss
+  that clients reported for an earlier revision of the model.
   """
   state = service.state
   if federation.experiment is None:
@@ -106,7 +108,10 @@ def summary(federation: Any, service: Service) -> str:
 
 
 def _measures(federation: Any, vector: np.ndarray) -> str:
-  """Returns the measures of a model on all validation examples, as text."""
+  """Returns loss, accuracy etc. on all validation examples, as text.
+
+  ``vector`` has the model's parameters.
+  """
   experiment = federation.experiment
   data = experiment.data
   dataset = data.load(experiment.seed)

@@ -218,7 +218,10 @@ def _hello(
   state: ServerState, hello: Hello, time: float, rules: Rules,
   effects: list[Any],
 ) -> ServerState:
-  """Registers a client, and continues its part of the round."""
+  """Registers a client, and continues its part of the round.
+
+  As all handlers here, it returns the next state and appends to ``effects``.
+  """
   reason = ""
   if not 0 <= hello.client < rules.clients:
     reason = f"client {hello.client}: ids are 0 to {rules.clients - 1}"
@@ -265,7 +268,7 @@ def _hello(
 def _start_transfer_if_due(
   state: ServerState, client: int, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Sends a client its model or asks for its retained update, if due."""
+  """Returns the state after sending a model or requesting an update, if due."""
   member = state.members[client]
   if not member.connected or member.working >= 0 or state.started is None:
     return state
@@ -287,7 +290,7 @@ def _start_transfer_if_due(
 def _ready(
   state: ServerState, ready: UpdateReady, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Requests a client's update, now or when others have sent theirs."""
+  """Returns the state after requesting an update, at once or in a queue."""
   if state.started is None:
     return state  # the next round asks for it
   if _cannot_work_on(state, ready, rules):
@@ -304,7 +307,7 @@ def _ready(
 def _update(
   state: ServerState, update: Update, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Adds an update to those of the round in progress, or refuses it."""
+  """Returns the state with an update added to the round's, or refused."""
   member = state.members.get(update.client)
   if member is None:
     return _refuse(state, update, "not registered", effects)
@@ -345,7 +348,10 @@ def _update(
 def _gone(
   state: ServerState, client: int, time: float, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Records a lost connection; after `_MAX_LOST`, gives up on the update."""
+  """Returns the state after a client has lost its connection.
+
+  After `_MAX_LOST` lost connections in a round, gives up on its update.
+  """
   member = state.members[client]
   missed = state.started is not None and client in _missing_clients(state)
   state = replace_member(
@@ -362,7 +368,7 @@ def _gone(
 def _stop_client_work(
   state: ServerState, client: int, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Ends a client's transfers and its work in a round."""
+  """Returns the state without a client's transfers and its work in a round."""
   for up in (False, True):
     state = transfers.dequeue(state, client, rules, effects, up)
   return replace_member(state, client, working=-1)
@@ -371,7 +377,7 @@ def _stop_client_work(
 def _give_up_on_update(
   state: ServerState, client: int, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Ends a client's work; the round no longer waits for its update."""
+  """Returns the state in which a client's work ends without an update."""
   state = _stop_client_work(state, client, rules, effects)
   return replace_member(state, client, done=state.round, left=state.round)
 
@@ -381,8 +387,8 @@ def _cannot_work_on(
 ) -> bool:
   """Returns whether a client reports a round that it cannot work on.
 
-  With "wait", it can work on the round in progress, and on the newest round
-  that has ended without its update.
+  With "wait" for `Rules.stragglers`, it can work on the round in progress, and
+  on the newest round that has ended without its update.
   """
   left = state.members[answer.client].left
   return answer.round > state.round or (
@@ -405,7 +411,7 @@ def _refuse_wrong_round(
 def _begin_round(
   state: ServerState, time: float, rules: Rules, effects: list[Any]
 ) -> ServerState:
-  """Starts round ``state.round``."""
+  """Returns the state after the start of round ``state.round``."""
   weights = _client_weights(state, rules)
   if not weights:
     return _finish(state, "no client has training examples", effects)
@@ -483,7 +489,7 @@ def _end_round(
   state: ServerState, time: float, rules: Rules, arithmetic: Arithmetic,
   effects: list[Any],
 ) -> ServerState:
-  """Merges the updates of a round, and starts the next one."""
+  """Merges the updates of a round; returns the state in the next one."""
   missing = _missing_clients(state)
   # Ordered by sample, not by arrival, so that the sum has the same bits.
   order = {k: i for i, k in enumerate(dict.fromkeys(state.sampled))}
@@ -553,7 +559,11 @@ def _merge(
   state: ServerState, kept: list[Contribution], factors: list[float],
   rules: Rules, arithmetic: Arithmetic,
 ) -> ServerState:
-  """Makes the next revision from the updates of a round."""
+  """Returns the state with the next revision of the model.
+
+  The server's optimizer receives the sum of the updates ``kept``, each times
+  its factor.
+  """
   mean = np.zeros_like(state.params)
   for contribution, factor in zip(kept, factors, strict=True):
     update = contribution.update
@@ -607,7 +617,7 @@ def _compensate_delay(
 
 
 def _finish(state: ServerState, reason: str, effects: list[Any]) -> ServerState:
-  """Ends the run."""
+  """Returns the state of a run that has ended for ``reason``."""
   state = dataclasses.replace(
     state, finished=reason, started=None, downlinks=(), uplinks=()
   )
@@ -631,7 +641,7 @@ def _refuse(
   state: ServerState, update: Update | UpdateReady, reason: str,
   effects: list[Any]
 ) -> ServerState:
-  """Counts and reports an update that is not merged."""
+  """Returns the state with one more refused update, which an effect reports."""
   effects.append(UpdateRefused(
     update.client,
     f"update of client {update.client} in round {update.round} refused: "

@@ -176,7 +176,10 @@ class Service:
     self.close()
 
   def _meet(self, sock: socket.socket, request: DialRequest) -> None:
-    """Receives a connection's messages, in a thread of the listener."""
+    """Receives the messages of a new connection, in a thread of the listener.
+
+    ``request`` names the sender. Messages become events of `serve`.
+    """
     size = self.state.params.nbytes
     channel = Channel(
       sock, messages.FROM_CLIENT, self._silence_s, ends_silent=True,
@@ -200,7 +203,7 @@ class Service:
       del self._assemblers[channel]
 
   def _take(self, channel: Channel, sender: Id, event: Any) -> None:
-    """Processes one event of a connection."""
+    """Processes an event of a connection: a message, or the end."""
     known = {c: k for k, c in self._channels.items()}
     client = known.get(channel)
     if isinstance(event, _ConnectionEnded):

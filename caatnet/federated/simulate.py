@@ -154,7 +154,7 @@ class _Client:
     wakes: Time until which its process is paused.
     miscounts: Time until which its updates have the next round's number.
     phase: Current activity, for statistics of faults.
-    revision: Revision that it holds; -1 for none.
+    revision: Revision of the model that it holds; -1 for none.
     retained: Newest update; None for none.
     working: Round in progress; -1 for none.
     sent: Connection and round of the newest upload.

@@ -78,9 +78,9 @@ def split_indices(
   """Returns the indices of each client's training and validation examples.
 
   Each example has one client. With "dirichlet", the examples of each class are
-  distributed by shares drawn from a symmetric Dirichlet distribution (Hsu et
-  al., arXiv 1909.06335, draw classes per client instead); the shares of
-  training and validation are equal.
+  distributed over clients by shares drawn from a symmetric Dirichlet
+  distribution with concentration ``alpha`` (Hsu et al., arXiv 1909.06335, draw
+  classes per client instead); the shares of training and validation are equal.
   """
   draw = np.random.RandomState(seed)
   labels = [dataset.train["label"], dataset.validation["label"]]

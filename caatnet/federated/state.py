@@ -76,7 +76,7 @@ class Member:
     examples: Number of its training examples.
     connected: Whether it has a connection.
     since: Time of the last change of `connected`.
-    revision: Revision that it holds; -1 for none.
+    revision: Revision of the model that it holds; -1 for none.
     retained: Round of the newest update that it has; -1 for none.
     working: Round that it works on, from the time when the server decides to
       send it the model until its update has arrived; -1 for none.
@@ -117,7 +117,7 @@ class ServerState:
     published: Parameters that clients with the newest revision have.
     optimizer: State of the server's optimizer.
     round: Round in progress, or the next one.
-    revision: Newest revision.
+    revision: Newest revision of the model.
     differences: Coded differences that lead to the newest revision, oldest
       first, while all together are smaller than the parameters.
     members: Registered clients.

@@ -68,7 +68,7 @@ def compute_merge_times_s(
     network.start(time, Transfer(client, up, piece), predict.framed(size))
 
   def begin(time: float, client: int) -> None:
-    """Starts a client's next piece, or waits for the piece's fragment."""
+    """Starts a client's next piece of compute, unless it lacks a fragment."""
     idle[client] = computed[client] >= min(allowed[client], last)
     if not idle[client]:
       heapq.heappush(

@@ -3,7 +3,7 @@
 A decode reads the newest token of a sequence, a chunk reads part of a prompt.
 
 Shape legend: D = decodes, C = chunks, S = D + C, P = width of the page tables
-in pages, B = slots.
+in pages, B = slots (places of running sequences).
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Sizes:
   pages: int
 
   def holds(self, other: "Sizes") -> bool:
-    """Returns whether a step of the other sizes can be padded to these."""
+    """Returns whether a step of the sizes `other` can be padded to these."""
     pairs = zip(
       dataclasses.astuple(self), dataclasses.astuple(other), strict=True
     )
@@ -108,7 +108,7 @@ def batch_of(
       token, which may not be on the host yet.
     positions: Positions of these tokens in their sequences, int ``[D]``.
     chunks: Parts of sequences. If ``sizes.chunks`` is 0, each of their tokens
-      is read like a decode, in a row of its own.
+      is read like a decode, in a separate row of the batch.
   """
   d, length = sizes.decodes, sizes.length
   num_rows, num_tokens = d + sizes.chunks, d + sizes.chunks * length
@@ -161,21 +161,21 @@ class SlotSampling:
   """Sampling parameters of all slots.
 
   Attributes:
-    filters: Whether a slot's request uses top-k or top-p, for which the logits
-      of all ranks are gathered, bool ``[B]``.
+    filters: Whether the request in a slot uses top-k or top-p, for which the
+      logits of all ranks are gathered, bool ``[B]``.
     asked: Number of most probable tokens to return, int32 ``[B + 1]``; 0 in the
-      last entry, which is for rows that draw nothing.
+      last entry, which is for rows of a batch that draw nothing.
   """
 
   def __init__(self, num_slots: int) -> None:
-    """Makes slots with greedy sampling."""
+    """Makes slots, all with greedy sampling."""
     self.filters = np.zeros(num_slots, bool)
     self.asked = np.zeros(num_slots + 1, np.int32)
     # The last entry, index -1, is for rows that draw nothing.
     self._arrays = stack_sampling_params([None] * (num_slots + 1))
 
   def set(self, slot: int, request: Request, num_top: int = 0) -> None:
-    """Sets the sampling parameters of a slot."""
+    """Sets the sampling parameters of the request in a slot."""
     self.filters[slot] = request.filters
     self.asked[slot] = num_top
     for array, (value,) in zip(
@@ -184,10 +184,14 @@ class SlotSampling:
       array[slot] = value
 
   def of(self, sequences: np.ndarray) -> Sampling:
-    """Returns the parameters of slots ``[S]``; -1 is a row without a draw."""
+    """Returns the parameters of the slots of a batch's rows.
+
+    Args:
+      sequences: Slot of each row, int ``[S]``; -1 for a row that draws nothing.
+    """
     return Sampling(*(array[sequences] for array in self._arrays))
 
 
 def add_replica_dim(tree: Any) -> Any:
-  """Adds the leading dim of replicas, of size 1, to arrays."""
+  """Adds a first dim of replicas, of size 1, to the arrays of a tree."""
   return jax.tree.map(lambda x: x[None], tree)

@@ -1,4 +1,4 @@
-"""Copies of page runs between a decoder's cache and host memory.
+"""Copies of contiguous pages between a decoder's cache and host memory.
 
 A run consists of adjacent pages, the same ones in every layer. Its length is
 part of a program's shape, so runs should have few different lengths, as those
@@ -39,13 +39,13 @@ PART_BYTES = 64 << 20
 
 
 class PageCopy(NamedTuple):
-  """Piece of a copy: some layers of a run of pages, and their host pages.
+  """Piece of a copy: some layers of contiguous pages, and their host pages.
 
   Attributes:
-    layer: First layer.
+    layer: Number of the first layer.
     num_layers: Number of layers, k.
-    first: First page of the run on the device.
-    pages: Host pages of the copy, one for each of the run's n pages.
+    first: Number of the first of the pages on the device.
+    pages: Host pages of the copy, one for each of the n pages on the device.
   """
 
   layer: int
@@ -60,7 +60,7 @@ class HostPages:
   Attributes:
     num_pages: Number of host pages.
     part_bytes: Maximum bytes of a part of a copy on one device. Only a single
-      layer of a long run may be larger.
+      layer of a long range of pages may be larger.
     arrays: One numpy array for each array of the cache, of the same shape
       except for the number of pages: ``[..., L, num_pages, ...]``.
     calls: Number of copy programs that have been dispatched.
@@ -104,10 +104,10 @@ class HostPages:
     """Divides a copy into parts to be moved one after another.
 
     Args:
-      runs: First page of each run, and its n host pages.
+      runs: First device page of each contiguous range, and its n host pages.
 
     Returns:
-      The pieces of each part.
+      The pieces of each part, each some layers of a range.
     """
     parts: list[list[PageCopy]] = []
     size, num_layers = math.inf, self._decoder.cache_shape.num_layers
@@ -171,13 +171,13 @@ class HostPages:
     )
 
   def spoil(self, first: int, count: int) -> None:
-    """Overwrites a run of the cache with NaN, so that tests detect reads of it.
+    """Overwrites pages of the cache with NaN, so that tests detect reads.
 
     Integer codes become 0; the scales that they are multiplied by become NaN.
 
     Args:
-      first: First page of the run.
-      count: Number of pages of the run.
+      first: Number of the first page.
+      count: Number of pages.
     """
     layers = self._decoder.cache_shape.num_layers
     arrays = [
@@ -209,7 +209,7 @@ class HostStates(HostPages):
 def make_copy_functions(
   program: Program, cache_shape: CacheShape, of_states: bool = False
 ) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
-  """Returns jitted functions that read and write a run of pages; memoised.
+  """Returns jitted functions that read and write n contiguous pages; memoised.
 
   Args:
     program: The model on a mesh.
@@ -286,7 +286,7 @@ def _arrays(cache: Cache, of_states: bool) -> list[jax.Array]:
 
 
 def _block_dim(program: Program, shape: CacheShape, of_states: bool) -> int:
-  """Returns the dim of pages or states in arrays ``[*levels, ranks, ...]``."""
+  """Returns which dim of a cache's arrays is that of its pages or states."""
   lead = len(program.layout.data) + 1
   return lead + (not of_states and shape.order != "interleaved")
 

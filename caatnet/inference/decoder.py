@@ -129,7 +129,10 @@ class Decoder:
 
   @property
   def cache(self) -> Cache:
-    """Cache, arrays ``[*levels, ranks, ...]``, which the next step donates."""
+    """Cache, arrays ``[*levels, ranks, ...]``, which the next step donates.
+
+    Levels are those of data-parallel ranks; ranks are tensor ranks.
+    """
     return self._state[0]
 
   @cache.setter
@@ -224,8 +227,8 @@ class Decoder:
   ) -> tuple[Any, np.ndarray, Any]:
     """Returns a step's key in `shapes`, its packed inputs, and their types.
 
-    The packed inputs are an int32 array ``[*levels, n]``; the types are the
-    static description that unpacks them.
+    The packed inputs are an int32 array ``[*levels, n]``, with the levels of
+    data-parallel ranks; the types are the static description that unpacks them.
     """
     if not self.cache_shape.states:
       batch = dataclasses.replace(batch, states=None)
@@ -315,7 +318,7 @@ def _make_packed_step(
 
 
 def replica_spec(program: Program) -> P:
-  """Returns the partition spec of arrays ``[*levels, ...]`` of all replicas."""
+  """Returns the partition spec of arrays whose first dims are the replicas'."""
   return P(*(axis.name for axis in program.layout.data))
 
 
@@ -326,7 +329,8 @@ def empty_state(
 
   Returns:
     The cache with arrays ``[*levels, ranks, ...]``, and the newest tokens,
-    int32 ``[*levels, batch]``.
+    int32 ``[*levels, batch]``, with the levels of data-parallel ranks and the
+    tensor ranks.
   """
   dims = program.layout.batch_dims[1:]
   lead = (*dims, program.layout.tensor.size)
@@ -365,7 +369,8 @@ def make_step(
 ):
   """Returns the jitted step, which donates the cache and the newest tokens.
 
-  ``nanobatches`` cuts a step's tokens into parts (`caatnet.models.lm.pieces`).
+  ``nanobatches`` cuts a step's tokens into nano-batches
+  (`caatnet.models.lm.pieces`).
 
   Returns:
     A function ``(params, state, batch, sampling, asked, filters) -> (tokens,
@@ -427,7 +432,7 @@ def make_step(
 
 
 def _map_except_pages(f: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-  """Maps a tree's arrays, except pages of caches with `keeps_dims`."""
+  """Maps a tree's arrays by `f`, except pages of caches with `keeps_dims`."""
 
   def of_cache(x):
     if not isinstance(x, Cache) or not x.shape.keeps_dims:
@@ -447,8 +452,9 @@ def make_forward(
 
   Returns:
     A function ``(params, cache, batch) -> (logits, cache)`` that donates the
-    cache, arrays ``[*levels, ranks, ...]``. The logits are float32 ``[*levels,
-    ranks, n, V]``: n tokens in ``batch.rows``, V tokens of a rank's vocabulary.
+    cache, arrays ``[*levels, ranks, ...]``, with the levels of data-parallel
+    ranks and the tensor ranks. The logits are float32 ``[*levels, ranks, n,
+    V]``: n tokens in ``batch.rows``, V tokens of a rank's vocabulary.
   """
   levels = replica_spec(program)
   specs = state_specs(program, cache_shape)[0]

@@ -5,10 +5,10 @@ shifted so that the largest is 0. Filters apply in the order of `FILTERS`, as in
 Hugging Face's ``generate``. Tokens with equal logits are kept or removed
 together, whereas Hugging Face's top-p depends on the order of a sort.
 
-To add a filter, write a function and a row of `FILTERS`. Fields of requests, of
-the server and of lm-evaluation-harness, flags of ``launch.generate``, the
+To add a filter, write a function and an entry of `FILTERS`. Fields of requests,
+of the server and of lm-evaluation-harness, flags of ``launch.generate``, the
 arrays of a step and the properties in
-``tests/caatnet/inference/sampling_test.py`` derive from the row. This module
+``tests/caatnet/inference/sampling_test.py`` derive from the entry. This module
 imports jax only when a filter runs, so that flags are parsed without it.
 
 Shape legend: S = sequences, N V = vocabulary of all N ranks, V tokens each.
@@ -87,8 +87,9 @@ class Filter:
     floor: Returns the smallest value that is kept, float32 ``[S]``, given the
       requests' values ``[S]`` and, if ``gathers``, a `GatheredLogits`.
     help: Description of the value, for ``--help``.
-    least, most: Range of the value, including ``most`` and, unless ``above``,
-      ``least``. The values are integers if the range is given in integers.
+    least, most: Ends of the value's range, which includes ``most`` and, unless
+      ``above``, ``least``. The values are integers if the range is given in
+      integers.
     neutral: End of the range that keeps all tokens.
     greedy: Value that keeps the most probable token only.
     example: Value that keeps some tokens, for tests.

@@ -5,10 +5,10 @@ by the Gumbel-max trick (Maddison et al., arXiv 1411.0030, section 2.1): the
 drawn token has the largest logit / temperature + noise, where the noise of
 token v is -log(-log(u)), u uniform in (0, 1). u comes from Threefry with the
 key (seed, position) and the counter v. A token therefore depends only on the
-seed, the position and the logits of its sequence: not on the batch, on the
-slot, or on the number of ranks, lanes and devices that share the vocabulary.
-Each rank finds the maximum over its own tokens, so that only a few numbers per
-sequence are communicated.
+seed, the position and the logits of its sequence: not on the batch, on the slot
+of the sequence, or on the number of ranks, lanes and devices that share the
+vocabulary. Each rank finds the maximum over its own tokens, so that only a few
+numbers per sequence are communicated.
 
 Filters (`caatnet.inference.filters`) keep the tokens whose logit / temperature
 reaches a floor. Some filters need only the largest logit. For others, such as
@@ -16,8 +16,8 @@ top-k, the logits are gathered, and the floor is found by bisection over the
 bits of a float32: each step counts or sums the tokens above a candidate. On
 XLA:CPU this is much faster than sorting.
 
-Shape legend: R = lanes on this device, N = ranks, S = sequences, V = vocabulary
-of one rank.
+Shape legend: R = lanes (tensor ranks on this device), N = tensor ranks,
+S = sequences, V = vocabulary of one rank.
 """
 
 import collections
@@ -258,7 +258,11 @@ def _noise_where_sampled(
   sampled: jax.Array, seed: jax.Array, positions: jax.Array,
   token_ids: jax.Array,
 ) -> jax.Array:
-  """Returns Gumbel noise ``[R, S, V]``, 0 for sequences at temperature 0."""
+  """Returns Gumbel noise ``[R, S, V]``, 0 for sequences at temperature 0.
+
+  `sampled` tells which sequences have another temperature; the other arguments
+  are as in `sample`.
+  """
   # Cast before the conditional: inside it, jax 0.10 under vmap would cast one
   # operand twice.
   sampled, seed, positions, token_ids = unify_varying_axes(
@@ -297,7 +301,7 @@ def _gumbel(key_0: jax.Array, key_1: jax.Array, index: jax.Array) -> jax.Array:
 def _select_filters(
   sampling: Sampling, gathers: bool
 ) -> list[tuple[Filter, jax.Array]]:
-  """Returns pairs of each filter with this `gathers` and its values ``[S]``."""
+  """Returns filters with this `Filter.gathers`, and their values ``[S]``."""
   return [
     (row, getattr(sampling, name)) for name, row in FILTERS.items()
     if row.gathers == gathers
@@ -329,7 +333,7 @@ def _kept_token_mask(z: jax.Array, sampling: Sampling) -> jax.Array:
 
 
 def _of_ranks_here(x: jax.Array, axis: Axis) -> jax.Array:
-  """Selects the ranks of this device: ``[S, N V]`` to ``[R, S, V]``."""
+  """Selects this device's tensor ranks: ``[S, N V]`` to ``[R, S, V]``."""
   apart = x.reshape(len(x), axis.size, -1)
   return jnp.moveaxis(apart[:, ranks_here(axis)], 1, 0)
 
@@ -341,7 +345,7 @@ def _filter_floor(
 
   Args:
     z: All logits / temperature, float32 ``[S, N V]``; the largest is 0.
-    rows: Filters with their values.
+    rows: Filters with the values of the sequences' requests, ``[S]``.
   """
   floor = varying_as(
     jnp.full(z.shape[:1], -jnp.inf), z, *(values for _, values in rows)

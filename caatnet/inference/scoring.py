@@ -3,7 +3,8 @@
 No cache is involved: every row of tokens is one forward pass, as in training.
 Rows are padded at their end, which does not affect a causal model.
 
-Shape legend: B = rows, T = positions, V = vocabulary of one rank.
+Shape legend: B = rows (token sequences), T = positions, V = vocabulary of one
+rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from caatnet.program import Program
 
 
 class TargetScores(NamedTuple):
-  """Scores of a row's T tokens after the first token.
+  """Scores of the T tokens after the first one of a row of tokens.
 
   Attributes:
     log_probabilities: Log-probabilities in nats, float32 ``[T]``.
@@ -41,8 +42,8 @@ class Scorer:
   """Scorer of rows of tokens by a model, with one program per padded length.
 
   Attributes:
-    context: Maximum number of tokens that the model reads; rows may have one
-      token more.
+    context: Maximum number of tokens that the model reads; rows of tokens may
+      have one more.
     vocab_size: Vocabulary size.
     num_compilations: Number of compiled programs.
   """
@@ -54,11 +55,11 @@ class Scorer:
 
     Args:
       program: The model on a mesh. Data-parallel ranks are replicas, which
-        share the rows.
+        divide the rows of tokens.
       weights: Parameters in the format of inference; only their shapes if each
         call of `score` passes parameters.
       context: Maximum number of tokens that the model reads.
-      batch: Rows per replica and call.
+      batch: Rows of tokens per replica and call.
     """
     layout, model = program.layout, program.model
     self.context, self.vocab_size = context, model.vocab_size
@@ -223,7 +224,10 @@ class Scorer:
     return self._compiled[key]
 
   def _check(self, rows: Sequence[np.ndarray], limit: int) -> None:
-    """Raises ValueError for rows that the model cannot read."""
+    """Raises ValueError for rows of tokens that the model cannot read.
+
+    `limit` is the maximum length of a row.
+    """
     for row in rows:
       if not 0 < len(row) <= limit:
         raise ValueError(

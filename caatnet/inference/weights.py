@@ -27,7 +27,7 @@ class InferenceAccess(Access):
     apart: Whether layers are a tuple of each layer's parameters instead of a
       stack.
     few: Whether coded matrices of a device with one lane (one tensor rank) are
-      not decoded, since products with few rows read codes directly
+      not decoded, since products with few tokens read codes directly
       (`parallel.kernels.coded`).
   """
 
@@ -74,7 +74,7 @@ class InferenceAccess(Access):
 
 
 def _has_one_lane(x: CodedMatrix) -> bool:
-  """Returns whether a coded matrix ``[lanes, H, F]`` has only one lane."""
+  """Returns whether a coded matrix ``[lanes, H, F]`` has one tensor rank."""
   return len(x.shape) == 3 and x.shape[0] == 1
 
 
@@ -117,7 +117,7 @@ def make_weights(
 
 
 def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
-  """Returns the result of `make_weights` with shapes instead of arrays."""
+  """Returns `make_weights`'s result with shapes instead of arrays."""
   convert, specs, access = make_converter(program, apart, coded)
   params = jax.eval_shape(
     convert, jax.eval_shape(program.model.init, jax.random.key(0))

@@ -294,7 +294,10 @@ def _analyse_schedule(
   step: InferenceStep, made: CompiledProgram, arrays: list[hlo.Shape],
   gathers: bool,
 ) -> dict[str, Any]:
-  """Returns the schedule, and bounds of its time with and without latency."""
+  """Returns the schedule, and bounds of its time with and without latency.
+
+  ``arrays`` are the cache's; a program that ``gathers`` pages has no bounds.
+  """
   hardware, dtype = made.target.hardware, step.program.model.dtype
   reads = _kernel_reads(step, made.module, arrays)
   times = programs.timeline(made.schedule(reads=reads).collectives())

@@ -26,9 +26,10 @@ def analyse(
 
   Returns:
     Plain data. "memory" has the bytes of a device by formula
-    (`parallel.plans.zero.cost`). "bytes" has a row for each set of levels, kind
-    of collective and dtype, with operand bytes per device and step; None if a
-    count is unknown. The counts of the programs include norms and losses.
+    (`parallel.plans.zero.cost`). "bytes" has a row for each set of levels of
+    data-parallel ranks, kind of collective and dtype, with operand bytes per
+    device and step; None if a count is unknown. The counts of the programs
+    include norms and losses.
   """
   layout = program.layout
   lanes = {axis.name: axis.lanes for axis in layout.data}

@@ -178,7 +178,7 @@ def compile_for(
 
 
 def ledger_rows(side: dict) -> list[dict[str, Any]]:
-  """Converts (kind, dtype) -> bytes that a program sends to a list of rows."""
+  """Converts a dict (kind, dtype) -> bytes that a program sends to rows."""
   return [
     {"kind": kind, "dtype": dtype, **sent._asdict()}
     for (kind, dtype), sent in sorted(side.items())
@@ -220,7 +220,7 @@ def host_copies(program: overlap.ScheduledProgram) -> list[dict[str, Any]]:
   """Converts copies between device and host to plain data, equal ones once.
 
   Returns:
-    A row for each direction, place, size and kind (asynchronous or not).
+    A row for each direction, name scope, size and kind (asynchronous or not).
     "overlapped_seconds" is the shortest compute that overlaps a copy of the
     row, "hiding_rate" the host link's bytes/s at which the copy takes as long;
     both are None for synchronous copies.

@@ -138,7 +138,7 @@ class _Reader:
   def count(
     self, key: str, default: int | None = None, most: int = _MAX_SIZE
   ) -> int:
-    """Reads a positive integer; if it is invalid, returns the default or 1."""
+    """Reads an integer in [1, most]; if invalid, returns the default or 1."""
     value = self.fields.get(key)
     if value is None and default is not None:
       return default
@@ -169,7 +169,7 @@ class _Reader:
     return value is True
 
   def _fail(self, key: str, what: str) -> None:
-    """Records an invalid field."""
+    """Records that the field `key` is invalid, since it must be `what`."""
     is_there = key in self.fields
     value = f"={_short(self.fields[key])}" if is_there else " is missing and"
     self.wrong.append(f"{self._where}{key}{value} must be {what}")
@@ -267,7 +267,7 @@ def _parse_rope(reader: _Reader) -> dict[str, Any]:
 
 
 def _most_positions(reader: _Reader, scaling: tuple[str | float, ...]) -> int:
-  """Returns the length of the context in positions; 0 if not given."""
+  """Returns the context's length, extended by linear `scaling`; 0 if absent."""
   if reader.fields.get("max_position_embeddings") is None:
     return 0
   most = reader.count("max_position_embeddings", most=_MAX_POSITIONS)

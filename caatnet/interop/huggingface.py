@@ -1,8 +1,8 @@
-"""Conversion between Hugging Face's folders and a run's folder.
+"""Conversion between Hugging Face's folders and a training run's folder.
 
 A published folder contains ``config.json``, safetensors files, and the files of
-its tokenizer. A run's folder that was converted from one also contains the file
-`ORIGIN_FILE` with the published config and dtypes, and all files of the
+its tokenizer. The folder of a run that was converted from one also contains the
+file `ORIGIN_FILE` with the published config and dtypes, and all files of the
 tokenizer. Tensors are converted one by one: at most the tensors of one
 parameter of one layer are in memory.
 """
@@ -56,8 +56,8 @@ class ConversionSummary:
     folder: The new folder.
     parameters: Number of elements of the published tensors.
     published_bytes: Bytes of the published tensors.
-    ranks: Tensor ranks of the run.
-    kv_heads: Number of key/value heads in the published model and in the run.
+    ranks: Tensor ranks of the training run.
+    kv_heads: Numbers of key/value heads in the published model and in the run.
     tokenizer: Name of the tokenizer; "" for none.
     cache_bytes: Bytes of a token's keys and values over all layers and ranks,
       in the dtype of activations: with the published heads, and with the run's
@@ -74,7 +74,7 @@ class ConversionSummary:
 
   @property
   def rows(self) -> list[list[str]]:
-    """Rows of a table: quantity, published value, and value in the run."""
+    """Rows of a table: quantity, and its values published and in the run."""
     return [
       ["parameters", f"{self.parameters:,}", ""],
       ["bytes of tensors", f"{self.published_bytes:,}", ""],
@@ -102,7 +102,7 @@ def check_target(source: pathlib.Path, to: pathlib.Path) -> None:
 
 
 def is_run(folder: pathlib.Path) -> bool:
-  """Returns whether a folder is a run's, rather than a published model's.
+  """Returns whether a folder is a training run's, not a published model's.
 
   Raises:
     FileNotFoundError: The folder is neither.
@@ -123,13 +123,13 @@ def write_run(
   folder: pathlib.Path,
   advance: Callable[[], None] = lambda: None,
 ) -> ConversionSummary:
-  """Writes a run's folder, with a checkpoint of step 0, from a published model.
+  """Writes a training run's folder, with a checkpoint, from a published model.
 
-  The checkpoint contains only parameters, in their published dtype.
+  The checkpoint, of step 0, contains only parameters, in their published dtype.
 
   Args:
     source: The published model.
-    experiment: The run, whose config contains ``source.section``.
+    experiment: The training run, whose config contains ``source.section``.
     folder: The run's folder, which must not exist.
     advance: Called after every tensor.
 
@@ -171,7 +171,7 @@ def _make_lazy_param(
   source: PublishedModel, slot: layout.MappedParameter,
   advance: Callable[[], None]
 ) -> slices.SlicedArray:
-  """Returns a parameter whose published tensors are read when it is written."""
+  """Returns a parameter `slot`, read from `source` when it is written."""
   names = [part.named(row) for row in slot.rows() for part in slot.parts]
   # A parameter made of several tensors has the widest of their dtypes.
   dtype = functools.reduce(
@@ -208,10 +208,10 @@ def write_published_model(
   shard_bytes: int = tensors.SHARD_BYTES,
   advance: Callable[[], None] = lambda: None,
 ) -> ConversionSummary:
-  """Writes a published folder from a checkpoint of a run.
+  """Writes a published folder from a checkpoint of a training run.
 
   Args:
-    experiment: The run.
+    experiment: The training run.
     workdir: The run's folder.
     folder: The published folder, which must not exist.
     step: Step of the checkpoint; None for the newest one.
@@ -281,7 +281,7 @@ def _cast(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
 
 
 def num_tensors(experiment: Experiment) -> int:
-  """Returns how many tensors a run's model has in its published form."""
+  """Returns how many tensors a training run's model has when published."""
   _check_publishable(model := experiment.program.model)
   slots = layout.map_parameters(model.config, model.tensor.size)
   return len(list(layout.published_tensors(slots)))
@@ -305,7 +305,7 @@ def _check_publishable(model: Any) -> None:
 def _read_origin(
   experiment: Experiment, workdir: pathlib.Path
 ) -> dict[str, Any]:
-  """Reads and checks the file `ORIGIN_FILE`; {} if the run has none."""
+  """Reads and checks a run's file `ORIGIN_FILE`; {} if there is none."""
   path = workdir / ORIGIN_FILE
   if not path.exists():
     return {}
@@ -333,7 +333,7 @@ def _read_origin(
 def _read_params(
   experiment: Experiment, workdir: pathlib.Path, step: int | None
 ) -> Any:
-  """Opens the parameters of a run, arrays ``[1 or workers, ...]``.
+  """Opens the parameters of a training run, arrays ``[1 or workers, ...]``.
 
   With data parallelism all workers have the same parameters, which are read
   lazily. With another outer loop, the parameters that are evaluated are
@@ -351,7 +351,7 @@ def _read_params(
 def _take_apart(
   slots: Sequence[layout.MappedParameter], stored: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields name and values of all published tensors of a checkpoint."""
+  """Yields name and values of the published tensors of the tree `stored`."""
   for slot in slots:
     array = functools.reduce(lambda tree, key: tree[key], slot.path, stored)
     if array.shape[1:] != slot.shape:
@@ -393,7 +393,10 @@ def _make_summary(
   repeats: int,
   tokenizer: str,
 ) -> ConversionSummary:
-  """Returns the summary of a conversion."""
+  """Returns the summary of a conversion.
+
+  `repeats` is the number of copies of each published key/value head.
+  """
   config, ranks = model.config, model.tensor.size
   kv_heads = config.num_kv_heads // repeats, config.num_kv_heads
   of_ranks = ranks * -(-config.num_kv_heads // ranks)  # including padding

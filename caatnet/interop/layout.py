@@ -25,12 +25,12 @@ class PublishedTensor:
   Attributes:
     name: Published name, with ``{layer}`` for the number of the layer.
     shape: Published shape.
-    dim: Published dim that is sharded over ranks; None if every rank has the
-      whole tensor.
+    dim: Published dim that is sharded over tensor ranks; None if every rank has
+      the whole tensor.
     cut: Size of dim ``dim`` on one rank; the last ranks may have padding.
     transposed: Whether our parameter has the dims in the opposite order.
     repeats: Number of times that each group of ``unit`` rows is repeated.
-    unit: Rows of a key/value head.
+    unit: Number of rows of a key/value head in the tensor.
   """
 
   name: str
@@ -52,9 +52,9 @@ class MappedParameter:
 
   Attributes:
     path: Keys of the parameter.
-    parts: Tensors, in the order of the parameter's last dim.
+    parts: Published tensors, in the order of the parameter's last dim.
     layers: Number of layers that it is stacked over; 0 if it is not stacked.
-    ranks: Number of ranks that it is sharded over; 0 if it is not sharded.
+    ranks: Number of tensor ranks that it is sharded over; 0 for none.
   """
 
   path: tuple[str, ...]
@@ -210,7 +210,7 @@ def map_parameters(
 def published_tensors(found: Sequence[MappedParameter]) -> Iterator[
   tuple[str, PublishedTensor]
 ]:
-  """Yields the name and the description of every published tensor."""
+  """Yields name and description of each published tensor of parameters."""
   for slot in found:
     for layer in slot.rows():
       for part in slot.parts:
@@ -222,7 +222,7 @@ def join(slot: MappedParameter, tensors: Sequence[np.ndarray]) -> np.ndarray:
 
   Args:
     slot: The parameter.
-    tensors: One array per part, as published.
+    tensors: One array for each of ``slot.parts``, as published.
 
   Returns:
     ``[R, ...]``, or ``[...]`` for a parameter that is not sharded.
@@ -249,7 +249,7 @@ def take_apart(slot: MappedParameter, values: np.ndarray) -> list[np.ndarray]:
 
 
 def _cut_shape(part: PublishedTensor) -> tuple[int, ...]:
-  """Returns the shape of one rank's shard of a part, in our dim order."""
+  """Returns the shape of one rank's shard of a tensor, in our dim order."""
   shape = list(part.shape)
   if part.dim is not None:
     shape[part.dim] = part.cut
@@ -257,7 +257,7 @@ def _cut_shape(part: PublishedTensor) -> tuple[int, ...]:
 
 
 def _cut(part: PublishedTensor, ranks: int, x: np.ndarray) -> np.ndarray:
-  """Shards a published tensor into ``[R, ...]``, padded with zeros."""
+  """Shards a published tensor's values `x` into ``[R, ...]``, zero-padded."""
   if part.dim is None:
     return x
   if part.repeats > 1:
@@ -274,7 +274,7 @@ def _cut(part: PublishedTensor, ranks: int, x: np.ndarray) -> np.ndarray:
 
 
 def _uncut(part: PublishedTensor, x: np.ndarray) -> np.ndarray:
-  """Inverts `_cut`: removes padding and repeated heads."""
+  """Inverts `_cut`: returns `x` without padding and repeated heads."""
   if part.dim is None:
     return x
   if part.transposed and part.dim == 0:

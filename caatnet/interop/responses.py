@@ -150,7 +150,7 @@ class Responder:
   def _make_request(
     self, context: str, how: Mapping[str, Any], seed: int
   ) -> requests.Request:
-    """Returns a request to continue a context, with the task's settings."""
+    """Returns a request to continue a context, with a task's settings `how`."""
     given = {key: value for key, value in how.items() if value is not None}
     until = given.pop("until", [])
     # All these names are removed, and the first one that was given applies.

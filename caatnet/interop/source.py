@@ -23,7 +23,7 @@ _COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 @dataclasses.dataclass(frozen=True)
 class PublishedModel:
-  """Published model that has been checked, and the mapping to a run's model.
+  """Checked published model, with its mapping to a training run's model.
 
   Attributes:
     folder: The published folder.
@@ -32,7 +32,8 @@ class PublishedModel:
     section: Values of ``config.model`` that describe the model.
     ranks: Number of tensor ranks.
     repeats: Number of copies of each published key/value head, over the ranks.
-    slots: Parameters of the run's model, each with its published tensors.
+    slots: Parameters of the training run's model, each with its published
+      tensors.
     tokenizer: Its tokenizer; None if the folder has no supported one.
   """
 
@@ -63,7 +64,7 @@ def open_published_model(
 
   Args:
     folder: The published folder.
-    ranks: Number of tensor ranks of the run.
+    ranks: Number of tensor ranks of the training run.
     dtype: Dtype of the run's activations; "" for the published one.
 
   Raises:
@@ -121,7 +122,7 @@ def open_published_model(
 
 
 def make_config(section: Mapping[str, Any]) -> TransformerConfig:
-  """Returns a config for ``config.model``, with p = 1: all channels summed."""
+  """Returns a model config in which tensor ranks sum all channels (p = 1)."""
   every = PartialSync(1.0)
   return TransformerConfig(
     **{**section, "rope_scaling": parse_scaling(section["rope_scaling"])},
@@ -139,7 +140,13 @@ def _find_mismatches(
   slots: Sequence[layout.MappedParameter],
   tied: bool,
 ) -> list[str]:
-  """Returns messages on missing or unexpected tensors, shapes and dtypes."""
+  """Returns messages on missing or unexpected tensors, shapes and dtypes.
+
+  Args:
+    found: The published model's tensors by name.
+    slots: Parameters with their expected tensors.
+    tied: Whether embedding and head are tied; the head may be stored too.
+  """
   expected = {
     name: part.shape for name, part in layout.published_tensors(slots)
   }
@@ -188,7 +195,7 @@ def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
 def _are_equal(
   found: Mapping[str, tensors.TensorInfo], one: str, other: str
 ) -> bool:
-  """Returns whether two tensors are bitwise equal."""
+  """Returns whether the tensors named `one` and `other` are bitwise equal."""
   bits = (tensors.read(found[name], name) for name in (one, other))
   dtypes, shapes, values = zip(
     *((x.dtype, x.shape, x.tobytes()) for x in bits), strict=True

@@ -104,7 +104,10 @@ def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
 def _faults(
   p: Any, x: jax.ShapeDtypeStruct, tensor: Axis
 ) -> Iterator[tuple[str, str]]:
-  """Yields ``(member of Model, fault)`` for each fault of one parameter."""
+  """Yields ``(member of Model, fault)`` for each fault of one parameter.
+
+  ``p`` is its entry in `Model.parameters`, ``x`` its shape from `Model.init`.
+  """
   if not is_parameter(p):
     yield "parameters", f"is a {type(p).__name__}, not a Parameter"
     return

@@ -81,7 +81,7 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Nanobatch]:
 
   Args:
     batch: The step.
-    sizes: Tokens of each piece, in the order of the step's tokens.
+    sizes: Tokens of each nano-batch, in the order of the step's tokens.
 
   Returns:
     The nano-batches, in the order of ``sizes``; each token is in one of them.
@@ -116,7 +116,10 @@ def split(batch: Batch, sizes: Sequence[int]) -> list[Nanobatch]:
 def _make_nanobatch(
   batch: Batch, spans: Sequence[tuple[int, int]], start: int, stop: int
 ) -> Nanobatch:
-  """Returns the nano-batch of a step's tokens from ``start`` to ``stop``."""
+  """Returns the nano-batch of a step's tokens from ``start`` to ``stop``.
+
+  ``spans`` has (first token, token after the last) of each sequence.
+  """
   rows = [i for i, (a, b) in enumerate(spans) if a < stop and b > start]
   lengths = [
     min(stop, b) - max(start, a) for a, b in spans[rows[0] : rows[-1] + 1]

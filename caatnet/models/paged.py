@@ -15,7 +15,8 @@ A cache consists of components of two kinds.
   undone; padding leaves the state unchanged. A scheduler that may have to undo
   a token copies the block before the step (`caatnet.inference.copies`).
 
-All arrays are rank-local, with a leading dim of lanes.
+All arrays are rank-local, with a leading dim of lanes (the tensor ranks of one
+device).
 
 Shape legend: R = lanes, N = tokens of a step, S = sequences of a step, P =
 pages of a sequence, K = key/value heads of a rank, D = head width, T = tokens
@@ -70,7 +71,7 @@ class Component(NamedTuple):
 
   Attributes:
     paged: Whether the component has pages, which sequences may share. If not,
-      each sequence has one block, at the index of its slot.
+      each sequence has one block, at the index of the sequence's batch slot.
     num_blocks: The number of pages, or of states.
     block_bytes: Bytes of one page or state on one rank, over all layers.
   """
@@ -205,8 +206,8 @@ class Batch:
       Entries after its last page are not read.
     rows: ``[S]``, the index into ``tokens`` of the token of each sequence whose
       logits are returned.
-    sequences: ``[S]``, the slot in which the sequence's next token is stored;
-      -1 if it is not stored.
+    sequences: ``[S]``, the index of each sequence in the array of newest
+      tokens, in which its next token is stored; -1 if it is not stored.
     num_decodes: Number of decodes among the S sequences.
     states: ``[S]``, the block of each sequence's state; -1 for a slot without a
       sequence. None if the cache has pages only. A sequence occurs once in a
@@ -244,8 +245,8 @@ class Cache:
 
   Attributes:
     pages: Keys and values: arrays of `CacheShape.pages` with a leading dim of
-      lanes. If `CacheShape.keeps_dims`, dims of the data-parallel levels, of
-      size 1 in one replica, precede it.
+      lanes (the tensor ranks of one device). If `CacheShape.keeps_dims`, dims
+      of the data-parallel levels, of size 1 in one replica, precede it.
     shape: Sizes, layout and kernels.
     states: Arrays of `CacheShape.state_arrays` with a leading dim of lanes.
   """
@@ -370,7 +371,7 @@ class Cache:
   def _has_single_dims(self) -> bool:
     """Whether pages have a dim of size 1 other than the first dim.
 
-    XLA:CPU copies such pages even for a reshape that removes a lane's dims.
+    XLA:CPU copies such pages even for a reshape that removes leading dims.
     """
     if not self.shape.keeps_dims:
       return False
@@ -382,7 +383,11 @@ class Cache:
   def _each_rank(
     self, f: Callable[..., Any], keeps_dims: bool, *trees: Any
   ) -> Any:
-    """Maps ``f`` over ranks, with their pages and slices of ``[R, ...]``."""
+    """Maps ``f`` over this device's ranks, with their pages and trees' slices.
+
+    Trees are ``[R, ...]`` for R ranks. ``keeps_dims``: whether pages are not
+    reshaped; ``f`` is then mapped over all of their leading dims.
+    """
     lead = self._lead_dims
     if not keeps_dims:
       pages = jax.tree.map(
@@ -398,7 +403,9 @@ class Cache:
 
 
 def _each_lane(f: Callable[..., Any], *trees: Any) -> Any:
-  """Maps a rank-local function over lanes; a single lane is not batched.
+  """Maps a rank-local function over lanes, the tensor ranks of one device.
+
+  A single lane is not batched.
 
   With several lanes, `vmap` adds a batch dim to gathers and scatters, so pages
   are not sliced.

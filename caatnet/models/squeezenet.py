@@ -166,7 +166,7 @@ def _conv(
   inputs: int, outputs: int, side: int, stride: int = 1, *,
   padding: str = "VALID", dtype: str, rngs: nnx.Rngs,
 ) -> nnx.Conv:
-  """Returns a convolution with a bias."""
+  """Returns a convolution of ``side`` x ``side`` positions, with a bias."""
   return nnx.Conv(
     inputs, outputs, (side, side), strides=stride, padding=padding,
     dtype=dtype, kernel_init=nnx.initializers.he_uniform(), rngs=rngs,

@@ -99,7 +99,10 @@ class NestedConfig:
 
 
 class SectionsByChoice:
-  """Type of a key whose value has sections by section name and choice."""
+  """Type of a key that maps a section's name and a selector value to a section.
+
+  A selector is a key such as ``outer.algorithm``.
+  """
 
 
 @dataclasses.dataclass(frozen=True)

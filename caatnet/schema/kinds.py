@@ -1,4 +1,4 @@
-"""``config.kinds``: training of a router and of experts for kinds of text."""
+"""``config.kinds``: training of experts for kinds of text, and their router."""
 
 from caatnet.schema.fields import (
   COUNT,

@@ -234,7 +234,13 @@ def upgrade_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _name_now(
   key: str, known: Mapping[str, Any], values: Mapping[str, Any]
 ) -> str:
-  """Returns the present name of a key that may have been renamed."""
+  """Returns the present name of a key that may have been renamed.
+
+  Args:
+    key: The key of a stored section.
+    known: The keys that the section has in the present version.
+    values: The stored keys and values of the section.
+  """
   new = RENAMED.get(key)
   is_old = key not in known and new in known and new not in values
   return new if is_old else key

@@ -15,7 +15,7 @@ _CODECS = ("", "none", "int8", "int4")
 
 @section
 class Zero:
-  """Partition: levels over which each part of the training state is sharded."""
+  """Partition: levels of ranks over which parts of the state are sharded."""
 
   levels: str = field(
     "", "Levels of data-parallel ranks, outermost first, as in "

@@ -113,5 +113,5 @@ def _encoded(delta: jax.Array, form: str) -> codec.Encoded:
 
 
 def _codec(form: str, width: int) -> codec.Codec:
-  """Returns the codec of a form for rows with ``width`` elements."""
+  """Returns the codec of a form for matrix rows of ``width`` elements."""
   return codec.Codec(form, scale_block_size(width))

@@ -293,7 +293,14 @@ class Library:
   def _write(
     self, name: str, tree: Mapping[str, Any], about: _AddOptions, exists: bool
   ) -> str:
-    """Writes an expert's file and lists it; returns the revision."""
+    """Writes an expert's file and lists it; returns the revision.
+
+    Args:
+      name: Name of the expert.
+      tree: Nested dict of arrays.
+      about: Other arguments of `add`.
+      exists: Whether an expert of this name must exist, or must not.
+    """
     if not _NAME_PATTERN.fullmatch(name) or name == "auto":
       raise ValueError(
         f"expert {name!r} must consist of letters, digits, '.', '_' and '-', "
@@ -435,7 +442,7 @@ def scale_block_size(width: int) -> int:
   """Returns how many elements share a scale in "int8" and "int4"; it is even.
 
   Args:
-    width: Length of a row.
+    width: Length of a matrix's rows.
   """
   return min(_MAX_BLOCK_SIZE, width + width % 2)
 

@@ -13,14 +13,14 @@ from parallel.base.checks import at_least
 class State(enum.Enum):
   """State of a request.
 
-  WAITING: queued without pages. RUNNING: has pages and a slot. LEAVING: its
-  pages are being copied to the host, and it holds them until the copy ends.
-  SWAPPED: only the host has its pages. ARRIVING: the pages are being copied
-  back. The other states are final. FINISHED: has all its tokens. CANCELLED: its
-  client has disconnected. EXPIRED: its first token was not drawn before the
-  deadline. REFUSED: it can never fit in the cache. FAILED: the model's logits
-  for it are NaN, its expert could not be loaded, or no program for it could be
-  compiled.
+  WAITING: queued without pages. RUNNING: has pages and a slot among the running
+  requests. LEAVING: its pages are being copied to the host, and it holds them
+  until the copy ends. SWAPPED: only the host has its pages. ARRIVING: the pages
+  are being copied back. The other states are final. FINISHED: has all its
+  tokens. CANCELLED: its client has disconnected. EXPIRED: its first token was
+  not drawn before the deadline. REFUSED: it can never fit in the cache. FAILED:
+  the model's logits for it are NaN, its expert could not be loaded, or no
+  program for it could be compiled.
   """
 
   WAITING = "waiting"

@@ -1,4 +1,4 @@
-"""Router: a linear classifier of prompts by kind of text.
+"""Router: a linear classifier of prompts, which selects an expert for each.
 
 The features of a prompt are the counts of its byte n-grams, hashed to buckets.
 The router has a few thousand parameters, so it runs on the host, without jax;
@@ -28,7 +28,7 @@ _MULTIPLIER = np.uint32(2654435761)  # 2^32 / golden ratio (Knuth)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Router:
-  """Linear classifier of prompts.
+  """Linear classifier of prompts by kind of text, which selects their expert.
 
   Attributes:
     kinds: Names of the classes, which are kinds of text.
@@ -65,7 +65,7 @@ class Router:
       entries: The experts.
 
     Raises:
-      ValueError: No expert has a kind of this router.
+      ValueError: No expert has a kind of text of this classifier.
     """
     experts: dict[str, str] = {}
     for tuned in (True, False):
@@ -80,7 +80,7 @@ class Router:
     )
 
   def write(self, folder: str | os.PathLike[str]) -> None:
-    """Writes the router to `FILE` in a folder, atomically."""
+    """Writes the classifier to `FILE` in a folder, atomically."""
     with atomic.atomic_file(pathlib.Path(folder) / FILE) as temporary:
       weights_file.write(
         temporary, {"weights": self.weights, "bias": self.bias},
@@ -94,7 +94,7 @@ class Router:
 
   @classmethod
   def read(cls, folder: str | os.PathLike[str]) -> "Router":
-    """Reads the router of a library.
+    """Reads the classifier that selects among a library's experts.
 
     Raises:
       ValueError: The file is missing or damaged.

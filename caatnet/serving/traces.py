@@ -2,8 +2,8 @@
 
 A trace contains lengths but no text. `synthetic_token_ids` generates token ids
 of these lengths that agree where the trace requires it: a turn of a
-conversation begins with the previous turns, and prompts with equal leading
-blocks have equal leading tokens.
+conversation begins with the previous turns, and prompts that begin with equal
+blocks begin with equal tokens.
 
 Sources: AzureLLMInferenceTrace of Azure/AzurePublicDataset (Patel et al.,
 Splitwise, ISCA 2024); the FAST'25 traces of kvcache-ai/Mooncake (Qin et al.,
@@ -185,7 +185,7 @@ class _Mooncake(Schema):
 
 
 def _azure(row: _Azure, number: int) -> Arrival:
-  """Converts a row of Azure's traces."""
+  """Converts a row of Azure's traces to the request `number`."""
   when = datetime.datetime.fromisoformat(row.TIMESTAMP)
   if when.tzinfo is None:
     when = when.replace(tzinfo=datetime.UTC)
@@ -195,7 +195,7 @@ def _azure(row: _Azure, number: int) -> Arrival:
 
 
 def _burst(row: _Burst, number: int) -> Arrival | None:
-  """Converts a row of BurstGPT; None for a failed request."""
+  """Converts a BurstGPT row to the request `number`; None if it failed."""
   if not row.response:  # it failed
     return None
   if not row.request:
@@ -204,7 +204,7 @@ def _burst(row: _Burst, number: int) -> Arrival | None:
 
 
 def _mooncake(row: _Mooncake, number: int) -> Arrival:
-  """Converts a line of Mooncake's traces."""
+  """Converts a line of Mooncake's traces to the request `number`."""
   prompt, ids = row.input_length, row.hash_ids
   if len(ids) != -(-prompt // MOONCAKE_BLOCK):
     raise ValueError(
@@ -221,8 +221,9 @@ class _Format(NamedTuple):
   """Format of traces.
 
   Attributes:
-    row: Schema of a row.
-    arrival: Function from a row and its number to the request, or to None.
+    row: Schema of a row (or line) of a trace.
+    arrival: Function from a row and the request's number to the request; None
+      for a row without a request.
     is_table: Whether it is a CSV table, not lines of JSON.
   """
 

@@ -113,7 +113,7 @@ def draw(figure: Figure) -> Any:
 
 
 def _draw_marks(axis: Any, panel: Panel) -> None:
-  """Draws the frame of a panel and its marks."""
+  """Draws the frame of a panel and its marks, such as lines and bars."""
   axis.set_title(panel.title, fontsize="medium")
   if panel.frame == "none":
     axis.set_axis_off()

@@ -82,7 +82,7 @@ def prepare_batch(layout: Layout, batch: Any) -> Callable[[], Any]:
 
 
 def _padded(x: np.ndarray | Lookup, size: int) -> np.ndarray | Lookup:
-  """Pads an array with zeros, or a lookup with arbitrary rows, to ``size``."""
+  """Pads an array with zeros, or a lookup with id 0, to ``size`` examples."""
   if isinstance(x, Lookup):
     return x.padded(size)
   return np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])
@@ -163,8 +163,9 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Any]:
 
   Returns:
     A function ``(params, batch) -> scores``. Parameters have no worker dim; the
-    batch is ``[workers, *levels, batch per rank, ...]``. Scores are float32
-    arrays with the same leading dims.
+    batch is ``[workers, *levels, batch per rank, ...]``, with a dim per level
+    of data-parallel ranks. Scores are float32 arrays with the same leading
+    dims.
   """
   layout, num_dims = program.layout, len(program.layout.batch_dims)
 

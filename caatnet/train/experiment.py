@@ -97,7 +97,8 @@ class Experiment:
   def abstract_batch(self) -> Any:
     """Returns shapes, dtypes and sharding of one step's batch.
 
-    Arrays are ``[workers, *levels, batch per rank, ...]``.
+    Arrays are ``[workers, *levels, batch per rank, ...]``, with a dim per level
+    of data-parallel ranks.
     """
     layout = self.program.layout
     ranks = layout.worker.size * layout.num_data_ranks

@@ -30,7 +30,9 @@ def worker_gradients(
     program: The model on a mesh.
     accumulation: M, microbatches per step.
     params: The worker's stored parameters.
-    batch: The worker's part of the batch, ``[*lanes of levels, M * B, ...]``.
+    batch: The worker's part of the batch, ``[*levels, M * B, ...]``, with a dim
+      per level for the data-parallel ranks of this device; B = examples of one
+      microbatch.
 
   Returns:
     The mean loss over the worker's examples, float32 scalar, and its gradients
@@ -114,7 +116,8 @@ def _partitioned_gradients(
   Args:
     program: The model on a mesh, with a partition.
     params: The stored shards of the worker's parameters.
-    batch: ``[D, M * B, ...]``.
+    batch: ``[D, M * B, ...]``, D = data-parallel ranks of this device, B =
+      examples of one microbatch.
     accumulation: M, microbatches per step.
 
   Returns:
@@ -164,7 +167,8 @@ def scores(
     program: The model on a mesh.
     params: The stored parameters; with ``sinks``, the weights gathered for the
       step.
-    batch: Tree of ``[D, B, ...]``, or without a partition also ``[B, ...]``.
+    batch: Tree of ``[D, B, ...]``, or without a partition also ``[B, ...]``,
+      with D = data-parallel ranks of this device and B = examples.
     num_lead: The number of dims before B, 1 or 0.
     sinks: Arrays whose gradients are those of a partition's weights
       (`parallel.zero.gathered`); None without differentiation.
@@ -208,7 +212,7 @@ def _accumulated(
     loss_of: A function ``(params, microbatch) -> loss``.
     params: First argument of ``loss_of``, which is differentiated.
     batch: Tree of ``[..., M * B, ...]`` with ``num_lead`` dims before the
-      examples.
+      examples, B per microbatch.
     accumulation: M, the number of microbatches.
     num_lead: The number of dims before the examples.
 

@@ -93,6 +93,8 @@ def apply_in_parts(
 def _choose_cut(x: jax.Array, piece: int) -> tuple[int, int]:
   """Returns the dim along which to cut an array, and the number of parts.
 
+  Parts have at most ``piece`` bytes, if the dim is large enough.
+
   The last dim is never cut, since devices copy whole rows.
   """
   for dim in range(1, x.ndim - 1):
@@ -109,7 +111,10 @@ def _loop(
   f: Callable[[Any, Any], Any], old: Any, others: Any, find: OwnerOfPath,
   dim: int, count: int,
 ) -> Any:
-  """Computes ``f(old, others)`` in ``count`` parts along a dim."""
+  """Computes ``f(old, others)`` in ``count`` parts along a dim.
+
+  Arrays whose path ``find`` maps to None, such as step counts, are not cut.
+  """
 
   def step(number: jax.Array, now: Any) -> Any:
     def part(x: jax.Array) -> jax.Array:

@@ -30,7 +30,8 @@ def gradients(
     params: Tree to differentiate: parameters, or a ZeRO partition's gradient
       sinks. Its arrays have the JAX type "varying" over all axes over which
       gradients are reduced later.
-    batch: Tree of ``[M * B, ...]``; with a partition ``[D, M * B, ...]``.
+    batch: Tree of ``[M * B, ...]``, M microbatches of B examples; with a
+      partition ``[D, M * B, ...]``, D = data-parallel ranks of this device.
     weights: With a partition, the gathered weights of this step; else None.
 
   Returns:
@@ -67,7 +68,7 @@ def each_rank(f: Callable[[Any], Any], batch: Any) -> Any:
 
   Args:
     f: A function of one rank's batch.
-    batch: Tree of ``[D, ...]``.
+    batch: Tree of ``[D, ...]``, D = data-parallel ranks of this device.
 
   Returns:
     The results, stacked to ``[D, ...]``.
@@ -86,7 +87,8 @@ def scores(
   Args:
     program: The model on a mesh with stages.
     params: Parameters; with a partition, a tree whose leaves are None.
-    batch: Tree of ``[B, ...]``; with a partition ``[D, B, ...]``.
+    batch: Tree of ``[B, ...]``, B = examples; with a partition ``[D, B, ...]``,
+      D = data-parallel ranks of this device.
     weights: With a partition, the gathered weights; else None.
   """
   stages, parts = _stages(program), program.model.parts()
@@ -161,7 +163,10 @@ def _pipeline_functions(
 
 
 def _chunks(stages: Stages, parts: PipelineParts, tree: Any) -> Any:
-  """Returns a tree's layer arrays by chunk, ``[G, chunks, layers, ...]``."""
+  """Returns a tree's layer arrays by pipeline chunk.
+
+  They are ``[G, chunks, layers, ...]`` for the G stages of this device.
+  """
   if tree is None:
     return None
   chunks = stages.schedule.num_chunks
@@ -181,7 +186,7 @@ def _params(
 def _merge_gradients(
   program: Program, parts: PipelineParts, grads: PipelineParams
 ) -> Any:
-  """Merges gradients of the stack and of the other parameters.
+  """Merges gradients of stacked layers and of other parameters into one tree.
 
   Gradients of padding layers are set to zero, so that these layers remain the
   identity. Without this, biases of padding layers would get gradients.

@@ -57,7 +57,8 @@ def make_train_step(
 
   Returns:
     A function ``(state, batch, numbers) -> (state, metrics)`` with a batch
-    ``[workers, *levels, batch per rank, ...]`` and the plan's numbers. Metrics
+    ``[workers, *levels, batch per rank, ...]`` (a dim per level of
+    data-parallel ranks) and the numbers of the outer loop's plan. Metrics
     are float32 ``[workers]``: the loss, gradient norms in total and by
     parameter, and the outer loop's metrics.
   """
@@ -172,7 +173,7 @@ def _all_gradients(
     program: The model on a mesh.
     outer: The outer loop.
     accumulation: Microbatches per step.
-    params: The workers' stored parameters ``[W, ...]``.
+    params: Stored parameters ``[W, ...]`` of the W workers on this device.
     state: State of the outer loop.
     batch: The workers' part of the batch.
     plan: The outer loop's plan of the step.

@@ -269,7 +269,10 @@ class _ParameterShards:
     ]
 
   def array(self, array: np.ndarray, kind: str = "device") -> jax.Array:
-    """Copies the parameter in a host array ``[N]`` to a sharded jax array."""
+    """Copies the parameter from a host array ``[N]`` to a sharded jax array.
+
+    ``kind`` is the memory kind of the jax array.
+    """
 
     def shard(index: tuple[slice, ...]) -> np.ndarray:
       start, shape = self._places[self._key(index)]

@@ -17,7 +17,12 @@ from parallel.base import files, schema
 
 
 class _Line(schema.Schema):
-  """Line of the file: hash of the inputs of a computation, and its result."""
+  """Line of a `ResultCache` file.
+
+  Attributes:
+    key: Hash of the inputs of a computation.
+    result: Its result, as JSON data.
+  """
 
   key: str
   result: Any

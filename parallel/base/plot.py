@@ -265,7 +265,10 @@ def stacked_bars(
 
 
 def _parse_spec(spec: str) -> tuple[str, float, str]:
-  """Returns (key, unit, label) of a text "key/unit=label"."""
+  """Returns (key, unit, label) of a text "key/unit=label".
+
+  The unit is the number by which values are divided.
+  """
   spec, _, label = spec.partition("=")
   key, _, unit = spec.partition("/")
   return key, float(unit or 1), label or labels.heading(key)

@@ -178,7 +178,10 @@ def columns_of_keys(
 def format_range(
   ends: Iterable[Any], form: Callable[[Any], str], between: str = " to "
 ) -> str:
-  """Formats a minimum and a maximum, as one text if both have the same text."""
+  """Formats the minimum and the maximum of ``ends``, joined by ``between``.
+
+  If ``form`` gives both the same text, the result is that text.
+  """
   # A dict keeps the order and removes duplicates.
   return between.join(dict.fromkeys(map(form, ends)))
 

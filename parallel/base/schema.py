@@ -191,7 +191,7 @@ def parse_table(schema: type[_S], text: str) -> Iterator[tuple[int, _S]]:
 
 
 def _check_header(schema: type[Schema], rows: csv.DictReader) -> None:
-  """Raises an error if a column is missing or listed twice."""
+  """Raises an error if a column of a schema is missing or listed twice."""
   try:
     names = rows.fieldnames or ()
   except csv.Error as error:

@@ -69,7 +69,7 @@ def tpu_call(
   `jax.vmap` adds a grid dim for the mapped dim, which XLA may split over the
   two cores of a chip. Both cores would then run a sending kernel concurrently,
   with one set of barriers and message buffers. A sending kernel is therefore
-  called once per lane, sequentially. So is an interpreted kernel: jax's
+  called once per mapped index, sequentially. So is an interpreted kernel: jax's
   interpreter has no information on whether the added dim is parallel.
 
   Args:

@@ -55,14 +55,20 @@ class InstructionWork(NamedTuple):
 
 
 class Rates(NamedTuple):
-  """Matrix rate in FLOP/s, memory bandwidth in bytes/s, overhead in seconds."""
+  """Fitted rates of a device.
+
+  Attributes:
+    matrix: FLOP/s of matrix products.
+    memory: Bytes per second of main memory.
+    overhead_s: Seconds that each instruction takes in addition.
+  """
 
   matrix: float
   memory: float
   overhead_s: float
 
   def seconds(self, work: InstructionWork) -> float:
-    """Returns the time of one execution of an instruction."""
+    """Returns the seconds of one execution of an instruction with this work."""
     return self.overhead_s + max(
       work.flops / self.matrix, work.bytes / self.memory
     )
@@ -94,8 +100,8 @@ class ProgramProfile:
 
   Attributes:
     reading: The compiled program.
-    steps: Runs of the program in the trace.
-    step_s: Seconds from one run to the next.
+    steps: Executions of the program in the trace.
+    step_s: Seconds from the start of one execution to that of the next.
     work: Instructions of the program that do not communicate.
     messages: Collectives of the program.
     dtype: Dtype with the most FLOPs of matrix products; "" if there are none.
@@ -114,10 +120,10 @@ class CalibrationResult(NamedTuple):
 
   Attributes:
     links: The devices with their fitted rates, and the links between them.
-    rows: Fitted rates: ``what``, ``samples``, ``rate`` (FLOP/s or bytes per
-      second), ``latency_s`` (or overhead of an instruction), ``share`` of the
-      seconds of all steps, and ``residual``: median of |model / measured - 1|
-      over samples.
+    rows: Table of the fitted rates, one row each: ``what`` is rated, number of
+      ``samples``, ``rate`` (FLOP/s or bytes per second), ``latency_s`` (or
+      overhead of an instruction), ``share`` of the seconds of all steps, and
+      ``residual``: median of |model / measured - 1| over samples.
   """
 
   links: LinkMatrix
@@ -129,7 +135,7 @@ def join_profile(reading: Reading, events: Events) -> ProgramProfile:
 
   Args:
     reading: The compiled program.
-    events: Events of the same program, of whole runs.
+    events: Events of the same program, of complete executions.
 
   Raises:
     ValueError: The program has no events.
@@ -323,7 +329,10 @@ def _scheduled_program(
 def _compute_and_exposed_s(
   reading: Reading, links: LinkMatrix
 ) -> tuple[float, float]:
-  """Returns a step's seconds of compute, and of exposed communication."""
+  """Returns a step's seconds of compute, and of exposed communication.
+
+  ``links`` has the rates of the device and of the links.
+  """
   program = _scheduled_program(reading, links.device, links)
   exposed_s = sum(
     (t.wire_seconds - t.hidden_seconds * t.asynchronous) * (t.count or 1)
@@ -335,7 +344,11 @@ def _compute_and_exposed_s(
 def _fit_link_matrices(
   messages: Sequence[CollectiveSample], num_devices: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns latency (s) and bandwidth (bytes/s) of device pairs, ``[N, N]``."""
+  """Returns latency (s) and bandwidth (bytes/s) of device pairs, ``[N, N]``.
+
+  ``messages`` are the measured collectives. Pairs of the N devices that none of
+  them contains get the slowest fitted rates.
+  """
   latency = np.full((num_devices, num_devices), np.nan)
   bandwidth = latency.copy()
   # Smallest groups first: a pair gets the rates of the smallest group it is in.
@@ -368,7 +381,11 @@ def _by_group(
 def _work_rows(
   work: Sequence[InstructionWork], fitted: Rates, total_s: float
 ) -> list[dict[str, Any]]:
-  """Returns a table row per fitted rate, before waiting counts as compute."""
+  """Returns a table row each for matrix products and memory accesses.
+
+  ``fitted`` are the rates before they are scaled so that they include waiting.
+  ``total_s`` are the measured seconds of all steps.
+  """
   rows = []
   for what, rate, products in (("products", fitted.matrix, True),
                                ("memory", fitted.memory, False)):

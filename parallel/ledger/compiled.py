@@ -81,7 +81,7 @@ def collectives(
 
   Returns:
     One entry per operand of each collective. Its count is the number of
-    executions per run of the program, None if unknown.
+    executions per execution of the program, None if unknown.
 
   Raises:
     ValueError: The program was compiled for another mesh.
@@ -132,7 +132,9 @@ class Reader:
     )
 
   def collectives(self, start: str | None = None) -> list[Collective]:
-    """Returns the entries of one run of a computation, with their counts.
+    """Returns the ledger entries of one execution of a computation.
+
+    Their counts are numbers of executions.
 
     Args:
       start: Name of the computation; None for the whole program.
@@ -147,10 +149,11 @@ class Reader:
   def runs(
     self, start: str | None = None
   ) -> Iterator[tuple[hlo.Computation, int | None]]:
-    """Yields computations with their run counts, as `hlo.Module.runs` does.
+    """Yields (computation, number of executions), as `hlo.Module.runs` does.
 
-    If all branches of a conditional send the same, only the first branch is
-    yielded, and its count is known.
+    The executions are those in one execution of the computation ``start``, by
+    default the whole program. If all branches of a conditional send the same,
+    only the first branch is yielded, and its number is known.
     """
     return self.module.runs(
       start,
@@ -357,7 +360,11 @@ class Reader:
   def entry(
     self, computation: hlo.Computation, found: hlo.Instruction, outer: str
   ) -> Iterator[Collective]:
-    """Yields one ledger entry per operand of a collective."""
+    """Yields one ledger entry per operand of the collective ``found``.
+
+    ``outer`` is jax's name stack of the instruction that wraps it, which is
+    used if it has none.
+    """
     # Some wrapped collectives have no name stack; their wrapper's is used.
     phase, rematted, where = parse_name_stack(found.op_name or outer)
     if not self.differentiates:
@@ -449,9 +456,9 @@ class SentTotals(NamedTuple):
   """Sums over a set of collectives of a program.
 
   Attributes:
-    count: Executions per run. Each operand counts as an execution, so that
-      merging collectives does not change the number.
-    bytes: Operand bytes per run and device.
+    count: Executions of these collectives per execution of the program. Each
+      operand counts as one, so that merging does not change the number.
+    bytes: Operand bytes per execution of the program and device.
     unknown_bytes: Operand bytes of the collectives with an unknown number of
       executions, counted once each; not included in the other fields.
   """
@@ -468,8 +475,8 @@ class Difference:
   Attributes:
     axes: Mesh axes; empty for groups that no set of axes describes.
     phase: "forward", "backward" or "update", as ``Collective`` defines them.
-    lowered: (label, dtype) -> sums of the lowered program.
-    compiled: (label, dtype) -> sums of the compiled program.
+    lowered: (`Collective.label`, dtype) -> sums of the lowered program.
+    compiled: (`Collective.label`, dtype) -> sums of the compiled program.
   """
 
   axes: tuple[str, ...]

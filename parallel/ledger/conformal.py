@@ -83,7 +83,10 @@ def interval(
 def _residual_interval(
   residuals: Sequence[float], coverage: float
 ) -> tuple[float, float, float]:
-  """Returns low end, median and high end of an interval of residuals."""
+  """Returns low end, median and high end of an interval of residuals.
+
+  It contains another residual with the probability ``coverage``.
+  """
   checks.fraction("coverage", coverage)
   found = np.sort(np.asarray(residuals, float))
   n = len(found)

@@ -32,7 +32,7 @@ class Collective:
       groups differ in size; None if unknown.
     dtype: NumPy name of the element type, such as "bfloat16".
     shape: Shape of the operand on one device.
-    count: Executions per run of the program; None if unknown.
+    count: Executions per execution of the program; None if unknown.
     phase: "backward" for the backward pass including recomputation; "forward"
       for the rest of the differentiated function; "update" for the rest of a
       program that differentiates (gradient reduction, clipping). In a program
@@ -80,8 +80,8 @@ class Collective:
   def at_most(self) -> bool:
     """Whether its bytes are an upper bound.
 
-    The number of rows of a ragged exchange is data, and a device in a smaller
-    group sends less than one in the largest group.
+    The number of rows that a ragged all-to-all sends depends on data, and a
+    device in a smaller group sends less than one in the largest group.
     """
     return self.kind == "ragged_all_to_all" or self.smallest_group is not None
 
@@ -205,7 +205,7 @@ def select(
 
 
 def total(entries: Iterable[Collective], **wanted: Any) -> int:
-  """Sums operand bytes per device over one run of the program.
+  """Sums operand bytes per device over one execution of the program.
 
   Args:
     entries: Result of `collectives`.
@@ -234,7 +234,7 @@ _RUNS = re.compile(r"\bruns_(\d+)_of_(\d+)\b")
 
 
 def branch_run_shares(path: str) -> list[fractions.Fraction]:
-  """Returns the fractions of runs that take the branches of a scope path.
+  """Returns the fractions of executions that take a scope path's branches.
 
   Args:
     path: Scopes from the outermost in, joined by "/". The name ``runs_2_of_5``

@@ -27,7 +27,7 @@ def assert_sends(
   program: Any, *args: Any, expect: Mapping[str, Expected], mesh: Any = None,
   dtype: str | None = None, silent: Collection[str] = (), **kwargs: Any,
 ) -> Reading:
-  """Asserts what a program sends over each axis in one run.
+  """Asserts what a program sends over each axis in one execution.
 
   It also fails if an instruction may communicate and is not counted.
 
@@ -88,7 +88,11 @@ def assert_sends(
 
 
 def _sort_axes(key: str, reading: Reading) -> str:
-  """Returns the axes of an expectation in the order of the mesh."""
+  """Returns the axes of an expectation in the order of the mesh.
+
+  ``key`` and the result are names joined by ",". Keys such as "4 devices", for
+  groups that no axes describe, are returned unchanged.
+  """
   names = key.split(",")
   if re.fullmatch(_NON_AXIS_KEY, key):
     return key
@@ -100,7 +104,10 @@ def _sort_axes(key: str, reading: Reading) -> str:
 
 
 def _describe_difference(expected: Expected, executed: list[Executed]) -> str:
-  """Returns how collectives differ from what is expected; "" if they do not."""
+  """Returns how the collectives ``executed`` differ from what is expected.
+
+  The result is "" if they do not.
+  """
   if isinstance(expected, tuple):
     kind, times = expected
     kinds = {e.entry.kind for e in executed}

@@ -41,8 +41,8 @@ class Group(NamedTuple):
   """Groups of devices of a collective.
 
   Attributes:
-    axes: Mesh axes along which they extend, in mesh order, without axes of size
-      1; empty if no set of axes forms them.
+    axes: Mesh axes along which the groups extend, in mesh order, without axes
+      of size 1; empty if no set of axes forms the groups.
     size: Number of devices of the largest group; None if unknown.
     smallest: Number of devices of the smallest one; None if all have ``size``.
   """
@@ -233,7 +233,16 @@ def replica_groups(text: str, num_devices: int) -> list[list[int]]:
 def _parse_mesh_groups(
   axes: str, order: str | None, chosen: str
 ) -> list[list[int]]:
-  """Parses groups that are written as axes of a mesh, or factors of axes."""
+  """Parses groups that are written as axes of a mesh, or factors of axes.
+
+  Args:
+    axes: Names and sizes of the mesh's axes, as in ``'a'=4,'b'=2``.
+    order: Device numbers in the order of the mesh; None for 0, 1, 2, ...
+    chosen: Axes or factors along which groups extend, as in ``'a':(2)2``.
+
+  Returns:
+    Device numbers of each group.
+  """
   sizes = [(n, int(s)) for n, s in re.findall(r"'([^']+)'=(\d+)", axes)]
   # 'a':(4)2 is the factor of size 2 of axis a after major factors of product 4.
   parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen)

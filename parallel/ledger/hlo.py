@@ -134,7 +134,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """List of instructions, in the order of execution if it is scheduled."""
+  """Named list of instructions, in the order of execution if scheduled."""
 
   name: str
   instructions: tuple[Instruction, ...]
@@ -160,7 +160,7 @@ class Module:
 
   Attributes:
     computations: Computations by name.
-    entry: Name of the computation with which a run starts.
+    entry: Name of the computation with which an execution starts.
     scheduled: Whether instructions are in the order of execution.
     aliased: Numbers of the donated parameters, whose memory holds results.
     name: Name of the program, such as "jit_step".
@@ -179,7 +179,9 @@ class Module:
     start: str | None = None,
     alike: Callable[[list[str]], bool] = lambda branches: False,
   ) -> Iterator[tuple[Computation, int | None]]:
-    """Yields every executed computation and its number of executions per run.
+    """Yields every executed computation and its number of executions.
+
+    They are those in one execution of the computation ``start``.
 
     The number is None if unknown. A computation with two callers is yielded
     twice. Computations of fusions, reducers and asynchronous wrappers are not
@@ -189,8 +191,8 @@ class Module:
       start: Name of the computation to start from; the entry if None.
       alike: Predicate on the names of a conditional's branches: whether the
         first branch may represent all of them. If False, and if no scopes
-        declare how many runs take each branch (`branch_shares`), all branches
-        are yielded with None.
+        declare how many executions take each branch (`branch_shares`), all
+        branches are yielded with None.
     """
     for computation, times in self._executed_computations(
       start or self.entry, 1, alike
@@ -232,7 +234,7 @@ class Module:
   def branch_shares(
     self, conditional: Instruction
   ) -> list[fractions.Fraction] | None:
-    """Returns the share of a conditional's runs that take each branch.
+    """Returns the share of a conditional's executions that take each branch.
 
     The shares are declared by scopes inside the branches
     (`entries.branch_run_shares`). One branch lacks a scope; its share is the
@@ -391,7 +393,7 @@ def _is_incomplete(line: str) -> bool:
 
 
 def _instruction(match: re.Match) -> Instruction:
-  """Parses ``name = shapes opcode(operands), attributes``."""
+  """Parses the line ``name = shapes opcode(operands), attributes``."""
   root, name, rest = bool(match[1]), match[2], match[3]
   # A tuple of shapes contains spaces, as do dims in the short form, which may
   # also omit the shape.
@@ -419,7 +421,10 @@ def _instruction(match: re.Match) -> Instruction:
 
 
 def _operands(opcode: str, inside: str) -> tuple[str, ...]:
-  """Parses names of operands: ``%x``, or ``x`` in texts without percents."""
+  """Parses names of operands: ``%x``, or ``x`` in texts without percents.
+
+  ``inside`` is the text in parentheses after the opcode.
+  """
   names = re.findall(r"%([\w.\-]+)", inside)
   if not names and opcode not in ("parameter", "constant"):
     # A name may follow a shape, (f32[2,3]{1,0}, s32[]) x, or a comment,
@@ -492,7 +497,11 @@ def _skip_copies(computation: Computation, value: Instruction) -> Instruction:
 def _step(
   body: Computation, value: Instruction, index: int
 ) -> int | None:
-  """Returns what a loop's trip adds to state element ``index``, or None."""
+  """Returns the constant that a loop's trip adds to state element ``index``.
+
+  ``value`` is the new value of the element in the loop's ``body``. None if it
+  is not the sum of the previous value and a constant.
+  """
   value = _skip_copies(body, value)
   if value.opcode != "add":
     return None

@@ -157,7 +157,11 @@ def _describe_copy(
   views: set[tuple[int, ...]],
   parts: int,
 ) -> str:
-  """Describes how an instruction copies or slices an array; else ""."""
+  """Describes how an instruction copies or slices an array; else "".
+
+  ``views`` are the dims of the arrays and of their views (`view_dims`);
+  ``parts`` is the number of equal parts of an array, such as layers.
+  """
   opcode = instruction.opcode
   # Pairs (computation, instruction that writes a result).
   roots = [(computation, instruction)]
@@ -222,7 +226,10 @@ def _converts(
 def _results(
   computation: hlo.Computation, root: hlo.Instruction
 ) -> list[hlo.Instruction]:
-  """Returns the results of a fusion, without their bitcasts and tuples."""
+  """Returns the results of a fusion with this root instruction.
+
+  Bitcasts and tuples are replaced by their operands.
+  """
   if root.opcode in ("tuple", "bitcast"):
     return [
       result for operand in computation.operands(root)
@@ -237,7 +244,10 @@ def _slices(
   views: set[tuple[int, ...]],
   parts: int,
 ) -> bool:
-  """Returns whether a result is a slice of at least one part of an array."""
+  """Returns whether a result is a slice of at least one part of an array.
+
+  ``views`` and ``parts`` are those of `_describe_copy`.
+  """
   while instruction.opcode in _KEEPS_SIZE:
     instruction = computation.operands(instruction)[0]
   if instruction.opcode not in _SLICES | _SLICE_STARTS:
@@ -260,7 +270,10 @@ def _gathers(
   instruction: hlo.Instruction,
   views: set[tuple[int, ...]],
 ) -> bool:
-  """Returns whether an instruction, or its fusion, gathers from an array."""
+  """Returns whether an instruction, or its fusion, gathers from an array.
+
+  ``views`` are the dims of the arrays and of their views (`view_dims`).
+  """
   if instruction.opcode == "fusion":
     inner = module.computations[instruction.calls()[0]]
     return any(_gathers(module, inner, i, views) for i in inner.instructions)

@@ -2,7 +2,7 @@
 
 `collectives` walks the StableHLO module of a `jax.stages.Lowered` and returns
 one `Collective` per operand of each collective operation: kind, mesh axes,
-dtype, shape per device, executions per run of the program and its named scope
+dtype, shape per device, executions per program execution and its named scope
 in the model. StableHLO is the requested program, before a backend widens
 dtypes or merges and splits collectives.
 
@@ -200,8 +200,9 @@ def of_text(
 class _Reader:
   """Reader of one module.
 
-  Each method returns the collectives of one run of a region or operation; the
-  caller multiplies the counts by the number of runs.
+  Each method returns the collectives of one execution of a region or operation;
+  the caller multiplies their counts by the number of its executions.
+  ``stacks`` are jax's name stacks of the enclosing operations, outermost first.
   """
 
   def __init__(
@@ -241,7 +242,7 @@ class _Reader:
     self.num_devices = self.mesh_axes.num_devices
 
   def read(self) -> list[Collective]:
-    """Returns the collectives of one run of the module."""
+    """Returns the collectives of one execution of the module."""
     if "main" not in self.functions:
       raise ValueError("the program has no function main")
     self.shardings = operations.Shardings(self.functions)
@@ -373,7 +374,7 @@ class _Reader:
   def _kernel(
     self, sent: operations.KernelSends, stacks: tuple[str, ...]
   ) -> Collective:
-    """Returns the messages of a Pallas kernel as one permute."""
+    """Returns the messages ``sent`` by a Pallas kernel as one permute."""
     phase, rematted, where = parse_name_stack("/".join(stacks))
     return Collective(
       "permute", (sent.axis,), self.sizes.get(sent.axis), sent.dtype,
@@ -388,7 +389,10 @@ class _Reader:
     reduction: str | None,
     stacks: tuple[str, ...],
   ) -> list[Collective]:
-    """Returns one entry per operand of a collective operation."""
+    """Returns one ledger entry per operand of a collective operation.
+
+    ``group`` are its device groups; ``reduction`` is "add", "max", ... or None.
+    """
     phase, rematted, where = parse_name_stack("/".join(stacks))
     if any(n < 0 for operand in op.operands for n in operand.type.shape):
       self._add_unknown(f"{kind} of a dynamic size", stacks)
@@ -472,7 +476,7 @@ def parse_name_stack(path: str) -> tuple[Phase, bool, str]:
 def _repeat(
   entries: Sequence[Collective], trips: fractions.Fraction | int | None
 ) -> list[Collective]:
-  """Returns the entries of a region that runs `trips` times."""
+  """Returns the ledger entries of a region that is executed `trips` times."""
   return [
     dataclasses.replace(
       c, count=None if None in (c.count, trips) else c.count * trips
@@ -484,7 +488,7 @@ def _repeat(
 def _merge_branches(
   branches: Sequence[Sequence[Collective]]
 ) -> list[Collective]:
-  """Returns the entries of a conditional, given those of its branches."""
+  """Returns the ledger entries of a conditional, given its branches' ones."""
   if branches_are_equal(branches):
     return list(branches[0])
   return [
@@ -495,12 +499,15 @@ def _merge_branches(
 
 
 def _innermost_share(where: str) -> fractions.Fraction | None:
-  """Returns the share of runs that the innermost scope declares, or None."""
+  """Returns the share of executions that take the innermost branch, or None.
+
+  ``where`` are named scopes; a scope such as ``runs_2_of_5`` declares a share.
+  """
   return next(reversed(branch_run_shares(where)), None)
 
 
 def _as_integer(count: fractions.Fraction | int) -> int | None:
-  """Returns a count as an integer; None if it is a fraction."""
+  """Returns a number of executions as an integer; None if it is a fraction."""
   return int(count) if count == int(count) else None
 
 

@@ -44,7 +44,7 @@ class ScheduledCollective:
 
   Attributes:
     entries: Ledger entries, one per operand, each with a count of one.
-    count: Executions per run of the program; None if unknown.
+    count: Executions per execution of the program; None if unknown.
     asynchronous: Whether it consists of a start and a done.
     wire_seconds: Time of one execution on the links, in seconds.
     overlapped: Cost of the instructions between start and done.
@@ -81,7 +81,7 @@ class HostCopy:
   Attributes:
     to_host: Whether it copies to the host, else to the device.
     bytes: Bytes of one execution, without the padding of layouts.
-    count: Executions per run of the program; None if unknown.
+    count: Executions per execution of the program; None if unknown.
     asynchronous: Whether it consists of a start and a done.
     overlapped: Cost of the instructions between start and done.
     where: Name scopes of the copied array, as in the ledger.
@@ -140,7 +140,7 @@ class ScheduledProgram:
     self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}
 
   def total(self) -> Cost:
-    """Returns the cost of all compute in one run of the program.
+    """Returns the cost of all compute in one execution of the program.
 
     A loop with an unknown trip count counts as one trip; each branch with an
     unknown number of executions counts as one execution.
@@ -154,9 +154,10 @@ class ScheduledProgram:
     return cost
 
   def actions(self) -> dict[str, Cost]:
-    """Returns NAME -> cost of one run of the branch with scope ``action_NAME``.
+    """Returns NAME -> cost of the branch with the scope ``action_NAME``.
 
-    Its seconds include those of communication that is not hidden under compute.
+    It is that of one execution, and its seconds include those of communication
+    that is not hidden under compute.
     """
     return {
       name[1]: self._run(branch)
@@ -170,7 +171,10 @@ class ScheduledProgram:
     }
 
   def _run(self, start: str) -> Cost:
-    """Returns a computation's cost per run, with exposed communication."""
+    """Returns the cost of one execution of the computation ``start``.
+
+    Its seconds include those of communication that is not hidden.
+    """
     total = Cost()
     for computation, count in self.module.runs(start):
       costs = [self.cost(computation, i) for i in computation.instructions]
@@ -186,8 +190,8 @@ class ScheduledProgram:
   def collectives(self) -> list[ScheduledCollective]:
     """Returns all communicating instructions in the order of execution.
 
-    If all branches of a conditional send the same and their shares of the runs
-    are not declared, only the first branch is included.
+    If all branches of a conditional send the same and their shares of the
+    executions are not declared, only the first branch is included.
     """
     return [
       dataclasses.replace(transfer, count=count)
@@ -207,7 +211,10 @@ class ScheduledProgram:
   def _host_copy(
     self, computation: hlo.Computation, index: int
   ) -> HostCopy | None:
-    """Returns the copy that starts at an instruction, with a count of one."""
+    """Returns the copy that starts at instruction ``index``; None for none.
+
+    Its count is one.
+    """
     copied = self.reader.host_copy(computation, index)
     if copied is None:
       return None
@@ -224,7 +231,7 @@ class ScheduledProgram:
   def _time_collectives(self, name: str) -> tuple[
     list[ScheduledCollective], float
   ]:
-    """Times the communicating instructions of one run of a computation.
+    """Times the communicating instructions of a computation, executed once.
 
     Returns:
       The communicating instructions, with counts of one; and the seconds of
@@ -273,7 +280,11 @@ class ScheduledProgram:
   def _available_seconds(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> float:
-    """Returns an instruction's seconds that hide no collective inside it."""
+    """Returns an instruction's seconds that can hide outer collectives.
+
+    These are its seconds without those that hide collectives in its loop body
+    or callee.
+    """
     times, name = self.runs(computation, instruction)
     if name is None:
       return self.cost(computation, instruction).seconds
@@ -293,7 +304,9 @@ class ScheduledProgram:
   def runs(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> tuple[int, str | None]:
-    """Returns (number of runs, computation) of a loop or call, else (1, None).
+    """Returns (number of executions, name) of a loop's body or a callee.
+
+    The result is (1, None) for other instructions.
 
     Branches of a conditional are not included and hide nothing: the branch that
     an execution takes is unknown.
@@ -330,7 +343,7 @@ def build_wire_time_model(
 
   - On a torus, links along every dimension that the group spans: two if the
     dimension closes to a ring, one otherwise.
-  - Elsewhere, the link of the innermost level that contains the whole group.
+  - Elsewhere, the link of the innermost network level with the whole group.
 
   Latency is not included. A target with measured links has the times of
   `parallel.ledger.link_times` instead.
@@ -390,7 +403,7 @@ def first_group_devices(
 
 
 def level_of(target: Target, devices: np.ndarray) -> Level:
-  """Returns the innermost level of the network that connects the devices."""
+  """Returns the innermost network level that connects all of the devices."""
   # Devices are numbered level by level: all are in one unit of ``size`` devices
   # if the first and the last one are.
   numbers = [target.devices.index(d) for d in devices]
@@ -405,7 +418,9 @@ def level_of(target: Target, devices: np.ndarray) -> Level:
 def sum_by_axes(
   collectives: list[ScheduledCollective],
 ) -> Mapping[tuple[str, ...], dict[str, float]]:
-  """Sums bytes and seconds of one run over the transfers of each set of axes.
+  """Sums bytes and seconds of the transfers over each set of mesh axes.
+
+  They are those of one execution of the program.
 
   Args:
     collectives: Result of `ScheduledProgram.collectives`.

@@ -195,7 +195,10 @@ def measure_collectives(reading: Reading, found: Events) -> list[
 def _join_start_and_done(
   of_device: Mapping[str, list[Interval]], start: str, done: str
 ) -> list[Interval]:
-  """Returns the executions of which the trace has both start and done."""
+  """Returns the executions of which the trace has both start and done.
+
+  ``of_device`` has a device's executions by the names of instructions.
+  """
   starts, ends = (sorted(of_device.get(name, ())) for name in (start, done))
   # The trace may begin between a start and its done.
   ends = [end for end in ends if starts and end.end >= starts[0].end]
@@ -217,7 +220,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _overlap(interval: Interval, busy: Iterable[Interval]) -> float:
-  """Returns the length of an interval that disjoint intervals cover."""
+  """Returns how much of an interval the disjoint intervals ``busy`` cover."""
   return sum(
     max(0.0, min(interval.end, x.end) - max(interval.start, x.start))
     for x in busy

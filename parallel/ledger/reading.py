@@ -104,7 +104,7 @@ class HostTransfer:
   Attributes:
     to_host: Whether it copies to the host, else to the device.
     bytes: Bytes of one execution on one device.
-    count: Executions per run of the program; None if unknown.
+    count: Executions per execution of the program; None if unknown.
     source: FILE:LINE that made it; "" if it is not known.
     instruction: Name of its instruction, or of the start of a pair.
     asynchronous: Whether it consists of a start and a done.
@@ -130,7 +130,8 @@ class Reading:
     unknown: Instructions that may communicate and are not in ``executed``.
       Only if there are none, a program without ``executed`` sends nothing.
     host: Copies between device and host in the order of execution.
-    memory: Name -> bytes on one device; {} if the form of input has no sizes.
+    memory: "arguments", "results", "temporaries" and "program" (its code) ->
+      bytes on one device; {} if the form of input has no sizes.
     notes: Sentences about information that the form of input lacks.
     module: The compiled program; None if it was not compiled.
   """
@@ -363,7 +364,10 @@ def _of_module(
 def _axes(
   module: hlo.Module, text: str, unoptimized: str | None, mesh: Any
 ) -> tuple[dict[str, int], bool, list[str]]:
-  """Returns the axes, whether the number of devices is known, and notes."""
+  """Returns the mesh axes, whether the number of devices is known, and notes.
+
+  Arguments are those of `_of_module`; notes are those of `Reading`.
+  """
   head = text.split("\n", 1)[0]
   counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head)
   # The text omits a count of 1, and a part of a module may have no first line.
@@ -436,7 +440,10 @@ def _operands_of_collective(
   reader: Reader, computation: hlo.Computation, index: int, lines: SourceLines,
   requested: RequestedDtypes | None,
 ) -> Iterator[Executed]:
-  """Yields the operands of a collective, with counts of one."""
+  """Yields the operands of the collective at ``index``, with counts of one.
+
+  ``lines`` and ``requested`` look up source lines and requested dtypes.
+  """
   outer = computation.instructions[index]
   collectives = list(reader.find(computation, outer))
   if not collectives:
@@ -470,7 +477,9 @@ def _operands_of_collective(
 def _line_of_use(
   computation: hlo.Computation, index: int, lines: SourceLines
 ) -> str:
-  """Returns the line of the first use of a result; "" if it is not known.
+  """Returns the source line of the first use of instruction ``index``'s result.
+
+  The line is "" if it is not known.
 
   A gather of an argument may have the name of the argument, without a line.
   """

@@ -161,7 +161,10 @@ def _bytes_of_kernel(
   kernel: hlo.Instruction,
   reads: Mapping[tuple[int, ...], float],
 ) -> float:
-  """Returns the main-memory bytes of a kernel that reads parts of arrays."""
+  """Returns the main-memory bytes of a kernel that reads parts of arrays.
+
+  ``reads``: dims of an array -> bytes that the kernel reads of it.
+  """
   # An array that is passed as several operands is counted once.
   operands = [computation.by_name[n] for n in dict.fromkeys(kernel.operands)]
   return sum(

@@ -53,10 +53,10 @@ class Target:
     devices: Descriptions of the devices, valid for `jax.sharding.Mesh`.
     hardware: Rates and memory of one device; None for CPUs, for which none are
       recorded.
-    levels: Nested groups of devices with their links, innermost first. A TPU
-      slice is one level. Links between slices are not included.
-    links: Measured links, which replace the levels; None for the published
-      ones.
+    levels: Network levels: nested groups of devices with their links, innermost
+      first. A TPU slice is one level. Links between slices are not included.
+    links: Measured links, which replace those of the levels; None for the
+      published ones.
   """
 
   name: str
@@ -154,7 +154,11 @@ def patch_jax_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
 def _tpu(
   name: str, generation: str, topology: str, slices: str = "1"
 ) -> Target:
-  """Returns a target of equal TPU slices, described by libtpu."""
+  """Returns a target of equal TPU slices, described by libtpu.
+
+  ``generation`` is a key of `DEVICES`, ``topology`` the shape of a slice, such
+  as 4x4x4, and ``slices`` their number.
+  """
   if generation not in _TPUS:
     raise ValueError(
       f"--target={name}: the TPU generation {generation!r} is unknown; use one "
@@ -267,7 +271,10 @@ _GPUS = {
 
 
 def _gpu(name: str, gpu: str, shape: str) -> Target:
-  """Returns a target of GPU nodes, described by a `GpuTargetConfigProto`."""
+  """Returns a target of GPU nodes, described by a `GpuTargetConfigProto`.
+
+  ``gpu`` is a key of `DEVICES`; ``shape`` is NODESxGPUS, with GPUs per node.
+  """
   if gpu not in _GPUS:
     raise ValueError(
       f"--target={name}: the GPU {gpu!r} is unknown; use one of "

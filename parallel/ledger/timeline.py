@@ -18,7 +18,12 @@ COMPUTE = "compute"
 
 
 class ComputeAction(NamedTuple):
-  """Execution of an instruction that does not communicate, and its cost."""
+  """Execution of an instruction that does not communicate.
+
+  Attributes:
+    instruction: The instruction.
+    cost: Cost of the execution.
+  """
 
   instruction: hlo.Instruction
   cost: Cost
@@ -30,8 +35,9 @@ class CollectiveStart(NamedTuple):
   Attributes:
     number: Number of this execution, from 0.
     computation: Computation that contains the instruction.
-    instruction: The collective, the start of a pair, or a wrapper.
-    row: Axes, joined by ",".
+    instruction: The collective, the start of an asynchronous pair, or a wrapper
+      of one of them.
+    row: Row of the timeline: axes of the collectives, joined by ",".
     bytes: Operand bytes on one device.
     seconds: Time on the links.
   """
@@ -45,7 +51,7 @@ class CollectiveStart(NamedTuple):
 
 
 class CollectiveEnd(NamedTuple):
-  """Point at which the result of a `CollectiveStart` is first needed."""
+  """Point at which the result of the `CollectiveStart` ``number`` is needed."""
 
   number: int
 
@@ -54,7 +60,7 @@ Action = ComputeAction | CollectiveStart | CollectiveEnd
 
 
 class Bar(NamedTuple):
-  """Interval on a row.
+  """Interval on a row of the timeline.
 
   Attributes:
     row: "compute", or the axes of a collective, joined by ",".
@@ -79,10 +85,10 @@ class Bar(NamedTuple):
 def actions(
   program: ScheduledProgram, start: str | None = None
 ) -> Iterator[Action]:
-  """Yields what a device does in one run, in the order of the schedule.
+  """Yields what a device does in one execution, in the order of the schedule.
 
-  A loop with an unknown trip count runs once. A conditional runs the branch
-  that takes longest.
+  A loop with an unknown trip count is executed once, and of a conditional the
+  branch that takes longest.
 
   Args:
     program: The program, with rates of a device and its links.
@@ -96,7 +102,7 @@ def actions(
 def timeline(
   program: ScheduledProgram, start: str | None = None
 ) -> Iterator[Bar]:
-  """Yields the bars of one run, in the order of the schedule.
+  """Yields the bars of one execution, in the order of the schedule.
 
   Args:
     program: The program, with rates of a device and its links.
@@ -191,10 +197,11 @@ class _TimedInstruction(NamedTuple):
 
   Attributes:
     index: Index in its computation.
-    action: Compute or start; None for a loop, branch or call.
-    done: Index of the done of a collective.
-    times: Number of runs of ``inner``.
-    inner: Name of the computation that it runs; "" for none.
+    action: Its action; None for a loop, conditional or call.
+    done: Index of the done of a collective, which needs the result.
+    times: Number of executions of ``inner``.
+    inner: Name of the computation that a loop, conditional or call executes; ""
+      for none.
   """
 
   index: int

@@ -56,10 +56,10 @@ class LookupStats:
   """Statistics of all lookups, in training and evaluation together.
 
   Attributes:
-    places: Number of batch positions that were filled.
-    unique: Number of rows after deduplication, summed over devices.
+    places: Number of batch positions that were filled with table rows.
+    unique: Number of table rows after deduplication, summed over devices.
     hits: Number of these rows that were in the cache.
-    fetched: Number of rows that were moved, including padding.
+    fetched: Number of table rows that were moved, including padding.
     programs: Number of buffer sizes so far, each of which compiles a program.
   """
 
@@ -209,7 +209,7 @@ def stacked(*parts: np.ndarray | Lookup) -> np.ndarray | Lookup:
 def _resolve_access(
   table: Table, devices: Sequence[jax.Device]
 ) -> tuple[str, str]:
-  """Returns the access that is used, and the reason for it."""
+  """Returns the access of ``ACCESSES`` that is used, and the reason for it."""
   platform = devices[0].platform
   num_rows, width = table.rows.shape
   if table.access in ("cpu_gather", "sharded"):
@@ -287,9 +287,15 @@ class _PlacedTable:
     return dispatch
 
   def _rows_to_fetch(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the rows that a device fetches, and the index of each position.
+    """Returns the table rows that a device fetches, and an index for each id.
 
-    An index below C is a slot of the cache; C + i is the i-th fetched row.
+    Args:
+      ids: Ids of rows at the positions of the device's part of a batch.
+
+    Returns:
+      Ids of distinct rows that are not in the cache; and, in the shape of
+      ``ids``, where each position's row is: an index below C is a slot of the
+      cache of C rows; C + i is the i-th fetched row.
     """
     # ids.ravel() == unique[inverse.ravel()]
     unique, inverse = np.unique(ids, return_inverse=True)
@@ -309,7 +315,12 @@ class _PlacedTable:
   def _padded(
     self, wanted: Sequence[np.ndarray], places: int
   ) -> np.ndarray:
-    """Pads the ids of all devices to equal length, int32 ``[D, U]``."""
+    """Pads the ids of rows of all D devices to equal length U, ``[D, U]``.
+
+    Args:
+      wanted: Ids of the rows that each device fetches.
+      places: Number of batch positions of a device, the largest possible U.
+    """
     largest = max(map(len, wanted))
     # -1: the buffer is allocated even if all rows are in the cache.
     if largest > self.capacity.get(places, -1):
@@ -329,8 +340,12 @@ class _PlacedTable:
 def _build_put(mesh: Mesh) -> Callable[..., jax.Array]:
   """Builds the program that copies rows to their positions in the batch.
 
-  The program takes rows ``[D, U, F]``, indices ``[D * leading, ...]`` (both
-  sharded over devices) and the cache ``[C, F]`` (replicated); C may be 0.
+  Its arguments are the U rows of F features that each of D devices has fetched,
+  ``[D, U, F]``; for each position of the batch an index, int32 ``[D * dim 0 of
+  a device's part, ...]`` (both sharded over devices); and the cache of C rows,
+  ``[C, F]`` (replicated; C may be 0). An index below C is a row of the cache; C
+  + i is the i-th fetched row of the device. The result has the shape of the
+  indices, and dim F.
   """
 
   def put(rows, index, cache):

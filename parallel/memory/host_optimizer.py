@@ -211,7 +211,10 @@ class HostOptimizer:
     return np.array([self._loops.fold(x, 0) for x in self._bits()], np.uint64)
 
   def _check_checksums(self, found: np.ndarray) -> None:
-    """Raises ValueError unless checksums are those of the last step."""
+    """Raises ValueError unless checksums ``found`` are those of the last step.
+
+    There is one of each array in `_CHECKSUMMED_ARRAYS`.
+    """
     for name, mine, last in zip(
       _CHECKSUMMED_ARRAYS, found, self._sums, strict=True
     ):
@@ -306,7 +309,10 @@ class HostOptimizer:
       numba.set_num_threads(before)
 
   def _prefetch(self, start: int, stop: int) -> None:
-    """Requests elements of all arrays from files, without waiting."""
+    """Requests elements [start, stop) of all arrays from files.
+
+    It does not wait for them.
+    """
     size = len(self.buffer.array) // len(self._arrays)
     for i in range(len(self._arrays)):
       self.buffer.prefetch(
@@ -356,7 +362,9 @@ class HostOptimizer:
 def _check_decayed_ranges(
   decayed: Sequence[tuple[int, int]] | None, size: int
 ) -> np.ndarray:
-  """Returns ranges with weight decay as int64 ``[R, 2]``.
+  """Returns R ranges of elements with weight decay as int64 ``[R, 2]``.
+
+  ``decayed`` None is the range of all ``size`` elements.
 
   Raises:
     ValueError: They are not ascending and disjoint within ``[0, size)``.
@@ -378,11 +386,11 @@ def _blocks(start: int, stop: int, decayed: np.ndarray) -> np.ndarray:
 
   Args:
     start, stop: The range.
-    decayed: Ranges with weight decay ``[R, 2]``.
+    decayed: Ranges of elements with weight decay ``[ranges, 2]``.
 
   Returns:
-    int64 ``[B, 3]``: first and last element of each block relative to
-    ``start``, and 1 if weight decay applies to it.
+    int64 ``[blocks, 3]``: start and stop of each block relative to ``start``,
+    and 1 if weight decay applies to it.
 
   Example:
     >>> _blocks(10, 20, np.array([[0, 12], [18, 30]])).tolist()

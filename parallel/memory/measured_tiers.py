@@ -189,7 +189,15 @@ def _arrays(size: int, node: int) -> list[np.ndarray]:
 def _measure_node(
   node: int, sizes: Sequence[int], cache: int, progress: Callable[[str], None]
 ) -> Tier:
-  """Measures rates and latency of a NUMA node."""
+  """Measures rates and latency of a NUMA node.
+
+  Args:
+    node: Number of the node.
+    sizes: Bytes of the arrays.
+    cache: Bytes of the last-level caches. Rates of arrays up to twice this size
+      are not used.
+    progress: Receives one line for each measurement.
+  """
   free = host_memory.free_bytes(node)
   if 3 * max(sizes) > free:
     raise ValueError(
@@ -256,7 +264,10 @@ def _measure_file(
   path: pathlib.Path, sizes: Sequence[int], cache: int,
   progress: Callable[[str], None],
 ) -> Tier:
-  """Measures bandwidths of a mapped file, dropped from memory after use."""
+  """Measures bandwidths of a mapped file, dropped from memory after use.
+
+  Arguments are those of `_measure_node`.
+  """
   free = _check_disk(path, len(ARRAYS) * max(sizes))
   passes = [_measure_pass(str(path.parent), size) for size in sorted(sizes)]
   for found in passes:
@@ -331,7 +342,7 @@ def step(optimizer: HostOptimizer) -> None:
 
 
 def step_s(optimizer: HostOptimizer) -> float:
-  """Returns the seconds of a step and, for files, `Buffer.drop`."""
+  """Returns an optimizer step's seconds, for files with `Buffer.drop`."""
   if not optimizer.buffer.has_files:  # with files, there is nothing to warm up
     end = time.perf_counter() + _WARM_S
     step(optimizer)
@@ -344,7 +355,10 @@ def step_s(optimizer: HostOptimizer) -> float:
 
 
 def _read_s(optimizer: HostOptimizer) -> float:
-  """Returns the seconds of reading all arrays and, for files, `Buffer.drop`."""
+  """Returns the seconds of reading the optimizer's arrays from their tier.
+
+  With files, they include `Buffer.drop`.
+  """
   start = time.perf_counter()
   flat = optimizer.buffer.array.view(np.float32)
   optimizer.buffer.prefetch(0, _FLOAT * _PREFETCH_ELEMENTS)

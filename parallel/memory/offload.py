@@ -67,11 +67,12 @@ class ActivationPlacement:
   saved_on_host: float = 0.0
 
   def ways(self, num_layers: int) -> tuple[SaveMode, ...]:
-    """Returns what each layer of a period saves (see `placement.periods`).
+    """Returns what each layer of a period saves.
 
+    A period is the layers of one iteration of the scan (`placement.periods`).
     Cumulative fractions, in the order of the attributes, are rounded down to
     whole layers of a period, so that device memory never holds more layers than
-    requested.
+    requested. The result has one entry if all layers save the same.
     """
     length = periods.length(num_layers)
     shares = (self.saved, self.inputs, self.saved_on_host)
@@ -90,7 +91,9 @@ class ActivationPlacement:
   def layers(
     self, f: Callable[[Any, Any], Any], policy: Policy | None, num_layers: int
   ) -> list[tuple[Callable[[Any, Any], Any], Policy | None]]:
-    """Returns the layers of a period, each with its checkpoint policy.
+    """Returns the layers of one iteration of a scan, each with its policy.
+
+    A policy is that of `jax.checkpoint`; None saves all activations.
 
     Args:
       f: A layer, ``f(params, x)``.
@@ -115,14 +118,18 @@ ON_DEVICE, ON_HOST = ActivationPlacement(saved=1.0), ActivationPlacement(
 
 
 def group_into_periods(tree: Any, length: int) -> Any:
-  """Reshapes arrays ``[L, ...]`` to periods ``[L / length, length, ...]``."""
+  """Reshapes arrays of L layers to periods of ``length`` consecutive layers.
+
+  The shapes ``[L, ...]`` become ``[L / length, length, ...]``; with a length of
+  1 they are unchanged.
+  """
   if length == 1:
     return tree
   return jax.tree.map(lambda x: x.reshape(-1, length, *x.shape[1:]), tree)
 
 
 def split_period(tree: Any, length: int) -> list[Any]:
-  """Splits the arrays ``[length, ...]`` of a period into ``length`` trees."""
+  """Splits the arrays of ``length`` layers into one tree for each layer."""
   if length == 1:
     return [tree]
   leaves, structure = jax.tree.flatten(tree)
@@ -135,7 +142,10 @@ def split_period(tree: Any, length: int) -> list[Any]:
 
 
 def stack_trees(trees: list[Any]) -> Any:
-  """Stacks trees of arrays ``[...]`` to one tree of ``[length, ...]``."""
+  """Stacks the trees of layers to one tree of arrays ``[layers, ...]``.
+
+  A single tree is returned unchanged.
+  """
   if len(trees) == 1:
     return trees[0]
   return jax.tree.map(lambda *x: jnp.stack(x), *trees)

@@ -139,7 +139,7 @@ class Buffer:
     return any(isinstance(piece.tier, str) for piece in self.pieces)
 
   def part(self, piece: Piece) -> np.ndarray:
-    """Returns the bytes of a piece."""
+    """Returns the view of the buffer's bytes that a piece has."""
     return self.array[piece.start : piece.stop]
 
   def _check_space(self, pieces: Sequence[Piece]) -> None:
@@ -255,7 +255,7 @@ class Buffer:
 def _overlaps(
   old: Sequence[Piece], new: Sequence[Piece]
 ) -> list[tuple[Piece, Piece]]:
-  """Returns all pairs of pieces with common bytes, in order."""
+  """Returns all pairs (old piece, new piece) with common bytes, in order."""
   found, i, j = [], 0, 0
   while i < len(old) and j < len(new):
     if max(old[i].start, new[j].start) < min(old[i].stop, new[j].stop):
@@ -279,7 +279,10 @@ def _load_libc() -> ctypes.CDLL:
 
 
 def _map(part: np.ndarray, flags: int, number: int, offset: int) -> None:
-  """Maps pages at their present address to file descriptor ``number``."""
+  """Maps the pages of ``part`` anew, at the address that they have.
+
+  ``flags``, ``number`` (of a file descriptor) and ``offset`` are those of mmap.
+  """
   got = _load_libc().mmap(
     part.ctypes.data, part.nbytes, mmap.PROT_READ | mmap.PROT_WRITE,
     flags | _MAP_FIXED, number, offset,

@@ -72,7 +72,13 @@ def check(
 def _check_capacity(
   what: str, needed: float, total: float, free: float
 ) -> list[str]:
-  """Returns a warning if too little is free, or raises if too little exists."""
+  """Returns a warning if too few bytes are free, or raises if too few exist.
+
+  Args:
+    what: Name of the memory or disk in messages.
+    needed, total, free: Bytes that the placement needs, that exist, and that
+      are free now.
+  """
   if needed > total:
     raise ValueError(
       f"{what}: the placement needs {needed / 1e9:.1f} GB, and this machine "

@@ -5,8 +5,8 @@ does the host's part of a transfer, ``fetch`` dispatches the device's part.
 ``stage`` takes ids int32 ``[D, U]``, one row of ids per device; ``fetch``
 returns feature rows ``[D, U, F]``, sharded over devices.
 
-Shape legend: N = rows, F = features, D = devices, U = rows that a device
-fetches, Q = rows that a device requests from another one.
+Shape legend: N = rows of the table, F = features, D = devices, U = rows that a
+device fetches, Q = rows that a device requests from another one.
 """
 
 
@@ -33,7 +33,7 @@ def on_devices(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def buffer_size(count: int, most: int) -> int:
-  """Returns the size of a buffer for ``count`` rows, at most ``most``.
+  """Returns how many rows to allocate for ``count`` rows, at most ``most``.
 
   Example:
     >>> buffer_size(1000, most=10_000)  # 1151 rows with room, in units of 256
@@ -59,7 +59,9 @@ class CpuGather:
     ]
 
   def stage(self, ids: np.ndarray) -> np.ndarray:
-    """Gathers rows ``[D, U, F]`` for ids ``[D, U]`` of this process's devices.
+    """Gathers the U rows of each of D devices, ``[D, U, F]``, by their ids.
+
+    Rows for devices of other processes are not gathered.
 
     Every call allocates a new buffer, since the transfer of the previous buffer
     may be in progress, and XLA:CPU uses the buffer without a copy.
@@ -136,7 +138,11 @@ class ShardedGather:
     axis = Axis(AXIS, self.num, self.num)
 
     def exchange(rows, asked, places):
-      """Serves requests ``[1, D, Q]``; reads the responses at ``[1, U]``."""
+      """Sends the rows that others have ``asked`` for; returns this device's.
+
+      ``asked`` are indices in this device's shard ``rows``, ``[1, D, Q]``;
+      ``places`` are positions in the received rows, ``[1, U]``.
+      """
       found = rows[0][asked[0]]  # [D, Q, F], for each requesting device
       got = all_to_all(found[None], axis, split_dim=0, concat_dim=0)[0]
       return got.reshape(-1, width)[places[0]][None]

@@ -86,7 +86,13 @@ class _Stop(Exception):
 
 @dataclasses.dataclass
 class _ReplayBackend:
-  """`parallel.collectives.CollectiveBackend` that replays given results."""
+  """`parallel.collectives.CollectiveBackend` that replays given results.
+
+  Attributes:
+    rank: int32 ``[]``, rank of this process.
+    results: Results of the next collectives; after them, a collective raises
+      `_Stop`.
+  """
 
   rank: jax.Array
   results: list[jax.Array]
@@ -305,7 +311,10 @@ def _check_sum(x: Any) -> None:
 def _run_collective(
   exchange: PeerCollectives, verb: str, x: np.ndarray
 ) -> np.ndarray:
-  """Runs a collective on ``[devices, ...]``; returns ``[devices, ...]``."""
+  """Runs a collective over workers on one operand per device of this worker.
+
+  ``verb`` is "sum" or "gather". Operand x and result are ``[devices, ...]``.
+  """
   x = np.ascontiguousarray(x)
   if verb == "sum":
     _check_sum(x)

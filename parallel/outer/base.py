@@ -1,8 +1,8 @@
 """Interface of outer loops: synchronisation of separately training workers.
 
 Parameters and optimizer state of the workers have a leading dim: inside
-``jax.shard_map`` a tree ``[W, ...]`` holds the W lanes of the worker axis that
-are on this device. State that all workers share, such as the outer parameters,
+``jax.shard_map`` a tree ``[W, ...]`` holds the W workers (lanes of the worker
+axis) of this device. State that all workers share, such as outer parameters,
 has no such dim and is equal on every device of that axis.
 
 An outer loop has five methods that train (`init`, `plan`, `begin`, `gradients`,
@@ -157,7 +157,7 @@ class OuterLoop:
     """Starts, before the gradients, the exchanges that overlap with them.
 
     Args:
-      params: Parameters of the workers, ``[W, ...]``.
+      params: Parameters of the W workers on this device, ``[W, ...]``.
       state: State in the structure of `init`, this device's part.
       plan: Plan of this step.
 
@@ -170,7 +170,7 @@ class OuterLoop:
     """Transforms the gradients that the inner optimizers receive.
 
     Args:
-      grads: Gradients of each worker, ``[W, ...]``.
+      grads: Gradients of the W workers on this device, ``[W, ...]``.
       state: State that `begin` returned.
 
     Returns:
@@ -184,7 +184,8 @@ class OuterLoop:
     """Applies the inner optimizers' updates and the means that have arrived.
 
     Args:
-      params: Parameters of the workers before the step, ``[W, ...]``.
+      params: Parameters of the W workers on this device before the step,
+        ``[W, ...]``.
       updates: Update of each inner optimizer, ``[W, ...]``.
       state: State that `begin` returned.
       plan: Plan of this step.
@@ -249,12 +250,14 @@ class RoundLoop(OuterLoop):
 
 
 def mean_over_workers(tree: Params, worker: Axis) -> Params:
-  """Averages leaves ``[W, ...]`` over all workers, by an all-reduce."""
+  """Averages leaves of W workers per device, ``[W, ...]``, over all workers."""
   return jax.tree.map(lambda x: all_reduce(x, worker) / worker.size, tree)
 
 
 def broadcast_first(tree: Params, worker: Axis) -> Params:
-  """Broadcasts worker 0's values of ``[W, ...]`` to every device as ``[...]``.
+  """Broadcasts worker 0's values to every device as ``[...]``.
+
+  The leaves of ``tree`` are ``[W, ...]`` for W workers per device.
 
   The sum over workers, with zeros for all except worker 0, is exact and
   invarying by type; a slice of one device's array would be device-varying. The
@@ -272,7 +275,7 @@ def broadcast_first(tree: Params, worker: Axis) -> Params:
 
 
 def to_workers(tree: Params, worker: Axis) -> Params:
-  """Copies leaves ``[...]`` to ``[W, ...]``, once per worker on this device."""
+  """Copies leaves ``[...]`` to ``[W, ...]``, for this device's W workers."""
 
   def copies(x):
     stacked = jnp.broadcast_to(x, (worker.lanes, *x.shape))
@@ -284,7 +287,7 @@ def to_workers(tree: Params, worker: Axis) -> Params:
 
 
 def stack_copies(tree: Params, worker: Axis) -> Params:
-  """Copies leaves ``[...]`` to ``[workers, ...]``, of logical size."""
+  """Copies leaves ``[...]`` to ``[workers, ...]``, for all workers."""
   return jax.tree.map(
     lambda x: jnp.broadcast_to(x, (worker.size, *jnp.shape(x))), tree
   )
@@ -303,7 +306,8 @@ def at_path(tree: Any, path: tuple[Any, ...]) -> Any:
 def float32_sum_bytes(shapes: Params, worker: Axis) -> dict[str, int]:
   """Returns the operand bytes of one all-reduce of all parameters in float32.
 
-  The lanes of a device are summed locally, so their number does not matter.
+  The workers of a device are summed locally, so their number does not matter.
+  ``shapes`` are those of one worker's parameters on one device.
   """
   if worker.devices == 1:
     return {}

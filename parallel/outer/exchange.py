@@ -85,7 +85,8 @@ class Exchange:
     """Decides which workers' deltas the mean of an exchange includes.
 
     Args:
-      workers: Tree of float32 ``[W, ...]``, as in `mean`.
+      workers: Tree of float32 ``[W, ...]`` of this device's W workers, as in
+        `mean`.
       anchor: Tree of ``[...]`` from which to subtract ``workers``, or None.
     """
     if anchor is not None:
@@ -104,8 +105,9 @@ class Exchange:
     """Averages deltas over all workers.
 
     Args:
-      workers: Tree of float32 ``[W, ...]``: the deltas, or with an anchor the
-        arrays to subtract from it. Each leaf has the path of a parameter.
+      workers: Tree of float32 ``[W, ...]`` of this device's W workers: the
+        deltas, or with an anchor the arrays to subtract from it. Each leaf has
+        the path of a parameter.
       state: State of an outer loop, with the part that `init` returned.
       number: int32, the number of this exchange, which seeds its random draws.
       mask: Mask of included workers, float32 ``[workers]``, 1 or 0, multiplied
@@ -182,5 +184,5 @@ class Exchange:
     return dict(total)
 
   def num_block_dims(self, path: tuple[Any, ...]) -> int:
-    """Returns how many leading dims of a parameter no block crosses."""
+    """Returns how many leading dims of a parameter no codec block crosses."""
     return at_path(self.block_dims, path)

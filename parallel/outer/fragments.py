@@ -62,7 +62,7 @@ class Fragments:
 
   @property
   def num_layer_fragments(self) -> int:
-    """Number of fragments of layers; one more fragment holds the rest."""
+    """Number of fragments of layers; the last fragment holds all else."""
     return sum(self._num_of(key) for key, _ in self.stacks)
 
   def _num_of(self, kind: str) -> int:
@@ -70,7 +70,10 @@ class Fragments:
     return dict(self.stacks)[kind] // self.layers if self.layers else 0
 
   def first_of(self, kind: str) -> int:
-    """Returns the number of the first fragment of a stack, or of the rest."""
+    """Returns the number of a stack's first fragment.
+
+    ``kind`` is the stack's key, or `last_kind` for the last fragment.
+    """
     first = 0
     for key, _ in self.stacks:
       if key == kind:
@@ -89,7 +92,10 @@ class Fragments:
     return REST if self.layers else WHOLE
 
   def place(self, number: int) -> tuple[str, int]:
-    """Returns a fragment's kind and its index among those of this kind."""
+    """Returns a fragment's kind, and its index among those of this kind.
+
+    The kind is the key of its stack, or `last_kind`.
+    """
     for kind in self.stack_kinds:
       if number < self._num_of(kind):
         return kind, number
@@ -125,7 +131,10 @@ class Fragments:
   def put(
     self, tree: Params, part: Params, kind: str, place: Any, dim: int
   ) -> Params:
-    """Returns the tree with one fragment replaced; the inverse of `take`."""
+    """Returns the tree with one fragment replaced by ``part``.
+
+    It is the inverse of `take`, whose other arguments it has.
+    """
     if kind in (REST, WHOLE):
       return tree | part
 

@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
   Attributes:
     mask: float32 ``[workers]``, 1 for included workers and else 0; equal on
       all devices.
-    norms: float32 ``[W]``, the norms of this device's workers.
+    norms: float32 ``[W]``, the norms of the deltas of this device's workers.
     mine: bool ``[W]``, whether each of this device's workers is included.
   """
 
@@ -47,7 +47,10 @@ class Verdict(NamedTuple):
 
 
 def worker_norms(tree: Params) -> jax.Array:
-  """Returns norms of workers' trees, ``[W]``, if no other axis shards them."""
+  """Returns the norms of W workers' trees ``[W, ...]``, float32 ``[W]``.
+
+  No axis other than that of the workers may shard the trees.
+  """
   return jnp.sqrt(sum(
     jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
     for x in jax.tree.leaves(tree)
@@ -75,7 +78,7 @@ class ExclusionRule:
     """Decides which workers' deltas the mean of an exchange includes.
 
     Args:
-      deltas: Deltas of the workers, ``[W, ...]``.
+      deltas: Deltas of this device's W workers, ``[W, ...]``.
       worker: The worker axis.
     """
     norms = self.norm(deltas)
@@ -86,7 +89,10 @@ class ExclusionRule:
     )
 
   def order_after(self, tree: Params, mask: jax.Array) -> Params:
-    """Returns the tree, ordered after the collectives that compute ``mask``."""
+    """Returns the tree, ordered after the collectives that compute ``mask``.
+
+    It is unchanged unless `ordered`.
+    """
     return order_after(tree, mask, self.ordered)
 
 
@@ -148,12 +154,12 @@ def record_statistics(
 
 
 def select_per_worker(mine: jax.Array, this: Params, that: Params) -> Params:
-  """Selects, for each worker, its part of one of two trees ``[W, ...]``.
+  """Selects one of two trees for each of this device's W workers.
 
   The values that are not selected may be NaN.
 
   Args:
-    mine: bool ``[W]``: whether to take ``this``.
+    mine: bool ``[W]``: whether to take the worker's values of ``this``.
     this: Tree of ``[W, ...]``.
     that: Tree of ``[W, ...]``.
   """

@@ -60,7 +60,9 @@ class ElasticAdapter:
     return not isinstance(loop, RoundLoop) or step % loop.sync_every == 0
 
   def awaits(self, plan: Plan) -> bool:
-    """Returns whether a step reads or changes the state after `begin`.
+    """Returns whether a step with ``plan`` uses the state after `begin`.
+
+    It uses the loop's state if `gradients` or `finish` read or change it.
 
     If not, an exchange that `begin` started in an earlier step may still be in
     flight while `gradients` and `finish` run.
@@ -70,7 +72,7 @@ class ElasticAdapter:
   def joined(
     self, params: Params, state: State, first: int
   ) -> tuple[Params, State]:
-    """Initializes the workers that join a run.
+    """Initializes the workers that join a training run.
 
     They start from the shared outer parameters. If each worker has its own
     outer parameters, they start from the mean of these over the workers, and
@@ -107,10 +109,10 @@ class ElasticAdapter:
     return set_joining_values(params, new, first), state
 
   def started(self, state: State) -> State:
-    """Returns the state of a worker that joins an elastic run.
+    """Returns the state of a worker that joins an elastic training run.
 
     Args:
-      state: Shared state of the run, with the initial values of "workers".
+      state: State that the workers share, with the initial values of "workers".
     """
     own = state.get("workers", {})
     if "params" not in own:

@@ -137,7 +137,7 @@ class NoLoCo(RoundLoop):
     return outer, {"workers": own | {"params": outer, "momentum": momentum}}
 
   def _pairs(self, number: int) -> list[tuple[int, int]]:
-    """Returns the pairs (source rank, destination rank) of a round.
+    """Returns the pairs (source rank, destination rank) of round ``number``.
 
     A worker that sits out sends to itself: its partner's outer gradient and
     parameters are its own, so that the pull is zero.
@@ -163,7 +163,7 @@ class NoLoCo(RoundLoop):
 
 
 def num_pairing_rounds(workers: int) -> int:
-  """Returns the number of rounds of a tournament of all pairs."""
+  """Returns the number of rounds of a round-robin tournament of workers."""
   return max(1, workers - 1 + workers % 2)
 
 

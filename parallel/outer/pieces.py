@@ -47,7 +47,10 @@ class Pieces:
     return jax.tree.map_with_path(take, tree)
 
   def put(self, tree: Params, part: Params, number: Any, dim: int) -> Params:
-    """Writes a piece back into each leaf; the inverse of `take`."""
+    """Writes the piece ``part`` back into each leaf of ``tree``.
+
+    It is the inverse of `take`, whose other arguments it has.
+    """
 
     def put(path, x, y):
       rows, size = self._rows(path, x, dim)
@@ -61,10 +64,15 @@ class Pieces:
   def _rows(
     self, path: Any, x: jax.Array, dim: int
   ) -> tuple[jax.Array, int]:
-    """Flattens a leaf to rows that consist of equal pieces.
+    """Flattens the dims of a leaf that codec blocks cross, and pads them.
+
+    Args:
+      path: Path of the leaf among the parameters.
+      x: The leaf.
+      dim: Number of leading worker dims, 0 or 1.
 
     Returns:
-      Padded rows ``[..., pieces * size]`` and the size of a piece in elements.
+      ``[..., pieces * size]``, and the size of a piece in elements.
     """
     lead = dim + self.exchange.num_block_dims(path)
     rows = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))

@@ -139,7 +139,8 @@ class SparseLoCo(RoundLoop):
     """Averages the top-k elements of the workers' accumulated deltas.
 
     Args:
-      x: Accumulated deltas of one parameter, ``[W, ...]``.
+      x: Accumulated deltas of one parameter of this device's W workers,
+        ``[W, ...]``.
       block_dims: Number of leading dims after W that no chunk crosses.
       weights: Weights of the workers, ``[workers]``.
 

@@ -214,7 +214,10 @@ class Streaming(RoundLoop):
     )
 
   def _slot(self, fragment: int, sent_at: int) -> int:
-    """Returns the slot that holds a fragment's mean from send to receive."""
+    """Returns the slot that holds a fragment's mean from send to receive.
+
+    ``sent_at`` is the number of updates before the send.
+    """
     many = self.fragments.num_layer_fragments
     if not self.slots or fragment >= many:  # the last fragment has one slot
       return 0
@@ -277,7 +280,11 @@ class Streaming(RoundLoop):
   def outer_and_own_params(
     self, params: Params, state: State, kind: str, place: Any
   ) -> tuple[Params, Params]:
-    """Returns a fragment of outer ``[...]`` and own ``[W, ...]`` parameters."""
+    """Returns a fragment of the outer and of the workers' parameters.
+
+    They are ``[...]``, and ``[W, ...]`` for this device's W workers. ``kind``
+    and ``place`` select the fragment as in `Fragments.take`.
+    """
     outer = self.fragments.take(state["params"], kind, place, 0)
     return outer, self.fragments.take(params, kind, place, 1)
 
@@ -285,6 +292,9 @@ class Streaming(RoundLoop):
     self, params: Params, state: State, kind: str, place: Any, exchange: Any
   ) -> tuple[Params, State]:
     """Averages a fragment's outer gradients over the workers.
+
+    ``kind`` and ``place`` select the fragment as in `Fragments.take`;
+    ``exchange`` is the number of the exchange, which seeds its random draws.
 
     Returns:
       The mean, a tree of ``[...]``, and the state with new residuals, health
@@ -320,7 +330,8 @@ class Streaming(RoundLoop):
     """Averages one piece of a fragment's outer gradients over the workers.
 
     Args:
-      deltas: Outer gradients when the first piece was sent, ``[W, ...]``.
+      deltas: Outer gradients of this device's W workers when the first piece
+        was sent, ``[W, ...]``.
       arriving: Mean of the fragment; pieces that have not arrived are stale.
       state: State of the outer loop.
       mask: Mask of included workers, float32 ``[workers]``.
@@ -351,7 +362,11 @@ class Streaming(RoundLoop):
   def _outer_update(
     self, delta: Params, state: State, kind: str, place: Any
   ) -> State:
-    """Returns the state after the outer step of one fragment."""
+    """Returns the state after the outer step of one fragment.
+
+    ``delta`` is the mean outer gradient; ``kind`` and ``place`` select the
+    fragment as in `Fragments.take`.
+    """
     cut = self.fragments
     index = cut.first_of(kind) + place  # of the fragment's step count
     whole = state["optimizer"]
@@ -378,7 +393,11 @@ class Streaming(RoundLoop):
   def _merge(
     self, params: Params, state: State, kind: str, numbers: ReceiveArguments
   ) -> Params:
-    """Mixes a fragment's outer parameters into those of receiving workers."""
+    """Mixes a fragment's outer parameters into those of receiving workers.
+
+    Returns the workers' parameters. ``kind`` is the fragment's kind, as in
+    `Fragments.take`, and ``numbers`` say which fragment and which workers.
+    """
     cut, place = self.fragments, numbers.place
     outer, mine = self.outer_and_own_params(params, state, kind, place)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
@@ -392,7 +411,10 @@ class Streaming(RoundLoop):
     return cut.put(params, mixed, kind, place, 1)
 
   def mix(self, outer: jax.Array, mine: jax.Array) -> jax.Array:
-    """Returns keep * mine + (1 - keep) * outer, ``[W, ...]``."""
+    """Returns `keep` * mine + (1 - `keep`) * outer.
+
+    ``mine`` and the result are ``[W, ...]`` for this device's W workers.
+    """
     if not self.keep:
       return jnp.broadcast_to(outer, mine.shape)
     return self.keep * mine + (1.0 - self.keep) * outer[None]
@@ -418,7 +440,10 @@ def _structure_predicate(params: Params):
 
 
 def _record_verdict(state: State, verdict: health.Verdict) -> State:
-  """Returns the state with new statistics and, until `finish`, a mask."""
+  """Returns the state with new health statistics of the workers.
+
+  Until `finish`, it also has the mask of this device's included workers.
+  """
   workers = health.record_statistics(
     state["workers"], verdict.norms, verdict.mine
   )
@@ -426,13 +451,19 @@ def _record_verdict(state: State, verdict: health.Verdict) -> State:
 
 
 def _read_slot(state: State, variant: SendVariant | ReceiveVariant) -> Params:
-  """Returns the mean that a fragment's exchange has computed so far."""
+  """Returns the mean in the slot that ``variant`` names.
+
+  It is what the exchange of a fragment has computed so far.
+  """
   return state["arriving"][variant.kind][str(variant.slot)]
 
 
 def _write_slot(
   state: State, variant: SendVariant, arrived: Params
 ) -> State:
-  """Returns the state with the mean of a fragment in flight replaced."""
+  """Returns the state with ``arrived`` in the slot that ``variant`` names.
+
+  It is the mean of a fragment in flight.
+  """
   of_kind = state["arriving"][variant.kind] | {str(variant.slot): arrived}
   return state | {"arriving": state["arriving"] | {variant.kind: of_kind}}

@@ -72,9 +72,11 @@ class Agent:
     working: Whether the user's program has to compute a contribution.
     drawn: (`SampleLeases.round` when the samples of that contribution were
       drawn, these samples as [start, stop) spans).
-    newest: Newest committed revision that the peer holds.
+    newest: Newest committed revision (version of the shared state) that the
+      peer holds.
     peer: State of the membership protocol.
-    members: Members of the newest epoch, in the order of their ranks.
+    members: Members of the swarm in the newest epoch, in the order of their
+      ranks.
     counted: Whether the last contribution is known to be in a committed round.
     error: Exception that ended the peer; None while it runs.
   """
@@ -221,7 +223,10 @@ class Agent:
         self._process_event(message, payload)
 
   def _process_event(self, message: Any, payload: Any) -> None:
-    """Processes an event: a message, and the result of a task that ended."""
+    """Processes an event: a message of the membership protocol.
+
+    ``payload`` is the result of the task whose end the message reports, if any.
+    """
     wrong = False
     match message:
       case m.Prepare() if message.verify and message.epoch > self.peer.epoch:
@@ -251,7 +256,7 @@ class Agent:
       self._step(m.Voided(), None)
 
   def _detect_corruption(self) -> bool:
-    """Returns whether the held revision has changed in this peer's memory.
+    """Returns whether this peer's memory of the shared state is corrupt.
 
     If so, its new digest makes the protocol fetch the revision again.
     """
@@ -268,7 +273,10 @@ class Agent:
     return True
 
   def _drop_if_void(self, newest: Revision) -> bool:
-    """Drops the contribution if its samples are now granted to other peers."""
+    """Drops the contribution if its samples are now granted to other peers.
+
+    ``newest`` is a new revision of the shared state, which has the grants.
+    """
     part = self._part
     if part is None or not self._settings.samples:
       return False
@@ -285,7 +293,10 @@ class Agent:
     return True
 
   def _step(self, message: Any, payload: Any) -> None:
-    """Runs one step of the protocol and executes its effects."""
+    """Runs one step of the protocol and executes its effects.
+
+    ``payload`` is the result of the task whose end the message reports, if any.
+    """
     with self.changed:
       self.peer, effects = peers.step(self.peer, message)
       # The step has completed or replaced the requested fetch: stop it.
@@ -296,7 +307,10 @@ class Agent:
       self._do(effect, payload)
 
   def _do(self, effect: Any, payload: Any) -> None:
-    """Executes one effect."""
+    """Executes one effect that a step of the membership protocol returned.
+
+    ``payload`` is that of `_step`.
+    """
     match effect:
       case m.Send():
         # The protocol recovers lost messages after the next `Hello`.
@@ -346,7 +360,7 @@ class Agent:
       self._channel.send(m.Report(self.newest.number, sent, part.loss))
 
   def _install(self, newest: Revision) -> None:
-    """Makes a revision the newest one and serves it to other peers."""
+    """Makes a revision of the shared state the newest; serves it to peers."""
     # Read-only: the server and fetches of other peers read the same memory.
     for value in newest.shared.values():
       if not isinstance(value, bytes):
@@ -405,7 +419,10 @@ class Agent:
       self._links.close(reason)
 
   def _connect(self, task: m.Connect) -> None:
-    """Starts to connect to an epoch's members; ignores a repeated request."""
+    """Starts to connect to the members of an epoch of the swarm.
+
+    A repeated request is ignored.
+    """
     # A repeated `Prepare` of this epoch: report the result again, if any.
     if self._links is not None and self._links.epoch == task.epoch:
       if self._reached is not None:
@@ -471,7 +488,10 @@ class Agent:
     channel.send(m.Checked(peer, text))
 
   def _start_fetch(self, task: m.Fetch) -> None:
-    """Starts to fetch a revision, unless it is being fetched already."""
+    """Starts to fetch a revision of the shared state from other peers.
+
+    It has no effect if that revision is being fetched already.
+    """
     wanted = self.peer.epoch, task.revision, task.digest
     if self._fetching == wanted:  # a repeated request
       return
@@ -496,7 +516,10 @@ class Agent:
   def _make_fetch(
     self, task: m.Fetch, holders: Mapping[Id, Address]
   ) -> Fetch:
-    """Returns a fetch that reuses the chunks that this peer has already."""
+    """Returns a download of a revision from the peers ``holders``.
+
+    It reuses the chunks that this peer has already.
+    """
     # They are those of an unfinished fetch, else of the held revision.
     kept = None if self._fetch is None else self._fetch.partial_state
     return Fetch(
@@ -508,7 +531,10 @@ class Agent:
   def _fetch_revision(
     self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
   ) -> None:
-    """Fetches a revision; retries until a request for another one arrives."""
+    """Runs the download ``job`` of a revision of the shared state.
+
+    It retries until a request for another revision arrives.
+    """
     pause_s, text = _RETRY_PAUSE_S, ""
     while self.error is None:
       try:
@@ -536,7 +562,15 @@ class Agent:
     self, task: m.Reduce, links: Links, part: PeerContribution,
     newest: Revision, rings: AlgorithmSelector | None,
   ) -> None:
-    """Attempts a round and reports its result."""
+    """Attempts a round, an exchange of contributions; reports its result.
+
+    Args:
+      task: The round to attempt.
+      links: Links to the other members.
+      part: This peer's contribution.
+      newest: Revision of the shared state before the round.
+      rings: Measured links; None if links are not measured.
+    """
     found: Revision | None = None
     try:
       # This exchanges weights, samples and measurement requests.

@@ -31,7 +31,7 @@ class RoundExchange:
 
   Attributes:
     round: Number of the round.
-    epoch: Epoch of the attempt.
+    epoch: Number of the attempt's epoch, a numbered list of the members.
     contributors: Contributing peers, in the order of their ranks.
     weights: Weight of each contribution, in the order of the ranks.
     samples: peer -> sample numbers of its contribution, as [start, stop) spans;
@@ -199,7 +199,8 @@ class PeerContribution(NamedTuple):
     weight: Weight of the contribution, e.g. its number of tokens.
     begun: Number of committed rounds (`SampleLeases.round`) when its samples
       were drawn.
-    samples: Samples of the contribution; empty without sample leases.
+    samples: Numbers of the contribution's training samples, as [start, stop)
+      spans; empty without sample leases.
     loss: Loss of the contribution, for monitoring; None for none.
   """
 

@@ -31,6 +31,15 @@ class TickRow(NamedTuple):
   """Actions and buffer slots of one tick (`parallel.plans.pipeline.table`).
 
   Arrays are int32, ``[stages]`` (all, or those of this device) or ``[]``.
+
+  Attributes:
+    kind: `ActionKind` of the stage's action.
+    chunk: Index of the action's part among the stage's parts.
+    write_input, write_cotangent: For each direction, the slot for the value
+      that arrives from there.
+    enter_input, enter_cotangent: Slot for a value from outside the parts.
+    read_input, read_cotangent: Slot that the action reads.
+    residuals, deltas: Slot of these values that the action reads or writes.
   """
 
   kind: jax.Array
@@ -49,8 +58,8 @@ class Buffers(NamedTuple):
   """Buffers of a stage: trees of ``[P, ...]`` with P slots; P differs by tree.
 
   Attributes:
-    inputs: Inputs of parts. Received values that no action reads are written to
-      the last slot.
+    inputs: Inputs of the stage's parts of the model. Received values that no
+      action reads are written to the last slot.
     cotangents: Cotangents of the outputs of parts, with such a slot, too.
     residuals: Residuals that forwards have saved for backwards.
     deltas: Values that the first half of a split backward saves for the second
@@ -68,7 +77,8 @@ class Actions(NamedTuple):
 
   Attributes:
     schedule: The schedule.
-    part: ``(params of a part, constants of a part, x) -> x``.
+    part: Function of a part of the model, the layers of one chunk of a stage:
+      ``(params of the part, constants of the part, x) -> x``.
     keeps: Whether a forward saves its residuals for the backward.
   """
 
@@ -78,7 +88,7 @@ class Actions(NamedTuple):
 
   @property
   def backward(self) -> Backward:
-    """Functions that compute the forward and the backward of a part."""
+    """Functions that compute forward and backward of a part of the model."""
     if self.keeps:
       return SavingBackward(self.part, self.schedule.splits)
     return RecomputingBackward(self.part)
@@ -90,11 +100,12 @@ class Actions(NamedTuple):
     """Runs a stage's action in a schedule without backward.
 
     Args:
-      entering: Input of the first part, if one enters in this tick.
+      entering: Input of the first part of the model, if one enters in this
+        tick.
       row: Action and buffer slots of this stage in the tick.
       params: Parameters of the stage's parts, ``[chunks, ...]``.
       constants: Constants of the stage's parts, ``[chunks, ...]``.
-      inputs: Buffer of inputs, ``[P + 1, ...]``.
+      inputs: Buffer of inputs with P slots and an unused one, ``[P + 1, ...]``.
       arriving: Values from other stages, one for each direction.
 
     Returns:
@@ -185,7 +196,10 @@ class Actions(NamedTuple):
     self, row: TickRow, actions: dict[ActionKind, Callable[[], Tree]],
     otherwise: Tree
   ) -> Tree:
-    """Returns the result of the action that is due, or else ``otherwise``."""
+    """Returns the result of the action in ``row``, one of ``actions``.
+
+    The result is ``otherwise`` if its kind is not among them.
+    """
     # Kinds that the schedule never uses are excluded at trace time, so that
     # their branches are not compiled.
     used = [kind for kind in actions if (self.schedule.kinds == kind).any()]
@@ -202,7 +216,7 @@ class Actions(NamedTuple):
   def _scoped(
     self, action: Callable[..., Tree], kind: ActionKind
   ) -> Callable[..., Tree]:
-    """Wraps an action in named scopes: number of runs, kind and phase."""
+    """Wraps an action in named scopes: number of executions, kind and phase."""
     # The ledger groups bytes and FLOPs by these scopes.
     phase = "forward" if kind is ActionKind.FORWARD else "backward"
     return scoped(
@@ -214,7 +228,15 @@ class Actions(NamedTuple):
     self, buffer: Tree, arriving: Sequence[Tree], places: Sequence[jax.Array],
     entering: Tree, entered: jax.Array,
   ) -> Tree:
-    """Writes received values, and one that enters the pipeline, to a buffer."""
+    """Writes received values, and one that enters the pipeline, to a buffer.
+
+    Args:
+      buffer: The buffer.
+      arriving: Values from other stages, one for each direction.
+      places: Slot for each of these values.
+      entering: Value from outside the pipeline.
+      entered: Slot for this value.
+    """
     if self.schedule.num_chunks > 1:  # several values may arrive in one tick
       for values, place in zip(arriving, places, strict=True):
         buffer = write(buffer, values, place)
@@ -229,7 +251,7 @@ class Actions(NamedTuple):
   def _runs_scope(self, kind: ActionKind) -> str:
     """Returns the `runs_scope` of a kind of actions.
 
-    Runs are counted on the stage that splits most backwards.
+    Executions are counted on the stage that splits most backwards.
     """
     t = self.schedule
     stage = (t.kinds == ActionKind.INPUT).sum(0).argmax()
@@ -238,6 +260,8 @@ class Actions(NamedTuple):
 
 def runs_scope(count: int, schedule: PipelineSchedule) -> str:
   """Returns a scope name that tells the ledger in how many ticks code runs.
+
+  ``count`` is the number of these ticks.
 
   Example:
     >>> from parallel.plans.pipeline.builders import build
@@ -260,19 +284,19 @@ def scoped(f: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 
 def read(tree: Tree, place: jax.Array) -> Tree:
-  """Returns slot ``place`` of a buffer, a tree of ``[P, ...]``."""
+  """Returns slot ``place`` of a buffer, a tree of ``[slots, ...]``."""
   return jax.tree.map(
     lambda x: lax.dynamic_index_in_dim(x, place, keepdims=False), tree
   )
 
 
 def _read_kept(tree: Tree, place: jax.Array) -> Tree:
-  """Returns a slot of a buffer whose layout is fixed; see `_row_major`."""
+  """Returns slot ``place`` of a buffer in a fixed layout; see `_row_major`."""
   return _row_major(read(_row_major(tree), place))
 
 
 def _write_kept(tree: Tree, values: Tree, place: jax.Array) -> Tree:
-  """Writes values to a slot of a buffer whose layout is fixed."""
+  """Writes values to slot ``place`` of a buffer in a fixed layout."""
   return _row_major(write(tree, values, place))
 
 
@@ -288,14 +312,17 @@ def _row_major(tree: Tree) -> Tree:
 
 
 def write(tree: Tree, values: Tree, place: jax.Array) -> Tree:
-  """Writes values to a slot of a buffer."""
+  """Writes values to slot ``place`` of a buffer, a tree of ``[slots, ...]``."""
   return jax.tree.map(
     lambda x, v: lax.dynamic_update_index_in_dim(x, v, place, 0), tree, values
   )
 
 
 def _chunk(tree: Tree, row: TickRow) -> Tree:
-  """Returns the parameters of an action's part out of ``[chunks, ...]``."""
+  """Returns the parameters of an action's part out of ``[chunks, ...]``.
+
+  A stage has one part of the model per chunk.
+  """
   # With one part, [1, ...] -> [...] is a static slice, which copies nothing.
   leaves = jax.tree.leaves(tree)
   if leaves and leaves[0].shape[0] == 1:
@@ -304,7 +331,11 @@ def _chunk(tree: Tree, row: TickRow) -> Tree:
 
 
 def _add_gradients(grads: Tree, of_params: Tree, row: TickRow) -> Tree:
-  """Adds the gradients of an action's part to the sums ``[chunks, ...]``."""
+  """Adds the gradients of an action's part to the sums ``[chunks, ...]``.
+
+  ``of_params`` are the gradients of the parameters of the part of the model
+  that the action in ``row`` runs.
+  """
 
   def added(total, x):
     if total.shape[0] == 1:

@@ -31,7 +31,7 @@ Part = Callable[[Tree, Tree, Tree], Tree]
 
 
 class Backward(Protocol):
-  """Forward of a part and its backward, in one action or in two.
+  """Forward of a part of the model and its backward, in one action or in two.
 
   All methods take the part's parameters ``params``, its constants ``fixed`` and
   its input ``x``. ``kept`` are the values that `forward` has saved, and ``dy``
@@ -45,20 +45,26 @@ class Backward(Protocol):
   def both(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
-    """Returns the gradients of the parameters, and the cotangents of x."""
+    """Runs a whole backward: returns gradients of params, cotangents of x."""
     ...
 
   def of_input(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
-    """Returns the cotangents of x and the deltas for `of_weight`."""
+    """Runs a backward's first half: returns cotangents of x, and the deltas.
+
+    The deltas are values for the second half, `of_weight`.
+    """
     ...
 
   def of_weight(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree,
     deltas: Tree,
   ) -> Tree:
-    """Returns the gradients of the parameters."""
+    """Runs a backward's second half: returns the gradients of ``params``.
+
+    ``deltas`` are those that `of_input` has returned.
+    """
     ...
 
 
@@ -94,7 +100,8 @@ class SavingBackward(NamedTuple):
   """A `Backward` that reads residuals which the forward has saved.
 
   Attributes:
-    part: ``(params of a part, constants of a part, x) -> x``.
+    part: Function of a part of the model: ``(params of the part, constants of
+      the part, x) -> x``.
     splits: Whether the schedule splits a backward into two actions.
   """
 
@@ -137,6 +144,8 @@ class SavingBackward(NamedTuple):
   ) -> tuple["_Program", int]:
     """Traces the forward and the residuals of its linearization or VJP.
 
+    ``fixed`` are the constants of the part of the model.
+
     Returns:
       A program whose results are the leaves of the output, then the residuals;
       and the number of leaves of the output.
@@ -154,7 +163,10 @@ class SavingBackward(NamedTuple):
   def _rebuild_linear(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree
   ) -> Callable[..., Any]:
-    """Rebuilds the linearization or VJP from the residuals in ``kept``."""
+    """Rebuilds the linearization or VJP from the residuals in ``kept``.
+
+    ``fixed`` are the constants of the part of the model.
+    """
     program, num = self._trace_linearized(params, fixed, x)
     # A residual that equals another one, or an output, is saved only once.
     same, numbers = program.same(num), range(num, len(program.shapes))
@@ -179,22 +191,25 @@ class _Program:
     self.shapes, self.tree = jax.tree.flatten(shapes)
 
   def same(self, start: int) -> list[int]:
-    """Returns, for each result, the first equal one's index, from ``start``."""
+    """Returns, for each result, the index of the first equal result.
+
+    For results from ``start`` on, only these and earlier ones are compared.
+    """
     # Equal results are one variable of the traced program.
     ids = [id(v) for v in self._closed.jaxpr.outvars]
     return [ids.index(v, min(i, start)) for i, v in enumerate(ids)]
 
   def is_argument(self, i: int) -> bool:
-    """Returns whether a result is an unchanged argument."""
+    """Returns whether result ``i`` is an unchanged argument."""
     jaxpr = self._closed.jaxpr
     return any(jaxpr.outvars[i] is v for v in jaxpr.invars)
 
   def reads_last(self, i: int) -> bool:
-    """Returns whether a result depends on the last argument."""
+    """Returns whether result ``i`` depends on the last argument."""
     return any(self._prune_jaxpr([i])[1][-len(self._last) :])
 
   def results(self, wanted: Sequence[int] | None = None) -> list[jax.Array]:
-    """Computes only the results with some indices; all if None."""
+    """Computes only the results with the indices ``wanted``; all if None."""
     numbers = range(len(self.shapes)) if wanted is None else wanted
     jaxpr, used = self._prune_jaxpr(numbers)
     # Dead code elimination drops unused arguments, too.
@@ -202,7 +217,10 @@ class _Program:
     return jax.core.eval_jaxpr(jaxpr, self._closed.consts, *args)
 
   def _prune_jaxpr(self, wanted: Sequence[int]) -> tuple[Any, list[bool]]:
-    """Returns a jaxpr of some results only, and which arguments it uses."""
+    """Returns a jaxpr of the results ``wanted``, and the arguments it uses.
+
+    The latter are one bool per argument.
+    """
     return partial_eval.dce_jaxpr(
       self._closed.jaxpr, [i in wanted for i in range(len(self.shapes))]
     )
@@ -224,8 +242,11 @@ def _indices_to_save(program: _Program, num: int) -> list[int]:
 class _SplitLinear:
   """Split of a linear function of tangents p' and x' into U(K(p'), x').
 
+  The function is the linearization of a part of the model; p' are tangents of
+  its parameters, x' of its input.
+
   Attributes:
-    summands: Shapes of the results e of K.
+    summands: Shapes of the results of K.
   """
 
   def __init__(
@@ -263,7 +284,7 @@ class _SplitLinear:
     return _Program(self._known, params).results(self._moving)
 
   def of_summands(self, summands: list[jax.Array], x: Tree) -> Tree:
-    """Computes U of the result of K and of ``x``, the tangents x'."""
+    """Computes U of the result of K, ``summands``, and the tangents x'."""
     values = self._still | dict(zip(self._moving, summands, strict=True))
     return self._tree.unflatten(jax.core.eval_jaxpr(
       self._rest, [values[i] for i in sorted(values)], *jax.tree.leaves(x)

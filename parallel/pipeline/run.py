@@ -61,7 +61,8 @@ class ModelFunctions(NamedTuple):
   Attributes:
     enter: ``(around, microbatch) -> x``, the input of the first part, where
       ``around`` are the parameters outside of the parts (`PipelineParams`).
-    part: ``(params of a part, constants of a part, x) -> x``.
+    part: Function of a part of the model, the layers of one chunk of a stage:
+      ``(params of the part, constants of the part, x) -> x``.
     judge: ``(around, x, microbatch) -> scores``, where x is the last part's
       output. In a training step the scores are a scalar, the loss.
   """
@@ -75,8 +76,9 @@ class PipelineParams(NamedTuple):
   """Parameters that a step differentiates, or their gradients.
 
   Attributes:
-    parts: Parameters of each stage's parts, ``[G, chunks, ...]``.
-    around: Parameters of ``enter`` and ``judge``.
+    parts: Parameters of the parts of the G stages on this device, ``[G, chunks,
+      ...]``.
+    around: Parameters of ``enter`` and ``judge`` (`ModelFunctions`).
   """
 
   parts: Any
@@ -101,12 +103,13 @@ class _Carry(NamedTuple):
   """Carry of the scan over ticks.
 
   Attributes:
-    buffers: Buffers of the stages, ``[G, P, ...]``.
+    buffers: Buffers of the G stages on this device with P slots, ``[G, P,
+      ...]``.
     arriving: Received values, ``[G, ...]``. In a loop of stages these are two
       tuples: (an input,) and (a cotangent,). Otherwise there is one tuple with
       a value for each direction, each an input or a cotangent.
     entering: Input of the first part, and cotangent of the last part's output.
-    total: Scores of all microbatches, ``[M, ...]``, or the sum of losses.
+    total: Scores of all M microbatches, ``[M, ...]``, or the sum of losses.
     grads: Sum of gradients; None without backward.
   """
 
@@ -148,8 +151,9 @@ class Pipeline:
       functions: The model.
       params: This device's parameters, whose types vary over stages and over
         all axes over which gradients are reduced later.
-      constants: Constants of the parts, ``[G, chunks, ...]``.
-      batch: Tree of ``[M, ...]``, the microbatches.
+      constants: Constants of the parts of the G stages on this device, ``[G,
+        chunks, ...]``.
+      batch: Tree of ``[M, ...]``, the M microbatches.
 
     Returns:
       The sum of losses, a scalar, and the sums of gradients, float32 in the
@@ -171,7 +175,10 @@ class Pipeline:
     self, functions: ModelFunctions, params: PipelineParams, constants: Any,
     batch: Any
   ) -> Any:
-    """Returns the scores ``[M, ...]``; arguments as in `gradients`."""
+    """Returns the scores of M microbatches, ``[M, ...]``.
+
+    Arguments are those of `gradients`.
+    """
     assert not self.schedule.has_backward
     run = _Run(self, functions, params, constants, batch)
     # Cotangents, residuals, deltas and gradients are empty trees.
@@ -218,7 +225,10 @@ class _Run:
     return jax.eval_shape(self.judge, self.params.around, self.x_shapes, 0)
 
   def zeros(self, like: Any, *lead: int, names: tuple[str, ...] = ()) -> Any:
-    """Makes zeros ``[*lead, ...]`` like ``like``, also varying over names."""
+    """Makes zeros ``[*lead, ...]`` like ``like``, with further leading dims.
+
+    By type they vary over the mesh axes of ``like`` and of ``names``.
+    """
     return jax.tree.map(
       lambda x: varying(
         jnp.zeros((*lead, *x.shape), x.dtype),
@@ -227,7 +237,10 @@ class _Run:
     )
 
   def places(self, *lead: int, like: Any = None) -> Any:
-    """Makes zeros ``[G, *lead, ...]`` like ``like``, by default activations."""
+    """Makes zeros ``[G, *lead, ...]`` for the G stages on this device.
+
+    They have the shapes of ``like``, by default of activations.
+    """
     return self.zeros(
       self.x_shapes if like is None else like, self.axis.lanes, *lead,
       names=(self.axis.name,),
@@ -272,13 +285,19 @@ class _Run:
     )
 
   def enter(self, m: Any, late: Any = ()) -> Any:
-    """Returns the first part's input for microbatch m."""
+    """Returns the first part's input for microbatch m.
+
+    On CPUs it is computed after the results ``late``.
+    """
     return self.functions.enter(
       self.params.around, self.microbatch(m, late)
     )
 
   def judge(self, around: Any, x: Any, m: Any) -> Any:
-    """Returns the scores of the last part's output x for microbatch m."""
+    """Returns the scores of the last part's output x for microbatch m.
+
+    ``around`` are the parameters outside of the parts.
+    """
     return self.functions.judge(around, x, self.microbatch(m))
 
   def first(self) -> Any:
@@ -288,7 +307,7 @@ class _Run:
     return enter(int(self.table.enters[0]))
 
   def scan(self, tick: Callable[..., Any], start: _Carry) -> _Carry:
-    """Runs all ticks and returns the last carry."""
+    """Runs ``tick`` for all ticks, from the carry ``start`` to the last."""
     t = self.table
     rows = TickRow(
       t.kinds, t.chunks, t.inputs.write, t.inputs.enter, t.inputs.read,
@@ -306,7 +325,10 @@ class _Run:
   def tick_forward(
     self, carry: _Carry, row: TickRow, ends: _TickMicrobatches
   ) -> _Carry:
-    """Runs one tick of a schedule without backward."""
+    """Runs one tick of a schedule without backward; returns the new carry.
+
+    ``ends`` are the microbatches that enter before and leave after the parts.
+    """
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, inputs = each_lane(
       functools.partial(
@@ -338,7 +360,10 @@ class _Run:
   def tick(
     self, carry: _Carry, row: TickRow, ends: _TickMicrobatches
   ) -> _Carry:
-    """Runs one tick of a schedule with backward."""
+    """Runs one tick of a schedule with backward; returns the new carry.
+
+    ``ends`` are the microbatches that enter before and leave after the parts.
+    """
     ordered, around = self.pipeline.ordered, self.params.around
     # [S] -> [G]: the numbers of this device's stages.
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
@@ -398,7 +423,10 @@ class _Run:
     )
 
   def next_input(self, ends: _TickMicrobatches, late: Any) -> Any:
-    """Returns the first part's input of the next tick."""
+    """Returns the first part's input of the next tick; zeros if there is none.
+
+    On CPUs it is computed after the results ``late``.
+    """
     # It runs once less than there are microbatches: `first` is the first input.
     enter = scoped(lambda m: self.enter(m, late), "phase_forward")
     return self.run_if_microbatch(
@@ -406,14 +434,19 @@ class _Run:
     )
 
   def send_all_directions(self, tree: Any, late: Any) -> tuple[Any, Any, Any]:
-    """Sends arrays to the next, the previous and the same stage, in a tuple."""
+    """Sends arrays to both neighbour stages; returns what each stage receives.
+
+    The result is a tuple: arrays of the previous stage, of the next one, and of
+    the stage itself. On CPUs they are sent after the results ``late``.
+    """
     ahead = self.move(tree, 1, late)
     return ahead, self.move(tree, -1, ahead), tree
 
   def move(self, tree: Any, by: int, late: Any) -> Any:
-    """Sends arrays ``[G, ...]`` to the next (by=1) or previous (by=-1) stage.
+    """Sends arrays to the next (by=1) or previous (by=-1) stage.
 
-    On CPUs they are sent after the results ``late``.
+    They are ``[G, ...]`` for the G stages on this device. On CPUs they are sent
+    after the results ``late``.
     """
     tree = order_after(tree, late, self.pipeline.ordered)
     phase = "phase_forward" if by > 0 else "phase_backward"
@@ -433,7 +466,10 @@ class _Run:
     return treedef.unflatten(moved)
 
   def broadcast_stage(self, tree: Any, stage: int) -> Any:
-    """Broadcasts one stage's values to all stages: ``[G, ...] -> [...]``."""
+    """Broadcasts one stage's values to all stages.
+
+    Arrays of the G stages on this device, ``[G, ...]``, become ``[...]``.
+    """
     here = self.is_stage(stage)
 
     def chosen(x):
@@ -459,7 +495,8 @@ class _Run:
       microbatch: Index of the microbatch, equal on all stages; -1 for none.
       then: Function of the index.
       otherwise: Function that returns the result if there is no microbatch.
-      in_loop: Number of runs in the loop minus number of microbatches.
+      in_loop: Number of executions of ``then`` in the loop over ticks, minus
+        the number of microbatches.
     """
     count = self.pipeline.schedule.num_microbatches + in_loop
     # The branch must not run with an index of -1, which `maximum` replaces.
@@ -469,9 +506,9 @@ class _Run:
     )
 
   def is_stage(self, stage: int) -> jax.Array:
-    """Returns which of this device's stages equals ``stage``, bool ``[G]``."""
+    """Returns which of this device's G stages is ``stage``, bool ``[G]``."""
     return ranks_here(self.axis) == stage
 
   def stage_of(self, part: int) -> int:
-    """Returns the stage of a part; part=-1 is the last part."""
+    """Returns the stage of a part of the model; part=-1 is the last part."""
     return int(self.pipeline.schedule.stage_of_part[part])

@@ -209,7 +209,7 @@ class TrainingStep:
     return self.model.layer_flops(tokens, self.seq_len) / tensor
 
   def head_flops(self, examples: float, ranks: int) -> float:
-    """Returns FLOPs of the head's forward pass on one of ``ranks`` ranks."""
+    """Returns FLOPs of the output head's forward on one of ``ranks`` ranks."""
     return self.model.head_flops(examples * self.seq_len) / ranks
 
   def layer_s(

@@ -6,7 +6,7 @@ permute. A constant table, indexed by rank, lists the chunks that a rank sends
 in the permute, so the program sends exactly the chunks of the schedule. Every
 permute and addition is linear, so jax derives the transpose for the backward.
 
-Shape legend: N = ranks of the schedule; R = lanes on this device; C = chunks;
+Shape legend: N = ranks of the schedule; R = ranks on this device; C = chunks;
 K = elements of a chunk; S = chunks in a rank's slice; s = rows of a slice.
 """
 
@@ -81,12 +81,12 @@ def run_on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
   Args:
     schedule: Schedule, whose correctness is checked here. Its ranks are the
       logical ranks of the axis.
-    x: ``[R, ...]``: array of each lane, with the shape of a device's array in
-      `executor`.
+    x: ``[R, ...]``: array of each of the R ranks on this device (lanes), with
+      the shape of a device's array in `executor`.
     axis: Axis over whose ranks the schedule runs.
 
   Returns:
-    ``[R, ...]``: result of each lane.
+    ``[R, ...]``: result of each of these ranks.
 
   Raises:
     ValueError: The schedule does not perform its collective, the axis has
@@ -166,7 +166,11 @@ def _run(
 def _run_round(
   before: jax.Array, permutes: list[_Step], axis: Axis
 ) -> jax.Array:
-  """Runs one round on chunks ``[R, C, K]``; returns the chunks after it."""
+  """Runs a round's permutes; returns the chunks after it.
+
+  ``before`` and the result are ``[R, C, K]``: C chunks of K elements of each of
+  the R ranks on this device.
+  """
   ranks = collectives.ranks_here(axis)
   chunks = before
   for step in permutes:
@@ -181,23 +185,35 @@ def _run_round(
 
 
 def _add(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
-  """Adds ``[k, K]`` to the chunks ``where`` of ``[C, K]``; ignores index C."""
+  """Adds k received chunks ``[k, K]`` to the chunks ``where`` of ``[C, K]``.
+
+  The index C, which is out of range, is ignored.
+  """
   return chunks.at[where].add(arrived, mode="drop")
 
 
 def _put(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
-  """Writes ``[k, K]`` into chunks ``where`` of ``[C, K]``; ignores index C."""
+  """Writes k received chunks ``[k, K]`` to the chunks ``where`` of ``[C, K]``.
+
+  The index C, which is out of range, is ignored.
+  """
   return chunks.at[where].set(arrived, mode="drop")
 
 
 @jax.vmap
 def _take(chunks: jax.Array, where: jax.Array) -> jax.Array:
-  """Takes chunks from each lane: ``[R, C, K]``, ``[R, k] -> [R, k, K]``."""
+  """Takes the chunks ``where`` of each of R ranks, ``[R, k, K]``.
+
+  ``chunks`` is ``[R, C, K]``, ``where`` is int ``[R, k]``.
+  """
   return chunks[where]
 
 
 def _all_reduce_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Splits ``[R, ...]`` to chunks ``[R, C, K]``; also returns the inverse."""
+  """Splits the arrays of R ranks to C chunks each; also returns the inverse.
+
+  ``[R, ...]`` becomes ``[R, C, K]``.
+  """
   del axis
   size = math.prod(x.shape[1:])
   chunks = _cut(x.reshape(x.shape[0], size), schedule.num_chunks)
@@ -205,10 +221,10 @@ def _all_reduce_layout(schedule: Schedule, x: jax.Array, axis: Axis):
 
 
 def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Splits ``[R, N s, ...]`` to chunks ``[R, C, K]``; also returns a function.
+  """Splits the arrays of R ranks to C chunks each; also returns a function.
 
-  The returned function extracts each lane's slice, ``[R, s, ...]``, from the
-  result ``[R, C, K]``.
+  ``[R, N s, ...]`` becomes ``[R, C, K]``. The returned function extracts each
+  rank's slice, ``[R, s, ...]``, from the schedule's result ``[R, C, K]``.
   """
   n, lanes = schedule.num_ranks, x.shape[0]
   if x.ndim < 2 or x.shape[1] % n:
@@ -231,10 +247,11 @@ def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
 
 
 def _all_gather_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """Splits ``[R, s, ...]`` to chunks ``[R, C, K]``; also returns a function.
+  """Splits the slices of R ranks to chunks; also returns a function.
 
-  A lane's own chunks are in place, the others are zero. The returned function
-  turns ``[R, C, K]`` into all slices in rank order, ``[R, N s, ...]``.
+  ``[R, s, ...]`` becomes ``[R, C, K]``: the chunks of a rank's slice are at
+  their indices, all others are zero. The returned function turns the schedule's
+  result ``[R, C, K]`` into all slices in rank order, ``[R, N s, ...]``.
   """
   if x.ndim < 2:
     raise ValueError(
@@ -269,7 +286,7 @@ _LAYOUTS = {
 
 
 def _owned_chunks(schedule: Schedule) -> np.ndarray:
-  """Returns the chunks of each rank's slice, int ``[rank, S]``."""
+  """Returns the S chunks of each rank's slice, int ``[rank, S]``."""
   # The stable sort by owner keeps a rank's chunks in ascending order. `check`
   # has proven that all ranks own the same number of chunks.
   return np.argsort(schedule.owners, kind="stable").reshape(

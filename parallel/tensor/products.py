@@ -4,8 +4,8 @@ XLA:CPU runs some forms of a product at a fraction of the rate of others.
 `parallel.tensor.projections` therefore calls the functions of this module,
 which select a form by the platform and compute the same result in each.
 
-Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), F
-= features of one rank.
+Shape legend: R = lanes (ranks on this device), B = batch, T = position, H =
+width (stream channels), F = features of one rank.
 """
 
 import math
@@ -27,7 +27,7 @@ from parallel.kernels.selection import Implementation
 
 
 def product(x: jax.Array, w: jax.Array | CodedMatrix) -> jax.Array:
-  """Multiplies ``[B, T, H]`` by the single matrix in ``[1, H, F]``."""
+  """Multiplies x ``[B, T, H]`` by the single matrix in w ``[1, H, F]``."""
   if isinstance(w, CodedMatrix):
     return w.product(x)
   # On CPUs the backward of `product_per_rank` avoids a copy in the weights'
@@ -36,15 +36,15 @@ def product(x: jax.Array, w: jax.Array | CodedMatrix) -> jax.Array:
 
 
 def product_per_rank(x: jax.Array, w: jax.Array) -> jax.Array:
-  """Multiplies each lane's activations by the lane's matrix.
+  """Multiplies the activations of each rank on this device by its matrix.
 
   The backward is written by hand, for two reasons. Autodiff would save each
-  lane's slices of x and w in addition to x and w. It would also compute the
+  rank's slices of x and w in addition to x and w. It would also compute the
   weights' gradient transposed, for which XLA:CPU copies an operand.
 
   Args:
-    x: ``[R, B, T, H]``.
-    w: ``[R, H, F]``.
+    x: Activations of the R ranks, ``[R, B, T, H]``.
+    w: Their matrices, ``[R, H, F]``.
 
   Returns:
     ``[R, B, T, F]``.
@@ -85,14 +85,14 @@ def product_per_rank(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def scales_streams(features: int, width: int) -> bool:
-  """Returns whether the norm scales the lanes' streams, not their products.
+  """Returns whether a norm scales the ranks' streams, not their products.
 
   On CPUs the smaller of the two arrays is scaled. If that is the stream, one
   product covers all channels, and nothing is added or scaled after it.
 
   Args:
-    features: F.
-    width: H.
+    features: Features of one rank's product, F.
+    width: Channels of the stream, H.
   """
   return on_cpu() and features > width
 

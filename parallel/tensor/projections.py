@@ -13,8 +13,8 @@ F^T, which sums the same k channels over ranks, communicates. At ``p = 1`` this
 is ordinary tensor parallelism, with Megatron's backward reductions moved from
 the column-parallel to the row-parallel projection.
 
-Shared channels are stored once for all lanes of a device, private ones per
-lane. The shared part of all lanes' column-parallel products is therefore one
+Shared channels are stored once for all lanes (ranks) of a device, private ones
+per lane. The shared part of all lanes' column-parallel products is thus one
 matrix product. The row-parallel product contracts its shared columns over all
 lanes at once, which includes the device's part of the reduction at no cost.
 
@@ -22,8 +22,8 @@ Source: Lamprecht et al., "Tensor-Parallelism with Partially Synchronized
 Activations" (CAAT-Net), arXiv 2506.19645, and its official code. Deviation: the
 dtype of the backward reduction is a parameter.
 
-Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), K
-= shared channels, F = features of one rank.
+Shape legend: R = lanes (ranks on this device), B = batch, T = position, H =
+width (stream channels), K = shared channels, F = features of one rank.
 """
 
 from collections.abc import Callable
@@ -61,13 +61,13 @@ def column_parallel(
 
   Each rank normalises its stream by its own statistics, in float32 over all H
   channels. The factor rstd = 1 / sqrt(mean(x^2) + eps) of a token commutes with
-  the product, ``norm(x) @ w = rstd * ((x * gain) @ w)``, so with several lanes
-  the shared channels need one product for all of them.
+  the product, ``norm(x) @ w = rstd * ((x * gain) @ w)``, so the shared channels
+  need one product for all ranks on a device.
 
   Args:
     x: The residual stream.
     gain: Gain of the norm ``[H]``, one for all ranks.
-    w: Columns of each rank, ``[R, H, F]``.
+    w: Columns of the R ranks on this device, ``[R, H, F]``.
     eps: Number that is added to the mean square.
     implementation: Implementations of the norm in order of preference, as in
       `parallel.kernels.selection`. Kernels process one stream, so devices with
@@ -116,7 +116,11 @@ def column_parallel(
 def _kernel(
   update: Update, implementation: Implementation
 ) -> Callable[[float], ReduceAddNorm] | None:
-  """Returns the kernel for a pending update; None if no kernel supports it."""
+  """Returns a function from eps to the kernel for a pending update.
+
+  The kernel reduces and adds the update and normalises the stream. None if no
+  kernel supports the update.
+  """
   *rows, k = update.shared.shape
   return reduce_add_norm_kernel(
     tuple(rows), k + update.private.shape[-1], update.shared.dtype,
@@ -127,7 +131,10 @@ def _kernel(
 def _reduce_add_columns(
   x: Stream, gain: jax.Array, w: jax.Array, reduce_add_norm: ReduceAddNorm
 ) -> tuple[Stream, jax.Array]:
-  """Runs `column_parallel` for one lane with a pending update, by a kernel."""
+  """Runs `column_parallel` by the kernel ``reduce_add_norm``.
+
+  There is one rank on the device, and its update is pending.
+  """
   k = x.update.shared.shape[-1]
   shared, private, normed = reduce_add_norm(
     *_split_at(x, k), x.update.shared, x.update.private[0], gain
@@ -142,7 +149,11 @@ def _reduce_add_columns(
 def _columns_of_lanes(
   x: Stream, gain: jax.Array, w: jax.Array, eps: float
 ) -> jax.Array:
-  """Returns normalised products ``[R, B, T, F]`` of lanes' separate streams."""
+  """Returns ``norm(x) @ w`` of the R ranks on this device, ``[R, B, T, F]``.
+
+  Arguments are those of `column_parallel`, for ranks whose streams differ and
+  have no update: ``gain`` of the norm ``[H]``, columns w ``[R, H, F]``.
+  """
   dtype, k = x.private.dtype, x.shared.shape[-1]
   if products.scales_streams(w.shape[-1], x.width):
     normed = jax.vmap(
@@ -180,8 +191,8 @@ def row_parallel(
   "one_shot" as in `parallel.routes`, for "ring_kernel" by a psum.
 
   Args:
-    y: Rank-local activations ``[R, B, T, F]``.
-    w: Rows of each rank, ``[R, F, H]``.
+    y: Activations of the R ranks on this device, ``[R, B, T, F]``.
+    w: Rows of each rank's matrix, ``[R, F, H]``.
     axis: The tensor axis.
     sync: Shared channels and their reduction.
     implementation: Implementations of the next norm in order of preference.
@@ -228,8 +239,8 @@ def row_products(
   """Returns the update of `row_parallel` before its sum over ranks.
 
   Args:
-    y: Rank-local activations ``[R, B, T, F]``.
-    w: Rows of each rank, ``[R, F, H]``.
+    y: Activations of the R ranks on this device, ``[R, B, T, F]``.
+    w: Rows of each rank's matrix, ``[R, F, H]``.
     axis: The tensor axis.
     sync: Shared channels.
   """
@@ -250,14 +261,14 @@ def _row_products(
   """Multiplies by each rank's rows, without any reduction over devices.
 
   Args:
-    y: Rank-local activations ``[R, B, T, F]``.
-    w: Rows of each rank, ``[R, F, H]``.
+    y: Activations of the R ranks on this device, ``[R, B, T, F]``.
+    w: Rows of each rank's matrix, ``[R, F, H]``.
     sync: Shared channels.
     scale: Factor of private channels.
 
   Returns:
-    Shared channels ``[B, T, K]``, summed over lanes; and private ones ``[R, B,
-    T, H - K]``, scaled.
+    Shared channels ``[B, T, K]``, summed over these ranks; and private ones
+    ``[R, B, T, H - K]``, scaled.
   """
   width = w.shape[-1]
   k = sync.num_shared(width)
@@ -278,7 +289,7 @@ def _row_products(
 
 
 def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
-  """Splits one lane's stream into its first k channels and the rest."""
+  """Splits the stream of a device's only rank into k channels and the rest."""
   more = k - x.shared.shape[-1]
   if more <= 0:
     x = x.narrow(k)
@@ -290,9 +301,10 @@ def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _multiply_all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
-  """Multiplies one stream ``[B, T, H]`` by all lanes' columns ``[R, H, F]``.
+  """Multiplies one stream ``[B, T, H]`` by all columns of this device's ranks.
 
-  The lanes' columns are concatenated to one matrix ``[H, R F]``.
+  The columns of the R ranks, ``[R, H, F]``, are joined to one matrix ``[H, R
+  F]``.
 
   Returns:
     ``[R, B, T, F]``.
@@ -307,7 +319,9 @@ def _multiply_all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _multiply_all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
-  """Multiplies ``[R, B, T, F]`` by rows ``[R, F, H]`` and sums over lanes.
+  """Multiplies y by each rank's rows and sums over the ranks on this device.
+
+  The shapes are ``[R, B, T, F]`` and ``[R, F, H]``.
 
   The sum is part of one product, which contracts R F features at once.
 

@@ -83,8 +83,8 @@ def reduce_add_norm_kernel(
   and the normalised rows: 2 H channels, where `sum_over_ranks` alone saves K.
 
   Args:
-    rows: B and T.
-    width: H.
+    rows: Sizes of the stream's batch and position dims, B and T.
+    width: Channels of the stream, H.
     dtype: Dtype of the stream.
     axis: The tensor axis.
     sync: Shared channels and their reduction.
@@ -124,7 +124,11 @@ def reduce_add_norm_kernel(
 def _reduce_add_norm(
   axis: Axis, sync: PartialSync, implementation: Implementation, eps: float
 ) -> ReduceAddNorm:
-  """Builds the kernel of a route in ``FUSED_ROUTES``, with its derivative."""
+  """Builds the kernel of ``sync.route``, with its derivative.
+
+  The route is one of ``FUSED_ROUTES``; other arguments are those of
+  `reduce_add_norm_kernel` and the number that is added to the mean square.
+  """
   options = {
     "private_scale": sync.scale(axis), "eps": eps,
     "implementation": implementation,
@@ -156,7 +160,10 @@ def _differentiable(
   axis: Axis,
   sync: PartialSync,
 ) -> ReduceAddNorm:
-  """Defines the derivative of ``reduce`` by that of ``norm`` of the new stream.
+  """Returns ``reduce`` with a derivative, by that of ``norm``.
+
+  ``reduce`` sums an update over ranks, adds and normalises; ``norm`` normalises
+  the new stream.
 
   Partial sums are added to the stream, so the cotangent of a rank's partial sum
   equals that of the new shared channels, summed over ranks. Autodiff would
@@ -203,7 +210,11 @@ def _with_transpose(
 def _sum_in(
   y: jax.Array, name: str, dtype: str | None, route: str | Reduction = "psum"
 ) -> jax.Array:
-  """All-reduces y in ``dtype`` (None: y's) and returns the sum in y's dtype."""
+  """All-reduces y in ``dtype`` (None: y's) and returns the sum in y's dtype.
+
+  ``name`` is the mesh axis; ``route`` replaces ``lax.psum``, or is the key of
+  such a function.
+  """
   reduce = PROJECTION_ROUTES[route] if isinstance(route, str) else route
   sent = _cast_for_reduction(y, dtype)
   total = reduce(sent, name)

@@ -1,11 +1,11 @@
 """Residual stream of tensor ranks: shared and private channels.
 
 The first K channels are shared: they are equal on all ranks and stored once for
-all lanes of a device. The others are private: they differ between ranks and are
-stored per lane.
+all lanes (ranks) of a device. The others are private: they differ between ranks
+and are stored per lane.
 
-Shape legend: R = lanes, B = batch, T = position, H = width (stream channels), K
-= shared channels.
+Shape legend: R = lanes (ranks on this device), B = batch, T = position, H =
+width (stream channels), K = shared channels.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ class Update:
   Attributes:
     shared: ``[B, T, K]``, the sum over ranks; in a pending update, the summand
       of this rank.
-    private: ``[R, B, T, H - K]``, each rank's private channels, multiplied by
-      `PartialSync.scale` unless the update is pending.
+    private: ``[R, B, T, H - K]``, private channels of the R ranks on this
+      device, multiplied by `PartialSync.scale` unless the update is pending.
     pending: Sum that has not been computed yet; None if it has.
   """
 
@@ -76,11 +76,12 @@ class Stream:
 
   Attributes:
     shared: ``[B, T, K]``, equal on all ranks, stored once per device.
-    private: ``[R, B, T, H - K]``, each rank's private channels.
+    private: ``[R, B, T, H - K]``, private channels of the R ranks on this
+      device.
     update: Update that is not added yet; None if there is none.
 
   Example:
-    A narrower stream stores fewer channels once per device, and more per lane.
+    A narrower stream stores fewer channels once per device, and more per rank.
 
     >>> stream = Stream(jnp.ones((1, 2, 8)), jnp.ones((4, 1, 2, 0)))
     >>> narrow = stream.narrow(num_shared=6)
@@ -121,7 +122,10 @@ class Stream:
     )
 
   def narrow_both(self, update: Update) -> tuple["Stream", "Stream"]:
-    """Narrows stream and update to the fewer of their shared channels."""
+    """Returns stream and update with the fewer of their shared channels.
+
+    The others become private.
+    """
     num_shared = min(self.shared.shape[-1], update.shared.shape[-1])
     other = Stream(update.shared, update.private)
     return self.narrow(num_shared), other.narrow(num_shared)
@@ -144,7 +148,10 @@ class Stream:
     return Stream(x.shared[:, positions], x.private[:, :, positions])
 
   def per_rank(self) -> jax.Array:
-    """Returns all channels of each lane, ``[R, B, T, H]``, for inspection."""
+    """Returns all channels of the R ranks on this device, for inspection.
+
+    The shape is ``[R, B, T, H]``.
+    """
     return self.resolved().narrow(0).private
 
 

@@ -117,12 +117,12 @@ class GatheredAccess:
     *args: Any,
     policy: Callable[..., bool] | None = None,
   ) -> Any:
-    """Runs ``f(params, *args)`` for every data-parallel rank of this device.
+    """Runs ``f(params, *args)`` for each data-parallel rank on this device.
 
     Args:
       f: Function of whole parameters and one rank's arguments.
       params: Tree of `Shard`.
-      *args: Trees of arrays ``[D, ...]``, one slice per rank.
+      *args: Trees of arrays ``[D, ...]``, one slice for each of the D ranks.
       policy: A `jax.checkpoint` policy that selects the residuals; None saves
         everything but parameters.
 
@@ -167,8 +167,9 @@ class GatheredAccess:
     Args:
       f: Function of one layer's whole parameters and one rank's activations;
         returns activations of the same shapes and dtypes.
-      params: Tree of `Shard`, every leaf ``[L, ...]``.
-      x: Tree of activations ``[D, ...]`` before the first layer.
+      params: Tree of `Shard`, every leaf ``[L, ...]`` for L layers.
+      x: Tree of activations ``[D, ...]`` before the first layer, of the D
+        data-parallel ranks on this device.
       unroll: Layers per iteration of the loop.
       policy: A `jax.checkpoint` policy that selects a layer's residuals. None
         saves everything but parameters and the results of
@@ -237,6 +238,10 @@ class GatheredAccess:
     self, lifted: Callable[..., Any], tensors: Any, last: int, unroll: int
   ) -> Callable[..., Any]:
     """Builds the function that `scan` runs with prefetch.
+
+    ``lifted`` is a layer's function of whole parameters and of activations of
+    this device's ranks, ``tensors`` a tree of `TensorSpec`, ``last`` the index
+    of the last layer, and ``unroll`` the number of layers per iteration.
 
     The loop carries the whole parameters of the next layer to run. An iteration
     gathers the layer after that one; the layer's compute does not depend on
@@ -321,14 +326,23 @@ class GatheredAccess:
   def _forward(
     self, lifted: Callable[..., Any], tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, Any]:
-    """Gathers the parameters, and returns the result of `_call` with them."""
+    """Gathers whole parameters, and returns the result of `_call` with them.
+
+    ``weights`` are the shards of the parameters (`Shard.weight`), ``tensors``
+    their shapes and dtypes.
+    """
     whole, *args = self._gather(tensors, weights, *args)
     return self._call(lifted, tensors, whole, *args)
 
   def _backward(
     self, tensors: Any, vjp: Any, source: Any, dy: Any
   ) -> tuple[Any, ...]:
-    """Returns the gradients of the parameters and of each other argument."""
+    """Returns the gradients of the parameters and of each other argument.
+
+    ``vjp`` and ``source`` are what the forward has stored: the function's VJP,
+    and the shards or the secondary copy from which to gather parameters again.
+    ``dy`` are the cotangents of the result.
+    """
     # `_call` has stored None here if the VJP needs parameters.
     whole = None
     if vjp.args_res[0] is None:
@@ -340,6 +354,7 @@ class GatheredAccess:
   ) -> tuple[Any, ...]:
     """Gathers whole parameters; returns them, then the arguments ``args``.
 
+    ``weights`` are the parameters' shards, ``tensors`` their `TensorSpec`.
     On CPUs the gather is ordered after the arguments, and consumers of the
     returned arguments are ordered after the gather (`collectives.order_after`).
     """
@@ -350,7 +365,7 @@ class GatheredAccess:
   def _gather_again(
     self, tensors: Any, source: Any, dy: Any
   ) -> tuple[Any, Any]:
-    """Gathers whole parameters for the backward; returns them and dy.
+    """Gathers whole parameters for the backward; returns them and ``dy``.
 
     ``source`` is the forward's residual for this gather: the weights, or this
     device's part of the secondary copy.
@@ -377,6 +392,12 @@ class GatheredAccess:
   ) -> tuple[Any, Any]:
     """Runs a function of whole parameters and saves its residuals.
 
+    Args:
+      lifted: Function of the parameters and arguments of this device's ranks.
+      tensors: Tree of `TensorSpec` of the parameters.
+      whole: The whole parameters.
+      *args: Further arguments of the function.
+
     Returns:
       The result; and a pair: the function's VJP without parameters, and the
       secondary copy. The copy is None if the partition has none, or if the VJP
@@ -398,6 +419,9 @@ class GatheredAccess:
   ) -> tuple[Any, ...]:
     """Runs a VJP and reduces the gradients of the parameters.
 
+    ``dy`` are the cotangents of the result, ``whole`` the whole parameters, or
+    None if the VJP reads none, and ``tensors`` their `TensorSpec`.
+
     Returns:
       The parameters' gradients (`Shard.sink`), then one gradient per argument.
     """
@@ -409,9 +433,10 @@ class GatheredAccess:
     return dsinks, *order_after(dargs, dsinks, self.shards.ordered)
 
   def _per_lane(self, whole: Any) -> Any:
-    """Repeats whole parameters for each rank of this device, ``[D, ...]``.
+    """Repeats whole parameters for each of the D ranks on this device.
 
-    The ranks read the same values, but each has a separate gradient, which
+    The result is ``[D, ...]``. The ranks read equal values, but each has a
+    separate gradient, which
     `MeshPartition.reduce` encodes and sums.
     """
 
@@ -426,7 +451,9 @@ class GatheredAccess:
   def _map_over_lanes(
     self, f: Callable[..., Any], policy: Callable[..., bool] | None = None
   ) -> Callable[..., Any]:
-    """Returns f on arrays ``[D, ...]``, with ``policy`` for its residuals.
+    """Returns f on arrays ``[D, ...]`` of the D ranks on this device.
+
+    f is a function of one rank; ``policy`` selects its residuals.
 
     By default, results of `_RECOMPUTED_PRIMITIVES` are not saved.
     """
@@ -450,14 +477,14 @@ class GatheredAccess:
 
 
 def _at(tree: Any, i: Any) -> Any:
-  """Returns layer i of a tree of ``[L, ...]``."""
+  """Returns layer i of a tree of arrays of L layers, ``[L, ...]``."""
   return jax.tree.map(
     lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree
   )
 
 
 def _put(tree: Any, layer: Any, i: Any) -> Any:
-  """Returns a tree of ``[L, ...]`` whose layer i is replaced by ``layer``."""
+  """Returns a tree of arrays of L layers with layer i replaced by ``layer``."""
   return jax.tree.map(
     lambda x, new: lax.dynamic_update_index_in_dim(x, new, i, 0), tree, layer
   )

@@ -2,24 +2,23 @@
 
 A level is an axis of data-parallel ranks, such as the devices of a node or the
 nodes. A tensor at depth d is partitioned over the d innermost levels, along its
-flattened elements, padded with zeros to equal shards. Each layer, and each lane
-of another axis, is partitioned separately. This device's
-shards at depth d are
+flattened elements, padded with zeros to equal shards. Each layer, and each rank
+of another axis, is partitioned separately. This device's shards at depth d are
 
     [*lead, lanes of level 0, ..., lanes of level d - 1, elements]
 
-with level 0 the innermost. Shards nest: a rank's shard at depth d + 1 is a
-slice of its shard at depth d. Gathers proceed from the outermost level inwards,
-scatters from the innermost level outwards, with one collective per level, or
-per hop of encoded gradients (`Partition.hops`). Thus only a shard, never the
-whole tensor, crosses the outer levels, which have the slowest links (MiCS,
-arXiv 2205.00119).
+with level 0 the innermost; lanes are ranks of the level on this device. Shards
+nest: a rank's shard at depth d + 1 is a slice of its shard at depth d. Gathers
+proceed from the outermost level inwards, scatters from the innermost level
+outwards, with one collective per level, or per hop of encoded gradients
+(`Partition.hops`). Thus only a shard, never the whole tensor, crosses the outer
+levels, which have the slowest links (MiCS, arXiv 2205.00119).
 
 Trees have one leaf per tensor; each comes with a tree of `TensorSpec` of the
 same structure.
 
 Shape legend: lead = dims that are not partitioned (layers, tensor ranks); l_j =
-lanes of level j, innermost first; w, g, o, s = depths of weights, gradients,
+lanes of level j, 0 the innermost; w, g, o, s = depths of weights, gradients,
 optimizer and secondary copy; D = data-parallel ranks of this device; n =
 elements of a tensor; k = elements of a shard.
 """
@@ -64,7 +63,8 @@ class MeshPartition:
 
   Attributes:
     partition: Sharding depth of each part of the state.
-    axes: One axis per level, outermost first, in the partition's order.
+    axes: One axis per level of data-parallel ranks, outermost first, in the
+      partition's order.
     ordered: Whether collectives of different levels are ordered by data flow,
       which XLA:CPU requires (`collectives.order_after`).
     kernels: Implementations of the codecs, in order of preference; all send the
@@ -92,7 +92,10 @@ class MeshPartition:
 
   @property
   def inner(self) -> tuple[Axis, ...]:
-    """Axes, innermost first; at depth d, ``inner[:d]`` shard a tensor."""
+    """Axes of the levels of data-parallel ranks, innermost first.
+
+    A tensor at depth d is sharded over the first d.
+    """
     return self.axes[::-1]
 
   @property
@@ -109,14 +112,15 @@ class MeshPartition:
     """Splits a whole tensor into the shards that are stored between steps.
 
     It operates on arrays of logical shape, outside ``jax.shard_map``, where the
-    dim of a level has all its ranks rather than a device's lanes.
+    dim of a level has all its ranks rather than those of one device.
 
     Args:
-      x: ``[*lead, *shape]``.
+      x: ``[*lead, *shape]``, with any dims ``lead`` before the tensor's shape.
       tensor: Shape and dtype of the parameter.
 
     Returns:
-      ``[*lead, size of level 0, ..., size of level o - 1, k]``.
+      Shards of k elements, ``[*lead, size of level 0, ..., size of level o - 1,
+      k]``, at the depth o of the optimizer state; level 0 is the innermost.
     """
     partition = self.partition
     lead = x.shape[: x.ndim - len(tensor.shape)]
@@ -130,7 +134,7 @@ class MeshPartition:
     """Joins stored shards to whole tensors; the inverse of `store`.
 
     Args:
-      x: ``[*lead, size of level 0, ..., size of level o - 1, k]``.
+      x: Shards, as `store` returns them.
       tensor: Shape and dtype of the parameter.
 
     Returns:
@@ -142,16 +146,19 @@ class MeshPartition:
     )
 
   def working(self, stored: Any, tensors: Any) -> Any:
-    """Gathers stored shards from depth o to depth w, once per step.
+    """Gathers stored shards to the weights' depth in a step, once per step.
 
     Args:
-      stored: Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32.
+      stored: Tree of shards of k elements at the depth o of the optimizer
+        state, float32 ``[*lead, l_0 ... l_{o-1}, k]``, where l_j is the number
+        of ranks on this device along level j of data-parallel ranks, and level
+        0 the innermost.
       tensors: Tree of `TensorSpec`.
 
     Returns:
-      Tree of ``[*lead, l_0 ... l_{w-1}, k']`` in the tensors' dtypes, or of
-      `Encoded` with such payloads and scales. All ranks of a gathered level
-      hold equal values.
+      Tree of ``[*lead, l_0 ... l_{w-1}, k']`` for the depth w of weights, in
+      the tensors' dtypes, or of `Encoded` with such payloads and scales. All
+      ranks of a gathered level hold equal values.
     """
 
     # Weights are encoded before the first gather and stored encoded: they are
@@ -166,7 +173,7 @@ class MeshPartition:
     )
 
   def materialise(self, weights: Any, tensors: Any) -> Any:
-    """Gathers the weights of a step from their depth w to whole tensors.
+    """Gathers the weights of a step from their depth to whole tensors.
 
     Args:
       weights: Result of `working`, or slices of its leading dims, such as one
@@ -197,7 +204,8 @@ class MeshPartition:
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{s-1}, k]``, or of `Encoded` with such
-      payloads and scales; s is the depth of the copy.
+      payloads and scales: shards at the depth s of the copy, where l_j is the
+      number of ranks on this device along level j of data-parallel ranks.
     """
     depth = self.partition.secondary
 
@@ -242,10 +250,11 @@ class MeshPartition:
     """Returns zeros of the shape and varying type that `reduce` returns.
 
     Args:
-      stored: ``[*lead, l_0 ... l_{o-1}, k]``, the parameter's stored shard.
+      stored: The parameter's stored shards on this device, as for `working`.
 
     Returns:
-      float32 ``[*lead, l_0, l_1, ..., k']``, with the lanes of all levels.
+      float32 ``[*lead, l_0, l_1, ..., k']``, where l_j is the number of ranks
+      of level j on this device, for all levels.
     """
     depth = self.partition.optimizer
     lead = stored.shape[: stored.ndim - depth - 1]
@@ -258,17 +267,18 @@ class MeshPartition:
     return varying(zeros, *collectives.varying_axes(stored), *self.names)
 
   def reduce(self, gradients: Any, tensors: Any) -> Any:
-    """Reduce-scatters the gradients of whole tensors to depth g.
+    """Reduce-scatters the gradients of whole tensors to the gradients' depth.
 
     Args:
-      gradients: Tree of ``[D, *lead, *shape]``, one summand per lane of this
-        device, D in the order of ``axes``.
+      gradients: Tree of ``[D, *lead, *shape]``, one summand for each of the D
+        data-parallel ranks on this device, D in the order of ``axes``.
       tensors: Tree of `TensorSpec`.
 
     Returns:
-      Tree of ``[*lead, l_0, l_1, ..., k]`` float32, with the lanes of *all*
-      levels. Along levels beyond depth g, each rank has a separate partial sum;
-      `finish` adds these sums.
+      Tree of ``[*lead, l_0, l_1, ..., k]`` float32, where l_j is the number of
+      ranks of level j on this device, for *all* levels. Along levels beyond the
+      gradients' depth, each rank has a separate partial sum; `finish` adds
+      these sums.
     """
     num_levels = len(self.axes)
     lanes = [axis.lanes for axis in self.axes]
@@ -287,18 +297,18 @@ class MeshPartition:
     return self._scatter(laid_out, 0, self.partition.gradients)
 
   def finish(self, gradients: Any) -> Any:
-    """Sums gradients over the levels beyond their depth g, once per step.
+    """Sums gradients over the levels beyond their depth, once per step.
 
-    This is a reduce-scatter for each level between depth g and the optimizer's
-    depth o, and one all-reduce over the levels beyond depth o, which hold
-    replicas of the optimizer's state.
+    This is a reduce-scatter for each level between the depth of gradients and
+    the depth o of the optimizer state, and one all-reduce over the levels
+    beyond depth o, which hold replicas of the optimizer state.
 
     Args:
       gradients: Result of `reduce`, or its sum over microbatches.
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32, sums over all
-      data-parallel ranks, with the layout of stored weights.
+      data-parallel ranks, with the layout of stored weights (`working`).
     """
     depth, num_levels = self.partition.optimizer, len(self.axes)
     tree = self._scatter(gradients, self.partition.gradients, depth)
@@ -322,10 +332,12 @@ class MeshPartition:
     return Codec(name, self.partition.block)
 
   def _gather(self, tree: Any, upper: int, lower: int) -> Any:
-    """Gathers along the last dim, from depth ``upper`` to depth ``lower``.
+    """Gathers shards along the last dim, from depth ``upper`` to ``lower``.
 
-    The outermost level is gathered first. Its ranks hold the slices of a shard
-    of the next inner level, which are concatenated in rank order.
+    A depth is the number of innermost levels of data-parallel ranks over which
+    tensors are sharded. The outermost level is gathered first. Its ranks hold
+    the slices of a shard of the next inner level, which are concatenated in
+    rank order.
     """
     for axis in self.inner[lower:upper][::-1]:
 
@@ -340,10 +352,12 @@ class MeshPartition:
     return tree
 
   def _scatter(self, tree: Any, lower: int, upper: int) -> Any:
-    """Reduce-scatters ``[*lead, l_0, l_1, ..., k]`` to depth ``upper``.
+    """Reduce-scatters gradients from depth ``lower`` to depth ``upper``.
 
-    The innermost level is reduced first, so that only a summed shard is sent
-    over the next outer level. With a codec each hop adds one rounding.
+    A depth is the number of innermost levels of data-parallel ranks over which
+    tensors are sharded. Shapes are those that `reduce` returns. The innermost
+    level is reduced first, so that only a summed shard is sent over the next
+    outer level. With a codec each hop adds one rounding.
     """
     partition = self.partition
     codec = None
@@ -376,10 +390,12 @@ class MeshPartition:
   def _scatter_coded(
     self, x: jax.Array, hop: range, codec: Codec
   ) -> jax.Array:
-    """Reduce-scatters encoded ``[*lead, l_0, l_1, ..., k]`` in one hop.
+    """Reduce-scatters a gradient over the levels ``hop`` at once, encoded.
 
-    The levels of the hop form one joint axis over several mesh axes, whose
-    devices and lanes are numbered outermost level first.
+    The shape of x is that of a result of `reduce`. The levels of data-parallel
+    ranks with the indices ``hop`` form one joint axis over several mesh axes,
+    whose devices and lanes (ranks on a device) are numbered outermost level
+    first.
     """
     axes = [self.inner[level] for level in hop]
     dims = [x.ndim - 1 - len(self.axes) + level for level in hop]

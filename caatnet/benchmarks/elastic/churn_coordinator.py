@@ -33,7 +33,7 @@ class Coordinator:
     """Starts to follow the log; starts no process yet.
 
     Args:
-      folder: Folder of its files.
+      folder: Folder of the coordinator's files.
       environment: Variables in addition to those of this process.
       silence_s: Seconds without a message after which it drops a peer.
       host: Address that it listens at.
@@ -56,8 +56,8 @@ class Coordinator:
     """Starts the process.
 
     Args:
-      run: Number of the run; each run has its own journal.
-      least: Number of members with which it begins.
+      run: Number of the swarm's run; each run has its own journal.
+      least: Number of members with which the run begins.
     """
     with open(self.output, "ab") as lines:
       self._process = processes.Process(
@@ -81,7 +81,7 @@ class Coordinator:
     self.kill()
 
   def phase(self, moment: float = math.inf) -> Phase:
-    """Returns the phase at a time on the clock `time.time`, from the log."""
+    """Returns the coordinator's phase at a ``moment`` of `time.time`."""
     after = bisect.bisect_left(self._phases, moment, key=lambda x: x[0])
     return self._phases[max(0, after - 1)][1]
 

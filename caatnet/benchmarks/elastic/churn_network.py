@@ -79,7 +79,7 @@ class Network(Churn):
     )
 
   def _free(self) -> int:
-    """Returns a node without a live worker."""
+    """Returns the number of a network namespace without a live worker."""
     alive = {id(worker) for worker in self._live_workers()}
     return next(
       node for node in range(1, len(self._mesh.hosts))

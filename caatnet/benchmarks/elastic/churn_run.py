@@ -117,7 +117,7 @@ class Churn:
 
   @property
   def newest_revision(self) -> int:
-    """The newest revision that any worker has reported."""
+    """Newest revision of the shared state that any worker has reported."""
     return max(self._seen, default=0)
 
   @property
@@ -177,7 +177,10 @@ class Churn:
     )
 
   def _compare(self, line: dict[str, Any]) -> None:
-    """Handles a worker's line; records a problem if workers' results differ."""
+    """Handles a line of JSON that a worker printed.
+
+    Records a problem if workers' results differ.
+    """
     with self._lock:
       if "dropped" in line:
         self._dropped += line["dropped"]
@@ -357,7 +360,7 @@ class Churn:
     }
 
   def _longest_gaps(self) -> list[tuple[float, float]]:
-    """Returns start and end of the five longest times without a round."""
+    """Returns start and end of the five longest times without a swarm round."""
     offset = time.time() - time.monotonic()
     # Commits are recorded in monotonic time, events in `time.time`.
     pauses = itertools.pairwise(moment + offset for moment in self._commits)

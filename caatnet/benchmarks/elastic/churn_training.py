@@ -96,7 +96,11 @@ class Training(Churn):
     )
 
   def _choose_folder(self, word: str) -> pathlib.Path:
-    """Returns a worker's folder, which has its initial optimizer moments."""
+    """Returns a new worker's folder, perhaps with optimizer moments.
+
+    ``word`` is "new" or "checkpoint", see `churn_peer`. Moments are in a folder
+    that a killed worker left, or copied from the newest worker.
+    """
     moments = self._options.moments
     pairs = list(zip(self._workers, self._homes, strict=True))
     busy = {home for worker, home in pairs if not worker.killed}

@@ -82,7 +82,7 @@ class Peers(processes.Peers):
     return self
 
   def connect(self, num_connections: int, send_buffer: int = 0) -> None:
-    """Opens links of a new epoch; in the first one, also raw connections."""
+    """Opens links between all peers; the first call also raw connections."""
     self._epoch += 1
     self.do("connect", lambda _: {
       "epoch": self._epoch, "members": self._members, "raw": self._raw,
@@ -94,6 +94,9 @@ class Peers(processes.Peers):
 
 def _peer_calls(count: int, size: int, block: int) -> dict[str, PeerCall]:
   """Returns by row name what peers call: (method, rank -> its arguments).
+
+  ``count`` peers have arrays of ``size`` elements, sent in blocks of ``block``
+  bytes.
 
   Raw streams send the bytes of a sum between the same arrays, without adding:
   in both directions of a ring, or between all pairs.
@@ -133,7 +136,7 @@ def _peer_calls(count: int, size: int, block: int) -> dict[str, PeerCall]:
 def _measure_loopback(
   count: int, size: int, options: Any
 ) -> list[dict[str, Any]]:
-  """Measures one number of peers on loopback; returns its rows.
+  """Measures all-reduces of ``count`` peers on loopback; returns table rows.
 
   Measurements of raw streams, sums and bare additions alternate. The first
   round touches new memory and is not counted.
@@ -192,7 +195,11 @@ def _measure_loopback(
 def _check_sent_bytes(
   order: str, size: int, found: Sequence[dict[str, int]], block: int
 ) -> dict[str, int]:
-  """Compares sent bytes with a formula; returns peer 0's bytes by kind."""
+  """Compares the bytes that an all-reduce sent with a formula.
+
+  ``found`` has each peer's bytes by kind; returns those of peer 0. Arrays have
+  ``size`` elements and are sent in blocks of ``block`` bytes.
+  """
   stated = [
     link_collectives.sum_sent_bytes(order, size, len(found), rank, block)
     for rank in range(len(found))
@@ -214,7 +221,7 @@ def _check_sent_bytes(
 
 
 def _time_jax_gloo(count: int, size: int, rounds: int) -> list[float]:
-  """Returns the seconds of each all-reduce by jax between processes."""
+  """Returns the seconds of each all-reduce by jax in ``count`` processes."""
   port = processes.free_port()
   with processes.Peers(
     "caatnet.benchmarks.elastic.ring_peer:Gloo",

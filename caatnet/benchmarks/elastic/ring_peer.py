@@ -61,7 +61,10 @@ class RingPeer:
   def sum(
     self, order: str, block_bytes: int, ranks: list[str] | None = None
   ) -> dict[str, int]:
-    """Sums all peers' arrays; returns bytes sent, by kind, and received."""
+    """Sums all peers' arrays; returns bytes sent, by kind, and received.
+
+    ``order`` is that of the floating-point sums, ``ranks`` that of the peers.
+    """
     before = self.links.traffic.sent.payload, self.links.traffic.sent.framing
     kernel = self.links.received_bytes()
     link_collectives.all_reduce(

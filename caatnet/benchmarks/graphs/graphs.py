@@ -31,7 +31,9 @@ _RMAT = {
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Runs the config's parts, prints a table for each, returns plain data.
+  """Runs the measurements ``config.benchmark.parts``, and prints tables.
+
+  Returns plain data.
 
   Args:
     config: Config like configs/benchmark/graphs.py.
@@ -125,7 +127,10 @@ def num_edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
 def _time_dgl_sampler(
   options: Any, graph: Graph, roots: np.ndarray, warm: int
 ) -> dict[str, Any]:
-  """Runs the same batches through DGL, in a Python that has it."""
+  """Samples batches of trees of ``roots`` with DGL, in a Python that has it.
+
+  The first ``warm`` batches are not timed.
+  """
   script = pathlib.Path(__file__).with_name("graphs_dgl.py")
   np.save(graph.folder / "roots.npy", roots)
   return scripts.ask_script(
@@ -338,7 +343,10 @@ def _build_and_train(config: Any) -> dict[str, Any]:
 
 
 def _time_and_memory_row(part: str, start: float, loss: str) -> dict[str, Any]:
-  """Returns a row: seconds since ``start``, private and peak memory in MB."""
+  """Returns a table row: seconds since ``start``, private and peak memory, MB.
+
+  ``part`` and ``loss`` are further cells of the row.
+  """
   status = {
     line.split(":")[0]: int(line.split()[1])
     for line in pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -57,7 +57,10 @@ def interleave_halves(x: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def write(path: str, asked: dict[str, Any]) -> None:
-  """Writes a GGUF file of the requested model, with a tokenizer for servers."""
+  """Writes a GGUF file of the model that a request ``asked`` describes.
+
+  The file has a tokenizer for servers.
+  """
   import gguf
 
   model, weights = asked["model"], np.load(asked["weights"])

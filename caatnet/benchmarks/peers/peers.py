@@ -114,7 +114,7 @@ def _read_rate(threads: int) -> float:
 
 
 def _measure_training(config: Any, python: str) -> list[dict[str, Any]]:
-  """Returns a row for each training step."""
+  """Returns a table row for each project's training step."""
   options = config.benchmark
   tokens = setup.token_batch(config)
   base = setup.without_benchmark(config)
@@ -305,7 +305,10 @@ def _equal_fractions(
 def _speeds(
   asked: Mapping[str, int], found: Mapping[str, float]
 ) -> dict[str, float]:
-  """Returns tokens per second, new and of prompts, from a peer's seconds."""
+  """Returns tokens per second, new and of prompts, from a peer's seconds.
+
+  ``asked`` has the number of sequences, and of tokens of each.
+  """
   batch = asked["batch"]
   # The first token is drawn with the prompt.
   return dict(zip(_SPEEDS, (

@@ -66,7 +66,9 @@ def _text(value: Any) -> str:
 def _problem(
   config: Any, links: LinkMatrix, grid: Grid
 ) -> tuple[Configuration, Problem, Traffic]:
-  """Returns a configuration, its planning problem, and its traffic.
+  """Returns a parallel configuration, its planning problem, and its traffic.
+
+  ``grid`` has the numbers of stages, data-parallel and tensor ranks.
 
   With execution "events", stages are not synchronised in each tick, so the time
   of a step depends on whole pipelines.
@@ -111,7 +113,10 @@ def _compare_exhaustive(config: Any) -> list[dict[str, Any]]:
 def _ratio_row(
   ratios: Sequence[float], own: Sequence[float]
 ) -> dict[str, Any]:
-  """Returns a row: ratios of our and of the default order to the best one."""
+  """Returns a table row on device orders' costs relative to the best order's.
+
+  ``ratios`` are those of our orders, ``own`` those of the default order.
+  """
   return {
     "clusters": len(ratios), "ours / best, worst": max(ratios),
     "within 1%": sum(ratio <= 1.01 for ratio in ratios),
@@ -149,7 +154,10 @@ def _compare_cp_sat(config: Any) -> list[dict[str, Any]]:
 def _cp_sat(
   costs: Traffic, known: device_order.Order, options: Any
 ) -> dict[str, Any]:
-  """Returns CP-SAT's answer (`planner_cp_sat`) from the Python with ortools."""
+  """Returns CP-SAT's answer (`planner_cp_sat`) from the Python with ortools.
+
+  ``known`` is the best known device order, from which the solver starts.
+  """
   planes = costs.grid.data * costs.grid.tensor
 
   def sums(family: CostTerm) -> Sequence[Sequence[int]]:

@@ -43,7 +43,9 @@ _DRAWS = 200
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Measures rows not in the results file, prints tables, returns all rows.
+  """Measures configurations that the results file lacks, and prints tables.
+
+  Returns the rows of all configurations.
 
   Args:
     config: Config like configs/benchmark/calibration.py.
@@ -226,7 +228,7 @@ class _Steps:
     self.state = self.experiment.init_state()
 
   def round(self) -> None:
-    """Runs a round, and waits for it."""
+    """Runs a round of the outer loop's steps, and waits for it."""
     for plan in self.plans:
       self.state, metrics = self.experiment.update.run(
         self.made[plan.variant].compiled, self.state, self.batch,

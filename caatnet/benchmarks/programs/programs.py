@@ -91,7 +91,7 @@ def identity(
 def find_row(
   rows: Iterable[Mapping[str, Any]], same: Mapping[str, Any]
 ) -> Mapping[str, Any] | None:
-  """Returns the row of a program with this `identity`; None if none has it."""
+  """Returns the row of a program with the `identity` ``same``, or None."""
   return next((row for row in rows if same.items() <= row.items()), None)
 
 

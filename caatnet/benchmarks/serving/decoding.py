@@ -74,7 +74,10 @@ def run(config: Any) -> dict[str, Any]:
 def _measure(
   config: Any, batch: int, ask: Callable[[Any], Any] | None
 ) -> dict[str, Any]:
-  """Times our decoder, its parts and the rival with one batch size."""
+  """Times our decoder, its parts and Hugging Face's with one batch size.
+
+  ``ask`` times a round of Hugging Face's; None to leave it out.
+  """
   options = config.benchmark
   made = decoders.build_inference(
     config, batch=batch, context=options.prompt + options.tokens
@@ -244,7 +247,7 @@ def _partial_step(
   """Returns a jitted ``(params, cache, batch, sampling) -> (result, cache)``.
 
   Args:
-    made: Model on one device with one lane.
+    made: Model on one device with one tensor rank.
     cache_type: Class of the cache, which defines attention.
     draws: Whether the result is tokens and log-probabilities instead of logits.
 
@@ -358,7 +361,10 @@ def _print(rows: list[dict[str, Any]], facts: Any) -> None:
 def _comparison_cells(
   row: dict[str, Any], facts: Any
 ) -> Iterator[tuple[str, str, str, str, str]]:
-  """Yields the name, keys and cells of our row, then of the rival's."""
+  """Yields the name, keys and cells of our table row, then of the rival's.
+
+  The rival is Hugging Face's generate; ``facts`` has its versions, or is None.
+  """
   ratio = ""
   if facts:
     ours, theirs = row["tokens_per_second"], row["rival_tokens_per_second"]

@@ -140,7 +140,10 @@ def _simulations(options: Any) -> list[dict[str, Any]]:
 def _show_optimal(
   named: list[dict[str, Any]], models: Sequence[str]
 ) -> None:
-  """Prints times of packed trees and all-gathers, divided by lower bounds."""
+  """Prints times of packed trees and all-gathers, divided by lower bounds.
+
+  Rows ``named`` are of named topologies; ``models`` are time models.
+  """
   tables.print_table(
     "packed trees of all-gathers: busiest link over the cut bound",
     "topology | trees_per_rank=k | ratio:.4f=over bound | "
@@ -195,7 +198,10 @@ def _measure_random_graph(
 def _summary(
   kind: str, drawn: list[dict[str, Any]], models: Sequence[str]
 ) -> dict[str, Any]:
-  """Prints and returns a summary of random graphs with links of one kind."""
+  """Prints and returns a summary of random graphs with links of one kind.
+
+  ``drawn`` has a row per graph; ``models`` are time models.
+  """
   ratios = np.array([r["ratio"] for r in drawn])
   seconds = np.array([r["seconds"] for r in drawn])
   worst = max(drawn, key=lambda r: r["ratio"])
@@ -270,7 +276,10 @@ def _time_simulation(name: str) -> dict[str, Any]:
 def _measure_optimal_trees(
   topology: Topology, name: str, sizes: Sequence[int], models: Sequence[str]
 ) -> dict[str, Any]:
-  """Times optimal trees, checks their schedules, and compares with bounds."""
+  """Times optimal trees, checks their schedules, and compares with bounds.
+
+  All-gathers of ``sizes`` bytes are timed by the time models ``models``.
+  """
   forest, seconds = timing.cpu_seconds(lambda: trees.forest(topology))
   schedule = trees.schedule(topology, forest)
   check(schedule, topology)  # proves the link capacity, too

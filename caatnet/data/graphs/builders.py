@@ -180,7 +180,8 @@ def _write(
 ) -> Graph:
   """Writes a graph whose features are class means plus noise.
 
-  Node v of a graph of K classes has the label ``v % K``.
+  Node v of a graph of K classes has the label ``v % K``. ``means`` are ``[K,
+  F]``, ``made`` the metadata of the generator.
   """
   num_classes, num_features = means.shape
 
@@ -208,5 +209,8 @@ def _write(
 
 
 def _rng(seed: int, *use: int) -> np.random.Generator:
-  """Returns a random generator that depends on a seed, purpose and chunk."""
+  """Returns a random generator that depends on a seed, and on its ``use``.
+
+  The use is the purpose of the numbers and the index of the chunk.
+  """
   return np.random.Generator(np.random.SFC64([seed, *use]))

@@ -214,7 +214,7 @@ def write_graph(
     num_features: F, the features of a node.
     edges: Returns a new iterator over all edges; it is called twice and must
       give equal edges. A node's neighbours are stored in the iterator's order.
-    rows: Features, labels and splits of all nodes in order.
+    rows: Chunks of features, labels and splits of all nodes in order.
     meta: Metadata of the graph as plain data.
     unique: Whether equal edges count once; a node's neighbours are then sorted.
 

@@ -177,7 +177,7 @@ class GraphData(Graphs):
     return graph, train
 
   def _select_cached_rows(self, graph: Graph, trees: "Trees") -> np.ndarray:
-    """Returns the ids of the rows that are cached on every device."""
+    """Returns the nodes whose feature rows are cached on every device."""
     if not self.cache_rows:
       return np.zeros(0, np.int64)
     if self.cache == "degree":

@@ -209,8 +209,8 @@ def _write(
 ) -> Graph:
   """Checks and writes a graph.
 
-  ``stream`` returns chunks of edges, (source, target). If ``split`` is None, a
-  hash of node ids determines the splits.
+  ``stream`` returns chunks of edges, (source, target); ``rows`` are the nodes'
+  features. If ``split`` is None, a hash of node ids determines the splits.
   """
   for what, array, dims, kind, form in (
     ("labels", labels, 1, np.integer, "integers [N]"),
@@ -264,7 +264,10 @@ def _write(
 
 
 def _float32(rows: np.ndarray, start: int, stop: int) -> np.ndarray:
-  """Returns features as float32; raises ValueError unless they are finite."""
+  """Returns features of nodes ``start`` to ``stop - 1`` as float32.
+
+  Raises ValueError unless they are finite.
+  """
   with np.errstate(over="ignore"):
     found = rows[start:stop].astype(np.float32)
   if not np.isfinite(found).all():

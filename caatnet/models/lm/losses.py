@@ -105,7 +105,9 @@ def _local_argmax(
 
 
 def _global_max(of_device: jax.Array, targets: Targets) -> jax.Array:
-  """Returns the largest logit over all ranks, ``[B, T]``.
+  """Returns the largest logit over all ranks, from those ``of_device``.
+
+  Both are ``[B, T]``, a logit for each of T positions of B sequences.
 
   The barrier prevents XLA:TPU from moving the cast to float32 after the
   reduction.

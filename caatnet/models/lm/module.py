@@ -45,7 +45,8 @@ class LanguageModule(nnx.Module):
   """Embedding, scanned stack of blocks, norm and head.
 
   The module runs inside ``jax.shard_map``, since it communicates over the
-  tensor axis. There its parameters have this device's lanes as the leading dim.
+  tensor axis. There its parameters have a leading dim of the tensor ranks on
+  this device.
 
   Attributes:
     block_type: The class of a block. Its constructor takes config, axis, the
@@ -169,6 +170,8 @@ class LanguageModule(nnx.Module):
   ) -> tuple[Any, Stream, Cache]:
     """Runs embedding and blocks on the nano-batches of a step.
 
+    ``ordered`` is `NanobatchRule.ordered`.
+
     Returns:
       The head's parameters, the stream of all tokens, and the cache.
     """
@@ -251,7 +254,10 @@ class LanguageModule(nnx.Module):
     return access.apply(judged, self._head_params(params), x, targets)
 
   def _head_params(self, params: Any) -> dict[str, Any]:
-    """Returns "norm", the final gain, and "table", of the head or embedding."""
+    """Returns "norm", the final norm's gain, and "table", the head's weights.
+
+    A model with tied embeddings has the embedding table as the head.
+    """
     table = params.get("head", params["embedding"])
     return {"norm": params["norm"], "table": table}
 
@@ -263,7 +269,7 @@ class LanguageModule(nnx.Module):
     mix: Any,
     access: Access,
   ) -> tuple[Any, Stream, Any]:
-    """Runs embedding and blocks.
+    """Runs embedding and blocks, whose sequence mixer is ``mix``.
 
     Returns:
       The head's parameters, the stream after the last block, and the mixer's

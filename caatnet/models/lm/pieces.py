@@ -73,11 +73,11 @@ def embed_nanobatches(
   enter: Callable[[jax.Array], Stream], tokens: Sequence[jax.Array],
   order: OrderedReducer,
 ) -> list[Stream]:
-  """Embeds the tokens of each piece; returns the pieces' residual streams.
+  """Embeds the tokens of nano-batches (pieces); returns residual streams.
 
   Args:
     enter: Function from tokens ``[1, T]`` to their stream.
-    tokens: Tokens ``[T]`` of each piece.
+    tokens: Tokens ``[T]`` of each nano-batch.
     order: Order of the all-reduces.
   """
   found: list[Stream] = []
@@ -90,7 +90,7 @@ def embed_nanobatches(
 
 
 def scope(piece: int) -> str:
-  """Returns the name scope of a piece's instructions in compiled programs."""
+  """Returns the name scope of the instructions of nano-batch ``piece``."""
   return f"nanobatch_{piece}"
 
 
@@ -99,7 +99,7 @@ def run(
   mixes: Sequence[Any], *, config: StackConfig, access: Access,
   order: OrderedReducer,
 ) -> tuple[list[Stream], Any]:
-  """Runs all layers on the pieces of a step.
+  """Runs all layers on the nano-batches (pieces) of a step.
 
   Args:
     halves: Builds the halves of a layer.
@@ -153,7 +153,7 @@ def _layer(
   halves: Sequence[Sublayer], carried: Any, mixes: Sequence[Any],
   syncs: SyncPolicies, order: OrderedReducer,
 ) -> Any:
-  """Runs one layer on all pieces.
+  """Runs one layer on all nano-batches (pieces) of a step.
 
   Args:
     halves: Halves of the layer.

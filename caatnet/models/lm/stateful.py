@@ -15,9 +15,9 @@ initial parameters of all ranks ``[R, ...]``, as variables of
 `caatnet.models.lm.parameters`. Channels are cut over tensor ranks by heads, so
 a unit is rank-local.
 
-Shape legend: R = lanes, B and S = sequences, T = positions, F = columns of W_in
-on one rank, f = channels that the unit returns on one rank, K = width of a
-convolution, H = width of the stream.
+Shape legend: R = lanes (the tensor ranks of one device), B and S = sequences, T
+= positions, F = columns of W_in on one rank, f = channels that the unit returns
+on one rank, K = width of a convolution, H = width of the stream.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class StatefulConfig(StackConfig):
   """Sizes of a language model with a fixed-size state.
 
   Attributes:
-    unit: The class of the unit.
+    unit: The class of the recurrent unit, which mixes positions in a layer.
     num_heads: Heads of all ranks; a multiple of the number of tensor ranks.
   """
 
@@ -62,12 +62,18 @@ class StatefulConfig(StackConfig):
 
   @property
   def columns(self) -> tuple[int, ...]:
-    """Columns of each matrix of W_in, multiples of ``num_heads``."""
+    """Columns of each matrix of the unit's input projection W_in.
+
+    They are multiples of ``num_heads``.
+    """
     raise NotImplementedError
 
   @property
   def channels(self) -> int:
-    """Channels that the unit returns: those of the first matrix of W_in."""
+    """Channels that the recurrent unit returns.
+
+    As many as the first matrix of its input projection W_in has columns.
+    """
     return self.columns[0]
 
   def state_shapes(self, ranks: int) -> tuple[StateShape, ...]:
@@ -102,7 +108,10 @@ class StatefulConfig(StackConfig):
 
 
 class Block(nnx.Module):
-  """One layer: a unit and an MLP, each between parallel projections."""
+  """One layer: a recurrent unit and an MLP.
+
+  Each is between a column-parallel and a row-parallel projection.
+  """
 
   def __init__(
     self, config: StatefulConfig, axis: Axis, row_scales: jax.Array,
@@ -129,7 +138,7 @@ class Block(nnx.Module):
   def __call__(
     self, x: Stream, state: Any, syncs: Any, mix: Any
   ) -> tuple[Stream, Any]:
-    """Applies unit and MLP; see `LanguageModule.block_type`."""
+    """Applies recurrent unit and MLP; see `LanguageModule.block_type`."""
     axis, norm = self.axis, (self.config.norm_eps, self.config.kernels)
     unit = self.config.unit
     unit = unit(*(getattr(self, name)[...] for name in unit._fields))
@@ -145,7 +154,11 @@ class Block(nnx.Module):
 
 
 class StatefulModule(LanguageModule):
-  """Module whose blocks call ``mix(unit, y, state)``."""
+  """Language module with recurrent units.
+
+  Its blocks call ``mix(unit, y, state)`` with the unit's input y, where ``mix``
+  is the result of `mixer`.
+  """
 
   block_type = Block
 

@@ -145,10 +145,10 @@ class Vocabulary:
     return self.tensor.name, self.stage.name
 
   def _merge_stages(self, table: jax.Array, dim: int) -> jax.Array:
-    """Joins the slices of a device's stages, ``[G, R, ...] -> [R, ...]``.
+    """Joins the slices of a device's G stages, ``[G, R, ...] -> [R, ...]``.
 
     Args:
-      table: The slices.
+      table: The slices of the embedding or head, of R tensor ranks each.
       dim: Dim of the tokens in the result.
     """
     if self.stage is None:

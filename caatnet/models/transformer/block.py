@@ -102,7 +102,7 @@ class Block(nnx.Module):
       x: The stream.
       state: State of attention, carried from layer to layer.
       syncs: Sync policies of the row-parallel projections of attention and MLP.
-      attend: Attention of all lanes.
+      attend: Attention of all tensor ranks of this device.
 
     Returns:
       The stream, to which the MLP's update may still have to be reduced and

@@ -1,4 +1,4 @@
-"""Layers of one tensor rank, which callers map over lanes by `jax.vmap`.
+"""Layers of one tensor rank, mapped over a device's ranks by `jax.vmap`.
 
 No function here communicates or depends on the number of ranks.
 

@@ -4,7 +4,8 @@ Layers have RMSNorm, rotary positions, grouped-query attention and SwiGLU.
 
 Source: Touvron et al., arXiv 2302.13971.
 
-Shape legend: R = lanes, B = batch, T = position, F = features of one rank.
+Shape legend: R = lanes (the tensor ranks of one device), B = batch, T =
+position, F = features of one rank.
 """
 
 import functools

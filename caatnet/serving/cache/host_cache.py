@@ -4,7 +4,7 @@ A sequence's keys and values are append-only, so a copy never becomes invalid. A
 copy to the host therefore moves only the pages that changed since the previous
 copy, in whole pages. The owner of a copy is a conversation or, for a request
 without one, the request. The pages of a copy are allocated with room for the
-next turn, in runs whose length is a power of two.
+next turn, in contiguous ranges whose length is a power of two.
 
 If the model has recurrent state, a copy also contains the state after its last
 token. The state's index in host memory is the number of the copy's first page.
@@ -70,7 +70,7 @@ class HostCache:
     Args:
       num_pages: Number of host pages; 0 disables swapping.
       page_size: Tokens per page.
-      reserve: Whether a copy reserves room for the next turn.
+      reserve: Whether a copy reserves host pages for the next turn.
       keep: Whether a copy stays after the sequence is back on the device.
       paged: Whether the model's cache has pages of keys and values.
       states: Whether the model's cache has recurrent states of fixed size.
@@ -90,7 +90,7 @@ class HostCache:
     return self._pages.num_used
 
   def valid(self, owner: Hashable) -> int:
-    """Returns how many tokens of an owner's sequence have been copied."""
+    """Returns how many tokens of an owner's sequence the host cache has."""
     return self._copies[owner].tokens if owner in self._copies else 0
 
   def page_range_to_copy(self, owner: Hashable, tokens: int) -> tuple[int, int]:
@@ -107,7 +107,7 @@ class HostCache:
     return valid // self.page_size, -(-tokens // self.page_size)
 
   def fits(self, owner: Hashable, tokens: int) -> bool:
-    """Returns whether a sequence fits if all unpinned copies are evicted."""
+    """Returns whether a copy of `tokens` tokens fits, evicting if needed."""
     own = self._copies.get(owner)
     kept = self.num_pinned  # pages that cannot be evicted
     if own is not None and not own.pinned:
@@ -149,7 +149,7 @@ class HostCache:
     return copy.pages[first:last]
 
   def _evict_others(self, owner: Hashable, need: int) -> None:
-    """Evicts unpinned copies of other owners until enough pages are free."""
+    """Evicts other owners' unpinned copies until `need` pages are free."""
     for other in list(self._copies):
       if self._pages.num_available >= need:
         return

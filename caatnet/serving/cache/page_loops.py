@@ -1,8 +1,9 @@
 """Page allocator and block-hash table, as loops compiled by numba if present.
 
-A page is in at most one list: the idle list, the leaving list or, if it is the
-first page of a free block of 2^k pages, the free list of order k. So all lists
-are doubly linked through the same two arrays.
+A page is in at most one list: the idle list (evictable pages), the leaving list
+(released pages that a copy still reads) or, if it is the first page of a free
+block of 2^k pages, the free list of order k. So all lists are doubly linked
+through the same two arrays.
 
 Free pages form a buddy allocator: free blocks of 2^k pages are aligned to 2^k.
 A block splits into two buddies, whose numbers differ in bit k, and two free
@@ -44,7 +45,8 @@ class AllocatorState(NamedTuple):
     hashed: Whether a page's block hash is in the table, ``[N]``.
     free: Whether a page is free, ``[N]``.
     where: Number of the list that a page is in, ``[N]``; 0 for none.
-    grown: Its first entries are the slots to which `grow` gave pages, ``[N]``.
+    grown: Its first entries are the slots of the sequences to which `grow` gave
+      pages, ``[N]``.
     after: Next page in the list, ``[N + L]``; entry N + i is the sentinel at
       both ends of list i.
     before: Previous page in the list, ``[N + L]``.
@@ -76,13 +78,13 @@ _HASHES_TYPE = "Array(int64, 1, 'C', readonly=True)"
 
 @compiled()
 def view(array):
-  """Returns an array; if not compiled, its memoryview (faster item access)."""
+  """Returns `array`, or its memoryview (faster to read) if not compiled."""
   return array if COMPILES else memoryview(array)
 
 
 @compiled()
 def _unpack_state(pages, lists):
-  """Returns the rows of `pages` and `lists` as an `AllocatorState`."""
+  """Returns rows of `pages` and `lists` (see `grow`) as an `AllocatorState`."""
   return AllocatorState(
     view(pages[0]), view(pages[1]), view(pages[2]), view(pages[3]),
     view(pages[4]), view(pages[5]), view(lists[0]), view(lists[1]),
@@ -92,7 +94,7 @@ def _unpack_state(pages, lists):
 
 @compiled()
 def _append(book, which, page):
-  """Appends a page to the list with the number `which`."""
+  """Appends a page to list number `which` of the `AllocatorState` `book`."""
   end = len(book.where) + which
   last = book.before[end]
   book.after[last] = book.before[end] = page
@@ -103,7 +105,7 @@ def _append(book, which, page):
 
 @compiled()
 def _remove(book, page):
-  """Unlinks a page from its list."""
+  """Unlinks a page from its list in the `AllocatorState` `book`."""
   last, following = book.before[page], book.after[page]
   book.after[last], book.before[following] = following, last
   book.lengths[book.where[page]] -= 1
@@ -112,7 +114,7 @@ def _remove(book, page):
 
 @compiled()
 def _free_run(book, start, end):
-  """Frees a run of pages as aligned blocks, and merges blocks with buddies."""
+  """Frees pages ``[start, end)`` as aligned blocks, merged with buddies."""
   while start < end:
     k = 0  # order of the largest aligned block within the run
     while start & (2 << k) - 1 == 0 and start + (2 << k) <= end:
@@ -130,7 +132,7 @@ def _free_run(book, start, end):
 
 @compiled()
 def _free_pages(book, pages):
-  """Frees pages, one contiguous run at a time."""
+  """Frees pages, one contiguous range at a time."""
   book.lengths[0] += len(pages)
   start = 0
   for i in range(len(pages)):
@@ -142,10 +144,10 @@ def _free_pages(book, pages):
 
 @compiled()
 def _choose_block_order(book, count, room):
-  """Returns the order of the free block from which to cut `count` pages.
+  """Returns the order k of the free block from which to cut `count` pages.
 
-  For a new sequence (`room` is 0), the smallest block that suffices, if any.
-  For one that grows, the largest, so that later pages can follow in this block.
+  If `room` is false (new sequence), the smallest block that suffices, if any.
+  Else (it grows) the largest, so that later pages can follow in this block.
   """
   last = len(book.lengths) - len(book.where) - 1
   if not room:
@@ -163,7 +165,7 @@ def _choose_block_order(book, count, room):
 
 @compiled()
 def _take_at(book, start, found):
-  """Fills `found` with free pages from page `start` on; returns how many."""
+  """Allocates free pages from `start` on to array `found`; returns how many."""
   end = start
   while (
     end < len(book.where) and book.free[end] and end - start < len(found)
@@ -188,7 +190,10 @@ def _take_at(book, start, found):
 
 @compiled()
 def _find_slot(table, first, second):
-  """Returns the table slot of a block hash, or the slot to insert it at."""
+  """Returns the table slot of a block hash, or the slot to insert it at.
+
+  `first` and `second` are the halves of the hash.
+  """
   mask = table.shape[1] - 1
   place = first & mask
   while table[0, place] != NONE:
@@ -216,10 +221,11 @@ def _forget(table, page):
 
 @compiled()
 def _take(book, table, found, after, ahead):
-  """Fills `found` with allocated pages, adjacent to page `after` if possible.
+  """Fills the array `found` with pages, if possible those following `after`.
 
-  If too few pages are free, evicts at least `ahead` idle ones. Returns the
-  number of evicted pages that had a block hash.
+  `after` is the sequence's last page, -1 for none. If too few pages are free,
+  evicts at least `ahead` idle ones. Returns the number of evicted pages that
+  had a block hash.
   """
   count, gone = len(found), 0
   missing = count - book.lengths[0]
@@ -246,7 +252,7 @@ def _take(book, table, found, after, ahead):
 
 @compiled()
 def _evict(book, table, count):
-  """Frees the pages that have been idle longest.
+  """Frees the `count` pages that have been idle longest.
 
   Returns the number of freed pages that had a block hash.
   """
@@ -291,7 +297,8 @@ def grow(
     table: Hash table, ``[3, M]``.
     room: Number of positions in each slot's pages, ``[S]``; updated in place.
     tables: Page tables, ``[S, P]``; new pages are appended.
-    slots: Slots that may grow, ``[n]``; each has at least one page.
+    slots: Slots of the sequences that may get pages, ``[n]``; each sequence has
+      at least one page.
     computed: Number of positions that each slot uses, ``[S]``.
     longest: Maximum number that each slot may use, ``[S]``.
     most: Maximum number of pages that the call allocates per sequence.
@@ -321,13 +328,13 @@ def grow(
 
 @compiled("(int32[::1], int32[::1])")
 def num_idle(where, pages):
-  """Returns the number of given pages that are idle."""
+  """Returns how many of `pages` are idle by `AllocatorState.where`."""
   return np.count_nonzero(where[pages] == IDLE)
 
 
 @compiled(f"({_STATE_TYPES}, int32[::1])")
 def hold(pages, lists, held):
-  """Increments the number of holders of pages."""
+  """Increments the number of sequences that hold each of the pages `held`."""
   book = _unpack_state(pages, lists)
   for page in view(held):
     if book.where[page]:  # idle, or leaving
@@ -337,10 +344,11 @@ def hold(pages, lists, held):
 
 @compiled(f"({_STATE_TYPES}, int32[::1], boolean)")
 def release(pages, lists, held, in_turn):
-  """Decrements the number of holders of pages, the last page first.
+  """Decrements the number of holders of the pages `held`, from the last on.
 
-  A page without holders becomes leaving if a copy reads it, idle if it has a
-  block hash or `in_turn` is set, and free otherwise.
+  A page without holders becomes leaving if a copy reads it, else idle if it has
+  a block hash, else free. With `in_turn`, pages without a block hash become
+  idle too, so that they are reused in the order of their release.
   """
   book = _unpack_state(pages, lists)
   free, num = view(np.empty(len(held), np.int32)), len(held)
@@ -360,7 +368,10 @@ def release(pages, lists, held, in_turn):
 
 @compiled(f"({_STATE_TYPES}, int32[::1], boolean)")
 def end_read(pages, lists, read, in_turn):
-  """Decrements the number of readers of pages, the last page first."""
+  """Decrements the number of copies that read the pages `read`, the last first.
+
+  A leaving page without readers becomes idle or free as in `release`.
+  """
   book = _unpack_state(pages, lists)
   for page in view(read)[::-1]:
     assert book.readers[page] > 0
@@ -375,7 +386,7 @@ def end_read(pages, lists, read, in_turn):
 
 @compiled(f"({_TABLE_TYPE}, {_HASHES_TYPE}, int32[::1])")
 def find(table, block_hashes, found):
-  """Fills `found` with the longest cached prefix; returns how many pages."""
+  """Writes the longest cached prefix's pages to `found`; returns how many."""
   table, block_hashes = view(table), view(block_hashes)
   count = len(block_hashes) // 2
   for i in range(count):

@@ -26,12 +26,12 @@ from caatnet.serving.scheduler.running import RunningRequests
 # or released while a copy reads it.
 STATES = ("free", "held", "shared", "cached", "leaving")
 # An eviction frees at least 1/_EVICTION_DIVISOR of all pages: some of so many
-# pages are adjacent, so that later allocations consist of few runs.
+# pages are adjacent, so that later allocations have few contiguous ranges.
 _EVICTION_DIVISOR = 64
 
 
 def contiguous_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-  """Yields (first page, number of pages) of each run of adjacent pages.
+  """Yields (first page, number of pages) of each range of adjacent pages.
 
   Args:
     pages: Page numbers in the order of the sequence.
@@ -147,7 +147,7 @@ class Pages:
     return found[:count]
 
   def num_idle(self, pages: np.ndarray) -> int:
-    """Returns the number of given pages that are idle.
+    """Returns how many of `pages` are idle.
 
     Holding an idle page reduces the number of available pages.
     """
@@ -159,7 +159,7 @@ class Pages:
     loops.hold(*self._arrays, pages)
 
   def take(self, count: int, after: int = -1) -> np.ndarray:
-    """Allocates and returns writable pages, in as few runs as possible.
+    """Allocates and returns writable pages, in few contiguous ranges.
 
     Args:
       count: Number of pages; at most `num_available`.
@@ -178,7 +178,8 @@ class Pages:
 
     Args:
       running: All running requests; their page tables are updated.
-      slots: Slots that may grow, in the order of allocation, int64 ``[n]``.
+      slots: Slots of the requests that may get pages, in the order of
+        allocation, int64 ``[n]``.
       most: Maximum number of pages per request.
 
     Returns:
@@ -237,7 +238,7 @@ class Pages:
     return bool(self._book.readers[page])
 
   def states(self) -> np.ndarray:
-    """Returns the index into `STATES` of each page, int8 ``[num_pages]``."""
+    """Returns each page's state, an index of `STATES`, int8 ``[num_pages]``."""
     found = np.minimum(self._book.holders, 2).astype(np.int8)
     found[self._book.where == loops.IDLE] = STATES.index("cached")
     found[self._book.where == loops.LEAVING] = STATES.index("leaving")

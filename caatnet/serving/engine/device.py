@@ -13,8 +13,9 @@ A copy has parts of bounded size: some layers of some pages
 transferred, so that parts alternate with steps and use one staging buffer. A
 step that waits for a copy dispatches all parts of the copy.
 
-With several experts, another thread loads their weights to slots, concurrently
-with steps that read other slots (`caatnet.serving.engine.expert_weights`).
+With several experts, another thread loads their weights to weight slots,
+concurrently with steps that read other weight slots
+(`caatnet.serving.engine.expert_weights`).
 
 Shape legend: D = replicas, S = sequences of a step, including padding.
 """
@@ -121,7 +122,13 @@ class DispatchedStep(NamedTuple):
     return found
 
   def _add_top(self, replica: int, step: EngineStep, rows: np.ndarray) -> None:
-    """Appends the most probable tokens to the requests that need them."""
+    """Appends the most probable tokens to the requests that need them.
+
+    Args:
+      replica: Index of the replica.
+      step: Step of the replica.
+      rows: Entry of `DispatchedStep.rows` for the replica.
+    """
     asked = [
       (request.payload, row)
       for request, row in zip(step.drawn, rows.tolist(), strict=True)
@@ -162,7 +169,8 @@ def dispatch(
     capacity: The decoder's capacity; its context may be reduced to the length
       of the longest sequence.
     steps: Step of each replica; None for a replica that reads nothing.
-    drawings: Sampling parameters of each replica's slots; updated in place.
+    drawings: Sampling parameters of each replica's sequences, by slot; updated
+      in place.
     factor: Ratio between successive bucket sizes for the number of decodes.
     filters: Whether top-k and top-p are applied even if no sequence of this
       step uses them.
@@ -218,7 +226,8 @@ class _InFlightCopy:
 
   Attributes:
     copy: The copy.
-    parts: Parts not dispatched yet, as lists of (host pages or states, piece).
+    parts: Parts not dispatched yet, each a list of (memory on the host, pages
+      or states that are copied from or to it).
     num_open: Number of dispatched parts whose transfer has not ended.
   """
 
@@ -318,7 +327,7 @@ class DecoderExecutor:
     self._steps.append(lambda: self._receive(sent, begun, compiled))
 
   def _finish(self, copies: Sequence[int]) -> None:
-    """Dispatches all parts of the copies, and waits for those from the host."""
+    """Dispatches copies, given by number; waits for those from the host."""
     moving = [self._moving[n] for n in copies if n in self._moving]
     for each in moving:
       while each.parts:
@@ -387,7 +396,13 @@ class DecoderExecutor:
   def _receive(
     self, sent: "DispatchedStep", begun: float, compiled: bool
   ) -> CompletionEvent:
-    """Waits for a step's tokens, and measures the step unless it compiled."""
+    """Waits for a step's tokens, and measures the step unless it compiled.
+
+    Args:
+      sent: The step.
+      begun: Time of its dispatch in seconds.
+      compiled: Whether its dispatch compiled a program.
+    """
     (event,) = sent.events(time.perf_counter)
     assert event is not None
     assert event.step is not None
@@ -508,7 +523,7 @@ class DecoderExecutor:
 
 
 def _power_of_two_runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
-  """Yields (first page, length) of runs, split into powers of two."""
+  """Yields (first page, length) of contiguous ranges of 2^k pages each."""
   for first, count in contiguous_runs(pages):
     while count:
       size = 1 << (count.bit_length() - 1)

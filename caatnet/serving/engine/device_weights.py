@@ -133,7 +133,7 @@ def _format_type(x: Any) -> str:
 def _specs_of(stored: Mapping[str, Any], specs: Mapping[str, Any]) -> Any:
   """Returns the partition specs of a difference: those of the parameters.
 
-  All arrays of a parameter have its leading dims of layers and ranks.
+  All arrays of a parameter begin with its dims of layers and ranks.
   """
   return {
     key: _specs_of(value, specs[key]) if isinstance(value, Mapping)

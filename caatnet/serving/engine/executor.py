@@ -110,9 +110,9 @@ class Copy:
     source: Pages that are read.
     target: Pages that are written, as many as in `source`.
     owner: Owner of the sequence.
-    state: (source, target) of the state that is copied with the pages: a slot
-      and an index in host memory for "out", the reverse for "in"; None for
-      pages only.
+    state: (source, target) of the recurrent state that is copied with the
+      pages: a sequence's slot and an index in host memory for "out", the
+      reverse for "in"; None for pages only.
   """
 
   number: int
@@ -124,7 +124,7 @@ class Copy:
 
   @property
   def runs(self) -> list[int]:
-    """Lengths in pages of the runs contiguous in both source and target."""
+    """Lengths in pages of the ranges contiguous in both source and target."""
     lengths: list[int] = []
     last = None
     for pair in zip(self.source, self.target, strict=True):
@@ -157,8 +157,8 @@ class CompletionEvent(NamedTuple):
     time_s: Time of the end in seconds.
     step: The step that has ended, or None.
     copy: The copy that has ended, or None.
-    load: The load that has ended, or None. A step may then read the slot: all
-      weights are there, or arrive before the step reads them.
+    load: The load that has ended, or None. A step may then read the weight
+      slot: all weights are there, or arrive before the step reads them.
     error: Reason of a failed load; "" if the load has succeeded.
     tokens: Drawn tokens, int ``[n]``, in the order of `EngineStep.drawing`.
     failed: Indices of invalid tokens, for which the model's logits are NaN.
@@ -177,11 +177,22 @@ class Costs(Protocol):
   """Estimated times of steps and copies, in seconds."""
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns the seconds that a chunk adds to the steps that read it."""
+    """Returns the seconds that a chunk adds to the steps that read it.
+
+    Args:
+      start: Position of the chunk's first token.
+      length: Tokens of the chunk.
+    """
     ...
 
   def copy_s(self, kind: CopyKind, num_runs: int, num_pages: int) -> float:
-    """Returns the seconds of a copy that runs alone."""
+    """Returns the seconds of a copy that runs alone.
+
+    Args:
+      kind: Kind of the copy, as in `Copy`.
+      num_runs: Number of contiguous ranges of pages.
+      num_pages: Number of pages of all ranges together.
+    """
     ...
 
 

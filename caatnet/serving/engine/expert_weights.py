@@ -1,10 +1,11 @@
-"""Weights of experts in device slots, in host memory and in files.
+"""Weights of experts in weight slots, in host memory and in files.
 
 A load copies an expert's weights from its file to host memory, unless they are
-there, and from there to a slot of the device. Weights are read-only, so nothing
-is copied back. A slot consists of buffers of its own: the step's program takes
-them as arguments, whereas an index into a stacked pool would copy the selected
-weights in every step. A slot has no weights until all of them have arrived.
+there, and from there to a weight slot on the device. Weights are read-only, so
+nothing is copied back. A weight slot consists of separate buffers: the step's
+program takes them as arguments, whereas an index into a stacked pool would copy
+the selected weights in every step. A slot has no weights until all of them have
+arrived.
 
 A step cannot start before the last layer has arrived: one program computes all
 layers, and a program starts when all of its arguments are there.
@@ -51,7 +52,7 @@ class LoadCounters:
   Attributes:
     loads: Completed loads.
     failures: Failed loads.
-    bytes: Bytes that were copied to slots.
+    bytes: Bytes that were copied to weight slots on the device.
     files: Loads that read the file, since host memory had no copy.
     exposed_s: Seconds in which a load ran and no step was computed.
   """
@@ -64,7 +65,7 @@ class LoadCounters:
 
 
 class ExpertWeights:
-  """Loader of experts' weights into device slots, with a cache on the host.
+  """Loader of experts' weights into weight slots, with a cache on the host.
 
   One thread calls `load`, and another one the other methods.
 
@@ -78,11 +79,11 @@ class ExpertWeights:
     self, device: WeightUploader, num_slots: int, num_host: int,
     read: Callable[[str], StoredExpert],
   ) -> None:
-    """Makes empty slots.
+    """Makes empty weight slots.
 
     Args:
       device: Copies weights to the device.
-      num_slots: Number of slots.
+      num_slots: Number of weight slots on the device.
       num_host: Number of experts that are kept in host memory.
       read: Reads the file of the expert with a key. Any exception makes the
         load fail.
@@ -106,13 +107,13 @@ class ExpertWeights:
       return tuple(self._host)
 
   def params(self, slot: int) -> Any:
-    """Returns the arrays of a slot whose load has ended."""
+    """Returns the weights in a weight slot whose load has ended."""
     found = self._slots[slot]
     assert found is not None, f"slot {slot} has no weights"
     return found
 
   def clear(self, slot: int) -> None:
-    """Frees a slot's buffers; steps under way that read them are not affected.
+    """Frees a weight slot's buffers; steps that read them now are unaffected.
 
     Must be called before `load`, so that a slot never has two experts.
     """
@@ -129,7 +130,7 @@ class ExpertWeights:
       self._host.pop(key, None)
 
   def load(self, key: str, slot: int) -> str:
-    """Copies an expert's weights to a slot that was cleared, and waits.
+    """Copies an expert's weights to a cleared weight slot, and waits.
 
     Returns:
       "" for success; otherwise the reason of the failure, in one line.

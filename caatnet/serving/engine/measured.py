@@ -14,10 +14,10 @@ _WINDOW = 64
 class MeasuredCosts:
   """Cost estimates (`executor.Costs`) from recent measurements; 0 without any.
 
-  A copy of pages in some contiguous runs takes a * num_runs + b * num_pages
-  seconds; a and b are fitted by least squares. A prompt chunk lengthens a step
-  by seconds per token: the median, over steps with chunks, of (time - median
-  time of steps without chunks) / tokens of the chunks.
+  A copy of pages takes a * num_runs + b * num_pages seconds, with num_runs
+  contiguous ranges of pages; a and b are fitted by least squares. A prompt
+  chunk lengthens a step by seconds per token: the median, over steps with
+  chunks, of (time - median time of steps without chunks) / tokens of chunks.
   """
 
   def __init__(self) -> None:
@@ -45,11 +45,11 @@ class MeasuredCosts:
   def add_copy(
     self, kind: CopyKind, num_runs: int, num_pages: int, seconds: float
   ) -> None:
-    """Adds a measured copy."""
+    """Adds a measured copy; see `copy_s` for its arguments."""
     self._copies[kind].append((num_runs, num_pages, seconds))
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns the seconds that a chunk adds to the steps that read it."""
+    """Returns the seconds that a chunk of `length` tokens adds to its steps."""
     del start  # attention costs little compared with the matrix products
     rest = _median(self._decodes)
     per_token = _median(
@@ -58,7 +58,7 @@ class MeasuredCosts:
     return per_token * length
 
   def copy_s(self, kind: CopyKind, num_runs: int, num_pages: int) -> float:
-    """Returns the estimated seconds of a copy that runs alone."""
+    """Returns the estimated seconds of a copy of `num_runs` page ranges."""
     seen = np.array(self._copies[kind], float).reshape(-1, 3)
     if not len(seen):
       return 0.0

@@ -32,13 +32,13 @@ class CopyTimes:
 
   Attributes:
     page_bytes: Bytes of a page over all layers.
-    ranges_per_run: Contiguous byte ranges per run of pages: one for each layer
-      and each array of the cache.
+    ranges_per_run: Contiguous byte ranges per range of adjacent pages: one for
+      each layer and each array of the cache.
     call_s: Seconds of overhead per byte range.
     out_rate: Bytes per second to the host.
     in_rate: Bytes per second from the host.
     within_rate: Bytes per second within the device.
-    single: Whether each page is copied separately, even within a run.
+    single: Whether each page is copied separately, even if pages are adjacent.
   """
 
   page_bytes: int
@@ -50,7 +50,7 @@ class CopyTimes:
   single: bool = False
 
   def seconds(self, kind: CopyKind, num_runs: int, num_pages: int) -> float:
-    """Returns the seconds of a copy."""
+    """Returns the seconds of a copy of `num_runs` ranges of adjacent pages."""
     rate = {
       "out": self.out_rate, "in": self.in_rate, "within": self.within_rate
     }[kind]
@@ -100,7 +100,7 @@ class SimulatedCosts:
   most: int
 
   def prefill_s(self, start: int, length: int) -> float:
-    """Returns the seconds that a chunk adds to the steps that read it.
+    """Returns the seconds that a prompt chunk adds to the steps that read it.
 
     The chunk shares its steps with other sequences, for which the weights are
     read in any case. One decode represents these sequences.
@@ -115,7 +115,7 @@ class SimulatedCosts:
     return seconds
 
   def copy_s(self, kind: CopyKind, num_runs: int, num_pages: int) -> float:
-    """Returns the seconds of a copy that runs alone."""
+    """Returns the seconds of a copy of `num_runs` ranges of adjacent pages."""
     return self.copies.seconds(kind, num_runs, num_pages)
 
 
@@ -233,7 +233,10 @@ class Simulator:
       )
 
   def _work_end_s(self, begin: float, work_s: float) -> float:
-    """Returns the end of work that takes ``work_s`` seconds if no step runs."""
+    """Returns the end of work that starts at `begin` (both in seconds).
+
+    It takes `work_s` seconds if no step runs.
+    """
     for start, stop in self._spans if self._load_rate < 1 else ():
       if begin + work_s <= start:
         break

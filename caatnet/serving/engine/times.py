@@ -55,7 +55,14 @@ class AttentionTimes:
   def time(
     self, length: float, before: float, decodes: float, context: float
   ) -> float:
-    """Returns the interpolated seconds at a point."""
+    """Returns the interpolated seconds.
+
+    Args:
+      length: Tokens of the chunk.
+      before: Number of positions before the chunk.
+      decodes: Number of decodes.
+      context: Mean number of positions that decodes attend to.
+    """
     # Up to 2^4 neighbouring grid points with their weights.
     around = [((), 1.0)]
     for axis, value in enumerate((length, before, decodes, context)):
@@ -92,7 +99,7 @@ class AllReduces:
   """Ring all-reduces of a layer's activations over tensor ranks.
 
   Attributes:
-    ranks: Number of ranks.
+    ranks: Number of tensor ranks.
     token_bytes: Bytes of a token's activations.
     bandwidth: Bytes per second that a rank sends.
     latency_s: Latency of a message in seconds.
@@ -155,7 +162,11 @@ class Profile:
     self._known: dict[tuple[str, int], float] = {}
 
   def _operations_s(self, kind: str, count: int) -> float:
-    """Returns the total seconds of the operations in the attribute `kind`."""
+    """Returns the seconds of the operations `kind` for `count` tokens.
+
+    `kind` is "per_layer", "once" or "per_sequence"; for the last, `count` is a
+    number of sequences.
+    """
     key = kind, count
     if key not in self._known:
       tables = getattr(self, kind)
@@ -220,7 +231,7 @@ class Roofline:
     self._known: dict[int, _TokenCosts] = {}
 
   def _seconds(self, flops: float, size: float) -> float:
-    """Returns the larger of compute time and memory time, in seconds."""
+    """Returns the seconds of `flops` FLOPs or `size` bytes, the larger."""
     peak = self.utilisation * self.device.peak(self.model.dtype)
     return max(flops / peak, size / self.device.memory_bandwidth)
 

@@ -33,8 +33,8 @@ def prepare(engine: Engine, progress: Progress | None) -> None:
 
   Args:
     engine: Idle engine of a `DecoderExecutor`, whose programs apply filters and
-      can return the most probable tokens; with several experts, slot 0 has
-      weights.
+      can return the most probable tokens; with several experts, weight slot 0
+      is loaded.
     progress: Consumes an iterator over compiled steps. If it is None, a thread
       compiles programs only when requests need them (`Programs`).
   """

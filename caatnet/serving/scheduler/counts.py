@@ -39,7 +39,8 @@ class Counts:
     waited: Number of copies that a step waited for.
     pages: Number of copied pages by the kind of copy.
     states: Number of copied recurrent states by the kind of copy.
-    runs: Number of copied runs, by kind of copy and by length in pages.
+    runs: Number of copied ranges of contiguous pages, by kind of copy and by
+      length in pages.
   """
 
   steps: int = 0

@@ -14,13 +14,14 @@ class Limits:
   Attributes:
     slots: Maximum number of running requests.
     tokens: Maximum number of tokens that a step reads.
-    chunks: Alternatives (maximum number of chunks, maximum length of a chunk in
-      tokens), few long chunks first; a step satisfies one of them. () for no
+    chunks: Alternatives (maximum number of chunks, maximum tokens of a prompt
+      chunk), few long chunks first; a step satisfies one of them. () for no
       bound.
     whole_prompt: Whether admission requires pages for all known tokens of a
       request; otherwise only for its first chunk.
     growth: Number of pages that a request is allocated when its last page is
-      full, if available: more pages give fewer runs and more unused positions.
+      full, if available: more pages give fewer contiguous ranges of pages and
+      more unused positions.
     preempt: Handling of a preempted request's pages: "recompute", "swap", or
       "cost" (the cheaper of both).
     wait_s: Longest copy, in seconds, that a step waits for; longer copies run

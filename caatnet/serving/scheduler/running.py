@@ -4,8 +4,8 @@ Drawn tokens are buffered here and move to their `Request` when its tokens are
 accessed. The operations of each step on all slots are functions on arrays,
 compiled by numba where it is installed.
 
-Shape legend: S = slots, P = pages of a sequence, D = decodes of a step, K =
-buffered steps.
+Shape legend: S = slots (places of running requests), P = pages of a sequence,
+D = decodes of a step, K = buffered steps.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -25,7 +25,10 @@ _NO_TOKEN, _NEVER = -1, np.iinfo(np.int64).max  # no token; no step
 
 @compiled("(int64[::1], int64[::1], int64[::1], int64[::1])")
 def _ready(slots, computed, context, longest):
-  """Returns the slots that decode and the slots that still read chunks."""
+  """Returns the `slots` that decode and those that still read chunks.
+
+  The other arrays are those of `RunningRequests`.
+  """
   read = computed[slots]
   reading = read < context[slots]
   return slots[~reading & (read < longest[slots])], slots[reading]
@@ -33,7 +36,7 @@ def _ready(slots, computed, context, longest):
 
 @compiled("(int64[::1], int64[::1], int64[::1], int64[::1])")
 def _advance(decodes, chunked, computed, epochs):
-  """Implements `RunningRequests.advance`."""
+  """Implements `RunningRequests.advance`, with its arrays as arguments."""
   positions = computed[decodes]
   computed[decodes] = positions + 1
   drawing = np.concatenate((decodes, chunked))
@@ -55,7 +58,17 @@ def _omit(order, length, slot):
   "int64[::1], int32[::1])"
 )
 def _buffer_tokens(kept, at, left, stops, epochs, slots, then, tokens):
-  """Buffers in row `at` the tokens of slots whose epochs still equal `then`.
+  """Buffers tokens of `slots` whose `epochs` still equal those of the step.
+
+  Args:
+    kept: Ring buffer of drawn tokens, ``[K, S]``; row `at` is written.
+    at: Number of the step modulo K.
+    left: Number of tokens that each slot may still draw, ``[S]``; updated.
+    stops: Stop tokens of each slot, ``[k, S]``.
+    epochs: `RunningRequests.epochs`.
+    slots: Slots of the drawn tokens, ``[n]``.
+    then: Epochs of these slots when the step was made, ``[n]``.
+    tokens: Drawn tokens, ``[n]``.
 
   Returns:
     The slots whose sequences end, and the indices of tokens not buffered.
@@ -79,7 +92,15 @@ def _buffer_tokens(kept, at, left, stops, epochs, slots, then, tokens):
   "(int32[:, ::1], float64[::1], int64, int64, int32[::1], float64[::1])"
 )
 def _read_buffered_tokens(kept, times, slot, first, tokens, token_times):
-  """Writes the tokens drawn for a slot in consecutive steps, and their times.
+  """Copies a slot's tokens and their times from the ring buffer.
+
+  Args:
+    kept: Ring buffer of drawn tokens, ``[K, S]``.
+    times: Times of the buffered steps, ``[K]``.
+    slot: The slot.
+    first: Number of the first step to copy.
+    tokens: Output, one entry for each step to copy.
+    token_times: Output, likewise.
 
   Returns:
     The number of tokens written; some steps have drawn none for the slot.
@@ -100,7 +121,7 @@ def _read_buffered_tokens(kept, times, slot, first, tokens, token_times):
 
 
 class RunningRequests:
-  """Table of the requests that have a slot, as arrays indexed by slot.
+  """Table of the running requests: arrays indexed by a request's slot.
 
   Iteration yields the requests in the order of their admission.
 
@@ -110,7 +131,7 @@ class RunningRequests:
       under way; int64 ``[S]``, as are the arrays below without a dtype.
     context: Number of tokens known at admission, which are read in chunks.
     longest: Number of tokens that will have been read at the sequence's end.
-    number: Number of the slot's request.
+    number: `Request.number` of the slot's request.
     values: Value of the slot's request (`policies.base.Policy.value`), float64
       ``[S]``.
     room: Number of positions in the slot's pages.
@@ -122,7 +143,7 @@ class RunningRequests:
     """Makes empty slots.
 
     Args:
-      num_slots: S, the number of slots.
+      num_slots: S, the maximum number of running requests.
       num_pages: P, the maximum number of pages of a sequence.
       page_size: Tokens per page.
     """
@@ -155,12 +176,12 @@ class RunningRequests:
 
   @property
   def full(self) -> bool:
-    """Whether no slot is free."""
+    """Whether every slot has a running request."""
     return not self._free
 
   @property
   def slots(self) -> np.ndarray:
-    """Slots in the order in which they were assigned, int64 ``[n]``."""
+    """Slots of the running requests, in admission order, int64 ``[n]``."""
     return self._order[: self._len]
 
   def add(
@@ -352,7 +373,7 @@ class RunningRequests:
   def clients(
     self, slots: np.ndarray
   ) -> tuple[Sequence[tuple[Hashable, float]], list[int]]:
-    """Returns all pairs (client, weight), and how many of the slots each has.
+    """Returns (client, weight) of all clients, and how many `slots` each has.
 
     Some of the numbers may be 0.
     """

@@ -44,7 +44,7 @@ class Scheduler:
     limits: Limits of a step.
     policy: Admission order and preemption victims.
     pages: Pages of the cache.
-    running: Requests that have a slot.
+    running: Running requests, each of which has a slot.
     swapping: Copies of pages.
     counts: Counters of steps, preemptions and copies.
     ended: Callback for each request that has ended, or None.
@@ -172,7 +172,12 @@ class Scheduler:
     return self._make(decodes, chunks)
 
   def _max_chunk_length(self, budget: int, chunks: list[Chunk]) -> int:
-    """Returns the maximum length of another chunk of the step, in tokens."""
+    """Returns the maximum length of another chunk of the step, in tokens.
+
+    Args:
+      budget: Number of tokens that the step may still read.
+      chunks: Chunks that the step has already.
+    """
     limits = self.limits.chunks
     if not limits or budget <= 0:
       return max(0, budget)
@@ -279,7 +284,10 @@ class Scheduler:
     return computed
 
   def _add_chunk(self, request: Request, room: int, chunks: list[Chunk]) -> int:
-    """Adds a chunk of a running request; returns its length in tokens."""
+    """Adds a chunk of up to `room` tokens to `chunks`; returns its length.
+
+    The request is running. Returns 0 if it cannot read a chunk in this step.
+    """
     if request.slot < 0:  # preempted in this step
       return 0
     start = int(self.running.computed[request.slot])
@@ -294,7 +302,13 @@ class Scheduler:
     return length
 
   def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
-    """Admits swapped-in requests, then queued ones, as far as there is room."""
+    """Admits swapped-in requests, then queued ones, as far as there is room.
+
+    Args:
+      now: Time in seconds.
+      budget: Number of tokens that the step may still read.
+      chunks: Chunks of the step, to which those of the requests are added.
+    """
     for request in self.swapping.take_swapped_in():
       room, matches = self._max_chunk_length(
         budget, chunks
@@ -348,7 +362,7 @@ class Scheduler:
         budget -= self._add_chunk(request, room, chunks)
 
   def _runnable(self, request: Request, length: int) -> bool:
-    """Returns whether the step can read a chunk of a request.
+    """Returns whether the step can read `length` tokens of a request.
 
     A program must be able to run the chunk together with a decode of each
     running request at its maximum length, so that none of their later steps
@@ -382,7 +396,13 @@ class Scheduler:
     return True
 
   def _assign_slot(self, request: Request, start: int, found: int = 0) -> None:
-    """Assigns a slot; `start` tokens are cached, `found` pages published."""
+    """Assigns a slot to a request, which then runs.
+
+    Args:
+      request: Request that has its first pages.
+      start: Number of its tokens whose keys and values are cached.
+      found: Number of its pages whose block hashes are published already.
+    """
     request.state, request.swapped = State.RUNNING, 0
     value = checked_value(self.policy, request)
     self.running.add(request, start, request.length, value)

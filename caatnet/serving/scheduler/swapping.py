@@ -154,11 +154,11 @@ class Swapping:
       self._counts.waited += 1
 
   def _short(self, kind: CopyKind, pages: Sequence[int]) -> bool:
-    """Returns whether a copy is short enough for a step to wait for it."""
+    """Returns whether a copy of pages is so short that a step waits for it."""
     return self._copy_s(kind, pages) <= self._limits.wait_s
 
   def _copy_s(self, kind: CopyKind, pages: Sequence[int]) -> float:
-    """Returns the estimated seconds of a copy."""
+    """Returns the estimated seconds of a copy of pages on the device."""
     if not pages:
       return 0.0
     states = int(self.host.states)  # each takes as long as a run of one page
@@ -170,7 +170,14 @@ class Swapping:
   def _copy_out(
     self, request: Request, tokens: int, pinned: bool, slot: int
   ) -> bool:
-    """Copies pages that the host lacks; returns whether a copy was started."""
+    """Copies pages that the host lacks; returns whether a copy was started.
+
+    Args:
+      request: Owner of the pages.
+      tokens: Number of its tokens that the pages hold.
+      pinned: Whether this will be the only copy of the pages.
+      slot: Its former slot, which still contains its recurrent state.
+    """
     first, last = self.host.page_range_to_copy(request.owner, tokens)
     source = request.pages[first:last].tolist()
     target = self.host.write(request.owner, tokens, pinned)
@@ -214,7 +221,7 @@ class Swapping:
     return not later
 
   def _decide(self, request: Request, computed: int) -> Decision:
-    """Chooses between swapping and recomputing by their estimated seconds."""
+    """Chooses between swapping and recomputing `computed` cached tokens."""
     owner = request.owner
     recompute = self.costs.prefill_s(0, computed) if computed else 0.0
     able = (

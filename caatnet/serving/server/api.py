@@ -453,7 +453,15 @@ class Api:
     self, request: Request, name: str, asked: ParsedRequest,
     prompts: Sequence[tuple[int, ...]], echoed: Sequence[str],
   ) -> Response:
-    """Submits the sequences of a request, and returns their response."""
+    """Submits the sequences of a request, and returns their response.
+
+    Args:
+      request: HTTP request.
+      name: Name of the model.
+      asked: Its parsed body.
+      prompts: Token ids of its prompts.
+      echoed: Texts of the prompts if they are echoed, else empty.
+    """
     self._check_capacity(len(prompts) * asked.n)
     opened = self._models.open(
       name, lambda: "\n".join(map(self._tokenizer.decode, prompts))
@@ -521,6 +529,16 @@ class Api:
     index: int, number: int, prompt: tuple[int, ...], seed: int,
   ) -> WaitingChoice:
     """Makes one sequence of a call.
+
+    Args:
+      call: Call that waits for the sequence.
+      asked: Parsed body of the HTTP request.
+      client: Client charged by fair policies.
+      expert: Key of the expert; "" for a server of one model.
+      index: Index of the sequence in the call.
+      number: Index of its prompt in the call.
+      prompt: Token ids of the prompt.
+      seed: Seed of its random numbers.
 
     Raises:
       ApiError: The prompt or ``max_tokens`` exceeds a limit.

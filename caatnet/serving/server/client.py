@@ -32,7 +32,7 @@ class TimedRequest:
   """A request with its sending time.
 
   Attributes:
-    time_s: Sending time in seconds after the start of the run.
+    time_s: Sending time in seconds after the start of the load generator.
     body: Fields of /v1/completions, except for those of streaming.
     after: Index of the request whose response must have ended before this one
       is sent; -1 for none.

@@ -169,7 +169,7 @@ class _Message(_Object):
 
 
 def _filter_field(row: Filter) -> Any:
-  """Returns the pydantic type and the default value of a filter's field."""
+  """Returns the pydantic type and the default of a sampling filter's field."""
   if row.kind is int:
     return _integer_type(int(row.least), int(row.most)), row.neutral
   if not row.above:
@@ -221,7 +221,7 @@ class _Common(_Filters, _Object):
     return 0 if type(value) is int and value == -1 else value
 
   def asked(self, max_choices: int, **found: Any) -> ParsedRequest:
-    """Returns the request; ``found`` has the fields that `_Common` lacks."""
+    """Returns the request; ``found`` has its fields that this class lacks."""
     if self.n > max_choices:
       raise invalid_field(
         "n", f"n={self.n} must be an integer in [1, {max_choices}]"

@@ -27,8 +27,8 @@ def running_server(workdir: str, arguments: Sequence[str]) -> Iterator[str]:
   """Starts ``launch.serve`` on a free port, and ends it after the with block.
 
   Args:
-    workdir: Folder of the run to serve.
-    arguments: Further flags.
+    workdir: Folder of the training run whose model is served.
+    arguments: Further flags of ``launch.serve``.
 
   Yields:
     The URL of the server, which has compiled its programs.
@@ -59,7 +59,7 @@ def running_server(workdir: str, arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _address(process: subprocess.Popen, log: pathlib.Path) -> str:
-  """Waits until a server prints its address, and returns it."""
+  """Waits until a server prints its address to `log`, and returns it."""
   while True:
     ended = process.poll() is not None
     text = log.read_text(errors="replace")

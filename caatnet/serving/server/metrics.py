@@ -65,13 +65,13 @@ class Metrics:
   def _counter(
     self, name: str, what: str, labels: tuple[str, ...] = ()
   ) -> Counter:
-    """Registers a counter."""
+    """Registers a counter with the help text `what`."""
     return Counter(f"caatnet_{name}", what, labels, registry=self._registry)
 
   def _histogram(
     self, name: str, what: str, buckets: tuple[float, ...]
   ) -> Histogram:
-    """Registers a histogram with the given upper bounds in seconds."""
+    """Registers a histogram; `buckets` are upper bounds, `what` its help."""
     return Histogram(
       f"caatnet_{name}", what, buckets=buckets, registry=self._registry
     )
@@ -159,7 +159,7 @@ class _SnapshotCollector(Collector):
 
 
 def _of_experts(state: dict[str, Any]) -> Iterator[Any]:
-  """Yields the metrics of experts and of their slots."""
+  """Yields the metrics of experts and of their weight slots."""
   for name, what in (
     ("hits", "Requests whose expert was in a slot"),
     ("misses", "Requests for which their expert was loaded"),

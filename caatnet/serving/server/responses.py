@@ -142,7 +142,7 @@ class ResponseFormatter:
     return f"{self._start}{index},{rest}{self._end}".encode()
 
   def _echoed(self, choice: WaitingChoice, first: bool) -> str:
-    """Returns the prompt's text if it is echoed before this chunk, else ""."""
+    """Returns the prompt's text if echoed before the `first` chunk, else ""."""
     return self._prompts[choice.prompt] if self._prompts and first else ""
 
   def last(self, choices: Sequence[WaitingChoice]) -> bytes:

@@ -176,11 +176,11 @@ class Service:
   same order. Another thread compiles programs for new prompt lengths, so that
   decoding continues.
 
-  The prompt of an expert is scored with the weights in the expert's slot. The
-  scheduler gets the expert a slot for a *ticket*, a request that reads one
-  token. When the ticket has ended, and before the next step is made, the slot
-  still has the weights, and the prompt is scored. An expert has one ticket at a
-  time, so decoding waits for one prompt at most.
+  The prompt of an expert is scored with the weights in the expert's weight
+  slot. The scheduler gets the expert a weight slot for a *ticket*, a request
+  that reads one token. When the ticket has ended, and before the next step is
+  made, the slot still has the weights, and the prompt is scored. An expert has
+  one ticket at a time, so decoding waits for one prompt at most.
 
   Attributes:
     engine: The engine; only the thread may access its state.
@@ -294,7 +294,7 @@ class Service:
 
     Args:
       experts: Keys of revisions without requests. One that is loading keeps its
-        slot until it is evicted.
+        weight slot until it is evicted.
       pinned: Keys of the experts that are never evicted from now on.
     """
 

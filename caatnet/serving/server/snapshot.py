@@ -43,11 +43,11 @@ def of_experts(slots: Slots, weights: ExpertWeights) -> dict[str, Any]:
   """Returns the state of experts' weights as plain data.
 
   Returns:
-    ``slots``: for each slot its expert's key, its state, and the number of
-    steps under way that read it; ``host``: keys of the experts in host memory;
-    ``evictions``; ``load_s``: median seconds of a load; ``counters``: for each
-    expert that was used, hits and misses of its requests, loads, failures,
-    bytes, files and exposed_s
+    ``slots``: for each weight slot its expert's key, its state, and the number
+    of steps under way that read it; ``host``: keys of the experts in host
+    memory; ``evictions``; ``load_s``: median seconds of a load; ``counters``:
+    for each expert that was used, hits and misses of its requests, loads,
+    failures, bytes, files and exposed_s
     (`caatnet.serving.engine.expert_weights.LoadCounters`).
   """
   counters = {
@@ -83,9 +83,9 @@ def of_scheduler(scheduler: Scheduler) -> dict[str, Any]:
     preemptions and priority; ``slots``: maximum of running requests;
     ``page_size`` in tokens; ``pages``: number of pages by state; ``map``: one
     digit per page, the index of its state in ``page_states``; ``host_pages``:
-    total and used pages; ``copies``: copied pages, states and runs by kind;
-    ``prefixes``: pages found, not found and evicted; ``preemptions`` by kind;
-    ``steps``; ``stalls``.
+    total and used pages; ``copies``: copied pages, recurrent states and ranges
+    of contiguous pages (``runs``) by kind; ``prefixes``: pages found, not found
+    and evicted; ``preemptions`` by kind; ``steps``; ``stalls``.
   """
   requests, pages = scheduler.requests, scheduler.pages
   counts = scheduler.counts

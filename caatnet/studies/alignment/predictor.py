@@ -1,4 +1,4 @@
-"""Exact counts of the memory lines and sectors that a gather of rows touches.
+"""Exact counts of the lines and sectors of memory that a row gather touches.
 
 A GPU reads the host's memory over PCIe by requests for a 128-byte line, or for
 those 32-byte sectors of a line that a warp needs. A warp is 32 threads of 4
@@ -51,7 +51,7 @@ def count_requests(
     RequestCounts(lines=2, sectors=4)
 
   Args:
-    ids: Rows, int ``[n]``.
+    ids: Numbers of the rows to gather, int ``[n]``.
     row_bytes: R, bytes from one row to the next.
     offset: Byte address of row 0.
     shifted: Whether warps begin at lines (circular shift) instead of rows.
@@ -71,7 +71,7 @@ def count_blocks(
   """Counts the blocks of memory requested for each row.
 
   Args:
-    starts: Byte addresses of rows, int64 ``[n]``.
+    starts: Byte addresses of the n rows, int64 ``[n]``.
     row_bytes: R, bytes of a row.
     size: Bytes of a block: ``LINE_BYTES`` or ``SECTOR_BYTES``.
     shifted: Whether warps begin at lines instead of rows, as in
@@ -99,7 +99,7 @@ def count_blocks(
 def _count_spanned_blocks(
   starts: np.ndarray, num_bytes: int, size: int
 ) -> np.ndarray:
-  """Counts the blocks that ``num_bytes`` bytes overlap, for each start."""
+  """Counts the blocks that ``num_bytes`` bytes from each start overlap."""
   return (starts + num_bytes - 1) // size - starts // size + 1
 
 

@@ -34,7 +34,10 @@ def report(result: Mapping[str, Any]) -> Report:
 def _figure(
   curve: Mapping[str, Any], rows: list[Mapping[str, Any]]
 ) -> plot.Figure:
-  """Plots the fraction of requests that a circular shift avoids."""
+  """Plots the fraction of requests that a circular shift avoids.
+
+  `curve` has it by row size, `rows` at the studied numbers of features.
+  """
   points = [dict(zip(curve, x, strict=True))
             for x in zip(*curve.values(), strict=True)]
   (panel,) = plot.lines(

@@ -76,7 +76,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _count_row_requests(
   width: int, ids: np.ndarray, offset: int
 ) -> dict[str, Any]:
-  """Returns requests per row and padding of rows of ``width`` float32."""
+  """Returns requests per row and padding of rows of ``width`` float32.
+
+  Args:
+    width: Number of features of a row.
+    ids: Numbers of the rows to gather.
+    offset: Byte address of row 0.
+  """
   row_bytes = 4 * width
   with prefix_error_keys("config", ("features",)):
     shifted, plain = (
@@ -99,7 +105,10 @@ def _count_row_requests(
 
 
 def _avoided_fraction(row_bytes: int, size: int) -> float:
-  """Returns the mean fraction of requests that the circular shift avoids."""
+  """Returns the mean fraction of requests that the circular shift avoids.
+
+  `row_bytes` is the size of a row, `size` that of a requested block.
+  """
   plain, shifted = (
     predictor.mean_blocks(row_bytes, size, shifted=shift)
     for shift in (False, True)

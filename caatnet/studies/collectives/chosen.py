@@ -1,8 +1,8 @@
 """Choice of the fastest schedule of a collective for a message size.
 
 Small messages need few rounds and shallow trees; large ones keep all links busy
-only if chunks are cut into many pieces (pipelining). The optimum depends on
-links, latencies and switches, and on the numbering of ranks
+only if their chunks are cut into many pieces (pipelining). The optimum depends
+on links, latencies and switches, and on the numbering of ranks
 (`parallel.plans.schedules.renumber`). So candidates are built and timed by the
 simulator.
 """
@@ -155,7 +155,17 @@ def _build_candidate(
   pieces: int,
   capacity: int | None,
 ) -> tuple[Schedule, RoutedSchedule]:
-  """Builds and routes a schedule; cached for other sizes and time models."""
+  """Builds and routes a schedule; cached for other sizes and time models.
+
+  Args:
+    topology: Network that the schedule runs on.
+    collective: Collective that it performs.
+    builder: Key of `builders.BUILDERS`.
+    options: Keyword arguments of the builder, as pairs.
+    pieces: Number of pieces into which each chunk is cut.
+    capacity: Number of pieces that a slowest link carries in a round; None for
+      the number of chunks that it carries if they are not cut.
+  """
   if pieces == 1:
     schedule = builders.build(builder, topology, collective, **dict(options))
   else:
@@ -173,7 +183,17 @@ def _try_numberings(
   pieces: int,
   timed: Callable[..., ChosenSchedule],
 ) -> Iterator[ChosenSchedule]:
-  """Yields a builder's schedules for several numberings of the topology."""
+  """Yields a builder's schedules for several numberings of ranks.
+
+  Args:
+    topology: Network that the schedules run on.
+    num_random: Number of random numberings.
+    builder: Key of `builders.BUILDERS`.
+    options: Keyword arguments of the builder.
+    pieces: Number of pieces into which each chunk is cut.
+    timed: Builds and times a schedule, from builder, options, pieces and link
+      capacity.
+  """
   plain = timed(builder, options, pieces, None)
   if "numbering" in options or plain.schedule.num_transfers > MAX_TRANSFERS:
     yield plain
@@ -199,7 +219,15 @@ def _try_piece_counts(
   model: TimeModel,
   timed: Callable[..., ChosenSchedule],
 ) -> Iterator[ChosenSchedule]:
-  """Yields a schedule cut into 2, 4, ... pieces, while it gets faster."""
+  """Yields a schedule cut into 2, 4, ... pieces, while it gets faster.
+
+  Args:
+    whole: Schedule of whole chunks.
+    topology: Network that it runs on.
+    size_bytes: Bytes of the buffer.
+    model: Time model, as for `fastest`.
+    timed: As for `_try_numberings`.
+  """
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):
     chunk_bytes = size_bytes / schedule.num_chunks / pieces

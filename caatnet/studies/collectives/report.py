@@ -53,7 +53,11 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _topology_table(name: str, rows: Rows, barrier: str) -> Table:
-  """Returns times and speed-ups on one topology; rows are sorted by size."""
+  """Returns times and speed-ups on topology `name`.
+
+  `rows` are its rows of the result, by ascending size; `barrier` is added to
+  the title.
+  """
   ring_us = {
     r["size_bytes"]: r["events_us"] for r in rows if r["algorithm"] == "ring"
   }

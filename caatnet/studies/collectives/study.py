@@ -116,7 +116,7 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def _recommended(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-  """Returns the row of the fastest algorithm for each topology and size."""
+  """Returns the fastest algorithm's row of results by topology and size."""
   best: dict[tuple[str, int], Mapping[str, Any]] = {}
   for row in rows:
     cell = row["topology"], row["size_bytes"]
@@ -129,7 +129,16 @@ def _time_algorithm(
   net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int,
   random_numberings: int,
 ) -> dict[str, Any]:
-  """Returns a row with an algorithm's times by events and in lockstep."""
+  """Returns a row with an algorithm's times by events and in lockstep.
+
+  Args:
+    net: Network.
+    name: Algorithm, as in `builders.parse_builder`.
+    size_bytes: Bytes of the buffer.
+    barrier: Whether switches wait for whole messages.
+    pieces: Number of pieces of each chunk; 0 for the fastest number.
+    random_numberings: Number of random numberings of ranks to try.
+  """
   by_events, in_lockstep = (
     exports.tune_algorithm(
       net, name, "all_reduce", size_bytes, pieces, random_numberings, model

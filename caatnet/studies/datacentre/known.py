@@ -92,8 +92,8 @@ def check_trainability(rack: str, values: Mapping[str, float]) -> list[
 
   Args:
     rack: Key of ``sites.RACKS``.
-    values: Knobs, including the number of accelerators. Each row replaces
-      parameters, their active fraction and the peak.
+    values: Knobs, including the number of accelerators. Each row of the result
+      replaces parameters, their active fraction and the peak FLOP/s.
   """
   rows = []
   for precision, flops in sites.RACKS[rack].flops.items():

@@ -36,7 +36,7 @@ def format_quantity(x: float | None, unit: str = "") -> str:
 
 
 def _in_units(row: Row, unit: str, *keys: str) -> dict[str, Any]:
-  """Returns a row with some of its numbers formatted with a unit."""
+  """Returns a row with its numbers at ``keys`` formatted with a unit."""
   return row | {key: format_quantity(row[key], unit) for key in keys}
 
 
@@ -117,7 +117,10 @@ def report(result: Mapping[str, Any]) -> Report:
 def _uncertainty(
   result: Mapping[str, Any], of: Mapping[str, Row]
 ) -> list[Table]:
-  """Returns tables: quantiles of results, effects of knobs on one result."""
+  """Returns tables: quantiles of results, effects of knobs on one result.
+
+  `of` has the row of each result, by its name.
+  """
   tornado = result["tornado"]
   target = of[tornado["target"]]
   return [

@@ -44,11 +44,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data: "knobs" and "results" with units and sources; "sites" with their
-    power; "pod", the planner's result; "paper" and "known", comparisons with
-    published figures; "trainable", training times by model and precision;
-    "causes", failures per day; "scales", plans of other sizes; "between",
-    bandwidths between sites; "multipath", link loads; "quantiles" of results;
-    and "tornado", the effect of each knob on one result.
+    power; "pod", the planner's result for one cluster; "paper" and "known",
+    comparisons with published figures; "trainable", training times by model and
+    precision; "causes", failures per day; "scales", plans of other sizes;
+    "between", bandwidths between sites; "multipath", link loads by routing
+    algorithm; "quantiles" of results; and "tornado", the effect of each knob on
+    one result.
 
   Raises:
     ValueError: A value is invalid; the message names its key.
@@ -160,7 +161,15 @@ def _override_knobs(
   places: Mapping[str, float], values: dict[str, float],
   sources: dict[str, sites.Source],
 ) -> None:
-  """Overrides ``values`` and ``sources`` by pod, ``config.knobs`` and sites."""
+  """Overrides knobs' ``values`` and their ``sources`` in place.
+
+  Args:
+    config: Config of the study; its own knobs have precedence.
+    pod: Result of `_pod`, which gives the utilisation; None without one.
+    places: Available power of each site in watts, by name.
+    values: Knobs.
+    sources: Source of each knob.
+  """
   if pod is not None:
     values["utilisation"] = pod["utilisation"]
     sources["utilisation"] = (
@@ -276,7 +285,11 @@ def _intersite_bandwidths(
 
 
 def _multipath() -> dict[str, Any]:
-  """Returns the fullest link's load by router, with and without a failure."""
+  """Returns the load of the fullest link by routing algorithm.
+
+  "whole" is the load in flows on a whole leaf-spine network, "without_one" the
+  load with one failed link.
+  """
   net = link_loads.fabric(topologies.parse(_FABRIC))
   leaf, spine = sorted(set(net.leaf_of))[0], net.spines[0]
   # One failed link, in both directions.
@@ -308,7 +321,10 @@ def _failure_rates(accelerators: float) -> dict[str, float]:
 
 
 def _pod(config: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Returns the planner's best plan for a pod; None if ``config`` is empty."""
+  """Returns the planner's best plan for the training step of ``config``.
+
+  Returns None if ``config`` is empty.
+  """
   if not config:
     return None
   plan = planner.run(config)

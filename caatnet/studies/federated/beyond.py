@@ -72,7 +72,9 @@ def _simulate_codec(
 ) -> dict[str, Any]:
   """Returns the mean time and the bytes of a round with one slow client.
 
-  That client computes ``config.slow`` times as long as usual. The deadline for
+  `name` labels the row, `sizes` are the bytes of models and updates,
+  `stragglers` is the policy for late clients, `num` the number of clients. One
+  client computes ``config.slow`` times as long as usual. The deadline for
   late updates is 1% more than a round without a slow client.
   """
   links = records.assign_links((config["cell"],), num)
@@ -112,7 +114,7 @@ def streamed_round_s(
     config: Config like configs/federated/links.py, as nested dicts.
     num: Number of clients; one computes ``config.slow`` times as long.
     size: Bytes of all fragments of a model together, in each direction.
-    fragments: Number of fragments.
+    fragments: Number of fragments of a model, streamed separately.
   """
   num_rounds, part = config["streamed_rounds"], size // fragments
   ends = streams.compute_merge_times_s(

@@ -94,14 +94,21 @@ def find_feasible_region(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def solve_fixed_s(size: int, rate: float, other: float, ratio: float) -> float:
-  """Solves o + size / rate = ratio (o + size / other) for o, in seconds."""
+  """Solves o + size / rate = ratio (o + size / other) for o, in seconds.
+
+  o is the fixed time of a message of `size` bytes; `rate` and `other` are the
+  rates of two links in bytes/s, `ratio` that of their times.
+  """
   return (size / rate - ratio * size / other) / (ratio - 1)
 
 
 def _solve_both_ratios(
   config: Mapping[str, Any], size: int, ethernet: float, wifi: float
 ) -> dict[str, Any]:
-  """Returns the fixed time and 5G rate that give both published ratios."""
+  """Returns the fixed time and 5G rate that give both published ratios.
+
+  `size` is in bytes, the rates `ethernet` and `wifi` in bytes/s.
+  """
   # Solves o + size / rate = a (o + size / ethernet) = b (o + size / wifi) for
   # `fixed`, that is o. It is negative if no fixed time gives both ratios.
   a, b = UPLINK_RATIO_ETHERNET, UPLINK_RATIO_WIFI

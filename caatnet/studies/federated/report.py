@@ -125,7 +125,7 @@ def _radio_cell_tables(result: Row) -> list[Table]:
 
 
 def _figure(result: Row) -> plot.Figure:
-  """Plots each phase's share of a round, and fits to the published ratios."""
+  """Plots each phase's fraction of a round, and fits to published ratios."""
   panels = [_region(result)]
   rows = result["rounds"]
   if rows:

@@ -55,7 +55,7 @@ def client_compute_times(config: Mapping[str, Any], clients: int) -> list[
 
 
 def predict_rounds(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns one row per link, number of clients and model size.
+  """Returns a `predict_round` for each link, number of clients and model size.
 
   Args:
     config: Config like configs/federated/links.py, as nested dicts.
@@ -84,7 +84,8 @@ def predict_round(
   Returns:
     Seconds of each phase, as medians over clients; "round_s", the aggregation
     plus the slowest client's time; "straggler_s", that time minus the median
-    client's; "parts", the seconds by cause; and mean shares of "round_s".
+    client's; "parts", the seconds by cause; "share_down", "share_compute" and
+    "share_up", mean fractions of "round_s".
   """
   links = records.assign_links((name,), clients)
   times = client_compute_times(config, clients)
@@ -116,12 +117,12 @@ def predict_round(
 
 
 def round_end_events(run: simulate.Simulation) -> list[events.RoundEnded]:
-  """Returns the events at which the rounds of a run ended."""
+  """Returns the events at which the rounds of a simulation ended."""
   return [e for _, e in run.effects if isinstance(e, events.RoundEnded)]
 
 
 def last_round(run: simulate.Simulation) -> Sequence[Mapping[str, Any]]:
-  """Returns the rows of a run's last round, one per client."""
+  """Returns the records of a simulation's last round, one per client."""
   last = max(each["round"] for each in run.rows)
   return [each for each in run.rows if each["round"] == last]
 
@@ -132,6 +133,7 @@ def _seconds_by_cause(
 ) -> dict[str, float]:
   """Returns the seconds of a round by cause, for its slowest client.
 
+  `slowest` is the client's record of the simulated round, `link` its link.
   Causes are compute, bytes at the client's own rate, other clients of its cell,
   round trips (slow start), fixed times of messages, and aggregation.
   """

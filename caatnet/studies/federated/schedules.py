@@ -24,9 +24,11 @@ def compare_schedules(config: Mapping[str, Any]) -> list[dict[str, Any]]:
       prediction is for the published model in the cell ``config.cell``.
 
   Returns:
-    A row for each pair of ``config.apart`` and ``config.limits``, with the
-    seconds until all uplinks end. "by_deadline" has the number of uplinks that
-    end within a fraction ``config.deadline`` of the time with sharing.
+    A row for each pair of ``config.apart`` (intervals between the times at
+    which updates are ready) and ``config.limits`` (maximum rates of every
+    second client), with the seconds until all uplinks end. "by_deadline" has
+    the number of uplinks that end within a fraction ``config.deadline`` of the
+    time with sharing.
   """
   capacity = predict.DATA_SHARE * records.link(config["cell"]).up
   size, num = 4 * config["published_parameters"], config["scheduled_clients"]
@@ -102,7 +104,7 @@ def simulate_rounds(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _deadline_s(config: Mapping[str, Any], clients: int) -> float:
-  """Returns ``config.deadline`` times the seconds of a round with sharing."""
+  """Returns ``config.deadline`` times a round's seconds in a shared cell."""
   size = 4 * config["published_parameters"]
   usual = rounds.predict_round(config, config["cell"], clients, size)
   return config["deadline"] * usual["round_s"]

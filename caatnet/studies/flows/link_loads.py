@@ -1,7 +1,7 @@
-"""Exact link loads of flows on a leaf-spine network, for several routers.
+"""Exact link loads of flows on a leaf-spine network, by routing algorithm.
 
 A flow between hosts of different leaves takes one spine, or is split into parts
-("pieces") that take several. Routers differ in the choice of spines:
+("pieces") that take several. Routing algorithms differ in the choice of spines:
 
 - `ecmp` hashes each flow onto one spine.
 - `single_path` derives the spine from the destination (D-mod-k).
@@ -19,8 +19,8 @@ A flow between hosts of different leaves takes one spine, or is split into parts
   same degree and all flows the same size.
 
 Loads are exact rationals. A link's time is its load over its bandwidth, without
-packets, queues or reordering (the fluid limit). Routers that differ only in the
-effects that this limit ignores have equal results.
+packets, queues or reordering (the fluid limit). Routing algorithms that differ
+only in the effects that this limit ignores have equal results.
 """
 
 import collections
@@ -169,7 +169,7 @@ def _route_each_flow(
   flows: Sequence[Flow],
   choose: Callable[[Flow, tuple[int, ...]], Route],
 ) -> list[Route]:
-  """Routes each flow by ``choose``, given the flow and its live spines."""
+  """Routes each flow by ``choose``, from the flow and its live spines."""
   return [
     choose(flow, net.live_spines[ends]) if ends in net.live_spines else ()
     for flow, ends in zip(flows, map(net.leaves, flows), strict=True)
@@ -210,7 +210,7 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 def _groups(
   net: Fabric, flows: Sequence[Flow], key: Callable[[Flow], Hashable]
 ) -> dict[Hashable, list[int]]:
-  """Returns the indices of flows between different leaves, grouped by a key."""
+  """Returns ``key(flow)`` -> indices of flows between different leaves."""
   groups = collections.defaultdict(list)
   for index, flow in enumerate(flows):
     if net.leaves(flow) in net.live_spines:
@@ -272,7 +272,15 @@ def _route_by_colouring(
   colour: Callable[[Sequence[colouring.Edge], int, Sequence[int]],
                    list[_Shares]],
 ) -> list[Route]:
-  """Routes each group of flows by a colouring whose colours are spines."""
+  """Routes each group of flows by a colouring whose colours are spines.
+
+  Args:
+    net: The network.
+    flows: Flows that are sent.
+    groups: Indices of the flows of each group, which are coloured together.
+    colour: Maps the (source leaf, destination leaf) of flows, the number of
+      spines and the flows' bytes to the fraction of each flow by spine.
+  """
   routes: list[Route] = [()] * len(flows)
   for members in groups.values():
     ends = [net.leaves(flows[i]) for i in members]  # edges: (leaf, leaf)
@@ -289,7 +297,7 @@ def _route_by_colouring(
 def _avoid_failures(
   net: Fabric, flows: Sequence[Flow], routes: list[Route]
 ) -> None:
-  """Reroutes, in place, flows whose spine lacks a link to one of the leaves."""
+  """Changes `routes` of flows whose spine lacks a link to one of the leaves."""
   load: collections.Counter[tuple[int, int]] = collections.Counter()
   displaced = []
   for index, route in enumerate(routes):
@@ -345,7 +353,7 @@ def loads(
   Args:
     net: The network.
     flows: Flows that are sent.
-    routes: Route of each flow, from a router.
+    routes: Route of each flow, from a routing algorithm.
 
   Returns:
     (source node, destination node) -> bytes.
@@ -416,8 +424,8 @@ def optimal_max_load(net: Fabric, flows: Sequence[Flow]) -> float:
 
   A linear program chooses the bytes that each pair of leaves sends over each
   live spine. Without failures `spray` reaches the optimum. With failures no
-  router here always does: `spray` and `ethereal` ignore what other leaves send
-  over the remaining links.
+  algorithm of this module always does: `spray` and `ethereal` ignore what other
+  leaves send over the remaining links.
 
   Args:
     net: The network, which may have failures.

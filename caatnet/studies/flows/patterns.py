@@ -11,7 +11,7 @@ Pattern = Callable[[Fabric, int], list[Flow]]
 
 
 def shift(net: Fabric, _: int) -> list[Flow]:
-  """Returns flows of 1 byte from each host to its counterpart one leaf on."""
+  """Returns flows of 1 byte from each host to its peer on the next leaf."""
   n = len(net.leaf_of)
   hosts = net.leaf_of.count(net.leaf_of[0])  # hosts per leaf
   return [Flow(i, (i + hosts) % n, 1) for i in range(n)]

@@ -58,7 +58,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "collectives" and "program" have times in us.
 
   Raises:
-    ValueError: A topology, pattern, router, algorithm or uplink is unknown.
+    ValueError: A topology, traffic pattern, routing algorithm, collective
+      algorithm or uplink is unknown.
   """
   check_lists(
     config, ("all_to_all",), routers=link_loads.ROUTERS,
@@ -113,13 +114,13 @@ def _remove_failed_links(config: Mapping[str, Any], net: Fabric) -> Fabric:
 def _route(
   config: Mapping[str, Any], net: Fabric, router: str, sent: Sequence[Flow]
 ) -> list[link_loads.Route]:
-  """Routes flows by a router; only "ecmp" draws random numbers."""
+  """Routes flows by the routing algorithm `router`; only "ecmp" is random."""
   options = {"seed": config["seed"]} if router == "ecmp" else {}
   return link_loads.ROUTERS[router](net, sent, **options)
 
 
 def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
-  """Returns the routers that support the network, which may have failures."""
+  """Returns the routing algorithms that support a network with failures."""
   return [
     name for name in config["routers"]
     if net.whole or name != "coordinated_split"  # needs all uplinks
@@ -127,7 +128,11 @@ def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
 
 
 def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
-  """Returns the load of the fullest uplink for each pattern and router."""
+  """Returns a row for each traffic pattern and routing algorithm.
+
+  A row has the load of the fullest uplink, in flows and relative to its lower
+  bound, the numbers of flows and of messages and, with failures, the optimum.
+  """
   rows = []
   for pattern in config["patterns"]:
     sent = patterns.PATTERNS[pattern](net, config["seed"])
@@ -156,7 +161,7 @@ def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
 def _collective_times(config: Mapping[str, Any], net: Fabric) -> list[
   dict[str, Any]
 ]:
-  """Returns completion times of collectives, by size and router.
+  """Returns completion times of collectives, by size and routing algorithm.
 
   Flows are routed with one byte per chunk, and loads are scaled to each size.
   """
@@ -218,7 +223,7 @@ def _link_loads(
   router: str,
   steps: Mapping[tuple[Flow, ...], int],
 ) -> list[tuple[dict[tuple[int, int], Fraction], int]]:
-  """Returns the link loads of each different step, and the number of repeats.
+  """Returns the link loads of each different step, and how often it occurs.
 
   Equal steps take equal paths, so each different step is routed once.
   """
@@ -273,7 +278,7 @@ def _time_collective(
   mesh: Mapping[str, int],
   entry: _Collective,
 ) -> dict[str, Any]:
-  """Computes the microseconds of all executions of one collective."""
+  """Computes the microseconds of a collective, all its executions together."""
   if not entry.axes or entry.count is None:
     raise ValueError(
       f"config.program: a {entry.kind} at {entry.where!r} has no axes or no "

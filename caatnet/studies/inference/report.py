@@ -45,7 +45,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _steps(result: Mapping[str, Any], model: str) -> Table:
-  """Returns a table of a model's step times under the first policy."""
+  """Returns a table of a model's step times under the config's first policy."""
   rows = [row for row in result["rows"] if row["model"] == model]
   rows = [row for row in rows if row["policy"] == rows[0]["policy"]]
   factor = result["compute_factor"]

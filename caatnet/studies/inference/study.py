@@ -2,9 +2,9 @@
 
 It bounds the time of steps on machines of eight devices: by bytes and matrix
 products alone, and with the latency of collectives. It compares two ways to
-synchronise less: a fraction p of the channels in all layers, or all channels in
-every n-th layer. Nothing is compiled; `launch.compile --phase=decode` compiles
-the same steps.
+synchronise less: tensor ranks sum a fraction p of the channels in all layers,
+or all channels in every n-th layer. Nothing is compiled;
+`launch.compile --phase=decode` compiles the same steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,11 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policies(config: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
-  """Returns policy name -> (fraction p of channels, interval in layers)."""
+  """Returns policies by name.
+
+  A policy is (fraction p of channels that tensor ranks sum, interval in layers
+  at which they do), as for `reduced_fractions`.
+  """
   found = {f"p={p:g}": (p, 1) for p in config["p"]}
   return found | {f"1 in {n} layers": (1.0, n) for n in config["every"]}
 
@@ -97,7 +101,7 @@ def reduced_fractions(
 
 
 def saved(bounds: StepTimeBounds, base: StepTimeBounds) -> dict[str, Any]:
-  """Returns the saved fractions of ``base``, without and with latency."""
+  """Returns the saved fractions of the time ``base``, also with latency."""
   with_latency = [
     1 - mine / theirs
     for mine, theirs in zip(
@@ -122,7 +126,7 @@ def most_sequences(model: Transformer, machine: Machine, context: int) -> int:
 def _compare_policies(
   name: str, machine: Machine, config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns rows of all steps and policies of a model on a machine."""
+  """Returns a row for each step and policy of model `name` on a machine."""
   model, context = MODELS[name], config["context"]
   factor = config["compute_factor"]
   steps = {f"decode {n}": ModelStep(n, 1, context) for n in config["batch"]}
@@ -160,7 +164,10 @@ def _compare_policies(
 def _curves(
   name: str, machine: Machine, config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-  """Returns each policy's savings in decoding, by number of sequences."""
+  """Returns the savings of each policy in decoding with model `name`.
+
+  A policy has a list of savings (`saved`), one for each number of sequences.
+  """
   model, context = MODELS[name], config["context"]
   most = most_sequences(model, machine, context)
   # Powers of two whose caches fit.
@@ -193,7 +200,11 @@ def _curves(
 def _find_break_even(
   curve: Mapping[str, Any], threshold: float
 ) -> dict[str, Any]:
-  """Returns the fewest sequences from which on ``threshold`` is saved."""
+  """Returns the fewest sequences from which on ``threshold`` is saved.
+
+  `curve` is an entry of `_curves`; the result has a number without latency and
+  two, for least and greatest latency, with it.
+  """
 
   def first(values: Sequence[float]) -> int | None:
     # The savings must also hold for all larger numbers, despite later dips.

@@ -2,8 +2,9 @@
 
 `parallel.plans.zero.cost` gives the stored and sent bytes of a partition; this
 module predicts the seconds that they take on a machine. Partitions differ in
-the levels that shard weights, gradients and optimizer state, in secondary
-copies and in codecs. They are few, so an exhaustive search finds the best one.
+the levels of data-parallel ranks that shard weights, gradients and optimizer
+state, in secondary copies of weights and in codecs. They are few, so an
+exhaustive search finds the best one.
 
 The time of a step is
 
@@ -52,7 +53,7 @@ from parallel.plans.zero.partition import (
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-  """Model of a cluster: levels, bandwidths, compute rate and memory.
+  """Model of a cluster: levels of ranks, bandwidths, compute rate and memory.
 
   Attributes:
     levels: Levels of data-parallel ranks, outermost first.
@@ -74,7 +75,7 @@ class Machine:
 
   @property
   def ranks_per_node(self) -> int:
-    """Number of ranks within one rank of the outermost level."""
+    """Number of ranks within a node, one rank of the outermost level."""
     return math.prod(level.size for level in self.levels[1:])
 
 
@@ -85,7 +86,7 @@ def machine(
   flops: float,
   memory_bytes: float,
 ) -> Machine:
-  """Returns a `Machine` for the part of a cluster that a run uses.
+  """Returns a `Machine` for the part of a cluster that a training run uses.
 
   Args:
     cluster: The cluster; it has a link for each level.
@@ -164,8 +165,8 @@ class Prediction:
     partition: The partition.
     memory: Bytes of a rank's training state, without activations and gathered
       layers.
-    received: Bytes that a rank receives per step with reuse, by (level, when);
-      "when" is "step", "forward" or "backward".
+    received: Bytes that a rank receives per step with reuse, by (level of
+      ranks, when); "when" is "step", "forward" or "backward".
     direct: Bytes that a rank receives per step without reuse, by (level, when).
     seconds: Time of a step with reuse, in seconds.
     direct_seconds: Time of a step without reuse, in seconds.
@@ -189,9 +190,9 @@ def predict(
   """Predicts memory, bytes and seconds of one partition.
 
   Args:
-    partition: Partition over the machine's levels.
+    partition: Partition over the machine's levels of ranks.
     machine: Machine that it runs on.
-    workload: Model and steps of the run.
+    workload: Model and steps of the training run.
     overlap: Whether the gathers and scatters of microbatches overlap with their
       compute; exchanges once a step never do.
   """
@@ -210,7 +211,7 @@ def predict(
 def received_by_level(
   exchanges: Sequence[cost.LevelCollective], partition: Partition, reuse: bool
 ) -> dict[tuple[str, str], float]:
-  """Returns the bytes that a rank receives per step, by (level, when).
+  """Returns the bytes that a rank receives per step, by (level name, when).
 
   Args:
     exchanges: Collectives of the partition, from `cost.level_collectives`.
@@ -275,7 +276,7 @@ def step_seconds(
   Args:
     sizes: Bytes that a rank receives per step, by (level, when).
     machine: Machine, with bandwidths and FLOP/s.
-    workload: Model and steps of the run.
+    workload: Model and steps of the training run.
     overlap: Whether communication of microbatches overlaps with compute.
   """
   phases = {"forward": 0.0, "backward": 0.0, "step": 0.0}
@@ -320,14 +321,14 @@ def candidates(
   secondary_codecs: Sequence[str] = ("none", "int8"),
   block: int = 256,
 ) -> Iterator[Partition]:
-  """Yields all combinations of sharding levels, secondary copies and codecs.
+  """Yields all partitions, by sharding levels, secondary copies and codecs.
 
   Args:
     levels: Levels of data-parallel ranks, outermost first.
     weight_codecs: Codecs to try for weights on the wire.
     gradient_codecs: Codecs to try for gradients on the wire.
     secondary_codecs: Codecs to try for the secondary copy; () tries no copy.
-    block: Elements that share a scale.
+    block: Elements that share a scale in a codec.
 
   Yields:
     Every valid partition once.
@@ -397,7 +398,7 @@ def largest_model(
 
   Args:
     partition: Sharding of the state.
-    workload: Model and steps of a run; its number of parameters is ignored.
+    workload: Training run, whose number of parameters is ignored.
     cap: Bytes of memory that a rank has for the training state.
 
   Raises:
@@ -422,7 +423,10 @@ def largest_model(
 
 
 def _order(p: Prediction, reuse: bool) -> tuple[float, int]:
-  """Returns the key that sorts by step time, then by memory."""
+  """Returns the key that sorts predictions by step time, then by memory.
+
+  With `reuse`, the time is `Prediction.seconds`, else `direct_seconds`.
+  """
   # Rounded to six digits, so that differences due to padding or to the order of
   # sums do not decide between partitions.
   seconds = p.seconds if reuse else p.direct_seconds

@@ -1,4 +1,4 @@
-"""Study of partitions: memory, bytes per level, step time, Pareto fronts.
+"""Study of partitions of training state: memory, bytes, time, Pareto fronts.
 
 `caatnet.studies.partitions.predictor` predicts the cost of every named scheme
 and of all partitions of nested levels on a cluster. The study finds the fastest
@@ -128,7 +128,10 @@ def _machine(config: Mapping[str, Any]) -> Machine:
 
 
 def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
-  """Parses bandwidths: ``"gpu:100"`` is ``{"gpu": 100e9}``."""
+  """Parses bandwidths of levels: ``"gpu:100"`` is ``{"gpu": 100e9}``.
+
+  `known` has the names of the machine's levels.
+  """
   found = {}
   for part in filter(None, text.split(",")):
     name, _, value = (piece.strip() for piece in part.partition(":"))
@@ -167,7 +170,10 @@ def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
 
 
 def _schemes(machine: Machine, block: int) -> dict[str, Partition]:
-  """Returns the named schemes that the machine's number of levels allows."""
+  """Returns named schemes, for as many levels as a machine has.
+
+  `block` is the number of elements that share a scale in codecs.
+  """
   found = {}
   for name in partition.SCHEMES:
     try:
@@ -268,7 +274,7 @@ def _assumptions(
 
 
 def _is_published(machine: Machine, workload: Workload, cluster: str) -> bool:
-  """Returns whether the setting equals that of Xu et al."""
+  """Returns whether machine, model size and cluster are those of Xu et al."""
   sizes = [level.size for level in machine.levels]
   setting = (cluster, sizes, workload.parameters)
   return setting == ("frontier", [48, 4, 2], 20e9)  # 48 nodes x 4 x 2 GCDs
@@ -311,7 +317,7 @@ def _predict_paper_ratios(
 def _predict_step_times(
   scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
 ) -> dict[str, float]:
-  """Predicts the seconds of a step with and without reuse and overlap."""
+  """Predicts a scheme's seconds per step by reuse and overlap."""
   part = _schemes(machine, config["zero"]["block"])[scheme]
   found = {}
   for overlap in (False, True):
@@ -324,7 +330,7 @@ def _predict_step_times(
 def _smallest_machine(
   scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
 ) -> Machine:
-  """Returns the machine with the fewest nodes that fit the scheme's state."""
+  """Returns the part of a machine with the fewest nodes that fit a scheme."""
   outermost, *inside = machine.levels
   for size in range(1, outermost.size):
     levels = (dataclasses.replace(outermost, size=size), *inside)

@@ -129,7 +129,7 @@ def _actions(timeline: Timeline) -> list[plot.Bars]:
 
 
 def _lighter(colour: str, share: float) -> str:
-  """Returns a colour mixed with a fraction of white, at most 0.65."""
+  """Returns the hex colour mixed with a fraction 0.65 `share` of white."""
   channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
   mixed = (round(c + 0.65 * share * (255 - c)) for c in channels)
   return "#" + "".join(f"{c:02x}" for c in mixed)

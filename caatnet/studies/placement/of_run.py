@@ -45,11 +45,11 @@ def problem(
   config: Mapping[str, Any], step: TrainingStep, device: Device, host: Host,
   utilisation: float, fill: float,
 ) -> Problem:
-  """Returns the placement problem of a run's step on one of its devices.
+  """Returns the placement problem of a training run's step on one device.
 
   Args:
-    config: Config of a run, as nested dicts. ``memory.optimizer`` selects the
-      processor that updates all parameters. With
+    config: Config of a training run, as nested dicts. ``memory.optimizer``
+      selects the processor that updates all parameters. With
       ``memory.activations="placement"``, layers may differ in what they save.
     step: Model and batch of the step.
     device: The device.
@@ -92,7 +92,7 @@ def problem(
 def _configuration(
   config: Mapping[str, Any], batch_size: int
 ) -> Configuration:
-  """Returns the run's configuration, with all moments on the host.
+  """Returns the training run's configuration, with all moments on the host.
 
   Raises:
     ValueError: See `problem`.
@@ -161,7 +161,7 @@ def _parameter_part(stored: float, by: str, step: TrainingStep) -> StatePart:
 def _activations(
   remat: str, c: Configuration, step: TrainingStep, layers_s: float
 ) -> StatePart:
-  """Returns the activations of all layers, as a run saves or recomputes them.
+  """Returns all layers' activations, as training saves or recomputes them.
 
   Args:
     remat: ``config.model.remat``: "full" saves the input of each layer,
@@ -185,7 +185,11 @@ def _activations(
   scores = total - 2 * tokens * (qkv + out + first + second)
 
   def way(name: str, tensor: str, size: float, *products: int) -> ExecutionMode:
-    """Returns a mode whose backward recomputes attention and ``products``."""
+    """Returns a mode whose backward recomputes attention and ``products``.
+
+    The mode `name` saves a layer's `tensor` of `size` bytes; `products` are the
+    numbers of weights of the matrix products that it recomputes.
+    """
     again = (scores + 2 * tokens * sum(products)) / total
     return ExecutionMode(
       name,

@@ -1,9 +1,9 @@
-"""Speeds as bandwidths of tiers vary, and bandwidths that a speed needs.
+"""Speeds of a step by memory tiers' bandwidths, and bandwidths by speed.
 
 Papers publish speeds without the bandwidths ("rates") of their memory tiers.
 `scan_rates` returns speeds at both ends of each rate's range,
 `find_needed_rates` the lowest rate of CXL cards for a speed,
-`evaluate_single_tiers` times of update and copies on one tier.
+`evaluate_single_tiers` times of update and copies with all tensors on one tier.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,14 +25,15 @@ def scan_rates(
   made: Callable[..., Problem], host: Host, baseline: Host,
   policies: Sequence[str], contexts: Sequence[int],
 ) -> list[dict[str, Any]]:
-  """Returns speeds relative to ``baseline``, by context and changed rate.
+  """Returns step speeds relative to ``baseline``, by context and changed rate.
 
   Args:
-    made: Returns the problem of a context (``seq_len``) and a host (``on``).
+    made: Returns the placement problem of a training step, given its context
+      (``seq_len``) and host (``on``).
     host: The host.
     baseline: Host with all its memory in DRAM.
-    policies: Names of policies.
-    contexts: Numbers of tokens.
+    policies: Names of placement policies.
+    contexts: Numbers of tokens of a sequence.
 
   Returns:
     Rows with "speeds" by policy, None if its placement does not fit, and
@@ -142,7 +143,10 @@ def evaluate_single_tiers(
 
 
 def _update_s(step: Problem, shares: Mapping[str, float]) -> float:
-  """Returns the seconds of the update with host tensors on the given tiers."""
+  """Returns the seconds of the update with host tensors on some tiers.
+
+  `shares` maps a tier to the fraction of each tensor that it holds.
+  """
   room, host, ways = greedy.zero_offload_layout(step)
   for key, tensor in host:
     for tier, share in shares.items():
@@ -154,7 +158,10 @@ def _update_s(step: Problem, shares: Mapping[str, float]) -> float:
 def _rate(
   step: Problem, shares: Mapping[str, float], use: TensorAccess
 ) -> float:
-  """Returns bytes per second of an access to data on the given tiers."""
+  """Returns bytes per second of the access `use` to data on some tiers.
+
+  `shares` maps a tier to the fraction of the data that it holds.
+  """
   busy: dict[str, float] = {}
   for tier, share in shares.items():
     seconds = resource_seconds(
@@ -168,7 +175,10 @@ def _rate(
 def relative_speed(
   step: Problem, baseline: Problem, policy: str
 ) -> float | None:
-  """Returns the speed relative to ``baseline``; None if a step does not fit."""
+  """Returns a policy's speed relative to "dram_only" on ``baseline``.
+
+  The result is None if one of the two steps does not fit.
+  """
   seconds = [
     _seconds(*x) for x in ((baseline, "dram_only"), (step, policy))
   ]
@@ -176,7 +186,7 @@ def relative_speed(
 
 
 def _seconds(step: Problem, policy: str) -> float | None:
-  """Returns the seconds of a step; None if it does not fit into memory."""
+  """Returns a step's seconds if placed by `policy`; None if it does not fit."""
   try:
     found = placement.cost(step, placement.place(step, policy))
   except ValueError:

@@ -27,7 +27,7 @@ _STATES = {
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the tables of policies, tensors and rates, and the figure."""
+  """Returns tables of policies, tensors and tiers' rates, and the figure."""
   host = result["host"]
   tensors = [
     row | {
@@ -110,7 +110,7 @@ def _unfit(row: Row) -> str:
 
 
 def _quantities(host: Mapping[str, Any]) -> list[Row]:
-  """Returns a row for each rate and capacity of the host's links and tiers."""
+  """Returns a row for each rate and capacity of a host's links and tiers."""
   places = [host["device_link"] | {"name": "link to the device"}]
   places += [*host["links"], *host["tiers"]]
   return [
@@ -121,7 +121,7 @@ def _quantities(host: Mapping[str, Any]) -> list[Row]:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Plots memory by tier at the ends of forward and backward, and over time."""
+  """Plots bytes by memory tier after forward and backward, and over time."""
   capacity = {"device": result["device_bytes"]} | {
     tier["name"]: tier["capacity_bytes"]["value"]
     for tier in result["host"]["tiers"]
@@ -150,7 +150,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
 def _over_time(
   rows: Sequence[Row], capacity: Mapping[str, float]
 ) -> plot.Panel:
-  """Plots bytes by tier over a step, with the capacity of each tier."""
+  """Plots bytes by memory tier over a step, with the tiers' capacities."""
   (panel,) = plot.lines(
     rows, "seconds=s", *(f"bytes.{tier}/1e9={tier}" for tier in capacity),
     label="GB", title=f"{', '.join(PHASES)}; dotted: capacity", marker="",

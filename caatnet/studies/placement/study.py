@@ -172,12 +172,13 @@ def _evaluate_policy(step: Problem, policy: str) -> dict[str, Any]:
 def _execution_fields(
   chosen: Placement | None, host: Host | None = None
 ) -> dict[str, Any]:
-  """Returns the fields of a placement that a training run reads.
+  """Returns the fields of a placement `chosen` that a training run reads.
 
   Returns:
     "host_optimizer" (see `_host_optimizer_tiers`); "placed", tensor -> tier ->
-    share; and "activations", "saved" or "recomputed" -> "device" or "host" ->
-    share of the layers. None for each if there is no placement.
+    fraction of the tensor; and "activations", "saved" or "recomputed" ->
+    "device" or "host" -> fraction of the layers. None for each if there is no
+    placement.
   """
   if chosen is None:
     return dict.fromkeys(("host_optimizer", "placed", "activations"))
@@ -205,7 +206,7 @@ def _host_optimizer_tiers(
   """Returns the tiers of the host's optimizer, for ``config.memory.placement``.
 
   Returns:
-    Array -> number of the NUMA node, or folder of the file -> share of the
+    Array -> number of the NUMA node, or folder of the file -> fraction of the
     array. None if some parameters are updated on the device.
   """
   names = {
@@ -247,7 +248,10 @@ def _fits(step: Problem, policy: str) -> bool:
 def _longest_context(
   made: Callable[..., Problem], policy: str, most: int
 ) -> int | None:
-  """Returns the longest context that fits, in tokens; None if none does."""
+  """Returns the longest context up to ``most`` that a policy fits, or None.
+
+  `made` returns the placement problem of a context.
+  """
   return _search_largest(
     lambda tokens: _fits(made(seq_len=tokens), policy), most
   )
@@ -256,7 +260,10 @@ def _longest_context(
 def _largest_model(
   made: Callable[..., Problem], policy: str, model: Transformer
 ) -> int | None:
-  """Returns the parameters of the largest model of this width that fits."""
+  """Returns the parameters of the largest model that a policy fits, or None.
+
+  The models have the width of `model`; `made` returns a model's problem.
+  """
 
   def resized(layers: int) -> Transformer:
     return dataclasses.replace(model, num_layers=layers)
@@ -324,7 +331,7 @@ def _optimum(step: Problem) -> dict[str, Any]:
 
 
 def _pinned_bytes(step: Problem, best: Placement) -> float:
-  """Returns the peak bytes on NUMA nodes that the device reads or writes."""
+  """Returns a placement's peak bytes on NUMA nodes that the device accesses."""
   nodes = {tier.name for tier in step.host.tiers if tier.kind != "file"}
   return max(
     sum(
@@ -343,7 +350,9 @@ def _single_tier_penalties(
 ) -> dict[str, float | None]:
   """Returns tier -> extra seconds of a step with the tensor on that tier only.
 
-  A tier that holds the whole tensor is left out; None if nothing fits.
+  `key` is the tensor's key in `Placement.tiers`, `best_s` the step's seconds in
+  the optimum, `shares` the tensor's tiers there. A tier that holds the whole
+  tensor is left out; None if nothing fits.
   """
   found: dict[str, float | None] = {}
   for tier in step.tiers_of(tensor):
@@ -359,7 +368,7 @@ def _single_tier_penalties(
 
 
 def _occupied(step: Problem, best: Placement) -> list[dict[str, Any]]:
-  """Returns the bytes of each tensor by instant and tier."""
+  """Returns the bytes of each tensor of a placement by instant and tier."""
   rows = []
   for part, way, tensor in step.tensors():
     key = part.name, way.name, tensor.name
@@ -383,7 +392,8 @@ def _timeline(
 ) -> list[dict[str, Any]]:
   """Returns the bytes of each tier at the start and at the end of each phase.
 
-  In between, bytes change linearly: activations grow in the forward, gradients
+  `found` is the cost of the placement `best`. Within a phase, bytes change
+  linearly: activations grow in the forward, gradients
   replace them in the backward, and the update frees the gradients. At the start
   only tensors that are kept between steps are in memory.
   """

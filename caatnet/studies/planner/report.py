@@ -76,7 +76,10 @@ def _skipped(result: Row) -> list[str]:
 
 
 def _left_out(found: Row) -> list[str]:
-  """Returns a line on devices that are not used; [] if all are."""
+  """Returns a line on a cluster's unused devices; [] if all are used.
+
+  `found` is the result of `caatnet.studies.planner.study._left_out`.
+  """
   if not found["devices"]:
     return []
   if len(found["devices"]) <= _MAX_LISTED_DEVICES:
@@ -170,7 +173,7 @@ def _second_pass_tables(
 
 
 def _figure(cluster: Row, best: Sequence[Row]) -> plot.Figure:
-  """Plots link matrices in two device orders, and bars of time and memory."""
+  """Plots link matrices in two device orders, and time and memory of plans."""
   times, sizes = (
     plot.stacked_bar_panels(best, "of", parts, label=label)[0]
     for parts, label in (

@@ -104,7 +104,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _assumptions(problem: Problem, fit: memory.Fit) -> dict[str, str]:
-  """Returns the assumptions of times and sizes, with their sources."""
+  """Returns the assumptions of times and sizes, with their sources.
+
+  `fit` has the factors of memory estimates.
+  """
   host = problem.timing.host
   return {
     "utilisation": f"{problem.timing.utilisation:g} of the peak: "
@@ -118,7 +121,10 @@ def _assumptions(problem: Problem, fit: memory.Fit) -> dict[str, str]:
 
 
 def _left_out(subset: Subset, whole: LinkMatrix) -> dict[str, Any]:
-  """Returns unused devices, and the seconds of a step on all devices."""
+  """Returns unused devices, and the seconds of a step on all devices.
+
+  `subset` has the used devices, `whole` the links of all.
+  """
   return {
     "devices": [
       {"device": i, "node": whole.nodes[i]} for i in subset.left_out
@@ -153,7 +159,7 @@ def _problem(config: Mapping[str, Any]) -> Problem:
 
 
 def training_step(config: Mapping[str, Any]) -> TrainingStep:
-  """Returns the model and the batch of a run.
+  """Returns the model and the batch of a training run.
 
   Raises:
     ValueError: The model is not a transformer, or the data is not text.
@@ -186,7 +192,7 @@ def _choices(config: Mapping[str, Any]) -> Choices:
 
 
 def _parse_configuration(text: str, best: Configuration) -> Configuration:
-  """Parses a configuration from a run's keys; missing keys are as in ``best``.
+  """Parses a training run's keys; missing ones are as in ``best``.
 
   Raises:
     ValueError: The planner does not choose the key, or the value is invalid.
@@ -213,7 +219,7 @@ def _parse_configuration(text: str, best: Configuration) -> Configuration:
 
 
 def _row(candidate: Candidate, problem: Problem) -> dict[str, Any]:
-  """Returns a candidate as plain data."""
+  """Returns a candidate plan for `problem` as plain data."""
   c, order = candidate.configuration, candidate.order
   return {
     "configuration": str(c),
@@ -234,7 +240,10 @@ def _row(candidate: Candidate, problem: Problem) -> dict[str, Any]:
 def _second_pass_rows(
   found: LossyOptions, best: Sequence[Candidate]
 ) -> dict[str, Any]:
-  """Returns faster configurations that train another model as plain data."""
+  """Returns faster configurations that train another model as plain data.
+
+  `found` has changes of the plans in `best`.
+  """
   rows = []
   for row in found.rows:
     c, base = row.configuration, best[row.base]

@@ -14,7 +14,7 @@ that a configuration needs. f + b is the time of a microbatch on a stage:
   It has no memory model: candidates that do not fit are skipped.
 - ``pipette``: Pipette's model (arXiv 2405.18093) on the actual links. Annealing
   orders the nodes of its best few candidates, and the best is chosen.
-- ``same``: this project's planner on the search space of the others.
+- ``same``: this project's planner on the search space of the published ones.
 - ``whole``: this project's planner on its whole search space.
 """
 
@@ -54,7 +54,7 @@ class PublishedSetting:
 
   @property
   def plain(self) -> Choices:
-    """Search space of the others: 1F1B with residuals, no ZeRO, no offload."""
+    """Search space of published ones: 1F1B, residuals, no ZeRO, no offload."""
     return dataclasses.replace(
       self.choices, schedules=("1f1b",), chunks=(1,), schemes=("ddp",),
       routes=("psum",), remats=("none", "full"), offload=False,
@@ -62,7 +62,7 @@ class PublishedSetting:
     )
 
   def runs(self) -> list[Configuration]:
-    """Returns all valid configurations, including those that do not fit."""
+    """Returns all valid configurations in `plain`, even if they do not fit."""
     links, step = self.problem.links, self.problem.step
     most = int(np.bincount(links.nodes).max())  # devices of a node
     return [
@@ -83,7 +83,7 @@ class ChosenPlan:
 
   Attributes:
     configuration: The configuration.
-    order: Device of each coordinate, int ``[p, d, t]``.
+    order: Device of each stage, data and tensor rank, int ``[p, d, t]``.
     said_s: Seconds of a step by the configurator's own model; None without one.
     in_vain: Number of candidates that its model prefers but that do not fit.
   """
@@ -122,7 +122,7 @@ def _fitting(case: PublishedSetting) -> list[Configuration]:
 
 
 def _most_tensor_parallel(case: PublishedSetting) -> list[Configuration]:
-  """Returns the fitting configurations with the most tensor ranks."""
+  """Returns the configurations that fit and have the most tensor ranks."""
   found = _fitting(case)
   most = max(c.tensor for c in found)
   return [c for c in found if c.tensor == most]

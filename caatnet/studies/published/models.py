@@ -128,7 +128,8 @@ def pipette_order(
     seed: Seed of the random generator.
 
   Returns:
-    Device of each coordinate in the best order, int ``[p, d, t]``.
+    Device of each stage, data and tensor rank in the best order, int
+    ``[p, d, t]``.
   """
   rng = np.random.default_rng(seed)
   groups = _node_devices(problem.links)

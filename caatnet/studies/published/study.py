@@ -99,7 +99,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _evaluate_choosers(
   config: Mapping[str, Any], sizes: Transformer, cluster: str, drawn: str
 ) -> list[dict[str, Any]]:
-  """Returns the choice of each configurator on one cluster for one model."""
+  """Returns the choice of each configurator on one cluster for one model.
+
+  Args:
+    config: Config of the study.
+    sizes: Sizes of the model.
+    cluster: Cluster whose links have their published bandwidths.
+    drawn: The same cluster with its actual bandwidths, equal or drawn.
+  """
   step = TrainingStep(sizes, config["batch_size"], _SEQ_LEN)
   timing = TimingAssumptions(config["utilisation"], config["execution"])
   nominal, problem = (

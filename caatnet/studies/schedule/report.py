@@ -80,7 +80,7 @@ def _figure(config: Mapping[str, Any]) -> plot.Figure:
 
 
 def _round_panel(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
-  """Plots the links of a round, shaded by the chunk that they carry."""
+  """Plots the links of round `number`, shaded by the chunk that they carry."""
   graph = net.graph()
   places = _places(net, graph)
   size = max(30, 4000 // net.num_nodes) ** 0.5

@@ -145,7 +145,8 @@ def _faster(
 ) -> dict[str, Any] | None:
   """Returns the fastest alternative if it takes less than ``us`` microseconds.
 
-  Each alternative has its fastest number of pieces.
+  Each alternative has its fastest number of pieces. `bound_us` is a lower bound
+  of all schedules, in microseconds.
   """
   if net.num_ranks > MAX_COMPARED or us < LEAST_GAIN * bound_us:
     return None

@@ -1,8 +1,8 @@
-"""Simulated runs ("cells") of a study; results are stored as they finish.
+"""Simulations ("cells") of a server; results are stored as they finish.
 
-A long study is a list of cells. A stored result is reused if all inputs of its
-cell are the same, including the files in ``_CODE``. So an interrupted study
-resumes with the first missing cell.
+A long study is a list of simulations (cells). A stored result is reused if all
+inputs of its cell are the same, including the files in ``_CODE``. So an
+interrupted study resumes with the first missing cell.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ _CODE = (
 
 @dataclasses.dataclass(frozen=True)
 class SimulationCell:
-  """Inputs of one simulated run.
+  """Inputs of one simulation of a server.
 
   Attributes:
-    where: Columns that identify the run in tables, such as "arm" and "load".
+    where: Columns that identify the simulation in tables, such as "load".
     machine: Device and host.
     arm: Preemption method (rules for pages), an entry of ``config.arms``.
     arrivals: Requests with their arrival times.
@@ -56,12 +56,12 @@ class SimulationCell:
 
   @property
   def inputs(self) -> list[str]:
-    """All inputs of the run as texts, with a hash of the files in ``_CODE``."""
+    """All inputs as texts, with a hash of the source files in ``_CODE``."""
     names = (repr(getattr(self, f.name)) for f in dataclasses.fields(self))
     return [_code_hash(), *names]
 
   def simulate(self) -> dict[str, Any]:
-    """Simulates the run; returns ``where`` and the `run_statistics`."""
+    """Simulates the server; returns ``where`` and the `run_statistics`."""
     outcome = server.serve(
       self.machine, self.arm, self.arrivals, self.limits, self.priorities,
       self.policy,
@@ -81,7 +81,7 @@ def run(cells: Sequence[SimulationCell], path: str) -> list[dict[str, Any]]:
   """Returns the results of cells; simulates those that the file lacks.
 
   Args:
-    cells: Runs to simulate, in this order.
+    cells: Simulations, in this order.
     path: File of JSON lines, created or extended; "" for none.
   """
   kept = ResultCache(path)
@@ -94,12 +94,13 @@ def run(cells: Sequence[SimulationCell], path: str) -> list[dict[str, Any]]:
 
 
 def run_statistics(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns statistics of a simulated run: latencies, throughput and copies.
+  """Returns statistics of a simulation: latencies, throughput and copies.
 
   Copies are those to and from the host. "ranges" counts copied byte ranges, for
-  each layer, for keys and for values: one per run of pages that is contiguous
-  on both sides or, with ``arm["single"]``, one per page. "calls" is the number
-  of calls of copy programs, each of which copies a power of two of pages.
+  each layer, for keys and for values: one per range of pages that is contiguous
+  on both device and host or, with ``arm["single"]``, one per page. "calls" is
+  the number of calls of copy programs, each of which copies a power of two of
+  pages.
   """
   counts, served = outcome.scheduler.counts, outcome.served
   per_run = outcome.copies.ranges_per_run

@@ -1,9 +1,9 @@
 """Simulation of a server that switches between the experts of a composition.
 
-One device serves many experts of equal sizes; the weights of some are in slots
-on the device. The simulation runs the server's own scheduler, policy `experts`
-and slots. Steps are timed by a roofline model, loads of weights by their bytes
-over a rate. Loads do not slow steps down.
+One device serves many experts of equal sizes; the weights of some are in weight
+slots on the device. The simulation runs the server's own scheduler, policy
+`experts` and slots. Steps are timed by a roofline model, loads of weights by
+their bytes over a rate. Loads do not slow steps down.
 
 A load is *exposed* while it is in progress and no step is. The misses are
 compared with the fewest possible (Belady) for the order of served requests.
@@ -44,15 +44,16 @@ _LONG_RESPONSE_TOKENS, _LONG_REQUEST_DIVISOR = 100, 5
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Simulates a server for several streams, slots, rates and patiences.
+  """Simulates a server for several streams, slots, loads and patiences.
 
   Args:
     config: Config like configs/serving/composition.py, as nested dicts.
 
   Returns:
     Plain data: lists of results of `simulate`: "streams" (orders of requests),
-    "slots", "load" (request rates) and "front" (the trade-off of fairness and
-    switching); and the result of `composition_figures.run`.
+    "slots" (numbers of weight slots), "load" (request rates) and "front" (the
+    trade-off of fairness and switching); and the result of
+    `composition_figures.run`.
 
   Raises:
     ValueError: A stream or policy is unknown, or the slots do not fit.
@@ -105,7 +106,7 @@ def expert_bytes(model: Mapping[str, Any]) -> float:
 
 
 def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
-  """Returns a machine whose cache fills the memory that slots leave free.
+  """Returns a machine whose cache fills the memory beside the weight slots.
 
   Raises:
     ValueError: The device is unknown, or the slots leave no room for a
@@ -166,7 +167,9 @@ def requests(
 ) -> list[Request]:
   """Returns the requests of a stream, whose prompts share no prefix.
 
-  Groups of ``batch`` requests arrive as a Poisson process.
+  Groups of ``batch`` requests arrive as a Poisson process, ``rate`` requests
+  per second. ``kind`` is a key of `EXPERT_ORDERS`, ``output`` the tokens of a
+  response.
   """
   given = config["stream"]
   rng = np.random.default_rng(given["seed"])
@@ -192,14 +195,14 @@ def expert_name(number: int) -> str:
 
 
 class RecordingSlots(Slots):
-  """Slots that record the order in which requests were served."""
+  """Weight slots that record the order in which requests were served."""
 
   def __init__(self, num_slots: int, eviction: str) -> None:
     super().__init__(num_slots, eviction)
     self.order: list[str] = []
 
   def touch(self, slot: int) -> None:
-    """Records the expert in a slot and counts a request for it."""
+    """Records the expert in a weight slot and counts a request for it."""
     self.order.append(self.expert(slot))
     super().touch(slot)
 
@@ -257,9 +260,9 @@ class SweepPoint:
 
   Attributes:
     stream: Order of the experts, a key of `EXPERT_ORDERS`.
-    eviction: A key of `EVICTIONS`.
-    num_slots: Number of slots.
-    way: A key of `LOAD_MODES`.
+    eviction: Eviction policy of weight slots, a key of `EVICTIONS`.
+    num_slots: Number of weight slots on the device.
+    way: Start of loads, on demand or ahead, a key of `LOAD_MODES`.
     rate: Arrivals per second.
     batch: Requests that arrive at the same time.
     output: Tokens of a response.
@@ -366,7 +369,10 @@ def _latency_statistics(served: list[Request]) -> dict[str, float]:
 
 
 def mark_front(rows: list[dict[str, Any]]) -> None:
-  """Sets "best": whether a row is Pareto-optimal in loads and worst TTFT."""
+  """Sets "best" of each row: whether it is Pareto-optimal.
+
+  The criteria are the number of weight loads and the worst TTFT.
+  """
   for row in rows:
     row["best"] = not any(
       other["loads"] <= row["loads"]

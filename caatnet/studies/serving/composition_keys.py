@@ -24,7 +24,7 @@ class Composition:
 
   @section
   class Experts:
-    """Experts and the tiers that hold them."""
+    """Experts, and the memories and files that hold them."""
 
     number: int = field(150, "Number of experts.", TWO_OR_MORE)
     slots: int = field(4, "Number of experts on the device.", COUNT)

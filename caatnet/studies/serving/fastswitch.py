@@ -1,10 +1,12 @@
-"""Cost of preempting requests, by methods ("arms") of allocating pages.
+"""Cost of preempting requests, by preemption method ("arm").
 
-The first of two settings is FastSwitch's evaluation (arXiv 2411.18424):
-conversations of several turns with an 8B model on an A10, priorities that
-change while requests run, and no prefix cache, as in vLLM 0.3.3. The second
-replays public traces on a server with a prefix cache. Arrival rates are
-fractions of a capacity, which is measured with the arm "recompute", constant
+An arm decides whether the pages of a preempted request are recomputed or copied
+to the host, and how pages are allocated and copied. The first of two settings
+is FastSwitch's evaluation (arXiv 2411.18424): conversations of several turns
+with an 8B model on an A10, priorities of requests that change while these run,
+and no prefix cache, as in vLLM 0.3.3. The second replays public traces on a
+server with a prefix cache. Its arrival rates are fractions ("loads") of the
+server's capacity, which is measured with the arm "recompute", constant
 priorities and all requests at the start: 90% of the requests divided by the
 time in which these finish. If priorities changed, longer queues would lower
 the throughput.
@@ -40,10 +42,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/serving/fastswitch.py, as nested dicts.
 
   Returns:
-    Plain data: "sessions" and "traces", a row for each arm (method) and load;
-    "seeds", for each seed of Poisson arrivals, preemption by cost compared with
-    recomputation and with swapping; "shares", a row for each p of partial
-    synchronisation; "machine" and "loads", the assumptions.
+    Plain data: "sessions", `cells.run_statistics` by preemption method ("arm")
+    and kind of priorities; "traces", by arm, trace and load (arrival rate as a
+    fraction of capacity); "seeds", for each seed of Poisson arrivals, the arm
+    "cost" compared with recomputing and swapping; "shares", a row for each
+    fraction p of channels that tensor ranks synchronise; "machine" and "loads"
+    (traces and capacities), the assumptions.
 
   Raises:
     ValueError: A trace cannot be read, or the machine is invalid.
@@ -111,7 +115,7 @@ class _CellBuilder:
     )
 
   def sessions(self) -> list[SimulationCell]:
-    """Returns the simulations of FastSwitch's setting (conversations)."""
+    """Returns the conversations' simulations, by arm and kind of priorities."""
     config = self._config
     arrivals = Sessions(**config["sessions"]).arrivals()
     made = []
@@ -142,14 +146,20 @@ class _CellBuilder:
     return kept, len(arrivals) - len(kept)
 
   def full(self, name: str, arrivals: Sequence[Arrival]) -> SimulationCell:
-    """Returns the run that measures capacity: all requests arrive at once."""
+    """Returns the simulation that measures capacity: all arrive at once."""
     at_once = [dataclasses.replace(a, time_s=0.0) for a in arrivals]
     return self._cell({"trace": name}, BASELINE_ARM, at_once, True, "none")
 
   def loads(
     self, name: str, arrivals: Sequence[Arrival], capacity: float
   ) -> list[SimulationCell]:
-    """Returns simulations of a trace, with arrivals scaled to each load."""
+    """Returns simulations of a trace for each load and preemption method.
+
+    Args:
+      name: Name of the trace.
+      arrivals: Its requests.
+      capacity: Requests per second; a load is a fraction of it.
+    """
     return [
       self._cell(
         {"trace": name, "load": load}, arm,
@@ -162,7 +172,12 @@ class _CellBuilder:
     self, loaded: Mapping[str, tuple[list[Arrival], int]],
     capacity: Mapping[str, float],
   ) -> list[SimulationCell]:
-    """Returns simulations of preemption by recomputation, swapping and cost."""
+    """Returns simulations of recomputing, swapping, and the cheaper of both.
+
+    Args:
+      loaded: Trace -> its requests, and the number of excluded ones.
+      capacity: Trace -> requests per second; a load is a fraction of it.
+    """
     name = self._config["seeds_trace"]
     return [
       self._cell(
@@ -177,7 +192,11 @@ class _CellBuilder:
   def shares(
     self, loaded: Mapping[str, tuple[list[Arrival], int]]
   ) -> list[SimulationCell]:
-    """Returns a simulation for each p of tensor ranks, without priorities."""
+    """Returns a simulation for each fraction p of synchronised channels.
+
+    Several tensor ranks serve the requests first come, first served. `loaded`
+    is as for `seeds`.
+    """
     config, name = self._config, self._config["seeds_trace"]
     arrivals = traces.poisson(loaded[name][0], config["shares_rate"], 0)
     hardware = config["hardware"] | {
@@ -218,12 +237,20 @@ def _assumptions(config: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
 def _compare_cost_model(rows: Sequence[Mapping[str, Any]]) -> list[
   dict[str, Any]
 ]:
-  """Compares the P99 of the cost model with the better of its alternatives.
+  """Compares P99 latencies of the arm "cost" with the better alternative.
+
+  "cost" recomputes or swaps a preempted request, whichever is estimated to be
+  cheaper; the alternatives always recompute or always swap.
+
+  Args:
+    rows: `cells.run_statistics` of these arms, by load and seed.
 
   Returns:
-    A row for each load, seed and measure: the P99 of each arm in seconds;
-    "width", half the bootstrap interval of the cost model's P99; "worse", its
-    excess over the better alternative; "beyond", whether that exceeds "width".
+    A row for each load, seed and latency ("ttft", "tbt"): the P99 of each arm
+    in seconds; "width", half the bootstrap interval of the P99 of "cost";
+    "worse", its excess over the better alternative; "beyond", whether that
+    exceeds "width"; and the numbers of preemptions that could be swapped, took
+    the cheaper option, and were swapped.
   """
   # The alternatives are recomputation (BASELINE_ARM) and swapping (SWAP_ARM).
   by = {(r["load"], r["seed"], r["arm"]): r for r in rows}

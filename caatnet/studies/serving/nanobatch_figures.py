@@ -61,7 +61,7 @@ class Workload(NamedTuple):
 
 
 def _constant_lengths(size: int, response: int, *published: float) -> Workload:
-  """Returns a workload whose requests all have the same lengths."""
+  """Returns a workload whose prompts and responses have constant lengths."""
   return Workload(
     size, response, size + (response + 1) / 2, (size + 1) / 2, *published,
     "constant lengths",
@@ -208,7 +208,10 @@ class _PipelineTimer:
 
 
 def _make_pipeline_timer(workload: Workload, end: str) -> _PipelineTimer:
-  """Returns a timer of the published LLaMA-2-70B pipeline on a workload."""
+  """Returns a timer of the published LLaMA-2-70B pipeline on a workload.
+
+  `end` selects the "least" or "greatest" plausible time of reductions.
+  """
   pipeline = pipelines.PIPELINES["llama-2-70b"]
   profile = nanobatch_costs.profiles()["a100", pipeline.gpus]
   return _PipelineTimer(pipeline, pipelines.layer_times(
@@ -217,7 +220,10 @@ def _make_pipeline_timer(workload: Workload, end: str) -> _PipelineTimer:
 
 
 def _ablation(end: str) -> dict[str, Any]:
-  """Returns the gains in NanoFlow's ablation, and the fitted interferences."""
+  """Returns the gains in NanoFlow's ablation, and the fitted interferences.
+
+  `end` selects the "least" or "greatest" plausible time of reductions.
+  """
   timed = _make_pipeline_timer(WORKLOADS[FITTED_ON], end)
   tokens = timed.pipeline.tokens
   whole = timed.sequential(tokens)
@@ -238,7 +244,10 @@ def _ablation(end: str) -> dict[str, Any]:
 
 
 def _workloads(ablation: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Returns all workloads' throughputs with no, ideal and fitted overlap."""
+  """Returns all workloads' throughputs with no, ideal and fitted overlap.
+
+  `ablation` is a result of `_ablation`, with the fitted interference.
+  """
   rows = []
   for name, workload in WORKLOADS.items():
     timed = _make_pipeline_timer(workload, ablation["end"])
@@ -276,7 +285,14 @@ def bound_by(best: PeakRateTimes) -> str:
 def _pipeline_gains(
   name: str, end: str, utilisation: float, ablation: list[dict[str, Any]]
 ) -> dict[str, Any]:
-  """Returns predicted gains of a published pipeline and `nanobatch.plan`'s."""
+  """Returns predicted gains of a published pipeline and `nanobatch.plan`'s.
+
+  Args:
+    name: Key of `pipelines.PIPELINES`.
+    end: "least" or "greatest" plausible time of reductions.
+    utilisation: Fraction of the peak that products without a profile reach.
+    ablation: Results of `_ablation`, of which the one for `end` is used.
+  """
   pipeline = pipelines.PIPELINES[name]
   profile = nanobatch_costs.roofline(
     pipeline.model, A100, pipeline.gpus, pipeline.tokens, utilisation,
@@ -314,9 +330,10 @@ def _pipeline_gains(
 
 
 def offload_rates() -> dict[str, Any]:
-  """Returns rates and step shares of copies of finished caches to the host.
+  """Returns rates of copies of finished caches to the host, and their time.
 
-  Every token's keys and values are copied to the host once.
+  Every token's keys and values are copied to the host once. Times are fractions
+  of a step.
   """
   pipeline = pipelines.PIPELINES["llama-2-70b"]
   model, gpus = pipeline.model, pipeline.gpus

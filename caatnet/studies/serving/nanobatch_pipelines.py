@@ -32,7 +32,7 @@ class PublishedPipeline:
     model: Sizes of the model.
     gpus: Number of A100s.
     tokens: Tokens of a step.
-    first: Tokens of the first of two nano-batches.
+    first: Tokens of the first of the two nano-batches of a layer.
     attention: Tokens of attention's nano-batches within each of these two.
     experts: Number of experts of an MLP, and number that a token uses.
   """
@@ -83,7 +83,8 @@ class LayerTimes:
   """Times of a layer's operations on ranges of tokens, in seconds.
 
   Attributes:
-    parts: Operation -> time by number of tokens, float ``[tokens + 1]``.
+    parts: Operation of a layer -> time by number of tokens, float
+      ``[tokens + 1]``.
     attend: Time of attention of the first n tokens, float ``[tokens + 1]``.
     sums: Time of an all-reduce by tokens, ``[tokens + 1]``; None for one GPU.
     num_layers: Number of layers.
@@ -95,7 +96,7 @@ class LayerTimes:
   num_layers: int
 
   def seconds(self, kind: str, start: int, stop: int) -> float:
-    """Returns the time of an operation on a range of tokens."""
+    """Returns the seconds of operation `kind` on tokens ``[start, stop)``."""
     if kind == "attend":
       return float(self.attend[stop] - self.attend[start])
     if kind in ("sum_1", "sum_2"):
@@ -163,7 +164,7 @@ def operations(
 def _operations(
   pipeline: PublishedPipeline, times: LayerTimes, memory: bool
 ) -> list[NanoOperation]:
-  """Returns the operations of a layer, without checking them."""
+  """Returns the unchecked operations of a layer; arguments as `operations`."""
   halves = _ranges((pipeline.first, pipeline.tokens - pipeline.first))
   parts = _ranges([n for half in pipeline.attention for n in half])
   first = [r for r in parts if r[1] <= pipeline.first]

@@ -23,7 +23,7 @@ def report(result: Row) -> Report:
 
 
 def _curves(result: Row) -> list[Table | str]:
-  """Returns tables of plans by machine and tokens, and of break-even tokens."""
+  """Returns tables of plans by machine and tokens, and of break-even points."""
   plans, first = result["plan_s"], result["curves"][0]["interference"]
   return [
     f"{result['model']}: predicted steps of at most {result['decodes']} "

@@ -38,9 +38,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: Config like configs/serving/nanobatches.py, as nested dicts.
 
   Returns:
-    Plain data: "curves" (a step on a machine), "break_even", "joint", "stops"
-    (largest p at which nano-batches do not gain), "plan_s" (processor seconds
-    of all plans), and the figures of the paper.
+    Plain data: "curves" (a step on a machine), "break_even", "joint"
+    (throughputs by p and bits), "stops" (largest fraction p of reduced channels
+    at which nano-batches do not gain), "plan_s" (processor seconds of all
+    plans), and the figures of the paper.
 
   Raises:
     ValueError: A machine is unknown, or a number is out of its range.
@@ -135,7 +136,7 @@ def mix(tokens: int, config: Mapping[str, Any]) -> TokenMix:
 
 
 def _machine(key: str, name: str) -> Machine:
-  """Returns the machine that an entry of a config key names."""
+  """Returns the machine `name`, an entry of the config key `key`."""
   try:
     return inference.machine(name)
   except ValueError as error:
@@ -145,7 +146,10 @@ def _machine(key: str, name: str) -> Machine:
 def _curve(
   planner: _Planner, machine: Machine, end: str, config: Mapping[str, Any]
 ) -> Iterable[dict[str, Any]]:
-  """Yields the plans of a machine by interference and number of tokens."""
+  """Yields a machine's plans by interference and number of tokens.
+
+  `end` selects the "least" or "greatest" plausible time of reductions.
+  """
   for interference, tokens in itertools.product(
     config["interference"], sorted(config["tokens"])
   ):
@@ -168,7 +172,9 @@ def _curve(
 def _break_even(
   curves: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns rows: the fewest tokens from which on all steps gain, or None.
+  """Returns the fewest tokens from which on all steps gain, or None.
+
+  A row has it for each machine, end ("least" or "greatest") and interference.
 
   Args:
     curves: Rows of `_curve`, with ascending numbers of tokens.
@@ -194,7 +200,10 @@ def _break_even(
 def _joint(
   planner: _Planner, machine: Machine, tokens: int, config: Mapping[str, Any]
 ) -> Iterable[dict[str, Any]]:
-  """Yields throughputs by bits and p, relative to one batch of 16 bits, p=1."""
+  """Yields throughputs by bits and fraction p of reduced channels.
+
+  They are relative to one batch that reduces all channels with 16 bits.
+  """
 
   def planned(p: float, bits: int) -> NanobatchPlan:
     return planner(
@@ -218,7 +227,10 @@ def _joint(
 def _largest_p_without_gain(
   joint: Sequence[Mapping[str, Any]], threshold: float
 ) -> list[dict[str, Any]]:
-  """Returns rows: the largest p such that no step with it or a smaller p gains.
+  """Returns the largest p such that no step with it or a smaller p gains.
+
+  p is the fraction of reduced channels; a row has it for each machine, number
+  of tokens and bits.
 
   Args:
     joint: Rows of `_joint`, with descending p.

@@ -52,7 +52,7 @@ def _vllm_log(result: Row) -> Parts:
 
 
 def _log_assumptions(given: Row) -> str:
-  """Returns a text with the assumptions of a simulation of a log."""
+  """Returns a text with the assumptions of a log's simulation, `given`."""
   lines = [
     f"{given['model']} on {given['ranks']} GPU(s); {given['pages']:,} pages, "
     f"{given['slots']} slots, {given['tokens']:,} tokens of a step; attention "
@@ -73,7 +73,14 @@ def _log_assumptions(given: Row) -> str:
 def _latencies(
   title: str, names: Sequence[str], measures: Sequence[str], rows: Sequence[Row]
 ) -> Table:
-  """Returns a table of percentiles of measures, from `tails.summary`."""
+  """Returns a table of percentiles of measures, from `tails.summary`.
+
+  Args:
+    title: Title of the table.
+    names: Its first columns.
+    measures: Keys of the rows that have a `tails.summary`, such as "ttft".
+    rows: Rows of the table.
+  """
   return Table(
     f"{title} (s), with its 95% bootstrap interval over requests; "
     + "; ".join(

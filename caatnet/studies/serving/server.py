@@ -143,7 +143,7 @@ class Outcome:
     in_system: Number of requests in the system, integrated over time.
     held: Pages of running requests, summed over the sampled steps.
     filled: Pages that these requests' computed tokens fill, summed likewise.
-    large: Free pages in groups of at least `LARGE_GROUP_PAGES`, summed
+    large: Free pages in free blocks of at least `LARGE_GROUP_PAGES`, summed
       likewise.
     free: Free pages, summed likewise.
   """
@@ -181,7 +181,8 @@ def serve(
     host: The machine.
     arm: Preemption method (rules for pages), an entry of ``config.arms``.
     arrivals: Requests with their arrival times.
-    limits: Limits of a step: slots, tokens, steps_ahead.
+    limits: Maximum running requests ("slots") and tokens of a step, and
+      ``steps_ahead`` of `Engine`.
     priorities: Arguments of `Priorities`.
     policy: Name of the scheduling policy.
     clients: Number of an arrival -> its client and priority; None for a single

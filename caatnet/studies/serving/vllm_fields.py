@@ -118,7 +118,10 @@ weights and cache are simulated with 16 bits
 
 
 def first_values(value: Any, names: Collection[str]) -> dict[str, Any]:
-  """Returns each named field's first value that is no object and not null."""
+  """Returns the fields `names` of a file, each with its first value.
+
+  Values that are objects or null do not count.
+  """
   found: dict[str, Any] = {}
   for _, key, item in _fields(value):
     if key in names and item is not None and not isinstance(item, dict):
@@ -127,7 +130,7 @@ def first_values(value: Any, names: Collection[str]) -> dict[str, Any]:
 
 
 def _fields(value: Any, place: str = "") -> Iterator[tuple[str, str, Any]]:
-  """Yields the path, the name and the value of each field at any depth."""
+  """Yields path (after `place`), name and value of each field at any depth."""
   if isinstance(value, list):
     for index, item in enumerate(value):
       yield from _fields(item, f"{place}[{index}]")

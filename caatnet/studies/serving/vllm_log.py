@@ -177,7 +177,7 @@ def simulate(base: SimulationSetup) -> tuple[SimulatedRun, Profile]:
   """Serves the requests of a log on a simulated clock.
 
   Returns:
-    The run, and the profile that it used.
+    The simulated run, and the profile that it used.
 
   Raises:
     ValueError: A file is damaged, or a request does not fit in the cache.
@@ -298,7 +298,10 @@ def _row(
 def _changes(
   base: SimulationSetup, change: float, skew: float
 ) -> list[tuple[str, SimulationSetup]]:
-  """Returns (label, setup) with one change each; [] if ``change`` is 0."""
+  """Returns (label, setup) with one change each; [] if ``change`` is 0.
+
+  `change` is the relative change of pages and times, `skew` the profile's.
+  """
   if not change:
     return []
 

@@ -544,7 +544,10 @@ def _requests(text: str) -> list[dict[str, float]]:
 def _parse_operation_times(
   row: type[_DenseRow | _PerSequenceRow], text: str
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """Returns operation -> numbers of tokens or sequences, and their seconds."""
+  """Returns operation -> numbers of tokens or sequences, and their seconds.
+
+  `text` is a CSV table with rows of the schema `row`.
+  """
   found: dict[str, list[tuple[float, float]]] = {}
   for _, entry in parse_table(row, text):
     point = entry.count, entry.time_us * 1e-6

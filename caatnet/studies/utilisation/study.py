@@ -102,7 +102,7 @@ def _curves(model: Model, volume_factor: float) -> dict[str, np.ndarray]:
 def _lowest_bandwidths(
   curves: Mapping[str, np.ndarray], gbit_s: np.ndarray
 ) -> Iterator[dict[str, Any]]:
-  """Yields the lowest sufficient Gbit/s by method and target, or None."""
+  """Yields the lowest of `gbit_s` by method and target utilisation, or None."""
   for name, values in curves.items():
     for target in published.TARGETS:
       reached = gbit_s[values >= target]

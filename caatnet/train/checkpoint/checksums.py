@@ -98,7 +98,7 @@ def _read_json(path: epath.Path, file: str) -> dict[str, Any]:
 
 
 def write(path: epath.Path, stored: Mapping[str, Any]) -> None:
-  """Adds the item ``checksums`` to a checkpoint, as Orbax stores JSON."""
+  """Writes ``stored`` as a checkpoint's item ``checksums``, as Orbax would."""
   (path / ITEM).mkdir()
   (path / ITEM / "metadata").write_text(json.dumps(stored))
 
@@ -122,19 +122,22 @@ def verify(item: str, stored: Mapping[str, Any], tree: Any) -> None:
 
 
 def hexes(rows: np.ndarray) -> list[str]:
-  """Returns checksums of rows, uint64 ``[rows]``, as 16 hex digits each."""
+  """Returns an array's row checksums, uint64, as 16 hex digits each."""
   return [f"{x:016x}" for x in rows.tolist()]
 
 
 def compare(name: str, stored: list[str], found: list[str]) -> None:
-  """Raises ValueError if two lists differ in a row that both of them have."""
+  """Raises ValueError if row checksums of the array ``name`` differ.
+
+  Only rows that both lists have are compared.
+  """
   num = min(len(stored), len(found))
   if not num or stored[:num] != found[:num]:
     raise ValueError(_MISMATCH_MESSAGE.format(name))
 
 
 def verify_json(item: str, stored: Mapping[str, Any], data: Any) -> None:
-  """Raises ValueError if data have another checksum than the stored one."""
+  """Raises ValueError if an item's data and ``stored[item]`` do not match."""
   if of_json(data) != stored[item]:
     raise ValueError(_MISMATCH_MESSAGE.format(item))
 
@@ -204,7 +207,7 @@ def _of_store(store: tensorstore.TensorStore) -> np.ndarray:
 
 
 def _iterate_ocdbt_files(base: str) -> Iterator[str]:
-  """Yields the files to which an OCDBT database refers, by their paths."""
+  """Yields the paths of files to which the OCDBT database ``base`` refers."""
   store = tensorstore.KvStore.open(base).result()
   newest = tensorstore.ocdbt.dump(store).result()["versions"][-1]
   left = [newest["root"]["location"]]

@@ -83,7 +83,10 @@ def _is_leaf(x: Any) -> bool:
 def _restore(
   layout: Layout, leaf: Leaf, lead: int, x: jax.Array
 ) -> jax.Array:
-  """Joins a parameter's shards, whose first ``lead`` dims are not its own."""
+  """Joins a parameter's stored shards; the parameter's dims begin at ``lead``.
+
+  Dims of ``x`` before it, such as that of workers, are not joined.
+  """
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if layout.shards is not None:
     x = layout.shards.restore(x, leaf.tensor)
@@ -95,7 +98,10 @@ def _restore(
 
 
 def _store(layout: Layout, leaf: Leaf, lead: int, x: jax.Array) -> jax.Array:
-  """Cuts a whole parameter into stored shards; the inverse of `_restore`."""
+  """Cuts a whole parameter into stored shards; the inverse of `_restore`.
+
+  The first ``lead`` dims of ``x``, such as that of workers, are not cut.
+  """
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if stages is not None and dim is not None:
     x = stages.store(x, dim, lead)
@@ -141,7 +147,10 @@ def _convert(
   lead: int,
   sharding: NamedSharding,
 ) -> Any:
-  """Converts an array, or computes the result's shape from an array's shape."""
+  """Runs ``convert`` (`_restore` or `_store`) on an array or on its shape.
+
+  The result has the given sharding.
+  """
   if isinstance(x, jax.Array):
     # One program at a time: XLA:CPU has one thread per device for all programs,
     # so the collectives of concurrent programs can deadlock.
@@ -160,7 +169,7 @@ def _compiled(
   lead: int,
   sharding: NamedSharding,
 ) -> Callable[[jax.Array], jax.Array]:
-  """Returns the jitted conversion, in which XLA moves data to ``sharding``."""
+  """Returns ``convert`` jitted, with results that have ``sharding``."""
   return jax.jit(
     functools.partial(convert, layout, leaf, lead), out_shardings=sharding
   )

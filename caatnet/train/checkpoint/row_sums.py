@@ -38,10 +38,10 @@ def checksum_part(
   start: Sequence[int] | None = None,
   shape: Sequence[int] | None = None,
 ) -> np.ndarray:
-  """Returns a part's contribution to the checksums of an array's rows.
+  """Returns what a part of an array contributes to its row checksums.
 
   Args:
-    x: The part, in elements of 1, 2, 4 or 8 bytes.
+    x: The part, a slice of the array, in elements of 1, 2, 4 or 8 bytes.
     start: Index in the array of the part's first element; None for zeros.
     shape: Shape of the array; None if ``x`` is the whole array.
 

@@ -210,6 +210,9 @@ class Checkpointer:
   ) -> ocp.args.Composite:
     """Reads items of a checkpoint, and verifies them.
 
+    ``trees`` has the shapes of items of arrays, ``items`` Orbax's arguments
+    for all other items.
+
     If the checkpoint has another number of workers, surplus ones are dropped
     and missing ones are filled with zeros (``strict=False``).
     """
@@ -239,7 +242,9 @@ class Checkpointer:
     return found
 
   def _error(self, step: int, reason: str) -> ValueError:
-    """Returns an error that names a checkpoint's fault and an intact one.
+    """Returns an error with a checkpoint's fault, and an intact checkpoint.
+
+    If no fault is found, the error has ``reason``.
 
     Reads the checkpoint completely to find its fault, and then other
     checkpoints, the newest first, until one is intact.

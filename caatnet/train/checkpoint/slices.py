@@ -62,7 +62,7 @@ class StoredArray:
     """Yields ``self[first][i]`` for all i, reading every chunk once.
 
     Args:
-      first: Indices in the leading dims; i is the index in the next one.
+      first: Indices in the first dims of the array; i is the index in the next.
     """
     dim = len(first)
     step = self._store.chunk_layout.read_chunk.shape[dim]
@@ -71,7 +71,7 @@ class StoredArray:
       yield from self._store[first][start:stop].read().result()
 
   def at(self, place: SliceIndex) -> np.ndarray:
-    """Reads the slice at a position."""
+    """Reads the slice with the index ``place``."""
     return self._store[place].read().result()
 
 
@@ -90,7 +90,7 @@ class InMemoryArray:
     yield from self._values[first]
 
   def at(self, place: SliceIndex) -> np.ndarray:
-    """Returns the slice at a position."""
+    """Returns the slice with the index ``place``."""
     return self._values[place]
 
 

@@ -121,7 +121,7 @@ def _source_folder(experiment: Experiment) -> tuple[epath.Path, str]:
 def _pair_config_values(
   theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-  """Returns (key, their value, our value) of all keys that must be equal."""
+  """Returns (key, theirs, ours) of config keys that two runs must share."""
   model, our_model = theirs["model"], ours["model"]
   keys = sorted((model.keys() | our_model.keys()) - {*_IGNORED_MODEL_KEYS})
   found = [(f"model.{key}", model.get(key), our_model.get(key)) for key in keys]

@@ -43,7 +43,7 @@ class SwarmView(NamedTuple):
   """Copy of the attributes of a `Swarm` that a worker reads between calls.
 
   Attributes:
-    newest: The newest revision.
+    newest: The newest revision of the swarm's shared state.
     samples: Index ranges of the samples leased for the next contribution.
     counted: Whether the last contribution is in a committed round.
     me: The peer's id.
@@ -103,7 +103,10 @@ class ReplicatedSwarm:
     return self._view.newest.digest
 
   def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
-    """Contributes to a round; see `Swarm`. All processes must call it."""
+    """Contributes ``part`` to a round, which ``combine`` computes; see `Swarm`.
+
+    All processes of the worker must call it.
+    """
 
     def give() -> None:
       self._swarm.give(part, self._relay_attempt, weight)
@@ -112,7 +115,10 @@ class ReplicatedSwarm:
     return self.state
 
   def _relay_attempt(self, exchange: Any, state: State, part: Any) -> State:
-    """Runs a round's function in the main thread; called in a peer's thread."""
+    """Returns the shared state after a round, computed in the main thread.
+
+    Called in the peer's thread, as the function ``combine`` of `Swarm.give`.
+    """
     del part
     answer: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     self._events.put(("attempt", (exchange, state, answer)))

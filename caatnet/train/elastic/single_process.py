@@ -135,7 +135,7 @@ class Programs:
   # Communication points.
 
   def event(self, number: int) -> CommunicationRound:
-    """Returns the round with the given number, counted from 0."""
+    """Returns the communication round with this number, counted from 0."""
     with self._lock:
       while len(self._events) <= number:
         self._events.append(next(self._more))
@@ -175,7 +175,7 @@ class Programs:
         yield CommunicationRound(step, hook, step + 1)
 
   def communicating_hooks(self, plan: Plan) -> tuple[str, ...]:
-    """Returns the hooks of a step that communicate, in execution order.
+    """Returns the outer loop's hooks that communicate in a step, in order.
 
     They are found by tracing all hooks with an axis that counts collectives.
     """
@@ -362,7 +362,10 @@ class Programs:
 
   @functools.cache  # noqa: B019
   def _hook_program(self, hook: str, variant: Any) -> StagedFunction:
-    """Returns a hook's program, for all steps whose plan has ``variant``."""
+    """Returns the program of a hook of the outer loop, split at collectives.
+
+    It is the program of all steps whose plan has ``variant``.
+    """
 
     def make(axis, weights):
       loop = with_worker_axis(self._outer, axis, weights)

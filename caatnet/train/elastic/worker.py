@@ -50,7 +50,10 @@ class Swarm(Protocol):
   counted: bool
 
   def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
-    """Contributes to a round; returns when the next contribution is due."""
+    """Contributes ``part`` to a round, whose result ``combine`` computes.
+
+    Returns when the next contribution is due.
+    """
     ...
 
 
@@ -310,7 +313,10 @@ class SwarmWorker:
   # Rounds.
 
   def _start_round(self, more: dict[str, Any]) -> None:
-    """Contributes the current state to the next round."""
+    """Contributes the current state to the next round.
+
+    ``more`` has further arguments of the round's hook.
+    """
     # Copied, since the following steps donate their arguments.
     args = {"params": self.state.params, "outer": self.state.outer} | more
     part = RoundContribution(self._next, jax.tree.map(jnp.copy, args))
@@ -335,7 +341,10 @@ class SwarmWorker:
   def _combine(
     self, exchange: Any, shared: Mapping[str, Any], part: RoundContribution
   ) -> dict[str, Any]:
-    """Returns the shared state after a round (`parallel.peers.exchange`)."""
+    """Returns the shared state after a round (`parallel.peers.exchange`).
+
+    ``shared`` is the state before it, ``part`` this worker's contribution.
+    """
     number = exchange.round
     event, args = self._programs.event(number), part.args
     late: dict[str, Any] = {}
@@ -388,7 +397,7 @@ ELASTIC_PREFIX = "elastic/"
 
 
 class _OrderedExchange:
-  """Exchange with a fixed order of floating-point sums."""
+  """Exchange with other workers, with a fixed order of floating-point sums."""
 
   def __init__(self, exchange: Any, order: str) -> None:
     self._exchange, self._order = exchange, order

@@ -1,6 +1,7 @@
 """Residual add and RMSNorm, by the preferred implementation that is available.
 
-Shape legend: n = rows, K = shared channels, P = private channels, H = K + P.
+Shape legend: n = rows (tokens), K = shared channels, P = private channels,
+H = K + P.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class Kernels(Protocol):
     """Returns why a residual stream is not supported, or None if it is.
 
     Args:
-      num_rows: Number of rows of the stream, n.
+      num_rows: Number of rows (tokens) of the stream, n.
       width: Channels per row, H.
       dtype: Dtype of the stream.
     """
@@ -125,8 +126,10 @@ def add_norm(
   term.
 
   Args:
-    shared: Shared channels of the stream, ``[..., K]``; K or P may be 0.
-    private: Private channels, ``[..., P]``, of the same dtype.
+    shared: Shared channels of the stream (equal on all tensor ranks),
+      ``[..., K]``; K or P may be 0.
+    private: Private channels (different on each rank), ``[..., P]``, of the
+      same dtype.
     d_shared: Update of the shared channels, ``[..., K]``; None to normalise
       only.
     d_private: Update of the private channels, ``[..., P]``; None if and only if

@@ -11,7 +11,7 @@ advantage here, and Triton has masked loads of any width.
 In each program all loads precede the first store. The compiler cannot exclude
 that operands and results alias, so that a load after a store waits for it.
 
-Shape legend: N = rows, H = channels of a whole row.
+Shape legend: N = rows (tokens), H = channels of a whole row.
 """
 
 from collections.abc import Sequence
@@ -224,7 +224,10 @@ def _is_prefetched(ref: Any, width: int) -> bool:
 
 
 def _split_long_rows(refs: Sequence[Any], width: int) -> list[Any]:
-  """Splits refs to long rows, to pad less: 9216 channels to 8192 and 1024."""
+  """Splits refs to long rows, to pad less: 9216 channels to 8192 and 1024.
+
+  ``width`` is the number of channels of a row in all ``refs`` together.
+  """
   pieces = []
   for ref in refs:
     num_rows, channels = ref.shape
@@ -239,7 +242,13 @@ def _split_long_rows(refs: Sequence[Any], width: int) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _ChannelRange:
-  """Range of a part's channels, indexed like a ref: Triton cannot nest refs."""
+  """Range of a part's channels, indexed like a ref: Triton cannot nest refs.
+
+  Attributes:
+    part: Ref to the part of all rows.
+    first: First channel of the range.
+    shape: Number of rows, and of channels of the range.
+  """
 
   part: Any
   first: int
@@ -304,7 +313,10 @@ def store(
 
 
 def _index_and_mask(span, row, whole, share=1):
-  """Returns the index of a part's padded channels, and a mask of the part."""
+  """Returns the index of a part's padded channels, and a mask of the part.
+
+  Arguments are those of `read`.
+  """
   start, width = span
   channel = jnp.arange(pl.next_power_of_2(width))
   columns = channel + start if whole else channel
@@ -337,7 +349,11 @@ def write_normed(
 
 
 def _rstd(wide: Sequence[jax.Array], width: int, eps: float) -> jax.Array:
-  """Returns ``1 / sqrt(mean(x^2) + eps)`` of a row, ``[]``."""
+  """Returns ``1 / sqrt(mean(x^2) + eps)`` of a row, ``[]``.
+
+  ``wide`` are the parts of the row in float32; ``width`` its channels, without
+  padding.
+  """
   return lax.rsqrt(_sum([x * x for x in wide]) / width + eps)
 
 

@@ -15,7 +15,8 @@ Each grid step writes a partial sum of ``d gain`` over its rows; XLA sums these.
 Accumulating one sum over all steps would make the steps sequential, so that a
 chip with two cores could not split them.
 
-Shape legend: N = rows, K = shared channels, P = private channels, H = K + P.
+Shape legend: N = rows (tokens), K = shared channels, P = private channels,
+H = K + P.
 """
 
 from collections.abc import Sequence
@@ -45,7 +46,10 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
 
 
 def _block_rows(num_rows: int, width: int, dtype: jnp.dtype) -> int:
-  """Returns the number of rows per grid step; 0 if too few fit in VMEM."""
+  """Returns the number of rows per grid step; 0 if too few fit in VMEM.
+
+  ``width`` is the number of channels of a row (token).
+  """
   # The backward pass needs the most VMEM: five arrays (x, its cotangent, the
   # cotangent of the normalised row, two results), each double-buffered since
   # the next block is loaded while one is processed, and about three float32
@@ -209,6 +213,9 @@ def write_normed(
 
 
 def _rstd(wide: Sequence[jax.Array], eps: float) -> jax.Array:
-  """Returns ``1 / sqrt(mean(x^2) + eps)`` of each row, ``[rows, 1]``."""
+  """Returns ``1 / sqrt(mean(x^2) + eps)`` of each row, ``[rows, 1]``.
+
+  ``wide`` are the parts of the rows, as in `write_normed`.
+  """
   squares = sum(jnp.sum(x * x, axis=-1, keepdims=True) for x in wide)
   return lax.rsqrt(squares / sum(x.shape[1] for x in wide) + eps)

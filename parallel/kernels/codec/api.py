@@ -345,7 +345,11 @@ def _reduce_over_senders(
   weights: jax.Array | None = None,
   divide: bool = True,
 ) -> jax.Array:
-  """Averages or sums M encoded arrays, by a kernel or by ``specification``."""
+  """Averages or sums M encoded arrays, by a kernel or by ``specification``.
+
+  ``specification`` computes the result without a kernel, and ``divide`` is
+  whether to average. Other arguments are those of `mean`.
+  """
   senders, *lead, _ = encoded.scales.shape
   shape = (*lead, n)
   chosen = select_kernel(shape, codec, implementation, senders=senders)
@@ -373,7 +377,10 @@ def _encode(
   key: jax.Array | None,
   feedback: bool,
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes by a kernel, and reshapes the results to the operands' shape."""
+  """Encodes by the kernel ``chosen``; arguments as for `Kernels.encode`.
+
+  The results are reshaped to the operands' shape.
+  """
   shape = operands[0].shape
   rows = [_to_rows(x, codec) for x in operands]
   words = None
@@ -404,10 +411,13 @@ def _to_rows(x: jax.Array, codec: Codec) -> jax.Array:
 
 
 def _rows_of(encoded: Encoded) -> Encoded:
-  """Flattens to payloads ``[M, rows, bytes]``, scales ``[M, rows, blocks]``."""
+  """Flattens all dims but the first, which is M senders, and the last.
+
+  The result has payloads ``[M, rows, bytes]``, scales ``[M, rows, blocks]``.
+  """
   return Encoded(*(x.reshape(x.shape[0], -1, x.shape[-1]) for x in encoded))
 
 
 def _from_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """Reshapes flattened elements, and drops the padding of the last dim."""
+  """Reshapes rows of `_to_rows` to ``shape``, without the padding."""
   return rows.reshape(*shape[:-1], -1)[..., : shape[-1]]

@@ -466,7 +466,10 @@ def _nearest_e3m0_codes(numbers: jax.Array) -> jax.Array:
 def _round(
   numbers: jax.Array, codec: Codec, draws: jax.Array | None
 ) -> jax.Array:
-  """Rounds to representable numbers, for fp8 and for stochastic rounding."""
+  """Rounds to representable numbers, for fp8 and for stochastic rounding.
+
+  ``draws`` are the uniform random numbers of stochastic rounding, or None.
+  """
   form = _FORMATS[codec.name]
   magnitude = jnp.abs(numbers)
   if form.mantissa is None:

@@ -74,7 +74,8 @@ def _groups_per_step(
 ) -> int:
   """Returns the number of groups of 128 rows per step: a power of two, or 0.
 
-  ``arrays`` is the number of float32 arrays of a step. The default is the
+  ``num_rows`` is the number of rows of an array, ``senders`` that of encoded
+  arrays, and ``arrays`` that of float32 arrays of a step. Its default is the
   maximum over all calls, for `refusal`, which is independent of the call: three
   operands and a residual, or parameters and momentum before and after.
   """
@@ -188,7 +189,10 @@ def encode(
 def _each_group(
   groups: int, work: Callable[[int, pl.Slice], None]
 ) -> None:
-  """Calls ``work(number, rows)`` for each group of a grid step."""
+  """Calls ``work(number, rows)`` for each group of 128 rows of a grid step.
+
+  ``groups`` is the number of groups, and ``rows`` the slice of a group's rows.
+  """
 
   def turn(group, _):
     # multiple_of asserts to Mosaic that a group starts at a tile boundary.
@@ -305,7 +309,8 @@ def _nesterov(
 def _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work):
   """Calls ``work`` with the mean of each part of a tile.
 
-  The arguments of ``work(here, mean)`` are the part's index in the tile and its
+  The mean is over the senders of the encoded arrays in ``payload_ref``. The
+  arguments of ``work(here, mean)`` are the part's index in the tile and its
   float32 values. A part consists of the blocks of a group's rows or, for a
   4-bit codec, of their halves: the first half is in the low and the second half
   in the high bits of the bytes.

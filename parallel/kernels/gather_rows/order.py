@@ -16,7 +16,7 @@ _BLOCK_WORDS = DMA_BLOCK[0] * DMA_BLOCK[1]
 
 
 def padded_width(width: int) -> int:
-  """Returns the words of a padded row, at least ``width``."""
+  """Returns the words of a row of ``width`` words after padding, for TPUs."""
   if width > _BLOCK_WORDS:
     return -(-width // _BLOCK_WORDS) * _BLOCK_WORDS
   # The next power of two, which divides a block.

@@ -62,7 +62,7 @@ class Kernels(Protocol):
       q: Queries, ``[S, T, H, D]``.
       pages: Keys and values.
       tables: Pages of each sequence, ``[S, P]``.
-      window: Number of positions that a row attends to; 0 for all.
+      window: Number of positions that a query attends to; 0 for all.
     """
     ...
 
@@ -79,9 +79,9 @@ class Kernels(Protocol):
       q: Queries.
       pages: Keys and values.
       tables: Pages of each sequence.
-      first: Position of row 0 of each sequence.
+      first: Position of the first new token of each sequence.
       lengths: Number of positions that hold a key.
-      window: Number of positions that a row attends to; 0 for all.
+      window: Number of positions that a query attends to; 0 for all.
       interpret: Whether to run in the interpreter, on any machine.
     """
     ...
@@ -108,7 +108,7 @@ def select_kernel(
     q: Queries, ``[S, T, H, D]``.
     pages: Keys and values.
     tables: Pages of each sequence, ``[S, P]``.
-    window: Number of positions that a row attends to; 0 for all.
+    window: Number of positions that a query attends to; 0 for all.
     finite: Whether no slot of the pages holds NaN or infinity.
     implementation: "auto", or names in order of preference.
 
@@ -132,9 +132,9 @@ def preferred_kernels(platform: str, mapped: bool) -> tuple[str, ...]:
 
   Args:
     platform: "tpu", "gpu" or "cpu".
-    mapped: Whether calls are mapped by ``jax.vmap``, over lanes or replicas.
-      jax's kernels are then excluded: ``vmap`` loops over them and slices the
-      pages of each lane.
+    mapped: Whether calls are mapped by ``jax.vmap``, over lanes (ranks on one
+      device) or replicas. jax's kernels are then excluded: ``vmap`` loops over
+      them and slices the pages of each lane.
 
   Example:
     >>> preferred_kernels("gpu", mapped=True)
@@ -158,9 +158,9 @@ def best_order(
 ) -> str:
   """Returns the order of pages for the most preferred implementation.
 
-  For each order, `select_kernel` selects one implementation for decoding (1
-  row) and one for prompt chunks (16 rows); the less preferred one determines
-  the rank.
+  For each order, `select_kernel` selects one implementation for decoding (1 new
+  token) and one for prompt chunks (16 tokens); the less preferred one
+  determines the rank of the order.
 
   Args:
     names: Implementations in order of preference, including "reference".
@@ -170,7 +170,7 @@ def best_order(
     page_size: Number of slots of a page.
     dtype: Dtype of queries.
     stored: Dtype of the pages; int8 for codes with scales.
-    window: Number of positions that a row attends to; 0 for all.
+    window: Number of positions that a query attends to; 0 for all.
     finite: Whether no slot of the pages holds NaN or infinity.
 
   Returns:
@@ -219,13 +219,13 @@ def paged_attention(
     pages: Keys and values, including those of the new tokens.
     tables: int32 ``[S, P]``, the pages of each sequence. Entries past the last
       position of a sequence are not used and may be out of range.
-    first: int32 ``[S]``, position of row 0; negative for a sequence that
-      consists of padding.
+    first: int32 ``[S]``, position of the first new token; negative for a
+      sequence that consists of padding.
     lengths: int32 ``[S]``, number of positions of each sequence that hold a
-      key, less than ``first + T`` if the last rows are padding; None for
+      key, less than ``first + T`` if the last new tokens are padding; None for
       ``first + T``.
-    window: Number of positions that a row attends to, including its own; 0 for
-      all.
+    window: Number of positions that a query attends to, including its own; 0
+      for all.
     finite: Whether no slot of the pages holds NaN or infinity, which jax's
       kernels require. True for pages that were initialised with zeros, as long
       as all written keys and values were finite.

@@ -24,7 +24,7 @@ class AttentionCase(NamedTuple):
     width: Head width, D.
     page_size: Slots of a page.
     pages: Pages in a table, P.
-    window: Number of positions that a row attends to; 0 for all.
+    window: Number of positions that a query attends to; 0 for all.
     dtype: Dtype of the queries.
     stored: Dtype of the pages; "" for ``dtype``, "int8" for codes.
     layers: Number of layers, each with as many pages as the tables contain.

@@ -1,7 +1,7 @@
 """Loops of `cpu`; the import compiles them or reads them from numba's cache.
 
 Shape legend: S = sequences, K = kv heads, G = query heads of a kv head, D =
-head width, N = pages, P = pages in a table, L = lanes.
+head width, N = pages, P = pages in a table, L = lanes (ranks on one device).
 """
 
 import math

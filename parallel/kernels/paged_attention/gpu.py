@@ -7,7 +7,7 @@ sequences most of a GPU would be idle; the positions of a sequence are then
 split over several programs, and XLA combines their softmaxes (Flash-Decoding:
 Dao et al., 2023, crfm.stanford.edu/2023/10/12/flashdecoding.html).
 
-Slots to which no row attends are never read.
+Slots to which no query attends are never read.
 
 Shape legend: S = sequences, T = new tokens of each, K = kv heads, G = query
 heads per kv head, D = head width, P = pages in a table, R = rows of a block,
@@ -184,7 +184,11 @@ def _kernel(q_ref, *refs, group, page, window, block, shares):
 
 
 def _load(ref, head, slot, channel, alive, exists):
-  """Loads keys or values ``[C, D]``, or scales ``[C]``; zeros where masked."""
+  """Loads keys or values ``[C, D]``, or scales ``[C]``; zeros where masked.
+
+  ``head``, ``slot`` and ``channel`` index ``ref``; ``alive`` masks slots, and
+  ``exists`` channels.
+  """
   if len(ref.shape) == 2:
     return pltriton.load(ref.at[head, slot], mask=alive, other=0)
   at = ref.at[head, slot[:, None], channel[None]]

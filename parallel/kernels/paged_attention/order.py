@@ -53,7 +53,7 @@ LANES = 128
 class Pages:
   """Pages of one rank: a pytree of arrays in a static order.
 
-  The properties assume arrays of one rank, without a dim of lanes.
+  The properties assume arrays of one rank, without a dim of ranks.
 
   Attributes:
     data: Keys and values, or their codes: two arrays, or one interleaved array.
@@ -88,7 +88,7 @@ class Pages:
 
   @property
   def packing(self) -> int:
-    """Number of tokens in a row, f."""
+    """Number of consecutive tokens in a row of a page, f."""
     return self.data[0].shape[-1] // self.head_width
 
   @property

@@ -36,7 +36,7 @@ def paged_attention(
   ``D**-0.5``. Computation is in float32; the result is rounded once. Padding
   gives zeros.
 
-  Slots to which no row attends may hold NaN.
+  Slots to which no query attends may hold NaN.
   """
   num_seqs, num_rows, _, width = q.shape
   grouped = (num_seqs, num_rows, pages.num_kv_heads, -1, width)

@@ -98,7 +98,10 @@ def refusal(
 def _choose_block_sizes(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int, lanes: int = 1
 ) -> _Blocks | None:
-  """Returns block sizes for which a grid step fits in VMEM, or None."""
+  """Returns block sizes for which a grid step fits in VMEM, or None.
+
+  ``pages`` has the kv heads of all ``lanes``, the ranks on this device.
+  """
   _, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads // lanes, pages.page_size
   group = num_heads // k
@@ -143,10 +146,10 @@ def paged_attention(
 ) -> jax.Array:
   """Computes attention over pages: `api.Kernels.paged_attention`.
 
-  ``jax.vmap`` keeps it one kernel, which reads the pages of all lanes without a
-  copy. By default, a ``pallas_call`` with mapped scalars would become a loop
-  that slices the pages of each lane. ``detect_races`` applies to the
-  interpreter.
+  ``jax.vmap`` keeps it one kernel, which reads the pages of all lanes (ranks on
+  one device) without a copy. By default, a ``pallas_call`` with mapped scalars
+  would become a loop that slices the pages of each lane. ``detect_races``
+  applies to the interpreter.
   """
 
   def attend(lanes):
@@ -173,18 +176,15 @@ def paged_attention(
 
 
 def _call(
-  q: jax.Array,
-  pages: Pages,
-  tables: jax.Array,
-  first: jax.Array,
-  lengths: jax.Array,
-  *,
-  lanes: int,
-  window: int,
-  interpret: bool,
+  q: jax.Array, pages: Pages, tables: jax.Array, first: jax.Array,
+  lengths: jax.Array, *, lanes: int, window: int, interpret: bool,
   detect_races: bool,
 ) -> jax.Array:
-  """Calls the kernel once, on the sequences and the kv heads of all lanes."""
+  """Calls the kernel once, on the sequences and the kv heads of all lanes.
+
+  ``lanes`` is the number of ranks on this device; other arguments are those of
+  `paged_attention`, with the lanes' arrays joined along dim 0.
+  """
   num_seqs, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads // lanes, pages.page_size
   group, f = num_heads // k, pages.packing
@@ -263,7 +263,16 @@ def _call(
 
 
 def _visible_pages(first, length, block, tokens, window, page):
-  """Returns first page and number of pages visible to a block of rows."""
+  """Returns first page and number of pages visible to a block of rows.
+
+  Args:
+    first: Position of the sequence's first new token.
+    length: Number of positions of the sequence that hold a key.
+    block: Index of the block.
+    tokens: New tokens per block.
+    window: Number of positions that a query attends to; 0 for all.
+    page: Slots of a page.
+  """
   row = first + block * tokens  # position of the block's first row
   low = jnp.maximum(row - window + 1, 0) // page if window else 0
   end = jnp.minimum(row + tokens, length)
@@ -281,7 +290,7 @@ class _StepMask(NamedTuple):
     group: Query rows of one position, G.
     width: Channels of a head, D.
     packing: Number of keys in a row, f.
-    window: Number of positions that a row attends to; 0 for all.
+    window: Number of positions that a query attends to; 0 for all.
   """
 
   row: jax.Array
@@ -306,18 +315,21 @@ class _StepMask(NamedTuple):
     return seen & (place > row - self.window) if self.window else seen
 
   def _visible_to_any_row(self, place: jax.Array) -> jax.Array:
-    """Returns whether positions may be visible to any row of the block."""
+    """Returns whether positions ``place`` may be visible to any query row."""
     alive = place < self.length
     return alive & (place > self.row - self.window) if self.window else alive
 
   def element_mask(self, shape: tuple[int, int]) -> jax.Array:
-    """Returns the mask of ``[C / f, f D]`` elements visible to any row."""
+    """Returns the mask of ``[C / f, f D]`` elements visible to any query."""
     row = lax.broadcasted_iota(jnp.int32, shape, 0)
     part = lax.broadcasted_iota(jnp.int32, shape, 1) // self.width
     return self._visible_to_any_row(self.place + self.packing * row + part)
 
   def scale_mask(self, shape: tuple[int, int], part: int) -> jax.Array:
-    """Returns the mask of scales ``[1, C / f]`` visible to any row."""
+    """Returns the mask of scales ``[1, C / f]`` visible to any query.
+
+    They belong to the part-th key of every row of keys.
+    """
     column = lax.broadcasted_iota(jnp.int32, shape, 1)
     return self._visible_to_any_row(self.place + self.packing * column + part)
 

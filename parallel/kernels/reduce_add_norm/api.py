@@ -34,7 +34,7 @@ class Kernels(Protocol):
     The operands must also be supported by the kernels of `add_norm`.
 
     Args:
-      num_rows: Number of rows of the stream, n.
+      num_rows: Number of rows (tokens) of the stream, n.
       shared: Shared channels per row, K.
       private: Private channels per row, P.
       dtype: Dtype of the stream.
@@ -125,8 +125,10 @@ def reduce_add_norm(
   memory.
 
   Args:
-    shared: Shared channels of the stream, ``[..., K]``.
-    private: Private channels, ``[..., P]``, of the same dtype; P may be 0.
+    shared: Shared channels of the stream (equal on all tensor ranks),
+      ``[..., K]``.
+    private: Private channels (different on each rank), ``[..., P]``, of the
+      same dtype; P may be 0.
     partial: Every rank's partial sum of the shared channels' update,
       ``[r, ..., K]``; int8 codes if there are scales.
     scales: float32 ``[r, ..., K / block]``; None if ``partial`` is not encoded.
@@ -193,7 +195,7 @@ def reduce_add_norm(
 
 
 def _flatten_rows_per_rank(x: jax.Array, rows: int) -> jax.Array:
-  """Flattens ``[r, ..., n]`` to ``[r, rows, n]``."""
+  """Flattens an array of r ranks, ``[r, ..., n]``, to ``[r, rows, n]``."""
   return x.reshape(x.shape[0], rows, x.shape[-1])
 
 

@@ -4,8 +4,8 @@ A grid step holds the same rows of the stream and of all ranks' partial sums in
 VMEM, where int8 codes are decoded, one block of channels at a time.
 ``add_norm`` has the backward pass.
 
-Shape legend: N = rows, r = ranks, K = shared channels, P = private channels,
-H = K + P.
+Shape legend: N = rows (tokens), r = ranks, K = shared channels, P = private
+channels, H = K + P.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,10 @@ def refusal(
 
 
 def _block_rows(num_rows, shared, private, dtype, ranks, sent, block) -> int:
-  """Returns the number of rows per grid step; 0 if too few fit in VMEM."""
+  """Returns the number of rows per grid step; 0 if too few fit in VMEM.
+
+  Arguments are those of `refusal`.
+  """
   # Four arrays: old stream, new stream, normalised rows, private update. Each
   # is double-buffered: the next block is loaded while one is processed. About
   # three more are float32 temporaries.

@@ -133,7 +133,7 @@ class _Options(NamedTuple):
 
 
 def _by_psum(options, shared, private, partial, d_private, gain):
-  """Computes the result without a kernel, by a psum."""
+  """Computes `ring_partial_all_reduce` without a kernel, by a psum."""
   return add_norm.add_norm(
     shared, private, _psum(options.axis_name, partial), d_private, gain,
     private_scale=options.private_scale, eps=options.eps,

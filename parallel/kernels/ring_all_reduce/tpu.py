@@ -49,7 +49,7 @@ def refusal(
   """Returns the reason why operands are not supported, or None if they are.
 
   Args:
-    num_rows: Number of rows, T.
+    num_rows: Number of rows (tokens), T.
     shared: Shared channels per row, K.
     private: Private channels per row, P.
     dtype: Dtype of the stream and of the partial sums.
@@ -214,7 +214,7 @@ def _kernel(
     )
 
   def chunk_at(way, hop):
-    """Returns the number of the chunk that arrives in a hop.
+    """Returns the number of the chunk that arrives in a hop, up or down.
 
     A device starts with the chunk of its own number. A chunk that arrives in
     hop h started h + 1 devices below (up direction) or above (down direction).
@@ -270,7 +270,10 @@ def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
 def _add_private(
   hop, n, private_ref, d_private_ref, new_private_ref, scale
 ):
-  """Adds private updates to one of n - 1 parts of the chunks, that of ``hop``.
+  """Adds the updates ``d_private_ref``, times ``scale``, to private channels.
+
+  The n - 1 hops of the reduce-scatter each add them to an equal part of the
+  chunks of rows; this is the part of ``hop``.
 
   All private channels are updated before the all-gather, which normalises whole
   rows.
@@ -286,7 +289,11 @@ def _add_and_normalize(
   chunk, update, *, shared_ref, new_shared_ref, new_private_ref, normed_ref,
   gain_ref, eps,
 ):
-  """Adds an all-reduced chunk to the residual stream, and normalises it."""
+  """Adds an all-reduced chunk to the residual stream, and normalises it.
+
+  ``chunk`` is the number of the chunk of rows, and ``update`` the sum of its
+  shared channels over ranks.
+  """
   new_shared_ref[chunk] = _sum(shared_ref[chunk], update)
   wide = [
     ref[chunk].astype(jnp.float32) for ref in (new_shared_ref, new_private_ref)

@@ -69,6 +69,8 @@ def refusal(
 def _chunk_rows(num_rows, width, dtype, chunks) -> int:
   """Returns the number of rows of one message, or 0 if none is possible.
 
+  Arguments are those of `refusal`.
+
   The result is the largest number of whole tiles of rows for which a segment
   fits in VMEM and segments divide the rows.
   """

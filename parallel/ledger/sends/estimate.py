@@ -24,7 +24,10 @@ _REDUCTION_KINDS = "all_reduce", "reduce_scatter"
 
 
 def wire_s(found: Executed, device: str) -> float | None:
-  """Returns a collective's seconds on a link; None if bytes are unknown."""
+  """Returns the seconds of a collective's operand on a link of ``device``.
+
+  None if its bytes are unknown.
+  """
   size = found.entry.wire_bytes_ring
   if size is None:
     return None

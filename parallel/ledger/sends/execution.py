@@ -24,9 +24,9 @@ class _GroupedCollective(NamedTuple):
   """Collective of an instruction.
 
   Attributes:
-    kind: Kind of the ledger's entry.
+    kind: Kind of the collective, as in `Node`.
     bytes: Operand bytes on one device.
-    groups: Ranks of each group, or (source, target) pairs of a permute.
+    groups: Ranks of each device group, or (source, target) pairs of a permute.
   """
 
   kind: str
@@ -35,7 +35,14 @@ class _GroupedCollective(NamedTuple):
 
 
 class _StartedCollectives(NamedTuple):
-  """Start of an instruction's collectives; ``number`` counts executions."""
+  """Start of an instruction's collectives.
+
+  Attributes:
+    number: Number of this execution, from 0.
+    row: Axes over which they communicate, joined by ",".
+    name: Name of the instruction.
+    parts: The collectives.
+  """
 
   number: int
   row: str
@@ -66,7 +73,10 @@ def traces(program: ScheduledProgram) -> Iterator[list[Node]]:
 def _steps(program: ScheduledProgram) -> Iterator[
   ComputeAction | _StartedCollectives | int
 ]:
-  """Yields compute, starts of collectives and, at their ends, their numbers."""
+  """Yields what a device does: compute, and starts and ends of collectives.
+
+  An end is the number of the `_StartedCollectives`.
+  """
   # Name of an instruction -> its collectives.
   parts: dict[str, tuple[_GroupedCollective, ...]] = {}
   for action in actions(program):
@@ -115,8 +125,10 @@ class _Trace:
     rank: The rank.
     nodes: Finished nodes.
     front: Indices of the nodes that the next compute waits for.
-    rows: Axes -> indices of the nodes of the last collectives over them.
-    sent: Number of an execution -> indices of its nodes.
+    rows: Axes, joined by "," -> indices of the nodes of the last collectives
+      over these axes.
+    sent: Number of a `_StartedCollectives` that has not ended -> indices of its
+      nodes.
     computed: Cost of the compute since the last communicating instruction.
     first: Name of the first instruction of that compute.
   """
@@ -152,7 +164,10 @@ class _Trace:
   def messages(
     self, step: _StartedCollectives, part: _GroupedCollective
   ) -> Iterator[Node]:
-    """Yields the rank's nodes of a collective, without dependencies."""
+    """Yields the rank's nodes of the collective ``part`` of a ``step``.
+
+    Their dependencies are not set yet.
+    """
     for group in part.groups:
       if self.rank not in group:
         continue

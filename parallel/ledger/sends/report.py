@@ -32,20 +32,21 @@ def readings_as_data(
     Name -> dict with the axes, the memory, the notes, and ``collectives``:
     one row per kind, axes, phase, dtype and source line, with
 
-    - ``bytes``: operand bytes of one run per device,
+    - ``bytes``: operand bytes of one execution of the program per device,
     - ``wire_bytes``: bytes that a device sends with the ring algorithm; None if
       the number of devices is unknown,
     - ``seconds``: time on the device ``rates`` (`parallel.ledger.sends.
       estimate`); None if unknown,
     - ``at_most``: whether bytes are an upper bound,
     - ``inserted``: whether XLA marks the collective as the partitioner's,
-    - ``executions``: executions of operands per run; None if unknown, and
-      bytes are then those of one execution.
+    - ``executions``: number of executions, times operands, per execution of the
+      program; None if unknown, and bytes are then those of a single one.
 
     ``unknown``: instructions that may communicate and are in no row;
     ``totals``: sums of the rows, see `_totals`; ``by_axes``: such sums for each
     set of axes and phase; ``host``: a row per copy between device and host;
-    ``step_s``: seconds of all compute and collectives, None if unknown.
+    ``step_s``: seconds of all compute and collectives of the program, None if
+  unknown.
     With measured times: ``measured``, and ``not_measured``, the instructions of
     collectives that have no event on some device.
   """
@@ -241,7 +242,10 @@ def _format_size(size: float | None) -> str:
 
 
 def _totals_table(name: str, shown: Mapping[str, Any]) -> Table:
-  """Returns a table of totals by axes and phase, and of the whole program."""
+  """Returns a table of totals by axes and phase, and of the whole program.
+
+  ``shown`` is a program's item of the result of `readings_as_data`.
+  """
   step_s = shown["step_s"]
   title = f"{name}: totals of one run"
   if step_s:

@@ -119,7 +119,10 @@ def write_chakra(
 def _only_program(
   flag: str, readings: Mapping[str, Reading], rates: str
 ) -> tuple[str, ScheduledProgram]:
-  """Returns the name of the only program, and the program with its times."""
+  """Returns the name of the only program, and the program with its times.
+
+  ``rates`` is the device whose rates give them; ``flag`` begins error messages.
+  """
   if len(readings) != 1:
     raise ValueError(
       f"{flag} needs exactly one program, got {', '.join(readings)}"

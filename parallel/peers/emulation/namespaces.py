@@ -153,7 +153,11 @@ def mesh(rates: np.ndarray, delays_s: np.ndarray) -> Iterator[Mesh]:
 def _configure_end(
   name: str, device: str, own: str, other: str, rate: float
 ) -> None:
-  """Configures the address, route and rate at one end of a pair's link."""
+  """Configures the address, route and rate at one end of a pair's link.
+
+  ``name`` is the namespace, ``own`` its address, ``other`` that of the other
+  end, and ``rate`` in bytes per second.
+  """
   burst = max(2 * _LONG_MTU, int(rate / 250))  # at least rate / HZ
   rules = [
     f"qdisc add dev {device} root handle 1: htb default 1",
@@ -257,7 +261,13 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
 def _rate_limit_commands(
   rates: Sequence[float], links: Sequence[Link], matches: Sequence[str]
 ) -> str:
-  """Returns tc commands that limit one direction; matches select a client."""
+  """Returns tc commands that limit the rates of clients in one direction.
+
+  Args:
+    rates: Bytes per second of each client's link in this direction.
+    links: Link of each client. Shared links with equal names are one cell.
+    matches: Condition on packets, such as "src ADDRESS", that selects a client.
+  """
   lines = [f"qdisc add dev {_DEVICE} root handle 1: htb"]
   members = collections.Counter(link.name for link in links if link.shared)
   cells = {name: f"1:{1000 + i}" for i, name in enumerate(members)}
@@ -343,7 +353,7 @@ def _bring_up_device(name: str, host: str, options: str) -> None:
 
 
 def _call(text: str, given: str = "") -> str:
-  """Runs a command with a text on its stdin, and returns its stdout."""
+  """Runs the command ``text``, ``given`` on its stdin; returns its stdout."""
   try:
     return subprocess.run(
       text.split(), check=True, capture_output=True, text=True, input=given

@@ -35,7 +35,7 @@ class TokenBucket:
 
   @property
   def piece(self) -> int:
-    """Largest number of bytes that one call of `wait` may request."""
+    """Largest number of bytes that may pass at once, in one call of `wait`."""
     return int(min(max(self._rate * _PIECE_S, _MIN_PIECE), _MAX_PIECE))
 
   def wait(self, num_bytes: int) -> None:
@@ -107,7 +107,11 @@ class Relay:
     self, server: socket.socket, client: int, link: Link,
     buckets: dict[str, TokenBucket],
   ) -> None:
-    """Forwards the connections of one client to the target."""
+    """Forwards the connections of one client to the target.
+
+    ``server`` is the listening socket of the client's port; ``buckets`` limit
+    the rates "down" and "up".
+    """
     while True:
       try:
         near, _ = server.accept()
@@ -135,7 +139,10 @@ def _start(
   source: socket.socket, sink: socket.socket, buckets: Sequence[TokenBucket],
   delays: Delays,
 ) -> None:
-  """Forwards one direction of a connection, in two threads."""
+  """Forwards bytes from ``source`` to ``sink``, in two threads.
+
+  They pass all ``buckets``, which limit the rate, and wait as ``delays`` say.
+  """
   waiting: queue.Queue[tuple[float, bytes]] = queue.Queue(_MAX_WAITING)
   piece = min(bucket.piece for bucket in buckets)
 

@@ -123,7 +123,10 @@ def main(
   device: str, first: str, second: str, delay_s: str, jitter_s: str = "0",
   loss: str = "0", large: str = "0",
 ) -> None:
-  """Delays packets between two namespaces until stdin is closed."""
+  """Delays packets between two namespaces until stdin is closed.
+
+  Arguments are the texts that the module docstring describes.
+  """
   # An interrupt from the terminal ends the parent, which closes stdin.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   try:

@@ -59,10 +59,10 @@ class Phase(enum.IntEnum):
 
 
 class Rules(NamedTuple):
-  """Constants of a run.
+  """Constants of an elastic training run.
 
   Attributes:
-    least: Number of peers that the first epoch requires.
+    least: Number of peers that the first epoch (list of members) requires.
     quorum: Number of contributions with which a round starts after the grace
       time; 0 requires the contributions of all members.
   """
@@ -125,7 +125,8 @@ def step(
 
   Args:
     state: State before the message.
-    sender: Peer that sent the message; None for the host.
+    sender: Peer that sent the message; None for the host, the process around
+      this state machine.
     message: Any message to a coordinator.
     rules: Constants of the run.
 
@@ -230,6 +231,8 @@ def _assemble(
 def _elect_revision(hellos: list[m.Hello]) -> tuple[int, Digest, int] | None:
   """Returns (newest revision, its most frequent digest, epoch of its vote).
 
+  They are of the shared states that the peers' ``hellos`` report.
+
   The epoch is that in which a peer voted for the revision without receiving the
   outcome of the vote; 0 if there is no such peer. If several digests are most
   frequent, the result is None. In revision 0 the smallest of them is chosen,
@@ -257,10 +260,11 @@ def _most_frequent(digests: Iterable[Digest]) -> list[Digest]:
 
 
 def _has_newest_revision(hello: m.Hello, record: Record) -> bool:
-  """Returns whether a peer holds the newest revision.
+  """Returns whether a peer holds the newest revision of the shared state.
 
-  A peer that voted for that revision holds it, too, as the result of a round,
-  and applies the result when it receives the outcome of the vote.
+  ``record`` names that revision. A peer that voted for it holds it, too, as the
+  result of a round, and applies the result when it receives the outcome of the
+  vote.
   """
   return (hello.revision, hello.digest) == (
     record.revision, record.digest
@@ -272,7 +276,10 @@ def _has_newest_revision(hello: m.Hello, record: Record) -> bool:
 def _propose_epoch(
   state: CoordinatorState, members: Iterable[Id]
 ) -> tuple[CoordinatorState, Effects]:
-  """Proposes a new epoch; a round that is still running is not committed."""
+  """Proposes a new epoch with these members.
+
+  A round that is still running is not committed.
+  """
   record, before = state.record, state.record.members
   # Peers ignore epochs up to their own, which is above that of this journal if
   # the journal has been lost or replaced by an older copy.

@@ -170,7 +170,7 @@ class Fetch:
 
     Args:
       me: Id of this peer.
-      epoch: Epoch of this peer and the holders.
+      epoch: Number of the epoch (list of members) of this peer and the holders.
       digest: Digest of the state.
       holders: id -> address of each holder.
       security: Token and TLS settings of connections.
@@ -325,7 +325,10 @@ class Fetch:
   def _request_chunk(
     self, sock: socket.socket, asked: collections.deque
   ) -> bool:
-    """Requests the next chunk of the queue; returns False if it is empty."""
+    """Requests the next chunk of the queue; returns False if it is empty.
+
+    The chunk is appended to ``asked``, the requests without a response.
+    """
     with self._lock:
       if not self._missing:
         return False
@@ -334,7 +337,7 @@ class Fetch:
     return True
 
   def _take(self, sock: socket.socket, asked: collections.deque) -> None:
-    """Receives and verifies the chunk of the oldest request."""
+    """Receives and verifies the chunk of the oldest request in ``asked``."""
     if not asked:  # another thread has taken the last chunk of the queue
       return
     name, index = asked[0]

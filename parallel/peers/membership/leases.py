@@ -47,12 +47,12 @@ Spans = tuple[Span, ...]  # ascending, disjoint and not adjacent
 
 
 class SampleLeases(NamedTuple):
-  """Assignment of samples at a revision.
+  """Assignment of training samples at a revision of the shared state.
 
   Attributes:
     end: Counter: no sample with this or a higher number has been used or
       granted.
-    epoch: Epoch in which the revision was committed.
+    epoch: Epoch (numbered list of members) in which the revision was committed.
     round: Number of committed rounds.
     free: Samples below ``end`` that are neither used nor granted.
     held: (peer, granted samples) pairs, sorted by id.
@@ -174,7 +174,10 @@ def leases_after_commit(
 
 
 def _grant(free: Spans, end: int, count: int) -> tuple[Spans, Spans, int]:
-  """Grants samples, free ones first; returns (grant, rest of free, counter)."""
+  """Grants ``count`` samples: ``free`` ones, then those from ``end`` on.
+
+  Returns (grant, remaining free samples, new value of the counter ``end``).
+  """
   taken: list[Span] = []
   rest = list(free)
   while count and rest:

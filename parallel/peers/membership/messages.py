@@ -54,8 +54,10 @@ class Hello(NamedTuple):
   """First message of a peer on each new or re-established connection.
 
   Attributes:
-    epoch: Newest epoch that the peer has received; 0 for none.
-    revision: Revision that the peer holds.
+    epoch: Newest epoch (numbered list of members) that the peer has received; 0
+      for none.
+    revision: Number of the revision (version of the shared state) that the peer
+      holds.
     digest: Digest of that revision.
     voted: Vote on a round whose outcome the peer has not received.
   """
@@ -128,12 +130,14 @@ class Report(NamedTuple):
 
 
 class Prepare(NamedTuple):
-  """Announces a new epoch. Any round of an earlier epoch has ended.
+  """Announces a new epoch, a numbered list of members of the swarm.
+
+  Any round of an earlier epoch has ended.
 
   Attributes:
     epoch: Number of the epoch.
     members: Members of the epoch, in the order of their ranks.
-    revision: Newest committed revision.
+    revision: Newest committed revision (version of the shared state).
     committed: Epoch in which that revision was committed; 0 if it was committed
       before this run.
     digest: Digest of that revision.
@@ -258,9 +262,9 @@ class Record(NamedTuple):
   step.
 
   Attributes:
-    epoch: Newest epoch that was proposed.
+    epoch: Newest epoch (numbered list of members) that was proposed.
     members: Members of that epoch.
-    revision: Newest committed revision.
+    revision: Newest committed revision (version of the shared state).
     committed: Epoch in which that revision was committed; 0 if it was committed
       before this run.
     digest: Digest of that revision.

@@ -62,10 +62,12 @@ class PeerState(NamedTuple):
 
   Attributes:
     id: Id of the peer.
-    revision: Revision that the peer holds.
+    revision: Number of the revision (version of the shared state) that the peer
+      holds.
     digest: Digest of that revision.
     phase: Phase of the protocol.
-    epoch: Newest epoch that the peer has received; 0 for none.
+    epoch: Newest epoch (numbered list of members) that the peer has received; 0
+      for none.
     connected: Whether all members of that epoch are connected.
     fetching: (revision, digest) that is being downloaded; None for none.
     part: Progress of the next contribution.

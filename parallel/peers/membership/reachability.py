@@ -86,7 +86,8 @@ class _Candidate:
   Attributes:
     hello: Its first message.
     pause_s: Seconds from this check to the next one if this one fails.
-    again: Time of the next check, `time.monotonic()`; None during a check.
+    again: Time (`time.monotonic()`) of the next check of its connections; None
+      during a check.
     text: Last reason for which the peer was not admitted; "" for none yet.
   """
 
@@ -241,7 +242,7 @@ class AdmissionCandidates:
     }
 
   def _awaits_response(self, pair: PeerPair, now: float) -> bool:
-    """Returns whether the response to a question is still expected.
+    """Returns whether a response is expected from a pair (dialer, target).
 
     This includes questions that could not be asked yet.
     """

@@ -50,7 +50,7 @@ def search(
     bounds: Number of peers, rounds and faults.
     protocol: Modules under test; None for those of this package.
     progress: Callback that receives the number of states after each level of
-      the search.
+      the breadth-first search.
   """
   model = Model(bounds, protocol or ProtocolModules())
   first = model.first()
@@ -93,7 +93,10 @@ def search(
 def _trace(
   parents: dict[World, tuple[World | None, str]], world: World
 ) -> tuple[str, ...]:
-  """Returns the events that lead from the first state to a given one."""
+  """Returns the events that lead from the first state to ``world``.
+
+  ``parents``: state -> (state before it, event between them).
+  """
   steps = []
   before: World | None = world
   while before is not None:
@@ -105,7 +108,10 @@ def _trace(
 def _find_stuck_world(
   model: Model, onward: dict[World, list[World]]
 ) -> World | None:
-  """Returns a state in which a run should be able to complete and cannot."""
+  """Returns a state in which a run should be able to complete and cannot.
+
+  ``onward``: state -> its successors without a fault.
+  """
   # Search backwards from the final states over fault-free steps.
   back: dict[World, list[World]] = {}
   good = []

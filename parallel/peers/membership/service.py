@@ -490,7 +490,10 @@ def _drop_reason(
 
 
 def _epoch_line(before: tuple[Id, ...], now: m.Record) -> str:
-  """Returns a line for the terminal about the members of a new epoch."""
+  """Returns a line for the terminal about the members of a new epoch.
+
+  ``before`` are the members of the epoch before.
+  """
   joined = sorted({*now.members} - {*before})
   left = sorted({*before} - {*now.members})
   return (

@@ -204,7 +204,10 @@ class Model:
   def _task_results(
     self, world: World, i: int, kind: str, task: Any
   ) -> Iterator[tuple[bool, Any]]:
-    """Yields (whether it is a fault, result) for each way a task can end."""
+    """Yields (whether it is a fault, result) for each way a task can end.
+
+    ``task`` is one of peer number ``i``; ``kind`` is its kind.
+    """
     can_fail = world.left.failures > 0
     if kind == "Work":
       # Peers also work after the last round while a peer waits for admission,
@@ -303,7 +306,7 @@ class Model:
         )
 
   def _spend_fault(self, world: World, what: str) -> World:
-    """Deducts one fault of a kind from the budget."""
+    """Deducts one fault of the kind ``what`` from the budget."""
     left = world.left._replace(**{what: getattr(world.left, what) - 1})
     return world._replace(left=left)
 

@@ -22,7 +22,7 @@ class ProtocolModules(NamedTuple):
 
 
 class FaultBudget(NamedTuple):
-  """Maximum number of occurrences of each fault in a run.
+  """Maximum number of occurrences of each fault in an execution.
 
   Attributes:
     crashes: A peer is killed.

@@ -151,7 +151,10 @@ def measure(
   m, me = len(members), members.index(links.me)
 
   def step(groups: Sequence[Pairs], rates: np.ndarray | None = None) -> None:
-    """Measures all pairs of a group at once: ``rates``, or delays if None."""
+    """Measures rates or delays of pairs; those of one group at the same time.
+
+    Results are written to ``rates``; None measures delays.
+    """
     for pairs, pair in ((g, p) for g in groups for p in g if me in p):
       probe = _Probe(
         links, tag, limit_s, [members[i] for i in pair],
@@ -169,7 +172,10 @@ def measure(
     link_collectives.gather(links, tag + 1, b"", ranks=members).result(limit_s)
 
   def columns(mine: np.ndarray) -> np.ndarray:
-    """Gathers all peers' values of their incoming links, one column each."""
+    """Gathers the values ``mine`` of all M peers, ``[M, M]``.
+
+    They are values of a peer's incoming links, which become its column.
+    """
     rows = link_collectives.gather(
       links, tag + 1, mine, ranks=members
     ).result(limit_s)
@@ -243,7 +249,10 @@ class _Probe:
     self._meet = lambda data: gather(tag + 2, data, group)
 
   def both(self, seconds: float) -> list[float]:
-    """Returns the group's longest seconds, [at this end, at the other end]."""
+    """Exchanges ``seconds`` with all peers of the group; returns the longest.
+
+    The result is [longest at this end of a pair, longest at the other end].
+    """
     times = [float(np.frombuffer(t)[0]) for t in self._meet(
       np.array([seconds])
     )]
@@ -310,7 +319,11 @@ def rate_of(
 
 
 class SumAlgorithm(NamedTuple):
-  """Algorithm of a sum; the fields are arguments of `all_reduce`."""
+  """Algorithm of a sum.
+
+  Attributes:
+    order, ranks, sites: Arguments of `link_collectives.all_reduce`.
+  """
 
   order: SumOrder
   ranks: tuple[Id, ...]
@@ -436,13 +449,20 @@ def ring_order(rates: np.ndarray) -> tuple[int, ...]:
 def _cost(
   times: np.ndarray, order: Sequence[int]
 ) -> tuple[float, float, tuple[int, ...]]:
-  """Returns (maximum and sum of the links' seconds per byte, the order)."""
+  """Returns the cost of a ring: (maximum and sum over its links, the order).
+
+  The sum breaks ties, then the order. ``times`` are seconds per byte between
+  ranks, ``[M, M]``.
+  """
   steps = times[list(order), [*order[1:], order[0]]]  # [M] seconds per byte
   return float(steps.max()), float(steps.sum()), tuple(order)
 
 
 def _nearest_neighbour_ring(times: np.ndarray) -> tuple[int, ...]:
-  """Returns a ring in which each rank is followed by its nearest unused one."""
+  """Returns a ring in which each rank is followed by its nearest unused one.
+
+  ``times`` are seconds per byte between ranks, ``[M, M]``.
+  """
   order, rest = [0], set(range(1, len(times)))
   while rest:
     order.append(min(rest, key=lambda j: (times[order[-1], j], j)))

@@ -106,7 +106,10 @@ class Sum(LinkOperation):
     return 4 * (start - self._span(chunk)[0])  # bytes
 
   def _block_view(self, array: np.ndarray, header: Header, begin: int):
-    """Returns an array's view of a block; its chunk starts at ``begin``."""
+    """Returns an array's view of the block that ``header`` describes.
+
+    The block's chunk starts at element ``begin``.
+    """
     start = begin + header.offset // 4
     return _bytes(array[start : start + header.length // 4])
 
@@ -114,7 +117,10 @@ class Sum(LinkOperation):
     return len(self._blocks(chunk))
 
   def _missing(self, peer: Id, slot: int, chunk: int) -> bool:
-    """Returns whether a peer has not sent all blocks of a chunk yet."""
+    """Returns whether a peer has not sent all blocks of a chunk yet.
+
+    ``slot`` is the number of the buffer to which it sends them.
+    """
     return any(
       (peer, slot, self._offset(chunk, start)) not in self._seen
       for start, _ in self._blocks(chunk)
@@ -213,7 +219,11 @@ class DirectSum(Sum):
       added(start, stop)
 
   def _count_down_term(self, slot: int, start: int) -> bool:
-    """Counts a received term of a block; returns whether it was the last."""
+    """Counts a received summand of a block; returns whether it was the last.
+
+    The block starts at element ``start``; ``slot`` is the number of the buffer,
+    for contributions of this site or for sums of sites.
+    """
     with self._lock:
       self._missing_terms[slot, start] -= 1
       return not self._missing_terms[slot, start]
@@ -222,7 +232,10 @@ class DirectSum(Sum):
   # the lock, since no other thread uses the block.
 
   def _add_site(self, start: int, stop: int) -> None:
-    """Adds the contributions of this site, and sends the site's sum."""
+    """Adds this site's contributions to a block; sends the site's sum.
+
+    The block has the elements [start, stop).
+    """
     row = iter(self._rows_of_range(start, stop))
     terms = [
       self._x[start:stop] if peer == self._links.me else next(row)
@@ -242,13 +255,16 @@ class DirectSum(Sum):
       self._add_all_sites(start, stop)
 
   def _add_all_sites(self, start: int, stop: int) -> None:
-    """Adds the sums of all sites, and sends the total to this site."""
+    """Adds all sites' sums of a block, and sends the total to this site.
+
+    The block has the elements [start, stop).
+    """
     terms = list(self._rows_of_range(start, stop)[len(self._site) - 1 :])
     _add(terms, self._out[start:stop])
     self._send_total(start, stop)
 
   def _rows_of_range(self, start: int, stop: int) -> np.ndarray:
-    """Returns the elements [start, stop) of all received terms, as rows."""
+    """Returns elements [start, stop) of all received summands, one per row."""
     return self._rows[:, start - self._begin_at : stop - self._begin_at]
 
   def _send_total(self, start: int, stop: int) -> None:

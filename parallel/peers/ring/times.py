@@ -107,7 +107,11 @@ def _block_count_and_size(
 ) -> tuple[
   int, float
 ]:
-  """Returns (number of blocks B of a chunk, bytes of a block)."""
+  """Returns (number of blocks of a chunk, bytes of a block).
+
+  Each of ``num_ranks`` ranks has a chunk of an array of ``nbytes`` bytes, sent
+  in blocks of at most ``block_bytes``.
+  """
   chunk = nbytes / num_ranks
   count = min(max(1, math.ceil(chunk / block_bytes)), _MAX_BLOCKS)
   return count, chunk / count
@@ -141,7 +145,7 @@ def direct_seconds(
   ranks = np.arange(m)
 
   def each_of(used: np.ndarray) -> np.ndarray:
-    """Returns the seconds of a block on each link if all used ones send."""
+    """Returns the seconds of a block on each link if all ``used`` ones send."""
     rates = _concurrent_rates(
       links, np.where(used, ranks[:, None], -1).reshape(1, -1),
       np.broadcast_to(ranks, (m, m)).reshape(1, -1),

@@ -371,14 +371,17 @@ def _write_bytes(data: bytes, out: list[bytes]) -> None:
 
 
 def _coder(hint: Any) -> _Coder:
-  """Returns (writer, reader) of the values of a type annotation, cached."""
+  """Returns (writer, reader) of the values of the type annotation ``hint``.
+
+  The result is cached.
+  """
   if hint not in _CODERS:
     _CODERS[hint] = _build_coder(hint)
   return _CODERS[hint]
 
 
 def _build_coder(hint: Any) -> _Coder:
-  """Builds (writer, reader) of the values of a type annotation."""
+  """Builds (writer, reader) of the values of the type annotation ``hint``."""
   args = typing.get_args(hint)
   if hint is int:
     # `type(v) is int` excludes bools.
@@ -409,7 +412,10 @@ def _build_coder(hint: Any) -> _Coder:
 
 
 def _number_coder(valid: Callable[[Any], bool], form: struct.Struct) -> _Coder:
-  """Builds (writer, reader) of a number; both check its range."""
+  """Builds (writer, reader) of a number in the encoding ``form``.
+
+  Both check by ``valid`` that it is in range.
+  """
   def checked(value: Any) -> Any:
     if not valid(value):
       raise FrameError(f"the number {value!r} is out of the range of its field")
@@ -422,7 +428,10 @@ def _number_coder(valid: Callable[[Any], bool], form: struct.Struct) -> _Coder:
 
 
 def _text_coder(pattern: re.Pattern, what: str) -> _Coder:
-  """Builds (writer, reader) of a text; both compare it with a pattern."""
+  """Builds (writer, reader) of a text; both compare it with a pattern.
+
+  ``what`` names it in error messages.
+  """
   def checked(text: Any) -> str:
     if not isinstance(text, str) or not pattern.fullmatch(text):
       raise FrameError(

@@ -90,7 +90,7 @@ class DialRequest(NamedTuple):
   Attributes:
     purpose: Purpose of the connection.
     connection: Number of the connection among those for this purpose.
-    epoch: Epoch that the connection belongs to.
+    epoch: Number of the epoch (list of members) that the connection belongs to.
     sender: Id of the dialing peer.
     receiver: Id of the listening peer.
   """

@@ -64,7 +64,7 @@ _OPTIONS = LinkOptions()
 
 
 class Links:
-  """Connections of one peer in one epoch.
+  """Connections of one peer in one epoch, a numbered list of members.
 
   Attributes:
     me: Id of this peer.
@@ -260,13 +260,19 @@ class Links:
   def send(
     self, operation: Operation, peer: Id, slot: int, offset: int, block: Any
   ) -> None:
-    """Queues a block for a peer that has opened the operation."""
+    """Queues a block for a peer that has opened the operation.
+
+    The peer receives it at ``offset`` bytes in its buffer number ``slot``.
+    """
     header = Header(Kind.DATA, tag=operation.tag, slot=slot, offset=offset)
     self._queues[peer].put((operation, header, block))
 
   def end(self, operation: Operation, sent: ByteCounts, received: ByteCounts,
           well: bool) -> None:
-    """Removes an operation that ended ``well`` or failed; counts its bytes."""
+    """Removes an operation that ended ``well`` or failed.
+
+    Its bytes ``sent`` and ``received`` are counted.
+    """
     with self._lock:
       # A failed operation was removed before; its tag may be in use again.
       if self._operations.get(operation.tag) is operation:

@@ -62,7 +62,7 @@ class AcceptRule(NamedTuple):
   """Conditions under which connections for a purpose are accepted.
 
   Attributes:
-    epoch: Accepted epoch.
+    epoch: Number of the epoch (list of members) whose dialers are accepted.
     peers: Accepted dialers; None for all that have the token.
     handle: Function that serves an accepted connection; the connection is
       closed when it returns.
@@ -244,7 +244,10 @@ class Listener:
     )
 
   def _status(self, offer: AcceptRule | None, request: DialRequest) -> Status:
-    """Returns the response to a request whose sender is authenticated."""
+    """Returns the response to a request whose sender is authenticated.
+
+    ``offer`` are the conditions of the request's purpose; None for none.
+    """
     if offer is None or request.epoch > offer.epoch:
       return Status.EARLY
     if request.epoch < offer.epoch:

@@ -210,7 +210,11 @@ def _build_link_matrix(found: _File) -> LinkMatrix:
 def _matrix(
   key: str, rows: float | _BandwidthMatrix | _LatencyMatrix, size: int
 ) -> np.ndarray:
-  """Returns a matrix ``[size, size]``; null becomes NaN, a missing link."""
+  """Returns the matrix ``[size, size]`` that the value of ``key`` describes.
+
+  ``rows`` is one number for all pairs, or a list of rows; null becomes NaN, a
+  missing link.
+  """
   if isinstance(rows, float):  # one number for all pairs
     return np.full((size, size), rows)
   lengths = {len(row) for row in rows}

@@ -19,7 +19,7 @@ from parallel.plans.hardware.links import LinkKind
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-  """Level of a cluster's hierarchy: groups, and the links inside a group.
+  """Network level of a cluster: groups of devices, and links inside a group.
 
   Attributes:
     name: Name of a group, such as "node".
@@ -38,13 +38,13 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-  """Cluster of identical devices in nested levels.
+  """Cluster of identical devices in nested network levels.
 
   Attributes:
     name: Key in ``CLUSTERS``.
     device: Type of all devices.
-    levels: Levels, innermost first. A run may use fewer groups than the size of
-      the outermost level.
+    levels: Network levels, innermost first. A training run may use fewer groups
+      than the size of the outermost level.
     source: Source of the structure.
   """
 

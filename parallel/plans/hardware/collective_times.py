@@ -61,13 +61,17 @@ _COLUMNS = ("network", "num_workers", "size_bytes", "least_us", "greatest_us")
 
 
 class Span(NamedTuple):
-  """Interval of plausible times in seconds: smallest and largest."""
+  """Interval of plausible times.
+
+  Attributes:
+    least, greatest: Smallest and largest time, in seconds.
+  """
 
   least: float
   greatest: float
 
   def stretched(self, least: float, greatest: float) -> "Span":
-    """Returns the interval with its two ends multiplied by two factors."""
+    """Returns the interval with its ends multiplied by these two factors."""
     return Span(self.least * least, self.greatest * greatest)
 
 
@@ -302,7 +306,10 @@ def resample_times(
 
 
 def _interpolated(size: float, points: Sequence[tuple[int, float]]) -> float:
-  """Interpolates linearly on log-log scales; constant beyond both ends."""
+  """Interpolates between ``points`` (size, value) linearly on log-log scales.
+
+  Beyond both ends the value is constant.
+  """
   sizes, values = zip(*points, strict=True)
   return float(np.exp(np.interp(np.log(size), np.log(sizes), np.log(values))))
 

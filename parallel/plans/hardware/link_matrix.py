@@ -46,7 +46,7 @@ SOURCE_MARKS = ("measured", "published", "assumption", "drawn")
 
 
 class Links(NamedTuple):
-  """Links between pairs of devices.
+  """Links between pairs of devices, in arrays of any shape.
 
   Attributes:
     latency_s: Latency of each link in seconds, float64 ``[...]``.
@@ -192,7 +192,10 @@ def check_size(num_devices: int) -> None:
 
 
 def _check(key: str, matrix: np.ndarray) -> None:
-  """Raises ValueError if an off-diagonal entry is missing, 0 or infinite."""
+  """Raises ValueError if an off-diagonal entry is missing, 0 or infinite.
+
+  ``key`` is the name of the matrix in the message.
+  """
   off = ~np.eye(len(matrix), dtype=bool)  # [N, N], off the diagonal
   missing = np.argwhere(np.isnan(matrix) & off)
   if len(missing):
@@ -217,8 +220,8 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
 
   Args:
     cluster: Record of the cluster.
-    groups: Number of groups of its outermost level, such as nodes; devices if
-      the cluster has one level.
+    groups: Number of groups of its outermost network level, such as nodes;
+      devices if the cluster has one level.
 
   Raises:
     ValueError: The cluster has fewer groups, or there are too many devices.
@@ -327,7 +330,7 @@ def slow_down_devices(
 
 
 def _latency(level: Level, network: bool) -> float:
-  """Returns a level's link latency in seconds: published, or NCCL's constant.
+  """Returns a network level's link latency (s): published, or NCCL's constant.
 
   ``network``: whether the level's links connect nodes.
   """

@@ -324,7 +324,10 @@ def _link(name: str, kind: LinkKind, duplex: bool = True) -> SharedLink:
 
 
 def _dram(capacity: float, rate: float, source: str) -> Tier:
-  """Returns a tier of local DRAM, not duplex; ``rate``: peak bytes/s."""
+  """Returns a tier of local DRAM, which is not duplex.
+
+  ``capacity`` is in bytes, ``rate`` the peak in bytes/s.
+  """
   speed = _quantity(rate, f"{source}; peak of its channels", 0.5 * rate)
   return Tier(
     name="dram", kind="dram", node=0, duplex=False, read=speed, write=speed,
@@ -334,7 +337,7 @@ def _dram(capacity: float, rate: float, source: str) -> Tier:
 
 
 def _cxl(index: int) -> Tier:
-  """Returns one CXL card on 16 lanes of PCI Express 5.0."""
+  """Returns a CXL card on 16 lanes of PCI Express 5.0; ``index`` numbers it."""
   rate = links.PCIE_5.bandwidth
   speed = _quantity(
     rate, "PCI Express 5.0 x16, raw; range down to 28 GB/s, a card on 8 lanes",

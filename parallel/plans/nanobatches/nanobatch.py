@@ -204,7 +204,7 @@ def plan(
   costs: Costs, num_tokens: int, *, max_pieces: int = 4,
   granularity: int | None = None, interference: float = 0.0,
 ) -> NanobatchPlan:
-  """Returns the fastest plan; of equally fast ones, the one with fewest pieces.
+  """Returns the fastest plan; of equal ones, that with fewest nano-batches.
 
   Args:
     costs: Times of a layer.
@@ -295,7 +295,10 @@ def step_seconds(
 def _operation_seconds(
   costs: Costs, reduction: Reduction, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns three arrays like ``sizes``: attention, MLP, reduction seconds."""
+  """Returns three arrays like ``sizes``: attention, MLP, reduction seconds.
+
+  ``sizes`` are the tokens of nano-batches.
+  """
   attention = costs.attention[sizes]
   if costs.attend is not None:
     ends = sizes.cumsum(-1)
@@ -373,7 +376,11 @@ def _candidates(
 def _lower_bounds(
   costs: Costs, reduction: Reduction, sizes: np.ndarray, interference: float
 ) -> np.ndarray:
-  """Returns lower bounds on the times of steps, ``[plans]``."""
+  """Returns lower bounds on the seconds of steps, ``[plans]``.
+
+  ``sizes`` are the tokens of each nano-batch, ``[plans, nano-batches]``; other
+  arguments are those of `step_seconds`.
+  """
   attention, mlp, sums = _operation_seconds(costs, reduction, sizes)
   device = attention.sum(-1) + mlp.sum(-1)
   # Attention of nano-batches 1 to j, reduction j, MLPs from j on, for each j.

@@ -78,8 +78,8 @@ class Profile:
 
   Attributes:
     name: Name in error messages.
-    tokens: Measured numbers of tokens, ascending from 1, ``[rows]``.
-    seconds: Times by operation, ``[rows]`` each.
+    tokens: Numbers of tokens that were measured, ascending from 1, ``[n]``.
+    seconds: Operation -> its time for each of them, ``[n]``.
 
   Raises:
     ValueError: A time is missing or not positive, or the numbers of tokens do
@@ -171,7 +171,10 @@ def profiles() -> dict[tuple[str, int], Profile]:
 def _one_token_operations(
   model: Transformer, num_ranks: int
 ) -> dict[str, inference.Operation]:
-  """Returns the operations of one token that attends to one position."""
+  """Returns the operations of one token that attends to one position.
+
+  They are those of one of ``num_ranks`` tensor ranks.
+  """
   made = inference.operations(model, ModelStep(1, 1, 1), num_ranks)
   return {o.name: o for o in made}
 

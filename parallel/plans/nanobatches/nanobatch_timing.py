@@ -158,6 +158,8 @@ def _prerequisites(
 ) -> list[list[tuple[str, int]]]:
   """Returns what each operation waits for, as (resource, count) pairs.
 
+  ``queues`` has the indices of each resource's operations in order.
+
   The operation starts when each of these resources has ended ``count``
   operations of the same layer; a count <= 0 refers to the layer before. A
   resource runs its operations in order, so the last dependency is enough.

@@ -122,7 +122,10 @@ class _Flow:
   rate: float = 0.0
 
   def rounding(self, time: float) -> float:
-    """Returns the error in bytes that the rounding of times can cause."""
+    """Returns the error in bytes that the rounding of times can cause.
+
+    ``time`` is the current time in seconds.
+    """
     return 1e-6 + max(_TIME_TOLERANCE_S, math.ulp(time)) * self.rate
 
   def sends(self, time: float) -> bool:

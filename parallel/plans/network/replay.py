@@ -142,10 +142,10 @@ def covered_s(intervals: Iterable[tuple[float, float]]) -> float:
 def _match_nodes(
   traces: Sequence[Sequence[Node]],
 ) -> list[tuple[tuple[int, int], ...]]:
-  """Returns the (rank, node index) pairs of each execution.
+  """Returns the (rank, node index) pairs of the nodes that run together.
 
-  A compute node has one pair, a message one for each end, a collective one for
-  each rank.
+  A compute node runs alone, the two ends of a message together, and so do the
+  nodes of a collective, one for each rank.
   """
   found: dict[tuple, list[tuple[int, int]]] = {}
   for rank, nodes in enumerate(traces):

@@ -156,7 +156,10 @@ class _DependencySegments:
 def _build_segments(
   routed: RoutedSchedule, barrier: bool
 ) -> _DependencySegments:
-  """Divides the transfers at each buffer into segments."""
+  """Divides the transfers at each buffer (chunk at a node) into segments.
+
+  With ``barrier``, a send waits for all transfers of earlier rounds.
+  """
   count = len(routed.rounds)
   # Each transfer twice, [2 * transfer]: its sends, then its arrivals.
   nodes = np.concatenate([routed.sources, routed.destinations])
@@ -213,7 +216,7 @@ def _packed(values: np.ndarray, code: str = "i") -> array.array:
 def _successors(
   routed: RoutedSchedule, segments: _DependencySegments
 ) -> tuple[array.array, array.array, array.array]:
-  """Returns the successors of arrivals and of segment releases.
+  """Returns what follows each arrival and each release of a segment.
 
   Returns:
     then: int ``[hop + 1]``, next hop, or the complement of the segment that

@@ -43,9 +43,11 @@ CollectiveKind = Literal["all_reduce", "all_gather", "all_to_all"]
 class ParameterRows(NamedTuple):
   """Rows of equal length that hold parameters on a device.
 
+  A codec encodes each row separately: no block of elements spans two rows.
+
   Attributes:
     count: Number of rows.
-    elements: Elements per row.
+    elements: Parameter elements per row.
   """
 
   count: int
@@ -66,7 +68,7 @@ class Collective(NamedTuple):
   operand_bytes: int
 
   def received_bytes(self, workers: int) -> float:
-    """Returns the bytes that a device receives in a group of ``workers``."""
+    """Returns the bytes that a device receives if there are ``workers``."""
     # Ring algorithms: an all-reduce is a reduce-scatter and an all-gather.
     others = workers - 1
     if self.kind == "all_gather":
@@ -75,11 +77,11 @@ class Collective(NamedTuple):
     return both * others / workers * self.operand_bytes
 
   def steps(self, workers: int) -> int:
-    """Returns the number of sequential steps of the ring algorithm."""
+    """Returns the number of sequential steps of a ring of ``workers``."""
     return (2 if self.kind == "all_reduce" else 1) * (workers - 1)
 
   def result_bytes(self, workers: int) -> int:
-    """Returns the bytes of the collective's result on a device."""
+    """Returns the bytes of the result on a device for ``workers``."""
     return self.operand_bytes * (workers if self.kind == "all_gather" else 1)
 
 
@@ -167,7 +169,7 @@ class OuterLoopConfig:
     """Returns the collectives of one exchange of a fragment.
 
     Args:
-      rows: Rows of the fragment on a device.
+      rows: Rows of the fragment's parameters on a device.
     """
     norms = Collective("all_gather", "float32", 4)
     if self.codec == "float32":
@@ -189,7 +191,10 @@ class OuterLoopConfig:
   def _encoded_collectives(
     self, kind: CollectiveKind, rows: Sequence[ParameterRows]
   ) -> list[Collective]:
-    """Returns the two collectives of the rows' codes and scales."""
+    """Returns two collectives: of the codes of ``rows`` and of their scales.
+
+    ``kind`` is the collective operation.
+    """
     blocks = sum(count * _blocks(size) for count, size in rows)
     return [
       Collective(
@@ -206,8 +211,8 @@ class OuterLoopConfig:
     statistics of 4 bytes about the health of the device's worker.
 
     Args:
-      fragments: Rows of each fragment. The last fragment has the parameters
-        outside of layers.
+      fragments: Rows of each fragment's parameters. The last fragment has the
+        parameters outside of layers.
     """
     elements = [sum(count * size for count, size in x) for x in fragments]
     kept = 2 * sum(elements)  # outer parameters and momentum
@@ -269,5 +274,8 @@ def min_fragment_layers(num_layers: int, parts: int, sync_every: int) -> int:
 
 
 def _blocks(elements: int) -> int:
-  """Returns the number of blocks of a row; its last block is padded."""
+  """Returns the number of codec blocks of a row of ``elements`` elements.
+
+  The last block is padded.
+  """
   return -(-elements // BLOCK_SIZE)

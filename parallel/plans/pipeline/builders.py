@@ -43,7 +43,7 @@ class PipelineSize(NamedTuple):
   Attributes:
     stages: p, the stages of the pipeline.
     microbatches: m, the microbatches per step.
-    chunks: v, the parts per stage.
+    chunks: v, the chunks per stage, each of which is a part of the model.
   """
 
   stages: int
@@ -58,7 +58,7 @@ class Builder:
   Attributes:
     order: Function from size and stage to the stage's actions in order.
     stored: Function from size and stage to the maximum number of live
-      activations on the stage, counted in microbatches of one part.
+      activations on the stage, counted in microbatches of one chunk.
     chunked: Whether stages may have several chunks.
     in_rounds: Whether the microbatches must be a multiple of the stages if
       there are several chunks.
@@ -79,7 +79,10 @@ class Builder:
 
 
 def _forwards(size: PipelineSize, group: int) -> list[Action]:
-  """Lists forwards: a group of microbatches in all chunks, then the next."""
+  """Lists a stage's forwards: of ``group`` microbatches, chunk by chunk.
+
+  Then those of the next microbatches follow in the same way.
+  """
   return [
     Action(ActionKind.FORWARD, microbatch, chunk)
     for first in range(0, size.microbatches, group)
@@ -89,7 +92,11 @@ def _forwards(size: PipelineSize, group: int) -> list[Action]:
 
 
 def _order_1f1b(size: PipelineSize, group: int, warm_up: int) -> list[Action]:
-  """Lists the warm-up's forwards; then one forward before each backward."""
+  """Lists a stage's actions: some forwards, then one before each backward.
+
+  ``warm_up`` is the number of these first forwards; ``group`` is that of
+  `_forwards`.
+  """
   forwards = _forwards(size, group)
   order, rest = forwards[:warm_up], iter(forwards[warm_up:])
   # Backwards follow the order of forwards.
@@ -147,7 +154,10 @@ def _num_later_stages(size: PipelineSize, stage: int) -> int:
 
 
 def _eager_warm_up(size: PipelineSize, stage: int) -> int:
-  """Returns the forwards of interleaved 1F1B's (or eager 1F1B's) warm-up."""
+  """Returns how many forwards precede interleaved 1F1B's first backward.
+
+  With one chunk per stage it is that of eager 1F1B.
+  """
   return 2 * _num_later_stages(size, stage) + (size.chunks - 1) * size.stages
 
 
@@ -239,7 +249,10 @@ def _dualpipe_v(size: PipelineSize, stage: int) -> list[Action]:
 
 
 def _v_stored(size: PipelineSize, stage: int, most: int) -> int:
-  """Returns the peak of live activations on a stage of a V, up to ``most``."""
+  """Returns the peak of live activations on a stage of a V-shaped placement.
+
+  They are counted in microbatches of one chunk, and are at most ``most``.
+  """
   m = size.microbatches
   return min(most, 2 * m, m + stage + 1)
 

@@ -190,7 +190,7 @@ def _check_order(schedule: PipelineSchedule) -> None:
 
 
 def _check_stored(schedule: PipelineSchedule) -> None:
-  """Checks that stored activations are within limits at every tick."""
+  """Checks that the activations on each stage are within its limit."""
   # [T, S], [S]
   kept, limits = count_live_activations(schedule), np.array(schedule.limits)
   over = kept > limits
@@ -207,7 +207,10 @@ def _action_error(
   schedule: PipelineSchedule, kind: ActionKind, part: int, microbatch: int,
   why: str
 ) -> ValueError:
-  """Returns an error that names an action of the schedule and its tick."""
+  """Returns an error that names an action of the schedule and its tick.
+
+  ``part`` is the action's part of the model, ``why`` the fault.
+  """
   tick = ticks_of_actions(schedule)[kind, part, microbatch]
   return _tick_error(schedule, tick, schedule.stage_of_part[part], why)
 
@@ -215,7 +218,10 @@ def _action_error(
 def _tick_error(
   schedule: PipelineSchedule, tick: int, stage: int, why: str
 ) -> ValueError:
-  """Returns an error that names the action of a stage at a tick."""
+  """Returns an error that names the action of a stage at a tick.
+
+  ``why`` is the fault.
+  """
   number = int(schedule.kinds[tick, stage])
   kind = (
     ActionKind(number).name if number in list(ActionKind) else f"kind {number}"

@@ -29,10 +29,11 @@ class Cost:
     own_bubble: Fraction of idle ticks among those from each stage's first
       action to its last. It applies if a stage may start the next step while
       other stages finish this one.
-    stored: Peak number of live activations per stage, ``[S]``, counted in
-      microbatches of one part, which has 1 / chunks of a stage's activations.
-    inputs: Peak number of inputs of its parts that each stage holds, ``[S]``;
-      see `count_held_operands`.
+    stored: Peak number of live activations on each of the S stages, ``[S]``,
+      counted in microbatches of one part of the model, which has 1 / chunks of
+      a stage's activations.
+    inputs: Peak number of inputs of its parts of the model that each stage
+      holds, ``[S]``; see `count_held_operands`.
     cotangents: Peak number of cotangents of its parts' outputs, ``[S]``.
     deltas: Peak number of deltas, the values that the first half of a backward
       saves for the second, ``[S]``, in microbatches of one part; 0 for whole
@@ -56,7 +57,7 @@ class Cost:
     """Returns the bytes of activations on the stage that stores most.
 
     Args:
-      part_bytes: Bytes that a part stores per microbatch.
+      part_bytes: Bytes that a part of the model stores per microbatch.
     """
     return max(self.stored) * part_bytes
 
@@ -104,7 +105,9 @@ def cost(schedule: PipelineSchedule) -> Cost:
 
 
 def count_live_activations(schedule: PipelineSchedule) -> np.ndarray:
-  """Counts live activations, int ``[T, S]``, in microbatches of one part.
+  """Counts live activations on S stages at T ticks, int ``[T, S]``.
+
+  The unit is the activations of one microbatch in one part of the model.
 
   A part's activations are stored from its FORWARD to its BACKWARD or WEIGHT
   action, both ticks included. Without backwards nothing is stored.
@@ -116,7 +119,9 @@ def count_live_activations(schedule: PipelineSchedule) -> np.ndarray:
 def count_held_operands(schedule: PipelineSchedule) -> tuple[
   np.ndarray, np.ndarray
 ]:
-  """Counts the inputs and cotangents that stages hold, each int ``[T, S]``.
+  """Counts inputs and cotangents of parts on stages, each int ``[T, S]``.
+
+  T are ticks, S stages, and a part is the layers of one chunk of a stage.
 
   An input is held from its arrival, one tick after the previous part has
   produced it, until its part last reads it: in the backward, which repeats the
@@ -127,18 +132,19 @@ def count_held_operands(schedule: PipelineSchedule) -> tuple[
   """
   ticks = ticks_of_actions(schedule)
   forward, last = ticks[ActionKind.FORWARD], _last_use(ticks)
-  # Tick of arrival, [part, microbatch]; the batch is read at the forward.
+  # Tick at which a part's input arrives, [part, microbatch]. The first part
+  # reads its input from the batch at its forward.
   comes = np.concatenate([forward[:1], forward[:-1] + 1])
   inputs = _count_live(schedule, comes, np.where(last < 0, forward, last))
-  # Cotangents arrive one tick after the next part's backward, or after the
-  # last part's forward.
+  # The cotangents of a part's output arrive one tick after the next part's
+  # backward; those of the last part, one tick after its forward.
   back = np.maximum(ticks[ActionKind.BACKWARD], ticks[ActionKind.INPUT])
   comes = np.concatenate([back[1:], forward[-1:]]) + 1
   return inputs, _count_live(schedule, comes, last)
 
 
 def count_split_backwards(schedule: PipelineSchedule) -> np.ndarray:
-  """Counts split backwards of which one half has run, int ``[T, S]``.
+  """Counts split backwards of which one half has run, int ``[ticks, stages]``.
 
   A backward counts from the tick of INPUT to that of WEIGHT, both included.
   """
@@ -173,14 +179,17 @@ def sends_by_direction(schedule: PipelineSchedule) -> tuple[
 
 
 def _last_use(ticks: np.ndarray) -> np.ndarray:
-  """Returns the last tick of backwards, ``[part, microbatch]``; -1 for none."""
+  """Returns the last tick of each backward, ``[part, microbatch]``.
+
+  ``ticks`` are those of actions, ``[kind, part, microbatch]``; -1 for none.
+  """
   return np.maximum(ticks[ActionKind.BACKWARD], ticks[ActionKind.WEIGHT])
 
 
 def _count_live(
   schedule: PipelineSchedule, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-  """Counts live values at each tick, int ``[T, S]``.
+  """Counts live values on each stage at each tick, int ``[ticks, stages]``.
 
   Args:
     schedule: The schedule.
@@ -198,7 +207,7 @@ def _count_live(
 
 
 def _max_over_ticks(counts: np.ndarray) -> tuple[int, ...]:
-  """Returns the largest count of each stage over all ticks, ``[S]``."""
+  """Returns each stage's largest of the counts ``[ticks, stages]``."""
   return tuple(counts.max(0).tolist())
 
 

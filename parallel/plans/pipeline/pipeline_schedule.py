@@ -62,14 +62,15 @@ class PipelineSchedule:
   Attributes:
     name: Name of the builder.
     num_microbatches: Microbatches per step.
-    num_chunks: Parts per stage.
+    num_chunks: Chunks per stage, each of which is a part of the model.
     kinds: `ActionKind` of each action, int8 ``[T, S]``.
     microbatches: Microbatch of each action, int32 ``[T, S]``; -1 where idle.
     chunks: Chunk of each action, int32 ``[T, S]``; -1 where idle.
     limits: Maximum number of live activations per stage, int ``[S]``, counted
       in microbatches of one part. They are live from a forward to the last
       action that reads them.
-    parts: Placement: the part of each chunk of each stage, int ``[C, S]``.
+    parts: Placement: the part of the model on each chunk of each stage, int
+      ``[chunks, stages]``.
   """
 
   name: str
@@ -98,17 +99,17 @@ class PipelineSchedule:
 
   @functools.cached_property
   def stage_of_part(self) -> np.ndarray:
-    """Stage of each part, int ``[part]``."""
+    """Stage of each part of the model, int ``[part]``."""
     return np.argsort(self.parts, axis=None) % self.num_stages
 
   @functools.cached_property
   def chunk_of_part(self) -> np.ndarray:
-    """Index of each part among its stage's parts, int ``[part]``."""
+    """Index of each of the model's parts among its stage's, int ``[part]``."""
     return np.argsort(self.parts, axis=None) // self.num_stages
 
   @functools.cached_property
   def directions(self) -> np.ndarray:
-    """Direction from each part to its successor, int ``[num_parts - 1]``.
+    """Direction from each part of the model to the next, ``[num_parts - 1]``.
 
     1 leads to the next stage, and from the last one to the first; -1 leads to
     the previous stage, and 0 to the same stage.
@@ -119,11 +120,17 @@ class PipelineSchedule:
 
   @functools.cached_property
   def is_loop(self) -> bool:
-    """Whether the successor of each part is on the next stage, cyclically."""
+    """Whether the part after each part of the model is on the next stage.
+
+    The stage after the last one is the first.
+    """
     return bool((self.directions == 1).all())
 
   def part_of_actions(self) -> np.ndarray:
-    """Returns the part of each action, int ``[T, S]``; any part where idle."""
+    """Returns each action's part of the model, int ``[ticks, stages]``.
+
+    Where a stage is idle, it is any part.
+    """
     return self.parts[self.chunks, np.arange(self.num_stages)]
 
   @functools.cached_property
@@ -274,7 +281,11 @@ def operands_of(
 
 
 def results_of(action: Action, part: int) -> list[tuple[str, int, int]]:
-  """Returns the results of an action that others may need, as `operands_of`."""
+  """Returns the results of an action that other actions may need.
+
+  They are ("output" or "cotangent", part, microbatch); ``part`` is the action's
+  part of the model.
+  """
   m = action.microbatch
   if action.kind is ActionKind.FORWARD:
     return [("output", part, m)]
@@ -289,9 +300,11 @@ def from_rows(
   limits: Sequence[int],
   parts: np.ndarray | None = None,
 ) -> PipelineSchedule:
-  """Builds a schedule from rows: actions by tick and stage, None if idle.
+  """Builds a schedule from the actions of all stages at each tick.
 
-  Parts are in a `loop_placement` unless ``parts`` places them.
+  ``rows`` are ``[tick][stage]``, None where a stage is idle. Parts of the model
+  are in a `loop_placement` unless ``parts`` places them. Other arguments are
+  attributes of `PipelineSchedule`.
   """
   if parts is None:
     parts = loop_placement(len(rows[0]), num_chunks)

@@ -26,7 +26,7 @@ from parallel.plans.pipeline.pipeline_schedule import (
 
 @dataclasses.dataclass(frozen=True)
 class PartTimes:
-  """Compute seconds of each part on one microbatch, each ``[part]``.
+  """Compute seconds of each part of the model on one microbatch, ``[part]``.
 
   Attributes:
     forward_s: Seconds to compute the output.
@@ -41,7 +41,7 @@ class PartTimes:
   weight_s: tuple[float, ...]
 
   def by_kind(self) -> np.ndarray:
-    """Returns seconds as float ``[kind, part]``."""
+    """Returns the seconds by `ActionKind`, float ``[kind, part]``."""
     return np.array([
       np.zeros(len(self.forward_s)), self.forward_s, self.backward_s,
       self.input_s, self.weight_s,
@@ -57,7 +57,7 @@ def even_part_times(
   parts: np.ndarray | None = None,
   again_s: float = 0.0,
 ) -> PartTimes:
-  """Returns the times of the parts if all parts of a stage take equally long.
+  """Returns the times of the model's parts if those of a stage are equal.
 
   A backward that is not split takes the time of its two halves, and repeats the
   forward only once.
@@ -146,7 +146,8 @@ class Timeline:
 
   Attributes:
     schedule: The simulated schedule.
-    start_s: Start of each action, float ``[T, S]``; nan where idle.
+    start_s: Start of each action, float ``[ticks, stages]`` like all attributes
+      but the first and the last; nan where idle.
     end_s: End of each action.
     leave_s: Time at which an action's result is put on a link; nan for none.
     sent_s: Time at which that link is free again.
@@ -325,5 +326,8 @@ def lockstep_waiting_s(
 
 
 def _action_seconds(schedule: PipelineSchedule, work: PartTimes) -> np.ndarray:
-  """Returns the seconds of all actions, float ``[T, S]``."""
+  """Returns the seconds of all actions, float ``[ticks, stages]``.
+
+  ``work`` are the seconds of the model's parts.
+  """
   return work.by_kind()[schedule.kinds, schedule.part_of_actions()]

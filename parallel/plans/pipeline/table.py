@@ -25,10 +25,12 @@ from parallel.plans.pipeline.pipeline_schedule import (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BufferSlots:
-  """Buffer slots of one kind of values, such as the inputs of parts.
+  """Buffer slots of one kind of values, such as the inputs of model parts.
+
+  Arrays have the dims ticks (T) and stages (S).
 
   Attributes:
-    places: Number of slots P; in the arrays, P means "no slot".
+    places: Number of slots; in the arrays, this number means "no slot".
     write: Slot for the value that arrives in each of the buffer's directions
       (`Table.directions`), each int32 ``[T, S]``.
     enter: Slot for a value from outside the parts, int32 ``[T, S]``: the input
@@ -44,7 +46,7 @@ class BufferSlots:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Table:
-  """Arrays of a pipeline schedule for its execution.
+  """Arrays of a pipeline schedule for its execution, by ticks T and stages S.
 
   Attributes:
     directions: Directions in which results move: 1 to the next stage, -1 to the
@@ -57,10 +59,12 @@ class Table:
     residuals: Slots of residuals, from a forward to the end of its backward.
     deltas: Slots of the values that the first half of a backward saves for the
       second.
-    enters: Microbatch that the first part reads in each tick, -1 for none;
-      int32 ``[T]``, as the next two fields.
-    judged: Microbatch whose last output, the operand of the loss, is computed.
-    leaves: Microbatch whose cotangents of the first input are computed.
+    enters: Microbatch that the model's first part reads in each tick, -1 for
+      none; int32 ``[T]``, as the next two fields.
+    judged: Microbatch whose output of the last part, the operand of the loss,
+      is computed in each tick.
+    leaves: Microbatch whose cotangents of the first part's input are computed
+      in each tick.
   """
 
   directions: tuple[int, ...]
@@ -163,8 +167,8 @@ def _assign_slots(
 
   Args:
     schedule: The schedule.
-    outside: The kind, and the part whose values come from outside the pipeline
-      (-1 for none).
+    outside: The kind, and the part of the model whose values come from outside
+      the pipeline (-1 for none).
     made: (kind, part, microbatch) -> tick at which the value arrives.
     used: (kind, part, microbatch) -> ticks at which the value is read.
     arrivals: For each part, the index of the direction its values arrive from.

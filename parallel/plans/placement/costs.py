@@ -35,13 +35,14 @@ COMPUTE = "compute"
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-  """Division of state parts over ways to run them, and of tensors over tiers.
+  """Division of state parts over execution modes, and of tensors over tiers.
 
   Attributes:
-    ways: (part, way) -> fraction of the part that runs this way. The fractions
-      of a part sum to 1.
-    tiers: (part, way, tensor) -> tier -> fraction of the tensor. The fractions
-      of a tensor sum to the fraction of its way.
+    ways: (name of a `StatePart`, name of one of its execution modes) ->
+      fraction of the part that runs in this mode. The fractions of a part sum
+      to 1.
+    tiers: (part, mode, tensor) -> memory tier -> fraction of the tensor. The
+      fractions of a tensor sum to that of its mode.
   """
 
   ways: Mapping[tuple[str, str], float]
@@ -53,11 +54,11 @@ class Cost:
   """Memory and time of a placement.
 
   Attributes:
-    occupied: Instant of a step -> tier -> occupied bytes.
-    missing: Tier -> bytes by which its capacity is exceeded; empty if the
-      placement fits.
-    loads: Phase -> resource -> seconds.
-    seconds: Phase -> seconds of its slowest resource.
+    occupied: Instant of a step -> memory tier -> occupied bytes.
+    missing: Memory tier -> bytes by which its capacity is exceeded; empty if
+      the placement fits.
+    loads: Phase of a step -> resource (compute, tier or link) -> busy seconds.
+    seconds: Phase of a step -> seconds of its slowest resource.
   """
 
   occupied: Mapping[Instant, Mapping[str, float]]
@@ -81,7 +82,7 @@ class Cost:
 
 
 def capacities(problem: Problem, instant: Instant) -> dict[str, float]:
-  """Returns the bytes of each tier that a placement can use at an instant."""
+  """Returns the bytes of each tier that tensors can use at an instant."""
   device = problem.device_bytes - problem.reserved[instant]
   return {DEVICE: device} | {
     tier.name: tier.capacity_bytes.value for tier in problem.host.tiers
@@ -103,7 +104,10 @@ def resource_seconds(
 def _seconds_per_byte(
   problem: Problem, use: TensorAccess, tier: str
 ) -> dict[str, float]:
-  """Returns resource -> seconds per byte of a tensor, for one access."""
+  """Returns resource -> busy seconds per byte of a tensor on a tier.
+
+  They are those of the access ``use``.
+  """
   if tier == DEVICE:
     # The compute time of forward and backward includes these accesses.
     if use.phase != "update":

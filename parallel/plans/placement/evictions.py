@@ -21,7 +21,8 @@ class Resident:
   Attributes:
     slot: Index of the slot.
     expert: Key of the expert.
-    last: Number of the event that last used the expert; larger is later.
+    last: Number of the event (request, load or step) that last used the
+      expert; larger is later.
     num_requests: Requests for the expert so far, also before its last load.
   """
 
@@ -37,7 +38,7 @@ EvictionPolicy = Callable[[Sequence[Resident], Iterable[str]], Resident]
 def least_recent(
   residents: Sequence[Resident], queue: Iterable[str]
 ) -> Resident:
-  """Returns the resident that was used least recently."""
+  """Returns the resident that was used least recently; ignores ``queue``."""
   del queue
   return min(residents, key=lambda resident: resident.last)
 
@@ -45,13 +46,16 @@ def least_recent(
 def least_frequent(
   residents: Sequence[Resident], queue: Iterable[str]
 ) -> Resident:
-  """Returns the least requested resident; of equal ones, the least recent."""
+  """Returns the least requested resident; of equal ones, the least recent.
+
+  ``queue`` is ignored.
+  """
   del queue
   return min(residents, key=lambda r: (r.num_requests, r.last))
 
 
 def farthest(residents: Sequence[Resident], queue: Iterable[str]) -> Resident:
-  """Returns the resident whose next request is last in the queue.
+  """Returns the resident whose next request is last in the queue of experts.
 
   If the queue has no request for several residents, the one of them with the
   fewest requests so far is returned.

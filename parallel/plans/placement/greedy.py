@@ -17,7 +17,10 @@ class FreeSpace:
     self.tiers: dict[TensorKey, dict[str, float]] = {}
 
   def of(self, tensor: Tensor, tier: str) -> float:
-    """Returns how many bytes of a tensor have room on a tier."""
+    """Returns how many bytes are free on a tier whenever a tensor is held.
+
+    It is the tensor's size if it is never held.
+    """
     return min(
       (max(0.0, self.free[i][tier]) for i in tensor.held),
       default=tensor.size_bytes,
@@ -26,7 +29,10 @@ class FreeSpace:
   def put(
     self, key: TensorKey, tensor: Tensor, tier: str, size: float
   ) -> float:
-    """Places ``size`` bytes of a tensor on a tier; returns ``size``."""
+    """Places ``size`` bytes of a tensor on a tier; returns ``size``.
+
+    ``key`` is (part, execution mode, tensor), as in `Placement.tiers`.
+    """
     if size > 0:
       for instant in tensor.held:
         self.free[instant][tier] -= size
@@ -37,7 +43,10 @@ class FreeSpace:
   def fill(
     self, key: TensorKey, tensor: Tensor, order: Sequence[str], size: float
   ) -> float:
-    """Fills tiers in order; returns the bytes for which none has room."""
+    """Places ``size`` bytes on tiers in ``order``; returns those without room.
+
+    ``key`` is that of `put`.
+    """
     for tier in order:
       size -= self.put(key, tensor, tier, min(size, self.of(tensor, tier)))
     return size
@@ -45,7 +54,10 @@ class FreeSpace:
   def stripe(
     self, key: TensorKey, tensor: Tensor, weights: dict[str, float], size: float
   ) -> float:
-    """Divides bytes over tiers by weight; returns the bytes left over."""
+    """Divides ``size`` bytes over tiers by weight; returns those without room.
+
+    ``key`` is that of `put`.
+    """
     weights = dict(weights)
     while size > 1e-6 * tensor.size_bytes and weights:
       # A round ends when a tier is full; the other tiers share the rest.
@@ -76,7 +88,8 @@ def zero_offload_layout(problem: Problem) -> tuple[
 
   Returns:
     Free bytes once the device's tensors are placed; (key, tensor) of each
-    tensor on the host; and (part, way) -> fraction of the part, always 1.
+    tensor on the host; and (part, mode) -> fraction of the state part that runs
+    in this execution mode, always 1.
   """
   room = FreeSpace(problem)
   weights = sum(
@@ -112,7 +125,10 @@ def zero_offload_layout(problem: Problem) -> tuple[
 def finish(
   room: FreeSpace, ways: dict, left: Sequence[tuple[TensorKey, Tensor, float]]
 ) -> Placement:
-  """Returns the placement; bytes ``left`` over go to the slowest NUMA node."""
+  """Returns the placement; bytes ``left`` over go to the slowest NUMA node.
+
+  ``room`` has the tensors placed so far; ``ways`` are `Placement.ways`.
+  """
   last = tiers(room.problem, "dram", "cxl")[-1:] or tiers(room.problem)[-1:]
   for key, tensor, size in left:
     room.put(key, tensor, last[0], size)

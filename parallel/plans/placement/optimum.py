@@ -1,10 +1,10 @@
 """Fastest placement, by linear programming.
 
-Variables are the fraction of each state part per way to run it, the fraction of
-each tensor per tier, and the seconds of each phase, an upper limit for the time
-that each resource is busy. With ``whole`` the fractions are multiples of 1 /
-`StatePart.units`, such as layers. This is a mixed integer program; the optimum
-without ``whole`` is a lower bound on its time.
+Variables are the fraction of each state part per execution mode, the fraction
+of each tensor per tier, and the seconds of each phase, an upper limit on the
+time that each resource is busy. With ``whole`` the fractions are multiples of 1
+/ `StatePart.units`, such as layers. This is a mixed integer program; the
+optimum without ``whole`` is a lower bound on its time.
 
 Example:
   See `parallel.plans.placement.problem`.
@@ -33,7 +33,7 @@ _GB = 1e9
 
 
 class _Program:
-  """Linear program with named variables and one row per constraint."""
+  """Linear program with named variables, and one matrix row per constraint."""
 
   def __init__(self) -> None:
     self.index: dict[tuple[str, ...], int] = {}
@@ -122,8 +122,9 @@ def place(
 
   Args:
     problem: The problem.
-    whole: Whether no unit of a part (a layer) is divided.
-    forced: (part, way, tensor) -> the only tier that the tensor may use.
+    whole: Whether no unit of a state part (a layer) is divided.
+    forced: (state part, execution mode, tensor) -> the only memory tier that
+      the tensor may use.
     limit_s: Time limit of the search in seconds.
 
   Raises:
@@ -164,8 +165,9 @@ def _program(
     extended: Whether to add variables "added", which extend the capacities.
 
   Returns:
-    The program; (part, way) -> index of the variable with the part's fraction;
-    (part, way, tensor, tier) -> index of that with the tensor's fraction.
+    The program; (state part, execution mode) -> index of the variable with the
+    part's fraction; (part, mode, tensor, tier) -> index of that with the
+    tensor's fraction.
   """
   program = _Program()
   shares: dict[tuple[str, str], int] = {}
@@ -209,7 +211,7 @@ def _program(
 
 
 def _shortage(problem: Problem) -> str:
-  """Describes the smallest capacity to add so that a placement exists."""
+  """Describes the smallest tier capacity to add so that a placement exists."""
   program, _, _ = _program(problem, {}, extended=True)
   added = {
     name[1]: variable for name, variable in program.index.items()

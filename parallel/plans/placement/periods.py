@@ -10,10 +10,11 @@ _MAX_LENGTH = 4
 
 
 def length(num_layers: int) -> int:
-  """Returns the number of layers of a period, a divisor of ``num_layers``.
+  """Returns the number of layers per iteration of a scan (a period).
 
-  Two or more layers have two or more periods: XLA would merge the forward and
-  backward of a loop with one iteration, and undo offloading and recomputation.
+  It divides ``num_layers``. Two or more layers have two or more periods: XLA
+  would merge the forward and backward of a loop with one iteration, and undo
+  offloading and recomputation.
 
   Example:
     >>> length(32), length(6), length(2)

@@ -6,10 +6,10 @@ largest at two instants, the end of the forward (all activations, no gradients)
 and the end of the backward (all gradients, no activations), so that activations
 and gradients can use the same bytes.
 
-A `StatePart` of the state has one or several ways to run: the optimizer on the
-CPU or on the device, activations saved or recomputed. Each `ExecutionMode` has
-its own tensors. A placement divides each part over its ways, and each tensor
-over the tiers.
+A `StatePart` has one or several execution modes: the optimizer on the CPU or on
+the device, activations saved or recomputed. Each `ExecutionMode` (a *way* to
+run the part) has its own tensors. A placement divides each part over its modes,
+and each tensor over the memory tiers.
 
 Example:
   >>> from parallel.plans import placement
@@ -67,9 +67,9 @@ class Tensor:
   """Tensor of a step.
 
   Attributes:
-    name: Name, unique within its way.
-    size_bytes: Bytes if its way runs the whole part.
-    held: Instants at which it is in memory.
+    name: Name, unique within its execution mode.
+    size_bytes: Bytes if its execution mode runs the whole state part.
+    held: Instants of a step at which it is in memory.
     uses: Its accesses.
     on: Memory that it can be in: "device", "host", or "any" for both; "dram"
       for the host's DRAM, where XLA allocates it.
@@ -89,13 +89,13 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class ExecutionMode:
-  """One way to run a part of the step.
+  """One way to run the part of a step that a `StatePart` belongs to.
 
   Attributes:
     name: Name.
     tensors: Tensors that it needs.
-    seconds: Phase -> seconds of compute in addition to `Problem.seconds`, if
-      this way runs the whole part.
+    seconds: Phase of the step -> seconds of compute in addition to
+      `Problem.seconds`, if the whole part runs in this mode.
   """
 
   name: str
@@ -109,9 +109,9 @@ class StatePart:
 
   Attributes:
     name: Name.
-    ways: Ways to run it; a placement divides the part among them.
-    units: Number of equal units, such as layers, that `optimum.place` does not
-      divide if ``whole``; other policies ignore it.
+    ways: Execution modes; a placement divides the part among them.
+    units: Number of equal units of the part, such as layers, that
+      `optimum.place` does not divide if ``whole``; other policies ignore it.
   """
 
   name: str
@@ -127,9 +127,10 @@ class Problem:
     host: Tiers and links of the host.
     device: The device.
     device_bytes: Bytes of the device's memory that may be used.
-    reserved: Instant -> bytes of the device's memory that no tensor may use.
-    seconds: Phase -> seconds of the device's compute.
-    parts: Parts of the state.
+    reserved: Instant of a step -> bytes of the device's memory that no tensor
+      may use.
+    seconds: Phase of a step -> seconds of the device's compute.
+    parts: Parts of the training state.
     content: Name of the content of ``reserved``, for figures.
   """
 
@@ -142,14 +143,14 @@ class Problem:
   content: str = "logits, working memory"
 
   def tensors(self) -> list[tuple[StatePart, ExecutionMode, Tensor]]:
-    """Returns (part, way, tensor) of all tensors."""
+    """Returns (state part, execution mode, tensor) of all tensors."""
     return [
       (part, way, tensor)
       for part in self.parts for way in part.ways for tensor in way.tensors
     ]
 
   def tiers_of(self, tensor: Tensor) -> list[str]:
-    """Returns the names of the tiers that a tensor can be on."""
+    """Returns the names of the memory tiers that a tensor can be on."""
     host = [tier.name for tier in self.host.tiers]
     dram = [tier.name for tier in self.host.tiers if tier.kind == "dram"]
     return {

@@ -70,9 +70,14 @@ class Counts:
 
 @dataclasses.dataclass
 class _Slot:
-  """Slot: its expert, state, number of steps that read it, and last event.
+  """Weight slot.
 
-  ``fresh`` is whether no request has used the expert since its load.
+  Attributes:
+    expert: Key of the expert; "" for none.
+    state: State of the slot.
+    users: Number of running steps that read it.
+    last: Number of the event that last used it; larger is later.
+    fresh: Whether no request has used the expert since its load.
   """
 
   expert: str = ""
@@ -231,7 +236,10 @@ class Slots:
     self._slots[slot] = _Slot()
 
   def touch(self, slot: int) -> None:
-    """Counts a request: a miss for the first one after a load, else a hit."""
+    """Counts a request for the slot's expert as a miss or as a hit.
+
+    The first request after a load is a miss.
+    """
     found = self._slots[slot]
     assert found.state is State.READY
     self._events += 1

@@ -11,9 +11,10 @@ slowest link of a data ring, and T that of the slowest link of a tensor group.
   links of several axes. If, for example, only links within nodes cost at most
   T, each tensor group is within one node.
 - If the components of some axes have exactly the size of a group, each is a
-  unit. The other axes order the units, which is a smaller problem of this kind.
-  Each device of a unit has one partner in an adjacent unit, so the slowest link
-  between two units costs at least as much as the cheapest link of any device.
+  unit of devices. The other axes order the units, which is a smaller problem of
+  this kind. Each device of a unit has one partner in an adjacent unit, so the
+  slowest link between two units costs at least as much as the cheapest link of
+  any device.
 
 For up to `device_order.MAX_EXACT_DEVICES` units all orders are tried. Otherwise
 the time of hops is bounded by the larger of two values: the mean time of all
@@ -81,12 +82,13 @@ def cost_lower_bound(traffic: Traffic) -> float:
 def _bound_in_box(
   traffic: Traffic, box: tuple, least: float, known: dict
 ) -> float:
-  """Returns a lower bound of the cost of orders with slowest links in a box.
+  """Returns a lower bound of the cost of some device orders.
 
   Args:
     traffic: Cost matrices of the messages.
-    box: For each axis, the range of its slowest link, as from
-      `_link_time_ranges`.
+    box: For each axis, a range of the time of its slowest link, as from
+      `_link_time_ranges`; the orders are those whose slowest links are in the
+      ranges.
     least: Sum of the lower ends of the ranges.
     known: Cache of bounds of smaller problems, which the function extends.
 
@@ -118,7 +120,8 @@ def _bound_in_box(
 def _merge_partitions(labels: list[np.ndarray]) -> np.ndarray:
   """Returns the finest partition whose sets are unions of sets of each input.
 
-  A partition is the number of each device's set, int ``[N]``.
+  A partition of N devices is the number of each device's set, int ``[N]``;
+  ``labels`` are the inputs.
   """
   found = labels[0]
   for other in labels[1:]:
@@ -137,8 +140,8 @@ def _contract_components(
 ) -> Traffic:
   """Returns the smaller problem in which each component is one device.
 
-  ``axes``: axes of the grid inside a component; ``sets``: int ``[N]``,
-  component of each device.
+  ``axes``: axes of the grid inside a component; ``sets``: component of each of
+  the N devices, int ``[N]``.
   """
   grid = traffic.grid
   order = np.argsort(sets, kind="stable")
@@ -172,6 +175,9 @@ def _link_time_ranges(
   seconds: np.ndarray, size: int, axis: int
 ) -> Iterator[tuple[float, np.ndarray]]:
   """Yields ranges of the time of an axis's slowest link, the lowest first.
+
+  ``seconds`` are the times of links between devices, ``size`` is the number of
+  ranks along the axis.
 
   A range ends before a link that would merge components of the graph of links
   up to that time. Long ranges are subdivided.
@@ -211,7 +217,10 @@ def _link_time_ranges(
 
 
 def _first(count: int, fits: Callable[[int], bool]) -> int:
-  """Returns the first index at which a monotone predicate holds (bisection)."""
+  """Returns the first index at which a monotone predicate holds (bisection).
+
+  The index is less than ``count``; the predicate is ``fits``.
+  """
   low, high = 0, count - 1
   while low < high:
     middle = (low + high) // 2
@@ -220,7 +229,11 @@ def _first(count: int, fits: Callable[[int], bool]) -> int:
 
 
 def _can_form_pipelines(seconds: np.ndarray, stages: int, most: float) -> bool:
-  """Returns whether hops of at most ``most`` seconds could form pipelines."""
+  """Returns whether hops of at most ``most`` seconds could form pipelines.
+
+  ``seconds`` are those of hops between devices; a pipeline has ``stages``
+  devices.
+  """
   allowed = (seconds <= most) & ~np.eye(len(seconds), dtype=bool)
   count = len(seconds) // stages * (stages - 1)  # devices with a successor
   return not (
@@ -231,7 +244,10 @@ def _can_form_pipelines(seconds: np.ndarray, stages: int, most: float) -> bool:
 
 
 def _can_form_rings(seconds: np.ndarray, size: int, most: float) -> bool:
-  """Returns whether links of at most ``most`` seconds could form rings."""
+  """Returns whether links of at most ``most`` seconds could form rings.
+
+  ``seconds`` are those of links between devices; a ring has ``size`` devices.
+  """
   allowed = (seconds <= most) & ~np.eye(len(seconds), dtype=bool)
   if size == 2:  # both directions are used
     allowed = allowed & allowed.T
@@ -245,20 +261,30 @@ def _can_form_rings(seconds: np.ndarray, size: int, most: float) -> bool:
 
 
 def _components(allowed: np.ndarray) -> np.ndarray:
-  """Returns the index of each device's connected component."""
+  """Returns the connected component of each device in a graph of links.
+
+  ``allowed`` is whether each pair of devices has a link, bool ``[N, N]``.
+  """
   return csgraph.connected_components(
     sparse.csr_matrix(allowed), directed=False
   )[1]
 
 
 def _has_matching(allowed: np.ndarray, count: int) -> bool:
-  """Returns whether ``count`` devices can have distinct successors."""
+  """Returns whether ``count`` devices can have distinct successors.
+
+  ``allowed`` is whether each device may follow each other one, ``[N, N]``.
+  """
   found = csgraph.maximum_bipartite_matching(sparse.csr_matrix(allowed))
   return int((found >= 0).sum()) >= count
 
 
 def _has_two_matching(allowed: np.ndarray) -> bool:
-  """Returns whether all devices can have two neighbours (maximum flow)."""
+  """Returns whether each device can be a neighbour of two others in rings.
+
+  ``allowed`` is whether two devices may be neighbours, bool ``[N, N]``. It is
+  tested by a maximum flow.
+  """
   n = len(allowed)
   flow = np.zeros((2 * n + 2, 2 * n + 2), np.int32)
   # Source -> each device (2) -> its neighbours (1) -> sink (2).
@@ -297,7 +323,9 @@ def _pipeline_bound(traffic: Traffic) -> float:
 
 
 def _mean_pipeline_s(chain: np.ndarray, planes: int) -> float:
-  """Returns a lower bound of the mean time of ``planes`` pipelines.
+  """Returns a lower bound of the mean time of ``planes`` parallel pipelines.
+
+  ``chain`` are the seconds of hops between devices, ``[N, N]``.
 
   Each device but the last of a pipeline is assigned a successor, and each but
   the first a predecessor; an assignment may also contain cycles.

@@ -186,9 +186,10 @@ def _evaluate_order(traffic: Traffic, devices: np.ndarray) -> Order:
 
 
 def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
-  """Returns the device at each position of an initial order, int ``[N]``.
+  """Returns the device at each of N positions of an initial order, int ``[N]``.
 
   It is built from tensor groups, or is the best of several greedy orders.
+  ``budget`` limits the search.
   """
   grid, n = traffic.grid, traffic.grid.size
   if grid.tensor > 1:
@@ -217,10 +218,10 @@ def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
 def _by_groups(
   traffic: Traffic, whole: Grid, seed: int, budget: "_Budget"
 ) -> np.ndarray:
-  """Returns an order that is made of groups of close devices, int ``[N]``.
+  """Returns an order of the N devices that is made of groups of close devices.
 
   ``whole`` is the size of a group along each axis: 1, or all coordinates. The
-  groups are formed first and then ordered.
+  groups are formed first and then ordered; ``budget`` limits the search.
   """
   grid, n = traffic.grid, traffic.grid.size
   none = np.zeros((n, n))
@@ -266,11 +267,12 @@ def _by_groups(
 def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
   """Orders devices greedily: each one is followed by the nearest remaining one.
 
-  A run starts with the device that has the largest mean distance to all
-  remaining ones, since no later run would reach it at lower cost.
+  The order consists of runs (groups) of consecutive devices. A run starts with
+  the device that has the largest mean distance to all remaining ones, since no
+  later run would reach it at lower cost.
 
   Args:
-    seconds: Cost of each link, float64 ``[N, N]``.
+    seconds: Cost of each link between N devices, float64 ``[N, N]``.
     run: Number of devices per run.
 
   Returns:
@@ -297,7 +299,10 @@ def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
 def _annealed(
   traffic: Traffic, chains: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Anneals ``chains`` random orders; returns the best, int ``[orders, N]``."""
+  """Anneals ``chains`` random orders; returns the best few of them.
+
+  The result has the device at each of N positions, int ``[orders, N]``.
+  """
   families, grid = traffic.families(), traffic.grid
   everyone = np.arange(grid.size)
 
@@ -339,8 +344,9 @@ def _improved(
 ) -> Order:
   """Returns the order that a local search finds from ``start``.
 
-  The search exchanges devices, then stages and replicas, until none helps;
-  ``shares`` has the weight of the links' mean time in each round.
+  The search exchanges devices, then stages and replicas, until none helps or
+  ``budget`` is spent; ``shares`` has the weight of the links' mean time in the
+  objective of each round.
   """
   devices = start
   for share in shares:
@@ -352,7 +358,7 @@ def _improved(
 def _exchange_blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
   """Returns an improved order after swaps and reversals of stages or replicas.
 
-  A reversal turns a run of consecutive stages or replicas around.
+  A reversal turns a range of consecutive stages or replicas around.
   """
   grid = traffic.grid
   best = devices.reshape(grid)
@@ -377,7 +383,7 @@ class _Exchanges:
   """Local search from one order by exchanges of two devices.
 
   Attributes:
-    devices: Device at each position of the order, ``[N]``.
+    devices: Device at each of the N positions of the order, ``[N]``.
   """
 
   def __init__(
@@ -427,7 +433,10 @@ class _Exchanges:
     return self.devices
 
   def values(self, a: int, b: np.ndarray) -> np.ndarray:
-    """Returns the objective if positions a and b were exchanged, ``[B]``."""
+    """Returns the objective if position a were exchanged with each of ``b``.
+
+    b are B positions of the order; the result is ``[B]``.
+    """
     found = np.zeros(len(b))
     for index, family in enumerate(self._families):
       ids, new, old = self._changed(index, family, a, b)
@@ -453,7 +462,13 @@ class _Exchanges:
   def _changed(
     self, index: int, family: CostTerm, a: int, b: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the links of term ``index`` that exchanging a and b changes.
+    """Returns the links of a cost term that exchanging a and b changes.
+
+    Args:
+      index: Index of the term.
+      family: The term.
+      a: A position of the order.
+      b: B positions, each to be exchanged with a.
 
     Returns:
       Index, new cost and old cost of each link, ``[B, 4]`` each. The index is

@@ -56,9 +56,9 @@ def fragments(
   """Returns the fragments of an outer loop on a device.
 
   Returns:
-    The rows of each fragment, as `parallel.plans.outer.cost` takes them. The
-    last one holds the parameters outside the layers, or all of them if it is
-    the only one.
+    The rows of parameters of each fragment, as `parallel.plans.outer.cost`
+    takes them. The last fragment holds the parameters outside the layers, or
+    all of them if it is the only one.
   """
   c, sharding = configuration, partition(configuration)
 

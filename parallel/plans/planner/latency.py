@@ -117,7 +117,7 @@ class Messages:
     reductions: Pairs (bytes, number per microbatch, in its forward and backward
       together) of all-reduces over tensor ranks, on one stage.
     exchanges: Pair (bytes received, number of ring steps) of a rank in all
-      collectives over data-parallel ranks.
+      collectives of a step over data-parallel ranks.
   """
 
   boundary: float
@@ -209,7 +209,10 @@ def traffic(
 
 
 def _exchanges(sent: Messages, links: Links) -> np.ndarray:
-  """Returns, per link, the seconds of a data ring whose links all equal it."""
+  """Returns, per link, the seconds of a data ring whose links all equal it.
+
+  They are those of a step's collectives over data-parallel ranks, ``sent``.
+  """
   received, steps = sent.exchanges
   return steps * links.latency_s + received / links.bandwidth
 
@@ -217,7 +220,8 @@ def _exchanges(sent: Messages, links: Links) -> np.ndarray:
 def _reductions(c: Configuration, sent: Messages, links: Links) -> np.ndarray:
   """Returns, per link, a microbatch's seconds of all-reduces over tensor ranks.
 
-  All links of a tensor ring are assumed to equal this link.
+  All links of a tensor ring are assumed to equal this link; ``sent`` has the
+  sizes of the all-reduces.
   """
   found = np.zeros_like(links.latency_s)
   for size, times in sent.reductions:
@@ -228,7 +232,10 @@ def _reductions(c: Configuration, sent: Messages, links: Links) -> np.ndarray:
 def _reduction(
   links: Links, size: float, ranks: int, route: str
 ) -> np.ndarray:
-  """Returns, per link, the seconds of an all-reduce over links equal to it."""
+  """Returns, per link, the seconds of an all-reduce over links equal to it.
+
+  It is of ``size`` bytes over ``ranks`` ranks; ``route`` is its algorithm.
+  """
   if route == "one_shot":
     return links.latency_s + (ranks - 1) * size / links.bandwidth
   return 2 * (ranks - 1) * links.seconds(size / ranks)
@@ -240,7 +247,7 @@ def slowest_links(
   """Returns the time of the slowest link of rings along a dim, for each stage.
 
   Args:
-    matrix: Time of the link between each pair of devices, ``[N, N]``.
+    matrix: Time of the link between each pair of N devices, ``[N, N]``.
     order: Device by stage, data and tensor rank, int ``[..., p, d, t]``.
     dim: Dim of ``order`` along which devices form rings: -3, -2 or -1.
     by: Distance on the ring from the device that sends to the one that
@@ -319,7 +326,10 @@ def predict(
 def _links_along(
   links: LinkMatrix, order: np.ndarray, dim: int, by: int = 1
 ) -> Links:
-  """Returns the links along a dim of rings; arguments as in `slowest_links`."""
+  """Returns the links of the rings that devices form along a dim of ``order``.
+
+  Other arguments are those of `slowest_links`.
+  """
   return links.between(order, np.roll(order, -by, dim))
 
 
@@ -388,7 +398,10 @@ def _part_times(
   c: Configuration, stage_s: np.ndarray, again_s: np.ndarray,
   reduce_s: np.ndarray,
 ) -> simulate.PartTimes:
-  """Returns the seconds of each part's forward, backward and backward halves.
+  """Returns the seconds of each model part's forward, backward and halves.
+
+  ``stage_s``, ``again_s`` and ``reduce_s`` are a microbatch's seconds on each
+  stage: of the forward, of repeated forwards and of all-reduces.
 
   A third of the all-reduces counts as forward: those of backwards may have a
   wider dtype, and backwards may repeat forwards. Each half of a split backward
@@ -424,7 +437,10 @@ def _simulate_pipeline(
 def _simulate_events(
   table: object, work: simulate.PartTimes, hops: simulate.StageLinks
 ) -> float:
-  """Returns a pipeline's simulated seconds; cached, since many are equal."""
+  """Returns the seconds of the schedule ``table``, as `simulate.events` does.
+
+  The result is cached, since many configurations have equal arguments.
+  """
   return simulate.events(table, work, hops).finish_s
 
 
@@ -457,7 +473,11 @@ def vocabulary(
 def _head(
   c: Configuration, step: TrainingStep, device: Device, utilisation: float
 ) -> float:
-  """Returns the seconds of a microbatch's head, forward and backward."""
+  """Returns the seconds of the output head, forward and backward.
+
+  They are those of a microbatch; ``utilisation`` is the fraction of the peak
+  FLOP/s that products reach.
+  """
   flops = 3 * step.head_flops(  # a backward has twice the forward's products
     c.examples(step.batch_size), c.stages * c.tensor
   )

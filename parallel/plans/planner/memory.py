@@ -178,7 +178,7 @@ class PeakMemory:
 def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
   tuple[PipelineSchedule, cost.Cost]
 ):
-  """Returns a pipeline schedule and its cost; both are cached."""
+  """Returns `builders.build` of these arguments and its cost; both cached."""
   found = builders.build(name, stages, microbatches, chunks)
   return found, cost.cost(found)
 
@@ -187,7 +187,9 @@ def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
 def _state_memory(
   c: Configuration, model: Transformer
 ) -> tuple[zero_cost.StateMemory, float]:
-  """Returns the training state's bytes, and the fraction that layers hold.
+  """Returns a device's bytes of training state, and the fraction of layers.
+
+  The rest belongs to embedding, head and last norm.
 
   The result is cached, since many configurations have the same state.
   """
@@ -288,7 +290,10 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
 def memory(
   configuration: Configuration, step: TrainingStep, fit: Fit
 ) -> PeakMemory:
-  """Returns an upper bound of a device's bytes; arguments as in `terms`."""
+  """Returns an upper bound of a device's bytes in a step, by cause.
+
+  ``fit`` has the fitted factors of the `terms`, whose arguments the others are.
+  """
   found = terms(configuration, step)
   x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
   # A third of the stored bytes are weights; all of them with offloading.
@@ -334,7 +339,10 @@ class _LayerBytes(NamedTuple):
 def _layer_bytes(
   c: Configuration, step: TrainingStep, examples: int
 ) -> _LayerBytes:
-  """Returns the bytes that the forward of one layer saves."""
+  """Returns the bytes that the forward of one layer saves on a device.
+
+  It runs on ``examples`` examples.
+  """
   model, item = step.model, step.model.item_bytes
   tokens = examples * step.seq_len
   ffn = tokens * model.ffn_width / c.tensor

@@ -43,11 +43,13 @@ class CostTerm(NamedTuple):
   """Links that one term of the cost depends on, such as those of data rings.
 
   Attributes:
-    seconds: Cost of a link between two devices, float64 ``[N, N]``.
+    seconds: Cost of a link between two of N devices, float64 ``[N, N]``.
     source: Flat index in the `Grid` at which each link starts, ``[links]``.
     target: Flat index in the `Grid` at which each link ends, ``[links]``.
-    into: Link into each position of the grid, ``[N]``; -1 for none.
-    out: Link out of each position of the grid, ``[N]``; -1 for none.
+    into: Index of the link into each position of the grid, ``[N]``; -1 for
+      none.
+    out: Index of the link out of each position of the grid, ``[N]``; -1 for
+      none.
     summed: Whether the links of a pipeline add up; if not, only the slowest
       link matters.
   """
@@ -111,9 +113,10 @@ class Traffic:
 
 
 def _ring_links(at: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns sources and targets of rings' links along a dim of ``at``, flat.
+  """Returns sources and targets of the links of rings along a dim of a grid.
 
-  ``at`` has the index of each coordinate. A ring of one device has no links.
+  ``at`` has the flat index of each coordinate of the grid, and both results
+  have such indices, ``[links]``. A ring of one device has no links.
   """
   if at.shape[dim] == 1:
     return at[:0].ravel(), at[:0].ravel()
@@ -121,7 +124,9 @@ def _ring_links(at: np.ndarray, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def costs_by_term(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
-  """Returns seconds of chain, hop, ring, reduce by order, float ``[..., 4]``.
+  """Returns the seconds of each cost term in some orders, float ``[..., 4]``.
+
+  The terms are those of `Traffic`: chain, hop, ring and reduce.
 
   Args:
     traffic: Cost matrices of the messages.

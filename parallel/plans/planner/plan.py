@@ -44,7 +44,7 @@ class Candidate:
     memory: Bytes of a device, by cause.
     latency: Seconds of a step, by cause.
     order: Device by stage, data and tensor rank, int ``[p, d, t]``.
-    own_s: Seconds of a step in the default device order.
+    own_s: Seconds of a step of this configuration in the default device order.
     bound_s: Lower bound over all device orders, in seconds, of the part of a
       step's time that depends on the order; None if not computed.
     order_s: Seconds of the same part in `order`.
@@ -229,9 +229,9 @@ def reorder_devices(candidate: Candidate, problem: Problem) -> Candidate:
 def _best_of_same_grid(
   candidate: Candidate, priced: Sequence[Candidate], problem: Problem
 ) -> Candidate:
-  """Returns the fastest candidate of the same grid in a common device order.
+  """Returns the fastest of the candidates ``priced`` with the candidate's grid.
 
-  The order, initially the candidate's, is then optimised again.
+  All are compared in its device order, which is then optimised again.
   """
   grid = candidate.configuration.grid
   alike = [x for x in priced if x.configuration.grid == grid][:_MAX_SAME_GRID]
@@ -345,7 +345,11 @@ def _explain_no_fit(
   smallest: tuple[Configuration, PeakMemory] | None,
   excluded: Mapping[str, tuple[int, str]], problem: Problem,
 ) -> str:
-  """Returns the error text: missing memory, and devices that would suffice."""
+  """Returns the error text: missing memory, and devices that would suffice.
+
+  ``smallest`` is the runnable configuration that needs the least memory, None
+  for none; ``excluded`` is `Plan.excluded`.
+  """
   n = problem.links.num_devices
   if smallest is None:
     why = "; ".join(f"{k}: {reason}" for k, (_, reason) in excluded.items())

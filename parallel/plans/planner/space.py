@@ -110,7 +110,7 @@ class Configuration:
     return " ".join(f"{key}={value}" for key, value in self.keys().items())
 
   def device_order(self, order: np.ndarray) -> tuple[int, ...]:
-    """Converts a device order to the form of a run's config.
+    """Converts a device order to the form of a training run's config.
 
     Args:
       order: Device by stage, data and tensor rank, int ``[p, d, t]``.
@@ -281,8 +281,9 @@ def violated_constraint(
     builders.check_supported(c.schedule, c.stages, c.microbatches, c.chunks)
   except ValueError as error:
     return "schedule", str(error)
-  # A linearized layer can be split into two halves of a backward only if it has
-  # no `jax.checkpoint` and no gathers of weights.
+  # With saved residuals, a split backward transposes the linearization of a
+  # part of the model in two halves (`parallel.pipeline.residuals`). This needs
+  # layers without `jax.checkpoint` and without gathers of weights.
   if c.keep == "residuals" and _splits_backward(c.schedule) and (
     c.remat != "none" or c.scheme != "ddp"
   ):

@@ -111,8 +111,9 @@ def _lockstep_s(
 ) -> np.ndarray:
   """Returns `simulate.lockstep_s` for many orders, float64 ``[O]``.
 
-  ``work``: seconds of actions, ``[kind, part, O]``; ``ahead``, ``back``:
-  seconds of a hop from each stage to the next and previous one, ``[p, O]``.
+  ``table`` is the pipeline schedule. ``work``: seconds of actions by kind, part
+  of the model and order, ``[kind, part, O]``; ``ahead``, ``back``: seconds of a
+  hop from each of p stages to the next and to the previous one, ``[p, O]``.
   """
   forward, backward = simulate.sends_by_direction(table)
   found = np.zeros(work.shape[-1])

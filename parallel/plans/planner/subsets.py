@@ -153,7 +153,10 @@ def _plan_without(
   problem: Problem, choices: Choices, gone: tuple[int, ...],
   has_time: Callable[[], bool],
 ) -> Subset | None:
-  """Returns a quick plan without the devices `gone`; None if nothing fits."""
+  """Returns a quick plan without the devices `gone`; None if nothing fits.
+
+  ``has_time`` is that of `search`.
+  """
   kept = tuple(i for i in range(problem.links.num_devices) if i not in gone)
   part = dataclasses.replace(problem, links=problem.links.part(kept))
   try:
@@ -164,7 +167,9 @@ def _plan_without(
 
 
 def removals(links: LinkMatrix, least: int) -> tuple[tuple[int, ...], int]:
-  """Returns devices to remove, the slow ones first, and how many are slow.
+  """Returns devices to remove, in order, and how many of them have slow links.
+
+  Those with slow links come first.
 
   Args:
     links: The cluster.
@@ -269,7 +274,9 @@ def _removal_counts(
 
 
 def _removal_counts_by_kind(n: int, most: int, num_slow: int) -> list[int]:
-  """Returns numbers of devices to remove if ``num_slow`` compute slowly.
+  """Returns numbers of devices to remove if ``num_slow`` of n compute slowly.
+
+  They are at most ``most``.
 
   What remains is the fast devices, or one of the two largest multiples of
   ``_DEVICE_MULTIPLE`` up to the number of all devices or of fast devices.

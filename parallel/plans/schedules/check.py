@@ -110,7 +110,10 @@ def _check_round(
   transfers: tuple[Transfer, ...],
   held: list[list[int]],
 ) -> None:
-  """Applies a round to ``held`` in place and checks every transfer."""
+  """Applies round ``number`` to ``held`` in place; checks every transfer.
+
+  ``held`` are bit masks as `_initial_masks` returns them.
+  """
   n, chunks = schedule.num_ranks, schedule.num_chunks
   # Two passes: all sent values are read before any is written, because the
   # transfers of a round read the state before it.
@@ -183,7 +186,10 @@ def _check_paths(
   topology: Topology,
   rooms: dict[tuple[int, int], int] | None,
 ) -> None:
-  """Checks that paths follow links, none with more chunks than ``rooms``."""
+  """Checks that paths of round ``number`` follow links of the topology.
+
+  No link may carry more chunks than ``rooms`` has for it; None for no limits.
+  """
   pairs = topology.links_by_pair
   for place, t in enumerate(transfers):
     for pair in itertools.pairwise(t.path):
@@ -208,7 +214,10 @@ def _check_paths(
 
 
 def _check_end(schedule: Schedule, held: list[list[int]]) -> None:
-  """Checks that every rank ends with the sums that the collective requires."""
+  """Checks that every rank ends with the sums that the collective requires.
+
+  ``held`` are the bit masks after the last round, as in `_initial_masks`.
+  """
   everyone = (1 << schedule.num_ranks) - 1
   for rank, copies in enumerate(held):
     wanted = range(schedule.num_chunks)

@@ -156,8 +156,8 @@ def _matching_intervals(matrix: sparse.csr_array) -> dict[Edge, list[Edge]]:
   """Lays the matchings of a regular graph end to end on a line.
 
   Returns:
-    For each pair of vertices, the intervals (low, high) of matchings that
-    contain the pair. A repeated matching makes one interval.
+    For each pair (left vertex, right vertex), the intervals (low, high) of
+    matchings that contain the pair. A repeated matching makes one interval.
   """
   lines: dict[Edge, list[Edge]] = collections.defaultdict(list)
   start = 0
@@ -169,7 +169,10 @@ def _matching_intervals(matrix: sparse.csr_array) -> dict[Edge, list[Edge]]:
 
 
 def _take_units(slots: collections.deque[Edge], length: int) -> list[Edge]:
-  """Removes the first ``length`` of intervals (start, end); returns them."""
+  """Removes intervals (start, end) of total length ``length``; returns them.
+
+  They are taken from the start of ``slots``, the last one possibly in part.
+  """
   taken = []
   while length:
     low, high = slots.popleft()
@@ -184,9 +187,10 @@ def _take_units(slots: collections.deque[Edge], length: int) -> list[Edge]:
 def _colour_fractions(
   slots: Sequence[Edge], degree: int, num_colours: int
 ) -> tuple[tuple[int, Fraction], ...]:
-  """Returns the colours of intervals of a line that is divided among colours.
+  """Returns the colours of the intervals ``slots`` (start, end) of a line.
 
-  The line [0, degree) is cut into ``num_colours`` equal sections.
+  The line [0, degree) is cut into ``num_colours`` equal sections, one for each
+  colour.
 
   Returns:
     (colour, fraction of the intervals' total length that the colour has).
@@ -229,14 +233,14 @@ def largest_degree(
 
 
 def _split_vertices(vertices: Sequence[int], degree: int) -> list[int]:
-  """Splits the vertices of one side into parts of at most the given degree.
+  """Splits vertices into new ones with at most the given number of edges.
 
   Args:
-    vertices: Vertex of each edge.
-    degree: Largest degree of a part.
+    vertices: Vertex of each edge, on one side of a bipartite graph.
+    degree: Largest number of edges of a new vertex.
 
   Returns:
-    Part of each edge, numbered from 0.
+    New vertex of each edge, numbered from 0.
   """
   count: collections.Counter[int] = collections.Counter()
   numbers: dict[tuple[int, int], int] = {}

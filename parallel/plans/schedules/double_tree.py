@@ -89,7 +89,7 @@ def _gather(topology: Topology) -> Schedule:
 
 
 def _tree_parents(n: int) -> list[list[int]]:
-  """Returns the parent of each rank, ``[tree][rank]``; -1 at the root."""
+  """Returns the parent of each of n ranks, ``[tree][rank]``; -1 at the root."""
   first = [_parent(rank, n) for rank in range(n)]
   # In the first tree odd ranks are leaves. For an even n, mirroring the order
   # of the ranks makes the even ones leaves. For an odd n, mirroring would keep
@@ -168,7 +168,7 @@ def _broadcast_rounds(
 
 
 def _neighbours(parents: Sequence[int]) -> dict[int, list[int]]:
-  """Returns the neighbours of each rank in a tree.
+  """Returns the neighbours of each rank in a tree, given each rank's parent.
 
   A chunk may start at any rank of its tree, so it moves both up and down edges.
   """
@@ -185,8 +185,10 @@ def _take_moves(
 ) -> list[_Move]:
   """Removes and returns a round's moves: at most a send and receive per rank.
 
+  ``waiting`` has the chunks to send over each tree edge (source, destination).
   Each edge offers only its first chunk, since its chunks share both ports.
-  Edges in `turn` have priority, then chunks with the smallest numbers.
+  Edges in `turn` have priority, then chunks with the smallest numbers. A move
+  is (chunk, source, destination).
   """
   heads = sorted(
     (edge not in turn, chunks[0], edge) for edge, chunks in waiting.items()

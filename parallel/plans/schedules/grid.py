@@ -151,7 +151,7 @@ def build_ring_2d(topology: Topology, collective: Collective) -> Schedule:
 
 
 def _dims(name: str, topology: Topology) -> list[tuple[int, int]]:
-  """Returns (size, stride) of each dim of more than one rank.
+  """Returns (size, stride) of each dim of a grid with more than one rank.
 
   The stride is the difference between the numbers of neighbouring ranks. A
   grid of one rank returns [(1, 1)].
@@ -173,7 +173,10 @@ def _dims(name: str, topology: Topology) -> list[tuple[int, int]]:
 
 
 def _dim_orders(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
-  """Returns (order of dims, direction) of each flow: rotations, both ways."""
+  """Returns (order of dims, direction) of each flow of the data.
+
+  There is one flow for each rotation of the dims and each direction.
+  """
   numbers = list(range(len(dims)))
   return [
     (numbers[first:] + numbers[:first], direction)
@@ -183,7 +186,11 @@ def _dim_orders(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
 
 
 def _next_rank(rank: int, size: int, stride: int, direction: int) -> int:
-  """Returns the next rank along a dim, wrapping around at the end."""
+  """Returns the next rank along a dim of a grid, wrapping around at the end.
+
+  ``stride`` is the difference of neighbouring ranks' numbers along the dim, and
+  ``direction`` 1 or -1.
+  """
   place = rank // stride % size
   return rank + ((place + direction) % size - place) * stride
 
@@ -196,7 +203,11 @@ def _path(
   stride: int,
   direction: int,
 ) -> tuple[int, ...]:
-  """Returns the path between two ranks that are neighbours on a ring."""
+  """Returns the path between two ranks that are neighbours on a dim's ring.
+
+  If no link joins them, the path goes back along the whole dim. Other arguments
+  are those of `_next_rank`.
+  """
   if (source, destination) in topology.links_by_pair:
     return (source, destination)
   # On a mesh, the ring is closed by walking the line back.

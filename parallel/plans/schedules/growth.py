@@ -100,7 +100,7 @@ class _Trees:
     self._planned = [0.0] * self.num_trees
 
   def plan(self, tree: int) -> float:
-    """Plans the earliest path to a new rank; returns its arrival time."""
+    """Plans a tree's earliest path to a new rank; returns the arrival time."""
     has, heads, tails = self._has[tree], self._heads, self._tails
     free, cost = self._free, self._cost
     ahead = [link for link in self._ahead[tree] if heads[link] not in has]
@@ -156,7 +156,7 @@ class _Trees:
     return max(ready, self._free[link]) + self._cost[link]
 
   def is_plan_valid(self, tree: int) -> bool:
-    """Returns whether the planned path still arrives at the planned time."""
+    """Returns whether a tree's planned path still has its arrival time."""
     # If so, it is still the earliest path, since links only become occupied.
     way = self._way[tree]
     end = self._has[tree][self._tails[way[0]]]

@@ -341,7 +341,7 @@ class _SwitchedGrowth:
     return added, paths
 
   def _find(self, parent: int, outside: set[int]) -> list[int]:
-    """Searches breadth-first for a path over free links to a new rank.
+    """Searches breadth-first for a path over free links to a rank ``outside``.
 
     Returns:
       Links of a shortest path, starting at the parent; [] if there is none.
@@ -393,7 +393,7 @@ class _SwitchedGrowth:
 
 
 def _ranks_within(topology: Topology, source: int) -> list[set[int]]:
-  """Returns, for each number of links, the ranks at most that far away."""
+  """Returns, for each number of links, the ranks within it of ``source``."""
   hops = [topology.hops(source, rank) for rank in range(topology.num_ranks)]
   within = [set() for _ in range(max(hops) + 1)]
   for limit, ranks in enumerate(within):

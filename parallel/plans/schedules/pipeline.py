@@ -165,7 +165,7 @@ class _LinkOccupancy:
     return free
 
   def take(self, number: int) -> None:
-    """Counts a transfer in a round."""
+    """Counts a transfer over the link in round ``number``."""
     self._used[number] += 1
     if self._used[number] == self._room:
       self._after[number] = number + 1

@@ -39,9 +39,10 @@ def gather_both_ways(topology: Topology) -> Schedule:
 def _gather(
   name: str, topology: Topology, cycles: Sequence[Sequence[int]]
 ) -> Schedule:
-  """Builds the all-gather around several cycles at once.
+  """Builds the all-gather around several cycles of ranks at once.
 
-  Each cycle, an order of all ranks, carries an equal part of every slice.
+  Each cycle, an order of all ranks, carries an equal part of every rank's
+  slice.
   """
   n, parts = topology.num_ranks, len(cycles)
   # The last rank to receive a chunk, the predecessor of its owner, does not

@@ -101,7 +101,10 @@ def _choose_round(transfers: list[Transfer]) -> list[Transfer]:
 
 
 def _row(transfers: list[Transfer], num_ranks: int) -> np.ndarray:
-  """Returns one round of the table, int32 ``[n, 4]``, for `table`."""
+  """Returns one round of the table, int32 ``[n, 4]`` for n ranks.
+
+  The four columns are those of `table`.
+  """
   row = np.full((num_ranks, 4), -1, np.int32)
   for t in transfers:
     row[t.source, :2] = t.destination, t.chunk

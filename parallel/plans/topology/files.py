@@ -179,7 +179,10 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def _number(place: str, key: str, value: Any) -> float:
-  """Returns an attribute of an edge or link as a float."""
+  """Returns the attribute ``key`` of an edge or link as a float.
+
+  ``place`` names the edge or link in error messages.
+  """
   try:
     return float(value)
   except (OverflowError, TypeError, ValueError) as error:

@@ -120,7 +120,10 @@ def parse_quantity(key: str, value: float | str) -> float:
 
 
 def _parse_failed_links(net: Topology, text: str) -> list[tuple[int, int]]:
-  """Parses failed links: ``0-1`` is both directions, ``0>1`` is one."""
+  """Returns (source, destination) of the failed links that a text lists.
+
+  ``0-1`` is both directions, ``0>1`` is one.
+  """
   pairs = []
   for part in text.split("+"):
     match = re.fullmatch(r"\s*(\d{1,9})\s*([->])\s*(\d{1,9})\s*", part)

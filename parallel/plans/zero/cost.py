@@ -1,11 +1,12 @@
-"""Cost of a partition: bytes on a device, and bytes per level and step.
+"""Cost of a ZeRO partition: bytes on a device, and bytes per level and step.
 
 Trainer, simulator and planner share this closed form, so it does not import
 jax. Tests compare it with the lowered programs.
 
 A step has m microbatches. Weights, gradients and optimizer state are sharded
-over the w, g and o innermost levels, w <= g <= o; level 0 is the innermost. A
-device may host several logical ranks of a level, its *lanes*. A step sends
+over the w, g and o innermost levels of data-parallel ranks, w <= g <= o; level
+0 is the innermost. A device may host several logical ranks of a level, its
+*lanes*. A step sends
 
     once       gathers of weights over levels o - 1 ... w
     m times    gathers over levels w - 1 ... 0, in the forward and again in the
@@ -39,10 +40,10 @@ _DTYPES = {2: "bfloat16", 4: "float32"}
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """Tensors of equal size on a device, each partitioned separately.
+  """Parameters of equal size on a device, each partitioned separately.
 
   Attributes:
-    size: Elements of one tensor.
+    size: Elements of one parameter tensor.
     count: Number of tensors (layers x tensor ranks on the device).
     wire_bytes: Bytes per element when gathered and when sent without a codec,
       such as 2 for bfloat16.
@@ -64,11 +65,11 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class LevelCollective:
-  """All collectives of one kind, phase and dtype over a level of ranks.
+  """All collectives of one kind, phase and dtype over a data-parallel level.
 
   Attributes:
-    levels: Name of the level's axis; several names, outermost first, for an
-      all-reduce and for a hop over several levels.
+    levels: Name of the axis of the level of data-parallel ranks; several names,
+      outermost first, for an all-reduce and for a hop over several levels.
     ranks: Number of participating logical ranks.
     kind: The collective.
     when: "step" (once), "forward" or "backward" (per microbatch).
@@ -121,7 +122,8 @@ def memory(
   Args:
     partition: Partition of the state.
     parameters: All parameters of the model on a device.
-    lanes: Name of a level -> logical ranks per device along it; 1 by default.
+    lanes: Name of a level of data-parallel ranks -> logical ranks per device
+      along it; 1 by default.
 
   Returns:
     The bytes, without activations and gathered layers.
@@ -189,8 +191,8 @@ def level_collectives(
     partition: Partition of the state.
     parameters: All parameters of the model on a device.
     accumulation: Microbatches per step.
-    lanes: Name of a level -> logical ranks per device along it; 1 by default. A
-      level within one device sends nothing.
+    lanes: Name of a level of data-parallel ranks -> logical ranks per device
+      along it; 1 by default. A level within one device sends nothing.
 
   Returns:
     The collectives that send bytes.
@@ -213,7 +215,10 @@ def level_collectives(
 
 
 def merged(found: Iterable[LevelCollective]) -> list[LevelCollective]:
-  """Merges collectives of equal levels, kind, phase, dtype; adds up bytes."""
+  """Merges collectives of equal levels, kind, phase and dtype.
+
+  The bytes are added up.
+  """
   total: dict[tuple, LevelCollective] = {}
   for e in found:
     key = (e.levels, e.kind, e.when, e.dtype)
@@ -232,7 +237,11 @@ def _weight_gathers(
   accumulation: int,
   lanes: Mapping[str, int],
 ) -> Iterator[LevelCollective]:
-  """Yields the gathers of weights and of the secondary copy in one step."""
+  """Yields a step's gathers of the weights p and of their secondary copy.
+
+  ``accumulation`` is the number of microbatches; ``lanes`` has the ranks per
+  device along each level of data-parallel ranks.
+  """
   w, o, s = partition.weights, partition.optimizer, partition.secondary
   size = partition.shard_size(p.size)
   coded = partition.is_coded(size)
@@ -258,9 +267,9 @@ class _Shard(NamedTuple):
   Attributes:
     elements: Elements of the shard.
     codec: Codec in which the shard is encoded, or "none".
-    depth: Number of innermost levels over which the parameter is sharded.
-      Encoded shards are padded to whole blocks, so every level's bytes count
-      whole shards.
+    depth: Number of innermost levels of data-parallel ranks over which the
+      parameter is sharded. Encoded shards are padded to whole blocks, so every
+      level's bytes count whole shards.
   """
 
   elements: int
@@ -277,7 +286,12 @@ def _gathers(
   times: int,
   when: str,
 ) -> Iterator[LevelCollective]:
-  """Yields the gathers from a shard over ``levels``, ``times`` per step."""
+  """Yields the gathers of p from a shard over ``levels``, ``times`` per step.
+
+  ``levels`` are indices, 0 for the innermost level of data-parallel ranks;
+  ``lanes`` has the ranks per device along each, and ``when`` is that of
+  `LevelCollective`.
+  """
   elements, codec, depth = shard
   sizes = (
     {_DTYPES[p.wire_bytes]: elements * p.wire_bytes}
@@ -309,7 +323,11 @@ def _gradient_reductions(
   accumulation: int,
   lanes: Mapping[str, int],
 ) -> Iterator[LevelCollective]:
-  """Yields the reductions of a parameter's gradients in one step."""
+  """Yields the reductions of the gradients of p in one step.
+
+  ``accumulation`` is the number of microbatches; ``lanes`` has the ranks per
+  device along each level of data-parallel ranks.
+  """
   g, o = partition.gradients, partition.optimizer
   all_lanes = math.prod(
     lanes.get(level.name, 1) for level in partition.levels
@@ -358,7 +376,11 @@ def _gradient_reductions(
 def _all_reduce(
   partition: Partition, p: Parameter, lanes: Mapping[str, int]
 ) -> LevelCollective:
-  """Returns the all-reduce over the levels beyond the optimizer's shards."""
+  """Returns the all-reduce of the gradients of p over the outermost levels.
+
+  These are the levels of data-parallel ranks over which the optimizer state is
+  not sharded. ``lanes`` has the ranks per device along each level.
+  """
   o = partition.optimizer
   beyond = partition.inner[o:]
   inside = math.prod(
@@ -375,6 +397,9 @@ def _all_reduce(
 
 
 def _encoded_bytes(elements: int, codec: str, block: int) -> dict[str, int]:
-  """Returns the bytes by dtype of encoded elements, padded to whole blocks."""
+  """Returns the bytes by dtype of encoded elements, padded to whole blocks.
+
+  ``block`` is the number of elements that share a scale.
+  """
   blocks = -(-elements // block)
   return {"uint8": blocks * block * _BITS[codec] // 8, "float32": 4 * blocks}

@@ -164,7 +164,10 @@ class Partition:
 
   @property
   def inner(self) -> tuple[Level, ...]:
-    """Levels, innermost first; depth d shards a state over the first d."""
+    """Levels of data-parallel ranks, innermost first.
+
+    A depth d shards a state over the first d.
+    """
     return self.levels[::-1]
 
   @property
@@ -177,7 +180,10 @@ class Partition:
     return math.prod(level.size for level in self.inner[:depth])
 
   def shard_size(self, num_elements: int) -> int:
-    """Returns the elements of one stored shard of a tensor, with padding."""
+    """Returns the elements of one stored shard of a tensor, with padding.
+
+    The tensor has ``num_elements`` elements.
+    """
     return math.ceil(num_elements / self.degree(self.optimizer))
 
   def padded(self, num_elements: int) -> int:
@@ -189,13 +195,15 @@ class Partition:
     return self.shard_size(num_elements) * self.degree(self.optimizer)
 
   def is_coded(self, shard: int) -> bool:
-    """Returns whether a tensor with this many elements per shard is encoded."""
+    """Returns whether a tensor with ``shard`` elements per shard is encoded."""
     return shard >= self.coded_blocks * self.block
 
   def hops(
     self, lower: int, upper: int, coded: bool = True
   ) -> list[range]:
-    """Returns the levels that each reduction (hop) of gradients covers.
+    """Returns the levels of data-parallel ranks that each reduction covers.
+
+    A reduction (hop) of gradients is over one or several levels.
 
     Args:
       lower: Number of innermost levels reduced before the first hop.
@@ -235,9 +243,10 @@ def _scheme_table() -> dict[str, tuple[str, str, str, dict[str, str]]]:
   """Returns the named schemes.
 
   Returns:
-    For each name the levels over which weights, gradients and optimizer state
-    are sharded ("none", "first" for the innermost, "inner" for all but the
-    outermost, "all"), and further fields of `Partition`.
+    For each name the levels of data-parallel ranks over which weights,
+    gradients and optimizer state are sharded ("none", "first" for the
+    innermost, "inner" for all but the outermost, "all"), and further fields of
+    `Partition`.
   """
   quantised = {"weight_codec": "int8", "gradient_codec": "int4"}
   return {
@@ -297,7 +306,10 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
 
 
 def enumerate_partitions(levels: Sequence[Level]) -> Iterator[Partition]:
-  """Yields all partitions without a second copy and without codecs."""
+  """Yields all partitions over levels of data-parallel ranks.
+
+  Those with a second copy of the weights or with codecs are left out.
+  """
   depths = range(len(levels) + 1)
   for w, g, o in itertools.combinations_with_replacement(depths, 3):
     yield Partition(tuple(levels), w, g, o)

@@ -4,7 +4,7 @@ A policy owns the queue of requests that are not running. It answers three
 questions: the next request to admit (`peek`), the running request to preempt
 (`victim`, `displaces`), and which requests may share a step (`batch_key`,
 `keys`). The scheduler does everything else. A policy whose steps read different
-weights also selects slots and loads of weights (`begin_step`, `take_loads`).
+weights also selects weight slots and loads (`begin_step`, `take_loads`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -37,8 +37,9 @@ class Policy:
   def value(self, request: Request) -> float:
     """Returns the number that orders requests, the smallest first.
 
-    It is evaluated when a request joins the queue, gets a slot, or changes its
-    priority (`update`). Running requests are preempted in the opposite order.
+    It is evaluated when a request joins the queue, starts to run, or changes
+    its priority (`update`). Running requests are preempted in the opposite
+    order.
     """
     del request
     return 0.0
@@ -75,7 +76,7 @@ class Policy:
     return (None,)
 
   def begin_step(self, num_drawn: int) -> int:
-    """Returns the slot of weights that the step of batch key `current` reads.
+    """Returns the weight slot that the step of batch key `current` reads.
 
     Args:
       num_drawn: Number of tokens that the step draws.
@@ -84,7 +85,7 @@ class Policy:
     return 0
 
   def end_step(self, weights: int) -> None:
-    """Handles the end of a step that has read a slot of weights."""
+    """Handles the end of a step that has read the weight slot `weights`."""
 
   def take_loads(self) -> Sequence[WeightLoad]:
     """Returns the loads of weights to begin."""

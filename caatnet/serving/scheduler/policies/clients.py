@@ -37,7 +37,7 @@ class ClientQueues(Policy):
         del self._served[client]
 
   def ended(self, request: Request) -> None:
-    """Decrements a client's number of requests."""
+    """Decrements the client's number of requests that have not ended."""
     line = self.line(request)
     self._present[line] -= 1
     if not self._present[line]:
@@ -57,7 +57,7 @@ class ClientQueues(Policy):
     self._prune(self.line(request))
 
   def _prune(self, key: Hashable) -> None:
-    """Pops removed requests from the head of a queue; deletes it if empty."""
+    """Pops removed requests off the head of queue `key`; drops it if empty."""
     line = self._lines[key]
     while line and self._entries.get(line[0][1]) is not line[0]:
       heapq.heappop(line)

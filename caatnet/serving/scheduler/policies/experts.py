@@ -1,9 +1,9 @@
 """Experts: requests of one expert share steps, and weights move on demand.
 
-The weights of some experts are in slots on the device. An expert with requests
-and without a slot is *absent*. Its load runs concurrently with steps of other
-experts. A load that evicts an expert without requests starts at once. One that
-evicts an expert with requests starts only when
+The weights of some experts are in weight slots on the device. An expert with
+requests and without a slot is *absent*. Its load runs concurrently with steps
+of other experts. A load that evicts an expert without requests starts at once.
+One that evicts an expert with requests starts only when
 
     requests of the absent expert x seconds since its last step
     >= patience x switch_s x requests of the evicted expert,
@@ -37,7 +37,7 @@ from parallel.plans.placement.slots import Slots
 
 
 def _single_model_slots() -> Slots:
-  """Returns one slot, which has the expert "" of a server with one model."""
+  """Returns one weight slot, with the expert "" of a server of one model."""
   slots = Slots(1, "lru")
   slots.reserve("")
   slots.loaded(0)
@@ -48,7 +48,7 @@ class ExpertsPolicy(ClientQueues):
   """Policy with one queue per expert, and weight slots for some experts.
 
   Attributes:
-    slots: Slots of weights.
+    slots: Weight slots on the device.
   """
 
   batch_key = operator.attrgetter("expert")
@@ -62,7 +62,7 @@ class ExpertsPolicy(ClientQueues):
     """Makes empty queues.
 
     Args:
-      slots: Slots of weights; None for a server with one model.
+      slots: Weight slots on the device; None for a server with one model.
       switch_s: Time of a load in seconds, or a function that returns the time
         of recent loads, which is longer if they read files.
       deadline_s: Seconds without a step after which an expert with requests is
@@ -166,13 +166,13 @@ class ExpertsPolicy(ClientQueues):
         self._begin_next()
 
   def _must_keep_slot(self, expert: Hashable) -> bool:
-    """Returns whether an expert with a slot and requests must keep the slot."""
+    """Returns whether an expert with requests must keep its weight slot."""
     min_s = min(self._patience * self._switch_s(), self._deadline_s)
     drawn_s = self._drawn.get(expert)
     return drawn_s is None or self._now - drawn_s < min_s
 
   def _begin_next(self) -> None:
-    """Begins the selected load if no step reads its slot any more."""
+    """Begins the selected load if no step reads its weight slot any more."""
     load = self._next
     if load is None or self.slots.users(load.slot):
       return
@@ -197,7 +197,7 @@ class ExpertsPolicy(ClientQueues):
       self.slots.loaded(load.slot)
 
   def begin_step(self, num_drawn: int) -> int:
-    """Returns the slot of the step's expert, and marks it as in use."""
+    """Returns the weight slot of the step's expert; marks it as in use."""
     expert = self.current
     slot = self.slots.find(expert)
     self.slots.use(slot)
@@ -208,7 +208,7 @@ class ExpertsPolicy(ClientQueues):
     return slot
 
   def end_step(self, weights: int) -> None:
-    """Handles the end of a step that has read a slot."""
+    """Handles the end of a step that has read the weight slot `weights`."""
     self.slots.release(weights)
 
   def admitted(self, request: Request, num_read: int) -> None:

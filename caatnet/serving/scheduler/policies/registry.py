@@ -1,6 +1,6 @@
 """Registry of policies by name.
 
-A new policy is a file in this directory and a row of `POLICIES`.
+A new policy is a file in this directory and an entry of `POLICIES`.
 """
 
 from collections.abc import Callable

@@ -310,8 +310,9 @@ def _add_transfer(
 ) -> None:
   """Adds a step's XML, preceded by nops for all dependencies except the last.
 
-  A step has only one `depid`. ``where`` are the step's attributes srcbuf,
-  srcoff, dstbuf, dstoff and cnt; ``numbers`` are the threadblocks' ids.
+  A step has only one `depid`. ``block`` is the XML element of its threadblock,
+  ``where`` are the step's attributes srcbuf, srcoff, dstbuf, dstoff and cnt,
+  and ``numbers`` the threadblocks' ids.
   """
   for before in step.after[:-1]:
     _add_step(block, "nop", ("i", -1, "o", -1, 0), before, numbers)

@@ -100,7 +100,7 @@ class _Program:
     collective: Name of the collective.
     num_ranks: Number of GPUs.
     num_chunks: Number of chunks in the longer one of input and output buffer.
-    each: Number of chunks in a rank's slice.
+    each: Number of chunks in each rank's slice.
     steps: All steps, by number.
     messages: All messages, by number.
     connections: Messages of each connection, in order.
@@ -195,19 +195,28 @@ class _Program:
           )
 
   def _chunk(self, rank: int, buffer: str, offset: int) -> int | None:
-    """Returns the chunk whose place a buffer position is; None in scratch."""
+    """Returns the chunk that a position of a rank's buffer is for.
+
+    None for a position in a scratch buffer.
+    """
     if buffer == "s":
       return None
     return offset + rank * self.each * (buffer == self._short)
 
   def _canonical(self, place: _Place) -> _Place:
-    """Returns one name for a position that both buffers share in place."""
+    """Returns one name for a buffer position that input and output share.
+
+    They share it if the program works in place; else ``place`` is returned.
+    """
     if self._in_place and place[1] != "s":
       return place[0], "io", self._chunk(*place)
     return place
 
   def _held_at(self, place: _Place) -> Value | None:
-    """Returns the value at a position, initially the input; None if empty."""
+    """Returns the value at buffer position ``place``; None if it is empty.
+
+    Before any write it is the input.
+    """
     rank, buffer, _ = place
     canonical = self._canonical(place)
     if canonical in self._held or buffer == "s":
@@ -219,7 +228,10 @@ class _Program:
     return Value(chunk, 0) if self._in_place or buffer == "i" else None
 
   def _run_step(self, step: BlockStep, races: "_Races") -> None:
-    """Runs a step on symbolic values; records its sends and receives."""
+    """Runs a step on symbolic values; records its sends and receives.
+
+    ``races`` detects unordered uses of a buffer position.
+    """
     if step.kind == "nop":
       return
     if step.receives and len(step.receives.values) != step.count:
@@ -265,7 +277,10 @@ class _Program:
     step: BlockStep,
     place: _Place,
   ) -> None:
-    """Checks that a position exists and that the step has waited for it."""
+    """Checks that buffer position ``place`` exists and that no race uses it.
+
+    ``access`` is `_Races.read` or `_Races.write`.
+    """
     _, buffer, offset = place
     size = self.each if buffer == self._short else self.num_chunks
     if offset < 0 or (buffer != "s" and offset >= size):
@@ -280,7 +295,7 @@ class _Program:
   def _sum(
     self, step: BlockStep, value: Value | None, arrived: Value
   ) -> Value:
-    """Returns the sum of two values, at most one of which is the rank's copy.
+    """Returns value + arrived, of which at most one is the rank's copy.
 
     A sum that includes the rank's copy is recorded as a receipt. One without it
     stays in scratch until a later step adds it to the copy or replaces that.
@@ -324,9 +339,10 @@ class _Program:
     return Value(value.chunk, len(writes))
 
   def _store(self, step: BlockStep, value: Value, place: _Place) -> Value:
-    """Stores a value and returns it.
+    """Stores a value at the buffer position ``place``, and returns it.
 
-    Outside scratch it becomes the rank's copy, as `_record_receipt` records.
+    Outside scratch it becomes the rank's copy of its chunk, as
+    `_record_receipt` records.
     """
     chunk = self._chunk(*place)
     if chunk is not None:
@@ -342,7 +358,7 @@ class _Program:
 
 
 def _text(place: _Place) -> str:
-  """Formats a position for error messages."""
+  """Formats a buffer position for error messages."""
   return f"place {place[2]} of buffer {place[1]!r}"
 
 
@@ -366,7 +382,7 @@ class _Races:
     self._read: dict[_Place, set[int]] = collections.defaultdict(set)
 
   def begin(self, number: int) -> None:
-    """Makes a step the current one, whose reads and writes follow."""
+    """Makes step ``number`` the current one; its reads and writes follow."""
     mask = 1 << number  # a step is ordered with itself
     for other in self._before[number]:
       mask |= self._done[other]
@@ -378,12 +394,18 @@ class _Races:
       self._done[number] = mask
 
   def read(self, number: int, place: _Place) -> int | None:
-    """Records a read; returns an unordered step that writes there, or None."""
+    """Records that step ``number`` reads the buffer position ``place``.
+
+    Returns a step that writes there and is not ordered with it, or None.
+    """
     self._read[place].add(number)
     return self._unordered([self._written.get(place, number)])
 
   def write(self, number: int, place: _Place) -> int | None:
-    """Records a write; returns an unordered step that uses it, or None."""
+    """Records that step ``number`` writes the buffer position ``place``.
+
+    Returns a step that uses it and is not ordered with the write, or None.
+    """
     others = [self._written.get(place, number), *self._read.pop(place, ())]
     self._written[place] = number
     return self._unordered(others)

@@ -25,7 +25,7 @@ class BlockStep:
     block: Number of the step's threadblock.
     place: Number of the step in its threadblock.
     kind: Key of ``TYPES``.
-    source: Buffer and offset that it reads.
+    source: Buffer ("i", "o" or "s") and offset that it reads.
     destination: Buffer and offset that it writes.
     count: Number of consecutive chunks, from these offsets on.
     label: Attribute `round`; None without one.
@@ -150,7 +150,11 @@ def _add_waits(
   steps: Sequence[BlockStep], waits: Sequence[tuple[int, int, int]],
   numbers: Mapping[tuple[int, int, int], int],
 ) -> None:
-  """Adds to each step the step of another threadblock for which it waits."""
+  """Adds to each step the step of another threadblock for which it waits.
+
+  ``waits`` has (rank, threadblock, place in it) of the awaited step, with a
+  negative threadblock for none; ``numbers`` are the numbers of such steps.
+  """
   for step, wait in zip(steps, waits, strict=True):
     if wait[1] < 0:
       continue
@@ -170,7 +174,10 @@ def _add_waits(
 def _buffer_position(
   element: ElementTree.Element, side: str, rank: int
 ) -> tuple[str, int]:
-  """Returns a step's buffer and offset for the side "src" or "dst"."""
+  """Returns the buffer and offset that a step reads ("src") or writes ("dst").
+
+  ``element`` is the step's XML, and ``side`` one of the two words.
+  """
   buffer = element.get(f"{side}buf")
   if buffer not in ("i", "o", "s"):
     raise ValueError(
@@ -180,7 +187,10 @@ def _buffer_position(
 
 
 def match_messages(ends: Sequence[_ConnectionEnd]) -> list[list[Message]]:
-  """Returns the messages of each connection: pairs of i-th send and receive."""
+  """Returns the messages of each connection: pairs of i-th send and receive.
+
+  ``ends`` are (step, connection, whether it sends) in the order of steps.
+  """
   sent: dict[tuple[int, int, int], list[BlockStep]] = {}
   received: dict[tuple[int, int, int], list[BlockStep]] = {}
   for step, connection, sends in ends:

@@ -103,7 +103,10 @@ class _State:
     self._graph.data[self._edges] = capacities[rows[:edges], columns[:edges]]
 
   def take(self, source: int, there: int, units: int) -> None:
-    """Takes units of an edge's capacity; a negative number gives them back."""
+    """Takes units of the capacity of the edge from ``source`` to ``there``.
+
+    A negative number gives them back.
+    """
     self.capacities[source, there] -= units
     self._graph.data[self._edge[source, there]] -= units
 

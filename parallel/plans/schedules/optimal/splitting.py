@@ -136,7 +136,10 @@ def split_switches(
 
 
 def _flows_suffice(capacities: np.ndarray, num_ranks: int, weight: int) -> bool:
-  """Returns whether each rank's max-flow is at least ``num_ranks * weight``."""
+  """Returns whether each rank's max-flow is at least ``num_ranks * weight``.
+
+  It comes from a source with a link of capacity ``weight`` to every rank.
+  """
   flow = SourceFlow(capacities, num_ranks, weight)
   return flow.reaches(num_ranks * weight)
 
