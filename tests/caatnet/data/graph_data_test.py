@@ -153,7 +153,7 @@ def test_graph_needs_a_labelled_node_of_each_side(folder, tmp_path):
 
 
 def test_default_graph_has_the_documented_bounds():
-  """Compares the comment of `PLANTED`, on 2,000 nodes."""
+  """Compares the comment of `DEFAULT_GRAPH`, on 2,000 nodes."""
   found = opened(
     "", num_classes=8, fanouts=(10, 5), validation_nodes=2_000
   ).load(0)
