@@ -1,7 +1,8 @@
 """Schedules of the transfers in a shared cell: which client sends when.
 
-A client k has its update ready at time a_k, S_k bytes long, and sends at most
-with rate c_k. All rates together are at most the capacity C of the cell.
+The clients of a radio cell share its capacity C: the sum of their rates is at
+most C. Client k has an update of S_k bytes, which is ready at time a_k, and
+sends it at a rate of at most c_k.
 
 If no client limits the rate (c_k >= C), no schedule ends earlier than equal
 sharing. Let a schedule use the whole capacity while an update is waiting, and
@@ -103,7 +104,8 @@ def group_priority_ends_s(
   Args:
     uplinks: Uplinks of the clients.
     capacity: Capacity of the cell in bytes per second.
-    groups: Clients of each group, first priority first; each client once.
+    groups: Clients of each group, the highest priority first; each client is
+      in one group.
   """
   # Rates change whenever an uplink starts or ends. The network then calls
   # `discipline` with paths, each of which has one link, named by its client.
@@ -217,7 +219,7 @@ class _LinearProgram:
   """Linear program whose variables are each client's bytes in each interval.
 
   Attributes:
-    num: Number of variables.
+    num: Number of these variables; methods with ``open_end`` add one.
   """
 
   def __init__(
@@ -228,8 +230,9 @@ class _LinearProgram:
     Args:
       uplinks: Uplinks of the clients.
       capacity: Capacity of the cell in bytes per second.
-      times: Ascending ends of the intervals. The last one is infinity if the
-        length of the last interval is a variable.
+      times: Ascending times between which the intervals lie: start of the
+        first one, and end of each. The last time is infinity if the length of
+        the last interval is a variable.
     """
     self._uplinks, self._capacity, self._times = uplinks, capacity, times
     self._places = [
@@ -246,7 +249,7 @@ class _LinearProgram:
     """Returns the matrix that sums each client's bytes, one row per client.
 
     Args:
-      open_end: Whether the length of the last interval is the last variable.
+      open_end: Whether the last variable is the length of the last interval.
     """
     found = np.zeros((len(self._uplinks), self.num + open_end))
     for j, (k, _) in enumerate(self._places):
@@ -254,10 +257,18 @@ class _LinearProgram:
     return found
 
   def limits(self, open_end: bool) -> np.ndarray:
-    """Returns the matrix that bounds the rates of clients and of the cell.
+    """Returns the matrix A of the constraints A x <= `lengths`.
 
-    A row gives the seconds that bytes take at the largest rate; they must not
-    exceed the interval. There is a row per variable, then one per interval.
+    The vector x has the variables: the bytes of each client in each interval
+    and, with ``open_end``, the length of the last interval. A has one row for
+    the bytes of each client in each interval: the seconds that they take at the
+    client's largest rate. It then has one row per interval: the seconds that
+    the bytes of all clients take at the capacity of the shared radio cell. None
+    of these may exceed the length of the interval.
+
+    Args:
+      open_end: Whether the last variable is the length of the last interval.
+        Rows of this interval subtract that length, and their bound is 0.
     """
     count = len(self._times) - 1
     found = np.zeros((self.num + count, self.num + open_end))

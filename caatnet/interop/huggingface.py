@@ -171,7 +171,10 @@ def _make_lazy_param(
   source: PublishedModel, slot: layout.MappedParameter,
   advance: Callable[[], None]
 ) -> slices.SlicedArray:
-  """Returns a parameter `slot`, read from `source` when it is written."""
+  """Returns the parameter of `slot`.
+
+  Its tensors are read from `source` when the checkpoint is written.
+  """
   names = [part.named(row) for row in slot.rows() for part in slot.parts]
   # A parameter made of several tensors has the widest of their dtypes.
   dtype = functools.reduce(
@@ -335,9 +338,11 @@ def _read_params(
 ) -> Any:
   """Opens the parameters of a training run, arrays ``[1 or workers, ...]``.
 
-  With data parallelism all workers have the same parameters, which are read
-  lazily. With another outer loop, the parameters that are evaluated are
-  computed from its state, so all of them are in memory.
+  With config.outer.algorithm="data_parallel", the leading dim is the number of
+  workers, which all have the same parameters; slices are read when they are
+  needed. With any other algorithm, such as DiLoCo, the leading dim is 1: the
+  parameters used for evaluation are computed from the state of the outer loop,
+  so that all of them are in memory.
   """
   if experiment.config["outer"]["algorithm"] != "data_parallel":
     params, _ = export.read_params(experiment, workdir, step)
@@ -351,7 +356,10 @@ def _read_params(
 def _take_apart(
   slots: Sequence[layout.MappedParameter], stored: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields name and values of the published tensors of the tree `stored`."""
+  """Yields name and values of each published tensor.
+
+  `stored` is the tree of the run's parameters, as from `_read_params`.
+  """
   for slot in slots:
     array = functools.reduce(lambda tree, key: tree[key], slot.path, stored)
     if array.shape[1:] != slot.shape:

@@ -3,7 +3,7 @@
 from caatnet.schema.fields import COUNT_OR_ZERO, FRACTION, field, section
 
 _KINDS = ("device", "pinned_host")
-# Value of `Memory.activations` that takes them from `Memory.placement`.
+# Value of `Memory.activations` for the memory that `Memory.placement` plans.
 FROM_PLACEMENT = "placement"
 
 
@@ -26,8 +26,8 @@ class Memory:
     "device", "Memory of the activations that a layer saves for its backward: "
     '"device" or "pinned_host". Only named activations can be placed: the '
     "input of each layer, and those that config.model.remat selects; with "
-    'remat="none" activations have no names. With "placement", the file '
-    "config.memory.placement sets the fractions of layers that save what "
+    'remat="none" activations have no names. With "placement", the file that '
+    "config.memory.placement names sets the fractions of layers that save what "
     "config.model.remat selects, or only their input, on device or host. "
     "Fractions are rounded down to quarters, thirds or halves, whichever "
     "divides the number of layers.", (*_KINDS, FROM_PLACEMENT),
@@ -43,18 +43,19 @@ class Memory:
     "array that it holds. A tier is the number of a NUMA node, or an existing "
     'folder, in which a file is memory-mapped, as in (("0", 0.5), '
     '("/mnt/disk", 0.5)). () for the first NUMA node, or for the tiers in '
-    "config.memory.placement.", FRACTION,
+    "the file that config.memory.placement names.", FRACTION,
   )
   placement: str = field(
-    "", "File that launch.place --output has written, with the tiers of master "
-    "weights, moments and gradients of the host's optimizer, and the "
+    "", "Path of a file that launch.place --output has written, with the tiers "
+    "of master weights, moments and gradients of the host's optimizer, and the "
     "activations that layers save with "
     'config.memory.activations="placement"; "" for none.'
   )
   policy: str = field(
-    "latency_first", "Policy in the file config.memory.placement whose "
-    'placement the run executes. With config.memory.optimizer="host", it must '
-    "update all parameters on the host."
+    "latency_first", "Name of the policy whose placement the run executes, one "
+    "of those in the file that config.memory.placement names. With "
+    'config.memory.optimizer="host", its placement must update all parameters '
+    "on the host."
   )
   threads: int = field(
     0, "Threads of the host's optimizer; 0 for one per core.", COUNT_OR_ZERO

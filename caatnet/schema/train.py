@@ -23,9 +23,12 @@ class Train:
     2, "Number of newest checkpoints to keep.", COUNT
   )
   init_from: str = field(
-    "", "Folder of a run with the same model and ranks (p may differ), whose "
-    'newest checkpoint has the initial parameters; "" for random '
-    "initialisation.",
+    "", "Folder of another run, whose newest checkpoint has the initial "
+    'parameters; "" for random initialisation. Its config.outer.algorithm must '
+    'be "data_parallel". Its tokenizer, number of tensor ranks '
+    "(config.parallel.tensor) and config.model, except dtype, remat, unroll, "
+    "attention and init_std, must be those of this run; config.sync.p, the "
+    "fraction of channels that tensor ranks sum, may differ.",
   )
 
 
@@ -41,8 +44,8 @@ class Elastic:
   measured: bool = field(
     False, "Whether workers measure their links when the membership changes, "
     'to choose the fastest algorithm for order="ring": a ring, a direct '
-    "exchange, or first sums within each site (a group of near workers). Must "
-    "be equal on all workers.",
+    "exchange, or one that first sums within each site (a group of near "
+    "workers). Must be equal on all workers.",
   )
   alone_s: float = field(
     300.0, "Seconds without a coordinator after which a worker saves its state "

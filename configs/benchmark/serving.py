@@ -24,9 +24,16 @@ from caatnet.schema.tree import defaults
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns the benchmark: `all`, or `test` for one that takes seconds."""
+  """Returns the config of the benchmark.
+
+  Args:
+    size: "all", or "test" for a benchmark that takes seconds.
+
+  Raises:
+    ValueError: The size is unknown.
+  """
   if size not in ("all", "test"):
-    raise ValueError(f"serving.py:{size}: the sizes are all and test")
+    raise ValueError(f'serving.py:{size}: size must be "all" or "test"')
   config = ml_collections.ConfigDict()
   config.name = "serving"
   config.benchmark = defaults(Serving)

@@ -50,11 +50,17 @@ def _add_strip_products(x, codes, scales, first, out):
 
 
 def _product(frame):
-  """Computes the products of x with some strips of features, one per task.
+  """Multiplies x by consecutive strips of the matrix; returns 0.
 
-  Operands in ``frame``: number of the first task ``[1]``; x float32 ``[M, H]``;
-  codes ``[H, F]``; scales float32 ``[H, F / B]``. The result is float32
-  ``[tasks, M, STRIP]``, with zeros for features after the last one.
+  A strip is `STRIP` consecutive features of the matrix, and a task is the
+  product of x and one strip.
+
+  Args:
+    frame: Address of the call frame of XLA's foreign function interface
+      (`cpu_calls`). Its operands are the number of the first task, equal to
+      that of its strip, int32 ``[1]``; x, float32 ``[M, H]``; codes, int8 ``[H,
+      F]``; and scales, float32 ``[H, F / B]``. The result, which is written, is
+      float32 ``[tasks, M, STRIP]``, with zeros for features after the last one.
   """
   if calls.answer_version_query(frame):
     return 0

@@ -99,7 +99,8 @@ class ProgramProfile:
   """Profile of a program.
 
   Attributes:
-    reading: The compiled program.
+    reading: Result of `parallel.ledger.read` for the compiled program: its
+      collectives and instructions.
     steps: Executions of the program in the trace.
     step_s: Seconds from the start of one execution to that of the next.
     work: Instructions of the program that do not communicate.
@@ -120,10 +121,12 @@ class CalibrationResult(NamedTuple):
 
   Attributes:
     links: The devices with their fitted rates, and the links between them.
-    rows: Table of the fitted rates, one row each: ``what`` is rated, number of
-      ``samples``, ``rate`` (FLOP/s or bytes per second), ``latency_s`` (or
-      overhead of an instruction), ``share`` of the seconds of all steps, and
-      ``residual``: median of |model / measured - 1| over samples.
+    rows: Table with a row for each fitted rate, and one for whole steps.
+      ``what`` names the subject, such as "memory"; ``samples`` is the number of
+      measured instructions, collectives or programs; ``rate`` is in FLOP/s or
+      bytes per second; ``latency_s`` is the latency of a link or the overhead
+      of an instruction; ``share`` is the fraction of the seconds of all steps;
+      and ``residual`` is the median of |model / measured - 1| over samples.
   """
 
   links: LinkMatrix
@@ -134,7 +137,7 @@ def join_profile(reading: Reading, events: Events) -> ProgramProfile:
   """Joins a program with its events in a profile.
 
   Args:
-    reading: The compiled program.
+    reading: Result of `parallel.ledger.read` for the compiled program.
     events: Events of the same program, of complete executions.
 
   Raises:

@@ -28,9 +28,9 @@ class Exchange:
     worker: The worker axis.
     wire: Codec of the deltas, and the collective that averages them.
     block_dims: Tree in the structure of the parameters: the number of leading
-      dims of each parameter that no block of the codec crosses. These dims hold
-      the ranks of other axes, so that results do not depend on the number of
-      those ranks per device.
+      dims of each parameter that blocks of the codec do not span: a block lies
+      within one index of each of them. These dims hold the ranks of other axes,
+      so that results do not depend on the number of those ranks per device.
     weights: One weight per worker, such as its number of tokens; empty for
       equal weights. The weights of included workers are divided by their sum.
     error_feedback: Whether the rounding error of a worker's delta is kept and
@@ -87,7 +87,8 @@ class Exchange:
     Args:
       workers: Tree of float32 ``[W, ...]`` of this device's W workers, as in
         `mean`.
-      anchor: Tree of ``[...]`` from which to subtract ``workers``, or None.
+      anchor: Tree of ``[...]`` from which to subtract ``workers``; None if
+        ``workers`` are the deltas.
     """
     if anchor is not None:
       workers = jax.tree.map(lambda x, y: x[None] - y, anchor, workers)
@@ -184,5 +185,8 @@ class Exchange:
     return dict(total)
 
   def num_block_dims(self, path: tuple[Any, ...]) -> int:
-    """Returns how many leading dims of a parameter no codec block crosses."""
+    """Returns how many leading dims of a parameter the blocks do not span.
+
+    A block of the codec lies within one index of each of these dims.
+    """
     return at_path(self.block_dims, path)

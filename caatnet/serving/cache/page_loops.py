@@ -146,8 +146,10 @@ def _free_pages(book, pages):
 def _choose_block_order(book, count, room):
   """Returns the order k of the free block from which to cut `count` pages.
 
-  If `room` is false (new sequence), the smallest block that suffices, if any.
-  Else (it grows) the largest, so that later pages can follow in this block.
+  A free block of order k has 2^k pages. If `room` is true (the sequence already
+  has pages), it is the largest block, so that its next pages can follow in the
+  same block. If `room` is false (a new sequence), it is the smallest block with
+  at least `count` pages, or the largest block if none has as many.
   """
   last = len(book.lengths) - len(book.where) - 1
   if not room:
@@ -165,7 +167,11 @@ def _choose_block_order(book, count, room):
 
 @compiled()
 def _take_at(book, start, found):
-  """Allocates free pages from `start` on to array `found`; returns how many."""
+  """Allocates consecutive free pages, the first of which is `start`.
+
+  Writes them to the array `found` until it is full or the next page is not
+  free. Returns their number.
+  """
   end = start
   while (
     end < len(book.where) and book.free[end] and end - start < len(found)
@@ -344,7 +350,7 @@ def hold(pages, lists, held):
 
 @compiled(f"({_STATE_TYPES}, int32[::1], boolean)")
 def release(pages, lists, held, in_turn):
-  """Decrements the number of holders of the pages `held`, from the last on.
+  """Decrements the number of holders of the pages `held`, the last first.
 
   A page without holders becomes leaving if a copy reads it, else idle if it has
   a block hash, else free. With `in_turn`, pages without a block hash become
@@ -386,7 +392,11 @@ def end_read(pages, lists, read, in_turn):
 
 @compiled(f"({_TABLE_TYPE}, {_HASHES_TYPE}, int32[::1])")
 def find(table, block_hashes, found):
-  """Writes the longest cached prefix's pages to `found`; returns how many."""
+  """Writes the pages of the longest cached prefix to `found`.
+
+  Returns:
+    The number of these pages.
+  """
   table, block_hashes = view(table), view(block_hashes)
   count = len(block_hashes) // 2
   for i in range(count):

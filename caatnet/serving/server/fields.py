@@ -221,7 +221,15 @@ class _Common(_Filters, _Object):
     return 0 if type(value) is int and value == -1 else value
 
   def asked(self, max_choices: int, **found: Any) -> ParsedRequest:
-    """Returns the request; ``found`` has its fields that this class lacks."""
+    """Returns the request.
+
+    Args:
+      max_choices: Maximum number of choices.
+      **found: Fields of the request that this class lacks.
+
+    Raises:
+      ApiError: A field is invalid (status 400).
+    """
     if self.n > max_choices:
       raise invalid_field(
         "n", f"n={self.n} must be an integer in [1, {max_choices}]"
@@ -313,8 +321,8 @@ def parse_completion(body: Any, max_choices: int) -> ParsedRequest:
     )
   if n <= max_choices < len(prompts) * n:
     raise invalid_field(
-      "prompt", f"{len(prompts)} prompts with n={n} are more than "
-      f"{max_choices} answers"
+      "prompt", f"{len(prompts)} prompts with n={n} request "
+      f"{len(prompts) * n} answers; at most {max_choices} are allowed"
     )
   if given.max_tokens == 0 and not given.echo:
     raise invalid_field("max_tokens", "max_tokens=0 needs echo=true")

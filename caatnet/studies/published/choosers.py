@@ -1,17 +1,23 @@
 """Choices of published configurators, all timed by one simulator.
 
-All choose the numbers of stages p, data and tensor ranks and microbatches m of
-1F1B without ZeRO, keep tensor ranks within a node, and are given the memory
-that a configuration needs. f + b is the time of a microbatch on a stage:
+Each configurator chooses the number p of pipeline stages, the number of data
+ranks, the number of tensor ranks, the number m of microbatches, and the
+rematerialization of layers. All but ``whole`` choose only plans with the
+schedule 1F1B, without ZeRO and offload; all but ``same`` and ``whole`` also use
+at most as many tensor ranks as a node has devices. All but ``amp`` know the
+memory that each plan needs. f + b is the time of the forward and the backward
+of a microbatch on a stage:
 
-- ``rule``: rules of Narayanan et al. (arXiv 2104.04473): as many tensor ranks
-  as a node has devices, then the fewest stages with which the model fits, then
-  the m that minimises (m + p - 1)(f + b). Devices in the cluster's order.
-- ``megatron``: as many tensor ranks as ``rule``; all numbers of stages and
-  microbatches are simulated on the cluster, and the fastest are chosen.
-- ``trials``: all configurations that fit are simulated in the same way.
-- ``amp``: the fastest by AMP's model (arXiv 2210.07297) on links as published.
-  It has no memory model: candidates that do not fit are skipped.
+- ``rule``: rules of Narayanan et al. (arXiv 2104.04473): the most tensor ranks
+  with which a plan fits, then the fewest stages, then the m and the
+  rematerialization that minimise (m + p - 1)(f + b). Devices are in the
+  cluster's order.
+- ``megatron``: as many tensor ranks as ``rule``; of these plans, all that fit
+  are simulated on the cluster, and the fastest is chosen.
+- ``trials``: all plans that fit are simulated in the same way.
+- ``amp``: the fastest by AMP's model (arXiv 2210.07297), which assumes that all
+  links have their published bandwidth. It has no memory model: its candidates
+  that do not fit are skipped.
 - ``pipette``: Pipette's model (arXiv 2405.18093) on the actual links. Annealing
   orders the nodes of its best few candidates, and the best is chosen.
 - ``same``: this project's planner on the search space of the published ones.
@@ -42,7 +48,8 @@ class PublishedSetting:
     problem: Training step on the actual links.
     nominal: Training step on links with their published bandwidth.
     choices: Search space of this project's planner.
-    annealed: Number of best candidates for which Pipette anneals the order.
+    annealed: Number of best candidates for which Pipette anneals the order of
+      the nodes.
     steps: Number of orders that one annealing tries.
   """
 
@@ -54,7 +61,10 @@ class PublishedSetting:
 
   @property
   def plain(self) -> Choices:
-    """Search space of published ones: 1F1B, residuals, no ZeRO, no offload."""
+    """Search space of the published configurators.
+
+    The schedule is 1F1B with saved residuals, without ZeRO and offload.
+    """
     return dataclasses.replace(
       self.choices, schedules=("1f1b",), chunks=(1,), schemes=("ddp",),
       routes=("psum",), remats=("none", "full"), offload=False,
@@ -85,7 +95,8 @@ class ChosenPlan:
     configuration: The configuration.
     order: Device of each stage, data and tensor rank, int ``[p, d, t]``.
     said_s: Seconds of a step by the configurator's own model; None without one.
-    in_vain: Number of candidates that its model prefers but that do not fit.
+    in_vain: Number of candidates that the configurator's model prefers to its
+      choice, but that do not fit into memory.
   """
 
   configuration: Configuration

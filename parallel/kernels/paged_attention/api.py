@@ -33,7 +33,7 @@ KERNELS = {
   "gpu": ("jax_gpu_paged", "gpu"),
   "cpu": ("cpu",),
 }
-# Kernel -> order of pages that it reads.
+# Kernel -> memory layout of the arrays of pages that it reads (`order`).
 ORDERS = {
   "jax_tpu_ragged": "interleaved",
   "jax_tpu_paged": "packed",
@@ -156,11 +156,12 @@ def best_order(
   window: int = 0,
   finite: bool = False,
 ) -> str:
-  """Returns the order of pages for the most preferred implementation.
+  """Returns the layout of page arrays for the most preferred implementation.
 
-  For each order, `select_kernel` selects one implementation for decoding (1 new
+  A layout is the order of the elements of these arrays in memory (`order`). For
+  each layout, `select_kernel` selects one implementation for decoding (1 new
   token) and one for prompt chunks (16 tokens); the less preferred one
-  determines the rank of the order.
+  determines the rank of the layout.
 
   Args:
     names: Implementations in order of preference, including "reference".
@@ -194,7 +195,7 @@ def best_order(
     ]
     return max(names.index(each.name) for each in chosen)
 
-  # On ties the first order, "heads", which the reference reads on any platform.
+  # On ties the first layout, "heads": the reference reads it on any platform.
   return min(order.NAMES, key=rank)
 
 

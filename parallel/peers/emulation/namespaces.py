@@ -198,7 +198,8 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
   round trip than `_MIN_RTT_S`, no jitter and no loss.
 
   Args:
-    links: Link of each client. Shared links with equal names are one cell.
+    links: Link of each client. Clients whose shared links have equal names are
+      in one radio cell, and share its rates.
 
   Raises:
     ValueError: Root, a command or a feature of the kernel is missing.
@@ -245,8 +246,8 @@ def star(links: Sequence[Link]) -> Iterator[Star]:
       _call(f"ip -n {name} route add {_HUB}/32 dev {device}")
       _call(f"ip -n {name} route add default via {_HUB}")
     for name in (server, *names):
-      # Every machine has Reno, whose rate has a closed form. Connections do not
-      # start with values that earlier ones have measured.
+      # Every Linux kernel has Reno, whose rate has a closed form. Connections
+      # do not start with values that earlier ones have measured.
       _set(name, "tcp_congestion_control", "reno")
       _set(name, "tcp_no_metrics_save", "1")
     _call(f"tc -n {server} -batch -", _rate_limit_commands(
@@ -265,8 +266,10 @@ def _rate_limit_commands(
 
   Args:
     rates: Bytes per second of each client's link in this direction.
-    links: Link of each client. Shared links with equal names are one cell.
-    matches: Condition on packets, such as "src ADDRESS", that selects a client.
+    links: Link of each client. Clients whose shared links have equal names are
+      in one radio cell, and share its rates.
+    matches: For each client, the condition of a packet filter that selects its
+      packets, such as "src ADDRESS".
   """
   lines = [f"qdisc add dev {_DEVICE} root handle 1: htb"]
   members = collections.Counter(link.name for link in links if link.shared)

@@ -1,7 +1,8 @@
 """Lower bound of the cost of all device orders, for the optimality gap.
 
-In an order, let E be the time of the slowest hop between stages, R that of the
-slowest link of a data ring, and T that of the slowest link of a tensor group.
+In a device order, let E be the time of the slowest hop between stages, R that
+of the slowest link of a data ring, and T that of the slowest link of a tensor
+group.
 
 - Every device has a predecessor and a successor in its data ring, over links of
   cost at most R. The graph of all links up to that cost thus has a 2-matching
@@ -13,8 +14,8 @@ slowest link of a data ring, and T that of the slowest link of a tensor group.
 - If the components of some axes have exactly the size of a group, each is a
   unit of devices. The other axes order the units, which is a smaller problem of
   this kind. Each device of a unit has one partner in an adjacent unit, so the
-  slowest link between two units costs at least as much as the cheapest link of
-  any device.
+  slowest link between two units costs at least as much as, for each device, its
+  cheapest link to the other unit.
 
 For up to `device_order.MAX_EXACT_DEVICES` units all orders are tried. Otherwise
 the time of hops is bounded by the larger of two values: the mean time of all
@@ -120,8 +121,8 @@ def _bound_in_box(
 def _merge_partitions(labels: list[np.ndarray]) -> np.ndarray:
   """Returns the finest partition whose sets are unions of sets of each input.
 
-  A partition of N devices is the number of each device's set, int ``[N]``;
-  ``labels`` are the inputs.
+  A partition of N devices is given by the number of the set that each device is
+  in, int ``[N]``; ``labels`` are the inputs.
   """
   found = labels[0]
   for other in labels[1:]:
@@ -148,14 +149,16 @@ def _contract_components(
   count = sets.max() + 1
   size = len(sets) // count
 
-  # [components, components]: lower bound of the slowest link between a pair,
-  # from the fastest link of each device to the other component.
+  # [components, components]: lower bound of the time of the slowest link from
+  # one component to another. Each device of both components needs a link to the
+  # other component, at best its fastest one. So the bound is the largest, over
+  # devices, of the time of the device's fastest link.
   def nearest(matrix, whole):
     if 0 in axes and whole:
       return np.zeros((count, count))
     m = matrix[np.ix_(order, order)].reshape(count, size, count, size)
     out, into = m.min(3), m.min(1)
-    if matrix is traffic.chain:  # the slowest pipeline is above their mean
+    if matrix is traffic.chain:  # the slowest pipeline takes at least the mean
       return np.maximum(out.mean(1), into.mean(2))
     return np.maximum(out.max(1), into.max(2))
 
@@ -176,8 +179,8 @@ def _link_time_ranges(
 ) -> Iterator[tuple[float, np.ndarray]]:
   """Yields ranges of the time of an axis's slowest link, the lowest first.
 
-  ``seconds`` are the times of links between devices, ``size`` is the number of
-  ranks along the axis.
+  ``seconds[a, b]`` is the time of the link from device a to device b, ``[N,
+  N]``; ``size`` is the number of ranks along the axis.
 
   A range ends before a link that would merge components of the graph of links
   up to that time. Long ranges are subdivided.
@@ -217,9 +220,10 @@ def _link_time_ranges(
 
 
 def _first(count: int, fits: Callable[[int], bool]) -> int:
-  """Returns the first index at which a monotone predicate holds (bisection).
+  """Returns the first index below ``count`` at which ``fits`` holds.
 
-  The index is less than ``count``; the predicate is ``fits``.
+  ``fits`` also holds at all later indices; its value at the last index is not
+  tested. The index is found by bisection.
   """
   low, high = 0, count - 1
   while low < high:
@@ -231,8 +235,8 @@ def _first(count: int, fits: Callable[[int], bool]) -> int:
 def _can_form_pipelines(seconds: np.ndarray, stages: int, most: float) -> bool:
   """Returns whether hops of at most ``most`` seconds could form pipelines.
 
-  ``seconds`` are those of hops between devices; a pipeline has ``stages``
-  devices.
+  ``seconds[a, b]`` is the time of a hop from device a to device b, ``[N, N]``;
+  a pipeline has ``stages`` devices.
   """
   allowed = (seconds <= most) & ~np.eye(len(seconds), dtype=bool)
   count = len(seconds) // stages * (stages - 1)  # devices with a successor
@@ -246,10 +250,11 @@ def _can_form_pipelines(seconds: np.ndarray, stages: int, most: float) -> bool:
 def _can_form_rings(seconds: np.ndarray, size: int, most: float) -> bool:
   """Returns whether links of at most ``most`` seconds could form rings.
 
-  ``seconds`` are those of links between devices; a ring has ``size`` devices.
+  ``seconds[a, b]`` is the time of the link from device a to device b, ``[N,
+  N]``; a ring has ``size`` devices.
   """
   allowed = (seconds <= most) & ~np.eye(len(seconds), dtype=bool)
-  if size == 2:  # both directions are used
+  if size == 2:  # a ring of two uses both directions of one link
     allowed = allowed & allowed.T
   if (np.bincount(_components(allowed)) % size).any():
     return False
@@ -263,7 +268,8 @@ def _can_form_rings(seconds: np.ndarray, size: int, most: float) -> bool:
 def _components(allowed: np.ndarray) -> np.ndarray:
   """Returns the connected component of each device in a graph of links.
 
-  ``allowed`` is whether each pair of devices has a link, bool ``[N, N]``.
+  ``allowed[a, b]`` is whether the graph has a link from device a to device b,
+  bool ``[N, N]``.
   """
   return csgraph.connected_components(
     sparse.csr_matrix(allowed), directed=False
@@ -273,17 +279,18 @@ def _components(allowed: np.ndarray) -> np.ndarray:
 def _has_matching(allowed: np.ndarray, count: int) -> bool:
   """Returns whether ``count`` devices can have distinct successors.
 
-  ``allowed`` is whether each device may follow each other one, ``[N, N]``.
+  ``allowed[a, b]`` is whether device b may directly follow device a in a
+  pipeline or a ring, bool ``[N, N]``.
   """
   found = csgraph.maximum_bipartite_matching(sparse.csr_matrix(allowed))
   return int((found >= 0).sum()) >= count
 
 
 def _has_two_matching(allowed: np.ndarray) -> bool:
-  """Returns whether each device can be a neighbour of two others in rings.
+  """Returns whether each device can have two neighbours in rings.
 
-  ``allowed`` is whether two devices may be neighbours, bool ``[N, N]``. It is
-  tested by a maximum flow.
+  ``allowed[a, b]`` is whether devices a and b may be neighbours, bool ``[N,
+  N]``, symmetric. A maximum flow tests whether each can have two.
   """
   n = len(allowed)
   flow = np.zeros((2 * n + 2, 2 * n + 2), np.int32)
@@ -325,7 +332,8 @@ def _pipeline_bound(traffic: Traffic) -> float:
 def _mean_pipeline_s(chain: np.ndarray, planes: int) -> float:
   """Returns a lower bound of the mean time of ``planes`` parallel pipelines.
 
-  ``chain`` are the seconds of hops between devices, ``[N, N]``.
+  ``chain[a, b]`` are the seconds of a hop from device a to device b, ``[N,
+  N]``.
 
   Each device but the last of a pipeline is assigned a successor, and each but
   the first a predecessor; an assignment may also contain cycles.

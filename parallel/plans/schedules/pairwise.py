@@ -155,8 +155,8 @@ def _swing_partner(
     size, stride = shape[dim], strides[dim]
     place = rank // stride % size
     # 1, -1, 3, -5, 11, ...: the sum 1 - 2 + 4 - ... of step + 1 terms. All are
-    # odd, so ranks at even places are paired with ranks at odd places. Those
-    # use the opposite sign. Hence partner(partner(r)) = r.
+    # odd, so ranks at even places are paired with ranks at odd places. Ranks at
+    # odd places use the opposite sign. Hence partner(partner(r)) = r.
     distance = mirror * (1 - (-2) ** (step + 1)) // 3
     there = place + (distance if place % 2 == 0 else -distance)
     return rank + (there % size - place) * stride
@@ -192,7 +192,8 @@ def _gather(
   parts = len(partners)
   rounds: list[list[Transfer]] = [[] for _ in range(num_rounds)]
   for part, partner in enumerate(partners):
-    # The module's B(r, step + 1): chunks of ranks that r reaches after `step`.
+    # blocks[r] is B(r, step + 1) of the module's docstring: the chunks whose
+    # owners r can still reach in the rounds after `step`.
     blocks = [[rank] for rank in range(n)]
     for step in reversed(range(num_rounds)):
       there = [partner(rank, step) for rank in range(n)]
