@@ -55,7 +55,7 @@ class RingPeer:
       )
 
   def measure(self) -> list[Any]:
-    """Measures the links; returns rates and delays, see `times.MeasuredLinks`."""
+    """Measures the links; returns the values of `times.MeasuredLinks`."""
     return [x.tolist() for x in bandwidth.measure(self.links, 1)]
 
   def sum(

@@ -591,7 +591,7 @@ def test_shared_states_are_kept_as_long_as_their_checkpoints(tmp_path):
 @pytest.mark.parametrize(("step", "before", "text"), [
   (None, 2, ""), (6, 3, ""), (7, 3, ""),
   (6, 1, "1 -> 3 at step 6: worker 1, 2 starts from the outer parameters; me"),
-  (9, 5, "5 -> 3 at step 9: worker 3, 4 leaves, with updates that it has not"),
+  (9, 5, "5 -> 3 at step 9: worker 3, 4 leaves, and its unsent updates are"),
 ])
 def test_change_of_the_number_of_workers_names_those_that_change(
   step, before, text
