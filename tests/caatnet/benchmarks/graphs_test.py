@@ -19,7 +19,7 @@ from tests.caatnet.benchmarks.printed import rows_of
 # Python that answers with what the given script reads from its arguments.
 ANSWER = """#!{python}
 import json, runpy, sys
-folder, *others = runpy.run_path(sys.argv[1])["parsed"](sys.argv[2:])
+folder, *others = runpy.run_path(sys.argv[1])["parse_arguments"](sys.argv[2:])
 print(json.dumps([str(folder), *others]))
 """
 
