@@ -39,11 +39,16 @@ ROWS = "TEST_ROWS"
 if os.environ.setdefault(ROWS, "all") == "day":
   os.environ[ROWS] = str(datetime.date.today().toordinal())
 
+import hypothesis
 import jax
 import pytest
 
 from parallel.peers.emulation import cpu_limits, namespaces
 from tests import unavailable
+
+# The first example of a test may compile, which takes seconds.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # TEST_PLATFORM=cuda,cpu runs tests/parallel/kernels on a GPU. By default its
 # products of float32 operands have fewer bits, also those of references.

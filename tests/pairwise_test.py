@@ -13,7 +13,7 @@ from tests import pairwise
 @given(
   sizes=st.lists(st.integers(1, 4), min_size=2, max_size=5), seed=st.integers(),
 )
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, derandomize=True, database=None)
 def test_rows_contain_every_pair_of_a_valid_row(sizes, seed):
   options = {f"option {i}": range(n) for i, n in enumerate(sizes)}
 

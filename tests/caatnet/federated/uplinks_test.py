@@ -41,7 +41,7 @@ def in_slots(each, deadline):
   return search(0, tuple(uplink.size for uplink in each))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(UNLIMITED)
 def test_without_limits_no_order_ends_earlier(each):
   """All orders that never idle end when sharing does."""
@@ -54,7 +54,7 @@ def test_without_limits_no_order_ends_earlier(each):
     assert max(ends) == pytest.approx(shared)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LIMITED)
 def test_earliest_end_is_that_of_a_search(each):
   schedule = uplinks.earliest_schedule(each, CAPACITY)
@@ -66,7 +66,7 @@ def test_earliest_end_is_that_of_a_search(each):
   assert math.ceil(schedule.end_s - 1e-6) == slots
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LIMITED)
 def test_schedule_sends_each_update_within_all_limits(each):
   schedule = uplinks.earliest_schedule(each, CAPACITY)
@@ -81,7 +81,7 @@ def test_schedule_sends_each_update_within_all_limits(each):
   assert schedule.intervals[-1].end_s == schedule.end_s
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LIMITED, st.integers(0, 5))
 def test_most_updates_by_a_deadline_are_those_of_a_search(each, deadline):
   chosen = uplinks.select_on_time_clients(each, CAPACITY, deadline)
@@ -116,7 +116,7 @@ def _shared_round_s(compute, down, up):
   ))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
   st.lists(st.integers(0, 9), min_size=1, max_size=5), st.integers(1, 4),
   st.integers(1, 4), st.randoms(),

@@ -405,7 +405,8 @@ def peak():
 before = peak()
 experiment, made = test.convert(folder / "large", folder / "run", 2)
 between = peak()
-test.huggingface.write_published(experiment, folder / "run", folder / "back")
+run, back = folder / "run", folder / "back"
+test.huggingface.write_published_model(experiment, run, back)
 print(made.published_bytes, between - before, peak() - between)
 """
 

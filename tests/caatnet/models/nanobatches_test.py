@@ -1,6 +1,6 @@
 """Cuts of a decoding step: each token is in one piece, with its sequence."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 import numpy as np
 import pytest
@@ -26,7 +26,6 @@ def make_batch(decodes, chunks, length, written=None):
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(SIZES, st.integers(0, 9), st.data())
 def test_each_token_is_in_one_piece_with_its_sequence(sizes, decodes, data):
   left = max(sum(sizes) - decodes, 0)

@@ -468,7 +468,6 @@ def drawn_steps(draw):
 # Not shrunk: shrinking would take minutes, and the cases are small.
 @settings(
   max_examples=12,
-  deadline=None,
   derandomize=True,
   phases=[Phase.generate],
 )

@@ -22,7 +22,7 @@ from tests.caatnet.serving.page_oracle import BuddyAllocator, DictPages
 
 BOTH = pytest.mark.usefixtures("loops")
 DRAWN = settings(
-  max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate],
+  max_examples=20, derandomize=True, phases=[Phase.generate],
   suppress_health_check=list(HealthCheck),
 )
 

@@ -71,7 +71,7 @@ SOAK = int(os.environ.get("SERVING_SOAK", "0"))
 def drawn(count):
   """Returns settings of `count` reproducible cases without shrinking."""
   return settings(
-    max_examples=count * max(SOAK, 1), deadline=None, derandomize=not SOAK,
+    max_examples=count * max(SOAK, 1), derandomize=not SOAK,
     database=None, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
   )

@@ -105,7 +105,7 @@ RISING = [
 ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(RISING), st.floats(0, 1), st.floats(0, 1))
 def test_results_are_monotonic_in_their_knobs(pair, one, other):
   key, result = pair

@@ -91,7 +91,7 @@ def check_routes(net, sent, routes):
       assert {p.spine for p in route} <= set(net.live_spines[a, b])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shape=shapes, seed=st.integers(0, 10**6), broken=st.booleans())
 def test_routers_deliver_all_flows_and_respect_the_bound(shape, seed, broken):
   """Loses no bytes, and loads the fullest uplink at least by the bound."""
@@ -122,7 +122,7 @@ def test_routers_deliver_all_flows_and_respect_the_bound(shape, seed, broken):
     assert fullest == least if name == "coordinated_split" else fullest >= least
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shape=shapes, seed=st.integers(0, 10**6), broken=st.booleans())
 def test_ethereal_loads_every_link_as_spraying_does(shape, seed, broken):
   net = failed(seed, shape) if broken else link_loads.fabric(
@@ -144,7 +144,7 @@ def test_ethereal_loads_every_link_as_spraying_does(shape, seed, broken):
   assert link_loads.num_sent(routes) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
   left=st.integers(1, 5), right=st.integers(1, 5), colours=st.integers(1, 7),
   seed=st.integers(0, 10**6), count=st.integers(0, 80),
@@ -180,7 +180,7 @@ def test_colourings_are_equitable_and_even(left, right, colours, seed, count):
       assert all(shares[v, c] == top for c in range(colours))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
   n=st.integers(1, 5), degree=st.integers(1, 9), colours=st.integers(1, 7),
   seed=st.integers(0, 10**6),

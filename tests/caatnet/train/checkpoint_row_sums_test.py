@@ -1,6 +1,6 @@
 """Checksums of arrays: independent of parts, and changed by every change."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 import ml_dtypes
 import numpy as np
@@ -15,7 +15,6 @@ def draw(shape, dtype="float32", seed=0):
   return (99 * np.random.default_rng(seed).random(shape)).astype(dtype)
 
 
-@settings(deadline=None)
 @given(
   shape=st.lists(st.integers(1, 7), max_size=4), dtype=st.sampled_from(DTYPES),
   seed=st.integers(0, 99),

@@ -569,7 +569,7 @@ def meshes(draw):
 
 
 @given(meshes())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_inferred_axes_describe_all_groups(mesh):
   sizes, collectives = mesh
   count = int(np.prod(sizes))

@@ -146,7 +146,7 @@ def test_threads_do_not_change_bits(num_threads):
   check_bits(optimizer, 2)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.data())
 def test_neither_ranges_nor_placement_change_bits(tmp_path_factory, data):
   """The placement also changes between two steps."""

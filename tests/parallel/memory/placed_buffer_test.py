@@ -45,7 +45,7 @@ def test_stripes_of_tiers_alternate():
                                                                7 * PAGE}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.sampled_from([NODE, "a", "b"]), min_size=1, max_size=8),
        st.lists(st.sampled_from([NODE, "a", "b"]), min_size=1, max_size=8))
 def test_a_move_changes_tiers_and_no_byte(tmp_path_factory, before, after):

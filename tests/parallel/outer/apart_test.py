@@ -168,7 +168,7 @@ import sys
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from parallel.outer.apart import whole
+from parallel.outer.apart import to_host_array
 
 port, number = sys.argv[1:]
 jax.config.update("jax_platforms", "cpu")
@@ -182,7 +182,7 @@ for spec in (P("data", "tensor"), P("tensor", "data"), P(None, "data"),
   x = jax.make_array_from_callback(
     full.shape, NamedSharding(mesh, spec), lambda part: full[part]
   )
-  found = whole(x)
+  found = to_host_array(x)
   assert type(found) is np.ndarray
   np.testing.assert_array_equal(found, full)
 print("equal")

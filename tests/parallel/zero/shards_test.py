@@ -45,7 +45,7 @@ def drawn_partition(draw):
 
 
 @pytest.mark.quick
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(drawn_partition(), st.lists(st.integers(1, 7), max_size=3))
 def test_stored_shards_have_minimal_padding(drawn, shape):
   """Includes small and indivisible sizes: DeepSpeed #5642, #6659."""
@@ -60,7 +60,7 @@ def test_stored_shards_have_minimal_padding(drawn, shape):
   assert math.prod(found.shape) == 2 * padded
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(drawn_partition(), st.lists(st.integers(1, 7), max_size=3))
 def test_shards_nest(drawn, shape):
   """Stored shards, and those of the secondary copy, gather to the whole."""

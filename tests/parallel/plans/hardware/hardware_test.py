@@ -373,7 +373,7 @@ def test_times_are_interpolated_and_bounded_by_the_measured_sizes(sample):
     sample.all_reduce(sample.sizes[-1] + 1)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(
   st.tuples(st.integers(1, 10**6), st.integers(1, 10**5)), min_size=2,
   unique_by=lambda m: m[0],

@@ -34,7 +34,7 @@ def nodes(draw):
 
 
 @given(st.lists(nodes(), min_size=1, max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_traces_are_read_as_they_were_written(tmp_path_factory, traces):
   folder = tmp_path_factory.mktemp("traces")
   chakra.write(traces, folder)

@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
@@ -29,7 +29,6 @@ def loads(paths, rates):
   }
 
 
-@settings(deadline=None)
 @given(PATHS, CAPACITIES)
 def test_rates_are_max_min_fair(paths, capacities):
   """A rate is its flow's largest, or highest on a link that is full."""
@@ -46,7 +45,6 @@ def test_rates_are_max_min_fair(paths, capacities):
     )
 
 
-@settings(deadline=None)
 @given(st.integers(0, 8), st.integers(2, 5), st.floats(1, 2))
 def test_flows_arrive_at_any_time_of_a_long_run(exponent, number, factor):
   """Rounding of times leaves a few bytes, which cause no endless loop."""
@@ -70,7 +68,6 @@ def test_flows_arrive_at_any_time_of_a_long_run(exponent, number, factor):
   )
 
 
-@settings(deadline=None)
 @given(
   PATHS, CAPACITIES, st.lists(st.integers(1, 30), min_size=6, max_size=6)
 )

@@ -191,7 +191,7 @@ def test_lockstep_shares_links_and_adds_latencies():
   assert simulate.events(routed, 4 * 1600).finish_ns == 4 * (100 + 64) + 100
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
   seed=st.integers(0, 2**32 - 1),
   per_chunk=st.integers(1, 5000),

@@ -11,7 +11,7 @@ from parallel.plans.placement import evictions
 from parallel.plans.placement.slots import Slots, State, misses
 
 ORDERS = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=60)
-FEW = settings(max_examples=20, deadline=None, derandomize=True, database=None)
+FEW = settings(max_examples=20, derandomize=True, database=None)
 
 
 def least(order, size):

@@ -241,7 +241,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=40)
 
 
 @given(PAIRS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pairs_are_split_into_the_fewest_partial_permutations(pairs):
   parts = partial_permutations(pairs)
   assert collections.Counter(itertools.chain(*parts)) == (

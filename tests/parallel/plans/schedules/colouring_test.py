@@ -36,7 +36,7 @@ def loads(edges, weights, shares):
 
 
 @given(EDGES, COLOURS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_colours_are_about_equally_frequent_at_each_vertex(edges, num_colours):
   colours = colouring.equitable(edges, num_colours)
   ones = [1] * len(edges)
@@ -53,7 +53,7 @@ def test_no_edges_have_no_colours():
 
 
 @given(EDGES, COLOURS, st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_vertex_has_more_of_a_colour_than_the_mean(edges, num_colours, data):
   """The mean is that of the vertex with the largest total weight."""
   weights = data.draw(st.one_of(st.none(), st.lists(
