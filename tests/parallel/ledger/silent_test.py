@@ -318,7 +318,7 @@ def test_targets_of_libraries_are_silent():
   # Kernels of this project; to import them compiles them.
   kernels = [
     name for path in pathlib.Path("parallel/kernels").rglob("*.py")
-    for name in re.findall(r'calls\.registered\("(\w+)"', path.read_text())
+    for name in re.findall(r'calls\.register_kernel\("(\w+)"', path.read_text())
   ]
   assert len(kernels) == 3
   for target in kernels:
