@@ -40,7 +40,8 @@ def main() -> int:
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
-  given = {name: FLAGS[name].value for name in ("temperature", *FILTERS)}
+  given = {name: FLAGS[name].value for name in FILTERS}
+  given |= {"temperature": FLAGS.temperature}
   given = choose_sampling_params(given, tokens.generation)
   with prefix_error_keys("--", ("max_tokens", "stop", "seed", *given), ""):
     ends = stops.Stops(
@@ -51,9 +52,8 @@ def main() -> int:
                        seed=FLAGS.seed + number, **given)
       for number, text in enumerate(texts)
     ]
-  made, params, _ = inference.from_folder(
-    FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
-  )
+  run = FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
+  made, params, _ = inference.from_folder(*run)
   decoder = made.decoder(params)
   screen = completions.Screen(texts, tokens, FLAGS.json, FLAGS.logprobs)
   generation = generate.Generation(

@@ -133,7 +133,7 @@ def test_script_reads_exactly_the_flags_that_it_declares(script):
   uses, *_ = run_arguments(script)
   read = {
     *re.findall(r"\bFLAGS\.(\w+)", text),
-    *re.findall(r"\boptions\.(mesh|profile)\(\)", text),
+    *re.findall(r"\boptions\.(mesh|profile)(?:d_steps)?\(\)", text),
     *re.findall(r'\boptions\.integers\("(\w+)"\)', text),
     *re.findall(r'\b_address\("(\w+)"', text),
   }

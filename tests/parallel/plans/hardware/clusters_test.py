@@ -449,7 +449,7 @@ def test_nccl_tests_tables_are_imported():
   del texts["2.txt"]
   with pytest.raises(ValueError, match=r"\[1\]\[2\] is missing, one of 2"):
     cluster_imports.from_nccl(texts, V100)
-  with pytest.raises(ValueError, match=r"c.txt: the text has no table"):
+  with pytest.raises(ValueError, match=r"c.txt: the text has no list of ranks"):
     cluster_imports.from_nccl({"c.txt": "nothing"}, V100)
   # Older versions print no "root" column.
   old = NCCL.replace("    root", "").replace("      -1", "")
