@@ -88,7 +88,7 @@ def test_flags_of_a_change_train(launch, tmp_path):
   ("measure", ["links", "--output={tmp}/x.json", "--topo=LICENSE"],
    "no rows of GPUs"),
   ("measure", ["links", "--output={tmp}/x.json", "--nccl=LICENSE"],
-   "LICENSE: the text has no table"),
+   "LICENSE: the text has no list of ranks"),
   ("measure", ["links", "--output={tmp}/x.json", "--sizes=8e6"],
    "--sizes has no effect on measure links"),
   ("measure", ["memory", "--output={tmp}/x.json", "--nodes=2"],

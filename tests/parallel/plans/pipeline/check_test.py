@@ -269,7 +269,7 @@ def test_proof_agrees_with_a_replay():
 def test_wrong_placements_are_refused():
   schedule = build("zb_v", 3, 5, 2)
   for parts, message in (
-    ([[0, 1, 2], [5, 4, 4]], "each once, as 2 rows .chunks. of 3 stages"),
+    ([[0, 1, 2], [5, 4, 4]], "each once, as 2 rows (chunks) of 3 stages"),
     ([[0, 1, 2, 3, 4, 5]], "must be the parts 0 to 5"),
     ([[0, 2, 1], [5, 4, 3]], "place part 0 on stage 0 and part 1 on stage 2, "
      "which must be neighbours"),

@@ -442,7 +442,7 @@ def test_refusal_states_the_memory_that_would_fit():
   whole, excess, cause, gigabytes, enough, count = re.fullmatch(
     r"no configuration fits. The smallest: .* does not fit: it needs (.*) GB, "
     r"(.*) GB more .* most of it for (\w+) \((.*) GB\). Devices of (.*) GB "
-    r"suffice, or about (\d+) of these", str(error.value)
+    r"suffice, or about (\d+) of these devices", str(error.value)
   ).groups()
   most = problem.memory_bytes
   assert float(whole) == pytest.approx(needs.total / 1e9, abs=0.05)

@@ -151,7 +151,7 @@ FIELDS = [
   ({"gradients": 1, "optimizer": 1}, {"gradients": 1}, "must not decrease"),
   ({"weights": 1, "gradients": 1, "optimizer": 1},
    {"weights": 2, "gradients": 1, "optimizer": 2}, "must not decrease"),
-  ({}, {"weights": -1}, "weights=-1, gradients=0 and optimizer=0 must not"),
+  ({}, {"weights": -1}, "weights=-1, gradients=0 and optimizer=0 must lie"),
   ({"weight_codec": "int8", "optimizer": 1}, {"weight_codec": "int8"},
    "weight_codec='int8' has no effect, since no weights are gathered"),
   ({"gradient_codec": "int4", "optimizer": 1}, {"gradient_codec": "int4"},
