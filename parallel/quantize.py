@@ -387,7 +387,7 @@ def _encode_lanes(
 def _all_gather_each(encoded: Any, axis: Axis) -> Any:
   """All-gathers each array of a tuple, one collective per array.
 
-  The arrays of this device's R ranks, ``[R, ...]``, become those of all N.
+  Arrays of this device's R ranks, ``[R, ...]``, become arrays of all N ranks.
   """
   return type(encoded)(
     *(collectives.all_gather(part[:, None], axis) for part in encoded)

@@ -123,8 +123,8 @@ def evaluate_seed(
     kind: _windows(experiment["base"], folders[kind]) for kind in texts
   }
   scores = {
-    name: _make_loss_function(x, options.prompt_bytes) for name,
-    x in experiment.items()
+    name: _make_loss_function(x, options.prompt_bytes)
+    for name, x in experiment.items()
   }
 
   def losses(tree: Any, kind: str, model: str = "base") -> np.ndarray:

@@ -120,8 +120,8 @@ class InferenceStep:
     batch, sampling = self.inputs
     # jit drops unused arguments: parameters of filters, which are off here.
     return batch, [
-      x for name,
-      x in sampling._asdict().items() if name not in GATHERING_FILTERS
+      x
+      for name, x in sampling._asdict().items() if name not in GATHERING_FILTERS
     ]
 
   def lower(self) -> jax.stages.Lowered:

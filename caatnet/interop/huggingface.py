@@ -146,8 +146,8 @@ def write_run(
   shapes = jax.tree.map(lambda x: x.shape[1:], params)
   assert shapes == jax.tree.map(lambda x: x.shape, expected), shapes
   published = {
-    name: x for name,
-    x in source.tensors.items() if not is_computed_tensor(name)
+    name: x
+    for name, x in source.tensors.items() if not is_computed_tensor(name)
   }
   origin = {
     "folder": str(source.folder.absolute()),
@@ -264,8 +264,8 @@ def write_published_model(
     _copy_tokenizer_files(workdir / tokenizer.FOLDER, partial)
     tensors.write_checksums(partial, writer.checksums)
   written = {
-    name: tensors.TensorInfo(folder, *tensor) for name,
-    tensor in announced.items()
+    name: tensors.TensorInfo(folder, *tensor)
+    for name, tensor in announced.items()
   }
   name = tokens.name if tokens.files else ""
   return _make_summary(folder, model, written, repeats, name)

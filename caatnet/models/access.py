@@ -144,8 +144,9 @@ class Access:
     layers = [
       f if policy is None
       else jax.checkpoint(f, policy=policy, prevent_cse=False)
-      for f,
-      policy in self.activations.layers(_with_casts(f), policy, num_layers)
+      for f, policy in self.activations.layers(
+        _with_casts(f), policy, num_layers
+      )
     ]
     length = len(layers)
 

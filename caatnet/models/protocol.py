@@ -180,8 +180,8 @@ class Model(Protocol):
       accumulation: Microbatches per step.
 
     Returns:
-      How often each collective runs per step; empty for a model that is not cut
-      over tensor ranks.
+      Number of runs per step of each collective; empty for a model that is not
+      cut over tensor ranks.
     """
     ...
 

@@ -18,7 +18,7 @@ class Stop:
     signalled: Whether this process has received a signal.
     exit_code: Exit code after the signal by shell convention, 128 + its number;
       0 without a signal.
-    asked: How often this process has asked the others whether to stop.
+    asked: Number of times that this process asked the others whether to stop.
   """
 
   def __init__(self) -> None:

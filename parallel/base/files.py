@@ -130,8 +130,8 @@ def _replace_nonfinite(value: Any, name: str, missing: list[str]) -> Any:
     }
   if isinstance(value, list | tuple):
     return [
-      _replace_nonfinite(x, f"{name}[{i}]", missing) for i,
-      x in enumerate(value)
+      _replace_nonfinite(x, f"{name}[{i}]", missing)
+      for i, x in enumerate(value)
     ]
   if isinstance(value, float) and not math.isfinite(value):
     missing.append(name)

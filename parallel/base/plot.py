@@ -230,7 +230,7 @@ class Figure:
     title: Title.
     legend: Location of a common legend as matplotlib names it; "" for none.
     legend_columns: Number of columns of that legend.
-    share_x, share_y: Which panels share an axis: "all", "row", "col" or "none".
+    share_x, share_y: Panels with a common axis: "all", "row", "col" or "none".
   """
 
   panels: Sequence[Panel]
@@ -347,8 +347,9 @@ def lines(
     ends = (
       _axis(text, [v for mark in marks for v in getattr(mark, name)],
             name in log)
-      for name,
-      text in (("x", _parse_spec(x)[2]), ("y", label or _parse_spec(y[0])[2]))
+      for name, text in (
+        ("x", _parse_spec(x)[2]), ("y", label or _parse_spec(y[0])[2])
+      )
     )
     found.append(Panel(
       marks, _words((title, *panel)), *ends, "" if found else legend, grid=True,

@@ -396,7 +396,7 @@ class Streaming(RoundLoop):
     """Mixes a fragment's outer parameters into those of receiving workers.
 
     Returns the workers' parameters. ``kind`` is the fragment's kind, as in
-    `Fragments.take`, and ``numbers`` say which fragment and which workers.
+    `Fragments.take`; ``numbers`` has the fragment's place and the workers.
     """
     cut, place = self.fragments, numbers.place
     outer, mine = self.outer_and_own_params(params, state, kind, place)

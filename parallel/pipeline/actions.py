@@ -259,7 +259,7 @@ class Actions(NamedTuple):
 
 
 def runs_scope(count: int, schedule: PipelineSchedule) -> str:
-  """Returns a scope name that tells the ledger in how many ticks code runs.
+  """Returns a scope name from which the ledger reads how many ticks run code.
 
   ``count`` is the number of these ticks.
 

@@ -101,8 +101,8 @@ def _relevant_config(config: Any) -> dict[str, Any]:
   """Returns the keys of a config that may change results."""
   found = json.loads(config.to_json())
   found["benchmark"] = {
-    key: value for key,
-    value in found["benchmark"].items() if key not in _IRRELEVANT_KEYS
+    key: value
+    for key, value in found["benchmark"].items() if key not in _IRRELEVANT_KEYS
   }
   return found
 

@@ -53,7 +53,7 @@ def tensor_reductions(
     accumulation: Microbatches per step.
 
   Returns:
-    How often each collective runs per step.
+    Number of runs per step of each collective.
 
   Raises:
     ValueError: The ``route`` of a sync policy is neither "psum" nor "one_shot".
@@ -107,7 +107,7 @@ def decoding_reductions(
       one per decoding sequence.
 
   Returns:
-    How often each collective runs per step, without those of sampling.
+    Number of runs per step of each collective, without sampling.
 
   Raises:
     ValueError: The ``route`` of a sync policy is neither "psum" nor "one_shot".

@@ -158,7 +158,7 @@ class ResponseFormatter:
   ) -> dict[str, Any]:
     """Returns the body of a response without streaming.
 
-    The sequences have ended, and ``news`` contains all their events.
+    All sequences must have ended; ``news`` is the list of all their events.
     """
     by_choice: dict[int, list[ChoiceEvent]] = {
       choice.index: [] for choice in choices

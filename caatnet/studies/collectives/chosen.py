@@ -226,7 +226,7 @@ def _try_piece_counts(
     topology: Network that it runs on.
     size_bytes: Bytes of the buffer.
     model: Time model, as for `fastest`.
-    timed: As for `_try_numberings`.
+    timed: Builds and times a schedule, see `_try_numberings`.
   """
   schedule, least, in_vain = whole.schedule, whole.seconds, 0
   for pieces in (2, 4, 8, 16, 32, 64):

@@ -223,7 +223,7 @@ def _link_loads(
   router: str,
   steps: Mapping[tuple[Flow, ...], int],
 ) -> list[tuple[dict[tuple[int, int], Fraction], int]]:
-  """Returns the link loads of each different step, and how often it occurs.
+  """Returns the link loads of each different step, and its number.
 
   Equal steps take equal paths, so each different step is routed once.
   """

@@ -106,7 +106,7 @@ def expert_bytes(model: Mapping[str, Any]) -> float:
 
 
 def machine(config: Mapping[str, Any], num_slots: int) -> server.Machine:
-  """Returns a machine whose cache fills the memory beside the weight slots.
+  """Returns a machine whose cache fills the memory that weight slots leave.
 
   Raises:
     ValueError: The device is unknown, or the slots leave no room for a

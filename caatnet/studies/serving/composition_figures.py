@@ -54,8 +54,8 @@ def run(published: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
       {"node": name, "published": value, "execution": execution,
        "spread": spread,
        "exec_s": solve_exec_s(name, expert, value, execution, spread)}
-      for name,
-      value in _REQUEST_RATIOS.items() for execution in _EXECUTION_RATIOS
+      for name, value in _REQUEST_RATIOS.items()
+      for execution in _EXECUTION_RATIOS
       for spread in (False, True)
     ],
     "fusion": _fusion(base, published, expert, num_layers),

@@ -48,8 +48,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """
   planner = _Planner(config)
   curves = [
-    row for name,
-    end in _track_product(config["machines"], nanobatch_costs.TIME_RANGE_ENDS)
+    row for name, end in _track_product(
+      config["machines"], nanobatch_costs.TIME_RANGE_ENDS
+    )
     for row in _curve(planner, _machine("machines", name), end, config)
   ]
   joint = [

@@ -467,9 +467,9 @@ class Programs:
       # of the parameters.
       like = self._like.get(key, self._like["params"])
       found[key] = jax.tree.map_with_path(
-        lambda path, x,
-        key=key: np.array(shared[f"{key}/{_key_path_name(path)}"])
-        if path else np.array(shared[key]),
+        lambda path, x, key=key: np.array(
+          shared[f"{key}/{_key_path_name(path)}" if path else key]
+        ),
         like,
       )
     state = {

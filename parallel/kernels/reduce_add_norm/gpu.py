@@ -87,8 +87,8 @@ def _forward(gain_ref, *refs, num, scale, eps, block):
     read_float32(r, span, row) for r, span in zip(x_refs, spans, strict=True)
   ]
   ds = [
-    read_float32(r, span, row) for r,
-    span in zip(d_refs, spans[1:], strict=True)
+    read_float32(r, span, row)
+    for r, span in zip(d_refs, spans[1:], strict=True)
   ]
   # Added in float32 and in the order of the ranks, as in the reference.
   update = 0.0

@@ -141,7 +141,7 @@ def report_of_trace(
   programs: Mapping[Any, jax.stages.Compiled], mesh: jax.sharding.Mesh,
   folder: str | os.PathLike[str],
 ) -> Report:
-  """Returns a report of what programs sent, with times from a trace.
+  """Returns a report of the collectives of programs, with times from a trace.
 
   Args:
     programs: Key of a compiled program (`parallel.outer.base.Plan.variant`) ->

@@ -12,8 +12,8 @@ without communication.
   first.
 - A new member has no grant. It draws samples above the counter, at an offset
   computed from its epoch and rank, which is unique among all peers of all
-  epochs since the last commit. At the start of a round, contributors tell each
-  other which samples they drew (`parallel.peers.exchange`), and unused numbers
+  epochs since the last commit. At the start of a round, contributors exchange
+  the numbers of their samples (`parallel.peers.exchange`), and unused numbers
   become free at the commit. Samples that a new member drew but did not
   contribute by the next commit are void: it starts again with its grant from
   that commit, so a slow member loses at most one contribution.

@@ -216,7 +216,7 @@ class Waiting(NamedTuple):
 
 
 class Stop(NamedTuple):
-  """Tells the host of a peer to end the peer, which keeps its state.
+  """Request to the host of a peer to end the peer, which keeps its state.
 
   Attributes:
     text: Human-readable reason.

@@ -290,8 +290,7 @@ def rate_of(
   """Measures the rate of a link by messages of growing sizes.
 
   Args:
-    timed: As for `delay_of`.
-    both: As for `delay_of`.
+    timed, both: Functions for exchanges with the partner, see `delay_of`.
     delay_s: Delay in seconds, which is subtracted from measured times; equal on
       all peers that measure together.
     min_s: Minimum time of a message in seconds, longer if the delay is long.

@@ -143,11 +143,8 @@ def read(folder: pathlib.Path) -> list[list[Node]]:
       "--chakra has written"
     )
   try:
-    groups = {
-      number: tuple(ranks)
-      for number,
-      ranks in json.loads((folder / _GROUPS_FILE).read_text()).items()
-    }
+    stored = json.loads((folder / _GROUPS_FILE).read_text())
+    groups = {number: tuple(ranks) for number, ranks in stored.items()}
     return [[*_nodes(path, proto, lib, groups)] for path in paths]
   except (KeyError, OSError, ValueError) as error:
     raise ValueError(

@@ -261,10 +261,12 @@ BUILDERS: dict[str, Builder] = {
   "gpipe": Builder(_all_forwards_first, _num_all_live),
   # The warm-up's microbatches and one more are live.
   "1f1b": Builder(
-    lambda size,
-    stage: _order_1f1b(size, size.stages, _num_later_stages(size, stage)),
-    lambda size,
-    stage: min(size.microbatches, _num_later_stages(size, stage) + 1),
+    lambda size, stage: _order_1f1b(
+      size, size.stages, _num_later_stages(size, stage)
+    ),
+    lambda size, stage: min(
+      size.microbatches, _num_later_stages(size, stage) + 1
+    ),
   ),
   "eager_1f1b": Builder(_eager_order, _eager_stored),
   "interleaved_1f1b": Builder(
@@ -277,15 +279,13 @@ BUILDERS: dict[str, Builder] = {
   # A stage with a shorter warm-up delays more weight gradients, which fill the
   # end of the step: all stages store equally many activations.
   "zb_h1": Builder(
-    lambda size,
-    stage: _order_split_backward(
+    lambda size, stage: _order_split_backward(
       size, _num_later_stages(size, stage), delay=stage
     ),
     lambda size, stage: min(size.microbatches, size.stages),
   ),
   "zb_h2": Builder(
-    lambda size,
-    stage: _order_split_backward(
+    lambda size, stage: _order_split_backward(
       size, 2 * _num_later_stages(size, stage), delay=2 * stage
     ),
     lambda size, stage: min(size.microbatches, 2 * size.stages - 1),

@@ -422,8 +422,7 @@ def test_memory_holds_a_small_part_of_the_model(tmp_path):
   section, _ = families.parse_published_config(fields)
   shapes = {
     name: ("bfloat16", part.shape)
-    for name,
-    part in layout.published_tensors(
+    for name, part in layout.published_tensors(
       layout.map_parameters(make_config(section), 1)
     )
   }

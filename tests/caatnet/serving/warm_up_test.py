@@ -62,8 +62,8 @@ def test_steps_run_programs_compiled_before_the_weights_were_there(caplog):
   known, compiled = decoder(), []
   model = _without_weights(known)
   with warm_up.compile_in_background(
-    model, serving.BATCH_SIZE_FACTOR, lambda steps,
-    count: compiled.extend([*steps, count])
+    model, serving.BATCH_SIZE_FACTOR,
+    lambda steps, count: compiled.extend([*steps, count])
   ):
     model.weights = known.weights
   assert "_state" not in vars(model)  # memory for reading

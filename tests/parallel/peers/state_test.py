@@ -319,8 +319,8 @@ def test_every_sample_is_counted_exactly_once(seed):
       assert leases.decode(leases.encode(now)) == now
       assert leases.count_used_samples(now) == len(used)
       parts = {
-        p: part for p,
-        part in parts.items() if leases.are_samples_valid(now, part, p)
+        p: part
+        for p, part in parts.items() if leases.are_samples_valid(now, part, p)
       }
     granted = [
       n for s in (now.free, *(s for _, s in now.held))
