@@ -19,7 +19,8 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("from", None, "Folder to read.")
 flags.DEFINE_string("to", None, "Folder to write, which must not exist.")
 flags.DEFINE_integer("ranks", None, "Tensor ranks of a run; 1 if unset.", 1)
-flags.DEFINE_string("dtype", "", "Dtype to write or compute in; else the same.")
+flags.DEFINE_string("dtype", "",
+  "Dtype of activations or published tensors; unset: unchanged.")
 
 
 def main() -> None:

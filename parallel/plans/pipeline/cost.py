@@ -211,7 +211,7 @@ def _max_over_ticks(counts: np.ndarray) -> tuple[int, ...]:
   return tuple(counts.max(0).tolist())
 
 
-# Closed forms, with p stages, m microbatches and v chunks (`PipelineSize`) -----
+# Closed forms, with p stages, m microbatches and v chunks (`PipelineSize`) ----
 
 
 def num_sends(
