@@ -24,6 +24,7 @@ from caatnet.stages import Stages
 from parallel.axes import Axis
 from parallel.ledger.compiler_options import of_device
 from parallel.memory.offload import ON_DEVICE, ActivationPlacement
+from parallel.plans.axis_kinds import kind
 from parallel.plans.zero import cost
 from parallel.plans.zero.partition import Partition
 from parallel.zero.gathered import GatheredAccess
@@ -35,9 +36,8 @@ class Layout:
   """Placement of a model: its axes, the mesh, and the partition of its state.
 
   Attributes:
-    worker: Axis of workers, each with its own parameters.
-    data: Levels of data-parallel ranks within a worker, outermost first.
-    tensor: Tensor axis.
+    axes: All axes, outermost first, of the kinds in
+      `parallel.plans.axis_kinds`.
     mesh: Devices, with one mesh axis per axis.
     partition: ZeRO partition: the number of innermost levels over which each of
       weights, gradients and optimizer state is sharded.
@@ -54,9 +54,7 @@ class Layout:
       the default options for the kind of device.
   """
 
-  worker: Axis
-  data: tuple[Axis, ...]
-  tensor: Axis
+  axes: tuple[Axis, ...]
   mesh: Mesh
   partition: Partition
   kernels: tuple[str, ...] = ("reference",)
@@ -66,21 +64,40 @@ class Layout:
   stages: Stages | None = None
   xla_options: tuple[tuple[str, bool | str], ...] = ()
 
-  @property
-  def axes(self) -> tuple[Axis, ...]:
-    """All axes, outermost first."""
-    return (self.worker, *self.data, *self.model_axes)
+  @functools.cached_property
+  def worker(self) -> Axis:
+    """Axis of workers, each with its own parameters."""
+    (found,) = (x for x in self.axes if kind(x.name).parameters == "own")
+    return found
 
-  @property
+  @functools.cached_property
+  def data(self) -> tuple[Axis, ...]:
+    """Axes of data-parallel ranks within a worker, outermost first."""
+    return tuple(x for x in self.axes if kind(x.name).is_data)
+
+  @functools.cached_property
   def model_axes(self) -> tuple[Axis, ...]:
-    """Axes that shard a model: stages, if any, and tensor."""
-    stages = (self.stages.axis,) if self.stages else ()
-    return (*stages, self.tensor)
+    """Axes whose ranks see the same examples: stages, if any, and tensor."""
+    return tuple(x for x in self.axes if not kind(x.name).examples)
+
+  @functools.cached_property
+  def tensor(self) -> Axis:
+    """Tensor axis."""
+    (found,) = (x for x in self.axes if x.name == "tensor")
+    return found
+
+  @functools.cached_property
+  def sliced_axes(self) -> tuple[Axis, ...]:
+    """Axes that specs of a model may name; stages are not among them."""
+    return tuple(
+      x for x in self.axes if kind(x.name).parameters == "slices"
+      and not (self.stages and x == self.stages.axis)
+    )
 
   @property
   def rank_names(self) -> tuple[str, ...]:
     """Names of the mesh axes over one worker's ranks, outermost first."""
-    return tuple(axis.name for axis in (*self.data, *self.model_axes))
+    return tuple(axis.name for axis in self.axes if axis != self.worker)
 
   @property
   def on_cpu(self) -> bool:
@@ -127,12 +144,12 @@ class Layout:
   @property
   def batch_spec(self) -> P:
     """``PartitionSpec`` of batches ``[workers, *levels, B, ...]``."""
-    return P(self.worker.name, *(axis.name for axis in self.data))
+    return P(*(x.name for x in self.axes if kind(x.name).examples))
 
   @property
   def batch_dims(self) -> tuple[int, ...]:
     """Logical sizes of a batch's dims before B: workers, then levels."""
-    return (self.worker.size, *(axis.size for axis in self.data))
+    return tuple(x.size for x in self.axes if kind(x.name).examples)
 
   def add_worker_dim(self, specs: Any) -> Any:
     """Returns the specs of arrays to which a leading worker dim is added."""
@@ -148,19 +165,45 @@ class Layout:
 
 
 class Leaf(NamedTuple):
-  """One parameter of one worker, in its logical and in its stored form.
+  """A parameter, or its moment, in its logical and in its stored form.
 
   Attributes:
     parameter: Declaration in the model.
     shape: Logical shape, including layers and tensor ranks.
-    tensor: Dims that a ZeRO partition shards, and the dtype.
-    num_stored_dims: Number of dims of the stored array.
+    tensor: Dims that a ZeRO partition shards, and the dtype; None for moments
+      that it does not shard.
+    num_stored_dims: Number of dims of one worker's stored array.
   """
 
   parameter: Parameter
   shape: tuple[int, ...]
-  tensor: TensorSpec
+  tensor: TensorSpec | None
   num_stored_dims: int
+
+
+class SplitParams(NamedTuple):
+  """Parts of a nested dict with the paths of parameters.
+
+  Attributes:
+    trained: Nested dict of the trained parameters.
+    explicit: Nested dict of the explicit training state, {} if there is none.
+  """
+
+  trained: Any
+  explicit: Any
+
+  def join(self) -> Any:
+    """Returns one nested dict of both, with the keys in order."""
+
+    def join(a: Any, b: Any) -> Any:
+      if not isinstance(a, dict):
+        return a
+      return {
+        key: join(a[key], b[key]) if key in a and key in b
+        else a[key] if key in a else b[key] for key in sorted({**a, **b})
+      }
+
+    return join(self.trained, self.explicit) if self.explicit else self.trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,17 +213,31 @@ class Program:
   Attributes:
     model: Architecture and sizes.
     layout: Axes, mesh and partition.
+    moments: Name and shape of each array that the inner optimizer has for a
+      parameter (`caatnet.schema.optimizer.Moments`).
 
   Raises:
-    ValueError: The model's `parameters` or `stacks` contradict its `init`.
+    ValueError: The model's `parameters` or `stacks` contradict its `init`, or
+      a parameter is cut over data-parallel ranks that share a device.
   """
 
   model: Model
   layout: Layout
+  moments: tuple[tuple[str, str], ...] = (("mu", "same"), ("nu", "same"))
 
   def __post_init__(self) -> None:
-    check(self.model, self._init_shapes, self.layout.tensor)
+    check(self.model, self._init_shapes, self.layout.sliced_axes)
     _ = self._unpartitioned_shapes  # sizes that do not fit fail here
+    for axis in self.layout.data:
+      # Functions of a rank's examples are mapped over the ranks of a device,
+      # which would have to read different slices.
+      if axis.lanes > 1 and any(
+        axis.name in tensor.apart for tensor in jax.tree.leaves(self.tensors)
+      ):
+        raise ValueError(
+          f"parameters are cut over the data-parallel axis {axis}: it needs as "
+          "many devices as ranks"
+        )
 
   def readable(self, params: Any) -> Any:
     """Returns parameters marked with the dtypes in which the model reads them.
@@ -257,15 +314,40 @@ class Program:
   @functools.cached_property
   def tensors(self) -> Any:
     """Each parameter's `TensorSpec`: dims without layers and ranks, dtype."""
+    data = {axis.name for axis in self.layout.data}
     return self._map(
-      lambda p, x: TensorSpec(x.shape[p.num_lead :], p.dtype),
+      lambda p, x: TensorSpec(
+        x.shape[p.num_lead :], p.dtype, p.tensor_form,
+        tuple(name for name in p.spec if name in data),
+      ),
       self._unpartitioned_shapes
     )
 
   @property
   def decays(self) -> Any:
-    """Tree of booleans: whether weight decay applies to each parameter."""
-    return self._map(lambda p: p.decays)
+    """Tree of booleans: whether weight decay applies to trained parameters."""
+    return self.split(self._map(lambda p: p.decays)).trained
+
+  @functools.cached_property
+  def trained_shapes(self) -> Any:
+    """Logical shapes of one worker's stored trained parameters."""
+    return self.split(self.stored_shapes).trained
+
+  def split(self, tree: Any) -> "SplitParams":
+    """Splits a tree of all parameters into trained ones and explicit state."""
+
+    def part(declared: Any, tree: Any, explicit: bool) -> Any:
+      if is_parameter(declared):
+        return tree if bool(declared.update) == explicit else None
+      found = {
+        key: part(declared[key], tree[key], explicit) for key in tree
+      }
+      return {k: x for k, x in found.items() if x is not None} or None
+
+    whole = self.model.parameters
+    return SplitParams(
+      part(whole, tree, False), part(whole, tree, True) or {}
+    )
 
   @property
   def unpartitioned_specs(self) -> Any:
@@ -280,30 +362,38 @@ class Program:
       return self.unpartitioned_specs
     # The optimizer's state has the finest partition, and parameters are stored
     # like it.
-    inner = layout.shards.inner[: layout.partition.optimizer]
-    levels = [axis.name for axis in inner]
-    # Stored: [*lead, ranks of the levels innermost first, elements of a shard].
-    # A spec may end before the last leading dim, so it is padded with None.
-    return self._map(
-      lambda p: P(*p.spec, *[None] * (p.num_lead - len(p.spec)), *levels)
-    )
+    def spec(p: Parameter, tensor: TensorSpec) -> P:
+      own = layout.shards.of_tensor(tensor)
+      levels = [x.name for x in own.inner[: own.partition.optimizer]]
+      # Stored: [*lead, ranks of the levels innermost first, elements of a
+      # shard]. A spec may end before the last leading dim, so it is padded.
+      return P(*p.spec, *[None] * (p.num_lead - len(p.spec)), *levels)
+
+    return self._map(spec, self.tensors)
 
   @property
   def cost_parameters(self) -> list[cost.Parameter]:
     """Parameters on one device, as input of `parallel.plans.zero.cost`."""
 
-    def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
+    moments = sum(shape == "same" for _, shape in self.moments)
+
+    def parameter(
+      p: Parameter, x: jax.ShapeDtypeStruct, tensor: TensorSpec
+    ) -> cost.Parameter:
       # Number of such tensors on one device: one per layer and lane.
       count = math.prod(x.shape[: p.num_lead])
-      for axis in self.layout.model_axes:
+      for axis in self.layout.axes:
         if axis.name in p.spec:
           count //= axis.devices  # tensors on other devices do not count
       return cost.Parameter(
-        math.prod(x.shape[p.num_lead :]), count, jnp.dtype(p.dtype).itemsize,
-        uses=p.uses, regathered=p.regathered,
+        tensor.size, count, jnp.dtype(p.dtype).itemsize, uses=p.uses,
+        regathered=p.regathered, moments=0 if p.update else moments,
+        form=tensor.form, apart=tensor.apart, unit=tensor.unit,
       )
 
-    return jax.tree.leaves(self._map(parameter, self._unpartitioned_shapes))
+    return jax.tree.leaves(
+      self._map(parameter, self._unpartitioned_shapes, self.tensors)
+    )
 
   @property
   def local_shapes(self) -> Any:
@@ -331,12 +421,70 @@ class Program:
 
     Args:
       tree: A tree such as an optimizer's state. A leaf whose path ends with the
-        path of a parameter is sharded like it. All other leaves are replicated.
+        path of a parameter is sharded like it, in the dims that it shares with
+        the parameter (`moment_shape`). All other leaves are replicated.
     """
-    find = make_suffix_lookup(self.specs)
-    return jax.tree.map_with_path(
-      lambda path, _: P() if (spec := find(path)) is None else spec, tree
+    find = make_suffix_lookup(self._map(
+      lambda p, spec: (spec, p.num_lead), self.specs
+    ), is_leaf=lambda x: isinstance(x, tuple))
+
+    def spec(path: tuple[Any, ...], _: Any) -> P:
+      found = find(path)
+      if found is None:
+        return P()
+      whole, num_lead = found
+      sharded = self.moment_shape(path) in ("same", "row")
+      return whole if sharded else P(*whole[:num_lead])
+
+    return jax.tree.map_with_path(spec, tree)
+
+  def moment_shape(self, path: tuple[Any, ...]) -> str:
+    """Returns the shape, by `moments`, of an array of an optimizer's state.
+
+    ``path`` ends with the path of the array's parameter.
+    """
+    names = {name.removeprefix(".") for name in _names(path)}
+    return next(
+      (shape for name, shape in self.moments if name in names), "same"
     )
+
+  def make_leaf_lookup(self) -> Callable[[tuple[Any, ...]], Leaf | None]:
+    """Returns a function from the path of an array to its `Leaf`.
+
+    Paths are those of a training state. The function returns None for an array
+    that belongs to no parameter, such as a step count.
+    """
+    find = make_suffix_lookup(
+      self.leaves, is_leaf=lambda x: isinstance(x, Leaf)
+    )
+
+    def find_leaf(path: tuple[Any, ...]) -> Leaf | None:
+      leaf, shape = find(path), self.moment_shape(path)
+      if leaf is None or shape == "same":
+        return leaf
+      tensor, num_lead = leaf.tensor, leaf.parameter.num_lead
+      lead = leaf.shape[:num_lead]
+      num_rest = leaf.num_stored_dims - (
+        len(tensor.shape) if self.layout.shards is None else 1
+      )  # dims before the tensor's
+      if shape == "row":
+        of_rows = dataclasses.replace(
+          tensor, shape=tensor.shape[:1],
+          form="flat" if tensor.form == "rows" else tensor.form,
+        )
+        return leaf._replace(
+          shape=(*lead, *of_rows.shape), tensor=of_rows,
+          num_stored_dims=num_rest + 1,
+        )
+      kept = {"column": tensor.shape[1:], "scalar": ()}[shape]
+      own = self.layout.shards and self.layout.shards.of_tensor(tensor)
+      num_levels = own.partition.optimizer if own else 0
+      return leaf._replace(
+        shape=(*lead, *kept), tensor=None,
+        num_stored_dims=num_rest - num_levels + len(kept),
+      )
+
+    return find_leaf
 
 
 def is_spec(x: Any) -> bool:
@@ -371,17 +519,19 @@ def make_suffix_lookup(
     True
   """
 
-  def names(path: tuple[Any, ...]) -> tuple[str, ...]:
-    # Keys of dicts and attributes of named tuples have different types.
-    return tuple(str(getattr(key, "key", key)) for key in path)
-
   leaves = {
-    names(path): leaf
+    _names(path): leaf
     for path, leaf in jax.tree.leaves_with_path(of_parameters, is_leaf=is_leaf)
   }
 
   def find(path: tuple[Any, ...]) -> Any:
-    ends = (names(path)[i:] for i in range(len(path)))  # longest suffix first
+    ends = (_names(path)[i:] for i in range(len(path)))  # longest suffix first
     return next((leaves[end] for end in ends if end in leaves), None)
 
   return find
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+  """Returns the keys of a path as strings; attributes begin with a dot."""
+  # Keys of dicts and attributes of named tuples have different types.
+  return tuple(str(getattr(key, "key", key)) for key in path)

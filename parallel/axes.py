@@ -21,10 +21,6 @@ import numpy as np
 
 from parallel.base.checks import divisors
 
-# Axis that is preferred if several assignments use equally many devices in
-# total: it gets as many as possible, since tensor ranks communicate most.
-_PREFERRED = "tensor"
-
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
@@ -87,7 +83,7 @@ def assign_devices(
     requested: Number of devices per axis that the user requests; an axis
       without an entry gets one device. None assigns as many devices as
       possible in total; each axis gets a divisor of its size. Ties are resolved
-      in favour of the tensor axis, then of the innermost axes.
+      in favour of the innermost axes, whose ranks communicate most.
 
   Returns:
     The axes in the order of ``sizes``.
@@ -131,19 +127,14 @@ def _largest_assignment(
   sizes: Mapping[str, int], num_devices: int
 ) -> dict[str, int]:
   """Returns the number of devices per axis that uses most devices in total."""
-  names = list(sizes)
-  # The sort is stable: it moves the preferred axis, if any, to the front and
-  # leaves the order of the other axes unchanged.
-  innermost_first = sorted(reversed(names), key=lambda n: n != _PREFERRED)
 
   def rank(counts: tuple[int, ...]) -> tuple[int, ...]:
-    by_name = dict(zip(names, counts, strict=True))
-    return (math.prod(counts), *(by_name[n] for n in innermost_first))
+    return (math.prod(counts), *reversed(counts))
 
   # There are few axes with few divisors each, so all assignments are tried.
-  candidates = itertools.product(*(divisors(sizes[n]) for n in names))
+  candidates = itertools.product(*map(divisors, sizes.values()))
   fitting = [c for c in candidates if math.prod(c) <= num_devices]
-  return dict(zip(names, max(fitting, key=rank), strict=True))
+  return dict(zip(sizes, max(fitting, key=rank), strict=True))
 
 
 def make_mesh(

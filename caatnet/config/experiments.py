@@ -46,6 +46,7 @@ from parallel.kernels import selection
 from parallel.ledger import compiler_options
 from parallel.memory.offload import ON_DEVICE
 from parallel.outer.joining import elastic_adapter
+from parallel.plans.axis_kinds import axis_sizes, kind
 from parallel.plans.pipeline import builders
 
 _SECTIONS = (
@@ -85,7 +86,7 @@ def build(
   check(config)
   # The partition is built first, since its levels are axes of the mesh.
   zero: Zero = sections.build_section(
-    "zero", build_zero, config.zero, config.parallel.data
+    "zero", build_zero, config.zero, config.parallel
   )
   data = sections.build_selected("data", DATA, config.data)
   train: Train = tree.parse_section("train", config.train)
@@ -108,6 +109,11 @@ def build(
   outer = sections.build_selected(
     "outer", OUTER, config.outer, program, config.seed
   )
+  if "elastic" in config and program.split(program.stored_shapes).explicit:
+    raise ValueError(
+      "config.elastic: members of a swarm do not exchange explicit training "
+      f"state, which config.model.name={config.model.name!r} has"
+    )
   if "elastic" in config:  # without a coordinator too: checkpoints depend on it
     outer = elastic_adapter(outer).elastic()
   return Experiment(
@@ -165,9 +171,7 @@ def build_program(
   model = sections.build_selected("model", MODELS, config.model, context)
   memory: Memory = tree.parse_section("memory", config.memory)
   layout = Layout(
-    axes["worker"],
-    tuple(axes[level.name] for level in zero.partition.levels),
-    axes["tensor"],
+    tuple(axes.values()),
     _mesh(parallel, axes, devices),
     zero.partition,
     kernels,
@@ -182,7 +186,8 @@ def build_program(
   _check_residuals(layout, config)
   _check_offloaded(layout, config)
   with prefix_error_keys("config.model", tuple(config.model)):
-    return Program(model, layout)
+    optimizer = tree.parse_section("optimizer", config.optimizer)
+    return Program(model, layout, tuple(optimizer.moments.items()))
 
 
 def from_folder(
@@ -277,12 +282,9 @@ def _axes(
   requested_mesh: Mapping[str, int] | None,
 ) -> dict[str, Axis]:
   """Returns all axes by name, outermost first, with one axis per ZeRO level."""
-  sizes = (
-    {"worker": parallel.worker}
-    | {level.name: level.size for level in zero.partition.levels}
-    | ({"stage": parallel.stage} if parallel.stage > 1 else {})
-    | {"tensor": parallel.tensor}
-  )
+  sizes = axis_sizes(vars(parallel), [
+    level for level in zero.partition.levels if kind(level.name).name == "data"
+  ])
   try:
     return assign_devices(sizes, num_devices, requested_mesh)
   except ValueError as error:

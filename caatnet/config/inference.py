@@ -25,6 +25,7 @@ from caatnet.schema import tree
 from caatnet.train.checkpoint import export
 from parallel.base import files
 from parallel.kernels.paged_attention import api
+from parallel.plans.axis_kinds import data_levels
 from parallel.plans.zero.partition import Level, Partition
 
 # Smallest cache for which numba compiles attention on CPUs. With a smaller one,
@@ -119,7 +120,9 @@ def build(
     if "sync" in config:
       config.sync.carry = "off"
     config.memory = tree.defaults("memory")
-  levels = (Level("data", config.parallel.data),)
+  levels = data_levels(
+    config.parallel, [Level("data", config.parallel.data)]
+  )
   data = sections.build_selected("data", DATA, config.data)
   program = experiments.build_program(
     config, Zero(Partition(levels), False), data, requested_mesh, devices

@@ -233,4 +233,5 @@ def _num_lead_dims(program: Program) -> Any:
   A parameter's spec ends with the last dim that is sharded over devices. Only
   later dims are cut into blocks of codes, so that no block spans two ranks.
   """
-  return jax.tree.map(len, program.specs, is_leaf=is_spec)
+  specs = program.split(program.specs).trained
+  return jax.tree.map(len, specs, is_leaf=is_spec)

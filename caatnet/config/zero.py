@@ -1,9 +1,11 @@
 """Builder of ``config.zero``: a partition of the training state."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
 from caatnet.schema import zero as schema
+from parallel.plans import axis_kinds
 from parallel.plans.zero import partition
 from parallel.plans.zero.partition import Partition
 
@@ -25,17 +27,19 @@ class Zero:
   prefetch: bool
 
 
-def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
+def build_zero(section: schema.Zero, sizes: Mapping[str, int]) -> Zero:
   """Builds the partition of ``config.zero``.
 
   Args:
     section: The section.
-    num_ranks: ``config.parallel.data``, the number of data-parallel ranks.
+    sizes: ``config.parallel``, with the number of ranks of each kind of axis.
 
   Raises:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
-  found = parse_levels(section.levels, num_ranks)
+  found = axis_kinds.data_levels(
+    sizes, parse_levels(section.levels, sizes["data"])
+  )
   # Names from the innermost level; depth d stands for the d innermost levels.
   names = [level.name for level in found[::-1]]
   changes: dict[str, Any] = {
@@ -97,8 +101,10 @@ def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:
     [('node', 2), ('gpu', 4)]
   """
   levels = partition.parse_levels(text, num_ranks)
-  if {"worker", "stage", "tensor"} & {level.name for level in levels}:
+  others = [each.name for each in axis_kinds.AXES if each.name != "data"]
+  if {*others} & {level.name for level in levels}:
     raise ValueError(
-      f"levels={text!r}: names must differ from worker, stage and tensor"
+      f"levels={text!r}: names must differ from {', '.join(others[:-1])} and "
+      f"{others[-1]}"
     )
   return levels

@@ -5,7 +5,7 @@ types of scores while a program is traced. An error names the member of `Model`
 that is wrong.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,13 +21,13 @@ def is_parameter(x: Any) -> bool:
   return isinstance(x, Parameter)
 
 
-def check(model: Model, shapes: Any, tensor: Axis) -> None:
+def check(model: Model, shapes: Any, axes: Sequence[Axis]) -> None:
   """Checks that a model's `parameters` and `stacks` match those of `init`.
 
   Args:
     model: The model.
     shapes: Shapes and dtypes of the parameters that its `init` returns.
-    tensor: The tensor axis.
+    axes: Axes that the specs of parameters may name.
 
   Raises:
     ValueError: If two members contradict each other; the message names them.
@@ -45,7 +45,7 @@ def check(model: Model, shapes: Any, tensor: Axis) -> None:
       f"{name}.parameters lacks {path!r}, which {name}.init returns"
     )
   for path, x in shapes.items():
-    fault = next(_faults(parameters[path], x, tensor), None)
+    fault = next(_faults(parameters[path], x, axes), None)
     if fault is not None:
       raise ValueError(f"{name}.{fault[0]}: {path!r} {fault[1]}")
   tops = {path.split("/")[0] for path in shapes}
@@ -80,8 +80,8 @@ def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
     tensor: The tensor axis.
 
   Raises:
-    ValueError: If there is no loss, or a score is not float32 or may differ
-      between tensor ranks.
+    ValueError: If there is no loss, or a score (also a sum or count of a
+      `WeightedScore`) is not float32 or may differ between tensor ranks.
   """
   name = f"{type(model).__name__}.scores"
   if not isinstance(scores, dict) or "loss" not in scores:
@@ -91,7 +91,8 @@ def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
     raise ValueError(
       f"{name} must return a dict with the key 'loss', not {found}"
     )
-  for key, x in scores.items():
+  for path, x in jax.tree.leaves_with_path(scores):
+    key = path[0].key
     if x.dtype != jnp.float32:
       raise ValueError(f"{name}: {key!r} is {x.dtype}, but must be float32")
     if tensor.name in varying_axes(x):
@@ -102,7 +103,7 @@ def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
 
 
 def _faults(
-  p: Any, x: jax.ShapeDtypeStruct, tensor: Axis
+  p: Any, x: jax.ShapeDtypeStruct, axes: Sequence[Axis]
 ) -> Iterator[tuple[str, str]]:
   """Yields ``(member of Model, fault)`` for each fault of one parameter.
 
@@ -128,17 +129,19 @@ def _faults(
       f"has num_lead={p.num_lead}, but its spec {p.spec} names a dim after "
       "these"
     )
+  sizes = {axis.name: axis.size for axis in axes}
   for dim, entry in enumerate(p.spec):
-    if entry is None:  # not cut over tensor ranks
+    if entry is None:  # not cut
       continue
-    if entry != tensor.name:
+    if entry not in sizes:
       yield "parameters", (
-        f"has the spec {p.spec}, which may name {tensor.name!r} only"
+        f"has the spec {p.spec}, which may name "
+        f"{' and '.join(map(repr, sizes))} only"
       )
-    elif x.shape[dim] != tensor.size:
+    elif x.shape[dim] != sizes[entry]:
       yield "parameters", (
         f"has the spec {p.spec}, but dim {dim} of its shape {x.shape} is not "
-        f"the number of tensor ranks, {tensor.size}"
+        f"the number of {entry} ranks, {sizes[entry]}"
       )
   if p.stage_dim is not None and not 0 <= p.stage_dim < x.ndim:
     yield "parameters", (

@@ -1,9 +1,10 @@
 """Model protocol: the interface between models and all other code.
 
 Training, partitions, outer loops, checkpoints, ledgers and studies use a model
-through this protocol only. A model has no state besides its parameters, such as
-running means. Therefore averaging parameters averages models, and a partition
-of the parameters partitions the model.
+through this protocol only. A model has no state besides its parameters, which
+include explicit training state (`Parameter.update`). Therefore averaging
+parameters averages models, and a partition of the parameters partitions the
+model.
 
 A new architecture is one file or folder here with a class that has these
 members, and one row in `caatnet.config.model`.
@@ -48,6 +49,17 @@ class Parameter:
     cast: Whether `Access` casts the parameter to ``dtype``. If False, functions
       read float32 and cast it themselves, so that, for example, cotangents of
       an embedding table are summed in float32.
+    form: Form of a partition's shards, one of
+      `parallel.plans.zero.partition.FORMS`; "rows" for an optimizer that needs
+      whole rows of a matrix.
+    update: Rule of explicit training state, such as a router's bias: a function
+      ``(value, statistic) -> value`` of one worker's arrays. None for trained
+      parameters. Only this rule changes the state, once per step and without
+      communication; no gradient, clipping or decay does. The statistic is what
+      the model reports (`caatnet.models.training_state.report`), summed over
+      the step's microbatches and the worker's data-parallel ranks. A partition
+      does not cut the state (its form is "whole"). Outer loops average it
+      over workers when they exchange parameters.
   """
 
   spec: PartitionSpec
@@ -58,6 +70,33 @@ class Parameter:
   regathered: int = 1
   stage_dim: int | None = None
   cast: bool = True
+  form: str = "flat"
+  update: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+
+  @property
+  def tensor_form(self) -> str:
+    """Form of the shards of the stored array."""
+    return "whole" if self.update else self.form
+
+
+class WeightedScore(NamedTuple):
+  """Score of examples with different numbers of elements, such as tokens.
+
+  Means are sums of ``total`` over all examples and ranks, divided by the sum of
+  ``count``: not means of means, in which a rank with few elements would have as
+  much weight as one with many.
+
+  Attributes:
+    total: float32 ``[B, ...]``, the sum over the elements of each entry.
+    count: float32 ``[B, ...]``, their number, or the sum of their weights.
+  """
+
+  total: jax.Array
+  count: jax.Array
+
+
+# A score is weighted, or an array ``[B, ...]`` whose entries count equally.
+Score = jax.Array | WeightedScore
 
 
 class Reduction(NamedTuple):
@@ -95,7 +134,7 @@ class PipelineParts(NamedTuple):
   stack: str
   enter: Callable[[Any, Any, Access], Any]
   layers: Callable[[Any, Any, Access], Any]
-  judge: Callable[[Any, Any, Any, Access], dict[str, jax.Array]]
+  judge: Callable[[Any, Any, Any, Access], dict[str, Score]]
   together: bool = False
 
 
@@ -130,7 +169,7 @@ class Model(Protocol):
 
   def scores(
     self, params: Any, batch: Any, access: Access = DEFAULT_ACCESS
-  ) -> dict[str, jax.Array]:
+  ) -> dict[str, Score]:
     """Computes the scores of examples, inside ``jax.shard_map``.
 
     Args:
@@ -141,8 +180,9 @@ class Model(Protocol):
       access: Reads the parameters for the model's functions.
 
     Returns:
-      float32 arrays ``[B, ...]`` by name, equal on all tensor ranks.
-      Training minimises the mean of "loss"; evaluations report all means.
+      float32 arrays ``[B, ...]`` by name, equal on all tensor ranks, or
+      `WeightedScore`. Training minimises the mean of "loss"; evaluations report
+      all means.
     """
     ...
 

@@ -1,5 +1,7 @@
 """``config.optimizer``: one section per inner optimizer."""
 
+from collections.abc import Mapping
+
 from caatnet.schema.fields import (
   COUNT_OR_ZERO,
   DECAY,
@@ -9,6 +11,11 @@ from caatnet.schema.fields import (
   field,
   section,
 )
+
+# Optimizers declare the arrays of their state: name -> shape, which is "same"
+# for arrays of the parameter's shape, "row" or "column" for a value per row
+# (first dim of the matrix) or column, "scalar" for a value per matrix.
+Moments = Mapping[str, str]
 
 
 @section
@@ -39,6 +46,11 @@ class AdamW(WarmupCosine):
   eps: float = field(1e-8, "Epsilon in the denominator.", POSITIVE)
   weight_decay: float = field(0.1, "Decoupled weight decay.", NOT_NEGATIVE)
 
+  @property
+  def moments(self) -> Moments:
+    """Shape of each array of the state, by name."""
+    return {"mu": "same", "nu": "same"}
+
 
 @section
 class SGD(WarmupCosine):
@@ -49,6 +61,11 @@ class SGD(WarmupCosine):
   weight_decay: float = field(
     0.0, "Weight decay, added to the gradient (L2).", NOT_NEGATIVE
   )
+
+  @property
+  def moments(self) -> Moments:
+    """Shape of each array of the state, by name."""
+    return {"trace": "same"} if self.momentum else {}
 
 
 OPTIMIZERS = {"adamw": AdamW, "sgd": SGD}

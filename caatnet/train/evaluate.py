@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
+from caatnet.models.protocol import Score, WeightedScore
 from caatnet.program import Layout, Program
 from caatnet.train import gradients
 from parallel.memory.features import Lookup
@@ -23,7 +24,8 @@ class Evaluation:
   Attributes:
     means: Mean of each score over examples and all other dims, by name.
     per_place: Mean of each score over examples only, float32 ``[...]``: ``[T]``
-      for the loss of texts with T positions, a scalar ``[]`` for images.
+      for the loss of texts with T positions, a scalar ``[]`` for images; NaN
+      where no example has an element.
     num_examples: The number of examples that were evaluated.
   """
 
@@ -90,7 +92,7 @@ def _padded(x: np.ndarray | Lookup, size: int) -> np.ndarray | Lookup:
 
 def make_scores(
   program: Program, batch_size: int
-) -> Callable[[Any, Any], dict[str, np.ndarray]]:
+) -> Callable[[Any, Any], dict[str, Any]]:
   """Returns a function that computes the scores of each example.
 
   Args:
@@ -100,14 +102,14 @@ def make_scores(
   Returns:
     A function ``(params, examples) -> scores``; ``params`` have no worker dim,
     ``examples`` is a tree of arrays ``[N, ...]``, and a score is float32
-    ``[N, ...]``.
+    ``[N, ...]``, or a `WeightedScore` of such arrays.
   """
   step = make_eval_step(program)
   num_dims = len(program.layout.batch_dims)
 
-  def scores(params: Any, examples: Any) -> dict[str, np.ndarray]:
+  def scores(params: Any, examples: Any) -> dict[str, Any]:
     num_examples = len(jax.tree.leaves(examples)[0])
-    found: list[dict[str, np.ndarray]] = []
+    found: list[dict[str, Any]] = []
     for start in range(0, num_examples, batch_size):
       rows = jax.tree.map(lambda x: x[start : start + batch_size], examples)  # noqa: B023
       count = min(batch_size, num_examples - start)
@@ -115,13 +117,11 @@ def make_scores(
       # scores of the padding are dropped.
       padded = jax.tree.map(lambda x: _padded(x, batch_size), rows)
       part = jax.device_get(step(params, put_batch(program.layout, padded)))
-      found.append({
-        name: x.reshape(batch_size, *x.shape[num_dims + 1 :])[:count]
-        for name, x in part.items()
-      })
-    return {
-      name: np.concatenate([part[name] for part in found]) for name in found[0]
-    }
+      found.append(jax.tree.map(
+        lambda x: x.reshape(batch_size, *x.shape[num_dims + 1 :])[:count],  # noqa: B023
+        part,
+      ))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *found)
 
   return scores
 
@@ -146,13 +146,22 @@ def make_evaluate(
     return Evaluation(
       # In float64, to avoid rounding errors of sums over many examples.
       means={
-        name: float(x.mean(dtype=np.float64)) for name, x in scores.items()
+        name: float(_mean(x, dtype=np.float64)) for name, x in scores.items()
       },
-      per_place={name: x.mean(axis=0) for name, x in scores.items()},
+      per_place={name: _mean(x, axis=0) for name, x in scores.items()},
       num_examples=len(jax.tree.leaves(examples)[0]),
     )
 
   return evaluate
+
+
+def _mean(score: Score, **options: Any) -> Any:
+  """Returns the mean of a score; ``options`` are those of ``np.sum``."""
+  if isinstance(score, WeightedScore):
+    total, count = (np.asarray(x).sum(**options) for x in score)
+    with np.errstate(invalid="ignore"):  # a place without elements has no mean
+      return total / count
+  return score.mean(**options)
 
 
 def make_eval_step(program: Program) -> Callable[[Any, Any], Any]:
@@ -165,7 +174,7 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Any]:
     A function ``(params, batch) -> scores``. Parameters have no worker dim; the
     batch is ``[workers, *levels, batch per rank, ...]``, with a dim per level
     of data-parallel ranks. Scores are float32 arrays with the same leading
-    dims.
+    dims, or `WeightedScore`.
   """
   layout, num_dims = program.layout, len(program.layout.batch_dims)
 

@@ -9,7 +9,7 @@ import jax
 import optax
 
 from caatnet.data.protocol import Data
-from caatnet.program import Program
+from caatnet.program import Program, SplitParams
 from caatnet.schema.train import Train
 from caatnet.train.state import (
   TrainState,
@@ -18,7 +18,7 @@ from caatnet.train.state import (
   state_shardings,
 )
 from caatnet.train.update import DeviceUpdate, HostUpdate
-from parallel.outer.base import OuterLoop, Plan
+from parallel.outer.base import OuterLoop, Plan, mean_over_workers
 
 # Maximum number of steps whose plans `Experiment.plans` counts, which takes 2 s
 # for Streaming DiLoCo. In a longer run, only the first steps are counted.
@@ -118,9 +118,17 @@ class Experiment:
     result has no worker dim: for example, the mean over workers.
     """
     program, layout = self.program, self.program.layout
+
+    def export(params: Any, state: Any) -> Any:
+      trained, explicit = program.split(params)
+      return SplitParams(
+        self.outer.export_params(trained, state),
+        mean_over_workers(explicit, layout.worker),
+      ).join()
+
     return jax.jit(
       jax.shard_map(
-        self.outer.export_params,
+        export,
         mesh=layout.mesh,
         in_specs=(
           layout.add_worker_dim(program.specs), outer_specs(program, self.outer)

@@ -15,8 +15,11 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from caatnet.models.checks import is_parameter
+from caatnet.models.protocol import Score
 from caatnet.program import Program
 from caatnet.train import microbatches, staged
+from caatnet.train.objective import Objective, divided, objective
 from parallel.collectives import order_after, varying
 from parallel.zero.gathered import Shard
 
@@ -59,7 +62,10 @@ def worker_gradients(
     else:
       losses, grads = jax.vmap(
         lambda rank: _accumulated(
-          lambda params, batch: scores(program, params, batch)["loss"].mean(),
+          program,
+          lambda params, batch: objective(
+            scores(program, params, batch)["loss"]
+          ),
           params, rank, accumulation,
         )
       )(batch)
@@ -69,14 +75,17 @@ def worker_gradients(
       (losses, grads), (losses, grads), layout.ordered
     )
     # [D, ...] -> [...]: over lanes, then over devices.
-    loss, grads = jax.tree.map(
-      lambda x: lax.psum(jnp.sum(x, axis=0), names), (losses, grads)
+    loss = jax.tree.map(lambda x: lax.psum(jnp.sum(x, axis=0), names), losses)
+    grads = jax.tree.map(
+      lambda x, spec: lax.psum(
+        jnp.sum(x, axis=0), tuple(name for name in names if name not in spec)
+      ), grads, program.specs,
     )
   else:
     loss, grads = _partitioned_gradients(program, params, batch, accumulation)
-  loss, grads = jax.tree.map(
-    lambda x: x / layout.num_data_ranks, (loss, grads)
-  )
+  divisor = loss.divisor(layout.num_data_ranks, last=True)
+  loss = loss.divided(divisor).loss
+  grads = divided(program, grads, divisor)
   grads = order_after(grads, (loss, grads), layout.ordered)
   return loss, _reduce_replicated_grads(program, grads)
 
@@ -86,31 +95,36 @@ def _reduce_replicated_grads(program: Program, grads: Any) -> Any:
 
   All tensor ranks and stages read a replicated parameter, such as a norm's
   gain, so its gradient is the sum over all of them. A slice of a parameter is
-  read by one rank only, so its gradient is not summed.
+  read by one rank only, so its gradient is not summed. Statistics of explicit
+  state, which devices with the same examples report equally, are averaged.
   """
   names = [axis.name for axis in program.layout.model_axes]
   ordered = program.layout.ordered
   # Axes of an all-reduce -> its results.
   sums: dict[tuple[str, ...], list[jax.Array]] = {}
 
-  def summed(grad, spec):
+  def summed(p, grad, spec):
     over = tuple(name for name in names if name not in spec)
     if not over:
       return grad
     others = [x for axes, results in sums.items() if axes != over
               for x in results]
     grad = order_after(grad, others, ordered)
-    sums.setdefault(over, []).append(lax.psum(grad, over))
+    reduction = lax.pmean if p.update else lax.psum
+    sums.setdefault(over, []).append(reduction(grad, over))
     return sums[over][-1]
 
-  grads = jax.tree.map(summed, grads, program.specs)
+  grads = jax.tree.map(
+    summed, program.model.parameters, grads, program.specs,
+    is_leaf=is_parameter,
+  )
   # Orders the all-reduces of gradient norms, over other axes, after these sums.
   return order_after(grads, grads, ordered and len(sums) > 1)
 
 
 def _partitioned_gradients(
   program: Program, params: Any, batch: Any, accumulation: int
-) -> tuple[jax.Array, Any]:
+) -> tuple[Objective, Any]:
   """Computes loss and gradients of a worker with a ZeRO partition.
 
   Args:
@@ -136,22 +150,25 @@ def _partitioned_gradients(
   # respect to the sinks, which receive the gradients of the gathered weights
   # (`parallel.zero.gathered`).
   weights = jax.tree.map(lambda x: varying(x, *names), weights)
-  sinks = jax.tree.map(lambda x: varying(shards.sink(x), *names), params)
+  sinks = jax.tree.map(
+    lambda tensor, x: varying(shards.sink(x, tensor), *names),
+    program.tensors, params,
+  )
 
   def loss_of(sinks, batch):
-    losses = scores(program, weights, batch, 1, sinks)["loss"]
-    # Mean over each rank's examples, then the sum over ranks: [D, ...] -> [].
-    return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
+    return objective(scores(program, weights, batch, 1, sinks)["loss"], 1)
 
   if layout.stages is not None:
     loss, grads = staged.gradients(program, sinks, batch, weights)
   else:
-    loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
+    loss, grads = _accumulated(
+      program, loss_of, sinks, batch, accumulation, num_lead=1
+    )
   loss, grads = order_after((loss, grads), (loss, grads), layout.ordered)
-  loss = lax.psum(loss, shards.names)
+  loss = jax.tree.map(lambda x: lax.psum(x, shards.names), loss)
   grads = order_after(grads, loss, layout.ordered)
   with jax.named_scope("zero"):
-    return loss, shards.finish(grads)
+    return loss, shards.finish(grads, program.tensors)
 
 
 def scores(
@@ -160,7 +177,7 @@ def scores(
   batch: Any,
   num_lead: int = 0,
   sinks: Any = None,
-) -> dict[str, jax.Array]:
+) -> dict[str, Score]:
   """Computes the model's scores on this device, for one worker.
 
   Args:
@@ -200,16 +217,18 @@ def scores(
 
 
 def _accumulated(
-  loss_of: Callable[[Any, Any], jax.Array],
+  program: Program,
+  loss_of: Callable[[Any, Any], Objective],
   params: Any,
   batch: Any,
   accumulation: int,
   num_lead: int = 0,
-) -> tuple[jax.Array, Any]:
+) -> tuple[Objective, Any]:
   """Averages loss and gradients over the microbatches of a batch.
 
   Args:
-    loss_of: A function ``(params, microbatch) -> loss``.
+    program: The model on a mesh.
+    loss_of: A function ``(params, microbatch) -> objective``.
     params: First argument of ``loss_of``, which is differentiated.
     batch: Tree of ``[..., M * B, ...]`` with ``num_lead`` dims before the
       examples, B per microbatch.
@@ -217,9 +236,18 @@ def _accumulated(
     num_lead: The number of dims before the examples.
 
   Returns:
-    The mean loss, and the mean gradients with respect to ``params``.
+    The mean loss, and the mean gradients with respect to ``params``; with a
+    count, their sums.
   """
-  value_and_grad = jax.value_and_grad(loss_of)
+
+  def value_and_grad(params, batch):
+    def loss(params):
+      found = loss_of(params, batch)
+      return found.loss, found
+
+    grads, found = jax.grad(loss, has_aux=True)(params)
+    return found, grads
+
   if accumulation == 1:
     return value_and_grad(params, batch)
   parts = microbatches.split(batch, accumulation, num_lead)
@@ -237,5 +265,6 @@ def _accumulated(
     ),
     start,
   )
-  total, _ = lax.scan(add, zeros, parts)
-  return jax.tree.map(lambda x: x / accumulation, total)
+  (found, grads), _ = lax.scan(add, zeros, parts)
+  divisor = found.divisor(accumulation)
+  return found.divided(divisor), divided(program, grads, divisor)

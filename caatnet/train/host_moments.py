@@ -67,8 +67,10 @@ def apply_in_parts(
   stacks = program.model.stacks
   owners = jax.tree.map_with_path(
     lambda path, _: path[0].key if path[0].key in stacks else keystr(path),
-    program.specs, is_leaf=is_spec,
+    program.split(program.specs).trained, is_leaf=is_spec,
   )
+  # Moments by row or column are not cut like their parameter.
+  alike = all(shape == "same" for _, shape in program.moments)
   find = make_suffix_lookup(owners)
   done = changed
   for owner in dict.fromkeys(jax.tree.leaves(owners)):
@@ -84,7 +86,7 @@ def apply_in_parts(
       dim = 1 if program.layout.stages is None else 2
       count = x.shape[dim]
     else:
-      dim, count = _choose_cut(x, piece)
+      dim, count = _choose_cut(x, piece) if alike else (0, 1)
     new = _loop(f, old, others, find, dim, count)
     done = jax.tree.map(lambda x, y: x if y is None else y, done, new)
   return done

@@ -27,7 +27,8 @@ def gradient_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
   are cut over the same axes share one all-reduce.
 
   Args:
-    grads: One worker's gradients, with the layout of the stored parameters.
+    grads: One worker's gradients of trained parameters, with the layout of the
+      stored parameters.
     program: The model on a mesh.
 
   Returns:
@@ -36,7 +37,7 @@ def gradient_norms(grads: Any, program: Program) -> dict[str, jax.Array]:
   squares: dict[tuple[str, ...], dict[str, jax.Array]] = {}
   for (path, grad), spec in zip(
     jax.tree.leaves_with_path(grads),
-    jax.tree.leaves(program.specs, is_leaf=is_spec),
+    jax.tree.leaves(program.split(program.specs).trained, is_leaf=is_spec),
     strict=True,
   ):
     names = tuple(name for name in spec if name)

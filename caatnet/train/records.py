@@ -19,6 +19,7 @@ from tensorboardX.record_writer import directory_check
 from caatnet import commands
 from caatnet.schema import tree
 from parallel.base import files
+from parallel.plans.axis_kinds import AXES
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -27,14 +28,16 @@ _NUM_STEPS_KEY, _DECAY_STEPS_KEY = ("train", "num_steps"), (
 )
 
 # Keys that a resumed run may change, since they do not affect its results. It
-# may also change config.zero, config.memory, the stages, the device order and
-# XLA's options, since checkpoints do not depend on them.
+# may also change config.zero, config.memory, the ranks of resizable axes, the
+# device order and XLA's options, since checkpoints do not depend on them.
 _MUTABLE_KEYS = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
               "keep_checkpoints")
 } | {("name",)} | {
-  ("parallel", key) for key in ("stage", "device_order", "xla_options")
+  ("parallel", key) for key in (
+    "device_order", "xla_options", *(x.name for x in AXES if x.resizable)
+  )
 } | {
   ("federated", key)  # limits, and more rounds
   for key in ("rounds", "reconnect_s", "silence_s", "alone_s", "hang_s",
@@ -46,7 +49,9 @@ _MUTABLE_KEYS = {
 
 # A resumed run may have another number of workers
 # (`caatnet.train.elastic.membership`); then these keys may change, too.
-_WORKER_KEY = ("parallel", "worker")
+(_WORKER_KEY,) = (
+  ("parallel", x.name) for x in AXES if x.parameters == "own"
+)
 _PER_WORKER_KEYS = tuple(
   ("outer", key) for key in ("weights", "clients", "overlap")
 )

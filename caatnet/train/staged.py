@@ -11,10 +11,11 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
-from caatnet.models.protocol import PipelineParts
+from caatnet.models.protocol import PipelineParts, Score
 from caatnet.program import Program
 from caatnet.stages import Stages
 from caatnet.train import microbatches
+from caatnet.train.objective import Objective, divided, objective
 from parallel.collectives import ranks_here
 from parallel.pipeline.run import ModelFunctions, Pipeline, PipelineParams
 from parallel.zero.gathered import Shard
@@ -22,7 +23,7 @@ from parallel.zero.gathered import Shard
 
 def gradients(
   program: Program, params: Any, batch: Any, weights: Any = None
-) -> tuple[jax.Array, Any]:
+) -> tuple[Objective, Any]:
   """Computes the mean loss and gradients of a step's microbatches.
 
   Args:
@@ -36,7 +37,7 @@ def gradients(
 
   Returns:
     The mean loss over microbatches and examples (with a partition, summed over
-    D), and gradients with the layout of ``params``.
+    D), and gradients with the layout of ``params``; with a count, their sums.
   """
   stages, parts = _stages(program), program.model.parts()
   count = stages.schedule.num_microbatches
@@ -45,18 +46,16 @@ def gradients(
   )
 
   def loss_of(scores):
-    losses = scores["loss"]
-    if weights is None:
-      return losses.mean()
-    return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
+    return objective(scores["loss"], num_lead=0 if weights is None else 1)
 
   loss, grads = pipeline.gradients(
     _pipeline_functions(program, parts, weights, loss_of),
     _params(stages, parts, params), _chunks(stages, parts, weights),
     microbatches.split(batch, count, num_lead=0 if weights is None else 1),
   )
-  return loss / count, jax.tree.map(
-    lambda x: x / count, _merge_gradients(program, parts, grads)
+  divisor = loss.divisor(count)
+  return loss.divided(divisor), divided(
+    program, _merge_gradients(program, parts, grads), divisor
   )
 
 
@@ -81,7 +80,7 @@ def each_rank(f: Callable[[Any], Any], batch: Any) -> Any:
 
 def scores(
   program: Program, params: Any, batch: Any, weights: Any = None
-) -> dict[str, jax.Array]:
+) -> dict[str, Score]:
   """Returns the scores of examples, see `Model.scores`.
 
   Args:

@@ -23,7 +23,8 @@ class TrainState(NamedTuple):
 
   Attributes:
     step: The number of updates made so far, int32 scalar.
-    params: Nested dict of float32 arrays ``[workers, ...]``.
+    params: Nested dict of float32 arrays ``[workers, ...]``: trained parameters
+      and explicit training state.
     opt_state: State of the inner optimizers, all leaves ``[workers, ...]``.
     outer: State of the outer loop.
     key: The run's random key as raw uint32 data, for sampling within a step.
@@ -43,7 +44,7 @@ def state_specs(
 ) -> TrainState:
   """Returns a ``PartitionSpec`` for each leaf of the training state."""
   per_worker = program.layout.add_worker_dim
-  opt_state = jax.eval_shape(optimizer.init, program.stored_shapes)
+  opt_state = jax.eval_shape(optimizer.init, program.trained_shapes)
   return TrainState(
     step=P(),
     params=per_worker(program.specs),
@@ -56,7 +57,7 @@ def state_specs(
 def outer_specs(program: Program, outer: OuterLoop) -> Any:
   """Returns a ``PartitionSpec`` for each leaf of the outer loop's state."""
   return specs_like_outer(
-    program, outer, jax.eval_shape(outer.init, program.stored_shapes)
+    program, outer, jax.eval_shape(outer.init, program.trained_shapes)
   )
 
 
@@ -117,11 +118,12 @@ def init_state(
       params = program.init_params(params_key)
     else:
       params = jax.tree.map(lambda x: x[0], start)
+    trained = program.split(params).trained
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=stack_copies(params, worker),
-      opt_state=stack_copies(optimizer.init(params), worker),
-      outer=outer.init(params),
+      opt_state=stack_copies(optimizer.init(trained), worker),
+      outer=outer.init(trained),
       key=jax.random.key_data(run_key),
     )
 
@@ -188,7 +190,7 @@ def reset_left_out(
     program: The model on a mesh.
     optimizer: The inner optimizer.
     opt_state: The workers' states ``[W, ...]``.
-    params: The workers' parameters ``[W, ...]``.
+    params: The workers' trained parameters ``[W, ...]``.
     told: Metrics of the outer loop, ``[W]`` each. Workers with a positive
       "just_left_out" are reset; without this key, none is.
 

@@ -22,7 +22,8 @@ import jax
 from jax.sharding import PartitionSpec as P
 import optax
 
-from caatnet.program import Program
+from caatnet.program import Program, SplitParams
+from caatnet.train import explicit_state
 from caatnet.train.gradients import worker_gradients
 from caatnet.train.inner import Metrics, make_clip, make_update
 from caatnet.train.norms import parameter_names
@@ -67,17 +68,26 @@ def make_train_step(
 
   def step(state: TrainState, batch: Any, numbers: Any):
     plan = Plan(variant, numbers)
+    before, explicit = program.split(state.params)
     loss, grads, carried = _all_gradients(
       program, outer, accumulation, state.params, state.outer, batch, plan
     )
-    updates, opt_state, norms = update(grads, state.opt_state, state.params)
+    grads, statistics = program.split(grads)
+    updates, opt_state, norms = update(grads, state.opt_state, before)
     updates = order_after(updates, (loss, norms), layout.ordered)
     with jax.named_scope("outer"):
-      params, carried = outer.finish(state.params, updates, carried, plan)
+      params, carried = outer.finish(before, updates, carried, plan)
     told = outer_metrics(outer, carried, state.outer)
     opt_state = reset_left_out(program, optimizer, opt_state, params, told)
+    explicit = order_after(
+      explicit, (params, carried), layout.ordered and bool(explicit)
+    )
+    explicit = explicit_state.updated(
+      program, explicit, statistics, outer.averages_state(variant)
+    )
     new_state = TrainState(
-      state.step + 1, params, opt_state, carried, state.key
+      state.step + 1, SplitParams(params, explicit).join(), opt_state, carried,
+      state.key,
     )
     return new_state, {"loss": loss} | norms | told
 
@@ -116,6 +126,7 @@ def make_gradient_step(
       program, outer, accumulation, state.params, state.outer, batch,
       Plan(variant, numbers),
     )
+    assert not program.split(grads).explicit  # refused by `HostSteps`
     grads, norms = each_lane(clip, layout.worker, grads)
     return grads, {"loss": loss} | norms
 
@@ -185,7 +196,7 @@ def _all_gradients(
   layout = program.layout
   # Before the gradients, so that transfers overlap with their compute.
   with jax.named_scope("outer"):
-    carried = outer.begin(params, state, plan)
+    carried = outer.begin(program.split(params).trained, state, plan)
   batch = order_after(batch, carried, layout.ordered)
   # A partition's gathers do not read the batch, so params are ordered, too.
   params = order_after(
@@ -195,16 +206,17 @@ def _all_gradients(
     functools.partial(worker_gradients, program, accumulation),
     layout.worker, params, batch,
   )
+  trained, statistics = program.split(grads)
   with jax.named_scope("outer"):
-    grads = outer.gradients(grads, carried)
-  return loss, grads, carried
+    trained = outer.gradients(trained, carried)
+  return loss, SplitParams(trained, statistics).join(), carried
 
 
 def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
   """Returns a ``PartitionSpec`` for each metric of a step, ``[workers]``."""
   names = ["loss", "grad_norm"]
-  names += [f"grad_norm/{g}" for g in parameter_names(program.specs)]
-  first = jax.eval_shape(outer.init, program.stored_shapes)
+  names += [f"grad_norm/{g}" for g in parameter_names(program.trained_shapes)]
+  first = jax.eval_shape(outer.init, program.trained_shapes)
   told = jax.eval_shape(functools.partial(outer_metrics, outer), first, first)
   return {name: P(program.layout.worker.name) for name in (*names, *told)}
 

@@ -113,7 +113,8 @@ def format_saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
   wire = sum(row["wire_bytes"] for row in rows)
   if not sent:
     return ""
-  dense = sum(float32_sum_bytes(program.local_shapes, worker).values())
+  shapes = program.split(program.local_shapes).trained
+  dense = sum(float32_sum_bytes(shapes, worker).values())
   devices = worker.devices
   ring = 2 * (devices - 1) / devices * dense  # of all-reduced gradients
   return (

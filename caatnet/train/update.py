@@ -125,6 +125,11 @@ class HostSteps:
     self, update: HostUpdate, program: Program, learning_rate: optax.Schedule
   ) -> None:
     layout = program.layout
+    if program.split(program.stored_shapes).explicit:
+      raise ValueError(
+        "config.memory.optimizer='host' cannot update the model's explicit "
+        "training state (Parameter.update); use 'device'"
+      )
     shapes, self._structure = jax.tree.flatten(program.stored_shapes)
     shardings = layout.shardings(layout.add_worker_dim(program.specs))
     end, decayed = 0, []
@@ -137,6 +142,8 @@ class HostSteps:
       decayed += [(end, leaf.stop)] if decays else []
       self._leaves.append(leaf)
       end = leaf.stop
+    # Names of the first and second moment in the state of the optimizer.
+    self._moments = [name for name, _ in program.moments]
     self._kind = layout.moments
     self._learning_rate = learning_rate
     self.optimizer = HostOptimizer(
@@ -159,17 +166,18 @@ class HostSteps:
     """
     host, get = self.optimizer, optax.tree_utils.tree_get
     host.count = int(state.step)
+    first, second = self._moments
     for there, here in (
       (state.params, host.weights),
-      (get(state.opt_state, "mu"), host.first),
-      (get(state.opt_state, "nu"), host.second),
+      (get(state.opt_state, first), host.first),
+      (get(state.opt_state, second), host.second),
     ):
       for x, leaf in zip(jax.tree.leaves(there), self._leaves, strict=True):
         for view, shard in leaf.views(here, x):
           view[:] = shard
     host.written()
     self._others = optax.tree_utils.tree_set(
-      state.opt_state, mu=None, nu=None
+      state.opt_state, **dict.fromkeys(self._moments)
     )
     return state._replace(opt_state=())
 
@@ -207,14 +215,16 @@ class HostSteps:
     """
     host = self.optimizer
     host.verify()
-    mu, nu = (
-      self._structure.unflatten(
-        leaf.array(moments, self._kind) for leaf in self._leaves
-      ) for moments in (host.first, host.second)
-    )
+    moments = {
+      name: self._structure.unflatten(
+        leaf.array(array, self._kind) for leaf in self._leaves
+      ) for name, array in zip(
+        self._moments, (host.first, host.second), strict=True
+      )
+    }
     count = optax.tree_utils.tree_get_all_with_path(self._others, "count")
     return state._replace(opt_state=optax.tree_utils.tree_set(
-      self._others, mu=mu, nu=nu, count=_make_replicated(
+      self._others, **moments, count=_make_replicated(
         np.full(1, host.count, np.int32), count[0][1].sharding
       ),
     ))

@@ -153,6 +153,15 @@ class OuterLoop:
     """Returns the communication of a step; steps are counted from 0."""
     return Plan()
 
+  def averages_state(self, variant: Hashable) -> bool:
+    """Returns whether steps of a variant average explicit training state.
+
+    Such state, for example a router's bias, is no parameter of the loop. By
+    default all steps average it that communicate, that is, whose `Plan.variant`
+    is True or a tuple with a true entry.
+    """
+    return any(variant) if isinstance(variant, tuple) else variant is True
+
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     """Starts, before the gradients, the exchanges that overlap with them.
 

@@ -5,6 +5,7 @@ worker: all workers hold the same model, so there are no separate outer
 parameters from which a diverged worker could restart.
 """
 
+from collections.abc import Hashable
 import dataclasses
 from typing import ClassVar
 
@@ -24,6 +25,9 @@ class DataParallel(OuterLoop):
   """Outer loop that all-reduces gradients, so that all workers stay equal."""
 
   equal: ClassVar[bool] = True
+
+  def averages_state(self, variant: Hashable) -> bool:
+    return True
 
   def gradients(self, grads: Params, state: State) -> Params:
     if self.worker.size == 1:  # avoids an all-reduce of one rank in the program

@@ -29,6 +29,7 @@ gradient), before the optimizer, with a constant lambda or one divided by an
 elementwise running root mean square of g.
 """
 
+from collections.abc import Hashable
 import dataclasses
 
 import jax
@@ -74,6 +75,9 @@ class DCS3GD(OuterLoop):
 
   def plan(self, step: int) -> Plan:
     return Plan((), (step,))
+
+  def averages_state(self, variant: Hashable) -> bool:
+    return True
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     arriving, new = self.exchange.mean(

@@ -64,7 +64,8 @@ class ModelFunctions(NamedTuple):
     part: Function of a part of the model, the layers of one chunk of a stage:
       ``(params of the part, constants of the part, x) -> x``.
     judge: ``(around, x, microbatch) -> scores``, where x is the last part's
-      output. In a training step the scores are a scalar, the loss.
+      output. In a training step the scores are a tree of scalars, whose sum is
+      differentiated, such as the loss.
   """
 
   enter: Callable[[Any, Any], Any]
@@ -144,7 +145,7 @@ class Pipeline:
   def gradients(
     self, functions: ModelFunctions, params: PipelineParams, constants: Any,
     batch: Any
-  ) -> tuple[jax.Array, PipelineParams]:
+  ) -> tuple[Any, PipelineParams]:
     """Computes the sums of losses and of gradients over microbatches.
 
     Args:
@@ -156,8 +157,8 @@ class Pipeline:
       batch: Tree of ``[M, ...]``, the M microbatches.
 
     Returns:
-      The sum of losses, a scalar, and the sums of gradients, float32 in the
-      structure of ``params``.
+      The sums of losses, a tree of scalars, and the sums of gradients, float32
+      in the structure of ``params``.
     """
     assert self.schedule.has_backward
     run = _Run(self, functions, params, constants, batch)
@@ -385,8 +386,9 @@ class _Run:
         outputs, self.stage_of(-1)
       )
       loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
-      of_around, dx = vjp(jnp.ones_like(loss))
-      return carry.total + loss, jax.tree.map(jnp.add, grads, of_around), dx
+      of_around, dx = vjp(jax.tree.map(jnp.ones_like, loss))
+      total = jax.tree.map(jnp.add, carry.total, loss)
+      return total, jax.tree.map(jnp.add, grads, of_around), dx
 
     total, grads, cotangent = self.run_if_microbatch(
       ends.judged, judge,

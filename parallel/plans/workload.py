@@ -188,12 +188,14 @@ class TrainingStep:
     seq_len: Positions of an example.
     backward_bytes: Bytes per element of the backward's all-reduces over tensor
       ranks.
+    moments: Number of the optimizer's float32 arrays of a parameter's size.
   """
 
   model: Transformer
   batch_size: int
   seq_len: int
   backward_bytes: int = 4
+  moments: int = 2
 
   def boundary_bytes(self, examples: float) -> float:
     """Returns the bytes of the residual stream of ``examples`` examples."""

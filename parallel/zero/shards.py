@@ -23,7 +23,9 @@ optimizer and secondary copy; D = data-parallel ranks of this device; n =
 elements of a tensor; k = elements of a shard.
 """
 
+from collections.abc import Callable
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -47,14 +49,51 @@ class TensorSpec:
   Attributes:
     shape: Shape without ``lead`` dims; shards are slices of the flattened dims.
     dtype: Dtype of the gathered parameter and, without a codec, on the wire.
+    form: Form of the shards, one of `parallel.plans.zero.partition.FORMS`.
+    apart: Names of the levels whose ranks have separate tensors.
   """
 
   shape: tuple[int, ...]
   dtype: str
+  form: str = "flat"
+  apart: tuple[str, ...] = ()
 
   @property
   def size(self) -> int:
     return math.prod(self.shape)
+
+  @property
+  def unit(self) -> int:
+    """Number of consecutive elements that no shard divides."""
+    return math.prod(self.shape[1:]) if self.form == "rows" else 1
+
+
+def _per_tensor(method: Callable[..., Any]) -> Callable[..., Any]:
+  """Lets a method of `MeshPartition` take tensors with different partitions.
+
+  Args:
+    method: Method of a tree and of a tree of `TensorSpec`. It is called once
+      for all tensors with equal partitions (`MeshPartition.of_tensor`).
+  """
+
+  @functools.wraps(method)
+  def grouped(self: "MeshPartition", tree: Any, tensors: Any) -> Any:
+    specs, treedef = jax.tree.flatten(tensors)
+    groups: dict[MeshPartition, list[int]] = {}
+    for place, tensor in enumerate(specs):
+      groups.setdefault(self.of_tensor(tensor), []).append(place)
+    if set(groups) <= {self}:
+      return method(self, tree, tensors)
+    leaves, results = treedef.flatten_up_to(tree), [None] * len(specs)
+    done: list[Any] = []
+    for own, places in groups.items():
+      args = order_after([leaves[i] for i in places], done, self.ordered)
+      done = method(own, args, [specs[i] for i in places])
+      for place, result in zip(places, done, strict=True):
+        results[place] = result
+    return treedef.unflatten(results)
+
+  return grouped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +147,13 @@ class MeshPartition:
     """D, the number of data-parallel ranks on this device."""
     return math.prod(axis.lanes for axis in self.axes)
 
+  def of_tensor(self, tensor: TensorSpec) -> "MeshPartition":
+    """Returns the partition of one tensor; see `Partition.of_tensor`."""
+    return dataclasses.replace(
+      self, partition=self.partition.of_tensor(tensor.form, tensor.apart),
+      axes=tuple(x for x in self.axes if x.name not in tensor.apart),
+    )
+
   def store(self, x: jax.Array, tensor: TensorSpec) -> jax.Array:
     """Splits a whole tensor into the shards that are stored between steps.
 
@@ -122,9 +168,11 @@ class MeshPartition:
       Shards of k elements, ``[*lead, size of level 0, ..., size of level o - 1,
       k]``, at the depth o of the optimizer state; level 0 is the innermost.
     """
-    partition = self.partition
+    partition = self.of_tensor(tensor).partition
     lead = x.shape[: x.ndim - len(tensor.shape)]
-    flat = _pad(x.reshape(*lead, tensor.size), partition.padded(tensor.size))
+    flat = _pad(
+      x.reshape(*lead, tensor.size), partition.padded(tensor.size, tensor.unit)
+    )
     # The innermost level is the leftmost dim and has the largest strides: its
     # slices are contiguous and are split further by the outer levels.
     sizes = [level.size for level in partition.inner[: partition.optimizer]]
@@ -140,11 +188,13 @@ class MeshPartition:
     Returns:
       ``[*lead, *shape]`` without the padding.
     """
-    lead = x.shape[: x.ndim - self.partition.optimizer - 1]
+    depth = self.of_tensor(tensor).partition.optimizer
+    lead = x.shape[: x.ndim - depth - 1]
     return x.reshape(*lead, -1)[..., : tensor.size].reshape(
       *lead, *tensor.shape
     )
 
+  @_per_tensor
   def working(self, stored: Any, tensors: Any) -> Any:
     """Gathers stored shards to the weights' depth in a step, once per step.
 
@@ -172,6 +222,7 @@ class MeshPartition:
       on_wire, self.partition.optimizer, self.partition.weights
     )
 
+  @_per_tensor
   def materialise(self, weights: Any, tensors: Any) -> Any:
     """Gathers the weights of a step from their depth to whole tensors.
 
@@ -190,11 +241,12 @@ class MeshPartition:
     def decode(tensor, x):
       codec = self._codec(self.partition.weight_codec, tensor)
       return self._decode(
-        x, tensor, codec, self.partition.shard_size(tensor.size)
+        x, tensor, codec, self.partition.shard_size(tensor.size, tensor.unit)
       )
 
     return jax.tree.map(decode, tensors, whole)
 
+  @_per_tensor
   def copy(self, whole: Any, tensors: Any) -> Any:
     """Slices this device's part of the secondary copy of the whole weights.
 
@@ -207,12 +259,12 @@ class MeshPartition:
       payloads and scales: shards at the depth s of the copy, where l_j is the
       number of ranks on this device along level j of data-parallel ranks.
     """
-    depth = self.partition.secondary
+    depth = self.partition.secondary or 0
 
     def part(tensor, x):
       codec = self._codec(self.partition.secondary_codec, tensor)
       lead = x.shape[: x.ndim - len(tensor.shape)]
-      size = self.partition.padded(tensor.size)
+      size = self.partition.padded(tensor.size, tensor.unit)
       x = _pad(x.reshape(*lead, tensor.size), size)
       sizes = [axis.size for axis in self.inner[:depth]]
       x = x.reshape(*lead, *sizes, -1)
@@ -226,6 +278,7 @@ class MeshPartition:
 
     return jax.tree.map(part, tensors, whole)
 
+  @_per_tensor
   def materialise_copy(self, copies: Any, tensors: Any) -> Any:
     """Gathers the secondary copy of the weights to whole tensors.
 
@@ -236,36 +289,41 @@ class MeshPartition:
     Returns:
       Tree of ``[*lead, *shape]``, equal on all data-parallel ranks.
     """
-    depth = self.partition.secondary
+    depth = self.partition.secondary or 0
     whole = self._gather(copies, depth, 0)
 
     def decode(tensor, x):
       codec = self._codec(self.partition.secondary_codec, tensor)
-      k = self.partition.padded(tensor.size) // self.partition.degree(depth)
-      return self._decode(x, tensor, codec, k)
+      size = self.partition.padded(tensor.size, tensor.unit)
+      return self._decode(
+        x, tensor, codec, size // self.partition.degree(depth)
+      )
 
     return jax.tree.map(decode, tensors, whole)
 
-  def sink(self, stored: jax.Array) -> jax.Array:
+  def sink(self, stored: jax.Array, tensor: TensorSpec) -> jax.Array:
     """Returns zeros of the shape and varying type that `reduce` returns.
 
     Args:
       stored: The parameter's stored shards on this device, as for `working`.
+      tensor: Shape and dtype of the parameter.
 
     Returns:
       float32 ``[*lead, l_0, l_1, ..., k']``, where l_j is the number of ranks
       of level j on this device, for all levels.
     """
-    depth = self.partition.optimizer
+    own = self.of_tensor(tensor)
+    depth = own.partition.optimizer
     lead = stored.shape[: stored.ndim - depth - 1]
-    lanes = [axis.lanes for axis in self.inner]
+    lanes = [axis.lanes for axis in own.inner]
     # A gradient shard is as long as this many shards of the optimizer state.
-    parts = self.partition.degree(depth) // self.partition.degree(
-      self.partition.gradients
+    parts = own.partition.degree(depth) // own.partition.degree(
+      own.partition.gradients
     )
     zeros = jnp.zeros((*lead, *lanes, parts * stored.shape[-1]), jnp.float32)
     return varying(zeros, *collectives.varying_axes(stored), *self.names)
 
+  @_per_tensor
   def reduce(self, gradients: Any, tensors: Any) -> Any:
     """Reduce-scatters the gradients of whole tensors to the gradients' depth.
 
@@ -286,7 +344,7 @@ class MeshPartition:
     def lay_out(tensor, x):
       lead = x.shape[1 : x.ndim - len(tensor.shape)]
       x = x.astype(jnp.float32).reshape(*lanes, *lead, tensor.size)
-      x = _pad(x, self.partition.padded(tensor.size))
+      x = _pad(x, self.partition.padded(tensor.size, tensor.unit))
       # [*lanes outermost first, *lead, n] -> [*lead, l_0, l_1, ..., n]
       innermost_first = range(num_levels - 1, -1, -1)
       return jnp.moveaxis(
@@ -296,7 +354,8 @@ class MeshPartition:
     laid_out = jax.tree.map(lay_out, tensors, gradients)
     return self._scatter(laid_out, 0, self.partition.gradients)
 
-  def finish(self, gradients: Any) -> Any:
+  @_per_tensor
+  def finish(self, gradients: Any, tensors: Any) -> Any:
     """Sums gradients over the levels beyond their depth, once per step.
 
     This is a reduce-scatter for each level between the depth of gradients and
@@ -305,6 +364,7 @@ class MeshPartition:
 
     Args:
       gradients: Result of `reduce`, or its sum over microbatches.
+      tensors: Tree of `TensorSpec`.
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32, sums over all
@@ -326,7 +386,7 @@ class MeshPartition:
 
   def _codec(self, name: str, tensor: TensorSpec) -> Codec | None:
     """Returns the codec with a name; None if the tensor is not encoded."""
-    shard = self.partition.shard_size(tensor.size)
+    shard = self.partition.shard_size(tensor.size, tensor.unit)
     if name == "none" or not self.partition.is_coded(shard):
       return None
     return Codec(name, self.partition.block)

@@ -80,7 +80,7 @@ def specs_of(tree):
 def test_layout_has_no_options_unless_given():
   axes = {name: Axis(name, 1) for name in ("worker", "data", "tensor")}
   layout = Layout(
-    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+    tuple(axes.values()), make_mesh(axes),
     Partition((Level("data", 1),)),
   )
   assert layout.kernels == ("reference",)
@@ -246,7 +246,7 @@ class Undeclared(Toy):
 def test_members_of_a_model_are_checked():
   axes = {name: Axis(name, 1) for name in ("worker", "data", "tensor")}
   layout = Layout(
-    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+    tuple(axes.values()), make_mesh(axes),
     Partition((Level("data", 1),)),
   )
   assert Program(Toy(), layout).layout is layout

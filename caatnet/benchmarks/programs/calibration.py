@@ -33,9 +33,10 @@ from parallel.base.kept import ResultCache
 from parallel.ledger import calibration, conformal, profiles, reading, targets
 from parallel.ledger.calibration import ProgramProfile
 from parallel.ledger.targets import Target
+from parallel.plans import axis_kinds
 from parallel.plans.hardware import cluster_files
 
-_AXES = ("worker", "data", "stage", "tensor")
+_AXES = tuple(kind.name for kind in axis_kinds.AXES)
 # Rounds in a profiler trace.
 _PROFILED_ROUNDS = 4
 # Maximum number of draws until a configuration is valid.

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from caatnet.schema import tree
 from caatnet.studies.published import models
 from parallel.base.checks import known
 from parallel.base.naming import prefix_error_keys
@@ -174,6 +175,7 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
     model, config["data"]["batch_size"], config["data"]["seq_len"],
     # Bytes of an element that the backward reduces.
     backward_bytes=4 if (backward or sizes["dtype"]) == "float32" else 2,
+    moments=len(tree.parse_section("optimizer", config["optimizer"]).moments),
   )
 
 

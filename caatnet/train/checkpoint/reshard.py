@@ -14,7 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from caatnet.program import Layout, Leaf, Program, make_suffix_lookup
+from caatnet.program import Layout, Leaf, Program
 
 
 def to_whole(program: Program, stored: Any) -> Any:
@@ -33,7 +33,7 @@ def to_whole(program: Program, stored: Any) -> Any:
   """
   if not _needs_conversion(program):
     return stored
-  leaf_of = make_suffix_lookup(program.leaves, is_leaf=_is_leaf)
+  leaf_of = program.make_leaf_lookup()
 
   def convert(path, x):
     leaf = leaf_of(path)
@@ -58,7 +58,7 @@ def to_stored(program: Program, whole: Any, shardings: Any) -> Any:
   """
   if not _needs_conversion(program):
     return whole
-  leaf_of = make_suffix_lookup(program.leaves, is_leaf=_is_leaf)
+  leaf_of = program.make_leaf_lookup()
 
   def convert(path, x, sharding):
     leaf = leaf_of(path)
@@ -76,10 +76,6 @@ def _needs_conversion(program: Program) -> bool:
   return layout.shards is not None or layout.stages is not None
 
 
-def _is_leaf(x: Any) -> bool:
-  return isinstance(x, Leaf)
-
-
 def _restore(
   layout: Layout, leaf: Leaf, lead: int, x: jax.Array
 ) -> jax.Array:
@@ -88,7 +84,7 @@ def _restore(
   Dims of ``x`` before it, such as that of workers, are not joined.
   """
   dim, stages = leaf.parameter.stage_dim, layout.stages
-  if layout.shards is not None:
+  if layout.shards is not None and leaf.tensor is not None:
     x = layout.shards.restore(x, leaf.tensor)
   if stages is None or dim is None:
     return x
@@ -105,7 +101,7 @@ def _store(layout: Layout, leaf: Leaf, lead: int, x: jax.Array) -> jax.Array:
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if stages is not None and dim is not None:
     x = stages.store(x, dim, lead)
-  if layout.shards is not None:
+  if layout.shards is not None and leaf.tensor is not None:
     x = layout.shards.store(x, leaf.tensor)
   return x
 
@@ -122,14 +118,15 @@ def _whole_sharding(
   """
   layout, p = program.layout, leaf.parameter
   cut: list[Any] = [*p.spec, *[None] * len(leaf.shape)][: len(leaf.shape)]
-  if layout.shards is not None:
-    num_devices = math.prod(axis.devices for axis in layout.data)
+  if layout.shards is not None and leaf.tensor is not None:
+    own = layout.shards.of_tensor(leaf.tensor)
+    num_devices = math.prod(axis.devices for axis in own.axes)
     fitting = [
       i for i in range(p.num_lead, len(leaf.shape))
       if leaf.shape[i] % num_devices == 0
     ]
     if fitting:
-      cut[fitting[0]] = layout.shards.names
+      cut[fitting[0]] = own.names
   if layout.stages is not None and p.stage_dim is not None:
     axis = layout.stages.axis
     if cut[p.stage_dim] is None and (

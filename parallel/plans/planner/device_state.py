@@ -5,6 +5,7 @@ ranks. `parallel.plans.zero.cost` computes their memory and collectives, and
 `parallel.plans.outer.cost` their exchange between workers.
 """
 
+import functools
 import math
 
 from parallel.plans.outer.cost import ParameterRows
@@ -30,23 +31,27 @@ def partition(configuration: Configuration) -> Partition:
 
 
 def parameters(
-  configuration: Configuration, model: Transformer
+  configuration: Configuration, model: Transformer, moments: int = 2
 ) -> list[zero_cost.Parameter]:
-  """Returns the sizes of a device's parameters, for `plans.zero.cost`."""
+  """Returns the sizes of a device's parameters, for `plans.zero.cost`.
+
+  The optimizer has ``moments`` float32 arrays of each parameter's size.
+  """
   c = configuration
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
   # Partitions gather in the activations' dtype; ddp uses the float32 weights.
   wire = model.item_bytes if c.scheme != "ddp" else 4
   # Embedding and head are sharded over stages and tensor ranks.
   tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
+  parameter = functools.partial(zero_cost.Parameter, moments=moments)
   return [
-    *(zero_cost.Parameter(math.ceil(size / c.tensor), layers, wire)
+    *(parameter(math.ceil(size / c.tensor), layers, wire)
       for size in model.matrices),
-    zero_cost.Parameter(model.width, 2 * layers, 4),
+    parameter(model.width, 2 * layers, 4),
     # The backward of an embedding lookup does not read the table.
-    zero_cost.Parameter(tables, 1, wire, regathered=0),
-    zero_cost.Parameter(tables, 1, wire),
-    zero_cost.Parameter(model.width, 1, 4),
+    parameter(tables, 1, wire, regathered=0),
+    parameter(tables, 1, wire),
+    parameter(model.width, 1, 4),
   ]
 
 

@@ -42,7 +42,7 @@ from parallel.plans.planner.device_state import parameters, partition
 from parallel.plans.planner.memory import cached_schedule
 from parallel.plans.planner.message_costs import Traffic
 from parallel.plans.planner.space import Configuration
-from parallel.plans.workload import TrainingStep, Transformer
+from parallel.plans.workload import TrainingStep
 from parallel.plans.zero import cost as zero_cost
 
 EXECUTIONS = ("lockstep", "events")
@@ -319,7 +319,7 @@ def predict(
     compute=compute_s, again=repeated_s, tensor=sums_s, bubble=bubble_s,
     hops=hops_s, vocabulary=float(vocabulary(c, step, links, timing, order)),
     data=ring_s,
-    offload=_offload(c, step.model, timing.host), outer=exchanged_s,
+    offload=_offload(c, step, timing.host), outer=exchanged_s,
   )
 
 
@@ -484,11 +484,10 @@ def _head(
   return flops / (utilisation * device.peak(step.model.dtype))
 
 
-def _offload(c: Configuration, model: Transformer, host: Host) -> float:
-  """Returns the seconds per step to move both moments to and from the host."""
+def _offload(c: Configuration, step: TrainingStep, host: Host) -> float:
+  """Returns the seconds per step to move the moments to and from the host."""
   if not c.offload:
     return 0.0
-  state = zero_cost.memory(partition(c), parameters(c, model))
-  # Of the three stored arrays of equal size, the two moments are moved.
-  moved = state.stored * 2 / 3
+  found = parameters(c, step.model, step.moments)
+  moved = zero_cost.memory(partition(c), found).moments
   return moved / host.to_device + moved / host.from_device

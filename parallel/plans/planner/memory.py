@@ -143,7 +143,7 @@ class PeakMemory:
   Attributes:
     weights: float32 weights, and the step's copies of them in fewer bits.
     gradients: float32 sums of gradients, with all copies of them.
-    optimizer: Two float32 moments; 0 if they are on the host.
+    optimizer: float32 moments; 0 if they are on the host.
     kept: Inputs and cotangents of parts that the pipeline schedule stores.
     activations: Residuals that one part saves for its backward, and those that
       the pipeline schedule stores.
@@ -185,7 +185,7 @@ def cached_schedule(name: str, stages: int, microbatches: int, chunks: int) -> (
 
 @functools.lru_cache(maxsize=4096)
 def _state_memory(
-  c: Configuration, model: Transformer
+  c: Configuration, model: Transformer, moments: int
 ) -> tuple[zero_cost.StateMemory, float]:
   """Returns a device's bytes of training state, and the fraction of layers.
 
@@ -193,7 +193,7 @@ def _state_memory(
 
   The result is cached, since many configurations have the same state.
   """
-  found = parameters(c, model)
+  found = parameters(c, model, moments)
   *stacks, embedding, head, gain = found
   of_layers = sum(each.size * each.count for each in stacks)
   others = embedding.size + head.size + gain.size
@@ -233,7 +233,7 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   # Fields that do not affect the state are reset, for more cache hits.
   state, stacked = _state_memory(dataclasses.replace(
     c, microbatches=1, schedule="", route="", remat="", offload=False
-  ), model)
+  ), model, step.moments)
   boundary = step.boundary_bytes(examples)
   kept, saved, halves = 0.0, 0, 0
   if c.stages > 1:
@@ -263,10 +263,10 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   streams = {"none": 0, "full": 1, "reduced": 3}[c.remat] * layers * boundary
   all_saved = c.remat == "none"
   return {
-    # 12 bytes per weight, 8 of which are the moments.
-    "stored": state.stored * (1 / 3 if c.offload else 1),
+    "stored": state.stored - state.moments * c.offload,
     "weights": state.weights + state.secondary,
-    "cast": state.stored / 3 * model.item_bytes / 4 * (c.scheme == "ddp"),
+    "cast": (state.stored - state.moments) * model.item_bytes / 4
+            * (c.scheme == "ddp"),
     "gradients": state.gradients,
     "many": copied * (c.microbatches > 1 and not single),
     "stages": copied * (c.stages > 1 and not single),
@@ -296,8 +296,8 @@ def memory(
   """
   found = terms(configuration, step)
   x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
-  # A third of the stored bytes are weights; all of them with offloading.
-  parameters = x["stored"] / (1 if configuration.offload else 3)
+  # The moments have the size of the weights; offloading leaves the weights.
+  parameters = x["stored"] / (1 if configuration.offload else 1 + step.moments)
   return PeakMemory(
     weights=parameters + x["weights"] + x["cast"],
     gradients=sum(x[key] for key in ("gradients", "many", "stages", "single")),

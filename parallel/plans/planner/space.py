@@ -15,6 +15,7 @@ import itertools
 import numpy as np
 
 from parallel.base import checks
+from parallel.plans.axis_kinds import AXES
 from parallel.plans.outer.cost import OuterLoopConfig
 from parallel.plans.pipeline import builders
 from parallel.plans.planner.message_costs import Grid
@@ -26,8 +27,9 @@ REMATS = ("none", "reduced", "full")
 KEEPS = ("residuals", "inputs")
 # Keys of a training run's config -> field of a configuration.
 CONFIG_KEYS = {
-  "parallel.stage": "stages", "parallel.data": "data",
-  "parallel.tensor": "tensor", "train.accumulation": "microbatches",
+  f"parallel.{kind.name}": kind.planned for kind in AXES if kind.planned
+} | {
+  "train.accumulation": "microbatches",
   "zero.scheme": "scheme", "memory.moments": "offload", "sync.route": "route",
   "model.remat": "remat", "pipeline.schedule": "schedule",
   "pipeline.chunks": "chunks", "pipeline.keep": "keep",

@@ -53,6 +53,9 @@ class Parameter:
       backward of an embedding lookup does not.
     gradient_bytes: Bytes per element of the accumulated gradient and, without a
       codec, of the sent one; 4 in the trainer, while papers count 2.
+    moments: Number of the optimizer's float32 arrays of the parameter's size.
+    form, apart: Partition of the tensor (`Partition.of_tensor`).
+    unit: Number of consecutive elements that no shard divides.
   """
 
   size: int
@@ -61,6 +64,10 @@ class Parameter:
   uses: int = 1
   regathered: int = 1
   gradient_bytes: int = 4
+  moments: int = 2
+  form: str = "flat"
+  apart: tuple[str, ...] = ()
+  unit: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,16 +103,18 @@ class StateMemory:
   ``stored`` is an argument of the step; the rest are its temporaries.
 
   Attributes:
-    stored: Shards of float32 weights and two moments (`Partition.optimizer`).
+    stored: Shards of float32 weights and moments (`Partition.optimizer`).
     weights: Weights that a step gathers or casts; 0 if it uses the stored ones.
     gradients: One copy of the accumulated gradients (`Partition.gradients`).
     secondary: Second copy of the weights (`Partition.secondary`).
+    moments: Bytes of ``stored`` that are moments of the optimizer.
   """
 
   stored: int
   weights: int
   gradients: int
   secondary: int
+  moments: int
 
   @property
   def total(self) -> int:
@@ -134,9 +143,21 @@ def memory(
 
     >>> from parallel.plans.zero.partition import Level, named
     >>> memory(named("zero3", [Level("gpu", 4)]), [Parameter(size=1000)])
-    StateMemory(stored=3000, weights=0, gradients=1000, secondary=0)
+    StateMemory(stored=3000, weights=0, gradients=1000, secondary=0,
+    moments=2000)
   """
-  lanes = lanes or {}
+  found = [_state_memory(partition, p, lanes or {}) for p in parameters]
+  return StateMemory(**{
+    field.name: sum(getattr(each, field.name) for each in found)
+    for field in dataclasses.fields(StateMemory)
+  })
+
+
+def _state_memory(
+  partition: Partition, p: Parameter, lanes: Mapping[str, int]
+) -> StateMemory:
+  """Returns the bytes of the state of p; arguments are those of `memory`."""
+  partition = partition.of_tensor(p.form, p.apart)
 
   def shards(depth: int) -> int:
     """Returns the number of shards at a depth that a device hosts."""
@@ -144,38 +165,38 @@ def memory(
     return math.prod(lanes.get(level.name, 1) for level in inner)
 
   w, o = partition.weights, partition.optimizer
+  shard = partition.shard_size(p.size, p.unit)
+  padded = partition.padded(p.size, p.unit)
+  coded = partition.is_coded(shard)
+  array = 4 * p.count * shards(o) * shard  # float32 weight, or a moment of it
+  weights = secondary = 0
+  # Each lane of the device has a separate gradient until lanes are summed, even
+  # if nothing is sharded.
+  elements = padded // partition.degree(partition.gradients)
   all_lanes = shards(len(partition.levels))
-  stored = weights = gradients = secondary = 0
-  for p in parameters:
-    padded = partition.padded(p.size)
-    # 12 bytes: float32 weight and two float32 moments.
-    stored += 12 * p.count * shards(o) * partition.shard_size(p.size)
-    coded = partition.is_coded(partition.shard_size(p.size))
-    # Each lane of the device has a separate gradient until lanes are summed,
-    # even if nothing is sharded.
-    elements = padded // partition.degree(partition.gradients)
-    gradients += p.gradient_bytes * p.count * all_lanes * elements
-    if partition.weight_codec != "none" and coded:
-      # Weights are encoded once, as stored shards padded to whole blocks. A
-      # gathered shard consists of several such units.
-      units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
-      weights += units * sum(
-        _encoded_bytes(partition.shard_size(p.size), partition.weight_codec,
-                 partition.block).values()
+  gradients = p.gradient_bytes * p.count * all_lanes * elements
+  if partition.weight_codec != "none" and coded:
+    # Weights are encoded once, as stored shards padded to whole blocks. A
+    # gathered shard consists of several such units.
+    units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
+    weights = units * sum(
+      _encoded_bytes(shard, partition.weight_codec, partition.block).values()
+    )
+  elif w < o or p.wire_bytes != 4:  # else the stored weights are used
+    elements = shards(w) * padded // partition.degree(w)
+    weights = p.wire_bytes * p.count * elements
+  if partition.secondary is not None:
+    s = partition.secondary
+    k = padded // partition.degree(s)
+    size = p.wire_bytes * k
+    if partition.secondary_codec != "none" and coded:
+      size = sum(
+        _encoded_bytes(k, partition.secondary_codec, partition.block).values()
       )
-    elif w < o or p.wire_bytes != 4:  # else the stored weights are used
-      elements = shards(w) * padded // partition.degree(w)
-      weights += p.wire_bytes * p.count * elements
-    if partition.secondary is not None:
-      s = partition.secondary
-      k = padded // partition.degree(s)
-      size = p.wire_bytes * k
-      if partition.secondary_codec != "none" and coded:
-        size = sum(
-          _encoded_bytes(k, partition.secondary_codec, partition.block).values()
-        )
-      secondary += p.regathered * p.count * shards(s) * size
-  return StateMemory(stored, weights, gradients, secondary)
+    secondary = p.regathered * p.count * shards(s) * size
+  return StateMemory(
+    (1 + p.moments) * array, weights, gradients, secondary, p.moments * array
+  )
 
 
 def level_collectives(
@@ -209,8 +230,9 @@ def level_collectives(
   """
   found = []
   for p in parameters:
-    found += _weight_gathers(partition, p, accumulation, lanes or {})
-    found += _gradient_reductions(partition, p, accumulation, lanes or {})
+    own = partition.of_tensor(p.form, p.apart)
+    found += _weight_gathers(own, p, accumulation, lanes or {})
+    found += _gradient_reductions(own, p, accumulation, lanes or {})
   return merged(e for e in found if e.operand_bytes)
 
 
@@ -243,7 +265,7 @@ def _weight_gathers(
   device along each level of data-parallel ranks.
   """
   w, o, s = partition.weights, partition.optimizer, partition.secondary
-  size = partition.shard_size(p.size)
+  size = partition.shard_size(p.size, p.unit)
   coded = partition.is_coded(size)
   stored = _Shard(size, partition.weight_codec if coded else "none", o)
   yield from _gathers(partition, p, lanes, stored, range(w, o), 1, "step")
@@ -252,7 +274,7 @@ def _weight_gathers(
   )
   source, depth = stored, w
   if s is not None:
-    copy = partition.padded(p.size) // partition.degree(s)
+    copy = partition.padded(p.size, p.unit) // partition.degree(s)
     codec = partition.secondary_codec if coded else "none"
     source, depth = _Shard(copy, codec, s), s
   again = accumulation * p.regathered
@@ -334,7 +356,7 @@ def _gradient_reductions(
   )
   coded = (
     partition.gradient_codec != "none"
-    and partition.is_coded(partition.shard_size(p.size))
+    and partition.is_coded(partition.shard_size(p.size, p.unit))
   )
   for hop in partition.hops(0, g, coded) + partition.hops(g, o, coded):
     levels = [partition.inner[j] for j in hop]
@@ -345,7 +367,7 @@ def _gradient_reductions(
       times, when = accumulation * p.uses, "backward"
     # Elements that a rank scatters in this hop: the tensor divided by the inner
     # levels, which have been scattered before.
-    whole = partition.padded(p.size) // partition.degree(hop[0])
+    whole = partition.padded(p.size, p.unit) // partition.degree(hop[0])
     apart = here < ranks
     names = tuple(level.name for level in levels[::-1])
     if not coded:
@@ -388,7 +410,7 @@ def _all_reduce(
   )
   ranks = math.prod(level.size for level in beyond)
   devices = ranks // math.prod(lanes.get(e.name, 1) for e in beyond)
-  size = p.count * p.gradient_bytes * partition.shard_size(p.size)
+  size = p.count * p.gradient_bytes * partition.shard_size(p.size, p.unit)
   return LevelCollective(
     tuple(level.name for level in beyond[::-1]), ranks, "all_reduce", "step",
     _DTYPES[p.gradient_bytes], size * inside if devices > 1 else 0,

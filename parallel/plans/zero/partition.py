@@ -34,7 +34,7 @@ This module does not import jax, so that simulators and the trainer can both use
 it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 import dataclasses
 import itertools
 import math
@@ -46,6 +46,9 @@ CODECS = ("none", "int8", "int4")
 # Hops that reduce encoded gradients: one per level, or one over all levels
 # inside the outermost and one over the outermost.
 HOPS = ("by_level", "two")
+# Forms of the shards of a tensor: slices of the flattened elements, whole rows
+# (slices along the first dim), or the whole tensor on every rank.
+FORMS = ("flat", "rows", "whole")
 _STATES = ("weights", "gradients", "optimizer")
 
 
@@ -179,20 +182,57 @@ class Partition:
     """Returns the number of shards of a state with this depth."""
     return math.prod(level.size for level in self.inner[:depth])
 
-  def shard_size(self, num_elements: int) -> int:
+  def shard_size(self, num_elements: int, unit: int = 1) -> int:
     """Returns the elements of one stored shard of a tensor, with padding.
 
-    The tensor has ``num_elements`` elements.
+    Args:
+      num_elements: Elements of the tensor.
+      unit: Number of consecutive elements, such as those of a row, that no
+        shard divides.
     """
-    return math.ceil(num_elements / self.degree(self.optimizer))
+    return -(-num_elements // (unit * self.degree(self.optimizer))) * unit
 
-  def padded(self, num_elements: int) -> int:
+  def padded(self, num_elements: int, unit: int = 1) -> int:
     """Returns the elements of a tensor after padding to equal shards.
 
     A tensor that is padded for the optimizer's depth is divisible at all
-    smaller depths, too.
+    smaller depths, too. The arguments are those of `shard_size`.
     """
-    return self.shard_size(num_elements) * self.degree(self.optimizer)
+    return self.shard_size(num_elements, unit) * self.degree(self.optimizer)
+
+  def of_tensor(
+    self, form: str = "flat", apart: Collection[str] = ()
+  ) -> "Partition":
+    """Returns the partition of one tensor.
+
+    Args:
+      form: One of ``FORMS``; every rank has a tensor that is "whole".
+      apart: Names of the levels whose ranks have separate tensors, for example
+        different experts: the tensor is neither cut nor summed over them.
+
+    Example:
+      >>> partition = named("zero3", [Level("data", 2), Level("expert", 4)])
+      >>> print(partition.of_tensor(apart=["expert"]))
+      weights / 2, gradients / 2, optimizer / 2
+      >>> print(partition.of_tensor("whole"))
+      weights / 1, gradients / 1, optimizer / 1
+    """
+    if form != "whole" and not apart:
+      return self
+    kept = [level.name not in apart for level in self.inner]
+    depths = {
+      key: 0 if form == "whole" else sum(kept[: getattr(self, key) or 0])
+      for key in (*_STATES, "secondary")
+    }
+    cut = depths["optimizer"]
+    copied = depths["weights"] and depths["secondary"]
+    return dataclasses.replace(
+      self, **depths | {"secondary": copied or None},
+      levels=tuple(x for x in self.levels if x.name not in apart),
+      weight_codec=self.weight_codec if cut else "none",
+      gradient_codec=self.gradient_codec if cut else "none",
+      secondary_codec=self.secondary_codec if copied else "none",
+    )
 
   def is_coded(self, shard: int) -> bool:
     """Returns whether a tensor with ``shard`` elements per shard is encoded."""

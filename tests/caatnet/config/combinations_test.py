@@ -246,7 +246,7 @@ LEVELS = (Level("pod", 2), Level("node", 3), Level("gpu", 4))
 ])
 def test_depths_are_named_by_levels(keys, changes):
   made = sections.build_section(
-    "zero", build_zero, {"levels": "pod:2,node:3,gpu:4"} | keys, 24
+    "zero", build_zero, {"levels": "pod:2,node:3,gpu:4"} | keys, {"data": 24}
   )
   plain = dataclasses.asdict(made.partition) | {"levels": LEVELS}
   defaults = {
@@ -263,7 +263,7 @@ def test_depths_are_named_by_levels(keys, changes):
 def test_partition_gathers_when_its_keys_tell():
   for prefetch in (False, True):
     made = sections.build_section(
-      "zero", build_zero, {"scheme": "zero3", "prefetch": prefetch}, 4
+      "zero", build_zero, {"scheme": "zero3", "prefetch": prefetch}, {"data": 4}
     )
     assert made.prefetch == prefetch
   for keys, message in (
@@ -277,7 +277,7 @@ def test_partition_gathers_when_its_keys_tell():
       for name in ("worker", "stage", "tensor")),
   ):
     with pytest.raises(ValueError, match=message):
-      sections.build_section("zero", build_zero, keys, 4)
+      sections.build_section("zero", build_zero, keys, {"data": 4})
 
 
 def context(platform="cpu", **changes):

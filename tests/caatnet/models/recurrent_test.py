@@ -45,7 +45,7 @@ def make(devices=1, **changes):
     "tensor": Axis("tensor", RANKS, devices),
   }
   layout = Layout(
-    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+    tuple(axes.values()), make_mesh(axes),
     Partition((Level("data", 1),)),
   )
   program = Program(

@@ -54,7 +54,7 @@ def make_program(config, ranks=8, devices=1, data=1, data_devices=1):
     "tensor": Axis("tensor", ranks, devices),
   }
   layout = Layout(
-    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+    tuple(axes.values()), make_mesh(axes),
     Partition((Level("data", data),)),
   )
   return Program(TransformerModel(config, axes["tensor"]), layout)

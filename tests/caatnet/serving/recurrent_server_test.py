@@ -47,7 +47,7 @@ def first_decoder():
     "tensor": Axis("tensor", RANKS, DEVICES),
   }
   layout = Layout(
-    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+    tuple(axes.values()), make_mesh(axes),
     Partition((Level("data", 1),)),
   )
   sync = PartialSync(0.5)

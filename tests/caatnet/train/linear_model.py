@@ -135,23 +135,28 @@ def measures(means):
 
 
 def make(
-  workers=1, data=1, devices=None, scheme="ddp", outer=None, learning_rate=0.1,
-  momentum=0.9, clip_norm=0.0, num_steps=6, batch_size=8, levels=None,
-  moments="device", model=Toy(), **options,
+  workers=1, data=1, devices=None, scheme="ddp", outer=None,
+  learning_rate=0.1, momentum=0.9, clip_norm=0.0, num_steps=6, batch_size=8,
+  levels=None, moments="device", model=Toy(), tensor=1, optimizer=None,
+  arrays=(("trace", "same"),), **options,
 ):
   """Returns an experiment.
 
   Args:
     devices: Number of devices of the worker axis and of the data axis.
     levels: Axes that replace the data axis.
+    tensor: Number of tensor ranks and of their devices.
+    optimizer: Inner optimizer; by default SGD with momentum.
+    arrays: Its arrays, as in `Program.moments`.
   """
   devices = devices or (1, 1)
   levels = levels or (Axis("data", data, devices[1]),)
-  worker, tensor = Axis("worker", workers, devices[0]), Axis("tensor", 1)
+  worker = Axis("worker", workers, devices[0])
+  tensor = Axis("tensor", tensor, tensor)
   sizes = [partition.Level(axis.name, axis.size) for axis in levels]
+  axes = (worker, *levels, tensor)
   layout = Layout(
-    worker, levels, tensor,
-    make_mesh({axis.name: axis for axis in (worker, *levels, tensor)}),
+    axes, make_mesh({axis.name: axis for axis in axes}),
     partition.named(scheme, sizes), moments=moments,
   )
   rate = learning_rate
@@ -163,8 +168,8 @@ def make(
   )
   return Experiment(
     config={"name": "toy"},
-    program=Program(model, layout),
-    optimizer=optax.sgd(rate, momentum),
+    program=Program(model, layout, arrays),
+    optimizer=optimizer or optax.sgd(rate, momentum),
     outer=outer or OuterLoop(worker),
     learning_rate=rate,
     clip_norm=clip_norm,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.collectives import order_after
 from parallel.kernels.codec.reference import Codec, max_error
 from parallel.ledger import ledger
 from parallel.plans.zero import cost, partition
@@ -124,9 +125,9 @@ def test_partitions_give_the_gradients_of_the_whole_batch(prefetch, depths):
       y = access.scan(lambda layer, x: x @ layer, layers, x.reshape(-1, 5))
       return jnp.sum(access.apply(lambda h, y: jnp.sum(y * h), head, y))
 
-    sinks = jax.tree.map(of_triple.sink, stored)
+    sinks = jax.tree.map(of_triple.sink, stored, tensors)
     sinks, dx = jax.grad(loss, (0, 1))(sinks, x)
-    return *of_triple.finish(sinks), dx
+    return *of_triple.finish(sinks, tensors), dx
 
   def all_of_them(all_stored, x):
     found = []
@@ -254,7 +255,8 @@ def lowered_step(drawn, devices, layers=3, ordered=True):
       stack, one = map(Shard, weights, sinks, tensors)
       return jnp.sum(access.apply(layer, one, access.scan(layer, stack, x)))
 
-    return shards.finish(jax.grad(loss)(jax.tree.map(shards.sink, stored)))
+    sinks = jax.tree.map(shards.sink, stored, tensors)
+    return shards.finish(jax.grad(loss)(sinks), tensors)
 
   names = [a.name for a in shards.inner[: drawn.optimizer]]
   specs = P(None, *names), P(*names)
@@ -326,6 +328,85 @@ def test_sent_bytes_equal_the_cost_formula(drawn):
   assert +found == +expected
 
 
+# A matrix cut by rows, explicit state, a slice per gpu, and a vector.
+OWN = {
+  "expert": TensorSpec((7,), "float32", apart=("gpu",)),
+  "matrix": TensorSpec((5, 3), "float32", "rows"),
+  "state": TensorSpec((4,), "float32", "whole"),
+  "vector": TensorSpec((11,), "float32"),
+}
+
+
+@pytest.mark.parametrize("drawn", [
+  Partition(LEVELS, 1, 2, 3), Partition(LEVELS, 3, 3, 3, 2),
+  Partition(LEVELS, 0, 0, 2),
+  Partition(
+    LEVELS, 2, 2, 3, 2, secondary_codec="int8", gradient_codec="int8",
+    block=2, coded_blocks=0,
+  ),
+], ids=str)
+def test_each_tensor_of_a_tree_has_its_own_partition(drawn):
+  """Checks values, sums, shapes of shards and sent bytes."""
+  shards, mesh = shards_of(drawn, {"node": 2, "gpu": 2})  # 2 lanes of gcd
+  rng = np.random.default_rng(0)
+  specs, params, summands, sums = {}, {}, {}, {}
+  for name, tensor in OWN.items():
+    own, lead = shards.of_tensor(tensor), ["gpu"] * len(tensor.apart)
+    specs[name] = jax.P(
+      *lead, *[a.name for a in own.inner[: own.partition.optimizer]]
+    )
+    params[name] = rng.normal(size=(*[2] * len(lead), *tensor.shape))
+    # [node, gpu, gcd, *lead on one device, *shape]
+    parts = rng.normal(size=(2, 2, 2, *[1] * len(lead), *tensor.shape))
+    sums[name] = parts[..., 0, :].sum((0, 2)) if lead else parts.sum((0, 1, 2))
+    summands[name] = parts.reshape(8, *parts.shape[3:]).astype("f4")
+  stored = {
+    name: shards.store(jnp.asarray(x, "float32"), OWN[name])
+    for name, x in params.items()
+  }
+  size = 2 if drawn.optimizer == 2 else 4  # ranks over node and gcd
+  assert stored["expert"].size // 2 == -(-7 // size) * size
+  assert stored["matrix"].shape[-1] % 3 == 0
+  assert stored["state"].shape == (4,)
+
+  def run(stored, summands):
+    weights = shards.working(stored, OWN)
+    whole = again = shards.materialise(weights, OWN)
+    if drawn.secondary:
+      again = shards.materialise_copy(shards.copy(whole, OWN), OWN)
+    reduced = shards.reduce(order_after(summands, again), OWN)
+    return again, shards.finish(reduced, OWN)
+
+  whole = {name: jax.P(*["gpu"] * len(x.apart)) for name, x in OWN.items()}
+  lowered = jax.jit(jax.shard_map(
+    run, mesh=mesh, in_specs=(specs, jax.P(("node", "gpu", "gcd"))),
+    out_specs=(whole, specs),
+  )).lower(stored, summands)
+  gathered, reduced = lowered.compile()(stored, summands)
+  coded = drawn.gradient_codec != "none"
+  for name, tensor in OWN.items():
+    exact = tensor.form == "whole" or not coded
+    np.testing.assert_allclose(
+      gathered[name], params[name], atol=1e-6 if exact else 0.02
+    )
+    np.testing.assert_allclose(
+      shards.restore(reduced[name], tensor), sums[name],
+      atol=1e-5 if exact else 0.3,
+    )
+  found, expected = collections.Counter(), collections.Counter()
+  for c in ledger.collectives(lowered, mesh):
+    found[c.axes, c.kind, c.dtype] += c.bytes * c.count
+  for e in cost.level_collectives(drawn, [
+    cost.Parameter(
+      tensor.size, regathered=int(bool(drawn.secondary)), form=tensor.form,
+      apart=tensor.apart, unit=tensor.unit,
+    ) for tensor in OWN.values()
+  ], lanes={"gcd": 2}):
+    axes = tuple(n for n in e.levels if mesh.shape[n] > 1)
+    expected[axes, e.kind, e.dtype] += e.operand_bytes
+  assert +found == +expected
+
+
 def test_backward_gathers_each_layer_again():
   """Checks that XLA does not merge the forward's and backward's gathers."""
   drawn = Partition((Level("node", 2),), 1, 1, 1)
@@ -371,7 +452,7 @@ def test_gradients_are_summed_in_float32():
   tensor = TensorSpec((2,), "bfloat16")
   summands = jnp.asarray([[256, 1], [1, 256]], jnp.bfloat16)
   found = jax.jit(jax.shard_map(
-    lambda x: shards.finish(shards.reduce(x, tensor)), mesh=mesh,
+    lambda x: shards.finish(shards.reduce(x, tensor), tensor), mesh=mesh,
     in_specs=P("node"), out_specs=P("node"),
   ))(summands)
   assert found.dtype == jnp.float32
@@ -389,7 +470,7 @@ def test_hop_over_several_levels_computes_the_sum():
   tensor = TensorSpec((5, 13), "float32")
   summands = np.random.default_rng(0).normal(size=(16, 5, 13)).astype("f4")
   reduced = jax.jit(jax.shard_map(
-    lambda x: shards.finish(shards.reduce(x, tensor)), mesh=mesh,
+    lambda x: shards.finish(shards.reduce(x, tensor), tensor), mesh=mesh,
     in_specs=P(("node", "gpu", "gcd")), out_specs=P("gcd", "gpu", "node"),
   ))(summands)
   found = shards.restore(reduced, tensor)
@@ -431,7 +512,7 @@ def test_backward_that_reads_no_parameters_gathers_none(prefetch):
       y = access.scan(lambda w, x: x * x + w, layers, x)
       return jnp.sum(y * y)
 
-    return shards.finish(jax.grad(loss)(shards.sink(stored)))
+    return shards.finish(jax.grad(loss)(shards.sink(stored, tensor)), tensor)
 
   f = jax.jit(jax.shard_map(
     gradients, mesh=mesh,
@@ -485,14 +566,15 @@ def test_memory_equals_the_bytes_of_the_arrays(drawn, dtype):
 
   def run(stored):
     weights = shards.working(stored, tensor)
-    found["stored"] = 3 * size(stored)  # and two moments
-    found["gradients"] = size(shards.sink(stored))
+    found["moments"] = 2 * size(stored)
+    found["stored"] = size(stored) + found["moments"]
+    found["gradients"] = size(shards.sink(stored, tensor))
     found["weights"] = size(weights)
     found["secondary"] = 0
     if drawn.secondary:
       whole = shards.materialise(weights, tensor)
       found["secondary"] = size(shards.copy(whole, tensor))
-    return shards.sink(stored)
+    return shards.sink(stored, tensor)
 
   names = [axis.name for axis in shards.inner]
   jax.eval_shape(jax.shard_map(
@@ -511,7 +593,7 @@ def test_memory_equals_the_bytes_of_the_arrays(drawn, dtype):
     cost.Parameter(25, 1, jnp.dtype(dtype).itemsize),
   ], lanes)
   assert dataclasses.asdict(memory) == found
-  assert memory.total == sum(found.values())
+  assert memory.total == sum(found.values()) - found["moments"]
 
 
 def test_copy_is_kept_only_for_backwards_that_read_it():
@@ -539,7 +621,7 @@ def test_leading_dims_are_reduced_separately(codec):
   summands = np.random.default_rng(0).normal(size=(16, 1, 1, 5, 3))
   factors = 2.0 ** np.arange(6).reshape(2, 3, 1, 1)
   reduced = jax.jit(jax.shard_map(
-    lambda x: shards.finish(shards.reduce(x, tensor)), mesh=mesh,
+    lambda x: shards.finish(shards.reduce(x, tensor), tensor), mesh=mesh,
     in_specs=P(("node", "gpu", "gcd")),
     out_specs=P(None, None, "gcd", "gpu", "node"),
   ))((summands * factors).astype("f4"))
