@@ -2,8 +2,8 @@
 
 Each kind is a row of `AXES`, from which meshes, batches, reductions of
 gradients, partitions and checks of configs derive what they need to know about
-an axis. A new kind of axis is one row, and one key of a run's config (the number
-of its ranks) in the section of parallel axes, with the same name.
+an axis. A new kind of axis is one row, and one key with the same name in the
+section of parallel axes of a run's config: the number of its ranks.
 """
 
 from collections.abc import Iterable, Mapping
