@@ -333,6 +333,11 @@ class Program:
     """Logical shapes of one worker's stored trained parameters."""
     return self.split(self.stored_shapes).trained
 
+  @property
+  def has_explicit_state(self) -> bool:
+    """Whether the model has explicit training state."""
+    return bool(self.split(self.model.parameters).explicit)
+
   def split(self, tree: Any) -> "SplitParams":
     """Splits a tree of all parameters into trained ones and explicit state."""
 
@@ -463,6 +468,11 @@ class Program:
       if leaf is None or shape == "same":
         return leaf
       tensor, num_lead = leaf.tensor, leaf.parameter.num_lead
+      if self.layout.stages and (leaf.parameter.stage_dim or 0) >= num_lead > 0:
+        raise ValueError(
+          f"moments {shape!r} of a parameter whose dim "
+          f"{leaf.parameter.stage_dim} is cut over stages"
+        )
       lead = leaf.shape[:num_lead]
       num_rest = leaf.num_stored_dims - (
         len(tensor.shape) if self.layout.shards is None else 1

@@ -46,7 +46,7 @@ from parallel.kernels import selection
 from parallel.ledger import compiler_options
 from parallel.memory.offload import ON_DEVICE
 from parallel.outer.joining import elastic_adapter
-from parallel.plans.axis_kinds import axis_sizes, kind
+from parallel.plans.axis_kinds import axis_sizes
 from parallel.plans.pipeline import builders
 
 _SECTIONS = (
@@ -109,7 +109,7 @@ def build(
   outer = sections.build_selected(
     "outer", OUTER, config.outer, program, config.seed
   )
-  if "elastic" in config and program.split(program.stored_shapes).explicit:
+  if "elastic" in config and program.has_explicit_state:
     raise ValueError(
       "config.elastic: members of a swarm do not exchange explicit training "
       f"state, which config.model.name={config.model.name!r} has"
@@ -185,8 +185,8 @@ def build_program(
   )
   _check_residuals(layout, config)
   _check_offloaded(layout, config)
+  optimizer = tree.parse_section("optimizer", config.optimizer)
   with prefix_error_keys("config.model", tuple(config.model)):
-    optimizer = tree.parse_section("optimizer", config.optimizer)
     return Program(model, layout, tuple(optimizer.moments.items()))
 
 
@@ -282,9 +282,7 @@ def _axes(
   requested_mesh: Mapping[str, int] | None,
 ) -> dict[str, Axis]:
   """Returns all axes by name, outermost first, with one axis per ZeRO level."""
-  sizes = axis_sizes(vars(parallel), [
-    level for level in zero.partition.levels if kind(level.name).name == "data"
-  ])
+  sizes = axis_sizes(vars(parallel), zero.partition.levels)
   try:
     return assign_devices(sizes, num_devices, requested_mesh)
   except ValueError as error:

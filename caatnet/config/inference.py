@@ -25,7 +25,7 @@ from caatnet.schema import tree
 from caatnet.train.checkpoint import export
 from parallel.base import files
 from parallel.kernels.paged_attention import api
-from parallel.plans.axis_kinds import data_levels
+from parallel.plans.axis_kinds import AXES, data_levels
 from parallel.plans.zero.partition import Level, Partition
 
 # Smallest cache for which numba compiles attention on CPUs. With a smaller one,
@@ -112,7 +112,9 @@ def build(
     getattr(config.model, "max_positions", 0),
   )
   with config.unlocked():
-    config.parallel.worker = config.parallel.stage = 1
+    for kind in AXES:  # one model, whose layers are all on each device
+      if kind.parameters == "own" or kind.resizable:
+        config.parallel[kind.name] = 1
     # Keys that affect only training get neutral values.
     config.model.dtype = options.dtype or config.model.dtype
     if "remat" in config.model:

@@ -58,6 +58,11 @@ class ParamsFlattener:
   def __init__(self, experiment: Experiment) -> None:
     self._experiment = experiment
     shapes = experiment.program.stored_shapes
+    if experiment.program.has_explicit_state:
+      raise ValueError(
+        "a server's optimizer would train the model's explicit training state "
+        "(Parameter.update); use a model without it"
+      )
     leaves, self._tree = jax.tree.flatten(shapes)
     self._shapes = [x.shape for x in leaves]
     self._sizes = [x.size for x in leaves]

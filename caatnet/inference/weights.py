@@ -170,7 +170,7 @@ def make_converter(
   def store(p: Parameter, x: jax.Array) -> Any:
     # Only matrices whose one use is a product are coded: looking up rows of an
     # embedding table would decode the whole table.
-    product_only = p.decays and p.uses == p.regathered == 1
+    product_only = p.decays and p.uses == p.regathered == 1 and not p.update
     if coded and product_only:
       return CodedMatrix.encode(x, p.dtype)
     return x.astype(p.dtype, copy=False)

@@ -18,6 +18,7 @@ from parallel.ledger import conformal, overlap
 from parallel.ledger import fingerprint as fingerprints
 from parallel.ledger.targets import Target
 from parallel.outer.base import OuterLoop
+from parallel.plans.axis_kinds import AXES
 from parallel.plans.hardware.link_matrix import LinkMatrix
 from parallel.plans.pipeline import simulate
 from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
@@ -27,8 +28,8 @@ from parallel.plans.pipeline.pipeline_schedule import PipelineSchedule
 _FAMILY_KEYS = (
   "model.name", "model.width", "model.ffn_width", "model.num_layers",
   "model.num_heads", "model.vocab_size", "model.dtype", "model.remat",
-  "data.seq_len", "data.batch_size", "parallel.worker", "parallel.data",
-  "parallel.stage", "parallel.tensor", "sync.p", "sync.route", "zero.scheme",
+  "data.seq_len", "data.batch_size", *(f"parallel.{x.name}" for x in AXES),
+  "sync.p", "sync.route", "zero.scheme",
   "pipeline.schedule", "outer.algorithm", "optimizer.name",
 )
 

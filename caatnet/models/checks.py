@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from caatnet.models.protocol import Model, Parameter
 from parallel.axes import Axis
 from parallel.collectives import varying_axes
+from parallel.plans.zero.partition import FORMS
 
 
 def is_parameter(x: Any) -> bool:
@@ -143,6 +144,12 @@ def _faults(
         f"has the spec {p.spec}, but dim {dim} of its shape {x.shape} is not "
         f"the number of {entry} ranks, {sizes[entry]}"
       )
+  if p.form not in FORMS:
+    yield "parameters", f"has form={p.form!r}, not {' or '.join(FORMS)}"
+  if p.update and p.dtype != "float32":
+    yield "parameters", (
+      f"has dtype={p.dtype!r}, but explicit training state is float32"
+    )
   if p.stage_dim is not None and not 0 <= p.stage_dim < x.ndim:
     yield "parameters", (
       f"has stage_dim={p.stage_dim}, but its shape {x.shape} has {x.ndim} dims"

@@ -28,9 +28,9 @@ class Parameter:
   """Properties of one parameter for layouts, partitions and optimizers.
 
   Attributes:
-    spec: Names the tensor axis at the dim that is cut into one slice per tensor
-      rank, before any ZeRO partition; ``PartitionSpec()`` if every rank has the
-      whole parameter.
+    spec: Names, at each dim that is cut into one slice per rank, the axis of
+      these ranks, before any ZeRO partition; ``PartitionSpec()`` if every rank
+      has the whole parameter.
     num_lead: Number of leading dims that a partition does not cut: layers of a
       stack, then tensor ranks. The remaining dims are one tensor, which a
       partition flattens and cuts.
@@ -59,7 +59,7 @@ class Parameter:
       the model reports (`caatnet.models.training_state.report`), summed over
       the step's microbatches and the worker's data-parallel ranks. A partition
       does not cut the state (its form is "whole"). Outer loops average it
-      over workers when they exchange parameters.
+      over workers when they exchange parameters, except loops of pairs.
   """
 
   spec: PartitionSpec
@@ -82,9 +82,10 @@ class Parameter:
 class WeightedScore(NamedTuple):
   """Score of examples with different numbers of elements, such as tokens.
 
-  Means are sums of ``total`` over all examples and ranks, divided by the sum of
-  ``count``: not means of means, in which a rank with few elements would have as
-  much weight as one with many.
+  Means are sums of ``total`` over the examples of all ranks of a worker,
+  divided by the sum of ``count``: not means of means, in which a rank with few
+  elements would have as much weight as one with many. Outer loops weight
+  workers as they define, by default equally.
 
   Attributes:
     total: float32 ``[B, ...]``, the sum over the elements of each entry.

@@ -2,9 +2,9 @@
 
 Examples are the bias of a router, which balances the load of experts, and
 counters. Such a parameter has a rule (`Parameter.update`). During the forward
-pass a model reports a statistic for it. The statistic takes the way of a
-gradient: it is summed over microbatches and ranks by the same code, and exactly
-once, also if layers are rematerialised.
+pass a model reports a statistic for it. The statistic follows the path of a
+gradient: the same code sums it over microbatches and data-parallel ranks, and
+it counts exactly once, even if layers are rematerialised.
 """
 
 import jax
@@ -18,13 +18,13 @@ def report(x: jax.Array, state: jax.Array, statistic: jax.Array) -> jax.Array:
   """Returns ``x``, and reports a statistic for an explicit training state.
 
   Args:
-    x: Any array on which the loss depends; a statistic is lost if the loss does
-      not depend on the result.
+    x: Any array on which the loss depends. The model must use the result
+      instead of it; otherwise the statistic is lost.
     state: The state, as the model reads it from its parameters. The model must
       not differentiate other uses of it (``jax.lax.stop_gradient``).
     statistic: float32 array of the state's shape, such as the number of tokens
-      per expert. All tensor ranks report equal values for a state that they
-      share.
+      per expert. For a state that tensor ranks share, all devices report equal
+      values, outside of functions that are mapped over the ranks of a device.
 
   Example:
     >>> def loss(state, x):

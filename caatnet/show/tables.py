@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
+import numpy as np
+
 from caatnet.data.protocol import Data, Dataset
 from caatnet.show import render
 from caatnet.show.render import print_table
@@ -72,14 +74,17 @@ def print_evaluation(
     measure_rows(measures, data.labels),
   )
   positions = evaluation.per_place["loss"]
+  counts = evaluation.counts["loss"]
   if not positions.ndim:  # one loss per example, as for images
     return
   # Ranges of positions: 1 to 8, 9 to 16, 17 to 32, and so on.
   rows, start = [], 0
   while start < len(positions):
     stop = min(max(2 * start, 8), len(positions))
-    mean = float(positions[start:stop].mean())
-    rows.append([f"{start + 1} to {stop}", f"{mean:.4f}"])
+    here, number = slice(start, stop), counts[start:stop].sum()
+    total = np.nansum(positions[here] * counts[here])
+    mean = f"{total / number:.4f}" if number else "-"
+    rows.append([f"{start + 1} to {stop}", mean])
     start = stop
   print_table(
     "loss by position", [f"{data.unit} of context", data.labels["loss"]], rows

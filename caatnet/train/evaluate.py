@@ -26,11 +26,13 @@ class Evaluation:
     per_place: Mean of each score over examples only, float32 ``[...]``: ``[T]``
       for the loss of texts with T positions, a scalar ``[]`` for images; NaN
       where no example has an element.
+    counts: Number of elements of each mean in ``per_place``.
     num_examples: The number of examples that were evaluated.
   """
 
   means: Mapping[str, float]
   per_place: Mapping[str, np.ndarray]
+  counts: Mapping[str, np.ndarray]
   num_examples: int
 
   @property
@@ -149,6 +151,10 @@ def make_evaluate(
         name: float(_mean(x, dtype=np.float64)) for name, x in scores.items()
       },
       per_place={name: _mean(x, axis=0) for name, x in scores.items()},
+      counts={
+        name: x.count.sum(axis=0) if isinstance(x, WeightedScore)
+        else np.full(x.shape[1:], len(x)) for name, x in scores.items()
+      },
       num_examples=len(jax.tree.leaves(examples)[0]),
     )
 

@@ -11,6 +11,7 @@ import optax
 from caatnet.data.protocol import Data
 from caatnet.program import Program, SplitParams
 from caatnet.schema.train import Train
+from caatnet.train.explicit_state import mean_of_finite
 from caatnet.train.state import (
   TrainState,
   init_state,
@@ -18,7 +19,7 @@ from caatnet.train.state import (
   state_shardings,
 )
 from caatnet.train.update import DeviceUpdate, HostUpdate
-from parallel.outer.base import OuterLoop, Plan, mean_over_workers
+from parallel.outer.base import OuterLoop, Plan
 
 # Maximum number of steps whose plans `Experiment.plans` counts, which takes 2 s
 # for Streaming DiLoCo. In a longer run, only the first steps are counted.
@@ -123,7 +124,7 @@ class Experiment:
       trained, explicit = program.split(params)
       return SplitParams(
         self.outer.export_params(trained, state),
-        mean_over_workers(explicit, layout.worker),
+        mean_of_finite(explicit, layout.worker),
       ).join()
 
     return jax.jit(

@@ -3,12 +3,14 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from caatnet.models.checks import is_parameter
 from caatnet.models.protocol import Parameter
 from caatnet.program import Program
-from parallel.collectives import each_lane
-from parallel.outer.base import mean_over_workers, to_workers
+from parallel.axes import Axis
+from parallel.collectives import all_reduce, each_lane
+from parallel.outer.base import to_workers
 from parallel.zero.shards import TensorSpec
 
 
@@ -47,4 +49,19 @@ def updated(
   state = each_lane(of_worker, layout.worker, state, statistics)
   if not averaged or layout.worker.size == 1:
     return state
-  return to_workers(mean_over_workers(state, layout.worker), layout.worker)
+  return to_workers(mean_of_finite(state, layout.worker), layout.worker)
+
+
+def mean_of_finite(state: Any, worker: Axis) -> Any:
+  """Averages finite elements of ``[W, ...]`` over all workers.
+
+  A diverged worker does not change the others. Elements that are finite on no
+  worker become NaN.
+  """
+
+  def mean(x: jax.Array) -> jax.Array:
+    finite = jnp.isfinite(x)
+    total = all_reduce(jnp.where(finite, x, 0.0), worker)
+    return total / all_reduce(finite.astype(x.dtype), worker)
+
+  return jax.tree.map(mean, state)

@@ -376,11 +376,11 @@ class Run:
       NonFiniteError: If a metric's mean over participating workers is not
         finite.
     """
-    values = workers.means
+    values, program = workers.means, self.experiment.program
     if not all(map(math.isfinite, values.values())):
       groups = [
         group
-        for group in parameter_names(self.state.params)
+        for group in parameter_names(program.trained_shapes)
         if not math.isfinite(values[f"grad_norm/{group}"])
       ]
       # The parameters after step - 1 gave this step's non-finite metrics, so

@@ -31,7 +31,7 @@ class Objective(NamedTuple):
 
     Args:
       num: Number of the summands, microbatches or ranks.
-      last: Whether there are no more summands.
+      last: Whether this is the last sum of the step.
 
     Returns:
       ``num`` for means. Sums with a count are divided after the last summand

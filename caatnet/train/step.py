@@ -69,10 +69,9 @@ def make_train_step(
   def step(state: TrainState, batch: Any, numbers: Any):
     plan = Plan(variant, numbers)
     before, explicit = program.split(state.params)
-    loss, grads, carried = _all_gradients(
+    loss, (grads, statistics), carried = _all_gradients(
       program, outer, accumulation, state.params, state.outer, batch, plan
     )
-    grads, statistics = program.split(grads)
     updates, opt_state, norms = update(grads, state.opt_state, before)
     updates = order_after(updates, (loss, norms), layout.ordered)
     with jax.named_scope("outer"):
@@ -122,11 +121,10 @@ def make_gradient_step(
   clip = make_clip(program, clip_norm)
 
   def step(state: TrainState, batch: Any, numbers: Any):
-    loss, grads, _ = _all_gradients(
+    loss, (grads, _), _ = _all_gradients(
       program, outer, accumulation, state.params, state.outer, batch,
       Plan(variant, numbers),
     )
-    assert not program.split(grads).explicit  # refused by `HostSteps`
     grads, norms = each_lane(clip, layout.worker, grads)
     return grads, {"loss": loss} | norms
 
@@ -177,7 +175,7 @@ def _compiled(
 def _all_gradients(
   program: Program, outer: OuterLoop, accumulation: int, params: Any,
   state: Any, batch: Any, plan: Plan,
-) -> tuple[jax.Array, Any, Any]:
+) -> tuple[jax.Array, SplitParams, Any]:
   """Computes the workers' losses and gradients, inside ``jax.shard_map``.
 
   Args:
@@ -190,8 +188,8 @@ def _all_gradients(
     plan: The outer loop's plan of the step.
 
   Returns:
-    Losses ``[W]``, gradients ``[W, ...]`` for the inner optimizers, and the
-    outer loop's state.
+    Losses ``[W]``, gradients ``[W, ...]`` for the inner optimizers with the
+    statistics of explicit state, and the outer loop's state.
   """
   layout = program.layout
   # Before the gradients, so that transfers overlap with their compute.
@@ -209,7 +207,7 @@ def _all_gradients(
   trained, statistics = program.split(grads)
   with jax.named_scope("outer"):
     trained = outer.gradients(trained, carried)
-  return loss, SplitParams(trained, statistics).join(), carried
+  return loss, SplitParams(trained, statistics), carried
 
 
 def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:

@@ -125,7 +125,7 @@ class HostSteps:
     self, update: HostUpdate, program: Program, learning_rate: optax.Schedule
   ) -> None:
     layout = program.layout
-    if program.split(program.stored_shapes).explicit:
+    if program.has_explicit_state:
       raise ValueError(
         "config.memory.optimizer='host' cannot update the model's explicit "
         "training state (Parameter.update); use 'device'"

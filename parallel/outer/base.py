@@ -157,8 +157,8 @@ class OuterLoop:
     """Returns whether steps of a variant average explicit training state.
 
     Such state, for example a router's bias, is no parameter of the loop. By
-    default all steps average it that communicate, that is, whose `Plan.variant`
-    is True or a tuple with a true entry.
+    default, steps that communicate average it: those whose `Plan.variant` is
+    True or a tuple with a true entry.
     """
     return any(variant) if isinstance(variant, tuple) else variant is True
 

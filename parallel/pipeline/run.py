@@ -64,8 +64,9 @@ class ModelFunctions(NamedTuple):
     part: Function of a part of the model, the layers of one chunk of a stage:
       ``(params of the part, constants of the part, x) -> x``.
     judge: ``(around, x, microbatch) -> scores``, where x is the last part's
-      output. In a training step the scores are a tree of scalars, whose sum is
-      differentiated, such as the loss.
+      output. In a training step the scores are a tree of scalars, such as the
+      loss. Their sum is differentiated, so counts must not depend on
+      parameters.
   """
 
   enter: Callable[[Any, Any], Any]

@@ -24,14 +24,14 @@ class AxisKind:
       model; "copies", all ranks have equal parameters; "slices", a parameter
       whose spec names the axis is cut over the ranks, and the ranks have copies
       of all others.
-    examples: Whether the ranks see different examples of a batch. The gradients
-      of ranks with the same examples are summed, those of ranks with different
-      examples are averaged.
+    examples: Whether the ranks see different examples of a batch. Gradients are
+      summed over ranks with the same examples, and averaged over data-parallel
+      ranks.
     optional: Whether a mesh has the axis only if it has more than one rank.
     resizable: Whether a run may resume with another number of ranks, since
       neither its checkpoints nor its results depend on it.
     planned: Field of `parallel.plans.planner.space.Configuration` with the
-      number of ranks; "" if the planner assumes one rank.
+      number of ranks; "" if there is no such field.
   """
 
   name: str
@@ -98,7 +98,7 @@ def axis_sizes(
   Args:
     sizes: Number of ranks by name of the kind; 1 by default.
     levels: Levels into which the ranks of the kind "data" are divided; each is
-      an axis.
+      an axis. Levels of other kinds are left out.
 
   Example:
     >>> sizes = {"worker": 2, "data": 8, "stage": 1, "tensor": 4}
@@ -108,7 +108,10 @@ def axis_sizes(
   found: dict[str, int] = {}
   for each in AXES:
     if each.name == "data":
-      found |= {level.name: level.size for level in levels}
+      found |= {
+        level.name: level.size for level in levels
+        if kind(level.name).name == "data"
+      }
     elif not each.optional or sizes.get(each.name, 1) > 1:
       found[each.name] = sizes.get(each.name, 1)
   return found

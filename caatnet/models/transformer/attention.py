@@ -297,7 +297,7 @@ def _flash_lse_forward(kernel, q, k, v):
 def _flash_lse_backward(kernel, inputs, cotangents):
   def backward(q, k, v, d_out, d_lse):
     dq, dk, dv = jax.vjp(kernel, q, k, v)[1](d_out)
-    # The derivative of the log-sum-exp with respect to the scores are the
+    # The derivatives of the log-sum-exp with respect to the scores are the
     # attention weights. Hence its gradient with respect to q is attention with
     # keys as values, and with respect to k the gradient of such values.
     mean_keys, to_keys = jax.vjp(lambda values: kernel(q, k, values), k)

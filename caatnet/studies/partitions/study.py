@@ -219,7 +219,11 @@ def _row(p: Prediction, machine: Machine) -> dict[str, Any]:
     "weight_codec": part.weight_codec,
     "gradient_codec": part.gradient_codec,
     "secondary_codec": part.secondary_codec,
-    "memory": dataclasses.asdict(p.memory) | {"total": p.memory.total},
+    # Moments are a part of "stored".
+    "memory": {
+      key: size for key, size in dataclasses.asdict(p.memory).items()
+      if key != "moments"
+    } | {"total": p.memory.total},
     "fits": p.memory.total <= machine.memory_bytes,
     "received": {
       way: {

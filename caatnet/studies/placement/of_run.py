@@ -128,7 +128,7 @@ def _parameter_part(stored: float, by: str, step: TrainingStep) -> StatePart:
   if by == "device":
     uses = (TensorAccess("update", "device", read=1, written=1),)
     way = ExecutionMode("updated by the device, weights on the device", (
-      Tensor("moments", 2 * stored, INSTANTS, uses),
+      Tensor("moments", step.moments * stored, INSTANTS, uses),
     ))
   else:
     arrives, leaves, both = (

@@ -168,6 +168,7 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
   known("config.model.name=", config["model"]["name"], ("transformer",))
   known("config.data.name=", config["data"]["name"], ("text",))
   sizes, backward = config["model"], config["sync"]["backward_dtype"]
+  optimizer = tree.parse_section("optimizer", config["optimizer"])
   model = Transformer(**{
     field.name: sizes[field.name] for field in dataclasses.fields(Transformer)
   })
@@ -175,7 +176,7 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
     model, config["data"]["batch_size"], config["data"]["seq_len"],
     # Bytes of an element that the backward reduces.
     backward_bytes=4 if (backward or sizes["dtype"]) == "float32" else 2,
-    moments=len(tree.parse_section("optimizer", config["optimizer"]).moments),
+    moments=list(optimizer.moments.values()).count("same"),
   )
 
 

@@ -17,6 +17,7 @@ from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
 from parallel.base import files
+from parallel.plans.axis_kinds import AXES
 
 # Keys of ``config.model`` that do not change the function of the parameters.
 _IGNORED_MODEL_KEYS = ("dtype", "remat", "unroll", "attention", "init_std")
@@ -125,5 +126,12 @@ def _pair_config_values(
   model, our_model = theirs["model"], ours["model"]
   keys = sorted((model.keys() | our_model.keys()) - {*_IGNORED_MODEL_KEYS})
   found = [(f"model.{key}", model.get(key), our_model.get(key)) for key in keys]
-  tensor = (config["parallel"]["tensor"] for config in (theirs, ours))
-  return [*found, ("parallel.tensor", *tensor)]
+  axes = [
+    kind.name for kind in AXES
+    if kind.parameters == "slices" and not kind.resizable
+  ]
+  return found + [
+    (f"parallel.{axis}", *(
+      config["parallel"].get(axis, 1) for config in (theirs, ours)
+    )) for axis in axes
+  ]

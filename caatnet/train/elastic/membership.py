@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from caatnet.program import SplitParams
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState, with_schedule_of
@@ -80,7 +81,12 @@ def init_new_workers(
   # different shardings would have no order
   # (`parallel.collectives.order_after`).
   def fill(params, outer, number):
-    found = elastic_adapter(experiment.outer).joined(params, outer, before)
+    trained, explicit = experiment.program.split(params)
+    adapter = elastic_adapter(experiment.outer)
+    trained, outer = adapter.joined(trained, outer, before)
+    # New workers begin with the explicit state of worker 0.
+    explicit = jax.tree.map(lambda x: x.at[before:].set(x[0]), explicit)
+    found = SplitParams(trained, explicit).join(), outer
     return jax.tree.leaves(found)[number]
 
   return tree.unflatten(
@@ -113,7 +119,8 @@ def init_new_states(
     lambda x: jax.device_put(x, x.sharding.with_memory_kind("device")),
     state.opt_state,
   )
-  opt_state = jax.device_put(jax.jit(fill)(device, params), shardings)
+  trained = experiment.program.split(params).trained
+  opt_state = jax.device_put(jax.jit(fill)(device, trained), shardings)
   return state._replace(params=params, outer=outer, opt_state=opt_state)
 
 

@@ -113,7 +113,7 @@ class Programs:
         "them, so they cannot join and leave; use another "
         "config.outer.algorithm"
       )
-    self._like = jax.eval_shape(self._outer.init, self._program.stored_shapes)
+    self._like = jax.eval_shape(self._outer.init, self._program.trained_shapes)
     self._each = [key for key in PER_WORKER_KEYS if key in self._like]
     if self._outer.equal:
       first = experiment.abstract_state()

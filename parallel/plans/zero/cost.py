@@ -100,7 +100,8 @@ class LevelCollective:
 class StateMemory:
   """Bytes of the training state on a device.
 
-  ``stored`` is an argument of the step; the rest are its temporaries.
+  ``stored``, of which ``moments`` is a part, is an argument of the step; the
+  other fields are its temporaries.
 
   Attributes:
     stored: Shards of float32 weights and moments (`Partition.optimizer`).

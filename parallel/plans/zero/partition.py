@@ -224,10 +224,12 @@ class Partition:
       key: 0 if form == "whole" else sum(kept[: getattr(self, key) or 0])
       for key in (*_STATES, "secondary")
     }
-    cut = depths["optimizer"]
-    copied = depths["weights"] and depths["secondary"]
+    cut, copied = depths["optimizer"], None
+    if self.secondary is not None and depths["weights"]:
+      # The copy is cut like the weights if it would not be cut at all.
+      copied = depths["secondary"] or depths["weights"]
     return dataclasses.replace(
-      self, **depths | {"secondary": copied or None},
+      self, **depths | {"secondary": copied},
       levels=tuple(x for x in self.levels if x.name not in apart),
       weight_codec=self.weight_codec if cut else "none",
       gradient_codec=self.gradient_codec if cut else "none",

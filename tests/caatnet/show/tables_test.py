@@ -47,7 +47,8 @@ def test_points_are_compared_seed_by_seed(capsys):
 
 def test_evaluation_is_shown_as_data_and_as_tables(capsys):
   evaluation = Evaluation(
-    {"loss": 2.0}, {"loss": np.array([4.0, 2.0, 1.0, 1.0])}, 5
+    {"loss": 2.0}, {"loss": np.array([4.0, 2.0, 1.0, 1.0])},
+    {"loss": np.full(4, 5)}, 5
   )
   dataset = Dataset(
     "text", "f" * 64, None, None, text_measures,
@@ -81,7 +82,9 @@ def test_ranges_of_positions_double(capsys, length, ranges):
   losses = np.arange(1.0, length + 1)
   dataset = Dataset("text", "", None, None, text_measures, dict)
   tables.print_evaluation(
-    Evaluation({"loss": 2.0}, {"loss": losses}, 500), DATA, dataset, 7
+    Evaluation(
+      {"loss": 2.0}, {"loss": losses}, {"loss": np.full(len(losses), 500)}, 500
+    ), DATA, dataset, 7
   )
   found = terminal.tables(capsys.readouterr().out)
   assert list(found) == ["validation, 2,000 tokens", "loss by position"]
@@ -96,7 +99,9 @@ def test_ranges_of_positions_double(capsys, length, ranges):
 def test_evaluation_without_positions_has_one_table(capsys):
   dataset = Dataset("images", "", None, None, dict, dict)
   tables.print_evaluation(
-    Evaluation({"loss": 2.0}, {"loss": np.array(2.0)}, 5), DATA, dataset, 7
+    Evaluation(
+      {"loss": 2.0}, {"loss": np.array(2.0)}, {"loss": np.array(5)}, 5
+    ), DATA, dataset, 7
   )
   assert terminal.tables(capsys.readouterr().out) == {
     "validation, 20 tokens": [
