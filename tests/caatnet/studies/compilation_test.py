@@ -42,7 +42,8 @@ def test_partition_formula_is_listed_with_the_program(capsys):
   scatters = rows["reduce_scatter"]
   assert scatters["formula"] == scatters["lowered"] == 2 * (8 + 4) * 4
   assert rows["all_reduce"]["formula"] == 0 < rows["all_reduce"]["lowered"]
-  assert found["memory"]["state (arguments)"] == 2 * 12 * (2 + 1)
+  # A float32 weight and its momentum.
+  assert found["memory"]["state (arguments)"] == 2 * 8 * (2 + 1)
   render.show(*report.partition_tables("it", found))
   printed = capsys.readouterr().out
   assert "reduce_scatter" in printed
